@@ -75,8 +75,13 @@ _BLOCKS = [block.splitlines() for block in _LISTED.split("\n\n")]
 PANELS = {title: dict(line.split(": ", 1) for line in lines) for title, *lines in _BLOCKS}
 COMMANDS = {name: summary for panel in PANELS.values() for name, summary in panel.items()}
 
-#: The names that commands had before.
-_RENAMED = {"passes": "explain"}
+#: The names that commands and their options had before.
+_RENAMED = {
+    "passes": "explain",
+    "compare --html": "-o",
+    "profile --html": "-o",
+    "memory --plot": "-o",
+}
 
 
 class _Commands(TyperGroup):
@@ -91,9 +96,7 @@ class _Commands(TyperGroup):
             self.add_command(TyperCommand(name, help=summary))
 
     def resolve_command(self, context: Any, arguments: list[str]) -> Any:
-        if renamed := _RENAMED.get(arguments[0]):
-            output.warning(f"`{arguments[0]}` is now `{renamed}`")
-            arguments = [renamed, *arguments[1:]]
+        arguments = _with_present_names(arguments)
         if arguments[0] in COMMANDS:
             self.add_command(command(arguments[0]))
         return super().resolve_command(context, arguments)
@@ -102,6 +105,17 @@ class _Commands(TyperGroup):
         from jaxprtool.cli import group_help
 
         group_help.write(self, context, PANELS)
+
+
+def _with_present_names(arguments: list[str]) -> list[str]:
+    """Return a command line in which old names are replaced, and warn of each."""
+    present = []
+    for position, argument in enumerate(arguments):
+        former = f"{arguments[0]} {argument}" if position else argument
+        if renamed := _RENAMED.get(former):
+            output.warning(f"`{former}` is now `{renamed}`")
+        present.append(renamed or argument)
+    return present
 
 
 def command(name: str) -> Any:
@@ -177,7 +191,7 @@ def answer(arguments: list[str]) -> int:
         os.environ.setdefault("JAX_TRACEBACK_FILTERING", "off")
     if sys.stderr is None:  # closed by the parent process, like stdout
         sys.stderr = open(os.devnull, "w", encoding="utf-8")  # noqa: SIM115
-    with errors.guarded(show_traceback) as ending:
+    with errors.guarded(show_traceback, "--json" in arguments) as ending:
         if sys.stdout is None:
             raise OutputError("stdout is closed")
         signs.use_ascii_where_needed()

@@ -7,7 +7,7 @@ from typing import Annotated, Any
 import typer
 
 from jaxprtool.cli import completion, options, output
-from jaxprtool.cli.options import OUTPUT, RUN, Panel, names
+from jaxprtool.cli.options import RUN, Panel, names
 from jaxprtool.cli.running import printed_by_functions
 from jaxprtool.cli.session import Function, command, pipeline
 
@@ -72,10 +72,10 @@ _Trials = Annotated[
         min=1,
     ),
 ]
-_Html = Annotated[
+_Out = Annotated[
     str | None,
-    OUTPUT.option(
-        "--html", "FILE.html", "Write an HTML page of all results and of the first difference."
+    options.out_option(
+        "Write an HTML page of all results and of the first difference.", "FILE.html"
     ),
 ]
 _Bisect = Annotated[
@@ -104,7 +104,7 @@ def compare(
     seed: options.Seed = 0,
     trials: _Trials = 1,
     bisect: _Bisect = False,
-    html: _Html = None,
+    out: _Out = None,
     json: options.Json = False,
 ) -> None:
     """Measure how the results of variants of a function differ.
@@ -117,9 +117,10 @@ def compare(
       jaxprtool compare samples/transformer.py:loss -p "" -p "-O2"
       jaxprtool compare samples/transformer.py:loss --op-by-op --rtol 1e-5
       jaxprtool compare samples/transformer.py:loss -p grad -p "grad, -O2" --bisect
-      jaxprtool compare samples/transformer.py:loss -p "" -p "-O2" --html compare.html
+      jaxprtool compare samples/transformer.py:loss -p "" -p "-O2" -o compare.html
     """
-    output.refuse_stdout("--html", html, "compare")
+    output.refuse_stdout("-o", out, "compare")
+    output.check_out("compare", out, json, (), "jaxprtool emit TARGET", page=True)
     function.start(cache=True)
     from jaxprtool.api.investigate.compare import Checks, comparison
     from jaxprtool.api.investigate.variants import Axes, planned
@@ -144,10 +145,10 @@ def compare(
         found = comparison(
             plan, traced[0].given_to, Tolerance(rtol, atol), checks, function.on_progress
         )
-    if html is not None:
+    if out is not None:
         from jaxprtool.render.page.comparison import comparison_page
 
-        output.write_page(comparison_page(found), html)
+        output.write_page(comparison_page(found), out)
     if json:
         output.write_json(found)
     else:

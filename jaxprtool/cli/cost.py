@@ -11,7 +11,6 @@ from jaxprtool.cli.progress import OnProgress
 from jaxprtool.cli.running import ready
 from jaxprtool.cli.session import Session, command, only_program
 from jaxprtool.errors import OutputError
-from jaxprtool.files import file_written_whole
 
 if TYPE_CHECKING:
     from jaxprtool.api.targets import RunInputs
@@ -107,7 +106,7 @@ def cost(
         require_numbers(any(map(render.symbols_in, found)))
     if pprof is not None:
         program = only_program("--pprof takes", [(each.name, each) for each in programs])
-        with file_written_whole(pprof) as file:
+        with output.written_file(pprof) as file:
             file.write(_profile(program))
     split = timed(partitioned(session, traced, named), link, on) if compiled else None
     if split is None:

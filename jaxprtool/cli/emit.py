@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Sequence
 from dataclasses import replace
@@ -24,6 +25,7 @@ if TYPE_CHECKING:
     from jaxprtool.api.targets import Traced
     from jaxprtool.formats.xla_computation import XlaComputation
     from jaxprtool.ir.programs.program import Program
+    from jaxprtool.render.documents.programs import EmittedProgram
 
 _EMITTED = Panel("Format")
 _COMPUTATION = Panel("As jax.xla_computation: stablehlo, hlo and hlo-proto")
@@ -133,6 +135,7 @@ def emit(
     return_shape: _ReturnShape = False,
     out: _Out = None,
     callbacks: options.Callbacks = "refuse",
+    json: options.Json = False,
 ) -> None:
     """Export to Python, StableHLO, HLO, a graph or jax.export.
 
@@ -147,6 +150,8 @@ def emit(
     """
     if to is None and output.is_page(out):
         raise OutputError("emit does not write HTML pages", f"use `jaxprtool show TARGET -o {out}`")
+    if json and out == STDOUT:
+        raise OutputError("--json and -o - cannot both write to stdout", "omit -o, or name a file")
     to, named_binary = format_of(out, to)
     binary = binary or named_binary
     emission = Emission(
@@ -160,6 +165,8 @@ def emit(
         platforms=platforms or (),
         callbacks=callbacks,
     )
+    if json and emission.is_binary and out is None:
+        raise OutputError(f"{to} is binary, and JSON is text", "write a file: -o FILE")
     _check(emission, out)
     parts = {"--in-parts": in_parts, "--out-parts": out_parts}
     asked = {**parts, "--tuple-args": tuple_args, "--donate": donate}
@@ -174,10 +181,14 @@ def emit(
     if return_shape:
         _say_result_types(programs)
     session.on_progress(f"emitting {to}")
-    if out in (None, STDOUT):
+    if out in (None, STDOUT) and not json:
         _print(programs, emission)
-    else:
-        emission.write(programs, out)
+        return
+    emitted = _emitted(programs, emission, out)
+    if json:
+        from jaxprtool.render.documents.programs import EmitDocument
+
+        output.write_json(EmitDocument(to, emitted))
 
 
 def _check(emission: Emission, out: str | None) -> None:
@@ -255,6 +266,21 @@ def _on_platforms(emission: Emission) -> Emission:
 
         return replace(emission, devices=backends.devices_to_compile_for(emission.platform))
     return emission
+
+
+def _emitted(
+    programs: Sequence[tuple[str, Program]], emission: Emission, out: str | None
+) -> list[EmittedProgram]:
+    """Write programs to the files of -o; without it, return their texts."""
+    from jaxprtool.render.documents.programs import EmittedProgram
+
+    if out is None:
+        texts = [(name, str(emission.content(program))) for name, program in programs]
+        return [EmittedProgram(name, text, None, None) for name, text in texts]
+    paths = emission.write(programs, out)
+    output.say_written(paths)
+    named = zip(programs, paths, strict=True)
+    return [EmittedProgram(name, None, path, os.path.getsize(path)) for (name, _), path in named]
 
 
 def _print(programs: list[tuple[str, Program]], emission: Emission) -> None:

@@ -19,12 +19,13 @@ import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
 from itertools import groupby
-from typing import Any, TypeGuard
+from typing import Any, NamedTuple, TypeGuard
 
 import typer
 
 from jaxprtool.cli import output
 from jaxprtool.errors import (
+    Details,
     JaxprToolError,
     OutOfMemoryError,
     OutputError,
@@ -50,6 +51,32 @@ _USAGE_ERROR: Any = typer.BadParameter.__bases__[0]
 _CLICK_EXCEPTION: Any = _USAGE_ERROR.__bases__[0]
 
 
+class ErrorText(NamedTuple):
+    """What is said of an error.
+
+    Attributes:
+        message: What is wrong, in one line.
+        hint: What to do about it; null if nothing is known.
+        details: Facts about it, each a label and a text.
+        exit_code: The exit code of the command.
+    """
+
+    message: str
+    hint: str | None
+    details: Details
+    exit_code: int
+
+
+class ErrorDocument(NamedTuple):
+    """What any command prints with `--json` if it ends with an error, also on stderr.
+
+    Attributes:
+        error: The error.
+    """
+
+    error: ErrorText
+
+
 class Ending:
     """The outcome of the command inside `guarded`."""
 
@@ -57,9 +84,13 @@ class Ending:
 
 
 @contextmanager
-def guarded(show_traceback: bool) -> Iterator[Ending]:
-    """Catch exceptions of a command, print them on stderr, and record the exit code."""
+def guarded(show_traceback: bool, json: bool = False) -> Iterator[Ending]:
+    """Catch exceptions of a command, print them on stderr, and record the exit code.
+
+    With `json`, an error is also a document on stdout, unless it follows one: a check that fails.
+    """
     ending = Ending()
+    output.has_written_json.set(False)
     try:
         with warnings.catch_warnings():
             warnings.showwarning = _Warnings().show  # type: ignore[assignment]
@@ -80,31 +111,31 @@ def guarded(show_traceback: bool) -> Iterator[Ending]:
             error = OutputError(f"cannot write to stdout: {error.strerror}")
         elif show_traceback:
             traceback.print_exception(error)
-        ending.code = _report(error, show_traceback)
-
-
-def _report(error: Exception, show_traceback: bool) -> int:
-    if isinstance(error, JaxprToolError):
+        said = _said(error, show_traceback)
         if isinstance(error, UserFunctionError) and not show_traceback:
             _show_frames(error)
-        output.error(error.message, error.hint, error.details)
-        return error.exit_code
+        output.error(said.message, said.hint, said.details)
+        ending.code = said.exit_code
+        if json and not output.has_written_json.get():
+            output.write_json(ErrorDocument(said))
+
+
+def _said(error: Exception, show_traceback: bool) -> ErrorText:
+    """Return what is said of an exception, and the exit code."""
+    if isinstance(error, JaxprToolError):
+        return ErrorText(error.message, error.hint, error.details, error.exit_code)
     if isinstance(error, _CLICK_EXCEPTION):
         context = getattr(error, "ctx", None)
         path = context.command_path if context else "jaxprtool"
         message = _one_line(error.format_message()).rstrip(".").replace("Value error, ", "")
-        output.error(
-            message[:1].lower() + message[1:], f"run `{path} --help` for its arguments and options"
-        )
-        return 2
+        hint = f"run `{path} --help` for its arguments and options"
+        return ErrorText(message[:1].lower() + message[1:], hint, (), 2)
     if _is_of_memory(error):
-        output.error(f"out of memory: {_one_line(str(error)) or type(error).__name__}", _LIMITS)
-        return OutOfMemoryError.exit_code
-    output.error(
-        f"internal error: {type(error).__name__}: {_one_line(str(error))}",
-        None if show_traceback else "report it with the output of --traceback",
-    )
-    return INTERNAL
+        message = f"out of memory: {_one_line(str(error)) or type(error).__name__}"
+        return ErrorText(message, _LIMITS, (), OutOfMemoryError.exit_code)
+    message = f"internal error: {type(error).__name__}: {_one_line(str(error))}"
+    report = None if show_traceback else "report it with the output of --traceback"
+    return ErrorText(message, report, (), INTERNAL)
 
 
 def _is_of_memory(error: Exception) -> bool:

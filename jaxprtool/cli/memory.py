@@ -8,17 +8,14 @@ from jaxprtool.cli import options, output
 from jaxprtool.cli.compiled_memory import peak_of, require_within
 from jaxprtool.cli.options import OUTPUT, Panel
 from jaxprtool.cli.session import Session, command, only_program
-from jaxprtool.files import file_written_whole
 
 if TYPE_CHECKING:
     from jaxprtool.analysis.memory import Memory
 
 _Top = Annotated[int, Panel("Groups").option("--top", "N", "Show the N largest groups.", min=1)]
-_Plot = Annotated[
+_Out = Annotated[
     str | None,
-    OUTPUT.option(
-        "--plot", "FILE.svg|FILE.png", "Also draw the memory over time, with matplotlib."
-    ),
+    options.out_option("Also draw the memory over time, with matplotlib.", "FILE.svg|FILE.png"),
 ]
 
 _Pprof = Annotated[
@@ -47,7 +44,7 @@ _Limit = Annotated[
 def memory(
     session: Session,
     top: _Top = 20,
-    plot: _Plot = None,
+    out: _Out = None,
     pprof: _Pprof = None,
     compiled: _Compiled = False,
     limit: _Limit = None,
@@ -61,14 +58,14 @@ def memory(
     [bold]Examples[/]
 
       jaxprtool memory samples/transformer.py:loss -p grad
-      jaxprtool memory samples/transformer.py:train_step --top 5 --plot memory.svg
+      jaxprtool memory samples/transformer.py:train_step --top 5 -o memory.svg
       jaxprtool memory samples/transformer.py:train_step --compiled --limit 16GiB
     """
     from jaxprtool.ir.basics.quantities import bytes_of
     from jaxprtool.render.reports import memory_picture
 
     most = None if limit is None else bytes_of(limit)
-    picture_format = None if plot is None else memory_picture.picture_format(plot)
+    picture_format = None if out is None else memory_picture.picture_format(out)
     session.start()
     from jaxprtool.analysis.memory import memory as found_memory
     from jaxprtool.render.reports import memory as render
@@ -76,20 +73,20 @@ def memory(
 
     traced = session.traced()
     programs = session.programs(traced)
-    if plot is not None:
-        only_program("--plot takes", programs)
+    if out is not None:
+        only_program("-o takes", programs)
     if pprof is not None:
         only_program("--pprof takes", programs)
     if compiled:
         only_program("--compiled takes", programs)
     session.on_progress("counting")
     found = [found_memory(each) for _, each in programs]
-    if plot is not None and picture_format is not None:
+    if out is not None and picture_format is not None:
         session.on_progress("drawing")
-        with file_written_whole(plot) as file:
+        with output.written_file(out) as file:
             file.write(memory_picture.picture(found[0], picture_format))
     if pprof is not None:
-        with file_written_whole(pprof) as file:
+        with output.written_file(pprof) as file:
             file.write(_profile(found[0]))
     peak = None
     if compiled:

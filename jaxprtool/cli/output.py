@@ -6,10 +6,11 @@ import os
 import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
-from typing import IO, TYPE_CHECKING, Any, TextIO
+from contextvars import ContextVar
+from typing import IO, TYPE_CHECKING, Any, BinaryIO, TextIO
 
 from jaxprtool.errors import OutputError
-from jaxprtool.files import file_written_whole
+from jaxprtool.files import file_written_whole, is_stream
 from jaxprtool.formats.emission import STDOUT, SUFFIXES, Emission, Format, suffix_of
 
 if TYPE_CHECKING:
@@ -26,6 +27,9 @@ STDOUT_DESCRIPTOR, STDERR_DESCRIPTOR = 1, 2
 
 #: The suffix of pages.
 PAGE = ".html"
+
+#: Whether the running command has written its JSON document.
+has_written_json = ContextVar("has_written_json", default=False)
 
 #: The width of a listing in a file or a pipe, as in `str(jaxpr)`.
 PIPED_WIDTH = 80
@@ -307,12 +311,29 @@ def refuse_stdout(option: str, path: str | None, command: str) -> None:
         raise OutputError(f"{option} takes a file, because {command} prints to stdout")
 
 
+@contextmanager
+def written_file(path: str) -> Iterator[BinaryIO]:
+    """Open a file as `file_written_whole` does, and say that it was written."""
+    with file_written_whole(path) as file:
+        yield file
+    say_written([path])
+
+
+def say_written(paths: Iterable[str]) -> None:
+    """Print the path and size of each file that was written, on stderr."""
+    from jaxprtool.ir.basics.quantities import in_bytes
+
+    for path in paths:
+        if not is_stream(path):
+            say(f"wrote {path}, {in_bytes(os.path.getsize(path))}")
+
+
 def write_page(page: str, out: str | None) -> None:
     """Write a page atomically to the file of -o, or to stdout without it."""
     if out in (None, STDOUT):
         write(page)
         return
-    with file_written_whole(out) as file:
+    with written_file(out) as file:
         file.write(page.encode())
 
 
@@ -334,7 +355,7 @@ def write_files(programs: Sequence[tuple[str, Program]], emission: Emission, out
         assert isinstance(content, str)
         write_exactly(content)
     else:
-        emission.write(programs, out)
+        say_written(emission.write(programs, out))
 
 
 def write_rendered(rendered: Rendering | Listing, stream: TextIO | None = None) -> None:
@@ -361,6 +382,7 @@ def write_json(document: object) -> None:
     from jaxprtool.ir.basics.documents import as_json
 
     write(json.dumps(as_json(document), indent=2, allow_nan=False))
+    has_written_json.set(True)
 
 
 def write_table(

@@ -11,7 +11,6 @@ from jaxprtool.cli.options import OUTPUT, RUN, Panel
 from jaxprtool.cli.running import printed_by_functions, ready, require_device
 from jaxprtool.cli.session import RunSession, command, only_program
 from jaxprtool.errors import OutputError, TargetError
-from jaxprtool.files import file_written_whole
 
 if TYPE_CHECKING:
     from jaxprtool.analysis.profile import Profile
@@ -56,9 +55,9 @@ PerfettoOption = Annotated[
     str | None,
     OUTPUT.option("--perfetto", "FILE.json", "Also write the operations in time, for Perfetto."),
 ]
-HtmlOption = Annotated[
+OutOption = Annotated[
     str | None,
-    OUTPUT.option("--html, -o", "FILE.html", "Also write a page with the source beside the table."),
+    options.out_option("Also write a page with the source beside the table.", "FILE.html"),
 ]
 
 
@@ -75,7 +74,7 @@ def profile(
     no_cache: options.NoCache = False,
     pprof: PprofOption = None,
     perfetto: PerfettoOption = None,
-    html: HtmlOption = None,
+    out: OutOption = None,
     json: options.Json = False,
 ) -> None:
     """Time a compiled function by your lines, with JAX's profiler.
@@ -86,12 +85,12 @@ def profile(
 
       jaxprtool profile samples/transformer.py:loss -p grad
       jaxprtool profile samples/transformer.py:loss -p grad --by scope
-      jaxprtool profile samples/transformer.py:loss -p grad --html time.html
+      jaxprtool profile samples/transformer.py:loss -p grad -o time.html
     """
-    for option, path in (("--pprof", pprof), ("--perfetto", perfetto), ("--html", html)):
+    for option, path in (("--pprof", pprof), ("--perfetto", perfetto), ("-o", out)):
         output.refuse_stdout(option, path, "profile")
-    if html is not None and not output.is_page(html):
-        raise OutputError(f"--html writes a page, but its file is '{html}'", "name it FILE.html")
+    if out is not None and not output.is_page(out):
+        raise OutputError(f"profile writes a page, but -o names '{out}'", "name it FILE.html")
     session.start(not no_cache)
     if _is_trace(session.target):
         from jaxprtool.api.investigate.profile import profile_in
@@ -109,7 +108,7 @@ def profile(
             _write_estimate(prepared.program, top, json)
             return
         found = measured
-    write(found, by, top, json, pprof, perfetto, html)
+    write(found, by, top, json, pprof, perfetto, out)
 
 
 def _is_trace(target: str) -> bool:
@@ -175,23 +174,23 @@ def write(
     json: bool,
     pprof: str | None,
     perfetto: str | None,
-    html: str | None,
+    out: str | None,
 ) -> None:
     """Write a profile to stdout and to files; warn if much of its time is not explained."""
     from jaxprtool.render.reports.profile import profile_table
 
     if pprof is not None:
-        with file_written_whole(pprof) as file:
+        with output.written_file(pprof) as file:
             file.write(_stacks(found))
     if perfetto is not None:
         from jaxprtool.formats.perfetto_profile import perfetto_of_profile
 
-        with file_written_whole(perfetto) as file:
+        with output.written_file(perfetto) as file:
             file.write(perfetto_of_profile(found).encode())
-    if html is not None:
+    if out is not None:
         from jaxprtool.render.page.profile import profile_page
 
-        output.write_page(profile_page(found), html)
+        output.write_page(profile_page(found), out)
     if json:
         output.write_json(found)
     else:

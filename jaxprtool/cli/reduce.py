@@ -13,7 +13,7 @@ from jaxprtool.cli import options, output, reproducer
 from jaxprtool.cli.options import OUTPUT, RUN, Panel
 from jaxprtool.cli.session import RunSession, command, only_program
 from jaxprtool.errors import JaxprToolError, OutputError
-from jaxprtool.files import check_path, file_written_whole
+from jaxprtool.files import check_path
 from jaxprtool.formats.emission import STDOUT, Emission, Format
 
 if TYPE_CHECKING:
@@ -176,7 +176,7 @@ def _write(found: Reduction, check: Check, out: str) -> None:
     except JaxprToolError as error:
         output.warning(f"{beside} is not written: {error.message}")
         return
-    with file_written_whole(beside) as file:
+    with output.written_file(beside) as file:
         file.write(text.encode())
 
 

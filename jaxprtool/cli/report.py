@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from typing import TYPE_CHECKING, Annotated
 
 from jaxprtool.cli import options, output
@@ -29,6 +30,7 @@ def report(
     device: options.Device = None,
     seed: options.Seed = 0,
     out: _Out = None,
+    json: options.Json = False,
 ) -> None:
     """Write an HTML report: each pass, cost, memory and residuals.
 
@@ -43,7 +45,7 @@ def report(
     """
     if out is None:
         raise OutputError("report writes an HTML page, but -o is missing", "add -o report.html")
-    output.check_out("report", out, False, (), "jaxprtool opt TARGET", page=True)
+    output.check_out("report", out, json, (), "jaxprtool opt TARGET", page=True)
     require_measure(measure, backend, device)
     session.start(True if measure else None)
     from jaxprtool.analysis.cost import cost
@@ -71,6 +73,10 @@ def report(
     session.on_progress("rendering")
     shown = ShowOptions(names=True, terse=True, source=True)
     output.write_states(pipeline_steps.states(watcher, programs), shown, out, known)
+    if json:
+        from jaxprtool.render.documents.programs import PageDocument
+
+        output.write_json(PageDocument(out, os.path.getsize(out)))
 
 
 def _memory(program: Program) -> Memory | str:

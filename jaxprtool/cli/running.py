@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, BinaryIO
 
 from jaxprtool.cli import output
-from jaxprtool.files import file_written_whole, is_stream
+from jaxprtool.files import is_stream
 
 if TYPE_CHECKING:
     import jax
@@ -78,7 +78,7 @@ def printed_by_functions(json: bool) -> Iterator[None]:
 
 def file_to_save(path: str | None) -> contextlib.AbstractContextManager[BinaryIO | None]:
     """Open the file of `--save`, created only on success; None without it."""
-    return file_written_whole(path) if path else contextlib.nullcontext()
+    return output.written_file(path) if path else contextlib.nullcontext()
 
 
 def save_arrays(arrays: Mapping[str, object], file: BinaryIO) -> None:
@@ -119,10 +119,12 @@ def save_results(
     is_file = path.endswith(".npz") or is_stream(path)
     if not is_file and any(map(is_spread, arrays.values())):
         write_checkpoint(path, arrays)
+        if is_first:
+            output.say(f"wrote {path}")
         return
     whole = {name: plain(array) for name, array in arrays.items()}  # from all processes
     if is_first:
-        with contextlib.nullcontext(file) if file else file_written_whole(path) as opened:
+        with contextlib.nullcontext(file) if file else output.written_file(path) as opened:
             save_arrays(whole, opened)
 
 

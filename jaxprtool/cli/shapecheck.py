@@ -46,6 +46,7 @@ def shapecheck(
         bool, FUNCTION.flag("--factory", "Call TARGET() to get the function.")
     ] = False,
     x64: Annotated[bool, FUNCTION.flag("--x64", "Enable JAX's 64-bit types.")] = False,
+    json: options.Json = False,
     *,
     on_progress: OnProgress,
 ) -> None:
@@ -66,4 +67,9 @@ def shapecheck(
 
     program = function.trace(Pipeline()).program
     check_claim(program, results)
-    output.write(f"{program.name}: ({arguments}) -> {results}")
+    if json:
+        from jaxprtool.render.documents.programs import ClaimDocument
+
+        output.write_json(ClaimDocument(program.name, arguments, results))
+    else:
+        output.write(f"{program.name}: ({arguments}) -> {results}")

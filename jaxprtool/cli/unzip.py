@@ -142,7 +142,8 @@ def unzip(
                     program, dict(programs), values, seed, backend, function.on_progress
                 )
         if out is not None:
-            Emission(Format.jaxpr, callbacks=callbacks, source=source).write(programs, out)
+            emission = Emission(Format.jaxpr, callbacks=callbacks, source=source)
+            output.say_written(emission.write(programs, out))
         if file and ran:
             save_arrays(ran.variables, file)
     function.on_progress("rendering")

@@ -220,8 +220,11 @@ class Emission:
         format_name = picture_format(path)
         return picture.picture(graph, format_name, path) if format_name else graph
 
-    def write(self, programs: Sequence[tuple[str, Program]], out: str) -> None:
+    def write(self, programs: Sequence[tuple[str, Program]], out: str) -> list[str]:
         """Write programs and their additional files to `out`: all of them, or none.
+
+        Returns:
+            The path of each program.
 
         Raises:
             OutputError: If several programs would be written to one file, or a file cannot be
@@ -237,6 +240,7 @@ class Emission:
                 with suppress(OSError):  # no folder is created for a single file
                     os.rmdir(out)
             raise
+        return [path for _, path in paths]
 
     def _write_all(self, paths: list[tuple[Program, str]]) -> None:
         if self.format is Format.python:

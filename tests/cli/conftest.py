@@ -16,8 +16,9 @@ from typing import Union
 import pytest
 import typeguard
 
+from jaxprtool.cli.errors import ErrorDocument
 from jaxprtool.cli.main import main
-from tests.documentation.documents import schemas
+from tests.documentation.documents import schema, schemas
 
 FUNCTIONS = """
     import jax, jax.numpy as jnp, jaxprtool
@@ -82,8 +83,13 @@ class Result:
 
     @property
     def lines(self) -> list[str]:
-        """The lines on stderr."""
-        return self.err.splitlines()
+        """The lines on stderr, without those that say what was written."""
+        return [line for line in self.err.splitlines() if not line.startswith("wrote ")]
+
+    @property
+    def result(self) -> str:
+        """What is on stdout, unless that is the document of an error."""
+        return "" if self.out.startswith('{\n  "error": ') else self.out
 
 
 class Terminal(io.StringIO):
@@ -120,7 +126,9 @@ def folder(tmp_path, monkeypatch):
 def check_document(command, document):
     """Raise TypeCheckError for a document that is of none of the types of a command."""
     every = typeguard.CollectionCheckStrategy.ALL_ITEMS
-    kinds = Union[schemas(command)]  # noqa: UP007  (as many as there are)
+    kinds: object = Union[schemas(command)]  # noqa: UP007  (as many as there are)
+    if document.keys() == {"error"}:
+        kinds = schema(ErrorDocument)
     typeguard.check_type(document, kinds, collection_check_strategy=every)
 
 
@@ -132,7 +140,7 @@ def cli(folder, capfd):
         capfd.readouterr()
         code = main(arguments)
         out, err = capfd.readouterr()
-        if "--json" in arguments and (code == 0 or (code == 1 and out)):
+        if "--json" in arguments and out and code in (0, 1, 2, 3):
             check_document(arguments[0], json.loads(out))
         return Result(code, out, err)
 

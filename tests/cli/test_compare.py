@@ -126,12 +126,12 @@ def test_bisect_of_two_functions_and_of_a_mode_names_no_pass(cli):
 
 
 def test_html_is_a_page_with_every_result_and_where_variants_part(cli, folder):
-    found = cli("compare", "parts.py:exact", "parts.py:rounded", "--bisect", "--html", "page.html")
+    found = cli("compare", "parts.py:exact", "parts.py:rounded", "--bisect", "-o", "page.html")
     page = (folder / "page.html").read_text()
     assert found.code == 1 and found.out.startswith("exact on ")
     assert "result[&#39;kept&#39;]" in page and "differs from parts.py:exact" in page
     assert "<script" not in page and page.count("<section>") == 2
-    assert cli("compare", "parts.py:exact", "parts.py:rounded", "--html", "-").code == 2
+    assert cli("compare", "parts.py:exact", "parts.py:rounded", "-o", "-").code == 2
 
 
 NEVER_FINITE = """

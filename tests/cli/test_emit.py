@@ -1,5 +1,6 @@
 """`jaxprtool emit`: each format to stdout, to files and into folders; each mistake as one line."""
 
+import json
 import os
 import re
 import stat
@@ -459,3 +460,16 @@ def test_a_tpu_that_is_not_there_is_compiled_for_with_its_library(cli, steps):
     command = ("emit", "steps.py:split", "--args", "f32[8,8], f32[8,8]", "--mesh", "x=2")
     result = cli(*command, "--to", "hlo-optimized", "--backend", "tpu:v5e:2x2")
     assert result.code == 0 and "T(8,128)" in result.out and "num_partitions=2" in result.out
+
+
+def test_json_has_the_text_or_the_file(cli, folder):
+    shown = json.loads(cli("emit", "functions.py:double", "--to", "hlo", "--json").out)
+    (program,) = shown["programs"]
+    assert shown["format"] == "hlo" and program["text"].startswith("HloModule")
+    found = cli("emit", "functions.py:double", "-o", "d.py", "--json")
+    (program,) = json.loads(found.out)["programs"]
+    size = (folder / "d.py").stat().st_size
+    assert program == {"name": "double", "path": "d.py", "bytes": size}
+    assert "wrote d.py, " in found.err
+    assert cli("emit", "functions.py:double", "--to", "exported", "--json").code == 2
+    assert cli("emit", "functions.py:double", "--to", "hlo", "-o", "-", "--json").code == 2

@@ -82,6 +82,12 @@ def test_the_version(capsys):
     assert help_of(capsys, "--version") == f"jaxprtool {jaxprtool.__version__}\n"
 
 
+def test_old_names_of_options_work_with_a_hint(cli, folder):
+    found = cli("memory", "functions.py:wasteful", "--plot", "m.svg")
+    assert found.code == 0 and (folder / "m.svg").exists()
+    assert found.lines[0] == "warning: `memory --plot` is now `-o`"
+
+
 def examples():
     for path in sorted((ROOT / "jaxprtool" / "cli").glob("*.py")):
         for line in path.read_text().splitlines():

@@ -71,7 +71,7 @@ def test_several_programs_have_a_page_each(cli):
 
 @pytest.mark.parametrize("end, start", [("svg", b"<?xml"), ("png", b"\x89PNG")])
 def test_the_curve_is_a_picture(cli, filled, end, start):
-    found = cli(*LOSS, "--plot", f"curve.{end}")
+    found = cli(*LOSS, "-o", f"curve.{end}")
     assert found.code == 0 and found.out.startswith("loss: ")
     assert (filled / f"curve.{end}").read_bytes().startswith(start)
 
@@ -89,12 +89,12 @@ def test_mistakes_are_one_line(cli, monkeypatch):
     found = cli("memory", "filled.py:square", "--args", "f32[n,n]")
     assert (found.code, found.out) == (2, "")
     assert found.err.startswith("error: the memory of square needs sizes that are numbers\nhint: ")
-    found = cli(*LOSS, "--plot", "curve.gif")
+    found = cli(*LOSS, "-o", "curve.gif")
     assert found.code == 2 and found.err.startswith("error: cannot draw 'curve.gif'")
-    found = cli(*LOSS, "-p", "vjp", "--plot", "curve.svg")
-    assert found.code == 2 and found.err.startswith("error: --plot takes one program")
+    found = cli(*LOSS, "-p", "vjp", "-o", "curve.svg")
+    assert found.code == 2 and found.err.startswith("error: -o takes one program")
     monkeypatch.setitem(__import__("sys").modules, "matplotlib", None)
-    found = cli(*LOSS, "--plot", "curve.svg")
+    found = cli(*LOSS, "-o", "curve.svg")
     assert found.code == 2 and 'pip install "jaxprtool[plot]"' in found.err
     assert cli(*LOSS, "--top", "0").code == 2
 

@@ -61,7 +61,7 @@ def test_a_report_has_a_view_of_the_devices(cli, folder):
 
 
 def test_profile_has_what_collectives_move_at_each_line(cli, folder):
-    found = cli("profile", *GIVEN, "--calls", "2", "--html", "time.html")
+    found = cli("profile", *GIVEN, "--calls", "2", "-o", "time.html")
     assert found.code == 0 and "collectives move 64.0 KiB to each device" in found.out
     assert "moved" in found.out and " on 8 devices, " in found.out
     assert "1 all-gather" in found.out and "1 all-gather" in (folder / "time.html").read_text()

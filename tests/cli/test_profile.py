@@ -53,7 +53,7 @@ def test_a_compiled_operation_is_shown_whole_with_its_lines(cli):
 
 
 def test_everything_is_written_at_once(cli, folder):
-    files = "--pprof", "p.pb.gz", "--perfetto", "p.json", "--html", "p.html"
+    files = "--pprof", "p.pb.gz", "--perfetto", "p.json", "-o", "p.html"
     found = cli(*LOSS, "-p", "grad", "--json", *files)
     told = json.loads(found.out)
     assert {"wall_seconds", "explained", "lines", "operations", "own"} <= told.keys()
@@ -125,5 +125,5 @@ def test_a_profile_that_is_too_long_is_cut_which_is_said(cli, monkeypatch):
 
 
 def test_a_page_has_the_ending_of_a_page(cli):
-    found = cli(*LOSS, "--html", "page.txt")
+    found = cli(*LOSS, "-o", "page.txt")
     assert found.code == 2 and "name it FILE.html" in found.err

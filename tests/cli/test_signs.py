@@ -86,7 +86,7 @@ def test_lines_and_dots_have_their_like_in_ascii(sign, text):
 @pytest.mark.skipif(sys.platform != "linux", reason="/dev/full is Linux's")
 @pytest.mark.parametrize("redirected", ["> /dev/full", ">&-", "2> /dev/full", "2>&-"])
 def test_a_stream_that_cannot_be_written_is_told_in_one_line(redirected):
-    command = f"{sys.executable} -m jaxprtool passes nowhere {redirected}"
+    command = f"{sys.executable} -m jaxprtool explain nowhere {redirected}"
     if ">" in redirected and "2" not in redirected:
         command = command.replace(" nowhere", " --help")
     ended = subprocess.run(["sh", "-c", command], capture_output=True, text=True)

@@ -59,7 +59,7 @@ LAYER = ["vmap", "lanes.py:layer", "--in-axes", "(None, 0)", "--axis-size", "5"]
 
 def test_a_line_says_what_is_mapped_and_the_program_follows(cli):
     result = cli(*LAYER)
-    assert (result.code, result.err) == (0, "")
+    assert (result.code, result.lines) == (0, [])
     head, program = result.out.split("\n\n", 1)
     assert re.fullmatch(r"5 batch elements: x at axis 0, params unmapped; 3 -> \d equations", head)
     assert program.startswith("{ lambda ; a:f32[4] b:f32[3,4] c:f32[5,3]. let\n")
@@ -159,13 +159,13 @@ def expected():
 
 def test_a_program_is_written_as_a_file_that_other_commands_take(cli, lanes):
     result = cli(*LAYER, "-o", "five.jaxpr")
-    assert (result.code, result.err) == (0, "")
+    assert (result.code, result.lines) == (0, [])
     assert result.out == cli(*LAYER).out.partition("\n")[0] + "\n"
     np.testing.assert_allclose(jaxprtool.read("five.jaxpr")(PARAMS, XS), expected(), rtol=1e-6)
     np.save(lanes / "xs.npy", XS)
     args = "{'w': ones(f32[3,4]), 'b': arange(4.0)}, load('xs.npy')"
     ran = cli("run", "five.jaxpr", "--args", args, "--save", "out.npz")
-    assert (ran.code, ran.err) == (0, "")
+    assert (ran.code, ran.lines) == (0, [])
     np.testing.assert_allclose(np.load("out.npz")["result"], expected(), rtol=1e-6)
     again = cli("vmap", "five.jaxpr", "--axis-size", "2", "--in-axes", "(None, 1)")
     assert again.out.startswith("2 batch elements: x at axis 1, params unmapped; ")
@@ -277,7 +277,7 @@ def test_a_mistake_is_one_line_and_nothing_is_written(cli, lanes, command, messa
     before = set(os.listdir(lanes))
     result = cli(*command)
     assert result.code == 2, result
-    assert result.out == ""
+    assert not result.result
     assert result.lines[0].startswith(f"error: {message}"), result.err
     assert all(line.startswith("hint: ") for line in result.lines[1:]) and len(result.lines) <= 2
     assert set(os.listdir(lanes)) - before <= {"__pycache__"}

@@ -114,7 +114,7 @@ def test_show_uses_leaves_out_what_is_not_touched(cli):
 )
 def test_what_is_not_there_is_one_line_with_the_nearest(cli, what, fault, hint):
     found = cli("why", *LOSS, what)
-    assert (found.code, found.out) == (2, "") and fault in found.err.splitlines()[0]
+    assert (found.code, found.result) == (2, "") and fault in found.err.splitlines()[0]
     assert found.err.count("\n") <= 2 and (hint is None or hint in found.err)
 
 
@@ -172,7 +172,7 @@ def test_nothing_and_all_are_said_in_words(function, what, told):
 )
 def test_options_that_do_not_go_together_are_one_line(cli, options):
     found = cli("why", *LOSS, *options)
-    assert (found.code, found.out) == (2, "") and found.err.startswith("error: ")
+    assert (found.code, found.result) == (2, "") and found.err.startswith("error: ")
     assert cli("show", *LOSS, "--uses", "x", "--stats").code == 2
 
 

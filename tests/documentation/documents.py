@@ -53,6 +53,9 @@ DOCUMENTS = {
     "bench": (Bench,),
     "diff": (found.DiffDocument,),
     "reduce": (Reduction,),
+    "emit": (programs.EmitDocument,),
+    "report": (programs.PageDocument,),
+    "shapecheck": (programs.ClaimDocument,),
     "vmap": (programs.VmapDocument,),
     "explain": (
         passes.PassesDocument,

@@ -8,8 +8,9 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from jaxprtool.cli.errors import ErrorDocument
 from jaxprtool.ir.basics import documents
-from tests.documentation.documents import DOCUMENTS, schemas
+from tests.documentation.documents import DOCUMENTS, schema, schemas
 
 PATH = Path(__file__).parents[2] / "docs" / "json.md"
 
@@ -32,6 +33,7 @@ def page() -> str:
     commands = "\n".join(
         f"| `{command}` | {', '.join(map(_link, schemas(command)))} |" for command in DOCUMENTS
     )
+    commands += f"\n| any, if it fails | {_link(schema(ErrorDocument))} |"
     about = documents.__doc__.rpartition("unless `document` says otherwise. ")[2].strip()
     parts = [_HEAD.format(about=about, commands=commands)]
     parts += map(_section, _all())
@@ -57,6 +59,7 @@ def _description(hint: Any) -> str:
 def _all() -> Iterator[type]:
     seen: set[type] = set()
     queue = [kind for command in DOCUMENTS for kind in schemas(command)]
+    queue.append(schema(ErrorDocument))
     while queue:
         cls = queue.pop(0)
         if cls not in seen:

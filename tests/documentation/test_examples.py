@@ -69,13 +69,14 @@ def test_files_of_one_name_are_one():
 
 
 def normalised(text):
-    """Lines without durations, the last digits of numbers, and the blanks that align columns.
+    """Lines without durations, sizes of files, last digits of numbers, and blanks of columns.
 
     How many lines the header of a program has depends on how long its paths are.
     """
     text = re.sub(r"<stdin>:\d+:", "<stdin>:N:", text)
     text = re.sub(r"\b[\d.]+(e-\d+)? (s|ms|µs)\b( \(from the cache\))?", "TIME", text)
     text = re.sub(r"\b\d+\.\d{4,}\b", lambda m: f"{float(m[0]):.4g}", text)
+    text = re.sub(r"^(wrote \S+), .*", r"\1", text, flags=re.MULTILINE)
     text = re.sub(r"(?<=\S) +", " ", text).replace(" ,", ",")
     return [line.rstrip() for line in text.strip().splitlines()]
 

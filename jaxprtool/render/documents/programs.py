@@ -13,6 +13,64 @@ if TYPE_CHECKING:
     from jaxprtool.execute.checked import Finding
     from jaxprtool.execute.running.run import Times
 
+# --- files ------------------------------------------------------------------------------------
+
+
+@document(optional=("text", "path", "bytes"))
+class EmittedProgram(NamedTuple):
+    """A program in another format.
+
+    Attributes:
+        name: The name of the program.
+        text: The program in this format; None if it was written to a file.
+        path: Its file; None without -o.
+        bytes: The size of the file, in bytes; None without -o.
+    """
+
+    name: str
+    text: str | None
+    path: str | None
+    bytes: int | None
+
+
+class EmitDocument(NamedTuple):
+    """Programs in another format.
+
+    Attributes:
+        format: The format, as --to names it.
+        programs: The programs.
+    """
+
+    format: str
+    programs: Sequence[EmittedProgram]
+
+
+class PageDocument(NamedTuple):
+    """A page that was written.
+
+    Attributes:
+        path: Its file.
+        bytes: Its size, in bytes.
+    """
+
+    path: str
+    bytes: int
+
+
+class ClaimDocument(NamedTuple):
+    """Types of results that hold for all sizes.
+
+    Attributes:
+        function: The name of the function.
+        arguments: The types of its arguments, as given.
+        results: The types of its results, as given.
+    """
+
+    function: str
+    arguments: str
+    results: str
+
+
 # --- programs ---------------------------------------------------------------------------------
 
 

@@ -26,6 +26,11 @@ from jaxprtool.ir.source.frames import Root
 from jaxprtool.loading import argspec
 from jaxprtool.loading.example import Example
 from jaxprtool.loading.hints import class_hint, module_hint, require_arrays, target_hint
+from jaxprtool.loading.missing_arguments import (
+    require_no_arguments,
+    required,
+    suggestion,
+)
 from jaxprtool.loading.parameter_types import ParameterTypes
 from jaxprtool.loading.target import Target, resolve
 from jaxprtool.loading.trace import (
@@ -47,16 +52,6 @@ _FACTORY_GIVES = (
 
 #: Seconds after which the duration of a factory call is mentioned.
 LONG = 2.0
-
-#: The suggestion for --args by a parameter's name; any other parameter is suggested an array.
-_SUGGESTIONS = {
-    "key": "key(0)",
-    "rng": "key(0)",
-    "params": "{'w': f32[3,4]}",
-    "training": "static(False)",
-    "train": "static(False)",
-    "deterministic": "static(True)",
-}
 
 
 @dataclass(frozen=True)
@@ -157,12 +152,14 @@ def find(
     factory = factory or found.call is not None
     fun, own = _call_factory(found, target) if factory else (found.value, None)
     seconds = time.perf_counter() - start
-    suggestion = _suggestion(fun)
-    hint = target_hint(fun, target, args or types or suggestion, factory)
+    hint = target_hint(fun, target, args or types or suggestion(fun), factory)
     call, after = _call(found, fun, own, args, types, symbolic, static)
     if symbolic and call and not (after or _symbols(call)):
         hint = hint or _NO_SIZES
-    positional, named = call or _example(fun, found) or _no_arguments(fun, suggestion, hint)
+    known = call or _example(fun, found)
+    if known is None:
+        require_no_arguments(fun, target, hint)
+    positional, named = known or ((), {})
     name = function_name(fun)
     if name == "lambda" and not factory:
         name = found.name.rpartition(".")[2]
@@ -211,7 +208,7 @@ def _symbols(arguments: object) -> list[Any]:
 def _call_factory(found: Target, target: str) -> tuple[Callable, Arguments | None]:
     """Call a factory, and return its function, and its arguments if it returns any."""
     known = signature(found.value)
-    if found.call is None and known is not None and _required(known):
+    if found.call is None and known is not None and required(known):
         raise TargetError(
             f"the factory {shown_signature(found.value)} cannot be called without arguments",
             class_hint(found.value)
@@ -306,39 +303,6 @@ def _as_example(held: object, found: Target) -> Example:
             "it must be a tuple of the arguments, or a function that returns one",
         )
     return Example(tuple(held), {})
-
-
-def _no_arguments(fun: Callable, suggestion: str, hint: str | None) -> Arguments:
-    """Return no arguments if the function needs none; else raise an error that asks for them."""
-    known = signature(fun)
-    if known is not None and not _required(known):
-        return (), {}
-    give = (
-        f'pass them, e.g. --args "{suggestion}", or attach @jaxprtool.example(...) to the function'
-    )
-    raise ArgumentsError(f"{shown_signature(fun)} needs arguments", hint or give)
-
-
-def _required(known: inspect.Signature) -> list[inspect.Parameter]:
-    optional = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
-    return [
-        p
-        for p in known.parameters.values()
-        if p.default is inspect.Parameter.empty and p.kind not in optional
-    ]
-
-
-def _suggestion(fun: Callable) -> str:
-    """Return a text for --args that fits the number and names of a function's parameters."""
-    parts: list[str] = []
-    by_name, known = False, signature(fun)
-    for parameter in _required(known) if known else ():
-        value = _SUGGESTIONS.get(parameter.name, "f32[8,128]")
-        if parameter.annotation in (jax.Ref, "jax.Ref", "Ref"):
-            value = "new_ref(f32[8,128])"
-        by_name = by_name or parameter.kind is parameter.KEYWORD_ONLY
-        parts.append(f"{parameter.name}={value}" if by_name else value)
-    return ", ".join(parts) or "f32[8,128]"
 
 
 def _user_error(what: str, error: BaseException) -> UserFunctionError:

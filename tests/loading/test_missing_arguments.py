@@ -1,0 +1,71 @@
+import textwrap
+
+import pytest
+
+from jaxprtool.errors import ArgumentsError
+from jaxprtool.loading.load import find
+
+EQX = """
+    import equinox as eqx, jax
+
+    class Net(eqx.Module):
+        linear: eqx.nn.Linear
+
+        def __init__(self, width, *, key):
+            self.linear = eqx.nn.Linear(width, width, key=key)
+
+        def __call__(self, x):
+            return self.linear(x)
+
+    @eqx.filter_jit
+    def step(model, opt_state, x):
+        slopes = eqx.filter_grad(lambda model: jax.vmap(model)(x).sum())(model)
+        return eqx.apply_updates(model, slopes), opt_state + 1
+"""
+PLAIN = """
+    def evaluate(f, tokens, table):
+        return f(tokens) + table.at[0].get()
+
+    def loss(policy):
+        return 0
+"""
+
+
+@pytest.fixture
+def hint_of(tmp_path, monkeypatch):
+    """The hint for a function of a module, as lines."""
+    monkeypatch.chdir(tmp_path)
+
+    def hint(name, source, function):
+        (tmp_path / f"{name}.py").write_text(textwrap.dedent(source))
+        with pytest.raises(ArgumentsError) as caught:
+            find(f"{name}.py:{function}")
+        return caught.value.hint.splitlines()
+
+    return hint
+
+
+def test_objects_are_made_by_a_factory_that_can_be_pasted(hint_of, tmp_path):
+    first, *factory, last = hint_of("missing_eqx", EQX, "step")
+    assert first == (
+        "model and opt_state are objects; make what to trace in a function, and name it: "
+        "missing_eqx.py:case --factory"
+    )
+    assert last.endswith("unchanged: jaxprtool record SCRIPT.py")
+    filled = textwrap.dedent("\n".join(factory))
+    for place, value in (("width=...", "width=8"), ("...  #", "1.0  #"), ("8, 128", "4, 8")):
+        assert place in filled
+        filled = filled.replace(place, value)
+    (tmp_path / "filled_eqx.py").write_text(f"{textwrap.dedent(EQX)}\n{filled}\n")
+    assert find("filled_eqx.py:case", factory=True).trace().name == "step"
+
+
+def test_what_is_called_is_an_object_and_methods_of_arrays_are_not(hint_of):
+    first, *lines = hint_of("missing_plain", PLAIN, "evaluate")
+    assert first.startswith("f is an object; ")
+    array = 'jax.ShapeDtypeStruct((8, 128), "float32")'
+    assert f"      return evaluate, (f, {array}, {array})" in lines
+
+
+def test_names_of_objects_are_known(hint_of):
+    assert "      return loss, (policy,)" in hint_of("missing_names", PLAIN, "loss")

@@ -31,7 +31,7 @@ def parts(folder):
 def test_results_that_are_beyond_tolerance_are_told_and_the_exit_code_is_1(cli):
     found = cli("compare", "parts.py:exact", "parts.py:rounded")
     assert found.code == 1 and found.err == ""
-    heading, _, verdict, _, _, same, kept = found.out.splitlines()
+    heading, _, verdict, _, _, kept, same = found.out.splitlines()
     assert heading == "exact on random values, seed 0; reference: parts.py:exact"
     assert verdict == "parts.py:rounded: 2 results, 1 bitwise equal, 1 beyond tolerance"
     assert same.split() == ["result['double']", "same", "bits"]

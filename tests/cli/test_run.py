@@ -77,6 +77,23 @@ def test_results_are_saved_whole_by_name(cli, folder):
     assert set(os.listdir(folder)) - {"__pycache__"} == {"functions.py", "out.npz"}
 
 
+LAYERS = """
+import jax.numpy as jnp, jaxprtool
+
+@jaxprtool.example(*([jnp.ones((4, 8))] * 6))
+def layers(*ws):
+    return [{"w": w * i, "b": w[0] * (jnp.nan if i == 3 else i)} for i, w in enumerate(ws)]
+"""
+
+
+def test_results_of_equal_layers_have_one_row_and_those_with_nan_come_first(folder, terminal):
+    (folder / "layers.py").write_text(LAYERS)
+    nan, biases, weights = terminal("run", "layers.py:layers").splitlines()[-3:]
+    assert nan.split()[:3] == ["result[3]['b']", "f32[8]", "[nan,"]
+    assert biases.split() == ["result[0,1,2,4,5]['b']", *"5 x f32[8] 0 to 5, mean 2.4".split()]
+    assert weights.split() == ["result[0..5]['w']", *"6 x f32[4,8] 0 to 5, mean 2.5".split()]
+
+
 HALVES = """
 import jax, jax.numpy as jnp, jaxprtool
 

@@ -30,6 +30,13 @@ class Summary:
     statistics: dict[str, Any] = field(default_factory=dict)
 
     @property
+    def numbers(self) -> dict[str, Any]:
+        """The statistics, of a small array too; none of an empty one."""
+        if self.value is not None and self.value.size:
+            return statistics(self.value)
+        return self.statistics
+
+    @property
     def is_finite(self) -> bool:
         """Whether it has neither NaNs nor infinities."""
         if self.value is not None and self.value.dtype.kind in "fc":

@@ -98,12 +98,9 @@ def _with_rest(table: Table, left: int) -> RenderableType:
 
 
 def worst(results: Sequence[Measure]) -> list[Measure]:
-    """Return the results that differ most, in order, preferring those beyond tolerance."""
-    if len(results) <= MOST_RESULTS:
-        return list(results)
+    """Return the results that differ most, the largest error first, of those beyond tolerance."""
     by_error = sorted(results, key=lambda each: (each.within, each.equal, -_error(each)))
-    chosen = {id(each) for each in by_error[:MOST_RESULTS]}
-    return [each for each in results if id(each) in chosen]
+    return by_error[:MOST_RESULTS]
 
 
 def _error(each: Measure) -> float:

@@ -5,11 +5,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from itertools import groupby
 from textwrap import indent
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from jaxprtool.ir.basics.quantities import plural
+from jaxprtool.ir.notation.alike_paths import Alike, alike
 from jaxprtool.ir.notation.tokens import BinderToken, Comment, Type
 from jaxprtool.render.documents import programs as documents
 from jaxprtool.render.terminal.grid import grid
@@ -33,29 +34,46 @@ def _result(out: Output, width: int) -> str:
     return f"{head} {text}".rstrip() if fits else f"{head}\n{indent(text, '  ')}"
 
 
-#: The maximum number of results shown in a table.
-MOST_RESULTS = 20
+#: The maximum number of rows of results in a table.
+MOST_ROWS = 20
 
 
 def results_table(report: RunReport, width: int) -> Listing:
-    """Return a row for each of the first results, and the number of others."""
+    """Return a row for each group of results alike, those with NaN or inf first.
+
+    After the first rows, the number of the other results is shown.
+    """
+    groups = alike(report.outputs, lambda out: out.name, lambda out: (out.type, _is_finite(out)))
+    groups.sort(key=lambda group: _is_finite(group.items[0]))
     rows: list[list[Cell]] = [
-        [[BinderToken(out.name)], [Type(out.type)], [_in_short(out)]]
-        for out in report.outputs[:MOST_RESULTS]
+        [[BinderToken(group.path)], [*_count(group), Type(group.items[0].type)], [_in_short(group)]]
+        for group in groups[:MOST_ROWS]
     ]
     tokens = grid(("result", "type", "value"), rows, width)
-    if rest := report.outputs[MOST_RESULTS:]:
-        bad = sum(1 for out in rest if not out.summary.is_finite)
+    if rest := [out for group in groups[MOST_ROWS:] for out in group.items]:
+        bad = sum(not _is_finite(out) for out in rest)
         said = f", {bad:,} of them with NaN or inf" if bad else ""
         tokens += "\n", Comment(f"… {len(rest):,} more{said}; --json and pipes show all")
     return Listing(printable(tokens))
 
 
-def _in_short(out: Output) -> str:
-    """Return a small result's value, or a large one's range, mean and non-finite counts."""
-    known = out.summary.statistics
-    if out.summary.value is not None or "true" in known:
-        return " ".join(_described(out, 1000).split())
+def _is_finite(out: Output) -> bool:
+    return out.summary.is_finite
+
+
+def _count(group: Alike[Output]) -> list[str]:
+    return [f"{len(group.items)} x "] if group.items[1:] else []
+
+
+def _in_short(group: Alike[Output]) -> str:
+    """Return the value of one small result, or the range, mean and non-finite counts of several."""
+    if not group.items[1:]:
+        (out,) = group.items
+        known = out.summary.statistics
+        if out.summary.value is not None or "true" in known:
+            return " ".join(_described(out, 1000).split())
+    else:
+        known = _of_all(group)
     parts = []
     if known.get("min") is not None:
         parts.append(f"{known['min']:.4g} to {known['max']:.4g}")
@@ -63,6 +81,20 @@ def _in_short(out: Output) -> str:
         parts.append(f"mean {known['mean']:.3g}")
     parts += [f"{known[name]:,} {name}" for name in ("nan", "inf") if known.get(name)]
     return ", ".join(parts)
+
+
+def _of_all(group: Alike[Output]) -> dict[str, Any]:
+    """Return the statistics of results of one type together; none if one has none."""
+    each = [out.summary.numbers for out in group.items]
+    if "min" not in each[0]:
+        return {}
+    known = [found for found in each if found["min"] is not None]
+    joined = {name: sum(found.get(name, 0) for found in each) for name in ("nan", "inf")}
+    if known:
+        joined["min"] = min(found["min"] for found in known)
+        joined["max"] = max(found["max"] for found in known)
+    means = [found["mean"] for found in each if found.get("mean") is not None]
+    return joined | ({"mean": sum(means) / len(means)} if means else {})
 
 
 def steps(

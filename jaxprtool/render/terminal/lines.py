@@ -12,8 +12,10 @@ from jaxprtool.ir.notation.tokens import BINDER, BinderToken, Comment, Primitive
 #: The tokens of a line, or of a cell.
 Cell: TypeAlias = Sequence[str]
 
-#: Spaces, and pieces after which a word may be broken, for paths and for other words.
+#: Spaces, and pieces after which a word may be broken: for files, names of values such as
+#: `params['w'].value`, and other words.
 _PATH_PARTS = re.compile(r" +|[^ /]*/+|[^ /]+")
+_NAME_PARTS = re.compile(r" +|\[[^\]]*\]|\.?[^ .\[]+|.")
 _PARTS = re.compile(r" +|[^ ,:(=_|\]]*[,:(=_|\]]+|[^ ,:(=_|\]]+")
 
 #: The indent of the continuation of a broken line.
@@ -125,15 +127,16 @@ def _broken(line: list[str], width: int) -> Iterator[str]:
 
 def parts(token: str) -> list[str]:
     """Return the spaces in a token and the pieces after which it may be broken."""
-    path = isinstance(token, Comment | PrimitiveName | SourceLine)
-    return (_PATH_PARTS if path else _PARTS).findall(token)
+    if isinstance(token, Comment | PrimitiveName | SourceLine):
+        return _PATH_PARTS.findall(token)
+    return (_NAME_PARTS if isinstance(token, BinderToken) else _PARTS).findall(token)
 
 
 def wrapped(cell: Cell, width: int) -> list[Cell]:
     """Return the lines of a wrapped cell.
 
-    It is broken between words. A word wider than a line is broken after a comma or the like, a path
-    after a slash, and any other word anywhere.
+    It is broken between words. A word wider than a line is broken after a comma or the like, a file
+    after a slash, a name before a dot or a bracket, and any other word anywhere.
     """
     if sum(map(len, cell)) <= width:
         return [cell]

@@ -88,10 +88,11 @@ def layers(*ws):
 
 def test_results_of_equal_layers_have_one_row_and_those_with_nan_come_first(folder, terminal):
     (folder / "layers.py").write_text(LAYERS)
-    nan, biases, weights = terminal("run", "layers.py:layers").splitlines()[-3:]
-    assert nan.split()[:3] == ["result[3]['b']", "f32[8]", "[nan,"]
-    assert biases.split() == ["result[0,1,2,4,5]['b']", *"5 x f32[8] 0 to 5, mean 2.4".split()]
-    assert weights.split() == ["result[0..5]['w']", *"6 x f32[4,8] 0 to 5, mean 2.5".split()]
+    shown = terminal("run", "layers.py:layers").splitlines()
+    nan, biases, weights = (" ".join(line.split()) for line in shown[-3:])
+    assert nan.startswith("result[3]['b'] f32[8] [nan, nan, ")
+    assert biases == "result[0,1,2,4,5]['b'] 5 x f32[8] 0 to 5, mean 2.4"
+    assert weights == "result[0..5]['w'] 6 x f32[4,8] 0 to 5, mean 2.5"
 
 
 HALVES = """

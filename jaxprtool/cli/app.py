@@ -174,11 +174,17 @@ def _top(
 _TYPE_BRACKET = re.compile(r"(?<=[\w>])\[(?=[a-z])")
 
 
+#: A line break between two lines of a paragraph; examples are indented.
+_WITHIN_PARAGRAPH = re.compile(r"(?<=\S)\n(?=\S)")
+
+
 def _with_types_escaped(command: Any) -> Any:
     """Return a command with types escaped in its help and in that of its parameters."""
     for each in (command, *command.params):
         if getattr(each, "help", None):
             each.help = _TYPE_BRACKET.sub(r"\\[", each.help)
+    if command.help:
+        command.help = _WITHIN_PARAGRAPH.sub(" ", command.help)  # filled again by Rich
     return command
 
 

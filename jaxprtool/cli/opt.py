@@ -200,9 +200,10 @@ def _write_pages(programs: Named, rows: list[PassRun]) -> None:
     if rows and sys.stdout.isatty():
         from jaxprtool.cli import pipeline_steps
 
-        pipeline_steps.write_rows(rows, equations=True, timing=True)
+        shown = pipeline_steps.merged(rows)
+        pipeline_steps.write_rows(shown, equations=True, timing=True)
         output.say("")
-        above = len(rows) + 4  # the heading, a rule, the total and an empty line
+        above = len(shown) + 4  # the heading, a rule, the total and an empty line
     output.write_pages(programs, above)
 
 

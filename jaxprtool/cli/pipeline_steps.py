@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Iterable, Sequence
+from itertools import groupby
 from typing import TYPE_CHECKING
 
 from jaxprtool.analysis.stats import count_equations
@@ -172,6 +173,21 @@ def _dump_changes(step: Step, before: Program, after: Program) -> None:
         output.say(f"# {step}")
         output.write_rendered(diff_text(found, output.width(sys.stderr)), sys.stderr)
         output.say("")
+
+
+def merged(rows: list[PassRun]) -> list[PassRun]:
+    """Return the rows with consecutive passes that removed no equation of a program as one."""
+    groups = groupby(rows, lambda row: (row.program, row.equations_before == row.equations_after))
+    found: list[PassRun] = []
+    for (_, is_same), group in groups:
+        several = list(group)
+        if not is_same or len(several) == 1:
+            found += several
+            continue
+        step = f"{len(several)} that removed none"
+        seconds = sum(row.seconds for row in several)
+        found.append(several[0]._replace(step=step, seconds=seconds))
+    return found
 
 
 def write_rows(rows: list[PassRun], equations: bool, timing: bool) -> None:

@@ -426,8 +426,8 @@ def _shapes(leaves: Sequence[Argument]) -> list[tuple[int | str, ...]]:
 def common(paths: Sequence[str], known: Iterable[str]) -> str:
     """Return one path for several.
 
-    It is the container that has all of `paths` and nothing else of `known`, or has `*` for what
-    differs: `params`, `layers[*].weight`, `batch[*]`. Several arguments are `a, b, …`.
+    It is the container that has all of `paths` and nothing else of `known`, or has the numbers that
+    differ: `params`, `layers[0..3].weight`, `batch[*]`. Several arguments are `a, b, …`.
     """
     roots = list(dict.fromkeys(map(root, paths)))
     if len(roots) > 1:

@@ -190,13 +190,14 @@ def test_a_terminal_gets_the_times_first_and_a_table_of_at_most_twenty_results(f
     (folder / "many.py").write_text(
         "import jax.numpy as jnp\n"
         "def many(x):\n"
-        "    return [x + i for i in range(24)] + [jnp.log(x - 2)]\n"
+        "    return {f'r{chr(97 + i)}': x + i for i in range(24)} | {'z': jnp.log(x - 2)}\n"
     )
     lines = in_terminal("run", "many.py:many", "--args", "1.0", NO_COLOR="1").splitlines()
     assert lines[0].startswith("device") and "later calls" in lines[5]
     assert lines[7].split() == ["result", "type", "value"]
-    assert lines[9].split() == ["result[0]", "f32[]", "1."]
-    assert lines[-1] == "… 5 more, 1 of them with NaN or inf; --json and pipes show all"
+    assert lines[9].split() == ["result['z']", "f32[]", "nan"]
+    assert lines[10].split() == ["result['ra']", "f32[]", "1."]
+    assert lines[-1] == "… 5 more; --json and pipes show all"
 
 
 def test_the_pager_gets_the_listing(folder):

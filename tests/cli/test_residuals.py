@@ -61,7 +61,7 @@ def test_what_layers_have_in_common_is_one_row(cli):
     args = "residuals", "kept.py:stack", "--args", f"[{layers}], f32[4,8]"
     found = cli(*args).out
     assert found.startswith("stack keeps 36 residuals, 6.0 KiB\n")
-    assert re.search(r"3.0 KiB   12 x f32\[8,8\] +layers\[\*\]\['w'\]\n", found)
+    assert re.search(r"3.0 KiB   12 x f32\[8,8\] +layers\[0..11\]\['w'\]\n", found)
     assert re.search(r"1.5 KiB   12 x f32\[4,8\] +6.5 k   kept.py:13 cos\n +for mul", found)
     assert "… 2 more" in cli(*args, "--top", "2").out
     assert len(json.loads(cli(*args, "--json").out)["residuals"]) == 36

@@ -80,7 +80,7 @@ def test_results_are_saved_whole_by_name(cli, folder):
 LAYERS = """
 import jax.numpy as jnp, jaxprtool
 
-@jaxprtool.example(*([jnp.ones((4, 8))] * 6))
+@jaxprtool.example(*([jnp.ones((4, 8))] * 12))
 def layers(*ws):
     return [{"w": w * i, "b": w[0] * (jnp.nan if i == 3 else i)} for i, w in enumerate(ws)]
 """
@@ -91,8 +91,8 @@ def test_results_of_equal_layers_have_one_row_and_those_with_nan_come_first(fold
     shown = terminal("run", "layers.py:layers").splitlines()
     nan, biases, weights = (" ".join(line.split()) for line in shown[-3:])
     assert nan.startswith("result[3]['b'] f32[8] [nan, nan, ")
-    assert biases == "result[0,1,2,4,5]['b'] 5 x f32[8] 0 to 5, mean 2.4"
-    assert weights == "result[0..5]['w'] 6 x f32[4,8] 0 to 5, mean 2.5"
+    assert biases == "result[*]['b'] 11 x f32[8] 0 to 11, mean 5.73"
+    assert weights == "result[0..11]['w'] 12 x f32[4,8] 0 to 11, mean 5.5"
 
 
 HALVES = """

@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import ast
+import math
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Hashable, Iterable, Sequence
+from typing import Generic, NamedTuple, TypeVar
 
 import jax
+
+T = TypeVar("T")
 
 
 def paths(root: str, value: object) -> tuple[str, ...]:
@@ -55,7 +59,10 @@ def path_steps(path: str) -> list[str]:
 
 
 #: The numbers that distinguish the layers of a pytree.
-_NUMBER = re.compile(r"(\d+)")
+_NUMBER = re.compile(r"\d+")
+
+#: The most numbers that are listed one by one.
+_FEW_NUMBERS = 8
 
 
 def without_numbers(path: str) -> str:
@@ -64,6 +71,47 @@ def without_numbers(path: str) -> str:
 
 
 def common_path(names: Sequence[str]) -> str:
-    """Return paths that differ only in numbers as one, with `*` for the numbers that differ."""
-    parts = zip(*map(_NUMBER.split, names), strict=True)
-    return "".join(part[0] if len(set(part)) == 1 else "*" for part in parts)
+    """Return paths that differ only in numbers as one: `blocks[0..5].kernel`, `blocks[0,3].bias`.
+
+    If not all combinations of the numbers occur, `*` stands for each that differs.
+    """
+    numbers = [tuple(map(int, _NUMBER.findall(name))) for name in names]
+    axes = [sorted(set(axis)) for axis in zip(*numbers, strict=True)]
+    is_whole = len(set(numbers)) == math.prod(map(len, axes))
+    texts = iter([_numbers_text(axis) if is_whole or len(axis) == 1 else "*" for axis in axes])
+    return _NUMBER.sub(lambda number: next(texts), names[0])
+
+
+def _numbers_text(axis: Sequence[int]) -> str:
+    """Return sorted numbers as text: `3`, `0..5`, `0,2,4`."""
+    if len(axis) > 1 and axis[-1] - axis[0] + 1 == len(axis):
+        return f"{axis[0]}..{axis[-1]}"
+    return ",".join(map(str, axis)) if len(axis) <= _FEW_NUMBERS else "*"
+
+
+class Alike(NamedTuple, Generic[T]):
+    """Items whose paths differ in numbers alone.
+
+    Attributes:
+        path: The common path.
+        items: The items, in their order.
+    """
+
+    path: str
+    items: Sequence[T]
+
+
+def alike(
+    items: Iterable[T], path: Callable[[T], str], kind: Callable[[T], Hashable]
+) -> list[Alike[T]]:
+    """Group items whose paths differ in numbers alone, in the order of the first of each group.
+
+    Args:
+        items: The items.
+        path: Returns the path of an item.
+        kind: Returns what the items of a group have in common, such as their type.
+    """
+    found: dict[Hashable, list[T]] = {}
+    for item in items:
+        found.setdefault((without_numbers(path(item)), kind(item)), []).append(item)
+    return [Alike(common_path(list(map(path, members))), members) for members in found.values()]

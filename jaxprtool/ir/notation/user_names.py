@@ -29,6 +29,9 @@ from jaxprtool.jaxcompat import DropVar, Jaxpr, JaxprEqn, Var
 from jaxprtool.jaxcompat.identity import identity
 from jaxprtool.jaxcompat.source_locations import FrameReader, UserFrame, names_given
 
+#: The names that `nnx.jit` and `eqx.filter_jit` give to the arrays of objects.
+_FLATTENED = re.compile(r"\w+\.states\[\d+\]|dynamic_(?:no)?donate\[")
+
 #: A name that can be used as it is.
 _NAME = re.compile(r"[A-Za-z_]\w*")
 
@@ -62,6 +65,8 @@ class UserNames(VariableNames):
                 for _, body in inside:
                     if body not in scopes:
                         scopes[body] = Counter(taken)
+                        if len(held[body]) == 1:
+                            self._follow_flattened(eqn, body, scopes[body])
                         self._assign_names(_parameters(body), scopes[body])
                         if len(held[body]) == 1:
                             self._follow_captured(eqn, body, scopes[body])
@@ -80,6 +85,18 @@ class UserNames(VariableNames):
                     scope[wanted] += 1
                 scope[name] += 1
                 self.spaced[identity(var)] = f" {name}"
+
+    def _follow_flattened(self, eqn: JaxprEqn, body: Jaxpr, scope: Counter[str]) -> None:
+        """Give the arrays of a flattened model the names of their operands outside."""
+        inside = regions(eqn)
+        region = None if inside is None else inside.region_of(body)
+        if region is None:
+            return
+        operands = dict(zip(body.invars, region.ins, strict=True))
+        for var, name in _parameters(body):
+            outer = self.spaced.get(identity(eqn.invars[operands[var]]), "")[1:]
+            if outer and _FLATTENED.match(name):
+                self._assign_names([(var, outer)], scope)
 
     def _follow_captured(self, eqn: JaxprEqn, body: Jaxpr, scope: Counter[str]) -> None:
         """Give loop-invariant arguments of a body the names of their operands outside."""

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Hashable, Iterator, Sequence
+from collections.abc import Hashable, Iterable, Iterator, Sequence
 from itertools import groupby
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeAlias
 
+from jaxprtool.ir.basics.paths import Alike, alike
 from jaxprtool.ir.basics.quantities import in_bytes, plural, with_prefix
 from jaxprtool.ir.core.equations import bodies, type_of, weak_marks
 from jaxprtool.ir.notation.selection import Selection, equations
@@ -40,6 +41,12 @@ _MARKS = {
     "added": AddedToken("+ "),
     "changed": ChangedToken("~ "),
 }
+
+#: An operand or result of a changed equation: whether it changed, and its tokens.
+_Entry: TypeAlias = tuple[bool, list[str]]
+
+#: The most operands or results of a changed equation that are all shown.
+_MANY = 24
 
 #: The maximum number of arrays of a removed or added pytree that are listed individually.
 _LISTED = 3
@@ -154,19 +161,36 @@ _QUANTITIES: tuple[tuple[str, Any], ...] = (
 def _border(found: Diff, width: int) -> Iterator[list[str]]:
     if found.border:
         yield []
+    for line in _border_lines(found):
+        mark, *rest = line
+        for number, tokens in enumerate(wrapped(rest, width - len(mark))):
+            yield [mark if number == 0 else _INDENT, *tokens]
+
+
+def _border_lines(found: Diff) -> Iterator[list[str]]:
+    """Yield a line for each changed argument or result, those that are alike as one."""
     by_tree = groupby(found.border, lambda each: (each.what, each.within, not each.before))
+    few: list[BorderChange] = []
     for (what, within, _), group in by_tree:
         changes = list(group)
-        if within and len(changes) > _LISTED:
-            mark = _MARKS["removed" if changes[0].before else "added"]
-            named = _named(f"{what}s", within)
-            yield [mark, *named, f"{len(changes):,} arrays"]
-        else:
-            yield from map(_border_line, changes)
+        if not within or len(changes) <= _LISTED:
+            few += changes
+            continue
+        yield from map(_border_line, _alike(few))
+        few = []
+        mark = _MARKS["removed" if changes[0].before else "added"]
+        yield [mark, *_named(f"{what}s", within), f"{len(changes):,} arrays"]
+    yield from map(_border_line, _alike(few))
 
 
-def _border_line(change: BorderChange) -> list[str]:
-    named = _named(change.what, change.name)
+def _alike(changes: Sequence[BorderChange]) -> list[Alike[BorderChange]]:
+    return alike(changes, lambda each: each.name, lambda each: (each.what, each.before, each.after))
+
+
+def _border_line(group: Alike[BorderChange]) -> list[str]:
+    change = group.items[0]
+    count = f"{len(group.items)} x " if group.items[1:] else ""
+    named = [*_named(change.what, group.path), count]
     if change.before and change.after:
         types = [RemovedToken(change.before), " → ", AddedToken(change.after)]
         return [_MARKS["changed"], *named, *types]
@@ -331,21 +355,22 @@ class _Texts:
         """Return the tokens of a changed equation, with each change as `old → new`."""
         after = self._readers[1]
         at = {(each.part, each.name or each.place): each for each in differences if _is_new(each)}
-        tokens: list[str] = []
+        binders: list[_Entry] = []
         for j, var in enumerate(new.outvars):
-            tokens += " ", BinderToken(after.name(var))
+            name = [" ", BinderToken(after.name(var))]
             found = at.get(("result", j))
             if found is None or found.before is None:
-                tokens.append(after.type_of(var))
+                binders.append((found is not None, [*name, after.type_of(var)]))
             else:
                 was_weak, is_weak = weak_marks(found.before, found.after)
                 types = was_weak + type_of(found.before), is_weak + type_of(found.after)
-                tokens += [":", *_arrow(*types)]
+                binders.append((True, [*name, ":", *_arrow(*types)]))
+        tokens = _folded(binders)
         tokens += [" = "] if tokens else []
         was = at.get(("primitive", 0))
         tokens += [RemovedToken(was.before), " → "] if was else []
         tokens += [PrimitiveName(new.primitive.name), *self._parameters(old, new, differences)]
-        tokens += self._operands(new, differences)
+        tokens += _folded(self._operands(new, differences))
         said = {"rules": "with different derivative rules", "order": "in a different order"}
         more = [Comment(f"  {said[d.part]}") for d in differences if d.part in said]
         counts = len(old.outvars), len(new.outvars)
@@ -379,7 +404,7 @@ class _Texts:
             tokens += _arrow(*texts)
         return ["[", *tokens[1:], "]"] if tokens else []
 
-    def _operands(self, new: JaxprEqn, differences: Sequence[Difference]) -> Iterator[str]:
+    def _operands(self, new: JaxprEqn, differences: Sequence[Difference]) -> Iterator[_Entry]:
         """Yield the operands of a changed equation, with removed ones at their old places."""
         before, after = self._readers
         differing = [each for each in differences if each.part == "operand"]
@@ -388,16 +413,25 @@ class _Texts:
         place = 0  # in the first equation
         for j in range(len(new.invars) + 1):
             while place in gone:
-                yield from (" (", *_arrow(before.operand(gone[place]), "nothing"), ")")
+                yield True, [" (", *_arrow(before.operand(gone[place]), "nothing"), ")"]
                 place += 1
             if j == len(new.invars):
                 break
             if j not in others:
-                yield from (" ", after.operand(new.invars[j]))
+                yield False, [" ", after.operand(new.invars[j])]
             else:
                 old = "nothing" if others[j] is None else before.operand(others[j])
-                yield from (" (", *_arrow(old, after.operand(new.invars[j])), ")")
+                yield True, [" (", *_arrow(old, after.operand(new.invars[j])), ")"]
             place += j not in others or others[j] is not None
+
+
+def _folded(entries: Iterable[_Entry]) -> list[str]:
+    """Return the tokens of operands or results; of many, only of those that changed."""
+    entries = list(entries)
+    shown = [tokens for changed, tokens in entries if changed or len(entries) <= _MANY]
+    if rest := len(entries) - len(shown):
+        shown.append([" ", Comment(f"… {rest:,} {'more' if shown else 'unchanged'}")])
+    return [token for tokens in shown for token in tokens]
 
 
 def _is_opened(line: Line) -> bool:

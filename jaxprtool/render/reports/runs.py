@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from jaxprtool.ir.basics.paths import Alike, alike
 from jaxprtool.ir.basics.quantities import plural
-from jaxprtool.ir.notation.alike_paths import Alike, alike
 from jaxprtool.ir.notation.tokens import BinderToken, Comment, Type
 from jaxprtool.render.documents import programs as documents
 from jaxprtool.render.terminal.grid import grid
@@ -39,11 +39,15 @@ MOST_ROWS = 20
 
 
 def results_table(report: RunReport, width: int) -> Listing:
-    """Return a row for each group of results alike, those with NaN or inf first.
+    """Return a row for each result, those with NaN or inf first.
 
-    After the first rows, the number of the other results is shown.
+    If there are too many, those whose names differ in numbers alone have one row, and after the
+    first rows the number of the other results is shown.
     """
-    groups = alike(report.outputs, lambda out: out.name, lambda out: (out.type, _is_finite(out)))
+    if len(report.outputs) <= MOST_ROWS:
+        groups = [Alike(out.name, [out]) for out in report.outputs]
+    else:
+        groups = alike(report.outputs, lambda out: out.name, _kind)
     groups.sort(key=lambda group: _is_finite(group.items[0]))
     rows: list[list[Cell]] = [
         [[BinderToken(group.path)], [*_count(group), Type(group.items[0].type)], [_in_short(group)]]
@@ -55,6 +59,10 @@ def results_table(report: RunReport, width: int) -> Listing:
         said = f", {bad:,} of them with NaN or inf" if bad else ""
         tokens += "\n", Comment(f"… {len(rest):,} more{said}; --json and pipes show all")
     return Listing(printable(tokens))
+
+
+def _kind(out: Output) -> tuple[str, bool]:
+    return out.type, _is_finite(out)
 
 
 def _is_finite(out: Output) -> bool:

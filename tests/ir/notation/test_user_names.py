@@ -81,6 +81,16 @@ def test_bodies_have_the_names_of_their_parameters_and_of_what_they_capture():
     assert "new:f32[3] = tanh" in text
 
 
+def test_the_arrays_of_a_model_have_the_same_names_inside_of_filter_jit():
+    import equinox as eqx
+
+    model = eqx.nn.Linear(3, 4, key=jax.random.key(0))
+    program = jaxprtool.trace(eqx.filter_jit(lambda model, x: model(x)), model, jnp.ones(3))
+    text = shown(program, terse=True)
+    assert text.count("model.weight:f32[4,3] model.bias:f32[4]") == 2 and "dynamic_" not in text
+    assert " model.weight x\n" in text
+
+
 def test_values_of_a_backward_pass_have_letters():
     program = jaxprtool.trace(jax.grad(lambda p, x: net(p, x).sum()), PARAMS, X)
     assert shown(program).count("hidden:") <= 1

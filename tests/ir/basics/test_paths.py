@@ -1,0 +1,37 @@
+import pytest
+
+from jaxprtool.ir.basics.paths import alike, common_path
+
+
+def grouped(*items):
+    return [(g.path, len(g.items)) for g in alike(items, lambda i: i[0], lambda i: i[1])]
+
+
+def test_paths_that_differ_in_numbers_are_one_in_the_order_of_the_first():
+    found = grouped(("b[0].w", 1), ("b[0].b", 2), ("out", 3), ("b[1].w", 1), ("b[1].b", 2))
+    assert found == [("b[0..1].w", 2), ("b[0..1].b", 2), ("out", 1)]
+
+
+def test_items_of_another_kind_are_apart():
+    found = grouped(("b[0]", "f32"), ("b[1]", "f32"), ("b[2]", "f16"))
+    assert found == [("b[0..1]", 2), ("b[2]", 1)]
+
+
+@pytest.mark.parametrize(
+    ("numbers", "shown"),
+    [
+        ([3], "3"),
+        ([0, 1], "0..1"),
+        ([9, 10, 11], "9..11"),
+        ([4, 0], "0,4"),
+        (range(0, 40, 2), "*"),
+    ],
+)
+def test_numbers_are_ranges_or_lists_as_long_as_they_are_short(numbers, shown):
+    assert common_path([f"p['Dense_{n}']" for n in numbers]) == f"p['Dense_{shown}']"
+
+
+def test_two_numbers_are_ranges_only_if_all_combinations_occur():
+    square = [f"s[{i}].r[{j}].x8" for i in range(2) for j in range(3)]
+    assert common_path(square) == "s[0..1].r[0..2].x8"
+    assert common_path(square[:-1]) == "s[*].r[*].x8"

@@ -6,7 +6,7 @@ import contextlib
 import os
 import sys
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
@@ -155,6 +155,27 @@ def programs(run: Run) -> dict[str, Program]:
         if each.file and each.name not in found:
             found[each.name] = read_program(run.folder, os.path.join(run.folder, each.file))
     return found
+
+
+def every_program(
+    path: str, on_error: Callable[[str, JaxprToolError], None]
+) -> Iterator[tuple[str, Program]]:
+    """Yield the recorded programs of all processes of a run: `step`, `process-1/step`.
+
+    Args:
+        path: The folder of the run.
+        on_error: Receives the names of programs that cannot be read, and why not.
+    """
+    for each in read_run(path).compilations:
+        if not each.file:
+            continue
+        name = each.file.removesuffix(".jaxpr").removeprefix(f"{folder.PREFIX}0/")
+        try:
+            program = read_program(path, os.path.join(path, each.file))
+        except JaxprToolError as error:
+            on_error(name, error)
+            continue
+        yield name, program
 
 
 def finished(path: str) -> Run:

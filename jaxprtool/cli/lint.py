@@ -2,13 +2,20 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any
+from collections.abc import Iterable, Iterator
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from jaxprtool.cli import options, output
 from jaxprtool.cli.options import Panel
-from jaxprtool.cli.session import Session, command, only_program
+from jaxprtool.cli.session import Session, command
+from jaxprtool.errors import ArgumentsError, JaxprToolError, TargetError
+from jaxprtool.ir.basics.quantities import plural
+
+if TYPE_CHECKING:
+    from jaxprtool.analysis.lint import Findings
+    from jaxprtool.ir.programs.program import Program
 
 _FINDINGS = Panel("Findings")
 
@@ -43,26 +50,66 @@ def lint(
     Each finding has a code, your line, what it costs, and what to do; the worst come first. A
     comment silences it on its line, on the line below, or in the function whose def it is at:
     # jaxprtool: ignore, with the codes in brackets, or without for all. The exit code is 1 if
-    anything is found.
+    anything is found. All programs of a recorded run are looked at together: TARGET is its folder.
 
     [bold]Examples[/]
 
       jaxprtool lint samples/transformer.py:loss
       jaxprtool lint samples/transformer.py:loss -p grad --select JT6,JT7
       jaxprtool lint jax.numpy:median --args "f32[4096]" --json
+      jaxprtool record -- pytest tests && jaxprtool lint run/
     """
     session.start()
-    from jaxprtool.analysis.lint import lint as found_lint
     from jaxprtool.analysis.lint.table import chosen_rules
+    from jaxprtool.recording.folder import recorded_run
     from jaxprtool.render.reports import lint as render
 
     chosen_rules(select or (), ignore or ())  # report wrong codes before anything is loaded
-    program = only_program("lint takes", session.programs())
-    session.on_progress("looking for findings")
-    found = found_lint(program, select or (), ignore or ())
+    run = recorded_run(session.target)
+    if run is not None:
+        found = _of_run(run, session, select or (), ignore or ())
+    else:
+        found = _of_programs(session, select or (), ignore or ())
     if json:
         output.write_json(found)
     else:
         output.write_rendered(render.findings_by_line(found, output.width(), top))
     if found.findings:
         raise typer.Exit(1)
+
+
+def _of_programs(session: Session, select: Iterable[str], ignore: Iterable[str]) -> Findings:
+    """Return the findings in the program of TARGET, or in those that its passes return."""
+    from jaxprtool.analysis.lint import lint, lint_programs
+
+    programs = session.programs()
+    session.on_progress("looking for findings")
+    if len(programs) == 1:
+        return lint(programs[0][1], select, ignore)
+    return lint_programs(session.target, programs, select, ignore)
+
+
+def _of_run(run: str, session: Session, select: Iterable[str], ignore: Iterable[str]) -> Findings:
+    """Return the findings in all programs of a run; a note says which cannot be read."""
+    from jaxprtool.analysis.lint import lint_programs
+    from jaxprtool.api.record import every_program
+
+    given = {"-p": session.passes, "--args": session.args, "--mesh": session.mesh}
+    for option in (option for option, value in given.items() if value):
+        hint = f"give the name of one program: {run}/NAME"
+        raise ArgumentsError(f"{option} does not apply to a recorded run of programs", hint)
+    failed: dict[str, JaxprToolError] = {}
+
+    def programs() -> Iterator[tuple[str, Program]]:
+        for name, program in every_program(run, failed.__setitem__):
+            session.on_progress(f"looking for findings in {name}")
+            yield name, program
+
+    found = lint_programs(run, programs(), select, ignore)
+    if not found.programs and not failed:
+        raise TargetError(f"'{run}' is a recorded run without programs: nothing was compiled")
+    if failed:
+        name, error = next(iter(failed.items()))
+        count = plural(len(failed), "program")
+        output.note(f"{count} cannot be read: {name}: {error}")
+    return found

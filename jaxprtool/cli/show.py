@@ -127,6 +127,8 @@ def show(
       jaxprtool show samples/transformer.py:loss -o loss.html
     """
     format = _format(format, out, {"--stats": stats, "--json": json, "--pager": pager})
+    from jaxprtool.recording.folder import recorded_run
+
     if (run := recorded_run(session.target)) is not None:
         _show_run(run, session, full, json or format == "json")
         return
@@ -173,14 +175,6 @@ def show(
     render = _stats if stats else _form(format)
     with output.paged(pager):
         output.write_programs(programs, partial(render, options=shown))
-
-
-def recorded_run(target: str) -> str | None:
-    """Return the folder of the recorded run that TARGET is, or None."""
-    from jaxprtool.recording.folder import split
-
-    found = split(target)
-    return found[0] if found is not None and not found[1] else None
 
 
 def _show_run(path: str, session: Session, full: bool, json: bool) -> None:

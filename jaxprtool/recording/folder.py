@@ -57,6 +57,12 @@ def split(target: str) -> tuple[str, str] | None:
     return None
 
 
+def recorded_run(target: str) -> str | None:
+    """Return the folder of the recorded run that TARGET is; None if it is anything else."""
+    found = split(target)
+    return found[0] if found is not None and not found[1] else None
+
+
 def new_run(path: str, overwrite: bool) -> None:
     """Make the folder of a run.
 

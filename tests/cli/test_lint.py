@@ -73,7 +73,7 @@ def test_findings_are_by_line_the_worst_first(run):
 def test_nothing_found_is_said_and_exits_with_0(run):
     assert run("linted.py:good", "--args", "f32[8]").out == "nothing found in good\n"
     document = json.loads(run("linted.py:good", "--args", "f32[8]", "--json").out)
-    assert document == {"name": "good", "findings": []}
+    assert document == {"name": "good", "findings": [], "programs": 1}
 
 
 def test_the_document_has_code_line_message_and_cost(run):
@@ -113,3 +113,84 @@ def test_passes_run_first(run):
     assert "JT101" in found.out
     several = run("linted.py:bad", *ARGS, "-p", "nonsense", code=2)
     assert several.err.startswith("error: unknown pass 'nonsense'")
+
+
+RECORDED = """
+    import jax, jax.numpy as jnp
+
+    def best(x, unused):
+        weights = jnp.exp(x)
+        weights = weights / weights.sum(-1, keepdims=True)
+        return jnp.sort(weights)[:, -5:]
+
+    @jax.jit
+    def doubled(x):
+        return 2 * jnp.sort(x)[:5]  # jaxprtool: ignore[JT403]
+
+    for size in (256, 1024, 512):
+        jax.jit(best)(jnp.ones((8, size)), jnp.ones((2, size)))
+    doubled(jnp.ones(64)), doubled(jnp.ones(128))
+"""
+
+
+@pytest.fixture
+def recorded(folder, cli):
+    """Record a script, and return the folder of the run."""
+
+    def recorded(text):
+        (folder / "script.py").write_text(textwrap.dedent(text))
+        assert cli("record", "-o", "run", "script.py").code == 0
+        return "run"
+
+    return recorded
+
+
+def test_a_line_is_found_once_in_all_programs_of_a_run_where_it_costs_most(run, recorded):
+    found = run(f"{recorded(RECORDED)}/", code=1).out.splitlines()
+    assert [line for line in found if not line.startswith(" ")] == [
+        "script.py:5: JT701 the exponentials of a softmax or logsumexp overflow: no maximum is "
+        "subtracted",
+        "unknown line: JT301 no result depends on unused (f32[2,1024])",
+        "script.py:7: JT403 1,024 elements are sorted, but at most 5 of them are read",
+        "3 findings in 5 programs; 1 silenced",
+    ]
+    assert found.count("    in best, best@2, best@3") == 3
+    document = json.loads(run("run", "--json", "--select", "JT403", code=1).out)
+    (finding,) = document["findings"]
+    assert document["programs"] == 5 and finding["programs"] == ["best", "best@2", "best@3"]
+    assert finding["cost"]["flops"] == 8 * 1024 * 10
+    alone = json.loads(run("run/best", "--json", "--select", "JT403", code=1).out)
+    assert alone["programs"] == 1 and alone["findings"][0]["programs"] == ["best"]
+
+
+def test_a_run_of_which_nothing_can_be_looked_at_is_an_error(run, recorded, folder):
+    recorded("import jax.numpy as jnp; jnp.ones(8) + 1")
+    empty = run("run", code=2)
+    assert empty.err == "error: 'run' is a recorded run without programs: nothing was compiled\n"
+
+
+def test_programs_that_cannot_be_read_are_noted_and_the_others_looked_at(run, recorded, folder):
+    recorded(RECORDED)
+    (folder / "run/process-0/best@2.jaxpr").write_text("nothing")
+    found = run("run", "--select", "JT403", code=1)
+    assert "1,0" not in found.out and "in best, best@3" in found.out
+    assert found.err.startswith("note: 1 program cannot be read: best@2: ")
+
+
+def test_passes_and_arguments_are_for_one_program_of_a_run(run, recorded):
+    recorded(RECORDED)
+    for option in (("-p", "dce"), ("--args", "f32[8]"), ("--mesh", "x=2")):
+        wrong = run("run", *option, code=2)
+        assert wrong.err == (
+            f"error: {option[0]} does not apply to a recorded run of programs\n"
+            "hint: give the name of one program: run/NAME\n"
+        )
+
+
+def test_programs_by_name_are_linted_together(recorded):
+    import jaxprtool
+    from jaxprtool.api.record import Recording
+
+    found = jaxprtool.lint(Recording(recorded(RECORDED)).programs, select="JT4")
+    assert [each.programs for each in found] == [("best", "best@2", "best@3")]
+    assert found.name == "5 programs" and found.silenced == 1

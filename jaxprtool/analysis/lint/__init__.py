@@ -5,18 +5,23 @@
 
 Each rule has a code that never changes, and is in a table that plug-ins add to (`table`). Rules
 look for patterns in a graph of the program in which calls are opened (`graph`), and state what a
-finding costs. Comments in the source silence findings (`sources`).
+finding costs. Comments in the source silence findings (`sources`). What several programs have in
+common, such as those of a recorded run, is found once.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections import defaultdict
+from collections.abc import Iterable, Mapping
+from dataclasses import replace
+from typing import TypeAlias
 
 from jaxprtool.analysis.lint.findings import Finding, FindingCost, Findings, Found
 from jaxprtool.analysis.lint.linted_program import LintedProgram
+from jaxprtool.analysis.lint.sources import Sources
 from jaxprtool.analysis.lint.table import LintRule, all_rules, chosen_rules, lint_rule
 from jaxprtool.ir.basics.collector import without_collector
-from jaxprtool.ir.basics.quantities import in_bytes, with_prefix
+from jaxprtool.ir.basics.quantities import in_bytes, plural, with_prefix
 from jaxprtool.ir.programs.program import Program
 from jaxprtool.jaxcompat import AnyJaxpr
 from jaxprtool.jaxcompat.source_locations import UserFrame
@@ -30,20 +35,23 @@ __all__ = [
     "LintedProgram",
     "all_rules",
     "lint",
+    "lint_programs",
     "lint_rule",
 ]
 
+#: A rule, the file and the number of a line, and the argument that is found there.
+_Place: TypeAlias = tuple[str, tuple[str, int], str]
 
-@without_collector()
+
 def lint(
-    program: Program | AnyJaxpr,
+    program: Program | AnyJaxpr | Mapping[str, Program],
     select: str | Iterable[str] = (),
     ignore: str | Iterable[str] = (),
 ) -> Findings:
     """Find what costs memory or time for nothing in a program, or makes its results wrong.
 
     Args:
-        program: A `Program`, or a jaxpr.
+        program: A `Program`, a jaxpr, or programs by name, such as those of a recorded run.
         select: The codes of the rules to run, or their beginnings (`JT1`), or a text of them with
             commas; all if empty.
         ignore: The codes of rules not to run, likewise.
@@ -55,29 +63,97 @@ def lint(
         ArgumentsError: If there is no rule with a given code.
         PluginError: If a plug-in with rules cannot be imported.
     """
-    rules = chosen_rules(select, ignore)
+    if isinstance(program, Mapping):
+        name = plural(len(program), "program")
+        return lint_programs(name, program.items(), select, ignore)
     linted = LintedProgram(program)
-    found, silenced = list[Finding](), 0
-    for rule in rules:
-        by_place: dict[object, list[tuple[UserFrame | None, Found]]] = {}
-        for each in rule.check(linted):
-            frame = each.where if isinstance(each.where, UserFrame) else linted.frame_of(each.path)
-            # Findings of the function itself are about different arguments.
-            about = each.message if each.where is None else ""
-            line = None if frame is None else (frame.file, frame.line)
-            by_place.setdefault((line, about), []).append((frame, each))
-        for group in by_place.values():
-            frame = group[0][0]
-            if frame is not None and linted.sources.is_silenced(frame, rule.code):
-                silenced += len(group)
-            else:
-                found.append(_finding(linted, rule, frame, [each for _, each in group]))
-    found.sort(key=lambda each: (each.kind != "wrong", -each.cost.weight, each.line, each.code))
-    return Findings(linted.about.name, tuple(found), silenced)
+    collected = _Collected()
+    collected.add(linted.about.name, linted, chosen_rules(select, ignore))
+    return collected.findings(linted.about.name)
+
+
+def lint_programs(
+    name: str,
+    programs: Iterable[tuple[str, Program]],
+    select: str | Iterable[str] = (),
+    ignore: str | Iterable[str] = (),
+) -> Findings:
+    """Find what `lint` finds in several programs; what a rule finds on the same line is one.
+
+    Args:
+        name: A name for all of them.
+        programs: Their names, and the programs. They are taken, and let go, one by one.
+        select: The codes of the rules to run; see `lint`.
+        ignore: The codes of rules not to run.
+
+    Returns:
+        The findings, the worst first, with the names of the programs that they are in. The message
+        and the cost are those of the program in which it costs most.
+
+    Raises:
+        ArgumentsError: If there is no rule with a given code.
+        PluginError: If a plug-in with rules cannot be imported.
+    """
+    rules, sources = chosen_rules(select, ignore), Sources()
+    collected = _Collected()
+    for each, program in programs:
+        collected.add(each, LintedProgram(program, sources), rules)
+    return collected.findings(name)
+
+
+class _Collected:
+    """Collects the findings of programs by their places."""
+
+    def __init__(self) -> None:
+        self._found: dict[_Place, Finding] = {}
+        self._silenced: set[_Place] = set()
+        self._programs = 0
+
+    @without_collector()
+    def add(self, name: str, linted: LintedProgram, rules: Iterable[LintRule]) -> None:
+        """Add what the rules find in a program."""
+        self._programs += 1
+        for rule in rules:
+            groups = defaultdict[_Place, list[tuple[UserFrame | None, Found]]](list)
+            for each in rule.check(linted):
+                frame = (
+                    each.where if isinstance(each.where, UserFrame) else linted.frame_of(each.path)
+                )
+                # Without a line, the name of the function tells findings apart.
+                line = (linted.about.name, 0) if frame is None else (frame.file, frame.line)
+                groups[rule.code, line, each.argument].append((frame, each))
+            for place, group in groups.items():
+                frame = group[0][0]
+                if frame is not None and linted.sources.is_silenced(frame, rule.code):
+                    self._silenced.add(place)
+                else:
+                    found = [each for _, each in group]
+                    self._add(place, _finding(name, linted, rule, frame, found))
+
+    def _add(self, place: _Place, found: Finding) -> None:
+        """Add a finding; of those at one place, the most expensive is kept."""
+        before = self._found.get(place)
+        if before is not None:
+            names = (*before.programs, *found.programs)
+            worst = max(before, found, key=lambda each: each.cost.weight)
+            found = replace(worst, programs=names)
+        self._found[place] = found
+
+    def findings(self, name: str) -> Findings:
+        """Return all findings, the worst first."""
+        found = sorted(
+            self._found.values(),
+            key=lambda each: (each.kind != "wrong", -each.cost.weight, each.line, each.code),
+        )
+        return Findings(name, tuple(found), self._programs, len(self._silenced))
 
 
 def _finding(
-    linted: LintedProgram, rule: LintRule, frame: UserFrame | None, group: list[Found]
+    name: str,
+    linted: LintedProgram,
+    rule: LintRule,
+    frame: UserFrame | None,
+    group: list[Found],
 ) -> Finding:
     """Return the findings of a rule on one line as one, with the sum of their costs."""
     worst = max(group, key=lambda each: each.flops + 100 * each.bytes)
@@ -92,5 +168,6 @@ def _finding(
         FindingCost(sizes, flops, text),
         worst.advice,
         rule.kind,
+        (name,),
         linted.frames.stack(worst.path) if worst.path else frames,
     )

@@ -47,6 +47,7 @@ class Finding:
         cost: What it costs.
         advice: What to do.
         kind: "wrong" if results may be wrong, or "waste".
+        programs: The names of the programs that it is in.
         frames: The frames of the line, the innermost first.
     """
 
@@ -56,22 +57,25 @@ class Finding:
     cost: FindingCost
     advice: str
     kind: Kind
+    programs: tuple[str, ...]
     frames: tuple[UserFrame, ...] = field(repr=False)
 
 
 @document(without=("silenced",))
 @dataclass(frozen=True)
 class Findings:
-    """The findings of all rules in a program.
+    """The findings of all rules in a program, or in several.
 
     Attributes:
-        name: The name of the program.
+        name: The name of the program, or of the recorded run.
         findings: The findings: first those that make results wrong, then the most expensive.
+        programs: The number of programs that were looked at.
         silenced: The number of findings that comments in the source silence.
     """
 
     name: str
     findings: tuple[Finding, ...]
+    programs: int
     silenced: int = 0
 
     def __iter__(self) -> Iterator[Finding]:
@@ -93,6 +97,7 @@ class Found(NamedTuple):
             findings of the rule on the same line.
         bytes: The bytes that it costs.
         flops: The operations that it costs.
+        argument: The argument that it is about, if it is about the function.
     """
 
     where: Node | tuple[JaxprEqn, ...] | UserFrame | None
@@ -101,6 +106,7 @@ class Found(NamedTuple):
     cost: str
     bytes: int = 0
     flops: int = 0
+    argument: str = ""
 
     @property
     def path(self) -> tuple[JaxprEqn, ...]:

@@ -36,6 +36,7 @@ class LintedProgram:
 
     Args:
         program: A `Program`, or a jaxpr.
+        sources: Reads the source of the user's files, of several programs each file once.
 
     Attributes:
         about: The names and types of its arguments and results.
@@ -46,11 +47,11 @@ class LintedProgram:
         nodes: Those that run, and that a result or an effect depends on.
     """
 
-    def __init__(self, program: Program | AnyJaxpr) -> None:
+    def __init__(self, program: Program | AnyJaxpr, sources: Sources | None = None) -> None:
         self.program = program
         self.about = program_signature(program)
         self.frames = frames_now(self.about.roots)
-        self.sources = Sources()
+        self.sources = sources or Sources()
         sizes = dict.fromkeys(symbols_of(self.about.jaxpr), TYPICAL_SIZE)
         closed = program.jaxpr if isinstance(program, Program) else self.about.jaxpr
         self.top: Scope = GraphBuilder(sizes).program(closed)

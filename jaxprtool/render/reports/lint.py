@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
-from jaxprtool.ir.basics.quantities import plural
+from jaxprtool.ir.basics.quantities import plural, some
 from jaxprtool.ir.notation.tokens import Comment, PrimitiveName, SourceLine
 from jaxprtool.render.terminal.lines import joined, printable, wrapped
 from jaxprtool.render.terminal.listing import Listing
@@ -15,6 +15,9 @@ if TYPE_CHECKING:
 
 #: The indentation of what a finding costs, and of what to do.
 _INDENT = "    "
+
+#: The maximum number of programs that are named.
+_MOST_PROGRAMS = 3
 
 
 def findings_by_line(found: Findings, width: int, top: int | None = None) -> Listing:
@@ -26,7 +29,8 @@ def findings_by_line(found: Findings, width: int, top: int | None = None) -> Lis
         top: The number of findings to show; None for all.
     """
     shown = found.findings[:top]
-    lines = [line for each in _grouped(shown) for line in _finding(each, width)]
+    several = found.programs > 1
+    lines = [line for each in _grouped(shown) for line in _finding(each, several, width)]
     lines.append([Comment(_summary(found, len(shown)))])
     return Listing(printable(joined(lines)))
 
@@ -40,17 +44,24 @@ def _grouped(findings: tuple[Finding, ...]) -> Iterator[Finding]:
         yield from group
 
 
-def _finding(found: Finding, width: int) -> Iterator[list[str]]:
+def _finding(found: Finding, several: bool, width: int) -> Iterator[list[str]]:
+    """Yield the lines of a finding; of several programs, it says in which it is."""
     place = SourceLine(found.line or "unknown line")
     yield [place, ": ", PrimitiveName(found.code), f" {found.message}"]
-    for cell in ([f"costs {found.cost.text}"], [Comment(f"hint: {found.advice}")]):
+    cells: list[list[Any]] = [[f"costs {found.cost.text}"], [Comment(f"hint: {found.advice}")]]
+    if several:
+        cells.append([Comment(f"in {some(found.programs, _MOST_PROGRAMS)}")])
+    for cell in cells:
         for line in wrapped(cell, max(width - len(_INDENT), 20)):
             yield [_INDENT, *line]
 
 
 def _summary(found: Findings, shown: int) -> str:
     count = len(found.findings)
-    text = plural(count, "finding") if count else f"nothing found in {found.name}"
+    place = found.name if found.programs == 1 else f"{found.programs:,} programs"
+    text = plural(count, "finding") if count else f"nothing found in {place}"
+    if count and found.programs > 1:
+        text = f"{text} in {place}"
     if shown < count:
         text = f"{text}, of which {shown} {'is' if shown == 1 else 'are'} shown"
     return f"{text}; {found.silenced} silenced" if found.silenced else text

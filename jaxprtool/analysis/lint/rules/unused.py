@@ -126,6 +126,7 @@ def unused_arguments(program: LintedProgram) -> Iterator[Found]:
             "use it, or drop it from the arguments",
             "{bytes} that the caller keeps, and sends",
             bytes=size,
+            argument=path,
         )
 
 
@@ -199,4 +200,5 @@ def unusable_donations(program: LintedProgram) -> Iterator[Found]:
             "return a result of its type, or do not donate it",
             "{bytes} that are not saved",
             bytes=sizes[each.argument],
+            argument=each.argument,
         )

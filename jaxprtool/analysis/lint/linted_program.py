@@ -85,6 +85,43 @@ class LintedProgram:
         results = self.top.results
         return len(results) == 1 and results[0].shape == () and is_inexact(results[0])
 
+    def is_differentiated(self, node: Node) -> bool:
+        """Return True if JAX differentiates an equation.
+
+        In a program with a gradient, its line has equations of the backward part. A loss is
+        differentiated by its first argument, as `jax.grad` does unless told otherwise, or by any
+        if that has no floats.
+        """
+        if self.has_backward:
+            frame = self.frame(node)
+            return frame is not None and (frame.file, frame.line) in self._backward_lines
+        return self.is_loss and any(value in self._varying for value in node.ins)
+
+    @cached_property
+    def _backward_lines(self) -> set[tuple[str, int]]:
+        frames = (self.frame(node) for node in self.nodes if node.is_backward)
+        return {(frame.file, frame.line) for frame in frames if frame is not None}
+
+    @cached_property
+    def _varying(self) -> set[Value]:
+        """The floats that are computed from floats of the first argument."""
+        floats = [value for value in self.top.arguments if is_inexact(value)]
+        found = set([self.top.arguments[i] for i in self.first_argument] or floats)
+        for node in self.every:  # those of bodies follow their loop
+            if any(value in found for value in node.ins):
+                found.update(out for out in node.outs if is_inexact(out))
+                found.update(v for scope in node.inner for v in scope.arguments if is_inexact(v))
+        return found
+
+    @cached_property
+    def first_argument(self) -> tuple[int, ...]:
+        """The positions of the floats of the first argument; of all arguments of a bare jaxpr."""
+        count = len(self.top.arguments)
+        if isinstance(self.program, Program):
+            trees = self.program.in_tree.children()[0].children()
+            count = trees[0].num_leaves if trees else 0
+        return tuple(i for i in range(count) if is_inexact(self.top.arguments[i]))
+
     @cached_property
     def donations(self) -> Donations:
         """Its donated arguments."""

@@ -104,6 +104,42 @@ PROGRAMS = {
         def f(x, n):
             return jnp.where(n > 0, x / n, 0.0).sum()  # JT702
     """,
+    "a quotient of labels, by which JAX does not differentiate": """
+        @jaxprtool.example("f32[64]", "f32[64]")
+        def f(scores, labels):
+            total = labels.sum()
+            wanted = jnp.where(total > 0, labels / total, 0.0)
+            return (scores * wanted).sum()
+    """,
+    "a quotient of labels beside a gradient": """
+        @jaxprtool.example("f32[64]", "f32[64]")
+        def f(scores, labels):
+            total = labels.sum()
+            wanted = jnp.where(total > 0, labels / total, 0.0)
+            return jax.grad(lambda scores: jnp.square(scores * wanted).sum())(scores)
+    """,
+    "a quotient in a gradient": """
+        @jaxprtool.example("f32[64]", "f32[64]")
+        def f(x, n):
+            def loss(x):
+                return jnp.where(n > 0, x / n, 0.0).sum()  # JT702
+            return jax.grad(loss)(x)
+    """,
+    "a mean of those that a mask chooses, if any": """
+        @jaxprtool.example("f32[64]", "bool[64]")
+        def f(x, mask):
+            mean = jnp.square(x).mean(where=mask)
+            count = mask.sum()
+            own = jnp.where(mask, x, 0.0).sum() / count
+            return jnp.where(jnp.isnan(mean), 0.0, mean) + jnp.where(count > 0, own, 0.0)
+    """,
+    "a mean of those that a product with a mask chooses, if any": """
+        @jaxprtool.example("f32[64]", "bool[64]")
+        def f(x, mask):
+            count = mask.sum()
+            mean = (x * mask).sum() / count  # JT702
+            return jnp.where(count > 0, mean, 0.0)
+    """,
     "a quotient without a gradient": """
         @jaxprtool.example("f32[64]", "f32[64]")
         def f(x, n):

@@ -41,6 +41,22 @@ def test_the_bad_example_is_not_finite_and_the_good_one_is(code, tmp_path):
     assert finite == [False, True]
 
 
+def test_a_mean_of_nothing_has_a_gradient_of_nan_unless_the_mask_chooses_the_operand():
+    def chosen(x, mask):
+        mean = x.mean(where=mask)
+        return jnp.where(jnp.isnan(mean), 0.0, mean)
+
+    def multiplied(x, mask):
+        count = mask.sum()
+        return jnp.where(count > 0, (x * mask).sum() / count, 0.0)
+
+    x, mask = jnp.ones(8), jnp.zeros(8, bool)
+    assert np.isfinite(jax.grad(chosen)(x, mask)).all()
+    assert np.isnan(jax.grad(multiplied)(x, mask)).all()
+    found = [lint(jaxprtool.trace(f, x, mask), select="JT7") for f in (chosen, multiplied)]
+    assert list(map(len, found)) == [0, 1]
+
+
 def test_an_unrolled_loop_is_one_no_more_after_the_passes_that_it_names(tmp_path):
     text = RULES["JT501"].bad.replace("gelu(x @ w)", "softmax(jax.nn.gelu(x @ w))")
     (tmp_path / "unrolled.py").write_text(text)

@@ -93,9 +93,8 @@ def zero_gradients(program: LintedProgram) -> Iterator[Found]:
         return
     moved = _Differentiable().arguments(program.top, (True,))
     top = program.top.arguments
-    floats = [i for i in _first_argument(program.program) if is_inexact(top[i])]
-    stopped = [i for i in floats if top[i].live_readers and not moved[i]]
-    if len(stopped) == len(floats):
+    stopped = [i for i in program.first_argument if top[i].live_readers and not moved[i]]
+    if len(stopped) == len(program.first_argument):
         return  # a metric, such as an accuracy, which has no gradient at all
     for position in stopped[:_MOST_ARRAYS]:
         flow = gradient_flow(program.program, [position])
@@ -111,12 +110,6 @@ def zero_gradients(program: LintedProgram) -> Iterator[Found]:
             "{bytes} that are never trained",
             bytes=program.about.arguments[position].bytes or 0,
         )
-
-
-def _first_argument(program: Program) -> range:
-    """Return the positions of the arrays of the first argument, which JAX differentiates by."""
-    trees = program.in_tree.children()[0].children()
-    return range(trees[0].num_leaves if trees else 0)
 
 
 class _Differentiable:

@@ -108,6 +108,17 @@ _GOOD_DISTANCE = """
 """
 
 
+def _in_forward(program: LintedProgram, primitive: str) -> Iterator[Node]:
+    """Yield the equations of a primitive that may be differentiated, of the user's own lines.
+
+    If only the gradient is a result, the last equations of the forward part are dead.
+    """
+    if program.has_backward or program.is_loss:
+        for node in program.every if program.has_backward else program.of(primitive):
+            if node.name == primitive and not _is_left_out(program, node):
+                yield node
+
+
 def _is_left_out(program: LintedProgram, node: Node) -> bool:
     """Return True for equations of backward passes, of custom derivatives, and of libraries."""
     return node.is_backward or node.has_rule or not program.is_own(node)
@@ -160,12 +171,8 @@ def single_where(program: LintedProgram) -> Iterator[Found]:
     through the choice is multiplied by an infinite derivative. It is reported in programs that have
     a gradient, and in functions that return one real number.
     """
-    if not (program.has_backward or program.is_loss):
-        return
-    for select in program.of("select_n"):
-        if _is_left_out(program, select) or any(map(_is_nan, select.ins[1:])):
-            continue
-        if not _is_stated(program, select):
+    for select in _in_forward(program, "select_n"):
+        if any(map(_is_nan, select.ins[1:])) or not _is_stated(program, select):
             continue
         for case in select.ins[1:]:
             node = origin(case, MOVES).node
@@ -173,6 +180,8 @@ def single_where(program: LintedProgram) -> Iterator[Found]:
             if node is None or risky is None or node.has_rule or not is_inexact(risky):
                 continue
             if is_guarded(risky) or not _depends(select.ins[0], risky):
+                continue
+            if not program.is_differentiated(node) or _is_masked_mean(node):
                 continue
             yield Found(
                 node,
@@ -195,6 +204,23 @@ def _risky(node: Node) -> Value | None:
     if between is None or not node.traits.elementwise or not is_inexact(node.outs[0]):
         return None
     return node.ins[0]
+
+
+def _is_masked_mean(node: Node) -> bool:
+    """Return True for the sum of what a mask chooses, divided by what is computed from the mask.
+
+    The gradient that is NaN where nothing is chosen meets the same choice in the sum.
+    """
+    if node.name != "div":
+        return False
+    total, count = (origin(each, MOVES).node for each in node.ins)
+    if total is None or count is None or total.name != "reduce_sum":
+        return False
+    chosen = origin(total.ins[0], MOVES).node
+    if chosen is None or chosen.name != "select_n":
+        return False
+    masks = {origin(each, MOVES) for each in ancestors(node.ins[1])}
+    return origin(chosen.ins[0], MOVES) in masks
 
 
 def _is_nan(value: Value) -> bool:
@@ -267,11 +293,9 @@ def roots_of_zero(program: LintedProgram) -> Iterator[Found]:
     The derivative of the root at zero is infinite, and so the gradient is NaN. It is reported in
     programs that have a gradient, and in functions that return one real number.
     """
-    if not (program.has_backward or program.is_loss):
-        return
-    for node in program.of("sqrt"):
+    for node in _in_forward(program, "sqrt"):
         total = origin(node.ins[0], MOVES).node
-        if _is_left_out(program, node) or total is None or total.name != "reduce_sum":
+        if total is None or total.name != "reduce_sum" or not program.is_differentiated(node):
             continue
         difference = _squared(origin(total.ins[0], MOVES).node)
         if difference is None or difference.node is None or difference.node.name != "sub":

@@ -51,3 +51,9 @@ def docs(session):
     session.run("python", "-m", "tests.documentation.json_page")
     session.run("python", "-m", "tests.documentation.picture")
     session.run("pytest", "tests/documentation", *session.posargs)
+
+
+@nox.session
+def site(session):
+    """Build the site of the documentation in build/site."""
+    session.run("python", "-m", "sphinx", "-W", "--keep-going", "docs", "build/site")

@@ -6,6 +6,8 @@ from xml.etree import ElementTree
 
 import pytest
 
+import jaxprtool
+from jaxprtool import extend, testing
 from tests.documentation import jax_internals, json_page, lint_page, picture
 from tests.documentation.blocks import PAGES, ROOT
 
@@ -20,6 +22,7 @@ def test_the_dependency_table_is_the_one_of_the_package():
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     declared = {"": project["dependencies"], **project["optional-dependencies"]}
     del declared["models"], declared["zoo"]  # the models themselves
+    del declared["docs"]  # on the page of contributing
     table = README.partition("| dependency | why |")[2].partition("\n\n")[0]
     shown = {
         name: extra
@@ -42,10 +45,19 @@ def test_links_to_files_lead_somewhere():
 
 
 def test_the_index_links_to_every_page():
-    linked = set(re.findall(r"\]\((\w+\.md)\)", PAGES["docs/index.md"]))
+    linked = set(re.findall(r"\]\(([\w/]+\.md)\)", PAGES["docs/index.md"]))
     assert {f"docs/{name}" for name in linked} | {"docs/index.md"} == {
         page for page in PAGES if page.startswith("docs/")
     }
+
+
+@pytest.mark.parametrize("module", [jaxprtool, testing, extend], ids=lambda m: m.__name__)
+def test_every_public_name_is_in_the_api_reference(module):
+    text = "".join(path.read_text() for path in (ROOT / "docs" / "api").glob("*.rst"))
+    listed = re.findall(
+        rf"^\.\. \w*(?::\w+)?:: {re.escape(module.__name__)}\.(\w+)$", text, re.MULTILINE
+    )
+    assert set(module.__all__) <= set(listed)
 
 
 def test_every_model_has_a_row_without_failures_in_each_table():

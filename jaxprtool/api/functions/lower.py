@@ -65,21 +65,27 @@ def xla_computation(
     That object has `as_hlo_text()`, `as_serialized_hlo_module_proto()`, `as_hlo_dot_graph()` and
     `program_shape()`; its result is always a tuple, and unused arguments are kept.
 
-    static_argnums: positions of arguments that are passed to `fun` unchanged.
-    axis_env: names and sizes of axes for collectives, `[('i', 4), ('j', 2)]`. in_parts, out_parts:
-      prefixes of the trees of the positional arguments and of the results, with `PartitionSpec(2,
-      1)`, the number of parts per dimension, or None for replicated values.
-    backend: the platform to lower for (cpu, gpu, tpu), whether or not this machine has it.
-    tuple_args: whether all arguments are passed as one tuple; None for more than a hundred.
-    instantiate_const_outputs: without effect, as in JAX since 2021: constant results are always
-    part of the computation.
-    return_shape: whether to return a pair: the computation, and a `jax.ShapeDtypeStruct` for each
-    result, in the tree of the results.
-    donate_argnums: positions of arguments whose memory may be reused for results.
+    Args:
+        fun: The function.
+        static_argnums: Positions of arguments that are passed to `fun` unchanged.
+        axis_env: Names and sizes of axes for collectives, `[('i', 4), ('j', 2)]`.
+        in_parts: A prefix of the tree of the positional arguments, with `PartitionSpec(2, 1)`, the
+            number of parts per dimension, or None for replicated values.
+        out_parts: The same for the results.
+        backend: The platform to lower for (cpu, gpu, tpu), whether or not this machine has it.
+        tuple_args: Whether all arguments are passed as one tuple; None for more than a hundred.
+        instantiate_const_outputs: Without effect, as in JAX since 2021: constant results are always
+            part of the computation.
+        return_shape: Whether to return a pair: the computation, and a `jax.ShapeDtypeStruct` for
+            each result, in the tree of the results.
+        donate_argnums: Positions of arguments whose memory may be reused for results.
 
-    The returned function raises ArgumentsError for arguments, parts and positions that do not fit
-    `fun`, UserFunctionError if `fun` raises, UnsupportedError for a program that JAX cannot lower,
-    and BackendError for an unknown platform.
+    Raises:
+        ArgumentsError: From the returned function, for arguments, parts and positions that do not
+            fit `fun`.
+        UserFunctionError: From the returned function, if `fun` raises.
+        UnsupportedError: From the returned function, for a program that JAX cannot lower.
+        BackendError: From the returned function, for an unknown platform.
     """
 
     @functools.wraps(fun)

@@ -1,0 +1,77 @@
+"""The site: it builds without a warning, its links lead somewhere, and its search needs no server.
+
+Sphinx is in the extra `docs`; without it these tests are skipped.
+"""
+
+import subprocess
+import sys
+from html.parser import HTMLParser
+from urllib.parse import unquote, urldefrag
+
+import pytest
+from selenium.webdriver.common.by import By
+from selenium.webdriver.support.ui import WebDriverWait
+
+from tests.documentation.blocks import ROOT
+from tests.external import needs
+from tests.render import browser
+
+pytest.importorskip("furo")
+
+
+@pytest.fixture(scope="module")
+def site(tmp_path_factory):
+    """The folder of the built site."""
+    folder = tmp_path_factory.mktemp("site")
+    command = [sys.executable, "-m", "sphinx", "-q", "-W", "--keep-going", ROOT / "docs", folder]
+    done = subprocess.run(command, capture_output=True, text=True)
+    assert (done.returncode, done.stderr) == (0, "")
+    return folder
+
+
+class Page(HTMLParser):
+    """What a page links to, and the anchors that it has."""
+
+    def __init__(self, path):
+        super().__init__()
+        self.links, self.anchors = [], {""}
+        self.feed(path.read_text())
+
+    def handle_starttag(self, tag, attributes):
+        given = dict(attributes)
+        self.anchors.add(given.get("id"))
+        self.links += [given[key] for key in ("href", "src") if given.get(key)]
+
+
+def test_every_link_inside_the_site_leads_to_an_anchor(site):
+    pages = {path: Page(path) for path in site.rglob("*.html")}
+    dead, checked = [], 0
+    for path, page in pages.items():
+        for link in page.links:
+            if ":" in link:  # of another site
+                continue
+            place, anchor = urldefrag(unquote(link))
+            place = place.partition("?")[0]  # the version of a style
+            there = (path.parent / place).resolve() if place else path
+            checked += 1
+            if not there.exists() or (there in pages and anchor not in pages[there].anchors):
+                dead.append(f"{path.relative_to(site)} links to {link}")
+    assert checked > 5000 and dead == []
+
+
+@needs("chromium", "chromedriver")
+def test_the_search_finds_a_page_without_a_server(site):
+    with browser.chromium() as driver:
+        driver.get((site / "search.html").as_uri() + "?q=residuals")
+        links = (By.CSS_SELECTOR, "#search-results li a")
+        found = WebDriverWait(driver, 20).until(lambda _: driver.find_elements(*links))
+        assert "Residuals" in [each.text for each in found]
+
+
+@needs("chromium", "chromedriver")
+@pytest.mark.parametrize("page", ["index", "cost", "api/jaxprtool", "passes"])
+def test_a_page_fits_a_phone(site, page):
+    with browser.chromium(390, 844) as driver:
+        driver.get((site / f"{page}.html").as_uri())
+        wide = driver.execute_script("return document.documentElement.scrollWidth")
+        assert wide <= driver.execute_script("return window.innerWidth")

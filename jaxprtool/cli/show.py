@@ -178,7 +178,7 @@ def show(
 
 
 def _show_run(path: str, session: Session, full: bool, json: bool) -> None:
-    """Print what was recorded in a run; with --full, all functions."""
+    """Print what was recorded in a run; with --full, all functions and all reasons."""
     session.start()
     from jaxprtool.recording.folder import PAGE
     from jaxprtool.recording.read import read_run
@@ -190,7 +190,8 @@ def _show_run(path: str, session: Session, full: bool, json: bool) -> None:
         return
     page = os.path.join(path, PAGE)
     shown = page if os.path.exists(page) else ""
-    most = len(run.functions) + len(run.outside_jit) if full else None
+    reasons = sum(len(each.reasons) for each in run.compilations)
+    most = len(run.functions) + len(run.outside_jit) + reasons if full else None
     output.write_rendered(render.summary(run, output.width(), shown, most))
 
 

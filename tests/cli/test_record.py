@@ -206,6 +206,19 @@ def test_a_run_is_kept_unless_it_is_to_be_replaced(folder):
     assert jaxprtool("record", "-o", "run", "--overwrite", "plain.py").returncode == 4
 
 
+def test_full_shows_every_reason(folder):
+    Path("reasons.py").write_text(
+        "import jax, numpy as np\n"
+        "total = jax.jit(lambda a, b, c: a.sum() + b.sum() + c.sum())\n"
+        "one, two = np.ones(1, np.float32), np.ones(2, np.float32)\n"
+        "for each in ((one, one, one), (two, one, one), (one, two, one), (one, one, two)):\n"
+        "    total(*each)\n"
+    )
+    assert jaxprtool("record", "reasons.py").returncode == 0
+    shown = jaxprtool("show", "run", "--full").stdout
+    assert all(f"{name}: f32[1] → f32[2]" in shown for name in "abc")
+
+
 def test_functions_to_keep_that_were_never_called_are_named(folder):
     done = jaxprtool("record", "--keep", "stp", "script.py", input="")
     assert done.returncode == 0

@@ -11,11 +11,11 @@ from jaxprtool.passes.framework import registry
 from tests.documentation.blocks import ROOT
 
 
-def forget():
-    """Forget the samples that were imported, what was traced of them, and what was registered."""
+def forget(folder=ROOT / "samples"):
+    """Forget the modules of a folder, what was traced of them, and what was registered."""
     for name, module in list(sys.modules.items()):
         path = getattr(module, "__file__", None)
-        if path and Path(path).resolve().parent == ROOT / "samples":
+        if path and Path(path).resolve().parent == folder:
             del sys.modules[name]
     jax.clear_caches()
     jaxprtool.clear_caches()

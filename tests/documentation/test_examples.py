@@ -18,12 +18,15 @@ from pathlib import Path
 import pytest
 
 from tests.documentation import shell
-from tests.documentation.blocks import ROOT, blocks
+from tests.documentation.blocks import PAGES, ROOT, blocks
+
+#: Pages whose commands do not depend on each other.
+SINGLE = [page for page in PAGES if "/tutorials/" not in page]
 
 
 def examples():
     """Each command of the pages, once, with the output that it shows."""
-    for _, text in blocks("console"):
+    for _, text in blocks("console", SINGLE):
         for part in re.split(r"^\$ ", text, flags=re.MULTILINE)[1:]:
             command, _, output = part.partition("\n")
             yield command, output
@@ -32,7 +35,7 @@ def examples():
 EXAMPLES = list(dict.fromkeys(examples()))
 FILES = {
     text.partition("\n")[0].removeprefix("# "): text
-    for _, text in blocks("python")
+    for _, text in blocks("python", SINGLE)
     if text.startswith("# ")
 }
 
@@ -65,7 +68,7 @@ def folder(place, monkeypatch):
 
 
 def test_files_of_one_name_are_one():
-    assert len(FILES) == sum(text.startswith("# ") for _, text in blocks("python"))
+    assert len(FILES) == sum(text.startswith("# ") for _, text in blocks("python", SINGLE))
 
 
 def normalised(text):

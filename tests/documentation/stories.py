@@ -1,0 +1,88 @@
+"""The tutorials: pages whose blocks happen one after another, in one folder.
+
+A ```python block that begins with a file's name writes the file, a ```diff block changes it, and a
+```console block runs commands. What a command prints is compared word by word: where lines break
+depends on how long durations are.
+"""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+
+from tests.documentation import shell
+
+_BLOCK = re.compile(r"^```(python|diff|console)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
+
+
+@dataclass(frozen=True)
+class Step:
+    """One thing that happens in a tutorial.
+
+    Attributes:
+        kind: "python", "diff" or "console".
+        text: The text of a file, the lines of a change, or a command.
+        output: What the command prints, as the page shows it.
+    """
+
+    kind: str
+    text: str
+    output: str = ""
+
+
+def steps(page: str) -> list[Step]:
+    """Return what happens in a page, in order."""
+    found = []
+    for kind, text in _BLOCK.findall(page):
+        if kind == "console":
+            for part in re.split(r"^\$ ", text, flags=re.MULTILINE)[1:]:
+                command, _, output = part.partition("\n")
+                found.append(Step(kind, command, output))
+        elif kind == "diff" or re.match(r"# \S+\.py\n", text):
+            found.append(Step(kind, text))
+    return found
+
+
+def write(step: Step) -> None:
+    """Write the file of a ```python block, or change that of a ```diff block."""
+    first, _, rest = step.text.partition("\n")
+    if step.kind == "python":
+        Path(first.removeprefix("# ")).write_text(step.text)
+        return
+    path, lines = Path(first.removeprefix("--- ")), rest.splitlines(keepends=True)
+    before = "".join(line[1:] for line in lines if line[0] in " -")
+    after = "".join(line[1:] for line in lines if line[0] in " +")
+    text = path.read_text()
+    assert text.count(before) == 1, f"{path} does not have these lines once:\n{before}"
+    path.write_text(text.replace(before, after))
+
+
+def run(command: str) -> tuple[int, str]:
+    """Return the exit code of a command, and what it prints; a script runs in its own process."""
+    if not re.match(r"python |jaxprtool record ", command):
+        return shell.run(command)
+    start = [sys.executable, "-m", "jaxprtool"] if command.startswith("j") else [sys.executable]
+    words = [*start, *command.split()[1:]]
+    done = subprocess.run(words, capture_output=True, text=True)
+    return done.returncode, done.stdout + done.stderr
+
+
+def words(printed: str) -> str:
+    """Return what is printed without durations and the breaks of lines, which depend on them."""
+    text = re.sub(r"\b[\d.]+(e-\d+)? (s|ms|µs)\b", "TIME", printed)
+    lines = text.splitlines()
+    lines = [re.sub(r"\b[\d.]+%", "SHARE", line) if "TIME" in line else line for line in lines]
+    text = re.sub(r"\b\d+\.\d{4,}\b", lambda m: f"{float(m[0]):.4g}", "\n".join(lines))
+    return " ".join(re.sub(r"─+", "─", text).split())
+
+
+def matches(shown: str, printed: str) -> bool:
+    """Return True if a page shows what was printed; a line `...` stands for any lines."""
+    parts = re.split(r"^\s*\.\.\.\n", shown, flags=re.MULTILINE)
+    pattern = r"(?:.* )?".join(
+        re.escape(words(part)) + " " if words(part) else "" for part in parts
+    )
+    return re.fullmatch(pattern, f"{words(printed)} ".lstrip()) is not None

@@ -1,0 +1,40 @@
+"""Tutorials and recipes are run, from their first block to the last, and print what they show."""
+
+import shutil
+
+import pytest
+
+from tests.documentation import stories
+from tests.documentation.blocks import PAGES, ROOT
+from tests.documentation.conftest import forget
+
+TUTORIALS = [page for page in PAGES if page.startswith("docs/tutorials/")]
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory):
+    """The path of the folder, one for all, which `forget` can tell from others."""
+    return tmp_path_factory.mktemp("tutorial")
+
+
+@pytest.mark.parametrize("page", TUTORIALS)
+def test_a_tutorial_prints_what_it_shows(page, place, monkeypatch):
+    shutil.rmtree(place)
+    place.mkdir()
+    (place / "samples").symlink_to(ROOT / "samples")
+    monkeypatch.chdir(place)
+    monkeypatch.setenv("COLUMNS", "80")
+    monkeypatch.setenv("NO_COLOR", "1")
+    for name in ("FORCE_COLOR", "JAX_COMPILATION_CACHE_DIR"):
+        monkeypatch.delenv(name, raising=False)
+    steps = stories.steps(PAGES[page])
+    assert any(step.kind == "console" for step in steps)
+    for step in steps:
+        if step.kind != "console":
+            stories.write(step)
+            continue
+        forget(place)
+        code, printed = stories.run(step.text)
+        assert code in (0, 1), printed
+        if not stories.matches(step.output, printed):
+            assert printed == step.output, step.text  # fails, and shows where they differ

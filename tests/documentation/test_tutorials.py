@@ -1,7 +1,12 @@
-"""Tutorials and recipes are run, from their first block to the last, and print what they show."""
+"""Tutorials are run, from their first block to the last, and print what they show.
 
+A page whose figures are those of JAX 0.12 says so, and is run there; the others are run with 0.10.
+"""
+
+import re
 import shutil
 
+import jax
 import pytest
 
 from tests.documentation import stories
@@ -19,6 +24,9 @@ def place(tmp_path_factory):
 
 @pytest.mark.parametrize("page", TUTORIALS)
 def test_a_tutorial_prints_what_it_shows(page, place, monkeypatch):
+    release = re.search(r"figures are those\sof\sJAX (\d+\.\d+)\.\s", PAGES[page])
+    if not jax.__version__.startswith(f"{release[1] if release else '0.10'}."):
+        pytest.skip("shown as on another JAX release")
     shutil.rmtree(place)
     place.mkdir()
     (place / "samples").symlink_to(ROOT / "samples")
@@ -35,6 +43,6 @@ def test_a_tutorial_prints_what_it_shows(page, place, monkeypatch):
             continue
         forget(place)
         code, printed = stories.run(step.text)
-        assert code in (0, 1), printed
+        assert code in ((2,) if step.output.startswith("error:") else (0, 1)), printed
         if not stories.matches(step.output, printed):
             assert printed == step.output, step.text  # fails, and shows where they differ

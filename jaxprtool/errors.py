@@ -91,6 +91,10 @@ class OutOfMemoryError(BackendError):
     """A program or an argument that does not fit in the memory of a device."""
 
 
+class ConfigurationError(JaxprToolError):
+    """A table of pyproject.toml that cannot be read, or that has mistakes."""
+
+
 class OutputError(JaxprToolError):
     """A file that cannot be written."""
 

@@ -23,7 +23,8 @@ PACKAGE = Path(jaxprtool.__file__).parent
 #: A room may import from its own floor only within itself, and from every floor below.
 FLOORS = [
     {"__main__"},
-    {"cli", "testing"},
+    {"cli"},
+    {"testing"},
     {"api", "browse"},
     {"sizes"},
     {"extend", "recording"},
@@ -300,8 +301,8 @@ def test_importing_jaxprtool_does_not_import_jax():
 
 TOP = {
     *(".ci", ".github", ".gitignore", ".pre-commit-config.yaml", "CHANGELOG.md", "CONTRIBUTING.md"),
-    *("LICENSE", "README.md", "docs", "jaxprtool", "noxfile.py", "plugins", "pyproject.toml"),
-    *("samples", "tests"),
+    *("LICENSE", "README.md", "action.yml", "docs", "jaxprtool", "noxfile.py", "plugins"),
+    *("pyproject.toml", "samples", "tests"),
 }
 
 

@@ -15,7 +15,7 @@ import typer
 from typer.core import TyperCommand, TyperGroup
 from typer.main import get_command
 
-from jaxprtool.cli import completion, errors, launch, output, signs, start
+from jaxprtool.cli import completion, errors, launch, options, output, signs, start
 from jaxprtool.errors import OutputError
 
 PROGRAM = "jaxprtool"
@@ -66,6 +66,7 @@ shardings: Show what XLA's partitioner makes of a function, by line.
 backends: List the backends and devices, and those that do not start.
 
 In your repository
+check: Check the budgets in pyproject.toml.
 lint: Find what costs memory or time for nothing, or is wrong.
 
 Reference
@@ -197,7 +198,7 @@ def answer(arguments: list[str]) -> int:
         os.environ.setdefault("JAX_TRACEBACK_FILTERING", "off")
     if sys.stderr is None:  # closed by the parent process, like stdout
         sys.stderr = open(os.devnull, "w", encoding="utf-8")  # noqa: SIM115
-    with errors.guarded(show_traceback, "--json" in arguments) as ending:
+    with errors.guarded(show_traceback, options.format_in(arguments)) as ending:
         if sys.stdout is None:
             raise OutputError("stdout is closed")
         signs.use_ascii_where_needed()

@@ -18,6 +18,7 @@ import warnings
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
+from jaxprtool.errors import JaxprToolError
 from jaxprtool.recording.folder import is_run, program_names
 
 #: Larger files are not read during completion.
@@ -108,6 +109,16 @@ def _installed_passes() -> list[str]:
             lines = ours.partition("\n[")[0].splitlines()
             names.update(line.partition("=")[0].strip() for line in lines if "=" in line)
     return sorted(names)
+
+
+def complete_configured(incomplete: str) -> list[str]:
+    """Return the names of the targets in the nearest pyproject.toml with this prefix."""
+    from jaxprtool.cli.config_file import found_file, target_names
+
+    try:
+        return [name for name in target_names(found_file()) if name.startswith(incomplete)]
+    except JaxprToolError:
+        return []
 
 
 def complete_backend(incomplete: str) -> list[str]:

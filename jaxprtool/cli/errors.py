@@ -24,6 +24,8 @@ from typing import Any, NamedTuple, TypeGuard
 import typer
 
 from jaxprtool.cli import output
+from jaxprtool.cli.options import FormatChoice
+from jaxprtool.cli.problems import write_problems
 from jaxprtool.errors import (
     Details,
     JaxprToolError,
@@ -84,10 +86,11 @@ class Ending:
 
 
 @contextmanager
-def guarded(show_traceback: bool, json: bool = False) -> Iterator[Ending]:
+def guarded(show_traceback: bool, format: FormatChoice = "text") -> Iterator[Ending]:
     """Catch exceptions of a command, print them on stderr, and record the exit code.
 
-    With `json`, an error is also a document on stdout, unless it follows one: a check that fails.
+    In another `format` than text, an error is also a document on stdout, unless it follows one: a
+    check that fails.
     """
     ending = Ending()
     output.has_written_json.set(False)
@@ -116,8 +119,16 @@ def guarded(show_traceback: bool, json: bool = False) -> Iterator[Ending]:
             _show_frames(error)
         output.error(said.message, said.hint, said.details)
         ending.code = said.exit_code
-        if json and not output.has_written_json.get():
-            output.write_json(ErrorDocument(said))
+        if format != "text" and not output.has_written_json.get():
+            _write_document(said, format)
+
+
+def _write_document(said: ErrorText, format: FormatChoice) -> None:
+    if format == "json":
+        output.write_json(ErrorDocument(said))
+        return
+    details = [f"{label} {text}" for label, text in said.details]
+    write_problems([], format, "\n".join([said.message, *details]))
 
 
 def _said(error: Exception, show_traceback: bool) -> ErrorText:

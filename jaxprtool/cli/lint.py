@@ -9,6 +9,7 @@ import typer
 
 from jaxprtool.cli import options, output
 from jaxprtool.cli.options import Panel
+from jaxprtool.cli.problems import write_problems
 from jaxprtool.cli.session import Session, command
 from jaxprtool.errors import ArgumentsError, JaxprToolError, TargetError
 from jaxprtool.ir.basics.quantities import plural
@@ -43,6 +44,7 @@ def lint(
     select: _Select = None,
     ignore: _Ignore = None,
     top: _Top = None,
+    format: options.Format = None,
     json: options.Json = False,
 ) -> None:
     """Find what costs memory or time for nothing, or is wrong.
@@ -59,10 +61,12 @@ def lint(
       jaxprtool lint jax.numpy:median --args "f32[4096]" --json
       jaxprtool record -- pytest tests && jaxprtool lint run/
     """
+    chosen = options.chosen_format(format, json)
     session.start()
     from jaxprtool.analysis.lint.table import chosen_rules
     from jaxprtool.recording.folder import recorded_run
     from jaxprtool.render.reports import lint as render
+    from jaxprtool.render.reports.lint import finding_problem
 
     chosen_rules(select or (), ignore or ())  # report wrong codes before anything is loaded
     run = recorded_run(session.target)
@@ -70,10 +74,12 @@ def lint(
         found = _of_run(run, session, select or (), ignore or ())
     else:
         found = _of_programs(session, select or (), ignore or ())
-    if json:
+    if chosen == "json":
         output.write_json(found)
-    else:
+    elif chosen == "text":
         output.write_rendered(render.findings_by_line(found, output.width(), top))
+    else:
+        write_problems([finding_problem(each) for each in found.findings[:top]], chosen)
     if found.findings:
         raise typer.Exit(1)
 

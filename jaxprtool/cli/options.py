@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from typing import Annotated, Any, Literal, get_args
 
 import typer
@@ -55,6 +56,22 @@ def backend_option(help: str, panel: Panel) -> Any:
     """Return the declaration of `--backend`."""
     complete = completion.complete_backend
     return panel.option("--backend", "NAME", help, autocompletion=complete)
+
+
+def chosen_format(format: FormatChoice | None, json: bool) -> FormatChoice:
+    """Return the format of `--format` or `--json`. Raises typer.BadParameter if they differ."""
+    if json and format not in (None, "json"):
+        raise typer.BadParameter(f"--json and --format {format} are two formats: give one")
+    return "json" if json else format or "text"
+
+
+def format_in(arguments: Sequence[str]) -> FormatChoice:
+    """Return the format that a command line asks for, before it is parsed."""
+    if "--json" in arguments:
+        return "json"
+    given = " ".join(arguments).replace("--format=", "--format ")
+    found = re.search(r"(?:^| )--format (json|sarif|github)(?: |$)", given)
+    return found[1] if found else "text"  # type: ignore[return-value]
 
 
 def numbers(text: str) -> tuple[int, ...]:
@@ -172,6 +189,15 @@ Source = Annotated[
     ),
 ]
 Json = Annotated[bool, OUTPUT.flag("--json", "Print one JSON document on stdout.")]
+FormatChoice = Literal["text", "json", "sarif", "github"]
+Format = Annotated[
+    FormatChoice | None,
+    OUTPUT.choice(
+        "--format",
+        FormatChoice,
+        "text, the default; a JSON document; SARIF 2.1.0; or annotations for GitHub's log.",
+    ),
+]
 Full = Annotated[
     bool, OUTPUT.flag("--full", "Show the whole listing on a terminal too, instead of one page.")
 ]

@@ -22,6 +22,9 @@ from importlib.machinery import PathFinder
 from math import prod
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
+import typer
+from typer.main import get_command
+
 from jaxprtool.cli import options, output, progress
 from jaxprtool.cli.options import FUNCTION, OUTPUT
 from jaxprtool.cli.progress import OnProgress, silent
@@ -250,25 +253,58 @@ class Function:
 
     def _traced(self, pipeline: Pipeline, runs: bool, types: str | None, symbolic: bool) -> Traced:
         """Return what `trace` returns, on the mesh of `mesh_set`."""
-        from jaxprtool.api.targets import find
-
         with self._mesh_set(self._is_file), contextlib.redirect_stdout(sys.stderr):
-            entry = find(
-                self.target,
-                self.args,
-                self.factory,
-                types,
-                symbolic and any(each.symbolic for each in pipeline.passes()),
-                static_argnums=self.static_argnums or (),
-                static_argnames=self.static_argnames or (),
-                in_specs=self.in_specs,
-                out_specs=self.out_specs,
-                mesh=self.mesh,
-                may_lack_mesh=bool(pipeline.steps),  # passes may use the mesh
-            )
+            entry = self._entry(pipeline, types, symbolic)
             if not runs and (needless := entry.needless_work):
                 output.note(needless)
             return self.trace_entry(entry, pipeline)
+
+    def _entry(
+        self, pipeline: Pipeline, types: str | None = None, symbolic: bool = False
+    ) -> Entry | ProgramEntry:
+        """Return what TARGET names, with its arguments, to be traced on the mesh that is set."""
+        from jaxprtool.api.targets import find
+
+        return find(
+            self.target,
+            self.args,
+            self.factory,
+            types,
+            symbolic and any(each.symbolic for each in pipeline.passes()),
+            static_argnums=self.static_argnums or (),
+            static_argnames=self.static_argnames or (),
+            in_specs=self.in_specs,
+            out_specs=self.out_specs,
+            mesh=self.mesh,
+            may_lack_mesh=bool(pipeline.steps),  # passes may use the mesh
+        )
+
+    def caller(self) -> Callable[[], object]:
+        """Return a function that calls TARGET with its arguments, which must be values.
+
+        JAX then compiles what it would in a new process.
+
+        Raises:
+            ArgumentsError: If an argument is given by its type, or TARGET is a program.
+        """
+        import jax
+
+        from jaxprtool.loading.load import Entry
+        from jaxprtool.passes.framework.pipeline import Pipeline
+
+        self.import_module()
+        with self._mesh_set(self._is_file), contextlib.redirect_stdout(sys.stderr):
+            entry = self._entry(Pipeline())
+        if not isinstance(entry, Entry):
+            raise ArgumentsError("compiles needs a function to call, not a program")
+        entry.require_values()
+
+        def call() -> object:
+            jax.clear_caches()
+            with self._mesh_set(False), contextlib.redirect_stdout(sys.stderr):
+                return entry.run()
+
+        return call
 
     def trace_entry(self, entry: Entry | ProgramEntry, pipeline: Pipeline) -> Traced:
         """Return the program of an entry, with the named axes bound by the passes."""
@@ -389,10 +425,14 @@ class PartitionSession(Session):
         """Import JAX and the module of TARGET."""
         super().start(cache)
         if self.host_devices is None:
-            count = max(prod((self.mesh or {}).values()), _VIRTUAL_DEVICES)
-            use_virtual_devices(count)
+            use_virtual_devices(self.virtual_devices)
             self.import_module()
-            use_virtual_devices(count)  # the module may set their number
+            use_virtual_devices(self.virtual_devices)  # the module may set their number
+
+    @property
+    def virtual_devices(self) -> int:
+        """The number of virtual devices: enough for the mesh, and for a function's own."""
+        return max(prod((self.mesh or {}).values()), _VIRTUAL_DEVICES)
 
     @property
     def _on_virtual_devices(self) -> bool:
@@ -422,6 +462,11 @@ class AxesFunction(Function):
 @dataclass(frozen=True)
 class AxesSession(Session, AxesFunction):
     """A group of options: TARGET under named axes, and the passes to run on its program first."""
+
+
+@dataclass(frozen=True)
+class CheckSession(PartitionSession, AxesSession):
+    """A group of options: TARGET to be checked, and compiled for the devices of a mesh."""
 
 
 @dataclass(frozen=True)
@@ -469,6 +514,19 @@ def command(body: Callable) -> Callable:
 
     run.__signature__ = inspect.Signature([*_parameters(body), _TRACEBACK])  # type: ignore[attr-defined]
     return run
+
+
+@functools.cache
+def reader(group: type[Function]) -> Any:
+    """Return the Click command that reads a group of options alone, and returns it."""
+
+    def read(**given: Any) -> Function:
+        return group(**given)
+
+    read.__signature__ = inspect.Signature([*_parameters(group)])  # type: ignore[attr-defined]
+    alone = typer.Typer(pretty_exceptions_enable=False, add_completion=False)
+    alone.command()(read)
+    return get_command(alone)
 
 
 def _is_group(hint: Any) -> bool:

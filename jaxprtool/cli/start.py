@@ -55,8 +55,6 @@ def start_jax(on_progress: OnProgress, x64: bool = False) -> None:
     # Imported objects stay alive, so garbage collection during the import is useless.
     gc.disable()
     with _interrupts_held_back():
-        import jax
-
         import jaxprtool.api.program  # noqa: F401  (what most commands need)
         from jaxprtool import jaxcompat
     gc.freeze()
@@ -65,10 +63,24 @@ def start_jax(on_progress: OnProgress, x64: bool = False) -> None:
         jaxcompat.hide_frames(path)
     jaxcompat.keep_backend_probing_quiet()
     if x64:
-        _put_back_at_end("jax_enable_x64")
-        jax.config.update("jax_enable_x64", True)
+        use_x64(True)
     if version := jaxcompat.untested_version():
         output.warning(f"jaxprtool has not been tested with JAX {version}")
+
+
+def x64_enabled() -> bool:
+    """Return whether JAX's 64-bit types are enabled."""
+    from jaxprtool.ir.basics import dtypes
+
+    return dtypes.x64_enabled()
+
+
+def use_x64(enabled: bool) -> None:
+    """Enable or disable JAX's 64-bit types from now on."""
+    import jax
+
+    _put_back_at_end("jax_enable_x64")
+    jax.config.update("jax_enable_x64", enabled)
 
 
 def use_host_devices(count: int) -> None:

@@ -42,6 +42,7 @@ from jaxprtool.loading.trace import (
     shown_signature,
     signature,
     trace_call,
+    unwrapped,
 )
 from jaxprtool.loading.typed_call import Arguments, typed_call
 
@@ -109,6 +110,29 @@ class Entry:
             "values, but only their types are needed; use jax.eval_shape(init, ...) in the "
             "factory"
         )
+
+    def run(self) -> object:
+        """Call the function with its arguments, which must be values, and return its results.
+
+        Raises UserFunctionError if it raises.
+        """
+        args = map(unwrapped, self.args)
+        kwargs = {name: unwrapped(value) for name, value in self.kwargs.items()}
+        try:
+            return self.fun(*args, **kwargs)
+        except (Exception, SystemExit) as error:
+            failure = UserFunctionError(f"{self.name} raised {described(error)}", self.hint)
+            failure.roots = self.roots
+            raise failure from error
+
+    def require_values(self) -> None:
+        """Raise ArgumentsError for an argument that is given by its type."""
+        for leaf in jax.tree.leaves((self.args, self.kwargs)):
+            if isinstance(leaf, jax.ShapeDtypeStruct):
+                raise ArgumentsError(
+                    f"{self.name} is called, so its arguments must be values",
+                    "write a value, such as ones(f32[8,3]), or have a factory make it",
+                )
 
     def position(self, number: int) -> int:
         """Return the Program's index of the function's positional argument; see `Call.position`."""

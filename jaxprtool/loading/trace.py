@@ -286,8 +286,8 @@ def bind_arguments(
     )
     call = BoundCall(
         *traced,
-        {i: _bare(arg) for i, arg in static_args.items()},
-        {name: _bare(arg) for name, arg in static_kwargs.items()},
+        {i: unwrapped(arg) for i, arg in static_args.items()},
+        {name: unwrapped(arg) for name, arg in static_kwargs.items()},
     )
     named_leaves(fun, call)  # raises for an argument that is not a pytree
     arrays = held(fun, traced)
@@ -343,7 +343,7 @@ def _held(tree: Any, scalars: bool) -> Any:
     def traced(leaf: Any) -> bool:
         return is_traced(leaf) and (scalars or not isinstance(leaf, _SCALARS))
 
-    return jax.tree.map(lambda leaf: leaf if traced(leaf) else StaticLeaf(_bare(leaf)), tree)
+    return jax.tree.map(lambda leaf: leaf if traced(leaf) else StaticLeaf(unwrapped(leaf)), tree)
 
 
 def _is_module(node: object) -> bool:
@@ -414,7 +414,8 @@ def is_filtered(fun: Any) -> bool:
 # --- static arguments ---------------------------------------------------------------------------
 
 
-def _bare(arg: object) -> object:
+def unwrapped(arg: object) -> object:
+    """Return the value of an argument that `static` marks; another argument as it is."""
     return arg.value if isinstance(arg, Static) else arg
 
 

@@ -152,8 +152,14 @@ def assert_no(program_or_function: object, banned: object, /, *args: object) -> 
         AssertionError: If there is one; with the lines.
         ArgumentsError: If JAX knows no such primitive or dtype.
     """
-    wanted = _banned(banned)
+    wanted = require_bannable(banned)
     program = program_of(program_or_function, args)
+    if places := banned_places(program, wanted):
+        raise AssertionError(banned_text(program.name, wanted, places))
+
+
+def banned_places(program: Program, wanted: str | DType) -> Counter[str]:
+    """Return the equations of a primitive, or the values of a dtype: how many, by place."""
     about = program_signature(program)
     frames, places = frames_now(about.roots), Counter[str]()
     if not isinstance(wanted, str):
@@ -165,11 +171,10 @@ def assert_no(program_or_function: object, banned: object, /, *args: object) -> 
         eqn = around[-1]
         if _is_banned(eqn, wanted):
             places[f"{frames.line_of(around) or 'unknown line'}: {eqn.primitive.name}"] += 1
-    if places:
-        raise AssertionError(_banned_text(program.name, wanted, places))
+    return places
 
 
-def _banned(banned: object) -> str | DType:
+def require_bannable(banned: object) -> str | DType:
     """Return the name of a primitive, or a dtype. Raises ArgumentsError for another object."""
     if not isinstance(banned, str):
         try:
@@ -187,7 +192,8 @@ def _banned(banned: object) -> str | DType:
     return banned
 
 
-def _banned_text(name: str, wanted: str | DType, places: Counter[str]) -> str:
+def banned_text(name: str, wanted: str | DType, places: Counter[str]) -> str:
+    """Return that a program has what it may not have, with the lines."""
     if isinstance(wanted, str):
         count = plural(places.total(), f"{wanted} equation")
     else:
@@ -252,11 +258,18 @@ def assert_donated(function: object, /, *args: object) -> None:
         AssertionError: If no argument is donated, or one cannot be used; with its path and why.
     """
     program = program_of(function, args)
+    if failure := donation_failure(program, program.name):
+        raise AssertionError(failure)
+
+
+def donation_failure(program: Program, name: str) -> str:
+    """Return that a program donates nothing, or what it cannot use, as text; "" if all is well."""
     found = donations(program)
     if not found.by_result and not found.unused:
         hint = "jax.jit takes donate_argnums or donate_argnames"
-        raise AssertionError(f"{program.name} donates no argument: {hint}")
+        return f"{name} donates no argument: {hint}"
     if found.unused:
         count = plural(len(found.unused), "donated argument")
         lines = [f"  {each.argument}, {each.type}: {each.reason}" for each in found.unused]
-        raise AssertionError("\n".join([f"{program.name} cannot use {count}:", *lines]))
+        return "\n".join([f"{name} cannot use {count}:", *lines])
+    return ""

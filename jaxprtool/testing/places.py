@@ -37,9 +37,14 @@ class TestPlace:
         return self.file.parent / FOLDER / self.file.stem
 
     def snapshot(self, name: str) -> Path:
-        """Return the file of a snapshot. Characters that not every system allows become `_`."""
-        safe = re.sub(r"[^\w.,=+@\[\]-]+", "_", name)
-        return self.folder / f"{safe}.jaxpr"
+        """Return the file of a snapshot."""
+        return self.folder / snapshot_file(name)
+
+
+def snapshot_file(name: str) -> str:
+    """Return the name of a snapshot's file. Characters that not every system allows are `_`."""
+    safe = re.sub(r"[^\w.,=+@\[\]-]+", "_", name)
+    return f"{safe}.jaxpr"
 
 
 _current: ContextVar[TestPlace | None] = ContextVar("current", default=None)

@@ -68,7 +68,7 @@ class Snapshots:
         program = program_of(program_or_function, args)
         path = self._path(name)
         if self.update:
-            _updated(program, path)
+            update_snapshot(program, path)
         elif failure := difference(program, path):
             raise AssertionError(f"{failure}\n{_UPDATE}")
 
@@ -85,10 +85,21 @@ class Snapshots:
         return path
 
 
-def difference(program: Program, path: Path) -> str:
-    """Return how a program differs from a snapshot, as text; "" if it does not."""
+def difference(
+    program: Program, path: Path, name: str = "", shown: str = "", width: int = _WIDTH
+) -> str:
+    """Return how a program differs from a snapshot, as text; "" if it does not.
+
+    Args:
+        program: The program.
+        path: The file of the snapshot.
+        name: What the program is called in the text; by default its name.
+        shown: What the file is called in the text; by default it is that of a test.
+        width: The width of the differences, in characters.
+    """
+    name, shown = name or program.name, shown or _shown(path)
     if not path.exists():
-        return f"{program.name} has no snapshot {_shown(path)}"
+        return f"{name} has no snapshot {shown}"
     release = release_of(path)
     is_other = release != jax.__version__
     try:
@@ -97,17 +108,17 @@ def difference(program: Program, path: Path) -> str:
         wrote = f", which JAX {release} wrote," if is_other else ""
         return f"the snapshot{wrote} cannot be read: {error.message}"
     found = diff(before, program)
-    shown, is_same = found, found.is_equivalent
+    differences, is_same = found, found.is_equivalent
     if is_other and not is_same:
-        shown = simplified_diff(before, program)
-        is_same = shown.is_equivalent or same_results(before, program)
+        differences = simplified_diff(before, program)
+        is_same = differences.is_equivalent or same_results(before, program)
     changes = [*_donation_changes(before, program)]
     if is_same and not changes:
         return ""
     by = f", which JAX {release} wrote, and this is {jax.__version__}" if is_other else ""
-    lines = [f"{program.name} differs from the snapshot {_shown(path)}{by}", *changes]
+    lines = [f"{name} differs from the snapshot {shown}{by}", *changes]
     if not is_same:
-        lines += ["", diff_text(shown, _WIDTH).plain(), *_growth(before, program, found)]
+        lines += ["", diff_text(differences, width).plain(), *_growth(before, program, found)]
     return "\n".join(lines)
 
 
@@ -137,12 +148,20 @@ def _growth(before: Program, after: Program, found: Diff) -> Iterator[str]:
             yield from grown_text(quantity, "the snapshot", grown)
 
 
-def _updated(program: Program, path: Path) -> None:
-    """Write a program that differs from its snapshot, or whose snapshot has another release."""
+def update_snapshot(program: Program, path: Path) -> bool:
+    """Write a program that differs from its snapshot, or whose snapshot has another release.
+
+    Returns:
+        Whether it was written.
+
+    Raises:
+        OutputError: If the file cannot be written.
+    """
     if path.exists() and release_of(path) == jax.__version__ and not difference(program, path):
-        return
+        return False
     path.parent.mkdir(parents=True, exist_ok=True)
     write(program, path, callbacks="stub")
+    return True
 
 
 def earlier(program: Program, test: TestPlace | None) -> tuple[Program, str] | None:

@@ -29,7 +29,7 @@ from jaxprtool.execute.compare.comparison import Comparison
 from jaxprtool.execute.watch import Watched
 from jaxprtool.ir.basics import documents
 from jaxprtool.passes.framework.docstrings import documentation
-from jaxprtool.render.documents import found, passes, programs
+from jaxprtool.render.documents import found, passes, problems, programs
 
 #: The documents of each command.
 DOCUMENTS = {
@@ -46,6 +46,7 @@ DOCUMENTS = {
     "source": (found.SourceDocument,),
     "residuals": (Residuals,),
     "lint": (Findings,),
+    "check": (problems.CheckDocument,),
     "why": (Why, FlowPath),
     "nans": (found.NansDocument,),
     "watch": (Watched,),

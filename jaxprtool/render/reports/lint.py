@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from jaxprtool.ir.basics.quantities import plural, some
 from jaxprtool.ir.notation.tokens import Comment, PrimitiveName, SourceLine
+from jaxprtool.render.documents.problems import Level, Place, Problem
 from jaxprtool.render.terminal.lines import joined, printable, wrapped
 from jaxprtool.render.terminal.listing import Listing
 
@@ -33,6 +34,21 @@ def findings_by_line(found: Findings, width: int, top: int | None = None) -> Lis
     lines = [line for each in _grouped(shown) for line in _finding(each, several, width)]
     lines.append([Comment(_summary(found, len(shown)))])
     return Listing(printable(joined(lines)))
+
+
+def finding_problem(finding: Finding) -> Problem:
+    """Return a finding of `lint` as a problem."""
+    at = f"{finding.line}: " if finding.line else ""
+    details = [f"  costs {finding.cost.text}", f"  hint: {finding.advice}"]
+    place = None
+    if finding.frames:
+        number = int(finding.line.rpartition(":")[2]) if finding.line else 0
+        lines = (each for each in finding.frames if each.line == number)
+        frame = next(lines, finding.frames[0])
+        place = Place(frame.file, frame.line)
+    level: Level = "error" if finding.kind == "wrong" else "warning"
+    message = f"{at}{finding.code} {finding.message}"
+    return Problem(finding.code, finding.line, message, details, place, level)
 
 
 def _grouped(findings: tuple[Finding, ...]) -> Iterator[Finding]:

@@ -1,0 +1,198 @@
+"""`jaxprtool check`: the budgets of pyproject.toml, all targets in one process."""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import os
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from jaxprtool.cli import completion, options, output
+from jaxprtool.cli.config_file import found_file
+from jaxprtool.cli.options import Panel
+from jaxprtool.cli.problems import write_problems
+from jaxprtool.cli.progress import OnProgress
+from jaxprtool.cli.session import command, only_program
+from jaxprtool.cli.start import (
+    start_jax,
+    use_host_devices,
+    use_virtual_devices,
+    use_x64,
+    x64_enabled,
+)
+from jaxprtool.errors import JaxprToolError
+
+if TYPE_CHECKING:
+    from jaxprtool.cli.check_config import Configuration, ConfiguredTarget
+    from jaxprtool.ir.programs.program import Program
+    from jaxprtool.render.documents.problems import Change, CheckedTarget
+    from jaxprtool.testing.checks import Checked
+
+_CHECK = Panel("Check")
+
+_Names = Annotated[
+    list[str] | None,
+    typer.Argument(
+        metavar="[NAME…]",
+        help="The targets to check, by their names in pyproject.toml. Default: all.",
+        show_default=False,
+        autocompletion=completion.complete_configured,
+    ),
+]
+_Config = Annotated[
+    str | None,
+    _CHECK.option(
+        "--config", "FILE", "The file with the table [tool.jaxprtool]. Default: the nearest above."
+    ),
+]
+_Update = Annotated[
+    bool,
+    _CHECK.flag("--update", "Write what is measured as budgets, and the snapshots that changed."),
+]
+
+
+@command
+def check(
+    names: _Names = None,
+    config: _Config = None,
+    update: _Update = False,
+    format: options.Format = None,
+    json: options.Json = False,
+    *,
+    on_progress: OnProgress,
+) -> None:
+    """Check the budgets in pyproject.toml.
+
+    Each table [tool.jaxprtool.targets.NAME] names a function, its arguments, and what it may take:
+    FLOPs, bytes, equations, compilations, a snapshot, findings of lint. The exit code is 1 if a
+    target takes more, differs, or cannot be traced.
+
+    [bold]Examples[/]
+
+      jaxprtool check
+      jaxprtool check step loss --update
+      jaxprtool check --format github
+    """
+    chosen = options.chosen_format(format, json)
+    start_jax(on_progress)
+    from jaxprtool.cli import check_config
+    from jaxprtool.render.documents.problems import CheckDocument
+    from jaxprtool.testing import report
+
+    path = found_file(config)
+    with contextlib.chdir(path.parent):
+        found = check_config.configuration(path, names or (), on_progress)
+        results, changes = _results(found, update, on_progress)
+        targets = report.worst_first(results)
+        if chosen == "json":
+            output.write_json(CheckDocument(targets, changes))
+        elif chosen == "text":
+            output.write_rendered(report.check_text(targets, changes, output.width()))
+        else:
+            write_problems([each for target in targets for each in target.problems], chosen)
+            output.say(report.summary_text(targets, changes))
+    if not all(each.passed for each in targets):
+        raise typer.Exit(1)
+
+
+def _results(
+    found: Configuration, update: bool, on_progress: OnProgress
+) -> tuple[list[CheckedTarget], list[Change] | None]:
+    """Return the checked targets, and with `update` what was written."""
+    from jaxprtool.cli import check_config
+    from jaxprtool.cli.check_update import update_budgets
+
+    checker = _Checker(found, update)
+    results = []
+    for number, each in enumerate(found.targets, 1):
+        on_progress(f"checking {each.name} {number}/{len(found.targets)}")
+        results.append(checker.checked(each))
+    if not update:
+        return results, None
+    changes = update_budgets(found.path, {each.name: each.measured for each in results})
+    now = check_config.configuration(found.path, [each.name for each in results], on_progress)
+    budgets = {each.name: each.expected.budgets for each in now.targets}
+    results = [each._replace(budget=budgets[each.name]) for each in results]
+    return results, [*changes, *checker.written]
+
+
+class _Checker:
+    """Checks the targets of a configuration, one after the other, in this process.
+
+    Attributes:
+        written: The snapshots that were written.
+    """
+
+    def __init__(self, found: Configuration, update: bool):
+        self.written: list[Change] = []
+        self._update = update
+        self._x64 = {"": x64_enabled()}
+        if found.host_devices is not None:
+            use_host_devices(found.host_devices)
+        elif found.virtual_devices is not None:
+            use_virtual_devices(found.virtual_devices)
+            for each in found.targets:
+                with contextlib.suppress(JaxprToolError):  # it is reported when it is checked
+                    self._import(each)
+            use_virtual_devices(found.virtual_devices)  # a module may set their number
+
+    def _import(self, target: ConfiguredTarget) -> None:
+        """Import the module of a target, with the precision of the target or of the module."""
+        from jaxprtool.loading.target import split_target
+
+        place = split_target(target.session.target).place
+        wanted = self._x64[""] or target.session.x64
+        use_x64(wanted or self._x64.get(place, False))
+        target.session.import_module()
+        self._x64.setdefault(place, x64_enabled() and not wanted)
+
+    def checked(self, target: ConfiguredTarget) -> CheckedTarget:
+        """Check a target. What it cannot be traced for is a problem too."""
+        from jaxprtool.render.documents.problems import CheckedTarget
+        from jaxprtool.testing.checks import Checked, error_problem
+
+        try:
+            with target.session.viewed(), target.session.devices_hinted():
+                self._import(target)
+                found = self._measured(target)
+        except JaxprToolError as error:
+            found = Checked({}, [error_problem(target.name, error)])
+        problems = [
+            each if each.place else each._replace(place=target.place) for each in found.problems
+        ]
+        budgets = target.expected.budgets
+        return CheckedTarget(
+            target.name, target.session.target, budgets, found.measured, not problems, problems
+        )
+
+    def _measured(self, target: ConfiguredTarget) -> Checked:
+        from jaxprtool.testing.checks import checked
+
+        session, expected = target.session, target.expected
+        call = session.caller() if "compiles" in expected.budgets else None
+        if self._update:
+            expected = replace(expected, budgets=dict.fromkeys(expected.budgets, math.inf))
+        if not expected.needs_program:
+            return checked(target.name, None, expected, (), call)
+        traced = session.traced()
+        program = only_program("check takes", session.programs(traced))
+        arguments: list[object] = []
+        if "collectives_bytes" in expected.budgets:
+            given = traced.given_to(program)
+            program = given.program
+            arguments = [given.values.get(name) for name in program.arg_names]
+        if self._update and expected.snapshot is not None:
+            self._write_snapshot(target.name, program, expected.snapshot)
+        with session.mesh_set_for(traced):
+            return checked(target.name, program, expected, arguments, call, output.width())
+
+    def _write_snapshot(self, name: str, program: Program, path: Path) -> None:
+        from jaxprtool.render.documents.problems import Change
+        from jaxprtool.testing.snapshots import update_snapshot
+
+        if update_snapshot(program, path):
+            self.written.append(Change(name, "snapshot", "", os.path.relpath(path)))

@@ -1,0 +1,311 @@
+"""The table `[tool.jaxprtool]` of pyproject.toml: the targets of `check`, and what they may take.
+
+    [tool.jaxprtool.targets.step]
+    target = "train.py:step"
+    args = "f32[8,128]"
+    flops = "3 GFLOP"
+    no = ["sort", "f64"]
+
+How a target is loaded is told by the options of the command line, under the same names: they are
+read by the same code.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cache, partial
+from pathlib import Path
+from typing import Any
+
+import typer
+
+from jaxprtool.analysis.lint.table import chosen_rules
+from jaxprtool.api.investigate.budgets import QUANTITIES, Quantity, amount_of
+from jaxprtool.cli.config_file import tool_table
+from jaxprtool.cli.progress import OnProgress
+from jaxprtool.cli.session import CheckSession, reader
+from jaxprtool.errors import ConfigurationError, JaxprToolError, did_you_mean
+from jaxprtool.render.documents.problems import Place
+from jaxprtool.testing.assertions import require_bannable
+from jaxprtool.testing.checks import Expectations
+from jaxprtool.testing.places import FOLDER, snapshot_file
+
+#: The keys of budgets.
+BUDGETS: dict[str, Quantity] = {each.replace("_", "-"): each for each in QUANTITIES}
+
+#: The other keys of a target that are not options of the command line.
+_EXPECTED = ("no", "donated", "snapshot", "lint", "select", "ignore")
+
+#: Options of the command line that say how results are shown.
+_SHOWING = ("--frames", "--host-devices", "--traceback", "--help")
+
+
+@dataclass(frozen=True)
+class ConfiguredTarget:
+    """A target of the table.
+
+    Attributes:
+        name: Its name.
+        session: How it is loaded.
+        expected: What it is checked for.
+        place: Where it is in the file.
+    """
+
+    name: str
+    session: CheckSession
+    expected: Expectations
+    place: Place
+
+    @property
+    def needs_devices(self) -> bool:
+        """Whether it is compiled for the devices of a mesh, or traced on one."""
+        return bool(self.session.mesh) or "collectives_bytes" in self.expected.budgets
+
+
+@dataclass(frozen=True)
+class Configuration:
+    """The table `[tool.jaxprtool]`.
+
+    Attributes:
+        path: The file, by its absolute path.
+        host_devices: The number of virtual devices of the CPU for all targets; None for the
+            machine's devices.
+        virtual_devices: How many virtual devices the CPU may have beside the machine's, for what is
+            compiled for a mesh.
+        targets: The targets.
+    """
+
+    path: Path
+    host_devices: int | None
+    virtual_devices: int | None
+    targets: Sequence[ConfiguredTarget]
+
+
+def configuration(path: Path, names: Sequence[str], on_progress: OnProgress) -> Configuration:
+    """Return the table of a file, with the targets of these names, or all.
+
+    Names of files in it are relative to its folder, which must be the current one.
+
+    Raises:
+        ConfigurationError: With one line for each mistake.
+    """
+    reader = _Reader(path, on_progress)
+    found = reader.configuration(tool_table(path).get("jaxprtool"))
+    if not reader.mistakes:
+        known = {each.name: each for each in found.targets}
+        for name in names:
+            if name not in known:
+                hint = did_you_mean(name, known) or f"the targets are {', '.join(known)}"
+                raise ConfigurationError(f"{path.name} has no target '{name}'", hint)
+        chosen = [known[name] for name in dict.fromkeys(names)] or found.targets
+        return replace(found, targets=chosen)
+    (key, text), *others = reader.mistakes
+    if not others:
+        raise ConfigurationError(f"{path.name}: {key}: {text}")
+    count = len(reader.mistakes)
+    raise ConfigurationError(f"{path.name} has {count} mistakes", None, reader.mistakes)
+
+
+class _Reader:
+    """Reads the table, and collects mistakes, each with its key."""
+
+    def __init__(self, path: Path, on_progress: OnProgress):
+        self.mistakes: list[tuple[str, str]] = []
+        self._path, self._on_progress = path, on_progress
+        self._text = path.read_text(encoding="utf-8")
+        self._snapshots: dict[Path, str] = {}
+
+    def configuration(self, table: object) -> Configuration:
+        own, devices = self._table("tool.jaxprtool", table), None
+        self._known("tool.jaxprtool", own, ["targets", "lint", "host-devices"])
+        if "host-devices" in own:
+            devices = own["host-devices"]
+            if type(devices) is not int or devices < 1:
+                self._mistake("tool.jaxprtool.host-devices", "write a number of devices, from 1 on")
+        lint = self._table("tool.jaxprtool.lint", own.get("lint", {}))
+        self._known("tool.jaxprtool.lint", lint, ["select", "ignore"])
+        defaults = self._codes("tool.jaxprtool.lint", lint)
+        tables = self._table("tool.jaxprtool.targets", own.get("targets", {}))
+        if not tables and not self.mistakes:
+            self._mistake("tool.jaxprtool.targets", "there is no target: add a table targets.NAME")
+        found = [self._target(name, each, defaults) for name, each in tables.items()]
+        targets = [each for each in found if each is not None]
+        return Configuration(self._path, devices, _virtual_devices(targets), targets)
+
+    def _mistake(self, key: str, text: str) -> None:
+        self.mistakes.append((key, text))
+
+    def _table(self, key: str, value: object) -> dict[str, Any]:
+        if isinstance(value, dict):
+            return value
+        self._mistake(key, "write a table")
+        return {}
+
+    def _known(self, where: str, table: Mapping[str, Any], keys: Sequence[str]) -> None:
+        for key in (each for each in table if each not in keys):
+            near = did_you_mean(key, keys) or f"the keys are {', '.join(keys)}"
+            self._mistake(f"{where}.{key}", f"unknown key; {near}")
+
+    def _target(
+        self, name: str, value: object, defaults: Mapping[str, Sequence[str]]
+    ) -> ConfiguredTarget | None:
+        where = f"tool.jaxprtool.targets.{name}"
+        before = len(self.mistakes)
+        table = self._table(where, value)
+        options = _options()
+        self._known(where, table, ["target", *options, *BUDGETS, *_EXPECTED])
+        if not isinstance(table.get("target"), str) and len(self.mistakes) == before:
+            text = 'write a function, "train.py:step", or a program, "step.jaxpr"'
+            self._mistake(f"{where}.target", text)
+        expected = self._expectations(name, where, table, defaults)
+        given = {key: table[key] for key in options if key in table}
+        words = [word for key, each in given.items() for word in self._words(where, key, each)]
+        if len(self.mistakes) > before:
+            return None
+        if "compiles" in table and "passes" in table:
+            self._mistake(f"{where}.compiles", "it counts what the function compiles, not passes")
+        session = self._session(where, [*words, "--", table["target"]])
+        if session is None:
+            return None
+        return ConfiguredTarget(name, session, expected, Place(str(self._path), self._line(name)))
+
+    def _line(self, name: str) -> int:
+        """Return the number of the line that opens the table of a target, from 1."""
+        key = rf"[\"']?{re.escape(name)}[\"']?"
+        header = rf"^\s*\[\s*tool\.jaxprtool\.targets\.{key}\s*\]|^\s*(targets\.)?{key}\s*[.=]"
+        found = re.search(header, self._text, re.MULTILINE)
+        return self._text.count("\n", 0, found.end()) + 1 if found else 1
+
+    # --- what is expected ---------------------------------------------------------------------
+
+    def _expectations(
+        self, name: str, where: str, table: Mapping[str, Any], defaults: Mapping[str, Any]
+    ) -> Expectations:
+        budgets = {
+            quantity: self._read(where, key, partial(amount_of, quantity), table[key])
+            for key, quantity in BUDGETS.items()
+            if key in table
+        }
+        no = self._texts(where, table, "no")
+        for each in no:
+            self._read(where, "no", require_bannable, each)
+        flags = {key: self._flag(where, table, key) for key in ("donated", "lint")}
+        codes = {**defaults, **self._codes(where, table)}
+        if not flags["lint"]:
+            for key in codes.keys() & table.keys():
+                self._mistake(f"{where}.{key}", "it is for lint = true")
+        return Expectations(
+            budgets=budgets,
+            no=no,
+            donated=flags["donated"],
+            snapshot=self._snapshot(name, where, table.get("snapshot", False)),
+            lint=flags["lint"],
+            **codes,
+        )
+
+    def _read(self, where: str, key: str, read: Callable[[Any], Any], value: object) -> Any:
+        try:
+            return read(value)
+        except JaxprToolError as error:
+            self._mistake(f"{where}.{key}", _text_of(error))
+
+    def _texts(self, where: str, table: Mapping[str, Any], key: str) -> tuple[str, ...]:
+        value = table.get(key, [])
+        if isinstance(value, list) and all(isinstance(each, str) for each in value):
+            return tuple(value)
+        self._mistake(f"{where}.{key}", "write a list of strings")
+        return ()
+
+    def _flag(self, where: str, table: Mapping[str, Any], key: str) -> bool:
+        value = table.get(key, False)
+        if not isinstance(value, bool):
+            self._mistake(f"{where}.{key}", "write true or false")
+        return value is True
+
+    def _codes(self, where: str, table: Mapping[str, Any]) -> dict[str, tuple[str, ...]]:
+        codes = {}
+        for key in ("select", "ignore"):
+            if key in table:
+                codes[key] = self._texts(where, table, key)
+                self._read(where, key, chosen_rules, codes[key])
+        return codes
+
+    def _snapshot(self, name: str, where: str, value: object) -> Path | None:
+        if value is False:
+            return None
+        if value is not True and not (isinstance(value, str) and value.endswith(".jaxpr")):
+            self._mistake(f"{where}.snapshot", 'write true, or the name of a file, "step.jaxpr"')
+            return None
+        path = Path(FOLDER, snapshot_file(name)) if value is True else Path(str(value))
+        path = self._path.parent / path
+        if (other := self._snapshots.setdefault(path, name)) != name:
+            shown = os.path.relpath(path)
+            self._mistake(f"{where}.snapshot", f"{shown} is the snapshot of '{other}' too")
+        return path
+
+    # --- how it is loaded ---------------------------------------------------------------------
+
+    def _words(self, where: str, key: str, value: object) -> Iterator[str]:
+        """Yield an option as the words of a command line."""
+        option = _options()[key]
+        if option.is_flag:
+            if self._flag(where, {key: value}, key):
+                yield f"--{key}"
+        elif option.multiple and isinstance(value, list):
+            yield from (f"--{key}={each}" for each in self._texts(where, {key: value}, key))
+        elif (text := _option_text(value)) is None:
+            self._mistake(f"{where}.{key}", f"write what --{key} takes, as a string")
+        else:
+            yield f"--{key}={text}"
+
+    def _session(self, where: str, words: list[str]) -> CheckSession | None:
+        """Return the options of a command line, checked as the command line does."""
+        try:
+            with reader(CheckSession).make_context("check", words) as context:
+                session = context.command.invoke(context)
+            _ = session.pipeline
+        except typer.BadParameter as error:
+            option = getattr(error.param, "opts", ["--target"])[-1]
+            self._mistake(f"{where}.{option.lstrip('-')}", error.message)
+            return None
+        except JaxprToolError as error:
+            self._mistake(f"{where}.passes", _text_of(error))
+            return None
+        return replace(session, on_progress=self._on_progress)
+
+
+def _virtual_devices(targets: Sequence[ConfiguredTarget]) -> int | None:
+    """Return the number of devices for the meshes of all targets, whichever are checked."""
+    sizes = [each.session.virtual_devices for each in targets if each.needs_devices]
+    return max(sizes, default=None)
+
+
+def _text_of(error: JaxprToolError) -> str:
+    return f"{error.message}; {error.hint}" if error.hint else error.message
+
+
+def _option_text(value: object) -> str | None:
+    """Return the value of an option as on the command line: `[0, 1]` is `0,1`."""
+    if isinstance(value, str):
+        return value
+    if type(value) is int:
+        return str(value)
+    if isinstance(value, list) and all(type(each) in (int, str) for each in value):
+        return ",".join(map(str, value))
+    if isinstance(value, dict) and all(type(each) is int for each in value.values()):
+        return ",".join(f"{axis}={size}" for axis, size in value.items())
+    return None
+
+
+@cache
+def _options() -> dict[str, Any]:
+    """Return the options that say how a target is loaded, by name, without `--`."""
+    names = {
+        next(name for name in each.opts if name.startswith("--")): each
+        for each in reader(CheckSession).params
+        if each.opts[0].startswith("-")
+    }
+    return {name.lstrip("-"): each for name, each in names.items() if name not in _SHOWING}

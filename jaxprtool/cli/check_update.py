@@ -1,0 +1,98 @@
+"""`check --update`: write what is measured as the budgets of pyproject.toml.
+
+Comments and layout are kept. A budget with a unit keeps it, and is rounded up to three digits.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import tomlkit
+
+from jaxprtool.api.investigate.budgets import Quantity, amount_of
+from jaxprtool.files import file_written_whole
+from jaxprtool.render.documents.problems import Change
+
+#: A number, and its unit with the space before it.
+_AMOUNT = re.compile(r"\s*([\d.]+(?:e\+?\d+)?)(\s*)([kmgtp]?)(i?)(.*?)\s*", re.IGNORECASE)
+
+#: The digits that a budget with a unit has.
+_DIGITS = 3
+
+
+def update_budgets(path: Path, measured: Mapping[str, Mapping[Quantity, float]]) -> list[Change]:
+    """Set the budgets in a file to what is measured, and write it if one changes.
+
+    Args:
+        path: The file.
+        measured: The measured amounts by target.
+
+    Returns:
+        What changed.
+
+    Raises:
+        OutputError: If the file cannot be written. It is then as it was.
+    """
+    # Bytes, as reading text would change the ends of lines.
+    document: Any = tomlkit.parse(path.read_bytes().decode())
+    changes = []
+    for name, amounts in measured.items():
+        table = document["tool"]["jaxprtool"]["targets"][name]
+        for quantity, amount in amounts.items():
+            key = quantity.replace("_", "-")
+            before = table[key].unwrap()
+            after = budget_like(before, quantity, amount)
+            if after != before:
+                _replace(table, key, after)
+                changes.append(Change(name, key, _toml(before), _toml(after)))
+    if changes:
+        with file_written_whole(str(path)) as file:
+            file.write(tomlkit.dumps(document).encode())
+    return changes
+
+
+def _replace(table: Any, key: str, value: object) -> None:
+    """Set a key, and keep the comment behind it."""
+    before = table[key].trivia
+    item = tomlkit.item(value)
+    item.trivia.indent, item.trivia.comment_ws = before.indent, before.comment_ws
+    item.trivia.comment, item.trivia.trail = before.comment, before.trail
+    table[key] = item
+
+
+def _toml(value: object) -> str:
+    return tomlkit.item(value).as_string()  # type: ignore[no-any-return]
+
+
+def budget_like(before: object, quantity: Quantity, amount: float) -> object:
+    """Return the least budget for an amount that is written as another budget is.
+
+    A number is the amount itself. A text has the unit of the other one, or another prefix if that
+    would need many digits, and is rounded up.
+    """
+    found = _AMOUNT.fullmatch(before) if isinstance(before, str) else None
+    if found is None:
+        return math.ceil(amount)
+    _, space, prefix, binary, unit = found.groups()
+    base = 1024 if binary else 1000
+    letters = ["", *("KMGTP" if binary else "kMGTP")]
+    power = " kmgtp".index(prefix.lower() or " ")
+    if not 1 <= amount / base**power < 1000 and amount:
+        power = min(max(int(math.log(amount, base)), 0), len(letters) - 1)
+        prefix = letters[power]
+    binary = binary if power else ""
+    number = _rounded_up(amount / base**power)
+    text = f"{number}{space if prefix or unit else ''}{prefix}{binary}{unit}"
+    return text if amount_of(quantity, text) >= amount else math.ceil(amount)
+
+
+def _rounded_up(number: float) -> str:
+    """Return the least number of three digits that is not smaller, as text."""
+    whole = len(str(int(number)))
+    places = max(_DIGITS - whole, 0)
+    up = math.ceil(round(number * 10**places, 6)) / 10**places
+    return f"{up:.{places}f}".rstrip("0").rstrip(".") if places else str(int(up))

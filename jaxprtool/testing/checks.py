@@ -1,0 +1,194 @@
+"""Check a program against what pyproject.toml expects of it, without a test.
+
+`checked` measures, and returns as problems what `jaxprtool.testing` raises as failures.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from jaxprtool.analysis.lint import lint
+from jaxprtool.api.investigate.budgets import Growth, Measure, Quantity, grown_lines, measure
+from jaxprtool.errors import JaxprToolError, UserFunctionError, user_frames
+from jaxprtool.formats.jaxpr.read import read
+from jaxprtool.ir.programs.program import Program
+from jaxprtool.ir.source.frames import Root, frames_now
+from jaxprtool.render.documents.problems import Place, Problem
+from jaxprtool.render.reports.lint import finding_problem
+from jaxprtool.testing.assertions import (
+    banned_places,
+    banned_text,
+    donation_failure,
+    require_bannable,
+)
+from jaxprtool.testing.messages import over_budget
+from jaxprtool.testing.snapshots import difference
+
+#: A place as measures and findings name it: `model.py:9`.
+_LINE = re.compile(r"(.+\.\w+):(\d+)\b")
+
+
+_UPDATE = "`jaxprtool check --update` writes the program as it is now"
+
+
+@dataclass(frozen=True)
+class Expectations:
+    """What a program is checked for.
+
+    Attributes:
+        budgets: The most that it may take of each quantity.
+        no: The primitives and dtypes that it may not have.
+        donated: Whether it must donate arguments whose memory results use.
+        snapshot: The file of the program as it was; None without one.
+        lint: Whether to look for what `lint` finds.
+        select: The codes to look for, or their beginnings; all if empty.
+        ignore: The codes not to look for.
+    """
+
+    budgets: Mapping[Quantity, float] = field(default_factory=dict)
+    no: Sequence[str] = ()
+    donated: bool = False
+    snapshot: Path | None = None
+    lint: bool = False
+    select: Sequence[str] = ()
+    ignore: Sequence[str] = ()
+
+    @property
+    def needs_program(self) -> bool:
+        """Whether the function has to be traced: not if only its compilations are counted."""
+        return self.budgets.keys() != {"compiles"} or bool(
+            self.no or self.donated or self.snapshot or self.lint
+        )
+
+
+@dataclass(frozen=True)
+class Checked:
+    """What was measured of a program, and what is wrong with it."""
+
+    measured: Mapping[Quantity, float]
+    problems: Sequence[Problem]
+
+
+def checked(
+    name: str,
+    program: Program | None,
+    expected: Expectations,
+    arguments: Sequence[object] = (),
+    call: Callable[[], object] | None = None,
+    width: int = 80,
+) -> Checked:
+    """Measure a program, and return what is not as expected.
+
+    Args:
+        name: What the program is called.
+        program: The program; None if only compilations are counted.
+        expected: What is expected.
+        arguments: The flat arguments, for "collectives_bytes".
+        call: Calls the function, for "compiles".
+        width: The width of differences, in characters.
+    """
+    measured: dict[Quantity, float] = {}
+    problems: list[Problem] = []
+    for quantity, limit in expected.budgets.items():
+        try:
+            found = measure(program, [quantity], arguments=arguments, call=call)[quantity]
+        except JaxprToolError as error:  # the other budgets can still be checked
+            problems.append(error_problem(name, error, _key(quantity)))
+            continue
+        measured[quantity] = found.amount
+        if found.amount > limit:
+            problems.append(_over_budget(name, program, found, limit, expected.snapshot))
+    if program is not None:
+        problems += _contents(name, program, expected, width)
+    return Checked(measured, problems)
+
+
+def error_problem(name: str, error: JaxprToolError, code: str = "error") -> Problem:
+    """Return an error as a problem, at the innermost of the user's lines in its traceback."""
+    where: tuple[str, int] | None = None
+    text = ""
+    if isinstance(error, UserFunctionError):
+        frames = frames_now([Root(*root) for root in error.roots])
+        for frame in user_frames(error):
+            if frames.is_users(frame.filename) and frame.lineno is not None:
+                where = os.path.abspath(frame.filename), frame.lineno
+                text = f"{frames.path(frame.filename)}:{frame.lineno}"
+    details = [f"{label}: {detail}" for label, detail in error.details]
+    details += [f"hint: {error.hint}"] if error.hint else []
+    message = f"{name}: {text}: {error.message}" if text else f"{name}: {error.message}"
+    return Problem(code, text, message, details, where and Place(*where))
+
+
+def _over_budget(
+    name: str, program: Program | None, found: Measure, limit: float, snapshot: Path | None
+) -> Problem:
+    since, grown = _grown(program, found.quantity, snapshot)
+    lines = over_budget(name, found, limit, since, grown).splitlines()
+    roots = () if program is None else program.roots
+    places = [*(each.where for each in grown), *(each.where for each in found.parts)]
+    line, place = next(_places(places, roots), ("", None))
+    return Problem(_key(found.quantity), line, lines[0], lines[1:], place)
+
+
+def _grown(
+    program: Program | None, quantity: Quantity, snapshot: Path | None
+) -> tuple[str, Sequence[Growth]]:
+    """Return what the snapshot is called, and the lines that grew since; "" if none can tell."""
+    if program is None or snapshot is None or quantity == "compiles" or not snapshot.exists():
+        return "", ()
+    try:
+        return f"the snapshot {_shown(snapshot)}", grown_lines(read(snapshot), program, quantity)
+    except JaxprToolError:  # the snapshot cannot be read or measured, which is said of it
+        return "", ()
+
+
+def _contents(name: str, program: Program, expected: Expectations, width: int) -> Iterator[Problem]:
+    """Yield what is wrong with the equations of a program."""
+    for banned in expected.no:
+        wanted = require_bannable(banned)
+        if places := banned_places(program, wanted):
+            yield _problem("no", banned_text(name, wanted, places), list(places), program)
+    if expected.donated and (failure := donation_failure(program, name)):
+        yield _problem("donated", failure, (), program)
+    if expected.snapshot is not None:
+        shown = _shown(expected.snapshot)
+        if failure := difference(program, expected.snapshot, name, shown, width):
+            text = f"{failure}\nhint: {_UPDATE}"
+            yield _problem("snapshot", text, failure.split("\n"), program)
+    if expected.lint:
+        for each in lint(program, expected.select, expected.ignore):
+            found = finding_problem(each)
+            yield found._replace(message=f"{name}: {found.message}")
+
+
+def _problem(code: str, text: str, places: Sequence[str], program: Program) -> Problem:
+    line, place = next(_places(places, program.roots), ("", None))
+    first, *others = text.splitlines()
+    return Problem(code, line, first, others, place)
+
+
+def _places(texts: Sequence[str], roots: Sequence[Root]) -> Iterator[tuple[str, Place]]:
+    """Yield the lines that texts begin with, if they are in the user's files."""
+    bases = [os.getcwd(), *(root.base for root in roots)]
+    for text in texts:
+        found = _LINE.match(text.strip())
+        if found is None:
+            continue
+        for base in bases:
+            file = os.path.join(base, found[1])
+            if os.path.isfile(file):
+                yield found[0], Place(os.path.abspath(file), int(found[2]))
+                break
+
+
+def _key(quantity: Quantity) -> str:
+    """Return a quantity as a key of pyproject.toml."""
+    return quantity.replace("_", "-")
+
+
+def _shown(path: Path) -> str:
+    return os.path.relpath(path)

@@ -16,7 +16,7 @@ from jaxprtool.files import file_written_whole
 from jaxprtool.ir.programs.program import Program
 from jaxprtool.jaxcompat.source_locations import is_installed
 from jaxprtool.recording import folder
-from jaxprtool.recording.read import read_program, read_run
+from jaxprtool.recording.read import definitions, read_program, read_run
 from jaxprtool.recording.recorder import Recorder
 from jaxprtool.recording.settings import Settings, require_until
 
@@ -166,12 +166,16 @@ def every_program(
         path: The folder of the run.
         on_error: Receives the names of programs that cannot be read, and why not.
     """
+    lines = dict[str, Mapping[str, str]]()
     for each in read_run(path).compilations:
         if not each.file:
             continue
+        process = os.path.join(path, os.path.dirname(each.file))
+        if process not in lines:
+            lines[process] = definitions(process)
         name = each.file.removesuffix(".jaxpr").removeprefix(f"{folder.PREFIX}0/")
         try:
-            program = read_program(path, os.path.join(path, each.file))
+            program = read_program(path, os.path.join(path, each.file), lines[process])
         except JaxprToolError as error:
             on_error(name, error)
             continue

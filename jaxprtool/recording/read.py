@@ -25,6 +25,7 @@ from jaxprtool.formats.jaxpr.read import read
 from jaxprtool.ir.basics.quantities import plural
 from jaxprtool.ir.programs.program import Program
 from jaxprtool.ir.source.frames import Frames, Root
+from jaxprtool.jaxcompat import replace_jaxpr
 from jaxprtool.recording import folder
 from jaxprtool.recording.counters import read_counters
 from jaxprtool.recording.kept import kept_calls
@@ -63,14 +64,44 @@ def read_run(path: str) -> Run:
     )
 
 
-def read_program(run: str, file: str) -> Program:
+def read_program(run: str, file: str, lines: Mapping[str, str] | None = None) -> Program:
     """Return the program in a file of a run, with the user's source files that are unchanged.
+
+    Args:
+        run: The folder of the run.
+        file: The file of the program.
+        lines: The `definitions` of its process, if they are known.
 
     Raises:
         ProgramFileError: If the file is damaged.
     """
     base = _about(run).get("folder")
-    return read(file, Root(base, base) if base else None)
+    program = read(file, Root(base, base) if base else None)
+    lines = definitions(os.path.dirname(file)) if lines is None else lines
+    source, _, number = lines.get(os.path.basename(file), "").rpartition(":")
+    if not source or not _is_older(source, file):
+        return program
+    debug = program.jaxpr.debug_info._replace(func_src_info=f"{program.name} at {source}:{number}")
+    return program.replace(jaxpr=replace_jaxpr(program.jaxpr, debug_info=debug))
+
+
+def definitions(process: str) -> dict[str, str]:
+    """Return the lines at which the functions of a process's programs are defined, by their files.
+
+    Args:
+        process: The folder of the process.
+    """
+    events = (event for event in folder.read_events(process) if event.get("file"))
+    places = {event["file"]: event.get("defined") or ("", 0) for event in events}
+    return {file: f"{source}:{line}" for file, (source, line) in places.items() if source}
+
+
+def _is_older(source: str, file: str) -> bool:
+    """Return True if a source file has not changed since a file was written."""
+    try:
+        return os.stat(source).st_mtime <= os.stat(file).st_mtime
+    except OSError:
+        return False
 
 
 def program_file(path: str, name: str) -> str:

@@ -150,7 +150,7 @@ def test_a_line_is_found_once_in_all_programs_of_a_run_where_it_costs_most(run, 
     assert [line for line in found if not line.startswith(" ")] == [
         "script.py:5: JT701 the exponentials of a softmax or logsumexp overflow: no maximum is "
         "subtracted",
-        "unknown line: JT301 no result depends on unused (f32[2,1024])",
+        "script.py:4: JT301 no result depends on unused (f32[2,1024])",
         "script.py:7: JT403 1,024 elements are sorted, but at most 5 of them are read",
         "3 findings in 5 programs; 1 silenced",
     ]
@@ -160,6 +160,7 @@ def test_a_line_is_found_once_in_all_programs_of_a_run_where_it_costs_most(run, 
     assert document["programs"] == 5 and finding["programs"] == ["best", "best@2", "best@3"]
     assert finding["cost"]["flops"] == 8 * 1024 * 10
     alone = json.loads(run("run/best", "--json", "--select", "JT403", code=1).out)
+    assert run("run/best", "--select", "JT3", code=1).out.startswith("script.py:4: JT301 ")
     assert alone["programs"] == 1 and alone["findings"][0]["programs"] == ["best"]
 
 

@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from jaxprtool.api.investigate.bench import bench
     from jaxprtool.api.investigate.compare import compare
     from jaxprtool.api.investigate.compiled_memory import compiled_memory
+    from jaxprtool.api.investigate.gradient import why_gradient
     from jaxprtool.api.investigate.profile import profile, profiling
     from jaxprtool.api.investigate.reduction import reduce
     from jaxprtool.api.investigate.residuals import residuals
@@ -99,6 +100,7 @@ _HOME = {
     "vmap": "jaxprtool.api.functions.vmap",
     "watch": "jaxprtool.execute.watch",
     "why": "jaxprtool.analysis.slices",
+    "why_gradient": "jaxprtool.api.investigate.gradient",
     "write": "jaxprtool.formats.jaxpr.write",
     "xla_computation": "jaxprtool.api.functions.lower",
 }
@@ -152,6 +154,7 @@ __all__ = [
     "vmap",
     "watch",
     "why",
+    "why_gradient",
     "write",
     "xla_computation",
 ]

@@ -84,7 +84,7 @@ INNER_FLOORS = {
     "|basics",
     "passes": "loops patterns reduction unzip|transforms|mapping|cleanup|framework",
     "render": "page|reports|terminal|documents",
-    "execute": "checked verify bench profile|compare watch|nans|stepping|running sandbox",
+    "execute": "checked verify bench profile|compare watch vanishing|nans|stepping|running sandbox",
     "api": "notebook|methods program|functions|investigate|record targets",
 }
 

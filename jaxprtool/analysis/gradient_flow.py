@@ -27,7 +27,7 @@ from jaxprtool.jaxcompat import AnyJaxpr, DropVar, Jaxpr, JaxprEqn, Literal, Var
 from jaxprtool.jaxcompat.source_locations import UserFrame
 
 
-@document(without=("frame",))
+@document(without=("frame", "code", "has_rule"))
 @dataclass(frozen=True)
 class Stop:
     """An operation at which a tangent stops, on the way to a result.
@@ -36,11 +36,15 @@ class Stop:
         primitive: The name of its primitive, or of the custom function.
         source: The user's line, `model.py:9`; "" if unknown.
         frame: The same as a frame; None if unknown.
+        code: The source text of the line, if its file exists.
+        has_rule: Whether it is a custom function, whose rule returns zeros.
     """
 
     primitive: str
     source: str
     frame: UserFrame | None = field(repr=False)
+    code: str = field(repr=False)
+    has_rule: bool = field(repr=False)
 
 
 @document(without=("argument", "type"))
@@ -103,7 +107,8 @@ def _stop(frames: Frames, calls: Sequence[JaxprEqn]) -> Stop:
     name = jaxcompat.custom_name(eqn) if named else eqn.primitive.name
     location = frames.location_of(calls)
     frame = None if location is None else location.frame
-    return Stop(name, "" if frame is None else frames.text(frame), frame)
+    source = "" if frame is None else frames.text(frame)
+    return Stop(name, source, frame, frames.code_of(calls), named)
 
 
 #: Equations at which tangents stop, each preceded by the equations whose bodies contain it.

@@ -1,14 +1,16 @@
-"""`jaxprtool why`: what a value affects, what it depends on, and paths between values."""
+"""`jaxprtool why`: what a value affects and depends on, paths between values, and gradients."""
 
 from __future__ import annotations
 
 import sys
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
 from jaxprtool.cli import options, output
 from jaxprtool.cli.options import OUTPUT, Panel
+from jaxprtool.cli.running import printed_by_functions, ready
 from jaxprtool.cli.session import Function, Session, command, only_program
 from jaxprtool.errors import OutputError
 
@@ -41,6 +43,27 @@ _Path = Annotated[
     tuple[str, str] | None,
     _SLICE.option("--path", "A B", "Show the shortest chain of equations from A to B instead."),
 ]
+_GRADIENT = Panel("Gradient")
+
+_Gradient = Annotated[
+    str | None,
+    _GRADIENT.option(
+        "--gradient",
+        "ARG",
+        "Show why the gradient with respect to ARG, or all arguments below it, is missing, zero or "
+        "NaN instead.",
+    ),
+]
+_To = Annotated[
+    str | None,
+    _GRADIENT.option("--to", "RESULT", "The result to differentiate, if several are scalars."),
+]
+_Seed = Annotated[
+    int | None,
+    _GRADIENT.option(
+        "--seed", "N", "Seed of the random values of arguments given by type alone.", min=0
+    ),
+]
 _Format = Annotated[
     Format | None,
     _SLICE.choice(
@@ -59,6 +82,9 @@ def why(
     forward: _Forward = False,
     back: _Back = False,
     path: _Path = None,
+    gradient: _Gradient = None,
+    to: _To = None,
+    seed: _Seed = None,
     passes: options.Passes = None,
     plugin: options.Plugin = None,
     format: _Format = None,
@@ -75,21 +101,27 @@ def why(
       jaxprtool why samples/transformer.py:loss "params['positions']"
       jaxprtool why samples/rnn.py:loss result --format tree
       jaxprtool why samples/transformer.py:loss --path tokens result
+      jaxprtool why samples/transformer.py:loss --gradient params
     """
-    if (what is None) == (path is None):
-        fault = "WHAT and --path cannot be combined" if path else "WHAT is missing"
-        raise OutputError(fault, "give an argument, a result, a line or a variable; or --path A B")
+    others = {"WHAT": what, "--path": path, "--gradient": gradient}
+    _check([name for name, value in others.items() if value is not None])
     if json and (format or full):
         raise OutputError("--json and --format cannot be combined")
-    if path and (format or full or forward or back):
-        raise OutputError("--path cannot be combined with --forward, --back, --format or --full")
-    function.start()
+    if what is None and (format or full or forward or back):
+        mode = "--path" if path else "--gradient"
+        raise OutputError(f"{mode} cannot be combined with --forward, --back, --format or --full")
+    if gradient is None and (to is not None or seed is not None):
+        raise OutputError(f"{'--to' if to is not None else '--seed'} needs --gradient ARG")
+    function.start(cache=True if gradient else None)
     from jaxprtool.analysis.flow_paths import flow_path
     from jaxprtool.analysis.slices import why as found_why
     from jaxprtool.api.functions.gradients import zero_gradients
     from jaxprtool.render.reports import why as render
 
     session = Session(**vars(function), passes=passes, plugin=plugin)
+    if gradient is not None:
+        _write_gradient(session, gradient, to, seed or 0, json)
+        return
     traced = session.traced()
     program = only_program("why takes", session.programs(traced))
     session.on_progress("following values")
@@ -112,6 +144,38 @@ def why(
     if not json and found.back is not None and not found.back.arguments:
         for flow in zero_gradients(traced.program, program, session.pipeline, found.ends):
             output.write(render.gradient_sentence(flow, flow.argument))
+
+
+def _check(given: Sequence[str]) -> None:
+    """Raise OutputError unless exactly one of WHAT, --path and --gradient is given."""
+    if len(given) != 1:
+        fault = f"{' and '.join(given)} cannot be combined" if given else "WHAT is missing"
+        hint = "give an argument, a result, a line or a variable; --path A B; or --gradient ARG"
+        raise OutputError(fault, hint)
+
+
+def _write_gradient(session: Session, argument: str, to: str | None, seed: int, json: bool) -> None:
+    """Write why a gradient is missing, zero or NaN."""
+    from jaxprtool.api.investigate.gradient import why_gradient
+    from jaxprtool.render.reports.gradient import gradient_text
+
+    traced = session.traced(runs=True)
+    program = only_program("why takes", session.programs(traced))
+    prepared = ready(traced.given_to(program), seed)
+    with printed_by_functions(json):
+        found = why_gradient(
+            prepared.program,
+            argument,
+            prepared.filled.arguments,
+            to=to,
+            on_progress=session.on_progress,
+        )
+    if found.value is not None:
+        prepared.note_random(session.target)
+    if json:
+        output.write_json(found)
+    else:
+        output.write_rendered(gradient_text(found, output.width()))
 
 
 def _write_equations(program: Program, found: Why, format: Format) -> None:

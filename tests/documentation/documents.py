@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Annotated, Any, NotRequired, TypedDict, Union, get_args, get_origin
 
 from jaxprtool.analysis.flow_paths import Path as FlowPath
+from jaxprtool.analysis.gradient_causes import GradientAnswer
 from jaxprtool.analysis.lint import Findings
 from jaxprtool.analysis.profile import Profile
 from jaxprtool.analysis.recorded_run import Run
@@ -47,7 +48,7 @@ DOCUMENTS = {
     "residuals": (Residuals,),
     "lint": (Findings,),
     "check": (problems.CheckDocument,),
-    "why": (Why, FlowPath),
+    "why": (Why, FlowPath, GradientAnswer),
     "nans": (found.NansDocument,),
     "watch": (Watched,),
     "compare": (Comparison,),

@@ -1,0 +1,278 @@
+"""`why_gradient`: why a gradient is missing, zero, NaN, or zero on some inputs.
+
+    answer = jaxprtool.why_gradient(program, "params['w']", (params, batch))
+    answer.groups[0].kind, answer.groups[0].causes
+
+What the program alone says comes first (`analysis.gradient_causes`). If a path of operations with
+derivatives leads to the result, the gradient is run on the inputs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
+from typing import Any
+
+import jax
+import numpy as np
+
+from jaxprtool import jaxcompat
+from jaxprtool.analysis.gradient_causes import (
+    SINGULAR,
+    ZERO_DERIVATIVE,
+    Cause,
+    GradientAnswer,
+    GradientGroup,
+    Reason,
+    differentiated_result,
+    known_gradient,
+)
+from jaxprtool.analysis.points import point
+from jaxprtool.execute.nans import BadValue, find_nan
+from jaxprtool.execute.running.arguments import flat_arguments
+from jaxprtool.execute.running.fill import fill
+from jaxprtool.execute.running.run import run
+from jaxprtool.execute.vanishing import Path, vanishing
+from jaxprtool.ir.core.structured import sub_jaxprs
+from jaxprtool.ir.core.traits import traits
+from jaxprtool.ir.programs.program import Program
+from jaxprtool.ir.programs.ref_contents import with_contents
+from jaxprtool.ir.programs.trees import structure
+from jaxprtool.ir.source.frames import BEHIND, frames_now
+from jaxprtool.jaxcompat import Jaxpr, JaxprEqn
+from jaxprtool.passes.cleanup.dce import Dce
+from jaxprtool.passes.framework.retrace import retraced
+
+
+def why_gradient(
+    program: Program,
+    argument: str,
+    args: object = None,
+    *,
+    to: str | None = None,
+    on_progress: Callable[[str], object] = lambda doing: None,
+) -> GradientAnswer:
+    """Return why the gradient with respect to an argument is zero, NaN or missing.
+
+    Args:
+        program: A `Program`.
+        argument: An argument by its path (`params['w']`), or `params` for all below it.
+        args: The arguments of the program, as a tuple, or as any pytree of the same leaves; random
+            ones by default. They are used only if a path of operations with derivatives leads to
+            the result.
+        to: The result to differentiate; by default the only one that is a real scalar.
+        on_progress: Called with progress messages.
+
+    Raises:
+        PointError: If the program has no such argument or result.
+        ArgumentsError: If there is no scalar result, or several, or the arguments do not fit.
+        UnsupportedError: If JAX cannot differentiate the program in reverse mode.
+    """
+    program = with_contents(program)
+    found = point(program, f"argument:{argument.removeprefix('argument:')}")
+    result = differentiated_result(program, to)
+    if program.symbols and args is not None:
+        program = program.at(list(map(np.shape, flat_arguments(program, args))))
+    loss = _only_result(program, result)
+    positions = [program.arg_names.index(name) for name in found.ends]
+    on_progress("following gradients")
+    groups = [known_gradient(program, loss, position) for position in positions]
+    moving = [i for i, group in enumerate(groups) if group.kind == "nonzero"]
+    value = None
+    if moving:
+        on_progress(f"running the gradient of {program.name}")
+        values = _values(program, args)
+        ran = _Gradient(loss, [positions[i] for i in moving], values)
+        value = ran.value
+        for i, group in zip(moving, ran.groups([groups[i] for i in moving]), strict=True):
+            groups[i] = group
+    name = program.out_names[result]
+    return GradientAnswer(program.name, found.name, name, value, tuple(_folded(groups)))
+
+
+def _only_result(program: Program, position: int) -> Program:
+    """Return the program of one result, as a function of flat arguments."""
+    jaxpr = jaxcompat.replace_jaxpr(program.jaxpr, outvars=[program.jaxpr.outvars[position]])
+    flat = tuple(range(len(program.in_avals)))
+    return Dce()(
+        program.replace(
+            jaxpr=jaxpr,
+            in_tree=structure((flat, {})),
+            out_tree=structure(0),
+            out_names=(program.out_names[position],),
+        )
+    )
+
+
+def _values(program: Program, args: object) -> Sequence[Any]:
+    if args is not None:
+        return flat_arguments(program, args)
+    avals = zip(program.arg_names, program.in_avals, strict=True)
+    given = {name: jax.ShapeDtypeStruct(aval.shape, aval.dtype) for name, aval in avals}
+    return fill(program, given).arguments
+
+
+def _folded(groups: Sequence[GradientGroup]) -> Iterator[GradientGroup]:
+    """Yield groups, those with the same answer as one."""
+    alike: dict[GradientGroup, list[GradientGroup]] = {}
+    for group in groups:
+        alike.setdefault(replace(group, arguments=(), norm=None), []).append(group)
+    for key, each in alike.items():
+        names = tuple(name for group in each for name in group.arguments)
+        norms = [group.norm for group in each if group.norm is not None]
+        norm = float(np.sqrt(np.sum(np.square(norms)))) if norms else None
+        yield replace(key, arguments=names, norm=norm)
+
+
+class _Gradient:
+    """The gradient of a scalar, run on given inputs.
+
+    Args:
+        loss: A program with one result, a function of flat arguments.
+        positions: The arguments to differentiate with respect to.
+        values: The flat arguments.
+    """
+
+    def __init__(self, loss: Program, positions: Sequence[int], values: Sequence[Any]):
+        self._loss = loss
+        self._frames = frames_now(loss.roots)
+        self._program = _pullback(loss, positions)
+        cotangent = np.ones((), loss.out_avals[0].dtype)
+        self._values = [*values, cotangent]
+        ran = run(self._program, self._values, repeat=0)
+        self.value = float(np.asarray(ran.outputs[0].value, np.float64))
+        self._gradients = [output.value for output in ran.outputs[1:]]
+
+    def groups(self, known: Sequence[GradientGroup]) -> list[GradientGroup]:
+        """Return what the gradients are, given what the program alone says of them."""
+        norms = list(map(_norm, self._gradients))
+        groups = [replace(group, norm=norm) for group, norm in zip(known, norms, strict=True)]
+        bad = [i for i, norm in enumerate(norms) if not np.isfinite(norm)]
+        zero = [i for i, norm in enumerate(norms) if norm == 0 and self._gradients[i].size]
+        if bad:
+            found = find_nan(self._program, tuple(self._values)).found
+            for i in bad:
+                groups[i] = self._not_finite(groups[i], i, found)
+        if zero:
+            made = vanishing(self._program, self._values, [i + 1 for i in zero])
+            for i, paths in zip(zero, made, strict=True):
+                if paths is None:  # zero in JAX for all inputs
+                    groups[i] = replace(groups[i], kind="zero", norm=None)
+                else:
+                    causes = tuple(dict.fromkeys(map(self._vanished, paths)))
+                    groups[i] = replace(groups[i], kind="vanishing", causes=causes)
+        return groups
+
+    def _not_finite(
+        self, group: GradientGroup, number: int, found: Sequence[BadValue]
+    ) -> GradientGroup:
+        name = self._program.out_names[number + 1]
+        is_nan = bool(np.isnan(np.asarray(self._gradients[number])).any())
+        first = next((each for each in found if name in each.reaches), None)
+        causes = () if first is None else (self._singular(first),)
+        return replace(group, kind="NaN" if is_nan else "infinity", causes=causes)
+
+    def _singular(self, bad: BadValue) -> Cause:
+        """Return the cause of a NaN or an infinity."""
+        if bad.argument:
+            return Cause(bad.argument, "", "", reason=f"the argument contains {_a(bad.kind)}")
+        alike = self._primal_at(bad.source)
+        own = any(name == bad.primitive for name in alike)
+        forward = bad.primitive if own else next((n for n in alike if n in SINGULAR), "")
+        reason = SINGULAR.get(forward or bad.primitive, Reason(""))
+        remedy = reason.remedy and f"guard the operand, not only the result: {reason.remedy}"
+        return Cause(
+            bad.primitive,
+            bad.source.partition(BEHIND)[0],
+            bad.code,
+            bad.path,
+            bad.iteration,
+            "" if own else forward,
+            reason.text,
+            remedy,
+        )
+
+    def _vanished(self, path: Path) -> Cause:
+        """Return the cause of a zero cotangent."""
+        source, own = self._frames.line_of(path), str(path[-1].primitive.name)
+        alike = self._primal_at(source)
+        named = [name for name in alike if name in ZERO_DERIVATIVE]
+        kinds = [*dict.fromkeys(named)]
+        # The derivatives of several operations on a line may be of the same primitive.
+        candidates = kinds or [own]
+        reason = ZERO_DERIVATIVE.get(candidates[0]) if len(candidates) == 1 else None
+        forward = " or ".join(candidates)
+        reason = reason or Reason("the derivative is zero on these inputs")
+        return Cause(
+            own,
+            source.partition(BEHIND)[0],
+            self._frames.code_of(path),
+            self._frames.path_of(path[:-1]),
+            forward="" if forward == own else forward,
+            reason=reason.text,
+            remedy=reason.remedy,
+        )
+
+    def _primal_at(self, source: str) -> list[str]:
+        """Return the operations of the program on a line, or else on the user's line."""
+        exact, near = [], []
+        for path in _paths(jaxcompat.open_jaxpr(self._loss.jaxpr), ()):
+            line = self._frames.line_of(path)
+            if line == source:
+                exact.append(_name(path[-1]))
+            elif source and line.partition(BEHIND)[0] == source.partition(BEHIND)[0]:
+                near.append(_name(path[-1]))
+        return exact or near
+
+
+def _pullback(loss: Program, positions: Sequence[int]) -> Program:
+    """Return a program of the arguments and a cotangent, to the result and its gradients."""
+    evaluate = jaxcompat.jaxpr_as_fun(loss.jaxpr)
+
+    def pullback(*args: Any) -> tuple[Any, ...]:
+        *values, cotangent = args
+
+        def of(*chosen: Any) -> Any:
+            given = list(values)
+            for position, value in zip(positions, chosen, strict=True):
+                given[position] = value
+            (result,) = evaluate(*given)
+            return result
+
+        result, back = jax.vjp(of, *(values[i] for i in positions))
+        return (result, *back(cotangent))
+
+    count = len(loss.in_avals)
+    return retraced(
+        loss,
+        "grad",
+        pullback,
+        in_tree=structure((tuple(range(count + 1)), {})),
+        avals=[*loss.in_avals, loss.out_avals[0].to_ct_aval()],
+        arg_names=[*loss.arg_names, "cotangent"],
+        out_names=[*loss.out_names, *(loss.arg_names[i] for i in positions)],
+    )
+
+
+def _norm(value: Any) -> float:
+    array = np.asarray(value)
+    wide = array.astype(np.complex128 if np.iscomplexobj(array) else np.float64)
+    return float(np.linalg.norm(wide))
+
+
+def _a(kind: str) -> str:
+    return "a NaN" if kind == "NaN" else "an infinity"
+
+
+def _paths(jaxpr: Jaxpr, around: Path) -> Iterator[Path]:
+    """Yield the equations at every depth, but not those in functions with rules of their own."""
+    for eqn in jaxpr.eqns:
+        path = (*around, eqn)
+        yield path
+        for _, inner in () if traits(eqn).custom_derivative else sub_jaxprs(eqn):
+            yield from _paths(jaxcompat.open_jaxpr(inner), path)
+
+
+def _name(eqn: JaxprEqn) -> str:
+    named = traits(eqn).custom_derivative and "call_jaxpr" in eqn.params
+    return jaxcompat.custom_name(eqn) if named else str(eqn.primitive.name)

@@ -34,10 +34,11 @@ _FEW = 5
 
 
 class Reason(NamedTuple):
-    """Why an operation stops a gradient, and what to do."""
+    """Why an operation stops a gradient, what to do, and the primitive of its derivative."""
 
     text: str
     remedy: str = ""
+    derivative: str = ""
 
 
 def _step(name: str) -> Reason:
@@ -50,7 +51,7 @@ _COMPARISON = Reason(
 )
 _INDEX = Reason(
     "an index has no derivative",
-    "use a softmax, or stop_gradient with a straight-through estimator",
+    "use a softmax, a straight-through estimator, or for samples their log-probability",
 )
 
 #: Why operations have no derivative, by primitive.
@@ -76,16 +77,18 @@ NO_DERIVATIVE: Mapping[str, Reason] = {
 #: Why operations have a derivative of zero on some inputs, by primitive or custom function. Each
 #: holds for the elements at which the gradient was not zero yet.
 ZERO_DERIVATIVE: Mapping[str, Reason] = {
-    "relu": Reason("no input that the gradient reaches is positive", "leaky_relu has a gradient"),
-    "relu6": Reason("no input that the gradient reaches is between 0 and 6"),
-    "clamp": Reason("every input that the gradient reaches is outside of the bounds"),
-    "max": Reason("the other operand is larger wherever the gradient arrives"),
-    "min": Reason("the other operand is smaller wherever the gradient arrives"),
-    "abs": Reason("its input is 0 wherever the gradient arrives"),
-    "select_n": Reason("it selects the other values wherever the gradient arrives"),
-    "cond": Reason("the branch that runs does not depend on it"),
-    "mul": Reason("every product is zero"),
-    "dot_general": Reason("every product is zero"),
+    "relu": Reason(
+        "no input that the gradient reaches is positive", "leaky_relu has a gradient", "select_n"
+    ),
+    "relu6": Reason("no input that the gradient reaches is between 0 and 6", "", "select_n"),
+    "clamp": Reason("every input that the gradient reaches is out of bounds", "", "select_n"),
+    "select_n": Reason("it selects the other values wherever the gradient arrives", "", "select_n"),
+    "max": Reason("the other operand is larger wherever the gradient arrives", "", "mul"),
+    "min": Reason("the other operand is smaller wherever the gradient arrives", "", "mul"),
+    "abs": Reason("its input is 0 wherever the gradient arrives", "", "mul"),
+    "mul": Reason("every product is zero", "", "mul"),
+    "dot_general": Reason("every product is zero", "", "dot_general"),
+    "cond": Reason("the branch that runs does not depend on it", "", "cond"),
 }
 
 #: Why operations have a NaN or an infinity as derivative, by primitive.

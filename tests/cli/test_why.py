@@ -214,3 +214,44 @@ def test_a_zero_gradient_is_explained_before_and_behind_grad(cli, folder):
     assert said in cli("why", *case, "result['w']", "-p", "grad").out
     assert "zero" not in cli("why", *case, "result['b']", "-p", "grad").out
     assert said in cli("why", *case, "result[1]['w']", "-p", "value_and_grad").out
+
+
+def test_a_gradient_is_explained_with_the_line_that_stops_it(cli, folder):
+    (folder / "stopped.py").write_text(
+        "import jax, jax.numpy as jnp\n"
+        "def loss(params, x):\n"
+        "    steps = jnp.round(params['a'])\n"
+        "    dead = jax.nn.relu(params['b'] - 1e9)\n"
+        "    far = jnp.sqrt((params['c'] * 0).sum())\n"
+        "    return (x * steps).sum() + dead.sum() + far + params['d'].sum()\n"
+    )
+    types = "{'a': f32[3], 'b': f32[3], 'c': f32[3], 'd': f32[3], 'e': f32[3]}, f32[3]"
+    asked = "stopped.py:loss", "--args", types
+    found = cli("why", *asked, "--gradient", "params")
+    said = " ".join(found.out.split())
+    assert "respect to params['a'] is zero for all inputs: 1 operation stops every path." in said
+    assert "round stopped.py:3" in said and "x + stop_gradient(round(x) - x)" in said
+    assert "params['b'] is zero on these inputs" in said and "relu stopped.py:4" in said
+    assert "params['c'] is NaN" in said and "sqrt stopped.py:5" in said
+    assert "params['d'] is not zero: its norm is 1.732." in said
+    assert "params['e'] is not used: the gradient is zero." in said
+    assert "filled with random values (--seed 0)" in found.err
+    told = json.loads(cli("why", *asked, "--gradient", "params['a']", "--json").out)
+    assert told["groups"][0]["kind"] == "zero" and "value" not in told
+    assert told["groups"][0]["causes"][0]["source"] == "stopped.py:3"
+
+
+@pytest.mark.parametrize(
+    ("options", "fault"),
+    [
+        (("x", "--gradient", "x"), "WHAT and --gradient cannot be combined"),
+        (("x", "--to", "loss"), "--to needs --gradient ARG"),
+        (("x", "--seed", "1"), "--seed needs --gradient ARG"),
+        (("--gradient", "x", "--full"), "--gradient cannot be combined with --forward"),
+        (("--gradient", "v", "--to", "loss"), "loss has no argument 'v'"),
+        (("--gradient", "x", "--to", "rows"), "a gradient is that of one real number"),
+    ],
+)
+def test_gradient_options_that_do_not_fit_are_refused(cli, options, fault):
+    refused = cli("why", *LOSS, *options)
+    assert refused.code == 2 and fault in refused.err and not refused.out

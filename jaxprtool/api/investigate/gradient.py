@@ -9,9 +9,9 @@ derivatives leads to the result, the gradient is run on the inputs.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
-from typing import Any
+from typing import Any, TypeVar
 
 import jax
 import numpy as np
@@ -33,6 +33,7 @@ from jaxprtool.execute.running.arguments import flat_arguments
 from jaxprtool.execute.running.fill import fill
 from jaxprtool.execute.running.run import run
 from jaxprtool.execute.vanishing import Path, vanishing
+from jaxprtool.ir.core.regions import regions
 from jaxprtool.ir.core.structured import sub_jaxprs
 from jaxprtool.ir.core.traits import traits
 from jaxprtool.ir.programs.program import Program
@@ -42,6 +43,8 @@ from jaxprtool.ir.source.frames import BEHIND, frames_now
 from jaxprtool.jaxcompat import Jaxpr, JaxprEqn
 from jaxprtool.passes.cleanup.dce import Dce
 from jaxprtool.passes.framework.retrace import retraced
+
+T = TypeVar("T")
 
 
 def why_gradient(
@@ -73,7 +76,7 @@ def why_gradient(
     result = differentiated_result(program, to)
     if program.symbols and args is not None:
         program = program.at(list(map(np.shape, flat_arguments(program, args))))
-    loss = _only_result(program, result)
+    loss = only_result(program, result)
     positions = [program.arg_names.index(name) for name in found.ends]
     on_progress("following gradients")
     groups = [known_gradient(program, loss, position) for position in positions]
@@ -90,7 +93,7 @@ def why_gradient(
     return GradientAnswer(program.name, found.name, name, value, tuple(_folded(groups)))
 
 
-def _only_result(program: Program, position: int) -> Program:
+def only_result(program: Program, position: int) -> Program:
     """Return the program of one result, as a function of flat arguments."""
     jaxpr = jaxcompat.replace_jaxpr(program.jaxpr, outvars=[program.jaxpr.outvars[position]])
     flat = tuple(range(len(program.in_avals)))
@@ -116,12 +119,23 @@ def _folded(groups: Sequence[GradientGroup]) -> Iterator[GradientGroup]:
     """Yield groups, those with the same answer as one."""
     alike: dict[GradientGroup, list[GradientGroup]] = {}
     for group in groups:
-        alike.setdefault(replace(group, arguments=(), norm=None), []).append(group)
-    for key, each in alike.items():
-        names = tuple(name for group in each for name in group.arguments)
+        key = replace(group, arguments=(), norm=None)
+        if group.kind == "missing":  # of a state, each leaf has results and operations of its own
+            key = replace(key, reaches=(), causes=())
+        alike.setdefault(key, []).append(group)
+    for each in alike.values():
         norms = [group.norm for group in each if group.norm is not None]
-        norm = float(np.sqrt(np.sum(np.square(norms)))) if norms else None
-        yield replace(key, arguments=names, norm=norm)
+        yield replace(
+            each[0],
+            arguments=_joined(group.arguments for group in each),
+            reaches=_joined(group.reaches for group in each),
+            causes=_joined(group.causes for group in each),
+            norm=float(np.sqrt(np.sum(np.square(norms)))) if norms else None,
+        )
+
+
+def _joined(groups: Iterable[tuple[T, ...]]) -> tuple[T, ...]:
+    return tuple(dict.fromkeys(each for group in groups for each in group))
 
 
 class _Gradient:
@@ -136,7 +150,7 @@ class _Gradient:
     def __init__(self, loss: Program, positions: Sequence[int], values: Sequence[Any]):
         self._loss = loss
         self._frames = frames_now(loss.roots)
-        self._program = _pullback(loss, positions)
+        self._program = pullback(loss, positions)
         cotangent = np.ones((), loss.out_avals[0].dtype)
         self._values = [*values, cotangent]
         ran = run(self._program, self._values, repeat=0)
@@ -195,21 +209,23 @@ class _Gradient:
     def _vanished(self, path: Path) -> Cause:
         """Return the cause of a zero cotangent."""
         source, own = self._frames.line_of(path), str(path[-1].primitive.name)
-        alike = self._primal_at(source)
-        named = [name for name in alike if name in ZERO_DERIVATIVE]
-        kinds = [*dict.fromkeys(named)]
-        # The derivatives of several operations on a line may be of the same primitive.
-        candidates = kinds or [own]
-        reason = ZERO_DERIVATIVE.get(candidates[0]) if len(candidates) == 1 else None
-        forward = " or ".join(candidates)
-        reason = reason or Reason("the derivative is zero on these inputs")
+        # The derivatives of several operations on a line may have the same primitive.
+        alike = dict.fromkeys(
+            name
+            for name in self._primal_at(source)
+            if name in ZERO_DERIVATIVE and ZERO_DERIVATIVE[name].derivative == own
+        )
+        forward = " or ".join(alike) or own
+        reason = ZERO_DERIVATIVE.get(forward, Reason("its derivative is zero on these inputs"))
+        around = [i for i, eqn in enumerate(path[:-1]) if _is_loop(eqn)]
+        inside = ", in at least one iteration" if around else ""
         return Cause(
             own,
             source.partition(BEHIND)[0],
             self._frames.code_of(path),
-            self._frames.path_of(path[:-1]),
+            tuple(self._frames.named(path[: i + 1]) for i in around),
             forward="" if forward == own else forward,
-            reason=reason.text,
+            reason=reason.text + inside,
             remedy=reason.remedy,
         )
 
@@ -225,7 +241,7 @@ class _Gradient:
         return exact or near
 
 
-def _pullback(loss: Program, positions: Sequence[int]) -> Program:
+def pullback(loss: Program, positions: Sequence[int]) -> Program:
     """Return a program of the arguments and a cotangent, to the result and its gradients."""
     evaluate = jaxcompat.jaxpr_as_fun(loss.jaxpr)
 
@@ -258,6 +274,11 @@ def _norm(value: Any) -> float:
     array = np.asarray(value)
     wide = array.astype(np.complex128 if np.iscomplexobj(array) else np.float64)
     return float(np.linalg.norm(wide))
+
+
+def _is_loop(eqn: JaxprEqn) -> bool:
+    held = regions(eqn)
+    return held is not None and held.repeats
 
 
 def _a(kind: str) -> str:

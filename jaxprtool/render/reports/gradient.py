@@ -13,13 +13,18 @@ from rich.table import Table
 from rich.text import Text
 
 from jaxprtool.ir.basics.quantities import listed, plural
+from jaxprtool.ir.programs.program_signature import covering
 from jaxprtool.render.terminal import theme
 from jaxprtool.render.terminal.rendering import Rendering
+from jaxprtool.render.terminal.tables import add_more
 
 if TYPE_CHECKING:
     from jaxprtool.analysis.gradient_causes import Cause, GradientAnswer, GradientGroup
 
 _some = partial(listed, most=4)
+
+#: The maximum number of operations shown for a group.
+_MOST_CAUSES = 6
 
 _CAUSED = "The first operation that makes one is:"
 _UNCAUSED = "No single operation makes it."
@@ -32,13 +37,13 @@ def gradient_text(found: GradientAnswer, width: int) -> Rendering:
         parts += [Text()] if parts else []
         sentence = _sentence(found, group)
         parts += [Text(line, style=theme.HEADING) for line in textwrap.wrap(sentence, width)]
-        parts += [_causes(group)] if group.causes else []
+        parts += [_causes(group)] if group.causes and group.kind != "nonzero" else []
     return Rendering(Group(*parts), width)
 
 
 def _sentence(found: GradientAnswer, group: GradientGroup) -> str:
     """Return what the gradients of a group are."""
-    names, count = _named(group), len(group.causes)
+    names, count = _named(found, group), len(group.causes)
     be, do = ("is", "does") if len(group.arguments) == 1 else ("are", "do")
     of = f"The gradient of {found.result} with respect to {names} is"
     operations, stop = plural(count, "operation"), "stops" if count == 1 else "stop"
@@ -60,16 +65,23 @@ def _sentence(found: GradientAnswer, group: GradientGroup) -> str:
             return f"{of} zero on these inputs, although a path exists{where}"
         case "NaN" | "infinity":
             bad = "NaN" if group.kind == "NaN" else "infinite"
-            value = f"{found.result} itself is {found.value:.6g}"
+            value = f"{found.result} itself is {str(found.value).replace('nan', 'NaN')}"
             return f"{of} {bad}; {value}. {_CAUSED if count else _UNCAUSED}"
         case "nonzero":
-            some = f"; {operations} {stop} other paths." if count else "."
-            return f"{of} not zero: its norm is {group.norm:.4g}{some}"
+            stops = [f"{each.primitive} ({each.source or 'unknown line'})" for each in group.causes]
+            others = f"; {_some(stops)} {stop} other paths." if count else "."
+            return f"{of} not zero: its norm is {group.norm:.4g}{others}"
 
 
-def _named(group: GradientGroup) -> str:
+def _named(found: GradientAnswer, group: GradientGroup) -> str:
+    """Return the names of the arguments of a group, or prefixes that cover just these."""
     count = len(group.arguments)
-    return _some(group.arguments) + (f" ({count} arguments)" if count > 4 else "")
+    if count == 1:
+        return group.arguments[0]
+    names = [name for each in found.groups for name in each.arguments]
+    chosen = set(group.arguments)
+    paths = [*covering(names, [name in chosen for name in names])]
+    return _some(paths) + (f" ({count} arguments)" if len(paths) != count else "")
 
 
 def _causes(group: GradientGroup) -> Table:
@@ -78,17 +90,18 @@ def _causes(group: GradientGroup) -> Table:
     table.add_column(style=theme.PRIMITIVE)
     table.add_column(style=theme.BINDER, overflow="fold")
     table.add_column(overflow="fold")
-    for cause in group.causes:
+    for cause in group.causes[:_MOST_CAUSES]:
         for number, (line, style) in enumerate(_lines(cause)):
             first = (cause.forward or cause.primitive, cause.source or "unknown line")
             table.add_row(*(first if number == 0 else ("", "")), Text(line, style=style))
+    add_more(table, len(group.causes) - _MOST_CAUSES)
     return table
 
 
 def _lines(cause: Cause) -> Iterator[tuple[str, StyleType]]:
     """Yield the lines of a cause: code, loops and branches around it, reason and remedy."""
     yield cause.code, ""
-    around = [each for each in cause.path if each.rpartition(" at ")[2] != cause.source]
+    around = [each for each in cause.path if not each.startswith("jit at ")]
     if cause.iteration:
         around.append(f"iteration {', '.join(map(str, cause.iteration))} (counted from 0)")
     if around:

@@ -66,7 +66,7 @@ CASES = {
         "vanishing",
         {"cond"},
     ),
-    "iteration": (looped, ones, "vanishing", {"mul or select_n"}),
+    "iteration": (looped, ones, "vanishing", {"mul", "select_n"}),
     "rule": (lambda w: mute(w).sum(), ones, "vanishing", {"mul"}),
     "remat": (jax.checkpoint(lambda w: jax.nn.relu(w - 9).sum()), ones, "vanishing", {"relu"}),
     "norm": (lambda w: jnp.linalg.norm(w), ones * 0, "NaN", {"sqrt"}),

@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from jaxprtool.api.investigate.bench import bench
     from jaxprtool.api.investigate.compare import compare
     from jaxprtool.api.investigate.compiled_memory import compiled_memory
+    from jaxprtool.api.investigate.determinism import determinism
     from jaxprtool.api.investigate.gradient import why_gradient
     from jaxprtool.api.investigate.profile import profile, profiling
     from jaxprtool.api.investigate.reduction import reduce
@@ -65,6 +66,7 @@ _HOME = {
     "compiled_memory": "jaxprtool.api.investigate.compiled_memory",
     "cost": "jaxprtool.analysis.cost",
     "dce_jaxpr": "jaxprtool.passes.cleanup.dce",
+    "determinism": "jaxprtool.api.investigate.determinism",
     "diff": "jaxprtool.analysis.diff",
     "equivalent": "jaxprtool.ir.equality.equivalence",
     "example": "jaxprtool.loading.example",
@@ -119,6 +121,7 @@ __all__ = [
     "compiled_memory",
     "cost",
     "dce_jaxpr",
+    "determinism",
     "diff",
     "equivalent",
     "example",

@@ -27,6 +27,7 @@ from jaxprtool.analysis.slices import Why
 from jaxprtool.api.investigate.reduction import Reduction
 from jaxprtool.execute.bench.measured import Bench
 from jaxprtool.execute.compare.comparison import Comparison
+from jaxprtool.execute.compare.repeated import Determinism
 from jaxprtool.execute.watch import Watched
 from jaxprtool.ir.basics import documents
 from jaxprtool.passes.framework.docstrings import documentation
@@ -52,6 +53,7 @@ DOCUMENTS = {
     "nans": (found.NansDocument,),
     "watch": (Watched,),
     "compare": (Comparison,),
+    "determinism": (Determinism,),
     "bench": (Bench,),
     "diff": (found.DiffDocument,),
     "reduce": (Reduction,),

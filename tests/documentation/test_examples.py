@@ -98,7 +98,13 @@ def test_a_command_prints_what_its_page_shows(command, output, folder):
     done = (
         (1,)
         if command.startswith(
-            ("jaxprtool nans", "jaxprtool compare", "jaxprtool diff", "jaxprtool lint")
+            (
+                "jaxprtool nans",
+                "jaxprtool compare",
+                "jaxprtool determinism",
+                "jaxprtool diff",
+                "jaxprtool lint",
+            )
         )
         else (0,)
     )

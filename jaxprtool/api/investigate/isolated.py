@@ -44,13 +44,14 @@ class IsolatedRunner:
             write_request(folder, variant, arguments)
             self._on_progress(f"running {variant.name} in its own process")
             command = [sys.executable, "-m", __name__, folder]
-            outcome = processes.run(command)
+            env = {**os.environ, **dict(variant.environment)}
+            outcome = processes.run(command, env=env)
             if outcome.status != 0:
                 raise UnsupportedError(f"{variant.name} crashed: {outcome}")
-            error, results = _load(os.path.join(folder, _RESULTS))
+            error, results = load(os.path.join(folder, _RESULTS))
         if error is not None:
             raise error
-        return _logical(results, program.out_avals)
+        return logical(results, program.out_avals)
 
 
 def write_request(folder: str, variant: Variant, arguments: Sequence[Any]) -> None:
@@ -62,18 +63,18 @@ def write_request(folder: str, variant: Variant, arguments: Sequence[Any]) -> No
     with jax.transfer_guard("allow"):
         values = list(map(as_numpy, arguments))
     request = values, variant.name, variant.platform, variant.op_by_op, x64_enabled()
-    _dump(request, os.path.join(folder, _REQUEST))
+    dump(request, os.path.join(folder, _REQUEST))
 
 
 def read_request(folder: str) -> tuple[Variant, list[Any]]:
     """Return the variant and the flat arguments in a folder, and configure JAX for them."""
-    values, name, platform, op_by_op, x64 = _load(os.path.join(folder, _REQUEST))
+    values, name, platform, op_by_op, x64 = load(os.path.join(folder, _REQUEST))
     jax.config.update("jax_enable_x64", x64)
     program = read(os.path.join(folder, _PROGRAM))
-    return Variant(name, program, platform, op_by_op), _logical(values, program.in_avals)
+    return Variant(name, program, platform, op_by_op), logical(values, program.in_avals)
 
 
-def _logical(arrays: Sequence[Any], avals: Sequence[Aval]) -> list[Any]:
+def logical(arrays: Sequence[Any], avals: Sequence[Aval]) -> list[Any]:
     """Return arrays of these types from their plain representation, such as keys from key data."""
     return [
         jaxcompat.logical_array(jax.numpy.asarray(x), aval=aval)
@@ -83,12 +84,14 @@ def _logical(arrays: Sequence[Any], avals: Sequence[Aval]) -> list[Any]:
     ]
 
 
-def _dump(value: object, path: str) -> None:
+def dump(value: object, path: str) -> None:
+    """Pickle a value to a file, written whole or not at all."""
     with file_written_whole(path) as file:
         pickle.dump(value, file)
 
 
-def _load(path: str) -> Any:
+def load(path: str) -> Any:
+    """Return the value pickled in a file of this process's own."""
     with open(path, "rb") as file:
         return pickle.load(file)
 
@@ -102,7 +105,7 @@ def main(folder: str) -> None:
         results = list(map(as_numpy, Runner(variant)(arguments)))
     except JaxprToolError as fault:
         error = type(fault)(fault.message, fault.hint)
-    _dump((error, results), os.path.join(folder, _RESULTS))
+    dump((error, results), os.path.join(folder, _RESULTS))
 
 
 if __name__ == "__main__":

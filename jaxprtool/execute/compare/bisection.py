@@ -79,6 +79,8 @@ def find_divergence(
     tolerance: Tolerance,
     on_progress: Callable[[str], object] = lambda doing: None,
     positions: Sequence[tuple[int, int]] | None = None,
+    exact: bool = False,
+    executor: Callable[[Variant, Sequence[Any]], Executor] = Executor,
 ) -> Divergence:
     """Return the first equation at which a variant diverges from the reference.
 
@@ -89,20 +91,25 @@ def find_divergence(
         tolerance: The tolerance.
         on_progress: Called with progress messages.
         positions: The pairs of positions of corresponding arguments, if their order differs.
+        exact: Whether any bit that differs counts, instead of `tolerance`.
+        executor: Returns what runs the pieces of a variant.
     """
     first, second = (
         replace(each, program=with_scalar_predicates(each.program)) for each in variants
     )
     variants = first, second
-    executors: Any = tuple(Executor(*each) for each in zip(variants, arguments, strict=True))
+    executors: Any = tuple(executor(*each) for each in zip(variants, arguments, strict=True))
     bodies: Any = tuple(each.program.jaxpr for each in variants)
     given = executors[0].arguments, executors[1].arguments
     names = variants[0].name, variants[1].name
-    for strict in (False, True):
-        search = DivergenceSearch(Comparator(tolerance, strict), executors, on_progress)
+    for strict in (True,) if exact else (False, True):
+        comparator = Comparator(tolerance, strict, exact)
+        search = DivergenceSearch(comparator, executors, on_progress)
         found = search.find(bodies, given, results, positions=positions)
         if found is not None:
-            return _Describer(variants[0], found, tolerance).divergence(*names, strict)
+            return _Describer(variants[0], found, tolerance).divergence(
+                *names, strict and not exact
+            )
     return Divergence(*names, why="every result is within tolerance")
 
 

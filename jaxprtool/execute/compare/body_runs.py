@@ -43,8 +43,9 @@ class Executor:
     def __init__(self, variant: Variant, arguments: Sequence[Any]):
         program = variant.program
         self._program, self.op_by_op = program, variant.op_by_op
+        self._options = dict(program.jit.compiler_options) if program.jit else {}
         self.arguments = arguments
-        self._device = choose_device(program, variant.platform, None)
+        self._device = choose_device(program, variant.platform, variant.index)
         with self.running() as self.arguments:
             pass
 
@@ -64,7 +65,8 @@ class Executor:
             if self.op_by_op:
                 return list(map(as_array, evaluate(body, arguments)))
             try:
-                compiled = jax.jit(jaxcompat.jaxpr_as_fun(body)).trace(*arguments).lower().compile()
+                fun = jax.jit(jaxcompat.jaxpr_as_fun(body), compiler_options=self._options or None)
+                compiled = fun.trace(*arguments).lower().compile()
             except Exception as error:  # lowering rules may raise anything
                 name = self._program.name
                 raise UnsupportedError(

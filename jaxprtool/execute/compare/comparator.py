@@ -29,10 +29,12 @@ class Comparator:
             largest element, at least 64 rounding errors are tolerated, and masks may differ, since
             the values that they select are compared. This ignores differences from cancellation of
             rounding errors.
+        exact: Whether all bits must be equal, instead; all NaNs count as equal.
     """
 
     tolerance: Tolerance
     strict: bool = False
+    exact: bool = False
 
     @jax.transfer_guard("allow")
     def wrong(self, reference: Any, value: Any) -> np.ndarray:
@@ -47,13 +49,14 @@ class Comparator:
             return np.zeros(a.shape, bool)
         inexact = jnp.issubdtype(a.dtype, jnp.inexact) and jnp.issubdtype(b.dtype, jnp.inexact)
         if extended or not inexact:
-            if a.dtype == bool and a.ndim and not self.strict:
+            if a.dtype == bool and a.ndim and not (self.strict or self.exact):
                 return np.zeros(a.shape, bool)
             wrong = a != b
             while wrong.ndim > np.ndim(reference):  # the base array of keys has one more axis
                 wrong = wrong.any(-1)
             return wrong
-        return ~(bits_agree(wide(a), wide(b)) | self._near(a, b))
+        same = bits_agree(wide(a), wide(b))
+        return ~same if self.exact else ~(same | self._near(a, b))
 
     def _near(self, a: np.ndarray, b: np.ndarray) -> np.ndarray:
         rtol, atol = self.tolerance.of(a.dtype, b.dtype)

@@ -30,12 +30,17 @@ class Variant:
         program: The program.
         platform: The backend; None for the placement by JAX and the arguments.
         op_by_op: Whether each equation runs separately instead of compiled as a whole.
+        index: The device of the backend, by its index; None for the placement by JAX.
+        environment: Environment variables with which it runs in a process of its own; without
+            any, it runs in this process.
     """
 
     name: str
     program: Program
     platform: str | None = None
     op_by_op: bool = False
+    index: int | None = None
+    environment: tuple[tuple[str, str], ...] = ()
 
 
 @document(without=("values",), also=("equal", "within"))
@@ -77,7 +82,7 @@ class Runner:
     def __init__(self, variant: Variant, on_progress: OnProgress = lambda doing: None):
         require_runnable(variant.program)
         self.variant, self._on_progress = variant, on_progress
-        self._device = choose_device(variant.program, variant.platform, None)
+        self._device = choose_device(variant.program, variant.platform, variant.index)
         self._call: Callable[..., Any] | None = None
 
     def __call__(self, arguments: Sequence[Any]) -> list[Any]:

@@ -1,0 +1,397 @@
+"""`determinism`: the same program run again, in other ways, and compared bit for bit.
+
+    found = jaxprtool.determinism(program, (params, batch), threads=(1, 8))
+    found.equal, found.repetitions[0].results, found.causes
+
+The first run is the reference. Runs with other threads, and those in a process of their own, have
+the program in a file, so one that calls Python functions is not tried there.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any, TypeAlias
+
+import jax
+
+from jaxprtool.analysis.diff import Hunk, diff
+from jaxprtool.api.investigate.isolated import IsolatedRunner
+from jaxprtool.api.investigate.variants import inputs_from
+from jaxprtool.errors import ArgumentsError, JaxprToolError, UnsupportedError
+from jaxprtool.execute.compare.bisection import find_divergence
+from jaxprtool.execute.compare.body_runs import Executor
+from jaxprtool.execute.compare.measures import Measure, Tolerance, measured
+from jaxprtool.execute.compare.prefixes import differing_prefix
+from jaxprtool.execute.compare.repeated import Cause, Determinism, FreshRun, Kind, Repetition
+from jaxprtool.execute.compare.risks import risks
+from jaxprtool.execute.compare.variants import OnProgress, Runner, Variant
+from jaxprtool.execute.running.backends import backends
+from jaxprtool.execute.running.compile_cache import compiled_afresh
+from jaxprtool.execute.running.fill import fill
+from jaxprtool.execute.running.run import own_devices
+from jaxprtool.formats.jaxpr import write
+from jaxprtool.formats.jaxpr.read import parse
+from jaxprtool.ir.basics.quantities import plural
+from jaxprtool.ir.core.equations import variables
+from jaxprtool.ir.programs.jit_options import JitOptions
+from jaxprtool.ir.programs.program import Program, Programs
+from jaxprtool.ir.source.frames import frames_now
+from jaxprtool.jaxcompat import ClosedJaxpr
+from jaxprtool.passes.cleanup.inline import Inline
+
+_EXACT = Tolerance(0, 0)
+_INLINE = Inline(force=True)
+
+#: Traces the function again: in this process, or in one with these environment variables, which
+#: also runs it.
+TraceAgain: TypeAlias = Callable[[], Program]
+RunFresh: TypeAlias = Callable[[Mapping[str, str]], FreshRun]
+
+#: The options of XLA that `default` stands for, by platform; others have none.
+DEFAULT_OPTIONS: Mapping[str, Mapping[str, Any]] = {
+    "cpu": {
+        "xla_allow_excess_precision": False,
+        "xla_cpu_enable_fast_math": True,
+        "xla_backend_optimization_level": 0,
+        "xla_cpu_enable_platform_dependent_math": False,
+    },
+    "gpu": {
+        "xla_allow_excess_precision": False,
+        "xla_gpu_deterministic_ops": True,
+        "xla_gpu_autotune_level": 0,
+        "xla_gpu_enable_triton_gemm": False,
+    },
+}
+
+
+@dataclass(frozen=True)
+class Ways:
+    """The ways in which a program is run again.
+
+    Attributes:
+        runs: The number of runs of the compiled program, with the first.
+        threads: The numbers of threads of XLA for the CPU.
+        options: Options of XLA, each of which is tried alone.
+        trace_again: Traces the function again; None if there is only a program.
+        run_fresh: Traces and runs the function in another process; None likewise.
+    """
+
+    runs: int = 3
+    threads: Sequence[int] = (1, 8)
+    options: Mapping[str, Any] = field(default_factory=dict)
+    trace_again: TraceAgain | None = None
+    run_fresh: RunFresh | None = None
+
+
+def determinism(
+    program: Program,
+    args: object = None,
+    *,
+    runs: int = 3,
+    threads: Sequence[int] = (1, 8),
+    xla_options: Mapping[str, Any] | None = None,
+    trace_again: TraceAgain | None = None,
+    seed: int = 0,
+) -> Determinism:
+    """Run a program again in several ways, and compare the results bit for bit.
+
+    Args:
+        program: The program.
+        args: The arguments, as a tuple, or as any pytree of the same leaves; None for random
+            values.
+        runs: The number of runs of the compiled program.
+        threads: The numbers of threads that XLA for the CPU has, each in a process of its own.
+        xla_options: Options of XLA, each of which is tried alone: `{"xla_cpu_enable_fast_math":
+            True}`.
+        trace_again: Traces the function again, to find what tracing depends on: `lambda:
+            jaxprtool.trace(f, x)`.
+        seed: The seed of random values.
+
+    Raises:
+        ArgumentsError: If the arguments do not fit, a number is too small, or XLA does not know an
+            option.
+        JaxprToolError: If the first run fails.
+    """
+    given = inputs_from([program], args)(program)
+    filled = fill(given.program, given.values, seed)
+    ways = Ways(runs, threads, xla_options or {}, trace_again)
+    found = run_again(given.program, filled.arguments, ways)
+    return replace(found, inputs=filled.described(seed), random=filled.random)
+
+
+def run_again(
+    program: Program,
+    arguments: Sequence[Any],
+    ways: Ways,
+    on_progress: OnProgress = lambda doing: None,
+) -> Determinism:
+    """Return what differs when a program runs again on flat arguments.
+
+    Raises the errors of `determinism`.
+    """
+    if ways.runs < 2:
+        raise ArgumentsError(f"runs must be at least 2, not {ways.runs}")
+    if bad := [each for each in ways.threads if each < 1]:
+        raise ArgumentsError(f"a number of threads must be at least 1, not {bad[0]}")
+    require_options(ways.options)
+    with compiled_afresh():
+        return _Repeated(program, arguments, ways, on_progress).found()
+
+
+def require_options(options: Mapping[str, Any]) -> None:
+    """Raise ArgumentsError for an option that XLA does not know, or a value it does not take."""
+    for name, value in options.items():
+        if error := _refusal(name, value):
+            raise ArgumentsError(error)
+
+
+def _refusal(name: str, value: Any) -> str:
+    """Return XLA's refusal of an option in one line, or ""."""
+    try:
+        jax.jit(lambda: 0).lower().compile({name: value})
+    except jax.errors.JaxRuntimeError as error:
+        if "No such compile option" in str(error):
+            return f"XLA of JAX {jax.__version__} has no option '{name}'"
+        return f"XLA does not take {name}={value}: {str(error).splitlines()[0]}"
+    return ""
+
+
+def default_options() -> tuple[dict[str, Any], list[str]]:
+    """Return the default options of the platform, and those that this release of JAX lacks."""
+    platform = backends()[0].platform
+    known = DEFAULT_OPTIONS.get({"cuda": "gpu", "rocm": "gpu"}.get(platform, platform), {})
+    lacking = [name for name, value in known.items() if _refusal(name, value)]
+    return {k: v for k, v in known.items() if k not in lacking}, lacking
+
+
+class _Repeated:
+    """The runs of a program."""
+
+    def __init__(
+        self, program: Program, arguments: Sequence[Any], ways: Ways, on_progress: OnProgress
+    ):
+        self._program, self._arguments, self._ways = program, arguments, ways
+        self._on_progress, self._not_tried = on_progress, list[str]()
+        self._reference = Variant("the first run", program)
+        self._run = Runner(self._reference, on_progress)
+        self._results = self._run(arguments)
+
+    def found(self) -> Determinism:
+        tried = [*self._here(), *self._fresh(), *self._elsewhere()]
+        causes = list(self._causes(tried))
+        return Determinism(
+            self._program.name,
+            "",
+            (),
+            ", ".join(sorted({str(d) for each in self._results for d in _devices(each)})),
+            tuple(each for each, _ in tried),
+            tuple(causes),
+            risks(self._program),
+            tuple(self._not_tried),
+        )
+
+    def _causes(self, tried: Sequence[tuple[Repetition, Variant | None]]) -> Iterator[Cause]:
+        """Yield where runs begin to differ, once for each kind of change, option and device."""
+        located = set[str]()
+        for found, variant in tried:
+            key = found.name if found.kind in ("option", "device") else found.kind
+            if not found.differing or found.other_program or variant is None or key in located:
+                continue
+            located.add(key)
+            yield self._cause(found.name, variant)
+            if found.kind in ("run", "compile"):  # all others differ for this reason, at least
+                return
+
+    def _here(self) -> Iterator[tuple[Repetition, Variant | None]]:
+        """Yield the runs of the same program in this process."""
+        runs = [self._compared("run", "run again", self._run) for _ in range(self._ways.runs - 1)]
+        yield next((each for each in runs if not each.equal), runs[-1]), self._reference
+        again = Runner(self._reference, self._on_progress)
+        yield self._compared("compile", "compiled again", again), self._reference
+        if self._ways.trace_again is not None:
+            self._on_progress(f"tracing {self._program.name} again")
+            jax.clear_caches()
+            name = "traced again"
+            try:
+                text = _text(self._ways.trace_again())
+            except JaxprToolError as error:
+                yield Repetition(name, "trace", error=error.message), None
+            else:
+                yield Repetition(name, "trace", (), self._other(text)), None
+
+    def _fresh(self) -> Iterator[tuple[Repetition, Variant | None]]:
+        """Yield the runs of the function in other processes, with other seeds of hashes."""
+        if self._ways.run_fresh is None:
+            return
+        for seed in ("1", "2"):
+            name = f"another process, hash seed {seed}"
+            environment = {"PYTHONHASHSEED": seed}
+            self._on_progress(f"running {name}")
+            try:
+                fresh = self._ways.run_fresh({**_ENVIRONMENT, **environment})
+            except JaxprToolError as error:
+                yield Repetition(name, "process", error=error.message), None
+                continue
+            measures = self._measures_by_name(fresh.results)
+            found = Repetition(name, "process", measures, self._other(fresh.program))
+            alone = self._not_isolated() is None
+            yield found, self._in_process(name, environment) if alone else None
+
+    def _elsewhere(self) -> Iterator[tuple[Repetition, Variant | None]]:
+        """Yield the runs on other devices, with other threads, and by other options of XLA."""
+        variants = [*self._on_devices(), *self._with_threads(), *self._with_options()]
+        for kind, variant in variants:
+            runner = IsolatedRunner if variant.environment else Runner
+            run = runner(variant, self._on_progress)
+            yield self._compared(kind, variant.name, run), variant
+
+    def _on_devices(self) -> Iterator[tuple[Kind, Variant]]:
+        first, *others = backends()
+        if own_devices(self._program) or self._program.meshes:
+            self._not_tried.append("other devices: the program has a mesh of its own")
+            return
+        if len(first.devices) == 1 and not others:
+            only = f"{first.devices[0]} is the only one (--host-devices adds some)"
+            self._not_tried.append(f"other devices: {only}")
+        for index, device in enumerate(first.devices[1:], 1):
+            yield "device", Variant(f"on {device}", self._program, first.platform, index=index)
+        for other in others:
+            yield "device", Variant(f"on {other.devices[0]}", self._program, other.platform)
+
+    def _with_threads(self) -> Iterator[tuple[Kind, Variant]]:
+        if not self._ways.threads:
+            return
+        if backends()[0].platform != "cpu":
+            self._not_tried.append("numbers of threads: the program runs on no CPU")
+            return
+        if (reason := self._not_isolated()) is not None:
+            self._not_tried.append(f"numbers of threads: {reason}")
+            return
+        for count in self._ways.threads:
+            name = plural(count, "thread")
+            yield "threads", self._in_process(name, {"NPROC": str(count)})
+
+    def _with_options(self) -> Iterator[tuple[Kind, Variant]]:
+        own = self._program.jit or JitOptions()
+        for name, value in self._ways.options.items():
+            options = {**dict(own.compiler_options), name: value}
+            jit = replace(own, compiler_options=tuple(options.items()))
+            text = str(value).lower() if isinstance(value, bool) else value
+            yield "option", Variant(f"{name}={text}", self._program.replace(jit=jit))
+
+    def _not_isolated(self) -> str | None:
+        """Return why the program cannot run in a process of its own, or None."""
+        try:
+            write.text(self._program, source=False)
+        except UnsupportedError as error:
+            return error.message.partition(": ")[0]  # without the Python function
+        return None
+
+    def _in_process(self, name: str, environment: Mapping[str, str]) -> Variant:
+        variables = tuple({**_ENVIRONMENT, **environment}.items())
+        return Variant(name, self._program, environment=variables)
+
+    def _compared(
+        self, kind: Kind, name: str, run: Callable[[Sequence[Any]], Sequence[Any]]
+    ) -> Repetition:
+        try:
+            return Repetition(name, kind, self._measures(run(self._arguments)))
+        except JaxprToolError as error:
+            return Repetition(name, kind, error=error.message)
+
+    def _measures(self, results: Sequence[Any]) -> tuple[Measure, ...]:
+        triples = zip(self._program.out_names, self._results, results, strict=True)
+        return tuple(measured(*each, _EXACT) for each in triples)
+
+    def _measures_by_name(self, results: Mapping[str, Any]) -> tuple[Measure, ...]:
+        """Return the differences of results by name; none if names or shapes are not the same."""
+        if list(results) != list(self._program.out_names):
+            return ()
+        shapes = (
+            [getattr(x, "shape", ()) for x in each] for each in (self._results, results.values())
+        )
+        return self._measures(list(results.values())) if len(set(map(tuple, shapes))) == 1 else ()
+
+    def _other(self, text: str) -> str:
+        """Return how a program, as text, differs from that of the first run; "" if it does not."""
+        found = diff(parse(_text(self._program), "<first>"), parse(text, "<again>"))
+        if found.is_equivalent:
+            return ""
+        for each in found.border:
+            return f"{each.what} {each.name}: {each.before or 'none'}, then {each.after or 'none'}"
+        for hunk in found.hunks:
+            line = hunk.lines[0]
+            if line.equation is None:
+                return _other_constant(self._program, hunk)
+            where = f" at {line.source}" if line.source else ""
+            return f"{line.equation.primitive.name}{where} {line.kind}"
+        return f"the programs are {found.verdict}"
+
+    def _cause(self, name: str, variant: Variant) -> Cause:
+        """Return where a run begins to differ."""
+        pair, arguments = (self._reference, variant), (self._arguments, self._arguments)
+        on_progress, executor = self._on_progress, _executor
+        found = find_divergence(
+            pair, arguments, None, _EXACT, on_progress, exact=True, executor=executor
+        )
+        found = replace(found, variant=name)
+        if found.found:
+            return Cause(name, found)
+        for inlined in (True, False):
+            both = [_inlined(each) if inlined else each for each in pair]
+            executors: Any = tuple(executor(each, self._arguments) for each in both)
+            prefix = differing_prefix(both[0].program, executors, on_progress)
+            if prefix is not None:
+                return Cause(name, found, prefix)
+        return Cause(name, found)
+
+
+#: Other processes compile everything, and leave the memory of a GPU to this one.
+_ENVIRONMENT = {
+    "JAX_ENABLE_COMPILATION_CACHE": "false",
+    "XLA_PYTHON_CLIENT_PREALLOCATE": "false",
+}
+
+
+class _IsolatedExecutor(Executor):
+    """Runs pieces of a variant in processes of their own, with its environment."""
+
+    def __init__(self, variant: Variant, arguments: Sequence[Any]):
+        super().__init__(variant, arguments)
+        self._variant = variant
+
+    def run(self, body: ClosedJaxpr, arguments: Sequence[Any]) -> list[Any]:
+        taken = tuple(f"x{i}" for i in range(len(body.in_avals)))
+        given = tuple(f"y{i}" for i in range(len(body.out_avals)))
+        trees = jax.tree.structure((taken, {})), jax.tree.structure(given)
+        piece = Program(self._variant.program.name, body, *trees, taken, given)
+        return IsolatedRunner(replace(self._variant, program=piece))(arguments)
+
+
+def _executor(variant: Variant, arguments: Sequence[Any]) -> Executor:
+    return (_IsolatedExecutor if variant.environment else Executor)(variant, arguments)
+
+
+def _inlined(variant: Variant) -> Variant:
+    """Return a variant with its calls inlined, as XLA inlines them."""
+    program = _INLINE(variant.program)
+    assert not isinstance(program, Programs)
+    return replace(variant, program=program)
+
+
+def _other_constant(program: Program, hunk: Hunk) -> str:
+    """Return the first equation that reads a constant that another trace has not."""
+    (difference, *_), body = hunk.lines[0].differences, hunk.body.bodies[0]
+    reader = next((eqn for eqn in body.eqns if difference.before in variables(eqn.invars)), None)
+    if difference.part != "constant" or reader is None:
+        return "a constant or a result"
+    return f"another constant in {frames_now(program.roots).named((reader,))}"
+
+
+def _text(program: Program) -> str:
+    return write.text(program, callbacks="stub")
+
+
+def _devices(value: Any) -> Sequence[Any]:
+    return sorted(value.devices(), key=str) if isinstance(value, jax.Array) else ()

@@ -1,0 +1,48 @@
+"""A function traced and run in another process: its program and its results.
+
+The process is one of the same command line. It writes them to a folder that its environment names,
+instead of what the command would do.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from jaxprtool import processes
+from jaxprtool.api.investigate.isolated import dump, load, logical
+from jaxprtool.errors import UnsupportedError
+from jaxprtool.execute.compare.repeated import FreshRun
+from jaxprtool.execute.compare.variants import Runner, Variant
+from jaxprtool.execute.running.arrays import as_numpy
+from jaxprtool.formats.jaxpr import write
+from jaxprtool.ir.programs.program import Program
+
+#: The variable of the environment that names the folder.
+FOLDER = "JAXPRTOOL_FRESH_RUN"
+
+_FILE = "run.pickle"
+
+
+def run_fresh(command: Sequence[str], environment: Mapping[str, str], program: Program) -> FreshRun:
+    """Return what a command line makes of the same function as `program`.
+
+    Raises UnsupportedError if the process fails.
+    """
+    with processes.temporary_folder() as folder:
+        outcome = processes.run(command, env={**os.environ, **environment, FOLDER: folder})
+        if outcome.status != 0:
+            raise UnsupportedError(f"the process failed: {outcome}")
+        text, results = load(os.path.join(folder, _FILE))
+    if list(results) == list(program.out_names):
+        values = logical(list(results.values()), program.out_avals)
+        results = dict(zip(results, values, strict=True))
+    return FreshRun(text, results)
+
+
+def write_fresh(folder: str, program: Program, arguments: Sequence[Any]) -> None:
+    """Run a program on flat arguments, and write it and its results to the folder."""
+    values = map(as_numpy, Runner(Variant(program.name, program))(arguments))
+    results = dict(zip(program.out_names, values, strict=True))
+    dump((write.text(program, callbacks="stub"), results), os.path.join(folder, _FILE))

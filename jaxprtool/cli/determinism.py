@@ -1,0 +1,119 @@
+"""`jaxprtool determinism`: a function run again in other ways, compared bit for bit."""
+
+from __future__ import annotations
+
+import os
+import sys
+from dataclasses import replace
+from typing import Annotated, Any
+
+import typer
+
+from jaxprtool.cli import launch, options, output
+from jaxprtool.cli.options import Panel, numbers
+from jaxprtool.cli.running import printed_by_functions, ready
+from jaxprtool.cli.session import RunSession, command
+
+_AGAIN = Panel("What is changed")
+
+
+def _xla_options(text: str) -> Any:
+    """Return the options of `NAME=VALUE,…`, or None for `default`."""
+    if text == "default":
+        return None
+    pairs = [part.partition("=") for part in options.names(text)]
+    if bad := [name for name, sign, value in pairs if not (name and sign and value)]:
+        raise typer.BadParameter(f"'{bad[0]}' is not NAME=VALUE, nor `default`")
+    words = {"true": True, "false": False}
+    return {name.lstrip("-"): words.get(value.lower(), value) for name, _, value in pairs}
+
+
+_Runs = Annotated[
+    int, _AGAIN.option("--runs", "N", "Run the compiled program N times in this process.", min=2)
+]
+_Threads = Annotated[
+    Any,
+    _AGAIN.option(
+        "--threads",
+        "N,…",
+        "Numbers of threads of XLA for the CPU, each in a process of its own.",
+        parser=numbers,
+    ),
+]
+_Options = Annotated[
+    Any,
+    _AGAIN.option(
+        "--xla-options",
+        "NAME=VALUE,…",
+        "Options of XLA, each tried alone; `default` is a set for the platform. Without, none.",
+        parser=_xla_options,
+    ),
+]
+
+
+@command
+def determinism(
+    session: RunSession,
+    runs: _Runs = 3,
+    threads: _Threads = "1,8",
+    xla_options: _Options = "",
+    seed: options.Seed = 0,
+    json: options.Json = False,
+) -> None:
+    """Run a function again in other ways, and find what differs first.
+
+    Compare bit for bit with the first run: the program run and compiled again, traced again in this
+    process and in others, on each device, with other threads, by options of XLA. Exit code 1 if
+    anything differs.
+
+    [bold]Examples[/]
+
+      jaxprtool determinism samples/transformer.py:loss -p grad
+      jaxprtool determinism samples/rnn.py:loss --threads 1,2,16 --host-devices 4
+      jaxprtool determinism samples/rnn.py:loss --xla-options default
+    """
+    session.start(cache=False)
+    from jaxprtool.api.investigate import fresh
+    from jaxprtool.api.investigate.determinism import Ways, default_options, run_again
+    from jaxprtool.api.targets import STDIN, is_file
+    from jaxprtool.render.reports import determinism as render
+
+    prepared = ready(session.given("determinism takes"), seed)
+    program, arguments = prepared.program, prepared.filled.arguments
+    if (folder := os.environ.get(fresh.FOLDER)) is not None:
+        fresh.write_fresh(folder, program, arguments)
+        return
+    ways = Ways(runs, threads, xla_options or {})
+    lacking: list[str] = []
+    if xla_options is None:
+        known, lacking = default_options()
+        ways = replace(ways, options=known)
+    not_tried = [f"{name}: this release of JAX has no such option" for name in lacking]
+    if is_file(session.target) or session.target == STDIN:
+        not_tried.insert(0, f"tracing again: {session.target} is a program")
+    else:
+        line = [sys.executable, "-m", "jaxprtool", *launch.command_line.get()]
+        ways = replace(
+            ways,
+            trace_again=lambda: session.given("determinism takes").program,
+            run_fresh=lambda environment: fresh.run_fresh(line, environment, program),
+        )
+    with printed_by_functions(json):
+        found = run_again(program, arguments, ways, session.on_progress)
+    found = replace(
+        found,
+        inputs=prepared.filled.described(seed),
+        random=prepared.filled.random,
+        not_tried=(*not_tried, *found.not_tried),
+    )
+    if json:
+        output.write_json(found)
+    else:
+        output.write_rendered(render.determinism(found, output.width()))
+    for each in found.unproven:
+        output.warning(
+            f"{each.name} is not finite in {max(each.nonfinite):,} of {each.size:,} elements, "
+            f"where equal bits prove nothing"
+        )
+    if not found.equal:
+        raise typer.Exit(1)

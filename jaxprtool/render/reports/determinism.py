@@ -1,0 +1,116 @@
+"""What differs when a program runs again, as text."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from rich.console import Group, RenderableType
+from rich.table import Column, Table
+from rich.text import Text
+
+from jaxprtool.ir.basics.quantities import plural, some, with_prefix
+from jaxprtool.render.reports.divergence import divergence
+from jaxprtool.render.reports.measures import cells, errors_table, types
+from jaxprtool.render.terminal import theme
+from jaxprtool.render.terminal.rendering import Rendering
+from jaxprtool.render.terminal.tables import facts_table, line_text, new_table, number, text
+
+if TYPE_CHECKING:
+    from jaxprtool.execute.compare.prefixes import Prefix
+    from jaxprtool.execute.compare.repeated import Cause, Determinism, Repetition
+
+#: The maximum number of lines of a risk that are named.
+_FEW = 3
+
+
+def determinism(found: Determinism, width: int) -> Rendering:
+    """Return a row for each run, where runs begin to differ, and the risks."""
+    parts: list[RenderableType] = [Text(heading(found), style=theme.HEADING), Text(), _runs(found)]
+    for cause in found.causes:
+        parts += [Text(), _cause(cause)]
+    if found.risks:
+        parts += [Text(), Text("what may differ in other runs, or elsewhere", style=theme.HEADING)]
+        parts.append(_risks(found))
+    if found.not_tried:
+        parts.append(Text())
+        parts += [Text(f"not tried: {each}", style=theme.COMMENT) for each in found.not_tried]
+    return Rendering(Group(*parts), width)
+
+
+def heading(found: Determinism) -> str:
+    """Return the program, its inputs, the device, and the verdict, on one line."""
+    on = f" on {found.reference}" if found.reference else ""
+    differing = sum(not each.equal for each in found.repetitions)
+    verdict = (
+        f"{differing} of {plural(len(found.repetitions), 'run')} differ"
+        if differing
+        else "the same bits in all runs"
+    )
+    return f"{found.name}{on}, {found.inputs}: {verdict}"
+
+
+def _runs(found: Determinism) -> Table:
+    table = new_table(
+        "", Column("run", no_wrap=True), text("results"), *map(number, ("ULPs", "absolute"))
+    )
+    for each in found.repetitions:
+        table.add_row(each.name, *_verdict(each))
+    return table
+
+
+def _verdict(found: Repetition) -> tuple[str, str, str]:
+    """Return whether the results are the same, and the largest errors."""
+    if found.error:
+        return f"failed: {found.error}", "", ""
+    wrong = [each for each in found.results if not each.equal]
+    ulps = [each.ulps for each in wrong if each.ulps is not None]
+    errors = [each.absolute for each in wrong if each.absolute is not None]
+    numbers = (
+        with_prefix(max(ulps)) if ulps else "",
+        f"{max(errors):.2g}" if errors else "",
+    )
+    if found.other_program:
+        return f"another program: {found.other_program}", *numbers
+    if not wrong:
+        return "identical", "", ""
+    elements = f"{sum(each.differing for each in wrong):,} of {sum(each.size for each in wrong):,}"
+    if len(found.results) == 1:
+        return f"differs in {elements} elements", *numbers
+    many = f"{len(wrong)} of {plural(len(found.results), 'result')} differ"
+    return f"{many}, in {elements} elements", *numbers
+
+
+def _cause(cause: Cause) -> RenderableType:
+    if cause.divergence.found or cause.prefix is None:
+        return divergence(cause.divergence)
+    return Group(*_prefix(cause, cause.prefix))
+
+
+def _prefix(cause: Cause, found: Prefix) -> list[RenderableType]:
+    """Return what was observed of prefixes, where no equation alone differs."""
+    said = (
+        "With all intermediate values as results, no equation differs: the difference comes from "
+        f"what the compiler fuses. The first {plural(found.count, 'equation')} of {found.total}, "
+        f"compiled as a whole, differ; one less does not."
+    )
+    table = errors_table("value")
+    for each in found.results:
+        name = Text(each.name, style=theme.PRIMITIVE).append(f" {types(each)}", style=theme.TYPE)
+        table.add_row(name, *cells(each))
+    where = f"{cause.name} differs from {cause.divergence.reference} by fusion, up to "
+    return [
+        Text(f"{where}{found.primitive}", style=theme.HEADING),
+        *([line_text(found.source, found.code)] if found.source else []),
+        Text(said),
+        Text(),
+        table,
+    ]
+
+
+def _risks(found: Determinism) -> Table:
+    rows = []
+    for each in found.risks:
+        name = f"{each.count} {each.primitive}" if each.count > 1 else each.primitive
+        where = f" ({some(each.lines, _FEW)})" if each.lines else ""
+        rows.append((name, f"{each.why}{where}"))
+    return facts_table(rows)

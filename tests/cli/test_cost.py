@@ -120,3 +120,26 @@ def test_times_need_numbers(cli):
         2,
         "error: a time estimate needs sizes that are numbers",
     )
+
+
+LAYERS = """
+import jax, jax.numpy as jnp, jaxprtool
+
+@jaxprtool.example("f32[8,8]")
+def stacked(x):
+    for i in range(30):
+        with jax.named_scope(f"layer_{i}"):
+            with jax.named_scope("dense"):
+                y = jnp.tanh(x @ x)
+            x = x + y
+    return x
+"""
+
+
+def test_layers_are_one_row_if_not_all_scopes_are_shown(cli, folder):
+    (folder / "stacked.py").write_text(LAYERS)
+    first, second = cli("cost", "stacked.py:stacked", "--by", "scope").out.splitlines()[3:5]
+    assert first.startswith("100.0%") and first.endswith("   layer_0..29")
+    assert second.endswith("     dense")
+    whole = cli("cost", "stacked.py:stacked", "--by", "scope", "--top", "60").out.splitlines()
+    assert whole[3].endswith("   layer_0") and "".join(whole).count("dense") == 30

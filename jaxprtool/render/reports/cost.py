@@ -5,6 +5,7 @@ from __future__ import annotations
 import linecache
 import re
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from rich.console import Group as Parts
@@ -12,6 +13,8 @@ from rich.console import RenderableType
 from rich.table import Column
 from rich.text import Text
 
+from jaxprtool.analysis.cost.work import total
+from jaxprtool.ir.basics.paths import alike
 from jaxprtool.ir.basics.quantities import in_bytes, plural, with_prefix
 from jaxprtool.ir.source.frames import BEHIND
 from jaxprtool.render.reports.runs import duration
@@ -59,7 +62,10 @@ def cost_table(
         beside_devices: Whether it is shown beside what each device does.
     """
     whole_arrays = beside_devices and bool(found.left_to_partitioner)
-    shown = found.groups[:top]
+    groups = found.groups
+    if found.by == "scope" and len(groups) > top:
+        groups = _alike_as_one(groups)
+    shown = groups[:top]
     if found.by == "scope":
         shown = tuple(sorted(shown, key=_in_tree(shown)))
     times = number("min time"), Column("limit", style=theme.COMMENT)
@@ -76,7 +82,7 @@ def cost_table(
     taken = sum(max(map(len, column)) + 3 for column in zip(headings, *rows, strict=True))
     for group, cells in zip(shown, rows, strict=True):
         table.add_row(*cells, _name(found, group, max(width - taken, _LEAST)))
-    add_more(table, len(found.groups) - top, *[""] * (len(table.columns) - 1))
+    add_more(table, len(groups) - top, *[""] * (len(table.columns) - 1))
     parts: list[RenderableType] = [table]
     lines = list(notes(found, device, whole_arrays))
     if lines:
@@ -130,6 +136,23 @@ def number_text(group: Group, field: str) -> str:
 def bytes_text(number: Any) -> str:
     """Return a number of bytes, possibly symbolic, as text."""
     return in_bytes(number) if type(number) is int else f"{number} bytes"
+
+
+def _alike_as_one(groups: Sequence[Group]) -> tuple[Group, ...]:
+    """Return scopes whose names differ in numbers alone, such as layers, as one: `Block_0..5`."""
+    merged = [
+        replace(
+            same[0],
+            name="/".join(path := tuple(joined.split("\n"))),
+            path=path,
+            work=total(each.work for each in same),
+            least=total(each.least for each in same),
+            per_round=any(each.per_round for each in same),
+            seconds=None if same[0].seconds is None else sum(each.seconds or 0 for each in same),
+        )
+        for joined, same in alike(groups, lambda each: "\n".join(each.path), lambda each: None)
+    ]
+    return tuple(sorted(merged, key=lambda each: -(weight_of(each) or 0)))
 
 
 def _in_tree(groups: Sequence[Group]) -> Callable[[Group], Any]:

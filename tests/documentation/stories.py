@@ -1,4 +1,4 @@
-"""The tutorials: pages whose blocks happen one after another, in one folder.
+"""Tutorials and recipes: pages whose blocks happen one after another, in one folder.
 
 A ```python block that begins with a file's name writes the file, a ```diff block changes it, and a
 ```console block runs commands. What a command prints is compared word by word: where lines break
@@ -8,19 +8,24 @@ depends on how long durations are.
 from __future__ import annotations
 
 import re
+import shutil
 import subprocess
 import sys
 from dataclasses import dataclass
 from pathlib import Path
 
+import pytest
+
 from tests.documentation import shell
+from tests.documentation.blocks import ROOT
+from tests.documentation.conftest import forget
 
 _BLOCK = re.compile(r"^```(python|diff|console)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 
 
 @dataclass(frozen=True)
 class Step:
-    """One thing that happens in a tutorial.
+    """One thing that happens in a page.
 
     Attributes:
         kind: "python", "diff" or "console".
@@ -72,7 +77,7 @@ def run(command: str) -> tuple[int, str]:
 
 def words(printed: str) -> str:
     """Return what is printed without durations and the breaks of lines, which depend on them."""
-    text = re.sub(r"\b[\d.]+(e-\d+)? (s|ms|µs)\b", "TIME", printed)
+    text = re.sub(r"\b[\d.]+(e-\d+)? ?(s|ms|µs)\b", "TIME", printed)
     lines = text.splitlines()
     lines = [re.sub(r"\b[\d.]+%", "SHARE", line) if "TIME" in line else line for line in lines]
     text = re.sub(r"\b\d+\.\d{4,}\b", lambda m: f"{float(m[0]):.4g}", "\n".join(lines))
@@ -86,3 +91,30 @@ def matches(shown: str, printed: str) -> bool:
         re.escape(words(part)) + " " if words(part) else "" for part in parts
     )
     return re.fullmatch(pattern, f"{words(printed)} ".lstrip()) is not None
+
+
+def play(page: str, place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let happen what happens in a page, in an empty folder, and compare what is printed.
+
+    Args:
+        page: The text of the page.
+        place: The folder: one for all pages, as JAX keeps the source lines of what it has traced.
+        monkeypatch: Undoes what is changed in this process.
+    """
+    shutil.rmtree(place)
+    place.mkdir()
+    (place / "samples").symlink_to(ROOT / "samples")
+    monkeypatch.chdir(place)
+    monkeypatch.setenv("COLUMNS", "80")
+    monkeypatch.setenv("NO_COLOR", "1")
+    for name in ("FORCE_COLOR", "JAX_COMPILATION_CACHE_DIR", "PYTEST_ADDOPTS"):
+        monkeypatch.delenv(name, raising=False)
+    for step in steps(page):
+        if step.kind != "console":
+            write(step)
+            continue
+        forget(place)
+        code, printed = run(step.text)
+        assert code in ((2,) if step.output.startswith("error:") else (0, 1)), printed
+        if not matches(step.output, printed):
+            assert printed == step.output, step.text  # fails, and shows where they differ

@@ -21,7 +21,7 @@ from tests.documentation import shell
 from tests.documentation.blocks import PAGES, ROOT, blocks
 
 #: Pages whose commands do not depend on each other.
-SINGLE = [page for page in PAGES if "/tutorials/" not in page]
+SINGLE = [page for page in PAGES if not page.startswith(("docs/tutorials/", "docs/howto/"))]
 
 
 def examples():

@@ -1,19 +1,21 @@
-"""Tutorials are run, from their first block to the last, and print what they show.
-
-A page whose figures are those of JAX 0.12 says so, and is run there; the others are run with 0.10.
-"""
+"""Tutorials and recipes are run, from their first block to the last, and print what they show."""
 
 import re
-import shutil
 
 import jax
 import pytest
 
 from tests.documentation import stories
-from tests.documentation.blocks import PAGES, ROOT
-from tests.documentation.conftest import forget
+from tests.documentation.blocks import PAGES
 
-TUTORIALS = [page for page in PAGES if page.startswith("docs/tutorials/")]
+#: Pages of frameworks, which tests/models runs.
+FRAMEWORKS = [f"docs/howto/{name}.md" for name in ("equinox", "haiku", "linen", "nnx", "numpyro")]
+
+STORIES = [
+    page
+    for page in PAGES
+    if page.startswith(("docs/tutorials/", "docs/howto/")) and page not in FRAMEWORKS
+]
 
 
 @pytest.fixture(scope="module")
@@ -22,27 +24,24 @@ def place(tmp_path_factory):
     return tmp_path_factory.mktemp("tutorial")
 
 
-@pytest.mark.parametrize("page", TUTORIALS)
-def test_a_tutorial_prints_what_it_shows(page, place, monkeypatch):
+@pytest.mark.parametrize("page", STORIES)
+def test_a_page_prints_what_it_shows(page, place, monkeypatch):
     release = re.search(r"figures are those\sof\sJAX (\d+\.\d+)\.\s", PAGES[page])
     if not jax.__version__.startswith(f"{release[1] if release else '0.10'}."):
         pytest.skip("shown as on another JAX release")
-    shutil.rmtree(place)
-    place.mkdir()
-    (place / "samples").symlink_to(ROOT / "samples")
-    monkeypatch.chdir(place)
-    monkeypatch.setenv("COLUMNS", "80")
-    monkeypatch.setenv("NO_COLOR", "1")
-    for name in ("FORCE_COLOR", "JAX_COMPILATION_CACHE_DIR"):
-        monkeypatch.delenv(name, raising=False)
-    steps = stories.steps(PAGES[page])
-    assert any(step.kind == "console" for step in steps)
-    for step in steps:
-        if step.kind != "console":
-            stories.write(step)
-            continue
-        forget(place)
-        code, printed = stories.run(step.text)
-        assert code in ((2,) if step.output.startswith("error:") else (0, 1)), printed
-        if not stories.matches(step.output, printed):
-            assert printed == step.output, step.text  # fails, and shows where they differ
+    stories.play(PAGES[page], place, monkeypatch)
+
+
+def test_what_differs_is_found(place, monkeypatch):
+    page = "```python\n# f.py\nimport jax.numpy as jnp\nf = jnp.sin\n```\n{}"
+    console = "```console\n$ jaxprtool show f.py:f --args 'f32[2]'\n{}```\n"
+    shown = "{{ lambda ; a:f32[2]. let b:f32[2] = {} a in (b,) }}\n"
+    stories.play(page.format(console.format(shown.format("sin"))), place, monkeypatch)
+    stories.play(page.format(console.format("...\n")), place, monkeypatch)
+    with pytest.raises(AssertionError):
+        stories.play(page.format(console.format(shown.format("cos"))), place, monkeypatch)
+    change = "```diff\n--- f.py\n-f = jnp.sin\n+f = jnp.cos\n```\n"
+    changed = change + console.format(shown.format("cos"))
+    stories.play(page.format(changed), place, monkeypatch)
+    with pytest.raises(AssertionError, match="does not have these lines"):
+        stories.play(page.format(change + change), place, monkeypatch)

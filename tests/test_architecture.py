@@ -85,7 +85,7 @@ INNER_FLOORS = {
     "passes": "loops patterns reduction unzip|transforms|mapping|cleanup|framework",
     "render": "page|reports|terminal|documents",
     "execute": "checked verify bench profile|compare watch vanishing|nans|stepping|running sandbox",
-    "api": "notebook|methods program|functions|investigate|record targets",
+    "api": "notebook|methods printed_results program|functions|investigate|record targets",
 }
 
 

@@ -21,6 +21,7 @@ from jaxprtool.analysis.cost.work import Work
 from jaxprtool.analysis.stats import count_equations
 from jaxprtool.errors import UnsupportedError
 from jaxprtool.ir.basics.documents import Number, document
+from jaxprtool.ir.basics.printed import Printed
 from jaxprtool.ir.core.equations import weak_marks
 from jaxprtool.ir.equality.equation_keys import is_cast
 from jaxprtool.ir.graphs.counterparts import MatchedBody, counterparts
@@ -168,7 +169,7 @@ class DiffTimes:
 
 
 @dataclass(frozen=True, eq=False)
-class Diff:
+class Diff(Printed):
     """The differences between two programs.
 
     Attributes:

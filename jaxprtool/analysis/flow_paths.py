@@ -10,6 +10,7 @@ from typing import TypeAlias
 from jaxprtool.analysis.points import point
 from jaxprtool.errors import UnsupportedError
 from jaxprtool.ir.basics.documents import document
+from jaxprtool.ir.basics.printed import Printed
 from jaxprtool.ir.core.equations import bodies, is_ref, type_of
 from jaxprtool.ir.core.regions import regions
 from jaxprtool.ir.dataflow.dataflow import DataFlow, Holder, Value
@@ -46,7 +47,7 @@ class PathStep:
 
 @document(names={"program": "name"})
 @dataclass(frozen=True)
-class Path:
+class Path(Printed):
     """A shortest path from one point of a program to another.
 
     Attributes:

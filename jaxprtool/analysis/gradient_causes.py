@@ -17,6 +17,7 @@ from jaxprtool.analysis.gradient_flow import gradient_flow
 from jaxprtool.analysis.points import point
 from jaxprtool.errors import ArgumentsError
 from jaxprtool.ir.basics.documents import AnyFloat, document
+from jaxprtool.ir.basics.printed import Printed
 from jaxprtool.ir.basics.quantities import listed
 from jaxprtool.ir.core.equations import is_inexact, type_of
 from jaxprtool.ir.dataflow.slicing import Start, forward_slice
@@ -160,7 +161,7 @@ class GradientGroup:
 
 @document(names={"program": "name"}, optional=("value",))
 @dataclass(frozen=True)
-class GradientAnswer:
+class GradientAnswer(Printed):
     """Why the gradient of a result with respect to arguments is what it is.
 
     Attributes:

@@ -12,6 +12,7 @@ from functools import cached_property
 from typing import Literal
 
 from jaxprtool.ir.basics.documents import document
+from jaxprtool.ir.basics.printed import Printed
 
 #: What differs between a compilation and an earlier one of the same function.
 ReasonKind = Literal[
@@ -246,7 +247,7 @@ class Process:
 
 @document(also=("compile_seconds",), without=("folder", "files"))
 @dataclass(frozen=True)
-class Run:
+class Run(Printed):
     """A recorded run.
 
     Attributes:

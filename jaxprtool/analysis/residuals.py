@@ -15,6 +15,7 @@ import jax
 from jaxprtool import jaxcompat
 from jaxprtool.analysis.recomputation import Recomputation
 from jaxprtool.ir.basics.documents import Number, document
+from jaxprtool.ir.basics.printed import Printed
 from jaxprtool.ir.core.equations import size_of, type_of
 from jaxprtool.ir.core.traits import traits
 from jaxprtool.ir.dataflow.dataflow import DataFlow
@@ -146,7 +147,7 @@ class Proposal:
 
 
 @dataclass(frozen=True)
-class Residuals:
+class Residuals(Printed):
     """The values of the forward pass that the backward pass needs.
 
     Attributes:

@@ -18,6 +18,7 @@ from jaxprtool.analysis.gradient_flow import GradientFlow, gradient_flow
 from jaxprtool.analysis.points import Kind, Point, point
 from jaxprtool.ir.basics.caches import cached_method
 from jaxprtool.ir.basics.documents import document
+from jaxprtool.ir.basics.printed import Printed
 from jaxprtool.ir.dataflow.slicing import Run, backward_slice, everything, forward_slice
 from jaxprtool.ir.programs.program import Program
 from jaxprtool.ir.programs.program_signature import ProgramSignature, program_signature
@@ -79,7 +80,7 @@ class Slice:
     optional=("forward", "back", "gradient"),
 )
 @dataclass(frozen=True)
-class Why:
+class Why(Printed):
     """The slices from a point of a program.
 
     Attributes:

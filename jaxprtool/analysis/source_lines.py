@@ -15,6 +15,7 @@ from jaxprtool.analysis.shardings import Shardings
 from jaxprtool.analysis.slices import EquationsByLine
 from jaxprtool.ir.basics.collector import without_collector
 from jaxprtool.ir.basics.documents import document
+from jaxprtool.ir.basics.printed import Printed
 from jaxprtool.ir.core.equations import equations
 from jaxprtool.ir.dataflow.slicing import everything
 from jaxprtool.ir.programs.auto_sharding import left_to_partitioner
@@ -100,7 +101,7 @@ class Kept:
     optional=("wall_seconds", "explained", "sent_bytes", "devices"),
 )
 @dataclass(frozen=True)
-class Source:
+class Source(Printed):
     """The cost of the lines of the user's source.
 
     Attributes:

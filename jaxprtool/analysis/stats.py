@@ -15,6 +15,7 @@ from typing import ClassVar, Literal
 
 from jaxprtool.ir.basics.caches import JaxprCache
 from jaxprtool.ir.basics.documents import document
+from jaxprtool.ir.basics.printed import Printed
 from jaxprtool.ir.core.equations import inner_jaxprs, size_of, type_of
 from jaxprtool.ir.programs.program import Program
 from jaxprtool.ir.programs.program_signature import NamedValue, program_signature, top_jaxpr
@@ -38,7 +39,7 @@ class PrimitiveCount:
 
 @document(also=("format", "version"))
 @dataclass(frozen=True)
-class Stats:
+class Stats(Printed):
     """The size of a program.
 
     Attributes:

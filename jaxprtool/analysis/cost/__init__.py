@@ -34,6 +34,7 @@ from jaxprtool.analysis.cost.tallies import Sums, Tallies, Tally
 from jaxprtool.analysis.cost.work import Work
 from jaxprtool.ir.basics.collector import without_collector
 from jaxprtool.ir.basics.documents import document
+from jaxprtool.ir.basics.printed import Printed
 from jaxprtool.ir.dataflow.slicing import live_part
 from jaxprtool.ir.programs.auto_sharding import left_to_partitioner
 from jaxprtool.ir.programs.program import Program
@@ -96,7 +97,7 @@ class Group:
 
 
 @dataclass(frozen=True)
-class Cost:
+class Cost(Printed):
     """The cost of a program.
 
     Attributes:

@@ -8,6 +8,7 @@ from typing import Literal, NamedTuple, TypeAlias
 
 from jaxprtool.analysis.lint.graph import Node
 from jaxprtool.ir.basics.documents import document
+from jaxprtool.ir.basics.printed import Printed
 from jaxprtool.jaxcompat import JaxprEqn
 from jaxprtool.jaxcompat.source_locations import UserFrame
 
@@ -63,7 +64,7 @@ class Finding:
 
 @document(without=("silenced",))
 @dataclass(frozen=True)
-class Findings:
+class Findings(Printed):
     """The findings of all rules in a program, or in several.
 
     Attributes:

@@ -23,6 +23,7 @@ from jaxprtool.analysis.memory.temporary import (
 from jaxprtool.analysis.memory.walk import Bodies, BodyMemory
 from jaxprtool.errors import UnsupportedError
 from jaxprtool.ir.basics.collector import without_collector
+from jaxprtool.ir.basics.printed import Printed
 from jaxprtool.ir.dataflow.slicing import live_part
 from jaxprtool.ir.programs.auto_sharding import left_to_partitioner
 from jaxprtool.ir.programs.donation import UnusedDonation, donations
@@ -43,7 +44,7 @@ __all__ = [
 
 
 @dataclass(frozen=True)
-class Memory:
+class Memory(Printed):
     """The memory that a program needs.
 
     Attributes:

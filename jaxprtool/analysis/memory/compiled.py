@@ -19,6 +19,7 @@ from jaxprtool.analysis.memory import Memory
 from jaxprtool.analysis.memory.origins import Origins
 from jaxprtool.ir.basics.documents import document
 from jaxprtool.ir.basics.paths import common_path, without_numbers
+from jaxprtool.ir.basics.printed import Printed
 from jaxprtool.ir.hlo.buffers import (
     Allocation,
     Assignment,
@@ -103,7 +104,7 @@ class LineBytes:
 
 
 @dataclass(frozen=True)
-class CompiledPeak:
+class CompiledPeak(Printed):
     """The memory that XLA assigned to a compiled program, on each device.
 
     Attributes:

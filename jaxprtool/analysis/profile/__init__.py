@@ -19,6 +19,7 @@ from jaxprtool.analysis.profile.timeline import HANDED_ON, Span, clipped, divide
 from jaxprtool.errors import UnsupportedError
 from jaxprtool.ir.basics.collector import without_collector
 from jaxprtool.ir.basics.documents import document
+from jaxprtool.ir.basics.printed import Printed
 from jaxprtool.ir.hlo.trace import Event, Trace
 from jaxprtool.ir.source.frames import Frames
 from jaxprtool.jaxcompat.source_locations import UserFrame
@@ -157,7 +158,7 @@ class Peaks:
     optional=("plain_seconds", "peaks", "flops_per_second", "devices", "moved_bytes"),
 )
 @dataclass(frozen=True)
-class Profile:
+class Profile(Printed):
     """The measured time of a run.
 
     Attributes:

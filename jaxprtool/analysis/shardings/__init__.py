@@ -12,6 +12,7 @@ from typing import Literal, TypeAlias
 
 from jaxprtool.analysis.cost.interconnects import bytes_sent
 from jaxprtool.ir.basics.documents import document
+from jaxprtool.ir.basics.printed import Printed
 from jaxprtool.ir.hlo.collectives import REDUCTIONS
 from jaxprtool.ir.hlo.device_tiles import DeviceTiles
 from jaxprtool.jaxcompat.source_locations import UserFrame
@@ -193,7 +194,7 @@ class Constraint:
 
 @document(also=("sent_bytes",), optional=("compute_seconds", "constraints"))
 @dataclass(frozen=True)
-class Shardings:
+class Shardings(Printed):
     """What the partitioner made of a program.
 
     Attributes:

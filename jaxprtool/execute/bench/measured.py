@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from jaxprtool.execute.bench.statistics import Interval
 from jaxprtool.execute.running.run import CompiledMemory
 from jaxprtool.ir.basics.documents import document
+from jaxprtool.ir.basics.printed import Printed
 
 
 @document(optional=("memory",))
@@ -114,7 +115,7 @@ class BaselineRatios:
 
 @document(optional=("baseline",))
 @dataclass(frozen=True)
-class Bench:
+class Bench(Printed):
     """The times of variants of a program on the same inputs.
 
     Attributes:

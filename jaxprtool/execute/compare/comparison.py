@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 from jaxprtool.execute.compare.bisection import Divergence
 from jaxprtool.execute.compare.variants import Compared
 from jaxprtool.ir.basics.documents import document
+from jaxprtool.ir.basics.printed import Printed
 
 
 class SmallestArgument(NamedTuple):
@@ -24,7 +25,7 @@ class SmallestArgument(NamedTuple):
 
 @document(without=("arguments",), also=("within",))
 @dataclass(frozen=True)
-class Comparison:
+class Comparison(Printed):
     """The results of variants of a program on the same inputs.
 
     Attributes:

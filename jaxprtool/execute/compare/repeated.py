@@ -10,6 +10,7 @@ from jaxprtool.execute.compare.measures import Measure
 from jaxprtool.execute.compare.prefixes import Prefix
 from jaxprtool.execute.compare.risks import Risk
 from jaxprtool.ir.basics.documents import document
+from jaxprtool.ir.basics.printed import Printed
 
 #: What is changed for a run: nothing, the compiled program, the trace, the process, ….
 Kind: TypeAlias = Literal["run", "compile", "trace", "process", "device", "threads", "option"]
@@ -64,7 +65,7 @@ class Cause:
 
 @document(also=("equal",))
 @dataclass(frozen=True)
-class Determinism:
+class Determinism(Printed):
     """A program run again in several ways, compared bit for bit with its first run.
 
     Attributes:

@@ -28,6 +28,7 @@ from jaxprtool.execute.nans.tracked import Evaluation, Origin, Tracked
 from jaxprtool.execute.running.run import ready_to_step
 from jaxprtool.execute.running.summary import plain, statistics
 from jaxprtool.ir.basics.documents import document
+from jaxprtool.ir.basics.printed import Printed
 from jaxprtool.ir.core.equations import named, type_of
 from jaxprtool.ir.core.structured import sub_jaxprs
 from jaxprtool.ir.evaluation.nonfinite import FiniteCheck, unchecked
@@ -123,7 +124,7 @@ class BadValue:
 
 
 @dataclass(frozen=True)
-class NanSearch:
+class NanSearch(Printed):
     """The result of a search.
 
     Attributes:

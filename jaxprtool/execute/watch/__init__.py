@@ -24,6 +24,7 @@ from jaxprtool.execute.watch.selected import IterationChoice
 from jaxprtool.execute.watch.stops import Stopped, runs_of, stopping
 from jaxprtool.execute.watch.watched_run import WatchedRun
 from jaxprtool.ir.basics.documents import document
+from jaxprtool.ir.basics.printed import Printed
 from jaxprtool.ir.core.structured import Call, Cond, CustomJVP, Scan, ShardMap, While, view
 from jaxprtool.ir.notation.selection import Selection
 from jaxprtool.ir.programs.program import Program
@@ -34,7 +35,7 @@ __all__ = ["FormatLoss", "Numbers", "Stopped", "Watched", "WatchedRow", "watch"]
 
 @document(without=("values",))
 @dataclass(frozen=True)
-class Watched:
+class Watched(Printed):
     """The statistics of watched values.
 
     Attributes:

@@ -6,6 +6,8 @@ import linecache
 import re
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
+from functools import reduce
+from operator import add
 from typing import TYPE_CHECKING, Any
 
 from rich.console import Group as Parts
@@ -13,7 +15,6 @@ from rich.console import RenderableType
 from rich.table import Column
 from rich.text import Text
 
-from jaxprtool.analysis.cost.work import total
 from jaxprtool.ir.basics.paths import alike
 from jaxprtool.ir.basics.quantities import in_bytes, plural, with_prefix
 from jaxprtool.ir.source.frames import BEHIND
@@ -145,8 +146,8 @@ def _alike_as_one(groups: Sequence[Group]) -> tuple[Group, ...]:
             same[0],
             name="/".join(path := tuple(joined.split("\n"))),
             path=path,
-            work=total(each.work for each in same),
-            least=total(each.least for each in same),
+            work=reduce(add, [each.work for each in same]),
+            least=reduce(add, [each.least for each in same]),
             per_round=any(each.per_round for each in same),
             seconds=None if same[0].seconds is None else sum(each.seconds or 0 for each in same),
         )

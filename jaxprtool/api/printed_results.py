@@ -1,0 +1,73 @@
+"""The text and HTML of results, as their commands show them; see `ir.basics.printed`."""
+
+from __future__ import annotations
+
+import io
+import shutil
+from collections.abc import Callable
+from importlib import import_module
+from typing import Any
+
+from rich.console import Console
+
+#: For each type of result, the function of `render.reports` that renders it at a width, and its
+#: further arguments: as a command has them by default.
+_RENDERERS: dict[str, tuple[str, Callable[[Any, int, Any], Any]]] = {
+    "Bench": ("bench", lambda found, width, module: module.table(found, width)),
+    "Comparison": ("compare", lambda found, width, module: module.comparison(found, width)),
+    "CompiledPeak": (
+        "compiled_memory",
+        lambda found, width, module: module.compiled_table(found, width, 20),
+    ),
+    "Cost": ("cost", lambda found, width, module: module.cost_table(found, width, 20, None)),
+    "Determinism": ("determinism", lambda found, width, module: module.determinism(found, width)),
+    "Diff": ("diff", lambda found, width, module: module.diff_text(found, width)),
+    "Findings": ("lint", lambda found, width, module: module.findings_by_line(found, width)),
+    "GradientAnswer": ("gradient", lambda found, width, module: module.gradient_text(found, width)),
+    "Memory": ("memory", lambda found, width, module: module.memory_table(found, width, 20)),
+    "NanSearch": ("nans", lambda found, width, module: module.first_found(found, width)),
+    "Path": ("why", lambda found, width, module: module.path_text(found, width)),
+    "Profile": (
+        "profile",
+        lambda found, width, module: module.profile_table(found, "line", width, 20),
+    ),
+    "Residuals": (
+        "residuals",
+        lambda found, width, module: module.residuals_table(found, width, 20),
+    ),
+    "Run": ("record", lambda found, width, module: module.summary(found, width)),
+    "Shardings": (
+        "shardings",
+        lambda found, width, module: module.shardings_tables(found, width, 10),
+    ),
+    "Source": (
+        "source",
+        lambda found, width, module: module.source_text(found, width, False, None),
+    ),
+    "Stats": ("stats", lambda found, width, module: module.stats(found, width=width)),
+    "Watched": ("watch", lambda found, width, module: module.watched_text(found, width)),
+    "Why": ("why", lambda found, width, module: module.slices_by_line(found, width)),
+}
+
+#: The width of a result in a notebook, in characters.
+_NOTEBOOK_WIDTH = 100
+
+
+def text(found: object) -> str:
+    """Return a result as text, at the width of the terminal."""
+    return str(_rendering(found, shutil.get_terminal_size().columns).plain())
+
+
+def html(found: object) -> str:
+    """Return a result as HTML, with the colours of the terminal."""
+    console = Console(file=io.StringIO(), record=True, width=_NOTEBOOK_WIDTH)
+    console.print(_rendering(found, _NOTEBOOK_WIDTH), soft_wrap=True)
+    # The colours of the theme are for a light page; a notebook may be dark.
+    look = "overflow-x: auto; line-height: 1.3; padding: 0.5em; background: #fff; color: #111"
+    pre = f'<pre style="{look}">{{code}}</pre>'
+    return console.export_html(inline_styles=True, code_format=pre)
+
+
+def _rendering(found: object, width: int) -> Any:
+    module, render = _RENDERERS[type(found).__name__]
+    return render(found, width, import_module(f"jaxprtool.render.reports.{module}"))

@@ -1,0 +1,50 @@
+import jax.numpy as jnp
+import pytest
+
+import jaxprtool
+from jaxprtool.api.printed_results import _RENDERERS
+from jaxprtool.ir.basics.printed import Printed
+
+
+@pytest.fixture(scope="module")
+def program():
+    def loss(w, x):
+        return jnp.sum(jnp.tanh(x @ w) ** 2)
+
+    return jaxprtool.trace(loss, *INPUTS)
+
+
+INPUTS = jnp.ones((8, 8)), jnp.ones((4, 8))
+RESULTS = {
+    "cost": (jaxprtool.cost, "575 FLOP, 900 bytes"),
+    "memory": (jaxprtool.memory, "516 bytes, peak at "),
+    "residuals": (jaxprtool.residuals, "loss keeps 5 residuals"),
+    "lint": (jaxprtool.lint, "nothing found in loss"),
+    "source": (jaxprtool.source, "loss: 575 FLOP, 900 bytes, keeps 768 bytes"),
+    "why": (
+        lambda program: jaxprtool.why(program, "w"),
+        "w affects all 4 equations and the result",
+    ),
+    "diff": (lambda program: jaxprtool.diff(program, program), "loss: equivalent"),
+    "nans": (lambda program: jaxprtool.find_nan(program, INPUTS), "loss: no equation makes a NaN"),
+    "watch": (lambda program: jaxprtool.watch(program, INPUTS), "loss: values by line"),
+}
+
+
+@pytest.mark.parametrize("name", RESULTS)
+def test_a_result_prints_as_its_command_does_and_is_a_table_in_a_notebook(
+    program, name, monkeypatch
+):
+    monkeypatch.setenv("COLUMNS", "80")
+    function, said = RESULTS[name]
+    found = function(program)
+    text, page = str(found), found._repr_html_()
+    assert said in text and max(map(len, text.splitlines())) <= 80
+    assert page.startswith("<pre") and said.split("(")[0] in page
+
+
+def test_every_printed_type_has_a_renderer():
+    for name in jaxprtool.__all__:
+        getattr(jaxprtool, name)
+    known = {each.__name__ for each in Printed.__subclasses__()}
+    assert known <= _RENDERERS.keys()

@@ -9,6 +9,7 @@ the program in a file, so one that calls Python functions is not tried there.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, TypeAlias
@@ -17,6 +18,7 @@ import jax
 
 from jaxprtool.analysis.diff import Hunk, diff
 from jaxprtool.api.investigate.isolated import IsolatedRunner
+from jaxprtool.api.investigate.isolated_pieces import piece_runner
 from jaxprtool.api.investigate.variants import inputs_from
 from jaxprtool.errors import ArgumentsError, JaxprToolError, UnsupportedError
 from jaxprtool.execute.compare.bisection import find_divergence
@@ -37,7 +39,6 @@ from jaxprtool.ir.core.equations import variables
 from jaxprtool.ir.programs.jit_options import JitOptions
 from jaxprtool.ir.programs.program import Program, Programs
 from jaxprtool.ir.source.frames import frames_now
-from jaxprtool.jaxcompat import ClosedJaxpr
 from jaxprtool.passes.cleanup.inline import Inline
 
 _EXACT = Tolerance(0, 0)
@@ -46,6 +47,7 @@ _INLINE = Inline(force=True)
 #: Traces the function again: in this process, or in one with these environment variables, which
 #: also runs it.
 TraceAgain: TypeAlias = Callable[[], Program]
+MakeExecutor: TypeAlias = Callable[[Variant, Sequence[Any]], Executor]
 RunFresh: TypeAlias = Callable[[Mapping[str, str]], FreshRun]
 
 #: The options of XLA that `default` stands for, by platform; others have none.
@@ -268,9 +270,16 @@ class _Repeated:
         if (reason := self._not_isolated()) is not None:
             self._not_tried.append(f"numbers of threads: {reason}")
             return
+        if self._program.meshes or own_devices(self._program):
+            self._not_tried.append("numbers of threads: the program has a mesh of its own")
+            return
+        # XLA has at least one thread for each virtual device.
+        flags = os.environ.get("XLA_FLAGS", "").split()
+        kept = [each for each in flags if "force_host_platform_device_count" not in each]
+        one_device = {"XLA_FLAGS": " ".join(kept), "JAX_NUM_CPU_DEVICES": "1"}
         for count in self._ways.threads:
             name = plural(count, "thread")
-            yield "threads", self._in_process(name, {"NPROC": str(count)})
+            yield "threads", self._in_process(name, {**one_device, "NPROC": str(count)})
 
     def _with_options(self) -> Iterator[tuple[Kind, Variant]]:
         own = self._program.jit or JitOptions()
@@ -330,18 +339,29 @@ class _Repeated:
 
     def _cause(self, name: str, variant: Variant) -> Cause:
         """Return where a run begins to differ."""
-        pair, arguments = (self._reference, variant), (self._arguments, self._arguments)
-        on_progress, executor = self._on_progress, _executor
+        if not variant.environment:
+            return self._located(name, variant, Executor)
+        with piece_runner(variant) as runner:
+            return self._located(name, variant, runner.executor)
+
+    def _located(self, name: str, variant: Variant, executor: MakeExecutor) -> Cause:
+        first, arguments = self._reference, self._arguments
+
+        def made(each: Variant, values: Sequence[Any]) -> Executor:
+            return (executor if each.environment else Executor)(each, values)
+
+        pair = first, variant
+        given = arguments, arguments
         found = find_divergence(
-            pair, arguments, None, _EXACT, on_progress, exact=True, executor=executor
+            pair, given, None, _EXACT, self._on_progress, exact=True, executor=made
         )
         found = replace(found, variant=name)
         if found.found:
             return Cause(name, found)
-        for inlined in (True, False):
-            both = [_inlined(each) if inlined else each for each in pair]
-            executors: Any = tuple(executor(each, self._arguments) for each in both)
-            prefix = differing_prefix(both[0].program, executors, on_progress)
+        for each in (map(_inlined, pair), pair):
+            old, new = each
+            both = made(old, arguments), made(new, arguments)
+            prefix = differing_prefix(old.program, both, self._on_progress)
             if prefix is not None:
                 return Cause(name, found, prefix)
         return Cause(name, found)
@@ -352,25 +372,6 @@ _ENVIRONMENT = {
     "JAX_ENABLE_COMPILATION_CACHE": "false",
     "XLA_PYTHON_CLIENT_PREALLOCATE": "false",
 }
-
-
-class _IsolatedExecutor(Executor):
-    """Runs pieces of a variant in processes of their own, with its environment."""
-
-    def __init__(self, variant: Variant, arguments: Sequence[Any]):
-        super().__init__(variant, arguments)
-        self._variant = variant
-
-    def run(self, body: ClosedJaxpr, arguments: Sequence[Any]) -> list[Any]:
-        taken = tuple(f"x{i}" for i in range(len(body.in_avals)))
-        given = tuple(f"y{i}" for i in range(len(body.out_avals)))
-        trees = jax.tree.structure((taken, {})), jax.tree.structure(given)
-        piece = Program(self._variant.program.name, body, *trees, taken, given)
-        return IsolatedRunner(replace(self._variant, program=piece))(arguments)
-
-
-def _executor(variant: Variant, arguments: Sequence[Any]) -> Executor:
-    return (_IsolatedExecutor if variant.environment else Executor)(variant, arguments)
 
 
 def _inlined(variant: Variant) -> Variant:

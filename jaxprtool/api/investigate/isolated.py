@@ -22,6 +22,7 @@ from jaxprtool.files import file_written_whole
 from jaxprtool.formats.jaxpr.read import read
 from jaxprtool.formats.jaxpr.write import write
 from jaxprtool.ir.basics.dtypes import is_extended, x64_enabled
+from jaxprtool.ir.programs.program import Program
 from jaxprtool.jaxcompat import Aval
 
 _PROGRAM, _REQUEST, _RESULTS = "program.jaxpr", "request.pickle", "results.pickle"
@@ -48,10 +49,7 @@ class IsolatedRunner:
             outcome = processes.run(command, env=env)
             if outcome.status != 0:
                 raise UnsupportedError(f"{variant.name} crashed: {outcome}")
-            error, results = load(os.path.join(folder, _RESULTS))
-        if error is not None:
-            raise error
-        return logical(results, program.out_avals)
+            return read_results(folder, program)
 
 
 def write_request(folder: str, variant: Variant, arguments: Sequence[Any]) -> None:
@@ -72,6 +70,14 @@ def read_request(folder: str) -> tuple[Variant, list[Any]]:
     jax.config.update("jax_enable_x64", x64)
     program = read(os.path.join(folder, _PROGRAM))
     return Variant(name, program, platform, op_by_op), logical(values, program.in_avals)
+
+
+def read_results(folder: str, program: Program) -> list[Any]:
+    """Return the results of a program that `main` wrote to a folder, or raise its error."""
+    error, results = load(os.path.join(folder, _RESULTS))
+    if error is not None:
+        raise error
+    return logical(results, program.out_avals)
 
 
 def logical(arrays: Sequence[Any], avals: Sequence[Aval]) -> list[Any]:

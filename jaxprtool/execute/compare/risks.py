@@ -112,7 +112,7 @@ def _generates(eqn: JaxprEqn) -> str:
 
 def _sums(eqn: JaxprEqn, name: str) -> bool:
     """Return True for a collective that adds floats."""
-    adds = any(word in name for word in ("psum", "reduce_scatter"))
+    adds = "psum" in name or "reduce_scatter" in name
     return adds and any(map(is_inexact, eqn.outvars))
 
 

@@ -30,7 +30,7 @@ def test_a_crash_is_one_line_with_its_signal_and_the_others_go_on(monkeypatch, t
     (tmp_path / "sitecustomize.py").write_text("import os, signal; os.kill(os.getpid(), 11)")
     run, calls = isolated.processes.run, []
 
-    def crashing(command):
+    def crashing(command, env):
         calls.append(command)
         path = {"PYTHONPATH": str(tmp_path)} if len(calls) == 2 else {}
         return run(command, env={**os.environ, **path})

@@ -181,9 +181,30 @@ def is_positive_number(value: Value) -> bool:
     return numbers is not None and bool((numbers > 0).all())
 
 
-@rule(guarded_rules, "clamp", "cosh", "exp", "exp2", "logistic", "max", "reduce_max", "select_n")
+@rule(guarded_rules, "clamp", "cosh", "exp", "exp2", "logistic", "reduce_max")
 def _is_kept_away(node: Node, steps: int) -> bool:
     return True
+
+
+@rule(guarded_rules, "max")
+def _is_at_least(node: Node, steps: int) -> bool:
+    """Return True unless it is the maximum with zero; `relu` stops the gradient there."""
+    return node.has_rule or not any(map(_has_zero, node.ins))
+
+
+@rule(guarded_rules, "select_n")
+def _is_choice(node: Node, steps: int) -> bool:
+    """Return True unless zero is chosen instead of a value, by something else than the value."""
+    predicate, *cases = node.ins
+    if not any(map(_has_zero, cases)):
+        return True
+    compared = {origin(each, MOVES) for each in ancestors(predicate, _MOST_VALUES)}
+    return any(origin(each, MOVES) in compared for each in cases if is_variable(each))
+
+
+def _has_zero(value: Value) -> bool:
+    numbers = known_numbers(value)
+    return numbers is not None and not numbers.all()
 
 
 @rule(guarded_rules, "add", "add_any")

@@ -140,6 +140,22 @@ PROGRAMS = {
             mean = (x * mask).sum() / count  # JT702
             return jnp.where(count > 0, mean, 0.0)
     """,
+    "choices of zero guard nothing": """
+        @jaxprtool.example("f32[64]", "bool[64]")
+        def f(x, mask):
+            kept = jnp.where(mask, x, 0.0)
+            root = jnp.where(kept > 0, jnp.sqrt(kept), 0.0)  # JT702
+            positive = jnp.maximum(x, 0.0)
+            return (root + jnp.where(x > 0, jnp.log(positive), 0.0)).sum()  # JT702
+    """,
+    "choices of other numbers do, and those that stop the gradient": """
+        @jaxprtool.example("f32[64]", "bool[64]", "f32[64]")
+        def f(x, mask, other):
+            root = jnp.where(x > 0, jnp.sqrt(jnp.where(mask, x, other)), 0.0)
+            root = root + jnp.where(x > 0, jnp.sqrt(jax.nn.relu(x)), 0.0)
+            root = root + jnp.where(x > 0, jnp.sqrt(jnp.where(x > 0, x, 0.0)), 0.0)
+            return (root + jnp.where(x > 0, jnp.log(jnp.maximum(x, 1e-6)), 0.0)).sum()
+    """,
     "a quotient without a gradient": """
         @jaxprtool.example("f32[64]", "f32[64]")
         def f(x, n):

@@ -57,6 +57,18 @@ def test_a_mean_of_nothing_has_a_gradient_of_nan_unless_the_mask_chooses_the_ope
     assert list(map(len, found)) == [0, 1]
 
 
+def test_a_maximum_with_zero_does_not_guard_and_a_relu_does():
+    x, found = jnp.array([-1.0, 0.0, 2.0]), []
+    for guard in (lambda x: jnp.maximum(x, 0.0), jax.nn.relu, lambda x: jnp.where(x > 0, x, 0.0)):
+
+        def loss(x, guard=guard):
+            return jnp.where(x > 0, jnp.sqrt(guard(x)), 0.0).sum()
+
+        is_finite = bool(np.isfinite(jax.grad(loss)(x)).all())
+        found.append((is_finite, len(lint(jaxprtool.trace(loss, x)))))
+    assert found == [(False, 1), (True, 0), (True, 0)]
+
+
 def test_an_unrolled_loop_is_one_no_more_after_the_passes_that_it_names(tmp_path):
     text = RULES["JT501"].bad.replace("gelu(x @ w)", "softmax(jax.nn.gelu(x @ w))")
     (tmp_path / "unrolled.py").write_text(text)

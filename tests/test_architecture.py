@@ -82,7 +82,7 @@ def test_imports_run_downwards():
 INNER_FLOORS = {
     "ir": "graphs|equality|programs|shapes|notation|rewriting dataflow evaluation|core hlo|source"
     "|basics",
-    "passes": "loops patterns reduction unzip|transforms|mapping|cleanup|framework",
+    "passes": "loops patterns precision reduction unzip|transforms|mapping|cleanup|framework",
     "render": "page|reports|terminal|documents",
     "execute": "checked verify bench profile|compare watch vanishing|nans|stepping|running sandbox",
     "api": "notebook|methods printed_results program|functions|investigate|record targets",

@@ -17,7 +17,7 @@ from jaxprtool.analysis.kernels import Node
 from jaxprtool.ir.core.equations import all_jaxprs
 from jaxprtool.ir.core.traits import traits
 from jaxprtool.ir.source.frames import Frames, Root
-from jaxprtool.ir.source.scopes import Part, Scope, ScopeReader, is_backward
+from jaxprtool.ir.source.scopes import ScopePaths, is_backward
 from jaxprtool.jaxcompat import Jaxpr, JaxprEqn
 from jaxprtool.jaxcompat.identity import identity
 from jaxprtool.jaxcompat.source_locations import UserFrame
@@ -221,23 +221,10 @@ class ByScope:
     """
 
     def __init__(self, top: Jaxpr, roots: Sequence[Root]) -> None:
-        self._paths: dict[int, tuple[str, ...]] = {}
-        reader = ScopeReader(roots)
-        for jaxpr in all_jaxprs(top):
-            self._read(reader.parts(jaxpr), ())
-
-    def _read(self, parts: Iterable[Part], path: tuple[str, ...]) -> None:
-        for part in parts:
-            if isinstance(part, Scope):
-                self._read(part.parts, (*path, part.name))
-            elif path:
-                self._paths[id(part)] = path
+        self._paths = ScopePaths(all_jaxprs(top), roots)
 
     def key(self, item: Item, body: CostedBody) -> tuple[str, ...]:
-        path: tuple[str, ...] = ()
-        for eqn in (*item.node.calls, item.eqn):
-            path += self._paths.get(id(eqn), ())
-        return path
+        return self._paths.of((*item.node.calls, item.eqn))
 
     def lifted(self, key: Key, item: Item, body: CostedBody, number: int) -> Key:
         return self.key(item, body) + key

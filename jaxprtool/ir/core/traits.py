@@ -57,6 +57,8 @@ class Traits:
             array in place if nothing else needs it.
         fills: Expands a small value to a large array, and is as cheap as that array as a constant.
         reduces: Combines elements along axes.
+        narrows: May compute in a narrower dtype of floats, with the same parameters; it does not
+            accumulate, or a backend accumulates in a wider one itself.
         absorbs: Is a reduction of floats of XLA's library of CPU kernels, which absorbs equations
             that are `absorbed` and lead to it alone.
         absorbed: Is in XLA's library of CPU kernels, and computed within a reduction that alone
@@ -98,6 +100,7 @@ class Traits:
     updates: bool = False
     fills: bool = False
     reduces: bool = False
+    narrows: bool = False
     absorbs: bool = False
     absorbed: bool = False
     expensive: bool = False
@@ -255,6 +258,18 @@ add_traits(
 add_traits("log1p", finite_between=(-1.0, math.inf))
 add_traits("acosh", finite_between=(1.0, math.inf))
 add_traits("acos", "asin", "atanh", "erf_inv", finite_between=(-1.0, 1.0))
+add_traits(
+    *("abs", "acos", "acosh", "add", "add_any", "argmax", "argmin", "asin", "asinh", "atan"),
+    *("atan2", "atanh", "broadcast_in_dim", "broadcast_to", "cbrt", "ceil", "clamp"),
+    *("concatenate", "conv_general_dilated", "convert_element_type", "copy", "cos", "cosh", "div"),
+    *("dot_general", "dynamic_slice", "dynamic_update_slice", "eq", "erf", "erf_inv", "erfc"),
+    *("exp", "exp2", "expm1", "floor", "gather", "ge", "gt", "integer_pow", "is_finite", "le"),
+    *("log", "log1p", "log2", "logistic", "lt", "max", "min", "mul", "name", "ne", "neg", "pad"),
+    *("pow", "reduce_max", "reduce_min", "rem", "reshape", "rev", "round", "rsqrt", "select_n"),
+    *("sharding_constraint", "sign", "sin", "sinh", "slice", "split", "sqrt", "square"),
+    *("squeeze", "stop_gradient", "sub", "tan", "tanh", "tile", "transpose", "unstack"),
+    narrows=True,
+)
 add_traits("stop_gradient", stops_derivative=True)
 add_traits("dot_general", bilinear=True)
 add_traits(

@@ -185,6 +185,35 @@ class ScopeReader:
         return position is not None and self._sources.repeated(position)
 
 
+class ScopePaths:
+    """The paths of scopes around the equations of jaxprs.
+
+    Args:
+        jaxprs: The open jaxprs: those of all bodies of a program.
+        roots: The folders of the user's files, as a `Program` has them.
+    """
+
+    def __init__(self, jaxprs: Iterable[Jaxpr], roots: Sequence[Root]) -> None:
+        self._paths: dict[int, tuple[str, ...]] = {}
+        reader = ScopeReader(roots)
+        for jaxpr in jaxprs:
+            self._read(reader.parts(jaxpr), ())
+
+    def _read(self, parts: Iterable[Part], path: tuple[str, ...]) -> None:
+        for part in parts:
+            if isinstance(part, Scope):
+                self._read(part.parts, (*path, part.name))
+            elif path:
+                self._paths[id(part)] = path
+
+    def of(self, eqns: Iterable[JaxprEqn]) -> tuple[str, ...]:
+        """Return the scopes of an equation, preceded by those whose bodies contain it."""
+        path: tuple[str, ...] = ()
+        for eqn in eqns:
+            path += self._paths.get(id(eqn), ())
+        return path
+
+
 # --- name scopes ------------------------------------------------------------------------------
 
 #: The backward part of a gradient.

@@ -14,13 +14,13 @@ from jaxprtool.errors import PipelineError, did_you_mean
 if TYPE_CHECKING:
     from jaxprtool import Program
 
-__all__ = ["MixedPrecision"]
+__all__ = ["NarrowProducts"]
 
 COMPUTE_DTYPES = ("bfloat16", "float16", "float32")
 
 
 @dataclass(frozen=True)
-class MixedPrecision(Pass):
+class NarrowProducts(Pass):
     """Multiply matrices and convolve in a narrower dtype, accumulating in the original one.
 
     Operands of a wider dtype are cast before each product or convolution; the dtype of the result
@@ -36,7 +36,7 @@ class MixedPrecision(Pass):
         def f(x, w):
             return x @ w
 
-        $ jaxprtool opt f.py:f --args "f32[8,3], f32[3,4]" -p mixed_precision
+        $ jaxprtool opt f.py:f --args "f32[8,3], f32[3,4]" -p narrow_products
         { lambda ; a:f32[8,3] b:f32[3,4]. let
             c:bf16[8,3] = convert_element_type[new_dtype=bfloat16 weak_type=False] a
             d:bf16[3,4] = convert_element_type[new_dtype=bfloat16 weak_type=False] b
@@ -47,7 +47,7 @@ class MixedPrecision(Pass):
           in (e,) }
     """
 
-    name: ClassVar[str] = "mixed_precision"
+    name: ClassVar[str] = "narrow_products"
     preserves: ClassVar[bool] = False
     compute_dtype: str = "bfloat16"
 

@@ -1,4 +1,4 @@
-"""The rule of `mixed_precision`, from an equation to the equations that replace it."""
+"""The rule of `narrow_products`, from an equation to the equations that replace it."""
 
 from __future__ import annotations
 

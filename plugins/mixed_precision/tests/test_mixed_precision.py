@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from jax import lax
 from jax.sharding import PartitionSpec as P
-from jaxprtool_mixed_precision import MixedPrecision
+from jaxprtool_mixed_precision import NarrowProducts
 from jaxprtool_mixed_precision.casting import PRODUCTS
 
 import jaxprtool
@@ -40,7 +40,7 @@ def dtypes(eqn):
 def narrowed(fun, *args, **options):
     """The program of `fun` before and after the pass, which has kept its types."""
     before = jaxprtool.trace(fun, *args)
-    after = MixedPrecision(**options)(before)
+    after = NarrowProducts(**options)(before)
     type_check(after)
     assert [str(a) for a in after.out_avals] == [str(a) for a in before.out_avals]
     return before, after
@@ -215,7 +215,7 @@ def test_a_shared_body_stays_shared():
 def test_the_program_given_is_left_as_it_was():
     before = jaxprtool.trace(through_scan, X, W)
     text = str(before.jaxpr)
-    MixedPrecision()(before)
+    NarrowProducts()(before)
     assert str(before.jaxpr) == text
 
 
@@ -246,14 +246,14 @@ def test_custom_rules_keep_full_precision_when_differentiated_afterwards():
 
 def test_it_is_found_by_name_and_takes_its_option_from_a_pipeline():
     program = jaxprtool.trace(jnp.matmul, X, W)
-    after = program.apply("mixed_precision(compute_dtype='float16')")
+    after = program.apply("narrow_products(compute_dtype='float16')")
     assert [dtypes(eqn) for eqn in products(after)] == [["float16", "float16", "float32"]]
 
 
 def test_an_unknown_dtype_is_refused_with_the_nearest_name():
     with pytest.raises(PipelineError, match="'bfloat1' is not a compute_dtype") as caught:
-        MixedPrecision(compute_dtype="bfloat1")
+        NarrowProducts(compute_dtype="bfloat1")
     assert caught.value.hint == "did you mean 'bfloat16'?"
     with pytest.raises(PipelineError) as caught:
-        MixedPrecision(compute_dtype="int8x")
+        NarrowProducts(compute_dtype="int8x")
     assert "bfloat16" in caught.value.hint

@@ -1,0 +1,322 @@
+"""The rewriting of `mixed_precision`: a jaxpr whose equations take and return a narrower dtype.
+
+A value of a wide dtype has a wide form, a narrow form, or both. The equation that defines it
+defines one; the other is a cast, written where it is first read. So a value is cast at most once in
+each body. A body takes an argument in its narrow form if the operand has one, or if all that the
+body does with it is to cast it: parameters that a loop reads are cast before the loop. Arguments
+and results of the whole program, carried values of loops, and those of calls with a rule of their
+own keep their types, as donated operands do.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from jaxprtool import jaxcompat
+from jaxprtool.ir.core.equations import is_array
+from jaxprtool.ir.core.regions import Regions, regions
+from jaxprtool.ir.core.traits import traits
+from jaxprtool.jaxcompat import (
+    AnyJaxpr,
+    Atom,
+    Aval,
+    ClosedJaxpr,
+    DropVar,
+    DType,
+    JaxprEqn,
+    Literal,
+    Var,
+)
+from jaxprtool.passes.precision.places import EquationPath
+
+_CAST = jax.lax.convert_element_type_p
+
+
+class Narrowing:
+    """Rewrites jaxprs to a narrower dtype.
+
+    Args:
+        dtype: The dtype to compute in.
+        keeps: Returns True for an equation that stays wide. It is called with each equation that
+            can be narrow, preceded by those whose bodies contain it.
+    """
+
+    def __init__(self, dtype: DType, keeps: Callable[[EquationPath], bool]) -> None:
+        self.dtype, self.keeps = dtype, keeps
+
+    def of(self, jaxpr: AnyJaxpr) -> ClosedJaxpr:
+        """Return a jaxpr, rewritten; the same object if nothing changes."""
+        body = _Body(self, jaxpr, [False] * len(jaxcompat.open_jaxpr(jaxpr).invars), ())
+        return body.closed([False] * len(body.jaxpr.outvars))
+
+    def is_wide(self, atom: Atom) -> bool:
+        """Return True for an array of floats wider than the dtype."""
+        aval = atom.aval
+        if not is_array(aval) or not jnp.issubdtype(aval.dtype, jnp.floating):
+            return False
+        return bool(np.dtype(aval.dtype).itemsize > np.dtype(self.dtype).itemsize)
+
+    def narrowed(self, aval: Aval) -> Aval:
+        """Return the type of the narrow form of a value."""
+        return aval.update(dtype=self.dtype)
+
+
+@dataclass(eq=False)
+class _Called:
+    """An equation with bodies, while its types are chosen."""
+
+    bodies: list[_Body]
+    #: For each operand, whether it is passed in its narrow form.
+    narrow: list[bool]
+
+
+class _Body:
+    """The rewriting of one body.
+
+    Args:
+        narrowing: The options.
+        jaxpr: The body.
+        narrow: For each argument, whether the body takes it in its narrow form.
+        around: The equations around the body.
+    """
+
+    def __init__(
+        self, narrowing: Narrowing, jaxpr: AnyJaxpr, narrow: Sequence[bool], around: EquationPath
+    ) -> None:
+        self._to, self._given, self._around = narrowing, jaxpr, around
+        self.jaxpr = jaxcompat.open_jaxpr(jaxpr)
+        self._eqns: list[JaxprEqn] = []
+        #: The forms of values that are not, or not only, their own variable.
+        self._wide: dict[Var, Atom] = {}
+        self._narrow: dict[Var, Atom] = {}
+        #: The values whose defining equation returns the narrow form.
+        self._born_narrow: set[Var] = set()
+        #: The values that are read in their wide form, or in a form that has no choice.
+        self._read_wide: set[Var] = set()
+        self._definition: dict[Var, JaxprEqn] = {}
+        self._donated = {
+            v
+            for eqn in self.jaxpr.eqns
+            if eqn.primitive.name == "jit"
+            for v, given in zip(eqn.invars, eqn.params["donated_invars"], strict=True)
+            if given and type(v) is not Literal
+        }
+        self._invars = []
+        for var, is_narrow in zip(self.jaxpr.invars, narrow, strict=True):
+            self._invars.append(self._new_narrow(var) if is_narrow else var)
+        for eqn in self.jaxpr.eqns:
+            self._equation(eqn)
+
+    # --- the result -----------------------------------------------------------------------------
+
+    def born_narrow(self, atom: Atom) -> bool:
+        """Return True if a value is defined in its narrow form."""
+        return type(atom) is not Literal and atom in self._born_narrow
+
+    def only_cast(self, position: int) -> bool:
+        """Return True if an argument is read, and only in its narrow form."""
+        var = self.jaxpr.invars[position]
+        outs = {v for v in self.jaxpr.outvars if type(v) is not Literal}
+        return var in self._narrow and var not in self._read_wide and var not in outs
+
+    def closed(self, narrow: Sequence[bool]) -> ClosedJaxpr:
+        """Return the body; for each result, `narrow` is whether it is in its narrow form."""
+        outs = []
+        for atom, is_narrow in zip(self.jaxpr.outvars, narrow, strict=True):
+            like = self._definition.get(atom) if type(atom) is not Literal else None
+            like = like or (self._around[-1] if self._around else None)
+            outs.append(self._narrow_form(atom, like) if is_narrow else self._form(atom, like))
+        same = len(self._eqns) == len(self.jaxpr.eqns) and all(
+            a is b for a, b in zip(self._eqns, self.jaxpr.eqns, strict=True)
+        )
+        if same and list(outs) == list(self.jaxpr.outvars) and self._invars == self.jaxpr.invars:
+            return self._given
+        return jaxcompat.replace_jaxpr(
+            self._given, invars=self._invars, outvars=outs, eqns=self._eqns
+        )
+
+    # --- forms of values ------------------------------------------------------------------------
+
+    def _new_narrow(self, var: Var) -> Var:
+        """Define a value in its narrow form, and return the variable of that form."""
+        narrow = Var(self._to.narrowed(var.aval))
+        self._narrow[var] = narrow
+        self._born_narrow.add(var)
+        return narrow
+
+    def _form(self, atom: Atom, like: JaxprEqn | None) -> Atom:
+        """Return a value in the type that it has in the program."""
+        if type(atom) is Literal:
+            return atom
+        self._read_wide.add(atom)
+        if atom not in self._wide:
+            is_narrow = atom in self._born_narrow
+            self._wide[atom] = (
+                self._cast(self._narrow[atom], atom.aval, like) if is_narrow else atom
+            )
+        return self._wide[atom]
+
+    def _narrow_form(self, atom: Atom, like: JaxprEqn | None) -> Atom:
+        """Return a value of a wide dtype in its narrow form."""
+        if type(atom) is Literal:
+            return self._narrow_literal(atom, like)
+        if atom not in self._narrow:
+            aval = self._to.narrowed(atom.aval)
+            self._narrow[atom] = self._cast(self._wide.get(atom, atom), aval, like)
+        return self._narrow[atom]
+
+    def _narrow_literal(self, atom: Literal, like: JaxprEqn | None) -> Atom:
+        aval = self._to.narrowed(atom.aval)
+        with np.errstate(over="ignore"):  # an infinity, as the cast of an array would give
+            literal = jaxcompat.as_literal(np.asarray(atom.val).astype(self._to.dtype), aval)
+        return self._cast(atom, aval, like) if literal is None else literal
+
+    def _cast(self, atom: Atom, aval: Aval, like: JaxprEqn | None) -> Var:
+        assert like is not None  # a value of the whole program's signature is not cast
+        out = Var(aval)
+        params = {"new_dtype": aval.dtype, "weak_type": aval.weak_type, "sharding": None}
+        eqn = jaxcompat.new_jaxpr_eqn(
+            [atom], [out], _CAST, params, set(), like.source_info, like.ctx
+        )
+        self._eqns.append(eqn)
+        return out
+
+    # --- equations ------------------------------------------------------------------------------
+
+    def _equation(self, eqn: JaxprEqn) -> None:
+        self._definition.update(dict.fromkeys(eqn.outvars, eqn))
+        held = regions(eqn)
+        if held is not None:
+            self._held(eqn, held)
+        elif not self._can_be_narrow(eqn) or self._to.keeps((*self._around, eqn)):
+            self._write(eqn, [self._form(x, eqn) for x in eqn.invars], eqn.outvars)
+        elif eqn.primitive is _CAST:
+            self._of_cast(eqn)
+        else:
+            ins = [
+                self._narrow_form(x, eqn) if self._to.is_wide(x) else self._form(x, eqn)
+                for x in eqn.invars
+            ]
+            outs = [self._new_narrow(v) if self._to.is_wide(v) else v for v in eqn.outvars]
+            self._write(eqn, ins, outs, _narrow_params(eqn, self._to.dtype))
+
+    def _write(
+        self,
+        eqn: JaxprEqn,
+        operands: Sequence[Atom],
+        outs: Sequence[Var],
+        changes: dict[str, Any] | None = None,
+    ) -> None:
+        new, old = (*operands, *outs), (*eqn.invars, *eqn.outvars)
+        if any(a is not b for a, b in zip(new, old, strict=True)):
+            params = {**eqn.params, **(changes or {})}
+            eqn = eqn.replace(invars=list(operands), outvars=list(outs), params=params)
+        self._eqns.append(eqn)
+
+    def _can_be_narrow(self, eqn: JaxprEqn) -> bool:
+        if not traits(eqn).narrows or eqn.effects or _has_algorithm(eqn):
+            return False
+        if eqn.primitive is _CAST:
+            return self._is_plain_cast(eqn)
+        return any(map(self._to.is_wide, eqn.invars))
+
+    def _is_plain_cast(self, eqn: JaxprEqn) -> bool:
+        """Return True for a cast of the program whose operand and result have one narrow form."""
+        (x,), (out,) = eqn.invars, eqn.outvars
+        dtypes = self._to.dtype, x.aval.dtype, out.aval.dtype
+        floats = all(self._to.is_wide(v) or v.aval.dtype == dtypes[0] for v in (x, out))
+        same = x.aval.weak_type == out.aval.weak_type and eqn.params["sharding"] is None
+        return floats and same and type(x) is not Literal and type(out) is not DropVar
+
+    def _of_cast(self, eqn: JaxprEqn) -> None:
+        (x,), (out,) = eqn.invars, eqn.outvars
+        narrow = self._narrow_form(x, eqn) if self._to.is_wide(x) else self._form(x, eqn)
+        if self._to.is_wide(out):
+            self._narrow[out] = narrow
+            self._born_narrow.add(out)
+        else:
+            self._wide[out] = narrow
+
+    # --- bodies ---------------------------------------------------------------------------------
+
+    def _held(self, eqn: JaxprEqn, held: Regions) -> None:
+        """Write an equation with bodies, with narrow operands and results where possible."""
+        fixed = held.edges.has_rule or traits(eqn).custom_derivative
+        carried_in = {i for i, _ in held.carried}
+        free = [
+            not fixed
+            and i not in carried_in
+            and self._to.is_wide(x)
+            and not (type(x) is not Literal and x in self._donated)
+            for i, x in enumerate(eqn.invars)
+        ]
+        narrow = [
+            is_free and self.born_narrow(x) for x, is_free in zip(eqn.invars, free, strict=True)
+        ]
+        called = self._called(eqn, held, narrow)
+        more = [
+            is_free and (is_narrow or self._casts(held, called, i))
+            for i, (is_free, is_narrow) in enumerate(zip(free, narrow, strict=True))
+        ]
+        if more != narrow:
+            called = self._called(eqn, held, more)
+        outs_narrow = [not fixed and self._to.is_wide(v) for v in eqn.outvars]
+        for _, carried in held.carried:
+            outs_narrow[carried] = False
+        for body, region in zip(called.bodies, held.regions, strict=True):
+            for atom, out in zip(body.jaxpr.outvars, region.outs, strict=True):
+                if out is not None:
+                    outs_narrow[out] &= body.born_narrow(atom)
+        bodies = [
+            body.closed([out is not None and outs_narrow[out] for out in region.outs])
+            for body, region in zip(called.bodies, held.regions, strict=True)
+        ]
+        operands = [
+            self._narrow_form(x, eqn) if is_narrow else self._form(x, eqn)
+            for x, is_narrow in zip(eqn.invars, called.narrow, strict=True)
+        ]
+        outs = [
+            self._new_narrow(v) if is_narrow else v
+            for v, is_narrow in zip(eqn.outvars, outs_narrow, strict=True)
+        ]
+        if any(new is not old for new, old in zip(bodies, held.bodies, strict=True)):
+            new = held.with_bodies(bodies)
+            new = new.replace(invars=operands, outvars=outs)
+            self._eqns.append(new)
+        else:
+            self._write(eqn, operands, outs)
+
+    def _called(self, eqn: JaxprEqn, held: Regions, narrow: list[bool]) -> _Called:
+        return _Called(
+            [
+                _Body(self._to, body, [narrow[i] for i in region.ins], (*self._around, eqn))
+                for body, region in zip(held.bodies, held.regions, strict=True)
+            ],
+            narrow,
+        )
+
+    def _casts(self, held: Regions, called: _Called, operand: int) -> bool:
+        """Return True if the bodies read an operand, and only in its narrow form."""
+        uses = [
+            called.bodies[number].only_cast(held.jaxprs[number].invars.index(var))
+            for number, var in held.arguments_by_operand[operand]
+        ]
+        return bool(uses) and all(uses)
+
+
+def _has_algorithm(eqn: JaxprEqn) -> bool:
+    """Return True if the program requests an algorithm, which fixes the dtype of the operands."""
+    algorithms = jax.lax.DotAlgorithm | jax.lax.DotAlgorithmPreset
+    return isinstance(eqn.params.get("precision"), algorithms)
+
+
+def _narrow_params(eqn: JaxprEqn, dtype: DType) -> dict[str, Any]:
+    """Return the parameters that name the dtype of a result."""
+    asked = eqn.params.get("preferred_element_type")
+    return {} if asked is None else {"preferred_element_type": dtype}

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import linecache
 from collections.abc import Sequence
+from dataclasses import replace
 from functools import partial
 from itertools import chain, islice
 from typing import TYPE_CHECKING
@@ -39,8 +40,11 @@ if TYPE_CHECKING:
 #: The maximum number of primitives named, and the most items of any other kind.
 _MOST_PRIMITIVES, _MOST = 12, 5
 
-#: The minimum number of lines of the listing.
-_LEAST = 10
+#: The height below which fewer items are shown, and how many.
+_SMALL, _MOST_IN_SMALL = 30, 2
+
+#: The minimum number of lines of the listing, also of a small page.
+_LEAST, _LEAST_IN_SMALL = 10, 5
 
 _some = partial(listed, most=_MOST)
 
@@ -54,15 +58,18 @@ def overview_page(program: Program | AnyJaxpr, found: Overview, width: int, heig
         width: The width of the terminal.
         height: The number of lines of the page; exceeded if very small.
     """
+    small = height < _SMALL
+    if small:
+        found = replace(found, bodies=())  # what is in them is counted above
     heading = [Heading(found.stats.name), ": ", "; ".join(map(_unbroken, facts(found.stats)))]
     tokens = [*columns([[heading]], width), "\n\n", *columns(_primitives(found), width)]
-    tokens += (
-        "\n",
-        *columns(_facts(found, width, frames_now(program_signature(program).roots)), width),
-        "\n\n",
-    )
+    frames = frames_now(program_signature(program).roots)
+    shown = _facts(found, width, frames, _MOST_IN_SMALL if small else _MOST)
+    tokens += "\n", *columns(shown, width), "\n\n"
     used = "".join(tokens).count("\n")
-    listed = _listing(program, found, width, max(height - used, _LEAST))
+    listed = _listing(
+        program, found, width, max(height - used, _LEAST_IN_SMALL if small else _LEAST)
+    )
     return Listing(printable([*tokens, *listed]))
 
 
@@ -102,25 +109,32 @@ def _primitives(found: Overview) -> list[list[Cell]]:
     return [[_label("primitives"), cell]] if shown else []
 
 
-def _facts(found: Overview, width: int, frames: Frames) -> list[list[Cell]]:
-    """Return rows of a label, a name and a description, one per line."""
+def _facts(found: Overview, width: int, frames: Frames, most: int) -> list[list[Cell]]:
+    """Return rows of a label, a name and a description, one per line; at most `most` of a label."""
+    arguments, outputs = (
+        [(BinderToken(each.name), [_size(each)]) for each in group]
+        for group in (found.arguments, found.outputs)
+    )
+    bodies = [(SharedName(each.name), [_held(each)]) for each in found.bodies]
     rows = [
-        *_rows("arguments", [(BinderToken(each.name), [_size(each)]) for each in found.arguments]),
-        *_rows("results", [(BinderToken(each.name), [_size(each)]) for each in found.outputs]),
-        *_rows("bodies", [(SharedName(each.name), [_held(each)]) for each in found.bodies]),
-        *_rows("lines", _lines(found, frames)),
+        *_rows("arguments", arguments, most),
+        *_rows("results", outputs, most),
+        *_rows("bodies", bodies, most),
+        *_rows("lines", _lines(found, frames), most),
     ]
     names = max((len("".join(name)) for _, name, _ in rows), default=0)
     room = max(width - len(_label("")[0]) - names - 2 * len(GAP), _LEAST)
     return [[label, name, cut(text, room)] for label, name, text in rows]
 
 
-def _rows(label: str, found: Sequence[tuple[str, Cell]]) -> list[tuple[Cell, Cell, Cell]]:
+def _rows(
+    label: str, found: Sequence[tuple[str, Cell]], most: int
+) -> list[tuple[Cell, Cell, Cell]]:
     rows: list[tuple[Cell, Cell, Cell]] = [
         (_label("" if i else label), [name], text) for i, (name, text) in enumerate(found)
     ]
-    if len(rows) > _MOST:
-        rows[_MOST:] = [(_label(""), [Comment(f"… {len(found) - _MOST:,} more")], [])]
+    if len(rows) > most + 1:
+        rows[most:] = [(_label(""), [Comment(f"… {len(found) - most:,} more")], [])]
     return rows
 
 

@@ -1,4 +1,4 @@
-"""Draw the terminals in the README: `python -m tests.documentation.picture`."""
+"""Draw the terminals in the README and the gallery: `python -m tests.documentation.picture`."""
 
 from __future__ import annotations
 
@@ -19,7 +19,8 @@ ROOT = Path(__file__).parents[2]
 DOCS = ROOT / "docs"
 
 #: The pictures, with the commands of each, and the lines of the terminal of each command: a program
-#: at first sight, and one whole; where its FLOPs go, and what fills the memory.
+#: at first sight, and one whole; where its FLOPs go, and what fills the memory; its lines with their
+#: costs; what repeats.
 PICTURES = {
     "listing": {
         "show samples/layers.py:loss": 30,
@@ -29,6 +30,8 @@ PICTURES = {
         "cost samples/transformer.py:loss --top 3": 40,
         "memory samples/transformer.py:loss --top 3": 40,
     },
+    "source": {"source samples/layers.py:loss": 50},
+    "outline": {"outline samples/layers.py:loss -p value_and_grad": 40},
 }
 WIDTH = 92
 

@@ -3,6 +3,8 @@
 Sphinx is in the extra `docs`; without it these tests are skipped.
 """
 
+import os
+import runpy
 import subprocess
 import sys
 from html.parser import HTMLParser
@@ -24,9 +26,23 @@ def site(tmp_path_factory):
     """The folder of the built site."""
     folder = tmp_path_factory.mktemp("site")
     command = [sys.executable, "-m", "sphinx", "-q", "-W", "--keep-going", ROOT / "docs", folder]
-    done = subprocess.run(command, capture_output=True, text=True)
+    # As for a reader who has only the folder: without links to the repository.
+    environment = {k: v for k, v in os.environ.items() if k != "GITHUB_REPOSITORY"}
+    done = subprocess.run(command, capture_output=True, text=True, env=environment)
     assert (done.returncode, done.stderr) == (0, "")
     return folder
+
+
+def test_links_out_of_the_folder_lead_to_the_repository(monkeypatch):
+    page = "[a](../plugins/lora) [b](../samples/train.py) [c](record.md) [d](../docs/cost.md)"
+    conf = runpy.run_path(str(ROOT / "docs" / "conf.py"))
+    assert conf["outside"]("index", page) == "a b [c](record.md) [d](../docs/cost.md)"
+    monkeypatch.setenv("GITHUB_REPOSITORY", "owner/name")
+    conf = runpy.run_path(str(ROOT / "docs" / "conf.py"))
+    start = "https://github.com/owner/name"
+    assert conf["outside"]("index", page).startswith(
+        f"[a]({start}/tree/main/plugins/lora) [b]({start}/blob/main/samples/train.py) [c]"
+    )
 
 
 class Page(HTMLParser):

@@ -19,8 +19,8 @@ ROOT = Path(__file__).parents[2]
 DOCS = ROOT / "docs"
 
 #: The pictures, with the commands of each, and the lines of the terminal of each command: a program
-#: at first sight, and one whole; where its FLOPs go, and what fills the memory; its lines with their
-#: costs; what repeats.
+#: at first sight, and one whole; where its FLOPs go, and what fills the memory; the costs of its
+#: lines; what repeats.
 PICTURES = {
     "listing": {
         "show samples/layers.py:loss": 30,

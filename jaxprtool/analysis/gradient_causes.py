@@ -89,6 +89,13 @@ ZERO_DERIVATIVE: Mapping[str, Reason] = {
     "abs": Reason("its input is 0 wherever the gradient arrives", "", "mul"),
     "mul": Reason("every product is zero", "", "mul"),
     "dot_general": Reason("every product is zero", "", "dot_general"),
+    "gather": Reason(
+        "every index that the gradient reaches is out of bounds, or its gradients cancel",
+        "",
+        "scatter-add",
+    ),
+    "add_any": Reason("the gradients of several uses cancel", "", "add_any"),
+    "reduce_sum": Reason("the gradients of the elements cancel"),
     "cond": Reason("the branch that runs does not depend on it", "", "cond"),
 }
 

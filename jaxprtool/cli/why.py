@@ -94,7 +94,7 @@ def why(
     """Show what an argument affects, or what a result depends on, by source line.
 
     Values are followed through calls, loops, branches and refs. In each body, only the equations
-    that they pass through are shown.
+    that they pass through are shown. --gradient shows why a gradient is zero, NaN or missing.
 
     [bold]Examples[/]
 

@@ -19,6 +19,7 @@ from jaxprtool import jaxcompat
 from jaxprtool.execute.nans.compiled import Masked, OriginCounter
 from jaxprtool.execute.nans.states import has_state
 from jaxprtool.execute.running.run import ready_to_step
+from jaxprtool.execute.stepping.effects import has_external_effect
 from jaxprtool.ir.core.regions import regions
 from jaxprtool.ir.dataflow.slicing import Run, Start, forward_slice
 from jaxprtool.ir.programs.program import Program
@@ -97,6 +98,8 @@ class _ZeroCounter(OriginCounter):
         return _ZeroCounter(self._numbers, self._linear, self._axes, self._varying)
 
     def evaluate(self, eqn: JaxprEqn, operands: list[Any]) -> Sequence[Masked]:
+        if not eqn.outvars and has_external_effect(eqn):
+            return []  # a print, which the run of the gradient has done
         return self.bound(eqn, operands)
 
     def equation(self, eqn: JaxprEqn, operands: list[Any]) -> Sequence[Any]:

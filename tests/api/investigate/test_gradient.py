@@ -69,6 +69,8 @@ CASES = {
     "iteration": (looped, ones, "vanishing", {"mul", "select_n"}),
     "rule": (lambda w: mute(w).sum(), ones, "vanishing", {"mul"}),
     "remat": (jax.checkpoint(lambda w: jax.nn.relu(w - 9).sum()), ones, "vanishing", {"relu"}),
+    "index": (lambda w: w[jnp.array([5])].sum(), ones, "vanishing", {"gather"}),
+    "cancel": (lambda w: (w - w).sum(), ones, "vanishing", {"add_any"}),
     "norm": (lambda w: jnp.linalg.norm(w), ones * 0, "NaN", {"sqrt"}),
     "sqrt": (lambda w: jnp.sqrt(w).sum(), ones * 0, "infinity", {"sqrt"}),
     "double where": (lambda w: jnp.where(w > 0, jnp.log(w), 0).sum(), ones * 0, "NaN", {"log"}),
@@ -146,3 +148,31 @@ def test_a_while_loop_has_no_gradient_in_reverse():
 def test_keyword_arguments_and_random_inputs():
     program = jaxprtool.trace(lambda x, *, w: (x * jnp.sin(w)).sum(), ones, w=ones)
     assert why_gradient(program, "w").groups[0].kind == "nonzero"
+
+
+def test_prints_are_made_once(capfd):
+    def fun(w):
+        jax.debug.print("seen {}", w.sum())
+        return jax.nn.relu(w - 9).sum()
+
+    answer = why_gradient(jaxprtool.trace(fun, ones), "w", (ones,))
+    jax.effects_barrier()
+    assert answer.groups[0].kind == "vanishing"
+    assert capfd.readouterr().out.count("seen") == 1
+
+
+def test_a_whole_training_step_is_differentiated_by_its_loss():
+    def step(params, x):
+        def loss(params):
+            return jnp.square(jnp.tanh(x @ params["w"]) * jnp.round(params["s"])).mean()
+
+        value, grads = jax.value_and_grad(loss)(params)
+        return jax.tree.map(lambda p, g: p - 0.1 * g, params, grads), value
+
+    params = {"w": jnp.ones((3, 3)), "s": ones}
+    answer = why_gradient(jaxprtool.trace(step, params, ones), "params", (params, ones))
+    assert answer.result == "result[1]"
+    assert [(g.kind, g.arguments) for g in answer.groups] == [
+        ("zero", ("params['s']",)),
+        ("nonzero", ("params['w']",)),
+    ]

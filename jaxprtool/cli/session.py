@@ -301,8 +301,12 @@ class Function:
 
         def call() -> object:
             jax.clear_caches()
-            with self._mesh_set(False), contextlib.redirect_stdout(sys.stderr):
-                return entry.run()
+            given, sys.argv = sys.argv, [self.target]  # a script parses its own, which are none
+            try:
+                with self._mesh_set(False), contextlib.redirect_stdout(sys.stderr):
+                    return entry.run()
+            finally:
+                sys.argv = given
 
         return call
 

@@ -113,10 +113,10 @@ def error_problem(name: str, error: JaxprToolError, code: str = "error") -> Prob
     text = ""
     if isinstance(error, UserFunctionError):
         frames = frames_now([Root(*root) for root in error.roots])
-        for frame in user_frames(error):
-            if frames.is_users(frame.filename) and frame.lineno is not None:
-                where = os.path.abspath(frame.filename), frame.lineno
-                text = f"{frames.path(frame.filename)}:{frame.lineno}"
+        own = [each for each in user_frames(error) if frames.is_own(each.filename)]
+        if own and (number := own[-1].lineno) is not None:
+            where = os.path.abspath(own[-1].filename), number
+            text = f"{frames.path(own[-1].filename)}:{number}"
     details = [f"{label}: {detail}" for label, detail in error.details]
     details += [f"hint: {error.hint}"] if error.hint else []
     message = f"{name}: {text}: {error.message}" if text else f"{name}: {error.message}"

@@ -35,7 +35,7 @@ def examples():
 EXAMPLES = list(dict.fromkeys(examples()))
 FILES = {
     text.partition("\n")[0].removeprefix("# "): text
-    for _, text in blocks("python", SINGLE)
+    for _, text in (*blocks("python", SINGLE), *blocks("toml", SINGLE))
     if text.startswith("# ")
 }
 
@@ -68,7 +68,7 @@ def folder(place, monkeypatch):
 
 
 def test_files_of_one_name_are_one():
-    assert len(FILES) == sum(text.startswith("# ") for _, text in blocks("python", SINGLE))
+    for _, text in (*blocks("python", SINGLE), *blocks("toml", SINGLE))
 
 
 def normalised(text):
@@ -95,19 +95,7 @@ def pattern(lines):
 def test_a_command_prints_what_its_page_shows(command, output, folder):
     code, printed = shell.run(command)
     failed = (1, 2) if "shapecheck" in command or "--limit" in command else (2,)
-    done = (
-        (1,)
-        if command.startswith(
-            (
-                "jaxprtool nans",
-                "jaxprtool compare",
-                "jaxprtool determinism",
-                "jaxprtool diff",
-                "jaxprtool lint",
-            )
-        )
-        else (0,)
-    )
+    for _, text in (*blocks("python", SINGLE), *blocks("toml", SINGLE))
     assert code in (failed if "error:" in output else done), printed
     actual = "".join(f"{line}\n" for line in normalised(printed))
     expected = normalised(output)

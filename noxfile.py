@@ -56,4 +56,4 @@ def docs(session):
 @nox.session
 def site(session):
     """Build the site of the documentation in build/site."""
-    session.run("python", "-m", "sphinx", "-W", "--keep-going", "docs", "build/site")
+    session.run("python", "-m", "sphinx", "-a", "-W", "--keep-going", "docs", "build/site")

@@ -124,6 +124,12 @@ def test_the_first_command_of_the_quick_start_ends_by_showing_what_was_compiled(
     assert "letters: i32[16,13] → i32[10,13]" in done.stderr
 
 
+def test_the_examples_of_the_api_reference_give_what_it_shows(folder):
+    path = ROOT / "docs" / "api" / "jaxprtool.rst"
+    found = doctest.testfile(str(path), module_relative=False, optionflags=doctest.REPORT_NDIFF)
+    assert found.attempted > 30 and found.failed == 0
+
+
 @pytest.mark.parametrize("page, text", blocks("pycon"))
 def test_a_python_session_gives_what_its_page_shows(page, text, folder):
     runner = doctest.DocTestRunner(optionflags=doctest.ELLIPSIS | doctest.REPORT_NDIFF)

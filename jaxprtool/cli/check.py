@@ -75,7 +75,7 @@ def check(
 
       jaxprtool check
       jaxprtool check step loss --update
-      jaxprtool check --format github
+      jaxprtool check --format sarif
     """
     chosen = options.chosen_format(format, json)
     start_jax(on_progress)

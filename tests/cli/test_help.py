@@ -88,6 +88,14 @@ def test_old_names_of_options_work_with_a_hint(cli, folder):
     assert found.lines[0] == "warning: `memory --plot` is now `-o`"
 
 
+#: The targets of the examples of `check`.
+TARGETS = """
+[tool.jaxprtool.targets]
+step = { target = "samples/rnn.py:grad_loss", flops = "1 GFLOP" }
+loss = { target = "samples/rnn.py:loss", flops = "1 GFLOP" }
+"""
+
+
 def examples():
     for path in sorted((ROOT / "jaxprtool" / "cli").glob("*.py")):
         for line in path.read_text().splitlines():
@@ -102,6 +110,7 @@ def test_every_example_of_the_help_works(capfd, monkeypatch, tmp_path, example):
     monkeypatch.setattr("jaxprtool.browse.app.browse", print)
     (tmp_path / "samples").symlink_to(ROOT / "samples")
     (tmp_path / "my_passes.py").write_text("")
+    (tmp_path / "pyproject.toml").write_text(TARGETS)
     files = set(os.listdir())
     if lacking := missing(*(program for sign, program in PROGRAMS.items() if sign in example)):
         pytest.skip(lacking)

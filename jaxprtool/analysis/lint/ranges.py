@@ -40,9 +40,12 @@ def is_variable(value: Value) -> bool:
 
 
 def known_numbers(value: Value) -> np.ndarray | None:
-    """Return the numbers of a literal or a small constant of floats; None for other values."""
-    value = origin(value, MOVES)
-    given: Any = value.literal if value.literal is not None else value.constant
+    """Return the numbers of a literal or a small constant of floats; None for other values.
+
+    The literal may be an integer that is converted: `jnp.where(mask, x, 0)`.
+    """
+    root = origin(value, MOVES)
+    given: Any = root.literal if root.literal is not None else root.constant
     if given is None or not is_inexact(value) or np.size(given) > _MOST_ELEMENTS:
         return None
     return np.asarray(given, np.float64) if np.isrealobj(given) else None
@@ -50,8 +53,8 @@ def known_numbers(value: Value) -> np.ndarray | None:
 
 def is_not_negative(value: Value, steps: int = _MOST_STEPS) -> bool:
     """Return True if a value is known not to be negative: a square, a sum of squares, and so on."""
-    value = origin(value, MOVES)
     numbers = known_numbers(value)
+    value = origin(value, MOVES)
     if numbers is not None:
         return bool((numbers >= 0).all())
     if value.node is None or not steps:
@@ -146,8 +149,8 @@ def _scaled(node: Node, steps: int) -> bool:
 
 def _sign(value: Value) -> int:
     """Return 1 if a value is known not to be negative, -1 if not to be positive, else 0."""
-    value = origin(value, MOVES)
     numbers = known_numbers(value)
+    value = origin(value, MOVES)
     if numbers is not None and (numbers <= 0).all():
         return -1
     if value.node is not None and value.node.name == "neg":

@@ -143,7 +143,7 @@ PROGRAMS = {
     "choices of zero guard nothing": """
         @jaxprtool.example("f32[64]", "bool[64]")
         def f(x, mask):
-            kept = jnp.where(mask, x, 0.0)
+            kept = jnp.where(mask, x, 0)
             root = jnp.where(kept > 0, jnp.sqrt(kept), 0.0)  # JT702
             positive = jnp.maximum(x, 0.0)
             return (root + jnp.where(x > 0, jnp.log(positive), 0.0)).sum()  # JT702

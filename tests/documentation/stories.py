@@ -77,7 +77,7 @@ def run(command: str) -> tuple[int, str]:
 
 def words(printed: str) -> str:
     """Return what is printed without durations and the breaks of lines, which depend on them."""
-    text = re.sub(r"\b[\d.]+(e-\d+)? ?(s|ms|µs)\b", "TIME", printed)
+    text = re.sub(r"\b[\d.]+(e-\d+)? ?(s|ms|µs)\b( \(from the cache\))?", "TIME", printed)
     lines = text.splitlines()
     lines = [re.sub(r"\b[\d.]+%", "SHARE", line) if "TIME" in line else line for line in lines]
     text = re.sub(r"\b\d+\.\d{4,}\b", lambda m: f"{float(m[0]):.4g}", "\n".join(lines))

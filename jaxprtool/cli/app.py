@@ -161,7 +161,7 @@ def _top(
 
     [bold]Examples[/]
 
-      jaxprtool record train.py
+      jaxprtool record samples/train.py
       jaxprtool show samples/transformer.py:loss
       jaxprtool show jax.numpy:linalg.det --args "f32[4,4]"
       jaxprtool source samples/transformer.py:loss -p grad

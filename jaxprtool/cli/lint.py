@@ -59,7 +59,6 @@ def lint(
       jaxprtool lint samples/transformer.py:loss
       jaxprtool lint samples/transformer.py:loss -p grad --select JT6,JT7
       jaxprtool lint jax.numpy:median --args "f32[4096]" --json
-      jaxprtool record -- pytest tests && jaxprtool lint run/
     """
     chosen = options.chosen_format(format, json)
     session.start()

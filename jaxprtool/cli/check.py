@@ -178,7 +178,7 @@ class _Checker:
             expected = replace(expected, budgets=dict.fromkeys(expected.budgets, math.inf))
         if not expected.needs_program:
             return checked(target.name, None, expected, (), call)
-        traced = session.traced()
+        traced = session.traced(runs=True)  # a note on its arguments would not say whose they are
         program = only_program("check takes", session.programs(traced))
         arguments: list[object] = []
         if "collectives_bytes" in expected.budgets:

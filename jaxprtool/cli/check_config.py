@@ -175,8 +175,11 @@ class _Reader:
     def _line(self, name: str) -> int:
         """Return the number of the line that opens the table of a target, from 1."""
         key = rf"[\"']?{re.escape(name)}[\"']?"
-        header = rf"^\s*\[\s*tool\.jaxprtool\.targets\.{key}\s*\]|^\s*(targets\.)?{key}\s*[.=]"
-        found = re.search(header, self._text, re.MULTILINE)
+        header = rf"^[ \t]*\[[ \t]*tool\.jaxprtool\.targets\.{key}[ \t]*\]"
+        inside = rf"^[ \t]*(tool\.jaxprtool\.)?(targets\.)?{key}[ \t]*[.=]"
+        lines = re.compile(header, re.MULTILINE), re.compile(inside, re.MULTILINE)
+        start = self._text.rfind("\n", 0, self._text.find("jaxprtool")) + 1
+        found = lines[0].search(self._text) or lines[1].search(self._text, start)
         return self._text.count("\n", 0, found.end()) + 1 if found else 1
 
     # --- what is expected ---------------------------------------------------------------------

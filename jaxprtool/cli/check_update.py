@@ -81,8 +81,10 @@ def budget_like(before: object, quantity: Quantity, amount: float) -> object:
     base = 1024 if binary else 1000
     letters = ["", *("KMGTP" if binary else "kMGTP")]
     power = " kmgtp".index(prefix.lower() or " ")
-    if not 1 <= amount / base**power < 1000 and amount:
-        power = min(max(int(math.log(amount, base)), 0), len(letters) - 1)
+    if not 1 <= amount / base**power <= 999 and amount:
+        # 999.5 of a unit would be rounded up to 1000 of it.
+        fitting = (n for n in range(len(letters)) if amount / base**n <= 999)
+        power = next(fitting, len(letters) - 1)
         prefix = letters[power]
     binary = binary if power else ""
     number = _rounded_up(amount / base**power)

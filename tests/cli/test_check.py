@@ -523,6 +523,9 @@ def test_what_has_no_line_is_at_the_table_of_its_target(project, check):
         '[tool.jaxprtool.targets]\nother = { target = "no.py:g" }\n'
     )
     lines = check("--format", "github", code=1).out.splitlines()
+    project("[project]\nscripts.x = 1\nx = 2\n[tool.jaxprtool]\ntargets.x.target = 'no.py:f'\n")
+    (line,) = check("--format", "github", code=1).out.splitlines()
+    assert line.startswith("::error file=pyproject.toml,line=5,")
     assert [line.partition(",title")[0] for line in lines] == [
         "::error file=pyproject.toml,line=2",
         "::error file=pyproject.toml,line=6",

@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from jaxprtool.api.investigate.compiled_memory import compiled_memory
     from jaxprtool.api.investigate.determinism import determinism
     from jaxprtool.api.investigate.gradient import why_gradient
+    from jaxprtool.api.investigate.precision import precision
     from jaxprtool.api.investigate.profile import profile, profiling
     from jaxprtool.api.investigate.reduction import reduce
     from jaxprtool.api.investigate.residuals import residuals
@@ -80,6 +81,7 @@ _HOME = {
     "mask": "jaxprtool.sizes.mask",
     "memory": "jaxprtool.analysis.memory",
     "nest": "jaxprtool.primitives",
+    "precision": "jaxprtool.api.investigate.precision",
     "profile": "jaxprtool.api.investigate.profile",
     "profiling": "jaxprtool.api.investigate.profile",
     "python_rules": "jaxprtool.formats.python.emit",
@@ -135,6 +137,7 @@ __all__ = [
     "mask",
     "memory",
     "nest",
+    "precision",
     "profile",
     "profiling",
     "python_rules",

@@ -52,6 +52,7 @@ run: Compile a function, run it, and show its results and times.
 nans: Find the equation that produces the first NaN or infinity.
 watch: Run a function and summarise its intermediate values.
 compare: Measure how the results of variants of a function differ.
+precision: Find the lines that have to stay in f32; the rest can be bf16.
 determinism: Run a function again in other ways, and find what differs first.
 reduce: Shrink a function while a check holds, to reproduce a fault.
 

@@ -24,6 +24,7 @@ from jaxprtool.analysis.recorded_run import Run
 from jaxprtool.analysis.residuals import Residuals
 from jaxprtool.analysis.shardings import Shardings
 from jaxprtool.analysis.slices import Why
+from jaxprtool.api.investigate.precision import Precision
 from jaxprtool.api.investigate.reduction import Reduction
 from jaxprtool.execute.bench.measured import Bench
 from jaxprtool.execute.compare.comparison import Comparison
@@ -53,6 +54,7 @@ DOCUMENTS = {
     "nans": (found.NansDocument,),
     "watch": (Watched,),
     "compare": (Comparison,),
+    "precision": (Precision,),
     "determinism": (Determinism,),
     "bench": (Bench,),
     "diff": (found.DiffDocument,),

@@ -1,36 +1,389 @@
-"""Set the precision of matrix products and convolutions that have none."""
+"""`precision`: the places that have to stay in the wide dtype for results within a tolerance.
+
+    found = jaxprtool.precision(program, (params, batch))
+    found.kept, found.pipeline
+
+Every candidate is the program under `mixed_precision` with some places kept. It is compiled, run on
+all inputs of the search, and compared with the program. Delta debugging finds a set of places of
+which none can be dropped. The result is compared once more, on inputs that the search has not seen;
+those for which it fails are added to the search.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
-import jax
+import jax.numpy as jnp
 
-from jaxprtool.errors import ArgumentsError, did_you_mean
+from jaxprtool import jaxcompat
+from jaxprtool.analysis.cost import cost
+from jaxprtool.analysis.memory import memory
+from jaxprtool.api.investigate.reduction.chunks import minimal_subset
+from jaxprtool.api.investigate.variants import inputs_from
+from jaxprtool.api.targets import RunInputs
+from jaxprtool.errors import ArgumentsError, JaxprToolError
+from jaxprtool.execute.compare.measures import Measure, Tolerance, error_ratio
+from jaxprtool.execute.compare.variants import Compared, OnProgress, Runner, Variant, compared
+from jaxprtool.execute.nans.finite import finite_fill
+from jaxprtool.execute.running.fill import fill
+from jaxprtool.execute.watch import watch
+from jaxprtool.ir.basics.documents import AnyFloat, document
 from jaxprtool.ir.programs.program import Program
-from jaxprtool.ir.rewriting.rewrite import map_equations
-from jaxprtool.jaxcompat import JaxprEqn
+from jaxprtool.ir.programs.ref_contents import with_contents
+from jaxprtool.ir.source.frames import BEHIND, frames_now
+from jaxprtool.passes.precision.mixed_precision import MixedPrecision
+from jaxprtool.passes.precision.narrowing import Narrowing
+from jaxprtool.passes.precision.places import By, EquationPath, places_of
 
-#: The valid precisions, as in `jax.default_matmul_precision`.
-PRECISIONS = ("default", "high", "highest", "bfloat16", "tensorfloat32", "float32")
+#: The number of fresh random inputs that the result is compared on.
+_FRESH = 3
+
+#: The number of searches, each with the inputs for which the one before failed.
+_SEARCHES = 3
 
 
-def with_precision(program: Program, name: str) -> Program:
-    """Return a program in which products and convolutions without a precision have this one.
+@dataclass(frozen=True)
+class KeptPlace:
+    """A place that stays in the wide dtype.
 
-    The result is that of tracing under `jax.default_matmul_precision(name)`. Raises ArgumentsError
-    for a name that is not in `PRECISIONS`.
+    Attributes:
+        name: The line or the scope.
+        code: The source text of the line, if its file exists.
+        error: The largest error if only this place is narrow, relative to the tolerated error;
+            infinite if NaNs or infinities differ.
+        without: The same if this is the only place that is no longer kept.
+        cause: Why there is no error, in one line, if the program fails; else "".
     """
-    if name not in PRECISIONS:
-        raise ArgumentsError(
-            f"unknown precision '{name}'",
-            did_you_mean(name, PRECISIONS) or f"available: {', '.join(PRECISIONS)}",
+
+    name: str
+    code: str
+    error: AnyFloat
+    without: AnyFloat
+    cause: str = ""
+
+
+@dataclass(frozen=True)
+class Needs:
+    """What a program needs, by estimate.
+
+    Attributes:
+        peak_bytes: The bytes of memory at the peak.
+        bytes: The bytes read and written.
+        flops: The floating-point operations.
+        narrow_flops: Those in the narrow dtype.
+    """
+
+    peak_bytes: int
+    bytes: int
+    flops: int
+    narrow_flops: int
+
+
+@document(also=("within",))
+@dataclass(frozen=True)
+class Precision:
+    """The places of a program that stay in the wide dtype.
+
+    Attributes:
+        name: The name of the program.
+        dtype: The narrow dtype.
+        by: The kind of places.
+        places: The number of places that compute floats.
+        kept: The places that have to stay in the wide dtype.
+        pipeline: The pass, with these places.
+        rtol: The relative tolerance.
+        atol: The absolute tolerance.
+        narrow_error: The largest error if no place is kept, relative to the tolerated error.
+        error: The largest error with the kept places, likewise, on all inputs.
+        results: The difference of each result, on the input with the largest error.
+        inputs: A description of the inputs.
+        searched: The number of inputs of the search.
+        checked: The number of other inputs that the result was compared on.
+        runs: The number of programs that were compiled and compared.
+        before: What the program needs.
+        after: What it needs with the pass.
+        failure: Why the program fails with the pass, or "".
+    """
+
+    name: str
+    dtype: str
+    by: By
+    places: int
+    kept: tuple[KeptPlace, ...]
+    pipeline: str
+    rtol: float
+    atol: float
+    narrow_error: AnyFloat
+    error: AnyFloat
+    results: tuple[Measure, ...]
+    inputs: str
+    searched: int
+    checked: int
+    runs: int
+    before: Needs
+    after: Needs
+    failure: str = ""
+
+    @property
+    def within(self) -> bool:
+        """Whether all results are within tolerance with the pass, on all inputs."""
+        return not self.failure and all(each.within for each in self.results)
+
+
+def precision(
+    program: Program,
+    args: object = None,
+    *,
+    dtype: str = "bfloat16",
+    by: By = "line",
+    rtol: float | None = None,
+    atol: float | None = None,
+    seed: int = 0,
+    trials: int = 1,
+) -> Precision:
+    """Find the places that have to stay in the wide dtype for results within a tolerance.
+
+    Args:
+        program: A `Program`.
+        args: Its arguments, as a tuple, or as any pytree of the same leaves; None for random
+            values.
+        dtype: The narrow dtype: `bfloat16`, `float16`, or `float32` for double precision.
+        by: The kind of places: the user's "line", or the "scope" that modules open.
+        rtol: The relative tolerance; by default that of JAX's own tests for the narrow dtype.
+        atol: The absolute tolerance, likewise.
+        seed: The seed of random values.
+        trials: The number of random inputs of the search.
+
+    Returns:
+        The places, and the pass that keeps them. Without any one of them, some result is not within
+        tolerance.
+
+    Raises:
+        ArgumentsError: If there is nothing to narrow, the arguments do not fit, a tolerance is
+            negative, or there are several trials of given arguments.
+        PipelineError: If there is no such dtype.
+    """
+    given = inputs_from([program], args)(program)
+    return found_precision(given, Request(dtype, by, Tolerance(rtol, atol), seed, trials))
+
+
+@dataclass(frozen=True)
+class Request:
+    """What is asked of a search: the arguments of `precision`."""
+
+    dtype: str
+    by: By
+    tolerance: Tolerance
+    seed: int
+    trials: int
+
+
+def found_precision(
+    given: RunInputs, request: Request, on_progress: OnProgress = lambda doing: None
+) -> Precision:
+    """Return the result of `precision` for a program with its inputs."""
+    usual = jaxcompat.default_tolerance(MixedPrecision(request.dtype).jax_dtype)
+    asked = request.tolerance
+    tolerance = Tolerance(
+        usual if asked.rtol is None else asked.rtol, usual if asked.atol is None else asked.atol
+    )
+    request = replace(request, tolerance=tolerance)
+    filled = fill(given.program, given.values, request.seed)
+    program = given.program
+    if program.symbols:
+        program = program.at([getattr(value, "shape", ()) for value in filled.arguments])
+    given = replace(given, program=with_contents(program))
+    return _Search(given, request, on_progress).run()
+
+
+class _Search:
+    """The search for places to keep."""
+
+    def __init__(self, given: RunInputs, request: Request, on_progress: OnProgress) -> None:
+        self._given, self._request, self._on_progress = given, request, on_progress
+        self._program, self._tolerance = given.program, request.tolerance
+        self._codes = narrow_places(given.program, request.dtype, request.by)
+        if not self._codes:
+            raise ArgumentsError(
+                f"{given.program.name} computes no floats wider than {request.dtype}"
+                + (f" in a known {request.by}" if request.by == "scope" else "")
+            )
+        self._reference = Runner(Variant("as traced", given.program))
+        self._filled = finite_fill(given.program, given.values, self._reference, request.seed)
+        if not self._filled.random and request.trials > 1:
+            raise ArgumentsError(
+                f"several trials need random arguments, but {given.program.name} has none",
+                "give some arguments by type alone: f32[8,3]",
+            )
+        self._inputs = [self._input(i) for i in range(request.trials)]
+        self._runners: dict[frozenset[str], Runner] = {}
+        self._ratios: dict[frozenset[str], list[float]] = {}
+
+    def _input(self, number: int) -> tuple[Sequence[Any], list[Any]]:
+        """Return arguments, those of a seed if they are random, and the reference's results."""
+        arguments = self._filled.arguments
+        if number:
+            seed = self._request.seed + number
+            arguments = fill(self._program, self._given.values, seed, self._filled.within).arguments
+        return arguments, self._reference(arguments)
+
+    def run(self) -> Precision:
+        """Return the result."""
+        narrow_error = self._ratio(())
+        places = list(self._codes)
+        fresh = _FRESH if self._filled.random else 0
+        for search in range(_SEARCHES):
+            kept = self._minimal(places)
+            start = self._request.trials + search * fresh
+            more = [self._input(start + i) for i in range(fresh)]
+            good = [self._compared(kept, each).within for each in more]
+            if all(good):
+                break
+            self._inputs += [each for each, is_good in zip(more, good, strict=True) if not is_good]
+            more = [each for each, is_good in zip(more, good, strict=True) if is_good]
+        return self._found(kept, more, narrow_error)
+
+    def _minimal(self, places: list[str]) -> list[str]:
+        """Return places of which none can be dropped; all of them if even these do not suffice."""
+        if self._holds(()):
+            return []
+        guess = [name for name in self._out_of_range() if name in self._codes]
+        if guess and self._holds(guess):
+            return minimal_subset(guess, self._holds)
+        if not self._holds(places):
+            return places
+        rest = [name for name in places if name not in guess]
+        return minimal_subset([*rest, *guess], self._holds)
+
+    def _out_of_range(self) -> list[str]:
+        """Return the places with values that overflow or underflow in the narrow dtype."""
+        self._on_progress("looking for values outside of the range of the dtype")
+        name = jaxcompat.short_dtype_name(jnp.dtype(self._request.dtype))
+        try:
+            rows = watch(self._program, self._inputs[0][0], by=self._request.by).rows
+        except JaxprToolError:  # only a guess
+            return []
+        lost = [(row.name.partition(BEHIND)[0], row.numbers.lost.get(name)) for row in rows]
+        return list(
+            dict.fromkeys(
+                where for where, loss in lost if loss and (loss.overflow or loss.underflow)
+            )
         )
-    precision: Any = jax.lax.Precision(name)
 
-    def rule(eqn: JaxprEqn) -> list[JaxprEqn] | None:
-        if eqn.params.get("precision", eqn) is not None:
-            return None
-        return [eqn.replace(params={**eqn.params, "precision": (precision, precision)})]
+    # --- candidates -----------------------------------------------------------------------------
 
-    return program.replace(jaxpr=map_equations(program.jaxpr, rule))
+    def _pass(self, kept: Sequence[str]) -> MixedPrecision:
+        names = [name for name in self._codes if name in kept]
+        return MixedPrecision(self._request.dtype, names or ())
+
+    def _runner(self, kept: Sequence[str]) -> Runner:
+        key = frozenset(kept)
+        if key not in self._runners:
+            program = self._pass(kept)(self._program)
+            variant = Variant("mixed precision", program)
+            self._runners = {key: Runner(variant)}  # executables are large: keep the last
+        return self._runners[key]
+
+    def _compared(self, kept: Sequence[str], given: tuple[Sequence[Any], list[Any]]) -> Compared:
+        arguments, reference = given
+        runner = self._runner(kept)
+        return compared(runner.variant, reference, lambda: runner(arguments), self._tolerance)
+
+    def _ratio_on(self, kept: Sequence[str], given: tuple[Sequence[Any], list[Any]]) -> float:
+        done = self._compared(kept, given)
+        if done.error:
+            return float("inf")
+        pairs = zip(given[1], done.values, strict=True)
+        return max((error_ratio(a, b, self._tolerance) for a, b in pairs), default=0.0)
+
+    def _ratio(self, kept: Sequence[str]) -> float:
+        """Return the largest error on all inputs of the search, relative to the tolerated one."""
+        known = self._ratios.setdefault(frozenset(kept), [])
+        if len(known) < len(self._inputs):
+            self._on_progress(
+                f"run {len(self._ratios)}: {len(kept)} of {len(self._codes)} "
+                f"{self._request.by}s kept"
+            )
+        for given in self._inputs[len(known) :]:
+            known.append(self._ratio_on(kept, given))
+        return max(known)
+
+    def _holds(self, kept: Sequence[str]) -> bool:
+        return self._ratio(kept) <= 1
+
+    # --- the result -----------------------------------------------------------------------------
+
+    def _found(
+        self,
+        kept: Sequence[str],
+        more: Sequence[tuple[Sequence[Any], list[Any]]],
+        narrow_error: float,
+    ) -> Precision:
+        chosen = self._pass(kept)
+        inputs = [*self._inputs, *more]
+        ratios = [self._ratio_on(kept, given) for given in inputs]
+        worst = inputs[ratios.index(max(ratios))]
+        done = self._compared(kept, worst)
+        rtol, atol = self._tolerance.rtol, self._tolerance.atol
+        assert rtol is not None and atol is not None
+        return Precision(
+            self._program.name,
+            self._request.dtype,
+            self._request.by,
+            len(self._codes),
+            tuple(self._places(kept)),
+            str(chosen),
+            rtol,
+            atol,
+            narrow_error,
+            max(ratios),
+            done.results,
+            self._filled.described(self._request.seed),
+            len(self._inputs),
+            len(more),
+            len(self._ratios),
+            needs(self._program, self._request.dtype),
+            needs(chosen(self._program), self._request.dtype),
+            done.error,
+        )
+
+    def _places(self, kept: Sequence[str]) -> Iterator[KeptPlace]:
+        """Yield the kept places, with the largest error first."""
+        found = []
+        for name in kept:
+            others = [each for each in self._codes if each != name]
+            rest = [each for each in kept if each != name]
+            errors = self._ratio(others), self._ratio(rest)
+            found.append(KeptPlace(name, self._codes[name], *errors))
+        yield from sorted(found, key=lambda place: (-place.error, -place.without))
+
+
+def narrow_places(program: Program, dtype: str, by: By) -> dict[str, str]:
+    """Return the places that `mixed_precision` makes narrow, in program order, with their code."""
+    place, frames = places_of(program, by), frames_now(program.roots, chosen=False)
+    found: dict[str, str] = {}
+
+    def note(path: EquationPath) -> bool:
+        name = place(path)
+        if name and name not in found:
+            found[name] = frames.code_of(path) if by == "line" else ""
+        return False
+
+    Narrowing(MixedPrecision(dtype).jax_dtype, note).of(program.jaxpr)
+    return found
+
+
+def needs(program: Program, dtype: str) -> Needs:
+    """Return what a program needs, by estimate."""
+    found = cost(program, "dtype")
+    short = jaxcompat.short_dtype_name(jnp.dtype(dtype))
+    narrow = [group for group in found.groups if group.name.split(" ")[0].rstrip(",") == short]
+    total = found.total.work
+    return Needs(
+        memory(program).peak_bytes,
+        total.bytes,
+        total.flops,
+        sum(group.work.flops for group in narrow),
+    )

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from itertools import product
 from typing import Any
 
-from jaxprtool.api.investigate.precision import with_precision
+from jaxprtool.api.investigate.matmul_precision import with_precision
 from jaxprtool.api.targets import RunInputs
 from jaxprtool.errors import PipelineError
 from jaxprtool.execute.compare.variants import OnProgress, Variant

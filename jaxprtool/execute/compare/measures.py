@@ -177,6 +177,25 @@ def measured(name: str, reference: Any, value: Any, tolerance: Tolerance) -> Mea
     )
 
 
+@jax.transfer_guard("allow")
+def error_ratio(reference: Any, value: Any, tolerance: Tolerance) -> float:
+    """Return the largest error of an element relative to the tolerated one: at most 1 if `within`.
+
+    It is infinite where NaNs or infinities do not match, or no error is tolerated.
+    """
+    if not measured("", reference, value, tolerance).size:
+        return 0.0
+    a, b = as_numpy(reference), as_numpy(value)
+    same = _same_bits(a, b)
+    if same.all():
+        return 0.0
+    rtol, atol = tolerance.of(a.dtype, b.dtype)
+    wide_a, wide_b = wide(a)[~same], wide(b)[~same]
+    with np.errstate(all="ignore"):
+        ratios = np.abs(wide_b - wide_a) / (atol + rtol * np.abs(wide_a))
+    return float(np.where(np.isnan(ratios), np.inf, ratios).max())
+
+
 def _same_bits(a: np.ndarray, b: np.ndarray) -> np.ndarray:
     if a.dtype == jax.dtypes.float0 or b.dtype == jax.dtypes.float0:
         return np.full(a.shape, a.dtype == b.dtype)

@@ -9,6 +9,7 @@ import jax.numpy as jnp
 
 from jaxprtool.errors import PipelineError, did_you_mean
 from jaxprtool.ir.programs.program import Program
+from jaxprtool.jaxcompat import DType
 from jaxprtool.passes.framework.base import Pass
 from jaxprtool.passes.precision.narrowing import Narrowing
 from jaxprtool.passes.precision.places import KeptPlaces
@@ -63,8 +64,13 @@ class MixedPrecision(Pass):
                 or f"available: {', '.join(COMPUTE_DTYPES)}",
             )
 
+    @property
+    def jax_dtype(self) -> DType:
+        """The dtype to compute in."""
+        return jnp.dtype(self.compute_dtype)
+
     def __call__(self, program: Program) -> Program:
         kept = KeptPlaces(program, self.keep)
-        jaxpr = Narrowing(jnp.dtype(self.compute_dtype), kept).of(program.jaxpr)
+        jaxpr = Narrowing(self.jax_dtype, kept).of(program.jaxpr)
         kept.require_matches()
         return program.replace(jaxpr=jaxpr)

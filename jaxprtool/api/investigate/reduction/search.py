@@ -21,6 +21,7 @@ from jaxprtool.api.investigate.reduction.checks import (
     keep_kernels,
     packed,
 )
+from jaxprtool.api.investigate.reduction.chunks import take_chunks
 from jaxprtool.errors import ArgumentsError
 from jaxprtool.execute.sandbox.forks import ForkOutcome, Limits, call_each_in_fork, call_in_fork
 from jaxprtool.formats.jaxpr.read import parse
@@ -115,16 +116,12 @@ class Search:
         sites = self._sites(step)
         size = 1 if step.alone else (len(sites) + 1) // 2 if step.keeps else len(sites)
         least = 1 if finest is None or step.alone else max(1, len(sites) // finest)
-        while size >= least and sites:
-            start = 0
-            while start < len(sites):
-                chunks = range(start, len(sites), size)
-                taken = self._take(step, [sites[i : i + size] for i in chunks], sites)
-                if taken is None:
-                    break
-                start = chunks[taken]
-                sites = self._sites(step)
-            size = min(size, len(sites)) // 2
+        take_chunks(
+            lambda: self._sites(step),
+            lambda chunks, sites: self._take(step, chunks, sites),
+            size,
+            least,
+        )
 
     def _keep_windows(self, step: ReductionStep) -> None:
         """Keep only half of the sites, the first, last or middle, as long as the check holds."""

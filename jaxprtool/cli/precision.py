@@ -1,0 +1,84 @@
+"""`jaxprtool precision`: the places that have to stay in f32."""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+import typer
+
+from jaxprtool.cli import options, output
+from jaxprtool.cli.options import RUN, Panel
+from jaxprtool.cli.running import printed_by_functions, require_device
+from jaxprtool.cli.session import RunSession, command
+
+_SEARCH = Panel("Search")
+
+#: The dtypes to compute in.
+Dtype = Literal["bfloat16", "float16", "float32"]
+
+#: The kinds of places.
+By = Literal["line", "scope"]
+
+_Dtype = Annotated[
+    Dtype, _SEARCH.choice("--dtype", Dtype, "The narrow dtype. float32 is for double precision.")
+]
+_By = Annotated[By, _SEARCH.choice("--by", By, "Keep source lines, or module scopes.")]
+_Rtol = Annotated[
+    float | None,
+    _SEARCH.option(
+        "--rtol",
+        "ERROR",
+        "Relative tolerance. Default: that of JAX's tests for the narrow dtype, 1e-2 for bf16, "
+        "1e-3 for f16.",
+        min=0,
+    ),
+]
+_Atol = Annotated[
+    float | None,
+    _SEARCH.option("--atol", "ERROR", "Absolute tolerance. Default: as for --rtol.", min=0),
+]
+_Trials = Annotated[
+    int, RUN.option("--trials", "N", "Search on N random inputs, for which all must hold.", min=1)
+]
+
+
+@command
+def precision(
+    session: RunSession,
+    dtype: _Dtype = "bfloat16",
+    by: _By = "line",
+    rtol: _Rtol = None,
+    atol: _Atol = None,
+    seed: options.Seed = 0,
+    trials: _Trials = 1,
+    json: options.Json = False,
+) -> None:
+    """Find the lines that have to stay in f32, so that the others can be bf16.
+
+    Programs with some lines kept are run and compared, until none of these can be dropped without a
+    result outside of the tolerance. The pass to use, mixed_precision(keep=[[…]]), is checked on
+    other random inputs. Exit code 1 if no choice is within tolerance.
+
+    [bold]Examples[/]
+
+      jaxprtool precision samples/transformer.py:loss
+      jaxprtool precision samples/transformer.py:loss -p grad --dtype float16
+      jaxprtool precision samples/transformer.py:loss --by scope --rtol 1e-3 --atol 1e-4
+    """
+    session.start(cache=True)
+    from jaxprtool.api.investigate.precision import Request, found_precision
+    from jaxprtool.execute.compare.measures import Tolerance
+    from jaxprtool.render.reports.precision import option_text, precision_text
+
+    require_device(session, None)
+    request = Request(dtype, by, Tolerance(rtol, atol), seed, trials)
+    given = session.given("precision takes")
+    with printed_by_functions(json):
+        found = found_precision(given, request, session.on_progress)
+    if json:
+        output.write_json(found)
+    else:
+        output.write_rendered(precision_text(found, output.width()))
+        output.write(f"\n{option_text(found, str(session.pipeline))}")
+    if not found.within:
+        raise typer.Exit(1)

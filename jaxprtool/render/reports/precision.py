@@ -1,0 +1,90 @@
+"""Places that stay in the wide dtype, as text."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+from rich.console import Group, RenderableType
+from rich.text import Text
+
+from jaxprtool.ir.basics.quantities import in_bytes, plural
+from jaxprtool.render.terminal import theme
+from jaxprtool.render.terminal.rendering import Rendering
+from jaxprtool.render.terminal.tables import facts_table, line_text, new_table, number, text
+
+if TYPE_CHECKING:
+    from jaxprtool.api.investigate.precision import KeptPlace, Precision
+
+
+#: The heading of the table.
+_ERRORS = "errors, in tolerances, if narrow alone or with those not kept"
+
+
+#: The width of the columns with errors, and of the spaces between columns.
+_ERRORS_WIDTH = 30
+
+
+def precision_text(found: Precision, width: int) -> Rendering:
+    """Return the places to keep, their errors, and what the pass saves."""
+    parts: list[RenderableType] = [Text(heading(found), style=theme.HEADING), Text()]
+    if found.kept:
+        columns = number("alone"), number("with others"), text(f"{found.by} to keep")
+        table = new_table(_ERRORS, *columns)
+        for place in found.kept:
+            errors = ratio_text(place.error), ratio_text(place.without)
+            table.add_row(*errors, line_text(place.name, _fitting(place, width)))
+        parts += [table, Text()]
+    parts.append(facts_table(_facts(found)))
+    return Rendering(Group(*parts), width)
+
+
+def option_text(found: Precision, passes: str) -> str:
+    """Return the option `-p` with the pass, behind the pipeline that ran before."""
+    return f'-p "{passes}, {found.pipeline}"' if passes else f'-p "{found.pipeline}"'
+
+
+def heading(found: Precision) -> str:
+    """Return the result on one line."""
+    places = plural(found.places, found.by)
+    if not found.within:
+        return f"{found.name}: no choice of {places} to keep is within tolerance"
+    if not found.kept:
+        return f"{found.name}: all of {places} can be {found.dtype}"
+    verb = "stays" if len(found.kept) == 1 else "stay"
+    return (
+        f"{found.name}: {len(found.kept)} of {places} {verb} wide, the others can be {found.dtype}"
+    )
+
+
+def ratio_text(ratio: float) -> str:
+    """Return an error relative to the tolerated one: `0.42x`."""
+    return "inf" if math.isinf(ratio) else f"{ratio:.2g}x"
+
+
+def _fitting(place: KeptPlace, width: int) -> str:
+    """Return the code of a place, as much of it as fits in its row."""
+    room = max(0, width - _ERRORS_WIDTH - len(place.name))
+    return place.code if len(place.code) <= room else f"{place.code[: room - 1]}…" if room else ""
+
+
+def _facts(found: Precision) -> Iterator[tuple[str, str]]:
+    tolerance = f"{found.atol:g} + {found.rtol:g} |x|"
+    if found.failure:
+        yield "failure", found.failure
+    nothing = "" if not found.kept else f"; with nothing kept {ratio_text(found.narrow_error)}"
+    yield "error", f"{ratio_text(found.error)} the tolerance of {tolerance}{nothing}"
+    fresh = f", checked on {found.checked} more" if found.checked else ""
+    searched = plural(found.searched, "input")
+    yield "inputs", f"{searched} ({found.inputs}){fresh}; {plural(found.runs, 'program')} tried"
+    before, after = found.before, found.after
+    yield "peak", _change(before.peak_bytes, after.peak_bytes)
+    yield "traffic", _change(before.bytes, after.bytes)
+    if after.flops:
+        yield "FLOPs", f"{after.narrow_flops / after.flops:.0%} in {found.dtype}"
+
+
+def _change(before: int, after: int) -> str:
+    change = f" ({after / before - 1:+.0%})" if before else ""
+    return f"{in_bytes(before)} → {in_bytes(after)}{change}"

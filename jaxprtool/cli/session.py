@@ -11,14 +11,11 @@ from __future__ import annotations
 import contextlib
 import functools
 import inspect
-import os
-import pkgutil
 import sys
 import typing
 from collections.abc import Callable, Hashable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from importlib.machinery import PathFinder
 from math import prod
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
@@ -27,6 +24,7 @@ from typer.main import get_command
 
 from jaxprtool.cli import options, output, progress
 from jaxprtool.cli.options import FUNCTION, OUTPUT
+from jaxprtool.cli.packages import require_package
 from jaxprtool.cli.progress import OnProgress, silent
 from jaxprtool.cli.start import start_jax, use_cache, use_host_devices, use_virtual_devices
 from jaxprtool.errors import (
@@ -34,7 +32,6 @@ from jaxprtool.errors import (
     MeshConflictError,
     PipelineError,
     TooFewDevicesError,
-    did_you_mean,
 )
 
 if TYPE_CHECKING:
@@ -175,7 +172,7 @@ class Function:
 
         packages = [name for each in self.mine or () for name in options.names(each)]
         for name in packages:
-            _require_package(name, self.target)
+            require_package(name, self.target)
         return frames(self.frames or "mine", packages)
 
     @contextlib.contextmanager
@@ -559,30 +556,6 @@ _TRACEBACK = inspect.Parameter(
 
 
 # --- values of options ------------------------------------------------------------------------
-
-
-def _require_package(name: str, target: str) -> None:
-    """Raise ArgumentsError for a package from which no program traced here can have lines."""
-    top = name.partition(".")[0].replace("-", "_")
-    if target == "-" or target.endswith(".jaxpr") or not top.isidentifier():
-        return
-    if top not in sys.modules and not PathFinder.find_spec(top, [os.getcwd(), *sys.path]):
-        known = {module.name for module in pkgutil.iter_modules()}
-        held = _package_of_distribution(name)
-        hint = f"write --mine {held}" if held else did_you_mean(top, known)
-        raise ArgumentsError(f"--mine: no package '{name}' is installed", hint)
-
-
-def _package_of_distribution(name: str) -> str:
-    """Return the package in a distribution, `mujoco.mjx` in `mujoco-mjx`; "" if none."""
-    import importlib.metadata
-
-    try:
-        files = importlib.metadata.files(name) or []
-    except importlib.metadata.PackageNotFoundError:
-        return ""
-    folders = [file.parts[:-1] for file in files if file.name == "__init__.py"]
-    return ".".join(sorted(folders, key=len)[0]) if folders else ""
 
 
 def load_plugins(plugins: list[str] | None) -> None:

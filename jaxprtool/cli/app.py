@@ -35,7 +35,7 @@ show: Show a function's jaxpr in JAX's own notation.
 browse: Browse a jaxpr on the full screen, beside its source.
 source: Show each source line with its FLOPs, bytes and residuals.
 diff: Show by line which equations differ between two programs.
-why: Show what an argument affects, or what a result depends on, by source line.
+why: Show what a value affects or depends on, or why a gradient is 0.
 
 Measure
 cost: Estimate FLOPs and memory traffic; --measure also times it.
@@ -52,8 +52,8 @@ run: Compile a function, run it, and show its results and times.
 nans: Find the equation that produces the first NaN or infinity.
 watch: Run a function and summarise its intermediate values.
 compare: Measure how the results of variants of a function differ.
-precision: Find the lines that have to stay in f32; the rest can be bf16.
-determinism: Run a function again in other ways, and find what differs first.
+precision: Find the lines that have to stay in f32.
+determinism: Run a function again in other ways, and compare bits.
 reduce: Shrink a function while a check holds, to reproduce a fault.
 
 Rewrite and export

@@ -60,7 +60,7 @@ def determinism(
     seed: options.Seed = 0,
     json: options.Json = False,
 ) -> None:
-    """Run a function again in other ways, and find what differs first.
+    """Run a function again in other ways, and compare bits.
 
     Compare bit for bit with the first run: the program run and compiled again, traced again in this
     process and in others, on each device, with other threads, by options of XLA. Exit code 1 if

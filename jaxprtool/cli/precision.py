@@ -53,7 +53,7 @@ def precision(
     trials: _Trials = 1,
     json: options.Json = False,
 ) -> None:
-    """Find the lines that have to stay in f32, so that the others can be bf16.
+    """Find the lines that have to stay in f32.
 
     Programs with some lines kept are run and compared, until none of these can be dropped without a
     result outside of the tolerance. The pass to use, mixed_precision(keep=[[…]]), is checked on
@@ -63,7 +63,7 @@ def precision(
 
       jaxprtool precision samples/transformer.py:loss
       jaxprtool precision samples/transformer.py:loss -p grad --dtype float16
-      jaxprtool precision samples/transformer.py:loss --by scope --rtol 1e-3 --atol 1e-4
+      jaxprtool precision samples/transformer.py:loss --by scope --trials 2
     """
     session.start(cache=True)
     from jaxprtool.api.investigate.precision import Request, found_precision

@@ -24,10 +24,10 @@ from jaxprtool.analysis.recorded_run import Run
 from jaxprtool.analysis.residuals import Residuals
 from jaxprtool.analysis.shardings import Shardings
 from jaxprtool.analysis.slices import Why
-from jaxprtool.api.investigate.precision import Precision
 from jaxprtool.api.investigate.reduction import Reduction
 from jaxprtool.execute.bench.measured import Bench
 from jaxprtool.execute.compare.comparison import Comparison
+from jaxprtool.execute.compare.precision import Precision
 from jaxprtool.execute.compare.repeated import Determinism
 from jaxprtool.execute.watch import Watched
 from jaxprtool.ir.basics import documents

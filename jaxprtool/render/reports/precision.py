@@ -15,7 +15,7 @@ from jaxprtool.render.terminal.rendering import Rendering
 from jaxprtool.render.terminal.tables import facts_table, line_text, new_table, number, text
 
 if TYPE_CHECKING:
-    from jaxprtool.api.investigate.precision import KeptPlace, Precision
+    from jaxprtool.execute.compare.precision import KeptPlace, Precision
 
 
 #: The heading of the table.

@@ -27,6 +27,10 @@ _RENDERERS: dict[str, tuple[str, Callable[[Any, int, Any], Any]]] = {
     "Memory": ("memory", lambda found, width, module: module.memory_table(found, width, 20)),
     "NanSearch": ("nans", lambda found, width, module: module.first_found(found, width)),
     "Path": ("why", lambda found, width, module: module.path_text(found, width)),
+    "Precision": (
+        "precision",
+        lambda found, width, module: module.precision_text(found, width),
+    ),
     "Profile": (
         "profile",
         lambda found, width, module: module.profile_table(found, "line", width, 20),

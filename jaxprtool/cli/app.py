@@ -35,7 +35,7 @@ show: Show a function's jaxpr in JAX's own notation.
 browse: Browse a jaxpr on the full screen, beside its source.
 source: Show each source line with its FLOPs, bytes and residuals.
 diff: Show by line which equations differ between two programs.
-why: Show what a value affects or depends on, or why a gradient is 0.
+why: Show what a value affects, and why a gradient is zero.
 
 Measure
 cost: Estimate FLOPs and memory traffic; --measure also times it.
@@ -78,6 +78,9 @@ _BLOCKS = [block.splitlines() for block in _LISTED.split("\n\n")]
 PANELS = {title: dict(line.split(": ", 1) for line in lines) for title, *lines in _BLOCKS}
 COMMANDS = {name: summary for panel in PANELS.values() for name, summary in panel.items()}
 
+#: Other names of commands.
+_ALIASES = {"deps": "why"}
+
 #: The names that commands and their options had before.
 _RENAMED = {
     "passes": "explain",
@@ -112,13 +115,13 @@ class _Commands(TyperGroup):
 
 def _with_present_names(arguments: list[str]) -> list[str]:
     """Return a command line in which old names are replaced, and warn of each."""
-    present = []
-    for position, argument in enumerate(arguments):
-        former = f"{arguments[0]} {argument}" if position else argument
+    name, *rest = arguments
+    present = [_ALIASES.get(name, name)]
+    for former, argument in [(name, present[0]), *((f"{name} {each}", each) for each in rest)]:
         if renamed := _RENAMED.get(former):
             output.warning(f"`{former}` is now `{renamed}`")
         present.append(renamed or argument)
-    return present
+    return present[1:]
 
 
 def command(name: str) -> Any:

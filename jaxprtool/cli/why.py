@@ -91,7 +91,7 @@ def why(
     full: _Full = False,
     json: options.Json = False,
 ) -> None:
-    """Show what a value affects or depends on, or why a gradient is 0.
+    """Show what a value affects, and why a gradient is zero.
 
     Values are followed through calls, loops, branches and refs. In each body, only the equations
     that they pass through are shown. --gradient shows why a gradient is zero, NaN or missing.

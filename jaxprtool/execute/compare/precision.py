@@ -7,6 +7,7 @@ from typing import Literal
 
 from jaxprtool.execute.compare.measures import Measure
 from jaxprtool.ir.basics.documents import AnyFloat, document
+from jaxprtool.ir.basics.printed import Printed
 
 
 @dataclass(frozen=True)
@@ -48,7 +49,7 @@ class Needs:
 
 @document(also=("within",))
 @dataclass(frozen=True)
-class Precision:
+class Precision(Printed):
     """The places of a program that stay in the wide dtype.
 
     Attributes:

@@ -37,7 +37,8 @@ nitpick_ignore_regex = [
     ("py:.*", r"(collections|os|typing|types|pathlib|numpy|jax|jaxlib|rich)\..*"),
     ("py:.*", r"(enum|traceback|FrameSummary|Number|MemoryNote|Observer|StructuredRule)\b.*"),
     ("py:.*", r"(jaxprtool\..*\.)?[A-Z]"),
-    ("py:.*", r"jaxprtool\.(ir|jaxcompat|render|formats|loading|passes\.mapping|analysis\.lint\.sources)\..*"),
+    ("py:.*", r"jaxprtool\.(ir|jaxcompat|render|formats|loading|passes\.mapping)\..*"),
+    ("py:.*", r"jaxprtool\.analysis\.lint\.sources\..*"),
 ]
 autodoc_member_order = "bysource"
 autodoc_typehints = "signature"

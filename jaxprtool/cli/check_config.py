@@ -25,7 +25,7 @@ import typer
 from jaxprtool.analysis.lint.table import chosen_rules
 from jaxprtool.api.investigate.budgets import QUANTITIES, Quantity, amount_of
 from jaxprtool.cli.config_file import tool_table
-from jaxprtool.cli.progress import OnProgress
+from jaxprtool.cli.progress import OnProgress, silent
 from jaxprtool.cli.session import CheckSession, reader
 from jaxprtool.errors import ConfigurationError, JaxprToolError, did_you_mean
 from jaxprtool.render.documents.problems import Place
@@ -94,19 +94,26 @@ def configuration(path: Path, names: Sequence[str], on_progress: OnProgress) -> 
     """
     reader = _Reader(path, on_progress)
     found = reader.configuration(tool_table(path).get("jaxprtool"))
-    if not reader.mistakes:
-        known = {each.name: each for each in found.targets}
-        for name in names:
-            if name not in known:
-                hint = did_you_mean(name, known) or f"the targets are {', '.join(known)}"
-                raise ConfigurationError(f"{path.name} has no target '{name}'", hint)
-        chosen = [known[name] for name in dict.fromkeys(names)] or found.targets
-        return replace(found, targets=chosen)
-    (key, text), *others = reader.mistakes
-    if not others:
-        raise ConfigurationError(f"{path.name}: {key}: {text}")
-    count = len(reader.mistakes)
-    raise ConfigurationError(f"{path.name} has {count} mistakes", None, reader.mistakes)
+    reader.require_no_mistakes()
+    known = {each.name: each for each in found.targets}
+    for name in names:
+        if name not in known:
+            hint = did_you_mean(name, known) or f"the targets are {', '.join(known)}"
+            raise ConfigurationError(f"{path.name} has no target '{name}'", hint)
+    chosen = [known[name] for name in dict.fromkeys(names)] or found.targets
+    return replace(found, targets=chosen)
+
+
+def lint_codes(path: Path) -> Mapping[str, Sequence[str]]:
+    """Return `select` and `ignore` of the table `[tool.jaxprtool.lint]` of a file.
+
+    Raises:
+        ConfigurationError: With one line for each mistake in that table.
+    """
+    reader = _Reader(path, silent)
+    codes = reader.lint_codes(tool_table(path).get("jaxprtool", {}))
+    reader.require_no_mistakes()
+    return codes
 
 
 class _Reader:
@@ -125,15 +132,28 @@ class _Reader:
             devices = own["host-devices"]
             if type(devices) is not int or devices < 1:
                 self._mistake("tool.jaxprtool.host-devices", "write a number of devices, from 1 on")
-        lint = self._table("tool.jaxprtool.lint", own.get("lint", {}))
-        self._known("tool.jaxprtool.lint", lint, ["select", "ignore"])
-        defaults = self._codes("tool.jaxprtool.lint", lint)
+        defaults = self.lint_codes(own)
         tables = self._table("tool.jaxprtool.targets", own.get("targets", {}))
         if not tables and not self.mistakes:
             self._mistake("tool.jaxprtool.targets", "there is no target: add a table targets.NAME")
         found = [self._target(name, each, defaults) for name, each in tables.items()]
         targets = [each for each in found if each is not None]
         return Configuration(self._path, devices, _virtual_devices(targets), targets)
+
+    def lint_codes(self, own: Mapping[str, Any]) -> dict[str, tuple[str, ...]]:
+        """Return the codes of `[tool.jaxprtool.lint]`."""
+        lint = self._table("tool.jaxprtool.lint", own.get("lint", {}))
+        self._known("tool.jaxprtool.lint", lint, ["select", "ignore"])
+        return self._codes("tool.jaxprtool.lint", lint)
+
+    def require_no_mistakes(self) -> None:
+        """Raise ConfigurationError with the mistakes that were found."""
+        name = self._path.name
+        if not self.mistakes:
+            return
+        if not self.mistakes[1:]:
+            raise ConfigurationError("{}: {}: {}".format(name, *self.mistakes[0]))
+        raise ConfigurationError(f"{name} has {len(self.mistakes)} mistakes", None, self.mistakes)
 
     def _mistake(self, key: str, text: str) -> None:
         self.mistakes.append((key, text))

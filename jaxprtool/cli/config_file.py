@@ -23,15 +23,22 @@ def found_file(given: str | None = None) -> Path:
         path = Path(os.path.abspath(given))
         tool_table(path)  # report what cannot be read
         return path
-    here = Path.cwd()
-    for folder in (here, *here.parents):
-        if (folder / NAME).is_file() and "jaxprtool" in tool_table(folder / NAME):
-            return folder / NAME
+    if (nearest := nearest_file()) is not None:
+        return nearest
     raise ConfigurationError(
         f"no {NAME} here or above has a table [tool.jaxprtool]",
         'write one: [tool.jaxprtool.targets.step] with target = "train.py:step" and flops = 0; '
         "`jaxprtool check --update` writes what is measured",
     )
+
+
+def nearest_file() -> Path | None:
+    """Return the nearest pyproject.toml with a table `[tool.jaxprtool]`, here or above, or None."""
+    here = Path.cwd()
+    for folder in (here, *here.parents):
+        if (folder / NAME).is_file() and "jaxprtool" in tool_table(folder / NAME):
+            return folder / NAME
+    return None
 
 
 def tool_table(path: Path) -> Mapping[str, Any]:

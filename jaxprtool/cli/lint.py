@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from jaxprtool.cli import options, output
+from jaxprtool.cli.config_file import nearest_file
 from jaxprtool.cli.options import Panel
 from jaxprtool.cli.problems import write_problems
 from jaxprtool.cli.session import Session, command
@@ -67,6 +68,8 @@ def lint(
     from jaxprtool.render.reports import lint as render
     from jaxprtool.render.reports.lint import finding_problem
 
+    if select is None and ignore is None:
+        select, ignore = _configured()
     chosen_rules(select or (), ignore or ())  # report wrong codes before anything is loaded
     run = recorded_run(session.target)
     if run is not None:
@@ -81,6 +84,17 @@ def lint(
         write_problems([finding_problem(each) for each in found.findings[:top]], chosen)
     if found.findings:
         raise typer.Exit(1)
+
+
+def _configured() -> tuple[Sequence[str], Sequence[str]]:
+    """Return the codes to select and to ignore of the nearest pyproject.toml."""
+    path = nearest_file()
+    if path is None:
+        return (), ()
+    from jaxprtool.cli.check_config import lint_codes
+
+    codes = lint_codes(path)
+    return codes.get("select", ()), codes.get("ignore", ())
 
 
 def _of_programs(session: Session, select: Iterable[str], ignore: Iterable[str]) -> Findings:

@@ -195,3 +195,15 @@ def test_programs_by_name_are_linted_together(recorded):
     found = jaxprtool.lint(Recording(recorded(RECORDED)).programs, select="JT4")
     assert [each.programs for each in found] == [("best", "best@2", "best@3")]
     assert found.name == "5 programs" and found.silenced == 1
+
+
+def test_codes_of_pyproject_hold_without_options(run, cli, folder):
+    (folder / "pyproject.toml").write_text('[tool.jaxprtool.lint]\nselect = ["JT7", "JT3"]\n')
+    found = json.loads(run("linted.py:bad", *ARGS, "--json", code=1).out)["findings"]
+    assert {each["code"][:3] for each in found} == {"JT7", "JT3"}
+    found = json.loads(run("linted.py:bad", *ARGS, "--select", "JT1", "--json", code=1).out)
+    assert {each["code"] for each in found["findings"]} == {"JT101"}
+    (folder / "pyproject.toml").write_text('[tool.jaxprtool.lint]\nselct = ["JT7"]\n')
+    assert cli("lint", "linted.py:good", "--args", "f32[3]").lines == [
+        "error: pyproject.toml: tool.jaxprtool.lint.selct: unknown key; did you mean 'select'?"
+    ]

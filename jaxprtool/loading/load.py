@@ -54,6 +54,9 @@ _FACTORY_GIVES = (
 #: Seconds after which the duration of a factory call is mentioned.
 LONG = 2.0
 
+#: The bytes of values from which on this is worth a note.
+LARGE = 16 * 2**20
+
 
 @dataclass(frozen=True)
 class Entry:
@@ -103,7 +106,7 @@ class Entry:
     def needless_work(self) -> str | None:
         """The slow computation of argument values of which only the types are needed, if any."""
         size = sum(leaf.nbytes for leaf in self.arguments() if isinstance(leaf, jax.Array))
-        if self.factory_seconds < LONG or not size:
+        if self.factory_seconds < LONG or size < LARGE:
             return None
         return (
             f"the factory took {self.factory_seconds:.0f} s and created {in_bytes(size)} of "

@@ -295,6 +295,8 @@ def test_a_string_is_written_static(model):
 
 def test_a_factory_that_took_long_is_said_to(model, monkeypatch):
     monkeypatch.setattr(load, "LONG", -1)
+    assert model("make_model", factory=True).needless_work is None  # a few bytes
+    monkeypatch.setattr(load, "LARGE", 1)
     assert model("make", factory=True).needless_work is None  # a NumPy array is no work of JAX's
     assert model("step", "f32[3]").needless_work is None
     assert "jax.eval_shape(init, ...)" in model("make_model", factory=True).needless_work

@@ -70,3 +70,13 @@ def test_a_folder_with_a_run_is_refused_in_one_line(shell, shown, capsys):
     shell.run_cell("%%record -o run\n1")
     said = "".join(capsys.readouterr())
     assert "UsageError: 'run' holds a recorded run\nhint: add --overwrite" in said
+
+
+def test_lines_of_cells_have_the_number_of_the_cell(shell):
+    shell.run_cell("import jax.numpy as jnp, jaxprtool", store_history=True)
+    number = shell.execution_count
+    shell.run_cell("def f(x):\n    return jnp.sin(x).sum()", store_history=True)
+    shell.run_cell("found = jaxprtool.cost(jaxprtool.trace(f, jnp.ones(3)))", store_history=True)
+    (group,) = shell.user_ns["found"].groups
+    assert group.name == f"In [{number}]:2"
+    assert "return jnp.sin(x).sum()" in str(shell.user_ns["found"])

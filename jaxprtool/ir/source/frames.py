@@ -17,6 +17,7 @@ from __future__ import annotations
 import linecache
 import os
 import re
+import sys
 from collections.abc import Sequence
 from typing import NamedTuple
 
@@ -252,6 +253,8 @@ class Frames:
         return is_own or mine or self.choice == "library", path
 
     def _in_roots(self, file: str) -> tuple[bool, str]:
+        if cell := _cell(file):
+            return True, cell
         if not os.path.isabs(file):  # in a program read from a file, or an interactive session
             installed = is_installed(file)
             return not installed, after_packages(file) if installed else file
@@ -262,6 +265,16 @@ class Frames:
         if is_installed(file):
             return False, after_packages(file)
         return False, os.path.relpath(file, _above_packages(os.path.dirname(file)))
+
+
+def _cell(file: str) -> str | None:
+    """Return the name of the notebook cell that a file name stands for, `In [4]`; else None."""
+    ipython = sys.modules.get("IPython")
+    shell = None if ipython is None else ipython.get_ipython()
+    if shell is None:
+        return None
+    _, name = shell.compile.format_code_name(file) or ("", "")
+    return name.replace("In[", "In [") or None
 
 
 def short_paths(locations: Sequence[str]) -> list[str]:

@@ -26,6 +26,21 @@ PROGRAMS = {
                 return jnp.sin(x) * jax.random.bernoulli(key, 0.5, x.shape)
             return jax.grad(lambda x: layer(x).sum())(x)
     """,
+    "the rule of a function's derivative draws its numbers again": """
+        @jax.custom_jvp
+        def perturbed(x, key):
+            return jnp.sign(x + jax.random.normal(key, (8, *x.shape))).mean(0)
+
+        @perturbed.defjvp
+        def rule(primals, tangents):
+            (x, key), (dx, _) = primals, tangents
+            noise = jax.random.normal(key, (8, *x.shape))
+            return perturbed(x, key), (jnp.sign(x + noise) * noise * dx).mean(0)
+
+        @jaxprtool.example("f32[64]", "key(0)")
+        def f(x, key):
+            return jax.value_and_grad(lambda x: perturbed(x, key).sum())(x)
+    """,
     "keys that are split, folded, and scanned over": """
         @jaxprtool.example("key(0)", "f32[10,64]")
         def f(key, xs):

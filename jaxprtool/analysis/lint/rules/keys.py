@@ -115,7 +115,16 @@ def _may_reuse(program: LintedProgram, one: Node, two: Node) -> bool:
         one.path
     ) == program.frames.stack(two.path):
         return True
+    if program.has_backward and one.has_rule != two.has_rule and _draw_alike(one, two):
+        # The rule of a function's derivative draws its numbers again, and calls the function.
+        return True
     return _are_exclusive(one.scope, two.scope)
+
+
+def _draw_alike(one: Node, two: Node) -> bool:
+    """Return True if two equations draw the same numbers from the same key."""
+    types = [[v.aval for v in node.eqn.outvars] for node in (one, two)]
+    return one.name == two.name and types[0] == types[1]
 
 
 def _is_recomputed(program: LintedProgram, node: Node) -> bool:

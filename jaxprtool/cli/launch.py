@@ -173,8 +173,9 @@ def leave_at_once(code: int) -> None:
 
     They may never come: they wait for this one in a collective.
     """
-    jax = sys.modules.get("jax")
-    if code and jax is not None and jax.distributed.is_initialized():
+    # A thread may still be importing JAX.
+    is_initialized = getattr(sys.modules.get("jax.distributed"), "is_initialized", None)
+    if code and is_initialized is not None and is_initialized():
         for stream in (sys.stdout, sys.stderr):
             with suppress(OSError):
                 stream.flush()

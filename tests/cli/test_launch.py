@@ -10,9 +10,12 @@ import sys
 import time
 from contextlib import suppress
 from pathlib import Path
+from types import ModuleType
 
 import numpy as np
 import pytest
+
+from jaxprtool.cli import launch
 
 SAMPLES = Path(__file__).parents[2] / "samples"
 
@@ -275,3 +278,10 @@ def test_a_run_that_is_interrupted_leaves_no_process(programs, number, code):
 def test_options_that_do_not_fit_together_are_one_line(cli, programs, options, message):
     result = cli("run", "programs.py:differs", "--args", "1.0", *options)
     assert result.code == 2 and message in result.err and len(result.err.splitlines()) <= 2
+
+
+def test_a_process_that_ends_while_jax_is_imported_ends_as_usual(monkeypatch):
+    monkeypatch.setitem(sys.modules, "jax.distributed", ModuleType("jax.distributed"))
+    launch.leave_at_once(2)
+    monkeypatch.delitem(sys.modules, "jax.distributed")
+    launch.leave_at_once(2)

@@ -76,7 +76,8 @@ def run(command: str) -> tuple[int, str]:
 
 
 def words(printed: str) -> str:
-    """Return what is printed without durations and the breaks of lines, which depend on them."""
+    """Return what is printed without durations, sizes of files, and the breaks of lines."""
+    printed = re.sub(r"(wrote \S+), [\d.]+ \w+", r"\1", printed)
     text = re.sub(r"\b[\d.]+(e-\d+)? ?(s|ms|µs)\b( \(from the cache\))?", "TIME", printed)
     lines = text.splitlines()
     lines = [re.sub(r"\b[\d.]+%", "SHARE", line) if "TIME" in line else line for line in lines]

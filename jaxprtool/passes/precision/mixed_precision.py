@@ -43,7 +43,10 @@ class MixedPrecision(Pass):
         { lambda ; a:f32[8,3] b:f32[3,4]. let
             c:bf16[8,3] = convert_element_type[new_dtype=bfloat16 weak_type=False] a
             d:bf16[3,4] = convert_element_type[new_dtype=bfloat16 weak_type=False] b
-            e:bf16[8,4] = dot_general[dimension_numbers=(([1], [0]), ([], []))] c d
+            e:bf16[8,4] = dot_general[
+              dimension_numbers=(([1], [0]), ([], []))
+              preferred_element_type=bfloat16
+            ] c d
             f:bf16[8,4] = tanh e
             g:f32[8,4] = convert_element_type[new_dtype=float32 weak_type=False] f
           in (g,) }

@@ -318,5 +318,5 @@ def _has_algorithm(eqn: JaxprEqn) -> bool:
 
 def _narrow_params(eqn: JaxprEqn, dtype: DType) -> dict[str, Any]:
     """Return the parameters that name the dtype of a result."""
-    asked = eqn.params.get("preferred_element_type")
-    return {} if asked is None else {"preferred_element_type": dtype}
+    name = "preferred_element_type"
+    return {name: dtype} if name in eqn.params else {}

@@ -84,9 +84,9 @@ _ALIASES = {"deps": "why"}
 #: The names that commands and their options had before.
 _RENAMED = {
     "passes": "explain",
-    "compare --html": "-o",
-    "profile --html": "-o",
-    "memory --plot": "-o",
+    "compare --html": "--output",
+    "profile --html": "--output",
+    "memory --plot": "--output",
 }
 
 
@@ -116,12 +116,18 @@ class _Commands(TyperGroup):
 def _with_present_names(arguments: list[str]) -> list[str]:
     """Return a command line in which old names are replaced, and warn of each."""
     name, *rest = arguments
-    present = [_ALIASES.get(name, name)]
-    for former, argument in [(name, present[0]), *((f"{name} {each}", each) for each in rest)]:
-        if renamed := _RENAMED.get(former):
-            output.warning(f"`{former}` is now `{renamed}`")
-        present.append(renamed or argument)
-    return present[1:]
+    present = [_present_name(name, _ALIASES.get(name, name))]
+    for argument in rest:
+        option, sign, value = argument.partition("=")
+        present.append(_present_name(f"{name} {option}", option) + sign + value)
+    return present
+
+
+def _present_name(former: str, name: str) -> str:
+    """Return the present name of a command or an option, and warn if it is another one."""
+    if renamed := _RENAMED.get(former):
+        output.warning(f"`{former}` is now `{renamed}`")
+    return renamed or name
 
 
 def command(name: str) -> Any:

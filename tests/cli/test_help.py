@@ -85,7 +85,9 @@ def test_the_version(capsys):
 def test_old_names_of_options_work_with_a_hint(cli, folder):
     found = cli("memory", "functions.py:wasteful", "--plot", "m.svg")
     assert found.code == 0 and (folder / "m.svg").exists()
-    assert found.lines[0] == "warning: `memory --plot` is now `-o`"
+    assert found.lines[0] == "warning: `memory --plot` is now `--output`"
+    found = cli("memory", "functions.py:wasteful", "--plot=other.svg")
+    assert found.code == 0 and (folder / "other.svg").exists()
 
 
 #: The targets of the examples of `check`.

@@ -7,6 +7,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import Any
 
 import jax
@@ -48,9 +49,9 @@ class Output:
     type: str
     value: jax.Array
 
-    @property
+    @cached_property
     def summary(self) -> Summary:
-        """A summary of the array."""
+        """A summary of the array, for which all of it is read."""
         return summarize(self.value)
 
 

@@ -75,18 +75,18 @@ def common_path(names: Sequence[str]) -> str:
 
     If not all combinations of the numbers occur, `*` stands for each that differs.
     """
-    numbers = [tuple(map(int, _NUMBER.findall(name))) for name in names]
-    axes = [sorted(set(axis)) for axis in zip(*numbers, strict=True)]
+    numbers = [tuple(_NUMBER.findall(name)) for name in names]
+    axes = [sorted(set(axis), key=int) for axis in zip(*numbers, strict=True)]
     is_whole = len(set(numbers)) == math.prod(map(len, axes))
     texts = iter([_numbers_text(axis) if is_whole or len(axis) == 1 else "*" for axis in axes])
     return _NUMBER.sub(lambda number: next(texts), names[0])
 
 
-def _numbers_text(axis: Sequence[int]) -> str:
+def _numbers_text(axis: Sequence[str]) -> str:
     """Return sorted numbers as text: `3`, `0..5`, `0,2,4`."""
-    if len(axis) > 1 and axis[-1] - axis[0] + 1 == len(axis):
+    if len(axis) > 1 and int(axis[-1]) - int(axis[0]) + 1 == len(axis):
         return f"{axis[0]}..{axis[-1]}"
-    return ",".join(map(str, axis)) if len(axis) <= _FEW_NUMBERS else "*"
+    return ",".join(axis) if len(axis) <= _FEW_NUMBERS else "*"
 
 
 class Alike(NamedTuple, Generic[T]):

@@ -269,11 +269,11 @@ class Frames:
 
 def _cell(file: str) -> str | None:
     """Return the name of the notebook cell that a file name stands for, `In [4]`; else None."""
-    ipython = sys.modules.get("IPython")
-    shell = None if ipython is None else ipython.get_ipython()
-    if shell is None:
+    get_shell = getattr(sys.modules.get("IPython"), "get_ipython", lambda: None)
+    describe = getattr(getattr(get_shell(), "compile", None), "format_code_name", None)
+    if describe is None:  # no IPython, or one before 8
         return None
-    _, name = shell.compile.format_code_name(file) or ("", "")
+    _, name = describe(file) or ("", "")
     return name.replace("In[", "In [") or None
 
 

@@ -35,3 +35,8 @@ def test_two_numbers_are_ranges_only_if_all_combinations_occur():
     square = [f"s[{i}].r[{j}].x8" for i in range(2) for j in range(3)]
     assert common_path(square) == "s[0..1].r[0..2].x8"
     assert common_path(square[:-1]) == "s[*].r[*].x8"
+
+
+def test_numbers_keep_their_leading_zeros():
+    assert common_path(["block_01.w"]) == "block_01.w"
+    assert common_path([f"block_{n:02}.w" for n in range(8, 12)]) == "block_08..11.w"

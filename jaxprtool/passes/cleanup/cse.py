@@ -1,16 +1,15 @@
 """Common-subexpression elimination: merge equal equations, and equal constants, in each body.
 
-Equations are equal by structure: the same primitive on the same operands (in either order where
-that changes no bit), with equal parameters, in the same setting. Bodies are equal up to the names
-of their variables, arrays by content, numbers to the bit, functions only if they are identical; see
+Equations are equal by structure: the same primitive on the same operands (in either order if that
+changes no bit), with equal parameters and contexts. Bodies are equal up to the names of their
+variables, arrays by content, numbers to the bit, functions only if they are identical; see
 `ir.equality.structural_key`. Custom derivatives are equal if their rules are the same functions.
 
 These are never merged: equations with effects, including reads of a ref, at any depth; `sow`, and
 equations that hold one; `optimization_barrier`, remat and `copy`, whose purpose is to keep
-computations apart; and equations whose results may differ from call to call (`Traits.may_merge`). A
-body cannot use values computed outside it: values that a remat recomputes are still recomputed. The
-only effect of a collective is that it names an axis; it is merged with one on the same operands in
-the same body.
+computations apart; and equations whose results may differ from call to call (`Traits.may_merge`).
+Equations in different bodies are not merged either, so values that a remat recomputes are still
+recomputed. Collectives are merged, since their only effect is to name an axis.
 
 Bodies that are equal but distinct objects become one object, which JAX then lowers once. Their
 equations all have the source locations of the first.

@@ -7,9 +7,10 @@ it needed; the used carries of a loop are found by a fixed point.
 
 The contract of `dce_jaxpr` and of the rules is that of JAX's `jax.interpreters.partial_eval`. In
 addition, while loops are entered in every JAX release, unused constants are removed, and the bodies
-of primitives without a rule are cleaned too. Reads of a ref and named axes leave no trace and may
-be removed; prints, callbacks and every other effect stay, in order. A write to a ref stays if
-the ref may be read later: by an equation that stays or, if the ref is an input, by the caller.
+of primitives without a rule are cleaned too. Equations whose only effect is to read a ref or to
+name an axis may be removed; prints, callbacks and every other effect stay, in order. A write to a
+ref stays if the ref may be read later: by an equation that stays or, if the ref is an input, by the
+caller.
 """
 
 from __future__ import annotations
@@ -125,7 +126,7 @@ def _flags(flags: bool | Sequence[bool], count: int, argument: str, what: str) -
 
 # Cleaned bodies by their original body, so that a body shared by many equations is cleaned once
 # for each pattern of used results and stays shared. None means unchanged: a strong reference to the
-# key would keep it alive for ever.
+# key would keep it alive forever.
 _cleaned = JaxprCache()
 
 
@@ -198,7 +199,7 @@ def _live_equations(
             rules[name] = _rule_of(name)
         rule = rules[name]
         asks_jax = rule is None and eqn.primitive in jax_rules
-        # JAX's own rules decide for themselves: that of `free_ref` keeps it, though without effect.
+        # A rule of JAX may keep an equation without effects: that of `free_ref` does.
         dead = () if asks_jax or not eqn.effects else refs.dead(eqn)
         unused = not asks_jax and live.isdisjoint(outs)
         if unused and not (eqn.effects and has_lasting_effect(eqn, dead)):

@@ -51,7 +51,7 @@ _RAISING = frozenset(
 #: The name of the jit of `error_if`.
 _ERROR_IF = "branched_error_if_impl"
 
-#: The maximum depth of rules that call functions with rules in turn.
+#: The maximum nesting depth of rules of custom derivatives.
 _DEEPEST_RULES = 8
 
 

@@ -7,10 +7,10 @@ Values that a body only forwards need not go through it:
 *   an operand that is passed twice is passed once, and scalars are moved inside the body, where
     `fold` and `simplify` can use them;
 *   a carry of a scan or while that never changes becomes a constant of the loop, and its result
-    the initial value; carries that start equal and stay equal become one. Which ones do is found as
-    the coarsest stable partition of the carries (they form the graph of a function, so sequences
-    are compared by doubling; compare J. E. Hopcroft, "An n log n algorithm for minimizing states in
-    a finite automaton", 1971);
+    the initial value; carries that start equal and stay equal become one. These are found as the
+    coarsest stable partition of the carries (each carry has one successor, so sequences are
+    compared by doubling; compare J. E. Hopcroft, "An n log n algorithm for minimizing states in a
+    finite automaton", 1971);
 *   an operand that a scan slices, and all of whose rows are one value, becomes a constant of the
     scan.
 
@@ -88,13 +88,13 @@ def _visitor(memo: Memo, writer: Writer) -> RewriteRule:
 
 @dataclass(frozen=True)
 class _Constraints:
-    """The constraints on operands and results besides their values.
+    """The constraints on merging and forwarding the operands and results of an equation.
 
     Attributes:
         operands: The kind of each operand: only operands of the same kind are merged. Those of
             kind `_FIXED` must stay.
-        results: The same for each result.
-        into: True if scalars may be moved inside.
+        results: The kind of each result, with the same meaning.
+        into: True if scalars may be moved into the bodies.
         out: True if a result that a body forwards is the operand itself.
     """
 
@@ -405,7 +405,7 @@ class _Forwarder:
         return None if self.constraints.operands[i] is _FIXED else self.eqn.invars[i]
 
     def _donates(self, *atoms: Atom) -> bool:
-        """Return True if a call in this body donates one of these, so that it needs one name."""
+        """Return True if a call in this body donates one of these: it must then keep one name."""
         return any(type(atom) is not Literal and atom in self.writer.donated for atom in atoms)
 
     # --- bodies ---------------------------------------------------------------------------------

@@ -1,7 +1,7 @@
 """Inlining: replace calls by the equations of their bodies, at every depth.
 
-Calls are opened from the outside in, so that each equation is written once however deep the calls
-are nested. Equations keep their source locations and settings, in the name scopes of the call.
+Calls are inlined from the outside in, so that each equation is written once, however deep the calls
+are nested. Equations keep their source locations and contexts, and get the name scopes of the call.
 
 A call stays as it is
 
@@ -10,17 +10,18 @@ A call stays as it is
     every call under `compute_on` or `set_xla_metadata`, which mark the call as a whole.
     `force=True` inlines these too;
 
-*   if opening it would be wrong: a `nest` call with a value sown inside, whose scope is part of the
-    name; and one with constants that the body around it cannot hold, such as that of a remat;
+*   if inlining it would be wrong: a `nest` call with a value sown inside, whose scope is part of
+    the name, or a call with constants that the enclosing body, such as that of a remat, cannot
+    hold;
 
-* if the program would grow too much: n nested functions, each called twice, are 2**n copies when
+*   if the program would grow too much: n nested functions, each called twice, are 2**n copies when
     all are inlined. If a program would have more than `MOST_EQUATIONS` equations, and more than
     twice as many as before, shared bodies that would be longer than `LONG` stay shared.
 
-`custom_jvp`, `custom_vjp` and `custom_vmap` are inlined only on request, since that loses the
-user's rule of differentiation or batching; so is `remat`, since that loses its purpose: the body of
-one that JAX has differentiated (`differentiated=True`) recomputes values of the forward pass, and
-once it is inlined, cse or XLA merges the two and keeps the first.
+`custom_jvp`, `custom_vjp` and `custom_vmap` are inlined only on request, since the user's rule of
+differentiation or batching is then lost. So is `remat`: the body of one that JAX has differentiated
+(`differentiated=True`) recomputes values of the forward pass, and once it is inlined, cse or XLA
+merges the two and keeps the first.
 """
 
 from __future__ import annotations
@@ -162,7 +163,7 @@ def _too_long(jaxpr: AnyJaxpr, opened: Callable[[JaxprEqn], ClosedJaxpr | None])
 
 
 def has_reason(call: JaxprEqn) -> bool:
-    """Return True if a call has settings that apply to it as a whole, and would be lost inline."""
+    """Return True if a call has settings of its own, which would be lost if it were inlined."""
     if call.ctx.compute_type is not None or call.ctx.xla_metadata:
         return True
     if call.primitive.name != "jit":

@@ -12,20 +12,21 @@ compute it:
     Equal arrays count once in each body.
 
 An equation that only expands a small array to a big one (`iota`, and `broadcast_in_dim`) stays: it
-is as cheap as the constant, and smaller. Then its own operands are the needed values. Also kept are
-equations with an intermediate value of more than 1 MiB (or 16 times `max_bytes`), or with too much
-work in their loops.
+is as cheap as the constant, and smaller. Then its own operands are the needed values. Equations
+stay too if they have an intermediate value of more than 1 MiB (or 16 times `max_bytes`), or too
+much work in their loops.
 
 Values are computed by the default backend, one equation at a time, each as a kernel of its own;
 on another backend an `exp` may differ in the last bit. They become NumPy arrays, which are on no
-device. Not folded are constants that are committed to a device or are tracers (while JAX traces
-around the pass), and equations that run under a mesh, have effects, or whose traits forbid it. A
-call with custom derivatives is folded if all its operands are constants: nothing differentiates it.
+device. Constants that are committed to a device or are tracers (while JAX traces around the pass)
+are not folded, nor are equations that run under a mesh, have effects, or have traits that forbid
+it. A call with custom derivatives is folded if all its operands are constants: nothing
+differentiates it.
 
-Control flow with a known outcome is opened: a cond with a constant index becomes its branch, a scan
-of length 0 its initial carry, a scan of length 1 its body (unless slicing and stacking would take
-more equations), and a while whose condition is false at once its initial carry. It stays if that
-would remove an effect that it declares, such as a print.
+Control flow with a known outcome is replaced: a cond with a constant index by its branch, a scan of
+length 0 by its initial carry, a scan of length 1 by its body (unless slicing and stacking would
+take more equations), and a while whose condition is false at once by its initial carry. It stays if
+that would remove an effect that it declares, such as a print.
 """
 
 from __future__ import annotations
@@ -66,8 +67,8 @@ class Fold(Pass):
 
     Note:
         Equations that only expand a small value to a large array, such as `iota`, stay: they are as
-        cheap as the constant, and smaller. Also kept are equations that have effects, run under a
-        mesh, or take too long to evaluate.
+        cheap as the constant, and smaller. Equations that have effects, run under a mesh, or take
+        too long to evaluate stay too.
 
     Example:
         def f(x):
@@ -127,7 +128,7 @@ class _Folder:
     def __init__(self, jaxpr: ClosedJaxpr, max_bytes: int) -> None:
         self._left = max_bytes - _constant_bytes(jaxpr, set())
         self._values = Values(max(_LARGEST, 16 * max_bytes))
-        #: True if control flow was opened whose equations have not been visited.
+        #: True if control flow was replaced by equations that have not been visited.
         self.opened = False
 
     def visit(self, writer: Writer) -> RewriteRule:

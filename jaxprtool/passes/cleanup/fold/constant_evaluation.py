@@ -1,7 +1,7 @@
-"""Constant evaluation: the values that are computed from literals and constants alone.
+"""Constant evaluation: compute the values that depend on literals and constants alone.
 
-Equations are evaluated on demand, once for all that are equal, one at a time, on the default
-backend; those whose bits are prescribed, by NumPy (`ir.evaluation.exact_numpy`).
+Equations are evaluated on demand, one at a time, and equal ones only once. NumPy evaluates those
+whose bits are prescribed (`ir.evaluation.exact_numpy`), and the default backend all others.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from jaxprtool.ir.evaluation.interpret import Interpreter, bind
 from jaxprtool.ir.evaluation.nonfinite import unchecked
 from jaxprtool.jaxcompat import Atom, Aval, JaxprEqn, Literal, Var
 
-#: The maximum number of equations that evaluating one equation that holds jaxprs may run.
+#: The maximum number of equations that run when an equation with bodies is evaluated.
 _MOST_STEPS = 1000
 
 #: A value; random keys are JAX arrays.

@@ -1,4 +1,4 @@
-"""Opening of control flow with a known outcome."""
+"""Replace control flow whose outcome is known by the equations that would run."""
 
 from __future__ import annotations
 

@@ -4,18 +4,18 @@ A rule is a `Row`: a pattern, its replacement, and conditions, all readable:
 
     Row("add(x, neg(y))", "sub(x, y)")
 
-A lower-case letter represents a value, a capital a constant, a number that constant (`0` is not
-`-0`; `~0` has all bits set), `*xs` all other operands. `unary` and `elementwise2` are elementwise
-primitives with one and two operands, `resize` is a reshape or squeeze, `layout` is a reshape,
-squeeze or broadcast. A rule that is exact only under a condition requires `fast` if the condition
-does not hold.
+A lower-case letter matches any value, a capital letter any constant, a number the constant of that
+value (`0` is not `-0`; `~0` has all bits set), and `*xs` all other operands. `unary` and
+`elementwise2` are elementwise primitives with one and two operands, `resize` is a reshape or
+squeeze, `layout` is a reshape, squeeze or broadcast. A rule that is exact only under a condition
+requires `fast` if the condition does not hold.
 
 `simplify_rules` is the open list of rows; a plug-in appends its own, also for its own primitives
 (`row.py` defines rows, `pattern.py` the syntax of patterns). `jaxprtool explain simplify` prints
-the list. By default only exact rules apply: they keep every bit of a result, NaN, infinities and
-the sign of zero included, by IEEE arithmetic (a backend that flushes subnormal numbers to zero may
-do so in fewer places), and its derivatives. So `x * 0` stays, since x may be NaN, and so does
-`x + 0`, since x may be -0.
+the list. By default only exact rules apply. They keep every bit of a result and of its derivatives
+under IEEE arithmetic, including NaN, infinities and the sign of zero; a backend that flushes
+subnormal numbers to zero may do so in fewer places. So `x * 0` stays, since x may be NaN, and so
+does `x + 0`, since x may be -0.
 
 Equations with a purpose besides their value stay: `copy`, `reduce_precision`,
 `optimization_barrier`, and all that request a sharding of their result.

@@ -5,8 +5,8 @@ equations before it, and those are final, so that one traversal reaches the fixe
 
 It terminates: a row replaces one equation by one atom, or by one equation; a row that writes two
 removes two or more. Rows whose pattern includes the definition of an operand return an equation
-that reads older values; those that match one equation alone change it to another primitive, or
-constant, that no row turns back. Rows of a plug-in that undo each other are reported, and so are
+that reads earlier values; those that match one equation alone change it to another primitive, or
+constant, that no row changes back. Rows of a plug-in that undo each other are reported, and so are
 rows that change the type of an equation.
 """
 
@@ -36,7 +36,7 @@ from jaxprtool.passes.cleanup.simplify.row import NEVER_INEXACT, Outcome, Row, i
 MOST_STEPS = 100
 
 #: The requirement on one of the operands: the name of the primitive that defines it, the value of a
-#: constant, `_CONSTANT` for any constant; None without one.
+#: constant, or `_CONSTANT` for any constant; None if there is no requirement.
 _Head = str | float | None
 #: The rows of a primitive by their requirement on an operand.
 _Rows = dict[_Head, list[Row]]
@@ -71,7 +71,7 @@ class ResultTypes:
 def simplified(jaxpr: AnyJaxpr, rows: Sequence[Row], *, fast: bool) -> AnyJaxpr:
     """Apply rows to a jaxpr at every depth; return the same object if none applies.
 
-    Raises PluginError if rows undo each other for ever.
+    Raises PluginError if rows undo each other endlessly.
     """
     return rewrite(jaxpr, partial(_visitor, _table_of(tuple(rows), fast), fast, ResultTypes()))
 
@@ -96,7 +96,7 @@ def _table_of(rows: tuple[Row, ...], fast: bool) -> _Table:
 
 
 def _heads(tree: OperationPattern) -> Sequence[_Head]:
-    """Return the requirement of the pattern on one of the operands: the rarest one."""
+    """Return the requirement of the pattern that the fewest operands meet."""
     # Equations and numbers are rarer than constants.
     for node in sorted(tree.operands, key=lambda node: rank(node) % 2):
         if isinstance(node, OperationPattern):

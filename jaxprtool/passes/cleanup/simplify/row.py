@@ -43,10 +43,10 @@ class Row:
     the same primitive. `build` returns the whole outcome instead, and the replacement is then only
     shown.
 
-    `exact` states if every bit of the result stays, NaN, infinities and the sign of zero included:
-    always, never (only for `fast`), or on a condition. If the rule is `once`, the inner equations
-    of the pattern must have no other use, and are removed; `build` may then write one fewer than
-    these by `emit`.
+    `exact` states if every bit of the result is kept, including NaN, infinities and the sign of
+    zero: always, never (only for `fast`), or on a condition. If the rule is `once`, the inner
+    equations of the pattern must have no other use, and are removed; `build` may then write one
+    equation fewer than these with `emit`.
     """
 
     pattern: str
@@ -130,7 +130,7 @@ def _operands(match: RowMatch, nodes: Sequence[Node]) -> list[Atom]:
     atoms: list[Atom] = []
     for node in nodes:
         if isinstance(node, NumberPattern):
-            raise ValueError("the numbers of a replacement must stand alone")
+            raise ValueError("a number cannot be an operand in a replacement")
         if isinstance(node, OperationPattern):
             raise ValueError("a replacement must be one equation")
         if node.text.startswith("*"):

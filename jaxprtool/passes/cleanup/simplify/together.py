@@ -1,4 +1,4 @@
-"""Rules that move an operation from both operands to the result, or a sign to where it is free.
+"""Rules that move an operation from both operands to the result, or remove a sign.
 
 They write two equations for three or more, and so require that the inner ones have no other use.
 """

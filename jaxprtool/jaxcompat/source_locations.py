@@ -14,7 +14,7 @@ from functools import cache, lru_cache, partial
 from itertools import compress
 from operator import attrgetter
 from types import CodeType, FunctionType
-from typing import Any, NamedTuple, TypeAlias
+from typing import Any, NamedTuple
 
 from jax._src import source_info_util
 from jax._src.lib import xla_client
@@ -66,10 +66,6 @@ class UserFrame(NamedTuple):
     end_column: int
 
 
-#: The file of a frame, its line and column, and its function.
-FramePosition: TypeAlias = tuple[str, int, int, str]
-
-
 def user_frames(eqn: JaxprEqn) -> list[UserFrame]:
     """Return the frames of the user and of libraries that created `eqn`, the innermost first.
 
@@ -87,7 +83,7 @@ def user_frame(eqn: JaxprEqn) -> UserFrame | None:
 _NAMES = os.path.join(_PACKAGE, "<names>")
 
 
-def naming_frame(names: Sequence[str]) -> FramePosition:
+def naming_frame(names: Sequence[str]) -> UserFrame:
     """Return a frame with names for the results of an equation.
 
     It must be the innermost frame of the equation. It is not one of its `user_frames`.
@@ -95,7 +91,7 @@ def naming_frame(names: Sequence[str]) -> FramePosition:
     Args:
         names: The name of each result, or "".
     """
-    return _NAMES, 1, 0, ",".join(names)
+    return UserFrame(_NAMES, 1, ",".join(names), 0, 1, 0)
 
 
 def names_given(eqn: JaxprEqn) -> list[str]:
@@ -212,7 +208,9 @@ def _behind(inner: Any, call: Any) -> Any:
     frames = [
         f for each in (inner, call) if each is not None for f in reader.read(*each.raw_frames())
     ]
-    return _tracebacks([[(f.file, f.line, f.column, f.function) for f in reversed(frames)]])[0]
+    # Without its end, an expression in the call gives no name to an equation of the inlined body.
+    begun = [f._replace(end_line=f.line, end_column=f.column) for f in reversed(frames)]
+    return _tracebacks([begun])[0]
 
 
 def source_under(
@@ -296,7 +294,7 @@ def in_scope(source: Any, start: int, stop: int | None) -> Any:
     return source.replace(name_stack=type(stack)(stack.stack[start:stop]))
 
 
-def source_infos(places: Sequence[tuple[Sequence[FramePosition], str]]) -> list[Any]:
+def source_infos(places: Sequence[tuple[Sequence[UserFrame], str]]) -> list[Any]:
     """Make the `source_info` of equations.
 
     Args:
@@ -310,7 +308,7 @@ def source_infos(places: Sequence[tuple[Sequence[FramePosition], str]]) -> list[
     ]
 
 
-def _tracebacks(stacks: Sequence[Sequence[FramePosition]]) -> list[Any]:
+def _tracebacks(stacks: Sequence[Sequence[UserFrame]]) -> list[Any]:
     """Make a traceback for each stack of frames, the outermost first.
 
     A traceback can only be taken of a running stack. So a function is created for each frame, whose
@@ -333,23 +331,32 @@ def _tracebacks(stacks: Sequence[Sequence[FramePosition]]) -> list[Any]:
     return results
 
 
-def _function_at(frame: FramePosition) -> Callable[..., Any]:
+def _function_at(frame: UserFrame) -> Callable[..., Any]:
     """Return a function that calls its argument, and whose code has another position."""
-    file, line, column, name = frame
-    code = _code_at(column).replace(
-        co_filename=file, co_firstlineno=line, co_name=name, co_qualname=name
+    height = max(frame.end_line - frame.line, 0)
+    code = _code_at(frame.column, height, frame.end_column).replace(
+        co_filename=frame.file,
+        co_firstlineno=frame.line,
+        co_name=frame.function,
+        co_qualname=frame.function,
     )
     return FunctionType(code, {})
 
 
 @cache
-def _code_at(column: int) -> CodeType:
-    """Return the code of a function that calls its argument at a column of its first line."""
+def _code_at(column: int, height: int, end_column: int) -> CodeType:
+    """Return the code of a function that calls its argument.
+
+    Args:
+        column: The column where the call begins, on the first line.
+        height: The number of lines from there to the end of the call.
+        end_column: The column where it ends.
+    """
     tree = ast.parse("lambda f: f()", mode="eval")
     for node in ast.walk(tree):
         if isinstance(node, ast.expr | ast.arg):
-            node.lineno = node.end_lineno = 1
-            node.col_offset = node.end_col_offset = column
+            node.lineno, node.col_offset = 1, column
+            node.end_lineno, node.end_col_offset = 1 + height, end_column
     code = compile(tree, "", "eval").co_consts[0]
     assert isinstance(code, CodeType)
     return code

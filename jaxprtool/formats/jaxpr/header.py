@@ -45,11 +45,19 @@ _WIDTH = 100
 def header_text(
     program: Program,
     constants: str | None,
-    files: Mapping[str, str],
+    sources: Mapping[str, Mapping[str, str]],
     types: TypeWriter,
     usual_mesh: AbstractMesh,
 ) -> str:
-    """Return the header of a program's file, after its first line. Raises values.Unwritable."""
+    """Return the header of a program's file, after its first line. Raises values.Unwritable.
+
+    Args:
+        program: The program.
+        constants: The name of its constants file, if it has one.
+        sources: The tables that comments refer to, `files` and `stacks`.
+        types: The writer of its types.
+        usual_mesh: The abstract mesh of its equations.
+    """
     entries = {
         "jax": repr(jax.__version__),
         **({"constants": repr(constants)} if constants else {}),
@@ -71,8 +79,7 @@ def header_text(
         entries["symbols"] = values.encode(
             tuple(c.text for c in jaxcompat.symbolic_constraints(types.scope))
         )
-    if files:
-        entries["files"] = _table(files)
+    entries |= {name: _table(table) for name, table in sources.items() if table}
     return "".join(f"{name} = {text}\n" for name, text in entries.items())
 
 
@@ -158,6 +165,7 @@ class Header:
     results: tuple[PyTreeDef, tuple[str, ...]]
     constants: str | None = None
     files: Mapping[str, str] = field(default_factory=dict)
+    stacks: Mapping[str, str] = field(default_factory=dict)
     axis_env: tuple[tuple[Hashable, int], ...] = ()
     bounds: Mapping[str, Any] = field(default_factory=dict)
     mesh: AbstractMesh = NO_MESH
@@ -207,6 +215,11 @@ def _is_dict(value: object, *of: type) -> bool:
     return isinstance(value, dict) and all(
         isinstance(k, str) and isinstance(v, of or object) for k, v in value.items()
     )
+
+
+def _is_printable(value: Any) -> bool:
+    """Return True if a value is a dict of printable texts."""
+    return _is_dict(value, str) and all(map(str.isprintable, chain(*value.items())))
 
 
 def _is_axes(value: object) -> bool:
@@ -280,9 +293,9 @@ _READERS: dict[str, Callable[[Any], Any]] = {
     "arguments": lambda value: _structure(_checked_arguments(value)),
     "results": _structure,
     "constants": _file_name,
-    "files": _checked(
-        lambda value: _is_dict(value, str) and all(map(str.isprintable, chain(*value.items()))),
-        "write files as {'name in comments': 'path', ...}",
+    "files": _checked(_is_printable, "write files as {'name in comments': 'path', ...}"),
+    "stacks": _checked(
+        _is_printable, "write stacks as {'2': 'model.py:12:9-12:20 (loss) from 1', ...}"
     ),
     "axis_env": _axis_env,
     "bounds": _checked(

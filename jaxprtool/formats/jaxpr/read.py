@@ -20,6 +20,7 @@ from jaxprtool.errors import ProgramFileError
 from jaxprtool.files import opened_plain
 from jaxprtool.formats.jaxpr import syntax
 from jaxprtool.formats.jaxpr.build import Builder
+from jaxprtool.formats.jaxpr.call_stacks import read_stacks
 from jaxprtool.formats.jaxpr.constants import Constants
 from jaxprtool.formats.jaxpr.header import Header, bound_of, jit_options, read_header
 from jaxprtool.formats.jaxpr.source import FileText
@@ -120,7 +121,11 @@ def _program(source: FileText, path: Path | None, sources: Root | None) -> Progr
     if sources is not None and path is not None:
         written = path.stat().st_mtime
         files = {key: _unchanged(sources, each, written) for key, each in files.items()}
-    infos = source_infos((comment for _, comment in source.comments), files)
+    try:
+        stacks = read_stacks(header.stacks, files)
+    except ValueError as error:
+        raise source.fail(file.header["stacks"].position, str(error)) from None
+    infos = source_infos((comment for _, comment in source.comments), files, stacks)
     types = TypeReader(header.meshes, header.symbols, header.mesh)
     debug_info = DebugInfo("jit", header.name, header.arguments[1], header.results[1])
     _check_counts(source, file, header)

@@ -1,10 +1,11 @@
 """Source locations of equations in the comments of a `.jaxpr` file.
 
-    # model.py:12:8 (loss) ← flax/linen/linear.py:199:8 (__call__) in layer/dense as hidden
+    # model.py:12:8 (loss) ← flax/linen/linear.py:199:8 (call) from 4 in layer/dense as hidden
 
-First comes the user's own frame, then the library frame that it calls, if any; then the name
-scopes, and the names of the results in the user's source, `low, _` if only the first of two has
-one. Each part may be missing. The header's table has the paths of the files: relative to the user's
+First comes the user's own frame, then the library frame that it calls, if any; `from 4`, if there
+are more frames, is their entry in the header's table of call stacks. Then come the name scopes, and
+the names of the results in the user's source, `low, _` if only the first of two has one. Each part
+may be missing. The header's table has the paths of the files: relative to the user's
 folder or, for libraries, to the folder of installed packages on the reading machine. A comment that
 names none of these files, or has another form, is an ordinary comment.
 """
@@ -13,11 +14,13 @@ from __future__ import annotations
 
 import re
 from collections.abc import Hashable, Iterable, Mapping, Sequence
+from functools import partial
 from itertools import count
 from pathlib import PurePath
 from typing import TypeAlias
 
 from jaxprtool import jaxcompat
+from jaxprtool.formats.jaxpr.call_stacks import StackWriter, frame_text, read_frame
 from jaxprtool.ir.notation.names import VariableNames
 from jaxprtool.ir.notation.user_names import source_names
 from jaxprtool.ir.source.frames import BEHIND, Root, frames_now
@@ -25,27 +28,23 @@ from jaxprtool.jaxcompat import Jaxpr, JaxprEqn
 from jaxprtool.jaxcompat.identity import identity
 from jaxprtool.jaxcompat.source_locations import (
     PACKAGES,
-    FramePosition,
     UserFrame,
     is_installed,
     naming_frame,
 )
 
 #: The frames of an equation, outermost first, and the name scopes around it.
-Location: TypeAlias = tuple[tuple[FramePosition, ...], str]
+Location: TypeAlias = tuple[tuple[UserFrame, ...], str]
 
-_FRAME = re.compile(
-    r"(?P<file>\S.*?):(?P<line>\d{1,8})(?::(?P<column>\d{1,8}))?(?: \((?P<function>[^()]*)\))?"
-)
 _LOCATION = re.compile(
-    r"(?P<frames>\S.*?:\d{1,8}(?::\d{1,8})?(?: \([^()]*\))?)?"
+    r"(?:(?P<frames>\S.*?:\d{1,8}(?::\d{1,8})?(?: \([^()]*\))?)(?: from (?P<stack>\w+))?)?"
     r"(?:(?:^| )in (?:'(?P<quoted>[^']+)'|(?P<scope>\S+)))?"
     r"(?:(?:^| )as (?P<names>\w+(?:, \w+)*))?"
 )
 
 
 class SourceComments:
-    """The source locations of equations as comments, and the files that the comments mention.
+    """The source locations of equations as comments, with their files and call stacks.
 
     Each location is looked up once; the equations must outlive this object.
 
@@ -67,6 +66,12 @@ class SourceComments:
         self._names: dict[tuple[str, bool], str | None] = {}
         self._comments: dict[Hashable, tuple[str, ...]] = {}
         self._frames: dict[object, str] = {}
+        self._stacks = StackWriter()
+
+    @property
+    def stacks(self) -> Mapping[str, str]:
+        """The table of the call stacks that the comments mention."""
+        return self._stacks.table
 
     def comment(self, eqn: JaxprEqn) -> tuple[str, ...]:
         """Return `# file.py:12:8 (function) in scope as name`, or known parts, as one token."""
@@ -88,20 +93,23 @@ class SourceComments:
         return self._frames[traceback]
 
     def _location_text(self, eqn: JaxprEqn) -> str:
-        location = self._reader.location(eqn)
-        if location is None:
+        frames = self._reader.of(eqn)
+        if not frames:
             return ""
-        texts = [self._frame_text(location.frame, not self._reader.is_users(location.frame.file))]
-        if location.library is not None:
-            texts.append(self._frame_text(location.library, True))
-        return BEHIND.join(filter(None, texts))
+        own = self._reader.nearest(frames)
+        # All that the user's own frame calls is written as a library's, and read as such.
+        libraries = [i < own or not self._reader.is_users(f.file) for i, f in enumerate(frames)]
+        shown = dict.fromkeys((own, 0))
+        text = BEHIND.join(filter(None, (self._frame_text(frames[i], libraries[i]) for i in shown)))
+        if not text or len(frames) == len(shown):
+            return text
+        texts = map(partial(self._frame_text, ends=True), frames, libraries)
+        entry = self._stacks.entry([*filter(None, texts)])
+        return f"{text} from {entry}" if entry else text
 
-    def _frame_text(self, frame: UserFrame, library: bool) -> str:
-        name, function = self._file(frame.file, library), frame.function
-        if name is None:
-            return ""
-        known = function.isprintable() and not set(function) & set("()")
-        return f"{name}:{frame.line}:{frame.column + 1}" + (f" ({function})" if known else "")
+    def _frame_text(self, frame: UserFrame, library: bool, ends: bool = False) -> str:
+        name = self._file(frame.file, library)
+        return "" if name is None else frame_text(name, frame, ends)
 
     def _file(self, file: str, library: bool) -> str | None:
         """Return the name of a file in comments: a library's path, else the shortest name."""
@@ -137,26 +145,38 @@ def _scope_text(scope: str) -> str:
     return f"'{scope}'" if " " in scope else scope
 
 
-def source_infos(comments: Iterable[str], files: Mapping[str, str]) -> dict[str | None, object]:
-    """Return the `source_info` for each comment, and for equations without one."""
+def source_infos(
+    comments: Iterable[str], files: Mapping[str, str], stacks: Mapping[str, tuple[UserFrame, ...]]
+) -> dict[str | None, object]:
+    """Return the `source_info` for each comment, and for equations without one.
+
+    Args:
+        comments: The comments.
+        files: The path of each file by its name in comments.
+        stacks: The call stacks by their names in comments, the outermost frame first.
+    """
     texts = list(dict.fromkeys(comments))
-    locations: list[Location] = [((), ""), *(_location(text, files) for text in texts)]
+    locations: list[Location] = [((), ""), *(_location(text, files, stacks) for text in texts)]
     return dict(zip((None, *texts), jaxcompat.source_infos(locations), strict=True))
 
 
-def _location(comment: str, files: Mapping[str, str]) -> Location:
+def _location(
+    comment: str, files: Mapping[str, str], stacks: Mapping[str, tuple[UserFrame, ...]]
+) -> Location:
     found = _LOCATION.fullmatch(comment)
     if not comment.isprintable() or not found:
         return (), ""
-    frames = []
+    frames: list[UserFrame] = []
     for text in found["frames"].split(BEHIND) if found["frames"] else ():
-        frame = _FRAME.fullmatch(text)
-        if frame is None or frame["file"] not in files:
+        frame = read_frame(text, files)
+        if frame is None:
             return (), ""
-        line, column = int(frame["line"]), int(frame["column"] or 1) - 1
-        frames.append((files[frame["file"]], line, column, frame["function"] or "<unknown>"))
-    if found["names"]:
-        frames.append(
-            naming_frame([name.strip("_") and name for name in found["names"].split(", ")])
-        )
+        frames.append(frame)
+    if found["stack"]:
+        if found["stack"] not in stacks:
+            return (), ""
+        frames = [*stacks[found["stack"]]]
+    if frames or found["names"]:  # a result has the name of the file or none: the source may differ
+        names = (found["names"] or "").split(", ")
+        frames.append(naming_frame([name.strip("_") and name for name in names]))
     return tuple(frames), found["scope"] or found["quoted"] or ""

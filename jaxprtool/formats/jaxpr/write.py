@@ -141,7 +141,8 @@ def _rendered(
         body = "".join(layout.tokens())
         arrays = notation.constants.stored
         beside = constants_file(path, arrays) if path and arrays else None
-        header = header_text(program, beside, comments.files, notation.types, notation.usual_mesh)
+        sources = {"files": comments.files, "stacks": comments.stacks}
+        header = header_text(program, beside, sources, notation.types, notation.usual_mesh)
     except Unwritable as error:
         culprit = _culprit(jaxcompat.open_jaxpr(program.jaxpr), notation)
         message = f"{program.name} cannot be written to a file: it holds {error}"

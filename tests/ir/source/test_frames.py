@@ -24,7 +24,7 @@ def frame(file, line=1):
 def equation(*files):
     """An equation made by a function in the last of files, which those before it call."""
     eqn = jax.make_jaxpr(jnp.sin)(1.0).eqns[0]
-    stack = [(file, number, 0, "f") for number, file in enumerate(files, 1)]
+    stack = [frame(file, number) for number, file in enumerate(files, 1)]
     (info,) = source_infos([(stack, "")])
     return eqn.replace(source_info=info)
 

@@ -7,7 +7,7 @@ import pytest
 from jaxprtool import trace
 from jaxprtool.ir.programs.program_signature import top_jaxpr
 from jaxprtool.ir.source.scopes import Scope, ScopeReader
-from jaxprtool.jaxcompat.source_locations import source_infos
+from jaxprtool.jaxcompat.source_locations import UserFrame, source_infos
 from tests.programs import sample_programs
 from tests.programs.corpus import prove_corpus
 from tests.programs.samples import sample_files
@@ -133,8 +133,9 @@ def test_a_scope_that_a_function_opens_is_in_the_functions_that_call_it():
 
 def test_what_a_library_has_around_the_opener_of_a_scope_is_no_scope():
     library = "/home/me/.venv/lib/python3.12/site-packages/haiku/module.py"
-    loss = ("/home/me/model.py", 3, 4, "loss")
-    inside = [loss, (library, 7, 0, "wrapped"), (library, 9, 0, "ResNet.__call__")]
+    loss = UserFrame("/home/me/model.py", 3, "loss", 4, 3, 4)
+    wrapped = UserFrame(library, 7, "wrapped", 0, 7, 0)
+    inside = [loss, wrapped, UserFrame(library, 9, "ResNet.__call__", 0, 9, 0)]
     jaxpr = with_scopes("res_net", "res_net/logits", "")
     places = [(inside, "res_net"), (inside, "res_net/logits"), ([loss], "")]
     eqns = [e.replace(source_info=i) for e, i in zip(jaxpr.eqns, source_infos(places), strict=True)]

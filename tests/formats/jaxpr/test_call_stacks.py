@@ -1,0 +1,116 @@
+"""Tests of the call stacks in the header of a file."""
+
+from __future__ import annotations
+
+from functools import partial
+
+import jax
+import jax.numpy as jnp
+import pytest
+
+from jaxprtool import jaxcompat
+from jaxprtool.errors import ProgramFileError
+from jaxprtool.formats.jaxpr.call_stacks import DEEPEST
+from jaxprtool.formats.jaxpr.read import parse
+from jaxprtool.formats.jaxpr.write import text
+from jaxprtool.ir.source.scopes import ScopePaths
+from jaxprtool.loading.trace import trace
+
+X = jax.ShapeDtypeStruct((4, 4), "float32")
+
+
+class Linear:
+    def __call__(self, x):
+        return jnp.tanh(x @ x) + 1.0
+
+
+class Block:
+    def __init__(self):
+        self.up, self.down = Linear(), Linear()
+
+    def __call__(self, x):
+        y = x - x.mean()
+        return x + self.down(jnp.sin(self.up(y)))
+
+
+def net(x, depth=3):
+    for block in [Block() for _ in range(depth)]:
+        x = block(x)
+    return jnp.sum(x)
+
+
+def scopes(program):
+    jaxpr = jaxcompat.open_jaxpr(program.jaxpr)
+    paths = ScopePaths([jaxpr], program.roots)
+    return [paths.of([eqn]) for eqn in jaxpr.eqns]
+
+
+def table(written):
+    return written.partition("stacks = {")[2].partition("}")[0]
+
+
+@pytest.mark.parametrize("f", [net, jax.grad(net)], ids=["net", "grad"])
+def test_a_program_that_is_read_has_the_layers_of_the_one_written(f):
+    program = trace(f, X)
+    assert any("Linear #2" in path for path in scopes(program))
+    assert scopes(parse(text(program), "net.jaxpr")) == scopes(program)
+
+
+def test_layers_in_a_loop_share_their_entries():
+    few, many = (text(trace(partial(net, depth=depth), X)) for depth in (2, 9))
+    assert table(few) == table(many) != ""
+
+
+def test_a_function_that_calls_no_other_has_no_table():
+    assert table(text(trace(lambda x: jnp.tanh(x) + 1.0, X))) == ""
+
+
+def test_a_stack_that_is_too_deep_is_left_out():
+    def deep(x, depth):
+        return jnp.sin(x) if depth == 0 else deep(x, depth - 1)
+
+    program = trace(lambda x: deep(x, DEEPEST), X)
+    written = text(program)
+    assert "stacks = {" not in written
+    assert text(parse(written, "deep.jaxpr")) == written
+
+
+FILE = """jaxprtool 1
+jax = '0.10.2'
+name = 'f'
+arguments = (('x',), {{}})
+results = 'result'
+files = {{'a.py': 'a.py'}}
+stacks = {{{}}}
+{{ lambda ; a:f32[]. let b:f32[] = sin a  # a.py:3:4 (f) from 2
+  in (b,) }}
+"""
+
+
+def test_an_equation_has_the_frames_of_its_entry():
+    program = parse(FILE.format("'1': 'a.py:9:2-9:7 (g)', '2': 'a.py:3:4-3:9 (f) from 1'"), "f")
+    (eqn,) = jaxcompat.open_jaxpr(program.jaxpr).eqns
+    assert [(f.function, f.line, f.column, f.end_column) for f in jaxcompat.user_frames(eqn)] == [
+        ("f", 3, 3, 8),
+        ("g", 9, 1, 6),
+    ]
+
+
+@pytest.mark.parametrize(
+    "stacks, message",
+    [
+        ("'2': 3", "write stacks as {'2': "),
+        ("'2': 'b.py:3:4-3:9 (f)'", "entry '2' of stacks is not a frame of a file: 'b.py"),
+        ("'2': 'a.py'", "entry '2' of stacks is not a frame of a file: 'a.py'"),
+        ("'2': 'a.py:3:4 (f) from 2'", "entry '2' of stacks comes before its caller '2'"),
+        (
+            "'0': 'a.py:1:1 (f)', "
+            + ", ".join(f"'{n}': 'a.py:1:1 (f) from {n - 1}'" for n in range(1, DEEPEST + 1)),
+            f"entry '{DEEPEST}' of stacks has more than {DEEPEST - 1} callers",
+        ),
+    ],
+)
+def test_a_table_that_is_not_one_of_frames_is_refused(stacks, message):
+    with pytest.raises(ProgramFileError, match=r"^f:7:\d+: ") as raised:
+        parse(FILE.format(stacks), "f")
+    assert message in str(raised.value)

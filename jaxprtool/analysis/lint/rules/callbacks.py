@@ -42,9 +42,9 @@ _GOOD = """
 
 @lint_rule("JT601", "callback-in-loop", bad=_BAD, good=_GOOD)
 def callbacks_in_loops(program: LintedProgram) -> Iterator[Found]:
-    """A loop prints, or calls a Python function, in each of its iterations.
+    """A loop prints or calls a Python function in each iteration.
 
-    The device waits for the host each time, or at least sends it the values.
+    In each iteration, the device sends values to the host, and may have to wait for it.
     """
     for node in program.where(lambda node: node.traits.callback):
         loop = node.scope.loop

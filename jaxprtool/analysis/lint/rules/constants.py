@@ -42,9 +42,8 @@ _GOOD = """
 def large_constants(program: LintedProgram) -> Iterator[Found]:
     """A function closes over an array of 1 MiB or more.
 
-    It becomes a constant of the program: it is copied into every executable that is compiled from
-    it, is hashed and kept by each compilation, cannot be donated or sharded, and a new array means
-    a new compilation.
+    The array becomes a constant of the program. Every executable has a copy of it, each compilation
+    hashes and keeps it, it cannot be donated or sharded, and a new array means a new compilation.
     """
     seen = dict[int, Value]()
     for scope in program.top.inside():

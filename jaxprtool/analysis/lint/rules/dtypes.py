@@ -87,10 +87,10 @@ _GOOD_ROUND_TRIP = """
 
 @lint_rule("JT201", "unwanted-f64", bad=_BAD_F64, good=_GOOD_F64)
 def unwanted_f64(program: LintedProgram) -> Iterator[Found]:
-    """A function whose arguments have no 64-bit floats computes arrays of them.
+    """A function without 64-bit float arguments computes arrays of 64-bit floats.
 
-    With `jax_enable_x64`, NumPy's arrays and scalars and JAX's default type are 64 bits wide, and
-    widen what they meet. A line that says `float64` means it, and is not reported.
+    With `jax_enable_x64`, NumPy's arrays and scalars and JAX's default type have 64 bits, and
+    promote the values that they are combined with. A line that contains `float64` is not reported.
     """
     seen = set[Value]()
     floats = [value for value in program.top.arguments if is_inexact(value)]
@@ -131,8 +131,8 @@ def _width(value: Value) -> int:
 def widened(program: LintedProgram) -> Iterator[Found]:
     """A small f32 value, or a NumPy scalar, widens a larger bf16 or f16 array.
 
-    JAX promotes both operands to the wider type, so what follows takes twice the memory, and a
-    product runs at the rate of the wider type. Conversions that the source states are not reported.
+    JAX promotes both operands to the wider type. The result takes twice the memory, and a product
+    runs at the rate of the wider type. Explicit conversions are not reported.
     """
     for node in program.where(lambda node: node.traits.broadcasts or node.traits.bilinear):
         if len(node.ins) != 2 or node.is_backward or node.has_rule or not program.is_own(node):
@@ -219,9 +219,10 @@ def _name(node: Node) -> str:
 
 @lint_rule("JT203", "round-trip", bad=_BAD_ROUND_TRIP, good=_GOOD_ROUND_TRIP)
 def round_trips(program: LintedProgram) -> Iterator[Found]:
-    """A float is converted to a narrower type, and from there back, and nothing else reads it.
+    """A float is converted to a narrower type and back, and nothing else reads the narrow value.
 
-    The digits are lost for nothing. Rounding on purpose, on one line, is not reported.
+    This loses digits and saves nothing. Rounding on purpose, with both conversions on one line, is
+    not reported.
     """
     for node in program.where(lambda node: node.traits.gives == "cast"):
         middle = origin(node.ins[0]) if node.ins else None

@@ -85,9 +85,9 @@ _GOOD_CHECKPOINT = """
 def zero_gradients(program: LintedProgram) -> Iterator[Found]:
     """The gradient of a loss with respect to an array of its first argument is zero.
 
-    Every path to the result goes through an operation without a derivative: `round`, a comparison,
-    a cast to integers, `argmax`. A `stop_gradient` means it, and a function without any gradient,
-    such as an accuracy, has none to lose: neither is reported.
+    Every path from the array to the result goes through an operation without a derivative: `round`,
+    a comparison, a cast to integers, `argmax`. The rule does not report `stop_gradient`, nor
+    functions without any gradient, such as an accuracy.
     """
     if program.has_backward or not program.is_loss or not isinstance(program.program, Program):
         return
@@ -157,11 +157,11 @@ def _node(program: LintedProgram, stop: Stop) -> Node | None:
 
 @lint_rule("JT802", "useless-checkpoint", bad=_BAD_CHECKPOINT, good=_GOOD_CHECKPOINT)
 def useless_checkpoints(program: LintedProgram) -> Iterator[Found]:
-    """A `jax.checkpoint` does not lower the peak: it holds nearly the whole function.
+    """A `jax.checkpoint` around nearly the whole function does not lower the peak.
 
-    Its backward pass first computes everything again and keeps all of it, so that the peak is what
-    it was without the checkpoint. Checkpoints of parts, one after the other, lower it. Neither does
-    a checkpoint whose policy saves everything.
+    The backward pass first recomputes the whole function and stores all of its values, so the peak
+    is as high as without the checkpoint. Checkpoints of parts, one after the other, lower it. A
+    checkpoint whose policy saves everything is reported too.
     """
     if program.has_backward or not program.is_loss:
         return

@@ -89,10 +89,10 @@ _GOOD_SORT = """
 
 @lint_rule("JT401", "gather-of-slice", bad=_BAD_GATHER, good=_GOOD_GATHER)
 def gathers_of_slices(program: LintedProgram) -> Iterator[Found]:
-    """An array is indexed by numbers that are known and evenly spaced.
+    """An array is indexed by known, evenly spaced numbers.
 
-    This is a gather, which computes the place of each element, and whose gradient is a scatter. A
-    slice is fused into what reads it.
+    This is a gather, which computes the position of each element, and whose gradient is a scatter.
+    A slice is cheaper: XLA fuses it into the equations that read it.
     """
     for node in program.of("gather"):
         if node.is_backward or node.bytes < LEAST_BYTES or not _is_indexing(program, node):
@@ -141,10 +141,10 @@ def _step(node: Node, indices: np.ndarray | None) -> int | None:
 
 @lint_rule("JT402", "undeclared-unique", bad=_BAD_SCATTER, good=_GOOD_SCATTER)
 def undeclared_unique(program: LintedProgram) -> Iterator[Found]:
-    """A scatter whose indices are known to be different is not told so.
+    """A scatter does not declare that its indices are unique, although they are known to be.
 
-    XLA then applies the updates one after the other, or with atomics on a GPU. In the backward part
-    of a gradient, the scatter is that of an indexing in the forward part.
+    XLA then applies the updates one after the other, or with atomics on a GPU. In the backward pass
+    of a gradient, the scatter belongs to an indexing in the forward pass.
     """
     for node in program.where(lambda node: node.name.startswith("scatter") and node.traits.updates):
         params = node.eqn.params

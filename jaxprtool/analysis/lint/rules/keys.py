@@ -38,10 +38,10 @@ _GOOD = """
 
 @lint_rule("JT602", "key-reuse", bad=_BAD, good=_GOOD, kind="wrong")
 def reused_keys(program: LintedProgram) -> Iterator[Found]:
-    """A random key is used twice: to draw, or to split it.
+    """A random key is used twice, for draws or splits.
 
-    Draws from the same key are equal, or depend on each other, and so do the keys that it is split
-    into. In a loop, a key from outside gives the same numbers in each iteration.
+    Draws from the same key are equal or depend on each other. So are the keys that it is split
+    into. In a loop, a key from outside the loop gives the same numbers in each iteration.
     """
     users = defaultdict[Hashable, list[Node]](list)
     for node in program.nodes:

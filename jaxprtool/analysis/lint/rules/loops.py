@@ -73,7 +73,7 @@ _GOOD_BRANCH = """
 
 @lint_rule("JT502", "stack-for-last", bad=_BAD_STACK, good=_GOOD_STACK)
 def stacks_for_last(program: LintedProgram) -> Iterator[Found]:
-    """A scan stacks a result of every iteration, but only that of the last one is read."""
+    """A scan stacks a result of every iteration, but only the last one is read."""
     for node in program.of("scan"):
         held = node.held
         if held is None or not isinstance(held.view, Scan) or not isinstance(held.view.length, int):
@@ -103,9 +103,9 @@ def _is_row(reader: Node | None, row: int) -> bool:
 
 @lint_rule("JT503", "branch-under-vmap", bad=_BAD_BRANCH, good=_GOOD_BRANCH)
 def branches_under_vmap(program: LintedProgram) -> Iterator[Found]:
-    """`vmap` turned a `cond` into a select, so that all its branches run for every element.
+    """`vmap` turned a `cond` into a select, so that all branches run for every batch element.
 
-    It does so if the predicate differs between the elements of the batch.
+    It does so if the predicate differs between batch elements.
     """
     seen = set[Node]()
     for node in program.of("select_n"):

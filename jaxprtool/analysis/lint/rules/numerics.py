@@ -131,8 +131,8 @@ def _is_left_out(program: LintedProgram, node: Node) -> bool:
 def exp_without_max(program: LintedProgram) -> Iterator[Found]:
     """A softmax or the logarithm of a sum of exponentials does not subtract the maximum first.
 
-    In f32, exp overflows above 88, so that the softmax is NaN; if all scores are below -103, all
-    are 0, and 0 is divided by 0.
+    In f32, exp overflows above 88, and the softmax is NaN. If all scores are below -103, all
+    exponentials are 0, and the softmax divides 0 by 0.
     """
     for node in program.of("exp"):
         if _is_left_out(program, node) or is_bounded_above(node.ins[0]):
@@ -165,11 +165,11 @@ def _normalizes(total: Node, exp: Node) -> bool:
 
 @lint_rule("JT702", "single-where", bad=_BAD_WHERE, good=_GOOD_WHERE, kind="wrong")
 def single_where(program: LintedProgram) -> Iterator[Found]:
-    """A `where` guards a logarithm, a root or a quotient, but its operand is not guarded.
+    """A `where` guards the result of a logarithm, a root or a quotient, but not its operand.
 
-    The value is right, but the gradient is NaN where the guard is false: the zero that flows back
-    through the choice is multiplied by an infinite derivative. It is reported in programs that have
-    a gradient, and in functions that return one real number.
+    The value is right, but the gradient is NaN where the guard is false: the backward pass
+    multiplies a zero cotangent by an infinite derivative. The rule checks programs that have a
+    gradient, and functions that return one real number.
     """
     for select in _in_forward(program, "select_n"):
         if any(map(_is_nan, select.ins[1:])) or not _is_stated(program, select):
@@ -250,10 +250,10 @@ def _depends(predicate: Value, operand: Value) -> bool:
 
 @lint_rule("JT703", "log-of-softmax", bad=_BAD_LOG, good=_GOOD_LOG, kind="wrong")
 def log_of_softmax(program: LintedProgram) -> Iterator[Found]:
-    """The logarithm of a softmax or a sigmoid is taken.
+    """A function takes the logarithm of a softmax or a sigmoid.
 
-    Small probabilities are rounded to 0, whose logarithm is minus infinity, and whose gradient is
-    NaN. `log_softmax` and `log_sigmoid` are exact there.
+    Small probabilities are rounded to 0. Their logarithm is minus infinity, and its gradient NaN.
+    `log_softmax` and `log_sigmoid` are accurate there.
     """
     for node in program.of("log"):
         if _is_left_out(program, node):
@@ -288,10 +288,11 @@ def _probability(value: Value) -> str | None:
 
 @lint_rule("JT704", "root-of-zero", bad=_BAD_DISTANCE, good=_GOOD_DISTANCE, kind="wrong")
 def roots_of_zero(program: LintedProgram) -> Iterator[Found]:
-    """Distances between all pairs of the same points: that of each point to itself is zero.
+    """A function takes the root of squared distances between all pairs of the same points.
 
-    The derivative of the root at zero is infinite, and so the gradient is NaN. It is reported in
-    programs that have a gradient, and in functions that return one real number.
+    The distance of a point to itself is zero. The derivative of the root at zero is infinite, so
+    the gradient is NaN. The rule checks programs that have a gradient, and functions that return
+    one real number.
     """
     for node in _in_forward(program, "sqrt"):
         total = origin(node.ins[0], MOVES).node

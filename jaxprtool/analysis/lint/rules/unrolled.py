@@ -50,8 +50,8 @@ _GOOD = """
 def unrolled_loops(program: LintedProgram) -> Iterator[Found]:
     """A Python loop is unrolled into the same equations again and again.
 
-    They are traced, lowered and compiled once per iteration; the time that XLA takes often grows
-    faster than their number.
+    JAX traces and lowers them once per iteration, and XLA compiles them all. The time that XLA
+    takes often grows faster than the number of iterations.
     """
     for scope in program.top.inside():
         if len(scope.nodes) >= LEAST_EQUATIONS:

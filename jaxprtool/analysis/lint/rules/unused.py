@@ -90,11 +90,11 @@ _GOOD_DONATION = """
 
 @lint_rule("JT301", "unused-argument", bad=_BAD_ARGUMENT, good=_GOOD_ARGUMENT)
 def unused_arguments(program: LintedProgram) -> Iterator[Found]:
-    """No result and no effect depends on an argument of 1 KiB or more of numbers.
+    """No result and no effect depends on an argument with 1 KiB or more of numbers.
 
-    As a weight it is never trained; the caller keeps it, and sends it to the device unless `jit`
-    drops it. Parts of a parameter are reported only for the first parameter of a loss, or of a
-    program with a gradient: a state that is passed on may have fields for others.
+    An unused weight is never trained. The caller keeps it in memory, and sends it to the device
+    unless `jit` drops it. Parts of a parameter are reported only for the first parameter of a loss
+    or of a program with a gradient, because other functions may use the other fields of a state.
     """
     about = program.about
     if not about.outputs:
@@ -139,8 +139,8 @@ def _parameter(name: str) -> str:
 def dead_lines(program: LintedProgram) -> Iterator[Found]:
     """No result and no effect depends on anything that a line computes.
 
-    XLA leaves it out, but it is traced and lowered, and often the sign of a mistake: the variable
-    that should have been used.
+    XLA removes the line, but JAX traces and lowers it. It is often the sign of a mistake: another
+    variable is used instead of its result.
     """
     live, dead = set[tuple[str, int]](), defaultdict[tuple[str, int], list[Node]](list)
     if all(node.is_live for node in program.every):
@@ -187,9 +187,9 @@ def _named(nodes: list[Node]) -> str:
 
 @lint_rule("JT303", "unusable-donation", bad=_BAD_DONATION, good=_GOOD_DONATION)
 def unusable_donations(program: LintedProgram) -> Iterator[Found]:
-    """An argument is donated, but no result can be written to its memory.
+    """An argument is donated, but no result can use its memory.
 
-    The memory is needed twice, and the argument is deleted all the same. The message says why no
+    The result needs new memory, and the argument is deleted all the same. The message says why no
     result can use it.
     """
     sizes = {value.name: value.bytes or 0 for value in program.about.arguments}

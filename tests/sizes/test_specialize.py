@@ -438,7 +438,7 @@ def test_a_near_name_is_hinted_at():
     [
         ("specialize", "needs the size of a symbol"),
         ("specialize(3)", "takes at most 0 options"),
-        ("specialize(n=2.5)", r"option 'n' of pass 'specialize' is int \| str, not 2.5"),
+        ("specialize(n=2.5)", r"option 'n' of pass 'specialize' must be int \| str, not 2.5"),
         ("specialize(n=True)", "not True"),
     ],
 )

@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class MemoryNote:
-    """A note on the temporary memory of a program, which the caller that prints it estimates."""
+    """A note on a program's temporary memory, which is estimated only when the note is printed."""
 
     program: Program
 
@@ -149,8 +149,8 @@ def summary(cls: type[Pass]) -> str:
 def build(cls: type[Pass], args: list[Any], kwargs: dict[str, Any]) -> Pass:
     """Return an instance of a pass class with the options of a pipeline.
 
-    Raises PipelineError for an unknown option, one passed twice or missing, or a value whose type
-    is not that of the field.
+    Raises PipelineError if an option is unknown, missing or given twice, or a value has the wrong
+    type.
     """
     known = {option.name: option for option in options(cls)}
     more = known.pop(cls.more_options, None)
@@ -169,14 +169,15 @@ def build(cls: type[Pass], args: list[Any], kwargs: dict[str, Any]) -> Pass:
                 f"pass '{cls.name}' has no option '{name}'; {has}", did_you_mean(name, known)
             )
         if name in given:
-            raise PipelineError(f"pass '{cls.name}' is given option '{name}' twice")
+            raise PipelineError(f"pass '{cls.name}' got option '{name}' twice")
     given |= kwargs
     for name, option in known.items():
         if name not in given and option.required:
             raise PipelineError(f"pass '{cls.name}' needs option '{name}' ({option.type_name})")
         if name in given and not _fits(given[name], option.type):
             raise PipelineError(
-                f"option '{name}' of pass '{cls.name}' is {option.type_name}, not {given[name]!r}"
+                f"option '{name}' of pass '{cls.name}' must be {option.type_name}, "
+                f"not {given[name]!r}"
             )
     if more:
         (_, wanted) = typing.get_args(more.type)
@@ -184,7 +185,7 @@ def build(cls: type[Pass], args: list[Any], kwargs: dict[str, Any]) -> Pass:
         for name, value in others.items():
             if not _fits(value, wanted):
                 raise PipelineError(
-                    f"option '{name}' of pass '{cls.name}' is {type_name}, not {value!r}"
+                    f"option '{name}' of pass '{cls.name}' must be {type_name}, not {value!r}"
                 )
         given[more.name] = others
     return cls(**given)

@@ -121,10 +121,20 @@ class Pipeline:
         *,
         check: bool = True,
     ) -> Program | Programs:
-        """Run the passes, and call `observer` for each.
+        """Run the passes.
 
-        Raises CheckError if a pass returns an ill-typed program, and PipelineError if a step names
-        a program that does not exist. Without `check`, only the types of results are checked.
+        Args:
+            program: The program, or several by name.
+            observer: Called before and after each pass on each program.
+            check: Type-check every equation after each pass. If False, check only the types of the
+                results.
+
+        Returns:
+            The rewritten program, or several by name.
+
+        Raises:
+            CheckError: If a pass returns an ill-typed program.
+            PipelineError: If a step names a program that does not exist.
         """
         observer = observer or Observer()
         result = program

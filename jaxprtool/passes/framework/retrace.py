@@ -1,7 +1,7 @@
-"""A program as the function that it came from, and the program traced from a function of it.
+"""Convert a program to a function, and trace a transformed function to a program.
 
-The function is evaluated equation by equation: JAX's transformations see the same operations, from
-the same source locations, as if they ran the user's own function.
+The function evaluates the program equation by equation, so JAX's transformations see the same
+operations, from the same source locations, as if they ran the user's own function.
 """
 
 from __future__ import annotations
@@ -65,7 +65,7 @@ def function_of(program: Program, name: str | None = None) -> Callable[..., Any]
 
 
 def as_pair(program: Program) -> Program:
-    """Return a program with a pair as result, if it also returns the new state of objects."""
+    """Return a program with the tuple (result, new state of objects) in place of a `Changed`."""
     node = program.out_tree.node_data()
     if node is None or node[0] is not Changed:
         return program
@@ -86,11 +86,11 @@ def retraced(
     out_names: Sequence[str] | None = None,
     hint: str | None = None,
 ) -> Program:
-    """Return the program that `fun` traces to, on arguments like the program's, or of these types.
+    """Trace `fun` on arguments of the program's types, or of the types `avals`.
 
-    Its constants are the program's, and those that JAX adds. `transform` is the name of the
-    transformation in errors. Raises UnsupportedError if JAX cannot transform the program, with the
-    source line of the equation at fault if it is known, and UserFunctionError if the rule of a
+    The result has the constants of the program, and those that JAX adds. `transform` is the name of
+    the transformation in errors. Raises UnsupportedError if JAX cannot transform the program, with
+    the source line of the equation at fault if it is known, and UserFunctionError if the rule of a
     custom derivative raises.
     """
     in_tree = program.in_tree if in_tree is None else in_tree
@@ -213,15 +213,16 @@ def chosen(
 def chosen_argnums(
     program: Program, transform: str, argnums: int | Sequence[int]
 ) -> tuple[int, ...]:
-    """Return the positions of the arguments in `argnums`, which must name some, each once.
+    """Return the positions of the arguments in `argnums`.
 
-    Raises ArgumentsError as `chosen` does, and where JAX's own message would be unclear.
+    Raises ArgumentsError as `chosen` does, and if `argnums` is empty or has duplicates, for which
+    JAX's own message is unclear.
     """
     positions = chosen(program, transform, "argnums", argnums)
     if not positions:
         raise ArgumentsError(f"{transform}: argnums names no argument of {program.name}")
     if len(set(positions)) < len(positions):
-        raise ArgumentsError(f"{transform}: argnums has an argument of {program.name} twice")
+        raise ArgumentsError(f"{transform}: argnums names an argument of {program.name} twice")
     return positions
 
 

@@ -1,1 +1,1 @@
-"""Computing in a narrower dtype, except at places that stay in the program's dtype."""
+"""Compute in a narrower dtype, except at places that stay in the program's dtype."""

@@ -1,4 +1,4 @@
-"""Places of equations that a user can name: source lines and scopes.
+"""The places of equations that a user can name: source lines and scopes.
 
 A place is the text that reports show: `model.py:30`, or `GPT/Block_0/Attention_0`. An equation in a
 body belongs to the line and the scope of its enclosing equations if it has none of its own.

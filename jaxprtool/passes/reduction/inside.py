@@ -233,7 +233,7 @@ def _options(program: Program) -> Sequence[tuple[Var, str, object]]:
 
 
 def _plain(eqn: JaxprEqn, name: str, value: object) -> object:
-    """Return the plainest value of a parameter; the value itself if the equation needs it."""
+    """Return the simplest value of a parameter, or the value itself if the equation needs it."""
     if isinstance(value, bool):
         return False
     if isinstance(value, int):

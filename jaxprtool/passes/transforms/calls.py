@@ -1,9 +1,9 @@
-"""checkpoint, jit, pmap, named_call and disable_jit as passes, with the options of JAX's own.
+"""checkpoint, jit, pmap, named_call and disable_jit as passes, with the options of JAX's functions.
 
     trace(loss, x).apply("checkpoint(policy='dots_saveable'), grad")
     trace(step, state, x).apply("jit(name='train_step', donate_argnums=0)")
 
-`closed`, which binds arguments, is in a module of its own.
+The pass `closed`, which binds arguments, has a module of its own.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ class Checkpoint(Pass):
             policy itself.
         prevent_cse: Prevent XLA from merging the recomputation with the original.
         only: Apply it only to the scopes and loop bodies that match a pattern, `Block_*` or
-            `GPT/Block_3`, each in a call of its own. A scope is opened by a module, or is a called
+            `GPT/Block_3`, each in a call of its own. A scope belongs to a module or a called
             function; a loop body has the name of its function.
 
     Raises:
@@ -97,11 +97,10 @@ class Jit(Pass):
         donate_argnums: The positional arguments whose memory the results may reuse.
         donate_argnames: The names of arguments whose memory the results may reuse.
         keep_unused: Keep unused arguments.
-        inline: Let JAX inline the call. JAX 0.10 does so when it traces the call, which is at once;
-            JAX 0.12 when it lowers it.
+        inline: Let JAX inline the call: JAX 0.10 does so at once, JAX 0.12 when it lowers the call.
         in_shardings: The specs of the arguments on the mesh that is set (`--mesh`), as the text of
-            a prefix tree: `(P(), P('data'))`; None where JAX chooses.
-        out_shardings: The specs of the results.
+            a prefix tree: `(P(), P('data'))`. JAX chooses where a spec is None.
+        out_shardings: The specs of the results, likewise.
         compiler_options: Options of XLA: `{'xla_cpu_enable_fast_math': True}`.
 
     Raises:
@@ -225,10 +224,11 @@ NamedCall.name = "named_call"  # type: ignore[misc, assignment]
 class Pmap(Pass):
     r"""Map over devices, one batch element on each: the jaxpr of pmap(f).
 
-    Equations keep the context in which they were traced, without a mesh.
+    Equations keep the context in which they were traced, without a mesh. Static arguments are those
+    of the traced function (`--static-argnums`): there is no `static_broadcasted_argnums`.
 
     Args:
-        axis_name: The name by which collectives call the axis.
+        axis_name: The name of the axis, for collectives.
         in_axes: The mapped axis of each argument: 0, None, or a prefix of the tree of positional
             arguments.
         out_axes: The mapped axis of each result.
@@ -236,12 +236,9 @@ class Pmap(Pass):
         donate_argnums: The positional arguments whose memory the results may reuse.
         devices: The indices of the devices in `jax.devices()`; by default the first ones.
 
-    Static arguments are those of the traced function (`--static-argnums`); a program has none left
-    for `static_broadcasted_argnums`.
-
     Raises:
         ArgumentsError: If there is no argument at a position.
-        UnsupportedError: If there are fewer devices.
+        UnsupportedError: If there are fewer devices than `axis_size`.
 
     Example:
         $ XLA_FLAGS=--xla_force_host_platform_device_count=4 \

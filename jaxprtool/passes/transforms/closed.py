@@ -4,9 +4,9 @@
     program.apply(Closed({"params": params}))
 
 A key is the position of an argument, or a path as in `Program.arg_names`: of one flat value,
-`params['w']`, or of a whole part of the arguments, `params`, which takes a value of the same tree.
-A number is a scalar, nested lists are an array. An argument that is wholly bound is removed, as
-from a `functools.partial`; a part of one is replaced by None.
+`params['w']`, or of a larger part of the arguments, `params`, which takes a value of the same tree.
+A number represents a scalar, and nested lists represent an array. An argument that is bound as a
+whole is removed, as from a `functools.partial`; a bound part of one becomes None.
 """
 
 from __future__ import annotations
@@ -106,9 +106,10 @@ def _bound(program: Program, values: dict[int, Any]) -> Program:
 
 
 def remaining(program: Program, free: Sequence[bool]) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    """Return the remaining arguments if only some flat ones are, as numbers of these.
+    """Return the positional and keyword arguments that remain, with flat indices as leaves.
 
-    An argument of which nothing remains is removed; a removed part of one is None.
+    `free` marks the flat arguments that remain. An argument of which nothing remains is removed; a
+    removed part of one is None.
     """
     before = filled(program.in_tree, range(len(free)))
     after = filled(program.in_tree, [i if flag else None for i, flag in enumerate(free)])
@@ -126,7 +127,7 @@ def _require_rows(program: Program, name: str) -> None:
     bound = dict(program.bounds).get(name)
     if isinstance(bound, LengthsBound) and not isinstance(bound.rows, int):
         raise ArgumentsError(
-            f"closed: argument {name} is {bound}, whose number is unknown",
+            f"closed: argument {name} is {bound}, and the number of rows is unknown",
             f"give it with specialize({bound.rows}=…)",
         )
 

@@ -1,4 +1,4 @@
-"""Shardings for values of a program, as by `with_sharding_constraint` in its source."""
+"""Add sharding constraints to values, as `with_sharding_constraint` in the source would."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""grad, value_and_grad, jacfwd, jacrev, hessian and jvp as passes, with the options of JAX's own.
+"""grad, value_and_grad, jacfwd, jacrev, hessian and jvp as passes, with JAX's options.
 
     trace(loss, params, x).apply("grad")           # jax.grad(loss), of the same arguments
     trace(loss, params, x).apply("jvp")            # ((primals), (tangents)) -> (result, tangent)

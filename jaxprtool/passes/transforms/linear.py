@@ -115,9 +115,8 @@ class Linearize(WithAux):
     def __call__(self, program: Program) -> Programs:
         """Return `forward`, and `backward`, the linear function that `jax.linearize` returns.
 
-        `backward`, so called as the counterpart of `forward`, takes (residuals, tangents), with a
-        tuple of tangents, one for each positional argument, and returns those of the results.
-        Raises as `Vjp` does.
+        `backward` takes (residuals, tangents), with a tuple of tangents, one for each positional
+        argument, and returns those of the results. Raises as `Vjp` does.
         """
         program = as_pair(program)
         main_results(program, self.name, self.has_aux)
@@ -264,8 +263,8 @@ def _check_moving(program: Program, leaves: Sequence[int]) -> None:
         seen.setdefault(jnp.issubdtype(aval.dtype, jnp.integer), shown)
     if len(seen) == 2:
         raise ArgumentsError(
-            f"linear_transpose needs values that are all integers or all not, but {seen[True]}, "
-            f"and {seen[False]}",
+            f"linear_transpose does not mix integers with other numbers, but {seen[True]} and "
+            f"{seen[False]}",
             _ARGNUMS_HINT,
         )
     if True in seen:
@@ -284,7 +283,7 @@ def _check_integers(program: Program, leaves: Sequence[int]) -> None:
     where = named(inner) if inner is outer else f"{inner.primitive.name} in {named(outer)}"
     hint = None
     if inner.primitive.name == "convert_element_type":
-        hint = "JAX converts an argument of type i32[] differently than a number"
+        hint = "JAX converts an argument of type i32[] differently from a Python number"
     raise UnsupportedError(
         f"linear_transpose of {program.name}: JAX's transpose of {where} loses the cotangents of "
         "integers",

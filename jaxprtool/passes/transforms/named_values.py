@@ -1,4 +1,4 @@
-"""Names for values of a program, as `checkpoint_name` in its source would assign them."""
+"""Name values of a program, as `checkpoint_name` in its source would."""
 
 from __future__ import annotations
 

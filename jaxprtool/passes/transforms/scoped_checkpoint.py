@@ -78,7 +78,7 @@ class Level:
 
 
 def checkpoint_levels(program: Program) -> tuple[Level, ...]:
-    """Return the bodies of loops, and the scopes with products, the outermost first."""
+    """Return the bodies of loops, and the scopes with expensive equations, the outermost first."""
     plan = _Plan("", program)
     plan.look_into(jaxcompat.open_jaxpr(program.jaxpr), ())
     return tuple(plan.levels.values())
@@ -100,7 +100,7 @@ class _Group:
 
 
 class _Plan:
-    """The plan: which equations of which bodies become calls."""
+    """The equations of each body that become calls."""
 
     def __init__(self, only: str, program: Program) -> None:
         self._pattern = only.split("/")

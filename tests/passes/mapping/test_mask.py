@@ -418,7 +418,7 @@ def test_buckets_of_two_symbols_make_a_program_for_each_pair():
             PipelineError,
             r"buckets must be sizes from 1 to .*, not {'n': 8}",
         ),
-        ("mask(n='8')", PipelineError, "option 'n' of pass 'mask' is int, not '8'"),
+        ("mask(n='8')", PipelineError, "option 'n' of pass 'mask' must be int, not '8'"),
     ],
 )
 def test_buckets_without_a_meaning_are_refused(passes, error, message):

@@ -343,7 +343,7 @@ def test_symbols_that_are_not_ragged_stay():
             jnp.sin,
             "f32[n]",
             "axis='n', lanes=2, layout='tight'",
-            "option 'layout' of pass 'ragged' is Optional[Literal['packed', 'padded']], not "
+            "option 'layout' of pass 'ragged' must be Optional[Literal['packed', 'padded']], not "
             "'tight'",
         ),
         (

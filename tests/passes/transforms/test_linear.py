@@ -244,7 +244,7 @@ def test_the_transpose_of_linearize_is_vjp():
     [
         (lambda x: x, (True,), None, ArgumentsError, r"numbers, but x is bool\[\]"),
         (lambda k: k, (jax.random.key(0),), None, ArgumentsError, "numbers, but k is key"),
-        (lambda x: x * 2.0, (1,), None, ArgumentsError, r"x is i32\[\], and result is f32\[\]"),
+        (lambda x: x * 2.0, (1,), None, ArgumentsError, r"x is i32\[\] and result is f32\[\]"),
         (lambda x: x, (1,), (0, -1), ArgumentsError, "argument of lambda twice"),
         (lambda x: x, (1,), (), ArgumentsError, "argnums names no argument of lambda"),
         (lambda x: jnp.eye(3, dtype=int) @ x, (jnp.arange(3),), None, UnsupportedError, "dot_gen"),

@@ -164,7 +164,8 @@ class _Hoister:
         self, eqns: Sequence[JaxprEqn], constants: Sequence[Var], runs: bool
     ) -> list[JaxprEqn]:
         """Return the equations to hoist from a body, in order."""
-        # The bytes of the largest value outside that a value is computed from, or its own.
+        # For each value, the bytes of the largest outer value that it is computed from; for an
+        # outer value, its own bytes.
         origin = {v: size_in_bytes(v.aval) for v in constants if is_array(v.aval)}
         invariant: list[JaxprEqn] = []
         paying: set[int] = set()
@@ -197,7 +198,10 @@ def _must_stay_if_idle(eqn: JaxprEqn) -> bool:
 
 
 def _is_worth_storing(eqn: JaxprEqn, result: Any, source: Any) -> bool:
-    """Return True if storing `result` bytes pays off, computed from at most `source` bytes."""
+    """Return True if storing `result` bytes is cheaper than recomputing them in the loop.
+
+    They are computed from values of at most `source` bytes.
+    """
     like = traits(eqn)
     if like.moves:
         return False
@@ -214,7 +218,7 @@ def _at_most(size: Any, limit: Any) -> bool:
         return False
 
 
-# --- the loop without what has left --------------------------------------------------------------
+# --- the loop without the hoisted equations -------------------------------------------------------
 
 
 def _split(inside: Regions, number: int, leaving: list[JaxprEqn]) -> _SplitBody:

@@ -184,7 +184,7 @@ def keep_order(eqns: Sequence[JaxprEqn], sows: Contains) -> list[bool]:
         sows: Whether an equation sows a value.
     """
     pinned = [bool(eqn.effects) or sows.at(eqn) for eqn in eqns]
-    if any(pinned):  # otherwise a reader of a ref can be moved past nothing
+    if any(pinned):  # if no equation has effects, no ref is written: reads may be reordered
         for i, eqn in enumerate(eqns):
             atoms = *eqn.invars, *eqn.outvars
             pinned[i] |= any(isinstance(v.aval, jaxcompat.AbstractRef) for v in atoms)

@@ -14,11 +14,11 @@ Segments are chosen by their total saving: the equations of all copies but one, 
 costs of the shared body and the calls (see `choice`). With `equations=N`, every repeated segment of
 N equations is chosen. If nothing is saved, the same program object is returned.
 
-The calls are marked for XLA: with `mark="unit"` each shared body is a unit that is compiled once,
-with `mark="call"` the calls are not inlined, with `mark="plain"` they are (by XLA, and by the pass
-`inline`, which opens marked ones with `force=True`). A body that writes into a large argument is
-marked "call" instead of "unit" (see `in_place`). Marks that a backend does not support, or with
-which XLA cannot partition, are omitted in lowering (see `jaxcompat.marked_lowering`).
+The calls are marked for XLA: with `mark="unit"` it compiles each shared body once, as a unit; with
+`mark="call"` it does not inline the calls; with `mark="plain"` it does. The pass `inline` inlines
+plain calls, and marked ones with `force=True`. A body that writes into a large argument is marked
+"call" instead of "unit" (see `in_place`). Marks that a backend does not support, or with which XLA
+cannot partition, are omitted in lowering (see `jaxcompat.marked_lowering`).
 """
 
 from __future__ import annotations

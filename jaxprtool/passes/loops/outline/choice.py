@@ -1,4 +1,4 @@
-"""Which repeated segments become calls: those that save most, best first.
+"""Choose the repeated segments that become calls: those that save most, best first.
 
 The saving is measured in equations that a compiler processes: those of all copies but one, minus
 the cost of the calls, which grows with the number of values that cross their boundary. A segment is
@@ -127,7 +127,7 @@ class Choice:
         return int(self._text.sizes[start + length] - self._text.sizes[start])
 
     def _is_segment(self, start: int, length: int) -> bool:
-        """Return True if a period is a segment itself: long enough, or once so, as a call is."""
+        """Return True if a period may be a segment: it is long enough, or contains a call."""
         if not self._costs.periods or self._size(start, length) >= self._costs.equations:
             return True
         return any(isinstance(item, Repeated) for item in self._text.copy(start, length))
@@ -178,8 +178,8 @@ class Choice:
     def _moved(self, starts: Positions, length: int) -> list[tuple[Positions, int, float]]:
         """Return the windows shifted or shortened so that the fewest values cross their boundaries.
 
-        Each comes with the cost of its boundaries. If most windows are consecutive, several are
-        returned: in any period, all copies may be alike.
+        Each comes with the cost of its boundaries. If most windows are consecutive, several periods
+        are returned, since the copies may be alike in any of them.
         """
         crossing = self._crossing(starts, length)
         weights = self._text.weights

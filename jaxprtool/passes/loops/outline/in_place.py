@@ -1,4 +1,4 @@
-"""Find the bodies that a compiler lets write into their arguments.
+"""Find the bodies whose results a compiler writes into their arguments.
 
 It does so if the array is not needed afterwards, and some elements are updated, or all are
 recomputed element by element, as in an optimizer's step on donated parameters. A unit is compiled

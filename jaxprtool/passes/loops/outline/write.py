@@ -1,7 +1,7 @@
 """The shared body of a segment, and the calls that replace its copies.
 
-An operand from outside becomes an argument of the body, one for all operands at which each copy has
-the same atom. Where all copies have the same literal, it stays in the body. A value that is read
+Operands from outside become arguments of the body; operands that are the same atom in each copy
+share one argument. A literal that is the same in all copies stays in the body. A value that is read
 outside of some copy is a result of the body, which the calls of the other copies drop.
 """
 

@@ -11,23 +11,23 @@ iterations before the previous one: see `rounds`. It may read and update an arra
 differ: see `moving_slices`.
 
 Rows of an array are not stacked: the scan takes the array itself. So the backward half of a
-gradient scans, in reverse, over the stacks of the forward half, with the carry before each
-iteration where JAX's own derivative of a scan has it. Copies on the rows of an array that another
+gradient becomes a reverse scan over the stacks of the forward half, which include the carry before
+each iteration, as in JAX's own derivative of a scan. Copies on the rows of an array that another
 scan takes, or returns, become a scan even if they pass nothing on: the update of the parameters of
 each layer, say.
 
 Equations between the copies go before the scan, or after it if they depend on a copy. The chain is
 cut where they would have to stay in between: where a copy reads a value that depends on another
 copy and is not passed on, or at effects, whose order stays. A chain is also cut where the type or
-position of a passed value changes. Calls stay that sow a value, donate, or are marked to be called
-(see `inline`).
+position of a passed value changes. Calls that sow a value, donate, or have settings of their own
+(see `inline`) stay.
 
 XLA's convolutions for the CPU are slow in a loop's body, and so an iteration that convolves becomes
-one call, marked as a unit that XLA compiles by itself (see `outline`). `inline(force=True)` opens
-it.
+one call, marked as a unit that XLA compiles separately (see `outline`). `inline(force=True)`
+inlines it.
 
-Every value is the same to the bit, evaluated equation by equation. Apart from rolled code, only
-dead code and plain calls change: they are removed. `unroll`, with a sufficient `max_length`, then
+Every value is the same to the bit, evaluated equation by equation. Besides the rolled code, only
+dead code is removed and plain calls are inlined. `unroll`, with a sufficient `max_length`, then
 `simplify` and `dce`, restores the equations.
 
 `roll(stack="inside")` stacks in the program, which copies the arrays: `jaxprtool opt` reports how
@@ -195,7 +195,7 @@ class _Bodies:
         return result, roller.stacks
 
     def _chains(self, jaxpr: AnyJaxpr) -> tuple[Roller, AnyJaxpr]:
-        """Return a body with its own chains replaced by scans, and what has done so."""
+        """Return the Roller of a body, and the body with its own chains replaced by scans."""
         roller = Roller(jaxpr, self._sows, self._usable, self._names)
         return roller, roller.run()
 

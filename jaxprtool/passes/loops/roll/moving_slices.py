@@ -21,7 +21,7 @@ from jaxprtool.jaxcompat import AnyJaxpr, Atom, JaxprEqn, Literal
 
 
 class MovingSlices:
-    """The slices of a program that are dynamic for a time."""
+    """The slices of a program that are temporarily dynamic."""
 
     def __init__(self) -> None:
         #: The literals that are positions of these slices, by their ids.

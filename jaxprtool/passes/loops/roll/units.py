@@ -1,8 +1,8 @@
-"""One iteration of a loop as the call of a unit.
+"""Replace an iteration of a loop by one call of a unit, which XLA compiles separately.
 
-XLA only has its fast convolutions for the CPU at the top of a module. A loop's body is not a
-module, but a unit that it calls is: without it, an iteration with a convolution is twenty times
-slower.
+XLA uses its fast convolutions for the CPU only at the top level of a module. A loop's body is not a
+module, but a unit that it calls is: without the unit, an iteration with a convolution is twenty
+times slower.
 """
 
 from __future__ import annotations

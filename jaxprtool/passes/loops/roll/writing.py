@@ -1,4 +1,4 @@
-"""One body whose chains of calls become scans."""
+"""Write the scans that replace the chains of calls in one body."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ class _Result:
 
     Attributes:
         value: The value: a result of the body, or an argument that is carried.
-        rows: The variables that are its values in each iteration, where they are needed.
+        rows: The variable of its value in each iteration; None where it is not needed.
         start: Its value in the first iteration, if that comes from before the loop.
     """
 
@@ -272,7 +272,7 @@ class Roller:
 
 
 def whole_array(parts: Sequence[Atom | Range]) -> Var | None:
-    """Return the array whose rows, all and in order, the parts are; None if there is none."""
+    """Return the array that consists of exactly these parts, in order; None if there is none."""
     first = parts[0]
     return first.array if isinstance(first, Range) and first.is_whole and len(parts) == 1 else None
 

@@ -112,7 +112,8 @@ class Unzip(Pass):
             raise UnzipError("Must provide a tag to unzip.")
         if self.auto and self.known is not None:
             raise ArgumentsError(
-                "auto chooses variables for keys, but known is for other arguments"
+                "auto and known exclude each other: auto chooses variables for keys, known for "
+                "other arguments"
             )
         arguments = self._arguments(program)
         if not self.auto and self.known is None:

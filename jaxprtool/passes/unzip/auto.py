@@ -1,11 +1,11 @@
-"""Variables for a function that declares none: a cut is chosen, and its values are sown.
+"""Choose variables for a function that declares none: find a cut, and sow its values.
 
 The cut is the cheapest set of values that separates the values a function needs late from those it
 gets early (see `flow` and `cut`): the set with the fewest bytes, and on a tie the one nearest to
 its uses, so that the least work is left. A key is chosen only if the key itself is needed late.
 
 The program is returned with a `sow` on each of these values, at any depth, under a tag of our own.
-Then it is unzipped as if its author had written them.
+Then it is unzipped as if its author had written these.
 """
 
 from __future__ import annotations
@@ -46,9 +46,9 @@ def sow_cut(program: Program, early: Sequence[bool], tag: str, computed_once: bo
 
     `early` has an entry for each flat argument. The names are unique paths, joined by `SEPARATOR`.
     If `computed_once`, everything that depends only on early arguments is computed before the cut,
-    except changes of a value to another layout or a wider type; else the values cheapest to store
-    are sown, and the early arguments are keys. Dead code is removed. If there is no cut, nothing is
-    sown.
+    except changes of a value to another layout or a wider type. Otherwise the early arguments are
+    keys, and the values that are cheapest to store are sown. Dead code is removed. If there is no
+    cut, nothing is sown.
     """
     program = Dce()(program)
     context = Context(tag=None)

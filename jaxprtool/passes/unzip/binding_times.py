@@ -27,7 +27,7 @@ from jaxprtool.primitives import sow_p
 
 
 class BindingTime(NamedTuple):
-    """The facts whether init can have a value (`early`), and whether apply can (`ready`)."""
+    """Whether init can compute a value (`early`), and whether apply can (`ready`)."""
 
     early: bool
     ready: bool
@@ -147,8 +147,9 @@ def operand_of(eqn: JaxprEqn, result: int) -> int | None:
 def whole(eqn: JaxprEqn, times: Sequence[BindingTime], context: Context) -> Outcome:
     """Return the outcome of keeping an equation whole, in each program that has its operands.
 
-    One with an effect, or with a ref among its values, is kept in one program alone: in apply, if
-    that has its operands, and the conditions that decide whether it is run.
+    An equation with an effect, or with a ref among its operands or results, is kept in one program
+    only: in apply, if apply has its operands and the conditions that decide whether it runs; else
+    in init.
     """
     results = meet(times)
     if has_lasting_effect(eqn) or _meets_ref(eqn):

@@ -1,12 +1,12 @@
-"""The cheapest set of a graph's nodes that cuts its sink off from its source.
+"""Find the cheapest set of a graph's nodes that cuts its sink off from its source.
 
 `Graph.minimum_cut` is exact: no other set costs less, and of those with the same cost it is the one
 nearest the sink. Costs are integers of any size, or `math.inf` for nodes that cannot be chosen.
 
 Graphs of programs are large and nearly trees, so most of the work is done by `Graph.reduce`, in
-time linear in the graph: for most nodes, bounds from both sides prove that others do as well for
-less, or nearer the sink; such nodes are merged into their neighbours, and a node that is then alone
-between source and sink must be chosen. The rest, one connected part at a time, is cut by the
+time linear in the graph. For most nodes, bounds from both sides prove that other nodes cut at a
+lower cost, or nearer the sink; such nodes are merged into their neighbours. A node that is then
+alone between source and sink must be chosen. The rest, one connected part at a time, is cut by the
 maximum flow that NetworkX finds. The cut is taken from the sink's side, where the nearest one is
 (Picard and Queyranne, On the structure of all minimum cuts in a network, 1980).
 """
@@ -19,7 +19,7 @@ from collections.abc import Collection, Iterable, Iterator, Sequence, Set
 #: The two nodes that every graph has. They cannot be chosen.
 SOURCE, SINK = 0, 1
 
-_NO_CUT = "no cut: what cannot be chosen leads from the source to the sink"
+_NO_CUT = "no cut: a path from the source to the sink has only nodes that cannot be chosen"
 
 
 class Graph:
@@ -113,7 +113,7 @@ class Graph:
                 self._bypass(node)
 
     def _drop_dead(self, fixed: Collection[int]) -> None:
-        """Remove the nodes on no path from the source or a fixed node to the sink or one."""
+        """Remove nodes on no path from the source or a fixed node to the sink or a fixed node."""
         forwards = _reached((SOURCE, *fixed), self.after)
         backwards = _reached((SINK, *fixed), self.before)
         for node in self.nodes:
@@ -177,7 +177,7 @@ class Graph:
 def _reached(
     start: Iterable[int], edges: Sequence[set[int]], among: Set[int] | None = None
 ) -> set[int]:
-    """Return the nodes reachable from some, only through `among` if it is given."""
+    """Return the nodes reachable from `start`; if `among` is given, only through these nodes."""
     found = set(start)
     todo = list(found)
     while todo:

@@ -1,4 +1,4 @@
-"""Early values as a graph: their operands, the cost of storing them, and their later uses.
+"""The graph of early values: their operands, the cost of storing them, and their later uses.
 
 The nodes of a body's `Flow` are its early values that are not ready (see `binding_times`). An edge
 leads from each to the values computed from it, and to the sink if a value that is not early needs
@@ -38,7 +38,7 @@ from jaxprtool.passes.unzip.keys import is_of
 from jaxprtool.passes.unzip.loops import as_scan
 from jaxprtool.passes.unzip.split import Split, split
 
-#: The cost of a bit: so much that a smaller difference only decides between cuts of one size.
+#: The cost of a bit. Smaller differences in cost only decide between cuts of equal size.
 BIT = 1 << 24
 
 #: A key costs more than any number of bits.
@@ -69,7 +69,7 @@ class CutConstraints:
 class Flow:
     """The graph of a body: the locations of its nodes, and the nodes of its arguments and results.
 
-    `extras` are those of the results (see `flow_of`).
+    `extras` are the extra costs of the results (see `flow_of`).
     """
 
     graph: Graph
@@ -221,8 +221,8 @@ class _FlowBuilder:
             self.need(operands)
         extra = max((self.extra(atom) for atom in eqn.invars), default=0)
         if any(map(is_ref, (*eqn.invars, *eqn.outvars))):
-            # Effects on a ref happen in one program, in apply; so values read from it are not
-            # variables, and it needs those written to it.
+            # Effects on a ref happen in apply only. So values read from a ref are not variables,
+            # and apply needs the values written to it.
             extra = math.inf
             self.need(operands)
         again = extra == math.inf or not self.constraints.once or _is_layout(eqn)
@@ -340,7 +340,7 @@ class _FlowBuilder:
         nodes = {SOURCE: SOURCE, SINK: SINK}
         for start, node in zip(flow.ins, ins, strict=True):
             if start is None:
-                self.need([node])  # the surroundings of the body keep its argument from being early
+                self.need([node])  # the equation keeps its body's argument from being early
             else:
                 # With an early condition, a loop constant may be early only inside: the condition's
                 # node covers it.

@@ -1,7 +1,7 @@
 """Hoisting of loop-invariant computations on early values.
 
-A variable sown in a loop is one value for each iteration. Where all of these are equal, one before
-the loop suffices; and it is possible even where the loop's length is not known.
+A variable sown in a loop is one value for each iteration. If all of these are equal, one value
+before the loop suffices, even if the length of the loop is unknown.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from jaxprtool.passes.unzip.split import Split
 def hoisted(part: Split, context: Context) -> ClosedJaxpr:
     """Return the body of a split with computations on early constants moved out of its loops.
 
-    Here, early values are those that are not ready as well. If nothing moves, the body stays the
+    Here, early values are those that are early and not ready. If nothing moves, the body stays the
     same object.
     """
     eqns: list[JaxprEqn] = []

@@ -1,9 +1,9 @@
-"""Names for values without one: from the arguments, the user's source, the scopes around them.
+"""Name the values that have no name: after arguments, the user's source, and scopes.
 
-Of several ways to name a value, the first that applies:
+A value gets the first of these names that exists:
 
 *   the path of the argument that it is: `params['w']` becomes `params/w`;
-*   the name that a value was sown or checkpointed under;
+*   the name that it was sown or checkpointed under;
 *   the name that the user's source assigns it to, in the function that computes it, or else in
     its caller, and so on outwards; a name in a library's source is nested under the first in the
     user's own, unless the library's caller passes a name for it as a string;

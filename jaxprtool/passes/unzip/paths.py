@@ -19,7 +19,7 @@ SHOWN = 5
 
 
 def check_cut(part: Split, tag: str, in_names: Sequence[str], out_names: Sequence[str]) -> None:
-    """Raise UnzipError, with the path, if a program needs a key through no variable.
+    """Raise UnzipError, with the path, if apply needs a key that passes through no variable.
 
     The path leads from the key to a result, or to an equation whose effect needs keys and other
     arguments.
@@ -96,4 +96,4 @@ def _unready(part: Split, eqn: JaxprEqn) -> Var:
     for atom in eqn.invars:
         if not isinstance(atom, Literal) and not part.times[atom].ready:
             return atom
-    raise AssertionError(f"{named(eqn)} lacks no operand")
+    raise AssertionError(f"all operands of {named(eqn)} are ready")

@@ -21,7 +21,7 @@ from jaxprtool.passes.unzip import Unzip, UnzipError
 from jaxprtool.passes.unzip.programs import Unzipped
 from jaxprtool.primitives import VARIABLE, sow_p
 
-_HINT = "name the arguments that are keys with --key-args, or none"
+_HINT = "name only arguments that are keys with --key-args"
 
 
 @dataclass(frozen=True)

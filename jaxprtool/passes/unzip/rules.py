@@ -40,7 +40,7 @@ from jaxprtool.passes.unzip.split import Split, equation_of, reordered, split
 from jaxprtool.passes.unzip.variables import Variable
 from jaxprtool.primitives import scope_of
 
-#: Flags or the values that init or the halves can have.
+#: A function from binding times to flags: the values that init, or that apply, can have.
 Marks = Callable[[Sequence[BindingTime]], list[bool]]
 
 _NONE: Mapping[str, Sequence[Var]] = {}
@@ -79,7 +79,7 @@ def _avals(variables: Sequence[Variable]) -> list[Aval]:
     return [aval for variable in variables for aval in variable.avals]
 
 
-# --- bodies, whatever holds them ----------------------------------------------------------------
+# --- bodies of all kinds of equations -----------------------------------------------------------
 
 
 @dataclass(frozen=True)
@@ -235,7 +235,7 @@ def _computed_again(eqn: JaxprEqn, variables: Sequence[Variable]) -> tuple[Varia
 @rule(kind_rules, "loop")
 @_split_if_needed
 def _loop(eqn: JaxprEqn, times: Sequence[BindingTime], context: Context) -> Outcome:
-    """Split a loop. Its variables are stacked by init, and a row per iteration in apply."""
+    """Split a loop: init stacks its variables, and each iteration of apply takes a row of them."""
     if eqn.primitive.name in While.primitives and context.sows.inside(eqn):
         scan = as_scan(eqn, context)
         return _loop(scan, times[-len(scan.invars) :], context)

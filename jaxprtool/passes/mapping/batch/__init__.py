@@ -4,8 +4,8 @@
     batched(w, xs)                      # jax.vmap(loss, in_axes=(None, 0))(w, xs)
 
 `in_axes` and `out_axes` are those of `jax.vmap`: an int, None, or a prefix of the tree of arguments
-or results. An axis of an argument is its position in the argument as it will be, with the mapped
-axis. A program's arguments have none yet, so that the size must be given.
+or results. An axis of an argument is its position in the argument with the mapped axis. A program's
+arguments have no mapped axis yet, so its size is required.
 
 Every primitive that JAX can batch is batched: by a rule in `batch_rules`, or by JAX's own. A rule
 is traced once for all equations that are alike (see `templates`); bodies of loops, branches and
@@ -80,7 +80,7 @@ class Batch(Pass):
             elements.
         axis_size: The number of batch elements. Required, since the program's arguments have no
             mapped axis yet.
-        axis_name: The name by which collectives call the axis.
+        axis_name: The name of the axis, for collectives.
         spmd_axis_name: The mesh axis, or axes, over which the batch elements are sharded.
         chunk: The number of batch elements to map at a time, in a scan, to bound memory.
         sum_match: Sum a mapped result over the batch if its `out_axes` entry is None, instead of
@@ -137,7 +137,7 @@ class Batch(Pass):
         outs = result_dims(out_axes, ranks, partial(list, program.out_names))
         spmd = self.spmd_axis_name
         axis = Axis(self.axis_name, size, (spmd,) if isinstance(spmd, str) else spmd)
-        # The axis is bound here; a name of the program's that is the same is the mapped one.
+        # The axis is bound here: an axis of the same name in the program is the mapped one.
         free = free_axes(program, self.axis_name, size)
         with jaxcompat.axes_bound(free):
             if self.chunk is None:

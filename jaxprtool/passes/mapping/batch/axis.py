@@ -19,7 +19,7 @@ class Axis:
     """A mapped axis.
 
     Attributes:
-        name: The name by which collectives call it, or None.
+        name: The name of the axis for collectives, or None.
         size: The number of batch elements.
         spmd_name: The mesh axes over which batch elements are sharded (`spmd_axis_name` of
             `jax.vmap`).

@@ -161,7 +161,7 @@ def _ppermute(
 def _all_to_all(
     axis: Axis, primitive: Primitive, operands: Operands, dims: Sequence[Dim], params: Params
 ) -> Batched | None:
-    """Send the same parts from everywhere; JAX's rule misreads the shape of an unmapped operand."""
+    """Send equal parts from all batch elements; JAX's rule misreads an unmapped operand's shape."""
     (x,), (bdim,), names = operands, dims, params["axis_name"]
     names = names if isinstance(names, (tuple, list)) else (names,)
     if bdim is not None or axis.name not in names or params["axis_index_groups"] is not None:

@@ -31,12 +31,12 @@ def batch_jaxpr(
 
     Args:
         jaxpr: A closed jaxpr, or an open one without constants.
-        size: The size of the mapped axis.
+        size: The size of the mapped axis, in elements.
         in_axes: The mapped axis of each argument; None for unmapped ones.
         out_axes: The requested mapped axis of each result: None accepts any, a number moves or
             broadcasts the result to be mapped there, and "zero_if_mapped" moves the mapped axis to
             the front if there is one.
-        axis_name: The name by which collectives call the axis.
+        axis_name: The name of the axis, for collectives.
 
     Returns:
         The mapped jaxpr, closed, and the mapped axis of each result; None for unmapped ones.

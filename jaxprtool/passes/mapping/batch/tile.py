@@ -53,7 +53,7 @@ class Tile(Pass):
     Args:
         tile_size: The number of tiles. None: the size of the named axis that the program was traced
             with, or else a symbol, so that the arguments determine the number.
-        axis_name: The name by which collectives call the axis over the tiles.
+        axis_name: The name of the axis over the tiles, for collectives.
         in_axes: The axis along which each argument is cut, a prefix as for `batch`; None for
             arguments that all tiles share.
         out_axes: The axis along which the tiles of a result are concatenated; None if the result is

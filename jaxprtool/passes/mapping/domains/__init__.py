@@ -1,4 +1,4 @@
-"""One engine for passes that rewrite a program by a *kind* of each value.
+"""The engine of passes that rewrite a program by a *kind* of each value.
 
 `batch` (the batch dimension of a value), `mask` (its logical shape and known padding) and `ragged`
 (its layout) are such passes. A `Domain` defines the kinds of values, how two kinds join, and which

@@ -145,7 +145,7 @@ def write(
             extras.setdefault(place, {})[name] = atom
     values = {"invars": [*map(builder.held, eqn.invars, ins)]}
     values["outvars"] = builder.outs(eqn.outvars, outs)
-    # The quick way: nothing is added, and no effect names an operand that has been replaced.
+    # The fast path: nothing is added, and no effect names an operand that has been replaced.
     if not (extras or changes or eqn.effects):
         rebuilt = found.with_bodies([made.jaxpr for made in bodies]).replace(**values)
     else:

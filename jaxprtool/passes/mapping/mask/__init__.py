@@ -175,8 +175,12 @@ def _are_sizes(bounds: tuple[int, ...]) -> bool:
 def check_sizes(program: Program, bounds: Mapping[str, int]) -> None:
     """Check that all sizes up to the bounds satisfy the constraints of a program.
 
+    Args:
+        program: A program with symbolic dimensions.
+        bounds: The largest size of some of its symbols, in elements.
+
     Raises:
-        ArgumentsError: If some do not.
+        ArgumentsError: If some size does not.
     """
     what, least = f"mask: {program.name}", _least(program, bounds)
     for name, bound in bounds.items():
@@ -194,7 +198,17 @@ def _least(program: Program, names: Iterable[str]) -> dict[str, int]:
 
 
 def masked(program: Program, sizes: Mapping[str, int]) -> Program:
-    """Return the masked program for these bounds of symbols; see `Mask`."""
+    """Return the masked program for some bounds; see `Mask`.
+
+    Args:
+        program: A program with symbolic dimensions.
+        sizes: The bound of each symbol to mask, in elements.
+
+    Raises:
+        ArgumentsError: If a name is not a symbol of the program, or a constraint does not hold at
+            all sizes up to the bounds.
+        UnsupportedError: If an equation cannot be masked.
+    """
     check_symbols(f"mask: {program.name}", sizes, program.symbols)
     made = _masked(program, Bounds({name: sizes[name] for name in sorted(sizes)}))
     return with_own_constraints(made)

@@ -175,7 +175,7 @@ class RaggedBodyBuilder(BodyBuilder[Kind]):
             return
         refs = any(isinstance(v.aval, jaxcompat.AbstractRef) for v in (*eqn.invars, *eqn.outvars))
         if eqn.effects and (mentions or refs):
-            on = "a ref" if refs else "the rows of lanes"
+            on = "a ref" if refs else "the rows of examples"
             raise refusal(eqn, f"it has an effect on {on}")
         if mentions and sizes.layout != "padded" and self._packed(eqn):
             return

@@ -1,4 +1,4 @@
-"""Rewrites from patterns: `@jaxprtool.rewrite`, and the files of them that `--rewrite` loads."""
+"""Rewrites from patterns: `@jaxprtool.rewrite`, and the files that `--rewrite` loads."""
 
 from jaxprtool.passes.patterns.define import Rewrite, rewrite
 from jaxprtool.passes.patterns.definition import Match

@@ -13,10 +13,10 @@ from jaxprtool.passes.patterns.plan import Application
 
 
 def rewrite(*args: Any, check: Check | None = None, name: str | None = None, **kwargs: Any) -> Any:
-    """Return a `Rewrite` from two functions: matches of the first are replaced by the second.
+    """Return a pass that replaces matches of one function by another function.
 
-    As a decorator of the pattern it takes the types of the pattern's arguments, by name or in
-    order; the replacement follows, and a condition. It is a pass: `program.apply(dense)`.
+    Use it as a decorator of the pattern, with the types of the pattern's arguments. Then add the
+    replacement and, if needed, a condition. The result is a pass: `program.apply(dense)`.
 
         @jaxprtool.rewrite(x="f32[...,n]", w="f32[n,m]", b="f32[m]")
         def dense(x, w, b):
@@ -36,10 +36,23 @@ def rewrite(*args: Any, check: Check | None = None, name: str | None = None, **k
     and may be a pytree of these. It represents every dtype of its kind and every size; names are
     sizes that must be equal wherever they occur, and `f32[...,n]` has any number of dimensions
     before `n`. Arguments of the pattern match any value, also literals; everything else matches
-    only an equal part. Raises ArgumentsError for types that cannot be parsed or do not fit the
-    pattern, UserFunctionError if the pattern raises, and PluginError if it is not a valid pattern:
-    if it has effects, computes nothing, leaves an argument unused, or falls into parts that share
-    nothing.
+    only an equal part.
+
+    Args:
+        args: The types of the pattern's positional arguments; or the pattern, the replacement, and
+            then these types.
+        check: Returns True if a match is to be replaced. By default all matches are.
+        name: The name of the pass; by default the name of the pattern.
+        kwargs: The types of the pattern's arguments by name.
+
+    Returns:
+        The `Rewrite`; or, without a pattern, a decorator that returns it.
+
+    Raises:
+        ArgumentsError: If a type cannot be parsed, or the types do not fit the pattern.
+        UserFunctionError: If the pattern raises.
+        PluginError: If the pattern has effects, computes nothing, leaves an argument unused, or has
+            parts that share no value.
     """
     if args and callable(args[0]):
         if len(args) < 2 or not callable(args[1]):

@@ -36,11 +36,15 @@ from jaxprtool.primitives import sow_p
 class Match:
     """One place in a program where a pattern was found.
 
-    `types` has the type of each argument of the pattern, by its name (`q`, `params['w']`): with
-    `.shape`, `.dtype`, `.ndim`. `values` has those arguments that are constants: a NumPy scalar,
-    also for an array filled with one number, or an array. `sizes` are the sizes that the pattern
-    names. `equations` are the equations of the program to be replaced, and `source` is the user's
-    line of the last of them, `file.py:12` (None if unknown), for messages.
+    Attributes:
+        rewrite: The name of the rewrite.
+        types: The type of each argument of the pattern, by its name (`q`, `params['w']`), with
+            `.shape`, `.dtype` and `.ndim`.
+        values: The values of those arguments that are constants: an array, or a NumPy scalar, also
+            for an array filled with one number.
+        sizes: The sizes that the pattern names, by name.
+        equations: The equations of the program to replace.
+        source: The user's source line of the last of these, `file.py:12`; None if unknown.
     """
 
     rewrite: str
@@ -127,7 +131,7 @@ class Definition:
     def pattern_at(
         self, avals: Sequence[Aval], like: JaxprEqn | None
     ) -> tuple[Traced, list[Pattern]] | None:
-        """Return the pattern at these types, traced in the setting of an equation, and its forms.
+        """Return the pattern at these types, traced in the context of an equation, and its forms.
 
         Returns None where the pattern raises, or does not need all its arguments.
         """

@@ -41,7 +41,7 @@ def load_rewrites(path: str) -> list[Rewrite]:
 
 @dataclass(frozen=True)
 class CountingRewrite(Pass):
-    """A rewrite of a file, under its name; it remembers its matches."""
+    """A rewrite of a file, which records its matches."""
 
     rewrite: ClassVar[Rewrite]
     found: ClassVar[list[Match]]

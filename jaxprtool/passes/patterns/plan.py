@@ -1,4 +1,4 @@
-"""Finding the matches of a pattern in a program, and writing the replacements.
+"""Find the matches of a pattern in a program, and write the replacements.
 
 A match is found in three steps. The pattern traced at example types, without parameters and
 numbers, determines where to search, and the types of its arguments there. It is then traced again
@@ -181,7 +181,7 @@ class Application:
     def _pattern(
         self, avals: tuple[Aval, ...], like: JaxprEqn
     ) -> tuple[Traced, list[Pattern]] | None:
-        """Return the pattern at these types, in the setting of an equation; None if invalid."""
+        """Return the pattern at these types, in the context of an equation; None if invalid."""
         key = avals, like.ctx
         if key not in self._traced:
             self._traced[key] = self._rewrite.pattern_at(avals, like)

@@ -217,7 +217,7 @@ _PLAIN = (bool, int, str, type(None), np.dtype)
 def same_parameters(p: JaxprEqn, q: JaxprEqn) -> bool:
     """Return True if two equations of one primitive compute the same from operands of equal types.
 
-    Jaxprs in their parameters are compared up to names. The settings of both must be equal.
+    Jaxprs in their parameters are compared up to names. Their contexts must be equal.
     """
     settings = jaxcompat.context_settings
     if p.ctx is not q.ctx and settings(p.ctx) != settings(q.ctx):

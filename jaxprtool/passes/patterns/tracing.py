@@ -33,7 +33,7 @@ class Traced:
         like: JaxprEqn | None = None,
         results: Sequence[Aval | None] | None = None,
     ):
-        """Trace the function in the setting of an equation, with results as weak as `results`.
+        """Trace the function in the context of an equation, with results as weak as `results`.
 
         Raises whatever the function raises.
         """

@@ -98,7 +98,7 @@ class Values:
         return number
 
     def _is_plain(self, eqn: JaxprEqn) -> bool:
-        """Return True if an equation runs in default settings and has plain, small results."""
+        """Return True if an equation has the default context, and plain, small results."""
         if eqn.ctx not in self._plain_settings:
             settings = jaxcompat.context_settings(eqn.ctx)
             self._plain_settings[eqn.ctx] = all(

@@ -1,12 +1,12 @@
-"""Find what costs memory or time for nothing in a program, or makes its results wrong.
+"""Find what wastes memory or time in a program, or makes its results wrong.
 
     for finding in lint(program):
         finding.code, finding.line, finding.message, finding.cost.bytes
 
 Each rule has a code that never changes, and is in a table that plug-ins add to (`table`). Rules
-look for patterns in a graph of the program in which calls are opened (`graph`), and state what a
-finding costs. Comments in the source silence findings (`sources`). What several programs have in
-common, such as those of a recorded run, is found once.
+look for patterns in a graph of the program in which calls are inlined (`graph`), and state what a
+finding costs. Comments in the source silence findings (`sources`). Findings of a rule on the same
+line of several programs, such as those of a recorded run, are merged.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ def lint(
     select: str | Iterable[str] = (),
     ignore: str | Iterable[str] = (),
 ) -> Findings:
-    """Find what costs memory or time for nothing in a program, or makes its results wrong.
+    """Find what wastes memory or time in a program, or makes its results wrong.
 
     Args:
         program: A `Program`, a jaxpr, or programs by name, such as those of a recorded run.
@@ -57,7 +57,7 @@ def lint(
         ignore: The codes of rules not to run, likewise.
 
     Returns:
-        The findings, the worst first. Those of a rule on the same line are one.
+        The findings, the worst first. Findings of a rule on the same line are merged.
 
     Raises:
         ArgumentsError: If there is no rule with a given code.
@@ -78,17 +78,17 @@ def lint_programs(
     select: str | Iterable[str] = (),
     ignore: str | Iterable[str] = (),
 ) -> Findings:
-    """Find what `lint` finds in several programs; what a rule finds on the same line is one.
+    """Run `lint` on several programs, and merge the findings of a rule on the same line.
 
     Args:
         name: A name for all of them.
-        programs: Their names, and the programs. They are taken, and let go, one by one.
+        programs: Pairs of a name and a program. Only one program is in memory at a time.
         select: The codes of the rules to run; see `lint`.
         ignore: The codes of rules not to run.
 
     Returns:
         The findings, the worst first, with the names of the programs that they are in. The message
-        and the cost are those of the program in which it costs most.
+        and the cost of a finding are those of the program in which it costs most.
 
     Raises:
         ArgumentsError: If there is no rule with a given code.
@@ -119,7 +119,7 @@ class _Collected:
                 frame = (
                     each.where if isinstance(each.where, UserFrame) else linted.frame_of(each.path)
                 )
-                # Without a line, the name of the function tells findings apart.
+                # Findings without a line are distinguished by the name of the function.
                 line = (linted.about.name, 0) if frame is None else (frame.file, frame.line)
                 groups[rule.code, line, each.argument].append((frame, each))
             for place, group in groups.items():

@@ -1,4 +1,4 @@
-"""What `lint` finds: a code, the user's line, what it costs, and what to do."""
+"""The findings of `lint`: a code, the user's line, the cost, and advice."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ class FindingCost:
     """What a finding costs.
 
     Attributes:
-        bytes: The bytes that are kept, moved or sent in vain.
-        flops: The operations that are done in vain, or in too wide a type.
-        text: What these are, as a sentence.
+        bytes: The bytes that are stored, moved or sent for nothing.
+        flops: The operations that are done for nothing, or in too wide a type.
+        text: The cost in words.
     """
 
     bytes: int
@@ -44,9 +44,9 @@ class Finding:
     Attributes:
         code: The code of the rule: `JT101`.
         line: The user's line, `model.py:9`; "" if unknown.
-        message: What is found there.
+        message: What is wrong there.
         cost: What it costs.
-        advice: What to do.
+        advice: How to fix it.
         kind: "wrong" if results may be wrong, or "waste".
         programs: The names of the programs that it is in.
         frames: The frames of the line, the innermost first.
@@ -70,7 +70,7 @@ class Findings(Printed):
     Attributes:
         name: The name of the program, or of the recorded run.
         findings: The findings: first those that make results wrong, then the most expensive.
-        programs: The number of programs that were looked at.
+        programs: The number of programs that were checked.
         silenced: The number of findings that comments in the source silence.
     """
 
@@ -90,15 +90,15 @@ class Found(NamedTuple):
     """What the check of a rule yields.
 
     Attributes:
-        where: The equation that it is about, or its path (the equations around it, and its own), or
-            a line. None if it is about the function.
-        message: What is found, without a full stop.
-        advice: What to do.
-        cost: A sentence on the cost, in which `{bytes}` and `{flops}` stand for the sums over all
-            findings of the rule on the same line.
+        where: The place: an equation, its path (the equations around it, and its own), or a line.
+            None if it is the function.
+        message: What is wrong, without a full stop.
+        advice: How to fix it.
+        cost: What follows the word "costs": a phrase in which `{bytes}` and `{flops}` stand for
+            the sums over all findings of the rule on the same line.
         bytes: The bytes that it costs.
         flops: The operations that it costs.
-        argument: The argument that it is about, if it is about the function.
+        argument: The argument at fault, if the place is the function.
     """
 
     where: Node | tuple[JaxprEqn, ...] | UserFrame | None

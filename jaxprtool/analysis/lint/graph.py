@@ -1,8 +1,8 @@
-"""A program as a graph of equations and values, in which calls are opened.
+"""A program as a graph of equations and values, in which calls are inlined.
 
 Rules look for patterns that JAX spreads over calls: `jnp.sort(x)[-3:]` is a `jit` with a `sort`,
-and a slice beside it. So the bodies of `jit`, `remat` and custom derivatives are opened where they
-are called. Loops and branches are nodes whose bodies are scopes of their own.
+and a slice beside it. So the calls of `jit`, `remat` and custom derivatives are inlined. Loops and
+branches are nodes whose bodies are scopes of their own.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ class Value:
         scope: The scope that it belongs to; None for a literal.
         node: The equation that computes it; None for arguments, constants and literals.
         index: Its position among the results of the equation, or the arguments of the scope.
-        readers: The equations of the scope that read it, each once for every operand.
+        readers: The equations of the scope that read it, each as often as it is their operand.
         is_result: Whether it is a result of the scope.
         literal: The number, for a literal; else None.
         constant: The array, for a constant; else None.
@@ -156,13 +156,13 @@ class Node:
 
 
 class Scope:
-    """The program, or the body of a loop or a branch, with the calls in it opened.
+    """The program, or the body of a loop or a branch, with the calls in it inlined.
 
     Attributes:
         parent: The equation that holds the body; None for the program.
         nodes: The equations, in order.
         arguments: The arguments.
-        constants: The constants, also those of opened calls.
+        constants: The constants, also those of inlined calls.
         results: The results.
         runs: How often it runs; loops with an unknown trip count count as one iteration.
         number_of_body: The index of the body among those of the parent.
@@ -277,7 +277,7 @@ class GraphBuilder:
                 self._hold(node, held)
 
     def _may_enter(self, held: Regions) -> bool:
-        """Return True if bodies are to be added, as calls of calls may be exponentially many."""
+        """Return True if bodies are to be added; calls of calls may be exponentially many."""
         seen = self._entered.issuperset(held.jaxprs)
         self._entered.update(held.jaxprs)
         return not seen or self._count < _MOST_EQUATIONS

@@ -1,4 +1,4 @@
-"""The program that rules look at: its graph, names, frames, and helpers to follow values."""
+"""The program that rules check: its graph, names, frames, and helpers to follow values."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from jaxprtool.jaxcompat.source_locations import UserFrame
 #: The size of symbolic dimensions at which costs are given.
 TYPICAL_SIZE = 512
 
-#: The maximum number of elements of an array that is computed to look at its numbers.
+#: The maximum number of elements of an array that is computed for its numbers.
 _MOST_ELEMENTS = 1 << 16
 
 #: The maximum number of equations between such an array and what it is computed from.
@@ -32,11 +32,12 @@ _MOST_STEPS = 64
 
 
 class LintedProgram:
-    """A program, as rules look at it.
+    """A program, as rules see it.
 
     Args:
         program: A `Program`, or a jaxpr.
-        sources: Reads the source of the user's files, of several programs each file once.
+        sources: Reads the source of the user's files. Pass the same one for several programs, so
+            that each file is read once.
 
     Attributes:
         about: The names and types of its arguments and results.
@@ -81,16 +82,16 @@ class LintedProgram:
 
     @cached_property
     def is_loss(self) -> bool:
-        """True if the program returns one real number, whose gradient can be asked for."""
+        """True if the program returns one real number, so that it has a gradient."""
         results = self.top.results
         return len(results) == 1 and results[0].shape == () and is_inexact(results[0])
 
     def is_differentiated(self, node: Node) -> bool:
-        """Return True if JAX differentiates an equation.
+        """Return True if JAX differentiates an equation, or would in the gradient of a loss.
 
-        In a program with a gradient, its line has equations of the backward part. A loss is
-        differentiated by its first argument, as `jax.grad` does unless told otherwise, or by any
-        if that has no floats.
+        In a program with a gradient, it does if the line has equations of the backward part. A loss
+        is differentiated with respect to its first argument, as by `jax.grad`; if that has no
+        floats, with respect to all arguments.
         """
         if self.has_backward:
             frame = self.frame(node)
@@ -200,7 +201,7 @@ class LintedProgram:
 
 
 def origin(value: Value, gives: Sequence[str] = ("same", "layout"), most: int = 64) -> Value:
-    """Return the value that another one has its elements from.
+    """Return the value that the elements of a value come from.
 
     Args:
         value: The value.
@@ -220,11 +221,15 @@ def origin(value: Value, gives: Sequence[str] = ("same", "layout"), most: int = 
 def ends(
     value: Value, gives: Sequence[str] = ("same", "layout")
 ) -> list[tuple[Value, Node | None]]:
-    """Return what reads a value, behind equations that only pass its elements on.
+    """Return the readers of a value, past equations that only pass its elements on.
+
+    Args:
+        value: The value.
+        gives: The relations of results to operands to follow, of the trait `gives`.
 
     Returns:
-        Pairs of the value in its last form and the equation that reads it, or None where it is a
-        result of its scope.
+        Pairs of the value in its last form and the equation that reads it; None in place of the
+        equation if it is a result of its scope.
     """
     found: list[tuple[Value, Node | None]] = []
     todo = [value]
@@ -240,7 +245,7 @@ def ends(
 
 
 def ancestors(value: Value, most: int = 64) -> Iterator[Value]:
-    """Yield a value and those that it is computed from, the nearest first, at most so many."""
+    """Yield a value and those that it is computed from, the nearest first, `most` at most."""
     todo, seen = [value], {value}
     for each in itertools.islice(todo, most):
         yield each

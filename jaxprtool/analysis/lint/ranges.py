@@ -1,7 +1,7 @@
-"""What is known of the numbers in a value: that they are not negative, or not large.
+"""Decide if the numbers in a value are known not to be negative, not to be large, and so on.
 
-Two open tables of rules by primitive, of functions from the equation and the number of steps that
-may still be taken back to a bool. What has no rule may be anything.
+Each open table has rules by primitive: functions from an equation, and the number of equations to
+look back, to a bool. The result of an equation without a rule may be anything.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from jaxprtool.analysis.lint.linted_program import ancestors, origin
 from jaxprtool.ir.basics.rules import RuleTable, rule
 from jaxprtool.ir.core.equations import is_inexact
 
-#: What passes on the elements of a value, whatever their precision.
+#: The relations of a result to an operand that has the same elements, up to their precision.
 MOVES = ("same", "layout", "cast")
 
 RangeRule: TypeAlias = Callable[[Node, int], bool]
@@ -64,7 +64,7 @@ def is_not_negative(value: Value, steps: int = _MOST_STEPS) -> bool:
 
 
 def is_bounded_above(value: Value, steps: int = _MOST_STEPS) -> bool:
-    """Return True if a value is known not to be large: what a maximum is taken off, and so on."""
+    """Return True if a value is known not to be large, as is `x - max(x)`."""
     value = origin(value, MOVES)
     if not is_variable(value):
         return True
@@ -170,7 +170,7 @@ guarded_rules: RuleTable[RangeRule] = RuleTable()
 
 
 def is_guarded(value: Value) -> bool:
-    """Return True if the source keeps a value away from zero, or from all else that is unsafe."""
+    """Return True if the source keeps a value away from zero, or from other unsafe numbers."""
     value = origin(value, MOVES)
     if value.node is None:
         return not is_variable(value)
@@ -197,7 +197,7 @@ def _is_at_least(node: Node, steps: int) -> bool:
 
 @rule(guarded_rules, "select_n")
 def _is_choice(node: Node, steps: int) -> bool:
-    """Return True unless zero is chosen instead of a value, by something else than the value."""
+    """Return True unless a case is zero and the predicate is not computed from the other one."""
     predicate, *cases = node.ins
     if not any(map(_has_zero, cases)):
         return True

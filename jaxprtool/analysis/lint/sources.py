@@ -1,10 +1,10 @@
-"""What the source of the user's files says of findings: comments that silence them, and names.
+"""Read the user's files: the comments that silence findings, loops, and names.
 
     x = x.astype(jnp.float32)  # jaxprtool: ignore[JT202]
     # jaxprtool: ignore[JT202, JT203]      (for the line below)
     def f(x):  # jaxprtool: ignore         (all codes, in the whole function)
 
-Files that are missing say nothing.
+A missing file counts as empty.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ _LOOPS = ast.For | ast.While | ast.ListComp | ast.SetComp | ast.DictComp | ast.G
 
 @dataclass(frozen=True)
 class _Loop:
-    """A loop or a comprehension: its first line, and the first and last places of what repeats."""
+    """A loop or a comprehension: its first line, and the start and end of each repeated part."""
 
     line: int
     parts: tuple[tuple[tuple[int, int], tuple[int, int]], ...]
@@ -70,7 +70,7 @@ class Sources:
         return next((s.line for s in self._scopes(file) if s.first == line), line)
 
     def loops(self, frame: UserFrame) -> list[int]:
-        """Return the lines at which the loops that run an expression again and again begin."""
+        """Return the first lines of the loops that run an expression repeatedly."""
         around, place = self._around(frame), (frame.line, frame.column)
         first = around[-1].first if around else 0
         return [
@@ -141,7 +141,7 @@ def _loop(node: Any) -> _Loop:
     repeated: list[Any]
     if isinstance(node, ast.For | ast.While):
         repeated = node.body
-    else:  # not what the first of its `for` iterates over
+    else:  # the iterable of the first `for` is evaluated once
         first, *others = node.generators
         repeated = [node.key, node.value] if isinstance(node, ast.DictComp) else [node.elt]
         repeated += [*first.ifs, *(part for other in others for part in (other.iter, *other.ifs))]

@@ -3,12 +3,12 @@
     @lint_rule("XY101", "slow-thing", bad=BAD, good=GOOD)
     def slow_things(program):
         \"\"\"What is found, and why it matters.\"\"\"
-        yield Found(node, "…", "…", "{bytes} are copied", bytes=node.bytes)
+        yield Found(node, "…", "…", "copies of {bytes}", bytes=node.bytes)
 
 A plug-in lists a module with its rules in the entry-point group `jaxprtool.lint`. The examples are
-texts of modules with a function `f` that `jaxprtool.example` gives arguments; the lines at which
-the rule finds something in the bad one end in a comment with its code. Tests run them, and the
-documentation shows them.
+texts of modules with a function `f` that has arguments by `jaxprtool.example`. In the bad one, the
+lines of the findings end in a comment with the code. Tests run them, and the documentation shows
+them.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ _OWN = (
     *("unrolled", "unused"),
 )
 
-#: Looks for something in a program.
+#: The check of a rule: yields its findings in a program.
 Check: TypeAlias = Callable[[LintedProgram], Iterable[Found]]
 
 
@@ -48,8 +48,8 @@ class LintRule:
         about: What it finds and why that matters, in one paragraph.
         kind: Whether a finding makes results wrong, or is waste.
         bad: The text of a module in whose function `f` it finds something.
-        good: The same without the fault.
-        check: Looks for it in a program.
+        good: The same module without the fault.
+        check: Yields the findings in a program.
         module: The module that defines it.
     """
 
@@ -69,7 +69,16 @@ lint_rules: dict[str, LintRule] = {}
 def lint_rule(
     code: str, name: str, *, bad: str, good: str, kind: Kind = "waste"
 ) -> Callable[[Check], Check]:
-    """Return a decorator that adds a function to the rules; its docstring says what it finds.
+    """Return a decorator that adds a function to the rules.
+
+    The docstring of the function says what it finds, and why that matters.
+
+    Args:
+        code: Its code, which never changes: `XY101`.
+        name: A name that says what it finds.
+        bad: The text of a module in whose function `f` it finds something.
+        good: The same module without the fault.
+        kind: "wrong" if a finding makes results wrong, "waste" if it wastes memory or time.
 
     Raises:
         PluginError: If another module has a rule with this code.
@@ -128,7 +137,7 @@ def chosen_rules(
     Args:
         select: Codes, or their beginnings: `JT1`, or a text of them with commas. All rules if
             empty.
-        ignore: Likewise.
+        ignore: The codes of rules to leave out, likewise.
 
     Raises:
         ArgumentsError: If no rule has a code that begins with one of them.

@@ -59,8 +59,8 @@ def callbacks_in_loops(program: LintedProgram) -> Iterator[Found]:
             node,
             f"{node.name} in a loop calls the host {often}",
             "call it once after the loop, on stacked values, or remove it",
-            f"{runs:,} calls of the host, which are given {{bytes}}"
+            f"{runs:,} calls to the host, which send it {{bytes}}"
             if known
-            else "a call of the host in each iteration, which is given {bytes}",
+            else "a call to the host in each iteration, which sends it {bytes}",
             bytes=size,
         )

@@ -11,7 +11,7 @@ from jaxprtool.analysis.lint.table import lint_rule
 from jaxprtool.ir.basics.quantities import in_bytes
 from jaxprtool.ir.core.equations import type_of
 
-#: Smaller constants are not worth an argument.
+#: Smaller constants are not reported.
 LEAST_BYTES = 1 << 20
 
 _BAD = """

@@ -1,4 +1,4 @@
-"""Types that are wider than asked for, and conversions there and back."""
+"""Types that are wider than intended, and conversions there and back."""
 
 from __future__ import annotations
 
@@ -111,9 +111,9 @@ def unwanted_f64(program: LintedProgram) -> Iterator[Found]:
         seen |= reached
         yield Found(
             node,
-            f"{_name(node)} makes {type_of(out.aval)}, though no argument is 64 bits wide",
-            "convert what is 64 bits wide there (NumPy's arrays are) to the type of the arguments",
-            "{bytes} more than in 32 bits, in the values that follow from it",
+            f"{_name(node)} computes {type_of(out.aval)}, but no argument has 64-bit floats",
+            "convert the 64-bit values there, such as NumPy arrays, to the type of the arguments",
+            "{bytes} more than in 32 bits, in all values computed from it",
             bytes=sum(value.bytes for value in reached) // 2 * node.scope.runs,
         )
 
@@ -161,7 +161,7 @@ def _widening(node: Node, narrow: Value, other: Value) -> Found:
         node,
         f"{type_of(other.aval)} widens {type_of(narrow.aval)} to {more.dtype.name}",
         f"convert the smaller operand to {narrow.dtype.name} first",
-        f"{{bytes}} more than in {bits} bits, in the values that follow from it{with_products}",
+        f"{{bytes}} more than in {bits} bits, in all values computed from it{with_products}",
         bytes=saved,
         flops=sum(each.operations for each in products),
     )
@@ -190,7 +190,7 @@ def _is_wider(value: Value, narrow: Value) -> bool:
 
 
 def _goes_back(value: Value, narrow: Value) -> bool:
-    """Return True if all that follows from a value is narrow again, before it is in memory."""
+    """Return True if all values computed from a value are narrow again before they are written."""
     for each in _reached(value, lambda other: _is_wider(other, narrow)):
         if each.is_result:
             return False
@@ -201,7 +201,7 @@ def _goes_back(value: Value, narrow: Value) -> bool:
 
 
 def _reached(value: Value, condition: Callable[[Value], bool], most: int = 1000) -> list[Value]:
-    """Return the values of the scope that follow from a value, and meet a condition."""
+    """Return the values of the scope that are computed from a value, and meet a condition."""
     found = {value: None}
     todo = [value]
     for each in todo:
@@ -240,9 +240,9 @@ def round_trips(program: LintedProgram) -> Iterator[Found]:
             continue
         yield Found(
             node,
-            f"{start.dtype.name} goes to {middle.dtype.name} and back, read by nothing else",
+            f"{start.dtype.name} is converted to {middle.dtype.name} and back for nothing",
             "remove both conversions, or keep the narrow type until a product reads it",
-            f"{{bytes}} are rounded to {jnp.finfo(middle.dtype).nmant + 1} bits for nothing",
+            f"{{bytes}} that are rounded to {jnp.finfo(middle.dtype).nmant + 1} bits",
             bytes=start.bytes * node.scope.runs,
         )
 

@@ -181,7 +181,7 @@ def useless_checkpoints(program: LintedProgram) -> Iterator[Found]:
                     where,
                     "the policy of this checkpoint saves everything: it does not lower the peak",
                     "use another policy, or remove the checkpoint",
-                    "residuals that are all kept",
+                    "the memory of all residuals",
                 )
             elif policy is None and _is_lonely(node, depth):
                 own = program.top.number(node.scope.count.of(eqn))

@@ -1,4 +1,4 @@
-"""Gathers, scatters and sorts that could be something cheaper."""
+"""Gathers, scatters and sorts that could be cheaper operations."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from jaxprtool.analysis.lint.graph import Node, Value
 from jaxprtool.analysis.lint.linted_program import LintedProgram, ends
 from jaxprtool.analysis.lint.table import lint_rule
 
-#: Smaller gathers are not worth a word.
+#: Smaller gathers are not reported.
 LEAST_BYTES = 1 << 10
 
 #: A part of a sorted axis up to this share of it counts as its top.
@@ -103,13 +103,13 @@ def gathers_of_slices(program: LintedProgram) -> Iterator[Found]:
                 node,
                 f"a gather at known, evenly spaced indices{_every(step)} is a slice",
                 "write the slice: x[start:stop" + ("]" if step == 1 else f":{step}]"),
-                "{bytes} are gathered",
+                "a gather of {bytes}",
                 bytes=node.bytes,
             )
 
 
 def _is_indexing(program: LintedProgram, node: Node) -> bool:
-    """Return True if the source indexes an array, as JAX's own functions do inside too."""
+    """Return True if the user's source indexes an array, and not only a function of JAX."""
     text = program.expression(node)
     return text.endswith("]") or "take(" in text or ".at[" in text
 
@@ -165,9 +165,9 @@ def undeclared_unique(program: LintedProgram) -> Iterator[Found]:
         )
         yield Found(
             node,
-            f"the {count:,} indices of this {node.name} are all different, but it is not told so",
+            f"the {count:,} indices of this {node.name} are unique, but not declared so",
             f"pass {where}, or index with a slice or take_along_axis",
-            "{bytes} of updates are applied one by one, or with atomics on a GPU",
+            "{bytes} of updates that are applied one by one, or with atomics on a GPU",
             bytes=node.ins[2].bytes * node.scope.runs,
         )
 

@@ -69,7 +69,7 @@ def _reuse(program: LintedProgram, earlier: Node, node: Node) -> Found:
         node,
         f"this key is used again{at}",
         "split it, and use each of its keys once",
-        "random numbers that depend on each other",
+        "random numbers that are equal or correlated",
     )
 
 
@@ -81,7 +81,7 @@ def _key_used(node: Node) -> Value | None:
 
 
 def _identity(key: Value) -> tuple[Value, Hashable]:
-    """Return the value that a key is, or a part of, and a name for the key.
+    """Return the value that a key is, or is a part of, and a name for the key.
 
     Keys are unpacked from an array by static slices, and wrapped from words and unwrapped again.
     """

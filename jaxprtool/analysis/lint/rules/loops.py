@@ -1,4 +1,4 @@
-"""Loops that keep what nobody reads, and branches that vmap runs all."""
+"""Loops that stack results nobody reads, and branches that all run under vmap."""
 
 from __future__ import annotations
 
@@ -119,7 +119,7 @@ def branches_under_vmap(program: LintedProgram) -> Iterator[Found]:
         if operations >= LEAST_OPERATIONS:
             yield Found(
                 node,
-                f"vmap made a select of this cond: its {len(node.ins) - 1} branches all run",
+                f"vmap turned this cond into a select: all {len(node.ins) - 1} branches run",
                 "use jax.lax.map, sort the batch by branch, or choose outside of vmap",
                 "{flops} in branches that all run",
                 flops=operations,
@@ -127,7 +127,7 @@ def branches_under_vmap(program: LintedProgram) -> Iterator[Found]:
 
 
 def _only_for(select: Node, most: int = 10_000) -> set[Node]:
-    """Return the equations that compute only what a select chooses from."""
+    """Return the equations whose results only the cases of a select depend on."""
     found = set[Node]()
     todo: list[Value] = list(select.ins[1:])
     while todo and len(found) < most:

@@ -185,14 +185,14 @@ def single_where(program: LintedProgram) -> Iterator[Found]:
                 continue
             yield Found(
                 node,
-                f"where guards this {node.name}, but not its operand: its gradient is NaN there",
-                "choose a safe operand by a where before it as well (the double where)",
+                f"a where guards the result of this {node.name}, but not its operand",
+                "add a where that replaces the operand by a safe number (the double where)",
                 "a gradient of NaN where the guard is false",
             )
 
 
 def _is_stated(program: LintedProgram, select: Node) -> bool:
-    """Return True if the source states a choice, which JAX's own functions have inside too."""
+    """Return True if the user's source has the select, and not only a function of JAX."""
     return any(word in program.expression(select) for word in ("where(", "select("))
 
 
@@ -207,9 +207,9 @@ def _risky(node: Node) -> Value | None:
 
 
 def _is_masked_mean(node: Node) -> bool:
-    """Return True for the sum of what a mask chooses, divided by what is computed from the mask.
+    """Return True for a sum of masked values, divided by a value computed from the mask.
 
-    The gradient that is NaN where nothing is chosen meets the same choice in the sum.
+    If the mask is empty, the gradient of the quotient is NaN, but the mask of the sum stops it.
     """
     if node.name != "div":
         return False
@@ -307,8 +307,8 @@ def roots_of_zero(program: LintedProgram) -> Iterator[Found]:
         if one is two and is_variable(one) and of_pairs:
             yield Found(
                 node,
-                "this root is of zero: the distance of each point to itself",
-                "choose a safe operand by a where before and after the root (the double where)",
+                "this is a root of zero: the distance of each point to itself",
+                "add a where before the root and one after it (the double where)",
                 "a gradient of NaN",
             )
 

@@ -18,7 +18,7 @@ from jaxprtool.jaxcompat import name_stack
 #: Smaller unused arguments (a key, a flag, a step count) are part of a function's interface.
 LEAST_BYTES = 1 << 10
 
-#: A line with fewer operations that no result needs is not worth a word.
+#: A dead line with fewer operations is not reported.
 LEAST_OPERATIONS = 1000
 
 _BAD_ARGUMENT = """
@@ -112,7 +112,7 @@ def unused_arguments(program: LintedProgram) -> Iterator[Found]:
     parameters = set(map(_parameter, names))
     used = {_parameter(name) for name, flag in zip(names, live, strict=True) if flag}
     for path, positions in covering(names, numbers).items():
-        # A state that is passed on has fields that this function does not read.
+        # A state has leaves for other functions.
         if _parameter(path) in used - first:
             continue
         values = [about.arguments[i] for i in positions]
@@ -124,7 +124,7 @@ def unused_arguments(program: LintedProgram) -> Iterator[Found]:
             None,
             f"no result depends on {path} ({what})",
             "use it, or drop it from the arguments",
-            "{bytes} that the caller keeps, and sends",
+            "{bytes} that the caller stores and sends to the device",
             bytes=size,
             argument=path,
         )
@@ -160,7 +160,7 @@ def dead_lines(program: LintedProgram) -> Iterator[Found]:
                 nodes[-1],
                 f"nothing uses what this line computes ({_named(nodes)})",
                 "remove it, or use its result",
-                "{flops} that are traced and lowered, and that XLA leaves out",
+                "{flops} that are traced and lowered, until XLA removes them",
                 flops=operations,
             )
 
@@ -176,7 +176,7 @@ def _in_dead_loop(node: Node) -> bool:
 
 
 def _is_last(nodes: list[Node]) -> bool:
-    """Return True if only the line itself reads what it computes: the others follow from it."""
+    """Return True if only the line itself reads what it computes: it is the last one."""
     own = set(nodes)
     return all(reader in own for node in nodes for out in node.outs for reader in out.readers)
 

@@ -1,4 +1,4 @@
-"""Assertions for tests of JAX programs: what they cost, what they hold, whether they have changed.
+"""Assertions for tests of JAX programs: their costs, their contents, and changes to them.
 
     from jaxprtool.testing import assert_budget
     assert_budget(loss, params, batch, flops="3 GFLOP", peak_bytes="16MiB")

@@ -66,18 +66,20 @@ def assert_budget(
     Args:
         program_or_function: A `Program`, or a function.
         args: The arguments of the function, as `jaxprtool.trace` takes them.
-        flops: The most FLOPs, a number or `"3 GFLOP"`, as `jaxprtool cost` counts them.
-        peak_bytes: The most bytes of memory at once, a number or `"16MiB"`, as in `jaxprtool
+        flops: The maximum number of FLOPs, such as 3e9 or `"3 GFLOP"`, as `jaxprtool cost` counts
+            them.
+        peak_bytes: The maximum memory in use at once, in bytes or as `"16MiB"`; see `jaxprtool
             memory`.
-        equations: The most equations, at every depth.
-        compiles: The most programs that JAX compiles when the function is called with these
-            arguments, which must be values.
-        collectives_bytes: The most bytes that each device sends, as in `jaxprtool shardings`.
-        residual_bytes: The most bytes that the gradient keeps between its passes, as in `jaxprtool
-            residuals`.
+        equations: The maximum number of equations, at every depth.
+        compiles: The maximum number of programs that JAX compiles when the function is called with
+            these arguments, which must be values.
+        collectives_bytes: The maximum number of bytes that each device sends; see `jaxprtool
+            shardings`.
+        residual_bytes: The maximum number of bytes that the gradient keeps from the forward to the
+            backward pass; see `jaxprtool residuals`.
 
     Raises:
-        AssertionError: If a budget is exceeded; with the lines that cost most.
+        AssertionError: If a budget is exceeded. The message has the lines that cost most.
         ArgumentsError: If no budget is given, or one cannot be read.
     """
     given: dict[Quantity, Any] = {
@@ -91,7 +93,7 @@ def assert_budget(
     limits = {q: amount_of(q, value) for q, value in given.items() if value is not None}
     if not limits:
         raise ArgumentsError("assert_budget needs a budget", f"write one of {', '.join(given)}")
-    # A function that only compiles need not be traceable: it may be a whole training.
+    # With `compiles` alone the function is not traced: it may be a whole training loop.
     traced = limits.keys() - {"compiles"}
     program = program_of(program_or_function, args) if traced else None
     call = _call(program_or_function, args) if "compiles" in limits else None
@@ -105,7 +107,7 @@ def assert_budget(
 def _over_budget(
     name: str, program: Program | None, over: list[Measure], limits: Mapping[Quantity, float]
 ) -> Iterator[str]:
-    """Yield a text for each amount that is beyond its budget."""
+    """Yield a message for each measure that exceeds its budget."""
     since = None if program is None else earlier(program, current_test())
     for each in over:
         grown: dict[str, Any] = {}
@@ -115,7 +117,7 @@ def _over_budget(
 
 
 def _call(function: object, args: tuple[object, ...]) -> Callable[[], object] | None:
-    """Return the call that `compiles` counts in. Raises ArgumentsError for types as arguments."""
+    """Return the call to count compilations in. Raises ArgumentsError for types as arguments."""
     if isinstance(function, Program) or not callable(function):
         return None
     if any(isinstance(leaf, jax.ShapeDtypeStruct) for leaf in jax.tree.leaves(args)):
@@ -125,7 +127,7 @@ def _call(function: object, args: tuple[object, ...]) -> Callable[[], object] | 
 
 
 def _placed(args: tuple[object, ...]) -> list[object]:
-    """Return the flat arguments if some lie on several devices."""
+    """Return the flat arguments if some lie on several devices, otherwise []."""
     leaves = jax.tree.leaves(args)
     several = (len(leaf.sharding.device_set) > 1 for leaf in leaves if isinstance(leaf, jax.Array))
     return leaves if any(several) else []
@@ -149,7 +151,7 @@ def assert_no(program_or_function: object, banned: object, /, *args: object) -> 
         args: The arguments of the function, as `jaxprtool.trace` takes them.
 
     Raises:
-        AssertionError: If there is one; with the lines.
+        AssertionError: If there is one. The message has the lines.
         ArgumentsError: If JAX knows no such primitive or dtype.
     """
     wanted = require_bannable(banned)
@@ -159,7 +161,7 @@ def assert_no(program_or_function: object, banned: object, /, *args: object) -> 
 
 
 def banned_places(program: Program, wanted: str | DType) -> Counter[str]:
-    """Return the equations of a primitive, or the values of a dtype: how many, by place."""
+    """Count the equations of a primitive, or the values of a dtype, by source line."""
     about = program_signature(program)
     frames, places = frames_now(about.roots), Counter[str]()
     if not isinstance(wanted, str):
@@ -175,7 +177,7 @@ def banned_places(program: Program, wanted: str | DType) -> Counter[str]:
 
 
 def require_bannable(banned: object) -> str | DType:
-    """Return the name of a primitive, or a dtype. Raises ArgumentsError for another object."""
+    """Return a dtype, or the name of a primitive. Raises ArgumentsError for another object."""
     if not isinstance(banned, str):
         try:
             return np.dtype(banned)  # type: ignore[call-overload,no-any-return]
@@ -193,7 +195,7 @@ def require_bannable(banned: object) -> str | DType:
 
 
 def banned_text(name: str, wanted: str | DType, places: Counter[str]) -> str:
-    """Return that a program has what it may not have, with the lines."""
+    """Return the message that a program has banned equations or values, with their lines."""
     if isinstance(wanted, str):
         count = plural(places.total(), f"{wanted} equation")
     else:
@@ -237,7 +239,8 @@ def assert_equivalent(p: object, q: object, /, *args: object) -> None:
         args: The arguments of the functions, as `jaxprtool.trace` takes them.
 
     Raises:
-        AssertionError: If they differ; with the differences, as `jaxprtool diff` shows them.
+        AssertionError: If they differ. The message has the differences, as `jaxprtool diff` shows
+            them.
     """
     programs = [each if isinstance(each, Program) else program_of(each, args) for each in (p, q)]
     found = diff(*programs)
@@ -247,7 +250,7 @@ def assert_equivalent(p: object, q: object, /, *args: object) -> None:
 
 @without_frames
 def assert_donated(function: object, /, *args: object) -> None:
-    """Assert that a function donates arguments, and that each one lends its memory to a result.
+    """Assert that a function donates arguments, and that results reuse the memory of all of them.
 
     Args:
         function: A function under `jax.jit`, `nnx.jit` or `eqx.filter_jit` that donates arguments,
@@ -255,7 +258,8 @@ def assert_donated(function: object, /, *args: object) -> None:
         args: Its arguments, as `jaxprtool.trace` takes them.
 
     Raises:
-        AssertionError: If no argument is donated, or one cannot be used; with its path and why.
+        AssertionError: If no argument is donated, or one cannot be used. The message has its path
+            and the reason.
     """
     program = program_of(function, args)
     if failure := donation_failure(program, program.name):
@@ -263,7 +267,7 @@ def assert_donated(function: object, /, *args: object) -> None:
 
 
 def donation_failure(program: Program, name: str) -> str:
-    """Return that a program donates nothing, or what it cannot use, as text; "" if all is well."""
+    """Return a message if a program donates nothing, or cannot use a donated argument, else ""."""
     found = donations(program)
     if not found.by_result and not found.unused:
         hint = "jax.jit takes donate_argnums or donate_argnames"

@@ -1,6 +1,6 @@
-"""Check a program against what pyproject.toml expects of it, without a test.
+"""Check a program against its expectations in pyproject.toml, without a test.
 
-`checked` measures, and returns as problems what `jaxprtool.testing` raises as failures.
+`checked` returns as problems what the assertions of `jaxprtool.testing` raise as failures.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from jaxprtool.testing.assertions import (
 from jaxprtool.testing.messages import over_budget
 from jaxprtool.testing.snapshots import difference
 
-#: A place as measures and findings name it: `model.py:9`.
+#: A source line in the text of a measure or a finding: `model.py:9`.
 _LINE = re.compile(r"(.+\.\w+):(\d+)\b")
 
 
@@ -40,13 +40,13 @@ class Expectations:
     """What a program is checked for.
 
     Attributes:
-        budgets: The most that it may take of each quantity.
+        budgets: The maximum amount of each quantity.
         no: The primitives and dtypes that it may not have.
-        donated: Whether it must donate arguments whose memory results use.
-        snapshot: The file of the program as it was; None without one.
-        lint: Whether to look for what `lint` finds.
-        select: The codes to look for, or their beginnings; all if empty.
-        ignore: The codes not to look for.
+        donated: Whether it must donate arguments, and results must reuse their memory.
+        snapshot: The file of its snapshot, or None.
+        lint: Whether to report the findings of `lint`.
+        select: The codes to report, or prefixes of them; all if empty.
+        ignore: The codes not to report, or prefixes of them.
     """
 
     budgets: Mapping[Quantity, float] = field(default_factory=dict)
@@ -59,7 +59,7 @@ class Expectations:
 
     @property
     def needs_program(self) -> bool:
-        """Whether the function has to be traced: not if only its compilations are counted."""
+        """True if the function must be traced, since more than its compilations is checked."""
         return self.budgets.keys() != {"compiles"} or bool(
             self.no or self.donated or self.snapshot or self.lint
         )
@@ -67,7 +67,7 @@ class Expectations:
 
 @dataclass(frozen=True)
 class Checked:
-    """What was measured of a program, and what is wrong with it."""
+    """The measures of a program, and the problems found."""
 
     measured: Mapping[Quantity, float]
     problems: Sequence[Problem]
@@ -84,7 +84,7 @@ def checked(
     """Measure a program, and return what is not as expected.
 
     Args:
-        name: What the program is called.
+        name: The name of the program in messages.
         program: The program; None if only compilations are counted.
         expected: What is expected.
         arguments: The flat arguments, for "collectives_bytes".
@@ -137,17 +137,17 @@ def _over_budget(
 def _grown(
     program: Program | None, quantity: Quantity, snapshot: Path | None
 ) -> tuple[str, Sequence[Growth]]:
-    """Return what the snapshot is called, and the lines that grew since; "" if none can tell."""
+    """Return a name for the snapshot and the lines that grew since; "" if they are unknown."""
     if program is None or snapshot is None or quantity == "compiles" or not snapshot.exists():
         return "", ()
     try:
         return f"the snapshot {_shown(snapshot)}", grown_lines(read(snapshot), program, quantity)
-    except JaxprToolError:  # the snapshot cannot be read or measured, which is said of it
+    except JaxprToolError:  # `_contents` reports a snapshot that cannot be read
         return "", ()
 
 
 def _contents(name: str, program: Program, expected: Expectations, width: int) -> Iterator[Problem]:
-    """Yield what is wrong with the equations of a program."""
+    """Yield the problems in the equations of a program."""
     for banned in expected.no:
         wanted = require_bannable(banned)
         if places := banned_places(program, wanted):

@@ -1,4 +1,4 @@
-"""Limit what a block compiles, by what `jaxprtool.record` knows of each compilation."""
+"""Limit how many programs a block compiles; failures have the reasons of `jaxprtool.record`."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ __tracebackhide__ = True
 
 @dataclass(frozen=True, repr=False)
 class CompileLimit:
-    """A `with` block that may compile so many programs.
+    """A `with` block that may compile a limited number of programs.
 
     Attributes:
-        recording: What is recorded, from the start of the test.
-        at_most: The number of programs.
+        recording: The recording, which began with the test.
+        at_most: The maximum number of programs.
         before: The number of programs that the test had compiled before the block.
     """
 
@@ -42,7 +42,9 @@ class CompileLimit:
 
 @dataclass(frozen=True, repr=False)
 class CompileCounter:
-    """The fixture `jax_compiles`: it records from the start of a test.
+    """The fixture `jax_compiles`, which records from the start of a test.
+
+    A reason compares a compilation with all earlier ones of the test.
 
     So the reasons of what a block compiles compare with all that the test has compiled before.
 
@@ -54,16 +56,18 @@ class CompileCounter:
 
     @without_frames
     def __call__(self, *, at_most: int) -> CompileLimit:
-        """Return a context manager that allows a block to compile so many programs.
+        """Return a context manager that limits the number of programs that a block compiles.
+
+        If the block compiles more, an AssertionError with the reasons is raised at its end.
 
         At its end it raises an AssertionError with the reasons if more were compiled.
 
         Args:
-            at_most: The number of programs. Single operations outside of `jit` do not count, nor
-                does what JAX has compiled before.
+            at_most: The maximum number of programs. Single operations outside of `jit` do not
+                count, nor do programs that JAX has compiled before.
 
         Raises:
-            ArgumentsError: If `at_most` is no number.
+            ArgumentsError: If `at_most` is not a number.
         """
         return CompileLimit(
             self.recording, amount_of("compiles", at_most), len(self.recording.compilations)

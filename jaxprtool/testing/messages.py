@@ -1,4 +1,4 @@
-"""The texts of failures: what is too much, the lines that cost most, and those that grew."""
+"""The messages of failures: the excess, the lines that cost most, and the lines that grew."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ from jaxprtool.api.investigate.budgets import (
 )
 from jaxprtool.ir.basics.quantities import plural
 
-#: The most lines of the user that a failure lists.
+#: The maximum number of source lines in a message.
 _MOST = 5
 
-#: How an amount is stated.
+#: The verb of a message by quantity: `loss takes 3 GFLOP`.
 _VERBS: dict[Quantity, str] = {
     "flops": "takes",
     "peak_bytes": "needs",
@@ -35,13 +35,13 @@ _WHAT: dict[Quantity, str] = {
 def over_budget(
     name: str, measure: Measure, limit: float, since: str = "", grown: Sequence[Growth] = ()
 ) -> str:
-    """Return that an amount is beyond its budget, with the lines that make it.
+    """Return the message that a measure exceeds its budget, with the lines that contribute most.
 
     Args:
         name: The name of the program.
         measure: The amount.
         limit: The budget.
-        since: The earlier program, in which less was needed: "the snapshot test_step.jaxpr".
+        since: The name of an earlier program: "the snapshot test_step.jaxpr"; "" without one.
         grown: The lines that grew since that program.
     """
     quantity = measure.quantity
@@ -106,7 +106,7 @@ def _share(amount: float, measure: Measure) -> str:
 
 
 def _more(amount: float, limit: float) -> str:
-    """Return by how much an amount is beyond a budget: `, 7.4% more`."""
+    """Return by how much an amount exceeds a budget: `, 7.4% more`."""
     if not limit:
         return ""
     ratio = amount / limit

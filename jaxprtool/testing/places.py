@@ -1,8 +1,8 @@
-"""Where the snapshots of a test are: in the folder `__jaxprs__` beside its file.
+"""Locate the snapshots of a test: in the folder `__jaxprs__` beside its file.
 
     tests/test_model.py::test_step      tests/__jaxprs__/test_model/test_step.jaxpr
 
-This module does not import JAX: the pytest plug-in says by it which test runs.
+The pytest plug-in states here which test runs, so this module does not import JAX.
 """
 
 from __future__ import annotations
@@ -19,14 +19,14 @@ FOLDER = "__jaxprs__"
 
 @dataclass(frozen=True)
 class TestPlace:
-    """A test that runs.
+    """A running test.
 
     Attributes:
         file: The file of the test.
         name: The name of the test in the file: `TestModel.test_step[8]`.
     """
 
-    __test__ = False  # this is no class of tests, whatever its name says to pytest
+    __test__ = False  # pytest takes a class of this name for tests
 
     file: Path
     name: str
@@ -42,7 +42,7 @@ class TestPlace:
 
 
 def snapshot_file(name: str) -> str:
-    """Return the name of a snapshot's file. Characters that not every system allows are `_`."""
+    """Return the name of a snapshot's file. `_` replaces characters that some systems forbid."""
     safe = re.sub(r"[^\w.,=+@\[\]-]+", "_", name)
     return f"{safe}.jaxpr"
 

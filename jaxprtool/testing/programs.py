@@ -1,4 +1,4 @@
-"""What assertions have in common: the program that is meant, and errors without our frames."""
+"""Parts that the assertions share: the program to check, and errors without inner frames."""
 
 from __future__ import annotations
 
@@ -22,7 +22,8 @@ def program_of(program_or_function: object, args: Sequence[object]) -> Program:
     """Return a Program as it is, or trace a function with its arguments.
 
     Raises:
-        ArgumentsError: If a Program is given with arguments, or what is given is no function.
+        ArgumentsError: If a Program is given with arguments, or the object is neither a Program nor
+            a function.
         UserFunctionError: If the function raises.
     """
     if isinstance(program_or_function, Program):
@@ -36,7 +37,7 @@ def program_of(program_or_function: object, args: Sequence[object]) -> Program:
 
 
 def without_frames(function: Callable[P, R]) -> Callable[P, R]:
-    """Have a function raise its failures and errors of usage without the frames behind them."""
+    """Decorate a function to raise its failures and usage errors without the frames below it."""
 
     @functools.wraps(function)
     def called(*args: P.args, **kwargs: P.kwargs) -> R:

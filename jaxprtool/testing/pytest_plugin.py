@@ -1,6 +1,6 @@
 """The pytest plug-in: the fixtures `jaxpr_snapshot` and `jax_compiles`, and `--jaxpr-update`.
 
-pytest loads it in every run, so that nothing here imports JAX before a fixture is used.
+pytest loads it in every run, so it imports JAX only when a fixture is used.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.getgroup("jaxprtool").addoption(
         "--jaxpr-update",
         action="store_true",
-        help="Write the programs of jaxpr_snapshot that are new or have changed.",
+        help="Write the snapshots of programs that are new or have changed.",
     )
 
 
@@ -48,7 +48,7 @@ def jaxpr_snapshot(request: pytest.FixtureRequest) -> Callable[..., None]:
 
 @pytest.fixture
 def jax_compiles() -> Iterator[CompileCounter]:
-    """Limit what a block compiles, and fail with the reason of each compilation.
+    """Limit how many programs a block compiles, and fail with the reason of each compilation.
 
     `with jax_compiles(at_most=1): train()`. Operations outside of `jit` do not count.
     """

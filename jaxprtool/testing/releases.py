@@ -1,7 +1,8 @@
-"""Compare programs that two JAX releases traced, which spell the same function differently.
+"""Compare programs of one function that different JAX releases traced.
 
-Both are simplified, and newer primitives are replaced by older ones. If they still differ, as by
-another formula for a derivative, they are run on the same random inputs, unless that takes much.
+Releases trace a function to different equations. So both programs are simplified, and newer
+primitives are replaced by older ones. If the programs still differ, for example in the formula of a
+derivative, they are run on the same random inputs, unless that is expensive.
 """
 
 from __future__ import annotations
@@ -23,18 +24,18 @@ from jaxprtool.passes.framework.pipeline import Pipeline
 
 _SIMPLER = "-O1"
 
-#: What two programs may take to be run by a test.
+#: The maximum cost of a program that a test may run.
 _LIMITS: dict[Quantity, float] = {"flops": 1e10, "peak_bytes": 1 << 30}
 
 
 def simplified_diff(before: Program, after: Program) -> Diff:
-    """Return the differences of two programs that do not only come from how a release traces."""
+    """Return the differences of two programs, except those that the JAX release explains."""
     simpler = Pipeline.parse(_SIMPLER)
-    programs = (simpler(_in_older_words(each)) for each in (before, after))
+    programs = (simpler(_in_older_primitives(each)) for each in (before, after))
     return diff(*(each for each in programs if isinstance(each, Program)))
 
 
-def _in_older_words(program: Program) -> Program:
+def _in_older_primitives(program: Program) -> Program:
     """Return a program without primitives that older releases lack or trace to others."""
 
     def lowered(eqn: JaxprEqn) -> Sequence[JaxprEqn] | None:
@@ -42,7 +43,7 @@ def _in_older_words(program: Program) -> Program:
             return None
         try:
             return [lower_hijax(eqn)]
-        except JaxprToolError:  # it has no older form: the differences show it as it is
+        except JaxprToolError:  # without an older form it is compared as it is
             return None
 
     jaxpr = map_equations(program.jaxpr, lowered)
@@ -69,7 +70,7 @@ def _rows(axis: int) -> Callable[..., list[object]]:
 
 
 def same_results(before: Program, after: Program) -> bool:
-    """Return True if two small programs have been run, and give the same finite results."""
+    """Run two programs, if they are small, and return True if their finite results are the same."""
     try:
         for program in (before, after):
             found = measure(program, _LIMITS)

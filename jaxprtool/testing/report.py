@@ -1,4 +1,4 @@
-"""The targets of `check` as text: a table of budgets, what is wrong, and a summary."""
+"""The results of `check` as text: a table of budgets, the problems, and a summary."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from jaxprtool.render.terminal.grid import Cell, grid
 from jaxprtool.render.terminal.lines import joined, printable, wrapped
 from jaxprtool.render.terminal.listing import Listing
 
-#: The further indent of the rest of a broken line.
+#: The extra indent of continuation lines.
 _HANGING = "    "
 
 _HEADINGS = "name", "quantity", "budget", "measured", "used"
@@ -26,7 +26,7 @@ def check_text(
 
     Args:
         targets: The targets.
-        updated: What `--update` has written; None without it.
+        updated: The values that `--update` has written; None without it.
         width: The width in columns.
     """
     blocks = [_table(targets, width), *(_problems(each, width) for each in targets)]
@@ -46,7 +46,7 @@ def summary_text(targets: Sequence[CheckedTarget], updated: Sequence[Change] | N
 
 
 def worst_first(targets: Sequence[CheckedTarget]) -> list[CheckedTarget]:
-    """Return targets in order: those that failed, by how far they are beyond a budget."""
+    """Sort targets: failed ones first, and then by the largest share of a budget that they use."""
     return sorted(targets, key=lambda each: (each.passed, -max([0.0, *_shares(each).values()])))
 
 
@@ -86,7 +86,7 @@ def _row(target: CheckedTarget, quantity: str, share: float) -> list[Cell]:
 
 
 def _problems(target: CheckedTarget, width: int) -> list[list[str]]:
-    """Return what is wrong with a target, each as a block."""
+    """Return the problems of a target, each as a block of lines."""
     blocks = []
     for each in target.problems:
         lines: list[Cell] = [*_wrapped(Heading(each.message), width)]
@@ -98,7 +98,7 @@ def _problems(target: CheckedTarget, width: int) -> list[list[str]]:
 
 
 def _wrapped(text: str, width: int) -> Iterator[Cell]:
-    """Yield a line, broken at the width; the broken-off parts are indented further."""
+    """Wrap a line at the width, and indent its continuation lines."""
     if len(text) <= width:
         yield [text]
         return

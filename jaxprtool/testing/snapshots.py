@@ -1,8 +1,7 @@
-"""Programs in files beside tests, and what differs from them.
+"""Snapshots: programs in files beside tests, and how programs differ from them.
 
-A snapshot says the same as the program if `diff` finds them equivalent: names, lines, and the order
-of independent equations may change. A snapshot of another JAX release is compared by its meaning
-(`releases`).
+A program matches its snapshot if `diff` finds them equivalent: names, lines, and the order of
+independent equations may change. A snapshot of another JAX release is compared by `releases`.
 """
 
 from __future__ import annotations
@@ -33,7 +32,7 @@ _UPDATE = "pytest --jaxpr-update writes the program as it is now"
 #: The width of differences, in characters.
 _WIDTH = 100
 
-#: What may grow with a change, in the order in which it is shown.
+#: The quantities whose growth is shown, in this order.
 _GROWING: tuple[Quantity, ...] = ("flops", "peak_bytes")
 
 
@@ -58,7 +57,7 @@ class Snapshots:
         Args:
             program_or_function: A `Program`, or a function.
             args: The arguments of the function, as `jaxprtool.trace` takes them.
-            name: The name of the file; that of the test by default, with a number for each program
+            name: The name of the file. By default that of the test, with a number for each program
                 after the first.
 
         Raises:
@@ -93,8 +92,8 @@ def difference(
     Args:
         program: The program.
         path: The file of the snapshot.
-        name: What the program is called in the text; by default its name.
-        shown: What the file is called in the text; by default it is that of a test.
+        name: The name of the program in the text; by default its own.
+        shown: The name of the file in the text; by default its path from the folder of the tests.
         width: The width of the differences, in characters.
     """
     name, shown = name or program.name, shown or _shown(path)
@@ -115,7 +114,7 @@ def difference(
     changes = [*_donation_changes(before, program)]
     if is_same and not changes:
         return ""
-    by = f", which JAX {release} wrote, and this is {jax.__version__}" if is_other else ""
+    by = f", which JAX {release} wrote; this is JAX {jax.__version__}" if is_other else ""
     lines = [f"{name} differs from the snapshot {shown}{by}", *changes]
     if not is_same:
         lines += ["", diff_text(differences, width).plain(), *_growth(before, program, found)]
@@ -149,7 +148,7 @@ def _growth(before: Program, after: Program, found: Diff) -> Iterator[str]:
 
 
 def update_snapshot(program: Program, path: Path) -> bool:
-    """Write a program that differs from its snapshot, or whose snapshot has another release.
+    """Write a program that differs from its snapshot, or whose snapshot is of another JAX release.
 
     Returns:
         Whether it was written.
@@ -165,10 +164,10 @@ def update_snapshot(program: Program, path: Path) -> bool:
 
 
 def earlier(program: Program, test: TestPlace | None) -> tuple[Program, str] | None:
-    """Return the snapshot of a program among those of its test's file, and its name.
+    """Return the snapshot of a program in the folder of its test, and a name for the snapshot.
 
-    It is one of a program of the same name with arguments of the same types; that of the test
-    itself comes first.
+    It has the name of the program, and arguments of the same types. The test's own snapshot is
+    preferred.
     """
     if test is None or not test.folder.is_dir():
         return None
@@ -176,7 +175,7 @@ def earlier(program: Program, test: TestPlace | None) -> tuple[Program, str] | N
     for path in sorted(test.folder.glob("*.jaxpr"), key=lambda each: (each != own, each)):
         try:
             found = read(path)
-        except ProgramFileError:  # its own test says so
+        except ProgramFileError:  # the test of that snapshot reports it
             continue
         if (found.name, found.in_avals) == (program.name, program.in_avals):
             return found, f"the snapshot {_shown(path)}"

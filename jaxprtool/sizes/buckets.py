@@ -42,7 +42,7 @@ from jaxprtool.extend.tracing import (
 
 hide_from_tracebacks(__file__)
 
-#: The last keyword argument of the compiled function, which has the sizes.
+#: The keyword argument of the compiled function with the sizes. It is the last one when sorted.
 SIZES = "\U0010ffff sizes"
 
 #: The maximum number of entries of each cache, `Buckets.calls` and `Buckets.cuts`.
@@ -96,8 +96,7 @@ class Buckets:
         """Return the padded arguments of a call, and the `Call` for these argument types.
 
         Raises:
-            ArgumentsError: For arguments that do not have their types, and sizes beyond the
-                buckets.
+            ArgumentsError: If an argument does not have its type, or a size is beyond the buckets.
         """
         given = self.types.given(args, kwargs)
         leaves, tree = jax.tree.flatten(given)
@@ -236,7 +235,7 @@ class Call:
 
 @dataclass(frozen=True)
 class Unpadding:
-    """The cuts of results: the leaves to cut, their shapes, and the remaining structure."""
+    """The cuts of results: the positions and shapes of the leaves to cut, and the tree."""
 
     shapes: Sequence[tuple[int, tuple[int, ...]]]
     tree: PyTreeDef

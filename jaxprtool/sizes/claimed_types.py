@@ -30,7 +30,7 @@ from jaxprtool.extend import (
 from jaxprtool.extend.analysis import DefUse
 from jaxprtool.extend.trees import paths
 
-#: The symbols of `_` in types, and one as a whole size in a type.
+#: A symbol that was created for `_`, and one that is a whole dimension in a type.
 _UNNAMED = re.compile(r"_\d+")
 _IN_TYPE = re.compile(r"(?<=[\[,])_\d+(?=[\],])")
 

@@ -134,11 +134,11 @@ class _RaggedArguments:
                 f"{type_of(aval)}, and {which}",
                 "pass both: load('batch.npz')['values']"
                 if takes
-                else "create a program that takes them with ragged(axis='n', lanes=…)",
+                else "the pass ragged(axis='n', lanes=…) makes a program that takes lengths",
             )
         if not np.array_equal(self.found.setdefault(takes[0], lengths), lengths):
             raise ArgumentsError(
-                f"argument '{name}' has other lengths than earlier arguments, but "
+                f"the lengths of argument '{name}' differ from those of earlier arguments, but "
                 f"{self._program.name} takes '{takes[0]}' for all of them"
             )
         return values

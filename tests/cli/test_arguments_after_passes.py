@@ -277,7 +277,7 @@ def test_types_before_the_passes_stay_what_they_were(cli, files):
             "both",
             "ragged(axis=('n', 'm'), lanes=3)",
             "load('batch.npz'), {'values': ones(f32[3]), 'lengths': ones(i32[3])}, ones(f32[3])",
-            "argument 'y' has other lengths than earlier arguments",
+            "the lengths of argument 'y' differ from those of earlier arguments",
         ),
     ],
 )

@@ -1,8 +1,8 @@
 """The public interface for extensions: passes, and rules for new primitives.
 
-*   Properties of equations: `view` and the views, for equations that hold jaxprs, and `regions`,
-    the edges along which values pass into and out of their bodies; `traits` and `add_traits`, by
-    primitive; `Contains`, `equations`, `free_variables`, `size_of`.
+*   Properties of equations: `view` and the views, for equations that hold jaxprs; `regions`, the
+    edges along which values pass into and out of their bodies; `traits` and `add_traits`, by
+    primitive; `Contains`, `equations`, `free_variables` and `size_of`.
 *   New loops, branches and calls: a `View` with its `Edges`, `@rule("view", "primitive")`. All
     passes then support the primitive.
 *   Rewriting of programs: `map_equations`, `rewrite` with its `Writer`, `with_bodies`, `Memo`.

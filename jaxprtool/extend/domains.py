@@ -1,12 +1,13 @@
 """The engine of passes that rewrite a program by a kind of each value: `batch`, `mask`, `ragged`.
 
-A `Domain` defines the kinds of values and how two kinds join; its `BodyBuilder` rewrites one body,
-equation by equation. Loops, branches, calls and custom derivatives, also those of plug-ins, are
-rewritten on the edges of their bodies: `by_edges` and `custom_derivative` are rules for a table of
-structured rules, and `Domain.body` rewrites a body. `rule(builder, eqn)` of such a table, as of
-"mask_bodies", "ragged_bodies" and "batch_bodies", writes an equation that holds jaxprs and returns
-True, or writes nothing and returns False. `solve` and `write` are the two steps of `by_edges`, for
-a rule that changes the solution in between.
+A `Domain` defines the kinds of values and the join of two kinds. `Domain.body` returns the
+rewritten form of a body; the domain's `BodyBuilder` writes it, equation by equation.
+
+Equations that hold jaxprs have rules in a table such as "batch_bodies", "mask_bodies" or
+"ragged_bodies". `rule(builder, eqn)` writes the rewritten equation and returns True, or writes
+nothing and returns False. `by_edges` is the rule for loops, branches and calls, also those of
+plug-ins; `custom_derivative` is the rule for calls with a custom derivative. A rule that changes
+the solution of `by_edges` calls its two steps, `solve` and `write`.
 """
 
 from jaxprtool.passes.mapping.domains import (

@@ -40,7 +40,7 @@ class Terminated(BaseException):
 
 @contextmanager
 def ended_by_signals() -> Iterator[None]:
-    """Leave a `with` block in order on SIGTERM and SIGHUP, and then end by that signal.
+    """Unwind a `with` block on SIGTERM and SIGHUP, and then end the process by that signal.
 
     A terminal sends SIGHUP when it is closed.
     """
@@ -86,7 +86,7 @@ class Outcome:
         stdout: Its output on stdout, at most the last 16 MiB.
         stderr: Its output on stderr, at most the last 16 MiB.
         seconds: The time that it ran.
-        timed_out: Whether it was killed because its time was up.
+        timed_out: Whether it was killed at its time limit.
     """
 
     status: int | None

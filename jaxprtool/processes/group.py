@@ -1,7 +1,7 @@
-"""Run the processes of one program together: their output is shown, and they end together.
+"""Run the processes of one program together: show their output, and end all if one fails.
 
-If one fails, the others are killed. The process that is blamed is one that was killed by a signal,
-or else one that does not report that it has lost another, as the others do when they notice.
+The process to blame is one that was killed by a signal, or else one that does not report the loss
+of another process, as the others do when they notice.
 """
 
 from __future__ import annotations
@@ -18,14 +18,13 @@ from typing import Literal, TypeAlias
 
 from jaxprtool.processes import Child
 
-#: The seconds in which the processes after the first failure are awaited, to blame the right one.
+#: The seconds to wait for other failures after the first, so that the right process is blamed.
 _GRACE = 1.0
 
-#: From such a line on, the output on stderr tells why a process fails. It is ours, of XLA's log, or
-#: of the C or C++ library.
+#: The first line of a failure's report on stderr: by jaxprtool, XLA's log, or the C or C++ library.
 _FAILURE = re.compile(r"(error: |interrupted$|[EF]\d{4} \d\d:|terminate called|cannot allocate )")
 
-#: What a process reports that fails because another one has ended.
+#: In the report of a process that fails because another one has ended.
 _LOST = re.compile(r"another process of the cluster has ended|closed by peer|[Gg]loo|heartbeat")
 
 Stream: TypeAlias = Literal["stdout", "stderr"]
@@ -54,10 +53,10 @@ class Failure:
     """The process that made a group fail.
 
     Attributes:
-        process: Its number; None if the time of the group was up.
+        process: Its number; None if the group reached its time limit.
         status: Its exit status; None if a signal killed it.
         signal: The number of the signal that killed it, or None.
-        said: The lines on its stderr from the first that reports a failure.
+        said: The lines on its stderr, from the first that reports a failure.
     """
 
     process: int | None
@@ -78,10 +77,10 @@ def run_together(
         commands: The program and the arguments of each process.
         env: The environment to run in.
         on_line: Called with each line, except those that report a failure.
-        seconds: The time that they may run. Then they are killed.
+        seconds: The time limit. At its end the processes are killed.
 
     Returns:
-        The failure, or None if all processes have succeeded. No process is left.
+        The failure, or None if all processes have succeeded. All processes have ended.
     """
     end = None if seconds is None else time.monotonic() + seconds
     with ExitStack() as stack, selectors.DefaultSelector() as selector:
@@ -104,7 +103,7 @@ class _Member:
         self._said: list[str] = []
 
     def received(self, stream: Stream, some: bytes) -> None:
-        """Pass on the lines that are complete; none, at the end of the stream, completes one."""
+        """Pass on complete lines. An empty `some` is the end of the stream and of the last line."""
         lines = (self._parts[stream] + some).splitlines(keepends=True)
         rest = lines and some and not lines[-1].endswith(b"\n")
         self._parts[stream] = lines.pop() if rest else b""

@@ -56,7 +56,7 @@ def mapped(v):
     return jax.shard_map(lambda w: w * w, mesh=mesh, in_specs=P("x"), out_specs=P("x"))(v)
 """
 
-NOTE = " is not partitioned, as XLA would do from its shardings: "
+NOTE = " is not partitioned; XLA would partition it by its shardings. "
 
 
 LEFT = {

@@ -41,7 +41,7 @@ def test_arrays_of_a_factory_are_moved_to_their_specs(cli, folder):
 
 
 def test_source_says_first_what_is_not_partitioned(cli):
-    assert " is not partitioned, " in cli("source", *SPECS).out.splitlines()[0]
+    assert " is not partitioned; " in cli("source", *SPECS).out.splitlines()[0]
 
 
 def test_hints_lead_from_an_explicit_mesh_to_specs(cli):

@@ -1,1 +1,1 @@
-"""Tables, caches, dtypes, paths and texts, which the other packages of `ir` stand on."""
+"""Tables of rules, caches, dtypes, paths and texts: the lowest layer of `ir`."""

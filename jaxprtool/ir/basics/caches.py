@@ -2,8 +2,8 @@
 
 Values that passes compute for a jaxpr are kept as long as the jaxpr, so that each is computed once,
 and passes map a shared jaxpr to a shared result. A cache may change how long a pass takes, never
-its result. Every cache that outlives one run of a pass is created here, or listed if it is
-`jaxcompat`'s.
+its result. Every cache that outlives one run of a pass is created here; those of `jaxcompat` are
+listed here.
 """
 
 from __future__ import annotations
@@ -51,7 +51,8 @@ def clear_caches() -> None:
 def anchor(jaxpr: AnyJaxpr) -> AnyJaxpr:
     """Return the object that identifies a jaxpr.
 
-    In JAX 0.10 an open body is closed again whenever it is viewed: only the open one persists.
+    In JAX 0.10 each view of an open body closes it again. Only the open jaxpr stays the same
+    object.
     """
     return jaxpr if getattr(jaxpr, "consts", ()) else jaxcompat.open_jaxpr(jaxpr)
 

@@ -69,7 +69,7 @@ def dtype_kind(dtype: DType) -> str:
 
 
 def physical(value: object) -> Any:
-    """Return an array of plain numbers; for an extended dtype, the array of its elements."""
+    """Return an array of plain numbers: for an extended dtype, the array that stores it."""
     extended = hasattr(value, "dtype") and is_extended(value.dtype)
     return jaxcompat.physical_array(value) if extended else value
 

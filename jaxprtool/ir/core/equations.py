@@ -132,7 +132,7 @@ def equations(jaxpr: Jaxpr) -> Iterator[JaxprEqn]:
 
 
 def donations(eqns: Iterable[JaxprEqn]) -> list[tuple[Var, int]]:
-    """Return the operands that calls among equations donate, each with the position of its call."""
+    """Return the operands that calls donate, each with the position of the call in `eqns`."""
     return [
         (atom, i)
         for i, eqn in enumerate(eqns)

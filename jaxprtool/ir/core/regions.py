@@ -65,7 +65,7 @@ _Shape: TypeAlias = tuple[
 def _shape(
     edges: Edges, operands: tuple[int, ...], results: tuple[int, ...], bodies: tuple[int, ...]
 ) -> _Shape:
-    """Return the positions along all edges; the numbers are the sizes of the fields."""
+    """Return the positions along all edges, given the sizes of the fields."""
     ins, outs = _ranges(edges.operands, operands), _ranges(edges.results, results)
     carried = [pair for a, b in edges.carried for pair in zip(ins[a], outs[b], strict=True)]
     start = {result: operand for operand, result in carried}
@@ -160,7 +160,7 @@ class Regions:
 
     @cached_property
     def jaxprs(self) -> tuple[Jaxpr, ...]:
-        """The bodies as open jaxprs."""
+        """The open jaxprs of the bodies."""
         return tuple(map(jaxcompat.open_jaxpr, self.bodies))
 
     def region_of(self, jaxpr: Jaxpr) -> Region | None:
@@ -170,7 +170,7 @@ class Regions:
 
     @cached_property
     def arguments_by_operand(self) -> list[list[tuple[int, Var]]]:
-        """For each operand, the arguments that have it as (initial) value, by region number."""
+        """For each operand, the arguments that start with it, each with its region number."""
         found: list[list[tuple[int, Var]]] = [[] for _ in self.eqn.invars]
         for number, (body, region) in enumerate(zip(self.jaxprs, self.regions, strict=True)):
             for i, var in zip(region.ins, body.invars, strict=True):
@@ -206,7 +206,8 @@ class Regions:
             results: Which results are kept; all if None.
             more: New operands, by the field that they are added to.
             more_results: New results, by the field that they are added to.
-            first: Whether new operands come before those of their field, and not after them.
+            first: Whether new operands come before the existing ones of their field. By default
+                they come after them.
 
         Returns:
             The new equation, with the effects of the bodies. The operand that selects which body
@@ -256,7 +257,8 @@ class Regions:
             values: A value for each argument that it has.
             more: Values for new arguments, by the field that their operands are added to.
             operands: Which operands are kept; all if None.
-            first: Whether new operands come before those of their field, and not after them.
+            first: Whether new operands come before the existing ones of their field. By default
+                they come after them.
 
         Returns:
             The values of the kept and the new arguments, field by field.
@@ -294,10 +296,12 @@ class Regions:
             facts: The fact of each operand before the equation.
             through: Maps the number of a region and the facts of its arguments to those of its
                 results.
-            meet: The fact of a value that is one of two. It must not alternate for ever.
-            widen: The same for a carried value before and after an iteration; `meet` if None.
-            control: Whether to meet the fact of a deciding value (a predicate or branch index) with
-                those of the values that it selects.
+            meet: Returns the fact of a value that is one of two values, from their facts. Repeated
+                meets must reach a fixed point.
+            widen: The same for a carried value, from its facts before and after an iteration;
+                `meet` if None.
+            control: Whether to meet the fact of a predicate or a branch index with those of the
+                values that it selects.
         """
         facts, widen = list(facts), widen or meet
         while True:

@@ -37,7 +37,7 @@ CALLS: dict[str, tuple[str, tuple[str, ...], tuple[str, ...]]] = {
     "remat2": ("jaxpr", ("prevent_cse",), ()),
 }
 
-#: The entries of an operand or a result without options.
+#: The entry of each parameter for a new operand or result: no options.
 UNASKED: dict[str, Any] = {
     "in_shardings": jaxcompat.UNSPECIFIED,
     "out_shardings": jaxcompat.UNSPECIFIED,
@@ -95,7 +95,7 @@ class View:
 
     #: The names of the view's primitives.
     primitives: ClassVar[tuple[str, ...]] = ()
-    #: None if the bodies only represent what an object in the equation computes.
+    #: None if the equation is defined by an object, and the bodies only represent what it computes.
     edges: ClassVar[Edges | None] = Edges()
 
     @classmethod

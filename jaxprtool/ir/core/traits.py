@@ -51,18 +51,19 @@ class Traits:
         gives: The relation of the result to the first operand. "same": the operand itself;
             "layout": all its elements, in another shape or order, or repeated; "part": some of its
             elements; "cast": its elements in another precision.
-        moves: Only moves, repeats or generates elements. A compiler fuses it into the readers of
+        moves: Only moves, repeats or generates elements. A compiler fuses it with the readers of
             its result.
         updates: Returns its first operand with some elements replaced. A compiler updates that
             array in place if nothing else needs it.
-        fills: Expands a small value to a large array, and is as cheap as that array as a constant.
+        fills: Expands a small value to a large array. Computing it is as cheap as reading a
+            constant.
         reduces: Combines elements along axes.
-        narrows: May compute in a narrower dtype of floats, with the same parameters; it does not
-            accumulate, or a backend accumulates in a wider one itself.
-        absorbs: Is a reduction of floats of XLA's library of CPU kernels, which absorbs equations
-            that are `absorbed` and lead to it alone.
-        absorbed: Is in XLA's library of CPU kernels, and computed within a reduction that alone
-            reads it, without being written to memory.
+        narrows: May compute in a narrower float dtype, with the same parameters. It accumulates
+            nothing, or a backend accumulates in a wider dtype.
+        absorbs: Is a reduction of floats that XLA's CPU kernels fuse with its operands: with
+            `absorbed` equations that nothing else reads.
+        absorbed: Is fused by XLA's CPU kernels into an `absorbs` reduction that alone reads it, so
+            that its result is not written to memory.
         expensive: Costs far more than reading its result.
         costly: Is elementwise, but so expensive that a compiler stores its result instead of
             recomputing it.
@@ -191,9 +192,9 @@ def primitives_with(condition: Callable[[Traits], bool]) -> tuple[str, ...]:
 # --- arithmetic -----------------------------------------------------------------------------------
 
 # Products of complex numbers may be contracted to fused operations, which round the two orders
-# differently. If one float is 0.0 and the other -0.0, or a subnormal number that the backend
-# flushes to zero, the larger is the one that comes first. Complex numbers are ordered by
-# comparisons, so the larger of a number and a NaN depends on the order too.
+# differently. `max` and `min` return the first of two floats that compare equal: 0.0 and -0.0, or
+# subnormal numbers that the backend flushes to zero. Complex numbers are ordered by comparisons, so
+# their `max` and `min` with a NaN depend on the order too.
 add_traits("add", "add_any", commutative="iufcV", commutative_bits="iufcV")
 add_traits("mul", commutative="iufcV", commutative_bits="iufV")
 add_traits("max", "min", commutative="biufV", commutative_bits="biu")
@@ -291,8 +292,8 @@ add_traits(
     reduces=True,
 )
 add_traits("reduce_max", "reduce_min", "reduce_sum", absorbs=True)
-# Of these compiled alone with a sum, XLA keeps no array on the CPU; it does of comparisons, slices,
-# `select_n`, `cbrt`, `is_finite`, `asin` and `atan2`.
+# If one of these is compiled alone with a sum on the CPU, XLA does not store its result. It stores
+# those of comparisons, slices, `select_n`, `cbrt`, `is_finite`, `asin` and `atan2`.
 add_traits(
     *("abs", "add", "add_any", "broadcast_in_dim", "ceil", "convert_element_type", "cos", "div"),
     *("dot_general", "erf", "exp", "exp2", "expm1", "floor", "integer_pow", "iota", "log", "log1p"),
@@ -311,7 +312,7 @@ add_traits(
 
 add_traits(
     *("broadcast_in_dim", "broadcast_to", "reshape", "rev", "squeeze", "tile", "transpose"),
-    # Only the type states over which mesh axes a value varies.
+    # Change only the type: the mesh axes over which a value varies.
     *("pvary", "reduced_vary_cast", "reduced_vary_cast_p"),
     *("vary_unreduced_cast", "vary_unreduced_cast_p"),
     gives="layout",

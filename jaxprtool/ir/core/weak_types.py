@@ -26,7 +26,7 @@ def as_weak_as(array: Any, aval: Aval) -> Any:
 
 
 def strongly_typed(array: Any) -> Any:
-    """Return an array without its weak type; the gradient by it keeps the weak type."""
+    """Return an array without its weak type. Its gradient keeps the weak type."""
     return jaxcompat.with_weak_type(array, array.dtype, False) if _is_weak(array) else array
 
 
@@ -38,8 +38,8 @@ def keep_weak_types(
 ) -> list[Any] | None:
     """Return the results of a rule with the weak types of the equation's results.
 
-    If the rule would lose a weak type, or add one, it is called with strongly typed arrays, and its
-    results are cast: then gradients have the weak types of the values that they are taken with
+    If the rule would lose or add a weak type, it is called with strongly typed arrays, and its
+    results are cast. Gradients then have the weak types of the values that they are taken with
     respect to. The same is done for an equation that moves elements, whose rule may use gathers,
     slices or pads: their transposes in JAX return strongly typed gradients.
 

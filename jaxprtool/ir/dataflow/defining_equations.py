@@ -19,7 +19,7 @@ class DefiningEquation(NamedTuple):
     Attributes:
         eqn: The equation, at any depth.
         around: The equations whose bodies contain it, the outermost first.
-        operand: The value outside, if a body only forwards it.
+        operand: The value outside the body, if the body only forwards it.
     """
 
     eqn: JaxprEqn

@@ -245,7 +245,10 @@ class _Backward(_Slicer):
     def _through(
         self, eqn: JaxprEqn, held: Regions, needed: set[Var], first: bool
     ) -> tuple[Run, ...]:
-        """Add the parts of bodies for an equation's needed results, or for all if it is `first`."""
+        """Add the parts of bodies that the needed results of an equation depend on.
+
+        If `first`, the slice starts from the equation, and all its results are needed.
+        """
         results = [first or v in needed for v in eqn.outvars]
         later = [type(v) is not Literal and v in needed and is_ref(v) for v in eqn.invars]
         opened = held.jaxprs

@@ -144,7 +144,7 @@ class EquationKeys:
         return ("object", id(value)) if key is None else key
 
     def value_or_bodies(self, value: Any) -> Hashable:
-        """Return a key for the value of a parameter that counts jaxprs in it as equal."""
+        """Return a key for the value of a parameter in which all jaxprs count as equal."""
         if isinstance(value, Jaxpr | ClosedJaxpr):
             return "jaxpr"
         if isinstance(value, tuple | list):

@@ -121,8 +121,8 @@ class _Comparison:
         self._partner: dict[Var, Var] = {}
         # Keep the bodies themselves, so that their ids are not reused.
         self._same: dict[tuple[int, int], tuple[object, object]] = {}
-        # Pairs of rules of custom derivatives that are or have been compared. A rule may hold calls
-        # that follow it: the rules are the same if nothing else is found to differ.
+        # Pairs of rules of custom derivatives that are or have been compared. A rule may contain a
+        # call with the same rule. Then the two rules are the same if nothing else differs.
         self._rules: set[tuple[Hashable, Hashable]] = set()
 
     def jaxprs(self, p: object, q: object) -> None:
@@ -223,7 +223,7 @@ class _Comparison:
 
 
 def without_hijax(eqn: JaxprEqn) -> JaxprEqn:
-    """Return an equation in the form of a file, which has no objects with rules of their own."""
+    """Return an equation as a file stores it: a hijax primitive as a call with rules."""
     return lower_hijax(eqn) if eqn.primitive.name == jaxcompat.CALL_HIGH else eqn
 
 

@@ -59,7 +59,7 @@ def structure(jaxpr: AnyJaxpr) -> Structure:
 
 
 def repeatable(eqn: JaxprEqn) -> bool:
-    """Return True if two such equations may be merged, apart from their operands and bodies."""
+    """Return True if two equal equations of this kind may be merged. Their bodies do not count."""
     return traits(eqn).may_merge and jaxcompat.only_names_axes(eqn.effects)
 
 

@@ -149,9 +149,9 @@ class _BodyMatching:
         return any(key == keys[j] for j, _ in other.calls if j not in taken)
 
     def _open(self, which: int, position: int, body: AnyJaxpr) -> bool:
-        """Match the body of a call with the other body, and return True if half of it is there.
+        """Match the body of a call with the other body, and return True if enough of it was found.
 
-        If it is not, the pairs found are rolled back.
+        If not, the pairs found are rolled back.
         """
         if position in self._found.taken[which]:
             return False
@@ -281,7 +281,7 @@ class _BodyMatching:
     def _alike_around(
         self, own: Sequence[Sequence[int]], radius: int
     ) -> Iterator[tuple[list[int], list[int]]]:
-        """Yield unpaired equations with equal neighbourhoods, if both bodies have as many."""
+        """Yield unpaired equations with equal neighbourhoods, if both bodies have equally many."""
         by_key: tuple[dict[Hashable, list[int]], ...] = defaultdict(list), defaultdict(list)
         for k, left in enumerate(self._found.unpaired()):
             for i, key in _around(self._found, k, left, own[k], radius).items():
@@ -359,7 +359,7 @@ class _Spreader:
             self.run()
 
     def _over(self, which: int, var: Var, i: int, place: int) -> None:
-        """Pair equation `i` with one two steps below `var`, which reads at the same place."""
+        """Pair equation `i` with an equation two steps below `var` that reads at the same place."""
         matching = self._matching
         graph, taken = matching.graphs[which], matching.taken[which]
         for inserted, _ in graph.uses.get(var, ())[:MOST_ALIKE]:

@@ -95,7 +95,7 @@ class MatchedBody:
             self.values.append((v, w))
 
     def rollback(self, which: int) -> None:
-        """Free the equations of a body that were paired here, inside an opened call."""
+        """Free the equations of a body that were paired with those of an opened call."""
         self.taken[which].difference_update(pair[which] for pair in self.order)
         for each in self.opened_calls:
             each.inside.rollback(which)

@@ -175,7 +175,7 @@ def _results(
     bodies: tuple[AnyJaxpr, AnyJaxpr],
     edges: _TwoEdges,
 ) -> list[tuple[int, int]]:
-    """Return the corresponding results of two bodies, which are those of their equations."""
+    """Return the corresponding results of two bodies, by the results of their equations."""
     outs = [jaxcompat.open_jaxpr(body).outvars for body in bodies]
     if len(outs[0]) == len(outs[1]) or edges[0] is None or edges[1] is None:
         return _in_place(*outs)

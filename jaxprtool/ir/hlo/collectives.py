@@ -29,7 +29,7 @@ KINDS = (
     "collective-broadcast",
 )
 
-#: Collectives that add values up: the sums that an operation leaves to its devices.
+#: Collectives that sum values over devices.
 REDUCTIONS = frozenset({"all-reduce", "reduce-scatter"})
 
 _START, _DONE = "-start", "-done"
@@ -41,8 +41,8 @@ class Collective:
 
     Attributes:
         kind: Its opcode: `all-reduce`.
-        bytes: The bytes of its result on one device; of several results, if XLA merged collectives,
-            their sum.
+        bytes: The bytes of its result on one device. If XLA merged collectives, the sum over their
+            results.
         count: How often it runs in a call of the module: the product of the trip counts of the
             loops around it. None if one of these is known only when the loop runs. In a branch it
             is counted as if the branch were taken.
@@ -76,7 +76,7 @@ def _inside(module: Module, computation: Computation, count: int | None) -> Iter
 
 
 def started(module: Module, instruction: Instruction) -> Instruction | None:
-    """Return the collective that an instruction is, or whose end it is; None if it is neither."""
+    """Return the collective that an instruction is or completes; None for other instructions."""
     if instruction.opcode.endswith(_DONE):
         instruction = module.instructions[instruction.operands[0]]
     return instruction if instruction.opcode.removesuffix(_START) in KINDS else None
@@ -90,9 +90,9 @@ def moved_values(module: Module, collective: Instruction) -> list[tuple[Instruct
         collective: An instruction that `collectives` yields.
 
     Returns:
-        For each value, the instruction that has its name and its lines, and its shape. The elements
-        of a merged operation's result have those of each. Those that are results of the program are
-        no instructions: a reduction then has the name of what it reduces, which is of its line.
+        For each value, the instruction with its name and source lines, and its shape. For a merged
+        operation, these are the instructions that read the elements of its result. No instruction
+        reads a result of the program: there a reduction gives its operand, which has the same line.
     """
     whole = result_shape(collective)
     result = module.ends.get(collective.id, collective)
@@ -114,7 +114,7 @@ def moved_values(module: Module, collective: Instruction) -> list[tuple[Instruct
 def result_shape(instruction: Instruction) -> Shape:
     """Return the shape of a collective's result.
 
-    `KIND-start` returns its operand before the result, but `all-reduce-start` the result alone.
+    `KIND-start` returns its operand and the result; `all-reduce-start` returns only the result.
     """
     opcode, shape = instruction.opcode, instruction.shape
     if opcode.endswith(_START) and opcode != "all-reduce-start":
@@ -126,7 +126,7 @@ def device_groups(instruction: Instruction, devices: int) -> list[tuple[int, ...
     """Return the groups of devices that exchange values in a collective.
 
     Groups are written as lists of devices, as a transposed range, or by the axes of a mesh. No
-    groups stand for one of all devices; a collective permutation has none.
+    groups means one group of all devices. A collective permutation has no groups.
     """
     fields = instruction.fields
     legacy, listed = submessages(fields, 49), submessage(fields, 87)
@@ -143,7 +143,7 @@ def device_groups(instruction: Instruction, devices: int) -> list[tuple[int, ...
 
 
 def _along(mesh: Message, axes: Sequence[Message], devices: int) -> list[tuple[int, ...]]:
-    """Return the groups of devices that differ along some axes of a mesh only."""
+    """Return the groups of devices that differ only along some axes of a mesh."""
     coordinates = mesh_coordinates(mesh, devices)
     outside = coordinates.copy()
     for each in axes:

@@ -48,8 +48,8 @@ class DeviceTiles:
 def device_tiles(instruction: Instruction, devices: int) -> tuple[DeviceTiles | None, ...]:
     """Return the tiles of an instruction's result, or of each array in it.
 
-    What has no sharding is replicated, as in XLA's partitioner. The tiles of an array that lies on
-    one of the devices are None.
+    An array without a sharding is replicated, as in XLA's partitioner. The tiles of an array on a
+    single device are None.
     """
     leaves = tuple(_leaves(instruction.shape))
     fields = submessage(instruction.fields, 40)
@@ -147,7 +147,7 @@ class AxisPart(NamedTuple):
 
 
 def axis_part(reference: Message, sizes: Sequence[int], coordinates: np.ndarray) -> AxisPart:
-    """Return what an `AxisRef` refers to, in a mesh of some sizes and coordinates of devices."""
+    """Return the axis, or the part of one, that an `AxisRef` refers to in a mesh."""
     axis, part = integer(reference, 1), submessage(reference, 2)
     before, size = (integer(part, 1), integer(part, 2)) if part else (1, sizes[axis])
     stride = sizes[axis] // (before * size)

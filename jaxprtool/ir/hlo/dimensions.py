@@ -1,11 +1,11 @@
-"""Which dimensions of an operand are those of the result, and along which an operation mixes.
+"""Relate the dimensions of an operation's operands to those of its result.
 
     found = reading(dot, 0, lhs.shape)
     found.dimensions   # (0, None): rows stay rows, columns are summed over
     found.crossing     # {1}
 
-With this, the sharding that an operation needs of an operand follows from that of its result. Field
-numbers are those of XLA's `xla/service/hlo.proto` and `xla/xla_data.proto`.
+The sharding that an operation needs of an operand follows from this and the sharding of its result.
+Field numbers are those of XLA's `xla/service/hlo.proto` and `xla/xla_data.proto`.
 """
 
 from __future__ import annotations
@@ -41,8 +41,8 @@ def reading(consumer: Instruction, position: int, operand: Shape) -> Reading | N
         operand: The shape of the operand.
 
     Returns:
-        The reading; None for an operand that is a tuple, and for operations that call others, as a
-        loop does. A tuple reads each element as it is.
+        The reading; None for an operand that is a tuple, and for operations that call others, such
+        as loops. A tuple reads each element as it is.
     """
     if consumer.opcode in _WITHOUT or operand.dtype == "tuple":
         return None
@@ -66,7 +66,7 @@ def _alike(rank: int, crossing: Iterable[int] = ()) -> Reading:
 
 
 def _elementwise(consumer: Instruction, position: int, operand: Shape) -> Reading:
-    """Return the reading of an elementwise operation; of one that is unknown, it mixes all."""
+    """Return the reading of an elementwise operation. An unknown operation mixes all dimensions."""
     if _shape(consumer, position).sizes == operand.sizes:
         return _alike(len(operand.sizes))
     return _unknown(consumer, position, operand)
@@ -79,7 +79,7 @@ def _unknown(consumer: Instruction, position: int, operand: Shape) -> Reading:
 
 
 def _shape(consumer: Instruction, position: int) -> Shape:
-    """Return the shape of a result; of several, that of the one for the operand."""
+    """Return the shape of the result; if there are several, of the one for the operand."""
     parts = consumer.shape.parts
     return parts[min(position, len(parts) - 1)] if parts else consumer.shape
 
@@ -213,7 +213,7 @@ def _gather(consumer: Instruction, position: int, operand: Shape) -> Reading:
 
 
 def _scatter(consumer: Instruction, position: int, operand: Shape) -> Reading:
-    """Return the reading of a scatter; updates and indices are summed over, save their windows."""
+    """Return the reading of a scatter. It sums over updates and indices, except along windows."""
     numbers, rank = submessage(consumer.fields, 48), len(operand.sizes)
     inserted, batching = integers(numbers, 2), integers(numbers, 5)
     count = (len(consumer.operands) - 1) // 2

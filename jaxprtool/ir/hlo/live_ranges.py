@@ -1,10 +1,10 @@
-"""When the buffers of a compiled module are in use.
+"""The live ranges of the buffers of a compiled module.
 
-XLA does not write down the live ranges that its assignment of memory is based on, but they follow
-from the schedule: a buffer is in use from the instruction that writes it to the last that reads it.
-Tuples, `get-tuple-element` and bitcasts only pass a buffer on, and so do the parameters of a loop's
-body or of a branch, unless the loop writes a new value there. Times count instructions in execution
-order, those of a loop's body once.
+XLA does not state the live ranges on which its buffer assignment is based, but they follow from the
+schedule: a buffer is live from the instruction that writes it to the last that reads it. Tuples,
+`get-tuple-element` and bitcasts only pass a buffer on, and so do the parameters of a loop's body or
+of a branch, unless the loop writes a new value there. Times count instructions in execution order,
+those of a loop's body once.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ END = sys.maxsize
 
 
 class Span(NamedTuple):
-    """The times of the first and the last moment of a computation or of a buffer."""
+    """The first and the last time at which a computation runs or a buffer is live."""
 
     start: int
     end: int
@@ -61,7 +61,7 @@ class _Use:
         return next(placed for span, placed in reversed(self.held) if span.start <= time)
 
     def written_over(self, others: Sequence[_Use]) -> int:
-        """Return the bytes of this place in the places of other uses."""
+        """Return the bytes that this place shares with the places of other uses."""
         place = self.held[0][1]
         same = (use for use in others if use is not self and use.allocation == self.allocation)
         return sum(place.common(use.held[0][1]) for use in same)
@@ -103,7 +103,7 @@ class LiveRanges:
         return Span(start, max(start, self._ends.get(buffer.id, 0)))
 
     def peak(self, allocations: Sequence[Allocation]) -> int:
-        """Return the time at which most bytes of some allocations are in use."""
+        """Return the time at which most bytes of the allocations are in use."""
         starts, ends = defaultdict[int, list[_Use]](list), defaultdict[int, list[_Use]](list)
         for use in self._uses(allocations):
             starts[use.span.start].append(use)
@@ -130,7 +130,7 @@ class LiveRanges:
         ]
 
     def _uses(self, allocations: Sequence[Allocation]) -> Iterator[_Use]:
-        """Yield the uses of places: the live ranges of a group that touch each other are one."""
+        """Yield the uses of places. Adjacent live ranges of a group are one use."""
         for allocation in allocations:
             groups = defaultdict[int, list[tuple[Span, Placed]]](list)
             for placed in allocation.placed:

@@ -4,10 +4,10 @@
     axes.spec(tiles), axes.of_groups([(0, 1, 2, 3), (4, 5, 6, 7)])
 
 XLA has several notations, and invents names for axes. So the axes are found from the devices alone:
-each is split into factors of prime size, and those that tell apart the tiles, or the members of a
-group, are put together again. A part of an axis is written as in Shardy: `model:(1)2` are the two
-halves of `model`, `model:(2)2` the members of a half. Parts of an axis of size 6 are found if its
-halves are the larger ones.
+each axis is split into factors of prime size, and the factors that distinguish the tiles, or the
+members of a group, are joined again. A part of an axis is written as in Shardy: `model:(1)2` are
+the two halves of `model`, `model:(2)2` the members of a half. Smaller factors come first: of an
+axis of size 6, halves and the thirds of a half are found, but no thirds of the axis.
 """
 
 from __future__ import annotations
@@ -131,7 +131,7 @@ def _factors(axis: str, size: int) -> Iterable[_Factor]:
 
 
 def _joined(factors: Iterable[_Factor]) -> tuple[str, ...]:
-    """Return factors as texts, with those that follow each other in an axis put together."""
+    """Return factors as text, with adjacent factors of an axis joined."""
     joined: list[_Factor] = []
     for each in factors:
         last = joined[-1] if joined else None

@@ -262,7 +262,7 @@ def read_module(data: bytes) -> Module:
 
 
 def _computation(fields: Message, shapes: dict[bytes, Shape]) -> Computation:
-    """Return a function. `shapes` has those that are read already: few are those of all values."""
+    """Return a function. `shapes` caches the shapes that were read: many values share few."""
     instructions = tuple(_instruction(each, shapes) for each in submessages(fields, 2))
     root = integer(fields, 6)
     return Computation(

@@ -3,10 +3,10 @@
     trace = read_trace("trace/plugins/profile/…/host.xplane.pb")
     trace.modules[trace.events[0].program]
 
-On a CPU each operation is an event of the thread that started it. One that other threads work on,
-such as a large matrix product, is done where an event "end: " with its name begins. On GPUs and
-TPUs it is an event of a stream, or of the line "XLA Ops"; that has not been tested. The compiled
-modules are in the trace, unless the profiler was told to leave them out. Field numbers are those of
+On a CPU each operation is an event of the thread that started it. An operation that other threads
+work on, such as a large matrix product, ends where an event "end: NAME" begins. On GPUs and TPUs it
+is an event of a stream, or of the line "XLA Ops"; that has not been tested. The compiled modules
+are in the trace, unless the profiler was told to leave them out. Field numbers are those of
 `xplane.proto` of TSL and `xla/service/hlo.proto`.
 """
 
@@ -26,13 +26,13 @@ from jaxprtool.ir.hlo.wire import Message, message, submessage, submessages, tex
 #: The name of the annotation around each measured call or step.
 STEP = "jaxprtool.step"
 
-#: The most operations that are read of a trace: reading more takes longer than a user waits.
+#: The maximum number of operations to read from a trace: more would take too long.
 MOST_EVENTS = 500_000
 
-#: How the name of an event begins that tells when an operation has ended.
+#: The prefix of the names of events that begin when an operation has ended.
 _END = "end: "
 
-#: What the host does while no operation runs, by how the names of its events begin.
+#: The names of the host's events while no operation runs, or their prefixes, by kind.
 _COMPILING = ("lower_sharding_computation", "backend_compile_and_load")
 _RUNNING = "ThunkExecutor::Execute"
 _DISPATCHING = ("PjitFunction(", "ExecuteReplicated")
@@ -60,7 +60,7 @@ class Event(NamedTuple):
 
 
 class HostEvent(NamedTuple):
-    """Something that the host did: `kind` is "compiling", "between operations" or "dispatch"."""
+    """An event of the host; `kind` is "compiling", "between operations" or "dispatch"."""
 
     kind: str
     start: float
@@ -98,7 +98,7 @@ def read_trace(path: str, modules: bool = True) -> Trace:
 
     Raises:
         OSError: If the file cannot be read.
-        ValueError: If it is no trace.
+        ValueError: If it is not a trace.
     """
     with open(path, "rb") as file:
         data = file.read()
@@ -165,7 +165,7 @@ def _host_kind(name: str) -> str | None:
 
 
 def _operation(event: Any, thread: str, names: dict[str, str]) -> Event | None:
-    """Return an event as that of an operation; None if it is none.
+    """Return the operation that an event is a run of; None if it is not one.
 
     The name of its module is added to `names`.
     """

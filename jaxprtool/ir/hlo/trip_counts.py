@@ -1,8 +1,8 @@
 """The number of iterations of a loop in a compiled module.
 
-XLA for CPU and GPU writes down those that it knows. For TPU it does not: there, loops that count up
-to a constant are recognized, as `scan` and `fori_loop` write them. Field numbers are those of XLA's
-`xla/service/hlo.proto` and `xla/xla_data.proto`.
+XLA for CPU and GPU states known trip counts in the module. XLA for TPU does not: there, loops are
+recognized that count up to a constant, as `scan` and `fori_loop` do. Field numbers are those of
+XLA's `xla/service/hlo.proto` and `xla/xla_data.proto`.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ def _step(module: Module, made: Instruction, index: int) -> int | None:
 
 
 def _carried(module: Module, value: Instruction) -> int | None:
-    """Return which element of a loop's carry a value is in the body or the condition, or None."""
+    """Return the index of a value in a loop's carry, in the body or the condition, or None."""
     if value.opcode != "get-tuple-element":
         return None
     is_carry = module.instructions[value.operands[0]].opcode == "parameter"
@@ -67,7 +67,7 @@ def _carried(module: Module, value: Instruction) -> int | None:
 
 
 def _constant(module: Module, value: Instruction) -> int | None:
-    """Return the integer that a value is, or None."""
+    """Return the value of an integer constant, or None."""
     value = _passed(module, value)
     if value.opcode != "constant" or value.shape.sizes or value.shape.dtype not in ("s32", "s64"):
         return None
@@ -77,7 +77,7 @@ def _constant(module: Module, value: Instruction) -> int | None:
 
 
 def _passed(module: Module, value: Instruction) -> Instruction:
-    """Return the value that copies of it are made from."""
+    """Return the value that a chain of copies and bitcasts starts from."""
     while value.opcode in _SAME and value.operands:
         value = module.instructions[value.operands[0]]
     return value

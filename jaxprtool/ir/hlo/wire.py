@@ -24,7 +24,7 @@ def message(data: bytes) -> Message:
     Fixed-width numbers are returned as bytes.
 
     Raises:
-        ValueError: If the data are no message.
+        ValueError: If the data are not a message.
     """
     try:
         return _fields(data)

@@ -85,7 +85,10 @@ def _jit(params: Params) -> Shown:
 
 
 def _custom_derivative(functions: dict[str, str]) -> Callable:
-    """Return the body's name, then the rest; show each of `functions` renamed, by its own name."""
+    """Return a rule that shows the body's name, and the names of functions as other parameters.
+
+    `functions` maps the parameter that holds each function to the parameter shown.
+    """
 
     def shown(params: Params) -> Shown:
         rest = {k: v for k, v in params.items() if k not in functions and k != "out_trees"}

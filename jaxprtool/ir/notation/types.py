@@ -129,7 +129,7 @@ def constrained(dim: Dimension) -> tuple[Dimension, list[str]]:
     sizes, signs = parts[::2], parts[1::2]
     named = [i for i, size in enumerate(sizes) if not size.isdecimal()]
     if len(named) != 1 or not set(signs) <= {"<=", ">="} or sizes[named[0]] == "_":
-        raise ValueError(f"'{dim.size}' does not give bounds of a size, as n<=64 and 2<=n<=64 do")
+        raise ValueError(f"'{dim.size}' is not a bound of a size, such as n<=64 or 2<=n<=64")
     (place,) = named
     at = dim.at + dim.size.rindex(sizes[place]) if place else dim.at
     pairs = zip(sizes, signs, sizes[1:], strict=False)

@@ -38,8 +38,8 @@ def partitioner_note(name: str, parts: Sequence[str]) -> str:
     if not parts:
         return ""
     return (
-        f"{name} is not partitioned, as XLA would do from its shardings: arrays have their whole "
-        "size, and collectives are missing"
+        f"{name} is not partitioned; XLA would partition it by its shardings. Arrays have their "
+        "whole size, and collectives are missing"
     )
 
 

@@ -1,8 +1,8 @@
 """Find which donated arguments lend their memory to results, and why others cannot.
 
 JAX pairs the results with the donated arguments of the same type, in order, and then with those of
-as many elements, which XLA takes if they have as many bytes. Arguments that the function does not
-read are dropped before.
+the same number of elements, which XLA accepts if they also have the same number of bytes. Arguments
+that the function does not read are dropped before.
 """
 
 from __future__ import annotations
@@ -93,7 +93,9 @@ def _paired(about: ProgramSignature, donated: Sequence[int]) -> dict[int, int]:
 
 
 def with_donation_of_call(program: Program) -> Program:
-    """Return a program that donates what the one call that it consists of donates.
+    """Return a program that donates the operands that its only equation, a call, donates.
+
+    `nnx.jit` and `eqx.filter_jit` trace to such a program: a call of their inner `jax.jit`.
 
     `nnx.jit` and `eqx.filter_jit` give such a program: the call of their inner `jax.jit`.
     """
@@ -116,7 +118,7 @@ def donation_notes(name: str, unused: Sequence[UnusedDonation]) -> Iterator[str]
 
 def _reason(argument: NamedValue, results: Sequence[NamedValue], is_dropped: bool) -> str:
     if is_dropped:
-        return "it does not read it"
+        return "the program does not read it"
     if any(result.type == argument.type for result in results):
         return "the results of this type reuse other donated arguments"
     steps = path_steps(argument.name)[-1:]

@@ -211,8 +211,8 @@ def _match_data(
     data = (wanted.aux, own.aux) if any(is_opaque) else (tree.node_data(), given_tree.node_data())
     if data[0] != data[1]:
         raise Mismatch(
-            f"{path}, of class {wanted.type_name}, must have the data {wanted.aux[:_LONGEST]}, "
-            f"not {own.aux[:_LONGEST]}"
+            f"{path}, of class {wanted.type_name}, must have the auxiliary data "
+            f"{wanted.aux[:_LONGEST]}, not {own.aux[:_LONGEST]}"
         )
     if is_opaque == [True, False]:
         found.nodes[wanted] = given_tree

@@ -28,7 +28,8 @@ def mesh_set(
 
     Args:
         axes: The names of its axes, and their sizes.
-        explicit: Whether types name the axes; otherwise they are the partitioner's.
+        explicit: Whether the axes are explicit, and named in types; otherwise they are left to the
+            partitioner.
         virtual: Whether the CPU's devices are used if JAX's default ones are too few.
     """
     mesh = _mesh(axes, AxisType.Explicit if explicit else AxisType.Auto, virtual)
@@ -116,8 +117,8 @@ def concrete_mesh(
 def placed(program: Program, arguments: Sequence[Any], mesh: Mesh) -> list[Any]:
     """Place the arguments on the devices of a mesh.
 
-    The sharding that `jax.jit` of the program states counts, or else that of the type. A value that
-    has only a type's sharding stays if it is on the mesh already.
+    A sharding in the options of `jax.jit` comes before that of the type. A value without such an
+    option stays where it is if it is on the mesh already.
     """
     options = (program.jit or JitOptions()).of_arguments(program.arguments)
     given = zip(arguments, program.in_avals, options, strict=True)
@@ -138,8 +139,9 @@ def _placed(value: Any, aval: Any, placement: Any, mesh: Mesh) -> Any:
 def spread(program: Program, values: Sequence[Any]) -> list[Any]:
     """Move arrays to the shardings that `jax.jit` of the program states.
 
-    `jax.jit` moves no array that lies on other devices, and shards none of NumPy over several
-    processes, which all give the same values. Types stay, and so does what has no such sharding.
+    `jax.jit` does not move arrays from other devices, and does not shard NumPy arrays over several
+    processes, all of which pass the same values. Types, and values without such a sharding, are
+    returned as they are.
     """
     if program.jit is None:
         return list(values)

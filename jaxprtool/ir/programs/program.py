@@ -81,11 +81,13 @@ class Program:
         the arguments that the function changes are updated. A Python scalar or a NumPy array has
         the type that `jax.jit` gives it.
 
-        Raises StructureError, a TypeError, which names the first path that differs, if the
-        structure, a shape or a dtype differs, ArgumentsError if arguments imply different sizes of
-        a symbol, a size is beyond its bound, lengths do not add up to the rows, or no argument
-        determines a symbol of the program, and FloatingPointError for results that `jax_debug_nans`
-        or `jax_debug_infs` forbid.
+        Raises:
+            StructureError: If the structure, a shape or a dtype differs. It is a TypeError, and
+                names the first path that differs.
+            ArgumentsError: If arguments imply different sizes of a symbol, a size is beyond its
+                bound, lengths do not add up to the rows, or no argument determines a symbol of the
+                program.
+            FloatingPointError: If `jax_debug_nans` or `jax_debug_infs` forbids a result.
         """
         match = self.matched(args, kwargs)
         if not self.symbols:
@@ -254,8 +256,11 @@ class Program:
     def specialized(self, sizes: Sizes) -> Program:
         """Return the program with symbols replaced by sizes, the same object for the same sizes.
 
-        `sizes` maps each symbol to a number, or a symbolic dimension. Raises UnsupportedError for
-        an equation that cannot have these sizes.
+        Args:
+            sizes: The size of each symbol to replace: a number, or a symbolic dimension.
+
+        Raises:
+            UnsupportedError: If an equation cannot have these sizes.
         """
         key = tuple(sizes.items())
         made = self._specialized.pop(key, None)
@@ -274,7 +279,11 @@ class Program:
     def at(self, shapes: Sequence[Sequence[Any]]) -> Program:
         """Return the program for flat arguments of these shapes: itself, unless it has symbols.
 
-        Raises ArgumentsError if no sizes of the symbols yield these shapes.
+        Args:
+            shapes: The shape of each flat argument.
+
+        Raises:
+            ArgumentsError: If no sizes of the symbols yield these shapes.
         """
         if not self.symbols:
             return self

@@ -202,7 +202,7 @@ class _CallGraph:
         return Repetition(name, self._size(self._top), compiled, top.rest, rows)
 
     def _rows(self, caller: Jaxpr, times: int, shown: set[Jaxpr]) -> tuple[RepeatedBody, ...]:
-        """Return the bodies that `caller` calls, given how often it runs; open none in `shown`."""
+        """Return the bodies that `caller` calls in `times` runs; do not open those in `shown`."""
         calls = self._parts[caller].calls
         rows = []
         for body in sorted(calls, key=lambda body: -calls[body] * self._size(body)):

@@ -176,7 +176,7 @@ class _Matcher:
             have = "no parts" if children is None else ", ".join(map(repr, children))
             raise ArgumentsError(
                 f"{self.what}: {where} has {have}, but its specs have {', '.join(map(repr, keys))}",
-                "one P(…) holds for all arrays below it",
+                "one P(…) applies to all arrays below it",
             )
         for key in keys:
             self.match(spec[key], children[key], f"{where}[{key!r}]")
@@ -185,7 +185,7 @@ class _Matcher:
         shape = getattr(aval, "shape", None)
         text = f"P({', '.join(map(repr, spec))})"
         if shape is None:
-            raise ArgumentsError(f"{self.what}: {name} is no array, so {text} does not apply")
+            raise ArgumentsError(f"{self.what}: {name} is not an array, so {text} does not apply")
         if len(spec) > len(shape):
             raise ArgumentsError(
                 f"{self.what}: {text} has {len(spec)} dimensions, but {name}:{type_of(aval)} has "
@@ -201,8 +201,8 @@ class _Matcher:
                 parts *= self.mesh.shape[axis]
             if isinstance(size, int) and size % parts:
                 raise ArgumentsError(
-                    f"{self.what}: {text} divides a dimension of {name}:{type_of(aval)} in {parts},"
-                    f" but its size is {size}"
+                    f"{self.what}: {text} splits a dimension of {name}:{type_of(aval)} into {parts}"
+                    f" parts, but its size is {size}"
                 )
         return NamedSharding(self.mesh, spec)
 
@@ -210,7 +210,8 @@ class _Matcher:
         known = list(map(str, self.mesh.axis_names))
         if axis not in known:
             raise ArgumentsError(
-                f"{self.what}: {name} has the axis '{axis}', but the mesh has {', '.join(known)}",
+                f"{self.what}: the spec of {name} names the axis '{axis}', but the mesh has "
+                f"{', '.join(known)}",
                 did_you_mean(axis, known),
             )
         if axis in seen:
@@ -241,8 +242,8 @@ def _placed(
     for i, each in enumerate(options):
         if i in found and each.placement is not None and each.placement != found[i]:
             raise UnsupportedError(
-                f"{each.name} already has a sharding by the function's jax.jit, so {what} does not "
-                "apply",
+                f"{each.name} already has a sharding from the function's jax.jit, so {what} does "
+                "not apply",
                 "write None for it",
             )
         made.append(replace(each, placement=found.get(i, each.placement)))

@@ -123,7 +123,7 @@ jax.tree_util.register_pytree_with_keys(
 
 
 def filled(tree: PyTreeDef, leaves: Iterable[Any]) -> Any:
-    """Return a tree of a structure, with leaves that replace its own: positions, types, marks.
+    """Return a tree of a structure with other leaves, such as positions, types or marks.
 
     A node is a `SubstituteNode` if its class refuses or converts them. `structure` is the inverse.
     """

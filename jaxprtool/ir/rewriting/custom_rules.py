@@ -31,7 +31,7 @@ R = TypeVar("R")
 
 
 class RuleRaised(UserFunctionError):
-    """A custom rule that only raises was followed; `raised` is its exception."""
+    """The custom rule always raises when it is traced; `raised` is its exception."""
 
     def __init__(self, rule: str, raised: str):
         super().__init__(f"the rule {rule} raised {raised}")
@@ -72,8 +72,8 @@ def map_rule(function: Callable[[ClosedJaxpr], Any], rule: CustomRule) -> Custom
 def jvp_rule(eqn: JaxprEqn) -> JVPRule:
     """Return the rule of a custom_jvp call.
 
-    Raises UnsupportedError if the rule raises and takes symbolic zeros: it might not raise for
-    others.
+    Raises UnsupportedError if the rule raises and takes symbolic zeros: for other tangents it might
+    not raise.
     """
     return _followed(eqn, _jvp_rule)
 
@@ -142,8 +142,8 @@ _WITHOUT_RULES = (
     "gradient, run grad before it"
 )
 
-#: The maximum number of rules that may be nested; the most rules nested in three others, and the
-#: most equations that they have altogether. Finite chains of rules are short, or call few others.
+#: The limits of `rules_followed`: the depth of rules in rules; and the number of rules at depth 3 or
+#: more, and of their equations. Finite chains of rules are short, or call few others.
 MOST_WITHIN, MOST_RULES, MOST_EQUATIONS = 40, 100, 3000
 
 
@@ -166,8 +166,8 @@ class _Rules:
             within, origin = self.origins.setdefault(_origin_key(eqn), (0, eqn))
             if within == MOST_WITHIN or self.count > MOST_RULES or self.equations > MOST_EQUATIONS:
                 raise UnsupportedError(
-                    f"the rule of the {named(origin)} cannot be followed: its calls of functions "
-                    "with custom rules never end",
+                    f"the rule of the {named(origin)} cannot be written as a jaxpr: its calls of "
+                    "functions with custom rules never end",
                     hint=_WITHOUT_RULES,
                 )
             self.traced[key] = found = trace(eqn)
@@ -187,7 +187,10 @@ class _Rules:
 
 
 def _origin_key(eqn: JaxprEqn) -> Hashable:
-    """Return the `rule_key`; for an operation with its own rules, and its expansion, its own key.
+    """Return a key for the origin of a call: that of the hijax operation if there is one.
+
+    A rule contains such an operation, but the call that it is lowered to (`ir.rewriting.high`) is
+    followed. The key of all other calls is their `rule_key`.
 
     A rule holds such an operation, but the call that it expands to (`ir.rewriting.high`) is
     followed.
@@ -334,7 +337,7 @@ def _params(
 
 
 def _made_from(eqn: JaxprEqn) -> Any:
-    """Return the function `rule` that a call was made with, above; None if JAX made the call."""
+    """Return the `rule` that a call was made with by this module; None if JAX made the call."""
     return getattr(jaxcompat.live_function(eqn.params), "made_from", None)
 
 

@@ -1,4 +1,4 @@
-"""Substitute in everything that a jaxpr states: types, parameters, bodies and rules.
+"""Substitute in all parts of a jaxpr: types, parameters, bodies and rules.
 
 A subclass of `Substitution` says what changes in a single type, parameter value or context; this
 module applies it at every depth. All else stays the same object, and a body that several equations
@@ -83,7 +83,7 @@ class Body:
     def finished(
         self, eqns: list[JaxprEqn], outvars: list[Atom]
     ) -> tuple[list[JaxprEqn], list[Atom]]:
-        """Return the equations and results after a last look at all of them."""
+        """Return the final equations and results, once all have been rewritten."""
         return eqns, outvars
 
     def bound(self, variables: Sequence[Var]) -> list[Var]:
@@ -99,7 +99,7 @@ class Body:
         return new
 
     def atom(self, atom: Atom) -> Atom:
-        """Return what an atom becomes."""
+        """Return the atom that replaces an atom."""
         return self.owner.literal(atom) if type(atom) is Literal else self.env.get(atom, atom)
 
     def equation(self, eqn: JaxprEqn) -> JaxprEqn | None:
@@ -133,10 +133,10 @@ class Substitution:
         self._bodies = Memo()
         self._rules: dict[Hashable, Callable[[], Any]] = {}
 
-    # --- what a subclass says ---------------------------------------------------------------------
+    # --- for subclasses ---------------------------------------------------------------------------
 
     def leaf(self, value: Any) -> Any:
-        """Substitute in a parameter value that is no container; return the same if it stays."""
+        """Substitute in a parameter value that is not a container; return the same if it stays."""
         return value
 
     def array_type(self, aval: Aval) -> Aval:
@@ -152,11 +152,11 @@ class Substitution:
         return values
 
     def rewrites_rule(self, eqn: JaxprEqn) -> bool:
-        """Return True if the rule of a call, a derivative or a transpose, is substituted in."""
+        """Return True if the rule of a call (a derivative or a transpose) is substituted in."""
         return self.changes(eqn)
 
     def rule(self, eqn: JaxprEqn) -> Callable[[], CustomRule]:
-        """Return what makes the derivative rule of a custom call when JAX requests it."""
+        """Return a function that makes the derivative rule of a custom call on JAX's request."""
         return SubstitutedRule(self, eqn)
 
     def rewritten(self, jaxpr: AnyJaxpr) -> AnyJaxpr:

@@ -51,7 +51,7 @@ def meshes_in(
 
 
 class _Search(Substitution):
-    """Changes nothing, and notes all meshes."""
+    """A substitution that changes nothing, and collects all meshes."""
 
     def __init__(self, rules: bool) -> None:
         super().__init__()
@@ -79,8 +79,8 @@ class _Search(Substitution):
 
     def rewrites_rule(self, eqn: JaxprEqn) -> bool:
         if self._searches_rules and has_rule(eqn) and (key := rule_key(eqn)) not in self._searched:
-            self._searched.add(key)  # a rule may hold the call that it belongs to
-            with suppress(UnsupportedError):  # it cannot be followed: derivatives raise this
+            self._searched.add(key)  # a rule may contain its own call
+            with suppress(UnsupportedError):  # the derivative raises it
                 self.with_rule(eqn)
         return False
 
@@ -182,9 +182,9 @@ class MeshChange(Substitution):
         return NamedSharding(mesh, sharding.spec, memory_kind=sharding.memory_kind)
 
     def mesh(self, mesh: Mesh | AbstractMesh, over_devices: bool) -> Mesh | AbstractMesh:
-        """Return the new mesh, with the types that the axes have in an old one.
+        """Return the new mesh with the axis types of an old one.
 
-        It has devices if it is to have them, and the new mesh has some.
+        It has devices if `over_devices`, and if the new mesh has some.
         """
         if mesh.empty:
             return mesh
@@ -301,7 +301,8 @@ class _Body(Body):
         """Return an equation whose own meshes have the devices of the new one.
 
         In a program from a file, on a machine without these devices, its meshes have none. JAX
-        needs some in a `shard_map` where no mesh is set, and in a jit notes the mesh that is set.
+        needs devices in a `shard_map` where no mesh is set; in a jit it records the mesh that is
+        set.
         """
         called = view(eqn)
         is_set = not jaxcompat.context_settings(eqn.ctx)["cur_abstract_mesh"].empty
@@ -332,7 +333,7 @@ class _Body(Body):
             )
 
     def _check_placements(self, eqn: JaxprEqn) -> None:
-        """Check that the new mesh divides what a jit shards; JAX does so when it traces one."""
+        """Check that the new mesh divides the arrays that a jit shards, as JAX does in a trace."""
         if not isinstance(called := view(eqn), Call):
             return
         pairs = (

@@ -49,7 +49,7 @@ def with_slices(
     Args:
         eqns: The equations of a body.
         results: The results of the body.
-        changed: Return True for an equation in which sizes were replaced. Others are kept.
+        changed: Returns True for an equation in which sizes were replaced. Others are kept.
 
     Returns:
         The new equations and results.

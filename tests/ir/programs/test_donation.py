@@ -34,7 +34,7 @@ def test_the_reason_of_each_that_cannot_be_used_is_given(program):
     assert reasons == {
         "state['w']": "the results of this type reuse other donated arguments",
         "state['key']": "no result has this type",
-        "state['old']": "it does not read it",
+        "state['old']": "the program does not read it",
     }
     notes = list(donation_notes(program.name, donations(program).unused))
     assert "step cannot use the donated state['key'], f32[3]: no result has this type" in notes

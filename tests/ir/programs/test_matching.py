@@ -100,7 +100,10 @@ def test_any_container_of_the_same_children_fits_by_name_or_else_in_order(read):
 @pytest.mark.parametrize(
     ("argument", "message"),
     [
-        (state(rate=0.25), r"state, of class .*State, must have the data .*0.5.*, not .*0.25"),
+        (
+            state(rate=0.25),
+            r"state, of class .*State, must have the auxiliary data .*0.5.*, not .*0.2",
+        ),
         (state(names=("w", "c")), r"state.params\['b'\] is missing$"),
         (
             {"params": {}, "moment": ()},

@@ -69,7 +69,7 @@ def test_the_options_are_those_of_jit(mesh, program):
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("(P(), P('z'))", "batch has the axis 'z', but the mesh has x, y"),
+        ("(P(), P('z'))", "the spec of batch names the axis 'z', but the mesh has x, y"),
         ("(P(), P('x', 'x'))", "the spec of batch names the axis 'x' twice"),
         ("(P(), P('x'), P())", "has 3 specs for 2 traced positional arguments"),
         ("({'w': P()}, P())", "argument 0 has 'b', 'w', but its specs have 'w'"),
@@ -89,7 +89,7 @@ def test_what_does_not_fit_is_named(mesh, program, text, message):
 
 def test_sizes_that_do_not_divide_are_named(mesh):
     program = jaxprtool.trace(lambda v: v, jnp.ones(7))
-    with pytest.raises(ArgumentsError, match=r"v:f32\[7\] in 2, but its size is 7"):
+    with pytest.raises(ArgumentsError, match=r"v:f32\[7\] into 2 parts, but its size is 7"):
         Specs("P('x')").applied(program)
 
 

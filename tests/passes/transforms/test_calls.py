@@ -259,7 +259,7 @@ def test_jit_shards_and_compiles_as_jax_does(auto_mesh):
 
 def test_specs_of_jit_that_do_not_fit_are_refused_by_the_names_of_its_options(auto_mesh):
     program = trace(jnp.sin, X)
-    with pytest.raises(ArgumentsError, match=r"in_shardings: .* has the axis 'z'"):
+    with pytest.raises(ArgumentsError, match=r"in_shardings: .* names the axis 'z'"):
         program.apply("jit(in_shardings=P('z'))")
 
 

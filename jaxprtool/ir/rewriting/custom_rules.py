@@ -142,8 +142,8 @@ _WITHOUT_RULES = (
     "gradient, run grad before it"
 )
 
-#: The limits of `rules_followed`: the depth of rules in rules; and the number of rules at depth 3 or
-#: more, and of their equations. Finite chains of rules are short, or call few others.
+#: The limits of `rules_followed`: the depth of rules in rules; and, from depth 3 on, the number of
+#: rules, and of the equations in them. Finite chains of rules are short, or call few others.
 MOST_WITHIN, MOST_RULES, MOST_EQUATIONS = 40, 100, 3000
 
 

@@ -273,7 +273,8 @@ def _rule_agrees(eqn: JaxprEqn, jaxpr: AnyJaxpr) -> bool:
 def _weak_type_fault(eqn: JaxprEqn) -> str:
     """Describe the fault in the weak types of an equation's results; "" if there is none.
 
-    The pass must preserve those of an equation with bodies: JAX's rule differs from the bodies.
+    Equations with bodies are not checked: JAX's rule gives other weak types than their bodies. The
+    pass must preserve those.
     """
     named = eqn.primitive in core.custom_typechecks or eqn.primitive.call_primitive
     if named or next(jaxprs_in_params(eqn.params), None) is not None:

@@ -29,9 +29,9 @@ _BARRIERS_STAY = jax.__version_info__ >= (0, 11)
 
 
 def behind_barrier(eqn: JaxprEqn) -> Sequence[bool]:
-    """Return for each operand whether XLA keeps a barrier between it and what computes it.
+    """Return, for each operand, whether XLA keeps a barrier between it and its definition.
 
-    JAX puts one before what a differentiated call of `jax.checkpoint` computes again.
+    JAX inserts a barrier before the equations that a differentiated `jax.checkpoint` recomputes.
     """
     prevents: bool | tuple[bool, ...] = eqn.primitive.name == "optimization_barrier"
     if eqn.primitive is remat_p and eqn.params["differentiated"]:

@@ -67,7 +67,7 @@ class ClosedOver:
 
     Attributes:
         owned: Returns True if a constant of a rule is one of the closed-over values.
-        depth: The number of times that a call is differentiated, since rules hold calls that have
+        depth: The number of times that a call is differentiated, since rules contain calls with
             rules.
     """
 

@@ -72,11 +72,11 @@ class Lowering:
         options: The compiler options of `jax.jit`, as pairs.
         call: The call that it is lowered for, with its arguments; None if it is not a call of
             `jit`'s own, as under `jax.grad`.
-        described: What the observer made of the call, if that came before the lowering.
+        described: The observer's description of the call, if it was given before the lowering.
         start: When lowering began, by `time.time`.
         seconds: The time of lowering.
         cpu: Its CPU time.
-        error: What lowering raised.
+        error: The exception that lowering raised, or None.
     """
 
     name: str
@@ -100,7 +100,7 @@ class CompileTimes:
         seconds: Its time.
         cpu: Its CPU time, in all threads.
         cached: Whether the executable came from the persistent compilation cache.
-        error: What it raised.
+        error: The exception that it raised, or None.
     """
 
     seconds: float
@@ -110,12 +110,12 @@ class CompileTimes:
 
 
 class Observer(Protocol):
-    """What `observed` tells of. An exception in one of these goes to `failed`, not to the user."""
+    """The callbacks of `observed`. An exception in one goes to `failed`, not to the user."""
 
     def jit_made(self, fun: Any, jit: Any, made: Any) -> Around | None:
-        """`jax.jit` was called on a function; `jit` is that of its `JitCall`s.
+        """`jax.jit` was applied to `fun`; `jit` identifies the result in a `JitCall`.
 
-        The result, if there is one, is what calls of the jitted function go through.
+        If a function is returned, calls of the jitted function go through it.
         """
 
     def describe(self, call: JitCall) -> Any:
@@ -139,7 +139,7 @@ class Observer(Protocol):
 
 @contextlib.contextmanager
 def observed(observer: Observer) -> Iterator[None]:
-    """Tell `observer` of all that JAX compiles in a `with` block."""
+    """Notify `observer` of all that JAX compiles in a `with` block."""
     hooks = _Hooks(observer)
     _hide_frames()
     with contextlib.ExitStack() as stack:
@@ -211,7 +211,7 @@ _quiet = threading.local()
 
 @contextlib.contextmanager
 def unobserved() -> Iterator[None]:
-    """Compile something in a `with` block of which no observer is told."""
+    """Hide what a `with` block compiles from observers."""
     before = getattr(_quiet, "on", False)
     _quiet.on = True
     try:

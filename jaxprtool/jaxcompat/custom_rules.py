@@ -151,7 +151,7 @@ def custom_vjp_rule(eqn: JaxprEqn, perturbed: Sequence[bool]) -> VJPRule:
             if BWD_GIVES_LOGS:
                 cts, logs = cts
                 if logs is not None:
-                    raise TypeError("its backward rule writes a log")
+                    raise TypeError("its backward rule returns a log")
             zeros[:] = [isinstance(ct, Zero | SymbolicZero) for ct in cts]
             return [ct for ct, zero in zip(cts, zeros, strict=True) if not zero]
 

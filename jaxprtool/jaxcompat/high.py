@@ -44,7 +44,7 @@ _BODY = "_jaxprtool_body"
 def high_body(eqn: JaxprEqn) -> ClosedJaxpr | None:
     """Return the expansion of a `call_hi_primitive` as a closed jaxpr, or None.
 
-    It has none if operands or results have types that JAX lowers as well, or JAX cannot expand it.
+    It has none if JAX cannot expand it, or must lower types of operands or results too.
     """
     held = eqn.params["_prim"]
     known = held.__dict__.get(_BODY)
@@ -187,7 +187,7 @@ def high_vjp_rule(eqn: JaxprEqn) -> VJPRule:
             *jax.tree.unflatten(held.in_tree, sums),
         )
         if log is not None:
-            raise TypeError("its backward rule writes a log")
+            raise TypeError("its backward rule returns a log")
         found = [each.freeze() for each in sums]
         zeros[:] = map(_is_zero, found)
         return [ct for ct, zero in zip(found, zeros, strict=True) if not zero]

@@ -60,7 +60,7 @@ def module_under_axes(
     platform: str,
     donated: Sequence[int],
 ) -> ir.Module:
-    """Return the StableHLO module of a closed jaxpr with free named axes, as replicas over them.
+    """Return the StableHLO module of a closed jaxpr whose free named axes become replicas.
 
     JAX itself lowers collectives to the partitions of one program; here they are for replicas,
     as those of `pmap` were: without channels, and with `replica_id` instead of `partition_id`.
@@ -194,5 +194,5 @@ def xla_computation(module: ir.Module, tuple_args: bool, return_tuple: bool) -> 
 
 
 def source_paths_without(pattern: str) -> AbstractContextManager[object]:
-    """Lower with source files shown by their paths without the part that a pattern matches."""
+    """Lower with source paths that leave out the part that a pattern matches."""
     return config.hlo_source_file_canonicalization_regex(pattern)

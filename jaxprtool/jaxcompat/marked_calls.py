@@ -100,7 +100,8 @@ _Rule: TypeAlias = Callable[[JaxprEqn, str | None], JaxprEqn]
 
 def _mapped(jaxpr: AnyJaxpr, around: str | None, rule: _Rule, known: _Known) -> AnyJaxpr:
     """Apply a rule to the equations of a jaxpr; `around` is the name of the marked body."""
-    # In JAX 0.10 an open body is closed again whenever it is viewed: only the open one persists.
+    # In JAX 0.10 each view of an open body closes it again. Only the open jaxpr stays the same
+    # object.
     lasting = jaxpr if getattr(jaxpr, "consts", ()) else open_jaxpr(jaxpr)
     made, key = known.setdefault(lasting, {}), (type(jaxpr), around)
     if key not in made:

@@ -71,7 +71,7 @@ def inline_of_word(word: bool | str) -> Any:
     """Return the inverse of `inline_as_word`. Raises ValueError for a way unknown to this JAX."""
     if _Inline is None:
         if not isinstance(word, bool):
-            raise ValueError(f"JAX {jax.__version__} cannot inline like '{word}'")
+            raise ValueError(f"JAX {jax.__version__} does not support inline='{word}'")
         return word
     if isinstance(word, bool):
         return _Inline.JAX_EARLY if word else _Inline.AUTO

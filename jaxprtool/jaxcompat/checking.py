@@ -297,7 +297,15 @@ def inferred_types(
     """Return the types of an equation's results, and its effects, from JAX's type checker.
 
     The effects are those of an equation on these operands. The equation's bodies are not checked,
-    nor whether they match the operands of a jit. Raises the error of the primitive's rule.
+    nor whether they match the operands of a jit.
+
+    Args:
+        primitive: The primitive of the equation.
+        params: Its parameters.
+        operands: Its operands.
+
+    Raises:
+        Exception: The error of the primitive's rule.
     """
     rule = core.custom_typechecks.get(primitive)
     if rule is None and primitive.call_primitive:

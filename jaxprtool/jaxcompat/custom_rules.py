@@ -26,10 +26,16 @@ from jaxprtool.jaxcompat.tracing import attach_constants, detach_constants, sett
 class JVPRule:
     """The jaxpr of a custom_jvp call's rule.
 
-    `jaxpr` is closed and takes (*primals, *tangents); it returns the results, then the tangents of
-    those results that have False in `out_zeros`. The primals are the call's operands after its
-    first `num_consts`; `perturbed` are those that the rule may be differentiated by. A rule that
-    only raises has no jaxpr; `raises` has its exception, in the format of the end of a traceback.
+    The primals are the call's operands after its first `num_consts`.
+
+    Attributes:
+        name: The name of the rule.
+        jaxpr: A closed jaxpr that takes (*primals, *tangents) and returns the results, then the
+            tangents of those results that have False in `out_zeros`; None for a rule that
+            always raises.
+        out_zeros: Whether the tangent of each result is zero.
+        perturbed: Whether each primal may have a tangent that is not zero.
+        raises: The exception of a rule that always raises, as at the end of a traceback.
     """
 
     name: str
@@ -43,11 +49,17 @@ class JVPRule:
 class VJPRule:
     """The jaxprs of a custom_vjp call's two rules.
 
-    `fwd` is closed and takes the primals; it returns residuals, then the results. `forwarded` has
-    an entry for each residual: None if `fwd` returns it, else the index of the primal that it is.
-    `bwd` is closed and takes (*residuals, *cotangents of the results); it returns the cotangents of
-    those primals that have False in `in_zeros`. `perturbed` are the primals that the rules may be
-    differentiated by.
+    The primals are the call's operands after its first `num_consts`.
+
+    Attributes:
+        fwd_name: The name of the forward rule.
+        bwd_name: The name of the backward rule.
+        fwd: A closed jaxpr that takes the primals and returns residuals, then the results.
+        bwd: A closed jaxpr that takes (*residuals, *cotangents of the results) and returns the
+            cotangents of those primals that have False in `in_zeros`.
+        forwarded: For each residual, the index of the primal that it is; None if `fwd` returns it.
+        in_zeros: Whether the cotangent of each primal is zero.
+        perturbed: The primals that the rules may be differentiated with respect to.
     """
 
     fwd_name: str

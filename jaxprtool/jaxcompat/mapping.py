@@ -352,8 +352,13 @@ def _unvarying(aval: Aval, names: Any) -> Aval:
 class TracedElement:
     """A function traced for one batch element: its operands, its context, and its results.
 
-    `operands` are the values that the jaxpr takes, and `dims` their mapped dimensions. `axis` is an
-    `axis_data`.
+    Args:
+        axis: The mapped axis, an `axis_data`.
+        debug: The debug info of the function.
+
+    Attributes:
+        operands: The values that the jaxpr takes.
+        dims: The mapped dimension of each operand.
     """
 
     def __init__(self, axis: MappedAxis, debug: DebugInfo):

@@ -95,5 +95,4 @@ class JaxprCache:
         return known
 
     def clear(self) -> None:
-        """Drop all values."""
         self._by_jaxpr.clear()

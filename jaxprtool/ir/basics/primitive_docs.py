@@ -28,7 +28,10 @@ _ALIAS = re.compile(r"Alias of jax\.([\w.]+)\.")
 
 @cache
 def summary(primitive: str) -> str | None:
-    """Return the first paragraph of the function's docstring; None if no name matches."""
+    """Return the first paragraph of the docstring of the public function that binds a primitive.
+
+    Returns None if no public function has such a name.
+    """
     for function in _functions(primitive):
         text = _paragraph(function)
         if alias := _ALIAS.fullmatch(text):

@@ -138,7 +138,6 @@ class Regions:
 
     @property
     def eqn(self) -> JaxprEqn:
-        """The equation."""
         return self.view.eqn
 
     @cached_property

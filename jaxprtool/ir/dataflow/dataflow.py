@@ -39,7 +39,6 @@ class Holder:
 
     @property
     def eqn(self) -> JaxprEqn:
-        """The equation."""
         return self.jaxpr.eqns[self.index]
 
 

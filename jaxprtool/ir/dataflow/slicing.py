@@ -75,12 +75,22 @@ class Start:
 
 
 def forward_slice(top: Jaxpr, start: Start) -> Run:
-    """Return the part of a program that depends on values."""
+    """Return the part of a program that depends on values.
+
+    Args:
+        top: The program's open jaxpr.
+        start: The values, and the equations whose results count too.
+    """
     return _Forward(start).run(top, (False,) * len(top.invars))
 
 
 def backward_slice(top: Jaxpr, start: Start) -> Run:
-    """Return the part of a program that values depend on."""
+    """Return the part of a program that values depend on.
+
+    Args:
+        top: The program's open jaxpr.
+        start: The values, and the equations whose operands count too.
+    """
     return _Backward(start).run(top, (False,) * len(top.outvars), (False,) * len(top.invars))
 
 
@@ -145,8 +155,6 @@ class _Slicer:
 
 
 class _Forward(_Slicer):
-    """A forward slice."""
-
     @cached_method
     def run(self, jaxpr: Jaxpr, given: _Flags) -> Run:
         """Return the part of a body that some of its arguments reach."""
@@ -208,8 +216,6 @@ class _Forward(_Slicer):
 
 
 class _Backward(_Slicer):
-    """A backward slice."""
-
     @cached_method
     def run(self, jaxpr: Jaxpr, wanted: _Flags, later: _Flags) -> Run:
         """Return the part of a body that some of its results depend on.

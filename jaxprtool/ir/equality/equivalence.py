@@ -36,7 +36,15 @@ def equivalent(p: object, q: object) -> bool:
     """Return True if two Programs, or two jaxprs, are the same up to the names of variables.
 
     For Programs, the structures of arguments and results and the axis environment count too; names
-    do not. Raises UnsupportedError if a custom rule in them cannot be traced.
+    do not.
+
+    Args:
+        p: A Program, or a jaxpr.
+        q: Another one of the same kind.
+
+    Raises:
+        UnsupportedError: If the rule of a custom derivative cannot be traced, or the programs are
+            too deeply nested.
     """
     return difference(p, q) is None
 

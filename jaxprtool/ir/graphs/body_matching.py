@@ -92,7 +92,6 @@ class _BodyMatching:
         self._budget = [_OPENED_AT_LEAST + 4 * size] if budget is None else budget
 
     def run(self) -> None:
-        """Find all pairs."""
         self._pair_in_order(*(self._by_variables(graph) for graph in self._found.graphs))
         for level in MatchLevel:
             if not self._is_done(level):

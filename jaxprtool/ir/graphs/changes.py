@@ -35,8 +35,8 @@ class Changes:
 def changes(before: AnyJaxpr, after: AnyJaxpr) -> Changes:
     """Return the equations of two programs that have no counterpart in the other.
 
-    A body that several equations share is compared once with each body that replaced it; an
-    equation in it has a counterpart if it has one in any of these.
+    A body that several equations share is compared once with each body that replaced it. An
+    equation in it has a counterpart if it has one in any of these bodies.
     """
     kept: tuple[set[int], set[int]] = set(), set()
     for matched in counterparts(before, after):

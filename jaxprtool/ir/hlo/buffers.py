@@ -111,7 +111,6 @@ class Assignment:
     groups: dict[int, int]
 
     def buffers(self) -> Iterator[Buffer]:
-        """Yield all buffers."""
         for allocation in self.allocations:
             for placed in allocation.placed:
                 yield placed.buffer

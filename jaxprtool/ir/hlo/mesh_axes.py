@@ -68,7 +68,6 @@ class MeshAxes:
 
     @property
     def devices(self) -> int:
-        """The number of devices."""
         return len(self._places)
 
     def size(self, axis: str) -> int:

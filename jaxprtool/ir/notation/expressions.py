@@ -51,8 +51,13 @@ _FORMAT_PREFIX = re.compile(r"(?<!\w)(?:f|rf|fr)$", re.IGNORECASE)
 class Source(WhitelistReader):
     """A parsed argument list, with the means to report an error in a part of it.
 
-    `what` is its name in messages (`--args`, `the pipeline`), `error` the class of the errors;
-    `types` maps the beginning of each type in the text to its end.
+    Attributes:
+        text: The text.
+        what: Its name in messages: `--args`, `the pipeline`.
+        error: The class of the errors.
+        args: The nodes of positional arguments.
+        keywords: The names and nodes of keyword arguments.
+        types: The end of each type in the text, by its start.
     """
 
     text: str

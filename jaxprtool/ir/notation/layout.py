@@ -39,9 +39,14 @@ _LAMBDA, _LET, _IN = Keyword("lambda "), Keyword("let"), Keyword("in ")
 class Middle:
     """The text between the one variable that an equation binds and the equation's operands.
 
-    `flat` is that text on one line, `width` columns wide. With its parameters on separate lines it
-    is `first_line` and `more_lines`. The type takes `left` columns of it. Used for signatures
-    without jaxprs among their parameters.
+    It is for signatures without jaxprs among their parameters.
+
+    Attributes:
+        flat: The text on one line.
+        width: The columns of `flat`.
+        left: The columns of the type in it.
+        first_line: The first line if each parameter has a line of its own.
+        more_lines: The other lines in that case.
     """
 
     def __init__(
@@ -80,8 +85,16 @@ class Middle:
 class Layout:
     """Lays out one listing; `tokens()` returns it.
 
-    If more than `cut` variables in a row do not fit on their line, those that fit are written and
-    the others counted. The text `arguments` replaces the program's own arguments.
+    Args:
+        root: The program's jaxpr.
+        width: The width in columns.
+        types: Whether to write the types of variables.
+        selection: The equations to show.
+        comment: Returns the tokens of the comment on an equation, if there are comments.
+        notation: The text of equations; by default JAX's.
+        cut: If more than this many variables in a row do not fit on their line, those that fit are
+            written and the others counted.
+        arguments: A text that replaces the program's own arguments.
     """
 
     def __init__(

@@ -17,9 +17,11 @@ from jaxprtool.jaxcompat import Jaxpr, JaxprEqn
 class Selection:
     """The equations of a program to show, and to which depth.
 
-    A program's own equations are at depth 0. `depth=None` means all depths, `only=None` any
-    primitive; a pattern is one of `fnmatch`. `among` are equations by `id`, and `others` describes
-    the equations left out: "that x does not touch".
+    Args:
+        depth: The depth to show bodies to; None for all. A program's own equations are at depth 0.
+        only: Patterns of primitives to show, as for `fnmatch`; None for all primitives.
+        among: The equations to show, by `id`; None for all.
+        others: Describes the equations left out: "that x does not touch".
     """
 
     def __init__(

@@ -131,10 +131,13 @@ SHOWN_PARAMS: dict[str, Callable[[Params], Shown]] = {
 class Signature:
     """The common part of equations of one primitive and the same parameters.
 
-    `pairs` are the parameters to show, with their values. `head` is the primitive and its
-    parameters on one line, or None if a jaxpr is among them. `called` are all jaxprs of the
-    equation, with the names it gives them. `by_rule` is True if JAX's own rule writes the equation,
-    `named_by_call` if the variables of a jit's body are named after the call's.
+    Attributes:
+        name: The name of the primitive.
+        pairs: The parameters to show, with their values.
+        called: All jaxprs of the equation, with the names that it gives them.
+        by_rule: Whether JAX's own rule writes the equation.
+        named_by_call: Whether the variables of a jit's body are named after those of the call.
+        head: The primitive and its parameters on one line; None if a jaxpr is among them.
     """
 
     name: PrimitiveName

@@ -110,9 +110,15 @@ def matched(
 
 
 def matched_leaves(tree: PyTreeDef, value: object, path: str) -> list[Any]:
-    """Return the leaves of a value of the structure `tree`; `path` is its name.
+    """Return the leaves of a value that has a given structure.
 
-    Raises Mismatch for a value of another structure.
+    Args:
+        tree: The structure.
+        value: The value.
+        path: The name of the value, for errors.
+
+    Raises:
+        Mismatch: If the value has another structure.
     """
     found = MatchedArguments()
     _match(found, tree, filled(tree, range(tree.num_leaves)), value, path)

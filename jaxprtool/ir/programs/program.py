@@ -47,14 +47,19 @@ MOST_SIZES = 128
 class Program:
     """A traced function, callable like the function itself.
 
-    `jaxpr` is closed: it includes its constants, and its array literals are turned into constants.
-    `in_tree` is the tree structure of `(args, kwargs)`, without static arguments, and `out_tree`
-    that of the result. `arg_names` and `out_names` give one path per flat value: `params['w']`,
-    `result[0]`. `axis_env` are the named axes, with their sizes, that the function was traced under
-    and does not bind itself. `jit` has the options of `jax.jit` if the function is jitted. `bounds`
-    are the bounds of arguments that are sizes or lengths of examples, by the names of these.
-    `roots` are the folders of the TARGET that it was loaded by, whose files are the user's own.
-    `sharded` are the names of arguments that were given with a sharding over several devices.
+    Attributes:
+        name: The name of the function.
+        jaxpr: The closed jaxpr, with its constants. Array literals are turned into constants.
+        in_tree: The tree structure of `(args, kwargs)`, without static arguments.
+        out_tree: The tree structure of the result.
+        arg_names: The path of each flat argument: `params['w']`.
+        out_names: The path of each flat result: `result[0]`.
+        axis_env: The named axes, with their sizes, that the function was traced under and does not
+            bind itself.
+        jit: The options of `jax.jit` if the function is jitted, otherwise None.
+        bounds: The bounds of arguments that are sizes, or lengths of examples, by name.
+        roots: The folders of the TARGET that it was loaded from. Their files are the user's own.
+        sharded: The names of arguments that were given with a sharding over several devices.
     """
 
     name: str

@@ -113,7 +113,13 @@ class ValueGroup:
 class ProgramSignature:
     """A program's name, its open jaxpr, and its arguments, results and constants in order.
 
-    `roots` are the folders of the user's files, as a `Program` has them.
+    Attributes:
+        name: The name of the program.
+        jaxpr: Its open jaxpr.
+        arguments: The arguments.
+        outputs: The results.
+        constants: The constants.
+        roots: The folders of the user's files, as a `Program` has them.
     """
 
     name: str

@@ -25,9 +25,14 @@ from jaxprtool.ir.programs.static_leaf import Placeholder, StaticLeaf, descripti
 class Tree:
     """A tree structure: "leaf", "none", "tuple", "list", "dict", "OrderedDict", "held", "custom".
 
-    `keys` are those of a dict, one for each child. For a custom node, they are its children's keys
-    as JAX prints them (`.weight`), if it has any; `type_name` is the qualified name of its type and
-    `aux` a description of its own data. `held` is the leaf that a "held" node holds.
+    Attributes:
+        kind: One of these.
+        children: The structures of the children.
+        keys: The keys of a dict, one for each child; for a custom node, its children's keys as JAX
+            prints them (`.weight`), if it has any.
+        type_name: The qualified name of a custom node's type.
+        aux: A description of a custom node's auxiliary data.
+        held: The leaf that a "held" node holds.
     """
 
     kind: str

@@ -72,8 +72,9 @@ def map_rule(function: Callable[[ClosedJaxpr], Any], rule: CustomRule) -> Custom
 def jvp_rule(eqn: JaxprEqn) -> JVPRule:
     """Return the rule of a custom_jvp call.
 
-    Raises UnsupportedError if the rule raises and takes symbolic zeros: for other tangents it might
-    not raise.
+    Raises:
+        UnsupportedError: If the rule raises and takes symbolic zeros: for other tangents it might
+            not raise.
     """
     return _followed(eqn, _jvp_rule)
 
@@ -93,8 +94,9 @@ def _jvp_rule(eqn: JaxprEqn) -> JVPRule:
 def vjp_rule(eqn: JaxprEqn) -> VJPRule:
     """Return the rules of a custom_vjp call.
 
-    Raises UnsupportedError if one of them raises when it is traced, or is not just a function from
-    residuals and cotangents to cotangents.
+    Raises:
+        UnsupportedError: If one of them raises when it is traced, or the backward rule is not just
+            a function from residuals and cotangents to cotangents.
     """
     return _followed(eqn, _vjp_rule)
 
@@ -291,8 +293,14 @@ def jvp_params(
 ) -> Params:
     """Return the parameters of a custom_jvp call of the closed jaxpr `call_jaxpr`.
 
-    `rule()` is called when the call is differentiated, so that a rule may hold calls that follow
-    it. Calls with the same `rule` have the same `rule_key`, at the same types.
+    Args:
+        call_jaxpr: The body of the call, closed.
+        name: The name of the rule.
+        rule: Returns the rule. It is called when the call is differentiated, so a rule may contain
+            calls that have the same rule. Calls with the same `rule` have the same `rule_key`, at
+            the same types.
+        num_consts: The number of leading operands that are constants, which the rule does not take.
+        symbolic_zeros: Whether the rule takes symbolic zeros.
     """
     # Do not close over the jaxpr: what this closes over is part of the `rule_key`.
     function = jaxcompat.open_jaxpr(call_jaxpr).debug_info.func_name
@@ -315,7 +323,10 @@ def vjp_params(
     num_consts: int = 0,
     symbolic_zeros: bool = False,
 ) -> Params:
-    """Return the parameters of a custom_vjp call whose rules have these names; see `jvp_params`."""
+    """Return the parameters of a custom_vjp call of the closed jaxpr `call_jaxpr`.
+
+    The arguments are those of `jvp_params`; `names` are those of the forward and backward rules.
+    """
 
     def made(perturbed: Sequence[bool]) -> VJPRule:
         found = rule()

@@ -259,6 +259,5 @@ class SubstitutedRule:
         return self._made
 
     def found(self) -> CustomRule:
-        """Return the rule."""
         rule: CustomRule = self.owner.with_rule(self.eqn)
         return rule

@@ -74,7 +74,7 @@ from jaxprtool.jaxcompat.closed_over import (
     with_closed_over,
 )
 from jaxprtool.jaxcompat.custom_rules import (
-    BWD_GIVES_LOGS,
+    BWD_RETURNS_LOGS,
     JVPRule,
     VJPRule,
     custom_jvp_rule,

@@ -27,7 +27,7 @@ from jax.interpreters.ad import JVPTrace, Zero
 from jax.interpreters.partial_eval import DynamicJaxprTracer
 
 from jaxprtool.jaxcompat.aliases import Params
-from jaxprtool.jaxcompat.custom_rules import BWD_GIVES_LOGS, cells_of
+from jaxprtool.jaxcompat.custom_rules import BWD_RETURNS_LOGS, cells_of
 from jaxprtool.jaxcompat.jaxprs import replace_jaxpr
 from jaxprtool.jaxcompat.tracing import attach_constants, detach_constants
 
@@ -124,7 +124,7 @@ class ClosedOver:
 
         def bwd(*args: Any) -> Any:
             zeros = [Zero(jax.typeof(value).to_ct_aval()) for value in values]
-            if not BWD_GIVES_LOGS:
+            if not BWD_RETURNS_LOGS:
                 return [*backward.call_wrapped(*args), *zeros]
             cotangents, logs = backward.call_wrapped(*args)
             return [*cotangents, *zeros], logs

@@ -160,7 +160,7 @@ def custom_vjp_rule(eqn: JaxprEqn, perturbed: Sequence[bool]) -> VJPRule:
                 for atom, i, arg in zip(held, forwarded, args, strict=False)
             ]
             cts = bwd.call_wrapped(*known, *args[len(known) :])
-            if BWD_GIVES_LOGS:
+            if BWD_RETURNS_LOGS:
                 cts, logs = cts
                 if logs is not None:
                     raise TypeError("its backward rule returns a log")
@@ -241,7 +241,7 @@ def custom_vjp_rule_params(
             Zero(aval.to_ct_aval()) if zero else next(given)
             for zero, aval in zip(found.in_zeros, primals, strict=True)
         ]
-        return (result, None) if BWD_GIVES_LOGS else result
+        return (result, None) if BWD_RETURNS_LOGS else result
 
     def out_trees() -> tuple[PyTreeDef, PyTreeDef, list[int | None]]:
         found = rules(())
@@ -313,7 +313,7 @@ def live_key(value: object) -> Hashable:
     """
     match value:
         case WrappedFun():
-            if (passed_on := _passed_on(value)) is not None:
+            if (passed_on := _forwarded_rule(value)) is not None:
                 return live_key(passed_on)
             return live_key(value.f), live_key(tuple(filter(_counts, value.transforms)))
         case FunctionType() if (value.__module__ or "").startswith(WRAPPERS):
@@ -348,7 +348,7 @@ def _unhashable_key(value: object) -> Hashable:
     return tree, tuple(map(live_key, leaves))
 
 
-def _passed_on(rule: WrappedFun) -> WrappedFun | None:
+def _forwarded_rule(rule: WrappedFun) -> WrappedFun | None:
     """Return the rule that a rule only forwards to, or None.
 
     When a jaxpr is evaluated, JAX binds its custom calls again, with rules that call the old ones.
@@ -381,7 +381,7 @@ def cells_of(function: object) -> dict[str, Any]:
 
 
 #: Since 0.12 a backward rule returns its cotangents and a log, which is None for most.
-BWD_GIVES_LOGS = hasattr(jax.custom_vjp, "defvjp_with_logs")
+BWD_RETURNS_LOGS = hasattr(jax.custom_vjp, "defvjp_with_logs")
 
 
 def custom_name(eqn: JaxprEqn) -> str:

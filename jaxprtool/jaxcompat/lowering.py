@@ -86,7 +86,7 @@ def module_under_axes(
             lowering_parameters=mlir.LoweringParameters(hoist_constants_as_args=False),
             **{key: avals[key] for key in avals if key in known},
         ).module
-    _give_to_replicas(module, mesh.size)
+    _use_replicas(module, mesh.size)
     return module
 
 
@@ -96,7 +96,7 @@ _DENSE_REPLICA_GROUPS = (
 )
 
 
-def _give_to_replicas(module: ir.Module, count: int) -> None:
+def _use_replicas(module: ir.Module, count: int) -> None:
     """Turn the collectives of a module from those of partitions into those of replicas."""
 
     def visit(op: ir.Operation) -> ir.WalkResult:

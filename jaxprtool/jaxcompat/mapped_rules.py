@@ -23,7 +23,7 @@ from jaxprtool.jaxcompat.custom_rules import retraced
 from jaxprtool.jaxcompat.tracing import attach_constants, detach_constants, setting_of
 
 #: Since 0.12 a mapped backward rule also takes the number of its residuals.
-BWD_IS_TOLD_RESIDUALS = "num_res" in signature(batching.batch_custom_vjp_bwd).parameters
+BWD_TAKES_NUM_RESIDUALS = "num_res" in signature(batching.batch_custom_vjp_bwd).parameters
 
 Dims = Sequence[int | None]
 Batch = Callable[[ClosedJaxpr, Dims, Dims], tuple[ClosedJaxpr, Dims]]
@@ -113,7 +113,7 @@ def mapped_vjp_params(
         return [*forwarded, *out_dims]
 
     more: tuple[Any, ...] = ()
-    if BWD_IS_TOLD_RESIDUALS:
+    if BWD_TAKES_NUM_RESIDUALS:
         more = (lambda: len(out_trees()[2])), params["call_jaxpr"].debug_info.func_name
     backward = batching.batch_custom_vjp_bwd(bwd, TraceTag(), axis, bwd_dims, tuple(dims), *more)
 

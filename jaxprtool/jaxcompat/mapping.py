@@ -87,13 +87,13 @@ class _ElementTrace(pe.DynamicJaxprTrace):
         self.axis = axis
         self.operands: list[Any] = []
         self.dims: list[int] = []
-        self.ordered = False
-        self.asking = False
+        self.ordered = False  # whether an equation with an ordered effect is staged
+        self.tentative = False  # whether the next equation may depend on no mapped value
         self.scope = source_info_util.current_name_stack()
         self.rules = ClosedOver(self.owns, derivatives_around(parent))
         self.runs = not is_staging()  # whether the enclosing trace computes values
-        self.same: set[Any] = set()  # variables that may be unmapped
-        self.known: dict[Any, Any] = {}
+        self.maybe_unmapped: set[Any] = set()  # staged variables
+        self.known: dict[Any, Any] = {}  # the values of these that were evaluated; None if mapped
         self.symbolic = False  # whether sizes of values have symbols
 
     def __repr__(self) -> str:
@@ -131,8 +131,8 @@ class _ElementTrace(pe.DynamicJaxprTrace):
                 break
         else:
             found = self._effects(primitive, values, params)
-            if not (self._waits(found) or self._mentions_symbols(params, values)):
-                return self._at_once(primitive, values, params, bool(found))
+            if not (self._must_be_staged(found) or self._mentions_symbols(params, values)):
+                return self._evaluate_now(primitive, values, params, bool(found))
         return super().process_primitive(primitive, values, params)
 
     # Primitives that take functions. These may close over mapped values, so only tracing them
@@ -143,7 +143,7 @@ class _ElementTrace(pe.DynamicJaxprTrace):
     ) -> Any:
         if not any(isinstance(value, jax.core.Tracer) for value in values):
             return self._run(fun, values)
-        with self._asking(fun, jvp):
+        with self._tentatively(fun, jvp):
             return super().process_custom_jvp_call(prim, fun, jvp, values, **options)
 
     def process_custom_vjp_call(
@@ -151,15 +151,15 @@ class _ElementTrace(pe.DynamicJaxprTrace):
     ) -> Any:
         if not any(isinstance(value, jax.core.Tracer) for value in values):
             return self._run(fun, values)
-        with self._asking(fun, fwd):
+        with self._tentatively(fun, fwd):
             return super().process_custom_vjp_call(prim, fun, fwd, bwd, values, **options)
 
     def process_shard_map(self, *args: Any, **options: Any) -> Any:
-        with self._asking():
+        with self._tentatively():
             return super().process_shard_map(*args, **options)
 
     def process_call(self, *args: Any) -> Any:  # JAX 0.10
-        with self._asking():
+        with self._tentatively():
             return super().process_call(*args)
 
     def make_eqn(
@@ -173,9 +173,9 @@ class _ElementTrace(pe.DynamicJaxprTrace):
         runs = self.runs and not self._mentions_symbols(params)
         if runs and (
             (len(results) > 1 and primitive in dce_rules)
-            or all(self._is_constant(t) or t.val in self.same for t in operands)
+            or all(self._is_constant(t) or t.val in self.maybe_unmapped for t in operands)
         ):
-            self.same.update(eqn.outvars)
+            self.maybe_unmapped.update(eqn.outvars)
         return eqn, results
 
     def var_to_tracer(self, var: Var, source: Any, parent: Any = None) -> Any:
@@ -189,9 +189,9 @@ class _ElementTrace(pe.DynamicJaxprTrace):
         if self.rules.depth and "num_consts" in params:
             operands, params = self._closing_over(operands, avals, primitive, params, effs)
         if (
-            self.asking
+            self.tentative
             and all(map(self._is_constant, operands))
-            and not (self._waits(effs) or names_axis(params, self.axis.name))
+            and not (self._must_be_staged(effs) or names_axis(params, self.axis.name))
             and not self._mentions_symbols(params)
         ):
             with self._outside(), set_current_trace(self.parent_trace):
@@ -221,25 +221,25 @@ class _ElementTrace(pe.DynamicJaxprTrace):
         return [*operands, *held], params
 
     @contextmanager
-    def _asking(self, *functions: Any) -> Iterator[None]:
+    def _tentatively(self, *functions: Any) -> Iterator[None]:
         """Stage an equation that may turn out to depend on no mapped value.
 
         JAX stores outputs on a function and on its derivative, and reads them from the one that has
         run. If both have run, as when the equation is also run and differentiated immediately, it
         must read the derivative's.
         """
-        self.asking = True
+        self.tentative = True
         try:
             yield
         finally:
-            self.asking = False
+            self.tentative = False
         if functions and all(map(_has_run, functions)):
             for store in filter(None, functions[0].stores):
                 store.reset()
 
     def concrete(self, tracer: Any) -> Any:
         """Return the value of a tracer, or None if it is mapped or has no value."""
-        if tracer.val not in self.same:
+        if tracer.val not in self.maybe_unmapped:
             return None
         if tracer.val not in self.known:
             self.known[tracer.val] = self._value(tracer)
@@ -270,7 +270,9 @@ class _ElementTrace(pe.DynamicJaxprTrace):
         with set_current_trace(self):
             return fun.call_wrapped(*values)
 
-    def _at_once(self, primitive: Primitive, values: Any, params: Params, has_effects: bool) -> Any:
+    def _evaluate_now(
+        self, primitive: Primitive, values: Any, params: Params, has_effects: bool
+    ) -> Any:
         """Evaluate an equation on unmapped values.
 
         If it may name the axis, or has an effect, JAX's batching rule decides: the result may
@@ -316,7 +318,7 @@ class _ElementTrace(pe.DynamicJaxprTrace):
         """Return True if an equation has sizes that may differ between batch elements."""
         return self.symbolic and (mentions_symbols(params) or mentions_symbols(values))
 
-    def _waits(self, effs: Iterable[Effect]) -> bool:
+    def _must_be_staged(self, effs: Iterable[Effect]) -> bool:
         """Return True if effects must come after others that are staged."""
         return self.ordered and any(map(_is_ordered, effs))
 

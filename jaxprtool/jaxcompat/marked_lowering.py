@@ -41,7 +41,7 @@ from jaxprtool.jaxcompat.marks import (
 )
 
 
-def _least(*marks: Mark) -> Mark:
+def _weakest(*marks: Mark) -> Mark:
     return min(marks, key=MARKS.index)
 
 
@@ -51,8 +51,8 @@ def _least(*marks: Mark) -> Mark:
 def lower_marked_call(ctx: mlir.LoweringRuleContext, *args: Any, **params: Any) -> Sequence[Any]:
     """Lower a marked call like a jit, with the strongest mark that is possible here."""
     name: MarkedName = params["name"]
-    possible = _possible(ctx)
-    mark = _least(name.mark, possible)
+    possible = _strongest(ctx)
+    mark = _weakest(name.mark, possible)
     if mark == "call" and convolves(params["jaxpr"]):
         mark = "plain"
     ctx.jaxpr_eqn_ctx = marked(ctx.jaxpr_eqn_ctx, mark, name.body)
@@ -125,18 +125,18 @@ def _hash(*args: jax.Array) -> Sequence[jax.Array]:
 _DRAW = threefry2x32_p, _draw
 
 
-def _possible(ctx: mlir.LoweringRuleContext) -> Mark:
+def _strongest(ctx: mlir.LoweringRuleContext) -> Mark:
     """Return the strongest mark that a call can have in the program that is being lowered."""
     module = ctx.module_context
-    whole: Mark = "unit" if _by_one_device(module) else "call"
-    return _least(whole, *map(_taken_by, _platforms(ctx)))
+    whole: Mark = "unit" if _has_one_device(module) else "call"
+    return _weakest(whole, *map(_supported, _platforms(ctx)))
 
 
 def _platforms(ctx: mlir.LoweringRuleContext) -> tuple[str, ...]:
     return tuple(ctx.platforms or ctx.module_context.platforms)
 
 
-def _by_one_device(ctx: mlir.ModuleContext) -> bool:
+def _has_one_device(ctx: mlir.ModuleContext) -> bool:
     """Return True if XLA certainly has nothing to partition."""
     axes = ctx.axis_context
     if ctx.lowering_parameters.for_export:
@@ -150,14 +150,14 @@ def _by_one_device(ctx: mlir.ModuleContext) -> bool:
 
 
 @functools.cache
-def _taken_by(platform: str) -> Mark:
+def _supported(platform: str) -> Mark:
     """Return the strongest mark that a platform's backend supports; "unit" without a backend."""
     try:
         device = jax.local_devices(backend=platform)[0]
     except RuntimeError:
         return "unit"
     taken, reasons = MARKS[-1], []
-    while taken != "plain" and (reason := _refusal(taken, device)):
+    while taken != "plain" and (reason := _why_unsupported(taken, device)):
         reasons.append(reason)
         taken = MARKS[MARKS.index(taken) - 1]
     if reasons:
@@ -169,7 +169,7 @@ def _taken_by(platform: str) -> Mark:
     return taken
 
 
-def _refusal(mark: Mark, device: jax.Device) -> str | None:
+def _why_unsupported(mark: Mark, device: jax.Device) -> str | None:
     """Return why a device does not support calls with this mark, in a line, or None if it does."""
 
     @jax.jit

@@ -91,7 +91,7 @@ def run_together(
             for stream in (child.popen.stdout, child.popen.stderr):
                 assert stream is not None
                 selector.register(stream, selectors.EVENT_READ, members[-1])
-        return _awaited(members, selector, end)
+        return _wait(members, selector, end)
 
 
 class _Member:
@@ -126,7 +126,7 @@ class _Member:
         return Failure(self.number, None if killed else code, killed, tuple(self._said))
 
 
-def _awaited(
+def _wait(
     members: Sequence[_Member], selector: selectors.BaseSelector, end: float | None
 ) -> Failure | None:
     first: _Member | None = None

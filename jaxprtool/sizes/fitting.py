@@ -191,10 +191,10 @@ def _from_paths(program: Program, arg: Any, wanted: Any) -> Any:
     left = [name for name in arg if name not in paths]
     if missing or left:
         root = _root(program, wanted)
-        faults = [f"lacks {_some(missing)}"] if missing else []
-        faults += [f"has {_some(left)}, which {program.name} does not take"] if left else []
+        faults = [f"lacks {_names_text(missing)}"] if missing else []
+        faults += [f"has {_names_text(left)}, which {program.name} does not take"] if left else []
         raise ArgumentsError(
-            f"argument '{root}' {', and '.join(faults)}", f"it takes {_some(paths)}"
+            f"argument '{root}' {', and '.join(faults)}", f"it takes {_names_text(paths)}"
         )
     values = [_as_saved(arg[p], program.in_avals[i]) for p, i in zip(paths, positions, strict=True)]
     return jax.tree.unflatten(tree, values)
@@ -207,7 +207,7 @@ def _is_flat(arg: object) -> bool:
     )
 
 
-def _some(names: Sequence[str]) -> str:
+def _names_text(names: Sequence[str]) -> str:
     return ", ".join(map(repr, names[:6])) + (f" and {len(names) - 6} more" * (len(names) > 6))
 
 

@@ -303,10 +303,10 @@ def rejecting(monkeypatch):
 
         compile_ = jax.stages.Lowered.compile
         monkeypatch.setattr(jax.stages.Lowered, "compile", compiled)
-        jaxcompat.marked_lowering._taken_by.cache_clear()
+        jaxcompat.marked_lowering._supported.cache_clear()
 
     yield reject
-    jaxcompat.marked_lowering._taken_by.cache_clear()
+    jaxcompat.marked_lowering._supported.cache_clear()
 
 
 @pytest.mark.parametrize(
@@ -329,7 +329,7 @@ def test_a_backend_has_the_marks_that_it_takes(rejecting, attribute, left) -> No
 
 
 def test_a_backend_that_takes_all_is_asked_without_the_users_settings() -> None:
-    jaxcompat.marked_lowering._taken_by.cache_clear()
+    jaxcompat.marked_lowering._supported.cache_clear()
     axes = mesh(AxisType.Explicit, 1)
     with jax.set_mesh(axes), jax.transfer_guard("disallow"), jax.debug_nans(True):
         lowered = jaxprtool.jit(model, passes=marking("unit")).lower(X, WEIGHTS)

@@ -384,15 +384,15 @@ add_traits(
 )
 
 
-def _with_halves(*names: str) -> list[str]:
+def _with_asynchronous(*names: str) -> list[str]:
     """Return the names of collectives, each with its asynchronous start and done."""
     return [f"{name}{half}" for name in names for half in ("", "_start", "_done")]
 
 
 add_traits(
-    *_with_halves("all_gather", "all_gather_reduced", "all_to_all", "pbroadcast", "ppermute"),
-    *_with_halves("psum", "psum_invariant", "reduce_scatter"),
-    *_with_halves("unreduced_psum", "unreduced_reduce_scatter"),
+    *_with_asynchronous("all_gather", "all_gather_reduced", "all_to_all", "pbroadcast", "ppermute"),
+    *_with_asynchronous("psum", "psum_invariant", "reduce_scatter"),
+    *_with_asynchronous("unreduced_psum", "unreduced_reduce_scatter"),
     *("all_gather_invariant", "pbroadcast_dynamic", "pgather", "pmax", "pmin", "preduced"),
     *("ragged_all_to_all", "unreduced_pmax", "unreduced_pmin"),
     collective=True,

@@ -143,14 +143,14 @@ class _Slicer:
         self._everything = _Everything()
 
     @cached_method
-    def _begins_in(self, jaxpr: Jaxpr) -> bool:
+    def _starts_in(self, jaxpr: Jaxpr) -> bool:
         """Return True if the slice starts in a body, at any depth."""
         starts = jaxpr in self._values or jaxpr in self._equations
-        return starts or any(map(self._begins_within, jaxpr.eqns))
+        return starts or any(map(self._starts_inside, jaxpr.eqns))
 
-    def _begins_within(self, eqn: JaxprEqn) -> bool:
+    def _starts_inside(self, eqn: JaxprEqn) -> bool:
         return bool(eqn.params and holds_jaxpr(eqn.params.values())) and any(
-            self._begins_in(body) for _, body in bodies(eqn)
+            self._starts_in(body) for _, body in bodies(eqn)
         )
 
 
@@ -169,7 +169,7 @@ class _Forward(_Slicer):
             if not (
                 first
                 or any(type(v) is not Literal and v in reached for v in eqn.invars)
-                or (held is not None and self._begins_within(eqn))
+                or (held is not None and self._starts_inside(eqn))
             ):
                 continue
             runs: tuple[Run, ...] | None
@@ -237,7 +237,7 @@ class _Backward(_Slicer):
                 first
                 or not needed.isdisjoint(eqn.outvars)
                 or (eqn.effects and not needed.isdisjoint(_written_refs(eqn)))
-                or (held is not None and self._begins_within(eqn))
+                or (held is not None and self._starts_inside(eqn))
             ):
                 continue
             if held is None:

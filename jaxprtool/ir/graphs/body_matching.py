@@ -318,7 +318,7 @@ class _Spreader:
         self._own = [graph.own(level) for graph in matching.graphs]
         self._eqns = [graph.eqns for graph in matching.graphs]
         self._next_value = self._next_pair = self._next_read = 0
-        self._unclear: list[tuple[deque[int], deque[int]]] = []
+        self._ambiguous: list[tuple[deque[int], deque[int]]] = []
         for v, w in matching.results:
             self._upwards(v, w)
 
@@ -338,8 +338,8 @@ class _Spreader:
             elif self._next_value < len(matching.values):
                 self._downwards(*matching.values[self._next_value])
                 self._next_value += 1
-            elif self._unclear:
-                self._clear(*self._unclear.pop())
+            elif self._ambiguous:
+                self._pair_ambiguous(*self._ambiguous.pop())
             else:
                 break
 
@@ -354,10 +354,10 @@ class _Spreader:
                 readers = matching.graphs[k].uses.get(pair[k], ())
                 free = [(i, place) for i, place in readers[:MOST_ALIKE] if i not in taken_here]
                 for i, place in free:
-                    self._over(1 - k, pair[1 - k], i, place)
+                    self._pair_across(1 - k, pair[1 - k], i, place)
             self.run()
 
-    def _over(self, which: int, var: Var, i: int, place: int) -> None:
+    def _pair_across(self, which: int, var: Var, i: int, place: int) -> None:
         """Pair equation `i` with an equation two steps below `var` that reads at the same place."""
         matching = self._matching
         graph, taken = matching.graphs[which], matching.taken[which]
@@ -392,14 +392,14 @@ class _Spreader:
             if news and len(olds) == len(news) == 1:
                 self._try(olds[0], news[0])
             elif news:
-                self._unclear.append((deque(olds), deque(news)))
+                self._ambiguous.append((deque(olds), deque(news)))
 
     def _role(self, eqn: JaxprEqn, place: int) -> int:
         """Return the place of an operand; -1 for a loop that may have another number of them."""
         is_loop = self._level is MatchLevel.KIND and holds_jaxpr(eqn.params.values())
         return -1 if is_loop else place
 
-    def _clear(self, olds: deque[int], news: deque[int]) -> None:
+    def _pair_ambiguous(self, olds: deque[int], news: deque[int]) -> None:
         """Pair equations with equal keys that read the same value, by their other operands."""
         for i in olds:
             if i not in self._matching.taken[0]:

@@ -227,7 +227,7 @@ class MatchedBody:
             [id(self.partner.get(id(v), v)) for v in old.outvars],
             [id(w) for w in new.outvars],
         ]
-        begun = [self._begun(which, eqn) for which, eqn in enumerate(eqns)]
+        begun = [self._initial_values(which, eqn) for which, eqn in enumerate(eqns)]
         uses = [self._uses(which, eqn) for which, eqn in enumerate(eqns)]
         types = [[str(var.aval) for var in eqn.outvars] for eqn in eqns]
         both = [list(zip(*each, strict=True)) for each in zip(begun, uses, types, strict=True)]
@@ -274,7 +274,7 @@ class MatchedBody:
         partner = self.partner.get(id(atom))
         return ("old", id(atom)) if partner is None else self._value(partner)
 
-    def _begun(self, which: int, eqn: JaxprEqn) -> list[Hashable]:
+    def _initial_values(self, which: int, eqn: JaxprEqn) -> list[Hashable]:
         """Return a key for the initial value of each result that a loop carries.
 
         Other results have unique keys.
@@ -290,13 +290,13 @@ class MatchedBody:
         returned = {id(pair[which]): n for n, pair in enumerate(self.results)}
         found: list[Hashable] = []
         for k, var in enumerate(eqn.outvars):
-            uses = set(self._readings(which, var))
+            uses = set(self._paired_readers(which, var))
             if id(var) in returned:
                 uses.add((-1, returned[id(var)]))
             found.append(frozenset(uses) or (which, k))
         return found
 
-    def _readings(self, which: int, var: Var) -> Iterator[tuple[int, int]]:
+    def _paired_readers(self, which: int, var: Var) -> Iterator[tuple[int, int]]:
         """Yield the paired equations that read a variable, and the place of the operand.
 
         The equations are given by their positions in the second body, for both bodies.
@@ -343,7 +343,7 @@ class MatchedBody:
         if not any(type(x) is not Literal for x in (*old.invars, *new.invars)):
             common += 1
         for v, w in zip(old.outvars, new.outvars, strict=False):
-            common += not set(self._readings(0, v)).isdisjoint(self._readings(1, w))
+            common += not set(self._paired_readers(0, v)).isdisjoint(self._paired_readers(1, w))
         return 2 * common + same_scope
 
 

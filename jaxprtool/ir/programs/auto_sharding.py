@@ -55,11 +55,13 @@ def _parts(program: Program | AnyJaxpr) -> Iterator[str]:
         if program.jit is not None:
             options = (*program.jit.arguments, *program.jit.results)
             yield from (each.name for each in options if is_over_devices(each.placement))
-        yield from (name for name, aval in (*program.arguments, *program.results) if _splits(aval))
-    yield from (named(eqn) for eqn in equations(top_jaxpr(program)) if _asks(eqn))
+        yield from (
+            name for name, aval in (*program.arguments, *program.results) if _is_sharded(aval)
+        )
+    yield from (named(eqn) for eqn in equations(top_jaxpr(program)) if _states_sharding(eqn))
 
 
-def _asks(eqn: JaxprEqn) -> bool:
+def _states_sharding(eqn: JaxprEqn) -> bool:
     """Return True if an equation states how an array is sharded over devices."""
     params = eqn.params
     if eqn.primitive.name == "sharding_constraint":
@@ -75,7 +77,7 @@ def _asks(eqn: JaxprEqn) -> bool:
     return False
 
 
-def _splits(aval: Any) -> bool:
+def _is_sharded(aval: Any) -> bool:
     """Return True if a type states that its values are sharded over devices: `f32[8@x]`."""
     sharding = getattr(aval, "sharding", None)
     sizes = {} if sharding is None else sharding.mesh.shape

@@ -47,8 +47,8 @@ class JitOptions:
         taken = zip(arguments, options.in_placements, options.donated, strict=True)
         given = zip(results, options.out_placements, strict=True)
         return cls(
-            tuple(filter(_asks, (_options(*value, *asked) for value, *asked in taken))),
-            tuple(filter(_asks, (_options(*value, *asked) for value, *asked in given))),
+            tuple(filter(_has_options, (_options(*value, *asked) for value, *asked in taken))),
+            tuple(filter(_has_options, (_options(*value, *asked) for value, *asked in given))),
             options.compiler_options,
             options.keep_unused,
             options.inline,
@@ -61,13 +61,13 @@ class JitOptions:
             replace(each, placement=each.placement if placement is None else placement)
             for each, placement in pairs
         )
-        return replace(self, arguments=tuple(filter(_asks, given)))
+        return replace(self, arguments=tuple(filter(_has_options, given)))
 
     def donating(self, arguments: Values, positions: Collection[int]) -> JitOptions:
         """Return these options with the arguments at some positions also donated."""
         asked = enumerate(self.of_arguments(arguments))
         given = (replace(each, donated=each.donated or i in positions) for i, each in asked)
-        return replace(self, arguments=tuple(filter(_asks, given)))
+        return replace(self, arguments=tuple(filter(_has_options, given)))
 
     def placed_by(self, change: Callable[[Any], Any]) -> JitOptions:
         """Return these options with a change of each sharding or layout."""
@@ -107,7 +107,7 @@ def _type(aval: Aval) -> tuple[tuple[Any, ...], Any]:
     return tuple(getattr(aval, "shape", ())), getattr(aval, "dtype", None)
 
 
-def _asks(value: ValueOptions) -> bool:
+def _has_options(value: ValueOptions) -> bool:
     return value.donated or value.placement is not None
 
 

@@ -228,11 +228,11 @@ def _traced(trace: Callable[[JaxprEqn, Sequence[bool]], R], eqn: JaxprEqn) -> R:
     except Exception:
         if not eqn.params["symbolic_zeros"]:
             raise
-        working = set(_working(trace, eqn, range(count)))
+        working = set(_traceable(trace, eqn, range(count)))
         return trace(eqn, tuple(i in working for i in range(count)))
 
 
-def _working(trace: Callable[..., Any], eqn: JaxprEqn, operands: Sequence[int]) -> Iterator[int]:
+def _traceable(trace: Callable[..., Any], eqn: JaxprEqn, operands: Sequence[int]) -> Iterator[int]:
     """Yield the operands for which a rule does not raise, given that it raises for all together.
 
     They are searched by bisection: most rules refuse few of their operands, if any, and a rule may
@@ -243,7 +243,7 @@ def _working(trace: Callable[..., Any], eqn: JaxprEqn, operands: Sequence[int]) 
         try:
             trace(eqn, tuple(i in half for i in range(_num_primals(eqn))))
         except Exception:  # the rule is the user's, and may raise anything
-            yield from _working(trace, eqn, half)
+            yield from _traceable(trace, eqn, half)
         else:
             yield from half
 

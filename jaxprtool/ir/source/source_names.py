@@ -60,8 +60,8 @@ class _File:
                     self.around[child] = around
                 todo.append((child, child if child in self.around else around))
         self._unknown = set(self.around)
-        self._statements = sorted(self.around, key=_beginning)
-        self._beginnings = [*map(_beginning, self._statements)]
+        self._statements = sorted(self.around, key=_start)
+        self._beginnings = [*map(_start, self._statements)]
 
     def find(self, place: Range) -> ast.AST | None:
         """Return the expression with a range, or the call that ends there, or None."""
@@ -101,7 +101,7 @@ def _children(node: ast.AST) -> list[ast.AST]:
     return [value for value in values if isinstance(value, ast.AST) and value._fields]
 
 
-def _beginning(statement: ast.stmt) -> tuple[int, int]:
+def _start(statement: ast.stmt) -> tuple[int, int]:
     """Return the beginning of a statement, including its decorators."""
     decorators = getattr(statement, "decorator_list", ())
     return min((each.lineno, each.col_offset - 1) for each in (statement, *decorators))

@@ -27,8 +27,8 @@ _EPILOG = (
     "raised; 70 internal error; 130 interrupted.[/]"
 )
 
-#: The panels of the help. Below each title are its commands, each a function in the module of its
-#: name, and the first lines of their docstrings.
+#: The panels of the help: a title, then its commands with the first lines of their docstrings. A
+#: command is the function of this name in the module of this name.
 _LISTED = """\
 Look
 show: Show a function's jaxpr in JAX's own notation.
@@ -43,17 +43,17 @@ memory: Estimate the peak memory, and list what is live at the peak.
 residuals: Show the values that a gradient keeps for its backward pass.
 profile: Time a compiled function by your lines, with JAX's profiler.
 bench: Time variants in turns, with confidence intervals of ratios.
-outline: Show the bodies that repeat, and what shortens compilation.
+outline: Show code that repeats, and what shortens compilation.
 report: Write an HTML report: each pass, cost, memory and residuals.
 
 Run and debug
-record: Run a script, and record what JAX compiles, and why again.
+record: Run a script; record what JAX compiles, and why it recompiles.
 run: Compile a function, run it, and show its results and times.
 nans: Find the equation that produces the first NaN or infinity.
 watch: Run a function and summarise its intermediate values.
 compare: Measure how the results of variants of a function differ.
 precision: Find the lines that have to stay in f32.
-determinism: Run a function again in other ways, and compare bits.
+determinism: Run a function in several ways, and compare results bitwise.
 reduce: Shrink a function while a check holds, to reproduce a fault.
 
 Rewrite and export
@@ -64,12 +64,12 @@ vmap: Map a function over an axis, as jax.vmap does.
 shapecheck: Check the types of results for all sizes of the arguments.
 
 Several devices
-shardings: Show what XLA's partitioner makes of a function, by line.
+shardings: Show how XLA partitions a function over devices, by line.
 backends: List the backends and devices, and those that do not start.
 
 In your repository
 check: Check the budgets in pyproject.toml.
-lint: Find what costs memory or time for nothing, or is wrong.
+lint: Find wasted memory and time, and likely mistakes.
 
 Reference
 explain: List the passes; describe a pass, a pipeline or a primitive.
@@ -137,7 +137,7 @@ def command(name: str) -> Any:
     )
     body = getattr(import_module(f"jaxprtool.cli.{name}"), name)
     alone.command(cls=getattr(body, "click_class", None), context_settings=_HELP)(body)
-    return _with_types_escaped(get_command(alone))
+    return _with_brackets_escaped(get_command(alone))
 
 
 app = typer.Typer(
@@ -182,19 +182,19 @@ def _top(
         typer.echo(context.get_help())
 
 
-#: The bracket of a type, `f32[n]`, which Rich would read as a style.
-_TYPE_BRACKET = re.compile(r"(?<=[\w>])\[(?=[a-z])")
+#: The bracket of a type, `f32[n]`, or of a TOML table, which Rich would read as a style.
+_BRACKET = re.compile(r"\[(?=[a-z])(?!(?:bold|dim)\])")
 
 
 #: A line break between two lines of a paragraph; examples are indented.
 _WITHIN_PARAGRAPH = re.compile(r"(?<=\S)\n(?=\S)")
 
 
-def _with_types_escaped(command: Any) -> Any:
-    """Return a command with types escaped in its help and in that of its parameters."""
+def _with_brackets_escaped(command: Any) -> Any:
+    """Return a command with brackets escaped in its help and in that of its parameters."""
     for each in (command, *command.params):
         if getattr(each, "help", None):
-            each.help = _TYPE_BRACKET.sub(r"\\[", each.help)
+            each.help = _BRACKET.sub(r"\\[", each.help)
     if command.help:
         command.help = _WITHIN_PARAGRAPH.sub(" ", command.help)  # filled again by Rich
     return command
@@ -213,7 +213,7 @@ def answer(arguments: list[str]) -> int:
         if sys.stdout is None:
             raise OutputError("stdout is closed")
         signs.use_ascii_where_needed()
-        group: Any = _with_types_escaped(get_command(app))
+        group: Any = _with_brackets_escaped(get_command(app))
         if _COMPLETE in os.environ:
             completion.answer(group, arguments, PROGRAM)
         launch.command_line.set(tuple(arguments))

@@ -24,7 +24,7 @@ _BASELINE = Panel("Baseline")
 
 
 def fraction(text: str) -> float:
-    """Return the fraction that a percentage is: `2%`."""
+    """Return a percentage such as `2%` as a fraction."""
     if not re.fullmatch(r"\d+(\.\d*)?%", text) or not 0 < (percent := float(text[:-1])) < 100:
         raise typer.BadParameter(f"'{text}' is not a percentage such as 2%")
     return percent / 100
@@ -43,8 +43,8 @@ _Repeat = Annotated[
     RUN.option(
         "--repeat",
         "N",
-        "Number of rounds, in each of which every variant takes a turn; with --precision, the "
-        "maximum. Default: 50, or 2000 with --precision, but at most as many as take a minute.",
+        "Number of rounds; each times every variant once. With --precision, the maximum. Default: "
+        "50, or 2000 with --precision, but at most as many as fit in a minute.",
         min=7,
     ),
 ]
@@ -53,7 +53,7 @@ _Precision = Annotated[
     RUN.option(
         "--precision",
         "PERCENT",
-        "Repeat until half the width of every ratio's interval is at most this: 2%.",
+        "Repeat until the interval of every ratio is at most plus or minus this: 2%.",
         parser=fraction,
     ),
 ]
@@ -61,7 +61,7 @@ _Isolate = Annotated[bool, RUN.flag("--isolate", "Run each variant in its own pr
 _Save = Annotated[
     str | None,
     _BASELINE.option(
-        "--save-baseline", "FILE.json", "Write the times to FILE, to compare later ones with."
+        "--save-baseline", "FILE.json", "Write the times to FILE, as a baseline of later runs."
     ),
 ]
 _Compare = Annotated[
@@ -77,7 +77,7 @@ _FailOver = Annotated[
     _BASELINE.option(
         "--fail-over",
         "RATIO",
-        "Exit with code 1 if a variant takes more than this times the baseline: 1.1.",
+        "Exit with code 1 if a variant takes more than RATIO times the baseline: 1.1.",
         min=0,
     ),
 ]
@@ -101,7 +101,7 @@ def bench(
 ) -> None:
     """Time variants in turns, with confidence intervals of ratios.
 
-    Variants are all of TARGETs x pipelines. The first is what the others are compared with.
+    Variants are all combinations of TARGETs and pipelines. The first is the reference.
 
     [bold]Examples[/]
 
@@ -112,7 +112,9 @@ def bench(
     """
     output.refuse_stdout("--save-baseline", save_baseline, "bench")
     if fail_over is not None and compare_baseline is None:
-        raise OutputError("--fail-over needs --compare-baseline", "it names the earlier times")
+        raise OutputError(
+            "--fail-over needs --compare-baseline", "add --compare-baseline FILE.json"
+        )
     if fail_over is not None and not fail_over > 0:
         raise OutputError("--fail-over takes a positive ratio, such as 1.1")
     function.start(cache=False)
@@ -131,7 +133,7 @@ def bench(
         traced = _traced(function, targets, pipelines[0])
         named = [(name, each.program) for name, (each, _) in zip(targets, traced, strict=True)]
         plan = planned(named, Axes(pipelines, (backend,)), function.on_progress)
-        # A program from elsewhere has the types of its arguments only.
+        # A program traced in another process has only the types of its arguments.
         values = next((each for each, seconds in traced if seconds is not None), traced[0][0])
         times = [seconds for _, seconds in traced]
         for each in plan:

@@ -1,4 +1,4 @@
-"""`jaxprtool check`: the budgets of pyproject.toml, all targets in one process."""
+"""`jaxprtool check`: check the budgets of pyproject.toml, all targets in one process."""
 
 from __future__ import annotations
 
@@ -46,12 +46,15 @@ _Names = Annotated[
 _Config = Annotated[
     str | None,
     _CHECK.option(
-        "--config", "FILE", "The file with the table [tool.jaxprtool]. Default: the nearest above."
+        "--config",
+        "FILE",
+        "The file with the table [tool.jaxprtool]. Default: the nearest pyproject.toml, here or "
+        "above.",
     ),
 ]
 _Update = Annotated[
     bool,
-    _CHECK.flag("--update", "Write what is measured as budgets, and the snapshots that changed."),
+    _CHECK.flag("--update", "Write the measured amounts as budgets, and the changed snapshots."),
 ]
 
 
@@ -67,9 +70,9 @@ def check(
 ) -> None:
     """Check the budgets in pyproject.toml.
 
-    Each table [tool.jaxprtool.targets.NAME] names a function, its arguments, and what it may take:
-    FLOPs, bytes, equations, compilations, a snapshot, findings of lint. The exit code is 1 if a
-    target takes more, differs, or cannot be traced.
+    Each table [tool.jaxprtool.targets.NAME] names a function, its arguments, and its budgets of
+    FLOPs, bytes, equations or compilations. It may also ask for a snapshot, and for no findings of
+    lint. The exit code is 1 if a target fails a check or cannot be traced.
 
     [bold]Examples[/]
 
@@ -102,7 +105,7 @@ def check(
 def _results(
     found: Configuration, update: bool, on_progress: OnProgress
 ) -> tuple[list[CheckedTarget], list[Change] | None]:
-    """Return the checked targets, and with `update` what was written."""
+    """Return the checked targets, and with `update` the changes written to files."""
     from jaxprtool.cli import check_config
     from jaxprtool.cli.check_update import update_budgets
 
@@ -151,7 +154,7 @@ class _Checker:
         self._x64.setdefault(place, x64_enabled() and not wanted)
 
     def checked(self, target: ConfiguredTarget) -> CheckedTarget:
-        """Check a target. What it cannot be traced for is a problem too."""
+        """Check a target. An error of its tracing is reported as a problem."""
         from jaxprtool.render.documents.problems import CheckedTarget
         from jaxprtool.testing.checks import Checked, error_problem
 
@@ -178,7 +181,7 @@ class _Checker:
             expected = replace(expected, budgets=dict.fromkeys(expected.budgets, math.inf))
         if not expected.needs_program:
             return checked(target.name, None, expected, (), call)
-        traced = session.traced(runs=True)  # a note on its arguments would not say whose they are
+        traced = session.traced(runs=True)  # without a note on arguments, which names no target
         program = only_program("check takes", session.programs(traced))
         arguments: list[object] = []
         if "collectives_bytes" in expected.budgets:

@@ -6,8 +6,7 @@
     flops = "3 GFLOP"
     no = ["sort", "f64"]
 
-How a target is loaded is told by the options of the command line, under the same names: they are
-read by the same code.
+Keys that say how a target is loaded are options of the command line, read by the same code.
 """
 
 from __future__ import annotations
@@ -49,9 +48,9 @@ class ConfiguredTarget:
 
     Attributes:
         name: Its name.
-        session: How it is loaded.
-        expected: What it is checked for.
-        place: Where it is in the file.
+        session: The options to load it with.
+        expected: The checks.
+        place: Its line in the file.
     """
 
     name: str
@@ -61,7 +60,7 @@ class ConfiguredTarget:
 
     @property
     def needs_devices(self) -> bool:
-        """Whether it is compiled for the devices of a mesh, or traced on one."""
+        """Whether it is compiled for the devices of a mesh, or traced on a mesh."""
         return bool(self.session.mesh) or "collectives_bytes" in self.expected.budgets
 
 
@@ -73,8 +72,8 @@ class Configuration:
         path: The file, by its absolute path.
         host_devices: The number of virtual devices of the CPU for all targets; None for the
             machine's devices.
-        virtual_devices: How many virtual devices the CPU may have beside the machine's, for what is
-            compiled for a mesh.
+        virtual_devices: The number of virtual CPU devices for targets that need a mesh; None if no
+            target does.
         targets: The targets.
     """
 
@@ -131,7 +130,7 @@ class _Reader:
         if "host-devices" in own:
             devices = own["host-devices"]
             if type(devices) is not int or devices < 1:
-                self._mistake("tool.jaxprtool.host-devices", "write a number of devices, from 1 on")
+                self._mistake("tool.jaxprtool.host-devices", "write a number, 1 or more")
         defaults = self.lint_codes(own)
         tables = self._table("tool.jaxprtool.targets", own.get("targets", {}))
         if not tables and not self.mistakes:
@@ -186,7 +185,7 @@ class _Reader:
         if len(self.mistakes) > before:
             return None
         if "compiles" in table and "passes" in table:
-            self._mistake(f"{where}.compiles", "it counts what the function compiles, not passes")
+            self._mistake(f"{where}.compiles", "cannot be combined with passes")
         session = self._session(where, [*words, "--", table["target"]])
         if session is None:
             return None
@@ -219,7 +218,7 @@ class _Reader:
         codes = {**defaults, **self._codes(where, table)}
         if not flags["lint"]:
             for key in codes.keys() & table.keys():
-                self._mistake(f"{where}.{key}", "it is for lint = true")
+                self._mistake(f"{where}.{key}", "needs lint = true")
         return Expectations(
             budgets=budgets,
             no=no,
@@ -301,7 +300,7 @@ class _Reader:
 
 
 def _virtual_devices(targets: Sequence[ConfiguredTarget]) -> int | None:
-    """Return the number of devices for the meshes of all targets, whichever are checked."""
+    """Return the number of devices for the meshes of all targets, checked or not."""
     sizes = [each.session.virtual_devices for each in targets if each.needs_devices]
     return max(sizes, default=None)
 

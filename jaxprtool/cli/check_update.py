@@ -20,7 +20,7 @@ from jaxprtool.render.documents.problems import Change
 #: A number, and its unit with the space before it.
 _AMOUNT = re.compile(r"\s*([\d.]+(?:e\+?\d+)?)(\s*)([kmgtp]?)(i?)(.*?)\s*", re.IGNORECASE)
 
-#: The digits that a budget with a unit has.
+#: The number of significant digits of a budget with a unit.
 _DIGITS = 3
 
 
@@ -35,7 +35,7 @@ def update_budgets(path: Path, measured: Mapping[str, Mapping[Quantity, float]])
         What changed.
 
     Raises:
-        OutputError: If the file cannot be written. It is then as it was.
+        OutputError: If the file cannot be written. It is then unchanged.
     """
     # Bytes, as reading text would change the ends of lines.
     document: Any = tomlkit.parse(path.read_bytes().decode())
@@ -69,10 +69,10 @@ def _toml(value: object) -> str:
 
 
 def budget_like(before: object, quantity: Quantity, amount: float) -> object:
-    """Return the least budget for an amount that is written as another budget is.
+    """Return the smallest budget that allows an amount, written like an earlier budget.
 
-    A number is the amount itself. A text has the unit of the other one, or another prefix if that
-    would need many digits, and is rounded up.
+    If the earlier one is a number, return the amount. If it is text, keep its unit, or change the
+    prefix of the unit to avoid many digits, and round up.
     """
     found = _AMOUNT.fullmatch(before) if isinstance(before, str) else None
     if found is None:

@@ -75,7 +75,7 @@ _Trials = Annotated[
 _Out = Annotated[
     str | None,
     options.out_option(
-        "Write an HTML page of all results and of the first difference.", "FILE.html"
+        "Write an HTML page with all results and the first difference.", "FILE.html"
     ),
 ]
 _Bisect = Annotated[
@@ -109,8 +109,8 @@ def compare(
 ) -> None:
     """Measure how the results of variants of a function differ.
 
-    Variants are all of TARGETs x pipelines x precisions x backends. The first is the reference.
-    Exit code 1 if a result is not within tolerance of its own.
+    Variants are all combinations of TARGETs, pipelines, precisions and backends. The first is the
+    reference. Exit code 1 if a result of another variant is out of tolerance.
 
     [bold]Examples[/]
 

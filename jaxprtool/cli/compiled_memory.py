@@ -22,7 +22,7 @@ _TOP = 8
 
 
 def peak_of(given: RunInputs) -> CompiledPeak:
-    """Return XLA's buffers at the peak of a program, compiled for where its arguments lie."""
+    """Return XLA's buffers at the peak of a program, compiled for the devices of its arguments."""
     from jaxprtool.api.investigate.compiled_memory import compiled_memory
 
     names = given.program.arg_names

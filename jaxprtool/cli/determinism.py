@@ -1,4 +1,4 @@
-"""`jaxprtool determinism`: a function run again in other ways, compared bit for bit."""
+"""`jaxprtool determinism`: a function run in several ways, with its results compared bitwise."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ _Threads = Annotated[
     _AGAIN.option(
         "--threads",
         "N,…",
-        "Numbers of threads of XLA for the CPU, each in a process of its own.",
+        "Numbers of threads of XLA's CPU backend, each run in its own process.",
         parser=numbers,
     ),
 ]
@@ -45,7 +45,7 @@ _Options = Annotated[
     _AGAIN.option(
         "--xla-options",
         "NAME=VALUE,…",
-        "Options of XLA, each tried alone; `default` is a set for the platform. Without, none.",
+        "Options of XLA, each tried alone. `default` is a set for the platform. Default: none.",
         parser=_xla_options,
     ),
 ]
@@ -60,11 +60,11 @@ def determinism(
     seed: options.Seed = 0,
     json: options.Json = False,
 ) -> None:
-    """Run a function again in other ways, and compare bits.
+    """Run a function in several ways, and compare results bitwise.
 
-    Compare bit for bit with the first run: the program run and compiled again, traced again in this
-    process and in others, on each device, with other threads, by options of XLA. Exit code 1 if
-    anything differs.
+    Run the program again, compile it again, trace it again in this and in other processes, and run
+    it on each device, with other numbers of threads and with options of XLA. Compare each result
+    with that of the first run. Exit code 1 if a bit differs.
 
     [bold]Examples[/]
 
@@ -112,8 +112,8 @@ def determinism(
         output.write_rendered(render.determinism(found, output.width()))
     for each in found.unproven:
         output.warning(
-            f"{each.name} is not finite in {max(each.nonfinite):,} of {each.size:,} elements, "
-            f"where equal bits prove nothing"
+            f"{max(each.nonfinite):,} of {each.size:,} elements of {each.name} are not finite; "
+            f"their equal bits prove nothing"
         )
     if not found.equal:
         raise typer.Exit(1)

@@ -46,8 +46,8 @@ _To = Annotated[
 _Backend = Annotated[
     str | None,
     options.backend_option(
-        "Lower for cpu, cuda, rocm or tpu, which need not be present. hlo-optimized needs it, or "
-        "for a TPU the package libtpu: tpu:v5e:2x2.",
+        "Lower for cpu, cuda, rocm or tpu, which this machine may lack. hlo-optimized needs the "
+        "device, or for a TPU the package libtpu: tpu:v5e:2x2.",
         _EMITTED,
     ),
 ]
@@ -56,7 +56,7 @@ _Platforms = Annotated[
     _EMITTED.option(
         "--platforms",
         "NAME,…",
-        "Platforms that exported is compiled for: cpu,cuda",
+        "Platforms of --to exported: cpu,cuda",
         parser=options.names,
     ),
 ]
@@ -76,7 +76,7 @@ _Graph = Annotated[
 _Depth = Annotated[
     int | None,
     _EMITTED.option(
-        "--depth", "N", "Depth to which dot opens layers and bodies. Default: as fits.", min=0
+        "--depth", "N", "Open layers and bodies to this depth in dot. Default: as fits.", min=0
     ),
 ]
 _Full = Annotated[bool, _EMITTED.flag("--full", "Open all layers and bodies in dot.")]

@@ -40,10 +40,10 @@ INTERNAL, INTERRUPTED, BROKEN_PIPE = 70, 130, 141
 #: The number of frames shown at either end of a deep call stack.
 FRAMES = 8
 
-#: What an error that does not say how much memory was needed leaves to do.
+#: The hint of an out-of-memory error that does not state how much memory was needed.
 _LIMITS = "give the process more memory or threads: `ulimit -a` lists its limits"
 
-#: What Python, JAX and the loader of libraries say when the system gives no more memory.
+#: Messages of Python, JAX and the dynamic loader when the system has no more memory.
 _MEMORY = re.compile(
     r"RESOURCE_EXHAUSTED|[Cc]annot allocate memory|failed to map segment|can't start new thread"
 )
@@ -54,7 +54,7 @@ _CLICK_EXCEPTION: Any = _USAGE_ERROR.__bases__[0]
 
 
 class ErrorText(NamedTuple):
-    """What is said of an error.
+    """The description of an error.
 
     Attributes:
         message: What is wrong, in one line.
@@ -89,8 +89,8 @@ class Ending:
 def guarded(show_traceback: bool, format: FormatChoice = "text") -> Iterator[Ending]:
     """Catch exceptions of a command, print them on stderr, and record the exit code.
 
-    In another `format` than text, an error is also a document on stdout, unless it follows one: a
-    check that fails.
+    Unless `format` is text, the error is also written to stdout as a document. A failed check has
+    written its document already, so none is added.
     """
     ending = Ending()
     output.has_written_json.set(False)
@@ -132,7 +132,7 @@ def _write_document(said: ErrorText, format: FormatChoice) -> None:
 
 
 def _said(error: Exception, show_traceback: bool) -> ErrorText:
-    """Return what is said of an exception, and the exit code."""
+    """Return the description of an exception."""
     if isinstance(error, JaxprToolError):
         return ErrorText(error.message, error.hint, error.details, error.exit_code)
     if isinstance(error, _CLICK_EXCEPTION):
@@ -150,7 +150,7 @@ def _said(error: Exception, show_traceback: bool) -> ErrorText:
 
 
 def _is_of_memory(error: Exception) -> bool:
-    """Return True if an error, of whatever library, says that memory or threads are used up."""
+    """Return True if an error of any library says that memory or threads are exhausted."""
     return isinstance(error, MemoryError) or bool(_MEMORY.search(str(error)))
 
 

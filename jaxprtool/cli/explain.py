@@ -49,7 +49,7 @@ def explain(
 ) -> None:
     """List the passes; describe a pass, a pipeline or a primitive.
 
-    Without a name, the passes and the named pipelines are listed.
+    Without NAME, list the passes and the named pipelines.
 
     [bold]Examples[/]
 

@@ -41,7 +41,7 @@ command_line: ContextVar[tuple[str, ...]] = ContextVar("command_line")
 #: Messages of gloo, which several threads may print at the same time.
 _GLOO = re.compile(rb"\[Gloo\] Rank |\d+ is connected to \d+ peer ranks")
 
-#: What libraries print when the system gives no more memory or threads.
+#: Messages of libraries when the system has no more memory or threads.
 _LIMIT = re.compile(r"bad_alloc|pthread_create|cannot allocate ", re.IGNORECASE)
 
 _PROCESSES = Panel("Processes and machines")
@@ -143,15 +143,15 @@ def place_of(coordinator: str | None, count: int | None, number: int | None) -> 
 def joined(place: Place | None, function: Function) -> bool:
     """Join the cluster that the options name, or that a scheduler has started this process for.
 
-    The processes after the first compute the same results, since they hold shards of them, and
-    print nothing. The number of a process is known once backends have started, whose options the
-    module of TARGET may set, so it is imported first.
+    All processes compute the results, since each holds shards of them, but only the first prints
+    them. The module of TARGET is imported before backends start, because it may set their options.
 
     Returns:
         Whether this process shows the results.
 
     Raises:
-        BackendError: If this process cannot join or start its devices, or the mesh leaves out some.
+        BackendError: If this process cannot join or start its devices, or the mesh does not use all
+            devices of the cluster.
     """
     from jaxprtool.execute.running import backends, cluster
 
@@ -169,9 +169,9 @@ def joined(place: Place | None, function: Function) -> bool:
 
 
 def leave_at_once(code: int) -> None:
-    """End a process of a cluster that has failed, without JAX's wait for the other processes.
+    """End a failed process of a cluster without waiting for the other processes, as JAX would.
 
-    They may never come: they wait for this one in a collective.
+    They may wait for this process in a collective, without end.
     """
     # A thread may still be importing JAX.
     is_initialized = getattr(sys.modules.get("jax.distributed"), "is_initialized", None)
@@ -189,7 +189,7 @@ def is_supervised() -> bool:
 
 @contextmanager
 def _nothing_unfinished(save: str | None, mark: str) -> Iterator[None]:
-    """Remove what processes left unfinished once they have ended; report a signal to this one."""
+    """Remove unfinished files of the processes at the end; report a signal that ended the run."""
     from jaxprtool.processes import Terminated
 
     try:
@@ -225,7 +225,7 @@ def require_same(program: Program) -> None:
 
 
 class _Shown:
-    """Shows the output of processes: results of the first as they are, the rest with its number."""
+    """Shows the output of processes: stdout of the first unchanged, other lines with a number."""
 
     def __init__(self, names: dict[int, int], launched: bool):
         self._names, self._launched = names, launched

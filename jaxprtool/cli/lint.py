@@ -1,4 +1,4 @@
-"""`jaxprtool lint`: what costs memory or time for nothing, or makes results wrong."""
+"""`jaxprtool lint`: wasted memory and time, and likely mistakes."""
 
 from __future__ import annotations
 
@@ -26,14 +26,14 @@ _Select = Annotated[
     _FINDINGS.option(
         "--select",
         "CODE,…",
-        "Look only for these codes, or those that begin so: JT1,JT602.",
+        "Report only these codes, or codes with these prefixes: JT1,JT602.",
         parser=options.names,
     ),
 ]
 _Ignore = Annotated[
     Any,
     _FINDINGS.option(
-        "--ignore", "CODE,…", "Do not look for these codes, likewise.", parser=options.names
+        "--ignore", "CODE,…", "Do not report these codes or prefixes.", parser=options.names
     ),
 ]
 _Top = Annotated[int | None, _FINDINGS.option("--top", "N", "Show the N worst findings.", min=1)]
@@ -48,12 +48,12 @@ def lint(
     format: options.Format = None,
     json: options.Json = False,
 ) -> None:
-    """Find what costs memory or time for nothing, or is wrong.
+    """Find wasted memory and time, and likely mistakes.
 
-    Each finding has a code, your line, what it costs, and what to do; the worst come first. A
-    comment silences it on its line, on the line below, or in the function whose def it is at:
-    # jaxprtool: ignore, with the codes in brackets, or without for all. The exit code is 1 if
-    anything is found. All programs of a recorded run are looked at together: TARGET is its folder.
+    Each finding has a code, your line, what it costs, and what to do. The worst come first. To
+    silence a finding, write # jaxprtool: ignore[JT101] on its line, on the line above, or at the
+    def of its function; without codes, this silences all. If TARGET is the folder of a recorded
+    run, all its programs are checked together. The exit code is 1 if anything is found.
 
     [bold]Examples[/]
 
@@ -109,7 +109,7 @@ def _of_programs(session: Session, select: Iterable[str], ignore: Iterable[str])
 
 
 def _of_run(run: str, session: Session, select: Iterable[str], ignore: Iterable[str]) -> Findings:
-    """Return the findings in all programs of a run; a note says which cannot be read."""
+    """Return the findings in all programs of a run; print a note on unreadable programs."""
     from jaxprtool.analysis.lint import lint_programs
     from jaxprtool.api.record import every_program
 

@@ -1,4 +1,4 @@
-"""`--measure`: measured times beside what other commands show."""
+"""`--measure`: measured times in the output of other commands."""
 
 from __future__ import annotations
 
@@ -52,4 +52,4 @@ def require_measure(measure: bool, backend: str | None, device: int | None = Non
     """Raise OutputError for a device to run on if nothing is run."""
     if not measure and (backend is not None or device is not None):
         option = "--device" if backend is None else "--backend"
-        raise OutputError(f"{option} is where --measure runs the program", "add --measure")
+        raise OutputError(f"{option} needs --measure, which runs the program", "add --measure")

@@ -35,7 +35,7 @@ _Compiled = Annotated[
 _Limit = Annotated[
     str | None,
     Panel("Compiled program").option(
-        "--limit", "SIZE", "Exit with code 1 if more is needed: 16GiB, 500MB, 1e9."
+        "--limit", "SIZE", "Exit with code 1 if the peak is larger: 16GiB, 500MB, 1e9."
     ),
 ]
 
@@ -52,8 +52,8 @@ def memory(
 ) -> None:
     """Estimate the peak memory, and list what is live at the peak.
 
-    Without --compiled nothing is compiled: this estimates what XLA needs after fusion. Equal values
-    share a row, with the line that makes them and the equation that reads them last.
+    This estimates what XLA needs after fusion; only --compiled compiles. Each row has the line that
+    makes a value and the equation that reads it last. Similar values share a row.
 
     [bold]Examples[/]
 

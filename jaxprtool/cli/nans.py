@@ -14,7 +14,7 @@ from jaxprtool.cli.session import RunSession, command
 _All = Annotated[
     bool,
     Panel("Findings").flag(
-        "--all", "Show every equation that produces one, those that reach a result first."
+        "--all", "Show every equation that produces one. Those that reach a result come first."
     ),
 ]
 
@@ -29,8 +29,9 @@ def nans(
 ) -> None:
     """Find the equation that produces the first NaN or infinity.
 
-    Run the function equation by equation, inside calls, branches and every iteration of loops. Show
-    the first that reaches a result, or else the first. The exit code is 1 if there is one.
+    Run the function equation by equation, also inside calls, branches and every iteration of loops.
+    Show the first NaN or infinity that reaches a result or, if none does, the first one. The exit
+    code is 1 if there is one.
 
     [bold]Examples[/]
 

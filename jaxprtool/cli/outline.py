@@ -1,4 +1,4 @@
-"""`jaxprtool outline`: repetition in a function, and the savings by outlining."""
+"""`jaxprtool outline`: repeated code in a function, and what outlining saves."""
 
 from __future__ import annotations
 
@@ -66,8 +66,8 @@ _CompileProfile = Annotated[
     bool,
     RUN.flag(
         "--compile-profile",
-        "Compile the program, and show what takes the time: tracing, lowering, XLA's passes, and "
-        "the most expensive bodies by source line. Also compile what would be faster.",
+        "Compile the program, and show the times of tracing, lowering and XLA's passes, and the "
+        "bodies that take longest, by source line. Also compile the variants that are faster.",
     ),
 ]
 
@@ -84,7 +84,7 @@ def outline(
     seed: options.Seed = 0,
     json: options.Json = False,
 ) -> None:
-    """Show the bodies that repeat, and what shortens compilation.
+    """Show code that repeats, and what shortens compilation.
 
     [bold]Examples[/]
 
@@ -145,7 +145,7 @@ def outline(
 def _write(
     found: Sequence[Repetition], ways: Sequence[CompileWay], profile: CompileProfile | None
 ) -> None:
-    """Write what programs repeat, and for one what shortens its compilation and takes its time."""
+    """Write the repetition in programs, the ways to compile faster, and the compile profile."""
     from jaxprtool.render.reports import compile_ways, repetition
 
     width = output.width()
@@ -175,7 +175,7 @@ def _profiled(
     ways: Sequence[tuple[CompileWay, Program]],
     on_progress: OnProgress,
 ) -> tuple[CompileProfile, list[tuple[CompileWay, Program]]]:
-    """Compile a program under the profiler, and the ways that are faster; return both measured."""
+    """Return the compile profile of a program, and the times of the ways to compile it faster."""
     from jaxprtool.execute.running.compile_profile import compile_profile, compile_seconds
 
     arguments, device = prepared.filled.arguments, prepared.device

@@ -62,7 +62,7 @@ def discard(descriptor: int) -> None:
 
 @contextmanager
 def only_python_on_stdout() -> Iterator[None]:
-    """Send to stderr what libraries below Python print on stdout, which is not a result."""
+    """Redirect to stderr what native libraries print on stdout, since it is not a result."""
     before = sys.stdout
     before.flush()
     copy = os.dup(STDOUT_DESCRIPTOR)
@@ -185,7 +185,7 @@ def write_exactly(text: str) -> None:
 
 
 def say_if_partitioned(programs: Iterable[Program], json: bool) -> None:
-    """Print on the first line that programs that XLA would partition are counted as a whole.
+    """Print a line if costs are of all devices together, because XLA partitions the program.
 
     With JSON output, this is a note on stderr.
     """

@@ -1,4 +1,4 @@
-"""What XLA's partitioner makes of a program, for `shardings` and for `--compiled`."""
+"""How XLA partitions a program over devices, for `shardings` and for `--compiled`."""
 
 from __future__ import annotations
 
@@ -44,14 +44,14 @@ def partitioned(
     backend: str | None = None,
     propose: bool = False,
 ) -> Shardings:
-    """Compile the only program, and return what the partitioner made of it.
+    """Compile the only program, and return its shardings and collectives.
 
     Args:
         session: The options of the command.
         traced: What TARGET was traced to.
         programs: The programs after the passes.
-        backend: A backend to compile for, or a machine that is not there: `tpu:v5e:2x2`.
-        propose: Whether to try constraints.
+        backend: A backend to compile for, or a TPU that this machine lacks: `tpu:v5e:2x2`.
+        propose: Whether to try other sharding constraints.
 
     Raises:
         UnsupportedError: If it runs on one device.

@@ -70,7 +70,7 @@ class _ProgressObserver(Observer):
 class Watcher(Observer):
     """Prints programs between passes as requested, and records a row for each pass.
 
-    `states` are the programs before the first pass and after each, if it `keeps` them. `noted` are
+    With `keeps`, `states` are the programs before the first pass and after each pass. `noted` are
     the passes with notes, each with the programs before and after it.
     """
 
@@ -176,7 +176,7 @@ def _dump_changes(step: Step, before: Program, after: Program) -> None:
 
 
 def merged(rows: list[PassRun]) -> list[PassRun]:
-    """Return the rows with consecutive passes that removed no equation of a program as one."""
+    """Merge the rows of consecutive passes that removed no equation of a program."""
     groups = groupby(rows, lambda row: (row.program, row.equations_before == row.equations_after))
     found: list[PassRun] = []
     for (_, is_same), group in groups:

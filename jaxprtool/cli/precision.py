@@ -20,7 +20,8 @@ Dtype = Literal["bfloat16", "float16", "float32"]
 By = Literal["line", "scope"]
 
 _Dtype = Annotated[
-    Dtype, _SEARCH.choice("--dtype", Dtype, "The narrow dtype. float32 is for double precision.")
+    Dtype,
+    _SEARCH.choice("--dtype", Dtype, "The narrow dtype. float32 is for programs in float64."),
 ]
 _By = Annotated[By, _SEARCH.choice("--by", By, "Keep source lines, or module scopes.")]
 _Rtol = Annotated[
@@ -38,7 +39,8 @@ _Atol = Annotated[
     _SEARCH.option("--atol", "ERROR", "Absolute tolerance. Default: as for --rtol.", min=0),
 ]
 _Trials = Annotated[
-    int, RUN.option("--trials", "N", "Search on N random inputs, for which all must hold.", min=1)
+    int,
+    RUN.option("--trials", "N", "Search on N random inputs; all must be within tolerance.", min=1),
 ]
 
 
@@ -55,9 +57,10 @@ def precision(
 ) -> None:
     """Find the lines that have to stay in f32.
 
-    Programs with some lines kept are run and compared, until none of these can be dropped without a
-    result outside of the tolerance. The pass to use, mixed_precision(keep=[[…]]), is checked on
-    other random inputs. Exit code 1 if no choice is within tolerance.
+    Search for a smallest set of lines: with one line fewer in f32, a result is out of tolerance.
+    The search runs the program with different sets. The resulting pass,
+    mixed_precision(keep=[[…]]), is checked on other random inputs. Exit code 1 if no set is within
+    tolerance.
 
     [bold]Examples[/]
 

@@ -37,7 +37,7 @@ def write_problems(
 
 
 def _about(problems: Sequence[Problem]) -> dict[str, str]:
-    """Return what the codes of problems stand for."""
+    """Return the descriptions of the codes of problems."""
     if not problems:
         return {}
     from jaxprtool.analysis.lint.table import all_rules
@@ -45,7 +45,7 @@ def _about(problems: Sequence[Problem]) -> dict[str, str]:
     return {**_CHECKS, **{rule.code: rule.about for rule in all_rules()}}
 
 
-#: What the checks other than rules of `lint` are.
+#: Descriptions of the checks that are not rules of `lint`.
 _CHECKS = {
     "flops": "The program takes more FLOPs than its budget.",
     "peak-bytes": "The program needs more memory at its peak than its budget.",

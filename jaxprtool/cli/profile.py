@@ -53,7 +53,7 @@ PprofOption = Annotated[
 ]
 PerfettoOption = Annotated[
     str | None,
-    OUTPUT.option("--perfetto", "FILE.json", "Also write the operations in time, for Perfetto."),
+    OUTPUT.option("--perfetto", "FILE.json", "Also write the operations over time, for Perfetto."),
 ]
 OutOption = Annotated[
     str | None,
@@ -122,13 +122,13 @@ def _refuse_for_trace(session: RunSession, calls: int | None) -> None:
     given = {"-p": session.passes, "--types": session.types, "--calls": calls}
     names = [*session.arguments(), *(name for name, value in given.items() if value)]
     if names:
-        raise TargetError(f"'{session.target}' is a profile, to which {names[0]} does not apply")
+        raise TargetError(f"{names[0]} does not apply to '{session.target}', which is a profile")
 
 
 def _measured(
     session: RunSession, prepared: Ready, calls: int | None, json: bool, estimate: bool
 ) -> Profile | None:
-    """Return the profile of a program; None for an empty one if it is to be estimated."""
+    """Return the profile of a program; with `estimate`, None instead of an empty one."""
     from jaxprtool.analysis.profile import NoOperationsError
 
     try:
@@ -210,7 +210,7 @@ def warn_unexplained(found: Profile) -> None:
         )
 
 
-#: What is not explained by operations.
+#: The kinds of time in which no operation runs.
 UNEXPLAINED = ("between operations", "dispatch", "compiling", "idle")
 
 

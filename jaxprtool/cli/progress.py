@@ -93,7 +93,7 @@ class _StatusLine:
         if self._closed.wait(PATIENCE):
             return
         import rich.live
-        import rich.spinner  # noqa: F401  (not under the lock, which a module that prints may want)
+        import rich.spinner  # noqa: F401  (outside the lock, since the module may print)
 
         with contextlib.suppress(OSError):  # the terminal is gone
             while not self._closed.wait(_TICK):

@@ -34,13 +34,14 @@ _Command = Annotated[
 ]
 _Module = Annotated[bool, _RECORDED.flag("-m", "SCRIPT is a module, run as `python -m`.")]
 _Out = Annotated[
-    str | None, OUTPUT.option("-o, --output", "DIR/", "Write the run here; else to run/, run-2/, …")
+    str | None,
+    OUTPUT.option("-o, --output", "DIR/", "Write the run here. Default: run/, run-2/, …"),
 ]
-_Overwrite = Annotated[bool, OUTPUT.flag("--overwrite", "Replace a run that -o names.")]
+_Overwrite = Annotated[bool, OUTPUT.flag("--overwrite", "Replace the run in the folder of -o.")]
 _Calls = Annotated[
     bool,
     _RECORDED.flag(
-        "--calls", "Count the calls of functions, and the time until results are ready."
+        "--calls", "Count the calls of functions, and measure the time until results are ready."
     ),
 ]
 _Keep = Annotated[
@@ -48,24 +49,26 @@ _Keep = Annotated[
     _RECORDED.option(
         "--keep",
         "NAME[:N],…",
-        "Keep the arguments of the last call, or the last N, of these functions: `nans run/NAME` "
-        "replays it. May be repeated.",
+        "Keep the arguments of the last call, or of the last N calls, of these functions: `nans "
+        "run/NAME` replays them. May be repeated.",
     ),
 ]
 _KeepBytes = Annotated[
-    str, _RECORDED.option("--keep-bytes", "SIZE", "The most that --keep keeps of one function.")
+    str, _RECORDED.option("--keep-bytes", "SIZE", "The size limit of --keep for each function.")
 ]
 _Until = Annotated[
     str | None,
-    _RECORDED.option("--until", "nan", "End the script at the first NaN in a result of --keep's."),
+    _RECORDED.option(
+        "--until", "nan", "End the script at the first NaN in a result of a --keep function."
+    ),
 ]
 _Profile = Annotated[
     int | None,
     _RECORDED.option(
         "--profile",
         "N",
-        "Profile N steps, calls of the first function called a third time: `profile run` shows "
-        "their time again.",
+        "Profile N steps. A step is a call of the first function that is called three times. "
+        "`profile run` shows the times again.",
         min=1,
     ),
 ]
@@ -90,9 +93,9 @@ def record(
     overwrite: _Overwrite = False,
     json: options.Json = False,
 ) -> None:
-    """Run a script, and record what JAX compiles, and why again.
+    """Run a script; record what JAX compiles, and why it recompiles.
 
-    The script runs as it would by itself; its exit code is that of this command. Each program is a
+    The script runs unchanged, and its exit code is that of this command. Each recorded program is a
     TARGET of all commands: run/step, or run/step@2 for its second compilation. `show run/` prints
     the summary again.
 
@@ -148,9 +151,9 @@ def launched(words: list[str], is_module: bool, is_command: bool) -> list[str]:
 
 
 class ScriptCommand(TyperCommand):
-    """A command whose arguments begin with a script: all that follows is the script's own.
+    """A command that passes all arguments after a script's name to the script.
 
-    Click drops a `--` before the first of them; `behind_dashes` tells whether there was one.
+    Click drops a leading `--`; `behind_dashes` tells whether there was one.
     """
 
     def __init__(self, *args: Any, **settings: Any) -> None:
@@ -166,7 +169,7 @@ _WORDS = f"{__name__}.words"
 
 
 def behind_dashes(context: typer.Context, command: Sequence[str]) -> bool:
-    """Return True if the words of a command stand behind `--`."""
+    """Return True if the command is preceded by `--`."""
     words = context.meta[_WORDS]
     return "--" in words and words[words.index("--") + 1 :] == list(command)
 
@@ -180,14 +183,14 @@ def _note_missing(kept: Iterable[str], run: Run) -> None:
     for name in kept:
         if not any(each.kept for each in run.functions if each.name == name):
             if name in names:
-                output.warning(f"--keep {name}: its arguments are more than --keep-bytes")
+                output.warning(f"--keep {name}: its arguments exceed --keep-bytes")
                 continue
             near = did_you_mean(name, names) or (f"there is {names[0]}" if names else "")
             output.warning(f"--keep {name}: no such function was called; {near}".rstrip("; "))
 
 
 def _say_profile(path: str) -> None:
-    """Print the time of the profiled steps on stderr, as the rest of what is known of a run."""
+    """Print the times of the profiled steps on stderr, below the summary of the run."""
     from jaxprtool.api.investigate.profile import profile_in
     from jaxprtool.errors import JaxprToolError
     from jaxprtool.render.reports.profile import profile_table
@@ -195,7 +198,7 @@ def _say_profile(path: str) -> None:
     try:
         found = profile_in(path)
     except JaxprToolError as error:
-        output.warning(f"--profile: {error.message}; a step is the third call of a function")
+        output.warning(f"--profile: {error.message}; steps begin with a third call of a function")
         return
     output.say("")
     output.write_rendered(profile_table(found, "line", output.width(sys.stderr), 20), sys.stderr)

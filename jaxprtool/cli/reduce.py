@@ -67,8 +67,8 @@ def reduce(
 ) -> None:
     """Shrink a function while a check holds, to reproduce a fault.
 
-    Each try runs in its own process. TARGET may be a folder that --reproducer of opt or run wrote.
-    Ctrl-C ends the search with the smallest program so far.
+    Each try runs in its own process. TARGET may be the folder of `opt --reproducer` or `run
+    --reproducer`. Ctrl-C ends the search with the smallest program so far.
 
     [bold]Examples[/]
 

@@ -80,7 +80,7 @@ def report(
 
 
 def _memory(program: Program) -> Memory | str:
-    """Return the memory of a program, or why it is unknown."""
+    """Return the memory of a program, or the reason that it is unknown."""
     from jaxprtool.analysis.memory import memory
 
     try:
@@ -90,7 +90,7 @@ def _memory(program: Program) -> Memory | str:
 
 
 def _residuals(program: Program) -> Residuals | str:
-    """Return the residuals of a loss or a training step, or why a program has none."""
+    """Return the residuals of a loss or a training step, or the reason that there are none."""
     from jaxprtool.api.investigate.inner_gradient import halves_inside
     from jaxprtool.api.investigate.residuals import residuals
     from jaxprtool.api.investigate.source import gives_one_float

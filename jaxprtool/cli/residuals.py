@@ -1,4 +1,4 @@
-"""`jaxprtool residuals`: the values a gradient keeps of the forward pass, and why."""
+"""`jaxprtool residuals`: the values that a gradient keeps for its backward pass, and why."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ _Budget = Annotated[
     Panel("Residuals").option(
         "--budget",
         "SIZE",
-        "Propose which values to save to keep at most this many bytes: 8GiB, 500MB, 2e9.",
+        "Propose which values to save so that the residuals take at most this: 8GiB, 500MB, 2e9.",
     ),
 ]
 _Compiled = Annotated[
     bool,
-    Panel("Residuals").flag("--compiled", "Also compile, for the peaks that XLA states."),
+    Panel("Residuals").flag("--compiled", "Also compile, and show XLA's own figures of the peaks."),
 ]
 
 
@@ -36,9 +36,9 @@ def residuals(
     """Show the values that a gradient keeps for its backward pass.
 
     For each residual, show its line, what reads it, and the operations to recompute it from the
-    others. Also show the bytes kept under each policy of jax.checkpoint, and the peak memory of the
-    gradient, for the whole function and for parts of it. With --budget, show which values to save
-    so that the residuals fit, where, and what that costs: if the peak falls.
+    others. Also show the residual bytes and the peak memory under each policy of jax.checkpoint,
+    applied to the whole function and to parts of it. With --budget, show which values to save so
+    that the residuals fit, how many more FLOPs that takes, and the peak memory.
 
     [bold]Examples[/]
 

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Ready:
-    """A program ready to run; `seed` is that of its random arguments."""
+    """A program ready to run; `seed` is the seed of its random arguments."""
 
     program: Program
     filled: Filled
@@ -34,7 +34,7 @@ class Ready:
         """Print which arguments have random values, and which given ones do not fit.
 
         Args:
-            target: TARGET. For a recorded program, how to keep the arguments of the script is told.
+            target: TARGET. For a recorded program, a note says how to keep the script's arguments.
         """
         from jaxprtool.recording.folder import split
 
@@ -94,8 +94,8 @@ def results_file(
 ) -> contextlib.AbstractContextManager[BinaryIO | None]:
     """Open the file of `run --save` in the first process of a cluster.
 
-    None in the others, and if its name lets results be written as a folder. Raises OutputError if
-    neither can be written there.
+    Return None in the other processes, and for a path that may become a folder. Raises OutputError
+    if the path cannot be written.
     """
     if path is None or path.endswith(".npz") or is_stream(path):
         return file_to_save(path if is_first else None)
@@ -108,10 +108,10 @@ def results_file(
 def save_results(
     arrays: Mapping[str, object], path: str, file: BinaryIO | None, is_first: bool
 ) -> None:
-    """Write results by name to the `file` open at a path, or else to the path itself.
+    """Write results by name to a path, or to the `file` that is open at it.
 
-    There they become a folder if one is sharded over devices, and otherwise one file. A folder is
-    written by all processes of a cluster, each its shards, a file by the first one.
+    A path without an open file becomes a folder if a result is sharded over devices, and a file
+    otherwise. Each process of a cluster writes its shards to a folder; the first writes a file.
     """
     from jaxprtool.execute.running.summary import plain
     from jaxprtool.ir.programs.checkpoints import is_spread, write_checkpoint

@@ -47,7 +47,7 @@ Named = Sequence[tuple[str, "Program"]]
 #: Which frames of an equation to show.
 FrameChoice = Literal["mine", "library", "all"]
 
-#: How many devices a module is imported with that needs several, if no mesh is given.
+#: The number of virtual devices for a module that needs several, if no mesh is given.
 _VIRTUAL_DEVICES = 8
 
 #: Options that do not apply to a program file, and their default values.
@@ -113,7 +113,7 @@ class Function:
         FUNCTION.option(
             "--mesh",
             "AXIS=N,…",
-            "Trace on a mesh of these axes, which types may name: f32[8@x]. A program file is put "
+            "Trace on a mesh with these axes; types may name them: f32[8@x]. A program file is put "
             "on a mesh of these sizes.",
             parser=options.mesh_axes,
         ),
@@ -123,14 +123,14 @@ class Function:
         FUNCTION.option(
             "--in-specs",
             "SPECS",
-            "Shardings of the arguments on the mesh, whose axes are then the partitioner's: "
-            "\"(P(), P('data'))\", as in jax.jit(in_shardings=...).",
+            'Shardings of the arguments on the mesh, as in jax.jit(in_shardings=...): "(P(), '
+            "P('data'))\". XLA then shards all other values (Auto axes).",
         ),
     ] = None
     out_specs: Annotated[
         str | None,
         FUNCTION.option(
-            "--out-specs", "SPECS", "Shardings of the results, likewise: \"P('data')\"."
+            "--out-specs", "SPECS", "Shardings of the results, as for --in-specs: \"P('data')\"."
         ),
     ] = None
     host_devices: Annotated[
@@ -177,13 +177,13 @@ class Function:
 
     @contextlib.contextmanager
     def devices_hinted(self) -> Iterator[None]:
-        """Say in a `with` block that a program file may be put on a mesh of fewer devices."""
+        """Add to a TooFewDevicesError of a program file the hint to pass a smaller `--mesh`."""
         try:
             yield
         except TooFewDevicesError as error:
             if self._is_file:
                 axes = ",".join(f"{axis}=…" for axis in error.axes)
-                error.hint = f"--mesh {axes} puts it on a mesh of other sizes; {error.hint}"
+                error.hint = f"--mesh {axes} puts it on a smaller mesh; {error.hint}"
             raise
 
     def listed(self, source: bool | None) -> dict[str, Any]:
@@ -231,10 +231,11 @@ class Function:
 
         Args:
             pipeline: The passes to run, which may bind named axes.
-            runs: Whether the function is run on its arguments; if not, a note is printed if their
+            runs: Whether the function is run on its arguments. If not, a note is printed if their
                 values were slow to compute.
             types: The types to trace with. --args are then for the program after the passes.
-            symbolic: Whether this also holds if the passes are for symbolic sizes.
+            symbolic: Whether --args are for the program after the passes also if the passes need
+                symbolic sizes.
         """
         self.import_module()
         try:
@@ -249,7 +250,7 @@ class Function:
                 raise conflict from conflict.__cause__
 
     def _traced(self, pipeline: Pipeline, runs: bool, types: str | None, symbolic: bool) -> Traced:
-        """Return what `trace` returns, on the mesh of `mesh_set`."""
+        """Return what `trace` returns, on the mesh of `_mesh_set`."""
         with self._mesh_set(self._is_file), contextlib.redirect_stdout(sys.stderr):
             entry = self._entry(pipeline, types, symbolic)
             if not runs and (needless := entry.needless_work):
@@ -259,7 +260,7 @@ class Function:
     def _entry(
         self, pipeline: Pipeline, types: str | None = None, symbolic: bool = False
     ) -> Entry | ProgramEntry:
-        """Return what TARGET names, with its arguments, to be traced on the mesh that is set."""
+        """Return what TARGET names, with its arguments."""
         from jaxprtool.api.targets import find
 
         return find(
@@ -298,7 +299,7 @@ class Function:
 
         def call() -> object:
             jax.clear_caches()
-            given, sys.argv = sys.argv, [self.target]  # a script parses its own, which are none
+            given, sys.argv = sys.argv, [self.target]  # a script that parses sys.argv gets none
             try:
                 with self._mesh_set(False), contextlib.redirect_stdout(sys.stderr):
                     return entry.run()
@@ -343,9 +344,9 @@ class Function:
     def _mesh_set(self, has_own: bool) -> contextlib.AbstractContextManager[object]:
         """Set the mesh of `--mesh`: on devices, or an abstract one if there are too few.
 
-        Its axes are explicit, as types name them, or the partitioner's with specs; `trace` takes
-        the type that they have in a mesh of the function's own. A program that has a mesh of its
-        own needs none.
+        Its axes are Explicit, since types name them, or Auto if specs are given. If the function
+        has its own mesh, `trace` takes the axis types of that mesh. A program with its own mesh
+        needs no other.
         """
         if not self.mesh or has_own:
             return contextlib.nullcontext()
@@ -355,7 +356,7 @@ class Function:
 
     @property
     def _on_virtual_devices(self) -> bool:
-        """Whether the mesh may be one of virtual devices: the function is not run."""
+        """Whether the mesh may have virtual devices, because the function is not run."""
         return False
 
     @cached_property
@@ -409,7 +410,7 @@ class Session(Function):
             )
 
     def mesh_set_for(self, traced: Traced) -> contextlib.AbstractContextManager[object]:
-        """Set the mesh of `--mesh`, as for tracing, for what is done with the program."""
+        """Set the mesh of `--mesh`, as for tracing, while the program is used."""
         has_own = self._is_file and bool(traced.program.meshes) and not self.pipeline.partitions
         return self._mesh_set(has_own)
 
@@ -418,8 +419,8 @@ class Session(Function):
 class PartitionSession(Session):
     """A group of options: TARGET, to be compiled for the devices of a mesh, and not run.
 
-    It has virtual devices for the mesh where the machine, its environment, or the module of TARGET
-    gives no number of devices.
+    The mesh gets virtual devices unless the machine, its environment, or the module of TARGET sets
+    a number of devices.
     """
 
     def start(self, cache: bool | None = None) -> None:
@@ -432,7 +433,7 @@ class PartitionSession(Session):
 
     @property
     def virtual_devices(self) -> int:
-        """The number of virtual devices: enough for the mesh, and for a function's own."""
+        """The number of virtual devices: enough for `--mesh`, and for a mesh in the function."""
         return max(prod((self.mesh or {}).values()), _VIRTUAL_DEVICES)
 
     @property
@@ -442,7 +443,7 @@ class PartitionSession(Session):
 
 @dataclass(frozen=True)
 class AxesFunction(Function):
-    """A group of options: TARGET, traced under named axes that nothing needs to bind."""
+    """A group of options: TARGET, traced under the named axes of `--axis-env`."""
 
     axis_env: Annotated[
         Any,

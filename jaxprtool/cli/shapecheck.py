@@ -30,7 +30,7 @@ _Results = Annotated[
     str,
     typer.Argument(
         metavar="RESULTS",
-        help='The claimed types of the results, with the same symbols: "f32[n,d]", or "(f32[n], '
+        help='The expected types of the results, with the same symbols: "f32[n,d]", or "(f32[n], '
         'f32[])".',
         show_default=False,
     ),
@@ -52,7 +52,7 @@ def shapecheck(
 ) -> None:
     """Check the types of results for all sizes of the arguments.
 
-    A result of another type is an error, which names the equation that causes it, with its line.
+    If a result has another type, the error names the equation that causes it, and its line.
 
     [bold]Examples[/]
 

@@ -1,4 +1,4 @@
-"""`jaxprtool shardings`: what XLA's partitioner made of a function, by the user's own lines."""
+"""`jaxprtool shardings`: how XLA partitions a function over devices, by the user's lines."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _Replicated = Annotated[
     bool,
     _SHOWN.flag(
         "--replicated",
-        "Show only values that each device holds whole, and that take more than 1 % of its memory.",
+        "Show only replicated values that take more than 1 % of a device's memory.",
     ),
 ]
 _Picture = Annotated[
@@ -30,22 +30,23 @@ _Picture = Annotated[
     _SHOWN.option(
         "--picture",
         "NAME",
-        "Draw which devices hold which parts of a value, or of all whose names begin so.",
+        "Draw which devices hold which parts of a value, or of all values whose names begin with "
+        "NAME.",
     ),
 ]
 _Propose = Annotated[
     bool,
     _SHOWN.flag(
         "--propose",
-        "Compile with other constraints too, and show those with which devices send less.",
+        "Also compile with other sharding constraints, and show those that reduce communication.",
     ),
 ]
 _Bandwidth = Annotated[str | None, bandwidth_option(_SHOWN)]
 _Backend = Annotated[
     str | None,
     options.backend_option(
-        "Compile for the devices of cpu, gpu or tpu; with the package libtpu for a TPU that is not "
-        "there: tpu:v5e:2x2.",
+        "Compile for the devices of cpu, gpu or tpu. With the package libtpu, also for a TPU that "
+        "this machine lacks: tpu:v5e:2x2.",
         _SHOWN,
     ),
 ]
@@ -63,11 +64,11 @@ def shardings(
     backend: _Backend = None,
     json: options.Json = False,
 ) -> None:
-    """Show what XLA's partitioner makes of a function, by line.
+    """Show how XLA partitions a function over devices, by line.
 
-    Compile the function and list each collective with its axes and bytes, the
-    value that it moves, and why the partitioner added it. Nothing is run. Without
-    devices for the mesh, use virtual ones of the CPU.
+    Compile the function and list each collective with its axes and bytes, the value that it moves,
+    and why the partitioner added it. Nothing is run. If the machine has too few devices for the
+    mesh, virtual CPU devices are used.
 
     [bold]Examples[/]
 

@@ -90,7 +90,9 @@ _Terse = Annotated[
 _Out = Annotated[str | None, options.out_option("Write an HTML page: FILE.html.", "FILE|-")]
 _Stats = Annotated[
     bool,
-    _SHOWN.flag("--stats", "Show instead: equations by primitive and depth, constants, arguments."),
+    _SHOWN.flag(
+        "--stats", "Show the counts of equations by primitive and depth, constants and arguments."
+    ),
 ]
 
 
@@ -133,7 +135,8 @@ def show(
         _show_run(run, session, full, json or format == "json")
         return
     if stats and uses is not None:
-        raise OutputError("--stats and --uses cannot be combined", "`jaxprtool why` counts")
+        hint = "`jaxprtool why` counts the equations"
+        raise OutputError("--stats and --uses cannot be combined", hint)
     session.start()
     programs = session.programs()
     output.say_unused_donations(each for _, each in programs)

@@ -58,7 +58,8 @@ _Known = Annotated[
     _SPLIT.option(
         "--known",
         "N,…",
-        "Arguments of init, instead of keys. init computes all that depends on them alone, once.",
+        "Positions of the arguments of init, instead of keys. init computes, once, all values that "
+        "depend on these arguments alone.",
         parser=options.numbers,
     ),
 ]
@@ -105,7 +106,7 @@ def unzip(
 ) -> None:
     """Split a function into init and apply, by its variables.
 
-    init makes the variables, and apply takes them.
+    init returns the variables, and apply takes them as its first argument.
 
     [bold]Examples[/]
 

@@ -110,8 +110,9 @@ def watch(
 ) -> None:
     """Run a function and summarise its intermediate values.
 
-    Show range, mean, deviation, zeros, NaNs, infinities, a histogram of exponents, and losses in
-    bf16, f16 and fp8, also inside calls, branches, every iteration of loops and backward passes.
+    Show the range, mean, deviation, zeros, NaNs, infinities, a histogram of exponents, and the loss
+    in bf16, f16 and fp8. Values inside calls, branches, loop iterations and backward passes are
+    included.
 
     [bold]Examples[/]
 
@@ -184,7 +185,7 @@ def _prompt(stopped: Stopped) -> None:
     local = {"np": np, "jnp": jnp, **named, "values": dict(stopped.values)}
     lines = [f"{name}: {getattr(x, 'aval', x)}" for name, x in stopped.values.items()]
     banner = "\n".join(
-        [about, *(f"  {each}" for each in lines), "values has all; Ctrl-D continues, "]
+        [about, *(f"  {each}" for each in lines), "values is a dict of all; Ctrl-D continues, "]
     )
     try:
         from IPython.terminal import embed  # type: ignore[import-not-found]

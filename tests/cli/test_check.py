@@ -440,9 +440,9 @@ MISTAKES = {
     'passes = "dcee"': "targets.step.passes: unknown pass 'dcee'; did you mean 'dce'?",
     'static-argnums = "x"': "targets.step.static-argnums: 'x' is not a list of numbers such as 1,2",
     "args = true": "targets.step.args: write what --args takes, as a string",
-    'select = ["JT1"]': "targets.step.select: it is for lint = true",
+    'select = ["JT1"]': "targets.step.select: needs lint = true",
     'lint = true\nselect = ["XX"]': "targets.step.select: no lint rule has the code 'XX'",
-    'compiles = 1\npasses = "dce"': "targets.step.compiles: it counts what the function compiles",
+    'compiles = 1\npasses = "dce"': "targets.step.compiles: cannot be combined with passes",
 }
 
 

@@ -407,4 +407,4 @@ def test_what_cannot_be_measured_is_one_line(cli, timed):
     found = cli(*timed, "--args", "f32[n,200], f32[200,200]")
     assert (found.code, found.out) == (2, "") and "n needs a number" in found.err
     found = cli(*timed[:3], "--device", "0")
-    assert found.code == 2 and "--device is where --measure runs the program" in found.err
+    assert found.code == 2 and "--device needs --measure, which runs the program" in found.err

@@ -121,7 +121,7 @@ def test_too_few_devices_name_the_option_and_the_axes_of_the_file(tool, cli, fol
     tool("opt", "model.py:typed", *EIGHT, "-o", "eight.jaxpr")
     result = tool("run", "eight.jaxpr", "--host-devices", "2", code=2)
     assert "typed runs on a mesh of 8 devices (data=8)" in result.stderr
-    assert "hint: --mesh data=… puts it on a mesh of other sizes; --host-devices 8" in result.stderr
+    assert "hint: --mesh data=… puts it on a smaller mesh; --host-devices 8" in result.stderr
     function = cli("run", "model.py:typed", "--mesh", "data=16")
     assert function.code == 2 and "hint: --host-devices 16" in function.err
 

@@ -104,7 +104,7 @@ def test_options_of_a_run_do_not_apply_to_a_profile(cli, folder, option):
     (folder / "nothing").mkdir()
     found = cli("profile", "nothing", *option)
     assert found.code == 2
-    assert f"'nothing' is a profile, to which {option[0]} does not apply" in found.err
+    assert f"{option[0]} does not apply to 'nothing', which is a profile" in found.err
 
 
 def test_an_empty_profile_is_told_and_estimated_only_if_that_is_asked_for(cli, monkeypatch):

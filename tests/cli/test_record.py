@@ -254,7 +254,7 @@ def test_the_steps_of_a_script_are_profiled_once_they_are_compiled(folder):
 
 def test_a_script_without_steps_is_told_so(folder):
     done = jaxprtool("record", "--profile", "3", "script.py", input="")
-    assert done.returncode == 0 and "a step is the third call of a function" in done.stderr
+    assert done.returncode == 0 and "steps begin with a third call of a function" in done.stderr
 
 
 def test_names_of_recorded_programs_are_completed(folder):

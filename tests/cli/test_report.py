@@ -113,4 +113,4 @@ def test_measured_times_are_in_the_table_of_lines(cli, folder):
     # The loop has a time, and no cost of its own.
     assert "model.py:15" in by_line and "% explained" in page
     found = cli("report", "model.py:loss", "--device", "0", "-o", "r.html")
-    assert found.code == 2 and "--device is where --measure runs the program" in found.err
+    assert found.code == 2 and "--device needs --measure, which runs the program" in found.err

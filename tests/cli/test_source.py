@@ -177,7 +177,7 @@ def test_measured_times_in_json_are_those_of_lines(cli):
     [
         (("--args", "f32[n,n], f32[4,n]", "--measure"), "n needs a number before the program"),
         (("-p", "vjp", "--measure"), "--measure takes one program, but the passes returned"),
-        (("--backend", "cpu"), "--backend is where --measure runs the program"),
+        (("--backend", "cpu"), "--backend needs --measure, which runs the program"),
     ],
 )
 def test_what_cannot_be_measured_is_one_line(cli, options, said):

@@ -118,7 +118,7 @@ class UserFunctionError(JaxprToolError):
 class MeshConflictError(UserFunctionError):
     """The user's function has a mesh of its own, which is not the one that is set.
 
-    `is_alike` says whether they differ in the types of their axes only.
+    `is_alike` is True if the meshes differ only in the types of their axes.
     """
 
     is_alike = False

@@ -21,8 +21,8 @@ from jaxprtool.errors import OutputError
 
 #: The prefix of temporary files. A killed process leaves its temporary files behind.
 TEMPORARY = ".jaxprtool-"
-#: The variable of a supervised process: a mark in the names of its temporary files, by which its
-#: supervisor removes them (`remove_unfinished`).
+#: The environment variable of a supervised process with the mark in the names of its temporary
+#: files. The supervisor removes files with this mark (`remove_unfinished`).
 SUPERVISED = "JAXPRTOOL_SUPERVISED"
 _DESCRIPTOR = re.compile(r"/dev/(?:fd/|std)(\d+|in|out|err)")
 _STANDARD = {"in": 0, "out": 1, "err": 2}
@@ -116,13 +116,13 @@ def _temporary(path: str, folder: str) -> Iterator[BinaryIO]:
 
 
 def unfinished_folder(path: str) -> str:
-    """Return the name of a folder until it is complete, in all processes that write it."""
+    """Return the temporary name of a folder, the same in all processes that write it."""
     folder, name = os.path.split(os.path.realpath(path))
     return os.path.join(folder, f"{TEMPORARY}{name}")
 
 
 def finish_folder(path: str) -> None:
-    """Give a complete folder its name; the folder that had it is removed after that."""
+    """Rename a complete folder to its final name, and remove the folder that had this name."""
     unfinished, path = unfinished_folder(path), os.path.realpath(path)
     old = f"{unfinished}-old"
     if os.path.isdir(path):
@@ -132,12 +132,12 @@ def finish_folder(path: str) -> None:
 
 
 def remove_unfinished(path: str, mark: str) -> None:
-    """Remove what processes that have been killed left of the file or the folder at a path.
+    """Remove the temporary files of killed processes that were writing a file or folder.
 
-    A folder that they were about to replace gets its name back.
+    A folder that they were replacing gets its name back.
 
     Args:
-        path: What they were to write.
+        path: The file or folder that they were writing.
         mark: The mark in the names of their temporary files; see `SUPERVISED`.
     """
     if is_stream(path):

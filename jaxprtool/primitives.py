@@ -40,12 +40,19 @@ SCOPE_PREFIX = "nest:"
 
 
 def sow(value: object, *, tag: str, name: str, mode: str = "strict", key: object = None) -> Any:
-    """Return `value`, a pytree of arrays, and name it `name` for passes that look for `tag`.
+    """Return `value`, and name it for passes that look for `tag`.
 
-    `mode` determines how several values with the same name are handled: "strict", an error;
-    "append", all of them in order; "clobber", the last. If `key` is given, the sown value depends
-    on it as if computed from it. Raises ValueError for a tag of None or an unknown mode, TypeError
-    for a tag or name that is not a string.
+    Args:
+        value: A pytree of arrays.
+        tag: The tag, such as "variable".
+        name: The name.
+        mode: How to handle several values with the same name: "strict", an error; "append", all of
+            them in order; "clobber", the last one.
+        key: A pytree. If given, the returned value depends on it, as if computed from it.
+
+    Raises:
+        ValueError: If the tag is None, or the mode is unknown.
+        TypeError: If the tag or the name is not a string.
     """
     if tag is None:
         raise ValueError("Must provide a tag to sow under.")
@@ -70,8 +77,15 @@ def variable(value: object, *, name: str) -> Any:
 def nest(fun: Callable[..., Any], *, scope: str) -> Callable[..., Any]:
     """Return `fun` with the names sown inside it placed under `scope`.
 
-    In a jaxpr it is a `jit` call whose name has the scope; run eagerly it is `fun` itself. Raises
-    TypeError if the scope is not a string.
+    In a jaxpr it is a `jit` call whose name has the scope. Called without tracers, it is `fun`
+    itself.
+
+    Args:
+        fun: The function.
+        scope: The scope, such as "layer1".
+
+    Raises:
+        TypeError: If the scope is not a string.
     """
     if not isinstance(scope, str):
         raise TypeError(f"a scope must be a string, not {scope!r}")

@@ -34,15 +34,15 @@ class RecordMagics(Magics):
         self._shell = shell
 
     @magic_arguments()
-    @argument("-o", "--output", metavar="DIR/", help="Write the run here; else to run/, run-2/, …")
+    @argument("-o", "--output", metavar="DIR/", help="Write the run here. Default: run/, run-2/, …")
     @argument("--overwrite", action="store_true", help="Replace a run in that folder.")
     @argument("--calls", action="store_true", help="Count the calls of functions.")
-    @argument("--keep", metavar="NAME[:N],…", help="Keep the arguments of the last calls of these.")
+    @argument("--keep", metavar="NAME[:N],…", help="Keep arguments of these functions.")
     @argument("--until", metavar="nan", default="", help="Stop at the first NaN in their results.")
     @argument("--no-constants", action="store_true", help="Do not write large closed-over arrays.")
     @cell_magic("record")
     def record(self, line: str, cell: str) -> None:
-        """Run the cell, and show what JAX compiled in it, how often, and why again."""
+        """Run the cell, and show what JAX compiled in it, how often, and why it recompiled."""
         given = parse_argstring(self.record, line)
         path = given.output or free_folder()
         try:

@@ -10,8 +10,8 @@ from typing import Any
 
 from rich.console import Console
 
-#: For each type of result, the function of `render.reports` that renders it at a width, and its
-#: further arguments: as a command has them by default.
+#: For each type of result, the module of `render.reports` that renders it, and the call that does
+#: so, with the defaults of the command.
 _RENDERERS: dict[str, tuple[str, Callable[[Any, int, Any], Any]]] = {
     "Bench": ("bench", lambda found, width, module: module.table(found, width)),
     "Comparison": ("compare", lambda found, width, module: module.comparison(found, width)),

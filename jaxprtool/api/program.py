@@ -32,10 +32,19 @@ def load(
 ) -> Program:
     """Return the Program that the command line loads for TARGET and --args.
 
-    `target` is `package.module:attr.path` or `path/file.py:attr.path`, or a program file. `args` is
-    an argument list as text, such as `"f32[8,3], training=static(False)"`; by default the target's
-    own example arguments. `in_specs` and `out_specs` are the texts of `--in-specs` and
-    `--out-specs`, on the mesh of `jax.set_mesh`. Raises a `JaxprToolError` if either is invalid.
+    Args:
+        target: A function, `package.module:attr.path` or `path/file.py:attr.path`, or a program
+            file.
+        args: The arguments as text: `"f32[8,3], training=static(False)"`. By default the target's
+            example arguments.
+        factory: Whether to call the target to get the function.
+        static_argnums: Positions of arguments that are not traced.
+        static_argnames: Names of arguments that are not traced.
+        in_specs: Shardings of the arguments on the mesh of `jax.set_mesh`, as for `--in-specs`.
+        out_specs: Shardings of the results, as for `--out-specs`.
+
+    Raises:
+        JaxprToolError: If the target or an argument is invalid.
     """
     static: StaticArguments = {"static_argnums": static_argnums, "static_argnames": static_argnames}
     return find(target, args, factory, in_specs=in_specs, out_specs=out_specs, **static).trace()
@@ -52,20 +61,26 @@ def unzip(
     """Return a function that splits `fun` into init and apply for the arguments of its call.
 
     `unzip(fun)(*args, **kwargs)` returns `(init, apply)`. `init(*keys)` returns the values that
-    `fun` sows under `tag`, as nested dicts by scope and name; `apply(variables, *others, **kwargs)`
-    returns the results of `fun` and takes no keys. `key_args` are the positions of the keys, by
-    default the first one; `static(...)` arguments count. Raises ValueError if the variables do not
-    separate the keys from the results, or share a name.
-
-    With `auto`, nothing need be sown: the variables are the cut with the fewest bytes that
-    separates the keys from the results, named as in the source. By default, `key_args` are all keys
-    by type, anywhere in the arguments: an argument that consists of keys is an argument of `init`,
-    by position or keyword; any other key is a positional argument of `init`, and None for `apply`.
-
-    With `known`, positions of arguments, the variables are the values computed from these arguments
-    alone and used with the others: partial evaluation.
+    `fun` sows under `tag`, as nested dicts by scope and name. `apply(variables, *others, **kwargs)`
+    returns the results of `fun` and takes no keys.
 
     The contract is that of Oryx's function of this name (2020-2023).
+
+    Args:
+        fun: The function.
+        tag: The tag of the variables; by default that of `variable`.
+        key_args: The positions of the keys, `static(...)` arguments included. By default the first
+            one. With `auto`, by default all arguments of a key type: an argument that consists of
+            keys is an argument of `init`, by position or keyword; a key inside another argument is
+            a positional argument of `init`, and None in `apply`.
+        auto: Whether to choose the variables: the minimum cut, in bytes, between the keys and the
+            results. They are named as in the source, and nothing need be sown.
+        known: Positions of arguments, for partial evaluation. `init` takes these arguments, and the
+            variables are the values that depend on them alone and that `apply` reads.
+
+    Raises:
+        ValueError: From the returned function, if the variables do not separate the keys from the
+            results, or share a name.
     """
 
     def unzipped(*args: object, **kwargs: Any) -> tuple[Program, Program]:

@@ -30,10 +30,10 @@ _DIFF_WIDTH = 100
 
 
 class Recording:
-    """A run that is being recorded, or was: its folder is read when it is asked for.
+    """A recorded run, in the block that is recorded or after it. Properties read its folder.
 
     Attributes:
-        folder: The folder that it is written to.
+        folder: The folder of the run.
     """
 
     def __init__(self, path: str) -> None:
@@ -41,7 +41,7 @@ class Recording:
 
     @property
     def run(self) -> Run:
-        """All that is known of the run so far."""
+        """The run as recorded so far."""
         return read_run(self.folder)
 
     @property
@@ -56,7 +56,7 @@ class Recording:
 
     @property
     def reasons(self) -> Mapping[str, tuple[Reason, ...]]:
-        """Why each compilation after the first one of a function was made, by its name."""
+        """The reasons of each recompilation, by name: `step@2`."""
         return {each.name: each.reasons for each in self.compilations if each.reasons}
 
     def __repr__(self) -> str:
@@ -82,9 +82,9 @@ def record(
         overwrite: Whether to replace a run in the folder.
         calls: Whether to count calls of functions made in the block, and the time until their
             results are ready.
-        keep: Of how many calls of each function, by name, the arguments are kept. These functions
+        keep: The number of last calls whose arguments are kept, by function name. The functions
             must be jitted in the block.
-        keep_bytes: How many bytes of arguments are kept of one function, at most.
+        keep_bytes: The maximum size of the arguments kept for one function, in bytes.
         until: "nan" to raise FloatingPointError at the first NaN in a result of those functions.
         constants: Whether programs are written with the large arrays that they close over.
 
@@ -219,7 +219,10 @@ def _details(program: Program) -> Details:
 
 
 def _differences(run: Run) -> Iterator[tuple[str, str]]:
-    """Yield the programs that differ between processes, and how the first two of each differ."""
+    """Yield the name of each program that differs between processes, and its diff.
+
+    The diff is between the first two processes that differ.
+    """
     from jaxprtool.analysis.diff import diff
     from jaxprtool.render.reports.diff import diff_text
 

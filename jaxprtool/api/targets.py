@@ -5,7 +5,7 @@
     path/file                                         an artifact of `jax.export`
     run/step, run/step@2                              a program of a run that `record` recorded
 
-Finding functions is in `loading`, reading files in `formats`, and recorded runs in `record`.
+`loading` finds functions, `formats` reads files, and `recording` reads recorded runs.
 """
 
 from __future__ import annotations
@@ -95,8 +95,8 @@ def find(
 ) -> Entry | ProgramEntry:
     """Return the entry that TARGET names, with the arguments of `--args`; see `load.find`.
 
-    A program is put on a mesh whose axes have the sizes `mesh`; one without a mesh is an error,
-    unless it `may_lack_mesh`. Functions are traced on the mesh that is set.
+    A program is put on a mesh whose axes have the sizes `mesh`. A program without a mesh is then an
+    error, unless `may_lack_mesh` is True. Functions are traced on the mesh that is set.
 
     Raises TargetError, ProgramFileError, ArgumentsError, or UserFunctionError if the user's code
     raises.

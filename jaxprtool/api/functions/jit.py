@@ -74,8 +74,8 @@ def jit(
     Args:
         fun: The function. Without it, a decorator is returned.
         passes: A pipeline as text, a Pipeline, a pass, or a function from a Program to a Program.
-            It runs once per signature for which `fun` is traced; for a pipeline, also if `jit` is
-            called repeatedly with the same `fun`.
+            It runs once for each signature of `fun`. Repeated calls of `jit` with the same function
+            and pipeline share the result.
         shapes: Buckets of sizes, by symbol: `{'n': (64, 128, 256)}`. If the type of a parameter has
             the symbol, arguments are padded to the smallest bucket that fits, results are cut, and
             the masked function is compiled once per bucket.

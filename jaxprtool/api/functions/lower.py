@@ -33,10 +33,15 @@ def make_jaxpr(
 ) -> Callable:
     """Return a function from the arguments of `fun` to the closed jaxpr of `fun`.
 
-    Arguments at positions in `static_argnums` are passed to `fun` unchanged; `axis_env` has named
-    axes and their sizes. With `return_shape`, it returns a pair: the jaxpr, and a
-    `jax.ShapeDtypeStruct` for each result, in the tree of the results. Raises the errors of
-    `trace`.
+    Args:
+        fun: The function.
+        static_argnums: Positions of arguments that are passed to `fun` unchanged.
+        axis_env: Names and sizes of axes for collectives, `[('i', 4), ('j', 2)]`.
+        return_shape: Whether to return a pair: the jaxpr, and a `jax.ShapeDtypeStruct` for each
+            result, in the tree of the results.
+
+    Raises:
+        JaxprToolError: From the returned function, the errors of `trace`.
     """
 
     @functools.wraps(fun)

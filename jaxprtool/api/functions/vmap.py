@@ -45,22 +45,31 @@ def vmap(
     spmd_axis_name: Any = None,
     sum_match: bool = False,
 ) -> Callable:
-    """Return `fun` mapped over an axis of its arguments, as by `jax.vmap`, by a batching pass.
+    """Return `fun` mapped over an axis of its arguments, as `jax.vmap` does.
 
-    `in_axes` is the mapped axis of each positional argument, `out_axes` the mapped axis of the
-    results: an int, None (not mapped), or a tree of them that is a prefix of the arguments' or the
-    results'. Keyword arguments are mapped along their first axis. Collectives in `fun` may refer to
-    the axis by `axis_name`; `axis_size` is needed if no argument is mapped; `spmd_axis_name` are
-    the mesh axes over which the batch is sharded. A mapped result where `out_axes` is None is an
-    error, or with `sum_match` is summed over the batch.
+    The mapping is a pass over the jaxpr of `fun`. Keyword arguments are mapped along their first
+    axis.
 
     An argument may be `Ragged`: `fun` is then written for one example, and each example has its own
-    number of rows. Results with a row for each row of the example are Ragged too, and others have a
-    leading batch axis. The error for an unsupported equation names it.
+    number of rows. Results with a row for each row of the example are also Ragged, and others have
+    a leading batch axis.
 
-    Raises BatchError, a ValueError, for axes and sizes that do not fit, BatchTypeError, a
-    TypeError, for an invalid axis, and BatchUnsupported for an equation that cannot be mapped;
-    TypeError if `fun` is not a valid function for `jax.vmap`.
+    Args:
+        fun: The function.
+        in_axes: The mapped axis of each positional argument: an int, None (not mapped), or a pytree
+            of these that is a prefix of the arguments.
+        out_axes: The mapped axis of the results, likewise.
+        axis_name: The name of the axis, for collectives in `fun`.
+        axis_size: The size of the axis; required if no argument is mapped.
+        spmd_axis_name: The mesh axes over which the batch is sharded.
+        sum_match: Whether to sum a mapped result over the batch if its `out_axes` is None. By
+            default it is an error.
+
+    Raises:
+        BatchError: A ValueError, from the returned function, if axes and sizes do not fit.
+        BatchTypeError: A TypeError, for an invalid axis.
+        BatchUnsupported: From the returned function, for an equation that cannot be mapped.
+        TypeError: If `fun` is not a valid function for `jax.vmap`.
     """
     jaxcompat.check_callable(fun)
     check_axes(in_axes, out_axes, jaxcompat.vmappable_specs())

@@ -1,1 +1,1 @@
-"""Comparing, bisecting, verifying and reducing programs, and the residuals of gradients."""
+"""Run, compare, measure and reduce programs, and explain their gradients."""

@@ -3,8 +3,8 @@
     found = jaxprtool.bench(program, (params, batch), passes=["", "-O2"], precision=0.02)
     found.variants[1].median_seconds, found.ratios[0].ratio, found.ratios[0].differs
 
-Variants are programs x pipelines. They take turns (`execute.bench.turns`), and each is compared
-with the first one in pairs, round by round (`execute.bench.statistics`).
+Variants are all combinations of programs and pipelines. They take turns (`execute.bench.turns`),
+and each is compared with the first one, round by round (`execute.bench.statistics`).
 """
 
 from __future__ import annotations
@@ -51,9 +51,9 @@ def bench(
 ) -> Bench:
     """Measure the time of a call of variants, and their ratios to the first one.
 
-    A time is the median over rounds, in each of which all variants take a turn in random order. A
-    ratio is the median of the ratios of each round, with the 95% confidence interval of the sign
-    test: exact for any distribution, as `scipy.stats.quantile_test` has it.
+    In each round, every variant is called once, in random order. A time is the median over rounds.
+    A ratio is the median of the ratios of each round, with the 95% confidence interval of the sign
+    test, which is exact for any distribution, as in `scipy.stats.quantile_test`.
 
     Args:
         programs: A `Program`, or several that take the same arguments.
@@ -63,7 +63,7 @@ def bench(
         backend: The backend to run on.
         repeat: The number of rounds, or with `precision` the maximum. By default 50, or with
             `precision` 2000, or as many as take a minute.
-        precision: The half width of the intervals that is wanted, relative to the ratio: 0.02.
+        precision: The half width of the intervals to reach, relative to the ratio: 0.02.
         isolate: Whether each variant takes its turns in its own process.
         seed: The seed of random values.
 
@@ -86,7 +86,7 @@ def bench(
 
 
 def require_limits(limits: Limits) -> None:
-    """Raise ArgumentsError for limits without a sense."""
+    """Raise ArgumentsError for invalid limits."""
     if limits.rounds is not None and limits.rounds < LEAST:
         raise ArgumentsError(
             f"{limits.rounds} rounds are too few for a 95% interval", f"at least {LEAST} are needed"
@@ -100,7 +100,7 @@ class Options:
     """Options of the measurement.
 
     Attributes:
-        limits: How many rounds there are.
+        limits: The limits of the number of rounds.
         isolate: Whether each variant takes its turns in its own process.
         seed: The seed of random inputs.
     """

@@ -176,7 +176,7 @@ class Bisection:
 
 
 def _opened(variant: Variant) -> Variant:
-    """Return a variant with inlined calls, since a pass may have inlined some of the other's."""
+    """Return a variant with inlined calls, since a pass may have inlined calls of the other one."""
     program = _INLINE(variant.program)
     assert isinstance(program, Program)
     return replace(variant, program=program)

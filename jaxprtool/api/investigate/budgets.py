@@ -1,4 +1,4 @@
-"""Measure what budgets limit, by the user's line, and which lines grew between two programs.
+"""Measure the quantities of budgets by source line, and find lines that grew between programs.
 
     measure(program, ["flops", "peak_bytes"])["flops"].amount
     grown_lines(before, after, "flops")[0].where
@@ -55,7 +55,7 @@ class Part:
 
 @dataclass(frozen=True)
 class Measure:
-    """What a program takes of a quantity.
+    """The amount of a quantity that a program takes.
 
     Attributes:
         quantity: The quantity.
@@ -107,7 +107,7 @@ def measure(
         The measures by quantity, in the given order.
 
     Raises:
-        ArgumentsError: If a name is unknown, sizes are symbolic, or what is needed is not given.
+        ArgumentsError: If a name is unknown, sizes are symbolic, or a required argument is missing.
         UnsupportedError: As in `memory`, `residuals` and `shardings`.
     """
     found: dict[Quantity, Measure] = {}
@@ -139,14 +139,16 @@ def amount_of(quantity: Quantity, value: object) -> float:
     """Return the amount that a budget states: a number, `"16MiB"` or `"3 GFLOP"`.
 
     Raises:
-        ArgumentsError: If it is no amount of this quantity.
+        ArgumentsError: If the value is not an amount of this quantity.
     """
     if isinstance(value, str) and quantity == "flops":
         return flops_of(value)
     if isinstance(value, str) and quantity.endswith("bytes"):
         return bytes_of(value)
     if isinstance(value, bool) or not isinstance(value, int | float) or not value >= 0:
-        raise ArgumentsError(f"{value!r} is not a budget of {quantity}", "write a number from 0 on")
+        raise ArgumentsError(
+            f"{value!r} is not a budget of {quantity}", "write a number, 0 or more"
+        )
     return value
 
 
@@ -228,7 +230,7 @@ def compile_measure(compilations: Iterable[Compilation]) -> Measure:
 
 
 def compilation_text(compilation: Compilation) -> str:
-    """Return a compilation, why it was made, and what to do: `step@2 at train.py:9: x: …`."""
+    """Return a line on a compilation, its reasons and remedies: `step@2 at train.py:9: x: …`."""
     at = f" at {compilation.line}" if compilation.line else ""
     why = "; ".join(map(reason_text, compilation.reasons)) or "the first one seen"
     advice = dict.fromkeys(each.advice for each in compilation.reasons if each.advice)
@@ -243,7 +245,7 @@ def _number(quantity: str, number: Any) -> int:
 
 
 def _own(line: str) -> str:
-    """Return the user's line of a line with those of libraries behind it."""
+    """Return the user's line, without the library's line behind it."""
     return line.partition(BEHIND)[0]
 
 
@@ -267,8 +269,8 @@ def grown_lines(
     Args:
         before: The earlier program.
         after: The later program.
-        quantity: What is compared; not "compiles".
-        found: The diff of the two, if it is known already.
+        quantity: The quantity to compare, except "compiles".
+        found: The diff of the two, if it is known.
 
     Raises:
         ArgumentsError: If sizes are symbolic.

@@ -3,8 +3,8 @@
     found = jaxprtool.compare(program, (params, batch), passes=["", "-O2"])
     found.within, found.variants[1].results[0].absolute
 
-Variants are programs x pipelines x precisions x backends x compiled or op by op. The first one is
-the reference.
+Variants are all combinations of programs, pipelines, precisions, backends, and compiled or
+op-by-op execution. The first one is the reference.
 """
 
 from __future__ import annotations
@@ -72,7 +72,7 @@ def compare(
             `jax.default_matmul_precision`.
         op_by_op: Whether each variant also runs op by op, so that nothing is fused.
         rtol: The relative tolerance; by default that of JAX's own tests for the dtype.
-        atol: The absolute tolerance, likewise.
+        atol: The absolute tolerance; by default that of JAX's own tests.
         seed: The seed of random values.
         bisect: Whether to search for the pass and the equation at which variants diverge.
         isolate: Whether each variant runs in its own process, so that a compiler crash does not end

@@ -1,7 +1,7 @@
-"""Pipelines that make a program compile faster, found by trying them.
+"""Find pipelines that make a program compile faster, by trying them.
 
-`outline` and `roll` are inserted before the first transformation of a pipeline, such as `grad`, and
-after its last pass. Each pipeline is run on the program, and what it makes is estimated.
+`outline` and `roll` are inserted before the first transformation of a pipeline, such as `grad`, or
+after its last pass. Each pipeline is run, and the compile time of its result is estimated.
 """
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ from jaxprtool.passes.framework.pipeline import Pipeline, Step
 from jaxprtool.passes.loops.outline import Outline
 from jaxprtool.passes.loops.roll import Roll
 
-#: A way helps if the given pipeline takes this many times longer to compile, and this many seconds
-#: of CPU time, both as estimated.
+#: A pipeline helps if it lowers the estimated compile time by this factor, and by this many seconds
+#: of CPU time.
 FACTOR, LEAST_SECONDS = 1.25, 0.2
 
 

@@ -38,7 +38,7 @@ def compiled_memory(program: Program, arguments: Sequence[object] = ()) -> Compi
     if program.sharded and not arguments:
         raise ArgumentsError(
             f"{program.name} was traced with {some(program.sharded, 3)} on several devices",
-            "pass its flat arguments too, which tell where they lie",
+            "also pass its flat arguments, which have the devices",
         )
     program = with_contents(program)
     estimate = memory(program)

@@ -1,10 +1,10 @@
-"""Constraints with which devices exchange fewer bytes: each is compiled before it is proposed.
+"""Propose sharding constraints that reduce communication. Each is compiled before it is proposed.
 
-For a value that the partitioner moves, the constraints tried are those that keep it cut as it was:
-its operand's spec for the operation that needs it elsewhere, or the same axes along another
-dimension. A constraint holds for each equation of its line. One that is in the source already can
-be changed anywhere; a new one is tried only on lines without a gradient, since JAX would constrain
-the gradient there too.
+For a value that the partitioner reshards, the candidates keep its sharding: the spec of the operand
+is put on the operation that needs another sharding, or the same mesh axes on another dimension. A
+constraint applies to every equation of its line. A constraint in the source may be changed on any
+line. A new one is tried only on lines without a gradient, since JAX would constrain the gradient
+too.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ class _Candidate(NamedTuple):
 def with_constraints(
     found: Shardings, program: Program, compile: Callable[[Program], Shardings]
 ) -> Shardings:
-    """Return sharding facts with the constraints that help.
+    """Return sharding facts with the constraints that reduce communication.
 
     Args:
         found: The facts of the program as it is.
@@ -86,7 +86,7 @@ def _mesh(program: Program, found: Shardings) -> Mesh | AbstractMesh:
 
 
 def _candidates(found: Shardings, program: Program, frames: Frames) -> Iterator[_Candidate]:
-    """Yield the constraints to try, for the dearest collectives first."""
+    """Yield the constraints to try, in the order of the collectives."""
     found_equations = list(equations(top_jaxpr(program)))
     backward = {frames.line_of([eqn]) for eqn in found_equations if is_backward(eqn)}
     by_name = defaultdict[str, list[JaxprEqn]](list)
@@ -121,7 +121,7 @@ def _of_collective(
 def _specs(
     axes: Sequence[str], operand: PartitionSpec, now: PartitionSpec, rank: int
 ) -> Iterator[PartitionSpec]:
-    """Yield specs of a value that is cut along axes: as its operand, or along one dimension."""
+    """Yield specs that shard a value along mesh axes: as its operand, or along one dimension."""
     if len(operand) <= rank:
         yield operand
     rest = [_without(axes, entry) for entry in (*now, *[None] * (rank - len(now)))][:rank]
@@ -137,7 +137,7 @@ def _without(axes: Sequence[str], entry: object) -> tuple[str, ...]:
 
 
 def _entries(spec: str) -> PartitionSpec:
-    """Return a spec from its text; an array on one device is not cut."""
+    """Return a spec from its text; an array on one device is not sharded."""
     inside = spec[2:-1] if spec.startswith("P(") else ""
     return PartitionSpec(*ast.literal_eval(f"({inside},)")) if inside else PartitionSpec()
 

@@ -1,10 +1,10 @@
-"""`determinism`: the same program run again, in other ways, and compared bit for bit.
+"""`determinism`: run a program in several ways, and compare the results bit for bit.
 
     found = jaxprtool.determinism(program, (params, batch), threads=(1, 8))
     found.equal, found.repetitions[0].results, found.causes
 
-The first run is the reference. Runs with other threads, and those in a process of their own, have
-the program in a file, so one that calls Python functions is not tried there.
+The first run is the reference. A run in another process, such as one with another number of
+threads, reads the program from a file. A program that calls Python functions has no such runs.
 """
 
 from __future__ import annotations
@@ -44,10 +44,10 @@ from jaxprtool.passes.cleanup.inline import Inline
 _EXACT = Tolerance(0, 0)
 _INLINE = Inline(force=True)
 
-#: Traces the function again: in this process, or in one with these environment variables, which
-#: also runs it.
+#: Traces the function again in this process.
 TraceAgain: TypeAlias = Callable[[], Program]
 MakeExecutor: TypeAlias = Callable[[Variant, Sequence[Any]], Executor]
+#: Traces and runs the function in a new process with these environment variables.
 RunFresh: TypeAlias = Callable[[Mapping[str, str]], FreshRun]
 
 #: The options of XLA that `default` stands for, by platform; others have none.
@@ -73,10 +73,10 @@ class Ways:
 
     Attributes:
         runs: The number of runs of the compiled program, with the first.
-        threads: The numbers of threads of XLA for the CPU.
+        threads: The numbers of threads of XLA's CPU backend.
         options: Options of XLA, each of which is tried alone.
         trace_again: Traces the function again; None if there is only a program.
-        run_fresh: Traces and runs the function in another process; None likewise.
+        run_fresh: Traces and runs the function in another process; None if there is only a program.
     """
 
     runs: int = 3
@@ -103,7 +103,7 @@ def determinism(
         args: The arguments, as a tuple, or as any pytree of the same leaves; None for random
             values.
         runs: The number of runs of the compiled program.
-        threads: The numbers of threads that XLA for the CPU has, each in a process of its own.
+        threads: The numbers of threads of XLA's CPU backend, each run in its own process.
         xla_options: Options of XLA, each of which is tried alone: `{"xla_cpu_enable_fast_math":
             True}`.
         trace_again: Traces the function again, to find what tracing depends on: `lambda:
@@ -128,7 +128,7 @@ def run_again(
     ways: Ways,
     on_progress: OnProgress = lambda doing: None,
 ) -> Determinism:
-    """Return what differs when a program runs again on flat arguments.
+    """Run a program again on flat arguments in several ways, and return the differences.
 
     Raises the errors of `determinism`.
     """
@@ -142,20 +142,20 @@ def run_again(
 
 
 def require_options(options: Mapping[str, Any]) -> None:
-    """Raise ArgumentsError for an option that XLA does not know, or a value it does not take."""
+    """Raise ArgumentsError for an option or a value that XLA does not accept."""
     for name, value in options.items():
         if error := _refusal(name, value):
             raise ArgumentsError(error)
 
 
 def _refusal(name: str, value: Any) -> str:
-    """Return XLA's refusal of an option in one line, or ""."""
+    """Return XLA's error about an option in one line, or ""."""
     try:
         jax.jit(lambda: 0).lower().compile({name: value})
     except jax.errors.JaxRuntimeError as error:
         if "No such compile option" in str(error):
             return f"XLA of JAX {jax.__version__} has no option '{name}'"
-        return f"XLA does not take {name}={value}: {str(error).splitlines()[0]}"
+        return f"XLA does not accept {name}={value}: {str(error).splitlines()[0]}"
     return ""
 
 
@@ -202,7 +202,7 @@ class _Repeated:
                 continue
             located.add(key)
             yield self._cause(found.name, variant)
-            if found.kind in ("run", "compile"):  # all others differ for this reason, at least
+            if found.kind in ("run", "compile"):  # other runs differ at least for this reason
                 return
 
     def _here(self) -> Iterator[tuple[Repetition, Variant | None]]:
@@ -223,7 +223,7 @@ class _Repeated:
                 yield Repetition(name, "trace", (), self._other(text)), None
 
     def _fresh(self) -> Iterator[tuple[Repetition, Variant | None]]:
-        """Yield the runs of the function in other processes, with other seeds of hashes."""
+        """Yield the runs of the function in other processes, with other hash seeds of Python."""
         if self._ways.run_fresh is None:
             return
         for seed in ("1", "2"):
@@ -241,7 +241,7 @@ class _Repeated:
             yield found, self._in_process(name, environment) if alone else None
 
     def _elsewhere(self) -> Iterator[tuple[Repetition, Variant | None]]:
-        """Yield the runs on other devices, with other threads, and by other options of XLA."""
+        """Yield the runs on other devices, and with other threads or options of XLA."""
         variants = [*self._on_devices(), *self._with_threads(), *self._with_options()]
         for kind, variant in variants:
             runner = IsolatedRunner if variant.environment else Runner
@@ -382,7 +382,7 @@ def _inlined(variant: Variant) -> Variant:
 
 
 def _other_constant(program: Program, hunk: Hunk) -> str:
-    """Return the first equation that reads a constant that another trace has not."""
+    """Return the first equation that reads a constant that differs in the other trace."""
     (difference, *_), body = hunk.lines[0].differences, hunk.body.bodies[0]
     reader = next((eqn for eqn in body.eqns if difference.before in variables(eqn.invars)), None)
     if difference.part != "constant" or reader is None:

@@ -1,7 +1,7 @@
-"""A function traced and run in another process: its program and its results.
+"""Trace and run a function in another process, and return its program and its results.
 
-The process is one of the same command line. It writes them to a folder that its environment names,
-instead of what the command would do.
+The process runs the same command line. If the environment variable FOLDER is set, the command
+writes its program and results to that folder, and does nothing else.
 """
 
 from __future__ import annotations
@@ -19,16 +19,17 @@ from jaxprtool.execute.running.arrays import as_numpy
 from jaxprtool.formats.jaxpr import write
 from jaxprtool.ir.programs.program import Program
 
-#: The variable of the environment that names the folder.
+#: The environment variable that names the folder.
 FOLDER = "JAXPRTOOL_FRESH_RUN"
 
 _FILE = "run.pickle"
 
 
 def run_fresh(command: Sequence[str], environment: Mapping[str, str], program: Program) -> FreshRun:
-    """Return what a command line makes of the same function as `program`.
+    """Run a command line in a new process, and return the program and the results it writes.
 
-    Raises UnsupportedError if the process fails.
+    `program` is the program of this process, whose types the results get. Raises UnsupportedError
+    if the process fails.
     """
     with processes.temporary_folder() as folder:
         outcome = processes.run(command, env={**os.environ, **environment, FOLDER: folder})

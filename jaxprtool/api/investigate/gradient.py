@@ -3,8 +3,8 @@
     answer = jaxprtool.why_gradient(program, "params['w']", (params, batch))
     answer.groups[0].kind, answer.groups[0].causes
 
-What the program alone says comes first (`analysis.gradient_causes`). If a path of operations with
-derivatives leads to the result, the gradient is run on the inputs.
+The program is analysed first, without running it (`analysis.gradient_causes`). If a path of
+operations with derivatives leads to the result, the gradient is run on the inputs.
 """
 
 from __future__ import annotations
@@ -116,7 +116,7 @@ def _values(program: Program, args: object) -> Sequence[Any]:
 
 
 def _folded(groups: Sequence[GradientGroup]) -> Iterator[GradientGroup]:
-    """Yield groups, those with the same answer as one."""
+    """Yield groups; those with the same answer are merged."""
     alike: dict[GradientGroup, list[GradientGroup]] = {}
     for group in groups:
         key = replace(group, arguments=(), norm=None)
@@ -158,7 +158,7 @@ class _Gradient:
         self._gradients = [output.value for output in ran.outputs[1:]]
 
     def groups(self, known: Sequence[GradientGroup]) -> list[GradientGroup]:
-        """Return what the gradients are, given what the program alone says of them."""
+        """Return the groups of gradients, given the groups that the program alone determines."""
         norms = list(map(_norm, self._gradients))
         groups = [replace(group, norm=norm) for group, norm in zip(known, norms, strict=True)]
         bad = [i for i, norm in enumerate(norms) if not np.isfinite(norm)]
@@ -286,7 +286,7 @@ def _a(kind: str) -> str:
 
 
 def _paths(jaxpr: Jaxpr, around: Path) -> Iterator[Path]:
-    """Yield the equations at every depth, but not those in functions with rules of their own."""
+    """Yield the equations at every depth, except in functions with custom derivative rules."""
     for eqn in jaxpr.eqns:
         path = (*around, eqn)
         yield path

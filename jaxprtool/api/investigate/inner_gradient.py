@@ -1,7 +1,7 @@
-"""Split a training step, which has its gradient inside, where its backward part begins.
+"""Split a training step, which has its gradient inside, into a forward and a backward part.
 
-JAX marks the equations of a backward pass in their name stacks: `transpose(jvp(…))`. What they read
-of the others is what the forward part hands to the backward part.
+JAX marks the equations of a backward pass in their name stacks: `transpose(jvp(…))`. The values
+that they read from other equations are the residuals.
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ from jaxprtool.passes.cleanup.inline import Inline
 def halves_inside(program: Program) -> Programs | None:
     """Return the forward and the backward part of a gradient in a program; None without one.
 
-    The forward part is the whole program, with the residuals as its only results; the backward part
-    takes them, as the halves that the pass `vjp` makes.
+    The forward part is the whole program, with the residuals as its only results. The backward part
+    takes the residuals, like that of the pass `vjp`.
     """
     inlined = Inline()(program)
     jaxpr = inlined.jaxpr

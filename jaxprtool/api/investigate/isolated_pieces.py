@@ -1,4 +1,4 @@
-"""Pieces of a variant that run one after the other in a process with an environment of its own.
+"""Run pieces of a variant, one after the other, in a process with the variant's environment.
 
 `python -m jaxprtool.api.investigate.isolated_pieces` runs the variant in each folder whose path it
 reads (see `isolated`), and prints a line when it is done.
@@ -29,7 +29,7 @@ _STDERR = "stderr.txt"
 
 @contextmanager
 def piece_runner(variant: Variant) -> Iterator[PieceRunner]:
-    """Start a process with the environment of a variant, which ends with the `with` block."""
+    """Start a process with the environment of a variant; it ends with the `with` block."""
     command = [sys.executable, "-m", __name__]
     env = {**os.environ, **dict(variant.environment)}
     with (
@@ -47,7 +47,7 @@ class PieceRunner:
         self._variant, self._folder, self._child = variant, folder, child
 
     def executor(self, variant: Variant, arguments: Sequence[Any]) -> Executor:
-        """Return what runs the pieces of a variant there."""
+        """Return an executor that runs the pieces of a variant in the process."""
         return _PieceExecutor(variant, arguments, self)
 
     def run(self, piece: Program, arguments: Sequence[Any]) -> list[Any]:

@@ -1,4 +1,4 @@
-"""A variant that takes turns in a process of its own.
+"""Time the calls of a variant in its own process.
 
 `python -m jaxprtool.api.investigate.isolated_turns FOLDER` compiles the variant in a folder (see
 `isolated`). It prints its `Start` as a line of JSON, and then, for each line that it reads, the
@@ -32,7 +32,7 @@ _STDERR = "stderr.txt"
 def isolated_turns(
     variant: Variant, arguments: Sequence[Any], on_progress: OnProgress = lambda doing: None
 ) -> Iterator[IsolatedTurns]:
-    """Start a process for a variant, which ends with the `with` block.
+    """Start a process for a variant; it ends with the `with` block.
 
     Raises UnsupportedError if the program cannot be written to a file.
     """
@@ -58,7 +58,10 @@ class IsolatedTurns:
         self._on_progress = on_progress
 
     def start(self) -> Start:
-        """Wait until it is compiled. Raises the errors of `run`, UnsupportedError for a crash."""
+        """Wait until it is compiled.
+
+        Raises the errors of `run`, and UnsupportedError if the process crashes.
+        """
         self._on_progress(f"compiling {self._name} in its own process")
         found = self._line()
         if "error" in found:

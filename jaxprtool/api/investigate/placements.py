@@ -1,8 +1,8 @@
 """Find where `jax.checkpoint` lowers the peak memory of a program's gradient.
 
-The places are the whole function, the scopes that hold products, each call of them by itself, the
-bodies of loops, and a loop's body together with that of a loop in it. Nothing is assumed: the
-program is rewritten and differentiated, and the memory of the result estimated, or XLA asked.
+The places are the whole function, the scopes that hold products, each call of such a scope, the
+bodies of loops, and a loop's body together with that of a nested loop. For each place, the program
+is rewritten and differentiated, and the memory of the result is estimated or taken from XLA.
 """
 
 from __future__ import annotations
@@ -43,15 +43,15 @@ def places(program: Program) -> list[Only]:
 def placements(
     program: Program, policies: Sequence[str], compiled: bool = False
 ) -> Iterator[Placement]:
-    """Yield the gradient of a program as it is, and under each policy in each place.
+    """Yield the memory of a program's gradient as it is, and with each policy in each place.
 
-    A place that `jax.checkpoint` cannot take, for its effects, or where it drops no residual is
-    left out.
+    Places with effects, which `jax.checkpoint` does not support, and places where it drops no
+    residual are left out.
 
     Args:
         program: A program with differentiable results, and sizes that are numbers.
-        policies: The policies, as source; the first, which saves everything, only for the whole
-            function.
+        policies: The policies, as source. The first, which saves everything, is used only for the
+            whole function.
         compiled: Whether to compile each gradient, for the peak that XLA states.
     """
     plain = measured(program, (), "", compiled)
@@ -76,7 +76,7 @@ def _drops(program: Program, only: Only, plain: Placement) -> bool:
 
 
 def measured(program: Program, only: Only, policy: str, compiled: bool = False) -> Placement:
-    """Return what the gradient of a program needs with `jax.checkpoint` in a place.
+    """Return the memory and FLOPs of a program's gradient with `jax.checkpoint` in a place.
 
     Args:
         program: The program.

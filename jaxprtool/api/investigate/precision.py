@@ -1,12 +1,12 @@
-"""`precision`: the places that have to stay in the wide dtype for results within a tolerance.
+"""`precision`: find the places that have to stay in the wide dtype.
 
     found = jaxprtool.precision(program, (params, batch))
     found.kept, found.pipeline
 
-Every candidate is the program under `mixed_precision` with some places kept. It is compiled, run on
-all inputs of the search, and compared with the program. Delta debugging finds a set of places of
-which none can be dropped. The result is compared once more, on inputs that the search has not seen;
-those for which it fails are added to the search.
+A candidate is the program under `mixed_precision` with some places kept. It is compiled, run on all
+inputs of the search, and compared with the program. Delta debugging finds a set of places of which
+none can be dropped. The result is then checked on new inputs. Inputs for which it fails are added
+to the search.
 """
 
 from __future__ import annotations
@@ -64,7 +64,7 @@ def precision(
         dtype: The narrow dtype: `bfloat16`, `float16`, or `float32` for double precision.
         by: The kind of places: the user's "line", or the "scope" that modules open.
         rtol: The relative tolerance; by default that of JAX's own tests for the narrow dtype.
-        atol: The absolute tolerance, likewise.
+        atol: The absolute tolerance; by default that of JAX's own tests for the narrow dtype.
         seed: The seed of random values.
         trials: The number of random inputs of the search.
 

@@ -1,4 +1,4 @@
-"""`residuals`: the values that a gradient keeps between its halves, also under each policy.
+"""`residuals`: the values that a gradient keeps for its backward pass, also under each policy.
 
 found = jaxprtool.residuals(program)
 found.total_bytes, found.residuals[0].source, found.policies["dots_saveable"]
@@ -44,20 +44,21 @@ def residuals(
     peaks: bool = False,
     compiled: bool = False,
 ) -> Residuals:
-    """Return the values that the gradient of a program keeps between its halves.
+    """Return the values that the gradient of a program keeps for its backward pass.
 
-    Of a training step, which has its gradient inside and not one number as its result, these are
-    the values that the forward part hands to the backward part there.
+    If the program is a training step, which has its gradient inside, these are the residuals of
+    that gradient.
 
     Args:
         program: A `Program` with differentiable results.
-        budget: The number of bytes that may be kept, `"8GiB"`: adds a proposal of values to save.
+        budget: The maximum size of the residuals, in bytes or as text, `"8GiB"`. Adds a proposal of
+            values to save.
         peaks: Whether to add the peak memory of the gradient under each policy in each place.
-        compiled: Whether to compile for the peaks that XLA states, besides the estimates.
+        compiled: Whether to compile, and add XLA's own figures of the peaks.
 
     Raises:
-        ArgumentsError: If no choice of values to save stays within the budget, or it cannot be
-            read.
+        ArgumentsError: If no choice of values to save stays within the budget, or the budget is
+            invalid.
         UnsupportedError: As in the pass `vjp`.
     """
     limit = bytes_of(budget) if isinstance(budget, str) else budget

@@ -36,7 +36,7 @@ def differing(program: Program) -> Differing | None:
     """Return the first process whose program differs from that of process 0, or None.
 
     The programs' text without source lines, JAX's release and the platform are compared. All
-    processes must call this; one that is alone returns None.
+    processes must call this; a single process returns None.
     """
     if jax.process_count() == 1:
         return None

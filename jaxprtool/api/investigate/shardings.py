@@ -1,4 +1,4 @@
-"""`shardings`: what XLA's partitioner made of a program, by the user's line.
+"""`shardings`: how XLA partitions a program over devices, by the user's line.
 
 found = jaxprtool.shardings(program)
 found.collectives[0].line, found.collectives[0].reason, found.values[0].spec
@@ -47,10 +47,10 @@ def shardings(
         program: A `Program` with a mesh: by the shardings given to `jax.jit`, by `shard_map`, or in
             its types.
         arguments: Its flat arguments or their types, if they lie on several devices.
-        propose: Whether to compile the program with other constraints too, and return those with
-            which devices send less.
-        devices: The devices for the mesh in its types. They may be descriptions of a machine that
-            is not there, by `jax.experimental.topologies`; by default JAX's devices.
+        propose: Whether to compile the program also with other sharding constraints, and return
+            those that reduce communication.
+        devices: The devices for the mesh in its types; by default JAX's devices. They may describe
+            a machine that is not present (`jax.experimental.topologies`).
 
     Raises:
         ArgumentsError: If it was traced with arguments on several devices, and none are given.
@@ -63,7 +63,7 @@ def shardings(
     if placed and not arguments:  # types do not say where they lie
         raise ArgumentsError(
             f"{program.name} was traced with {some(placed, 3)} on several devices",
-            "pass its flat arguments too, which tell where they lie",
+            "also pass its flat arguments, which have the devices",
         )
     program = with_contents(program)
     compile = partial(_shardings, arguments=arguments, devices=devices)

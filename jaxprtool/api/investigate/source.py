@@ -46,8 +46,8 @@ def source(
             are counted if the program returns a single float, such as a loss, and is not a
             gradient.
         profile: A profile of the program, `jaxprtool.profile(program)`, whose times are added.
-        shardings: What XLA's partitioner made of the program, `jaxprtool.shardings(program)`: the
-            bytes that each device sends are added.
+        shardings: The shardings of the program, `jaxprtool.shardings(program)`, whose bytes sent by
+            each device are added.
 
     Raises:
         UnsupportedError: If residuals are counted and `vjp` raises it.

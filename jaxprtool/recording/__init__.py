@@ -1,1 +1,1 @@
-"""A script run unchanged: the programs that JAX compiled in it, and why."""
+"""Record what JAX compiles in a script that runs unchanged, and why."""

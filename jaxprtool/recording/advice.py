@@ -1,6 +1,6 @@
-"""What to do about a reason for a compilation, where one thing is clearly right.
+"""Advice on how to avoid a compilation, given where one remedy is clearly right.
 
-There is no advice on how a function of a library is written or called by it.
+No advice is given on code inside libraries.
 """
 
 from __future__ import annotations
@@ -11,13 +11,14 @@ from collections.abc import Mapping, Sequence
 from jaxprtool.analysis.recorded_run import Argument
 from jaxprtool.recording.keys import Key, root
 
-#: The most flat arguments of an argument whose type is written out, and the longest such text.
+#: The maximum number of leaves of an argument whose type is written out, and the maximum length of
+#: that text.
 _MOST_LEAVES, _LONGEST = 4, 60
 
-#: Two sizes are padded to the larger one unless it is this many times the smaller.
+#: Two sizes are padded to the larger one only if it is at most this many times the smaller one.
 _MOST_PADDING = 32
 
-#: Arguments that are a model, whose sizes are not lengths of data.
+#: Names of arguments that are a model or its state, whose sizes are not lengths of data.
 _MODELS = {"self", "model", "params", "variables", "weights", "state", "train_state", "opt_state"}
 
 _NUMBER = re.compile(r"-?\d[\d_.]*(e[-+]?\d+)?", re.IGNORECASE)
@@ -27,7 +28,7 @@ _LONG = {"bf": "bfloat", "f": "float", "i": "int", "u": "uint", "c": "complex"}
 
 
 def jit_once(key: Key, earlier: Sequence[Key]) -> str:
-    """Return how to have one function object, for one that was made anew."""
+    """Return advice for a function object that is created again for each call."""
     if key.function.library:
         return ""
     line, jit = key.function.made, key.function.wrapper or "jax.jit"
@@ -46,14 +47,14 @@ def _is_loop(key: Key) -> bool:
 
 
 def closed_over(name: str, before: str, after: str, key: Key, again: str) -> str:
-    """Return what to do about a variable of a closure that has another value, or ""."""
+    """Return advice for a closed-over variable whose value changed, or ""."""
     if _is_number(before) and _is_number(after) and not key.function.library:
         return f"make {name} an argument, unless a shape depends on it; {again}"
     return ""
 
 
 def static(name: str, before: str, after: str, values: set[str], key: Key) -> str:
-    """Return what to do about a static value that has had these values, or ""."""
+    """Return advice for a static argument that has had these values, or ""."""
     if key.function.library:
         return ""
     if before != after and _OBJECT.sub("", before) == _OBJECT.sub("", after):  # made anew
@@ -71,7 +72,7 @@ def static(name: str, before: str, after: str, values: set[str], key: Key) -> st
 
 
 def types(paths: Sequence[str], kind: str, key: Key, before: Key) -> str:
-    """Return what to do about arguments that differ in being weakly typed, or ""."""
+    """Return advice for arguments that differ in their weak types, or ""."""
     if key.function.library:
         return ""
     place, leaf = next((i, each) for i, each in enumerate(key.arguments) if each.path == paths[0])
@@ -89,14 +90,14 @@ def types(paths: Sequence[str], kind: str, key: Key, before: Key) -> str:
 
 
 def _at(key: Key, place: int, path: str) -> Argument | None:
-    """Return the flat argument with a path, which probably is at a place, or None."""
+    """Return the flat argument with a path, or None. Look first at the position `place`."""
     if place < len(key.arguments) and key.arguments[place].path == path:
         return key.arguments[place]
     return next((each for each in key.arguments if each.path == path), None)
 
 
 def shapes(paths: Sequence[str], shown: str, key: Key, earlier: Sequence[Key]) -> str:
-    """Return how to compile once for these arguments, which differ in their sizes, or ""."""
+    """Return advice to compile once for arguments that differ in their sizes, or ""."""
     if _is_loop(key) or len(paths) > _MOST_LEAVES:
         return ""
     if any(root(path) in _MODELS for path in paths):
@@ -119,11 +120,11 @@ def shapes(paths: Sequence[str], shown: str, key: Key, earlier: Sequence[Key]) -
 
 
 class _Sizes:
-    """The sizes that differ, as symbols.
+    """The sizes that differ between calls, as symbols.
 
     Attributes:
         symbols: The symbol of each size that differs, by path and axis.
-        seen: The sizes that each symbol has had.
+        seen: The values of each symbol in all calls.
     """
 
     def __init__(self) -> None:
@@ -132,7 +133,7 @@ class _Sizes:
 
     @classmethod
     def found(cls, paths: Sequence[str], key: Key, earlier: Sequence[Key]) -> _Sizes | None:
-        """Return the sizes of arguments that varied; None if their ranks did too."""
+        """Return the sizes of arguments that varied; None if their ranks also varied."""
         result = cls()
         wanted = set(paths)
         places = {i: each.path for i, each in enumerate(key.arguments) if each.path in wanted}
@@ -230,7 +231,7 @@ def _is_number(text: str) -> bool:
 
 
 def _long_dtype(dtype: str) -> str:
-    """Return `float32` for `f32`; "" for a dtype that jnp has no short name of."""
+    """Return `float32` for `f32`; "" for a dtype without a name in `jnp`."""
     if dtype == "bool":
         return "bool_"
     found = _DTYPE.fullmatch(dtype)

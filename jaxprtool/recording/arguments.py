@@ -20,7 +20,7 @@ def given_argument(path: str, aval: Any, leaf: Any, donated: bool) -> Argument:
 def argument(
     path: str, aval: Any, sharding: str = "", donated: bool = False, host: str = ""
 ) -> Argument:
-    """Describe a flat argument, or a result, by its type. The rest are fields of `Argument`."""
+    """Describe a flat argument or result by its type; the other parameters are fields of it."""
     text = aval.str_short(short_dtypes=True) if hasattr(aval, "str_short") else str(aval)
     shape = tuple(n if isinstance(n, int) else str(n) for n in getattr(aval, "shape", ()))
     dtype = text.removeprefix("~").partition("[")[0]

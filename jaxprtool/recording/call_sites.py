@@ -1,4 +1,4 @@
-"""Find the line of the user's that is running: the nearest frame of their own on the stack."""
+"""Find the user's line that is running: the nearest frame of the user's code on the stack."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ class Site(NamedTuple):
     """Where a call comes from.
 
     Attributes:
-        user: The nearest line of the user's own; the nearest line of a library if there is none.
-        library: The innermost line of a library behind it; without a file if there is none.
+        user: The nearest line of the user's code, or of a library if there is none.
+        library: The innermost line of a library called from there; without a file if there is none.
     """
 
     user: Line
@@ -32,9 +32,9 @@ NOWHERE = Line("", 0)
 
 
 class Sites:
-    """Reads sites from the running stack; remembers which files are whose.
+    """Reads sites from the running stack.
 
-    Reading a stack takes a few microseconds: the kind of each file is looked up once.
+    The kind of each file is cached, so that reading a stack takes a few microseconds.
     """
 
     def __init__(self) -> None:
@@ -58,7 +58,7 @@ class Sites:
 
 
 def _kind(file: str) -> int:
-    """Return 0 for a file of Python's, JAX's or ours, 1 for a library's, 2 for the user's."""
+    """Return 0 for a file of Python, JAX or this package, 1 for a library, 2 for the user."""
     if file.startswith("<frozen ") or not is_users_file(file):
         return 0
     return 1 if is_installed(file) else 2

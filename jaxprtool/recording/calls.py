@@ -1,6 +1,6 @@
 """Count the calls of a function, and the time until their results are ready.
 
-A thread waits for one small result of each call, so that the script does not. All results of a
+A thread waits for one small result of each call, so that the script need not wait. All results of a
 call are ready at the same time.
 """
 
@@ -17,7 +17,7 @@ from jax.tree_util import DictKey, FlattenedIndexKey, GetAttrKey, SequenceKey
 
 from jaxprtool.recording.counters import Counters
 
-#: The longest that the end of the script waits for the results of its last calls, in seconds.
+#: The maximum wait for the results of the last calls at the end of the script, in seconds.
 _PATIENCE = 5.0
 
 
@@ -31,7 +31,7 @@ class CallClock:
         self._thread.start()
 
     def called(self, counter: int, start: float, result: Any) -> None:
-        """Note a call that began at `start`, by `time.perf_counter`, and gave this array."""
+        """Note a call that began at `start`, by `time.perf_counter`, and returned this array."""
         if result is None:
             self._counters.add(counter)
         elif result.is_deleted() or not result.is_ready():
@@ -57,7 +57,7 @@ class CallClock:
 
 
 class TimedResult:
-    """Finds the result to wait for: the smallest array that no later call takes as a donation."""
+    """Finds the result to wait for: the smallest array that is not donated to a later call."""
 
     def __init__(self, donated: Sequence[Any] = ()) -> None:
         self._donated = {_type(each) for each in donated}
@@ -73,7 +73,7 @@ class TimedResult:
                 if isinstance(found, jax.Array):
                     return found
             except (KeyError, IndexError, AttributeError, TypeError):
-                pass  # the results have another structure than before
+                pass  # the structure of the results has changed
         return self._searched(results)
 
     def _searched(self, results: Any) -> Any:

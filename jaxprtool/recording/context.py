@@ -1,4 +1,4 @@
-"""The settings of JAX that a trace depends on, and the options of `jax.jit`, by name, as text."""
+"""Read the settings of JAX that a trace depends on, and the options of `jax.jit`, as text."""
 
 from __future__ import annotations
 
@@ -7,17 +7,17 @@ from typing import Any
 from jaxprtool.jaxcompat import TracedOptions
 from jaxprtool.jaxcompat.compile_hooks import trace_settings
 
-#: The longest text of a setting.
+#: The maximum length of the text of a setting.
 _LONGEST = 200
 
 
 def context() -> dict[str, str]:
-    """Return the settings of JAX at the moment, such as `enable_x64` and `mesh`."""
+    """Return the current settings of JAX, such as `enable_x64` and `mesh`."""
     return {name: _text(value) for name, value in trace_settings().items()}
 
 
 def jit_options(options: TracedOptions) -> dict[str, str]:
-    """Return the options of `jax.jit` that are part of its key, without neutral ones."""
+    """Return the options of `jax.jit` that are part of its cache key, without default values."""
     found: dict[str, Any] = {
         "in_shardings": _placements(options.in_placements),
         "out_shardings": _placements(options.out_placements),
@@ -36,5 +36,5 @@ def _placements(placements: tuple[Any, ...]) -> str:
 def _text(value: object) -> str:
     try:
         return value if isinstance(value, str) else repr(value)[:_LONGEST]
-    except Exception:  # a context of a library's may raise anything
+    except Exception:  # the context of a library may raise anything
         return type(value).__name__

@@ -1,6 +1,6 @@
-"""Counters in a file that is mapped into memory, which survive a sudden end of the process.
+"""Counters in a file that is mapped into memory, so that they survive a crash of the process.
 
-Each counter is a row of numbers. What a row counts is an event in the process's events.
+Each counter is a row of numbers. An event in the process's events says what a row counts.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ import mmap
 import threading
 from typing import Any
 
-#: The numbers of a row: how often, seconds, the longest time, bytes.
+#: The numbers of a row: the count, the total seconds, the longest time in seconds, the bytes.
 COLUMNS = 4
 _ROW = 8 * COLUMNS
 _ROWS = 1 << 14
@@ -22,7 +22,7 @@ class Counters:
         self._lock = threading.Lock()
         self._rows = 0
         with open(path, "xb+") as file:
-            file.truncate(_ROW * _ROWS)  # no disk space is taken for rows without counts
+            file.truncate(_ROW * _ROWS)  # a sparse file: unused rows take no disk space
             self._map = mmap.mmap(file.fileno(), _ROW * _ROWS)
         self._numbers: Any = memoryview(self._map).cast("d")
 

@@ -1,6 +1,6 @@
-"""Functions and the arguments of their calls, as the `Key` of a compilation has them.
+"""Describe functions and the arguments of their calls, for the `Key` of a compilation.
 
-This runs in the user's script, once for each compilation, and never raises. It keeps no reference
+This runs in the user's script, once for each compilation. It never raises, and keeps no reference
 to a value.
 """
 
@@ -27,10 +27,10 @@ from jaxprtool.recording.keys import FunctionKind, FunctionObject
 from jaxprtool.recording.structures import Structure
 from jaxprtool.recording.values import Numbers, Values, attributes, cell_content, is_empty
 
-#: The most variables of a closure.
+#: The maximum number of variables of a closure.
 _MOST_VARIABLES = 50
 
-#: The most wrappers around a function.
+#: The maximum number of wrappers around a function.
 _MOST_WRAPPERS = 20
 
 
@@ -39,12 +39,13 @@ class Described:
     """A Python function.
 
     Attributes:
-        name: Its name, without angle brackets: `lambda`. Of a callable object, that of the class.
+        name: Its name, without angle brackets: `lambda`. For a callable object, the name of its
+            class.
         file: The file of its definition; "" if it is unknown.
         line: The line of its definition; 0 if it is unknown.
-        code: A text that functions of the same code share, whatever they close over or bind. A
-            function and its gradient do not.
-        object: What a `Key` has of it.
+        code: A text that is the same for functions with the same code, whatever they close over or
+            bind. It differs for a function and its gradient.
+        object: Its description in a `Key`.
         parameters: Its parameters that are not bound.
     """
 
@@ -66,10 +67,10 @@ class Parameters:
     """The parameters of a function.
 
     Attributes:
-        positional: Those that may be given by position.
-        keyword: Those that are given by name only.
-        rest: The parameter of further positions: `args`; "" if there is none.
-        others: The parameter of further names: `kwargs`; "" if there is none.
+        positional: The parameters that may be given by position.
+        keyword: The keyword-only parameters.
+        rest: The name of `*args`; "" if there is none.
+        others: The name of `**kwargs`; "" if there is none.
     """
 
     positional: tuple[str, ...] = ()
@@ -102,11 +103,11 @@ class Call:
     """A function and the structure of the arguments of its call, in the user's terms.
 
     Attributes:
-        function: The user's function, for one that a library wraps.
-        structure: The field of `Key`.
-        statics: The field of `Key`.
-        names: The path of each flat argument. They differ from the given ones if a library passes
-            the arguments on in another form.
+        function: The user's function, inside the wrappers of libraries.
+        structure: As in `Key`.
+        statics: As in `Key`.
+        names: The path of each flat argument in the user's call. A library may pass the arguments
+            to JAX in another form.
     """
 
     function: Described
@@ -127,7 +128,7 @@ def call(
     """Describe the call for which JAX compiles a function.
 
     Args:
-        fun: What `jax.jit` was called with.
+        fun: The argument of `jax.jit`.
         tree: The structure of the dynamic arguments, `(args, kwargs)`; None if it is unknown.
         names: The paths of the flat dynamic arguments, from JAX's debug information.
         statics: The values of the static arguments by name.
@@ -141,14 +142,14 @@ def call(
         if filtered is not None:
             return _filtered(filtered, tuple(names), values, jitted, made)
     except Exception:
-        pass  # another release of Equinox: what JAX was given is described instead
+        pass  # another release of Equinox: describe the call as JAX sees it
     try:
         mapped = mapped_call(fun)
     except Exception:
         mapped = None  # another release of JAX
     if mapped is None:
         function = described(fun, numbers, jitted, made)
-    else:  # at each call, JAX looks up what `pmap` made of the function; the user's line is unknown
+    else:  # JAX looks up the function of `pmap` at each call, where the user's line is unknown
         function = described(mapped.fun, numbers)
         function = replace(function, object=replace(function.object, wrapper="jax.pmap"))
         statics = {function.parameters.at(i): each for i, each in mapped.statics.items()}
@@ -251,14 +252,14 @@ def _core(fun: Any, values: Values, depth: int) -> _Core:
 
 
 def _own_name(fun: Any) -> str:
-    """Return the name of a class or of a builtin function, else that of the class."""
+    """Return the name of a class or of a builtin function, else the name of the object's class."""
     named = isinstance(fun, type) or type(fun) is types.BuiltinFunctionType
     name = fun.__name__ if named else attributes(fun).get("__name__")
     return name if isinstance(name, str) else type(fun).__name__
 
 
 def _function(fun: types.FunctionType, values: Values, depth: int) -> _Core:
-    """Return the core of a function: that which `functools.wraps` says that it wraps."""
+    """Return the core of a function, found through the `__wrapped__` of `functools.wraps`."""
     code = fun.__code__
     wrapped = attributes(fun).get("__wrapped__")
     cells = {
@@ -293,7 +294,7 @@ def _function(fun: types.FunctionType, values: Values, depth: int) -> _Core:
 
 
 def _jaxs_transformation(fun: types.FunctionType, cells: Mapping[str, object]) -> str:
-    """Return the name of a function that `jax.vmap` or another of JAX's own made, or ""."""
+    """Return the name of the JAX transformation that made a function, such as `vmap`, or ""."""
     if not fun.__code__.co_filename.startswith(_JAX):
         return ""
     # The outermost function only removes frames from tracebacks.
@@ -304,8 +305,8 @@ def _jaxs_transformation(fun: types.FunctionType, cells: Mapping[str, object]) -
 
 _JAX = os.path.join(os.path.dirname(jax.__file__), "")
 
-#: The types of globals that are told with what a function closes over: a loop at the top level of a
-#: script has its variable there. Others are modules, functions and arrays.
+#: The types of globals that are recorded with the closure of a function, such as the variable of a
+#: loop at the top level of a script. Other globals are modules, functions and arrays.
 _PLAIN = frozenset({int, float, complex, bool, str})
 
 
@@ -366,7 +367,7 @@ def _filtered(
     jitted: object,
     made: str,
 ) -> Call:
-    """Describe a call of `equinox.filter_jit`, whose arguments JAX has in another form."""
+    """Describe a call of `equinox.filter_jit`, which passes its arguments on in another form."""
     function = described(found.fun, values.numbers, jitted, made)
     is_module = found.callee.num_nodes > 1 or not found.callee.num_leaves
     parameters = function.parameters.after(int(is_module), {})

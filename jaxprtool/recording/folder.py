@@ -1,17 +1,17 @@
 """The folder of a recorded run.
 
-    run/run.json                    what was run: written at the start, and again at the end
+    run/run.json                    the command: written at the start, and again at the end
     run/process-0/process.json      a Python process that imported JAX
-    run/process-0/events.jsonl      what JAX compiled in it, a line each, as it came
+    run/process-0/events.jsonl      what JAX compiled in it, one event per line, in order
     run/process-0/counters.bin      counts and times that change often; see `counters`
     run/process-0/step.jaxpr        a program; step@2.jaxpr is the second compilation of `step`
     run/process-0/constants.*.npz   large constants of programs, by content
     run/process-0/kept/             the arguments of calls that --keep names
-    run/process-0/profile/          what JAX's profiler recorded of the steps of --profile
+    run/process-0/profile/          the trace of JAX's profiler for the steps of --profile
     run/index.html, run/trace.json  the page, and the trace for Perfetto
 
-A line of `events.jsonl` is written by one call of the system, a program's file gets its name when
-it is complete: a process that is killed loses nothing that was recorded before.
+A line of `events.jsonl` is written by one system call, and the file of a program gets its name when
+it is complete. So a process that is killed loses nothing that was recorded before.
 """
 
 from __future__ import annotations
@@ -58,13 +58,13 @@ def split(target: str) -> tuple[str, str] | None:
 
 
 def recorded_run(target: str) -> str | None:
-    """Return the folder of the recorded run that TARGET is; None if it is anything else."""
+    """Return the folder of the run if TARGET is a recorded run, else None."""
     found = split(target)
     return found[0] if found is not None and not found[1] else None
 
 
 def new_run(path: str, overwrite: bool) -> None:
-    """Make the folder of a run.
+    """Create the folder of a run.
 
     Args:
         path: The folder.
@@ -141,7 +141,7 @@ def write_json(path: str, document: Mapping[str, Any]) -> None:
 
 
 class ProcessFolder:
-    """The folder that a process writes, made when it is first needed."""
+    """The folder that a process writes, created when it is first needed."""
 
     def __init__(self, run: str) -> None:
         self.run = run
@@ -150,7 +150,7 @@ class ProcessFolder:
         self._lock = threading.Lock()
 
     def start(self, about: Mapping[str, Any]) -> None:
-        """Make the folder, with what is known of the process. Raises OSError."""
+        """Create the folder, and write the facts about the process. Raises OSError."""
         number = 0
         while True:
             path = os.path.join(self.run, f"{PREFIX}{number}")

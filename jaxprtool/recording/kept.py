@@ -1,9 +1,9 @@
-"""The flight recorder: the arguments of the last calls of a function, on disk before each call.
+"""Keep the arguments of the last calls of a function on disk, so that a call can be replayed.
 
     run/process-0/kept/step.000041.npz
 
-A file has the flat arguments of one call, as bytes, and `about`, which says their types. It is
-written before the call, and gets its name when it is complete.
+A file has the flat arguments of one call, as bytes, and their types, in `about`. It is written
+before the call, since the call may crash, and gets its name when it is complete.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ class Leaf(NamedTuple):
     """A flat argument as stored.
 
     Attributes:
-        dtype: The dtype of the stored array; that of the words of keys.
+        dtype: The dtype of the stored array; for keys, the dtype of their data.
         shape: The shape of the argument.
         key: The implementation of keys, or "".
         weak: Whether its type is weak.
@@ -59,7 +59,7 @@ class KeptCall(NamedTuple):
 
 
 def write_call(folder: str, function: str, number: int, leaves: Sequence[Any], last: int) -> None:
-    """Write the arguments of a call, and remove those of calls before the `last` ones.
+    """Write the arguments of a call, and keep only those of the `last` calls.
 
     Raises:
         OutputError: If they cannot be written.

@@ -1,6 +1,6 @@
-"""What JAX looks a compiled function up by, as it was at one compilation.
+"""The cache key of one compilation: what JAX looks a compiled function up by.
 
-JAX compiles again where one of these differs from all earlier calls. `reasons` compares them.
+JAX compiles again if the key differs from those of all earlier calls. `reasons` compares keys.
 """
 
 from __future__ import annotations
@@ -21,18 +21,18 @@ class FunctionObject:
     """The Python function of a compilation.
 
     Attributes:
-        number: A number of the function object: another object, another number.
-        jit: A number of the result of `jax.jit`: another call of `jit`, another number.
+        number: A number that identifies the function object.
+        jit: A number that identifies the result of `jax.jit`.
         made: The user's line that made the object or called `jit` on it, if it is known.
         kind: "function", "lambda", "partial", "method" or "object" (a callable of another class).
-        closure: The variables that it closes over, its defaults, the arguments that a `partial` or
-            a method binds, and the globals that are numbers or text, by name, as text: the value of
-            a number or a text, the type of an array, else the class with the identity of the
-            object.
-        name: Its name; of a callable object, that of the class.
-        library: Whether it is defined in an installed package: the user cannot change it.
-        wrapper: The library's function that called `jax.jit`: `equinox.filter_jit`, `nnx.jit`; for
-            a loop outside of `jit` the function that made it: `jax.lax.scan`; else "".
+        closure: The closed-over variables, the defaults, the arguments bound by a `partial` or a
+            method, and the globals that are numbers or strings, as text by name. The text is the
+            value of a number or a string, the type of an array, and the class and identity of any
+            other object.
+        name: Its name; for a callable object, the name of its class.
+        library: Whether it is defined in an installed package, so that the user cannot change it.
+        wrapper: The library's function that called `jax.jit`: `equinox.filter_jit`, `nnx.jit`. For
+            a loop outside of `jit`, the function that made it: `jax.lax.scan`. Else "".
     """
 
     number: int
@@ -47,21 +47,21 @@ class FunctionObject:
 
 @dataclass(frozen=True)
 class Key:
-    """What JAX looks a compiled function up by.
+    """The cache key of a compilation.
 
     Attributes:
         function: The Python function.
         structure: The structure of the dynamic arguments, by path: `batch: dict(ids, mask)`, `None`
             for a None, `=0.1` for a value that is part of the structure, such as a static field of
             a dataclass. The entry "" has the names of the arguments: `(params, batch, key=)`.
-        arguments: The flat arguments: types, shardings, what is donated.
+        arguments: The flat arguments: their types, shardings and donation.
         statics: The static arguments by name, as text.
         options: The options of `jax.jit`: donated arguments, shardings, compiler options, as text.
         context: The settings of JAX that a trace depends on, by name, as text: `enable_x64`,
             `default_matmul_precision`, `mesh`, …
-        cleared: How often JAX's caches, or this function's, were cleared before.
-        cleared_line: The user's line of the last time.
-        in_loop: How often the line that called `jit` had called it before.
+        cleared: The number of times that JAX's caches, or this function's, were cleared before.
+        cleared_line: The user's line that cleared them last.
+        in_loop: The number of earlier calls of `jit` by the same line.
         line: The user's line of the call.
     """
 
@@ -77,7 +77,7 @@ class Key:
     line: str = ""
 
     def to_json(self) -> dict[str, Any]:
-        """Return the key as values that the module `json` can write. An argument is a list."""
+        """Return the key as values for the module `json`. An argument is a list."""
         found = {each: getattr(self, each) for each in _KEY_FIELDS}
         return {
             **found,
@@ -87,10 +87,10 @@ class Key:
 
     @classmethod
     def from_json(cls, document: Mapping[str, Any]) -> Key:
-        """Return the key that `to_json` wrote. Keys of the document that are unknown are ignored.
+        """Return the key that `to_json` wrote. Unknown fields of the document are ignored.
 
         Raises:
-            KeyError, TypeError: If the document is not one of `to_json`.
+            KeyError, TypeError: If `to_json` did not write the document.
         """
         found = {each: document[each] for each in _KEY_FIELDS if each in document}
         function = {k: v for k, v in document["function"].items() if k in _FUNCTION_FIELDS}
@@ -106,7 +106,7 @@ class Key:
     def parts(self) -> frozenset[tuple[str, int]]:
         """A hash of each part that JAX compares: the function, each argument, each setting.
 
-        An argument of the function is one part, with all of its flat arguments and structure.
+        An argument of the function is one part, with all its leaves and its structure.
         """
         parts = {"function": hash(self.function.number)}
         parts |= {f"argument {name}": hash(each) for name, each in self.leaves.items()}
@@ -117,7 +117,7 @@ class Key:
 
     @cached_property
     def leaves(self) -> dict[str, frozenset[int]]:
-        """A hash of each flat argument and entry of the structure, by argument of the function."""
+        """The hashes of the leaves and of the structure, by argument of the function."""
         found: dict[str, list[int]] = {}
         for path, text in self.structure.items():
             found.setdefault(root(path), []).append(hash((path, text)))
@@ -127,7 +127,7 @@ class Key:
 
 
 def comparable(argument: Argument) -> tuple[Any, ...]:
-    """Return what JAX compares of a flat argument, and its path."""
+    """Return the path of a flat argument, and the parts of it that JAX compares."""
     each = argument
     return each.path, each.dtype, each.shape, each.weak, each.sharding, each.donated
 

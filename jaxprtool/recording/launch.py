@@ -1,4 +1,4 @@
-"""Run a command as it would run by itself, and record the Python processes that it starts."""
+"""Run a command unchanged, and record the Python processes that it starts."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ class Ended:
 
     Attributes:
         exit_code: Its exit code: 128 plus the signal's number if a signal ended it, as in a shell.
-        seconds: How long it ran.
+        seconds: The duration of its run.
     """
 
     exit_code: int
@@ -64,8 +64,8 @@ def module_command(module: str, args: Sequence[str]) -> list[str]:
 def run(command: Sequence[str], settings: Settings) -> Ended:
     """Run a command, record what its Python processes compile, and return how it ended.
 
-    Standard input, output and error, the working folder and the environment are those of this
-    process; the environment has two more entries, which start the recording.
+    The command inherits the standard streams, the working folder and the environment of this
+    process. Two more environment variables start the recording.
 
     Raises:
         TargetError: If the command cannot be started.
@@ -107,7 +107,7 @@ def _environment(settings: Settings) -> dict[str, str]:
 
 @contextlib.contextmanager
 def _signals_passed_on() -> Iterator[list[subprocess.Popen]]:
-    """Pass signals on to the processes in the list that this gives."""
+    """Yield a list, and pass signals on to the processes in it."""
     receivers: list[subprocess.Popen] = []
 
     def pass_on(number: int, frame: object) -> None:

@@ -1,8 +1,8 @@
-"""What Equinox and Flax NNX give to `jax.jit`, in the terms of their users.
+"""Translate the calls that Equinox and Flax NNX pass to `jax.jit` to those of their users.
 
-`equinox.filter_jit` has JAX compile a function of its own, to which it gives flat arrays, with all
-else as one static argument. `nnx.jit` gives a graph and the variables of each module. Neither
-library is imported here.
+`equinox.filter_jit` makes JAX compile a function of Equinox, which takes flat arrays, and all else
+as one static argument. `nnx.jit` passes a graph and the variables of each module. Neither library
+is imported here.
 """
 
 from __future__ import annotations
@@ -21,14 +21,15 @@ from jax.tree_util import PyTreeDef
 
 from jaxprtool.recording.values import Values, attributes, cut
 
-#: The most frames between the call of `jax.jit` and Equinox's that has the user's function.
+#: The maximum number of frames between the call of `jax.jit` and the frame of Equinox that holds
+#: the user's function.
 _MOST_FRAMES = 20
 
 _JITTED = type(jax.jit(lambda: ()))
 
 
 def wrapper(fun: object) -> str:
-    """Return the library's function that makes callables of this type for `jax.jit`, or ""."""
+    """Return the name of the library function that made a callable for `jax.jit`, or ""."""
     return "nnx.jit" if _package(type(fun)).startswith("flax.nnx") else ""
 
 
@@ -51,7 +52,7 @@ def call_method(kind: type) -> Any:
 
 
 def referent(value: Any) -> Any:
-    """Return the function that a weak proxy refers to, None if it is gone; others unchanged."""
+    """Return the function behind a weak proxy, None if it is gone; other values unchanged."""
     if type(value) not in weakref.ProxyTypes:
         return value
     try:
@@ -74,7 +75,7 @@ class FilteredCall:
     Attributes:
         fun: The user's function, which takes `callee` first if that is a module.
         name: The name of the module's class; "" for a function.
-        callee: The tree of the function: of one leaf if it is not a module.
+        callee: The tree of the function; a single leaf unless it is a module.
         first: The tree of the first argument.
         rest: The tree of the other arguments, `(args, kwargs)`.
         count: The number of positional arguments.
@@ -91,7 +92,7 @@ class FilteredCall:
 
 
 def filtered_call(fun: Any, statics: Mapping[str, object]) -> FilteredCall | None:
-    """Return the user's call that Equinox gives to `jax.jit`, or None for another function."""
+    """Return the user's call behind Equinox's function, or None for any other function."""
     if not _is_filtered(fun) or len(statics) != 1:
         return None
     static: Any = next(iter(statics.values()))
@@ -113,14 +114,14 @@ def filtered_call(fun: Any, statics: Mapping[str, object]) -> FilteredCall | Non
 
 
 def _is_filtered(fun: Any) -> bool:
-    """Return True for the function that Equinox gives to `jax.jit`."""
+    """Return True for the function that Equinox passes to `jax.jit`."""
     if type(fun) is not types.FunctionType or fun.__code__.co_name != "fun_wrapped":
         return False
     return bool(fun.__module__ == "equinox._jit")
 
 
 def result_path(fun: Any, path: str) -> str:
-    """Return the user's path of a result; Equinox's own results are `(marker, arrays, rest)`."""
+    """Return the user's path of a result; Equinox's function returns `(marker, arrays, rest)`."""
     if not _is_filtered(fun):
         return path
     if path.startswith("result[1]"):
@@ -129,9 +130,10 @@ def result_path(fun: Any, path: str) -> str:
 
 
 def behind_jit(fun: Any) -> Any:
-    """Return the user's function, for Equinox's own that is being given to `jax.jit`.
+    """Return the user's function for Equinox's function, while that is passed to `jax.jit`.
 
-    Equinox's function finds it in its arguments only: while it is made, the caller has it.
+    Equinox's function gets the user's function only as an argument of each call. It is therefore
+    read from the frame of the caller.
     """
     if type(fun) is not types.FunctionType or fun.__module__ != "equinox._jit":
         return fun
@@ -146,7 +148,7 @@ def behind_jit(fun: Any) -> Any:
 
 
 def renamed(names: Sequence[str], paths: Mapping[tuple[str, int], str]) -> tuple[str, ...]:
-    """Return the user's paths of the flat arguments of Equinox's own function.
+    """Return the user's paths of the flat arguments of Equinox's function.
 
     Args:
         names: Their paths in JAX's debug information: `dynamic_nodonate['first'][2]`.
@@ -162,10 +164,10 @@ def renamed(names: Sequence[str], paths: Mapping[tuple[str, int], str]) -> tuple
 
 
 def static_fields(kind: type, aux: Any) -> Sequence[Any]:
-    """Return the values of the static fields of a node of JAX's tree, from what it has of them."""
+    """Return the values of the static fields of a node of JAX's tree, from its auxiliary data."""
     if type(aux) is not tuple:
         return (aux,)
-    # Equinox has what `functools.wraps` wrote first.
+    # Equinox puts the attributes of `functools.wraps` first.
     return aux[1:] if _is_equinox(kind) else aux
 
 
@@ -193,7 +195,7 @@ def add_graph(tree: PyTreeDef, path: str, texts: dict[str, str], values: Values)
         values: The texts of values.
 
     Returns:
-        The paths of the variables, in the order of the leaves; empty if they cannot be told.
+        The paths of the variables, in the order of the leaves; empty if they are unknown.
     """
     graph, states = tree.children()
     definition: Any = graph.node_data()[1]  # type: ignore[index]
@@ -209,7 +211,7 @@ def add_graph(tree: PyTreeDef, path: str, texts: dict[str, str], values: Values)
 
 
 class _Graph:
-    """The graph of a module: its nodes in the order of depth first, and all their attributes."""
+    """The graph of a module: its nodes in depth-first order, and all their attributes."""
 
     def __init__(self, definition: Any, values: Values):
         self.nodes: Iterator[Any] = iter(definition.nodes)

@@ -28,9 +28,9 @@ def begin() -> None:
 
 
 def uncaught() -> BaseException | None:
-    """Return the exception by which this process ends: Python printed it, and nobody caught it.
+    """Return the uncaught exception that ends this process, or None.
 
-    `sys.last_value` may be another one: pytest and IPython store there what they have caught.
+    `sys.last_value` alone is not enough: pytest and IPython store caught exceptions there.
     """
     error: BaseException | None = getattr(sys, "last_value", None)
     trace = error.__traceback__ if error is not None else None

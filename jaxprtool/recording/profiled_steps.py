@@ -1,7 +1,7 @@
-"""What `--profile` does: JAX's profiler runs while a script takes its first steps.
+"""Implement `--profile`: run JAX's profiler during the first steps of a script.
 
-A step is a call of the function under `jax.jit` that is the first to be called for a third time: by
-then it is compiled. It lasts until the next call, so that what the script does in between is in it.
+A step is a call of the first function under `jax.jit` that is called three times; by then it is
+compiled. A step lasts until the next call, so that it includes what the script does in between.
 """
 
 from __future__ import annotations
@@ -30,8 +30,8 @@ class ProfiledSteps:
 
     Args:
         folder: The folder of the process.
-        steps: How many steps are profiled.
-        failed: Takes an error for which nothing can be profiled.
+        steps: The number of steps to profile.
+        failed: Called with the error if nothing can be profiled.
     """
 
     def __init__(self, folder: str, steps: int, failed: Callable[[Exception], None]) -> None:
@@ -39,7 +39,7 @@ class ProfiledSteps:
         self._counts: Counter[str] = Counter()
         self._function: str | None = None
         self._step: contextlib.AbstractContextManager[object] | None = None
-        # Else programs from JAX's compilation cache have the lines of the source they came from.
+        # Without this, programs from JAX's compilation cache may have lines of an earlier source.
         jax.config.update("jax_compilation_cache_include_metadata_in_key", True)
 
     def called(self, function: str) -> None:
@@ -65,7 +65,7 @@ class ProfiledSteps:
         self._step.__exit__(None, None, None)
         self._step = None
         jax.profiler.stop_trace()
-        # The profiler does not know the modules that come from JAX's compilation cache.
+        # The profiler lacks the modules that come from JAX's compilation cache.
         for number, data in enumerate(live_modules()):
             with open(os.path.join(self._folder, f"{number}{MODULE}"), "wb") as file:
                 file.write(data)
@@ -76,7 +76,7 @@ class ProfiledSteps:
             finish()
         try:
             start(self._folder)
-        except UnsupportedError as error:  # the script has a profiler of its own
+        except UnsupportedError as error:  # the script runs its own profiler
             self._failed(error)
         else:
             self._begin()
@@ -90,7 +90,7 @@ class ProfiledCalls:
     """Reports each call of a function to the steps.
 
     Args:
-        call: What calls the function.
+        call: Calls the function.
         name: The name of the function in the run.
         steps: The steps of the process.
     """

@@ -1,4 +1,4 @@
-"""Make a Program of what JAX lowers, and write it with constants that are shared and bounded."""
+"""Make a Program from a lowering of JAX, and write it with its constants, shared and limited."""
 
 from __future__ import annotations
 
@@ -33,8 +33,8 @@ def program_of(lowering: Lowering, arguments: Sequence[str]) -> Program:
     """Return the program that JAX lowers, with the trees of its call.
 
     Args:
-        lowering: What JAX lowers.
-        arguments: The names of the flat arguments, as the user has them.
+        lowering: The lowering.
+        arguments: The user's names of the flat arguments.
     """
     jaxpr = with_closed_over(jaxcompat.from_jax(lowering.jaxpr))
     in_avals, out_avals = jaxpr.in_avals, jaxpr.out_avals
@@ -57,7 +57,7 @@ def program_of(lowering: Lowering, arguments: Sequence[str]) -> Program:
         options = JitOptions.from_traced(taken, given, call.options)
     placements = [_over_mesh(each) for each in lowering.in_shardings]
     if any(placements):
-        # Arguments that lie on several devices are compiled for where they are.
+        # JAX compiles for the devices of arguments that lie on several devices.
         options = (options or JitOptions()).placing(taken, placements)
     return Program(
         name=lowering.name,
@@ -76,13 +76,13 @@ def program_of(lowering: Lowering, arguments: Sequence[str]) -> Program:
 
 
 def _over_mesh(sharding: Any) -> NamedSharding | None:
-    """Return a sharding if it is one over a mesh of several devices."""
+    """Return a sharding if it is over a mesh of several devices, else None."""
     is_known = isinstance(sharding, NamedSharding) and is_over_devices(sharding)
     return sharding if is_known else None
 
 
 def _names(known: Sequence[str | None] | None, count: int, root: str) -> tuple[str, ...]:
-    """Return unique names for `count` values; `root[i]` for those that JAX has no name for."""
+    """Return unique names for `count` values; `root[i]` for values that JAX has not named."""
     found = list(known or ())
     if len(found) != count:
         found = [None] * count
@@ -95,12 +95,12 @@ def equation_count(program: Program) -> int:
 
 
 class ConstantsStore:
-    """Writes programs to a folder with their large constants, each set of them once.
+    """Writes programs to a folder, and each set of large constants once.
 
     Args:
         folder: The folder.
-        limit: How many bytes of constants may be written in all. A program whose constants do not
-            fit takes them as arguments `closed_over[i]`.
+        limit: The maximum size of all constants, in bytes. A program whose constants do not fit
+            takes them as arguments `closed_over[i]`.
     """
 
     def __init__(self, folder: str, limit: int) -> None:
@@ -110,7 +110,7 @@ class ConstantsStore:
         """Write a program to a file of this name.
 
         Raises:
-            UnsupportedError: If the program holds something that a file cannot.
+            UnsupportedError: If the program cannot be written to a file.
             OutputError: If the file cannot be written.
         """
         if self._large(program) > self._left:

@@ -34,12 +34,12 @@ from jaxprtool.recording.reasons import reasons
 
 Event = dict[str, Any]
 
-#: What the names of arguments begin with that `jaxprtool.jit` adds to those of the user.
+#: The prefix of the names of arguments that `jaxprtool.jit` adds.
 _HIDDEN = "\U0010ffff"
 
 
 def read_run(path: str) -> Run:
-    """Return the run in a folder; it may still be going on.
+    """Return the run in a folder; it may still be in progress.
 
     Raises:
         TargetError: If the folder holds no run.
@@ -65,12 +65,12 @@ def read_run(path: str) -> Run:
 
 
 def read_program(run: str, file: str, lines: Mapping[str, str] | None = None) -> Program:
-    """Return the program in a file of a run, with the user's source files that are unchanged.
+    """Return the program in a file of a run, with the user's source files that have not changed.
 
     Args:
         run: The folder of the run.
         file: The file of the program.
-        lines: The `definitions` of its process, if they are known.
+        lines: The `definitions` of its process, if known.
 
     Raises:
         ProgramFileError: If the file is damaged.
@@ -86,7 +86,7 @@ def read_program(run: str, file: str, lines: Mapping[str, str] | None = None) ->
 
 
 def definitions(process: str) -> dict[str, str]:
-    """Return the lines at which the functions of a process's programs are defined, by their files.
+    """Return the line at which the function of each program of a process is defined, by file.
 
     Args:
         process: The folder of the process.
@@ -108,7 +108,7 @@ def program_file(path: str, name: str) -> str:
     """Return the file of a program of a run: `step`, `step@2`, `process-1/step`.
 
     Raises:
-        TargetError: If the run has no program of this name, with those that are near.
+        TargetError: If the run has no program of this name; the hint has similar names.
     """
     names = folder.program_names(path)
     has = "it has no programs" if not names else None
@@ -130,7 +130,7 @@ def program_file(path: str, name: str) -> str:
 
 
 def _about(path: str) -> dict[str, Any]:
-    """Return what the folder of a run says of the whole. Raises TargetError."""
+    """Return the contents of `run.json` of a run. Raises TargetError."""
     try:
         with open(os.path.join(path, folder.RUN), encoding="utf-8") as file:
             return json.load(file)
@@ -172,7 +172,7 @@ class _Process:
 
 
 class _Shown:
-    """Shows lines as `train.py:24`, by the folder of the run."""
+    """Shows lines as `train.py:24`, relative to the folder of the run."""
 
     def __init__(self, base: str) -> None:
         self._frames = Frames((Root(base, base),) if base else ())
@@ -231,7 +231,7 @@ def _functions(found: list[_Process], start: float, shown: _Shown) -> Iterable[F
 
 
 def _summed(functions: Iterable[Function]) -> list[Function]:
-    """Return the functions of all processes, those of one name and line as one."""
+    """Return the functions of all processes; those with the same name and line are merged."""
     found: dict[tuple[str, str], Function] = {}
     for each in functions:
         old = found.get((each.name, each.line))
@@ -331,7 +331,7 @@ def _outside_jit(found: list[_Process], start: float, shown: _Shown) -> list[Out
 def _transfers(
     found: list[_Process], functions: Iterable[Function], shown: _Shown
 ) -> list[Transfer]:
-    """Return what was moved between host and device, what took longest first."""
+    """Return the transfers between host and device, the longest first."""
     waits: dict[str, Transfer] = {}
     for process in found:
         for event in process.of("counter"):
@@ -366,7 +366,7 @@ def _count(function: Function) -> int:
 
 
 def _size(argument: Argument) -> int:
-    """Return the bytes of an argument, as far as its dtype's name has its width."""
+    """Return the bytes of an argument, by the width in the name of its dtype."""
     size = 1
     for n in argument.shape:
         size *= n if isinstance(n, int) else 1
@@ -378,7 +378,7 @@ def _described(process: _Process, run: Mapping[str, Any]) -> Process:
     about, start = process.about, run["start"]
     ended = next(iter(process.of("ended")), None)
     times = [event["start"] for event in process.of("lowered")]
-    # The command itself starts with the run, the processes that it starts when they import JAX.
+    # The command starts with the run; the processes that it starts begin when they import JAX.
     first = start if about.get("pid") == run.get("pid") else about.get("start", start)
     last = ended["time"] if ended else max(times, default=first)
     endings = [ended["error"] if ended else _sudden(about, run)]
@@ -395,7 +395,7 @@ def _described(process: _Process, run: Mapping[str, Any]) -> Process:
 
 
 def _sudden(about: Mapping[str, Any], run: Mapping[str, Any]) -> str:
-    """Return how a process ended that did not run to the end of Python."""
+    """Return how a process ended that Python did not shut down."""
     code, pid = run.get("exit_code"), about.get("pid")
     if "seconds" not in run and pid and _is_alive(pid):
         return ""
@@ -421,13 +421,13 @@ def _is_alive(pid: int) -> bool:
 
 
 def _until(found: list[_Process], run: Mapping[str, Any]) -> float:
-    """Return how long a run lasted whose end was not written."""
+    """Return the duration of a run whose end was not written, in seconds."""
     ends = [_described(each, run) for each in found]
     return max((each.start + each.seconds for each in ends), default=0.0)
 
 
 def _differing(path: str, functions: Iterable[Function]) -> list[str]:
-    """Return the programs that several processes have, of which the texts differ."""
+    """Return the programs whose texts differ between processes."""
     texts: defaultdict[str, dict[int, str]] = defaultdict(dict)
     for function in functions:
         for each in function.compilations:

@@ -1,4 +1,4 @@
-"""Why JAX compiled a function again: what differs from the nearest earlier compilation of it."""
+"""Find why JAX compiled a function again: the differences from its nearest earlier compilation."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from jaxprtool.ir.basics.quantities import listed
 from jaxprtool.recording import advice
 from jaxprtool.recording.keys import STEP, Key, root
 
-#: The most reasons of one kind for one argument; more become one.
+#: The maximum number of reasons of one kind for one argument; more are merged to one.
 _MOST = 6
 
 #: The text of an argument that was not given.
 NOT_GIVEN = "not given"
 
-#: The longest text of a value in a reason.
+#: The maximum length of the text of a value in a reason.
 LIMIT = 70
 
 #: The number of an object in a text of a static value.
@@ -30,12 +30,12 @@ def reasons(key: Key, earlier: Sequence[Key]) -> tuple[int, tuple[Reason, ...]]:
     """Return why a function was compiled again.
 
     Args:
-        key: What JAX looked the function up by.
-        earlier: The same of earlier compilations of the function in this process, in their order.
+        key: The key of the compilation.
+        earlier: The keys of earlier compilations of the function in this process, in order.
 
     Returns:
-        The index of the nearest earlier compilation, the one that fewest parts differ from, and of
-        several the latest; and what differs. It is -1, and there are no reasons, for the first.
+        The index of the nearest earlier compilation (see `nearest`), and the differences from it.
+        For the first compilation the index is -1, and there are no reasons.
     """
     if not earlier:
         return -1, ()
@@ -47,7 +47,7 @@ def reasons(key: Key, earlier: Sequence[Key]) -> tuple[int, tuple[Reason, ...]]:
     return index, tuple(sorted(found, key=lambda each: _ORDER[each.kind]))
 
 
-#: The order of reasons: those that a person can most likely do something about come first.
+#: The order of reasons: those that a user can most likely fix come first.
 _ORDER: dict[ReasonKind, int] = {
     "function": 0,
     "closure": 1,
@@ -63,10 +63,10 @@ _ORDER: dict[ReasonKind, int] = {
 
 
 def nearest(key: Key, earlier: Sequence[Key]) -> int:
-    """Return the index of the earlier key that fewest parts differ from; of several, the latest.
+    """Return the index of the earlier key with the fewest differing parts.
 
-    An argument is one part. Among keys with as many, those are nearer of whose arguments fewer flat
-    ones differ.
+    An argument is one part. Ties are broken by the number of differing leaves, and then by taking
+    the latest key.
     """
     parts, size = key.parts, len(key.parts)
     distances = [max(size, len(each.parts)) - len(parts & each.parts) for each in earlier]
@@ -96,7 +96,7 @@ def _of_function(key: Key, before: Key, earlier: Sequence[Key]) -> Iterator[Reas
         return
     line = function.made or key.line
     again = advice.jit_once(key, earlier)
-    # Variables that only one has are those of a wrapper.
+    # A variable that only one of them has belongs to a wrapper.
     earlier_values, values = (
         {name: text for name, text in each.closure.items() if name in other.closure}
         for each, other in ((old, function), (function, old))
@@ -112,7 +112,7 @@ def _of_function(key: Key, before: Key, earlier: Sequence[Key]) -> Iterator[Reas
 
 
 def _of_settings(key: Key, before: Key, earlier: Sequence[Key]) -> Iterator[Reason]:
-    """Return the reasons of static arguments, of options of `jax.jit`, and of the context."""
+    """Yield the differences of static arguments, options of `jax.jit`, and the context."""
     for name, was, now in _changed(before.statics, key.statics):
         was, now = _given(name, was, before), _given(name, now, key)
         values = {each.statics[name] for each in (*earlier, key) if name in each.statics}
@@ -149,9 +149,9 @@ def _changed(
 
 
 def shown(before: str, after: str) -> tuple[str, str]:
-    """Return the texts of two values as short ones, in which they differ if they can.
+    """Return short texts of two values that show the difference where possible.
 
-    Numbers of objects are left out if the values differ without them.
+    The numbers of objects are omitted if the values differ without them.
     """
     short = _NUMBER.sub("", before), _NUMBER.sub("", after)
     same = short[0] == short[1]
@@ -167,7 +167,7 @@ def shown(before: str, after: str) -> tuple[str, str]:
 
 
 def _part(text: str, start: int) -> str:
-    """Return a text from a place on, cut."""
+    """Return a text from a position on, cut to the maximum length."""
     start = start and max(text.rfind(each, 0, start) for each in " (=") + 1
     end = start + LIMIT
     return "…" * (start > 0) + text[start:end] + "…" * (len(text) > end)
@@ -183,10 +183,10 @@ class _Difference:
     Attributes:
         kind: The kind of the reason.
         path: The path.
-        before: What it was.
-        after: What it is.
-        alike: What differences have in common that are told as one.
-        facets: `before` and `after` without what such differences do not have in common.
+        before: The earlier text.
+        after: The text now.
+        alike: A key; differences with the same key may be merged to one reason.
+        facets: `before` and `after` without the details that differ between merged differences.
     """
 
     kind: ReasonKind
@@ -205,7 +205,7 @@ def _of_arguments(key: Key, before: Key, earlier: Sequence[Key]) -> list[Reason]
         groups.setdefault((each.kind, root(each.path), each.alike), []).append(each)
     joined = _joined(list(groups.values()))
     told = [_reason(group, key, new, old) for group in joined]
-    # Sizes of several arguments may have to agree: one advice is for all of them.
+    # Sizes of several arguments may have to agree, so one advice covers all of them.
     shapes = [i for i, reason in enumerate(told) if reason.kind == "shape"]
     result = []
     for i, (group, reason) in enumerate(zip(joined, told, strict=True)):
@@ -234,7 +234,7 @@ class _Nodes:
 
     @classmethod
     def differing(cls, key: Key, before: Key) -> tuple[_Nodes, _Nodes]:
-        """Return those arguments of the function that differ, of both keys."""
+        """Return the arguments of the function that differ, of both keys."""
         mine, its = key.leaves, before.leaves
         roots = {name for name in mine.keys() | its.keys() if mine.get(name) != its.get(name)}
         return cls._of(key, roots), cls._of(before, roots)
@@ -252,7 +252,7 @@ class _Nodes:
 
 
 def _of_structure(new: _Nodes, old: _Nodes, key: Key, before: Key) -> Iterator[_Difference]:
-    """Return differences of the structure, the outermost of those that are in each other."""
+    """Yield the differences of the structure; of nested ones, only the outermost."""
     replaced: set[str] = set()  # another class or a leaf
     inner: list[str] = []  # the same class with other children
     for path, text in new.texts.items():
@@ -343,11 +343,11 @@ def _changed_sizes(was: Argument, now: Argument) -> dict[int, tuple[int | str, i
     return {axis: pair for axis, pair in pairs if pair[0] != pair[1]}
 
 
-# --- many differences as one ----------------------------------------------------------------------
+# --- merging of differences -----------------------------------------------------------------------
 
 
 def _joined(groups: list[list[_Difference]]) -> list[list[_Difference]]:
-    """Join groups that are too many: alike ones of several arguments, and those of one argument."""
+    """Join groups if there are too many: first alike ones, then those of the same argument."""
     for common in (_alike, _of_argument):
         groups = _join_by(groups, common)
     return groups
@@ -375,7 +375,7 @@ def _join_by(
 
 
 def _reason(group: list[_Difference], key: Key, new: _Nodes, old: _Nodes) -> Reason:
-    """Return one reason for differences, without line and advice."""
+    """Return one reason for several differences, without line and advice."""
     first, count = group[0], len(group)
     if count == 1:
         return Reason(first.kind, first.path, first.before, first.after, "")
@@ -400,7 +400,7 @@ _OF_LEAVES = ("shape", "dtype", "weak_type", "sharding")
 
 
 def _common_sizes(group: list[_Difference], new: _Nodes, old: _Nodes) -> tuple[str, str]:
-    """Return the shapes of several arrays as one, `[64,…]`, or the sizes that differ."""
+    """Return one text for the shapes of several arrays, `[64,…]`, or for the sizes that differ."""
     pairs = [(old.leaves[each.path], new.leaves[each.path]) for each in group]
     changed = [_changed_sizes(*pair) for pair in pairs]
     if all(each == changed[0] for each in changed):
@@ -411,7 +411,7 @@ def _common_sizes(group: list[_Difference], new: _Nodes, old: _Nodes) -> tuple[s
 
 
 def _common_shape(leaves: Sequence[Argument]) -> str:
-    """Return the shapes of arrays as one, with `*` for sizes that differ, `…` for further axes."""
+    """Return one text for several shapes, with `*` for sizes that differ, `…` for further axes."""
     sizes = [
         str(each[0]) if len(set(each)) == 1 else "*" for each in zip(*_shapes(leaves), strict=False)
     ]
@@ -424,10 +424,11 @@ def _shapes(leaves: Sequence[Argument]) -> list[tuple[int | str, ...]]:
 
 
 def common(paths: Sequence[str], known: Iterable[str]) -> str:
-    """Return one path for several.
+    """Return one path for several paths.
 
-    It is the container that has all of `paths` and nothing else of `known`, or has the numbers that
-    differ: `params`, `layers[0..3].weight`, `batch[*]`. Several arguments are `a, b, …`.
+    It is the container of all `paths`, if it contains no other path of `known`: `params`. Else it
+    has the range of the indices that differ: `layers[0..3].weight`, `batch[*]`. Several arguments
+    are `a, b, …`.
     """
     roots = list(dict.fromkeys(map(root, paths)))
     if len(roots) > 1:
@@ -453,7 +454,7 @@ def common(paths: Sequence[str], known: Iterable[str]) -> str:
 def _advice(
     group: list[_Difference], reason: Reason, key: Key, before: Key, earlier: Sequence[Key]
 ) -> str:
-    """Return what to do about a difference of arguments, or ""."""
+    """Return advice for a difference of arguments, or ""."""
     paths = [each.path for each in group]
     if reason.kind == "weak_type" or reason.kind == "dtype":
         return advice.types(paths, reason.kind, key, before)

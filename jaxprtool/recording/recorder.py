@@ -1,4 +1,4 @@
-"""Write what JAX compiles in this process to the folder of a run, as it comes."""
+"""Write each compilation of this process to the folder of a run when it happens."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class _Written:
-    """A program whose lowering was written: the number of its event."""
+    """A program whose lowering was written, with the number of its event."""
 
     number: int
 
@@ -91,8 +91,8 @@ class Recorder:
         """Record what JAX compiles in a `with` block.
 
         Args:
-            uncaught: Returns, at the end of a block that did not raise, the exception by which the
-                process ends.
+            uncaught: Called at the end of a block that did not raise; returns the exception that
+                ends the process, or None.
         """
         self._write({"event": "started", "time": time.time()})
         self._on = True
@@ -105,7 +105,7 @@ class Recorder:
         self._end(uncaught())
 
     def _end(self, error: BaseException | None) -> None:
-        """Write that the process ends, or the block, and by which exception."""
+        """Write the end of the process or the block, with the exception that ends it."""
         self._on = False
         if self._clock is not None:
             self._clock.stop()
@@ -116,7 +116,7 @@ class Recorder:
         self._folder.close()
 
     def fork(self) -> None:
-        """Go on in a folder of its own: this is a child of the process that was recorded."""
+        """Continue in a new folder: this process is a fork of the recorded one."""
         self._folder = ProcessFolder(self.settings.run)
         self._lock = threading.RLock()
         self._constants = self._counters = self._clock = self._steps = None
@@ -189,7 +189,7 @@ class Recorder:
     def waited(self, array: jax.Array, seconds: float) -> None:
         line = self._sites.here().user
         if not line.file:
-            return  # JAX's own, as for a callback
+            return  # a wait inside JAX, as for a callback
         if line not in self._waits:
             self._waits[line] = self._counter({"of": "to_host", "user": line})
         counter = self._waits[line]
@@ -197,7 +197,7 @@ class Recorder:
             self._counters.add(counter, seconds, array.nbytes)
 
     def failed(self, error: Exception) -> None:
-        """Write an exception of our own, once for each kind. The script goes on."""
+        """Write an exception of the recorder, once for each kind. The script goes on."""
         text = _in_short(error)
         if text not in self._failures:
             self._failures.add(text)
@@ -210,7 +210,7 @@ class Recorder:
     # --- calls ---------------------------------------------------------------------------------
 
     def _around(self, function: _Function) -> Around:
-        """Return what calls of a function go through while this records."""
+        """Return a wrapper of the calls of a function, which is active during the recording."""
         call: Around | None = None
 
         def around(jitted: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -224,7 +224,7 @@ class Recorder:
         return around
 
     def _watched(self, function: _Function) -> Around:
-        """Return what counts and keeps the calls of a function, as far as the settings say so."""
+        """Return a wrapper that counts and keeps the calls of a function as the settings ask."""
         settings, name = self.settings, self._name(function)
         call: Around = _called
         if settings.calls:
@@ -248,7 +248,7 @@ class Recorder:
     # --- programs ------------------------------------------------------------------------------
 
     def _function(self, lowering: Lowering) -> _Function:
-        """Return the function that is lowered: the user's, behind what libraries wrap it in."""
+        """Return the function that is lowered: the user's, inside the wrappers of libraries."""
         if lowering.call is None:
             info = open_jaxpr(lowering.jaxpr).debug_info
             line = _defined(info)
@@ -264,8 +264,8 @@ class Recorder:
         return _Function(about.name, Line(about.file, about.line), about.code)
 
     def _program(self, lowering: Lowering, function: _Function, site: Site) -> dict[str, Any]:
-        """Write a program, and return what is known of it."""
-        # Not every script has a program of its own to write, and this import takes long.
+        """Write a program, and return the facts about it."""
+        # Imported late: it takes long, and not every script has a program to write.
         from jaxprtool.recording.programs import equation_count, program_of
 
         call = lowering.call
@@ -276,7 +276,7 @@ class Recorder:
         else:
             key = lowering.described or self._key(call, site)
         program = program_of(lowering, [each.path for each in key.arguments])
-        if key.function.wrapper == "jax.pmap":  # what JAX compiles has another name
+        if key.function.wrapper == "jax.pmap":  # JAX compiles it under another name
             program = program.replace(name=key.function.name)
         with self._lock:
             name = self._name(function)
@@ -301,7 +301,7 @@ class Recorder:
         return known
 
     def _written(self, program: Program, file: str) -> dict[str, Any]:
-        """Write a program to a file, and return what is known of the file."""
+        """Write a program to a file, and return the facts about the file."""
         from jaxprtool.recording.programs import ConstantsStore
 
         try:
@@ -357,8 +357,8 @@ class Recorder:
     def _key_of_loop(self, lowering: Lowering, function: _Function, site: Site) -> Key:
         """Return the key of a loop that ran outside of `jit`.
 
-        JAX has the jaxpr of its body only. If arguments, parameters and settings are those of an
-        earlier compilation, the body is another function object.
+        JAX knows only the jaxpr of its body. If the arguments, parameters and settings equal those
+        of an earlier compilation, the body must be another function object.
         """
         [eqn] = open_jaxpr(lowering.jaxpr).eqns
         plain = {k: v for k, v in eqn.params.items() if type(v) in (bool, int)}
@@ -430,7 +430,7 @@ def _called(jitted: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
 
 @dataclass(frozen=True)
 class _Function:
-    """A function: its name, where it is defined, and a text that functions of its code share."""
+    """A function: its name, its line, and a text that identifies its code."""
 
     name: str
     line: Line
@@ -438,7 +438,7 @@ class _Function:
 
 
 def _is_loop(lowering: Lowering) -> bool:
-    """Return True for a loop or a branch with bodies of a user or a library."""
+    """Return True for a loop or a branch whose bodies are written by a user or a library."""
     eqns = open_jaxpr(lowering.jaxpr).eqns
     if len(eqns) != 1 or not bodies(eqns[0]):
         return False
@@ -447,18 +447,18 @@ def _is_loop(lowering: Lowering) -> bool:
 
 
 def _body(lowering: Lowering) -> Any:
-    """Return the body of a loop, that of the first branch."""
+    """Return the body of a loop, or the first branch."""
     [eqn] = open_jaxpr(lowering.jaxpr).eqns
     return open_jaxpr(bodies(eqn)[0][1])
 
 
 def _defined(info: Any) -> Line:
-    """Return where the function of a jaxpr is defined, by its debug information."""
+    """Return the line at which the function of a jaxpr is defined, by its debug information."""
     return Line(info.func_filename or "", info.func_lineno or 0)
 
 
 def _is_jax(lowering: Lowering, function: _Function) -> bool:
-    """Return True for an operation, and for a function of JAX's own, called outside of `jit`."""
+    """Return True for an operation or a function of JAX that is called outside of `jit`."""
     if lowering.call is not None and is_operation(lowering.call.fun):
         return not _is_loop(lowering)
     file = function.line.file
@@ -471,7 +471,7 @@ def _text(line: Line) -> str:
 
 
 def _about() -> dict[str, Any]:
-    """Return what is known of this process."""
+    """Return the facts about this process."""
     return {
         "pid": os.getpid(),
         "parent": os.getppid(),
@@ -495,6 +495,6 @@ def _in_short(error: BaseException | None) -> str:
         return ""
     try:
         text = " ".join(str(error).split())
-    except Exception:  # a message of the user's may raise anything
+    except Exception:  # `__str__` of a user's exception may raise anything
         text = ""
     return f"{type(error).__name__}: {text[:300]}" if text else type(error).__name__

@@ -1,4 +1,4 @@
-"""The program of a recorded run that a TARGET names, and the arguments of its last kept call."""
+"""Find the program of a recorded run that a TARGET names, and the arguments kept for it."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from jaxprtool.recording.read import program_file, read_program
 
 
 def replayed(run: str, name: str) -> tuple[Program, list[Any] | None]:
-    """Return a program of a run, and the arguments of the last call that was kept of it.
+    """Return a program of a run, and the arguments of its last kept call.
 
     Args:
         run: The folder of the run.
@@ -68,5 +68,5 @@ def _is(leaf: Leaf, aval: Aval) -> bool:
     return leaf.dtype == str(aval.dtype) or leaf.dtype == _WIDE.get(str(aval.dtype))
 
 
-#: What JAX makes of NumPy's wide types without `jax_enable_x64`, by the result.
+#: The NumPy dtype that JAX converts to each narrow dtype without `jax_enable_x64`.
 _WIDE = {"float32": "float64", "int32": "int64", "uint32": "uint64", "complex64": "complex128"}

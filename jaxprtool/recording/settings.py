@@ -1,4 +1,4 @@
-"""What to record, as it is handed to the processes of a run."""
+"""The settings of a recording, passed to the processes of a run."""
 
 from __future__ import annotations
 
@@ -13,18 +13,19 @@ VARIABLE = "JAXPRTOOL_RECORD"
 
 @dataclass(frozen=True)
 class Settings:
-    """What to record.
+    """The settings of a recording.
 
     Attributes:
         run: The folder of the run, as an absolute path.
-        start: When the run began, by `time.time`.
-        constants: The most bytes of large constants that a process writes; 0 for none.
+        start: The start of the run, by `time.time`.
+        constants: The maximum size of the large constants that a process writes, in bytes; 0 for
+            none.
         calls: Whether to count calls, and the time until their results are ready.
-        keep: How many of the last calls to keep the arguments of, by the names of functions.
-        keep_bytes: The most bytes that are kept of one function.
+        keep: Pairs of a function's name and the number of last calls whose arguments are kept.
+        keep_bytes: The maximum size of the arguments kept for one function, in bytes.
         until: The results that end the script: "nan", or "".
-        profile: How many steps of each process to profile; 0 for none.
-        programs: Whether programs are written, and not only what is known of each compilation.
+        profile: The number of steps of each process to profile; 0 for none.
+        programs: Whether to write programs, not only the facts of each compilation.
     """
 
     run: str
@@ -39,7 +40,7 @@ class Settings:
 
 
 def require_until(until: str, keep: Mapping[str, int]) -> None:
-    """Raise ArgumentsError for an end of the script that is unknown, or checks no function."""
+    """Raise ArgumentsError if `until` is unknown, or there are no functions to check."""
     if until not in ("", "nan"):
         raise ArgumentsError(f"--until {until}: only nan is known")
     if until and not keep:
@@ -47,7 +48,7 @@ def require_until(until: str, keep: Mapping[str, int]) -> None:
 
 
 def kept_calls_of(texts: Sequence[str]) -> dict[str, int]:
-    """Return how many calls of each function to keep, from texts such as `step,loss:3`.
+    """Return the number of calls to keep for each function, from texts such as `step,loss:3`.
 
     Raises:
         ArgumentsError: If a text is not of this form.

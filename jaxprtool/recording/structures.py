@@ -1,7 +1,7 @@
-"""The structure of arguments, as a text of each container by its path.
+"""Describe the structure of arguments: a text for each container, by path.
 
-It is read from JAX's tree of the arguments, in which JAX has flattened them already: no code of the
-user's is called but `__repr__` of static fields.
+It is read from the PyTreeDef that JAX has made. Of the user's code, only `__repr__` of static
+fields is called.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ class Structure:
                 leaves.append(f"{path}{step}" if names is None else names[len(leaves)])
 
     def root(self, tree: PyTreeDef, name: str) -> str:
-        """Return the name of the next argument: the given one, unless its leaves say another."""
+        """Return the name of the next argument: the given one, unless its leaves have another."""
         if self._names is None or tree.num_leaves == 0:
             return name
         first = self._names[len(self.leaves)]
@@ -73,13 +73,13 @@ class Structure:
         self.texts[""] = f"({', '.join(names)})"
 
     def _node(self, kind: type, aux: Any, children: Sequence[PyTreeDef], path: str) -> _Node:
-        """Return the steps of the path to the children of a node, and more."""
+        """Return the description of a node: the steps to its children, its text, its statics."""
         count = len(children)
         if kind is dict:
-            # Keys of the user's classes are not hashed: that is their code.
+            # Do not hash keys of other classes: that would call the user's code.
             plain = set(map(type, aux)) <= {str, int}
             return _dict_node(tuple(aux)) if plain else _Node.of(kind, [f"[{k!r}]" for k in aux])
-        if issubclass(kind, dict):  # JAX has the factory of a defaultdict before the keys
+        if issubclass(kind, dict):  # JAX puts the factory of a defaultdict before the keys
             keys = aux[1] if type(aux) is tuple and len(aux) == 2 else aux
             if isinstance(keys, tuple | list) and len(keys) == count:
                 return _Node.of(kind, [f"[{key!r}]" for key in keys])
@@ -87,7 +87,7 @@ class Structure:
         return node or _Node.of(kind, list(self._named_steps(children, path)))
 
     def _named_steps(self, children: Sequence[PyTreeDef], path: str) -> Iterator[str]:
-        """Return the steps to children as the names of their leaves have them."""
+        """Yield the steps to children, read from the names of their leaves."""
         position, names = len(self.leaves), self._names
         for i, child in enumerate(children):
             found = None
@@ -97,7 +97,7 @@ class Structure:
             position += child.num_leaves
 
     def _add_module(self, tree: PyTreeDef, path: str) -> None:
-        """Add a module of Flax NNX, which JAX has as a graph and the list of its variables."""
+        """Add a module of Flax NNX, which JAX sees as a graph and a list of variables."""
         start = len(self.leaves)
         self.texts[path] = tree.node_data()[0].__name__  # type: ignore[index]
         try:
@@ -128,7 +128,7 @@ class _Node(NamedTuple):
         fields = dataclasses.fields(kind) if dataclasses.is_dataclass(kind) else ()
         statics = [f".{each.name}" for each in fields if _is_static(each)]
         if len(statics) + len(steps) != len(fields):
-            # What is a child was told to `register_dataclass`.
+            # `register_dataclass` was told which fields are children.
             statics = [f".{each.name}" for each in fields if f".{each.name}" not in steps]
         return cls(steps, f"{kind.__name__}({_shown(steps)})", statics)
 

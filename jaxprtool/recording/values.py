@@ -1,7 +1,7 @@
-"""Static values, closed-over variables and fields as short text that differs when they differ.
+"""Describe static values, closed-over variables and fields by short texts, for comparison.
 
-This runs in the user's script. Of the user's code it calls `__repr__` alone, it does not wait for
-arrays, and it keeps no reference to a value.
+Values that differ have different texts. This runs in the user's script: it calls only `__repr__` of
+the user's code, does not wait for arrays, and keeps no reference to a value.
 """
 
 from __future__ import annotations
@@ -25,16 +25,16 @@ import numpy as np
 
 from jaxprtool.jaxcompat import short_dtype_name
 
-#: The longest text of a value, and of one that JAX compares.
+#: The maximum length of the text of a value, and of a value that JAX compares.
 LIMIT, COMPARED_LIMIT = 80, 1000
 
-#: The most values that the text of one value is made of, and the most of its levels.
+#: The maximum number of nested values, and of levels, in the text of a value.
 _MOST, _DEEPEST = 1000, 8
 
 #: NumPy arrays in static values are compared by their elements up to this number of bytes.
 _MOST_BYTES = 1 << 16
 
-#: A container of more numbers is told by a checksum.
+#: A container of more numbers is described by a checksum.
 _MANY = 200
 
 _SMALL = 1 << 63
@@ -64,7 +64,7 @@ class Numbers:
     def __call__(self, value: object, group: str = "") -> int:
         """Return the number of an object, counted from 1 in its group."""
         key: Hashable = id(value)
-        if type(value) is types.MethodType:  # made anew at each access, and equal
+        if type(value) is types.MethodType:  # a new object at each access, but equal
             key, value = (id(value.__self__), id(value.__func__)), value.__self__
         reference, number = self._known.get((key, group), (None, 0))
         if number and (reference is None or reference() is value):
@@ -84,15 +84,15 @@ class Values:
 
     Attributes:
         numbers: The numbers of objects.
-        compared: Whether the text is of a value that JAX compares with `==`: objects that are equal
-            to themselves alone, functions too, then have their numbers.
+        compared: Whether JAX compares the value with `==`. Then objects without `__eq__`, such as
+            functions, have numbers in the text.
     """
 
     numbers: Numbers
     compared: bool = True
 
     def __call__(self, value: object) -> str:
-        """Return the text of a value. A longer one is cut, and ends in a checksum of the whole."""
+        """Return the text of a value. A long text is cut, and ends in a checksum of the whole."""
         kind = type(value)
         if kind is bool or value is None or (kind is int and abs(value) < _SMALL):  # type: ignore
             return repr(value)
@@ -135,12 +135,12 @@ class _Writer:
         try:
             return self._of_kind(value, kind, depth)
         except Exception:
-            return kind.__name__  # a property or `__repr__` of the user's raised
+            return kind.__name__  # the user's property or `__repr__` raised
 
     def _of_kind(self, value: Any, kind: type, depth: int) -> str:
         if issubclass(kind, tuple | list | dict | set | frozenset):
             return self._container(value, kind, depth)
-        # `isinstance` would ask the value for its class, which may be code of the user's.
+        # `isinstance` would ask the value for its class, which may run the user's code.
         if issubclass(kind, type):
             return str(value.__qualname__)
         if issubclass(kind, enum.Enum):
@@ -156,7 +156,7 @@ class _Writer:
         return self._object(value, kind, depth)
 
     def _container(self, value: Any, kind: type, depth: int) -> str:
-        """Return the text of a container, whose class may be the user's: its code is not called."""
+        """Return the text of a container, without calling methods of its class."""
         base = next(each for each in (tuple, list, dict, set, frozenset) if issubclass(kind, each))
         own = "" if kind is base else kind.__name__
         count = base.__len__(value)
@@ -189,7 +189,7 @@ class _Writer:
         return text
 
     def function(self, value: Any, kind: type, depth: int) -> str | None:
-        """Return the text of a function with its line and what it binds, or None."""
+        """Return the text of a function, with its line and closed-over variables, or None."""
         if kind is types.FunctionType:
             name = short_name(value.__qualname__)
             number = self.values.number(value, name)
@@ -224,7 +224,7 @@ class _Writer:
         return f"({', '.join(shown)})" if shown else ""
 
     def _object(self, value: Any, kind: type, depth: int) -> str:
-        own_identity = kind.__eq__ is object.__eq__  # equal to itself alone
+        own_identity = kind.__eq__ is object.__eq__  # equal only to itself
         number = self.values.number(value, kind.__name__) if own_identity else ""
         if dataclasses.is_dataclass(kind):
             pairs = _dataclass_items(value)
@@ -246,7 +246,7 @@ _EMPTY = object()
 
 
 def cell_content(cell: types.CellType) -> object:
-    """Return what a cell of a closure holds, or an object of its own if it is empty."""
+    """Return the content of a closure cell, or a marker if it is empty."""
     try:
         return cell.cell_contents
     except ValueError:
@@ -254,7 +254,7 @@ def cell_content(cell: types.CellType) -> object:
 
 
 def is_empty(content: object) -> bool:
-    """Return True for what `cell_content` returns for an empty cell."""
+    """Return True for the marker of an empty cell."""
     return content is _EMPTY
 
 
@@ -272,7 +272,7 @@ def array_type(value: Any) -> str:
 
 
 def short_name(qualname: str) -> str:
-    """Return a qualified name from the innermost function on: `init` of `adam.<locals>.init`."""
+    """Return the part of a qualified name after `<locals>`: `init` for `adam.<locals>.init`."""
     return qualname.rpartition("<locals>.")[2]
 
 

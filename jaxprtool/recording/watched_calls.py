@@ -1,4 +1,4 @@
-"""What `--calls`, `--keep` and `--until` do around each call of a function."""
+"""Wrap the calls of a function for `--calls`, `--keep` and `--until`."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ class CountedCalls:
     """Counts the calls of a function, and times them.
 
     Args:
-        clock: What waits for results.
+        clock: Waits for results.
         counter: The counter of the function.
     """
 
@@ -42,11 +42,12 @@ class KeptCalls:
     """Keeps the arguments of the last calls of a function.
 
     Args:
-        call: What calls the function.
+        call: Calls the function.
         folder: The folder of the process.
         name: The name of the function in the run.
-        last: How many calls are kept.
-        limit: The most bytes that are kept; calls with more are not, which an event says.
+        last: The number of calls to keep.
+        limit: The maximum size of the kept arguments, in bytes. A call with more is not kept, and
+            an event reports it.
         until: "nan" to end the script at a NaN in the results, or "".
         write: Writes an event.
     """

@@ -1,7 +1,7 @@
 """Start recording when this Python process imports JAX. It imports nothing of jaxprtool before.
 
-Python imports `sitecustomize` at its start. `launch` puts this folder on PYTHONPATH; another
-module of that name is imported as it would have been.
+Python imports `sitecustomize` at its start. `launch` puts this folder on PYTHONPATH. Another module
+of that name on the path is imported too.
 """
 
 import os

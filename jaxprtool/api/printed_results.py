@@ -10,6 +10,8 @@ from typing import Any
 
 from rich.console import Console
 
+from jaxprtool.render.terminal.top import ROWS
+
 #: For each type of result, the module of `render.reports` that renders it, and the call that does
 #: so, with the defaults of the command.
 _RENDERERS: dict[str, tuple[str, Callable[[Any, int, Any], Any]]] = {
@@ -17,14 +19,14 @@ _RENDERERS: dict[str, tuple[str, Callable[[Any, int, Any], Any]]] = {
     "Comparison": ("compare", lambda found, width, module: module.comparison(found, width)),
     "CompiledPeak": (
         "compiled_memory",
-        lambda found, width, module: module.compiled_table(found, width, 20),
+        lambda found, width, module: module.compiled_table(found, width, ROWS),
     ),
-    "Cost": ("cost", lambda found, width, module: module.cost_table(found, width, 20, None)),
+    "Cost": ("cost", lambda found, width, module: module.cost_table(found, width, ROWS, None)),
     "Determinism": ("determinism", lambda found, width, module: module.determinism(found, width)),
     "Diff": ("diff", lambda found, width, module: module.diff_text(found, width)),
     "Findings": ("lint", lambda found, width, module: module.findings_by_line(found, width)),
     "GradientAnswer": ("gradient", lambda found, width, module: module.gradient_text(found, width)),
-    "Memory": ("memory", lambda found, width, module: module.memory_table(found, width, 20)),
+    "Memory": ("memory", lambda found, width, module: module.memory_table(found, width, ROWS)),
     "NanSearch": ("nans", lambda found, width, module: module.first_found(found, width)),
     "Path": ("why", lambda found, width, module: module.path_text(found, width)),
     "Precision": (
@@ -33,11 +35,11 @@ _RENDERERS: dict[str, tuple[str, Callable[[Any, int, Any], Any]]] = {
     ),
     "Profile": (
         "profile",
-        lambda found, width, module: module.profile_table(found, "line", width, 20),
+        lambda found, width, module: module.profile_table(found, "line", width, ROWS),
     ),
     "Residuals": (
         "residuals",
-        lambda found, width, module: module.residuals_table(found, width, 20),
+        lambda found, width, module: module.residuals_table(found, width, ROWS),
     ),
     "Run": ("record", lambda found, width, module: module.summary(found, width)),
     "Shardings": (

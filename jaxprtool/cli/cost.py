@@ -30,7 +30,6 @@ _By = Annotated[
         "Group by source line, module scope, primitive, dtype, or argument read.",
     ),
 ]
-_Top = Annotated[int, _COUNTED.option("--top", "N", "Show the N most expensive groups.", min=1)]
 Device = Annotated[
     str | None,
     _COUNTED.option(
@@ -63,13 +62,14 @@ _Pprof = Annotated[
 def cost(
     session: Session,
     by: _By = "line",
-    top: _Top = 20,
     device: Device = None,
     seconds: _Seconds = None,
     measure: _Measure = False,
     compiled: Compiled = False,
     bandwidth: _Bandwidth = None,
     pprof: _Pprof = None,
+    top: options.Top = None,
+    all: options.All = False,
     json: options.Json = False,
 ) -> None:
     """Estimate FLOPs and memory traffic; --measure also times it.
@@ -83,6 +83,7 @@ def cost(
       jaxprtool cost samples/transformer.py:loss --by scope --device h100
       jaxprtool cost jax.numpy:matmul --args "f32[n,d], f32[d,d]"
     """
+    most = options.rows(top, all)
     if seconds is not None and measure:
         raise OutputError("--seconds and --measure cannot be combined: both give the run time")
     if bandwidth is not None and not compiled:
@@ -122,10 +123,10 @@ def cost(
         output.write_json(CostDocument(first.total, first.groups, found, split))
         return
     if split is not None:
-        output.write_rendered(device_tables(split, output.width(), top))
+        output.write_rendered(device_tables(split, output.width(), most))
         output.write("")
     beside = split is not None
-    output.write_each(render.cost_table(each, output.width(), top, on, beside) for each in found)
+    output.write_each(render.cost_table(each, output.width(), most, on, beside) for each in found)
 
 
 def require_numbers(is_symbolic: object) -> None:

@@ -12,7 +12,6 @@ from jaxprtool.cli.session import Session, command, only_program
 if TYPE_CHECKING:
     from jaxprtool.analysis.memory import Memory
 
-_Top = Annotated[int, Panel("Groups").option("--top", "N", "Show the N largest groups.", min=1)]
 _Out = Annotated[
     str | None,
     options.out_option("Also draw the memory over time, with matplotlib.", "FILE.svg|FILE.png"),
@@ -43,11 +42,12 @@ _Limit = Annotated[
 @command
 def memory(
     session: Session,
-    top: _Top = 20,
     out: _Out = None,
     pprof: _Pprof = None,
     compiled: _Compiled = False,
     limit: _Limit = None,
+    top: options.Top = None,
+    all: options.All = False,
     json: options.Json = False,
 ) -> None:
     """Estimate the peak memory, and list what is live at the peak.
@@ -64,6 +64,7 @@ def memory(
     from jaxprtool.ir.basics.quantities import bytes_of
     from jaxprtool.render.reports import memory_picture
 
+    shown = options.rows(top, all)
     most = None if limit is None else bytes_of(limit)
     picture_format = None if out is None else memory_picture.picture_format(out)
     session.start()
@@ -101,9 +102,9 @@ def memory(
         first = found[0]
         output.write_json(MemoryDocument(first.peak_bytes, first.at, first.live, found, peak))
     elif peak is not None:
-        output.write_rendered(compiled_table(peak, output.width(), top))
+        output.write_rendered(compiled_table(peak, output.width(), shown))
     else:
-        output.write_each(render.memory_table(each, output.width(), top) for each in found)
+        output.write_each(render.memory_table(each, output.width(), shown) for each in found)
     if most is not None:
         require_within(most, [peak] if peak is not None else found)
 

@@ -9,6 +9,8 @@ from typing import Annotated, Any, Literal, get_args
 import typer
 
 from jaxprtool.cli import completion
+from jaxprtool.errors import OutputError
+from jaxprtool.render.terminal.top import ALL, ROWS
 
 # --- declaration of options -------------------------------------------------------------------
 
@@ -56,6 +58,22 @@ def backend_option(help: str, panel: Panel) -> Any:
     """Return the declaration of `--backend`."""
     complete = completion.complete_backend
     return panel.option("--backend", "NAME", help, autocompletion=complete)
+
+
+def top_option(default: str = str(ROWS)) -> Any:
+    """Return the declaration of `--top`; `default` is what is shown without it."""
+    help = f"Show N rows of each list. Default: {default}."
+    return OUTPUT.option("--top", "N", help, min=1)
+
+
+def rows(top: int | None, all: bool, default: int = ROWS) -> int | None:
+    """Return the number of rows to show of each list; None for all.
+
+    Raises OutputError for both --top and --all.
+    """
+    if all and top is not None:
+        raise OutputError(f"--top and {ALL} cannot be combined", "give one of them")
+    return None if all else top or default
 
 
 def chosen_format(format: FormatChoice | None, json: bool) -> FormatChoice:
@@ -188,6 +206,8 @@ Source = Annotated[
         "Show each equation's file and line, or not. Default: in files, not in listings.",
     ),
 ]
+Top = Annotated[int | None, top_option()]
+All = Annotated[bool, OUTPUT.flag(ALL, "Show all rows.")]
 Json = Annotated[bool, OUTPUT.flag("--json", "Print one JSON document on stdout.")]
 FormatChoice = Literal["text", "json", "sarif", "github"]
 Format = Annotated[

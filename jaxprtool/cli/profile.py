@@ -28,9 +28,6 @@ ByOption = Annotated[
         "--by", By, "Group by source line, scope, function, compiled operation or primitive."
     ),
 ]
-TopOption = Annotated[
-    int, _MEASURED.option("--top", "N", "Show the N groups that take the most time.", min=1)
-]
 _Calls = Annotated[
     int | None,
     RUN.option(
@@ -65,7 +62,6 @@ OutOption = Annotated[
 def profile(
     session: RunSession,
     by: ByOption = "line",
-    top: TopOption = 20,
     calls: _Calls = None,
     estimate: _Estimate = False,
     backend: options.Backend = None,
@@ -75,6 +71,8 @@ def profile(
     pprof: PprofOption = None,
     perfetto: PerfettoOption = None,
     out: OutOption = None,
+    top: options.Top = None,
+    all: options.All = False,
     json: options.Json = False,
 ) -> None:
     """Time a compiled function by your lines, with JAX's profiler.
@@ -87,6 +85,7 @@ def profile(
       jaxprtool profile samples/transformer.py:loss -p grad --by scope
       jaxprtool profile samples/transformer.py:loss -p grad -o time.html
     """
+    most = options.rows(top, all)
     for option, path in (("--pprof", pprof), ("--perfetto", perfetto), ("-o", out)):
         output.refuse_stdout(option, path, "profile")
     if out is not None and not output.is_page(out):
@@ -105,10 +104,10 @@ def profile(
         measured = _measured(session, prepared, calls, json, estimate)
         prepared.note_random(session.target)
         if measured is None:
-            _write_estimate(prepared.program, top, json)
+            _write_estimate(prepared.program, most, json)
             return
         found = measured
-    write(found, by, top, json, pprof, perfetto, out)
+    write(found, by, most, json, pprof, perfetto, out)
 
 
 def _is_trace(target: str) -> bool:
@@ -153,7 +152,7 @@ def profiled(
         )
 
 
-def _write_estimate(program: Program, top: int, json: bool) -> None:
+def _write_estimate(program: Program, top: int | None, json: bool) -> None:
     """Write the cost of a program, as `cost` does."""
     from jaxprtool.analysis.cost import cost
     from jaxprtool.render.reports.cost import cost_table
@@ -170,7 +169,7 @@ def _write_estimate(program: Program, top: int, json: bool) -> None:
 def write(
     found: Profile,
     by: By,
-    top: int,
+    top: int | None,
     json: bool,
     pprof: str | None,
     perfetto: str | None,

@@ -8,9 +8,6 @@ from jaxprtool.cli import options, output
 from jaxprtool.cli.options import Panel
 from jaxprtool.cli.session import Session, command, only_program
 
-_Top = Annotated[
-    int, Panel("Residuals").option("--top", "N", "Show the N largest residuals.", min=1)
-]
 _Budget = Annotated[
     str | None,
     Panel("Residuals").option(
@@ -28,9 +25,10 @@ _Compiled = Annotated[
 @command
 def residuals(
     session: Session,
-    top: _Top = 20,
     budget: _Budget = None,
     compiled: _Compiled = False,
+    top: options.Top = None,
+    all: options.All = False,
     json: options.Json = False,
 ) -> None:
     """Show the values that a gradient keeps for its backward pass.
@@ -46,6 +44,7 @@ def residuals(
       jaxprtool residuals samples/transformer.py:loss -p "checkpoint(policy='dots_saveable')"
       jaxprtool residuals samples/transformer.py:loss --budget 4MiB
     """
+    most = options.rows(top, all)
     session.start()
     from jaxprtool.api.investigate.residuals import residuals as found_residuals
     from jaxprtool.ir.basics.quantities import bytes_of
@@ -58,4 +57,4 @@ def residuals(
     if json:
         output.write_json(found)
     else:
-        output.write_rendered(render.residuals_table(found, output.width(), top))
+        output.write_rendered(render.residuals_table(found, output.width(), most))

@@ -17,7 +17,10 @@ if TYPE_CHECKING:
 
 _SHOWN = Panel("Shardings")
 
-_Top = Annotated[int, _SHOWN.option("--top", "N", "Show N lines, and N values.", min=1)]
+#: The number of lines, and of values, that are shown by default.
+ROWS = 10
+
+_Top = Annotated[int | None, options.top_option(str(ROWS))]
 _Replicated = Annotated[
     bool,
     _SHOWN.flag(
@@ -55,13 +58,14 @@ _Backend = Annotated[
 @command
 def shardings(
     session: PartitionSession,
-    top: _Top = 10,
     replicated: _Replicated = False,
     picture: _Picture = None,
     propose: _Propose = False,
     bandwidth: _Bandwidth = None,
     device: Device = None,
     backend: _Backend = None,
+    top: _Top = None,
+    all: options.All = False,
     json: options.Json = False,
 ) -> None:
     """Show how XLA partitions a function over devices, by line.
@@ -75,6 +79,7 @@ def shardings(
       jaxprtool shardings samples/sharded.py:grad_loss
       jaxprtool shardings samples/partitioned.py:step --mesh data=8 --in-specs "(P(), P('data'))"
     """
+    most = options.rows(top, all, ROWS)
     if picture is not None and (json or replicated):
         raise OutputError("--picture cannot be combined with --json or --replicated")
     session.start()
@@ -95,7 +100,7 @@ def shardings(
     if picture is not None:
         output.write_rendered(pictures(_named(picture, found), output.width()))
         return
-    output.write_rendered(shardings_tables(found, output.width(), top, replicated))
+    output.write_rendered(shardings_tables(found, output.width(), most, replicated))
 
 
 def _named(name: str, found: Shardings) -> list[ShardedValue]:

@@ -13,6 +13,7 @@ from jaxprtool.ir.basics.quantities import in_bytes, plural, times
 from jaxprtool.render.terminal import theme
 from jaxprtool.render.terminal.rendering import Rendering
 from jaxprtool.render.terminal.tables import add_more, new_table, number, share_text, text
+from jaxprtool.render.terminal.top import split
 
 if TYPE_CHECKING:
     from jaxprtool.analysis.memory.compiled import CompiledPeak, LineBytes, PeakBuffer
@@ -21,24 +22,24 @@ if TYPE_CHECKING:
 _BUFFERS = 4
 
 
-def compiled_table(found: CompiledPeak, width: int, top: int) -> Rendering:
+def compiled_table(found: CompiledPeak, width: int, top: int | None) -> Rendering:
     """Return the memory of a compiled program, and a row for each of the `top` largest lines.
 
     Args:
         found: XLA's buffers at the peak.
         width: The width in characters.
-        top: The number of lines shown.
+        top: The number of lines shown; None for all.
     """
     columns = number("share"), number("bytes"), number("estimate")
     table = new_table("", *columns, text("line and its buffers"))
-    for line in found.lines[:top]:
+    shown, rest = split(found.lines, top)
+    for line in shown:
         share = share_text(line.bytes, found.peak_bytes)
         sizes = in_bytes(line.bytes), in_bytes(line.estimate_bytes)
         table.add_row(share, *sizes, Text(line.line, style=theme.BINDER))
         for bytes_text, what in _buffers(line):
             below = Padding(what, (0, 0, 0, 2))
             table.add_row("", Text(bytes_text, style=theme.COMMENT), "", below)
-    rest = found.lines[top:]
     size, estimate = sum(each.bytes for each in rest), sum(each.estimate_bytes for each in rest)
     cells = share_text(size, found.peak_bytes), in_bytes(size), in_bytes(estimate)
     add_more(table, len(rest), *cells)

@@ -22,6 +22,7 @@ from jaxprtool.render.reports.runs import duration
 from jaxprtool.render.terminal import theme
 from jaxprtool.render.terminal.rendering import Rendering
 from jaxprtool.render.terminal.tables import add_more, new_table, number, share_text, text
+from jaxprtool.render.terminal.top import split
 
 if TYPE_CHECKING:
     from jaxprtool.analysis.cost import Cost, Group
@@ -51,24 +52,24 @@ WHOLE = " with whole arrays"
 
 
 def cost_table(
-    found: Cost, width: int, top: int, device: Device | None, beside_devices: bool = False
+    found: Cost, width: int, top: int | None, device: Device | None, beside_devices: bool = False
 ) -> Rendering:
     """Return the cost of a program, with a row for each of the `top` most expensive groups.
 
     Args:
         found: The cost.
         width: The width in characters.
-        top: The number of groups shown.
+        top: The number of groups shown; None for all.
         device: The device of the estimated times, if the groups have times.
         beside_devices: Whether it is shown beside what each device does.
     """
     whole_arrays = beside_devices and bool(found.left_to_partitioner)
     groups = found.groups
-    if found.by == "scope" and len(groups) > top:
+    if found.by == "scope" and split(groups, top)[1]:
         groups = _alike_as_one(groups)
-    shown = groups[:top]
+    shown, rest = split(groups, top)
     if found.by == "scope":
-        shown = tuple(sorted(shown, key=_in_tree(shown)))
+        shown = sorted(shown, key=_in_tree(shown))
     times = number("min time"), Column("limit", style=theme.COMMENT)
     table = new_table(
         f"{found.name}: {total_text(found.total, whole_arrays)}",
@@ -83,7 +84,7 @@ def cost_table(
     taken = sum(max(map(len, column)) + 3 for column in zip(headings, *rows, strict=True))
     for group, cells in zip(shown, rows, strict=True):
         table.add_row(*cells, _name(found, group, max(width - taken, _LEAST)))
-    add_more(table, len(groups) - top, *[""] * (len(table.columns) - 1))
+    add_more(table, len(rest), *[""] * (len(table.columns) - 1))
     parts: list[RenderableType] = [table]
     lines = list(notes(found, device, whole_arrays))
     if lines:

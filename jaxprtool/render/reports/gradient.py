@@ -94,7 +94,7 @@ def _causes(group: GradientGroup) -> Table:
         for number, (line, style) in enumerate(_lines(cause)):
             first = (cause.forward or cause.primitive, cause.source or "unknown line")
             table.add_row(*(first if number == 0 else ("", "")), Text(line, style=style))
-    add_more(table, len(group.causes) - _MOST_CAUSES)
+    add_more(table, len(group.causes) - _MOST_CAUSES, option="")
     return table
 
 

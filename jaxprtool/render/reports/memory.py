@@ -19,6 +19,7 @@ from jaxprtool.render.terminal.tables import (
     share_text,
     text,
 )
+from jaxprtool.render.terminal.top import split
 
 if TYPE_CHECKING:
     from jaxprtool.analysis.memory import Live, Memory, Point
@@ -30,13 +31,13 @@ _HEIGHT, _WIDEST = 12, 120
 _MARKS = 4
 
 
-def memory_table(found: Memory, width: int, top: int) -> Rendering:
+def memory_table(found: Memory, width: int, top: int | None) -> Rendering:
     """Return the curve of a program, and a row for each of the `top` largest groups at its peak.
 
     Args:
         found: The memory of the program.
         width: The width in characters.
-        top: The number of groups shown.
+        top: The number of groups shown; None for all.
     """
     parts: list[RenderableType] = [Text(peak_text(found), style=theme.HEADING)]
     if kinds := kinds_text(found):
@@ -46,13 +47,14 @@ def memory_table(found: Memory, width: int, top: int) -> Rendering:
     if found.live:
         columns = number("share"), number("bytes"), text("values", theme.TYPE)
         table = new_table("", *columns, text("value and last reader"))
-        for each in found.live[:top]:
+        shown, others = split(found.live, top)
+        for each in shown:
             share = share_text(each.bytes, found.peak_bytes)
             what = described(*what_texts(each), how_long_text(each))
             table.add_row(share, in_bytes(each.bytes), times(each.count, each.type), what)
-        rest = sum(each.bytes for each in found.live[top:])
+        rest = sum(each.bytes for each in others)
         cells = share_text(rest, found.peak_bytes), in_bytes(rest), ""
-        add_more(table, len(found.live) - top, *cells)
+        add_more(table, len(others), *cells)
         parts += [Text(), table]
     return Rendering(Group(*parts), width)
 

@@ -17,6 +17,7 @@ from jaxprtool.render.reports.runs import duration
 from jaxprtool.render.terminal import theme
 from jaxprtool.render.terminal.rendering import Rendering
 from jaxprtool.render.terminal.tables import add_more, new_table, number, text
+from jaxprtool.render.terminal.top import split
 
 if TYPE_CHECKING:
     from jaxprtool.analysis.profile import By, OwnWork, Profile, Timed, TimedOperation
@@ -48,24 +49,24 @@ _UNNAMED = {
 }
 
 
-def profile_table(found: Profile, by: By, width: int, top: int) -> Rendering:
+def profile_table(found: Profile, by: By, width: int, top: int | None) -> Rendering:
     """Return the measured time by groups, what is XLA's own, and notes.
 
     Args:
         found: The profile.
         by: The criterion of the groups.
         width: The width in characters.
-        top: The number of groups shown.
+        top: The number of groups shown; None for all.
     """
-    groups = found.by(by)
+    shown, rest = split(found.by(by), top)
     table = _operations(width) if by == "op" else _groups(found, by, width)
-    shown = _in_tree(groups[:top]) if by == "scope" else groups[:top]
+    shown = _in_tree(shown) if by == "scope" else shown
     rows = [cells(found, by, each, width) for each in shown]
     headings = [str(column.header) for column in table.columns[:-1]]
     taken = sum(max(map(len, column)) + 3 for column in zip(headings, *rows, strict=True))
     for each, row in zip(shown, rows, strict=True):
         table.add_row(*row, _named(each, by, max(width - taken, _LEAST)))
-    add_more(table, len(groups) - top, *[""] * (len(table.columns) - 1))
+    add_more(table, len(rest), *[""] * (len(table.columns) - 1))
     parts: list[RenderableType] = [Text(title(found), style=theme.HEADING), table]
     if own := [each for each in found.own if each.share >= _SMALL]:
         parts += [Text(), _own_table(own)]

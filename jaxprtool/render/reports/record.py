@@ -294,7 +294,7 @@ def _functions_table(run: Run, most: int, width: int) -> Table:
     names = [_name(*each, room) for each in _named(shown, room)]
     for row in zip(*columns.values(), names, strict=True):
         table.add_row(*row)
-    add_more(table, len(run.functions) - most, *[""] * len(columns))
+    add_more(table, len(run.functions) - most, *[""] * len(columns), option="")
     return table
 
 
@@ -388,7 +388,7 @@ def _reasons_table(found: Sequence[Again], most: int, reasons: int, width: int) 
     for (name, count), again in zip(names, found, strict=False):
         left = Text(name, style=theme.BINDER).append(f" {count}", style="default")
         table.add_row(left, _reasons(again.reasons, reasons, room))
-    add_more(table, len(found) - most)
+    add_more(table, len(found) - most, option="")
     title = Text("compiled more than once, and why", style=theme.HEADING)
     return Group(title, Padding(table, (0, 0, 0, 2)))
 

@@ -59,7 +59,7 @@ def _rendering(found: Repetition, width: int, path: Callable[[str], str]) -> Ren
     elif found.small:
         small = [(0, body) for body in found.small]
         table = _table(f"{heading}, too little repetition to outline", small[:_MOST_SMALL], path)
-        add_more(table, len(small) - _MOST_SMALL)
+        add_more(table, len(small) - _MOST_SMALL, option="")
         total = "--equations N outlines bodies of at least N equations anyway"
     else:
         return Rendering(Text(f"{heading}, no repetition"), width)

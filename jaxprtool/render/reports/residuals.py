@@ -25,6 +25,7 @@ from jaxprtool.render.terminal.tables import (
     share_text,
     text,
 )
+from jaxprtool.render.terminal.top import split
 
 if TYPE_CHECKING:
     from jaxprtool.analysis.residuals import (
@@ -42,15 +43,15 @@ PLACEMENTS = "peaks under jax.checkpoint"
 _MOST_ARGUMENTS = 40
 
 
-def residuals_table(found: Residuals, width: int, top: int) -> Rendering:
-    """Return a row for each of the `top` largest groups, and the bytes per policy."""
+def residuals_table(found: Residuals, width: int, top: int | None) -> Rendering:
+    """Return a row for each of the `top` largest groups (all if None), and the bytes per policy."""
     heading = total_text(found)
     columns = number("share"), number("bytes"), text("type", theme.TYPE), number("cost")
     table = new_table(heading, *columns, text("value and readers"))
-    groups = grouped(found.residuals)
-    for count, residual in groups[:top]:
+    shown, rest = split(grouped(found.residuals), top)
+    for count, residual in shown:
         table.add_row(*_cells(count, residual, found.total_bytes))
-    add_more(table, len(groups) - top, "", "", "", "")
+    add_more(table, len(rest), "", "", "", "")
     parts: list[RenderableType] = [table, Text()] if found.residuals else [Text(heading), Text()]
     if found.policies:
         parts.append(_policies(found))

@@ -19,6 +19,7 @@ from jaxprtool.render.reports.sharding_picture import sharding_picture
 from jaxprtool.render.terminal import theme
 from jaxprtool.render.terminal.rendering import Rendering
 from jaxprtool.render.terminal.tables import add_more, new_table, number, share_text, text
+from jaxprtool.render.terminal.top import split
 
 if TYPE_CHECKING:
     from jaxprtool.analysis.shardings import Collective, ShardedValue, Shardings
@@ -32,13 +33,15 @@ NO_LINE = "no line"
 _SHARED = "partitioned by Shardy, as for all platforms; merged and scheduled as for the {}"
 
 
-def shardings_tables(found: Shardings, width: int, top: int, replicated: bool = False) -> Rendering:
+def shardings_tables(
+    found: Shardings, width: int, top: int | None, replicated: bool = False
+) -> Rendering:
     """Return the collectives by line, and the sharding of arguments, results and large values.
 
     Args:
         found: The facts.
         width: The width in characters.
-        top: The number of lines, and of values, that are shown.
+        top: The number of lines, and of values, that are shown; None for all.
         replicated: Whether to show only large values that each device holds whole.
     """
     parts: list[Text | Table] = [Text(heading(found), style=theme.HEADING)]
@@ -53,7 +56,7 @@ def shardings_tables(found: Shardings, width: int, top: int, replicated: bool = 
     return Rendering(Group(*parts), width)
 
 
-def device_tables(found: Shardings, width: int, top: int) -> Rendering:
+def device_tables(found: Shardings, width: int, top: int | None) -> Rendering:
     """Return what each device does and sends, without the sharding of values."""
     parts = [Text(heading(found), style=theme.HEADING), *map(Text, facts(found))]
     return Rendering(Group(*parts, *_both_sources(found, top)), width)
@@ -105,7 +108,7 @@ def times_text(found: Shardings) -> str:
     return ", ".join(parts)
 
 
-def _both_sources(found: Shardings, top: int) -> Iterator[Text | Table]:
+def _both_sources(found: Shardings, top: int | None) -> Iterator[Text | Table]:
     """Yield tables of the collectives that the partitioner added, and of those of the program."""
     sources = {"partitioner": "added by the partitioner", "program": "asked for by the program"}
     for source, title in sources.items():
@@ -114,14 +117,17 @@ def _both_sources(found: Shardings, top: int) -> Iterator[Text | Table]:
             yield _collectives(found, listed, title, top)
 
 
-def _collectives(found: Shardings, listed: Sequence[Collective], title: str, top: int) -> Table:
+def _collectives(
+    found: Shardings, listed: Sequence[Collective], title: str, top: int | None
+) -> Table:
     """Return a table with a row for each line, and its collectives below."""
     with_time = any(each.seconds is not None for each in listed)
     times = [number("time")] if with_time else []
     table = new_table(title, number("share"), number("sent"), *times, text("line and values"))
     lines = _by(listed, lambda each: each.line)
-    shown = sorted(lines.items(), key=lambda item: -_bytes(item[1]))
-    for line, here in shown[:top]:
+    by_bytes = sorted(lines.items(), key=lambda item: -_bytes(item[1]))
+    shown, others = split(by_bytes, top)
+    for line, here in shown:
         cells = share_text(_bytes(here), found.sent_bytes), in_bytes(_bytes(here))
         name = Text(str(line or NO_LINE), style=theme.BINDER)
         table.add_row(*cells, *_time(here, with_time), name)
@@ -129,9 +135,9 @@ def _collectives(found: Shardings, listed: Sequence[Collective], title: str, top
             below = Padding(_described(alike), (0, 0, 0, 2))
             size = Text(in_bytes(_bytes(alike)), style=theme.COMMENT)
             table.add_row("", size, *_time(alike, with_time), below)
-    rest = [each for _, here in shown[top:] for each in here]
+    rest = [each for _, here in others for each in here]
     cells = share_text(_bytes(rest), found.sent_bytes), in_bytes(_bytes(rest))
-    add_more(table, len(shown) - top, *cells, *_time(rest, with_time))
+    add_more(table, len(others), *cells, *_time(rest, with_time))
     return table
 
 
@@ -210,26 +216,26 @@ def _time(here: Sequence[Collective], with_time: bool) -> list[str]:
     return [duration(seconds) if seconds >= 1e-9 else "< 1 ns"]
 
 
-def _values(found: Shardings, listed: Sequence[ShardedValue], top: int) -> Table:
+def _values(found: Shardings, listed: Sequence[ShardedValue], top: int | None) -> Table:
     """Return a table of values, with those that differ in numbers only in one row."""
     columns = number("per device"), number("whole"), text("spec"), text("value")
     table = new_table("arguments, results and large values", *columns)
-    alike = alike_values(listed)
-    for each in alike[:top]:
+    shown, others = split(alike_values(listed), top)
+    for each in shown:
         first, count = each[0], sum(value.count for value in each)
         sizes = [first.bytes_per_device * count, first.bytes * count]
         is_named = first.kind == "value" or first.name.startswith(first.kind)
         name = Text("" if is_named else f"{first.kind} ", style=theme.COMMENT)
         name.append(common_path([value.name for value in each]), style=theme.BINDER)
         local = f"[{','.join(map(str, first.shape_per_device))}]"
-        split = "" if first.replicated else f" in {local}"
-        name.append(f" {times(count, first.type)}{split}", style=theme.TYPE)
+        part = "" if first.replicated else f" in {local}"
+        name.append(f" {times(count, first.type)}{part}", style=theme.TYPE)
         for note in value_notes(first, found):
             name.append(f", {note}", style=theme.COMMENT)
         table.add_row(*map(in_bytes, sizes), Text(first.spec or "no spec"), name)
-    rest = [value for each in alike[top:] for value in each]
+    rest = [value for each in others for value in each]
     sizes = [sum(value.bytes_per_device for value in rest), sum(value.bytes for value in rest)]
-    add_more(table, len(alike) - top, *map(in_bytes, sizes), "")
+    add_more(table, len(others), *map(in_bytes, sizes), "")
     return table
 
 

@@ -83,5 +83,5 @@ def values_table(
         source = [] if sources is None else [Text(sources[i])]
         grid.add_row(Text(value.name), Text(value.described), size, *source)
     if most is not None:
-        add_more(grid, len(values) - most)
+        add_more(grid, len(values) - most, option="")
     return grid

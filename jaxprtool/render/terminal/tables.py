@@ -10,6 +10,7 @@ from rich.table import Column, Table
 from rich.text import Text
 
 from jaxprtool.render.terminal import theme
+from jaxprtool.render.terminal.top import ALL, more
 
 
 def new_table(heading: str, *columns: Column | str) -> Table:
@@ -44,10 +45,13 @@ def facts_table(facts: Iterable[tuple[str, str]]) -> Table:
     return table
 
 
-def add_more(table: Table, count: int, *cells: str) -> None:
-    """Add a row with the number of further rows, after its first cells, if there are any."""
+def add_more(table: Table, count: int, *cells: str, option: str = ALL) -> None:
+    """Add a row with the number of further rows, after its first cells, if there are any.
+
+    `option` shows them; "" if none does.
+    """
     if count > 0:
-        table.add_row(*cells, Text(f"… {count:,} more", style=theme.COMMENT))
+        table.add_row(*cells, Text(more(count, option=option), style=theme.COMMENT))
 
 
 def share_text(part: float | None, whole: float | None) -> str:

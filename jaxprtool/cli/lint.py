@@ -69,7 +69,7 @@ def lint(
     from jaxprtool.render.reports.lint import finding_problem
 
     if select is None and ignore is None:
-        select, ignore = _configured()
+        select, ignore = configured_codes()
     chosen_rules(select or (), ignore or ())  # report wrong codes before anything is loaded
     run = recorded_run(session.target)
     if run is not None:
@@ -86,7 +86,7 @@ def lint(
         raise typer.Exit(1)
 
 
-def _configured() -> tuple[Sequence[str], Sequence[str]]:
+def configured_codes() -> tuple[Sequence[str], Sequence[str]]:
     """Return the codes to select and to ignore of the nearest pyproject.toml."""
     path = nearest_file()
     if path is None:

@@ -1,11 +1,13 @@
-"""`jaxprtool report`: a page with a program's listing, cost, memory and residuals."""
+"""`jaxprtool report`: a page with a program's summary, listing, cost, memory and residuals."""
 
 from __future__ import annotations
 
 import os
+from dataclasses import replace
 from typing import TYPE_CHECKING, Annotated
 
 from jaxprtool.cli import options, output
+from jaxprtool.cli.lint import configured_codes
 from jaxprtool.cli.measured import Measure, measured, require_measure
 from jaxprtool.cli.partitioned import Compiled, partitioned
 from jaxprtool.cli.running import require_device
@@ -16,7 +18,13 @@ if TYPE_CHECKING:
     from jaxprtool.analysis.cost import By
     from jaxprtool.analysis.memory import Memory
     from jaxprtool.analysis.residuals import Residuals
+    from jaxprtool.analysis.summary import Summary
+    from jaxprtool.cli.session import Named
     from jaxprtool.ir.programs.program import Program
+    from jaxprtool.render.page.report import Report
+
+#: The groupings of the tables of costs.
+_GROUPINGS: tuple[By, ...] = ("line", "scope", "primitive")
 
 _Out = Annotated[str | None, options.out_option("Write the page to this file.", "FILE.html")]
 
@@ -33,6 +41,9 @@ def report(
     json: options.Json = False,
 ) -> None:
     """Write an HTML report: each pass, cost, memory and residuals.
+
+    The page begins with a summary, which is printed too: what the program is, the lines with the
+    most FLOPs, the peak of memory, what a gradient keeps, findings of lint, and what to do next.
 
     Cost and memory are those of the program after the passes. Residuals are those of the gradient
     of the function as traced. Nothing is compiled without --measure or --compiled.
@@ -62,21 +73,52 @@ def report(
         given = traced.given_to(only_program("--measure takes", programs))
         times = measured(given, session.target, seed, backend, device, False, session.on_progress)
     session.on_progress("counting")
-    groupings: tuple[By, ...] = ("line", "scope", "primitive")
     known = Report(
-        [cost(program, by) for _, program in programs for by in groupings],
+        [cost(program, by) for _, program in programs for by in _GROUPINGS],
         [_memory(program) for _, program in programs],
         _residuals(traced.program),
         times,
         partitioned(session, traced, programs) if compiled else None,
     )
+    known = replace(known, summaries=_summaries(session, programs, known))
     session.on_progress("rendering")
     shown = ShowOptions(names=True, terse=True, source=True)
     output.write_states(pipeline_steps.states(watcher, programs), shown, out, known)
     if json:
-        from jaxprtool.render.documents.programs import PageDocument
+        from jaxprtool.render.documents.programs import ReportDocument
 
-        output.write_json(PageDocument(out, os.path.getsize(out)))
+        output.write_json(ReportDocument(out, os.path.getsize(out), known.summaries))
+    elif out != output.STDOUT:
+        from jaxprtool.render.reports.summary import summary
+
+        output.write_each(summary(each, output.width()) for each in known.summaries)
+
+
+def _summaries(session: Session, programs: Named, known: Report) -> list[Summary]:
+    """Return the summaries of programs; suggestions are made for a single one with a name."""
+    from jaxprtool.analysis.summary import summarized
+    from jaxprtool.api.investigate.summary import facts_of
+    from jaxprtool.api.targets import STDIN
+
+    session.on_progress("looking for findings")
+    costs = (each for each in known.costs if each.by == "line")
+    several = zip(programs, costs, known.memories, strict=True)
+    codes = configured_codes()
+    facts = [
+        facts_of(
+            program,
+            each,
+            memory,
+            known.residuals,
+            known.profile,
+            known.shardings is not None,
+            codes,
+        )
+        for (_, program), each, memory in several
+    ]
+    is_named = len(programs) == 1 and session.target != STDIN
+    command_line = session.command_line if is_named else None
+    return [summarized(each, command_line) for each in facts]
 
 
 def _memory(program: Program) -> Memory | str:

@@ -11,6 +11,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import inspect
+import shlex
 import sys
 import typing
 from collections.abc import Callable, Hashable, Iterator, Sequence
@@ -408,6 +409,21 @@ class Session(Function):
             return pipeline_steps.run(
                 self.pipeline, traced.program, self.on_progress, observer, reproducer=reproducer
             )
+
+    def command_line(self, command: str, passes: Sequence[str] | None = ()) -> str:
+        """Return another command on the same programs, to be pasted.
+
+        Args:
+            command: The command with its options.
+            passes: Passes after those of -p; None for the function as traced.
+        """
+        steps = [] if passes is None else [each for each in (self.passes, *passes) if each]
+        plugins = [] if passes is None else self.plugin or []
+        name, *more = command.split()
+        words = ["jaxprtool", name, self.target, *self.arguments()]
+        words += ["-p", ", ".join(map(str, steps))] if steps else []
+        words += [word for each in plugins for word in ("--plugin", each)]
+        return shlex.join([*words, *more])
 
     def mesh_set_for(self, traced: Traced) -> contextlib.AbstractContextManager[object]:
         """Set the mesh of `--mesh`, as for tracing, while the program is used."""

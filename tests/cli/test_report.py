@@ -1,11 +1,15 @@
 """`jaxprtool report` writes one page of listing, cost, memory and residuals."""
 
+import json
 import re
+import shlex
 import textwrap
 from html import unescape
 from itertools import pairwise
 
 import pytest
+
+from tests.documentation.blocks import ROOT
 
 MODEL = """
     import jax
@@ -36,7 +40,7 @@ def model(folder):
 
 def test_the_page_has_all_views(cli, folder):
     done = cli("report", "model.py:loss", "-p", "grad, dce", "-o", "report.html")
-    assert (done.code, done.out) == (0, "")
+    assert done.code == 0 and done.out.startswith("loss: ")
     text = (folder / "report.html").read_text()
     for name in ("cost", "memory", "residuals"):
         assert f'id="report-{name}"' in text
@@ -86,6 +90,120 @@ def test_a_program_of_no_bytes_has_no_list_of_them(cli, folder):
     assert cli("report", "model.py:sin", "--args", "f32[0]", "-o", "report.html").code == 0
     assert "sin: 0 bytes" in said(folder / "report.html")
     assert cli("memory", "model.py:sin", "--args", "f32[0]").out.startswith("sin: 0 bytes\n\nshare")
+
+
+# --- the summary ------------------------------------------------------------------------------
+
+BLOCKS = """
+    import jax
+    import jax.numpy as jnp
+    import jaxprtool
+
+    def block(x, w):
+        return x + jnp.tanh(x @ w["up"]) @ w["down"] * jax.nn.sigmoid(x).mean(-1, keepdims=True)
+
+    @jaxprtool.example([{"up": "f32[16,64]", "down": "f32[64,16]"}] * 6, "f32[128,16]")
+    def loss(layers, x):
+        for w in layers:
+            x = block(x, w)
+        return jnp.square(x).mean()
+
+    @jaxprtool.example("f32[8]")
+    def unsafe(x):
+        return jnp.where(x > 0, jnp.log(x), 0.0).sum()
+
+    def step(layers, x):
+        return jax.tree.map(lambda w, g: w - 0.1 * g, layers, jax.grad(loss)(layers, x))
+
+    @jaxprtool.example("f32[8]")
+    def plain(x):
+        return x
+"""
+
+
+@pytest.fixture
+def blocks(folder):
+    (folder / "blocks.py").write_text(textwrap.dedent(BLOCKS))
+
+
+def summaries(cli, *words):
+    done = cli("report", *words, "-o", "page.html", "--json")
+    assert done.code == 0
+    return json.loads(done.out)["programs"]
+
+
+def test_a_report_begins_with_what_the_program_is_and_what_is_dear_in_it(cli, folder, blocks):
+    (found,) = summaries(cli, "blocks.py:loss", "-p", "grad")
+    assert found["name"] == "loss" and found["arguments"]["count"] == 13
+    assert found["lines"][0]["name"] == "blocks.py:7"
+    memory = json.loads(cli("memory", "blocks.py:loss", "-p", "grad", "--json").out)
+    assert found["peak"] == memory["at"] and found["live"] == memory["live"][:3]
+    kept = json.loads(cli("residuals", "blocks.py:loss", "--json").out)
+    assert found["residual_bytes"] == kept["total_bytes"]
+    assert found["residual_count"] == len(kept["residuals"])
+    page = (folder / "page.html").read_text()
+    assert page.index('id="report-summary"') < page.index('id="report-cost"')
+    assert "what to do next" in page and 'id="view-summary" autocomplete="off" checked' in page
+
+
+def test_the_summary_is_printed_and_fits_the_terminal(terminal, folder, blocks):
+    shown = terminal("report", "blocks.py:loss", "-p", "grad", "-o", "page.html", columns=80)
+    assert max(map(len, shown.splitlines())) <= 80
+    parts = ["lines by FLOPs", "peak of memory: ", "gradient: loss keeps ", "lint: ", "what to do"]
+    places = [shown.index(part) for part in parts]
+    assert places == sorted(places)
+
+
+def test_a_suggestion_has_a_fact_and_a_command_that_works(cli, folder):
+    (folder / "samples").symlink_to(ROOT / "samples")
+    (found,) = summaries(cli, "samples/layers.py:loss", "-p", "grad", "--frames", "mine")
+    commands = {each["command"]: each["fact"] for each in found["suggestions"]}
+    fact = commands["jaxprtool outline samples/layers.py:loss -p grad"]
+    assert fact.startswith("4 copies of layer") and "% of the equations" in fact
+    assert 2 <= len(commands) <= 5
+    for command in commands:
+        assert cli(*shlex.split(command)[1:]).code == 0
+
+
+def test_a_suggestion_follows_from_a_finding(cli, blocks):
+    (found,) = summaries(cli, "blocks.py:unsafe")
+    assert found["finding_count"] == 1 and found["findings"][0]["code"] == "JT702"
+    lint, nans, *_ = found["suggestions"]
+    assert lint["command"] == "jaxprtool lint blocks.py:unsafe"
+    assert lint["fact"] == "1 finding of lint may make results wrong"
+    assert nans["command"] == "jaxprtool nans blocks.py:unsafe -p grad"
+    assert nans["fact"].startswith("blocks.py:17: where guards this log")
+
+
+def test_a_step_with_a_gradient_inside_is_said_to_keep_its_residuals(cli, blocks):
+    args = "[{'up': f32[16,64], 'down': f32[64,16]}], f32[128,16]"
+    (found,) = summaries(cli, "blocks.py:step", "--args", args)
+    facts = {each["command"]: each["fact"] for each in found["suggestions"]}
+    residuals = shlex.join(["jaxprtool", "residuals", "blocks.py:step", "--args", args])
+    assert facts[residuals].startswith("the backward part reads ")
+
+
+def test_without_a_fact_nothing_is_suggested(cli, folder, blocks):
+    (found,) = summaries(cli, "blocks.py:plain")
+    assert found["suggestions"] == [] and found["lines"] == []
+    assert "what to do next" not in (folder / "page.html").read_text()
+
+
+def test_a_measured_time_is_not_suggested_again(cli, terminal, blocks):
+    (found,) = summaries(cli, "blocks.py:loss", "--measure")
+    assert found["measured"] and "measured" not in summaries(cli, "blocks.py:loss")[0]
+    assert not any(" profile " in each["command"] + " " for each in found["suggestions"][-1:])
+
+
+def test_each_of_several_programs_has_a_summary(cli):
+    target = f"{ROOT / 'samples' / 'mlp_variables.py'}:loss"
+    found = summaries(cli, target, "-p", "unzip")
+    assert [each["name"] for each in found] == ["loss_init", "loss_apply"]
+    assert not any(each["suggestions"] for each in found)
+
+
+def test_a_page_on_stdout_is_all_that_is_printed(cli, blocks):
+    assert cli("report", "blocks.py:loss", "-o", "-").out.startswith("<!doctype html>")
 
 
 @pytest.mark.parametrize(

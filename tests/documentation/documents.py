@@ -60,7 +60,7 @@ DOCUMENTS = {
     "diff": (found.DiffDocument,),
     "reduce": (Reduction,),
     "emit": (programs.EmitDocument,),
-    "report": (programs.PageDocument,),
+    "report": (programs.ReportDocument,),
     "shapecheck": (programs.ClaimDocument,),
     "vmap": (programs.VmapDocument,),
     "explain": (

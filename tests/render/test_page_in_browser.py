@@ -313,6 +313,13 @@ def test_a_report_shows_cost_memory_and_residuals_in_place_of_the_listing(opened
     assert page.one("main").is_displayed() and not page.one("#report-cost").is_displayed()
 
 
+def test_a_report_begins_with_its_summary(opened):
+    page = opened("report.html")
+    assert page.one("#report-summary").is_displayed() and not page.one("main").is_displayed()
+    page.one("#report-summary td a").click()
+    assert page.one("aside :target").is_displayed() and page.one("#report-summary").is_displayed()
+
+
 def test_columns_of_a_report_sort(opened):
     page = opened("report.html")
     page.one("#view-cost").click()
@@ -341,7 +348,7 @@ def test_a_line_of_a_report_leads_to_the_source_and_a_pass_back_to_the_listing(o
     assert page.one("main").is_displayed()
 
 
-VIEWS = ("cost", "memory", "residuals")
+VIEWS = ("summary", "cost", "memory", "residuals")
 
 
 def test_on_a_narrow_screen_no_pane_covers_another(opened, chromium):
@@ -349,6 +356,12 @@ def test_on_a_narrow_screen_no_pane_covers_another(opened, chromium):
     chromium.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", metrics)
     try:
         page = opened("report.html")
+        summary = page.one("#report-summary")
+        assert summary.rect["width"] <= 420
+        assert page.driver.execute_script(
+            "return arguments[0].scrollWidth <= arguments[0].clientWidth", summary
+        )
+        page.one("#view-equations").click()
         listing, source = page.one("main").rect, page.one("aside").rect
         assert listing["y"] + listing["height"] <= source["y"] + 1  # rounded
         page.one("#view-cost").click()

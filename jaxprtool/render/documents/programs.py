@@ -10,6 +10,7 @@ from jaxprtool.ir.programs.program_signature import NamedValue
 
 if TYPE_CHECKING:
     from jaxprtool.analysis.stats import Stats
+    from jaxprtool.analysis.summary import Summary
     from jaxprtool.execute.checked import Finding
     from jaxprtool.execute.running.run import Times
 
@@ -45,16 +46,18 @@ class EmitDocument(NamedTuple):
     programs: Sequence[EmittedProgram]
 
 
-class PageDocument(NamedTuple):
-    """A page that was written.
+class ReportDocument(NamedTuple):
+    """`report`: the page that was written, and what it begins with.
 
     Attributes:
-        path: Its file.
+        path: The file of the page.
         bytes: Its size, in bytes.
+        programs: The summary of each program.
     """
 
     path: str
     bytes: int
+    programs: Sequence[Summary]
 
 
 class ClaimDocument(NamedTuple):

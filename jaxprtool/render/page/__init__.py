@@ -26,7 +26,7 @@ from jaxprtool.ir.graphs.changes import Changes, changes
 from jaxprtool.ir.programs.program import Program
 from jaxprtool.ir.programs.program_signature import program_signature
 from jaxprtool.ir.source.frames import Root
-from jaxprtool.render.page.report import Lines, Report, View, views
+from jaxprtool.render.page.report import Lines, Report, View, summary_views, views
 from jaxprtool.render.page.shardings import shardings_view
 from jaxprtool.render.page.sources import Sources
 from jaxprtool.render.page.view import Listing, listing
@@ -119,6 +119,7 @@ def page(
         tabs=tabs,
         shown=shown,
         files=sources.files(),
+        summaries=[] if report is None else summary_views(report, sources.line_of),
         views=[] if report is None else _views(report, sources.line_of),
         counts=tabs[shown].counts,
         heated=any(tab.heated for tab in tabs),

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from jaxprtool.ir.basics.quantities import in_bytes, times
 from jaxprtool.ir.programs.auto_sharding import partitioner_note
 from jaxprtool.ir.source.frames import BEHIND
-from jaxprtool.render.reports import cost, memory, profile, residuals, shardings
+from jaxprtool.render.reports import cost, memory, profile, residuals, shardings, summary
 
 if TYPE_CHECKING:
     from jaxprtool.analysis.cost import Cost, Group
@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from jaxprtool.analysis.profile import Profile, TimedLine
     from jaxprtool.analysis.residuals import Residual, Residuals
     from jaxprtool.analysis.shardings import Shardings
+    from jaxprtool.analysis.summary import Suggestion, Summary
     from jaxprtool.render.page.sources import SourceLink
 
 #: The maximum number of rows of a table.
@@ -43,6 +44,7 @@ class Report:
         residuals: The residuals of the traced program's gradient, or why they are not shown.
         profile: The measured time of the only program; None if it was not measured.
         shardings: What XLA's partitioner made of the only program; None if it was not compiled.
+        summaries: The summary of each program.
     """
 
     costs: Sequence[Cost]
@@ -50,6 +52,7 @@ class Report:
     residuals: Residuals | str
     profile: Profile | None = None
     shardings: Shardings | None = None
+    summaries: Sequence[Summary] = ()
 
 
 class Cell(NamedTuple):
@@ -112,6 +115,36 @@ class View(NamedTuple):
     facts: Sequence[str]
     tables: Sequence[Table] = ()
     curves: Sequence[Curve] = ()
+
+
+class SummaryView(NamedTuple):
+    """The summary of a program: its name, its size, its parts with rows of cells, suggestions."""
+
+    name: str
+    size: str
+    parts: Sequence[tuple[str, str, Sequence[Sequence[Cell]]]]
+    suggestions: Sequence[Suggestion]
+
+
+def summary_views(report: Report, line_of: Lines) -> list[SummaryView]:
+    """Return the summaries that a report begins with; see `views`."""
+    return [
+        SummaryView(
+            each.name,
+            summary.heading(each),
+            [
+                (part.title, part.fact, [_summary_row(row, line_of) for row in part.rows])
+                for part in summary.parts(each)
+            ],
+            each.suggestions,
+        )
+        for each in report.summaries
+    ]
+
+
+def _summary_row(row: summary.Row, line_of: Lines) -> list[Cell]:
+    link = linked(row.source, line_of)
+    return [Cell(row.share), Cell(row.number), Cell(row.name, link=link, below=Cell(row.about))]
 
 
 def views(report: Report, line_of: Lines) -> Iterator[View]:

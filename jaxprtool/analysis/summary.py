@@ -1,0 +1,296 @@
+"""The most important facts about a program, and the commands to run next.
+
+A suggestion is a command and the counted or measured fact that supports it. Without such a fact
+there is none: a program with nothing to gain has no suggestions.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from itertools import islice
+from typing import Any, NamedTuple, TypeAlias
+
+from jaxprtool.analysis.cost import Cost, Group
+from jaxprtool.analysis.lint import Finding, Findings
+from jaxprtool.analysis.memory import Live, Memory, Point
+from jaxprtool.analysis.profile import Profile, TimedLine
+from jaxprtool.analysis.residuals import Placement, Residuals
+from jaxprtool.analysis.stats import Stats
+from jaxprtool.ir.basics.documents import document
+from jaxprtool.ir.basics.quantities import in_bytes, plural
+from jaxprtool.ir.programs.program_signature import NamedValue, bytes_of_values
+from jaxprtool.ir.programs.repetition import Repetition
+
+#: The maximum number of lines, values and findings, and of suggestions.
+_MOST, _MOST_SUGGESTIONS = 3, 5
+
+#: The beginning of the codes of findings about NaN and infinities.
+_NUMERICS = "JT7"
+
+#: Returns the command line of a command, and its options, on the program; given passes run on it
+#: first. None stands for the function as traced, without passes.
+CommandLine: TypeAlias = Callable[[str, Sequence[str] | None], str]
+
+
+@dataclass(frozen=True)
+class Suggestion:
+    """A command to run next.
+
+    Attributes:
+        fact: The counted or measured fact that supports it.
+        command: The command line.
+    """
+
+    fact: str
+    command: str
+
+
+@dataclass(frozen=True)
+class ValuesSize:
+    """The size of the arguments or of the results of a program.
+
+    Attributes:
+        count: The number of arrays.
+        bytes: Their bytes; None if unknown.
+    """
+
+    count: int
+    bytes: int | None
+
+
+class Facts(NamedTuple):
+    """What is known of a program.
+
+    Attributes:
+        stats: Its size.
+        cost: Its cost by line.
+        memory: Its memory, or why it is unknown.
+        residuals: The residuals of the function as traced, or why it has none.
+        profile: Its measured time; None if it was not measured.
+        findings: The findings of `lint`.
+        repetition: The bodies that repeat in it.
+        is_loss: Whether it returns one floating-point number.
+        is_partitioned: Whether what XLA's partitioner makes of it is shown.
+    """
+
+    stats: Stats
+    cost: Cost
+    memory: Memory | str
+    residuals: Residuals | str
+    profile: Profile | None
+    findings: Findings
+    repetition: Repetition | None
+    is_loss: bool
+    is_partitioned: bool
+
+
+@document(
+    without=("facts",),
+    also=("residual_count", "residual_bytes"),
+    optional=("measured", "peak", "residual_count", "residual_bytes"),
+)
+@dataclass(frozen=True)
+class Summary:
+    """The most important facts about a program.
+
+    Attributes:
+        name: The name of the program.
+        equations: The number of its equations, at every depth.
+        arguments: The size of its arguments.
+        results: The size of its results.
+        total: The cost of the whole program.
+        lines: The lines with the most FLOPs, the most first.
+        measured: The lines that take the most time; None if it was not measured.
+        peak: The peak of memory; None if it is unknown.
+        live: The largest values live at the peak.
+        finding_count: The number of findings of `lint`.
+        findings: The worst of them.
+        suggestions: What to do next.
+        facts: What is known of the program.
+    """
+
+    name: str
+    equations: int
+    arguments: ValuesSize
+    results: ValuesSize
+    total: Group
+    lines: tuple[Group, ...]
+    measured: tuple[TimedLine, ...] | None
+    peak: Point | None
+    live: tuple[Live, ...]
+    finding_count: int
+    findings: tuple[Finding, ...]
+    suggestions: tuple[Suggestion, ...]
+    facts: Facts = field(repr=False)
+
+    @property
+    def residual_count(self) -> int | None:
+        """The number of values that the gradient keeps; None if there is none."""
+        kept = self.facts.residuals
+        return None if isinstance(kept, str) else len(kept.residuals)
+
+    @property
+    def residual_bytes(self) -> int | None:
+        """The bytes that the gradient keeps; None if unknown."""
+        kept = self.facts.residuals
+        return None if isinstance(kept, str) else kept.total_bytes
+
+
+def summarized(facts: Facts, command_line: CommandLine | None) -> Summary:
+    """Return the summary of a program.
+
+    Args:
+        facts: What is known of it.
+        command_line: Returns the command line of a suggestion; None for no suggestions.
+    """
+    memory, times = facts.memory, facts.profile
+    known = None if isinstance(memory, str) else memory
+    suggested = () if command_line is None else _suggestions(facts, command_line)
+    named = [line for line in times.lines if line.name] if times is not None else None
+    return Summary(
+        facts.stats.name,
+        facts.stats.equations,
+        _size(facts.stats.arguments),
+        _size(facts.stats.outputs),
+        facts.cost.total,
+        tuple(_dearest(facts.cost)[:_MOST]),
+        None if named is None else tuple(named[:_MOST]),
+        None if known is None else known.at,
+        () if known is None else known.live[:_MOST],
+        len(facts.findings),
+        facts.findings.findings[:_MOST],
+        tuple(islice(suggested, _MOST_SUGGESTIONS)),
+        facts,
+    )
+
+
+def _size(values: Sequence[NamedValue]) -> ValuesSize:
+    return ValuesSize(len(values), bytes_of_values(values))
+
+
+def _dearest(found: Cost) -> list[Group]:
+    """Return the groups with a known line that have FLOPs or move bytes, the most FLOPs first."""
+    return [
+        each
+        for each in found.groups
+        if each.name and any(number != 0 for number in each.work)  # numbers may be symbolic
+    ]
+
+
+# --- suggestions ------------------------------------------------------------------------------
+
+
+def _suggestions(facts: Facts, command: CommandLine) -> Iterator[Suggestion]:
+    """Yield suggestions, the most urgent first."""
+    yield from _about_findings(facts, command)
+    yield from _about_memory(facts, command)
+    yield from _about_repetition(facts.repetition, command)
+    yield from _about_time(facts, command)
+    if (held := facts.cost.left_to_partitioner) and not facts.is_partitioned:
+        values = plural(len(held), "value")
+        fact = f"{values} with a sharding over several devices are counted whole"
+        yield Suggestion(fact, command("shardings", ()))
+
+
+def _about_findings(facts: Facts, command: CommandLine) -> Iterator[Suggestion]:
+    found = facts.findings.findings
+    if not found:
+        return
+    wrong = sum(each.kind == "wrong" for each in found)
+    fact = f"{plural(len(found), 'finding')} of lint"
+    if wrong:
+        some = "" if wrong == len(found) else f", {wrong:,} of which"
+        fact += f"{some} may make results wrong"
+    yield Suggestion(fact, command("lint", ()))
+    numeric = next((each for each in found if each.code.startswith(_NUMERICS)), None)
+    if numeric is not None:
+        passes = ["grad"] if facts.is_loss else []
+        fact = f"{numeric.line}: {numeric.message}" if numeric.line else numeric.message
+        yield Suggestion(fact, command("nans", passes))
+
+
+def _about_memory(facts: Facts, command: CommandLine) -> Iterator[Suggestion]:
+    """Yield what lowers the peak of a gradient, or else what the peak is made of."""
+    memory, kept = facts.memory, facts.residuals
+    if not isinstance(kept, str) and (fact := _residuals_fact(kept, memory)):
+        yield Suggestion(fact, command("residuals", None))
+    elif not isinstance(memory, str) and memory.temporary_bytes > max(
+        memory.argument_bytes, memory.result_bytes, memory.constant_bytes
+    ):
+        share = memory.temporary_bytes / memory.peak_bytes
+        fact = f"temporaries are {in_bytes(memory.temporary_bytes)} of the peak, {share:.0%}"
+        yield Suggestion(fact, command("memory", ()))
+
+
+def _residuals_fact(kept: Residuals, memory: Memory | str) -> str:
+    """Return what jax.checkpoint saves, or how much a step hands to its backward part; or ""."""
+    if kept.placements:
+        before = kept.placements[0]
+        best = min(kept.placements, key=lambda each: (each.peak_bytes, each.flops))
+        return "" if best.peak_bytes >= before.peak_bytes else _placement_fact(before, best)
+    if not kept.is_inside or isinstance(memory, str) or not kept.total_bytes:
+        return ""
+    if kept.total_bytes <= memory.argument_bytes:
+        return ""
+    return (
+        f"the backward part reads {in_bytes(kept.total_bytes)} of residuals; "
+        f"the arguments are {in_bytes(memory.argument_bytes)}"
+    )
+
+
+def _placement_fact(before: Placement, after: Placement) -> str:
+    policy = after.policy.partition("(")[0]
+    where = f" around {' and '.join(after.only)}" if after.only else ""
+    peaks = f"from {in_bytes(before.peak_bytes)} to {in_bytes(after.peak_bytes)}"
+    more = after.flops / before.flops - 1 if before.flops else 0
+    return (
+        f"jax.checkpoint with {policy}{where} lowers the estimated peak of the gradient {peaks}, "
+        f"for {more:.0%} more FLOPs"
+    )
+
+
+def _about_repetition(found: Repetition | None, command: CommandLine) -> Iterator[Suggestion]:
+    if found is None or not found.bodies:
+        return
+    body = found.bodies[0]
+    fact = f"{body.copies:,} copies of {body.name} are {body.share:.0%} of the equations"
+    fact += f"; outlined, {found.compiled:,} are compiled"
+    memory = found.memory
+    if memory is not None and memory.needs_warning:
+        fact += f", with {in_bytes(memory.outlined)} of temporary memory"
+        fact += f" instead of {in_bytes(memory.as_traced)}"
+    yield Suggestion(fact, command("outline", ()))
+
+
+def _about_time(facts: Facts, command: CommandLine) -> Iterator[Suggestion]:
+    """Yield how to measure the dearest line, or what the measured time says that FLOPs do not."""
+    shares = _shares_of_flops(facts.cost)
+    first = next(iter(shares), "")
+    if facts.profile is None:
+        if shares.get(first):
+            fact = f"{first} has {shares[first]:.0%} of the FLOPs, as estimated"
+            yield Suggestion(f"{fact}; its time is not measured", command("profile", ()))
+        return
+    dearest = next((line for line in facts.profile.lines if line.name), None)
+    own = max(facts.profile.own, key=lambda each: each.share, default=None)
+    if own is not None and (dearest is None or own.share > dearest.share):
+        fact = f"{own.kind}: {own.share:.0%} of a call, more than any line takes"
+        yield Suggestion(fact, command("profile", ()))
+    if dearest is not None and shares and dearest.name != first:
+        fact = f"{dearest.name} takes {dearest.share:.0%} of a call"
+        fact += f", with {shares.get(dearest.name, 0):.0%} of the FLOPs"
+        yield Suggestion(fact, command("source --measure", ()))
+
+
+def _shares_of_flops(found: Cost) -> dict[str, float]:
+    """Return the share of each line in FLOPs, as `cost` shows it; empty if they are symbolic."""
+    counts = {each.name: _operations(each) for each in _dearest(found)}
+    total = _operations(found.total)
+    if not total or not all(type(count) is int for count in counts.values()):
+        return {}
+    return {name: count / total for name, count in counts.items()}
+
+
+def _operations(group: Group) -> Any:
+    return group.work.flops + group.work.transcendentals

@@ -1,0 +1,66 @@
+"""What the summary of a program in `report` is made of, besides what the report shows anyway."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from jaxprtool.analysis.lint import lint
+from jaxprtool.analysis.memory import outlined_memory
+from jaxprtool.analysis.stats import stats
+from jaxprtool.analysis.summary import Facts
+from jaxprtool.api.investigate.source import gives_one_float
+from jaxprtool.errors import JaxprToolError
+from jaxprtool.ir.programs.program import Program
+from jaxprtool.ir.programs.repetition import Repetition, repetition
+from jaxprtool.passes.loops.outline import Outline
+
+if TYPE_CHECKING:
+    from jaxprtool.analysis.cost import Cost
+    from jaxprtool.analysis.memory import Memory
+    from jaxprtool.analysis.profile import Profile
+    from jaxprtool.analysis.residuals import Residuals
+
+
+def facts_of(
+    program: Program,
+    cost: Cost,
+    memory: Memory | str,
+    residuals: Residuals | str,
+    profile: Profile | None = None,
+    is_partitioned: bool = False,
+    codes: tuple[Sequence[str], Sequence[str]] = ((), ()),
+) -> Facts:
+    """Return what is known of a program; count, lint and outline it.
+
+    Args:
+        program: The program.
+        cost: Its cost by line.
+        memory: Its memory, or why it is unknown.
+        residuals: The residuals of the function as traced, or why it has none.
+        profile: Its measured time; None if it was not measured.
+        is_partitioned: Whether what XLA's partitioner makes of it is shown.
+        codes: The codes of lint to select, and to ignore.
+    """
+    return Facts(
+        stats(program),
+        cost,
+        memory,
+        residuals,
+        profile,
+        lint(program, *codes),
+        _repetition(program),
+        gives_one_float(program),
+        is_partitioned,
+    )
+
+
+def _repetition(program: Program) -> Repetition | None:
+    """Return the bodies that `outline` makes of a program; None if it cannot be outlined."""
+    try:
+        outlined = Outline()(program)
+    except JaxprToolError:
+        return None
+    found = repetition(outlined, program)
+    return replace(found, memory=outlined_memory(outlined)) if found.bodies else found

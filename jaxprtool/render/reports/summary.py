@@ -74,7 +74,8 @@ def parts(found: Summary) -> Iterator[Part]:
         title = "lines by time"
         yield Part(title, profile.time_text(times), [_timed(each) for each in found.measured])
     if found.lines:
-        yield Part("lines by FLOPs", "", [_costly(found, each) for each in found.lines])
+        unknown = "; ".join(cost.unknown_notes(found.facts.cost))
+        yield Part("lines by FLOPs", unknown, [_costly(found, each) for each in found.lines])
     known = found.facts.memory
     if isinstance(known, str):
         yield Part("peak of memory", known, ())

@@ -8,6 +8,7 @@ is imported here.
 from __future__ import annotations
 
 import inspect
+import re
 import sys
 import types
 import weakref
@@ -19,11 +20,16 @@ from typing import Any
 import jax
 from jax.tree_util import PyTreeDef
 
-from jaxprtool.recording.values import Values, attributes, cut
+from jaxprtool.recording.values import Numbers, Values, attributes, cut
 
 #: The maximum number of frames between the call of `jax.jit` and the frame of Equinox that holds
 #: the user's function.
 _MOST_FRAMES = 20
+
+#: A result of the function that `nnx.jit` gives to `jax.jit`.
+_GRAPH_RESULT = re.compile(
+    r"result(?:\[0\]\[(?P<position>\d+)\]|\[1\]\['(?P<keyword>\w+)'\]|\[2\])(?P<rest>.*)"
+)
 
 _JITTED = type(jax.jit(lambda: ()))
 
@@ -63,6 +69,19 @@ def referent(value: Any) -> Any:
 
 def _package(kind: type) -> str:
     return kind.__module__ if isinstance(kind.__module__, str) else ""
+
+
+def result_paths(fun: Any, tree: PyTreeDef, paths: Sequence[str]) -> list[str]:
+    """Return the user's paths of the flat results of a function given to `jax.jit`.
+
+    Args:
+        fun: The function, which may be a library's that calls the user's.
+        tree: The tree of its results.
+        paths: JAX's paths of its results.
+    """
+    if _is_filtered(fun):
+        return [*map(_filtered_result, paths)]
+    return _graph_results(fun, tree, paths) if wrapper(fun) == "nnx.jit" else list(paths)
 
 
 # --- Equinox --------------------------------------------------------------------------------------
@@ -120,10 +139,8 @@ def _is_filtered(fun: Any) -> bool:
     return bool(fun.__module__ == "equinox._jit")
 
 
-def result_path(fun: Any, path: str) -> str:
-    """Return the user's path of a result; Equinox's function returns `(marker, arrays, rest)`."""
-    if not _is_filtered(fun):
-        return path
+def _filtered_result(path: str) -> str:
+    """Return the user's path of a result; Equinox's own results are `(marker, arrays, rest)`."""
     if path.startswith("result[1]"):
         return f"result{path.removeprefix('result[1]')}"
     return path.replace("result[0]", "marker", 1)
@@ -208,6 +225,43 @@ def add_graph(tree: PyTreeDef, path: str, texts: dict[str, str], values: Values)
         return []
     texts |= found.texts
     return found.leaves if len(states.children()) == 1 else []
+
+
+def _graph_results(fun: Any, tree: PyTreeDef, paths: Sequence[str]) -> list[str]:
+    """Return the user's paths of the results of `nnx.jit`.
+
+    NNX's own results are `(positional arguments, keyword arguments, result)`. The arguments are the
+    modules that the function has changed: `updated.model.up.kernel`.
+    """
+    inner = wrapped(fun)
+    parameters = [] if inner is None else list(inspect.signature(inner).parameters)
+
+    def outside(path: str) -> str:
+        found = _GRAPH_RESULT.fullmatch(path)
+        if found is None:
+            return path
+        if found["position"] and int(found["position"]) < len(parameters):
+            return f"updated.{parameters[int(found['position'])]}{found['rest']}"
+        root = f"updated.{found['keyword']}" if found["keyword"] else "result"
+        return f"{root}{found['rest']}"
+
+    leaves = [outside(path) for path in paths]
+    values, start, todo = Values(Numbers()), 0, [tree]
+    while todo:
+        node = todo.pop()
+        data = node.node_data()
+        if data is not None and is_node_states(data[0]):
+            stop = start + node.num_leaves
+            root = leaves[start].partition(".states[")[0] if node.num_leaves else ""
+            inside = add_graph(node, root, {}, values)
+            if len(inside) == node.num_leaves:
+                leaves[start:stop] = inside
+            start = stop
+        elif data is None:
+            start += 1
+        else:
+            todo += reversed(node.children())
+    return leaves
 
 
 class _Graph:

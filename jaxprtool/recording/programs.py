@@ -48,7 +48,7 @@ def program_of(lowering: Lowering, arguments: Sequence[str]) -> Program:
     arg_names = _names(own, len(in_avals), "arg")
     results: Sequence[str | None] | None = known.result_paths
     if call is not None and results is not None:
-        results = [each and libraries.result_path(call.fun, each) for each in results]
+        results = libraries.result_paths(call.fun, call.out_tree, [each or "" for each in results])
     out_names = _names(results, len(out_avals), "result")
     taken = list(zip(arg_names, in_avals, strict=True))
     options = None

@@ -11,7 +11,7 @@ import jax.numpy as jnp
 
 from jaxprtool.jaxcompat.compile_hooks import unobserved
 from jaxprtool.recording.calls import CallClock, TimedResult
-from jaxprtool.recording.libraries import result_path
+from jaxprtool.recording.libraries import result_paths
 
 #: Writes an event.
 Write = Callable[[dict[str, Any]], None]
@@ -90,16 +90,17 @@ class KeptCalls:
     def _require_no_nan(self, jitted: Any, results: Any) -> None:
         leaves = jax.tree_util.tree_flatten_with_path(results)[0]
         floats = [
-            (path, leaf)
-            for path, leaf in leaves
+            (i, leaf)
+            for i, (_, leaf) in enumerate(leaves)
             if isinstance(leaf, jax.Array) and jnp.issubdtype(leaf.dtype, jnp.inexact)
         ]
         with unobserved(), jax.transfer_guard("allow"):
             found = list(map(bool, _have_nan([leaf for _, leaf in floats])))
         if not any(found):
             return
-        path = next(path for (path, _), is_nan in zip(floats, found, strict=True) if is_nan)
-        result = result_path(jitted.__wrapped__, f"result{jax.tree_util.keystr(path)}")
+        first = next(i for (i, _), is_nan in zip(floats, found, strict=True) if is_nan)
+        paths = [f"result{jax.tree_util.keystr(path)}" for path, _ in leaves]
+        result = result_paths(jitted.__wrapped__, jax.tree.structure(results), paths)[first]
         event = {"function": self._name, "call": self._count, "result": result}
         self._write({"event": "until", **event})
         raise FloatingPointError(

@@ -74,6 +74,29 @@ def test_equinox_has_the_users_names(tmp_path):
     assert functions["evaluate"].calls.count == 3
 
 
+def test_modules_that_nnx_jit_updates_have_their_names_outside(tmp_path):
+    nnx = pytest.importorskip("flax.nnx")
+
+    @nnx.jit
+    def step(model, x, *, tape=None):
+        model.up.kernel[...] -= 0.1
+        if tape is not None:
+            tape.kernel[...] += 1.0
+        return {"loss": model.up(x).sum(), "model": model.up}
+
+    class Net(nnx.Module):
+        def __init__(self):
+            self.up = nnx.Linear(2, 3, rngs=nnx.Rngs(0))
+
+    with record(tmp_path / "run") as recording:
+        step(Net(), np.ones((1, 2), np.float32))
+        step(Net(), np.ones((1, 2), np.float32), tape=nnx.Linear(2, 3, rngs=nnx.Rngs(0)))
+    first, second = (set(recording.programs[name].out_names) for name in ("step", "step@2"))
+    assert {"updated.model.up.kernel", "result['loss']"} <= first
+    assert second - first == {"updated.tape.bias", "updated.tape.kernel"}
+    assert not any("states" in name for name in first | second)
+
+
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")
 def test_functions_under_pmap_have_the_users_names(tmp_path):
     def update(state, scale, *, rate):

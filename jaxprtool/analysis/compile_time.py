@@ -42,7 +42,7 @@ _Inlined: TypeAlias = tuple[Hashable, frozenset[int]]
 
 @dataclass(frozen=True)
 class CompileEstimate:
-    """What XLA compiles of a program, and an estimate of the time.
+    """The equations and kernels that XLA compiles, and an estimate of the time.
 
     Attributes:
         equations: The number of equations, those of each body once.
@@ -60,11 +60,11 @@ class CompileEstimate:
 @document(flat=("estimate",), optional=("cpu_seconds",))
 @dataclass(frozen=True)
 class CompileWay:
-    """A pipeline, and what it takes to compile the program that it returns.
+    """A pipeline, and the cost of compiling the program that it returns.
 
     Attributes:
         pipeline: The pipeline; empty for the program as traced.
-        estimate: What XLA compiles.
+        estimate: The estimate of what XLA compiles.
         memory: The estimated temporary memory, in bytes.
         cpu_seconds: The measured CPU time of XLA, if the program was compiled.
     """
@@ -76,7 +76,7 @@ class CompileWay:
 
 
 def compile_estimate(program: Program) -> CompileEstimate | None:
-    """Return an estimate of what it takes to compile a program; None if sizes are symbolic."""
+    """Estimate the cost of compiling a program. Return None if sizes are symbolic."""
     counts = _Counts()
     try:
         counts.visit(top_jaxpr(program))

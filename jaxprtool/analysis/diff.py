@@ -141,7 +141,7 @@ class Seconds:
     Attributes:
         before: The time in the first program, in seconds.
         after: The time in the second program, in seconds.
-        is_split: Whether some is an estimated part of fusions that compute other lines too.
+        is_split: Whether a part is an estimated share of fusions that also compute other lines.
     """
 
     before: float
@@ -151,14 +151,14 @@ class Seconds:
 
 @dataclass(frozen=True)
 class DiffTimes:
-    """The measured times of two programs, by what differs (`diff_times`).
+    """The measured times of two programs, split by whether lines differ (`diff_times`).
 
     Attributes:
         whole: The time of a call.
-        differing: The part of the source lines of equations that differ.
-        others: The part of other lines.
-        no_line: The part of operations without a line, and the time in which no operation ran.
-        hunks: The part of the lines of each hunk; hunks may have lines in common.
+        differing: The time of the source lines with equations that differ.
+        others: The time of other lines.
+        no_line: The time of operations without a line, and the time in which no operation ran.
+        hunks: The time of the lines of each hunk; hunks may share lines.
     """
 
     whole: Seconds
@@ -430,8 +430,8 @@ class _Found:
     def _is_listed(body: MatchedBody, which: int) -> bool:
         """Return True if the unpaired equations of one of the bodies are listed with this pair.
 
-        The body of an opened call is paired with a body that is also in a pair of its own: the
-        unpaired equations of that are listed there.
+        The body of an inlined call is paired with a body that is also in a pair of its own, where
+        the unpaired equations of that body are listed.
         """
         return body.call is None or body.call[0] == which
 

@@ -1,8 +1,8 @@
-"""The measured time of what differs between two programs, by source line.
+"""The measured times of the differences between two programs, by source line.
 
-Time is known of lines, not of equations. The lines of a hunk in one program are those of its
-equations, and those of the counterparts of equations at the hunk's lines in the other program: the
-time of a line that gained a small equation is not all new.
+Times are measured by line, not by equation. The lines of a hunk in one program are those of its
+equations, and those of the counterparts of equations at the hunk's lines in the other program. So
+the time of a line that gained a small equation is compared with its time before.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ def with_times(found: Diff, before: Profile, after: Profile) -> Diff:
 
 
 def _seconds(known: Sequence[dict[str, TimedLine]], lines: _Lines) -> Seconds:
-    """Return the time of lines of both programs. Lines that no operation is of take none."""
+    """Return the time of lines of both programs. Lines without operations take no time."""
     timed = [
         [of[name] for name in names if name in of] for of, names in zip(known, lines, strict=True)
     ]
@@ -91,11 +91,11 @@ class _LineNames:
         return own[0] | self._across(own[1], 1), own[1] | self._across(own[0], 0)
 
     def _across(self, names: Iterable[str], which: int) -> set[str]:
-        """Return the lines in the other program of what corresponds to lines of one program."""
+        """Return the lines in the other program of the counterparts of equations at some lines."""
         return {each for name in names for each in self._counterparts[which].get(name, ())}
 
     def _names(self, which: int, around: Sequence[JaxprEqn]) -> Iterator[str]:
-        """Yield the lines of an equation and of all in its bodies, preceded by those around it."""
+        """Yield the lines of the last equation in `around`, and of all equations in its bodies."""
         if name := self._name(which, around):
             yield name
         for _, body in bodies(around[-1]):

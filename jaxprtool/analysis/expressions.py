@@ -25,9 +25,9 @@ from jaxprtool.jaxcompat.source_locations import UserFrame
 def nameable_values(jaxpr: Jaxpr, frames: Frames) -> dict[UserFrame, list[Var]]:
     """Return the values of each expression of the user's code in a jaxpr, at every depth.
 
-    Only computed values of inexact dtypes are returned. Left out are values that are only moved,
-    values inside a custom derivative, whose rule replaces them, values that `checkpoint_name` has
-    named, and values that only such an equation reads.
+    Only computed values of inexact dtypes are returned, without values that are only moved, values
+    inside a custom derivative, whose rule replaces them, values that `checkpoint_name` has named,
+    and values that only such an equation reads.
     """
     return _ExpressionSearch(jaxpr, frames).found
 

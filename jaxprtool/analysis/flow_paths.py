@@ -71,6 +71,9 @@ def flow_path(program: Program | AnyJaxpr, start: str, end: str) -> Path:
         start: The first point: an argument, a result, a line or a variable (`analysis.points`).
         end: The last point.
 
+    Returns:
+        The path. Its `steps` are None if no value flows between the points.
+
     Raises:
         PointError: If the program has no such point, or several.
         UnsupportedError: If there are too many chains of calls between the two.
@@ -129,7 +132,7 @@ class _PathSearch:
             if state[1:] in self._goals:
                 return state
             if len(self._before) > _MOST:
-                raise UnsupportedError("no path is found: too many calls lie between the two")
+                raise UnsupportedError("no path found: there are too many calls between the points")
             for new, through in self._moves(state):
                 if through is None:  # leaving a body is not a step
                     todo.appendleft((new, state, None))

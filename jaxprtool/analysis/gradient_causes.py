@@ -1,7 +1,7 @@
-"""Why a gradient is missing, zero or NaN: the causes, and what follows from the program alone.
+"""Find why a gradient is missing, zero or NaN, as far as the program alone shows it.
 
-The gradient is that of one scalar result, the loss. What depends on values, NaNs and gradients that
-are zero for some inputs only, is found by `api.investigate.gradient`, which runs the gradient.
+The gradient is that of one scalar result, the loss. NaNs, and gradients that are zero only for some
+inputs, depend on values: `api.investigate.gradient` finds them by running the gradient.
 """
 
 from __future__ import annotations
@@ -26,8 +26,8 @@ from jaxprtool.ir.source.frames import frames_now
 from jaxprtool.jaxcompat import Aval, DropVar, JaxprEqn
 from jaxprtool.jaxcompat import Literal as LiteralValue
 
-#: What a gradient is. "integer" to "zero" follow from the program alone; the others were found by
-#: running it, "vanishing" being a gradient that is zero on these inputs only.
+#: The kinds of gradients. "integer" to "zero" follow from the program alone; the others are found
+#: by running it. A "vanishing" gradient is zero only on these inputs.
 Kind = Literal["integer", "unused", "missing", "zero", "NaN", "infinity", "vanishing", "nonzero"]
 
 #: The maximum number of scalar results, or of last operations, that are named.
@@ -76,7 +76,7 @@ NO_DERIVATIVE: Mapping[str, Reason] = {
 }
 
 #: Why operations have a derivative of zero on some inputs, by primitive or custom function. Each
-#: holds for the elements at which the gradient was not zero yet.
+#: holds for the elements whose cotangent is not zero.
 ZERO_DERIVATIVE: Mapping[str, Reason] = {
     "relu": Reason(
         "no input that the gradient reaches is positive", "leaky_relu has a gradient", "select_n"
@@ -148,13 +148,13 @@ class GradientGroup:
     Attributes:
         arguments: Their names.
         kind: "integer" (without derivatives), "unused", "missing" (the result does not depend on
-            it), "zero" (for all inputs), "NaN", "infinity", "vanishing" (zero on these inputs) or
+            them), "zero" (for all inputs), "NaN", "infinity", "vanishing" (zero on these inputs) or
             "nonzero".
         causes: The operations at which every path to the result stops, or which make the NaN; if
             the gradient is not zero, those that stop some paths; if it is missing, the last
             operations that depend on it.
         reaches: If it is missing, the other results that depend on it.
-        type: The type of integers.
+        type: The type of the arguments if they are integers.
         norm: The norm of all their gradients, if they were computed.
     """
 
@@ -202,7 +202,8 @@ def differentiated_result(program: Program, to: str | None) -> int:
         found = point(program, to if to.startswith("result:") else f"result:{to}")
         if len(found.ends) > 1:
             hint = f"these are {listed(found.ends, _FEW)}"
-            raise ArgumentsError(f"'{to}' is {len(found.ends)} results; a gradient is of one", hint)
+            message = f"'{to}' names {len(found.ends)} results, but a gradient is that of one"
+            raise ArgumentsError(message, hint)
         position = program.out_names.index(found.ends[0])
         name, aval = results[position]
         if not _is_scalar(aval):
@@ -217,12 +218,12 @@ def differentiated_result(program: Program, to: str | None) -> int:
     if scalars:
         names = listed([results[i][0] for i in scalars], _FEW)
         raise ArgumentsError(
-            f"{program.name} has {len(scalars)} scalar results, and a gradient is of one",
+            f"{program.name} has {len(scalars)} scalar results, but a gradient is that of one",
             f"choose one with --to: {names}",
         )
     types = listed([f"{name}: {type_of(aval)}" for name, aval in results], _FEW)
     raise ArgumentsError(
-        f"{program.name} has no result that is one real number, whose gradient could be taken",
+        f"{program.name} has no gradient, since no result is one real number",
         f"it returns {types or 'nothing'}; give a function that returns a loss",
     )
 
@@ -233,7 +234,7 @@ def _is_scalar(aval: Aval) -> bool:
 
 
 def known_gradient(program: Program, loss: Program, position: int) -> GradientGroup:
-    """Return what the program alone says of the gradient with respect to an argument.
+    """Return what the program alone shows of the gradient with respect to an argument.
 
     The kind is "nonzero" if a path of operations with derivatives leads to the result.
 
@@ -276,7 +277,7 @@ def _no_derivative(primitive: str, has_rule: bool) -> Reason:
 
 
 def _last(program: Program, eqns: Sequence[JaxprEqn]) -> Iterator[Cause]:
-    """Yield those of some equations whose results no other one of them reads."""
+    """Yield the equations among some whose results none of the others reads."""
     frames = frames_now(program.roots)
     read = {v for eqn in eqns for v in eqn.invars if type(v) is not LiteralValue}
     last = [e for e in eqns if not any(v in read for v in e.outvars if type(v) is not DropVar)]

@@ -12,8 +12,8 @@ has them, and reads the operands of these from memory. Calls are inlined, except
 keeps, and a reshape is the same array as its operand. Dead equations are left out if the live ones
 are given.
 
-A *barrier* separates what `jax.checkpoint` computes again from the forward pass, where XLA keeps
-it: the arguments of the call are read from memory, and none of them before all are written.
+A *barrier* separates the recomputation of `jax.checkpoint` from the forward pass, if XLA keeps it:
+the arguments of the call are read from memory, and none of them before all are written.
 """
 
 from __future__ import annotations
@@ -50,10 +50,10 @@ MOST_OPENED = 300_000
 #: The value of each operand; None for a literal.
 Places: typing.TypeAlias = tuple[int | None, ...]
 
-#: XLA's library of CPU kernels takes equations of at least so many elements.
+#: The minimum number of elements of an equation for XLA's library of CPU kernels.
 _LEAST_ABSORBED = 4096
 
-#: XLA inlines a value into a kernel at so many different indices at most.
+#: The maximum number of different indices at which XLA inlines a value into a kernel.
 _MOST_EMITTED = 15
 
 _NO_SIZES: Sizes = MappingProxyType({})

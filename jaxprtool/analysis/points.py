@@ -44,7 +44,7 @@ _LINE = re.compile(r"(.+):(\d+)")
 
 _CONSTANT = re.compile(r"constant\[(\d+)\]")
 
-#: By file and line, the equations: the `id`s of those in each jaxpr.
+#: The `id`s of the equations in each jaxpr, by file and line.
 _Lines: TypeAlias = dict[str, dict[int, dict[Jaxpr, set[int]]]]
 
 #: The number of near lines that an error suggests.

@@ -1,7 +1,7 @@
-"""What is known of a recorded run: functions, their compilations, and why each was compiled again.
+"""The facts of a recorded run: functions, their compilations, and why each was compiled again.
 
 These dataclasses are the public result of `jaxprtool.record` and the JSON of `jaxprtool show run/`.
-`jaxprtool.recording.read` makes them of a run's folder. Times are in seconds, sizes in bytes.
+`jaxprtool.recording.read` reads them from a run's folder. Times are in seconds, sizes in bytes.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from typing import Literal
 from jaxprtool.ir.basics.documents import document
 from jaxprtool.ir.basics.printed import Printed
 
-#: What differs between a compilation and an earlier one of the same function.
+#: The kinds of differences between a compilation and an earlier one of the same function.
 ReasonKind = Literal[
     "shape",
     "dtype",
@@ -41,7 +41,8 @@ class Argument:
         sharding: Its sharding over several devices, or its device if it is committed to one; "" for
             an uncommitted array on the default device.
         donated: Whether its buffer is donated.
-        host: What it is if each call copies it to the device: "numpy" or "python"; else "".
+        host: The kind of a host value that each call copies to the device: "numpy" or "python"; ""
+            for other values.
     """
 
     path: str
@@ -66,10 +67,10 @@ class Reason:
     Attributes:
         kind: What differs.
         path: The argument, static argument, variable or setting that differs; "" for the function.
-        before: What it was.
-        after: What it is.
+        before: Its value in the earlier compilation.
+        after: Its value in this compilation.
         line: The line that made the difference, if it is known, or that of the call: `train.py:24`.
-        advice: What to do, where one thing is clearly right; else "".
+        advice: What to do, if that is clear; else "".
     """
 
     kind: ReasonKind
@@ -90,8 +91,8 @@ class Compilation:
         start: When its tracing began, after the start of the run.
         trace_seconds: The time of tracing; 0 if JAX had the jaxpr already.
         lower_seconds: The time of lowering.
-        compile_seconds: The time of XLA's compilation; None if it did not finish or was not asked
-            for.
+        compile_seconds: The time of XLA's compilation; None if it did not finish or was not
+            requested.
         cpu_seconds: The CPU time of all three, in all threads of the process.
         cached: Whether the executable came from the persistent compilation cache.
         equations: The number of equations, at all depths.
@@ -100,7 +101,7 @@ class Compilation:
         statics: The values of static arguments by name, as text.
         line: The user's line of the call that caused it: `train.py:24`.
         library: The innermost library line between that line and JAX; "" if there is none.
-        reasons: Why it was compiled, though the function had been before; empty for the first one.
+        reasons: Why the function was compiled again; empty for its first compilation.
         nearest: The name of the earlier compilation that `reasons` compares with, or "".
         process: The process that compiled it.
         file: The file of the program below the run's folder; "" if it was not written.
@@ -138,9 +139,9 @@ class Calls:
 
     Attributes:
         count: The number of calls.
-        timed: The number of calls of which it is known when their results were ready: not where
-            all of them were donated to a later call before.
-        seconds: The time from each of these calls until its results were ready, added up.
+        timed: The number of calls for which the time when their results were ready is known. It is
+            unknown if all results were donated to a later call before.
+        seconds: The sum of the times from each of these calls until its results were ready.
         longest: The longest of these times.
     """
 
@@ -185,7 +186,7 @@ class OutsideJit:
         line: The line.
         count: The number of compilations.
         seconds: Their time.
-        names: The operations: how often each was compiled.
+        names: The number of compilations of each operation.
         start: When the first began, after the start of the run.
     """
 
@@ -204,10 +205,10 @@ class Transfer:
         kind: "to_host" for a value that Python waited for and read, "to_device" for a NumPy array
             or a number that is copied at each call of a function.
         line: The user's line.
-        count: How often. Copies to the device are counted with `--calls` only: else the number of
-            compilations that saw them.
-        bytes: The number of bytes, in all.
-        seconds: How long Python waited, in all.
+        count: The number of transfers. Copies to the device are counted only with `--calls`;
+            without it, this is the number of compilations that saw them.
+        bytes: The total number of bytes.
+        seconds: The total time that Python waited.
         path: The argument that is copied to the device: `step: batch`.
     """
 
@@ -225,14 +226,14 @@ class Process:
     """A process of the run.
 
     Attributes:
-        number: Its number in the order of their starts.
-        pid: The system's number of it.
+        number: Its number, in the order of starts.
+        pid: Its process ID.
         command: Its command line.
         start: When it started, after the start of the run.
         seconds: How long it ran, as far as it is known.
         jax: The release of JAX; "" if it did not import JAX.
         backend: The default backend, if it was used.
-        ending: How it ended, if not by itself: `killed by SIGKILL`, `ValueError: ...`.
+        ending: How it ended, if not normally: `killed by SIGKILL`, `ValueError: ...`.
     """
 
     number: int
@@ -254,15 +255,15 @@ class Run(Printed):
         folder: The folder it was written to.
         command: The command; empty for a block in an interactive session.
         seconds: The time from the start to the end of the run.
-        exit_code: The exit code of the command; of a `with` block 0, or 1 if it raised. None if it
-            is still running or was never known.
+        exit_code: The exit code of the command; for a `with` block 0, or 1 if it raised. None if
+            the run has not ended, or its exit code is unknown.
         functions: The functions under `jax.jit`, those that took most of the time first.
         outside_jit: Computations compiled outside of `jit`, likewise.
         transfers: Values moved between host and device, likewise.
         processes: The processes.
         differing: The names of programs that differ between processes.
         calls_counted: Whether calls were counted.
-        files: The files of lines by the paths that lines show.
+        files: The file of each path that lines show.
     """
 
     folder: str

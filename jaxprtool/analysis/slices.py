@@ -110,16 +110,19 @@ class Why(Printed):
 def why(
     program: Program | AnyJaxpr, what: str, *, forward: bool | None = None, back: bool | None = None
 ) -> Why:
-    """Return the slices of a program that depend on a value, and on which the value depends.
+    """Return the forward and the backward slice of a program from a value.
 
     Args:
         program: A `Program`, or a jaxpr.
         what: An argument by its path (`params['w']`, or `params` for all below it), a result
             (`result[0]`, `loss`), a line (`model.py:30`), or a variable by its name in the listing.
-        forward: Whether to find the forward slice, which depends on it. If both options are None:
-            yes unless it is a result.
-        back: Whether to find the backward slice, on which it depends. If both options are None: yes
-            unless it is an argument.
+        forward: Whether to find the forward slice: everything that depends on the value. If both
+            options are None: yes unless it is a result.
+        back: Whether to find the backward slice: everything that the value depends on. If both
+            options are None: yes unless it is an argument.
+
+    Returns:
+        The slices, by source line.
 
     Raises:
         PointError: If the program has no such point, or several.

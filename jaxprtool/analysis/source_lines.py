@@ -71,7 +71,7 @@ class SourceFile:
 
     Attributes:
         file: The file.
-        path: The path, from the user's folder on.
+        path: The path, relative to the user's folder.
         lines: The lines with equations, in order.
     """
 
@@ -115,8 +115,8 @@ class Source(Printed):
         why_not_kept: Why the residuals are unknown, if they were requested.
         package: The package that the files belong to, if no line is the user's.
         profile: The profile that the measured times are from; None if none were measured.
-        left_to_partitioner: Arguments, results and equations with a sharding over several devices,
-            which is not counted.
+        left_to_partitioner: Arguments, results and equations with a sharding over several devices;
+            their arrays are counted at their global size.
         sent_bytes: The bytes that each device sends; None if the program was not partitioned.
         devices: The number of devices that it was partitioned for.
     """
@@ -236,8 +236,8 @@ def with_collectives(source: Source, shardings: Shardings, frames: Frames) -> So
 
     Args:
         source: The lines.
-        shardings: What the partitioner made of the program.
-        frames: Chooses the line of a collective, as it chose those of equations.
+        shardings: The collectives and shardings of the partitioned program.
+        frames: Chooses the lines of collectives; pass the one that chose the lines of equations.
     """
     sent: Counter[str] = Counter()
     for each in shardings.collectives:

@@ -4,8 +4,8 @@
     cost(program, by="scope").groups[0]
 
 Nothing is compiled. A rule returns the cost of one run of an equation (`rules`), the loops around
-it determine how often it runs (`tallies`), and a model of XLA's fusion which bytes go through
-memory (`analysis.kernels`).
+it determine how often it runs (`tallies`), and a model of XLA's fusion determines which bytes go
+through memory (`analysis.kernels`).
 """
 
 from __future__ import annotations
@@ -109,12 +109,11 @@ class Cost(Printed):
         collectives: The bytes that devices send in each kind of collective.
         unknown: The number of equations of each primitive whose cost is unknown.
         left_to_partitioner: Arguments, results and equations with a sharding over several devices,
-            whose arrays are counted whole.
+            whose arrays are counted at their global size.
         seconds: The time that the program takes, if it was measured or is known.
         utilisation: The fraction of the device's peak FLOPs that matrix products achieve in this
             time.
-        dead: The part of the cost that no result or effect depends on, which XLA leaves out; None
-            if there is none.
+        dead: The cost of dead equations, which XLA removes; None if there are none.
     """
 
     name: str

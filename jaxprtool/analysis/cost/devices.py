@@ -173,7 +173,7 @@ DEVICES: dict[str, Device] = {
 
 
 def device_of_kind(kind: str) -> Device | None:
-    """Return the device that JAX calls by this kind, such as `NVIDIA H100 80GB HBM3`, if known."""
+    """Return the device of a kind, as JAX names it: `NVIDIA H100 80GB HBM3`. None if unknown."""
     words = kind.lower().replace("-", " ").split()
     for part, name in _KINDS.items():
         if set(part.split()) <= set(words):
@@ -181,7 +181,7 @@ def device_of_kind(kind: str) -> Device | None:
     return None
 
 
-#: Words of the kinds of devices, as JAX has them. The first match counts.
+#: The devices by words of their kind, as JAX names it. The first match counts.
 _KINDS = {
     "h200": "h200",
     "h100": "h100",

@@ -1,8 +1,8 @@
 """Interconnects, and lower bounds of the times of collectives on them.
 
-The bounds count what a device has to send at least, by the algorithms that send the least: a ring
-for most kinds. They leave out latencies, and are for devices that reduce what they receive; a
-switch that reduces, such as NVLink SHARP, can be below that of an all-reduce. (R. Thakur, R.
+The bounds count the bytes that a device sends with the algorithm that sends the least: a ring for
+most kinds. They do not include latencies. They hold if devices reduce the values that they receive;
+a switch that reduces, such as NVLink SHARP, can take less time for an all-reduce. (R. Thakur, R.
 Rabenseifner and W. Gropp, "Optimization of Collective Communication Operations in MPICH", 2005;
 "bus bandwidth" in doc/PERFORMANCE.md of NVIDIA's nccl-tests.)
 """
@@ -22,11 +22,11 @@ _GIGA = 1e9
 
 @dataclass(frozen=True)
 class Interconnect:
-    """The links that devices exchange values by.
+    """The links over which devices exchange values.
 
     Attributes:
         name: The name of the interconnect.
-        bandwidth: The bytes a second that one device can send by all its links together, in one
+        bandwidth: The bytes a second that one device can send over all its links together, in one
             direction.
         source: Where the figure is from.
     """
@@ -38,8 +38,8 @@ class Interconnect:
     def seconds(self, kind: str, result_bytes: int, devices: int) -> float | None:
         """Return a lower bound of the time of a collective.
 
-        On a torus, devices along one axis of a mesh may be joined by the links of one axis of the
-        torus only. Then the bound is low: it has all links.
+        On a torus, devices along one axis of a mesh may be connected only by the links of one axis
+        of the torus. Then the bound is too low, since it counts all links.
 
         Args:
             kind: The kind, as in `ir.hlo.collectives.KINDS`.
@@ -47,14 +47,14 @@ class Interconnect:
             devices: The number of devices in a group.
 
         Returns:
-            The seconds, or None if what is sent is known only when the collective runs.
+            The seconds, or None if the sizes are known only when the collective runs.
         """
         sent = bytes_sent(kind, result_bytes, devices)
         return None if sent is None else sent / self.bandwidth
 
 
 def bytes_sent(kind: str, result_bytes: int, devices: int) -> float | None:
-    """Return the bytes that the busiest device of a group has to send at least in a collective.
+    """Return a lower bound of the bytes that the busiest device of a group sends in a collective.
 
     Args:
         kind: The kind, as in `ir.hlo.collectives.KINDS`.
@@ -71,8 +71,8 @@ def bytes_sent(kind: str, result_bytes: int, devices: int) -> float | None:
     return rule(devices) * result_bytes if devices > 1 else 0.0
 
 
-#: What a device of a group of n sends, in sizes of its result. In a reduce-scatter the operand has
-#: the size of n results.
+#: The bytes that a device of a group of n sends, divided by those of its result. In a
+#: reduce-scatter the operand has the size of n results.
 _SENT: dict[str, Callable[[int], float] | None] = {
     "all-reduce": lambda n: 2 * (n - 1) / n,
     "all-gather": lambda n: (n - 1) / n,
@@ -96,9 +96,9 @@ def _ici(name: str, gigabytes: float, page: str) -> Interconnect:
     return _of_both_directions(name, gigabytes, source)
 
 
-#: Peak rates. On the pages of TPU v5e and v6e the bisection bandwidth of a pod agrees: it cuts 32
-#: links of 16 x 16 chips. The page of TPU v4 has no bandwidth of a chip; from its bisection
-#: bandwidth of a pod, which cuts 512 links of 16 x 16 x 16 chips, 47 GB/s of a link follow.
+#: Peak rates. Those of TPU v5e and v6e agree with the bisection bandwidth of a pod on their pages,
+#: which is that of 32 links of 16 x 16 chips. The page of TPU v4 states no bandwidth of a chip; the
+#: bisection bandwidth of a pod, that of 512 links of 16 x 16 x 16 chips, gives 47 GB/s for a link.
 INTERCONNECTS: dict[str, Interconnect] = {
     each.name: each
     for each in (
@@ -121,7 +121,7 @@ INTERCONNECTS: dict[str, Interconnect] = {
 #: The end of a figure in bits: `400Gbps`, `400 Gbit/s`, or `400Gb/s`, which some write for bytes.
 _BITS = re.compile(r"(b|[Bb]its?)(ps|/s)?$")
 
-#: The end of a figure in bytes that says that it is of a second: `300GB/s`, `300GBps`.
+#: The "per second" at the end of a figure in bytes: `300GB/s`, `300GBps`.
 _SECOND = re.compile(r"/s$|(?<=B)ps$")
 
 _FIGURES = "write bytes a second in one direction, such as 300GB/s, 50GiB/s or 1e11"
@@ -149,5 +149,5 @@ def interconnect_named(text: str) -> Interconnect:
     except ArgumentsError:
         raise ArgumentsError(f"'{text}' is not a bandwidth", _FIGURES) from None
     if not bandwidth:
-        raise ArgumentsError(f"a bandwidth of '{text}' sends nothing", _FIGURES)
+        raise ArgumentsError(f"the bandwidth '{text}' is not positive", _FIGURES)
     return Interconnect(text, bandwidth)

@@ -133,7 +133,7 @@ def _dot_general(eqn: JaxprEqn) -> Work:
 
 @rule(cost_rules, "ragged_dot_general")
 def _ragged_dot_general(eqn: JaxprEqn) -> Work:
-    """Count one group per row: it is multiplied by the matrix of its group, or summed for it."""
+    """Count one group per row: a row is multiplied by the matrix of its group, or summed in it."""
     (contracted, _), _ = eqn.params["ragged_dot_dimension_numbers"].dot_dimension_numbers
     left, numbers = _shape(eqn.invars[0]), eqn.params["ragged_dot_dimension_numbers"]
     sums_groups = set(numbers.lhs_ragged_dimensions) & set(contracted)
@@ -171,11 +171,12 @@ def _convolution(eqn: JaxprEqn) -> Work:
 def _met(
     size: Any, window: Any, windows: Any, stride: int, low: Any, dilation: int, spread: int
 ) -> Any:
-    """Return the number of products along an axis: of an element and a place in the window."""
+    """Return how many pairs of an element and a window position are multiplied along an axis."""
     sizes = size, window, windows, low
     if not all(map(is_number, sizes)) or not all(sizes[:3]):
         return window * windows
-    # `at` is the position of each place of each window in the dilated array. Count the elements.
+    # `at` is the position in the dilated array of each place in each window. Count those that are
+    # an element of the array, and not padding or a zero of dilation.
     place = np.arange(window)[:, None] * spread - low
     at = place + np.arange(windows) * stride
     return int(((at >= 0) & (at < (size - 1) * dilation + 1) & (at % dilation == 0)).sum())

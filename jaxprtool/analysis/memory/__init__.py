@@ -4,8 +4,8 @@
     found.peak_bytes, found.at.source, found.live[0].type, found.curve
 
 Nothing is compiled. A model of fusion determines which values are written (`analysis.kernels`), a
-schedule how long they live (`schedule`), and `walk` adds them up. Arguments, constants and results
-have memory from start to end, as in XLA.
+schedule determines how long they live (`schedule`), and `walk` adds them up. Arguments, constants
+and results have memory from start to end, as in XLA.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ class Memory(Printed):
         live: The values live at the peak, the largest first; they add up to `peak_bytes`.
         curve: The memory needed from the first equation to the last.
         left_to_partitioner: Arguments, results and equations with a sharding over several devices,
-            whose arrays are counted whole.
+            whose arrays are counted at their global size.
         unused_donations: The donated arguments whose memory no result can use.
     """
 

@@ -37,7 +37,7 @@ from jaxprtool.jaxcompat.source_locations import UserFrame
 #: The kinds of buffers. "pointers" are the tables of tuples; "unused" is memory between buffers.
 Kind: TypeAlias = Literal["argument", "result", "constant", "value", "pointers", "unused"]
 
-#: How `lines` names what has no line of its own, by its kind.
+#: The names in `lines` of buffers without a source line, by kind.
 _LINES = {
     "argument": "arguments",
     "result": "results",
@@ -47,7 +47,7 @@ _LINES = {
     "unused": "unused",
 }
 
-#: The line of values that XLA makes of none of the user's lines.
+#: The name in `lines` of values that XLA computes for none of the user's lines.
 NO_LINE = "no line"
 
 
@@ -91,7 +91,7 @@ class LineBytes:
 
     Attributes:
         line: The user's line; or "arguments", "results", "constants", "pointers", "unused", or "no
-            line" for what XLA makes of none.
+            line" for values that XLA computes for none of the user's lines.
         bytes: The bytes of XLA's buffers.
         estimate_bytes: The bytes in the estimate without compiling.
         buffers: XLA's buffers of the line, the largest first.
@@ -110,17 +110,18 @@ class CompiledPeak(Printed):
     Attributes:
         name: The name of the program.
         devices: The number of devices that it is compiled for.
-        peak_bytes: All bytes: the sum of the next four, less `donated_bytes`.
+        peak_bytes: The bytes at the peak: the sum of the next four, less `donated_bytes`.
         argument_bytes: The bytes of its arguments.
         result_bytes: The bytes of its results.
         constant_bytes: The bytes of the constants in the executable.
         temporary_bytes: The bytes of the memory that all other values share.
         donated_bytes: The bytes of results that are written to the memory of donated arguments.
-        unused_bytes: Those of `temporary_bytes` that hold no value at the peak.
+        unused_bytes: The part of `temporary_bytes` that holds no value at the peak.
         unshared_bytes: The bytes that the temporaries would need if none shared memory.
         at: The line of the operation that runs at the peak, and its primitive.
         estimate_bytes: The peak that was estimated without compiling.
-        estimate_is_whole: Whether the estimate counts arrays whole that lie on several devices.
+        estimate_is_whole: Whether the estimate counts the global size of arrays that are sharded
+            over several devices.
         buffers: The buffers at the peak, the largest first; they add up to `peak_bytes`.
         lines: The bytes by line, and the estimated ones, the largest first.
     """
@@ -260,7 +261,7 @@ class _Reader:
         )
 
     def _written_over(self, placed: Placed) -> str:
-        """Return which operand the operation that makes a value writes over."""
+        """Return the operand that the operation of a value overwrites, in words."""
         made = placed.buffer
         allocation, _ = self._places[made.id]
         for operand in made.instruction.operands:

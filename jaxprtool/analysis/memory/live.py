@@ -163,17 +163,17 @@ class LiveValues:
             for buffer in _alive(level):
                 yield self._value(buffer, level, levels[:depth], around)
         if levels:
-            for lodger in levels[0].memory.lodgers:
-                if _is_alive(lodger.buffer, levels[0].time):
-                    yield self._value(lodger.buffer, levels[0], (), ())
+            for each in levels[0].memory.in_rooms:
+                if _is_alive(each.buffer, levels[0].time):
+                    yield self._value(each.buffer, levels[0], (), ())
 
     def held_in_rooms(self, levels: Sequence[Level]) -> dict[int | None, int]:
         """Return the bytes of other values in the memory of each result, by the result's value."""
-        lodgers = levels[0].memory.lodgers if levels else ()
+        in_rooms = levels[0].memory.in_rooms if levels else ()
         return {
-            lodger.result.value: lodger.buffer.size
-            for lodger in lodgers
-            if _is_alive(lodger.buffer, levels[0].time)
+            each.result.value: each.buffer.size
+            for each in in_rooms
+            if _is_alive(each.buffer, levels[0].time)
         }
 
     def made(self, kernels: Kernels, value: int, around: Sequence[JaxprEqn] = ()) -> Made:

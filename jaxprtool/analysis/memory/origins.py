@@ -1,4 +1,4 @@
-"""Which of the user's lines the buffers of a compiled module come from."""
+"""Find the user's lines that the buffers of a compiled module come from."""
 
 from __future__ import annotations
 
@@ -12,24 +12,24 @@ from jaxprtool.ir.hlo.module import Instruction, Module
 from jaxprtool.ir.source.frames import BEHIND, Frames
 from jaxprtool.jaxcompat.source_locations import UserFrame
 
-#: Instructions that pass on what others compute.
+#: Instructions that pass on the results of others.
 _HANDED_ON = CALLS | {"parameter", "tuple"}
 
-#: Instructions that copy an operand, or read or write rows: how the result is called after the
-#: operand at a position. A loop that writes rows stacks what it writes.
+#: Instructions that copy an operand, or read or write rows: a prefix, and the position of the
+#: operand after which the result is named. A loop that writes rows stacks what it writes.
 _MOVES = {
     "copy": ("copy of ", 0),
     "dynamic-slice": ("a row of ", 0),
     "dynamic-update-slice": ("", 1),
 }
 
-#: Instructions after which a fusion is not named.
+#: Instructions that do not name the fusion they are in.
 _LAID_OUT = frozenset({"bitcast", "tuple", "parameter", "constant"})
 
 
 @dataclass(frozen=True)
 class Origin:
-    """Where a value comes from.
+    """The source of a value.
 
     Attributes:
         line: The user's line, followed by the library's; "" if it has none.
@@ -75,10 +75,11 @@ class Origins:
         return "" if last is None else self.made(last).text
 
     def of(self, buffer: Buffer) -> Origin:
-        """Return where a buffer comes from.
+        """Return the source of a buffer.
 
-        XLA's own instructions have no line. Another value of a loop's carry in the same place has
-        one; a copy is named after what is copied, and has the line of what needs it.
+        XLA's own instructions have no line. A value of a loop's carry gets the line of another
+        value in the same memory; a copy is named after its operand, and gets the line of its
+        reader.
         """
         return self._of(buffer, frozenset())
 
@@ -88,10 +89,10 @@ class Origins:
         return self._origin(op, stack)
 
     def _of(self, buffer: Buffer, seen: frozenset[int]) -> Origin:
-        """Return where a buffer comes from, if it is not one of the groups seen already."""
+        """Return the source of a buffer, without following buffers of the groups in `seen`."""
         if buffer.id not in self._known:
             found = self._found(buffer, seen | {self._numbers[buffer.id]})
-            if seen:  # what was seen may have been left out
+            if seen:  # the result may be incomplete, as buffers in `seen` were not followed
                 return found
             self._known[buffer.id] = found
         return self._known[buffer.id]
@@ -121,7 +122,7 @@ class Origins:
         return replace(self._needed_by(instruction), what=_opcode(self._module, instruction))
 
     def _needed_by(self, instruction: Instruction) -> Origin:
-        """Return where an operation with a line comes from that an instruction is made for."""
+        """Return the source of the first operation with a line that depends on an instruction."""
         seen, pending = {instruction.id}, [instruction]
         while pending:
             made = pending.pop()
@@ -143,7 +144,7 @@ class Origins:
                 yield buffer
 
     def _moved(self, instruction: Instruction) -> Iterator[tuple[str, Buffer]]:
-        """Yield the buffers that XLA or a loop copies, or reads or writes rows of, and a word."""
+        """Yield the prefix and buffer of each operand that an instruction moves; see `_MOVES`."""
         for op in reversed(self._module.inside(instruction)):
             if op.opcode not in _MOVES:
                 continue
@@ -165,7 +166,7 @@ class Origins:
     def _is_of_loop(
         self, op: Instruction, instruction: Instruction, around: Sequence[Instruction]
     ) -> bool:
-        """Return True if a loop makes an operation, such as a row's slice, and no equation does.
+        """Return True if an operation, such as the slice of a row, belongs to a loop itself.
 
         Args:
             op: The operation.

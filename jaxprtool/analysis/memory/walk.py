@@ -30,7 +30,7 @@ _NO_ROOMS: Mapping[int, int] = MappingProxyType({})
 
 
 @dataclass(frozen=True)
-class Lodger:
+class ValueInRoom:
     """A value in the room of a result that is computed later."""
 
     buffer: Buffer
@@ -52,7 +52,7 @@ class BodyMemory:
     Attributes:
         schedule: The schedule of its kernels.
         outside: The values that are not in the room of a result.
-        lodgers: The values that are.
+        in_rooms: The values that are in the room of a result.
         inner: The memory of the bodies of equations, by the time when the equation runs.
         needs: The bytes needed at each time.
         replaced: The bytes of the operand that a kernel overwrites, by the time when it runs.
@@ -61,7 +61,7 @@ class BodyMemory:
 
     schedule: Schedule
     outside: tuple[Buffer, ...]
-    lodgers: tuple[Lodger, ...]
+    in_rooms: tuple[ValueInRoom, ...]
     inner: Mapping[int, Inner]
     needs: tuple[int, ...]
     replaced: Mapping[int, int]
@@ -109,7 +109,7 @@ class Bodies:
 
     def _walked(self, schedule: Schedule, donated: Mapping[int, int]) -> BodyMemory:
         free_from, late = _donated(schedule, donated)
-        outside, lodgers = _placed(schedule, [*schedule.temporaries, *late], free_from)
+        outside, in_rooms = _placed(schedule, [*schedule.temporaries, *late], free_from)
         made, freed = defaultdict[int, int](int), defaultdict[int, int](int)
         last = defaultdict[int, set[int]](set)
         for buffer in outside:
@@ -131,7 +131,7 @@ class Bodies:
             live += new - freed[time]
         at = max(range(len(needs)), key=needs.__getitem__) if needs else None
         return BodyMemory(
-            schedule, tuple(outside), tuple(lodgers), inside, tuple(needs), replaced, at
+            schedule, tuple(outside), tuple(in_rooms), inside, tuple(needs), replaced, at
         )
 
     def _inner(self, node: Node) -> Inner:
@@ -162,7 +162,7 @@ def _donated(schedule: Schedule, donated: Mapping[int, int]) -> tuple[dict[int, 
 
 def _placed(
     schedule: Schedule, temporaries: list[Buffer], free_from: Mapping[int, int]
-) -> tuple[list[Buffer], list[Lodger]]:
+) -> tuple[list[Buffer], list[ValueInRoom]]:
     """Place values in the rooms of results, the largest first. Return the rest and those placed."""
     least = _SMALL * sum(buffer.size for buffer in temporaries)
     rooms = [
@@ -171,7 +171,7 @@ def _placed(
         if result.size >= least
     ]
     rooms.sort(key=lambda room: -room.result.size)
-    outside, lodgers = [], []
+    outside, in_rooms = [], []
     for buffer in sorted(temporaries, key=lambda buffer: -buffer.size):
         fits = (room for room in _large(rooms, buffer.size) if room.takes(buffer))
         room = next(fits, None) if buffer.size >= least else None
@@ -179,8 +179,8 @@ def _placed(
             outside.append(buffer)
         else:
             room.held.append(buffer)
-            lodgers.append(Lodger(buffer, room.result))
-    return outside, lodgers
+            in_rooms.append(ValueInRoom(buffer, room.result))
+    return outside, in_rooms
 
 
 def _large(rooms: list[_Room], size: int) -> Iterator[_Room]:

@@ -53,11 +53,12 @@ class Timed:
         forward_seconds: The part outside of the backward pass of a gradient.
         backward_seconds: The part in the backward pass.
         own_seconds: The part that is XLA's own work: copies, layout changes, overhead of loops.
-        is_split: Whether some is an estimated part of fusions that compute other groups too.
+        is_split: Whether a part is an estimated share of fusions that also compute other groups.
         library: The line of a library that takes most of it: `flax/linen/linear.py:199`.
         flops_per_second: The FLOP/s that it achieves, by the estimate of `cost`.
         bytes_per_second: The bytes of memory traffic a second, by the estimate of `cost`.
-        moved: What its collectives move to each device, by kind; None if the program has none.
+        moved: The values that its collectives move to each device, by kind; None if the program has
+            no collectives.
         line: The source line, of a group by line.
         path: The scopes, the outermost first, of a group by scope.
     """
@@ -126,7 +127,7 @@ class OwnWork:
             no operation ran, `between operations`, `dispatch`, `compiling` or `idle`.
         seconds: Its time.
         share: Its share of the wall time.
-        lines: The lines that the most of it belongs to.
+        lines: The lines that most of it belongs to.
     """
 
     kind: str
@@ -164,7 +165,7 @@ class Profile(Printed):
     Attributes:
         name: The name of the program, or of what was run.
         wall_seconds: The time of one call.
-        explained: The share of it in which an operation ran.
+        explained: The share of this time in which an operation ran.
         calls: The number of measured calls, over which times are averaged.
         plain_seconds: The time of one call without the profiler; None if it was not measured.
         lines: The time by source line, the most first.
@@ -172,14 +173,14 @@ class Profile(Printed):
         functions: The time by function.
         primitives: The time by JAX primitive.
         operations: The time of each compiled operation.
-        own: What no line asked for. Where an operation ran, its time is in that of a line too.
+        own: The time that no line asked for. Where an operation ran, a line has this time too.
         without_module: The time of operations whose module is not in the trace.
         is_cut: Whether operations were left out because there were too many.
         flops_per_second: The FLOP/s that the program achieves, by the estimate of `cost`.
         peaks: The highest rates of its device; None if they are unknown.
         devices: The number of devices that exchange values; None if there are no collectives.
         stacks: The time by call stack, for flame graphs.
-        trace: What ran, in time.
+        trace: The recorded trace.
     """
 
     name: str
@@ -224,7 +225,8 @@ def profile_of(trace: Trace, name: str, frames: Frames) -> Profile:
     """Return the time of what a trace recorded, by line, scope, function, operation, primitive.
 
     Args:
-        trace: The trace. Without marked steps, all from its first to its last operation is a call.
+        trace: The trace. Without marked steps, the time from its first to its last operation counts
+            as one call.
         name: The name of what was run.
         frames: Reads frames, and decides which files are the user's.
 
@@ -422,7 +424,7 @@ class _Runs:
         return dict(found)
 
 
-#: What gets an instant at which no operation runs, the lowest first.
+#: The ranks of spans that get the instants at which no operation runs, the lowest first.
 _RANKS = {"container": 2, "between operations": 3, "compiling": 4, "dispatch": 5}
 
 

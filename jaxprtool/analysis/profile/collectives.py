@@ -31,7 +31,7 @@ class MovedValues:
 
 @dataclass(frozen=True)
 class MovedByLine:
-    """What the collectives of a trace move.
+    """The values that the collectives of a trace move.
 
     Attributes:
         devices: The number of devices, the largest if programs differ.
@@ -47,7 +47,7 @@ def moved_by_line(
 ) -> MovedByLine | None:
     """Return what collectives move to each device in a call; None if there are none.
 
-    How often a loop runs is taken from the module where that states it, and measured otherwise.
+    The trip count of a loop is the one that the module states, or else is measured.
 
     Args:
         trace: The trace.
@@ -92,7 +92,8 @@ def _runs(trace: Trace, steps: Sequence[tuple[float, float]]) -> dict[str, Count
 def _module_runs(module: Module, ran: Counter[str]) -> int:
     """Return how often a module ran on all devices.
 
-    It is that of most operations of its entry: some devices run one as several kernels.
+    It is the most frequent count among the operations of its entry computation, since some devices
+    run an operation as several kernels.
     """
     counts = [ran[each.name] for each in module.entry.instructions if ran[each.name]]
     return median_low(counts) if counts else 0

@@ -1,4 +1,4 @@
-"""Where the time of a compiled operation belongs: the source lines that it comes from.
+"""Find the source lines that the time of a compiled operation belongs to.
 
 A fusion computes values of several lines. Its time is split by estimated work: the number of
 elements of each operation in its body, times the work for an element. So is that of a collective
@@ -23,7 +23,7 @@ from jaxprtool.ir.source.frames import Frames
 from jaxprtool.ir.source.scopes import function_levels, name_scopes
 from jaxprtool.jaxcompat.source_locations import UserFrame
 
-#: Operations that run the operations of their bodies. Their own time is overhead.
+#: Operations that run those of their bodies. The rest of their time is overhead.
 CONTAINERS = {"while": "loop overhead", "conditional": "branch overhead", "call": "call overhead"}
 
 #: Operations that compute nothing.
@@ -73,15 +73,15 @@ _STRUCTURE = re.compile(
 
 _PASSES = ("forward", "backward")
 
-#: How far the line of a copied value is searched.
+#: The maximum number of instructions through which the line of a copied value is searched.
 _STEPS = 16
 
 
 class Origin(NamedTuple):
-    """Where an operation comes from.
+    """The source of an operation.
 
     Attributes:
-        line: The nearest line of the user's; None if it is unknown.
+        line: The user's nearest line; None if it is unknown.
         library: The line of a library behind it, `flax/linen/linear.py:199`, or "".
         function: The function that the line is in.
         scope: The name scopes, the outermost first.
@@ -154,7 +154,7 @@ class Origins:
         return any(each.name in self.ran for each in self._called(op))
 
     def _inside(self, op: Instruction) -> list[Instruction]:
-        """Return the operations whose time an operation's own time is."""
+        """Return the operations among which an operation's time is split."""
         if (collective := started(self.module, op)) is not None:
             return [value for value, _ in moved_values(self.module, collective)]
         if op.opcode in CONTAINERS:
@@ -184,7 +184,7 @@ class Origins:
 
     def origin(self, op: Instruction) -> Origin:
         """Return the origin of an operation, by its own name and call stack."""
-        # A body has many operations of one place and name.
+        # Many operations of a body have the same call stack and name.
         key = op.frame_id, op.op_name, op.opcode
         if key not in self._known:
             self._known[key] = self._read(op)

@@ -1,4 +1,4 @@
-"""Divide the time of a run among what ran, so that the parts add up to the time.
+"""Divide the time of a run among the operations, so that the parts add up to the time.
 
 Operations run at the same time on several threads. Each instant is divided equally among the
 operations that a thread is known to run. One that was handed to other threads gets the part of a
@@ -24,9 +24,9 @@ class Span(NamedTuple):
     Attributes:
         start: When it began.
         end: When it ended.
-        key: What it was.
-        rank: RUNNING or HANDED_ON for operations, which share an instant. Of others, the one with
-            the lowest rank that began last has an instant for itself.
+        key: Identifies what ran.
+        rank: RUNNING or HANDED_ON for operations, which share an instant. If none runs, the other
+            span with the lowest rank gets the instant; of several, the one that began last.
     """
 
     start: float
@@ -38,7 +38,7 @@ class Span(NamedTuple):
 def clipped(spans: Iterable[Span], windows: Sequence[tuple[float, float]]) -> list[Span]:
     """Return the spans that begin in windows, each up to the end of its window.
 
-    XLA tells the end of some loops only while it runs the next call. Windows are in order.
+    XLA reports the end of some loops only during the next call. Windows are in order.
     """
     starts, found = [start for start, _ in windows], []
     for span in spans:
@@ -56,7 +56,7 @@ def divided(spans: Sequence[Span]) -> dict[Any, float]:
     edges.sort()
     threads = _most_at_once(spans, edges)
     now = 0.0
-    had = [0.0, 0.0]  # what an operation of each rank would have got if it had run all the time
+    had = [0.0, 0.0]  # the share so far of an operation of each rank that runs all the time
     began: tuple[dict[int, float], dict[int, float]] = ({}, {})  # `had` when operations began
     others: dict[int, None] = {}  # other running spans, in the order in which they began
     for at, begins, i in edges:

@@ -1,4 +1,4 @@
-"""What XLA's partitioner made of a program: its collectives by line, and how values are sharded.
+"""The result of XLA's partitioner: collectives by source line, and the shardings of values.
 
 found = jaxprtool.shardings(program)
 found.collectives[0].line, found.collectives[0].reason, found.values[0].spec
@@ -27,17 +27,17 @@ Source: TypeAlias = Literal["program", "partitioner"]
 @document(optional=("way_spec",))
 @dataclass(frozen=True)
 class Reason:
-    """Why the partitioner added a collective: two specs that do not fit.
+    """Why the partitioner added a collective: an operation needs a value in another spec.
 
     Attributes:
         operand: The value that moves: the path of an argument, or an operation and its line.
-        operand_spec: Its spec; "one device" if it lies on one, as what a callback returns.
-        consumer: The operation that needs it elsewhere, and its line.
+        operand_spec: Its spec; "one device" if only one device has it, as the result of a callback.
+        consumer: The operation that needs it in another spec, and its line.
         consumer_spec: The spec in which that operation needs the value; for a reduction, the spec
             of its result. For an operation that reads across devices along a dimension, as a sort
             or a shift does, it is the spec of the operand.
-        way_spec: The spec by way of which XLA moves the value, if devices then hold more of it than
-            the operation needs: XLA found no direct way. "" otherwise.
+        way_spec: An intermediate spec, in which devices hold more of the value than the operation
+            needs, if XLA found no direct way; else "".
     """
 
     operand: str
@@ -61,7 +61,7 @@ class Reason:
 class Collective:
     """A value that devices exchange.
 
-    XLA moves several values by one operation where it can; each is listed by itself.
+    XLA may merge the moves of several values in one operation; each is listed separately.
 
     Attributes:
         kind: The kind: `all-reduce`.
@@ -71,15 +71,15 @@ class Collective:
         bytes: The bytes of the result on one device.
         count: How often it runs in a call; None if a loop around it has an unknown trip count.
         line: The user's line that needs the value, followed by the library's; "" if unknown.
-        value: The value that is moved: the path of an argument, or an operation and its line.
+        value: The value that moves: the path of an argument, or an operation and its line.
         source: Who asked for it: "program" or "partitioner".
         reason: Why the partitioner added it; None if unknown, or if the program asked for it.
         merged: The number of values that the operation moves.
         operation: The name of XLA's operation.
-        overlapping: The operations of matrix products on a device that could run meanwhile, in one
-            run, by element type.
+        overlapping: The FLOPs of independent matrix products on a device that could run at the same
+            time, in one run, by element type.
         frames: The call stack of the line, the innermost frame first.
-        seconds: The least time of all runs; None without an interconnect.
+        seconds: A lower bound of the time of all runs; None without an interconnect.
         overlap_seconds: The part of `seconds` in which independent products could run; None
             without a device.
     """
@@ -102,12 +102,12 @@ class Collective:
 
     @property
     def reduces(self) -> bool:
-        """Whether it adds values up, or reduces them otherwise."""
+        """Whether it is a reduction, such as a sum."""
         return self.kind in REDUCTIONS
 
     @property
     def sent_bytes(self) -> int:
-        """The bytes that each device sends at least, in all runs.
+        """A lower bound of the bytes that each device sends, in all runs.
 
         An all-reduce sends almost twice its result, a reduce-scatter almost its operand. A loop
         with an unknown trip count runs once. The result of a `ragged-all-to-all` is an upper bound.
@@ -125,17 +125,17 @@ class ShardedValue:
     Attributes:
         name: Its path, or its operation and line.
         kind: "argument", "result" or "value".
-        type: Its type as a whole, as XLA writes it.
-        shape: Its shape as a whole.
+        type: The type of the global array, as XLA writes it.
+        shape: The shape of the global array.
         shape_per_device: Its shape on each device, with padding.
-        spec: Its spec; "" if axes cannot describe it.
-        bytes: Its bytes as a whole.
+        spec: Its spec; "" if no spec describes its sharding.
+        bytes: The bytes of the global array.
         bytes_per_device: Its bytes on each device, with padding.
         copies: The number of devices that hold the same part.
-        padded_bytes: The bytes of padding on all devices, one copy.
-        count: The number of values that share the row.
+        padded_bytes: The bytes of padding on all devices, in one copy.
+        count: The number of values with the same name, type and spec.
         line: The user's line; "" for arguments.
-        tiles: Which device holds which part.
+        tiles: The part that each device holds.
     """
 
     name: str
@@ -173,15 +173,15 @@ class ShardedValue:
 
 @dataclass(frozen=True)
 class Constraint:
-    """A sharding of a value with which the compiled program moves fewer bytes.
+    """A sharding constraint with which the compiled program moves fewer bytes.
 
     Attributes:
         line: The line of the operation that computes the value.
         value: The operation and its line.
         spec: The spec for `with_sharding_constraint`.
-        replaces: Whether the operation is a constraint, whose spec changes.
-        sent_bytes: The bytes that each device then sends in a call.
-        memory_bytes: The memory of the program on each device then.
+        replaces: Whether the operation is a constraint already, and only its spec changes.
+        sent_bytes: The bytes that each device sends in a call with this constraint.
+        memory_bytes: The bytes of memory on each device with this constraint.
     """
 
     line: str
@@ -195,18 +195,19 @@ class Constraint:
 @document(also=("sent_bytes",), optional=("compute_seconds", "constraints"))
 @dataclass(frozen=True)
 class Shardings(Printed):
-    """What the partitioner made of a program.
+    """The collectives and the shardings of values in a partitioned program.
 
     Attributes:
         name: The name of the program.
         devices: The number of devices.
         platform: Their platform, whose compiler partitioned the program.
         mesh: The size of each axis of the mesh.
-        memory_bytes: The memory of the compiled program on each device.
-        products: The operations of matrix products on each device, by element type.
-        collectives: The values that devices exchange, the one for which they send most first.
-        values: Arguments, results and large values, in order of their bytes on a device.
-        compute_seconds: The least time of the products on a device; None without a device.
+        memory_bytes: The bytes of memory of the compiled program on each device.
+        products: The FLOPs of matrix products on each device, by element type.
+        collectives: The values that devices exchange, those with the most bytes sent first.
+        values: Arguments, results and large values, the largest on a device first.
+        compute_seconds: A lower bound of the time of the products on a device; None without a
+            device.
         constraints: Constraints that help, each tried alone, the best first; None if none were
             tried.
     """

@@ -1,4 +1,4 @@
-"""The collectives of a partitioned program by the user's line, and why they are there."""
+"""The collectives of a partitioned program by source line, and the reason for each."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from jaxprtool.ir.hlo.module import Instruction, Module, Shape
 from jaxprtool.ir.hlo.wire import integers
 from jaxprtool.jaxcompat.source_locations import UserFrame
 
-#: Operations whose readers are those of their operand.
+#: Operations that pass their operand on: their readers count as its readers.
 _PASSED_ON = LAYOUT | {"get-tuple-element"}
 
 
@@ -86,7 +86,7 @@ class _Reader:
             )
 
     def _asked_value(self, part: _Part) -> Instruction | None:
-        """Return the value that the program moves at a place, each once; None if it moves none."""
+        """Return the next value that the program moves at a place; None if it moves none."""
         if part.place not in self._asked:
             return None
         moved = self._asked[part.place]
@@ -96,13 +96,13 @@ class _Reader:
         return alike[0][0]
 
     def _dimension(self, found: hlo.Collective) -> int | None:
-        """Return the dimension along which a collective puts parts together."""
+        """Return the dimension along which a collective concatenates parts."""
         if found.kind != "all-gather":
             return None
         return next(iter(integers(found.instruction.fields, 14)), None)
 
     def _readers(self, found: hlo.Collective) -> frozenset[Place]:
-        """Return where the operations come from that read the result of a collective."""
+        """Return the places of the operations that read the result of a collective."""
         result = self._final.ends.get(found.instruction.id, found.instruction)
         values, places = [result], set[Place]()
         while values:
@@ -116,7 +116,7 @@ class _Reader:
 
     @cached_property
     def _users(self) -> dict[int, list[Instruction]]:
-        """The instructions of the module that runs that read each value, by its number."""
+        """The readers of each value in the module that runs, by the value's number."""
         users = defaultdict[int, list[Instruction]](list)
         for each in self._final.instructions.values():
             for operand in each.operands:
@@ -148,7 +148,7 @@ class _Reader:
         return part.place.path.rpartition("/")[2]
 
     def _frames(self, why: Found) -> tuple[UserFrame, ...]:
-        """Return the call stack of a consumer; if XLA made it of none, that of its operand."""
+        """Return the call stack of a consumer, or that of its operand if XLA added the consumer."""
         edge = why.edge
         stacks = (self._whole.places(each)[0].frames for each in (edge.consumer, edge.operand))
         return next(filter(None, stacks), ())

@@ -1,8 +1,8 @@
-"""The matrix products that can run while a collective does.
+"""Find the matrix products that can run at the same time as a collective.
 
-They are those of the same function of the compiled module that neither need the collective's result
-nor compute what it needs. XLA for the CPU runs one after the other; on a GPU or TPU collectives can
-run in the background.
+They are in the same function of the compiled module, and neither need the collective's result nor
+compute what it needs. On a GPU or TPU, collectives can run in the background; XLA for the CPU runs
+one operation after the other.
 """
 
 from __future__ import annotations
@@ -18,13 +18,13 @@ from jaxprtool.ir.hlo.products import flops_of
 
 
 def independent_products(module: Module) -> dict[str, Counter[str]]:
-    """Return the operations of independent products by collective and element type.
+    """Return the FLOPs of the independent products of each collective.
 
     Args:
         module: A compiled module.
 
     Returns:
-        By the name of a collective, the operations of products in one run of its function.
+        The FLOPs in one run of the collective's function by element type, by the collective's name.
     """
     wanted = {each.instruction.id for each in collectives(module)}
     found: dict[str, Counter[str]] = {}
@@ -35,9 +35,9 @@ def independent_products(module: Module) -> dict[str, Counter[str]]:
 
 
 def _in(module: Module, computation: Computation, wanted: set[int]) -> dict[str, Counter[str]]:
-    """Return the independent products of the collectives in one function.
+    """Return the FLOPs of independent products for the collectives in one function.
 
-    A set of products is a number with a bit for each, so that unions are fast.
+    A set of products is an integer with a bit for each, so that unions are fast.
     """
     products: list[tuple[int, Counter[str]]] = []
     before: dict[int, int] = {}
@@ -68,7 +68,7 @@ def _chosen(bits: int, count: int) -> np.ndarray:
 
 
 def _read_later(computation: Computation, bits: Mapping[int, int]) -> dict[int, int]:
-    """Return the products that read each instruction, directly or not."""
+    """Return the products that depend on each instruction."""
     after: dict[int, int] = {}
     for each in reversed(computation.instructions):
         reached = after.get(each.id, 0) | bits.get(each.id, 0)

@@ -1,10 +1,10 @@
-"""Why the partitioner added a collective: an operand that an operation needs sharded otherwise.
+"""Find why the partitioner added a collective: an operation needs an operand in another sharding.
 
-A collective has the name and the frames of an operation before the partitioner: of the value that
-moves, or of the operation that needs it elsewhere, depending on the release of JAX. So the reason
-is looked for on both sides of that operation. The sharding that an operation needs of an operand
-follows from that of its result, dimension by dimension (`ir.hlo.dimensions`). Where it mixes along
-a dimension, as a sum or a sort does, it needs values of other devices whatever its result's is.
+A collective has the name and the frames of an operation of the module before the partitioner.
+Depending on the release of JAX, that operation computes the value that moves, or reads it, so both
+its operands and its readers are candidates. The sharding in which an operation needs an operand
+follows from that of its result, dimension by dimension (`ir.hlo.dimensions`). Along a dimension
+that it mixes, as a sum or a sort does, it needs values of other devices in any case.
 """
 
 from __future__ import annotations
@@ -23,10 +23,10 @@ from jaxprtool.ir.hlo.dimensions import Reading, contracted, reading
 from jaxprtool.ir.hlo.mesh_axes import Spec
 from jaxprtool.ir.hlo.module import Instruction, Shape
 
-#: Collectives that leave values cut along the same axes, but elsewhere.
+#: Collectives that exchange parts of the same size. They neither gather nor reduce.
 _MOVES = frozenset({"all-to-all", "ragged-all-to-all", "collective-permute"})
 
-#: How many operations before a constraint take over its spec, at most.
+#: The maximum number of operations before a constraint that get its spec.
 _STEPS = 8
 
 
@@ -45,7 +45,10 @@ class Edge:
     position: int = 0
 
     def moved_by(self, kind: str) -> tuple[int, int]:
-        """Return what a collective of a kind is for, as numbers: a sum is for all its operands."""
+        """Return a key, equal for edges that the same collective of a kind explains.
+
+        A reduction combines all operands of the consumer.
+        """
         return 0 if kind in REDUCTIONS else self.operand.id, self.consumer.id
 
 
@@ -57,9 +60,9 @@ class Moved:
         kind: The kind of the collective.
         axes: The axes along which devices exchange values.
         place: The path that JAX gave its operation, and its call stack.
-        shape: Its result on one device.
-        dimension: The dimension along which parts are put together; None if there is none.
-        readers: Where the operations come from that read the result.
+        shape: The shape of its result on one device.
+        dimension: The dimension along which parts are concatenated; None if there is none.
+        readers: The places of the operations that read the result.
     """
 
     kind: str
@@ -71,14 +74,14 @@ class Moved:
 
 
 class Found(NamedTuple):
-    """An edge that a collective is for.
+    """An edge that explains a collective.
 
     Attributes:
         edge: The edge.
-        needed: The spec of the operand that its consumer needs; for a reduction that of the
-            result. It is the spec that it has if the consumer mixes parts as they are.
+        needed: The spec in which the consumer needs the operand; for a reduction, the spec of the
+            result. If the consumer mixes the parts where they are, it is the operand's own spec.
         mixes: Whether the consumer mixes values of several devices.
-        misfit: How badly it fits: 0 if sizes are those that move, more if they are others.
+        misfit: How badly it fits: 0 if its sizes are those that move, more if they differ.
         way: The spec after a gather, if devices then hold more than the consumer needs.
     """
 
@@ -101,9 +104,10 @@ class Reasons:
         self._given: set[tuple[int, int]] = set()
 
     def of(self, moved: Moved) -> Found | None:
-        """Return the edge that a collective is for; None if none is found.
+        """Return the edge that explains a collective; None if none is found.
 
-        Each is returned once, if there are others: unrolled layers have equal names and frames.
+        If several edges fit equally, each is returned once: unrolled layers have equal names and
+        frames.
         """
         fitting = self._fitting(moved)
         if not fitting:
@@ -116,7 +120,7 @@ class Reasons:
 
     @cached_method
     def _fitting(self, moved: Moved) -> deque[Found]:
-        """Return the edges that a collective may be for, the best first."""
+        """Return the edges that may explain a collective, the best first."""
         known = self._at[moved.place] if moved.place.path else ()
         near = [edge for each in known for edge in self._around(each, moved)]
         found = self._best(moved, near) or self._in_steps(moved, near)
@@ -124,8 +128,8 @@ class Reasons:
             everywhere = [each for each in self._best(moved, self._edges) if not each.misfit]
             root = self._whole.module.entry.root
             returned = [each for each in everywhere if each.edge.consumer is root]
-            # Without a name, only a value that is the only one of its size is the one that moves;
-            # or several of the program's results, each of which does.
+            # Without a name, the value that moves is known only if no other has its size, or if all
+            # that have are results of the program: then each of them moves.
             if len({self._whole.maker(each.edge.operand).id for each in everywhere}) == 1:
                 found = everywhere
             elif len(returned) == len(everywhere):
@@ -133,10 +137,10 @@ class Reasons:
         return deque(found)
 
     def _preferred(self, moved: Moved, found: Sequence[Found]) -> list[Found]:
-        """Return those of edges that fit alike to which names point.
+        """Return, of edges that fit equally, those with the collective's name or readers.
 
-        A value that an operation reads across devices moves there, and the result back: both have
-        the name of that operation. Any other move is for an operation that reads its result.
+        If an operation reads a value across devices, XLA moves the value and moves the result back,
+        both under the name of that operation. Any other move is for an operation that reads it.
         """
         is_back = moved.kind in _MOVES
         own = [f for f in found if is_back and f.mixes and moved.place in self._places(f)]
@@ -149,7 +153,7 @@ class Reasons:
     def _in_steps(self, moved: Moved, near: Sequence[Edge]) -> list[Found]:
         """Return the edge whose operand XLA moves in several steps, some along other axes.
 
-        It is one only if a step may have the size of its operand, and no other value's.
+        It counts only if the size fits a step of its operand, and of no other value.
         """
         if moved.kind in REDUCTIONS:
             return []
@@ -191,7 +195,7 @@ class Reasons:
         return found
 
     def _same(self, value: Instruction) -> Iterator[Instruction]:
-        """Yield a value, and those that it is passed on from with the same sharding."""
+        """Yield a value, and the values of the same sharding that are passed on to it unchanged."""
         for _ in range(_STEPS):
             yield value
             before = self._whole.passed(value)
@@ -200,7 +204,7 @@ class Reasons:
             value = before
 
     def _into(self, consumer: Instruction) -> Iterator[Edge]:
-        """Yield the edges into an operation; an element of a tuple is an edge from what it is."""
+        """Yield the edges into an operation; for an element of a tuple, from its value."""
         if consumer.opcode in ("get-tuple-element", "parameter"):
             made = self._whole.passed(consumer)
             if made is not None:
@@ -210,7 +214,7 @@ class Reasons:
             yield Edge(operand, consumer, position)
 
     def _around(self, instruction: Instruction, moved: Moved) -> Iterator[Edge]:
-        """Yield the edges that an operation may be on; one that adds up is the consumer."""
+        """Yield the edges of an operation: into it and, unless it is reduced, out of it."""
         yield from self._into(instruction)
         if moved.kind not in REDUCTIONS:
             yield from self._readers[instruction.id]
@@ -224,7 +228,7 @@ class Reasons:
         return [each for each in found if each.mixes == mixes]
 
     def _found(self, edge: Edge, moved: Moved) -> Found | None:
-        """Return how an edge fits a collective; None if it does not."""
+        """Return an edge with its fit to a collective; None if it cannot explain it."""
         before = self._whole.spec(edge.operand)
         after = self._whole.spec_for(edge.consumer, edge.position)
         if after is None:
@@ -242,23 +246,23 @@ class Reasons:
         return find(edge, moved, specs)
 
     def _reduced(self, edge: Edge, moved: Moved, specs: _Specs) -> Found | None:
-        """Return a consumer that adds up along a dimension that is cut along the axes."""
+        """Return the edge if the consumer sums over a dimension sharded along the axes."""
         summed = specs.axes_of(specs.mixed)
         if not summed & specs.axes:
             return None
         shape = self._whole.result_for(edge.consumer, edge.position)
-        # The sum may be cut as the result is, or not yet.
+        # The sum may be sharded as the result is, or not yet.
         whole = tuple(specs.axes & _axes(specs.after))
         made = [self._local(shape, specs.after, along) for along in ((), whole)]
         misfit = 0 if moved.shape.sizes in [each.sizes for each in made] else 1
         misfit += 0 if moved.shape.bytes in [each.bytes for each in made] else 2
         misfit += 0 if specs.axes <= summed else 4
         if contracted(edge.consumer) and not specs.mixed <= self._summed(edge, specs):
-            misfit += 1  # of a product that adds up parts, both operands are cut alike
+            misfit += 1  # if a product adds up parts, both its operands are sharded alike
         return Found(edge, specs.after, False, misfit)
 
     def _gathered(self, edge: Edge, moved: Moved, specs: _Specs) -> Found | None:
-        """Return a consumer that needs all of a dimension that is cut along the axes."""
+        """Return the edge if the consumer needs all of a dimension sharded along the axes."""
         lost = specs.cut - specs.kept
         if not specs.axes <= specs.axes_of(lost | specs.mixed):
             return None
@@ -270,13 +274,13 @@ class Reasons:
             misfit += 3  # each device adds up its part: nothing needs to be gathered
         if misfit < 2 or lost - specs.mixed:
             return Found(edge, specs.needed(without_cut=True), not lost, misfit)
-        return Found(edge, specs.before, True, misfit)  # what is made of a part is what moves
+        return Found(edge, specs.before, True, misfit)  # a value computed from each part moves
 
     def _summed(self, edge: Edge, specs: _Specs) -> frozenset[int]:
         """Return the dimensions along which each device can add up its part.
 
-        They are those of a reduction to one result, and those that a product sums over if both
-        operands are cut along them.
+        They are the dimensions that a reduction to one result sums over, or those that a product
+        sums over if both operands are sharded along them.
         """
         if edge.consumer.opcode == "reduce" and not edge.consumer.shape.parts:
             return specs.mixed
@@ -289,7 +293,7 @@ class Reasons:
         return frozenset(found)
 
     def _shifted(self, edge: Edge, moved: Moved, specs: _Specs) -> Found | None:
-        """Return a consumer that has other dimensions cut along the axes, or shifts along one."""
+        """Return the edge if the consumer shards other dimensions along the axes, or shifts one."""
         made = self._local(edge.operand.shape, specs.before)
         misfit = 0 if made.bytes == moved.shape.bytes else 1
         needed = specs.needed()
@@ -299,7 +303,7 @@ class Reasons:
             return Found(edge, needed, False, misfit)
         if specs.axes <= specs.axes_of(specs.mixed) and not contracted(edge.consumer):
             shape = self._whole.result_for(edge.consumer, edge.position)
-            back = self._local(shape, specs.after).bytes  # there, and back
+            back = self._local(shape, specs.after).bytes  # the result is moved back
             return Found(edge, specs.before, True, 0 if back == moved.shape.bytes else misfit)
         if specs.axes <= specs.axes_of(specs.cut - specs.kept) & _axes(specs.after):
             return Found(edge, specs.needed(without_cut=True), False, misfit + 2)
@@ -315,10 +319,10 @@ class Reasons:
         return Shape(shape.dtype, tuple(sizes))
 
     def _constrained(self, moved: Moved, found: Found) -> Found:
-        """Return the edge into the constraint that the consumer has its spec from, if any.
+        """Return the edge into the constraint that determines the consumer's spec, if there is one.
 
-        The partitioner takes over the spec of a constraint for the elementwise operations and
-        reshapes before it: the constraint is what the user wrote.
+        The partitioner propagates the spec of a constraint to the elementwise operations and
+        reshapes before it; the constraint is what the user wrote.
         """
         operand, consumer = found.edge.operand, found.edge.consumer
         is_alike = consumer.opcode in LAYOUT or consumer.shape.sizes == operand.shape.sizes
@@ -341,7 +345,7 @@ class Reasons:
         return found
 
     def _with_way(self, moved: Moved, found: Found) -> Found:
-        """Return the edge of a gather with the spec that it leads to, if more is gathered."""
+        """Return the edge of a gather, with the spec after it if that is more than needed."""
         operand = found.edge.operand
         before = self._whole.spec(operand)
         if moved.kind != "all-gather" or found.mixes or found.misfit or before is None:
@@ -352,7 +356,7 @@ class Reasons:
         return found._replace(way=way) if needed.bytes < reached.bytes else found
 
     def _named(self, found: Found) -> Found:
-        """Return the edge into the reader of a copy that the partitioner made, and no line has."""
+        """Return an edge into the reader if the consumer is a copy that the partitioner added."""
         consumer = found.edge.consumer
         users = self._whole.users[consumer.id]
         if consumer.opcode != "copy" or self._whole.frames(consumer) or not users:
@@ -369,7 +373,7 @@ class Reasons:
 
 @dataclass(frozen=True)
 class _Specs:
-    """The specs of an edge, beside the axes that a collective is along.
+    """The specs of an edge, and the axes of a collective.
 
     Attributes:
         before: The spec of the operand.
@@ -385,28 +389,29 @@ class _Specs:
 
     @cached_property
     def cut(self) -> frozenset[int]:
-        """The dimensions of the operand that are cut along the axes."""
+        """The dimensions of the operand that are sharded along the axes."""
         return frozenset(i for i, entry in enumerate(self.before) if self.axes & _axes([entry]))
 
     @cached_property
     def mixed(self) -> frozenset[int]:
-        """Those along which the operation mixes elements."""
+        """The dimensions in `cut` along which the operation mixes elements."""
         return self.cut & self.how.crossing
 
     @cached_property
     def kept(self) -> frozenset[int]:
-        """Those that are cut in the result as in the operand."""
+        """The dimensions in `cut` that are sharded along the same axes in the result."""
         return frozenset(i for i in self.cut if self._moving(i) <= set(self._target(i)))
 
     def axes_of(self, dimensions: Iterable[int]) -> set[str]:
-        """Return the axes that cut dimensions of the operand."""
+        """Return the axes along which dimensions of the operand are sharded."""
         return _axes([self.before[i] for i in dimensions])
 
     def needed(self, without_cut: bool = False) -> Spec:
-        """Return the spec of the operand that the spec of the result asks for.
+        """Return the spec of the operand that follows from the spec of the result.
 
         Args:
-            without_cut: Whether dimensions along which the operation mixes are not cut.
+            without_cut: Whether dimensions along which the operation mixes are not sharded along
+                the axes of the collective.
         """
         told = {
             i: self._target(i)
@@ -414,7 +419,7 @@ class _Specs:
             if target is not None and i not in self.how.crossing
         }
         free = {i: entry for i, entry in enumerate(self.before) if i not in told}
-        if without_cut:  # each device keeps its part along other axes, and adds up or cuts after
+        if without_cut:  # each device keeps its part along other axes, and reduces or slices later
             free = {i: self._without(entry, self.axes) for i, entry in free.items()}
             told = {i: self._without(entry, _axes(free.values())) for i, entry in told.items()}
         else:
@@ -424,7 +429,7 @@ class _Specs:
 
     @staticmethod
     def _without(entry: Sequence[str], axes: Collection[str]) -> tuple[str, ...]:
-        """Return an entry of a spec without axes: an axis cuts one dimension only."""
+        """Return an entry of a spec without axes: an axis shards one dimension only."""
         return tuple(each for each in entry if _axis(each) not in axes)
 
     def _moving(self, dimension: int) -> set[str]:
@@ -436,7 +441,7 @@ class _Specs:
 
 
 def _is_of_type(operand: Shape, moved: Shape) -> bool:
-    """Return True if what moves may be made of an operand: XLA widens floats, and no integers."""
+    """Return True if a moved value may be converted from an operand: XLA converts only floats."""
     types = [(each.parts[0] if each.parts else each).dtype for each in (operand, moved)]
     return types[0] == types[1] or all(each.startswith(("f", "bf")) for each in types)
 

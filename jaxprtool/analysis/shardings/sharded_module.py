@@ -1,7 +1,7 @@
 """A module before XLA's partitioner: its values with their specs, lines and names.
 
-In this module arrays have their whole size. Values pass through tuples, calls and loops; `maker`
-finds the operation that computes one.
+In this module arrays have their global shapes. Values pass through tuples, calls and loops; `maker`
+finds the operation that computes a value.
 """
 
 from __future__ import annotations
@@ -24,12 +24,12 @@ LAYOUT = frozenset({"bitcast", "copy", "reshape", "transpose", "convert"})
 #: Custom calls that pass a value into a `shard_map`, and out of it.
 _MAPPED = frozenset({"SPMDFullToShardShape", "SPMDShardToFullShape"})
 
-#: How far a value is followed.
+#: The maximum number of instructions through which a value is followed.
 _STEPS = 64
 
 
 class Place(NamedTuple):
-    """Where an operation comes from.
+    """The path and call stack that JAX gave an operation.
 
     Attributes:
         path: The path that JAX gave it.
@@ -40,7 +40,7 @@ class Place(NamedTuple):
     frames: tuple[UserFrame, ...]
 
     def inside(self, call: Place) -> Place:
-        """Return where it is in the function that a call inlines."""
+        """Return the place of the operation after a call of its function is inlined."""
         path = "/".join(filter(None, (call.path, self.path)))
         return Place(path, tuple(dict.fromkeys((*self.frames, *call.frames))))
 
@@ -84,9 +84,9 @@ class ShardedModule:
 
     @cached_property
     def result_tiles(self) -> dict[str, DeviceTiles | None]:
-        """The tiles of each result, by name: XLA may move a value before it returns it."""
+        """The tiles of each result, by name. XLA may move a value before it returns it."""
         root = self.module.entry.root
-        if root.opcode != "tuple" or 40 not in root.fields:  # then they are where the values are
+        if root.opcode != "tuple" or 40 not in root.fields:  # then results do not move
             return {name: self.tiles(made) for name, made in self.results.items()}
         found = device_tiles(root, self.axes.devices)
         return dict(zip(self._result_names[::-1], found[::-1], strict=False))
@@ -115,7 +115,7 @@ class ShardedModule:
         if instruction.shape.dtype == "tuple":
             return None
         key = bytes(instruction.fields.get(40, [b""])[-1]), len(instruction.shape.sizes)
-        if key not in self._known:  # few shardings are those of all instructions
+        if key not in self._known:  # many instructions share a sharding
             self._known[key] = device_tiles(instruction, self.axes.devices)[0]
         return self._known[key]
 
@@ -126,20 +126,20 @@ class ShardedModule:
         return None if tiles is None else self._spec_of(tiles)
 
     def is_on_one_device(self, instruction: Instruction) -> bool:
-        """Return True for an array that one of the devices has, as a callback's result."""
+        """Return True for an array that only one device has, as the result of a callback."""
         is_array = instruction.shape.dtype not in ("tuple", "token")
         return is_array and self.tiles(instruction) is None
 
     def result_for(self, consumer: Instruction, position: int) -> Shape:
-        """Return the shape of a result; of several, that for an operand."""
+        """Return the shape of the result; of several results, that of the one for an operand."""
         parts = consumer.shape.parts
         return parts[min(position, len(parts) - 1)] if parts else consumer.shape
 
     @cached_method
     def spec_for(self, consumer: Instruction, position: int) -> Spec | None:
-        """Return the spec of a result; of several, that for an operand.
+        """Return the spec of the result; of several results, that of the one for an operand.
 
-        It is that of a whole array for a result on one device.
+        For a result on one device it is a spec without axes.
         """
         shape, parts = self.result_for(consumer, position), consumer.shape.parts
         found = device_tiles(consumer, self.axes.devices) if parts else (self.tiles(consumer),)
@@ -179,7 +179,7 @@ class ShardedModule:
 
     @cached_method
     def _around(self, computation: int) -> tuple[Place, ...]:
-        """Return the places of the calls around a computation, for a loop's body of the loop."""
+        """Return the places of the calls, or of the loop, that run a computation."""
         found: dict[Place, None] = {}
         for caller in self._callers[computation]:
             is_call = caller.opcode == "call"
@@ -212,7 +212,7 @@ class ShardedModule:
         return " at ".join(filter(None, (primitive, line)))
 
     def value_name(self, instruction: Instruction) -> str:
-        """Return the name of what computes a value; for what `scan` slices, `slice of params`."""
+        """Return the name of a value's operation; for a slice of a `scan`, `slice of params`."""
         made = found = self.maker(instruction)
         is_slice = False
         while found.opcode in ("reshape", "dynamic-slice"):
@@ -224,7 +224,7 @@ class ShardedModule:
         return self.name(made)
 
     def reader_name(self, consumer: Instruction, position: int) -> str:
-        """Return the name of an operation; of a tuple, of the result or the loop that it is for.
+        """Return the name of an operation; for a tuple, that of the result or loop that it is for.
 
         Args:
             consumer: The operation.
@@ -249,7 +249,7 @@ class ShardedModule:
     def maker(self, instruction: Instruction) -> Instruction:
         """Return the operation that computes a value, or the argument that it is.
 
-        Copies, tuples, branches, and what loops only read are passed through.
+        Copies, tuples, branches, and loops that only read the value are passed through.
         """
         found = instruction
         for _ in range(_STEPS):
@@ -272,7 +272,7 @@ class ShardedModule:
         return self._given_to(instruction)
 
     def _given_to(self, parameter: Instruction) -> Instruction | None:
-        """Return what a call, or the only one of a branch, gives to a parameter."""
+        """Return the operand that a call or a branch passes to a parameter."""
         caller = self._caller(parameter)
         if caller is not None and caller.opcode == "call":
             return self._operand(caller, parameter.parameter_number)
@@ -282,7 +282,7 @@ class ShardedModule:
         return None
 
     def _element(self, value: Instruction, index: int) -> Instruction | None:
-        """Return an element of a tuple; for what a loop only reads, its operand."""
+        """Return an element of a tuple; for a loop-invariant element, the operand of the loop."""
         for _ in range(_STEPS):
             if value.opcode == "tuple":
                 return self._operand(value, index)
@@ -302,7 +302,7 @@ class ShardedModule:
         return None
 
     def _is_kept(self, carry: Instruction, index: int) -> bool:
-        """Return True if a loop returns an element of its carry as it is."""
+        """Return True if the body of a loop returns an element of its carry unchanged."""
         root = self.module.computations[self._computation_of[carry.id]].root
         returned = self._operand(root, index) if root.opcode == "tuple" else None
         while returned is not None and returned.opcode == "copy":

@@ -1,4 +1,4 @@
-"""Lower bounds of the times of a partitioned program: of its collectives, and of its products.
+"""Lower bounds of the times of the collectives and the products of a partitioned program.
 
 found = timed(shardings, interconnect, device)
 found.collectives[0].seconds, found.compute_seconds
@@ -44,5 +44,5 @@ def _timed(found: Collective, link: Interconnect | None, device: Device | None) 
 
 
 def _seconds(products: Mapping[str, int], device: Device) -> float:
-    """Return the least time of matrix products by element type on a device."""
+    """Return a lower bound of the time of matrix products on a device."""
     return sum(flops / device.rate(_NAMES.get(name, name)) for name, flops in products.items())

@@ -1,8 +1,8 @@
-"""How the arguments, the results and the large values of a program are sharded.
+"""The shardings of the arguments, the results and the large values of a program.
 
-A value is large if it takes more than a hundredth of the memory on a device. XLA fuses most values
-away: one counts only if the compiled module has an operation of its name, its lines and its size on
-a device.
+A value is large if it takes more than a hundredth of the memory on a device. Since XLA fuses most
+values, a value counts only if the compiled module has an operation of its name, its lines and its
+size on a device.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from jaxprtool.ir.hlo.device_tiles import DeviceTiles
 from jaxprtool.ir.hlo.live_ranges import CALLS
 from jaxprtool.ir.hlo.module import Computation, Instruction, Module, Shape
 
-#: Operations whose values are those of others, or constants.
+#: Operations that compute nothing: they pass values on, or return constants.
 _NOT_MADE = frozenset(
     {"parameter", "tuple", "get-tuple-element", "constant", "bitcast", "iota", "broadcast"}
 )
@@ -51,7 +51,7 @@ def found_values(
 def _large(
     whole: ShardedModule, final: Module, memory_bytes: int, returned: set[int]
 ) -> Iterator[ShardedValue]:
-    """Yield the large values that are no arguments or results; equal ones of a line once."""
+    """Yield the large values that are not arguments or results; equal ones of a line once."""
     made = set(_made(final, final.entry))
     counts, first = Counter[tuple[str, ...]](), dict[tuple[str, ...], ShardedValue]()
     for each in whole.module.instructions.values():
@@ -71,7 +71,7 @@ def _large(
 
 
 def _is_moved(whole: ShardedModule, instruction: Instruction) -> bool:
-    """Return True unless an instruction is a copy that lies where its operand does."""
+    """Return True unless an instruction is a copy with the sharding of its operand."""
     if instruction.opcode != "copy":
         return True
     before, after = whole.tiles(next(whole.operands(instruction))), whole.tiles(instruction)
@@ -81,7 +81,7 @@ def _is_moved(whole: ShardedModule, instruction: Instruction) -> bool:
 def _made(module: Module, computation: Computation) -> Iterator[tuple[Place, str]]:
     """Yield the place and the type of each value that a compiled module computes.
 
-    Those inside of a fusion are not computed one by one.
+    Values inside a fusion are left out: they are not written to memory.
     """
     for each in computation.instructions:
         if each.opcode not in _NOT_MADE:
@@ -105,7 +105,7 @@ def _described(
     kind: Literal["argument", "result", "value"],
     tiles: DeviceTiles | None,
 ) -> ShardedValue | None:
-    """Return a value; None if it is no array, or is in the body of a `shard_map`."""
+    """Return a value; None if it is not an array, or is in the body of a `shard_map`."""
     if tiles is None or tiles.is_local:
         return None
     shape = instruction.shape

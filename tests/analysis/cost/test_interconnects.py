@@ -122,7 +122,7 @@ def test_an_interconnect_has_a_name():
         ("100gb", "'100gb' is a figure in bits", "write bytes a second"),
         ("300GB/h", "'300GB/h' is not a bandwidth", "write bytes a second"),
         ("300XB/s", "'300XB/s' is not a bandwidth", "write bytes a second"),
-        ("0GB/s", "a bandwidth of '0GB/s' sends nothing", "write bytes a second"),
+        ("0GB/s", "the bandwidth '0GB/s' is not positive", "write bytes a second"),
     ],
 )
 def test_others_are_refused(text, message, hint):

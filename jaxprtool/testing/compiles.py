@@ -46,8 +46,6 @@ class CompileCounter:
 
     A reason compares a compilation with all earlier ones of the test.
 
-    So the reasons of what a block compiles compare with all that the test has compiled before.
-
     Attributes:
         recording: The recording.
     """
@@ -59,8 +57,6 @@ class CompileCounter:
         """Return a context manager that limits the number of programs that a block compiles.
 
         If the block compiles more, an AssertionError with the reasons is raised at its end.
-
-        At its end it raises an AssertionError with the reasons if more were compiled.
 
         Args:
             at_most: The maximum number of programs. Single operations outside of `jit` do not

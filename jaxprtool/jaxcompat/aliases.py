@@ -26,7 +26,7 @@ Params: TypeAlias = dict[str, Any]
 """The parameters of an equation."""
 
 DType: TypeAlias = np.dtype | ExtendedDType
-"""The dtype of an array: one of plain numbers, or that of keys or of a package's own elements."""
+"""The dtype of an array: of plain numbers, of PRNG keys, or of another package's elements."""
 
 MappedAxis: TypeAlias = AxisData
 """The mapped axis as JAX's batching rules take it."""

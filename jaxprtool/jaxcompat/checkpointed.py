@@ -23,8 +23,8 @@ from jaxprtool.jaxcompat.jaxprs import close_jaxpr, jax_dce_jaxpr, open_jaxpr
 #: Returns whether the results of an equation may be saved.
 Policy = Callable[..., Any]
 
-#: Whether XLA compiles barriers for the CPU. Before, it removed them early and merged what
-#: `jax.checkpoint` computes again with the forward pass.
+#: Whether XLA keeps barriers when it compiles for the CPU. Older releases removed them early, and
+#: merged the equations that `jax.checkpoint` recomputes with the forward pass.
 _BARRIERS_STAY = jax.__version_info__ >= (0, 11)
 
 

@@ -213,7 +213,7 @@ def with_closed_over(eqn: JaxprEqn, in_scope: Container[Var]) -> list[JaxprEqn]:
     """Return the equations that replace one of a traced jaxpr.
 
     A call whose rule closes over values of the jaxpr takes them as operands. JAX runs the rule when
-    the jaxpr is differentiated, and its tracers are dead by then.
+    the jaxpr is differentiated, and the tracers of these values are dead by then.
 
     Args:
         eqn: The equation.

@@ -33,7 +33,7 @@ class JitCall:
 
     Attributes:
         fun: The function that was given to `jax.jit`.
-        jit: An object that stands for the result of `jax.jit`.
+        jit: An object that identifies the result of `jax.jit`.
         statics: The static arguments by name.
         flat: The flat arguments: values or types.
         avals: Their types.
@@ -119,7 +119,7 @@ class Observer(Protocol):
         """
 
     def describe(self, call: JitCall) -> Any:
-        """Describe a call whose arguments are gone when it is lowered: `jit(f).trace(...)`."""
+        """Describe a call whose arguments are freed before it is lowered: `jit(f).trace(...)`."""
 
     def lowered(self, lowering: Lowering) -> Any:
         """A program was lowered. The result is given to `compiled`."""
@@ -128,7 +128,7 @@ class Observer(Protocol):
         """XLA has compiled it."""
 
     def cleared(self, fun: Any) -> None:
-        """The caches of a function were cleared; for None, those of all functions."""
+        """The caches of a function were cleared, or those of all functions if `fun` is None."""
 
     def waited(self, array: jax.Array, seconds: float) -> None:
         """Python has read the values of an array."""

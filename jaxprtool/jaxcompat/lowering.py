@@ -97,7 +97,7 @@ _DENSE_REPLICA_GROUPS = (
 
 
 def _use_replicas(module: ir.Module, count: int) -> None:
-    """Turn the collectives of a module from those of partitions into those of replicas."""
+    """Convert the collectives of a module from partitions to replicas."""
 
     def visit(op: ir.Operation) -> ir.WalkResult:
         for name in ("channel_handle", "use_global_device_ids"):

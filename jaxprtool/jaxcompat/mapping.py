@@ -418,7 +418,7 @@ class TracedElement:
 
 
 def assembled(axis: MappedAxis, result: Any, spec: Any, leaf: Callable[[Any, Any], Any]) -> Any:
-    """Return the batched result for that of one element; a registered type assembles its parts.
+    """Return the batched result from that of one element; a registered type assembles its parts.
 
     `leaf(part, spec)` returns each part for all batch elements, mapped along `spec`.
     """

@@ -1,4 +1,4 @@
-"""The user's function behind what `jax.pmap` gives to `jax.jit`: a function of flat arrays."""
+"""Find the user's function in the function of flat arrays that `jax.pmap` gives to `jax.jit`."""
 
 from __future__ import annotations
 

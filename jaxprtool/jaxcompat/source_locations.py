@@ -196,7 +196,7 @@ def _nearness(traceback: Any) -> int:
 
 @lru_cache(maxsize=4096)
 def _behind(inner: Any, call: Any) -> Any:
-    """Return a traceback with the frames of an inner equation followed by those of the call.
+    """Return a traceback with the frames of an inner equation, followed by those of its call.
 
     A `naming_frame` is dropped, since it names the results of one equation.
     """

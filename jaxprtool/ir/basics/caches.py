@@ -58,7 +58,7 @@ def anchor(jaxpr: AnyJaxpr) -> AnyJaxpr:
 
 
 def cached_method(method: Callable[Concatenate[S, A], R]) -> Callable[Concatenate[S, A], R]:
-    """Decorate a method whose results are kept, by its arguments, as long as its object."""
+    """Decorate a method to cache its results, by its arguments, as long as its object lives."""
     name = f"results of {method.__name__}"
 
     @wraps(method)
@@ -75,10 +75,11 @@ def cached_method(method: Callable[Concatenate[S, A], R]) -> Callable[Concatenat
 class JaxprCache:
     """Values by jaxpr and by request, each kept as long as its jaxpr.
 
-    A value must not refer to its jaxpr, which would then live for ever.
+    A value must not refer to its jaxpr, which would then never be freed.
 
     Args:
-        most: The number of requests kept for one jaxpr. Beyond it, those of that jaxpr are dropped.
+        most: The maximum number of requests cached for one jaxpr. If there are more, the values of
+            that jaxpr are dropped.
     """
 
     def __init__(self, most: int = 256) -> None:

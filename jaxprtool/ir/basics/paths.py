@@ -73,7 +73,7 @@ def without_numbers(path: str) -> str:
 def common_path(names: Sequence[str]) -> str:
     """Return paths that differ only in numbers as one: `blocks[0..5].kernel`, `blocks[0,3].bias`.
 
-    If not all combinations of the numbers occur, `*` stands for each that differs.
+    If some combinations of the numbers are missing, `*` replaces each number that differs.
     """
     numbers = [tuple(_NUMBER.findall(name)) for name in names]
     axes = [sorted(set(axis), key=int) for axis in zip(*numbers, strict=True)]
@@ -90,7 +90,7 @@ def _numbers_text(axis: Sequence[str]) -> str:
 
 
 class Alike(NamedTuple, Generic[T]):
-    """Items whose paths differ in numbers alone.
+    """Items whose paths differ only in numbers.
 
     Attributes:
         path: The common path.
@@ -104,7 +104,7 @@ class Alike(NamedTuple, Generic[T]):
 def alike(
     items: Iterable[T], path: Callable[[T], str], kind: Callable[[T], Hashable]
 ) -> list[Alike[T]]:
-    """Group items whose paths differ in numbers alone, in the order of the first of each group.
+    """Group items whose paths differ only in numbers, ordered by the first item of each group.
 
     Args:
         items: The items.

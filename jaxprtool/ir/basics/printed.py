@@ -7,7 +7,7 @@ from typing import Any
 
 
 class Printed:
-    """A result whose text is what its command shows, and which is a table in a notebook.
+    """A result that prints as its command shows it, and is a table in a notebook.
 
     The packages that render results are imported when one is printed.
     """

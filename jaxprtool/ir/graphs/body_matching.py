@@ -133,7 +133,7 @@ class _BodyMatching:
             for i, body in self._found.graphs[which].calls
             if i not in self._found.taken[which] and not self._is_in_other(which, i)
         ]:
-            # The equations of a large call are not those of smaller ones in the other body.
+            # Large calls first: a smaller one could take their equations in the other body.
             calls.sort(key=lambda call: -len(jaxcompat.open_jaxpr(call[2]).eqns))
             opened = [self._open(*call) for call in calls]
             if not any(opened):

@@ -21,7 +21,7 @@ MOST_ALIKE = 16
 
 @dataclass(frozen=True, eq=False)
 class InlinedCall:
-    """A call of one body whose equations the other body has inline.
+    """A call in one body whose equations are inlined in the other body.
 
     Attributes:
         which: The body that has the call, 0 or 1.
@@ -41,7 +41,7 @@ class MatchedBody:
         graphs: The graphs of the two bodies.
         keys: The numbering of equations and types, for comparisons.
         path: The pairs of equations around the bodies, the outermost first.
-        call: If one of the bodies is that of a call that the other program has inline: the program
+        call: If one of the bodies is that of a call that the other program has inlined: the program
             with the call, 0 or 1, and the call. Otherwise None.
         pairs: The position in the second body of each paired equation of the first.
         paired: The inverse of `pairs`.
@@ -52,7 +52,7 @@ class MatchedBody:
             opened call.
         literals: The literals that variables of an opened call represent: its arguments, its
             constants, and the results of calls in it.
-        opened_calls: The calls of one body whose equations the other body has inline.
+        opened_calls: The calls in one body whose equations are inlined in the other.
         values: The pairs of variables, in the order in which they were found.
         results: The pairs of results of the two bodies.
         read: The operands of opened calls, each with the atom that the other body reads in its
@@ -170,7 +170,7 @@ class MatchedBody:
 
     @cached_property
     def opened(self) -> tuple[set[int], set[int]]:
-        """For each body, the positions of the calls whose equations the other body has inline."""
+        """For each body, the positions of the calls that the other body has inlined."""
         found: tuple[set[int], set[int]] = set(), set()
         for each in self.opened_calls:
             found[each.which].add(each.position)

@@ -2,8 +2,8 @@
 
 Two programs are matched as graphs, body by body:
 
-1. Equations are paired that compute the same from the same values, or from whose results the same
-   is computed (value numbering, forwards and backwards).
+1. Equations are paired by value numbering: forwards, if they compute the same from the same values,
+   and backwards, if the same is computed from their results.
 2. The matching spreads from pairs to the definitions of their operands and the readers of their
    results.
 3. The equations left are paired by their neighbourhood, and then by their operands alone.

@@ -25,7 +25,7 @@ from jaxprtool.jaxcompat import Atom, Aval, JaxprEqn
 from jaxprtool.jaxcompat import Literal as LiteralAtom
 
 #: The kinds of differences. "operand" means that another value is read, and "call" that the
-#: equations of a call are inline in the other program.
+#: equations of a call are inlined in the other program.
 Kind: TypeAlias = Literal["constant", "dtype", "shape", "parameter", "operand", "primitive", "call"]
 
 #: Where the difference is. "order" is that of effects, and "constant" is a constant of the body.

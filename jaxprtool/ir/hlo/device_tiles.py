@@ -32,8 +32,8 @@ class DeviceTiles:
     Attributes:
         parts: The number of tiles along each dimension.
         of_device: The position of the tile that each device holds, with shape (devices, rank).
-        is_local: Whether the array is that of one device along some axes of the mesh, as in the
-            body of a `shard_map`.
+        is_local: Whether the shape is that of a device's part along some axes of the mesh, as in
+            the body of a `shard_map`.
     """
 
     parts: tuple[int, ...]
@@ -92,7 +92,7 @@ def _whole(rank: int, devices: int, is_local: bool) -> DeviceTiles:
 def _by_axes(fields: Message, rank: int, devices: int) -> DeviceTiles | None:
     """Return the tiles of a sharding that names the axes of a mesh for each dimension.
 
-    A mesh without axes stands for all devices, or for the one that it names.
+    A mesh without axes means all devices, or the one that it lists.
     """
     is_local = 7 in fields
     mesh = submessage(fields, 2)

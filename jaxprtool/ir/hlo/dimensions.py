@@ -22,10 +22,10 @@ class Reading:
     """How an operation reads an operand.
 
     Attributes:
-        dimensions: For each dimension of the operand, that of the result with the same indices;
-            None if there is none.
-        crossing: The dimensions of the operand along which an element of the result needs other
-            elements than the one at its own index: those that are summed over, sorted, or shifted.
+        dimensions: For each dimension of the operand, the dimension of the result with the same
+            indices, or None.
+        crossing: The dimensions of the operand along which an element of the result needs elements
+            at other indices: those that are summed over, sorted, or shifted.
     """
 
     dimensions: tuple[int | None, ...]

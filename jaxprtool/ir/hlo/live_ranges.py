@@ -120,7 +120,7 @@ class LiveRanges:
     def live(self, allocations: Sequence[Allocation], time: int) -> list[tuple[Placed, int]]:
         """Return the buffers that are live at a time, with their bytes.
 
-        Where an instruction writes over its operand, the shared bytes are those of its result.
+        If an instruction overwrites its operand, the shared bytes are counted for its result.
         """
         alive = [u for u in self._uses(allocations) if u.span.start <= time <= u.span.end]
         started = [use for use in alive if use.span.start == time]
@@ -159,7 +159,7 @@ class LiveRanges:
         return self._defined[position]
 
     def _origin(self, position: Position) -> Position:
-        """Return the value that a value without a buffer of its own is passed on from."""
+        """Return the value that a value without its own buffer forwards."""
         number, index = position
         made = self._module.instructions[number]
         if made.opcode in _SAME:
@@ -231,14 +231,14 @@ class LiveRanges:
 
 
 def _operand(caller: Instruction, called: int, parameter: int) -> int:
-    """Return the operand that a parameter of a called computation stands for."""
+    """Return the operand that a parameter of a called computation receives."""
     if caller.opcode == "conditional":
         return caller.operands[1 + caller.calls.index(called)]
     return caller.operands[parameter]
 
 
 def _indices(shape: Shape) -> Iterator[tuple[int, ...]]:
-    """Yield the index of a shape, (), and those of all shapes in it."""
+    """Yield the index of each shape in a shape, from its own index, (), on."""
     yield ()
     for i, part in enumerate(shape.parts):
         for index in _indices(part):

@@ -193,7 +193,7 @@ class Module:
 
     @cached_method
     def inside(self, instruction: Instruction) -> tuple[Instruction, ...]:
-        """Return the operations that one stands for: those of a fusion's body, or itself."""
+        """Return the operations in a fusion's body; for another instruction, itself."""
         if instruction.opcode not in ("fusion", "call"):
             return (instruction,)
         bodies = (self.computations[each].instructions for each in instruction.calls)
@@ -232,7 +232,7 @@ class Module:
 def compiled_module(compiled: Any) -> Module:
     """Return the module of a `jax.stages.Compiled`, after XLA's passes.
 
-    A program of several devices has one module, that of each device.
+    A program over several devices has one module, which every device runs.
     """
     (module,) = compiled.runtime_executable().hlo_modules()
     return read_module(module.as_serialized_hlo_module_proto())

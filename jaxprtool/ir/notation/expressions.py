@@ -39,7 +39,7 @@ _MARKS = re.compile(
     re.VERBOSE | re.DOTALL,
 )
 _CLOSING = {"(": ")", "[": "]", "{": "}"}
-#: How a type begins, before its bracket, and what may follow the bracket.
+#: The beginning of a type, before its bracket, and the text that may follow the bracket.
 _TYPE_HEAD = re.compile(r"(?<![\w.>])(\w+)(?:<\w+>)?\s*$")
 _TYPE_TAIL = re.compile(r"\{[^{}'\"]*\}")
 #: The longest head of a type that is searched for; no dtype has a longer name.

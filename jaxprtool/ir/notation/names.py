@@ -26,8 +26,8 @@ def shared_jaxprs(
 ) -> dict[Jaxpr, str]:
     """Return the jaxprs below `root` that are printed once, at the top, with their names, in order.
 
-    They are those that occur more than once, and long ones. `calls` returns the open jaxprs that
-    the equations of one hold, each with the name that its equation gives it.
+    These occur more than once, or are long. `calls` returns the open jaxprs in the equations of a
+    jaxpr, each with the name that its equation gives it.
     """
     uses: Counter[Jaxpr] = Counter()
     names: dict[Jaxpr, str] = {}
@@ -114,7 +114,7 @@ class VariableNames:
         return default if name is None else name[1:]
 
     def follow_call(self, eqn: JaxprEqn, body: Jaxpr) -> None:
-        """Name the arguments and results of `body` like those of `eqn`, the call of it.
+        """Name the arguments and results of `body` like those of `eqn`, which calls it.
 
         Only the first call for an equation counts, as an equation may be laid out twice.
         """

@@ -24,7 +24,7 @@ class SpecReader(WhitelistReader):
 
     Args:
         text: The trees, separated by commas; those by name are written `name=P(…)`.
-        what: What the text is, for messages.
+        what: The name of the text in messages.
     """
 
     #: What the entries are, and examples of specs, for messages.

@@ -235,7 +235,7 @@ class Notation:
         return found
 
     def context_key(self, eqn: JaxprEqn) -> tuple[Hashable, ...]:
-        """Return a key for what a signature depends on except parameters: here the primitive."""
+        """Return a key for what a signature depends on besides parameters: here the primitive."""
         return (identity(eqn.primitive),)
 
     def called(self, jaxpr: Jaxpr) -> list[tuple[str | None, Jaxpr]]:

@@ -95,7 +95,7 @@ def parse(text: str) -> TypeText:
     """Split the text of an array's type into its parts.
 
     Raises:
-        ValueError: If the text is not that of a type.
+        ValueError: If the text is not a type.
     """
     parts = _ARRAY.fullmatch(text)
     if parts is None:
@@ -206,8 +206,8 @@ def array_type(parsed: TypeText, sizes: Sequence[Any], mesh: AbstractMesh | None
         mesh: The mesh whose axes the type names; None if it names none.
 
     Raises:
-        ValueError: If there are no such dtype, memory space or axes, or the mesh does not divide
-            a dimension.
+        ValueError: If the dtype, memory space or axes are unknown, or the mesh does not divide a
+            dimension.
     """
     return jaxcompat.array_type(
         sizes,

@@ -43,7 +43,7 @@ class WhitelistReader(ABC, ast.NodeVisitor):
     """Reads constants, tuples, lists, dicts, and numbers with a sign, and refuses everything else.
 
     Attributes:
-        what: What is read, for messages.
+        what: The name of the text in messages.
     """
 
     what: str

@@ -204,7 +204,7 @@ def _orbax(error: type[JaxprToolError], why: str) -> Iterator[Any]:
 
 
 def _cause(error: BaseException) -> str:
-    """Return an error in one line; that of the operating system if there is one below it."""
+    """Return an error in one line: the operating system's, if that is its cause."""
     below: BaseException | None = error
     while below is not None:
         if isinstance(below, OSError) and below.strerror:

@@ -42,8 +42,8 @@ class Donations:
     """The donated arguments of a program.
 
     Attributes:
-        by_result: The position of the argument in whose memory a result is written, by the position
-            of the result.
+        by_result: For the position of each result that reuses an argument's memory, the position of
+            the argument.
         unused: The donated arguments that no result can use.
     """
 
@@ -96,8 +96,6 @@ def with_donation_of_call(program: Program) -> Program:
     """Return a program that donates the operands that its only equation, a call, donates.
 
     `nnx.jit` and `eqx.filter_jit` trace to such a program: a call of their inner `jax.jit`.
-
-    `nnx.jit` and `eqx.filter_jit` give such a program: the call of their inner `jax.jit`.
     """
     jaxpr = open_jaxpr(program.jaxpr)
     if program.jit is not None or len(jaxpr.eqns) != 1:

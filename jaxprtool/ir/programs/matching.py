@@ -2,9 +2,9 @@
 
 A program that was read from a file does not have the classes of its arguments' nodes. Such a node
 matches any container that has the same children: under the same keys if both have keys, and
-otherwise in order. A result of that class is then built with the class of the argument, if its
-own data occur in the arguments too, or are literals. All other nodes must be as in JAX: of the
-same class, with the same data of their own.
+otherwise in order. A result of that class is then built with the class of the argument, if its own
+data occur in the arguments too, or are literals. All other nodes must be as in JAX: of the same
+class, with equal auxiliary data.
 """
 
 from __future__ import annotations
@@ -131,7 +131,7 @@ def _by_position(
     kwargs: dict[str, Any],
     keywords: Mapping[str, object],
 ) -> tuple[list[Any], dict[str, Any]]:
-    """Return a call's positional arguments, some of which may be passed by name, and the others.
+    """Return a call's positional arguments, including those passed by name, and all others.
 
     `roots` are the names of the positional arguments.
     """
@@ -212,7 +212,7 @@ def _match_data(
     given_tree: PyTreeDef,
     path: str,
 ) -> None:
-    """Refuse a node with other data of its own, and record the node that an Opaque node matches."""
+    """Refuse a node with other auxiliary data, and record the node that an Opaque node matches."""
     is_opaque = [each.node_data()[0] is Opaque for each in (tree, given_tree)]
     data = (wanted.aux, own.aux) if any(is_opaque) else (tree.node_data(), given_tree.node_data())
     if data[0] != data[1]:

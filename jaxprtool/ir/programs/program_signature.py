@@ -193,8 +193,8 @@ def path_parts(name: str) -> tuple[str, ...]:
 def grouped(values: Sequence[NamedValue], most: int = 6) -> tuple[ValueGroup, ...]:
     """Group values by the pytrees that they belong to, in order.
 
-    Values are grouped by the first step of their paths. If that makes only one group, by as many
-    steps as make several, unless these would be more than `most`.
+    Values are grouped by the first step of their paths. If that yields only one group, more steps
+    are used until there are several groups, unless these would be more than `most`.
 
     Args:
         values: The arguments or results of a program.

@@ -171,7 +171,7 @@ class _CallGraph:
         top: The program's open jaxpr.
         known: Jaxprs that are repeated bodies only if their calls are marked.
         single: Jaxprs that are not repeated bodies.
-        frames: Determines whose the files of equations are.
+        frames: Decides which files are the user's.
     """
 
     def __init__(self, top: Jaxpr, known: Set[Jaxpr], single: Set[Jaxpr], frames: Frames) -> None:

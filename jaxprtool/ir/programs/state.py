@@ -169,7 +169,7 @@ def shared_variables(tree: Any) -> tuple[int, ...]:
 
 
 def sharing(tree: Any, shared: Sequence[int]) -> Any:
-    """Return a tree whose Variables are the same object where those of another tree are.
+    """Return a tree in which Variables are shared as they are in another tree.
 
     Objects held in its structure become leaves again.
     """

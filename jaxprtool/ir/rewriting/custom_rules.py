@@ -189,13 +189,10 @@ class _Rules:
 
 
 def _origin_key(eqn: JaxprEqn) -> Hashable:
-    """Return a key for the origin of a call: that of the hijax operation if there is one.
+    """Return the `rule_key` of a call, or the key of the hijax operation that it comes from.
 
-    A rule contains such an operation, but the call that it is lowered to (`ir.rewriting.high`) is
-    followed. The key of all other calls is their `rule_key`.
-
-    A rule holds such an operation, but the call that it expands to (`ir.rewriting.high`) is
-    followed.
+    A rule contains the operation, but the call that it is lowered to (`ir.rewriting.high`) is
+    followed: both have the same key.
     """
     if eqn.primitive.name == jaxcompat.CALL_HIGH:
         return jaxcompat.high_key(eqn)

@@ -1,8 +1,8 @@
 """Substitute in all parts of a jaxpr: types, parameters, bodies and rules.
 
-A subclass of `Substitution` says what changes in a single type, parameter value or context; this
-module applies it at every depth. All else stays the same object, and a body that several equations
-share stays shared.
+A subclass of `Substitution` changes single types, parameter values and contexts; this module
+applies it at every depth. All else stays the same object, and a body that several equations share
+stays shared.
 """
 
 from __future__ import annotations
@@ -87,7 +87,7 @@ class Body:
         return eqns, outvars
 
     def bound(self, variables: Sequence[Var]) -> list[Var]:
-        """Return new variables for those whose types change."""
+        """Replace the variables whose types change by new ones."""
         return [self._variable(var) for var in variables]
 
     def _variable(self, var: Var) -> Var:
@@ -126,7 +126,7 @@ class Body:
 class Substitution:
     """A substitution, with caches of the bodies, types and rules that it has rewritten.
 
-    Subclasses override `leaf` and `array_type`, and what else changes: `context`, `constants`.
+    Subclasses override `leaf` and `array_type`, and also `context` or `constants` if these change.
     """
 
     def __init__(self) -> None:

@@ -42,10 +42,10 @@ class LengthsBound:
     """The lengths of examples, along the last axis.
 
     Attributes:
-        rows: The number of rows of all examples: a number, or a symbolic dimension. It may be one
-            of a symbol whose size is another argument.
+        rows: The number of rows of all examples: a number, or a symbolic dimension. The size of its
+            symbol may be another argument.
         longest: The maximum number of rows of an example; None if unknown.
-        left_over: Whether there may be more rows than those of the examples.
+        left_over: Whether there may be spare rows after the examples.
         shortest: The minimum number of rows of an example.
     """
 

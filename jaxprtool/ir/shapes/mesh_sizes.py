@@ -124,7 +124,7 @@ def _in_order(mesh: Mesh | AbstractMesh, names: tuple[Any, ...]) -> Mesh | Abstr
 
 
 class Indivisible(Exception):
-    """A dimension that the new mesh does not divide; the message says which, and of what type."""
+    """Raised for a dimension that the new mesh does not divide; its message has the type."""
 
 
 class MeshChange(Substitution):
@@ -298,7 +298,7 @@ class _Body(Body):
             raise UnsupportedError(f"in the {named(eqn)}, {fault}") from None
 
     def _with_devices(self, eqn: JaxprEqn) -> JaxprEqn:
-        """Return an equation whose own meshes have the devices of the new one.
+        """Return an equation whose meshes have the devices of the new mesh.
 
         In a program from a file, on a machine without these devices, its meshes have none. JAX
         needs devices in a `shard_map` where no mesh is set; in a jit it records the mesh that is

@@ -205,7 +205,7 @@ class _Body(Body):
 
 
 def _computed(eqn: JaxprEqn, operands: Sequence[Any]) -> int | float | None:
-    """Return what Python computes for an equation of numbers; None if JAX computes it."""
+    """Return the number that Python computes for an equation; None if JAX computes it."""
     compute = _OPERATORS.get(eqn.primitive.name)
     scalar_type = type(np.zeros((), eqn.outvars[0].aval.dtype).item())
     if compute is None or scalar_type not in (int, float):

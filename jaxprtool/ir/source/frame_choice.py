@@ -15,12 +15,12 @@ from typing import Literal, NamedTuple, TypeAlias, get_args
 
 from jaxprtool.errors import ArgumentsError
 
-#: Which frames are named: the user's own followed by the library's, only the library's, or all.
+#: Which frames are shown: the user's own followed by the library's, only the library's, or all.
 FrameChoice: TypeAlias = Literal["mine", "library", "all"]
 
 
 class FrameView(NamedTuple):
-    """Which frames are named, and the installed packages whose files are the user's."""
+    """Which frames are shown, and the installed packages whose files are the user's."""
 
     choice: FrameChoice = "mine"
     mine: tuple[str, ...] = ()

@@ -29,7 +29,7 @@ from jaxprtool import jaxcompat, primitives
 from jaxprtool.formats.jaxpr.values import Unwritable
 from jaxprtool.ir.basics.plugins import load_rules_of
 from jaxprtool.ir.basics.rules import RuleTable, rule
-from jaxprtool.ir.core.structured import CALLS, UNASKED
+from jaxprtool.ir.core.structured import CALLS, NO_OPTIONS
 from jaxprtool.ir.core.traits import traits
 from jaxprtool.ir.programs.trees import build, describe
 from jaxprtool.ir.rewriting.callbacks import Stub, batching_rule, custom_vmap_params
@@ -295,8 +295,8 @@ def _read_jit(given: Params, operands: Avals, results: Avals) -> Params:
 def _jit_defaults(params: Params, operands: Avals, results: Avals) -> Params:
     _, per_operand, per_result = CALLS["jit"]
     return {
-        **{name: (UNASKED[name],) * len(operands) for name in per_operand},
-        **{name: (UNASKED[name],) * len(results) for name in per_result},
+        **{name: (NO_OPTIONS[name],) * len(operands) for name in per_operand},
+        **{name: (NO_OPTIONS[name],) * len(results) for name in per_result},
         "keep_unused": False,
         "ctx_mesh": jaxcompat.EMPTY_MESH,
         "compiler_options_kvs": (),

@@ -38,7 +38,7 @@ CALLS: dict[str, tuple[str, tuple[str, ...], tuple[str, ...]]] = {
 }
 
 #: The entry of each parameter for a new operand or result: no options.
-UNASKED: dict[str, Any] = {
+NO_OPTIONS: dict[str, Any] = {
     "in_shardings": jaxcompat.UNSPECIFIED,
     "out_shardings": jaxcompat.UNSPECIFIED,
     "in_layouts": None,
@@ -301,7 +301,7 @@ class Call(View):
         pairs = ("operand_params", operands), ("out_params", results)
         return {
             field: {
-                k: tuple(UNASKED[k] if i is None else values[i] for i in positions)
+                k: tuple(NO_OPTIONS[k] if i is None else values[i] for i in positions)
                 for k, values in getattr(self, field).items()
             }
             for field, positions in pairs
@@ -445,7 +445,7 @@ def call(
     """Return a jit call of a closed jaxpr, with its name, in the place and context of `like`."""
     empty = jaxcompat.traced_like(like, jax.jit(list), ()).eqns[0]
     unasked = {
-        name: {k: (UNASKED[k],) * len(values) for k in CALLS["jit"][i]}
+        name: {k: (NO_OPTIONS[k],) * len(values) for k in CALLS["jit"][i]}
         for i, (name, values) in enumerate((("operand_params", operands), ("out_params", outs)), 1)
     }
     eqn = Call.of(empty).rebuild(operands=tuple(operands), outs=tuple(outs), body=body, **unasked)

@@ -31,7 +31,7 @@ from typing import Any, ClassVar
 from jaxprtool import jaxcompat
 from jaxprtool.ir.core.equations import free_variables, substitute, with_operands
 from jaxprtool.ir.core.regions import Regions, regions
-from jaxprtool.ir.core.structured import UNASKED, Call, ShardMap, keep
+from jaxprtool.ir.core.structured import NO_OPTIONS, Call, ShardMap, keep
 from jaxprtool.ir.equality.value_keys import atom_key
 from jaxprtool.ir.programs.program import Program
 from jaxprtool.ir.rewriting.rewrite import Memo, RewriteRule, Writer, rewrite
@@ -429,8 +429,8 @@ def _asked(params: dict[str, tuple[Any, ...]], count: int) -> list[bool]:
     """Return which operands, or results, of a call have requested settings such as shardings."""
     asked = [False] * count
     for name, values in params.items():
-        if name != "prevent_cse" and values.count(UNASKED[name]) < count:
-            asked = [flag or v != UNASKED[name] for flag, v in zip(asked, values, strict=True)]
+        if name != "prevent_cse" and values.count(NO_OPTIONS[name]) < count:
+            asked = [flag or v != NO_OPTIONS[name] for flag, v in zip(asked, values, strict=True)]
     return asked
 
 

@@ -13,7 +13,7 @@ from jaxprtool import jaxcompat
 from jaxprtool.ir.basics.dtypes import is_extended
 from jaxprtool.ir.core.equations import equations
 from jaxprtool.ir.core.regions import Regions, regions
-from jaxprtool.ir.core.structured import UNASKED, Cond, Scan, ShardMap, While, view
+from jaxprtool.ir.core.structured import NO_OPTIONS, Cond, Scan, ShardMap, While, view
 from jaxprtool.ir.programs.program import Program
 from jaxprtool.ir.rewriting.rewrite import RewriteRule, Writer, rewrite
 from jaxprtool.jaxcompat import Atom, DropVar, JaxprEqn, Literal, Var
@@ -238,8 +238,8 @@ def _plain(eqn: JaxprEqn, name: str, value: object) -> object:
         return False
     if isinstance(value, int):
         return value if value == 0 else 1
-    if isinstance(value, tuple) and name in UNASKED:
-        return (UNASKED[name],) * len(value)
+    if isinstance(value, tuple) and name in NO_OPTIONS:
+        return (NO_OPTIONS[name],) * len(value)
     is_needed = callable(value) or view(eqn) is not None  # a rule, a callback, or bodies
     return value if is_needed else None
 

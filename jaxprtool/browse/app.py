@@ -59,7 +59,7 @@ class Browser(App[None]):
 
     Attributes:
         fault: The exception raised by the browser itself, or None.
-        stopped_by: The signal that ended it, or None.
+        stopped_by: The number of the signal that ended it, or None.
     """
 
     ENABLE_COMMAND_PALETTE = False
@@ -322,7 +322,7 @@ class Browser(App[None]):
         node = self.program.node
         if node is not None:
             ways = self._navigator.definitions(node)
-            self._choose_way("definitions", ways, "its operands are not computed by equations")
+            self._choose_way("definitions", ways, "no equation computes its operands")
 
     def action_uses(self) -> None:
         """Go to a use of the row's results, and mark all dependents."""
@@ -398,9 +398,9 @@ class Browser(App[None]):
         self._say(f"{self._match + 1} of {len(self._matches)}   n next  N before")
 
     def _next(self, numbers: Sequence[int], by: int) -> int:
-        """Return the index of the next position relative to the cursor.
+        """Return the index of the next position relative to the cursor; the search wraps around.
 
-        `by` is 0 for at or after it, 1 for after it, -1 for before it. The search wraps around.
+        With `by` 0 it is at or after the cursor, with 1 after it, with -1 before it.
         """
         node = self.program.node
         here = -1 if node is None else self.program.document.number(node)

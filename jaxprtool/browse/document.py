@@ -95,7 +95,7 @@ class Document:
 
     @cached_property
     def by_line(self) -> dict[tuple[str, int], list[tuple[Jaxpr, int]]]:
-        """The equations of each source line, in the first occurrence of their bodies."""
+        """The equations of each source line, at the first occurrence of their bodies."""
         found: dict[tuple[str, int], list[tuple[Jaxpr, int]]] = {}
         for jaxpr, index in self.order:
             if (location := self.location(jaxpr.eqns[index])) is not None:

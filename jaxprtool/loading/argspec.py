@@ -113,9 +113,9 @@ def read_strings(
 ) -> Any:
     """Return a pytree of arguments in which each string is read in the notation of --args.
 
-    In a node of a class, a string is read only if it has a bracket (`f32[3]`); otherwise it is a
-    leaf of the user's own, such as the name of an activation in a module. `symbols` are symbolic
-    dimensions by name; a fresh scope by default.
+    Inside an object of a class, a string is read only if it has a bracket (`f32[3]`); otherwise it
+    is the user's own value, such as the name of an activation in a module. `symbols` are symbolic
+    dimensions by name; by default a new scope.
     """
     symbols = Symbols() if symbols is None else symbols
 
@@ -260,7 +260,7 @@ class _Reader:
         mesh = jax.sharding.get_abstract_mesh()
         axis_types = dict(zip(mesh.axis_names, mesh.axis_types, strict=True))
         if "varying" in parsed.axes:
-            message = f"{text} varies over mesh axes, which only values inside shard_map can do"
+            message = f"{text} varies over mesh axes, which is only possible inside shard_map"
             raise self.source.fail_at(start, message)
         for name in parsed.axis_names:
             if mesh.empty:
@@ -416,7 +416,7 @@ class _Reader:
         return self._held_in(node, np.arange(start, stop, step), dtype)
 
     def _held_in(self, node: ast.Call, numbers: np.ndarray, dtype: np.dtype) -> np.ndarray:
-        """Return real numbers as an array of a dtype. NumPy wraps numbers out of its range."""
+        """Return real numbers as an array of a dtype; raise an error instead of wrapping around."""
         if numbers.size:
             least, most = _range(dtype)
             low, high = numbers.min(), numbers.max()

@@ -33,16 +33,21 @@ class Example:
 
 
 def static(value: object) -> Static:
-    """Mark an argument, or a leaf of one, as a Python value that is not traced, such as a flag."""
+    """Mark an argument, or a leaf of an argument, as a Python value that is not traced."""
     return Static(value)
 
 
 def example(*args: object, **kwargs: object) -> Callable[[F], F]:
     """Return a decorator that attaches example arguments as the attribute `example_args`.
 
-    They are arrays, `jax.ShapeDtypeStruct`s, scalars, pytrees of them, strings in the notation of
-    `--args` (`"f32[8,128]"`, also inside a pytree), or `static(...)`. For a method, leave out
-    `self`. Raises ArgumentsError if the decorated object does not take attributes.
+    Args:
+        *args: The positional arguments, without `self` for a method: arrays,
+            `jax.ShapeDtypeStruct`s, scalars, pytrees of these, strings in the notation of `--args`
+            (`"f32[8,128]"`, also inside a pytree), or `static(...)`.
+        **kwargs: The keyword arguments, in the same forms.
+
+    Raises:
+        ArgumentsError: From the decorator, if the object does not take attributes.
     """
 
     def attach(fun: F) -> F:

@@ -1,8 +1,8 @@
 """Loading of arrays from `.npy`, `.npz` and `.safetensors` files, and checkpoints of Orbax.
 
 Nothing is unpickled. Only regular files are read, and only if they fit into memory. A
-`.safetensors` file is mapped into memory, and a checkpoint is read array by array, so that only
-those in use are read.
+`.safetensors` file is mapped into memory, and a checkpoint is read array by array, so that unused
+arrays are not read.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Hints for targets that cannot be traced: what to write instead."""
+"""Hints for targets that cannot be traced: what the user can write instead."""
 
 from __future__ import annotations
 
@@ -235,7 +235,7 @@ def _rows(count: int, bound: str) -> str:
 
 
 def _comparison_hint(said: str) -> str:
-    """Return how to state in types that a comparison of sizes is true or false."""
+    """Return a hint with a type that makes a comparison of sizes true or false."""
     found = _COMPARED.search(said)
     if "floordiv" in said or "mod(" in said:
         return _MULTIPLE

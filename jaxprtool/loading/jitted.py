@@ -1,7 +1,7 @@
-"""Functions under `jax.jit`, traced by their own `trace`.
+"""Trace functions under `jax.jit` by their own `trace`.
 
-The same holds for partials of such functions and for methods: their bound values are arguments to
-JAX and constants of the Program.
+Partials of such functions and methods are also supported. Their bound values are arguments to JAX,
+and constants of the Program.
 """
 
 from __future__ import annotations

@@ -54,7 +54,7 @@ _FACTORY_GIVES = (
 #: Seconds after which the duration of a factory call is mentioned.
 LONG = 2.0
 
-#: The bytes of values from which on this is worth a note.
+#: The minimum size of the values for a note on a slow factory, in bytes.
 LARGE = 16 * 2**20
 
 
@@ -62,9 +62,18 @@ LARGE = 16 * 2**20
 class Entry:
     """A function and the arguments to trace it with.
 
-    `target` is the TARGET that named it, and `hint` a hint about its likely mistake. `after` are
-    the arguments of `--args` if they are for the program after the passes. `roots` are the folders
-    of the user's files. `specs` are shardings of arguments and results.
+    Attributes:
+        name: The name of the function.
+        fun: The function.
+        args: The positional arguments.
+        kwargs: The keyword arguments.
+        static: The static arguments, as in options of `jax.jit`.
+        target: The TARGET that named the function.
+        hint: A hint about the likely mistake if the function cannot be traced.
+        factory_seconds: The time of the factory call, in seconds.
+        after: The arguments of `--args` if they are for the program after the passes.
+        roots: The folders of the user's files.
+        specs: The shardings of arguments and results.
     """
 
     name: str
@@ -90,7 +99,7 @@ class Entry:
             program = trace_call(self.name, self.fun, self._call(), axes)
         except UserFunctionError as error:
             hints = error.hint, self.hint, module_hint(error.message)
-            if isinstance(self.fun, type):  # constructed here: its library's error is closer
+            if isinstance(self.fun, type):  # the error of the class's library is more helpful
                 hints = hints[0], hints[2], hints[1]
             error.hint = next(filter(None, hints), None)
             error.roots = self.roots
@@ -134,7 +143,7 @@ class Entry:
             if isinstance(leaf, jax.ShapeDtypeStruct):
                 raise ArgumentsError(
                     f"{self.name} is called, so its arguments must be values",
-                    "write a value, such as ones(f32[8,3]), or have a factory make it",
+                    "write a value, such as ones(f32[8,3]), or create it in a factory",
                 )
 
     def position(self, number: int) -> int:
@@ -168,11 +177,20 @@ def find(
 ) -> Entry:
     """Return the function that TARGET names, with the arguments of `--args` or its own example.
 
-    With `factory`, or if it is written as a call, the target is called and returns the function and
-    its arguments; `args` still takes precedence. The function is traced with `types` if given;
-    `args` are then for the program after the passes. The same holds if passes need a `symbolic`
-    program, `args` have no symbols, and the function's own types do. Raises TargetError,
-    ArgumentsError, or UserFunctionError if the user's code raises.
+    Args:
+        target: The TARGET. If it is written as a call, it is a factory.
+        args: The text of `--args`, which takes precedence over the factory's and example arguments.
+        factory: Whether to call the target, which returns the function and its arguments.
+        types: The types to trace with. `args` are then for the program after the passes.
+        symbolic: Whether passes need a program with symbols. If `args` have none and the function's
+            own types do, `args` are for the program after the passes.
+        specs: The shardings of arguments and results.
+        static: The static arguments, as in options of `jax.jit`.
+
+    Raises:
+        TargetError: If the target cannot be found, or a factory returns something else.
+        ArgumentsError: If the arguments cannot be read or do not fit.
+        UserFunctionError: If the user's code raises.
     """
     found = resolve(target)
     start = time.perf_counter()
@@ -220,7 +238,7 @@ def _call(
 
 
 def _by_position(fun: Callable, positional: tuple, named: Mapping[str, Any]) -> Arguments:
-    """Return arguments with those given by name moved to their positions, as passes count them."""
+    """Move arguments given by name to their positions, since passes count positions."""
     names, named = positional_names(fun, 0), dict(named)
     while len(positional) < len(names) and names[len(positional)] in named:
         positional = (*positional, named.pop(names[len(positional)]))

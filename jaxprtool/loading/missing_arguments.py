@@ -1,7 +1,7 @@
-"""What to write if a function's arguments are missing: `--args`, a factory, or `record`.
+"""Suggest `--args`, a factory or `record` if the arguments of a function are missing.
 
-Arrays can be written on the command line. Models and optimizers are Python objects: a factory makes
-them, by abstract evaluation, so that no values are computed.
+Arrays can be written on the command line. Models and optimizers are Python objects: a factory
+creates them by abstract evaluation, so that no values are computed.
 """
 
 from __future__ import annotations
@@ -45,12 +45,12 @@ _ABSTRACT = {
 
 
 def require_no_arguments(fun: Callable, target: str, hint: str | None) -> None:
-    """Raise ArgumentsError, with what to write, if a function needs arguments.
+    """Raise ArgumentsError, with a suggestion, if a function needs arguments.
 
     Args:
         fun: The function.
         target: The target that names it, without a call.
-        hint: What to write instead, if that is known already.
+        hint: A suggestion to use instead, if one is known.
     """
     known = signature(fun)
     if known is not None and not (needed := required(known)):
@@ -93,7 +93,7 @@ def required(known: inspect.Signature) -> list[inspect.Parameter]:
 
 
 def _objects(fun: Callable, names: Sequence[str]) -> list[str]:
-    """Return the parameters that are no arrays, by their names and their use in the function."""
+    """Return the parameters that are not arrays, judged by their names and use in the function."""
     used = set(_used_as_objects(fun))
     return [name for name in names if name in used or name.lower() in _OBJECTS]
 
@@ -103,7 +103,7 @@ def _used_as_objects(fun: Callable) -> Iterator[str]:
     try:
         tree = ast.parse(textwrap.dedent(inspect.getsource(inspect.unwrap(fun))))
     except (OSError, TypeError, SyntaxError, ValueError):
-        return  # its source is not at hand
+        return  # its source is unavailable
     for node in ast.walk(tree):
         match node:
             case ast.Call(func=ast.Name(id=name)):
@@ -121,12 +121,12 @@ def _factory_hint(fun: Callable, target: str, names: Sequence[str], objects: lis
     given = ", ".join(each if each in objects else array for each in names)
     listed = " and ".join([", ".join(objects[:-1]), objects[-1]] if objects[1:] else objects)
     lines = (
-        f"{listed} {'are objects' if objects[1:] else 'is an object'}; make what to trace in a "
-        f"function, and name it: {place}:case --factory",
+        f"{listed} {'are Python objects' if objects[1:] else 'is a Python object'}; create "
+        f"{'them' if objects[1:] else 'it'} in a factory, and trace {place}:case --factory",
         "  def case():",
         *(f"      {each} = {_made(module, each)}" for each in objects),
         f"      return {name}, ({given}{'' if names[1:] else ','})",
-        "or record a script that calls it, unchanged: jaxprtool record SCRIPT.py",
+        "or record a script that calls the function: jaxprtool record SCRIPT.py",
     )
     return "\n".join(lines)
 

@@ -74,7 +74,7 @@ class ParameterTypes:
         name: The name of the function.
         positions: The names of the positional parameters.
         by_name: A type, or a pytree of types, by the name of the parameter.
-        are_given: Whether they are given rather than the function's own.
+        are_given: Whether the user gave them; otherwise they are the function's own.
     """
 
     name: str

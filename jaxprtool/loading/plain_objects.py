@@ -1,10 +1,10 @@
-"""Detection of plain Python objects that a function mutates when traced; its Program does not.
+"""Find plain Python objects that a function mutates when it is traced; its Program does not.
 
     losses.append(loss)      self.count += 1      cache["x"] = x
 
 Objects reachable from a function are compared before and after tracing: its arguments, its closure,
-and the globals read by it and by the user's functions that it names. The contents of lists, dicts,
-sets and objects of the user's classes are recorded; arrays are not copied.
+and the globals read by it and by the user's functions that it calls. The contents of lists, dicts,
+sets and objects of the user's classes are recorded. Arrays are not copied.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from jaxprtool.ir.programs.state import has_objects
 from jaxprtool.ir.source.frames import frames_now
 from jaxprtool.jaxcompat.source_locations import is_installed, is_users_file
 
-#: The number of objects that are compared, the nearest first.
+#: The maximum number of objects that are compared, the nearest first.
 _MOST = 1000
 
 _CONTAINERS = (dict, list, set, deque, tuple)
@@ -141,7 +141,7 @@ class _Reached:
             self._functions.append(fun)
         held: dict[str, object] = {_SELF: fun.__wrapped__} if hasattr(fun, "__wrapped__") else {}
         for name, cell in zip(fun.__code__.co_freevars, fun.__closure__ or (), strict=True):
-            with contextlib.suppress(ValueError):  # not assigned yet
+            with contextlib.suppress(ValueError):  # a closure variable that is not assigned yet
                 held[name] = cell.cell_contents
         names = {name for code in _codes(fun.__code__) for name in code.co_names}
         known = fun.__globals__

@@ -288,7 +288,7 @@ def _listing(module: ModuleType) -> str | None:
 
 
 def _without_attribute(target: str) -> TargetError:
-    """Return the error for a TARGET without a colon, with suggestions for what was meant."""
+    """Return the error for a TARGET without a colon, with a suggestion."""
     message = f"the target '{target}' does not name a function"
     module, _, name = target.rpartition(".")
     try:

@@ -22,6 +22,7 @@ import numpy as np
 from jaxprtool import jaxcompat
 from jaxprtool.errors import ArgumentsError, JaxprToolError, UserFunctionError, did_you_mean
 from jaxprtool.ir.basics.paths import unique
+from jaxprtool.ir.basics.quantities import plural
 from jaxprtool.ir.programs.auto_sharding import is_over_devices
 from jaxprtool.ir.programs.jit_options import JitOptions
 from jaxprtool.ir.programs.program import Program
@@ -56,10 +57,10 @@ class StaticArguments(TypedDict, total=False):
 class BoundCall:
     """The arguments of a call, split into traced and static ones.
 
-    `static_args` maps positions, `static_kwargs` names, to Python values. `args` and `kwargs` are
-    the others in order, with leaves that are not arrays moved into the tree structure. `shared`
-    lists which Flax NNX Variables are the same object (`ir.programs.state.shared_variables`); it is
-    None if changes of such objects are not results.
+    `static_args` maps positions, and `static_kwargs` names, to Python values. `args` and `kwargs`
+    are the traced arguments, with leaves that are not arrays moved into the tree structure.
+    `shared` tells which Flax NNX Variables are the same object
+    (`ir.programs.state.shared_variables`); it is None if changes of such objects are not results.
     """
 
     args: tuple[object, ...]
@@ -113,17 +114,25 @@ def trace(
 ) -> Program:
     """Return the Program of `fun` on these arguments, without running it.
 
-    Arguments are arrays, `jax.ShapeDtypeStruct`s or other objects with a `.shape` and a `.dtype`,
-    scalars, and pytrees of them; those marked `static(...)`, or named by `static_argnums` or
-    `static_argnames` as for `jax.jit`, reach the function as Python values. Leaves that are not
-    arrays (functions in a module, strings) do so too; they are kept in the program's pytree
-    structures, and so are such results. The same holds for scalars in an Equinox module, and for
-    all scalars if `fun` is an Equinox transformation (`filter_jit`). `axis_env` has named axes and
-    their sizes, as for `jax.make_jaxpr`. Raises ArgumentsError if the arguments do not fit the
-    function, and UserFunctionError if it raises.
-
     A function under `jax.jit` is traced by its own `trace`: the program is its body, and
     `Program.jit` has the options of `jax.jit`.
+
+    Leaves of arguments and results that are not arrays, such as functions in a module and strings,
+    are not traced, but kept in the program's pytree structures. So are scalars in an Equinox
+    module, and all scalars if `fun` is an Equinox transformation (`filter_jit`).
+
+    Args:
+        fun: The function.
+        *args: Arrays, objects with a `.shape` and a `.dtype` such as `jax.ShapeDtypeStruct`,
+            scalars, pytrees of these, or `static(...)` for a Python value that is not traced.
+        static_argnums: Positions of arguments that are not traced, as for `jax.jit`.
+        static_argnames: Names of arguments that are not traced, as for `jax.jit`.
+        axis_env: Names and sizes of axes for collectives, as for `jax.make_jaxpr`.
+        **kwargs: Keyword arguments, in the forms of `args`.
+
+    Raises:
+        ArgumentsError: If the arguments do not fit the function.
+        UserFunctionError: If the function raises.
     """
     call = bind_arguments(fun, args, kwargs, static_argnums, static_argnames)
     return trace_call(function_name(fun), fun, call, axis_env)
@@ -226,8 +235,7 @@ def signature(fun: Callable) -> inspect.Signature | None:
     try:
         known = inspect.signature(fun)
         if isinstance(fun, type) and {p.kind for p in known.parameters.values()} == _ANY:
-            # A metaclass forwards any arguments: use the signature of the method that receives
-            # them.
+            # A metaclass may forward any arguments: use the method that receives them.
             own = inspect.signature(fun.__init__)  # type: ignore[misc]
             return own.replace(parameters=[*own.parameters.values()][1:])
         return known
@@ -359,12 +367,12 @@ def released(
     /,
     **static_kwargs: object,
 ) -> Callable:
-    """Return a function that restores the leaves moved by `held`, calls `fun`, and moves its own.
+    """Return a function that undoes `held` on its arguments, calls `fun`, and holds its results.
 
     It has the name of `fun`, and its signature without `static_kwargs`. If `fun` changes objects
-    among its arguments, it returns a `Changed`; `shared` lists which Variables in these are the
-    same object, or is None to return the result alone. If `watched`, a name, is given, changes of
-    plain objects are reported in a warning.
+    among its arguments, it returns a `Changed`, unless `shared` is None. `shared` tells which
+    Variables in the arguments are the same object. `watched` is the name of `fun` in warnings of
+    changes of plain objects; "" for no warnings.
     """
 
     def call(*args: object, **kwargs: object) -> object:
@@ -499,8 +507,8 @@ def _check_fit(fun: Callable, args: Sequence[object], kwargs: Mapping[str, objec
         known.bind(*args, **kwargs)
     except TypeError as error:
         message = f"the arguments do not fit {shown_signature(fun)}: {error}"
-        given = f"{len(args)} positional" + (f", and {', '.join(kwargs)}" if kwargs else "")
-        hint = f"the call has {given}"
+        named = f", and {', '.join(kwargs)} by name" if kwargs else ""
+        hint = f"got {plural(len(args), 'positional argument')}{named}"
         if not known.parameters:
             hint = "if it returns the function that takes them, add --factory"
         raise ArgumentsError(message, hint) from None
@@ -583,7 +591,9 @@ def _raised(name: str, error: BaseException, fun: Callable, call: BoundCall) -> 
     if "unbound axis name" in text:
         hint = 'bind it with `jaxprtool vmap --axis-name NAME`, or -p "batch(axis_name=...)"'
     if "all axes of mesh are of type `Explicit`" in text or "contracting dimensions are" in text:
-        hint = "axes of --mesh are explicit; with --in-specs the partitioner shards over them"
+        hint = (
+            "the axes of --mesh are Explicit; with --in-specs they are Auto, and XLA shards values"
+        )
     if "non-empty mesh in context" in text:
         hint = "set a mesh with --mesh data=4 and --in-specs \"P('data')\", or jax.set_mesh"
     message = f"{name} raised {type_name}: {text}" if text else f"{name} raised {type_name}"

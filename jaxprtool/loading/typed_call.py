@@ -1,8 +1,8 @@
-"""Types to trace a function with if `--args` are for the program after the passes.
+"""Find the types to trace a function with if `--args` are for the program after the passes.
 
 A pass may add arguments, as `ragged` adds lengths, or change their types. The function is then
-traced with the types of its parameters, of its example arguments, or those given. An argument
-without a type gets its type after the passes.
+traced with the given types, those of its parameters, or those of its example arguments. An argument
+without a type has the type of its value in `--args`.
 """
 
 from __future__ import annotations
@@ -33,9 +33,8 @@ def typed_call(
         types: The known types of its parameters.
         own: Its example arguments, or those of a factory.
         given: The arguments of the program, including the function's static ones. A parameter with
-            a default and no type is given by name: further positional arguments are those that
-            passes add.
-        static: Which arguments are static, as in options of `jax.jit`.
+            a default and no type must be given by name, because passes add positional arguments.
+        static: The static arguments, as in options of `jax.jit`.
     """
     args, kwargs = given
     positions, names = static_places(fun, args, kwargs, **static)

@@ -190,7 +190,7 @@ def test_types_on_the_mesh_that_is_set_are_read_as_jax_prints_them(text):
         ((AUTO,), "f32[8@x]", "the axis 'x' is Auto"),
         ((EXPLICIT,), "f32[7@x]", "does not evenly divide"),
         ((EXPLICIT,), "f32[8@x,8@x]", "f32[8@x,8@x]: "),
-        ((EXPLICIT,), "f32[8]{V:x}", "which only values inside shard_map can do"),
+        ((EXPLICIT,), "f32[8]{V:x}", "which is only possible inside shard_map"),
         ((EXPLICIT,), "f32[8]{W:x}", "'W:x' names no axes"),
         ((), "f32<host>[8]", "cannot be put in a memory space"),
     ],

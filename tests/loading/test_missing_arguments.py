@@ -48,10 +48,10 @@ def hint_of(tmp_path, monkeypatch):
 def test_objects_are_made_by_a_factory_that_can_be_pasted(hint_of, tmp_path):
     first, *factory, last = hint_of("missing_eqx", EQX, "step")
     assert first == (
-        "model and opt_state are objects; make what to trace in a function, and name it: "
+        "model and opt_state are Python objects; create them in a factory, and trace "
         "missing_eqx.py:case --factory"
     )
-    assert last.endswith("unchanged: jaxprtool record SCRIPT.py")
+    assert last.endswith("calls the function: jaxprtool record SCRIPT.py")
     filled = textwrap.dedent("\n".join(factory))
     for place, value in (("width=...", "width=8"), ("...  #", "1.0  #"), ("8, 128", "4, 8")):
         assert place in filled
@@ -62,7 +62,7 @@ def test_objects_are_made_by_a_factory_that_can_be_pasted(hint_of, tmp_path):
 
 def test_what_is_called_is_an_object_and_methods_of_arrays_are_not(hint_of):
     first, *lines = hint_of("missing_plain", PLAIN, "evaluate")
-    assert first.startswith("f is an object; ")
+    assert first.startswith("f is a Python object; create it in a factory")
     array = 'jax.ShapeDtypeStruct((8, 128), "float32")'
     assert f"      return evaluate, (f, {array}, {array})" in lines
 

@@ -58,7 +58,7 @@ def test_what_is_no_loss_has_no_residuals_and_symbolic_sizes_no_memory(cli, fold
     args = "--args", "{'w': f32[n,n]}, f32[8,n]"
     assert cli("report", "model.py:step", *args, "-o", "report.html").code == 0
     text = (folder / "report.html").read_text()
-    assert "step hands its backward part" in text
+    assert "the gradient inside step keeps" in text
     assert "the memory of step needs sizes that are numbers" in text
     assert "32*n^2" in text or "n^2" in text  # cost has polynomials
 

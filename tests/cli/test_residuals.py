@@ -109,7 +109,7 @@ def test_the_peak_is_a_column_for_the_whole_and_for_parts_beside_that_of_xla(cli
 def test_a_training_step_has_what_its_forward_part_hands_to_its_backward_part(cli):
     args = "residuals", "kept.py:step", "--args", "f32[8,8], f32[8,8], f32[4,8]"
     found = cli(*args)
-    heading = "step hands its backward part 2 residuals, 256 bytes\n"
+    heading = "the gradient inside step keeps 2 residuals, 256 bytes\n"
     assert found.code == 0 and found.out.startswith(heading)
     assert "kept.py:27 cos" in found.out and "nothing_saveable" not in found.out
     refused = cli(*args, "--budget", "100")

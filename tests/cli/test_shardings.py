@@ -107,7 +107,7 @@ def test_constraints_are_proposed_on_request(cli):
     found = cli(*STEP, "--propose")
     assert found.code == 0
     text = re.sub(r"\s+", " ", found.out)
-    assert "sharded.py:9 with_sharding_constraint(…, P('data')) in place of" in text
+    assert "sharded.py:9 with_sharding_constraint(…, P('data')) instead of" in text
     assert "constraints" not in json.loads(cli(*STEP, "--json").out)
     (best, *_) = json.loads(cli(*STEP, "--propose", "--json").out)["constraints"]
     assert best["spec"] == "P('data')" and best["sent_bytes"] < 10

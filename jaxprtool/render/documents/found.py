@@ -29,7 +29,7 @@ class CostDocument(NamedTuple):
     groups: Annotated[Sequence[Group], "The groups of the first program."]
     programs: Annotated[Sequence[Cost], "Each program."]
     compiled: Annotated[
-        Shardings | None, "With `--compiled`: what XLA's partitioner made of the program."
+        Shardings | None, "With `--compiled`: the shardings of the program, and its collectives."
     ] = None
 
 
@@ -77,7 +77,7 @@ class OutlineDocument(NamedTuple):
         "sizes, or there are several.",
     ] = ()
     profile: Annotated[
-        CompileProfile | None, "With `--compile-profile`: where the time to compile goes."
+        CompileProfile | None, "With `--compile-profile`: the compile time by stage, pass and body."
     ] = None
 
 

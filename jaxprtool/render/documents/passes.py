@@ -104,7 +104,7 @@ class Device(NamedTuple):
     """A device."""
 
     id: Annotated[int, "Its number."]
-    kind: Annotated[str, "What it is."]
+    kind: Annotated[str, "Its model: `cpu`, `NVIDIA H100 80GB HBM3`."]
     memory: Annotated[int | None, "The bytes of memory that JAX may use; null if unknown."]
 
 

@@ -1,4 +1,4 @@
-"""What `check` and `lint` find, as plain data for every format of output."""
+"""The problems that `check` and `lint` find, as plain data for every format of output."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Annotated, Any, Literal, NamedTuple, TypeAlias
 
 from jaxprtool.ir.basics.documents import document
 
-#: How bad a problem is, in the words of SARIF and of GitHub.
+#: The severity of a problem, in the terms of SARIF and GitHub.
 Level: TypeAlias = Literal["error", "warning"]
 
 
@@ -20,7 +20,7 @@ class Place(NamedTuple):
 
 @document(without=("level", "place"))
 class Problem(NamedTuple):
-    """Something that was found, for a format of output."""
+    """A problem that was found."""
 
     code: Annotated[
         str,
@@ -45,14 +45,14 @@ class CheckedTarget(NamedTuple):
     target: Annotated[str, "The function or program: `train.py:step`."]
     budget: Annotated[Mapping[Any, float], "Each budget: `flops`, `peak_bytes`, …"]
     measured: Annotated[
-        Mapping[Any, float], "What is measured of each; without those that cannot be measured."
+        Mapping[Any, float], "The measured amount of each, except those that cannot be measured."
     ]
     passed: Annotated[bool, "Whether no problem was found."]
-    problems: Annotated[Sequence[Problem], "What was found."]
+    problems: Annotated[Sequence[Problem], "The problems that were found."]
 
 
 class Change(NamedTuple):
-    """What `check --update` has written."""
+    """A change that `check --update` has written."""
 
     name: Annotated[str, "The name of the target."]
     key: Annotated[str, "The budget, or `snapshot`."]
@@ -65,4 +65,4 @@ class CheckDocument(NamedTuple):
     """`check`."""
 
     targets: Annotated[Sequence[CheckedTarget], "The targets, the worst first."]
-    updated: Annotated[Sequence[Change] | None, "With `--update`: what was written."] = None
+    updated: Annotated[Sequence[Change] | None, "With `--update`: the written changes."] = None

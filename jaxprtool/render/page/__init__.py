@@ -3,8 +3,8 @@
 A page loads no external resources: its policy forbids that, and all scripts but its own. Contents
 of programs and source files are escaped as text.
 
-Of several states of a program after passes, the last is included as HTML and the others compressed:
-they have as many elements, and most are never viewed.
+If a program has several states, the last is included as HTML, and the others compressed, since most
+are never viewed.
 """
 
 from __future__ import annotations

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Heat:
-    """A cost in absolute numbers and in percent of the program's.
+    """A cost in absolute numbers and in percent of the program's cost.
 
     Attributes:
         flops: FLOPs and transcendentals.
@@ -43,7 +43,7 @@ class Heats:
 
     Args:
         jaxpr: The program.
-        works: The cost of each equation, at every depth, by `id`. Polynomials of symbolic sizes are
+        works: The cost of each equation, at every depth, by `id`. Costs with symbolic sizes are
             left out, since they have no shares.
     """
 

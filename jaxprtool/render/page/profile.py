@@ -106,7 +106,7 @@ def _operations(found: Profile, line_of: Lines) -> Table:
 
 
 def _own(found: Profile, line_of: Lines) -> Table:
-    columns = (("share", True), ("time", True), ("not asked for by a line", False))
+    columns = (("share", True), ("time", True), ("work", False))
     rows = [
         [
             _share(each),

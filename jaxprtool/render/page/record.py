@@ -1,8 +1,8 @@
 """A recorded run as HTML: a page with a timeline of its compilations, and a notebook cell.
 
-The page holds the compilations of each function, and the listings of programs, compressed: most are
-never looked at. Listings are those of the programs that took most of the time, up to a number of
-equations; the page says which are left out, and how to show them.
+The page holds the compilations of each function, and the listings of programs, compressed, since
+most are never viewed. It has the listings of the slowest programs, up to a total number of
+equations, and says how to show the others.
 """
 
 from __future__ import annotations
@@ -54,13 +54,13 @@ if TYPE_CHECKING:
     )
     from jaxprtool.analysis.stats import Stats
 
-#: The most equations, of all programs, whose listings are on a page.
+#: The maximum total number of equations in the listings on a page.
 MOST_EQUATIONS = 10_000
 
-#: The most rows of a table, the most compilations of a function, and the most lanes of a timeline.
+#: The maximum numbers of rows of a table, compilations of a function, and lanes of the timeline.
 _MOST_ROWS, _MOST_COMPILATIONS, _MOST_LANES = 500, 200, 8
 
-#: The most rows of a notebook's cell.
+#: The maximum number of rows of a notebook cell.
 _MOST_IN_CELL = 20
 
 #: A compilation that takes less than this part of a run is drawn in one colour.
@@ -73,14 +73,14 @@ _SHOWN = ShowOptions(names=True, terse=True, source=True)
 
 
 class Details(NamedTuple):
-    """What a page shows of a program besides its compilation.
+    """The facts about a program for a page, besides its compilation.
 
     Attributes:
         program: The program.
         size: Its size.
         works: The costs of its equations, at every depth, by `id`.
-        cost: Its cost by line, if it is to be shown.
-        memory: Its memory, or why it is not known, if that is to be shown.
+        cost: Its cost by line; None to leave it out.
+        memory: Its memory, or why it is unknown; None to leave it out.
     """
 
     program: Program
@@ -91,11 +91,11 @@ class Details(NamedTuple):
 
 
 def with_listing(run: Run, most: int = MOST_EQUATIONS) -> list[Compilation]:
-    """Return the compilations whose listings a page is to have: those that took longest.
+    """Return the compilations whose listings belong on a page: the slowest ones.
 
     Args:
         run: The run.
-        most: The most equations of all of them.
+        most: The maximum total number of equations.
     """
     chosen: list[Compilation] = []
     for each in sorted(run.compilations, key=lambda each: -each.seconds):
@@ -116,9 +116,9 @@ def page(
 
     Args:
         run: The run.
-        details: What is shown of programs besides their compilations, by the `file` of the
-            compilation: those of `with_listing`, as far as they can be read.
-        files: The text of the user's files, by path as the lines of the run name them.
+        details: The facts about programs, by the `file` of the compilation: those of
+            `with_listing` that can be read.
+        files: The text of the user's files, by the path in the lines of the run.
         trace: The path of the run's trace for Perfetto, from the page's folder.
         differences: How programs of the same name differ between processes, by name.
     """
@@ -130,8 +130,8 @@ def record_cell(run: Run, link: str = "", whole: str = "") -> str:
 
     Args:
         run: The run.
-        link: The path of the run's page, to be linked.
-        whole: The run's page, to be opened within the cell.
+        link: The path of the run's page, for a link.
+        whole: The HTML of the run's page, to open inside the cell.
     """
     shown = run.functions[:_MOST_IN_CELL]
     return (
@@ -166,10 +166,10 @@ class _Bar(NamedTuple):
         name: Its name.
         title: Its times and reasons.
         kinds: Its CSS classes.
-        start: When it began; this and the following are in seconds.
-        trace: The time of tracing.
-        lower: The time of lowering.
-        whole: The time of all of it.
+        start: Its start, in seconds.
+        trace: The time of tracing, in seconds.
+        lower: The time of lowering, in seconds.
+        whole: The total time, in seconds.
     """
 
     function: int
@@ -198,7 +198,7 @@ class _FunctionRow:
         number: Its number on the page.
         cells: Its numbers: the text, the sort key, and the share of the whole in percent.
         bars: Its compilations in the timeline.
-        searched: The words by which a search finds it, besides those of the row.
+        searched: More words by which a search finds it.
     """
 
     function: Function
@@ -213,8 +213,8 @@ class _Argument(NamedTuple):
 
     Attributes:
         argument: The argument.
-        type: What its type was in the nearest earlier compilation, if that differs.
-        sharding: What its sharding was, if that differs.
+        type: Its type in the nearest earlier compilation, if that differs.
+        sharding: Its sharding there, if that differs.
         differs: Whether it differs, or is new.
     """
 
@@ -230,11 +230,11 @@ class _CompilationPart:
 
     Attributes:
         compilation: The compilation.
-        target: What a command is given to work on its program: `run/step@2`.
-        facts: Its times and where it comes from.
+        target: The TARGET of its program: `run/step@2`.
+        facts: Its times and its line.
         arguments: Its arguments, or those that differ from the nearest earlier compilation.
-        left_out: The number of the others.
-        compared: Whether these are as in the nearest earlier compilation.
+        left_out: The number of arguments left out.
+        compared: Whether the arguments left out equal those of the nearest earlier compilation.
         number: The number of the packed listing, if it is on the page.
         why: Its first reason.
     """
@@ -267,7 +267,7 @@ class _Page:
         programs = (each.program for each in details.values())
         roots: list[Root] = list(dict.fromkeys(root for each in programs for root in each.roots))
         self._sources = Sources(_SHOWN, True, roots, files)
-        # `Sources` knows more files once listings are made, so lines are looked up afterwards.
+        # Making the listings adds files to `Sources`, so lines are looked up afterwards.
         self._listings = dict(self._packed_listings())
         self._line_of = cache(self._sources.line_of)
         ends = (each.start + each.seconds for each in run.compilations)
@@ -359,7 +359,7 @@ class _Page:
         return found
 
     def _part(self, function: Function) -> str:
-        """Return what is shown of a function when its row is opened, packed."""
+        """Return the packed HTML that opens below the row of a function."""
         earlier = {(each.process, each.name): each for each in function.compilations}
         shown = function.compilations[:_MOST_COMPILATIONS]
         template = environment().get_template("record_function.html")
@@ -469,7 +469,7 @@ class _Page:
                 [
                     self._line(each.line),
                     Cell(
-                        "Python waited for values of the device"
+                        "Python waited for values from the device"
                         if each.kind == "to_host"
                         else "copied to the device at each call",
                         below=Cell(_copied(each)),
@@ -499,19 +499,19 @@ class _Page:
     # --- the user's lines -----------------------------------------------------------------------
 
     def _link(self, line: str) -> SourceLink:
-        """Return a line with its place in the source, if its file is shown."""
+        """Return a line, linked to the source if its file is shown."""
         name = one_line(line, _LONGEST)
         return self._line_of(name) or SourceLink(name, "")
 
     def _line(self, line: str) -> Cell:
         place = self._link(line)
-        return Cell(place.text or "not known", link=place if place.line else None)
+        return Cell(place.text or "unknown line", link=place if place.line else None)
 
     def _mentioned(self) -> set[str]:
         return {self._link(line).line for line, _ in _lines(self._run)}
 
     def _weights(self) -> defaultdict[str, str]:
-        """Return the compile time that each line caused, as text, by its id."""
+        """Return the compile time caused by each line, as text, by its id."""
         found: defaultdict[str, float] = defaultdict(float)
         for line, seconds in _lines(self._run):
             found[self._link(line).line] += seconds
@@ -519,7 +519,7 @@ class _Page:
 
 
 def _lines(run: Run) -> Iterator[tuple[str, float]]:
-    """Yield the lines that a run names, with the compile time that each caused."""
+    """Yield the lines in a run, with the compile time caused by each."""
     for function in run.functions:
         yield from ((function.line, 0.0), (function.jit_line, 0.0))
         for each in function.compilations:
@@ -536,7 +536,7 @@ def _seconds(seconds: float | None) -> Cell:
 
 
 def _compared(argument: Argument, before: Argument | None) -> _Argument:
-    """Return an argument with what it was before."""
+    """Return an argument, compared with the earlier one."""
     if before is None or before == argument:
         return _Argument(argument, differs=before is None)
     type = before.type if before.type != argument.type else ""

@@ -180,7 +180,7 @@ def cost_view(
         costs: The costs.
         line_of: Returns a line of a displayed file by name.
         times: The measured time of the program, if there is only one.
-        split: What XLA's partitioner made of it, if it was compiled.
+        split: The shardings of the program, if it was compiled.
     """
     several = len({each.name for each in costs}) > 1
     tables = [_cost_table(each, line_of, several, times) for each in costs if each.groups]
@@ -208,7 +208,7 @@ def memory_view(
 
 
 def _notes(found: Sequence[Cost | Memory], split: Shardings | None) -> list[str]:
-    """Return notes on programs that XLA would partition, or on the devices that it did so for."""
+    """Return notes on programs that XLA would partition, or on the devices of a partitioned one."""
     if split is not None:
         return [shardings.heading(split)]
     notes = (partitioner_note(each.name, each.left_to_partitioner) for each in found)

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 
 def shardings_view(found: Shardings, line_of: Lines) -> View:
-    """Return the view of what XLA's partitioner made of a program.
+    """Return the view of the shardings of a program.
 
     Args:
         found: The facts.

@@ -30,7 +30,7 @@ class SourceLink:
     """The source location of an equation.
 
     Attributes:
-        text: The nearest frame of the user's own, `model.py:9`, or its substitute.
+        text: The nearest frame of the user's files, `model.py:9`, or its substitute.
         behind: The library frames it calls, `flax/linen/linear.py:199`.
         line: The line, if its file is shown.
         code: The code of the line, if the file may be shown.
@@ -58,7 +58,7 @@ class Sources:
         options: The display options: whether sources are shown, and which frames.
         whole: Whether to show whole files instead of single lines.
         roots: The folders of the user's files, as a `Program` has them.
-        texts: Files to show whose text is known, by path as it is displayed. They need not exist.
+        texts: The text of files to show, by displayed path. The files need not exist.
     """
 
     def __init__(

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 
 def table(found: Bench, width: int) -> Rendering:
-    """Return the time of a call of each variant, and what it took to get there."""
+    """Return the time of a call of each variant, and the one-time costs such as compilation."""
     parts: list[RenderableType] = [
         Text(heading(found), style=theme.HEADING),
         Text(),
@@ -66,7 +66,7 @@ def _ratio(ratio: Ratio) -> tuple[str, str, str]:
 
 
 def verdict(ratio: Ratio) -> str:
-    """Return what a ratio says, in words."""
+    """Return the verdict of a ratio: faster, slower, or no difference."""
     if not ratio.differs:
         return "no difference seen"
     if ratio.ratio < 1:
@@ -80,7 +80,7 @@ def _times(ratio: float) -> str:
 
 _Numbers = Mapping[str, Callable[["BenchedVariant"], float | None]]
 
-#: What is measured once, by its heading.
+#: The one-time measurements, by their headings.
 _STEPS: _Numbers = {
     "trace": lambda each: each.trace_seconds,
     "passes": lambda each: each.passes_seconds or None,

@@ -1,4 +1,4 @@
-"""What compiling takes, and the pipelines that shorten it, as tables."""
+"""The compile time of a program, and the pipelines that shorten it, as tables."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 #: A measured ratio below this is noise.
 _CLEARLY = 1.1
 
-#: The stage that the passes are in.
+#: The name of the stage with XLA's passes.
 _WHOLE_PROGRAM = "passes on the whole program"
 
 #: Passes that take a smaller share of the whole time are not shown.
@@ -61,7 +61,7 @@ def table(ways: Sequence[CompileWay], found: Repetition, width: int) -> Renderin
 
 
 def profile_tables(profile: CompileProfile, roots: Sequence[Root], width: int) -> Rendering:
-    """Return where the time to compile goes: stages, passes of XLA, and bodies."""
+    """Return the compile time by stage, pass of XLA, and body."""
     whole = profile.trace + profile.lower + profile.compile
     stages = new_table("", text("stage"), number("time"), number("share"))
 
@@ -89,7 +89,7 @@ def profile_tables(profile: CompileProfile, roots: Sequence[Root], width: int) -
 
 
 def _best(ways: Sequence[CompileWay]) -> str:
-    """Return a line that names what helps most: as measured if that is known, or as estimated."""
+    """Return a line that names the fastest pipeline, as measured if known, else as estimated."""
     given, *others = ways
     if given.cpu_seconds is None:
         times = given.estimate.seconds / others[0].estimate.seconds

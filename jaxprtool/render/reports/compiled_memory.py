@@ -92,6 +92,6 @@ def _buffers(line: LineBytes) -> Iterator[tuple[str, Text]]:
 
 
 def _note(buffer: PeakBuffer, line: str) -> str:
-    """Return until when buffers live, and what else their memory is used for."""
+    """Return the end of the lifetime of buffers, and the other uses of their memory."""
     until = f"until {buffer.until.removesuffix(f' at {line}')}" if buffer.until else ""
     return ", ".join(filter(None, (until, buffer.shares)))

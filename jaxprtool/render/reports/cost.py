@@ -41,13 +41,13 @@ _UNNAMED = {
 #: The minimal width of the names of groups.
 _LEAST = 20
 
-#: The least share of dead FLOPs or bytes that is noted.
+#: The minimum share of dead FLOPs or bytes for a note.
 _LEAST_DEAD = 0.01
 
 #: The marks of a number that is a range, and of one that is counted for one iteration.
 RANGE, _PER_ITERATION = " to ", "*"
 
-#: Said of numbers beside those of each device.
+#: The remark on numbers of whole arrays, next to those of each device.
 WHOLE = " with whole arrays"
 
 
@@ -61,7 +61,7 @@ def cost_table(
         width: The width in characters.
         top: The number of groups shown; None for all.
         device: The device of the estimated times, if the groups have times.
-        beside_devices: Whether it is shown beside what each device does.
+        beside_devices: Whether it is shown next to the work of each device.
     """
     whole_arrays = beside_devices and bool(found.left_to_partitioner)
     groups = found.groups
@@ -141,7 +141,7 @@ def bytes_text(number: Any) -> str:
 
 
 def _alike_as_one(groups: Sequence[Group]) -> tuple[Group, ...]:
-    """Return scopes whose names differ in numbers alone, such as layers, as one: `Block_0..5`."""
+    """Merge scopes whose names differ only in numbers, such as layers: `Block_0..5`."""
     merged = [
         replace(
             same[0],

@@ -1,4 +1,4 @@
-"""What differs when a program runs again, as text."""
+"""The differences between runs of a program, as text."""
 
 from __future__ import annotations
 
@@ -87,11 +87,11 @@ def _cause(cause: Cause) -> RenderableType:
 
 
 def _prefix(cause: Cause, found: Prefix) -> list[RenderableType]:
-    """Return what was observed of prefixes, where no equation alone differs."""
+    """Return the comparison of compiled prefixes, if no single equation differs."""
     said = (
-        "With all intermediate values as results, no equation differs: the difference comes from "
-        f"what the compiler fuses. The first {plural(found.count, 'equation')} of {found.total}, "
-        f"compiled as a whole, differ; one less does not."
+        "With all intermediate values as results, no equation differs, so the difference comes "
+        f"from fusion. The first {plural(found.count, 'equation')} of {found.total}, compiled "
+        "together, differ; without the last of them they do not."
     )
     table = errors_table("value")
     for each in found.results:

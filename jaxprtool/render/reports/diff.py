@@ -45,7 +45,7 @@ _MARKS = {
 #: An operand or result of a changed equation: whether it changed, and its tokens.
 _Entry: TypeAlias = tuple[bool, list[str]]
 
-#: The most operands or results of a changed equation that are all shown.
+#: The maximum number of operands or results of a changed equation that are all shown.
 _MANY = 24
 
 #: The maximum number of arrays of a removed or added pytree that are listed individually.
@@ -129,7 +129,7 @@ def _sizes(found: Diff, width: int) -> Iterator[list[str]]:
     yield []
     yield [*columns(rows, width)]
     if found.times is not None:
-        note = "each program was measured on its own: `bench` tells a difference from noise"
+        note = "each program was measured separately; `bench` tells a difference from noise"
         yield from map(list, wrapped([Comment(note)], width))
 
 
@@ -168,7 +168,7 @@ def _border(found: Diff, width: int) -> Iterator[list[str]]:
 
 
 def _border_lines(found: Diff) -> Iterator[list[str]]:
-    """Yield a line for each changed argument or result, those that are alike as one."""
+    """Yield a line for each changed argument or result; alike changes share a line."""
     by_tree = groupby(found.border, lambda each: (each.what, each.within, not each.before))
     few: list[BorderChange] = []
     for (what, within, _), group in by_tree:

@@ -61,7 +61,7 @@ def known(found: Divergence) -> Iterator[tuple[str, str]]:
     if found.added:
         yield "added", some(dict.fromkeys(found.added), _FEW)
     if found.strict:
-        yield "note", "a rounding error, or little more, found with the tolerance of each element"
+        yield "note", "about a rounding error in size; found with a tolerance for each element"
 
 
 def rows(found: Divergence) -> Iterator[tuple[str, Measure]]:

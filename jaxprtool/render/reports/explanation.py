@@ -150,7 +150,7 @@ def _row(rule: RewriteRule) -> tuple[list[str], ...]:
 
 
 def _merged(rules: Iterable[RewriteRule]) -> Iterator[RewriteRule]:
-    """Yield rules, with those merged that differ only in a short name of a primitive."""
+    """Yield rules; those that differ only in a short name of a primitive are merged."""
     kept: dict[Any, list[RewriteRule]] = {}
     for rule in rules:
         name = rule.pattern.partition("(")[0]

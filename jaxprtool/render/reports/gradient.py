@@ -31,7 +31,7 @@ _UNCAUSED = "No single operation makes it."
 
 
 def gradient_text(found: GradientAnswer, width: int) -> Rendering:
-    """Return a paragraph for each group of arguments, with the operations at fault."""
+    """Return a paragraph for each group of arguments, with the operations that cause the result."""
     parts: list[RenderableType] = []
     for group in found.groups:
         parts += [Text()] if parts else []
@@ -42,7 +42,7 @@ def gradient_text(found: GradientAnswer, width: int) -> Rendering:
 
 
 def _sentence(found: GradientAnswer, group: GradientGroup) -> str:
-    """Return what the gradients of a group are."""
+    """Return a sentence on the gradients of a group."""
     names, count = _named(found, group), len(group.causes)
     be, do = ("is", "does") if len(group.arguments) == 1 else ("are", "do")
     of = f"The gradient of {found.result} with respect to {names} is"

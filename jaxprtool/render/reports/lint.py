@@ -14,7 +14,7 @@ from jaxprtool.render.terminal.listing import Listing
 if TYPE_CHECKING:
     from jaxprtool.analysis.lint import Finding, Findings
 
-#: The indentation of what a finding costs, and of what to do.
+#: The indentation of the cost of a finding, and of the advice.
 _INDENT = "    "
 
 #: The maximum number of programs that are named.
@@ -22,7 +22,7 @@ _MOST_PROGRAMS = 3
 
 
 def findings_by_line(found: Findings, width: int, top: int | None = None) -> Listing:
-    """Return the findings, those of a line together.
+    """Return the findings, grouped by line.
 
     Args:
         found: The findings, the worst first.
@@ -61,7 +61,7 @@ def _grouped(findings: tuple[Finding, ...]) -> Iterator[Finding]:
 
 
 def _finding(found: Finding, several: bool, width: int) -> Iterator[list[str]]:
-    """Yield the lines of a finding; of several programs, it says in which it is."""
+    """Yield the lines of a finding; if there are several programs, name those with the finding."""
     place = SourceLine(found.line or "unknown line")
     yield [place, ": ", PrimitiveName(found.code), f" {found.message}"]
     cells: list[list[Any]] = [[f"costs {found.cost.text}"], [Comment(f"hint: {found.advice}")]]

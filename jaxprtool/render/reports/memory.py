@@ -24,7 +24,7 @@ from jaxprtool.render.terminal.top import split
 if TYPE_CHECKING:
     from jaxprtool.analysis.memory import Live, Memory, Point
 
-#: The number of lines of a curve, and its most columns.
+#: The number of lines of a curve, and its maximum width in columns.
 _HEIGHT, _WIDEST = 12, 120
 
 #: The maximum number of marks of the curve's axis.

@@ -37,10 +37,10 @@ if TYPE_CHECKING:
     from jaxprtool.analysis.overview import HeldBody, Overview
     from jaxprtool.analysis.stats import Stats
 
-#: The maximum number of primitives named, and the most items of any other kind.
+#: The maximum number of primitives named, and of items of any other kind.
 _MOST_PRIMITIVES, _MOST = 12, 5
 
-#: The height below which fewer items are shown, and how many.
+#: The height below which fewer items are shown, and their number.
 _SMALL, _MOST_IN_SMALL = 30, 2
 
 #: The minimum number of lines of the listing, also of a small page.
@@ -60,7 +60,7 @@ def overview_page(program: Program | AnyJaxpr, found: Overview, width: int, heig
     """
     small = height < _SMALL
     if small:
-        found = replace(found, bodies=())  # what is in them is counted above
+        found = replace(found, bodies=())  # their equations are counted above
     heading = [Heading(found.stats.name), ": ", "; ".join(map(_unbroken, facts(found.stats)))]
     tokens = [*columns([[heading]], width), "\n\n", *columns(_primitives(found), width)]
     frames = frames_now(program_signature(program).roots)
@@ -167,7 +167,7 @@ def _held(body: HeldBody) -> str:
 def _listing(
     program: Program | AnyJaxpr, found: Overview, width: int, height: int
 ) -> Sequence[str]:
-    """Return the listing folded to fit, and how to see the rest."""
+    """Return the listing folded to fit, and the option that shows the rest."""
     about = program_signature(program)
     options = ShowOptions(depth=_depth(found, height), names=True, terse=True)
     notation = options.notation(about)

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 
 #: The heading of the table.
-_ERRORS = "errors, in tolerances, if narrow alone or with those not kept"
+_ERRORS = "error relative to the tolerance, if narrow"
 
 
 #: The width of the columns with errors, and of the spaces between columns.
@@ -41,7 +41,7 @@ def precision_text(found: Precision, width: int) -> Rendering:
 
 
 def option_text(found: Precision, passes: str) -> str:
-    """Return the option `-p` with the pass, behind the pipeline that ran before."""
+    """Return the option `-p` with the pass, after the passes that ran before it."""
     return f'-p "{passes}, {found.pipeline}"' if passes else f'-p "{found.pipeline}"'
 
 

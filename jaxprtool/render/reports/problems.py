@@ -71,7 +71,7 @@ def sarif(
         problems: The problems.
         version: The version of jaxprtool.
         root: The folder that paths are relative to.
-        about: What each code stands for.
+        about: The description of each code.
         failure: Why the command could not look for problems; None if it did.
     """
     codes = sorted({each.code for each in problems})

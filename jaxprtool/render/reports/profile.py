@@ -32,10 +32,10 @@ SPLIT = "~"
 #: The share of the time below which XLA's own work is not shown.
 _SMALL = 0.0005
 
-#: The share of a line's time from which XLA's own work in it is told.
+#: The minimum share of a line's time for a note on XLA's own work in it.
 _NOTED = 0.1
 
-#: How much longer a call takes under the profiler where that is told.
+#: The minimum slowdown by the profiler for a note on it.
 _SLOWED = 1.5
 
 #: The minimal width of the names of groups.
@@ -168,7 +168,7 @@ def _operation(each: TimedOperation) -> Text:
 
 
 def _own_table(own: Sequence[OwnWork]) -> Table:
-    table = new_table("", number("share"), number("time"), text("not asked for by a line"))
+    table = new_table("", number("share"), number("time"), text("XLA's own work, and idle time"))
     for each in own:
         what = Text(each.kind)
         if each.lines:
@@ -193,11 +193,11 @@ def notes(found: Profile) -> Iterator[str]:
         yield f"the mean of {found.calls} calls"
     if found.plain_seconds is not None:
         plain = duration(found.plain_seconds)
-        yield f"{plain} a call without the profiler; of both, the fastest quarter is shown"
+        yield f"{plain} a call without the profiler, both from the fastest quarter of calls"
         if found.wall_seconds > _SLOWED * found.plain_seconds:
             yield (
                 "the profiler slows this program: it takes about a microsecond for each operation, "
-                "so small operations seem longer than they are"
+                "so small operations appear slower than they are"
             )
     if found.flops_per_second is not None:
         rate = with_prefix(round(found.flops_per_second), "FLOP/s")
@@ -214,8 +214,8 @@ def notes(found: Profile) -> Iterator[str]:
     if found.without_module:
         share = found.without_module / found.wall_seconds
         yield (
-            f"{share:.1%} is in programs whose module is not in the profile: those that come from "
-            "JAX's compilation cache are not (JAX_ENABLE_COMPILATION_CACHE=false)"
+            f"{share:.1%} is in programs whose module is not in the profile, such as programs from "
+            "JAX's compilation cache (set JAX_ENABLE_COMPILATION_CACHE=false)"
         )
     if found.is_cut and found.trace is not None:
         read = f"{len(found.trace.events):,}"

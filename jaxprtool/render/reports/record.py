@@ -1,4 +1,4 @@
-"""A recorded run as a summary of one screen: what was compiled, for how long, and why again."""
+"""A recorded run as a summary of one screen: compilations, their times and their reasons."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ SCREEN = 24
 
 
 class _Rows(NamedTuple):
-    """How much a summary shows: functions, recompiled ones, reasons of each, lines of a note."""
+    """The maximum numbers of functions, recompiled functions, reasons of each, lines of a note."""
 
     functions: int
     again: int
@@ -45,17 +45,17 @@ class _Rows(NamedTuple):
     lines: int = 2
 
 
-#: What is tried until the summary fits.
+#: The sizes to try until the summary fits.
 _ROWS = (
     *(_Rows(*each) for each in ((10, 5), (8, 5), (6, 5), (6, 4), (6, 3))),
     *(_Rows(*each, 1) for each in ((6, 4), (5, 4), (5, 3), (4, 3), (4, 2), (3, 2))),
     *(_Rows(*each, 1, 1) for each in ((4, 2), (3, 2), (3, 1), (1, 1))),
 )
 
-#: The most lines and names in a sentence.
+#: The maximum number of lines and names in a sentence.
 _MOST = 4
 
-#: The length at which a value or a command is cut, and the least width of reasons.
+#: The length at which a value or a command is cut, and the minimum width of reasons.
 _LONGEST, _LEAST = 60, 30
 
 #: Columns of times are left out to show this much of the names of functions.
@@ -64,10 +64,10 @@ _WIDEST = 40
 #: A line with less room than this is left out.
 _LEAST_LINE = 8
 
-#: What precedes the path of a reason, by kind.
+#: The label before the path of a reason, by kind.
 _LABELS = {"static": "static", "context": "setting", "closure": "closed-over"}
 
-#: What differs if a reason has no path, by kind.
+#: The description of a reason without a path, by kind.
 _WITHOUT_PATH = {
     "shape": "shapes",
     "dtype": "dtypes",
@@ -118,7 +118,7 @@ def _summary(run: Run, width: int, page: str, rows: _Rows) -> Rendering:
 
 
 def heading(run: Run) -> str:
-    """Return a line of the whole: `python train.py: 41.2 s, 70.2% of it compiling 18 programs`."""
+    """Return the first line: `python train.py: 41.2 s, 70.2% of it compiling 18 programs`."""
     return f"{command_text(run.command)}: {', '.join(facts(run))}"
 
 
@@ -147,7 +147,7 @@ def facts(run: Run) -> Iterator[str]:
     if len(run.processes) > 1:
         yield f"{len(run.processes):,} processes"
     if run.exit_code is None:
-        yield "its end is not known"
+        yield "its end is unknown"
     elif run.command:
         yield f"exit code {run.exit_code}"
 
@@ -180,7 +180,7 @@ def warnings(run: Run) -> Iterator[str]:
         names = listed(map(one_line, run.differing), _MOST)
         yield f"programs that differ between processes: {names}{_diff_command(run)}"
     if kept := [f"{one_line(each.name)} ({each.kept:,})" for each in run.functions if each.kept]:
-        yield f"calls kept, which nans, run, compare and reduce replay: {listed(kept, _MOST)}"
+        yield f"kept calls, for nans, run, compare and reduce: {listed(kept, _MOST)}"
 
 
 def has_failed(compilation: Compilation) -> bool:
@@ -189,7 +189,7 @@ def has_failed(compilation: Compilation) -> bool:
 
 
 def _diff_command(run: Run) -> str:
-    """Return the command that shows how the first program that differs does so; else ""."""
+    """Return the command that shows the diff of the first differing program; "" without one."""
     name = run.differing[0]
     files = [each.file for each in run.compilations if each.name == name and each.file]
     if len(files) < 2:
@@ -202,7 +202,7 @@ def outside_text(found: Sequence[OutsideJit]) -> str:
     """Return `61 small computations compiled outside of jit, 3.1 s: train.py:24 (38), …`."""
     count = sum(each.count for each in found)
     time = duration(sum(each.seconds for each in found))
-    lines = (f"{one_line(each.line) or 'no line known'} ({each.count:,})" for each in found)
+    lines = (f"{one_line(each.line) or 'unknown line'} ({each.count:,})" for each in found)
     said = plural(count, "small computation")
     return f"{said} compiled outside of jit, {time}: {listed(lines, _MOST)}"
 
@@ -216,7 +216,7 @@ def transfer_texts(found: Sequence[Transfer]) -> Iterator[str]:
         )
         lines = listed((f"{one_line(each.line)} ({each.count:,})" for each in to_host), _MOST)
         said = "once" if count == 1 else f"{count:,} times"
-        said = f"Python waited {said} for values of the device"
+        said = f"Python waited {said} for values from the device"
         yield f"{said}, {duration(time)}: {lines}" if time else f"{said}: {lines}"
     to_device = [each for each in found if each.kind == "to_device"]
     if to_device:
@@ -241,7 +241,7 @@ def _cut(text: str, longest: int) -> str:
 
 @dataclass(frozen=True)
 class Times:
-    """The times of compilations in seconds, added up; `compile` is None if none was compiled."""
+    """The total times of compilations, in seconds; `compile` is None if nothing was compiled."""
 
     trace: float
     lower: float
@@ -249,7 +249,7 @@ class Times:
 
 
 def times_of(compilations: Iterable[Compilation]) -> Times:
-    """Return the times of compilations, added up."""
+    """Return the total times of compilations."""
     every = list(compilations)
     known = [each.compile_seconds for each in every if each.compile_seconds is not None]
     return Times(
@@ -260,7 +260,7 @@ def times_of(compilations: Iterable[Compilation]) -> Times:
 
 
 def count_text(compilations: Sequence[Compilation]) -> str:
-    """Return how often a function was compiled: `3 times in 2 processes`."""
+    """Return the number of compilations as text: `3 times in 2 processes`."""
     count, processes = len(compilations), len({each.process for each in compilations})
     said = "once" if count == 1 else f"{count:,} times"
     return f"{said} in {processes:,} processes" if processes > 1 else said
@@ -303,7 +303,7 @@ def _taken(columns: Mapping[str, Sequence[str]]) -> int:
 
 
 def _named(functions: Sequence[Function], width: int) -> list[tuple[str, str]]:
-    """Return the names of functions and their lines, whose folders are left out if too long."""
+    """Return the names of functions and their lines, without folders if these are too long."""
     names = [one_line(each.name) for each in functions]
     lines = [one_line(each.line) for each in functions]
     if max(len(name) + 2 + len(line) for name, line in zip(names, lines, strict=True)) > width:
@@ -312,7 +312,7 @@ def _named(functions: Sequence[Function], width: int) -> list[tuple[str, str]]:
 
 
 def _name(name: str, line: str, width: int) -> Text:
-    if len(name) > width:  # names of methods and layers differ at their ends
+    if len(name) > width:  # keep the end, where names of methods and layers differ
         end = (width - 1) // 2
         name = f"{name[: width - 1 - end]}…{name[len(name) - end :]}"
     shown = Text(name, style=theme.BINDER)
@@ -322,7 +322,7 @@ def _name(name: str, line: str, width: int) -> Text:
     return shown
 
 
-# --- why again --------------------------------------------------------------------------------
+# --- recompilations ---------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
@@ -331,8 +331,8 @@ class Again:
 
     Attributes:
         function: The function.
-        reasons: The first reason of each kind and path, with the advice of the last, and how many
-            there are; those of the compilations that took most of the time first.
+        reasons: The first reason of each kind and path, with the advice of the last, and the number
+            of such reasons. Those of the slowest compilations come first.
     """
 
     function: Function
@@ -345,7 +345,7 @@ class Again:
 
 
 def recompiled(functions: Iterable[Function]) -> list[Again]:
-    """Return the functions compiled more than once, with those that took most of the time first."""
+    """Return the functions compiled more than once, the slowest to compile first."""
     found = []
     for function in functions:
         same: defaultdict[tuple[str, str], list[Reason]] = defaultdict(list)
@@ -355,7 +355,7 @@ def recompiled(functions: Iterable[Function]) -> list[Again]:
                 same[reason.kind, reason.path].append(reason)
                 seconds[reason.kind, reason.path] += round(1e6 * compilation.seconds)
         if same:
-            # The last advice knows most: how often a loop has called `jit`, say.
+            # The last advice has the most facts, such as how often a loop has called `jit`.
             kinds = (same[key] for key, _ in seconds.most_common())
             reasons = [(replace(each[0], advice=each[-1].advice), len(each)) for each in kinds]
             found.append(Again(function, reasons))

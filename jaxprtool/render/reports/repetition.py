@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     )
 
 
-#: The maximum number of bodies shown of those that gain too little.
+#: The maximum number of bodies shown that save too little.
 _MOST_SMALL = 5
 
 

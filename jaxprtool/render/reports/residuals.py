@@ -100,7 +100,7 @@ def place_text(placement: Placement) -> str:
 
 
 def policy_text(policy: str) -> str:
-    """Return a policy without the arguments that take the width of a table."""
+    """Return a policy without arguments that are too long for a table."""
     name, _, arguments = policy.partition("(")
     return f"{name}(…)" if len(arguments) > _MOST_ARGUMENTS else policy or "none"
 
@@ -125,7 +125,7 @@ def _proposal(name: str, found: Proposal, width: int) -> Iterator[RenderableType
         yield from (table, Text())
     else:
         yield Text(f"{heading}, save nothing")
-    # Break it only between names, so that it can be pasted.
+    # Break lines only between names, so that the code can be pasted.
     lines = textwrap.TextWrapper(
         width, subsequent_indent="    ", break_long_words=False, break_on_hyphens=False
     )
@@ -187,8 +187,8 @@ def total_text(found: Residuals) -> str:
     """Return the total: `loss keeps 3 residuals, 1.5 MiB`."""
     kept = plural(len(found.residuals), "residual")
     size = "" if found.total_bytes is None else f", {in_bytes(found.total_bytes)}"
-    does = "hands its backward part" if found.is_inside else "keeps"
-    return f"{found.name} {does} {kept}{size}"
+    name = f"the gradient inside {found.name}" if found.is_inside else found.name
+    return f"{name} keeps {kept}{size}"
 
 
 def size_text(number: int | None) -> str:

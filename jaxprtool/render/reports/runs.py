@@ -41,8 +41,8 @@ MOST_ROWS = 20
 def results_table(report: RunReport, width: int) -> Listing:
     """Return a row for each result, those with NaN or inf first.
 
-    If there are too many, those whose names differ in numbers alone have one row, and after the
-    first rows the number of the other results is shown.
+    If there are too many, results whose names differ only in numbers share a row, and the number of
+    results left out is shown below.
     """
     if len(report.outputs) <= MOST_ROWS:
         groups = [Alike(out.name, [out]) for out in report.outputs]
@@ -92,7 +92,7 @@ def _in_short(group: Alike[Output]) -> str:
 
 
 def _of_all(group: Alike[Output]) -> dict[str, Any]:
-    """Return the statistics of results of one type together; none if one has none."""
+    """Return joint statistics of results of one type; none if one of them has none."""
     each = [out.summary.numbers for out in group.items]
     if "min" not in each[0]:
         return {}

@@ -1,4 +1,4 @@
-"""A picture of how the axes of an array are laid over devices.
+"""A picture of which devices hold which parts of an array.
 
 Each block is a part of the array, with the numbers of the devices that hold it; the index ranges
 of the blocks are on the edges. `jax.debug.visualize_array_sharding` draws arrays of rank 1 and 2.
@@ -21,13 +21,13 @@ from jaxprtool.render.terminal import theme
 #: The first index of a dimension that a device holds, and the one after the last.
 Range: TypeAlias = tuple[int, int]
 
-#: The ranges of a row or column of blocks, one for each dimension that it stands for.
+#: The ranges of a row or column of blocks, one for each dimension that it represents.
 _Part: TypeAlias = tuple[Range, ...]
 
-#: How many rows and columns of blocks are drawn, and how many runs of devices in a block.
+#: The maximum numbers of rows and columns of blocks, and of runs of devices in a block.
 _MOST_ROWS, _MOST_COLUMNS, _MOST_RUNS = 16, 8, 8
 
-#: What a column takes besides its text: a space on both sides, and a line.
+#: The width of a column besides its text: a space on both sides, and a line.
 _FRAME = 3
 
 
@@ -36,13 +36,13 @@ def sharding_picture(
 ) -> RenderableType:
     """Return a picture of the parts of an array that devices hold.
 
-    The last split dimension is drawn across and the others down; one that is not the last of the
-    array, or has too many parts for a row, is drawn down as well if no other is split.
+    The last split dimension is drawn across and the others down. If only one dimension is split, it
+    is drawn down if it is not the last of the array, or has too many parts for a row.
 
     Args:
         shape: The shape of the array.
-        ranges: The range of indices that each device holds, for each dimension. Ranges need not be
-            of one size; a device that holds nothing has an empty one.
+        ranges: The range of indices that each device holds, for each dimension. Ranges may differ
+            in size; a device that holds nothing has an empty one.
         width: The width in characters.
     """
     held = {device: _clipped(shape, ranges[device]) for device in sorted(ranges)}
@@ -58,7 +58,7 @@ def sharding_picture(
 
 
 def _clipped(shape: Sequence[int], own: Sequence[Range]) -> tuple[Range, ...]:
-    """Return ranges, of which the empty ones are the same and last."""
+    """Return ranges, with all empty ones equal and at the end."""
     both = zip(shape, own, strict=True)
     return tuple(each if each[0] < each[1] else (size, size) for size, each in both)
 
@@ -70,7 +70,7 @@ def _fits_a_row(parts: Set[Range], width: int) -> bool:
 
 
 def _caption(shape: Sequence[int], down: Sequence[int], across: Sequence[int]) -> Iterator[str]:
-    """Yield lines that say what the rows and columns are, and what is not split."""
+    """Yield lines that describe the rows and columns, and name the dimensions not split."""
     sides = {"down": down, "across": across}
     drawn = [f"{_dimensions_text(each)} {side}" for side, each in sides.items() if each]
     if not drawn:
@@ -91,7 +91,7 @@ def _dimensions_text(dimensions: Sequence[int]) -> str:
 def _grid(
     blocks: Mapping[tuple[_Part, _Part], Sequence[int]], width: int
 ) -> Iterator[RenderableType]:
-    """Yield a table of the blocks by row and column, and a line that says what is left out."""
+    """Yield a table of the blocks by row and column, and a line on what is left out."""
     rows, columns = (sorted(set(each)) for each in zip(*blocks, strict=True))
     drawn = product(rows[:_MOST_ROWS], columns[:_MOST_COLUMNS])
     texts = {at: _devices_text(blocks[at]) for at in drawn if at in blocks}
@@ -144,7 +144,7 @@ def _devices_text(devices: Sequence[int]) -> str:
             runs[-1].append(device)
         else:
             runs.append([device])
-    # Two devices are shorter one by one.
+    # Two devices are shorter as `0, 1` than as a range.
     texts = [(f"{run[0]}-{run[-1]}" if len(run) > 2 else ", ".join(map(str, run))) for run in runs]
     more = sum(map(len, runs[_MOST_RUNS:]))
     return ", ".join(texts[:_MOST_RUNS]) + (f", … {more:,} more" if more else "")

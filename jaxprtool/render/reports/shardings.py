@@ -1,4 +1,4 @@
-"""What the partitioner made of a program, as tables: collectives by line, and sharded values."""
+"""How XLA partitions a program, as tables: collectives by line, and shardings of values."""
 
 from __future__ import annotations
 
@@ -26,10 +26,10 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
-#: How lines are called that XLA's operations do not have.
+#: The label of operations of XLA without a source line.
 NO_LINE = "no line"
 
-#: Compilers whose partitioner is shared, while the passes behind it differ.
+#: The note on compilers for other platforms: the partitioner is shared, but later passes differ.
 _SHARED = "partitioned by Shardy, as for all platforms; merged and scheduled as for the {}"
 
 
@@ -142,7 +142,7 @@ def _collectives(
 
 
 def alike_collectives(listed: Iterable[Collective]) -> list[list[Collective]]:
-    """Return collectives in groups that differ in numbers only, the one that sends most first."""
+    """Return collectives in groups whose names differ only in numbers, the largest first."""
     return sorted(_by(listed, _likeness).values(), key=_bytes, reverse=True)
 
 
@@ -159,7 +159,7 @@ def _likeness(each: Collective) -> object:
 
 
 def collective_texts(alike: Sequence[Collective]) -> tuple[str, str]:
-    """Return what collectives of a line that differ in numbers only are, and why."""
+    """Return the description of a group of collectives on a line, and the reason for them."""
     first, runs = alike[0], sum(1 if each.count is None else each.count for each in alike)
     what = f"{first.kind} {_along(first)}, {in_bytes(first.bytes)}"
     if first.count is None:
@@ -194,9 +194,9 @@ def _along(each: Collective) -> str:
 
 
 def _constraints(found: Shardings) -> Iterator[Text | Table]:
-    """Yield a table of the constraints that help, each by itself."""
+    """Yield a table of the constraints that reduce communication, each by itself."""
     if not found.constraints:
-        yield Text("no constraint was found with which devices send less")
+        yield Text("no constraint was found that reduces communication")
         return
     columns = number("sent"), number("memory"), text("line and constraint")
     table = new_table("with one of these constraints, as compiled", *columns)
@@ -204,7 +204,7 @@ def _constraints(found: Shardings) -> Iterator[Text | Table]:
         code = f"with_sharding_constraint({'…' if each.replaces else each.value}, {each.spec})"
         cell = Text(each.line, style=theme.BINDER).append(f"\n  {code}", style="default")
         if each.replaces:
-            cell.append(" in place of the constraint there", style=theme.COMMENT)
+            cell.append(" instead of the constraint in the source", style=theme.COMMENT)
         table.add_row(in_bytes(each.sent_bytes), in_bytes(each.memory_bytes), cell)
     yield table
 
@@ -240,14 +240,14 @@ def _values(found: Shardings, listed: Sequence[ShardedValue], top: int | None) -
 
 
 def alike_values(listed: Iterable[ShardedValue]) -> list[list[ShardedValue]]:
-    """Return values in groups that differ in numbers only, the largest on a device first."""
+    """Return values in groups whose names differ only in numbers, the largest first."""
     found = list(_by(listed, _pattern).values())
     found.sort(key=lambda each: -sum(v.bytes_per_device * v.count for v in each))
     return found
 
 
 def value_notes(value: ShardedValue, found: Shardings) -> Iterator[str]:
-    """Yield what is remarkable about how a value is sharded."""
+    """Yield notes on the sharding of a value: replication and padding."""
     if found.is_large_copy(value):
         yield "replicated"
     if value.padded_bytes:

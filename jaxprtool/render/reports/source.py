@@ -82,12 +82,12 @@ def source_text(found: Source, width: int, full: bool, device: Device | None) ->
 
 
 def _is_whole(found: Source) -> bool:
-    """Return True if whole arrays are counted beside what each device sends."""
+    """Return True if whole arrays are counted, next to the communication of each device."""
     return found.devices is not None and bool(found.left_to_partitioner)
 
 
 class _Matter:
-    """Decides whether a line's share is relevant; all are if shares are unknown."""
+    """Decides whether a line has a relevant share; all lines have if shares are unknown."""
 
     def __init__(self, found: Source):
         work = found.total.work
@@ -278,7 +278,7 @@ def _notes(found: Source, hidden: int, device: Device | None) -> Iterator[str]:
     if found.sent_bytes is not None:
         here = sum(line.sent_bytes or 0 for file in found.files for line in file.lines)
         if here < found.sent_bytes:
-            yield f"{in_bytes(found.sent_bytes - here)} of what is sent is not of your lines"
+            yield f"{in_bytes(found.sent_bytes - here)} of communication is not from your lines"
     if found.why_not_kept:
         yield f"residuals unknown: {found.why_not_kept}"
     if device is not None:
@@ -297,5 +297,5 @@ def _time_notes(found: Source, times: Profile) -> Iterator[str]:
     )
     rest = times.explained * times.wall_seconds - of_lines
     if rest >= _SHARE * times.wall_seconds:
-        yield f"{duration(rest)} ({rest / times.wall_seconds:.0%}) is not of these lines"
+        yield f"{duration(rest)} ({rest / times.wall_seconds:.0%}) is not in these lines"
     yield from profile.notes(times)

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 #: The maximum number of arguments or results named, and the minimal width of a line's source.
 _MOST_NAMED, _LEAST_CODE = 8, 12
 
-#: The share of a line above which places are shown without folders.
+#: The share of a line's width above which places are shown without folders.
 _WIDE = 0.35
 
 #: The maximum number of excluded arguments or results named.

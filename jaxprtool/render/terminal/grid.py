@@ -16,7 +16,7 @@ from jaxprtool.render.terminal.lines import Cell, joined, parts, wrapped
 #: The gap between two columns.
 GAP = "  "
 
-#: The share of a column's cells for which it is made wide enough if not all fit.
+#: The share of a column's cells that must fit its width if not all do.
 _FITTING = 0.95
 
 

@@ -12,8 +12,8 @@ from jaxprtool.ir.notation.tokens import BINDER, BinderToken, Comment, Primitive
 #: The tokens of a line, or of a cell.
 Cell: TypeAlias = Sequence[str]
 
-#: Spaces, and pieces after which a word may be broken: for files, names of values such as
-#: `params['w'].value`, and other words.
+#: Patterns of spaces, and of pieces after which a word may be broken: for files, names of values
+#: such as `params['w'].value`, and for other words.
 _PATH_PARTS = re.compile(r" +|[^ /]*/+|[^ /]+")
 _NAME_PARTS = re.compile(r" +|\[[^\]]*\]|\.?[^ .\[]+|.")
 _PARTS = re.compile(r" +|[^ ,:(=_|\]]*[,:(=_|\]]+|[^ ,:(=_|\]]+")

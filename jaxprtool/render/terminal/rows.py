@@ -38,7 +38,7 @@ class Reader:
     Args:
         about: The program.
         options: The display options.
-        named: Whether variables have names, which take time to compute for a large program.
+        named: Whether to compute the names of variables, which takes time for a large program.
     """
 
     def __init__(

@@ -48,7 +48,7 @@ def is_of_session(file: str) -> bool:
 
 def _read(file: str) -> str:
     if not (os.path.isabs(file) or os.path.isfile(file) or is_of_session(file)):
-        return ""  # the program was written elsewhere
+        return ""  # the file of a program from another machine
     return "".join(linecache.getlines(file)).expandtabs(4)
 
 

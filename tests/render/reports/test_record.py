@@ -36,7 +36,7 @@ def test_the_summary_of_a_training_script():
         "",
         "61 small computations compiled outside of jit, 3.1 s: train.py:24 (38),",
         "data.py:8 (23)",
-        "Python waited 100 times for values of the device, 2.1 s: train.py:44 (100)",
+        "Python waited 100 times for values from the device, 2.1 s: train.py:44 (100)",
         "copied to the device at each call: step: batch (1.0 MiB)",
         "page: run/index.html",
     ]

@@ -492,6 +492,7 @@ def test_equinox_modules_and_methods_under_filter_jit(calls):
     assert call.names == () and call.structure == {"": "()"}
 
 
+@pytest.mark.models
 def test_flax_nnx_jit(calls, monkeypatch):
     nnx = pytest.importorskip("flax.nnx")
     from flax.nnx.transforms import compilation

@@ -74,6 +74,7 @@ def test_equinox_has_the_users_names(tmp_path):
     assert functions["evaluate"].calls.count == 3
 
 
+@pytest.mark.models
 def test_modules_that_nnx_jit_updates_have_their_names_outside(tmp_path):
     nnx = pytest.importorskip("flax.nnx")
 

@@ -1,22 +1,22 @@
 """Replace explicit attention by `jax.nn.dot_product_attention`: a rewrite of a pattern.
 
-A rewrite is two functions of the same arguments. Wherever the first occurs in a program, with any
-names, sizes, dtype and number of heads, the second replaces it. `attention` finds softmax attention
-written out in full and replaces it by `jax.nn.dot_product_attention`, which can run as one kernel
-on a GPU. Compare the programs before and after: `exp`, `div` and everything between the two
-products is gone. `--verify` compares the results of both. (A row that is masked entirely is NaN
-before the rewrite, and a mean after it.)
+A rewrite is two functions of the same arguments. The second replaces each match of the first in a
+program, whatever its names, sizes, dtype and number of heads. `attention` matches explicit softmax
+attention and replaces it by `jax.nn.dot_product_attention`, which can run as one kernel on a GPU.
+Compare the programs before and after: `exp`, `div` and all other equations between the two products
+are gone. `--verify` compares the results of both. (A row that is masked entirely is NaN before the
+rewrite, and a mean after it.)
 
     jaxprtool show samples/attention_rewrite.py:causal
     jaxprtool opt samples/attention_rewrite.py:causal --rewrite samples/attention_rewrite.py
     jaxprtool opt samples/attention_rewrite.py:causal --rewrite samples/attention_rewrite.py --stats
 
-It also matches inside the layers of an independent model: give `opt` the target
-`samples/transformer.py:loss`. In `samples/transformer.py:grad_loss`, JAX's gradient, the forward
-part stores the probabilities and other values for the backward part. A match whose inner values are
-used elsewhere is not replaced, so `attention` does not match there. `saved_attention` does, since
-it returns these values too. It only shows how to match them: it computes them as before. To use the
-kernel in a gradient, rewrite first: `-p "attention, grad"`.
+It also matches in the layers of another model: give `opt` the target `samples/transformer.py:loss`.
+In its gradient, `samples/transformer.py:grad_loss`, the forward pass stores the probabilities and
+other values for the backward pass. `attention` does not match there, because a match is not
+replaced if other equations use its inner values. `saved_attention` matches, because it returns
+these values too. It only shows how to match them, and computes them as before. To use the kernel
+in a gradient, rewrite first: `-p "attention, grad"`.
 """
 
 import jax
@@ -61,7 +61,7 @@ def _(match):
 
 @jaxprtool.rewrite(**TYPES)
 def saved_attention(query, key, value, mask, scale):
-    """Replace attention in a gradient's forward part, with the values stored for backward."""
+    """Replace attention in the forward pass of a gradient, with the values stored for backward."""
     mixed, backward = jax.vjp(
         lambda q, k, v: attention.pattern(q, k, v, mask, scale), query, key, value
     )

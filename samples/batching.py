@@ -1,11 +1,11 @@
 """Batching: what `vmap` does to a program of one example.
 
-These functions are written for one example, without a batch dimension; `vmap` maps them over a
-batch. Weights that all examples share stay unchanged, a vector times a matrix becomes a matrix
-times a matrix, and in `grad_loss` each example gets its own gradient. `chunk=64` makes a scan over
-64 examples at a time, which needs less memory than all at once. In `standardized` the result of an
-example depends on the others: `pmean` over the axis "batch" is a mean over the lanes, and becomes a
-plain sum in the batched program.
+These functions take one example, without a batch dimension; `vmap` maps them over a batch. Weights
+that all examples share stay unchanged, a vector times a matrix becomes a matrix times a matrix, and
+`grad_loss` returns a gradient for each example. `chunk=64` makes a scan over 64 examples at a time,
+which needs less memory than all at once. In `standardized` the result of an example depends on the
+others: `pmean` over the axis "batch" is a mean over the examples, and becomes a plain sum in the
+batched program.
 
     jaxprtool vmap samples/batching.py:loss --in-axes "(None, 0)" --axis-size 32
     jaxprtool vmap samples/batching.py:grad_loss --in-axes "(None, 0)" --axis-size 32

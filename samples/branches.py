@@ -1,8 +1,8 @@
 """Branches on values that are known only when the program runs: `cond` and `switch`.
 
 All branches of a `cond` take the same operands, including those that only one of them reads (the
-threshold in `nested`). `vmap` over the predicate removes the branch: both sides are computed, and a
-`select_n` chooses.
+threshold in `nested`). `vmap` over the predicate replaces the `cond`: the program computes both
+branches, and a `select_n` chooses a result.
 
     jaxprtool show samples/branches.py:huber
     jaxprtool show samples/branches.py:huber_batch

@@ -83,5 +83,5 @@ def loss(params, images, labels):
 
 @jaxprtool.example(PARAMS, IMAGES, LABELS)
 def grad_loss(params, images, labels):
-    """The gradient of the loss by every weight."""
+    """The gradient of the loss with respect to every weight."""
     return jax.grad(loss)(params, images, labels)

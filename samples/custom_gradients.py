@@ -1,8 +1,8 @@
 """Functions with custom derivatives: `custom_jvp` and `custom_vjp`.
 
-Before differentiation, the call holds the function's jaxpr and a rule that is still a Python
-function. Differentiation traces the rule to equations: in `grad_loss` both rules have been traced,
-and no custom calls are left.
+The call of such a function has the function's jaxpr, and a rule that is still a Python function.
+Differentiation traces the rule to equations. So `grad_loss` has the equations of both rules, and no
+custom calls.
 
     jaxprtool show samples/custom_gradients.py:loss
     jaxprtool show samples/custom_gradients.py:grad_loss --scopes

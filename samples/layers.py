@@ -1,6 +1,6 @@
 """A small vision transformer with a Python loop over its layers, and how to compile it faster.
 
-Each layer is traced again, and so is its gradient. The commands show what repeats, what XLA
+JAX traces each layer again, and its gradient too. The commands show what repeats, what XLA
 compiles, and the program with one shared body that is called for each layer.
 
     jaxprtool outline samples/layers.py:loss -p value_and_grad

@@ -1,8 +1,8 @@
 """Sequences of different lengths, with one program for each bucket of lengths.
 
-`loss` is written for one sequence of any length. `mask` makes the length an argument: rows beyond
-it have no weight in the softmax or the mean. `step` is compiled once for each bucket, whatever the
-lengths: run `python samples/lengths.py`.
+`loss` takes one sequence of any length. `mask` makes the length an argument: rows beyond it have no
+weight in the softmax or the mean. JAX compiles `step` once for each bucket, whatever the lengths:
+run `python samples/lengths.py`.
 
     jaxprtool opt samples/lengths.py:loss --args "f32[8,8], f32[n,8]" -p "mask(n=256)"
     jaxprtool run samples/lengths.py:loss --args "f32[8,8], f32[n,8]" -p "mask(n=256), grad"

@@ -1,11 +1,11 @@
 """A network that creates its own weights, and `unzip`, which makes them an argument.
 
-`net` draws each weight where it needs it, and names it with `variable`. Called directly, it is a
-network with new random weights, and no weights are passed between functions. To train it, `unzip`
-makes two functions from it: `init`, from the key to the named weights, and `apply`, from weights
-and inputs to outputs. All random draws move to `init`, and each scope of `nest` becomes a dict.
-`train` differentiates the loss by the weights, although the source never collects them in one
-place.
+`net` draws each weight where it uses it, and names it with `variable`. A direct call of `net` is a
+network with new random weights. To train it, `unzip` splits it into two functions: `init` takes the
+key and returns the named weights, and `apply` takes weights and inputs and returns outputs. All
+random draws move to `init`, and each scope of `nest` becomes a dict.
+
+`train` differentiates the loss with respect to these weights.
 
     jaxprtool unzip samples/mlp_variables.py:net --key-args 0
     jaxprtool unzip samples/mlp_variables.py:net --key-args 0 -o net/

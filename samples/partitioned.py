@@ -1,8 +1,8 @@
 """A training step that XLA partitions over a mesh, with a mistake that `jaxprtool shardings` finds.
 
-The batch is split over the axis "data" of the mesh, and the hidden units of each block over
-"model". The constraint on the activations in `step` names no axis: each device gathers the whole
-batch after every block, and computes all of it. `mended_step` keeps the batch split.
+The batch is sharded over the axis "data" of the mesh, and the hidden units of each block over
+"model". The constraint on the activations in `step` names no axis, so each device gathers the whole
+batch after every block, and computes all of it. `mended_step` keeps the batch sharded.
 
     jaxprtool shardings samples/partitioned.py:step --mesh data=8 --in-specs "(P(), P('data'))"
     jaxprtool show samples/partitioned.py:mended_step
@@ -49,5 +49,5 @@ def step(weights, batch):
 
 @jaxprtool.example(EXAMPLE, f"f32[{BATCH},{WIDTH}]")
 def mended_step(weights, batch):
-    """The same step, in which the batch stays split."""
+    """The same step, in which the batch stays sharded."""
     return trained(weights, batch, P("data"))

@@ -2,7 +2,7 @@
 
 The weights are constants of the scan, the state is its carry, and the sequence is its xs. The
 gradient is a second, reversed scan, whose carry accumulates the gradients of the weights. In
-`last_state`, `dce` removes from the scan everything that only its unused output needs.
+`last_state`, `dce` removes all equations of the scan that only its unused output needs.
 
     jaxprtool show samples/rnn.py:encode
     jaxprtool show samples/rnn.py:grad_loss --format tree
@@ -82,5 +82,5 @@ def loss(params, xs):
 
 @jaxprtool.example(PARAMS, SEQUENCE)
 def grad_loss(params, xs):
-    """The gradient of the loss by every weight."""
+    """The gradient of the loss with respect to every weight."""
     return jax.grad(loss)(params, xs)

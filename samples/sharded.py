@@ -1,9 +1,9 @@
 """One program on several devices: `shard_map` over a mesh, with collectives between its shards.
 
-This module configures JAX with four devices on the CPU, so that it runs on any machine. If JAX has
-started already, or its number of devices is set, it uses the existing devices, whose number must
-divide sixteen. The types inside the `shard_map` are those of one shard. The collectives are `psum`,
-`ppermute` and `all_gather`.
+This module runs on any machine, because it configures JAX with four devices on the CPU. If JAX has
+already started, or its number of devices is set, the module uses the existing devices, whose number
+must divide sixteen. The types inside the `shard_map` are those of one shard. The collectives are
+`psum`, `ppermute` and `all_gather`.
 
     jaxprtool show samples/sharded.py:loss
     jaxprtool show samples/sharded.py:neighbours

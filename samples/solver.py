@@ -1,9 +1,9 @@
 """Iterative solvers: loops that end on convergence, and gradients through them.
 
-A `while_loop` cannot be differentiated in reverse, since the number of residuals is unknown. Both
+JAX cannot differentiate a `while_loop` in reverse, because the number of residuals is unknown. Both
 solvers here get their gradients from the equation that they solve (implicit differentiation), with
-`custom_root` and `custom_linear_solve`. The listings show the loop's condition, and the batched
-loop of `orbit`, which runs until all lanes are done.
+`custom_root` and `custom_linear_solve`. The listings show the condition of the loop, and the
+batched loop of `orbit`, which runs until all examples have converged.
 
     jaxprtool show samples/solver.py:kepler --source
     jaxprtool show samples/solver.py:grad_ridge --depth 1
@@ -48,7 +48,7 @@ def kepler(mean_anomaly, eccentricity):
 
 @jaxprtool.example("f32[]", 0.5)
 def grad_kepler(mean_anomaly, eccentricity):
-    """The derivatives of the angle by the mean anomaly and by the eccentricity."""
+    """The derivatives of the angle with respect to mean anomaly and eccentricity."""
     return jax.grad(kepler, argnums=(0, 1))(mean_anomaly, eccentricity)
 
 

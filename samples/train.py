@@ -1,7 +1,7 @@
 """A training script, for `jaxprtool record samples/train.py --steps 60`.
 
-It learns to continue a text by a small recurrent network. Run by itself, it works; what makes it
-slower than it need be is what `record` shows.
+It trains a small recurrent network to continue a text. The script works, but is slower than
+necessary; `record` shows why.
 """
 
 import argparse

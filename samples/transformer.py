@@ -1,8 +1,8 @@
 """A small GPT: embedding, causal attention, layer norm, MLP, a head tied to the embedding.
 
 The layers are one `scan` over stacked weights, so the jaxpr has the same length for 48 layers as
-for 4. Read the types through one layer, and then its gradient: a second scan, in reverse, over the
-residuals that the first one stored.
+for 4. Read the types in one layer, and then its gradient: a second scan, in reverse, over the
+residuals that the first one stores.
 
     jaxprtool show samples/transformer.py:loss
     jaxprtool show samples/transformer.py:grad_loss --only scan,dot_general
@@ -116,7 +116,7 @@ def loss(params, tokens):
 
 @jaxprtool.example(PARAMS, TOKENS)
 def grad_loss(params, tokens):
-    """The gradient of the loss by every weight."""
+    """The gradient of the loss with respect to every weight."""
     return jax.grad(loss)(params, tokens)
 
 

@@ -1,10 +1,10 @@
 """A small GPT that creates its own weights, with its layers in one `scan` over keys.
 
-The body of the scan is one layer: it takes a key, draws its weights and names them. Called
-directly, the loop gives each layer its own weights. `unzip` turns the loop into what is otherwise
-written by hand: in `init`, a scan from keys to weights, stacked along a new first axis, one row per
-layer; in `apply`, a scan over those stacks. The listings show the shapes under "layers". Both
-programs would have the same length for 48 layers.
+The body of the scan is one layer: it takes a key, draws its weights and names them. `unzip` turns
+this loop into two loops that you would otherwise write by hand. In `init`, a scan over keys returns
+the weights, stacked along a new first axis with one row for each layer. In `apply`, a scan over
+these stacks computes the layers. The listings show the shapes under "layers". Both programs would
+have the same length for 48 layers.
 
     jaxprtool unzip samples/transformer_variables.py:forward --key-args 0
     jaxprtool unzip samples/transformer_variables.py:loss --key-args 0 -o loss/

@@ -80,7 +80,7 @@ def cond(x):
 
 @jaxprtool.example("f32[3]", ("f32[3]", "f32[]"))
 def cond_of_tuple(x, pair):
-    """A tuple becomes several operands; a value that one branch captures is another."""
+    """A tuple becomes several operands; a value that a branch captures becomes one more."""
     offset = x.min()
     return lax.cond(
         x[0] >= 0.0, lambda pair: pair[0] * pair[1], lambda pair: pair[0] + offset, pair
@@ -89,7 +89,7 @@ def cond_of_tuple(x, pair):
 
 @jaxprtool.example("f32[16]", "i32[]")
 def fori_loop(x, steps):
-    """A number of steps unknown during tracing gives a `while` with a counter."""
+    """If the number of steps is unknown during tracing, the loop is a `while` with a counter."""
     return lax.fori_loop(0, steps, lambda i, x: x + jnp.float32(i) * x.mean(), x)
 
 
@@ -116,7 +116,7 @@ def normalised(x):
 
 @jaxprtool.example("f32[4]", "f32[4]")
 def nested_jit(x, y):
-    """A jitted function stays a call: its jaxpr is written once, and referred to by name."""
+    """A jitted function stays a call: its jaxpr is printed once, and calls refer to it by name."""
     return normalised(x) - normalised(y)
 
 

@@ -1,10 +1,10 @@
 """A variational autoencoder, and the two kinds of random numbers that a model can draw.
 
-Weights are drawn once, before training; noise is drawn again at every step. A function of a single
-key cannot distinguish them, so this loss takes two: `key`, for the weights, which is given to
-`unzip`, and `noise_key`, which stays an argument of `apply`. In `tangled` one key makes both:
-unzipping it is an error that shows a path from the key to the loss without a variable. `decode`
-shares the scope "decoder" with `loss`, and so takes its weights.
+A model draws weights once, before training, and noise at every step. With a single key, `unzip`
+cannot distinguish them. So this loss takes two: `key`, for the weights, becomes the argument of
+`init`, and `noise_key` stays an argument of `apply`. `tangled` uses one key for both, so `unzip`
+raises an error that shows a path from the key to the loss without a variable. `decode` uses the
+scope "decoder" of `loss`, and so takes the same weights.
 
     jaxprtool unzip samples/vae_variables.py:loss --key-args 0
     jaxprtool unzip samples/vae_variables.py:tangled --key-args 0

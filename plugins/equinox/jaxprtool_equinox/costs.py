@@ -1,4 +1,4 @@
-"""The costs of these primitives."""
+"""The costs of Equinox's primitives."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The form of these primitives in `.jaxpr` files."""
+"""The form of Equinox's and Lineax's primitives in `.jaxpr` files."""
 
 from __future__ import annotations
 

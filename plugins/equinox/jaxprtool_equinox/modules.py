@@ -1,7 +1,7 @@
 """The objects in arguments of Equinox's filtered primitives, by name.
 
-Only classes of Equinox and packages based on it are found, and only those functions that are norms
-of their solvers, so that a file cannot name anything else.
+Only classes of Equinox and of packages based on it are found, and only functions that are norms for
+their solvers, so that a file cannot name anything else.
 """
 
 from __future__ import annotations
@@ -151,7 +151,7 @@ def arguments(params: dict[str, Any]) -> tuple[Any, ...]:
 
 
 class Hoisted(NamedTuple):
-    """A closed jaxpr whose first `count` arguments are constants to Equinox, and operands here."""
+    """A closed jaxpr whose first `count` arguments are constants for Equinox, and operands here."""
 
     jaxpr: Any
     count: int

@@ -1,4 +1,4 @@
-"""These primitives as Python: calls of `equinox.internal`, or of their `bind`."""
+"""Equinox's and Lineax's primitives as Python: calls of `equinox.internal`, or of their `bind`."""
 
 from __future__ import annotations
 

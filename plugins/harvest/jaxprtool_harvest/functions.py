@@ -32,15 +32,24 @@ def call_and_reap(
 ) -> Callable[..., Any]:
     """Return a function that returns a pair: the result of `fun`, and the values sown under `tag`.
 
-    The sown values are a dict by name, with a dict for each scope of `nest`. With an `allowlist`,
-    only values are reaped whose name, or that of an enclosing scope, is on it. Values whose name or
-    enclosing scope is on the `blocklist` are not reaped. All sows under the tag are removed; with
-    `exclusive`, those under other tags too. Positional arguments are traced; keyword arguments are
-    passed to `fun` unchanged.
+    Positional arguments are traced; keyword arguments are passed to `fun` unchanged.
 
-    The returned function raises HarvestError, a ValueError, for conflicting sown values: the same
-    name twice in mode "strict", branches that sow different names or types, or a mode that a loop
-    does not support. It raises UnsupportedError for a value sown where it cannot be reached.
+    Args:
+        fun: The function.
+        tag: The tag of the values to reap. All sows under it are removed.
+        allowlist: The names of the values to reap, or of scopes around them; by default all.
+        blocklist: The names of values, or of scopes around them, not to reap.
+        exclusive: Remove the sows under other tags too.
+
+    Returns:
+        The function. The sown values are a dict by name, with a dict for each scope of `nest`.
+
+    Raises:
+        HarvestError: When the function is called, if sown values conflict: the same name twice in
+            mode "strict", branches that sow different names or types, or a mode that a loop does
+            not support.
+        UnsupportedError: When the function is called, if a value is sown where it cannot be
+            reached.
     """
     settings = Settings.of(tag, allowlist, blocklist, exclusive)
 
@@ -63,9 +72,10 @@ def reap(
     blocklist: Names = (),
     exclusive: bool = False,
 ) -> Callable[..., dict[str, Any]]:
-    """Return a function that returns only the values that `fun` sows; see `call_and_reap`.
+    """Return a function that returns only the values that `fun` sows.
 
-    Values that only the results of `fun` need are not computed.
+    Values that only the results of `fun` need are not computed. Arguments and errors are those of
+    `call_and_reap`.
     """
     settings = Settings.of(tag, allowlist, blocklist, exclusive)
 
@@ -91,11 +101,12 @@ def plant(
     """Return `fun` with an additional first argument: a dict of values that replace sown ones.
 
     The dict has the form of the result of `reap`. Sown values that it lacks are computed, and stay
-    sown. Names that `fun` does not sow are ignored. The lists of names and `exclusive` are as in
-    `call_and_reap`.
+    sown. Names that `fun` does not sow are ignored. Arguments are those of `call_and_reap`.
 
-    The returned function raises the errors of `call_and_reap`, and HarvestError for a value whose
-    shape, pytree or type differs from that of the value it replaces.
+    Raises:
+        HarvestError: When the function is called, if the shape, pytree or type of a value differs
+            from that of the value it replaces, or as in `call_and_reap`.
+        UnsupportedError: As in `call_and_reap`.
     """
     settings = Settings.of(tag, allowlist, blocklist, exclusive)
 
@@ -120,7 +131,7 @@ def harvest(
 ) -> Callable[..., Any]:
     """Combine `plant` and `call_and_reap`: `harvested(plants, *args)` returns (result, reaps).
 
-    Planted values are not reaped.
+    Planted values are not reaped. Arguments and errors are those of `plant`.
     """
     given: dict[str, Any] = {
         "tag": tag,

@@ -49,7 +49,18 @@ class Intervals(Pass):
 def bounds(
     program: Program, arguments: dict[str, tuple[float, float]] | None = None
 ) -> "dict[str, Interval]":
-    """Return the bounds of each result, by its name; see `Intervals`."""
+    """Return the bounds of the results of a program.
+
+    Args:
+        program: The program.
+        arguments: The bounds of arguments, by name: `{'x': (0, 1)}`. Such an argument holds no NaN.
+
+    Returns:
+        The interval of each result, by its name.
+
+    Raises:
+        ArgumentsError: If the program has no such argument.
+    """
     from jaxprtool_intervals.domain import rewritten
 
     return dict(zip(program.out_names, rewritten(program, arguments or {}).kinds, strict=True))

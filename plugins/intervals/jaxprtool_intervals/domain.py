@@ -156,7 +156,7 @@ class IntervalBodyBuilder(BodyBuilder):
 
 
 def _outcome(primitive, kinds):
-    """Return the place of the operand that a `max` or `min` returns; None if it is not known.
+    """Return the position of the operand that a `max` or `min` returns; None if it is not known.
 
     It is known only for operands that are never equal: for equal ones, both contribute to the
     derivative.
@@ -182,7 +182,7 @@ class IntervalDomain(Domain):
         return joined((first, second))
 
     def widened(self, before, now):
-        """Give up a bound that an iteration exceeds, so that loops come to an end."""
+        """Drop a bound that an iteration exceeds, so that the fixed point is reached."""
         low = before.low if before.low <= now.low else -INF
         high = before.high if before.high >= now.high else INF
         return Interval(low, high, before.nan or now.nan)

@@ -1,4 +1,4 @@
-"""Low-rank adapters: `unzip` makes a trained weight trainable in a few directions.
+"""A jaxprtool plug-in: low-rank adapters, whose factors `unzip` makes variables.
 
     def net(key, w, x):
         return x @ adapt(w, key, rank=4, name="out")
@@ -33,12 +33,24 @@ hide_frames(__file__)
 
 
 def adapt(w: Any, key: Any, *, rank: int, name: str, alpha: float | None = None) -> Any:
-    """Return the matrix `w`, f[m,n], with a low-rank adapter named `name`.
+    """Return a matrix with a low-rank adapter.
 
     If `key` is a key for `unzip`, the adapter is a variable: `down`, f[m,rank], normally
     distributed with variance 1/m, and `up`, f[rank,n], initially zero. The weight is then `w +
-    alpha / rank * down @ up`; `alpha` is `rank` by default. Raises ValueError for a weight that is
-    not a matrix, and for a rank below 1.
+    alpha / rank * down @ up`.
+
+    Args:
+        w: The matrix, f[m,n].
+        key: A random key.
+        rank: The rank of the adapter, at least 1.
+        name: The name of the variable.
+        alpha: The scale of the adapter; by default `rank`.
+
+    Returns:
+        The weight, f[m,n]: `w` itself, unless a pass interprets the adapter.
+
+    Raises:
+        ValueError: If `w` is not a matrix, or `rank` is below 1.
     """
     if jnp.ndim(w) != 2:
         raise ValueError(f"adapt takes a matrix, not an array of shape {jnp.shape(w)}")

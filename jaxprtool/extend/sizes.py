@@ -1,8 +1,8 @@
 """Varying sizes: symbolic dimensions, arguments that are sizes, and lengths of examples.
 
-`symbols_of` and `sizes_by_symbol` find the symbols of a jaxpr or of types, `value_of` evaluates a
-size, `found_sizes` solves for the sizes of given arguments, and `chosen_sizes` checks sizes that a
-user chose; `Program.specialized` replaces symbols by sizes. A `SizeBound` or `LengthsBound` of an
+`symbols_of` and `sizes_by_symbol` find the symbols of a jaxpr or of types. `value_of` evaluates a
+size. `found_sizes` solves for the sizes of given arguments, and `chosen_sizes` checks sizes that a
+user chose. `Program.specialized` replaces symbols by sizes. A `SizeBound` or `LengthsBound` of an
 argument is in `Program.bounds`. A `jaxprtool.Ragged` is a batch of examples of different lengths.
 """
 

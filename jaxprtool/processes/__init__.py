@@ -113,8 +113,8 @@ class Outcome:
 def stderr_tail(stderr: str) -> str:
     """Return the line of a command's output that states why it died.
 
-    This is the line of a fatal check, which XLA writes before the stack, or else the last line,
-    which is that of a Python exception.
+    XLA writes the line of a fatal check before the stack. If there is no such line, return the last
+    one, which names a Python exception.
     """
     lines = [line.strip() for line in stderr.splitlines() if line.strip()]
     fatal = [line for line in lines if "Check fail" in line or "Fatal Python error" in line]

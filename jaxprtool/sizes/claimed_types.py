@@ -1,7 +1,7 @@
 """Comparison of result types with types claimed by a user, and the equation to blame.
 
-The origin of a wrong type is found by going back from the result, through equations that keep the
-shape and the dtype of an operand and into calls and loops, to the equation that created it.
+The origin of a wrong type is found by going back from the result to the equation that created it:
+through equations that keep the shape and dtype of an operand, and into calls and loops.
 """
 
 from __future__ import annotations

@@ -34,8 +34,8 @@ def fitted(
 
     A Python scalar is converted to an array of that type. A flat dict of arrays, as read from a
     file, becomes the pytree whose paths are its names, such as `first/w`. If the program takes the
-    rows of examples as one array, a `Ragged`, or a dict of its `values` and `lengths`, is split:
-    the lengths, which may be a list of numbers, are passed to their own argument.
+    rows of all examples as one array, a `Ragged` is split, and so is a dict of `values` and
+    `lengths`. The lengths, which may be a list of numbers, are passed to their own argument.
 
     Args:
         program: The program. Its symbols get their sizes from the arguments.

@@ -34,8 +34,8 @@ def shapecheck(in_types: Any, out_types: Any) -> Callable[[F], F]:
     """Return a decorator that checks the result types of a function for given argument types.
 
     Args:
-        in_types: The types of the arguments, in the notation of the command line's `--args`:
-            `"f32[n,d], i32[n]"`; or a sequence with one entry per argument: a text, a
+        in_types: The types of the arguments in the notation of the option `--args`, such as
+            `"f32[n,d], i32[n]"`. Or a sequence with one entry per argument: a text, a
             `jax.ShapeDtypeStruct`, or a pytree of these. A size `_` is distinct from all others.
         out_types: The types of the results, `"f32[n]"` or `"f32[n], f32[]"`; or a pytree. Their
             symbols are those of the arguments, and `_` matches any size.

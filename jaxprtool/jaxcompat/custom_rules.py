@@ -30,8 +30,8 @@ class JVPRule:
 
     Attributes:
         name: The name of the rule.
-        jaxpr: A closed jaxpr that takes (*primals, *tangents) and returns the results, then the
-            tangents of those results that have False in `out_zeros`; None for a rule that
+        jaxpr: A closed jaxpr that takes (*primals, *tangents). It returns the results, then the
+            tangents of the results that have False in `out_zeros`. It is None for a rule that
             always raises.
         out_zeros: Whether the tangent of each result is zero.
         perturbed: Whether each primal may have a tangent that is not zero.

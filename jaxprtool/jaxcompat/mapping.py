@@ -1,7 +1,7 @@
 """Trace a function that is mapped over an axis for one batch element, as `jax.vmap` runs it.
 
 The trace stages equations on mapped values, with the types of one batch element. The enclosing
-trace runs everything else immediately: a value that does not depend on a mapped argument is the
+trace runs everything else immediately. So a value that does not depend on a mapped argument is the
 same as outside: a number, an array, or a tracer of an outer transformation.
 """
 

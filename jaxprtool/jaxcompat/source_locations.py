@@ -219,7 +219,7 @@ def source_under(
     """Return a function from the `source_info` of an equation in a call to its inlined form.
 
     The name scopes of the call are put around those of the equation. If the equation has no frames
-    of user code, those of the call are put behind its own: JAX traces a jitted function once for
+    of user code, those of the call are put behind its own. JAX traces a jitted function once for
     all its calls, and keeps only the frames inside it.
     """
     outer, traceback = call.source_info.name_stack, call.source_info.traceback
@@ -312,8 +312,8 @@ def _tracebacks(stacks: Sequence[Sequence[UserFrame]]) -> list[Any]:
     """Make a traceback for each stack of frames, the outermost first.
 
     A traceback can only be taken of a running stack. So a function is created for each frame, whose
-    code has the frame's position, and these functions call each other in a new thread, whose stack
-    has no other frames of user code.
+    code has the frame's position. These functions call each other in a new thread, whose stack has
+    no other frames of user code.
     """
     results: list[Any] = []
     function_at = cache(_function_at)

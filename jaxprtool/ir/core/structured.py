@@ -270,9 +270,9 @@ class Cond(View):
 class Call(View):
     """A plain call, `body(*operands)`: jit, closed_call (eval_jaxpr in 0.12), remat.
 
-    `operand_params` and `out_params` hold the parameters with one entry per operand and per
-    result (jit's shardings, layouts and donation); a rebuild that changes the number of operands
-    or results makes new ones.
+    `operand_params` and `out_params` hold the parameters with one entry per operand and per result:
+    jit's shardings, layouts and donation. A rebuild that changes the number of operands or results
+    makes new ones.
     """
 
     operands: tuple[Atom, ...]

@@ -1,7 +1,7 @@
 """The traits of primitives: the one table of properties that passes look up by primitive.
 
 `traits(eqn)` returns the `Traits` of an equation's primitive. A primitive that is not in the table
-has the defaults, which suit a pure function of its operands about which nothing else is known. A
+has the defaults. They suit a pure function of its operands about which nothing else is known. A
 plug-in adds the traits of its own primitives with `add_traits`.
 
 The treatment of a primitive by one pass (a batching rule, an expression in Python) is a rule, in
@@ -29,9 +29,9 @@ class Traits:
 
     Attributes:
         commutative: The kinds of dtypes (`np.dtype.kind`; "V" for the small floats of ML, "E" for
-            extended dtypes) for which the two operands may be exchanged: the result is the same
-            number, up to the rounding of the last bit, the sign of a zero, and subnormal numbers
-            that a backend treats as zero.
+            extended dtypes) for which the two operands may be exchanged. The result is then the
+            same number, up to the rounding of the last bit, the sign of a zero, and subnormal
+            numbers that a backend treats as zero.
         commutative_bits: The kinds for which the exchange changes no bit of the result, except the
             bits of a NaN.
         broadcasts: Takes two operands, and broadcasts scalars and dimensions of size 1 itself.

@@ -45,9 +45,9 @@ class DefiningEquations:
     def of(self, value: Var) -> DefiningEquation:
         """Return the equation that computes a variable that an equation of the jaxpr binds.
 
-        A result of a call, a loop or a branch is followed to the equation inside that computes
-        it, and through the equations that JAX adds to a value that a policy of `jax.checkpoint`
-        saves or offloads.
+        A result of a call, a loop or a branch is followed to the equation inside that computes it.
+        It is also followed through the equations that JAX adds to a value that a policy of
+        `jax.checkpoint` saves or offloads.
         """
         around: tuple[JaxprEqn, ...] = ()
         defined = self._top

@@ -1,7 +1,7 @@
 """Slices of a program: the equations that depend on values, and those that values depend on.
 
-Each body is visited once for every combination of flags on its arguments or results, so that a call
-of a shared body contains only the values that flow through that call. Along the edges of
+Each body is visited once for every combination of flags on its arguments or results, so a call of a
+shared body contains only the values that flow through that call. Along the edges of
 `ir.core.regions` values pass through calls, branches and loops, through loops until a fixed point
 is reached. All results depend on the predicate of a branch or loop. The contents of a ref depend on
 the values written to it. For an equation whose primitive has no regions, each result depends on

@@ -1,10 +1,10 @@
 """Compare two programs up to the names of their variables.
 
 Two jaxprs are the same if they have the same equations in the same order, between variables that
-correspond: the same primitives, types, literals to the bit, parameters, effects, and the same
-context (where it computes, which mesh is set). Bodies of loops, branches and calls are compared
-likewise, and so are the rules of custom derivatives, as the jaxprs that they trace to. Names,
-source lines and scopes do not matter.
+correspond. Equations are the same if they have the same primitive, types, literals (to the bit),
+parameters, effects and context: where they compute, and which mesh is set. Bodies of loops,
+branches and calls are compared likewise, and so are the rules of custom derivatives, as the jaxprs
+that they trace to. Names, source lines and scopes do not matter.
 """
 
 from __future__ import annotations

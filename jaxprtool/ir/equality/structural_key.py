@@ -2,10 +2,10 @@
 
 `structure(jaxpr)` returns one object for all jaxprs that are equal, so that two bodies are compared
 by identity; `parameters_key(eqn)` is the key of an equation without its operands. Both are exact:
-numbers are distinguished by type and to the bit (0.0 is not -0.0, 1 is not True), arrays by content
-and device; only long arrays by a digest, of 256 bits. Jaxprs of one structure are equivalent
-(`ir.equality.equivalence`). The reverse does not hold: functions are compared by identity here,
-while `equivalent` follows the rules of custom derivatives into their jaxprs.
+numbers are distinguished by type and to the bit (0.0 is not -0.0, 1 is not True), and arrays by
+content and device. Only long arrays are compared by a digest, of 256 bits. Jaxprs of one structure
+are equivalent (`ir.equality.equivalence`). The reverse does not hold: functions are compared by
+identity here, while `equivalent` follows the rules of custom derivatives into their jaxprs.
 
 A structure is computed once for each jaxpr object, and lives as long as one of its jaxprs.
 """

@@ -216,9 +216,9 @@ class MatchedBody:
     def result_pairs(self, old: JaxprEqn, new: JaxprEqn) -> list[tuple[int, int]]:
         """Return the positions of the corresponding results of two counterparts.
 
-        If the equations have different numbers of results, the results are paired in turn by: known
-        partners; the initial values and the readers both; the readers; the initial values; the
-        types, in order. The initial value is the operand that a loop carries to the result.
+        If the equations have different numbers of results, results are paired in this order: by
+        known partners; by initial values and readers; by readers; by initial values; by types, in
+        order. The initial value is the operand that a loop carries to the result.
         """
         if len(old.outvars) == len(new.outvars):
             return [(k, k) for k in range(len(old.outvars))]

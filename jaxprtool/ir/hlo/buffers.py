@@ -4,12 +4,12 @@
     for allocation in assignment.allocations:
         print(allocation.size, [placed.buffer.instruction.name for placed in allocation.placed])
 
-An allocation is one block of memory. XLA places buffers in it, those that are not needed at the
-same time in the same place. Field numbers are those of `BufferAssignmentProto` in XLA's
+An allocation is one block of memory. XLA places buffers in it; buffers that are not needed at the
+same time may share a place. Field numbers are those of `BufferAssignmentProto` in XLA's
 `xla/service/hlo.proto`. Its traces of XLA's simulation of the heap (field 4) are missing in the CPU
 builds of jaxlib 0.10 and 0.12. Their field 5, which that file does not declare, lists for each
-allocation the buffers that XLA deems live at its peak; with loops these are too few, so it is not
-read, and `live_ranges` finds the peak.
+allocation the buffers that XLA considers live at its peak. With loops these are too few, so
+`live_ranges` finds the peak instead.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """The live ranges of the buffers of a compiled module.
 
 XLA does not state the live ranges on which its buffer assignment is based, but they follow from the
-schedule: a buffer is live from the instruction that writes it to the last that reads it. Tuples,
+schedule. A buffer is live from the instruction that writes it to the last that reads it. Tuples,
 `get-tuple-element` and bitcasts only pass a buffer on, and so do the parameters of a loop's body or
 of a branch, unless the loop writes a new value there. Times count instructions in execution order,
 those of a loop's body once.

@@ -1,10 +1,10 @@
 """Python expressions typed by a user, read with `ast` and never evaluated.
 
-`--args` and pipelines are both the argument list of a call. `read` parses one and refuses, with a
-one-line error that names the location, whatever could hurt the parser or a recursive reader: text
-that is too long or too deeply nested, unbalanced brackets, NUL bytes. The caller interprets the
-nodes: it walks `Source.args` and `Source.keywords`, reads literals with `Source.literal`, and
-refuses all unknown nodes with `Source.not_allowed`.
+`--args` and pipelines are both the argument list of a call. `read` parses one. It refuses text that
+could hurt the parser or a recursive reader: text that is too long or too deeply nested, unbalanced
+brackets, NUL bytes. The error is one line and names the location. The caller interprets the nodes:
+it walks `Source.args` and `Source.keywords`, reads literals with `Source.literal`, and refuses all
+unknown nodes with `Source.not_allowed`.
 
 Types as a jaxpr prints them (`f32[]`, `key<fry>[2]`, `f32[8@x]{V:i}`) are not Python. If types are
 allowed, each is one node of the tree, and `Source.type_at` returns its location in the text.

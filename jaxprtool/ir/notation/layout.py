@@ -1,9 +1,9 @@
 """Break a listing into lines: a jaxpr as a flat list of tokens.
 
-The layout is that of JAX's own formatter. A group (a jaxpr, the parameters of an equation, a row of
-variables) goes on the current line if all of it fits there; to test this, it is written flat, at
-most to the end of the line. Otherwise it is broken: a jaxpr and parameters at all their breaks, a
-row of variables only where a line is full. Most equations fit on a line as a whole, and
+The layout is that of JAX's own formatter. A group is a jaxpr, the parameters of an equation, or a
+row of variables. It goes on the current line if all of it fits there; to test this, it is written
+flat, at most to the end of the line. Otherwise it is broken: a jaxpr and parameters at all their
+breaks, a row of variables only where a line is full. Most equations fit on a line as a whole, and
 `_equations` tries that first.
 
 A variable's name includes the space before it, so that it is one string wherever it occurs.

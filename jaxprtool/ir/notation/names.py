@@ -1,9 +1,9 @@
 """Name variables, and find the jaxprs that are printed once and referred to by name.
 
-JAX names variables in the order in which they are written (a, b, …, z, ba, bb, …), with three
-exceptions: a result of the outermost jaxpr that nothing uses is `_`; the name of a shared jaxpr is
-skipped; and the arguments and results of a jit's body take the names of the variables that the
-call passes and binds.
+JAX names variables in the order in which they are written: a, b, …, z, ba, bb, …. There are three
+exceptions. A result of the outermost jaxpr that nothing uses is `_`. The name of a shared jaxpr is
+skipped. The arguments and results of a jit's body take the names of the variables that the call
+passes and binds.
 """
 
 from __future__ import annotations

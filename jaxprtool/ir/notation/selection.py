@@ -1,7 +1,7 @@
 """Select the part of a program that is shown: its depth, and its equations.
 
-`depth` folds the bodies that are nested deeper; `only` keeps the equations whose primitive matches
-a pattern, and those that enclose one; `among` keeps some equations, such as those of a slice.
+`depth` folds the bodies that are nested deeper. `only` keeps the equations whose primitive matches
+a pattern, and the equations around them. `among` keeps some equations, such as those of a slice.
 Everything left out is counted, including the equations inside it.
 """
 

@@ -1,8 +1,8 @@
 """Find which donated arguments lend their memory to results, and why others cannot.
 
 JAX pairs the results with the donated arguments of the same type, in order, and then with those of
-the same number of elements, which XLA accepts if they also have the same number of bytes. Arguments
-that the function does not read are dropped before.
+the same number of elements. XLA accepts the latter if they also have the same number of bytes.
+Arguments that the function does not read are dropped before.
 """
 
 from __future__ import annotations

@@ -60,10 +60,9 @@ def rewrite(
     """Rewrite a jaxpr by the rule that `visitor` returns for each of its bodies.
 
     Arguments and results keep their number and types, in the jaxpr and in each of its bodies. A
-    rule's result is rejected, and its equation kept, if it would change a type, weak types
-    included: a gradient has the weak type of the value that it is taken with respect to. The Python
-    closures of custom derivatives are left alone, and so are values that a call in the same body
-    donates.
+    rule's result is rejected, and its equation kept, if it would change a type. Weak types count: a
+    gradient has the weak type of the value that it is taken with respect to. The Python closures of
+    custom derivatives are left alone, and so are values that a call in the same body donates.
 
     Args:
         jaxpr: The jaxpr, closed or open.

@@ -4,9 +4,9 @@
 
 First comes the nearest frame in the user's own files, and behind it the library frames that it
 calls. A file is the user's own if it lies under the current folder, or under the folder or package
-of a TARGET, and not among packages installed there, or in a package that `frame_choice.frames`
-declares the user's. If an equation has no such frame, the nearest frame outside of installed
-packages takes its place; without one, the library's frame is shown alone.
+of a TARGET, but not among packages installed there. So is a file in a package that
+`frame_choice.frames` declares the user's. If an equation has no such frame, the nearest frame
+outside of installed packages takes its place; without one, the library's frame is shown alone.
 
 These folders depend on where a process runs. So `Frames` is for display; a pass that names values
 by their source uses `own_frame`, which does not read the folders.

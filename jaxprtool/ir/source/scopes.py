@@ -11,9 +11,10 @@
     apply_updates
 
 A name scope, such as the modules of Flax Linen and Haiku open, is a level of the tree. So is a
-function that equations come from, the user's own or a library function that it calls: these are the
-layers of models without scopes, such as Flax NNX's and Equinox's. The gradient of a function has
-two parts, forward and backward. The tree is of one jaxpr; bodies of its equations have their own.
+function that equations come from: the user's own, or a library function that it calls. These are
+the layers of models without scopes, such as Flax NNX's and Equinox's. The gradient of a function
+has two parts, forward and backward. The tree is of one jaxpr; bodies of its equations have their
+own.
 """
 
 from __future__ import annotations

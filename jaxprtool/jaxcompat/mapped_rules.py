@@ -92,9 +92,9 @@ def jvp_result_dims(eqn: JaxprEqn, axis: MappedAxis, batch: Batch, dims: Dims) -
 def mapped_vjp_params(
     params: Params, axis: MappedAxis, batch: Batch, dims: Dims, out_dims: Dims
 ) -> Params:
-    """Return the rules of a custom_vjp call, as parameters of the mapped call; see above.
+    """Return the rules of a custom_vjp call, as parameters of the mapped call.
 
-    JAX maps the backward rule itself: it sums the cotangents of unmapped operands.
+    The arguments are those of `mapped_jvp_params`. JAX maps the backward rule itself: it sums the cotangents of unmapped operands.
     """
     fwd, bwd, out_trees = params["fwd_jaxpr_thunk"], params["bwd"], params["out_trees"]
     num_consts = params["num_consts"]

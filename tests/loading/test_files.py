@@ -118,7 +118,7 @@ def test_damaged_files(file, name, data, expected):
 def test_a_file_that_is_not_there_or_a_folder(tmp_path):
     assert fault(str(tmp_path / "x.npz")).endswith("No such file or directory")
     (tmp_path / "y.npz").mkdir()
-    assert fault(str(tmp_path / "y.npz")).endswith("the folder is not a checkpoint of Orbax")
+    assert fault(str(tmp_path / "y.npz")).endswith("the folder is not an Orbax checkpoint")
     assert "null byte" in fault("a\0.npy")
 
 

@@ -365,7 +365,7 @@ def test_a_pile_meets_an_array():
         (lambda: Ragged.of([W, W[:1]], shortest=2), "Ragged: lengths[1] is 1, but shortest=2"),
         (
             lambda: vmap(lambda x: x)(changed(Ragged(W, [2, 2], shortest=1), [0, 4])),
-            "argument x.lengths is 0 at [0], but must be a length from 1 on",
+            "argument x.lengths is 0 at [0], but must be a length of at least 1",
         ),
         (lambda: Ragged.of([W], axis="1x"), "Ragged.of: axis must be an identifier, not '1x'"),
         (
@@ -384,7 +384,7 @@ def test_a_pile_meets_an_array():
         ),
         (
             lambda: vmap(lambda x: x)(changed(ragged([2, 1]), [4, -1])),
-            "argument x.lengths is -1 at [1], but must be a length from 0 on",
+            "argument x.lengths is -1 at [1], but must be a length of at least 0",
         ),
         (
             lambda: vmap(lambda x: x)(changed(Ragged(W, [2, 2], longest=2), [1, 3])),

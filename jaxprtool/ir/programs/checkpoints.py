@@ -23,7 +23,7 @@ from jaxprtool.errors import ArgumentsError, JaxprToolError, OutputError, descri
 from jaxprtool.files import finish_folder, unfinished_folder
 from jaxprtool.ir.basics.dtypes import array_dtypes, physical
 
-#: The file that every checkpoint of Orbax has.
+#: The file in every Orbax checkpoint.
 _MARK = "_CHECKPOINT_METADATA"
 #: The entry of the metadata with the types of arrays without bytes, by name.
 _EMPTY = "empty"
@@ -47,7 +47,7 @@ def check_folder(path: str) -> None:
 
 
 def is_checkpoint(path: str) -> bool:
-    """Return True if a folder is a checkpoint of Orbax."""
+    """Return True if a folder is an Orbax checkpoint."""
     return os.path.isfile(os.path.join(path, _MARK))
 
 
@@ -109,7 +109,7 @@ def stored_arrays(folder: str) -> dict[str, Stored]:
     if not is_checkpoint(folder):
         steps = sorted(n for n in os.listdir(folder) if is_checkpoint(os.path.join(folder, n)))
         hint = f"name one of its steps: {os.path.join(folder, steps[-1])!r}" if steps else None
-        raise ArgumentsError("the folder is not a checkpoint of Orbax", hint)
+        raise ArgumentsError("the folder is not an Orbax checkpoint", hint)
     with _reader(folder) as (_, reader):
         found = reader.metadata(os.path.realpath(folder)).item_metadata
         arrays = {name: Stored(name) for name, _ in _by_name(_tree(found, folder))}
@@ -169,7 +169,7 @@ def _is_entry(node: Any) -> bool:
 
 @contextmanager
 def _reader(folder: str) -> Iterator[tuple[Any, Any]]:
-    with _orbax(ArgumentsError, "the folder is a checkpoint of Orbax") as ocp:
+    with _orbax(ArgumentsError, "the folder is an Orbax checkpoint") as ocp:
         try:
             with ocp.Checkpointer(ocp.PyTreeCheckpointHandler()) as reader:
                 yield ocp, reader

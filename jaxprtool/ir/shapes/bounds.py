@@ -63,9 +63,9 @@ class LengthsBound:
         """Return a message about values out of bounds, or None."""
         for i, value in np.ndenumerate(values):
             if value < self.shortest or (self.longest is not None and value > self.longest):
-                most = "on" if self.longest is None else f"to {self.longest}"
-                place = ", ".join(map(str, i))
-                return f"is {value} at [{place}], but must be a length from {self.shortest} {most}"
+                least, most, place = self.shortest, self.longest, ", ".join(map(str, i))
+                valid = f"of at least {least}" if most is None else f"from {least} to {most}"
+                return f"is {value} at [{place}], but must be a length {valid}"
         rows = value_of(self.rows, sizes)
         totals = values.sum(-1, dtype=np.int64)
         if not isinstance(rows, int):

@@ -193,7 +193,8 @@ class MeshChange(Substitution):
             names, types, new = tuple(self.old), mesh.axis_types, self.new
             if tuple(mesh.shape.items()) not in (tuple(self.old.items()), tuple(new.shape.items())):
                 raise UnsupportedError(
-                    f"there is another mesh, {axes_text(mesh.shape)}, beside {axes_text(self.old)}"
+                    f"the program has another mesh, {axes_text(mesh.shape)}, in addition to "
+                    f"{axes_text(self.old)}"
                 )
             if over_devices and isinstance(new, Mesh):
                 self._meshes[key] = Mesh(new.devices, names, axis_types=types)

@@ -165,7 +165,7 @@ class _Body(Body):
         try:
             new = super().equation(eqn)
         except ZeroDivisionError:
-            raise UnsupportedError(f"the {named(eqn)} has a size that divides by zero") from None
+            raise UnsupportedError(f"a size in the {named(eqn)} would divide by zero") from None
         assert new is not None
         for var in new.outvars:
             if any(isinstance(n, int) and n < 0 for n in getattr(var.aval, "shape", ())):

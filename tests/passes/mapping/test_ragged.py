@@ -461,7 +461,7 @@ def test_types_say_how_long_an_example_is_at_least():
     assert dict(program.bounds)["lengths"].shortest == 2
     found = program(jnp.arange(9.0) ** 2, np.array([2, 4, 3]))
     np.testing.assert_array_equal(found[:6], [1, 5, 7, 9, 13, 15])
-    with pytest.raises(ArgumentsError, match=r"is 1 at \[1\], but must be a length from 2 on"):
+    with pytest.raises(ArgumentsError, match=r"is 1 at \[1\], but must be a length of at least 2"):
         program(jnp.arange(9.0), np.array([5, 1, 3]))
     with pytest.raises(ArgumentsError, match="ragged: fun: longest=1, but n is at least 2"):
         trace(fun, x).apply("ragged(axis='n', lanes=3, longest=1)")

@@ -94,7 +94,8 @@ def mapped_vjp_params(
 ) -> Params:
     """Return the rules of a custom_vjp call, as parameters of the mapped call.
 
-    The arguments are those of `mapped_jvp_params`. JAX maps the backward rule itself: it sums the cotangents of unmapped operands.
+    The arguments are those of `mapped_jvp_params`. JAX maps the backward rule itself: it sums the
+    cotangents of unmapped operands.
     """
     fwd, bwd, out_trees = params["fwd_jaxpr_thunk"], params["bwd"], params["out_trees"]
     num_consts = params["num_consts"]

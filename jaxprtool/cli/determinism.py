@@ -14,7 +14,7 @@ from jaxprtool.cli.options import Panel, numbers
 from jaxprtool.cli.running import printed_by_functions, ready
 from jaxprtool.cli.session import RunSession, command
 
-_AGAIN = Panel("What is changed")
+_AGAIN = Panel("Runs")
 
 
 def _xla_options(text: str) -> Any:

@@ -85,7 +85,7 @@ Timeout = Annotated[
 def supervise(
     launch: int | None, place: Place | None, timeout: float | None, save: str | None
 ) -> None:
-    """Run this command in processes of its own, if its options ask for it, and exit.
+    """Run this command in child processes, if its options ask for it, and exit.
 
     If they fail or are killed, what they left unfinished of the file or folder `save` is removed.
 

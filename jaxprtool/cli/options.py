@@ -157,7 +157,7 @@ Types = Annotated[
     FUNCTION.option(
         "--types",
         "EXPR",
-        'Types to trace some or all parameters with: "x=f32[n,8]". --args then apply to the '
+        'Types of some or all parameters for tracing: "x=f32[n,8]". --args then apply to the '
         "program after the passes.",
     ),
 ]
@@ -177,7 +177,7 @@ Device = Annotated[
 ]
 Seed = Annotated[
     int,
-    RUN.option("--seed", "N", "Seed of the random values of arguments given by type alone.", min=0),
+    RUN.option("--seed", "N", "Seed of the random values of arguments given as types.", min=0),
 ]
 Strict = Annotated[
     bool,

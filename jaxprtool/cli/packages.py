@@ -11,7 +11,7 @@ from jaxprtool.errors import ArgumentsError, did_you_mean
 
 
 def require_package(name: str, target: str) -> None:
-    """Raise ArgumentsError for a package from which no program traced here can have lines."""
+    """Raise ArgumentsError if a package is not installed; a program file may name any package."""
     top = name.partition(".")[0].replace("-", "_")
     if target == "-" or target.endswith(".jaxpr") or not top.isidentifier():
         return

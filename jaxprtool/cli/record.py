@@ -21,7 +21,7 @@ from jaxprtool.ir.basics.quantities import bytes_of
 if TYPE_CHECKING:
     from jaxprtool.analysis.recorded_run import Run
 
-_RECORDED = Panel("What is recorded")
+_RECORDED = Panel("Recording")
 
 _Command = Annotated[
     list[str],

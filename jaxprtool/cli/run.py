@@ -39,8 +39,8 @@ _Save = Annotated[
     OUTPUT.option(
         "--save",
         "PATH",
-        "Write the results, by name: to FILE.npz, where bfloat16 and similar types become float32. "
-        "Any other name becomes a folder if results are sharded (needs orbax-checkpoint).",
+        "Write the results by name to FILE.npz, with bfloat16 and similar types as float32. A PATH "
+        "of another name becomes a folder if results are sharded (needs orbax-checkpoint).",
     ),
 ]
 

@@ -145,8 +145,8 @@ class Function:
         OUTPUT.choice(
             "--frames",
             FrameChoice,
-            "Which source line an equation shows: the nearest in your files, with the library's "
-            "line behind it (mine, the default), the innermost, or all from yours on.",
+            "The source lines of an equation: mine (default), the nearest line in your files and "
+            "the library line that it calls; library, the innermost line; all, from yours inwards.",
         ),
     ] = None
     mine: Annotated[

@@ -33,7 +33,7 @@ _Format = Annotated[
     _SHOWN.choice(
         "--format, -f",
         Format,
-        "The format; html is a page for a browser.",
+        "The output format. html is a page for a browser.",
     ),
 ]
 _Depth = Annotated[

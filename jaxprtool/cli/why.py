@@ -61,7 +61,7 @@ _To = Annotated[
 _Seed = Annotated[
     int | None,
     _GRADIENT.option(
-        "--seed", "N", "Seed of the random values of arguments given by type alone.", min=0
+        "--seed", "N", "Seed of the random values of arguments given as types.", min=0
     ),
 ]
 _Format = Annotated[

@@ -328,7 +328,7 @@ def _regions(builder: _Builder, inside: Regions, origins: _Origins) -> list[_Ori
             with _body_frame(builder, inside, number):
                 outs = builder.body(body, [given[i] for i in region.ins])
                 if region.is_predicate:
-                    builder.edge(outs[0], builder.port("go on?"))
+                    builder.edge(outs[0], builder.port("predicate"))
                 if inside.predicates:
                     ends.append(builder.port("result" if len(outs) == 1 else "results"))
                     for i, (origin, var) in enumerate(zip(outs, eqn.outvars, strict=True)):

@@ -75,8 +75,8 @@ def hlo_dot(program: Program, platform: str | None = None) -> str:
 def hlo_optimized(program: Program, devices: Sequence[jax.Device] = ()) -> str:
     """Return the HLO text after XLA's passes, for some devices, or for JAX's default one.
 
-    The devices may be descriptions of a machine that is not there, of the same kind: they are as
-    many as the mesh of the program has, or more. Raises the errors of `hlo`.
+    The devices may be descriptions of devices that this machine lacks, at least as many as the mesh
+    of the program has. Raises the errors of `hlo`.
     """
     first = devices[0] if devices else None
     return compiled(program, (), first, devices).as_text()
@@ -93,8 +93,7 @@ def compiled(
 
     Args:
         program: The program.
-        arguments: Its flat arguments, if known: those on several devices are compiled for where
-            they are.
+        arguments: Its flat arguments, if known. Arguments on several devices keep their shardings.
         device: The device; by default JAX's, or the one that the program names.
         devices: The devices for a mesh; by default those of the platform of `device`.
         compiler_options: Options of XLA beside those of the program.
@@ -221,10 +220,10 @@ def traced(
 
 
 def under_mesh(program: Program) -> AbstractContextManager[object]:
-    """Lower for the mesh in the types of a program, whether or not its devices are there.
+    """Lower for the mesh in the types of a program, whether or not its devices are present.
 
-    JAX takes the number of devices from the arguments, or else from the mesh that is set: a program
-    whose arguments lie on no mesh would be lowered for one device.
+    JAX takes the number of devices from the arguments, or else from the mesh that is set. Without
+    this, a program whose arguments lie on no mesh would be lowered for one device.
     """
     mesh = mesh_in_types(program)
     return nullcontext() if mesh is None else jax.sharding.use_abstract_mesh(mesh)

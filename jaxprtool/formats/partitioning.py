@@ -3,9 +3,9 @@
     found = partitioned(program)
     found.before.entry.instructions, found.final.entry.instructions
 
-XLA writes the first while it compiles (`xla_dump_to`): Shardy has given each instruction its
-sharding, and arrays have their whole size. The partitioner cuts them, and puts collectives between
-devices, which later passes merge and move: *final* is what runs.
+XLA writes the first while it compiles (`xla_dump_to`): each instruction has the sharding that
+Shardy assigned to it, and arrays have their whole size. The partitioner splits the arrays and adds
+collectives, which later passes merge and move. The *final* module is the one that runs.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from jaxprtool.ir.hlo.module import Module, compiled_module, read_module
 from jaxprtool.ir.hlo.wire import message
 from jaxprtool.ir.programs.program import Program
 
-#: What XLA is asked to write, whatever the flags of the user (`XLA_FLAGS`) say.
+#: The options that make XLA write the module. They take precedence over the user's `XLA_FLAGS`.
 _DUMP = {
     "xla_dump_hlo_pass_re": "spmd-partitioning",
     "xla_dump_hlo_module_re": ".*",
@@ -57,18 +57,17 @@ def partitioned(
 ) -> Partitioned:
     """Compile a program for the devices of its mesh, and return its modules.
 
-    JAX's persistent compilation cache must be off: a module from it was not partitioned now.
+    JAX's persistent compilation cache must be off, since a cached program is not partitioned again.
 
     Args:
         program: The program.
-        arguments: Its flat arguments, if known: those on several devices are compiled for where
-            they are.
-        devices: The devices for its mesh, or descriptions of some that are not there; by default
-            JAX's.
+        arguments: Its flat arguments, if known. Arguments on several devices keep their shardings.
+        devices: The devices for its mesh, or descriptions of devices that this machine lacks; by
+            default JAX's.
 
     Raises:
-        UnsupportedError: If it runs on one device, so that there is nothing to partition; also for
-            free named axes or symbolic sizes, or if XLA cannot compile it, or writes no modules.
+        UnsupportedError: If it runs on one device; for free named axes or symbolic sizes; or if XLA
+            cannot compile it, or writes no modules.
         BackendError: If there are too few devices for its mesh.
     """
     if program.symbols:

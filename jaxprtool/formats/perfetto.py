@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 #: A trace event: an object of JSON.
 _Event = dict[str, Any]
 
-#: The most functions that have a track of their own: those that took most of the time.
+#: The maximum number of functions with their own track; the slowest to compile have one.
 _MOST_TRACKS = 200
 
 
@@ -41,7 +41,7 @@ def perfetto(run: Run) -> str:
 
 
 def _events(run: Run) -> Iterator[_Event]:
-    # Perfetto takes process 0 for the idle process of the kernel.
+    # Perfetto treats process 0 as the idle process of the kernel, so numbers begin at 1.
     for process in run.processes:
         number = process.number + 1
         command = " ".join(process.command) or "process"
@@ -158,7 +158,7 @@ def _outside(process: int, each: OutsideJit) -> _Event:
 def _slice(
     process: int, thread: int, kind: str, name: str, start: float, end: float, args: _Event
 ) -> _Event:
-    # Both ends are rounded, and not the duration, so that phases stay inside of their compilation.
+    # Round both ends instead of the duration, so that phases stay inside their compilation.
     begin = _microseconds(start)
     return {
         "ph": "X",

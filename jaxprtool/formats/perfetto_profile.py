@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from jaxprtool.analysis.profile import Profile, TimedOperation
     from jaxprtool.ir.hlo.trace import Event, Trace
 
-#: The tracks of the process: the measured calls, and what the host did; threads come behind.
+#: The tracks of the process: the measured calls, and the work of the host; threads follow.
 _CALLS, _HOST = 1, 2
 
 
@@ -64,7 +64,7 @@ def _operation(
 def _slice(
     thread: int, kind: str, name: str, start: float, end: float, args: dict[str, Any]
 ) -> dict[str, Any]:
-    # Both ends are rounded, and not the duration, so that slices stay inside of those around them.
+    # Round both ends instead of the duration, so that slices stay inside their parents.
     begin = round(start / 1000, 3)
     return {
         "ph": "X",

@@ -112,7 +112,7 @@ def test_a_while_shows_its_condition_and_its_body():
     program = trace(lambda x: jax.lax.while_loop(lambda y: y < 9.0, jnp.exp, x), 1.0)
     graph = Read(dot(program))
     assert graph.titles == ["while", "condition", "body"]
-    assert graph.into("go on?") == [("lt", "")]
+    assert graph.into("predicate") == [("lt", "")]
     assert graph.into("carry") == [("x", "f32[]"), ("exp", "style=dashed, constraint=false")]
     assert graph.into("result") == [("carry", "f32[]")]
 

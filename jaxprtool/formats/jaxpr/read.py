@@ -43,8 +43,8 @@ def read(path: str | os.PathLike[str], sources: Root | None = None) -> Program:
 
     Args:
         path: The file.
-        sources: The folder of the user's source files that equations come from. Those that are
-            older than the program are shown beside its equations. Without it, none is: they may
+        sources: The folder of the user's source files that equations come from. Files older than
+            the program are shown next to its equations. By default none are shown, since they may
             have changed.
 
     Raises:

@@ -20,8 +20,8 @@ from jaxprtool.formats.python.layout import INDENT, WIDTH, statement
 from jaxprtool.formats.python.values import array, dtype_name
 from jaxprtool.ir.basics.dtypes import is_foreign
 
-#: The maximum number of elements of an array written as a list, and the most bytes of one in the
-#: text.
+#: The maximum number of elements of an array written as a list, and the maximum number of bytes of
+#: an array in the text.
 _MOST_ELEMENTS, MOST_BYTES = 16, 2048
 
 

@@ -133,7 +133,7 @@ def _source(module: Module) -> str:
         "",
         f"    {name}({', '.join(called.call)})",
         "",
-        "The comment after each line is the type of what the line computes.",
+        "The comment after a line is the type of its value.",
         *notes,
         '"""',
     ]

@@ -196,17 +196,25 @@ Results: TypeAlias = "int | tuple[Results, ...] | Expression | None"
 class PythonFunction(Expression):
     """A Python function with the body of a closed jaxpr.
 
-    `parameters` has a structure of indexes of the jaxpr's arguments for each Python parameter; a
-    tuple has its name in `titles`. `results` has indexes of the jaxpr's results, followed by those
-    of its arguments. The first arguments are captured instead of passed: the operands of the
-    equation with the indexes `captured`. The arguments after them are the operands `passed`, and
-    may share their names. The first `closed_over` operands are passed by a function that closes
-    over them.
-    `rules` are methods to call with further functions: `defjvp`. A `kept` function is defined at
-    module level, once per `key`, and keeps its name even if another function has it, unless the
-    name is generic (not `renamed`). `setting` is the context in which JAX traces the body, if it
-    differs from the outer one. A function that only raises has no jaxpr, and the exception in
-    `raises`.
+    The first arguments of the jaxpr are captured instead of passed.
+
+    Attributes:
+        jaxpr: The jaxpr; None for a function that only raises.
+        name: The name of the function.
+        parameters: For each Python parameter, a structure of indexes of the jaxpr's arguments.
+        results: A structure of indexes of the jaxpr's results, followed by those of its arguments.
+        titles: The names of the parameters that are tuples.
+        captured: The indexes of the operands that are captured.
+        closed_over: The number of leading operands that a local function closes over and passes.
+        passed: The indexes of the operands that are passed, whose names the parameters may share.
+        decorators: The decorators.
+        rules: Methods to call with further functions: `defjvp`.
+        kept: Whether it is defined at module level, once per `key`.
+        renamed: Whether a kept function keeps its name even if another function has it; False if
+            the name is generic.
+        key: The key of a kept function.
+        setting: The context in which JAX traces the body, if it differs from the outer one.
+        raises: The exception of a function that only raises.
     """
 
     jaxpr: Any

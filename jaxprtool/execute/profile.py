@@ -26,7 +26,7 @@ from jaxprtool.ir.programs.program import Program
 
 T = TypeVar("T")
 
-#: The most calls that are measured, and the seconds and operations after which no more are.
+#: The maximum number of measured calls, and the limits of their seconds and operations.
 CALLS, _SECONDS, _EVENTS = 20, 1.0, 15_000
 
 #: The ending of a trace of the profiler.
@@ -38,7 +38,7 @@ MODULE = ".hlo.pb"
 
 @dataclass
 class Recorded:
-    """What the profiler recorded in a `with` block; `trace` is set at its end."""
+    """The recording of a `with` block by the profiler; `trace` is set at its end."""
 
     trace: Trace | None = None
 
@@ -48,7 +48,7 @@ def recorded(executables: Iterable[Any] | None = None) -> Iterator[Recorded]:
     """Record the operations that run in a `with` block, and their compiled modules.
 
     Args:
-        executables: Where to search for modules that the profiler does not know; by default in all
+        executables: The executables to search for modules that the profiler lacks; by default all
             that this process has compiled.
 
     Raises:
@@ -96,7 +96,7 @@ def modules_of(executables: Iterable[Any]) -> Iterator[bytes]:
 
 
 def live_modules() -> Iterator[bytes]:
-    """Yield the modules of all that this process has compiled."""
+    """Yield the modules of all executables of this process."""
     return modules_of(jax.devices()[0].client.live_executables())
 
 
@@ -162,7 +162,7 @@ class MeasuredRun:
     """A program that was run under the profiler.
 
     Attributes:
-        trace: What ran; its steps are the fastest quarter of the measured calls.
+        trace: The trace; its steps are the fastest quarter of the measured calls.
         plain_seconds: The mean time of the fastest quarter of as many calls without the profiler;
             None if the program has effects.
         device: The device that it ran on; the first of several.
@@ -193,7 +193,7 @@ def measure(
     Raises:
         UnsupportedError: If it cannot be compiled, or the profiler is running already.
         BackendError: If the device cannot run it.
-        UserFunctionError: If a callback or a check of the user's fails.
+        UserFunctionError: If a user's callback or check fails.
     """
     harmless = all(map(jaxcompat.is_removable_effect, program.jaxpr.effects))
     with ready(program, arguments, device) as (placed, chosen):
@@ -234,7 +234,7 @@ def _fastest(calls: Sequence[T], seconds: Callable[[T], float]) -> list[T]:
 
 
 def _affordable(call: Callable[[], float]) -> int:
-    """Return how many calls to measure, by the time and the operations of one call."""
+    """Return the number of calls to measure, by the time and the operations of one call."""
     with tempfile.TemporaryDirectory(prefix="jaxprtool-") as folder:
         start(folder)
         try:
@@ -252,7 +252,7 @@ def measured_peaks(device: jax.Device) -> tuple[float, float]:
     with jax.default_device(device):
         product = jax.jit(jnp.matmul)
         square = jnp.ones((size, size), jnp.float32)
-        # In place: pages of new memory would be the most of the time.
+        # In place, since allocating new pages would take most of the time.
         negated, vector = jax.jit(jnp.negative, donate_argnums=0), jnp.ones(count, jnp.float32)
         return (
             2 * size**3 / _shortest(lambda _: product(square, square), None),

@@ -1,9 +1,9 @@
 """Find the equations of a pullback at which a cotangent becomes zero on given inputs.
 
-All values that depend on the cotangent are linear in it. The program is compiled once with two
-counters for each equation that computes one: how often all its results are zero, and how often they
-are although the cotangents that it reads are not. From a gradient that is zero, the equations are
-then followed back through zeros, up to those that made them.
+All values that depend on the cotangent are linear in it. The program is compiled once, with two
+counters for each equation that computes such a value: the executions in which all its results are
+zero, and those in which they are zero although the cotangents that it reads are not. From a zero
+gradient, zeros are then followed back to the equations that made them.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ Path: TypeAlias = tuple[JaxprEqn, ...]
 def vanishing(
     program: Program, arguments: Sequence[Any], results: Sequence[int]
 ) -> list[tuple[Path, ...] | None]:
-    """Return, for each of some results that are zero, the equations that made the cotangents zero.
+    """Return, for each of some zero results, the equations that made the cotangents zero.
 
     Args:
         program: A pullback, which takes the cotangent as its last argument.
@@ -81,7 +81,7 @@ def _linear(run: Run) -> set[Var]:
 class _ZeroCounter(OriginCounter):
     """Counts how often the results of each equation are zero, under tracing.
 
-    The first count is of those that read a cotangent that is not zero.
+    The first count is of executions that read a nonzero cotangent.
     """
 
     def __init__(
@@ -99,7 +99,7 @@ class _ZeroCounter(OriginCounter):
 
     def evaluate(self, eqn: JaxprEqn, operands: list[Any]) -> Sequence[Masked]:
         if not eqn.outvars and has_external_effect(eqn):
-            return []  # a print, which the run of the gradient has done
+            return []  # a print, already done by the run of the gradient
         return self.bound(eqn, operands)
 
     def equation(self, eqn: JaxprEqn, operands: list[Any]) -> Sequence[Any]:

@@ -51,16 +51,24 @@ from jaxprtool.ir.rewriting.callbacks import is_check
 
 
 def verify(before: Program, after: Program, args: object = None, *, seed: int = 0) -> None:
-    """Raise CheckError unless both programs compute the same.
+    """Raise CheckError unless two programs compute the same results and effects.
 
-    `args` are the arguments of `before`, in order, as arrays or in any pytree; by default they are
-    random values drawn with `seed`. Symbols get the sizes of the arguments or, without arguments,
-    small sizes. Warns about a result that is not finite in most elements, since this proves little.
-    `after` may lack some of the arguments, which are matched by name. The error names the first
-    differing result; its `details`, shown in a traceback, have the position, the error, and the
-    first equation that computes a different value. The final values of Ref arguments are compared
-    too; the given Refs are not modified. Raises ArgumentsError for arguments that do not fit, and
-    UnsupportedError for a program with free named axes, which cannot run.
+    The final values of Ref arguments are compared too; the given Refs are not modified. Warns about
+    a result that is not finite in most elements, since this proves little.
+
+    Args:
+        before: The first program.
+        after: The second program. It may lack some of the arguments, which are matched by name.
+        args: The arguments of `before`, as a tuple, or as any pytree of the same leaves; None for
+            random values. Symbols get the sizes of the arguments, or small sizes without arguments.
+        seed: The seed of random values.
+
+    Raises:
+        CheckError: If the programs differ. The message names the first differing result. The
+            `details`, shown in a traceback, have the position, the error, and the first equation
+            that computes a different value.
+        ArgumentsError: If the arguments do not fit.
+        UnsupportedError: If a program has free named axes, and so cannot run.
     """
     arguments = None if args is None else flat_arguments(before, args)
     if before.symbols or after.symbols:
@@ -129,7 +137,7 @@ class Runs:
         return unproven(self.program.out_names, self.results())
 
     def nonfinite(self) -> tuple[int, int]:
-        """Return the number of non-finite elements in the results, and of all elements."""
+        """Return the number of non-finite elements in the results, and the number of all."""
         values = self.results()
         return sum(map(nonfinite, values)), sum(getattr(x, "size", 0) for x in values)
 

@@ -20,7 +20,7 @@ _HINT = "write one with --save-baseline"
 
 @dataclass(frozen=True)
 class Baseline:
-    """What an earlier run measured.
+    """The measurements of an earlier run.
 
     Attributes:
         file: Its file.
@@ -41,7 +41,7 @@ def read_baseline(path: str) -> Baseline:
     """Return the baseline in a file.
 
     Raises:
-        ArgumentsError: If it cannot be read, or is no document of `bench`.
+        ArgumentsError: If it cannot be read, or is not a document of `bench`.
     """
     try:
         with opened_plain(path) as file:
@@ -64,7 +64,7 @@ def with_baseline(found: Bench, baseline: Baseline) -> Bench:
     """Return measured times with their ratios to an earlier run.
 
     Raises:
-        ArgumentsError: If that was of another program, of other arguments, or of other variants.
+        ArgumentsError: If the earlier run had another program, other arguments or other variants.
     """
     _require_same_program(found, baseline)
     known = [each for each in found.variants if each.name in baseline.seconds]
@@ -112,7 +112,7 @@ _SAID = {"processor": "the processor", "devices": "the device", "jax": "the rele
 
 
 def this_machine(devices: str) -> Machine:
-    """Return this machine, of which a program uses devices of these models."""
+    """Return a description of this machine; `devices` are the models of the devices in use."""
     model = platform.processor() or platform.machine()
     with suppress(OSError), open("/proc/cpuinfo", encoding="utf-8") as file:
         names = [line.partition(": ")[2].strip() for line in file if line.startswith("model name")]

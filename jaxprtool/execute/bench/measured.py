@@ -1,4 +1,4 @@
-"""What `bench` measures: the times and the memory of variants, and their ratios."""
+"""The results of `bench`: the times and the memory of variants, and their ratios."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class BenchedVariant:
         compile_seconds: The time of compiling, without a cache; None under `jax_disable_jit`.
         first_call_seconds: The time of the first call.
         memory: The memory of the compiled program; None if the backend does not report it.
-        estimated_temporary_bytes: The estimate of its temporary memory, as of `memory`.
+        estimated_temporary_bytes: The estimate of its temporary memory, as by `memory`.
         calls: The number of calls that were timed at once.
         seconds: The time of a call in each round.
     """
@@ -58,7 +58,7 @@ class Ratio:
 
     Attributes:
         of: The name of the variant.
-        to: The name of the other: the first variant, or itself in a baseline.
+        to: The name of the other: the first variant, or the same variant in a baseline.
         ratio: The ratio; below 1 if the variant is faster.
         low: The low end of its 95% confidence interval.
         high: The high end.
@@ -102,9 +102,9 @@ class BaselineRatios:
 
     Attributes:
         file: The file of the earlier run.
-        mismatches: What of the machine and of JAX differs from then, one line each.
+        mismatches: The differences in the machine and the release of JAX, one line each.
         missing: The variants that the earlier run does not have.
-        ratios: The ratio of each other variant to itself then.
+        ratios: The ratio of each other variant to its time in the earlier run.
     """
 
     file: str
@@ -126,9 +126,9 @@ class Bench(Printed):
         devices: The devices that the variants ran on.
         machine: The machine, and the release of JAX.
         isolated: Whether each variant had its own process.
-        rounds: The number of rounds, in each of which all variants took a turn.
+        rounds: The number of rounds; in each, every variant took a turn.
         precision: The largest relative half width of a ratio's interval, or of a single time's.
-        wanted_precision: The precision that was asked for, or None.
+        wanted_precision: The requested precision, or None.
         variants: The variants.
         ratios: The ratio of each variant after the first to the first.
         baseline: The ratios to an earlier run, if one was given.

@@ -2,8 +2,7 @@
 
 Times of calls are skewed and have outliers, so they are summarized by medians. The interval of a
 median is that of the sign test (`scipy.stats.quantile_test`): two of the sorted values, whatever
-their distribution. A value that is known as a whole, as the ratio of two times of one round, needs
-no logarithm for it: order is all that counts.
+their distribution. It depends only on the order of the values, so ratios need no logarithm.
 """
 
 from __future__ import annotations
@@ -16,8 +15,7 @@ import numpy as np
 #: The probability with which an interval contains the true median.
 CONFIDENCE = 0.95
 
-#: The minimum number of values: fewer do not enclose the median as probably as `unpaired_ratio`
-#: needs it.
+#: The minimum number of values: fewer cannot reach the confidence that `unpaired_ratio` needs.
 LEAST = 7
 
 
@@ -46,16 +44,16 @@ def median_interval(values: Sequence[float], confidence: float = CONFIDENCE) -> 
 def paired_ratio(times: Sequence[float], reference: Sequence[float]) -> Interval:
     """Return the median of the ratios of times that were measured in the same rounds.
 
-    What slows a machine for longer than a round slows both, and cancels.
+    A slowdown of the machine that lasts longer than a round affects both times, and cancels.
     """
     return median_interval([a / b for a, b in zip(times, reference, strict=True)])
 
 
 def unpaired_ratio(times: Sequence[float], reference: Sequence[float]) -> Interval:
-    """Return the ratio of the medians of times that were measured apart.
+    """Return the ratio of the medians of times that were measured separately.
 
     The interval is that of two medians at once, by Bonferroni: each is in its own interval of half
-    the error, so the ratio is between the quotients of their ends. It is wider than need be.
+    the error, so the ratio is between the quotients of their ends. This is conservative.
     """
     apart = (1 + CONFIDENCE) / 2
     a, b = (median_interval(each, apart) for each in (times, reference))

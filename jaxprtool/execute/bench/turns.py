@@ -2,9 +2,9 @@
 
     shared machine    A B | B A | A B | B A | …    rounds; the order in each is random
 
-In a turn, a call that is not timed brings the variant's data and code back into the caches; then
-the calls are timed. Calls that are short are timed several at once, so that the clock's resolution
-does not count, and several times, of which the median counts.
+A turn begins with an untimed call, which brings the variant's data and code back into the caches.
+Short calls are timed in batches, so that the resolution of the clock does not matter. The time of a
+turn is the median of its batches.
 """
 
 from __future__ import annotations
@@ -33,25 +33,25 @@ from jaxprtool.execute.running.run import (
 from jaxprtool.ir.basics.collector import without_collector
 from jaxprtool.ir.basics.dtypes import as_array
 
-#: The seconds of calls that are timed at once, and of a turn, unless a single call is longer.
+#: The duration of a batch of calls, and of a turn, in seconds. A single call may take longer.
 _AT_ONCE, _TURN = 2e-4, 5e-3
 
-#: The seconds and the number of calls from which is found how many are timed at once.
+#: The maximum seconds and number of calls to find the size of a batch.
 _TRIED, _MOST_TRIED = 5e-2, 100
 
-#: The number of rounds unless another is asked for, and the most that a precision takes.
+#: The default number of rounds, and the default maximum with a precision.
 ROUNDS, MOST_ROUNDS = 50, 2000
 
-#: The seconds after which no further round begins, unless their number is given.
+#: The seconds after which no further round begins, unless the number of rounds is given.
 MOST_SECONDS = 60.0
 
-#: The number of rounds after which the precision is looked at, again and again.
+#: The number of rounds between checks of the precision.
 _LOOK = 10
 
 
 @dataclass(frozen=True)
 class Start:
-    """How a variant was compiled, and called for the first time.
+    """The compilation and the first call of a variant.
 
     Attributes:
         devices: The devices that it ran on.
@@ -60,7 +60,7 @@ class Start:
         compile: The seconds of compiling; None under `jax_disable_jit`.
         first_call: The seconds of the first call.
         memory: Its memory; None if the backend does not report it.
-        calls: The number of calls that are timed at once.
+        calls: The number of calls in a batch.
     """
 
     devices: tuple[str, ...]
@@ -122,7 +122,7 @@ class TurnsHere:
         )
 
     def _fastest(self, there: Sequence[Any]) -> float:
-        """Return the seconds of the fastest of some calls, which no other process interrupts."""
+        """Return the seconds of the fastest of several calls, which nothing has interrupted."""
         found = [self._made.seconds(there)]
         while len(found) < _MOST_TRIED and sum(found) < _TRIED:
             found.append(self._made.seconds(there))
@@ -147,11 +147,11 @@ class TurnsHere:
 
 @dataclass(frozen=True)
 class Limits:
-    """How many rounds there are.
+    """The limits of the number of rounds.
 
     Attributes:
-        rounds: Their number, or the maximum with a precision; None for the default.
-        precision: The relative half width of all intervals that is wanted, or None.
+        rounds: The number of rounds, or with a precision the maximum; None for the default.
+        precision: The relative half width of all intervals to reach, or None.
     """
 
     rounds: int | None = None
@@ -163,7 +163,7 @@ class Limits:
         return self.rounds or (ROUNDS if self.precision is None else MOST_ROUNDS)
 
     def reached(self, times: Sequence[Sequence[float]]) -> bool:
-        """Return True if there is a wanted precision, and all intervals have it."""
+        """Return True if a precision is set, and all intervals have it."""
         if self.precision is None or len(times[0]) % _LOOK:
             return False
         return all(each.precision <= self.precision for each in intervals(times))

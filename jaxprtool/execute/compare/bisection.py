@@ -91,8 +91,8 @@ def find_divergence(
         tolerance: The tolerance.
         on_progress: Called with progress messages.
         positions: The pairs of positions of corresponding arguments, if their order differs.
-        exact: Whether any bit that differs counts, instead of `tolerance`.
-        executor: Returns what runs the pieces of a variant.
+        exact: Whether all bits must be equal, instead of `tolerance`.
+        executor: Returns an executor of the pieces of a variant.
     """
     first, second = (
         replace(each, program=with_scalar_predicates(each.program)) for each in variants

@@ -29,7 +29,7 @@ class Comparator:
             largest element, at least 64 rounding errors are tolerated, and masks may differ, since
             the values that they select are compared. This ignores differences from cancellation of
             rounding errors.
-        exact: Whether all bits must be equal, instead; all NaNs count as equal.
+        exact: Whether instead all bits must be equal. All NaNs count as equal.
     """
 
     tolerance: Tolerance

@@ -16,7 +16,7 @@ class SmallestArgument(NamedTuple):
 
     Attributes:
         name: The name of the argument.
-        value: Its value in words: `zero but for [2] = 1.0`.
+        value: Its value in words: `zero except [2] = 1.0`.
     """
 
     name: str
@@ -53,7 +53,7 @@ class Comparison(Printed):
 
     @property
     def unproven(self) -> list[str]:
-        """A message for each result most of whose elements are not finite, which proves nothing."""
+        """A message for each result with mostly non-finite elements, which prove nothing."""
         results = {each.name: each for variant in self.variants for each in variant.unproven}
         return [
             f"{name} is not finite in {max(each.nonfinite):,} of {each.size:,} elements"

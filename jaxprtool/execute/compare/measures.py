@@ -24,7 +24,7 @@ class Tolerance:
 
     Attributes:
         rtol: The relative error; None for the tolerance of JAX's own tests for the dtype.
-        atol: The absolute error; None likewise.
+        atol: The absolute error; None for the tolerance of JAX's own tests for the dtype.
     """
 
     rtol: float | None = None

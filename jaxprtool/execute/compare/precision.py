@@ -19,7 +19,7 @@ class KeptPlace:
         code: The source text of the line, if its file exists.
         error: The largest error if only this place is narrow, relative to the tolerated error;
             infinite if NaNs or infinities differ.
-        without: The same if this is the only place that is no longer kept.
+        without: The largest error if this place is narrow together with all that are not kept.
         cause: Why there is no error, in one line, if the program fails; else "".
     """
 
@@ -32,13 +32,13 @@ class KeptPlace:
 
 @dataclass(frozen=True)
 class Needs:
-    """What a program needs, by estimate.
+    """The estimated memory and work of a program.
 
     Attributes:
         peak_bytes: The bytes of memory at the peak.
         bytes: The bytes read and written.
         flops: The floating-point operations.
-        narrow_flops: Those in the narrow dtype.
+        narrow_flops: The floating-point operations in the narrow dtype.
     """
 
     peak_bytes: int
@@ -62,14 +62,14 @@ class Precision(Printed):
         rtol: The relative tolerance.
         atol: The absolute tolerance.
         narrow_error: The largest error if no place is kept, relative to the tolerated error.
-        error: The largest error with the kept places, likewise, on all inputs.
+        error: The same with the kept places, on all inputs.
         results: The difference of each result, on the input with the largest error.
         inputs: A description of the inputs.
         searched: The number of inputs of the search.
         checked: The number of other inputs that the result was compared on.
         runs: The number of programs that were compiled and compared.
-        before: What the program needs.
-        after: What it needs with the pass.
+        before: The memory and work of the program.
+        after: The memory and work with the pass.
         failure: Why the program fails with the pass, or "".
     """
 

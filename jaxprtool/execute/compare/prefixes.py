@@ -1,4 +1,4 @@
-"""The smallest prefix of a program that two variants, compiled as a whole, compute differently.
+"""Find the smallest prefix of a program that two variants compute differently, compiled whole.
 
 Values in the middle of a program become results of the prefix only where the rest of the program
 reads them, so that the compiler may fuse all equations before, as in the whole program.
@@ -50,15 +50,15 @@ def differing_prefix(
     executors: tuple[Executor, Executor],
     on_progress: Callable[[str], object] = lambda doing: None,
 ) -> Prefix | None:
-    """Return a prefix whose values differ in any bit, while those of one equation less are equal.
+    """Return a prefix whose values differ, while those of one equation fewer are bitwise equal.
 
     Args:
         program: The program that both run.
-        executors: What runs each variant.
+        executors: The executor of each variant.
         on_progress: Called with progress messages.
 
     Returns:
-        None if the values of the whole program are equal, so that nothing can be searched for.
+        None if the values of the whole program are equal.
     """
     search = _Search(program, executors)
     eqns = jaxcompat.open_jaxpr(program.jaxpr).eqns

@@ -1,4 +1,4 @@
-"""What changes when a program runs again: the facts of `determinism`."""
+"""The results of `determinism`: the differences between runs of a program."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from jaxprtool.execute.compare.risks import Risk
 from jaxprtool.ir.basics.documents import document
 from jaxprtool.ir.basics.printed import Printed
 
-#: What is changed for a run: nothing, the compiled program, the trace, the process, ….
+#: The change for a run: none, a new compilation, a new trace, another process, ….
 Kind: TypeAlias = Literal["run", "compile", "trace", "process", "device", "threads", "option"]
 
 
@@ -22,10 +22,10 @@ class Repetition:
     """A run compared with the first one, bit for bit.
 
     Attributes:
-        name: What was changed: `compiled again`, `8 threads (NPROC=8)`.
+        name: The change: `compiled again`, `8 threads (NPROC=8)`.
         kind: The kind of this change.
         results: The difference of each result; empty if the results cannot be compared.
-        other_program: How the program that was traced differs from the first one, or "".
+        other_program: How its traced program differs from that of the first run, or "".
         error: Why the run has no results, in one line, or "".
     """
 
@@ -54,8 +54,8 @@ class Cause:
         name: The name of the run.
         divergence: The first equation whose results differ for equal operands, with intermediate
             values as results; or why none was found.
-        prefix: If none was found, the smallest prefix of the program, compiled as a whole, that
-            differs; null if there is none either.
+        prefix: If no equation was found, the smallest prefix of the program that differs when
+            compiled as a whole; null if there is none.
     """
 
     name: str
@@ -76,7 +76,7 @@ class Determinism(Printed):
         repetitions: The other runs.
         causes: Where runs begin to differ, one for each kind of change and each option.
         risks: Equations that may differ in other runs, or on other devices.
-        not_tried: What was not tried, and why.
+        not_tried: The kinds of runs that were not tried, each with the reason.
     """
 
     name: str
@@ -95,14 +95,14 @@ class Determinism(Printed):
 
     @property
     def unproven(self) -> tuple[Measure, ...]:
-        """The results most of whose elements are not finite: equal bits prove nothing there."""
+        """The results with mostly non-finite elements, whose equal bits prove nothing."""
         results = {m.name: m for each in self.repetitions for m in each.results if not m.is_proof}
         return tuple(results.values())
 
 
 @dataclass(frozen=True)
 class FreshRun:
-    """What another process has made of the same function.
+    """The program and the results of the same function in another process.
 
     Attributes:
         program: The text of its program, with stubs for callbacks.

@@ -1,6 +1,6 @@
 """Equations whose results may differ from run to run, or from machine to machine.
 
-This is read from the program alone: nothing is run.
+The program is inspected, not run.
 """
 
 from __future__ import annotations
@@ -17,11 +17,11 @@ from jaxprtool.ir.programs.program import Program
 from jaxprtool.ir.source.frames import Frames, frames_now
 from jaxprtool.jaxcompat import Jaxpr, JaxprEqn
 
-_CALLBACK = "calls Python, which may return other values in each run"
+_CALLBACK = "calls Python, which may return different values in each run"
 _GPU_ORDER = "not deterministic on GPU: threads add in any order where indices are not unique"
 _GPU_LAST = "on GPU, any of the updates with the same index may be the last"
 _WINDOW = "not deterministic on GPU: windows that overlap are added in any order"
-_GENERATOR = "its bits are of the backend's own generator: other ones on CPU, GPU and TPU"
+_GENERATOR = "its bits come from the backend's own generator, which differs on CPU, GPU and TPU"
 _COLLECTIVE = "sums over devices: another number or order of devices rounds differently"
 _UNSTABLE = "the order of equal keys is not defined: is_stable is False"
 

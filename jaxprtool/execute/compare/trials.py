@@ -109,7 +109,7 @@ def _without(array: np.ndarray, nonzero: np.ndarray, parts: int) -> Iterator[np.
 
 
 def described(value: Any) -> str:
-    """Return an input in words: `zero but for [2, 1] = 1.0`."""
+    """Return an input in words: `zero except [2, 1] = 1.0`."""
     if not _is_number(value):
         return "random"
     array = np.asarray(value)

@@ -31,8 +31,8 @@ class Variant:
         platform: The backend; None for the placement by JAX and the arguments.
         op_by_op: Whether each equation runs separately instead of compiled as a whole.
         index: The device of the backend, by its index; None for the placement by JAX.
-        environment: Environment variables with which it runs in a process of its own; without
-            any, it runs in this process.
+        environment: Environment variables for a process of its own; without any, it runs in this
+            process.
     """
 
     name: str
@@ -67,7 +67,7 @@ class Compared:
 
     @property
     def unproven(self) -> tuple[Measure, ...]:
-        """The equal results most of whose elements are not finite, which proves nothing."""
+        """The equal results with mostly non-finite elements, which prove nothing."""
         return tuple(each for each in self.results if each.within and not each.is_proof)
 
     @property

@@ -1,8 +1,8 @@
 """Counts and origins of NaNs and infinities in a compiled body.
 
-Each equation of the body, at any depth, has two counts: how often it produced a NaN and an
-infinity. Origins that are known before the body runs are followed: each value has a mask of the
-possible origins of its non-finite elements.
+Each equation of the body, at any depth, has two counts: the executions that produced a NaN, and
+those that produced an infinity. Origins that are known before the body runs are followed: each
+value has a mask of the possible origins of its non-finite elements.
 """
 
 from __future__ import annotations
@@ -99,7 +99,7 @@ class OriginCounter(Interpreter):
         return self._everywhere(no_origins() if value.mask is None else value.mask)
 
     def counts(self) -> Any:
-        """Return how often each equation produced a NaN and an infinity."""
+        """Return the numbers of NaNs and infinities that each equation produced."""
         counts = self._zeros()
         if self._single:
             numbers = jnp.array(list(self._single))

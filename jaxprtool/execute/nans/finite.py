@@ -1,4 +1,4 @@
-"""Counts of non-finite results, and random inputs that avoid them: such results prove nothing."""
+"""Count non-finite results, which prove nothing, and find random inputs that avoid them."""
 
 from __future__ import annotations
 
@@ -63,8 +63,8 @@ def finite_fill(
     """Return flat arguments like `fill`, chosen so that as many results as possible are finite.
 
     While a result contains a NaN or is not finite in most elements, other domains are tried: for
-    the random arguments that lead to the equation responsible, and for all random arguments without
-    a known domain.
+    the random arguments that the responsible equation depends on, and for all random arguments
+    without a known domain.
 
     Args:
         program: The program.

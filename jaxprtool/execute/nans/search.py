@@ -440,14 +440,14 @@ class _CompiledLoop:
         return int(ran.number), carry, ys, bool(ran.more)
 
     def _count(self, made: Mapping[tuple[int, int], Origin], counts: np.ndarray) -> None:
-        """Add how often known origins were made again."""
+        """Add the number of times that known origins were made again."""
         for number, column in np.argwhere(counts):
             key = id(self.equations[number]), (NAN, INF)[column]
             made[key].times += int(counts[number, column])
 
 
 def _is_held(eqn: JaxprEqn, operands: Sequence[Tracked]) -> bool:
-    """Return True if an equation's results depend on arguments at most through indices."""
+    """Return True if an equation's results depend on no argument, except through indices."""
     if is_moving(eqn):
         operands = [x for x in operands if has_state(x.data)] or operands
     return not eqn.effects and all(x.held for x in operands)

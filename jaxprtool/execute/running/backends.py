@@ -51,7 +51,7 @@ class Failure:
 
 @dataclass(frozen=True)
 class Survey:
-    """The backends of this machine, the plug-ins that are installed, and what does not start."""
+    """The backends of this machine, the installed plug-ins, and those that do not start."""
 
     backends: list[Backend]
     plugins: list[Plugin]
@@ -59,10 +59,10 @@ class Survey:
 
 
 def survey() -> Survey:
-    """Start the backends, and return also those that are installed and do not start.
+    """Start the backends, and return them with the installed ones that do not start.
 
-    JAX stops at a plug-in that registers a backend which then fails: those that it would have
-    started later are missing. Raises BackendError if none starts.
+    JAX stops at a plug-in whose backend fails, so backends that it would start later are missing.
+    Raises BackendError if none starts.
     """
     with jaxcompat.failures_to_start() as failed:
         try:
@@ -72,7 +72,7 @@ def survey() -> Survey:
             if failure is None or not jaxcompat.has_backends():
                 raise
             failed[failure[0]] = failure[1]
-            found = _started()  # those that JAX had started before
+            found = _started()  # the backends that JAX had started before
     for name in not_installed():
         failed.pop(name, None)
     installed = plugins()
@@ -96,11 +96,11 @@ def memory_of(device: jax.Device) -> int | None:
 
 
 def devices_to_compile_for(backend: str) -> Sequence[jax.Device]:
-    """Return the devices of a backend, or descriptions of some that are not there.
+    """Return the devices of a backend, or descriptions of devices that this machine lacks.
 
     Args:
-        backend: The name of a backend, or of a platform whose plug-in describes machines, with the
-            name of one: `tpu:v5e:2x2`.
+        backend: The name of a backend, or of a platform and of a machine that its plug-in can
+            describe: `tpu:v5e:2x2`.
 
     Raises:
         BackendError: If there is no such backend, and no plug-in that describes it.
@@ -118,11 +118,11 @@ def devices_to_compile_for(backend: str) -> Sequence[jax.Device]:
     names = ALIASES.get(platform.lower(), (platform.lower(),))
     if names == ("tpu",) and not (topology and has_tpu_library()):
         install = "" if has_tpu_library() else ", with the package libtpu"
-        absent.hint = f"name a TPU, which need not be there{install}: --backend tpu:v5e:2x2"
+        absent.hint = f"name a TPU, which need not be present{install}: --backend tpu:v5e:2x2"
         raise absent
     try:
         return topologies.get_topology_desc(topology, names[0]).devices
-    except Exception as error:  # plug-ins raise what they like
+    except Exception as error:  # plug-ins may raise anything
         reason = _first_line(described(error))
         absent.hint = f"XLA cannot compile for it without the machine: {reason}"
         raise absent from error
@@ -143,7 +143,7 @@ def _started() -> list[Backend]:
         default = jax_backend.get_backend()
     except RuntimeError as error:
         raise BackendError(_first_line(error), _platforms_hint()) from error
-    except Exception as error:  # JAX lets through what a plug-in raises when it is imported
+    except Exception as error:  # JAX does not catch exceptions of a plug-in's import
         raised = next((each for each in plugins() if each.import_error), None)
         if raised is None:
             raise

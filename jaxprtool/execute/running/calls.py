@@ -32,7 +32,7 @@ class CallForm:
         fun: The function.
         keywords: The keyword arguments of `jax.jit` for it.
         donated: The positions of the donated arguments of the program.
-        groups: The structure of each argument of the function; None if they are the flat ones.
+        groups: The structure of each argument of the function; None if the arguments are flat.
         effects: Whether the program has effects, for which a call waits.
     """
 
@@ -75,9 +75,9 @@ def _copies(arrays: dict[int, jax.Array]) -> dict[int, jax.Array]:
 def call_form(program: Program) -> CallForm:
     """Return the function to compile for a program.
 
-    It takes the arguments of the traced function, those by keyword last, or flat if `jax.jit` could
-    not take them so: with shardings, if only some leaves of an argument are donated, or if the
-    class of a container accepts arrays alone.
+    It takes the arguments of the traced function, keyword arguments last. It takes flat arguments
+    if `jax.jit` cannot take those: with shardings, if only some leaves of an argument are donated,
+    or if the class of a container accepts only arrays.
     """
     flat = jaxcompat.jaxpr_as_fun(program.jaxpr)
     keywords, effects = program.jit_keywords, bool(program.jaxpr.effects)
@@ -100,7 +100,7 @@ def call_form(program: Program) -> CallForm:
 
 
 def _suits(tree: PyTreeDef) -> bool:
-    """Return True if its classes accept other children than arrays, of which JAX makes some."""
+    """Return True if the container classes accept placeholders of JAX instead of arrays."""
     made = filled(tree, [object() for _ in range(tree.num_leaves)])
     leaves = jax.tree.leaves(made, is_leaf=lambda each: isinstance(each, SubstituteNode))
     return not any(isinstance(each, SubstituteNode) for each in leaves)
@@ -109,13 +109,13 @@ def _suits(tree: PyTreeDef) -> bool:
 def seconds_of(form: CallForm, call: Callable[..., Any], each: list[Sequence[Any]]) -> float:
     """Return the seconds that calls take, each of which waits until its results are ready.
 
-    Where arguments are donated, results would be the arguments of the next call. They are kept
-    until the end, as the caller's loop has it: releasing hundreds of arrays takes time.
+    If arguments are donated, results are kept until the end: a user's loop passes them to the next
+    call, so the time to release hundreds of arrays is not part of a call.
 
     Args:
-        form: How the function is called.
-        call: The function under `jax.jit`, or without.
-        each: The arguments of each call, as of `calls`. Donated ones are removed.
+        form: The form of the call.
+        call: The function, with or without `jax.jit`.
+        each: The arguments of each call, from `calls`. If some are donated, the list is emptied.
     """
     kept, ready = [], jax.block_until_ready
     start = time.perf_counter()

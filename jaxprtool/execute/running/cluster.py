@@ -16,7 +16,7 @@ from jax.experimental import multihost_utils
 from jaxprtool.errors import BackendError
 from jaxprtool.processes.group import Place
 
-#: The seconds in which all processes of a cluster must have started.
+#: The time limit for the start of all processes of a cluster, in seconds.
 PATIENCE = 60
 
 #: The variables with the number of processes that `srun` or `mpirun` starts. In the script of a
@@ -56,7 +56,7 @@ def join(place: Place | None, seconds: float = PATIENCE) -> None:
 
 
 def _await_coordinator(address: str, seconds: float) -> None:
-    """Wait until the coordinator listens: JAX aborts the process where it does not."""
+    """Wait until the coordinator listens, since JAX aborts the process if it does not."""
     host, _, port = address.rpartition(":")
     end = time.monotonic() + seconds
     while True:
@@ -74,12 +74,12 @@ def _await_coordinator(address: str, seconds: float) -> None:
 
 
 def require_all(size: int) -> None:
-    """Raise BackendError if a mesh of some devices leaves out devices, and so perhaps a process."""
+    """Raise BackendError if a mesh of `size` devices does not use all devices of the cluster."""
     if size < jax.device_count():
         raise BackendError(
             f"the mesh has {size} device{'s' if size > 1 else ''}, but the {jax.process_count()} "
             f"processes have {jax.device_count()}",
-            "a run in several processes takes all devices: make the mesh larger, or give each "
+            "a run in several processes uses all devices: make the mesh larger, or give each "
             "process fewer devices with --host-devices",
         )
 
@@ -91,7 +91,7 @@ def is_first() -> bool:
 
 @contextmanager
 def _together() -> Iterator[None]:
-    """Raise BackendError where a collective fails, since another process has ended."""
+    """Raise BackendError if a collective fails, because another process has ended."""
     try:
         yield
     except (jax.errors.JaxRuntimeError, ValueError) as error:  # ValueError for a failed compilation
@@ -119,7 +119,7 @@ def whole(array: Any) -> Any:
 
 
 def exchanged(data: bytes) -> list[bytes]:
-    """Return the bytes that each process of the cluster calls this with, by its number."""
+    """Return the `data` of each process of the cluster, by process number."""
     with _together():
         sizes = multihost_utils.process_allgather(np.int32(len(data))).ravel()
         padded = np.zeros(max(1, int(sizes.max())), np.uint8)

@@ -33,7 +33,9 @@ _INTERVAL = 24 * 60 * 60
 
 #: The file that marks a cache for backup tools; its age is that of the last check.
 _TAG = "CACHEDIR.TAG"
-_TAG_TEXT = "Signature: 8a477f597d28d172789f06886806bc55\n# What XLA has compiled, by jaxprtool.\n"
+_TAG_TEXT = (
+    "Signature: 8a477f597d28d172789f06886806bc55\n# Programs compiled by XLA, for jaxprtool.\n"
+)
 
 
 def keep_compiled() -> None:

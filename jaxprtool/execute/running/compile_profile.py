@@ -1,10 +1,9 @@
-"""Where the time to compile a program goes: stages, passes of XLA, and bodies of the user's code.
+"""The compile time of a program by stage, pass of XLA, and body of the user's code.
 
-XLA reports what it does to JAX's profiler: its passes by name, and for each kernel that it
-generates the name of the operation, whose call stack the compiled module has. XLA for the CPU does
-so in JAX 0.10 and 0.12; of a backend that does not, only the stages of JAX are known. The machine
-code of all kernels is generated in common, so that time is divided among them in proportion to the
-time that the rest of their compilation took.
+XLA reports its work to JAX's profiler: passes by name, and each kernel by the name of its
+operation, whose call stack is in the compiled module. XLA for the CPU does so in JAX 0.10 and 0.12.
+For other backends, only the stages of JAX are known. The machine code of all kernels is generated
+together, so that time is divided among them in proportion to the rest of their compile time.
 """
 
 from __future__ import annotations
@@ -50,7 +49,7 @@ class Stage:
 
 @dataclass(frozen=True)
 class CompiledBody:
-    """The kernels of one function of the user's, or of a library.
+    """The kernels of one function of the user or of a library.
 
     Attributes:
         name: The name of the function; empty for kernels without a source, which XLA adds.
@@ -69,7 +68,7 @@ class CompiledBody:
 
 @dataclass(frozen=True)
 class CompileProfile:
-    """Where the time to compile a program went. Times are in seconds.
+    """The compile time of a program. Times are in seconds.
 
     Attributes:
         trace: The time of tracing, and of passes of jaxprtool.
@@ -77,7 +76,7 @@ class CompileProfile:
         compile: The time of XLA.
         compile_cpu: The CPU time of all threads of XLA.
         stages: The stages of XLA, the longest first; empty if the backend reports none.
-        passes: The longest passes of XLA on the whole program, without passes inside of them.
+        passes: The longest passes of XLA on the whole program, each without nested passes.
         bodies: The most expensive bodies, the most expensive first.
     """
 
@@ -153,7 +152,7 @@ class _Event(NamedTuple):
         return (self.end - self.start) / 1e9
 
 
-#: The events of XLA for the CPU: all of it, a task of a thread, and one kernel in that.
+#: The events of XLA for the CPU: the whole compilation, a task of a thread, a kernel in a task.
 _WHOLE, _TASK, _KERNEL = (
     "CpuCompiler::RunBackend",
     "TaskDispatcher::dispatch",
@@ -192,7 +191,7 @@ def _event(event: jax.profiler.ProfileEvent) -> _Event:
 
 
 def _self_times(events: Sequence[_Event]) -> Iterator[tuple[_Event, float]]:
-    """Yield events of one thread with their seconds without events inside of them."""
+    """Yield events of one thread with their seconds, without those of nested events."""
     stack: list[tuple[_Event, list[float]]] = []
     for event in sorted(events, key=lambda e: (e.start, -e.end)):
         while stack and event.start >= stack[-1][0].end:

@@ -116,9 +116,9 @@ def fill(
 def refitted(program: Program, given: Mapping[str, Any]) -> tuple[dict[str, Any], tuple[str, ...]]:
     """Return values by argument name; those added or reshaped by passes are given by type.
 
-    A Ref is replaced by its value. `fill` makes random values for a type: the tangents of `jvp` are
-    not given, and the value of one batch element does not suit all. Also returns the names of the
-    replaced values.
+    A Ref is replaced by its value. `fill` makes random values for a type: for instance, tangents of
+    `jvp` are not given, and the value of one batch element does not fit a batch. Also returns the
+    names of the replaced values.
     """
     values, dropped = {name: contents(value) for name, value in given.items()}, []
     for name, aval in zip(program.arg_names, program.in_avals, strict=True):

@@ -51,7 +51,7 @@ class Output:
 
     @cached_property
     def summary(self) -> Summary:
-        """A summary of the array, for which all of it is read."""
+        """A summary of the array; computing it reads the whole array."""
         return summarize(self.value)
 
 
@@ -179,12 +179,20 @@ def run(
 ) -> RunReport:
     """Compile a program, call it once, and then `repeat` times more to time it.
 
-    `arguments` are flat, one per invar. If `repeat` is None, a program with effects (prints,
-    callbacks) runs once, so that they occur once, and any other is timed over REPEATS calls.
-    `on_progress` is called with progress messages: "lowering", "compiling", "running", and the
-    program's name. Raises UnsupportedError if it cannot be compiled, BackendError if the device
-    cannot run it, and UserFunctionError if a user's callback or check fails, or `jax_debug_nans` or
-    `jax_debug_infs` reject a result.
+    Args:
+        program: The program.
+        arguments: Its flat arguments, one per invar.
+        device: The device to run on; by default placed by JAX and the arguments.
+        repeat: The number of timed calls. By default `REPEATS`, or 0 for a program with effects
+            (prints, callbacks), so that these occur once.
+        on_progress: Called with progress messages: "lowering", "compiling", "running", and the
+            program's name.
+
+    Raises:
+        UnsupportedError: If the program cannot be compiled.
+        BackendError: If the device cannot run it.
+        UserFunctionError: If a user's callback or check fails, or `jax_debug_nans` or
+            `jax_debug_infs` reject a result.
     """
     if repeat is None:
         repeat = 0 if has_effects(program) else REPEATS
@@ -275,7 +283,7 @@ class Compiled:
     Attributes:
         form: The function that was compiled.
         jitted: The function under `jax.jit`.
-        executable: What JAX compiled; None under `jax_disable_jit`.
+        executable: The executable; None under `jax_disable_jit`.
         lower: The seconds of lowering.
         compile: The seconds of compiling.
         compile_cpu: The CPU time of compiling.
@@ -327,7 +335,7 @@ def compiled(
         on_progress(f"compiling {program.name}")
         start = time.process_time()
         with hits_counted() as hits:
-            # Calls of `jitted` find this executable, and are faster than its own.
+            # Calls of `jitted` reuse this executable, and are faster than calling it directly.
             compile_time, executable = _timed(lowered.compile)
         compile_cpu = time.process_time() - start
     except Exception as error:  # lowering rules may raise anything
@@ -393,7 +401,7 @@ def failures_reported(program: Program) -> Iterator[None]:
 
 
 def _kind(error: Exception, otherwise: type[JaxprToolError]) -> type[JaxprToolError]:
-    """Return the class of our error for one of JAX's, which may say that memory is full."""
+    """Return OutOfMemoryError if an error of JAX says that memory is full, else `otherwise`."""
     return OutOfMemoryError if "RESOURCE_EXHAUSTED" in str(error) else otherwise
 
 

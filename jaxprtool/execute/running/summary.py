@@ -18,12 +18,16 @@ WHOLE = 16
 
 @dataclass(frozen=True)
 class Summary:
-    """`value` is a small array (None for a large one), `statistics` are a large one's, by name.
+    """The value of a small array, or the statistics of a large one.
 
-    Floats have min, max (without NaNs), mean (of finite elements), and the counts nan and inf;
-    complex numbers the same, with min and max of their magnitude; integers min, max and mean;
-    booleans the counts true and false; extended dtypes, such as PRNG keys, none. Arrays of dtype
-    float0 have neither a value nor statistics.
+    Floats have min, max (without NaNs), mean (of finite elements), and the counts nan and inf.
+    Complex numbers have the same, with min and max of the magnitude. Integers have min, max and
+    mean, and booleans the counts true and false. Extended dtypes, such as PRNG keys, have no
+    statistics. Arrays of dtype float0 have neither a value nor statistics.
+
+    Attributes:
+        value: The array if it is small, else None.
+        statistics: The statistics by name, if it is large.
     """
 
     value: np.ndarray | None
@@ -31,7 +35,7 @@ class Summary:
 
     @property
     def numbers(self) -> dict[str, Any]:
-        """The statistics, of a small array too; none of an empty one."""
+        """The statistics, also of a small array; empty for an empty one."""
         if self.value is not None and self.value.size:
             return statistics(self.value)
         return self.statistics

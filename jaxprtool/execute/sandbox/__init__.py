@@ -1,1 +1,1 @@
-"""Running a function in a process of its own."""
+"""Running of functions in their own processes."""

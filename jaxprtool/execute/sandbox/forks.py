@@ -45,8 +45,8 @@ class ForkOutcome:
         signal: The name of the signal that killed the process, or "".
         error: The exception that the function raised, on one line, or "".
         output: The end of the output of the process on stdout and stderr.
-        timed_out: Whether the process was killed because its time was up.
-        seconds: The time that it ran.
+        timed_out: Whether the process was killed at its time limit.
+        seconds: The duration of its run.
     """
 
     value: Any
@@ -70,8 +70,8 @@ class Limits:
     """The limits of a call in a fork.
 
     Attributes:
-        seconds: The time that it may run.
-        memory: The bytes of memory that it may have; None for no limit.
+        seconds: The maximum duration, in seconds.
+        memory: The maximum memory, in bytes; None for no limit.
     """
 
     seconds: float

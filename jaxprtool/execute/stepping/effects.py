@@ -48,7 +48,7 @@ class Effects:
     events: list[Event] = field(default_factory=list)
 
     def results(self, eqn: JaxprEqn, operands: list[Any]) -> list[Any]:
-        """Return the results of an equation that may leave the program."""
+        """Return the results of an equation that may have an external effect."""
         run = self.call if has_external_effect(eqn) else bind
         return list(run(eqn, operands))
 

@@ -175,7 +175,7 @@ def _zeros(aval: Any) -> Any:
 
 
 def is_left_out(eqn: JaxprEqn) -> bool:
-    """Return True if an equation is a call without results, such as a print, which is skipped."""
+    """Return True if an equation is skipped: a call without results, such as a print."""
     return has_external_effect(eqn) and not eqn.outvars and view(eqn) is None
 
 

@@ -116,7 +116,7 @@ class UserFunctionError(JaxprToolError):
 
 
 class MeshConflictError(UserFunctionError):
-    """The user's function has a mesh of its own, which is not the one that is set.
+    """The user's function has its own mesh, which differs from the mesh that is set.
 
     `is_alike` is True if the meshes differ only in the types of their axes.
     """

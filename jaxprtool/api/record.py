@@ -201,7 +201,7 @@ def finished(path: str) -> Run:
 
 
 def _details(program: Program) -> Details:
-    """Return what a page shows of a program."""
+    """Return the facts about a program for the page."""
     from jaxprtool.analysis.cost import cost
     from jaxprtool.analysis.cost.all_runs import work_by_equation
     from jaxprtool.analysis.memory import memory

@@ -1,4 +1,4 @@
-"""The table `[tool.jaxprtool]` of pyproject.toml: the targets of `check`, and what they may take.
+"""The table `[tool.jaxprtool]` of pyproject.toml: the targets of `check`, and their budgets.
 
     [tool.jaxprtool.targets.step]
     target = "train.py:step"
@@ -201,7 +201,7 @@ class _Reader:
         found = lines[0].search(self._text) or lines[1].search(self._text, start)
         return self._text.count("\n", 0, found.end()) + 1 if found else 1
 
-    # --- what is expected ---------------------------------------------------------------------
+    # --- checks -------------------------------------------------------------------------------
 
     def _expectations(
         self, name: str, where: str, table: Mapping[str, Any], defaults: Mapping[str, Any]

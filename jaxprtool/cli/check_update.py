@@ -1,4 +1,4 @@
-"""`check --update`: write what is measured as the budgets of pyproject.toml.
+"""`check --update`: write the measured amounts as the budgets of pyproject.toml.
 
 Comments and layout are kept. A budget with a unit keeps it, and is rounded up to three digits.
 """
@@ -25,14 +25,14 @@ _DIGITS = 3
 
 
 def update_budgets(path: Path, measured: Mapping[str, Mapping[Quantity, float]]) -> list[Change]:
-    """Set the budgets in a file to what is measured, and write it if one changes.
+    """Set the budgets in a file to the measured amounts, and write it if one changes.
 
     Args:
         path: The file.
         measured: The measured amounts by target.
 
     Returns:
-        What changed.
+        The changes.
 
     Raises:
         OutputError: If the file cannot be written. It is then unchanged.

@@ -28,7 +28,7 @@ def found_file(given: str | None = None) -> Path:
     raise ConfigurationError(
         f"no {NAME} here or above has a table [tool.jaxprtool]",
         'write one: [tool.jaxprtool.targets.step] with target = "train.py:step" and flops = 0; '
-        "`jaxprtool check --update` writes what is measured",
+        "`jaxprtool check --update` writes the measured amounts",
     )
 
 

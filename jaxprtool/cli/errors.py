@@ -70,7 +70,7 @@ class ErrorText(NamedTuple):
 
 
 class ErrorDocument(NamedTuple):
-    """What any command prints with `--json` if it ends with an error, also on stderr.
+    """The document of any command with `--json` that ends with an error, which stderr has too.
 
     Attributes:
         error: The error.

@@ -87,7 +87,7 @@ def supervise(
 ) -> None:
     """Run this command in child processes, if its options ask for it, and exit.
 
-    If they fail or are killed, what they left unfinished of the file or folder `save` is removed.
+    If they fail or are killed, unfinished parts of the file or folder `save` are removed.
 
     Raises:
         typer.Exit: With the exit code of the run.

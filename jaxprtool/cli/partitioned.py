@@ -48,7 +48,7 @@ def partitioned(
 
     Args:
         session: The options of the command.
-        traced: What TARGET was traced to.
+        traced: The traced TARGET.
         programs: The programs after the passes.
         backend: A backend to compile for, or a TPU that this machine lacks: `tpu:v5e:2x2`.
         propose: Whether to try other sharding constraints.

@@ -67,7 +67,7 @@ class Jitted:
 
         Args:
             positional: The positional arguments, and whether each is static.
-            keywords: The keyword arguments by name, likewise.
+            keywords: The keyword arguments by name, and whether each is static.
         """
         args = [*((arg, True) for arg in self.args), *positional]
         kwargs = {**{name: (arg, True) for name, arg in self.kwargs}, **keywords}

@@ -58,7 +58,7 @@ def vmap(
         fun: The function.
         in_axes: The mapped axis of each positional argument: an int, None (not mapped), or a pytree
             of these that is a prefix of the arguments.
-        out_axes: The mapped axis of the results, likewise.
+        out_axes: The mapped axis of the results, in the same form.
         axis_name: The name of the axis, for collectives in `fun`.
         axis_size: The size of the axis; required if no argument is mapped.
         spmd_axis_name: The mesh axes over which the batch is sharded.

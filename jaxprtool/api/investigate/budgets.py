@@ -32,7 +32,7 @@ from jaxprtool.ir.programs.program_signature import program_signature
 from jaxprtool.ir.source.frames import BEHIND, frames_now
 from jaxprtool.render.reports.record import reason_text
 
-#: What a budget may limit.
+#: The quantities that a budget may limit.
 Quantity: TypeAlias = Literal[
     "flops", "peak_bytes", "equations", "residual_bytes", "collectives_bytes", "compiles"
 ]

@@ -44,7 +44,7 @@ def compile_ways(
         try:
             program = other(traced)
         except JaxprToolError:
-            continue  # a pass does not support what roll or outline makes
+            continue  # a pass does not support the result of roll or outline
         if not isinstance(program, Program):
             continue
         way = _way(str(other), program)

@@ -120,7 +120,7 @@ def _folded(groups: Sequence[GradientGroup]) -> Iterator[GradientGroup]:
     alike: dict[GradientGroup, list[GradientGroup]] = {}
     for group in groups:
         key = replace(group, arguments=(), norm=None)
-        if group.kind == "missing":  # of a state, each leaf has results and operations of its own
+        if group.kind == "missing":  # the leaves of a state have different results and operations
             key = replace(key, reaches=(), causes=())
         alike.setdefault(key, []).append(group)
     for each in alike.values():

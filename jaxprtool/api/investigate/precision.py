@@ -40,7 +40,7 @@ from jaxprtool.passes.precision.places import By, EquationPath, places_of
 #: The number of fresh random inputs that the result is compared on.
 _FRESH = 3
 
-#: The number of searches, each with the inputs for which the one before failed.
+#: The number of searches. Each adds the inputs for which the result of the previous one failed.
 _SEARCHES = 3
 
 
@@ -83,7 +83,7 @@ def precision(
 
 @dataclass(frozen=True)
 class Request:
-    """What is asked of a search: the arguments of `precision`."""
+    """The arguments of `precision`."""
 
     dtype: str
     by: By
@@ -288,7 +288,7 @@ def narrow_places(program: Program, dtype: str, by: By) -> dict[str, str]:
 
 
 def needs(program: Program, dtype: str) -> Needs:
-    """Return what a program needs, by estimate."""
+    """Return the estimated memory and work of a program."""
     found = cost(program, "dtype")
     short = jaxcompat.short_dtype_name(jnp.dtype(dtype))
     narrow = [group for group in found.groups if group.name.split(" ")[0].rstrip(",") == short]

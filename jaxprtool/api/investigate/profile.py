@@ -56,7 +56,7 @@ def profile(
         ArgumentsError: If the arguments do not fit.
         UnsupportedError: If the program cannot be compiled, or the profiler is running already, or
             records nothing on this device.
-        UserFunctionError: If a callback or a check of the user's fails.
+        UserFunctionError: If a user's callback or check fails.
     """
     require_program(program)
     values: Sequence[object] = [
@@ -103,7 +103,7 @@ class Profiling:
 
     @property
     def profile(self) -> Profile:
-        """What ran in the block. Raises AttributeError inside of the block."""
+        """The profile of the block. Raises AttributeError inside the block."""
         if not self._found:
             raise AttributeError("the profile is known after the block")
         return self._found[0]

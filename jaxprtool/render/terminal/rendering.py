@@ -68,7 +68,7 @@ class ShowOptions:
         return notation
 
 
-#: The number of variables in a row above which, if folded, only those that fit a line are shown.
+#: A folded row with more variables shows only those that fit a line.
 MOST_IN_A_ROW = 12
 
 #: The default options.

@@ -1,5 +1,4 @@
-// What a browser cannot do by itself: searching rows, the arrow keys, and the states of other passes.
-// Folding, links and tabs are HTML's own.
+// Searching rows, the arrow keys, and the states of other passes. HTML does folding, links and tabs.
 const query = element("query"), found = element("found");
 
 function reveal(row) {
@@ -143,8 +142,8 @@ for (const [i, tab] of tabs.entries())
     show(i);
   });
 
-// Of each line of the source, say how many equations this state has of it. Values are reached by the
-// arrow keys: with the tabulator there would be thousands of stops.
+// Show the number of equations of this state at each source line. Values are reached by the arrow
+// keys, since the tab key would have thousands of stops.
 function prepare() {
   const counts = new Map();
   for (const { hash } of main.querySelectorAll("[id] > cite a")) counts.set(hash, (counts.get(hash) ?? 0) + 1);
@@ -154,7 +153,7 @@ function prepare() {
   tabs[state]?.parentElement.scrollIntoView({ block: "nearest", inline: "nearest" });
 }
 
-// --- where the address leads ----------------------------------------------------------------------
+// --- the target of the address --------------------------------------------------------------------
 
 async function follow() {
   const hash = decodeURIComponent(location.hash.slice(1)), [, number, rest] = hash.match(/^(?:p(\d+)-)?(.*)$/s);

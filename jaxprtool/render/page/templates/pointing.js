@@ -1,10 +1,10 @@
-// Of what is pointed at in a listing: its card, the readers of a value, and the line in the source.
+// For the element under the pointer: its card, the readers of a value, and the line in the source.
 const main = element("listing"), card = element("card");
 const ROW = "main :is(p:not(.facts, .primitives, .changes), summary)";
 const rowOf = (node) => node.closest(ROW);
 const readers = (id) => [...main.querySelectorAll(`a[href="#${CSS.escape(id)}"]`)];
 
-// The boxes that a row is folded in, the innermost first.
+// The boxes in which a row is folded, the innermost first.
 function* boxesOf(row) {
   for (let box = row.closest("details"); box; box = box.parentElement.closest("details"))
     if (box.firstElementChild !== row) yield box;
@@ -15,7 +15,7 @@ const lineOf = (row) => element(row.querySelector("cite a")?.hash.slice(1));
 function scopeOf(row) {
   const names = [row.dataset.scope];
   for (const box of boxesOf(row)) {
-    if (box.matches(".row")) break; // the scopes of a body are its own
+    if (box.matches(".row")) break; // scopes outside a body do not apply inside it
     names.unshift(box.dataset.scope);
   }
   return names.filter(Boolean).join("/");

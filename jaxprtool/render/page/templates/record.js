@@ -1,4 +1,4 @@
-// Of a recorded run: rows that open, the filter, and the part of the timeline that is shown.
+// A recorded run: rows that open, the filter, and the visible part of the timeline.
 const query = element("query"), found = element("found"), end = Number(main.dataset.end);
 const rows = [...document.querySelectorAll("#functions tbody")];
 
@@ -78,7 +78,7 @@ document.addEventListener("keydown", (event) => {
 
 // --- the timeline ---------------------------------------------------------------------------------
 
-// The overview always shows the whole run, and where the rows' part of it is.
+// The overview always shows the whole run, and marks the part that the rows show.
 const lanes = [...document.querySelectorAll(".lane .bars")], overview = document.querySelector(".timeline");
 overview?.style.setProperty("--from", 0);
 overview?.style.setProperty("--to", end);
@@ -135,7 +135,7 @@ if (overview) {
   zoom(0, end);
 }
 
-// --- where the address leads ----------------------------------------------------------------------
+// --- the target of the address --------------------------------------------------------------------
 
 async function show(row) {
   row.hidden = false;
@@ -153,7 +153,7 @@ function follow() {
   } else if (element(hash)?.matches("#functions tbody")) show(element(hash));
 }
 addEventListener("hashchange", follow);
-// A compilation that was shown before leads to its function again.
+// Clicking the current compilation leads to its function again.
 document.addEventListener("click", ({ target }) => {
   if (target.matches("a[href^='#fn']") && target.hash === location.hash) follow();
 });

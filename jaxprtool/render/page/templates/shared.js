@@ -1,5 +1,5 @@
 "use strict";
-// What pages have in common: packed parts, the words of a query, and tables whose columns sort.
+// Shared by pages: packed parts, the words of a query, and sortable tables.
 const element = (id) => document.getElementById(id);
 const count = (n, noun) => `${n.toLocaleString("en")} ${noun}${n === 1 ? "" : "s"}`;
 
@@ -16,7 +16,7 @@ async function unpacked(id) {
   return holder.content;
 }
 
-// Each row is sorted by itself, or with what is below it if each has a body of its own.
+// Sort rows, or table bodies if each row is in its own body.
 function sortBy(button) {
   const head = button.parentElement, at = head.cellIndex, table = head.closest("table");
   const down = head.ariaSort !== "descending";

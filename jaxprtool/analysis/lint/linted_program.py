@@ -245,7 +245,12 @@ def ends(
 
 
 def ancestors(value: Value, most: int = 64) -> Iterator[Value]:
-    """Yield a value and those that it is computed from, the nearest first, `most` at most."""
+    """Yield a value and those that it is computed from, the nearest first.
+
+    Args:
+        value: The value.
+        most: The maximum number of values.
+    """
     todo, seen = [value], {value}
     for each in itertools.islice(todo, most):
         yield each

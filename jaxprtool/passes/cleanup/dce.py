@@ -136,9 +136,10 @@ def dce_body(
     instantiate: bool | Sequence[bool] = False,
     live_inputs: bool | Sequence[bool] = True,
 ) -> tuple[AnyJaxpr, list[bool]]:
-    """Remove dead code, and unused constants, from a closed jaxpr; see `dce_jaxpr`.
+    """Remove dead code, and unused constants, from a closed jaxpr.
 
-    Returns the same object if nothing is dead, and the same new one for the same request.
+    Arguments are those of `dce_jaxpr`. Returns the same object if nothing is dead, and the same new
+    one for the same request.
     """
     count = len(body.invars)
     inputs = _flags(instantiate, count, "instantiate", "inputs")
@@ -266,7 +267,9 @@ class _Refs:
 def has_lasting_effect(eqn: JaxprEqn, dead_refs: Sequence[Var] = ()) -> bool:
     """Return True if an equation must stay even if none of its results is used.
 
-    Effects on `dead_refs`, which nothing reads afterwards, do not count.
+    Args:
+        eqn: The equation.
+        dead_refs: Refs that nothing reads after the equation. Effects on these do not count.
     """
     return not all(
         jaxcompat.is_removable_effect(effect) or jaxcompat.ref_of(effect) in dead_refs

@@ -69,7 +69,9 @@ class Pass:
     def notes(self, before: Program, after: Program | Programs) -> Iterable[str | MemoryNote]:
         """Return messages for the user about the rewrite, one line each; none by default.
 
-        `after` is the same object as `before` if the pass left the program unchanged.
+        Args:
+            before: The program that the pass was applied to.
+            after: The result: the same object as `before` if the pass changed nothing.
         """
         return ()
 

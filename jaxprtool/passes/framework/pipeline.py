@@ -37,7 +37,12 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Step:
-    """A pass, or a named pipeline, and the one program it runs on; None means every program."""
+    """A step of a pipeline.
+
+    Attributes:
+        transform: A pass, or a named pipeline.
+        only: The name of the program that it runs on; None for every program.
+    """
 
     transform: Pass | Pipeline
     only: str | None = None
@@ -48,23 +53,33 @@ class Step:
 
 
 class Observer:
-    """The callbacks around each pass on each program, to be overridden."""
+    """Callbacks before and after each pass on each program, to be overridden."""
 
     def before(self, step: Step, program: Program) -> None:
-        """Handle that `step` is about to run on `program`."""
+        """Do something before `step` runs on `program`; nothing by default."""
 
     def after(
         self, step: Step, program: Program, result: Program | Programs, seconds: float
     ) -> None:
-        """Handle the `result` of `step` on `program`; `seconds` do not include the type check."""
+        """Do something after `step` has run on `program`; nothing by default.
+
+        Args:
+            step: The step.
+            program: The program that it ran on.
+            result: The result.
+            seconds: The time that it took, in seconds, without the type check.
+        """
 
 
 @dataclass(frozen=True)
 class Pipeline:
-    """Passes in order; called with a Program, returns the rewritten one (or several, by name).
+    """Passes that run one after the other; called with a Program, it returns the rewritten one.
 
-    They are repeated, at most `max_iterations` times, as long as they change anything. A pipeline
-    that has a `name` is one of `levels`.
+    Attributes:
+        steps: The passes, in order.
+        max_iterations: The maximum number of times that they run. They are repeated as long as
+            they change anything.
+        name: The name of the pipeline in `levels`, such as `O1`; else "".
     """
 
     steps: tuple[Step, ...] = ()
@@ -73,7 +88,14 @@ class Pipeline:
 
     @classmethod
     def parse(cls, text: str) -> Pipeline:
-        """Parse a pipeline. Raises PipelineError for a malformed one, with a hint."""
+        """Parse a pipeline.
+
+        Args:
+            text: Passes separated by commas, such as `batch(axis_size=8), dce`.
+
+        Raises:
+            PipelineError: If the text is malformed, or a pass or an option does not exist.
+        """
         source = expressions.read(text, "the pipeline", PipelineError)
         if source.keywords:
             name, node = source.keywords[0]

@@ -27,7 +27,12 @@ from jaxprtool.primitives import sow_p
 
 
 class BindingTime(NamedTuple):
-    """Whether init can compute a value (`early`), and whether apply can (`ready`)."""
+    """The programs that can compute a value.
+
+    Attributes:
+        early: True if init can: it is computed from keys and constants alone.
+        ready: True if apply can: it is computed from variables, other arguments and constants.
+    """
 
     early: bool
     ready: bool
@@ -49,10 +54,14 @@ def meet(values: Iterable[BindingTime]) -> BindingTime:
 class Outcome:
     """The result of a rule for one equation.
 
-    `times` has an entry for each of its results. `init` and `apply` are the equations that replace
-    it in either program; they define those of its results that are early or ready. For each leaf of
-    each variable that is declared inside, `values` has its value in init, and `arguments` the
-    corresponding variable in apply. `parts` are the `Split`s of the equation's bodies.
+    Attributes:
+        times: The binding time of each result.
+        init: The equations that replace it in init. They define its early results.
+        apply: The equations that replace it in apply. They define its ready results.
+        variables: The variables that are declared inside.
+        values: The value in init of each leaf of these variables.
+        arguments: The variable of apply for each of these leaves.
+        parts: The `Split`s of the equation's bodies.
     """
 
     times: tuple[BindingTime, ...]
@@ -66,12 +75,18 @@ class Outcome:
 
 @dataclass
 class Context:
-    """The state of one unzip: the tag that it searches for, and the splits made so far.
+    """The state of one unzip.
 
-    `replaced` counts, by path, the values sown in mode "clobber" that a later one replaces: these
-    are not variables. `scopes` are those around the body that is being split, and `bodies` that
-    body and those around it, the outermost first. `reached` is the binding time of the conditions
-    that decide whether it is run.
+    Attributes:
+        tag: The tag of the variables.
+        replaced: The number of values sown in mode "clobber" that a later one replaces, by path.
+            They are not variables.
+        reached: The binding time of the conditions that decide whether the body that is being split
+            runs.
+        scopes: The scopes around this body.
+        bodies: This body and those around it, the outermost first.
+        splits: The splits made so far.
+        custom_calls: The parameters of calls with custom derivatives made so far.
     """
 
     tag: str | None
@@ -145,7 +160,7 @@ def operand_of(eqn: JaxprEqn, result: int) -> int | None:
 
 
 def whole(eqn: JaxprEqn, times: Sequence[BindingTime], context: Context) -> Outcome:
-    """Return the outcome of keeping an equation whole, in each program that has its operands.
+    """Return the outcome of an equation that is not split: each program that can have it gets it.
 
     An equation with an effect, or with a ref among its operands or results, is kept in one program
     only: in apply, if apply has its operands and the conditions that decide whether it runs; else

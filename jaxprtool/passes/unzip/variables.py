@@ -30,10 +30,16 @@ class UnzipError(JaxprToolError, ValueError):
 
 @dataclass(frozen=True, eq=False)
 class Variable:
-    """A value that was sown: its scopes and name, the types of its leaves, and its equation.
+    """A value that was sown.
 
-    `avals` are the types that init returns, with an additional axis for each loop around the
-    equation. `again` is True if it may be an earlier variable, recomputed by JAX for a `remat`.
+    Attributes:
+        path: Its scopes, and its name.
+        mode: The mode of the sow: "strict", "clobber" or "append".
+        tree: The pytree of the value.
+        avals: The types of its leaves in init, with an additional axis for each loop around the
+            equation.
+        eqn: The equation that sows it.
+        again: True if it may be an earlier variable, recomputed by JAX for a `remat`.
     """
 
     path: tuple[str, ...]

@@ -47,9 +47,15 @@ Names = Callable[[], Sequence[str]]
 
 
 def check_axes(in_axes: object, out_axes: object, specs: tuple[type, ...] = ()) -> None:
-    """Check that the leaves of axes trees are ints, None or of the registered types `specs`.
+    """Check the types of `in_axes` and `out_axes`.
 
-    Raises BatchTypeError.
+    Args:
+        in_axes: The mapped axes of arguments, as for `jax.vmap`.
+        out_axes: The mapped axes of results.
+        specs: More types that a leaf may have, besides int and None.
+
+    Raises:
+        BatchTypeError: If a leaf has another type.
     """
     if not (in_axes is None or type(in_axes) in {int, tuple, list, *specs}):
         raise BatchTypeError(
@@ -65,9 +71,16 @@ def check_axes(in_axes: object, out_axes: object, specs: tuple[type, ...] = ()) 
 
 
 def flat_in_axes(in_tree: PyTreeDef, in_axes: object) -> list[Any]:
-    """Return the axis of each flat argument; `in_tree` is the tree of `(args, kwargs)`.
+    """Return the axis of each flat argument.
 
-    Keyword arguments are mapped along their first axis, as in `jax.vmap`. Raises BatchError.
+    Keyword arguments are mapped along their first axis, as in `jax.vmap`.
+
+    Args:
+        in_tree: The tree of `(args, kwargs)`.
+        in_axes: The mapped axes, a prefix of the tree of `args`.
+
+    Raises:
+        BatchError: If `in_axes` is not a prefix of the tree.
     """
     args, kwargs = in_tree.children()
     count = len(args.children())
@@ -90,7 +103,12 @@ def flat_in_axes(in_tree: PyTreeDef, in_axes: object) -> list[Any]:
 def flat_out_axes(out_tree: PyTreeDef, out_axes: object) -> list[Any]:
     """Return the axis of each flat result.
 
-    Raises BatchError if `out_axes` is not a prefix of the tree.
+    Args:
+        out_tree: The tree of the results.
+        out_axes: The mapped axes, a prefix of the tree.
+
+    Raises:
+        BatchError: If `out_axes` is not a prefix of the tree.
     """
     return _spread(out_axes, out_tree, "out_axes")
 
@@ -98,8 +116,15 @@ def flat_out_axes(out_tree: PyTreeDef, out_axes: object) -> list[Any]:
 def axis_size_of(axis_size: Any, axes: Sequence[Any], avals: Sequence[Any], names: Names) -> Any:
     """Return the size of the mapped axis, from the mapped arguments and the requested size.
 
-    `axes` are those of the arguments, `avals` their types with the mapped axis; None for a value
-    without a type. Raises BatchError if sizes differ, none is known, or a rank is too low.
+    Args:
+        axis_size: The requested size, in elements, or None.
+        axes: The mapped axis of each argument.
+        avals: The type of each argument, with the mapped axis; None for a value without a type.
+        names: Returns the names of the arguments, for errors.
+
+    Raises:
+        BatchError: If sizes differ, none is known, or a rank is too low.
+        BatchTypeError: If the requested size is not an integer.
     """
     sizes = [
         None if aval is None or type(axis) is not int else _size_along(axis, aval, names, i)
@@ -194,8 +219,13 @@ def _checked_size(axis_size: Any) -> Any:
 def result_dims(out_axes: Sequence[Any], ranks: Sequence[int], names: Names) -> list[Dim]:
     """Return the batch dimension of each flat result, counted from 0; None if it is unmapped.
 
-    `out_axes` are flat, `ranks` those of the results without the mapped axis. Raises BatchError
-    if one is out of bounds.
+    Args:
+        out_axes: The mapped axis of each flat result.
+        ranks: The ranks of the results without the mapped axis.
+        names: Returns the names of the results, for errors.
+
+    Raises:
+        BatchError: If an axis is out of bounds.
     """
     dims: list[Dim] = []
     for i, (axis, rank) in enumerate(zip(out_axes, ranks, strict=True)):
@@ -214,7 +244,17 @@ def check_unmapped(
     out_tree: PyTreeDef,
     axis_name: Hashable | None,
 ) -> None:
-    """Check that results whose flat `out_axes` entry is None are unmapped. Raises BatchError."""
+    """Check that results whose `out_axes` entry is None are unmapped.
+
+    Args:
+        out_axes: The `out_axes` entry of each flat result.
+        out_dims: The batch dimension of each flat result.
+        out_tree: The tree of the results.
+        axis_name: The name of the mapped axis, for the error.
+
+    Raises:
+        BatchError: If a result is mapped whose entry is None.
+    """
     for i, (axis, dim) in enumerate(zip(out_axes, out_dims, strict=True)):
         if axis is not None or dim is None:
             continue
@@ -235,7 +275,8 @@ def free_axes(
 ) -> tuple[tuple[Hashable, int], ...]:
     """Return the named axes that stay free in a program when one is bound.
 
-    Raises BatchError if the program was traced with another size of that axis: the jaxpr has it.
+    Raises BatchError if the program was traced with another size of that axis, since the size is
+    part of the jaxpr.
     """
     for name, traced in program.axis_env:
         if name == axis_name and traced != size:

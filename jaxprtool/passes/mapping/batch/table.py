@@ -46,7 +46,11 @@ structured_rules: RuleTable[StructuredRule] = RuleTable()
 def jaxs_rule(
     axis: Axis, primitive: Primitive, operands: Operands, dims: Sequence[Dim], params: Params
 ) -> tuple[Any, Any]:
-    """Apply JAX's own rule for a primitive, from the table that other packages register in too."""
+    """Apply JAX's own batching rule for a primitive, or one that a package registered in JAX.
+
+    Arguments and results are those of a rule in `batch_rules`. Raises NotImplementedError if there
+    is no rule.
+    """
     rule = jaxcompat.jaxs_batching_rules.get(primitive)
     if rule is None and not any(dim is not None for dim in dims):
         results = primitive.bind(*operands, **params)

@@ -26,7 +26,11 @@ _lifted = JaxprCache()
 class Solution(Generic[K]):
     """The kinds of the operands and results of an equation that holds jaxprs, and its new bodies.
 
-    For a sliced operand or a stacked result, the kind is that of one row.
+    Attributes:
+        found: The regions of the equation.
+        operands: The kinds of the operands; for a sliced operand, the kind of one row.
+        results: The kinds of the results; for a stacked result, the kind of one row.
+        bodies: The rewritten bodies.
     """
 
     found: Regions

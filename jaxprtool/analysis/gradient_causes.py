@@ -169,7 +169,7 @@ class GradientGroup:
 @document(names={"program": "name"}, optional=("value",))
 @dataclass(frozen=True)
 class GradientAnswer(Printed):
-    """Why the gradient of a result with respect to arguments is what it is.
+    """Why the gradient of a result with respect to arguments is missing, zero or NaN, if it is.
 
     Attributes:
         program: The name of the program.
@@ -277,7 +277,7 @@ def _no_derivative(primitive: str, has_rule: bool) -> Reason:
 
 
 def _last(program: Program, eqns: Sequence[JaxprEqn]) -> Iterator[Cause]:
-    """Yield the equations among some whose results none of the others reads."""
+    """Yield the equations whose results no other equation in `eqns` reads."""
     frames = frames_now(program.roots)
     read = {v for eqn in eqns for v in eqn.invars if type(v) is not LiteralValue}
     last = [e for e in eqns if not any(v in read for v in e.outvars if type(v) is not DropVar)]

@@ -460,8 +460,8 @@ def _joined(kernel: int | None, other: int | None) -> int | None:
 def _product_orders(eqn: JaxprEqn) -> Iterator[tuple[int, ...] | None]:
     """Yield for each operand of a product the order of axes that XLA copies it to, or None.
 
-    XLA's products have a batch, then one axis to contract and one other, in any order. It brings
-    others into this form by a copy, and matrices without one.
+    An operand of XLA's products has batch axes, then one contracted and one free axis, in either
+    order. XLA copies other operands into this form; a matrix needs no copy.
     """
     contracted, batched = eqn.params["dimension_numbers"]
     ranks = [len(v.aval.shape) for v in eqn.invars]

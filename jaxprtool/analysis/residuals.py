@@ -88,15 +88,15 @@ class SavedValue:
 @document(also=("passes",))
 @dataclass(frozen=True)
 class Placement:
-    """A program under `jax.checkpoint` in some place, and what its gradient needs.
+    """The cost of a gradient with `jax.checkpoint` at some place of the program.
 
     Attributes:
         only: The patterns of the scopes or loop bodies under `jax.checkpoint`, the outermost first;
             () for the whole function.
         policy: The policy, as source; "" without `jax.checkpoint`.
         total_bytes: The bytes that are saved.
-        peak_bytes: The estimated peak memory of the gradient in bytes, with arguments and results;
-            what is offloaded to the host does not count.
+        peak_bytes: The estimated peak memory of the gradient in bytes, with arguments and results,
+            without values offloaded to the host.
         flops: The FLOPs of the gradient.
         compiled_bytes: The peak memory that XLA states for the compiled gradient; None if it was
             not compiled.
@@ -131,7 +131,7 @@ class Proposal:
             policy.
         flops: The FLOPs of the gradient with the policy.
         flops_before: The FLOPs of the gradient without the policy.
-        before: The gradient as it is.
+        before: The gradient without the policy.
         placement: The place of the policy that lowers the estimated peak most; None if no place
             lowers it.
     """
@@ -157,8 +157,8 @@ class Residuals(Printed):
         policies: The bytes that are saved under each policy of `jax.checkpoint` around the whole
             program.
         proposal: The values to save within a budget; None if no budget was given.
-        placements: The peaks of the gradient: as it is, and under each policy in each place; empty
-            if not asked for.
+        placements: The peaks of the gradient: without `jax.checkpoint`, and under each policy at
+            each place; empty if not requested.
         is_inside: Whether the program is a training step with the gradient inside, which has no
             policies.
     """

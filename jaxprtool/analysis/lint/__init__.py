@@ -111,7 +111,7 @@ class _Collected:
 
     @without_collector()
     def add(self, name: str, linted: LintedProgram, rules: Iterable[LintRule]) -> None:
-        """Add what the rules find in a program."""
+        """Add the findings of rules in a program."""
         self._programs += 1
         for rule in rules:
             groups = defaultdict[_Place, list[tuple[UserFrame | None, Found]]](list)
@@ -155,7 +155,7 @@ def _finding(
     frame: UserFrame | None,
     group: list[Found],
 ) -> Finding:
-    """Return the findings of a rule on one line as one, with the sum of their costs."""
+    """Merge the findings of a rule on one line, and add up their costs."""
     worst = max(group, key=lambda each: each.flops + 100 * each.bytes)
     sizes, flops = sum(each.bytes for each in group), sum(each.flops for each in group)
     text = worst.cost.format(bytes=in_bytes(sizes), flops=with_prefix(flops, "FLOPs"))

@@ -27,7 +27,7 @@ TYPICAL_SIZE = 512
 #: The maximum number of elements of an array that is computed for its numbers.
 _MOST_ELEMENTS = 1 << 16
 
-#: The maximum number of equations between such an array and what it is computed from.
+#: The maximum number of equations between such an array and the values it is computed from.
 _MOST_STEPS = 64
 
 
@@ -70,7 +70,10 @@ class LintedProgram:
         return self._by_name.get(primitive, [])
 
     def where(self, condition: Callable[[Node], object]) -> Iterator[Node]:
-        """Yield the live equations of the primitives whose first equation meets a condition."""
+        """Yield the live equations of the primitives that meet a condition.
+
+        The condition is called with the first equation of each primitive only.
+        """
         for nodes in self._by_name.values():
             if condition(nodes[0]):
                 yield from nodes

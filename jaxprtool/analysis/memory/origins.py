@@ -64,7 +64,7 @@ class Origins:
             self._groups[assignment.groups[each.id]].append(each)
 
     def until(self, buffer: Buffer) -> str:
-        """Return the last operation that reads a buffer or what it becomes in a loop."""
+        """Return the last operation that reads a buffer, or the carry that it becomes in a loop."""
         last = None
         for each in self._groups[self._numbers[buffer.id]]:
             reader = self._ranges.readers.get(each.id)

@@ -2,8 +2,8 @@
 
 `analysis.kernels` finds which values are written to memory. Kernels run as soon as their operands
 are ready, as on XLA's CPU backend, and a value lives until the last kernel that reads it. In the
-body of a loop, a slice of a scanned array is a value of its own if a product or the like reads it,
-and a carry is written in place if its old value is no longer needed.
+body of a loop, a slice of a scanned array is a value of its own if an equation such as a product
+reads it, and a carry is written in place if its old value is no longer needed.
 """
 
 from __future__ import annotations

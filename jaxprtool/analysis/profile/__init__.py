@@ -222,7 +222,7 @@ class Profile(Printed):
 
 @without_collector()
 def profile_of(trace: Trace, name: str, frames: Frames) -> Profile:
-    """Return the time of what a trace recorded, by line, scope, function, operation, primitive.
+    """Return the times of a trace by line, scope, function, primitive and operation.
 
     Args:
         trace: The trace. Without marked steps, the time from its first to its last operation counts

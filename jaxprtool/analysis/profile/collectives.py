@@ -45,7 +45,7 @@ class MovedByLine:
 def moved_by_line(
     trace: Trace, steps: Sequence[tuple[float, float]], origins: Mapping[str, Origins]
 ) -> MovedByLine | None:
-    """Return what collectives move to each device in a call; None if there are none.
+    """Return the values that collectives move to each device in a call; None if there are none.
 
     The trip count of a loop is the one that the module states, or else is measured.
 

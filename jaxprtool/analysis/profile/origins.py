@@ -132,7 +132,7 @@ class Origins:
 
     @cached_method
     def own(self, name: str) -> str:
-        """Return what an operation is if XLA added it, "" if it comes from the program."""
+        """Return the kind of an operation that XLA added; "" for one of the program."""
         op = self.module.by_name.get(name)
         if op is None:
             return ""
@@ -212,7 +212,7 @@ class Origins:
         return Origin(None, "", "", (), name.partition(".")[0], False, ())
 
     def _led_back(self, op: Instruction) -> Instruction:
-        """Return the operation that computes what an operation without a line reads."""
+        """Return the operation that computes the operand of an operation without a line."""
         found = op
         for _ in range(_STEPS):
             if found.frame_id:

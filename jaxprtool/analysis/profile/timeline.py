@@ -1,10 +1,11 @@
 """Divide the time of a run among the operations, so that the parts add up to the time.
 
 Operations run at the same time on several threads. Each instant is divided equally among the
-operations that a thread is known to run. One that was handed to other threads gets the part of a
-thread that is free, since it may only be waiting for one. Loops, branches and calls contain the
-operations of their bodies, on the same thread or on others: they get only the instants at which no
-operation runs, which is their overhead. What the host does gets the instants at which nothing runs.
+operations that a thread is known to run. An operation that was handed to other threads gets the
+share of a thread that is free, since it may still be waiting for one. Loops, branches and calls
+contain the operations of their bodies, on the same thread or on others: they get only the instants
+at which no operation runs, which is their overhead. The work of the host gets the instants at which
+nothing else runs.
 """
 
 from __future__ import annotations

@@ -351,7 +351,7 @@ def _clean(held: AnyJaxpr) -> AnyJaxpr:
         return held  # an open jaxpr whose constants its primitive passes in its own way
     closed = jaxcompat.close_jaxpr(held)
     new, _ = dce_body(closed, [True] * len(closed.outvars), instantiate=True)
-    # The equation's effects were computed from its bodies': a body that loses one stays as it is.
+    # The effects of the equation were computed from those of its bodies: they must not change.
     if new is closed or new.effects != closed.effects:
         return held
     return new if isinstance(held, jaxcompat.ClosedJaxpr) else jaxcompat.open_jaxpr(new)

@@ -50,7 +50,7 @@ class Pass:
     #: True if the result computes the same values from the same arguments, so both can be compared.
     preserves: ClassVar[bool] = True
 
-    #: True if the result still makes the checks and debugging prints of the program.
+    #: True if the result still has the checks and debugging prints of the program.
     keeps_checks: ClassVar[bool] = True
 
     #: True if the pass only applies to programs with symbolic sizes.

@@ -296,7 +296,7 @@ def _step(source: expressions.Source, node: ast.expr) -> Step:
     return Step(build(cls, args, kwargs), only or None)
 
 
-#: What the text of an option may be that a pass parses itself.
+#: The kinds of expressions that an option may be if the pass parses its text itself.
 _EXPRESSIONS = ast.Name | ast.Attribute | ast.Call | ast.Tuple | ast.List | ast.Dict
 
 

@@ -143,7 +143,7 @@ def _check_forward(program: Program, transform: str, jaxpr: ClosedJaxpr) -> None
 
 @contextmanager
 def reported(program: Program, transform: str, hint: str | None = None) -> Iterator[None]:
-    """Turn an error of JAX in a transformation of a program into one of ours, on one line."""
+    """Report an error of JAX in a transformation as a `JaxprToolError`, in one line."""
     try:
         yield
     except JaxprToolError:

@@ -301,8 +301,8 @@ _KNOWN: dict[tuple[bool, bool], BindingTime] = {
 def _check_same(before: Variable, variable: Variable) -> None:
     """Refuse a variable that may be another one of the same name, rather than recomputed.
 
-    JAX keeps the location where a value was sown first. In a remat within a loop within a remat, it
-    marks values as recomputed that are computed for the first time.
+    JAX keeps the location where a value was sown first. In a remat within a loop within a remat,
+    JAX marks even values as recomputed that are computed for the first time.
     """
     traces = (each.eqn.source_info.traceback for each in (before, variable))
     if before.again or len(set(map(id, traces))) > 1:

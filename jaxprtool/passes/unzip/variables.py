@@ -81,7 +81,7 @@ def replaced(variables: Sequence[Variable]) -> dict[tuple[str, ...], int]:
 def leaf_tree(variables: Sequence[Variable]) -> dict[str, Any]:
     """Return the pytree of variables with, for each leaf, its number in the order of declaration.
 
-    Raises UnzipError if a name is used twice, also as a scope and as a name.
+    Raises UnzipError if two variables have the same name, or a name is also that of a scope.
     """
     tree: dict[str, Any] = {}
     names: dict[tuple[str, ...], Variable] = {}

@@ -235,7 +235,7 @@ def _varies(value: Value) -> bool:
 
 
 def _depends(predicate: Value, operand: Value) -> bool:
-    """Return True if a predicate compares the operand, or what the operand is computed from."""
+    """Return True if a predicate compares the operand, or a value that it is computed from."""
     roots = {origin(each, MOVES) for each in ancestors(predicate, 16)}
     root = origin(operand, MOVES)
     if root in roots:

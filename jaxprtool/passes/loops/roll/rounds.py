@@ -196,7 +196,7 @@ class _Rounds:
     # --- the values of a round -----------------------------------------------------------------
 
     def _key(self, number: int, position: int) -> _Past | _Given:
-        """Return what an operand of a call of a round is."""
+        """Return the key of an operand of a call in a round."""
         reference = self.references[number][position]
         if reference is None:
             return _Given(number, position)
@@ -254,7 +254,7 @@ def _is_inside(key: _Past | _Given) -> bool:
 
 
 def _older(key: _Past) -> _Past:
-    """Return what the value is for the round before."""
+    """Return the key of the value in the previous round."""
     return key._replace(rounds=key.rounds - 1)
 
 

@@ -70,7 +70,7 @@ def _select(
 
     @cache
     def mask(shape: tuple[int, ...], i: int | None = None) -> jax.Array:
-        """Return the index, or if `i` is given whether it is `i`, in a shape."""
+        """Return the index, or a mask that is True where it is `i`, broadcast to a shape."""
         which = index if i is None else lax.eq(index, lax.full_like(index, i, shape=()))
         return which if which.ndim == len(shape) else lax.broadcast_in_dim(which, shape, (0,))
 

@@ -2,8 +2,8 @@
 
 A result that is the same in all batch elements may have a mapped derivative, by the user's rule.
 Such a result is mapped too, as in `grad` of `jax.vmap`, so that the call has this derivative. To
-find out, the rule is traced, but only where a mapped call has an unmapped result. A rule may hold
-such a call in turn, without end: few are traced, and calls nested deeper are left unmapped.
+find out, the rule is traced, but only where a mapped call has an unmapped result. Rules may contain
+such calls, to any depth: only a few are traced, and results of calls nested deeper stay unmapped.
 
 Results are also left unmapped where mapping them would map a program result that is to be unmapped.
 Such a call is refused if it is differentiated after all and its derivative is mapped.

@@ -1,4 +1,4 @@
-"""`sum_match`: results that are mapped where `out_axes` says None are summed over the batch."""
+"""`sum_match`: sum mapped results whose `out_axes` entry is None over the batch."""
 
 from __future__ import annotations
 

@@ -16,7 +16,7 @@ from jaxprtool.render.terminal.top import ROWS
 #: so, with the defaults of the command.
 _RENDERERS: dict[str, tuple[str, Callable[[Any, int, Any], Any]]] = {
     "Bench": ("bench", lambda found, width, module: module.table(found, width)),
-    "Comparison": ("compare", lambda found, width, module: module.comparison(found, width)),
+    "Comparison": ("compare", lambda found, width, module: module.comparison(found, width, ROWS)),
     "CompiledPeak": (
         "compiled_memory",
         lambda found, width, module: module.compiled_table(found, width, ROWS),
@@ -24,7 +24,7 @@ _RENDERERS: dict[str, tuple[str, Callable[[Any, int, Any], Any]]] = {
     "Cost": ("cost", lambda found, width, module: module.cost_table(found, width, ROWS, None)),
     "Determinism": ("determinism", lambda found, width, module: module.determinism(found, width)),
     "Diff": ("diff", lambda found, width, module: module.diff_text(found, width)),
-    "Findings": ("lint", lambda found, width, module: module.findings_by_line(found, width)),
+    "Findings": ("lint", lambda found, width, module: module.findings_by_line(found, width, ROWS)),
     "GradientAnswer": ("gradient", lambda found, width, module: module.gradient_text(found, width)),
     "Memory": ("memory", lambda found, width, module: module.memory_table(found, width, ROWS)),
     "NanSearch": ("nans", lambda found, width, module: module.first_found(found, width)),
@@ -50,7 +50,7 @@ _RENDERERS: dict[str, tuple[str, Callable[[Any, int, Any], Any]]] = {
         "source",
         lambda found, width, module: module.source_text(found, width, False, None),
     ),
-    "Stats": ("stats", lambda found, width, module: module.stats(found, width=width)),
+    "Stats": ("stats", lambda found, width, module: module.stats(found, width, ROWS)),
     "Watched": ("watch", lambda found, width, module: module.watched_text(found, width)),
     "Why": ("why", lambda found, width, module: module.slices_by_line(found, width)),
 }

@@ -105,6 +105,8 @@ def compare(
     trials: _Trials = 1,
     bisect: _Bisect = False,
     out: _Out = None,
+    top: options.Top = None,
+    all: options.All = False,
     json: options.Json = False,
 ) -> None:
     """Measure how the results of variants of a function differ.
@@ -119,6 +121,7 @@ def compare(
       jaxprtool compare samples/transformer.py:loss -p grad -p "grad, -O2" --bisect
       jaxprtool compare samples/transformer.py:loss -p "" -p "-O2" -o compare.html
     """
+    rows = options.rows(top, all)
     output.refuse_stdout("-o", out, "compare")
     output.check_out("compare", out, json, (), "jaxprtool emit TARGET", page=True)
     function.start(cache=True)
@@ -152,7 +155,7 @@ def compare(
     if json:
         output.write_json(found)
     else:
-        output.write_rendered(render.comparison(found, output.width()))
+        output.write_rendered(render.comparison(found, output.width(), rows))
     for each in found.unproven:
         given = (
             "pass other values in --args"

@@ -36,7 +36,6 @@ _Ignore = Annotated[
         "--ignore", "CODE,…", "Do not report these codes or prefixes.", parser=options.names
     ),
 ]
-_Top = Annotated[int | None, _FINDINGS.option("--top", "N", "Show the N worst findings.", min=1)]
 
 
 @command
@@ -44,8 +43,9 @@ def lint(
     session: Session,
     select: _Select = None,
     ignore: _Ignore = None,
-    top: _Top = None,
     format: options.Format = None,
+    top: options.Top = None,
+    all: options.All = False,
     json: options.Json = False,
 ) -> None:
     """Find wasted memory and time, and likely mistakes.
@@ -61,7 +61,7 @@ def lint(
       jaxprtool lint samples/transformer.py:loss -p grad --select JT6,JT7
       jaxprtool lint jax.numpy:median --args "f32[4096]" --json
     """
-    chosen = options.chosen_format(format, json)
+    chosen, rows = options.chosen_format(format, json), options.rows(top, all)
     session.start()
     from jaxprtool.analysis.lint.table import chosen_rules
     from jaxprtool.recording.folder import recorded_run
@@ -79,7 +79,7 @@ def lint(
     if chosen == "json":
         output.write_json(found)
     elif chosen == "text":
-        output.write_rendered(render.findings_by_line(found, output.width(), top))
+        output.write_rendered(render.findings_by_line(found, output.width(), rows))
     else:
         write_problems([finding_problem(each) for each in found.findings[:top]], chosen)
     if found.findings:

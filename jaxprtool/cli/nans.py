@@ -7,16 +7,10 @@ from typing import Annotated
 import typer
 
 from jaxprtool.cli import options, output
-from jaxprtool.cli.options import Panel
 from jaxprtool.cli.running import printed_by_functions, ready, require_device
 from jaxprtool.cli.session import RunSession, command
 
-_All = Annotated[
-    bool,
-    Panel("Findings").flag(
-        "--all", "Show every equation that produces one. Those that reach a result come first."
-    ),
-]
+_Top = Annotated[int | None, options.top_option("the first in detail")]
 
 
 @command
@@ -24,20 +18,23 @@ def nans(
     session: RunSession,
     backend: options.Backend = None,
     seed: options.Seed = 0,
-    all: _All = False,
+    top: _Top = None,
+    all: options.All = False,
     json: options.Json = False,
 ) -> None:
     """Find the equation that produces the first NaN or infinity.
 
     Run the function equation by equation, also inside calls, branches and every iteration of loops.
     Show the first NaN or infinity that reaches a result or, if none does, the first one. The exit
-    code is 1 if there is one.
+    code is 1 if there is one. --all shows every equation that produces one, those that reach a
+    result first.
 
     [bold]Examples[/]
 
       jaxprtool nans samples/transformer.py:loss -p grad
       jaxprtool nans samples/rnn.py:loss -p value_and_grad --all
     """
+    rows = options.rows(top, all)
     session.start(cache=True)
     from jaxprtool.execute.nans import find_nan
     from jaxprtool.render.reports import nans as render
@@ -50,8 +47,8 @@ def nans(
     prepared.note_random(session.target)
     if json:
         output.write_json(render.nans_document(found))
-    elif all:
-        output.write_rendered(render.all_found(found, output.width()))
+    elif top or all:
+        output.write_rendered(render.all_found(found, output.width(), rows))
     else:
         output.write_rendered(render.first_found(found, output.width()))
     if found.found:

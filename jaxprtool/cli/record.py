@@ -72,6 +72,7 @@ _Profile = Annotated[
         min=1,
     ),
 ]
+_Top = Annotated[int | None, options.top_option("as many as fit a screen")]
 _NoConstants = Annotated[
     bool,
     _RECORDED.flag("--no-constants", "Write programs without the large arrays they close over."),
@@ -91,6 +92,8 @@ def record(
     no_constants: _NoConstants = False,
     out: _Out = None,
     overwrite: _Overwrite = False,
+    top: _Top = None,
+    all: options.All = False,
     json: options.Json = False,
 ) -> None:
     """Run a script; record what JAX compiles, and why it recompiles.
@@ -107,6 +110,7 @@ def record(
       jaxprtool record -m samples.train --steps 20
       jaxprtool record -- python samples/train.py --steps 20
     """
+    options.rows(top, all)  # refuse both before the script runs
     from jaxprtool.recording import folder, launch
     from jaxprtool.recording.settings import Settings, kept_calls_of, require_until
 
@@ -134,9 +138,9 @@ def record(
 
     run = finished(path)
     _note_missing(kept, run)
-    _say(run, path, json)
+    _say(run, path, top, all, json)
     if profile:
-        _say_profile(path)
+        _say_profile(path, options.rows(top, all))
     raise typer.Exit(ended.exit_code)
 
 
@@ -189,7 +193,7 @@ def _note_missing(kept: Iterable[str], run: Run) -> None:
             output.warning(f"--keep {name}: no such function was called; {near}".rstrip("; "))
 
 
-def _say_profile(path: str) -> None:
+def _say_profile(path: str, top: int | None) -> None:
     """Print the times of the profiled steps on stderr, below the summary of the run."""
     from jaxprtool.api.investigate.profile import profile_in
     from jaxprtool.errors import JaxprToolError
@@ -201,14 +205,14 @@ def _say_profile(path: str) -> None:
         output.warning(f"--profile: {error.message}; steps begin with a third call of a function")
         return
     output.say("")
-    output.write_rendered(profile_table(found, "line", output.width(sys.stderr), 20), sys.stderr)
+    output.write_rendered(profile_table(found, "line", output.width(sys.stderr), top), sys.stderr)
 
 
 def _import_reader() -> None:
     import jaxprtool.api.record  # noqa: F401
 
 
-def _say(run: Run, path: str, json: bool) -> None:
+def _say(run: Run, path: str, top: int | None, all: bool, json: bool) -> None:
     from jaxprtool.recording.folder import PAGE
     from jaxprtool.render.reports import record as render
 
@@ -216,4 +220,5 @@ def _say(run: Run, path: str, json: bool) -> None:
         output.write_json(run)
         return
     page = os.path.join(path, PAGE)
-    output.write_rendered(render.summary(run, output.width(sys.stderr), page), sys.stderr)
+    rows = render.count_rows(run) if all else top
+    output.write_rendered(render.summary(run, output.width(sys.stderr), page, rows), sys.stderr)

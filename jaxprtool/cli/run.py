@@ -73,6 +73,8 @@ def run(
     num_processes: launch.NumProcesses = None,
     process_id: launch.ProcessId = None,
     timeout: launch.Timeout = None,
+    top: options.Top = None,
+    all: options.All = False,
     json: options.Json = False,
 ) -> None:
     """Compile a function, run it, and show its results and times.
@@ -85,6 +87,7 @@ def run(
       jaxprtool run samples/solver.py:kepler --check nan,inf,overflow-f16
       jaxprtool run jax.numpy:sort --args "normal(f32[8], seed=1)" --save out.npz
     """
+    rows = options.rows(top, all)
     output.refuse_stdout("--save", save, "run")
     place = launch.place_of(coordinator, num_processes, process_id)
     launch.supervise(launch_count, place, timeout, save)
@@ -127,9 +130,8 @@ def run(
             document = document._replace(found=found)
         output.write_json(document)
     else:
-        _write_report(
-            report, runs.steps(report, traced.seconds, pass_time if session.passes else None)
-        )
+        steps = runs.steps(report, traced.seconds, pass_time if session.passes else None)
+        _write_report(report, steps, rows)
     if found:
         failed = ", ".join(dict.fromkeys(each.check for each in found))
         raise CheckError(
@@ -139,16 +141,16 @@ def run(
         )
 
 
-def _write_report(report: RunReport, steps: Mapping[str, str]) -> None:
+def _write_report(report: RunReport, steps: Mapping[str, str], top: int | None) -> None:
     """Write the results and the times: on a terminal, times come first."""
     from jaxprtool.render.reports import runs
 
     times = "".join(f"{name:<12} {text}\n" for name, text in steps.items())
     if not sys.stdout.isatty():
-        output.write(runs.outputs(report, output.width()) + "\n\n" + times)
+        output.write(runs.outputs(report, output.width(), top) + "\n\n" + times)
         return
     output.write(times + "\n")
     if len(report.outputs) > 1:
-        output.write_rendered(runs.results_table(report, output.width()))
+        output.write_rendered(runs.results_table(report, output.width(), top))
     else:
-        output.write(runs.outputs(report, output.width()))
+        output.write(runs.outputs(report, output.width(), top))

@@ -88,6 +88,7 @@ _Terse = Annotated[
     ),
 ]
 _Out = Annotated[str | None, options.out_option("Write an HTML page: FILE.html.", "FILE|-")]
+_Top = Annotated[int | None, options.top_option("20 of --stats, a screen of a run")]
 _Stats = Annotated[
     bool,
     _SHOWN.flag(
@@ -111,6 +112,8 @@ def show(
     terse: _Terse = None,
     stats: _Stats = False,
     out: _Out = None,
+    top: _Top = None,
+    all: options.All = False,
     json: options.Json = False,
     full: options.Full = False,
     pager: options.Pager = False,
@@ -128,12 +131,15 @@ def show(
       jaxprtool show samples/solver.py:kepler --format tree --pager
       jaxprtool show samples/transformer.py:loss -o loss.html
     """
+    rows = options.rows(top, all or full or pager)
     format = _format(format, out, {"--stats": stats, "--json": json, "--pager": pager})
     from jaxprtool.recording.folder import recorded_run
 
     if (run := recorded_run(session.target)) is not None:
-        _show_run(run, session, full, json or format == "json")
+        _show_run(run, session, top, all or full, json or format == "json")
         return
+    if not stats and (all or top is not None):
+        raise OutputError("--top and --all need --stats", "--full shows the whole listing")
     if stats and uses is not None:
         hint = "`jaxprtool why` counts the equations"
         raise OutputError("--stats and --uses cannot be combined", hint)
@@ -175,13 +181,13 @@ def show(
     if not (full or pager or stats) and format == "text" and _plain(shown):
         output.write_pages(programs)
         return
-    render = _stats if stats else _form(format)
+    render = partial(_stats, top=rows) if stats else _form(format)
     with output.paged(pager):
         output.write_programs(programs, partial(render, options=shown))
 
 
-def _show_run(path: str, session: Session, full: bool, json: bool) -> None:
-    """Print what was recorded in a run; with --full, all functions and all reasons."""
+def _show_run(path: str, session: Session, top: int | None, every: bool, json: bool) -> None:
+    """Print what was recorded in a run: `top` rows of each list, all, or those that fit."""
     session.start()
     from jaxprtool.recording.folder import PAGE
     from jaxprtool.recording.read import read_run
@@ -193,9 +199,8 @@ def _show_run(path: str, session: Session, full: bool, json: bool) -> None:
         return
     page = os.path.join(path, PAGE)
     shown = page if os.path.exists(page) else ""
-    reasons = sum(len(each.reasons) for each in run.compilations)
-    most = len(run.functions) + len(run.outside_jit) + reasons if full else None
-    output.write_rendered(render.summary(run, output.width(), shown, most))
+    rows = render.count_rows(run) if every else top
+    output.write_rendered(render.summary(run, output.width(), shown, rows))
 
 
 def _format(chosen: Format | None, out: str | None, others: dict[str, bool]) -> Format:
@@ -256,11 +261,11 @@ def _document(
     return ShowDocument([program_document(program, options) for _, program in programs])
 
 
-def _stats(program: Program, options: ShowOptions) -> Rendering:
+def _stats(program: Program, options: ShowOptions, top: int | None) -> Rendering:
     from jaxprtool.analysis.stats import stats
     from jaxprtool.render.reports.stats import stats as tables
 
-    return tables(stats(program), width=options.width)
+    return tables(stats(program), options.width, top)
 
 
 def _form(format: Format) -> Callable[..., Rendering | Listing]:

@@ -99,6 +99,8 @@ def unzip(
     out: _Out = None,
     callbacks: options.Callbacks = "refuse",
     save: _Save = None,
+    top: options.Top = None,
+    all: options.All = False,
     json: options.Json = False,
     full: options.Full = False,
     pager: options.Pager = False,
@@ -116,6 +118,7 @@ def unzip(
       jaxprtool unzip samples/random_numbers.py:dropout --auto
       jaxprtool unzip samples/transformer.py:loss --known 0
     """
+    rows = options.rows(top, all)
     _check_split(known is not None, auto, key_args is not None, tag)
     _check_output(run, backend, no_cache, save, out)
     function.start(not no_cache if run else None)
@@ -159,11 +162,11 @@ def unzip(
     if variables:
         from jaxprtool.render.reports.variables import variables_table
 
-        output.write_rendered(variables_table(variables, output.width(), program.roots))
+        output.write_rendered(variables_table(variables, output.width(), program.roots, rows))
     else:
         output.write("no variables")
     if ran:
-        _write_run(ran, split_time)
+        _write_run(ran, split_time, rows)
     elif out is None:
         output.write("")
         output.write_pages_or_listings(programs, full, pager, **function.listed(source))
@@ -203,11 +206,11 @@ def _check_output(
 # --- messages ---------------------------------------------------------------------------------
 
 
-def _write_run(ran: InitApplyReport, split_time: float) -> None:
+def _write_run(ran: InitApplyReport, split_time: float, top: int | None) -> None:
     from jaxprtool.render.reports import runs
 
     output.write("")
-    output.write(runs.outputs(ran.apply, output.width()))
+    output.write(runs.outputs(ran.apply, output.width(), top))
     output.write("")
     init, apply = runs.steps(ran.init, split_time), runs.steps(ran.apply)
     rows = [(step, init.get(step, ""), apply.get(step, "")) for step in init | apply]

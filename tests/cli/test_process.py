@@ -197,7 +197,7 @@ def test_a_terminal_gets_the_times_first_and_a_table_of_at_most_twenty_results(f
     assert lines[7].split() == ["result", "type", "value"]
     assert lines[9].split() == ["result['z']", "f32[]", "nan"]
     assert lines[10].split() == ["result['ra']", "f32[]", "1."]
-    assert lines[-1] == "… 5 more; --json and pipes show all"
+    assert lines[-1] == "… 5 more: --all"
 
 
 def test_the_pager_gets_the_listing(folder):

@@ -12,35 +12,50 @@ MANY = 30
 
 #: The commands that list rows whose number grows with the program, and what they are asked.
 LISTING = {
+    "compare": ["long.py:values", "long.py:others"],
     "cost": ["long.py:values"],
+    "lint": ["long.py:sorts"],
     "memory": ["long.py:values"],
+    "nans": ["long.py:logs"],
     "profile": ["long.py:values"],
+    "record": [],
     "residuals": ["long.py:loss"],
+    "run": ["long.py:values"],
     "shardings": ["long.py:values", "--mesh", "x=2", "--in-specs", "(P('x'),)"],
+    "show": ["long.py:values", "--stats"],
+    "unzip": ["long.py:net"],
 }
 
-#: Those of them that show less without either option: a run of XLA is not the same each time.
-BOUNDED = sorted(LISTING.keys() - {"profile"})
+#: Those of them whose lists are compared here. `nans` shows one finding in detail without either
+#: option, `profile` measures what no two runs have in common, and `record` fits a screen.
+BOUNDED = sorted(LISTING.keys() - {"nans", "profile", "record"})
+
+#: The functions of `long.py`: what each computes in a line, and what it returns.
+FUNCTIONS = {
+    "values": ("jnp.tanh({i}.5 * jnp.repeat(x, {i}, axis=1))", "[{names}]"),
+    "others": ("jnp.tanh({i}.6 * jnp.repeat(x, {i}, axis=1))", "[{names}]"),
+    "sorts": ("jnp.sort(jnp.tile({i}.5 * x, (1, 128)))[:, :1]", "[{names}]"),
+    "logs": ("jnp.log(x - x)", "[{names}]"),
+    "loss": ("jnp.tanh({i}.5 * jnp.repeat(x, {i}, axis=1)).mean()", "sum([{names}])"),
+    "net": ("jaxprtool.variable(jax.random.normal(x, (3,)), name='v{i}')", "sum([{names}])"),
+}
 
 
 @pytest.fixture
 def long(folder):
     """A module whose functions have `MANY` different values, each in its own line."""
-    numbers = range(1, MANY + 1)
-    head = "import jax, jax.numpy as jnp, jaxprtool\n\n"
-    head += '@jaxprtool.example("f32[2,4]")\ndef {}(x):\n'
-    lines = [f"    v{i} = jnp.tanh({i}.5 * jnp.repeat(x, {i}, axis=1))\n" for i in numbers]
-    names = ", ".join(f"v{i}" for i in numbers)
-    ends = {
-        "values": f"    return [{names}]\n",
-        "loss": f"    return sum((v ** 2).mean() for v in [{names}])\n",
-    }
-    texts = (head.format(name) + "".join(lines) + end for name, end in ends.items())
-    (folder / "long.py").write_text("\n".join(texts))
+    names = ", ".join(f"v{i}" for i in range(1, MANY + 1))
+    text = "import jax, jax.numpy as jnp, jaxprtool\n"
+    for name, (code, result) in FUNCTIONS.items():
+        type = "key<fry>[]" if name == "net" else "f32[2,8]"
+        text += f'\n@jaxprtool.example("{type}")\ndef {name}(x):\n'
+        text += "".join(f"    v{i} = {code.format(i=i)}\n" for i in range(1, MANY + 1))
+        text += f"    return {result.format(names=names)}\n"
+    (folder / "long.py").write_text(text)
 
 
 def more(text):
-    return re.findall(r"… ([\d,]+) more.*: --all", text)
+    return [int(number) for number in re.findall(r"… (\d+) more.*: --all$", text, re.MULTILINE)]
 
 
 @pytest.mark.parametrize("command", COMMANDS)
@@ -55,7 +70,7 @@ def test_commands_that_list_rows_declare_both_options_alike(command, capsys, mon
 
 @pytest.mark.parametrize("command", sorted(LISTING))
 def test_both_options_are_refused(cli, command):
-    found = cli(command, "functions.py:double", "--top", "3", "--all")
+    found = cli(command, "--top", "3", "--all", "functions.py:double")
     assert found.code == 2 and not found.out
     assert found.lines == [
         "error: --top and --all cannot be combined",
@@ -65,7 +80,7 @@ def test_both_options_are_refused(cli, command):
 
 @pytest.mark.parametrize("command", sorted(LISTING))
 def test_at_least_one_row_is_shown(cli, command):
-    assert cli(command, "functions.py:double", "--top", "0").code == 2
+    assert cli(command, "--top", "0", "functions.py:double").code == 2
 
 
 @pytest.mark.parametrize("command", BOUNDED)
@@ -74,5 +89,27 @@ def test_lists_end_with_how_many_more_rows_there_are(cli, long, command):
         cli(command, *LISTING[command], *asked).out for asked in ([], ["--top", "2"], ["--all"])
     )
     assert more(some) and more(two) and not more(every)
-    assert max(map(int, more(two))) >= MANY - 2
+    assert max(more(two)) >= MANY - 2
     assert len(two.splitlines()) < len(some.splitlines()) < len(every.splitlines())
+
+
+def test_a_pager_gets_all_rows(cli, long):
+    assert not more(cli("show", *LISTING["show"], "--pager").out)
+
+
+def test_show_takes_them_for_lists_alone(cli):
+    found = cli("show", "functions.py:double", "--top", "3")
+    assert found.code == 2
+    assert found.lines[0] == "error: --top and --all need --stats"
+
+
+def test_nans_lists_what_it_finds_with_either_option(cli, long):
+    assert "29 others make one; --all shows them" in cli("nans", "long.py:logs").out
+    assert more(cli("nans", "long.py:logs", "--top", "2").out) == [MANY - 2]
+    every = cli("nans", "long.py:logs", "--all").out
+    assert every.count("infinity") == MANY and not more(every)
+
+
+def test_results_that_are_left_out_and_not_finite_are_counted(cli, long):
+    found = cli("run", "long.py:logs", "--top", "28")
+    assert "… 2 more, 2 of them with NaN or inf: --all\n" in found.out

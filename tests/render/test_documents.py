@@ -50,7 +50,7 @@ def test_trees_tables_and_stats_keep_to_the_width(name, width):
         tree(closed, ShowOptions(width=width, source=True, scopes=True)),
         table(closed, ShowOptions(width=width)),
         table(closed, ShowOptions(width=width, source=True)),
-        stats_tables(stats(closed), width=width),
+        stats_tables(stats(closed), width, None),
     ]
     for view in views:
         assert max(map(len, view.plain().splitlines()), default=0) <= width
@@ -187,7 +187,7 @@ def test_document_tells_effects():
 
 
 def test_stats_tables_name_arguments_and_outputs():
-    shown = stats_tables(stats(a_program())).plain()
+    shown = stats_tables(stats(a_program()), 80, None).plain()
     assert shown.splitlines()[0] == "f: 2 equations"
     assert "2 arguments, 60 bytes" in shown
     assert re.search(r"params\['w'\] +f32\[3,4\] +48\n", shown)
@@ -196,7 +196,8 @@ def test_stats_tables_name_arguments_and_outputs():
 
 def test_stats_tables_of_a_symbolic_program_leave_out_bytes_that_depend_on_sizes():
     (n,) = jax.export.symbolic_shape("n")
-    shown = stats_tables(stats(trace(jnp.add, jax.ShapeDtypeStruct((n,), jnp.float32), 1)))
+    counted = stats(trace(jnp.add, jax.ShapeDtypeStruct((n,), jnp.float32), 1))
+    shown = stats_tables(counted, 80, None)
     assert "\n2 arguments\n" in shown.plain(), shown.plain()
 
 
@@ -209,6 +210,6 @@ def test_stats_tables_of_a_deep_program_sum_the_deepest():
         f = nest(f)
     counted = stats(jaxpr_of(f, X))
     assert counted.by_depth == (1,) + (2,) * 9
-    shown = stats_tables(counted).plain()
+    shown = stats_tables(counted, 80, None).plain()
     assert "depth 5+" in shown
     assert re.search(r"in all +19 +1 +2 +2 +2 +2 +10$", shown, re.M)

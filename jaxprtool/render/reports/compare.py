@@ -13,27 +13,29 @@ from jaxprtool.render.reports.divergence import divergence
 from jaxprtool.render.reports.measures import cells, errors_table, types
 from jaxprtool.render.terminal import theme
 from jaxprtool.render.terminal.rendering import Rendering
+from jaxprtool.render.terminal.top import more, split
 
 if TYPE_CHECKING:
-    from rich.table import Table
-
     from jaxprtool.execute.compare.comparison import Comparison
     from jaxprtool.execute.compare.measures import Measure
     from jaxprtool.execute.compare.variants import Compared
-
-#: The maximum number of results shown; of more, those that differ most.
-MOST_RESULTS = 16
 
 #: The terminal width from which types are shown next to names.
 _WIDE = 110
 
 
-def comparison(found: Comparison, width: int) -> Rendering:
-    """Return a table per variant, with a row per result."""
+def comparison(found: Comparison, width: int, top: int | None) -> Rendering:
+    """Return a table per variant, with a row for each of the `top` results that differ most.
+
+    Args:
+        found: The comparison.
+        width: The width in characters.
+        top: The number of results shown of each variant; None for all.
+    """
     parts: list[RenderableType] = [Text(heading(found), style=theme.HEADING)]
     parts += [Text(f"{name}: {what}") for name, what in found.smallest]
     for each in found.variants:
-        parts += [Text(), _variant(each, width)]
+        parts += [Text(), _variant(each, width, top)]
     for where in found.partings:
         parts += [Text(), divergence(where)]
     return Rendering(Group(*parts), width)
@@ -76,8 +78,8 @@ def _nonfinite(variant: Compared) -> str:
     return f", {count:,} of {size:,} elements not finite" if count else ""
 
 
-def _variant(variant: Compared, width: int) -> RenderableType:
-    rows = worst(variant.results)
+def _variant(variant: Compared, width: int, top: int | None) -> RenderableType:
+    rows, rest = split(_worst_first(variant.results), top)
     said = Text(verdict(variant), style=theme.HEADING)
     if variant.error or (variant.equal and not variant.unproven) or not rows:
         return said
@@ -87,20 +89,15 @@ def _variant(variant: Compared, width: int) -> RenderableType:
         if width >= _WIDE or each.type != each.reference_type:
             name.append(f" {types(each)}", style=theme.TYPE)
         table.add_row(name, *cells(each))
-    return Group(said, _with_rest(table, len(variant.results) - len(rows)))
+    if not rest:
+        return Group(said, table)
+    others = more(len(rest), ", with smaller differences")
+    return Group(said, table, Text(others, style=theme.COMMENT))
 
 
-def _with_rest(table: Table, left: int) -> RenderableType:
-    if not left:
-        return table
-    more = f"{plural(left, 'more result')}, with smaller differences; --json has all"
-    return Group(table, Text(more, style=theme.COMMENT))
-
-
-def worst(results: Sequence[Measure]) -> list[Measure]:
-    """Return the results that differ most, the largest error first, of those beyond tolerance."""
-    by_error = sorted(results, key=lambda each: (each.within, each.equal, -_error(each)))
-    return by_error[:MOST_RESULTS]
+def _worst_first(results: Sequence[Measure]) -> list[Measure]:
+    """Return the results by error, the largest first, those beyond tolerance before others."""
+    return sorted(results, key=lambda each: (each.within, each.equal, -_error(each)))
 
 
 def _error(each: Measure) -> float:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 from jaxprtool.ir.basics.quantities import plural, some
@@ -10,6 +10,7 @@ from jaxprtool.ir.notation.tokens import Comment, PrimitiveName, SourceLine
 from jaxprtool.render.documents.problems import Level, Place, Problem
 from jaxprtool.render.terminal.lines import joined, printable, wrapped
 from jaxprtool.render.terminal.listing import Listing
+from jaxprtool.render.terminal.top import more, split
 
 if TYPE_CHECKING:
     from jaxprtool.analysis.lint import Finding, Findings
@@ -21,7 +22,7 @@ _INDENT = "    "
 _MOST_PROGRAMS = 3
 
 
-def findings_by_line(found: Findings, width: int, top: int | None = None) -> Listing:
+def findings_by_line(found: Findings, width: int, top: int | None) -> Listing:
     """Return the findings, grouped by line.
 
     Args:
@@ -29,10 +30,11 @@ def findings_by_line(found: Findings, width: int, top: int | None = None) -> Lis
         width: The width in columns.
         top: The number of findings to show; None for all.
     """
-    shown = found.findings[:top]
+    shown, rest = split(found.findings, top)
     several = found.programs > 1
     lines = [line for each in _grouped(shown) for line in _finding(each, several, width)]
-    lines.append([Comment(_summary(found, len(shown)))])
+    lines += [[Comment(more(len(rest)))]] if rest else []
+    lines.append([Comment(_summary(found))])
     return Listing(printable(joined(lines)))
 
 
@@ -51,7 +53,7 @@ def finding_problem(finding: Finding) -> Problem:
     return Problem(finding.code, finding.line, message, details, place, level)
 
 
-def _grouped(findings: tuple[Finding, ...]) -> Iterator[Finding]:
+def _grouped(findings: Sequence[Finding]) -> Iterator[Finding]:
     """Yield findings, each followed by the others of its line."""
     by_line: dict[str, list[Finding]] = {}
     for each in findings:
@@ -72,12 +74,10 @@ def _finding(found: Finding, several: bool, width: int) -> Iterator[list[str]]:
             yield [_INDENT, *line]
 
 
-def _summary(found: Findings, shown: int) -> str:
+def _summary(found: Findings) -> str:
     count = len(found.findings)
     place = found.name if found.programs == 1 else f"{found.programs:,} programs"
     text = plural(count, "finding") if count else f"nothing found in {place}"
     if count and found.programs > 1:
         text = f"{text} in {place}"
-    if shown < count:
-        text = f"{text}, of which {shown} {'is' if shown == 1 else 'are'} shown"
     return f"{text}; {found.silenced} silenced" if found.silenced else text

@@ -13,7 +13,15 @@ from jaxprtool.ir.basics.quantities import plural, some
 from jaxprtool.render.documents.found import NansDocument
 from jaxprtool.render.terminal import theme
 from jaxprtool.render.terminal.rendering import Rendering
-from jaxprtool.render.terminal.tables import facts_table, line_text, new_table, number, text
+from jaxprtool.render.terminal.tables import (
+    add_more,
+    facts_table,
+    line_text,
+    new_table,
+    number,
+    text,
+)
+from jaxprtool.render.terminal.top import ALL, split
 
 if TYPE_CHECKING:
     from jaxprtool.execute.nans import BadValue, NanSearch, Operand
@@ -38,24 +46,30 @@ def first_found(found: NanSearch, width: int) -> Rendering:
     others = len(found.found) - 1
     if others:
         verb = "makes" if others == 1 else "make"
-        parts += [
-            Text(),
-            Text(f"{plural(others, 'other')} {verb} one; --all shows them", style=theme.COMMENT),
-        ]
+        said = f"{plural(others, 'other')} {verb} one; {ALL} shows them"
+        parts += [Text(), Text(said, style=theme.COMMENT)]
     return Rendering(Group(*parts), width)
 
 
-def all_found(found: NanSearch, width: int) -> Rendering:
-    """Return a row for each one found; those that reach a result come first."""
+def all_found(found: NanSearch, width: int, top: int | None) -> Rendering:
+    """Return a row for each one found; those that reach a result come first.
+
+    Args:
+        found: What was found.
+        width: The width in characters.
+        top: The number of rows; None for all.
+    """
     if not found.found:
         return first_found(found, width)
     maker, line = Column("from", style=theme.PRIMITIVE), text("line", theme.BINDER)
     columns = "what", maker, line, "iteration", text("reaches")
     table = new_table(f"{found.name}: {len(found.found):,} found", *columns)
-    for each in found.found:
+    shown, rest = split(found.found, top)
+    for each in shown:
         iterations = ", ".join(map(str, each.iteration))
         made_by = each.primitive or each.argument or "the program"
         table.add_row(each.kind, made_by, each.source, iterations, _reached(each))
+    add_more(table, len(rest), "", "", "", "")
     return Rendering(table, width)
 
 

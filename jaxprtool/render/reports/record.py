@@ -21,6 +21,7 @@ from jaxprtool.render.terminal import theme
 from jaxprtool.render.terminal.lines import printable
 from jaxprtool.render.terminal.rendering import Rendering
 from jaxprtool.render.terminal.tables import add_more, new_table, share_text
+from jaxprtool.render.terminal.top import ALL, more
 
 if TYPE_CHECKING:
     from jaxprtool.analysis.recorded_run import (
@@ -100,14 +101,23 @@ def summary(run: Run, width: int, page: str = "", top: int | None = None) -> Ren
     return found
 
 
+def count_rows(run: Run) -> int:
+    """Return a number of rows of each part with which the summary of a run is whole."""
+    reasons = sum(len(each.reasons) for each in run.compilations)
+    return len(run.functions) + len(run.outside_jit) + reasons
+
+
 def _summary(run: Run, width: int, page: str, rows: _Rows) -> Rendering:
     parts: list[RenderableType] = [Text(heading(run), style=theme.HEADING)]
     if run.functions:
         parts += [Text(), _functions_table(run, rows.functions, width)]
     if found := recompiled(run.functions):
-        parts += [Text(), _reasons_table(found, rows.again, rows.reasons, width)]
+        parts += [Text(), _reasons_table(found, rows, width)]
     # Lines are broken between words: a sentence of twice the width may take three.
     sentences = [_cut(each, rows.lines * (width - 8 * (rows.lines - 1))) for each in notes(run)]
+    if len(run.functions) > rows.functions or _is_cut(found, rows):
+        # It does not run the script again, as this option of `record` would.
+        sentences.append(f"all rows: jaxprtool show {one_line(run.folder, 1000)}/ {ALL}")
     sentences += [f"page: {one_line(page, 1000)}"] if page else []
     if sentences:
         parts += [Text(), *map(Text, sentences)]
@@ -376,21 +386,25 @@ def reason_text(reason: Reason, longest: int = _LONGEST) -> str:
     return f"{said} at {line}" if line and not said.endswith(line) else said
 
 
-def _reasons_table(found: Sequence[Again], most: int, reasons: int, width: int) -> Group:
+def _reasons_table(found: Sequence[Again], rows: _Rows, width: int) -> Group:
     table = Table.grid(padding=(0, 2))
     table.add_column(no_wrap=True, overflow="ellipsis")
     table.add_column(overflow="fold")
     names = [
         (one_line(each.function.name, width // 4), count_text(each.function.compilations))
-        for each in found[:most]
+        for each in found[: rows.again]
     ]
     room = max(width - max(len(name) + len(count) for name, count in names) - 5, _LEAST)
     for (name, count), again in zip(names, found, strict=False):
         left = Text(name, style=theme.BINDER).append(f" {count}", style="default")
-        table.add_row(left, _reasons(again.reasons, reasons, room))
-    add_more(table, len(found) - most, option="")
+        table.add_row(left, _reasons(again.reasons, rows.reasons, room))
+    add_more(table, len(found) - rows.again, option="")
     title = Text("compiled more than once, and why", style=theme.HEADING)
     return Group(title, Padding(table, (0, 0, 0, 2)))
+
+
+def _is_cut(found: Sequence[Again], rows: _Rows) -> bool:
+    return len(found) > rows.again or any(len(each.reasons) > rows.reasons for each in found)
 
 
 def _reasons(reasons: Sequence[tuple[Reason, int]], most: int, width: int) -> Text:
@@ -401,8 +415,8 @@ def _reasons(reasons: Sequence[tuple[Reason, int]], most: int, width: int) -> Te
         if count > 1:
             line.append(f", {count:,} times", style=theme.COMMENT)
         lines.append(line)
-    if (more := len(reasons) - most) > 0:
-        lines[-1].append(f" … {more:,} more", style=theme.COMMENT)
+    if others := more(max(len(reasons) - most, 0), option=""):
+        lines[-1].append(f" {others}", style=theme.COMMENT)
     advice = dict.fromkeys(each.advice for each, _ in reasons[:most] if each.advice)
     lines += [Text(f"advice: {one_line(each, 3 * width)}", style=theme.LITERAL) for each in advice]
     return Text("\n").join(lines)

@@ -16,6 +16,7 @@ from jaxprtool.render.documents import programs as documents
 from jaxprtool.render.terminal.grid import grid
 from jaxprtool.render.terminal.lines import Cell, printable
 from jaxprtool.render.terminal.listing import Listing
+from jaxprtool.render.terminal.top import more, split
 
 if TYPE_CHECKING:
     from jaxprtool.errors import Details
@@ -23,9 +24,18 @@ if TYPE_CHECKING:
     from jaxprtool.execute.running.run import Output, RunReport
 
 
-def outputs(report: RunReport, width: int) -> str:
-    """Return the results of a run as text: small ones in full, others as statistics."""
-    return "\n".join(_result(out, width) for out in report.outputs) or "no results"
+def outputs(report: RunReport, width: int, top: int | None) -> str:
+    """Return the results of a run as text: small ones in full, others as statistics.
+
+    Args:
+        report: The run.
+        width: The width in characters.
+        top: The number of results shown; None for all.
+    """
+    shown, rest = split(report.outputs, top)
+    lines = [_result(out, width) for out in shown]
+    lines += [_more(rest)] if rest else []
+    return "\n".join(lines) or "no results"
 
 
 def _result(out: Output, width: int) -> str:
@@ -34,31 +44,36 @@ def _result(out: Output, width: int) -> str:
     return f"{head} {text}".rstrip() if fits else f"{head}\n{indent(text, '  ')}"
 
 
-#: The maximum number of rows of results in a table.
-MOST_ROWS = 20
-
-
-def results_table(report: RunReport, width: int) -> Listing:
+def results_table(report: RunReport, width: int, top: int | None) -> Listing:
     """Return a row for each result, those with NaN or inf first.
 
-    If there are too many, results whose names differ only in numbers share a row, and the number of
-    results left out is shown below.
+    If there are more than `top`, results whose names differ only in numbers share a row, and the
+    number of results left out is shown below.
+
+    Args:
+        report: The run.
+        width: The width in characters.
+        top: The number of rows; None for a row for each result.
     """
-    if len(report.outputs) <= MOST_ROWS:
-        groups = [Alike(out.name, [out]) for out in report.outputs]
-    else:
+    if split(report.outputs, top)[1]:
         groups = alike(report.outputs, lambda out: out.name, _kind)
-    groups.sort(key=lambda group: _is_finite(group.items[0]))
+    else:
+        groups = [Alike(out.name, [out]) for out in report.outputs]
+    shown, others = split(sorted(groups, key=lambda group: _is_finite(group.items[0])), top)
     rows: list[list[Cell]] = [
         [[BinderToken(group.path)], [*_count(group), Type(group.items[0].type)], [_in_short(group)]]
-        for group in groups[:MOST_ROWS]
+        for group in shown
     ]
     tokens = grid(("result", "type", "value"), rows, width)
-    if rest := [out for group in groups[MOST_ROWS:] for out in group.items]:
-        bad = sum(not _is_finite(out) for out in rest)
-        said = f", {bad:,} of them with NaN or inf" if bad else ""
-        tokens += "\n", Comment(f"… {len(rest):,} more{said}; --json and pipes show all")
+    if rest := [out for group in others for out in group.items]:
+        tokens += "\n", Comment(_more(rest))
     return Listing(printable(tokens))
+
+
+def _more(rest: Sequence[Output]) -> str:
+    """Return the number of results that are not shown, and how many of them are not finite."""
+    bad = sum(not _is_finite(out) for out in rest)
+    return more(len(rest), f", {bad:,} of them with NaN or inf" if bad else "")
 
 
 def _kind(out: Output) -> tuple[str, bool]:

@@ -14,6 +14,7 @@ from jaxprtool.ir.programs.program_signature import NamedValue, size_of_values
 from jaxprtool.render.terminal import theme
 from jaxprtool.render.terminal.rendering import Rendering
 from jaxprtool.render.terminal.tables import add_more, new_table, number, text
+from jaxprtool.render.terminal.top import split
 
 if TYPE_CHECKING:
     from jaxprtool.analysis.stats import Stats
@@ -21,13 +22,16 @@ if TYPE_CHECKING:
 #: Greater depths share one column, so that a deep program fits a narrow terminal.
 MOST_DEPTHS = 6
 
-#: The maximum number of values that are named; further ones are counted.
-MOST_VALUES = 40
 
+def stats(counted: Stats, width: int, top: int | None) -> Rendering:
+    """Return the tables of a program's `Stats`.
 
-def stats(counted: Stats, *, width: int = 80) -> Rendering:
-    """Return the tables of a program's `Stats`."""
-    parts: list[RenderableType] = [_equations(counted)]
+    Args:
+        counted: The statistics.
+        width: The width in characters.
+        top: The number of primitives, and of values of each kind, shown; None for all.
+    """
+    parts: list[RenderableType] = [_equations(counted, top)]
     values = {
         "argument": counted.arguments,
         "output": counted.outputs,
@@ -35,11 +39,11 @@ def stats(counted: Stats, *, width: int = 80) -> Rendering:
     }
     for what, named in values.items():
         if named:
-            parts += [Text(), values_table(what, named, most=MOST_VALUES)]
+            parts += [Text(), values_table(what, named, top=top)]
     return Rendering(Group(*parts), width)
 
 
-def _equations(counted: Stats) -> Table:
+def _equations(counted: Stats, top: int | None) -> Table:
     depths = len(counted.by_depth)
     columns = min(depths, MOST_DEPTHS)
     heading = f"{counted.name}: {plural(counted.equations, 'equation')}"
@@ -51,8 +55,10 @@ def _equations(counted: Stats) -> Table:
                 f"depth {depth}{'+' if more else ''}" if depth in (0, columns - 1) else str(depth)
             )
             grid.add_column(label, justify="right", style=theme.COMMENT)
-    for primitive in counted.primitives:
+    shown, rest = split(counted.primitives, top)
+    for primitive in shown:
         grid.add_row(primitive.name, *_counts(primitive.total, primitive.by_depth))
+    add_more(grid, len(rest))
     grid.add_section()
     grid.add_row("in all", *_counts(counted.equations, counted.by_depth))
     return grid
@@ -68,20 +74,20 @@ def values_table(
     what: str,
     values: Sequence[NamedValue],
     sources: Sequence[str] | None = None,
-    most: int | None = None,
+    top: int | None = None,
 ) -> Table:
     """Return a row for each value: its name, type, bytes, and source location.
 
-    `most` is the number of values shown; further ones are counted.
+    `top` is the number of values shown, None for all; further ones are counted.
     """
     columns = text(what, theme.BINDER), text("type", theme.TYPE), number("bytes")
     grid = new_table(size_of_values(what, values), *columns)
     if sources is not None:
         grid.add_column("source", style=theme.COMMENT, overflow="fold")
-    for i, value in enumerate(values[:most]):
+    shown, rest = split(values, top)
+    for i, value in enumerate(shown):
         size = "?" if value.bytes is None else f"{value.bytes:,}"
         source = [] if sources is None else [Text(sources[i])]
         grid.add_row(Text(value.name), Text(value.described), size, *source)
-    if most is not None:
-        add_more(grid, len(values) - most, option="")
+    add_more(grid, len(rest))
     return grid

@@ -20,17 +20,17 @@ if TYPE_CHECKING:
 
 
 def variables_table(
-    variables: Sequence[VariableLeaf], width: int, roots: Sequence[Root]
+    variables: Sequence[VariableLeaf], width: int, roots: Sequence[Root], top: int | None
 ) -> Rendering:
-    """Return a table of variables, with the lines that declare them."""
+    """Return a table of the first `top` variables (all if None), with their lines."""
     named = [NamedValue(v.path, type_of(v.aval), size_of(v.aval)) for v in variables]
     comments = SourceComments(ShowOptions(source=True), roots)
     sources = ["".join(comments.location(v.eqn)) for v in variables]
     if not any(sources):  # variables that are arguments have no line
-        return Rendering(values_table("variable", named, None), width)
-    table = values_table("variable", named, sources)
+        return Rendering(values_table("variable", named, None, top), width)
+    table = values_table("variable", named, sources, top)
     if max(map(len, Rendering(table, 1000).plain().splitlines())) > width:
-        table = values_table("variable", named, _shorter(sources))
+        table = values_table("variable", named, _shorter(sources), top)
     return Rendering(table, width)
 
 

@@ -6,7 +6,14 @@ from dataclasses import replace
 import pytest
 
 from jaxprtool.analysis.recorded_run import Process, Reason, Run
-from jaxprtool.render.reports.record import SCREEN, command_text, reason_text, recompiled, summary
+from jaxprtool.render.reports.record import (
+    SCREEN,
+    command_text,
+    count_rows,
+    reason_text,
+    recompiled,
+    summary,
+)
 from tests.render.recorded import HOSTILE, PROCESS, compilation, hostile, large, training
 
 
@@ -54,6 +61,13 @@ def test_long_names_keep_their_ends():
     rows = [line for line in shown(large()).splitlines() if "…" in line and " ms " in line]
     assert len(rows) > 5 and len({row.split()[-1] for row in rows}) == len(rows)
     assert "490 more" in shown(large(), 120)
+
+
+def test_a_summary_says_what_shows_all_rows_without_running_the_script_again():
+    run = replace(large(), folder="run-2")
+    assert "\nall rows: jaxprtool show run-2/ --all\n" in shown(run)
+    assert "all rows: " not in shown(training())
+    assert "all rows: " not in shown(run, top=count_rows(run))
 
 
 def test_all_rows_are_shown_if_asked_for():

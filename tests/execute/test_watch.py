@@ -126,6 +126,11 @@ def test_rows_are_by_line_forward_and_backward_apart():
     assert tanh.numbers.size == tanh.times * 8 and tanh.times % 6 == 0
 
 
+def test_a_constant_is_not_in_the_row_of_its_line():
+    (row,) = rows(lambda x: jnp.var(jnp.sin(x)), X)
+    assert "sin" in row.primitives and row.numbers.nans == 0
+
+
 def test_lines_of_a_library_are_behind_the_users_that_calls_them():
     library = {}
     code = "import jax.numpy as jnp\ndef one(x):\n    return jnp.sin(x)\n"

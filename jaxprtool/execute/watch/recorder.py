@@ -21,7 +21,7 @@ from jaxprtool.ir.core.traits import traits
 from jaxprtool.ir.programs.program import Program
 from jaxprtool.ir.source.frames import BEHIND, frames_now
 from jaxprtool.ir.source.scopes import Part, Scope, ScopeReader, is_backward
-from jaxprtool.jaxcompat import Atom, Aval, Jaxpr, JaxprEqn
+from jaxprtool.jaxcompat import Atom, Aval, Jaxpr, JaxprEqn, Var
 
 #: The groupings of values.
 By: TypeAlias = Literal["line", "scope", "equation"]
@@ -116,7 +116,7 @@ class Recorder:
     def _counts(self, eqn: JaxprEqn, aval: Aval) -> bool:
         if self._by == "equation":
             return True
-        return is_inexact(aval.dtype) and not (self._computed and traits(eqn).moves)
+        return is_inexact(aval.dtype) and not (self._computed and _moves(eqn, aval))
 
     def take(self, result: Result, iterations: np.ndarray, data: Any) -> None:
         """Record the values of some executions."""
@@ -196,6 +196,18 @@ class Recorder:
         group.primitives[str(eqn.primitive.name)] = None
         group.types[type_of(aval)] = None
         return group
+
+
+def _moves(eqn: JaxprEqn, aval: Aval) -> bool:
+    """Return True if an equation computes nothing from its operands, as for the NaN of `jnp.var`.
+
+    It moves values, makes a constant, or changes nothing but the weak type.
+    """
+    operands = [atom.aval for atom in eqn.invars if isinstance(atom, Var)]
+    if traits(eqn).moves or not operands:
+        return True
+    is_weak_cast = traits(eqn).gives == "cast" and operands[0] != aval
+    return is_weak_cast and operands[0].dtype == aval.dtype
 
 
 def _in_order(

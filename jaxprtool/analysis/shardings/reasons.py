@@ -44,7 +44,7 @@ class Edge:
     consumer: Instruction
     position: int = 0
 
-    def moved_by(self, kind: str) -> tuple[int, int]:
+    def key(self, kind: str) -> tuple[int, int]:
         """Return a key, equal for edges that the same collective of a kind explains.
 
         A reduction combines all operands of the consumer.
@@ -112,10 +112,10 @@ class Reasons:
         fitting = self._fitting(moved)
         if not fitting:
             return None
-        while len(fitting) > 1 and fitting[0].edge.moved_by(moved.kind) in self._given:
+        while len(fitting) > 1 and fitting[0].edge.key(moved.kind) in self._given:
             fitting.popleft()
         found = fitting[0]
-        self._given.add(found.edge.moved_by(moved.kind))
+        self._given.add(found.edge.key(moved.kind))
         return self._named(self._constrained(moved, self._with_way(moved, found)))
 
     @cached_method

@@ -40,7 +40,7 @@ from jaxprtool.ir.rewriting.custom_rules import (
 from jaxprtool.ir.rewriting.rewrite import RewriteRule, Writer, rewrite
 from jaxprtool.jaxcompat import AnyJaxpr, Atom, ClosedJaxpr, JaxprEqn, Literal, Var
 from jaxprtool.passes.cleanup.dce import dce_body
-from jaxprtool.passes.cleanup.inline import has_reason
+from jaxprtool.passes.cleanup.inline import has_own_settings
 from jaxprtool.passes.framework.base import Pass
 
 #: The functions with which Equinox's `error_if` raises, and opens a debugger.
@@ -105,7 +105,7 @@ class _Dropper:
             if has_rule(eqn):
                 return self._custom(eqn, structured, writer)
             named = eqn.primitive.name == "jit" and eqn.params["name"] == _ERROR_IF
-            if named and not has_reason(eqn):
+            if named and not has_own_settings(eqn):
                 return _forwarded(structured.body, eqn.invars)
             return None
 

@@ -5,9 +5,9 @@ are nested. Equations keep their source locations and contexts, and get the name
 
 A call stays as it is
 
-*   if it has settings as a call (`has_reason`): a jit with donated operands, shardings, layouts,
-    compiler options or `keep_unused`, one marked to be inlined by XLA (`inline=` in JAX 0.12), and
-    every call under `compute_on` or `set_xla_metadata`, which mark the call as a whole.
+*   if it has settings of its own (`has_own_settings`): a jit with donated operands, shardings,
+    layouts, compiler options or `keep_unused`, one marked to be inlined by XLA (`inline=` in JAX
+    0.12), and every call under `compute_on` or `set_xla_metadata`, which mark the call as a whole.
     `force=True` inlines these too;
 
 *   if inlining it would be wrong: a `nest` call with a value sown inside, whose scope is part of
@@ -103,7 +103,7 @@ class Inline(Pass):
 
         def opened(eqn: JaxprEqn) -> ClosedJaxpr | None:
             """Return the body of a call that may be inlined; None for every other equation."""
-            if traits(eqn).call not in self.calls or (not self.force and has_reason(eqn)):
+            if traits(eqn).call not in self.calls or (not self.force and has_own_settings(eqn)):
                 return None
             seen = view(eqn)  # a `custom_vmap` has no view: its body is the function itself
             body = jaxcompat.close_jaxpr(eqn.params["call"]) if seen is None else seen.body
@@ -162,7 +162,7 @@ def _too_long(jaxpr: AnyJaxpr, opened: Callable[[JaxprEqn], ClosedJaxpr | None])
     return stay
 
 
-def has_reason(call: JaxprEqn) -> bool:
+def has_own_settings(call: JaxprEqn) -> bool:
     """Return True if a call has settings of its own, which would be lost if it were inlined."""
     if call.ctx.compute_type is not None or call.ctx.xla_metadata:
         return True

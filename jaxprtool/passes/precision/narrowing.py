@@ -115,7 +115,7 @@ class _Body:
 
     # --- the result -----------------------------------------------------------------------------
 
-    def born_narrow(self, atom: Atom) -> bool:
+    def defined_narrow(self, atom: Atom) -> bool:
         """Return True if a value is defined in its narrow form."""
         return type(atom) is not Literal and atom in self._born_narrow
 
@@ -257,7 +257,7 @@ class _Body:
             for i, x in enumerate(eqn.invars)
         ]
         narrow = [
-            is_free and self.born_narrow(x) for x, is_free in zip(eqn.invars, free, strict=True)
+            is_free and self.defined_narrow(x) for x, is_free in zip(eqn.invars, free, strict=True)
         ]
         called = self._called(eqn, held, narrow)
         more = [
@@ -272,7 +272,7 @@ class _Body:
         for body, region in zip(called.bodies, held.regions, strict=True):
             for atom, out in zip(body.jaxpr.outvars, region.outs, strict=True):
                 if out is not None:
-                    outs_narrow[out] &= body.born_narrow(atom)
+                    outs_narrow[out] &= body.defined_narrow(atom)
         bodies = [
             body.closed([out is not None and outs_narrow[out] for out in region.outs])
             for body, region in zip(called.bodies, held.regions, strict=True)

@@ -10,7 +10,7 @@ import jaxprtool
 from jaxprtool import Ragged
 from jaxprtool.ir.core.equations import equations
 from jaxprtool.ir.shapes.ragged import unchecked
-from jaxprtool.passes.mapping.ragged.scans import _dealt
+from jaxprtool.passes.mapping.ragged.scans import _slot_assignment
 from tests.passes.mapping.test_ragged import FILLED, LENGTHS, W, examples, ragged, rows
 from tests.share import share
 
@@ -158,13 +158,13 @@ def test_a_round_is_masked_only_where_a_lane_begins():
 def test_slots_have_nearly_equal_numbers_of_rows():
     """One long lane, and as many rows in short ones for each of the other slots."""
     lengths = np.array([1, 2, 1, 12, 1, 1, 4, 1, 1, 2, 6, 4], np.int32)
-    deal = jax.jit(_dealt, static_argnums=1)(lengths, 3)
+    assignment = jax.jit(_slot_assignment, static_argnums=1)(lengths, 3)
     rows_of_slots = np.zeros(3, int)
-    for lane in np.argsort(deal.starts, kind="stable"):
-        slot = deal.slots[lane]
-        assert deal.starts[lane] == rows_of_slots[slot]
+    for lane in np.argsort(assignment.starts, kind="stable"):
+        slot = assignment.slots[lane]
+        assert assignment.starts[lane] == rows_of_slots[slot]
         rows_of_slots[slot] += lengths[lane]
-    assert deal.iterations == rows_of_slots.max() == 12
+    assert assignment.iterations == rows_of_slots.max() == 12
 
 
 def test_a_carry_that_is_large_beside_rows_is_stored_once_a_lane():

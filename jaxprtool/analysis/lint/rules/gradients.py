@@ -183,7 +183,7 @@ def useless_checkpoints(program: LintedProgram) -> Iterator[Found]:
                     "use another policy, or remove the checkpoint",
                     "the memory of all residuals",
                 )
-            elif policy is None and _is_lonely(node, depth):
+            elif policy is None and _is_only_checkpoint(node, depth):
                 own = program.top.number(node.scope.count.of(eqn))
                 if own >= _WHOLE * total:
                     yield Found(
@@ -196,7 +196,7 @@ def useless_checkpoints(program: LintedProgram) -> Iterator[Found]:
                     )
 
 
-def _is_lonely(node: Node, depth: int) -> bool:
+def _is_only_checkpoint(node: Node, depth: int) -> bool:
     """Return True for a checkpoint outside of loops, and without checkpoints in it."""
     inner = (traits(each).call == "remat" for each in node.around[depth + 1 :])
     return node.scope.parent is None and not any(inner)

@@ -184,7 +184,7 @@ class Choice:
         crossing = self._crossing(starts, length)
         weights = self._text.weights
         if 2 * int((np.diff(starts) == length).sum()) >= len(starts) - 1:
-            return self._turned(starts, length, crossing)
+            return self._best_periods(starts, length, crossing)
         most = length // 4
         inner = weights[starts[0] : starts[0] + length + 1] - weights[starts[0]]
         lost = inner[: most + 1] * (len(starts) - 1) + crossing[: most + 1]
@@ -193,7 +193,7 @@ class Choice:
         end = length - most + int(gone.argmin())
         return [(starts + first, end - first, float(crossing[first] + crossing[end]))]
 
-    def _turned(
+    def _best_periods(
         self, starts: Positions, length: int, crossing: NDArray[np.float64]
     ) -> list[tuple[Positions, int, float]]:
         """Return the best periods for windows most of which are consecutive."""

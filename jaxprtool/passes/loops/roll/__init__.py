@@ -62,7 +62,7 @@ from jaxprtool.ir.programs.program import Program, Programs
 from jaxprtool.ir.rewriting.rewrite import Memo, RewriteRule, Writer, rewrite, with_bodies
 from jaxprtool.jaxcompat import AnyJaxpr, Atom, JaxprEqn
 from jaxprtool.passes.cleanup.dce import Dce
-from jaxprtool.passes.cleanup.inline import Inline, has_reason
+from jaxprtool.passes.cleanup.inline import Inline, has_own_settings
 from jaxprtool.passes.framework.base import Pass
 from jaxprtool.passes.loops.outline import SHORTEST, with_calls
 from jaxprtool.passes.loops.outline.choice import Costs
@@ -234,7 +234,7 @@ class _Bodies:
         """Return True if an equation may become an iteration of a loop."""
         return (
             traits(eqn).call == "jit"
-            and not has_reason(eqn)
+            and not has_own_settings(eqn)
             and jaxcompat.allowed_in_loops(eqn.effects)
             and not self._sows.inside(eqn)
         )

@@ -96,7 +96,7 @@ def _stacked(scan: Scan) -> tuple[list[int], list[int]]:
     return stacked, places
 
 
-class _Deal(NamedTuple):
+class _SlotAssignment(NamedTuple):
     """The distribution of examples over slots.
 
     Attributes:
@@ -110,7 +110,7 @@ class _Deal(NamedTuple):
     iterations: Any
 
 
-def _dealt(lengths: Any, width: int) -> _Deal:
+def _slot_assignment(lengths: Any, width: int) -> _SlotAssignment:
     """Distribute examples over slots, longest first.
 
     In each turn, the half of the slots with the fewest rows so far gets one example each, and the
@@ -130,7 +130,7 @@ def _dealt(lengths: Any, width: int) -> _Deal:
     by_example = jnp.zeros((2, len(lengths)), lengths.dtype)
     found = jnp.stack([jnp.concatenate(each) for each in zip(*dealt, strict=True)])
     slots, starts = by_example.at[:, order].set(found)
-    return _Deal(slots, starts, counts.max())
+    return _SlotAssignment(slots, starts, counts.max())
 
 
 class _Shape(NamedTuple):
@@ -150,7 +150,7 @@ class _Shape(NamedTuple):
 def _shape(context: RaggedContext, size: Any) -> _Shape:
     """Return the shape for examples of a size, with enough iterations for any lengths.
 
-    By the bound in `_dealt`, a slot has at most `rows / width + longest` rows.
+    By the bound in `_slot_assignment`, a slot has at most `rows / width + longest` rows.
     """
     sizes, batch_size = context.sizes, context.sizes.batch_size
     rows, longest = sizes.count(size), sizes.bounds.padded(size)
@@ -169,9 +169,9 @@ def _by_slots(context: RaggedContext, scan: Scan, operands: Sequence[Value]) -> 
     size, count = scan.length, len(scan.carry)
     lengths, position = context.lengths(size), context.positions(size)
     shape = _shape(context, size)
-    deal = _dealt(lengths, shape.width)
-    slot = context.at_rows(deal.slots, size)
-    time = context.at_rows(deal.starts, size) + position
+    assignment = _slot_assignment(lengths, shape.width)
+    slot = context.at_rows(assignment.slots, size)
+    time = context.at_rows(assignment.starts, size) + position
     first = context.at_rows(lengths, size) - 1 if scan.reverse else jnp.zeros_like(position)
     index = _rows_of_iterations(context, size, shape, time, slot, first[0])
 
@@ -191,11 +191,11 @@ def _by_slots(context: RaggedContext, scan: Scan, operands: Sequence[Value]) -> 
         return outs[:count], outs[count:]
 
     init = [jnp.zeros(v.aval.shape, v.aval.dtype) for v in body.outvars[:count]]
-    ys = _scanned(scan, step, init, xs, shape, deal.iterations)
-    final = deal.starts + (0 if scan.reverse else lengths - 1)
+    ys = _scanned(scan, step, init, xs, shape, assignment.iterations)
+    final = assignment.starts + (0 if scan.reverse else lengths - 1)
     carries = []
     for place, x in zip(places, operands[len(scan.consts) :], strict=False):
-        found = ys[place].at[final, deal.slots].get(mode="clip")
+        found = ys[place].at[final, assignment.slots].get(mode="clip")
         given = x.array if _is_batched(x) else lax.broadcast(x.array, lengths.shape)
         none = lax.broadcast_in_dim(lengths == 0, found.shape, (0,))
         carries.append(lax.select(none, given, found))

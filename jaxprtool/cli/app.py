@@ -217,7 +217,7 @@ def answer(arguments: list[str]) -> int:
         if _COMPLETE in os.environ:
             completion.answer(group, arguments, PROGRAM)
         launch.command_line.set(tuple(arguments))
-        with start.jax_put_back(), group.make_context(PROGRAM, arguments) as context:
+        with start.jax_settings_restored(), group.make_context(PROGRAM, arguments) as context:
             group.invoke(context)
     launch.leave_at_once(ending.code)
     return ending.code

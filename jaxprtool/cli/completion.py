@@ -155,7 +155,7 @@ def answer(command: Any, arguments: Sequence[str], program: str) -> None:
     Bash splits words at `:`: it passes `file.py:lo` as `file.py`, `:` and `lo`, and replaces only
     `lo` by the answer. The word is therefore joined before completion, and the answer cut again.
     """
-    cut = _mend_bash_words()
+    cut = _join_bash_words()
     answered = io.StringIO()
     try:
         with contextlib.redirect_stdout(answered if cut else sys.stdout):
@@ -165,7 +165,7 @@ def answer(command: Any, arguments: Sequence[str], program: str) -> None:
             print(line.rpartition(":")[2])
 
 
-def _mend_bash_words() -> bool:
+def _join_bash_words() -> bool:
     """Join the word being completed if bash split it at a colon; return True if it did."""
     words = os.environ.get("COMP_WORDS", "").replace("\n", " ")
     cut = re.fullmatch(r"(.*[^\s:]) :(?: (\S+))?", words)

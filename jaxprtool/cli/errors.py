@@ -114,24 +114,24 @@ def guarded(show_traceback: bool, format: FormatChoice = "text") -> Iterator[End
             error = OutputError(f"cannot write to stdout: {error.strerror}")
         elif show_traceback:
             traceback.print_exception(error)
-        said = _said(error, show_traceback)
+        text = _error_text(error, show_traceback)
         if isinstance(error, UserFunctionError) and not show_traceback:
             _show_frames(error)
-        output.error(said.message, said.hint, said.details)
-        ending.code = said.exit_code
+        output.error(text.message, text.hint, text.details)
+        ending.code = text.exit_code
         if format != "text" and not output.has_written_json.get():
-            _write_document(said, format)
+            _write_document(text, format)
 
 
-def _write_document(said: ErrorText, format: FormatChoice) -> None:
+def _write_document(text: ErrorText, format: FormatChoice) -> None:
     if format == "json":
-        output.write_json(ErrorDocument(said))
+        output.write_json(ErrorDocument(text))
         return
-    details = [f"{label} {text}" for label, text in said.details]
-    write_problems([], format, "\n".join([said.message, *details]))
+    details = [f"{label} {detail}" for label, detail in text.details]
+    write_problems([], format, "\n".join([text.message, *details]))
 
 
-def _said(error: Exception, show_traceback: bool) -> ErrorText:
+def _error_text(error: Exception, show_traceback: bool) -> ErrorText:
     """Return the description of an exception."""
     if isinstance(error, JaxprToolError):
         return ErrorText(error.message, error.hint, error.details, error.exit_code)

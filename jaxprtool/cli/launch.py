@@ -113,7 +113,7 @@ def supervise(
     shown = _Shown(names, bool(launch))
     # The other processes of a cluster may still write to a folder that all of them see.
     unfinished = save if place is None or place.number == 0 else None
-    with ended_by_signals(), _nothing_unfinished(unfinished, mark):
+    with ended_by_signals(), _unfinished_removed(unfinished, mark):
         failure = run_together(commands, env, shown.line, timeout)
     if failure is not None:
         raise typer.Exit(_reported(failure, names, bool(launch), timeout))
@@ -188,7 +188,7 @@ def is_supervised() -> bool:
 
 
 @contextmanager
-def _nothing_unfinished(save: str | None, mark: str) -> Iterator[None]:
+def _unfinished_removed(save: str | None, mark: str) -> Iterator[None]:
     """Remove unfinished files of the processes at the end; report a signal that ended the run."""
     from jaxprtool.processes import Terminated
 

@@ -19,7 +19,7 @@ _at_end: ContextVar[contextlib.ExitStack] = ContextVar("_at_end")
 
 
 @contextlib.contextmanager
-def jax_put_back() -> Iterator[None]:
+def jax_settings_restored() -> Iterator[None]:
     """Restore JAX's configuration after a command, since other code may run in this process."""
     with contextlib.ExitStack() as stack:
         token = _at_end.set(stack)
@@ -34,14 +34,14 @@ def until_the_end(context: contextlib.AbstractContextManager[object]) -> None:
     _at_end.get().enter_context(context)
 
 
-def _put_back_at_end(*settings: str) -> None:
+def _restore_at_end(*settings: str) -> None:
     import jax
 
     for name in settings:
-        _at_end.get().callback(_put_back, name, jax.config.values[name])
+        _at_end.get().callback(_restore, name, jax.config.values[name])
 
 
-def _put_back(name: str, value: object) -> None:
+def _restore(name: str, value: object) -> None:
     import jax
 
     # The number of devices stays once they have started, which JAX reports as an error.
@@ -54,7 +54,7 @@ def start_jax(on_progress: OnProgress, x64: bool = False) -> None:
     on_progress("importing JAX")
     # Imported objects stay alive, so garbage collection during the import is useless.
     gc.disable()
-    with _interrupts_held_back():
+    with _interrupts_delayed():
         import jaxprtool.api.program  # noqa: F401  (what most commands need)
         from jaxprtool import jaxcompat
     gc.freeze()
@@ -79,7 +79,7 @@ def use_x64(enabled: bool) -> None:
     """Enable or disable JAX's 64-bit types from now on."""
     import jax
 
-    _put_back_at_end("jax_enable_x64")
+    _restore_at_end("jax_enable_x64")
     jax.config.update("jax_enable_x64", enabled)
 
 
@@ -90,7 +90,7 @@ def use_host_devices(count: int) -> None:
     """
     import jax
 
-    _put_back_at_end("jax_platforms", "jax_num_cpu_devices")
+    _restore_at_end("jax_platforms", "jax_num_cpu_devices")
     try:
         if jax.config.values["jax_num_cpu_devices"] != count:
             jax.config.update("jax_num_cpu_devices", count)
@@ -109,7 +109,7 @@ def use_virtual_devices(count: int) -> None:
     """
     import jax
 
-    _put_back_at_end("jax_num_cpu_devices")
+    _restore_at_end("jax_num_cpu_devices")
     is_flag = "xla_force_host_platform_device_count" in os.environ.get("XLA_FLAGS", "")
     known = jax.config.values["jax_num_cpu_devices"]
     with contextlib.suppress(RuntimeError):  # JAX has started its devices
@@ -122,7 +122,7 @@ def use_cache(wanted: bool) -> None:
     from jaxprtool.execute.running import compile_cache
 
     _at_end.get().callback(compile_cache.forget)
-    _put_back_at_end(*compile_cache.SETTINGS)
+    _restore_at_end(*compile_cache.SETTINGS)
     if not wanted:
         compile_cache.compile_afresh()
         return
@@ -147,7 +147,7 @@ def _own_frames() -> Iterator[str]:
 
 
 @contextlib.contextmanager
-def _interrupts_held_back() -> Iterator[None]:
+def _interrupts_delayed() -> Iterator[None]:
     """Delay Ctrl-C: JAX's extension modules crash if their import is interrupted."""
     held: list[int] = []
     try:

@@ -269,7 +269,7 @@ class _Builder:
         """
         found = [_origin(origins, atom) for atom in eqn.invars]
         literals = [_literal(each) if isinstance(each, Literal) else "·" for each in found]
-        details = self._telling(eqn)
+        details = self._informative_parameters(eqn)
         if any(text != "·" for text in literals):
             details.insert(0, f"({', '.join(literals)})")
         called = eqn.params.get("name") if bodies(eqn) else None
@@ -283,7 +283,7 @@ class _Builder:
                 self.edge(origin, node, place, atom.aval)
         return node
 
-    def _telling(self, eqn: JaxprEqn) -> list[str]:
+    def _informative_parameters(self, eqn: JaxprEqn) -> list[str]:
         """Return the most informative parameters of an equation, as `axes=(0,)`."""
         hidden = () if eqn.primitive is sow_p else _HIDDEN
         telling = [

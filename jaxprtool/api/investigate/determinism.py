@@ -265,7 +265,7 @@ class _Repeated:
         if not self._ways.threads:
             return
         if backends()[0].platform != "cpu":
-            self._not_tried.append("numbers of threads: the program runs on no CPU")
+            self._not_tried.append("numbers of threads: the program does not run on a CPU")
             return
         if (reason := self._not_isolated()) is not None:
             self._not_tried.append(f"numbers of threads: {reason}")

@@ -323,18 +323,18 @@ class Block:
 
     def function(self, function: PythonFunction) -> str:
         """Return the name of a function, and define it here or at module level."""
-        tells = self._module.tells_symbols(function)
-        if function.kept and tells:
+        is_determined = self._module.determines_symbols(function)
+        if function.kept and is_determined:
             return self._module.function(function)
         if function.kept and function.key in self._module.functions_around:
             return self._module.functions_around[function.key]
         captured = [self._captured(self._operands[i]) for i in function.captured]
         texts = dict(zip(function.jaxpr.invars, captured, strict=False))
-        if function.rules and tells and self._module.are_constants(captured):
+        if function.rules and is_determined and self._module.are_constants(captured):
             # Its rules may call it, so it must be at module level.
             key = (*function.key, *captured)
             return self._module.function(replace(function, kept=True, key=key), texts)
-        if self._depth >= _DEEPEST and not function.decorators and tells:
+        if self._depth >= _DEEPEST and not function.decorators and is_determined:
             return self._hoisted_function(function, captured)
         if function.kept:
             name = self._module.claim(function.name)

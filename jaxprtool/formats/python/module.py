@@ -32,7 +32,7 @@ from jaxprtool.formats.python.layout import flat, statement
 from jaxprtool.formats.python.naming import RESERVED, LocalNames, identifier, numbered
 from jaxprtool.formats.python.rules import calls
 from jaxprtool.formats.python.selection import TextTemplates
-from jaxprtool.formats.python.symbols import bindings, finds_its_symbols
+from jaxprtool.formats.python.symbols import bindings, determines_its_symbols
 from jaxprtool.formats.python.values import dtype_name, literal
 from jaxprtool.ir.core.equations import equations
 from jaxprtool.ir.core.traits import traits
@@ -195,9 +195,9 @@ class Module:
             self._contexts[id(eqn.ctx), marked] = found
         return found
 
-    def tells_symbols(self, function: PythonFunction) -> bool:
+    def determines_symbols(self, function: PythonFunction) -> bool:
         """Return True if a function can be at module level: its arguments determine its symbols."""
-        return not self._symbols or finds_its_symbols(function)
+        return not self._symbols or determines_its_symbols(function)
 
     def bindings(self, arguments: Sequence[tuple[Var, str]], body: Sequence[str]) -> list[str]:
         """Return the lines that compute a body's symbols from the shapes of arguments.

@@ -167,7 +167,7 @@ def sizes_of(variables: Sequence[Var], places: Sequence[str]) -> Iterator[tuple[
             yield ArgumentSize(name, axis), size
 
 
-def finds_its_symbols(function: PythonFunction) -> bool:
+def determines_its_symbols(function: PythonFunction) -> bool:
     """Return True if the arguments of a function and of its rules determine its symbols."""
     bodies = [function, *(rule for _, rules, _ in function.rules for rule in rules)]
     jaxprs = [jaxcompat.open_jaxpr(f.jaxpr) for f in bodies if f.raises is None]
@@ -209,7 +209,7 @@ def bindings(
             missing |= names_of(solution.equation) - {symbol}
             lines[:0] = _binding(names[symbol], solution, scope)
     if missing:
-        raise _untold(sorted(missing), arguments)
+        raise _undetermined(sorted(missing), arguments)
     return lines
 
 
@@ -221,7 +221,7 @@ def _binding(name: str, solution: Solution, scope: Scope) -> list[str]:
     return lines
 
 
-def _untold(symbols: Sequence[str], arguments: Sequence[tuple[Var, str]]) -> UnsupportedError:
+def _undetermined(symbols: Sequence[str], arguments: Sequence[tuple[Var, str]]) -> UnsupportedError:
     shapes = [
         f"{place}:{type_of(var.aval)}"
         for var, place in arguments

@@ -140,7 +140,7 @@ def bytes_text(number: Any) -> str:
     return in_bytes(number) if type(number) is int else f"{number} bytes"
 
 
-def _alike_as_one(groups: Sequence[Group]) -> tuple[Group, ...]:
+def _merged_scopes(groups: Sequence[Group]) -> tuple[Group, ...]:
     """Merge scopes whose names differ only in numbers, such as layers: `Block_0..5`."""
     merged = [
         replace(

@@ -66,7 +66,7 @@ def source_text(found: Source, width: int, full: bool, device: Device | None) ->
     if found.profile is not None:
         total += f", measured {profile.time_text(found.profile)}"
     parts = [Text(f"{found.name}: {total}", style=theme.HEADING)]
-    matter = _Matter(found)
+    matter = _Relevance(found)
     sources = Sources()
     hidden = 0
     for file in found.files:
@@ -86,7 +86,7 @@ def _is_whole(found: Source) -> bool:
     return found.devices is not None and bool(found.left_to_partitioner)
 
 
-class _Matter:
+class _Relevance:
     """Decides whether a line has a relevant share; all lines have if shares are unknown."""
 
     def __init__(self, found: Source):

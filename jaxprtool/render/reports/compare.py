@@ -14,6 +14,7 @@ from jaxprtool.render.reports.measures import cells, errors_table, types
 from jaxprtool.render.terminal import theme
 from jaxprtool.render.terminal.rendering import Rendering
 from jaxprtool.render.terminal.top import more, split
+from jaxprtool.render.terminal.wrapping import PathText
 
 if TYPE_CHECKING:
     from jaxprtool.execute.compare.comparison import Comparison
@@ -85,7 +86,7 @@ def _variant(variant: Compared, width: int, top: int | None) -> RenderableType:
         return said
     table = errors_table("result")
     for each in rows:
-        name = Text(each.name, style=theme.BINDER)
+        name = PathText(each.name, style=theme.BINDER)
         if width >= _WIDE or each.type != each.reference_type:
             name.append(f" {types(each)}", style=theme.TYPE)
         table.add_row(name, *cells(each))

@@ -11,6 +11,7 @@ from rich.text import Text
 
 from jaxprtool.render.terminal import theme
 from jaxprtool.render.terminal.top import ALL, more
+from jaxprtool.render.terminal.wrapping import PathText
 
 
 def new_table(heading: str, *columns: Column | str) -> Table:
@@ -61,7 +62,7 @@ def share_text(part: float | None, whole: float | None) -> str:
 
 def described(name: str, made: str, below: str) -> Text:
     """Return a cell with a value's name, the primitive that computes it, and a line below."""
-    cell = Text(name, style=theme.BINDER)
+    cell = PathText(name, style=theme.BINDER)
     if made:
         cell.append(f" {made}", style=theme.PRIMITIVE)
     if below:
@@ -71,5 +72,5 @@ def described(name: str, made: str, below: str) -> Text:
 
 def line_text(source: str, code: str) -> Text:
     """Return a source line with its code, if known."""
-    line = Text(source, style=theme.BINDER)
+    line = PathText(source, style=theme.BINDER)
     return line.append(f"  {code}", style="default") if code else line

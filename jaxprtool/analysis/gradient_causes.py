@@ -79,7 +79,9 @@ NO_DERIVATIVE: Mapping[str, Reason] = {
 #: holds for the elements whose cotangent is not zero.
 ZERO_DERIVATIVE: Mapping[str, Reason] = {
     "relu": Reason(
-        "no input that the gradient reaches is positive", "leaky_relu has a gradient", "select_n"
+        "no input that the gradient reaches is positive",
+        "use leaky_relu, which has a gradient there",
+        "select_n",
     ),
     "relu6": Reason("no input that the gradient reaches is between 0 and 6", "", "select_n"),
     "clamp": Reason("every input that the gradient reaches is out of bounds", "", "select_n"),

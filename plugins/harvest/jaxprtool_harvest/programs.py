@@ -64,7 +64,7 @@ def _require(sites: Sequence[Site], program: Program, settings: Settings) -> Non
         return
     sown = {e.params["tag"] for e in equations(top_jaxpr(program)) if e.primitive is sow_p}
     if settings.tag in sown:
-        raise HarvestError(f"the lists exclude everything that {program.name} sows")
+        raise HarvestError(f"allowlist and blocklist exclude everything that {program.name} sows")
     tags = ", ".join(map(repr, sorted(sown)))
     hint = did_you_mean(settings.tag, sown) or (f"available: {tags}" if sown else None)
     raise HarvestError(f"{program.name} sows nothing under the tag '{settings.tag}'", hint)

@@ -106,7 +106,9 @@ def test_a_tag_under_which_nothing_is_sown_is_an_error(program, name):
     with pytest.raises(HarvestError, match="nothing under the tag 'z'") as caught:
         program.apply(f"{name}('z')")
     assert caught.value.hint == "available: 'debug'"
-    with pytest.raises(HarvestError, match="the lists exclude everything that net sows"):
+    with pytest.raises(
+        HarvestError, match="allowlist and blocklist exclude everything that net sows"
+    ):
         program.apply(f"{name}('debug', allowlist=('prr',))")
     with pytest.raises(PipelineError, match="needs option 'tag'"):
         program.apply(name)

@@ -207,7 +207,7 @@ def _keeps_type(row: Row, eqn: JaxprEqn, computed: Aval) -> bool:
     if computed.shape != aval.shape or computed.dtype != aval.dtype:
         found, wanted = (type_of(each, weak=True) for each in (computed, aval))
         raise PluginError(
-            f"simplify: the rule {row.name} makes {found} of {wanted}, with {named(eqn)}"
+            f"simplify: the rule {row.name} changes {wanted} to {found}, with {named(eqn)}"
         )
     return bool(computed.weak_type == aval.weak_type)
 

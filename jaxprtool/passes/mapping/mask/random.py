@@ -29,7 +29,7 @@ def _by_position(context: MaskContext, eqn: JaxprEqn, keys: Padded) -> Any:
         raise refusal(
             eqn,
             "its random bits depend on the size",
-            "use jax.config.update('jax_threefry_partitionable', True), with which they do not",
+            "they do not with jax.config.update('jax_threefry_partitionable', True)",
         )
     number = prod(shape)
     array = context.bind(eqn, keys, shape=(context.bounds.padded(number),))

@@ -274,7 +274,7 @@ def test_rules_that_undo_each_other_are_reported():
 def test_a_rule_that_gives_another_type_is_reported(replacement):
     rows = [Row("ge(x, y)", replacement, params=lambda _: PARAMS_OF[replacement])]
     program = trace(lambda x, y: x >= y, VECTOR, VECTOR)
-    message = rf"the rule ge\(x, y\) → {re.escape(replacement)} makes f32.* of bool\[4\], with "
+    message = rf"the rule ge\(x, y\) → {re.escape(replacement)} changes bool\[4\] to f32.*, with "
     with pytest.raises(PluginError, match=message):
         simplified(program.jaxpr, rows, fast=False)
 

@@ -200,7 +200,9 @@ class Browser(App[None]):
         document = self._documents[key]
         place = state, self._by_scope
         if place not in self._outlines:
-            self._outlines[place] = Outline(document.flow, self._by_scope)
+            self._outlines[place] = Outline(
+                document.flow, document.scopes if self._by_scope else None
+            )
         return document, self._outlines[place]
 
     @property
@@ -310,7 +312,7 @@ class Browser(App[None]):
         """Toggle between grouping by nesting and by scopes."""
         self._by_scope = not self._by_scope
         self._show(self._state)
-        self._say("grouped by name scopes" if self._by_scope else "grouped by nesting")
+        self._say("grouped by scopes" if self._by_scope else "grouped by nesting")
 
     def action_alone(self) -> None:
         """Toggle the panes next to the program."""

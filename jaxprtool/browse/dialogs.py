@@ -86,7 +86,7 @@ _KEYS = (
     ("enter", "fold or unfold; also ← →"),
     ("* -", "unfold or fold everything"),
     ("tab", "to the source, to the details of the row, and back"),
-    ("t", "group by nesting, or by name scopes too"),
+    ("t", "group by nesting, or by scopes too"),
     ("", "finding"),
     ("/", "search: dot_general  f32[8,3]  params['w']  Dense_0  model.py:9"),
     ("n N", "the next match, the previous one"),

@@ -31,7 +31,7 @@ from jaxprtool.extend.listing import (
     plural,
     printable,
 )
-from jaxprtool.extend.sources import SourceLocation, UserFrame, frames_now
+from jaxprtool.extend.sources import ScopeReader, SourceLocation, UserFrame, frames_now
 
 #: The maximum number of results, and operands, of an equation named in its row.
 _MOST_NAMED = 6
@@ -56,6 +56,8 @@ class Document:
         self.frames = frames_now(self.about.roots)
         self._selection = Selection()
         self._counts: dict[int, int] = {}
+        self._scope_reader = ScopeReader(self.about.roots)
+        self._scopes: dict[Jaxpr, Sequence[tuple[str, ...]]] = {}
         self._options = ShowOptions(names=names, terse=True)
         #: Whether names and marks are known, which are computed later for a large program.
         self.is_complete = len(self.top.eqns) <= MANY and self.count <= MANY
@@ -77,6 +79,14 @@ class Document:
         """Return the mark of an equation that a pass changed, if known."""
         known = self.is_complete or self.state.is_compared
         return self.state.marks.get(id(eqn), "") if known else ""
+
+    # --- scopes -----------------------------------------------------------------------------------
+
+    def scopes(self, jaxpr: Jaxpr) -> Sequence[tuple[str, ...]]:
+        """Return the scopes around each equation of a body, as `cost --by scope` groups them."""
+        if jaxpr not in self._scopes:
+            self._scopes[jaxpr] = self._scope_reader.paths(jaxpr)
+        return self._scopes[jaxpr]
 
     # --- source locations -------------------------------------------------------------------------
 

@@ -11,7 +11,7 @@ from rich.text import Text
 from jaxprtool.browse.document import Document
 from jaxprtool.browse.navigation import Navigator
 from jaxprtool.browse.outline import Kind, Node
-from jaxprtool.extend import Atom, JaxprEqn, Literal, name_stack, type_of
+from jaxprtool.extend import Atom, JaxprEqn, Literal, type_of
 from jaxprtool.extend.listing import STYLES, printable, summary, with_roles
 from jaxprtool.extend.sources import BEHIND
 
@@ -52,7 +52,7 @@ def _of_equation(
     if (location := frames.location(eqn)) is not None:
         behind = "".join(BEHIND + frames.text(frame) for frame in location.behind)
         yield "line", Text.assemble(_plain(frames.text(location.frame)), (_plain(behind), "dim"))
-    if scope := name_stack(eqn):
+    if scope := "/".join(_scopes(document, node)):
         yield "scope", Text(_plain(scope))
     yield from _values(document, "gives", eqn.outvars)
     sources = navigator.sources(node) if document.is_complete else ()  # which indexes its values
@@ -61,6 +61,17 @@ def _of_equation(
     for number, (name, value) in enumerate(pairs):
         yield "" if number else "with", Text.assemble((name, "cyan"), "=", _plain(value))
     yield "path", Text(_plain(node.path), "dim")
+
+
+def _scopes(document: Document, node: Node) -> tuple[str, ...]:
+    """Return the scopes around an equation, preceded by those whose bodies contain it."""
+    path: tuple[str, ...] = ()
+    above: Node | None = node
+    while above is not None:
+        if above.kind is Kind.equation:
+            path = (*document.scopes(above.jaxpr)[above.index], *path)
+        above = above.parent
+    return path
 
 
 def _values(

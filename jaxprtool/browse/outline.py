@@ -1,4 +1,4 @@
-"""A program as foldable rows: equations by nesting of bodies, optionally grouped by name scope.
+"""A program as foldable rows: equations by nesting of bodies, optionally grouped by scope.
 
 The children of a row are created when it is first unfolded. A body shared by several equations is a
 child of each of them.
@@ -6,11 +6,15 @@ child of each of them.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from enum import Enum
+from typing import TypeAlias
 
-from jaxprtool.extend import Jaxpr, JaxprEqn, bodies, is_flat, name_stack
+from jaxprtool.extend import Jaxpr, JaxprEqn, bodies, is_flat
 from jaxprtool.extend.analysis import DataFlow, Holder
+
+#: Returns the scopes around each equation of a body, the outermost first.
+Scopes: TypeAlias = Callable[[Jaxpr], Sequence[tuple[str, ...]]]
 
 #: The maximum number of rows unfolded at once.
 MOST_ROWS = 200_000
@@ -112,12 +116,13 @@ class Outline:
 
     Args:
         flow: The program's values.
-        by_scope: Whether equations are grouped by their name scopes.
+        scopes: Returns the scopes around each equation of a body, by which equations are then
+            grouped.
     """
 
-    def __init__(self, flow: DataFlow, by_scope: bool = False):
+    def __init__(self, flow: DataFlow, scopes: Scopes | None = None):
         self._flow = flow
-        self.by_scope = by_scope
+        self._scopes = scopes
         self.root = Node(Kind.program, None, flow.top, 0, body=flow.top)
         self.root.is_open = True
         self.rows = list(self._visible(self.root))
@@ -158,16 +163,18 @@ class Outline:
 
     def _equations(self, node: Node) -> list[Node]:
         assert node.body is not None
-        if self.by_scope:
-            return self._by_scope(node, node.body)
+        if self._scopes is not None:
+            return self._by_scope(node, node.body, self._scopes(node.body))
         node.leaves = _leaves(node, node.body)
         return node.leaves
 
-    def _by_scope(self, container: Node, body: Jaxpr) -> list[Node]:
+    def _by_scope(
+        self, container: Node, body: Jaxpr, scopes: Sequence[tuple[str, ...]]
+    ) -> list[Node]:
         """Return the equations of a body in order, grouped under their scopes."""
         top: list[Node] = []
         open_groups: list[Node] = []
-        runs = _runs(_stacks(body))
+        runs = _runs(scopes)
         for index, groups in enumerate(runs):
             level = 0
             while level < min(len(open_groups), len(groups)) and (
@@ -299,28 +306,7 @@ def _leaves(parent: Node, jaxpr: Jaxpr) -> list[Node]:
     return [_leaf(parent, jaxpr, i) for i in range(len(jaxpr.eqns))]
 
 
-def _stacks(body: Jaxpr) -> list[tuple[str, ...]]:
-    """Return the name scopes around each equation, outermost first."""
-    known: dict[int, tuple[str, ...]] = {}  # by identity of the stack, kept by its equation
-    for eqn in body.eqns:
-        if (stack := id(eqn.source_info.name_stack)) not in known:
-            known[stack] = _split(name_stack(eqn))
-    return [known[id(eqn.source_info.name_stack)] for eqn in body.eqns]
-
-
-def _split(text: str) -> tuple[str, ...]:
-    """Return the parts of `outer/jvp(a/b)/inner`."""
-    parts, depth = [""], 0
-    for char in text:
-        depth += (char == "(") - (char == ")")
-        if char == "/" and not depth:
-            parts.append("")
-        else:
-            parts[-1] += char
-    return tuple(part for part in parts if part)
-
-
-def _runs(stacks: list[tuple[str, ...]]) -> list[list[tuple[int, str]]]:
+def _runs(stacks: Sequence[tuple[str, ...]]) -> list[list[tuple[int, str]]]:
     """Return the groups of each equation: the start of the group, and its label.
 
     Consecutive equations share a group for each common scope. Scopes that contain only one another

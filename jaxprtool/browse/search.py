@@ -3,7 +3,7 @@
     dot_general            a primitive, or part of its name; also reduce_*
     f32[8,3]  bf16  [8,3]  a type, a dtype or a shape of a result or operand
     params['w']            an argument, and its readers
-    Dense_0                a name scope, or the function of a call
+    Dense_0                a scope, or the function of a call
     model.py:9  :9         a line of the source
 
 All words of a query must match. Lower case letters also match capitals.
@@ -16,7 +16,7 @@ from collections.abc import Iterator
 
 from jaxprtool.browse.document import Document
 from jaxprtool.browse.outline import Kind
-from jaxprtool.extend import Atom, Jaxpr, JaxprEqn, Literal, name_stack, type_of
+from jaxprtool.extend import Atom, Jaxpr, JaxprEqn, Literal, type_of
 
 _LINE = re.compile(r"(?P<file>\S*):(?P<line>\d+)")
 
@@ -34,7 +34,7 @@ def matches(document: Document, query: str) -> list[Match]:
     equations = [
         (jaxpr, index)
         for jaxpr, index in document.order
-        if all(test.fits(jaxpr.eqns[index]) for test in tests)
+        if all(test.fits(jaxpr, index) for test in tests)
     ]
     return [
         *_ends(document, Kind.argument, tests),
@@ -59,7 +59,6 @@ class _Word:
         self._word = word
         self._types: dict[int, bool] = {}
         self._texts: dict[str, bool] = {}
-        self._stacks: dict[int, bool] = {}
         self._tracebacks: dict[object, bool] = {}
         escaped = re.escape(word).replace(r"\*", ".*")
         self._pattern = re.compile(escaped) if "*" in word else None
@@ -82,8 +81,9 @@ class _Word:
         text = text.lower() if self._folds else text
         return self._pattern.fullmatch(text) is not None if self._pattern else self._word in text
 
-    def fits(self, eqn: JaxprEqn) -> bool:
+    def fits(self, jaxpr: Jaxpr, index: int) -> bool:
         """Return True if an equation matches."""
+        eqn = jaxpr.eqns[index]
         if self._line is not None:
             return self._fits_line(eqn)
         name = eqn.params.get("name")
@@ -95,20 +95,13 @@ class _Word:
             type(v) is not Literal and v in self._arguments for v in eqn.invars
         ):
             return True
-        return self._fits_scope(eqn)
+        return self.fits_text("/".join(self._document.scopes(jaxpr)[index]))
 
     def _fits_value(self, atom: Atom) -> bool:
         key = id(atom.aval)
         found = self._types.get(key)
         if found is None:
             found = self._types[key] = self.fits_text(type_of(atom.aval))
-        return found
-
-    def _fits_scope(self, eqn: JaxprEqn) -> bool:
-        key = id(eqn.source_info.name_stack)
-        found = self._stacks.get(key)
-        if found is None:
-            found = self._stacks[key] = self.fits_text(name_stack(eqn))
         return found
 
     def _fits_line(self, eqn: JaxprEqn) -> bool:

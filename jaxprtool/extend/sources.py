@@ -1,11 +1,13 @@
 """Source locations of equations: the frames of the user's files and of libraries, and their lines.
 
 `frames_now(program_signature(program).roots)` returns the `Frames`, which find the `SourceLocation`
-of an equation and the text of a frame; `Sources` has the lines of source files.
+of an equation and the text of a frame; `Sources` has the lines of source files. A `ScopeReader`
+finds the scopes around equations, by which `cost --by scope` groups them.
 """
 
 from jaxprtool.ir.source.frame_choice import FrameChoice
 from jaxprtool.ir.source.frames import BEHIND, Frames, SourceLocation, frames_now
+from jaxprtool.ir.source.scopes import ScopeReader
 from jaxprtool.jaxcompat.source_locations import UserFrame
 from jaxprtool.render.terminal.source_text import Sources
 
@@ -13,6 +15,7 @@ __all__ = [
     "BEHIND",
     "FrameChoice",
     "Frames",
+    "ScopeReader",
     "SourceLocation",
     "Sources",
     "UserFrame",

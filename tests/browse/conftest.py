@@ -51,7 +51,7 @@ class Model:
 
     def __init__(self, state, by_scope=False):
         self.document = Document(state)
-        self.outline = Outline(self.document.flow, by_scope)
+        self.outline = Outline(self.document.flow, self.document.scopes if by_scope else None)
         self.navigator = Navigator(self.document, self.outline)
 
     @property

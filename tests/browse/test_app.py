@@ -218,7 +218,7 @@ def test_a_state_is_shown_on_the_row_that_the_cursor_was_on(browser):
         await screen.press("left_square_bracket")
         assert screen.row.startswith("a:f32[3] = tanh")
         await screen.press("t")
-        assert screen.row.startswith("a:f32[3] = tanh") and "name scopes" in screen.status
+        assert screen.row.startswith("a:f32[3] = tanh") and "grouped by scopes" in screen.status
 
     browsed(browser("dce"), use)
 

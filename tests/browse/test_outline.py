@@ -8,6 +8,7 @@ import pytest
 from jax import lax
 
 import jaxprtool
+from jaxprtool.browse.outline import Kind
 
 x = jnp.arange(4.0)
 
@@ -79,6 +80,22 @@ def test_scopes_that_hold_nothing_but_one_another_are_one_row(model):
     assert [name.rstrip("ab_012") for name in names] == [
         *("a  … 3 equations", "  b  … 2 equations", "    cos ", "    sin ", "  tan ", "exp ")
     ]
+
+
+def test_scopes_are_those_of_cost(model):
+    def loss(a):
+        with jax.named_scope("layer"):
+            a = jnp.sin(a) * jnp.cos(a)
+        with jax.named_scope("head"):
+            return (jnp.tanh(a) * a).sum()
+
+    program = jaxprtool.trace(lambda a: a - jax.grad(loss)(a), x)
+    shown = model(program=program, by_scope=True)
+    shown.outline.open_all()
+    rows = [node.label for node in shown.outline.rows if node.kind is Kind.scope]
+    groups = jaxprtool.cost(program, by="scope").groups
+    assert set(rows) == {name for group in groups for name in group.path}
+    assert any(row.startswith("backward") for row in rows)
 
 
 def test_several_bodies_have_a_row_each(model):

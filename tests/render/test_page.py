@@ -127,6 +127,28 @@ def test_scopes_and_bodies_are_folded(program):
     assert ["open" in d for d in folded if d.get("class") == "row"] == [False]
 
 
+def stepped(w, x):
+    def loss(w):
+        hidden = x
+        with jax.named_scope("LM"):
+            for i in range(2):
+                with jax.named_scope(f"block_{i}"):
+                    hidden = jnp.tanh(hidden @ w) * jnp.cos(hidden)
+        return jnp.square(hidden).sum()
+
+    return w - 0.1 * jax.grad(loss)(w)
+
+
+def test_scopes_are_those_of_cost():
+    program = jaxprtool.trace(stepped, jnp.ones((3, 3)), jnp.ones((3, 3)))
+    read = Reading(page_of(program))
+    shown = {d["data-scope"] for d in read.of("details") if "data-scope" in d}
+    paths = [group.path for group in jaxprtool.cost(program, by="scope").groups if group.path]
+    assert {name for path in paths for name in path} == shown
+    assert {"forward", "backward"} <= {name.partition("/")[0] for name in shown}
+    assert not any("jvp(" in name for name in shown)
+
+
 def test_what_does_not_fit_is_folded_at_first():
     def f(x):
         for i in range(40):

@@ -12,11 +12,13 @@ from jaxprtool.execute.compare.divergence import DivergenceSearch, Found, Pair
 from jaxprtool.execute.compare.measures import Measure, Tolerance, measured
 from jaxprtool.execute.compare.variants import Variant
 from jaxprtool.ir.basics.documents import document
+from jaxprtool.ir.core.equations import all_jaxprs
 from jaxprtool.ir.core.regions import regions
 from jaxprtool.ir.core.structured import holds_jaxpr
+from jaxprtool.ir.programs.program_signature import top_jaxpr
 from jaxprtool.ir.programs.scalar_predicates import with_scalar_predicates
 from jaxprtool.ir.source.frames import frames_now
-from jaxprtool.ir.source.scopes import scopes_of
+from jaxprtool.ir.source.scopes import ScopePaths
 from jaxprtool.jaxcompat import Atom, JaxprEqn, Literal
 
 
@@ -37,7 +39,7 @@ class Divergence:
         primitive: The primitive of the equation.
         source: The user's line of the equation, followed by the library's.
         code: The source text of that line, if its file exists.
-        scope: The name scopes around the equation.
+        scope: The scopes around the equation, as `cost --by scope` groups them.
         path: The enclosing equations, the outermost first.
         iteration: The iteration of each enclosing loop, from 0.
         counterpart: The equation of the variant, if it is a different one: `cos at model.py:7`.
@@ -119,6 +121,7 @@ class _Describer:
     def __init__(self, variant: Variant, found: Found, tolerance: Tolerance):
         self._program, self._found, self._tolerance = variant.program, found, tolerance
         self._frames = frames_now(variant.program.roots)
+        self._scopes = ScopePaths(all_jaxprs(top_jaxpr(variant.program)), variant.program.roots)
 
     def divergence(self, reference: str, variant: str, strict: bool) -> Divergence:
         found = self._found
@@ -137,7 +140,7 @@ class _Describer:
             primitive="" if shown is None else str(shown.primitive.name),
             source=self._frames.line_of(around),
             code=self._frames.code_of(around),
-            scope=scopes_of(around),
+            scope="/".join(self._scopes.of(around)),
             path=self._frames.path_of(path),
             iteration=tuple(each.iteration for each in found.path if each.iteration is not None),
             counterpart="" if same or new is None else self._frames.named((*path, new)),

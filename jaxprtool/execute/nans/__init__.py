@@ -29,13 +29,14 @@ from jaxprtool.execute.running.run import ready_to_step
 from jaxprtool.execute.running.summary import plain, statistics
 from jaxprtool.ir.basics.documents import document
 from jaxprtool.ir.basics.printed import Printed
-from jaxprtool.ir.core.equations import named, type_of
+from jaxprtool.ir.core.equations import all_jaxprs, named, type_of
 from jaxprtool.ir.core.structured import sub_jaxprs
 from jaxprtool.ir.evaluation.nonfinite import FiniteCheck, unchecked
 from jaxprtool.ir.programs.meshes import mesh_in_types
 from jaxprtool.ir.programs.program import Program
+from jaxprtool.ir.programs.program_signature import top_jaxpr
 from jaxprtool.ir.source.frames import frames_now
-from jaxprtool.ir.source.scopes import is_backward, scopes_of
+from jaxprtool.ir.source.scopes import ScopePaths, is_backward
 from jaxprtool.jaxcompat import ClosedJaxpr, Jaxpr, JaxprEqn
 
 #: The name scope of rematerialized equations of `jax.checkpoint`.
@@ -83,7 +84,7 @@ class BadValue:
             constant that is a result itself.
         source: The user's line of the equation, followed by the library's.
         code: The source text of that line, if its file exists.
-        scope: The name scopes around the equation.
+        scope: The scopes around the equation, as `cost --by scope` groups them.
         path: The enclosing equations, the outermost first: `scan at model.py:7`.
         iteration: The iteration of each enclosing loop, from 0.
         times: The number of executions that compute one.
@@ -224,6 +225,7 @@ class _Describer:
 
     def __init__(self, program: Program) -> None:
         self._program, self._frames = program, frames_now(program.roots)
+        self._scopes = ScopePaths(all_jaxprs(top_jaxpr(program)), program.roots)
 
     def bad_value(self, origin: Origin) -> BadValue:
         step, value = origin.step, next((x for x in origin.results if x.state & origin.state), None)
@@ -235,7 +237,7 @@ class _Describer:
             primitive="" if step is None else str(step.eqn.primitive.name),
             source=self._source(step),
             code="" if step is None else self._frames.code_of(step.eqns),
-            scope="" if step is None else scopes_of(step.eqns),
+            scope="" if step is None else "/".join(self._scopes.of(step.eqns)),
             path=() if step is None else self._frames.path_of(step.around),
             iteration=() if step is None else step.iterations,
             times=origin.times,

@@ -112,6 +112,10 @@ class ScopeReader:
             paths += [(*around, *levels) for levels in inside]
         return _tidy(self._tree(list(zip(paths, jaxpr.eqns, strict=True)), 0))
 
+    def paths(self, jaxpr: Jaxpr) -> list[tuple[str, ...]]:
+        """Return the names of the scopes around each equation of a jaxpr, the outermost first."""
+        return list(_paths(self.parts(jaxpr), ()))
+
     def _functions(self, eqn: JaxprEqn) -> tuple[_Level, ...]:
         """Return the user's functions, and the library functions behind them."""
         traceback = eqn.source_info.traceback
@@ -198,14 +202,9 @@ class ScopePaths:
         self._paths: dict[int, tuple[str, ...]] = {}
         reader = ScopeReader(roots)
         for jaxpr in jaxprs:
-            self._read(reader.parts(jaxpr), ())
-
-    def _read(self, parts: Iterable[Part], path: tuple[str, ...]) -> None:
-        for part in parts:
-            if isinstance(part, Scope):
-                self._read(part.parts, (*path, part.name))
-            elif path:
-                self._paths[id(part)] = path
+            for eqn, path in zip(jaxpr.eqns, reader.paths(jaxpr), strict=True):
+                if path:
+                    self._paths[id(eqn)] = path
 
     def of(self, eqns: Iterable[JaxprEqn]) -> tuple[str, ...]:
         """Return the scopes of an equation, preceded by those whose bodies contain it."""
@@ -213,6 +212,15 @@ class ScopePaths:
         for eqn in eqns:
             path += self._paths.get(id(eqn), ())
         return path
+
+
+def _paths(parts: Iterable[Part], path: tuple[str, ...]) -> Iterator[tuple[str, ...]]:
+    """Yield the path of each equation of a tree, in order."""
+    for part in parts:
+        if isinstance(part, Scope):
+            yield from _paths(part.parts, (*path, part.name))
+        else:
+            yield path
 
 
 # --- name scopes ------------------------------------------------------------------------------
@@ -243,11 +251,6 @@ def name_scopes(text: str) -> NameScopes:
         if part:
             scopes.append(part)
     return NameScopes(transforms, tuple(scopes))
-
-
-def scopes_of(eqns: Iterable[JaxprEqn]) -> str:
-    """Return the name scopes of nested equations, each in a body of the one before."""
-    return "/".join(filter(None, map(jaxcompat.name_stack, eqns)))
 
 
 def is_backward(eqn: JaxprEqn) -> bool:

@@ -1,8 +1,8 @@
 """The rows of a program's page: equations with their bodies, folded by nesting and by scope.
 
-Consecutive equations of one name scope, or of one source line if there are no scopes, are in a
-`Scope`, and those of a nested jaxpr in a `Body`. Equations have the same place as in the table:
-`3.0` is equation 0 in the body of equation 3.
+Equations of one scope, as `cost --by scope` groups them, are in a `Scope`; so are consecutive ones
+of one source line if they have no scope. Those of a nested jaxpr are in a `Body`. Equations have
+the same place as in the table: `3.0` is equation 0 in the body of equation 3.
 """
 
 from __future__ import annotations
@@ -11,13 +11,12 @@ import sys
 from collections import Counter, deque
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from itertools import groupby
+from itertools import groupby, takewhile
 from types import MappingProxyType
 from typing import TYPE_CHECKING, ClassVar, NamedTuple, TypeAlias
 
 from markupsafe import Markup
 
-from jaxprtool import jaxcompat
 from jaxprtool.ir.core.equations import bodies
 from jaxprtool.ir.notation.selection import Selection
 from jaxprtool.ir.programs.program_signature import (
@@ -26,6 +25,7 @@ from jaxprtool.ir.programs.program_signature import (
     ValueGroup,
     grouped,
 )
+from jaxprtool.ir.source.scopes import ScopeReader
 from jaxprtool.jaxcompat import Jaxpr, JaxprEqn
 from jaxprtool.render.page.heat import Heat, Heats, sum_of
 from jaxprtool.render.page.sources import SourceLink, Sources
@@ -56,8 +56,8 @@ class Row:
         text: The equation, in one line.
         is_long: Whether the text is very long.
         source: Its source location.
-        path: Its name stack.
-        scope: The part of the name stack beyond the enclosing scopes.
+        path: The scopes around it in its jaxpr, the outermost first.
+        scope: The part of the path beyond the enclosing scopes.
         mark: The change by passes: `added`, `removed`, or both.
         repeats: Whether it has the same source location as the previous row.
         inside: The number of equations in its bodies.
@@ -72,8 +72,8 @@ class Row:
     text: Markup
     is_long: bool
     source: SourceLink | None
-    path: str
-    scope: str
+    path: tuple[str, ...]
+    scope: tuple[str, ...]
     mark: str = ""
     repeats: bool = False
     inside: int = 0
@@ -109,7 +109,7 @@ class Reference:
 
 @dataclass(eq=False, slots=True)
 class Scope:
-    """Consecutive equations of a name scope, or of a source line if they have no scope."""
+    """Consecutive equations of a scope, or of a source line if they have no scope."""
 
     kind: ClassVar[str] = "scope"
     name: str
@@ -190,7 +190,7 @@ def listing(
     text = Text(Reader(about, options), at, titles)
     jaxpr = about.jaxpr
     heats = Heats(jaxpr, works)
-    builder = _Builder(text, options, sources, marks, most, heats)
+    builder = _Builder(text, options, sources, marks, most, heats, ScopeReader(about.roots))
     items = builder.items(jaxpr, "")
     if options.depth is None:
         _open_what_fits(items)
@@ -224,6 +224,7 @@ class _Builder:
         marks: Mapping[int, str],
         most: int,
         heats: Heats,
+        scopes: ScopeReader,
     ):
         self.lines: Counter[str] = Counter()
         self._text = text
@@ -235,12 +236,13 @@ class _Builder:
         self._left = most
         self._heats = heats
         self._bodies: dict[Jaxpr, int] = {}
-        self._scopes: dict[int, str] = {}
+        self._scopes = scopes
 
     def items(self, jaxpr: Jaxpr, before: str, depth: int = 0) -> list[Item]:
         """Return the rows of the equations of a jaxpr, with their scopes around them."""
         rows: list[Row | Skipped] = []
         last, rest = None, 0
+        paths = self._scopes.paths(jaxpr)
         for found in self._selection.rows(jaxpr):
             if isinstance(found, int):
                 rows.append(Skipped(found))
@@ -248,7 +250,7 @@ class _Builder:
                 rest += self._selection.count_equation(found[1])
             else:
                 self._left -= 1
-                row = self._row(*found, before, depth)
+                row = self._row(*found, paths[found[0]], before, depth)
                 row.heat = self._heats.of(found[1])
                 row.repeats = row.source is not None and row.source == last
                 last = row.source
@@ -256,9 +258,12 @@ class _Builder:
         rows += [Skipped(rest)] if rest else []
         return _in_scopes(rows, self._depth is not None)
 
-    def _row(self, index: int, eqn: JaxprEqn, before: str, depth: int) -> Row:
+    def _row(
+        self, index: int, eqn: JaxprEqn, around: tuple[str, ...], before: str, depth: int
+    ) -> Row:
         place = f"{before}{index}"
-        source, scope = self._sources.location(eqn), self._scope(eqn)
+        source = self._sources.location(eqn)
+        scope = tuple("".join(printable([name])) for name in around)
         inside = bodies(eqn)
         text = self._text.equation(eqn, bool(inside), self._types)
         mark = self._marks.get(id(eqn), "")
@@ -285,27 +290,21 @@ class _Builder:
         results = Several(self._text.read(jaxpr.outvars), len(jaxpr.outvars))
         return Body(path, number, count, parameters, items, results, opened)
 
-    def _scope(self, eqn: JaxprEqn) -> str:
-        key = id(eqn.source_info.name_stack)
-        if key not in self._scopes:
-            self._scopes[key] = "".join(printable([jaxcompat.name_stack(eqn)]))
-        return self._scopes[key]
-
 
 # --- folding ----------------------------------------------------------------------------------
 
 
 def _in_scopes(rows: Sequence[Row | Skipped], opened: bool) -> list[Item]:
-    """Return rows grouped by name scope, and by line for those without a scope."""
+    """Return rows grouped by scope, and by line for those without a scope."""
     items: list[Item] = []
     for (step, line), run in groupby(rows, _step_or_line):
         together = list(run)
         within = [row for row in together if isinstance(row, Row)]
         if step and len(within) > 1:
-            name = _common([row.scope for row in within])
+            around = _common([row.scope for row in within])
             for row in within:
-                row.scope = row.scope[len(name) + 1 :]
-            items.append(_scope(name, None, _in_scopes(within, opened), within, opened))
+                row.scope = row.scope[len(around) :]
+            items.append(_scope("/".join(around), None, _in_scopes(within, opened), within, opened))
         elif line and _LEAST_OF_LINE <= len(within) < len(rows):
             items.append(_scope("", within[0].source, within, within, opened))
         else:
@@ -317,7 +316,9 @@ def _step_or_line(row: Row | Skipped) -> tuple[str, str]:
     """Return the next part of a row's scope, or its source line if it has none."""
     if isinstance(row, Skipped):
         return "", ""
-    return row.scope.partition("/")[0], "" if row.scope or not row.source else row.source.text
+    if row.scope:
+        return row.scope[0], ""
+    return "", row.source.text if row.source else ""
 
 
 def _scope(
@@ -328,15 +329,10 @@ def _scope(
     return Scope(name, line, items, sum(1 + row.inside for row in rows), marks, opened, heat)
 
 
-def _common(scopes: Sequence[str]) -> str:
-    """Return the common prefix of scopes."""
-    least, most = min(scopes).split("/"), max(scopes).split("/")
-    steps = 0
-    for a, b in zip(least, most, strict=False):
-        if a != b:
-            break
-        steps += 1
-    return "/".join(least[:steps])
+def _common(scopes: Sequence[tuple[str, ...]]) -> tuple[str, ...]:
+    """Return the scopes that all begin with."""
+    pairs = zip(min(scopes), max(scopes), strict=False)
+    return tuple(name for name, _ in takewhile(lambda pair: pair[0] == pair[1], pairs))
 
 
 def _open_what_fits(items: Sequence[Item]) -> None:

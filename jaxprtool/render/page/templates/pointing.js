@@ -14,10 +14,7 @@ const lineOf = (row) => element(row.querySelector("cite a")?.hash.slice(1));
 
 function scopeOf(row) {
   const names = [row.dataset.scope];
-  for (const box of boxesOf(row)) {
-    if (box.matches(".row")) break; // scopes outside a body do not apply inside it
-    names.unshift(box.dataset.scope);
-  }
+  for (const box of boxesOf(row)) names.unshift(box.dataset.scope ?? box.firstElementChild.dataset.scope);
   return names.filter(Boolean).join("/");
 }
 

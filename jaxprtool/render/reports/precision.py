@@ -51,7 +51,7 @@ def heading(found: Precision) -> str:
     if not found.within:
         return f"{found.name}: no choice of {places} to keep is within tolerance"
     if not found.kept:
-        return f"{found.name}: all of {places} can be {found.dtype}"
+        return f"{found.name}: {'all ' if found.places > 1 else ''}{places} can be {found.dtype}"
     verb = "stays" if len(found.kept) == 1 else "stay"
     return (
         f"{found.name}: {len(found.kept)} of {places} {verb} wide, the others can be {found.dtype}"

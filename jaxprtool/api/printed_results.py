@@ -23,15 +23,18 @@ _RENDERERS: dict[str, tuple[str, Callable[[Any, int, Any], Any]]] = {
     ),
     "Cost": ("cost", lambda found, width, module: module.cost_table(found, width, ROWS, None)),
     "Determinism": ("determinism", lambda found, width, module: module.determinism(found, width)),
-    "Diff": ("diff", lambda found, width, module: module.diff_text(found, width)),
+    "Diff": ("diff", lambda found, width, module: module.diff_text(found, width, ROWS)),
     "Findings": ("lint", lambda found, width, module: module.findings_by_line(found, width, ROWS)),
-    "GradientAnswer": ("gradient", lambda found, width, module: module.gradient_text(found, width)),
+    "GradientAnswer": (
+        "gradient",
+        lambda found, width, module: module.gradient_text(found, width, module.CAUSES),
+    ),
     "Memory": ("memory", lambda found, width, module: module.memory_table(found, width, ROWS)),
     "NanSearch": ("nans", lambda found, width, module: module.first_found(found, width)),
-    "Path": ("why", lambda found, width, module: module.path_text(found, width)),
+    "Path": ("why", lambda found, width, module: module.path_text(found, width, ROWS)),
     "Precision": (
         "precision",
-        lambda found, width, module: module.precision_text(found, width),
+        lambda found, width, module: module.precision_text(found, width, ROWS),
     ),
     "Profile": (
         "profile",
@@ -51,8 +54,8 @@ _RENDERERS: dict[str, tuple[str, Callable[[Any, int, Any], Any]]] = {
         lambda found, width, module: module.source_text(found, width, False, None),
     ),
     "Stats": ("stats", lambda found, width, module: module.stats(found, width, ROWS)),
-    "Watched": ("watch", lambda found, width, module: module.watched_text(found, width)),
-    "Why": ("why", lambda found, width, module: module.slices_by_line(found, width)),
+    "Watched": ("watch", lambda found, width, module: module.watched_text(found, width, ROWS)),
+    "Why": ("why", lambda found, width, module: module.slices_by_line(found, width, ROWS)),
 }
 
 #: The width of a result in a notebook, in characters.

@@ -232,7 +232,7 @@ def _differences(run: Run) -> Iterator[tuple[str, str]]:
             first, *others = (read_program(run.folder, os.path.join(run.folder, f)) for f in files)
             for found in (diff(first, other) for other in others):
                 if found.hunks or found.border:
-                    yield name, diff_text(found, _DIFF_WIDTH).plain()
+                    yield name, diff_text(found, _DIFF_WIDTH, None).plain()
                     break
 
 

@@ -110,6 +110,8 @@ def diff(
     device: options.Device = None,
     seed: options.Seed = 0,
     stat: _Stat = False,
+    top: options.Top = None,
+    all: options.All = False,
     json: options.Json = False,
     pager: options.Pager = False,
 ) -> None:
@@ -127,6 +129,7 @@ def diff(
       jaxprtool diff samples/rnn.py:loss -p grad -p "grad, dce" --stat
       jaxprtool diff samples/transformer.py:loss -p grad -p "grad, -O2" --measure
     """
+    rows = options.rows(top, all, None if pager else options.ROWS)
     require_measure(measure, backend, device)
     two.start(True if measure else None)
     from jaxprtool.analysis.diff import diff as compare
@@ -150,7 +153,7 @@ def diff(
     else:
         shown = render.diff_stat if stat else render.diff_text
         with output.paged(pager):
-            output.write_rendered(shown(found, output.width()))
+            output.write_rendered(shown(found, output.width(), rows))
     if not found.is_equivalent:
         raise typer.Exit(1)
 

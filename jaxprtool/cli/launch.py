@@ -216,7 +216,7 @@ def require_same(program: Program) -> None:
     if found is None:
         return
     if found.first and found.diff is not None:
-        output.write_rendered(diff_text(found.diff, output.width(sys.stderr)), sys.stderr)
+        output.write_rendered(diff_text(found.diff, output.width(sys.stderr), None), sys.stderr)
     exchanged(b"")  # the end of any process ends the others, and the first still writes
     raise CheckError(
         f"processes {found.pair[0]} and {found.pair[1]} do not run the same program: {found.why}",

@@ -66,7 +66,7 @@ def top_option(default: str = str(ROWS)) -> Any:
     return OUTPUT.option("--top", "N", help, min=1)
 
 
-def rows(top: int | None, all: bool, default: int = ROWS) -> int | None:
+def rows(top: int | None, all: bool, default: int | None = ROWS) -> int | None:
     """Return the number of rows to show of each list; None for all.
 
     Raises OutputError for both --top and --all.

@@ -82,6 +82,8 @@ def outline(
     compile_profile: _CompileProfile = False,
     backend: options.Backend = None,
     seed: options.Seed = 0,
+    top: options.Top = None,
+    all: options.All = False,
     json: options.Json = False,
 ) -> None:
     """Show code that repeats, and what shortens compilation.
@@ -93,6 +95,7 @@ def outline(
       jaxprtool outline samples/layers.py:loss -p grad --compile-profile
       jaxprtool opt samples/layers.py:loss -p outline -o loss.jaxpr
     """
+    rows = options.rows(top, all)
     compiles = compile or compile_profile
     if backend is not None and not compiles:
         raise OutputError("--backend needs --compile or --compile-profile")
@@ -124,7 +127,7 @@ def outline(
         profile, ways = _profiled(to_run, trace_time, ways, session.on_progress)
     output.say_if_partitioned((each for _, each in programs), json)
     if not json:
-        _write(found, [way for way, _ in ways], profile)
+        _write(found, [way for way, _ in ways], profile, rows)
     if to_run is not None and compile:
         ((_, before),), ((after, outline_time),) = programs, outlined
         with printed_by_functions(json):
@@ -143,13 +146,16 @@ def outline(
 
 
 def _write(
-    found: Sequence[Repetition], ways: Sequence[CompileWay], profile: CompileProfile | None
+    found: Sequence[Repetition],
+    ways: Sequence[CompileWay],
+    profile: CompileProfile | None,
+    top: int | None,
 ) -> None:
     """Write the repetition in programs, the ways to compile faster, and the compile profile."""
     from jaxprtool.render.reports import compile_ways, repetition
 
     width = output.width()
-    tables = [repetition.repetition_table(each, width) for each in found]
+    tables = [repetition.repetition_table(each, width, top) for each in found]
     if shown := compile_ways.table(ways, found[0], width):
         tables.append(shown)
     if profile is not None:

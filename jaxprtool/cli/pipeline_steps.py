@@ -171,7 +171,7 @@ def _dump_changes(step: Step, before: Program, after: Program) -> None:
     found = diff(before, after)
     if not found.is_equivalent:
         output.say(f"# {step}")
-        output.write_rendered(diff_text(found, output.width(sys.stderr)), sys.stderr)
+        output.write_rendered(diff_text(found, output.width(sys.stderr), None), sys.stderr)
         output.say("")
 
 

@@ -53,6 +53,8 @@ def precision(
     atol: _Atol = None,
     seed: options.Seed = 0,
     trials: _Trials = 1,
+    top: options.Top = None,
+    all: options.All = False,
     json: options.Json = False,
 ) -> None:
     """Find the lines that have to stay in f32.
@@ -68,6 +70,7 @@ def precision(
       jaxprtool precision samples/transformer.py:loss -p grad --dtype float16
       jaxprtool precision samples/transformer.py:loss --by scope --trials 2
     """
+    rows = options.rows(top, all)
     session.start(cache=True)
     from jaxprtool.api.investigate.precision import Request, found_precision
     from jaxprtool.execute.compare.measures import Tolerance
@@ -81,7 +84,7 @@ def precision(
     if json:
         output.write_json(found)
     else:
-        output.write_rendered(precision_text(found, output.width()))
+        output.write_rendered(precision_text(found, output.width(), rows))
         output.write(f"\n{option_text(found, str(session.pipeline))}")
     if not found.within:
         raise typer.Exit(1)

@@ -131,7 +131,7 @@ def show(
       jaxprtool show samples/solver.py:kepler --format tree --pager
       jaxprtool show samples/transformer.py:loss -o loss.html
     """
-    rows = options.rows(top, all or full or pager)
+    rows = options.rows(top, all, None if full or pager else options.ROWS)
     format = _format(format, out, {"--stats": stats, "--json": json, "--pager": pager})
     from jaxprtool.recording.folder import recorded_run
 

@@ -105,6 +105,8 @@ def watch(
     seed: options.Seed = 0,
     stop: _Break = None,
     save: _Save = None,
+    top: options.Top = None,
+    all: options.All = False,
     json: options.Json = False,
     pager: options.Pager = False,
 ) -> None:
@@ -120,6 +122,7 @@ def watch(
       jaxprtool watch samples/rnn.py:loss --by equation --only dot_general
       jaxprtool watch samples/rnn.py:loss --rounds 0,-1 --save values.npz
     """
+    shown = options.rows(top, all, None if pager else options.ROWS)
     output.refuse_stdout("--save", save, "watch")
     session.start(cache=True)
     from jaxprtool.execute.watch import watch
@@ -154,7 +157,7 @@ def watch(
         output.write_json(found)
         return
     with output.paged(pager):
-        output.write_rendered(render.watched_text(found, output.width()))
+        output.write_rendered(render.watched_text(found, output.width(), shown))
 
 
 def _equations_of(program: Program, line: str, target: str) -> frozenset[int]:

@@ -72,6 +72,7 @@ _Format = Annotated[
         "Show source lines, or the equations as a listing, a tree or a Graphviz picture.",
     ),
 ]
+_Top = Annotated[int | None, options.top_option("20; 6 of --gradient")]
 _Full = Annotated[bool, OUTPUT.flag("--full", "Show the equations, as with --format text.")]
 
 
@@ -89,6 +90,8 @@ def why(
     plugin: options.Plugin = None,
     format: _Format = None,
     full: _Full = False,
+    top: _Top = None,
+    all: options.All = False,
     json: options.Json = False,
 ) -> None:
     """Show what a value affects, and why a gradient is zero.
@@ -103,6 +106,7 @@ def why(
       jaxprtool why samples/transformer.py:loss --path tokens result
       jaxprtool why samples/transformer.py:loss --gradient params
     """
+    rows = options.rows(top, all)
     others = {"WHAT": what, "--path": path, "--gradient": gradient}
     _check([name for name, value in others.items() if value is not None])
     if json and (format or full):
@@ -110,6 +114,8 @@ def why(
     if what is None and (format or full or forward or back):
         mode = "--path" if path else "--gradient"
         raise OutputError(f"{mode} cannot be combined with --forward, --back, --format or --full")
+    if (all or top is not None) and (full or format not in (None, "lines")):
+        raise OutputError("--top and --all are for source lines, not for --format or --full")
     if gradient is None and (to is not None or seed is not None):
         raise OutputError(f"{'--to' if to is not None else '--seed'} needs --gradient ARG")
     function.start(cache=True if gradient else None)
@@ -120,7 +126,7 @@ def why(
 
     session = Session(**vars(function), passes=passes, plugin=plugin)
     if gradient is not None:
-        _write_gradient(session, gradient, to, seed or 0, json)
+        _write_gradient(session, gradient, to, seed or 0, top, all, json)
         return
     traced = session.traced()
     program = only_program("why takes", session.programs(traced))
@@ -130,7 +136,7 @@ def why(
         if json:
             output.write_json(way)
         else:
-            output.write_rendered(render.path_text(way, output.width()))
+            output.write_rendered(render.path_text(way, output.width(), rows))
         return
     assert what is not None
     asked = {"forward": forward, "back": back} if forward or back else {}
@@ -140,7 +146,7 @@ def why(
     elif full or format not in (None, "lines"):
         _write_equations(program, found, format or "text")
     else:
-        output.write_rendered(render.slices_by_line(found, output.width()))
+        output.write_rendered(render.slices_by_line(found, output.width(), rows))
     if not json and found.back is not None and not found.back.arguments:
         for flow in zero_gradients(traced.program, program, session.pipeline, found.ends):
             output.write(render.gradient_sentence(flow, flow.argument))
@@ -154,10 +160,18 @@ def _check(given: Sequence[str]) -> None:
         raise OutputError(fault, hint)
 
 
-def _write_gradient(session: Session, argument: str, to: str | None, seed: int, json: bool) -> None:
+def _write_gradient(
+    session: Session,
+    argument: str,
+    to: str | None,
+    seed: int,
+    top: int | None,
+    all: bool,
+    json: bool,
+) -> None:
     """Write why a gradient is missing, zero or NaN."""
     from jaxprtool.api.investigate.gradient import why_gradient
-    from jaxprtool.render.reports.gradient import gradient_text
+    from jaxprtool.render.reports.gradient import CAUSES, gradient_text
 
     traced = session.traced(runs=True)
     program = only_program("why takes", session.programs(traced))
@@ -175,7 +189,7 @@ def _write_gradient(session: Session, argument: str, to: str | None, seed: int, 
     if json:
         output.write_json(found)
     else:
-        output.write_rendered(gradient_text(found, output.width()))
+        output.write_rendered(gradient_text(found, output.width(), options.rows(top, all, CAUSES)))
 
 
 def _write_equations(program: Program, found: Why, format: Format) -> None:

@@ -245,7 +245,7 @@ def assert_equivalent(p: object, q: object, /, *args: object) -> None:
     programs = [each if isinstance(each, Program) else program_of(each, args) for each in (p, q)]
     found = diff(*programs)
     if not found.is_equivalent:
-        raise AssertionError(diff_text(found, _WIDTH).plain())
+        raise AssertionError(diff_text(found, _WIDTH, None).plain())
 
 
 @without_frames

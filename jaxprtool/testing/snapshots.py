@@ -117,7 +117,7 @@ def difference(
     by = f", which JAX {release} wrote; this is JAX {jax.__version__}" if is_other else ""
     lines = [f"{name} differs from the snapshot {shown}{by}", *changes]
     if not is_same:
-        lines += ["", diff_text(differences, width).plain(), *_growth(before, program, found)]
+        lines += ["", diff_text(differences, width, None).plain(), *_growth(before, program, found)]
     return "\n".join(lines)
 
 

@@ -14,9 +14,12 @@ MANY = 30
 LISTING = {
     "compare": ["long.py:values", "long.py:others"],
     "cost": ["long.py:values"],
+    "diff": ["long.py:values", "long.py:others"],
     "lint": ["long.py:sorts"],
     "memory": ["long.py:values"],
     "nans": ["long.py:logs"],
+    "outline": [],
+    "precision": [],
     "profile": ["long.py:values"],
     "record": [],
     "residuals": ["long.py:loss"],
@@ -24,11 +27,14 @@ LISTING = {
     "shardings": ["long.py:values", "--mesh", "x=2", "--in-specs", "(P('x'),)"],
     "show": ["long.py:values", "--stats"],
     "unzip": ["long.py:net"],
+    "watch": ["long.py:values"],
+    "why": ["long.py:values", "x"],
 }
 
 #: Those of them whose lists are compared here. `nans` shows one finding in detail without either
-#: option, `profile` measures what no two runs have in common, and `record` fits a screen.
-BOUNDED = sorted(LISTING.keys() - {"nans", "profile", "record"})
+#: option, `profile` measures what no two runs have in common, `record` fits a screen, and `outline`
+#: and `precision` have long lists for large programs alone.
+BOUNDED = sorted(LISTING.keys() - {"nans", "profile", "record", "outline", "precision"})
 
 #: The functions of `long.py`: what each computes in a line, and what it returns.
 FUNCTIONS = {
@@ -93,8 +99,11 @@ def test_lists_end_with_how_many_more_rows_there_are(cli, long, command):
     assert len(two.splitlines()) < len(some.splitlines()) < len(every.splitlines())
 
 
-def test_a_pager_gets_all_rows(cli, long):
-    assert not more(cli("show", *LISTING["show"], "--pager").out)
+@pytest.mark.parametrize("command", ["diff", "show", "watch"])
+def test_a_pager_gets_all_rows(cli, long, command):
+    whole = cli(command, *LISTING[command], "--pager").out
+    assert whole and not more(whole)
+    assert more(cli(command, *LISTING[command], "--pager", "--top", "2").out)
 
 
 def test_show_takes_them_for_lists_alone(cli):
@@ -108,6 +117,34 @@ def test_nans_lists_what_it_finds_with_either_option(cli, long):
     assert more(cli("nans", "long.py:logs", "--top", "2").out) == [MANY - 2]
     every = cli("nans", "long.py:logs", "--all").out
     assert every.count("infinity") == MANY and not more(every)
+
+
+@pytest.mark.parametrize("asked", [[], ["--stat"]])
+def test_a_diff_bounds_lines_and_arguments(cli, long, asked):
+    found = cli("diff", *LISTING["diff"], *asked, "--top", "28").out
+    assert more(found) == [2]
+
+
+def test_equations_of_large_hunks_are_counted_by_themselves(cli, long):
+    removed = cli("diff", "long.py:values", "functions.py:double", "--args", "f32[2,8]").out
+    assert removed.count("\n  - ") <= 20 < 20 + more(removed)[-1]
+    every = cli("diff", "long.py:values", "functions.py:double", "--args", "f32[2,8]", "--all").out
+    assert len(re.findall(r"^  [-+~] ", every, re.MULTILINE)) == 20 + more(removed)[-1]
+
+
+def test_paths_are_bounded(cli, folder):
+    lines = "".join("    x = jnp.sin(x)\n" for _ in range(MANY))
+    text = f"import jax.numpy as jnp\n\ndef f(x):\n{lines}    return x\n"
+    (folder / "path.py").write_text(text)
+    given = "why", "path.py:f", "--args", "f32[2]", "--path", "x", "result"
+    assert more(cli(*given).out) == [10] and more(cli(*given, "--top", "29").out) == [1]
+    assert not more(cli(*given, "--all").out)
+
+
+def test_why_takes_them_for_lines_alone(cli):
+    found = cli("why", "functions.py:double", "x", "--format", "text", "--all")
+    assert found.code == 2
+    assert found.lines[0].startswith("error: --top and --all are for source lines")
 
 
 def test_results_that_are_left_out_and_not_finite_are_counted(cli, long):

@@ -31,6 +31,7 @@ from jaxprtool.render.terminal.lines import Cell, joined, printable, wrapped
 from jaxprtool.render.terminal.listing import Listing
 from jaxprtool.render.terminal.rendering import ShowOptions
 from jaxprtool.render.terminal.rows import Reader
+from jaxprtool.render.terminal.top import more, split
 
 if TYPE_CHECKING:
     from jaxprtool.analysis.diff import BorderChange, Diff, Hunk, Line, Seconds
@@ -55,41 +56,44 @@ _LISTED = 3
 _INDENT = "      "
 
 
-def diff_text(found: Diff, width: int) -> Listing:
+def diff_text(found: Diff, width: int, top: int | None) -> Listing:
     """Render the verdict, the sizes of both programs, and the hunks.
 
     Args:
         found: The diff.
         width: The width of the terminal, in characters.
+        top: The number of arguments and results, and of equations, shown; None for all.
     """
     lines = [*_summary(found), *_sizes(found, width)]
-    lines += _border(found, width)
-    lines += _hunks(found, width)
+    lines += _border(found, width, top)
+    lines += _hunks(found, width, top)
     if found.retyped:
         lines += [[], [Comment(_retyped(found))]]
     return Listing(printable(joined(lines)))
 
 
-def diff_stat(found: Diff, width: int) -> Listing:
+def diff_stat(found: Diff, width: int, top: int | None) -> Listing:
     """Render the verdict, the sizes, and the number of equations that differ by source line.
 
     Args:
         found: The diff.
         width: The width of the terminal, in characters.
+        top: The number of arguments and results, and of lines, shown; None for all.
     """
-    lines = [*_summary(found), *_sizes(found, width), *_border(found, width)]
+    lines = [*_summary(found), *_sizes(found, width), *_border(found, width, top)]
     counts: dict[str, Counter[str]] = {}
     for line in found.lines:
         counts.setdefault(line.source or "unknown line", Counter())[line.kind] += 1
     rows: list[Sequence[Cell]] = []
-    for source, kinds in counts.items():
+    shown, rest = split([*counts.items()], top)
+    for source, kinds in shown:
         marks = [
             [type(mark)(f"{mark.strip()}{kinds[kind]:,}")] if kinds[kind] else []
             for kind, mark in _MARKS.items()
         ]
         rows.append([[SourceLine(source)], *marks])
     if rows:
-        lines += [[], [*columns(rows, width)]]
+        lines += [[], [*columns(rows, width)], *_more(len(rest))]
     if found.retyped:
         lines += [[], [Comment(_retyped(found))]]
     return Listing(printable(joined(lines)))
@@ -158,13 +162,20 @@ _QUANTITIES: tuple[tuple[str, Any], ...] = (
 )
 
 
-def _border(found: Diff, width: int) -> Iterator[list[str]]:
+def _more(count: int) -> list[list[str]]:
+    """Return the line on rows that are not shown, if there are any."""
+    return [[Comment(more(count))]] if count else []
+
+
+def _border(found: Diff, width: int, top: int | None) -> Iterator[list[str]]:
     if found.border:
         yield []
-    for line in _border_lines(found):
+    lines, rest = split([*_border_lines(found)], top)
+    for line in lines:
         mark, *rest = line
         for number, tokens in enumerate(wrapped(rest, width - len(mark))):
             yield [mark if number == 0 else _INDENT, *tokens]
+    yield from _more(len(rest))
 
 
 def _border_lines(found: Diff) -> Iterator[list[str]]:
@@ -212,8 +223,11 @@ def _retyped(found: Diff) -> str:
 # --- hunks ------------------------------------------------------------------------------------
 
 
-def _hunks(found: Diff, width: int) -> Iterator[list[str]]:
-    """Yield the lines of all hunks. Hunks that differ only in names are shown once with a count."""
+def _hunks(found: Diff, width: int, top: int | None) -> Iterator[list[str]]:
+    """Yield the lines of the hunks, of at most `top` equations.
+
+    Hunks that differ only in names are shown once with a count.
+    """
     if not found.hunks:
         return
     texts = _Texts(found)
@@ -221,8 +235,14 @@ def _hunks(found: Diff, width: int) -> Iterator[list[str]]:
     for number, hunk in enumerate(found.hunks):
         alike.setdefault(texts.key(hunk), []).append(number)
     path: tuple[str, ...] = ()
+    left, hidden = top, 0
     for hunks in alike.values():
         hunk = found.hunks[hunks[0]]
+        rows, rest = split([[*each] for _, each in groupby(hunk.lines, texts.call)], left)
+        hidden += len(rest)
+        if not rows:
+            continue
+        left = None if left is None else left - len(rows)
         yield []
         is_new = hunk.path != path
         path = hunk.path
@@ -233,12 +253,12 @@ def _hunks(found: Diff, width: int) -> Iterator[list[str]]:
         if found.times is not None and any(line.equation is not None for line in hunk.lines):
             yield [Comment("time of these lines: "), *_seconds(found.times.hunks[hunks[0]])]
         source = None
-        for _, together in groupby(hunk.lines, texts.call):
-            line, *more = together
+        for line, *others in rows:
             if line.source != source and line.equation is not None:
                 source = line.source
                 yield from map(list, wrapped(_source(line), width))
-            yield from _broken(line, texts.line(hunk, line, 1 + len(more)), width)
+            yield from _broken(line, texts.line(hunk, line, 1 + len(others)), width)
+    yield from [[], *_more(hidden)] if hidden else []
 
 
 def _source(line: Line) -> list[str]:

@@ -17,27 +17,35 @@ from jaxprtool.ir.programs.program_signature import covering
 from jaxprtool.render.terminal import theme
 from jaxprtool.render.terminal.rendering import Rendering
 from jaxprtool.render.terminal.tables import add_more
+from jaxprtool.render.terminal.top import split
 
 if TYPE_CHECKING:
     from jaxprtool.analysis.gradient_causes import Cause, GradientAnswer, GradientGroup
 
 _some = partial(listed, most=4)
 
-#: The maximum number of operations shown for a group.
-_MOST_CAUSES = 6
+#: The number of operations shown by default for a group.
+CAUSES = 6
 
 _CAUSED = "The first operation that makes one is:"
 _UNCAUSED = "No single operation makes it."
 
 
-def gradient_text(found: GradientAnswer, width: int) -> Rendering:
-    """Return a paragraph for each group of arguments, with the operations that cause the result."""
+def gradient_text(found: GradientAnswer, width: int, top: int | None) -> Rendering:
+    """Return a paragraph for each group of arguments, with the operations that cause the
+    result.
+
+    Args:
+        found: The answer.
+        width: The width in characters.
+        top: The number of operations shown of each group; None for all.
+    """
     parts: list[RenderableType] = []
     for group in found.groups:
         parts += [Text()] if parts else []
         sentence = _sentence(found, group)
         parts += [Text(line, style=theme.HEADING) for line in textwrap.wrap(sentence, width)]
-        parts += [_causes(group)] if group.causes and group.kind != "nonzero" else []
+        parts += [_causes(group, top)] if group.causes and group.kind != "nonzero" else []
     return Rendering(Group(*parts), width)
 
 
@@ -84,17 +92,18 @@ def _named(found: GradientAnswer, group: GradientGroup) -> str:
     return _some(paths) + (f" ({count} arguments)" if len(paths) != count else "")
 
 
-def _causes(group: GradientGroup) -> Table:
+def _causes(group: GradientGroup, top: int | None) -> Table:
     """Return the operations of a group, each with its line, its reason and its remedy."""
     table = Table.grid(padding=(0, 2))
     table.add_column(style=theme.PRIMITIVE)
     table.add_column(style=theme.BINDER, overflow="fold")
     table.add_column(overflow="fold")
-    for cause in group.causes[:_MOST_CAUSES]:
+    shown, rest = split(group.causes, top)
+    for cause in shown:
         for number, (line, style) in enumerate(_lines(cause)):
             first = (cause.forward or cause.primitive, cause.source or "unknown line")
             table.add_row(*(first if number == 0 else ("", "")), Text(line, style=style))
-    add_more(table, len(group.causes) - _MOST_CAUSES, option="")
+    add_more(table, len(rest))
     return table
 
 

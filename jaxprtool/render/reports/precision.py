@@ -12,7 +12,15 @@ from rich.text import Text
 from jaxprtool.ir.basics.quantities import in_bytes, plural
 from jaxprtool.render.terminal import theme
 from jaxprtool.render.terminal.rendering import Rendering
-from jaxprtool.render.terminal.tables import facts_table, line_text, new_table, number, text
+from jaxprtool.render.terminal.tables import (
+    add_more,
+    facts_table,
+    line_text,
+    new_table,
+    number,
+    text,
+)
+from jaxprtool.render.terminal.top import split
 
 if TYPE_CHECKING:
     from jaxprtool.execute.compare.precision import KeptPlace, Precision
@@ -26,15 +34,23 @@ _ERRORS = "error relative to the tolerance, if narrow"
 _ERRORS_WIDTH = 30
 
 
-def precision_text(found: Precision, width: int) -> Rendering:
-    """Return the places to keep, their errors, and what the pass saves."""
+def precision_text(found: Precision, width: int, top: int | None) -> Rendering:
+    """Return the places to keep, their errors, and what the pass saves.
+
+    Args:
+        found: The places.
+        width: The width in characters.
+        top: The number of places shown; None for all.
+    """
     parts: list[RenderableType] = [Text(heading(found), style=theme.HEADING), Text()]
     if found.kept:
         columns = number("alone"), number("with others"), text(f"{found.by} to keep")
         table = new_table(_ERRORS, *columns)
-        for place in found.kept:
+        shown, rest = split(found.kept, top)
+        for place in shown:
             errors = ratio_text(place.error), ratio_text(place.without)
             table.add_row(*errors, line_text(place.name, _fitting(place, width)))
+        add_more(table, len(rest), "", "")
         parts += [table, Text()]
     parts.append(facts_table(_facts(found)))
     return Rendering(Group(*parts), width)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
@@ -17,6 +17,7 @@ from jaxprtool.render.reports.runs import duration
 from jaxprtool.render.terminal import theme
 from jaxprtool.render.terminal.rendering import Rendering
 from jaxprtool.render.terminal.tables import add_more, new_table, number, text
+from jaxprtool.render.terminal.top import split
 
 if TYPE_CHECKING:
     from jaxprtool.execute.running.run import RunReport
@@ -28,27 +29,31 @@ if TYPE_CHECKING:
     )
 
 
-#: The maximum number of bodies shown that save too little.
-_MOST_SMALL = 5
+def repetition_table(found: Repetition, width: int, top: int | None) -> Rendering:
+    """Return a row for each repeated body, followed by those that it calls, and the remainder.
 
-
-def repetition_table(found: Repetition, width: int) -> Rendering:
-    """Return a row for each repeated body, followed by those that it calls, and the remainder."""
+    Args:
+        found: What repeats.
+        width: The width in characters.
+        top: The number of bodies shown; None for all.
+    """
     path = frames_now(found.roots).path
-    shown = _rendering(found, width, path)
+    shown = _rendering(found, width, path, top)
     if max(map(len, replace(shown, width=1000).plain().splitlines())) > width:
         bodies = (body for _, body in _nested([*found.bodies, *found.small]))
         files = [*dict.fromkeys(path(body.source.file) for body in bodies if body.source)]
         short = dict(zip(files, short_paths(files), strict=True))
-        return _rendering(found, width, lambda file: short[path(file)])
+        return _rendering(found, width, lambda file: short[path(file)], top)
     return shown
 
 
-def _rendering(found: Repetition, width: int, path: Callable[[str], str]) -> Rendering:
+def _rendering(
+    found: Repetition, width: int, path: Callable[[str], str], top: int | None
+) -> Rendering:
     size = plural(found.equations, "equation")
     heading = f"{found.name}: {size}"
     if found.bodies:
-        table = _table(heading, _nested(found.bodies), path)
+        table = _table(heading, [*_nested(found.bodies)], path, top)
         rest = f"{found.rest:,}", f"{found.rest / found.equations:.1%}"
         table.add_row(Text("the rest", style=theme.COMMENT), "", *rest, "")
         total = f"{size} as traced, {found.compiled:,} after outlining"
@@ -58,8 +63,7 @@ def _rendering(found: Repetition, width: int, path: Callable[[str], str]) -> Ren
             total += f"\ntemporary memory: {memory_line(found.memory)}"
     elif found.small:
         small = [(0, body) for body in found.small]
-        table = _table(f"{heading}, too little repetition to outline", small[:_MOST_SMALL], path)
-        add_more(table, len(small) - _MOST_SMALL, option="")
+        table = _table(f"{heading}, too little repetition to outline", small, path, top)
         total = "--equations N outlines bodies of at least N equations anyway"
     else:
         return Rendering(Text(f"{heading}, no repetition"), width)
@@ -67,14 +71,19 @@ def _rendering(found: Repetition, width: int, path: Callable[[str], str]) -> Ren
 
 
 def _table(
-    heading: str, rows: Iterable[tuple[int, RepeatedBody]], path: Callable[[str], str]
+    heading: str,
+    bodies: Sequence[tuple[int, RepeatedBody]],
+    path: Callable[[str], str],
+    top: int | None,
 ) -> Table:
     counts = map(number, ("copies", "equations", "share"))
     columns = text("repeated body", theme.SHARED_NAME), *counts, text("source", theme.COMMENT)
     table = new_table(heading, *columns)
-    for depth, body in rows:
+    shown, rest = split(bodies, top)
+    for depth, body in shown:
         name, source = Text("  " * depth + body.name), Text(lines(body.source, path))
         table.add_row(name, f"{body.copies:,}", f"{body.equations:,}", f"{body.share:.1%}", source)
+    add_more(table, len(rest))
     return table
 
 

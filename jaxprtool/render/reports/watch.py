@@ -14,6 +14,7 @@ from rich.text import Text
 from jaxprtool.ir.source.frames import BEHIND
 from jaxprtool.render.terminal import theme
 from jaxprtool.render.terminal.rendering import Rendering
+from jaxprtool.render.terminal.top import more, split
 
 if TYPE_CHECKING:
     from jaxprtool.execute.watch import Numbers, Watched, WatchedRow
@@ -29,13 +30,20 @@ _NUMBER, _NARROW, _WIDE = 10, 16, 40
 _INDENT = "  "
 
 
-def watched_text(found: Watched, width: int) -> Rendering:
-    """Return a row for each line, scope or equation: the source, then statistics."""
+def watched_text(found: Watched, width: int, top: int | None) -> Rendering:
+    """Return a row for each line, scope or equation: the source, then statistics.
+
+    Args:
+        found: The values.
+        width: The width in characters.
+        top: The number of rows; None for all.
+    """
     if not found.rows:
         return Rendering(Text(f"{found.name}: no selected value is computed"), width)
     low, high = _range(found.rows)
     bars = max(_NARROW, min(_WIDE, width // 5))
-    numbered = max(len(_iteration(row)) for row in found.rows)
+    rows, rest = split(found.rows, top)
+    numbered = max(len(_iteration(row)) for row in rows)
     lines = [
         Text(f"{found.name}: values by {found.by}", style=theme.HEADING),
         Text(
@@ -46,7 +54,7 @@ def watched_text(found: Watched, width: int) -> Rendering:
         ),
     ]
     before: tuple[str, bool] | None = None
-    for row in found.rows:
+    for row in rows:
         if (row.name, row.backward) != before:
             lines.append(_name(found, row, width))
         before = row.name, row.backward
@@ -63,7 +71,14 @@ def watched_text(found: Watched, width: int) -> Rendering:
         indent = _INDENT + " " * numbered
         for line in wrap(remarks, width, initial_indent=indent, subsequent_indent=indent):
             lines.append(Text(line, style=theme.LITERAL))
+    lines += [Text(_more(rest), style=theme.COMMENT)] if rest else []
     return Rendering(Group(*lines), width)
+
+
+def _more(rest: Sequence[WatchedRow]) -> str:
+    """Return the number of rows that are not shown, and how many of them are not finite."""
+    bad = sum(bool(row.numbers.nans or row.numbers.infs) for row in rest)
+    return more(len(rest), f", {bad:,} of them with NaN or inf" if bad else "")
 
 
 _NUMBERS = "minimum", "maximum", "mean", "std"

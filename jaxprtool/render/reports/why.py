@@ -14,6 +14,7 @@ from jaxprtool.ir.source.frames import BEHIND, short_paths
 from jaxprtool.render.terminal.grid import GAP
 from jaxprtool.render.terminal.lines import Cell, cut, joined, printable, wrapped
 from jaxprtool.render.terminal.listing import Listing
+from jaxprtool.render.terminal.top import more, split
 
 if TYPE_CHECKING:
     from jaxprtool.analysis.flow_paths import Path
@@ -32,14 +33,20 @@ _FEW = 3
 _some = partial(listed, most=_MOST_NAMED)
 
 
-def slices_by_line(found: Why, width: int) -> Listing:
-    """Return the slices of a point, with a row for each of the user's lines."""
+def slices_by_line(found: Why, width: int, top: int | None) -> Listing:
+    """Return the slices of a point, with a row for each of the user's lines.
+
+    Args:
+        found: The slices.
+        width: The width in characters.
+        top: The number of lines shown of each slice; None for all.
+    """
     tokens: list[str] = []
     for each, sentence, note in slices_with_sentences(found):
         tokens += ["\n\n"] if tokens else []
         for line in wrapped([Heading(sentence)], width):
             tokens += [*line, "\n"]
-        tokens += joined(_rows(each, note, width))
+        tokens += joined(_rows(each, note, width, top))
     if found.gradient is not None and (said := gradient_sentence(found.gradient, found.what)):
         tokens += ["\n\n", *joined(wrapped([said], width))]
     return Listing(printable(tokens))
@@ -114,19 +121,21 @@ def _named(noun: str, chosen: Sequence[str], names: Sequence[str]) -> str:
 # --- lines ------------------------------------------------------------------------------------
 
 
-def _rows(found: Slice, note: str, width: int) -> list[Cell]:
+def _rows(found: Slice, note: str, width: int, top: int | None) -> list[Cell]:
     """Return a row for each line of a slice, and a note on the others."""
-    counts, places = _counts(found.lines), [line.name or "unknown line" for line in found.lines]
+    lines, rest = split(found.lines, top)
+    counts, places = _counts(lines), [line.name or "unknown line" for line in lines]
     taken = max(map(len, counts), default=0) + 2 * len(GAP)
     places, room = _fitting(places, width - taken)
     rows: list[Cell] = []
     indent = " " * (taken - len(GAP))
-    for line, count, place in zip(found.lines, counts, places, strict=True):
+    for line, count, place in zip(lines, counts, places, strict=True):
         own = line.line is not None and line.line.own
         shown = (SourceLine if own else Comment)(place)
         rows.append([count, GAP, shown, GAP, *_source(line, room)])
         if line.behind:
             rows.append(cut([Comment(f"{indent}{BEHIND.lstrip()}{line.behind}")], width))
+    rows += [[Comment(more(len(rest)))]] if rest else []
     left = found.of - found.equations
     if left:
         others = f" on {plural(found.other_lines, 'line')}" if found.other_lines else ""
@@ -169,21 +178,29 @@ def _source(line: SlicedLine, room: int) -> Cell:
 # --- paths ------------------------------------------------------------------------------------
 
 
-def path_text(found: Path, width: int) -> Listing:
-    """Return a path with a row for each equation; those in bodies are indented."""
+def path_text(found: Path, width: int, top: int | None) -> Listing:
+    """Return a path with a row for each equation; those in bodies are indented.
+
+    Args:
+        found: The path.
+        width: The width in characters.
+        top: The number of equations shown; None for all.
+    """
     if found.steps is None:
         return Listing(printable([f"{found.start} does not reach {found.end}"]))
     sentence = f"{found.start} reaches {found.end} through {plural(len(found.steps), 'equation')}"
     tokens: list[str] = [Heading(sentence)]
-    names = [f"{'  ' * step.depth}{step.primitive}" for step in found.steps]
+    steps, rest = split(found.steps, top)
+    names = [f"{'  ' * step.depth}{step.primitive}" for step in steps]
     longest = max(map(len, names), default=0)
-    types = max((len(step.type) for step in found.steps), default=0)
-    places = [step.source for step in found.steps]
+    types = max((len(step.type) for step in steps), default=0)
+    places = [step.source for step in steps]
     places, room = _fitting(places, width - longest - types - 3 * len(GAP))
-    for step, name, place in zip(found.steps, names, places, strict=True):
+    for step, name, place in zip(steps, names, places, strict=True):
         row = [PrimitiveName(f"{name:{longest}}"), GAP, Type(f"{step.type:{types}}"), GAP]
         code = "" if step.frame is None else linecache.getline(step.frame.file, step.frame.line)
         if step.frame is not None:
             row += [SourceLine(place), GAP, *cut([" ".join(code.split())], room)]
         tokens += "\n", *row
+    tokens += ["\n", Comment(more(len(rest)))] if rest else []
     return Listing(printable(tokens))

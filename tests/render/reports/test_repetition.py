@@ -10,8 +10,8 @@ def body(name, copies=2):
     return RepeatedBody(name, copies, 30, copies * 0.03, SOURCE, ())
 
 
-def shown(found, width=100):
-    return repetition_table(found, width).plain().splitlines()
+def shown(found, width=100, top=None):
+    return repetition_table(found, width, top).plain().splitlines()
 
 
 def test_a_path_is_shortened_to_what_fits():
@@ -29,10 +29,10 @@ def test_a_body_of_one_line_has_one_number():
 
 def test_of_small_bodies_the_largest_are_shown():
     small = tuple(body(f"layer_{i}") for i in range(8))
-    lines = shown(Repetition("loss", 1000, 1000, 1000, (), small))
+    lines = shown(Repetition("loss", 1000, 1000, 1000, (), small), top=5)
     assert lines[0] == "loss: 1,000 equations, too little repetition to outline"
     assert [line.split()[0] for line in lines[3:8]] == [f"layer_{i}" for i in range(5)]
-    assert lines[8] == "… 3 more"
+    assert lines[8] == "… 3 more: --all"
 
 
 def test_a_line_names_the_largest_bodies():

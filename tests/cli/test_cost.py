@@ -19,6 +19,9 @@ FUNCTIONS = """
     def branch(i, x):
         return lax.cond(i > 0, jnp.sin, lambda x: x + x * x, x)
 
+    def nearly(i, w):
+        return lax.cond(i > 0, lambda w: w @ w, lambda w: (w @ w).at[0].add(1.0), w)
+
     def until(x):
         return lax.while_loop(lambda x: x.sum() < 5, lambda x: x + 1, x)
 """
@@ -53,6 +56,12 @@ def test_branches_are_ranges_and_rounds_that_are_not_known_are_marked(cli):
     found = cli("cost", "costs.py:until", "--args", "f32[100]")
     assert "199*" in found.out or "200*" in found.out
     assert "* counts one iteration of each loop whose number of iterations is unknown" in found.out
+
+
+def test_a_range_whose_ends_are_rounded_alike_is_one_number(cli):
+    found = cli("cost", "costs.py:nearly", "--args", "i32[], f32[200,200]")
+    assert found.out.startswith("nearly: 16.0 MFLOP, ")
+    assert "16.0 M to" not in found.out
 
 
 def test_a_device_gives_times(cli):

@@ -66,7 +66,7 @@ def cost_table(
     whole_arrays = beside_devices and bool(found.left_to_partitioner)
     groups = found.groups
     if found.by == "scope" and split(groups, top)[1]:
-        groups = _alike_as_one(groups)
+        groups = _merged_scopes(groups)
     shown, rest = split(groups, top)
     if found.by == "scope":
         shown = sorted(shown, key=_in_tree(shown))
@@ -130,9 +130,10 @@ def number_text(group: Group, field: str) -> str:
     if type(most) is int and most == 0:
         return ""
     mark = _PER_ITERATION if group.per_round else ""
-    if type(least) is int and type(most) is int and least != most:
-        return f"{with_prefix(least)}{RANGE}{with_prefix(most)}{mark}"
-    return f"{with_prefix(most) if type(most) is int else most}{mark}"
+    if type(most) is not int:
+        return f"{most}{mark}"
+    bounds = [with_prefix(each) for each in (least, most) if type(each) is int]
+    return f"{RANGE.join(dict.fromkeys(bounds))}{mark}"
 
 
 def bytes_text(number: Any) -> str:

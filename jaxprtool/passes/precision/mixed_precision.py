@@ -20,7 +20,7 @@ COMPUTE_DTYPES = ("bfloat16", "float16", "float32")
 
 @dataclass(frozen=True)
 class MixedPrecision(Pass):
-    """Compute in a narrower dtype, except at the places to keep.
+    """Compute in a narrower dtype, except at chosen lines and scopes.
 
     Products, elementwise functions, and equations that move values take and return the narrower
     dtype. Sums and other accumulations, linear algebra, and random numbers stay in the program's

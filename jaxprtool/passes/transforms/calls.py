@@ -51,9 +51,9 @@ class Checkpoint(Pass):
     this call in the backward pass instead of storing them.
 
     Args:
-        policy: Which values may be stored: a policy of `jax.checkpoint_policies`, `dots_saveable`
-            or `save_only_these_names('a', 'b')`, with or without quotes; in Python as text, or the
-            policy itself.
+        policy: Which values may be stored: a policy of `jax.checkpoint_policies`, such as
+            `dots_saveable` or `save_only_these_names('a', 'b')`; quotes are optional. In Python it
+            may also be the policy itself.
         prevent_cse: Prevent XLA from merging the recomputation with the original.
         only: Apply it only to the scopes and loop bodies that match a pattern, `Block_*` or
             `GPT/Block_3`, each in a call of its own. A scope belongs to a module or a called

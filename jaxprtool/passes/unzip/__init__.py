@@ -66,8 +66,8 @@ class Unzip(Pass):
 
     Raises:
         UnsupportedError: If there is another path from a key to a result, which the message shows;
-            if variables are sown where the number of times is unknown, as in a while loop; or if
-            ordered effects belong to both programs.
+            if variables are sown an unknown number of times, as in a while loop; or if ordered
+            effects belong to both programs.
 
     Note:
         `jaxprtool unzip TARGET` does the same, and lists the variables.

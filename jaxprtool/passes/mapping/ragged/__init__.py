@@ -90,15 +90,15 @@ class Ragged(Pass):
     examples are padded.
 
     Args:
-        axis: The symbol that is the length of an example. Or several symbols, for arguments whose
-            lengths are independent; then each has an argument of lengths, in this order.
+        axis: The symbol that is the length of an example; or several symbols, for arguments whose
+            lengths are independent. Then each has an argument of lengths, in this order.
         lanes: The number of examples.
         layout: "packed" always uses pairs of rows, and raises an error for a value that can only be
             padded. "padded" pads all intermediate values. None chooses as above.
         longest: The maximum number of rows of an example, to which examples are padded. The default
             is the bound in the type, as in `f32[n<=512,d]`, or else N.
-        in_axes: The arguments without the symbol that have a value for each example, along axis 0:
-            a prefix of the tree of positional arguments, of 0 and None. The others are shared.
+        in_axes: 0 for an argument without the symbol that has a value for each example, along axis
+            0; None for one that all examples share. A prefix of the tree of positional arguments.
 
     Raises:
         ArgumentsError: If a name is not a symbol of the program, or an argument has two ragged

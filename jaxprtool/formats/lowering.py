@@ -96,7 +96,7 @@ def compiled(
         arguments: Its flat arguments, if known. Arguments on several devices keep their shardings.
         device: The device; by default JAX's, or the one that the program names.
         devices: The devices for a mesh; by default those of the platform of `device`.
-        compiler_options: Options of XLA beside those of the program.
+        compiler_options: Options of XLA in addition to those of the program.
 
     Raises:
         UnsupportedError: For free named axes or symbolic sizes, or if XLA cannot compile it.

@@ -57,7 +57,7 @@ def static(name: str, before: str, after: str, values: set[str], key: Key) -> st
     """Return advice for a static argument that has had these values, or ""."""
     if key.function.library:
         return ""
-    if before != after and _OBJECT.sub("", before) == _OBJECT.sub("", after):  # made anew
+    if before != after and _OBJECT.sub("", before) == _OBJECT.sub("", after):  # a new object
         if ".py:" in after:
             return f"make {name} once: JAX compares functions by identity"
         known = _OBJECT.sub("", after).partition("(")[0]

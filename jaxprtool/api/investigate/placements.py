@@ -27,7 +27,7 @@ from jaxprtool.passes.transforms.scoped_checkpoint import checkpoint_levels
 #: The patterns of scopes that are put under `jax.checkpoint`, the outermost first; () for all.
 Only: TypeAlias = tuple[str, ...]
 
-#: The maximum number of places beside the whole function.
+#: The maximum number of places besides the whole function.
 _MOST_PLACES = 6
 
 

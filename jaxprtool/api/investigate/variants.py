@@ -144,10 +144,10 @@ def planned(
                     ", ".join(said) or str(pipeline) or name, program, platform, steps
                 )
                 found.append(Planned(variant, number, tuple(states), precision, ran.seconds))
-    return _named_apart(found)
+    return _with_unique_names(found)
 
 
-def _named_apart(found: Sequence[Planned]) -> list[Planned]:
+def _with_unique_names(found: Sequence[Planned]) -> list[Planned]:
     """Return variants with unique names."""
     names = [each.variant.name for each in found]
     if len(set(names)) == len(names):

@@ -27,7 +27,7 @@ class BenchedVariant:
         first_call_seconds: The time of the first call.
         memory: The memory of the compiled program; None if the backend does not report it.
         estimated_temporary_bytes: The estimate of its temporary memory, as by `memory`.
-        calls: The number of calls that were timed at once.
+        calls: The number of calls in a timed batch.
         seconds: The time of a call in each round.
     """
 

@@ -25,7 +25,7 @@ _SIZES = ("SLURM_STEP_NUM_TASKS", "OMPI_COMM_WORLD_SIZE")
 
 
 def is_started_by_cluster(env: Mapping[str, str] = os.environ) -> bool:
-    """Return True if Slurm, Open MPI or Kubernetes has started this process beside others."""
+    """Return True if Slurm, Open MPI or Kubernetes has started this process in a cluster."""
     sizes = [env.get(name, "") for name in _SIZES]
     several = any(size.isdigit() and int(size) > 1 for size in sizes)
     return several or ("KUBERNETES_SERVICE_HOST" in env and "JOB_COMPLETION_INDEX" in env)

@@ -251,7 +251,7 @@ def _kernels(thread: Sequence[_Event]) -> list[tuple[str, float]]:
     return [(event.kernel, scale * event.seconds) for event in kernels]
 
 
-#: The end of the name of a generator or a lambda inside of a function.
+#: The end of the name of a generator or a lambda inside a function.
 _INNER = re.compile(r"(\.<locals>)?\.<\w+>$")
 
 

@@ -62,7 +62,6 @@ class SourceComments:
         names = source_names(root, roots) if source else {}
         self._given = {var: name for var, name in names.items() if var not in unread}
         self._reader = frames_now(roots, chosen=False)
-        self._paths: dict[str, str] = {}
         self._names: dict[tuple[str, bool], str | None] = {}
         self._comments: dict[Hashable, tuple[str, ...]] = {}
         self._frames: dict[object, str] = {}
@@ -114,20 +113,13 @@ class SourceComments:
     def _file(self, file: str, library: bool) -> str | None:
         """Return the name of a file in comments: a library's path, else the shortest name."""
         if (file, library) not in self._names:
-            path = self._path(file)
+            path = self._reader.path(file)
             path = f"{PACKAGES}/{path}" if library else path
             name = self._distinct(path) if path.isprintable() else None
             self._names[file, library] = name
             if name is not None:
                 self.files[name] = path
         return self._names[file, library]
-
-    def _path(self, file: str) -> str:
-        """Return the path of a file, with more of its folders if another file has the same path."""
-        known, parts = self._reader.path(file), PurePath(file).parts
-        longer = range(len(PurePath(known).parts) + 1, len(parts))
-        paths = [known, *("/".join(parts[-n:]) for n in longer)]
-        return next((p for p in paths if self._paths.setdefault(p, file) == file), known)
 
     def _distinct(self, path: str) -> str:
         parts = [re.sub(r"[^\w./+-]", "_", part) for part in PurePath(path).parts] or ["file"]

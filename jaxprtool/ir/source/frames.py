@@ -19,6 +19,7 @@ import os
 import re
 import sys
 from collections.abc import Sequence
+from pathlib import PurePath
 from typing import NamedTuple
 
 from jaxprtool.ir.source.frame_choice import FrameChoice, FrameView, current_frame_view
@@ -113,6 +114,8 @@ class Frames:
     def __init__(self, roots: tuple[Root, ...] = (), view: FrameView = _DEFAULT):
         self._roots, self._view = roots, view
         self._paths: dict[str, tuple[bool, str]] = {}
+        #: The file that each path stands for.
+        self._files: dict[str, str] = {}
         self._locations: dict[object, SourceLocation | None] = {}
         self._reader = FrameReader()
 
@@ -250,7 +253,16 @@ class Frames:
         is_own, path = self._in_roots(file)
         package = path.removesuffix(".py") + "/"
         mine = any(package.startswith(f"{name}/") for name in self._view.mine)
-        return is_own or mine or self.choice == "library", path
+        return is_own or mine or self.choice == "library", self._distinct(path, file)
+
+    def _distinct(self, path: str, file: str) -> str:
+        """Return the path of a file, with more of its folders if another file has the same path."""
+        if not os.path.isabs(file):  # in a program that was read: another one may be traced from it
+            return path
+        parts = PurePath(file).parts
+        longer = range(len(PurePath(path).parts) + 1, len(parts))
+        paths = [path, *(os.path.join(*parts[-n:]) for n in longer)]
+        return next((p for p in paths if self._files.setdefault(p, file) == file), path)
 
     def _in_roots(self, file: str) -> tuple[bool, str]:
         if cell := _cell(file):

@@ -80,6 +80,14 @@ def test_the_nearest_of_the_users_frames_is_named_and_the_librarys_behind_it(fil
     assert everything == files[files.index(own) :]
 
 
+def test_files_with_the_same_path_are_told_apart_by_their_folders():
+    known = Frames((root("/w"),))
+    files = ["/a/net/model.py", "/b/net/model.py", "/c/net/model.py", "/w/net/model.py", "model.py"]
+    expected = ["model.py", "net/model.py", "c/net/model.py", "w/net/model.py", "model.py"]
+    assert [known.path(file) for file in files] == expected
+    assert known.path("/b/net/model.py") == "net/model.py"
+
+
 def test_where_nothing_is_known_there_is_no_place():
     assert Frames().location(equation()) is None and Frames().texts(equation()) == ()
 

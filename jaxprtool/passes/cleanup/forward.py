@@ -435,7 +435,7 @@ def _asked(params: dict[str, tuple[Any, ...]], count: int) -> list[bool]:
 
 
 def _scalar(writer: Writer, atom: Atom, aval: Aval) -> Literal | None:
-    """Return the literal value of an operand in a body, where its type is `aval`; else None."""
+    """Return a known scalar as a literal of the type `aval`, that of its argument; else None."""
     if getattr(aval, "shape", None) != ():
         return None
     if type(atom) is Literal and atom.aval == aval:

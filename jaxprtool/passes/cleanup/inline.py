@@ -50,7 +50,7 @@ _INLINEABLE = (False, True, "jax_late")
 #: A program may always grow to this number of equations.
 MOST_EQUATIONS = 10_000
 
-#: A longer body stays shared where the program would grow beyond that.
+#: A longer body stays shared if the program would grow beyond that.
 LONG = 100
 
 

@@ -164,8 +164,8 @@ class _Hoister:
         self, eqns: Sequence[JaxprEqn], constants: Sequence[Var], runs: bool
     ) -> list[JaxprEqn]:
         """Return the equations to hoist from a body, in order."""
-        # For each value, the bytes of the largest outer value that it is computed from; for an
-        # outer value, its own bytes.
+        # For each invariant value, the bytes of the largest value outside the loop among itself and
+        # the values that it is computed from.
         origin = {v: size_in_bytes(v.aval) for v in constants if is_array(v.aval)}
         invariant: list[JaxprEqn] = []
         paying: set[int] = set()

@@ -1,11 +1,11 @@
 """Scheduling: reorder equations to keep fewer bytes alive at once; values do not change.
 
-The model of liveness is that of `liveness`. Equations with effects, and sown values, keep their
-order among themselves, and so do all equations on refs; a value is read before it is donated; the
-last reader of a weakly typed value stays the last where rules of custom derivatives read it; apart
-from that, only operands matter. Bodies are scheduled from the inside out, so that a loop or call
-counts with its own peak. A body keeps its order, and stays the same object, unless the new order's
-peak is strictly lower.
+The model of liveness is that of `liveness`. Equations with effects, sown values and equations on
+refs keep their order among themselves. A value is read before it is donated. If a custom derivative
+reads a weakly typed value, the last reader of the value stays the last. Apart from that, only
+operands matter. Bodies are scheduled from the inside out, so that a loop or call counts with its
+own peak. A body keeps its order, and stays the same object, unless the new order's peak is strictly
+lower.
 
 `sink` moves equations towards their first readers, in one pass. `schedule` takes the best of
 several orders: the original one, that of `sink`, list schedules from the front and from the back

@@ -9,8 +9,8 @@ A scan stays a loop if its length is symbolic, if a value is sown in it (which w
 in each iteration, under one name), if it takes refs as `xs` or creates an empty array of keys, and
 if its body has constants that the enclosing body cannot hold. A scan with unrolled inner loops also
 stays if it would have more than `MOST_EQUATIONS` equations: n nested loops of two iterations are
-2**n iterations. While loops stay: where the number of iterations is known, as in `fori_loop`
-between constants, JAX has traced a scan.
+2**n iterations. While loops stay: if the number of iterations is known, as in `fori_loop` between
+constants, JAX traces a scan instead.
 """
 
 from __future__ import annotations

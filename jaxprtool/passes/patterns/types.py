@@ -2,9 +2,9 @@
 
 A declaration is text in the notation of a jaxpr, `f32[n,d]`, or anything with a shape and a dtype,
 or a number. It matches arrays of the same kind of dtype (`f32` for every float, `i32` for every
-integer) with the same number of dimensions, or at least as many where the text begins with an
-ellipsis: `f32[...,n,d]`. A number is an example of a size. A name is one size, the same wherever
-it occurs in the pattern, and an expression of names (`2*n`) is computed from these.
+integer) with the same number of dimensions, or at least as many if the text begins with an
+ellipsis: `f32[...,n,d]`. A number is an example of a size. A name is one size, the same wherever it
+occurs in the pattern, and an expression of names (`2*n`) is computed from these.
 """
 
 from __future__ import annotations

@@ -111,7 +111,7 @@ class _Namer:
         return self.body(value.parts[-1]).equation(value.var)
 
     def made(self, value: NestedValue) -> NestedValue:
-        """Return a value where it is computed: a result of a structured equation, inside."""
+        """Return the value in the innermost body that computes it."""
         part = value.parts[-1]
         if (eqn := self.eqn(value)) is None:
             return value

@@ -3,9 +3,9 @@
 The saving is measured in equations that a compiler processes: those of all copies but one, minus
 the cost of the calls, which grows with the number of values that cross their boundary. A segment is
 shifted or shortened if fewer values then cross its boundary, and no chain of equations that a
-compiler fuses is cut in two. Where equations repeat without a gap, any period of them could be the
-segment: among those that save about the same, the one that begins where scopes and source locations
-do is chosen. A segment of several periods is rejected.
+compiler fuses is cut in two. If equations repeat without a gap, any period of them could be the
+segment: among those that save about the same, the one that begins where a scope or a function
+begins is chosen. A segment of several periods is rejected.
 
 All of this uses tokens. The chosen copies are then compared operand by operand: copies of a segment
 must connect their values in the same way.

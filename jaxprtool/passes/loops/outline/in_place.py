@@ -17,7 +17,7 @@ MOST_COPIED = 2**16
 
 
 def writes_into_arguments(jaxpr: AnyJaxpr) -> bool:
-    """Return True if a body may write a result into a large argument, where it is inlined.
+    """Return True if a body may write a result into a large argument when it is inlined.
 
     It does if it, or a body within it, updates the argument, if the argument is a result, or if all
     equations are elementwise; the latter would compile no faster as a unit.

@@ -84,9 +84,10 @@ class Text:
         return bool(self.fusible[start : start + length].all())
 
     def links(self, starts: Positions, length: int) -> Positions:
-        """Return the value of the segment that each operand of segments is, or -1.
+        """Return the number of the segment's value that each operand is; -1 for outside values.
 
-        There is a row for each segment. All have the same tokens, and so as many operands.
+        There is a row for each segment. All rows have the same length, since the segments have the
+        same tokens.
         """
         first = int(starts[0])
         operands = np.arange(int(self.slots[first + length] - self.slots[first]))
@@ -94,7 +95,7 @@ class Text:
         return np.where(found >= 0, found, -1)
 
     def results(self, starts: Positions, length: int) -> NDArray[np.bool_]:
-        """Return for each value that segments define whether it is read outside of the segment."""
+        """Return True for each value of each segment that is read outside of the segment."""
         first = int(starts[0])
         values = np.arange(int(self.values[first + length] - self.values[first]))
         read: NDArray[np.bool_] = (

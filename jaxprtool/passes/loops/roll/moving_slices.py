@@ -52,7 +52,7 @@ class MovingSlices:
         return rewrite(jaxpr, visitor) if updated else jaxpr
 
     def made_static(self, jaxpr: AnyJaxpr) -> AnyJaxpr:
-        """Return a jaxpr with these slices as before where their positions are known."""
+        """Return a jaxpr in which these slices are static again if their positions are known."""
 
         def visitor(writer: Writer) -> RewriteRule:
             def rule(eqn: JaxprEqn) -> Sequence[Atom] | None:

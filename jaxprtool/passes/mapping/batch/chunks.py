@@ -4,8 +4,8 @@ A scan maps the program over n // k chunks of k batch elements each. The remaini
 once more after it. Values that are the same in all batch elements are computed once, before the
 scan; for that, the body of each jit is split in two.
 
-Arguments are cut before the scan, by a reshape and, where the mapped axis is not the leading one,
-one transpose. Slices taken in the scan would move fewer bytes, but not in reverse: the gradient of
+Arguments are cut before the scan, by a reshape and, if the mapped axis is not the leading one, one
+transpose. Slices taken in the scan would move fewer bytes, but not in reverse: the gradient of
 each slice is as large as the whole argument, and n // k of these would be added up.
 
 Batch elements of different chunks are never computed together. So collectives over the mapped axis

@@ -5,7 +5,7 @@ Such a result is mapped too, as in `grad` of `jax.vmap`, so that the call has th
 find out, the rule is traced, but only where a mapped call has an unmapped result. Rules may contain
 such calls, to any depth: only a few are traced, and results of calls nested deeper stay unmapped.
 
-Results are also left unmapped where mapping them would map a program result that is to be unmapped.
+Results also stay unmapped if mapping them would map a result of the program that must be unmapped.
 Such a call is refused if it is differentiated after all and its derivative is mapped.
 """
 

@@ -143,7 +143,7 @@ class Domain(Generic[K]):
         return kind
 
     def fits(self, kind: K, wanted: K | None) -> bool:
-        """Return True if a value of a kind can be used as it is where another is wanted."""
+        """Return True if a value of a kind can be used unchanged as one of the wanted kind."""
         return wanted is None or kind == wanted
 
     def uniform(self, kind: K) -> bool:

@@ -1,8 +1,8 @@
 """A program as one sequence of tokens, in which repetition is searched for.
 
 Each equation of each body is a position of the sequence, and equations with the same operation on
-operands of the same types have the same token. Which operands these are, the values of literals,
-whether a literal's type is weak, name scopes and source locations do not matter. Unique tokens
+operands of the same types have the same token. A token does not depend on which operands these are,
+on the values and weak types of literals, or on name scopes and source locations. Unique tokens
 separate bodies. Equations that may not be moved into a call have a unique token too: those with
 effects, and those whose meaning would change in a call.
 

@@ -1,8 +1,8 @@
 """Find chains of calls of one body, and which of the calls one loop can replace.
 
 This module only analyses. A *chain* is a sequence of calls of the same body, in which each call may
-read results of the previous call: these are *forwarded* over, from a position among the results to
-a position among the operands, the same from each call to the next.
+read results of the previous call. These results are *forwarded*: from each call to the next, the
+result at a position becomes the operand at a position.
 """
 
 from __future__ import annotations

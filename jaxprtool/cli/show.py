@@ -84,7 +84,8 @@ _Terse = Annotated[
     _SHOWN.option(
         "--terse/--no-terse",
         "",
-        "Omit parameters that have their default values, or not. Default: html omits them.",
+        "Omit parameters that have their default values and cut long values, or not. Default: "
+        "html does.",
     ),
 ]
 _Out = Annotated[str | None, options.out_option("Write an HTML page: FILE.html.", "FILE|-")]

@@ -1,16 +1,36 @@
-"""JAX's notation without the parameters that have their default values."""
+"""JAX's notation in short: without default values of parameters, and with long values cut.
+
+split[axis=0 sizes=(3, 4)]            of JAX's split[axis=0 sizes=(np.int64(3), np.int64(4))]
+"""
 
 from __future__ import annotations
 
+import re
 from collections.abc import Hashable
 from typing import Any
 
 from jaxprtool.ir.notation.signatures import Notation, Signature
 from jaxprtool.jaxcompat import JaxprEqn
 
+#: The maximum length of a parameter's value.
+_LONGEST = 100
+
+_NUMPY_SCALAR = re.compile(r"\bnp\.(?:u?int|float)\d+\(([^()]*)\)")
+
 
 class TerseNotation(Notation):
-    """Writes equations without parameters at their defaults: None, known flags, steps of one."""
+    """Writes equations without parameters at their defaults: None, known flags, steps of one.
+
+    A longer value of a parameter is cut in its middle, and NumPy's numbers are written as Python's.
+    """
+
+    def text(self, value: object) -> str:
+        """Return the text of a parameter's value that is not a jaxpr."""
+        text = _NUMPY_SCALAR.sub(r"\1", super().text(value))
+        if len(text) <= _LONGEST:
+            return text
+        half = (_LONGEST - 1) // 2
+        return self._noted(f"{text[:half]}…{text[-half:]}")
 
     def context_key(self, eqn: JaxprEqn) -> tuple[Hashable, ...]:
         """Return a key for the primitive, and for the dtype, which a default may depend on."""

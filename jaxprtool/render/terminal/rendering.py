@@ -33,7 +33,7 @@ class ShowOptions:
         among: Equations by `id`: others are counted and left out.
         others: A description of the others: "that x does not touch".
         names: Whether to use the user's names of variables, if known.
-        terse: Whether to leave out parameters with default values.
+        terse: Whether to leave out parameters with default values, and to cut long values.
         weak: Whether to mark weak types: `~f32[3]`.
         fit: Whether to break lines that JAX's layout leaves longer than the width.
         fold: Whether to fold long rows of variables, such as large signatures.

@@ -2,6 +2,7 @@
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import pytest
 
 import jaxprtool
@@ -52,6 +53,26 @@ def test_convolutions_keep_what_is_their_own():
     assert "window_strides=(2, 1)" in text and "dimension_numbers=" in text
     for default in ("padding", "lhs_dilation", "rhs_dilation", "group_count", "precision"):
         assert default not in text
+
+
+def test_long_values_are_cut_and_numpys_numbers_are_written_as_pythons():
+    def f(x):
+        return jax.lax.gather_p.bind(
+            x,
+            jnp.zeros((2, 1), "int32"),
+            dimension_numbers=jax.lax.GatherDimensionNumbers((1,), (0,), (0,)),
+            slice_sizes=(np.int64(1), 4),
+            indices_are_sorted=False,
+            unique_indices=False,
+            mode=jax.lax.GatherScatterMode.CLIP,
+            fill_value=None,
+        )
+
+    text = shown(f, X)
+    assert "dimension_numbers=GatherDimensionNumbers(offset_dims=(1,), col" in text
+    assert "…" in text and "slice_sizes=(1, 4)" in text
+    assert max(map(len, text.splitlines())) < 250
+    assert "np.int64(1)" in listing(jaxprtool.trace(f, X)).plain()
 
 
 def test_the_tree_is_as_terse():

@@ -45,7 +45,7 @@ class Two(Function):
         FUNCTION.option(
             "--args",
             "EXPR",
-            "The arguments of both: \"{'w': f32[3,4]}, f32[8,3]\". Given twice, of A and of B.",
+            "The arguments of both: \"{'w': f32[3,4]}, f32[8,3]\". Given twice: of A, then of B.",
         ),
     ] = None  # type: ignore[assignment]
 
@@ -76,7 +76,7 @@ _Passes = Annotated[
     PASSES.option(
         "-p, --passes",
         "PIPELINE",
-        'Passes to run on both first. Given twice, on A and on B: -p "" -p dce. Without B, '
+        'Passes to run on both first. Given twice: on A, then on B: -p "" -p dce. Without B, '
         "compare A before and after the passes.",
         autocompletion=completion.complete_passes,
     ),

@@ -71,7 +71,7 @@ _Source = Annotated[
 ]
 _Graph = Annotated[
     GraphKind | None,
-    _EMITTED.option("--graph", "<jaxpr|hlo>", "What dot draws: the jaxpr, or XLA's HLO."),
+    _EMITTED.option("--graph", "<jaxpr|hlo>", "The graph that dot draws: the jaxpr, or XLA's HLO."),
 ]
 _Depth = Annotated[
     int | None,

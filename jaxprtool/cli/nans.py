@@ -10,7 +10,7 @@ from jaxprtool.cli import options, output
 from jaxprtool.cli.running import printed_by_functions, ready, require_device
 from jaxprtool.cli.session import RunSession, command
 
-_Top = Annotated[int | None, options.top_option("the first in detail")]
+_Top = Annotated[int | None, options.top_option("only the first, in detail")]
 
 
 @command

@@ -61,7 +61,7 @@ def backend_option(help: str, panel: Panel) -> Any:
 
 
 def top_option(default: str = str(ROWS)) -> Any:
-    """Return the declaration of `--top`; `default` is what is shown without it."""
+    """Return the declaration of `--top`; `default` describes the rows shown without it."""
     help = f"Show N rows of each list. Default: {default}."
     return OUTPUT.option("--top", "N", help, min=1)
 

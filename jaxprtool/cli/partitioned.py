@@ -31,7 +31,7 @@ def bandwidth_option(panel: Panel = _DEVICES) -> Any:
     return panel.option(
         "--bandwidth",
         "NAME|SPEED",
-        "Show the least time of collectives over an interconnect: nvlink4, tpu-v5e, pcie5, "
+        "Show the minimum time of collectives over an interconnect: nvlink4, tpu-v5e, pcie5, "
         "300GB/s.",
     )
 

@@ -89,7 +89,9 @@ _Terse = Annotated[
     ),
 ]
 _Out = Annotated[str | None, options.out_option("Write an HTML page: FILE.html.", "FILE|-")]
-_Top = Annotated[int | None, options.top_option("20 of --stats, a screen of a run")]
+_Top = Annotated[
+    int | None, options.top_option("20 with --stats; for a run, as many as fit a screen")
+]
 _Stats = Annotated[
     bool,
     _SHOWN.flag(

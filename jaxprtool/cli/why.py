@@ -72,7 +72,7 @@ _Format = Annotated[
         "Show source lines, or the equations as a listing, a tree or a Graphviz picture.",
     ),
 ]
-_Top = Annotated[int | None, options.top_option("20; 6 of --gradient")]
+_Top = Annotated[int | None, options.top_option("20, or 6 with --gradient")]
 _Full = Annotated[bool, OUTPUT.flag("--full", "Show the equations, as with --format text.")]
 
 

@@ -15,7 +15,7 @@ README = PAGES["README.md"]
 
 
 def test_the_readme_is_short():
-    assert len(README.encode()) <= 10_000
+    assert len(README.encode()) <= 6_000
 
 
 def test_the_dependency_table_is_the_one_of_the_package():

@@ -5,6 +5,7 @@
     model.py:30             the equations that come from a line
     b, hidden               a variable of the listing, by its letter or its name in the source
     constant[0]             a constant, by its name in the tables of constants
+    qkv.kernel              the only argument or result whose path ends so
 
 Arguments and results come before variables of the same name, since a listing uses all letters. A
 prefix selects the kind: `variable:b`.
@@ -14,7 +15,7 @@ from __future__ import annotations
 
 import re
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from functools import cached_property, partial
 from itertools import chain
@@ -22,6 +23,7 @@ from typing import Literal, TypeAlias, get_args
 
 from jaxprtool.analysis.stats import constants_of
 from jaxprtool.errors import PointError, did_you_mean
+from jaxprtool.ir.basics.paths import named_by_end, parts_of_paths
 from jaxprtool.ir.basics.quantities import listed
 from jaxprtool.ir.dataflow.dataflow import DataFlow, Value
 from jaxprtool.ir.dataflow.slicing import Start
@@ -104,11 +106,37 @@ class _Points:
                 f"'{what}' is both an argument and a result of {self._about.name}", hint
             )
         found: Point | None = next((each for each in ends if each is not None), None)
-        for kind in kinds:
-            found = found or getattr(self, f"_{kind}")(what)
+        if found is None:
+            found = self._variable_or_end(kinds, what)
         if found is None:
             raise self._missing(kinds, what)
         return found
+
+    def _variable_or_end(self, kinds: Iterable[Kind], what: str) -> Point | None:
+        """Return the line, the variable, or the argument or result whose path ends so.
+
+        A result comes before a variable: the source often has a name for it too.
+        """
+        ends = self._ending(kinds, what)
+        if [kind for kind, _ in ends] == ["result"]:
+            return self._result(ends[0][1])
+        for kind in kinds:
+            if kind in ("line", "variable") and (found := getattr(self, f"_{kind}")(what)):
+                return found  # type: ignore[no-any-return]
+        if len(ends) > 1:
+            names = _some(name for _, name in ends)
+            message = f"'{what}' is the end of {len(ends)} names of {self._about.name}: {names}"
+            raise PointError(message, "write more of the path")
+        return self._argument(ends[0][1]) if ends else None
+
+    def _ending(self, kinds: Iterable[Kind], what: str) -> list[tuple[Kind, str]]:
+        """Return the arguments and results whose paths end so, or the parts of paths that do."""
+        values = {"argument": self._about.arguments, "result": self._about.outputs}
+        return [
+            (kind, name)
+            for kind in kinds
+            for name in named_by_end((each.name for each in values.get(kind, ())), what)
+        ]
 
     def _argument(self, what: str) -> Point | None:
         names = [each.name for each in self._about.arguments]
@@ -233,7 +261,7 @@ class _Points:
         name = self._about.name
         arguments = [each.name for each in self._about.arguments]
         outputs = [each.name for each in self._about.outputs]
-        known = dict.fromkeys(chain(_prefixes(arguments), _prefixes(outputs)))
+        known = dict.fromkeys(parts_of_paths([*arguments, *outputs]))
         hint = did_you_mean(_single_quoted(what), known) or self._border_hint(arguments, outputs)
         kinds = tuple(kinds)
         said = f"no {kinds[0]}" if len(kinds) == 1 else "no argument, result, line or variable"
@@ -276,14 +304,6 @@ def _below(names: list[str], what: str) -> list[int]:
     if what in names:
         return [names.index(what)]
     return [i for i, name in enumerate(names) if name.startswith((f"{what}[", f"{what}."))]
-
-
-def _prefixes(names: Iterable[str]) -> Iterator[str]:
-    """Yield names and their prefixes that are paths."""
-    for name in names:
-        yield name
-        for mark in re.finditer(r"[\[.]", name):
-            yield name[: mark.start()]
 
 
 _some = partial(listed, most=5)

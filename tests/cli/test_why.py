@@ -133,6 +133,38 @@ def test_a_name_of_an_argument_and_a_result_needs_a_word():
     assert jaxprtool.why(program, "loss").back.arguments == ("x",)
 
 
+def stepped(params, x):
+    hidden = jnp.tanh(x @ params["block"]["qkv"]["kernel"])
+    return {"out": hidden @ params["block"]["out"]["kernel"], "metrics": {"total": hidden.sum()}}
+
+
+@pytest.fixture(scope="module")
+def step():
+    square = jnp.ones((3, 3))
+    params = {"block": {"qkv": {"kernel": square}, "out": {"kernel": square}}}
+    return jaxprtool.trace(stepped, params, square)
+
+
+def test_the_end_of_a_path_is_a_name_if_only_one_ends_so(step):
+    assert jaxprtool.why(step, "qkv.kernel").what == "params['block']['qkv']['kernel']"
+    assert jaxprtool.why(step, "block").what == "params['block']"
+    assert jaxprtool.why(step, "metrics.total").what == "result['metrics']['total']"
+    assert jaxprtool.why(step, "total").what == "result['metrics']['total']"
+    assert jaxprtool.why_gradient(step, "out.kernel", to="total").what.endswith("['out']['kernel']")
+    assert jaxprtool.why(step, "hidden").what == "hidden"  # a variable has the whole name
+
+
+def test_the_end_of_several_paths_is_refused_with_all_of_them(step):
+    with pytest.raises(jaxprtool.errors.PointError) as error:
+        jaxprtool.why(step, "kernel")
+    assert error.value.message == (
+        "'kernel' is the end of 2 names of stepped: params['block']['out']['kernel'], "
+        "params['block']['qkv']['kernel']"
+    )
+    with pytest.raises(jaxprtool.errors.PointError, match="is the end of 2 names"):
+        jaxprtool.why(step, "argument:kernel")
+
+
 def test_files_of_one_name_are_told_by_their_folders(cli, folder):
     (folder / "other").mkdir()
     for path in ("alike.py", "other/alike.py"):

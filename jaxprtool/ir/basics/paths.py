@@ -5,7 +5,7 @@ from __future__ import annotations
 import ast
 import math
 import re
-from collections.abc import Callable, Hashable, Iterable, Sequence
+from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
 from typing import Generic, NamedTuple, TypeVar
 
 import jax
@@ -56,6 +56,41 @@ def path_steps(path: str) -> list[str]:
             case _:
                 return []
         node = node.value
+
+
+#: A step of a path, however it is written: `qkv` in `['qkv']`, `.qkv` and `[qkv]`.
+_STEP = re.compile(r"[^\[\]'\".]+")
+
+
+def named_by_end(names: Iterable[str], end: str) -> list[str]:
+    """Return the names that a user may mean by the end of a path.
+
+    `qkv.kernel`, or `['qkv']['kernel']`, is the end of `params['blocks'][0]['qkv']['kernel']`.
+
+    Args:
+        names: Paths.
+        end: One or more steps of a path.
+
+    Returns:
+        The paths that end so; if there are none, the parts of paths that do: `params['blocks']`.
+    """
+    names, steps = list(names), _STEP.findall(end)
+    if all(map(str.isdigit, steps)):
+        return []
+    for known in (names, parts_of_paths(names)):
+        each_once = dict.fromkeys(known)
+        found = [each for each in each_once if _STEP.findall(each)[-len(steps) :] == steps]
+        if found:
+            return found
+    return []
+
+
+def parts_of_paths(names: Iterable[str]) -> Iterator[str]:
+    """Yield names, each followed by what precedes each of its steps."""
+    for name in names:
+        yield name
+        for mark in re.finditer(r"[\[.]", name):
+            yield name[: mark.start()]
 
 
 #: The numbers that distinguish the layers of a pytree.

@@ -5,6 +5,7 @@
 
 A key is the position of an argument, or a path as in `Program.arg_names`: of one flat value,
 `params['w']`, or of a larger part of the arguments, `params`, which takes a value of the same tree.
+The end of a path is enough if only one path has it: `w`.
 A number represents a scalar, and nested lists represent an array. An argument that is bound as a
 whole is removed, as from a `functools.partial`; a bound part of one becomes None.
 """
@@ -22,6 +23,8 @@ from jax.tree_util import PyTreeDef
 
 from jaxprtool import jaxcompat
 from jaxprtool.errors import ArgumentsError, did_you_mean
+from jaxprtool.ir.basics.paths import named_by_end
+from jaxprtool.ir.basics.quantities import listed
 from jaxprtool.ir.core.equations import substitute, type_of, with_operands
 from jaxprtool.ir.core.structured import keep
 from jaxprtool.ir.programs.matching import Mismatch, matched_leaves
@@ -31,6 +34,9 @@ from jaxprtool.ir.shapes.bounds import LengthsBound
 from jaxprtool.jaxcompat import Aval, Literal, Var
 from jaxprtool.passes.framework.base import Pass
 from jaxprtool.passes.framework.retrace import chosen, positional
+
+#: The maximum number of names that an error lists.
+_SHOWN = 5
 
 
 @dataclass(frozen=True)
@@ -162,6 +168,15 @@ def _named(program: Program, key: str) -> tuple[list[int], PyTreeDef]:
     names = program.arg_names
     if key in names:
         return [names.index(key)], structure(0)
+    if not any(name.startswith((f"{key}[", f"{key}.")) for name in names):
+        ends = named_by_end(names, key)
+        if len(ends) > 1:
+            raise ArgumentsError(
+                f"closed: '{key}' is the end of {len(ends)} names: {listed(ends, _SHOWN)}",
+                "write more of the path",
+            )
+        if ends:
+            return _named(program, *ends)
     found = [i for i, name in enumerate(names) if name.startswith((f"{key}[", f"{key}."))]
     if not found:
         roots = dict.fromkeys([*names, *(name.split("[")[0] for name in names)])

@@ -1,6 +1,6 @@
 import pytest
 
-from jaxprtool.ir.basics.paths import alike, common_path
+from jaxprtool.ir.basics.paths import alike, common_path, named_by_end
 
 
 def grouped(*items):
@@ -40,3 +40,24 @@ def test_two_numbers_are_ranges_only_if_all_combinations_occur():
 def test_numbers_keep_their_leading_zeros():
     assert common_path(["block_01.w"]) == "block_01.w"
     assert common_path([f"block_{n:02}.w" for n in range(8, 12)]) == "block_08..11.w"
+
+
+NAMES = ["params['blocks'][0]['qkv']['kernel']", "params['blocks'][0]['out']['kernel']", "x.mask"]
+
+
+@pytest.mark.parametrize(
+    ("end", "names"),
+    [
+        ("qkv.kernel", NAMES[:1]),
+        ("['qkv']['kernel']", NAMES[:1]),
+        ("mask", NAMES[2:]),
+        ("kernel", NAMES[:2]),
+        ("blocks", ["params['blocks']"]),
+        ("blocks[0].out", ["params['blocks'][0]['out']"]),
+        ("ask", []),
+        ("0", []),
+        ("", []),
+    ],
+)
+def test_the_end_of_a_path_names_what_ends_so(end, names):
+    assert named_by_end(NAMES, end) == names

@@ -95,7 +95,7 @@ def outline(
       jaxprtool outline samples/layers.py:loss -p grad --compile-profile
       jaxprtool opt samples/layers.py:loss -p outline -o loss.jaxpr
     """
-    rows = options.rows(top, all)
+    most = options.rows(top, all)
     compiles = compile or compile_profile
     if backend is not None and not compiles:
         raise OutputError("--backend needs --compile or --compile-profile")
@@ -127,7 +127,7 @@ def outline(
         profile, ways = _profiled(to_run, trace_time, ways, session.on_progress)
     output.say_if_partitioned((each for _, each in programs), json)
     if not json:
-        _write(found, [way for way, _ in ways], profile, rows)
+        _write(found, [way for way, _ in ways], profile, most)
     if to_run is not None and compile:
         ((_, before),), ((after, outline_time),) = programs, outlined
         with printed_by_functions(json):

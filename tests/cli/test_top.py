@@ -112,6 +112,14 @@ def test_show_takes_them_for_lists_alone(cli):
     assert found.lines[0] == "error: --top and --all need --stats"
 
 
+def test_a_row_of_nans_names_few_results_if_their_names_are_long(cli, folder):
+    text = "import jax.numpy as jnp\n\ndef f(x):\n    bad = jnp.log(x)\n"
+    text += "    return {f'a_result_with_quite_a_long_name_{i}': bad for i in range(9)}\n"
+    (folder / "named.py").write_text(text)
+    table = cli("nans", "named.py:f", "--args", "-1.0", "--all").out
+    assert "and 8 more" in table and "name_1" not in table
+
+
 def test_nans_lists_what_it_finds_with_either_option(cli, long):
     assert "29 others make one; --all shows them" in cli("nans", "long.py:logs").out
     assert more(cli("nans", "long.py:logs", "--top", "2").out) == [MANY - 2]
@@ -123,6 +131,12 @@ def test_nans_lists_what_it_finds_with_either_option(cli, long):
 def test_a_diff_bounds_lines_and_arguments(cli, long, asked):
     found = cli("diff", *LISTING["diff"], *asked, "--top", "28").out
     assert more(found) == [2]
+
+
+def test_a_diff_bounds_arguments_and_results(cli, long):
+    given = "diff", "long.py:values", "long.py:loss"
+    few, default, every = (cli(*given, *asked).out for asked in (["--top", "1"], [], ["--all"]))
+    assert len(more(few)) == 2 and len(more(default)) == 1 and not more(every)
 
 
 def test_equations_of_large_hunks_are_counted_by_themselves(cli, long):

@@ -170,12 +170,11 @@ def _more(count: int) -> list[list[str]]:
 def _border(found: Diff, width: int, top: int | None) -> Iterator[list[str]]:
     if found.border:
         yield []
-    lines, rest = split([*_border_lines(found)], top)
-    for line in lines:
-        mark, *rest = line
+    lines, others = split([*_border_lines(found)], top)
+    for mark, *rest in lines:
         for number, tokens in enumerate(wrapped(rest, width - len(mark))):
             yield [mark if number == 0 else _INDENT, *tokens]
-    yield from _more(len(rest))
+    yield from _more(len(others))
 
 
 def _border_lines(found: Diff) -> Iterator[list[str]]:

@@ -68,7 +68,9 @@ def all_found(found: NanSearch, width: int, top: int | None) -> Rendering:
     for each in shown:
         iterations = ", ".join(map(str, each.iteration))
         made_by = each.primitive or each.argument or "the program"
-        table.add_row(each.kind, made_by, each.source, iterations, _reached(each))
+        reached = _reached(each)
+        reached = reached if len(reached) <= width // 2 else _reached(each, 1)
+        table.add_row(each.kind, made_by, each.source, iterations, reached)
     add_more(table, len(rest), "", "", "", "")
     return Rendering(table, width)
 
@@ -84,9 +86,10 @@ def _heading(found: NanSearch, first: BadValue) -> str:
     return f"{found.name}: {first.primitive} makes {a}, which {reached}"
 
 
-def _reached(found: BadValue) -> str:
+def _reached(found: BadValue, most: int = _FEW) -> str:
+    """Return the results that a value reaches, of which at most so many are named."""
     if found.reaches:
-        return some(found.reaches, _FEW)
+        return some(found.reaches, most)
     return f"no result: {found.dropped} drops it" if found.dropped else "no result"
 
 

@@ -29,8 +29,8 @@ _What = Annotated[
     typer.Argument(
         metavar="WHAT",
         help="An argument by its path, such as params['w'], or params for all below it; a result; "
-        "a line, model.py:30; or a variable, as named by show. The end of a path is enough, if only "
-        "one ends so.",
+        "a line, model.py:30; or a variable, as named by show. The end of a path is enough, if "
+        "only one ends so.",
         show_default=False,
     ),
 ]

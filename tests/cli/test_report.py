@@ -172,7 +172,7 @@ def test_a_suggestion_follows_from_a_finding(cli, blocks):
     assert lint["command"] == "jaxprtool lint blocks.py:unsafe"
     assert lint["fact"] == "1 finding of lint may make results wrong"
     assert nans["command"] == "jaxprtool nans blocks.py:unsafe -p grad"
-    assert nans["fact"].startswith("blocks.py:17: where guards this log")
+    assert nans["fact"].startswith("blocks.py:17: a where guards the result of this log")
 
 
 def test_a_step_with_a_gradient_inside_is_said_to_keep_its_residuals(cli, blocks):

@@ -71,7 +71,7 @@ class Facts(NamedTuple):
         findings: The findings of `lint`.
         repetition: The bodies that repeat in it.
         is_loss: Whether it returns one floating-point number.
-        is_partitioned: Whether what XLA's partitioner makes of it is shown.
+        is_partitioned: Whether the report shows its shardings.
     """
 
     stats: Stats

@@ -42,8 +42,9 @@ def report(
 ) -> None:
     """Write an HTML report: each pass, cost, memory and residuals.
 
-    The page begins with a summary, which is printed too: what the program is, the lines with the
-    most FLOPs, the peak of memory, what a gradient keeps, findings of lint, and what to do next.
+    The page begins with a summary, which is also printed: the size and cost of the program, the
+    lines with the most FLOPs, the peak of memory, the residuals, findings of lint, and what to do
+    next.
 
     Cost and memory are those of the program after the passes. Residuals are those of the gradient
     of the function as traced. Nothing is compiled without --measure or --compiled.

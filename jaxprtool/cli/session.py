@@ -411,7 +411,7 @@ class Session(Function):
             )
 
     def command_line(self, command: str, passes: Sequence[str] | None = ()) -> str:
-        """Return another command on the same programs, to be pasted.
+        """Return the command line of another command on the same programs.
 
         Args:
             command: The command with its options.

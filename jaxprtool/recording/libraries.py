@@ -26,7 +26,7 @@ from jaxprtool.recording.values import Numbers, Values, attributes, cut
 #: the user's function.
 _MOST_FRAMES = 20
 
-#: A result of the function that `nnx.jit` gives to `jax.jit`.
+#: A result of the function that `nnx.jit` passes to `jax.jit`.
 _GRAPH_RESULT = re.compile(
     r"result(?:\[0\]\[(?P<position>\d+)\]|\[1\]\['(?P<keyword>\w+)'\]|\[2\])(?P<rest>.*)"
 )
@@ -72,10 +72,10 @@ def _package(kind: type) -> str:
 
 
 def result_paths(fun: Any, tree: PyTreeDef, paths: Sequence[str]) -> list[str]:
-    """Return the user's paths of the flat results of a function given to `jax.jit`.
+    """Return the user's paths of the flat results of a function passed to `jax.jit`.
 
     Args:
-        fun: The function, which may be a library's that calls the user's.
+        fun: The function, which may be a function of a library that calls the user's.
         tree: The tree of its results.
         paths: JAX's paths of its results.
     """
@@ -140,7 +140,7 @@ def _is_filtered(fun: Any) -> bool:
 
 
 def _filtered_result(path: str) -> str:
-    """Return the user's path of a result; Equinox's own results are `(marker, arrays, rest)`."""
+    """Return the user's path of a result; Equinox's function returns `(marker, arrays, rest)`."""
     if path.startswith("result[1]"):
         return f"result{path.removeprefix('result[1]')}"
     return path.replace("result[0]", "marker", 1)
@@ -230,8 +230,8 @@ def add_graph(tree: PyTreeDef, path: str, texts: dict[str, str], values: Values)
 def _graph_results(fun: Any, tree: PyTreeDef, paths: Sequence[str]) -> list[str]:
     """Return the user's paths of the results of `nnx.jit`.
 
-    NNX's own results are `(positional arguments, keyword arguments, result)`. The arguments are the
-    modules that the function has changed: `updated.model.up.kernel`.
+    The function of NNX returns `(positional arguments, keyword arguments, result)`. The arguments
+    are the modules that the user's function has changed: `updated.model.up.kernel`.
     """
     inner = wrapped(fun)
     parameters = [] if inner is None else list(inspect.signature(inner).parameters)

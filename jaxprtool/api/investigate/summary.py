@@ -1,4 +1,4 @@
-"""What the summary of a program in `report` is made of, besides what the report shows anyway."""
+"""Compute the facts for the summary of `report` that its page does not compute otherwise."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def facts_of(
     is_partitioned: bool = False,
     codes: tuple[Sequence[str], Sequence[str]] = ((), ()),
 ) -> Facts:
-    """Return what is known of a program; count, lint and outline it.
+    """Return the facts about a program, with its counts, findings of lint and repeated bodies.
 
     Args:
         program: The program.
@@ -40,7 +40,7 @@ def facts_of(
         memory: Its memory, or why it is unknown.
         residuals: The residuals of the function as traced, or why it has none.
         profile: Its measured time; None if it was not measured.
-        is_partitioned: Whether what XLA's partitioner makes of it is shown.
+        is_partitioned: Whether the report shows its shardings.
         codes: The codes of lint to select, and to ignore.
     """
     return Facts(
@@ -57,7 +57,7 @@ def facts_of(
 
 
 def _repetition(program: Program) -> Repetition | None:
-    """Return the bodies that `outline` makes of a program; None if it cannot be outlined."""
+    """Return the repeated bodies that `outline` finds; None if it cannot outline the program."""
     try:
         outlined = Outline()(program)
     except JaxprToolError:

@@ -6,8 +6,8 @@
     }
 
 An entry is a frame and the entry of the frame that called it. A range of columns is that of the
-call expression. `# model.py:12:9 (Block.__call__) from 2` refers to an entry: so the layers of a
-program that is read are those of the program that was written.
+call expression. `# model.py:12:9 (Block.__call__) from 2` refers to an entry, so a program has the
+same layers after it is written and read.
 """
 
 from __future__ import annotations

@@ -47,7 +47,7 @@ class EmitDocument(NamedTuple):
 
 
 class ReportDocument(NamedTuple):
-    """`report`: the page that was written, and what it begins with.
+    """`report`: the written page, and the summaries at its start.
 
     Attributes:
         path: The file of the page.

@@ -43,7 +43,7 @@ class Report:
         memories: The memory of each program, or why it is unknown.
         residuals: The residuals of the traced program's gradient, or why they are not shown.
         profile: The measured time of the only program; None if it was not measured.
-        shardings: What XLA's partitioner made of the only program; None if it was not compiled.
+        shardings: The shardings of the only program; None if it was not compiled.
         summaries: The summary of each program.
     """
 

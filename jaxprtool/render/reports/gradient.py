@@ -32,7 +32,7 @@ _UNCAUSED = "No single operation makes it."
 
 
 def gradient_text(found: GradientAnswer, width: int, top: int | None) -> Rendering:
-    """Return a paragraph for each group of arguments, with what causes the result.
+    """Return a paragraph for each group of arguments, with the operations that cause the result.
 
     Args:
         found: The answer.

@@ -52,10 +52,10 @@ def first_found(found: NanSearch, width: int) -> Rendering:
 
 
 def all_found(found: NanSearch, width: int, top: int | None) -> Rendering:
-    """Return a row for each one found; those that reach a result come first.
+    """Return a row for each value found; those that reach a result come first.
 
     Args:
-        found: What was found.
+        found: The result of the search.
         width: The width in characters.
         top: The number of rows; None for all.
     """

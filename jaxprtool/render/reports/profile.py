@@ -50,7 +50,7 @@ _UNNAMED = {
 
 
 def profile_table(found: Profile, by: By, width: int, top: int | None) -> Rendering:
-    """Return the measured time by groups, what is XLA's own, and notes.
+    """Return the measured time by groups, the time of XLA's own work, and notes.
 
     Args:
         found: The profile.

@@ -102,7 +102,7 @@ def summary(run: Run, width: int, page: str = "", top: int | None = None) -> Ren
 
 
 def count_rows(run: Run) -> int:
-    """Return a number of rows of each part with which the summary of a run is whole."""
+    """Return a number of rows that is enough for every part of the summary of a run."""
     reasons = sum(len(each.reasons) for each in run.compilations)
     return len(run.functions) + len(run.outside_jit) + reasons
 

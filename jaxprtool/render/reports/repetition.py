@@ -33,7 +33,7 @@ def repetition_table(found: Repetition, width: int, top: int | None) -> Renderin
     """Return a row for each repeated body, followed by those that it calls, and the remainder.
 
     Args:
-        found: What repeats.
+        found: The repeated bodies.
         width: The width in characters.
         top: The number of bodies shown; None for all.
     """

@@ -57,7 +57,7 @@ def shardings_tables(
 
 
 def device_tables(found: Shardings, width: int, top: int | None) -> Rendering:
-    """Return what each device does and sends, without the sharding of values."""
+    """Return the work and the communication of each device, without the shardings of values."""
     parts = [Text(heading(found), style=theme.HEADING), *map(Text, facts(found))]
     return Rendering(Group(*parts, *_both_sources(found, top)), width)
 
@@ -217,7 +217,7 @@ def _time(here: Sequence[Collective], with_time: bool) -> list[str]:
 
 
 def _values(found: Shardings, listed: Sequence[ShardedValue], top: int | None) -> Table:
-    """Return a table of values, with those that differ in numbers only in one row."""
+    """Return a table of values; those whose names differ only in numbers share a row."""
     columns = number("per device"), number("whole"), text("spec"), text("value")
     table = new_table("arguments, results and large values", *columns)
     shown, others = split(alike_values(listed), top)

@@ -44,7 +44,7 @@ class Row(NamedTuple):
         share: Its share of the whole.
         number: Its number: FLOPs, bytes, a time, or the code of a finding.
         name: The line or the value.
-        about: Its code, its type, or what was found.
+        about: Its code, its type, or the message of a finding.
         source: The line that it is from, to link to.
     """
 
@@ -64,7 +64,7 @@ class Part(NamedTuple):
 
 
 def heading(found: Summary) -> str:
-    """Return what a program is: its equations, arguments, results and cost."""
+    """Return the size and cost of a program: equations, arguments, results and total cost."""
     return "; ".join((*facts(found.facts.stats), cost.total_text(found.total)))
 
 
@@ -128,7 +128,7 @@ def _finding(found: Finding) -> Row:
 
 
 def summary(found: Summary, width: int) -> Rendering:
-    """Return the summary of a program: what it is, what is dear in it, and what to do next.
+    """Return the summary of a program: its size, its most expensive parts, and what to do next.
 
     Args:
         found: The summary.

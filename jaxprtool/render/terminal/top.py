@@ -25,7 +25,7 @@ def more(count: int, remark: str = "", option: str = ALL) -> str:
 
     Args:
         count: The number of the other rows.
-        remark: What is known of them.
+        remark: A remark on them.
         option: The option that shows them; "" if none does.
     """
     if not count:

@@ -12,7 +12,15 @@ from jaxprtool.browse.document import Document
 from jaxprtool.browse.navigation import Navigator
 from jaxprtool.browse.outline import Kind, Node
 from jaxprtool.extend import Atom, JaxprEqn, Literal, type_of
-from jaxprtool.extend.listing import STYLES, printable, summary, with_roles
+from jaxprtool.extend.listing import (
+    STYLES,
+    BinderToken,
+    ParameterToken,
+    Type,
+    printable,
+    summary,
+    with_roles,
+)
 from jaxprtool.extend.sources import BEHIND
 
 #: The maximum number of operands, and results, listed.
@@ -59,7 +67,10 @@ def _of_equation(
     yield from _values(document, "reads", eqn.invars, sources)
     pairs = document.parameters(eqn).items()
     for number, (name, value) in enumerate(pairs):
-        yield "" if number else "with", Text.assemble((name, "cyan"), "=", _plain(value))
+        yield (
+            "" if number else "with",
+            Text.assemble((name, STYLES[ParameterToken]), "=", _plain(value)),
+        )
     yield "path", Text(_plain(node.path), "dim")
 
 
@@ -81,7 +92,9 @@ def _values(
         name = document.name(atom)
         typed = "" if isinstance(atom, Literal) else f":{type_of(atom.aval)}"
         source = f"  {notes[number]}" if number < len(notes) and notes[number] else ""
-        text = Text.assemble((name, "blue"), (typed, "magenta"), (_plain(source), "dim"))
+        text = Text.assemble(
+            (name, STYLES[BinderToken]), (typed, STYLES[Type]), (_plain(source), "dim")
+        )
         yield "" if number else label, text
     if len(atoms) > _MOST_LISTED:
         yield "", Text(f"… {len(atoms) - _MOST_LISTED} more", "dim")

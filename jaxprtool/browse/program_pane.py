@@ -14,6 +14,10 @@ from jaxprtool.browse.document import Document
 from jaxprtool.browse.info import styled
 from jaxprtool.browse.line_pane import LinePane
 from jaxprtool.browse.outline import Node, Outline
+from jaxprtool.extend.listing import STYLES, AddedToken, ChangedToken, RemovedToken
+
+#: The style of each mark of a changed equation; others are changed in place.
+_CHANGES = {"+": AddedToken, "-": RemovedToken}
 
 #: The signs before a row; the Linux console lacks some characters.
 _FOLDED, _UNFOLDED = ("► ", "▼ ") if os.environ.get("TERM") == "linux" else ("▸ ", "▾ ")
@@ -66,7 +70,7 @@ class ProgramPane(LinePane):
         room = self.scrollable_content_region.width - len(f"> *{''.join(before)}")
         text = styled([*before, *self.document.row(node, room)])
         if change:
-            text.stylize("green" if change == "+" else "red" if change == "-" else "yellow")
+            text.stylize(STYLES[_CHANGES.get(change, ChangedToken)])
         return f"{change or ' '}{mark}", text
 
     def go_to_node(self, node: Node) -> None:

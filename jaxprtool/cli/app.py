@@ -16,6 +16,7 @@ from typer.core import TyperCommand, TyperGroup
 from typer.main import get_command
 
 from jaxprtool.cli import completion, errors, launch, options, output, signs, start
+from jaxprtool.cli.command_help import Command
 from jaxprtool.errors import OutputError
 
 PROGRAM = "jaxprtool"
@@ -136,7 +137,7 @@ def command(name: str) -> Any:
         rich_markup_mode="rich", pretty_exceptions_enable=False, add_completion=False
     )
     body = getattr(import_module(f"jaxprtool.cli.{name}"), name)
-    alone.command(cls=getattr(body, "click_class", None), context_settings=_HELP)(body)
+    alone.command(cls=getattr(body, "click_class", Command), context_settings=_HELP)(body)
     return _with_brackets_escaped(get_command(alone))
 
 

@@ -17,13 +17,14 @@ from rich.table import Table
 from rich.text import Text
 
 from jaxprtool.cli import output
+from jaxprtool.render.terminal.colours import CYAN, YELLOW, named
 
 
 def write(group: Any, context: Any, panels: Mapping[str, Mapping[str, str]]) -> None:
     """Write the help of the command group to stdout, with the commands by panel."""
     console = output.console(sys.stdout)
     usage = Text.assemble(
-        ("Usage: ", "yellow"), (group.get_usage(context)[len("Usage: ") :], "bold")
+        ("Usage: ", named(YELLOW)), (group.get_usage(context)[len("Usage: ") :], "bold")
     )
     console.print(Padding(usage, 1))
     console.print(Padding(Text.from_markup(inspect.cleandoc(group.help)), (0, 1, 1, 1)))
@@ -37,7 +38,7 @@ def write(group: Any, context: Any, panels: Mapping[str, Mapping[str, str]]) -> 
 
 def _panel(title: str, rows: Iterable[tuple[str, str]], width: int | None = None) -> Panel:
     table = Table.grid(padding=(0, 2))
-    table.add_column(style="bold cyan", no_wrap=True, width=width)
+    table.add_column(style=f"bold {named(CYAN)}", no_wrap=True, width=width)
     table.add_column()
     for row in rows:
         table.add_row(*row)

@@ -12,6 +12,7 @@ from typing import IO, TYPE_CHECKING, Any, BinaryIO, TextIO
 from jaxprtool.errors import OutputError
 from jaxprtool.files import file_written_whole, is_stream
 from jaxprtool.formats.emission import STDOUT, SUFFIXES, Emission, Format, suffix_of
+from jaxprtool.render.terminal.colours import CYAN, RED, YELLOW
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -83,22 +84,22 @@ def only_python_on_stdout() -> Iterator[None]:
 
 def error(message: str, hint: str | None = None, details: Details = ()) -> None:
     """Print `error: message`, a line for each detail, and `hint: hint`."""
-    _labelled("error", "1;31", message)
+    _labelled("error", RED, message)
     labels = max((len(label) for label, _ in details), default=0)
     for label, text in details:
         say(_filled(f"  {label:<{labels}}  {text}", labels + 4))
     if hint:
-        _labelled("hint", "1;36", hint)
+        _labelled("hint", CYAN, hint)
 
 
 def warning(message: str) -> None:
     """Print `warning: message`."""
-    _labelled("warning", "1;33", message)
+    _labelled("warning", YELLOW, message)
 
 
 def note(message: str) -> None:
     """Print `note: message`: information about a result."""
-    _labelled("note", "1;36", message)
+    _labelled("note", CYAN, message)
 
 
 def some(names: Sequence[str]) -> str:
@@ -106,10 +107,10 @@ def some(names: Sequence[str]) -> str:
     return f"{len(names)} arguments" if len(names) > 4 else ", ".join(names)
 
 
-def _labelled(label: str, style: str, message: str) -> None:
+def _labelled(label: str, colour: int, message: str) -> None:
     text = "\n".join(map(_filled, f"{label}: {message}".splitlines()))
     if colours(sys.stderr):
-        text = f"\x1b[{style}m{label}\x1b[0m{text[len(label) :]}"
+        text = f"\x1b[1;38;5;{colour}m{label}\x1b[0m{text[len(label) :]}"
     say(text)
 
 

@@ -10,9 +10,9 @@ from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
-from typer.core import TyperCommand
 
 from jaxprtool.cli import options, output
+from jaxprtool.cli.command_help import Command
 from jaxprtool.cli.options import OUTPUT, Panel
 from jaxprtool.cli.session import command
 from jaxprtool.errors import did_you_mean
@@ -154,7 +154,7 @@ def launched(words: list[str], is_module: bool, is_command: bool) -> list[str]:
     return make(words[0], words[1:])
 
 
-class ScriptCommand(TyperCommand):
+class ScriptCommand(Command):
     """A command that passes all arguments after a script's name to the script.
 
     Click drops a leading `--`; `behind_dashes` tells whether there was one.

@@ -10,9 +10,12 @@ from jaxprtool.ir.basics.primitive_docs import summary
 from jaxprtool.ir.basics.quantities import in_bytes, plural
 from jaxprtool.ir.notation.selection import Selection
 from jaxprtool.ir.notation.tokens import (
+    AddedToken,
     BinderToken,
+    ChangedToken,
     Comment,
     ParameterToken,
+    RemovedToken,
     SharedName,
     Type,
     with_roles,
@@ -24,10 +27,13 @@ from jaxprtool.render.terminal.theme import STYLES
 
 __all__ = [
     "STYLES",
+    "AddedToken",
     "BinderToken",
+    "ChangedToken",
     "Comment",
     "ParameterToken",
     "Reader",
+    "RemovedToken",
     "Selection",
     "SharedName",
     "ShowOptions",

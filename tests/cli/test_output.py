@@ -46,8 +46,9 @@ def test_messages_on_a_terminal_break_between_words(monkeypatch):
     message = " ".join(["loss-and-gradient", "a/long/path.py:12"] * 5)
     output.note(message)
     lines = stream.getvalue().splitlines()
-    assert lines[0].startswith("\x1b[1;36mnote\x1b[0m: loss-and-gradient a/long/path.py:12")
-    assert len(lines) == 3 and all(len(line) <= 80 + len("\x1b[1;36m\x1b[0m") for line in lines)
+    label = "\x1b[1;38;5;30mnote\x1b[0m"
+    assert lines[0].startswith(f"{label}: loss-and-gradient a/long/path.py:12")
+    assert len(lines) == 3 and all(len(line) <= 80 + len(label) - len("note") for line in lines)
     assert " ".join(lines).split()[1:] == message.split()
 
 

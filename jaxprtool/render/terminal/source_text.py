@@ -8,16 +8,18 @@ import os
 from rich.style import Style
 from rich.text import Text
 
+from jaxprtool.render.terminal.colours import BLUE, CYAN, GREEN, MAGENTA, named
+
 #: Longer files are shown without colours, which are slow to compute.
 _LONGEST = 5000
 
 #: The styles of source tokens, by prefix of their Pygments type.
 _STYLES = {
-    "Token.Keyword": Style(color="blue"),
-    "Token.Literal.String": Style(color="green"),
-    "Token.Literal.Number": Style(color="magenta"),
+    "Token.Keyword": Style(color=named(BLUE)),
+    "Token.Literal.String": Style(color=named(GREEN)),
+    "Token.Literal.Number": Style(color=named(MAGENTA)),
     "Token.Comment": Style(dim=True),
-    "Token.Name.Decorator": Style(color="cyan"),
+    "Token.Name.Decorator": Style(color=named(CYAN)),
     "Token.Name.Function": Style(bold=True),
     "Token.Name.Class": Style(bold=True),
 }

@@ -1,27 +1,24 @@
-"""The styles of the roles of tokens in listings, tables and trees.
-
-Only the terminal's own named colors are used, which are legible on the user's background, and none
-close to dark or light backgrounds: no white, no black, no bright yellow.
-"""
+"""The styles of the roles of tokens in listings, tables and trees."""
 
 from __future__ import annotations
 
 from rich.style import Style
 
 from jaxprtool.ir.notation import tokens
+from jaxprtool.render.terminal.colours import BLUE, CYAN, GREEN, MAGENTA, RED, named
 
-BINDER = Style(color="blue")
-TYPE = Style(color="magenta")
+BINDER = Style(color=named(BLUE))
+TYPE = Style(color=named(MAGENTA))
 PRIMITIVE = Style(bold=True)
-PARAMETER = Style(color="cyan")
-LITERAL = Style(color="green")
-KEYWORD = Style(color="blue", bold=True)
+PARAMETER = Style(color=named(CYAN))
+LITERAL = Style(color=named(GREEN))
+KEYWORD = Style(color=named(BLUE), bold=True)
 COMMENT = Style(dim=True)
-SHARED_NAME = Style(color="red")
+SHARED_NAME = Style(color=named(RED))
 HEADING = Style(bold=True)
-REMOVED = Style(color="red")
-ADDED = Style(color="green")
-CHANGED = Style(color="magenta")
+REMOVED = Style(color=named(RED))
+ADDED = Style(color=named(GREEN))
+CHANGED = Style(color=named(MAGENTA))
 
 #: The style of each class of token; plain strings have none.
 STYLES: dict[type[str], Style] = {

@@ -1,0 +1,47 @@
+"""The colours of the terminal can be read on all common backgrounds."""
+
+import pytest
+from rich.color import Color
+from rich.style import Style
+
+from jaxprtool.render.terminal import colours, source_text, theme
+
+COLOURS = {name: number for name, number in vars(colours).items() if isinstance(number, int)}
+
+BACKGROUNDS = {
+    "black": "#000000",
+    "white": "#ffffff",
+    "Windows Terminal": "#0c0c0c",
+    "VS Code": "#1e1e1e",
+    "Ubuntu": "#300a24",
+    "Dracula": "#282a36",
+    "One Dark": "#282c34",
+    "Solarized dark": "#002b36",
+    "Solarized light": "#fdf6e3",
+    "GitHub light": "#f5f5f5",
+}
+
+
+def luminance(color):
+    """The relative luminance of a color, as WCAG 2 defines it."""
+    linear = [
+        c / 12.92 if c <= 0.03928 else ((c + 0.055) / 1.055) ** 2.4
+        for c in (each / 255 for each in color.get_truecolor())
+    ]
+    return sum(w * c for w, c in zip((0.2126, 0.7152, 0.0722), linear, strict=True))
+
+
+@pytest.mark.parametrize("background", BACKGROUNDS)
+@pytest.mark.parametrize("name", COLOURS)
+def test_a_colour_has_contrast(name, background):
+    color = Color.from_ansi(COLOURS[name])
+    low, high = sorted(map(luminance, (color, Color.parse(BACKGROUNDS[background]))))
+    assert (high + 0.05) / (low + 0.05) >= 3
+
+
+@pytest.mark.parametrize("module", [theme, source_text], ids=lambda module: module.__name__)
+def test_styles_have_no_other_colours(module):
+    tables = [each for each in vars(module).values() if isinstance(each, dict)]
+    styles = [style for table in tables for style in table.values() if isinstance(style, Style)]
+    used = {style.color.number for style in styles if style.color is not None}
+    assert used and used <= set(COLOURS.values())

@@ -73,5 +73,5 @@ def _table(given: RunInputs) -> Rendering:
     try:
         found = peak_of(given)
     except UnsupportedError:
-        return memory_table(memory(given.program), width, _TOP)
-    return compiled_table(found, width, _TOP)
+        return memory_table(memory(given.program), width, _TOP, "")
+    return compiled_table(found, width, _TOP, "")

@@ -17,6 +17,7 @@ from jaxprtool.cli.options import OUTPUT, Panel
 from jaxprtool.cli.session import command
 from jaxprtool.errors import did_you_mean
 from jaxprtool.ir.basics.quantities import bytes_of
+from jaxprtool.render.terminal.top import ALL
 
 if TYPE_CHECKING:
     from jaxprtool.analysis.recorded_run import Run
@@ -205,7 +206,8 @@ def _say_profile(path: str, top: int | None) -> None:
         output.warning(f"--profile: {error.message}; steps begin with a third call of a function")
         return
     output.say("")
-    output.write_rendered(profile_table(found, "line", output.width(sys.stderr), top), sys.stderr)
+    width, whole = output.width(sys.stderr), f"profile {path} {ALL}"
+    output.write_rendered(profile_table(found, "line", width, top, whole), sys.stderr)
 
 
 def _import_reader() -> None:

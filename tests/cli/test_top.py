@@ -4,8 +4,13 @@ import re
 
 import pytest
 
+import jaxprtool
+from jaxprtool.api.targets import RunInputs
 from jaxprtool.cli.app import COMMANDS
+from jaxprtool.cli.compiled_memory import buffers_shown
 from jaxprtool.cli.main import main
+from jaxprtool.cli.progress import silent
+from jaxprtool.errors import OutOfMemoryError
 
 #: How many values, lines, results and residuals `long.py` has.
 MANY = 30
@@ -153,6 +158,14 @@ def test_paths_are_bounded(cli, folder):
     given = "why", "path.py:f", "--args", "f32[2]", "--path", "x", "result"
     assert more(cli(*given).out) == [10] and more(cli(*given, "--top", "29").out) == [1]
     assert not more(cli(*given, "--all").out)
+
+
+def test_the_buffers_in_an_error_name_no_option(long):
+    program = jaxprtool.load("long.py:values")
+    with pytest.raises(OutOfMemoryError) as caught, buffers_shown(RunInputs(program, {}), silent):
+        raise OutOfMemoryError("out of memory")
+    text = "\n".join(line for _, line in caught.value.details)
+    assert re.search(r"… \d+ more$", text, re.MULTILINE) and "--all" not in text
 
 
 def test_why_takes_them_for_lines_alone(cli):

@@ -13,7 +13,7 @@ from jaxprtool.ir.basics.quantities import in_bytes, plural, times
 from jaxprtool.render.terminal import theme
 from jaxprtool.render.terminal.rendering import Rendering
 from jaxprtool.render.terminal.tables import add_more, new_table, number, share_text, text
-from jaxprtool.render.terminal.top import split
+from jaxprtool.render.terminal.top import ALL, split
 
 if TYPE_CHECKING:
     from jaxprtool.analysis.memory.compiled import CompiledPeak, LineBytes, PeakBuffer
@@ -22,13 +22,16 @@ if TYPE_CHECKING:
 _BUFFERS = 4
 
 
-def compiled_table(found: CompiledPeak, width: int, top: int | None) -> Rendering:
+def compiled_table(
+    found: CompiledPeak, width: int, top: int | None, option: str = ALL
+) -> Rendering:
     """Return the memory of a compiled program, and a row for each of the `top` largest lines.
 
     Args:
         found: XLA's buffers at the peak.
         width: The width in characters.
         top: The number of lines shown; None for all.
+        option: The option that shows all; "" if none does.
     """
     columns = number("share"), number("bytes"), number("estimate")
     table = new_table("", *columns, text("line and its buffers"))
@@ -42,7 +45,7 @@ def compiled_table(found: CompiledPeak, width: int, top: int | None) -> Renderin
             table.add_row("", Text(bytes_text, style=theme.COMMENT), "", below)
     size, estimate = sum(each.bytes for each in rest), sum(each.estimate_bytes for each in rest)
     cells = share_text(size, found.peak_bytes), in_bytes(size), in_bytes(estimate)
-    add_more(table, len(rest), *cells)
+    add_more(table, len(rest), *cells, option=option)
     heading = Text(heading_text(found), style=theme.HEADING)
     return Rendering(Group(heading, *map(Text, facts(found)), Text(), table), width)
 

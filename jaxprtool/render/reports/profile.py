@@ -17,7 +17,7 @@ from jaxprtool.render.reports.runs import duration
 from jaxprtool.render.terminal import theme
 from jaxprtool.render.terminal.rendering import Rendering
 from jaxprtool.render.terminal.tables import add_more, new_table, number, text
-from jaxprtool.render.terminal.top import split
+from jaxprtool.render.terminal.top import ALL, split
 
 if TYPE_CHECKING:
     from jaxprtool.analysis.profile import By, OwnWork, Profile, Timed, TimedOperation
@@ -49,7 +49,9 @@ _UNNAMED = {
 }
 
 
-def profile_table(found: Profile, by: By, width: int, top: int | None) -> Rendering:
+def profile_table(
+    found: Profile, by: By, width: int, top: int | None, option: str = ALL
+) -> Rendering:
     """Return the measured time by groups, the time of XLA's own work, and notes.
 
     Args:
@@ -57,6 +59,7 @@ def profile_table(found: Profile, by: By, width: int, top: int | None) -> Render
         by: The criterion of the groups.
         width: The width in characters.
         top: The number of groups shown; None for all.
+        option: What shows all.
     """
     shown, rest = split(found.by(by), top)
     table = _operations(width) if by == "op" else _groups(found, by, width)
@@ -66,7 +69,7 @@ def profile_table(found: Profile, by: By, width: int, top: int | None) -> Render
     taken = sum(max(map(len, column)) + 3 for column in zip(headings, *rows, strict=True))
     for each, row in zip(shown, rows, strict=True):
         table.add_row(*row, _named(each, by, max(width - taken, _LEAST)))
-    add_more(table, len(rest), *[""] * (len(table.columns) - 1))
+    add_more(table, len(rest), *[""] * (len(table.columns) - 1), option=option)
     parts: list[RenderableType] = [Text(title(found), style=theme.HEADING), table]
     if own := [each for each in found.own if each.share >= _SMALL]:
         parts += [Text(), _own_table(own)]

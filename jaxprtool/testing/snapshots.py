@@ -19,6 +19,7 @@ from jaxprtool.formats.jaxpr.read import read, release_of
 from jaxprtool.formats.jaxpr.write import write
 from jaxprtool.ir.programs.program import Program
 from jaxprtool.render.reports.diff import diff_text
+from jaxprtool.render.terminal.top import ALL, ROWS
 from jaxprtool.testing.messages import grown_text
 from jaxprtool.testing.places import TestPlace
 from jaxprtool.testing.programs import program_of, without_frames
@@ -117,7 +118,9 @@ def difference(
     by = f", which JAX {release} wrote; this is JAX {jax.__version__}" if is_other else ""
     lines = [f"{name} differs from the snapshot {shown}{by}", *changes]
     if not is_same:
-        lines += ["", diff_text(differences, width, None).plain(), *_growth(before, program, found)]
+        whole = f"jaxprtool diff {shown} TARGET {ALL}"
+        text = diff_text(differences, width, ROWS, whole).plain()
+        lines += ["", text, *_growth(before, program, found)]
     return "\n".join(lines)
 
 

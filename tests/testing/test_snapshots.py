@@ -71,6 +71,21 @@ def test_a_program_that_changed_fails_with_the_differences_and_the_lines_that_gr
     assert f"test_snapshots.py:{line('# grew')}" in text.partition("FLOPs grew since")[2]
 
 
+def test_a_long_difference_names_the_command_that_shows_all_of_it(place):
+    def without(w, x):
+        return x.sum()
+
+    def long(w, x):
+        for i in range(30):
+            x = jnp.sin(x) * i
+        return x.sum()
+
+    written(place, without, W, X)
+    text = failure(place, long, W, X)
+    more = "… 40 more: jaxprtool diff __jaxprs__/test_model/test_loss.jaxpr TARGET --all\n"
+    assert text.count("\n  + ") == 20 and more in text
+
+
 def test_an_update_writes_only_what_has_changed(place):
     written(place, loss, W, X)
     path = place.snapshot("test_loss")

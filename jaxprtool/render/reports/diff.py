@@ -31,7 +31,7 @@ from jaxprtool.render.terminal.lines import Cell, joined, printable, wrapped
 from jaxprtool.render.terminal.listing import Listing
 from jaxprtool.render.terminal.rendering import ShowOptions
 from jaxprtool.render.terminal.rows import Reader
-from jaxprtool.render.terminal.top import more, split
+from jaxprtool.render.terminal.top import ALL, more, split
 
 if TYPE_CHECKING:
     from jaxprtool.analysis.diff import BorderChange, Diff, Hunk, Line, Seconds
@@ -56,17 +56,18 @@ _LISTED = 3
 _INDENT = "      "
 
 
-def diff_text(found: Diff, width: int, top: int | None) -> Listing:
+def diff_text(found: Diff, width: int, top: int | None, option: str = ALL) -> Listing:
     """Render the verdict, the sizes of both programs, and the hunks.
 
     Args:
         found: The diff.
         width: The width of the terminal, in characters.
         top: The number of arguments and results, and of equations, shown; None for all.
+        option: What shows all.
     """
     lines = [*_summary(found), *_sizes(found, width)]
-    lines += _border(found, width, top)
-    lines += _hunks(found, width, top)
+    lines += _border(found, width, top, option)
+    lines += _hunks(found, width, top, option)
     if found.retyped:
         lines += [[], [Comment(_retyped(found))]]
     return Listing(printable(joined(lines)))
@@ -80,7 +81,7 @@ def diff_stat(found: Diff, width: int, top: int | None) -> Listing:
         width: The width of the terminal, in characters.
         top: The number of arguments and results, and of lines, shown; None for all.
     """
-    lines = [*_summary(found), *_sizes(found, width), *_border(found, width, top)]
+    lines = [*_summary(found), *_sizes(found, width), *_border(found, width, top, ALL)]
     counts: dict[str, Counter[str]] = {}
     for line in found.lines:
         counts.setdefault(line.source or "unknown line", Counter())[line.kind] += 1
@@ -93,7 +94,7 @@ def diff_stat(found: Diff, width: int, top: int | None) -> Listing:
         ]
         rows.append([[SourceLine(source)], *marks])
     if rows:
-        lines += [[], [*columns(rows, width)], *_more(len(rest))]
+        lines += [[], [*columns(rows, width)], *_more(len(rest), ALL)]
     if found.retyped:
         lines += [[], [Comment(_retyped(found))]]
     return Listing(printable(joined(lines)))
@@ -162,19 +163,19 @@ _QUANTITIES: tuple[tuple[str, Any], ...] = (
 )
 
 
-def _more(count: int) -> list[list[str]]:
+def _more(count: int, option: str) -> list[list[str]]:
     """Return the line on rows that are not shown, if there are any."""
-    return [[Comment(more(count))]] if count else []
+    return [[Comment(more(count, option=option))]] if count else []
 
 
-def _border(found: Diff, width: int, top: int | None) -> Iterator[list[str]]:
+def _border(found: Diff, width: int, top: int | None, option: str) -> Iterator[list[str]]:
     if found.border:
         yield []
     lines, others = split([*_border_lines(found)], top)
     for mark, *rest in lines:
         for number, tokens in enumerate(wrapped(rest, width - len(mark))):
             yield [mark if number == 0 else _INDENT, *tokens]
-    yield from _more(len(others))
+    yield from _more(len(others), option)
 
 
 def _border_lines(found: Diff) -> Iterator[list[str]]:
@@ -222,7 +223,7 @@ def _retyped(found: Diff) -> str:
 # --- hunks ------------------------------------------------------------------------------------
 
 
-def _hunks(found: Diff, width: int, top: int | None) -> Iterator[list[str]]:
+def _hunks(found: Diff, width: int, top: int | None, option: str) -> Iterator[list[str]]:
     """Yield the lines of the hunks, of at most `top` equations.
 
     Hunks that differ only in names are shown once with a count.
@@ -257,7 +258,7 @@ def _hunks(found: Diff, width: int, top: int | None) -> Iterator[list[str]]:
                 source = line.source
                 yield from map(list, wrapped(_source(line), width))
             yield from _broken(line, texts.line(hunk, line, 1 + len(others)), width)
-    yield from [[], *_more(hidden)] if hidden else []
+    yield from [[], *_more(hidden, option)] if hidden else []
 
 
 def _source(line: Line) -> list[str]:

@@ -20,7 +20,7 @@ from jaxprtool.ir.basics.caches import cached_method
 from jaxprtool.ir.hlo.collectives import moved_values, started
 from jaxprtool.ir.hlo.module import Instruction, Module
 from jaxprtool.ir.source.frames import Frames
-from jaxprtool.ir.source.scopes import function_levels, name_scopes
+from jaxprtool.ir.source.scopes import NameScopes, compiled_scopes, function_levels, name_scopes
 from jaxprtool.jaxcompat.source_locations import UserFrame
 
 #: Operations that run those of their bodies. The rest of their time is overhead.
@@ -70,8 +70,6 @@ _STRUCTURE = re.compile(
     r"(eval_jaxpr|while|scan|cond|body|closed_call|checkpoint|rematted_computation|remat|shmap_body"
     r"|branch_\d+_fun|p?jit\(.*|custom_[jv][jv]p_call.*)$"
 )
-
-_PASSES = ("forward", "backward")
 
 #: The maximum number of instructions through which the line of a copied value is searched.
 _STEPS = 16
@@ -193,13 +191,10 @@ class Origins:
     def _read(self, op: Instruction) -> Origin:
         found = _one_stack(self.module.frames(op))
         location = self.frames.location_in(found)
-        names = op.path.split("/")
-        transforms, scopes = name_scopes("/".join(names[names[0].startswith("jit(") : -1]))
-        named = [each for each in scopes if not _STRUCTURE.match(each)]
-        if not any(each not in _PASSES for each in named):
-            named += [level.name for level in function_levels(found[::-1], self.frames)]
-        scope = (*transforms, *named)
-        backward, primitive = "backward" in scope, _plain(names[-1]) or op.opcode
+        scope = self._scopes.get((op.frame_id, op.op_name), ())
+        transforms, scopes = _name_scopes(op)
+        backward = "backward" in (*transforms, *scopes)
+        primitive = _plain(op.path.rpartition("/")[2]) or op.opcode
         if location is None:
             return Origin(None, "", "", scope, primitive, backward, ())
         frame, library = location.frame, location.library
@@ -207,6 +202,19 @@ class Origins:
         behind = self.frames.text(library) if library is not None else ""
         function = f"{self.frames.path(frame.file)}:{frame.function}"
         return Origin(line, behind, function, scope, primitive, backward, found)
+
+    @cached_property
+    def _scopes(self) -> dict[tuple[int, str], tuple[str, ...]]:
+        """The scopes of all operations, by the place and the name of each."""
+        rows, levels = {}, {}
+        for op in self.module.instructions.values():
+            key = op.frame_id, op.op_name
+            if key not in rows and any(key):
+                if op.frame_id not in levels:
+                    frames = _one_stack(self.module.frames(op))[::-1]
+                    levels[op.frame_id] = tuple(function_levels(frames, self.frames))
+                rows[key] = _name_scopes(op), levels[op.frame_id]
+        return compiled_scopes(rows, self.module.name.removeprefix("jit_"))
 
     def _unknown(self, name: str) -> Origin:
         return Origin(None, "", "", (), name.partition(".")[0], False, ())
@@ -265,6 +273,13 @@ class Origins:
         if op.opcode in ("reduce", "reduce-window", "select-and-scatter", "scatter"):
             return float(max([elements, *read]))
         return float(elements * _WORK.get(op.opcode, 1))
+
+
+def _name_scopes(op: Instruction) -> NameScopes:
+    """Return the name scopes of an operation, without the names of JAX's own bodies."""
+    names = op.path.split("/")
+    transforms, scopes = name_scopes("/".join(names[names[0].startswith("jit(") : -1]))
+    return NameScopes(transforms, tuple(each for each in scopes if not _STRUCTURE.match(each)))
 
 
 def is_callback(op: Instruction) -> bool:

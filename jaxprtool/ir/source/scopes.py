@@ -21,7 +21,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import groupby, takewhile
 from typing import NamedTuple, TypeAlias, TypeVar
@@ -100,16 +100,7 @@ class ScopeReader:
         name = jaxpr.debug_info.func_name
         functions = self._without_common([self._functions(eqn) for eqn in jaxpr.eqns], name)
         names = [self._name_scopes(eqn) for eqn in jaxpr.eqns]
-        paths: list[tuple[_Level, ...]] = []
-        pairs = zip(names, functions, strict=True)
-        for (transforms, outermost), run in groupby(pairs, lambda p: (p[0][0], p[0][1][:1])):
-            rows = list(run)
-            around = [_Level(name) for name in transforms]
-            if outermost:
-                inside = _in_scopes([(scopes.scopes, levels) for scopes, levels in rows])
-            else:
-                inside = [levels for _, levels in rows]
-            paths += [(*around, *levels) for levels in inside]
+        paths = _with_name_scopes(list(zip(names, functions, strict=True)))
         return _tidy(self._tree(list(zip(paths, jaxpr.eqns, strict=True)), 0))
 
     def paths(self, jaxpr: Jaxpr) -> list[tuple[str, ...]]:
@@ -142,8 +133,7 @@ class ScopeReader:
         """
         known = [path for path in paths if path]
         common = _common(known)
-        own = [i for i, level in enumerate(common) if level.name.rpartition(".")[2] == function]
-        depth = own[-1] + 1 if own else 0
+        depth = _depth_of(function, common)
         rows = [(path, None) for path in known]
         while depth < len(common) and len(list(self._calls(rows, depth))) == 1:
             depth += 1
@@ -289,6 +279,54 @@ def _in_scopes(
         )
         for scopes, levels in rows
     ]
+
+
+def _with_name_scopes(
+    rows: Sequence[tuple[NameScopes, tuple[_Level, ...]]],
+) -> list[tuple[_Level, ...]]:
+    """Return the levels of equations in order, given their name scopes and functions."""
+    found: list[tuple[_Level, ...]] = []
+    for (transforms, outermost), run in groupby(rows, lambda row: (row[0][0], row[0][1][:1])):
+        group = list(run)
+        around = [_Level(name) for name in transforms]
+        if outermost:
+            inside = _in_scopes([(scopes.scopes, levels) for scopes, levels in group])
+        else:
+            inside = [levels for _, levels in group]
+        found += [(*around, *levels) for levels in inside]
+    return found
+
+
+def compiled_scopes(
+    rows: Mapping[T, tuple[NameScopes, tuple[_Level, ...]]], function: str
+) -> dict[T, tuple[str, ...]]:
+    """Return the scopes around compiled operations, as `ScopeReader` has those of equations.
+
+    The calls of a layer are not told apart, since the operations have no order.
+
+    Args:
+        rows: The name scopes of each operation, and its functions.
+        function: The name of the compiled function.
+    """
+    known = [path for _, path in rows.values() if path]
+    # XLA drops the call stack of some operations: they have that of one with the same scopes.
+    named = {scopes: path for scopes, path in rows.values() if path}
+    levels = {key: path or named.get(scopes, ()) for key, (scopes, path) in rows.items()}
+    common = _common(known)
+    depth = _depth_of(function, common)
+    while depth < len(common) and len({path[depth].site for path in known}) == 1:
+        depth += 1
+    order = sorted(rows, key=lambda key: (rows[key][0].transforms, rows[key][0].scopes[:1]))
+    paths = _with_name_scopes([(rows[key][0], levels[key][depth:]) for key in order])
+    return {
+        key: tuple(level.name for level in path) for key, path in zip(order, paths, strict=True)
+    }
+
+
+def _depth_of(function: str, common: Sequence[_Level]) -> int:
+    """Return the number of functions up to the given one, of those that all equations are in."""
+    own = [i for i, level in enumerate(common) if level.name.rpartition(".")[2] == function]
+    return own[-1] + 1 if own else 0
 
 
 def _plain(name: str) -> str:

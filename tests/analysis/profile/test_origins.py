@@ -5,6 +5,7 @@ import jax.numpy as jnp
 import pytest
 from jax.sharding import PartitionSpec as P
 
+import jaxprtool
 from jaxprtool.analysis.profile.origins import Origins
 from jaxprtool.execute.running.compile_cache import compiled_afresh
 from jaxprtool.ir.hlo.collectives import collectives
@@ -48,6 +49,31 @@ def test_a_product_has_its_line_its_scope_and_its_side(module, origins):
     assert {each.primitive for each in found} <= {"dot_general", "transpose"}
     assert {each.backward for each in found} == {False, True}
     assert all("layer" in each.scope for each in found)
+
+
+def scoped(w, x):
+    def norm(x):
+        return x - x.mean() * jnp.cos(x)
+
+    def loss(w):
+        with jax.named_scope("LM"):
+            hidden = norm(x @ w) * jnp.sin(x)
+        return jnp.square(norm(hidden)).sum()
+
+    return norm(w) - 0.1 * jax.grad(loss)(w)
+
+
+def test_scopes_are_those_of_cost():
+    w, x = jnp.ones((64, 64)), jnp.ones((64, 64))
+    module = compiled_module(jax.jit(scoped).lower(w, x).compile())
+    found = Origins(module, frames_now(), frozenset(module.by_name))
+    scopes = {origin.scope for name in module.by_name for origin, _ in found.of(name)}
+    cost = jaxprtool.cost(jaxprtool.trace(scoped, w, x), by="scope")
+    paths = {"/".join(group.path) for group in cost.groups}
+    shown = {"/".join(scope) for scope in scopes}
+    assert {path.partition(" #")[0] for path in paths} & shown >= {"forward/loss/LM", "norm"}
+    assert any(scope.startswith("backward/loss") for scope in shown)
+    assert not any("scoped" in scope for scope in shown)
 
 
 def test_a_loop_is_overhead_unless_it_was_compiled_to_one_operation(module, origins):

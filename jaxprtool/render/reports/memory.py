@@ -19,7 +19,7 @@ from jaxprtool.render.terminal.tables import (
     share_text,
     text,
 )
-from jaxprtool.render.terminal.top import split
+from jaxprtool.render.terminal.top import ALL, split
 
 if TYPE_CHECKING:
     from jaxprtool.analysis.memory import Live, Memory, Point
@@ -27,17 +27,21 @@ if TYPE_CHECKING:
 #: The number of lines of a curve, and its maximum width in columns.
 _HEIGHT, _WIDEST = 12, 120
 
+#: The characters of the curve itself.
+_BRAILLE = r"[\u2800-\u28ff]+"
+
 #: The maximum number of marks of the curve's axis.
 _MARKS = 4
 
 
-def memory_table(found: Memory, width: int, top: int | None) -> Rendering:
+def memory_table(found: Memory, width: int, top: int | None, option: str = ALL) -> Rendering:
     """Return the curve of a program, and a row for each of the `top` largest groups at its peak.
 
     Args:
         found: The memory of the program.
         width: The width in characters.
         top: The number of groups shown; None for all.
+        option: The option that shows all; "" if none does.
     """
     parts: list[RenderableType] = [Text(peak_text(found), style=theme.HEADING)]
     if kinds := kinds_text(found):
@@ -54,7 +58,7 @@ def memory_table(found: Memory, width: int, top: int | None) -> Rendering:
             table.add_row(share, in_bytes(each.bytes), times(each.count, each.type), what)
         rest = sum(each.bytes for each in others)
         cells = share_text(rest, found.peak_bytes), in_bytes(rest), ""
-        add_more(table, len(others), *cells)
+        add_more(table, len(others), *cells, option=option)
         parts += [Text(), table]
     return Rendering(Group(*parts), width)
 
@@ -131,7 +135,9 @@ def _curve(found: Memory, width: int) -> Text:
     figure.ruler("x").ticks([found.at.position], ["peak"])
     figure.label("equations in execution order", "x")
     text = figure.build().string(colorless=True)
-    return Text("\n".join(line.rstrip() for line in text.splitlines()), no_wrap=True)
+    drawn = Text("\n".join(line.rstrip() for line in text.splitlines()), no_wrap=True)
+    drawn.highlight_regex(_BRAILLE, theme.BINDER)
+    return drawn
 
 
 def marks(peak: int, most: int) -> list[int]:

@@ -2,12 +2,12 @@
 
 Themes redefine the first 16 colours, and terminals without a theme have a blue that cannot be read
 on black, and a cyan and yellow that cannot be read on white. The others are the same everywhere.
-These have a contrast of at least 3 on black, on white, and on the backgrounds of common themes.
+These have a contrast of at least 3 on black and white, and nearly so on common backgrounds.
 """
 
 BLUE = 63
 CYAN = 30
-GREEN = 64
+GREEN = 28
 MAGENTA = 133
 RED = 196
 YELLOW = 136

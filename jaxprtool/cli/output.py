@@ -114,15 +114,16 @@ def _labelled(label: str, colour: int, message: str) -> None:
     say(text)
 
 
-def _filled(line: str, indent: int = 0) -> str:
-    """Return a line for stderr, wrapped if that is a terminal."""
-    if not sys.stderr.isatty():
+def _filled(line: str, indent: int = 0, stream: TextIO | None = None) -> str:
+    """Return a line for stderr (or another stream), wrapped if that is a terminal."""
+    stream = stream or sys.stderr
+    if not stream.isatty():
         return line
     import textwrap
 
     return textwrap.fill(
         line,
-        width(sys.stderr),
+        width(stream),
         subsequent_indent=" " * indent,
         break_long_words=False,
         break_on_hyphens=False,
@@ -194,7 +195,7 @@ def say_if_partitioned(programs: Iterable[Program], json: bool) -> None:
 
     for program in programs:
         if text := partitioner_note(program.name, left_to_partitioner(program)):
-            note(text) if json else write(text)
+            note(text) if json else write(_filled(text, stream=sys.stdout))
 
 
 def say_unused_donations(programs: Iterable[Program]) -> None:

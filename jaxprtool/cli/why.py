@@ -28,9 +28,9 @@ _What = Annotated[
     str | None,
     typer.Argument(
         metavar="WHAT",
-        help="An argument by its path, such as params['w'], or params for all below it; a result; "
-        "a line, model.py:30; or a variable, as named by show. The end of a path is enough, if "
-        "only one ends so.",
+        help="An argument by its path, such as params['w'], or params for all its leaves; a "
+        "result; a line, model.py:30; or a variable, as named by show. The end of a path is "
+        "enough if it is unique.",
         show_default=False,
     ),
 ]

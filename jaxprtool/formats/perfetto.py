@@ -1,7 +1,7 @@
 """A recorded run as a trace for Perfetto and chrome://tracing: Chrome's trace-event JSON.
 
 Each process of the run is a process of the trace. Its first track has all compilations, each with
-its phases inside; each function that was compiled has a track of its own below. A compilation that
+its phases inside; each compiled function has its own track below. A compilation that
 begins before another has ended, in another thread, goes to a further track, since the slices of
 one track must nest. Times are in microseconds.
 """

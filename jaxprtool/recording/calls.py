@@ -22,7 +22,7 @@ _PATIENCE = 5.0
 
 
 class CallClock:
-    """Waits for results in a thread of its own, and adds the times to counters."""
+    """Waits for results in a separate thread, and adds the times to counters."""
 
     def __init__(self, counters: Counters) -> None:
         self._counters = counters

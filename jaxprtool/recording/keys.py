@@ -1,4 +1,4 @@
-"""The cache key of one compilation: what JAX looks a compiled function up by.
+"""The cache key of one compilation: JAX looks up a compiled function by it.
 
 JAX compiles again if the key differs from those of all earlier calls. `reasons` compares keys.
 """

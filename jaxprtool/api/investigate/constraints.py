@@ -66,7 +66,7 @@ def with_constraints(
         try:
             changed = compile(constrain_values(program, wanted))
         except (JaxprToolError, ValueError):
-            continue  # refused by JAX or XLA, as in a shard_map: it is no proposal
+            continue  # JAX or XLA rejects the constraint, as in a shard_map
         if changed.sent_bytes < found.sent_bytes * (1 - _LEAST):
             helpful.append(_constraint(each, frames, changed))
     helpful.sort(key=lambda each: each.sent_bytes)

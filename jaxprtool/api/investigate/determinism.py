@@ -251,7 +251,7 @@ class _Repeated:
     def _on_devices(self) -> Iterator[tuple[Kind, Variant]]:
         first, *others = backends()
         if own_devices(self._program) or self._program.meshes:
-            self._not_tried.append("other devices: the program has a mesh of its own")
+            self._not_tried.append("other devices: the program has its own mesh")
             return
         if len(first.devices) == 1 and not others:
             only = f"{first.devices[0]} is the only one (--host-devices adds some)"
@@ -271,7 +271,7 @@ class _Repeated:
             self._not_tried.append(f"numbers of threads: {reason}")
             return
         if self._program.meshes or own_devices(self._program):
-            self._not_tried.append("numbers of threads: the program has a mesh of its own")
+            self._not_tried.append("numbers of threads: the program has its own mesh")
             return
         # XLA has at least one thread for each virtual device.
         flags = os.environ.get("XLA_FLAGS", "").split()
@@ -290,7 +290,7 @@ class _Repeated:
             yield "option", Variant(f"{name}={text}", self._program.replace(jit=jit))
 
     def _not_isolated(self) -> str | None:
-        """Return why the program cannot run in a process of its own, or None."""
+        """Return why the program cannot run in a separate process, or None."""
         try:
             write.text(self._program, source=False)
         except UnsupportedError as error:

@@ -31,8 +31,7 @@ class Variant:
         platform: The backend; None for the placement by JAX and the arguments.
         op_by_op: Whether each equation runs separately instead of compiled as a whole.
         index: The device of the backend, by its index; None for the placement by JAX.
-        environment: Environment variables for a process of its own; without any, it runs in this
-            process.
+        environment: Environment variables; if any, the variant runs in a separate process.
     """
 
     name: str

@@ -170,7 +170,7 @@ def _call_in_new_python(function: Callable[[], Any], result: int) -> None:
 
 
 def call_in_fork(function: Callable[[], Any], limits: Limits) -> ForkOutcome:
-    """Call a function in a process of its own, and return the outcome."""
+    """Call a function in a separate process, and return the outcome."""
     ((_, outcome),) = call_each_in_fork([function], 1, limits)
     return outcome
 
@@ -178,7 +178,7 @@ def call_in_fork(function: Callable[[], Any], limits: Limits) -> ForkOutcome:
 def call_each_in_fork(
     functions: Iterable[Callable[[], Any]], jobs: int, limits: Limits
 ) -> Iterator[tuple[int, ForkOutcome]]:
-    """Call functions, each in a process of its own, and yield the outcomes in their order.
+    """Call functions, each in a separate process, and yield the outcomes in their order.
 
     Closing the iterator kills the processes that still run.
 

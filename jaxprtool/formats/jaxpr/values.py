@@ -10,7 +10,7 @@ is imported or evaluated. `encode` and `decode` are inverses:
 A string is a bare word only if it is the whole parameter, as in JAX's listing, and no name of the
 table equals it; `decode` reads an unknown bare word as a string.
 
-The table is open: a plug-in whose primitives have parameters of its own classes adds them with
+The table is open: a plug-in whose primitives have parameters of new classes adds them with
 `add_name`, `add_enum`, `add_record`, or the more general `add_class`. JAX's classes are added by
 `jax_values`.
 """

@@ -45,7 +45,7 @@ class TextTemplate:
     """The text of an equation with holes for its operands.
 
     `results` is the structure of its results. `typed` is True if literal operands are written with
-    their types, `defines` if it has function definitions of its own.
+    their types, `defines` if it has its own function definitions.
     """
 
     pieces: Sequence[Piece]

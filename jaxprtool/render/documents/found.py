@@ -94,7 +94,7 @@ class NansDocument(NamedTuple):
     path: Annotated[Sequence[str], "The enclosing equations, the outermost first."] = ()
     iteration: Annotated[Sequence[int], "The iteration of each enclosing loop, from 0."] = ()
     operands: Annotated[Sequence[Operand], "The operands of the equation."] = ()
-    all: Annotated[Sequence[BadValue], "All of them; those that reach a result first."] = ()
+    all: Annotated[Sequence[BadValue], "All values found; those that reach a result first."] = ()
 
 
 class DiffLine(NamedTuple):

@@ -91,7 +91,7 @@ def _prefix(cause: Cause, found: Prefix) -> list[RenderableType]:
     said = (
         "With all intermediate values as results, no equation differs, so the difference comes "
         f"from fusion. The first {plural(found.count, 'equation')} of {found.total}, compiled "
-        "together, differ; without the last of them they do not."
+        "together, differ; without the last one they do not."
     )
     table = errors_table("value")
     for each in found.results:

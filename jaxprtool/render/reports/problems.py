@@ -31,7 +31,7 @@ def repository_root(folder: str) -> str:
 
 
 def github_annotations(problems: Iterable[Problem], root: str) -> str:
-    """Return a command for GitHub's log for each problem, on a line of its own.
+    """Return a command for GitHub's log for each problem, on a separate line.
 
     Args:
         problems: The problems.

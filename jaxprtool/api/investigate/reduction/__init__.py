@@ -88,7 +88,7 @@ def reduce(
     Args:
         program: The program.
         predicate: A check in the syntax of `jaxprtool reduce --check`: "crash", "nan", "mismatch -p
-            fold", …, or a shell command. Each try runs in a process of its own. Or a function of a
+            fold", …, or a shell command. Each try runs in a separate process. Or a function of a
             program, which is called in this process, and whose exceptions are not caught.
         values: Values of arguments by name. Arguments left out get random values.
         seed: The seed of random values.

@@ -55,7 +55,7 @@ Values = Mapping[str, Any]
 
 @dataclass(frozen=True)
 class Check:
-    """A check of programs, each in a process of its own.
+    """A check of programs, each in a separate process.
 
     `evidence` runs in that process, and `seen` and `same` judge its outcome in the process that
     searches.
@@ -91,11 +91,11 @@ class Check:
             raise ArgumentsError(f"write the check as: {self.usage}")
 
     def evidence(self, program: Program, values: Values) -> Any:
-        """Run the program, and return the fault found, or None. Called in a process of its own."""
+        """Run the program, and return the fault found, or None. Called in a separate process."""
         raise NotImplementedError
 
     def guess(self, program: Program, values: Values) -> Guess | None:
-        """Run in a process of its own: return a small program for which the check may hold."""
+        """Return a small program for which the check may hold. Called in a separate process."""
         return None
 
     def seen(self, outcome: ForkOutcome) -> Any:

@@ -10,7 +10,7 @@ from typing import Any
 
 from rich.console import Console
 
-from jaxprtool.render.terminal.top import ROWS
+from jaxprtool.render.terminal.top import ROWS, TALL_ROWS
 
 #: For each type of result, the module of `render.reports` that renders it, and the call that does
 #: so, with the defaults of the command.
@@ -19,7 +19,7 @@ _RENDERERS: dict[str, tuple[str, Callable[[Any, int, Any], Any]]] = {
     "Comparison": ("compare", lambda found, width, module: module.comparison(found, width, ROWS)),
     "CompiledPeak": (
         "compiled_memory",
-        lambda found, width, module: module.compiled_table(found, width, ROWS),
+        lambda found, width, module: module.compiled_table(found, width, TALL_ROWS),
     ),
     "Cost": ("cost", lambda found, width, module: module.cost_table(found, width, ROWS, None)),
     "Determinism": ("determinism", lambda found, width, module: module.determinism(found, width)),
@@ -42,12 +42,12 @@ _RENDERERS: dict[str, tuple[str, Callable[[Any, int, Any], Any]]] = {
     ),
     "Residuals": (
         "residuals",
-        lambda found, width, module: module.residuals_table(found, width, ROWS),
+        lambda found, width, module: module.residuals_table(found, width, TALL_ROWS),
     ),
     "Run": ("record", lambda found, width, module: module.summary(found, width)),
     "Shardings": (
         "shardings",
-        lambda found, width, module: module.shardings_tables(found, width, 10),
+        lambda found, width, module: module.shardings_tables(found, width, TALL_ROWS),
     ),
     "Source": (
         "source",

@@ -17,7 +17,7 @@ from jaxprtool.browse.outline import Node, Outline
 from jaxprtool.extend.listing import STYLES, AddedToken, ChangedToken, RemovedToken
 
 #: The style of each mark of a changed equation; others are changed in place.
-_CHANGES = {"+": AddedToken, "-": RemovedToken}
+_CHANGES: dict[str, type[str]] = {"+": AddedToken, "-": RemovedToken}
 
 #: The signs before a row; the Linux console lacks some characters.
 _FOLDED, _UNFOLDED = ("► ", "▼ ") if os.environ.get("TERM") == "linux" else ("▸ ", "▾ ")

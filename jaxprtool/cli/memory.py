@@ -31,6 +31,10 @@ _Compiled = Annotated[
     ),
 ]
 
+_Top = Annotated[
+    int | None, options.top_option(f"{options.ROWS}; {options.TALL_ROWS} with --compiled")
+]
+
 _Limit = Annotated[
     str | None,
     Panel("Compiled program").option(
@@ -46,7 +50,7 @@ def memory(
     pprof: _Pprof = None,
     compiled: _Compiled = False,
     limit: _Limit = None,
-    top: options.Top = None,
+    top: _Top = None,
     all: options.All = False,
     json: options.Json = False,
 ) -> None:
@@ -64,7 +68,7 @@ def memory(
     from jaxprtool.ir.basics.quantities import bytes_of
     from jaxprtool.render.reports import memory_picture
 
-    shown = options.rows(top, all)
+    shown = options.rows(top, all, options.TALL_ROWS if compiled else options.ROWS)
     most = None if limit is None else bytes_of(limit)
     picture_format = None if out is None else memory_picture.picture_format(out)
     session.start()

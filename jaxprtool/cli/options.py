@@ -10,7 +10,7 @@ import typer
 
 from jaxprtool.cli import completion
 from jaxprtool.errors import OutputError
-from jaxprtool.render.terminal.top import ALL, ROWS
+from jaxprtool.render.terminal.top import ALL, ROWS, TALL_ROWS
 
 # --- declaration of options -------------------------------------------------------------------
 
@@ -207,6 +207,7 @@ Source = Annotated[
     ),
 ]
 Top = Annotated[int | None, top_option()]
+TopTall = Annotated[int | None, top_option(str(TALL_ROWS))]
 All = Annotated[bool, OUTPUT.flag(ALL, "Show all rows.")]
 Json = Annotated[bool, OUTPUT.flag("--json", "Print one JSON document on stdout.")]
 FormatChoice = Literal["text", "json", "sarif", "github"]

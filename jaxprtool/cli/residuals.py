@@ -27,7 +27,7 @@ def residuals(
     session: Session,
     budget: _Budget = None,
     compiled: _Compiled = False,
-    top: options.Top = None,
+    top: options.TopTall = None,
     all: options.All = False,
     json: options.Json = False,
 ) -> None:
@@ -44,7 +44,7 @@ def residuals(
       jaxprtool residuals samples/transformer.py:loss -p "checkpoint(policy='dots_saveable')"
       jaxprtool residuals samples/transformer.py:loss --budget 4MiB
     """
-    most = options.rows(top, all)
+    most = options.rows(top, all, options.TALL_ROWS)
     session.start()
     from jaxprtool.api.investigate.residuals import residuals as found_residuals
     from jaxprtool.ir.basics.quantities import bytes_of

@@ -17,10 +17,6 @@ if TYPE_CHECKING:
 
 _SHOWN = Panel("Shardings")
 
-#: The number of lines, and of values, that are shown by default.
-ROWS = 10
-
-_Top = Annotated[int | None, options.top_option(str(ROWS))]
 _Replicated = Annotated[
     bool,
     _SHOWN.flag(
@@ -64,7 +60,7 @@ def shardings(
     bandwidth: _Bandwidth = None,
     device: Device = None,
     backend: _Backend = None,
-    top: _Top = None,
+    top: options.TopTall = None,
     all: options.All = False,
     json: options.Json = False,
 ) -> None:
@@ -79,7 +75,7 @@ def shardings(
       jaxprtool shardings samples/sharded.py:grad_loss
       jaxprtool shardings samples/partitioned.py:step --mesh data=8 --in-specs "(P(), P('data'))"
     """
-    most = options.rows(top, all, ROWS)
+    most = options.rows(top, all, options.TALL_ROWS)
     if picture is not None and (json or replicated):
         raise OutputError("--picture cannot be combined with --json or --replicated")
     session.start()

@@ -7,8 +7,8 @@ from typing import TypeVar
 
 T = TypeVar("T")
 
-#: The number of rows of a list that commands show by default.
-ROWS = 20
+#: The number of rows of a list that commands show by default, and where rows have several lines.
+ROWS, TALL_ROWS = 20, 10
 
 #: The option of commands that shows all rows.
 ALL = "--all"

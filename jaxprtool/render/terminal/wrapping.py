@@ -41,8 +41,14 @@ class PathText(Text):
     ) -> Lines:
         """Return the text in lines of at most `width` columns."""
         if no_wrap or overflow == "ellipsis":
-            options = {"justify": justify, "overflow": overflow, "tab_size": tab_size}
-            return super().wrap(console, width, no_wrap=no_wrap, **options)
+            return super().wrap(
+                console,
+                width,
+                justify=justify,
+                overflow=overflow,
+                tab_size=tab_size,
+                no_wrap=no_wrap,
+            )
         lines = Lines()
         for line in self.split(allow_blank=True):
             lines.extend(line.divide(list(_offsets(line.plain, width))))

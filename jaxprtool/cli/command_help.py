@@ -10,7 +10,7 @@ from jaxprtool.render.terminal.colours import CYAN, GREEN, MAGENTA, RED, YELLOW,
 
 
 class Command(TyperCommand):
-    """A command whose help has our colours."""
+    """A command whose help has the colours of `render.terminal.colours`."""
 
     def format_help(self, ctx: Any, formatter: Any) -> None:
         """Write the help to stdout."""

@@ -169,7 +169,7 @@ class Profile(Printed):
         calls: The number of measured calls, over which times are averaged.
         plain_seconds: The time of one call without the profiler; None if it was not measured.
         lines: The time by source line, the most first.
-        scopes: The time by scope, as `cost` has them; a scope includes the scopes in it.
+        scopes: The time of each scope of `cost`, including the scopes in it.
         functions: The time by function.
         primitives: The time by JAX primitive.
         operations: The time of each compiled operation.

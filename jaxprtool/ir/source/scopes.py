@@ -300,9 +300,9 @@ def _with_name_scopes(
 def compiled_scopes(
     rows: Mapping[T, tuple[NameScopes, tuple[_Level, ...]]], function: str
 ) -> dict[T, tuple[str, ...]]:
-    """Return the scopes around compiled operations, as `ScopeReader` has those of equations.
+    """Return the scopes around compiled operations, as `ScopeReader` returns those of equations.
 
-    The calls of a layer are not told apart, since the operations have no order.
+    The calls of a layer are not distinguished, since the operations have no order.
 
     Args:
         rows: The name scopes of each operation, and its functions.
@@ -324,7 +324,7 @@ def compiled_scopes(
 
 
 def _depth_of(function: str, common: Sequence[_Level]) -> int:
-    """Return the number of functions up to the given one, of those that all equations are in."""
+    """Return the number of the functions around all equations, up to the given function."""
     own = [i for i, level in enumerate(common) if level.name.rpartition(".")[2] == function]
     return own[-1] + 1 if own else 0
 

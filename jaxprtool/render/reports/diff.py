@@ -63,7 +63,7 @@ def diff_text(found: Diff, width: int, top: int | None, option: str = ALL) -> Li
         found: The diff.
         width: The width of the terminal, in characters.
         top: The number of arguments and results, and of equations, shown; None for all.
-        option: What shows all.
+        option: The option or command that shows all.
     """
     lines = [*_summary(found), *_sizes(found, width)]
     lines += _border(found, width, top, option)

@@ -59,7 +59,7 @@ def profile_table(
         by: The criterion of the groups.
         width: The width in characters.
         top: The number of groups shown; None for all.
-        option: What shows all.
+        option: The option or command that shows all.
     """
     shown, rest = split(found.by(by), top)
     table = _operations(width) if by == "op" else _groups(found, by, width)

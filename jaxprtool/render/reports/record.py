@@ -114,7 +114,8 @@ def _summary(run: Run, width: int, page: str, rows: _Rows) -> Rendering:
     if found := recompiled(run.functions):
         parts += [Text(), _reasons_table(found, rows, width)]
     # Lines are broken between words: a sentence of twice the width may take three.
-    sentences = [_cut(each, rows.lines * (width - 8 * (rows.lines - 1))) for each in notes(run)]
+    longest = rows.lines * (width - 8 * (rows.lines - 1))
+    sentences = [_cut_list(each, longest) for each in notes(run)]
     if len(run.functions) > rows.functions or _is_cut(found, rows):
         # It does not run the script again, as this option of `record` would.
         sentences.append(f"all rows: jaxprtool show {one_line(run.folder, 1000)}/ {ALL}")
@@ -244,6 +245,14 @@ def one_line(text: str, longest: int = _LONGEST) -> str:
 
 def _cut(text: str, longest: int) -> str:
     return text if len(text) <= longest else text[: longest - 1] + "…"
+
+
+def _cut_list(text: str, longest: int) -> str:
+    """Return a sentence that ends in a list, without the last items if it is too long."""
+    if len(text) <= longest:
+        return text
+    whole = text[: longest - len("…")].rpartition(", ")[0]
+    return f"{whole}, …" if whole else _cut(text, longest)
 
 
 # --- functions --------------------------------------------------------------------------------

@@ -57,6 +57,13 @@ def test_a_summary_fits_a_screen(make, width):
     assert lines[-1] == "page: run/index.html"
 
 
+def test_a_list_that_is_too_long_ends_with_a_whole_item():
+    outside = [replace(training().outside_jit[0], line=f"linen_gpt.py:{n}") for n in range(10, 40)]
+    text = shown(replace(training(), outside_jit=outside))
+    (line,) = re.findall(r"compiled outside of jit.*?(?=\nPython)", text, re.DOTALL)
+    assert re.search(r"linen_gpt\.py:\d+ \(38\), …$", line) and "… …" not in text
+
+
 def test_long_names_keep_their_ends():
     rows = [line for line in shown(large()).splitlines() if "…" in line and " ms " in line]
     assert len(rows) > 5 and len({row.split()[-1] for row in rows}) == len(rows)

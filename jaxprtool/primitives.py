@@ -70,7 +70,15 @@ def sow(value: object, *, tag: str, name: str, mode: str = "strict", key: object
 
 
 def variable(value: object, *, name: str) -> Any:
-    """Return `value`, named for `unzip` as the initial value of the variable `name`."""
+    """Return `value`, named for `unzip` as the initial value of the variable `name`.
+
+    Args:
+        value: A pytree of arrays.
+        name: The name of the variable, which must be unique in its scope; see `nest`.
+
+    Raises:
+        TypeError: If the name is not a string.
+    """
     return sow(value, tag=VARIABLE, name=name, mode="strict")
 
 

@@ -57,8 +57,14 @@ def read_args(
     """Return the positional and keyword arguments written in a text, such as that of `--args`.
 
     Leaves are `jax.ShapeDtypeStruct`, arrays, and Python scalars; whole arguments may be `Static`.
-    `ref('name')` is looked up in `module`. Raises ArgumentsError for text that cannot be read, with
-    its place; `what` is the name of the text.
+
+    Args:
+        text: The text, in the notation of `--args`.
+        module: Where `ref('name')` is looked up.
+        what: The name of the text in messages.
+
+    Raises:
+        ArgumentsError: If the text cannot be read, with the place.
     """
     return _Reader(text, what, module, Symbols()).arguments()
 
@@ -83,8 +89,12 @@ def read_values(text: str, module: ModuleType, what: str) -> tuple[tuple[Any, ..
 def read_results(claim: Any, known: Mapping[str, Any]) -> Any:
     """Return the types of results from a text or a pytree of texts; several are a tuple.
 
-    `known` are the symbols of the arguments. A size written as `_` is a new symbol. Raises
-    ArgumentsError for a text that cannot be read or that uses an unknown symbol.
+    Args:
+        claim: The text or the pytree. A size written as `_` is a new symbol.
+        known: The symbols of the arguments, by name.
+
+    Raises:
+        ArgumentsError: If a text cannot be read, or uses an unknown symbol.
     """
     symbols = _KnownSymbols(known)
     if not _is_string(claim):

@@ -33,7 +33,11 @@ class Example:
 
 
 def static(value: object) -> Static:
-    """Mark an argument, or a leaf of an argument, as a Python value that is not traced."""
+    """Mark an argument, or a leaf of an argument, as a Python value that is not traced.
+
+    Args:
+        value: The value that the function gets.
+    """
     return Static(value)
 
 

@@ -133,9 +133,16 @@ def decode_params(
 ) -> tuple[Primitive, Params]:
     """Return this JAX's primitive and its parameters from the name and parameters in a file.
 
-    `operands` and `results` are the types of the equation's operands and results; the type of a
-    result without one in the file is None. `given` has no equation contexts: see
-    `decode_context`. Jaxprs are closed. Raises BadParameter.
+    Args:
+        primitive: The name of the primitive in the file.
+        given: The parameters in the file, without equation contexts: see `decode_context`. Jaxprs
+            in it are closed.
+        operands: The types of the equation's operands.
+        results: The types of its results; None for a result without a type in the file.
+
+    Raises:
+        UnknownPrimitive: If this JAX has no such primitive.
+        BadParameter: If a parameter is unknown, missing or invalid.
     """
     load_rules_of(primitive)
     if primitive.startswith(_SPARSE):

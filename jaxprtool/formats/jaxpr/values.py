@@ -66,7 +66,12 @@ NAMES: dict[str, Any] = {}
 def add_class(cls: type, encode: Encoder, **constructors: Callable[..., Any]) -> None:
     """Write values of `cls` by `encode(value, encode_inner)`, as calls of `constructors`.
 
-    `encode` raises `Unwritable` for a value that it cannot write.
+    Args:
+        cls: The class. Unless it is a builtin class, its subclasses are written the same way.
+        encode: Returns the text of a value, given a function that returns the text of an inner
+            value. It raises `Unwritable` for a value that it cannot write.
+        **constructors: The functions that read the text, by the name that is called in it. They
+            must raise an exception for invalid arguments, and have no side effects.
     """
     ENCODERS[cls] = encode
     CONSTRUCTORS.update(constructors)
@@ -97,8 +102,9 @@ def add_enum(cls: type[Enum]) -> None:
 def add_record(cls: Any, fields: Sequence[str] | None = None) -> None:
     """Write and read values of `cls` as `Class(field=value, ...)`.
 
-    By default the fields are those of a named tuple or a dataclass; the class is called with them
-    by name.
+    Args:
+        cls: The class, which is called with the fields by name.
+        fields: The names of the fields; by default those of a named tuple or a dataclass.
     """
     if fields is None:
         fields = getattr(cls, "_fields", None) or [f.name for f in dataclasses.fields(cls)]

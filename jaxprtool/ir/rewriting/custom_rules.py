@@ -322,7 +322,12 @@ def vjp_params(
 ) -> Params:
     """Return the parameters of a custom_vjp call of the closed jaxpr `call_jaxpr`.
 
-    The arguments are those of `jvp_params`; `names` are those of the forward and backward rules.
+    Args:
+        call_jaxpr: The body of the call, closed.
+        names: The names of the forward and the backward rule.
+        rule: Returns the rules, as for `jvp_params`.
+        num_consts: The number of leading operands that are constants, which the rules do not take.
+        symbolic_zeros: Whether the rules take symbolic zeros.
     """
 
     def made(perturbed: Sequence[bool]) -> VJPRule:

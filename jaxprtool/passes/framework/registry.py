@@ -62,7 +62,17 @@ def register(cls: P) -> P:
     """Make a Pass subclass available to pipelines under its `name`; usable as a decorator.
 
     A class redefined under the same name in the same module replaces the old one, as when a
-    notebook cell is run again.
+    notebook cell is run again. A name that another module or package has taken is not replaced;
+    the class is ignored with a `PluginWarning`.
+
+    Args:
+        cls: The class, with a `name`.
+
+    Returns:
+        The class.
+
+    Raises:
+        TypeError: If `cls` is not a subclass of `Pass` with a name.
     """
     if not (isinstance(cls, type) and issubclass(cls, Pass) and cls.name):
         raise TypeError(f"register takes a subclass of jaxprtool.Pass with a name, not {cls!r}")

@@ -28,12 +28,7 @@ from jaxprtool.cli.options import FUNCTION, OUTPUT
 from jaxprtool.cli.packages import require_package
 from jaxprtool.cli.progress import OnProgress, silent
 from jaxprtool.cli.start import start_jax, use_cache, use_host_devices, use_virtual_devices
-from jaxprtool.errors import (
-    ArgumentsError,
-    MeshConflictError,
-    PipelineError,
-    TooFewDevicesError,
-)
+from jaxprtool.errors import ArgumentsError, MeshConflictError, PipelineError, TooFewDevicesError
 
 if TYPE_CHECKING:
     from jaxprtool.api.targets import ProgramEntry, RunInputs, Traced

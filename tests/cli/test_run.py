@@ -95,6 +95,23 @@ def test_results_of_equal_layers_have_one_row_and_those_with_nan_come_first(fold
     assert weights == "result[0..11]['w'] 12 x f32[4,8] 0 to 11, mean 5.5"
 
 
+TRAINING = """
+import jax.numpy as jnp, jaxprtool
+
+@jaxprtool.example(*("f32[%d,8]" % n for n in range(1, 41)))
+def step(*ws):
+    return {f"w{i}": w * 0 + i for i, w in enumerate(ws)}, jnp.float32(0.5) + ws[0].sum() * 0
+"""
+
+
+def test_scalars_come_first_among_many_results_and_ranges_fit_the_terminal(folder, terminal):
+    (folder / "training.py").write_text(TRAINING)
+    rows = [" ".join(line.split()) for line in terminal("run", "training.py:step").splitlines()]
+    loss = rows.index("result[1] f32[] 0.5")
+    assert rows[loss + 1] == "result[0]['w0'] f32[1,8] 0"
+    assert rows[-1] == "… 21 more: --all"
+
+
 HALVES = """
 import jax, jax.numpy as jnp, jaxprtool
 

@@ -24,6 +24,10 @@ if TYPE_CHECKING:
     from jaxprtool.execute.running.run import Output, RunReport
 
 
+#: The width from which a table of many results has means.
+_WIDE = 110
+
+
 def outputs(report: RunReport, width: int, top: int | None) -> str:
     """Return the results of a run as text: small ones in full, others as statistics.
 
@@ -47,8 +51,9 @@ def _result(out: Output, width: int) -> str:
 def results_table(report: RunReport, width: int, top: int | None) -> Listing:
     """Return a row for each result, those with NaN or inf first.
 
-    If there are more than `top`, results whose names differ only in numbers share a row, and the
-    number of results left out is shown below.
+    If there are more than `top`, results whose names differ only in numbers share a row. Scalars,
+    such as the loss of a training step, come before arrays, and the new state of arguments last.
+    The number of results left out is shown below.
 
     Args:
         report: The run.
@@ -57,11 +62,19 @@ def results_table(report: RunReport, width: int, top: int | None) -> Listing:
     """
     if split(report.outputs, top)[1]:
         groups = alike(report.outputs, lambda out: out.name, _kind)
+        groups.sort(
+            key=lambda group: (group.path.startswith("updated."), group.items[0].value.ndim > 0)
+        )
     else:
         groups = [Alike(out.name, [out]) for out in report.outputs]
     shown, others = split(sorted(groups, key=lambda group: _is_finite(group.items[0])), top)
+    narrow = bool(others) and width < _WIDE
     rows: list[list[Cell]] = [
-        [[BinderToken(group.path)], [*_count(group), Type(group.items[0].type)], [_in_short(group)]]
+        [
+            [BinderToken(group.path)],
+            [*_count(group), Type(group.items[0].type)],
+            [_in_short(group, narrow)],
+        ]
         for group in shown
     ]
     tokens = grid(("result", "type", "value"), rows, width)
@@ -88,19 +101,25 @@ def _count(group: Alike[Output]) -> list[str]:
     return [f"{len(group.items)} x "] if group.items[1:] else []
 
 
-def _in_short(group: Alike[Output]) -> str:
-    """Return the value of one small result, or the range, mean and non-finite counts of several."""
-    if not group.items[1:]:
-        (out,) = group.items
-        known = out.summary.statistics
-        if out.summary.value is not None or "true" in known:
-            return " ".join(_described(out, 1000).split())
+def _in_short(group: Alike[Output], narrow: bool) -> str:
+    """Return the value of one small result, or the range, mean and non-finite counts of several.
+
+    In a `narrow` table, the mean and the values of vectors are left out.
+    """
+    first, digits = group.items[0], 3 if narrow else 4
+    if group.items[1:]:
+        known = {} if first.type.startswith("key<") else _of_all(group)
+    elif "true" in first.summary.statistics or not (narrow and first.value.ndim):
+        known = first.summary.statistics
+        if first.summary.value is not None or "true" in known:
+            return " ".join(_described(first, 1000).split())
     else:
-        known = _of_all(group)
+        known = first.summary.numbers
     parts = []
     if known.get("min") is not None:
-        parts.append(f"{known['min']:.4g} to {known['max']:.4g}")
-    if known.get("mean") is not None:
+        ends = (f"{known[end]:.{digits}g}" for end in ("min", "max"))
+        parts.append(" to ".join(dict.fromkeys(ends)))
+    if known.get("mean") is not None and not narrow:
         parts.append(f"mean {known['mean']:.3g}")
     parts += [f"{known[name]:,} {name}" for name in ("nan", "inf") if known.get(name)]
     return ", ".join(parts)

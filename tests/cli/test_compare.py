@@ -39,6 +39,32 @@ def test_results_that_are_beyond_tolerance_are_told_and_the_exit_code_is_1(cli):
     assert max(map(len, found.out.splitlines())) <= 80
 
 
+LAYERS = """
+    import jax.numpy as jnp, jaxprtool
+
+    def layers(x, dtype="float32"):
+        ws = [(x * n).astype(dtype).astype("float32") for n in range(1, 31)]
+        return {"a_rather_long_name_of_the_model": [{"kernel": w, "bias": -w} for w in ws]}
+
+    @jaxprtool.example("f32[8]")
+    def exact(x):
+        return layers(x)
+
+    @jaxprtool.example("f32[8]")
+    def rounded(x):
+        return layers(x, jnp.bfloat16)
+"""
+
+
+def test_many_results_alike_are_one_row_with_the_errors_of_the_worst(cli, folder):
+    (folder / "layers.py").write_text(textwrap.dedent(LAYERS))
+    lines = cli("compare", "layers.py:exact", "layers.py:rounded").out.splitlines()
+    (row,) = (i for i, line in enumerate(lines) if "[0..29]['kernel']" in line)
+    assert lines[row] == "30 x result['a_rather_long_name_of_the_model'][0..29]['kernel']"
+    assert lines[row + 1].endswith(" of 8") and "more" not in lines[-1]
+    assert max(map(len, lines)) <= 80
+
+
 def test_a_wider_tolerance_is_exit_code_0(cli):
     found = cli("compare", "parts.py:exact", "parts.py:rounded", "--rtol", "0.01")
     assert found.code == 0 and "all within tolerance" in found.out

@@ -8,9 +8,10 @@ from typing import TYPE_CHECKING
 from rich.console import Group, RenderableType
 from rich.text import Text
 
+from jaxprtool.ir.basics.paths import Alike, alike
 from jaxprtool.ir.basics.quantities import plural
 from jaxprtool.render.reports.divergence import divergence
-from jaxprtool.render.reports.measures import cells, errors_table, types
+from jaxprtool.render.reports.measures import cells, errors_of, types
 from jaxprtool.render.terminal import theme
 from jaxprtool.render.terminal.rendering import Rendering
 from jaxprtool.render.terminal.top import more, split
@@ -27,6 +28,9 @@ _WIDE = 110
 
 def comparison(found: Comparison, width: int, top: int | None) -> Rendering:
     """Return a table per variant, with a row for each of the `top` results that differ most.
+
+    If there are more, results whose names differ only in numbers share a row, which has the errors
+    of the worst of them.
 
     Args:
         found: The comparison.
@@ -80,20 +84,34 @@ def _nonfinite(variant: Compared) -> str:
 
 
 def _variant(variant: Compared, width: int, top: int | None) -> RenderableType:
-    rows, rest = split(_worst_first(variant.results), top)
+    groups = [Alike(each.name, [each]) for each in _worst_first(variant.results)]
+    if split(groups, top)[1]:
+        # The first result of a group is its worst, and its errors are shown.
+        groups = alike(_worst_first(variant.results), lambda each: each.name, _kind)
+    rows, others = split(groups, top)
     said = Text(verdict(variant), style=theme.HEADING)
     if variant.error or (variant.equal and not variant.unproven) or not rows:
         return said
-    table = errors_table("result")
-    for each in rows:
-        name = PathText(each.name, style=theme.BINDER)
-        if width >= _WIDE or each.type != each.reference_type:
-            name.append(f" {types(each)}", style=theme.TYPE)
-        table.add_row(name, *cells(each))
+    table = errors_of(
+        [_name(group, width) for group in rows], [cells(group.items[0]) for group in rows], width
+    )
+    rest = sum(len(group.items) for group in others)
     if not rest:
         return Group(said, table)
-    others = more(len(rest), ", with smaller differences")
-    return Group(said, table, Text(others, style=theme.COMMENT))
+    left_out = more(rest, ", with smaller differences")
+    return Group(said, table, Text(left_out, style=theme.COMMENT))
+
+
+def _name(group: Alike[Measure], width: int) -> Text:
+    each, count = group.items[0], len(group.items)
+    name = PathText(f"{count} x " if count > 1 else "").append(group.path, style=theme.BINDER)
+    if width >= _WIDE or each.type != each.reference_type:
+        name.append(f" {types(each)}", style=theme.TYPE)
+    return name
+
+
+def _kind(each: Measure) -> tuple[str, str, bool, bool]:
+    return each.type, each.reference_type, each.within, each.equal
 
 
 def _worst_first(results: Sequence[Measure]) -> list[Measure]:

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
+from rich.console import Group, RenderableType
 from rich.table import Column, Table
+from rich.text import Text
 
 from jaxprtool.ir.basics.quantities import with_prefix
+from jaxprtool.render.terminal import theme
 from jaxprtool.render.terminal.tables import new_table, text
 
 if TYPE_CHECKING:
@@ -15,11 +19,42 @@ if TYPE_CHECKING:
 #: The columns of a result: errors, and the number of elements beyond tolerance.
 COLUMNS = ("absolute", "relative", "ULPs", "cosine", "beyond")
 
+#: The space between columns.
+_GAP = "   "
+
 
 def errors_table(*headings: str) -> Table:
     """Return an empty table of errors, without a title, which would be wrapped at its width."""
     errors = (Column(name, justify="right", no_wrap=True) for name in COLUMNS)
     return new_table("", *map(text, headings), *errors)
+
+
+def errors_of(names: Sequence[Text], rows: Sequence[list[str]], width: int) -> RenderableType:
+    """Return the errors of results, those of a long name below it.
+
+    Args:
+        names: The name of each result.
+        rows: The `cells` of each.
+        width: The width in characters.
+    """
+    sizes = [max(map(len, column)) for column in zip(COLUMNS, *rows, strict=True)]
+    room = width - sum(size + len(_GAP) for size in sizes)
+    if max(name.cell_len for name in names) <= room:
+        table = errors_table("result")
+        for name, row in zip(names, rows, strict=True):
+            table.add_row(name, *row)
+        return table
+    heading, *lines = (
+        _GAP.join(cell.rjust(size) for cell, size in zip(row, sizes, strict=True))
+        for row in (list(COLUMNS), *rows)
+    )
+    parts = [Text("result".ljust(room) + _GAP + heading, style=theme.HEADING), Text("─" * width)]
+    for name, line in zip(names, lines, strict=True):
+        if name.cell_len > room:
+            parts.append(name)
+            name = Text()
+        parts.append(name.copy().append(" " * (room - name.cell_len) + _GAP + line))
+    return Group(*parts)
 
 
 def cells(each: Measure) -> list[str]:
@@ -64,7 +99,8 @@ def _beyond(each: Measure) -> str:
         return "none" + nans
     if each.size < 1000:
         return f"{each.beyond} of {each.size}{nans}"
-    return f"{100 * each.beyond / each.size:.2g}%{nans}"
+    share = 100 * each.beyond / each.size
+    return f"{share:.0f}%{nans}" if share >= 10 else f"{share:.2g}%{nans}"
 
 
 def types(each: Measure) -> str:

@@ -178,7 +178,7 @@ class GradientAnswer(Printed):
         what: The argument, or the prefix of several.
         result: The result that is differentiated.
         value: Its value, if it was computed.
-        groups: The arguments, those with the same answer together.
+        groups: The arguments, grouped by their answer.
     """
 
     program: str

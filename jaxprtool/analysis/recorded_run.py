@@ -139,9 +139,9 @@ class Calls:
 
     Attributes:
         count: The number of calls.
-        timed: The number of calls for which the time when their results were ready is known. It is
-            unknown if all results were donated to a later call before.
-        seconds: The sum of the times from each of these calls until its results were ready.
+        timed: The number of calls with a known time. It is unknown if a later call donated all
+            results before they were ready.
+        seconds: The sum of these times, each from the call until its results were ready.
         longest: The longest of these times.
     """
 
@@ -257,9 +257,9 @@ class Run(Printed):
         seconds: The time from the start to the end of the run.
         exit_code: The exit code of the command; for a `with` block 0, or 1 if it raised. None if
             the run has not ended, or its exit code is unknown.
-        functions: The functions under `jax.jit`, those that took most of the time first.
-        outside_jit: Computations compiled outside of `jit`, likewise.
-        transfers: Values moved between host and device, likewise.
+        functions: The functions under `jax.jit`, in descending order of their time.
+        outside_jit: The computations compiled outside of `jit`, in the same order.
+        transfers: The values moved between host and device, in the same order.
         processes: The processes.
         differing: The names of programs that differ between processes.
         calls_counted: Whether calls were counted.

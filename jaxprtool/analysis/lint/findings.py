@@ -18,7 +18,7 @@ Kind: TypeAlias = Literal["wrong", "waste"]
 
 @dataclass(frozen=True)
 class FindingCost:
-    """What a finding costs.
+    """The cost of a finding.
 
     Attributes:
         bytes: The bytes that are stored, moved or sent for nothing.

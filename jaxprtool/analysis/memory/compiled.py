@@ -67,8 +67,8 @@ class PeakBuffer:
         type: Their type, as XLA writes it.
         operation: The name of XLA's operation that computes the first of them; "" for none.
         until: The last operation that reads them, and its line; "" if they live to the end.
-        shares: What else uses this memory: the result that a donated argument is reused for, the
-            operand that is written over, or the result that is written later.
+        shares: The value that shares this memory: the result that reuses a donated argument, the
+            operand that is overwritten, or a result that is written later.
         frames: The frames of the first of them, the innermost first.
     """
 

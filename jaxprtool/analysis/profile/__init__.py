@@ -120,11 +120,11 @@ class TimedOperation:
 
 @dataclass(frozen=True)
 class OwnWork:
-    """Work that no line of the program asked for, for one call.
+    """XLA's own work, or time in which no operation ran, for one call.
 
     Attributes:
-        kind: What it is: `copies`, `layout changes`, `loop overhead`, `Python callbacks`; and where
-            no operation ran, `between operations`, `dispatch`, `compiling` or `idle`.
+        kind: Its kind: `copies`, `layout changes`, `loop overhead`, `Python callbacks`; if no
+            operation ran, `between operations`, `dispatch`, `compiling` or `idle`.
         seconds: Its time.
         share: Its share of the wall time.
         lines: The lines that most of it belongs to.
@@ -163,17 +163,18 @@ class Profile(Printed):
     """The measured time of a run.
 
     Attributes:
-        name: The name of the program, or of what was run.
+        name: The name of the program, the block or the trace.
         wall_seconds: The time of one call.
         explained: The share of this time in which an operation ran.
         calls: The number of measured calls, over which times are averaged.
         plain_seconds: The time of one call without the profiler; None if it was not measured.
-        lines: The time by source line, the most first.
+        lines: The time by source line, in descending order.
         scopes: The time of each scope of `cost`, including the scopes in it.
         functions: The time by function.
         primitives: The time by JAX primitive.
         operations: The time of each compiled operation.
-        own: The time that no line asked for. Where an operation ran, a line has this time too.
+        own: The time of XLA's own work, which is also part of the time of lines, and the time in
+            which no operation ran; by kind.
         without_module: The time of operations whose module is not in the trace.
         is_cut: Whether operations were left out because there were too many.
         flops_per_second: The FLOP/s that the program achieves, by the estimate of `cost`.

@@ -43,6 +43,20 @@ def test_layers_of_a_loop_are_calls_of_one_body():
     assert len(bodies) == 1
 
 
+def test_a_scope_of_a_few_equations_does_not_name_a_body():
+    def mixer(params, x):
+        y = jnp.einsum("bi,ij->bj", x, params["w"])
+        return layer(params, x) + jnp.sin(y) * jnp.cos(y) - jnp.exp(-y)
+
+    def stack(layers, x):
+        for params in layers:
+            x = mixer(params, x)
+        return x
+
+    outlined = jaxprtool.trace(stack, LAYERS, X).apply("outline")
+    assert calls(outlined) == ["mixer"] * 5
+
+
 def test_forward_and_backward_layers_have_bodies_of_their_own():
     program = jaxprtool.trace(jax.value_and_grad(stack), LAYERS, X)
     outlined = program.apply("outline")

@@ -25,6 +25,9 @@ _ASKED = 64
 #: The share of the equations with a scope, or function, that must be in the one that names them.
 _MOST = 0.75
 
+#: The share of the equations that must have a scope, or function.
+_ENOUGH = 0.5
+
 #: The share of backward equations from which they decide.
 _SOME = 0.25
 
@@ -42,8 +45,8 @@ class Names:
         backward = [eqn for eqn in like if "transpose(" in jaxcompat.name_stack(eqn)]
         if is_backward := len(backward) > _SOME * len(like):
             like = backward
-        name = _common(map(scopes, like)) or _common(map(_functions, like)) or ""
-        name = re.sub(r"\W+", "_", re.sub(r"[_\d]+$", "", name)).strip("_") or "repeated"
+        found = _common([*map(scopes, like)]) or _common([*map(_functions, like)]) or ""
+        name = re.sub(r"\W+", "_", re.sub(r"[_\d]+$", "", found)).strip("_") or "repeated"
         return self.unique(name + "_transpose" * is_backward)
 
     def unique(self, name: str) -> str:
@@ -70,9 +73,14 @@ def _functions(eqn: JaxprEqn) -> list[str]:
     return [name for name, _ in calls(eqn)]
 
 
-def _common(paths: Iterable[Sequence[str]]) -> str | None:
-    """Return the last element of the longest path that most paths begin with; None if none."""
+def _common(paths: Sequence[Sequence[str]]) -> str | None:
+    """Return the last element of the longest path that most paths begin with; None if none.
+
+    Scopes of a few equations, such as those that `jnp.einsum` opens, name no body.
+    """
     known = [path for path in paths if path]
+    if len(known) < _ENOUGH * len(paths):
+        return None
     counts = Counter(tuple(path[:i]) for path in known for i in range(1, len(path) + 1))
     most = [path for path, n in counts.items() if n >= _MOST * len(known)]
     named = [path for path in most if re.match("[A-Za-z]", path[-1])]

@@ -54,7 +54,7 @@ def test_a_scope_of_a_few_equations_does_not_name_a_body():
         return x
 
     outlined = jaxprtool.trace(stack, LAYERS, X).apply("outline")
-    assert calls(outlined) == ["mixer"] * 5
+    assert calls(outlined) == ["layer"] * 5
 
 
 def test_forward_and_backward_layers_have_bodies_of_their_own():

@@ -1,4 +1,4 @@
-"""Summarise a program: its signature in the user's names, its bodies and its source lines.
+"""Summarize a program: its signature in the user's names, its bodies and its source lines.
 
 Equations are counted as in `stats`: where they run, with the body of a jit at each call.
 """

@@ -5,7 +5,7 @@ program, a knapsack problem in which the worth of a value depends on the other s
 Checkmate (Jain et al., "Checkmate: Breaking the Memory Wall with Optimal Tensor Rematerialization",
 MLSys 2020, arXiv:1910.02653):
 
-    minimise    sum of operations[e] * run[e]
+    minimize    sum of operations[e] * run[e]
     subject to  run[e] = 1                          if e computes a residual
                 run[d] >= run[e]                    if e reads a result of d
                 run[d] >= run[e] - save[name]       if e is the `name` equation of a result of d

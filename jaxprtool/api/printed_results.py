@@ -68,10 +68,10 @@ def text(found: object) -> str:
 
 
 def html(found: object) -> str:
-    """Return a result as HTML, with the colours of the terminal."""
+    """Return a result as HTML, with the colors of the terminal."""
     console = Console(file=io.StringIO(), record=True, width=_NOTEBOOK_WIDTH)
     console.print(_rendering(found, _NOTEBOOK_WIDTH), soft_wrap=True)
-    # The colours of the theme are for a light page; a notebook may be dark.
+    # The colors of the theme are for a light page; a notebook may be dark.
     look = "overflow-x: auto; line-height: 1.3; padding: 0.5em; background: #fff; color: #111"
     pre = f'<pre style="{look}">{{code}}</pre>'
     return console.export_html(inline_styles=True, code_format=pre)

@@ -95,7 +95,7 @@ class Browser(App[None]):
     ]
 
     def __init__(self, states: Sequence[State]):
-        super().__init__(ansi_color=True)  # the terminal's own colours, or none
+        super().__init__(ansi_color=True)  # the terminal's own colors, or none
         self._states, self._names = states, True
         self.fault: Exception | None = None
         self.stopped_by: int | None = None

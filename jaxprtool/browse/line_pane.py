@@ -73,26 +73,26 @@ class LinePane(ScrollView, can_focus=True):
         line = Text(f"{'>' if is_current else ' '}{margin}", no_wrap=True, end="")
         line.append_text(text)
         line.truncate(width, overflow="ellipsis")
-        if is_current and self.has_focus:  # in one style: reversed colours are hard to read
+        if is_current and self.has_focus:  # in one style: reversed colors are hard to read
             line = Text(line.plain, end="")
             line.pad_right(width - line.cell_len)
         if is_current:
             line.stylize(_CURSOR if self.has_focus else _CURSOR_ELSEWHERE)
         return Strip(line.render(self.app.console)).extend_cell_length(width)
 
-    def go_to(self, number: int, centre: bool = False) -> None:
+    def go_to(self, number: int, center: bool = False) -> None:
         """Move the cursor to a line, and scroll it into view."""
         self.cursor = max(min(number, self.line_count - 1), 0)
-        self._see(centre)
+        self._see(center)
         self.refresh()
         self.post_message(self.Moved(self))
 
-    def _see(self, centre: bool) -> None:
+    def _see(self, center: bool) -> None:
         """Scroll as far as needed to show the cursor's line."""
         height, top = self.size.height, self.scroll_offset.y
         if top <= self.cursor < top + height:
             return
-        if centre or height == 0:
+        if center or height == 0:
             top = self.cursor - height // 3
         else:
             top = self.cursor if self.cursor < top else self.cursor - height + 1
@@ -129,4 +129,4 @@ class LinePane(ScrollView, can_focus=True):
     def on_resize(self) -> None:
         """Keep the cursor's line in view."""
         self.virtual_size = Size(self.size.width, self.line_count)
-        self.call_after_refresh(self._see, centre=False)
+        self.call_after_refresh(self._see, center=False)

@@ -77,7 +77,7 @@ class ProgramPane(LinePane):
         """Unfold the ancestors of a row and go to it."""
         number = self.outline.show(node)
         self.show_lines()
-        self.go_to(number, centre=True)
+        self.go_to(number, center=True)
 
     def action_fold(self) -> None:
         """Fold or unfold the current row."""
@@ -121,7 +121,7 @@ class ProgramPane(LinePane):
             node = node.parent
         self.show_lines()
         if node is not None:
-            self.go_to(self.outline.rows.index(node), centre=True)
+            self.go_to(self.outline.rows.index(node), center=True)
 
     def on_click(self, event: events.Click) -> None:
         super().on_click(event)

@@ -71,7 +71,7 @@ class SourcePane(LinePane):
         self.show_lines()
         if frame is not None and frame.line <= self.line_count:
             self.cursor = frame.line - 1
-            self._see(centre=True)
+            self._see(center=True)
 
     def _title(self) -> str:
         frame, frames = self.frame, self.document.frames

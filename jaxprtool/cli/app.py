@@ -51,7 +51,7 @@ Run and debug
 record: Run a script; record what JAX compiles, and why it recompiles.
 run: Compile a function, run it, and show its results and times.
 nans: Find the equation that produces the first NaN or infinity.
-watch: Run a function and summarise its intermediate values.
+watch: Run a function and summarize its intermediate values.
 compare: Measure how the results of variants of a function differ.
 precision: Find the lines that have to stay in f32.
 determinism: Run a function in several ways, and compare results bitwise.

@@ -1,4 +1,4 @@
-"""The help of a command: Typer's, in colours that can be read on black and on white."""
+"""The help of a command: Typer's, in colors that can be read on black and on white."""
 
 from __future__ import annotations
 
@@ -6,11 +6,11 @@ from typing import Any
 
 from typer.core import TyperCommand
 
-from jaxprtool.render.terminal.colours import CYAN, GREEN, MAGENTA, RED, YELLOW, named
+from jaxprtool.render.terminal.colors import CYAN, GREEN, MAGENTA, RED, YELLOW, named
 
 
 class Command(TyperCommand):
-    """A command whose help has the colours of `render.terminal.colours`."""
+    """A command whose help has the colors of `render.terminal.colors`."""
 
     def format_help(self, ctx: Any, formatter: Any) -> None:
         """Write the help to stdout."""

@@ -42,7 +42,7 @@ Device = Annotated[
 _Seconds = Annotated[
     float | None,
     _COUNTED.option(
-        "--seconds", "S", "Measured run time, to report the FLOP rate and utilisation.", min=1e-9
+        "--seconds", "S", "Measured run time, to report the FLOP rate and utilization.", min=1e-9
     ),
 ]
 _Measure = Annotated[

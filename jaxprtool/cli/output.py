@@ -12,7 +12,7 @@ from typing import IO, TYPE_CHECKING, Any, BinaryIO, TextIO
 from jaxprtool.errors import OutputError
 from jaxprtool.files import file_written_whole, is_stream
 from jaxprtool.formats.emission import STDOUT, SUFFIXES, Emission, Format, suffix_of
-from jaxprtool.render.terminal.colours import CYAN, RED, YELLOW
+from jaxprtool.render.terminal.colors import CYAN, RED, YELLOW
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -39,8 +39,8 @@ PIPED_WIDTH = 80
 # --- messages ---------------------------------------------------------------------------------
 
 
-def colours(stream: TextIO) -> bool:
-    """Return True to write colours: on terminals, unless NO_COLOR or FORCE_COLOR is set."""
+def colors(stream: TextIO) -> bool:
+    """Return True to write colors: on terminals, unless NO_COLOR or FORCE_COLOR is set."""
     if os.environ.get("NO_COLOR"):
         return False
     if os.environ.get("FORCE_COLOR"):
@@ -107,10 +107,10 @@ def some(names: Sequence[str]) -> str:
     return f"{len(names)} arguments" if len(names) > 4 else ", ".join(names)
 
 
-def _labelled(label: str, colour: int, message: str) -> None:
+def _labelled(label: str, color: int, message: str) -> None:
     text = "\n".join(map(_filled, f"{label}: {message}".splitlines()))
-    if colours(sys.stderr):
-        text = f"\x1b[1;38;5;{colour}m{label}\x1b[0m{text[len(label) :]}"
+    if colors(sys.stderr):
+        text = f"\x1b[1;38;5;{color}m{label}\x1b[0m{text[len(label) :]}"
     say(text)
 
 
@@ -134,16 +134,16 @@ def _filled(line: str, indent: int = 0, stream: TextIO | None = None) -> str:
 
 
 def console(stream: TextIO | None = None) -> Console:
-    """Return a Rich console on stdout (or another stream) that follows `colours`."""
+    """Return a Rich console on stdout (or another stream) that follows `colors`."""
     from rich.console import Console
 
     stream = stream or sys.stdout
-    coloured = colours(stream)
+    colored = colors(stream)
     return Console(
         file=stream,
-        force_terminal=coloured,
-        color_system="auto" if coloured else None,
-        no_color=not coloured,
+        force_terminal=colored,
+        color_system="auto" if colored else None,
+        no_color=not colored,
         highlight=False,
         width=None if stream.isatty() or os.environ.get("COLUMNS") else PIPED_WIDTH,
         soft_wrap=False,
@@ -361,9 +361,9 @@ def write_files(programs: Sequence[tuple[str, Program]], emission: Emission, out
 
 
 def write_rendered(rendered: Rendering | Listing, stream: TextIO | None = None) -> None:
-    """Write an object with a plain text that is also a Rich renderable, for colours."""
+    """Write an object with a plain text that is also a Rich renderable, for colors."""
     stream = stream or sys.stdout
-    if colours(stream):
+    if colors(stream):
         console(stream).print(rendered, soft_wrap=True)
     else:
         stream.write(rendered.plain() + "\n")
@@ -448,7 +448,7 @@ def paged(wanted: bool) -> Iterator[None]:
 
 
 class _PagerInput:
-    """The pager's stdin, with the colours and the width of the pager's terminal."""
+    """The pager's stdin, with the colors and the width of the pager's terminal."""
 
     def __init__(self, pipe: IO[str], terminal: TextIO):
         self._pipe = pipe

@@ -110,7 +110,7 @@ def watch(
     json: options.Json = False,
     pager: options.Pager = False,
 ) -> None:
-    """Run a function and summarise its intermediate values.
+    """Run a function and summarize its intermediate values.
 
     Show the range, mean, deviation, zeros, NaNs, infinities, a histogram of exponents, and the loss
     in bf16, f16 and fp8. Values inside calls, branches, loop iterations and backward passes are

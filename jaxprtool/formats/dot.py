@@ -18,8 +18,8 @@ from jaxprtool.ir.programs.program import Program
 from jaxprtool.ir.programs.program_signature import program_signature
 
 _INK, _QUIET, _LINE = "#2b3440", "#6b7686", "#9aa5b4"
-#: Fill and line colour of each kind of node.
-_COLOURS = {
+#: Fill and line color of each kind of node.
+_COLORS = {
     "argument": ("#e3eefa", "#86acd6"),
     "constant": ("#fbf0d9", "#d8b878"),
     "result": ("#e2f2e5", "#8abf95"),
@@ -104,7 +104,7 @@ class _Text:
     def _node(self, node: Node) -> str:
         """Return a node: a title, and smaller lines below it."""
         name = self._names[node] = f"n{len(self._names)}"
-        fill, line = _COLOURS[node.kind]
+        fill, line = _COLORS[node.kind]
         title = _escaped(node.title)
         rows = [title if node.kind == "port" else f"<b>{title}</b>"]
         small = f'<font point-size="9" color="{_QUIET}">'

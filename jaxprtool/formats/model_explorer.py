@@ -33,7 +33,7 @@ MOST_EQUATIONS = 20_000
 _LONGEST = 1000
 
 #: The fill of nodes that are not equations.
-_COLOURS = {"argument": "#e3eefa", "constant": "#fbf0d9", "result": "#e2f2e5", "port": "#efeaf7"}
+_COLORS = {"argument": "#e3eefa", "constant": "#fbf0d9", "result": "#e2f2e5", "port": "#efeaf7"}
 
 #: The layers of arguments and constants read by several layers, and of results.
 _LAYERS = {"argument": "arguments", "constant": "constants", "result": "results"}
@@ -141,8 +141,8 @@ class _Document:
         }
         if bodies := self._graph.shared.get(node):
             document["subgraphIds"] = [self._subgraphs[body] for body in bodies]
-        if colour := _COLOURS.get(node.kind):
-            document["style"] = {"backgroundColor": colour}
+        if color := _COLORS.get(node.kind):
+            document["style"] = {"backgroundColor": color}
         return document
 
     def _outputs(self, node: Node) -> Iterator[dict[str, str]]:

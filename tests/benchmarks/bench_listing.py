@@ -1,6 +1,6 @@
 """The listing beside JAX's own, in one run: `python tests/benchmarks/bench_listing.py`.
 
-Plain text beside `str(jaxpr)`, and coloured text with source lines, through a Rich console, beside
+Plain text beside `str(jaxpr)`, and colored text with source lines, through a Rich console, beside
 `jaxpr.pretty_print(use_color=True, source_info=True)`. The two of each pair alternate, and medians
 are compared, of CPU time; the plain texts must be equal.
 """
@@ -32,13 +32,13 @@ def plain(jaxpr: Any) -> str:
     return listing(jaxpr).plain()
 
 
-def coloured(jaxpr: Any) -> str:
+def colored(jaxpr: Any) -> str:
     console = Console(file=io.StringIO(), force_terminal=True, color_system="standard", width=80)
     console.print(listing(jaxpr, ShowOptions(source=True)), soft_wrap=True)
     return console.file.getvalue()  # type: ignore[attr-defined]
 
 
-def jax_coloured(jaxpr: Any) -> str:
+def jax_colored(jaxpr: Any) -> str:
     return jaxpr.pretty_print(use_color=True, source_info=True)
 
 
@@ -68,7 +68,7 @@ def main() -> None:
     sizes = [n for n in (10**3, 10**4, 10**5) if n <= options.max]
     programs = [("transformer gradient", transformer_gradient())]
     programs += [("synthetic", synthetic(n)) for n in sizes]
-    pairs = {"plain": (str, plain), "coloured": (jax_coloured, coloured)}
+    pairs = {"plain": (str, plain), "colored": (jax_colored, colored)}
     for name, closed in programs:
         jaxpr = jaxcompat.open_jaxpr(closed)
         assert str(jaxpr) == plain(jaxpr)

@@ -22,7 +22,7 @@ from matplotlib.axes import Axes
 
 ROOT = Path(__file__).parents[2]
 
-#: By way: what the line is called, its colour and its marker.
+#: By way: what the line is called, its color and its marker.
 LINES = {
     "traced": ("as traced", "#d1495b", "o"),
     "scan": ("as a scan, by hand", "#7d8ca3", "s"),
@@ -44,11 +44,11 @@ def curve(rows: list[dict[str, Any]], way: str) -> list[tuple[int, float]]:
 
 
 def draw(axes: Axes, rows: list[dict[str, Any]]) -> None:
-    for way, (label, colour, marker) in LINES.items():
+    for way, (label, color, marker) in LINES.items():
         depths, seconds = zip(*curve(rows, way), strict=True)
-        axes.plot(depths, seconds, color=colour, marker=marker, markersize=5, linewidth=2)
+        axes.plot(depths, seconds, color=color, marker=marker, markersize=5, linewidth=2)
         above = {"xytext": (7, -3), "textcoords": "offset points"}
-        axes.annotate(label, (depths[-1], seconds[-1]), color=colour, **above)
+        axes.annotate(label, (depths[-1], seconds[-1]), color=color, **above)
     axes.set_xscale("log", base=2)
     axes.set_yscale("log")
     depths = sorted({row["depth"] for row in rows})

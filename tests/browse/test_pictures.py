@@ -8,7 +8,7 @@ def test_a_program_beside_its_source(browser, snap_compare, size):
     assert snap_compare(browser(), terminal_size=size, press=["enter", "down", "m"])
 
 
-def test_without_colours(browser, snap_compare, monkeypatch):
+def test_without_colors(browser, snap_compare, monkeypatch):
     monkeypatch.setenv("NO_COLOR", "1")
     assert snap_compare(browser("dce"), terminal_size=(80, 24), press=["left_square_bracket", "c"])
 

@@ -93,7 +93,7 @@ class Result:
 
 
 class Terminal(io.StringIO):
-    """A terminal without colours, of 80 columns."""
+    """A terminal without colors, of 80 columns."""
 
     def isatty(self) -> bool:
         return True

@@ -27,15 +27,13 @@ class Terminal(io.StringIO):
         (io.StringIO(), {"FORCE_COLOR": "1", "NO_COLOR": "1"}, False),
     ],
 )
-def test_colours_are_for_terminals_unless_told_otherwise(
-    monkeypatch, stream, environment, expected
-):
+def test_colors_are_for_terminals_unless_told_otherwise(monkeypatch, stream, environment, expected):
     for name in ("NO_COLOR", "FORCE_COLOR"):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv("TERM", "xterm")
     for name, value in environment.items():
         monkeypatch.setenv(name, value)
-    assert output.colours(stream) is expected
+    assert output.colors(stream) is expected
 
 
 def test_messages_on_a_terminal_break_between_words(monkeypatch):

@@ -165,7 +165,7 @@ def in_terminal(*arguments, **environment):
     return written.decode()
 
 
-def test_a_terminal_gets_colours_unless_no_color(folder):
+def test_a_terminal_gets_colors_unless_no_color(folder):
     assert "\x1b[" in in_terminal("show", "functions.py:double")
     assert "\x1b[" not in in_terminal("show", "functions.py:double", NO_COLOR="1")
 

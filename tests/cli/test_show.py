@@ -75,7 +75,7 @@ def test_stats_as_json(cli):
     assert {p["name"] for p in stats["primitives"]} == {"sin", "cos"}
 
 
-def test_colours_when_forced_and_never_with_no_color(cli, monkeypatch):
+def test_colors_when_forced_and_never_with_no_color(cli, monkeypatch):
     monkeypatch.setenv("FORCE_COLOR", "1")
     assert "\x1b[" in cli("show", "functions.py:double").out
     assert "\x1b[" in cli("show", "functions.py:none").err

@@ -55,7 +55,7 @@ class _Terminal(io.StringIO):
 
 
 def printed(command: str, lines: int) -> str:
-    """Return what a command prints in colours on a terminal of so many lines."""
+    """Return what a command prints in colors on a terminal of so many lines."""
     size = os.terminal_size((WIDTH, lines))
     with (
         mock.patch.dict(os.environ, FORCE_COLOR="1", TERM="xterm"),

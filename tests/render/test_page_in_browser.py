@@ -244,7 +244,7 @@ def test_a_link_leads_to_a_row_of_a_pass(opened):
 
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])
-def test_text_is_legible_in_both_colour_schemes(opened, chromium, scheme):
+def test_text_is_legible_in_both_color_schemes(opened, chromium, scheme):
     features = [{"name": "prefers-color-scheme", "value": scheme}]
     chromium.execute_cdp_cmd("Emulation.setEmulatedMedia", {"features": features})
     page = opened("opt.html")
@@ -255,9 +255,9 @@ def test_text_is_legible_in_both_colour_schemes(opened, chromium, scheme):
 #: The contrast of each kind of text with what is behind it, as WCAG defines it.
 CONTRASTS = """
 const canvas = document.createElement("canvas").getContext("2d", { willReadFrequently: true });
-function luminance(colours) {
-  for (const colour of ["white", ...colours]) {
-    canvas.fillStyle = colour;
+function luminance(colors) {
+  for (const color of ["white", ...colors]) {
+    canvas.fillStyle = color;
     canvas.fillRect(0, 0, 1, 1);
   }
   const [r, g, b] = [...canvas.getImageData(0, 0, 1, 1).data].map((value) => {

@@ -111,7 +111,7 @@ class Cost(Printed):
         left_to_partitioner: Arguments, results and equations with a sharding over several devices,
             whose arrays are counted at their global size.
         seconds: The time that the program takes, if it was measured or is known.
-        utilisation: The fraction of the device's peak FLOPs that matrix products achieve in this
+        utilization: The fraction of the device's peak FLOPs that matrix products achieve in this
             time.
         dead: The cost of dead equations, which XLA removes; None if there are none.
     """
@@ -125,7 +125,7 @@ class Cost(Printed):
     unknown: Mapping[str, int]
     left_to_partitioner: tuple[str, ...] = ()
     seconds: float | None = None
-    utilisation: float | None = None
+    utilization: float | None = None
     dead: Group | None = None
 
 

@@ -54,8 +54,8 @@ class Device:
         plain = product.removesuffix(" highest")
         return self.products.get(product) or self.products.get(plain) or self.vector
 
-    def utilisation(self, group: Group, seconds: float) -> float:
-        """Return the model FLOPs utilisation: the time of the products at peak rates by `seconds`.
+    def utilization(self, group: Group, seconds: float) -> float:
+        """Return the model FLOPs utilization: the time of the products at peak rates by `seconds`.
 
         Args:
             group: The cost of the program.
@@ -94,10 +94,10 @@ def with_times(found: Cost, device: Device | None, seconds: float | None) -> Cos
     """Return a cost with the time of the program, and the times of its groups on a device."""
     if device is None:
         return replace(found, seconds=seconds)
-    part = None if seconds is None else device.utilisation(found.total, seconds)
+    part = None if seconds is None else device.utilization(found.total, seconds)
     # Collectives have no time: the rates of links are not known.
     on_device = replace(timed(found, device), collectives=found.collectives)
-    return replace(on_device, seconds=seconds, utilisation=part)
+    return replace(on_device, seconds=seconds, utilization=part)
 
 
 def _nvidia(

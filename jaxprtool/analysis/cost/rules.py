@@ -5,7 +5,7 @@
         return Work(flops=2 * eqn.outvars[0].aval.size)
 
 A rule returns the cost of one run of an equation. Operations are counted as XLA counts them before
-it optimises (`jax.stages.Lowered.cost_analysis`): an elementwise operation is one FLOP or one
+it optimizes (`jax.stages.Lowered.cost_analysis`): an elementwise operation is one FLOP or one
 transcendental per element, on integers and booleans too. Bytes are added later, from the fusion of
 equations; a rule returns them only if its primitive reads or writes a part of an array.
 """
@@ -283,7 +283,7 @@ def _matrices(eqn: JaxprEqn) -> tuple[Any, Any, Any]:
 
 
 def _factors(work: Callable[[Any, Any], Any]) -> CostRule:
-    """Return the rule of a factorisation, from its real FLOPs by rows and columns."""
+    """Return the rule of a factorization, from its real FLOPs by rows and columns."""
 
     def found(eqn: JaxprEqn) -> Work:
         batch_size, rows, columns = _matrices(eqn)

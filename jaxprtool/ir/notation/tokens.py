@@ -2,7 +2,7 @@
 
 A piece that has a role (a binder, a type, a literal) is an instance of that role's class, a plain
 subclass of `str`. So `"".join(pieces)` is the plain text, and the classes determine the style of
-each piece if there are colours. An empty token gives its role to the piece after it. Binders are
+each piece if there are colors. An empty token gives its role to the piece after it. Binders are
 marked in this way: a variable's name is one plain `str`, where it is bound and where it is used.
 """
 

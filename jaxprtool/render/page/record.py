@@ -63,7 +63,7 @@ _MOST_ROWS, _MOST_COMPILATIONS, _MOST_LANES = 500, 200, 8
 #: The maximum number of rows of a notebook cell.
 _MOST_IN_CELL = 20
 
-#: A compilation that takes less than this part of a run is drawn in one colour.
+#: A compilation that takes less than this part of a run is drawn in one color.
 _TINY = 300
 
 #: The length at which a value or a name on a page is cut.
@@ -568,7 +568,7 @@ def _table(
 def _bar(function: int, each: Compilation, end: float) -> _Bar:
     kinds = ["failed"] if has_failed(each) else ["again"] if each.reasons else []
     kinds += ["cached"] if each.cached else []
-    if each.seconds < end / _TINY:  # drawn in one colour
+    if each.seconds < end / _TINY:  # drawn in one color
         phases = {
             "trace": each.trace_seconds,
             "lower": each.lower_seconds,

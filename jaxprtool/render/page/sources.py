@@ -76,7 +76,7 @@ class Sources:
         self._files: dict[str, SourceFile | None] = {}
         self._known: dict[str, SourceFile] = {}
         for path, text in texts.items():
-            self._known[path] = SourceFile(len(self._known), _printable(path), _coloured(text))
+            self._known[path] = SourceFile(len(self._known), _printable(path), _colored(text))
 
     def location(self, eqn: JaxprEqn) -> SourceLink | None:
         """Return the source location of an equation; None if unknown or not shown."""
@@ -125,14 +125,14 @@ class Sources:
             return None
         text = "".join(linecache.getlines(file))
         path = _printable(self._frames.path(file))
-        return SourceFile(len(self.files()), path, _coloured(text)) if text else None
+        return SourceFile(len(self.files()), path, _colored(text)) if text else None
 
 
 def _printable(path: str) -> str:
     return "".join(printable([path]))
 
 
-def _coloured(text: str) -> list[Markup]:
+def _colored(text: str) -> list[Markup]:
     """Return the lines of Python source as HTML with Pygments classes."""
     plain = "\n".join("".join(printable([line.expandtabs()])) for line in text.split("\n"))
     lexer = PythonLexer(stripnl=False, ensurenl=False)

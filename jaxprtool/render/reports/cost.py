@@ -209,7 +209,7 @@ def notes(found: Cost, device: Device | None, whole_arrays: bool = False) -> Ite
         rate = with_prefix(round(flops / found.seconds), "FLOP/s")
         rate = f"in {duration(found.seconds)}: {rate}"
         if device is not None:
-            rate += f", {found.utilisation:.1%} of the peak of {device.name}"
+            rate += f", {found.utilization:.1%} of the peak of {device.name}"
         yield rate
     if found.dead is not None:
         yield from _dead_notes(found.dead, found.total)

@@ -1,4 +1,4 @@
-"""Programs in JAX's own notation, as plain or coloured text.
+"""Programs in JAX's own notation, as plain or colored text.
 
 The plain text of a whole program equals, byte for byte, the output of JAX's `jaxpr.pretty_print` at
 the same width. In addition, source lines and scopes may be shown as comments, bodies folded, and
@@ -40,7 +40,7 @@ class Listing:
     tokens: list[str]
 
     def plain(self) -> str:
-        """Return the text without colours and without a final newline."""
+        """Return the text without colors and without a final newline."""
         return "".join(self.tokens)
 
     def segments(self) -> list[Segment]:

@@ -1,6 +1,6 @@
 """Rendering of docstrings and other prose as Markdown: paragraphs, lists, verbatim code.
 
-It uses only the colours of the theme; without colours, code keeps its backticks.
+It uses only the colors of the theme; without colors, code keeps its backticks.
 """
 
 from __future__ import annotations

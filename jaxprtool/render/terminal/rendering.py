@@ -83,7 +83,7 @@ class Rendering:
     width: int
 
     def plain(self) -> str:
-        """Return the text without colours and without a final newline."""
+        """Return the text without colors and without a final newline."""
         file = io.StringIO()
         Console(file=file, width=self.width, color_system=None, markup=False).print(self.renderable)
         return "\n".join(line.rstrip() for line in file.getvalue().splitlines())

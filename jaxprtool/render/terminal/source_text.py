@@ -1,4 +1,4 @@
-"""The coloured lines of source files, each read when it is first shown."""
+"""The colored lines of source files, each read when it is first shown."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ import os
 from rich.style import Style
 from rich.text import Text
 
-from jaxprtool.render.terminal.colours import BLUE, CYAN, GREEN, MAGENTA, named
+from jaxprtool.render.terminal.colors import BLUE, CYAN, GREEN, MAGENTA, named
 
-#: Longer files are shown without colours, which are slow to compute.
+#: Longer files are shown without colors, which are slow to compute.
 _LONGEST = 5000
 
 #: The styles of source tokens, by prefix of their Pygments type.
@@ -34,7 +34,7 @@ class Sources:
     def lines(self, file: str) -> list[Text]:
         """Return the lines of a file; empty if it does not exist."""
         if file not in self._files:
-            self._files[file] = _coloured(_read(file))
+            self._files[file] = _colored(_read(file))
         return self._files[file]
 
     def forget(self) -> None:
@@ -54,7 +54,7 @@ def _read(file: str) -> str:
     return "".join(linecache.getlines(file)).expandtabs(4)
 
 
-def _coloured(source: str) -> list[Text]:
+def _colored(source: str) -> list[Text]:
     lines = source.splitlines()
     if len(lines) > _LONGEST:
         return [Text(_printable(line)) for line in lines]

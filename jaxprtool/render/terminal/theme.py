@@ -5,7 +5,7 @@ from __future__ import annotations
 from rich.style import Style
 
 from jaxprtool.ir.notation import tokens
-from jaxprtool.render.terminal.colours import BLUE, CYAN, GREEN, MAGENTA, RED, named
+from jaxprtool.render.terminal.colors import BLUE, CYAN, GREEN, MAGENTA, RED, named
 
 BINDER = Style(color=named(BLUE))
 TYPE = Style(color=named(MAGENTA))

@@ -33,9 +33,9 @@ def test_what_moves_more_than_it_computes_is_limited_by_memory():
     assert bound.limit == "memory" and bound.seconds == pytest.approx(8e6 / 4.8e12)
 
 
-def test_utilisation_is_of_products():
+def test_utilization_is_of_products():
     group = total(lambda x: jnp.sin(x @ x), np.ones((64, 64), jnp.bfloat16))
-    assert SLOW.utilisation(group, 1.0) == pytest.approx(2 * 64**3 / 1e9)
+    assert SLOW.utilization(group, 1.0) == pytest.approx(2 * 64**3 / 1e9)
 
 
 def test_a_file_has_figures_of_a_device(tmp_path):

@@ -214,21 +214,21 @@ def test_names_of_the_file_come_before_those_of_the_table():
 
 
 def test_plugins_add_their_own():
-    class Colour(enum.Enum):
+    class Color(enum.Enum):
         RED = 1
 
     @dataclass(frozen=True)
     class Brush:
-        colour: Colour
+        color: Color
         width: float = 1.0
 
     before = dict(values.ENCODERS), dict(values.CONSTRUCTORS), dict(values.NAMES)
     try:
-        values.add_enum(Colour)
+        values.add_enum(Color)
         values.add_record(Brush)
-        text = encode([Brush(Colour.RED)])
-        assert text == "[Brush(colour=Colour.RED, width=1.0)]"
-        assert read(text) == [Brush(Colour.RED)]
+        text = encode([Brush(Color.RED)])
+        assert text == "[Brush(color=Color.RED, width=1.0)]"
+        assert read(text) == [Brush(Color.RED)]
     finally:
         for table, old in zip(
             (values.ENCODERS, values.CONSTRUCTORS, values.NAMES), before, strict=True

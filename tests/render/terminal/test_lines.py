@@ -30,7 +30,7 @@ def test_lines_that_fit_stay_as_they_are():
     assert listing(program, ShowOptions(fit=True)).tokens == listing(program).tokens
 
 
-def test_variables_are_bound_in_colour_where_a_line_is_broken():
+def test_variables_are_bound_in_color_where_a_line_is_broken():
     program = jaxprtool.trace(lambda *xs: sum(xs), *[jnp.ones((10, 10))] * 20)
     for fit in (False, True):
         tokens = listing(program, ShowOptions(width=60, fit=fit)).tokens

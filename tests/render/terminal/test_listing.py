@@ -210,7 +210,7 @@ def test_segments_bear_the_styles_of_their_roles_and_the_same_text():
     assert styles == set(map(str, (*roles, theme.KEYWORD, theme.COMMENT)))
 
 
-def test_a_rich_console_prints_the_whole_text_in_colour():
+def test_a_rich_console_prints_the_whole_text_in_color():
     shown = listing(nested(), ShowOptions(width=40))
     console = Console(file=io.StringIO(), width=20, force_terminal=True, color_system="standard")
     console.print(shown, soft_wrap=True)

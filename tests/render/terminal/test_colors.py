@@ -1,12 +1,12 @@
-"""The colours of the terminal can be read on all common backgrounds."""
+"""The colors of the terminal can be read on all common backgrounds."""
 
 import pytest
 from rich.color import Color
 from rich.style import Style
 
-from jaxprtool.render.terminal import colours, source_text, theme
+from jaxprtool.render.terminal import colors, source_text, theme
 
-COLOURS = {name: number for name, number in vars(colours).items() if isinstance(number, int)}
+COLORS = {name: number for name, number in vars(colors).items() if isinstance(number, int)}
 
 BACKGROUNDS = {
     "black": "#000000",
@@ -32,16 +32,16 @@ def luminance(color):
 
 
 @pytest.mark.parametrize("background", BACKGROUNDS)
-@pytest.mark.parametrize("name", COLOURS)
-def test_a_colour_has_contrast(name, background):
-    color = Color.from_ansi(COLOURS[name])
+@pytest.mark.parametrize("name", COLORS)
+def test_a_color_has_contrast(name, background):
+    color = Color.from_ansi(COLORS[name])
     low, high = sorted(map(luminance, (color, Color.parse(BACKGROUNDS[background]))))
     assert (high + 0.05) / (low + 0.05) >= (3 if background in ("black", "white") else 2.95)
 
 
 @pytest.mark.parametrize("module", [theme, source_text], ids=lambda module: module.__name__)
-def test_styles_have_no_other_colours(module):
+def test_styles_have_no_other_colors(module):
     tables = [each for each in vars(module).values() if isinstance(each, dict)]
     styles = [style for table in tables for style in table.values() if isinstance(style, Style)]
     used = {style.color.number for style in styles if style.color is not None}
-    assert used and used <= set(COLOURS.values())
+    assert used and used <= set(COLORS.values())

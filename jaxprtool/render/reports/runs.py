@@ -117,8 +117,8 @@ def _in_short(group: Alike[Output], narrow: bool) -> str:
         known = first.summary.numbers
     parts = []
     if known.get("min") is not None:
-        ends = (f"{known[end]:.{digits}g}" for end in ("min", "max"))
-        parts.append(" to ".join(dict.fromkeys(ends)))
+        low, high = f"{known['min']:.{digits}g}", f"{known['max']:.{digits}g}"
+        parts.append(low if low == high else f"{low} to {high}")
     if known.get("mean") is not None and not narrow:
         parts.append(f"mean {known['mean']:.3g}")
     parts += [f"{known[name]:,} {name}" for name in ("nan", "inf") if known.get(name)]

@@ -80,7 +80,7 @@ def test_docstrings_of_numpy_s_style_are_laid_out(cli, folder):
     assert (
         "  factor: float = 2.0" in lines and "      By how much; see `jax.numpy.multiply`." in lines
     )
-    assert lines[lines.index("Refuses") + 1] == "  • If the factor is zero."
+    assert lines[lines.index("Errors") + 1] == "  • If the factor is zero."
     assert lines[lines.index("Example") + 1] == '    >>> program.apply("scaled")'
     assert lines[lines.index("Notes") + 1] == "   • one"
 

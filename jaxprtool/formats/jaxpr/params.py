@@ -141,8 +141,8 @@ def decode_params(
         results: The types of its results; None for a result without a type in the file.
 
     Raises:
-        UnknownPrimitive: If this JAX has no such primitive.
-        BadParameter: If a parameter is unknown, missing or invalid.
+        BadParameter: If this JAX has no such primitive, or a parameter is unknown, missing or
+            invalid.
     """
     load_rules_of(primitive)
     if primitive.startswith(_SPARSE):

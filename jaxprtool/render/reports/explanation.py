@@ -60,7 +60,7 @@ def pass_explanation(document: PassDocument, width: int, full: bool) -> Renderin
         example = section.title.startswith("Example")
         parts += _section(section.title, (Code if example else Prose)(section.text))
     if document.refuses:
-        parts += _section("Refuses", *map(_bullet, document.refuses))
+        parts += _section("Errors", *map(_bullet, document.refuses))
     if rules := document.rules:
         parts += _section("Rules", Prose(_LEGEND), *_rules(rules, width - 2, full))
     return Rendering(Group(*parts), width)

@@ -159,18 +159,15 @@ def axis_size_of(axis_size: Any, axes: Sequence[Any], avals: Sequence[Any], name
 
 
 def _size_along(axis: int, aval: Aval, names: Names, place: int) -> Any:
-    _check_rank(axis, len(aval.shape), f"its shape is {aval.shape}", names, place)
-    return aval.shape[axis]
-
-
-def _check_rank(axis: int, rank: int, shape: str, names: Names, place: int) -> None:
-    if not -rank <= axis < rank:
+    rank = len(aval.shape)
+    if not -rank <= axis < rank:  # as JAX says it
         raise BatchError(
             f"vmap was requested to map its argument along axis {axis}, which implies that its "
             f"rank should be at least {axis + 1 if axis >= 0 else -axis}, but is only {rank} "
-            f"({shape})",
+            f"(its shape is {aval.shape})",
             f"the argument is {names()[place]}",
         )
+    return aval.shape[axis]
 
 
 def program_axes(program: Program, in_axes: object, axis_size: Any) -> tuple[list[Dim], Any]:
@@ -198,7 +195,12 @@ def program_axes(program: Program, in_axes: object, axis_size: Any) -> tuple[lis
                 "use None for it in in_axes",
             )
         rank = len(shape) + 1
-        _check_rank(axis, rank, f"its shape is {shape}, and the axis", names, i)
+        if not -rank <= axis < rank:
+            raise BatchError(
+                f"in_axes has {axis} for {names()[i]}, but its mapped axis is from {-rank} to "
+                f"{rank - 1}",
+                f"{names()[i]} has type {aval.str_short(short_dtypes=True)} and gets one more axis",
+            )
         dims.append(axis % rank)
     return dims, _checked_size(axis_size)
 

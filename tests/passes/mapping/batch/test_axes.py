@@ -103,9 +103,9 @@ WRONG_FOR_A_PROGRAM = [
     (0, 2.5, "axis_size must be an integer, but got 2.5"),
     (0, True, "axis_size must be an integer that is not negative, but got True"),
     ((0,), 2, "but got len(in_axes)=1, len(args)=2"),
-    (3, 2, "along axis 3, which implies that its rank should be at least 4, but is only 3"),
-    ((0, 2), 2, "axis 2, .* at least 3, but is only 2 (its shape is (5,), and the axis)"),
-    ((0, -3), 2, "axis -3, .* at least 3, but is only 2 (its shape is (5,), and the axis)"),
+    (3, 2, "in_axes has 3 for params['w'][0], but its mapped axis is from -3 to 2"),
+    ((0, 2), 2, "in_axes has 2 for x, but its mapped axis is from -2 to 1"),
+    ((0, -3), 2, "in_axes has -3 for x, but its mapped axis is from -2 to 1"),
     (({"v": 0}, 0), 2, "at vmap in_axes[0] it is a dict with keys ['v'], but the value is a dict"),
     (({"w": (0, 0)}, 0), 2, "at vmap in_axes[0]['w'] it is a tuple of 2, but the value is a list"),
     (({"w": [0, 0, 0]}, 0), 2, "it is a list of 3, but the value is a list of 2"),
@@ -125,7 +125,7 @@ def test_what_does_not_fit_a_program_is_said(program, in_axes, axis_size, messag
 def test_a_rank_that_is_too_low_is_that_of_a_named_argument(program):
     with pytest.raises(BatchError) as caught:
         program_axes(program, (({"w": [0, 7]}), None), 2)
-    assert caught.value.hint == "the argument is params['w'][1]"
+    assert caught.value.hint == "params['w'][1] has type f32[3,4] and gets one more axis"
 
 
 def test_keyword_arguments_have_no_entry_in_in_axes(program):

@@ -242,7 +242,7 @@ MISTAKES = {
     "too many axes": ([*LAYER, "--in-axes", "(None, 0, 0)"], "vmap in_axes must be an int, None"),
     "an axis too far": (
         [*LAYER, "--in-axes", "(None, 2)"],
-        "vmap was requested to map its argument",
+        "in_axes has 2 for x, but its mapped axis is from -2 to 1",
     ),
     "no such key": ([*LAYER, "--in-axes", "({'v': 0}, 0)"], "vmap in_axes specification must be a"),
     "a result's axis too far": ([*LAYER, "--out-axes", "2"], "axis 2 is out of bounds"),

@@ -302,7 +302,7 @@ def test_a_rule_that_fails_is_named_with_its_equation(monkeypatch):
         ("", "axis_size must be specified"),
         ("axis_size=-1", "not negative"),
         ("in_axes=(0,), axis_size=2", r"len\(in_axes\)=1, len\(args\)=2"),
-        ("in_axes=3, axis_size=2", "rank should be at least 4"),
+        ("in_axes=3, axis_size=2", "in_axes has 3 for params"),
         ("in_axes='x', axis_size=2", "must be an int, None, or a tuple"),
         ("out_axes=None, axis_size=2", "vmap"),
         ("out_axes=None, axis_name='i', axis_size=2", r"mapped output \(axis_name=i\)"),

@@ -1,13 +1,14 @@
-"""`Program.apply` beside JAX, in one run: `python tests/benchmarks/bench_apply.py`.
+"""Compare `Program.apply` with JAX: `python tests/benchmarks/bench_apply.py`.
 
-What a user waits for when a pass is applied to the gradient of a 48-layer transformer: the pass,
-the type check of its result, and all that is around them. `batch` stands beside JAX's tracing of
-`jax.vmap` of the function, `dce` beside JAX's `dce_jaxpr`, and the check of a result beside JAX's
-own checker; `jaxprtool.vmap` stands beside `jax.vmap`, both traced by `jax.make_jaxpr`. Each
-measurement is of a fresh copy of the program, or of a fresh function, so that nobody answers from
-what it made of this one. It is warm, which means that both sides have met one like it, or cold,
-which means that all caches of both are empty. The sides alternate; medians are compared, and the
-ratio is the median of those of each round.
+Measures the time a user waits when a pass is applied to the gradient of a 48-layer transformer: the
+pass, the type check of its result, and the overhead around them. `batch` is compared with JAX's
+tracing of `jax.vmap` of the function, `dce` with JAX's `dce_jaxpr`, the type check with JAX's own
+checker, and `jaxprtool.vmap` with `jax.vmap`, both traced by `jax.make_jaxpr`.
+
+Each measurement uses a fresh copy of the program, or a fresh function, so that no cache of this
+program is hit. "warm" means that both sides have processed a similar program before, "cold" that
+all caches of both are empty. The two sides alternate. The table has the medians, and the median of
+the ratios of each round.
 """
 
 from __future__ import annotations
@@ -37,12 +38,12 @@ LANES = 8
 
 
 def fresh(program: Program) -> Program:
-    """A copy whose jaxpr no cache knows."""
+    """Return a copy of the program whose jaxpr is in no cache."""
     return program.replace(jaxpr=program.jaxpr.replace(jaxpr=program.jaxpr.jaxpr.replace()))
 
 
 def half_dead(program: Program) -> Program:
-    """Return the program beside a copy of its equations whose results nobody reads."""
+    """Return the program with a copy of its equations whose results are unused."""
     jaxpr = jaxcompat.open_jaxpr(program.jaxpr)
     names: dict[Any, Any] = {}
 
@@ -61,7 +62,7 @@ def half_dead(program: Program) -> Program:
 
 
 def mapped(vmap: Callable[..., Any], gradient: Any, shapes: Any, in_axes: Any) -> Any:
-    """JAX's tracing of `vmap(gradient)`."""
+    """Trace `vmap(gradient)` with JAX."""
 
     def wide(shape: jax.ShapeDtypeStruct) -> jax.ShapeDtypeStruct:
         return jax.ShapeDtypeStruct((LANES, *shape.shape), shape.dtype)
@@ -69,7 +70,7 @@ def mapped(vmap: Callable[..., Any], gradient: Any, shapes: Any, in_axes: Any) -
     axes = (in_axes,) * 2 if isinstance(in_axes, int) else in_axes
     pairs = zip(shapes, axes, strict=True)
     args = [x if axis is None else jax.tree.map(wide, x) for x, axis in pairs]
-    # A function of its own each time: JAX remembers what it has traced.
+    # A new function each time, since JAX caches traces.
     return jax.make_jaxpr(vmap(lambda *args: gradient(*args), in_axes))(*args)
 
 
@@ -87,7 +88,7 @@ def compare(
     rounds: int,
     cold: bool,
 ) -> tuple[float, float, float]:
-    """Return the median seconds of both sides, and the median of theirs over ours."""
+    """Return the median seconds of both sides, and the median ratio of theirs to ours."""
     times: list[tuple[float, float]] = []
     for i in range(rounds + 1):
         taken = {}
@@ -97,7 +98,7 @@ def compare(
                 jaxprtool.clear_caches()
             taken[side] = seconds(partial(side, fresh(program)))
         times.append((taken[ours], taken[theirs]))
-    times = times[1:]  # the first is to warm up
+    times = times[1:]  # the first round is a warm-up
     mine, jaxs = (statistics.median(column) for column in zip(*times, strict=True))
     return mine, jaxs, statistics.median(b / a for a, b in times)
 

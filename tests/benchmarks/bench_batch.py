@@ -1,18 +1,18 @@
-"""`batch` beside `jax.vmap`, in one run: `python tests/benchmarks/bench_batch.py`.
+"""Compare `batch` with `jax.vmap`: `python tests/benchmarks/bench_batch.py`.
 
 Ours is the pass, JAX's is `jax.make_jaxpr(jax.vmap(jaxpr_as_fun(j)))` of the same jaxpr. The two
-take turns and medians are compared. Making the mapped program is measured
+alternate and medians are compared. Making the batched program is measured
 
-    cold    when neither remembers anything: JAX's caches, our templates and our bodies forgotten;
-    warm    when both have mapped a program like it, with a fresh copy of the program, so that
-            neither answers from what it made of this one (of nested bodies both do);
-    again   the very same program once more.
+    cold    with all caches cleared: JAX's, and our templates and bodies;
+    warm    after both have batched such a program, with a fresh copy of it, so that neither
+            has this one in a cache (nested bodies are in both caches);
+    again   with the same program object once more.
 
-Equations are those at all depths, at each mention of a body; bytes moved are the outputs of
-transpose, broadcast and copy, in a scan as often as it runs. Both results are compiled with XLA's
-own settings and run by turns, on parameters that are the same for all lanes and on examples that
-differ; the deep gradient with 6 layers, as XLA is slow with 48. "same" says that XLA makes the same
-instructions of both. The ratio of run times is the median of the ratios round by round.
+Equations are counted at all depths, a body once per call. Bytes moved are the outputs of transpose,
+broadcast and copy, multiplied by the iterations of a scan. Both results are compiled with XLA's
+default settings and run alternately, with parameters that are not batched and examples that are.
+The deep gradient has 6 layers here, since XLA takes long to compile 48. "same" means that both
+compile to the same instructions. The ratio of run times is the median of the ratios of each round.
 """
 
 from __future__ import annotations
@@ -48,14 +48,14 @@ OURS, JAX = "ours", "jax.vmap"
 
 
 def program_of(name: str, closed: Any) -> Program:
-    """The flat program of a closed jaxpr."""
+    """Return the flat program of a closed jaxpr."""
     ins = tuple(f"x{i}" for i in range(len(closed.invars)))
     outs = tuple(f"y{i}" for i in range(len(closed.outvars)))
     return flat(Program(name, closed, None, None, ins, outs))
 
 
 def mapping_of(program: Program, shared: int) -> Mapping:
-    """All arguments at their first axis but for those that all lanes share, the first ones."""
+    """Map all arguments along axis 0, except for the first `shared` ones."""
     rest = len(program.in_avals) - shared
     return Mapping((None,) * shared + (0,) * rest, (0,) * len(program.out_avals), LANES)
 
@@ -64,7 +64,7 @@ def mapping_of(program: Program, shared: int) -> Mapping:
 
 
 def forget() -> None:
-    """What all caches hold, JAX's and ours."""
+    """Clear all caches, JAX's and ours."""
     jax.clear_caches()
     clear_caches()
 
@@ -77,7 +77,7 @@ def seconds(function: Callable[[], Any]) -> float:
 
 
 def making(program: Program, mapping: Mapping, rounds: int) -> dict[str, dict[str, float]]:
-    """The median seconds of each, cold, warm and again."""
+    """Return the median seconds of each side: cold, warm and again."""
     makers = {JAX: theirs, OURS: ours}
     times: dict[str, dict[str, list[float]]] = {}
     for how in ("cold", "warm", "again"):
@@ -99,7 +99,7 @@ def making(program: Program, mapping: Mapping, rounds: int) -> dict[str, dict[st
 
 
 def fresh(program: Program) -> Program:
-    """The program with a jaxpr of its own, which nobody has seen."""
+    """Return the program with a copy of its jaxpr that is in no cache."""
     opened = jaxcompat.open_jaxpr(program.jaxpr)
     return program.replace(
         jaxpr=jaxcompat.replace_jaxpr(
@@ -131,7 +131,7 @@ def make_table(programs: dict[str, tuple[Program, Mapping]], rounds: int) -> Tab
     return table
 
 
-# --- what is made ---------------------------------------------------------------------------------
+# --- the batched program --------------------------------------------------------------------------
 
 
 def cost_table(programs: dict[str, tuple[Program, Mapping]]) -> Table:
@@ -191,13 +191,13 @@ def compile_(jaxpr: Any, args: Sequence[Any]) -> Any:
 
 
 def check(compiled: dict[str, Any], args: Sequence[Any]) -> None:
-    """Both give the same."""
+    """Assert that both return the same values."""
     for a, b in zip(compiled[OURS](*args), compiled[JAX](*args), strict=True):
         np.testing.assert_allclose(np.asarray(a), np.asarray(b), rtol=1e-4, atol=1e-4)
 
 
 def runs(compiled: dict[str, Any], args: Sequence[Any], rounds: int) -> dict[str, list[float]]:
-    """The seconds of each round of some calls, taken by turns."""
+    """Return the seconds of each call in each round. The calls alternate."""
     times: dict[str, list[float]] = {who: [] for who in compiled}
     once = min(_called(compiled[JAX], args, 1) for _ in range(3))
     calls = max(1, min(50, int(0.005 / once)))
@@ -216,17 +216,17 @@ def _called(run: Any, args: Sequence[Any], calls: int) -> float:
 
 
 def instructions(compiled: Any) -> list[str]:
-    """What XLA leaves to run, without names and places."""
+    """Return the instructions of the compiled program, without names and source locations."""
     text = re.sub(r", metadata=\{[^}]*\}", "", compiled.as_text())
     text = re.sub(r"%?[A-Za-z_][\w\-]*\.[\w\-.]+|%[\w\-.]+", "_", text)
     return sorted(line for line in text.splitlines() if " = " in line)
 
 
-# --- all of it ------------------------------------------------------------------------------------
+# --- main -----------------------------------------------------------------------------------------
 
 
 def sample_cases() -> dict[str, tuple[Program, Mapping]]:
-    """The samples that JAX maps, with their gradients, mapped over all arguments."""
+    """Return the samples that JAX can batch, and their gradients, mapped over all arguments."""
     found = {}
     for file in sample_files():
         for case in sample_programs(file):
@@ -264,7 +264,7 @@ def main() -> None:
     programs = {name: each for name, each in programs.items() if options.only in name}
     runnable = {name: each for name, each in runnable.items() if name in programs}
 
-    gc.freeze()  # the programs are not garbage: collecting between measurements stays quick
+    gc.freeze()  # exclude the programs from garbage collection, which keeps collections fast
     console.print(make_table(programs, options.rounds))
     console.print(cost_table(programs))
     console.print(run_table(runnable, 8 * options.rounds))

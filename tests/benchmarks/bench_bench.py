@@ -1,11 +1,11 @@
-"""`bench` and `run` beside loops written by hand: `python tests/benchmarks/bench_bench.py`.
+"""Compare `bench` and `run` with loops written by hand.
 
-    run     a warm call as `run` times it, beside the same of `jax.jit`
-    bench   a turn of `bench`, beside a loop over `jax.jit`
-    itself  a program beside itself: how often the 95% interval contains 1
+    run     a warm call as `run` times it, and the same call of `jax.jit`
+    bench   a turn of `bench`, and a loop over `jax.jit`
+    itself  a program against itself: how often the 95% interval contains 1
 
-All take turns, and ratios have the intervals of `bench`. `--trials N` is the number of repetitions
-of the last.
+All alternate, and ratios have the intervals of `bench`. `--trials N` sets the number of repetitions
+of `itself`.
 """
 
 from __future__ import annotations
@@ -101,14 +101,14 @@ class Hand:
 
 
 class Once(Hand):
-    """Ten calls, each timed alone, as a user checks one."""
+    """Ten calls, each timed separately, as a user times a call."""
 
     def turn(self) -> float:
         return statistics.median(self._loop(1) for _ in range(10))
 
 
 class OfRun:
-    """Ten later calls, as `run` times them."""
+    """Ten warm calls, as `run` times them."""
 
     def __init__(self, program: jaxprtool.Program, arguments: list[Any]):
         self._program, self._arguments = program, arguments

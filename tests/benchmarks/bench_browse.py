@@ -1,7 +1,4 @@
-"""How soon `browse` shows a program of 100,000 equations, and how long a page down takes.
-
-python tests/benchmarks/bench_browse.py [EQUATIONS]
-"""
+"""Measure how fast `browse` shows and scrolls a program of 100,000 equations."""
 
 import asyncio
 import gc
@@ -19,7 +16,7 @@ ROUNDS, PAGES = 5, 40
 
 
 def program(count):
-    """A program of so many equations, in a Python loop of a few lines."""
+    """Return a program of `size` equations, written as a Python loop of a few lines."""
 
     def fun(x):
         for _ in range(count // 5):
@@ -31,7 +28,7 @@ def program(count):
 
 
 async def measure(traced):
-    """Seconds until the first frame, for a page down, to fold, and until variables have names."""
+    """Return the seconds of the first frame, a page down, folding, and inferring names."""
     start = time.perf_counter()
     app = Browser(Recorder(traced).states)
     async with app.run_test(size=(160, 50)) as pilot:

@@ -1,10 +1,10 @@
-"""How long `jaxprtool check` takes beyond importing and tracing its targets.
+"""Measure the time of `jaxprtool check`, without importing and tracing its targets.
 
     python tests/benchmarks/bench_check.py [--targets N] [--size N] [--rounds N]
 
-Each target is a program of that many equations with budgets, a snapshot and `no`; once without and
-once with the budget of residuals, for which JAX traces the gradient too. The process is a new one,
-as from the shell. Medians of CPU seconds.
+Each target is a program of `--size` equations with budgets, a snapshot and `no`. The check is
+measured with and without a budget of residuals, for which JAX also traces the gradient. Each
+measurement runs in a new process, as from a shell. The table has the medians of CPU seconds.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from pathlib import Path
 from rich.console import Console
 from rich.table import Table
 
-#: A module with functions of many equations, all different.
+#: A module of functions that have many equations and differ from each other.
 MODULE = """
 import jax
 import jax.numpy as jnp
@@ -45,7 +45,7 @@ no = ["sort", "f64"]
 snapshot = true
 """
 
-#: Prints the seconds of importing and tracing within a command line, and of all.
+#: Prints the seconds of importing and tracing within a command line, and the total.
 TIMED = """
 import json, sys, time
 start = time.process_time()
@@ -70,7 +70,7 @@ print(json.dumps([code, importing, tracing, whole - importing - tracing]), file=
 
 
 def run(folder: Path, *arguments: str) -> tuple[int, float, float, float]:
-    """Return the exit code of the check, and the seconds to import, to trace, and beyond."""
+    """Return the exit code of the check, and the seconds to import, to trace, and for the rest."""
     command = [sys.executable, "-c", TIMED, "check", *arguments]
     ended = subprocess.run(command, cwd=folder, capture_output=True, text=True)
     code, *seconds = json.loads(ended.stderr.splitlines()[-1])

@@ -1,8 +1,10 @@
-"""How long it takes to find a planted fault: `python tests/benchmarks/bench_compare.py [LAYERS]`.
+"""Measure how long `compare` takes to find a planted fault.
 
-The gradient of a network of unrolled layers, against the same with one wrong number in a layer, or
-with a wrong rewrite before the gradient. Times are seconds, on the clock and of the CPU; what
-comparing takes is compiling and running both programs once.
+    python tests/benchmarks/bench_compare.py [LAYERS]
+
+The gradient of a network of unrolled layers is compared with the same gradient after one constant
+of a layer was changed, or after a wrong rewrite of the network before differentiation. Times are
+wall and CPU seconds. For reference, the table has the time to compile and run both programs once.
 """
 
 import sys

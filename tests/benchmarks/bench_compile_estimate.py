@@ -1,8 +1,8 @@
-"""Estimates of compile time, against XLA: `python tests/benchmarks/bench_compile_estimate.py`.
+"""Compare estimates of compile time with XLA: `python tests/benchmarks/bench_compile_estimate.py`.
 
-Each program is compiled as traced, outlined and rolled, once and from empty caches. The table has
-the different kernels and the CPU seconds, as estimated and as measured, and the ratio of the two.
-Names of programs restrict it to these.
+Each program is compiled as traced, outlined and rolled, once and with empty caches. The table has
+the number of distinct kernels and the CPU seconds, both estimated and measured, and the ratios.
+Name programs to measure only those.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ WAYS = ("", "outline", "roll")
 
 
 def recurrence(steps: int) -> Case:
-    """The gradient of a recurrent network over the rows of an array."""
+    """Return the gradient of a recurrent network over the rows of an array."""
 
     def loss(w: Any, xs: Any) -> Any:
         h = jnp.zeros(w.shape[0])
@@ -43,7 +43,7 @@ def recurrence(steps: int) -> Case:
 
 _BLOCKS = {"blocks": (3, 4, 6, 3), "channels": (64, 128, 256, 512), "bottleneck": True}
 
-#: Small programs: widths matter little to XLA's compiler.
+#: Small programs, since XLA's compile time hardly depends on widths.
 PROGRAMS: dict[str, Callable[[], Case]] = {
     "recurrence, 100 steps": lambda: recurrence(100),
     "Flax GPT, no dropout, 12": zoo("flax_gpt", layers=12, width=64, length=32, dropout=0.0),
@@ -59,7 +59,7 @@ PROGRAMS: dict[str, Callable[[], Case]] = {
 
 
 def compile_seconds(program: jaxprtool.Program) -> float:
-    """The CPU seconds that XLA takes to compile a program."""
+    """Return the CPU seconds that XLA takes to compile a program."""
     jax.clear_caches()
     types = [jax.ShapeDtypeStruct(aval.shape, aval.dtype) for aval in program.in_avals]
     args, kwargs = jax.tree.unflatten(program.in_tree, types)
@@ -89,7 +89,7 @@ def main() -> None:
     parser.add_argument("programs", nargs="*", metavar="PROGRAM", help=", ".join(PROGRAMS))
     options = parser.parse_args()
     jax.config.update("jax_enable_compilation_cache", False)
-    jax.jit(lambda x: x + 1)(1.0)  # XLA starts
+    jax.jit(lambda x: x + 1)(1.0)  # start XLA before the first measurement
     table = Table(title=f"JAX {jax.__version__}", title_justify="left")
     for heading in ("", "", "kernels", "estimated, s", "measured, s", "ratio"):
         table.add_column(heading, justify="right" if heading else "left")

@@ -1,10 +1,10 @@
-"""XLA's own buffers at the peak, as `jaxprtool memory --compiled` explains them.
+"""Compare XLA's buffers at the memory peak with what `jaxprtool memory --compiled` reports.
 
     python tests/benchmarks/bench_compiled_memory.py [NAME …]
 
-Of the benchmark models and the samples that need 100 kB or more: the bytes that XLA assigned, what
-of the temporaries is unused at the peak, the estimate, the CPU seconds to compile and to find the
-buffers, and the line whose estimate is furthest from XLA's buffers.
+Measures the benchmark models, and the samples that need 100 kB or more. The table has the bytes
+that XLA assigned, the temporary bytes unused at the peak, the estimate, the CPU seconds to compile
+and to find the buffers, and the source line whose estimate is furthest from XLA's buffers.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from tests.benchmarks.bench_memory import LARGE, LEAST, programs
 
 
 def error(line: LineBytes) -> int:
-    """How many bytes the estimate of a line is too low."""
+    """Return how many bytes the estimate of a line is too low."""
     return line.bytes - line.estimate_bytes
 
 

@@ -1,10 +1,10 @@
-"""What a step costs, by our rules, XLA's and JAX's roofline: the FLOPs, and the time to count them.
+"""Compare the FLOPs of a step by our rules, by XLA and by JAX's roofline, and the time to count.
 
     python tests/benchmarks/bench_cost.py [--sizes N,N] [--rounds N]
 
-Of gradients of models, and of programs of many equations. XLA counts what JAX has lowered, before
-it optimises it. Medians of CPU seconds beyond tracing, and their ratio to ours; roofline traces the
-function itself, and has the time that this takes in its own.
+Measures gradients of models, and programs of many equations. XLA counts the FLOPs of the lowered
+program before optimization. Times are medians of CPU seconds without tracing, and their ratio to
+ours. The time of roofline includes tracing, since it traces the function itself.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ from tests.benchmarks.models import synthetic, transformer_loss, transformer_sha
 
 
 def median(function: Callable[[], Any], rounds: int) -> float:
-    """The median CPU time of a function, in seconds."""
+    """Return the median CPU time of a function, in seconds."""
     taken = []
     for _ in range(rounds):
         start = time.process_time()
@@ -48,7 +48,7 @@ def median(function: Callable[[], Any], rounds: int) -> float:
 
 
 def of_models(rounds: int) -> Table:
-    """What the gradients of models cost."""
+    """Print the costs of the gradients of models."""
     names = ("ours", "XLA", "roofline")
     table = Table("model", *(f"FLOPs, {name}" for name in names), *(f"s, {name}" for name in names))
     of_scan = (scanned_transformer, (transformer_parameters(), tokens()))
@@ -73,7 +73,7 @@ def _roofline(function: Callable[..., Any], args: tuple[Any, ...]) -> float:
 
 
 def of_ways(rounds: int) -> Table:
-    """How long it takes to be told something of the gradient of a transformer of 12 layers."""
+    """Print the time of each kind of report, for the gradient of a transformer of 12 layers."""
     shapes = transformer_shapes(12)
     args = jax.tree.map(lambda each: jnp.ones(each.shape, each.dtype), shapes)
     loss, gradient = trace(transformer_loss, *shapes), jax.grad(transformer_loss)
@@ -112,7 +112,7 @@ def _profiled(function: Callable[..., Any], args: tuple[Any, ...]) -> None:
 
 
 def of_sizes(sizes: list[int], rounds: int) -> Table:
-    """How long the cost of many equations takes."""
+    """Print the time to compute the cost of many equations."""
     table = Table("equations", *(f"s, by {by}" for by in ("line", "scope", "primitive")))
     for size in sizes:
         jaxpr = synthetic(size)

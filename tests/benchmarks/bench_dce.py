@@ -1,8 +1,8 @@
-"""Dead-code elimination beside JAX's own, in one run: `python tests/benchmarks/bench_dce.py`.
+"""Compare dead-code elimination with JAX's: `python tests/benchmarks/bench_dce.py`.
 
-Each measurement is of a fresh copy of the program, so that neither side answers from its cache
-(the few nested bodies are cached by both); the two alternate, and medians are compared. Equations
-are counted at the top level.
+Each measurement uses a fresh copy of the program, so that neither side hits its cache (nested
+bodies are in both caches). The two sides alternate, and medians are compared. Equations are counted
+at the top level.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ def measure(function: Callable, jaxpr: Any) -> tuple[float, Any]:
 
 
 def compare(closed: Any, repeat: int) -> tuple[float, float, int, int]:
-    """Median seconds of JAX's and of ours, and the equations that each leaves."""
+    """Return the median seconds of JAX and of ours, and the number of equations that each keeps."""
     jaxpr = jaxcompat.open_jaxpr(closed)
     times: dict[Callable, list[float]] = {jaxcompat.jax_dce_jaxpr: [], dce_jaxpr: []}
     left = {}
@@ -60,7 +60,7 @@ def main() -> None:
     sizes = [n for n in (10**3, 10**4, 10**5, 10**6) if n <= options.max]
     programs = [("48-layer gradient", transformer_gradient())]
     programs += [("synthetic, half dead", synthetic(n)) for n in sizes]
-    gc.freeze()  # the programs are not garbage: collecting between measurements stays quick
+    gc.freeze()  # exclude the programs from garbage collection, which keeps collections fast
     for name, closed in programs:
         size = len(closed.eqns)
         theirs, ours, n, m = compare(closed, repeat=max(5, min(31, 10**6 // size)))

@@ -1,8 +1,8 @@
-"""Diffs of large programs beside `difflib` on the text: `python tests/benchmarks/bench_diff.py`.
+"""Compare diffs of large programs with `difflib` on the text.
 
-A program of so many equations, and the same with an equation at the front and one in the middle.
-Seconds of CPU time to match them, and for the unified diff of both listings; and how many lines
-each of them gives.
+A program of N equations is compared with the same program after an equation was inserted at the
+front and one in the middle. The table has the CPU seconds of matching the equations and of the
+unified diff of both listings, and the number of lines of each diff.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ import jaxprtool
 
 
 def chain(rounds: int, extra: tuple[int, ...] = ()) -> Callable[[Any], Any]:
-    """Return a function of three equations a round, with one more before some rounds."""
+    """Return a function of three equations an iteration, with one more before some iterations."""
 
     def fun(a: Any) -> Any:
         for i in range(rounds):
@@ -35,7 +35,7 @@ def chain(rounds: int, extra: tuple[int, ...] = ()) -> Callable[[Any], Any]:
 
 
 def seconds(work: Callable[[], int]) -> tuple[float, int]:
-    """Return the CPU time that work takes, and what it gives."""
+    """Return the CPU seconds of a call of `work`, and its result."""
     start = time.process_time()
     lines = work()
     return time.process_time() - start, lines

@@ -1,11 +1,12 @@
-"""How long jaxprtool takes to begin: `jaxprtool.jit(f)`, reading a pipeline, one small pass.
+"""Measure the startup cost of jaxprtool: `jaxprtool.jit(f)`, parsing a pipeline, one small pass.
 
-And what a Program takes for the check of the types of its arguments: a microsecond each at most.
+Also measures the check of the argument types when a Program is called, which may take a microsecond
+per argument.
 
     python tests/benchmarks/bench_door.py [rounds]
 
-Each may take a millisecond. The first call of a process, which reads the entry points of installed
-packages and imports the passes, is timed apart. Beside ours stands `jax.jit(f)`.
+Each may take a millisecond. The first call of a process reads the entry points of installed
+packages and imports the passes, so it is timed separately. `jax.jit(f)` is measured for comparison.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ ALLOWED = 1.0
 
 
 def ten_equations(x: Any) -> Any:
-    """Three equations of the ten are dead."""
+    """Compute ten equations, three of which are dead."""
     for _ in range(7):
         x = jnp.sin(x)
     jnp.cos(jnp.cos(jnp.cos(x)))

@@ -1,11 +1,11 @@
-"""The page that `show` begins with, beside what JAX takes to print the program.
+"""Compare the first page of `show` with JAX's text of the program.
 
     python tests/benchmarks/bench_first_sight.py [--rounds N] [TARGET]
 
-Each round is a process with a terminal of 160 columns and 50 lines. What is compared is its CPU
-time: of `jaxprtool show TARGET` from when the function is traced to the end, all that is imported
-and looked up meanwhile included; and of `str(jax.make_jaxpr(...))` in the same process after that.
-Without a TARGET, it is the gradient of a transformer, of about 10⁴ equations.
+Each round is a process with a terminal of 160 columns and 50 lines. Two CPU times are compared:
+that of `jaxprtool show TARGET` after the function is traced, with its imports, and that of
+`str(jax.make_jaxpr(...))` later in the same process. The default TARGET is the gradient of a
+transformer, of about 10⁴ equations.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
 
-#: The program that is shown if no other is asked for.
+#: The default target.
 DEEP = """
 import jax
 import jaxprtool
@@ -37,7 +37,7 @@ def gradient(params, x):
     return jax.value_and_grad(transformer_loss)(params, x)
 """
 
-#: What runs in a process of its own: its target, and the file that its figures go to.
+#: The script of each process. Its arguments are the target and the file to write the times to.
 CHILD = """
 import json, sys, time
 from jaxprtool.cli import main, session
@@ -62,7 +62,7 @@ with open(figures, "w") as file:
 
 
 def one_round(target: str, folder: str) -> list[float]:
-    """The seconds of tracing, of the page, and of JAX's text."""
+    """Return the seconds of tracing, of the page, and of JAX's text."""
     ours, theirs = pty.openpty()
     fcntl.ioctl(theirs, termios.TIOCSWINSZ, struct.pack("HHHH", 50, 160, 0, 0))
     figures = os.path.join(folder, "figures.json")
@@ -86,7 +86,7 @@ def _read_all(descriptor: int) -> None:
     try:
         while os.read(descriptor, 1 << 16):
             pass
-    except OSError:  # how a terminal says that nobody writes to it any more
+    except OSError:  # Linux raises EIO once the other end of a terminal is closed
         pass
 
 

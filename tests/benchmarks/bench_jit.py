@@ -1,10 +1,10 @@
-"""`jaxprtool.jit` beside `jax.jit`, in one run: `python tests/benchmarks/bench_jit.py`.
+"""Compare `jaxprtool.jit` with `jax.jit`: `python tests/benchmarks/bench_jit.py`.
 
-    warm    a call that is compiled already: the two take turns, medians of many calls
-    trace   tracing the function anew: JAX's own, and ours with an empty pipeline and with passes
+    warm    a call of a compiled function: the two alternate, medians of many calls
+    trace   tracing the function anew: JAX's tracing, and ours with an empty and a full pipeline
 
-and each transformation pass beside `jax.make_jaxpr` of the function that JAX transforms. Times are
-those of the calling thread alone, so that other work on the machine counts little.
+Each transformation pass is also compared with `jax.make_jaxpr` of the function that JAX transforms.
+Times are CPU times of the calling thread, so that other load on the machine matters little.
 """
 
 from __future__ import annotations
@@ -73,11 +73,11 @@ def seconds(function: Callable[[], Any]) -> float:
     return time.thread_time() - start
 
 
-# --- calls that are compiled ----------------------------------------------------------------------
+# --- warm calls -----------------------------------------------------------------------------------
 
 
 def warm(ours: Callable[..., Any], theirs: Callable[..., Any], args: Any, rounds: int) -> Any:
-    """Median microseconds of a call of each, and the median of their ratios round by round."""
+    """Return the median microseconds of a call of each, and the median ratio."""
     calls = 200
 
     def many(function: Callable[..., Any]) -> float:

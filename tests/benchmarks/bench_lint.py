@@ -1,8 +1,8 @@
-"""How long `lint` takes, and what it finds: of programs of many equations, and gradients of models.
+"""Measure the time of `lint` and count its findings, for large programs and gradients of models.
 
     python tests/benchmarks/bench_lint.py [--size N] [--rounds N]
 
-Medians of CPU seconds beyond tracing, in all and by rule.
+Times are medians of CPU seconds without tracing, in total and by rule.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
-"""The listing beside JAX's own, in one run: `python tests/benchmarks/bench_listing.py`.
+"""Compare the listing with JAX's: `python tests/benchmarks/bench_listing.py`.
 
-Plain text beside `str(jaxpr)`, and colored text with source lines, through a Rich console, beside
-`jaxpr.pretty_print(use_color=True, source_info=True)`. The two of each pair alternate, and medians
-are compared, of CPU time; the plain texts must be equal.
+Plain text is compared with `str(jaxpr)`. Colored text with source lines, printed to a Rich
+console, is compared with `jaxpr.pretty_print(use_color=True, source_info=True)`. The two of each
+pair alternate, and medians of CPU time are compared. The plain texts must be equal.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ def seconds(function: Callable[[Any], str], jaxpr: Any) -> float:
 
 
 def compare(functions: tuple[Callable[[Any], str], ...], jaxpr: Any, repeat: int) -> list[float]:
-    """The median time of each function, in seconds."""
+    """Return the median time of each function, in seconds."""
     times: list[list[float]] = [[] for _ in functions]
     for _ in range(repeat):
         for function, taken in zip(functions, times, strict=True):

@@ -1,12 +1,12 @@
-"""The memory that `jaxprtool memory` says a program needs, beside what XLA says of it, compiled.
+"""Compare the estimate of `jaxprtool memory` with the memory that XLA reports.
 
     python tests/benchmarks/bench_memory.py [--max N] [--gradients]
 
-Of the benchmark models and the samples that need 100 kB or more: the sum of what `memory_analysis`
-has of arguments, results and temporaries on the CPU, less what is aliased. Then the CPU seconds
-that it takes to analyse programs of up to N equations. With --gradients, the gradients of
-`memory_models`, with `jax.checkpoint` in no, each and the wrong place, and the pairs that XLA tells
-apart by a fifth and the estimate ranks the other way.
+Measures the benchmark models, and the samples that need 100 kB or more. XLA's number is the sum of
+arguments, results and temporaries in `memory_analysis` on the CPU, minus aliased bytes. The script
+then measures the CPU seconds to analyse programs of up to N equations. With --gradients, it
+measures the gradients of `memory_models` with and without `jax.checkpoint`, and prints the pairs
+that XLA ranks at least a fifth apart and the estimate ranks the other way.
 """
 
 from __future__ import annotations
@@ -32,10 +32,10 @@ from tests.benchmarks.memory_models import cases
 from tests.benchmarks.models import synthetic
 from tests.programs.samples import sample_files, sample_programs
 
-#: Programs of less are mostly what XLA rounds sizes up to.
+#: In smaller programs, XLA's rounding of buffer sizes dominates.
 LEAST = 100_000
 
-#: XLA takes minutes and 20 GB for the gradients of these on a CPU.
+#: XLA needs minutes and 20 GB to compile the gradients of these for a CPU.
 LARGE = "transformer, 48 layers", "RNN, 200 steps"
 
 
@@ -52,7 +52,7 @@ def programs() -> Iterator[tuple[str, Program]]:
 
 
 def compiled_bytes(program: Program) -> int:
-    """What XLA says that a program needs."""
+    """Return the bytes that XLA reports for a program."""
     args = [jax.ShapeDtypeStruct(aval.shape, aval.dtype) for aval in program.in_avals]
     fun = jax.jit(jaxcompat.jaxpr_as_fun(program.jaxpr), **program.jit_keywords)
     told: Any = fun.lower(*args).compile().memory_analysis()
@@ -61,7 +61,7 @@ def compiled_bytes(program: Program) -> int:
 
 
 def compared(named: Iterable[tuple[str, Program]]) -> dict[str, tuple[int, int]]:
-    """XLA's bytes and ours of each program, which are also printed."""
+    """Return and print XLA's bytes and ours for each program."""
     table = Table(title="bytes that a program needs, and ours to XLA's")
     for column in ("program", "XLA", "ours", "ratio"):
         table.add_column(column, justify="left" if column == "program" else "right")
@@ -79,7 +79,7 @@ def compared(named: Iterable[tuple[str, Program]]) -> dict[str, tuple[int, int]]
 def seconds(size: int) -> float:
     closed = synthetic(size)
     gc.collect()
-    gc.disable()  # as on the command line
+    gc.disable()  # as the command line does
     start = time.process_time()
     memory(closed)
     taken = time.process_time() - start

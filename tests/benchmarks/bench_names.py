@@ -1,9 +1,9 @@
-"""Names that users give, and places in their source, of many equations.
+"""Measure how long user variable names and source locations take in large programs.
 
     python tests/benchmarks/bench_names.py [--max N] [--rounds N]
 
-Of programs with as many lines of source as equations (a module that a program wrote), and with
-three lines that a loop of Python runs. Medians of CPU seconds, each with nothing known before.
+One kind of program has as many source lines as equations (a generated module), the other has three
+lines in a Python loop. Times are medians of CPU seconds, each with empty caches.
 """
 
 from __future__ import annotations
@@ -45,13 +45,13 @@ def fun(x):
 
 
 def module_of_lines(size: int) -> str:
-    """Source with a line for each of so many equations."""
+    """Return the source of a module with a line for each of `size` equations."""
     lines = [f"    v{i + 1} = v{i} * v{i // 2}" for i in range(size)]
     return "\n".join(["def fun(v0):", *lines, f"    return v{size}", ""])
 
 
 def traced(source: str, folder: str) -> ProgramSignature:
-    """The program of `fun` in a module of this source."""
+    """Return the program of `fun` in a module with this source."""
     path = Path(folder, f"module{len(source)}.py")
     path.write_text(source)
     spec = importlib.util.spec_from_file_location(path.stem, path)
@@ -78,7 +78,7 @@ def places(about: ProgramSignature) -> object:
 def median(
     function: Callable[[ProgramSignature], Any], about: ProgramSignature, rounds: int
 ) -> float:
-    """The median CPU time of a function, in seconds."""
+    """Return the median CPU time of a function, in seconds."""
     taken = []
     for _ in range(rounds):
         gc.collect()

@@ -1,13 +1,14 @@
-"""The search for a NaN beside JAX's means: `python tests/benchmarks/bench_nans.py`.
+"""Compare the search for a NaN with JAX's tools: `python tests/benchmarks/bench_nans.py`.
 
-A NaN is planted in the gradient of a transformer and of a scan over many rounds. Seconds of CPU
-time, in a process that has compiled nothing: compiling and running the program, `find_nan`, the
-same again, JAX's `debug_nans` under `disable_jit`, and `checkify`; and what each of them says.
+A NaN is planted in the gradient of a transformer and of a scan over many iterations. The table has
+CPU seconds in a process that has compiled nothing: compiling and running the program, `find_nan`,
+`find_nan` again, JAX's `debug_nans` under `disable_jit`, and `checkify`. It also has what each
+reports.
 
-Names of models of `tests/models/zoo` (`… bench_nans.py ppo_loop mjx_pendulum`), or `zoo` for four
-with many loops, ask for these instead, in which nothing is found: `find_nan` and `watch` beside
-compiling and running the program, in medians of processes that have compiled nothing. `faulty_ppo`
-is the PPO loop with the logarithm of a negative reward in it.
+Name models of `tests/models/zoo` (`… bench_nans.py ppo_loop mjx_pendulum`), or `zoo` for four with
+many loops, to measure those instead. They have no NaN: `find_nan` and `watch` are compared with
+compiling and running the program, in medians over processes that have compiled nothing.
+`faulty_ppo` is the PPO loop with the logarithm of a negative reward.
 """
 
 from __future__ import annotations
@@ -47,7 +48,7 @@ def layers(number: int) -> tuple[Callable[..., Any], tuple[Any, ...]]:
 
 
 def rounds(number: int) -> tuple[Callable[..., Any], tuple[Any, ...]]:
-    """Return the gradient of a scan, which goes wrong in the middle of its rounds."""
+    """Return the gradient of a scan with a NaN in the middle of its iterations."""
 
     def loss(w: Any, xs: Any) -> Any:
         def body(carry: Any, x: Any) -> Any:
@@ -88,7 +89,7 @@ MEANS = {"compile and run": plain, "find_nan": ours, "debug_nans": debug_nans, "
 
 
 def measured(program: str, means: str, results: Any) -> None:
-    """Put the seconds of the first and of the second time into a queue, and what was said."""
+    """Put the seconds of the first and the second call into a queue, and what was reported."""
     make, number = PROGRAMS[program]
     function, args = make(number)
     times = []
@@ -105,7 +106,7 @@ TIMES = 3
 
 
 def faulty_ppo() -> tuple[Callable[..., Any], tuple[Any, ...]]:
-    """Return the PPO loop with the logarithm of a negative reward in it."""
+    """Return the PPO loop with the logarithm of a negative reward."""
     ppo = importlib.import_module("tests.models.zoo.ppo_loop")
     move = ppo.move
 
@@ -119,7 +120,7 @@ def faulty_ppo() -> tuple[Callable[..., Any], tuple[Any, ...]]:
 
 
 def measured_model(name: str, means: str, results: Any) -> None:
-    """Put the seconds into a queue that a means takes for a model."""
+    """Put the seconds that a tool takes for a model into a queue."""
     is_faulty = name == FAULTY
     model = faulty_ppo if is_faulty else importlib.import_module(f"tests.models.zoo.{name}").model
     function, args = model()
@@ -137,7 +138,7 @@ def measured_model(name: str, means: str, results: Any) -> None:
 
 
 def models(names: Sequence[str]) -> None:
-    """Print what models take."""
+    """Print the times of models."""
     means = "compile and run", "find_nan", "watch"
     table = Table("s of CPU time", *means[:2], "times", means[2], "times")
     spawn = multiprocessing.get_context("spawn")

@@ -1,23 +1,23 @@
-"""Models compiled as traced, outlined, and as a scan: `python tests/benchmarks/bench_outline.py`.
+"""Compare models as traced, outlined and rolled: `python tests/benchmarks/bench_outline.py`.
 
 Each model is traced, lowered, compiled and run in these ways, or those of `--ways`:
 
     traced  as JAX traces it
-    units   with the pass `outline`: what repeats is compiled once
-    calls   with `outline(mark="call")`: each copy a call, which XLA does not inline
-    roll    with the pass `roll`: what repeats is a scan over stacked operands
-    scan    by hand, as a scan over stacked parameters, where the model is also written so
+    units   with the pass `outline`: repeated code is compiled once
+    calls   with `outline(mark="call")`: each copy is a call, which XLA does not inline
+    roll    with the pass `roll`: repeated code becomes a scan over stacked operands
+    scan    written by hand as a scan over stacked parameters, for models that have this form
 
-The ways take turns, in one process, each from caches that have forgotten everything; medians are
-printed, and ratios to "traced". Tracing is the time of the calling thread, and includes the pass.
-Compiling and running are wall time with CPU time, that of XLA's threads, beside it. Memory is
-XLA's temporary one. Equations are those at all depths, a body that several calls share counted
-once. "differs" is the largest difference of a number of the results from that as traced, beside the
-largest number of its array.
+The ways alternate in one process, each with empty caches. The table has medians, and ratios to
+"traced". Tracing is the CPU time of the calling thread, and includes the pass. Compiling and
+running have the wall time and the CPU time, which includes XLA's threads. Memory is XLA's temporary
+memory. Equations are counted at all depths, a body that several calls share once. "differs" is the
+largest difference of a result from the result as traced, relative to the largest absolute value of
+its array.
 
-Names of models restrict it to these. `--depths 12 24 48` sets the layers of those that have a
-depth. A deep model takes minutes to compile as traced: more than `--traced-up-to` equations are
-not. `--json FILE` adds the measurements to a file, which `plot_outline.py` draws.
+Name models to measure only those. `--depths 12 24 48` sets the number of layers, for models that
+have it. A deep model takes minutes to compile as traced, so models of more than `--traced-up-to`
+equations are not. `--json FILE` adds the measurements to a file, which `plot_outline.py` draws.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ from tests.benchmarks.outline_models import MODELS, Case
 from tests.programs.interpreter import bodies
 from tests.programs.same import count_equations
 
-#: The pipelines by the name of the way.
+#: The pipeline of each way, by name.
 PIPELINES = {"units": "outline", "calls": "outline(mark='call')", "roll": "roll"}
 
 TRACED, SCAN = "traced", "scan"
@@ -57,7 +57,7 @@ WAYS = (TRACED, *PIPELINES, SCAN)
 
 @dataclass
 class Measured:
-    """What one way costs: times in seconds, one a round; memory in bytes."""
+    """The measurements of one way: times in seconds, one per round; memory in bytes."""
 
     model: str
     depth: int | None
@@ -86,7 +86,7 @@ class Subject:
         self.compiled: Any = None
 
     def trace(self) -> Any:
-        """Trace it with nothing remembered."""
+        """Trace it with empty caches."""
         forget()
 
         def fresh(*args: Any) -> Any:
@@ -121,13 +121,13 @@ class Subject:
 
 
 def forget() -> None:
-    """Empty all caches, JAX's and ours."""
+    """Clear all caches, JAX's and ours."""
     jax.clear_caches()
     clear_caches()
 
 
 def written_equations(closed: Any) -> int:
-    """The equations at all depths, those of a body that several equations have counted once."""
+    """Count the equations at all depths, those of a shared body once."""
     seen: dict[int, Any] = {}
 
     def visit(jaxpr: Any) -> int:
@@ -140,7 +140,7 @@ def written_equations(closed: Any) -> int:
 
 
 def measure(subjects: Sequence[Subject], rounds: int, runs: int, once_above: float) -> None:
-    """Trace and compile by turns, then run by turns."""
+    """Trace and compile alternately, then run alternately."""
     for i in range(rounds):
         for subject in subjects[:: -1 if i % 2 else 1]:
             traced = subject.trace()
@@ -159,9 +159,9 @@ def measure(subjects: Sequence[Subject], rounds: int, runs: int, once_above: flo
 
 
 def difference(expected: Any, result: Any) -> float:
-    """The largest difference of a float beside the largest number of its array.
+    """Return the largest difference of a float, relative to the largest value of its array.
 
-    Of the results of a scan by hand, those that are not stacked are compared.
+    For a scan by hand, only the results that are not stacked are compared.
     """
     found, others = 0.0, dict(jax.tree.leaves_with_path(result))
     for path, a in jax.tree.leaves_with_path(expected):
@@ -210,7 +210,7 @@ def table_of(measured: Sequence[Measured]) -> Table:
 
 
 def save(path: Path, measured: Sequence[Measured]) -> None:
-    """Add the measurements to those in the file that are of other models, releases or ways."""
+    """Add the measurements to a file. Replace those of the same model, release and way."""
     machine = {
         "jax": jax.__version__,
         "device": jax.devices()[0].device_kind,
@@ -225,7 +225,7 @@ def save(path: Path, measured: Sequence[Measured]) -> None:
     path.write_text(json.dumps(kept + new, indent=1) + "\n")
 
 
-# --- all of it ------------------------------------------------------------------------------------
+# --- main -----------------------------------------------------------------------------------------
 
 
 def subjects_of(name: str, depth: int | None, options: argparse.Namespace) -> list[Subject]:
@@ -262,7 +262,7 @@ def main() -> None:
         parser.error(f"no model {', '.join(sorted(unknown))}; there are {', '.join(MODELS)}")
     console = Console(width=170)
     jax.config.update("jax_enable_compilation_cache", False)
-    jax.jit(lambda x: x + 1)(1.0)  # XLA starts
+    jax.jit(lambda x: x + 1)(1.0)  # start XLA before the first measurement
     console.print(f"JAX {jax.__version__}, {jax.devices()[0].device_kind}, {os.cpu_count()} cores")
     for name, depth in cases(options):
         try:

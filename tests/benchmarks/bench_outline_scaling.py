@@ -1,14 +1,14 @@
-"""What `outline` takes for each equation: `python tests/benchmarks/bench_outline_scaling.py`.
+"""Measure the time of `outline` per equation: `python tests/benchmarks/bench_outline_scaling.py`.
 
-Beside JAX's tracing of the same programs, in one run:
+The time is compared with JAX's tracing of the same programs:
 
-    layers      a hundred equations with two softmaxes, again and again with other parameters
-    gradient    the gradient of a transformer, forwards and backwards halves nested
-    widths      layers of widths that all differ: the same operations, no two of the same types
-    random      operations drawn at random on arrays of one type: only what is short repeats
+    layers      a hundred equations with two softmaxes, repeated with other parameters
+    gradient    the gradient of a transformer; forward and backward halves are nested
+    widths      layers of distinct widths: the same operations, no two with the same types
+    random      random operations on arrays of one type: only short sequences repeat
 
-Times are those of the calling thread, medians of rounds, and the pass has not seen the program
-before. The check of the pass's result is not included.
+Times are CPU times of the calling thread, medians of rounds. The program is in no cache of the
+pass. The type check of the result is not included.
 """
 
 from __future__ import annotations
@@ -81,7 +81,7 @@ def random_operations(size: int) -> Made:
 
 
 def operations(count: int, values: list[Any]) -> Any:
-    """So many operations, each of the result before it and maybe one of the twenty before that."""
+    """Apply `count` operations, each to the last result and maybe to one of 20 earlier ones."""
     drawn = random.Random(0)
     for _ in range(count):
         if drawn.random() < 0.5:
@@ -110,7 +110,7 @@ def seconds(function: Callable[[], Any]) -> float:
 
 
 def row(name: str, size: int, rounds: int) -> Iterator[str]:
-    """The cells of one program."""
+    """Return the cells of one program's row."""
     outline = registry.find("outline")()
     fun, args = PROGRAMS[name](size)
     tracing, outlining = [], []

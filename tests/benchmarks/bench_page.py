@@ -1,10 +1,10 @@
-"""Pages of large programs: `python tests/benchmarks/bench_page.py [--max 10000]`.
+"""Measure pages of large programs: `python tests/benchmarks/bench_page.py [--max 10000]`.
 
-The gradient of an unrolled transformer, as `show` writes it and as `opt -O2` does with a tab for
-each pass: how long the page takes to make, how large it is, and how long Chromium takes to open it,
-to fold and unfold all of it, to search it, and to show another pass. Then the page of a recorded
-run of 500 programs, with the listings of 10,000 equations: how long it takes to open, to filter and
-to open a row. Times of the browser end when what was asked for has been painted.
+The program is the gradient of an unrolled transformer, as `show` writes it and as `opt -O2` writes
+it with a tab for each pass. The table has the time to make the page, its size, and the time that
+Chromium takes to open it, to fold and unfold everything, to search, and to switch to another pass.
+The same is measured for the page of a recorded run of 500 programs, with listings of 10,000
+equations: opening it, filtering, and opening a row. Times of the browser end at the paint.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ ACTIONS = {
     "nesting": "document.getElementById('nesting').click()",
 }
 
-#: Calls back with the milliseconds until the frame after an action has been painted.
+#: Calls back with the milliseconds from an action to the paint of its frame.
 TIMED = """
 const done = arguments[arguments.length - 1], start = performance.now();
 Promise.resolve(eval(arguments[0])).then(() =>
@@ -72,12 +72,12 @@ def timed(driver: Any, script: str) -> float:
 
 
 def opened(driver: Any, path: Path) -> float:
-    """Seconds from asking for a page until it has been painted."""
+    """Return the seconds from requesting a page to its paint."""
     driver.get("about:blank")
     driver.get(path.as_uri())
     driver.execute_async_script(TIMED, "")
     (entry,) = driver.execute_script("return performance.getEntriesByType('navigation')")
-    # It is known only once the frame was presented, which may be later than the next one.
+    # The paint time is known only once the frame was presented, maybe after the next frame.
     painted = "return performance.getEntriesByName('first-contentful-paint')"
     (paint,) = WebDriverWait(driver, 10, 0.02).until(lambda _: driver.execute_script(painted))
     return max(entry["loadEventEnd"], paint["startTime"]) / 1000
@@ -97,7 +97,7 @@ def measured(name: str, states: Sequence[State], driver: Any, folder: Path) -> l
 
 
 def recorded(driver: Any, folder: Path) -> list[str]:
-    """The page of a recorded run of 500 programs, each with 40 arguments."""
+    """Write the page of a recorded run of 500 programs, each with 40 arguments."""
 
     def function(x: jax.Array) -> jax.Array:
         for _ in range(40):

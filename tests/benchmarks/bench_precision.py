@@ -1,13 +1,10 @@
-"""The time and the number of programs that `precision` takes, for some tolerances.
-
-python tests/benchmarks/bench_precision.py
-"""
+"""Measure the time of `precision`, and the programs it runs, for some tolerances."""
 
 import time
 
 import jaxprtool
 
-#: The tolerances, absolute and relative.
+#: The tolerances, both absolute and relative.
 TOLERANCES = (1e-2, 1e-3, 1e-4)
 
 

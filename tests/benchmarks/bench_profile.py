@@ -1,10 +1,10 @@
-"""What share of the wall time `jaxprtool profile` explains, and what profiling costs.
+"""Measure the share of the wall time that `jaxprtool profile` explains, and its overhead.
 
     python tests/benchmarks/bench_profile.py [MODEL…|overhead]
 
-For each model: the time of a call under the profiler and without it, the share explained, and what
-is not. Then, for a program of 10,000 equations, the seconds that a profile of a call takes beyond
-the call.
+For each model, the table has the time of a call with and without the profiler, the share explained,
+and the remainder. For a program of 10,000 equations, `overhead` prints the seconds that a profile
+of a call takes in addition to the call.
 """
 
 from __future__ import annotations
@@ -100,7 +100,7 @@ def explained(names: list[str]) -> Table:
 
 
 def overhead(equations: int = 10_000) -> str:
-    """The CPU seconds that a profile of one call takes beyond the call."""
+    """Print the CPU seconds that a profile of one call takes in addition to the call."""
 
     def chain(x: Any, w: Any) -> Any:
         for _ in range(equations // 3):

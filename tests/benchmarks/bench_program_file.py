@@ -1,10 +1,10 @@
-"""Writing and reading `.jaxpr` files beside what JAX has for it; run this file.
+"""Compare writing and reading `.jaxpr` files with JAX's means.
 
-Each program is written with `text` and read with `parse`, in turn with `str(jaxpr)`, which only
-prints, and with `jax.export`'s serialize and deserialize of the same program. Medians are compared.
-Exporting itself is timed once: it lowers the program and drops its dead code, and makes the bytes
-that serialize puts into a frame, and that deserialize leaves as they are. What is read must be
-equivalent to what was written.
+Each program is written with `text` and read with `parse`, alternating with `str(jaxpr)`, which only
+prints, and with the serialize and deserialize of `jax.export` of the same program. Medians are
+compared. The export itself is timed once: it lowers the program, eliminates dead code and makes the
+bytes, which serialize only puts into a container. The parsed program must be equivalent to the
+original.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ def seconds(function: Callable[[], Any]) -> float:
 
 
 def medians(functions: Sequence[Callable[[], Any]], repeat: int) -> list[float]:
-    """The median time of each function, in seconds; they take turns."""
+    """Return the median time of each function, in seconds. The functions alternate."""
     times = [[seconds(function) for function in functions] for _ in range(repeat)]
     return [statistics.median(column) for column in zip(*times, strict=True)]
 
@@ -61,7 +61,7 @@ def exported(program: Program) -> export.Exported:
 
 
 def measure(program: Program, repeat: int) -> list[float]:
-    """Medians, in seconds, of writing, reading, str, and an export's bytes there and back."""
+    """Return median seconds: writing, reading, `str`, serializing, deserializing an export."""
     written = text(program)
     assert difference(program, parse(written, "f.jaxpr")) is None
     jaxpr = jaxcompat.open_jaxpr(program.jaxpr)

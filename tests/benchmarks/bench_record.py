@@ -1,11 +1,12 @@
-"""Measure what recording costs a script, beside the script alone.
+"""Measure the overhead of recording a script.
 
     python tests/benchmarks/bench_record.py [scripts|calls|program|import] [REPEATS]
 
-`scripts` runs each script of `scripts/` alone, under `record` and under `record --calls`, in turns,
-and prints medians of the script's own wall time and of the largest memory, and their ratios.
-`calls` prints what a call of a jitted function takes, `program` what recording a program of 10^4
-equations takes beside tracing and lowering it, `import` what importing the recorder takes.
+`scripts` runs each script of `scripts/` alone, under `record` and under `record --calls`,
+alternately, and prints medians of the script's own wall time and of its peak memory, and their
+ratios. `calls` prints the time of a call of a jitted function. `program` prints the time of
+recording a program of 10^4 equations, and of tracing and lowering it. `import` prints the time of
+importing the recorder.
 """
 
 import os
@@ -20,7 +21,7 @@ SCRIPTS = Path(__file__).parent / "scripts"
 
 
 def _timed(command, environment):
-    """Return the wall time of a process and the largest memory of it, in seconds and MiB."""
+    """Return the wall time and the peak memory of a process, in seconds and MiB."""
     start = time.perf_counter()
     process = subprocess.Popen(command, env=environment, stdout=subprocess.DEVNULL)
     _, status, usage = os.wait4(process.pid, 0)
@@ -53,7 +54,7 @@ def scripts(repeats):
 
 
 def calls(repeats):
-    """Compare a call of a jitted function alone, in a recorded process, and counted."""
+    """Compare a call of a jitted function alone, in a recorded process, and recorded itself."""
     import jax
     import jax.numpy as jnp
 
@@ -121,7 +122,7 @@ def program(repeats):
 
 
 def import_(repeats):
-    """Print the CPU time of importing what runs in the script's process."""
+    """Print the CPU time of importing the recorder."""
     code = (
         "import time, jax; t = time.process_time(); import jaxprtool.recording.process; "
         "print(time.process_time() - t)"

@@ -1,7 +1,4 @@
-"""How long `reduce` takes for planted faults in programs of thousands of equations.
-
-python tests/benchmarks/bench_reduce.py [FAULT ...]
-"""
+"""Measure how long `reduce` takes for planted faults in programs of thousands of equations."""
 
 import os
 import sys
@@ -17,7 +14,7 @@ from jax.sharding import PartitionSpec as P
 
 import jaxprtool
 
-# Two devices of one CPU, and 2 s for them to meet.
+# Two virtual CPU devices, with a timeout of 2 s for a collective.
 jax.config.update("jax_num_cpu_devices", 2)
 os.environ["XLA_FLAGS"] = " ".join(
     f"--xla_cpu_collective_call_{what}_timeout_seconds=2" for what in ("warn_stuck", "terminate")
@@ -62,14 +59,14 @@ def layers(x, ws, odd=lambda x: x):
 
 
 def rewritten():
-    """A gradient of 48 layers, in one of which is a sine; a pass takes its cosine for a sine."""
+    """Return a gradient of 48 layers, one with a sine, which a faulty pass replaces by a cosine."""
     ws = jnp.sin(jnp.arange(48 * 5 * 16 * 16.0)).reshape(48, 5, 16, 16) * 0.1
     x = jnp.cos(jnp.arange(8 * 16.0)).reshape(8, 16)
     return jax.grad(lambda x, ws: layers(x, ws, jnp.sin)), (x, ws), "mismatch -p wrong"
 
 
 def log_of_zero():
-    """A log of zero in a round of a scan, in the middle of a gradient of 24 layers."""
+    """Return a gradient of 24 layers around a scan with a log of zero in an iteration."""
 
     def scanned(x):
         def step(x, i):
@@ -85,7 +82,7 @@ def log_of_zero():
 
 
 def folded():
-    """A window over numbers that XLA knows, in the gradient of 24 layers: it sums them itself."""
+    """Return a gradient of 24 layers with a window sum over constants, which XLA folds."""
 
     def windows(x):
         numbers = lax.iota(jnp.float32, 1 << 17)
@@ -98,9 +95,9 @@ def folded():
 
 
 def segfault():
-    """A product of seven axes that is summed, in the gradient of 24 layers.
+    """Return a gradient of 24 layers with a sum of a product of seven axes.
 
-    XLA of jaxlib 0.10.2 dies of it (jax-ml/jax#40412); later ones do not.
+    It crashes XLA of jaxlib 0.10.2 (jax-ml/jax#40412), and no later release.
     """
     table = jnp.sin(jnp.arange(6144.0)).reshape(3, 1, 2, 2, 8, 8, 8)
 
@@ -113,9 +110,9 @@ def segfault():
 
 
 def deadlock():
-    """A mean over devices that the first alone asks for, beside the gradient of 24 layers.
+    """Return a gradient of 24 layers with a collective that only the first device reaches.
 
-    XLA ends the process when the others have not come in time.
+    XLA aborts the process when the others have not arrived before the timeout.
     """
 
     def mean_on_first(loss):

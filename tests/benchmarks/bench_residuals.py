@@ -1,9 +1,9 @@
-"""Residuals beside JAX's `print_saved_residuals`: `python tests/benchmarks/bench_residuals.py`.
+"""Compare `residuals` with JAX's `print_saved_residuals`.
 
-Gradients of a transformer, of the samples' and of many equations. Seconds of CPU time, once each:
-tracing, what `residuals` takes in all, and its parts: what `vjp` takes, what the analysis of its
-halves takes, and the bytes under each policy; then JAX's function, which traces and differentiates
-on its own, and knows no policies.
+Measures gradients of a transformer, of the samples, and of programs of many equations. The table
+has CPU seconds, each measured once: tracing, `residuals` in total, and its parts, which are `vjp`,
+the analysis of the two halves, and the bytes under each policy. JAX's function traces and
+differentiates the function itself, and does not compare policies.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from tests.benchmarks.models import transformer_loss, transformer_shapes
 
 
 def deep(layers: int) -> Callable[..., Any]:
-    """Return a function of three equations a layer, along a chain that is not kept."""
+    """Return a function of three equations a layer, along a chain that needs no residuals."""
 
     def loss(w: Any, x: Any) -> Any:
         for _ in range(layers):

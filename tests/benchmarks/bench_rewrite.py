@@ -1,10 +1,10 @@
-"""The named pipelines beside JAX and XLA, in one run: `python tests/benchmarks/bench_rewrite.py`.
+"""Compare the named pipelines with JAX and XLA: `python tests/benchmarks/bench_rewrite.py`.
 
-For the gradients of the models in `gradient_models.py`: how many equations -O1 leaves, how long
-its passes take for each equation and beside JAX's tracing, and what the rewritten program costs to
-trace again, to lower, to compile and to run, beside the original. The two sides alternate, each
-from caches that have forgotten everything, and medians are compared. Equations are counted at
-every depth. `--linear` shows the time of each pass on synthetic programs of growing size.
+For the gradients of the models in `gradient_models.py`, the tables have the number of equations
+after -O1, the time of the passes per equation and relative to JAX's tracing, and the cost of
+tracing again, lowering, compiling and running the rewritten and the original program. The two
+alternate, each with empty caches, and medians are compared. Equations are counted at all depths.
+`--linear` prints the time of each pass on synthetic programs of growing size.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ from tests.programs.same import count_equations
 
 
 class Stopwatch(Observer):
-    """The seconds of each pass, and the programs that passes made."""
+    """The seconds of each pass, and the programs that passes returned."""
 
     def __init__(self) -> None:
         self.seconds: dict[str, float] = defaultdict(float)
@@ -45,7 +45,7 @@ class Stopwatch(Observer):
 
 @dataclass
 class Built:
-    """What it takes to build one program: seconds of each stage, and what XLA says of it."""
+    """The cost to build one program: seconds of each stage, and XLA's statistics."""
 
     trace: float
     lower: float
@@ -62,7 +62,7 @@ def timed(function: Callable[[], Any]) -> tuple[float, Any]:
 
 
 def traced(loss: Any, arguments: Any) -> tuple[float, Program]:
-    """JAX's tracing of the gradient, from nothing, and the program."""
+    """Return the time of JAX's tracing of the gradient with empty caches, and the program."""
     jax.clear_caches()
     gradient = jax.value_and_grad(lambda *args: loss(*args))
     seconds, _ = timed(lambda: jax.make_jaxpr(gradient)(*arguments))
@@ -80,13 +80,13 @@ def built(jaxpr: Any, flat: Any) -> Built:
 
 
 def run_ratio(before: Built, after: Built, rounds: int) -> tuple[float, float]:
-    """The median seconds of a run before, and the median ratio of runs side by side."""
+    """Return the median seconds of a run before, and the median ratio of the alternating runs."""
     times = []
     for number in range(rounds + 2):
         pair = (before, after) if number % 2 else (after, before)
         seconds = {id(b): timed(lambda b=b: jax.block_until_ready(b.run()))[0] for b in pair}
         times.append((seconds[id(before)], seconds[id(after)]))
-    times = times[2:]  # the first runs touch the memory
+    times = times[2:]  # the first runs page in the memory
     return statistics.median(b for b, _ in times), statistics.median(a / b for b, a in times)
 
 

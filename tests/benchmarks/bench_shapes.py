@@ -1,23 +1,24 @@
-"""Programs whose sizes vary, in one run: `python tests/benchmarks/bench_shapes.py`.
+"""Measure programs whose sizes vary: `python tests/benchmarks/bench_shapes.py`.
 
 Lengths are those of the sentences of Python's own documentation (`pydoc_data.topics`), in words and
-punctuation, and of a lognormal with the same mean and deviation of their logarithms. Longer ones
-than the longest bucket are left out.
+punctuation marks, or drawn from a lognormal distribution with the same mean and deviation of the
+logarithm. Lengths above the largest bucket are left out.
 
-Speed: examples a second, the value of a loss and its gradient by the parameters. The ways are
+Speed: examples per second, for a loss and for its gradient with respect to the parameters. The ways
+are
 
     a compile a length    `jax.jit` of the function of one example;
-    longest, by hand      all examples padded to the longest, with hand-written masks;
+    longest, by hand      all examples padded to the maximum, with hand-written masks;
     buckets, by hand      padded to the next of a few sizes, with hand-written masks;
-    mask, buckets         the same sizes, with the masks that `mask` writes;
-    ragged                examples one after the other, in arrays with the rows of all.
+    mask, buckets         the same sizes, with the masks that `mask` inserts;
+    ragged                examples concatenated, in arrays with the rows of all.
 
-One example a call pads within the time that is taken. With several a call, by `vmap`, the examples
-of a bucket are batched, and arrays are padded before. All ways take turns; medians are given, and
-the medians of ratios round by round. What is compiled is counted, and timed, apart.
+With one example per call, the time includes the padding. With several, the examples of a bucket are
+batched by `vmap`, and arrays are padded in advance. All ways alternate. The tables have medians,
+and the medians of the ratios of each round. Compilations are counted and timed separately.
 
-Masks: the `select_n` of a masked program, at all depths, beside those written by hand. And the time
-of the passes mask and ragged, on a deep transformer.
+Masks: the `select_n` equations of a masked program, at all depths, and those of hand-written masks.
+Also the time of the passes mask and ragged, on a deep transformer.
 """
 
 from __future__ import annotations
@@ -59,7 +60,7 @@ from tests.programs.masking import count_masks
 BUCKETS = (16, 32, 64, 128)
 LONGEST = BUCKETS[-1]
 
-#: Examples in a call, and of those that are packed, with the rows that they share.
+#: The examples in a call, and the examples of a packed call with the rows that they share.
 LANES = 32
 PACKED, ROWS = 48, 1024
 
@@ -68,7 +69,7 @@ PACKED, ROWS = 48, 1024
 
 
 def sentence_lengths() -> np.ndarray:
-    """The words and punctuation of each sentence of Python's documentation."""
+    """Count the words and punctuation marks of each sentence of Python's documentation."""
     paragraphs = (
         " ".join(text.split())
         for topic in topics.values()
@@ -81,7 +82,7 @@ def sentence_lengths() -> np.ndarray:
 
 
 def drawn_lengths(count: int) -> dict[str, np.ndarray]:
-    """Lengths drawn from the sentences, and from a lognormal fitted to them."""
+    """Return lengths drawn from the sentences, and from a lognormal distribution fitted to them."""
     rng, sentences = np.random.RandomState(0), sentence_lengths()
     logs = np.log(sentences)
     fitted = np.rint(np.exp(rng.normal(logs.mean(), logs.std(), size=count)))
@@ -102,11 +103,11 @@ def lengths_table(drawn: dict[str, np.ndarray]) -> Table:
     return table
 
 
-# --- what is compiled -----------------------------------------------------------------------------
+# --- compilations ---------------------------------------------------------------------------------
 
 
 class Compilations:
-    """How many programs XLA has compiled."""
+    """Counts the programs that XLA has compiled."""
 
     def __init__(self) -> None:
         self.count = 0
@@ -120,7 +121,7 @@ class Compilations:
 
 Example = tuple[Any, ...]
 
-#: A way takes nothing and gives the results of all examples, which are held ready.
+#: A way takes no arguments and returns the results of all examples.
 Way = Callable[[], list[Any]]
 
 
@@ -141,7 +142,7 @@ def masked(fun: Callable[..., Any], model: Model, parameters: Any, bound: int) -
 
 
 def symbolic(fun: Callable[..., Any], model: Model, parameters: Any) -> Program:
-    """A function of parameters and an example of n rows, as a program."""
+    """Return the program of a function of parameters and an example of n rows."""
     (n,) = jax.export.symbolic_shape("n")
     structs = (
         jax.ShapeDtypeStruct((n, *x.shape[1:]), x.dtype)
@@ -153,7 +154,7 @@ def symbolic(fun: Callable[..., Any], model: Model, parameters: Any) -> Program:
 def one_a_call(
     model: Model, gradient: bool, parameters: Any, examples: list[Example]
 ) -> dict[str, Way]:
-    """The ways to take one example after the other."""
+    """Return the ways to process one example per call."""
     fun, by_hand = model.fun, model.by_hand
     if gradient:
         fun, by_hand = jax.grad(fun), jax.grad(by_hand)
@@ -176,11 +177,11 @@ def one_a_call(
 def batched(
     model: Model, gradient: bool, parameters: Any, examples: list[Example]
 ) -> dict[str, Way]:
-    """The ways to take several examples in a call."""
+    """Return the ways to process several examples per call."""
     makers = {bound: masked(model.fun, model, parameters, bound) for bound in BUCKETS}
 
     def of_batch(fun: Callable[..., Any]) -> Any:
-        """The losses of a batch, or the gradient of their sum but for those that fill it."""
+        """Return the losses of a batch, or the gradient of the sum of the real ones."""
         mapped = jax.vmap(fun, in_axes=(None, *(0,) * (len(examples[0]) + 1)))
         return finished(lambda p, *args: mapped(p, *args))
 
@@ -207,7 +208,7 @@ def batched(
 
 
 def batches(examples: list[Example], sizes: Sequence[int]) -> list[tuple[int, Example]]:
-    """Batches of examples of alike sizes: which of them are real, their arrays, and lengths."""
+    """Return batches of one size each: a mask of the real examples, their arrays, and lengths."""
     by_size: dict[int, list[Example]] = defaultdict(list)
     for x in examples:
         by_size[next(size for size in sizes if len(x[0]) <= size)].append(x)
@@ -222,14 +223,14 @@ def batches(examples: list[Example], sizes: Sequence[int]) -> list[tuple[int, Ex
 
 
 def filled(examples: list[Example], lanes: int) -> tuple[list[Example], np.ndarray]:
-    """As many examples as there are lanes, by some of one row, and which of them are real."""
+    """Pad a batch to `lanes` examples with examples of one row, and return a mask too."""
     count = len(examples)
     one = tuple(np.ones_like(x[:1]) for x in examples[0])
     return [*examples, *[one] * (lanes - count)], np.arange(lanes) < count
 
 
 def packed(examples: list[Example]) -> list[Example]:
-    """As many examples as fit into the rows, one after the other, and which of them are real."""
+    """Concatenate as many examples as fit into the rows. Return a mask of the real ones too."""
     packs: list[list[Example]] = [[]]
     for x in examples:
         rows = sum(len(each[0]) for each in (*packs[-1], x))
@@ -286,7 +287,7 @@ def first_time(way: Way, compilations: Compilations) -> tuple[int, float]:
 
 
 def same_totals(ways: dict[str, Way]) -> None:
-    """All ways give the same, added up."""
+    """Assert that the sums of the results of all ways agree."""
     first, *others = (
         [sum(map(jnp.sum, leaves)) for leaves in zip(*map(jax.tree.leaves, way()), strict=True)]
         for way in ways.values()
@@ -329,7 +330,7 @@ def ratio(before: Sequence[float], after: Sequence[float]) -> float:
 
 
 def masks_table() -> Table:
-    """Count the masks, of programs that are checked to give the same."""
+    """Count the masks. The programs are checked to return the same values."""
     table = Table(title="select_n at all depths: by hand, mask, and simplified after it")
     table.add_column("model")
     for heading in ("", "gradient: "):
@@ -365,7 +366,7 @@ def masks(model: Model, gradient: bool) -> list[int]:
 
 
 def summed(fun: Callable[..., Any], model: Model) -> Callable[..., Any]:
-    """The function, or the sum of the squares of the real rows of its result."""
+    """Return the function, or the sum of the squares of the real rows of its result."""
     if model.is_loss:
         return fun
 
@@ -379,7 +380,7 @@ def summed(fun: Callable[..., Any], model: Model) -> Callable[..., Any]:
 
 
 def check(expected: Any, got: Any) -> None:
-    """What a masked program gives besides, its sizes, comes last."""
+    """Assert that both agree. A masked program returns its sizes as additional last results."""
     for a, b in zip(jax.tree.leaves(expected), jax.tree.leaves(got), strict=False):
         b = np.asarray(b)[tuple(map(slice, np.shape(a)))]
         np.testing.assert_allclose(a, b, rtol=2e-4, atol=2e-5)

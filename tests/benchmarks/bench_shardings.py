@@ -1,11 +1,11 @@
-"""`jaxprtool.shardings` beside compiling alone: what its reading and analysis add.
+"""Compare `jaxprtool.shardings` with compiling alone, to measure the reading and the analysis.
 
     python tests/benchmarks/bench_shardings.py [LAYERS …]
 
-Training steps of unrolled, fully sharded layers on eight virtual devices, in turns: the program is
-compiled by `jax.jit` alone, compiled while XLA writes the modules around its partitioner, and given
-to `shardings`. Printed are medians of three, in seconds, and the number of equations and of
-collectives.
+The programs are training steps of unrolled, fully sharded layers on eight virtual devices. Each is
+compiled by `jax.jit` alone, compiled while XLA dumps the modules around its partitioner, and passed
+to `shardings`, alternately. The table has medians of three, in seconds, and the number of equations
+and of collectives.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ LAYERS = 10, 100, 300
 
 
 def program(layers: int) -> Program:
-    """Return a training step of a number of layers, each gathered where it is used."""
+    """Return a training step of `layers` layers, whose weights are gathered where they are used."""
     mesh = mesh_of(fsdp=8)
 
     def loss(params, x):
@@ -54,7 +54,7 @@ def program(layers: int) -> Program:
 
 
 def seconds(call: Callable[[Program], object], program: Program) -> float:
-    """Return the time of a call."""
+    """Return the seconds of a call."""
     start = time.perf_counter()
     call(program)
     return time.perf_counter() - start

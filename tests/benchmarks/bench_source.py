@@ -1,8 +1,8 @@
-"""How long slices, paths and annotated source of programs of many equations take.
+"""Measure slices, paths and annotated source of programs of many equations.
 
     python tests/benchmarks/bench_source.py [--sizes N,N] [--rounds N]
 
-Medians of CPU seconds beyond tracing, in one process.
+Medians of CPU seconds without tracing, in one process.
 """
 
 from __future__ import annotations

@@ -1,11 +1,10 @@
-"""How long the command line takes to answer, beside bare Python and beside `import jax`.
+"""Compare the startup of the command line with bare Python and with `import jax`.
 
     python tests/benchmarks/bench_startup.py [rounds]
 
 Help and completion may take 0.15 s more than `python -c pass`, and showing a small function 0.15 s
-more than importing JAX and tracing it. The commands take turns, round after round, so that a busy
-machine slows them all alike; the quickest rounds are compared, since anything else that the machine
-does can only add to them.
+more than importing JAX and tracing it. The commands alternate, so that other load slows them all
+alike. The minimum of each is compared, since load can only add time.
 """
 
 import os
@@ -46,7 +45,7 @@ def completion(*words: str) -> tuple[list[str], dict[str, str]]:
 
 BARE, WITH_JAX = "python -c pass", "import jax, and trace"
 
-#: Name, command, further environment, and what it is compared with.
+#: Name, command, additional environment variables, and the command to compare with.
 CASES: list[tuple[str, list[str], dict[str, str], str | None]] = [
     (BARE, python("-c", "pass"), {}, None),
     ("--help", tool("--help"), {}, BARE),
@@ -60,7 +59,7 @@ CASES: list[tuple[str, list[str], dict[str, str], str | None]] = [
 
 
 def measure(rounds: int) -> dict[str, list[float]]:
-    """The seconds of each case in each round."""
+    """Return the seconds of each case in each round."""
     times: dict[str, list[float]] = {name: [] for name, *_ in CASES}
     with tempfile.TemporaryDirectory() as folder:
         Path(folder, "small.py").write_text(SMALL)

@@ -1,18 +1,18 @@
-"""`unzip` beside Flax linen, Haiku and parameters passed by hand: run this file.
+"""Compare `unzip` with Flax linen, Haiku and parameters passed by hand.
 
     python tests/benchmarks/bench_unzip.py [--rounds N] [--max EQUATIONS]
 
-One 12-layer transformer is written four times (see `unzip_models`). Of each, the programs of init
-and apply are made, counted, compiled by XLA and run. The four take turns, in an order that moves on
-with every round. Beside each median time is the median of the ratios, round by round, to ours, and
-for the time of a run, to that by hand. Programs are made "first" when JAX has traced nothing yet,
-"later" when it remembers its own functions but not ours. Equations are those at all depths, of a
-shared body once; instructions are those that XLA leaves, "same" if they are, names aside, those of
-the one by hand. All must give the same output from the same parameters; ours, and the parameters
-that our init gives, must be those by hand to the bit.
+One 12-layer transformer is written four times (see `unzip_models`). For each version, the programs
+of init and apply are made, counted, compiled by XLA and run. The four alternate, in an order that
+rotates with every round. The tables have medians, and medians of the ratios of each round to ours
+(for run times, to the one by hand). "first" means that JAX has traced nothing yet, "later" that its
+own functions are in its caches but ours are not. Equations are counted at all depths, those of a
+shared body once. Instructions are counted after XLA's optimization; "same" means that they equal
+those of the version by hand, except for names. All versions must return the same output from the
+same parameters. The output and the parameters of ours must equal those by hand bit for bit.
 
-Then unzip alone is timed on synthetic programs with a variable in every few equations: `split`,
-and the whole pass, which also builds init and apply and drops their dead code.
+Then unzip alone is timed on synthetic programs with a variable in every few equations: `split`, and
+the whole pass, which also builds init and apply and eliminates their dead code.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ X = jax.random.normal(jax.random.key(1), (4, 32, written.WIDTH))
 OURS, BY_HAND = "variable, unzip", "by hand"
 
 
-# --- the four -------------------------------------------------------------------------------------
+# --- the four versions ----------------------------------------------------------------------------
 
 Programs = tuple[Any, Any]  # the closed jaxprs of init and apply
 
@@ -81,7 +81,7 @@ def with_unzip() -> Programs:
 
 
 def _programs(init: Callable, apply: Callable) -> Programs:
-    """Both traced anew: a lambda of our own is in no cache of JAX's."""
+    """Trace both anew. A fresh lambda is in no cache of JAX."""
     traced, params = jax.make_jaxpr(lambda key, x: init(key, x), return_shape=True)(KEY, X)
     return traced, jax.make_jaxpr(lambda params, x: apply(params, x))(params, X)
 
@@ -90,7 +90,7 @@ BUILDS = {"Flax": with_flax, "Haiku": with_haiku, BY_HAND: by_hand, OURS: with_u
 
 
 def parameters() -> dict[str, list[Any]]:
-    """For each, the flat parameters that mean the same."""
+    """Return corresponding flat parameters for each version."""
     params = written.init_by_hand(KEY)
     trees = {
         "Flax": written.flax_parameters(params),
@@ -101,7 +101,7 @@ def parameters() -> dict[str, list[Any]]:
     return {name: jax.tree.leaves(tree) for name, tree in trees.items()}
 
 
-# --- taking turns ---------------------------------------------------------------------------------
+# --- alternating ----------------------------------------------------------------------------------
 
 
 def seconds(function: Callable[[], Any]) -> float:
@@ -113,7 +113,7 @@ def seconds(function: Callable[[], Any]) -> float:
 def take_turns(
     functions: dict[str, Callable[[], Any]], rounds: int, before: Callable[[], Any] = gc.collect
 ) -> dict[str, list[float]]:
-    """The seconds of each function in each round; the order moves on by one from round to round."""
+    """Return the seconds of each function in each round. The order rotates by one each round."""
     names = list(functions)
     times: dict[str, list[float]] = {name: [] for name in names}
     for i in range(rounds):
@@ -124,7 +124,7 @@ def take_turns(
 
 
 def compiler(jaxpr: Any) -> Callable[[], Any]:
-    """Lowers and compiles a program anew whenever it is called."""
+    """Return a function that lowers and compiles a program anew at each call."""
     types = [jax.ShapeDtypeStruct(v.aval.shape, v.aval.dtype) for v in jaxpr.invars]
     return lambda: jax.jit(jaxcompat.jaxpr_as_fun(jaxpr)).lower(*types).compile()
 
@@ -133,7 +133,7 @@ def compiler(jaxpr: Any) -> Callable[[], Any]:
 
 
 def transformer(rounds: int) -> Table:
-    """Makes, compiles and runs the four, and compares their outputs."""
+    """Make, compile and run the four versions, and compare their outputs."""
     first = take_turns(BUILDS, max(3, rounds // 4), jax.clear_caches)
     programs = {name: build() for name, build in BUILDS.items()}
     later = take_turns(BUILDS, rounds)
@@ -160,7 +160,7 @@ def transformer(rounds: int) -> Table:
 
 
 def shown(times: dict[str, list[float]], beside: str) -> list[str]:
-    """The median of each in milliseconds, and of its ratios, round by round, to one of them."""
+    """Return the median of each in milliseconds, and the median of its ratios to one of them."""
     return [
         f"{statistics.median(taken) * 1e3:.{2 if taken[0] < 0.01 else 0}f} "
         f"{statistics.median(a / b for a, b in zip(taken, times[beside], strict=True)):.2f}"
@@ -173,14 +173,14 @@ def count(jaxpr: Any) -> int:
 
 
 def instructions(compiled: Any) -> list[str]:
-    """What XLA makes of a program: each instruction with its types, without names, sorted."""
+    """Return the instructions of a compiled program with their types, without names, sorted."""
     text = re.sub(r", metadata=\{[^}]*\}", "", compiled.as_text())
     lines = re.sub(r"%?[A-Za-z_][\w\-]*\.[\w\-.]+|%[\w\-.]+", "_", text).splitlines()
     return sorted(line for line in lines if " = " in line)
 
 
 def check(init: Any, compiled: dict[str, Any]) -> None:
-    """All outputs agree, and ours agrees in everything with what is written by hand."""
+    """Assert that all outputs agree, and that ours equals the one by hand exactly."""
     given = parameters()
     outputs = {name: np.asarray(run(*given[name], X)[0]) for name, run in compiled.items()}
     for name, output in outputs.items():
@@ -191,7 +191,7 @@ def check(init: Any, compiled: dict[str, Any]) -> None:
 
 
 def runs(compiled: dict[str, Any], rounds: int) -> dict[str, list[float]]:
-    """The seconds of the calls of each, on parameters that mean the same."""
+    """Return the seconds of the calls of each, on corresponding parameters."""
     given = parameters()
 
     def call(run: Any, args: Sequence[Any]) -> Callable[[], Any]:
@@ -201,11 +201,11 @@ def runs(compiled: dict[str, Any], rounds: int) -> dict[str, list[float]]:
     return take_turns(calls, rounds, lambda: None)
 
 
-# --- linearity ------------------------------------------------------------------------------------
+# --- scaling --------------------------------------------------------------------------------------
 
 
 def linearity(sizes: Sequence[int]) -> Table:
-    """unzip of synthetic programs: microseconds per equation."""
+    """Print the microseconds per equation that unzip takes for synthetic programs."""
     table = Table(title="unzip alone, microseconds per equation (medians)")
     table.add_column("program")
     for heading in ("equations", "variables", "split", "the whole pass", "in all s"):
@@ -216,7 +216,7 @@ def linearity(sizes: Sequence[int]) -> Table:
             equation_count = count(program.jaxpr)
             functions = {"split": splitter(program), "whole": lambda p=program: Unzip()(p)}
             gc.collect()
-            gc.freeze()  # the program is no garbage
+            gc.freeze()  # exclude the program from garbage collection
             times = take_turns(functions, max(3, min(15, 10**5 // size)))
             taken = {name: statistics.median(each) for name, each in times.items()}
             table.add_row(

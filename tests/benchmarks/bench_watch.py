@@ -1,8 +1,8 @@
-"""Watching values beside JAX's means: `python tests/benchmarks/bench_watch.py`.
+"""Compare watching values with JAX's tools: `python tests/benchmarks/bench_watch.py`.
 
-Every value of a transformer's gradient and of a gradient of a scan over many rounds is summarised.
-Seconds of CPU time, in a process that has compiled nothing: compiling and running the program,
-`watch`, the same again, `jax.debug.callback` behind each equation with the same numbers by NumPy,
+Every value of the gradient of a transformer and of a scan over many iterations is summarised. The
+table has CPU seconds in a process that has compiled nothing: compiling and running the program,
+`watch`, `watch` again, `jax.debug.callback` after each equation with the same statistics by NumPy,
 and the function under `jax.disable_jit`, which shows no values.
 """
 
@@ -31,7 +31,7 @@ from tests.benchmarks.bench_nans import layers, rounds
 
 
 class _Calling(Interpreter):
-    """Evaluates a jaxpr while JAX traces, with a callback behind each equation."""
+    """Evaluates a jaxpr during tracing, with a callback after each equation."""
 
     def __init__(self, call: Callable[[np.ndarray], None]) -> None:
         self._call = call
@@ -103,7 +103,7 @@ MEANS = {
 
 
 def measured(program: str, means: str, results: Any) -> None:
-    """Put the seconds of the first and of the second time into a queue, and what was said."""
+    """Put the seconds of the first and the second call into a queue, and what was reported."""
     make, number = PROGRAMS[program]
     function, args = make(number)
     times = []
@@ -120,7 +120,7 @@ def main() -> None:
     for program in PROGRAMS:
         for means in MEANS:
             if program == "50000 rounds" and means.startswith("jax."):
-                continue  # minutes
+                continue  # these take minutes
             results = spawn.Queue()
             process = spawn.Process(target=measured, args=(program, means, results))
             process.start()

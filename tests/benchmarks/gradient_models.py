@@ -1,4 +1,4 @@
-"""Losses in pure JAX whose gradients the benchmarks of rewriting measure on, with arguments."""
+"""Losses in pure JAX, with arguments, whose gradients the rewriting benchmarks use."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ Loss = Callable[..., Any]
 
 
 def losses() -> dict[str, tuple[Loss, tuple[Any, ...]]]:
-    """Each loss by name, of parameters and data; its gradient is by the parameters."""
+    """Return each loss by name. Losses take parameters and data."""
     shapes = transformer_shapes(48)
     return {
         "transformer, 48 layers": (transformer_loss, tuple(map(_drawn, shapes))),
@@ -30,7 +30,7 @@ _random = np.random.default_rng(0)
 
 
 def drawn_array(*shape: int) -> Any:
-    """Normal numbers, the smaller the more of them are summed over where this is a weight."""
+    """Return normal numbers, scaled for a weight by the number of elements it is summed over."""
     scale = np.sqrt(np.prod(shape[:-1], dtype=float)) if len(shape) > 1 else 1.0
     return jnp.asarray(_random.standard_normal(shape) / max(1.0, scale), jnp.float32)
 
@@ -49,7 +49,7 @@ def conv(x: Any, w: Any, stride: int = 1) -> Any:
 
 
 def resnet_parameters(counts: Sequence[int] = (3, 4, 6, 3)) -> dict[str, Any]:
-    """The parameters of a ResNet of so many blocks a stage: those of ResNet-50 are 25 million."""
+    """Return the parameters of a ResNet, by the number of blocks per stage."""
 
     def unit(height: int, inputs: int, outputs: int) -> dict[str, Any]:
         w = drawn_array(height, height, inputs, outputs)
@@ -73,7 +73,7 @@ def resnet_parameters(counts: Sequence[int] = (3, 4, 6, 3)) -> dict[str, Any]:
 
 
 def resnet_loss(params: Any, images: Any) -> Any:
-    """Cross entropy of the first class, by batch statistics."""
+    """Return the cross entropy of the first class, with batch statistics."""
 
     def unit(x: Any, p: Any, stride: int = 1) -> Any:
         x = conv(x, p["w"], stride)
@@ -104,7 +104,7 @@ def rnn_parameters() -> dict[str, Any]:
 
 
 def rnn_loss(params: Any, xs: Any) -> Any:
-    """The squared error of an LSTM over all steps, in a Python loop."""
+    """Return the squared error of an LSTM over all steps, in a Python loop."""
     h = c = jnp.zeros((xs.shape[1], 64))
     loss = 0.0
     for x in xs:
@@ -160,7 +160,7 @@ def _unet_layers() -> Iterator[tuple[str, Any]]:
 
 
 def unet_loss(params: Any, images: Any, times: Any) -> Any:
-    """How well the noise is told, of images at these times between 0 and 1."""
+    """Return the error of the predicted noise, for images at times between 0 and 1."""
     noise = jnp.sin(1e3 * images)
     angle = times[:, None, None, None] * jnp.pi / 2
     noisy = jnp.cos(angle) * images + jnp.sin(angle) * noise

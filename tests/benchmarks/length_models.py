@@ -1,8 +1,8 @@
-"""Models of one example whose length varies, each beside the masks that one would write by hand.
+"""Models of one example of variable length, each with the masks that one would write by hand.
 
-A `Model` is a function of parameters and an example, arrays of `n` rows. Its `by_hand` takes the
-example padded with anything, and the length. What it masks, and no more: the example once, so that
-nothing that is not finite comes in, and what sums or maxima run over.
+A `Model` is a function of parameters and an example, which consists of arrays of `n` rows. Its
+`by_hand` takes the padded example and the length. It masks only what is needed: the example itself,
+so that non-finite padding has no effect, and the operands of sums and maxima.
 """
 
 from __future__ import annotations
@@ -21,10 +21,10 @@ WIDTH, HEADS, FEATURES, STATE, CLASSES = 64, 4, 32, 64, 50
 
 @dataclass(frozen=True)
 class Model:
-    """A function, the same with masks, and what they are called with.
+    """A function, the same function with masks, and its arguments.
 
-    `parameters` and `example` give arrays drawn by a generator; an example has a length. The result
-    is one number where `is_loss`.
+    `parameters` and `example` draw arrays with a generator; an example has a length. With
+    `is_loss`, the result is a scalar.
     """
 
     name: str
@@ -37,7 +37,7 @@ class Model:
 
 
 def _rows(x: Any, n: Any) -> Any:
-    """Which rows of padded `x` are real, of a shape that broadcasts."""
+    """Return the mask of the real rows of padded `x`, in a shape that broadcasts."""
     return (jnp.arange(x.shape[0]) < n).reshape(-1, *(1,) * (x.ndim - 1))
 
 
@@ -89,7 +89,7 @@ def _norm(x: Any, scale: Any) -> Any:
 
 
 def transformer_loss(p: Any, x: Any) -> Any:
-    """The mean square of what a pre-norm layer makes of f32[n,64]."""
+    """Return the mean square of a pre-norm layer's output for f32[n,64]."""
     return jnp.square(_layer(p, x, lambda scores: scores)).mean()
 
 
@@ -108,7 +108,7 @@ def _layer_parameters(rng: np.random.RandomState) -> Any:
 
 
 def rnn_loss(p: Any, xs: Any) -> Any:
-    """The mean square of the states of a gated unit, and of its last state."""
+    """Return the mean square of the states of a gated unit, and of its last state."""
     last, states = lax.scan(lambda s, x: (_gru(p, s, x),) * 2, jnp.zeros(STATE), xs)
     return jnp.square(states).mean() + jnp.square(last).mean()
 
@@ -139,7 +139,7 @@ def _rnn_parameters(rng: np.random.RandomState) -> Any:
     }
 
 
-# --- layer norm over what varies, cross-entropy, a convolution ------------------------------------
+# --- layer norm over the variable axis, cross-entropy, a convolution ------------------------------
 
 
 def layer_norm(p: Any, x: Any) -> Any:
@@ -171,7 +171,7 @@ def _labelled(rng: np.random.RandomState, n: int) -> tuple[Any, ...]:
 
 
 def convolution(p: Any, x: Any) -> Any:
-    """The mean over the rows of two convolutions along them."""
+    """Return the mean over the rows of two convolutions along them."""
     return _convolve(p["second"], jax.nn.relu(_convolve(p["first"], x))).mean(0)
 
 

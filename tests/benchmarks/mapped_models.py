@@ -1,9 +1,9 @@
-"""Programs to map over a batch, each with arguments of which the last is a single example.
+"""Programs to map over a batch, with arguments of which the last is a single example.
 
-    models() -> {name: (closed jaxpr, arguments, how many of them are the same for all lanes)}
+    models() -> {name: (closed jaxpr, arguments, number of arguments that are not batched)}
 
-All are of one example, as one writes a function for `jax.vmap`: per-example gradients of nets that
-scan over layers or over time, that convolve, and that decide by what they see.
+All take one example, like a function for `jax.vmap`. They are per-example gradients of networks
+that scan over layers or over time, convolve, or branch on values.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ WIDTH, LENGTH, LAYERS = 32, 16, 6
 
 
 def models() -> dict[str, Model]:
-    """All of them by name."""
+    """Return all models by name."""
     made = {"6-layer gradient": _of_gradient(transformer_gradient(6), 1)}
     for name, function, parameters, example in (
         ("scanned transformer", scanned_transformer, transformer_parameters(), tokens()),
@@ -32,13 +32,13 @@ def models() -> dict[str, Model]:
         ("early exit", early_exit, transformer_parameters(), tokens()),
         ("routed attention", routed_attention, routed_parameters(), tokens()),
     ):
-        gradient = function is not early_exit  # a while loop has none
+        gradient = function is not early_exit  # JAX cannot differentiate a while loop
         made[name] = model(function, parameters, example, gradient=gradient)
     return made
 
 
 def model(function: Callable[..., Any], parameters: Any, example: Any, *, gradient: bool) -> Model:
-    """A loss of parameters and one example as a model, or its value and gradient."""
+    """Return a loss of parameters and one example as a model, or its value and gradient."""
     fun = jax.value_and_grad(function) if gradient else function
     leaves = jax.tree.leaves((parameters, example))
     return jax.make_jaxpr(fun)(parameters, example), leaves, len(leaves) - 1
@@ -50,7 +50,7 @@ def _of_gradient(closed: Any, examples: int) -> Model:
 
 
 def draw(seed: int, *shape: int) -> Any:
-    """Values of about 1 / sqrt(width), the same each time."""
+    """Return values of about 1 / sqrt(width), the same at each call."""
     scale = (shape[0] if shape else 1) ** -0.5
     return scale * jax.random.normal(jax.random.key(seed), shape)
 
@@ -89,7 +89,7 @@ def scanned_transformer(parameters: dict[str, Any], x: Any) -> Any:
 
 
 def early_exit(parameters: dict[str, Any], x: Any) -> Any:
-    """The layers again and again until the tokens hardly change: another count in each lane."""
+    """Repeat the layers until the tokens hardly change. Batch elements differ in the iterations."""
     first = jax.tree.map(lambda p: p[0], parameters)
 
     def going(state: Any) -> Any:
@@ -103,7 +103,7 @@ def early_exit(parameters: dict[str, Any], x: Any) -> Any:
     return lax.while_loop(going, body, (0, jnp.zeros_like(x) - 9, x))[2]
 
 
-# --- attention that decides -----------------------------------------------------------------------
+# --- attention with data-dependent branches -------------------------------------------------------
 
 
 def routed_parameters() -> dict[str, Any]:
@@ -111,7 +111,7 @@ def routed_parameters() -> dict[str, Any]:
 
 
 def routed_attention(parameters: dict[str, Any], x: Any) -> Any:
-    """Each layer is taken or left, by what the example is."""
+    """Apply or skip each layer, depending on the example."""
     parameters = dict(parameters)
     router = parameters.pop("router")
 
@@ -149,7 +149,7 @@ def recurrent_parameters() -> dict[str, Any]:
 
 
 def recurrent(parameters: dict[str, Any], xs: Any) -> Any:
-    """An LSTM over the tokens."""
+    """Apply an LSTM over the tokens."""
 
     def step(state: Any, x: Any) -> Any:
         h, c = state

@@ -1,4 +1,4 @@
-"""Gradients of models with `jax.checkpoint` in no, each or the wrong place, to hold against XLA.
+"""Gradients of models with `jax.checkpoint` in various places, to compare with XLA's memory.
 
     for case in cases():
         jax.jit(case.function).lower(*case.args)
@@ -29,8 +29,8 @@ class Case:
 
     Attributes:
         model: The name of the model.
-        place: Where `jax.checkpoint` is: in `no` place, around `each` block, around the `whole`
-            loss, or around each block with the policy that saves `dots`.
+        place: Where `jax.checkpoint` is applied: `no` for nowhere, to `each` block, to the `whole`
+            loss, or `dots` for each block with the policy that saves dots.
         function: The gradient.
         args: The types of its arguments.
     """
@@ -50,7 +50,7 @@ def _plain(function: Fun) -> Fun:
     return function
 
 
-#: How blocks and the whole loss are wrapped, by place.
+#: The wrapper of the blocks and that of the whole loss, by place.
 PLACES: dict[str, tuple[Wrap, Wrap]] = {
     "no": (_plain, _plain),
     "each": (jax.checkpoint, _plain),
@@ -68,12 +68,12 @@ def cases() -> Iterator[Case]:
 
 
 def f32(*shape: int) -> jax.ShapeDtypeStruct:
-    """The type of an array."""
+    """Return the type of a float array."""
     return jax.ShapeDtypeStruct(shape, jnp.float32)
 
 
 def i32(*shape: int) -> jax.ShapeDtypeStruct:
-    """The type of an array of integers."""
+    """Return the type of an integer array."""
     return jax.ShapeDtypeStruct(shape, jnp.int32)
 
 
@@ -81,14 +81,14 @@ def i32(*shape: int) -> jax.ShapeDtypeStruct:
 
 
 def norm(x: Any) -> Any:
-    """Layer normalization."""
+    """Apply layer normalization."""
     mean = x.mean(-1, keepdims=True)
     variance = jnp.square(x - mean).mean(-1, keepdims=True)
     return (x - mean) * lax.rsqrt(variance + 1e-5)
 
 
 def attention(x: Any, w: Any, heads: int = 4) -> Any:
-    """Causal attention of several heads."""
+    """Apply causal multi-head attention."""
     b, n, d = x.shape
     q, k, v = jnp.split((x @ w["qkv"]).reshape(b, n, heads, 3 * d // heads), 3, -1)
     scores = jnp.einsum("bqhd,bkhd->bhqk", q, k) / jnp.sqrt(d / heads)
@@ -98,33 +98,33 @@ def attention(x: Any, w: Any, heads: int = 4) -> Any:
 
 
 def transformer_block(x: Any, w: Any) -> Any:
-    """A block of a pre-norm transformer."""
+    """Apply a block of a pre-norm transformer."""
     x = x + attention(norm(x), w)
     return x + jax.nn.gelu(norm(x) @ w["up"]) @ w["down"]
 
 
 def block_types(d: int) -> dict[str, Any]:
-    """The parameters of a transformer block."""
+    """Return the types of the parameters of a transformer block."""
     return {"qkv": f32(d, 3 * d), "out": f32(d, d), "up": f32(d, 4 * d), "down": f32(4 * d, d)}
 
 
 def stacked(types: Any, n: int) -> Any:
-    """The parameters of n layers, stacked."""
+    """Return the types of the stacked parameters of n layers."""
     return jax.tree.map(lambda t: jax.ShapeDtypeStruct((n, *t.shape), t.dtype), types)
 
 
 def conv(x: Any, w: Any, stride: int = 1) -> Any:
-    """A convolution over images."""
+    """Apply a convolution to images."""
     return lax.conv_general_dilated(
         x, w, (stride, stride), "SAME", dimension_numbers=("NHWC", "HWIO", "NHWC")
     )
 
 
-# --- layer after layer ------------------------------------------------------------------------
+# --- sequential layers ----------------------------------------------------------------------------
 
 
 def mlp(wrap: Wrap) -> Fun:
-    """Residual layers of two tanh, unrolled."""
+    """Residual layers with two tanh each, unrolled."""
 
     @wrap
     def layer(w: Any, x: Any) -> Any:
@@ -139,7 +139,7 @@ def mlp(wrap: Wrap) -> Fun:
 
 
 def wide_mlp(wrap: Wrap) -> Fun:
-    """Dense layers with relu, a softmax at the end."""
+    """Dense layers with relu, and a softmax at the end."""
 
     @wrap
     def layer(x: Any, w: Any) -> Any:
@@ -167,7 +167,7 @@ def transformer(wrap: Wrap) -> Fun:
 
 
 def scanned_transformer(wrap: Wrap) -> Fun:
-    """A transformer whose layers are a scan."""
+    """A transformer with a scan over its layers."""
     block = wrap(transformer_block)
 
     def loss(params: Any, x: Any) -> Any:
@@ -191,7 +191,7 @@ def language_model(wrap: Wrap) -> Fun:
 
 
 def mixer(wrap: Wrap) -> Fun:
-    """Products over tokens and over channels by turns."""
+    """Alternating products over tokens and over channels."""
 
     @wrap
     def block(x: Any, w: Any) -> Any:
@@ -262,7 +262,7 @@ def scanned_resnet(wrap: Wrap) -> Fun:
 
 
 def unet(wrap: Wrap) -> Fun:
-    """Down and up again, with skips."""
+    """Downsampling and upsampling with skip connections."""
 
     @wrap
     def block(x: Any, w: Any) -> Any:
@@ -285,7 +285,7 @@ def unet(wrap: Wrap) -> Fun:
 
 
 def vision_transformer(wrap: Wrap) -> Fun:
-    """Patches of images, and a transformer over them."""
+    """A transformer over patches of images."""
     block = wrap(transformer_block)
 
     def loss(params: Any, x: Any) -> Any:
@@ -339,7 +339,7 @@ def unrolled_lstm(wrap: Wrap) -> Fun:
 
 
 def gru(wrap: Wrap) -> Fun:
-    """A GRU as a scan of which the last state is used."""
+    """A GRU as a scan, of which only the last state is used."""
 
     @wrap
     def step(w: Any, h: Any, x: Any) -> Any:
@@ -355,7 +355,7 @@ def gru(wrap: Wrap) -> Fun:
 
 
 def scan_of_scans(wrap: Wrap) -> Fun:
-    """Chunks of steps: `wrap` is around each chunk."""
+    """A scan of scans: `wrap` is applied to each chunk of steps."""
 
     def step(w: Any, h: Any, x: Any) -> Any:
         return jnp.tanh(h @ w + x), None
@@ -372,7 +372,7 @@ def scan_of_scans(wrap: Wrap) -> Fun:
 
 
 def inner_checkpoint(wrap: Wrap) -> Fun:
-    """Chunks of steps: `wrap` is around each step."""
+    """A scan of scans: `wrap` is applied to each step."""
 
     @wrap
     def step(w: Any, h: Any, x: Any) -> Any:
@@ -389,7 +389,7 @@ def inner_checkpoint(wrap: Wrap) -> Fun:
 
 
 def layers_over_time(wrap: Wrap) -> Fun:
-    """Recurrent layers, a scan over time in a scan over layers."""
+    """Recurrent layers: a scan over time in a scan over layers."""
 
     @wrap
     def layer(xs: Any, w: Any) -> Any:
@@ -407,7 +407,7 @@ def layers_over_time(wrap: Wrap) -> Fun:
 
 
 def ode(wrap: Wrap) -> Fun:
-    """Runge and Kutta's steps through a field of two layers."""
+    """Runge-Kutta steps through a field of two layers."""
 
     def field(w: Any, x: Any) -> Any:
         return jnp.tanh(x @ w["a"]) @ w["b"]
@@ -428,7 +428,7 @@ def ode(wrap: Wrap) -> Fun:
 
 
 def wave(wrap: Wrap) -> Fun:
-    """A wave equation on a grid, by differences."""
+    """A wave equation on a grid, by finite differences."""
 
     @wrap
     def step(c: Any, state: Any, _: Any) -> Any:
@@ -448,7 +448,7 @@ def wave(wrap: Wrap) -> Fun:
 
 
 def plain_attention(wrap: Wrap) -> Fun:
-    """Layers of attention with one head and nothing else."""
+    """Layers of single-head attention and nothing else."""
 
     @wrap
     def layer(x: Any, w: Any) -> Any:
@@ -463,7 +463,7 @@ def plain_attention(wrap: Wrap) -> Fun:
 
 
 def chunked_attention(wrap: Wrap) -> Fun:
-    """Attention by a scan over chunks of queries."""
+    """Attention as a scan over chunks of queries."""
 
     @wrap
     def chunk(k: Any, v: Any, q: Any) -> Any:
@@ -479,7 +479,7 @@ def chunked_attention(wrap: Wrap) -> Fun:
 
 
 def distances(wrap: Wrap) -> Fun:
-    """The energy of points from their distances, through differences."""
+    """The energy of points by their pairwise distances."""
 
     @wrap
     def energy(x: Any, y: Any) -> Any:
@@ -490,7 +490,7 @@ def distances(wrap: Wrap) -> Fun:
 
 
 def gaussian_kernel(wrap: Wrap) -> Fun:
-    """A kernel of products, times weights."""
+    """A Gaussian kernel matrix times weights."""
 
     @wrap
     def kernel(x: Any, y: Any) -> Any:
@@ -501,7 +501,7 @@ def gaussian_kernel(wrap: Wrap) -> Fun:
 
 
 def contrastive(wrap: Wrap) -> Fun:
-    """Similarities of two encodings, and their cross entropy both ways."""
+    """Similarities of two encodings, and their cross entropy in both directions."""
 
     @wrap
     def encode(w: Any, x: Any) -> Any:
@@ -572,7 +572,7 @@ _ALL = ("no", "each", "dots", "whole")
 _THREE = ("no", "each", "whole")
 _TWO = ("no", "each")
 
-#: Each model, the types of its arguments, and the places where it is checkpointed.
+#: Each model, the types of its arguments, and the places of `jax.checkpoint`.
 MODELS: dict[str, tuple[Callable[[Wrap], Fun], tuple[Any, ...], tuple[str, ...]]] = {
     "MLP": (mlp, ([_AB] * 6, f32(2048, 128)), _ALL),
     "dense layers": (

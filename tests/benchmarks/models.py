@@ -1,4 +1,4 @@
-"""Programs that the benchmarks measure on: a deep transformer's gradient, and synthetic ones."""
+"""Programs for the benchmarks: a deep transformer's gradient, and synthetic ones."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from jaxprtool.jaxcompat import Var
 
 
 def transformer_gradient(layers: int = 48) -> Any:
-    """The closed jaxpr of value_and_grad of an unrolled pre-norm transformer's loss."""
+    """Return the closed jaxpr of value_and_grad of an unrolled pre-norm transformer's loss."""
     return jax.make_jaxpr(jax.value_and_grad(transformer_loss))(*transformer_shapes(layers))
 
 
 def transformer_loss(params: Any, x: Any) -> Any:
-    """The mean square of what the layers make of f32[32,64]."""
+    """Return the mean square of the output of the layers for f32[32,64]."""
 
     def norm(x, scale):
         mean = x.mean(-1, keepdims=True)
@@ -38,7 +38,7 @@ def transformer_loss(params: Any, x: Any) -> Any:
 
 
 def transformer_shapes(layers: int) -> tuple[Any, Any]:
-    """The types of the arguments of `transformer_loss`."""
+    """Return the types of the arguments of `transformer_loss`."""
 
     def spec(*shape: int) -> jax.ShapeDtypeStruct:
         return jax.ShapeDtypeStruct(shape, jnp.float32)
@@ -49,9 +49,9 @@ def transformer_shapes(layers: int) -> tuple[Any, Any]:
 
 
 def synthetic(size: int, live_every: int = 2) -> Any:
-    """A closed jaxpr of `size` equations, one in `live_every` of them in the chain to the result.
+    """Return a closed jaxpr of `size` equations, one in `live_every` of them live.
 
-    Its equations repeat the mixture of a small traced function, with fresh variables.
+    Its equations repeat those of a small traced function, with fresh variables.
     """
 
     def step(x):
@@ -84,10 +84,10 @@ def synthetic(size: int, live_every: int = 2) -> Any:
 
 
 def with_variables_inside(size: int, nested: bool) -> Program:
-    """A Program, of a key and f32[8,8], of about `size` equations in blocks with a variable each.
+    """Return a Program of a key and f32[8,8]: about `size` equations in blocks of one variable.
 
-    A block splits the key, draws a variable under a name of its own, and maps the input by it.
-    Nested, ten blocks at a time are in a scope.
+    A block splits the key, draws a variable with a unique name, and maps the input by it. With
+    `nested`, ten blocks at a time are in a scope.
     """
     arguments = jax.random.key(0), jnp.zeros((8, 8))
 

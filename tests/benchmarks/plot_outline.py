@@ -1,11 +1,11 @@
-"""Draw compile time by depth, for the README, from what `bench_outline.py` measured.
+r"""Draw compile time by depth, for the README, from the measurements of `bench_outline.py`.
 
     python tests/benchmarks/bench_outline.py transformer_gradient --depths 6 12 24 48 96 \
         --ways traced units scan --traced-up-to 11000 --json outline.json
     python tests/benchmarks/plot_outline.py outline.json
 
-The picture is docs/compile_time.svg, to be read on light and on dark ground. Times are CPU time,
-which says the same on a machine that does other work as well.
+The picture is docs/compile_time.svg, legible on light and on dark backgrounds. Times are CPU times,
+which depend little on other load of the machine.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from matplotlib.axes import Axes
 
 ROOT = Path(__file__).parents[2]
 
-#: By way: what the line is called, its color and its marker.
+#: The label, color and marker of each way.
 LINES = {
     "traced": ("as traced", "#d1495b", "o"),
     "scan": ("as a scan, by hand", "#7d8ca3", "s"),
@@ -31,13 +31,13 @@ LINES = {
 
 TITLE = "XLA compiles a transformer's gradient: CPU time by number of layers"
 
-#: A grey that is seen on white and on black, and what is drawn in it.
+#: A grey that is legible on white and on black, for axes and text.
 INK = "#808890"
 INKED = ("text.color", "axes.labelcolor", "axes.edgecolor", "xtick.color", "ytick.color")
 
 
 def curve(rows: list[dict[str, Any]], way: str) -> list[tuple[int, float]]:
-    """The depths of a way and its median CPU seconds of compiling, by depth."""
+    """Return the depths of a way and its median CPU seconds of compiling."""
     return sorted(
         (row["depth"], statistics.median(row["compile_cpu"])) for row in rows if row["way"] == way
     )

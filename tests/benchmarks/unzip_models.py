@@ -1,8 +1,8 @@
-"""One pre-norm transformer written four times: with Flax linen, with Haiku, by hand, and with ours.
+"""One pre-norm transformer written four times: with Flax, Haiku, by hand, and with variables.
 
-The layers are unrolled and bear the same names everywhere, the maths is the same, and so are the
-parameters once `flax_parameters` or `haiku_parameters` has renamed those of the hand-written one.
-That one and ours even draw the same values from the same key.
+The layers are unrolled and have the same names everywhere. The computation is the same, and so are
+the parameters once `flax_parameters` or `haiku_parameters` has renamed the hand-written ones. The
+version by hand and ours draw the same values from the same key.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ weights_of = jax.nn.initializers.lecun_normal()
 
 
 def attend(query: Any, key: Any, value: Any) -> Any:
-    """Causal attention of f32[batch, length, width] in HEADS ways: the part without parameters."""
+    """Apply causal attention with HEADS heads to f32[batch, length, width], without parameters."""
     batch, length, width = query.shape
 
     def heads(x):
@@ -38,7 +38,7 @@ def attend(query: Any, key: Any, value: Any) -> Any:
 
 
 def init_by_hand(key):
-    """The parameters, as nested dicts."""
+    """Return the parameters, as nested dicts."""
     keys = jax.random.split(key, LAYERS)
     params = {f"layer_{i}": init_layer(key) for i, key in enumerate(keys)}
     return {**params, "norm": init_norm()}
@@ -73,7 +73,7 @@ def init_norm():
 
 
 def apply_by_hand(params, x):
-    """f32[batch, length, WIDTH] -> the same shape."""
+    """Map f32[batch, length, WIDTH] to the same shape."""
     for i in range(LAYERS):
         layer = params[f"layer_{i}"]
         x = x + attention_by_hand(layer["attention"], x)
@@ -106,7 +106,7 @@ def norm_by_hand(params, x):
 
 
 def with_variables(key, x):
-    """The whole transformer, which makes its own parameters."""
+    """Apply the whole transformer, which creates its own parameters."""
     for i, own in enumerate(jax.random.split(key, LAYERS)):
         x = nest(layer, scope=f"layer_{i}")(own, x)
     return nest(norm, scope="norm")(x)
@@ -187,7 +187,7 @@ class FlaxTransformer(nn.Module):
 
 
 def flax_parameters(params):
-    """The hand-written parameters as Flax names them."""
+    """Return the hand-written parameters under Flax's names."""
     return {"params": {name: _flax_names(value) for name, value in params.items()}}
 
 
@@ -226,14 +226,14 @@ class HaikuLayer(hk.Module):
 
 
 def haiku_forward(x):
-    """What `hk.transform` takes."""
+    """The function for `hk.transform`."""
     for i in range(LAYERS):
         x = HaikuLayer(name=f"layer_{i}")(x)
     return haiku_norm()(x)
 
 
 def haiku_parameters(params, scope=""):
-    """The hand-written parameters as Haiku names them: one dict per module, by path."""
+    """Return the hand-written parameters under Haiku's names: one dict per module, by path."""
     if "weights" in params:
         return {scope: {"w": params["weights"], "b": params["bias"]}}
     if "scale" in params:

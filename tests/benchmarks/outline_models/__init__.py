@@ -1,7 +1,7 @@
-"""The models that `bench_outline.py` measures on, by name.
+"""The models of `bench_outline.py`, by name.
 
-Those of `packages` are made of the libraries of the extra `models`. Where one is not installed,
-making its model raises ImportError.
+Those of `packages` use the libraries of the extra `models`. If one is not installed, making its
+model raises ImportError.
 """
 
 from __future__ import annotations
@@ -17,13 +17,13 @@ __all__ = ["MODELS", "Case", "Model"]
 
 @dataclass(frozen=True)
 class Model:
-    """A model by its factory, and the depths that it is measured at; none if it has one depth."""
+    """A factory of a model, and the depths to measure it at; empty if it has one depth."""
 
     make: Callable[..., Case]
     depths: tuple[int, ...] = ()
 
     def case(self, depth: int | None) -> Case:
-        """Return the model of this many layers."""
+        """Return the model with this many layers."""
         return self.make() if depth is None else self.make(depth)
 
 

@@ -1,4 +1,4 @@
-"""What is measured of a model."""
+"""The parts of a model that are measured."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 
 @dataclass(frozen=True)
 class Case:
-    """A function of arrays and its arguments; the same by hand as a scan, where there is one."""
+    """A function of arrays and its arguments, and the same as a scan by hand if there is one."""
 
     fun: Callable[..., Any]
     args: tuple[Any, ...]

@@ -32,7 +32,7 @@ def _resnet(counts: tuple[int, ...]) -> Case:
 
 
 def unet() -> Case:
-    """A diffusion model's U-Net: few blocks, no two at one resolution but in pairs."""
+    """A diffusion model's U-Net: few blocks, at most two at each resolution."""
     args = models.unet_parameters(), drawn_array(2, 32, 32, 3), jnp.full((2,), 0.3)
     return Case(jax.value_and_grad(models.unet_loss), args)
 
@@ -49,7 +49,7 @@ _EXPERTS, _WIDTH = 8, 64
 
 
 def experts(layers: int) -> Case:
-    """Layers of eight experts each, in two Python loops, beside the same as a scan of scans."""
+    """Layers of eight experts each, in two Python loops, and the same as a scan of scans."""
     x = drawn_array(256, _WIDTH)
     layer = {
         "norm": {"scale": jnp.ones(_WIDTH), "bias": jnp.zeros(_WIDTH)},
@@ -78,7 +78,7 @@ def experts_loss(params: Any, x: Any) -> Any:
 
 
 def _experts_layer(x: Any, p: Any) -> Any:
-    """Each token goes to the two experts that its router likes best."""
+    """Route each token to the two experts with the largest router scores."""
     y = norm(x, p["norm"])
     scores = y @ p["router"]
     least = lax.top_k(scores, 2)[0][:, -1:]
@@ -92,11 +92,11 @@ def _experts_layer(x: Any, p: Any) -> Any:
     return lax.scan(lambda x, each: (x + expert(*each), None), x, (p["experts"], gates.T))[0]
 
 
-# --- nothing that repeats -------------------------------------------------------------------------
+# --- no repetition --------------------------------------------------------------------------------
 
 
 def mlp() -> Case:
-    """Layers of widths that all differ: there is nothing to outline."""
+    """Layers of distinct widths: there is nothing to outline."""
     widths = range(32, 32 + 16 * 8, 8)
     params = [(drawn_array(a, b), jnp.zeros(b)) for a, b in itertools.pairwise(widths)]
     return Case(jax.value_and_grad(_mlp_loss), (params, drawn_array(16, 32)))

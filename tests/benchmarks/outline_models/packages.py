@@ -1,4 +1,4 @@
-"""Models of packages from PyPI: those of `tests.models.zoo`, larger."""
+"""Larger versions of the models of PyPI packages in `tests.models.zoo`."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from tests.benchmarks.outline_models.case import Case
 
 
 def zoo(name: str, **sizes: Any) -> Callable[[], Case]:
-    """The factory of a model of the zoo, of these sizes."""
+    """Return the factory of a zoo model with these sizes."""
     return lambda: _of_arrays(*importlib.import_module(f"tests.models.zoo.{name}").model(**sizes))
 
 
 def _of_arrays(fun: Callable[..., Any], args: tuple[Any, ...]) -> Case:
-    """The case of a function that takes and gives other leaves than arrays: it has only these."""
+    """Return the case of a function, restricted to the leaves that are arrays."""
     leaves, tree = jax.tree.flatten(args)
     places = [i for i, leaf in enumerate(leaves) if isinstance(leaf, jax.Array)]
 
@@ -33,17 +33,17 @@ def _of_arrays(fun: Callable[..., Any], args: tuple[Any, ...]) -> Case:
 
 
 def flax_gpt(layers: int) -> Case:
-    """A step of AdamW by optax of a GPT in Flax Linen."""
+    """One step of optax's AdamW on a GPT in Flax Linen."""
     return zoo("flax_gpt", layers=layers, width=128, length=64)()
 
 
 def nnx_resnet(blocks: int) -> Case:
-    """A step of momentum by optax of a residual network in Flax NNX."""
+    """One step of optax's momentum on a residual network in Flax NNX."""
     return zoo("nnx_resnet", blocks=blocks, width=32, size=32)()
 
 
 def equinox_vit(blocks: int) -> Case:
-    """A step of AdamW by optax of a vision transformer in Equinox."""
+    """One step of optax's AdamW on a vision transformer in Equinox."""
     return zoo("equinox_vit", blocks=blocks, width=64, size=32)()
 
 

@@ -1,7 +1,7 @@
 """A pre-norm transformer in pure JAX: forward, gradient, and steps of AdamW.
 
-The parameters of the layers are a list, which is gone through in a Python loop, or one tree of
-stacked arrays, which is scanned.
+The parameters of the layers are a list, for a Python loop, or one tree of stacked arrays, for a
+scan.
 """
 
 from __future__ import annotations
@@ -19,14 +19,14 @@ WIDTH, HEADS, LENGTH, BATCH, VOCABULARY = 128, 4, 64, 4, 256
 
 
 def loss(params: Any, tokens: Any) -> Any:
-    """The mean cross entropy of each token given those before it."""
+    """Return the mean cross entropy of each token given the previous ones."""
     logits = forward(params, tokens[:, :-1])
     found = jnp.take_along_axis(jax.nn.log_softmax(logits), tokens[:, 1:, None], -1)
     return -found.mean()
 
 
 def forward(params: Any, tokens: Any) -> Any:
-    """The logits of the tokens that follow."""
+    """Return the logits of the next tokens."""
     x = params["embed"][tokens] + params["positions"]
     if isinstance(params["layers"], list):
         for p in params["layers"]:
@@ -43,7 +43,7 @@ def layer(x: Any, p: Any) -> Any:
 
 
 def attention(x: Any, p: Any) -> Any:
-    """Causal attention in HEADS ways."""
+    """Apply causal attention with HEADS heads."""
     batch, length, width = x.shape
 
     def heads(w: Any) -> Any:
@@ -64,7 +64,7 @@ def norm(x: Any, p: Any) -> Any:
 
 
 def adamw_step(state: Any, tokens: Any) -> Any:
-    """One step of AdamW, written by hand: the new state and the loss."""
+    """Return the state after one step of AdamW, written by hand, and the loss."""
     params, means, squares, count = state
     value, grads = jax.value_and_grad(loss)(params, tokens)
     count = count + 1
@@ -154,5 +154,5 @@ def drawn_tokens() -> Any:
 
 
 def stacked(params: Any) -> Any:
-    """The parameters with those of the layers as one tree of stacked arrays."""
+    """Return the parameters with those of the layers as one tree of stacked arrays."""
     return {**params, "layers": jax.tree.map(lambda *xs: jnp.stack(xs), *params["layers"])}

@@ -1,4 +1,4 @@
-"""Iterate a power method without `jit`, and read a number after each step."""
+"""Run a power iteration without `jit`, and read a number after each step."""
 
 import sys
 

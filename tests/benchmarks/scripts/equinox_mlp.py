@@ -1,4 +1,4 @@
-"""Train a network of Equinox under `filter_jit`."""
+"""Train an Equinox network under `filter_jit`."""
 
 import sys
 

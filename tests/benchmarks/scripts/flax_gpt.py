@@ -1,4 +1,4 @@
-"""Train a small GPT of Flax NNX for some steps, the last batch of each epoch smaller."""
+"""Train a small Flax NNX GPT for some steps. The last batch of each epoch is smaller."""
 
 import sys
 

@@ -1,4 +1,4 @@
-"""Draw from a regression's posterior by NUTS of NumPyro."""
+"""Sample the posterior of a regression with NumPyro's NUTS."""
 
 import sys
 

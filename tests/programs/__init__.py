@@ -1,9 +1,9 @@
-"""The programs that every pass is tried on, and the referee that compares before and after.
+"""Programs to test every pass on, and checks that a rewritten program equals the original.
 
     from tests.programs import harness_programs, random_programs, sample_programs, same
 
-Each source of programs gives `Case`s: a name, a function and concrete arguments. `prove(case,
-rewrite)` does the whole round: trace, rewrite, type-check, compare.
+Each source of programs yields `Case`s: a name, a function and concrete arguments. `prove(case,
+rewrite)` traces, rewrites, type-checks and compares.
 """
 
 from tests.programs.case import Case

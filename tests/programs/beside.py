@@ -1,8 +1,8 @@
-"""A function mapped over an axis by our pass and by `jax.vmap`, side by side, with derivatives.
+"""Compare our vmap of a function with `jax.vmap`, derivatives included.
 
-`prove` is what the tests of structured equations are written with: it traces a function, holds the
-mapped program against JAX's (see `tests.programs.mapped`), asserts that it costs no more, and that
-it is differentiated to the same, forwards and in reverse, and again.
+The tests of structured equations use `prove`. It traces a function, compares the batched program
+with JAX's (see `tests.programs.mapped`), asserts that it costs no more, and compares first and
+higher derivatives in forward and reverse mode.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ def prove(
     axis_name: Any = None,
     derivatives: int = 1,
 ) -> Outcome:
-    """Map `fun`, given an example of its arguments, and compare with `jax.vmap` in all.
+    """Map `fun` over the given example arguments, and compare with `jax.vmap`.
 
     `in_axes` is an int for all arguments or one entry for each flat one. Derivatives are compared
     up to order `derivatives`, in forward and in reverse mode.
@@ -48,7 +48,7 @@ def prove(
 
 
 def batched(fun: Callable[..., Any], *args: Any, in_axes: Any = 0, size: int = 3) -> Program:
-    """The mapped program of a function, given an example of its arguments."""
+    """Return the batched program of a function, for the given example arguments."""
     program = flat(trace(fun, *args))
     count = len(program.in_avals)
     axes = tuple(in_axes) if isinstance(in_axes, Sequence) else (in_axes,) * count
@@ -61,7 +61,7 @@ def same_derivatives(ours: Program, theirs: Program, args: Sequence[Any], order:
         expected = gradients_of(theirs.jaxpr, args, mode)
         got = gradients_of(ours.jaxpr, args, mode)
         if not isinstance(expected, Gradients):
-            continue  # ours may have one
+            continue  # ours may support one where JAX does not
         assert isinstance(got, Gradients), f"{mode} derivative: lost: {got}"
         fault = difference(expected.values, got.values, values_agree)
         assert fault is None, f"{mode} derivative, JAX's before and ours after: {fault}"
@@ -71,7 +71,7 @@ def same_derivatives(ours: Program, theirs: Program, args: Sequence[Any], order:
 
 
 def _derivative(program: Program, args: Sequence[Any]) -> Program:
-    """The program of the derivative of a program's results along a vector of ones."""
+    """Return the derivative of a program's results along a vector of ones, as a program."""
     at = [i for i, x in enumerate(args) if jax.dtypes.issubdtype(x.dtype, jax.numpy.inexact)]
 
     def forwards(*xs: Any) -> list[Any]:

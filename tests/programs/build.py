@@ -1,4 +1,4 @@
-"""From a plan to the Python function that it describes, for JAX to trace, and its arguments."""
+"""Build the Python function that a plan describes, and its arguments."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ EVERY = OPS | COLLECTIVES | WASTEFUL
 
 
 def function_of(plan: Plan) -> Callable[..., tuple[Any, ...]]:
-    """The function that the plan describes; it takes its inputs and its stacks one by one."""
+    """Return the function that the plan describes, of its inputs and stacks."""
 
     def random_program(*args: Any) -> tuple[Any, ...]:
         def run(args: Sequence[Any]) -> Values:
@@ -57,7 +57,7 @@ def function_of(plan: Plan) -> Callable[..., tuple[Any, ...]]:
 
 
 def arguments_of(plan: Plan) -> tuple[Any, ...]:
-    """Concrete values for the plan's inputs and stacks, the same each time."""
+    """Return concrete values for the plan's inputs and stacks, the same at each call."""
     rng = np.random.RandomState(plan.seed)
     inputs = [_argument(t, rng, plan) for t in plan.body.inputs]
     rows = (
@@ -103,7 +103,7 @@ class _Builder:
         return jax.jit(shared)
 
     def run(self, block: Block, around: Values, args: Sequence[Any]) -> Values:
-        """The outputs of a block, whose steps see `around` and then `args`."""
+        """Return the outputs of a block, whose steps can use the values of `around` and `args`."""
         env = [*around, *(coerce(x, t) for x, t in zip(args, block.inputs, strict=True))]
         if not env:
             env = [jnp.float32(0.75)]
@@ -112,7 +112,7 @@ class _Builder:
         return [pick(env, ref) for ref in block.outputs]
 
     def step(self, step: Any, env: Values) -> Values:
-        """The values that one step adds."""
+        """Return the values that one step adds."""
         match step:
             case Op():
                 operation = EVERY[step.name]
@@ -147,7 +147,7 @@ class _Builder:
         raise TypeError(step)
 
     def call(self, how: str, block: Block, env: Values, operands: Values) -> Values:
-        """A block called with operands; see `Call` and `Copy`."""
+        """Call a block with operands; see `Call` and `Copy`."""
         if how in _CALLS:
             return list(_CALLS[how](lambda *xs: self.run(block, env, xs))(*operands))
 
@@ -248,7 +248,7 @@ class _Builder:
         x = lax.tanh(x) * step.scale
         x = y - x if step.swapped else x - y
         x = lax.cumsum(x.reshape(-1), reverse=step.backwards).reshape(x.shape)
-        if step.weak:  # it rounds to one, so that only the type is another
+        if step.weak:  # the value is about one, so that only the type changes
             x = x * jnp.where(jnp.sum(x) > 0, 1.0, 1.0)
         added = [x]
         if step.effect:
@@ -276,16 +276,16 @@ class _Builder:
         return added
 
     def row(self, step: Repeat, number: int) -> Values:
-        """The arrays of a layer that one copy is given."""
+        """Return the arrays of a layer that are passed to one copy."""
         if step.stack is None or not self.layers:
             return []
         rows = self.layers[step.stack % len(self.layers)]
         return rows[(-1 - number if step.reverse else number) % len(rows)]
 
     def copied(self, copy: Copy, block: Block, around: Values, given: Values) -> Values:
-        """The outputs of a copy."""
+        """Return the outputs of a copy."""
         if copy.how == "donating":
-            # What is given away is used by nothing else.
+            # A donated argument has no other use.
             given[:1] = [jnp.copy(x) for x in given[:1]]
         with jax.named_scope("inner") if copy.difference == "scope" else nullcontext():
             if not copy.how:
@@ -301,7 +301,7 @@ _CALLS: dict[str, Callable[..., Any]] = {
 
 
 def pick(env: Values, ref: int) -> Any:
-    """The value that a backward reference means."""
+    """Return the value of a backward reference."""
     return env[-1 - ref % len(env)]
 
 

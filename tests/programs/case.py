@@ -1,4 +1,4 @@
-"""A program to try a pass on: a function, arguments for it, and the setting it is traced in."""
+"""A program to test a pass on: a function, its arguments, and the JAX configuration it needs."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from jaxprtool.loading.trace import trace
 
 @dataclass(frozen=True)
 class Case:
-    """A named function with concrete arguments; `x64` says that it needs 64-bit types.
+    """A named function with concrete arguments. `x64` is True if it needs 64-bit types.
 
     Trace, rewrite and run it inside `with case.setting():`.
     """
@@ -28,11 +28,11 @@ class Case:
     x64: bool = False
 
     def setting(self) -> AbstractContextManager[Any]:
-        """The JAX configuration that the case is traced and run in."""
+        """Return the JAX configuration to trace and run the case in."""
         return jax.enable_x64(True) if self.x64 else nullcontext()
 
     def program(self) -> Program:
-        """The traced function, traced once for all proofs that look at it."""
+        """The traced function, cached for all tests of this program."""
         return self._program
 
     @cached_property
@@ -40,10 +40,10 @@ class Case:
         return self.trace()
 
     def trace(self) -> Program:
-        """The function, traced anew."""
+        """Trace the function anew."""
         with self.setting():
             return trace(self.fun, *self.args, **self.kwargs)
 
     def arguments(self) -> list[Any]:
-        """The flat concrete arguments, in the program's order."""
+        """Return the flat concrete arguments, in the program's order."""
         return jax.tree.leaves((self.args, self.kwargs))

@@ -1,4 +1,4 @@
-"""Programs as layers: what a layer gives, of the type of what it takes, the next one takes."""
+"""Programs as layers: an output of a layer with the type of an input is the next layer's input."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ import jax
 from jaxprtool import jaxcompat
 from tests.programs.case import Case
 
-#: How many layers there are.
+#: The number of layers.
 LAYERS = 3
 
 
 def in_layers(case: Any) -> Case | None:
-    """Return a case of layers, each a call of a case's function; None if they hand nothing on.
+    """Return a case of layers, each a call of a case's function. None if no type matches.
 
-    Each layer has arguments of its own for all that the one before does not give.
+    Each layer has its own arguments for the inputs that the previous one does not provide.
     """
     with case.setting():
         program, args = case.program(), case.arguments()

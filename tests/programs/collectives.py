@@ -1,7 +1,7 @@
-"""An independent reader of collectives: the text of a compiled module, by regular expressions.
+"""An independent parser of the collectives in a compiled module's text, by regular expressions.
 
-It shares no code with the package, so that the two can be held against each other. It reads modules
-for CPU, which have no collectives in the background (`all-reduce-start`).
+It shares no code with the package, so that tests can compare the two. It reads modules for CPU,
+which have no asynchronous collectives (`all-reduce-start`).
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ class Collective(NamedTuple):
 
 
 def collectives(text: str) -> Counter[Collective]:
-    """Return how often each collective of a module runs; a loop of unknown length counts once."""
+    """Count the executions of each collective of a module. A loop of unknown length counts once."""
     bodies: dict[str, list[str]] = {}
     entry = name = ""
     for line in text.splitlines():

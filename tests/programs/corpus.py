@@ -1,7 +1,7 @@
-"""The random programs that every pass is proved on: drawn, traced and compiled once for all.
+"""The random programs that every pass is tested on, drawn, traced and compiled once.
 
-To draw, trace and compile a program takes longer than most proofs of it. So a proof takes its
-programs from here in the suite, and draws others in the sweep.
+Drawing, tracing and compiling a program takes longer than most tests of it. So tests of the suite
+share this corpus. The sweep draws other programs.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ Programs = Callable[..., st.SearchStrategy[RandomProgram]]
 
 
 def draws(count: int, seed: int = 0, programs: Programs = random_programs) -> list[RandomProgram]:
-    """Return so many random programs."""
+    """Return `count` random programs."""
     found: list[RandomProgram] = []
 
     @hypothesis.seed(seed)
@@ -39,12 +39,12 @@ def draws(count: int, seed: int = 0, programs: Programs = random_programs) -> li
 @cache
 def corpus() -> tuple[tuple[RandomProgram, Case], ...]:
     """Return the programs, each with its case, which is traced once."""
-    return _with_cases(draws(61)[1:])  # the first is the simplest that there is
+    return _with_cases(draws(61)[1:])  # the first draw is the simplest program
 
 
 @cache
 def wasteful_corpus() -> tuple[tuple[RandomProgram, Case], ...]:
-    """Return programs that have what rewriting passes look for."""
+    """Return programs with code that rewriting passes can improve."""
     return _with_cases(draws(21, programs=wasteful_programs)[1:])
 
 
@@ -63,17 +63,17 @@ def prove_corpus(
     """Prove the first programs of this release's half of the corpus, numbered from 0.
 
     Args:
-        count: How many programs there are to prove, before `step` takes its part.
-        prove: Takes the number of a program and its case; says what came of it, if anything.
+        count: The number of programs to prove, before `step` selects among them.
+        prove: Takes the number of a program and its case, and returns an outcome or None.
         programs: The corpus.
         start: The first program.
         step: Prove each `step`-th from there on.
 
     Returns:
-        How often what came of a program.
+        The number of programs by outcome.
 
     Raises:
-        Exception: What the first proof that fails raises, noting the code that makes the program.
+        Exception: The first failure, with a note of the code that makes the program.
     """
     outcomes: Counter[str] = Counter()
     chosen = list(enumerate(share(programs())))[:count]

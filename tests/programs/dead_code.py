@@ -1,4 +1,4 @@
-"""Cases made of other cases by adding code that nobody uses, so that dce has something to do."""
+"""Cases with added dead code, for dead-code elimination."""
 
 from __future__ import annotations
 
@@ -16,16 +16,16 @@ Function = Callable[..., Any]
 
 
 def with_dead_code(case: Case, kind: str) -> Case:
-    """The case wrapped in a `kind` of `DEAD_CODE`, one of whose results is dead.
+    """Return the case wrapped in a `kind` of `DEAD_CODE`, with a dead result.
 
-    It gives the same results; custom rules give it other gradients (see `rules.py`).
+    Its results are unchanged. Custom rules change its gradients (see `rules.py`).
     """
     function = DEAD_CODE[kind](case.fun)
     return Case(f"{case.name} in {kind}", function, case.args, case.kwargs, case.x64)
 
 
 def _twice(f: Function) -> Function:
-    """`f` beside another result, which is dead where it is dropped."""
+    """Return `f` with an additional result, which is dead if the caller drops it."""
 
     def twice(*args: Any) -> Any:
         return f(*args), jax.tree.map(_other, f(*args))
@@ -56,7 +56,7 @@ def _in_cond(f: Function) -> Function:
 
 
 def _in_scan(f: Function) -> Function:
-    """A scan whose carry feeds nothing but itself and an unused result."""
+    """A scan with a dead result, and a carry that only it and the carry itself depend on."""
 
     def scanned(*args: Any) -> Any:
         def body(carry: Any, x: Any) -> Any:
@@ -70,7 +70,7 @@ def _in_scan(f: Function) -> Function:
 
 
 def _in_while(f: Function) -> Function:
-    """A loop with a carry that feeds nothing but itself."""
+    """A loop with a carry that only the carry itself depends on."""
 
     def looped(*args: Any) -> Any:
         def body(state: Any) -> Any:

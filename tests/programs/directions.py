@@ -1,4 +1,4 @@
-"""Derivatives of functions of flat arguments along directions that are given."""
+"""Derivatives of functions of flat arguments along given directions."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def is_inexact(aval: Any) -> bool:
 
 
 def places(program: Program) -> tuple[list[int], list[int]]:
-    """Which arguments, and which results, are inexact."""
+    """Return the indices of the inexact arguments, and of the inexact results."""
     ins, outs = (
         [i for i, aval in enumerate(avals) if is_inexact(aval)]
         for avals in (program.in_avals, program.out_avals)
@@ -29,7 +29,7 @@ def places(program: Program) -> tuple[list[int], list[int]]:
 
 
 def function_of(program: Program) -> Callable[[Sequence[Any]], list[Any]]:
-    """A program as a function of the list of its flat arguments."""
+    """Return a program as a function of the list of its flat arguments."""
     return lambda args: list(jaxcompat.jaxpr_as_fun(program.jaxpr)(*args))
 
 
@@ -37,8 +37,8 @@ def function_of(program: Program) -> Callable[[Sequence[Any]], list[Any]]:
 class Derivative:
     """A derivative of a function of flat arguments and results, along given directions.
 
-    In reverse mode directions are those of the inexact results, and there is a value for each
-    inexact argument; forwards the other way round.
+    In reverse mode, directions are cotangents of the inexact results, and the derivative has a
+    value for each inexact argument. In forward mode it is the other way round.
     """
 
     mode: str
@@ -61,12 +61,12 @@ class Derivative:
         return list(jax.jvp(restricted, primals, directions)[1])
 
     def directed(self, args: Sequence[Any], results: Sequence[Any]) -> list[Any]:
-        """The values that have a direction."""
+        """Return the values that have a direction."""
         reverse = self.mode == "reverse"
         return [(results if reverse else args)[i] for i in (self.outs if reverse else self.at)]
 
     def derived(self, args: Sequence[Any], results: Sequence[Any]) -> list[Any]:
-        """The values that there is a derivative for."""
+        """Return the values that have a derivative."""
         return Derivative(_OTHER[self.mode], self.at, self.outs).directed(args, results)
 
 
@@ -82,7 +82,7 @@ def random_direction(x: Any, rng: np.random.RandomState) -> Any:
 
 @dataclass(frozen=True)
 class SecondDerivative(Derivative):
-    """The derivative, by all arguments, of one by the first of them, both in reverse mode."""
+    """The derivative by all arguments of the derivative by the first, both in reverse mode."""
 
     def __call__(
         self, function: Callable[..., list[Any]], args: list[Any], directions: list[Any]

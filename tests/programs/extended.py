@@ -1,4 +1,4 @@
-"""An element type as a package of its own would bring: pairs of numbers, known to JAX by rules."""
+"""An extended dtype as another package would define it: pairs of numbers, with rules for JAX."""
 
 import math
 
@@ -11,12 +11,12 @@ from jax.interpreters import batching, mlir
 
 from jaxprtool.primitives import variable
 
-#: The base of dtypes that are not NumPy's, as that of random keys is.
+#: The base of extended dtypes, such as that of random keys.
 ExtendedDType = type(jax.eval_shape(lambda: jax.random.key(0)).dtype).__base__
 
 
 class pair_kind(jax.dtypes.extended):
-    """What pairs are a kind of."""
+    """The abstract dtype of pairs."""
 
 
 class PairRules:
@@ -42,7 +42,7 @@ class PairRules:
 
 
 class Pair(ExtendedDType):
-    """A pair of floats. It has no `itemsize`, nor `kind`: JAX asks for neither."""
+    """A pair of floats. It has no `itemsize` or `kind`, as JAX does not require them."""
 
     _rules = PairRules
     type = pair_kind
@@ -112,7 +112,7 @@ unpair_p = _primitive(
 
 
 def paired(x):
-    """Go by pairs, of a constant too, with what passes look for: repetition, a loop, a branch."""
+    """Pass pairs, also a constant, through repeated code, a loop and a branch."""
     pairs = pair_p.bind(jnp.stack([x, x], -1))
     fixed = unpair_p.bind(jnp.flip(pair_p.bind(jnp.ones((3, 2)))))
     again = unpair_p.bind(jnp.reshape(pairs, (1, *x.shape)))[0] + unpair_p.bind(pairs)
@@ -129,21 +129,21 @@ HELD = PairArray(jnp.arange(6, dtype=jnp.float32).reshape(3, 2))
 
 
 def captured(x):
-    """Take pairs, give pairs, and hold pairs as a constant."""
+    """Take and return pairs, with a constant of pairs."""
     return jnp.flip(x), unpair_p.bind(x) + unpair_p.bind(HELD)
 
 
 def given(x):
-    """Give pairs."""
+    """Return pairs."""
     return pair_p.bind(jnp.stack([x, x], -1))
 
 
 def held_variable(key, x):
-    """Declare pairs as a variable."""
+    """Declare a variable of pairs."""
     pairs = pair_p.bind(jax.random.normal(key, (*x.shape, 2)))
     return unpair_p.bind(variable(pairs, name="pairs")).sum() + x.sum()
 
 
 def masked(x):
-    """Multiply by numbers that are kept as pairs."""
+    """Multiply by numbers that are stored as pairs."""
     return (x * unpair_p.bind(HELD)).sum()

@@ -1,4 +1,4 @@
-"""The derivative of a jaxpr along one fixed direction, in the mode that it supports."""
+"""The derivative of a jaxpr along one fixed direction, in a mode that it supports."""
 
 from __future__ import annotations
 
@@ -17,37 +17,37 @@ from tests.programs.recorder import recording
 from tests.programs.stepwise import bind
 from tests.programs.values import on_device
 
-#: What JAX raises when a program has no derivative in the mode asked for: a while loop or a
-#: forward-only rule in reverse, a reverse-only rule forwards, an effect in either.
+#: The errors of JAX if a program has no derivative in a mode: reverse mode of a while loop or a
+#: forward-only rule, forward mode of a reverse-only rule, effects in either.
 NO_DERIVATIVE = (ValueError, TypeError, NotImplementedError)
 
-#: What it raises besides for some programs with refs in loops and branches, which it does not
-#: differentiate yet.
+#: Its errors for some programs with refs in loops and branches, whose differentiation is not
+#: implemented.
 NO_DERIVATIVE_OF_REFS = (AttributeError, KeyError, AssertionError)
 
-#: In what XLA says of a conditional without results that some branch needs a key array for: it
-#: drops the operand but not its sharding. JAX's own dead-code elimination runs into it too.
+#: A part of XLA's error for a conditional without results if some branch uses a key array: it drops
+#: the operand but not its sharding. JAX's own dead-code elimination triggers it too.
 XLA_FAULT = "Invalid sharding for instruction"
 
 
 def is_xla_fault(error: Exception) -> bool:
-    """Whether the program is fine and XLA fails to compile it, for the reason known."""
+    """Return True if the program is valid and XLA fails to compile it because of the known bug."""
     return isinstance(error, jax.errors.JaxRuntimeError) and XLA_FAULT in str(error)
 
 
 @dataclass(frozen=True)
 class Gradients:
-    """The values of the derivative; `mode` is "reverse" or "forward"."""
+    """The values of the derivative. `mode` is "reverse" or "forward"."""
 
     mode: str
     values: list[Any]
 
 
 def gradients_of(closed: Any, args: Sequence[Any], mode: str | None = None) -> Gradients | str:
-    """The derivative of all inexact results by all inexact arguments, or why there is none.
+    """Return the derivative of all inexact results by all inexact arguments, or why there is none.
 
-    Reverse mode is tried first, then forward mode, unless `mode` names one. The (co)tangents are
-    random, fixed by the types.
+    Reverse mode is tried first, then forward mode, unless `mode` selects one. The (co)tangents are
+    random numbers that depend on the types only.
     """
     function, primals = _of_inexact(closed, args)
     if not primals:
@@ -55,7 +55,7 @@ def gradients_of(closed: Any, args: Sequence[Any], mode: str | None = None) -> G
     if not any(_inexact(v.aval) for v in closed.outvars):
         return "no inexact result"
     expected = NO_DERIVATIVE + (NO_DERIVATIVE_OF_REFS if has_refs(closed) else ())
-    # As a whole, unless XLA's common subexpressions run into the order of effects.
+    # Compiled as a whole, unless XLA's CSE could change the order of effects.
     whole = function if closed.effects else jax.jit(function)
     return derivative_of(whole, primals, mode, expected)
 
@@ -66,7 +66,7 @@ def stepwise_gradients(
     mode: str,
     apply: Callable[[Any, Sequence[Any]], Sequence[Any]] = bind,
 ) -> list[Any]:
-    """The values of a derivative that there is, computed one equation at a time by `apply`."""
+    """Return the values of a derivative that exists, computed one equation at a time by `apply`."""
     function, primals = _of_inexact(closed, args)
     derivative = reverse if mode == "reverse" else _forward
     traced = jax.make_jaxpr(lambda *xs: derivative(function, list(xs)))(*primals)
@@ -75,7 +75,7 @@ def stepwise_gradients(
 
 
 def _of_inexact(closed: Any, args: Sequence[Any]) -> tuple[Callable[..., list[Any]], list[Any]]:
-    """A program as a function of its inexact arguments to its inexact results, and those."""
+    """Return a program as a function of its inexact arguments to its inexact results, and both."""
     at = [i for i, x in enumerate(args) if _inexact(x)]
     outs = [i for i, v in enumerate(closed.outvars) if _inexact(v.aval)]
 
@@ -95,9 +95,9 @@ def derivative_of(
     mode: str | None = None,
     expected: tuple[type[Exception], ...] = NO_DERIVATIVE,
 ) -> Gradients | str:
-    """The derivative of a function from inexact arrays to a list of them, as `gradients_of`.
+    """Return the derivative of a function of inexact arrays to a list of them, as `gradients_of`.
 
-    `expected` is what JAX may raise where there is none.
+    `expected` has the errors that JAX may raise if there is none.
     """
     failure: Exception | None = None
     for name, derivative in (("reverse", reverse), ("forward", _forward)):
@@ -117,19 +117,19 @@ def derivative_of(
 
 
 def has_refs(jaxpr: Any) -> bool:
-    """Whether a program makes a ref at any depth."""
+    """Return True if a program creates a ref at any depth."""
     return any(
         eqn.primitive.name == "new_ref" or any(map(has_refs, bodies(eqn))) for eqn in jaxpr.eqns
     )
 
 
 def reverse(function: Any, primals: list[Any]) -> list[Any]:
-    """The derivatives by all arguments, along a fixed direction of the results."""
+    """Return the derivatives by all arguments, along a fixed direction of the results."""
     return reverse_with_aux(lambda *xs: (function(*xs), None), primals)[0]
 
 
 def reverse_with_aux(function: Any, primals: list[Any]) -> tuple[list[Any], Any]:
-    """`reverse` of the first of two results, and the other result."""
+    """Return `reverse` of the first of two results, and the other result."""
     results, pullback, aux = jax.vjp(function, *primals, has_aux=True)
     return list(pullback([_direction(r) for r in results])), aux
 
@@ -139,7 +139,7 @@ def _forward(function: Any, primals: list[Any]) -> list[Any]:
 
 
 def _direction(x: Any) -> Any:
-    """A fixed random value of the type of `x`."""
+    """Return a fixed random value of the type of `x`."""
     rng = np.random.RandomState(zlib.crc32(f"{x.dtype}{x.shape}".encode()))
     value = rng.uniform(0.5, 1.5, x.shape)
     if jnp.issubdtype(x.dtype, jnp.complexfloating):

@@ -1,9 +1,9 @@
 """JAX's own primitive test programs, thousands of them, as cases.
 
-They are taken as JAX defines them with 64-bit types off, which is how the suite runs: the few
-whose nominal dtype is float64 or complex128 are among them on purpose, and JAX traces them with
-their arguments narrowed. Programs that JAX says it has not implemented on the CPU are left out;
-`skipped_harnesses` counts them by JAX's own reason. Nothing is left out because it raised.
+They are defined with 64-bit types disabled, as in the test suite. The few programs whose nominal
+dtype is float64 or complex128 are kept, and JAX narrows their arguments. Programs that JAX marks as
+not implemented on the CPU are left out; `skipped_harnesses` counts them by JAX's reason. No program
+is left out because it raised an error.
 """
 
 from __future__ import annotations
@@ -20,24 +20,24 @@ from tests.share import share
 
 
 def harness_programs(every: int = 10) -> list[Case]:
-    """Each `every`-th program of each group in order of name, so at least one of every group.
+    """Return each `every`-th program of each group in order of name, at least one of every group.
 
-    `every=1` gives all of them. The choice is the same in every process. The first call in a
-    process imports JAX's harnesses, which takes a moment: call it in tests, not at import time.
+    `every=1` returns all of them. The choice is the same in every process. The first call in a
+    process imports JAX's harnesses, which is slow: call it in tests, not at import time.
     """
     chosen = (each[::every] for each in _runnable_by_group().values())
     return [_case(harness) for harnesses in chosen for harness in harnesses]
 
 
 def harness_share() -> list[Case]:
-    """This release's half of `harness_programs()`, with at least one of every group."""
+    """Return this release's half of `harness_programs()`, with at least one of every group."""
     groups = _runnable_by_group().values()
     chosen = (share(each[::10]) or each[:1] for each in groups)
     return [_case(harness) for harnesses in chosen for harness in harnesses]
 
 
 def skipped_harnesses() -> Counter[str]:
-    """How many programs are left out, by JAX's reason why the CPU does not run them."""
+    """Count the programs that are left out, by JAX's reason."""
     reasons: Counter[str] = Counter()
     for harness in _harnesses():
         if not harness.filter("cpu"):
@@ -47,7 +47,7 @@ def skipped_harnesses() -> Counter[str]:
 
 @cache
 def _harnesses() -> list[Any]:
-    # JAX defines some of them in the order of a set, which differs from process to process.
+    # JAX defines some of them in the order of a set, which varies between processes.
     return sorted(primitive_test_programs(), key=lambda harness: harness.fullname)
 
 

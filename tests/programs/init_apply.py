@@ -1,9 +1,8 @@
-"""The referee of `unzip`: do init and apply together compute what the program does?
+"""Check `unzip`: do init and apply together compute what the program computes?
 
-`prove_unzip(program, key_args, args)` holds the two against the original and against the reference
-of `variables.py`. Everything is evaluated one equation at a time first (`stepwise.py`), where
-results must agree to the last bit, and then by JAX's own evaluator, where they may differ by
-rounding.
+`prove_unzip(program, key_args, args)` compares the two with the original and with the reference of
+`variables.py`. Everything is first evaluated one equation at a time (`stepwise.py`), where results
+must be bitwise equal, and then by JAX's own evaluator, where they may differ by rounding.
 """
 
 from __future__ import annotations
@@ -41,7 +40,7 @@ Run = tuple[list[Any], list[Event]]
 
 @dataclass(frozen=True)
 class Proof:
-    """What was proven: the two programs, how many variables there are, and what of gradients."""
+    """The two programs, the number of variables, and how gradients were compared."""
 
     init: Program
     apply: Program
@@ -60,8 +59,8 @@ def prove_unzip(
 ) -> Proof:
     """Unzip a program and check both halves on flat `args`.
 
-    Raises AssertionError for what is wrong with them, CheckError if one is not well typed, and
-    what `Unzip` raises.
+    Raises AssertionError if they are wrong, CheckError if one is not well typed, and the errors of
+    `Unzip`.
     """
     unzipped = Unzip(tag=tag, key_args=key_args)(program)
     init, apply = unzipped["init"], unzipped["apply"]
@@ -83,7 +82,7 @@ def unzips(
     key_args: int | tuple[int, ...] = 0,
     gradients: str = "reverse",
 ) -> tuple[Program, Program]:
-    """init and apply of a function, proven, with `count` variables and this kind of gradients."""
+    """Prove init and apply of a function with `count` variables and this kind of gradients."""
     proof = prove_unzip(trace(f, *args), key_args, jax.tree.leaves(args))
     expect("variables", count, proof.variables)
     expect("gradients", gradients, proof.gradients.split(":")[0])
@@ -91,7 +90,7 @@ def unzips(
 
 
 def primitives(program: Program) -> Counter[str]:
-    """How often each primitive is in a program, at any depth; in shared bodies once."""
+    """Count each primitive of a program, at any depth; in shared bodies once."""
     return Counter(eqn.primitive.name for eqn in equations(jaxcompat.open_jaxpr(program.jaxpr)))
 
 
@@ -108,7 +107,7 @@ class _Case:
         args: Sequence[Any],
     ):
         self.program, self.init, self.apply, self.tag = program, init, apply, tag
-        # NumPy's arrays of 64 bits become what JAX makes of them.
+        # JAX narrows NumPy's 64-bit arrays.
         self.args = list(map(on_device, args))
         positional, kwargs = jax.tree.unflatten(program.in_tree, list(range(len(args))))
         keys = [
@@ -125,7 +124,7 @@ class _Case:
     # --- what the programs declare ------------------------------------------------------------
 
     def check_declarations(self) -> None:
-        """No key is left, the variables are those that are sown, and the types are theirs."""
+        """Check that no key is left, that the variables are the sown ones, and their types."""
         early = [self.args[i] for i in self.early]
         types = self._variables(lambda path, site, number: list(site.eqn.outvars))
         positional, kwargs = self.late_tree
@@ -146,7 +145,7 @@ class _Case:
         expect("the results' names", self.program.out_names, self.apply.out_names)
 
     def _variables(self, leaves: Callable[[Path, Site, int], list[Any]]) -> Any:
-        """The pytree of variables, from the leaves of the one sown at a path for the n-th time."""
+        """Return the pytree of variables, from the leaves of the n-th one sown at a path."""
         tree: dict[str, Any] = {}
         count: Counter[Path] = Counter()
         for site in self.sites:
@@ -167,7 +166,7 @@ class _Case:
     # --- what they compute ----------------------------------------------------------------------
 
     def check_values(self) -> list[Any]:
-        """All of it, one equation at a time; gives the variables' initial values, flat."""
+        """Compare all values, one equation at a time. Return the flat initial variables."""
         original = _run(stepwise.evaluate, self.program.jaxpr, self.args)
         variables, made = _run(
             stepwise.evaluate, self.init.jaxpr, [self.args[i] for i in self.early]
@@ -185,7 +184,7 @@ class _Case:
         return _run(evaluate, self.apply.jaxpr, [*variables, *late])
 
     def _check_recorded(self, variables: list[Any]) -> None:
-        """init's variables against what the reference notes down where they are sown."""
+        """Compare init's variables with those that the reference records where they are sown."""
         reference = Reference(self.tag)
         with recording():
             reference.evaluate(self.program.jaxpr, self.facts, self.args)
@@ -208,7 +207,7 @@ class _Case:
         self._variables(check)
 
     def _check_others(self, variables: list[Any]) -> None:
-        """apply of other variables against the reference with these in their places."""
+        """Compare apply of other variables with the reference, given the same variables."""
         given = jax.tree.unflatten(self.init.out_tree, variables)
         with recording():
             expected = Reference(self.tag, given).evaluate(
@@ -217,7 +216,7 @@ class _Case:
         agree("apply of other variables", expected, self._apply(stepwise.evaluate, variables)[0])
 
     def check_compiled(self, stepped: list[Any]) -> None:
-        """By JAX's evaluator: the same but for rounding, where the original is well conditioned."""
+        """Compare with JAX's evaluator, up to rounding, where the original is well conditioned."""
         original, variables = self.program.jaxpr, [self.args[i] for i in self.early]
         steps = _run(stepwise.evaluate, original, self.args)[0]
         try:
@@ -236,10 +235,10 @@ class _Case:
         if difference(steps, before[0], values_agree) is None:
             agree("apply, compiled", before[0], after[0], values_agree)
 
-    # --- and their derivatives ------------------------------------------------------------------
+    # --- derivatives ------------------------------------------------------------------------------
 
     def check_gradients(self) -> str:
-        """The derivative of apply's results by variables and arguments against the reference's."""
+        """Compare the derivative of apply by variables and arguments with the reference's."""
         early = [self.args[i] for i in self.early]
         with recording():
             variables = list(map(on_device, stepwise.evaluate(self.init.jaxpr, early)))
@@ -261,7 +260,7 @@ class _Case:
             return Reference(self.tag, sown).evaluate(self.program.jaxpr, self.facts, args)
 
         def original(full: list[Any]) -> list[Any]:
-            """The program as it was, which is differentiated by its late arguments alone."""
+            """The original program, differentiated by its late arguments only."""
             args = list(self.args)
             for i, x in zip(self.late, full[len(variables) :], strict=True):
                 args[i] = x
@@ -285,7 +284,7 @@ class _Case:
 
         found = of(apply, at)
         if not isinstance(found, Gradients):
-            # Of its arguments alone it must be differentiable if the original is.
+            # If the original is differentiable by its arguments, so must this be.
             late = [i for i in at if i >= len(variables)]
             if isinstance(of(original, late), Gradients) and isinstance(of(apply, late), str):
                 raise AssertionError(f"gradients are lost: {found}")
@@ -298,7 +297,7 @@ class _Case:
 
 
 def _compiled(closed: Any, args: Sequence[Any]) -> list[Any]:
-    # As a whole, unless XLA's common subexpressions run into the order of effects.
+    # Compiled as a whole, unless XLA's CSE could change the order of effects.
     function = jaxcompat.jaxpr_as_fun(closed)
     return (function if closed.effects else jax.jit(function))(*args)
 
@@ -306,12 +305,12 @@ def _compiled(closed: Any, args: Sequence[Any]) -> list[Any]:
 def _run(evaluate: Callable[..., Any], closed: Any, args: Sequence[Any]) -> Run:
     with recording() as record:
         outs = jax.block_until_ready(list(evaluate(closed, args)))
-    # A literal among the results is a Python number that bears a dtype.
+    # A literal result is a Python number with a dtype.
     return [x if hasattr(x, "shape") else jnp.asarray(x) for x in outs], record.events
 
 
 def _same_events(before: Sequence[Event], after: Sequence[Event]) -> None:
-    """Each callback once, with what it saw; the ordered ones in order."""
+    """Compare the callbacks and their values. Only ordered ones must come in the same order."""
     seen = (Counter((e.tag, e.value.tobytes()) for e in events) for events in (before, after))
     expect("callbacks and what they saw", *seen)
     expect("ordered callbacks", *([e.tag for e in run if e.ordered] for run in (before, after)))
@@ -324,7 +323,7 @@ def _find(tree: Any, path: Path, number: int | None) -> list[Any]:
 
 
 def _moved(x: Any) -> Any:
-    """Another value of the same type: in the neighbourhood, if it is a number."""
+    """Return another value of the same type. A number moves only slightly."""
     if jnp.issubdtype(x.dtype, jax.dtypes.prng_key):
         flat = jnp.reshape(x, -1)
         return jnp.reshape(jax.vmap(lambda k: jax.random.fold_in(k, 1))(flat), x.shape)
@@ -340,7 +339,7 @@ def _moved(x: Any) -> Any:
 
 
 def _reversed(x: Any) -> Any:
-    """The same elements in another order."""
+    """Return the same elements in another order."""
     if jnp.issubdtype(x.dtype, jax.dtypes.prng_key):
         return jnp.reshape(jnp.reshape(x, -1)[::-1], x.shape)
     return on_device(np.asarray(x).reshape(-1)[::-1].reshape(x.shape))
@@ -364,7 +363,7 @@ def _shown(aval: Any) -> str:
 
 
 def expect(what: str, expected: Any, found: Any) -> None:
-    """Raise AssertionError, saying what, unless the two are equal."""
+    """Raise AssertionError with `what` unless the two are equal."""
     if expected != found:
         raise AssertionError(f"{what}: expected {expected}, found {found}")
 

@@ -1,12 +1,12 @@
 """Evaluates jaxprs one first-order equation at a time, at every depth, for the oracles.
 
-XLA rounds the body of a loop or a branch differently when it holds other equations beside those
-that matter. Here loops and branches run in Python, so that each equation is a kernel of its own,
-and its result depends on its operands alone, to the last bit.
+XLA rounds the body of a loop or a branch differently if other equations are in it. Here, loops and
+branches run in Python and each equation is a kernel of its own, so that its result depends bitwise
+on its operands only.
 
-It reads JAX's own parameters, and nothing of the package: a fault in the package's views cannot
-hide here. `read` gives the bodies of an equation and which operands they take; `scan` says so by
-`num_consts` and `num_carry` in JAX 0.10 and by the flat tree `ft_in` in 0.12.
+It reads JAX's own parameters and uses no code of the package, so that it does not share the
+package's bugs. `read` returns the bodies of an equation and their operands. A `scan` has
+`num_consts` and `num_carry` in JAX 0.10, and the flat tree `ft_in` in 0.12.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.extend.core import ClosedJaxpr, Jaxpr, Literal
 
-#: For each call primitive, the parameter that holds its body.
+#: The parameter that holds the body of each call primitive.
 _BODY_OF_CALL = {
     "jit": "jaxpr",
     "remat2": "jaxpr",
@@ -41,7 +41,7 @@ class Scan(NamedTuple):
 
 
 class While(NamedTuple):
-    """The operands are those of the condition, those of the body, and the carry of both."""
+    """The operands are the constants of the condition, those of the body, and the carry of both."""
 
     cond: Any
     body: Any
@@ -50,19 +50,19 @@ class While(NamedTuple):
 
 
 class Cond(NamedTuple):
-    """The first operand chooses a branch, clamped; the others are its arguments."""
+    """The first operand selects a branch, clamped. The others are its arguments."""
 
     branches: tuple[Any, ...]
 
 
 class Call(NamedTuple):
-    """The body takes all operands, and gives all results."""
+    """The body takes all operands and returns all results."""
 
     body: Any
 
 
 def read(eqn: Any) -> Scan | While | Cond | Call | None:
-    """Return what an equation with bodies does; None if it is evaluated as a whole."""
+    """Return a view of an equation with bodies. None if it is evaluated as a whole."""
     name, params = eqn.primitive.name, eqn.params
     if name == "scan":
         if "ft_in" in params:
@@ -81,12 +81,12 @@ def read(eqn: Any) -> Scan | While | Cond | Call | None:
 
 
 def closed(body: Any) -> Any:
-    """Return a body with its constants, of which an open one has none."""
+    """Return a body with its constants. An open one has none."""
     return body if hasattr(body, "consts") else ClosedJaxpr(body, ())
 
 
 def bodies(eqn: Any) -> Iterator[Any]:
-    """Return every jaxpr in the parameters of an equation, whatever it is there for."""
+    """Return every jaxpr in the parameters of an equation."""
     for value in eqn.params.values():
         for each in value if isinstance(value, tuple | list) else (value,):
             if isinstance(each, Jaxpr | ClosedJaxpr):
@@ -94,7 +94,7 @@ def bodies(eqn: Any) -> Iterator[Any]:
 
 
 def bind(eqn: Any, operands: Sequence[Any]) -> Sequence[Any]:
-    """Return the results of an equation, as JAX runs it by itself."""
+    """Return the results of an equation, evaluated by JAX on its own."""
     results = eqn.primitive.bind(*operands, **eqn.primitive.get_bind_params(eqn.params))
     return results if eqn.primitive.multiple_results else [results]
 
@@ -107,9 +107,9 @@ def evaluate(
     """Return the results of a closed jaxpr.
 
     Args:
-        jaxpr: The jaxpr. Custom derivative rules in it are not looked at.
+        jaxpr: The jaxpr. Its custom derivative rules are ignored.
         args: The values of its arguments.
-        apply: Gives the results of an equation that is evaluated as a whole.
+        apply: Returns the results of an equation that is evaluated as a whole.
     """
     env = dict(zip(jaxpr.constvars, jaxpr.consts, strict=True))
     env.update(zip(jaxpr.invars, args, strict=True))
@@ -160,7 +160,7 @@ def _evaluate_while(loop: While, operands: list[Any], apply: Any) -> list[Any]:
 
 
 def rows_of(stack: Any) -> list[Any]:
-    """Return what is at each index of the first axis."""
+    """Return the slices along the first axis."""
     if not _is_plain(stack.dtype):
         take = jax.lax.dynamic_index_in_dim
         return [take(stack, i, keepdims=False) for i in range(stack.shape[0])]
@@ -169,21 +169,21 @@ def rows_of(stack: Any) -> list[Any]:
 
 
 def stacked(rows: Sequence[Any], var: Any) -> Any:
-    """Return the stack of rows, of the type of a variable of a jaxpr."""
+    """Return the stack of rows, with the type of a variable of a jaxpr."""
     aval = var.aval
     if _is_plain(aval.dtype):
         values = np.stack(list(map(np.asarray, rows))) if rows else np.empty(aval.shape)
         return _on_device(values.astype(aval.dtype, copy=False))
-    if not rows:  # XLA makes nothing of any type
+    if not rows:  # XLA cannot create these types
         return jax.jit(lambda: jax.lax.empty(aval.shape, aval.dtype))()
     return jax.lax.concatenate([jax.lax.expand_dims(row, (0,)) for row in rows], 0)
 
 
 def _on_device(x: Any) -> Any:
-    """Return a JAX array; of zero tangents of integers there is none."""
+    """Return a JAX array. A zero tangent of integers has none."""
     return x if x.dtype == jax.dtypes.float0 else jax.device_put(x)
 
 
 def _is_plain(dtype: Any) -> bool:
-    """Return whether NumPy has elements of this type: not of keys, nor of a package's own."""
+    """Return True if NumPy has this element type: not keys or other extended dtypes."""
     return not jnp.issubdtype(dtype, jax.dtypes.extended)

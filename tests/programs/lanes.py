@@ -1,4 +1,4 @@
-"""Proves that a ragged program computes in each lane what the program traced at its length does."""
+"""Checks that each batch element of a ragged program equals the program traced at its length."""
 
 from __future__ import annotations
 
@@ -34,19 +34,19 @@ from tests.programs.stepwise import interpret
 from tests.programs.symbolic import Sizes, SymbolicProgram
 from tests.programs.values import on_host
 
-#: How long examples are: drawn of these, with one that is empty where a program allows it.
+#: The lengths to draw from; one is zero if the program supports it.
 LENGTHS = (0, 1, 2, 3, 4)
 
-#: How many examples there are.
+#: The number of examples.
 LANES = 4
 
 
 def prove_ragged(found: SymbolicProgram, seed: int) -> Counter[str]:
-    """Return what came of a program for examples of random lengths, by each of its symbols.
+    """Return the outcome for examples of random lengths, for each symbol of a program.
 
-    Values are compared with those of the program traced at each length, or specialized for none,
-    and derivatives with the sum of its own. Every third program is padded throughout, and another
-    third packed throughout where that can be.
+    Values are compared with those of the program traced at each length, or specialized if the
+    length is 0, and derivatives with the sum of their derivatives. Every third program is only
+    padded, and another third only packed if possible.
 
     Raises:
         AssertionError: If a value or a derivative is wrong.
@@ -64,9 +64,9 @@ def prove_ragged(found: SymbolicProgram, seed: int) -> Counter[str]:
 
 
 def _ragged(program: Program, name: str, layout: Layout | None) -> tuple[Program, Layout | None]:
-    """Return a program made ragged; not packed throughout where that cannot be.
+    """Return the ragged program, partly padded if it cannot be packed completely.
 
-    Blocks are so small that pairs of rows have several.
+    Blocks are small, so that pairs of rows have several.
     """
     try:
         with mock.patch.object(bands, "SMALLEST_BLOCK", 2):
@@ -79,7 +79,7 @@ def _ragged(program: Program, name: str, layout: Layout | None) -> tuple[Program
 
 @dataclass(frozen=True)
 class _Lane:
-    """One example: its length, the program at that, its arguments, and what they give."""
+    """One example: its length, the program at that length, its arguments and its results."""
 
     length: int
     program: Program
@@ -88,7 +88,7 @@ class _Lane:
 
 
 class _Proof:
-    """A program, made ragged along one symbol, beside its lanes."""
+    """A program that is ragged along one symbol, and the examples."""
 
     def __init__(self, found: SymbolicProgram, name: str, seed: int):
         self.found, self.name = found, name
@@ -118,7 +118,7 @@ class _Proof:
         return range(len(self.found.program.in_avals))
 
     def _axis(self, aval: Any) -> int | None:
-        """The ragged axis of a type."""
+        """Return the ragged axis of a type."""
         shape = getattr(aval, "shape", ())
         return next((i for i, n in enumerate(shape) if self.name in names_of(n)), None)
 
@@ -126,7 +126,7 @@ class _Proof:
         return {n: length if n == self.name else self.others[n] for n in self.found.program.symbols}
 
     def _lane(self, length: int) -> _Lane | None:
-        """One lane, whose rows are not those of another; None where the program is not defined."""
+        """Return one example with unique rows; None if the program is not defined at its length."""
         sizes, program = self._sizes(length), self.found.program
         try:
             if all(sizes.values()):
@@ -140,7 +140,7 @@ class _Proof:
         own = [on_host(x) for x in self.found.arguments(sizes)]
         shift = int(self.rng.randint(4))
         axes = map(self._axis, self.found.program.in_avals)
-        # The values that a random program draws for a shared argument depend on the length.
+        # The random values of a shared argument depend on the length.
         args = [
             shared if axis is None else _numpy(x).roll(x, shift, axis)
             for x, shared, axis in zip(own, self.shared, axes, strict=True)
@@ -160,13 +160,13 @@ class _Proof:
         return each[0] if axis is None else _numpy(*each).concatenate(each, axis)
 
     def _flat(self, args: Sequence[Any]) -> list[Any]:
-        """The flat arguments of the ragged program."""
+        """Return the flat arguments of the ragged program."""
         positional, keywords = jax.tree.unflatten(self.found.program.in_tree, list(args))
         flat: list[Any] = jax.tree.leaves(((*positional, self.lengths), keywords))
         return flat
 
     def _of_lanes(self, outs: Sequence[Any]) -> list[list[Any]]:
-        """The results of each lane."""
+        """Return the results of each example."""
         found: list[list[Any]] = [[] for _ in self.lanes]
         for x, aval in zip(outs, self.found.program.out_avals, strict=True):
             axis, start = self._axis(aval), 0
@@ -199,7 +199,7 @@ class _Proof:
     # --- derivatives ----------------------------------------------------------------------------
 
     def _compare_derivatives(self) -> str:
-        """Compare derivatives in reverse mode; returns what came of it."""
+        """Compare derivatives in reverse mode, and return the outcome."""
         at, outs = places(self.found.program)
         if not (at and outs):
             return "nothing to differentiate"
@@ -247,7 +247,7 @@ class _Proof:
         try:
             of_all_lanes = jax.make_jaxpr(of_all)(*mine)
         except UserFunctionError as error:
-            # JAX compares sizes in some derivatives, and the program is for all of the others.
+            # JAX compares sizes in some derivatives, so the result may not hold for all sizes.
             if not (self.others and "does not differentiate with respect to" in error.message):
                 raise
             return "not differentiable with two symbols"
@@ -256,7 +256,7 @@ class _Proof:
         return "differentiated"
 
     def _directions(self, place: int, each: Sequence[Any]) -> Any:
-        """The direction of a result of all lanes: that of each, and none of rows left over."""
+        """Return the direction of a batched result: that of each example, zero for unused rows."""
         axis, wanted = (
             self._axis(self.found.program.out_avals[place]),
             self.program.out_avals[place],
@@ -270,7 +270,7 @@ class _Proof:
 
 
 def _numpy(*arrays: Any) -> Any:
-    """Return NumPy if it has all arrays, since JAX compiles each step; else JAX's."""
+    """Return NumPy if it supports all arrays, since JAX compiles each step; else JAX's module."""
     return np if all(isinstance(x, np.ndarray) for x in arrays) else jnp
 
 

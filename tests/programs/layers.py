@@ -1,4 +1,4 @@
-"""Parameters of layers, as a tree among a program's arguments, and a step of their training."""
+"""Parameters of layers, as a tree among a program's arguments, and a training step for them."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ Values = list[Any]
 
 
 def tree_of(stack: Stack, rows: Sequence[Values]) -> Any:
-    """The argument that has these arrays, a row a layer."""
+    """Return the argument tree with these arrays, one row per layer."""
     match stack.tree:
         case "list":
             return [dict(zip(_names(stack), row, strict=True)) for row in rows]
@@ -27,7 +27,7 @@ def tree_of(stack: Stack, rows: Sequence[Values]) -> Any:
 
 
 def layers_of(stack: Stack, tree: Any) -> list[Values]:
-    """The arrays of an argument, a row a layer."""
+    """Return the arrays of an argument tree, one row per layer."""
     match stack.tree:
         case "list":
             return [[layer[name] for name in _names(stack)] for layer in tree]
@@ -43,14 +43,14 @@ def _names(stack: Stack) -> list[str]:
 
 
 def _key(i: int) -> str:
-    """The name of a layer; they sort in another order."""
+    """Return the name of a layer. Names sort in another order than layers."""
     return f"layer_{7 * i % 11}"
 
 
 def trained(run: Callable[[Any], Values], args: Any) -> tuple[Any, Any]:
-    """The results of a function, and its arguments, each float moved by its gradient.
+    """Return a function's results, and its arguments with each float moved by its gradient.
 
-    Where there is none, it is moved by itself.
+    An argument without a gradient is moved by itself.
     """
     leaves, structure = jax.tree.flatten(args)
     at = [i for i, x in enumerate(leaves) if jnp.issubdtype(jnp.result_type(x), jnp.floating)]

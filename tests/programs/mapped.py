@@ -1,14 +1,14 @@
-"""The referee of `batch`: does it make of a program what `jax.vmap` makes of it?
+"""Check `batch`: does it return the program that `jax.vmap` returns?
 
     prove_mapped(program, mapping, args) -> Outcome
 
-batches a program and holds it against `jax.make_jaxpr(jax.vmap(...))` of the same:
+batches a program and compares it with `jax.make_jaxpr(jax.vmap(...))` of the same program:
 
-*   Where JAX raises, ours must raise an error of the same family; and nowhere else.
-*   The same results are mapped, all types are the same, weak types too, and so are the effects.
-*   If the two are the same program up to the names of variables there is no more to see. If not,
-    both are run, compiled as one, on lanes that differ: values agree but for rounding.
-*   Ours moves no more bytes, and has no more equations when it is simplified (`Cost`).
+*   If JAX raises, ours must raise an error of the same family, and only then.
+*   The same results are mapped, and all types, weak types and effects are equal.
+*   If the two are equal up to the names of variables, nothing else is checked. Otherwise both are
+    compiled as one program and run on distinct batch elements. Values agree up to rounding.
+*   Ours moves no more bytes and, when simplified, has no more equations (`Cost`).
 
 The mapped arguments are stacks of an example and variants of it (`stacked`).
 """
@@ -38,23 +38,23 @@ from tests.programs.interpreter import Cond, Scan, bodies, read
 from tests.programs.recorder import Event, Recording, recording
 from tests.programs.values import bits_agree, difference, on_device, values_agree
 
-#: What `jax.vmap` raises on purpose; ours must raise one of the same.
+#: The deliberate errors of `jax.vmap`. Ours must raise one of the same.
 FAMILIES = (NotImplementedError, ValueError, TypeError)
 
-#: What `jax.vmap` says where it fails for a fault of its own: at refs of which some are mapped, or
-#: at other dimensions than the first.
+#: Messages of `jax.vmap` when it fails because of a bug of its own: for refs of which some are
+#: mapped, or along other dimensions than the first.
 FAULTS = ("Triggering __jax_array__()", "Invalid shape for `")
 
-#: What is done to ours before its equations are counted.
+#: The passes applied to ours before its equations are counted.
 _SIMPLIFY = Pipeline.parse("simplify")
 
-#: What moves data and computes nothing.
+#: Primitives that move data and compute nothing.
 MOVES = frozenset(["transpose", "broadcast_in_dim", "copy", "copy_p"])
 
 
 @dataclass(frozen=True)
 class Mapping:
-    """One axis for each flat argument and result, as `jax.vmap` takes them, and the axis."""
+    """An axis for each flat argument and result, as `jax.vmap` takes them, and the axis size."""
 
     in_axes: tuple[int | None, ...]
     out_axes: tuple[int | None, ...]
@@ -62,29 +62,29 @@ class Mapping:
     axis_name: Any = None
 
     def stack(self, args: Sequence[Any]) -> list[Any]:
-        """Arguments for the batched program, of an example for the program."""
+        """Return arguments for the batched program, from an example for the program."""
         pairs = zip(args, self.in_axes, strict=True)
         return [x if axis is None else stacked(x, axis, self.size) for x, axis in pairs]
 
 
 @dataclass(frozen=True)
 class Cost:
-    """Equations at all depths, at each mention of a body, and the bytes that moves write."""
+    """The equations at all depths, a body once per call, and the bytes that moves write."""
 
     equations: int
     moved: int
 
     def exceeds(self, other: Cost) -> bool:
-        """Whether it is more in either."""
+        """Return True if either number is larger."""
         return self.equations > other.equations or self.moved > other.moved
 
 
 @dataclass(frozen=True)
 class Outcome:
-    """How it was found that ours and JAX's agree, and what both cost, if there are programs.
+    """How ours and JAX's were found to agree, and the cost of both, if both are programs.
 
-    Of `ours`, equations are those after `batch, simplify`; bytes, and `program`, are what `batch`
-    alone has made.
+    For `ours`, equations are counted after `batch, simplify`. Bytes, and `program`, are those after
+    `batch`.
     """
 
     how: str
@@ -94,7 +94,7 @@ class Outcome:
 
     @property
     def is_worse(self) -> bool:
-        """Whether ours costs more than JAX's."""
+        """Return True if ours costs more than JAX's."""
         return self.ours is not None and self.theirs is not None and self.ours.exceeds(self.theirs)
 
 
@@ -102,18 +102,18 @@ class Outcome:
 
 
 def flat(program: Program) -> Program:
-    """The program with its flat arguments in a tuple and its flat results in another."""
+    """Return the program with its flat arguments in a tuple and its flat results in another."""
     in_tree = jax.tree.structure((tuple(program.arg_names), {}))
     return program.replace(in_tree=in_tree, out_tree=jax.tree.structure(program.out_names))
 
 
 def ours(program: Program, mapping: Mapping) -> Program:
-    """A flat program, batched by our pass."""
+    """Return a flat program batched by our pass."""
     return Batch(mapping.in_axes, mapping.out_axes, mapping.size, mapping.axis_name)(program)
 
 
 def our_mapped_results(program: Program, mapping: Mapping) -> list[bool]:
-    """Which results depend on the mapped axis, by our engine."""
+    """Return which results depend on the mapped axis, by our analysis."""
     ndims = (len(aval.shape) for aval in program.in_avals)
     pairs = zip(mapping.in_axes, ndims, strict=True)
     dims = [None if axis is None else axis % (ndim + 1) for axis, ndim in pairs]
@@ -124,7 +124,7 @@ def our_mapped_results(program: Program, mapping: Mapping) -> list[bool]:
 
 
 def theirs(program: Program, mapping: Mapping) -> tuple[Program, list[bool]]:
-    """The program of `jax.vmap` of a flat program, and which results are mapped."""
+    """Return the program of `jax.vmap` of a flat program, and which results are mapped."""
     is_mapped: list[bool] = []
 
     def observed(*args: Any) -> tuple[Any, ...]:
@@ -146,7 +146,7 @@ def theirs(program: Program, mapping: Mapping) -> tuple[Program, list[bool]]:
 
 
 def axes_outside(program: Program, mapping: Mapping) -> tuple[tuple[Any, int], ...]:
-    """The named axes of the program that the mapping does not bind."""
+    """Return the named axes of the program that the mapping does not bind."""
     return tuple(axis for axis in program.axis_env if axis[0] != mapping.axis_name)
 
 
@@ -159,9 +159,9 @@ def _specs(program: Program, mapping: Mapping) -> Iterator[Any]:
 
 
 def prove_mapped(program: Program, mapping: Mapping, args: Sequence[Any]) -> Outcome:
-    """Batch a program and compare with JAX's; `args` are an example for the program, flat.
+    """Batch a program and compare with JAX's. `args` are flat example arguments.
 
-    Raises AssertionError, saying what differs. An outcome that `is_worse` does not raise.
+    Raises AssertionError with the difference. An outcome that `is_worse` does not raise.
     """
     program = flat(program)
     expected = _result(theirs, program, mapping)
@@ -203,7 +203,7 @@ def _same_error(result: Any, expected: Exception) -> str:
 
 
 def same_programs(ours: Program, theirs: Program, args: Sequence[Any]) -> str:
-    """Raise AssertionError unless two flat programs declare and compute the same; says how."""
+    """Raise AssertionError unless two flat programs are equal. Return how this was found."""
     for what, field in (("arguments", "in_avals"), ("results", "out_avals")):
         got, expected = ([_type(aval) for aval in getattr(p, field)] for p in (ours, theirs))
         assert got == expected, f"types of the {what}: {got}, JAX's {expected}"
@@ -222,7 +222,7 @@ def _type(aval: Any) -> str:
 
 
 def are_equivalent(p: Any, q: Any) -> bool:
-    """Whether two jaxprs are the same up to names; not if a custom rule in them cannot be read."""
+    """Return True if two jaxprs are equal up to names. False if a custom rule cannot be read."""
     try:
         return equivalent(p, q)
     except UnsupportedError:
@@ -234,7 +234,7 @@ def _lasting_effects(jaxpr: Any) -> list[str]:
 
 
 def _same_values(ours: Any, theirs: Any, args: Sequence[Any]) -> str:
-    # JAX 0.12 makes no ref of a constant that is not on a device.
+    # JAX 0.12 cannot make a ref of a constant that is not on a device.
     closed = [p.replace(consts=[*map(jnp.asarray, p.consts)]) for p in (ours, theirs)]
     functions = [jaxcompat.jaxpr_as_fun(jaxpr) for jaxpr in closed]
     if _lasting_effects(ours):
@@ -250,10 +250,10 @@ def _same_values(ours: Any, theirs: Any, args: Sequence[Any]) -> str:
 
 
 def _recorded(function: Any, args: Sequence[Any]) -> tuple[list[Any], Recording]:
-    # Not compiled as a whole: XLA's common subexpressions run into the order of callbacks.
+    # Not compiled as a whole, as XLA's CSE could change the order of callbacks.
     try:
         return _seen(function, args)
-    except AttributeError:  # JAX 0.12 makes no ref of a literal, one operation at a time
+    except AttributeError:  # JAX 0.12 cannot make a ref of a literal, one operation at a time
         return _seen(jax.jit(function), args)
 
 
@@ -264,7 +264,7 @@ def _seen(function: Any, args: Sequence[Any]) -> tuple[list[Any], Recording]:
 
 
 def _same_events(ours: Recording, theirs: Recording) -> None:
-    """Each callback saw the same, and the ordered ones each in its turn; the others have none."""
+    """Compare the values of callbacks. Ordered ones must come in the same order."""
     ordered = [[event.tag for event in each.events if event.ordered] for each in (ours, theirs)]
     assert ordered[0] == ordered[1], f"ordered callbacks: {ordered[0]}, JAX's {ordered[1]}"
     values: list[dict[int, list[Any]]] = [defaultdict(list), defaultdict(list)]
@@ -279,16 +279,16 @@ def _same_events(ours: Recording, theirs: Recording) -> None:
 
 
 def _turn(event: Event) -> list[Any]:
-    """What events are sorted by: the unordered ones by what they saw, as far as it has an order."""
+    """Return the sort key of an event: for unordered ones their values, if comparable."""
     numbers = np.nan_to_num(event.value.astype(complex)).ravel()
     return [] if event.ordered else [*numbers.real, *numbers.imag]
 
 
-# --- what a program costs -----------------------------------------------------------------------
+# --- the cost of a program ------------------------------------------------------------------------
 
 
 def cost(jaxpr: Any) -> Cost:
-    """What a jaxpr costs: a scan's body moves as often as it runs, a cond what one branch may."""
+    """Return the cost of a jaxpr: a scan's body times its length, the largest branch of a cond."""
     equations = moved = 0
     for eqn in jaxpr.eqns:
         structured = read(eqn)
@@ -305,11 +305,11 @@ def cost(jaxpr: Any) -> Cost:
     return Cost(equations, moved)
 
 
-# --- lanes --------------------------------------------------------------------------------------
+# --- batch elements -------------------------------------------------------------------------------
 
 
 def stacked(x: Any, axis: int, size: int) -> Any:
-    """`size` lanes along `axis`, the first of them `x` and no two alike if its type allows it."""
+    """Return `size` variants of `x` along `axis`: first `x`, all distinct if the type allows it."""
     x = on_device(x)
     if jnp.issubdtype(x.dtype, jax.dtypes.prng_key):
         data = stacked(jax.random.key_data(x), axis % (x.ndim + 1), size)
@@ -324,7 +324,7 @@ def stacked(x: Any, axis: int, size: int) -> Any:
 
 
 def _lane(x: np.ndarray, k: int) -> np.ndarray:
-    """A variant of `x` of its kind: an index stays near one, a positive matrix stays positive."""
+    """Return a variant of `x`: an index stays near one, a positive matrix stays positive."""
     if jnp.issubdtype(x.dtype, jnp.inexact):
         return (x + np.asarray(k / 4, x.dtype)).astype(x.dtype)
     rolled = np.roll(x, k)
@@ -335,14 +335,14 @@ def _lane(x: np.ndarray, k: int) -> np.ndarray:
     return (x.astype(np.int64) + k).astype(x.dtype)
 
 
-# --- which mappings -----------------------------------------------------------------------------
+# --- choices of mappings --------------------------------------------------------------------------
 
 
 def mappings(program: Program, rng: random.Random, count: int) -> list[Mapping]:
-    """Ways to map a program: over all arguments, over one, and over some, at axes drawn.
+    """Yield ways to map a program: over all arguments, over one, and over some, at random axes.
 
-    The first is over all at 0; the second over one argument. A result that is not mapped is asked
-    for as such, or broadcast. If `count` is 1, it is one of three such, drawn.
+    The first is over all at axis 0, the second over one argument. A result that is not mapped is
+    requested as unmapped, or broadcast. If `count` is 1, one of these three is drawn.
     """
     number = len(program.in_avals)
     if count == 1:
@@ -358,7 +358,7 @@ def mappings(program: Program, rng: random.Random, count: int) -> list[Mapping]:
 
 
 def _drawn(program: Program, rng: random.Random, picked: Sequence[int]) -> Mapping:
-    """A mapping of the arguments `picked`; the axes of results fit what our engine says."""
+    """Draw a mapping of the arguments `picked`. The axes of results follow our analysis."""
 
     def axis(aval: Any) -> int:
         ndim = len(aval.shape)

@@ -1,8 +1,8 @@
-"""Proves that a masked program computes at every size what the program traced at that size does.
+"""Checks that a masked program equals, at every size, the program traced at that size.
 
-The arguments are padded with junk of several kinds, and so are tangents and cotangents. Programs
-are run one equation at a time, so that results do not depend on what XLA fuses, and by StableHLO's
-reference interpreter, which need not compile each equation at each size. XLA runs every third
+Padding of the arguments, tangents and cotangents is filled with several kinds of junk. Programs run
+one equation at a time, so that results do not depend on XLA's fusion, in StableHLO's reference
+interpreter, which does not compile each equation for each size. XLA compiles and runs every third
 masked program as a whole.
 """
 
@@ -49,11 +49,12 @@ from tests.programs.values import bits_agree, on_host, value_difference, values_
 #: The largest size of a symbol.
 BOUND = 4
 
-#: Of a program with several symbols, so many choices of sizes are tried.
+#: The number of size choices for a program with several symbols.
 MOST_SIZES = 7
 
-#: What XLA raises for sizes that JAX has not checked, such as those of a `reduce` of several, and
-#: JAX for what it has traced and cannot lower, such as derivatives of the largest complex number.
+#: XLA's errors for sizes that JAX has not checked, such as those of a `reduce` of several, and
+#: JAX's for programs that it can trace but not lower, such as derivatives of the largest complex
+#: number.
 NOT_RUN = (TypeError, ValueError, jax.errors.JaxRuntimeError)
 
 _MEETS_PADDING = ("conv_general_dilated", "cumlogsumexp", "triangular_solve")
@@ -62,10 +63,10 @@ Apply = Callable[[Any, Sequence[Any]], Sequence[Any]]
 
 
 def prove_masked(found: SymbolicProgram, seed: int, *, bound: int = BOUND) -> Counter[str]:
-    """Return what came of a masked program at every size from 0 to a bound.
+    """Return the outcome for a masked program at every size from 0 to a bound.
 
-    Every third program, by the seed, is also mapped over its sizes, compiled, and masked after it
-    is differentiated.
+    Every third program, by the seed, is also mapped over its sizes, compiled, and masked after
+    differentiation.
 
     Raises:
         AssertionError: If a value, a logical size or a derivative is wrong.
@@ -82,13 +83,13 @@ def prove_masked(found: SymbolicProgram, seed: int, *, bound: int = BOUND) -> Co
 
 
 def refusal(error: UnsupportedError) -> str:
-    """Return the reason for which a program is refused, without the place in the source."""
+    """Return the reason why a program is refused, without the source location."""
     text = re.sub(r" at \S+:\d+", "", error.message.partition(": ")[2] or error.message)
     return re.sub(r"\b\d+\b", "N", text)[:120]
 
 
 def choices_of_sizes(bounds: Mapping[str, int], seed: int) -> list[dict[str, int]]:
-    """Return every choice of sizes; of several symbols a sample, with the smallest and largest."""
+    """Return every choice of sizes, or a sample with the smallest and largest if there are many."""
     every = [
         dict(zip(bounds, sizes, strict=True))
         for sizes in itertools.product(*(range(n + 1) for n in bounds.values()))
@@ -101,9 +102,9 @@ def choices_of_sizes(bounds: Mapping[str, int], seed: int) -> list[dict[str, int
 
 
 def count_masks(program: Program) -> int:
-    """Return how many `select_n` a program has, at all depths, that choose between two values.
+    """Count the `select_n` of a program, at all depths, that choose between two values.
 
-    One of a value and the same without its derivative masks the derivative alone: XLA drops it.
+    A select of a value and the same value under stop_gradient is not counted, as XLA removes it.
     """
     found = 0
     stopped: dict[int, Any] = {}
@@ -132,7 +133,7 @@ class _Masked:
         self.in_avals = jax.tree.leaves((args[: len(args) - len(bounds)], kwargs))
 
     def flat(self, args: Sequence[Any], sizes: Sequence[Any]) -> list[Any]:
-        """The flat arguments of the masked program."""
+        """Return the flat arguments of the masked program."""
         positional, keywords = jax.tree.unflatten(self.original.in_tree, list(args))
         flat: list[Any] = jax.tree.leaves(((*positional, *sizes), keywords))
         return flat
@@ -144,7 +145,7 @@ class _Masked:
         return [np.int32(sizes[name]) for name in self.names]
 
     def split(self, outs: Sequence[Any]) -> tuple[list[Any], list[Any]]:
-        """The results, and their logical sizes; None for those that are not padded."""
+        """Return the results, and their logical sizes. None for those that are not padded."""
         if not any(map(self.varies, self.original.out_avals)):
             assert self.program.out_tree == self.original.out_tree
             return list(outs), [None] * len(outs)
@@ -156,7 +157,7 @@ class _Masked:
         return not names_of(tuple(getattr(aval, "shape", ()))).isdisjoint(self.names)
 
     def cut(self, outs: Sequence[Any], reference: _Reference) -> list[Any]:
-        """The results, cut to what their logical sizes are asserted to be."""
+        """Return the results, cut to their logical sizes, which are checked."""
         found = []
         for x, sizes, aval, y in zip(
             *self.split(outs), self.original.out_avals, reference.values, strict=True
@@ -171,7 +172,7 @@ class _Masked:
 
 @dataclass(frozen=True)
 class _Reference:
-    """The program at some sizes, arguments, and what it computes of them."""
+    """The program at some sizes, its arguments, and their results."""
 
     sizes: dict[str, int]
     program: Program
@@ -180,11 +181,11 @@ class _Reference:
 
     @property
     def has_empty_convolution(self) -> bool:
-        """True if no element comes out of some convolution.
+        """Return True if the result of some convolution is empty.
 
-        JAX takes the derivative by its kernel to be constant then, whatever it depends on. A masked
-        program cannot: a second derivative is NaN where a mean of no elements follows, as it is
-        with a `dot_general` in place of the convolution.
+        JAX then takes the derivative by its kernel to be constant. A masked program cannot: the
+        second derivative is NaN if the mean of no elements follows, as it is with a `dot_general`
+        in place of the convolution.
         """
         return any(
             eqn.primitive.name == "conv_general_dilated" and 0 in eqn.outvars[0].aval.shape
@@ -199,7 +200,7 @@ class _Reference:
 
 
 class _Proof:
-    """A program, masked, and what it is at sizes up to the bounds."""
+    """A program, masked, and its references at sizes up to the bounds."""
 
     def __init__(self, found: SymbolicProgram, bounds: Mapping[str, int], seed: int):
         self.found, self.bounds, self.seed = found, bounds, seed
@@ -213,7 +214,7 @@ class _Proof:
 
     @property
     def no_derivative(self) -> tuple[type[Exception], ...]:
-        """What JAX may raise where there is no derivative."""
+        """Return the errors that JAX may raise if there is no derivative."""
         refs = has_refs(self.found.program.jaxpr)
         return NO_DERIVATIVE + (NO_DERIVATIVE_OF_REFS if refs else ())
 
@@ -223,9 +224,12 @@ class _Proof:
 
     @property
     def _takes_no_specials(self) -> bool:
-        """True if what is infinite meets padding: XLA may or may not multiply it by the zeros of a
-        convolution, and a triangular solve by those of an identity, by the blocks that it computes;
-        and a `cumlogsumexp` of several rows has no derivative there, as of one row."""
+        """Return True if infinite values meet padding in an equation where results may differ.
+
+        XLA may or may not multiply them by the zeros that pad a convolution, or by those of an
+        identity in a triangular solve, depending on its blocks. A `cumlogsumexp` has no derivative
+        there with several rows, but has one with a single row.
+        """
         eqns = equations(jaxcompat.open_jaxpr(self.found.program.jaxpr))
         return any(eqn.primitive.name in _MEETS_PADDING for eqn in eqns)
 
@@ -252,7 +256,7 @@ class _Proof:
             yield _Reference(sizes, program, args, values)
 
     def _program_at(self, sizes: Sizes) -> Program | None:
-        """The program traced at sizes, or specialized where JAX traces something else for 0."""
+        """Return the program traced at sizes, or specialized if JAX traces size 0 differently."""
         if all(sizes.values()):
             try:
                 return self.found.traced_at(sizes)
@@ -300,7 +304,7 @@ class _Proof:
     # --- derivatives ------------------------------------------------------------------------------
 
     def _derivatives(self) -> str:
-        """Compare derivatives in one mode; returns which, or that there is none."""
+        """Compare derivatives in one mode. Return the mode, or why there is none."""
         at, outs = places(self.found.program)
         if not (at and outs and self.references):
             return "nothing to differentiate"
@@ -313,9 +317,9 @@ class _Proof:
         return "not differentiable"
 
     def _same_derivative(self, derivative: Derivative) -> bool:
-        """Compare derivatives at all sizes, and mapped over sizes; False if there is none."""
+        """Compare derivatives at all sizes, and mapped over them. Return False if there is none."""
         lanes, checks, of_masked = [], [], None
-        # The largest first: of none, or of one element, there is a derivative that others lack.
+        # Largest first: at sizes 0 and 1 there may be a derivative that other sizes lack.
         for reference in sorted(self.references, key=lambda each: -sum(each.sizes.values())):
             if derivative.mode == "second" and reference.has_empty_convolution:
                 self.outcomes["no second derivative of an empty convolution"] += 1
@@ -360,10 +364,10 @@ class _Proof:
 
         return of_masked
 
-    # --- in other orders --------------------------------------------------------------------------
+    # --- other ways to run it ---------------------------------------------------------------------
 
     def mapped(self) -> Counter[str]:
-        """Compare the lanes of the masked program mapped over sizes."""
+        """Compare the batch elements of the masked program mapped over sizes."""
         if not self.references or self._has_effects:
             return Counter()
         lanes = [self._padded(reference, "nan") for reference in self.references]
@@ -373,7 +377,7 @@ class _Proof:
         try:
             function = jax.vmap(jaxcompat.jaxpr_as_fun(self.masked.program.jaxpr))
             jaxpr = jax.make_jaxpr(function)(*stacked)
-        except NO_DERIVATIVE:  # nor has JAX a rule to map some
+        except NO_DERIVATIVE:  # JAX has no batching rule for some primitives
             return Counter({"not mapped": 1})
         outs = evaluate(jaxpr, stacked, interpret)
         for i, reference in enumerate(self.references):
@@ -392,7 +396,7 @@ class _Proof:
 
 
 class _DerivativeCheck:
-    """The derivative of a reference, which another one is compared with."""
+    """The derivative of a reference, to compare with another derivative."""
 
     def __init__(self, derivative: Derivative, reference: _Reference, directions: list[Any]):
         given = reference.args, directions
@@ -428,7 +432,7 @@ def _stacked(rows: Sequence[Any]) -> Any:
 
 
 def compare(again: Callable[..., list[Any]], before: Sequence[Any], after: Sequence[Any]) -> str:
-    """Return "exact" or "to rounding"; `again` gives the values before by a way to round."""
+    """Return "exact" or "to rounding". `again` recomputes the expected values."""
     pairs = list(zip(before, after, strict=True))
     if all(value_difference("", a, b, bits_agree) is None for a, b in pairs):
         return "exact"
@@ -449,11 +453,11 @@ def compare(again: Callable[..., list[Any]], before: Sequence[Any], after: Seque
     return "to rounding"
 
 
-# --- masked after it is differentiated ------------------------------------------------------------
+# --- masked after differentiation -----------------------------------------------------------------
 
 
 def _derivative_first(found: SymbolicProgram, seed: int) -> Counter[str]:
-    """What comes of the program of a derivative, masked, where JAX can trace it with symbols."""
+    """Return the outcome for the masked derivative, if JAX can trace it with symbols."""
     derivative = Derivative("reverse", *places(found.program))
     if not (derivative.at and derivative.outs):
         return Counter()
@@ -485,7 +489,7 @@ def _derivative_first(found: SymbolicProgram, seed: int) -> Counter[str]:
 
 
 def _traced(derivative: Derivative, program: Program) -> Program:
-    """The program of a derivative: of flat arguments and directions."""
+    """Return the program of a derivative, of flat arguments and directions."""
 
     def differentiated(args: list[Any], directions: list[Any]) -> list[Any]:
         return derivative(function_of(program), args, directions)

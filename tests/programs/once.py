@@ -1,4 +1,4 @@
-"""Proves programs one after the other, each once: many cases give the same ones."""
+"""Proves each distinct program once, since many cases have the same programs."""
 
 from __future__ import annotations
 
@@ -15,19 +15,19 @@ from jaxprtool.ir.equality.equivalence import equivalent
 from jaxprtool.ir.programs.program import Program
 from tests.programs.symbolic import SymbolicProgram
 
-#: What came of a program that one before is equivalent to, and is called with the same arguments.
+#: The outcome for a program that is equivalent to an earlier one with the same arguments.
 SAME = "proven before"
 
 
 @dataclass
 class Once:
-    """A proof, and the programs that it holds for, by their text and their arguments."""
+    """A proof, and the programs that it was done for, by their text and arguments."""
 
     prove: Callable[[SymbolicProgram, int], Counter[str]]
     proven: dict[Any, list[Program]] = field(default_factory=dict)
 
     def __call__(self, programs: Iterable[SymbolicProgram], number: int) -> Counter[str]:
-        """Return what came of the programs of a case; all that fail are told."""
+        """Return the outcomes for the programs of a case. Raises all failures together."""
         outcomes, failures = Counter({"cases": 1}), []
         for i, found in enumerate(programs):
             try:

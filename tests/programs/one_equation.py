@@ -1,4 +1,4 @@
-"""One equation by its batching rule, ours or JAX's, beside JAX's and its lanes one by one."""
+"""Compare batching rules of one equation: ours, JAX's, and one batch element at a time."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ Dims = tuple[Dim, ...]
 
 
 def savings(fun: Callable[..., Any], *lanes: Any, size: int = 3) -> dict[Dims, Cost | None]:
-    """What our rule saves for the one equation that `fun` of these lanes is, by mapped dimensions.
+    """Return how much our rule saves for the one equation of `fun`, by batch dimensions.
 
-    Without a rule of ours it is JAX's. None where JAX's rule fails and ours does not. Raises
-    AssertionError if the rule gives other values than the lanes one by one, or other types than
-    JAX's, fails where JAX's does not or in another way, or costs more in any respect.
+    If we have no rule, JAX's is used. None if JAX's rule fails and ours does not. Raises
+    AssertionError if the rule returns other values than the batch elements one by one, or other
+    types than JAX's, if it fails differently from JAX's or only ours fails, or if it costs more.
     """
     saved: dict[Dims, Cost | None] = {}
     pairs: list[Callable[[], tuple[Any, Any]]] = []
@@ -52,8 +52,10 @@ def savings(fun: Callable[..., Any], *lanes: Any, size: int = 3) -> dict[Dims, C
 def _batched(
     own: bool, fun: Any, lanes: Sequence[Any], dims: Dims, size: int, args: Sequence[Any]
 ) -> Any:
-    """The equation by a rule, as a function that puts the mapped dimension in front, and what it
-    costs, and the types of its results; or the error that the rule raises."""
+    """Return the equation batched by a rule, or the error that the rule raises.
+
+    It is a function that moves the batch dimension to the front, its cost, and its result types.
+    """
     jaxpr = jax.make_jaxpr(fun)(*lanes)
     (eqn,) = jaxpr.eqns
     rule = batch_rules.get(eqn.primitive.name, jaxs_rule) if own else jaxs_rule
@@ -87,13 +89,13 @@ def _batched(
 
 
 def example(shape: Sequence[int], dtype: Any = jnp.float32) -> jax.Array:
-    """An array of which no two neighbours are alike."""
+    """Return an array whose neighbouring elements all differ."""
     values = 4 * np.sin(np.arange(1, 1 + np.prod(shape, dtype=int))).reshape(shape)
     return jnp.asarray(values > 0 if dtype is bool else abs(values), dtype)
 
 
 def _one_by_one(fun: Any, args: Sequence[Any], dims: Dims, size: int) -> list[Any]:
-    """The results of each lane for itself, put together."""
+    """Return the stacked results of all batch elements, computed one by one."""
     lanes = [
         jax.tree.leaves(
             fun(*(x if d is None else x.take(i, d) for x, d in zip(args, dims, strict=True)))

@@ -1,8 +1,8 @@
-"""The first-order operations that random programs are made of, and the types they work on.
+"""The first-order operations of random programs, and the types they work on.
 
-A type is spelled as JAX prints it: `f32[2,3]`, `key<fry>[]`. Any value can be made into one of
-any type (`coerce`), so that a plan may apply any operation to any operands and still be well
-typed: that is what lets plans be drawn, and shrunk, without regard to types.
+A type is spelled as JAX prints it: `f32[2,3]`, `key<fry>[]`. `coerce` converts any value to any
+type, so that a plan may apply any operation to any operands and still be well typed. So types do
+not restrict how plans are drawn and shrunk.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ SHAPES: tuple[tuple[int, ...], ...] = ((), (3,), (2, 3), (1,), (0,), (3, 0))
 
 @dataclass(frozen=True)
 class Type:
-    """A dtype's short name and a shape; prints as `T('f32[2,3]')`."""
+    """A dtype's short name and a shape. It prints as `T('f32[2,3]')`."""
 
     dtype: str
     shape: tuple[int, ...] = ()
@@ -71,12 +71,12 @@ class Type:
         return DTYPES.get(self.dtype) or DTYPES_X64[self.dtype]
 
     def stacked(self, length: int) -> Type:
-        """This type with a leading axis."""
+        """Return this type with a leading axis."""
         return Type(self.dtype, (length, *self.shape))
 
 
 def T(text: str) -> Type:
-    """The type that prints as `text`."""
+    """Return the type that prints as `text`."""
     dtype, _, shape = text.rstrip("]").partition("[")
     return Type(dtype, tuple(map(int, shape.split(","))) if shape else ())
 
@@ -86,7 +86,7 @@ def is_key(x: Any) -> bool:
 
 
 def coerce(x: Any, to: Type) -> Any:
-    """`x` as a value of type `to`: itself if it has the type, else made of some of its elements."""
+    """Return `x` as a value of type `to`: `x` itself, or an array of some of its elements."""
     x = jnp.asarray(x)
     if to.kind == "k":
         if not is_key(x):
@@ -110,7 +110,7 @@ _corners: ContextVar[bool] = ContextVar("corners", default=False)
 
 @contextmanager
 def corners_alone() -> Iterator[None]:
-    """In here, make values of another shape of their first element, which any size allows."""
+    """Within this context, convert shapes by broadcasting the first element, at any size."""
     token = _corners.set(True)
     try:
         yield
@@ -119,7 +119,7 @@ def corners_alone() -> Iterator[None]:
 
 
 def _corner(x: Any) -> Any:
-    """The first element, found without a look at sizes."""
+    """Return the first element, without reading sizes."""
     if x.ndim == 0:
         return x
     return lax.squeeze(lax.slice(x, (0,) * x.ndim, (1,) * x.ndim), range(x.ndim))
@@ -139,13 +139,13 @@ def _convert(x: Any, to: Type) -> Any:
     if to.kind == "b":
         return x > lax.full((), 0, x.dtype)
     if x.dtype.itemsize == 1 and to.dtype in ("i4", "u4"):
-        x = lax.convert_element_type(x, jnp.int8)  # 0.12 converts no constant from i4 to u4
+        x = lax.convert_element_type(x, jnp.int8)  # JAX 0.12 cannot convert constants
     return lax.convert_element_type(x, to.jax_dtype)
 
 
 @dataclass(frozen=True)
 class Operation:
-    """`apply(*operands)`, all operands of one type whose kind is in `kinds`; may give a tuple."""
+    """`apply(*operands)`: operands of one type with a kind in `kinds`, one or more results."""
 
     arity: int
     kinds: str
@@ -153,12 +153,12 @@ class Operation:
 
 
 def _index(x: Any) -> Any:
-    """A traced index made of a value's first element."""
+    """Return a traced index computed from a value's first element."""
     return coerce(x, Type("i32")) % 3
 
 
 def _first_axis(function: Callable[..., Any]) -> Callable[..., Any]:
-    """`function` on operands that have at least one axis."""
+    """Apply `function` to operands with at least one axis."""
     return lambda *xs: function(*(x if x.ndim else x[None] for x in xs))
 
 
@@ -219,7 +219,7 @@ OPS: dict[str, Operation] = {
     "select_all": Operation(2, "fciub", lambda x, y: lax.select(_first(x) > 0 * _first(y), x, y)),
     "clip": Operation(3, "fiu", lax.clamp),
     "clip_all": Operation(2, "fiu", lambda x, y: lax.clamp(_first(y), x, _first(y) + _first(x))),
-    # with literals, weakly typed scalars, and constants made on the spot
+    # literals, weakly typed scalars, and captured constants
     "add_one": Operation(1, "fciu", lambda x: x + 1),
     "half": Operation(1, "fc", lambda x: x * 0.5),
     "weak": Operation(1, "fi", lambda x: jnp.sum(x > 0) * 1.5 + jnp.where(x.sum() > 1, 2, 3)),
@@ -269,17 +269,17 @@ OPS: dict[str, Operation] = {
     "wrap_key": Operation(1, "u", lambda x: jax.random.wrap_key_data(coerce(x, Type("u32", (2,))))),
 }
 
-#: The named axes, with their sizes, under which programs with collectives are traced.
+#: The named axes, with their sizes, for tracing programs with collectives.
 AXES: tuple[tuple[str, int], ...] = (("i", 2), ("j", 3))
 
 
 def _collectives(name: Any, size: int) -> dict[str, Operation]:
-    """Collectives over one named axis, or over several together."""
+    """Return the collectives over one named axis, or over several together."""
 
     def wide(x: Any) -> Any:
         return jnp.broadcast_to(x, (size, *x.shape)) * jnp.ones((), x.dtype)
 
-    def varying(x: Any) -> Any:  # JAX gives values that no lane differs in two dimensions too many
+    def varying(x: Any) -> Any:  # JAX adds two dimensions too many to values that are not batched
         return x + lax.axis_index(name).astype(x.dtype)
 
     around = [(k, (k + 1) % size) for k in range(size)]
@@ -291,7 +291,7 @@ def _collectives(name: Any, size: int) -> dict[str, Operation]:
         "psum_const": Operation(1, "fi", lambda x: x * lax.psum(2, name)),
         "axis_index": Operation(1, "fiu", lambda x: x + lax.axis_index(name).astype(x.dtype)),
     }
-    if isinstance(name, str):  # JAX does not map the others over one axis of several
+    if isinstance(name, str):  # JAX cannot map the others over one of several axes
         operations |= {
             "all_gather": Operation(1, "fciub", lambda x: lax.all_gather(x, name, axis=x.ndim)),
             "psum_scatter": Operation(1, "fi", lambda x: lax.psum_scatter(wide(x), name)),

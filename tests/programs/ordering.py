@@ -1,9 +1,9 @@
-"""Programs brought into one order, to compare those that differ in the order of equations alone.
+"""Reorder the equations of programs, to compare programs that differ only in this order.
 
-Equations that do not depend on each other may stand in any order, those with effects in one. They
-are sorted by what they compute of the arguments, and then, where several compute the same, by what
-becomes of their results. Nothing is added or dropped, and each equation stays behind those that it
-depends on: two programs of the same equations that are `equivalent` then compute the same.
+Independent equations may come in any order, those with effects only in one. They are sorted by what
+they compute from the arguments, and then, among equal ones, by the uses of their results. Nothing
+is added or dropped, and each equation stays after those it depends on. So two programs with the
+same equations that are `equivalent` after sorting compute the same.
 """
 
 from __future__ import annotations
@@ -24,13 +24,13 @@ from jaxprtool.jaxcompat import Atom, JaxprEqn, Literal, Var
 
 
 def difference_but_for_order(p: Program, q: Program) -> str | None:
-    """Return the first thing in which two programs differ beside the order of equations."""
+    """Return the first difference between two programs, except for the order of equations."""
     order = _Order()
     return difference(*(each.replace(jaxpr=order.sorted(each.jaxpr)) for each in (p, q)))
 
 
 class _Order:
-    """One order for the equations of several programs."""
+    """A common order for the equations of several programs."""
 
     def __init__(self) -> None:
         self._numbers: dict[Hashable, int] = {}
@@ -51,7 +51,7 @@ class _Order:
         return self._numbers.setdefault(key, len(self._numbers))
 
     def _parameters(self, eqn: JaxprEqn) -> Iterator[Hashable]:
-        """Yield what tells the parameters of an equation, with sorted bodies, from others."""
+        """Yield what distinguishes the parameters of an equation, with sorted bodies."""
         yield tuple(v.aval for v in eqn.outvars)
         for name, value in eqn.params.items():
             if not holds_jaxpr([value]) and not callable(value):
@@ -67,7 +67,7 @@ class _Order:
     def _ranks(
         self, eqns: Sequence[JaxprEqn], arguments: Sequence[Var], results: Sequence[Atom]
     ) -> list[tuple[int, int]]:
-        """Return for each equation what it computes, and what becomes of that, as numbers."""
+        """Return for each equation two numbers: what it computes, and the uses of its results."""
         values: dict[Atom, int] = {v: self._number("argument", i) for i, v in enumerate(arguments)}
         computed, before = [], -1
         for eqn in eqns:
@@ -95,12 +95,12 @@ class _Order:
 
 
 def _is_pinned(eqn: JaxprEqn) -> bool:
-    """Return True if an equation has an effect, and stays behind those before it that have."""
+    """Return True if an equation has an effect, and must stay after earlier ones with effects."""
     return bool(eqn.effects) and not jaxcompat.only_names_axes(eqn.effects)
 
 
 def _needed(eqns: Sequence[JaxprEqn]) -> list[list[int]]:
-    """Return for each equation those that it depends on, by operand, and by effect at the end."""
+    """Return the equations that each equation depends on, by operand, then by effect."""
     definition = {v: i for i, eqn in enumerate(eqns) for v in eqn.outvars}
     needed, before = [], None
     for i, eqn in enumerate(eqns):
@@ -114,7 +114,7 @@ def _needed(eqns: Sequence[JaxprEqn]) -> list[list[int]]:
 
 
 def _topological(needed: Sequence[list[int]], ranks: Sequence[tuple[int, int]]) -> list[int]:
-    """Return equations by rank, each behind those that it needs; equal ones as what they need."""
+    """Return equations by rank, each after its dependencies; ties in their order."""
     readers: list[list[int]] = [[] for _ in needed]
     for i, before in enumerate(needed):
         for j in before:

@@ -1,4 +1,4 @@
-"""Programs as `outline` leaves them: calls of shared bodies that bear marks for XLA."""
+"""Programs in the form that `outline` returns: calls of shared bodies, marked for XLA."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from jaxprtool.loading.trace import trace
 
 
 def with_marked_calls(program: Program) -> Program:
-    """Return a program whose every `jit` call is marked as a unit of its name, its body is not."""
+    """Return a program with each `jit` call marked as a unit of its name. The body is unmarked."""
 
     def rule(eqn: JaxprEqn) -> Sequence[JaxprEqn] | None:
         if eqn.primitive.name != "jit":
@@ -55,7 +55,7 @@ def calls_in(jaxpr: Any) -> list[JaxprEqn]:
 
 
 def assert_layers(jaxpr: Any, copies: int) -> None:
-    """Assert that a jaxpr is one of `layers`: marked calls that share their bodies."""
+    """Assert that a jaxpr comes from `layers`: marked calls with shared bodies."""
     calls = calls_in(jaxpr)
     assert len(calls) == copies
     body, *others = {id(call.params["jaxpr"]): call.params["jaxpr"] for call in calls}.values()

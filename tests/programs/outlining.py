@@ -1,7 +1,7 @@
-"""The referee of passes that make what repeats one body: `outline` and `roll`.
+"""Check passes that replace repeated code by one body: `outline` and `roll`.
 
-Beyond what holds for every rewriting pass, undoing such a pass gives the program again, but for the
-order of equations that do not depend on each other.
+In addition to the checks of every rewriting pass, undoing such a pass must return the original
+program, except for the order of independent equations.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from tests.programs.stepwise import evaluate
 from tests.programs.values import bits_agree, flushed_bits_agree, on_device
 from tests.programs.values import difference as difference_of_values
 
-#: Loops of more rounds are not written out again.
+#: Longer loops are not unrolled for the comparison.
 MOST_ROUNDS = 64
 
 Rewrite = Callable[[Program], Program]
@@ -37,10 +37,10 @@ Rewrite = Callable[[Program], Program]
 def prove_outlining(
     case: Case, outline: Rewrite, *, mark: str = "unit", deep: bool = False
 ) -> Counter[str]:
-    """Outline a case and say what came of it; raise AssertionError for what is wrong.
+    """Outline a case and return the outcome. Raise AssertionError if the result is wrong.
 
-    Programs are compared one equation at a time, to the last bit; if `deep`, also as JAX's
-    evaluator runs them, and their derivatives.
+    Programs are compared one equation at a time, bitwise. If `deep`, also as JAX's evaluator runs
+    them, and their derivatives.
     """
     with case.setting():
         before, args = case.program(), case.arguments()
@@ -57,7 +57,7 @@ def prove_outlining(
 
 
 def prove_rolling(case: Case, *, deep: bool = False) -> Counter[str]:
-    """Roll a case and say what came of it; raise AssertionError for what is wrong."""
+    """Roll a case and return the outcome. Raise AssertionError if the result is wrong."""
     with case.setting():
         before, args = case.program(), case.arguments()
         after = Roll()(before)
@@ -71,12 +71,12 @@ def prove_rolling(case: Case, *, deep: bool = False) -> Counter[str]:
 
 
 def _same(original: Original, after: Program, deep: bool) -> Counter[str]:
-    """Compare a program with what has been made of it, and say what was differentiated."""
+    """Compare a program with its rewritten form, and return what was differentiated."""
     original.same_steps(after)
     if not deep:
         return Counter()
     original.same(after, gradients=False)
-    # JAX differentiates some programs with refs less well without their calls.
+    # JAX can differentiate some programs with refs only with their calls.
     found = Original(Inline()(original.program), original.args).same_gradients(after)
     return Counter({f"gradients: {found.split(':')[0]}": 1})
 
@@ -85,7 +85,7 @@ _UNROLL = Pipeline.parse(f"inline(force=True), unroll(max_length={MOST_ROUNDS}),
 
 
 def _unrolled(after: Program, before: Program) -> str:
-    """Say in what way a program is another one with its loops written out."""
+    """Return how a program differs from another one with its loops unrolled."""
     programs = _UNROLL(before), _UNROLL(after)
     if difference(*programs) is None:
         return "equivalent"
@@ -93,7 +93,7 @@ def _unrolled(after: Program, before: Program) -> str:
 
 
 def _stacked(original: Original) -> Counter[str]:
-    """Prove the programs that take stacked arguments, on those of the original."""
+    """Prove the programs that take stacked arguments, on the stacked original arguments."""
     before, args = original.program, original.args
     try:
         made = Roll(stack="arguments")(before)
@@ -120,7 +120,7 @@ def _stacked(original: Original) -> Counter[str]:
 
 
 def opened(program: Program) -> Program:
-    """Return a program without calls; what they donate, which may keep them, is not said."""
+    """Return a program with all calls inlined. Donation, which may block inlining, is removed."""
 
     def rule(eqn: JaxprEqn) -> list[JaxprEqn] | None:
         if not any(eqn.params.get("donated_invars", ())):
@@ -133,7 +133,7 @@ def opened(program: Program) -> Program:
 
 
 def undone(after: Program, before: Program) -> str:
-    """Say in what way a program is another one with its calls opened."""
+    """Return how a program differs from another one with its calls inlined."""
     programs = opened(before), opened(after)
     if difference(*programs) is None:
         return "equivalent"
@@ -143,12 +143,12 @@ def undone(after: Program, before: Program) -> str:
 
 
 def size(program: Program) -> int:
-    """Return the number of equations of a program, those of a shared body once."""
+    """Count the equations of a program, those of a shared body once."""
     return sum(1 for _ in equations(jaxcompat.open_jaxpr(program.jaxpr)))
 
 
 def _shared(before: Program, after: Program, mark: str) -> Counter[str]:
-    """Count the bodies that a pass has made, and check that it gains by them."""
+    """Count the shared bodies that a pass has made, and check that they reduce the program."""
     found = _called(after, marked=mark != "plain")
     assert found and max(found.values()) > 1
     assert size(after) < size(Inline()(before))
@@ -156,7 +156,7 @@ def _shared(before: Program, after: Program, mark: str) -> Counter[str]:
 
 
 def _called(program: Program, *, marked: bool) -> Counter[Any]:
-    """Return the bodies of calls, with how often each is called; in a shared body counts once."""
+    """Return the called bodies and the number of calls of each, once per shared body."""
     return Counter(
         jaxcompat.open_jaxpr(eqn.params["jaxpr"])
         for eqn in equations(jaxcompat.open_jaxpr(program.jaxpr))
@@ -165,12 +165,12 @@ def _called(program: Program, *, marked: bool) -> Counter[Any]:
 
 
 def _again(outline: Rewrite, after: Program, mark: str) -> str:
-    """Say what is left to outline in an outlined program, which must be little."""
+    """Outline again and return what this still finds, which must be little."""
     again = outline(after)
     if again.jaxpr is after.jaxpr:
         return "nothing"
     if difference(again, after) is None:
         return "the same"
-    # Plain calls are opened first, and it is chosen anew.
+    # Plain calls are inlined first, so that the second run chooses anew.
     assert size(again) <= size(after if mark != "plain" else Inline()(after))
     return "other equations"

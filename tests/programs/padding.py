@@ -1,4 +1,4 @@
-"""Arrays in the corner of larger ones that are else full of junk."""
+"""Arrays padded with junk."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-#: What is in the padding.
+#: What the padding consists of.
 KINDS = ("numbers", "nan", "infinite")
 
 
 def padded(x: Any, shape: Sequence[int], kind: str, rng: np.random.RandomState) -> Any:
-    """Return an array in the corner of a larger one that is else full of junk."""
+    """Return a larger array with `x` in its corner and junk elsewhere."""
     if jnp.issubdtype(x.dtype, jax.dtypes.prng_key):
         data = np.asarray(jax.random.key_data(x))
         data = padded(data, (*shape, *data.shape[x.ndim :]), kind, rng)
@@ -27,7 +27,7 @@ def padded(x: Any, shape: Sequence[int], kind: str, rng: np.random.RandomState) 
 
 
 def junk(shape: tuple[int, ...], dtype: Any, kind: str, rng: np.random.RandomState) -> np.ndarray:
-    """Return numbers, NaN or infinities; of integers any, the largest or the smallest."""
+    """Return numbers, NaN or infinities; for integers random, maximal or minimal ones."""
     if dtype in (bool, jax.dtypes.float0):
         values = rng.randint(2, size=shape) if kind == "numbers" else np.full(shape, kind == "nan")
         return values.astype(dtype)
@@ -45,7 +45,7 @@ def junk(shape: tuple[int, ...], dtype: Any, kind: str, rng: np.random.RandomSta
 
 
 def cut(x: Any, shape: tuple[int, ...]) -> Any:
-    """Return the corner of an array that has this shape."""
+    """Return the corner of an array with this shape."""
     if x.shape == shape:
         return x
     assert len(x.shape) == len(shape) and all(map(int.__ge__, x.shape, shape)), (x.shape, shape)

@@ -1,9 +1,9 @@
-"""What a random program is, as plain data that prints as the Python that makes it.
+"""The plan of a random program: plain data that prints as the Python code that makes it.
 
 A plan is drawn by hypothesis (`random_programs.py`) and run under JAX's tracer (`build.py`).
-Operands are *backward references*: 0 is the newest value in sight, 1 the one before, and so on,
-wrapping around; so every plan is well formed, whatever shrinking takes out of it. Operands are
-made into the types asked for, so every plan is well typed too.
+Operands are *backward references*: 0 is the newest visible value, 1 the one before, and so on,
+wrapping around. So every plan is well formed, even after shrinking. Operands are converted to the
+required types, so every plan is well typed too.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ Ref = int
 
 @dataclass(frozen=True)
 class Block:
-    """A body: inputs of the given types, steps that each add values, and what it gives."""
+    """A body: inputs of the given types, steps that each add values, and outputs."""
 
     inputs: tuple[Type, ...] = ()
     steps: tuple[Step, ...] = ()
@@ -35,7 +35,7 @@ class Op:
 
 @dataclass(frozen=True)
 class Const:
-    """An array that the traced function captures; a scalar becomes a literal."""
+    """An array that the traced function captures. A scalar becomes a literal."""
 
     type: Type
     seed: int
@@ -45,7 +45,7 @@ class Const:
 class Call:
     """A body called through `how`: jit, remat, custom_jvp, custom_vjp or custom_vjp_saving.
 
-    The bodies of jit and remat see the values around them too; those of the custom rules do not.
+    The bodies of jit and remat can use values of the enclosing body. Those of custom rules cannot.
     """
 
     how: str
@@ -63,7 +63,7 @@ class Shared:
 
 @dataclass(frozen=True)
 class Scan:
-    """The body's first inputs are the carry, started with `init`; the others are sliced."""
+    """A scan whose first body inputs are the carry, initially `init`. The others are sliced."""
 
     body: Block
     init: tuple[Ref, ...]
@@ -75,7 +75,7 @@ class Scan:
 
 @dataclass(frozen=True)
 class While:
-    """At most `limit` rounds; `early` also stops on a value of the carry, or of around."""
+    """A loop of at most `limit` iterations. `early` also stops on a value."""
 
     body: Block
     init: tuple[Ref, ...]
@@ -86,7 +86,7 @@ class While:
 
 @dataclass(frozen=True)
 class Cond:
-    """`cond` for two branches, `switch` for more; each gives values of types `outs`."""
+    """A `cond` for two branches, `switch` for more. Each returns values of types `outs`."""
 
     branches: tuple[Block, ...]
     index: Ref
@@ -96,7 +96,7 @@ class Cond:
 
 @dataclass(frozen=True)
 class Effect:
-    """A callback that records what it sees: debug, ordered_debug, io, ordered_io or pure."""
+    """A callback that records its operand: debug, ordered_debug, io, ordered_io or pure."""
 
     how: str
     arg: Ref
@@ -104,7 +104,7 @@ class Effect:
 
 @dataclass(frozen=True)
 class Mutate:
-    """A new ref, written at top level or inside a `within`: jit, scan, cond or while."""
+    """A new ref, written at top level or inside `within`: jit, scan, cond or while."""
 
     type: Type
     init: Ref
@@ -115,10 +115,10 @@ class Mutate:
 
 @dataclass(frozen=True)
 class Detail:
-    """A few equations on two values, in each of which copies of a body may differ.
+    """A few equations on two values, in which copies of a body may differ.
 
-    `scale` is a literal, `swapped` is about the operands of an equation, `backwards` is a
-    parameter, `weak` adds a weakly typed scalar, `effect` has a callback see the result.
+    `scale` is a literal, `swapped` reorders the operands of an equation, `backwards` is a
+    parameter, `weak` adds a weakly typed scalar, `effect` adds a callback on the result.
     """
 
     type: Type
@@ -136,10 +136,10 @@ DIFFERENCES = ("scale", "swapped", "backwards", "weak", "effect", "shape", "scop
 
 @dataclass(frozen=True)
 class Copy:
-    """One copy of a body: its operands, in what it differs, and what it is wrapped in.
+    """One copy of a body: its operands, how it differs, and its wrapper.
 
-    It is written out if `how` is empty, or a call as in `Call`, or "donating": a `jit` that is
-    given its first operand.
+    It is inlined if `how` is empty, or a call as in `Call`, or "donating": a `jit` that donates its
+    first operand.
     """
 
     args: tuple[Ref, ...]
@@ -152,7 +152,7 @@ class Stack:
     """An argument of a program: for each of `count` layers an array of each type, as a tree.
 
     It is a list of dicts, a dict of tuples or a tuple of lists, one for each layer; or "columns": a
-    dict of lists, one for each type. With `leaks` the program sees the first array by itself.
+    dict of lists, one for each type. With `leaks` the program also uses the first array on its own.
     """
 
     types: tuple[Type, ...]
@@ -163,12 +163,13 @@ class Stack:
 
 @dataclass(frozen=True)
 class Repeat:
-    """Copies of a body, one after the other, with the steps `between` by turns between them.
+    """Copies of a body in sequence, with the steps `between` before each.
 
-    If `chained`, what a copy gives is what the next one takes, as far as that goes, beside values
-    of before the copies. If `closed`, copies see no values of around, else all see the same ones.
-    If `scoped`, each has a name scope. The last inputs of the copies are the arrays of a layer of
-    the program's argument number `stack`, of the last layer first if `reverse`.
+    If `chained`, the outputs of a copy are the inputs of the next one where possible, in addition
+    to values from before the copies. If `closed`, copies close over no values, else all close over
+    the same ones. If `scoped`, each has a name scope. The last inputs of the copies are the arrays
+    of one layer of the program's argument number `stack`, starting with the last layer if
+    `reverse`.
     """
 
     body: Block
@@ -188,9 +189,9 @@ Step = Op | Const | Call | Shared | Scan | While | Cond | Effect | Mutate | Deta
 class Plan:
     """A whole program: argument types, functions shared by several calls, the body.
 
-    `seed` makes the argument values, `specials` puts NaN, infinities and signed zeros among them.
-    A scalar argument in `weak` is a Python number, which JAX types weakly. A program that `trains`
-    gives its arguments again as well, each float moved by its gradient.
+    `seed` determines the argument values. `specials` puts NaN, infinities and signed zeros among
+    them. A scalar argument in `weak` is a Python number, which JAX types weakly. A program that
+    `trains` also returns its arguments, each float moved by its gradient.
     """
 
     body: Block

@@ -1,7 +1,7 @@
-"""Whether indices are where a program promises that they are, by `PROMISE_IN_BOUNDS`.
+"""Check the indices that a program promises to be in bounds, by `PROMISE_IN_BOUNDS`.
 
-A program with symbols may say so where it is not true of small sizes: JAX's tests are written for
-those that they have. There its results have no meaning.
+JAX's tests are written for fixed sizes. With symbols, their promises may be false at small sizes,
+where their results are undefined.
 """
 
 from __future__ import annotations
@@ -20,12 +20,12 @@ from tests.programs.interpreter import evaluate
 from tests.programs.stepwise import interpret
 from tests.programs.symbolic import Sizes
 
-#: What came of a program at sizes at which an index is not where it promises.
+#: The outcome for a program at sizes that break its promise.
 NOT_AS_PROMISED = "not as promised: indices out of bounds"
 
 
 def keeps_promises(program: Program, sizes: Sizes, args: Sequence[Any]) -> bool:
-    """Return whether all indices that a program promises to be in bounds are so, at some sizes."""
+    """Return True if all indices that a program promises to be in bounds are so, at some sizes."""
     eqns = equations(jaxcompat.open_jaxpr(program.jaxpr))
     if not any(map(_promises, eqns)):
         return True
@@ -45,7 +45,7 @@ def _promises(eqn: Any) -> bool:
 
 
 def _within(eqn: Any, operands: Sequence[Any]) -> bool:
-    """Return whether the slices that a gather takes, or a scatter changes, are all within."""
+    """Return True if the slices that a gather reads, or a scatter updates, are all in bounds."""
     numbers, shape = eqn.params["dimension_numbers"], np.shape(operands[0])
     if isinstance(numbers, GatherDimensionNumbers):
         axes, sizes = numbers.start_index_map, eqn.params["slice_sizes"]
@@ -58,7 +58,7 @@ def _within(eqn: Any, operands: Sequence[Any]) -> bool:
 
 
 def _window(numbers: ScatterDimensionNumbers, operands: Sequence[Any]) -> list[int]:
-    """Return how large the slices are that a scatter changes, along each axis of its operand."""
+    """Return the size of the slices that a scatter updates, along each axis of its operand."""
     alone = {*numbers.inserted_window_dims, *numbers.operand_batching_dims}
     sizes = iter(np.shape(operands[2])[axis] for axis in numbers.update_window_dims)
     return [1 if axis in alone else next(sizes) for axis in range(np.ndim(operands[0]))]

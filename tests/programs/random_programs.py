@@ -1,7 +1,7 @@
-"""A hypothesis strategy for random well-typed programs: `random_programs()` draws `RandomProgram`s.
+"""A hypothesis strategy for random well-typed programs: `random_programs()`.
 
-What is drawn is a plan (`plans.py`), plain data that prints as the code that makes it and that
-shrinks towards few, plain steps on few, small arguments; `build.py` makes the function of it.
+It draws a plan (`plans.py`): plain data that prints as the code that makes it, and that shrinks to
+few simple steps on few small arguments. `build.py` makes a function of it.
 """
 
 from __future__ import annotations
@@ -39,22 +39,22 @@ from tests.programs.waste import WASTEFUL
 
 Draw = Callable[[st.SearchStrategy[Any]], Any]
 
-#: How deep bodies nest, the program's own being level 0.
+#: The maximum nesting depth of bodies. The program's own body has level 0.
 MAX_DEPTH = 3
 
-#: Which dtypes are drawn how often; more floats than all else, so that gradients have a meaning.
+#: The relative frequency of dtypes. Floats are most frequent, so that gradients are non-trivial.
 _WEIGHTS = {"f32": 12, "i32": 3, "bool": 3, "key<fry>": 3}
 _FLOAT_ARRAYS = st.builds(Type, st.just("f32"), st.sampled_from([(3,), (), (2, 3)]))
 _REFS = st.integers(0, 9)
 
 
 def random_programs(*, collectives: bool = False) -> st.SearchStrategy[RandomProgram]:
-    """Random programs, with arguments; those with collectives are for the axes `ops.AXES`."""
+    """Random programs, with arguments. Those with collectives need the axes `ops.AXES`."""
     return _plans(OPS | COLLECTIVES if collectives else OPS).map(RandomProgram)
 
 
 def wasteful_programs() -> st.SearchStrategy[RandomProgram]:
-    """Random programs that have what rewriting passes look for, half of them on special values."""
+    """Random programs that rewriting passes can improve, half of them on special values."""
 
     def special(plan: Plan, specials: bool) -> RandomProgram:
         return RandomProgram(replace(plan, specials=specials))
@@ -63,23 +63,23 @@ def wasteful_programs() -> st.SearchStrategy[RandomProgram]:
 
 
 def repeating_programs() -> st.SearchStrategy[RandomProgram]:
-    """Random programs in which bodies are copied, with copies among them that differ a little."""
+    """Random programs with copies of bodies, some of which differ slightly."""
     return _plans(OPS, repeats=True).map(RandomProgram)
 
 
 def layered_programs() -> st.SearchStrategy[RandomProgram]:
-    """Random programs of layers that hand something on, with parameters for each in trees."""
+    """Random programs of chained layers, with the parameters of each layer in trees."""
     return _plans(OPS, layers=True).map(RandomProgram)
 
 
 @dataclass(frozen=True)
 class RandomProgram:
-    """A drawn plan; `case()` is the program and its arguments."""
+    """A drawn plan. `case()` returns the program and its arguments."""
 
     plan: Plan
 
     def case(self) -> Case:
-        """The plan's function with its arguments."""
+        """Return the plan's function with its arguments."""
         setting = Case("", print, (), x64=self.plan.x64).setting()
         with setting:
             args = arguments_of(self.plan)
@@ -88,7 +88,7 @@ class RandomProgram:
 
 @dataclass(frozen=True)
 class _Scope:
-    """What may be drawn at a place: how deep it lies, which types, operations and effects."""
+    """What may be drawn in a body: its depth, types, operations and effects."""
 
     depth: int
     types: st.SearchStrategy[Type]
@@ -101,7 +101,7 @@ class _Scope:
         return replace(self, depth=self.depth + 1, **changes)
 
     def called(self, how: str) -> _Scope:
-        """The scope of a body that is called through `how`, as in `Call` and `Copy`."""
+        """Return the scope of a body that is called through `how`, as in `Call` and `Copy`."""
         if how.startswith("custom"):
             return self.inner(effects=frozenset(), loops=how == "custom_jvp" and self.loops)
         return self.inner(effects=self.effects & {"debug"} if how == "remat" else self.effects)
@@ -120,7 +120,7 @@ def _plans(
     if x64:
         weights |= dict.fromkeys(DTYPES_X64, 3)
     dtypes = st.sampled_from([name for name, weight in weights.items() for _ in range(weight)])
-    # Few types to a program, so that values meet operations of their own type.
+    # Few types in a program, so that many operands have matching types.
     palette = draw(st.lists(_types(dtypes), min_size=1, max_size=4))
     types = st.one_of(st.sampled_from(palette), _types(dtypes), st.sampled_from(palette))
     scope = _Scope(0, types, operations, repeats=repeats)
@@ -161,9 +161,9 @@ def _blocks(
     outputs: int | None = None,
     more: int = 0,
 ) -> Block:
-    """A body; its inputs and the number of its outputs are drawn unless given.
+    """Draw a body. Its inputs and the number of its outputs are drawn unless given.
 
-    It has at least `more` steps, and as many more than others of its depth.
+    It has at least `more` steps more than usual at its depth.
     """
     if inputs is None:
         inputs = tuple(draw(st.lists(scope.types, max_size=3)))
@@ -176,7 +176,7 @@ def _blocks(
     return Block(inputs, tuple(steps), draw(_refs(outputs)))
 
 
-# Hypothesis validates each strategy that it meets: bodies of one scope have one.
+# Hypothesis validates each strategy object, so bodies of one scope share one.
 @lru_cache
 def _steps(scope: _Scope) -> st.SearchStrategy[Step]:
     plain = [_ops(scope), _ops(scope), _ops(scope), _constants(scope)]
@@ -200,7 +200,7 @@ def _steps(scope: _Scope) -> st.SearchStrategy[Step]:
 def _ops(draw: Draw, scope: _Scope) -> Op:
     t = draw(scope.types)
     names = [name for name, op in scope.operations.items() if t.kind in op.kinds]
-    # Where there are others than the plain ones, they are what the program is about.
+    # Operations other than the plain ones are the subject of the program, so they are frequent.
     names += [name for name in names if name not in OPS] * 2
     name = draw(st.sampled_from(names))
     return Op(name, t, draw(_refs(scope.operations[name].arity)))
@@ -280,7 +280,7 @@ def _repeats(draw: Draw, scope: _Scope) -> Repeat:
 
 @st.composite
 def _layers(draw: Draw, scope: _Scope) -> tuple[tuple[Stack, ...], tuple[Step, ...]]:
-    """Layers that hand something on, now and then followed by others, and the stacks of both."""
+    """Draw chained layers, sometimes followed by other layers, and the stacks of both."""
     stacks, steps = [], []
     parameters = st.one_of(_FLOAT_ARRAYS, scope.types)
     for number in range(draw(st.sampled_from([1, 1, 1, 2]))):
@@ -305,7 +305,7 @@ def _layer_copies(
     carry = draw(st.lists(st.one_of(_FLOAT_ARRAYS, scope.types), min_size=1, max_size=3))
     shared = draw(st.lists(scope.types, max_size=1))
     body = draw(_blocks(inner, (*carry, *shared, *row), len(carry) + draw(st.integers(0, 2))))
-    # What is handed on depends on what was, and on a parameter.
+    # The output depends on the input and on a parameter.
     ends = len(carry) + len(shared) + len(row) - 1
     floats = carry[0] if carry[0].kind == "f" else Type("f32", (3,))
     first, detail = Op("mul", floats, (ends, 0)), Detail(floats, (0, draw(_REFS)))

@@ -1,4 +1,4 @@
-"""What the callbacks of a running program saw, in the order in which they saw it."""
+"""Record the values that the callbacks of a running program receive, in order."""
 
 from __future__ import annotations
 
@@ -14,9 +14,10 @@ import numpy as np
 
 @dataclass(frozen=True)
 class Event:
-    """One call of a recording callback; `tag` tells which, `ordered` whether its place counts.
+    """One call of a recording callback. `tag` identifies it, `ordered` says if its position counts.
 
-    Its place is one among those of its `kind`: JAX orders callbacks of one effect alone.
+    Its position is relative to calls of the same `kind`, as JAX orders callbacks of one effect
+    only.
     """
 
     tag: int
@@ -27,7 +28,7 @@ class Event:
 
 @dataclass
 class Recording:
-    """The events of a run, and what it printed."""
+    """The events of a run, and its printed output."""
 
     events: list[Event] = field(default_factory=list)
     printed: StringIO = field(default_factory=StringIO)
@@ -37,14 +38,14 @@ _recordings: list[Recording] = []
 
 
 def record(tag: int, ordered: bool, value: Any, kind: str = "") -> None:
-    """For callbacks: note that the callback `tag` saw `value`, in the innermost recording."""
+    """Record, in a callback, that the callback `tag` received `value`."""
     if _recordings:
         _recordings[-1].events.append(Event(tag, ordered, np.asarray(value), kind))
 
 
 @contextmanager
 def recording() -> Iterator[Recording]:
-    """Collect events and standard output; both are complete when the block is left."""
+    """Collect events and standard output. Both are complete after the block."""
     from contextlib import redirect_stdout
 
     new = Recording()

@@ -1,7 +1,7 @@
-"""`repeat`: a loop as another package would have one, with rules for JAX and one view for us.
+"""`repeat`: a loop as another package would define it, with rules for JAX and one view for us.
 
-It carries values, is given constants and rows, and gives rows, as `scan` does; but its operands,
-its results and the arguments of its body are in orders of their own.
+It has a carry, constants, and stacked inputs and outputs, like `scan`. But its operands, its
+results and the arguments of its body are in orders of their own.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ def repeat(
     return repeat_p.bind(*carry, *consts, *xs, body=jaxpr, sizes=sizes, times=len(xs[0]))
 
 
-# --- JAX's rules: what it does is what a scan does ------------------------------------------------
+# --- JAX's rules: the same as those of a scan -----------------------------------------------------
 
 
 def _as_scan(*operands: Any, body: Any, sizes: tuple[int, int, int], times: int) -> list[Any]:
@@ -79,7 +79,7 @@ batching.primitive_batchers[repeat_p] = _batch
 mlir.register_lowering(repeat_p, mlir.lower_fun(_as_scan, multiple_results=True))
 
 
-# --- the one registration ---------------------------------------------------------------------
+# --- the registration with jaxprtool --------------------------------------------------------------
 
 
 @rule("view", "repeat")

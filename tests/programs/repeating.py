@@ -1,4 +1,4 @@
-"""A program of copies of one body, of which one differs from the others."""
+"""A program with copies of one body, one of which differs."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from tests.programs.ops import Type
 from tests.programs.plans import Block, Copy, Detail, Op, Plan, Repeat
 from tests.programs.random_programs import RandomProgram
 
-#: How many there are.
+#: The number of copies.
 COPIES = 6
 
 _A = Type("f32", (3,))

@@ -1,4 +1,4 @@
-"""Bodies like a given one: what copies of it differ in that are not the same."""
+"""Variants of a body."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
-"""The referee of rewriting passes: each alone, the named pipelines, and random pipelines of all.
+"""Check rewriting passes: each alone, the named pipelines, and random pipelines.
 
-`prove_rewrites(case, rewriters)` traces a case once, runs the original once, and holds what each
-rewriter makes of it against that (`same.Original`). A rewriter that gives the very same jaxpr back,
-or one that is the same up to names as what another one has made, needs no run.
+`prove_rewrites(case, rewriters)` traces a case once, runs the original once, and compares the
+result of each rewriter with it (`same.Original`). If a rewriter returns the original jaxpr, or one
+that equals an earlier result up to names, it is not run.
 """
 
 from __future__ import annotations
@@ -31,12 +31,12 @@ from tests.programs.stepwise import bind
 
 @dataclass(frozen=True)
 class Rewriter:
-    """A pipeline, and what may be expected of what it makes.
+    """A pipeline, and the expected properties of its results.
 
-    It may leave more equations (`grows`), give up derivative rules (`drops_rules`), drop code that
-    never runs, with its effects, or move them into calls or out (`drops_effects`: only those that
-    happen are compared), drop writes to refs that nothing reads (`drops_writes`), or round
-    otherwise (not `exact`). One that `settles` gives a program that it has made back as it is.
+    A result may have more equations (`grows`), lose derivative rules (`drops_rules`), lose code
+    that never runs, with its effects, or move it into or out of calls (`drops_effects`: only
+    effects that happen are compared), lose writes to refs that nothing reads (`drops_writes`), or
+    round differently (not `exact`). One that `settles` returns its own results unchanged.
     """
 
     text: str
@@ -76,7 +76,7 @@ PASSES: tuple[Rewriter, ...] = (
     Rewriter("sink"),
     Rewriter("schedule"),
 )
-#: JAX's transformations that compute the same. It does not differentiate refs inside of some.
+#: JAX transformations that keep the values. JAX cannot differentiate refs inside some of them.
 TRANSFORMS: tuple[Rewriter, ...] = (
     Rewriter("checkpoint", grows=True, drops_effects=True, drops_rules=True),
     Rewriter("disable_jit", drops_effects=True),
@@ -91,9 +91,9 @@ REWRITERS = (*PASSES, *LEVELS)
 
 
 def random_pipeline(rng: random.Random) -> Rewriter:
-    """Two to five of the passes, exact and keeping derivative rules, in any order.
+    """Return two to five of the passes that are exact and keep derivative rules, in random order.
 
-    Some of them are behind one of JAX's transformations.
+    Some of them follow a transformation of JAX.
     """
     chosen = rng.choices([r for r in PASSES if r.exact and not r.drops_rules], k=rng.randint(2, 5))
     if rng.random() < 0.2:
@@ -110,11 +110,11 @@ def random_pipeline(rng: random.Random) -> Rewriter:
 def prove_rewrites(
     case: Any, rewriters: Iterable[Rewriter], deep: Collection[Rewriter] = ()
 ) -> Counter[str]:
-    """Prove each rewriter on a case; says how often what was found.
+    """Prove each rewriter on a case, and count the outcomes.
 
-    Programs are compared one equation at a time, to the last bit. What those of `deep` make is also
-    compared as JAX's evaluator runs it, and so are its derivatives. Raises an ExceptionGroup of
-    what fails, each with the rewriter as its note.
+    Programs are compared one equation at a time, bitwise. Results of `deep` rewriters are also
+    compared as JAX's evaluator runs them, and by their derivatives. Raises an ExceptionGroup of the
+    failures, each with a note of the rewriter.
     """
     outcomes: Counter[str] = Counter({"programs": 1})
     failures: list[Exception] = []
@@ -132,7 +132,7 @@ def prove_rewrites(
 
 
 class _Proof:
-    """What is known of one original."""
+    """The state of the proofs for one original."""
 
     def __init__(self, original: Original):
         self.original = original
@@ -140,7 +140,7 @@ class _Proof:
         self._proven: dict[bool, list[Program]] = {False: [], True: []}
 
     def of(self, rewriter: Rewriter, deep: bool) -> Iterable[str]:
-        """Prove one rewriter; says how."""
+        """Prove one rewriter, and return the outcome."""
         before = self.original.program
         after = rewriter(before)
         yield "rewritings"
@@ -186,7 +186,7 @@ class _Proof:
 
     @cached_property
     def _all_finite(self) -> bool:
-        """Whether a run meets finite numbers alone: rules that are not exact ask for that."""
+        """Return True if a run computes only finite numbers, which inexact rules require."""
         all_finite = True
 
         def apply(eqn: Any, operands: Sequence[Any]) -> Sequence[Any]:
@@ -203,7 +203,7 @@ class _Proof:
 
 
 def gradient_case(case: Case) -> Case | None:
-    """The gradient of a case as a case of its own; None if it has none in reverse."""
+    """Return the gradient of a case as another case. None if it has none in reverse mode."""
     with case.setting():
         program, args = case.program(), case.arguments()
         at = [i for i, aval in enumerate(program.in_avals) if _inexact(aval)]
@@ -233,11 +233,11 @@ def _inexact(aval: Any) -> bool:
     return jnp.issubdtype(aval.dtype, jnp.inexact)
 
 
-# --- many of them -----------------------------------------------------------------------------
+# --- many cases -----------------------------------------------------------------------------------
 
 
 def assert_none(failures: dict[str, BaseException]) -> None:
-    """Report all failures together."""
+    """Raise all failures together, if any."""
     lines = [
         f"{name}: {' '.join(getattr(e, '__notes__', ()))}: {type(e).__name__}: {str(e)[:500]}"
         for name, group in failures.items()
@@ -249,7 +249,7 @@ def assert_none(failures: dict[str, BaseException]) -> None:
 def prove_all(
     cases: Iterable[tuple[int, Any]], prove: Callable[[int, Any], Counter[str]]
 ) -> Counter[str]:
-    """Prove numbered cases, and report all that fail at the end."""
+    """Prove numbered cases, and raise all failures together at the end."""
     outcomes: Counter[str] = Counter()
     failures: dict[str, BaseException] = {}
     for number, case in cases:

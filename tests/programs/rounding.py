@@ -1,8 +1,8 @@
-"""How far rounding alone may take a result: Monte Carlo arithmetic.
+"""Estimate how far rounding may change a result, by Monte Carlo arithmetic.
 
-A program is run one equation at a time, and each number that an equation gives is moved by up to a
-unit in its last place, at random. What the results then differ by is what they may differ by in
-programs that compute the same in another order.
+A program runs one equation at a time, and each result of an equation is randomly changed by up to
+one unit in the last place. The spread of the results is the tolerance for programs that compute the
+same values in another order.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from tests.programs.stepwise import bind
 
 Apply = Callable[[Any, Sequence[Any]], Sequence[Any]]
 
-#: How often a program is run. Few runs may miss how far some result can go, by some factor.
+#: The number of runs. With few runs, the estimate of some spreads is too small by some factor.
 RUNS = 4
 FACTOR = 8.0
 
@@ -32,10 +32,10 @@ def differences_but_for_rounding(
     """Return which values differ by more than rounding can explain.
 
     Args:
-        evaluate: Gives the values before, computed by what it is given.
-        before: The values before, inexact arrays.
-        after: Those after.
-        apply: Gives the results of an equation.
+        evaluate: Returns the original values, with the given function to evaluate equations.
+        before: The original values, inexact arrays.
+        after: The values to compare.
+        apply: Returns the results of an equation.
     """
     moved = [evaluate(_rounding_otherwise(apply, random.Random(run))) for run in range(RUNS)]
     return [
@@ -62,11 +62,11 @@ def _moved(x: Any, draw: np.random.RandomState) -> Any:
 
 
 def _within(before: np.ndarray, after: np.ndarray, moved: Sequence[np.ndarray]) -> bool:
-    """Return True if all elements differ by what the moved ones do, or are nowhere certain."""
+    """Return True if all elements differ by at most the spread, or are never determined."""
     certain = np.isfinite(before) & np.all([np.isfinite(x) for x in moved], axis=0)
     far = [np.abs(x - before)[certain].max(initial=0.0) for x in moved]
     near = np.abs(after - before)[certain] <= FACTOR * max(far)
-    return bool(near.all())  # what is not finite after is not near
+    return bool(near.all())  # non-finite values are never close
 
 
 def _wide(x: Any) -> np.ndarray:

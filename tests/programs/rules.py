@@ -1,7 +1,7 @@
-"""Functions with derivative rules of their own, which are wrong on purpose.
+"""Functions with deliberately wrong derivative rules.
 
-A rule gives three times the derivative, so that a pass that loses it, and has JAX differentiate
-the body instead, gives other gradients.
+A rule returns three times the derivative. If a pass loses it, JAX differentiates the body and the
+gradients change.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ RULE_FACTOR = 3.0
 
 
 def with_jvp_rule(body: Callable[..., Any]) -> Callable[..., Any]:
-    """`body` with a forward rule."""
+    """Return `body` with a forward rule."""
     function = jax.custom_jvp(body)
 
     @function.defjvp
@@ -28,7 +28,7 @@ def with_jvp_rule(body: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def with_vjp_rule(body: Callable[..., Any], *, saving: bool) -> Callable[..., Any]:
-    """`body` with a reverse rule that saves its pullback, or that computes all of it anew."""
+    """Return `body` with a reverse rule that saves its pullback, or that recomputes everything."""
     function = jax.custom_vjp(body)
 
     def forward(*xs: Any) -> Any:

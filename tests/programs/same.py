@@ -1,26 +1,24 @@
-"""The referee: do two programs compute the same?
+"""Check that two programs compute the same.
 
-`same(before, after, args)` compares what the programs declare (types, trees, names, effects), and
-what they do: the values and the order of effects of a run, and their gradients. Its rule for
-values:
+`same(before, after, args)` compares what the programs declare (types, trees, names, effects), the
+values and the order of effects of a run, and their gradients. Values are compared as follows:
 
-*   Both are run by JAX's own evaluator of jaxprs, compiled as a whole unless they have effects. If
-    all bits agree, fine. NaNs are equal to NaNs; zeros of different sign are not equal.
-*   Bits may differ in what XLA compiles as a whole: it rounds differently when dead code beside
-    the live has gone. So if they differ, and `exact=True`, both are also evaluated one equation at
-    a time at every depth (`stepwise.evaluate`), and those results must agree to the last bit, but
-    that a subnormal number is as good as zero: arithmetic flushes it, and `x * 1`, say, may go.
-    What JAX's evaluator gives may then differ by the tolerance of the dtype only, unless JAX's
-    evaluator and the stepwise one differ by more on the *original* too, which is then
-    ill-conditioned.
-*   If XLA cannot compile one of them for a fault of its own (`gradients.XLA_FAULT`), the stepwise
-    results decide alone.
-*   With `exact=False` the tolerance of the dtype decides alone.
-*   Derivatives are compared by the tolerance of the dtype. If that is exceeded, both are computed
-    one equation at a time, and may differ by what rounding otherwise makes of the original's.
+*   Both are run by JAX's own evaluator of jaxprs, compiled as a whole unless they have effects.
+    They are equal if all bits agree. NaNs are equal to NaNs; zeros of different sign are not equal.
+*   XLA may round differently when dead code next to the live code is gone. So if bits differ and
+    `exact=True`, both are also evaluated one equation at a time at every depth
+    (`stepwise.evaluate`), and those results must be bitwise equal. Subnormal numbers are equal to
+    zero, since arithmetic flushes them and a pass may remove `x * 1`, for example. The results of
+    JAX's evaluator may then differ by the tolerance of the dtype, or by more if JAX's evaluator and
+    the stepwise one differ by more on the *original* too, which is then ill-conditioned.
+*   If XLA cannot compile one of them because of a bug (`gradients.XLA_FAULT`), only the stepwise
+    results are compared.
+*   With `exact=False`, only the tolerance of the dtype counts.
+*   Derivatives are compared by the tolerance of the dtype. If it is exceeded, both are computed one
+    equation at a time, and may differ as much as rounding changes the original's.
 
-Callbacks must see the same: the ordered ones in order, the others in any, and all of them in the
-program's order when evaluated one equation at a time.
+Callbacks must receive the same values: the ordered ones in order, the others in any order, and all
+of them in the program's order when evaluated one equation at a time.
 """
 
 from __future__ import annotations
@@ -70,9 +68,9 @@ __all__ = [
 
 @dataclass(frozen=True)
 class Verdict:
-    """How it was found that two programs compute the same.
+    """How two programs were found to compute the same.
 
-    `stepwise` says that bits differed under JAX's evaluator and agreed step by step. `gradients`
+    `stepwise` is True if bits differed under JAX's evaluator and agreed step by step. `gradients`
     is "reverse", "forward", or why there were none to compare.
     """
 
@@ -90,9 +88,9 @@ def prove(
 ) -> tuple[Program, Program, Verdict | None]:
     """Trace the case, rewrite it, type-check the result and compare it with the original.
 
-    Unless `compiled`, the programs are run one equation at a time alone, which compiles no loop;
-    their gradients are compared all the same. Gives both programs and the verdict: None if the
-    rewrite gave the very same jaxpr back. Raises AssertionError if they differ, CheckError if the
+    With `compiled=False`, the programs only run one equation at a time, which compiles no loop.
+    Gradients are compared in any case. Returns both programs and the verdict, which is None if the
+    rewrite returned the original jaxpr. Raises AssertionError if they differ, CheckError if the
     result is not well typed.
     """
     with case.setting():
@@ -119,34 +117,34 @@ def same(
     exact: bool = True,
     gradients: bool = True,
 ) -> Verdict:
-    """Raise AssertionError, saying what differs, unless both compute the same on flat `args`.
+    """Raise AssertionError with the difference unless both compute the same on flat `args`.
 
-    The module's docstring has the rule. Gradients are compared with respect to all inexact
-    arguments, of all inexact results, by tolerance: in reverse mode, or forward if the original
-    has no reverse, or not at all if the original is not differentiable (the verdict tells).
+    See the module's docstring. Gradients of all inexact results with respect to all inexact
+    arguments are compared by tolerance: in reverse mode, in forward mode if the original has no
+    reverse mode, or not at all if it is not differentiable (see the verdict).
     """
     return Original(before, args).same(after, exact=exact, gradients=gradients)
 
 
 class Original:
-    """A program and arguments, run at most once each way, for many rewritten programs.
+    """A program and arguments, run at most once each way, to compare with many rewritten programs.
 
-    With `fewer_effects` a rewritten program need not declare all effects of the original: one
-    whose branches that are never taken have gone has none of theirs.
+    With `fewer_effects`, a rewritten program may declare fewer effects than the original, for
+    example if branches that are never taken were removed.
     """
 
     def __init__(self, program: Program, args: Sequence[Any], *, fewer_effects: bool = False):
         self.program, self.args, self._fewer_effects = program, args, fewer_effects
 
     def same(self, after: Program, *, exact: bool = True, gradients: bool = True) -> Verdict:
-        """`same`, of this program and another."""
+        """Compare another program with this one, like `same`."""
         _same_declarations(self.program, after, self._fewer_effects)
         stepwise = self._same_values(after.jaxpr, exact=exact)
         kind = self.same_gradients(after) if gradients else "not asked for"
         return Verdict(stepwise, kind)
 
     def same_steps(self, after: Program, *, exact: bool = True) -> None:
-        """Compare the programs run one equation at a time alone: it compiles no loop."""
+        """Compare the programs one equation at a time only, which compiles no loop."""
         _same_declarations(self.program, after, self._fewer_effects)
         self._same_steps(after.jaxpr, exact=exact)
 
@@ -163,7 +161,7 @@ class Original:
         return gradients_of(self.program.jaxpr, self.args)
 
     def _same_values(self, after: Any, *, exact: bool) -> bool:
-        """Compare a run of each; says whether that had to be done step by step."""
+        """Compare a run of each. Return True if this had to be done step by step."""
         old, new = self.compiled, _compiled(after, self.args)
         if old is None or new is None:
             self._same_steps(after)
@@ -191,7 +189,7 @@ class Original:
         _same_declaration("text printed", old[1].printed.getvalue(), new[1].printed.getvalue())
 
     def same_gradients(self, after: Program) -> str:
-        """Compare derivatives; gives their mode, or why there is none."""
+        """Compare derivatives. Return their mode, or why there is none."""
         old = self.gradients
         if not isinstance(old, Gradients):
             return old
@@ -205,7 +203,7 @@ class Original:
         return old.mode
 
     def _same_gradient_steps(self, after: Program, mode: str) -> None:
-        """Compare derivatives computed one equation at a time, but for what rounding explains."""
+        """Compare derivatives computed one equation at a time, up to rounding."""
 
         def evaluate(apply: Any) -> list[Any]:
             return stepwise_gradients(self.program.jaxpr, self.args, mode, apply)
@@ -256,10 +254,10 @@ def _effect_kinds(closed: Any) -> list[str]:
 
 
 def lasting_effects(jaxpr: Any) -> Counter[tuple[str, ...]]:
-    """How many equations have an effect that must stay, by their path of primitives.
+    """Count the equations with an effect that must stay, by their path of primitives.
 
-    What happens inside an equation that has no such effect itself does not count: a loop that
-    writes to a ref of its own may go as a whole.
+    Equations inside an equation without such an effect are not counted: a loop that writes only to
+    a ref of its own may be removed.
     """
     found: Counter[tuple[str, ...]] = Counter()
     for eqn in jaxpr.eqns:
@@ -276,17 +274,17 @@ def lasting_effects(jaxpr: Any) -> Counter[tuple[str, ...]]:
 
 
 def without_ref_writes(effects: Counter[tuple[str, ...]]) -> Counter[tuple[str, ...]]:
-    """Lasting effects but for writes to refs, of which `dce` removes those that nobody reads."""
+    """Remove writes to refs from lasting effects, since `dce` removes writes that nothing reads."""
     return Counter({k: n for k, n in effects.items() if k[-1] not in ("swap", "addupdate")})
 
 
 def count_equations(jaxpr: Any) -> int:
-    """The equations of a jaxpr and of the jaxprs in it; a shared one counts at each mention."""
+    """Count the equations of a jaxpr and of its nested jaxprs, shared ones once per use."""
     inside = (count_equations(body) for eqn in jaxpr.eqns for body in bodies(eqn))
     return len(jaxpr.eqns) + sum(inside)
 
 
-# --- what they do -----------------------------------------------------------------------------
+# --- runs -----------------------------------------------------------------------------------------
 
 Run = tuple[list[Any], Recording]
 
@@ -298,10 +296,10 @@ def _run(evaluate: Callable[[Any, Sequence[Any]], Any], closed: Any, args: Seque
 
 
 def _compiled(closed: Any, args: Sequence[Any]) -> Run | None:
-    """A run by JAX's evaluator; None if XLA cannot compile a body for a fault of its own.
+    """Run by JAX's evaluator. None if XLA cannot compile a body because of its bug.
 
-    It is compiled as a whole, which takes less time than each equation by itself; but one equation
-    at a time if it has effects, whose order XLA's common subexpressions run into.
+    The program is compiled as a whole, which is faster than one equation at a time. With effects,
+    it runs one equation at a time, since XLA's CSE could change their order.
     """
     function = jaxcompat.jaxpr_as_fun(closed)
     if not closed.effects:
@@ -321,7 +319,7 @@ def _fail(what: str, fault: Difference | None) -> None:
 
 
 def _same_events(old: Recording, new: Recording) -> None:
-    """The ordered callbacks in order, and the others in any; their values are compared later."""
+    """Compare callbacks, ordered ones in order. Their values are compared later."""
     for kind in sorted({e.kind for e in old.events + new.events}):
         ordered = ([e.tag for e in r.events if e.ordered and e.kind == kind] for r in (old, new))
         _same_declaration("ordered callbacks", *ordered)

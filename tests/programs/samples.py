@@ -1,4 +1,4 @@
-"""The samples, and the gradients of those that give one number, as cases."""
+"""The samples, and the gradients of those that return a scalar, as cases."""
 
 from __future__ import annotations
 
@@ -31,11 +31,11 @@ class Sample:
     entry: Entry = field(repr=False)
 
     def setting(self) -> AbstractContextManager[Any]:
-        """The JAX configuration that the case is traced and run in."""
+        """Return the JAX configuration to trace and run the case in."""
         return nullcontext()
 
     def program(self) -> Program:
-        """The traced function, traced once for all proofs that look at it."""
+        """The traced function, cached for all tests of this program."""
         return self._program
 
     @cached_property
@@ -43,27 +43,27 @@ class Sample:
         return self.trace()
 
     def trace(self) -> Program:
-        """The function, traced anew."""
+        """Trace the function anew."""
         return self.entry.trace()
 
     def arguments(self) -> list[Any]:
-        """The flat concrete arguments, in the program's order."""
+        """Return the flat concrete arguments, in the program's order."""
         program = self.program()
         given = dict(zip(program.arg_names, self.entry.arguments(), strict=True))
         return list(fill(program, given, seed=0).arguments)
 
 
 def sample_files() -> list[str]:
-    """The samples' file names, without scripts."""
+    """Return the samples' file names, without scripts."""
     return sorted(p.name for p in SAMPLES.glob("*.py") if "__main__" not in p.read_text())
 
 
 @cache
 def sample_programs(file: str) -> list[Sample | Case]:
-    """The functions of one sample that bring example arguments, and their gradients.
+    """Return the functions of one sample that have example arguments, and their gradients.
 
-    A function that gives one float has a gradient by its inexact arguments, unless JAX cannot
-    differentiate it in reverse.
+    A function that returns one float has a gradient by its inexact arguments, unless JAX cannot
+    differentiate it in reverse mode.
     """
     cases: list[Sample | Case] = []
     for sample in _samples(file):

@@ -1,8 +1,8 @@
-"""Ten sharded programs on eight devices, as users write them; and four with a planted mistake.
+"""Ten sharded programs on eight devices, as users write them, and four with a planted mistake.
 
     SHARDED["fsdp"]() -> Sharded(function, arguments, mesh)
 
-The functions are under `jax.jit`, with the shardings of their arguments; the arguments are
+The functions are under `jax.jit`, with the shardings of their arguments. The arguments are
 abstract. Sizes are tiny, so that each compiles in less than a second.
 """
 
@@ -28,13 +28,13 @@ class Sharded(NamedTuple):
     mesh: Mesh
 
     def compiled(self) -> jax.stages.Compiled:
-        """Compile the function for the mesh by JAX alone."""
+        """Compile the function for the mesh with JAX only."""
         with jax.set_mesh(self.mesh):
             return self.function.lower(*self.arguments).compile()
 
 
 def mesh_of(kind: AxisType = AxisType.Auto, **axes: int) -> Mesh:
-    """Return a mesh of CPU devices whose axes have one type."""
+    """Return a mesh of CPU devices whose axes all have one axis type."""
     devices = jax.devices("cpu")[: math.prod(axes.values())]
     return jax.make_mesh(tuple(axes.values()), tuple(axes), (kind,) * len(axes), devices=devices)
 
@@ -58,7 +58,7 @@ def under_jit(function: Callable[..., Any], mesh: Mesh, *specs: Any) -> Any:
 
 
 def trained(loss: Callable[..., Any]) -> Callable[..., Any]:
-    """Return the step of gradient descent by the first argument of a loss."""
+    """Return a step of gradient descent by the first argument of a loss."""
 
     def step(params: Any, *batch: Any) -> Any:
         value, grads = jax.value_and_grad(loss)(params, *batch)
@@ -95,7 +95,7 @@ def tensor() -> Sharded:
 
 
 def fsdp() -> Sharded:
-    """Fully sharded: weights and batch on one axis; weights are gathered where they are used."""
+    """Fully sharded: weights and batch on one axis. Weights are gathered at their uses."""
     mesh = mesh_of(fsdp=8)
 
     def loss(params, x):
@@ -151,7 +151,7 @@ def expert() -> Sharded:
     """Expert parallel: each device sends its tokens to the experts of the others, and back."""
     mesh = mesh_of(expert=8)
 
-    def mixture(weights, tokens):  # one expert and one shard of the tokens a device
+    def mixture(weights, tokens):  # one expert and one shard of the tokens per device
         sent = jax.lax.all_to_all(tokens.reshape(8, -1, 16), "expert", 0, 0)
         done = jax.nn.relu(sent @ weights[0])
         return jax.lax.all_to_all(done, "expert", 0, 0).reshape(tokens.shape)
@@ -168,7 +168,7 @@ def expert() -> Sharded:
 
 
 def pipeline() -> Sharded:
-    """A pipeline by `shard_map`: one stage a device, microbatches pass along a ring in a loop."""
+    """A pipeline by `shard_map`: one stage per device, microbatches pass along a ring in a loop."""
     mesh = mesh_of(stage=8)
 
     def stages(weights, batches):
@@ -191,7 +191,7 @@ def pipeline() -> Sharded:
 
 
 def uneven() -> Sharded:
-    """Sizes that eight devices do not divide: XLA pads the shards inside of the program."""
+    """Sizes that are not divisible by eight: XLA pads the shards."""
     mesh = mesh_of(data=8)
 
     def normalised(x, weights):
@@ -204,7 +204,7 @@ def uneven() -> Sharded:
 
 
 def explicit() -> Sharded:
-    """Explicit axes: the types carry the shardings, and a reshard is written by hand."""
+    """Explicit axes: the types carry the shardings, and a reshard is explicit."""
     mesh = mesh_of(AxisType.Explicit, data=2, model=4)
 
     def forward(weights, x):
@@ -235,7 +235,7 @@ def partly_manual() -> Sharded:
     return Sharded(under_jit(over, mesh, specs, P("data")), (params, floats(32, 16)), mesh)
 
 
-#: Of each kind of parallelism, one.
+#: One program of each kind of parallelism.
 SHARDED: dict[str, Callable[[], Sharded]] = {
     make.__name__: make
     for make in (
@@ -258,7 +258,7 @@ _WIDTH = 32
 
 
 def missing_constraint() -> Sharded:
-    """Of three layers, the second gathers the batch, for lack of the constraint of the others."""
+    """Three layers, the second of which gathers the batch because it lacks a constraint."""
     mesh = mesh_of(data=8)
 
     def forward(layers, x):
@@ -272,7 +272,7 @@ def missing_constraint() -> Sharded:
 
 
 def replicated_embedding() -> Sharded:
-    """A large embedding that lies on each device whole, and so does its gradient."""
+    """A large embedding that is replicated on each device, and so is its gradient."""
     mesh = mesh_of(data=8)
 
     def loss(params, tokens):
@@ -285,7 +285,7 @@ def replicated_embedding() -> Sharded:
 
 
 def gathered_in_loop() -> Sharded:
-    """A loop that gathers its whole state in each iteration, to split it again."""
+    """A loop that gathers its whole state in each iteration and splits it again."""
     mesh = mesh_of(data=8)
 
     def forward(weights, x):
@@ -301,7 +301,7 @@ def gathered_in_loop() -> Sharded:
 
 
 def reshaped_batch() -> Sharded:
-    """A batch axis that a reshape merges behind another, where no spec can split it."""
+    """A batch axis that a reshape merges as a minor axis, where no spec can split it."""
     mesh = mesh_of(data=8)
 
     def forward(weights, x):

@@ -1,4 +1,4 @@
-"""Sharded programs of several parts that move values in ways that are easily mistaken.
+"""Sharded programs of several parts, with data movement that is hard to attribute.
 
     FEATURES["grouped_batches"]() -> Sharded(function, arguments, mesh)
 
@@ -19,7 +19,7 @@ from tests.programs.sharded import Sharded, floats, integers, mesh_of, trained, 
 
 
 def unknown_length() -> Sharded:
-    """Power iteration until it converges: nobody knows how often the loop runs."""
+    """Power iteration until convergence: the number of iterations is unknown."""
     mesh = mesh_of(data=8)
 
     def iterate(matrix, x):
@@ -72,7 +72,7 @@ def grouped_batches() -> Sharded:
 
 
 def sorted_and_sliced() -> Sharded:
-    """A sort, a slice, a concatenation and a gather along the axis that is split."""
+    """A sort, a slice, a concatenation and a gather along the sharded axis."""
     mesh = mesh_of(data=8)
 
     def mixed(x, indices):
@@ -86,7 +86,7 @@ def sorted_and_sliced() -> Sharded:
 
 
 def cached() -> Sharded:
-    """One token of a decoder: a cache that is split over heads and batch, updated in place."""
+    """One decoding step: a cache that is split over heads and batch, updated in place."""
     mesh = mesh_of(data=2, model=4)
 
     def decode(weights, cache, x, position):

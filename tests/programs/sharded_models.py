@@ -26,7 +26,7 @@ def _shardings(mesh: Any, specs: Any) -> Any:
 
 
 def linen() -> Sharded:
-    """A transformer in Flax Linen, whose state is sharded by `nn.get_partition_spec`, with Adam."""
+    """A transformer in Flax Linen, with its state sharded by `nn.get_partition_spec`, and Adam."""
     import flax.linen as nn
     import optax
     from flax.training.train_state import TrainState
@@ -85,7 +85,7 @@ def linen() -> Sharded:
 
 
 def equinox() -> Sharded:
-    """An MLP in Equinox, sharded by `eqx.filter_shard` inside of `filter_jit`, with Adam."""
+    """An MLP in Equinox, sharded by `eqx.filter_shard` inside `filter_jit`, with Adam."""
     import equinox as eqx
     import optax
 
@@ -197,5 +197,5 @@ def nnx() -> Sharded:
     return Sharded(function, (state, integers(8, 17)), mesh)
 
 
-#: Of each library, one.
+#: One model of each library.
 MODELS: dict[str, Callable[[], Sharded]] = {make.__name__: make for make in (linen, equinox, nnx)}

@@ -1,4 +1,4 @@
-"""Programs on eight devices, each around one operation or construct that exchanges values.
+"""Programs on eight devices, each around one operation or construct that communicates.
 
 OPERATIONS["cumsum"]() -> Sharded(function, arguments, mesh)
 """
@@ -19,7 +19,7 @@ from tests.programs.sharded import Sharded, floats, integers, mesh_of, trained, 
 
 
 def _split(function: Callable[..., Any], *arguments: Any, specs: Any = None) -> Sharded:
-    """Return a function whose arguments are all cut along the only axis, or by some specs."""
+    """Return a function whose arguments are all split along the only axis, or by some specs."""
     mesh = mesh_of(data=8)
     specs = (P("data"),) * len(arguments) if specs is None else specs
     return Sharded(under_jit(function, mesh, *specs), arguments, mesh)
@@ -41,17 +41,17 @@ def sort() -> Sharded:
 
 
 def argmax() -> Sharded:
-    """The largest along the batch, and its index."""
+    """The maximum along the batch, and its index."""
     return _split(lambda x: (jnp.argmax(x, axis=0), x.max(axis=0)), floats(64, 16))
 
 
 def top_k() -> Sharded:
-    """The largest in rows, cut along the columns."""
+    """The largest values of rows, split along the columns."""
     return _split(lambda x: jax.lax.top_k(x, 4), floats(16, 64), specs=(P(None, "data"),))
 
 
 def convolution() -> Sharded:
-    """A convolution along a dimension that is cut: neighbours exchange halos."""
+    """A convolution along a split dimension: neighbours exchange halos."""
 
     def smooth(x, kernel):
         return jax.lax.conv_general_dilated(x, kernel, (1,), "SAME")
@@ -60,7 +60,7 @@ def convolution() -> Sharded:
 
 
 def pooling() -> Sharded:
-    """A pooling whose windows reach over the border of a device."""
+    """A pooling whose windows span two devices."""
 
     def pooled(x):
         return jax.lax.reduce_window(x, -jnp.inf, jax.lax.max, (3, 1), (1, 1), "SAME")
@@ -69,7 +69,7 @@ def pooling() -> Sharded:
 
 
 def gather() -> Sharded:
-    """Rows of a table that is cut along its rows, and the gradient: a scatter."""
+    """Rows of a table that is split along its rows, and the gradient: a scatter."""
 
     def loss(table, index):
         return jnp.square(table[index]).mean()
@@ -78,7 +78,7 @@ def gather() -> Sharded:
 
 
 def embedding() -> Sharded:
-    """Rows of a table that is cut along its columns, for a batch that is cut."""
+    """Rows of a table that is split along its columns, for a batch that is split."""
     return _split(
         lambda table, index: jnp.tanh(table[index]),
         floats(64, 16), integers(32), specs=(P(None, "data"), P("data")),
@@ -86,7 +86,7 @@ def embedding() -> Sharded:
 
 
 def dynamic_slice() -> Sharded:
-    """A slice at a computed place of a dimension that is cut, and an update there."""
+    """A slice at a computed position of a split dimension, and an update there."""
 
     def shifted(x, i):
         part = jax.lax.dynamic_slice_in_dim(x, i, 16)
@@ -96,39 +96,39 @@ def dynamic_slice() -> Sharded:
 
 
 def roll() -> Sharded:
-    """A rotation along a dimension that is cut."""
+    """A rotation along a split dimension."""
     return _split(lambda x: jnp.roll(x, 1, axis=0) - x, floats(64, 16))
 
 
 def reverse() -> Sharded:
-    """A flip along a dimension that is cut."""
+    """A flip along a split dimension."""
     return _split(lambda x: jnp.flip(x, axis=0), floats(64, 16))
 
 
 def concatenation() -> Sharded:
-    """Two arrays joined along a dimension that is cut."""
+    """Two arrays concatenated along a split dimension."""
     return _split(lambda x, y: jnp.concatenate([x, y]) * 2, floats(64, 16), floats(64, 16))
 
 
 def padding() -> Sharded:
-    """Zeros before a dimension that is cut."""
+    """Zeros before a split dimension."""
     return _split(lambda x: jnp.pad(x, ((8, 0), (0, 0))), floats(64, 16))
 
 
 def transposed() -> Sharded:
-    """A matrix that is cut along rows, times itself, cut along columns: an all-to-all."""
+    """A matrix split along rows, times itself split along columns: an all-to-all."""
     return _split(
         lambda x: with_sharding_constraint(jnp.sin(x), P(None, "data")) + 1.0, floats(64, 64)
     )
 
 
 def fft() -> Sharded:
-    """A Fourier transform along a dimension that is cut."""
+    """A Fourier transform along a split dimension."""
     return _split(lambda x: jnp.abs(jnp.fft.fft(x, axis=0)), floats(64, 16))
 
 
 def cholesky() -> Sharded:
-    """A factorisation of a matrix that is cut."""
+    """A factorisation of a split matrix."""
     return _split(lambda x: jnp.linalg.cholesky(x @ x.T + jnp.eye(16)), floats(16, 16))
 
 
@@ -163,7 +163,7 @@ def unknown_loop() -> Sharded:
 
 
 def branches() -> Sharded:
-    """A branch that sums over devices, beside one that does not."""
+    """A branch that sums over devices, and one that does not."""
 
     def chosen(flag, x):
         return jax.lax.cond(flag, lambda x: x - x.mean(0), lambda x: x * 2.0, x)
@@ -174,7 +174,7 @@ def branches() -> Sharded:
 
 
 def donated() -> Sharded:
-    """A donated argument that is returned cut otherwise."""
+    """A donated argument that is returned with another sharding."""
     mesh = mesh_of(data=8)
     function = jax.jit(
         lambda x: x * 2.0,
@@ -186,7 +186,7 @@ def donated() -> Sharded:
 
 
 def gathered_result() -> Sharded:
-    """Two results of which one is asked for whole."""
+    """Two results, one of which is requested replicated."""
     mesh = mesh_of(data=8)
     split, whole = NamedSharding(mesh, P("data")), NamedSharding(mesh, P())
     function = jax.jit(
@@ -198,7 +198,7 @@ def gathered_result() -> Sharded:
 
 
 def random() -> Sharded:
-    """Random bits whose array is cut, with typed keys."""
+    """Random bits in a split array, with typed keys."""
 
     def noisy(keys, x):
         noise = jax.vmap(lambda key: jax.random.normal(key, (16,)))(keys)
@@ -210,7 +210,7 @@ def random() -> Sharded:
 
 
 def dropout() -> Sharded:
-    """A mask drawn by one key for a batch that is cut."""
+    """A mask drawn from one key for a split batch."""
 
     def masked(key, x):
         kept = jax.random.bernoulli(key, 0.9, x.shape)
@@ -221,7 +221,7 @@ def dropout() -> Sharded:
 
 
 def callback() -> Sharded:
-    """A function of the host in between, which gets the whole array."""
+    """A host callback in between, which receives the whole array."""
 
     def called(x):
         y = jax.pure_callback(
@@ -233,7 +233,7 @@ def callback() -> Sharded:
 
 
 def printed() -> Sharded:
-    """A value printed on the way."""
+    """A value printed by a callback."""
 
     def shown(x):
         total = x.sum()
@@ -244,7 +244,7 @@ def printed() -> Sharded:
 
 
 def pmapped() -> Sharded:
-    """The function of each of eight devices, with a mean over all."""
+    """A `pmap` over eight devices, with a mean over all."""
     mesh = mesh_of(i=8)
 
     def step(w, x):
@@ -255,7 +255,7 @@ def pmapped() -> Sharded:
 
 
 def manual_kinds() -> Sharded:
-    """Each collective that a `shard_map` can ask for."""
+    """Each collective that a `shard_map` supports."""
     mesh = mesh_of(x=2, y=4)
 
     def body(a):
@@ -272,7 +272,7 @@ def manual_kinds() -> Sharded:
 
 
 def nested_manual() -> Sharded:
-    """A `shard_map` over one axis in one over the other."""
+    """A `shard_map` over one axis inside one over the other."""
     mesh = mesh_of(x=2, y=4)
 
     def inner(a):
@@ -322,7 +322,7 @@ def ring_loop() -> Sharded:
 
 
 def spmd_vmap() -> Sharded:
-    """A `vmap` with an axis of the mesh for its dimension."""
+    """A `vmap` with a mesh axis as `spmd_axis_name`."""
 
     def one(x):
         return with_sharding_constraint(jnp.tanh(x), P(None, None)).sum(0)
@@ -331,7 +331,7 @@ def spmd_vmap() -> Sharded:
 
 
 def remat_scan() -> Sharded:
-    """Layers under `scan` and `remat`, whose weights are cut along both axes."""
+    """Layers under `scan` and `remat`, whose weights are split along both axes."""
     mesh = mesh_of(fsdp=4, tensor=2)
 
     @jax.checkpoint
@@ -350,7 +350,7 @@ def remat_scan() -> Sharded:
 
 
 def token_loss() -> Sharded:
-    """The cross entropy of logits whose vocabulary is cut."""
+    """The cross entropy of logits with a split vocabulary."""
 
     def loss(logits, labels):
         logp = jax.nn.log_softmax(logits)
@@ -362,7 +362,7 @@ def token_loss() -> Sharded:
 
 
 def one_hot_experts() -> Sharded:
-    """A mixture of experts by products with masks, as GShard writes it."""
+    """A mixture of experts by products with masks, as in GShard."""
     mesh = mesh_of(data=2, expert=4)
 
     def mixture(params, x):
@@ -382,7 +382,7 @@ def one_hot_experts() -> Sharded:
 
 
 def small_integers() -> Sharded:
-    """Types of less than 32 bits, and of one."""
+    """Types of less than 32 bits, and of one bit."""
 
     def mixed(x, flags):
         return x.astype(jnp.bfloat16).sum(0), flags.all(0), (x > 0).sum(0).astype(jnp.int8)
@@ -392,7 +392,7 @@ def small_integers() -> Sharded:
 
 
 def custom_gradient() -> Sharded:
-    """A function with its own gradient, whose forward and backward pass both add up."""
+    """A custom gradient whose forward and backward pass both sum over devices."""
 
     @jax.custom_vjp
     def norm(x):
@@ -402,7 +402,7 @@ def custom_gradient() -> Sharded:
     return _split(lambda x: jax.grad(lambda x: norm(x).sum())(x), floats(64, 16))
 
 
-#: Of each operation, one.
+#: One program per operation.
 OPERATIONS: dict[str, Callable[[], Sharded]] = {
     make.__name__: make
     for make in (

@@ -1,11 +1,11 @@
-"""Programs with variables, made of programs without any.
+"""Make programs with variables from programs without.
 
     sown(program, early, rng)
 
-follows what is computed from the arguments numbered in `early`, the keys, and sows it, as a
-variable, where it meets what is computed from the other arguments: in the bodies of calls, loops
-and branches, or before them. So the variables cut every path from a key to a result, unless `leak`
-says how often to forget one. Other values are sown as well, early and late, under this tag and
+The arguments numbered in `early` are the keys. A value computed from them is sown, as a variable,
+where it meets a value computed from the other arguments: in the bodies of calls, loops and
+branches, or before them. So the variables cut every path from a key to a result, unless `leak`, a
+probability, makes it skip some. Other values are sown as well, early and late, under this tag and
 another.
 """
 
@@ -32,7 +32,7 @@ NEITHER = Fact(False, False)
 def sown(
     program: Program, early: Sequence[int], rng: random.Random, *, leak: float = 0.0
 ) -> Program:
-    """The program with values sown in it, so that the arguments `early` can be keys."""
+    """Return the program with sown values, so that the arguments `early` can be keys."""
     facts = [KEY if i in early else LATE for i in range(len(program.in_avals))]
     sower = _Sower(rng, leak)
     jaxpr = sower.body(program.jaxpr, facts, [True] * len(program.jaxpr.outvars))
@@ -40,7 +40,7 @@ def sown(
 
 
 def in_custom_rule(case: Case, number: int, kind: str) -> Case:
-    """The case as the body of a function with a rule of its own, an argument being a variable."""
+    """Return the case as the body of a function with a custom rule. One argument is a variable."""
 
     def body(*args: Any) -> Any:
         from jaxprtool import variable
@@ -71,9 +71,10 @@ class _Sower:
     def body(
         self, closed: Any, facts: Sequence[Fact], ready: Sequence[bool], counts: bool = False
     ) -> Any:
-        """A closed jaxpr with values sown, so that the results marked are ready.
+        """Return a closed jaxpr with values sown, so that the marked results are ready.
 
-        What `counts` the rounds of a loop around is not sown: then their number were not known.
+        A value that determines the trip count of an enclosing loop (`counts`) is not sown, since
+        the trip count would be unknown.
         """
         block = _Block(self, closed, facts, counts)
         for eqn in closed.eqns:
@@ -85,7 +86,7 @@ class _Sower:
 
 
 class _Block:
-    """A body as far as it has been gone through; `names` are the sown values of values."""
+    """A body under construction. `names` has the sown values of values."""
 
     def __init__(self, sower: _Sower, closed: Any, facts: Sequence[Fact], counts: bool):
         self.sower, self.closed, self.counts = sower, closed, counts
@@ -101,7 +102,7 @@ class _Block:
         return [a if isinstance(a, jaxcompat.Literal) else self.names.get(a, a) for a in atoms]
 
     def add(self, eqn: Any) -> None:
-        """One equation, and the sowing before it, in it and after it."""
+        """Add one equation, and the sowing before it, in it and after it."""
         eqn = eqn.replace(invars=self.renamed(eqn.invars))
         facts = [self.of(atom) for atom in eqn.invars]
         if both(*facts) == NEITHER:
@@ -119,7 +120,7 @@ class _Block:
         self.eqns.append(eqn)
 
     def close(self, ready: Sequence[bool]) -> Any:
-        """The body, with its results sown that must be ready and are not."""
+        """Return the body. Results that must be ready and are not are sown first."""
         wanted = [v for v, flag in zip(self.closed.outvars, ready, strict=True) if flag]
         last = self.eqns[-1] if self.eqns else None
         outs = self.renamed(self.closed.outvars)
@@ -140,7 +141,7 @@ class _Block:
     # --- sowing ---------------------------------------------------------------------------------
 
     def sow_early(self, atoms: Sequence[Any], like: Any) -> dict[Any, Any]:
-        """Sow those of `atoms` that apply could not have; gives what stands for each of them."""
+        """Sow those of `atoms` that apply could not have. Return the substituted atoms."""
         early = dict.fromkeys(a for a in atoms if self.of(a) == KEY and _can_be_sown(a))
         groups = [list(early)] if self.sower.happens(0.3) else [[atom] for atom in early]
         names: dict[Any, Any] = {}
@@ -153,7 +154,7 @@ class _Block:
         return names
 
     def with_early_sown(self, eqn: Any, atoms: Sequence[Any]) -> Any:
-        """The equation with its operands sown that are among `atoms` and early."""
+        """Return the equation with its early operands among `atoms` sown."""
         names = self.sow_early(atoms, eqn)
         invars = [a if isinstance(a, jaxcompat.Literal) else names.get(a, a) for a in eqn.invars]
         return eqn.replace(invars=invars)
@@ -169,7 +170,7 @@ class _Block:
         self.replace(chosen, self.sow(chosen, tag, eqn))
 
     def replace(self, atoms: Sequence[Any], results: Sequence[Any]) -> None:
-        """Let sown values stand for what they were from here on."""
+        """Replace values by their sown ones from here on."""
         for atom, result in zip(atoms, results, strict=True):
             for old, name in [*self.names.items(), (atom, atom)]:
                 if name is atom:
@@ -196,7 +197,7 @@ class _Block:
     # --- inside structured equations ------------------------------------------------------------
 
     def inside(self, eqn: Any) -> Any | None:
-        """The equation with values sown inside; None where that cannot be, or is not tried."""
+        """Return the equation with values sown inside. None if this is impossible or not tried."""
         structured = view(eqn)
         match structured:
             case Scan():
@@ -233,13 +234,13 @@ class _Block:
         facts = [self.of(atom) for atom in loop.eqn.invars]
         fixed = flow_equation(loop.eqn, facts, VARIABLE).outs
         if flow(loop.cond, [*facts[:c], *fixed], VARIABLE).outs != [CONSTANT]:
-            return None  # nobody knows how often it runs
+            return None  # the trip count is unknown
         eqn, carry, ready = self.loop_carry(loop.eqn, b, len(loop.carry))
         given = [*(self.of(atom) for atom in eqn.invars[c:b]), *carry]
         return While.of(eqn).rebuild(body=self.sower.body(loop.body, given, ready, True))
 
     def loop_carry(self, eqn: Any, start: int, count: int) -> tuple[Any, list[Fact], list[bool]]:
-        """A loop, the facts of its carry once values are sown, and which of it must stay ready."""
+        """A loop, the facts of its carry after sowing, and which of it must stay ready."""
         outs = flow_equation(eqn, [self.of(atom) for atom in eqn.invars], VARIABLE).outs[:count]
         ready = [fact == NEITHER for fact in outs]
         carry = eqn.invars[start : start + count]
@@ -271,7 +272,7 @@ def _can_be_sown(atom: Any) -> bool:
 
 
 def _place(like: Any, closed: Any) -> tuple[Any, Any]:
-    """The source line and the context of an equation, or of the empty program."""
+    """Return the source line and the context of an equation, or of the empty program."""
     if like is None:
         like = jax.make_jaxpr(lambda x: x + 1)(1).eqns[0]
     return like.source_info, like.ctx

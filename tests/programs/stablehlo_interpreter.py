@@ -1,10 +1,10 @@
-"""Evaluates equations by StableHLO's reference interpreter, which compiles nothing.
+"""Evaluate equations in StableHLO's reference interpreter, which compiles nothing.
 
 A proof that runs each of many small equations a few times spends its time in XLA's compiler.
-`interpret` takes the place of `interpreter.bind`: it lowers an equation as JAX does, once for all
-operands of these types, and evaluates the result as the specification of StableHLO says. It adds
-in the order of the elements, so that padding with zeros does not change how a sum is rounded.
-XLA runs what is large, and what the interpreter lacks: its own calls, random bits, effects.
+`interpret` replaces `interpreter.bind`: it lowers an equation as JAX does, once for each tuple of
+operand types, and evaluates the result according to StableHLO's specification. It adds in the order
+of the elements, so that padding with zeros does not change the rounding of a sum. XLA runs large
+operations, and those that the interpreter lacks: its own calls, random bits, effects.
 """
 
 from __future__ import annotations
@@ -23,12 +23,12 @@ from jaxlib.mlir.passmanager import PassManager
 
 from tests.programs.interpreter import bind
 
-#: What XLA runs for being large: more elements than these, and steps of a product or a window. The
+#: XLA runs operations with more elements than this, or more steps of a product or a window. The
 #: interpreter takes about a microsecond for each.
 MOST_ELEMENTS = 2_000
 MOST_STEPS = 10_000
 
-#: What the interpreter evaluates; at another operation it ends the process.
+#: The supported operations. At any other one, the interpreter aborts the process.
 _OPERATIONS = frozenset(
     """
     abs add and atan2 bitcast_convert broadcast_in_dim case cbrt ceil clamp compare complex
@@ -43,7 +43,7 @@ _OPERATIONS = frozenset(
 )
 
 _DTYPES = frozenset(
-    map(np.dtype, (bool, *"bBhHiIlLefdFD", jnp.bfloat16))  # NumPy's letters for its types
+    map(np.dtype, (bool, *"bBhHiIlLefdFD", jnp.bfloat16))  # NumPy's type codes
 )
 
 _LEGALIZE = "builtin.module(func.func(chlo-legalize-to-stablehlo))"
@@ -72,9 +72,9 @@ def _is_plain(aval: Any) -> bool:
     return getattr(aval, "dtype", None) in _DTYPES and prod(aval.shape) <= MOST_ELEMENTS
 
 
-@lru_cache(maxsize=300)  # each has a context of its own, of a megabyte
+@lru_cache(maxsize=300)  # each context takes a megabyte
 def _module(primitive: Any, params: Any, types: Any, x64: bool) -> Any | None:
-    """Return an equation in StableHLO; None if the interpreter does not have all of that."""
+    """Return an equation in StableHLO. None if the interpreter does not support all operations."""
 
     def function(*operands: Any) -> Any:
         results = primitive.bind(*operands, **primitive.get_bind_params(dict(params)))
@@ -103,44 +103,46 @@ def _is_known(operation: Any) -> bool:
 
 
 def _of_floats(operation: Any) -> bool:
-    """Whether no integer is divided by zero, which ends the process."""
+    """Return True if no integer is divided by zero, which aborts the process."""
     return not isinstance(operation.results[0].type.element_type, ir.IntegerType)
 
 
 def _real_power(operation: Any) -> bool:
-    """Whether no complex number is raised: of zero, XLA makes NaN on JAX 0.10."""
+    """Return True if the power is real. For complex zero, XLA returns NaN on JAX 0.10."""
     element = operation.results[0].type.element_type
     return _of_floats(operation) and not isinstance(element, ir.ComplexType)
 
 
 def _in_order(operation: Any) -> bool:
-    """Whether NaN is not among what is put in order: the interpreter puts it elsewhere."""
+    """Return True if no NaN is compared or sorted: the interpreter orders NaN differently."""
     attributes = operation.attributes
     return "compare_type" not in attributes or "TOTAL" not in str(attributes["compare_type"])
 
 
 def _product(operation: Any) -> bool:
-    """Whether a product is small, of one type, and not empty; one that is ends the process."""
+    """Return True if a product is small, of one type, and not empty, which aborts the process."""
     types = [ir.RankedTensorType(x.type) for x in (*operation.operands, *operation.results)]
     steps = prod(types[2].shape) * prod(types[1].shape)
     return 0 < steps <= MOST_STEPS and len({str(t.element_type) for t in types}) == 1
 
 
 def _convolution(operation: Any) -> bool:
-    """Whether a convolution is small, and gives examples before features; else it may end the
-    process."""
+    """Return True if a convolution is small, with the batch before the features.
+
+    Other layouts may abort the process.
+    """
     numbers = stablehlo.ConvDimensionNumbers(operation.attributes["dimension_numbers"])
     in_order = numbers.output_batch_dimension < numbers.output_feature_dimension
     return in_order and _product(operation)
 
 
 def _windows(operation: Any) -> bool:
-    """Whether windows are small."""
+    """Return True if windows are small."""
     window = ir.DenseI64ArrayAttr(operation.attributes["window_dimensions"])
     return prod(ir.RankedTensorType(operation.results[0].type).shape) * prod(window) <= MOST_STEPS
 
 
-#: What must hold of an operation for the interpreter to evaluate it.
+#: The condition under which the interpreter supports an operation.
 _CONDITIONS = {
     "divide": _of_floats,
     "remainder": _of_floats,
@@ -165,14 +167,14 @@ def _evaluated(module: Any, values: Sequence[np.ndarray]) -> Iterator[np.ndarray
 
 
 def _readable(x: Any) -> Any:
-    """Return a value of types that NumPy reads of MLIR's attributes."""
+    """Return a value with types that NumPy can read from MLIR's attributes."""
     if jnp.issubdtype(x.dtype, jnp.complexfloating):
         return x.real, x.imag
     return x.astype(np.float32) if x.dtype == jnp.bfloat16 else x
 
 
 def _read(found: Iterator[np.ndarray], aval: Any) -> np.ndarray:
-    """Return the next value, which `_readable` may have taken apart."""
+    """Return the next value, which `_readable` may have split."""
     if not jnp.issubdtype(aval.dtype, jnp.complexfloating):
         return next(found).astype(aval.dtype, copy=False)
     value = np.empty(aval.shape, aval.dtype)

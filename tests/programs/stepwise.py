@@ -1,13 +1,13 @@
-"""Evaluates jaxprs as `interpreter` does, simple equations in NumPy, which compiles nothing.
+"""Evaluate jaxprs like `interpreter`, with simple equations in NumPy, which compiles nothing.
 
-XLA takes 10 ms to compile an addition of two numbers. NumPy's has the same bits, and so has each
-operation in `RULES` on the values that it is given here: not a division, for XLA multiplies by the
-reciprocal of a scalar. Where there could be a difference, the equation is JAX's: arithmetic that
-meets NaN or subnormal numbers, a maximum of zeros, dtypes that NumPy does not have, values on
-several devices. Results are never weakly typed. `test_stepwise.py` compares the two.
+XLA takes 10 ms to compile an addition of two numbers. NumPy's addition is bitwise equal, and so is
+each operation in `RULES` on the values that it accepts. Division is not among them, since XLA
+multiplies by the reciprocal of a scalar. Equations that might differ are evaluated by JAX:
+arithmetic with NaN or subnormal numbers, a maximum of zeros, dtypes that NumPy does not have,
+values on several devices. Results are never weakly typed. `test_stepwise.py` compares the two.
 
-`interpret` is the same before StableHLO's interpreter, whose results are NumPy's arrays too. It
-neither flushes subnormal numbers nor tells one NaN from another.
+`interpret` does the same in front of StableHLO's interpreter, whose results are NumPy arrays too.
+It neither flushes subnormal numbers nor distinguishes NaNs.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from tests.programs import interpreter, stablehlo_interpreter
 _FLOATS = frozenset(map(np.dtype, ("float32", "float64")))
 _DTYPES = _FLOATS | {np.dtype(bool)}
 _DTYPES |= {np.dtype(f"{kind}{bits}") for kind in ("int", "uint") for bits in (8, 16, 32, 64)}
-#: What is moved, and not computed with.
+#: Primitives that move data and compute nothing.
 _MOVED = _DTYPES | set(map(np.dtype, ("float16", jnp.bfloat16, "complex64", "complex128")))
 
 Rule = Callable[..., Any]
@@ -37,7 +37,7 @@ def evaluate(jaxpr: Any, args: Sequence[Any]) -> list[Any]:
 
 
 def bind(eqn: Any, operands: Sequence[Any]) -> Sequence[Any]:
-    """Return the results of an equation by itself, to the bits that JAX gives them."""
+    """Return the results of an equation on its own, bitwise equal to JAX's."""
     results = in_numpy(eqn, operands)
     if results is None:
         return interpreter.bind(eqn, operands)
@@ -45,15 +45,15 @@ def bind(eqn: Any, operands: Sequence[Any]) -> Sequence[Any]:
 
 
 def interpret(eqn: Any, operands: Sequence[Any]) -> Sequence[Any]:
-    """Return the results of an equation as StableHLO's interpreter gives them."""
+    """Return the results of an equation, equal to those of StableHLO's interpreter."""
     results = in_numpy(eqn, operands, exact=False)
     return stablehlo_interpreter.interpret(eqn, operands) if results is None else results
 
 
 def in_numpy(eqn: Any, operands: Sequence[Any], *, exact: bool = True) -> list[np.ndarray] | None:
-    """Return the results of an equation by NumPy; None if they might differ from JAX's.
+    """Return the results of an equation by NumPy. None if they might differ from JAX's.
 
-    Unless it must be `exact`, subnormal numbers and signs of NaN may differ.
+    Unless `exact`, subnormal numbers and signs of NaN may differ.
     """
     name = eqn.primitive.name
     rule = RULES.get(name)
@@ -81,7 +81,7 @@ def in_numpy(eqn: Any, operands: Sequence[Any], *, exact: bool = True) -> list[n
 
 
 def _array(atom: Any, x: Any, dtypes: Set[Any]) -> np.ndarray | None:
-    """Return an operand as NumPy has it; None if it is anything but an array on one device."""
+    """Return an operand as a NumPy array. None if it is not an array on one device."""
     dtype = getattr(atom.aval, "dtype", None)
     if not isinstance(dtype, np.dtype) or dtype not in dtypes:
         return None
@@ -95,9 +95,9 @@ def _array(atom: Any, x: Any, dtypes: Set[Any]) -> np.ndarray | None:
 
 
 def _is_delicate(x: np.ndarray, nan: bool = False) -> bool:
-    """Return whether a value is NaN, whose sign is free, or subnormal, which XLA may flush.
+    """Return True for NaN, whose sign is arbitrary, and subnormals, which XLA may flush.
 
-    With `nan`, NaN is as good as any other.
+    With `nan`, NaN is accepted.
     """
     if x.dtype not in _FLOATS:
         return False
@@ -114,13 +114,13 @@ def _elementwise(function: Callable[..., Any]) -> Rule:
 
 
 def _integers(function: Callable[..., Any]) -> Rule:
-    """Of integers and booleans alone."""
+    """Restrict a rule to integers and booleans."""
     return lambda params, *xs: None if xs[0].dtype in _FLOATS else np.asarray(function(*xs))
 
 
 def _extremum(function: Callable[..., Any]) -> Rule:
     def rule(params: Any, x: np.ndarray, y: np.ndarray) -> Any:
-        if x.dtype in _FLOATS and ((x == 0) & (y == 0)).any():  # which of -0 and 0 is it?
+        if x.dtype in _FLOATS and ((x == 0) & (y == 0)).any():  # the result may be -0 or 0
             return None
         return np.asarray(function(x, y))
 
@@ -180,7 +180,7 @@ def _slice(params: Any, x: np.ndarray) -> Any:
 
 
 def _window(x: np.ndarray, sizes: Sequence[int], starts: Sequence[np.ndarray]) -> Any:
-    """The indices of a slice that is moved into the array as far as need be."""
+    """Return the indices of a slice whose start is clamped into the array."""
     at = [min(max(int(i), 0), n - k) for i, n, k in zip(starts, x.shape, sizes, strict=True)]
     return tuple(slice(i, i + k) for i, k in zip(at, sizes, strict=True))
 
@@ -219,7 +219,7 @@ def _is_sharded(params: Any) -> bool:
     return params.get("sharding") is not None or params.get("out_sharding") is not None
 
 
-#: By primitive, from parameters and operands to the results; None if they might differ.
+#: By primitive: a function of parameters and operands to the results; None if they might differ.
 RULES: dict[str, Rule] = {
     "add": _elementwise(lambda x, y: x | y if x.dtype == bool else x + y),
     "sub": _elementwise(np.subtract),

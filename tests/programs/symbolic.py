@@ -1,11 +1,12 @@
-"""Programs with symbolic sizes, each of which can also be traced at numbers.
+"""Programs with symbolic sizes, each of which can also be traced at concrete sizes.
 
-`symbolic_programs(case)` gives those of a case, such as JAX's own test programs: of arguments
-`f32[3,4], f32[4]`, all axes of one size a symbol, `f32[n,4], f32[4]` and `f32[3,n], f32[n]`; each
-axis alone; and two symbols, `f32[m,n], f32[n]`. `symbolic_plans()` draws random programs whose
-types, at every depth, have symbols in place of 3, of 2, or of both (`SymbolicPlan.programs`).
+`symbolic_programs(case)` yields those of a case, such as JAX's own test programs. For arguments
+`f32[3,4], f32[4]`, one symbol replaces all axes of one size, `f32[n,4], f32[4]` and `f32[3,n],
+f32[n]`, or a single axis, and two symbols replace two sizes, `f32[m,n], f32[n]`. `symbolic_plans()`
+draws random programs whose types, at every depth, have symbols in place of 3, of 2, or of both
+(`SymbolicPlan.programs`).
 
-Only those are given that JAX can trace, which is a part: many functions need to know a size.
+Only programs that JAX can trace are yielded. Many functions need concrete sizes.
 """
 
 from __future__ import annotations
@@ -38,16 +39,16 @@ Sizes = Mapping[str, Any]
 #: An axis of a flat argument.
 Axis = tuple[int, int]
 
-#: Of one case, programs are made with at most so many choices of axes.
+#: The maximum number of axis choices for one case.
 MOST_CHOICES = 6
 
 
 @dataclass(frozen=True)
 class SymbolicProgram:
-    """A function traced with symbols, and how it is traced, and called, at numbers.
+    """A function traced with symbols, which can be traced and called at concrete sizes.
 
-    `choices` are five choices of a size for each symbol; the first is what the corpus has without
-    symbols. `traced_at` raises what `trace` does: JAX may not be able to trace at a size.
+    `choices` has five choices of a size for each symbol. The first has the original sizes.
+    `traced_at` raises what `trace` raises: JAX may not be able to trace at a size.
     """
 
     name: str
@@ -66,7 +67,7 @@ def _symbols(names: Sequence[str]) -> dict[str, Any]:
 
 
 def symbolic_programs(case: Case) -> Iterator[SymbolicProgram]:
-    """The programs with symbolic sizes that JAX can make of a case."""
+    """Yield the programs with symbolic sizes that JAX can trace for a case."""
     with case.setting():
         for axes in _choices(case.arguments())[:MOST_CHOICES]:
             try:
@@ -78,7 +79,7 @@ def symbolic_programs(case: Case) -> Iterator[SymbolicProgram]:
 
 
 def symbolic_program(case: Case, axes: dict[Axis, str]) -> SymbolicProgram:
-    """The program of a case with the sizes of some axes, by their symbols, left open."""
+    """Return the program of a case with symbols for the sizes of some axes."""
     found = _AtSizes(case, axes)
     program = found.traced(_symbols(list(dict.fromkeys(axes.values()))))
     leaves = case.arguments()
@@ -93,7 +94,7 @@ def symbolic_program(case: Case, axes: dict[Axis, str]) -> SymbolicProgram:
 
 
 def _choices(leaves: Sequence[Any]) -> list[dict[Axis, str]]:
-    """Which axes are symbols: those of one size, of two sizes, each alone, two of them."""
+    """Yield the axes to replace by symbols: those of one size, of two sizes, single ones, two."""
     by_size: dict[int, list[Axis]] = {}
     for i, leaf in enumerate(leaves):
         for axis, size in enumerate(jnp.shape(leaf)):
@@ -114,7 +115,7 @@ def _choices(leaves: Sequence[Any]) -> list[dict[Axis, str]]:
 
 
 def _five(firsts: Mapping[str, int]) -> tuple[dict[str, int], ...]:
-    """Five choices of sizes; with two symbols, no choice pairs the same ones."""
+    """Return five choices of sizes. Two symbols differ in how they are paired."""
     several = [(name, (n, 1, 2, n + 1, 2 * n + 1)) for name, n in firsts.items()]
     return tuple(
         {name: sizes[(j + 2 * i * (j > 0)) % 5] for i, (name, sizes) in enumerate(several)}
@@ -124,7 +125,7 @@ def _five(firsts: Mapping[str, int]) -> tuple[dict[str, int], ...]:
 
 @dataclass(frozen=True)
 class _AtSizes:
-    """A case with the sizes of some axes left open."""
+    """A case with some axes of variable size."""
 
     case: Case
     axes: dict[Axis, str]
@@ -141,7 +142,7 @@ class _AtSizes:
             return trace(self.case.fun, *args, **kwargs)
 
     def arguments(self, sizes: Sizes) -> list[Any]:
-        """The case's arguments, with rows repeated or left out."""
+        """Return the case's arguments, with rows repeated or left out."""
         leaves = list(self.case.arguments())
         for (i, axis), name in self.axes.items():
             rows = np.arange(sizes[name]) % jnp.shape(leaves[i])[axis]
@@ -150,7 +151,7 @@ class _AtSizes:
 
 
 def _taken(x: Any, rows: np.ndarray, axis: int) -> Any:
-    """Return rows of an array, by NumPy if it can: XLA compiles that for each shape."""
+    """Return rows of an array, by NumPy if possible, since XLA compiles once per shape."""
     return (np if isinstance(x, np.ndarray) else jnp).take(x, rows, axis)
 
 
@@ -171,11 +172,11 @@ class SymbolicPlan:
     plan: Plan
 
     def case(self) -> SymbolicPlan:
-        """What a proof over random programs gets."""
+        """Return what a proof over random programs takes."""
         return self
 
     def programs(self) -> Iterator[SymbolicProgram]:
-        """Those that JAX can trace with a symbol n for 3, m for 2, or both."""
+        """Yield those that JAX can trace with a symbol n for 3, m for 2, or both."""
         for places in ({3: "n"}, {2: "m"}, {3: "n", 2: "m"}):
             names = list(places.values())
             try:
@@ -211,7 +212,7 @@ class SymbolicPlan:
 
 
 def with_sizes(plan: Plan, sizes: Mapping[int, Any]) -> Plan:
-    """A plan with other sizes, at every depth, which may be symbols; its constants are scalars."""
+    """Return a plan with other sizes, maybe symbols, at every depth. Its constants are scalars."""
 
     def mapped(value: Any) -> Any:
         if isinstance(value, Const):

@@ -1,7 +1,7 @@
-"""The models among the samples, and their gradients, with symbols for what varies.
+"""The models among the samples, and their gradients, with symbols for variable sizes.
 
-That is the length of a text and how many texts there are, the steps and the lanes of a recurrent
-network, how many images there are, and their height and width.
+These are the length and the number of texts, the steps and the batch size of a recurrent network,
+and the number, height and width of images.
 """
 
 from __future__ import annotations
@@ -17,17 +17,17 @@ from tests.programs.case import Case
 from tests.programs.samples import SAMPLES
 from tests.programs.symbolic import SymbolicProgram, symbolic_program
 
-#: For each leaf of the arguments behind the weights, its axes with a symbol.
+#: The symbolic axes of each leaf of the arguments after the weights.
 Axes = tuple[dict[int, str], ...]
 
 
 def symbolic_models() -> list[str]:
-    """The names of the models."""
+    """Return the names of the models."""
     return sorted(_MODELS)
 
 
 def symbolic_model(name: str) -> Iterator[SymbolicProgram]:
-    """A model's loss and its gradient by the weights, for each choice of symbols."""
+    """Yield a model's loss and its gradient by the weights, for each choice of symbols."""
     loss, weights, rest, choices = _MODELS[name]()
     for axes in choices:
         for fun, what in ((loss, "loss"), (jax.grad(loss), "gradient")):

@@ -20,7 +20,7 @@ X = jnp.array([0.5, -1.5, 2.0], jnp.float32)
         (lambda *args: jax.random.split(args[0]), (jax.random.key(0),)),
     ],
 )
-def test_the_results_are_those_of_the_case_itself(kind, function, args):
+def test_results_equal_those_of_the_original_case(kind, function, args):
     case = Case("case", function, args)
     wrapped = with_dead_code(case, kind)
     before, after = case.program(), wrapped.program()

@@ -1,4 +1,4 @@
-"""What is enumerated, and how its values are compared."""
+"""The enumerated programs, and how their values are compared."""
 
 import itertools
 
@@ -33,7 +33,7 @@ def texts(family):
 
 
 def canonical(equations, results):
-    """Return the least form of a program, over all orders of its equations."""
+    """Return the smallest form of a program, over all orders of its equations."""
     forms = []
     for order in itertools.permutations(range(len(equations))):
         place = {old: new for new, old in enumerate(order)}
@@ -56,7 +56,7 @@ def canonical(equations, results):
     return min(forms)
 
 
-def test_programs_of_two_equations_are_these():
+def test_programs_of_two_equations():
     found = texts(family(arguments=1, equations=2, returned=0))
     assert sorted(found) == sorted(
         [
@@ -79,7 +79,7 @@ def test_programs_of_two_equations_are_these():
 
 
 @pytest.mark.parametrize("orders", [True, False])
-def test_every_program_is_given_up_to_the_order_of_its_equations(orders):
+def test_every_program_is_yielded_up_to_the_order_of_its_equations(orders):
     whole = list(graphs(family(equations=3)))
     assert len(whole) == len(set(whole))
     some = list(graphs(family(equations=3, orders=orders, groups=3)))
@@ -87,13 +87,13 @@ def test_every_program_is_given_up_to_the_order_of_its_equations(orders):
     assert orders or len(some) < len(whole)
 
 
-def test_programs_that_have_failed_are_among_those_of_ci():
+def test_ci_includes_the_programs_that_once_failed():
     found = {text for each in FAMILIES if each.in_ci for text in texts(each)}
     assert "trees: neg(a0); mul(r0, a1); neg(r1); add(r2, a2) -> r3" in found
     assert "transposes: transpose(a0); neg(r0); sub(r1, r1) -> r2" in found
 
 
-def test_literals_and_results_are_as_many_as_said():
+def test_family_limits_literals_and_results():
     two = texts(family(literals=(0.0, -0.0), equations=2, most_literals=2, unread=1, returned=0))
     assert "small: sub(-0.0, a0); neg(r0) -> r1" in two
     assert max(text.count("0.0") for text in two) == 2
@@ -101,7 +101,7 @@ def test_literals_and_results_are_as_many_as_said():
 
 
 @pytest.mark.parametrize("values", [(0.0, -0.0), (1.0, np.float32(1.0000001))])
-def test_values_are_told_apart_to_the_bit(values):
+def test_values_are_distinguished_bitwise(values):
     held = Values([np.float32([2.0, np.nan])])
     numbers = [
         held.run(trace(lambda x, v=v: x * v, np.zeros(2, np.float32)).jaxpr)[0] for v in values
@@ -115,7 +115,7 @@ def test_equal_equations_are_evaluated_once():
     assert held.run(programs[0].jaxpr) == held.run(programs[1].jaxpr)
 
 
-def test_a_variable_without_definition_and_a_wrong_type_are_found():
+def test_an_undefined_variable_and_a_wrong_type_raise():
     held = Values([np.float32([2.0, 3.0])])
     jaxpr = trace(lambda x: lax.neg(lax.sin(x)), np.zeros(2, np.float32)).jaxpr
     with pytest.raises(KeyError):

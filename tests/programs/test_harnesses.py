@@ -1,4 +1,4 @@
-"""JAX's own test programs as cases: how many there are, how the tenth is spread."""
+"""JAX's own test programs as cases: their number, and the sample of a tenth."""
 
 import subprocess
 import sys
@@ -11,14 +11,14 @@ from tests.programs import harness_programs, harness_share, skipped_harnesses
 from tests.programs.harnesses import _case, _harnesses
 
 
-def test_every_program_is_a_case_or_skipped_for_a_reason_of_jaxs():
+def test_every_program_is_a_case_or_skipped_for_one_of_jaxs_reasons():
     cases = harness_programs(every=1)
     assert len(cases) + skipped_harnesses().total() == len(_harnesses())
     assert len(cases) > 5300
     assert len({case.name for case in cases}) == len(cases)
 
 
-def test_what_is_skipped_is_what_jax_has_not_implemented_on_the_cpu():
+def test_skipped_programs_are_those_not_implemented_on_the_cpu():
     skipped = skipped_harnesses()
     assert 1 < skipped.total() < 200
     assert all(reason.startswith("unimplemented: ") for reason in skipped), skipped
@@ -34,7 +34,7 @@ def test_a_tenth_has_programs_of_every_group():
     assert 548 <= len(tenth) <= 700
 
 
-def test_two_releases_share_the_tenth_and_each_has_programs_of_every_group(monkeypatch):
+def test_two_releases_split_the_tenth_and_each_has_programs_of_every_group(monkeypatch):
     halves = []
     for half in (0, 1):
         monkeypatch.setattr(share, "HALF", half)
@@ -51,7 +51,7 @@ def test_the_tenth_is_the_same_in_every_process():
     assert run.stdout == f"{[c.name for c in harness_programs()]}\n"
 
 
-def test_a_case_traces_and_brings_the_same_arguments_each_time():
+def test_a_case_traces_and_has_the_same_arguments_each_time():
     first = harness_programs()[7]
     _case.cache_clear()
     again = harness_programs()[7]
@@ -67,7 +67,7 @@ def test_importing_the_programs_does_not_import_the_harnesses():
     assert run.stdout == "False\n"
 
 
-def test_the_harnesses_leave_jaxs_configuration_as_it_is():
+def test_the_harnesses_do_not_change_jaxs_configuration():
     harness_programs()
     assert not jax.config.jax_enable_x64
     assert len(jax.devices("cpu")) == 8

@@ -1,6 +1,6 @@
-"""The interpreters of the oracles and of the package give what JAX's evaluator gives.
+"""The interpreters of the oracles and of the package agree with JAX's evaluator.
 
-That of the oracles shares nothing with the package.
+That of the oracles shares no code with the package.
 """
 
 import ast
@@ -65,14 +65,14 @@ evaluators = pytest.mark.parametrize(
         lambda x: lax.cond(x[0, 0] > 1, lambda y: scanned(y)[1], lambda y: scanned(y + 1)[1], x),
     ],
 )
-def test_loops_branches_and_calls_give_what_jax_gives(function, evaluate):
+def test_loops_branches_and_calls_agree_with_jax(function, evaluate):
     program = trace(function, X)
     expected = jaxcompat.jaxpr_as_fun(program.jaxpr)(X)
     assert difference(expected, evaluate(program.jaxpr, [X]), bits_agree) is None
 
 
 @evaluators
-def test_refs_are_written_through_loops(evaluate):
+def test_refs_are_written_in_loops(evaluate):
     def function(x):
         ref = jax.new_ref(x)
         lax.fori_loop(0, 3, lambda i, _: ref.__setitem__(..., ref[...] * 2), None)
@@ -83,7 +83,7 @@ def test_refs_are_written_through_loops(evaluate):
 
 
 @evaluators
-def test_callbacks_are_called_in_the_program_s_order(evaluate):
+def test_callbacks_are_called_in_program_order(evaluate):
     def body(carry, x):
         jax.debug.callback(lambda v: record(1, False, v), x)
         jax.debug.callback(lambda v: record(2, False, v), carry)
@@ -97,7 +97,7 @@ def test_callbacks_are_called_in_the_program_s_order(evaluate):
 
 
 def prove(number, case):
-    """Hold both evaluators together, but for what XLA rounds in a loop's body."""
+    """Compare both evaluators with JAX, except for XLA's rounding in loop bodies."""
     with case.setting(), recording():
         program, args = case.program(), case.arguments()
         expected = jaxcompat.jaxpr_as_fun(program.jaxpr)(*args)
@@ -107,7 +107,7 @@ def prove(number, case):
     assert difference(expected, values, values_agree if has_bodies else bits_agree) is None
 
 
-def test_harnesses_give_what_jax_gives():
+def test_harnesses_agree_with_jax():
     for number, case in enumerate(share(harness_programs(1)[::100])):
         prove(number, case)
 
@@ -115,7 +115,7 @@ def test_harnesses_give_what_jax_gives():
 SWEEP = [Part("interpreter: harnesses", Harnesses(), prove)]
 
 
-def test_it_imports_nothing_of_the_package():
+def test_interpreter_imports_nothing_of_the_package():
     tree = ast.parse(Path(interpreter.__file__).read_text())
     names = [
         alias.name if isinstance(node, ast.Import) else node.module

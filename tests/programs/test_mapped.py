@@ -1,4 +1,4 @@
-"""The referee of batch: it lets JAX's own programs pass, and finds each kind of fault."""
+"""The check of batch accepts JAX's own programs and detects each kind of fault."""
 
 import random
 from dataclasses import replace
@@ -22,13 +22,13 @@ def program():
 
 
 def judged(monkeypatch, fun, mapping=AT_0):
-    """The outcome if our pass gave the program of `fun`, which takes the mapped arguments."""
+    """Return the outcome if our pass returned the program of `fun`, of the mapped arguments."""
     result = flat(trace(fun, *mapping.stack(ARGS)))
     monkeypatch.setattr(mapped, "ours", lambda *_: result)
     return prove_mapped(program(), mapping, ARGS)
 
 
-def test_what_jax_makes_passes_as_the_same_program(monkeypatch):
+def test_the_program_of_jax_passes_as_the_same_program(monkeypatch):
     monkeypatch.setattr(mapped, "ours", lambda *args: theirs(*args)[0])
     for mapping in mappings(program(), random.Random(0), 8):
         outcome = prove_mapped(program(), mapping, ARGS)
@@ -51,19 +51,19 @@ def test_another_program_of_the_same_values_passes_and_may_cost_more(monkeypatch
         (lambda x, y: (jnp.sin(x) * y, jax.debug.print("") or x[:, 0] * 0 + 3), "effects"),
     ],
 )
-def test_a_program_that_computes_something_else_is_found_out(monkeypatch, fun, message):
+def test_other_values_are_detected(monkeypatch, fun, message):
     with pytest.raises(AssertionError, match=message):
         judged(monkeypatch, fun)
 
 
-def test_other_mapped_results_are_found_out(monkeypatch):
+def test_other_mapped_results_are_detected(monkeypatch):
     monkeypatch.setattr(mapped, "our_mapped_results", lambda *_: [True, True])
     with pytest.raises(AssertionError, match="mapped results"):
         prove_mapped(program(), AT_0, ARGS)
 
 
 @pytest.mark.parametrize("raised", [None, TypeError("ours")])
-def test_an_error_that_is_not_jaxs_is_found_out(monkeypatch, raised):
+def test_an_error_different_from_jaxs_is_detected(monkeypatch, raised):
     refused = replace(AT_0, out_axes=(None, None))
     with pytest.raises(ValueError, match="out_axes"):
         theirs(program(), refused)
@@ -79,7 +79,7 @@ def test_an_error_that_is_not_jaxs_is_found_out(monkeypatch, raised):
         prove_mapped(program(), refused, ARGS)
 
 
-def test_an_error_where_jax_has_none_is_found_out(monkeypatch):
+def test_an_error_where_jax_has_none_is_detected(monkeypatch):
     def refuse(*_):
         raise NotImplementedError("sin")
 
@@ -88,7 +88,7 @@ def test_an_error_where_jax_has_none_is_found_out(monkeypatch):
         prove_mapped(program(), AT_0, ARGS)
 
 
-def test_callbacks_are_held_against_each_other(monkeypatch):
+def test_callbacks_are_compared(monkeypatch):
     def printed(x, y):
         return jax.debug.print("{}", x), (x, y)
 
@@ -103,7 +103,7 @@ def test_callbacks_are_held_against_each_other(monkeypatch):
         prove_mapped(before, mapping, ARGS)
 
 
-def test_bytes_are_those_of_moves_by_how_often_they_run():
+def test_moved_bytes_are_multiplied_by_iterations():
     def moves(x):
         def body(c, _):
             return c.T + 0, lax.cond(c[0, 0] > 0, lambda: c.T, lambda: c)
@@ -120,7 +120,7 @@ def test_bytes_are_those_of_moves_by_how_often_they_run():
 @pytest.mark.parametrize(
     "x", [jnp.arange(3.0), jnp.arange(3), jnp.ones(3, bool), jnp.ones(3, int), jnp.int8(1), 2.5]
 )
-def test_lanes_begin_with_the_example_and_differ(x, axis):
+def test_batch_elements_start_with_the_example_and_differ(x, axis):
     axis = axis if jnp.ndim(x) else 0
     lanes = np.moveaxis(np.asarray(stacked(x, axis, 2)), axis, 0)
     np.testing.assert_array_equal(lanes[0], x)
@@ -129,13 +129,13 @@ def test_lanes_begin_with_the_example_and_differ(x, axis):
     assert stacked(x, axis, 2).dtype == jnp.asarray(x).dtype
 
 
-def test_lanes_of_keys_are_keys():
+def test_batch_elements_of_keys_are_keys():
     key = jax.random.key(3)
     lanes = stacked(key, 0, 2)
     assert lanes.dtype == key.dtype and lanes[0] == key and lanes[1] != key
 
 
-def test_mappings_are_over_all_over_one_and_over_some():
+def test_mappings_map_all_arguments_one_and_some():
     chosen = mappings(program(), random.Random(1), 40)
     assert chosen[0] == Mapping((0, 0), (0, 0), 2)
     assert sum(axis is not None for axis in chosen[1].in_axes) == 1

@@ -1,4 +1,4 @@
-"""Promises of indices are held against the operands that they are into."""
+"""Promises of in-bounds indices are checked against the operands."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from tests.programs.promises import NOT_AS_PROMISED, keeps_promises
 
 PROMISE = "promise_in_bounds"
 
-#: Functions of an f32[n], and the least n at which their indices are in bounds.
+#: Functions of an f32[n], and the smallest n at which their indices are in bounds.
 FUNCTIONS = {
     "gather": (lambda x: x.at[jnp.array([0, 2])].get(mode=PROMISE), 3),
     "window": (
@@ -35,7 +35,7 @@ FUNCTIONS = {
 
 
 @pytest.mark.parametrize("name", FUNCTIONS)
-def test_indices_are_held_against_sizes(name):
+def test_indices_are_checked_at_each_size(name):
     function, least = FUNCTIONS[name]
     (n,) = jax.export.symbolic_shape("n")
     program = trace(function, jax.ShapeDtypeStruct((n + 1,), np.float32))
@@ -44,7 +44,7 @@ def test_indices_are_held_against_sizes(name):
         assert keeps_promises(program, {"n": size - 1}, args) == (size >= least)
 
 
-def test_what_is_wrong_where_promises_are_kept_is_found(monkeypatch):
+def test_a_wrong_result_is_detected_where_promises_hold(monkeypatch):
     from jaxprtool.passes.mapping.mask.indexing import mask_rules
 
     gather = mask_rules["gather"]

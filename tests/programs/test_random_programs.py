@@ -1,4 +1,4 @@
-"""The strategy for random programs: what it draws is reproducible, runs, and covers everything."""
+"""The strategy for random programs is reproducible, and covers all operations and dtypes."""
 
 from collections import Counter
 from functools import cache
@@ -37,7 +37,7 @@ from tests.programs.ops import (
 )
 from tests.programs.random_programs import RandomProgram
 
-#: Everything that random programs must contain, beside all dtypes and all operations.
+#: The features that random programs must contain, in addition to all dtypes and operations.
 FEATURES = {
     # higher-order equations
     "jit", "scan", "while", "cond", "switch", "custom_jvp", "custom_vjp", "remat",
@@ -62,7 +62,7 @@ FEATURES = {
 
 
 def walk(jaxpr, depth=0):
-    """Each equation at every depth, with its depth, the jaxpr it is in, and what is read there."""
+    """Yield each equation at every depth, with depth, jaxpr, and the variables read there."""
     read = {v for e in jaxpr.eqns for v in e.invars if isinstance(v, Var)}
     read |= {v for v in jaxpr.outvars if isinstance(v, Var)}
     for eqn in jaxpr.eqns:
@@ -187,21 +187,21 @@ def plan_operations(block):
 
 @cache
 def many_draws():
-    """Some hundred draws, each with its features."""
+    """Return some hundred draws, each with its features."""
     return [
         (drawn, {*program_features(drawn), *plan_operations(drawn.plan.body)})
         for drawn in draws(300)
     ]
 
 
-def test_everything_there_is_occurs_in_some_hundred_draws():
+def test_some_hundred_draws_contain_every_feature():
     found = Counter(feature for _, features in many_draws() for feature in features)
     wanted = FEATURES | {*DTYPES, *DTYPES_X64}
     assert not wanted - set(found), f"never drawn: {sorted(wanted - set(found))}"
     assert len([name for name in OPS if found[f"op {name}"]]) > 0.9 * len(OPS)
 
 
-def test_most_draws_have_dead_code_and_few_are_alike():
+def test_most_draws_have_dead_code_and_few_are_equal():
     dead = [any("dead" in feature for feature in features) for _, features in many_draws()]
     assert sum(dead) > len(dead) / 2
     assert len({repr(drawn) for drawn, _ in many_draws()}) > 250
@@ -233,14 +233,14 @@ def test_arguments_are_the_same_each_time():
     assert all((a == b).all() for a, b in zip(first, again, strict=True))
 
 
-def test_booleans_come_both_ways_and_integers_small():
+def test_booleans_have_both_values_and_integers_are_small():
     plans_ = [plans.Plan(plans.Block((T("bool[2,3]"), T("i32[3]"))), seed=s) for s in range(5)]
     values = [arguments_of(plan) for plan in plans_]
     assert {bool(x) for flags, _ in values for x in flags.ravel()} == {True, False}
     assert all(abs(i).max() < 8 for _, i in values)
 
 
-def test_any_value_can_be_made_into_any_type():
+def test_any_value_can_be_coerced_to_any_type():
     types = [Type(dtype, SHAPES[i % 2]) for i, dtype in enumerate(DTYPES)]
     types += [T("f32[0]"), T("key<fry>[0]"), T("f32[3,0]"), T("i32[2,3]")]
 
@@ -254,7 +254,7 @@ def test_any_value_can_be_made_into_any_type():
             assert (got.shape, str(got.dtype)) == (t.shape, str(coerced(got, t).dtype))
 
 
-def test_every_collective_traces_for_all_types_that_it_takes():
+def test_every_collective_traces_for_all_its_types():
     names = {"f": "f32", "i": "i32", "c": "c64", "u": "u8", "b": "bool"}
     for name, operation in COLLECTIVES.items():
         for t in (Type(names[kind], shape) for kind in operation.kinds for shape in SHAPES):
@@ -262,7 +262,7 @@ def test_every_collective_traces_for_all_types_that_it_takes():
             jax.make_jaxpr(function_of(plans.Plan(block)), axis_env=AXES)(coerce(1, t))
 
 
-def test_collectives_are_drawn_where_they_are_asked_for():
+def test_collectives_are_drawn_if_requested():
     found: set[str] = set()
 
     @hypothesis.seed(0)
@@ -281,7 +281,7 @@ def test_a_plan_with_references_out_of_range_wraps_around():
     assert [out.shape for out in outs] == [(3,), (3,)]
 
 
-def test_rules_differ_from_the_derivative_on_purpose():
+def test_custom_rules_differ_from_the_derivative():
     for how in ("custom_jvp", "custom_vjp", "custom_vjp_saving"):
         body = plans.Block((T("f32[]"),), (plans.Op("square", T("f32[]"), (0,)),))
         plan = plans.Plan(plans.Block((T("f32[]"),), (plans.Call(how, body, (0,)),)))

@@ -1,4 +1,4 @@
-"""The referee of rewriting passes finds what is wrong; wasteful programs are what they say."""
+"""The check of rewriting passes detects faults, and wasteful programs have their features."""
 
 from dataclasses import dataclass, field
 from typing import Any
@@ -22,7 +22,7 @@ X = jnp.arange(1.0, 4.0)
 
 @dataclass(frozen=True)
 class To(Rewriter):
-    """A rewriter that makes another function of any program."""
+    """A rewriter that replaces any program by another function."""
 
     function: Any = field(default=None, kw_only=True)
 
@@ -44,7 +44,7 @@ def refuted(before, after, match, **options):
     assert match in str(fault)
 
 
-def test_what_is_right_is_counted():
+def test_correct_rewrites_are_counted():
     outcomes = proved(lambda x: x * 1.0 + 2.0, lambda x: x + 2.0, gradients=True)
     assert outcomes == {
         "programs": 1,
@@ -54,19 +54,19 @@ def test_what_is_right_is_counted():
     }
 
 
-def test_more_equations_are_found():
+def test_more_equations_are_detected():
     refuted(lambda x: x + 2.0, lambda x: x * 1.0 + 2.0, "1 equations became 2")
     proved(lambda x: x + 2.0, lambda x: x * 1.0 + 2.0, grows=True)
 
 
-def test_a_last_bit_is_found_where_a_pass_is_exact():
+def test_a_last_bit_is_detected_if_a_pass_is_exact():
     before, after = jnp.sin, (lambda x: jnp.sin(x) * np.float32(1 + 2**-23))
     refuted(before, after, "results, step by step", grows=True)
     proved(before, after, exact=False, grows=True)
     refuted(lambda x: x * 2.0, lambda x: x, "results", exact=False)
 
 
-def test_effects_that_are_lost_are_found():
+def test_lost_effects_are_detected():
     def noted(x):
         jax.debug.callback(lambda v: record(1, False, v), x)
         return x
@@ -79,17 +79,17 @@ def test_effects_that_are_lost_are_found():
     proved(branches, lambda x: x * 1.0, drops_effects=True)
 
 
-def test_a_derivative_rule_that_is_lost_is_found():
+def test_a_lost_derivative_rule_is_detected():
     with_rule = with_jvp_rule(lambda x: jnp.sin(x))
     refuted(lambda x: with_rule(x), jnp.sin, "reverse gradients", gradients=True)
     proved(lambda x: with_rule(x), jnp.sin, gradients=True, drops_rules=True)
 
 
-def test_one_that_does_not_settle_is_found():
+def test_a_pass_that_does_not_settle_is_detected():
     refuted(lambda x: x + 1.0 + 0.0, lambda x: x + 1.0, "a second time", settles=True)
 
 
-def test_the_gradient_of_a_case_is_one_by_all_inexact_arguments():
+def test_the_gradient_of_a_case_is_by_all_inexact_arguments():
     rule = with_jvp_rule(lambda x, i: x * x * i)
     case = gradient_case(Case("square", lambda x, i: rule(x, i), (jnp.float32(3.0), 2)))
     (value,) = case.fun(*case.args)
@@ -100,7 +100,7 @@ def test_the_gradient_of_a_case_is_one_by_all_inexact_arguments():
 
 
 @pytest.mark.parametrize("kind", WASTE)
-def test_wrappers_hold_the_function_and_more(kind):
+def test_wrappers_contain_the_function_and_more_equations(kind):
     case = Case("tanh", lambda x, y: jnp.tanh(x * y) + x, (jnp.float32(0.3), jnp.arange(3.0)))
     assert len(wasteful(case, kind).program().jaxpr.eqns) >= 1
     leaves = jax.tree.leaves(wasteful(case, kind).fun(*case.args))
@@ -109,11 +109,11 @@ def test_wrappers_hold_the_function_and_more(kind):
 
 
 def _close(leaf, expected):
-    """Whether an array, or each row of a stack, is what is expected."""
+    """Return True if an array, or each row of a stack, is close to the expected one."""
     return np.shape(leaf)[-1:] == expected.shape and np.allclose(leaf, expected)
 
 
-def test_wasteful_operations_take_what_they_say():
+def test_wasteful_operations_support_their_declared_types():
     assert not WASTEFUL.keys() & OPS.keys()
     dtypes = {"f": "bf16", "c": "c64", "i": "i8", "u": "u32", "b": "bool", "e": "f8_e5m2"}
     dtypes |= {"n": "i4", "k": "key<fry>"}

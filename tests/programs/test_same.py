@@ -1,4 +1,4 @@
-"""The referee itself: it accepts what is the same and names what is not."""
+"""The check that programs are the same accepts equal ones and reports the difference of others."""
 
 import jax
 import jax.numpy as jnp
@@ -30,11 +30,11 @@ def test_a_program_is_the_same_as_itself():
     assert (verdict.stepwise, verdict.gradients) == (False, "reverse")
 
 
-def test_dead_code_makes_no_difference():
+def test_dead_code_is_not_a_difference():
     compare(lambda x: (jnp.cos(x), jnp.sin(x))[1], jnp.sin, X)
 
 
-def test_a_changed_value_is_found_and_placed():
+def test_a_changed_value_is_found_and_located():
     with pytest.raises(AssertionError, match=r"value 0 .* at \[1\]"):
         compare(lambda x: x * 2, lambda x: x * jnp.array([2.0, 3.0, 2.0]), X)
 
@@ -138,12 +138,12 @@ def test_a_changed_order_of_callbacks_is_found(ordered):
         compare(two(1, 2, ordered), swapped, X)
 
 
-def test_what_a_callback_sees_is_compared():
+def test_values_received_by_callbacks_are_compared():
     with pytest.raises(AssertionError, match="what callback 1 saw"):
         compare(lambda x: (debug(1, x), x)[1], lambda x: (debug(1, x * 2), x)[1], X)
 
 
-def test_the_only_effect_dropped_is_found_by_the_declaration():
+def test_losing_the_only_effect_is_found_by_the_declaration():
     with pytest.raises(AssertionError, match=r"effects: \['.*'\] before, \[\] after"):
         compare(lambda x: (debug(1, x), x)[1], lambda x: x, X)
 
@@ -157,7 +157,7 @@ def test_printed_text_is_compared():
         compare(printing("{}"), lambda x: x, X)
 
 
-def test_a_callback_in_a_loop_is_counted_by_its_rounds():
+def test_a_callback_in_a_loop_counts_once_per_iteration():
     def loop(length):
         def body(c, _):
             debug(1, c)
@@ -229,7 +229,7 @@ def test_a_lost_reverse_rule_is_found():
         compare(lambda x: clipped(x), lambda x: x, X)
 
 
-def test_a_loop_that_has_no_reverse_is_compared_forwards():
+def test_a_loop_without_reverse_mode_is_compared_in_forward_mode():
     def loop(scale):
         def run(x):
             return lax.while_loop(lambda s: s[0] < 2, lambda s: (s[0] + 1, s[1] * scale), (0, x))[1]
@@ -243,7 +243,7 @@ def test_a_loop_that_has_no_reverse_is_compared_forwards():
         compare(loop(2.0), lambda x: forward(x), X)
 
 
-def test_a_program_that_has_lost_its_derivative_is_found():
+def test_a_program_that_lost_its_derivative_is_found():
     def opaque(x):
         return jax.pure_callback(lambda v: v * 2, jax.ShapeDtypeStruct((3,), jnp.float32), x)
 
@@ -261,7 +261,7 @@ def chaotic(step):
     return run
 
 
-def test_derivatives_may_differ_by_what_rounding_makes_of_the_original():
+def test_derivatives_may_differ_by_rounding_of_the_original():
     x = jnp.array([0.3, 0.4, 0.6])
     old, new = chaotic(lambda x: 3.9 * x), chaotic(lambda x: 3 * x + 0.9 * x)
     original = Original(trace(old, x), [x])
@@ -270,7 +270,7 @@ def test_derivatives_may_differ_by_what_rounding_makes_of_the_original():
     assert original.same_gradients(trace(new, x)) == "reverse"
 
 
-def test_a_lost_rule_is_found_where_rounding_counts():
+def test_a_lost_rule_is_found_where_rounding_is_large():
     rule = jax.custom_jvp(lambda x: 3.9 * x)
     rule.defjvp(lambda p, t: (3.9 * p[0], 1.95 * t[0]))
     x = jnp.array([0.3, 0.4, 0.6])
@@ -286,7 +286,7 @@ def test_integers_have_no_gradients_to_compare():
 
 
 def test_bits_that_differ_only_by_how_a_body_is_compiled_are_the_same():
-    """A loop rounds otherwise than its rounds one by one do; step by step they are compared."""
+    """XLA rounds a loop differently from its iterations, so they are compared stepwise."""
 
     def body(c, x):
         return c * x + 0.1, (c * c + x * 0.3, jnp.sin(c * x))
@@ -303,10 +303,10 @@ def test_bits_that_differ_only_by_how_a_body_is_compiled_are_the_same():
         compare(lambda x: scanned(x, 1), trimmed, x)
 
 
-# --- the whole round --------------------------------------------------------------------------
+# --- prove ----------------------------------------------------------------------------------------
 
 
-def test_prove_gives_no_verdict_if_nothing_was_rewritten():
+def test_prove_has_no_verdict_if_nothing_was_rewritten():
     before, after, verdict = prove(Case("sine", jnp.sin, (X,)), lambda program: program)
     assert before is after
     assert verdict is None
@@ -321,7 +321,7 @@ def test_prove_type_checks_the_result():
         prove(Case("sine", jnp.sin, (X,)), break_it)
 
 
-def test_prove_runs_in_64_bits_where_the_case_asks_for_it():
+def test_prove_runs_in_64_bits_if_the_case_needs_it():
     case = Case("wide", lambda x: x * 2, (np.float64(1.5),), x64=True)
     before, _, verdict = prove(case, lambda _: trace(lambda x: x + x, *case.args))
     assert str(before.out_avals[0].dtype) == "float64"

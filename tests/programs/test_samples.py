@@ -8,14 +8,14 @@ from tests.programs import sample_programs
 from tests.programs.samples import sample_files
 
 
-def test_every_sample_file_gives_cases():
+def test_every_sample_file_has_cases():
     files = sample_files()
     assert "transformer.py" in files
     assert len(files) >= 12
     assert all(sample_programs(file) for file in files)
 
 
-def test_a_scalar_function_brings_its_gradient():
+def test_a_scalar_function_has_its_gradient_as_a_case():
     names = {case.name for case in sample_programs("transformer.py")}
     assert {"transformer.loss", "transformer.loss gradient"} <= names
     assert "transformer.forward gradient" not in names
@@ -36,7 +36,7 @@ def _run(case):
 
 
 @pytest.mark.parametrize("file", sample_files())
-def test_arguments_are_concrete_and_fit(file):
+def test_arguments_are_concrete_and_match_the_types(file):
     for case in sample_programs(file):
         avals, args = case.program().in_avals, case.arguments()
         assert [a.shape for a in avals] == [np.shape(x) for x in args]

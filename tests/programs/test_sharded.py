@@ -1,4 +1,4 @@
-"""The sharded programs compile to the collectives that their kind of parallelism is known for."""
+"""The sharded programs compile to the collectives that their kind of parallelism requires."""
 
 import pytest
 
@@ -7,7 +7,7 @@ from tests.programs.sharded import MISTAKES, SHARDED
 
 F32 = 4
 
-#: By program, collectives that follow from its sizes alone: kind, bytes a device, and count.
+#: Collectives that follow from a program's sizes: kind, bytes per device, and count.
 EXPECTED = {
     "data": [("all-reduce", F32 * (1 + 16 * 32 + 32 * 8), 1)],
     "tensor": [("all-reduce", F32 * 16 * 16, 1)],
@@ -31,7 +31,7 @@ EXPECTED = {
 
 
 @pytest.mark.parametrize("name", EXPECTED)
-def test_a_program_has_the_collectives_that_its_sizes_call_for(name):
+def test_a_program_has_the_collectives_that_its_sizes_imply(name):
     found = collectives(SHARDED[name]().compiled().as_text())
     assert found == {Collective(kind, size): count for kind, size, count in EXPECTED[name]}
 
@@ -41,7 +41,7 @@ def test_each_program_communicates(name):
     assert collectives(SHARDED[name]().compiled().as_text())
 
 
-#: By mistake, the collective that it causes.
+#: The collective that each mistake causes.
 CAUSED = {
     "missing_constraint": ("all-gather", F32 * 64 * 32, 1),
     "replicated_embedding": ("all-reduce", F32 * (1 + 4096 * 32 + 32 * 32), 1),
@@ -51,7 +51,7 @@ CAUSED = {
 
 
 @pytest.mark.parametrize("name", CAUSED)
-def test_a_mistake_costs_the_most_of_all_collectives(name):
+def test_a_mistake_causes_the_most_expensive_collective(name):
     kind, size, count = CAUSED[name]
     found = collectives(MISTAKES[name]().compiled().as_text())
     assert found[Collective(kind, size)] == count

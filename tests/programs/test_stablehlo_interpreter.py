@@ -1,4 +1,4 @@
-"""StableHLO's reference interpreter gives what XLA does, and does not end the process."""
+"""StableHLO's reference interpreter agrees with XLA, and does not abort the process."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from tests.programs.values import difference, values_agree
 ONES = np.ones((3, 4), np.float32)
 NUMBERS = np.array([[2, np.nan, -np.inf], [-0.0, 0, -np.nan]], np.float32)
 
-#: What the interpreter does not have, or cannot do, and what it does.
+#: Unsupported operations, and supported ones.
 FUNCTIONS = {
     "a division by zero": (lambda x: lax.div(x, x - x), np.ones(3, np.int32)),
     "a remainder by zero": (lambda x: lax.rem(x, x - x), np.ones(3, np.int32)),
@@ -50,13 +50,13 @@ FUNCTIONS = {
 
 
 @pytest.mark.parametrize("name", FUNCTIONS)
-def test_results_are_those_of_xla(name):
+def test_results_equal_those_of_xla(name):
     function, *args = FUNCTIONS[name]
     jaxpr = jax.make_jaxpr(function)(*args)
     assert difference(evaluate(jaxpr, args), evaluate(jaxpr, args, interpret), values_agree) is None
 
 
-def test_jaxs_test_programs():
+def test_interpreter_agrees_with_xla_on_jaxs_test_programs():
     interpreted = equations = 0
 
     def counted(eqn, operands):

@@ -1,4 +1,4 @@
-"""What is evaluated in NumPy has the bits that JAX gives it."""
+"""Results computed in NumPy are bitwise equal to JAX's."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ TINY = np.float32(1e-40)
 
 
 def compared(jaxpr, args):
-    """Evaluate a jaxpr both ways; says which primitives NumPy had."""
+    """Evaluate a jaxpr both ways, and return the primitives that NumPy evaluated."""
     found = Counter()
 
     def apply(eqn, operands):
@@ -38,7 +38,7 @@ def compared(jaxpr, args):
     return found
 
 
-#: What harnesses do not have as an equation of its own, on values at which it is decided.
+#: Equations that no harness has, on values where implementations could differ.
 FUNCTIONS = {
     "sums that overflow": lambda x, i: (i + i, i - 1 - i, i * i, -i, abs(i), lax.square(i)),
     "numbers": lambda x, i: (x + x, x * -x, x - x, lax.integer_pow(x, 2), x == 0),
@@ -67,12 +67,12 @@ FUNCTIONS = {
 
 
 @pytest.mark.parametrize("name", FUNCTIONS)
-def test_results_have_the_same_bits(name):
+def test_results_are_bitwise_equal(name):
     found = compared(jax.make_jaxpr(FUNCTIONS[name])(X, N), [X, N])
     assert found.total() >= 6
 
 
-def test_every_rule_is_met():
+def test_every_rule_is_used():
     found = sum((compared(jax.make_jaxpr(f)(X, N), [X, N]) for f in FUNCTIONS.values()), Counter())
     made = {"stack", "tile", "unstack", "copy"}  # the first three from JAX 0.12 on
     missing = set(RULES) - set(found) - made
@@ -93,11 +93,11 @@ def test_every_rule_is_met():
         (lambda x: x + x, [np.float16(1)]),
     ],
 )
-def test_what_might_differ_is_left_to_jax(function, args):
+def test_equations_that_might_differ_are_left_to_jax(function, args):
     assert not compared(jax.make_jaxpr(function)(*args), args)
 
 
-def test_what_is_moved_and_compared_may_be_anything():
+def test_moves_and_comparisons_accept_any_value():
     values = np.array([np.nan, -np.nan, TINY, -0.0, np.inf, 1], np.float32).reshape(2, 3)
     moves, more = FUNCTIONS["places"], ["bfloat16", "float16", "complex64"]
     for x in (values, *(jax.numpy.asarray(values, dtype) for dtype in more)):
@@ -106,7 +106,7 @@ def test_what_is_moved_and_compared_may_be_anything():
     compared(jax.make_jaxpr(lambda x: [x < x[::-1], x == x, lax.is_finite(x)])(values), [values])
 
 
-def test_jaxs_test_programs():
+def test_numpy_agrees_with_jax_on_jaxs_test_programs():
     found = Counter()
     for case in share(harness_programs(1)[::50]):
         with case.setting():

@@ -1,4 +1,4 @@
-"""Arrays: compared as the package does it, and where subnormal numbers are zeros; on the host."""
+"""Compare arrays, also with subnormal numbers as zeros, and move them between host and device."""
 
 from __future__ import annotations
 
@@ -31,18 +31,18 @@ __all__ = [
 
 
 def on_device(x: Any) -> Any:
-    """Return a JAX array: from NumPy's without a compile, which `asarray` takes in JAX 0.12."""
+    """Return a JAX array of a NumPy array, without the compilation of `asarray` in JAX 0.12."""
     return jax.device_put(x) if isinstance(x, np.ndarray | np.generic) else jnp.asarray(x)
 
 
 def on_host(x: Any) -> Any:
-    """Return an array of the type that JAX gives a value, without a compile; keys as they are."""
+    """Convert a value to an array of its JAX type, without compilation, except for keys."""
     dtype = jax.typeof(x).dtype
     return x if jnp.issubdtype(dtype, jax.dtypes.extended) else np.asarray(x, dtype)
 
 
 def flushed_bits_agree(a: np.ndarray, b: np.ndarray) -> np.ndarray:
-    """Where the bits are equal once subnormal numbers are zeros.
+    """Return where the bits are equal after subnormal numbers are flushed to zero.
 
     The CPU flushes them in arithmetic, but not in moves.
     """

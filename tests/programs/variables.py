@@ -1,12 +1,12 @@
-"""What a program with variables means, by evaluating it with other values in their places.
+"""The reference for `unzip`: evaluate a program with other values for its variables.
 
-This is the reference that `unzip` is held against, and shares nothing with it: it walks the
-original jaxpr equation by equation, runs loops in Python, and looks up, or notes down, the value
-of each variable where it is sown. A variable inside loops has an index for each of them.
+It shares no code with `unzip`. It walks the original jaxpr equation by equation, runs loops in
+Python, and looks up, or records, the value of each variable where it is sown. A variable inside
+loops has one index per loop.
 
-Two facts are kept of each value beside it: whether it comes from keys and constants alone
-(`early`), and whether it comes from variables, other arguments and constants alone (`ready`).
-An effect needs, beside its operands, to be `reached`: the conditions of branches and loops around.
+Two facts are tracked for each value: whether it depends on keys and constants only (`early`), and
+whether it depends on variables, other arguments and constants only (`ready`). An effect depends on
+its operands and also on `reached`: the conditions of enclosing branches and loops.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ CUSTOM_RULES = ("custom_jvp_call", "custom_vjp_call")
 
 
 class Fact(NamedTuple):
-    """Which of init and apply can have a value."""
+    """Which of init and apply can compute a value."""
 
     early: bool
     ready: bool
@@ -41,20 +41,20 @@ CONSTANT, KEY, LATE = Fact(True, True), Fact(True, False), Fact(False, True)
 
 
 def both(*facts: Fact) -> Fact:
-    """The fact of what is computed from values with these."""
+    """Return the fact of a result computed from values with these facts."""
     return Fact(all(f.early for f in facts), all(f.ready for f in facts))
 
 
 @dataclass(frozen=True)
 class Site:
-    """A variable, where it is sown: its path, its equation, and the lengths of loops around."""
+    """A variable where it is sown: its path, its equation, and the lengths of enclosing loops."""
 
     path: Path
     eqn: Any
     lengths: tuple[int | None, ...] = ()
 
     def inside(self, scope: str | None = None, length: Any = ()) -> Site:
-        """The site as it is seen from outside a scope, or a loop."""
+        """Return the site as seen from outside a scope or a loop."""
         path = self.path if scope is None else (scope, *self.path)
         lengths = self.lengths if length == () else (length, *self.lengths)
         return Site(path, self.eqn, lengths)
@@ -65,10 +65,10 @@ class Site:
 
 @dataclass
 class Flow:
-    """What is found in a jaxpr, or an equation, from the facts of what it is given.
+    """The facts of a jaxpr or an equation, given the facts of its operands.
 
-    `outs` are the facts of its results, `sites` its variables in program order, and `stuck` are
-    equations with an effect that neither init nor apply can have.
+    `outs` are the facts of its results, `sites` its variables in program order, and `stuck` the
+    equations with an effect that neither init nor apply can execute.
     """
 
     outs: list[Fact]
@@ -77,16 +77,16 @@ class Flow:
 
     @property
     def is_cut(self) -> bool:
-        """Whether apply can have all results, and each effect has its place."""
+        """True if apply can compute all results, and each effect belongs to one program."""
         return all(out.ready for out in self.outs) and not self.stuck
 
     def inside(self, outs: list[Fact], scope: str | None = None, **loop: Any) -> Flow:
-        """The flow of the equation that this one's jaxpr is in, and whose results are `outs`."""
+        """Return the flow of the equation that contains this jaxpr and has results `outs`."""
         return Flow(outs, [site.inside(scope, **loop) for site in self.sites], self.stuck)
 
 
 def flow(jaxpr: Any, facts: Sequence[Fact], tag: str, reached: Fact = CONSTANT) -> Flow:
-    """The flow through a closed jaxpr."""
+    """Return the flow through a closed jaxpr."""
     known = dict.fromkeys(jaxpr.constvars, CONSTANT)
     known.update(zip(jaxpr.invars, facts, strict=True))
     found = Flow([])
@@ -104,11 +104,11 @@ def flow(jaxpr: Any, facts: Sequence[Fact], tag: str, reached: Fact = CONSTANT) 
 
 
 def flow_equation(eqn: Any, facts: list[Fact], tag: str, reached: Fact = CONSTANT) -> Flow:
-    """The flow through one equation."""
+    """Return the flow through one equation."""
     found = _flow_inside(eqn, facts, tag, reached)
     whole = _as_a_whole(eqn, facts, reached)
-    # What it does inside, to a ref of its own, can be done by a program as a whole: by each that
-    # has all of its operands, if both have, and by one rather than by none.
+    # An effect on a ref of its own may happen in any program that has all operands of the equation,
+    # in both if both have them.
     if not found.sites and (all(whole) or (found.stuck and any(whole))):
         return Flow([whole] * len(eqn.outvars))
     return found
@@ -127,14 +127,14 @@ def _flow_inside(eqn: Any, facts: list[Fact], tag: str, reached: Fact) -> Flow:
             taken = both(reached, facts[0])
             sides = [flow(branch, facts[1:], tag, taken) for branch in branches]
             if not any(side.sites for side in sides):
-                # All that happens in a branch depends on the index too.
+                # All effects in a branch depend on the index too.
                 given = [both(facts[0], fact) for fact in facts[1:]]
                 sides = [flow(branch, given, tag, taken) for branch in branches]
             outs = [both(facts[0], *each) for each in zip(*(s.outs for s in sides), strict=True)]
             sites, stuck = ([x for s in sides for x in getattr(s, k)] for k in ("sites", "stuck"))
             return Flow(outs, sites, stuck)
         case Call(body) if name in CUSTOM_RULES:
-            # It stays whole, for its rules to hold.
+            # It is kept as a whole, with its custom rules.
             inner = flow(body, facts, tag, reached)
             out = both(*facts)
             if inner.sites:
@@ -153,7 +153,7 @@ def _flow_inside(eqn: Any, facts: list[Fact], tag: str, reached: Fact) -> Flow:
 
 
 def _as_a_whole(eqn: Any, facts: list[Fact], reached: Fact) -> Fact:
-    """The fact of an equation that is not looked into; an effect happens in one program."""
+    """Return the fact of an equation that is not split. An effect happens in one program."""
     out = both(*facts)
     if _meets_ref(eqn) or _has_lasting_effect(eqn):
         out = both(out, reached)
@@ -193,15 +193,15 @@ def _flow_while(loop: While, facts: list[Fact], tag: str, reached: Fact) -> Flow
         carry = new
 
 
-# --- their values -------------------------------------------------------------------------------
+# --- values ---------------------------------------------------------------------------------------
 
 
 @dataclass
 class Reference:
-    """One evaluation: with the variables in `given` if there are any, else noting them down.
+    """One evaluation, with the variables in `given`, or recording them if there are none.
 
     `recorded` has, by path, one entry for each time that the path is sown in the program: the
-    leaves of the value by the indices of the loops around.
+    leaves of the value by the indices of the enclosing loops.
     """
 
     tag: str
@@ -211,7 +211,7 @@ class Reference:
     _reached: Fact = CONSTANT
 
     def evaluate(self, closed: Any, facts: Sequence[Fact], args: Sequence[Any]) -> list[Any]:
-        """The results of a closed jaxpr on flat arguments."""
+        """Return the results of a closed jaxpr on flat arguments."""
         return self._run(closed, list(facts), list(args), (), ())[0]
 
     def _run(
@@ -252,7 +252,7 @@ class Reference:
                 return self._while(loop, facts, operands, scopes, at)
             case Cond(branches):
                 index = min(max(int(operands[0]), 0), len(branches) - 1)
-                # All branches, so that the variables of each are met.
+                # All branches, so that the variables of each are visited.
                 sides = {}
                 outside, self._reached = self._reached, both(self._reached, facts[0])
                 for i, branch in enumerate(branches):
@@ -263,7 +263,7 @@ class Reference:
                 return sides[index]
             case Call(body) if eqn.primitive.name in CUSTOM_RULES:
                 if flow(body, facts, self.tag, self._reached).sites:
-                    # The rules of `tests.programs.rules`, which hold for the operands alone.
+                    # The rules of `tests.programs.rules`, which depend on the operands only.
                     scaled = [_scaled(x) for x in operands]
                     return self._run(body, facts, scaled, scopes, at)[0]
             case Call(body):

@@ -1,8 +1,8 @@
-"""What rewriting passes look for: operations that do work in vain, and functions around others.
+"""Wasteful code for rewriting passes to improve: operations, and wrappers of functions.
 
-`WASTEFUL` are operations for random programs. Each does to its operands what some pass undoes:
-neutral elements, chains of reshapes, the same twice, constants, loops with code that never
-changes, calls that hand on what they are given. `WASTE` wraps a whole function likewise.
+`WASTEFUL` has operations for random programs. Each applies something that a pass removes: neutral
+elements, chains of reshapes, duplicates, constants, loop-invariant code, pass-through operands of
+calls. `WASTE` wraps a whole function in the same way.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ def _scalar(x: Any, value: Any) -> Any:
 
 
 def _neutral(x: Any) -> Any:
-    """Elements that change nothing, or a zero's sign alone; scalars are literals."""
+    """Operations with neutral elements, or that change only a zero's sign. Scalars are literals."""
     x = lax.mul(x, _full(x, 1)) + _scalar(x, 0)
     return lax.sub(x * _scalar(x, 1), _full(x, 0))
 
@@ -79,7 +79,7 @@ def _broadcasts(x: Any) -> Any:
 
 
 def _converts(x: Any) -> Any:
-    """To a wider type and back, to a narrower and back, and to the same."""
+    """Conversions to a wider type and back, to a narrower and back, and to the same."""
     wide = jnp.float32 if jnp.issubdtype(x.dtype, jnp.floating) else jnp.int32
     narrow = jnp.bfloat16 if jnp.issubdtype(x.dtype, jnp.floating) else jnp.int8
     convert = lax.convert_element_type
@@ -135,7 +135,7 @@ def _reverses(x: Any) -> Any:
 
 
 def _reductions(x: Any) -> Any:
-    """Over no axis, and over axes of length one."""
+    """Reductions over no axis, and over axes of length one."""
     thin = x[:, None]
     return thin.sum(1), thin.max(1), lax.reduce_sum_p.bind(x, axes=(), out_sharding=None)
 
@@ -150,7 +150,7 @@ def _squeezes(x: Any) -> Any:
 
 
 def _dynamic(x: Any) -> Any:
-    """Slices at places that are known, and of all there is."""
+    """Slices at constant positions, and of the whole array."""
     zeros = [jnp.int32(0)] * x.ndim
     whole = lax.dynamic_slice(x, zeros, x.shape)
     one = lax.dynamic_slice_in_dim(x, 1, min(1, len(x)))
@@ -158,7 +158,7 @@ def _dynamic(x: Any) -> Any:
 
 
 def _twice(x: Any, y: Any) -> Any:
-    """The same again: with operands the other way round, and inside a call."""
+    """Duplicates: with swapped operands, and inside a call."""
     first, second = lax.add(x, y), lax.add(y, x)
     square = jax.jit(lambda z: z * z)
     products = lax.mul(x, y) + lax.mul(y, x)
@@ -172,7 +172,7 @@ def _draws(k: Any) -> Any:
 
 
 def _constants(x: Any) -> Any:
-    """An expression of constants alone; a large one that is made of a small one."""
+    """An expression of constants only, and a large constant computed from a small one."""
     steps = lax.iota(jnp.int32, 3) * 2 + jnp.array([1, 2, 3])
     large = jnp.zeros((300, 300)).at[1].set(1.0)
     return x + _first(steps).astype(x.dtype), large[:2, :2], jnp.linspace(0.0, 1.0, 3)
@@ -183,7 +183,7 @@ def _first(x: Any) -> Any:
 
 
 def _known_branches(x: Any, y: Any) -> Any:
-    """Branches whose index is known, or can be computed, or that are all the same."""
+    """Branches whose index is constant or can be folded, or that are all equal."""
     index = lax.full((), 1, jnp.int32)
     return (
         lax.switch(index, [lax.add, lax.sub, lax.mul], x, y),
@@ -194,7 +194,7 @@ def _known_branches(x: Any, y: Any) -> Any:
 
 
 def _known_loops(x: Any, y: Any) -> Any:
-    """Loops of no round and of one, and a while that never starts."""
+    """Loops of zero or one iterations, and a while loop that never starts."""
     step = lambda c, z: (c + y, c * 2)  # noqa: E731
     none = lax.scan(step, x, None, length=0)
     one = lax.scan(step, x, x[None], reverse=True)
@@ -202,7 +202,7 @@ def _known_loops(x: Any, y: Any) -> Any:
 
 
 def _invariant(x: Any, y: Any) -> Any:
-    """A loop with carries that never change, or change places, and code that is always the same."""
+    """A loop with carries that are constant or swapped, and loop-invariant code."""
 
     def body(carry: Any, row: Any) -> Any:
         a, b, c, d, i = carry
@@ -222,7 +222,7 @@ def _invariant_while(x: Any, y: Any) -> Any:
 
 
 def _handed_on(x: Any, y: Any) -> Any:
-    """Calls that are given the same twice and give back what they are given, or a constant."""
+    """Calls with duplicate operands that return their operands or a constant."""
     jitted = jax.jit(lambda a, b, c: (b, a, lax.add(a, c), 1.0, a), inline=False)
     b, a, c, one, _ = jitted(x, x, y)
     remat = jax.checkpoint(lambda a, b: (a, lax.mul(a, b), a))
@@ -310,7 +310,7 @@ WASTEFUL: dict[str, Operation] = {
 
 
 def wasteful(case: Case, kind: str) -> Case:
-    """The case wrapped in a `kind` of `WASTE`, which gives more results, or the same."""
+    """Return the case wrapped in a `kind` of `WASTE`, with the same results, maybe more."""
     function = WASTE[kind](case.fun, case.args)
     return Case(f"{case.name} with {kind}", function, case.args, case.kwargs, case.x64)
 
@@ -321,7 +321,7 @@ def _done_twice(f: Function, args: Any) -> Function:
 
 
 def _of_constants(f: Function, args: Any) -> Function:
-    """The function of its arguments, and of constants, in vain and in a loop."""
+    """Compute the function of its arguments, and of constants, unused and in a loop."""
     constants = jax.tree.map(jnp.asarray, args)
 
     def function(*xs: Any) -> Any:
@@ -332,7 +332,7 @@ def _of_constants(f: Function, args: Any) -> Function:
 
 
 def _in_vain_in_scan(f: Function, args: Any) -> Function:
-    """A loop that computes the same in each round, from what it closes over and what it carries."""
+    """A loop that computes the same in each iteration, from its closure and its carry."""
 
     def function(*xs: Any) -> Any:
         def body(carry: Any, i: Any) -> Any:
@@ -355,7 +355,7 @@ def _in_vain_in_while(f: Function, args: Any) -> Function:
 
 
 def _in_one_round(f: Function, args: Any) -> Function:
-    """Loops of one round and of none, and a while that never starts."""
+    """Loops of one and of zero iterations, and a while loop that never starts."""
 
     def function(*xs: Any) -> Any:
         start = f(*xs)
@@ -382,7 +382,7 @@ def _changed(x: Any) -> Any:
 
 
 def _in_neutral_code(f: Function, args: Any) -> Function:
-    """What changes nothing, before the function and after it."""
+    """Neutral operations, before and after the function."""
 
     def around(x: Any) -> Any:
         x = jnp.asarray(x)
@@ -397,7 +397,7 @@ def _in_neutral_code(f: Function, args: Any) -> Function:
 
 
 def _in_calls(f: Function, args: Any) -> Function:
-    """Calls that hand on what they are given, one in the other, one with a donated argument."""
+    """Nested calls that pass operands through, one with a donated argument."""
 
     def function(*xs: Any) -> Any:
         inner = jax.jit(lambda *ys: (ys, f(*ys[: len(xs)]), 2.0, ys), donate_argnums=())
@@ -409,7 +409,7 @@ def _in_calls(f: Function, args: Any) -> Function:
 
 
 def _in_custom_rules(f: Function, args: Any) -> Function:
-    """With derivative rules, twice."""
+    """Custom derivative rules, twice."""
 
     def function(*xs: Any) -> Any:
         forwards, backwards = with_jvp_rule(f), with_vjp_rule(f, saving=False)

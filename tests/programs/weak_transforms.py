@@ -1,12 +1,12 @@
-"""The referee of weak types in transformations: of results and gradients, beside JAX's own.
+"""Compare the weak types of results and gradients in transformations with JAX's.
 
-Each proof makes a program by a pass and holds the weak types of its results, and of the gradients
-by its arguments, against those of what it is to be: of `jax.vmap` of the program, of JAX's
-derivatives, of the program at its sizes, or of the program that was unzipped. The types that a
-program declares are those that JAX's evaluator traces.
+Each proof makes a program by a pass and compares the weak types of its results, and of the
+gradients by its arguments, with those of the reference: `jax.vmap` of the program, JAX's
+derivatives, the program at its sizes, or the program before unzip. The types that a program
+declares must be those that JAX's evaluator traces.
 
-JAX's transposes of slices, pads and gathers give strongly typed gradients by weakly typed arrays.
-A pass may look rows up in another way; so a gradient may be as weakly typed as its argument, too.
+JAX's transposes of slices, pads and gathers return strongly typed gradients by weakly typed arrays.
+A pass may look rows up differently, so a gradient may also be as weakly typed as its argument.
 """
 
 from __future__ import annotations
@@ -37,11 +37,11 @@ from tests.programs.sowing import sown
 from tests.programs.symbolic import SymbolicProgram
 from tests.programs.weakening import inexact, is_weak, weak_gradients, weak_results
 
-#: The bound of each symbol, and how many examples of other lengths there are.
+#: The bound of each symbol, and the number of examples of other lengths.
 BOUND = 4
 LANES = 4
 
-#: What JAX raises where it has no such program; IndexError from a rule of an axis of size 0.
+#: JAX's errors if it has no such program. A rule for an axis of size 0 raises IndexError.
 REFUSED = (*NO_DERIVATIVE, *NO_DERIVATIVE_OF_REFS, JaxprToolError, IndexError)
 
 Proof = Callable[[Case, random.Random], Counter[str]]
@@ -62,7 +62,7 @@ def _check_declared(program: Program, what: str) -> None:
 
 
 def _check_gradients(after: Program, before: Program, what: str, skipped: int = 0) -> str:
-    """Compare the gradients by all inexact arguments of `after` but the first ones."""
+    """Compare the gradients by all inexact arguments of `after` except the first ones."""
     wanted, found = weak_gradients(before), weak_gradients(after)
     if wanted is None or found is None:
         return "no gradients"
@@ -78,7 +78,7 @@ def _check_gradients(after: Program, before: Program, what: str, skipped: int = 
 
 
 def prove_batch(case: Case, rng: random.Random) -> Counter[str]:
-    """Hold a program, mapped in two ways, and by chunks, against `jax.vmap` of it."""
+    """Compare a program, mapped in two ways and by chunks, with `jax.vmap` of it."""
     outcomes: Counter[str] = Counter()
     with case.setting():
         program = flat(case.program())
@@ -105,7 +105,7 @@ def _check_mapped(what: str, made: Program, expected: Program) -> Counter[str]:
 
 
 def prove_tile(case: Case, rng: random.Random) -> Counter[str]:
-    """Hold a program that is tiled along first axes against `jax.vmap` between reshapes."""
+    """Compare a program tiled along first axes with `jax.vmap` between reshapes."""
     with case.setting():
         program = flat(case.program())
         pairs = program.in_avals, program.out_avals
@@ -136,7 +136,7 @@ def _tiles(x: Any) -> Any:
 
 
 def prove_derivatives(case: Case, rng: random.Random) -> Counter[str]:
-    """Hold what passes of derivatives make of a program against what JAX's functions make of it."""
+    """Compare derivatives by passes with those by JAX's functions."""
     outcomes: Counter[str] = Counter()
     with case.setting():
         program = flat(case.program())
@@ -170,7 +170,7 @@ def _tangents(program: Program, name: str) -> tuple[Any, ...]:
     tangents = tuple(_struct(aval.to_tangent_aval()) for aval in program.in_avals)
     if name != "transpose":
         return tangents
-    # The linear function may give weakly typed tangents of strongly typed results.
+    # The linear function may return weakly typed tangents of strongly typed results.
     pushed = trace(_linearize(_function(program)), _args(program), tangents).out_avals
     return tuple(map(_struct, pushed[len(program.out_avals) :]))
 
@@ -209,7 +209,7 @@ _DERIVATIVES: dict[str, tuple[tuple[str, ...], Any]] = {
 
 
 def _results(made: Any, count: int) -> list[str]:
-    """The types of the results of a derivative, or of both its halves but for residuals."""
+    """Return the types of the results of a derivative, or of both halves without residuals."""
     if isinstance(made, Program):
         _check_declared(made, made.name)
         return _types(made.out_avals)
@@ -219,7 +219,7 @@ def _results(made: Any, count: int) -> list[str]:
 
 
 def _runs_no_more(program: Program) -> bool:
-    """Return True for a custom_vjp function pushed forwards, which JAX can only trace."""
+    """Return True for forward mode of a custom_vjp function, which JAX can only trace."""
     return any(eqn.primitive.name == "custom_lin" for eqn in program.jaxpr.eqns)
 
 
@@ -227,7 +227,7 @@ def _runs_no_more(program: Program) -> bool:
 
 
 def prove_sizes(found: SymbolicProgram) -> Counter[str]:
-    """Hold a program with symbols, specialized, masked and ragged, against that traced at sizes."""
+    """Compare a program with symbols, specialized, masked and ragged, with that traced at sizes."""
     outcomes: Counter[str] = Counter()
     with found.setting():
         program = found.program
@@ -275,7 +275,7 @@ def _gradients_at_sizes(made: Program, expected: Program, what: str) -> str:
 
 
 def prove_unzip(case: Case, rng: random.Random, key_args: Callable[..., Any]) -> Counter[str]:
-    """Hold what `unzip` makes of a program with values sown in it against that program."""
+    """Compare the programs by `unzip`, of a program with sown values, with that program."""
     with case.setting():
         program = case.program()
         if not program.in_avals:

@@ -1,7 +1,7 @@
-"""The referee of weak types: of results and gradients, as JAX traces a program again.
+"""Compare the weak types of results and gradients before and after a pass.
 
-JAX is the oracle: what a program gives by its own evaluator, traced at the same types, and what
-its transposition gives as gradients, must be as weakly typed before a pass and after it.
+JAX is the oracle: the results of a program in JAX's evaluator, traced at the same types, and the
+gradients by its transposition, must have the same weak types before and after.
 """
 
 from __future__ import annotations
@@ -28,18 +28,18 @@ PIPELINES = (
     *("disable_jit", "jit", "checkpoint", 'named_call("name")', "-O1", "-O2", "-O3"),
 )
 
-#: Passes that cast arguments: the cotangent of a cast is as weakly typed as what it is a cast of.
+#: Passes that cast arguments: the cotangent of a cast is as weakly typed as its operand.
 CASTING = frozenset(["mixed_precision"])
 
 _PYTHON_DTYPES = {"float32", "int32", "complex64", "float64", "int64", "complex128"}
 
 
 def weakened(case: Any, rng: random.Random | None = None) -> Any:
-    """A case whose arguments of the dtypes that Python's numbers have are weakly typed.
+    """Return a case whose arguments are weakly typed where the dtype is that of a Python number.
 
-    With `rng`, some of them are.
+    With `rng`, only some of them are.
     """
-    if not isinstance(case, Case):  # a sample is traced already, at its own types
+    if not isinstance(case, Case):  # a sample is already traced with its own types
         return case
 
     def made(x: Any) -> Any:
@@ -59,9 +59,9 @@ def _weak(x: Any) -> Any:
 
 
 def prove_weak_types(case: Any, pipelines: Iterable[str] = PIPELINES) -> Counter[str]:
-    """Hold the weak types of a program after each pipeline against those before.
+    """Compare the weak types of a program before and after each pipeline.
 
-    Returns how often what was compared. Raises AssertionError with the pipeline.
+    Returns the number of comparisons by kind. Raises AssertionError with the pipeline.
     """
     outcomes: Counter[str] = Counter({"programs": 1})
     with case.setting():
@@ -86,13 +86,13 @@ def prove_weak_types(case: Any, pipelines: Iterable[str] = PIPELINES) -> Counter
 
 
 def weak_results(program: Program) -> list[bool]:
-    """Whether each result is weakly typed as JAX's evaluator traces it."""
+    """Return whether each result is weakly typed in JAX's evaluator."""
     evaluate = jaxcompat.jaxpr_as_fun(program.jaxpr)
     return _weak_types_of(lambda *flat: evaluate(*flat), program)
 
 
 def weak_gradients(program: Program) -> list[bool] | None:
-    """Whether the cotangent of each inexact argument is; None if there is no gradient."""
+    """Return whether each inexact argument's cotangent is weakly typed. None without a gradient."""
     at = [i for i, aval in enumerate(program.in_avals) if inexact(aval)]
     if not at or not any(map(inexact, program.out_avals)):
         return None

@@ -3,5 +3,5 @@
     from tests.programs.enumerated.families import FAMILIES
     from tests.programs.enumerated.evaluation import Values
 
-A family gives its programs unit by unit; what they have in common is made, and evaluated, once.
+A family yields its programs unit by unit. Shared parts are built and evaluated once.
 """

@@ -1,7 +1,7 @@
-"""All small bodies of loops, branches and calls, given operands in every way.
+"""All small bodies of loops, branches and calls, with operands in every combination.
 
-A body returns any of its arguments, literals and values, in any order and more than once, so that
-there is all that `forward` looks for: what is handed on, given twice, carried and never changed.
+A body returns any of its arguments, literals and values, in any order and possibly repeated. This
+includes all that `forward` simplifies: pass-through results, duplicate operands, unchanged carries.
 """
 
 from __future__ import annotations
@@ -30,14 +30,14 @@ Scalar = jax.core.ShapedArray((), np.float32)
 
 @dataclass(frozen=True)
 class Kind:
-    """A primitive that holds bodies of scalars.
+    """A primitive with bodies of scalars.
 
     Attributes:
-        types: What its operands are, without the counter of a while loop.
-        results: How many results a body gives.
-        function: Makes a function of the operands of one of the body's arguments.
+        types: The types of its operands, without the counter of a while loop.
+        results: The number of results of a body.
+        function: Makes a function of the operands from a body function.
         put: Returns the equation with other bodies.
-        bodies: How many bodies there are.
+        bodies: The number of bodies.
     """
 
     types: Sequence[Any]
@@ -70,7 +70,7 @@ def _while(body: Callable[..., list[Any]]) -> Callable[..., Any]:
 
 
 def _put_in_while(eqn: Any, bodies: Sequence[Any]) -> Any:
-    """Put a body in a while loop, between whose constants and carry is the counter."""
+    """Put a body into a while loop, whose counter is between the constants and the carry."""
     loop, (body,) = While.of(eqn), bodies
     (step,) = (e for e in loop.body.eqns if loop.body.outvars[0] in e.outvars)
     k, *carry = body.invars
@@ -107,7 +107,7 @@ KINDS = {
 
 @dataclass(frozen=True, eq=False)
 class Bodies:
-    """The programs that are one loop, branch or call, with bodies of a family's equations."""
+    """The programs of one loop, branch or call, with bodies of a family's equations."""
 
     name: str
     kind: Kind
@@ -119,11 +119,11 @@ class Bodies:
     lanes: tuple[int, ...] = ()
 
     def units(self) -> list[str]:
-        """Return the names of groups of programs of about one size."""
+        """Return the names of groups of programs of about equal size."""
         return [str(i) for i in range(self.groups)]
 
     def programs(self, unit: str) -> Iterator[tuple[Program, Program]]:
-        """Give every program whose first body is one of the unit's."""
+        """Yield every program whose first body belongs to the unit."""
         draw = random.Random(int(unit))
         for first in self._made[int(unit) :: self.groups]:
             for others in itertools.product(self._made, repeat=self.kind.bodies - 1):
@@ -133,11 +133,11 @@ class Bodies:
                         yield program, program
 
     def text(self, program: Program) -> str:
-        """Return a program as it is shown in errors."""
+        """Return a program as text for error messages."""
         return f"{self.name}: {program.jaxpr}"
 
     def inputs(self) -> list[jax.Array]:
-        """Return arguments of which all elements differ."""
+        """Return arguments whose elements are all distinct."""
         numbers = iter([1.5, np.nan, -0.0, -2.0, 3.0, 0.25, 7.0, -5.0, 11.0])
         return [
             jax.numpy.asarray(
@@ -150,7 +150,7 @@ class Bodies:
 
     @cached_property
     def _made(self) -> list[Any]:
-        """Every body: equations all of which lead to a result, and any atoms as results."""
+        """Return every body whose equations are all live, with any atoms as results."""
         family, kind = self.family, self.kind
         skeleton = jax.make_jaxpr(_dummy(kind))(
             *(jax.ShapeDtypeStruct((), t.dtype) for t in family.arguments)
@@ -175,7 +175,7 @@ class Bodies:
 
     @cached_property
     def _operands(self) -> list[tuple[int | None, ...]]:
-        """Every choice of arguments for operands; None is a literal, for at most one of them."""
+        """Return every choice of arguments for operands. At most one is None, for a literal."""
         types, found = self.kind.types, []
 
         def choose(chosen: tuple[int | None, ...]) -> None:
@@ -216,5 +216,5 @@ _LITERAL = as_literal(np.float32(2.0), Scalar)
 
 
 def _dummy(kind: Kind) -> Callable[..., list[Any]]:
-    """Return a body for a skeleton, in which nothing is handed on."""
+    """Return a body for a skeleton, without pass-through results."""
     return lambda *xs: [reduce(lax.add, xs) for _ in range(kind.results)]

@@ -1,7 +1,7 @@
 """The values of many programs on one set of arguments, each value computed once.
 
-A value is known by what computes it: a primitive, its parameters, and the numbers of its operands.
-Programs that share equations share their values, a program and what a pass makes of it, too.
+A value's key is what computes it: a primitive, its parameters, and the numbers of its operands.
+Programs that share equations share their values. So do a program and its rewritten form.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from tests.programs import interpreter, stepwise
 
 
 class Values:
-    """Values by number: those of the arguments first."""
+    """Values by number. Arguments come first."""
 
     def __init__(self, arguments: Sequence[jax.Array], lanes: tuple[int, ...] = ()) -> None:
         self.lanes = lanes
@@ -27,7 +27,7 @@ class Values:
         self._bits: dict[int, Any] = {}
         self._numbers: dict[Hashable, tuple[int, ...]] = {}
         self._contents: dict[Hashable, int] = {}
-        #: Objects that are known by their identity, which must not be another's.
+        #: Objects compared by identity, kept alive so that their ids are not reused.
         self._kept: list[Any] = []
         self.arguments = [self._new(array) for array in arguments]
 
@@ -53,7 +53,7 @@ class Values:
         return [self._of_literal(v) if type(v) is Literal else env[v] for v in jaxpr.outvars]
 
     def _run_bodies(self, jaxpr: Any) -> list[int]:
-        """Return the numbers of the results of a closed jaxpr that holds others."""
+        """Return the numbers of the results of a closed jaxpr with nested jaxprs."""
 
         def apply(eqn: Any, operands: Sequence[Any]) -> list[Any]:
             pairs = zip(operands, eqn.invars, strict=True)
@@ -66,13 +66,13 @@ class Values:
         return [self._of_content(value, atom.aval) for value, atom in pairs]
 
     def bits(self, number: int) -> Any:
-        """Return what must stay of a value: its type, and its bits, but every NaN is alike."""
+        """Return what rewrites must keep of a value: type and bits, with all NaNs equal."""
         if number not in self._bits:
             array = np.array(self._arrays[number])
             if array.dtype.kind in "fc":
                 for part in (array.real, array.imag) if array.dtype.kind == "c" else (array,):
                     part[np.isnan(part)] = np.nan
-            elif array.dtype.kind == "V":  # bfloat16 and others that are not NumPy's
+            elif array.dtype.kind == "V":  # bfloat16 and other extension dtypes
                 array = array.astype(np.float32)
                 array[np.isnan(array)] = np.nan
             self._bits[number] = (*self._types[number], array.tobytes())

@@ -1,4 +1,4 @@
-"""The families of primitives that rules name together, and how far each is enumerated."""
+"""The families of primitives that rewriting rules combine, and how far each is enumerated."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def _named(arity: int, **functions: Callable[..., Any]) -> list[Operation]:
 
 
 def _bound(primitive: Any, **params: Any) -> Callable[..., Any]:
-    """Return a function that writes a primitive's equation, even one that changes nothing."""
+    """Return a function that binds a primitive, even if the equation is an identity."""
     return lambda *xs: primitive.bind(*xs, **params)
 
 
@@ -246,9 +246,9 @@ _CONSTANTS = [
 _INDICES = tuple(map(np.int32, (0, 3, -1)))
 _TYPED = (np.float32(0), np.float32(1), np.True_, np.False_)
 
-# Most families: all programs of four equations of which one result is not read, up to the order of
-# equations that do not read one another; or of three, in every order, with a literal, and another
-# result. Of other results, and of more literals, a share is drawn.
+# Most families: all programs of four equations with one unused result, up to the order of
+# independent equations; or of three, in every order, with a literal and another result. Programs
+# with other results or more literals are sampled.
 _FOUR: dict[str, Any] = {"equations": 4, "unread": 1, "returned": 0, "orders": False}
 _THREE: dict[str, Any] = {"equations": 3, "unread": 1, "returned": 1}
 _TWO: dict[str, Any] = {"equations": 2, "pipelines": _ALL}
@@ -258,7 +258,7 @@ _BODY = [*_operations(1, lax.neg), *_operations(2, lax.sub, lax.mul)]
 _NAMED: dict[str, Any] = {"equations": 1, "alike": False}
 
 FAMILIES: list[Family | Bodies] = [
-    # Small, and proved whole in CI.
+    # Small, and proved completely in CI.
     Family("trees", _ARITHMETIC, [_FLOAT] * 3, **_FOUR, trees=True, in_ci=True),
     Family("transposes", _TRANSPOSES, [_MATRIX], **_THREE, in_ci=True),
     # Arithmetic.

@@ -1,8 +1,8 @@
 """All small programs over a family of primitives, up to names.
 
 A graph is its equations, each an operation with its operands (an argument, a literal, or a result
-of an equation before), and which values it returns. Arguments of one type are named in the order
-in which they are read. Operands come in every order, those of commutative operations too.
+of an earlier equation), and the values it returns. Arguments of one type are numbered in the order
+of their first use. Operands come in every order, also those of commutative operations.
 """
 
 from __future__ import annotations
@@ -23,11 +23,11 @@ from jaxprtool.ir.programs.program import Program
 from jaxprtool.jaxcompat import replace_jaxpr, weakly_typed
 from tests.programs.enumerated.templates import Operation, Templates
 
-#: An argument ("a", 0), a value ("r", 0), or a literal ("c", 0), by their numbers.
+#: An argument ("a", 0), a value ("r", 0), or a literal ("c", 0), by number.
 Operand = tuple[str, int]
 Equation = tuple[int, tuple[Operand, ...]]
 
-#: Of each kind of number what is special about it, and two that are not.
+#: The special values of each kind of number, and two ordinary ones.
 SPECIAL = {
     "f": [np.nan, np.inf, -np.inf, 0.0, -0.0, -1.5, 3.0],
     "c": [complex(np.nan, 1), complex(-0.0, np.inf), 0.0, complex(-1.5, -0.0), 3 + 2j],
@@ -38,16 +38,16 @@ SPECIAL = {
 
 @dataclass(slots=True)
 class Graph:
-    """A program while it grows: its equations, and what of it has been read."""
+    """A program under construction: its equations, and what they have read so far."""
 
     equations: tuple[Equation, ...]
     eqns: tuple[JaxprEqn, ...]
     values: tuple[Var, ...]
     types: tuple[int, ...]
-    arguments: int = 0  # those that are read, a bit for each
+    arguments: int = 0  # bit mask of the read arguments
     literals: int = 0
-    read: int = 0  # the values that are read, a bit for each
-    #: For the last equation, the arguments that are read before it, and its first result.
+    read: int = 0  # bit mask of the read values
+    #: For the last equation: the number of arguments read before it, and its first result.
     before: int = 0
     first: int = 0
     results: tuple[int, ...] = ()
@@ -62,26 +62,25 @@ EMPTY = Graph((), (), (), ())
 
 @dataclass(frozen=True, eq=False)
 class Family:
-    """Primitives that rules name together, and the programs of them that are tried.
+    """Primitives that rules combine, and the enumeration of their programs.
 
     Attributes:
-        operations: What an equation may be.
+        operations: The operations of equations.
         arguments: The types of the arguments.
-        alike: Whether programs that differ in the names of arguments of one type are one.
-        literals: What may be an operand besides, at most `most_literals` times in a program.
-        equations: How many there are at most.
-        unread: How many values nothing in the program reads, at most; these are results.
-        returned: How many of the others are results too, at most.
-        orders: Try every order of equations that do not read one another. Without it, there is
-            one program at least for all that differ only in that order.
-        dead: Try programs of which the last value is the only result that is not read, and others
-            are dead.
-        trees: Try only programs that read each argument and value once.
-        share: The share of the programs of the most equations that are drawn, each as likely as
-            any other.
-        pipelines: What each program is sent through.
-        groups: How many units of work the programs are.
-        in_ci: Prove all programs in CI, where of other families there is a sample.
+        alike: Whether programs that differ only in the names of arguments of one type are the same.
+        literals: The possible literal operands, at most `most_literals` of them in a program.
+        equations: The maximum number of equations.
+        unread: The maximum number of values that no equation reads; these are results.
+        returned: The maximum number of other values that are results too.
+        orders: Enumerate every order of independent equations. Otherwise, at least one program
+            of each set that differs only in this order.
+        dead: Enumerate programs whose last value is the only unread result, and other values are
+            dead.
+        trees: Enumerate only programs that read each argument and value once.
+        share: The fraction of the programs of maximum size that is drawn, uniformly.
+        pipelines: The pipelines to apply to each program.
+        groups: The number of units of work.
+        in_ci: Prove all programs in CI, where other families are sampled.
     """
 
     name: str
@@ -118,7 +117,7 @@ class Family:
 
     @cached_property
     def _beginnings(self) -> list[Graph]:
-        """The first equations of programs, by which these are grouped."""
+        """Return the first equations of programs, by which these are grouped."""
         depth = self._depth
         return [g for g in self.grown(EMPTY, depth) if len(g.equations) == depth]
 
@@ -127,16 +126,16 @@ class Family:
         return min(2, self.equations - 1)
 
     def units(self) -> list[str]:
-        """Return the names of groups of programs of about one size."""
+        """Return the names of groups of programs of about equal size."""
         return list(map(str, range(min(self.groups, len(self._beginnings)))))
 
     def programs(self, unit: str) -> Iterator[tuple[Graph, Program]]:
-        """Give every program of a unit once; the graph is the program's until the next."""
+        """Yield every program of a unit once. A graph is valid until the next one is yielded."""
         for graph in self.graphs(unit):
             yield graph, self.program(graph)
 
     def graphs(self, unit: str) -> Iterator[Graph]:
-        """Give every graph of a unit once, with each choice of results."""
+        """Yield every graph of a unit once, with each choice of results."""
         number = int(unit)
         if number == 0:
             for graph in self.grown(EMPTY, self._depth - 1):
@@ -150,12 +149,12 @@ class Family:
     # --- growth ---------------------------------------------------------------------------------
 
     def grown(self, graph: Graph, size: int, draw: random.Random | None = None) -> Iterator[Graph]:
-        """Give a graph and all that it grows to, up to a size; of the largest those drawn."""
+        """Yield a graph and all its extensions up to a size, with a sample of the largest."""
         yield graph
         count = len(graph.equations)
         if count >= size:
             return
-        # Of four equations the third is drawn, too, so that few programs are made for nothing.
+        # With four equations, the third is sampled too, so that few programs are built in vain.
         kept = self.share ** (1 / (self.equations - self._depth))
         for number, operation in enumerate(self.operations):
             for operands, arguments, literals in self._operands(operation.arity, graph):
@@ -166,7 +165,7 @@ class Family:
                     yield from self.grown(new, size, draw)
 
     def drawn(self, draw: random.Random) -> Iterator[Graph]:
-        """Give a program of the most equations, or none if there is none of those drawn first."""
+        """Yield a program of maximum size, or nothing if it is not in the sample."""
         graph: Graph | None = EMPTY
         for _ in range(self.equations):
             choices = [
@@ -185,7 +184,7 @@ class Family:
             yield graph
 
     def _operands(self, arity: int, graph: Graph) -> Iterator[tuple[Any, int, int]]:
-        """Give each choice of operands, with the arguments and literals that are read by then."""
+        """Yield each choice of operands, with the arguments and literals that are read by then."""
         values: list[Operand] = [("r", n) for n in range(len(graph.values))]
         if self.trees:
             values = [("r", n) for n in graph.unread]
@@ -211,7 +210,7 @@ class Family:
         yield from chosen(arity, graph.arguments, graph.literals)
 
     def _next_arguments(self, read: int) -> list[int]:
-        """The arguments that are read already, and of each type the first that is not."""
+        """Return the arguments that are read already, and the first unread one of each type."""
         if not self.alike:
             return list(range(len(self.arguments)))
         found, new = [], set()
@@ -261,7 +260,7 @@ class Family:
         )
 
     def _in_order(self, graph: Graph, equation: Equation) -> bool:
-        """Return False if the equation could stand before the last one, and would be less."""
+        """Return False if the equation could precede the last one and compares less than it."""
         number, operands = equation
         if not graph.equations or any(k == "r" and n >= graph.first for k, n in operands):
             return True
@@ -280,7 +279,7 @@ class Family:
         return (number, tuple(renamed)) >= graph.equations[-1]
 
     def _with_results(self, graph: Graph) -> Iterator[Graph]:
-        """Give a graph with each choice of results."""
+        """Yield a graph with each choice of results."""
         count = len(graph.values)
         last, unread = count - 1, graph.unread
         if not self.dead and len(unread) > self.unread:
@@ -328,12 +327,12 @@ class Family:
 
     @cached_property
     def lanes(self) -> tuple[int, ...]:
-        """The shape of what scalars are tried on, all at once: operations are by element."""
+        """Return the batch shape in which scalars are evaluated, as operations are elementwise."""
         scalar = all(aval.shape == () for aval in self.arguments)
         return (_combinations(self.arguments)[0].size,) if scalar else ()
 
     def inputs(self) -> list[jax.Array]:
-        """Return arguments among whose elements all combinations of special values are."""
+        """Return arguments whose elements cover all combinations of special values."""
         columns = _combinations(self.arguments)
         found = []
         for column, aval in zip(columns, self.arguments, strict=True):
@@ -343,7 +342,7 @@ class Family:
 
 
 def _combinations(avals: Sequence[Any]) -> list[np.ndarray]:
-    """Return all combinations of special values of some types, shuffled, a column for each."""
+    """Return all combinations of special values of some types, shuffled, one per column."""
     special = [SPECIAL[_kind(aval.dtype)] for aval in avals]
     grid = list(itertools.product(*special))
     random.Random(0).shuffle(grid)

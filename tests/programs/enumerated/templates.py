@@ -1,6 +1,6 @@
-"""What an operation is as equations, traced once for each choice of types and literals.
+"""The equations of an operation, traced once for each choice of types and literals.
 
-Enumerated programs are put together of copies, so that a program costs no trace.
+Enumerated programs consist of copies of templates, so that none has to be traced.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from jax.extend.core import JaxprEqn, Literal, Var
 
 @dataclass(frozen=True)
 class Operation:
-    """A function of so many values, or of literals, that returns a value or a list of values."""
+    """A function of `arity` values or literals that returns a value or a list of values."""
 
     name: str
     function: Callable[..., Any]
@@ -42,7 +42,7 @@ class Template:
 
 
 class Templates:
-    """The templates of a family's operations; types go by their numbers."""
+    """The templates of a family's operations, by the numbers of their types."""
 
     def __init__(self, operations: Sequence[Operation], literals: Sequence[Any]) -> None:
         self.operations, self.literals = operations, literals
@@ -56,7 +56,7 @@ class Templates:
         return self.types.index(aval)
 
     def of(self, operation: int, operands: tuple[int, ...]) -> Template | None:
-        """Return a template; None if the operation is not defined on these operands.
+        """Return a template. None if the operation is not defined on these operands.
 
         An operand is the number of a type, or ~n for the literal number n.
         """

@@ -1,7 +1,7 @@
-"""The command line in this process: `cli("show", "bad.py:f")` gives what it printed, and its code.
+"""The command line in this process: `cli("show", "bad.py:f")` returns its output and exit code.
 
-The tests stand in a folder of their own, which holds the module `functions.py`. Every JSON document
-that a command prints is one of its types in `tests.documentation.documents`.
+Each test runs in a folder of its own, with the module `functions.py`. Every JSON document that a
+command prints is checked against its types in `tests.documentation.documents`.
 """
 
 import gc
@@ -75,7 +75,7 @@ FUNCTIONS = """
 
 @dataclass(frozen=True)
 class Result:
-    """What a command line printed, and its exit code."""
+    """The output of a command line, and its exit code."""
 
     code: int
     out: str
@@ -83,12 +83,12 @@ class Result:
 
     @property
     def lines(self) -> list[str]:
-        """The lines on stderr, without those that say what was written."""
+        """The lines on stderr, without those about written files."""
         return [line for line in self.err.splitlines() if not line.startswith("wrote ")]
 
     @property
     def result(self) -> str:
-        """What is on stdout, unless that is the document of an error."""
+        """The text on stdout, unless it is the document of an error."""
         return "" if self.out.startswith('{\n  "error": ') else self.out
 
 
@@ -101,7 +101,7 @@ class Terminal(io.StringIO):
 
 @pytest.fixture
 def terminal(folder, monkeypatch):
-    """`terminal("show", "f.py:f")` gives what a terminal shows, of results."""
+    """`terminal("show", "f.py:f")` returns what a terminal shows for stdout."""
 
     def run(*arguments: str, columns: int = 80, lines: int = 24) -> str:
         shown = Terminal()
@@ -124,7 +124,7 @@ def folder(tmp_path, monkeypatch):
 
 
 def check_document(command, document):
-    """Raise TypeCheckError for a document that is of none of the types of a command."""
+    """Raise TypeCheckError if a document has none of the types of a command."""
     every = typeguard.CollectionCheckStrategy.ALL_ITEMS
     kinds: object = Union[schemas(command)]  # noqa: UP007  (as many as there are)
     if document.keys() == {"error"}:

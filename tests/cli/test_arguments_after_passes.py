@@ -1,4 +1,4 @@
-"""`--args` of the program that passes make, where the function's types are known without them."""
+"""`--args` for the program after passes, if the function's types are known without them."""
 
 import json
 import textwrap
@@ -73,7 +73,7 @@ def files(folder):
 
 @pytest.fixture
 def results(cli, files):
-    """What a function gives, by the names of its results."""
+    """Return the results of a function, by name."""
 
     def run(target, passes, args, *more):
         found = cli(
@@ -111,13 +111,13 @@ def test_a_file_with_values_and_lengths_is_a_batch(results, target, more, args):
     assert np.allclose(found, list(map(score, examples())), rtol=1e-5)
 
 
-def test_a_parameter_with_a_value_for_each_example(results):
+def test_a_parameter_may_have_a_value_per_example(results):
     passes = "ragged(axis='n', lanes=3, in_axes=(None, 0, 0))"
     found = results("train.py:weighted", passes, f"{BOTH}, load('weights.npy')")["result"]
     assert np.allclose(found, [n * score(x) for n, x in enumerate(examples(), 1)], rtol=1e-5)
 
 
-def test_sizes_of_mask_are_arguments_and_the_padding_is_not_seen(results):
+def test_sizes_of_mask_are_arguments_and_padding_has_no_effect(results):
     args = "load('params.npz'), load('padded.npy')"
     for target in "train.py:loss", "train.py:exampled":
         for size in "5", "n=5":
@@ -129,7 +129,7 @@ def test_sizes_of_mask_are_arguments_and_the_padding_is_not_seen(results):
     }
 
 
-def test_a_static_argument_is_the_functions_own(results):
+def test_a_static_argument_belongs_to_the_function(results):
     expected = list(map(score, examples()))
     found = results("train.py:exampled", RAGGED, f"{BOTH}, flag=static(False)")["result"]
     assert np.allclose(found, [-each for each in expected], rtol=1e-5)
@@ -141,14 +141,14 @@ def test_a_static_argument_is_the_functions_own(results):
     assert np.allclose(found["result"], [-2 * x.sum() for x in examples()], rtol=1e-4)
 
 
-def test_batch_takes_the_lanes_where_types_are_given(results):
+def test_batch_takes_batched_values_if_types_are_given(results):
     lanes = "load('params.npz'), ones(f32[2,3,4])"
     types = "params={'w': f32[4,4], 'b': f32[4]}, x=f32[3,4]"
     found = results("train.py:bare", "batch((None, 0), axis_size=2)", lanes, "--types", types)
     assert np.allclose(found["result"], score(np.ones((3, 4), np.float32)), rtol=1e-5)
 
 
-def test_several_ragged_arguments_share_their_lengths_and_others_have_their_own(results, files):
+def test_several_ragged_arguments_share_lengths_while_others_have_their_own(results, files):
     m = jaxprtool.Ragged.of([np.arange(n, dtype=np.float32) for n in (2, 1, 4)])
     np.savez(files / "m.npz", values=m.values, lengths=m.lengths)
     ys = jaxprtool.Ragged.of([np.ones(n, np.float32) for n in LENGTHS])
@@ -161,14 +161,14 @@ def test_several_ragged_arguments_share_their_lengths_and_others_have_their_own(
     )
 
 
-def test_a_ragged_of_the_module_may_have_rows_left_over(results):
+def test_a_ragged_array_of_the_module_may_have_unused_rows(results):
     found = results("train.py:bare", RAGGED, "ref('given'), ref('batch')", "--types", "x=f32[n,4]")
-    # All rows are ones, and so are those that attention makes of tanh(1).
+    # All rows are ones, and so are the results of attention in tanh(1).
     row = 4 * (1 - np.tanh(1)) ** 2
     assert np.allclose(found["result"], [3 * row, 0, 5 * row], rtol=1e-5)
 
 
-def test_a_program_file_takes_them_too(cli, files):
+def test_a_program_file_takes_batched_arguments_too(cli, files):
     cli("opt", "train.py:loss", "--args", "{'w': f32[4,4], 'b': f32[4]}, f32[n,4]", "-o", "p.jaxpr")
     direct = cli("run", "p.jaxpr", "-p", RAGGED, "--args", BOTH, "--json")
     cli("opt", "p.jaxpr", "-p", RAGGED, "-o", "r.jaxpr")
@@ -176,7 +176,7 @@ def test_a_program_file_takes_them_too(cli, files):
     assert json.loads(direct.out)["outputs"] == json.loads(after.out)["outputs"]
 
 
-def test_types_before_the_passes_stay_what_they_were(cli, files):
+def test_types_before_the_passes_are_kept(cli, files):
     given = "{'w': f32[4,4], 'b': f32[4]}, f32[n,4]"
     for target in "train.py:loss", "train.py:exampled", "train.py:bare":
         more = "flag=static(True)" if target.endswith("exampled") else ""
@@ -187,7 +187,7 @@ def test_types_before_the_passes_stay_what_they_were(cli, files):
         "run", "train.py:loss", "-p", "grad", "--args", "load('params.npz'), ones(f32[3,4])"
     )
     assert found.code == 0 and "random" not in found.err
-    # One lane's value: without --types it is that of the function.
+    # A value of one batch element: without --types it is an argument of the function.
     found = cli(
         "run",
         "train.py:loss",
@@ -281,7 +281,7 @@ def test_types_before_the_passes_stay_what_they_were(cli, files):
         ),
     ],
 )
-def test_what_does_not_fit_is_one_line(cli, files, target, passes, args, said):
+def test_arguments_that_do_not_fit_are_a_one_line_error(cli, files, target, passes, args, said):
     found = cli("run", f"train.py:{target}", "-p", passes, "--args", args)
     assert found.code == 2 and found.out == ""
     assert said in found.err and found.err.count("error: ") == 1, found.err
@@ -295,23 +295,23 @@ def test_what_does_not_fit_is_one_line(cli, files, target, passes, args, said):
         (("--types", "x=f32[n,3]"), "bare raised TypeError"),
     ],
 )
-def test_types_that_do_not_fit_are_one_line(cli, files, more, said):
+def test_types_that_do_not_fit_are_a_one_line_error(cli, files, more, said):
     found = cli("run", "train.py:bare", "-p", RAGGED, "--args", BOTH, *more)
     assert found.code in (2, 3) and said in found.err, found.err
 
 
-def test_where_types_are_not_known_the_error_says_how_to_give_them(cli, files):
+def test_an_error_explains_how_to_give_unknown_types(cli, files):
     found = cli("run", "train.py:bare", "-p", RAGGED, "--args", BOTH)
     assert found.code == 3 and "hint: --args apply to the function; with --types" in found.err
 
 
-def test_a_program_has_types_of_its_own(cli, files):
+def test_a_program_has_its_own_types(cli, files):
     cli("opt", "train.py:exampled", "-o", "p.jaxpr")
     found = cli("run", "p.jaxpr", "--types", "x=f32[n,4]")
     assert found.code == 2 and "--types applies to functions" in found.err
 
 
-def test_opt_verifies_on_them(cli, files, monkeypatch):
+def test_opt_verifies_with_batched_arguments(cli, files, monkeypatch):
     from jaxprtool.api.investigate import verification
 
     seen, real = [], verification.random_runs
@@ -346,7 +346,7 @@ def test_types_of_all_parameters_are_those_of_the_function(cli, folder):
     assert "result[0]: f32[] 0.5" in found.out and "result[1]: f32[] -0.5" in found.out
 
 
-def test_types_alone_are_arguments_by_position_where_the_parameters_have_one(cli, folder):
+def test_types_alone_bind_positional_parameters_by_position(cli, folder):
     code = "def half(x, y, *, n=2.0): return (x - y) / n"
     (folder / "plain.py").write_text(code)
     types = "--types", "x=f32[], y=f32[], n=f32[]"

@@ -1,4 +1,4 @@
-"""What XLA would partition is counted whole, and what counts it says so first."""
+"""Commands that do not partition a program count it as a whole, and warn about it first."""
 
 import json
 
@@ -75,7 +75,7 @@ LEFT = {
 
 
 @pytest.mark.parametrize("name", LEFT)
-def test_what_is_left_to_the_partitioner_is_said_first(cli, folder, name):
+def test_unpartitioned_programs_are_announced_first(cli, folder, name):
     (folder / "sharded.py").write_text(MODULE)
     own = name.startswith(("typed", "array"))
     target = f"sharded.py:{name}", *(() if own else ("--args", "f32[8]"))
@@ -90,14 +90,14 @@ def test_what_is_left_to_the_partitioner_is_said_first(cli, folder, name):
 
 
 @pytest.mark.parametrize("name", ["given", "typed", "mapped"])
-def test_the_page_of_a_report_says_it_too(cli, folder, name):
+def test_the_page_of_a_report_has_the_warning_too(cli, folder, name):
     (folder / "sharded.py").write_text(MODULE)
     target = f"sharded.py:{name}", *(() if name == "typed" else ("--args", "f32[8]"))
     assert cli("report", *target, "-o", "page.html").code == 0
     assert (folder / "page.html").read_text().count(NOTE) == (2 if LEFT[name] else 0)
 
 
-def test_what_is_left_stays_with_what_passes_make(folder):
+def test_the_warning_remains_after_passes(folder):
     mesh = jax.make_mesh((2,), ("x",), axis_types=(AxisType.Auto,))
     rows = jax.ShapeDtypeStruct((8,), "float32", sharding=NamedSharding(mesh, P("x")))
     program = trace(lambda v, w: (v * w).sum(), rows, jnp.float32(2))

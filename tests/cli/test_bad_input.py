@@ -1,4 +1,4 @@
-"""Each mistake a user can make is one `error:` line, perhaps a hint, and the right exit code."""
+"""Each user mistake is one `error:` line, maybe with a hint, and the right exit code."""
 
 import errno
 import os
@@ -75,29 +75,29 @@ def test_a_mistake_is_one_line_and_exit_code_2(cli, folder, command):
         ),
     ],
 )
-def test_what_is_near_is_hinted_at(cli, command, hint):
+def test_similar_names_are_hinted_at(cli, command, hint):
     assert cli(*command).lines[-1] == hint
 
 
-def test_a_missing_backend_says_which_there_are(cli):
+def test_a_missing_backend_lists_the_available_ones(cli):
     result = cli("run", DOUBLE, "--backend", "abacus")
     assert "no backend 'abacus' on this machine; it has: cpu (" in result.err
 
 
 @pytest.mark.skipif(os.geteuid() == 0, reason="root may write everywhere")
-def test_a_file_that_may_not_be_written(cli, folder):
+def test_a_file_without_write_permission_is_an_error(cli, folder):
     (folder / "out.npz").write_text("old")
     (folder / "out.npz").chmod(0o400)
     assert cli("run", DOUBLE, "--save", "out.npz").code == 2
 
 
-def test_a_file_that_cannot_be_written_is_found_before_the_work(cli):
+def test_an_unwritable_file_is_detected_before_the_work(cli):
     result = cli("run", DOUBLE, "--save", "no/such/out.npz")
     assert "traced" not in result.lines
     assert result.lines[-1] == "error: cannot write 'no/such/out.npz': No such file or directory"
 
 
-def test_a_shape_error_shows_the_users_frames_and_no_others(cli):
+def test_a_shape_error_shows_only_the_users_frames(cli):
     result = cli("show", "functions.py:misfit")
     assert result.code == 3 and result.out == ""
     assert [line.strip() for line in result.lines[1:5]] == [
@@ -110,13 +110,13 @@ def test_a_shape_error_shows_the_users_frames_and_no_others(cli):
     assert len(result.lines) == 6
 
 
-def test_an_endless_recursion_is_told_in_few_lines(cli):
+def test_endless_recursion_is_reported_in_few_lines(cli):
     result = cli("show", "functions.py:endless")
     assert result.code == 3 and len(result.lines) < 12
     assert "times]" in result.err and "RecursionError" in result.lines[-1]
 
 
-def test_a_module_that_raises_is_the_users_own_error(cli, folder):
+def test_a_module_that_raises_is_reported_as_the_users_own_error(cli, folder):
     (folder / "raises.py").write_text("def f(x): return x\n\n1 / 0\n")
     result = cli("show", "raises.py:f", "--args", "1")
     assert result.code == 3
@@ -124,14 +124,14 @@ def test_a_module_that_raises_is_the_users_own_error(cli, folder):
     assert "ZeroDivisionError" in result.lines[-1]
 
 
-def test_traceback_shows_everything(cli):
+def test_traceback_option_shows_the_whole_traceback(cli):
     result = cli("show", "functions.py:misfit", "--traceback")
     assert result.code == 3 and "Traceback (most recent call last)" in result.err
     assert result.lines[-1].startswith("error: misfit raised TypeError: ")
     assert "Traceback" in cli("opt", DOUBLE, "-p", "dec", "--traceback").err
 
 
-def test_a_fault_of_our_own_is_one_line_that_asks_for_a_report(cli, monkeypatch):
+def test_an_internal_error_is_one_line_that_asks_for_a_report(cli, monkeypatch):
     def fail(*_, **__):
         raise KeyError("lost\nit")
 
@@ -151,7 +151,7 @@ def test_a_fault_of_our_own_is_one_line_that_asks_for_a_report(cli, monkeypatch)
         (OSError(errno.ENOMEM, os.strerror(errno.ENOMEM)), "[Errno 12] Cannot allocate memory"),
     ],
 )
-def test_memory_that_is_used_up_is_no_fault_of_our_own(cli, monkeypatch, error, message):
+def test_out_of_memory_is_not_reported_as_an_internal_error(cli, monkeypatch, error, message):
     def fail(*_, **__):
         raise error
 
@@ -162,7 +162,7 @@ def test_memory_that_is_used_up_is_no_fault_of_our_own(cli, monkeypatch, error, 
 
 
 @pytest.mark.parametrize(("error", "code"), [(KeyboardInterrupt, 130), (BrokenPipeError, 141)])
-def test_interruption_and_closed_pipes_are_quiet(cli, monkeypatch, error, code):
+def test_interrupts_and_closed_pipes_are_quiet(cli, monkeypatch, error, code):
     def fail(*_, **__):
         raise error
 
@@ -172,7 +172,7 @@ def test_interruption_and_closed_pipes_are_quiet(cli, monkeypatch, error, code):
     assert result.lines == (["interrupted"] if code == 130 else [])
 
 
-def test_warnings_are_one_line_each(cli, folder):
+def test_each_warning_is_one_line(cli, folder):
     (folder / "warns.py").write_text(
         "import warnings\ndef f(x):\n    warnings.warn('take\\ncare')\n    return x\n"
     )

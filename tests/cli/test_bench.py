@@ -1,4 +1,4 @@
-"""`jaxprtool bench` says how long variants take, and whether they differ."""
+"""`jaxprtool bench` reports how long variants take, and whether their results differ."""
 
 import json
 import subprocess
@@ -76,13 +76,13 @@ def test_a_git_revision_is_a_variant_traced_elsewhere(cli, folder):
     assert there["trace_seconds"] is None and here["trace_seconds"] > 0
 
 
-def test_a_precision_that_is_not_reached_is_told(cli):
+def test_an_unreached_precision_is_reported(cli):
     found = cli("bench", "parts.py:once", "--repeat", "7", "--precision", "0.0001%")
     assert found.code == 0
     assert found.err.startswith("warning: the precision of 0.0001% was not reached in 7 rounds")
 
 
-def test_effects_are_noted_if_they_are_asked_for(cli):
+def test_effects_are_noted_if_requested(cli):
     found = cli("bench", "functions.py:prints", "--repeat", "7")
     assert found.code == 0 and found.out.count("the sum is") == 8
     assert "functions.py:prints has effects, which each of its calls repeats" in found.err
@@ -144,7 +144,7 @@ def test_a_baseline_of_another_release_is_a_warning(cli, folder):
         (("functions.py:callback", "--isolate"), "cannot be written to a file"),
     ],
 )
-def test_bad_input_is_one_line_and_exit_code_2(cli, arguments, said):
+def test_bad_input_is_a_one_line_error_with_exit_code_2(cli, arguments, said):
     target = () if arguments[0] == "functions.py:callback" else ("parts.py:once",)
     found = cli("bench", *target, *arguments)
     errors = [line for line in found.lines if line.startswith("error: ")]
@@ -161,5 +161,5 @@ def test_bad_input_is_one_line_and_exit_code_2(cli, arguments, said):
         (25.0, 20.0, 30.0, "25.0 times slower"),
     ],
 )
-def test_a_ratio_is_said_in_words(ratio, low, high, said):
+def test_a_ratio_is_described_in_words(ratio, low, high, said):
     assert render.verdict(measured.Ratio("a", "b", ratio, low, high)) == said

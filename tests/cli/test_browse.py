@@ -1,4 +1,4 @@
-"""`browse` on the command line: where it does not run, and how it leaves the terminal."""
+"""`browse` on the command line: where it refuses to run, and how it restores the terminal."""
 
 import contextlib
 import os
@@ -19,27 +19,27 @@ ROOT = Path(__file__).parents[2]
 NET = str(ROOT / "tests" / "browse" / "tiny.py") + ":net"
 
 
-def test_without_a_terminal_it_says_so(cli):
+def test_browse_without_a_terminal_is_an_error(cli):
     found = cli("browse", NET)
     assert found.code == 2 and found.out == ""
     assert found.lines[0] == "error: browse needs a terminal, but stdin is not a terminal"
 
 
-def test_a_program_on_stdin_leaves_no_keys(cli):
+def test_a_program_on_stdin_leaves_no_keyboard_input(cli):
     found = cli("browse", "-")
     assert found.code == 2 and "reads keys from stdin" in found.err
 
 
 @pytest.fixture
 def on_terminal(monkeypatch):
-    """Have the streams pass for a terminal."""
+    """Make the streams pass for a terminal."""
     monkeypatch.setattr("jaxprtool.cli.browse._require_terminal", lambda target: None)
 
 
-#: What a terminal is told that is to show the screen of before, and its cursor.
+#: The escape sequences that restore the previous screen and its cursor.
 RESTORED = ("\x1b[?1049l", "\x1b[?25h")
 
-#: The command again and again, in one process: each ends as the one before leaves it to.
+#: Runs the command repeatedly in one process, each time after the previous one has ended.
 COMMANDS = f"""
 from jaxprtool.cli.main import main
 print("ended", main(["browse", {NET!r}, "-p", "dce"]))
@@ -53,7 +53,7 @@ main(["browse", {NET!r}])
 
 
 class Terminal:
-    """A Python process on a terminal of its own."""
+    """A Python process on its own terminal."""
 
     def __init__(self, code, **env):
         self.fd, end = pty.openpty()
@@ -67,7 +67,7 @@ class Terminal:
         self.text = ""
 
     def read_until(self, wanted):
-        """Read what is written until a text is there, and return what is before and after."""
+        """Read until a text appears, and return the output before and after it."""
         end = time.monotonic() + 60
         while wanted not in self.text:
             assert time.monotonic() < end, self.text
@@ -80,14 +80,14 @@ class Terminal:
         os.write(self.fd, keys.encode())
 
     def wait(self):
-        """Read to the end, and return how the process ended."""
-        with contextlib.suppress(OSError):  # so a terminal ends whose program is gone
+        """Read to the end, and return the exit status of the process."""
+        with contextlib.suppress(OSError):  # a terminal ends so when its program is gone
             while part := os.read(self.fd, 65536):
                 self.text += part.decode(errors="replace")
         return self.process.wait()
 
 
-def test_it_leaves_the_terminal_as_it_was_however_it_ends(tmp_path):
+def test_the_terminal_is_restored_however_browse_ends(tmp_path):
     told, editor = tmp_path / "told", tmp_path / "editor"
     editor.write_text(f"#!/bin/sh\necho $@ > {told}; sleep 0.1; echo edited\n")
     editor.chmod(0o755)
@@ -118,20 +118,20 @@ def test_it_leaves_the_terminal_as_it_was_however_it_ends(tmp_path):
     assert all(code in terminal.text for code in RESTORED)
 
 
-def test_without_textual_it_says_how_to_get_it(cli, monkeypatch, on_terminal):
+def test_without_textual_the_error_explains_how_to_install_it(cli, monkeypatch, on_terminal):
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
     found = cli("browse", NET)
     assert found.code == 2
     assert found.lines == ["error: browse needs Textual", 'hint: pip install "jaxprtool[browse]"']
 
 
-def test_what_is_wrong_is_said_before_the_screen_is_taken(cli, on_terminal):
+def test_errors_are_reported_before_the_screen_is_taken(cli, on_terminal):
     for arguments in (["nowhere.py:f"], [NET, "-p", "no_such_pass"], [NET, "--args", "f32[2]"]):
         found = cli("browse", *arguments)
         assert found.code == 2 and found.err.startswith("error: ")
 
 
-def test_the_browser_gets_the_states(cli, on_terminal, monkeypatch):
+def test_the_browser_receives_the_states(cli, on_terminal, monkeypatch):
     given = []
     monkeypatch.setattr(app, "browse", lambda states: given.append((states, current_frame_view())))
     assert cli("browse", NET, "-p", "dce", "--frames", "library").code == 0

@@ -1,4 +1,4 @@
-"""`--no-cache`, and what is said of a cache that cannot be used."""
+"""`--no-cache`, and the warnings about an unusable cache."""
 
 import json
 
@@ -23,26 +23,26 @@ def warnings(result):
     return [line for line in result.lines if line.startswith("warning")]
 
 
-def test_a_second_run_finds_what_the_first_has_compiled(cli):
+def test_a_second_run_finds_the_compiled_program_in_the_cache(cli):
     assert compiled(cli) == (False, [])
     assert compiled(cli) == (True, [])
     assert "(from the cache)" in cli("run", DOUBLE, "--args", "arange(3)").out
     assert compiled(cli, "--no-cache") == (False, [])
 
 
-def test_only_what_runs_keeps_what_it_compiles(cli, home):  # noqa: F811
+def test_only_commands_that_run_cache_compiled_programs(cli, home):  # noqa: F811
     assert cli("opt", DOUBLE, "-p", "jit").code == 0
     assert not (home / "jaxprtool").exists()
     assert cli("opt", DOUBLE, "-p", "jit", "--verify", "--no-cache").code == 0
     assert not (home / "jaxprtool").exists()
 
 
-def test_verify_keeps_what_it_compiles(cli, home):  # noqa: F811
+def test_verify_caches_compiled_programs(cli, home):  # noqa: F811
     assert cli("opt", DOUBLE, "-p", "jit", "--verify").code == 0
     assert entries(home)
 
 
-def test_a_folder_that_cannot_be_written_is_one_warning(cli, home):  # noqa: F811
+def test_an_unwritable_folder_is_one_warning(cli, home):  # noqa: F811
     (home / "jaxprtool").write_text("no folder")
     cached, warned = compiled(cli)
     assert not cached and len(warned) == 1

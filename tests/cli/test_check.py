@@ -1,4 +1,4 @@
-"""`jaxprtool check` holds targets to the budgets of pyproject.toml, and writes them."""
+"""`jaxprtool check` compares targets with the budgets of pyproject.toml, and updates them."""
 
 import json
 import os
@@ -57,7 +57,7 @@ STEP = """
 
 @pytest.fixture
 def project(folder):
-    """Writes the table of the project in the current folder."""
+    """Write the project's table in the current folder."""
     (folder / "model.py").write_text(textwrap.dedent(MODEL))
 
     def write(text, path="pyproject.toml"):
@@ -78,7 +78,7 @@ def check(cli):
 
 
 def documents(check, *arguments, code=0):
-    """The checked targets by name."""
+    """Return the checked targets by name."""
     document = json.loads(check("--json", *arguments, code=code).out)
     return {each["name"]: each for each in document["targets"]}
 
@@ -86,7 +86,7 @@ def documents(check, *arguments, code=0):
 # --- budgets ------------------------------------------------------------------------------------
 
 
-def test_what_is_within_its_budgets_passes(project, check):
+def test_a_target_within_its_budgets_passes(project, check):
     project(STEP + 'flops = "323 kFLOP"\n    equations = 30\n')
     assert check().out.splitlines()[2:] == [
         "step  flops      323.0 kFLOP   322.0 kFLOP   99.7%",
@@ -96,7 +96,7 @@ def test_what_is_within_its_budgets_passes(project, check):
     ]
 
 
-def test_the_document_has_budgets_and_what_is_measured(project, check):
+def test_the_document_has_budgets_and_measured_values(project, check):
     project(STEP + 'flops = "300 kFLOP"\n    peak-bytes = "1MiB"\n')
     (step,) = json.loads(check("--json", code=1).out)["targets"]
     assert step["budget"] == {"flops": 300_000, "peak_bytes": 1 << 20}
@@ -137,7 +137,7 @@ def test_the_worst_is_first_and_unknown_lines_are_left_out(project, check):
     ]
 
 
-def test_named_targets_alone_are_checked(project, check):
+def test_only_named_targets_are_checked(project, check):
     project(
         STEP + 'flops = 1\n    [tool.jaxprtool.targets.other]\n    target = "model.py:softmax"\n'
         '    args = "f32[8]"\n'
@@ -180,7 +180,7 @@ def test_a_target_that_fails_to_trace_is_a_problem_and_the_others_are_checked(pr
     assert check(code=1).out.splitlines()[-1] == "3 of 4 targets failed"
 
 
-def test_compilations_are_counted_by_calling_as_in_a_new_process(project, check):
+def test_compilations_are_counted_by_calls_as_in_a_new_process(project, check):
     project(
         """
         [tool.jaxprtool.targets.train]
@@ -205,7 +205,7 @@ def test_compilations_are_counted_by_calling_as_in_a_new_process(project, check)
     assert types["message"] == "types: softmax is called, so its arguments must be values"
 
 
-def test_how_a_target_is_loaded_is_told_by_the_options_of_the_command_line(project, check):
+def test_targets_are_loaded_with_the_options_of_the_command_line(project, check):
     project(
         """
         [tool.jaxprtool.targets]
@@ -221,15 +221,13 @@ def test_how_a_target_is_loaded_is_told_by_the_options_of_the_command_line(proje
     )
     found = documents(check, code=1)
     failed = {name for name, each in found.items() if not each["passed"]}
-    # `factory` lacks the argument of its factory; 64-bit types are there where they are enabled.
+    # `factory` lacks the argument of its factory. 64-bit types are enabled where configured.
     assert failed == {"factory", "wide"}
     assert found["level"]["measured"]["equations"] == 2  # the same exponential, once
     assert found["wide"]["problems"][0]["message"] == "wide has 2 values of dtype f64:"
 
 
-def test_a_module_that_enables_64_bit_types_does_so_for_its_own_targets_alone(
-    project, check, folder
-):
+def test_a_module_that_enables_64_bit_types_affects_only_its_own_targets(project, check, folder):
     (folder / "wide.py").write_text(
         "import jax\njax.config.update('jax_enable_x64', True)\ndef f(x): return x.astype('f8')\n"
     )
@@ -288,7 +286,7 @@ def test_contents_donation_and_lint_are_checked(project, check):
     assert messages["ignored"] == messages["quiet"] == []
 
 
-def test_codes_of_the_table_of_lint_hold_for_all_targets(project, check):
+def test_codes_of_the_lint_table_apply_to_all_targets(project, check):
     project(
         """
         [tool.jaxprtool.lint]
@@ -373,7 +371,7 @@ def test_updating_keeps_comments_units_and_layout(project, check):
     assert check().code == 0
 
 
-def test_updating_says_what_it_wrote_in_the_document_too(project, check):
+def test_the_document_lists_the_updates_too(project, check):
     project(STEP + "flops = 1\n")
     document = json.loads(check("--update", "--json").out)
     change = {"name": "step", "key": "flops", "before": "1", "after": "322049"}
@@ -390,7 +388,7 @@ def test_what_cannot_be_updated_still_fails_and_the_rest_is_written(project, che
     assert "flops = 322049" in path.read_text() and path.read_text().count("flops = 1\n") == 1
 
 
-def test_a_file_that_cannot_be_written_stays_as_it_is(project, check, monkeypatch):
+def test_an_unwritable_file_is_unchanged(project, check, monkeypatch):
     path = project(STEP + "flops = 1\n")
     before = path.read_bytes()
 
@@ -411,7 +409,7 @@ def test_a_file_that_cannot_be_written_stays_as_it_is(project, check, monkeypatc
 # --- files and mistakes -------------------------------------------------------------------------
 
 
-def test_the_nearest_table_above_is_taken_and_its_paths_are_relative_to_it(
+def test_the_nearest_table_in_a_parent_folder_is_used_with_paths_relative_to_it(
     project, check, folder, monkeypatch
 ):
     project(STEP + "snapshot = true\n")
@@ -483,12 +481,12 @@ def test_each_of_several_mistakes_is_a_line(project, check):
         ("[tool.ruff]\n", "no pyproject.toml here or above has a table [tool.jaxprtool]"),
     ],
 )
-def test_a_file_without_a_table_that_can_be_read_is_one_error(project, check, text, error):
+def test_a_file_without_a_readable_table_is_one_error(project, check, text, error):
     project(text)
     assert check(code=2).err.splitlines()[0].startswith(f"error: {error}")
 
 
-def test_files_that_cannot_be_read_are_one_error(project, check, folder):
+def test_unreadable_files_are_one_error(project, check, folder):
     assert check("--config", "no.toml", code=2).err.startswith("error: cannot read '")
     (folder / "pyproject.toml").write_bytes(b"\xff[tool.jaxprtool]")
     assert "pyproject.toml is not valid TOML: 'utf-8' codec" in check(code=2).err
@@ -500,7 +498,7 @@ def test_files_that_cannot_be_read_are_one_error(project, check, folder):
 # --- formats ------------------------------------------------------------------------------------
 
 
-def test_annotations_of_github_are_escaped_and_from_the_root_of_the_repository(
+def test_github_annotations_are_escaped_and_relative_to_the_root_of_the_repository(
     project, check, folder, monkeypatch
 ):
     (folder / ".git").mkdir()
@@ -517,7 +515,7 @@ def test_annotations_of_github_are_escaped_and_from_the_root_of_the_repository(
     assert found.err == "1 of 1 target failed\n"
 
 
-def test_what_has_no_line_is_at_the_table_of_its_target(project, check):
+def test_problems_without_a_line_are_at_the_table_of_the_target(project, check):
     project(
         '# first\n[tool.jaxprtool.targets.gone]\ntarget = "no.py:f"\n\n'
         '[tool.jaxprtool.targets]\nother = { target = "no.py:g" }\n'
@@ -547,7 +545,7 @@ def test_sarif_has_the_rules_and_the_lines(project, check):
 
 
 def assert_sarif(log):
-    """Check what SARIF 2.1.0 requires of the parts that we write."""
+    """Check the requirements of SARIF 2.1.0 for the parts that we write."""
     assert log["version"] == "2.1.0" and log["$schema"].endswith("sarif-2.1.0.json")
     for run in log["runs"]:
         driver = run["tool"]["driver"]
@@ -598,7 +596,7 @@ def test_an_error_is_written_in_the_format_too(project, check, cli):
     assert json.loads(cli("lint", "no.py:f", "--format", "sarif").out)["runs"][0]["results"] == []
 
 
-def test_an_interrupt_leaves_the_file_as_it_was(project, check, folder):
+def test_an_interrupt_leaves_the_file_unchanged(project, check, folder):
     (folder / "stops.py").write_text("def f(x):\n    raise KeyboardInterrupt\n")
     path = project(
         STEP + "flops = 1\n    [tool.jaxprtool.targets.stops]\n"

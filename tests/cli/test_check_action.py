@@ -1,4 +1,4 @@
-"""The script of the GitHub Action annotates, summarises, and ends with the code of the check."""
+"""The script of the GitHub Action annotates, summarises, and exits with the code of the check."""
 
 import json
 import os
@@ -35,7 +35,7 @@ equations = 2
 
 @pytest.fixture
 def repository(tmp_path):
-    """A repository whose package is in a folder; returns a function that runs the script in it."""
+    """A repository with a package in a folder; a function that runs the script in it."""
     folder = tmp_path / "package"
     (folder / "src").mkdir(parents=True)
     (tmp_path / ".git").mkdir()
@@ -61,7 +61,7 @@ def repository(tmp_path):
 
 
 @needs("bash")
-def test_a_budget_that_is_exceeded_is_annotated_and_written_as_sarif(repository, tmp_path):
+def test_an_exceeded_budget_is_annotated_and_written_as_sarif(repository, tmp_path):
     ended = repository(1, CHECK_SARIF="found.sarif")
     assert ended.returncode == 1, ended.stderr
     (line,) = ended.stdout.splitlines()
@@ -76,7 +76,7 @@ def test_a_budget_that_is_exceeded_is_annotated_and_written_as_sarif(repository,
 
 
 @needs("bash")
-def test_named_targets_that_pass_end_with_0_and_a_mistake_with_2(repository, tmp_path):
+def test_passing_named_targets_exit_with_0_and_a_mistake_with_2(repository, tmp_path):
     ended = repository(1, CHECK_TARGETS="other", GITHUB_STEP_SUMMARY="")
     assert (ended.returncode, ended.stdout) == (0, ""), ended.stderr
     assert ended.stderr == "1 target passed\n"
@@ -85,7 +85,7 @@ def test_named_targets_that_pass_end_with_0_and_a_mistake_with_2(repository, tmp
     assert ended.stdout.startswith("::error title=jaxprtool error::pyproject.toml: tool.jaxprtool")
 
 
-def test_the_action_gives_the_script_what_it_reads():
+def test_the_action_sets_the_variables_that_the_script_reads():
     action, script = (ROOT / "action.yml").read_text(), SCRIPT.read_text()
     assert ".github/action/check.sh" in action
     given = re.findall(r"^ +(CHECK_\w+): \$\{\{ inputs\.(\w+) \}\}$", action, re.MULTILINE)

@@ -1,4 +1,4 @@
-"""Budgets are written as they were: with their unit, comment, and place in the file."""
+"""Updated budgets keep their unit, comment, and place in the file."""
 
 import random
 
@@ -55,7 +55,7 @@ TABLES = {
 
 
 @pytest.mark.parametrize("kind", TABLES)
-def test_tables_of_every_form_are_updated_in_their_place(tmp_path, kind):
+def test_tables_of_every_form_are_updated_in_place(tmp_path, kind):
     path = tmp_path / "pyproject.toml"
     path.write_bytes(TABLES[kind].encode())
     changes = update_budgets(path, {"a": {"flops": 12}, "b": {"flops": 1}})

@@ -1,4 +1,4 @@
-"""Results sharded over devices are saved as a folder, whole or not at all, and read anywhere."""
+"""Results sharded over devices are saved as a folder, atomically, and read on any devices."""
 
 import os
 import resource
@@ -80,7 +80,7 @@ def test_checkpoints_of_trees_are_read_by_path(folder):
     np.testing.assert_array_equal(found.at("params").at("second").at("1"), np.ones(2))
 
 
-def test_one_file_if_nothing_is_sharded_or_its_name_says_so(cli, saved, folder):
+def test_results_are_one_file_if_unsharded_or_named_so(cli, saved, folder):
     one = "run", "spread.py:on_one", "--args", "{'w': ones(f32[2])}", "--repeat", "0", "--save"
     assert cli(*one, "plain").code == 0 and (folder / "plain").is_file()
     assert load_arrays("plain")["result"] == 2
@@ -88,7 +88,7 @@ def test_one_file_if_nothing_is_sharded_or_its_name_says_so(cli, saved, folder):
 
 
 @pytest.mark.parametrize("path", ["full", "full.npz"])
-def test_a_full_disk_leaves_nothing(cli, saved, folder, path):
+def test_a_full_disk_leaves_no_files(cli, saved, folder, path):
     before = sorted(os.listdir(folder))
     soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
     large = (*saved[:3], "arange(f32[8,40000])", *saved[4:])
@@ -102,7 +102,7 @@ def test_a_full_disk_leaves_nothing(cli, saved, folder, path):
     assert sorted(os.listdir(folder)) == before
 
 
-def test_mistakes_are_one_line(cli, saved, folder, monkeypatch):
+def test_mistakes_are_one_line_errors(cli, saved, folder, monkeypatch):
     (folder / "other").mkdir()
     (folder / "other" / "file").write_text("")
     assert "but not a checkpoint" in cli(*saved, "--save", "other").err

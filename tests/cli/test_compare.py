@@ -1,4 +1,4 @@
-"""`jaxprtool compare` says how far variants of a function are apart."""
+"""`jaxprtool compare` reports how far the results of variants differ."""
 
 import json
 import textwrap
@@ -28,7 +28,7 @@ def parts(folder):
     return folder
 
 
-def test_results_that_are_beyond_tolerance_are_told_and_the_exit_code_is_1(cli):
+def test_results_beyond_tolerance_are_reported_with_exit_code_1(cli):
     found = cli("compare", "parts.py:exact", "parts.py:rounded")
     assert found.code == 1 and found.err == ""
     heading, _, verdict, _, _, kept, same = found.out.splitlines()
@@ -56,7 +56,7 @@ LAYERS = """
 """
 
 
-def test_many_results_alike_are_one_row_with_the_errors_of_the_worst(cli, folder):
+def test_many_equal_results_are_one_row_with_the_errors_of_the_worst(cli, folder):
     (folder / "layers.py").write_text(textwrap.dedent(LAYERS))
     lines = cli("compare", "layers.py:exact", "layers.py:rounded").out.splitlines()
     (row,) = (i for i, line in enumerate(lines) if "[0..29]['kernel']" in line)
@@ -65,7 +65,7 @@ def test_many_results_alike_are_one_row_with_the_errors_of_the_worst(cli, folder
     assert max(map(len, lines)) <= 80
 
 
-def test_a_wider_tolerance_is_exit_code_0(cli):
+def test_a_wider_tolerance_exits_with_0(cli):
     found = cli("compare", "parts.py:exact", "parts.py:rounded", "--rtol", "0.01")
     assert found.code == 0 and "all within tolerance" in found.out
 
@@ -98,7 +98,7 @@ def test_pipelines_are_variants(cli):
         (("--rtol", "-1"), "--rtol"),
     ],
 )
-def test_bad_input_is_one_line_and_exit_code_2(cli, arguments, said):
+def test_bad_input_is_a_one_line_error_with_exit_code_2(cli, arguments, said):
     found = cli("compare", "parts.py:exact", *arguments)
     assert found.code == 2 and said in found.err.splitlines()[0]
 
@@ -145,13 +145,13 @@ def test_a_rewrite_alone_is_a_variant(cli, folder):
     assert given["equal"] and literal["absolute"] == 0.5
 
 
-def test_bisect_of_two_functions_and_of_a_mode_names_no_pass(cli):
+def test_bisect_of_two_functions_or_a_mode_names_no_pass(cli):
     found = cli("compare", "parts.py:exact", "parts.py:rounded", "--bisect", "--json")
     (where,) = json.loads(found.out)["partings"]
     assert where["pass"] == "" and where["found"] and where["passes"] == 0
 
 
-def test_html_is_a_page_with_every_result_and_where_variants_part(cli, folder):
+def test_html_is_a_page_with_every_result_and_the_first_difference(cli, folder):
     found = cli("compare", "parts.py:exact", "parts.py:rounded", "--bisect", "-o", "page.html")
     page = (folder / "page.html").read_text()
     assert found.code == 1 and found.out.startswith("exact on ")
@@ -173,7 +173,7 @@ def wrong(m, v):
 """
 
 
-def test_results_that_are_not_finite_prove_nothing(cli, folder):
+def test_non_finite_results_prove_nothing(cli, folder):
     (folder / "never.py").write_text(NEVER_FINITE)
     command = ["compare", "never.py:right", "never.py:wrong"]
     found = cli(*command)
@@ -185,7 +185,7 @@ def test_results_that_are_not_finite_prove_nothing(cli, folder):
     assert cli(*command, "--strict").code == 1
 
 
-def test_elements_that_are_not_finite_are_counted_where_bits_are_equal(cli, folder):
+def test_non_finite_elements_are_counted_where_bits_are_equal(cli, folder):
     (folder / "few.py").write_text("def kept(x): return x\ndef inverse(x): return 1 / x")
     more = "-p", "", "-p", "dce", "--args", "arange(f32[3])"
     assert "1 result, bitwise equal\n" in cli("compare", "few.py:kept", *more).out
@@ -193,7 +193,7 @@ def test_elements_that_are_not_finite_are_counted_where_bits_are_equal(cli, fold
     assert found.code == 0 and "bitwise equal, 1 of 3 elements not finite" in found.out
 
 
-def test_verify_calls_nothing_verified_where_results_are_not_finite(cli, folder):
+def test_verify_reports_nothing_verified_if_results_are_not_finite(cli, folder):
     (folder / "never.py").write_text(NEVER_FINITE.replace("return 2", "m + v; return 2"))
     command = ["opt", "never.py:wrong", "-p", "dce", "--verify"]
     found = cli(*command)

@@ -32,7 +32,7 @@ def filled(folder):
 
 
 @pytest.mark.parametrize("columns", [80, 160])
-def test_a_table_has_the_lines_with_their_buffers_beside_the_estimate(cli, monkeypatch, columns):
+def test_a_table_has_the_lines_with_their_buffers_and_the_estimate(cli, monkeypatch, columns):
     monkeypatch.setenv("COLUMNS", str(columns))
     found = cli("memory", "filled.py:product", "--compiled")
     heading, at, parts, *_ = found.out.splitlines()
@@ -55,7 +55,7 @@ def test_json_has_the_buffers(cli):
 
 
 @pytest.mark.parametrize("compiled", [(), ("--compiled",)])
-def test_a_limit_is_a_check(cli, compiled):
+def test_a_limit_is_checked(cli, compiled):
     command = "memory", "filled.py:product", *compiled, "--limit"
     assert cli(*command, "1GiB").code == 0
     found = cli(*command, "100kB")
@@ -68,7 +68,7 @@ def test_a_limit_is_a_check(cli, compiled):
     assert wrong.code == 2 and "'much' is not a number of bytes" in wrong.err
 
 
-def test_one_program_is_compiled(cli):
+def test_only_one_program_can_be_compiled(cli):
     found = cli("memory", "filled.py:product", "-p", "vjp", "--compiled")
     assert found.code == 2 and found.err.startswith("error: --compiled takes one program")
 
@@ -80,7 +80,7 @@ def test_one_program_is_compiled(cli):
         ("huge_argument", "argument 'x' of huge_argument does not fit", "arguments"),
     ],
 )
-def test_a_program_that_does_not_fit_shows_its_buffers(cli, name, fault, what):
+def test_a_program_that_does_not_fit_in_memory_shows_its_buffers(cli, name, fault, what):
     found = cli("run", f"filled.py:{name}")
     first, second, *rest = found.err.splitlines()
     assert found.code == 2 and found.out == "" and first.startswith(f"error: {fault}")

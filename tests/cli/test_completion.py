@@ -92,5 +92,5 @@ def answers(monkeypatch, capsys, *words):
         (["emit", "models/mlp.py:loss", "--to", "hlo-"], ["hlo-optimized", "hlo-proto"]),
     ],
 )
-def test_bash_gets_what_it_asks_for(tree, monkeypatch, capsys, words, offered):
+def test_bash_completes_a_command_line(tree, monkeypatch, capsys, words, offered):
     assert answers(monkeypatch, capsys, *words) == offered

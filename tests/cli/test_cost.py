@@ -1,4 +1,4 @@
-"""`jaxprtool cost` shows where FLOPs and bytes go, and says what it cannot tell."""
+"""`jaxprtool cost` shows the FLOPs and bytes of each line, and marks what is unknown."""
 
 import json
 import re
@@ -50,7 +50,7 @@ def test_json_has_the_total_and_the_groups(cli):
     assert fields < found["total"].keys() and fields < found["groups"][0].keys()
 
 
-def test_branches_are_ranges_and_rounds_that_are_not_known_are_marked(cli):
+def test_branches_are_ranges_and_unknown_iteration_counts_are_marked(cli):
     found = cli("cost", "costs.py:branch", "--args", "i32[], f32[100]", "--by", "primitive")
     assert "transcendentals" in found.out and "0 to 100" in found.out
     found = cli("cost", "costs.py:until", "--args", "f32[100]")
@@ -58,20 +58,20 @@ def test_branches_are_ranges_and_rounds_that_are_not_known_are_marked(cli):
     assert "* counts one iteration of each loop whose number of iterations is unknown" in found.out
 
 
-def test_a_range_whose_ends_are_rounded_alike_is_one_number(cli):
+def test_a_range_whose_ends_round_to_the_same_number_is_one_number(cli):
     found = cli("cost", "costs.py:nearly", "--args", "i32[], f32[200,200]")
     assert found.out.startswith("nearly: 16.0 MFLOP, ")
     assert "16.0 M to" not in found.out
 
 
-def test_a_device_gives_times(cli):
+def test_with_a_device_rows_have_times(cli):
     found = cli(*LOOP, "--device", "a100", "--seconds", "0.001")
     assert "min time" in found.out and "memory" in found.out
     assert "on a100: at least 5.16 µs, limited by memory" in found.out
     assert "in 1 ms: 5.2 GFLOP/s, 0.0% of the peak of a100" in found.out
 
 
-def test_it_is_run_where_it_is_to_be_measured(cli):
+def test_with_measure_the_program_is_run(cli):
     found = cli(*LOOP, "--measure")
     assert found.code == 0 and re.search(r"^in [\d.]+ \S+: [\d.]+ .?FLOP/s$", found.out, re.M)
     found = json.loads(cli(*LOOP, "-p", "vjp", "--measure", "--json").out)
@@ -87,7 +87,7 @@ def test_it_is_run_where_it_is_to_be_measured(cli):
         (["--by", "file"], "--by"),
     ],
 )
-def test_mistakes_are_one_line(cli, options, message):
+def test_mistakes_are_one_line_errors(cli, options, message):
     found = cli(*LOOP, *options)
     assert found.code == 2 and found.err.startswith("error: ") and message in found.err
     assert found.out == ""
@@ -112,7 +112,7 @@ def test_a_profile_has_the_stacks_and_the_total_of_the_table(cli, folder):
     assert ["dot_general", "loop.<locals>.<lambda>"] in [stack[:2] for stack in stacks]
 
 
-def test_a_profile_is_of_one_program_of_known_sizes(cli, folder):
+def test_a_profile_needs_one_program_of_known_sizes(cli, folder):
     several = cli(*LOOP, "-p", "vjp", "--pprof", "cost.pb.gz")
     symbolic = cli("cost", "costs.py:until", "--args", "f32[n]", "--pprof", "cost.pb.gz")
     for found, message in (
@@ -123,7 +123,7 @@ def test_a_profile_is_of_one_program_of_known_sizes(cli, folder):
     assert not (folder / "cost.pb.gz").exists()
 
 
-def test_times_need_numbers(cli):
+def test_times_need_concrete_sizes(cli):
     found = cli("cost", "costs.py:until", "--args", "f32[n]", "--device", "h100")
     assert (found.code, found.err.splitlines()[0]) == (
         2,
@@ -145,7 +145,7 @@ def stacked(x):
 """
 
 
-def test_layers_are_one_row_if_not_all_scopes_are_shown(cli, folder):
+def test_layers_are_one_row_unless_all_scopes_are_shown(cli, folder):
     (folder / "stacked.py").write_text(LAYERS)
     first, second = cli("cost", "stacked.py:stacked", "--by", "scope").out.splitlines()[3:5]
     assert first.startswith("100.0%") and first.endswith("   layer_0..29")

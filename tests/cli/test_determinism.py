@@ -1,4 +1,4 @@
-"""`jaxprtool determinism` says what differs when a function runs again."""
+"""`jaxprtool determinism` reports what differs between two runs of a function."""
 
 import json
 import textwrap
@@ -56,7 +56,7 @@ def test_a_program_that_depends_on_the_order_of_a_set_differs_between_processes(
     assert max(map(len, lines)) <= 80
 
 
-def test_a_callback_is_named_with_its_line_and_as_a_risk(cli):
+def test_a_callback_is_reported_with_its_line_as_a_risk(cli):
     found = cli("determinism", "counter.py:counter", "--threads", "1", "--json")
     document = json.loads(found.out)
     assert found.code == 1 and not document["equal"]
@@ -86,6 +86,6 @@ def test_a_program_in_a_file_is_not_traced_again(cli):
         (["--threads", "two"], "'two' is not a list of numbers"),
     ],
 )
-def test_mistakes_are_one_line(cli, options, message):
+def test_mistakes_are_one_line_errors(cli, options, message):
     found = cli("determinism", "sets.py:pure", *options)
     assert found.code == 2 and message in found.err and found.out == ""

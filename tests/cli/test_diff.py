@@ -1,4 +1,4 @@
-"""`jaxprtool diff` says in what two programs differ, and at which of the user's lines."""
+"""`jaxprtool diff` reports the differences of two programs, at the user's lines."""
 
 import json
 import subprocess
@@ -29,7 +29,7 @@ def model(folder):
     return folder
 
 
-def test_what_differs_is_shown_with_its_lines_and_the_exit_code_is_1(cli):
+def test_differences_are_shown_with_their_lines_and_exit_code_1(cli):
     found = cli("diff", "old.py:loss", "new.py:loss")
     assert found.code == 1 and found.err == ""
     heading, _, equations, *_ = lines = found.out.splitlines()
@@ -43,7 +43,7 @@ def test_what_differs_is_shown_with_its_lines_and_the_exit_code_is_1(cli):
     assert max(map(len, lines)) <= 80
 
 
-def test_the_equations_around_are_named_once(cli, folder):
+def test_enclosing_equations_are_named_once(cli, folder):
     other = BEFORE.replace("jnp.tanh(c * 2.0) + row", "jnp.tanh(jnp.sin(c) * 2.0) + row * row")
     (folder / "edited.py").write_text(textwrap.dedent(other))
     lines = cli("diff", "old.py:loss", "edited.py:loss").out.splitlines()
@@ -51,7 +51,7 @@ def test_the_equations_around_are_named_once(cli, folder):
     assert [line.split()[3] for line in lines if line.startswith("  + ")] == ["sin", "mul"]
 
 
-def test_arguments_and_results_that_one_has_are_named(cli, folder):
+def test_arguments_and_results_of_one_program_only_are_named(cli, folder):
     other = BEFORE.replace("loss(a)", "loss(a, b)").replace('"f32[6]"', '"f32[6]", "f32[]"')
     (folder / "edited.py").write_text(textwrap.dedent(other.replace("(c * c).sum()", "c * c, b")))
     lines = cli("diff", "old.py:loss", "edited.py:loss").out.splitlines()
@@ -59,7 +59,7 @@ def test_arguments_and_results_that_one_has_are_named(cli, folder):
     assert "+ result[0]: f32[6]" in lines and "- result: f32[]" in lines
 
 
-def test_a_pytree_that_one_has_is_one_line(cli, folder):
+def test_a_pytree_of_one_program_only_is_one_line(cli, folder):
     module = """
         import jax.numpy as jnp
         def one(params, x):
@@ -79,7 +79,7 @@ def test_a_pytree_that_one_has_is_one_line(cli, folder):
     assert names[:2] == ["params['b']['s']", "params['b']['u']"]
 
 
-def test_a_call_with_other_results_says_how_many(cli, folder):
+def test_a_call_with_other_results_reports_their_numbers(cli, folder):
     pair = """
         import jax
         import jax.numpy as jnp
@@ -96,7 +96,7 @@ def test_a_call_with_other_results_says_how_many(cli, folder):
         assert said in found.out
 
 
-def test_a_loop_with_fewer_values_shows_which_are_gone(cli, folder):
+def test_a_loop_with_fewer_values_shows_the_removed_ones(cli, folder):
     loop = """
         import jax
         import jax.numpy as jnp
@@ -115,7 +115,7 @@ def test_a_loop_with_fewer_values_shows_which_are_gone(cli, folder):
     assert "(a → nothing) 1:i32[]" in found and "1 result fewer" in found
 
 
-def test_a_value_that_only_the_first_program_reads_has_a_name(cli, folder):
+def test_a_value_that_only_the_first_program_uses_has_a_name(cli, folder):
     split = """
         import jax
         import jax.numpy as jnp
@@ -133,7 +133,7 @@ def test_a_value_that_only_the_first_program_reads_has_a_name(cli, folder):
     assert "_" not in next(line for line in found.splitlines() if "= sin" in line).split("= sin")[1]
 
 
-def test_calls_that_were_inlined_one_after_another_are_one_line(cli, folder):
+def test_calls_inlined_one_after_another_are_one_line(cli, folder):
     calls = """
         import jax
         import jax.numpy as jnp
@@ -152,14 +152,14 @@ def test_calls_that_were_inlined_one_after_another_are_one_line(cli, folder):
     assert "~ jit inner was inlined, 3 times: 6 equations moved" in found
 
 
-def test_the_same_program_gives_one_line_and_exit_code_0(cli, folder):
+def test_equal_programs_give_one_line_and_exit_code_0(cli, folder):
     cli("opt", "old.py:loss", "-o", "loss.jaxpr")
     for other in ("old.py:loss", "loss.jaxpr"):
         found = cli("diff", "old.py:loss", other)
         assert found.code == 0 and found.out.startswith("loss: equivalent\n")
 
 
-def test_json(cli):
+def test_json_document(cli):
     document = json.loads(cli("diff", "old.py:loss", "new.py:loss", "--json").out)
     assert document["verdict"] == "different"
     assert [each["primitive"] for each in document["removed"]] == ["mul"]
@@ -205,7 +205,7 @@ def test_stat_counts_by_line(cli):
     }
 
 
-def test_stat_says_which_arguments_differ_and_how_many_equations_have_other_types(cli, folder):
+def test_stat_reports_different_arguments_and_the_number_of_equations_with_other_types(cli, folder):
     (folder / "sine.py").write_text(
         "import jax.numpy\n\ndef sine(a):\n    return jax.numpy.sin(a)\n"
     )
@@ -213,7 +213,7 @@ def test_stat_says_which_arguments_differ_and_how_many_equations_have_other_type
     assert "~ argument a: bf16[6] → f32[6]" in found and "more equation" in found
 
 
-def test_passes_and_arguments_of_one_or_both(cli):
+def test_passes_and_arguments_apply_to_one_or_both_programs(cli):
     assert cli("diff", "old.py:loss", "-p", "grad").code == 1
     assert cli("diff", "old.py:loss", "-p", "grad", "-p", "grad").code == 0
     assert cli("diff", "old.py:loss", "old.py:loss", "-p", "grad").code == 0
@@ -273,12 +273,12 @@ def test_a_revision_is_traced_with_its_own_modules_and_by_another_python(cli, re
         ("jax.numpy:sin@HEAD", "the module 'jax' is not in the git repository"),
     ],
 )
-def test_revisions_that_are_not_there(cli, repository, target, said):
+def test_unknown_revisions_are_errors(cli, repository, target, said):
     found = cli("diff", target, "broken.py:loss", "--args", "f32[6]")
     assert found.code in (2, 3) and said in found.err and found.err.count("error:") == 1
 
 
-def test_callbacks_of_a_revision_are_the_same_if_their_source_is(cli, folder, repository):
+def test_callbacks_of_a_revision_are_equal_if_their_source_is(cli, folder, repository):
     source = """
         import jax
         import numpy as np
@@ -308,7 +308,7 @@ def test_callbacks_of_a_revision_are_the_same_if_their_source_is(cli, folder, re
 
 
 @needs("git")
-def test_where_there_is_no_repository(cli):
+def test_outside_of_a_repository_revisions_are_errors(cli):
     found = cli("diff", "old.py:loss@HEAD", "new.py:loss")
     assert found.code == 2 and "is not in a git repository" in found.err
 
@@ -319,7 +319,7 @@ def test_without_git_there_are_no_revisions(cli, monkeypatch, folder):
     assert found.code == 2 and "git revisions need git, which is not installed" in found.err
 
 
-def test_a_python_that_cannot_trace(cli, folder):
+def test_a_python_that_cannot_trace_is_an_error(cli, folder):
     missing = cli("diff", "old.py:loss", "--jax-b", "nowhere/python")
     assert missing.code == 2 and "as a Python interpreter" in missing.err
     bare = folder / "python"
@@ -403,7 +403,7 @@ def test_equal_programs_have_times_too(cli, timed):
     assert "measured time" in found.out and "other lines" in found.out
 
 
-def test_what_cannot_be_measured_is_one_line(cli, timed):
+def test_what_cannot_be_measured_is_a_one_line_error(cli, timed):
     found = cli(*timed, "--args", "f32[n,200], f32[200,200]")
     assert (found.code, found.out) == (2, "") and "n needs a number" in found.err
     found = cli(*timed[:3], "--device", "0")

@@ -1,4 +1,4 @@
-"""`jaxprtool emit`: each format to stdout, to files and into folders; each mistake as one line."""
+"""`jaxprtool emit`: each format to stdout, to files and into folders; each mistake is one line."""
 
 import json
 import os
@@ -11,7 +11,7 @@ import pytest
 
 DOUBLE = "functions.py:double"
 
-#: How each format that is text begins, for a function called `double`.
+#: The first characters of each text format, for a function called `double`.
 BEGINNINGS = {
     "stablehlo": "module @jit_double ",
     "hlo": "HloModule jit_double,",
@@ -49,12 +49,12 @@ def test_text_goes_to_stdout_and_to_files(cli, folder, to):
         ("x.py", b'"""'),
     ],
 )
-def test_the_name_says_the_format(cli, folder, name, beginning):
+def test_the_file_name_determines_the_format(cli, folder, name, beginning):
     assert cli("emit", DOUBLE, "-o", name).code == 0
     assert (folder / name).read_bytes().startswith(beginning)
 
 
-def test_a_picture_is_as_deep_as_is_asked_for(cli):
+def test_a_picture_has_the_requested_depth(cli):
     whole = cli("emit", "functions.py:kinds", "--to", "dot").out
     assert whole == cli("emit", "functions.py:kinds", "--to", "dot", "--full").out
     assert "subgraph" in whole
@@ -62,19 +62,19 @@ def test_a_picture_is_as_deep_as_is_asked_for(cli):
     assert "subgraph" not in folded and ", folded" in folded
 
 
-def test_passes_run_before(cli):
+def test_passes_run_first(cli):
     plain = cli("emit", "functions.py:wasteful", "--to", "dot").out
     assert "<b>sin</b>" in plain
     assert "<b>sin</b>" not in cli("emit", "functions.py:wasteful", "--to", "dot", "-p", "dce").out
 
 
 @pytest.mark.parametrize("options", [("--binary", "-o", "x"), ("-o", "x.mlirbc")])
-def test_stablehlo_is_binary_if_that_is_asked_for(cli, folder, options):
+def test_stablehlo_is_binary_on_request(cli, folder, options):
     assert cli("emit", DOUBLE, "--to", "stablehlo", *options).code == 0
     assert (folder / options[-1]).read_bytes().startswith(b"ML\xefR")
 
 
-def test_bytes_come_on_stdout_as_they_are(folder, capfdbinary):
+def test_bytes_are_written_to_stdout_unchanged(folder, capfdbinary):
     from jaxprtool.cli.main import main
 
     assert main(["emit", DOUBLE, "--to", "hlo-proto"]) == 0
@@ -82,7 +82,7 @@ def test_bytes_come_on_stdout_as_they_are(folder, capfdbinary):
 
 
 @pytest.mark.parametrize("to", ["hlo-proto", "exported"])
-def test_binary_is_kept_from_terminals(cli, monkeypatch, to):
+def test_binary_output_to_a_terminal_is_refused(cli, monkeypatch, to):
     monkeypatch.setattr("sys.stdout.isatty", lambda: True, raising=False)
     result = cli("emit", DOUBLE, "--to", to)
     assert result.code == 2
@@ -92,26 +92,26 @@ def test_binary_is_kept_from_terminals(cli, monkeypatch, to):
     ]
 
 
-def test_source_lines_stay_if_asked_for(cli):
+def test_source_lines_are_kept_on_request(cli):
     assert "functions.py" not in cli("emit", DOUBLE, "--to", "stablehlo").out
     text = cli("emit", DOUBLE, "--to", "stablehlo", "--source").out
     assert 'functions.py":' in text and 'loc("x")' in text
 
 
-def test_other_backends_need_not_be_there(cli, folder):
+def test_other_backends_need_not_be_installed(cli, folder):
     (folder / "solves.py").write_text("import jax.numpy as jnp\nsolve = jnp.linalg.cholesky\n")
     command = ("emit", "solves.py:solve", "--args", "f32[3,3]", "--to", "stablehlo", "--backend")
     assert "cusolver" in cli(*command, "gpu").out and "lapack" in cli(*command, "cpu").out
 
 
-def test_xlas_own_graph(cli):
+def test_xlas_own_graph_is_a_format(cli):
     assert cli("emit", DOUBLE, "--to", "dot", "--graph", "hlo").out.startswith("digraph G {")
 
 
 # --- artifacts of jax.export ------------------------------------------------------------------
 
 
-def test_an_artifact_is_called_by_jax_and_run_by_us(cli, folder):
+def test_an_artifact_can_be_called_by_jax_and_run_by_jaxprtool(cli, folder):
     assert cli("emit", DOUBLE, "-o", "double.exported", "--platforms", "cpu,cuda").code == 0
     data = (folder / "double.exported").read_bytes()
     artifact = jax.export.deserialize(bytearray(data))
@@ -143,7 +143,7 @@ def test_a_graph_becomes_a_picture(cli, folder, graphviz, kind, graph):
     assert text.startswith(f"picture of kind -T{kind.lower()}\ndigraph ")
 
 
-def test_without_graphviz_the_error_says_what_to_install(cli, folder, monkeypatch):
+def test_without_graphviz_the_error_explains_what_to_install(cli, folder, monkeypatch):
     monkeypatch.setenv("PATH", str(folder))
     result = cli("emit", DOUBLE, "-o", "x.svg")
     assert result.code == 2 and "traced" not in result.lines
@@ -199,7 +199,7 @@ def test_several_programs_go_into_a_folder(cli, folder, halves, options, ending)
     assert sorted(os.listdir(folder / "both")) == [f"left{ending}", f"right{ending}"]
 
 
-def test_several_programs_fit_into_no_file_and_no_stream_of_bytes(cli, halves):
+def test_several_programs_need_a_folder(cli, halves):
     result = cli(*halves, "-o", "one.mlir")
     assert (
         result.code == 2 and "takes one program, but the passes returned left, right" in result.err
@@ -304,11 +304,11 @@ def test_a_mistake_is_one_line(cli, folder, command, message):
         ),
     ],
 )
-def test_what_is_near_is_hinted_at(cli, command, hint):
+def test_similar_names_are_hinted_at(cli, command, hint):
     assert cli(*command).lines[-1] == hint
 
 
-def test_optimized_hlo_is_for_the_devices_of_a_mesh(cli, folder):
+def test_optimized_hlo_is_compiled_for_the_devices_of_a_mesh(cli, folder):
     (folder / "sums.py").write_text("def add(x, y):\n    return x + y\n")
     command = ("emit", "sums.py:add", "--args", "f32[4@x,4], f32[4@x,4]", "--to", "hlo-optimized")
     result = cli(*command, "--mesh", "x=2")
@@ -317,7 +317,7 @@ def test_optimized_hlo_is_for_the_devices_of_a_mesh(cli, folder):
     assert result.code == 2 and "runs on a mesh of 64 devices (x=64)" in result.err
 
 
-# --- as xla_computation ---------------------------------------------------------------------------
+# --- like jax.xla_computation ---------------------------------------------------------------------
 
 
 STEP = """
@@ -370,7 +370,7 @@ def test_hlo_has_the_options_of_xla_computation(cli, steps):
     assert "{1}: (0, {1}, may-alias)" in result.out
 
 
-def test_stablehlo_and_protos_have_them_too(cli, steps, folder):
+def test_stablehlo_and_protos_have_these_options_too(cli, steps, folder):
     result = cli(*ON_STEP, "--to", "stablehlo", "--donate", "1", "--in-parts", "None, P(4), None")
     assert result.code == 0 and "tf.aliasing_output" in result.out
     assert "{devices=[4]0,1,2,3}" in result.out and result.out.count("%arg2: tensor<f32>") == 1
@@ -378,7 +378,7 @@ def test_stablehlo_and_protos_have_them_too(cli, steps, folder):
     assert (folder / "step.pb").stat().st_size > 100
 
 
-def test_the_tree_of_result_types_is_printed_beside(cli, steps):
+def test_the_tree_of_result_types_is_printed_too(cli, steps):
     result = cli(*ON_STEP, "--to", "hlo", "--return-shape")
     assert result.err == "note: step returns {'total': f32[], 'y': f32[4]}\n"
     assert result.out.startswith("HloModule jit_step")
@@ -401,7 +401,7 @@ def test_the_tree_of_result_types_is_printed_beside(cli, steps):
         (("--return-shape", "--to", "dot"), "--return-shape applies to stablehlo, hlo, hlo-proto"),
     ],
 )
-def test_a_mistake_in_the_options_of_xla_computation_is_one_line(cli, steps, options, message):
+def test_a_wrong_option_of_xla_computation_is_a_one_line_error(cli, steps, options, message):
     result = cli(*ON_STEP, "--to", "hlo", *options)
     assert result.code == 2 and result.out == ""
     assert result.lines[0].startswith(f"error: {message}")
@@ -439,14 +439,14 @@ def test_a_function_is_traced_under_named_axes(cli, steps, folder):
         ),
     ],
 )
-def test_named_axes_that_do_not_fit_are_one_line(cli, steps, command, message):
+def test_wrong_named_axes_are_a_one_line_error(cli, steps, command, message):
     result = cli(*command, "--args", "f32[3]")
     assert result.code == 2 and result.lines[0].startswith(f"error: {message}")
 
 
 @pytest.mark.parametrize("size", [2, 64])
 @pytest.mark.parametrize("to", ["stablehlo", "hlo", "exported"])
-def test_a_program_is_lowered_for_its_mesh_though_no_argument_is_on_it(cli, steps, to, size):
+def test_a_program_is_lowered_for_its_mesh_even_without_arguments_on_it(cli, steps, to, size):
     out = ("-o", "split.out") if to == "exported" else ()
     args = ("--args", "f32[64,4], f32[4,4]", "--mesh", f"x={size}")
     result = cli("emit", "steps.py:split", *args, "--to", to, *out)
@@ -455,7 +455,7 @@ def test_a_program_is_lowered_for_its_mesh_though_no_argument_is_on_it(cli, step
         assert f"mhlo.num_partitions = {size}" in result.out
 
 
-def test_a_tpu_that_is_not_there_is_compiled_for_with_its_library(cli, steps):
+def test_an_absent_tpu_is_compiled_for_with_its_library(cli, steps):
     pytest.importorskip("libtpu", reason="needs the package libtpu")
     command = ("emit", "steps.py:split", "--args", "f32[8,8], f32[8,8]", "--mesh", "x=2")
     result = cli(*command, "--to", "hlo-optimized", "--backend", "tpu:v5e:2x2")

@@ -1,7 +1,7 @@
 import json
 
 
-def test_an_error_is_a_document_with_json(cli):
+def test_with_json_an_error_is_a_document(cli):
     found = cli("cost", "nowhere.py:f", "--json")
     error = json.loads(found.out)["error"]
     assert error["message"] == "no file 'nowhere.py'" and error["exit_code"] == found.code == 2

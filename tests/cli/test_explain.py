@@ -47,7 +47,7 @@ def test_no_word_is_broken_and_lines_fit(cli):
 NOT_SHOWN = {"repeated", "once,", "at", "the", "end"}
 
 
-def test_own_passes_say_what_their_options_mean(cli):
+def test_passes_explain_their_options(cli):
     for name in own_passes():
         said = json.loads(cli("explain", name, "--json").out)
         assert all(option["help"] for option in said["options"]), name
@@ -55,13 +55,13 @@ def test_own_passes_say_what_their_options_mean(cli):
 
 
 @pytest.mark.parametrize("name", own_passes())
-def test_examples_of_passes_are_what_they_do(cli, folder, name):
+def test_examples_of_passes_match_their_results(cli, folder, name):
     sections = {
         s["title"]: s["text"] for s in json.loads(cli("explain", name, "--json").out)["sections"]
     }
     code, _, session = sections.get("Example", "").partition("$ ")
     command, _, shown = session.partition("\n")
-    if not code:  # of a function of the reader's
+    if not code:  # from a function of the reader
         return
     (folder / "f.py").write_text(f"import jax\nimport jax.numpy as jnp\nimport jaxprtool\n\n{code}")
     result = cli(*shlex.split(command)[1:])
@@ -71,7 +71,7 @@ def test_examples_of_passes_are_what_they_do(cli, folder, name):
     assert result.code == 0 and written == wanted
 
 
-def test_docstrings_of_numpy_s_style_are_laid_out(cli, folder):
+def test_numpy_style_docstrings_are_formatted(cli, folder):
     (folder / "scaling.py").write_text(NUMPY_STYLE)
     shown = cli("explain", "scaled", "--plugin", "scaling.py").out
     lines = list(filter(None, shown.splitlines()))
@@ -119,7 +119,7 @@ class Scaled(Pass):
 '''
 
 
-def test_the_rules_as_json(cli):
+def test_the_rules_are_available_as_json(cli):
     explained = json.loads(cli("explain", "simplify", "--json").out)
     assert len(explained["rules"]) == len(simplify_rules)
     assert all(
@@ -129,10 +129,10 @@ def test_the_rules_as_json(cli):
     assert {"mul(x, 0)", "pad(x, y)"} <= {rule["pattern"] for rule in explained["rules"]}
 
 
-def test_a_pass_is_explained_by_what_its_docstring_says(cli):
+def test_a_pass_is_explained_by_its_docstring(cli):
     result = cli("explain", "dce")
     assert result.out.splitlines()[0] == "dce   clean up; from jaxprtool; part of -O1, -O2, -O3"
-    assert "Liveness" not in result.out  # what its module says, to who works on it
+    assert "Liveness" not in result.out  # the docstring of its module, which is for contributors
     explained = json.loads(cli("explain", "dce", "--json").out)
     assert explained["origin"] == "jaxprtool" and "rules" not in explained
     assert explained["pipelines"] == ["-O1", "-O2", "-O3"]
@@ -150,7 +150,7 @@ def test_a_named_pipeline_is_explained_by_its_passes(cli):
     assert third[:-1] == explained["passes"] and third[-1]["name"] == "outline"
 
 
-def test_rules_of_a_plug_in_are_among_them(cli, folder, monkeypatch):
+def test_rules_of_a_plug_in_are_listed(cli, folder, monkeypatch):
     monkeypatch.setattr("jaxprtool.passes.cleanup.simplify.simplify_rules", list(simplify_rules))
     (folder / "more.py").write_text(
         "from jaxprtool.passes.cleanup.simplify import Row, simplify_rules\n"
@@ -159,7 +159,7 @@ def test_rules_of_a_plug_in_are_among_them(cli, folder, monkeypatch):
     assert "halve(double(x))" in cli("explain", "simplify", "--plugin", "more.py").out
 
 
-def test_what_cannot_be_explained_is_said(cli):
+def test_unknown_names_are_reported(cli):
     assert cli("explain", "simplifi").lines == [
         "error: unknown pass 'simplifi'",
         "hint: did you mean 'simplify'?",
@@ -180,7 +180,7 @@ def test_a_primitive_is_explained_by_its_traits_and_rules(cli):
     assert {rule["pattern"] for rule in explained["rules"]} == {"max(x, C)", "max(x, x)"}
 
 
-def test_a_primitive_that_a_pass_is_named_like_is_spelled_as_jax_does(cli):
+def test_a_primitive_with_the_name_of_a_pass_needs_jaxs_spelling(cli):
     assert cli("explain", "jit").out.startswith("jit   transform; from jaxprtool")
     assert cli("explain", "jit_p").out.startswith("jit   a primitive")
     assert cli("explain", "scn").lines == [
@@ -189,7 +189,7 @@ def test_a_primitive_that_a_pass_is_named_like_is_spelled_as_jax_does(cli):
     ]
 
 
-def test_the_traits_of_a_primitive_of_a_plug_in_are_told(cli, folder):
+def test_traits_of_a_plug_ins_primitive_are_shown(cli, folder):
     (folder / "prims.py").write_text(
         "from jax.extend.core import Primitive\n"
         "from jax.interpreters import mlir\n"

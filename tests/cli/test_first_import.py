@@ -1,4 +1,4 @@
-"""A module may say how many devices it wants: no command starts a backend before it is imported."""
+"""No command starts a backend before it imports the module, which may set the number of devices."""
 
 import subprocess
 import sys
@@ -18,7 +18,7 @@ def total(v):
     return (v * v).sum()
 """
 
-#: Runs command lines one after the other, each as if it were the first of its process.
+#: Runs command lines in order, each as if it were the first in its process.
 RUNS = """
 import contextlib, io, shlex, sys, traceback
 import jax, jax.extend
@@ -36,7 +36,7 @@ for line in sys.argv[1:]:
         print("exit code", code, "of", line, file=sys.stderr)
 """
 
-#: What commands are given after TARGET.
+#: The arguments after TARGET.
 ARGUMENTS = {
     "compare": "second.py:total",
     "bench": "second.py:total --repeat 7",
@@ -51,7 +51,7 @@ ARGUMENTS = {
     "why": "result",
 }
 
-#: The options with which commands compile, for a backend.
+#: The options that make commands compile, for a backend.
 COMPILING = {
     "diff": "--measure",
     "outline": "--compile",
@@ -60,10 +60,10 @@ COMPILING = {
     "unzip": "--run",
 }
 
-#: The exit codes of commands whose check does not hold.
+#: The exit codes of commands whose check fails.
 CODES = {"reduce": 2}
 
-#: More command lines: formats of files, devices, and options that start backends themselves.
+#: More command lines: file formats, devices, and options that start backends.
 MORE = (
     *(
         f"emit first.py:total --to {name} -o first.{name}"
@@ -85,7 +85,7 @@ def options_of(name):
 
 
 def lines_of(name):
-    """Return the command lines of a command: its defaults, on a mesh, and on a backend."""
+    """Return the command lines of a command: the default one, on a mesh, and on a backend."""
     line = f"{name} first.py:total {ARGUMENTS.get(name, '')}"
     options = {
         "--mesh": "--mesh x=2 --args f32[8@x]",
@@ -102,7 +102,7 @@ LINES = (
 
 
 @pytest.mark.parametrize("part", range(2))
-def test_backends_start_after_the_import(tmp_path, part):
+def test_backends_start_only_after_the_import(tmp_path, part):
     for name in ("first", "second"):
         (tmp_path / f"{name}.py").write_text(MODULE)
     lines = LINES[part::2]

@@ -1,4 +1,4 @@
-"""Where equations come from: the user's own line and the library's behind it, wherever told."""
+"""Source locations: the user's line and the library's behind it, in all outputs."""
 
 import json
 import os
@@ -82,7 +82,7 @@ def loss(x, w):
 
 @pytest.fixture
 def project(folder, monkeypatch):
-    """The user's folder, which holds `model.py`, and Python's packages with a library in them."""
+    """The user's folder with `model.py`, and a site-packages folder with a library."""
     packages = folder / ".venv" / "lib" / "python3" / "site-packages"
     (packages / "tinylib").mkdir(parents=True)
     (packages / "tinylib" / "__init__.py").write_text("")
@@ -121,14 +121,14 @@ BOTH = "model.py:8 ← tinylib/layers.py:10"
         (["--source", "--scopes", "-p", "grad(reduce='sum')"], f"{BOTH}, scope: jvp()"),
     ],
 )
-def test_show_names_the_frames_that_are_asked_for(out, options, first):
+def test_show_has_the_requested_frames(out, options, first):
     if "-p" in options:
         options = [o if "grad" not in o else "jvp" for o in options]
     shown = comments(out("show", "model.py:net", *options))
     assert shown[0] == first and shown[-1].startswith("model.py:9")
 
 
-def test_the_tree_the_table_and_a_notebook_name_them(out):
+def test_the_tree_the_table_and_a_notebook_have_frames(out):
     tree = out("show", "model.py:waves", "--source", "--format", "tree")
     assert "jit wave (f32[3]) → f32[3]  1 equation  # model.py:21\n" in tree
     assert re.search(r"= sin \w+  # tinylib/layers\.py:20\n", tree)  # of any of its callers
@@ -141,7 +141,7 @@ def test_the_tree_the_table_and_a_notebook_name_them(out):
     assert re.search(r"tanh .* model\.py:9$", table, re.MULTILINE)
 
 
-def test_a_page_shows_the_files_of_the_frames_that_are_asked_for(out):
+def test_a_page_shows_the_files_of_the_requested_frames(out):
     shown = out("show", "model.py:net", "--format", "html")
     assert re.findall(r'<section aria-label="([^"]*)"', shown) == ["model.py"]
     shown = out("show", "model.py:net", "--format", "html", "--frames", "library")
@@ -150,7 +150,7 @@ def test_a_page_shows_the_files_of_the_frames_that_are_asked_for(out):
     assert ">tinylib/layers.py:10</a></cite>" in shown
 
 
-def test_the_users_line_stands_out_from_the_librarys(out, monkeypatch):
+def test_the_users_line_is_highlighted(out, monkeypatch):
     monkeypatch.setenv("FORCE_COLOR", "1")
     shown = out("show", "model.py:net", "--source")
     assert "\x1b[2m# \x1b[0mmodel.py:8\x1b[2m ← tinylib/layers.py:10\x1b[0m" in shown
@@ -175,7 +175,7 @@ def test_a_variable_is_declared_where_the_user_calls_the_library(out):
     assert "# model.py:13 ← tinylib/layers.py:13" in listed
 
 
-def test_a_residual_bears_the_users_line(out):
+def test_a_residual_has_the_users_line(out):
     document = json.loads(out("opt", "model.py:net", "-p", "linearize", "--json"))
     names = {argument["name"] for argument in document["programs"][1]["arguments"]}
     assert {"residuals['model.py:9 tanh']", "residuals['model.py:8 dot_general']"} <= names
@@ -187,14 +187,14 @@ def test_an_error_names_both(cli, project):
     assert "pure_callback at model.py:17 ← tinylib/layers.py:16" in result.lines[0]
 
 
-def test_what_repeats_is_the_users(out):
+def test_repeated_bodies_have_the_users_line(out):
     shown = out("outline", "model.py:waves", "--equations", "2")
     assert re.search(r"part +3 .* model\.py:21$", shown, re.MULTILINE)
     (repeated,) = json.loads(out("outline", "model.py:waves", "--json"))["programs"]
     assert "/" not in json.dumps(repeated)
 
 
-def test_what_a_call_of_a_library_becomes_has_both_lines(out):
+def test_the_equations_of_a_librarys_call_have_both_lines(out):
     inlined = out("opt", "model.py:waves", "-p", "inline", "--source")
     assert re.search(r"= sin a +# model\.py:21 ← tinylib/layers\.py:20\n", inlined)
 
@@ -206,7 +206,7 @@ def test_emitted_python_names_the_users_function(out):
     assert "model.py" not in silent and "layers.py" not in silent
 
 
-def test_a_file_says_both_and_reads_back_what_it_says(out, folder):
+def test_a_file_has_both_lines_and_they_survive_reading(out, folder):
     out("opt", "model.py:net", "-o", "net.jaxpr")
     written = (folder / "net.jaxpr").read_text()
     place = "# model.py:8:14 (net) ← tinylib/layers.py:10:16 (Dense.product)"
@@ -229,7 +229,7 @@ def test_a_file_says_both_and_reads_back_what_it_says(out, folder):
         (("unzip", "model.py:declares", "-o", "to/"), "to/apply.jaxpr"),
     ],
 )
-def test_no_source_leaves_places_out_of_files(out, folder, command, written):
+def test_no_source_omits_locations_from_files(out, folder, command, written):
     out(*command)
     named = (folder / written).read_text()
     assert "model.py" in named and str(folder) not in named
@@ -242,30 +242,30 @@ def test_no_source_leaves_places_out_of_files(out, folder, command, written):
     "to",
     ["stablehlo --source", "stablehlo --binary", "hlo", "hlo-proto", "hlo-optimized", "exported"],
 )
-def test_what_compilers_are_given_has_no_path_that_is_absolute(out, folder, to):
+def test_compiler_input_has_no_absolute_path(out, folder, to):
     out("emit", "model.py:net", "--to", *to.split(), "-o", "program.bin")
     written = (folder / "program.bin").read_bytes()
     assert b"model.py" in written and b"tinylib/layers.py" in written
     assert str(folder).encode() not in written
 
 
-def test_scopes_stay_without_places(out, folder):
+def test_scopes_remain_without_locations(out, folder):
     out("opt", "model.py:net", "-p", "jvp", "-o", "to.jaxpr", "--no-source")
     assert "# in jvp()" in (folder / "to.jaxpr").read_text()
 
 
-def test_a_format_without_places_refuses_the_option(cli, project):
+def test_a_format_without_locations_refuses_the_option(cli, project):
     result = cli("emit", "model.py:net", "--to", "dot", "--no-source")
     assert result.code == 2 and "--no-source applies to" in result.lines[0]
 
 
-def test_opt_lists_places_if_asked(out):
+def test_opt_lists_locations_on_request(out):
     assert "#" not in out("opt", "model.py:net", "-p", "dce")
     assert comments(out("opt", "model.py:net", "-p", "dce", "--source"))[0] == BOTH
     assert comments(out("opt", "model.py:net", "--frames", "library"))[0] == "tinylib/layers.py:10"
 
 
-def test_a_target_in_another_folder_or_in_a_library_is_the_users(out, folder, project):
+def test_a_target_in_another_folder_or_a_library_counts_as_the_users(out, folder, project):
     (folder / "elsewhere").mkdir()
     os.chdir(folder / "elsewhere")
     assert comments(out("show", "../model.py:net", "--source"))[0] == BOTH
@@ -273,8 +273,8 @@ def test_a_target_in_another_folder_or_in_a_library_is_the_users(out, folder, pr
     assert comments(shown) == ["tinylib/layers.py:20"]
 
 
-def test_nothing_of_the_command_line_is_a_place(folder, project):
-    """Nor is the script that a package's command starts with, in the user's folder."""
+def test_the_command_line_itself_is_not_a_location(folder, project):
+    """Neither is the script that starts a package's command, in the user's folder."""
     (folder / "bin").mkdir()
     script = folder / "bin" / "jaxprtool"
     script.write_text("import sys\nfrom jaxprtool.cli.main import main\nsys.exit(main())\n")
@@ -287,7 +287,7 @@ def test_nothing_of_the_command_line_is_a_place(folder, project):
     assert "sin" in run.stdout.decode() and "#" not in run.stdout.decode()
 
 
-def test_of_a_library_s_frames_in_an_error_the_innermost_is_shown(cli, project):
+def test_an_error_shows_only_the_innermost_of_a_librarys_frames(cli, project):
     result = cli("show", "model.py:breaks")
     assert result.code == 3
     *_, place, line, library, error = result.lines
@@ -301,7 +301,7 @@ def test_of_a_library_s_frames_in_an_error_the_innermost_is_shown(cli, project):
 
 
 @pytest.mark.parametrize("options", [["--mine", "tinylib"], ["--frames", "library"]])
-def test_lines_are_counted_in_the_library_if_that_is_asked_for(out, options):
+def test_lines_of_the_library_are_counted_on_request(out, options):
     (program,) = json.loads(out("source", "model.py:loss", "--json"))["programs"]
     assert {file["file"] for file in program["files"]} == {"model.py"}
     costs = json.loads(out("cost", "model.py:loss", "--by", "line", "--json", *options))
@@ -312,14 +312,14 @@ def test_lines_are_counted_in_the_library_if_that_is_asked_for(out, options):
     assert '"source": "tinylib/layers.py:10"' in json.dumps(kept)
 
 
-def test_all_frames_are_behind_the_users_line(out):
+def test_all_frames_follow_the_users_line(out):
     kept = out("residuals", "model.py:loss", "--frames", "all", "--json")
     assert "model.py:8 ← tinylib/layers.py:7 ← tinylib/layers.py:10" in json.dumps(
         json.loads(kept), ensure_ascii=False
     )
 
 
-def test_with_all_frames_lines_are_told_apart_by_what_they_call(out, folder):
+def test_with_all_frames_lines_are_distinguished_by_their_callees(out, folder):
     (folder / "twice.py").write_text(
         "from tinylib.layers import Dense, square, wave\n"
         "def f(x, w): return square(Dense()(wave(x), w))\n"
@@ -338,7 +338,7 @@ def test_with_all_frames_lines_are_told_apart_by_what_they_call(out, folder):
     for work in "flops", "transcendentals":
         assert sum(group[work] for group in costs["groups"]) == plain["total"][work]
     shown = " ".join(out("cost", *arguments, "--frames", "all").split())
-    assert "return x @ w" in shown  # what the innermost line says
+    assert "return x @ w" in shown  # the innermost line
     assert "twice.py:2 ← tinylib/layers.py:7 ← tinylib/layers.py:10" in shown
     why = "why", arguments[0], "result", *arguments[1:]
     back = json.loads(out(*why, "--json", "--frames", "all"))["back"]
@@ -348,7 +348,7 @@ def test_with_all_frames_lines_are_told_apart_by_what_they_call(out, folder):
     assert "library" not in out(*why, "--json")
 
 
-def test_names_and_files_do_not_depend_on_it(out, folder):
+def test_names_and_files_do_not_depend_on_the_frames_option(out, folder):
     plain = out("show", "model.py:net", "--names")
     for options in ["--mine", "tinylib"], ["--frames", "library"]:
         shown = out("show", "model.py:net", "--names", "--no-source", *options)
@@ -361,7 +361,7 @@ def test_names_and_files_do_not_depend_on_it(out, folder):
     )
 
 
-def test_source_of_a_library_s_function_behind_a_wrapper(out, folder):
+def test_source_of_a_library_function_behind_a_wrapper_is_shown(out, folder):
     (folder / "wrapper.py").write_text(
         "from tinylib.layers import Dense\ndef case():\n    return Dense().product, ()\n"
     )
@@ -383,12 +383,12 @@ def test_source_of_a_library_s_function_behind_a_wrapper(out, folder):
         ("jax.numpy", "the lines of jax.numpy cannot be your own"),
     ],
 )
-def test_mine_names_a_package(cli, project, name, said):
+def test_the_mine_option_names_a_package(cli, project, name, said):
     result = cli("cost", "model.py:net", "--mine", name)
     assert result.code == 2 and said in result.lines[0]
 
 
-def test_the_name_of_a_distribution_is_answered_with_that_of_its_package(cli, project):
+def test_a_distribution_name_gets_the_name_of_its_package_as_a_hint(cli, project):
     info = project / "tiny_dist-1.0.dist-info"
     info.mkdir()
     (info / "METADATA").write_text("Metadata-Version: 2.1\nName: tiny-dist\nVersion: 1.0\n")
@@ -397,7 +397,7 @@ def test_the_name_of_a_distribution_is_answered_with_that_of_its_package(cli, pr
     assert result.code == 2 and result.lines[-1] == "hint: write --mine tinylib"
 
 
-def test_frames_are_chosen_from_python_for_a_block(project):
+def test_frames_can_be_chosen_for_a_block_in_python(project):
     program = load("model.py:net")
 
     def lines():
@@ -415,7 +415,7 @@ def test_frames_are_chosen_from_python_for_a_block(project):
         jaxprtool.frames(mine="jax").__enter__()
 
 
-# --- whose files these are goes with the program ----------------------------------------------
+# --- the user's files are an attribute of the program ---------------------------------------------
 
 
 def lines_told(program):
@@ -423,14 +423,14 @@ def lines_told(program):
     return [*shown, str(jaxprtool.memory(program)), str(jaxprtool.why(program, "result"))]
 
 
-def test_another_target_does_not_change_whose_files_a_program_has(project):
+def test_another_target_does_not_change_the_users_files_of_a_program(project):
     first = load("model.py:loss")
     told = lines_told(first)
     assert "model.py:8" in told[0] and "own=False" not in told[1]
     second = load("tinylib.layers:wave", "f32[3]")
     found = jaxprtool.source(second)
     assert [file.path for file in found.files] == ["tinylib/layers.py"]
-    assert not found.package  # these lines are its own, and no library's
+    assert not found.package  # these lines are its own, not a library's
     assert lines_told(first) == told
 
 
@@ -438,7 +438,7 @@ def test_another_target_does_not_change_whose_files_a_program_has(project):
     "passes",
     ["dce", "-O3", "grad", "batch(axis_size=2)", "vjp", "jvp", "open_constants", "outline"],
 )
-def test_what_passes_make_of_a_program_has_the_users_files_of_it(project, passes):
+def test_results_of_passes_keep_the_users_files(project, passes):
     program = load("tinylib.layers:square", "f32[3]")
     made = program.apply(passes)
     for each in [made] if isinstance(made, jaxprtool.Program) else made.values():
@@ -470,13 +470,13 @@ def alike(folder):
         sys.modules.pop(name, None)
 
 
-def test_residuals_of_files_of_the_same_name_are_told_apart(alike):
+def test_residuals_of_files_with_the_same_name_are_distinguished(alike):
     names = {*load("both.py:f", "f32[3]").apply("vjp")["forward"].out_names}
     assert "result[1]['encoder/layers.py:3 tanh']" in names
     assert "result[1]['decoder/layers.py:3 cos']" in names
 
 
-def test_a_narrow_table_of_variables_tells_files_of_the_same_name_apart(alike, cli, monkeypatch):
+def test_a_narrow_table_distinguishes_files_with_the_same_name(alike, cli, monkeypatch):
     monkeypatch.setenv("COLUMNS", "30")
     result = cli("unzip", "both.py:declares", "--args", "key<fry>[], f32[3]")
     shown = "".join(result.out.split())

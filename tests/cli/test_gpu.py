@@ -1,4 +1,4 @@
-"""Commands on a GPU; skipped where there is none."""
+"""Commands on a GPU; skipped if there is none."""
 
 import functools
 import json
@@ -33,7 +33,7 @@ def test_backends_have_the_name_and_the_memory_of_a_gpu(cli):
     assert gpu["devices"][0]["kind"] and gpu["devices"][0]["memory"] > 2**30
 
 
-def test_a_program_runs_on_a_gpu_as_on_the_cpu(cli):
+def test_a_program_returns_the_same_on_a_gpu_as_on_the_cpu(cli):
     assert cli("run", *LOSS, "--backend", "gpu").code == 0
     assert cli("compare", *LOSS, "--backends", "cpu,gpu").code == 0
 

@@ -18,7 +18,7 @@ from tests.share import share
 
 ROOT = Path(__file__).parents[2]
 
-#: The program that an example needs, by what stands in it.
+#: The program that an example needs, by a part of its text.
 PROGRAMS = {"@HEAD": "git", "loss.svg": "dot"}
 
 
@@ -78,7 +78,7 @@ def test_types_are_shown_with_their_symbols(capsys, monkeypatch):
     assert '--args "f32[8]"' in help_of(capsys, "show", "--help")
 
 
-def test_the_version(capsys):
+def test_version_option_prints_the_version(capsys):
     assert help_of(capsys, "--version") == f"jaxprtool {jaxprtool.__version__}\n"
 
 

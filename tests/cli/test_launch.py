@@ -1,4 +1,4 @@
-"""`run` in several processes: they agree with one process, and end together, with one line."""
+"""`run` in several processes: results equal those of one process, and all end together."""
 
 import json
 import os
@@ -91,7 +91,7 @@ BY_DATA = ("--in-specs", "(P(), P('data'))", "--out-specs", "P()")
 
 @pytest.fixture
 def programs(folder, monkeypatch):
-    monkeypatch.delenv("JAX_NUM_CPU_DEVICES", raising=False)  # one device for each process
+    monkeypatch.delenv("JAX_NUM_CPU_DEVICES", raising=False)  # one device per process
     (folder / "training.py").write_text(TRAINING)
     (folder / "programs.py").write_text(PROGRAMS)
     return folder
@@ -112,7 +112,7 @@ def test_ten_steps_in_two_processes_agree_with_one_process(cli, programs):
         assert one["result[0]"][9] < one["result[0]"][0]
 
 
-def test_processes_with_different_programs_end_with_the_difference(cli, programs):
+def test_processes_with_different_programs_end_with_an_error_about_the_difference(cli, programs):
     result = cli("run", "programs.py:differs", "--args", "1.0", "--launch", "2")
     assert result.code == 1
     assert "cos" in result.err and "sin" in result.err
@@ -145,7 +145,7 @@ def test_a_module_may_set_the_devices_of_each_process(cli, programs):
         ("whole", ("--host-devices", "2"), 2, "mesh has 2 devices, but the 2 processes have 4\n"),
     ],
 )
-def test_a_process_that_fails_does_not_wait_for_the_others(
+def test_the_failure_of_a_process_ends_the_others_soon(
     cli, programs, target, options, code, message
 ):
     start = time.monotonic()
@@ -164,7 +164,7 @@ def test_a_file_has_all_shards_of_a_result(cli, programs):
         assert np.array_equal(together["result"], one["result"])
 
 
-def test_a_process_that_is_killed_ends_the_run_and_is_named(cli, programs):
+def test_a_killed_process_ends_the_run_and_is_named(cli, programs):
     start = time.monotonic()
     result = cli("run", "programs.py:killed", "--args", "1.0", "--launch", "2", "--save", "out.npz")
     assert result.code == 137
@@ -174,7 +174,7 @@ def test_a_process_that_is_killed_ends_the_run_and_is_named(cli, programs):
     assert not list(programs.glob("*.npz"))
 
 
-def test_a_run_of_limited_time_leaves_no_process(cli, programs):
+def test_a_run_with_a_timeout_leaves_no_process(cli, programs):
     result = cli("run", "programs.py:sleeping", "--args", "1.0", "--launch", "2", "--timeout", "8")
     assert result.code == 124
     assert result.err.endswith("error: the run did not end within 8 s (--timeout)\n")
@@ -195,7 +195,7 @@ def summed(v):
 
 
 def started_by_open_mpi(number, job):
-    """Return the environment of one of two processes of a job of Open MPI."""
+    """Return the environment of one of two processes of an Open MPI job."""
     place = {"WORLD_SIZE": 2, "WORLD_RANK": number, "WORLD_LOCAL_RANK": number}
     return {
         **os.environ,
@@ -206,7 +206,7 @@ def started_by_open_mpi(number, job):
 
 
 def unused_job():
-    """Return the number of a job from which JAX computes a port that is free."""
+    """Return the number of a job for which JAX computes a free port."""
     for job in range(os.getpid(), os.getpid() + 4096):
         with socket.socket() as probe, suppress(OSError):
             probe.bind(("127.0.0.1", 61440 + job % 4096))
@@ -227,11 +227,11 @@ def test_stdout_of_a_process_without_a_supervisor_is_one_document(programs):
         (out, err), (none, _) = (each.communicate(timeout=60) for each in (one, two))
     assert (one.returncode, two.returncode) == (0, 0), err
     assert json.loads(out)["name"] == "summed" and none == ""
-    assert "[Gloo] Rank" in err and "summed " in err  # it is gloo that stdout is kept from
+    assert "[Gloo] Rank" in err and "summed " in err  # gloo must not write to stdout
 
 
 def assert_ended(folder):
-    """Check that no process that has written its number is left."""
+    """Assert that every process that has written its number is gone."""
     time.sleep(0.5)
     for file in folder.glob("pid*"):
         with pytest.raises(ProcessLookupError):
@@ -239,7 +239,7 @@ def assert_ended(folder):
 
 
 @pytest.mark.parametrize("number, code", [(signal.SIGTERM, -signal.SIGTERM), (signal.SIGINT, 130)])
-def test_a_run_that_is_interrupted_leaves_no_process(programs, number, code):
+def test_an_interrupted_run_leaves_no_process(programs, number, code):
     command = ["run", "programs.py:sleeping", "--args", "1.0", "--launch", "2"]
     with subprocess.Popen(
         [sys.executable, "-m", "jaxprtool", *command], stderr=subprocess.PIPE, text=True
@@ -275,12 +275,12 @@ def test_a_run_that_is_interrupted_leaves_no_process(programs, number, code):
         ),
     ],
 )
-def test_options_that_do_not_fit_together_are_one_line(cli, programs, options, message):
+def test_incompatible_options_are_a_one_line_error(cli, programs, options, message):
     result = cli("run", "programs.py:differs", "--args", "1.0", *options)
     assert result.code == 2 and message in result.err and len(result.err.splitlines()) <= 2
 
 
-def test_a_process_that_ends_while_jax_is_imported_ends_as_usual(monkeypatch):
+def test_a_process_that_exits_while_importing_jax_exits_as_usual(monkeypatch):
     monkeypatch.setitem(sys.modules, "jax.distributed", ModuleType("jax.distributed"))
     launch.leave_at_once(2)
     monkeypatch.delitem(sys.modules, "jax.distributed")

@@ -1,4 +1,4 @@
-"""Processes that fail together or alone end soon, with one line, and leave nothing half-written."""
+"""Failing processes end soon, together, with a one-line error, and leave no partial files."""
 
 import os
 import signal
@@ -96,20 +96,20 @@ LAUNCHED = ("--repeat", "0", "--launch", "2")
 ROWS = ("--mesh", "x=2", "--in-specs", "P('x')", "--out-specs", "P('x')")
 SHARDED = ("--args", "normal(f32[8,100000], seed=1)", *ROWS, *LAUNCHED)
 
-#: The seconds from the trace of a program that fails to the end of all processes: five, and some
-#: more for a busy machine.
+#: The time limit from the trace of a failing program to the end of all processes: five seconds, and
+#: a margin for a busy machine.
 SOON = 10
 
 
 @pytest.fixture
 def programs(folder, monkeypatch):
-    monkeypatch.delenv("JAX_NUM_CPU_DEVICES", raising=False)  # one device for each process
+    monkeypatch.delenv("JAX_NUM_CPU_DEVICES", raising=False)  # one device per process
     (folder / "failing.py").write_text(MODULE)
     return folder
 
 
 def assert_ended_soon(folder):
-    """Check that the processes that wrote their numbers when they traced ended soon after."""
+    """Assert that the processes that wrote their numbers when they traced ended soon after."""
     files = list(folder.glob("pid*"))
     assert files and time.time() - max(file.stat().st_mtime for file in files) < SOON
     for file in files:
@@ -118,7 +118,7 @@ def assert_ended_soon(folder):
 
 
 def assert_one_line(err, line):
-    """Check that one error is reported, with details below it at most."""
+    """Assert that one error is reported, followed by details at most."""
     errors = [text for text in err.splitlines() if text.startswith("error: ")]
     assert len(errors) == 1 and line in errors[0], err
     assert "Traceback" not in err
@@ -143,7 +143,7 @@ def assert_one_line(err, line):
         ),
     ],
 )
-def test_a_program_that_does_not_compile_or_fit_into_memory_ends_all(
+def test_a_program_that_fails_to_compile_or_allocate_ends_all_processes(
     cli, programs, target, message
 ):
     result = cli("run", f"failing.py:{target}", "--args", "1.0", *LAUNCHED, "--save", "out.npz")
@@ -153,7 +153,7 @@ def test_a_program_that_does_not_compile_or_fit_into_memory_ends_all(
     assert left(programs) == [] and "result" not in result.out
 
 
-def test_devices_that_do_not_start_are_one_line(cli, programs, monkeypatch):
+def test_devices_that_do_not_start_are_a_one_line_error(cli, programs, monkeypatch):
     monkeypatch.setenv("JAX_PLATFORMS", "no_such_platform")
     result = cli("run", "failing.py:disk_full", "--args", "1.0", *LAUNCHED)
     assert result.code == 2
@@ -169,7 +169,7 @@ def test_devices_that_do_not_start_are_one_line(cli, programs, monkeypatch):
         pytest.param("disk_full", "out.npz", " 0", marks=pytest.mark.sweep),
     ],
 )
-def test_a_full_disk_leaves_nothing_of_any_process(cli, programs, target, path, number):
+def test_a_full_disk_leaves_no_files_of_any_process(cli, programs, target, path, number):
     result = cli("run", f"failing.py:{target}", *SHARDED, "--save", path)
     assert result.code == 2
     assert_one_line(result.err, f"error: process{number}")
@@ -179,7 +179,7 @@ def test_a_full_disk_leaves_nothing_of_any_process(cli, programs, target, path, 
 
 
 @pytest.mark.parametrize("path", ["out", "out.npz"])
-def test_a_signal_during_save_leaves_nothing(programs, path):
+def test_a_signal_during_save_leaves_no_files(programs, path):
     command = ["run", "failing.py:stopped", *SHARDED, "--save", path]
     with subprocess.Popen(
         [sys.executable, "-m", "jaxprtool", *command], stderr=subprocess.PIPE, text=True
@@ -198,5 +198,5 @@ def test_a_signal_during_save_leaves_nothing(programs, path):
 
 
 def left(folder):
-    """Return the names of results, complete or not."""
+    """Return the names of result files, complete or not."""
     return sorted(n for n in os.listdir(folder) if n.startswith((".jaxprtool-", "out")))

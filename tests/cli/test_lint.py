@@ -50,7 +50,7 @@ def run(cli):
     return run
 
 
-def test_findings_are_by_line_the_worst_first(run):
+def test_findings_are_by_line_worst_first(run):
     found = run("linted.py:bad", *ARGS, code=1)
     lines = found.out.splitlines()
     heads = [line.split()[:2] for line in lines if not line.startswith(" ")]
@@ -70,7 +70,7 @@ def test_findings_are_by_line_the_worst_first(run):
     assert lines[5] == "    hint: pass it as an argument, or compute it inside the function"
 
 
-def test_nothing_found_is_said_and_exits_with_0(run):
+def test_no_findings_are_reported_with_exit_code_0(run):
     assert run("linted.py:good", "--args", "f32[8]").out == "nothing found in good\n"
     document = json.loads(run("linted.py:good", "--args", "f32[8]", "--json").out)
     assert document == {"name": "good", "findings": [], "programs": 1}
@@ -84,7 +84,7 @@ def test_the_document_has_code_line_message_and_cost(run):
     assert "'TABLE'" in finding["message"] and finding["kind"] == "waste"
 
 
-def test_codes_are_selected_and_ignored_by_their_beginnings(run):
+def test_codes_are_selected_and_ignored_by_prefix(run):
     def codes(*options):
         found = json.loads(run("linted.py:bad", *ARGS, "--json", *options, code=1).out)
         return {each["code"] for each in found["findings"]}
@@ -103,7 +103,7 @@ def test_comments_silence_a_line_the_line_below_and_a_function(run):
     assert other.out.startswith("linted.py:24: JT403 ")
 
 
-def test_the_worst_are_shown_first_and_alone_with_top(run):
+def test_top_shows_only_the_worst_findings(run):
     found = run("linted.py:bad", *ARGS, "--top", "1", code=1).out.splitlines()
     assert found[0].split()[1] == "JT701" and found[-2:] == ["… 4 more: --all", "5 findings"]
 
@@ -145,7 +145,7 @@ def recorded(folder, cli):
     return recorded
 
 
-def test_a_line_is_found_once_in_all_programs_of_a_run_where_it_costs_most(run, recorded):
+def test_a_line_is_reported_once_in_all_programs_of_a_run_where_it_costs_most(run, recorded):
     found = run(f"{recorded(RECORDED)}/", code=1).out.splitlines()
     assert [line for line in found if not line.startswith(" ")] == [
         "script.py:5: JT701 the exponentials of a softmax or logsumexp overflow: no maximum is "
@@ -164,13 +164,13 @@ def test_a_line_is_found_once_in_all_programs_of_a_run_where_it_costs_most(run, 
     assert alone["programs"] == 1 and alone["findings"][0]["programs"] == ["best"]
 
 
-def test_a_run_of_which_nothing_can_be_looked_at_is_an_error(run, recorded, folder):
+def test_a_run_without_readable_programs_is_an_error(run, recorded, folder):
     recorded("import jax.numpy as jnp; jnp.ones(8) + 1")
     empty = run("run", code=2)
     assert empty.err == "error: 'run' is a recorded run without programs: nothing was compiled\n"
 
 
-def test_programs_that_cannot_be_read_are_noted_and_the_others_looked_at(run, recorded, folder):
+def test_unreadable_programs_are_noted_and_the_others_linted(run, recorded, folder):
     recorded(RECORDED)
     (folder / "run/process-0/best@2.jaxpr").write_text("nothing")
     found = run("run", "--select", "JT403", code=1)
@@ -178,7 +178,7 @@ def test_programs_that_cannot_be_read_are_noted_and_the_others_looked_at(run, re
     assert found.err.startswith("note: 1 program cannot be read: best@2: ")
 
 
-def test_passes_and_arguments_are_for_one_program_of_a_run(run, recorded):
+def test_passes_and_arguments_need_one_program_of_a_run(run, recorded):
     recorded(RECORDED)
     for option in (("-p", "dce"), ("--args", "f32[8]"), ("--mesh", "x=2")):
         wrong = run("run", *option, code=2)
@@ -197,7 +197,7 @@ def test_programs_by_name_are_linted_together(recorded):
     assert found.name == "5 programs" and found.silenced == 1
 
 
-def test_codes_of_pyproject_hold_without_options(run, cli, folder):
+def test_codes_of_pyproject_apply_without_options(run, cli, folder):
     (folder / "pyproject.toml").write_text('[tool.jaxprtool.lint]\nselect = ["JT7", "JT3"]\n')
     found = json.loads(run("linted.py:bad", *ARGS, "--json", code=1).out)["findings"]
     assert {each["code"][:3] for each in found} == {"JT7", "JT3"}

@@ -1,4 +1,4 @@
-"""`jaxprtool memory` shows the peak, a curve, and what is alive at the peak."""
+"""`jaxprtool memory` shows the peak, a curve, and the live values at the peak."""
 
 import json
 import re
@@ -30,7 +30,7 @@ def filled(folder):
     return folder
 
 
-def test_a_page_has_the_peak_a_curve_and_what_is_alive(cli):
+def test_a_page_has_the_peak_a_curve_and_live_values(cli):
     found = cli(*LOSS, "-p", "grad(argnums=0)")
     heading, totals, *_ = found.out.splitlines()
     assert found.code == 0 and re.match(r"loss: \d+\.\d KiB, peak at filled.py:\d \w+$", heading)
@@ -42,7 +42,7 @@ def test_a_page_has_the_peak_a_curve_and_what_is_alive(cli):
     assert re.search(r"… \d+ more", cli(*LOSS, "--top", "1").out)
 
 
-def test_json_has_what_the_page_has(cli):
+def test_json_has_the_contents_of_the_page(cli):
     found = json.loads(cli(*LOSS, "--json").out)
     assert found["peak_bytes"] == sum(live["bytes"] for live in found["live"])
     assert found["at"].keys() == {"position", "bytes", "primitive", "source"}
@@ -52,7 +52,7 @@ def test_json_has_what_the_page_has(cli):
     assert max(point["bytes"] for point in program["curve"]) == found["peak_bytes"]
 
 
-def test_a_profile_has_what_is_alive_at_the_peak_by_calls(cli, filled):
+def test_a_profile_has_the_live_values_at_the_peak_by_calls(cli, filled):
     assert cli(*LOSS, "--pprof", "memory.pb.gz").code == 0
     profile = json.loads(read_pprof((filled / "memory.pb.gz").read_bytes()))
     strings = profile["stringTable"]
@@ -70,7 +70,7 @@ def test_several_programs_have_a_page_each(cli):
 
 
 @pytest.mark.parametrize("end, start", [("svg", b"<?xml"), ("png", b"\x89PNG")])
-def test_the_curve_is_a_picture(cli, filled, end, start):
+def test_the_curve_can_be_a_picture(cli, filled, end, start):
     found = cli(*LOSS, "-o", f"curve.{end}")
     assert found.code == 0 and found.out.startswith("loss: ")
     assert (filled / f"curve.{end}").read_bytes().startswith(start)
@@ -85,7 +85,7 @@ def test_a_program_file_without_sources_has_primitives(cli, filled):
     assert found.out.splitlines()[1] == "arguments 16.0 KiB, results 16.0 KiB"
 
 
-def test_mistakes_are_one_line(cli, monkeypatch):
+def test_mistakes_are_one_line_errors(cli, monkeypatch):
     found = cli("memory", "filled.py:square", "--args", "f32[n,n]")
     assert (found.code, found.out) == (2, "")
     assert found.err.startswith("error: the memory of square needs sizes that are numbers\nhint: ")
@@ -100,7 +100,7 @@ def test_mistakes_are_one_line(cli, monkeypatch):
 
 
 @pytest.mark.parametrize("command", ["memory", "show", "run"])
-def test_donated_arguments_that_cannot_be_used_are_named_with_the_reason(cli, folder, command):
+def test_unusable_donated_arguments_are_named_with_the_reason(cli, folder, command):
     text = """
         import jax
         import jax.numpy as jnp

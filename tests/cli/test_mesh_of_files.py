@@ -1,4 +1,4 @@
-"""A program file that was written on eight devices runs on two, by --mesh and from Python."""
+"""A program file written on eight devices runs on two, by --mesh and from Python."""
 
 import os
 import subprocess
@@ -77,7 +77,7 @@ TWO = ("--mesh", "data=2", "--host-devices", "2")
 
 @pytest.fixture
 def there(folder):
-    """`there(*arguments)` runs Python in a process of its own; fails if that does not exit so."""
+    """`there(*arguments)` runs Python in a process of its own, which must exit with 0."""
     (folder / "model.py").write_text(MODULE)
     clean = {k: v for k, v in os.environ.items() if k not in ("XLA_FLAGS", "JAX_NUM_CPU_DEVICES")}
 
@@ -96,9 +96,7 @@ def tool(there):
 
 
 @pytest.mark.parametrize(("target", "specs"), [("step", IN_SPECS), ("typed", ())])
-def test_a_file_written_on_eight_devices_runs_on_two_with_the_same_results(
-    tool, folder, target, specs
-):
+def test_a_file_written_on_eight_devices_returns_the_same_on_two(tool, folder, target, specs):
     tool("opt", f"model.py:{target}", *EIGHT, *specs, "-o", "eight.jaxpr")
     run = "run", "eight.jaxpr", "--repeat", "0"
     assert "8 devices" in tool(*run, "--host-devices", "8", "--save", "eight.npz").stdout
@@ -107,7 +105,7 @@ def test_a_file_written_on_eight_devices_runs_on_two_with_the_same_results(
     assert eight.files == two.files
     for name in eight.files:
         np.testing.assert_allclose(eight[name], two[name], rtol=1e-4, atol=1e-6)
-    # It is the program that the function is on two devices.
+    # It equals the program that the function has on two devices.
     diff = "diff", "eight.jaxpr", f"model.py:{target}", *TWO, *specs
     assert f"{target}: equivalent" in tool(*diff).stdout
 
@@ -161,7 +159,7 @@ def test_every_command_puts_a_file_on_the_mesh(cli, files, name, command):
     assert result.code == 0, result.err
 
 
-def test_a_file_on_more_devices_than_there_are_is_shown_but_not_run(cli, files):
+def test_a_file_for_more_devices_than_available_is_shown_but_not_run(cli, files):
     assert "f32[16@data,4]" in cli("show", "typed.jaxpr", "--mesh", "data=16").out
     result = cli("run", "typed.jaxpr", "--mesh", "data=16")
     assert result.code == 2 and "typed runs on a mesh of 16 devices (data=16)" in result.err
@@ -178,13 +176,13 @@ def test_a_file_on_more_devices_than_there_are_is_shown_but_not_run(cli, files):
         ("shards", "data=2", "shard_map at model.py:24 has the shapes of shards over", "--mesh"),
     ],
 )
-def test_a_mesh_that_does_not_fit_is_one_clear_line(cli, files, name, mesh, message, hint):
+def test_a_wrong_mesh_is_a_one_line_error(cli, files, name, mesh, message, hint):
     result = cli("run", f"{name}.jaxpr", "--mesh", mesh)
     assert result.code == 2 and message in result.lines[0]
     assert len(result.lines) == (2 if hint else 1) and hint in result.lines[-1]
 
 
-def test_passes_may_use_the_mesh_for_a_file_without_one(cli, files):
+def test_passes_may_use_the_mesh_of_the_option_for_a_file_without_one(cli, files):
     passes = "jit(in_shardings=P('data'))"
     result = cli("run", "plain.jaxpr", "--mesh", "data=2", "-p", passes)
     assert result.code == 0 and "cpu:0, cpu:1" in result.out, result.err

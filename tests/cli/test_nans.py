@@ -1,4 +1,4 @@
-"""`jaxprtool nans` names the first equation that makes a NaN or an infinity."""
+"""`jaxprtool nans` names the first equation that produces a NaN or an infinity."""
 
 import json
 import textwrap
@@ -38,7 +38,7 @@ def bad(folder):
     return folder
 
 
-def test_the_first_that_reaches_a_result_is_shown_with_its_line_round_and_operands(cli):
+def test_the_first_one_that_reaches_a_result_has_its_line_iteration_and_operands(cli):
     found = cli(*LOSS)
     assert found.code == 1 and found.err == ""
     heading, _, line, *facts = found.out.splitlines()
@@ -52,7 +52,7 @@ def test_the_first_that_reaches_a_result_is_shown_with_its_line_round_and_operan
     assert max(map(len, found.out.splitlines())) <= 80
 
 
-def test_all_are_listed_those_that_reach_a_result_first(cli):
+def test_all_are_listed_with_those_that_reach_a_result_first(cli):
     found = cli(*LOSS, "-p", "grad", "--all")
     rows = [row.split() for row in found.out.splitlines() if "bad.py" in row]
     reach = ["no" not in row for row in rows]
@@ -70,7 +70,7 @@ def test_json_has_the_first_and_all(cli):
     assert document["all"][0]["kind"] == "NaN"
 
 
-def test_nothing_found_is_said_and_ends_with_0(cli):
+def test_no_finding_is_reported_with_exit_code_0(cli):
     found = cli("nans", "jax.numpy:exp", "--args", "arange(4.)")
     assert (found.code, found.out) == (0, "exp: no equation makes a NaN or an infinity\n")
     assert not json.loads(cli("nans", "jax.numpy:exp", "--args", "arange(4.)", "--json").out)[
@@ -78,7 +78,7 @@ def test_nothing_found_is_said_and_ends_with_0(cli):
     ]
 
 
-def test_a_nan_that_the_program_holds_is_told_of_with_the_result_that_it_is(cli):
+def test_a_nan_constant_is_reported_with_the_result_it_reaches(cli):
     stats = "nans", "bad.py:stats", "--args", "arange(4.)"
     found = cli(*stats)
     assert found.code == 1
@@ -96,12 +96,12 @@ def test_an_argument_with_a_nan_is_named(cli, bad):
     assert found.out.startswith("sin: argument x contains a NaN, which reaches result\n")
 
 
-def test_random_values_are_told_of(cli):
+def test_random_values_are_reported(cli):
     found = cli("nans", "jax.numpy:log", "--args", "f32[64]")
     assert found.code == 0 and "x filled with random values (--seed 0), x positive" in found.err
 
 
-def test_a_recorded_program_says_how_to_keep_its_arguments(cli):
+def test_a_recorded_program_explains_how_to_keep_its_arguments(cli):
     def step(x):
         return jnp.exp(x)
 
@@ -112,7 +112,7 @@ def test_a_recorded_program_says_how_to_keep_its_arguments(cli):
         assert ("`record --keep step` keeps the arguments" in said) == (not keep)
 
 
-def test_mistakes_are_one_line(cli):
+def test_mistakes_are_one_line_errors(cli):
     for arguments in (
         ("nans", "bad.py:nothing"),
         ("nans", "jax.numpy:sin", "--args", "arange(3.)", "--backend", "nowhere"),

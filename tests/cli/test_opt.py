@@ -3,14 +3,14 @@ import json
 import pytest
 
 
-def test_the_result_alone_goes_to_stdout(cli):
+def test_only_the_result_goes_to_stdout(cli):
     result = cli("opt", "functions.py:wasteful", "-p", "dce", "--print-after-all")
     assert result.code == 0
     assert "cos" in result.out and "sin" not in result.out and "#" not in result.out
     assert "# after dce: wasteful\n" + result.out in result.err
 
 
-def test_before_and_after_passes_by_name(cli):
+def test_print_before_and_after_name_passes(cli):
     result = cli("opt", "functions.py:wasteful", "-p", "dce", "--print-before-all")
     assert "# before dce: wasteful" in result.err and "sin" in result.err
     result = cli("opt", "functions.py:wasteful", "-p", "dce, dce", "--print-after", "dce")
@@ -33,7 +33,7 @@ def test_json_holds_the_program_and_the_passes(cli):
     assert (row["equations_before"], row["equations_after"]) == (2, 1)
 
 
-def test_without_passes_the_program_stays_as_it_is(cli):
+def test_without_passes_the_program_is_unchanged(cli):
     assert cli("opt", "functions.py:double").out == cli("show", "functions.py:double").out
 
 
@@ -86,7 +86,7 @@ def plugin(folder):
     return ["--plugin", "cli_plugin.py"]
 
 
-def test_several_programs_bear_their_names(cli, plugin):
+def test_several_programs_have_their_names(cli, plugin):
     result = cli("opt", "functions.py:double", "-p", "cli_halves", *plugin)
     assert result.out.startswith("# left\n{ lambda") and "\n\n# right\n{ lambda" in result.out
 
@@ -107,12 +107,12 @@ def test_a_pass_that_fails_is_named(cli, plugin, name, code, message):
     assert "Traceback" not in result.err
 
 
-def test_the_type_check_can_be_left_out(cli, plugin):
+def test_the_type_check_can_be_skipped(cli, plugin):
     command = ["opt", "functions.py:double", "-p", "cli_breaks", "--no-check", "--json", *plugin]
     assert cli(*command).code != 1
 
 
-def test_a_pass_of_a_plugin_says_what_it_did(cli, folder):
+def test_a_plug_ins_pass_reports_its_changes(cli, folder):
     (folder / "saying.py").write_text(
         "from dataclasses import dataclass\n"
         "from typing import ClassVar\n"
@@ -129,7 +129,7 @@ def test_a_pass_of_a_plugin_says_what_it_did(cli, folder):
     assert result.code == 0 and "note: cli_saying: double is as it was" in result.lines
 
 
-def test_roll_says_what_its_scans_cost_in_memory_or_that_nothing_repeats(cli, tmp_path):
+def test_roll_reports_the_memory_of_its_scans_or_that_nothing_repeats(cli, tmp_path):
     path = tmp_path / "deep.py"
     path.write_text(
         "import jax.numpy as jnp\n"
@@ -154,7 +154,7 @@ def test_a_page_has_a_tab_for_each_pass(cli, folder):
     assert 'name="state"' not in shown and "functions.py" not in shown
 
 
-def test_a_page_names_the_program_that_a_pass_has_changed(cli, folder):
+def test_a_page_names_the_program_that_a_pass_changed(cli, folder):
     (folder / "noisy.py").write_text(
         "import jax, jaxprtool\n"
         "@jaxprtool.example('key<fry>[]', 'f32[3]')\n"
@@ -166,12 +166,12 @@ def test_a_page_names_the_program_that_a_pass_has_changed(cli, folder):
     assert page.count("<article") == 2
 
 
-def test_a_page_and_json_do_not_share_stdout(cli):
+def test_a_page_and_json_cannot_both_go_to_stdout(cli):
     result = cli("opt", "functions.py:double", "--format", "html", "--json")
     assert result.code == 2 and "--json and an HTML page cannot both write to stdout" in result.err
 
 
-def test_print_changed_shows_what_each_pass_did_and_skips_those_that_did_nothing(cli):
+def test_print_changed_shows_the_changes_of_each_pass_and_skips_unchanged_programs(cli):
     result = cli("opt", "functions.py:wasteful", "-p", "dce, dce", "--print-changed")
     assert result.err.count("# dce") == 1
     assert ": different: " in result.err and "removed" in result.err and "  - " in result.err

@@ -1,4 +1,4 @@
-"""`jaxprtool outline`: what repeats, and what it takes as traced and outlined."""
+"""`jaxprtool outline`: repeated code, and its cost as traced and outlined."""
 
 import json
 import os
@@ -63,7 +63,7 @@ def cli(folder, cli):
     return cli
 
 
-def test_bodies_are_told_with_copies_equations_share_and_lines(cli):
+def test_bodies_have_copies_equations_share_and_lines(cli):
     result = cli("outline", LOSS, "--equations", "8")
     assert result.code == 0 and result.err == ""
     lines = result.out.splitlines()
@@ -78,7 +78,7 @@ def test_bodies_are_told_with_copies_equations_share_and_lines(cli):
     assert re.fullmatch(memory, lines[-1])
 
 
-def test_the_options_are_those_of_the_pass(cli):
+def test_the_command_has_the_options_of_the_pass(cli):
     assert "no repetition" in cli("outline", LOSS, "--copies", "4", "--equations", "8").out
     assert "no repetition" in cli("outline", LOSS, "--equations", "1000").out
     plain = cli("outline", LOSS, "--equations", "8", "--mark", "plain").out
@@ -86,7 +86,7 @@ def test_the_options_are_those_of_the_pass(cli):
     assert count[1] == count[2] and "1.0 times as much as traced" in plain
 
 
-def test_passes_run_first_and_each_program_is_told(cli):
+def test_passes_run_first_and_each_program_is_reported(cli):
     six = "f32[6,4,4], f32[2,4]"
     gradient = cli("outline", LOSS, "-p", "value_and_grad", "--args", six, "--equations", "8").out
     assert re.search(r"^ *layer +[56] ", gradient, re.MULTILINE)
@@ -96,7 +96,7 @@ def test_passes_run_first_and_each_program_is_told(cli):
     assert names == ["loss_forward", "loss_backward"]
 
 
-def test_what_repeats_and_gains_too_little_is_told(cli):
+def test_repetition_below_the_threshold_is_reported(cli):
     lines = cli("outline", LOSS).out.splitlines()
     assert re.fullmatch(r"loss: \d+ equations, too little repetition to outline", lines[0])
     assert re.fullmatch(r"layer +3 +\d+ +\d\d\.\d% +model\.py:5-7", lines[3])
@@ -105,18 +105,18 @@ def test_what_repeats_and_gains_too_little_is_told(cli):
     assert program["bodies"] == [] and [body["name"] for body in program["small"]] == ["layer"]
 
 
-def test_that_nothing_repeats_is_a_line(cli):
+def test_no_repetition_is_one_line(cli):
     result = cli("outline", "model.py:small")
     assert (result.code, result.out, result.err) == (0, "small: 2 equations, no repetition\n", "")
 
 
-def test_a_file_that_is_outlined_already_is_told_again(cli):
+def test_the_bodies_of_an_outlined_file_are_reported(cli):
     first = json.loads(cli("outline", LOSS, "--equations", "8", "--json").out)["programs"]
     assert cli("opt", LOSS, "-p", "outline(equations=8)", "-o", "outlined.jaxpr").code == 0
     assert json.loads(cli("outline", "outlined.jaxpr", "--json").out)["programs"] == first
 
 
-def test_opt_says_what_outline_has_found(cli):
+def test_opt_reports_what_outline_found(cli):
     said = cli("opt", LOSS, "-p", "outline(equations=8)").lines
     assert len(said) == 2
     told = r"note: outline: loss has layer 3 times: (\d+) of (\d+) equations to compile"
@@ -131,7 +131,7 @@ def test_opt_says_what_outline_has_found(cli):
     ]
 
 
-def test_opt_warns_of_memory(cli):
+def test_opt_warns_about_memory(cli):
     large = "f32[6,512,512], f32[2048,512]"
     passes = "value_and_grad, outline(equations=8)"
     said = cli("opt", "model.py:powers", "-p", passes, "--args", large).lines
@@ -164,7 +164,7 @@ def test_both_programs_are_compiled_and_run(cli):
     assert [re.split("  +", line)[0] for line in table] == steps
 
 
-def test_what_is_estimated_is_about_what_is_measured(cli):
+def test_estimates_are_close_to_measurements(cli):
     result = cli("outline", LOSS, "--equations", "8", "--compile", "--json")
     assert result.code == 0
     document = json.loads(result.out)
@@ -174,7 +174,7 @@ def test_what_is_estimated_is_about_what_is_measured(cli):
         assert size == pytest.approx(document["measured"][which]["memory"]["temporary"], abs=200)
 
 
-def test_what_is_measured_as_json(cli):
+def test_measurements_are_in_the_json_document(cli):
     result = cli("outline", LOSS, "--equations", "8", "--compile", "--json", "--seed", "3")
     measured = json.loads(result.out)["measured"]
     assert measured["random"] == ["ws", "x"] and measured["devices"] == [str(jax.devices()[0])]
@@ -185,7 +185,7 @@ def test_what_is_measured_as_json(cli):
         assert each["memory"]["outputs"] == 4
 
 
-def test_where_nothing_repeats_one_program_is_compiled(cli):
+def test_without_repetition_one_program_is_compiled(cli):
     text = cli("outline", "model.py:small", "--compile").out
     assert "no repetition" in text and "as traced" in text and "outlined" not in text
     prints = cli("outline", "model.py:prints", "--compile", "--json")
@@ -193,7 +193,7 @@ def test_where_nothing_repeats_one_program_is_compiled(cli):
     assert prints.err.count("the sum is") == 1
 
 
-def test_programs_are_compiled_anew_whatever_the_persistent_cache_has(cli, folder):
+def test_programs_are_compiled_anew_despite_the_persistent_cache(cli, folder):
     settings = {
         "jax_compilation_cache_dir": str(folder / "cache"),
         "jax_persistent_cache_min_compile_time_secs": 0,
@@ -213,12 +213,12 @@ def test_programs_are_compiled_anew_whatever_the_persistent_cache_has(cli, folde
         jax.experimental.compilation_cache.compilation_cache.reset_cache()
 
 
-# --- what shortens compilation ----------------------------------------------------------------
+# --- faster compilation ---------------------------------------------------------------------------
 
 RECURRENCE = "model.py:recurrence"
 
 
-def test_an_unrolled_recurrence_is_told_with_the_passes_that_roll_it(cli):
+def test_an_unrolled_recurrence_is_reported_with_the_passes_that_roll_it(cli):
     out = cli("outline", RECURRENCE, "-p", "grad").out
     assert "no repetition" not in out
     assert re.search(r"^recurrence +19 +5 +\d\d\.\d% +model\.py:19$", out, re.MULTILINE)
@@ -249,7 +249,7 @@ def test_equal_kernels_are_no_reason_to_outline(cli):
     assert re.search(told, " ".join(out.split())), out
 
 
-def test_a_profile_of_compiling_names_stages_passes_and_bodies(cli):
+def test_a_profile_of_compilation_has_stages_passes_and_bodies(cli):
     result = cli("outline", RECURRENCE, "-p", "grad", "--compile-profile")
     assert result.code == 0, result.err
     rows = [re.split("  +", line.strip())[0] for line in result.out.splitlines()]
@@ -259,7 +259,7 @@ def test_a_profile_of_compiling_names_stages_passes_and_bodies(cli):
     assert re.search(r'-p ".*" compiles \d+\.\d times faster, as measured', result.out)
 
 
-def test_a_profile_of_compiling_as_json(cli):
+def test_a_profile_of_compilation_as_json(cli):
     result = cli("outline", RECURRENCE, "--compile-profile", "--json")
     document = json.loads(result.out)
     profile = document["profile"]
@@ -295,12 +295,12 @@ MISTAKES = {
 
 
 @pytest.mark.parametrize("arguments, message", MISTAKES.values(), ids=MISTAKES)
-def test_mistakes_are_one_line(cli, arguments, message):
+def test_mistakes_are_one_line_errors(cli, arguments, message):
     result = cli("outline", *arguments)
     assert (result.code, result.out) == (2, "")
     assert result.lines[0].startswith("error: ") and message in result.lines[0]
     assert all(line.startswith("hint: ") for line in result.lines[1:])
 
 
-def test_a_symbolic_size_is_no_matter_unless_it_is_run(cli):
+def test_symbolic_sizes_are_allowed_unless_the_program_runs(cli):
     assert cli("outline", "model.py:symbolic").out == "symbolic: 2 equations, no repetition\n"

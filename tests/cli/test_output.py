@@ -36,7 +36,7 @@ def test_colors_are_for_terminals_unless_told_otherwise(monkeypatch, stream, env
     assert output.colors(stream) is expected
 
 
-def test_messages_on_a_terminal_break_between_words(monkeypatch):
+def test_messages_on_a_terminal_wrap_between_words(monkeypatch):
     stream = Terminal()
     monkeypatch.setattr("sys.stderr", stream)
     monkeypatch.setenv("TERM", "xterm")
@@ -50,12 +50,12 @@ def test_messages_on_a_terminal_break_between_words(monkeypatch):
     assert " ".join(lines).split()[1:] == message.split()
 
 
-def test_a_message_that_is_piped_is_one_line(capsys):
+def test_a_piped_message_is_one_line(capsys):
     output.note("word " * 40)
     assert capsys.readouterr().err == f"note: {'word ' * 40}\n"
 
 
-def test_what_json_lacks_is_written_as_json_can():
+def test_values_that_json_lacks_are_converted():
     value = {"a": (float("nan"), -float("inf"), 1.5), "b": 1 + 2j, 3: [True, None]}
     assert as_json(value) == {
         "a": ["NaN", "-Infinity", 1.5],
@@ -64,7 +64,7 @@ def test_what_json_lacks_is_written_as_json_can():
     }
 
 
-def test_a_file_takes_its_name_when_all_is_written(tmp_path):
+def test_a_file_gets_its_name_once_it_is_complete(tmp_path):
     path = tmp_path / "out.bin"
     with file_written_whole(str(path)) as file:
         file.write(b"whole")
@@ -77,7 +77,7 @@ def test_a_file_takes_its_name_when_all_is_written(tmp_path):
 
 
 @pytest.mark.parametrize("error", [RuntimeError, KeyboardInterrupt])
-def test_a_file_that_is_not_finished_leaves_the_old_one(tmp_path, error):
+def test_an_incomplete_file_leaves_the_old_one(tmp_path, error):
     path = tmp_path / "out.bin"
     path.write_bytes(b"old")
     with pytest.raises(error), file_written_whole(str(path)) as file:
@@ -88,7 +88,7 @@ def test_a_file_that_is_not_finished_leaves_the_old_one(tmp_path, error):
 
 
 @pytest.mark.parametrize("path", ["missing/out.bin", ".", "folder/"])
-def test_a_path_that_cannot_be_written_is_refused_at_once(tmp_path, monkeypatch, path):
+def test_an_unwritable_path_is_refused_at_once(tmp_path, monkeypatch, path):
     monkeypatch.chdir(tmp_path)
     with pytest.raises(OutputError, match="cannot write"), file_written_whole(path):
         raise AssertionError("the work was begun")

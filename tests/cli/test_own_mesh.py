@@ -1,4 +1,4 @@
-"""A function with a mesh of its own runs with `--mesh` of the same axes, whatever their types."""
+"""A function with its own mesh runs with `--mesh` of the same axes, whatever their axis types."""
 
 import pytest
 
@@ -37,7 +37,7 @@ def own(cli, folder):
 
 @pytest.mark.parametrize("command", ["run", "show", "opt", "memory", "nans", "shardings"])
 @pytest.mark.parametrize("name", ["auto", "abstract"])
-def test_auto_axes_of_the_same_mesh_are_taken(own, command, name):
+def test_auto_axes_of_the_same_mesh_are_accepted(own, command, name):
     result = own(command, name, "arange(f32[8])")
     assert result.code == 0, result.err
     assert command != "run" or ("f32[] 28." in result.out and "cpu:3" in result.out)
@@ -58,7 +58,7 @@ def test_explicit_axes_and_specs_work_as_before(own):
         ("auto", "f32[8]", ("--mesh", "y=4"), "the function has a mesh of its own; omit --mesh"),
     ],
 )
-def test_another_mesh_is_one_line_with_what_to_write(own, name, args, options, hint):
+def test_another_mesh_is_a_one_line_error_with_the_option_to_write(own, name, args, options, hint):
     result = own("run", name, args, *options)
     assert result.code == 3 and result.err.count("error: ") == 1
     assert hint in result.err

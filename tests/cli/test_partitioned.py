@@ -1,4 +1,4 @@
-"""`--compiled` in the commands that count: what each device sends, by line."""
+"""`--compiled` in the commands that count: the data each device sends, by line."""
 
 import json
 import re
@@ -10,7 +10,7 @@ from tests.cli.test_shardings import MESH, MODEL, STEP, model  # noqa: F401  (a 
 GIVEN = STEP[1:]
 
 
-def test_cost_has_what_each_device_sends_beside_the_lines_of_all(cli):
+def test_cost_has_the_bytes_each_device_sends_and_the_totals_of_lines(cli):
     found, plain = cli("cost", *GIVEN, "--compiled"), cli("cost", *GIVEN)
     assert found.code == 0
     assert found.out.startswith("step: 8 devices (data=8), each sends 56.0 KiB a call\n")
@@ -36,7 +36,7 @@ def test_cost_has_the_times_of_an_interconnect_and_of_each_device(cli):
     assert alone.code == 2 and alone.err.splitlines()[1] == "hint: add --compiled"
 
 
-def test_source_has_what_each_device_sends_at_each_line(cli):
+def test_source_has_the_bytes_each_device_sends_at_each_line(cli):
     found = cli("source", *GIVEN, "--compiled")
     first = found.out.splitlines()[0]
     assert found.code == 0 and first.endswith("with whole arrays, each of 8 devices sends 56.0 KiB")
@@ -60,7 +60,7 @@ def test_a_report_has_a_view_of_the_devices(cli, folder):
     assert 'id="view-devices"' not in plain and "is not partitioned" in plain
 
 
-def test_profile_has_what_collectives_move_at_each_line(cli, folder):
+def test_profile_has_the_bytes_of_collectives_at_each_line(cli, folder):
     found = cli("profile", *GIVEN, "--calls", "2", "-o", "time.html")
     assert found.code == 0 and "collectives move 64.0 KiB to each device" in found.out
     assert "moved" in found.out and " on 8 devices, " in found.out
@@ -75,7 +75,7 @@ def test_profile_has_what_collectives_move_at_each_line(cli, folder):
 
 
 @pytest.mark.parametrize("command", ["cost", "source", "report"])
-def test_a_program_of_one_device_is_refused(cli, folder, command):
+def test_a_single_device_program_is_refused(cli, folder, command):
     out = ["-o", "page.html"] if command == "report" else []
     found = cli(command, "sharded.py:alone", "--args", "f32[8]", "--compiled", *out)
     assert found.code == 2 and found.out == "" and not (folder / "page.html").exists()

@@ -33,12 +33,12 @@ def registered():
 
 
 def groups(text):
-    """The lines of each group, by its title."""
+    """Return the lines of each group, by its title."""
     parts = [part.splitlines() for part in text.strip().split("\n\n")]
     return {title: [" ".join(line.split()) for line in lines] for title, *lines in parts}
 
 
-def test_passes_are_listed_by_what_they_are_for(cli):
+def test_passes_are_listed_by_purpose(cli):
     result = cli("explain")
     assert result.code == 0 and result.err == ""
     found = groups(result.out)
@@ -58,7 +58,7 @@ def test_plugins_choose_a_group_or_make_one(cli, folder, registered):
     assert titles[4] == "port" and titles.index("from own.py") > 4 and titles[-1] == "pipelines"
 
 
-def test_on_a_terminal_a_pass_has_one_line(cli, monkeypatch):
+def test_a_pass_has_one_line_on_a_terminal(cli, monkeypatch):
     monkeypatch.setattr("sys.stdout.isatty", lambda: True, raising=False)
     monkeypatch.setattr("jaxprtool.cli.output.width", lambda: 60)
     lines = cli("explain").out.splitlines()
@@ -72,13 +72,13 @@ def test_the_listing_as_json(cli):
     assert document["pipelines"]["-O0"] == "none"
 
 
-def test_the_former_name_of_the_listing_works_with_a_hint(cli):
+def test_the_former_name_of_the_command_works_with_a_hint(cli):
     result = cli("passes")
     assert result.out == cli("explain").out
     assert result.lines == ["warning: `passes` is now `explain`"]
 
 
-def test_a_plugin_that_raises_is_one_warning_and_the_rest_works(cli, folder):
+def test_a_failing_plugin_is_one_warning_and_the_rest_works(cli, folder):
     (folder / "broken.py").write_text("raise RuntimeError('two\\nlines')\n")
     result = cli("explain", "--plugin", "broken.py", "--plugin", "no_such_module_at_all")
     assert result.code == 0 and "dce" in result.out
@@ -87,7 +87,7 @@ def test_a_plugin_that_raises_is_one_warning_and_the_rest_works(cli, folder):
     assert "no_such_module_at_all" in result.lines[1]
 
 
-def test_a_plugin_that_raises_does_not_stop_a_pipeline(cli, folder):
+def test_a_failing_plugin_does_not_stop_a_pipeline(cli, folder):
     (folder / "broken2.py").write_text("import nothing_of_that_name\n")
     result = cli("opt", "functions.py:wasteful", "-p", "dce", "--plugin", "broken2.py")
     assert result.code == 0 and "cos" in result.out

@@ -1,4 +1,4 @@
-"""`jaxprtool precision` names the lines to keep, what they save, and the pass to paste."""
+"""`jaxprtool precision` names the lines to keep, their savings, and the pass to use."""
 
 import json
 import textwrap
@@ -26,7 +26,7 @@ def parts(folder):
     return folder
 
 
-def test_lines_to_keep_and_the_pass(cli):
+def test_output_has_the_lines_to_keep_and_the_pass(cli):
     found = cli("precision", "parts.py:norm", "--dtype", "float16")
     assert found.code == 0 and found.err == ""
     lines = found.out.splitlines()
@@ -39,7 +39,7 @@ def test_lines_to_keep_and_the_pass(cli):
     assert again.code == 0 and "f16[8,16] = dot_general" in again.out
 
 
-def test_the_pipeline_goes_on_from_the_one_given(cli):
+def test_the_printed_pipeline_extends_the_given_one(cli):
     found = cli("precision", "parts.py:norm", "-p", "jit", "--json")
     document = json.loads(found.out)
     assert document["within"] is True and document["pipeline"].startswith("mixed_precision")

@@ -93,7 +93,7 @@ def test_exit_codes_and_streams_of_a_process(folder):
     assert run("show", "functions.py:misfit").returncode == 3
 
 
-def test_hlo_names_no_source_but_the_users(folder):
+def test_hlo_contains_only_the_users_source_paths(folder):
     script = os.path.join(os.path.dirname(sys.executable), "jaxprtool")
     for command in ([script], COMMAND):
         emit = [*command, "emit", "functions.py:double", "--to", "hlo"]
@@ -121,7 +121,7 @@ def test_a_closed_pipe_is_quiet(folder, options):
 @pytest.mark.parametrize("name", ["traced.py", "imported.py"])
 def test_an_interrupt_ends_quietly_with_130(folder, name):
     (folder / name).write_text(textwrap.dedent(SLOW))
-    # A shell's background jobs ignore interrupts, and so would what these tests start as one.
+    # A shell's background jobs ignore interrupts, and so do the children of such a test run.
     ours = signal.signal(signal.SIGINT, signal.default_int_handler)
     try:
         process = subprocess.Popen(
@@ -141,7 +141,7 @@ def test_an_interrupt_ends_quietly_with_130(folder, name):
 
 
 def in_terminal(*arguments, **environment):
-    """What a command writes to a terminal."""
+    """Return the output of a command on a terminal."""
     master, slave = pty.openpty()
     clean = {k: v for k, v in os.environ.items() if k not in ("NO_COLOR", "FORCE_COLOR")}
     process = subprocess.Popen(
@@ -170,7 +170,7 @@ def test_a_terminal_gets_colors_unless_no_color(folder):
     assert "\x1b[" not in in_terminal("show", "functions.py:double", NO_COLOR="1")
 
 
-def test_a_terminal_gets_a_page_of_what_does_not_fit_and_all_if_asked_for(folder):
+def test_a_terminal_gets_one_page_by_default_and_everything_on_request(folder):
     (folder / "long.py").write_text(
         "import jax.numpy as jnp\n"
         "def sines(x):\n"
@@ -186,7 +186,7 @@ def test_a_terminal_gets_a_page_of_what_does_not_fit_and_all_if_asked_for(folder
     assert "sines: 60 equations" in in_terminal("opt", *command[1:], "-p", "dce", NO_COLOR="1")
 
 
-def test_a_terminal_gets_the_times_first_and_a_table_of_at_most_twenty_results(folder):
+def test_a_terminal_gets_the_times_first_and_at_most_twenty_results(folder):
     (folder / "many.py").write_text(
         "import jax.numpy as jnp\n"
         "def many(x):\n"
@@ -200,12 +200,12 @@ def test_a_terminal_gets_the_times_first_and_a_table_of_at_most_twenty_results(f
     assert lines[-1] == "… 5 more: --all"
 
 
-def test_the_pager_gets_the_listing(folder):
+def test_the_pager_receives_the_listing(folder):
     shown = in_terminal("show", "functions.py:double", "--pager", PAGER="sed s/lambda/PAGED/")
     assert "PAGED" in shown
 
 
-def test_a_pager_that_is_missing_is_one_line(folder):
+def test_a_missing_pager_is_a_one_line_error(folder):
     master, slave = pty.openpty()
     result = subprocess.run(
         [*COMMAND, "show", "functions.py:double", "--pager"],

@@ -31,7 +31,7 @@ def timed(folder):
 LOSS = "profile", "timed.py:loss", "--calls", "4", "--no-cache"
 
 
-def test_a_table_has_the_lines_with_their_source_and_the_share_that_is_explained(cli):
+def test_a_table_has_the_lines_with_source_and_the_explained_share(cli):
     found = cli(*LOSS)
     assert found.code == 0 and found.out.startswith("loss: ") and "% explained\n" in found.out
     assert "return jnp.sort(y, axis=0).sum()" in found.out
@@ -42,7 +42,7 @@ def test_a_table_has_the_lines_with_their_source_and_the_share_that_is_explained
 @pytest.mark.parametrize(
     "by, name", [("scope", "product"), ("function", "timed.py:loss"), ("primitive", "sort")]
 )
-def test_time_is_grouped_in_other_ways(cli, by, name):
+def test_time_can_be_grouped_in_other_ways(cli, by, name):
     found = cli(*LOSS, "--by", by)
     assert found.code == 0 and name in found.out
 
@@ -52,7 +52,7 @@ def test_a_compiled_operation_is_shown_whole_with_its_lines(cli):
     assert "sort" in found.out and "timed.py:10" in found.out
 
 
-def test_everything_is_written_at_once(cli, folder):
+def test_all_formats_can_be_written_at_once(cli, folder):
     files = "--pprof", "p.pb.gz", "--perfetto", "p.json", "-o", "p.html"
     found = cli(*LOSS, "-p", "grad", "--json", *files)
     told = json.loads(found.out)
@@ -75,7 +75,7 @@ def test_a_folder_of_jaxs_profiler_is_a_target(cli, folder):
     def sorts(x):
         return jnp.sort(x, axis=0)
 
-    # The modules of programs from JAX's cache are not in a trace.
+    # A trace has no modules for programs from JAX's compilation cache.
     with compiled_afresh(), jax.profiler.trace(folder / "trace"):
         sorts(jnp.ones((300, 300))).block_until_ready()
     found = cli("profile", "trace")
@@ -88,7 +88,7 @@ def test_a_folder_of_jaxs_profiler_is_a_target(cli, folder):
         assert found.code == 2 and "is not a trace of JAX's profiler" in found.err
 
 
-def test_what_is_no_profile_is_refused_in_one_line(cli, folder):
+def test_other_folders_are_refused_with_a_one_line_error(cli, folder):
     (folder / "nothing").mkdir()
     found = cli("profile", "nothing")
     assert found.code == 2 and "no file in it ends with .xplane.pb" in found.err
@@ -107,7 +107,7 @@ def test_options_of_a_run_do_not_apply_to_a_profile(cli, folder, option):
     assert f"{option[0]} does not apply to 'nothing', which is a profile" in found.err
 
 
-def test_an_empty_profile_is_told_and_estimated_only_if_that_is_asked_for(cli, monkeypatch):
+def test_an_empty_profile_is_reported_and_estimated_only_on_request(cli, monkeypatch):
     # As on a device whose operations the profiler does not record.
     monkeypatch.setattr("jaxprtool.ir.hlo.trace._operation", lambda *event: None)
     found = cli(*LOSS)
@@ -117,13 +117,13 @@ def test_an_empty_profile_is_told_and_estimated_only_if_that_is_asked_for(cli, m
     assert found.out.startswith("loss: 24.6 MFLOP")
 
 
-def test_a_profile_that_is_too_long_is_cut_which_is_said(cli, monkeypatch):
+def test_a_profile_that_is_too_long_is_truncated_with_a_warning(cli, monkeypatch):
     monkeypatch.setattr("jaxprtool.ir.hlo.trace.MOST_EVENTS", 12)
     found = cli(*LOSS)
     assert found.code == 0
     assert "the profile is too long: only 12 of its operations are read" in found.out
 
 
-def test_a_page_has_the_ending_of_a_page(cli):
+def test_a_page_needs_the_suffix_html(cli):
     found = cli(*LOSS, "-o", "page.txt")
     assert found.code == 2 and "name it FILE.html" in found.err

@@ -7,7 +7,7 @@ import pytest
 import jaxprtool
 
 
-def test_opt_writes_a_file_that_show_run_and_opt_take(cli, folder):
+def test_opt_writes_a_file_for_show_run_and_opt(cli, folder):
     result = cli("opt", "functions.py:wasteful", "-p", "dce", "-o", "w.jaxpr")
     assert (result.code, result.out) == (0, "")
     shown = cli("show", "w.jaxpr")
@@ -73,13 +73,13 @@ def test_stats_still_come_on_stderr_when_the_program_goes_to_a_file(cli):
         ),
     ],
 )
-def test_a_place_that_cannot_be_written_is_one_line(cli, arguments, message):
+def test_an_unwritable_place_is_a_one_line_error(cli, arguments, message):
     result = cli("opt", "functions.py:double", *arguments)
     assert result.code == 2 and message in result.err
     assert result.lines[-1 if "hint" not in result.err else -2].startswith("error: ")
 
 
-def test_a_program_with_a_callback_is_refused_and_nothing_is_left(cli, folder):
+def test_a_program_with_a_callback_is_refused_and_no_file_is_left(cli, folder):
     before = sorted(os.listdir())
     result = cli("opt", "functions.py:callback", "-o", "c.jaxpr")
     assert result.code == 2
@@ -87,7 +87,7 @@ def test_a_program_with_a_callback_is_refused_and_nothing_is_left(cli, folder):
     assert sorted(set(os.listdir()) - {"__pycache__"}) == sorted(set(before) - {"__pycache__"})
 
 
-def test_callbacks_are_written_as_stubs_if_asked_for(cli, folder):
+def test_callbacks_are_written_as_stubs_on_request(cli, folder):
     refused = cli("opt", "functions.py:callback", "-o", "c.jaxpr")
     assert "--callbacks stub" in refused.lines[-1] and "-p drop_checks" in refused.lines[-1]
     assert cli("opt", "functions.py:callback", "-o", "c.jaxpr", "--callbacks", "stub").code == 0
@@ -100,14 +100,14 @@ def test_callbacks_are_written_as_stubs_if_asked_for(cli, folder):
     assert cli("opt", "c.jaxpr", "-o", "again.jaxpr").code == 0
 
 
-def test_what_cannot_be_written_is_refused_before_it_is_verified(cli, folder, monkeypatch):
+def test_an_unsupported_program_is_refused_before_verification(cli, folder, monkeypatch):
     monkeypatch.setattr("jaxprtool.execute.verify.Runs.compare", None)
     result = cli("opt", "functions.py:callback", "-p", "-O1", "--verify", "-o", "c.jaxpr")
     assert result.code == 2 and "pure_callback" in result.lines[-2]
     assert not os.path.exists("c.jaxpr")
 
 
-def test_checks_that_a_pass_removes_do_not_keep_a_program_from_being_written(cli, folder):
+def test_a_program_can_be_written_after_a_pass_removes_its_checks(cli, folder):
     arguments = ("opt", "functions.py:debugged", "-o", "d.jaxpr", "--verify")
     assert cli(*arguments, "-p", "dce").code == 2
     assert cli(*arguments, "-p", "dce, drop_checks").lines == [

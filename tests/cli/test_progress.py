@@ -1,4 +1,4 @@
-"""The line on the terminal that says what a command is doing."""
+"""The progress line that commands show on a terminal."""
 
 import contextlib
 import io
@@ -14,7 +14,7 @@ from jaxprtool.cli import progress
 
 
 class Terminal:
-    """A terminal that `sys.stdin`, `sys.stdout` and `sys.stderr` are."""
+    """A terminal behind `sys.stdin`, `sys.stdout` and `sys.stderr`."""
 
     def __init__(self):
         self._master, slave = pty.openpty()
@@ -27,7 +27,7 @@ class Terminal:
 
     @contextlib.contextmanager
     def attached(self):
-        """Have the streams of `sys` be the terminal."""
+        """Connect the streams of `sys` to the terminal."""
         with pytest.MonkeyPatch.context() as patch:
             for name, stream in self.streams.items():
                 patch.setattr(sys, name, stream)
@@ -39,7 +39,7 @@ class Terminal:
             yield on_progress
 
     def written(self):
-        """All that was written up to now."""
+        """Return all output so far."""
         os.set_blocking(self._master, False)
         with contextlib.suppress(BlockingIOError):
             while piece := os.read(self._master, 65536):
@@ -50,7 +50,7 @@ class Terminal:
         os.write(self._master, text.encode())
 
     def screen(self):
-        """What one sees: its lines, the last of which the cursor is in."""
+        """Return the visible lines. The cursor is in the last one."""
         lines, row, column = [""], 0, 0
         for part in re.findall(r"\x1b\[[?\d;]*[A-Za-z]|[\r\n]|[^\x1b\r\n]+", self.written()):
             if part == "\r":
@@ -82,7 +82,7 @@ def terminal(monkeypatch):
     return Terminal()
 
 
-def test_what_is_soon_done_is_not_shown(terminal, monkeypatch):
+def test_short_steps_show_no_line(terminal, monkeypatch):
     monkeypatch.setattr(progress, "PATIENCE", 60)
     with terminal.shown() as on_progress:
         on_progress("tracing f")
@@ -90,7 +90,7 @@ def test_what_is_soon_done_is_not_shown(terminal, monkeypatch):
     assert terminal.written() == "result\r\n"
 
 
-def test_what_lasts_is_shown_until_it_is_done(terminal):
+def test_a_long_step_shows_the_line_until_it_is_done(terminal):
     with terminal.shown() as on_progress:
         on_progress("tracing f")
         terminal.wait_for(" tracing f")
@@ -101,13 +101,13 @@ def test_what_lasts_is_shown_until_it_is_done(terminal):
     assert terminal.written().rfind("\x1b[?25h") > terminal.written().rfind("\x1b[?25l")
 
 
-def test_the_time_that_it_takes_is_shown_by_the_second(terminal):
+def test_the_elapsed_time_is_updated_every_second(terminal):
     with terminal.shown() as on_progress:
         on_progress("compiling f")
         terminal.wait_for("compiling f · 1 s")
 
 
-def test_nothing_is_shown_of_an_empty_text(terminal):
+def test_an_empty_text_shows_no_line(terminal):
     with terminal.shown() as on_progress:
         on_progress("rendering")
         terminal.wait_for("rendering")
@@ -117,7 +117,7 @@ def test_nothing_is_shown_of_an_empty_text(terminal):
         assert terminal.screen() == [""]
 
 
-def test_what_the_program_writes_stands_in_lines_of_its_own(terminal):
+def test_output_of_the_program_gets_its_own_lines(terminal):
     with terminal.shown() as on_progress:
         on_progress("tracing f")
         for stream, text in ("stdout", "one\n"), ("stderr", "two\n"):
@@ -132,7 +132,7 @@ def test_what_the_program_writes_stands_in_lines_of_its_own(terminal):
     assert terminal.screen() == ["one", "two", "three", "four", ""]
 
 
-def test_what_goes_through_a_pipe_may_be_on_its_way_to_the_terminal(terminal):
+def test_output_of_a_pipe_may_still_reach_the_terminal(terminal):
     reading, writing = os.pipe()
     with os.fdopen(reading), os.fdopen(writing, "w") as pipe:
         terminal.streams["stdout"] = pipe
@@ -143,7 +143,7 @@ def test_what_goes_through_a_pipe_may_be_on_its_way_to_the_terminal(terminal):
             assert terminal.screen() == [""]
 
 
-def test_a_prompt_is_left_alone(terminal):
+def test_the_line_does_not_overwrite_a_prompt(terminal):
     with terminal.shown() as on_progress:
         on_progress("tracing f")
         terminal.wait_for("tracing f")
@@ -163,7 +163,7 @@ def test_an_interrupt_leaves_a_clean_terminal(terminal):
     assert terminal.screen() == [""]
 
 
-def test_streams_are_given_back_but_those_that_the_program_has_replaced(terminal):
+def test_streams_are_restored_unless_the_program_replaced_them(terminal):
     own = io.StringIO()
     with terminal.attached():
         with progress.shown():
@@ -174,7 +174,7 @@ def test_streams_are_given_back_but_those_that_the_program_has_replaced(terminal
 
 
 @pytest.mark.parametrize("kind", ["pipe", "dumb"])
-def test_only_a_terminal_has_the_line(terminal, monkeypatch, kind):
+def test_only_a_terminal_shows_the_line(terminal, monkeypatch, kind):
     with terminal.attached():
         if kind == "pipe":
             monkeypatch.setattr(sys, "stderr", io.StringIO())
@@ -188,7 +188,7 @@ def test_only_a_terminal_has_the_line(terminal, monkeypatch, kind):
     assert terminal.written() == ""
 
 
-def test_a_long_text_is_cut_to_the_terminal(terminal, monkeypatch):
+def test_a_long_text_is_cut_to_the_width_of_the_terminal(terminal, monkeypatch):
     monkeypatch.setenv("COLUMNS", "20")
     with terminal.shown() as on_progress:
         on_progress("tracing a_function_of_a_long_name")
@@ -196,7 +196,7 @@ def test_a_long_text_is_cut_to_the_terminal(terminal, monkeypatch):
         assert len(terminal.screen()) == 1 and len(terminal.screen()[0]) < 20
 
 
-# --- what is told ------------------------------------------------------------------------------
+# --- the texts ------------------------------------------------------------------------------------
 
 START = ["importing JAX", "loading functions.py:double", "tracing double"]
 RUN = ["lowering double", "compiling double", "running double"]
@@ -215,7 +215,7 @@ OUTLINED = [f"{doing} as traced" for doing in RUN]
         (["backends"], ["importing JAX", "looking for devices"]),
     ],
 )
-def test_each_command_says_what_it_does(cli, monkeypatch, command, stages):
+def test_each_command_shows_its_steps(cli, monkeypatch, command, stages):
     assert told_by(cli, monkeypatch, *command) == stages
 
 
@@ -227,9 +227,7 @@ def told_by(cli, monkeypatch, command, *options, target="functions.py:double"):
     return told
 
 
-def test_passes_are_counted_through_named_pipelines_and_verify_counts_what_it_compares(
-    cli, monkeypatch
-):
+def test_passes_are_counted_across_named_pipelines_and_verify_counts_comparisons(cli, monkeypatch):
     options = "--args", "zeros(f32[3])", "-p", "inline, -O1", "--verify", "-o", "out.jaxpr"
     told = told_by(cli, monkeypatch, "opt", *options)
     count = int(told[3].partition("/")[2])
@@ -237,7 +235,7 @@ def test_passes_are_counted_through_named_pipelines_and_verify_counts_what_it_co
     assert told[2 + count].endswith(f" {count}/{count}")
 
 
-def test_verify_says_which_pass_it_runs(cli, monkeypatch):
+def test_verify_names_the_running_pass(cli, monkeypatch):
     target, options = "functions.py:wasteful", ("-p", "dce, jit, cse", "--verify")
     told = told_by(cli, monkeypatch, "opt", *options, target=target)
     assert told[-4:] == [
@@ -248,7 +246,7 @@ def test_verify_says_which_pass_it_runs(cli, monkeypatch):
     ]
 
 
-def test_unzip_says_which_half_it_runs(cli, monkeypatch, folder):
+def test_unzip_names_the_running_half(cli, monkeypatch, folder):
     (folder / "functions.py").write_text(
         "import jax, jaxprtool\n"
         "@jaxprtool.example('key<fry>[]', 'f32[3]')\n"

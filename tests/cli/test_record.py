@@ -1,4 +1,4 @@
-"""`jaxprtool record`: scripts run as by themselves, and what is known of them afterwards."""
+"""`jaxprtool record`: scripts run unchanged, and the records contain what they traced."""
 
 import contextlib
 import io
@@ -71,7 +71,7 @@ def jaxprtool(*words, **options):
 
 
 def asked(*words, code=0):
-    """Return what a command prints that runs in this process."""
+    """Return the output of a command, run in this process."""
     with contextlib.redirect_stdout(io.StringIO()) as out:
         assert main(words) == code
     return out.getvalue()
@@ -81,7 +81,7 @@ def shown(run="run"):
     return json.loads(asked("show", f"{run}/", "--json"))
 
 
-def test_a_script_runs_as_by_itself(folder):
+def test_a_script_runs_as_without_record(folder):
     alone = subprocess.run(
         [sys.executable, "script.py", "--steps", "-x"], capture_output=True, text=True, input="in"
     )
@@ -114,7 +114,7 @@ def test_a_script_runs_as_by_itself(folder):
         ("exit", 5, "it called os._exit(5)"),
     ],
 )
-def test_nothing_is_lost_however_the_script_ends(folder, how, code, ending):
+def test_records_are_complete_however_the_script_ends(folder, how, code, ending):
     done = jaxprtool("record", "-o", "here", "script.py", how, input="")
     assert done.returncode == code
     found = shown("here")
@@ -137,7 +137,7 @@ def test_a_signal_reaches_the_script(folder):
     assert "killed by SIGTERM" in said
 
 
-def test_processes_that_the_script_starts_are_recorded_too(folder):
+def test_processes_started_by_the_script_are_recorded_too(folder):
     done = jaxprtool("record", "pool.py")
     assert (done.returncode, done.stdout) == (0, "[2.0, 3.0]\n")
     found = shown()
@@ -147,7 +147,7 @@ def test_processes_that_the_script_starts_are_recorded_too(folder):
     asked("diff", "run/process-0/scaled", "run/process-1/scaled", code=1)
 
 
-def test_any_command_that_starts_python(folder):
+def test_any_command_that_starts_python_can_be_recorded(folder):
     Path("test_it.py").write_text(
         "import jax\ndef test_it():\n    assert jax.jit(lambda x: x + 1)(1.0) == 2.0\n"
     )
@@ -158,7 +158,7 @@ def test_any_command_that_starts_python(folder):
     assert [each["name"] for each in shown()["functions"]] == ["lambda"]
 
 
-def test_a_module_and_another_sitecustomize(folder):
+def test_a_module_and_another_sitecustomize_can_be_recorded(folder):
     Path("package").mkdir()
     Path("package/train.py").write_text("import jax, marked; print(jax.jit(lambda x: x)(2.0))\n")
     Path("sitecustomize.py").write_text("import sys; sys.modules['marked'] = sys\n")
@@ -169,7 +169,7 @@ def test_a_module_and_another_sitecustomize(folder):
     assert [each["line"] for each in shown()["functions"]] == ["package/train.py:1"]
 
 
-def test_a_script_without_jax(folder):
+def test_a_script_without_jax_is_reported(folder):
     done = jaxprtool("record", "plain.py")
     assert (done.returncode, done.stdout) == (4, "plain\n")
     assert "JAX was not imported: nothing was recorded." in done.stderr
@@ -186,7 +186,7 @@ def test_a_script_without_jax(folder):
         (("--until", "inf", "plain.py"), "--until inf: only nan is known", ""),
     ],
 )
-def test_mistakes_end_in_one_line(folder, words, message, hint):
+def test_mistakes_are_one_line_errors(folder, words, message, hint):
     done = jaxprtool("record", *words)
     assert done.returncode == 2
     assert done.stdout == ""
@@ -242,7 +242,7 @@ STEPS = """
 """
 
 
-def test_the_steps_of_a_script_are_profiled_once_they_are_compiled(folder):
+def test_steps_of_a_script_are_profiled_once_compiled(folder):
     Path("steps.py").write_text(textwrap.dedent(STEPS))
     done = jaxprtool("record", "--profile", "3", "steps.py")
     assert done.returncode == 0 and "the mean of 3 calls" in done.stderr
@@ -252,7 +252,7 @@ def test_the_steps_of_a_script_are_profiled_once_they_are_compiled(folder):
     assert "compiling" not in {each["kind"] for each in found["own"]}
 
 
-def test_a_script_without_steps_is_told_so(folder):
+def test_a_script_without_steps_is_reported(folder):
     done = jaxprtool("record", "--profile", "3", "script.py", input="")
     assert done.returncode == 0 and "steps begin with a third call of a function" in done.stderr
 

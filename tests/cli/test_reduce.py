@@ -1,4 +1,4 @@
-"""`jaxprtool reduce` writes the smallest program for which a check holds, and a script of it."""
+"""`jaxprtool reduce` writes the smallest program for which a check holds, and a script for it."""
 
 import json
 import os
@@ -43,7 +43,7 @@ def deep(folder):
     return folder
 
 
-def test_a_nan_ends_as_a_script_that_fails_by_itself(cli, folder):
+def test_a_nan_is_reduced_to_a_script_that_fails_on_its_own(cli, folder):
     (folder / "small.py").write_text('"""`f`, written as Python from its jaxpr by jaxprtool.\n"""')
     case = "reduce", "deep.py:nan_case", "--factory"
     found = cli(*case, "--check", "nan", "-o", "small.jaxpr")
@@ -54,14 +54,14 @@ def test_a_nan_ends_as_a_script_that_fails_by_itself(cli, folder):
     assert done.returncode == 1 and done.stderr == "the result has NaN\n"
 
 
-def test_the_json_of_a_command_that_is_asked(cli):
+def test_a_command_as_check_can_return_json(cli):
     found = cli(*CASE, "--check", "grep -q 'sin ' {}", "--json")
     document = json.loads(found.out)
     assert document["equations_before"] == 17 and document["equations_after"] == 1
     assert 5 < document["tries"] < 40 and document["seconds"] > 0 and document["smaller"]
 
 
-def test_what_is_wrong_with_a_check_is_one_line(cli):
+def test_an_invalid_check_is_a_one_line_error(cli):
     refused = cli(*CASE, "--check", "echo never >&2; false {}")
     assert refused.code == 2 and refused.err.endswith(
         "error: the check does not hold for the original program: exit status 1: never\n"
@@ -71,7 +71,7 @@ def test_what_is_wrong_with_a_check_is_one_line(cli):
     assert cli(*CASE, "--check", "nan", "-o", "x.py").err.startswith("error: -o takes FILE.jaxpr")
 
 
-def test_the_script_does_not_replace_a_module_of_the_user(cli, folder):
+def test_the_script_does_not_shadow_a_module_of_the_user(cli, folder):
     before = (folder / "deep.py").read_text()
     refused = cli(*CASE, "--check", "grep -q 'sin ' {}", "-o", "deep.jaxpr")
     assert refused.code == 2 and refused.err.startswith(
@@ -82,7 +82,7 @@ def test_the_script_does_not_replace_a_module_of_the_user(cli, folder):
 
 @pytest.mark.sweep
 def test_ctrl_c_writes_the_smallest_so_far(folder):
-    # The command hangs from the moment on that the program has been cut.
+    # The command hangs once the program has been reduced.
     check = "test $(wc -l < {}) -gt 15 || sleep 300; touch tried; grep -q 'sin ' {}"
     command = [sys.executable, "-m", "jaxprtool", *CASE, "--check", check, "-o", "small.jaxpr"]
     child = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
@@ -118,7 +118,7 @@ STUCK = """
 
 
 @pytest.mark.sweep
-def test_a_crash_of_xla_on_two_devices_ends_as_a_script_that_dies_as_it_did(folder):
+def test_a_crash_of_xla_on_two_devices_is_reduced_to_a_script_that_crashes_too(folder):
     # One device waits for the other, which has taken another branch, until XLA aborts.
     (folder / "stuck.py").write_text(textwrap.dedent(STUCK))
     flags = ("warn_stuck", "terminate")
@@ -147,7 +147,7 @@ SUMMED = """
 
 @pytest.mark.sweep
 @pytest.mark.skipif(jaxlib.__version__ != "0.10.2", reason="mended in later ones")
-def test_the_two_equations_of_a_gradient_that_xla_dies_of_are_left(folder):
+def test_a_gradient_is_reduced_to_the_two_equations_that_crash_xla(folder):
     # jax-ml/jax#40412
     (folder / "summed.py").write_text(textwrap.dedent(SUMMED))
     types = "f32[6,8,8], f32[4,8], f32[3,1,2,2,8,8,8]"
@@ -190,19 +190,19 @@ def test_a_pass_that_fails_leaves_a_reproducer_which_reduce_takes(cli, folder):
     assert again.err == "error: --reproducer takes a new folder, but 'bad' exists\n"
 
 
-def test_a_run_that_ends_well_leaves_no_reproducer(cli, folder):
+def test_a_successful_run_leaves_no_reproducer(cli, folder):
     assert cli("run", *CASE[1:], "--repeat", "0", "--reproducer", "bad").code == 0
     assert not (folder / "bad").exists()
     assert cli("run", "functions.py:callback", "--reproducer", "bad").code == 3
 
 
-def test_a_file_that_cannot_be_written_is_told_before_the_search(cli):
+def test_an_unwritable_file_is_reported_before_the_search(cli):
     found = cli(*CASE, "--check", "false {}", "-o", "nowhere/x.jaxpr")
     assert found.err.startswith("error: cannot write 'nowhere/x.jaxpr': folder '")
 
 
 @pytest.mark.parametrize("written", ["[]", "{}", '{"check": "crash"}', "crash"])
-def test_a_reproducer_that_is_none_is_one_line(cli, folder, written):
+def test_an_invalid_reproducer_is_a_one_line_error(cli, folder, written):
     (folder / "bad").mkdir()
     assert "hint: opt and run write one with --reproducer" in cli("reduce", "bad").err
     (folder / "bad" / "reproducer.json").write_text(written)
@@ -210,7 +210,7 @@ def test_a_reproducer_that_is_none_is_one_line(cli, folder, written):
     assert found.code == 2 and "reproducer.json' is not a reproducer: " in found.err
 
 
-def test_a_program_with_callbacks_is_reduced_with_stubs_of_them(cli, folder):
+def test_a_program_with_callbacks_is_reduced_with_stubs(cli, folder):
     functions = """
         import jax, jax.numpy as jnp
 
@@ -229,7 +229,7 @@ def test_a_program_with_callbacks_is_reduced_with_stubs_of_them(cli, folder):
     assert cli("reduce", "bad", "-o", "smaller.jaxpr").code == 0
 
 
-def test_what_a_pass_fails_on_is_reduced(cli, folder):
+def test_a_program_on_which_a_pass_fails_is_reduced(cli, folder):
     plugin = """
     from dataclasses import dataclass
     from typing import ClassVar

@@ -51,7 +51,7 @@ def test_the_page_has_all_views(cli, folder):
     assert "<b>grad</b>" in text and "<b>dce</b>" in text
 
 
-def test_what_is_no_loss_has_no_residuals_and_symbolic_sizes_no_memory(cli, folder):
+def test_a_vector_result_has_no_residuals_and_symbolic_sizes_no_memory(cli, folder):
     assert cli("report", "model.py:sin", "--args", "f32[n]", "-o", "sin.html").code == 0
     text = (folder / "sin.html").read_text()
     assert "its result is not one floating-point number, and it has no gradient inside" in text
@@ -64,13 +64,13 @@ def test_what_is_no_loss_has_no_residuals_and_symbolic_sizes_no_memory(cli, fold
 
 
 def said(page):
-    """What a page says in its facts and cells, one after the other."""
+    """Return the facts and cells of a page, in order."""
     found = re.findall(r"<(?:p class=.facts.|td[^>]*)>(.*?)</(?:p|td)>", page.read_text(), re.S)
     return [unescape(re.sub(r" ?<code>.*?</code>|<[^>]+>", "", text)) for text in found]
 
 
 def told(printed):
-    """The cells and lines of what a terminal shows, but for headings, code and curves."""
+    """Yield the cells and lines of a terminal's output, without headings, code and curves."""
     for line, below in pairwise([*printed.splitlines(), ""]):
         is_heading = below.startswith("─")
         if line and not is_heading and not re.search("[─│┤┬]|jax|^ +peak|equations in", line):
@@ -78,7 +78,7 @@ def told(printed):
 
 
 @pytest.mark.parametrize("command", ["cost", "memory", "residuals"])
-def test_the_page_says_what_the_terminal_does(cli, terminal, folder, command):
+def test_the_page_agrees_with_the_terminal(cli, terminal, folder, command):
     args = "--args", "f32[4,16,16], f32[8,16], bool[]"
     assert cli("report", "model.py:layers", *args, "-o", "report.html").code == 0
     on_page = " | ".join(said(folder / "report.html"))
@@ -86,7 +86,7 @@ def test_the_page_says_what_the_terminal_does(cli, terminal, folder, command):
     assert len(printed) > 10 and [cell for cell in printed if cell not in on_page] == []
 
 
-def test_a_program_of_no_bytes_has_no_list_of_them(cli, folder):
+def test_a_program_of_no_bytes_has_an_empty_list(cli, folder):
     assert cli("report", "model.py:sin", "--args", "f32[0]", "-o", "report.html").code == 0
     assert "sin: 0 bytes" in said(folder / "report.html")
     assert cli("memory", "model.py:sin", "--args", "f32[0]").out.startswith("sin: 0 bytes\n\nshare")
@@ -132,7 +132,7 @@ def summaries(cli, *words):
     return json.loads(done.out)["programs"]
 
 
-def test_a_report_begins_with_what_the_program_is_and_what_is_dear_in_it(cli, folder, blocks):
+def test_a_report_starts_with_an_overview_and_the_most_expensive_parts(cli, folder, blocks):
     (found,) = summaries(cli, "blocks.py:loss", "-p", "grad")
     assert found["name"] == "loss" and found["arguments"]["count"] == 13
     assert found["lines"][0]["name"] == "blocks.py:7"
@@ -154,7 +154,7 @@ def test_the_summary_is_printed_and_fits_the_terminal(terminal, folder, blocks):
     assert places == sorted(places)
 
 
-def test_a_suggestion_has_a_fact_and_a_command_that_works(cli, folder):
+def test_a_suggestion_has_a_fact_and_a_working_command(cli, folder):
     (folder / "samples").symlink_to(ROOT / "samples")
     (found,) = summaries(cli, "samples/layers.py:loss", "-p", "grad", "--frames", "mine")
     commands = {each["command"]: each["fact"] for each in found["suggestions"]}
@@ -175,7 +175,7 @@ def test_a_suggestion_follows_from_a_finding(cli, blocks):
     assert nans["fact"].startswith("blocks.py:17: a where guards the result of this log")
 
 
-def test_a_step_with_a_gradient_inside_is_said_to_keep_its_residuals(cli, blocks):
+def test_a_step_with_a_gradient_inside_has_residuals(cli, blocks):
     args = "[{'up': f32[16,64], 'down': f32[64,16]}], f32[128,16]"
     (found,) = summaries(cli, "blocks.py:step", "--args", args)
     facts = {each["command"]: each["fact"] for each in found["suggestions"]}
@@ -183,13 +183,13 @@ def test_a_step_with_a_gradient_inside_is_said_to_keep_its_residuals(cli, blocks
     assert facts[residuals].startswith("the backward part reads ")
 
 
-def test_without_a_fact_nothing_is_suggested(cli, folder, blocks):
+def test_without_facts_nothing_is_suggested(cli, folder, blocks):
     (found,) = summaries(cli, "blocks.py:plain")
     assert found["suggestions"] == [] and found["lines"] == []
     assert "what to do next" not in (folder / "page.html").read_text()
 
 
-def test_a_measured_time_is_not_suggested_again(cli, terminal, blocks):
+def test_measuring_is_not_suggested_after_a_measurement(cli, terminal, blocks):
     (found,) = summaries(cli, "blocks.py:loss", "--measure")
     assert found["measured"] and "measured" not in summaries(cli, "blocks.py:loss")[0]
     assert not any(" profile " in each["command"] + " " for each in found["suggestions"][-1:])
@@ -202,7 +202,7 @@ def test_each_of_several_programs_has_a_summary(cli):
     assert not any(each["suggestions"] for each in found)
 
 
-def test_a_page_on_stdout_is_all_that_is_printed(cli, blocks):
+def test_with_a_page_on_stdout_nothing_else_is_printed(cli, blocks):
     assert cli("report", "blocks.py:loss", "-o", "-").out.startswith("<!doctype html>")
 
 
@@ -214,7 +214,7 @@ def test_a_page_on_stdout_is_all_that_is_printed(cli, blocks):
         (("-o", "no/such/report.html"), "error: "),
     ],
 )
-def test_mistakes_are_one_line(cli, folder, options, message):
+def test_mistakes_are_one_line_errors(cli, folder, options, message):
     done = cli("report", "model.py:loss", *options)
     assert done.code == 2 and done.out == "" and done.err.startswith(message)
     assert not list(folder.glob("*.html"))
@@ -228,7 +228,7 @@ def test_measured_times_are_in_the_table_of_lines(cli, folder):
     assert page.count(">measured<") == by_line.count(">measured<") == 1
     first = re.findall(r"<td[^>]*>(.*?)</td>", by_line, re.S)
     assert "s" in first[0] and first[1].endswith("%") and "model.py:" in first[7]
-    # The loop has a time, and no cost of its own.
+    # The loop has a time, but no cost of its own.
     assert "model.py:15" in by_line and "% explained" in page
     found = cli("report", "model.py:loss", "--device", "0", "-o", "r.html")
     assert found.code == 2 and "--device needs --measure, which runs the program" in found.err

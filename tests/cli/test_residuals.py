@@ -1,4 +1,4 @@
-"""`jaxprtool residuals` shows what a gradient keeps, why, and what policies would keep."""
+"""`jaxprtool residuals` shows what a gradient saves, why, and what policies would save."""
 
 import json
 import os
@@ -56,7 +56,7 @@ def test_a_table_has_each_residual_and_the_policies(cli):
     assert "… 2 more" in cli(*LOSS, "--top", "1").out
 
 
-def test_what_layers_have_in_common_is_one_row(cli):
+def test_equal_residuals_of_layers_are_one_row(cli):
     layers = ", ".join(["{'w': f32[8,8]}"] * 12)
     args = "residuals", "kept.py:stack", "--args", f"[{layers}], f32[4,8]"
     found = cli(*args).out
@@ -67,14 +67,14 @@ def test_what_layers_have_in_common_is_one_row(cli):
     assert len(json.loads(cli(*args, "--json").out)["residuals"]) == 36
 
 
-def test_json_has_what_the_table_has(cli):
+def test_json_has_the_contents_of_the_table(cli):
     found = json.loads(cli(*LOSS, "--json").out)
     assert found["total_bytes"] == 512 and len(found["residuals"]) == 3
     assert found["residuals"][0].keys() >= {"type", "bytes", "source", "name", "policies"}
     assert found["policies"]["nothing_saveable"] == 384
 
 
-def test_a_budget_has_names_to_save_and_where_to_put_them(cli):
+def test_a_budget_proposes_names_to_save_and_where_to_put_them(cli):
     found = cli(*LOSS, "--budget", "1KiB").out
     assert "within 1.0 KiB: all residuals of loss fit, without a policy" in found
     args = "residuals", "kept.py:scanned", "--args", "f32[6,64,256], f32[512,64]"
@@ -98,7 +98,7 @@ def test_nothing_is_proposed_that_does_not_lower_the_peak(cli):
     assert "jax.checkpoint(" not in found.out
 
 
-def test_the_peak_is_a_column_for_the_whole_and_for_parts_beside_that_of_xla(cli):
+def test_the_peak_has_columns_for_the_whole_the_parts_and_xla(cli):
     args = "residuals", "kept.py:scanned", "--args", "f32[6,64,256], f32[512,64]"
     found = cli(*args, "--compiled").out
     assert re.search(r"policy +bytes +peak +XLA's peak\n", found)
@@ -106,7 +106,7 @@ def test_the_peak_is_a_column_for_the_whole_and_for_parts_beside_that_of_xla(cli
     assert "around layer\n" in found and float(rows["nothing_saveable"]) < float(rows["none"])
 
 
-def test_a_training_step_has_what_its_forward_part_hands_to_its_backward_part(cli):
+def test_a_training_step_has_the_values_passed_from_its_forward_to_its_backward_part(cli):
     args = "residuals", "kept.py:step", "--args", "f32[8,8], f32[8,8], f32[4,8]"
     found = cli(*args)
     heading = "the gradient inside step keeps 2 residuals, 256 bytes\n"
@@ -116,7 +116,7 @@ def test_a_training_step_has_what_its_forward_part_hands_to_its_backward_part(cl
     assert refused.code == 2 and "step has its gradient inside" in refused.err
 
 
-def test_mistakes_are_one_line(cli):
+def test_mistakes_are_one_line_errors(cli):
     found = cli(*LOSS, "-p", "vjp")
     assert (found.code, found.out) == (2, "")
     assert found.err.startswith("error: residuals takes one program")

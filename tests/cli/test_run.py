@@ -17,7 +17,7 @@ def test_results_and_times_are_reported(cli):
     assert "random" not in result.err
 
 
-def test_passes_are_timed_apart_from_tracing(cli):
+def test_passes_are_timed_separately_from_tracing(cli):
     lines = cli("run", "functions.py:double", "-p", "dce").out.splitlines()
     steps = [line.split("  ")[0] for line in lines if "  " in line]
     assert steps[1:5] == ["device", "trace", "passes", "lower"]
@@ -25,7 +25,7 @@ def test_passes_are_timed_apart_from_tracing(cli):
     assert 0 < document["times"]["passes"] < 60
 
 
-def test_what_is_filled_is_said_and_depends_on_the_seed(cli):
+def test_random_arguments_are_reported_and_depend_on_the_seed(cli):
     first = cli("run", "functions.py:double", "--json")
     assert "note: x filled with random values (--seed 0)" in result_lines(first)
     again = cli("run", "functions.py:double", "--json")
@@ -52,13 +52,13 @@ def test_the_json_document(cli):
     assert all(0 <= i < 8 for i in outputs["result['i']"]["value"])
 
 
-def test_every_kind_of_result_has_a_text(cli):
+def test_every_kind_of_result_can_be_printed(cli):
     out = cli("run", "functions.py:kinds").out
     assert "result['bad']: f32[3] [nan, inf,  1.]" in out
     assert "result['b']: bool[20] true " in out
 
 
-def test_prints_of_the_program_go_to_stdout_but_never_into_json(cli):
+def test_output_of_the_program_goes_to_stdout_but_never_into_json(cli):
     text = cli("run", "functions.py:prints", "--args", "ones(f32[2])")
     assert "the sum is 2.0\n" in text.out and "later calls" not in text.out
     document = cli("run", "functions.py:prints", "--args", "ones(f32[2])", "--json")
@@ -66,7 +66,7 @@ def test_prints_of_the_program_go_to_stdout_but_never_into_json(cli):
     assert "the sum is 2.0" in document.err
 
 
-def test_results_are_saved_whole_by_name(cli, folder):
+def test_results_are_saved_in_full_by_name(cli, folder):
     assert cli("run", "functions.py:kinds", "--save", "out.npz").code == 0
     saved = np.load(folder / "out.npz")
     assert saved["result['normal']"].dtype == np.float32
@@ -104,7 +104,7 @@ def step(*ws):
 """
 
 
-def test_scalars_come_first_among_many_results_and_ranges_fit_the_terminal(folder, terminal):
+def test_scalars_are_first_among_many_results_and_ranges_fit_the_terminal(folder, terminal):
     (folder / "training.py").write_text(TRAINING)
     rows = [" ".join(line.split()) for line in terminal("run", "training.py:step").splitlines()]
     loss = rows.index("result[1] f32[] 0.5")
@@ -122,7 +122,7 @@ def f(x, i, k, b):
 """
 
 
-def test_backward_runs_on_what_forward_has_saved(cli, folder):
+def test_backward_runs_on_the_saved_results_of_forward(cli, folder):
     (folder / "halves.py").write_text(HALVES)
     assert cli("opt", "halves.py:f", "-p", "vjp", "-o", "halves/").code == 0
     given = "arange(3, dtype=f32), arange(3), key(1), ones(bf16[3])"
@@ -146,7 +146,7 @@ def test_backward_runs_on_what_forward_has_saved(cli, folder):
     assert document["outputs"][1] == {"name": "result[1]", "type": "float0[3]", "statistics": {}}
 
 
-def test_tangents_that_a_pass_adds_are_filled_and_integers_have_but_one(cli, folder):
+def test_tangents_added_by_a_pass_are_random_and_those_of_integers_are_zero(cli, folder):
     (folder / "halves.py").write_text(HALVES)
     result = cli("run", "halves.py:f", "-p", "jvp", "--json")
     names = ["x", "i", "k", "b", "d_x", "d_b"]
@@ -178,7 +178,7 @@ def test_passes_run_first_and_may_drop_inputs(cli, folder):
     assert "result: f32[2] [2., 2.]" in result.out and "random" not in result.err
 
 
-def test_a_program_on_another_device(cli):
+def test_a_program_runs_on_another_device(cli):
     result = cli("run", "functions.py:double", "--backend", "cpu", "--device", "3", "--json")
     (device,) = json.loads(result.out)["devices"]
     assert device.endswith("3")
@@ -203,12 +203,12 @@ def test_a_callback_that_raises_shows_the_users_frames(cli, save):
     assert not any("jax/" in line or "Traceback" in line for line in result.lines)
 
 
-def test_statistics_that_there_are_not_are_left_out(cli):
+def test_unavailable_statistics_are_omitted(cli):
     out = cli("run", "jax.numpy:divide", "--args", "zeros(f32[24]), zeros(f32[24])").out
     assert out.splitlines()[0] == "result: f32[24] nan 24, inf 0"
 
 
-# --- sizes that vary --------------------------------------------------------------------------
+# --- symbolic sizes -------------------------------------------------------------------------------
 
 LENGTHS = """
     import jax.numpy as jnp
@@ -261,7 +261,7 @@ def test_a_program_with_symbols_runs_shows_and_verifies_at_the_sizes_of_its_argu
         (None, "n needs a number before the program can run"),
     ],
 )
-def test_sizes_that_a_program_cannot_have_are_one_line(lengths, cli, args, message):
+def test_impossible_sizes_are_a_one_line_error(lengths, cli, args, message):
     cli("opt", "lengths.py:outer", "--args", "f32[n], f32[2*m]", "-o", "p.jaxpr")
     found = cli("run", "p.jaxpr", *([] if args is None else ["--args", args]))
     assert found.code == 2 and message in found.err

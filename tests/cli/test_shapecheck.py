@@ -1,4 +1,4 @@
-"""`jaxprtool shapecheck` says whether a claim holds, and which equation says otherwise."""
+"""`jaxprtool shapecheck` reports whether a claim holds, and the equation that violates it."""
 
 import textwrap
 
@@ -30,7 +30,7 @@ def test_a_claim_that_holds_is_printed(cli):
     assert cli("shapecheck", "shapes.py:made", "f32[3,4]", "f32[3,8]", "--factory").code == 0
 
 
-def test_a_claim_that_does_not_hold_is_one_line_with_the_equation(cli):
+def test_a_claim_that_fails_is_one_line_with_the_equation(cli):
     found = cli("shapecheck", "shapes.py:encode", "f32[n,d]", "f32[n,d]")
     assert (found.code, found.out) == (1, "")
     assert found.err == (
@@ -55,6 +55,6 @@ def test_a_program_file_is_checked_too(cli):
         (("shapes.py:product", "f32[n,d], f32[k]", "f32[n]"), 3, "product raised TypeError"),
     ],
 )
-def test_what_cannot_be_checked_ends_in_one_line(cli, arguments, code, message):
+def test_what_cannot_be_checked_is_a_one_line_error(cli, arguments, code, message):
     found = cli("shapecheck", *arguments)
     assert found.code == code and message in found.err

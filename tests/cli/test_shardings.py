@@ -1,4 +1,4 @@
-"""`jaxprtool shardings`, as a user types it."""
+"""`jaxprtool shardings` on the command line."""
 
 import json
 import os
@@ -39,27 +39,27 @@ def model(folder):
     return folder
 
 
-def test_collectives_stand_at_their_lines_with_the_specs_that_do_not_fit(cli):
+def test_collectives_have_their_lines_and_the_specs_that_cause_them(cli):
     found = cli(*STEP)
     assert found.code == 0 and found.err == ""
     heading, *_ = found.out.splitlines()
     assert heading == "step: 8 devices (data=8), each sends 56.0 KiB a call"
     text = re.sub(r"\s+", " ", found.out)
     assert "added by the partitioner" in text and "asked for by the program" not in text
-    assert "sharded.py:9" in text  # the constraint, and not tanh before it
+    assert "sharded.py:9" in text  # the constraint, not the tanh before it
     assert "all-gather along data, 64.0 KiB" in text
     assert "dot_general at sharded.py:8: P('data') → P() for sharding_constraint" in text
     assert re.search(r"8.0 KiB 64.0 KiB P\('data'\) argument x f32\[256,64\] in \[32,64\]", text)
     assert max(map(len, found.out.splitlines())) <= 80
 
 
-def test_collectives_of_the_program_stand_apart(cli):
+def test_explicit_collectives_are_listed_separately(cli):
     found = cli("shardings", "sharded.py:summed", "--args", "f32[64@data]", *MESH)
     assert found.code == 0
     assert "asked for by the program" in found.out and "partitioner\n" not in found.out
 
 
-def test_json_has_what_the_table_has(cli):
+def test_json_has_the_contents_of_the_table(cli):
     found = json.loads(cli(*STEP, "--json").out)
     first = found["collectives"][0]
     assert {"kind", "axes", "bytes", "count", "line", "source"} <= first.keys()
@@ -88,7 +88,7 @@ def test_a_picture_shows_the_parts_of_each_device(cli):
     assert "did you mean 'weights'?" in wrong.err
 
 
-def test_a_picture_is_not_combined_with_other_forms(cli):
+def test_a_picture_cannot_be_combined_with_other_formats(cli):
     for option in ("--json", "--replicated"):
         found = cli(*STEP, "--picture", "x", option)
         assert found.code == 2 and not found.result
@@ -97,7 +97,7 @@ def test_a_picture_is_not_combined_with_other_forms(cli):
 
 def test_times_are_those_of_an_interconnect_and_a_device(cli):
     found = cli(*STEP, "--bandwidth", "1GB/s", "--device", "h100")
-    assert found.code == 0 and "57.3 µs" in found.out  # 56 KiB at a gigabyte a second
+    assert found.code == 0 and "57.3 µs" in found.out  # 56 KiB at a gigabyte per second
     assert "products at least" in found.out and "collectives at least" in found.out
     wrong = cli(*STEP, "--bandwidth", "nvlnk4")
     assert wrong.code == 2 and "did you mean 'nvlink4'?" in wrong.err
@@ -113,21 +113,21 @@ def test_constraints_are_proposed_on_request(cli):
     assert best["spec"] == "P('data')" and best["sent_bytes"] < 10
 
 
-def test_a_function_of_one_device_is_refused(cli):
+def test_a_single_device_function_is_refused(cli):
     found = cli("shardings", "sharded.py:alone", "--args", "f32[8]")
     assert found.code == 2 and not found.result
     assert found.err.startswith("error: alone is not partitioned: it is compiled for one device")
     assert found.err.count("\n") <= 3
 
 
-def test_mistakes_in_the_mesh_are_one_line(cli):
+def test_mistakes_in_the_mesh_are_one_line_errors(cli):
     few = cli(*STEP[:4], "--mesh", "data=512", "--in-specs", "(P(), None)")
     assert few.code == 2 and few.err.startswith("error: ") and "Traceback" not in few.err
     axis = cli(*STEP[:4], *MESH, "--in-specs", "(P(), P('dat'))")
     assert axis.code == 2 and "did you mean 'data'?" in axis.err
 
 
-#: A module that sets no number of devices, sets it, and sets it by a flag of XLA.
+#: A module that does not set the number of devices, sets it, and sets it by an XLA flag.
 MODULES = {
     "": 16,
     "import jax; jax.config.update('jax_num_cpu_devices', 4)": 4,
@@ -136,7 +136,7 @@ MODULES = {
 
 
 @pytest.mark.parametrize("start", MODULES)
-def test_there_are_virtual_devices_unless_the_module_sets_their_number(model, start):
+def test_virtual_devices_are_created_unless_the_module_sets_their_number(model, start):
     count = MODULES[start]
     (model / "own.py").write_text(f"{start}\n{textwrap.dedent(MODEL)}")
     command = ["-m", "jaxprtool", "shardings", "own.py:step", *STEP[2:4], "--mesh", f"data={count}"]
@@ -149,7 +149,7 @@ def test_there_are_virtual_devices_unless_the_module_sets_their_number(model, st
     assert json.loads(made.stdout)["devices"] == count
 
 
-def test_a_tpu_that_is_not_there_is_compiled_for_with_its_library(cli):
+def test_an_absent_tpu_is_compiled_for_with_its_library(cli):
     pytest.importorskip("libtpu", reason="needs the package libtpu")
     found = cli(*STEP, "--backend", "tpu:v5e:2x4", "--json")
     assert found.code == 0, found.err
@@ -190,7 +190,7 @@ step(weights, batch)
 """
 
 
-def test_a_recorded_program_is_partitioned_as_its_arguments_lay(cli, model):
+def test_a_recorded_program_is_partitioned_like_its_arguments(cli, model):
     (model / "train.py").write_text(SCRIPT)
     env = {**os.environ, "JAX_NUM_CPU_DEVICES": "8"}
     made = subprocess.run(

@@ -3,19 +3,19 @@ import json
 import pytest
 
 
-def test_the_listing_is_all_that_goes_to_stdout(cli):
+def test_only_the_listing_goes_to_stdout(cli):
     result = cli("show", "functions.py:double")
     assert result.code == 0
     assert result.out == ("{ lambda ; a:f32[3]. let b:f32[3] = mul a 2.0:f32[] in (b,) }\n")
     assert result.lines == ["imported", "traced"]
 
 
-def test_arguments_come_from_the_option_before_the_example(cli):
+def test_arguments_of_the_option_override_the_example(cli):
     result = cli("show", "functions.py:double", "--args", "bf16[2,2]")
     assert "a:bf16[2,2]" in result.out
 
 
-def test_a_factory_gives_function_and_arguments(cli):
+def test_a_factory_returns_function_and_arguments(cli):
     assert "a:f32[3]" in cli("show", "functions.py:doubled", "--factory").out
 
 
@@ -38,12 +38,12 @@ def test_static_arguments_by_position_and_by_name(cli, folder):
         (["-p", "dce"], "mul a 2.0"),
     ],
 )
-def test_each_way_to_show_it(cli, options, expected):
+def test_each_format_is_shown(cli, options, expected):
     result = cli("show", "functions.py:double", *options)
     assert result.code == 0 and expected in result.out, result
 
 
-def test_types_name_the_axes_of_the_mesh_that_is_asked_for(cli):
+def test_types_have_the_axes_of_the_requested_mesh(cli):
     command = ["show", "jax.numpy:sin", "--args", "f32[8@x]"]
     assert (
         cli(*command, "--mesh", "x=1").out
@@ -54,7 +54,7 @@ def test_types_name_the_axes_of_the_mesh_that_is_asked_for(cli):
     assert "'x' is not a list of axes" in cli(*command, "--mesh", "x").lines[0]
 
 
-def test_a_program_is_run_on_the_mesh_that_it_was_traced_on(cli, folder):
+def test_a_program_runs_on_the_mesh_of_its_trace(cli, folder):
     (folder / "mesh.py").write_text(
         "import jax\ndef f(x):\n    return jax.sharding.reshard(x, jax.P('x')) * 2\n"
     )
@@ -92,7 +92,7 @@ def test_an_untested_jax_is_one_warning(cli, monkeypatch):
     assert result.lines[0] == "warning: jaxprtool has not been tested with JAX 9.9.9"
 
 
-def test_only_says_what_it_does_not_find(cli):
+def test_only_reports_what_it_does_not_find(cli):
     result = cli("show", "functions.py:wasteful", "--only", "sinn,co*,xyz,mul")
     assert result.code == 0 and "cos" in result.out
     assert [line for line in result.lines if line.startswith("warning")] == [
@@ -102,7 +102,7 @@ def test_only_says_what_it_does_not_find(cli):
     ]
 
 
-def test_a_page_goes_where_it_is_told(cli, folder):
+def test_a_page_is_written_to_the_given_place(cli, folder):
     assert cli("show", "functions.py:double", "-o", "double.html").out == ""
     written = (folder / "double.html").read_text()
     assert written.startswith("<!doctype html>") and "functions.py:10" in written
@@ -123,13 +123,13 @@ def test_a_page_goes_where_it_is_told(cli, folder):
         (("-o", "no/such/folder.html"), "cannot write 'no/such/folder.html': No such file"),
     ],
 )
-def test_a_page_that_cannot_be_written_is_refused(cli, folder, options, message):
+def test_an_unwritable_page_is_refused(cli, folder, options, message):
     result = cli("show", "functions.py:double", *options)
     assert result.code == 2 and message in result.err and not result.result
     assert not list(folder.glob("*.html"))
 
 
-def test_a_page_is_not_written_by_a_command_that_has_none(cli):
+def test_a_command_without_pages_refuses_to_write_one(cli):
     result = cli("vmap", "functions.py:double", "--axis-size", "2", "-o", "x.html")
     assert result.code == 2 and "hint: `jaxprtool show TARGET -o x.html`" in result.err
     result = cli("emit", "functions.py:double", "-o", "x.html")
@@ -146,7 +146,7 @@ def test_a_narrow_table_has_parameters_below_its_equations(cli):
 
 @pytest.fixture
 def wide(folder):
-    """A function of many arguments and results."""
+    """Return a function of many arguments and results."""
     (folder / "wide.py").write_text(
         "import jax, jaxprtool\n"
         "PARAMS = {f'w{i}': f'f32[{i + 1},256]' for i in range(30)}\n"
@@ -179,7 +179,7 @@ def test_the_tree_and_the_table_fold_them_too(terminal, wide):
 
 
 @pytest.mark.parametrize("format", ["text", "tree", "table", "json", "html"])
-def test_weak_types_are_marked_as_jax_does_where_that_is_asked_for(cli, format):
+def test_weak_types_are_marked_on_request(cli, format):
     arguments = ("show", "jax.nn:relu", "--args", "2.0", "--format", format)
     assert "~f32[]" in cli(*arguments, "--weak").out
     assert "~f32[]" not in cli(*arguments).out

@@ -1,4 +1,4 @@
-"""Streams that lack the signs of listings and curves, and those that cannot be written to."""
+"""Output to streams whose encoding lacks some characters, and to streams that cannot be written."""
 
 import io
 import subprocess
@@ -12,7 +12,7 @@ from jaxprtool.cli.main import main
 
 @pytest.fixture
 def narrow(monkeypatch, folder):
-    """`narrow("cp1252", "show", "f.py:f")` gives the exit code, stdout and stderr as bytes."""
+    """`narrow("cp1252", "show", "f.py:f")` returns the exit code, stdout and stderr as bytes."""
 
     def run(encoding, *arguments, errors="strict"):
         streams = [
@@ -42,7 +42,7 @@ def narrow(monkeypatch, folder):
     ],
     ids=lambda command: command[0],
 )
-def test_signs_that_an_encoding_lacks_are_written_in_ascii(narrow, encoding, command):
+def test_symbols_missing_in_an_encoding_become_ascii(narrow, encoding, command):
     code, out, err = narrow(encoding, *command)
     assert code in (0, 1) and out and b"error" not in err
     assert b"\\u" not in out and b"?" not in out.replace(b"_", b"")
@@ -57,7 +57,7 @@ def f(ж):
 """
 
 
-def test_names_that_an_encoding_lacks_are_escaped_but_not_in_programs(narrow, folder):
+def test_names_missing_in_an_encoding_are_escaped_but_not_in_programs(narrow, folder):
     (folder / "names.py").write_text(CYRILLIC, "utf-8")
     code, out, _ = narrow("cp1252", "memory", "names.py:f")
     assert code == 0 and rb"\u0436" in out
@@ -71,7 +71,7 @@ def test_names_that_an_encoding_lacks_are_escaped_but_not_in_programs(narrow, fo
     assert narrow("utf-8", "opt", "names.py:f", "-o", "-")[:1] == (0,)
 
 
-def test_what_pythonioencoding_says_of_such_characters_holds(narrow):
+def test_the_error_handler_of_pythonioencoding_is_used(narrow):
     _, out, _ = narrow("ascii", "cost", "functions.py:wasteful", errors="replace")
     assert b"??" in out
 
@@ -79,13 +79,13 @@ def test_what_pythonioencoding_says_of_such_characters_holds(narrow):
 @pytest.mark.parametrize(
     ("sign", "text"), [("╭", "+"), ("━", "-"), ("│", "|"), ("┤", "+"), ("⠀", " "), ("⣿", "*")]
 )
-def test_lines_and_dots_have_their_like_in_ascii(sign, text):
+def test_lines_and_dots_have_ascii_equivalents(sign, text):
     assert signs.in_ascii(sign) == text
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="/dev/full is Linux's")
 @pytest.mark.parametrize("redirected", ["> /dev/full", ">&-", "2> /dev/full", "2>&-"])
-def test_a_stream_that_cannot_be_written_is_told_in_one_line(redirected):
+def test_an_unwritable_stream_is_a_one_line_error(redirected):
     command = f"{sys.executable} -m jaxprtool explain nowhere {redirected}"
     if ">" in redirected and "2" not in redirected:
         command = command.replace(" nowhere", " --help")

@@ -1,4 +1,4 @@
-"""`jaxprtool source` shows the user's files with what each line costs beside it."""
+"""`jaxprtool source` shows the user's files with the cost of each line."""
 
 import json
 import textwrap
@@ -38,14 +38,14 @@ def kept(folder):
 
 
 def rows(text):
-    """The lines of a file that are shown, by number: the words before the number."""
+    """Return the words before the number of each shown line, by line number."""
     _, heading, *lines = text.partition("kept.py")[2].partition("\n\n")[0].splitlines()
     end = len(heading)
     numbered = ((line[end : end + 4], line[:end].split()) for line in lines)
     return {int(number): words for number, words in numbered if number.strip().isdecimal()}
 
 
-def test_lines_that_matter_have_numbers_and_the_functions_that_they_are_in(cli):
+def test_relevant_lines_have_numbers_and_their_functions(cli):
     found = cli(*LOSS)
     assert found.code == 0
     assert found.out.startswith("loss: 543 FLOP, 900 bytes, keeps 512 bytes\n\nkept.py\n")
@@ -57,13 +57,13 @@ def test_lines_that_matter_have_numbers_and_the_functions_that_they_are_in(cli):
     assert "384 bytes of the residuals are arguments" in found.out
 
 
-def test_whole_files_with_full(cli):
+def test_full_shows_whole_files(cli):
     shown = rows(cli(*LOSS, "--full").out)
     assert set(shown) == set(range(1, 22))
     assert shown[7][0] == "94.6%" and shown[20] == []
 
 
-def test_the_parts_of_a_gradient_are_told_apart(cli):
+def test_the_parts_of_a_gradient_are_distinguished(cli):
     found = cli(*LOSS, "-p", "grad(argnums=(0, 1))")
     assert "forward" in found.out and "backward" in found.out and "keeps" not in found.out
     document = json.loads(cli(*LOSS, "-p", "grad(argnums=(0, 1))", "--json").out)
@@ -73,7 +73,7 @@ def test_the_parts_of_a_gradient_are_told_apart(cli):
     assert line["backward"]["flops"] >= 2 * 2 * 4 * 8 * 8
 
 
-def test_json_has_all_lines_and_adds_up_to_what_cost_says(cli):
+def test_json_has_all_lines_and_adds_up_to_cost(cli):
     (program,) = json.loads(cli(*LOSS, "--json").out)["programs"]
     cost = json.loads(cli("cost", *LOSS[1:], "--json").out)
     (file,) = program["files"]
@@ -85,7 +85,7 @@ def test_json_has_all_lines_and_adds_up_to_what_cost_says(cli):
     assert program["residual_bytes"] == 512 and program["elsewhere"] == 0
 
 
-def test_residuals_are_those_of_a_loss_unless_it_is_said(cli):
+def test_residuals_are_those_of_the_loss_by_default(cli):
     assert "keeps" not in cli(*LOSS, "--no-residuals").out
     layer = "source", "kept.py:layer", "--args", "f32[8,8], f32[4,8]"
     assert "keeps" not in cli(*layer).out and "keeps" in cli(*layer, "--residuals").out
@@ -95,7 +95,7 @@ def test_residuals_are_those_of_a_loss_unless_it_is_said(cli):
     assert (refused.code, refused.out) == (2, "") and refused.err.startswith("error: vjp of")
 
 
-def test_time_on_a_device_symbols_branches_and_loops(cli):
+def test_times_symbols_branches_and_loops_are_shown(cli):
     assert "min time" in cli(*LOSS, "--device", "h100").out
     symbols = "source", "kept.py:layer", "--args", "f32[n,n], f32[4,n]"
     assert "8*n^2" in cli(*symbols).out
@@ -106,7 +106,7 @@ def test_time_on_a_device_symbols_branches_and_loops(cli):
     assert "9*" in counted and "* counts one iteration" in counted
 
 
-def test_what_has_no_lines_is_one_line(cli):
+def test_programs_without_lines_are_a_one_line_error(cli):
     found = cli("source", "jax.numpy:matmul", "--args", "f32[3,3], f32[3,3]")
     assert (found.code, found.out) == (2, "")
     assert found.err.startswith(
@@ -114,7 +114,7 @@ def test_what_has_no_lines_is_one_line(cli):
     )
 
 
-def test_files_that_are_not_at_hand_or_have_changed(cli, folder):
+def test_missing_or_changed_files_are_reported(cli, folder):
     assert cli("emit", *LOSS[1:], "-o", "loss.jaxpr").code == 0
     found = cli("source", "loss.jaxpr").out
     assert "kept.py (source unavailable)" in found and "94.6%" in found
@@ -123,7 +123,7 @@ def test_files_that_are_not_at_hand_or_have_changed(cli, folder):
     assert "come from no known line of your files" in cli("source", "bare.jaxpr").err
 
 
-def test_a_line_that_is_empty_now_says_that_the_file_has_changed(folder):
+def test_a_line_that_is_now_empty_means_that_the_file_changed(folder):
     import jaxprtool
     from jaxprtool.render.reports.source import source_text
 
@@ -153,7 +153,7 @@ def test_cells_of_notebooks_have_their_text():
 MEASURED = *LOSS, "--measure", "--no-residuals"
 
 
-def test_measured_times_are_one_more_column(cli):
+def test_measured_times_are_an_additional_column(cli):
     found = cli(*MEASURED)
     assert found.code == 0 and " a call" in found.out.splitlines()[0]
     assert "measured  share" in found.out and "a call without the profiler" in found.out
@@ -180,12 +180,12 @@ def test_measured_times_in_json_are_those_of_lines(cli):
         (("--backend", "cpu"), "--backend needs --measure, which runs the program"),
     ],
 )
-def test_what_cannot_be_measured_is_one_line(cli, options, said):
+def test_what_cannot_be_measured_is_a_one_line_error(cli, options, said):
     found = cli(*LOSS, *options)
     assert (found.code, found.out) == (2, "") and said in found.err
 
 
-def test_a_device_without_events_is_told(cli, monkeypatch):
+def test_a_device_without_events_is_reported(cli, monkeypatch):
     monkeypatch.setattr("jaxprtool.ir.hlo.trace._operation", lambda *event: None)
     found = cli(*MEASURED)
     assert (found.code, found.out) == (2, "") and "recorded no operations" in found.err

@@ -40,11 +40,11 @@ def test_arrays_of_a_factory_are_moved_to_their_specs(cli, folder):
         assert result.code == 0, result.err
 
 
-def test_source_says_first_what_is_not_partitioned(cli):
+def test_source_first_lists_what_is_not_partitioned(cli):
     assert " is not partitioned; " in cli("source", *SPECS).out.splitlines()[0]
 
 
-def test_hints_lead_from_an_explicit_mesh_to_specs(cli):
+def test_hints_for_an_explicit_mesh_point_to_specs(cli):
     assert "--in-specs" in cli("show", *SPECS[:3]).err
     assert "--mesh" in cli("show", "step.py:step").err
     assert "need a mesh" in cli("show", "step.py:step", *SPECS[3:]).err
@@ -58,7 +58,7 @@ def test_a_mesh_larger_than_the_machine_names_the_option(cli):
     assert "--host-devices 64" in result.err
 
 
-def test_virtual_devices_are_created_once_too_late_for_a_running_backend(cli, folder):
+def test_virtual_devices_cannot_be_created_after_a_backend_started(cli, folder):
     result = cli("run", *SPECS, "--host-devices", "3")
     assert result.code == 2 and "--host-devices 3 comes too late" in result.err
     clean = {k: v for k, v in os.environ.items() if k not in ("XLA_FLAGS", "JAX_NUM_CPU_DEVICES")}

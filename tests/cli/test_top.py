@@ -12,10 +12,10 @@ from jaxprtool.cli.main import main
 from jaxprtool.cli.progress import silent
 from jaxprtool.errors import OutOfMemoryError
 
-#: How many values, lines, results and residuals `long.py` has.
+#: The number of values, lines, results and residuals in `long.py`.
 MANY = 30
 
-#: The commands that list rows whose number grows with the program, and what they are asked.
+#: The commands that list rows whose number grows with the program, and their arguments.
 LISTING = {
     "compare": ["long.py:values", "long.py:others"],
     "cost": ["long.py:values"],
@@ -36,12 +36,12 @@ LISTING = {
     "why": ["long.py:values", "x"],
 }
 
-#: Those of them whose lists are compared here. `nans` shows one finding in detail without either
-#: option, `profile` measures what no two runs have in common, `record` fits a screen, and `outline`
-#: and `precision` have long lists for large programs alone.
+#: The commands whose lists are compared here. `nans` shows details of one finding without either
+#: option, times of `profile` vary, `record` fits a screen, and `outline` and `precision` have long
+#: lists for large programs only.
 BOUNDED = sorted(LISTING.keys() - {"nans", "profile", "record", "outline", "precision"})
 
-#: The functions of `long.py`: what each computes in a line, and what it returns.
+#: The functions of `long.py`: the computation of each line, and the result.
 FUNCTIONS = {
     "values": ("jnp.tanh({i}.5 * jnp.repeat(x, {i}, axis=1))", "[{names}]"),
     "others": ("jnp.tanh({i}.6 * jnp.repeat(x, {i}, axis=1))", "[{names}]"),
@@ -70,7 +70,7 @@ def more(text):
 
 
 @pytest.mark.parametrize("command", COMMANDS)
-def test_commands_that_list_rows_declare_both_options_alike(command, capsys, monkeypatch):
+def test_all_commands_that_list_rows_declare_both_options(command, capsys, monkeypatch):
     monkeypatch.setenv("COLUMNS", "160")
     assert main([command, "--help"]) == 0
     text = capsys.readouterr().out
@@ -80,7 +80,7 @@ def test_commands_that_list_rows_declare_both_options_alike(command, capsys, mon
 
 
 @pytest.mark.parametrize("command", sorted(LISTING))
-def test_both_options_are_refused(cli, command):
+def test_both_options_together_are_refused(cli, command):
     found = cli(command, "--top", "3", "--all", "functions.py:double")
     assert found.code == 2 and not found.out
     assert found.lines == [
@@ -95,7 +95,7 @@ def test_at_least_one_row_is_shown(cli, command):
 
 
 @pytest.mark.parametrize("command", BOUNDED)
-def test_lists_end_with_how_many_more_rows_there_are(cli, long, command):
+def test_lists_end_with_the_number_of_further_rows(cli, long, command):
     some, two, every = (
         cli(command, *LISTING[command], *asked).out for asked in ([], ["--top", "2"], ["--all"])
     )
@@ -111,7 +111,7 @@ def test_a_pager_gets_all_rows(cli, long, command):
     assert more(cli(command, *LISTING[command], "--pager", "--top", "2").out)
 
 
-def test_show_takes_them_for_lists_alone(cli):
+def test_show_uses_the_options_for_lists_only(cli):
     found = cli("show", "functions.py:double", "--top", "3")
     assert found.code == 2
     assert found.lines[0] == "error: --top and --all need --stats"
@@ -125,7 +125,7 @@ def test_a_row_of_nans_names_few_results_if_their_names_are_long(cli, folder):
     assert "and 8 more" in table and "name_1" not in table
 
 
-def test_nans_lists_what_it_finds_with_either_option(cli, long):
+def test_nans_lists_its_findings_with_either_option(cli, long):
     assert "29 others make one; --all shows them" in cli("nans", "long.py:logs").out
     assert more(cli("nans", "long.py:logs", "--top", "2").out) == [MANY - 2]
     every = cli("nans", "long.py:logs", "--all").out
@@ -133,25 +133,25 @@ def test_nans_lists_what_it_finds_with_either_option(cli, long):
 
 
 @pytest.mark.parametrize("asked", [[], ["--stat"]])
-def test_a_diff_bounds_lines_and_arguments(cli, long, asked):
+def test_a_diff_limits_lines_and_arguments(cli, long, asked):
     found = cli("diff", *LISTING["diff"], *asked, "--top", "28").out
     assert more(found) == [2]
 
 
-def test_a_diff_bounds_arguments_and_results(cli, long):
+def test_a_diff_limits_arguments_and_results(cli, long):
     given = "diff", "long.py:values", "long.py:loss"
     few, default, every = (cli(*given, *asked).out for asked in (["--top", "1"], [], ["--all"]))
     assert len(more(few)) == 2 and len(more(default)) == 1 and not more(every)
 
 
-def test_equations_of_large_hunks_are_counted_by_themselves(cli, long):
+def test_equations_of_large_hunks_are_limited_separately(cli, long):
     removed = cli("diff", "long.py:values", "functions.py:double", "--args", "f32[2,8]").out
     assert removed.count("\n  - ") <= 20 < 20 + more(removed)[-1]
     every = cli("diff", "long.py:values", "functions.py:double", "--args", "f32[2,8]", "--all").out
     assert len(re.findall(r"^  [-+~] ", every, re.MULTILINE)) == 20 + more(removed)[-1]
 
 
-def test_paths_are_bounded(cli, folder):
+def test_paths_are_limited(cli, folder):
     lines = "".join("    x = jnp.sin(x)\n" for _ in range(MANY))
     text = f"import jax.numpy as jnp\n\ndef f(x):\n{lines}    return x\n"
     (folder / "path.py").write_text(text)
@@ -168,12 +168,12 @@ def test_the_buffers_in_an_error_name_no_option(long):
     assert re.search(r"… \d+ more$", text, re.MULTILINE) and "--all" not in text
 
 
-def test_why_takes_them_for_lines_alone(cli):
+def test_why_uses_the_options_for_lines_only(cli):
     found = cli("why", "functions.py:double", "x", "--format", "text", "--all")
     assert found.code == 2
     assert found.lines[0].startswith("error: --top and --all are for source lines")
 
 
-def test_results_that_are_left_out_and_not_finite_are_counted(cli, long):
+def test_omitted_non_finite_results_are_counted(cli, long):
     found = cli("run", "long.py:logs", "--top", "28")
     assert "… 2 more, 2 of them with NaN or inf: --all\n" in found.out

@@ -1,4 +1,4 @@
-"""`jaxprtool unzip`: the table of variables, the two programs, and how they are run and written."""
+"""`jaxprtool unzip`: the table of variables, the two programs, and how to run and write them."""
 
 import json
 import os
@@ -81,15 +81,15 @@ def cli(nets, cli):
 
 
 def table(out):
-    """The rows of the first table: its cells by the name of the variable."""
+    """Return the rows of the first table: its cells by the name of the variable."""
     lines = out.split("\n\n")[0].splitlines()[3:]
     return {line.split()[0]: re.split(r"  +", line)[1:] for line in lines}
 
 
-# --- what is shown ----------------------------------------------------------------------------
+# --- output ---------------------------------------------------------------------------------------
 
 
-def test_the_variables_are_a_table_and_the_programs_follow(cli):
+def test_the_variables_are_a_table_before_the_programs(cli):
     result = cli("unzip", "nets.py:net")
     assert (result.code, result.err) == (0, "")
     assert result.out.startswith(
@@ -139,7 +139,7 @@ def test_the_json_document(cli):
     assert [a["name"] for a in document["programs"][0]["arguments"]] == ["key", "other"]
 
 
-def test_what_has_no_variables_says_so(cli):
+def test_a_program_without_variables_is_reported(cli):
     out = cli("unzip", "functions.py:double", "--key-args", "none").out
     assert out.startswith("no variables\n\n# init\n{ lambda ; . let  in () }\n\n# apply\n{ lambda")
     assert "no variables" in cli("unzip", "functions.py:double", "--args", "x=f32[3]").out
@@ -152,16 +152,16 @@ def test_a_program_in_a_file_is_a_target_as_well(cli, monkeypatch):
     assert documents[0]["variables"] == documents[1]["variables"]
 
 
-# --- how it is split --------------------------------------------------------------------------
+# --- options --------------------------------------------------------------------------------------
 
 
-def test_arguments_are_counted_with_those_that_are_static(cli):
+def test_argument_numbers_include_static_arguments(cli):
     result = cli("unzip", "nets.py:several", "--key-args", "-1,2", "--json")
     arguments = json.loads(result.out)["programs"][1]["arguments"]
     assert [a["name"] for a in arguments][-1] == "x"
 
 
-def test_another_tag(cli, nets):
+def test_another_tag_can_be_split(cli, nets):
     (nets / "tagged.py").write_text(
         "from nets import *\n@jaxprtool.example('key(0)', 'f32[3]')\ndef f(key, x):\n"
         "    return x * sow(jax.random.normal(key, (3,)), tag='param', name='w')\n"
@@ -174,7 +174,7 @@ def test_another_tag(cli, nets):
     ]
 
 
-def test_auto_chooses_variables_where_none_are_sown(cli):
+def test_auto_chooses_variables_if_none_are_sown(cli):
     refused = cli("unzip", "nets.py:undeclared")
     assert refused.code == 2
     assert refused.lines[-1] == "hint: --auto chooses variables where none are declared"
@@ -184,7 +184,7 @@ def test_auto_chooses_variables_where_none_are_sown(cli):
     assert (kind, size, source) == ("f32[3]", "12", "nets.py:34")
 
 
-def test_what_depends_on_known_arguments_alone_is_computed_once(cli):
+def test_computations_of_known_arguments_are_done_once(cli):
     result = cli("unzip", "nets.py:partial", "--known", "0")
     assert result.code == 0, result.err
     assert [row[0] for row in table(result.out).values()] == ["f32[]"]
@@ -195,7 +195,7 @@ def test_what_depends_on_known_arguments_alone_is_computed_once(cli):
     assert table(arguments) == {"y": ["f32[3]", "12"]}
 
 
-def test_passes_run_on_both_afterwards_or_on_one(cli, nets):
+def test_passes_run_on_both_programs_or_on_one(cli, nets):
     (nets / "mark.py").write_text(
         textwrap.dedent("""
         from dataclasses import dataclass
@@ -219,7 +219,7 @@ def test_passes_run_on_both_afterwards_or_on_one(cli, nets):
     assert names == ["net_init", "net_apply_marked"]
 
 
-# --- what is written and run ------------------------------------------------------------------
+# --- writing and running --------------------------------------------------------------------------
 
 
 def test_the_programs_are_written_into_a_folder(cli, nets):
@@ -233,10 +233,10 @@ def test_the_programs_are_written_into_a_folder(cli, nets):
         "second": ["b", "w"],
     }
     assert apply(variables, np.ones((8, 3), np.float32)).shape == (8, 2)
-    assert cli("unzip", "nets.py:net", "-o", "net").code == 0  # it is a folder by now
+    assert cli("unzip", "nets.py:net", "-o", "net").code == 0  # now it is a folder
 
 
-def test_init_and_apply_give_what_the_function_does(cli, nets):
+def test_init_and_apply_return_the_results_of_the_function(cli, nets):
     whole = json.loads(cli("run", "nets.py:several", "--json", "--seed", "3").out)
     command = ["unzip", "nets.py:several", "--key-args", "2,3", "--run", "--json", "--seed", "3"]
     document = json.loads(cli(*command).out)
@@ -279,14 +279,14 @@ def test_saved_variables_are_arguments_of_apply(cli, nets):
     ]
 
 
-def test_an_argument_called_variables_is_not_taken_for_them(cli):
+def test_an_argument_named_variables_is_not_confused_with_them(cli):
     args = ["--args", "key(0), {'w': zeros(f32[3])}", "--json"]
     whole = json.loads(cli("run", "nets.py:clash", *args).out)
     document = json.loads(cli("unzip", "nets.py:clash", "--run", *args).out)
     assert document["runs"][1]["outputs"] == whole["outputs"]
 
 
-def test_run_hints_at_unzip_where_it_is_given_two_programs(cli):
+def test_run_suggests_unzip_for_two_programs(cli):
     result = cli("run", "nets.py:net", "-p", "unzip")
     assert result.lines == [
         "error: run takes one program, but the passes returned init, apply",
@@ -364,7 +364,7 @@ MISTAKES = {
 
 
 @pytest.mark.parametrize("command, message", MISTAKES.values(), ids=MISTAKES)
-def test_a_mistake_is_one_line_and_nothing_is_written(cli, nets, command, message):
+def test_a_mistake_is_a_one_line_error_and_nothing_is_written(cli, nets, command, message):
     before = set(os.listdir(nets))
     result = cli(*command)
     assert result.code == 2, result
@@ -374,7 +374,7 @@ def test_a_mistake_is_one_line_and_nothing_is_written(cli, nets, command, messag
     assert set(os.listdir(nets)) - before <= {"__pycache__"}
 
 
-def test_a_function_that_raises_while_it_runs_leaves_nothing(cli, nets):
+def test_a_function_that_raises_while_running_leaves_no_files(cli, nets):
     before = set(os.listdir(nets))
     result = cli("unzip", "nets.py:alive", "--run", "--save", "params.npz")
     assert (result.code, result.out) == (3, "")
@@ -382,15 +382,15 @@ def test_a_function_that_raises_while_it_runs_leaves_nothing(cli, nets):
     assert set(os.listdir(nets)) - before <= {"__pycache__"}
 
 
-def test_the_path_that_is_not_cut_has_source_lines(cli):
+def test_the_uncut_path_has_source_lines(cli):
     (line,) = cli("unzip", "nets.py:uncut").lines
     assert re.search(r"key -> _normal, add at nets\.py:30 -> result$", line)
 
 
-# --- as a process -----------------------------------------------------------------------------
+# --- processes ------------------------------------------------------------------------------------
 
 
-def test_a_process_unzips_what_another_pipes_into_it(nets):
+def test_a_process_unzips_a_piped_program(nets):
     command = f"{sys.executable} -m jaxprtool"
     line = (
         f"{command} opt nets.py:net -o - | {command} unzip - -o net/ --run --save p.npz"
@@ -408,7 +408,7 @@ def test_a_process_unzips_what_another_pipes_into_it(nets):
     assert failed.stderr.startswith("error: Variables do not cut") and not os.path.exists("out")
 
 
-def test_large_programs_are_pages_on_a_terminal(terminal):
+def test_large_programs_are_paged_on_a_terminal(terminal):
     samples = Path(__file__).parents[2] / "samples"
     target = f"{samples}/transformer_variables.py:loss"
     shown = terminal("unzip", target, lines=40)

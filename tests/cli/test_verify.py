@@ -46,14 +46,14 @@ def plugin(folder):
     return "verify_plugin.py"
 
 
-def test_passes_that_are_right_are_counted(cli):
+def test_correct_passes_are_counted(cli):
     result = cli("opt", "functions.py:wasteful", "-p", "dce, dce", "--verify")
     assert result.code == 0
     assert result.lines[-1] == "verified: 2 passes on the same inputs"
     assert "cos" in result.out
 
 
-def test_elements_that_are_not_finite_are_counted(cli, folder):
+def test_non_finite_elements_are_counted(cli, folder):
     source = "import jax.numpy as jnp\ndef masked(x):\n    return jnp.append(-(-x), -jnp.inf)\n"
     (folder / "masked.py").write_text(source)
     result = cli("opt", "masked.py:masked", "--args", "f32[3]", "-p", "-O1", "--verify")
@@ -93,7 +93,7 @@ def test_the_passes_of_a_named_pipeline_are_compared_one_by_one(cli, plugin, mon
     assert result.code == 1 and "error: pass 'verify_wrong'" in result.err
 
 
-def test_a_pass_that_changes_what_is_computed_is_not_compared(cli, plugin):
+def test_a_pass_that_changes_the_function_is_not_compared(cli, plugin):
     pipeline = "verify_on_purpose, dce, batch(axis_size=3), dce"
     result = cli("opt", "functions.py:wasteful", "-p", pipeline, "--plugin", plugin, "--verify")
     assert result.code == 0
@@ -122,7 +122,7 @@ def test_a_program_that_no_pass_changes_is_not_run(cli, folder):
     assert result.code == 0 and result.lines[-1] == "verified: 1 pass changed nothing"
 
 
-def test_axes_that_a_later_pass_binds_are_not_there_to_run_with(cli, folder):
+def test_axes_bound_by_a_later_pass_cannot_be_run(cli, folder):
     (folder / "named.py").write_text(
         "import jax, jaxprtool\n"
         "@jaxprtool.example('f32[2]')\n"
@@ -135,6 +135,6 @@ def test_axes_that_a_later_pass_binds_are_not_there_to_run_with(cli, folder):
     assert result.lines[-1] == "verified: 1 pass changed nothing"
 
 
-def test_what_the_function_prints_is_no_result(cli):
+def test_output_of_the_function_is_not_a_result(cli):
     result = cli("opt", "functions.py:prints", "-p", "dce", "--verify")
     assert result.code == 0 and "the sum is" not in result.err

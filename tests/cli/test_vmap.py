@@ -1,4 +1,4 @@
-"""`jaxprtool vmap`: the line that says what is mapped, the program, where it goes, and mistakes."""
+"""`jaxprtool vmap`: the line about the mapped arguments, the program, its file, and mistakes."""
 
 import json
 import os
@@ -54,10 +54,10 @@ def cli(lanes, cli):
 LAYER = ["vmap", "lanes.py:layer", "--in-axes", "(None, 0)", "--axis-size", "5"]
 
 
-# --- what is shown ----------------------------------------------------------------------------
+# --- output ---------------------------------------------------------------------------------------
 
 
-def test_a_line_says_what_is_mapped_and_the_program_follows(cli):
+def test_a_line_describes_the_mapping_before_the_program(cli):
     result = cli(*LAYER)
     assert (result.code, result.lines) == (0, [])
     head, program = result.out.split("\n\n", 1)
@@ -97,13 +97,13 @@ def test_a_line_says_what_is_mapped_and_the_program_follows(cli):
         ),
     ],
 )
-def test_what_is_mapped_in_one_line(cli, options, head):
+def test_the_mapping_is_described_in_one_line(cli, options, head):
     result = cli("vmap", *options, "--axis-size", "4")
     assert result.code == 0, result.err
     assert result.out.startswith(head)
 
 
-def test_results_are_where_out_axes_says(cli):
+def test_results_have_their_axis_at_out_axes(cli):
     document = json.loads(cli(*LAYER, "--out-axes", "1", "--json").out)
     assert document["programs"][0]["outputs"][0]["type"] == "f32[4,5]"
     out = cli(
@@ -147,7 +147,7 @@ def test_collectives_over_the_axis_become_operations_on_it(cli):
     assert "reduce_sum[axes=(0,)" in result.out and "rows" not in result.out.split("\n\n", 1)[1]
 
 
-# --- where it goes ----------------------------------------------------------------------------
+# --- files ----------------------------------------------------------------------------------------
 
 XS = np.random.default_rng(0).standard_normal((5, 3)).astype(np.float32)
 PARAMS = {"w": np.ones((3, 4), np.float32), "b": np.arange(4, dtype=np.float32)}
@@ -178,7 +178,7 @@ def test_a_name_that_ends_in_py_is_written_as_python(cli, lanes):
     assert "f32[5,4] = tanh" in result.out, result.err
 
 
-def test_stdout_gets_the_program_alone(cli):
+def test_only_the_program_goes_to_stdout(cli):
     result = cli(*LAYER, "-o", "-")
     assert result.out.startswith("jaxprtool 1\n") and "5 batch elements" not in result.out
 
@@ -202,7 +202,7 @@ def test_a_pipeline_binds_the_axes_that_a_function_is_traced_with(cli, command, 
     assert unbound.lines[-1].startswith("hint: bind it with `jaxprtool vmap --axis-name NAME`")
 
 
-def test_run_keeps_the_values_that_still_fit(cli):
+def test_run_keeps_values_that_still_fit(cli):
     result = cli(
         *("run", "lanes.py:values", "-p", "batch(in_axes=(None, 0, None), axis_size=3)"),
         *("--save", "out.npz", "--json"),
@@ -217,7 +217,7 @@ def test_run_keeps_the_values_that_still_fit(cli):
     assert saved.shape == (3, 2) and len(np.unique(saved - jax.random.normal(key))) == 6
 
 
-def test_run_says_which_values_it_cannot_use_and_runs_without(cli):
+def test_run_reports_values_it_cannot_use(cli):
     result = cli("run", "lanes.py:values", "-p", "batch(axis_size=3)")
     assert result.lines == [
         "note: w, x, key filled with random values (--seed 0)",
@@ -273,7 +273,7 @@ MISTAKES = {
 
 
 @pytest.mark.parametrize("command, message", MISTAKES.values(), ids=MISTAKES)
-def test_a_mistake_is_one_line_and_nothing_is_written(cli, lanes, command, message):
+def test_a_mistake_is_a_one_line_error_and_nothing_is_written(cli, lanes, command, message):
     before = set(os.listdir(lanes))
     result = cli(*command)
     assert result.code == 2, result
@@ -283,7 +283,7 @@ def test_a_mistake_is_one_line_and_nothing_is_written(cli, lanes, command, messa
     assert set(os.listdir(lanes)) - before <= {"__pycache__"}
 
 
-def test_a_process_maps_what_another_pipes_into_it(lanes):
+def test_a_process_maps_a_piped_program(lanes):
     command = f"{sys.executable} -m jaxprtool"
     line = f"{command} opt lanes.py:layer -o - | {command} vmap - --axis-size 3 --chunk 2"
     done = subprocess.run(["bash", "-c", line], capture_output=True, text=True, timeout=120)

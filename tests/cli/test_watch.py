@@ -1,4 +1,4 @@
-"""`jaxprtool watch` shows the values that a function computes on the way."""
+"""`jaxprtool watch` shows the intermediate values of a function."""
 
 import json
 import sys
@@ -37,7 +37,7 @@ def model(folder):
     return folder
 
 
-def test_lines_are_shown_with_their_numbers_and_what_formats_lose(cli):
+def test_lines_have_statistics_and_the_loss_of_narrow_formats(cli):
     found = cli(*LOSS)
     assert found.code == 0 and found.err == ""
     lines = found.out.splitlines()
@@ -50,7 +50,7 @@ def test_lines_are_shown_with_their_numbers_and_what_formats_lose(cli):
     assert max(map(len, lines)) <= 80
 
 
-def test_chosen_rounds_have_rows_of_their_own(cli):
+def test_chosen_iterations_have_their_own_rows(cli):
     found = cli(*LOSS, "--only", "mul", "--by", "equation", "--rounds", "0,-1")
     rows = [line.split() for line in found.out.splitlines() if line.startswith("  iteration")]
     assert [row[:4] for row in rows] == [
@@ -81,7 +81,7 @@ def without_ipython(monkeypatch):
     monkeypatch.setitem(sys.modules, "IPython.terminal", None)
 
 
-def test_a_prompt_opens_behind_a_line(cli, monkeypatch, without_ipython):
+def test_a_prompt_opens_after_a_line(cli, monkeypatch, without_ipython):
     typed = iter(["print('y is', y.tolist())", "exit()"])
     monkeypatch.setattr("builtins.input", lambda prompt: next(typed))
     found = cli(*LOSS, "--break", "7")
@@ -89,7 +89,7 @@ def test_a_prompt_opens_behind_a_line(cli, monkeypatch, without_ipython):
     assert "model.py:7, iteration 0" in found.err and "values by line" not in found.out
 
 
-def test_the_end_of_the_input_goes_on_to_the_next_stop(cli, monkeypatch, without_ipython):
+def test_the_end_of_the_input_continues_to_the_next_breakpoint(cli, monkeypatch, without_ipython):
     def ended(prompt):
         raise EOFError
 
@@ -99,17 +99,17 @@ def test_the_end_of_the_input_goes_on_to_the_next_stop(cli, monkeypatch, without
     assert "values by line" in found.out
 
 
-def test_nothing_that_is_asked_for_is_said(cli):
+def test_an_empty_selection_is_reported(cli):
     found = cli(*LOSS, "--only", "fft")
     assert (found.code, found.out) == (0, "loss: no selected value is computed\n")
 
 
-def test_rounds_are_numbers_and_slices():
+def test_iterations_are_numbers_and_slices():
     assert rounds("0, 10,-1") == (0, 10, -1)
     assert rounds("::100,5:") == (slice(None, None, 100), slice(5, None))
 
 
-def test_mistakes_are_one_line(cli):
+def test_mistakes_are_one_line_errors(cli):
     for arguments, said in (
         (("--rounds", "first"), "is not a list of iterations such as 0,10,-1 or ::100"),
         (("--rounds", "::0"), "has a step of 0"),
@@ -133,7 +133,7 @@ def test_mistakes_are_one_line(cli):
 # --- run --check ------------------------------------------------------------------------------
 
 
-def test_run_checks_the_values_on_the_way(cli):
+def test_run_checks_intermediate_values(cli):
     found = cli("run", *LOSS[1:], "--check", "nan,inf,overflow-f16,overflow-bf16", "--repeat", "0")
     assert found.code == 1 and found.out.splitlines()[-1].startswith("first call")
     assert found.err.splitlines() == [
@@ -144,7 +144,7 @@ def test_run_checks_the_values_on_the_way(cli):
     ]
 
 
-def test_run_without_a_finding_ends_with_0_and_json_has_what_is_found(cli):
+def test_run_without_a_finding_exits_with_0_and_json_has_the_findings(cli):
     arguments = ("run", *LOSS[1:], "--json", "--check")
     fine = cli(*arguments, "nan,subnormal")
     assert fine.code == 0 and json.loads(fine.out)["found"] == [] and fine.err == "seen\n"
@@ -154,7 +154,7 @@ def test_run_without_a_finding_ends_with_0_and_json_has_what_is_found(cli):
     assert "found" not in json.loads(cli("run", *LOSS[1:], "--json").out)
 
 
-def test_a_check_that_is_not_known_is_one_line(cli):
+def test_an_unknown_check_is_a_one_line_error(cli):
     found = cli("run", *LOSS[1:], "--check", "nan,overflow-f61")
     assert found.code == 2 and found.err.splitlines() == [
         "error: unknown check 'overflow-f61'",

@@ -1,4 +1,4 @@
-"""`jaxprtool why` shows what values touch and depend on; `show --uses` the same in a listing."""
+"""`jaxprtool why` shows what values affect and depend on; `show --uses` shows it in a listing."""
 
 import json
 import textwrap
@@ -34,7 +34,7 @@ def kept(folder):
     (folder / "kept.py").write_text(textwrap.dedent(FUNCTIONS).lstrip())
 
 
-def test_an_argument_has_the_lines_that_it_touches_and_its_results(cli):
+def test_an_argument_has_the_affected_lines_and_results(cli):
     found = cli("why", *LOSS, "params['w']")
     told = "params['w'] affects 7 of 8 equations and 1 of 2 results: result['loss']; not"
     assert " ".join(found.out.splitlines()[:2]) == f"{told} result['rows']"
@@ -45,7 +45,7 @@ def test_an_argument_has_the_lines_that_it_touches_and_its_results(cli):
     assert lines[-1] == "… 1 equation that it does not affect"
 
 
-def test_a_result_has_what_it_depends_on(cli):
+def test_a_result_has_its_dependencies(cli):
     found = cli("why", *LOSS, "rows")
     assert found.out.startswith("result['rows'] depends on 2 of 8 equations and 1 of 3 arguments")
     assert "params['b']" in found.out
@@ -61,7 +61,7 @@ def test_a_line_and_a_variable_have_both(cli):
     assert cli("why", *LOSS, "hidden").out.startswith("hidden affects 5 of 8 equations")
 
 
-def test_equations_as_listing_tree_and_picture(cli):
+def test_equations_are_shown_as_listing_tree_and_picture(cli):
     text = cli("why", *LOSS, "params['b']", "--full").out
     assert text.startswith("# params['b'] affects 2 of 8") and "mul" in text
     assert "dot_general" not in text and "… 4 equations that it does not affect" in text
@@ -81,7 +81,7 @@ def test_a_path_has_each_step(cli):
     assert cli("why", *LOSS, "--path", "x", "rows").out == "x does not reach result['rows']\n"
 
 
-def test_json_has_the_same(cli):
+def test_json_has_the_same_contents(cli):
     found = json.loads(cli("why", *LOSS, "params['w']", "--json").out)
     assert found["kind"] == "argument" and found["forward"]["results"] == ["result['loss']"]
     assert found["forward"]["equations"] == 7 and found["forward"]["of"] == 8
@@ -90,7 +90,7 @@ def test_json_has_the_same(cli):
     assert path["steps"] is None
 
 
-def test_show_uses_leaves_out_what_is_not_touched(cli):
+def test_show_uses_omits_unaffected_equations(cli):
     found = cli("show", *LOSS, "--uses", "params['b']")
     assert "equations that params['b'] does not affect" in found.out
     assert "scan" in found.out and "dot_general" not in found.out
@@ -112,19 +112,19 @@ def test_show_uses_leaves_out_what_is_not_touched(cli):
         ("", "variable is empty", None),
     ],
 )
-def test_what_is_not_there_is_one_line_with_the_nearest(cli, what, fault, hint):
+def test_unknown_names_are_a_one_line_error_with_the_nearest_name(cli, what, fault, hint):
     found = cli("why", *LOSS, what)
     assert (found.code, found.result) == (2, "") and fault in found.err.splitlines()[0]
     assert found.err.count("\n") <= 2 and (hint is None or hint in found.err)
 
 
-def test_an_argument_comes_before_a_variable_of_its_name():
+def test_an_argument_takes_precedence_over_a_variable_of_the_same_name():
     program = jaxprtool.trace(lambda b, a: (a * 2, b), 1.0, 2.0)
     assert jaxprtool.why(program, "b").forward.results == ("result[1]",)
     assert jaxprtool.why(program, "variable:b").forward.results == ("result[0]",)
 
 
-def test_a_name_of_an_argument_and_a_result_needs_a_word():
+def test_a_name_of_both_an_argument_and_a_result_needs_a_keyword():
     program = jaxprtool.trace(lambda result, x: {"loss": x * 2, "aux": result}, 1.0, 2.0)
     with pytest.raises(jaxprtool.errors.PointError, match="an argument and a result") as error:
         jaxprtool.why(program, "result")
@@ -145,7 +145,7 @@ def step():
     return jaxprtool.trace(stepped, params, square)
 
 
-def test_the_end_of_a_path_is_a_name_if_only_one_ends_so(step):
+def test_a_path_suffix_is_a_name_if_it_is_unique(step):
     assert jaxprtool.why(step, "qkv.kernel").what == "params['block']['qkv']['kernel']"
     assert jaxprtool.why(step, "block").what == "params['block']"
     assert jaxprtool.why(step, "metrics.total").what == "result['metrics']['total']"
@@ -154,7 +154,7 @@ def test_the_end_of_a_path_is_a_name_if_only_one_ends_so(step):
     assert jaxprtool.why(step, "hidden").what == "hidden"  # a variable has the whole name
 
 
-def test_the_end_of_several_paths_is_refused_with_all_of_them(step):
+def test_an_ambiguous_path_suffix_is_refused_with_all_matches(step):
     with pytest.raises(jaxprtool.errors.PointError) as error:
         jaxprtool.why(step, "kernel")
     assert error.value.message == (
@@ -165,7 +165,7 @@ def test_the_end_of_several_paths_is_refused_with_all_of_them(step):
         jaxprtool.why(step, "argument:kernel")
 
 
-def test_files_of_one_name_are_told_by_their_folders(cli, folder):
+def test_files_of_the_same_name_are_distinguished_by_their_folders(cli, folder):
     (folder / "other").mkdir()
     for path in ("alike.py", "other/alike.py"):
         (folder / path).write_text((folder / "kept.py").read_text())
@@ -186,7 +186,7 @@ def test_files_of_one_name_are_told_by_their_folders(cli, folder):
         (lambda x, y: jnp.sin(jnp.cos(x)), "y", "y affects none of 2 equations and not the result"),
     ],
 )
-def test_nothing_and_all_are_said_in_words(function, what, told):
+def test_no_and_all_dependencies_are_described_in_words(function, what, told):
     arguments = [jnp.ones(3)] * function.__code__.co_argcount
     found = jaxprtool.why(jaxprtool.trace(function, *arguments), what)
     assert slices_by_line(found, 100, None).plain().startswith(told)
@@ -202,13 +202,13 @@ def test_nothing_and_all_are_said_in_words(function, what, told):
         ("x", "-p", "unzip"),
     ],
 )
-def test_options_that_do_not_go_together_are_one_line(cli, options):
+def test_incompatible_options_are_a_one_line_error(cli, options):
     found = cli("why", *LOSS, *options)
     assert (found.code, found.result) == (2, "") and found.err.startswith("error: ")
     assert cli("show", *LOSS, "--uses", "x", "--stats").code == 2
 
 
-def test_a_constant_is_named_as_the_tables_name_it(cli, folder):
+def test_a_constant_has_the_same_name_as_in_tables(cli, folder):
     code = """
     import jax, jax.numpy as jnp
 
@@ -227,7 +227,7 @@ def test_a_constant_is_named_as_the_tables_name_it(cli, folder):
     assert missing.code == 2 and "'constant[1]'" in missing.err
 
 
-def test_a_zero_gradient_is_explained_before_and_behind_grad(cli, folder):
+def test_a_zero_gradient_is_explained_before_and_after_grad(cli, folder):
     code = """
     import jax.numpy as jnp
 
@@ -284,6 +284,6 @@ def test_a_gradient_is_explained_with_the_line_that_stops_it(cli, folder):
         (("--gradient", "x", "--to", "rows"), "a gradient is that of one real number"),
     ],
 )
-def test_gradient_options_that_do_not_fit_are_refused(cli, options, fault):
+def test_incompatible_gradient_options_are_refused(cli, options, fault):
     refused = cli("why", *LOSS, *options)
     assert refused.code == 2 and fault in refused.err and not refused.out

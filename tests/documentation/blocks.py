@@ -1,4 +1,4 @@
-"""The pages of the documentation, and what stands in their fenced blocks."""
+"""The pages of the documentation, and the contents of their fenced blocks."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _BLOCK = re.compile(r"^```(\w+)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 
 
 def blocks(language, pages=PAGES):
-    """Return the page and the text of each block in a language."""
+    """Yield the page and the text of each block in a language."""
     return [
         (page, text)
         for page in pages

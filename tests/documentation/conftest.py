@@ -1,4 +1,4 @@
-"""Pages are run as if nothing had run in this process before."""
+"""Run pages as if nothing had run in this process before."""
 
 import sys
 from pathlib import Path
@@ -12,7 +12,7 @@ from tests.documentation.blocks import ROOT
 
 
 def forget(folder=ROOT / "samples"):
-    """Forget the modules of a folder, what was traced of them, and what was registered."""
+    """Forget the modules of a folder, their traces, and their registrations."""
     for name, module in list(sys.modules.items()):
         path = getattr(module, "__file__", None)
         if path and Path(path).resolve().parent == folder:

@@ -1,8 +1,8 @@
 """The JSON documents that commands print with `--json`, as types.
 
-`schema` makes a TypedDict of a dataclass, whose keys bear what its docstring says of them. The page
-`docs/json.md` is made of these types, and every document in the tests of the commands is checked
-against them.
+`schema` makes a TypedDict of a dataclass, with the docstring's descriptions of its fields. The page
+`docs/json.md` is generated from these types, and every document in the tests of the commands is
+checked against them.
 """
 
 import ast
@@ -99,7 +99,7 @@ def _is_optional(hint: Any) -> bool:
 
 
 def _declared(cls: Any) -> dict[str, Any]:
-    """Return the keys of a document, each with its type and what is said of it."""
+    """Return the keys of a document, each with its type and description."""
     hints = typing.get_type_hints(cls, None, _names(cls), include_extras=True)
     if typing.is_typeddict(cls):
         return {key: _json(hint) for key, hint in hints.items()}
@@ -133,7 +133,7 @@ def _declared(cls: Any) -> dict[str, Any]:
 
 
 def _json(hint: Any) -> Any:
-    """Return what JSON has for a type."""
+    """Return the JSON type of a type."""
     origin, inner = get_origin(hint), get_args(hint)
     if is_dataclass(hint) or hasattr(hint, "_fields") or typing.is_typeddict(hint):
         return _made.get(hint) or schema(hint)
@@ -155,7 +155,7 @@ def _json(hint: Any) -> Any:
 
 @cache
 def _names(cls: type) -> dict[str, Any]:
-    """Return what names stand for in the module of a class, those for types alone included."""
+    """Return the namespace of a class's module, including names imported for type checking only."""
     module = sys.modules[cls.__module__]
     names = dict(vars(module))
     for node in ast.parse(Path(module.__file__).read_text()).body:

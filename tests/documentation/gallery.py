@@ -13,7 +13,7 @@ from tests.render import browser
 
 FOLDER = ROOT / "docs" / "gallery"
 
-#: The commands that write the pages, by the picture; each page is the last word, or the run's.
+#: The command that writes the page of each picture. The page is the last word, or the run's page.
 PAGES = {
     "show": "show samples/layers.py:loss --depth 1 -o show.html",
     "report": "report samples/transformer.py:loss -p grad -o report.html",

@@ -1,4 +1,4 @@
-"""What `jaxprtool.jaxcompat` uses of `jax._src`, found in its code."""
+"""Find the names of `jax._src` that `jaxprtool.jaxcompat` uses, in its code."""
 
 from __future__ import annotations
 
@@ -49,10 +49,10 @@ def _is_private(module: str | None) -> bool:
 
 
 def _is_module(name: str) -> bool:
-    """Whether an imported name is a module, whose names count; jaxlib's modules count as one."""
+    """Return True if an imported name is a module. A module of jaxlib counts as one name."""
     last = name.rpartition(".")[2]
     return last.islower() and last[0] != "_" and not name.startswith("lib.") and last not in _LEAVES
 
 
-#: Names in lower case that are imported by themselves and are no modules.
+#: Names in lower case that are imported on their own and are not modules.
 _LEAVES = frozenset({"default_tolerance", "tracing_registry"})

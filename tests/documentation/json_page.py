@@ -41,7 +41,7 @@ def page() -> str:
 
 
 def typed_dicts(hint: Any) -> Iterator[type]:
-    """Yield the documents that a type is made of, from the outside inwards."""
+    """Yield the documents that a type contains, outermost first."""
     if typing.is_typeddict(hint):
         yield hint
     for inner in typing.get_args(hint):
@@ -49,7 +49,7 @@ def typed_dicts(hint: Any) -> Iterator[type]:
 
 
 def _description(hint: Any) -> str:
-    """Return what a document says of a key, from the type of the key."""
+    """Return the description of a document's key, from the type of the key."""
     if typing.get_origin(hint) is typing.NotRequired:
         return _description(typing.get_args(hint)[0])
     (text,) = hint.__metadata__

@@ -1,7 +1,7 @@
 """Write the rules in `docs/lint.md`: `python -m tests.documentation.lint_page`.
 
-The page is written by hand up to the line `_BELOW`; the rules below it are made of their docstrings
-and examples.
+The page is written by hand up to the line `_BELOW`. The rules below it are generated from their
+docstrings and examples.
 """
 
 from __future__ import annotations
@@ -28,10 +28,10 @@ FAMILIES = {
 
 
 def page(before: str) -> str:
-    """Return the text of the page, with the rules made anew.
+    """Return the text of the page, with the rules generated anew.
 
     Args:
-        before: The page as it is.
+        before: The current page.
     """
     rules = [rule for rule in all_rules() if rule.module.startswith("jaxprtool.")]
     parts = [before.partition(_BELOW)[0] + _BELOW, "| code | name | finds |", "| --- | --- | --- |"]
@@ -45,7 +45,7 @@ def page(before: str) -> str:
 
 
 def _first(rule: LintRule) -> str:
-    """Return the first sentence on a rule."""
+    """Return the first sentence of a rule's description."""
     return rule.about.split(". ")[0].rstrip(".")
 
 

@@ -18,9 +18,8 @@ from jaxprtool.cli.main import main
 ROOT = Path(__file__).parents[2]
 DOCS = ROOT / "docs"
 
-#: The pictures, with the commands of each, and the lines of the terminal of each command: a program
-#: at first sight, and one whole; where its FLOPs go, and what fills the memory; the costs of its
-#: lines; what repeats.
+#: The pictures, with the commands of each, and the terminal lines of each command: the overview of
+#: a program, and a whole one; its FLOPs and memory; the costs of its lines; repeated code.
 PICTURES = {
     "listing": {
         "show samples/layers.py:loss": 30,
@@ -35,7 +34,7 @@ PICTURES = {
 }
 WIDTH = 92
 
-#: Dark, and legible beside the light and the dark pages of GitHub.
+#: Dark, and legible next to GitHub's light and dark pages.
 THEME = TerminalTheme(
     (22, 27, 34),
     (230, 237, 243),
@@ -51,7 +50,7 @@ class _Terminal(io.StringIO):
         return True
 
     def fileno(self) -> int:
-        return 1  # of which only the size is asked
+        return 1  # only the size is queried
 
 
 def printed(command: str, lines: int) -> str:
@@ -67,7 +66,7 @@ def printed(command: str, lines: int) -> str:
 
 
 def screen(name: str) -> Text:
-    """Return the commands of a picture, each with what it prints."""
+    """Return the commands of a picture, each with its output."""
     parts = [
         Text.assemble((f"$ jaxprtool {command}\n", "bold"), Text.from_ansi(printed(command, lines)))
         for command, lines in PICTURES[name].items()

@@ -1,6 +1,6 @@
-"""The command lines of the documentation, run in this process: pipes, `&&` and redirections.
+"""Run command lines of the documentation in this process: pipes, `&&` and redirections.
 
-`jaxprtool` is called as a function, other programs (`head`, `grep`, `sed`, `cat`) are run.
+`jaxprtool` is called as a function. Other programs (`head`, `grep`, `sed`, `cat`) are run.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from jaxprtool.cli.main import main
 
 
 def run(command):
-    """Return the exit code of a command line, and what it prints on both streams."""
+    """Return the exit code of a command line, and its output on both streams."""
     code, screen = 0, io.BytesIO()
     for pipeline in command.split(" && "):
         piped = b""

@@ -1,8 +1,8 @@
-"""Tutorials and recipes: pages whose blocks happen one after another, in one folder.
+"""Run tutorials and recipes: pages whose blocks are executed in order, in one folder.
 
 A ```python block that begins with a file's name writes the file, a ```diff block changes it, and a
-```console block runs commands. What a command prints is compared word by word: where lines break
-depends on how long durations are.
+```console block runs commands. The output of a command is compared word by word, since line breaks
+depend on the width of durations.
 """
 
 from __future__ import annotations
@@ -25,12 +25,12 @@ _BLOCK = re.compile(r"^```(python|diff|console)\n(.*?)^```$", re.MULTILINE | re.
 
 @dataclass(frozen=True)
 class Step:
-    """One thing that happens in a page.
+    """One step of a page.
 
     Attributes:
         kind: "python", "diff" or "console".
         text: The text of a file, the lines of a change, or a command.
-        output: What the command prints, as the page shows it.
+        output: The output of the command, as the page shows it.
     """
 
     kind: str
@@ -39,7 +39,7 @@ class Step:
 
 
 def steps(page: str) -> list[Step]:
-    """Return what happens in a page, in order."""
+    """Return the steps of a page, in order."""
     found = []
     for kind, text in _BLOCK.findall(page):
         if kind == "console":
@@ -52,7 +52,7 @@ def steps(page: str) -> list[Step]:
 
 
 def write(step: Step) -> None:
-    """Write the file of a ```python block, or change that of a ```diff block."""
+    """Write the file of a ```python block, or apply a ```diff block."""
     first, _, rest = step.text.partition("\n")
     if step.kind == "python":
         Path(first.removeprefix("# ")).write_text(step.text)
@@ -66,7 +66,7 @@ def write(step: Step) -> None:
 
 
 def run(command: str) -> tuple[int, str]:
-    """Return the exit code of a command, and what it prints; a script runs in its own process."""
+    """Return the exit code of a command, and its output. A script runs in a process of its own."""
     if not re.match(r"python |jaxprtool record ", command):
         return shell.run(command)
     start = [sys.executable, "-m", "jaxprtool"] if command.startswith("j") else [sys.executable]
@@ -76,7 +76,7 @@ def run(command: str) -> tuple[int, str]:
 
 
 def words(printed: str) -> str:
-    """Return what is printed without durations, sizes of files, and the breaks of lines."""
+    """Return the words of an output without durations, file sizes and line breaks."""
     printed = re.sub(r"(wrote \S+), [\d.]+ \w+", r"\1", printed)
     text = re.sub(r"\b[\d.]+(e-\d+)? ?(s|ms|µs)\b( \(from the cache\))?", "TIME", printed)
     lines = text.splitlines()
@@ -86,7 +86,7 @@ def words(printed: str) -> str:
 
 
 def matches(shown: str, printed: str) -> bool:
-    """Return True if a page shows what was printed; a line `...` stands for any lines."""
+    """Return True if a page shows this output. A line `...` matches any number of lines."""
     parts = re.split(r"^\s*\.\.\.\n", shown, flags=re.MULTILINE)
     pattern = r"(?:.* )?".join(
         re.escape(words(part)) + " " if words(part) else "" for part in parts
@@ -95,12 +95,12 @@ def matches(shown: str, printed: str) -> bool:
 
 
 def play(page: str, place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Let happen what happens in a page, in an empty folder, and compare what is printed.
+    """Execute the steps of a page in an empty folder, and compare the outputs.
 
     Args:
         page: The text of the page.
-        place: The folder: one for all pages, as JAX keeps the source lines of what it has traced.
-        monkeypatch: Undoes what is changed in this process.
+        place: The folder, the same for all pages, as JAX caches the source lines of what it traced.
+        monkeypatch: Undoes changes of this process.
     """
     shutil.rmtree(place)
     place.mkdir()
@@ -118,4 +118,4 @@ def play(page: str, place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         code, printed = run(step.text)
         assert code in ((2,) if step.output.startswith("error:") else (0, 1)), printed
         if not matches(step.output, printed):
-            assert printed == step.output, step.text  # fails, and shows where they differ
+            assert printed == step.output, step.text  # fails, and shows the difference

@@ -1,4 +1,4 @@
-"""What CONTRIBUTING.md says of adding a command, a pass, a rule and a loop is enough, in a copy."""
+"""The instructions in CONTRIBUTING.md for a new command, pass, rule and loop work in a copy."""
 
 import os
 import re
@@ -51,10 +51,10 @@ class Nothing(Pass):
         return program
 '''
 
-#: The same as the row of a plug-in, in the table itself.
+#: The same row as that of a plug-in, in the table itself.
 TRAITS = '\nadd_traits("shrug", commutative="f", commutative_bits="f", elementwise=True)\n'
 
-#: A program with the new primitive and the new loop, which what is in the copy has to know.
+#: A program with the new primitive and the new loop, which the copy must support.
 PROGRAM = """
 import jax, jax.numpy as jnp
 import jaxprtool
@@ -100,7 +100,7 @@ def append(path, text):
 
 
 def install(copy):
-    """Write what `pip install -e .` makes of pyproject.toml."""
+    """Write the metadata that `pip install -e .` generates from pyproject.toml."""
     project = tomllib.loads((copy / "pyproject.toml").read_text())["project"]
     lines = []
     for group, points in project["entry-points"].items():
@@ -111,7 +111,7 @@ def install(copy):
     (folder / "entry_points.txt").write_text("\n".join(lines))
 
 
-def test_every_place_that_is_named_is_there():
+def test_every_named_place_exists():
     named = re.findall(r"`((?:[\w.]+/)+[\w.]*)`", TEXT)
     places = [place for place in named if "NAME" not in place and "*" not in place]
     assert len(places) > 15
@@ -119,7 +119,7 @@ def test_every_place_that_is_named_is_there():
         assert any((ROOT / base / place).exists() for base in ("", "jaxprtool")), place
 
 
-def test_what_is_added_at_the_places_that_are_named_is_known(tmp_path):
+def test_additions_at_the_named_places_work(tmp_path):
     shutil.copytree(ROOT / "jaxprtool", tmp_path / "jaxprtool")
     shutil.copy(ROOT / "pyproject.toml", tmp_path)
     loop = (ROOT / "tests" / "programs" / "repeat.py").read_text()

@@ -1,9 +1,9 @@
-"""The documentation tells the truth: its commands are run, and give the output that it shows.
+"""Run the commands of the documentation, and compare their output with the pages.
 
-A ```console block holds commands after `$` and their output; a line that is `...` stands for any
-number of lines. Durations are not compared, numbers to four digits. Files that the commands need
-are the ```python blocks that begin with a file's name. A ```text block shows what depends on the
-machine, and is not run.
+A ```console block holds commands after `$` and their output. A line `...` matches any number of
+lines. Durations are not compared, and numbers to four digits. Files that the commands need are the
+```python blocks that begin with a file's name. A ```text block shows machine-dependent output, and
+is not run.
 """
 
 import doctest
@@ -20,12 +20,12 @@ import pytest
 from tests.documentation import shell
 from tests.documentation.blocks import PAGES, ROOT, blocks
 
-#: Pages whose commands do not depend on each other.
+#: Pages whose commands are independent of each other.
 SINGLE = [page for page in PAGES if not page.startswith(("docs/tutorials/", "docs/howto/"))]
 
 
 def examples():
-    """Each command of the pages, once, with the output that it shows."""
+    """Return each distinct command of the pages, with the output that the page shows."""
     for _, text in blocks("console", SINGLE):
         for part in re.split(r"^\$ ", text, flags=re.MULTILINE)[1:]:
             command, _, output = part.partition("\n")
@@ -41,13 +41,13 @@ FILES = {
 
 @pytest.fixture(scope="module")
 def place(tmp_path_factory):
-    """The path of the folder, one for all: JAX keeps the source lines of what it has traced."""
+    """Return the path of one shared folder, as JAX caches the source lines of what it traced."""
     return tmp_path_factory.mktemp("place")
 
 
 @pytest.fixture
 def folder(place, monkeypatch):
-    """A folder with the samples and the files that the pages have one write, to stand in."""
+    """A folder with the samples and the files that the pages define, as the working directory."""
     shutil.rmtree(place)
     place.mkdir()
     (place / "samples").symlink_to(ROOT / "samples")
@@ -57,7 +57,7 @@ def folder(place, monkeypatch):
     monkeypatch.setenv("COLUMNS", "80")
     monkeypatch.setenv("NO_COLOR", "1")
     monkeypatch.delenv("FORCE_COLOR", raising=False)
-    monkeypatch.delenv("PYTEST_ADDOPTS", raising=False)  # for the pytest of these tests alone
+    monkeypatch.delenv("PYTEST_ADDOPTS", raising=False)  # for the pytest of these tests only
     environment, path = dict(os.environ), list(sys.path)
     yield place
     sys.path[:] = path
@@ -66,14 +66,14 @@ def folder(place, monkeypatch):
         del os.environ[name]
 
 
-def test_files_of_one_name_are_one():
+def test_files_with_the_same_name_have_the_same_text():
     assert len(FILES) == sum(text.startswith("# ") for _, text in BLOCKS)
 
 
 def normalised(text):
-    """Lines without durations, sizes of files, last digits of numbers, and blanks of columns.
+    """Return lines without durations, file sizes, last digits of numbers, and column padding.
 
-    How many lines the header of a program has depends on how long its paths are.
+    The number of lines of a program's header depends on the length of its paths.
     """
     text = re.sub(r"<stdin>:\d+:", "<stdin>:N:", text)
     text = re.sub(r"\b[\d.]+(e-\d+)? (s|ms|µs)\b( \(from the cache\))?", "TIME", text)
@@ -84,18 +84,18 @@ def normalised(text):
 
 
 def pattern(lines):
-    """A regular expression for lines of which `...` stands for any number."""
+    """Return a regular expression for lines, in which `...` matches any number of lines."""
     any_lines = r"(?:[^\n]*\n)*?"
     parts = [any_lines if line.strip() == "..." else re.escape(line) + r"\n" for line in lines]
     return re.compile("".join(parts))
 
 
-#: Commands that end with 1 if they find something.
+#: Commands that exit with 1 if they find something.
 FAILING = tuple(f"jaxprtool {name}" for name in ("nans", "compare", "determinism", "diff", "lint"))
 
 
 @pytest.mark.parametrize("command, output", EXAMPLES, ids=[command for command, _ in EXAMPLES])
-def test_a_command_prints_what_its_page_shows(command, output, folder):
+def test_a_command_prints_the_output_on_its_page(command, output, folder):
     code, printed = shell.run(command)
     failed = (1, 2) if "shapecheck" in command or "--limit" in command else (2,)
     done = (1,) if command.startswith(FAILING) or command == "jaxprtool check" else (0,)
@@ -103,10 +103,10 @@ def test_a_command_prints_what_its_page_shows(command, output, folder):
     actual = "".join(f"{line}\n" for line in normalised(printed))
     expected = normalised(output)
     if not pattern(expected).fullmatch(actual):
-        assert actual.splitlines() == expected  # fails, and shows where they differ
+        assert actual.splitlines() == expected  # fails, and shows the difference
 
 
-def test_the_first_command_of_the_quick_start_ends_by_showing_what_was_compiled(folder):
+def test_the_first_command_of_the_quick_start_ends_with_what_was_compiled(folder):
     first, second = (text.strip() for _, text in blocks("sh", ["README.md"])[:2])
     install, command = first.split(" && ")
     assert install == "pip install -e ."
@@ -124,14 +124,14 @@ def test_the_first_command_of_the_quick_start_ends_by_showing_what_was_compiled(
     assert "letters: i32[16,13] → i32[10,13]" in done.stderr
 
 
-def test_the_examples_of_the_api_reference_give_what_it_shows(folder):
+def test_examples_of_the_api_reference_return_the_results_shown(folder):
     path = ROOT / "docs" / "api" / "jaxprtool.rst"
     found = doctest.testfile(str(path), module_relative=False, optionflags=doctest.REPORT_NDIFF)
     assert found.attempted > 30 and found.failed == 0
 
 
 @pytest.mark.parametrize("page, text", blocks("pycon"))
-def test_a_python_session_gives_what_its_page_shows(page, text, folder):
+def test_a_python_session_prints_the_output_on_its_page(page, text, folder):
     runner = doctest.DocTestRunner(optionflags=doctest.ELLIPSIS | doctest.REPORT_NDIFF)
     test = doctest.DocTestParser().get_doctest(text, {}, page, page, 0)
     assert test.examples

@@ -18,11 +18,11 @@ def test_the_readme_is_short():
     assert len(README.encode()) <= 6_000
 
 
-def test_the_dependency_table_is_the_one_of_the_package():
+def test_the_dependency_table_matches_the_package():
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     declared = {"": project["dependencies"], **project["optional-dependencies"]}
     del declared["models"], declared["zoo"]  # the models themselves
-    del declared["docs"]  # on the page of contributing
+    del declared["docs"]  # on the contributing page
     table = README.partition("| dependency | why |")[2].partition("\n\n")[0]
     shown = {
         name: extra
@@ -33,11 +33,11 @@ def test_the_dependency_table_is_the_one_of_the_package():
         re.match(r"[\w-]+", requirement)[0]: extra
         for extra, requirements in declared.items()
         for requirement in requirements
-        if not requirement.startswith("jaxprtool[")  # another of these
+        if not requirement.startswith("jaxprtool[")  # another one of these
     }
 
 
-def test_links_to_files_lead_somewhere():
+def test_links_to_files_resolve():
     for page, text in PAGES.items():
         text = re.sub(r"^```.*?^```$", "", text, flags=re.MULTILINE | re.DOTALL)
         links = [link for link in re.findall(r"\]\(([^)#]+)[^)]*\)", text) if "://" not in link]
@@ -69,17 +69,17 @@ def test_every_model_has_a_row_without_failures_in_each_table():
     assert not any("**" in cells for _, cells in told)
 
 
-def test_the_rules_on_the_page_of_lint_are_those_that_there_are():
+def test_the_lint_page_has_exactly_the_existing_rules():
     before = PAGES["docs/lint.md"]
     assert before == lint_page.page(before)
 
 
-def test_the_page_of_json_documents_is_the_one_that_is_made_of_the_types():
+def test_the_page_of_json_documents_is_up_to_date_with_the_types():
     assert PAGES["docs/json.md"] == json_page.page()
 
 
 @pytest.mark.parametrize("name", picture.PICTURES)
-def test_a_picture_shows_what_its_commands_print(monkeypatch, name):
+def test_a_picture_shows_the_output_of_its_commands(monkeypatch, name):
     monkeypatch.chdir(ROOT)
     drawn = ElementTree.parse(picture.DOCS / f"{name}.svg").iter("{http://www.w3.org/2000/svg}text")
     shown = "".join("".join(text.itertext()) for text in drawn)
@@ -87,7 +87,7 @@ def test_a_picture_shows_what_its_commands_print(monkeypatch, name):
     assert "".join(shown.split()).removeprefix("jaxprtool") == "".join(printed.split())
 
 
-def test_the_page_of_jaxs_internals_lists_those_that_are_used():
+def test_the_page_of_jax_internals_lists_exactly_those_used():
     listed = re.findall(r"^\| `([\w.]+)` \| .+ \|$", PAGES["docs/jax_internals.md"], re.MULTILINE)
     assert sorted(listed) == list(jax_internals.used_names())
     assert len(listed) <= 150

@@ -1,6 +1,6 @@
-"""The site: it builds without a warning, its links lead somewhere, and its search needs no server.
+"""The site builds without warnings, its links resolve, and its search needs no server.
 
-Sphinx is in the extra `docs`; without it these tests are skipped.
+Sphinx is in the extra `docs`. Without it these tests are skipped.
 """
 
 import os
@@ -26,14 +26,14 @@ def site(tmp_path_factory):
     """The folder of the built site."""
     folder = tmp_path_factory.mktemp("site")
     command = [sys.executable, "-m", "sphinx", "-q", "-W", "--keep-going", ROOT / "docs", folder]
-    # As for a reader who has only the folder: without links to the repository.
+    # As for a reader who has only this folder: without links to the repository.
     environment = {k: v for k, v in os.environ.items() if k != "GITHUB_REPOSITORY"}
     done = subprocess.run(command, capture_output=True, text=True, env=environment)
     assert (done.returncode, done.stderr) == (0, "")
     return folder
 
 
-def test_links_out_of_the_folder_lead_to_the_repository(monkeypatch):
+def test_links_out_of_the_folder_point_to_the_repository(monkeypatch):
     page = "[a](../plugins/lora) [b](../samples/train.py) [c](record.md) [d](../docs/cost.md)"
     conf = runpy.run_path(str(ROOT / "docs" / "conf.py"))
     assert conf["outside"]("index", page) == "a b [c](record.md) [d](../docs/cost.md)"
@@ -46,7 +46,7 @@ def test_links_out_of_the_folder_lead_to_the_repository(monkeypatch):
 
 
 class Page(HTMLParser):
-    """What a page links to, and the anchors that it has."""
+    """The links of a page, and its anchors."""
 
     def __init__(self, path):
         super().__init__()
@@ -59,15 +59,15 @@ class Page(HTMLParser):
         self.links += [given[key] for key in ("href", "src") if given.get(key)]
 
 
-def test_every_link_inside_the_site_leads_to_an_anchor(site):
+def test_every_link_inside_the_site_resolves_to_an_anchor(site):
     pages = {path: Page(path) for path in site.rglob("*.html")}
     dead, checked = [], 0
     for path, page in pages.items():
         for link in page.links:
-            if ":" in link:  # of another site
+            if ":" in link:  # an external site
                 continue
             place, anchor = urldefrag(unquote(link))
-            place = place.partition("?")[0]  # the version of a style
+            place = place.partition("?")[0]  # the version of a style sheet
             there = (path.parent / place).resolve() if place else path
             checked += 1
             if not there.exists() or (there in pages and anchor not in pages[there].anchors):
@@ -76,7 +76,7 @@ def test_every_link_inside_the_site_leads_to_an_anchor(site):
 
 
 @needs("chromium", "chromedriver")
-def test_the_search_finds_a_page_without_a_server(site):
+def test_the_search_works_without_a_server(site):
     with browser.chromium() as driver:
         driver.get((site / "search.html").as_uri() + "?q=residuals")
         links = (By.CSS_SELECTOR, "#search-results li a")
@@ -86,7 +86,7 @@ def test_the_search_finds_a_page_without_a_server(site):
 
 @needs("chromium", "chromedriver")
 @pytest.mark.parametrize("page", ["index", "cost", "api/jaxprtool", "tutorials/out_of_memory"])
-def test_a_page_fits_a_phone(site, page):
+def test_a_page_fits_a_phone_screen(site, page):
     with browser.chromium() as driver:
         phone = {"width": 390, "height": 844, "deviceScaleFactor": 1, "mobile": True}
         driver.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", phone)

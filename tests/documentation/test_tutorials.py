@@ -1,4 +1,4 @@
-"""Tutorials and recipes are run, from their first block to the last, and print what they show."""
+"""Tutorials and recipes run from the first block to the last, and print the output they show."""
 
 import re
 
@@ -20,7 +20,7 @@ STORIES = [
 
 @pytest.fixture(scope="module")
 def place(tmp_path_factory):
-    """The path of the folder, one for all, which `forget` can tell from others."""
+    """Return the path of one shared folder, which `forget` can distinguish from others."""
     return tmp_path_factory.mktemp("tutorial")
 
 
@@ -32,7 +32,7 @@ def test_a_page_prints_what_it_shows(page, place, monkeypatch):
     stories.play(PAGES[page], place, monkeypatch)
 
 
-def test_what_differs_is_found(place, monkeypatch):
+def test_a_difference_is_detected(place, monkeypatch):
     page = "```python\n# f.py\nimport jax.numpy as jnp\nf = jnp.sin\n```\n{}"
     console = "```console\n$ jaxprtool show f.py:f --args 'f32[2]'\n{}```\n"
     shown = "{{ lambda ; a:f32[2]. let b:f32[2] = {} a in (b,) }}\n"

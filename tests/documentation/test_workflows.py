@@ -1,4 +1,4 @@
-"""The workflows in `.github/` are well formed, and what they call is there."""
+"""The workflows in `.github/` are well formed, and everything they call exists."""
 
 import re
 import tomllib
@@ -23,7 +23,7 @@ def steps(workflow):
     return [step for job in workflow["jobs"].values() for step in job["steps"]]
 
 
-def test_there_is_one_for_the_site_and_one_for_releases():
+def test_workflows_exist_for_the_site_and_for_releases():
     assert WORKFLOWS.keys() == {"docs", "release"}
 
 
@@ -37,7 +37,7 @@ def test_a_workflow_has_what_github_requires(workflow):
         assert re.fullmatch(r"[\w-]+/[\w-]+@[\w./]+", step.get("uses", "a/b@v1"))
 
 
-def test_what_a_workflow_names_is_there(workflow):
+def test_everything_a_workflow_names_exists(workflow):
     commands = "\n".join(step["run"] for step in steps(workflow) if "run" in step)
     for extras in re.findall(r"\.\[([\w,]+)\]", commands):
         assert set(extras.split(",")) <= PROJECT["optional-dependencies"].keys()
@@ -51,7 +51,7 @@ def test_what_a_workflow_names_is_there(workflow):
             assert (ROOT / options["cache-dependency-path"]).exists()
 
 
-def test_what_one_job_uploads_the_next_one_publishes():
+def test_artifacts_uploaded_by_one_job_are_published_by_the_next():
     docs, release = (yaml.safe_load(path.read_text()) for path in WORKFLOWS.values())
     (built,) = (s["run"] for s in steps(docs) if "sphinx" in s.get("run", ""))
     (uploaded,) = (s["with"]["path"] for s in steps(docs) if "pages-artifact" in s.get("uses", ""))
@@ -63,6 +63,6 @@ def test_what_one_job_uploads_the_next_one_publishes():
         assert workflow["jobs"]["publish"]["permissions"]["id-token"] == "write"
 
 
-def test_the_tag_of_a_release_is_the_version_of_the_package():
-    # The workflow compares the tag with `__version__`; the wheel bears the project's version.
+def test_a_release_tag_matches_the_version_of_the_package():
+    # The workflow compares the tag with `__version__`; the wheel has the project's version.
     assert jaxprtool.__version__ == PROJECT["version"]

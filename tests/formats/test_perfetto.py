@@ -115,7 +115,7 @@ def test_processes_are_apart():
     assert any(each.get("args", {}).get("ending") == "killed by SIGKILL" for each in found)
 
 
-def test_a_run_with_nothing_in_it():
+def test_an_empty_run():
     assert events(Run("run", (), 0.0, None, (), ())) == []
     failed = replace(step(), compilations=(compilation("step", 0.0, (0.0, 0.0, None)),))
     assert len(events(training(functions=(failed,), outside_jit=(), processes=()))) == 6

@@ -1,4 +1,4 @@
-"""Chromium, headless, driven by Selenium: the browser of the system and its driver."""
+"""Headless Chromium, driven by Selenium: the system's browser and driver."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from selenium import webdriver
 from selenium.webdriver.chrome.service import Service
 
-#: None of it is asked of anyone else, and it runs as root in a container.
+#: Chromium makes no requests of its own, and runs as root in a container.
 ARGUMENTS = (
     "--headless=new",
     "--no-sandbox",
@@ -22,7 +22,7 @@ ARGUMENTS = (
 
 @contextmanager
 def chromium(width: int = 1400, height: int = 900) -> Iterator[webdriver.Chrome]:
-    """A browser with a window of a size; it keeps what it logs."""
+    """A browser with a window of a given size, which keeps its log."""
     options = webdriver.ChromeOptions()
     options.binary_location = shutil.which("chromium") or "/usr/bin/chromium"
     for argument in (*ARGUMENTS, f"--window-size={width},{height}"):

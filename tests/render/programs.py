@@ -1,4 +1,4 @@
-"""Small programs for the renderers, one for each thing that JAX writes in its own way."""
+"""Small programs for the renderers, one for each special case of JAX's text."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ PROGRAMS: dict[str, Callable[[], Any]] = {}
 
 
 def program(function: Callable[[], Any]) -> Callable[[], Any]:
-    """Add to PROGRAMS a function that gives a closed jaxpr."""
+    """Add to PROGRAMS a function that returns a closed jaxpr."""
     PROGRAMS[function.__name__] = function
     return function
 

@@ -1,4 +1,4 @@
-"""Recorded runs made by hand: what the tests of their summaries and pages show."""
+"""Recorded runs made by hand, for the tests of summaries and pages."""
 
 from jaxprtool.analysis.recorded_run import (
     Argument,
@@ -12,7 +12,7 @@ from jaxprtool.analysis.recorded_run import (
     Transfer,
 )
 
-#: A name that is not to become markup, a script, or a sequence that a terminal obeys.
+#: A name that must not become markup, a script, or a terminal's escape sequence.
 HOSTILE = "</script><script>alert(1)</script><img src=x onerror=alert(1)>'\"&\x1b[31m\u202e"
 
 COMMAND = ("python", "train.py", "--steps", "100")
@@ -93,7 +93,7 @@ def training(**changes):
 
 
 def large(functions=500):
-    """A run of many programs with many arguments, and long names."""
+    """A run with many programs of many arguments, and long names."""
     arguments = tuple(
         Argument(f"params['encoder']['layers_{i}']['attention']['kernel']", "bf16", (768, 12, 64))
         for i in range(40)

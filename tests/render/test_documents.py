@@ -89,7 +89,7 @@ def test_tree_unfolds_a_shared_body_once():
     assert "jit a (f32[3]) → f32[3]  16 equations, shown above" in shown
 
 
-def test_table_has_a_row_for_each_equation_with_its_place():
+def test_table_has_a_row_for_each_equation_with_its_location():
     rows = table(loops(), ShowOptions(width=300, source=True)).plain().splitlines()[2:]
     places = " ".join(row.split()[0] for row in rows)
     loop = "0.2.0 0.2.1 0.2.2 0.2.2[0].0 0.2.2[1].0 0.2.2[1].0.0 0.2.2[1].0.1"
@@ -162,7 +162,7 @@ def test_document_of_a_program():
     }
 
 
-def test_document_holds_shared_bodies_once_and_tells_where_equations_come_from():
+def test_document_has_shared_bodies_once_and_source_locations():
     document = program_document(PROGRAMS["shared_within_shared"]())
     assert set(document["shared"]) == {"a", "g", "lambda"}
     first = document["equations"][0]
@@ -181,7 +181,7 @@ def test_document_folds_and_selects():
     assert body["arguments"] == [{"variable": "a"}]
 
 
-def test_document_tells_effects():
+def test_document_has_effects():
     document = program_document(PROGRAMS["callbacks_and_prints"]())
     assert document["effects"] and document["equations"][0]["effects"]
 
@@ -201,7 +201,7 @@ def test_stats_tables_of_a_symbolic_program_leave_out_bytes_that_depend_on_sizes
     assert "\n2 arguments\n" in shown.plain(), shown.plain()
 
 
-def test_stats_tables_of_a_deep_program_sum_the_deepest():
+def test_stats_tables_of_a_deep_program_sum_the_deepest_levels():
     def nest(f):
         return lambda x: jax.jit(lambda y: f(y) + 1)(x)
 

@@ -1,4 +1,4 @@
-"""Pages and notebook cells: what is in them, what is linked, and that names stay text."""
+"""Pages and notebook cells: contents and links, and that names stay text."""
 
 import base64
 import gzip
@@ -23,12 +23,12 @@ from tests.render.programs import PROGRAMS, X
 SHOWN = ShowOptions(names=True, terse=True, source=True)
 HOSTILE = "</script><script>alert(1)</script><img src=x onerror=alert(1)>'\"&\x1b[31m\u202e"
 
-#: Elements that have no end tag.
+#: Void elements.
 VOID = {"meta", "input", "img"}
 
 
 class Reading(HTMLParser):
-    """Reads a page: its elements, which must be closed in order, and the text of its rows."""
+    """Parses a page: its elements, which must be closed in order, and the text of its rows."""
 
     def __init__(self, text):
         super().__init__()
@@ -101,14 +101,14 @@ def test_every_equation_is_a_row_of_a_page_that_is_well_formed(name):
 
 
 @pytest.mark.parametrize("name", PROGRAMS)
-def test_links_lead_to_what_is_there(name):
+def test_links_have_targets(name):
     for text in (page_of(traced(name)), traced(name)._repr_html_()):
         read = Reading(text)
         links = {a["href"][1:] for a in read.of("a") if not a["href"].startswith("#q=")}
         assert links <= set(read.ids)
 
 
-def test_a_value_is_linked_from_where_it_is_read(program):
+def test_uses_of_a_value_link_to_its_definition(program):
     text = page_of(program)
     bound = re.search(
         r'<dfn id="(v\d+)">y</dfn><i>:f32\[3\]</i> = <b>sin</b> <a href="#(v\d+)">x</a>', text
@@ -149,7 +149,7 @@ def test_scopes_are_those_of_cost():
     assert not any("jvp(" in name for name in shown)
 
 
-def test_what_does_not_fit_is_folded_at_first():
+def test_rows_that_do_not_fit_are_initially_folded():
     def f(x):
         for i in range(40):
             with jax.named_scope(f"layer_{i}"):
@@ -162,7 +162,7 @@ def test_what_does_not_fit_is_folded_at_first():
     assert ["open" in d for d in scopes] == [True] * 2 + [False] * 38
 
 
-def test_a_function_that_is_jitted_as_a_whole_is_open_at_first():
+def test_a_function_that_is_jitted_as_a_whole_is_initially_open():
     @jax.jit
     def jitted(x):
         for i in range(30):
@@ -187,7 +187,7 @@ def test_equations_of_a_line_without_a_scope_are_folded():
     assert len(read.of("details")) == 1
 
 
-def test_only_and_no_types_leave_things_out(program):
+def test_only_and_no_types_omit_parts(program):
     read = Reading(page_of(program, only=["tanh"], types=False))
     rows = [row for row in read.rows if " = " in row]
     assert [re.search(r"(\S+ = \w+)", row)[1] for row in rows] == [
@@ -198,7 +198,7 @@ def test_only_and_no_types_leave_things_out(program):
     assert "… 7 equations" in read.rows
 
 
-def test_the_users_file_stands_beside_the_listing(tmp_path, monkeypatch):
+def test_the_users_file_is_next_to_the_listing(tmp_path, monkeypatch):
     (tmp_path / "mine.py").write_text(
         "import jax.numpy as jnp\n\n\ndef f(x):\n    return jnp.sin(x)  # </pre>\n"
     )
@@ -216,7 +216,7 @@ def test_the_users_file_stands_beside_the_listing(tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize("named", ["secret.py", "../" * 9 + "etc/passwd", "/etc/passwd"])
-def test_files_that_are_not_the_users_python_are_not_shown(named, tmp_path, monkeypatch, program):
+def test_other_files_than_the_users_python_are_not_shown(named, tmp_path, monkeypatch, program):
     (tmp_path / "secret.py").write_text("PASSWORD = 'open sesame'\n")
     monkeypatch.chdir(tmp_path)
     jaxprtool.write(program, tmp_path / "p.jaxpr")
@@ -246,7 +246,7 @@ def test_hostile_names_are_text(tmp_path, monkeypatch):
         assert any("alert(1)" in row for row in read.rows)
 
 
-def test_only_its_own_script_may_run_and_nothing_is_asked_for(program):
+def test_only_the_pages_own_script_may_run_and_no_requests_are_made(program):
     text = page_of(program, source=False)
     policy = re.search(r'Content-Security-Policy" content="([^"]*)"', text)[1]
     assert policy.startswith("default-src 'none'") and "script-src 'sha256-" in policy
@@ -269,7 +269,7 @@ def test_programs_are_sections_of_one_page():
         assert len(read.ids) == len(set(read.ids))
 
 
-def test_a_notebook_cell_needs_no_script_and_styles_itself_alone(program):
+def test_a_notebook_cell_needs_no_script_and_has_its_own_styles(program):
     text = program._repr_html_()
     read = Reading(text)
     assert read.of("script") == [] and len(read.of("details")) == 6
@@ -287,7 +287,7 @@ def test_cells_of_a_notebook_do_not_share_ids(program):
     assert set(ids[0]).isdisjoint(ids[1])
 
 
-def test_a_cell_of_a_long_program_says_how_much_it_leaves_out():
+def test_a_cell_of_a_long_program_says_how_much_it_omits():
     def f(x):
         for _ in range(1100):
             x = jnp.sin(x)
@@ -303,7 +303,7 @@ def test_programs_are_shown_in_a_notebook(program):
     assert "sin" in Programs({"one": program})._repr_html_()
 
 
-# --- what passes have made --------------------------------------------------------------------
+# --- results of passes ----------------------------------------------------------------------------
 
 
 def wasteful(x):
@@ -324,7 +324,7 @@ def unpacked(text, state):
     return gzip.decompress(base64.b64decode(packed)).decode()
 
 
-def test_each_pass_has_a_tab_with_what_it_has_changed():
+def test_each_pass_has_a_tab_with_its_changes():
     text = page(
         states_of("dce", "cse", "cse"), replace(SHOWN, source=False), stats, work_by_equation
     )
@@ -342,7 +342,7 @@ def test_each_pass_has_a_tab_with_what_it_has_changed():
     assert not re.search(r'id="p[013]-', text)
 
 
-def test_what_a_pass_adds_is_marked():
+def test_additions_of_a_pass_are_marked():
     text = page(states_of("jvp"), SHOWN, stats, work_by_equation)
     assert re.search(r'class="added"><code><ins title="added">\+</ins>', text)
     assert "equations added by jvp" in text

@@ -1,4 +1,4 @@
-"""Pages in Chromium: they open, fold and search, lead to the source and back, and switch passes."""
+"""Pages in Chromium: folding, search, links to the source and back, and switching passes."""
 
 import pytest
 from selenium.webdriver.common.action_chains import ActionChains
@@ -49,7 +49,7 @@ def chromium():
 
 @pytest.fixture
 def opened(chromium, pages):
-    """Opens a page; at the end nothing must be in the console."""
+    """Opens a page. At the end, the console must be empty."""
 
     def open_page(name, fragment=""):
         chromium.get("about:blank")
@@ -61,7 +61,7 @@ def opened(chromium, pages):
 
 
 class Page:
-    """What a user sees and does."""
+    """Reads and operates a page as a user does."""
 
     def __init__(self, driver):
         self.driver = driver
@@ -74,7 +74,7 @@ class Page:
         return [each.text.replace("\n", " ") for each in found if each.is_displayed()]
 
     def row(self, primitive):
-        """The row of the only equation of a primitive."""
+        """Return the row of the only equation of a primitive."""
         (found,) = [
             each
             for each in self.driver.find_elements(By.CSS_SELECTOR, "main .equations code > b")
@@ -83,7 +83,7 @@ class Page:
         return found.find_element(By.XPATH, "../..")
 
     def shows(self, primitive):
-        # Selenium takes what is in closed <details> to be hidden, whatever the style says.
+        # Selenium considers the contents of closed <details> hidden, whatever the style.
         script = "return arguments[0].checkVisibility()"
         return self.driver.execute_script(script, self.row(primitive))
 
@@ -105,7 +105,7 @@ class Page:
         return self.texts("main .sel")
 
 
-def test_it_opens_with_bodies_folded_and_unfolds_them(opened):
+def test_a_page_opens_with_bodies_folded_and_unfolds_them(opened):
     page = opened("show.html")
     assert page.one("h1").text == "loss" and page.one("h2").text == "model.py"
     assert not page.shows("mul")
@@ -129,7 +129,7 @@ def test_names_and_files_run_no_script(opened):
     assert page.driver.execute_script("return document.querySelectorAll('[onclick]').length") == 0
 
 
-def test_searching_counts_and_goes_from_one_to_the_next(opened):
+def test_search_counts_and_goes_from_match_to_match(opened):
     page = opened("show.html")
     page.one("body").send_keys("/")
     page.keys("f32[4]")
@@ -144,13 +144,13 @@ def test_searching_counts_and_goes_from_one_to_the_next(opened):
     page.one("#query").send_keys('"model.py:10" mul')
     assert page.found == "1 equation"
     page.one("#next").click()
-    assert page.shows("mul")  # in what was folded
+    assert page.shows("mul")  # inside a folded body
     page.one("#query").clear()
     page.one("#query").send_keys("no such thing")
     assert page.found == "0 equations" and not page.one("#next").is_enabled()
 
 
-def test_what_rows_cost_is_a_column_of_flops_or_of_bytes(opened):
+def test_the_cost_of_rows_is_a_column_of_flops_or_bytes(opened):
     page = opened("show.html")
     heat = page.row("dot_general").find_element(By.CSS_SELECTOR, "data")
     shares = [float(heat.get_attribute(f"data-{of}").rstrip("%")) for of in "fb"]
@@ -161,7 +161,7 @@ def test_what_rows_cost_is_a_column_of_flops_or_of_bytes(opened):
     assert page.driver.execute_script(shown, heat) == f'"{shares[1]}%"'
 
 
-def test_a_value_marks_where_it_is_bound_and_read(opened):
+def test_a_value_marks_its_definition_and_uses(opened):
     page = opened("show.html")
     page.point(page.row("tanh").find_element(By.CSS_SELECTOR, "code a"))
     assert page.one("#card").text.splitlines()[1:] == [
@@ -178,7 +178,7 @@ def test_a_value_marks_where_it_is_bound_and_read(opened):
     assert page.found == "1 of 1" and " = add " in page.selected[0]
 
 
-def test_listing_and_source_lead_to_each_other(opened):
+def test_listing_and_source_link_to_each_other(opened):
     page = opened("show.html")
     page.row("tanh").find_element(By.CSS_SELECTOR, "cite").click()
     assert "jnp.tanh" in page.one("aside :target").text
@@ -191,7 +191,7 @@ def test_listing_and_source_lead_to_each_other(opened):
     assert all("model.py:10" in text for text in page.texts("main .hit cite a"))
 
 
-def test_a_link_leads_to_a_row_or_a_search(opened):
+def test_a_url_fragment_opens_a_row_or_a_search(opened):
     page = opened("show.html")
     place = page.row("mul").get_attribute("id")
     assert "mul" in opened("show.html", f"#{place}").selected[0]
@@ -199,7 +199,7 @@ def test_a_link_leads_to_a_row_or_a_search(opened):
     page.until(lambda: page.found == "1 of 1")
 
 
-def test_the_arrow_keys_move_fold_and_lead_to_values(opened):
+def test_the_arrow_keys_move_fold_and_go_to_values(opened):
     place = opened("show.html").row("scan").get_attribute("id")
     page = opened("show.html", f"#{place}")
     assert "= scan[" in page.selected[0]
@@ -219,7 +219,7 @@ def test_the_arrow_keys_move_fold_and_lead_to_values(opened):
     assert page.found.endswith(f" of {value.text}")
 
 
-def test_a_tab_shows_what_its_pass_has_changed(opened):
+def test_a_tab_shows_the_changes_of_its_pass(opened):
     page = opened("opt.html")
     assert page.texts("nav b") == ["traced", "simplify", "dce", "dce"]
     assert "sin" not in page.texts("main .equations b")
@@ -237,7 +237,7 @@ def test_a_tab_shows_what_its_pass_has_changed(opened):
     assert not page.driver.find_elements(By.CSS_SELECTOR, "main .equations .removed")
 
 
-def test_a_link_leads_to_a_row_of_a_pass(opened):
+def test_a_url_fragment_opens_a_row_of_a_pass(opened):
     page = opened("opt.html", "#p0-q=sin")
     page.until(lambda: page.found == "1 of 1")
     assert page.one("nav input:checked").get_attribute("value") == "0"
@@ -252,7 +252,7 @@ def test_text_is_legible_in_both_color_schemes(opened, chromium, scheme):
     chromium.execute_cdp_cmd("Emulation.setEmulatedMedia", {"features": []})
 
 
-#: The contrast of each kind of text with what is behind it, as WCAG defines it.
+#: The contrast of each kind of text with its background, as defined by WCAG.
 CONTRASTS = """
 const canvas = document.createElement("canvas").getContext("2d", { willReadFrequently: true });
 function luminance(colors) {
@@ -282,7 +282,7 @@ return nodes.filter(Boolean).map(contrast);
 """
 
 
-def test_it_fits_a_narrow_window(opened, chromium):
+def test_a_page_fits_a_narrow_window(opened, chromium):
     chromium.set_window_size(500, 800)
     page = opened("opt.html")
     wide, narrow = page.driver.execute_script(
@@ -302,7 +302,7 @@ def test_a_notebook_cell_folds_without_a_script(opened, pages, monkeypatch):
     assert not page.one("[data-scope=layer] p").is_displayed()
 
 
-def test_a_report_shows_cost_memory_and_residuals_in_place_of_the_listing(opened):
+def test_a_report_shows_cost_memory_and_residuals_instead_of_the_listing(opened):
     page = opened("report.html")
     for name in ("cost", "memory", "residuals"):
         page.one(f"#view-{name}").click()
@@ -320,7 +320,7 @@ def test_a_report_begins_with_its_summary(opened):
     assert page.one("aside :target").is_displayed() and page.one("#report-summary").is_displayed()
 
 
-def test_columns_of_a_report_sort(opened):
+def test_columns_of_a_report_can_be_sorted(opened):
     page = opened("report.html")
     page.one("#view-cost").click()
     table = "#report-cost table:last-of-type"
@@ -339,7 +339,7 @@ def test_columns_of_a_report_sort(opened):
     )
 
 
-def test_a_line_of_a_report_leads_to_the_source_and_a_pass_back_to_the_listing(opened):
+def test_a_line_of_a_report_links_to_the_source_and_a_pass_back_to_the_listing(opened):
     page = opened("report.html")
     page.one("#view-cost").click()
     page.one("#report-cost td a").click()

@@ -1,4 +1,4 @@
-"""The page of a recorded run, and its notebook cell: what is in them, and that names stay text."""
+"""The page of a recorded run, and its notebook cell: contents, and that names stay text."""
 
 import base64
 import gzip
@@ -23,7 +23,7 @@ FILES = {"train.py": "\n" * 10 + "@jax.jit\ndef step(params, batch):\n    pass\n
 
 
 def details(run, files=None):
-    """What is shown of each program: the same for all."""
+    """Return the details of a program, the same for all."""
     program = jaxprtool.trace(jax.grad(lambda w: jnp.tanh(w).sum()), jnp.ones((3, 4)))
     found = Details(
         program,
@@ -36,12 +36,12 @@ def details(run, files=None):
 
 
 def unpacked(text, prefix):
-    """The packed parts of a page, by id."""
+    """Return the unpacked parts of a page, by id."""
     scripts = re.findall(rf'<script type="text/plain" id="({prefix}\d+)">([^<]*)</script>', text)
     return {name: gzip.decompress(base64.b64decode(packed)).decode() for name, packed in scripts}
 
 
-def test_a_page_has_the_functions_and_what_is_below_them():
+def test_a_page_has_the_functions_and_their_compilations():
     run = training()
     text = page(run, details(run), FILES, trace="trace.json")
     read = Reading(text)
@@ -58,7 +58,7 @@ def test_a_page_has_the_functions_and_what_is_below_them():
     assert "Memory" in programs["program0"] and "tanh" in programs["program0"]
 
 
-def test_of_later_compilations_the_arguments_that_differ_are_shown():
+def test_later_compilations_show_the_arguments_that_differ():
     (first, second, *_) = step().compilations
     (params, batch) = second.arguments
     shorter = replace(second, arguments=(params, replace(batch, shape=(4, 13))))
@@ -68,7 +68,7 @@ def test_of_later_compilations_the_arguments_that_differ_are_shown():
     assert html.count("params[") == 1 and "1 other as in step" in html
 
 
-def test_lines_lead_to_the_source_and_back():
+def test_lines_link_to_the_source_and_back():
     text = page(training(), {}, FILES)
     read = Reading(text)
     targets = {each["href"] for each in read.of("a") if "href" in each}
@@ -76,12 +76,12 @@ def test_lines_lead_to_the_source_and_back():
     assert {"#f0-12", "#f0-31", "#q=%22train.py%3A31%22"} <= targets and "f0-31" in ids
     assert all(each[1:] in ids for each in targets if re.match(r"#(f\d|fn)", each))
     line = text[text.index('id="f0-31"') :].partition("</span>")[0]
-    assert "<small>25.3 s</small>" in line  # of step, init and the lambda
+    assert "<small>25.3 s</small>" in line  # from step, init and the lambda
     without = Reading(page(training()))
     assert not without.of("aside") and "#f0-12" not in {e.get("href") for e in without.of("a")}
 
 
-def test_all_scripts_are_the_pages_own():
+def test_all_scripts_belong_to_the_page():
     for run in (hostile(), training(), large(20)):
         text = page(run, details(run), {"train.py": HOSTILE, HOSTILE: HOSTILE}, trace="trace.json")
         read = Reading(text)
@@ -115,7 +115,7 @@ def test_the_listing_of_a_written_program_leads_to_its_source(tmp_path, monkeypa
     assert '<a href="#f0-4">train.py:4</a>' in listing
 
 
-def test_a_page_has_the_listings_of_the_dearest_programs():
+def test_a_page_has_the_listings_of_the_most_expensive_programs():
     run = large(10)
     assert [each.name for each in with_listing(run, 360)] == ["f0", "f1", "f2"]
     (first, *rest) = run.functions
@@ -139,7 +139,7 @@ def test_programs_of_the_same_name_in_processes_keep_their_listings():
 
 
 @pytest.mark.parametrize("processes", [(), (PROCESS,), (replace(PROCESS, jax=""),)])
-def test_a_run_with_nothing_in_it(processes):
+def test_an_empty_run(processes):
     text = page(Run("run", ("python", "x.py"), 0.0, None, (), (), (), processes))
     used = bool(processes and processes[0].jax)
     assert ("Nothing was compiled." in text) == used != ("JAX was not imported" in text)

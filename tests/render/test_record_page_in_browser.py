@@ -1,4 +1,4 @@
-"""The page of a recorded run in Chromium: rows open, it filters, sorts, zooms, opens quickly."""
+"""The page of a recorded run in Chromium: rows, filter, sorting, zoom, and speed."""
 
 import time
 
@@ -33,7 +33,7 @@ def chromium():
 
 @pytest.fixture
 def opened(chromium, pages):
-    """Opens a page; at the end nothing must be in the console."""
+    """Opens a page. At the end, the console must be empty."""
 
     def open_page(name, fragment=""):
         chromium.get("about:blank")
@@ -45,7 +45,7 @@ def opened(chromium, pages):
 
 
 class Page:
-    """What a user sees and does."""
+    """Reads and operates a page as a user does."""
 
     def __init__(self, driver):
         self.driver = driver
@@ -85,7 +85,7 @@ def test_a_row_opens_with_its_compilations_and_their_listings(opened):
     assert not shown.all(".compilation")
 
 
-def test_the_filter_leaves_what_matches(opened):
+def test_the_filter_keeps_matching_rows(opened):
     shown = opened("training")
     assert shown.functions() == ["step", "init", "<lambda>"]
     query = shown.all("#query")[0]
@@ -97,7 +97,7 @@ def test_the_filter_leaves_what_matches(opened):
     assert shown.functions() == ["step"]
 
 
-def test_columns_sort(opened):
+def test_columns_can_be_sorted(opened):
     shown = opened("training")
     name, programs = shown.all("#functions th button")[:2]
     programs.click()
@@ -107,7 +107,7 @@ def test_columns_sort(opened):
     assert shown.functions() == ["<lambda>", "init", "step"]
 
 
-def test_the_source_and_the_table_lead_to_each_other(opened):
+def test_the_source_and_the_table_link_to_each_other(opened):
     shown = opened("training")
     shown.all("#functions tbody small a")[0].click()
     assert shown.script("return location.hash") == "#f0-12"
@@ -152,5 +152,5 @@ def test_a_run_of_500_programs_opens_in_under_two_seconds(opened):
         times.append(time.perf_counter() - start)
     print(f"opened in {min(times):.2f} s")
     assert len(shown.driver.find_elements(By.CSS_SELECTOR, "#functions tbody[id]")) == 500
-    # The machine may be busy with other tests: the figure is that of bench_page.py.
+    # Other tests may load the machine. bench_page.py measures the time.
     assert min(times) < 4

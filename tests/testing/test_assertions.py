@@ -221,7 +221,7 @@ def test_donated_arguments_that_lend_their_memory_pass():
     assert_donated(jaxprtool.trace(step, W, X))
 
 
-def test_donated_arguments_that_cannot_be_used_are_named_with_the_reason():
+def test_unusable_donated_arguments_are_named_with_the_reason():
     def step(state, x):
         return {"w": state["w"].astype(jnp.bfloat16)}, x.sum()
 

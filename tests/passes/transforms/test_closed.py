@@ -60,7 +60,7 @@ def test_a_subtree_is_bound_by_its_path():
     assert closed({"a": {"u": None, "v": None}, "c": 1.0}) == 165.0
 
 
-def test_the_end_of_a_path_is_a_name_if_only_one_ends_so():
+def test_a_path_suffix_is_a_name_if_it_is_unique():
     tree = {"a": {"w": 1.0, "b": 2.0}, "c": {"w": 3.0}}
     program = trace(lambda tree: tree["a"]["w"] * tree["a"]["b"] + tree["c"]["w"], tree)
     assert program.apply(Closed({"b": 2.0})).arg_names == ("tree['a']['w']", "tree['c']['w']")

@@ -1,4 +1,4 @@
-"""The page that a terminal shows of a program first."""
+"""The overview of a program that a terminal shows first."""
 
 import re
 
@@ -33,7 +33,7 @@ def test_a_page_fits_the_terminal(program, width, height):
     assert width < 80 or len(lines) <= height
 
 
-def test_a_page_says_what_a_program_takes_gives_and_is_made_of(program):
+def test_a_page_has_arguments_results_and_equations(program):
     lines = page(program)
     assert lines[0].startswith("deep: ") and "31 arguments" in lines[0]
     text = "\n".join(lines)
@@ -42,7 +42,7 @@ def test_a_page_says_what_a_program_takes_gives_and_is_made_of(program):
     assert re.fullmatch("… --full or --pager shows all [0-9]{3} equations", lines[-1])
 
 
-def test_a_page_shows_what_is_written_in_the_lines_that_equations_come_from(program):
+def test_a_page_shows_the_source_lines_of_equations(program):
     assert any("equations  x = jax.nn.silu(x @ w)" in line for line in page(program, 120))
 
 
@@ -54,7 +54,7 @@ def test_bytes_that_depend_on_a_symbol_are_left_out():
     assert "31 arguments; 1 result, 4 bytes" in text and "30 arrays\n" in text, text
 
 
-def test_long_rows_of_variables_are_cut_and_counted(program):
+def test_long_rows_of_variables_are_truncated_and_counted(program):
     assert any("{ lambda ;" in line and "… " in line for line in page(program, 80, 60))
 
 
@@ -64,7 +64,7 @@ def test_a_program_that_fits_is_shown_whole():
     assert not any("--full" in line for line in lines)
 
 
-def test_a_program_is_a_line_to_python(program):
+def test_repr_of_a_program_is_one_line(program):
     assert repr(jaxprtool.trace(deep, [jnp.ones((3, 3))] * 2, jnp.ones((2, 3)))) == (
         "Program deep(params: 2 arrays of 72 bytes, x: f32[2,3]) -> f32[], 9 equations"
     )

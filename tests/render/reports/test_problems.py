@@ -9,14 +9,14 @@ from jaxprtool.render.reports.problems import github_annotations, repository_roo
 
 
 def unescaped(text):
-    """What GitHub reads: https://github.com/actions/toolkit, `unescapeProperty`."""
+    """Undo GitHub's escaping: https://github.com/actions/toolkit, `unescapeProperty`."""
     for code, sign in {"%2C": ",", "%3A": ":", "%0A": "\n", "%0D": "\r", "%25": "%"}.items():
         text = text.replace(code, sign)
     return text
 
 
 @pytest.mark.parametrize("text", ["100%", "a\r\nb", "%0A", "a,b:c::d", "größer → 2"])
-def test_an_annotation_is_one_line_that_reads_back(tmp_path, text):
+def test_an_annotation_is_one_line_that_can_be_unescaped(tmp_path, text):
     place = Place(str(tmp_path / "a,b:c%.py"), 3)
     found = github_annotations([Problem("flops", "", text, ["more"], place)], str(tmp_path))
     assert found.count("\n") == found.count("\r") == 0
@@ -27,7 +27,7 @@ def test_an_annotation_is_one_line_that_reads_back(tmp_path, text):
     assert unescaped(message) == f"{text}\nmore"
 
 
-def test_a_file_outside_of_the_repository_has_no_place_at_github_and_a_whole_one_in_sarif(tmp_path):
+def test_a_file_outside_of_the_repository_has_a_location_only_in_sarif(tmp_path):
     root = tmp_path / "root"
     root.mkdir()
     problem = Problem("no", "", "wrong", [], Place(str(tmp_path / "x y.py"), 1), "warning")
@@ -38,7 +38,7 @@ def test_a_file_outside_of_the_repository_has_no_place_at_github_and_a_whole_one
     assert result["level"] == "warning"
 
 
-def test_a_file_behind_a_link_is_in_the_repository(tmp_path):
+def test_a_file_behind_a_symlink_is_in_the_repository(tmp_path):
     (tmp_path / "there").mkdir()
     (tmp_path / "there" / "x.py").write_text("")
     (tmp_path / "link").symlink_to(tmp_path / "there")
@@ -51,5 +51,5 @@ def test_the_root_is_that_of_git_or_the_folder_itself(tmp_path):
     deep = tmp_path / "a" / "b"
     deep.mkdir(parents=True)
     assert repository_root(str(deep)) == os.path.realpath(deep)
-    (tmp_path / ".git").write_text("gitdir: elsewhere")  # as in a work tree
+    (tmp_path / ".git").write_text("gitdir: elsewhere")  # as in a git worktree
     assert repository_root(str(deep)) == os.path.realpath(tmp_path)

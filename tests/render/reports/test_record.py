@@ -1,4 +1,4 @@
-"""The summary of a recorded run: one screen, with the reasons; names stay on their lines."""
+"""The summary of a recorded run fits one screen and has the reasons. Names do not wrap."""
 
 import re
 from dataclasses import replace
@@ -21,7 +21,7 @@ def shown(run, width=80, page="run/index.html", top=None):
     return summary(run, width, page, top).plain()
 
 
-def test_the_summary_of_a_training_script():
+def test_a_summary_of_a_training_script():
     assert shown(training()).splitlines() == [
         "python train.py --steps 100: 41.2 s, 28.4 s (68.9%) of it compiling 12 programs",
         "and 61 small ones, 1 from the persistent cache, exit code 0",
@@ -70,25 +70,25 @@ def test_long_names_keep_their_ends():
     assert "490 more" in shown(large(), 120)
 
 
-def test_a_summary_says_what_shows_all_rows_without_running_the_script_again():
+def test_a_summary_names_the_command_that_shows_all_rows():
     run = replace(large(), folder="run-2")
     assert "\nall rows: jaxprtool show run-2/ --all\n" in shown(run)
     assert "all rows: " not in shown(training())
     assert "all rows: " not in shown(run, top=count_rows(run))
 
 
-def test_all_rows_are_shown_if_asked_for():
+def test_all_rows_are_shown_on_request():
     text = shown(large(30), 200, top=100)
     assert "_29  package/modules/transformer/attention_layers.py:29" in text and "more" not in text
 
 
-def test_names_are_no_escape_sequences():
+def test_escape_sequences_in_names_are_escaped():
     text = shown(hostile(), 120)
     assert not re.search(r"[\x00-\x09\x0b-\x1f\x7f\u202e]", text)
     assert "\\x1b[31m" in text
 
 
-def test_a_run_with_nothing_in_it():
+def test_an_empty_run():
     empty = Run("run", ("python", "x.py"), 0.2, 0, (), (), (), (replace(PROCESS, jax=""),))
     assert shown(empty, page="").splitlines() == [
         "python x.py: 200 ms, exit code 0",
@@ -124,7 +124,7 @@ def test_a_function_of_several_processes_has_one_row():
     assert "step 6 times in 2 processes  batch" in text
 
 
-def test_more_compiling_than_time_has_no_share():
+def test_more_compilation_time_than_wall_time_has_no_share():
     assert "28.4 s of compiling 12 programs" in shown(training(seconds=10.0))
 
 
@@ -138,7 +138,7 @@ def test_more_compiling_than_time_has_no_share():
         (Reason("structure", "", "2 arguments", "3 arguments", ""), "arguments: 2 arguments → 3"),
     ],
 )
-def test_reasons_are_said_in_the_users_terms(reason, text):
+def test_reasons_are_in_the_users_terms(reason, text):
     assert reason_text(reason).startswith(text)
 
 

@@ -1,4 +1,4 @@
-"""The table of what repeats fits where it is shown."""
+"""The table of repeated code fits the terminal."""
 
 from jaxprtool.ir.programs.repetition import RepeatedBody, Repetition, SourceRange
 from jaxprtool.render.reports.repetition import repetition_table
@@ -14,20 +14,20 @@ def shown(found, width=100, top=None):
     return repetition_table(found, width, top).plain().splitlines()
 
 
-def test_a_path_is_shortened_to_what_fits():
+def test_a_path_is_shortened_to_fit():
     found = Repetition("loss", 1000, 500, 100, (body("layer", 12),))
     assert shown(found, 100)[3].endswith(" models/attention.py:10-20")
     assert shown(found, 66)[3].endswith("  attention.py:10-20")
 
 
-def test_a_body_of_one_line_has_one_number():
+def test_a_body_of_one_line_has_one_line_number():
     one = RepeatedBody("layer", 2, 30, 0.5, SourceRange("model.py", 7, 7), ())
     assert shown(Repetition("loss", 100, 50, 10, (one,)))[3].endswith(" model.py:7")
     unknown = RepeatedBody("layer", 2, 30, 0.5, None, ())
     assert shown(Repetition("loss", 100, 50, 10, (unknown,)))[3].endswith("50.0%")
 
 
-def test_of_small_bodies_the_largest_are_shown():
+def test_only_the_largest_of_small_bodies_are_shown():
     small = tuple(body(f"layer_{i}") for i in range(8))
     lines = shown(Repetition("loss", 1000, 1000, 1000, (), small), top=5)
     assert lines[0] == "loss: 1,000 equations, too little repetition to outline"

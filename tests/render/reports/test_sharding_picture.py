@@ -1,4 +1,4 @@
-"""Pictures of shardings: each device is in the block where JAX puts it."""
+"""Pictures of shardings: each device is in the block that JAX assigns to it."""
 
 from itertools import pairwise, product
 
@@ -47,7 +47,7 @@ def read(text):
 
 
 def devices(cell):
-    """Return the numbers in a block: `0-3, 8`."""
+    """Return the device numbers in a block: `0-3, 8`."""
     numbers = []
     for run in filter(None, cell.replace(" ", "").split(",")):
         first, _, last = run.partition("-")
@@ -57,7 +57,7 @@ def devices(cell):
 
 
 def by_jax(shape, mesh, spec):
-    """Return the ranges that JAX gives to each device."""
+    """Return the ranges that JAX assigns to each device."""
     found = NamedSharding(mesh, spec).devices_indices_map(shape)
     return {
         device.id: tuple(each.indices(size)[:2] for each, size in zip(index, shape, strict=True))
@@ -71,7 +71,7 @@ def dimensions(line):
 
 
 def places(text, shape):
-    """Return the ranges of the devices of a picture, from its caption, its edges and its blocks."""
+    """Return the ranges of the devices of a picture, from its caption, edges and blocks."""
     caption = text.splitlines()[0]
     down, across = [], []
     if "not split" not in caption:
@@ -91,7 +91,7 @@ def places(text, shape):
 
 
 MESHES = [((8,), "x"), ((2, 4), "xy"), ((4, 2), "xy"), ((2, 2, 2), "xyz"), ((1, 8), "xy")]
-#: Orders of devices: as they are, reversed, and mixed.
+#: Orders of devices: ascending, reversed, and mixed.
 ORDERS = [list(range(8)), list(range(8))[::-1], [3, 0, 7, 5, 1, 6, 2, 4]]
 
 
@@ -107,7 +107,7 @@ def specs(axes, rank):
 @pytest.mark.parametrize("width", WIDTHS)
 @pytest.mark.parametrize("order", ORDERS)
 @pytest.mark.parametrize(("sizes", "axes"), MESHES)
-def test_each_device_is_in_the_block_where_jax_puts_it(sizes, axes, order, width):
+def test_each_device_is_in_the_block_that_jax_assigns(sizes, axes, order, width):
     mesh = Mesh(np.array(jax.devices())[order].reshape(sizes), tuple(axes))
     count = 0
     for shape in [(), (8,), (16, 8), (8, 24, 40), (8, 8, 16, 8)]:
@@ -119,13 +119,13 @@ def test_each_device_is_in_the_block_where_jax_puts_it(sizes, axes, order, width
 
 
 def cut(size, parts):
-    """Return the ranges of parts of a size, equal ones but for the last, which may be empty."""
+    """Return the ranges of equal parts of a size. The last one may be smaller or empty."""
     part = -(-size // parts)
     return [(min(i * part, size), min(i * part + part, size)) for i in range(parts)]
 
 
 @pytest.mark.parametrize("width", WIDTHS)
-def test_sizes_need_not_divide(width):
+def test_sizes_need_not_be_divisible(width):
     ranges = dict(enumerate(product(cut(10, 4), cut(5, 2))))
     assert places(drawn((10, 5), ranges, width), (10, 5)) == ranges
 
@@ -167,19 +167,19 @@ def test_a_replicated_array_is_one_block():
     )
 
 
-def test_dimensions_that_are_not_split_are_named():
+def test_unsplit_dimensions_are_named():
     ranges = {i: ((0, 5), each, (0, 70_000)) for i, each in enumerate(cut(8, 2))}
     lines = drawn((5, 8, 70_000), ranges).splitlines()
     assert lines[:2] == ["dimension 1 down", "not split: dimensions 0, 2 (5 x 70,000)"]
 
 
-def test_two_devices_in_a_row_are_written_one_by_one():
+def test_two_devices_in_a_row_are_listed_individually():
     assert "│ 0, 1 │" in drawn((8,), dict.fromkeys((0, 1), ((0, 8),)))
     assert "│ 0-2, 5 │" in drawn((8,), dict.fromkeys((0, 1, 2, 5), ((0, 8),)))
 
 
 @pytest.mark.parametrize(("size", "width"), [(2**6, 20), (2**26, 40), *product([2**26], WIDTHS)])
-def test_many_blocks_are_left_out_and_counted(size, width):
+def test_many_blocks_are_truncated_and_counted(size, width):
     whole = list(product(cut(size, 32), cut(size, 64)))
     text = drawn((size, size), dict(enumerate(whole)), width)
     blocks = read(text)

@@ -23,7 +23,7 @@ BACKGROUNDS = {
 
 
 def luminance(color):
-    """The relative luminance of a color, as WCAG 2 defines it."""
+    """Return the relative luminance of a color, as defined by WCAG 2."""
     linear = [
         c / 12.92 if c <= 0.03928 else ((c + 0.055) / 1.055) ** 2.4
         for c in (each / 255 for each in color.get_truecolor())

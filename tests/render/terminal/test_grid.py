@@ -1,4 +1,4 @@
-"""Rows in columns: what gives way where the terminal is narrow, and where words are broken."""
+"""Rows in columns: which columns shrink on a narrow terminal, and where words are broken."""
 
 import pytest
 
@@ -42,13 +42,13 @@ def test_nothing_is_lost_or_wider_than_the_terminal(width):
     assert sorted(text) == sorted("0" + "".join(words).replace(" ", "") + "x" * 50)
 
 
-def test_one_long_cell_does_not_take_the_room_of_all_rows():
+def test_one_long_cell_does_not_narrow_all_rows():
     short = [[["a"], ["b" * 10], ["c" * 10]] for _ in range(50)]
     shown = lines([*short, [["a"], [" ".join(["d" * 9] * 20)], ["c"]]], 40)
     assert shown[2:52] == ["a  bbbbbbbbbb                 cccccccccc"] * 50
 
 
-def test_pieces_keep_their_roles_where_they_are_broken():
+def test_broken_pieces_keep_their_roles():
     tokens = grid(["#", "outputs", "primitive"], ROWS, 32)
     assert [str(t) for t in tokens if type(t) is Type] == [
         ":",
@@ -61,7 +61,7 @@ def test_pieces_keep_their_roles_where_they_are_broken():
     assert [str(t) for t in tokens if type(t) is Heading] == ["#", "outputs", "primitive"]
 
 
-def test_what_stands_below_a_row_takes_the_width_from_its_second_column_on():
+def test_text_below_a_row_starts_at_the_second_column():
     more = [[f"parameter={'x' * 20}", " ", "other=3"], []]
     shown = "".join(grid(["#", "outputs", "primitive"], ROWS, 36, more)).splitlines()
     assert shown[2:] == [

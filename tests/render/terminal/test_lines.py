@@ -1,4 +1,4 @@
-"""Listings that fit a terminal: long lines are broken, and nothing is lost."""
+"""Listings fit the terminal: long lines are broken, and nothing is lost."""
 
 import jax.numpy as jnp
 import pytest
@@ -16,7 +16,7 @@ from tests.render.programs import PROGRAMS
 
 @pytest.mark.parametrize("name", PROGRAMS)
 @pytest.mark.parametrize("width", [50, 80, 160])
-def test_a_listing_that_fits_says_what_the_listing_says(name, width):
+def test_a_listing_that_fits_is_unchanged(name, width):
     closed = PROGRAMS[name]()
     for source in (False, True):
         usual = listing(closed, ShowOptions(width=width, source=source, scopes=source))
@@ -25,7 +25,7 @@ def test_a_listing_that_fits_says_what_the_listing_says(name, width):
         assert "".join(fits.plain().split()) == "".join(usual.plain().split())
 
 
-def test_lines_that_fit_stay_as_they_are():
+def test_lines_that_fit_are_unchanged():
     program = jaxprtool.trace(lambda x: jnp.sin(x) + 1, 1.0)
     assert listing(program, ShowOptions(fit=True)).tokens == listing(program).tokens
 
@@ -38,7 +38,7 @@ def test_variables_are_bound_in_color_where_a_line_is_broken():
         assert bound[:3] == ["a", "b", "c"] and len(bound) == 40
 
 
-def test_escapes_in_names_are_written_out_on_a_terminal():
+def test_escape_sequences_in_names_are_escaped_on_a_terminal():
     program = jaxprtool.trace(jnp.sin, 1.0).replace(arg_names=("\x1b[31m",))
     options = ShowOptions(names=True, fit=True)
     page = overview_page(program, overview(program), 80, 24)
@@ -47,7 +47,7 @@ def test_escapes_in_names_are_written_out_on_a_terminal():
     assert "\x1b" not in repr(program)
 
 
-def test_a_comment_that_does_not_fit_stands_below():
+def test_a_comment_that_does_not_fit_is_on_the_next_line():
     program = jaxprtool.trace(lambda x: jnp.zeros((100, 100)).at[x, 3:5].set(1.0), 3)
     shown = listing(program, ShowOptions(width=70, source=True, fit=True)).plain().splitlines()
     assert any(line.strip().startswith("# ") for line in shown)

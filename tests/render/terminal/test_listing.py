@@ -1,4 +1,4 @@
-"""The listing is JAX's own text, byte for byte; and what it adds to it."""
+"""The listing equals JAX's text byte for byte, apart from additions."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ WIDTHS = (40, 80, 120, 160)
 
 
 def same_as_jax(closed, width, types=True):
-    closed = as_constants(closed)  # as the listing has arrays that JAX writes as literals
+    closed = as_constants(closed)  # as the listing writes arrays that JAX writes as literals
     ours = listing(closed, ShowOptions(width=width, types=types)).plain()
     theirs = jaxcompat.open_jaxpr(closed).pretty_print(
         width=width, print_shapes=types, use_color=False
@@ -40,7 +40,7 @@ def same_as_jax(closed, width, types=True):
 
 
 def same_names(closed):
-    """Compare the names that are given without writing a listing with those in it."""
+    """Compare the names computed without writing a listing with those in it."""
     about = program_signature(closed)
     for options in (ShowOptions(), ShowOptions(names=True, terse=True)):
         notation = options.notation(about)
@@ -53,7 +53,7 @@ def same_names(closed):
 
 
 @pytest.mark.parametrize("name", PROGRAMS)
-def test_text_is_jaxs_own(name):
+def test_text_equals_jaxs(name):
     closed = PROGRAMS[name]()
     same_names(closed)
     for width in (*range(10, 130, 7), *WIDTHS):
@@ -63,7 +63,7 @@ def test_text_is_jaxs_own(name):
 
 
 @pytest.mark.parametrize("width", WIDTHS)
-def test_text_of_gradients_is_jaxs_own(width):
+def test_text_of_gradients_equals_jaxs(width):
     for name in ("deep_nesting", "custom_jvp", "scan_while_cond_switch", "nested_jit"):
         closed = PROGRAMS[name]()
         flat = jaxpr_as_fun(closed)
@@ -91,7 +91,7 @@ def prove(number, case):
     return "compared"
 
 
-def test_text_of_jaxs_own_test_programs_is_jaxs_own():
+def test_text_of_jaxs_own_test_programs_equals_jaxs():
     cases = enumerate(harness_programs(every=15))
     assert [prove(*numbered) for numbered in cases].count("compared") > 300
 
@@ -99,7 +99,7 @@ def test_text_of_jaxs_own_test_programs_is_jaxs_own():
 SWEEP = [Part("listing: harnesses", Harnesses(), prove, expected=lambda n: n["compared"] > 5000)]
 
 
-# --- what JAX's notation does not have ----------------------------------------------------------
+# --- additions to JAX's notation ------------------------------------------------------------------
 
 
 def nested():
@@ -119,7 +119,7 @@ def lines(closed, **options):
 
 
 @pytest.mark.parametrize("name", PROGRAMS)
-def test_comments_change_nothing_but_the_ends_of_lines(name):
+def test_comments_change_only_the_ends_of_lines(name):
     closed = PROGRAMS[name]()
     bare = listing(closed, ShowOptions(width=60)).plain()
     marked = listing(closed, ShowOptions(width=60, source=True, scopes=True)).plain()
@@ -137,7 +137,7 @@ def test_each_equation_has_its_source_line_at_the_end_of_its_first_line():
     assert sum("# " in line for line in shown) == str(nested()).count(" = ")
 
 
-def test_comments_stand_in_one_column_where_the_lines_allow():
+def test_comments_are_aligned_where_the_lines_allow():
     shown = [line for line in lines(nested(), source=True) if "  # " in line]
     columns = {line.index("#") for line in shown if len(line.split("  #")[0]) <= 48}
     assert columns == {50} and len(shown) == 7
@@ -151,13 +151,13 @@ def test_scopes_are_shown_with_and_without_source():
     )
 
 
-def test_types_can_be_left_out():
+def test_types_can_be_omitted():
     assert lines(jaxpr_of(lambda x: jnp.sin(x) * 2.0, X), types=False) == [
         "{ lambda ; a. let b = sin a; c = mul b 2.0:f32[] in (c,) }"
     ]
 
 
-def test_depth_folds_bodies_to_a_line_with_all_their_equations():
+def test_depth_folds_bodies_to_a_line_with_the_number_of_equations():
     assert lines(nested(), depth=0) == [
         "{ lambda ; a:f32[3]. let",
         "    b:f32[] = jit[name=loss jaxpr={ lambda ; a:f32[3]. … 6 equations }] a",
@@ -174,7 +174,7 @@ def test_depth_folds_the_definition_of_a_shared_body():
     assert not any("let g" in line for line in shown), "nothing that is shown mentions g"
 
 
-def test_only_keeps_equations_in_their_place_and_with_their_names():
+def test_only_keeps_equations_in_place_with_their_names():
     everything, shown = lines(nested()), lines(nested(), only=["dot*", "sin"])
     assert [line for line in shown if "…" not in line] == [
         line for line in everything if line in shown
@@ -184,7 +184,7 @@ def test_only_keeps_equations_in_their_place_and_with_their_names():
     assert [line.strip() for line in shown if "…" in line] == ["… 1 equation"] * 3
 
 
-def test_only_that_fits_nothing_counts_everything():
+def test_only_without_matches_counts_all_equations():
     assert lines(nested(), only=["cos"]) == ["{ lambda ; a:f32[3]. let … 7 equations in (b,) }"]
 
 
@@ -201,7 +201,7 @@ def test_the_first_lines_can_be_written_without_the_rest(name):
                 assert len(first) > most or first == whole
 
 
-def test_segments_bear_the_styles_of_their_roles_and_the_same_text():
+def test_segments_have_the_styles_of_their_roles_and_the_same_text():
     shown = listing(nested(), ShowOptions(source=True))
     segments = shown.segments()
     assert "".join(segment.text for segment in segments) == shown.plain()
@@ -219,7 +219,7 @@ def test_a_rich_console_prints_the_whole_text_in_color():
     assert "\x1b[1mtanh\x1b[0m" in printed
 
 
-def test_a_chain_of_shared_bodies_that_unfolds_to_billions_of_equations_is_listed_once_each():
+def test_shared_bodies_that_unfold_to_billions_of_equations_are_listed_once_each():
     def double(f):
         return jax.jit(lambda x: f(x) + f(x * 2))
 

@@ -1,4 +1,4 @@
-"""Tests of the division of long names and paths."""
+"""Tests of breaking long names and paths."""
 
 import pytest
 from rich.console import Console
@@ -25,7 +25,7 @@ def lines(text, width):
         ("one\n\ntwo", 10, ["one", "", "two"]),
     ],
 )
-def test_words_longer_than_a_line_are_divided_between_their_parts(text, width, wrapped):
+def test_words_longer_than_a_line_are_broken_between_their_parts(text, width, wrapped):
     assert lines(text, width) == wrapped
     assert "".join(lines(text, width)).replace(" ", "") == text.replace(" ", "").replace("\n", "")
 

@@ -11,6 +11,7 @@ from html.parser import HTMLParser
 from urllib.parse import unquote, urldefrag
 
 import pytest
+from selenium.common.exceptions import StaleElementReferenceException
 from selenium.webdriver.common.by import By
 from selenium.webdriver.support.ui import WebDriverWait
 
@@ -80,8 +81,9 @@ def test_the_search_works_without_a_server(site):
     with browser.chromium() as driver:
         driver.get((site / "search.html").as_uri() + "?q=residuals")
         links = (By.CSS_SELECTOR, "#search-results li a")
-        found = WebDriverWait(driver, 20).until(lambda _: driver.find_elements(*links))
-        assert "Residuals" in [each.text for each in found]
+        # Results are added one by one, and drawn again.
+        wait = WebDriverWait(driver, 60, ignored_exceptions=[StaleElementReferenceException])
+        wait.until(lambda _: "Residuals" in [each.text for each in driver.find_elements(*links)])
 
 
 @needs("chromium", "chromedriver")

@@ -1,4 +1,4 @@
-"""cse makes one equation of equal ones, at every depth, and of no others."""
+"""cse merges equal equations, at every depth, and no others."""
 
 from collections import Counter
 
@@ -21,7 +21,7 @@ y = x + 1
 
 
 def count(jaxpr):
-    """Equations by primitive, at every depth."""
+    """Count equations by primitive, at every depth."""
     total = Counter(eqn.primitive.name for eqn in jaxpr.eqns)
     for eqn in jaxpr.eqns:
         for _, body in sub_jaxprs(eqn):
@@ -30,7 +30,7 @@ def count(jaxpr):
 
 
 def cse(fun, *args):
-    """The program of `fun` after cse, checked to compute the same; twice changes nothing more."""
+    """Return the program of `fun` after cse, which computes the same and is final for cse."""
     before = jaxprtool.trace(fun, *args)
     after = Cse()(before)
     type_check(after)
@@ -40,12 +40,12 @@ def cse(fun, *args):
     return after
 
 
-def test_equal_equations_become_one():
+def test_equal_equations_are_merged():
     after = cse(lambda a: jnp.sin(a) * 2.0 + jnp.sin(a) * 2.0, x)
     assert count(after.jaxpr) == {"sin": 1, "mul": 1, "add": 1}
 
 
-def test_a_program_without_repetition_stays_the_same_object():
+def test_a_program_without_repetition_is_the_same_object():
     program = jaxprtool.trace(lambda a: jax.jit(jnp.sort)(jnp.sin(a)) + jnp.cos(a), x)
     assert Cse()(program) is program
 
@@ -57,7 +57,7 @@ def scan_twice(a, first, second):
     return by(first), by(second)
 
 
-def test_equal_loops_become_one_and_what_is_inside_is_merged_first():
+def test_equal_loops_are_merged_after_their_bodies():
     after = cse(lambda a: scan_twice(a, jnp.sin, lambda row: jnp.sin(row) * 1), x)
     assert count(after.jaxpr)["scan"] == 2
     after = cse(lambda a: scan_twice(a, jnp.sin, jnp.sin), x)
@@ -66,7 +66,7 @@ def test_equal_loops_become_one_and_what_is_inside_is_merged_first():
     assert count(after.jaxpr)["sin"] == 1
 
 
-def test_equal_branches_and_calls_become_one():
+def test_equal_branches_and_calls_are_merged():
     def fun(a):
         calls = [jax.jit(lambda b: jnp.sort(b) + 1)(a) for _ in range(2)]
         branches = [lax.cond(a[0, 0] > 0, lambda b: b * 2, jnp.sin, a) for _ in range(2)]
@@ -78,13 +78,13 @@ def test_equal_branches_and_calls_become_one():
 
 
 @pytest.mark.parametrize("op", [jnp.add, jnp.multiply, jnp.equal, jnp.not_equal])
-def test_operands_in_either_order_are_equal_where_no_bit_differs(op):
+def test_commutative_operands_are_reordered_if_all_bits_agree(op):
     after = cse(lambda a, b: (op(a, b), op(b, a)), x, y)
     assert len(after.jaxpr.eqns) == 1
 
 
 @pytest.mark.parametrize("op", [jnp.subtract, jnp.divide, jnp.maximum, jnp.minimum, jnp.less])
-def test_operands_in_another_order_differ_where_a_bit_might(op):
+def test_operands_in_another_order_differ_if_a_bit_might(op):
     # The larger of 0.0 and -0.0 depends on the order.
     assert len(cse(lambda a, b: (op(a, b), op(b, a)), x, y).jaxpr.eqns) == 2
 
@@ -108,12 +108,12 @@ def test_integers_commute_where_floats_do_not():
         lambda a: (lax.reduce_precision(a, 5, 10), lax.reduce_precision(a, 8, 7)),
     ],
 )
-def test_what_differs_in_a_literal_or_a_parameter_stays(fun):
+def test_different_literals_or_parameters_prevent_merging(fun):
     program = jaxprtool.trace(fun, x)
     assert Cse()(program).jaxpr is program.jaxpr
 
 
-def test_random_bits_are_merged_only_if_drawn_from_the_same_key():
+def test_random_bits_are_merged_only_with_the_same_key():
     def fun(key):
         one, other = jax.random.split(key)
         return [jax.random.bits(k, (2,)) for k in (one, other, one, key)]
@@ -122,7 +122,7 @@ def test_random_bits_are_merged_only_if_drawn_from_the_same_key():
     assert count(after.jaxpr)["random_bits"] == 3
 
 
-def test_effects_stay_each_of_them():
+def test_effects_are_never_merged():
     def fun(a):
         ref = jax.new_ref(a)
         first = ref[...]
@@ -148,12 +148,12 @@ def test_effects_stay_each_of_them():
         jaxprtool.nest(lambda a: jaxprtool.sow(a, tag="t", name="n", mode="append"), scope="s"),
     ],
 )
-def test_what_is_there_to_be_repeated_stays(fun):
+def test_deliberate_repetition_is_kept(fun):
     before = jaxprtool.trace(lambda a: (fun(a), fun(a)), x)
     assert count(Cse()(before).jaxpr) == count(before.jaxpr)
 
 
-def test_a_remat_still_computes_again():
+def test_remat_still_recomputes():
     def loss(a):
         return jax.checkpoint(lambda b: jnp.sin(jnp.sin(b)))(a).sum()
 
@@ -185,7 +185,7 @@ def test_custom_calls_are_merged_if_their_rules_are_the_same_functions():
     assert count(after.jaxpr)["custom_vjp_call"] == 1
 
 
-def test_dropped_results_of_the_first_are_given_after_all():
+def test_results_dropped_by_one_equation_are_taken_from_the_other():
     both = jax.jit(lambda b: (jnp.sin(b), jnp.cos(b)))
     before = jaxprtool.trace(lambda b: both(b), x)
     jaxpr, (eqn,), (v,) = before.jaxpr, before.jaxpr.eqns, before.jaxpr.invars
@@ -208,7 +208,7 @@ def test_dropped_results_of_the_first_are_given_after_all():
     same(program, after, [x])
 
 
-def test_equal_constants_are_held_once():
+def test_equal_constants_are_stored_once():
     one, other = (np.arange(12.0, dtype=np.float32).reshape(3, 4) for _ in range(2))
     third = one.copy()
     third[0, 0] = -0.0
@@ -219,14 +219,14 @@ def test_equal_constants_are_held_once():
     assert len(after.jaxpr.eqns) == 2
 
 
-def test_equal_random_keys_are_held_once():
+def test_equal_random_keys_are_stored_once():
     keys = [jax.random.key(7) for _ in range(2)] + [jax.random.key(8)]
     after = cse(lambda a: [jax.random.bits(k, a.shape) for k in keys], x)
     assert count(after.jaxpr)["random_bits"] == 2
     assert len(after.jaxpr.consts) == 2
 
 
-def test_equal_constants_of_inner_bodies_are_held_once():
+def test_equal_constants_of_inner_bodies_are_stored_once():
     one, other = (np.arange(4.0, dtype=np.float32) for _ in range(2))
     inner = jax.make_jaxpr(lambda r: (r + one, r * other))(x[0])
     outer = jax.jit(lambda r: jaxcompat.jaxpr_as_fun(inner)(r))
@@ -249,7 +249,7 @@ def test_equal_bodies_become_one_object():
     assert bodies[0] is bodies[1]
 
 
-def test_collectives_on_the_same_operand_become_one():
+def test_collectives_on_the_same_operand_are_merged():
     mesh = jax.make_mesh((1,), ("i",), axis_types=(jax.sharding.AxisType.Auto,))
 
     @jax.shard_map(mesh=mesh, in_specs=P("i"), out_specs=P())

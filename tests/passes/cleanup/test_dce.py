@@ -1,4 +1,4 @@
-"""dce removes what is dead at every depth, and nothing else."""
+"""dce removes dead code at every depth, and nothing else."""
 
 from collections import Counter
 
@@ -20,7 +20,7 @@ x = jnp.arange(12.0).reshape(3, 4) / 10
 
 
 def count(jaxpr):
-    """Equations by primitive, at every depth."""
+    """Count equations by primitive, at every depth."""
     total = Counter()
     for eqn in jaxpr.eqns:
         total[eqn.primitive.name] += 1
@@ -30,7 +30,7 @@ def count(jaxpr):
 
 
 def dce(fun, *args):
-    """The program of `fun` after dce, checked to be well typed and to compute the same."""
+    """Return the program of `fun` after dce, which is well typed and computes the same."""
     before = jaxprtool.trace(fun, *args)
     after = Dce()(before)
     type_check(after)
@@ -44,13 +44,13 @@ def only(program, primitive):
     return view(eqn)
 
 
-def test_an_equation_without_use_goes_and_inputs_stay():
+def test_an_unused_equation_is_removed_and_inputs_are_kept():
     after = dce(lambda a, b: (jnp.cos(b), jnp.sin(a))[1], x, x)
     assert count(after.jaxpr) == {"sin": 1}
     assert len(after.jaxpr.invars) == 2
 
 
-def test_a_program_without_dead_code_stays_the_same_object():
+def test_a_program_without_dead_code_is_the_same_object():
     program = jaxprtool.trace(jax.jit(lambda a: jnp.sin(a)), x)
     assert Dce()(program).jaxpr is program.jaxpr
 
@@ -63,7 +63,7 @@ def test_drop_inputs_puts_none_in_the_pytree():
     np.testing.assert_array_equal(after({"unused": None, "used": x}, None), x + 1)
 
 
-def test_unread_constants_go():
+def test_unused_constants_are_removed():
     big = np.ones((50, 4), np.float32)
     after = dce(lambda a: (a @ jnp.asarray(big).T, jnp.sin(a))[1], x)
     assert after.jaxpr.consts == []
@@ -79,7 +79,7 @@ def test_calls_lose_dead_results_operands_and_equations(wrap):
     assert count(call.body) == {"sin": 1}
 
 
-def test_jit_keeps_donation_and_name_of_what_stays():
+def test_jit_keeps_its_name_and_the_donation_of_remaining_operands():
     inner = jax.jit(lambda a, b: (jnp.sin(a), jnp.cos(b)), donate_argnums=1)
     after = dce(lambda a, b: inner(a, b * 2)[1], x, x)
     (eqn,) = [e for e in after.jaxpr.eqns if e.primitive.name == "jit"]
@@ -95,7 +95,7 @@ def test_a_shared_body_is_cleaned_once_and_stays_shared():
     assert count(first) == {"sin": 1}
 
 
-def test_scan_loses_carries_that_feed_only_themselves():
+def test_scan_loses_carries_that_only_they_depend_on():
     def body(carry, row):
         used, chain, tail = carry
         return (used + row.sum(), chain * 2, tail + chain), (row * 2, jnp.cos(row) + tail)
@@ -106,7 +106,7 @@ def test_scan_loses_carries_that_feed_only_themselves():
     assert "mul" not in count(scan.body)
 
 
-def test_scan_loses_xs_and_consts_that_nothing_reads():
+def test_scan_loses_unused_xs_and_consts():
     def run(a, k):
         return lax.scan(lambda c, row: (c + 1, (jnp.sin(c), row @ k)), 0.0, a)[1][0]
 
@@ -114,7 +114,7 @@ def test_scan_loses_xs_and_consts_that_nothing_reads():
     assert (len(scan.consts), len(scan.xs), scan.length) == (0, 0, 3)
 
 
-def test_while_loses_dead_carries_on_every_jax():
+def test_while_loses_dead_carries_on_every_jax_release():
     def run(a):
         body = lambda c: (c[0] + 1, c[1] * 2, c[2] + jnp.cos(c[1]))  # noqa: E731
         return lax.while_loop(lambda c: c[0] < 3, body, (0, a, a))[1]
@@ -124,7 +124,7 @@ def test_while_loses_dead_carries_on_every_jax():
     assert count(loop.body) == {"add": 1, "mul": 1}
 
 
-def test_while_keeps_what_its_condition_reads():
+def test_while_keeps_the_carries_of_its_condition():
     def run(a):
         return lax.while_loop(lambda c: c[0].sum() < 9, lambda c: (c[0] + c[1], c[1] * 2), (a, a))
 
@@ -192,7 +192,7 @@ def test_shard_map_loses_dead_results_operands_and_their_specs():
     assert "cos" not in count(call.body)
 
 
-def test_primitives_without_a_rule_are_cleaned_inside():
+def test_bodies_of_primitives_without_a_rule_are_cleaned():
     def solve(matvec, b):
         return b / 2.0
 
@@ -204,7 +204,7 @@ def test_primitives_without_a_rule_are_cleaned_inside():
     assert "cos" not in count(after.jaxpr)
 
 
-def test_effects_stay_in_order_at_every_depth():
+def test_effects_keep_their_order_at_every_depth():
     seen = []
 
     def run(a):
@@ -224,7 +224,7 @@ def test_effects_stay_in_order_at_every_depth():
     assert seen == [0.0, 1.0, 2.0, 10.0]
 
 
-def test_writes_to_a_ref_stay():
+def test_writes_to_a_ref_are_kept():
     def run(a):
         ref = jax.new_ref(a)
         ref[0] = a[1] * 2
@@ -242,7 +242,7 @@ class TestDceJaxpr:
         closed = jax.make_jaxpr(lambda a, b, c: (jnp.sin(a), jnp.cos(b)))(x, x, x)
         return jaxcompat.open_jaxpr(closed)
 
-    def test_gives_the_used_inputs(self):
+    def test_used_inputs_are_returned(self):
         jaxpr, used = dce_jaxpr(self.trace(), [False, True])
         assert used == [False, True, False]
         assert len(jaxpr.invars) == len(jaxpr.outvars) == len(jaxpr.eqns) == 1
@@ -260,7 +260,7 @@ class TestDceJaxpr:
         assert used == list(used_by_theirs)
         assert str(ours) == str(theirs)
 
-    def test_constvars_stay(self):
+    def test_constvars_are_kept(self):
         traced = jax.make_jaxpr(lambda a: (a @ np.ones((4, 9), np.float32), jnp.sin(a)))(x)
         closed = as_constants(traced)
         jaxpr, _ = dce_jaxpr(jaxcompat.open_jaxpr(closed), [False, True])
@@ -271,7 +271,7 @@ class TestDceJaxpr:
             dce_jaxpr(self.trace(), [True, True, True])
 
 
-def test_a_plug_in_adds_its_primitives_rule(monkeypatch):
+def test_a_plug_in_adds_a_rule_for_its_primitive(monkeypatch):
     asked = []
 
     def rule(used_outputs, live_inputs, eqn):
@@ -283,7 +283,7 @@ def test_a_plug_in_adds_its_primitives_rule(monkeypatch):
     assert asked == [[True]]
 
 
-def test_a_sown_value_stays_if_a_part_of_it_is_used_and_goes_otherwise():
+def test_a_sown_value_is_kept_only_if_a_part_of_it_is_used():
     def f(x):
         unused = jaxprtool.variable(x * 2, name="unused")
         sown = jaxprtool.variable({"a": jnp.sin(x), "b": (jnp.cos(x), unused)}, name="used")

@@ -1,7 +1,7 @@
 """dce on JAX's own test programs, on random programs, and on the samples and their gradients.
 
-Each result is type-checked and compared with the original by `tests.programs.same`; it keeps
-every lasting effect and has no more equations than JAX's own dead-code elimination leaves.
+Each result is type-checked and compared with the original by `tests.programs.same`. It keeps every
+lasting effect and has no more equations than after JAX's own dead-code elimination.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ def prove_dce(
 
 
 def assert_as_small_as_jax(before: Program, after: Program) -> None:
-    """No effect is lost but dead writes, and no more equations are left than JAX leaves."""
+    """Assert that only dead writes are lost, and that no more equations are left than with JAX."""
     found, expected = (without_ref_writes(lasting_effects(p.jaxpr)) for p in (after, before))
     assert found == expected
     opened = jaxcompat.open_jaxpr(before.jaxpr)
@@ -55,7 +55,7 @@ def assert_as_small_as_jax(before: Program, after: Program) -> None:
 
 
 def prove_subset(program: Program, args: list, rng: random.Random) -> bool:
-    """`dce_jaxpr` for some of the results; False if the program has none to choose from."""
+    """Prove `dce_jaxpr` for some of the results. Return False if there are too few results."""
     count = len(program.jaxpr.outvars)
     if count == 0:
         return False
@@ -81,7 +81,7 @@ def prove_subset(program: Program, args: list, rng: random.Random) -> bool:
 
 
 @pytest.mark.parametrize(("inner", "outer"), share(list(product(DEAD_CODE, repeat=2))))
-def test_dead_code_goes_and_values_and_rules_stay(inner, outer):
+def test_dead_code_is_removed_and_values_and_rules_are_kept(inner, outer):
     case = Case("tanh", lambda x, y: jnp.tanh(x * y) + x, (jnp.float32(0.3), jnp.arange(3.0)))
     case = with_dead_code(with_dead_code(case, inner), outer)
     before, after, verdict = prove_dce(case)
@@ -96,10 +96,10 @@ def test_dead_code_goes_and_values_and_rules_stay(inner, outer):
 def prove_harness(
     number: int, case: Case, *, wrapped: int = 1, gradients: int = 1, compiled: int = 1
 ) -> Counter[str]:
-    """A program as it is; each `wrapped`-th also with dead code around it, of kinds by turns.
+    """Prove a program as it is, and each `wrapped`-th also with each kind of dead code in turn.
 
-    Every `gradients`-th is differentiated too. Of the wrapped ones, each `compiled`-th is compared
-    as JAX's evaluator runs it, and the others one equation at a time.
+    Every `gradients`-th is also differentiated. Of the wrapped ones, each `compiled`-th is compared
+    in JAX's evaluator, and the others one equation at a time.
     """
     outcomes: Counter[str] = Counter()
     kinds = list(DEAD_CODE)
@@ -140,9 +140,9 @@ def test_random_programs_compute_the_same(chunk):
 
 
 def prove_random(number: int, case: Case, *, both: bool = True) -> str:
-    """A program with all of its results, differentiated too, and with some of them.
+    """Prove a program with all of its results, also differentiated, and with some of them.
 
-    Unless `both`, one program is differentiated and the next one taken with some results.
+    Unless `both`, programs are alternately differentiated or taken with some results.
     """
     is_differentiated = number // 2 % 2 == 0
     before, _, verdict = prove_dce(case, gradients=both or is_differentiated)

@@ -1,4 +1,4 @@
-"""Dead writes to refs: what `live_inputs` promises, and JAX's own answers beside ours."""
+"""Dead writes to refs: the contract of `live_inputs`, compared with JAX's results."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ X = jnp.arange(3.0)
 
 
 def jaxpr_of(fun, refs=1):
-    """The jaxpr of `fun(x, *refs)`."""
+    """Return the jaxpr of `fun(x, *refs)`."""
     return jaxcompat.open_jaxpr(jax.make_jaxpr(fun)(X, *(jax.new_ref(X) for _ in range(refs))))
 
 
@@ -31,7 +31,7 @@ def writes(jaxpr) -> int:
 
 
 def wrapped(kind, body):
-    """`body(x, ref)`, which gives nothing, in a call, loop or branch."""
+    """Wrap `body(x, ref)`, which has no results, in a call, loop or branch."""
 
     def loop(x, ref):
         lax.scan(lambda c, _: (c, body(x, ref)), (), length=2)
@@ -55,7 +55,7 @@ def write(x, ref):
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_writes_to_a_ref_that_nobody_reads_go(kind):
+def test_writes_to_a_ref_that_is_never_read_are_removed(kind):
     jaxpr = jaxpr_of(wrapped(kind, write))
     fewer, used = dce_jaxpr(jaxpr, [], live_inputs=[True, False])
     assert (fewer.eqns, used) == ([], [False, False])
@@ -65,7 +65,7 @@ def test_writes_to_a_ref_that_nobody_reads_go(kind):
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_writes_to_a_ref_of_the_jaxprs_own_stay_if_they_are_read(kind):
+def test_writes_to_a_local_ref_are_kept_if_they_are_read(kind):
     def fun(x):
         read, unread = jax.new_ref(x), jax.new_ref(x)
         wrapped(kind, write)(x, read)
@@ -79,7 +79,7 @@ def test_writes_to_a_ref_of_the_jaxprs_own_stay_if_they_are_read(kind):
     np.testing.assert_array_equal(after(X), fun(X))
 
 
-def test_what_is_written_after_the_last_read_goes():
+def test_writes_after_the_last_read_are_removed():
     def fun(x, ref):
         ref[...] = jnp.sin(x)
         y = ref[0]
@@ -94,7 +94,7 @@ def test_what_is_written_after_the_last_read_goes():
 
 
 @pytest.mark.parametrize("kind", ["scan", "while"])
-def test_a_round_may_read_what_the_round_before_has_written(kind):
+def test_an_iteration_may_read_writes_of_the_previous_one(kind):
     def step(x, ref, out):
         out[...] = ref[...] + x
         ref[...] = jnp.sin(x)
@@ -108,7 +108,7 @@ def test_a_round_may_read_what_the_round_before_has_written(kind):
     assert not dce_jaxpr(jaxpr, [], live_inputs=False)[0].eqns
 
 
-def test_a_condition_may_read_what_the_body_has_written():
+def test_a_condition_may_read_writes_of_the_body():
     def fun(x, ref):
         def body(i):
             ref[...] = ref[...] + x
@@ -120,7 +120,7 @@ def test_a_condition_may_read_what_the_body_has_written():
     assert dce_jaxpr(jaxpr, [True], live_inputs=False)[0] is jaxpr
 
 
-def test_a_ref_that_is_freed_stays():
+def test_a_freed_ref_is_kept():
     def fun(x):
         ref = jax.new_ref(x)
         jax.free_ref(ref)
@@ -130,16 +130,16 @@ def test_a_ref_that_is_freed_stays():
     assert len(Dce()(before).jaxpr.eqns) == len(before.jaxpr.eqns)
 
 
-def test_flags_must_be_as_many_as_inputs():
+def test_there_must_be_as_many_flags_as_inputs():
     with pytest.raises(ValueError, match="live_inputs has 1 flags for the jaxpr's 2 inputs"):
         dce_jaxpr(jaxpr_of(write), [], live_inputs=[True])
 
 
-# --- beside JAX -----------------------------------------------------------------------------------
+# --- compared with JAX ----------------------------------------------------------------------------
 
 
 def random_body(rng: random.Random, depth: int):
-    """A function of a value and refs, which reads and writes some, and gives a value."""
+    """Return a function of a value and refs, which reads and writes some, and returns a value."""
     names = ["read", "write", "add", "swap", "own", "nest"]
     count = rng.randint(1, 5)
     steps = [(rng.choice(names), rng.randrange(3), rng.random()) for _ in range(count)]
@@ -180,7 +180,7 @@ def nest(how, body, x, refs):
 
 
 def prove(seed: int) -> None:
-    """Our jaxpr computes the same, and is no larger than JAX's; it takes no more."""
+    """Assert that our jaxpr computes the same, with no more equations and inputs than JAX's."""
     rng = random.Random(seed)
     jaxpr = jaxpr_of(random_body(rng, 2), 3)
     outputs, live = [rng.random() < 0.5], [True, *(rng.random() < 0.5 for _ in range(3))]

@@ -1,4 +1,4 @@
-"""fold computes what is constant, within its limit, and opens control flow of known course."""
+"""fold evaluates constants, within its limit, and inlines control flow of known course."""
 
 import itertools
 from collections import Counter
@@ -22,7 +22,7 @@ x = jnp.arange(12.0).reshape(3, 4) / 10
 
 
 def count(jaxpr):
-    """Equations by primitive, at every depth."""
+    """Count equations by primitive, at every depth."""
     total = Counter(eqn.primitive.name for eqn in jaxpr.eqns)
     for eqn in jaxpr.eqns:
         for _, body in sub_jaxprs(eqn):
@@ -35,7 +35,7 @@ def constant_bytes(program):
 
 
 def fold(fun, *args, max_bytes=65536):
-    """The program of `fun` after fold, checked to compute the same; twice folds nothing more."""
+    """Return the program of `fun` after fold, which computes the same and is final for fold."""
     before = jaxprtool.trace(fun, *args)
     after = Fold(max_bytes)(before)
     type_check(after)
@@ -54,7 +54,7 @@ def fold(fun, *args, max_bytes=65536):
     [jax.debug_nans(True), jax.debug_infs(True), jax.disable_jit(), jax.transfer_guard("disallow")],
     ids=["debug_nans", "debug_infs", "disable_jit", "transfer_guard"],
 )
-def test_switches_of_jax_do_not_change_what_is_folded(setting):
+def test_jax_config_does_not_change_the_result(setting):
     before = jaxprtool.trace(lambda a: a + jnp.log(jnp.array([0.0, -1.0, 1.0, 2.0])), x)
     with setting:
         after = Fold()(before)
@@ -81,13 +81,13 @@ def test_equal_elements_become_a_broadcast_literal():
     assert not after.jaxpr.consts
 
 
-def test_what_only_expands_stays_and_the_program_is_the_same_object():
+def test_pure_expansions_are_kept_and_the_program_is_the_same_object():
     program = jaxprtool.trace(lambda a: a + jnp.arange(4.0) + jnp.zeros((3, 4)), x)
     folded = Fold()(program)
     assert folded is program
 
 
-def test_constants_of_the_program_are_computed_with():
+def test_constants_of_the_program_are_folded():
     c = np.arange(12.0, dtype=np.float32).reshape(4, 3)
     after = fold(lambda a: a @ jnp.sin(c) + c.T.sum(), x)
     assert count(after.jaxpr)["sin"] == 0
@@ -106,12 +106,12 @@ def test_constants_do_not_grow_past_the_limit():
     assert not fold(fun, x, max_bytes=0).jaxpr.consts
     after = fold(lambda a: a * jnp.sin(jnp.float32(1)), x, max_bytes=0)
     assert count(after.jaxpr) == {"mul": 1}
-    # What an earlier run has spent is not there to be spent again.
+    # The limit includes what an earlier run has spent.
     twice = Fold(300)(Fold(300)(jaxprtool.trace(fun, x)))
     assert constant_bytes(twice) <= 300
 
 
-def test_the_limit_is_the_same_for_a_program_that_was_written_and_read(tmp_path):
+def test_the_limit_is_the_same_after_writing_and_reading_a_program(tmp_path):
     def fun(a):
         masks = [jnp.tril(jnp.ones((n, n), bool)) for n in (10, 11, 12)]
         return [jnp.where(mask, a[0, 0], 0) for mask in masks]
@@ -122,7 +122,7 @@ def test_the_limit_is_the_same_for_a_program_that_was_written_and_read(tmp_path)
     assert jaxprtool.equivalent(Fold(300)(jaxprtool.read(path)), Fold(300)(once))
 
 
-def test_constants_beyond_the_limit_may_be_replaced_but_not_joined_by_others():
+def test_constants_beyond_the_limit_may_be_replaced_but_not_added():
     c = np.random.default_rng(0).normal(size=(16, 16)).astype(np.float32)
 
     def fun(a):
@@ -135,7 +135,7 @@ def test_constants_beyond_the_limit_may_be_replaced_but_not_joined_by_others():
     np.testing.assert_array_equal(after.jaxpr.consts[0], c.T)
 
 
-def test_a_constant_may_take_the_place_of_another():
+def test_a_constant_may_replace_another():
     c = np.random.default_rng(0).normal(size=(64, 64)).astype(np.float32)
     after = fold(
         lambda a: a + lax.transpose(c, (1, 0)), np.ones((64, 64), np.float32), max_bytes=1024
@@ -145,7 +145,7 @@ def test_a_constant_may_take_the_place_of_another():
     np.testing.assert_array_equal(held, c.T)
 
 
-def test_an_array_that_is_needed_twice_costs_once():
+def test_an_array_with_two_uses_counts_once_toward_the_limit():
     def fun(a):
         rows = [jnp.arange(4.0) * 2 + k for k in (1, 1)]
         return a + rows[0], a * rows[1]
@@ -160,12 +160,12 @@ def test_random_numbers_of_a_constant_key_are_drawn_once():
     assert count(after.jaxpr) == {"mul": 1}
 
 
-def test_a_key_stays_where_it_is_needed_itself():
+def test_a_key_is_kept_if_it_is_used_itself():
     after = fold(lambda a: (jax.random.key(3), a), x)
     assert count(after.jaxpr)["random_seed"] == 1
 
 
-def test_what_is_inside_bodies_is_folded():
+def test_bodies_are_folded():
     def fun(a):
         def step(c, row):
             return c + row * jnp.sin(jnp.float32(1)), jnp.where(jnp.arange(4) > 1, row, 0)
@@ -177,7 +177,7 @@ def test_what_is_inside_bodies_is_folded():
     assert count(after.jaxpr)["iota"] == 0
 
 
-def test_calls_and_short_loops_of_constants_are_computed():
+def test_calls_and_short_loops_of_constants_are_evaluated():
     def fun(a):
         powers = lax.scan(lambda c, _: (c * 2, c), jnp.float32(1), length=4)[1]
         chosen = lax.cond(powers[3] > 3, jnp.sin, jnp.cos, powers)
@@ -187,7 +187,7 @@ def test_calls_and_short_loops_of_constants_are_computed():
     assert count(after.jaxpr) == {"add": 2}
 
 
-def test_long_loops_and_big_intermediate_values_are_left():
+def test_long_loops_and_large_intermediate_values_are_not_folded():
     def fun(a):
         long = lax.scan(lambda c, _: (c * 1.5, None), jnp.float32(1), length=5000)[0]
         big = jnp.sin(jnp.arange(1_000_000.0)).sum()
@@ -212,7 +212,7 @@ def test_long_loops_and_big_intermediate_values_are_left():
         lambda: jax.new_ref(jnp.float32(1))[...],
     ],
 )
-def test_what_is_more_than_its_value_stays(fun):
+def test_results_with_more_than_a_value_are_kept(fun):
     before = jaxprtool.trace(fun)
     after = Fold()(before)
     type_check(after)
@@ -222,13 +222,13 @@ def test_what_is_more_than_its_value_stays(fun):
         assert kept[name] == count(before.jaxpr)[name]
 
 
-def test_committed_constants_are_left():
+def test_committed_constants_are_not_folded():
     c = jax.device_put(np.arange(4.0, dtype=np.float32), jax.devices()[0])
     before = jaxprtool.trace(lambda a: a + jnp.sin(c), x)
     assert count(Fold()(before).jaxpr)["sin"] == 1
 
 
-def test_wide_types_are_computed_in_them_whatever_the_setting():
+def test_wide_types_are_evaluated_in_full_width_whatever_the_setting():
     with jax.enable_x64(True):
         before = jaxprtool.trace(lambda a: a * jnp.sin(jnp.float64(1) / 3), np.float64(2))
     after = Fold()(before)
@@ -245,7 +245,7 @@ def test_bits_are_those_of_the_backend():
 
 
 @pytest.mark.parametrize("dtype", [np.int8, np.uint8, np.int32, np.uint32, bool])
-def test_what_numpy_computes_has_the_bits_of_the_backend(dtype):
+def test_values_computed_by_numpy_have_the_bits_of_the_backend(dtype):
     info = np.array([0, 1]) if dtype is bool else np.iinfo(dtype)
     ends = (info[0], info[1]) if dtype is bool else (info.min, info.max)
     a = np.array([*ends, 0, 1, 1, 0], dtype)
@@ -274,7 +274,7 @@ def test_what_numpy_computes_has_the_bits_of_the_backend(dtype):
     assert set(count(after.jaxpr)) <= {"broadcast_in_dim"} < set(count(program.jaxpr))
 
 
-def test_folding_works_while_jax_traces_what_is_around():
+def test_folding_works_while_jax_traces_the_enclosing_function():
     found = []
 
     def outer(a):
@@ -294,7 +294,7 @@ def test_folding_works_while_jax_traces_what_is_around():
     assert isinstance(found[1].jaxpr.consts[0], jax.core.Tracer)
 
 
-def test_results_that_are_constant_become_literals_and_keep_their_types():
+def test_constant_results_become_literals_and_keep_their_types():
     after = fold(lambda a: (jnp.float32(2) * 3, 2.0 * jnp.sin(1.0), a), x)
     assert not after.jaxpr.eqns
 
@@ -308,7 +308,7 @@ def test_a_cond_with_a_constant_index_becomes_its_branch(index, kept):
     assert count(fold(fun, x).jaxpr) == {kept: 1}
 
 
-def test_a_branch_that_is_not_taken_stays_if_it_has_effects():
+def test_a_branch_that_is_not_taken_is_kept_if_it_has_effects():
     def fun(a):
         lax.cond(jnp.int32(1) > 2, lambda: jax.debug.print("never"), lambda: None)
         return a
@@ -328,7 +328,7 @@ def test_an_equation_without_results_keeps_its_operands():
     assert Fold()(after).jaxpr is after.jaxpr
 
 
-def test_effects_and_refs_of_the_branch_stay_in_order():
+def test_effects_and_refs_of_the_branch_keep_their_order():
     def fun(a):
         ref = jax.new_ref(a)
 
@@ -345,7 +345,7 @@ def test_effects_and_refs_of_the_branch_stay_in_order():
     assert count(after.jaxpr)["cond"] == 0
 
 
-def test_what_an_opened_branch_makes_known_is_folded_too():
+def test_constants_of_an_inlined_branch_are_folded_too():
     def fun(a):
         scale = lax.cond(jnp.int32(1) > 0, lambda: 2.0, lambda: a[0, 0])
         return lax.cond(scale > 1, jnp.sin, jnp.cos, a)
@@ -353,13 +353,13 @@ def test_what_an_opened_branch_makes_known_is_folded_too():
     assert count(fold(fun, x).jaxpr)["cos"] == 0
 
 
-def test_a_scan_of_no_rounds_becomes_its_initial_carry():
+def test_a_scan_of_length_zero_becomes_its_initial_carry():
     after = fold(lambda a: lax.scan(lambda c, row: (c + row, c), a[0], a[:0]), x)
     assert count(after.jaxpr)["scan"] == 0
     assert [c.shape for c in after.jaxpr.consts] == [(0, 4)]
 
 
-def test_an_empty_stack_of_keys_is_left_to_its_scan():
+def test_an_empty_stack_of_keys_remains_a_scan():
     keys = jax.random.split(jax.random.key(0), 3)
 
     def fun(k):
@@ -369,8 +369,8 @@ def test_an_empty_stack_of_keys_is_left_to_its_scan():
     assert count(Fold()(program).jaxpr)["scan"] == 1
 
 
-def test_an_opened_loop_keeps_the_weak_type_of_its_result():
-    # The carry comes in weakly typed and goes out as a result that is not.
+def test_an_inlined_loop_keeps_the_weak_type_of_its_result():
+    # The carry starts weakly typed and becomes a result that is not.
     program = jaxprtool.trace(lambda a: lax.scan(lambda c, _: (c * 2, None), a, length=1)[0], 1.0)
     (eqn,) = [e for e in program.jaxpr.eqns if e.primitive.name == "scan"]
     weak = jaxcompat.Var(eqn.outvars[0].aval.update(weak_type=True))
@@ -395,7 +395,7 @@ def test_an_opened_loop_keeps_the_weak_type_of_its_result():
     assert after.jaxpr.outvars[0].aval.weak_type is False
 
 
-def test_a_scan_of_one_round_becomes_its_body_unless_that_is_more():
+def test_a_scan_of_length_one_becomes_its_body_unless_that_has_more_equations():
     after = fold(lambda a: lax.scan(lambda c, row: (c + jnp.sin(row), None), a[0], a[:1]), x)
     assert count(after.jaxpr)["scan"] == 0
     after = fold(lambda a: lax.scan(lambda c, row: (c + row, c), a[0], a[:1]), x)
@@ -409,14 +409,14 @@ def test_a_while_that_never_starts_becomes_its_initial_carry():
     assert not fold(fun, x).jaxpr.eqns
 
 
-def test_a_while_that_starts_stays():
+def test_a_while_that_starts_is_kept():
     program = jaxprtool.trace(
         lambda a: lax.while_loop(lambda c: c[0] < 3, lambda c: (c[0] + 1, jnp.sin(c[1])), (0, a)), x
     )
     assert Fold()(program).jaxpr is program.jaxpr
 
 
-def test_loops_with_effects_are_not_taken_away():
+def test_loops_with_effects_are_kept():
     def fun(a):
         def step(c, _):
             jax.debug.print("step")
@@ -428,7 +428,7 @@ def test_loops_with_effects_are_not_taken_away():
     assert count(Fold()(program).jaxpr)["scan"] == 1
 
 
-def test_symbolic_lengths_and_shapes_are_left():
+def test_symbolic_lengths_and_shapes_are_kept():
     n, m = jax.export.symbolic_shape("n, m")
 
     def fun(a):
@@ -441,7 +441,7 @@ def test_symbolic_lengths_and_shapes_are_left():
     assert count(after.jaxpr) == count(program.jaxpr)
 
 
-def test_a_body_that_holds_no_constants_gets_none():
+def test_a_body_that_cannot_hold_constants_gets_none():
     def loss(a):
         return jax.checkpoint(lambda b: jnp.sin(b * (jnp.arange(4.0) * 3 + 1)))(a).sum()
 
@@ -453,7 +453,7 @@ def test_a_body_that_holds_no_constants_gets_none():
 
 
 @pytest.mark.parametrize("length", [0, 1])
-def test_a_variable_in_a_scan_stays_one_value_for_each_iteration(length):
+def test_a_variable_in_a_scan_keeps_one_value_per_iteration(length):
     def fun(key, x):
         def body(c, a):
             return c * variable(jax.random.normal(key, (3,)), name="w"), a
@@ -466,7 +466,7 @@ def test_a_variable_in_a_scan_stays_one_value_for_each_iteration(length):
         assert [aval.shape for aval in init.out_avals] == [(length, 3)]
 
 
-def test_a_scan_over_a_ref_stays():
+def test_a_scan_over_a_ref_is_kept():
     def fun(x):
         ref = jax.new_ref(x)
         return lax.scan(lambda c, a: (c + a[...], None), 0.0, ref)[0]
@@ -480,7 +480,7 @@ def test_a_negative_limit_is_refused():
         Fold(max_bytes=-1)
 
 
-# --- what NumPy computes --------------------------------------------------------------------------
+# --- evaluation by NumPy --------------------------------------------------------------------------
 
 INTEGERS = np.array([0, 1, -1, 7, 2**31 - 1, -(2**31)], "int32")
 FLOATS = np.array([0.0, -0.0, 1, -2.5, 1e30, 16777217, 0.1, np.inf, -np.inf], "float32")
@@ -502,16 +502,16 @@ def has_the_bits_of_the_backend(name, values):
 
 
 @pytest.mark.parametrize("name", ["add", "sub", "mul", "neg", "abs", "max", "min", *BITWISE])
-def test_integers_are_computed_as_the_backend_does(name):
+def test_integers_are_computed_like_the_backend(name):
     has_the_bits_of_the_backend(name, INTEGERS)
 
 
 @pytest.mark.parametrize("name", ["add", "sub", "mul", "neg", "abs", "floor", "ceil"])
-def test_floats_are_computed_as_the_backend_does(name):
+def test_floats_are_computed_like_the_backend(name):
     has_the_bits_of_the_backend(name, FLOATS)
 
 
-def test_quotients_by_powers_of_two_are_computed_as_the_backend_does():
+def test_quotients_by_powers_of_two_are_computed_like_the_backend():
     (eqn,) = jax.make_jaxpr(lax.div)(np.float32(1), np.float32(1)).eqns
     for x, y in itertools.product(FLOATS, np.float32([1, -2, 2048, 2**-20])):
         ours, theirs = RULES["div"](eqn, np.asarray(x), np.asarray(y)), np.asarray(lax.div(x, y))
@@ -522,17 +522,17 @@ def test_quotients_by_powers_of_two_are_computed_as_the_backend_does():
 
 @pytest.mark.parametrize("values", [INTEGERS, FLOATS], ids=["integers", "floats"])
 @pytest.mark.parametrize("name", COMPARISONS)
-def test_comparisons_are_those_of_the_backend(name, values):
+def test_comparisons_agree_with_the_backend(name, values):
     has_the_bits_of_the_backend(name, values)
 
 
 @pytest.mark.parametrize("name", ["max", "min"])
-def test_the_larger_of_two_floats_is_left_to_the_backend(name):
+def test_maxima_of_floats_are_left_to_the_backend(name):
     (eqn,) = jax.make_jaxpr(getattr(lax, name))(FLOATS, FLOATS).eqns
     assert RULES[name](eqn, FLOATS, FLOATS) is None
 
 
-def test_numbers_that_a_backend_may_take_for_zero_are_left_to_it():
+def test_numbers_that_a_backend_may_flush_to_zero_are_left_to_it():
     tiny = np.float32(1e-40)
     (eqn,) = jax.make_jaxpr(lax.mul)(tiny, tiny).eqns
     assert RULES["mul"](eqn, np.asarray(tiny), np.asarray(np.float32(2))) is None
@@ -540,7 +540,7 @@ def test_numbers_that_a_backend_may_take_for_zero_are_left_to_it():
 
 
 @pytest.mark.parametrize("dtype", ["int8", "uint8", "int32", "uint32"])
-def test_floats_that_fit_become_integers_as_the_backend_has_them(dtype):
+def test_floats_in_range_become_the_integers_of_the_backend(dtype):
     for x in [0.0, -0.0, 1.5, -1.5, 127.9, -128.0, 255.0, 300.0, 1e9, -1e30, np.inf, np.nan]:
         value = np.asarray(x, "float32")
         (eqn,) = jax.make_jaxpr(lambda v: lax.convert_element_type(v, dtype))(value).eqns

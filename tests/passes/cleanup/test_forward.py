@@ -1,4 +1,4 @@
-"""Forward: what loops, branches and calls merely hand on goes past them."""
+"""forward removes pass-through and duplicate operands and results of loops, branches and calls."""
 
 import jax
 import jax.numpy as jnp
@@ -19,7 +19,7 @@ X = jnp.arange(12.0).reshape(3, 4) / 10
 
 
 def forward(fun, *args, **options):
-    """The program after forward, proved to compute the same and to be forwarded for good."""
+    """Return the program after forward, which computes the same and is final for forward."""
     before, after, _ = prove(Case("case", fun, args), Forward(), **options)
     assert count_equations(after.jaxpr) <= count_equations(before.jaxpr)
     assert Forward()(after).jaxpr is after.jaxpr
@@ -32,7 +32,7 @@ def only(program, primitive):
 
 
 def read(call):
-    """Which operands the body of a call still reads."""
+    """Return which operands the body of a call still reads."""
     used = {v for e in call.body.eqns for v in e.invars if not isinstance(v, jaxcompat.Literal)}
     return [v in used for v in call.body.invars]
 
@@ -52,7 +52,7 @@ def passes_through(a, b, k):
 
 
 @pytest.mark.parametrize("wrap", [jax.jit, jax.checkpoint], ids=["jit", "remat"])
-def test_what_a_call_hands_on_goes_past_it(wrap):
+def test_pass_through_results_of_a_call_bypass_it(wrap):
     after = forward(lambda a: wrap(passes_through)(a, a, 2.0), X)
     (eqn,) = after.jaxpr.eqns
     call = view(eqn)
@@ -68,7 +68,7 @@ def test_a_constant_of_a_body_becomes_one_outside():
     assert after.jaxpr.outvars[1] in after.jaxpr.constvars
 
 
-def test_it_goes_through_calls_in_calls():
+def test_values_pass_through_nested_calls():
     def inner(a, k):
         return a, jnp.sin(a) * k
 
@@ -78,14 +78,14 @@ def test_it_goes_through_calls_in_calls():
     assert [(len(c.operands), len(c.outs)) for c in calls] == [(1, 1)] * 2
 
 
-def test_calls_that_share_a_body_go_on_sharing_it():
+def test_calls_that_share_a_body_keep_sharing_it():
     inner = jax.jit(lambda a, k: (a, jnp.sin(a) * k))
     after = forward(lambda a: inner(inner(a, 2.0)[1], 2.0), X)
     first, second = (jaxcompat.open_jaxpr(view(e).body) for e in after.jaxpr.eqns)
     assert first is second
 
 
-def test_donated_operands_stay():
+def test_donated_operands_are_kept():
     inner = jax.jit(lambda a, b, c: (a, jnp.sin(b) + c), donate_argnums=0)
     after = forward(lambda a: inner(a * 2, a, a), X)
     call = only(after, "jit")
@@ -93,7 +93,7 @@ def test_donated_operands_stay():
     assert call.operand_params["donated_invars"] == (True, False)
 
 
-def test_what_a_call_donates_gets_no_second_name():
+def test_a_donated_operand_gets_no_second_name():
     copy = jax.jit(lambda a: (a, jnp.sin(a)))
     consume = jax.jit(lambda a: a + 1, donate_argnums=0)
 
@@ -105,7 +105,7 @@ def test_what_a_call_donates_gets_no_second_name():
     assert len(view(program.jaxpr.eqns[0]).outs) == 2
 
 
-def test_results_and_operands_with_a_sharding_stay():
+def test_results_and_operands_with_a_sharding_are_kept():
     mesh = jax.sharding.Mesh(np.array(jax.devices()[:1]), ("i",))
     sharding = jax.sharding.NamedSharding(mesh, P())
     same(jax.jit(lambda a: (a, jnp.sin(a)), out_shardings=sharding), X)
@@ -118,7 +118,7 @@ def test_results_of_a_differentiated_remat_stay_behind_its_barrier():
     eqn = eqn.replace(params={**eqn.params, "differentiated": True})
     after = Forward()(program.replace(jaxpr=jaxcompat.replace_jaxpr(program.jaxpr, eqns=[eqn])))
     call = only(after, "remat2")
-    assert (len(call.operands), len(call.outs)) == (1, 3)  # the two that are equal are one
+    assert (len(call.operands), len(call.outs)) == (1, 3)  # the two equal ones are merged
 
 
 @jax.custom_jvp
@@ -144,7 +144,7 @@ backward_forwarded.defvjp(
 
 
 @pytest.mark.parametrize("fun", [forwarded, backward_forwarded])
-def test_custom_derivatives_keep_their_border_and_are_rewritten_inside(fun):
+def test_custom_derivatives_keep_their_signature_and_are_rewritten_inside(fun):
     run = lambda a: fun(a, a, 2.0)  # noqa: E731
     after = forward(run, X)
     (eqn,) = after.jaxpr.eqns
@@ -158,7 +158,7 @@ def test_custom_derivatives_keep_their_border_and_are_rewritten_inside(fun):
 # --- branches ---------------------------------------------------------------------------------
 
 
-def test_what_all_branches_hand_on_goes_past_them():
+def test_results_that_all_branches_pass_through_bypass_them():
     branches = [
         lambda a, b, k: (b, a * k, 1, a * k, a),
         lambda a, b, k: (a, a, 1, a, jnp.sin(b)),
@@ -171,7 +171,7 @@ def test_what_all_branches_hand_on_goes_past_them():
     assert handed is after.jaxpr.invars[1] and one.val == 1
 
 
-def test_a_result_that_one_branch_computes_stays():
+def test_a_result_that_one_branch_computes_is_kept():
     branches = [lambda a: (a, 1), lambda a: (jnp.sin(a), 1)]
     after = forward(lambda i, a: lax.switch(i, branches, a), 1, X)
     assert len(only(after, "cond").outs) == 1
@@ -180,7 +180,7 @@ def test_a_result_that_one_branch_computes_stays():
 # --- loops ------------------------------------------------------------------------------------
 
 
-def test_carries_of_a_scan_that_never_change_become_constants():
+def test_loop_invariant_carries_of_a_scan_become_constants():
     def run(a, w):
         start = jnp.sum(a), w, w, 2.0
 
@@ -198,15 +198,15 @@ def test_carries_of_a_scan_that_never_change_become_constants():
     assert after.jaxpr.outvars[2].val == 2.0
 
 
-def test_carries_that_exchange_different_values_stay():
+def test_carries_that_swap_different_values_are_kept():
     body = lambda c, row: ((c[1], c[0]), row + c[0])  # noqa: E731
     same(lambda a, w: lax.scan(body, (a[0], w), a), X, X[1])
 
 
-def test_carries_that_start_equal_and_stay_equal_become_one():
+def test_carries_that_start_and_stay_equal_are_merged():
     def body(carry, row):
         a, b, c = carry
-        shared = b + row  # of these a, b and c, which are always equal, feed on each other
+        shared = b + row  # a, b and c are always equal and feed each other
         return (shared, shared, shared), a * c
 
     after = forward(lambda a, w: lax.scan(body, (w, w, w), a), X, X[0])
@@ -215,12 +215,12 @@ def test_carries_that_start_equal_and_stay_equal_become_one():
     assert first is second and second is third
 
 
-def test_a_long_delay_line_is_sorted_out_by_doubling():
+def test_a_long_delay_line_is_resolved_by_doubling():
     def delayed(carry, row):
         return (*carry[1:], row), carry[0]
 
     run = lambda body: lambda a, w: lax.scan(body, (w,) * 12, a)  # noqa: E731
-    same(run(delayed), X, X[0])  # in the end all are different
+    same(run(delayed), X, X[0])  # in the end all differ
 
     def turned(carry, row):
         return (*carry[1:], carry[0]), carry[0] + row
@@ -229,7 +229,7 @@ def test_a_long_delay_line_is_sorted_out_by_doubling():
     assert len(only(after, "scan").carry) == 0
 
 
-def test_one_that_is_read_stands_for_equal_carries():
+def test_one_carry_represents_equal_ones():
     def body(carry, row):
         both = carry[0] * row
         return (both, both), None
@@ -238,7 +238,7 @@ def test_one_that_is_read_stands_for_equal_carries():
     assert len(only(after, "scan").carry) == 1
 
 
-def test_slices_that_are_handed_on_given_twice_or_repeated():
+def test_slices_that_are_passed_through_duplicated_or_repeated():
     def body(carry, rows):
         a, b, zero, row = rows
         return carry + a * b + zero + row, (a, carry, carry)
@@ -254,12 +254,12 @@ def test_slices_that_are_handed_on_given_twice_or_repeated():
     assert slices is after.jaxpr.invars[0] and first is second
 
 
-def test_a_reversed_scan_hands_on_its_slices_in_order():
+def test_a_reversed_scan_passes_its_slices_through_in_order():
     after = forward(lambda a: lax.scan(lambda c, r: (c + r, r), a[0], a, reverse=True), X)
     assert after.jaxpr.outvars[1] is after.jaxpr.invars[0]
 
 
-def test_carries_of_a_while_that_never_change_become_constants_of_what_reads_them():
+def test_loop_invariant_carries_of_a_while_become_constants_of_their_readers():
     def run(n, a, w):
         body = lambda c: (c[0] + 1, c[1] * c[2] * c[3], c[2], c[3], c[4])  # noqa: E731
         return lax.while_loop(lambda c: c[0] < c[4], body, (0, a, w, 2.0, n))
@@ -272,7 +272,7 @@ def test_carries_of_a_while_that_never_change_become_constants_of_what_reads_the
     assert after.jaxpr.outvars[3].val == 2.0
 
 
-def test_a_while_that_never_starts_gives_what_it_was_given():
+def test_a_while_that_never_starts_returns_its_operands():
     def run(n, a):
         body = lambda c: (c[0] + 1, c[1] + c[2], c[1] + c[2])  # noqa: E731
         return lax.while_loop(lambda c: c[0] < n, body, (5, a, a))
@@ -280,7 +280,7 @@ def test_a_while_that_never_starts_gives_what_it_was_given():
     forward(run, 3, X)
 
 
-# --- what stays -------------------------------------------------------------------------------
+# --- what is kept ---------------------------------------------------------------------------------
 
 
 def test_refs_are_neither_merged_nor_forwarded():
@@ -312,7 +312,7 @@ def test_effects_keep_their_loops_and_calls():
     assert scan.eqn.effects
 
 
-def test_shard_map_merges_only_what_is_of_one_specification():
+def test_shard_map_merges_only_values_of_the_same_spec():
     mesh = jax.sharding.Mesh(np.array(jax.devices()[:1]), ("i",))
     inner = jax.shard_map(
         lambda a, b, c: (a * b, a * b, a, c),
@@ -337,12 +337,12 @@ def test_symbolic_lengths():
     assert (len(scan.carry), len(scan.xs), len(scan.ys)) == (1, 1, 1)
 
 
-def test_a_program_with_nothing_to_forward_stays_the_same_object():
+def test_a_program_with_nothing_to_forward_is_the_same_object():
     same(jax.jit(lambda a, b: (jnp.sin(a), jnp.cos(b))), X, X)
     same(lambda a: lax.scan(lambda c, r: (c + r, c), a[0], a), X)
 
 
-def test_sown_values_stay():
+def test_sown_values_are_kept():
     def run(a):
         inner = jaxprtool.nest(lambda b, c: (jaxprtool.variable(b * c, name="w"), b), scope="s")
         return inner(a, a)

@@ -1,4 +1,4 @@
-"""inline writes bodies in the places of calls, at every depth, and leaves those with a reason."""
+"""inline replaces calls by their bodies, at every depth, except calls with a reason to be kept."""
 
 import jax
 import jax.numpy as jnp
@@ -27,13 +27,13 @@ x = jnp.arange(12.0).reshape(3, 4) / 10
 
 
 def inline(fun, *args, **options):
-    """The program of `fun` after inline, proven to compute the same."""
+    """Return the program of `fun` after inline, which computes the same."""
     _, after, _ = prove(Case("fun", fun, args), Inline(**options))
     return after
 
 
 def names(jaxpr):
-    """The primitives of all equations, at every depth."""
+    """Return the primitives of all equations, at every depth."""
     found = set()
     for eqn in jaxpr.eqns:
         found.add(eqn.primitive.name)
@@ -49,7 +49,7 @@ def at_top(program):
 double = jax.jit(lambda a: a * 2)
 
 
-def test_calls_in_calls_become_their_equations_in_order():
+def test_nested_calls_become_their_equations_in_order():
     inner = jax.jit(lambda a: jnp.sin(double(a)))
     after = inline(jax.jit(lambda a: jnp.cos(inner(a)) + double(a)), x)
     assert at_top(after) == ["mul", "sin", "cos", "mul", "add"]
@@ -66,14 +66,14 @@ AROUND = {
 
 
 @pytest.mark.parametrize("around", AROUND)
-def test_calls_go_inside_of_everything_else(around):
+def test_calls_inside_other_primitives_are_inlined(around):
     before, after, _ = prove(Case(around, AROUND[around](double), (x,)), Inline())
     assert "jit" in names(before.jaxpr)
     assert "jit" not in names(after.jaxpr)
     assert len(after.jaxpr.eqns) == len(before.jaxpr.eqns)
 
 
-def test_a_function_with_a_batching_rule_is_inlined_if_asked_for():
+def test_a_function_with_a_batching_rule_is_inlined_on_request():
     @custom_vmap
     def scaled(a, b):
         return jnp.sin(a) * b
@@ -88,7 +88,7 @@ def test_a_function_with_a_batching_rule_is_inlined_if_asked_for():
     assert "jnp.sin" in text
 
 
-def test_arguments_that_come_through_and_unused_ones_and_literals_need_no_equation():
+def test_pass_through_and_unused_arguments_and_literals_need_no_equation():
     inner = jax.jit(lambda a, b: (a, 1.5, a, jnp.sin(b)))
     after = Inline()(jaxprtool.trace(lambda a, b: inner(a, b)[:3], x, x))
     type_check(after)
@@ -127,7 +127,7 @@ def test_equations_of_a_librarys_function_get_the_line_of_each_call(pipeline):
         d = jnp.where(a > 0, c, b)
         return twice(d)
 
-    fun(jnp.ones(3))  # JAX keeps these functions as traced here.
+    fun(jnp.ones(3))  # JAX caches the traces of these functions.
     first = fun.__code__.co_firstlineno
     eqns = jaxprtool.trace(fun, jnp.ones(3)).apply(pipeline).jaxpr.eqns
     found = [(eqn.primitive.name, jaxcompat.user_frame(eqn).line - first) for eqn in eqns]
@@ -135,7 +135,7 @@ def test_equations_of_a_librarys_function_get_the_line_of_each_call(pipeline):
     assert sorted(found) == sorted([*once, ("gt", 3), ("select_n", 3), ("add", -2)])
 
 
-def test_what_a_file_calls_the_result_of_a_call_names_no_equation_inside(tmp_path):
+def test_the_result_name_of_a_call_does_not_apply_to_equations_inside(tmp_path):
     def fun(a):
         b = jax.nn.silu(a)
         return b - 1
@@ -172,7 +172,7 @@ if hasattr(jax, "Inline"):
 
 
 @pytest.mark.parametrize("reason", REASONS)
-def test_a_call_with_a_reason_stays_unless_forced(reason):
+def test_a_call_with_a_reason_is_kept_unless_forced(reason):
     program = jaxprtool.trace(lambda a: double(REASONS[reason](a)), x)
     assert at_top(Inline()(program)) == ["jit", "mul"]
     forced = Inline(force=True)(program)
@@ -181,7 +181,7 @@ def test_a_call_with_a_reason_stays_unless_forced(reason):
 
 
 @pytest.mark.parametrize("reason", ["compiler options", "compute_on"])
-def test_a_call_that_JAX_lets_nobody_write_inside_of_another_stays_too(reason):
+def test_a_call_that_jax_cannot_inline_is_kept_too(reason):
     program = jaxprtool.trace(double, x)
     (call,) = program.jaxpr.eqns
     if reason == "compute_on":
@@ -195,7 +195,7 @@ def test_a_call_that_JAX_lets_nobody_write_inside_of_another_stays_too(reason):
     assert at_top(Inline(force=True)(program)) == ["mul"]
 
 
-def test_a_call_that_stays_loses_the_calls_inside():
+def test_a_kept_call_loses_the_calls_inside():
     stays = jax.jit(lambda a: double(a), keep_unused=True)
     program = jaxprtool.trace(lambda a: stays(a), x)
     (call,) = Inline()(program).jaxpr.eqns
@@ -203,7 +203,7 @@ def test_a_call_that_stays_loses_the_calls_inside():
 
 
 @pytest.mark.parametrize("force", [False, True])
-def test_nest_stays_where_something_is_sown_in_it(force):
+def test_nest_is_kept_if_something_is_sown_in_it(force):
     def sows(a):
         return jax.jit(lambda b: sow(double(b), tag="t", name="v"))(a)
 
@@ -215,7 +215,7 @@ def test_nest_stays_where_something_is_sown_in_it(force):
     assert names(view(after.jaxpr.eqns[0]).body) == {"mul", "sow"}
 
 
-def test_sown_values_leave_calls_that_have_no_scope():
+def test_sown_values_leave_calls_without_a_scope():
     after = inline(jax.jit(lambda a: sow(a, tag="t", name="v") + 1), x)
     assert at_top(after) == ["sow", "add"]
 
@@ -236,7 +236,7 @@ def ruled_back(a):
 ruled_back.defvjp(lambda a: (ruled_back(a), None), lambda _, g: (10 * g,))
 
 
-def test_rules_and_remat_go_only_if_asked_for():
+def test_rules_and_remat_are_inlined_only_on_request():
     def fun(a):
         return ruled_back(ruled(jax.checkpoint(jnp.exp)(a)))
 
@@ -251,7 +251,7 @@ def test_rules_and_remat_go_only_if_asked_for():
 
 
 def closed_call_of(fun, *args):
-    """A program that is a closed_call (eval_jaxpr in 0.12) of a function."""
+    """Return a program that is a closed_call (eval_jaxpr in 0.12) of a function."""
     program = jaxprtool.trace(lambda *args: jax.jit(fun)(*args), *args)
     (jit,) = program.jaxpr.eqns
     primitives = jaxcompat.registered_primitives()
@@ -262,19 +262,19 @@ def closed_call_of(fun, *args):
     return program.replace(jaxpr=jaxcompat.replace_jaxpr(program.jaxpr, eqns=[call]))
 
 
-def test_a_closed_call_goes_and_can_be_left():
+def test_a_closed_call_is_inlined_or_kept_by_option():
     program = closed_call_of(jnp.sin, x)
     assert at_top(Inline()(program)) == ["sin"]
     assert Inline(calls=("jit",))(program).jaxpr is program.jaxpr
 
 
-def test_an_unknown_kind_of_call_is_refused_with_those_there_are():
+def test_an_unknown_kind_of_call_is_refused_with_the_known_ones():
     with pytest.raises(PipelineError, match="available: jit, closed_call, custom_jvp") as error:
         Inline(calls=("closedcall",))
     assert "closed_call" in error.value.hint
 
 
-def test_constants_of_calls_become_those_of_the_body_around_them():
+def test_constants_of_calls_become_those_of_the_enclosing_body():
     table, weights = np.arange(4, dtype=np.float32), np.ones(4, np.float32)
     inner = jax.jit(lambda a: a * table + weights)
 
@@ -286,7 +286,7 @@ def test_constants_of_calls_become_those_of_the_body_around_them():
     assert len(after.jaxpr.consts) == 2
 
 
-def test_a_call_with_constants_stays_where_the_body_around_it_has_none():
+def test_a_call_with_constants_is_kept_if_the_enclosing_body_cannot_hold_them():
     table = np.arange(4, dtype=np.float32)
     inner = jax.jit(lambda a: a * table)
     after = inline(jax.checkpoint(lambda a: inner(a) + double(a)), x, force=True)
@@ -294,7 +294,7 @@ def test_a_call_with_constants_stays_where_the_body_around_it_has_none():
     assert [eqn.primitive.name for eqn in view(remat).body.eqns] == ["jit", "mul", "add"]
 
 
-def test_refs_and_callbacks_are_as_they_were():
+def test_refs_and_callbacks_are_unchanged():
     seen = []
 
     @jax.jit
@@ -320,7 +320,7 @@ def test_refs_and_callbacks_are_as_they_were():
     assert seen == before_seen and len(seen) == 3
 
 
-def test_a_ref_of_the_caller_keeps_its_effects_inside_of_loops():
+def test_a_ref_of_the_caller_keeps_its_effects_inside_loops():
     @jax.jit
     def write(ref, i):
         ref[...] = ref[...] + i
@@ -335,7 +335,7 @@ def test_a_ref_of_the_caller_keeps_its_effects_inside_of_loops():
     np.testing.assert_array_equal(after(x), x + 3)
 
 
-def test_each_mention_of_a_shared_body_is_written_and_the_count_falls_by_the_calls():
+def test_each_call_of_a_shared_body_is_inlined_and_counted():
     shared = jax.jit(lambda a: jnp.sin(jnp.cos(a)))
     before = jaxprtool.trace(lambda a: shared(shared(shared(a))), x)
     after = Inline()(before)
@@ -345,7 +345,7 @@ def test_each_mention_of_a_shared_body_is_written_and_the_count_falls_by_the_cal
     assert len(set(made)) == len(made)
 
 
-def test_nested_calls_are_written_once(monkeypatch):
+def test_nested_calls_are_inlined_once(monkeypatch):
     def nested(depth):
         return jax.jit(lambda a: jnp.sin(nested(depth - 1)(a)) if depth else a)
 
@@ -359,13 +359,13 @@ def test_nested_calls_are_written_once(monkeypatch):
     assert len(written) <= 90
 
 
-def test_a_program_without_calls_stays_the_same_object():
+def test_a_program_without_calls_is_the_same_object():
     after = inline(lambda a: double(a), x)
     assert Inline()(after).jaxpr is after.jaxpr
 
 
 def doubled(depth, outermost=lambda f: f):
-    """A function of calls within one another, each made twice: 2**depth when all are inlined."""
+    """Return a function of nested calls, each made twice: 2**depth when all are inlined."""
     function = jnp.sin
     for _ in range(depth):
         inner = jax.jit(function)
@@ -377,7 +377,7 @@ def doubled(depth, outermost=lambda f: f):
 
 
 @pytest.mark.parametrize("pipeline", ["inline(force=True)", "disable_jit", "-O2"])
-def test_calls_that_would_let_a_program_grow_out_of_bounds_stay(pipeline):
+def test_calls_that_would_let_a_program_explode_are_kept(pipeline):
     program = jaxprtool.trace(doubled(40), x)
     assert count_folded(program.apply(pipeline)) <= 10_000
 
@@ -387,7 +387,7 @@ def count_folded(program):
 
 
 @pytest.mark.parametrize("around", ["nothing", "scan", "cond"])
-def test_of_those_only_calls_of_long_bodies_stay(around, monkeypatch):
+def test_in_large_programs_only_calls_of_long_bodies_are_kept(around, monkeypatch):
     monkeypatch.setattr("jaxprtool.passes.cleanup.inline.MOST_EQUATIONS", 10)
     monkeypatch.setattr("jaxprtool.passes.cleanup.inline.LONG", 9)
     fun = doubled(4, jax.jit if around == "nothing" else AROUND[around])
@@ -400,7 +400,7 @@ def test_of_those_only_calls_of_long_bodies_stay(around, monkeypatch):
     assert "jit" not in names(Inline()(program).jaxpr)
 
 
-def test_calls_of_bodies_that_nothing_shares_do_not_stay(monkeypatch):
+def test_in_large_programs_calls_of_unshared_bodies_are_inlined(monkeypatch):
     monkeypatch.setattr("jaxprtool.passes.cleanup.inline.MOST_EQUATIONS", 10)
     monkeypatch.setattr("jaxprtool.passes.cleanup.inline.LONG", 1)
     after = Inline()(jaxprtool.trace(lambda a: jax.jit(doubled(5))(a), x))

@@ -1,4 +1,4 @@
-"""Pipelines are read from text, run in order, and checked after every pass."""
+"""Pipelines are parsed from text, run in order, and checked after every pass."""
 
 from dataclasses import dataclass
 from typing import Any, ClassVar, Literal
@@ -19,7 +19,7 @@ from jaxprtool.passes.framework.pipeline import Observer, Pipeline
 
 @dataclass(frozen=True)
 class Split(Pass):
-    """Give the program twice, under two names."""
+    """Return the program twice, under two names."""
 
     name: ClassVar[str] = "split"
     names: tuple[str, ...] = ("left", "right")
@@ -44,7 +44,7 @@ class Scale(Pass):
 
 @dataclass(frozen=True)
 class Broken(Pass):
-    """Forget an argument's name."""
+    """Drop the name of an argument."""
 
     name: ClassVar[str] = "broken"
 
@@ -81,18 +81,18 @@ def test_later_passes_run_on_each_program_or_on_one(program):
     assert [p.name for p in result.values()] == ["left", "right*2"]
 
 
-def test_programs_made_of_a_named_program_have_dotted_names(program):
+def test_programs_made_from_a_named_program_have_dotted_names(program):
     result = Pipeline.parse("split, left.split, left.right.dce")(program)
     assert list(result) == ["left.left", "left.right", "right"]
     assert [len(p.jaxpr.eqns) for p in result.values()] == [2, 1, 2]
 
 
-def test_apply_takes_text_or_a_pass(program):
+def test_apply_accepts_text_or_a_pass(program):
     assert len(program.apply("dce").jaxpr.eqns) == 1
     assert program.apply(Scale(2.0)).name.endswith("*2.0")
 
 
-def test_the_text_of_a_pipeline_reads_as_the_pipeline(program):
+def test_the_text_of_a_pipeline_can_be_parsed_again(program):
     text = "split, left.scale(factor=2, axes=(0, 1)), dce(drop_inputs=True)"
     assert str(Pipeline.parse(text)) == text
 
@@ -150,7 +150,7 @@ def test_an_observer_sees_every_pass_on_every_program(program):
         ("dce(drop_inputs=__import__('os'))", "a call is not allowed in the pipeline", None),
     ],
 )
-def test_mistakes_are_named(program, text, message, hint):
+def test_mistakes_are_reported(program, text, message, hint):
     with pytest.raises(PipelineError) as caught:
         Pipeline.parse(text)(program)
     assert message in caught.value.message
@@ -174,7 +174,7 @@ def test_options_come_from_the_fields_and_help_from_the_docstring():
 
 @dataclass(frozen=True)
 class Shorten(Pass):
-    """Take the last equation away, as long as there is more than one."""
+    """Remove the last equation, if there is more than one."""
 
     name: ClassVar[str] = "shorten"
 
@@ -213,7 +213,7 @@ def test_a_named_pipeline_is_repeated_until_nothing_changes(shorten):
     seen = Seen()
     after = Pipeline.parse("-O9").run(shorten, seen)
     assert [e.primitive.name for e in after.jaxpr.eqns] == ["exp"]
-    # The fourth round of `shorten` changes nothing, and `dce` has seen what it left.
+    # The fourth repetition of `shorten` changes nothing, and `dce` has seen its last result.
     assert seen.passes == ["shorten", "dce"] * 3 + ["shorten", "scale(factor=2.0)"]
 
 
@@ -223,13 +223,13 @@ def test_a_named_pipeline_stops_at_the_bound(shorten, monkeypatch):
     assert [e.primitive.name for e in after.jaxpr.eqns] == ["exp", "tan"]
 
 
-def test_a_program_in_which_nothing_changes_is_the_very_same(program):
+def test_an_unchanged_program_is_the_same_object(program):
     assert Pipeline.parse("-O0")(program) is program
     clean = Pipeline.parse("dce")(program)
     assert Pipeline.parse("dce, -O0")(clean) is clean
 
 
-def test_named_pipelines_stand_among_passes_and_for_one_program(shorten):
+def test_named_pipelines_can_be_combined_with_passes_and_apply_to_one_program(shorten):
     pipeline = Pipeline.parse("split, left.O9, -O0")
     assert str(pipeline) == "split, left.O9, -O0"
     assert [each.name for each in pipeline.passes()] == ["split", "shorten", "dce", "scale"]
@@ -237,12 +237,12 @@ def test_named_pipelines_stand_among_passes_and_for_one_program(shorten):
     assert [len(p.jaxpr.eqns) for p in programs.values()] == [1, 4]
 
 
-def test_each_level_is_made_of_passes_that_there_are():
+def test_each_level_consists_of_existing_passes():
     for name in levels:
         assert str(Pipeline.parse(f"-{name}")) == f"-{name}"
 
 
-def test_the_third_level_is_the_second_and_then_outline():
+def test_the_third_level_is_the_second_followed_by_outline():
     def repeated(x):
         for _ in range(12):
             x = (x - x.mean()) / jnp.sqrt(jnp.square(x).mean() + 1)

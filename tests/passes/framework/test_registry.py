@@ -1,4 +1,4 @@
-"""Passes come from entry points, plug-in files and modules; a bad one harms nothing else."""
+"""Passes come from entry points, plug-in files and modules. A broken one does not affect others."""
 
 import subprocess
 import sys
@@ -43,7 +43,7 @@ def distribution(folder, name, entry, value):
     (info / "entry_points.txt").write_text(f"[jaxprtool.passes]\n{entry} = {value}\n")
 
 
-def test_our_own_passes_come_by_entry_point():
+def test_our_own_passes_are_entry_points():
     assert available()["dce"].origin == "jaxprtool"
     assert find("dce").name == "dce"
 
@@ -83,12 +83,12 @@ def test_a_plug_in_that_raises_is_one_warning_that_names_it(tmp_path, text, reas
 
 
 @pytest.mark.parametrize("where", ["no/such/file.py", "no_such_module_at_all"])
-def test_a_plug_in_that_is_not_there_is_a_warning(where):
+def test_a_missing_plug_in_is_a_warning(where):
     with pytest.warns(PluginWarning, match=r"is ignored"):
         load_plugin(where)
 
 
-def test_a_name_that_is_taken_is_a_warning(tmp_path):
+def test_a_name_that_is_already_registered_is_a_warning(tmp_path):
     path = tmp_path / "clash.py"
     path.write_text(PLUGIN.format(name="dce"))
     with pytest.warns(PluginWarning, match=r"pass 'dce' of .*clash.py is ignored: jaxprtool has"):
@@ -116,14 +116,14 @@ def test_an_entry_point_is_imported_only_when_its_pass_is_named(tmp_path, monkey
         find("broken")
 
 
-def test_an_entry_point_that_is_no_pass_is_refused(tmp_path, monkeypatch):
+def test_an_entry_point_that_is_not_a_pass_is_refused(tmp_path, monkeypatch):
     distribution(tmp_path, "odd-plugin", "odd", "math:pi")
     monkeypatch.syspath_prepend(tmp_path)
     with pytest.raises(PluginError, match=r"is not a subclass of jaxprtool.Pass"):
         find("odd")
 
 
-def test_register_again_replaces_and_refuses_what_is_no_pass():
+def test_register_again_replaces_and_refuses_other_objects():
     @dataclass(frozen=True)
     class First(Pass):
         name: ClassVar[str] = "again"
@@ -167,9 +167,7 @@ def test_installed_packages_are_read_once(monkeypatch):
     assert len(read) == 1
 
 
-def test_a_package_installed_meanwhile_and_a_pass_registered_meanwhile_are_found(
-    tmp_path, monkeypatch
-):
+def test_packages_installed_and_passes_registered_later_are_found(tmp_path, monkeypatch):
     monkeypatch.syspath_prepend(tmp_path)
     with pytest.raises(PipelineError, match="unknown pass 'late'"):
         find("late")

@@ -1,4 +1,4 @@
-"""hoist computes before a loop what does not change in it, and only what is worth its memory."""
+"""hoist moves loop-invariant code in front of a loop, if it is worth its memory."""
 
 import jax
 import jax.numpy as jnp
@@ -21,7 +21,7 @@ w = jnp.arange(16.0).reshape(4, 4) / 10
 
 
 def hoist(fun, *args, gradients=False):
-    """The program of `fun`, its calls inlined, after hoist; proven to compute the same."""
+    """Return the program of `fun`, inlined, after hoist, which computes the same."""
     case = Case("fun", fun, args)
     before, after, _ = prove(case, lambda p: Hoist()(Inline()(p)), gradients=gradients)
     assert count_equations(after.jaxpr) <= count_equations(before.jaxpr)
@@ -30,7 +30,7 @@ def hoist(fun, *args, gradients=False):
 
 
 def traced(fun, *args):
-    """The same, not run."""
+    """Return the same without running it."""
     before = Inline()(jaxprtool.trace(fun, *args))
     after = Hoist()(before)
     type_check(after)
@@ -55,14 +55,14 @@ ZERO = np.float32(0)
 
 
 def repeat(fun, n, init=ZERO):
-    """The sum of `n` times the same; a while loop if `n` is traced."""
+    """Return the sum of `n` equal terms; a while loop if `n` is traced."""
     return lax.fori_loop(0, n, lambda i, total: total + fun(), init)
 
 
-# --- what leaves --------------------------------------------------------------------------------
+# --- what is hoisted ------------------------------------------------------------------------------
 
 
-def test_what_reads_constants_of_a_scan_alone_is_computed_before_it():
+def test_equations_of_scan_constants_are_hoisted():
     def run(a, b):
         return lax.scan(lambda c, row: (c + jnp.sin(b) @ jnp.cos(b), row @ b), b, a)
 
@@ -71,13 +71,13 @@ def test_what_reads_constants_of_a_scan_alone_is_computed_before_it():
     assert inside(loop_of(after.jaxpr).body) == ["add", "dot_general"]
 
 
-def test_constants_that_the_loop_no_longer_reads_are_not_given_to_it():
+def test_unused_constants_are_no_longer_operands_of_the_loop():
     after = hoist(lambda a, b: lax.scan(lambda c, row: (c + jnp.sin(b).sum(), row), 0.0, a), x, w)
     (const,) = loop_of(after.jaxpr).consts
     assert const.aval.shape == ()
 
 
-def test_code_leaves_as_many_loops_as_it_is_invariant_in():
+def test_code_leaves_all_loops_in_which_it_is_invariant():
     def run(a, b, n):
         def body(c, row):
             return c + repeat(lambda: jnp.sin(b).sum() + jnp.exp(row).sum(), n), None
@@ -91,7 +91,7 @@ def test_code_leaves_as_many_loops_as_it_is_invariant_in():
     assert inside(loop_of(scan.body).body) == ["add", "add"]
 
 
-def test_a_while_loops_condition_and_body_each_lose_what_is_theirs():
+def test_a_while_loops_condition_and_body_are_hoisted_separately():
     def run(a, b):
         limit = lambda c: c < jnp.exp(b).sum()  # noqa: E731
         return lax.while_loop(limit, lambda c: c + jnp.sin(b).sum(), a)
@@ -102,7 +102,7 @@ def test_a_while_loops_condition_and_body_each_lose_what_is_theirs():
     assert (inside(loop.cond), inside(loop.body)) == (["lt"], ["add"])
 
 
-def test_loops_in_branches_and_calls_lose_it_to_the_branch_or_call():
+def test_code_of_loops_in_branches_and_calls_moves_to_the_branch_or_call():
     run = lambda b, n: lax.cond(  # noqa: E731
         n > 0, lambda: repeat(lambda: jnp.sin(b).sum(), n), lambda: jnp.cos(b).sum()
     )
@@ -116,7 +116,7 @@ def test_loops_in_branches_and_calls_lose_it_to_the_branch_or_call():
     ]
 
 
-def test_whole_loops_calls_and_draws_leave():
+def test_whole_loops_calls_and_draws_are_hoisted():
     @jax.custom_jvp
     def ruled(b):
         return jnp.sin(b)
@@ -138,7 +138,7 @@ def loop_of_kind(jaxpr, kind):
     return view(eqn)
 
 
-def test_hoisted_equations_stand_in_the_scopes_of_the_loop():
+def test_hoisted_equations_keep_the_scopes_of_the_loop():
     def run(b, n):
         with jax.named_scope("out"):
             return lax.scan(lambda c, _: (c + jnp.sin(b), None), b, None, length=3)
@@ -147,7 +147,7 @@ def test_hoisted_equations_stand_in_the_scopes_of_the_loop():
     assert str(sin.source_info.name_stack) == "out"
 
 
-def test_loops_that_share_a_body_share_what_is_left_of_it():
+def test_loops_that_share_a_body_share_the_remaining_body():
     body = lambda c, row: (c + jnp.sin(w).sum() + row.sum(), None)  # noqa: E731
     after = hoist(lambda a: (lax.scan(body, 0.0, a)[0], lax.scan(body, 1.0, a)[0]), x)
     first, second = (eqn for eqn in after.jaxpr.eqns if eqn.primitive.name == "scan")
@@ -159,7 +159,7 @@ TABLE = np.arange(4, dtype=np.float32)
 from_table = jax.jit(lambda: jnp.sin(TABLE))  # has the table as a constant of its own
 
 
-def test_constants_of_the_body_leave_with_what_reads_them():
+def test_constants_of_the_body_are_hoisted_with_their_readers():
     run = lambda a: lax.scan(lambda c, r: (c + from_table() * r, None), a[0], a)  # noqa: E731
     assert len(loop_of(Inline()(jaxprtool.trace(run, x)).jaxpr).body.consts) == 1
     after = hoist(run, x)
@@ -168,10 +168,10 @@ def test_constants_of_the_body_leave_with_what_reads_them():
     assert len(after.jaxpr.consts) == 1
 
 
-# --- what stays ---------------------------------------------------------------------------------
+# --- what is kept ---------------------------------------------------------------------------------
 
 
-def test_what_only_moves_or_makes_up_values_stays_unless_something_that_leaves_needs_it():
+def test_moves_and_fills_are_kept_unless_hoisted_code_needs_them():
     def run(a, b):
         big = lambda v: jnp.broadcast_to(v, (3, 4, 4))  # noqa: E731
         return lax.scan(lambda c, r: (c * big(b).T.T + lax.iota(jnp.float32, 4), r), big(b), a)
@@ -182,7 +182,7 @@ def test_what_only_moves_or_makes_up_values_stays_unless_something_that_leaves_n
     assert at_top(needed) == ["transpose", "sin", "scan"]
 
 
-def test_what_is_computed_from_literals_alone_stays_unless_it_is_dear():
+def test_equations_of_literals_only_are_kept_unless_expensive():
     def run(a):
         def body(c, row):
             noise = jax.random.uniform(jax.random.key(0), (4,))
@@ -199,7 +199,7 @@ def shapes(*sizes):
     return [jax.ShapeDtypeStruct(size, jnp.float32) for size in sizes]
 
 
-def test_a_result_larger_than_all_it_is_computed_from_stays():
+def test_a_result_larger_than_its_operands_is_kept():
     long = SMALL // 4
     outer = lambda v: v[:, None] * v[None, :]  # noqa: E731
 
@@ -209,17 +209,17 @@ def test_a_result_larger_than_all_it_is_computed_from_stays():
     sizes = (long,), (long, long)
     after = traced(run(lambda c, v: c * outer(v)), *shapes(*sizes))
     assert at_top(after) == ["scan"]
-    # What is computed from it and is small leaves, and takes it along.
+    # A small result computed from it is hoisted together with it.
     after = traced(run(lambda c, v: c * outer(v).sum()), *shapes(*sizes))
     assert at_top(after)[-2:] == ["reduce_sum", "scan"]
-    # So does it if it is small itself, or costs more than its memory.
+    # So is it if it is small itself, or costs more than its memory.
     after = traced(run(lambda c, v: c * outer(v)), *shapes((100,), (100, 100)))
     assert "mul" in at_top(after)
     dot = lambda c, v: c * (v[:, None] @ v[None, :])  # noqa: E731
     assert "dot_general" in at_top(traced(run(dot), *shapes(*sizes)))
 
 
-def test_sizes_that_cannot_be_compared_stay_in_the_loop():
+def test_results_of_incomparable_sizes_are_kept():
     n, m = jax.export.symbolic_shape("n, m")
     avals = [jax.ShapeDtypeStruct((size,), jnp.float32) for size in (n, m)]
 
@@ -272,12 +272,12 @@ def with_rule(fun):
 
 
 @pytest.mark.parametrize("kind", STAYS)
-def test_it_stays(kind):
+def test_loop_is_unchanged(kind):
     program = Inline()(jaxprtool.trace(STAYS[kind], w))
     assert Hoist()(program).jaxpr is program.jaxpr
 
 
-def test_what_touches_a_ref_stays():
+def test_equations_on_refs_are_kept():
     def run(a):
         ref = jax.new_ref(a)
 
@@ -298,7 +298,7 @@ def endless(b):
     return lax.while_loop(lambda v: v < 5, lambda v: v + 1, b)
 
 
-def test_a_while_loop_leaves_only_loops_that_are_known_to_run():
+def test_a_while_loop_is_hoisted_only_from_loops_that_are_known_to_run():
     b = jnp.float32(0.5)
     in_scan = hoist(lambda b: lax.scan(lambda c, _: (c + endless(b), None), 0.0, None, 3)[0], b)
     assert at_top(in_scan) == ["while", "scan"]
@@ -309,7 +309,7 @@ def test_a_while_loop_leaves_only_loops_that_are_known_to_run():
         assert Hoist()(program).jaxpr is program.jaxpr
 
 
-def test_scans_that_may_be_empty_keep_while_loops_and_empty_ones_everything():
+def test_possibly_empty_scans_keep_while_loops_and_empty_ones_keep_everything():
     (n,) = jax.export.symbolic_shape("n")
     rows = jax.ShapeDtypeStruct((n, 4), jnp.float32)
     run = lambda a, b: lax.scan(lambda c, r: (c + endless(b) + jnp.sin(b), r), 0.0, a)  # noqa: E731
@@ -319,7 +319,7 @@ def test_scans_that_may_be_empty_keep_while_loops_and_empty_ones_everything():
     assert Hoist()(program).jaxpr is program.jaxpr
 
 
-def test_constants_stay_where_the_body_around_the_loop_has_none():
+def test_constants_are_kept_if_the_enclosing_body_cannot_hold_them():
     @jax.checkpoint
     def run(a):
         body = lambda c, r: (c + from_table() * r + jnp.cos(a[0]), None)  # noqa: E731
@@ -330,12 +330,12 @@ def test_constants_stay_where_the_body_around_the_loop_has_none():
     assert inside(loop_of(view(remat).body).body) == ["sin", "mul", "add", "add"]
 
 
-def test_a_program_without_anything_invariant_stays_the_same_object():
+def test_a_program_without_loop_invariant_code_is_the_same_object():
     program = jaxprtool.trace(lambda a: lax.scan(lambda c, r: (c + r, c * r), a[0], a), x)
     assert Hoist()(program).jaxpr is program.jaxpr
 
 
-def test_names_of_a_bodys_arguments_stay_as_many_as_its_arguments():
+def test_a_body_has_as_many_argument_names_as_arguments():
     after = traced(lambda a, b: lax.scan(lambda c, r: (c + jnp.sin(b), r), b, a), x, w)
     body = jaxcompat.open_jaxpr(loop_of(after.jaxpr).body)
     names = body.debug_info.arg_names

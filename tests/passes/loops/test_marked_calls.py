@@ -1,6 +1,6 @@
-"""What passes make of outlined programs: calls stay marked, and those that shared a body share one.
+"""Passes on outlined programs keep the marks of calls, and shared bodies shared.
 
-Each body is compiled once, so that a pass which made two of one would undo what outlining is for.
+Each body is compiled once, so a pass that duplicates a body would undo outlining.
 """
 
 from collections import Counter
@@ -43,7 +43,7 @@ def marked_calls(program: Program) -> list[JaxprEqn]:
 
 
 def copies(program: Program) -> list[int]:
-    """How often each body is called, of those of marked calls."""
+    """Return the number of calls of each body of marked calls."""
     called = Counter(id(jaxcompat.open_jaxpr(c.params["jaxpr"])) for c in marked_calls(program))
     return sorted(called.values())
 
@@ -53,7 +53,7 @@ def run(program: Program) -> list[Any]:
 
 
 def marked(program: Program, name: str = "layer") -> Program:
-    """A program whose calls are units of this name, as `outline` leaves them."""
+    """Return a program whose calls are units of this name, as after `outline`."""
     eqns = [
         eqn.replace(ctx=jaxcompat.marked(eqn.ctx, "unit", name))
         if eqn.primitive.name == "jit"
@@ -74,7 +74,7 @@ PASSES = (
 
 @pytest.mark.parametrize("passes", PASSES)
 @pytest.mark.parametrize("program", [FORWARD, TRAINING], ids=["forward", "training"])
-def test_calls_that_share_a_body_share_one_afterwards(program: Program, passes: str) -> None:
+def test_calls_that_share_a_body_still_share_one_afterwards(program: Program, passes: str) -> None:
     after = program.apply(passes)
     assert len(copies(program)) >= 1
     assert copies(after) == copies(program)
@@ -82,7 +82,7 @@ def test_calls_that_share_a_body_share_one_afterwards(program: Program, passes: 
         np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-6)
 
 
-def test_inlining_by_force_opens_them() -> None:
+def test_forced_inlining_inlines_them() -> None:
     after = TRAINING.apply("inline(force=True)")
     assert not any(eqn.ctx.xla_metadata for eqn in equations(jaxcompat.open_jaxpr(after.jaxpr)))
     assert jaxprtool.equivalent(
@@ -115,7 +115,7 @@ def summed(x: Any, p: Any) -> Any:
     return x, (jnp.tanh(x) * x).sum()
 
 
-def test_what_one_copy_does_not_use_is_left_out_of_that_copy_alone() -> None:
+def test_unused_code_of_one_copy_is_removed_from_that_copy_only() -> None:
     def model(params: Any, x: Any) -> Any:
         sums = []
         for p in params:
@@ -137,7 +137,7 @@ def test_what_one_copy_does_not_use_is_left_out_of_that_copy_alone() -> None:
 
 
 def called(*bodies: Any) -> Program:
-    """A program that calls bodies as units of one name, each on the same operand."""
+    """Return a program that calls bodies as units of one name, each on the same operand."""
 
     def fun(x: Any) -> list[Any]:
         return [jax.jit(body)(x) for body in bodies]
@@ -153,7 +153,7 @@ def treble(x: Any) -> Any:
     return jnp.tanh(x) * 3.0
 
 
-def test_bodies_of_one_name_that_differ_are_not_taken_for_one() -> None:
+def test_different_bodies_of_one_name_are_not_merged() -> None:
     program = called(double, treble, double)
     after = program.apply("cse")
     assert len(marked_calls(after)) == 2
@@ -161,7 +161,7 @@ def test_bodies_of_one_name_that_differ_are_not_taken_for_one() -> None:
         np.testing.assert_array_equal(a, b)
 
 
-def test_a_marked_call_is_not_taken_for_one_that_is_not() -> None:
+def test_a_marked_call_is_not_merged_with_an_unmarked_one() -> None:
     program = called(double, double)
     first, second = program.jaxpr.eqns
     plain = second.replace(ctx=jaxcompat.marked(second.ctx, "plain", "body"))

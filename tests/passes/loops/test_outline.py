@@ -1,4 +1,4 @@
-"""Outlining: what repeats is found and called, and computes what it did."""
+"""outline turns repeated code into calls, and keeps the results."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ def test_forward_and_backward_layers_have_bodies_of_their_own():
 
 
 @pytest.mark.parametrize("name", ["outline", "roll"])
-def test_under_disable_jit_calls_and_loops_are_made_as_without(name):
+def test_disable_jit_does_not_change_the_result(name):
     program = jaxprtool.trace(stack, LAYERS, X)
     with jax.disable_jit():
         after = program.apply(name)
@@ -74,12 +74,12 @@ def test_under_disable_jit_calls_and_loops_are_made_as_without(name):
     assert jaxprtool.equivalent(after, program.apply(name))
 
 
-def test_a_program_in_which_nothing_repeats_is_the_same_object():
+def test_a_program_without_repetition_is_the_same_object():
     program = jaxprtool.trace(lambda x: jnp.sin(x) + jnp.cos(x), 1.0)
     assert program.apply("outline") is program
 
 
-def test_turns_of_a_short_period_between_longer_copies_are_left_alone():
+def test_repetitions_of_a_short_period_between_longer_copies_are_left_alone():
     ops = jnp.sin, jnp.cos, jnp.tanh, jnp.negative, jnp.abs, jnp.exp
     order = "123244505050123244123244145050"
 
@@ -94,7 +94,7 @@ def test_turns_of_a_short_period_between_longer_copies_are_left_alone():
     assert jaxprtool.equivalent(outlined.apply("inline(force=True)"), program.apply("inline"))
 
 
-def test_what_is_donated_is_read_before():
+def test_a_donated_value_is_read_before_its_donation():
     consume = jax.jit(lambda a: a * 2.0, donate_argnums=0)
 
     def updates(state, x):
@@ -132,7 +132,7 @@ def test_equations_keep_their_order():
 
 
 def test_units_have_no_source_frames():
-    """XLA joins those of all units in one table while it compiles them side by side."""
+    """XLA joins those of all units in one table while it compiles them in parallel."""
 
     def model(key, x):
         for _ in range(3):
@@ -149,8 +149,8 @@ def test_units_have_no_source_frames():
         assert ".py" not in re.search(rf"^{location} = (.*)$", text, re.MULTILINE)[1]
 
 
-def test_what_jax_has_made_of_an_outlined_function_is_outlined_again():
-    """JAX's transformations mark all equations within a call like it, a loop among them too."""
+def test_transformations_of_an_outlined_function_are_outlined_again():
+    """JAX's transformations mark all equations within a call like it, even a loop."""
 
     def block(params, x):
         x, _ = jax.lax.scan(lambda x, _: (jnp.tanh(x @ params["w"]), None), x, length=2)

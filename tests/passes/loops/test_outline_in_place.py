@@ -1,4 +1,4 @@
-"""Bodies that write into a large argument are calls, not units, which would copy it every time."""
+"""Bodies that update a large argument are calls, since units would copy it each time."""
 
 from typing import Any
 
@@ -11,7 +11,7 @@ import jaxprtool
 from jaxprtool.jaxcompat import mark_of
 from jaxprtool.passes.loops.outline.in_place import writes_into_arguments
 
-#: Numbers in a large array, and in a small one: 128 KiB and 128 bytes.
+#: The sizes of a large and a small array: 128 KiB and 128 bytes.
 LARGE, SMALL = 2**15, 2**5
 
 
@@ -68,12 +68,12 @@ def momentum(cache: Any, x: Any, i: Any) -> Any:
         (computed_with, LARGE, False),
     ],
 )
-def test_a_body_that_writes_into_a_large_argument(body, size, writes) -> None:
+def test_updates_of_large_arguments_are_detected(body, size, writes) -> None:
     traced = jaxprtool.trace(body, np.zeros(size, "f"), np.arange(4, dtype="f"), 1)
     assert writes_into_arguments(traced.jaxpr) == writes
 
 
-def test_a_step_of_an_optimizer_writes_into_what_is_donated() -> None:
+def test_a_step_of_an_optimizer_updates_donated_arguments() -> None:
     def update(params: Any, moments: Any, grads: Any) -> Any:
         def step(p: Any, m: Any, g: Any) -> Any:
             m = 0.9 * m + 0.1 * g * jnp.abs(g) + 1e-3 * m * m
@@ -103,7 +103,7 @@ def cached_attention(cache: Any, x: Any) -> Any:
     ("size", "asked", "mark"),
     [(LARGE, "unit", "call"), (LARGE, "plain", "plain"), (SMALL, "unit", "unit")],
 )
-def test_such_a_body_is_a_call(size: int, asked: str, mark: str) -> None:
+def test_bodies_that_update_a_large_argument_are_calls(size: int, asked: str, mark: str) -> None:
     args = np.zeros(size, "f"), np.arange(4, dtype="f")
     outlined = jaxprtool.trace(cached_attention, *args).apply(f"outline(mark='{asked}')")
     calls = [eqn for eqn in outlined.jaxpr.eqns if eqn.primitive.name == "jit"]

@@ -1,6 +1,6 @@
-"""outline on random programs made to repeat, on JAX's own test programs, and on the samples.
+"""outline on random programs with repetition, on JAX's own test programs, and on the samples.
 
-Each result is held against the original by `tests.programs.outlining`.
+Each result is compared with the original by `tests.programs.outlining`.
 """
 
 from __future__ import annotations
@@ -27,14 +27,14 @@ from tests.programs.rewriting import gradient_case, prove_all
 from tests.sweep.corpora import Harnesses, RandomPrograms, Samples
 from tests.sweep.parts import Part
 
-#: Of the random programs that are quick to prove.
+#: The seeds of random programs that are quick to prove.
 SEED = 21
 
 MARKS = ("unit", "unit", "call", "plain")
 
 
 def prove(number: int, case: Any, *, deep: int = 8) -> Counter[str]:
-    """Outline a program in some way; compile and differentiate each `deep`-th."""
+    """Outline a program in some way. Compile and differentiate each `deep`-th."""
     rng = random.Random(number)
     mark = rng.choice(MARKS)
     equations, copies = rng.choice([3, 3, 6, None]), rng.choice([2, 2, 3])
@@ -47,7 +47,7 @@ def prove(number: int, case: Any, *, deep: int = 8) -> Counter[str]:
 
 @pytest.mark.parametrize("chained", [True, False])
 @pytest.mark.parametrize("difference", ["", *DIFFERENCES])
-def test_copies_share_a_body_if_they_do_the_same(difference, chained):
+def test_copies_share_a_body_only_if_they_compute_the_same(difference, chained):
     case = repeating(difference, chained=chained)
     outline = Outline(equations=6)
     assert prove_outlining(case, outline)["outlined"]
@@ -60,7 +60,7 @@ def test_copies_share_a_body_if_they_do_the_same(difference, chained):
 
 
 def prove_random(number: int, case: Any) -> Counter[str]:
-    """Outline a program, or each third time its derivative."""
+    """Outline a program, or for each third one its derivative."""
     return prove(number, (number % 3 == 0 and gradient_case(case)) or case)
 
 
@@ -68,7 +68,7 @@ def test_some_random_programs_that_repeat_compute_the_same():
     outcomes: Counter[str] = Counter()
 
     @hypothesis.seed(SEED)
-    @settings(max_examples=2, phases=[Phase.generate])  # to shrink one takes minutes
+    @settings(max_examples=2, phases=[Phase.generate])  # shrinking takes minutes
     @given(repeating_programs(), st.integers(0, 2**20))
     def check(drawn: RandomProgram, number: int) -> None:
         outcomes.update(prove_random(number, drawn.case()))

@@ -1,4 +1,4 @@
-"""roll turns what repeats and hands something on into scans, so that each bit is as it was."""
+"""roll turns chained repetitions into scans, and keeps all bits."""
 
 import itertools
 from collections import Counter
@@ -20,13 +20,13 @@ x = jnp.linspace(-1.0, 1.0, 8).reshape(2, 4)
 
 
 def roll(fun, *args, gradients=False):
-    """The program of `fun` after roll, proven to compute the same."""
+    """Return the program of `fun` after roll, which computes the same."""
     _, after, _ = prove(Case("fun", fun, args), Roll(), gradients=gradients)
     return after
 
 
 def scans(program):
-    """The length and direction of the scans of a program, at every depth, in order."""
+    """Return the length and direction of the scans of a program, at every depth, in order."""
     found = equations(jaxcompat.open_jaxpr(program.jaxpr))
     return [
         (e.params["length"], "backward" if e.params["reverse"] else "forward")
@@ -36,7 +36,7 @@ def scans(program):
 
 
 def counts(program):
-    """How many equations of each primitive a program has, at every depth."""
+    """Count the equations of each primitive of a program, at every depth."""
     found = equations(jaxcompat.open_jaxpr(program.jaxpr))
     return Counter(eqn.primitive.name for eqn in found)
 
@@ -72,7 +72,7 @@ def test_layers_become_one_scan_over_their_stacked_weights():
     assert counts(after)["stack"] == 2  # of the weights, and of the biases
 
 
-def test_the_backward_half_of_a_gradient_scans_in_reverse_over_what_the_forward_half_stacked():
+def test_the_backward_half_of_a_gradient_scans_the_stacks_of_the_forward_half_in_reverse():
     after = roll(jax.value_and_grad(loss, (0, 1)), weights(6), x)
     assert scans(after) == [(6, "forward"), (6, "backward")]
     assert counts(after)["stack"] == 2
@@ -80,7 +80,7 @@ def test_the_backward_half_of_a_gradient_scans_in_reverse_over_what_the_forward_
     assert counts(after)["unstack"] == 2  # the gradients
 
 
-def test_the_gradient_of_the_rolled_program_is_that_of_the_original():
+def test_gradients_of_the_rolled_program_equal_those_of_the_original():
     params = weights(5)
     rolled = jaxprtool.trace(loss, params, x).apply("roll")
     old, new = jax.grad(loss)(params, x), jax.grad(rolled)(params, x)
@@ -99,7 +99,7 @@ def test_calls_of_the_users_own_functions_become_scans_too():
     assert scans(roll(run, x)) == [(4, "forward")]
 
 
-def test_two_chains_become_two_scans_and_two_of_one_body_stay_apart():
+def test_two_chains_become_two_scans_even_with_the_same_body():
     def run(wide, narrow, a, b):
         for (w, c), (v, d) in zip(wide, wide[::-1], strict=True):
             a, b = layer(a, w, c), layer(b, v, d)
@@ -128,7 +128,7 @@ def test_chains_in_the_bodies_of_loops_and_branches_are_rolled(where):
     assert counts(after)["dot_general"] == 1
 
 
-def test_stacks_of_stacks_become_scans_in_a_scan():
+def test_nested_chains_become_a_scan_in_a_scan():
     def run(params, scale, h):
         for i in range(4):
             for w, b in params:
@@ -140,19 +140,19 @@ def test_stacks_of_stacks_become_scans_in_a_scan():
     assert sorted(scans(after)) == [(3, "forward"), (4, "forward")]
 
 
-def test_what_stands_between_the_layers_goes_before_or_after():
+def test_equations_between_the_layers_are_moved_before_or_after():
     def run(params, h):
         kept = []
         for i, (w, b) in enumerate(params):
-            w = w * i if i % 2 else w - i  # needs no layer
+            w = w * i if i % 2 else w - i  # depends on no layer
             h = layer(h, w, b)
-            kept.append(jnp.exp(h).sum() if i % 3 else jnp.cos(h).max())  # no layer needs it
+            kept.append(jnp.exp(h).sum() if i % 3 else jnp.cos(h).max())  # no layer depends on it
         return h, kept
 
     assert (5, "forward") in scans(roll(run, weights(5), x))
 
 
-def test_a_chain_is_cut_where_something_must_stand_between():
+def test_a_chain_is_split_at_equations_that_cannot_move():
     def run(params, h):
         for i, (w, b) in enumerate(params):
             h = layer(h, w, b)
@@ -198,7 +198,7 @@ def test_rows_of_an_array_are_not_stacked_again():
     } >= {29}
 
 
-def test_rounds_may_share_rows_with_the_next_ones():
+def test_iterations_may_share_rows_with_the_next_ones():
     def run(p, h):
         ws = [f(p) for f in (jnp.sin, jnp.cos, jnp.tanh, jnp.exp, jnp.sinh)]
         for here, ahead in itertools.pairwise(ws):
@@ -208,7 +208,7 @@ def test_rounds_may_share_rows_with_the_next_ones():
     assert scans(roll(run, jnp.eye(4), x)) == [(4, "forward")]
 
 
-def test_what_all_layers_share_is_constant():
+def test_values_shared_by_all_layers_are_constants():
     def run(params, mask, h):
         for w, b in params:
             h = layer(jnp.where(mask, h, 0.5), w, b)
@@ -220,7 +220,7 @@ def test_what_all_layers_share_is_constant():
     assert (consts, carry) == (1, 1)
 
 
-def test_carries_may_pass_unchanged_be_aliased_and_be_dropped():
+def test_carries_may_be_unchanged_aliased_or_dropped():
     @jax.jit
     def step(a, b, c, w):
         return b, a * w + b, c, jnp.sin(a), jnp.cos(a)
@@ -237,7 +237,7 @@ def test_carries_may_pass_unchanged_be_aliased_and_be_dropped():
     assert (4, "forward") in scans(after)
 
 
-def test_a_result_of_the_last_round_alone_needs_no_stack_if_it_is_carried():
+def test_a_carried_result_of_the_last_iteration_needs_no_stack():
     after = roll(network, weights(6), x)
     scan = next(e for e in after.jaxpr.eqns if e.primitive.name == "scan")
     assert len(scan.outvars) == 1
@@ -272,7 +272,7 @@ def test_literals_that_differ_are_stacked():
     assert scans(roll(run, x)) == [(4, "forward")]
 
 
-def test_weakly_typed_carries_go_round():
+def test_weakly_typed_carries_are_supported():
     def run(h):
         total = 0.0
         for _ in range(5):
@@ -283,17 +283,17 @@ def test_weakly_typed_carries_go_round():
     assert scans(after) in ([(5, "forward")], [(4, "forward")])
 
 
-# --- what stays -------------------------------------------------------------------------------
+# --- what is kept ---------------------------------------------------------------------------------
 
 
-def test_where_nothing_repeats_the_program_is_the_same_object():
+def test_without_repetition_the_program_is_the_same_object():
     program = jaxprtool.trace(lambda h: jnp.sin(h).sum(), x)
     assert Roll()(program) is program
     program = jaxprtool.trace(lambda h: network(weights(2), h), x)
     assert Roll()(program) is program
 
 
-def test_a_program_of_effects_alone_stays():
+def test_a_program_of_effects_only_is_unchanged():
     def run(h):
         for _ in range(5):
             jax.debug.print("{}", h)
@@ -325,7 +325,7 @@ def test_calls_with_effects_keep_their_order():
     assert shown == before_shown
 
 
-def test_an_effect_between_calls_with_effects_cuts_the_chain():
+def test_an_effect_between_calls_with_effects_splits_the_chain():
     @jax.jit
     def noisy(h):
         jax.debug.print("{}", h[0, 0], ordered=True)
@@ -342,7 +342,7 @@ def test_an_effect_between_calls_with_effects_cuts_the_chain():
     assert max(length for length, _ in scans(after)) <= 4
 
 
-def test_refs_may_be_read_and_written_in_order():
+def test_refs_are_read_and_written_in_order():
     @jax.jit
     def step(ref, h):
         ref[...] = ref[...] + h
@@ -365,7 +365,7 @@ def test_refs_may_be_read_and_written_in_order():
     ],
     ids=["sow", "donate"],
 )
-def test_calls_stay_that(step):
+def test_calls_that_cannot_be_rolled_are_kept(step):
     def run(h):
         for _ in range(4):
             h = step(h)
@@ -375,7 +375,7 @@ def test_calls_stay_that(step):
     assert Roll()(program) is program
 
 
-def test_an_option_that_there_is_not_is_refused():
+def test_an_unknown_option_is_refused():
     with pytest.raises(PipelineError, match="stack"):
         jaxprtool.trace(network, weights(3), x).apply("roll(stack='outside')")
     with pytest.raises(PipelineError, match="stack"):
@@ -385,14 +385,14 @@ def test_an_option_that_there_is_not_is_refused():
 # --- unroll -----------------------------------------------------------------------------------
 
 
-def test_unroll_undoes_it():
+def test_unroll_undoes_roll():
     program = jaxprtool.trace(network, weights(6), x)
     rolled = program.apply("roll")
     back = rolled.apply("unroll, inline, simplify, dce")
     assert jaxprtool.equivalent(back, program.apply("inline, simplify, dce"))
 
 
-def test_unroll_undoes_it_in_both_halves_of_a_gradient():
+def test_unroll_undoes_roll_in_both_halves_of_a_gradient():
     program = jaxprtool.trace(jax.value_and_grad(loss, (0, 1)), weights(6), x)
     rolled = program.apply("roll")
     back = rolled.apply("unroll, inline, simplify, dce")
@@ -401,8 +401,8 @@ def test_unroll_undoes_it_in_both_halves_of_a_gradient():
     assert jaxprtool.equivalent(back, before)
 
 
-def test_a_body_with_constants_is_not_opened_where_none_can_be_held():
-    """Those of `while` hold none."""
+def test_a_body_with_constants_is_not_unrolled_where_none_can_be_held():
+    """Bodies of `while` hold none."""
     table = np.arange(16, dtype="f").reshape(4, 4) / 16
 
     @jax.jit
@@ -421,7 +421,7 @@ def test_a_body_with_constants_is_not_opened_where_none_can_be_held():
     assert program.apply("roll") is program
 
 
-def test_double_precision_goes_round_too():
+def test_double_precision_loops_are_rolled():
     def model(layers, x):
         for weights in layers:
             x = jnp.tanh(x @ weights) * jnp.cos(x) - x

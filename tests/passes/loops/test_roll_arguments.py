@@ -1,4 +1,4 @@
-"""roll(stack="arguments") takes stacked parameters, and gives the functions to and from them."""
+"""roll(stack="arguments") takes stacked parameters, and returns functions to stack and unstack."""
 
 from dataclasses import dataclass
 from functools import partial
@@ -36,13 +36,13 @@ def loss(params, h):
 
 
 def same_bits(a, b):
-    """Whether two trees have the same structure and the same bits."""
+    """Return True if two trees have the same structure and the same bits."""
     assert jax.tree.structure(a) == jax.tree.structure(b)
     jax.tree.map(np.testing.assert_array_equal, a, b)
 
 
 def evaluated(program, *args):
-    """The results of a program, computed one equation at a time."""
+    """Return the results of a program, computed one equation at a time."""
     flat = interpreter.evaluate(program.jaxpr, jax.tree.leaves(args))
     return jax.tree.unflatten(program.out_tree, flat)
 
@@ -51,7 +51,7 @@ def primitives(program):
     return [eqn.primitive.name for eqn in program.jaxpr.eqns]
 
 
-def test_a_dict_of_layers_has_stacked_arrays_in_the_place_of_the_first():
+def test_stacked_arrays_replace_the_first_of_a_dict_of_layers():
     params = parameters()
     program = jaxprtool.trace(loss, params, x)
     parts = stacked(program)
@@ -91,7 +91,7 @@ def step(params, state, h, rate=0.1):
     return params, (mean, square), value
 
 
-def test_the_state_of_a_training_step_goes_round_in_stacked_form():
+def test_the_state_of_a_training_step_stays_stacked_between_steps():
     params = parameters()
     state = tuple(jax.tree.map(jnp.zeros_like, params) for _ in range(2))
     program = jaxprtool.trace(step, params, state, x)
@@ -130,7 +130,7 @@ def test_a_list_of_modules_keeps_its_classes_and_static_fields():
     same_bits(evaluated(parts["rolled"], new, x), evaluated(program, layers, x))
 
 
-def test_arguments_of_their_own_become_one_and_keywords_stay_keywords():
+def test_separate_arguments_become_one_and_keywords_stay_keywords():
     def run(a, b, c, h, *, scales):
         for w, s in zip((a, b, c), scales, strict=True):
             h = layer(h, {"w": w, "b": s})
@@ -147,7 +147,7 @@ def test_arguments_of_their_own_become_one_and_keywords_stay_keywords():
     same_bits((args, kwargs), (tuple(ws), {"scales": scales}))
 
 
-def test_stack_and_unstack_are_programs_that_files_keep(tmp_path):
+def test_stack_and_unstack_can_be_written_to_files(tmp_path):
     params = parameters()
     parts = stacked(jaxprtool.trace(loss, params, x))
     for name, part in parts.items():
@@ -156,7 +156,7 @@ def test_stack_and_unstack_are_programs_that_files_keep(tmp_path):
     same_bits(unstack(stack(params)), params)
 
 
-def test_what_was_donated_is_donated_in_stacked_form():
+def test_donated_arguments_are_donated_in_stacked_form():
     params = parameters()
     program = jaxprtool.trace(jax.jit(loss, donate_argnums=0), params, x)
     rolled = stacked(program)["rolled"]
@@ -164,7 +164,7 @@ def test_what_was_donated_is_donated_in_stacked_form():
     assert [value.donated for value in told] == [True, True, True, False]
 
 
-def test_an_argument_that_is_used_outside_is_refused_with_its_name_and_line():
+def test_an_argument_that_is_used_outside_the_loop_is_refused_with_its_name_and_line():
     def run(params, h):
         return loss(params, h) + params["layer_2"]["w"].sum()
 
@@ -185,7 +185,7 @@ def test_a_sharding_of_an_argument_is_refused():
         stacked(jaxprtool.trace(jax.jit(loss, in_shardings=(place, None)), parameters(), x))
 
 
-def test_literals_that_differ_and_arguments_given_twice_are_stacked_inside():
+def test_different_literals_and_duplicate_arguments_are_stacked_inside():
     def run(ws, h):
         for w, rate in zip((*ws, ws[0]), (0.1, 0.2, 0.4, 0.8, 0.9), strict=True):
             h = jnp.tanh(h @ w) * rate + jnp.sin(h)

@@ -1,4 +1,4 @@
-"""roll makes the round of a loop that convolves one call of a unit, in which XLA is fast."""
+"""roll makes an iteration with a convolution one call of a unit, which XLA runs faster."""
 
 import jax
 import jax.numpy as jnp
@@ -41,7 +41,7 @@ def loss(params, h):
 
 
 def found(program, name):
-    """The equations of a primitive, at every depth."""
+    """Return the equations of a primitive, at every depth."""
     eqns = equations(jaxcompat.open_jaxpr(program.jaxpr))
     return [eqn for eqn in eqns if eqn.primitive.name == name]
 
@@ -51,18 +51,18 @@ def units(program):
 
 
 def rounds(program):
-    """The equations of the body of each scan."""
+    """Return the equations of the body of each scan."""
     return [jaxcompat.open_jaxpr(scan.params["jaxpr"]).eqns for scan in found(program, "scan")]
 
 
 def roll(fun, *args):
-    """The program of `fun` after roll, proven to compute the same."""
+    """Return the program of `fun` after roll, which computes the same."""
     _, after, _ = prove(Case("fun", fun, args), Roll(), gradients=False)
     return after
 
 
 def close(a, b):
-    """Compare results of XLA, which rounds a sum of large terms by the size of these."""
+    """Compare results of XLA, whose rounding error of a sum grows with its terms."""
     for one, other in zip(jax.tree.leaves(a), jax.tree.leaves(b), strict=True):
         rounding = 8 * np.finfo(np.float32).eps * np.abs(other).max()
         np.testing.assert_allclose(one, other, rtol=2e-4, atol=max(2e-5, rounding))
@@ -71,7 +71,7 @@ def close(a, b):
 GRADIENT = jaxprtool.trace(jax.value_and_grad(loss), kernels(4), x)
 
 
-def test_a_round_with_a_convolution_is_one_call_of_a_unit():
+def test_an_iteration_with_a_convolution_is_one_call_of_a_unit():
     after = roll(network, kernels(4), x)
     (body,) = rounds(after)
     assert [eqn.primitive.name for eqn in body] == ["jit"]
@@ -79,7 +79,7 @@ def test_a_round_with_a_convolution_is_one_call_of_a_unit():
     assert jaxcompat.marked_name(body[0]) == body[0].params["name"] == "block"
 
 
-def test_each_half_of_a_gradient_is_a_unit_of_its_own_name():
+def test_each_half_of_a_gradient_is_a_unit_with_its_own_name():
     rolled = GRADIENT.apply("roll")
     assert all(len(body) == 1 for body in rounds(rolled))
     names = {jaxcompat.marked_name(eqn) for eqn in units(rolled)}
@@ -92,7 +92,7 @@ def test_each_half_of_a_gradient_is_a_unit_of_its_own_name():
     close(jax.jit(rolled)(*args), jax.jit(GRADIENT)(*args))
 
 
-def test_a_round_without_a_convolution_is_no_call():
+def test_an_iteration_without_a_convolution_is_not_a_call():
     def run(ws, h):
         for w in ws:
             h = jnp.tanh(h @ w) * 0.5 + jnp.sin(h)
@@ -101,7 +101,7 @@ def test_a_round_without_a_convolution_is_no_call():
     assert not found(roll(run, [jnp.eye(4) * i for i in range(4)], x), "jit")
 
 
-def test_a_round_that_calls_a_unit_with_the_convolution_is_no_unit_itself():
+def test_an_iteration_that_calls_a_unit_with_the_convolution_is_not_a_unit_itself():
     def run(stages, h):
         for stage in stages:
             for p in stage:
@@ -114,7 +114,7 @@ def test_a_round_that_calls_a_unit_with_the_convolution_is_no_unit_itself():
     assert len(units(after)) == 1
 
 
-def test_names_that_units_of_the_program_have_are_not_taken_again():
+def test_names_of_existing_units_are_not_reused():
     def run(params, h):
         return network(params[:4], jax.jit(block)(h, params[4]))
 
@@ -127,7 +127,7 @@ def test_names_that_units_of_the_program_have_are_not_taken_again():
     assert {jaxcompat.marked_name(eqn) for eqn in units(after)} == {"block", "block_1"}
 
 
-def test_what_a_round_hands_on_unchanged_is_no_result_of_the_unit():
+def test_pass_through_values_of_an_iteration_are_not_results_of_the_unit():
     @jax.jit
     def step(h, kept, w):
         return block(h, {"w": w, "g": 2.0}), kept
@@ -149,7 +149,7 @@ def test_what_a_round_hands_on_unchanged_is_no_result_of_the_unit():
 
 
 @pytest.mark.parametrize("ordered", [True, False])
-def test_effects_of_a_round_happen_in_each(ordered):
+def test_effects_happen_in_each_iteration(ordered):
     seen = []
 
     @jax.jit
@@ -174,10 +174,10 @@ def test_effects_of_a_round_happen_in_each(ordered):
     assert sorted(seen[:4]) == sorted(seen[4:]) and (seen[:4] == seen[4:] or not ordered)
 
 
-# --- afterwards -----------------------------------------------------------------------------------
+# --- other transformations ------------------------------------------------------------------------
 
 
-def test_jax_differentiates_and_batches_it():
+def test_jax_differentiates_and_batches_units():
     params = kernels(4)
     rolled = jaxprtool.trace(loss, params, x).apply("roll")
     close(jax.jit(jax.grad(rolled))(params, x), jax.jit(jax.grad(loss))(params, x))
@@ -199,7 +199,7 @@ def _marked(eqns):
     return [eqn for eqn in eqns if jaxcompat.mark_of(eqn) == "unit"]
 
 
-def test_unroll_undoes_it():
+def test_unroll_undoes_roll():
     back = GRADIENT.apply("roll").apply("inline(force=True), unroll, simplify, dce")
     assert jaxprtool.equivalent(back, GRADIENT.apply("inline, simplify, dce"))
     in_other_order = GRADIENT.apply("roll").apply("unroll, inline(force=True), simplify, dce")
@@ -213,12 +213,13 @@ def test_a_file_and_emitted_python_keep_the_unit(tmp_path):
     read = jaxprtool.read(path)
     assert jaxprtool.equivalent(read, rolled) and len(units(read)) == 2
     text = jaxprtool.to_python(rolled)
-    # One of the forward round, two of the backward one, and one of the first layer's backward half.
+    # One each for the forward iteration and the first layer's backward half, two for the backward
+    # iteration.
     assert text.count("conv_general_dilated(") == 4
     assert "compilation_unit" in text
 
 
-def test_stacked_arguments_are_given_to_the_unit_a_row_at_a_time():
+def test_stacked_arguments_are_passed_to_the_unit_one_row_at_a_time():
     params = kernels(4)
     parts = jaxprtool.trace(loss, params, x).apply("roll(stack='arguments')")
     assert len(units(parts["rolled"])) == 1

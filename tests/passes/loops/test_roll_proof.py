@@ -1,6 +1,6 @@
-"""roll on programs that repeat, on layers of JAX's own test programs, and on the samples.
+"""roll on programs with repetition, on layers of JAX's own test programs, and on the samples.
 
-Each result is held against the original by `tests.programs.outlining`.
+Each result is compared with the original by `tests.programs.outlining`.
 """
 
 from __future__ import annotations
@@ -25,25 +25,25 @@ from tests.programs.rewriting import gradient_case
 from tests.sweep.corpora import Harnesses, RandomPrograms, Samples
 from tests.sweep.parts import Part
 
-#: Of the random programs that are quick to prove.
+#: The seeds of random programs that are quick to prove.
 SEED = 1
 
 X = np.linspace(-1, 1, 6, dtype="f").reshape(2, 3)
 
 
 @pytest.mark.parametrize("difference", ["", *DIFFERENCES])
-def test_copies_are_rolled_as_far_as_they_do_the_same(difference):
+def test_copies_are_rolled_only_if_they_compute_the_same(difference):
     outcomes = prove_rolling(repeating(difference, chained=True))
     assert outcomes["rolled"] and outcomes["unrolled: equivalent"]
 
 
 def prove(number: int, case: Any) -> Counter[str]:
-    """Roll a program; compile and differentiate each eighth."""
+    """Roll a program. Compile and differentiate each eighth."""
     return prove_rolling(case, deep=number % 8 == 0)
 
 
 def prove_random(number: int, case: Any) -> Counter[str]:
-    """Roll a program, or each third time its derivative."""
+    """Roll a program, or for each third one its derivative."""
     return prove(number, (number % 3 == 0 and gradient_case(case)) or case)
 
 
@@ -57,7 +57,7 @@ def test_some_random_layers_compute_the_same():
     outcomes: Counter[str] = Counter()
 
     @hypothesis.seed(SEED)
-    @settings(max_examples=2, phases=[Phase.generate])  # to shrink one takes minutes
+    @settings(max_examples=2, phases=[Phase.generate])  # shrinking takes minutes
     @given(layered_programs(), st.integers(0, 2**20))
     def check(drawn: RandomProgram, number: int) -> None:
         outcomes.update(prove(number, drawn.case()))

@@ -1,4 +1,4 @@
-"""roll finds iterations whose parts look alike, that read older results, or update an array."""
+"""roll finds iterations with similar parts, that read older results, or that update an array."""
 
 import random
 
@@ -17,13 +17,13 @@ rows = jnp.linspace(-1.0, 1.0, 48).reshape(12, 4)
 
 
 def rolled(fun, *args, gradients=False):
-    """Roll a function, proven to compute the same; return the program and its scans' lengths."""
+    """Roll a function, which computes the same; return the program and its scans' lengths."""
     _, after, _ = prove(Case("fun", fun, args), Roll(), gradients=gradients)
     found = equations(jaxcompat.open_jaxpr(after.jaxpr))
     return after, [eqn.params["length"] for eqn in found if eqn.primitive.name == "scan"]
 
 
-# --- rounds of several calls ------------------------------------------------------------------
+# --- iterations of several calls ------------------------------------------------------------------
 
 
 def springs(a, b):
@@ -61,11 +61,11 @@ def thirds(a, b, c):
     ],
     ids=lambda each: getattr(each, "__name__", ""),
 )
-def test_iterations_whose_parts_look_alike_become_one_scan(fun, args, lengths):
+def test_iterations_with_similar_parts_become_one_scan(fun, args, lengths):
     assert rolled(fun, *args)[1] == lengths
 
 
-def test_an_iteration_of_parts_may_take_rows_and_give_results():
+def test_an_iteration_with_parts_may_take_rows_and_return_results():
     def fun(a, b, xs):
         sums = []
         for x in xs:
@@ -78,7 +78,7 @@ def test_an_iteration_of_parts_may_take_rows_and_give_results():
     assert len(after.jaxpr.eqns) < 6
 
 
-def test_rounds_may_begin_and_end_within_an_iteration():
+def test_scan_iterations_may_start_and_end_within_a_python_iteration():
     def step(x, y):
         return x * 0.5 + jnp.sin(y) - 0.1 * x
 
@@ -94,7 +94,7 @@ def test_rounds_may_begin_and_end_within_an_iteration():
     assert rolled(fun, a, b, c)[1] == [4]
 
 
-def test_two_loops_of_the_same_parts_stay_apart():
+def test_two_loops_of_the_same_parts_stay_separate():
     def fun(a, b):
         a, b = springs(a, b)
         return springs(jnp.sort(a), b)
@@ -102,7 +102,7 @@ def test_two_loops_of_the_same_parts_stay_apart():
     assert rolled(fun, a, b)[1] == [50, 50]
 
 
-def test_what_the_second_part_needs_from_between_the_parts_keeps_them_apart():
+def test_a_dependence_between_the_parts_keeps_them_separate():
     step = jax.jit(lambda x, y: x + 0.01 * jnp.sin(y - x))
 
     def fun(a, b):
@@ -139,13 +139,13 @@ def test_an_iteration_may_read_the_last_three_results():
     assert rolled(fun, a, b, c)[1] == [12]
 
 
-def test_unroll_undoes_rounds():
+def test_unroll_undoes_such_loops():
     program = jaxprtool.trace(springs, a, b)
     back = program.apply("roll").apply("unroll(max_length=50), inline, simplify, dce")
     assert jaxprtool.equivalent(back, program.apply("inline, simplify, dce"))
 
 
-# --- arrays that are updated ------------------------------------------------------------------
+# --- array updates --------------------------------------------------------------------------------
 
 
 def recurrence(x):
@@ -171,7 +171,7 @@ def test_chains_through_updates_become_scans(fun, length):
     assert rolled(fun, rows)[1] == [length]
 
 
-def test_slices_of_an_updated_array_that_stay_outside_are_as_before():
+def test_slices_of_an_updated_array_outside_of_the_loop_are_unchanged():
     def fun(x):
         y = x[2] + x[5:7].sum()
         x = x.at[0].set(y)
@@ -194,7 +194,7 @@ def test_a_fixed_position_in_a_loop_is_a_static_slice():
     assert names.count("slice") == names.count("dynamic_slice") == 1
 
 
-def test_slices_at_positions_beyond_32_bits_stay():
+def test_slices_at_positions_beyond_32_bits_are_kept():
     first = 2**31
 
     def fun(x):
@@ -211,7 +211,7 @@ def test_slices_at_positions_beyond_32_bits_stay():
 
 
 def random_loop(seed):
-    """Return a loop whose variables are updated at once, in turn or shifted, and its arguments."""
+    """Return a random loop that updates variables together, in turn or shifted; its arguments."""
     draw = random.Random(seed)
     count, steps = draw.choice([2, 3, 4]), draw.randint(4, 9)
     kind, updates = draw.choice(["at once", "in turn", "shifted"]), draw.random() < 0.4

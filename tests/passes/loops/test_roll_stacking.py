@@ -1,4 +1,4 @@
-"""stacking tells the bytes that scans need for what is stacked."""
+"""stacking returns the bytes that scans need for stacked values."""
 
 import jax
 import jax.numpy as jnp
@@ -16,7 +16,7 @@ def loss(weights, x):
 WEIGHTS, X = [jnp.eye(4) * i for i in range(6)], jnp.ones((2, 4))
 
 
-def test_what_is_stacked_inside_is_copied_and_what_is_an_argument_is_not():
+def test_values_stacked_inside_are_copied_and_arguments_are_not():
     program = jaxprtool.trace(loss, WEIGHTS, X)
     assert stacking(program).scans == 0
     found = stacking(program.apply("roll"))

@@ -1,4 +1,4 @@
-"""Sink and schedule: fewer bytes alive at once, the same values, and effects in their order."""
+"""sink and schedule reduce the live bytes, and keep values and the order of effects."""
 
 import jax
 import jax.numpy as jnp
@@ -22,7 +22,7 @@ from jaxprtool.passes.loops.schedule import (
 from tests.programs import Case, prove
 
 X = jnp.arange(8.0)
-ROW = 32  # the bytes of X
+ROW = 32  # the size of X in bytes
 
 PASSES = pytest.mark.parametrize("transform", [Sink(), Schedule()], ids=["sink", "schedule"])
 
@@ -32,7 +32,7 @@ def names(jaxpr):
 
 
 def reordered(transform, fun, *args):
-    """The program after a pass, proved to compute the same and not to need more."""
+    """Return the program after a pass, which computes the same with no higher peak."""
     before, after, _ = prove(Case("case", fun, args), transform)
     assert sorted(names(before.jaxpr)) == sorted(names(after.jaxpr))
     assert transform(after).jaxpr is after.jaxpr
@@ -42,7 +42,7 @@ def reordered(transform, fun, *args):
 
 
 def early(a):
-    """Makes five values of which each is read once, later, one after the other."""
+    """Compute five values in a row, each of which is read once, later."""
     parts = [jnp.sin(a), jnp.cos(a), jnp.tan(a), jnp.exp(a), jnp.tanh(a)]
     total = a
     for part in parts:
@@ -57,22 +57,22 @@ def peak(fun, *args):
     return Liveness().peak(jax.make_jaxpr(fun)(*args))
 
 
-def test_operands_and_results_of_an_equation_are_alive_together():
+def test_operands_and_results_of_an_equation_are_live_together():
     assert peak(lambda a: jnp.sin(a), X) == ROW
     assert peak(lambda a: jnp.sin(jnp.sin(jnp.sin(a))), X) == 2 * ROW
     assert peak(lambda a: jnp.sin(jnp.sin(a)).sum(), X) == 2 * ROW
 
 
-def test_results_are_alive_to_the_end_and_arguments_are_not_counted():
+def test_results_are_live_to_the_end_and_arguments_are_not_counted():
     assert peak(lambda a, b: (jnp.sin(a), jnp.cos(b), jnp.tan(a)), X, X) == 3 * ROW
     assert peak(lambda a, b: (a, b, 2.0), X, X) == 0
 
 
-def test_what_nobody_reads_is_gone_at_once():
+def test_an_unused_value_is_freed_at_once():
     assert peak(lambda a: (jnp.sin(a), jnp.cos(a), jnp.tan(a))[2], X) == ROW
 
 
-def test_a_call_needs_what_its_body_does_and_a_loop_its_results_besides():
+def test_a_call_needs_the_peak_of_its_body_and_a_loop_also_its_results():
     inner = lambda a: jnp.sin(jnp.sin(a)).sum()  # noqa: E731
     assert peak(jax.jit(inner), X) == 2 * ROW
     loop = lambda a: lax.fori_loop(0, 3, lambda i, c: jnp.sin(jnp.sin(c)), a)  # noqa: E731
@@ -82,7 +82,7 @@ def test_a_call_needs_what_its_body_does_and_a_loop_its_results_besides():
     assert peak(lambda i, a: lax.switch(i, branches, a), 0, X) == 4 + 2 * ROW
 
 
-def test_nothing_is_known_of_symbolic_sizes_at_any_depth():
+def test_symbolic_sizes_at_any_depth_have_no_known_peak():
     (n,) = jax.export.symbolic_shape("n")
     rows = jax.ShapeDtypeStruct((n,), jnp.float32)
     run = lambda a: (jax.jit(lambda b: jnp.sin(b).sum())(a), jnp.cos(3.0))  # noqa: E731
@@ -95,14 +95,14 @@ def test_nothing_is_known_of_symbolic_sizes_at_any_depth():
 
 
 @PASSES
-def test_values_are_made_just_before_they_are_read(transform):
+def test_values_are_computed_just_before_their_use(transform):
     after = reordered(transform, early, X)
     assert peak(early, X) == 6 * ROW
     assert Liveness().peak(after.jaxpr) == 3 * ROW
 
 
 @PASSES
-def test_an_order_that_is_no_worse_than_others_stays_the_same_object(transform):
+def test_an_order_that_cannot_be_improved_is_the_same_object(transform):
     def run(a):
         first = jnp.sin(a)
         return jnp.cos(first) * first, jnp.exp(a)
@@ -130,14 +130,14 @@ def test_bodies_are_reordered_too(transform, wrap):
     assert Liveness().peak(after.jaxpr) <= Liveness().peak(before.jaxpr) - 3 * ROW
 
 
-def test_a_body_that_is_shared_stays_shared():
+def test_a_shared_body_stays_shared():
     inner = jax.jit(early)
     after = reordered(Schedule(), lambda a: inner(inner(a)), X)
     first, second = (jaxcompat.open_jaxpr(view(e).body) for e in after.jaxpr.eqns)
     assert first is second
 
 
-def test_a_hungry_call_runs_while_little_else_is_alive():
+def test_a_call_with_a_large_peak_runs_while_little_else_is_live():
     def hungry(a):
         big = jnp.outer(a, a)
         return (big @ big).sum()
@@ -151,7 +151,7 @@ def test_a_hungry_call_runs_while_little_else_is_alive():
     assert names(after.jaxpr)[0] == "jit"
 
 
-def test_values_that_free_more_than_they_take_run_at_once():
+def test_values_that_free_more_than_they_need_are_computed_at_once():
     def run(a):
         bigs = [jnp.outer(f(a), a) for f in (jnp.sin, jnp.cos, jnp.tan)]
         return [big.sum() for big in bigs]
@@ -221,11 +221,11 @@ def test_a_value_is_read_before_it_is_donated(transform):
     program = jaxprtool.trace(run, X)
     after = transform(program)
     assert after.jaxpr is not program.jaxpr
-    for old, new in zip(program(X), after(X), strict=True):  # the donated array is gone
+    for old, new in zip(program(X), after(X), strict=True):  # the donated array is deleted
         np.testing.assert_array_equal(old, new)
 
 
-def test_without_memory_everything_is_close_to_its_reader():
+def test_without_memory_every_value_is_close_to_its_reader():
     def run(a):
         big, small = jnp.sin(a), jnp.exp(a)
         return small.sum(), big.sum()
@@ -258,7 +258,7 @@ def graph_of(jaxpr):
     ],
 )
 @pytest.mark.parametrize("seed", range(5))
-def test_every_order_has_each_equation_once_after_what_it_reads(orders, seed):
+def test_every_order_contains_each_equation_once_after_its_operands(orders, seed):
     rng = np.random.default_rng(seed)
 
     def run(a):

@@ -1,4 +1,4 @@
-"""unroll writes short scans out, so that each bit and each effect is as it was."""
+"""unroll replaces short scans by their iterations, and keeps all bits and effects."""
 
 import jax
 import jax.numpy as jnp
@@ -21,14 +21,14 @@ x = jnp.arange(12.0).reshape(3, 4) / 10
 
 
 def unroll(fun, *args, gradients=False, **options):
-    """The program of `fun` after unroll, proven to compute the same."""
+    """Return the program of `fun` after unroll, which computes the same."""
     _, after, _ = prove(Case("fun", fun, args), Unroll(**options), gradients=gradients)
     assert Unroll(**options)(after).jaxpr is after.jaxpr
     return after
 
 
 def names(jaxpr):
-    """The primitives of all equations in order, at every depth."""
+    """Return the primitives of all equations in order, at every depth."""
     found = []
     for eqn in jaxpr.eqns:
         found.append(eqn.primitive.name)
@@ -51,19 +51,19 @@ def test_a_short_scan_becomes_its_iterations(length, reverse):
     assert names(after.jaxpr).count("sin") == length
 
 
-def test_a_longer_scan_stays_the_same_object():
+def test_a_longer_scan_is_the_same_object():
     program = jaxprtool.trace(lambda a: lax.scan(decay, jnp.ones(4), a), x)
     assert Unroll(max_length=2)(program).jaxpr is program.jaxpr
     assert "scan" not in names(Unroll(max_length=3)(program).jaxpr)
 
 
 @pytest.mark.parametrize("options", [{"unroll": 2}, {"_split_transpose": True}])
-def test_how_jax_would_run_and_differentiate_it_makes_no_difference(options):
+def test_options_for_running_and_differentiating_a_scan_do_not_matter(options):
     run = lambda a: lax.scan(decay, jnp.ones(4), a, **options)  # noqa: E731
     assert "scan" not in names(unroll(run, x, gradients=True).jaxpr)
 
 
-def test_scans_in_scans_and_in_branches_and_loops_go_too():
+def test_scans_inside_scans_branches_and_loops_are_unrolled_too():
     def inner(c, n):
         return lax.scan(lambda c, _: (jnp.sin(c), None), c, None, length=n)[0]
 
@@ -91,7 +91,7 @@ def test_keys_and_narrow_types_are_sliced_and_stacked_like_others():
     assert "scan" not in names(after.jaxpr)
 
 
-def test_an_empty_scan_that_gives_keys_stays():
+def test_an_empty_scan_that_returns_keys_is_kept():
     keys = jax.random.split(jax.random.key(0), 3)[:0]
     program = jaxprtool.trace(
         lambda k: lax.scan(lambda c, k: (c, jax.random.fold_in(k, 1)), 0, k), keys
@@ -99,7 +99,7 @@ def test_an_empty_scan_that_gives_keys_stays():
     assert Unroll()(program).jaxpr is program.jaxpr
 
 
-def test_rows_of_what_has_been_stacked_are_not_sliced_out_again():
+def test_rows_of_stacked_results_are_not_sliced_again():
     def run(rows):
         array = jnp.stack(rows)
         forwards, _ = lax.scan(lambda c, r: (jnp.sin(c) * r, None), rows[0], array)
@@ -137,7 +137,7 @@ def test_effects_happen_in_the_order_of_the_iterations():
     assert list(map(float, seen)) == before_seen == [float(v) for v in x[::-1, 0]]
 
 
-def test_weak_types_of_carries_and_results_stay():
+def test_weak_types_of_carries_and_results_are_kept():
     def run(a):
         return lax.scan(lambda c, r: (c + r.sum(), (c * 2, 1.5, 2)), 0.0, a)
 
@@ -151,7 +151,7 @@ def test_weak_types_of_carries_and_results_stay():
         assert (old.dtype, old.weak_type) == (new.dtype, new.weak_type)
 
 
-def test_a_scan_of_symbolic_length_stays_and_one_over_symbolic_rows_goes():
+def test_a_scan_of_symbolic_length_is_kept_and_one_over_symbolic_rows_is_unrolled():
     (n,) = jax.export.symbolic_shape("n")
     fold = lambda a: lax.scan(lambda c, r: (c + jnp.sin(r).sum(), r * 2), 0.0, a)  # noqa: E731
     program = jaxprtool.trace(fold, jax.ShapeDtypeStruct((n, 4), jnp.float32))
@@ -163,7 +163,7 @@ def test_a_scan_of_symbolic_length_stays_and_one_over_symbolic_rows_goes():
     assert after.out_avals == program.out_avals
 
 
-def test_iterations_on_devices_vary_over_the_axes_that_the_scan_does():
+def test_iterations_on_devices_vary_over_the_axes_of_the_scan():
     mesh = jax.sharding.Mesh(jax.devices()[:2], "d")
 
     def run(a):
@@ -179,7 +179,7 @@ def test_iterations_on_devices_vary_over_the_axes_that_the_scan_does():
     assert "scan" not in names(after.jaxpr)
 
 
-def test_a_scan_with_something_sown_stays():
+def test_a_scan_with_a_sown_value_is_kept():
     def body(c, row):
         return c + jax.jit(lambda r: sow(r, tag="t", name="v"))(row), None
 
@@ -187,7 +187,7 @@ def test_a_scan_with_something_sown_stays():
     assert Unroll()(program).jaxpr is program.jaxpr
 
 
-def test_constants_of_the_body_are_held_once_and_only_where_they_can_be():
+def test_constants_of_the_body_are_held_once_where_they_can_be():
     table = np.arange(4, dtype=np.float32)
     read = jax.jit(lambda c: c * table)  # has the table as a constant of its own
     run = lambda a: lax.scan(lambda c, r: (read(c) + r, None), a[0], a)[0]  # noqa: E731
@@ -199,7 +199,7 @@ def test_constants_of_the_body_are_held_once_and_only_where_they_can_be():
     assert Unroll()(program).jaxpr is program.jaxpr
 
 
-def test_iterations_stand_in_the_scopes_of_the_scan():
+def test_iterations_keep_the_scopes_of_the_scan():
     def body(c, row):
         with jax.named_scope("in"):
             return jnp.sin(c) + row, None
@@ -218,7 +218,7 @@ def test_a_negative_length_is_refused():
 
 
 def nested(depth):
-    """A function of loops of two iterations within one another."""
+    """Return a function of nested loops of two iterations."""
     body = jnp.sin
     for _ in range(depth):
 
@@ -228,13 +228,13 @@ def nested(depth):
     return body
 
 
-def test_loops_in_loops_stay_where_they_would_be_out_of_bounds():
+def test_nested_loops_are_kept_if_the_program_would_explode():
     after = jaxprtool.trace(nested(30), x).apply("unroll")
     assert "scan" in {eqn.primitive.name for eqn in after.jaxpr.eqns}
     assert sum(1 for _ in equations(jaxcompat.open_jaxpr(after.jaxpr))) <= 20_000
 
 
-def test_of_loops_in_loops_the_inner_ones_are_written_out(monkeypatch):
+def test_only_the_inner_ones_of_nested_loops_are_unrolled(monkeypatch):
     monkeypatch.setattr("jaxprtool.passes.loops.unroll.MOST_EQUATIONS", 5)
     after = Unroll(max_length=2)(jaxprtool.trace(nested(5), x))
     prove(Case("fun", nested(5), (x,)), Unroll(max_length=2))

@@ -1,4 +1,4 @@
-"""One example of each rule of `simplify`: a function in which it applies, by the rule's name."""
+"""One example of each rule of `simplify`: a function to which it applies, by the rule's name."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import numpy as np
 from jax import lax
 from jax.extend.core import primitives
 
-#: The dtypes of the arguments by one letter: those that every run tries, and those of the sweep.
+#: The dtypes of the arguments by one letter: those of every run, and those of the sweep.
 DTYPES: dict[str, tuple[str, ...]] = {"f": ("float32",), "i": ("int32",), "b": ("bool",)}
 DTYPES |= {"c": ("complex64",), "u": ("uint8",), "h": ("bfloat16",)}
 ALL_DTYPES: dict[str, tuple[str, ...]] = {
@@ -26,21 +26,21 @@ ALL_DTYPES: dict[str, tuple[str, ...]] = {
 
 @dataclass(frozen=True)
 class Example:
-    """A function of arguments of these shapes, for which the rule applies.
+    """A function of arguments of these shapes, to which the rule applies.
 
-    `kinds` are the dtypes it applies to exactly, `fast` those it applies to with `fast` alone.
+    `kinds` are the dtypes it applies to exactly, `fast` those it applies to only with `fast`.
     """
 
     fun: Callable[..., Any]
     kinds: str = ""
     fast: str = ""
     shapes: tuple[tuple[int, ...], ...] = ((144,),)
-    #: What to put in place of a `copy`: JAX itself leaves it out when it traces.
+    #: Returns the primitive and parameters to replace `copy` by, if JAX does not trace them.
     for_copy: Callable[[Any], tuple[Any, dict[str, Any]]] | None = None
 
 
 def _of(x: Any, value: Any) -> Any:
-    """A constant of the dtype of x, as an operand that JAX does not fold."""
+    """Return a constant of the dtype of x, as an operand that JAX does not fold."""
     return np.asarray(value, x.dtype)
 
 
@@ -355,7 +355,7 @@ EXAMPLES: dict[str, Example] = {
     "transpose(dot_general(x, y)) → dot_general(y, x)": Example(
         lambda x, y: lax.dot(x, y).T, "i", "f", ((3, 4), (4, 5))
     ),
-    # --- together
+    # --- --- combined -----------------------------------------------------------------------------
     "add|add_any|sub|mul|div|max|min(transpose(x), transpose(y)) → transpose(add|…(x, y))": Example(
         lambda x, y: lax.sub(x.T, y.T), "fi", shapes=((12, 12), (12, 12))
     ),

@@ -1,4 +1,4 @@
-"""Every rule of `simplify` applies to its example, and changes no bit of what it computes."""
+"""Every rule of `simplify` applies to its example, and keeps all bits of the results."""
 
 import jax
 import jax.numpy as jnp
@@ -17,7 +17,7 @@ from tests.programs.values import difference, flushed_bits_agree, values_agree
 
 
 def names():
-    """The rules by name; those of one name are numbered."""
+    """Return the rules by name. Rules of the same name are numbered."""
     found = [row.name for row in simplify_rules]
     numbered = {}
     for row in simplify_rules:
@@ -30,7 +30,7 @@ ROWS = names()
 
 
 def numbers(dtype):
-    """Numbers of which one or the other breaks a careless rule."""
+    """Return numbers that detect careless rules."""
     if dtype == jnp.bool_:
         return [False, True]
     if jnp.issubdtype(dtype, jnp.integer):
@@ -45,7 +45,7 @@ def numbers(dtype):
 
 
 def arrays(shapes, dtype):
-    """Arguments in which every number meets every other, as far as there is room."""
+    """Return arguments in which every number meets every other, as far as there is room."""
     values = np.asarray(numbers(dtype), dtype)
     pairs = np.asarray([(a, b) for a in values for b in values], dtype)
     sizes = [int(np.prod(shape)) for shape in shapes]
@@ -56,7 +56,7 @@ def arrays(shapes, dtype):
 
 
 def tame(shapes, dtype):
-    """Arguments for which every function of the examples is well conditioned."""
+    """Return arguments for which all examples are well conditioned."""
     rng = np.random.default_rng(0)
     return [jnp.asarray(rng.uniform(0.5, 2, shape).astype(dtype)) for shape in shapes]
 
@@ -66,7 +66,7 @@ def test_every_rule_has_an_example():
 
 
 def apply(name, args, *, fast):
-    """The example before and after the rule."""
+    """Return the example before and after the rule."""
     program = traced(name, args)
     after = program.replace(jaxpr=simplified(program.jaxpr, [ROWS[name]], fast=fast))
     assert after.jaxpr is not program.jaxpr, "the rule does not apply"
@@ -123,7 +123,7 @@ FAST = [name for name, example in EXAMPLES.items() if example.fast]
 
 
 @pytest.mark.parametrize("name", FAST)
-def test_a_fast_rule_keeps_the_value_and_needs_to_be_asked_for(name):
+def test_a_fast_rule_keeps_the_value_and_must_be_enabled(name):
     args = tame(EXAMPLES[name].shapes, jnp.float32)
     program, after = apply(name, args, fast=True)
     old, new = (evaluate(p.jaxpr, args) for p in (program, after))

@@ -1,4 +1,4 @@
-"""What `simplify` does with whole programs, and how a plug-in adds a rule."""
+"""`simplify` on whole programs, and rules of plug-ins."""
 
 import re
 
@@ -29,17 +29,17 @@ def primitives(program):
 
 
 def simple(fun, *args, fast=False):
-    """The primitives of a function after simplify and dce, which is type-checked."""
+    """Return the primitives of a function after simplify and dce. The program is type-checked."""
     program = Dce()(Simplify(fast)(trace(fun, *args)))
     type_check(program)
     return primitives(program)
 
 
-def test_rules_apply_to_what_rules_have_made():
+def test_rules_apply_to_results_of_rules():
     assert simple(lambda x: -((-x).reshape(2, 2).reshape(4) * 1.0), VECTOR) == []
 
 
-def test_nothing_to_do_gives_the_same_jaxpr():
+def test_without_matches_the_jaxpr_is_the_same_object():
     program = trace(lambda x: jnp.sin(x) @ x, VECTOR)
     assert Simplify()(program).jaxpr is program.jaxpr
     once = Simplify()(trace(lambda x: lax.neg(-jnp.sin(x)), VECTOR))
@@ -72,14 +72,14 @@ def test_bodies_at_every_depth_are_simplified():
     assert count_equations(before.jaxpr) - count_equations(after.jaxpr) == 2
 
 
-def test_what_may_be_nan_or_minus_zero_stays_unless_fast():
+def test_possible_nans_and_minus_zeros_are_kept_unless_fast():
     fun = lambda x: (x * 0.0, x + 0.0, x - x)  # noqa: E731
     assert simple(fun, VECTOR) == ["mul", "add", "sub"]
     assert simple(fun, VECTOR, fast=True) == ["broadcast_in_dim"] * 2
     assert simple(fun, jax.ShapeDtypeStruct((), jnp.float32), fast=True) == []
 
 
-def test_what_has_a_purpose_stays():
+def test_equations_with_a_purpose_are_kept():
     fun = lambda x: lax.reduce_precision(jnp.copy(x), 8, 23)  # noqa: E731
     assert simple(fun, VECTOR) == ["copy", "reduce_precision"]
     assert simple(lambda x: -lax.optimization_barrier(-x), VECTOR) == [
@@ -89,7 +89,7 @@ def test_what_has_a_purpose_stays():
     ]
 
 
-def test_the_sums_of_a_gradient_over_dimensions_of_size_1_go():
+def test_sums_of_a_gradient_over_dimensions_of_size_1_are_removed():
     def loss(x, b):
         return jnp.sin(x + b).sum()
 
@@ -98,14 +98,14 @@ def test_the_sums_of_a_gradient_over_dimensions_of_size_1_go():
     assert primitives(Dce()(Simplify()(program)))[-2:] == ["cos", "reduce_sum"]
 
 
-def test_a_broadcast_into_what_broadcasts_by_itself_goes():
+def test_a_broadcast_of_an_operand_that_broadcasts_implicitly_is_removed():
     def fun(x, s):
         return x * jnp.broadcast_to(s, x.shape) + jnp.broadcast_to(x[:1], x.shape)
 
     assert simple(fun, MATRIX, jax.ShapeDtypeStruct((), jnp.float32)) == ["mul", "slice", "add"]
 
 
-def test_a_broadcast_divisor_stays_since_xla_divides_otherwise_by_it():
+def test_a_broadcast_divisor_is_kept_since_xla_divides_differently_by_it():
     x, y = jnp.linspace(0.1, 3, 600).reshape(20, 30), jnp.linspace(1, 2, 20)[:, None]
     fun = lambda x, y: x / jnp.broadcast_to(y, x.shape)  # noqa: E731
     assert simple(fun, x, y) == ["broadcast_in_dim", "div"]
@@ -119,7 +119,7 @@ def test_functions_that_round_by_shape_keep_their_shape():
     assert simple(lambda x: jnp.sqrt(x[None]).reshape(4), VECTOR) == ["sqrt"]
 
 
-def test_a_sum_takes_the_negative_of_a_broadcast_in():
+def test_a_sum_absorbs_the_negation_of_a_broadcast():
     def loss(x):
         return jax.nn.softmax(x).at[0].get().sum()
 
@@ -128,7 +128,7 @@ def test_a_sum_takes_the_negative_of_a_broadcast_in():
     assert "neg" not in simple(jax.grad(loss), MATRIX)
 
 
-def test_symbolic_sizes_are_left_alone_where_nothing_is_known():
+def test_unknown_symbolic_sizes_are_left_alone():
     n, m = jax.export.symbolic_shape("n, m")
     x = jax.ShapeDtypeStruct((n, 1, m), jnp.float32)
 
@@ -144,12 +144,12 @@ def test_symbolic_sizes_are_left_alone_where_nothing_is_known():
     assert primitives(after) == ["concatenate", "slice", "squeeze", "reduce_sum"]
 
 
-def test_keys_move_like_all_else():
+def test_keys_are_moved_like_other_arrays():
     keys = jax.random.split(jax.random.key(0), 6)
     assert simple(lambda k: k.reshape(2, 3).T.T.reshape(6), keys) == []
 
 
-def test_effects_stay():
+def test_effects_are_kept():
     def fun(x):
         jax.debug.print("{}", lax.neg(-x))
         return lax.neg(-x)
@@ -158,7 +158,7 @@ def test_effects_stay():
     assert len(expected) == 1 and simple(fun, VECTOR) == expected
 
 
-def test_inside_shard_map():
+def test_rules_apply_inside_shard_map():
     mesh = jax.make_mesh((1,), ("d",), axis_types=(jax.sharding.AxisType.Auto,))
     spec = jax.sharding.PartitionSpec("d")
 
@@ -170,7 +170,7 @@ def test_inside_shard_map():
     assert after.jaxpr is not before.jaxpr
 
 
-def test_gradients_of_what_is_simplified_are_the_same():
+def test_gradients_are_unchanged():
     def fun(x, y):
         z = x - (-jnp.broadcast_to(y[:, :1], x.shape)) * 1.0
         p = jnp.broadcast_to(z[0, 0] > 0, z.shape)
@@ -200,7 +200,7 @@ def test_a_product_of_one_transposed_value_and_itself_needs_no_transpose(dims):
     np.testing.assert_array_equal(after(x), square(x))
 
 
-def test_what_is_moved_alike_is_moved_once_if_nothing_else_reads_it():
+def test_equal_transposes_of_operands_are_merged_if_nothing_else_reads_them():
     program = trace(lambda x, y: x.T + y.T, MATRIX, MATRIX)
     assert primitives(Simplify()(program)) == ["add", "transpose"]
 
@@ -212,7 +212,7 @@ def test_what_is_moved_alike_is_moved_once_if_nothing_else_reads_it():
     assert Simplify()(program).jaxpr is program.jaxpr
 
 
-def test_a_value_read_through_another_name_is_not_taken_away():
+def test_a_value_with_other_readers_through_an_alias_is_kept():
     def fun(x, y):
         z = -x
         same = z.reshape(2, 2).reshape(4)  # becomes z, which then has three readers
@@ -271,7 +271,7 @@ def test_rules_that_undo_each_other_are_reported():
 
 
 @pytest.mark.parametrize("replacement", ["sub(x, y)", "reduce_max(x)"])
-def test_a_rule_that_gives_another_type_is_reported(replacement):
+def test_a_rule_that_returns_another_type_is_reported(replacement):
     rows = [Row("ge(x, y)", replacement, params=lambda _: PARAMS_OF[replacement])]
     program = trace(lambda x, y: x >= y, VECTOR, VECTOR)
     message = rf"the rule ge\(x, y\) → {re.escape(replacement)} changes bool\[4\] to f32.*, with "
@@ -295,7 +295,7 @@ def test_the_type_of_a_result_never_changes():
     assert simplified(program.jaxpr, rows, fast=False) is program.jaxpr
 
 
-def test_it_is_a_pass_of_a_pipeline():
+def test_simplify_is_a_pass_of_a_pipeline():
     program = Pipeline.parse("simplify(fast=True), dce").run(trace(lambda x: x * 0.0 + x, VECTOR))
     assert primitives(program) == []
     assert jaxcompat.open_jaxpr(program.jaxpr).outvars == jaxcompat.open_jaxpr(program.jaxpr).invars
@@ -321,7 +321,7 @@ REUSED = {
 
 
 @pytest.mark.parametrize("name", REUSED)
-def test_what_a_rule_reads_behind_an_equation_stays_for_its_other_readers(name):
+def test_operands_that_a_rule_reads_are_kept_for_their_other_readers(name):
     fun = REUSED[name]
     args = [np.float32([1.5, -2.0, 0.0]), np.float32([3.0, 0.5, -0.0]), np.float32([1, 2, 3])]
     new = Simplify()(trace(fun, *args))

@@ -1,7 +1,7 @@
-"""Every small program over primitives that rules name computes the same bits behind the passes.
+"""Every small program over primitives that rules combine is bitwise equal after the passes.
 
-A program of few equations can fail where random ones do not: a rule meets what another has left.
-Bits stay of NaN, infinities and the signs of zeros; dtypes and weak types do, too.
+A program of few equations can fail where random ones do not, when a rule is applied to the result
+of another. Results keep the bits of NaN, infinities and signed zeros, the dtypes and weak types.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from tests.share import HALF
 from tests.sweep.corpora import Visit, Wants
 from tests.sweep.parts import Part
 
-#: How many programs of each family are proved in CI, others on each JAX release.
+#: The number of programs of each family proved in CI; each JAX release proves other ones.
 SAMPLED = 8
 
 ANY = "f32[...]"
@@ -37,7 +37,7 @@ PATTERNS = [
 
 
 def rewritten(text: str, program: Program, check: bool) -> Program:
-    """Return what a pipeline makes of a program; `patterns` are those above, each in turn."""
+    """Return the result of a pipeline. `patterns` applies the rewrites above, one after another."""
     if text != "patterns":
         return PIPELINES[text].run(program, check=check)
     for pattern in PATTERNS:
@@ -55,7 +55,7 @@ PIPELINES = {
 def prove(
     family: Family | Bodies, programs: Iterable[tuple[Any, Program]], check: bool = True
 ) -> Counter[str]:
-    """Hold what each pipeline makes of programs against the programs; all that fail are named."""
+    """Compare the results of each pipeline with the original programs. Raise all failures."""
     values = Values(family.inputs(), family.lanes)
     outcomes: Counter[str] = Counter()
     errors: list[Exception] = []
@@ -78,7 +78,7 @@ def prove(
 
 
 def require_same(values: Values, expected: list[int], before: Program, after: Program) -> None:
-    """Raise unless a program has the types and values that it had."""
+    """Raise unless a program has the expected types and values."""
     found = values.run(after.jaxpr)
     types = [[(v.shape, v.dtype, v.weak_type) for v in p.out_avals] for p in (before, after)]
     assert types[0] == types[1], after.jaxpr
@@ -88,7 +88,7 @@ def require_same(values: Values, expected: list[int], before: Program, after: Pr
 
 @dataclass(frozen=True)
 class Enumerated:
-    """The programs of a family, in its units."""
+    """The programs of a family, by unit."""
 
     whole: ClassVar[bool] = True
     family: Family | Bodies
@@ -102,7 +102,7 @@ class Enumerated:
 
 
 def prover(family: Family | Bodies) -> Callable[[int, str], Counter[str]]:
-    """Return the proof of a unit of a family; types of flat programs are checked with values."""
+    """Return the proof of a unit of a family. Types of flat programs are checked with values."""
     check = isinstance(family, Bodies)
     return lambda number, unit: prove(family, family.programs(unit), check)
 
@@ -111,7 +111,7 @@ SWEEP = [Part(f"enumerated: {each.name}", Enumerated(each), prover(each)) for ea
 
 
 def sampled(family: Family | Bodies) -> Iterator[tuple[Any, Program]]:
-    """Give some programs of a family."""
+    """Yield some programs of a family."""
     draw = random.Random(HALF)
     if isinstance(family, Bodies):
         for unit in family.units():

@@ -1,4 +1,4 @@
-"""Every pass on programs with elements of a package's own type."""
+"""Every pass on programs with elements of another package's dtype."""
 
 import jax
 import jax.numpy as jnp
@@ -17,11 +17,11 @@ PASSES = ["dce", "cse", "fold", "forward", "hoist", "inline", "schedule", "simpl
 
 
 @pytest.mark.parametrize("passes", [*PASSES, "-O1", "-O2"])
-def test_passes_keep_what_programs_of_pairs_compute(passes):
+def test_passes_keep_the_results_of_programs_of_pairs(passes):
     np.testing.assert_allclose(jit(paired, passes=passes)(X), jax.jit(paired)(X))
 
 
-def test_pairs_are_mapped():
+def test_pairs_are_batched():
     xs = jnp.stack([X, -X])
     np.testing.assert_allclose(jax.jit(vmap(paired))(xs), jax.jit(jax.vmap(paired))(xs))
 
@@ -33,7 +33,7 @@ def test_pairs_are_shown_and_counted():
     stats(program)
 
 
-def test_pairs_at_the_border_are_not_exported():
+def test_pairs_as_arguments_or_results_cannot_be_exported():
     program = trace(lambda x: x, jax.ShapeDtypeStruct((3,), Pair()))
     with pytest.raises(UnsupportedError, match=r"x has elements of pair, a type defined by"):
         exported(program)

@@ -1,4 +1,4 @@
-"""A loop of a plug-in, which registers its view and nothing else, is known to every pass."""
+"""Every pass supports a loop of a plug-in, which only registers its view."""
 
 import jax
 import jax.numpy as jnp
@@ -19,12 +19,12 @@ h = jnp.ones(3)
 
 
 def wasteful(x, w, h):
-    """A loop in which there is something to do for every pass."""
+    """Return a loop that every pass can improve."""
 
     def body(rows, carry, consts):
         (row, same_row), (state, fixed, dead) = rows, carry
         w, again, factor = consts
-        mixed = jnp.tanh(w @ again)  # the same in every round
+        mixed = jnp.tanh(w @ again)  # loop-invariant
         state = state @ mixed * factor + row * fixed + jnp.sin(row) * jnp.sin(row)
         return [state, fixed, dead + same_row], [state.sum(), dead * 2.0]
 
@@ -33,7 +33,7 @@ def wasteful(x, w, h):
 
 
 def loop(jaxpr):
-    """The view of the one `repeat` in a jaxpr."""
+    """Return the view of the one `repeat` in a jaxpr."""
     (eqn,) = [eqn for eqn in jaxpr.eqns if eqn.primitive.name == "repeat"]
     return view(eqn)
 
@@ -47,7 +47,7 @@ expected = wasteful(x, w, h)
 
 
 def after(passes):
-    """The program behind some passes, which computes the same."""
+    """Return the program after some passes, which computes the same."""
     result = program.apply(passes)
     jaxprtool.verify(program, result, (x, w, h))
     for got, want in zip(result(x, w, h), expected, strict=True):
@@ -63,36 +63,36 @@ def test_listings_counts_and_pictures_look_inside():
     assert "repeat length=4" in picture and "carry 2" in picture and "style=dashed" in picture
 
 
-def test_dead_carries_rows_and_results_go():
+def test_dead_carries_rows_and_results_are_removed():
     left = after("dce")
     assert (len(left.carry), len(left.xs), len(left.ys)) == (2, 1, 1)
     assert [len(left.body.invars), len(left.body.outvars)] == [1 + 2 + 3, 2 + 1]
 
 
-def test_all_of_a_loop_goes_that_nobody_needs():
+def test_an_unused_loop_is_removed():
     jaxpr, used = dce_jaxpr(program.jaxpr, [False, False, False])
     assert not jaxpr.eqns and not any(used)
 
 
-def test_constants_go_inside_and_twins_are_given_once():
+def test_constants_move_inside_and_duplicate_operands_are_merged():
     left = after("forward")
     assert (len(left.carry), len(left.xs)) == (2, 1)  # `fixed` never changes
-    assert len(left.consts) == 2  # w, once, and h for `fixed`; 1.5 went in
+    assert len(left.consts) == 2  # w once, and h for `fixed`; 1.5 moved inside
     literals = [v.val for eqn in left.body.eqns for v in eqn.invars if isinstance(v, Literal)]
     assert 1.5 in literals
 
 
-def test_what_is_the_same_in_each_round_is_computed_before():
+def test_loop_invariant_code_is_hoisted():
     left = after("hoist")
     assert "tanh" not in primitives(left.body)
     assert primitives(program.apply("hoist").jaxpr).count("tanh") == 1
 
 
-def test_equal_equations_inside_become_one():
+def test_equal_equations_inside_are_merged():
     assert primitives(after("cse").body).count("sin") == 1
 
 
-def test_constants_inside_are_evaluated():
+def test_constants_inside_are_folded():
     def body(rows, carry, consts):
         return [carry[0] + jnp.cos(jnp.float32(2.0)) * rows[0]], []
 
@@ -125,7 +125,7 @@ def test_batching_and_gradients_follow_the_rules_of_the_primitive():
 
 
 def initialized(key, x):
-    """A network of one layer for each row, each with weights of its own."""
+    """A network with one layer per row, each with its own weights."""
 
     def body(rows, carry, consts):
         key, row = rows

@@ -1,8 +1,8 @@
 """Every rewriting pass on JAX's own test programs, on random programs, and on the samples.
 
-Each pass alone, the named pipelines, and random pipelines are held against the original by
-`tests.programs.rewriting`: values to the last bit, callbacks, derivatives, and the number of
-equations. JAX's programs are wrapped in what the passes look for, by turns.
+Each pass alone, the named pipelines, and random pipelines are compared with the original by
+`tests.programs.rewriting`: bits of values, callbacks, derivatives, and the number of equations.
+JAX's programs are wrapped in wasteful code of each kind in turn.
 """
 
 from __future__ import annotations
@@ -42,9 +42,9 @@ CHUNKS = 8
 
 
 def prove_harness(number: int, case: Case, *, deep: int = 5) -> Counter[str]:
-    """A program as it is by the named pipelines, and each second, wrapped, by all rewriters.
+    """Prove a program by the named pipelines, and each second one, wrapped, by all rewriters.
 
-    Every `deep`-th of these is also run as JAX runs it, and differentiated, behind some of them.
+    Every `deep`-th of these is also run in JAX's evaluator, and differentiated, after some of them.
     """
     rng = random.Random(number)
     outcomes = prove_rewrites(case, LEVELS)
@@ -57,7 +57,7 @@ def prove_harness(number: int, case: Case, *, deep: int = 5) -> Counter[str]:
 
 
 def prove_harnesses(every: int, chunk: int, *, deep: int) -> Counter[str]:
-    # Numbers differ from chunk to chunk so that each kind of program meets each kind of wrapping.
+    # Numbers differ between chunks so that each kind of program meets each kind of wrapping.
     cases = harness_programs(1)[::every][chunk::CHUNKS]
     numbered = ((i + chunk, case) for i, case in enumerate(cases))
     return prove_all(numbered, partial(prove_harness, deep=deep))
@@ -72,7 +72,7 @@ def test_some_harnesses_compute_the_same(chunk):
 
 
 def prove_random(number: int, case: Case) -> Counter[str]:
-    """A program, or each third time its derivative, by all rewriters."""
+    """Prove a program, or for each third one its derivative, by all rewriters."""
     rng = random.Random(number)
     if number % 3 == 0:
         case = gradient_case(case) or case
@@ -94,7 +94,7 @@ def test_a_program_of_each_sample_computes_the_same(file):
 
 
 def prove_sample(number: int, case: Any) -> Counter[str]:
-    """A sample's function or its gradient by all rewriters and transformations."""
+    """Prove a sample's function or its gradient by all rewriters and transformations."""
     rewriters = (*REWRITERS, *TRANSFORMS, random_pipeline(random.Random(number)))
     return prove_rewrites(case, rewriters, LEVELS)
 
@@ -115,13 +115,13 @@ SWEEP = [
 ]
 
 
-# --- what is tried ----------------------------------------------------------------------------
+# --- coverage -------------------------------------------------------------------------------------
 
 
 def test_every_rewriting_pass_is_tried():
     rewriters = (*PASSES, *TRANSFORMS)
     tried = {type(each).name for rewriter in rewriters for each in rewriter.pipeline.passes()}
-    # On programs of their own, that repeat or have symbols: `test_outline_proof` and so on.
+    # Passes for repetition or symbols have their own programs: `test_outline_proof` and so on.
     tried |= {"outline", "roll", "specialize"}
     classes = (
         registry.find(name)
@@ -132,7 +132,7 @@ def test_every_rewriting_pass_is_tried():
 
 
 @pytest.mark.parametrize("rewriter", REWRITERS, ids=str)
-def test_every_rewriter_finds_something(rewriter):
+def test_every_rewriter_changes_something(rewriter):
     case = Case("tanh", lambda x, y: jnp.tanh(x * y) + x, (jnp.float32(0.3), jnp.arange(3.0)))
     programs = (wasteful(case, kind).program() for kind in WASTE)
     assert any(rewriter(program).jaxpr is not program.jaxpr for program in programs)

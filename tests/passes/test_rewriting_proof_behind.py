@@ -1,7 +1,7 @@
-"""batch and unzip of rewritten programs: they make of them what they make of the originals.
+"""batch and unzip after rewriting equal batch and unzip of the originals.
 
-What `-O2` leaves is batched, and held against `jax.vmap` of the original; and programs with
-variables are unzipped after it, which finds the variables that are left, with the same values.
+The result of `-O2` is batched, and compared with `jax.vmap` of the original. Programs with
+variables are unzipped after it, which must find the remaining variables, with the same values.
 """
 
 from __future__ import annotations
@@ -49,17 +49,18 @@ def rewritten(program: Program) -> Program:
 
 
 def prove_batch(case: Any, rng: random.Random) -> Counter[str]:
-    """Batch what is left of a case as JAX maps the original, in one way of those drawn."""
+    """Batch the rewritten program of a case as JAX maps the original, in one random way."""
     with case.setting():
         before, args = flat(case.program()), case.arguments()
         if lasting_effects(before.jaxpr):
-            # What depends on the mapped axis no more happens once, and not once for each lane.
+            # An effect that no longer depends on the mapped axis happens once, not per batch
+            # element.
             return Counter({"not mapped: it has effects": 1})
         after = rewritten(before)
         (mapping,) = mappings(before, rng, 1)
         try:
             reference, _ = theirs(before, mapping)
-        except Exception as error:  # JAX's or the mapping's fault: see `test_proof`
+        except Exception as error:  # a fault of JAX or of the mapping: see `test_proof`
             return Counter({f"not mapped by JAX: {type(error).__name__}": 1})
         result = ours(after, mapping)
         type_check(result)
@@ -75,7 +76,7 @@ def prove_batch(case: Any, rng: random.Random) -> Counter[str]:
 
 
 def prove_unzipped(case: Any, rng: random.Random) -> Counter[str]:
-    """Sow values in a case, and unzip it before and after it is rewritten."""
+    """Sow values in a case, and unzip it before and after rewriting."""
     with case.setting():
         program, args = case.program(), case.arguments()
         positional, _ = jax.tree.unflatten(program.in_tree, range(len(args)))
@@ -90,17 +91,17 @@ def prove_unzipped(case: Any, rng: random.Random) -> Counter[str]:
         except UnsupportedError:
             return Counter({"not unzipped": 1})
         except UnzipError:
-            # A ref cannot be sown: nothing cuts one that is made of a key and written late.
+            # A ref cannot be sown, so nothing cuts one that is made from a key and written late.
             assert not flow(before.jaxpr, facts, VARIABLE).is_cut
             return Counter({"not cut": 1})
         after = rewritten(before)
         proof = prove_unzip(after, key, args, gradients=False, compiled=False)
         keys = [args[i] for i in early]
         values = dict(zip(expected.out_names, evaluate(expected.jaxpr, keys), strict=True))
-        # What has become constant is known early, and may be a variable more.
+        # A value that became constant is known early, and may be an additional variable.
         if not set(proof.init.out_names) <= values.keys():
             return Counter({"unzipped, with more variables": 1, "variables": proof.variables})
-        # Those that nothing needs any more, as of empty arrays, may go.
+        # Unused variables may be removed, such as those of empty arrays.
         wanted = [values[name] for name in proof.init.out_names]
         got = evaluate(proof.init.jaxpr, keys)
         fault = difference(wanted, got, bits_agree, proof.init.out_names)
@@ -108,7 +109,7 @@ def prove_unzipped(case: Any, rng: random.Random) -> Counter[str]:
         return Counter({"unzipped": 1, "variables": proof.variables})
 
 
-def test_a_ref_that_is_made_of_a_key_and_written_late_is_not_cut():
+def test_a_ref_that_is_made_from_a_key_and_written_late_is_not_cut():
     def fun(x, key):
         ref = jax.new_ref(key)
         ref[...] += x
@@ -128,18 +129,18 @@ def prove(number: int, case: Any) -> Counter[str]:
 
 
 def prove_harness(number: int, case: Any) -> Counter[str]:
-    """Prove a program wrapped in what the passes look for."""
+    """Prove a program wrapped in wasteful code."""
     return prove(number, wasteful(case, list(WASTE)[number % len(WASTE)]))
 
 
 @pytest.mark.parametrize("chunk", range(CHUNKS))
-def test_some_harnesses_batch_and_unzip_behind_o2(chunk):
+def test_some_harnesses_batch_and_unzip_after_o2(chunk):
     cases = share(harness_programs(1)[::311])[chunk::CHUNKS]
     numbered = ((i + chunk, case) for i, case in enumerate(cases))
     assert prove_all(numbered, prove_harness).total() >= 4
 
 
-def test_random_programs_batch_and_unzip_behind_o2():
+def test_random_programs_batch_and_unzip_after_o2():
     outcomes = prove_corpus(5, prove, wasteful_corpus)
     assert outcomes.total() >= 5
 

@@ -1,4 +1,4 @@
-"""Transformations, passes over sizes, unzip and plug-ins keep weak types, as JAX has them."""
+"""Transformations, passes over sizes, unzip and plug-ins keep weak types as in JAX."""
 
 import random
 from collections import Counter
@@ -35,7 +35,7 @@ PROOFS = {
     "unzip": partial(prove_unzip, key_args=key_args),
 }
 
-#: Passes that the other proof does not have.
+#: Passes that the other proof does not cover.
 PIPELINES = (
     'checkpoint(policy="dots_saveable")',
     'checkpoint(policy="everything_saveable"), simplify',
@@ -45,7 +45,7 @@ PIPELINES = (
 
 @pytest.mark.parametrize("proof", PROOFS.values(), ids=PROOFS)
 @pytest.mark.parametrize(("name", "fun", "args"), CASES, ids=[case[0] for case in CASES])
-def test_programs_of_numbers(proof, name, fun, args):
+def test_programs_of_python_numbers(proof, name, fun, args):
     outcomes = proof(Case(name, fun, args), random.Random(name))
     assert outcomes or not args
 
@@ -62,15 +62,15 @@ def test_products_of_weakly_typed_arrays_are_weakly_typed_in_mixed_precision():
     assert prove_weak_types(Case("product", product, (0.5, 2.0)), PIPELINES)["gradients"] == 3
 
 
-def test_tiles_of_a_result_are_as_weakly_typed_as_its_lanes():
-    """JAX's batching rule of `fft` gives a strongly typed result of a weakly typed array."""
+def test_tiles_of_a_result_are_as_weakly_typed_as_its_batch_elements():
+    """JAX's batching rule of `fft` returns a strongly typed result for a weakly typed array."""
     fft = partial(lax.fft_p.bind, fft_type=lax.FftType.FFT, fft_lengths=(4,))
     case = weakened(Case("fft", fft, (np.ones((2, 4), "complex64"),)))
     assert prove_tile(case, random.Random(0))["tile"]
 
 
 @pytest.mark.parametrize("strong", ["none", "array", "update"])
-def test_an_update_of_all_lanes_at_one_start_has_weakly_typed_gradients(strong):
+def test_an_update_at_an_unbatched_start_has_weakly_typed_gradients(strong):
     def updated(s, t, start):
         pair = [jnp.broadcast_to(s, (3,)), jnp.broadcast_to(t, (1,))]
         return lax.dynamic_update_slice(*pair, (start,))
@@ -78,7 +78,7 @@ def test_an_update_of_all_lanes_at_one_start_has_weakly_typed_gradients(strong):
     numbers = {"array": 0.5, "update": 2.0}
     numbers |= {strong: np.float32(1)} if strong in numbers else {}
     case = Case("updated", updated, (*numbers.values(), np.int32(1)))
-    for seed in range(4):  # draws what is mapped
+    for seed in range(4):  # draws the mapped arguments
         prove_batch(case, random.Random(seed))
 
 
@@ -164,7 +164,7 @@ def test_programs_of_numbers_and_symbols(name, fun, shape):
 
 
 def prove(kind: str, number: int, case: Case) -> Counter[str]:
-    """A program whose arguments, or every other time some of them, are weakly typed."""
+    """Prove a program, whose arguments are all or, every other time, partly weakly typed."""
     rng = random.Random(number)
     return PROOFS[kind](weakened(case, rng if number % 2 else None), rng)
 
@@ -174,18 +174,18 @@ def prove_passes(number: int, case: Case) -> Counter[str]:
 
 
 def prove_symbolic(number: int, case: Case) -> Counter[str]:
-    """The programs of a case with symbols, half of which have some weakly typed arguments."""
+    """Prove the programs of a case with symbols, half of them partly weakly typed."""
     case = weakened(case, random.Random(number) if number % 2 else None)
     return sum(map(prove_sizes, islice(symbolic_programs(case), 3)), Counter({"cases": 1}))
 
 
 @pytest.mark.parametrize("kind", PROOFS)
-def test_some_harnesses(kind):
+def test_some_harnesses_keep_weak_types(kind):
     cases = harness_programs(1)[::2500]
     assert sum((prove(kind, i, case) for i, case in enumerate(cases)), Counter())
 
 
-def test_some_harnesses_with_symbols():
+def test_some_harnesses_with_symbols_keep_weak_types():
     cases = harness_programs(1)[::2500]
     assert sum((prove_symbolic(i, case) for i, case in enumerate(cases)), Counter())
 

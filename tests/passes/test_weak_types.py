@@ -1,4 +1,4 @@
-"""Passes keep the weak type of each result and of each gradient, as JAX has it."""
+"""Passes keep the weak type of each result and of each gradient as in JAX."""
 
 import random
 from collections import Counter
@@ -56,7 +56,7 @@ def _(primals, tangents):
 
 
 def layers(s, x):
-    for _ in range(6):  # the first layer is on a weak type, the others are not
+    for _ in range(6):  # the first layer has a weakly typed input, the others do not
         s = jnp.tanh(jnp.sin(s) * x.sum() + jnp.cos(s)) * x[0]
     return s
 
@@ -83,7 +83,7 @@ CASES = [
 
 
 @pytest.mark.parametrize(("name", "fun", "args"), CASES, ids=[case[0] for case in CASES])
-def test_results_and_gradients_of_numbers_stay_as_weak_as_they_are(name, fun, args):
+def test_results_and_gradients_of_numbers_keep_their_weak_types(name, fun, args):
     assert prove_weak_types(Case(name, fun, args))["rewritten"]
     wanted = jax.jit(fun)(*args)
     for passes in ("-O1", "-O3"):
@@ -97,7 +97,7 @@ def _weak(tree):
     return [(x.dtype, jax.typeof(x).weak_type) for x in jax.tree.leaves(tree)]
 
 
-def test_a_gradient_by_a_number_is_typed_by_it():
+def test_a_gradient_by_a_number_has_its_type():
     fun = lambda s, x: s + x.sum()  # noqa: E731
     wanted = jax.grad(jax.jit(fun))(0.5, ONES)
     found = jax.grad(jaxprtool.jit(fun))(0.5, ONES)
@@ -134,7 +134,7 @@ def _(primals, tangents):
 
 
 @pytest.mark.parametrize("rule", [strong_pullback, strong_tangent])
-def test_cotangents_of_a_rule_are_added_in_the_order_that_types_their_sum(rule):
+def test_cotangents_of_a_rule_are_added_in_the_order_that_determines_their_type(rule):
     def first(s, x):
         return s * 2, s * 3 + rule(s) * x.sum()
 
@@ -168,7 +168,7 @@ def test_a_pass_that_loses_a_weak_type_is_found():
         jaxprtool.verify(before, after, [ONES, 1.0])
 
 
-def test_a_result_that_is_not_as_weak_as_it_is_annotated_is_found():
+def test_a_result_less_weak_than_annotated_is_found():
     before = jaxprtool.trace(lambda s: jnp.sin(jnp.float32(s)), 1.0)
     cast, sine = before.jaxpr.eqns
     sine = sine.replace(invars=cast.invars)
@@ -195,7 +195,7 @@ def test_jit_finds_a_pass_that_changes_the_type_of_a_result():
 
 
 def prove(number: int, case: Case) -> Counter[str]:
-    """A program whose arguments are weakly typed, by some pipelines; every third in waste."""
+    """Prove a program with weakly typed arguments by some pipelines; every third one in waste."""
     rng = random.Random(number)
     case = weakened(case)
     if number % 3 == 0 and isinstance(case, Case):

@@ -1,4 +1,4 @@
-"""mask: results and gradients at every size, whatever is in the padding."""
+"""mask: results and gradients at every size, whatever the padding contains."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ _clipped.defvjp(
 
 
 def _hard_rnn(x, w):
-    """A body with poles, calls, a branch and rules, of values that are the same in all rounds."""
+    """A body with singularities, calls, a branch and custom rules, on loop-invariant values."""
 
     @jax.checkpoint
     def mixed(state, row):
@@ -88,7 +88,7 @@ def _with_rules(x, w):
     return jax.nn.relu(x @ w), jax.nn.logsumexp(x @ w, axis=0), jax.nn.silu(x)
 
 
-#: Each of x: f32[n,4] and w: f32[4,4].
+#: Functions of x: f32[n,4] and w: f32[4,4].
 FUNCTIONS = {
     "sums": lambda x, w: (x.sum(), x.sum(0), x.sum(1), (x * w[0]).mean()),
     "extremes": lambda x, w: (x.max(0), x.min(0), x.prod(0), jnp.all(x > 1, 0), jnp.any(x > 3, 0)),
@@ -124,7 +124,7 @@ def arguments(n):
     return jnp.asarray(x, jnp.float32), jnp.asarray(w, jnp.float32)
 
 
-def test_what_padding_is_computed_of_has_no_gradient_by_it():
+def test_the_gradient_of_values_computed_from_padding_is_zero():
     """Rows of zeros have no direction: its derivative in padding is NaN."""
     program = masked(lambda x, w: jnp.sum(x @ w / jnp.linalg.norm(x, axis=1, keepdims=True)))
     x, w = arguments(3)
@@ -138,7 +138,7 @@ def test_what_padding_is_computed_of_has_no_gradient_by_it():
 
 
 @pytest.mark.parametrize("name", for_sweep_unless(share(list(FUNCTIONS)), FUNCTIONS))
-def test_results_and_gradients_are_those_at_every_size(name):
+def test_results_and_gradients_equal_those_at_every_size(name):
     fun, program = jax.jit(FUNCTIONS[name]), masked(FUNCTIONS[name])
 
     def at(x, w, n):
@@ -166,7 +166,7 @@ def _is_sizes(tree):
 
 
 def _loss(results, like):
-    """Return a number that depends on all that is no padding."""
+    """Return a number that depends on everything but padding."""
     pairs = zip(jax.tree.leaves(results), jax.tree.leaves(like), strict=True)
     parts = [jnp.asarray(value)[tuple(map(slice, jnp.shape(real)))] for value, real in pairs]
     return sum(jnp.sin(part.astype(jnp.float32)).sum() for part in parts)
@@ -198,12 +198,12 @@ def close(got, wanted, n, tolerance=1e-5):
         np.testing.assert_allclose(real, other, tolerance, tolerance, err_msg=f"at n={n}")
 
 
-def test_guards_are_named_after_what_they_guard():
+def test_guards_are_named_after_the_guarded_values():
     listing = str(masked(lambda x, w: x @ w + w[0]).jaxpr)
     assert "name=masked_dot_general" in listing and "jvp=masked_derivative" in listing
 
 
-def test_the_size_is_the_last_positional_argument_and_sizes_are_beside_results():
+def test_the_size_is_the_last_positional_argument_and_sizes_are_additional_results():
     program = masked(lambda x, w: {"y": x @ w, "total": x.sum()})
     assert program.arg_names == ("x", "w", "n")
     assert [str(aval) for aval in program.in_avals] == ["float32[5,4]", "float32[4,4]", "int32[]"]
@@ -213,7 +213,7 @@ def test_the_size_is_the_last_positional_argument_and_sizes_are_beside_results()
     assert program.out_names[-2:] == ("result[1]['y'][0]", "result[1]['y'][1]")
 
 
-def test_a_result_without_padding_is_as_it_was():
+def test_a_result_without_padding_is_unchanged():
     program = masked(lambda x: x.sum(), "f32[n]")
     assert program(jnp.array([1.0, 2, jnp.nan, 3, 4]), 2) == 3
     assert program.out_names == ("result",)
@@ -229,21 +229,21 @@ def test_several_symbols_are_arguments_in_the_order_of_their_names():
     assert sizes == (3,)
 
 
-def test_symbols_that_are_not_given_stay():
+def test_unbounded_symbols_are_kept():
     args, _ = read_args("f32[n,m], f32[m]")
     program = trace(lambda x, y: (x * y).sum(), *args).apply("mask(n=4)")
     x = jnp.full((4, 3), jnp.nan).at[:2].set(1.0)
     assert program(x, jnp.array([2.0, 3.0, 1.0]), 2) == 12
 
 
-def test_equations_without_a_masked_symbol_stay_the_same():
+def test_equations_without_a_masked_symbol_are_unchanged():
     program = trace(lambda x, y: (jnp.sin(y) @ y.T, x.sum()), *read_args("f32[n], f32[3,4]")[0])
     old = {id(eqn) for eqn in program.jaxpr.eqns}
     made = program.apply("mask(n=4)").jaxpr.eqns
     assert sum(id(eqn) in old for eqn in made) == len(old) - 1
 
 
-def test_masks_are_written_where_they_are_needed_alone():
+def test_masks_are_inserted_only_where_needed():
     def selects(fun, types="f32[n,4], f32[4,4]"):
         return count_masks(masked(fun, types))
 
@@ -254,7 +254,7 @@ def test_masks_are_written_where_they_are_needed_alone():
     assert selects(_rnn) == 2  # the carry, and the operand of the product
 
 
-def test_vmapped_programs_take_a_size_for_each_lane():
+def test_batched_programs_take_a_size_for_each_batch_element():
     program = masked(_attention)
     xs = jnp.stack([padded(arguments(n)[0], jnp.nan) for n in (1, 4, 5)])
     w = arguments(1)[1]
@@ -263,7 +263,7 @@ def test_vmapped_programs_take_a_size_for_each_lane():
         close(lane, _attention(arguments(n)[0], w), n)
 
 
-def test_gradients_of_mapped_rounds_are_sums_over_lanes():
+def test_gradients_of_batched_iterations_are_summed_over_the_batch():
     program, w = masked(_rnn), arguments(1)[1]
     lengths = (1, 4, 5)
     xs = jnp.stack([padded(arguments(n)[0], jnp.nan) for n in lengths])
@@ -278,7 +278,7 @@ def test_gradients_of_mapped_rounds_are_sums_over_lanes():
     np.testing.assert_allclose(jax.grad(loss)(w), jax.grad(wanted)(w), 1e-3)
 
 
-def test_mapped_rounds_store_one_mask_of_each_shape_for_a_gradient():
+def test_batched_iterations_store_one_mask_of_each_shape_for_a_gradient():
     program, w = masked(_rnn), arguments(1)[1]
 
     def loss(w, xs, lengths):
@@ -322,20 +322,20 @@ def test_bad_bounds_are_refused(passes, error, message):
         program.apply(passes)
 
 
-def test_what_has_no_rule_is_refused_with_its_line():
+def test_a_primitive_without_a_rule_is_refused_with_its_line():
     program = trace(lambda x: lax.rng_uniform(x[0, 0], 1.0, x.shape), *read_args("f32[n,4]")[0])
     no_rule = r"rng_uniform.* cannot be masked: no masking rule"
     with pytest.raises(UnsupportedError, match=no_rule):
         program.apply("mask(n=4)")
 
 
-def test_what_mixes_padding_with_the_rest_is_refused_with_the_reason():
+def test_equations_that_mix_in_padding_are_refused_with_the_reason():
     program = trace(lambda x: jnp.linalg.qr(x @ x.T)[0], *read_args("f32[n,4]")[0])
     with pytest.raises(UnsupportedError, match=r"qr.* cannot be masked: it mixes all elements"):
         program.apply("mask(n=4)")
 
 
-def test_a_reshape_that_is_right_at_one_size_alone_is_refused_with_the_reason():
+def test_a_reshape_that_is_valid_at_one_size_only_is_refused_with_the_reason():
     program = trace(lambda x: lax.reshape(x, (3, 2)), *read_args("f32[n,3]")[0])
     with pytest.raises(UnsupportedError, match=r"reshape.* does not keep the number of elements"):
         program.apply("mask(n=4)")
@@ -373,7 +373,7 @@ def test_an_elementwise_primitive_needs_no_rule():
 @pytest.mark.parametrize(
     "options", ["buckets=(8, 4)", "n=8, buckets=(4,)", "buckets={'n': (4, 8)}"]
 )
-def test_buckets_make_a_program_for_each(options):
+def test_each_bucket_is_a_program(options):
     x, w = arguments(3)
     args, _ = read_args("f32[n,4], f32[4,4]")
     made = trace(lambda x, w: (x @ w).sum(), *args).apply(f"mask({options})")
@@ -385,7 +385,7 @@ def test_buckets_make_a_program_for_each(options):
         )
 
 
-def test_buckets_of_two_symbols_make_a_program_for_each_pair():
+def test_each_pair_of_buckets_of_two_symbols_is_a_program():
     args, _ = read_args("f32[n,m], f32[m]")
     made = trace(lambda x, y: x @ y, *args).apply("mask(buckets={'n': (4,), 'm': (2, 3)})")
     assert {name: program.bounds for name, program in made.items()} == {
@@ -421,28 +421,28 @@ def test_buckets_of_two_symbols_make_a_program_for_each_pair():
         ("mask(n='8')", PipelineError, "option 'n' of pass 'mask' must be int, not '8'"),
     ],
 )
-def test_buckets_without_a_meaning_are_refused(passes, error, message):
+def test_invalid_buckets_are_refused(passes, error, message):
     args, _ = read_args("f32[n,m], f32[m]")
     with pytest.raises(error, match=message):
         trace(lambda x, y: x @ y, *args).apply(passes)
 
 
 @pytest.mark.parametrize("constraint", ["2*n >= 4", "mod(n, 4) == 0", "n <= 7"])
-def test_sizes_that_a_constraint_forbids_are_refused(constraint):
+def test_sizes_that_violate_a_constraint_are_refused(constraint):
     types = jax.export.symbolic_args_specs(jnp.ones(4), "n", constraints=[constraint])
     program = trace(lambda x: x[:2].sum(), types)
     with pytest.raises(ArgumentsError, match="does not hold for all sizes from 0"):
         program.apply("mask(n=8)")
 
 
-def test_a_constraint_that_all_sizes_fit_is_kept():
+def test_a_constraint_that_all_sizes_satisfy_is_kept():
     types = jax.export.symbolic_args_specs(
         jnp.ones(4), "n", constraints=["n + 2 >= 2", "n <= 2147483647"]
     )
     assert trace(jnp.sin, types).apply("mask(n=8)")
 
 
-def test_types_say_what_the_least_size_is(tmp_path):
+def test_types_determine_the_minimum_size(tmp_path):
     (x,), _ = read_args("f32[2<=n<=8]")
     program = trace(lambda x: (x[1:] * x[:-1]).sum(), x).apply("mask(n=8)")
     write(program, tmp_path / "p.jaxpr")
@@ -460,7 +460,7 @@ def test_types_say_what_the_least_size_is(tmp_path):
         trace(lambda x: x[1:], x).apply("mask(n=1)")
 
 
-def test_a_constraint_of_a_symbol_that_is_masked_is_not_one_of_others():
+def test_a_constraint_of_a_masked_symbol_is_not_applied_to_others():
     (x,), _ = read_args("f32[n<=8,2<=m]")
     program = trace(lambda x: x.sum(0) + jnp.arange(8.0)[: x.shape[0]].sum(), x).apply("mask(n=8)")
     found = program(jnp.ones((8, 3)), 4)

@@ -1,4 +1,4 @@
-"""Derivatives of masked programs, in reverse twice, with NaN in all padding."""
+"""Derivatives of masked programs, in reverse mode twice, with NaN in all padding."""
 
 import jax
 import jax.numpy as jnp
@@ -13,22 +13,22 @@ from tests.programs.symbolic import symbolic_program
 
 
 def product(w, x):
-    """Sum derivatives by w over rows of which some are padding."""
+    """Sum derivatives by w over rows, some of which are padding."""
     return jnp.tanh(x @ w) * w.sum()
 
 
 def rounds(w, x):
-    """Go round over rows of which some are padding."""
+    """Iterate over rows, some of which are padding."""
     return lax.scan(lambda s, row: (jnp.tanh(s @ w + row @ w),) * 2, jnp.zeros(3), x)
 
 
 def held(x, y):
-    """Go round over rows, with others that are the same in all rounds."""
+    """Iterate over rows, with other rows that are loop-invariant."""
     return lax.scan(lambda s, row: (s + (row[:, None] * y).sum(), (y * row[0]).sum()), 0.0, x)
 
 
 def layers(w, x):
-    """Go round a number of times that is known, with padding inside."""
+    """Iterate a fixed number of times, with padding inside."""
     return lax.scan(lambda x, w: (jnp.tanh(x @ w), (x * x).sum()), x, jnp.stack([w, w]))
 
 
@@ -36,7 +36,7 @@ CASES = [(product, {(1, 0): "n"}), (rounds, {(1, 0): "n"}), (held, {(0, 0): "n",
 
 
 @pytest.mark.parametrize(("function", "axes"), [*CASES, (layers, {(1, 0): "n"})])
-def test_padding_stays_apart_in_second_derivatives(function, axes):
+def test_padding_does_not_affect_second_derivatives(function, axes):
     draw = np.random.RandomState(0).normal
     args = [jnp.asarray(draw(size=(3, 3)), jnp.float32) for _ in range(2)]
     if function is held:
@@ -47,7 +47,7 @@ def test_padding_stays_apart_in_second_derivatives(function, axes):
 
 @pytest.mark.parametrize("stride", [1, 2, 3])
 @pytest.mark.parametrize("select, first", [(lax.max, -np.inf), (lax.min, np.inf), (lax.add, 0.0)])
-def test_a_pool_whose_windows_leave_rows_over_is_differentiated_after_it_is_masked(
+def test_a_pool_whose_windows_leave_rows_over_is_differentiated_after_masking(
     select, first, stride
 ):
     def f(x):
@@ -63,7 +63,7 @@ def test_a_pool_whose_windows_leave_rows_over_is_differentiated_after_it_is_mask
 
 
 @pytest.mark.parametrize("left", [True, False])
-def test_a_singular_matrix_has_no_derivative_where_it_meets_no_rows(left):
+def test_a_singular_matrix_has_no_derivative_unless_it_meets_no_rows(left):
     def f(a, b):
         return lax.linalg.triangular_solve(a, b, left_side=left).sum()
 
@@ -76,7 +76,7 @@ def test_a_singular_matrix_has_no_derivative_where_it_meets_no_rows(left):
     assert jnp.isnan(jax.grad(lambda a: masked(a, b, 1))(singular)).any()
 
 
-def test_the_rule_of_what_has_no_derivative_is_not_asked_for_one():
+def test_the_rule_of_a_primitive_without_derivative_is_not_called():
     def f(x):
         return jnp.interp(x, jnp.arange(4.0), jnp.arange(4.0) ** 2).sum()
 

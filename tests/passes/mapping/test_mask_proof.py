@@ -1,4 +1,4 @@
-"""What `mask` gives computes what tracing at a size gives, over the corpus with symbols."""
+"""Results of `mask` equal those of tracing at a size, over the corpus with symbols."""
 
 from __future__ import annotations
 
@@ -33,8 +33,8 @@ SWEEP = [
 ]
 
 
-def test_harnesses():
-    """One of a few groups: all of them take minutes."""
+def test_harnesses_compute_the_same():
+    """One of a few groups, as all of them take minutes."""
     cases = harness_programs(1)
     some = [
         next(c for c in cases if c.name.startswith(f"{name}_")) for name in ("tanh", "reduce_max")
@@ -45,5 +45,5 @@ def test_harnesses():
 
 @settings(max_examples=3)
 @given(symbolic_plans())
-def test_random_programs(plan):
+def test_random_programs_compute_the_same(plan):
     prove_plan(0, plan)

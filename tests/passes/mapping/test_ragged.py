@@ -1,4 +1,4 @@
-"""ragged: examples of different length in one program, against a loop over them."""
+"""ragged: examples of different lengths in one program, compared with a loop over them."""
 
 import jax
 import jax.numpy as jnp
@@ -38,7 +38,7 @@ def examples(x, lengths):
 
 
 def one_by_one(fun, x, w, lengths, avals):
-    """The results of a loop: with rows one after the other, and zeros for those of none."""
+    """Return the results of a loop: with concatenated rows, and zeros for unused ones."""
     each = [jax.tree.leaves(fun(example, w)) for example in examples(x, lengths)]
     results = []
     for aval, parts in zip(avals, zip(*each, strict=True), strict=True):
@@ -55,7 +55,7 @@ def one_by_one(fun, x, w, lengths, avals):
 
 
 def check(fun, lengths, layout=None, derivatives=True, longest=None):
-    """Compare results, and derivatives, with those of a loop; each is compiled once."""
+    """Compare results, and derivatives, with those of a loop. Each is compiled once."""
     x = rows(lengths)
     program, avals = ragged(fun, lengths, layout=layout, longest=longest), traced(fun).out_avals
     floats = [i for i, aval in enumerate(avals) if jnp.issubdtype(aval.dtype, jnp.floating)]
@@ -122,7 +122,7 @@ def _scan_of_columns(x, w):
     return lax.scan(step, x.sum(), x.T)
 
 
-#: What any example will do for, and what needs one that is not empty.
+#: Functions for any examples, and those that need non-empty examples.
 FUNCTIONS = {
     "elementwise": lambda x, w: (jnp.where(x > 0, x, x.sum(0)), jnp.clip(x, x.min(initial=0), 1)),
     "sums": lambda x, w: (x.sum(), x.sum(0), x.sum(1), (x @ w).sum((0, 1))),
@@ -184,24 +184,24 @@ FOR_ROWS = {
 }
 
 
-#: What is tried in CI, packed, and padded by the rules of `mask`; the sweep tries all.
+#: The cases in CI, packed, and padded by the rules of `mask`. The sweep tries all.
 PACKED = ["sums", "counts", "joined", "sorted", "scores", "custom_vjp", "scan of layers", "rows"]
 PADDED = ["sums", "scan of rows", "softmax"]
 
 
 def names(all_of, few):
-    """The names of a few, of which each release takes every second; the sweep takes all."""
+    """Return a few names, of which each JAX release takes every second. The sweep takes all."""
     few = [name for name in all_of if name in few]
     return for_sweep_unless(share(few) or few, all_of)
 
 
 @pytest.mark.parametrize("name", names(FUNCTIONS, PACKED))
-def test_it_gives_what_a_loop_gives(name):
+def test_results_equal_those_of_a_loop(name):
     check(FUNCTIONS[name], LENGTHS, derivatives=name != "while")
 
 
 @pytest.mark.parametrize("name", names(FOR_ROWS, PACKED))
-def test_it_gives_what_a_loop_over_examples_with_rows_gives(name):
+def test_results_for_non_empty_examples_equal_those_of_a_loop(name):
     check(FOR_ROWS[name], FILLED)
 
 
@@ -212,7 +212,7 @@ def test_all_may_be_padded(name):
 
 
 def names_and_sizes(program):
-    """The equations of a program that compute on floats, with the numbers of their elements."""
+    """Return the equations of a program that compute on floats, with the sizes of their results."""
     return [
         (eqn.primitive.name, *(str(n) for v in eqn.outvars for n in v.aval.shape))
         for eqn in equations(program.jaxpr)
@@ -220,7 +220,7 @@ def names_and_sizes(program):
     ]
 
 
-def test_what_is_computed_row_by_row_costs_what_one_example_of_all_rows_does():
+def test_rowwise_functions_cost_the_same_as_one_example_of_all_rows():
     def network(x, w):
         return jax.nn.relu(jnp.tanh(x @ w) * x + w[0]).sum(1)
 
@@ -229,21 +229,21 @@ def test_what_is_computed_row_by_row_costs_what_one_example_of_all_rows_does():
     assert sorted(names_and_sizes(packed)) == sorted(names_and_sizes(one))
 
 
-def test_longest_bounds_what_is_padded():
+def test_longest_bounds_the_size_of_padded_values():
     program = ragged(lambda x, w: jax.nn.softmax(x @ x.T) @ x, LENGTHS, longest=6)
     shapes = {v.aval.shape for e in equations(program.jaxpr) for v in e.outvars}
     wide = [shape for shape in shapes if len(shape) > 2]
     assert (5, 6, 6) in wide and all("N" not in map(str, shape) for shape in wide)
 
 
-def test_what_pads_the_operands_of_an_equation_is_of_its_line():
+def test_padding_of_the_operands_of_an_equation_has_its_line():
     program = ragged(lambda x, w: (x @ x.T).sum(), FILLED, longest=4)
     gathers = [eqn for eqn in program.jaxpr.eqns if eqn.primitive.name == "gather"]
     assert gathers and all("test_ragged.py" in named(eqn) for eqn in gathers)
 
 
 @pytest.mark.parametrize("longest", [None, 6])
-def test_scans_of_rows_of_which_the_number_is_not_known_are_packed(longest):
+def test_scans_over_an_unknown_number_of_rows_are_packed(longest):
     def scans(x, w):
         ends = lax.cumsum(x[:, 0], 0, True), lax.cumprod(x[:, 1], 0, True)
         return x.cumsum(0), lax.cumprod(x), lax.cummax(x), lax.cumlogsumexp(x), *ends
@@ -252,7 +252,8 @@ def test_scans_of_rows_of_which_the_number_is_not_known_are_packed(longest):
     shapes = {v.aval.shape for e in equations(program.jaxpr) for v in e.outvars}
     assert not [shape for shape in shapes if len(shape) > 2]
     x = rows(LENGTHS)
-    x[2, 1], x[5, 2] = 0, np.nan  # a NaN stays in its lane, and so does what a product loses
+    # a NaN affects only its batch element, and so does a zero that a product loses
+    x[2, 1], x[5, 2] = 0, np.nan
     weights = [
         np.random.default_rng(1).normal(size=x.shape[: v.aval.ndim]) for v in program.jaxpr.outvars
     ]
@@ -271,7 +272,7 @@ def test_scans_of_rows_of_which_the_number_is_not_known_are_packed(longest):
     np.testing.assert_allclose(mine, jax.jit(jax.grad(of_loop))(x), rtol=1e-4, atol=1e-4)
 
 
-def test_arguments_besides_are_shared_or_by_lane():
+def test_other_arguments_are_shared_or_batched():
     def fun(x, w, *, b):
         return x @ w + b, w.sum()
 
@@ -285,7 +286,7 @@ def test_arguments_besides_are_shared_or_by_lane():
     np.testing.assert_allclose(result[1], w.sum((1, 2)), rtol=1e-5)
 
 
-def test_axes_of_lengths_that_do_not_depend_on_each_other():
+def test_axes_of_independent_lengths():
     def fun(x, y):
         return jnp.tanh(x @ y.T).sum(1), y.sum(0)
 
@@ -300,7 +301,7 @@ def test_axes_of_lengths_that_do_not_depend_on_each_other():
     np.testing.assert_allclose(result[1], np.stack([b for _, b in expected]), rtol=1e-5)
 
 
-def test_symbols_that_are_not_ragged_stay():
+def test_symbols_that_are_not_ragged_are_kept():
     program = ragged(lambda x, w: (x @ w).max(0), FILLED, "f32[n,d], f32[d,k]")
     assert str(program.in_avals[0].shape[1]) == "d"
     x = rows(FILLED)
@@ -368,13 +369,13 @@ def test_symbols_that_are_not_ragged_stay():
         ),
     ],
 )
-def test_what_does_not_fit_is_said_in_one_line(fun, types, options, message):
+def test_invalid_options_are_a_one_line_error(fun, types, options, message):
     with pytest.raises((ArgumentsError, PipelineError, UnsupportedError)) as error:
         traced(fun, types).apply(f"ragged({options})")
     assert error.value.message == message
 
 
-def test_an_equation_that_cannot_be_done_by_lanes_is_named():
+def test_an_equation_that_cannot_be_batched_is_named():
     def fun(x):
         jax.debug.print("{}", x)
         return x
@@ -385,7 +386,7 @@ def test_an_equation_that_cannot_be_done_by_lanes_is_named():
         traced(fun, "f32[n]").apply("ragged(axis='n', lanes=2)")
 
 
-def test_an_effect_on_what_all_lanes_share_stays(capfd):
+def test_an_effect_on_unbatched_values_is_kept(capfd):
     def fun(x, w):
         w = jax.jit(lambda x, w: (x, w + 1))(x, w)[1]
         jax.debug.print("{} and {}", 7, w)
@@ -397,13 +398,13 @@ def test_an_effect_on_what_all_lanes_share_stays(capfd):
     assert capfd.readouterr().out == "7 and 2.0\n"
 
 
-def test_the_largest_of_no_columns_is_what_it_is_for_each_example():
+def test_the_maximum_of_no_columns_is_minus_infinity_for_each_example():
     program = traced(lambda x: lax.reduce_max(x, (0, 1)), "f32[n,0]")
     found = program.apply("ragged(axis='n', lanes=3)")(np.ones((7, 0)), FILLED)
     np.testing.assert_array_equal(found, [-np.inf] * 3)
 
 
-def test_a_bound_that_an_equation_needs_is_asked_for():
+def test_a_missing_bound_that_an_equation_needs_is_reported():
     def fun(x):
         return jnp.roll(x @ x.T, 1, 0).sum(1)
 
@@ -417,21 +418,21 @@ def test_a_bound_that_an_equation_needs_is_asked_for():
 
 
 @pytest.mark.parametrize("constraint", ["2*n >= 7", "mod(n, 4) == 0"])
-def test_sizes_that_a_constraint_forbids_are_refused(constraint):
+def test_sizes_that_violate_a_constraint_are_refused(constraint):
     types = jax.export.symbolic_args_specs(jnp.ones(4), "n", constraints=[constraint])
     program = trace(lambda x: x[:2].sum(), types)
     with pytest.raises(ArgumentsError, match="does not hold for all sizes from 0"):
         program.apply("ragged(axis='n', lanes=2)")
 
 
-def test_a_constraint_that_all_sizes_fit_is_kept():
+def test_a_constraint_that_all_sizes_satisfy_is_kept():
     types = jax.export.symbolic_args_specs(
         jnp.ones(4), "n", constraints=["n + 2 >= 2", "n <= 2147483647"]
     )
     assert trace(jnp.sin, types).apply("ragged(axis='n', lanes=2)")
 
 
-def test_types_say_how_long_an_example_is_at_most():
+def test_types_determine_the_maximum_length():
     table = jnp.arange(12.0).reshape(6, 2)
 
     def fun(x):
@@ -452,7 +453,7 @@ def test_types_say_how_long_an_example_is_at_most():
         trace(fun, x).apply("ragged(axis='n', lanes=3, longest=8)")
 
 
-def test_types_say_how_long_an_example_is_at_least():
+def test_types_determine_the_minimum_length():
     def fun(x):
         return x[1:] - x[:-1] if x.shape[0] > 1 else x
 

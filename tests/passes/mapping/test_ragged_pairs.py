@@ -1,4 +1,4 @@
-"""ragged, where a value has two ragged axes: pairs of all rows, or padded lanes."""
+"""ragged with two ragged axes of a value: pairs of all rows, or padded examples."""
 
 import jax
 import jax.numpy as jnp
@@ -101,36 +101,36 @@ FEW = ["heads", "of JAX", "biased", "sums", "layers", "gradient"]
 
 @pytest.fixture
 def small_blocks(monkeypatch):
-    """Make blocks so small that few rows have several."""
+    """Make blocks so small that a few rows span several."""
     monkeypatch.setattr(bands, "SMALLEST_BLOCK", 2)
 
 
 @pytest.mark.parametrize("name", names(FUNCTIONS, ["of JAX", "sums"]))
-def test_pairs_of_all_rows_give_what_a_loop_gives(name):
+def test_pairs_of_all_rows_equal_a_loop(name):
     check(FUNCTIONS[name], LENGTHS, "packed")
 
 
 @pytest.mark.parametrize("name", names(FUNCTIONS, FEW))
-def test_pairs_within_a_band_give_what_a_loop_gives(name, small_blocks):
+def test_pairs_within_a_band_equal_a_loop(name, small_blocks):
     check(FUNCTIONS[name], LENGTHS, "packed", longest=5)
 
 
 @pytest.mark.parametrize("lengths", names(ALL_LENGTHS, ["one long"]))
 @pytest.mark.parametrize("layout", ["packed", "padded", None])
-def test_attention_gives_what_a_loop_gives_for_all_lengths(lengths, layout):
+def test_attention_equals_a_loop_for_all_lengths(lengths, layout):
     check(causal, ALL_LENGTHS[lengths], layout)
 
 
 @pytest.mark.parametrize("longest", [None, 4])
-def test_extremes_of_examples_that_have_rows(longest, small_blocks):
+def test_extrema_of_non_empty_examples(longest, small_blocks):
     check(_extremes, FILLED, "packed", longest=longest)
 
 
-def test_what_has_no_rule_for_pairs_is_padded_and_goes_on_as_pairs():
+def test_operations_without_a_rule_for_pairs_are_padded_and_continue_as_pairs():
     check(_sorted, LENGTHS)
 
 
-def test_pairs_within_a_band_are_padded_and_go_on_as_pairs(small_blocks):
+def test_pairs_within_a_band_are_padded_and_continue_as_pairs(small_blocks):
     lengths = np.tile(LENGTHS, 2)
     x = rows(lengths)
 
@@ -149,7 +149,7 @@ def test_pairs_within_a_band_are_padded_and_go_on_as_pairs(small_blocks):
 
 
 def wide(program):
-    """The shapes of what has all rows, a window, or all of a padded lane, along two axes."""
+    """Return the shapes with all rows, a window, or a whole padded example along two axes."""
     shapes = {tuple(map(str, v.aval.shape)) for e in equations(program.jaxpr) for v in e.outvars}
     found = {shape for shape in shapes if len(shape) < 4 and max(map(shape.count, "N6")) == 2}
     return found | {shape for shape in shapes if shape == ("N", "48")}
@@ -159,18 +159,18 @@ def wide(program):
     ("options", "shape"),
     [
         ({}, ("N", "N")),  # an example may have all rows
-        ({"longest": 6}, ("5", "6", "6")),  # N is not known
+        ({"longest": 6}, ("5", "6", "6")),  # N is unknown
         ({"longest": 6, "layout": "packed"}, ("N", "48")),
         ({"longest": 6, "layout": "padded"}, ("5", "6", "6")),
     ],
 )
-def test_scores_are_held_as_is_asked_for_or_takes_less(options, shape):
+def test_scores_have_the_requested_layout_or_the_smaller_one(options, shape):
     program = ragged(lambda x, w: jax.nn.softmax(x @ x.T) @ x, LENGTHS, **options)
     assert wide(program) - {("6", "6")} == {shape}
 
 
 @pytest.mark.parametrize(("rows", "size"), [(11, 11), (30, 6)])
-def test_as_many_rows_as_are_known_decide(rows, size):
+def test_the_known_number_of_rows_decides_the_layout(rows, size):
     def mixed(values):
         batch = unchecked(values, LENGTHS, "n", 6, False)
         return jaxprtool.vmap(lambda x: jax.nn.softmax(x @ x.T) @ x)(batch).values
@@ -180,7 +180,7 @@ def test_as_many_rows_as_are_known_decide(rows, size):
     assert ("[5,6,6]" in text) == (size == 6)
 
 
-def test_what_cannot_be_packed_is_refused_if_it_must_be():
+def test_an_unpackable_operation_is_refused_with_layout_packed():
     def fun(x, w):
         return lax.sort(x @ x.T, 1) @ x
 
@@ -190,7 +190,7 @@ def test_what_cannot_be_packed_is_refused_if_it_must_be():
 
 
 @pytest.mark.parametrize("name", ["causal", "of JAX"])
-def test_rows_left_over_reach_no_result_and_no_derivative(name):
+def test_unused_rows_affect_no_result_and_no_derivative(name):
     fun, rows = FUNCTIONS[name], int(LENGTHS.sum())
     x = np.random.default_rng(0).normal(size=(rows, 4)).astype(np.float32)
     over = np.concatenate([x, np.full((4, 4), np.nan, np.float32)])
@@ -211,7 +211,7 @@ def test_rows_left_over_reach_no_result_and_no_derivative(name):
 
 
 @pytest.mark.parametrize("bad", [np.nan, np.inf])
-def test_an_example_that_is_not_finite_reaches_no_result_of_another(bad):
+def test_a_non_finite_example_affects_no_result_of_another(bad):
     rng = np.random.default_rng(0)
     each = [rng.normal(size=(n, 4)).astype(np.float32) for n in LENGTHS]
     each[2][1, 2] = bad

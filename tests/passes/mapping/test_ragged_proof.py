@@ -1,4 +1,4 @@
-"""What `ragged` gives computes in each lane what tracing at its length does, over the corpus."""
+"""Each example in `ragged` equals the program traced at its length, over the corpus."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ SWEEP = [
 ]
 
 
-def test_shared_arguments_are_the_same_in_all_lanes():
+def test_shared_arguments_are_the_same_for_all_examples():
     """A random program draws other values for them at each length."""
 
     def traced(sizes: dict[str, Any]) -> Any:
@@ -62,7 +62,7 @@ def test_shared_arguments_are_the_same_in_all_lanes():
 
 
 @pytest.mark.sweep
-def test_harnesses():
+def test_harnesses_compute_the_same():
     cases = list(harness_programs(1))[::700]
     found = sum((prove_case(i, case) for i, case in enumerate(cases)), Counter())
     assert sum(found[f"lanes, {how}"] for how in ("chosen", "packed", "padded")) > 10, found
@@ -70,5 +70,5 @@ def test_harnesses():
 
 @settings(max_examples=1)
 @given(symbolic_plans())
-def test_random_programs(plan):
+def test_random_programs_compute_the_same(plan):
     prove_plan(0, plan)

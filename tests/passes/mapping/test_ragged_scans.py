@@ -1,4 +1,4 @@
-"""ragged: scans over the rows of examples, whose lanes share slots, against a loop over them."""
+"""ragged: scans over the rows of examples, which share slots, compared with a loop."""
 
 import jax
 import jax.numpy as jnp
@@ -27,7 +27,7 @@ ALL_LENGTHS = {
 
 
 def recurrent(x, w, start):
-    """Two layers, there and back: what is carried is shared, by lane, and a result."""
+    """Two layers, in both directions. Carries are shared, batched, or results."""
 
     def step(state, row):
         state = jnp.tanh(state @ w + row)
@@ -38,7 +38,7 @@ def recurrent(x, w, start):
 
 
 def counted(x, w, start):
-    """Each lane has a value of its own, and its length; two are carried, and one is a result."""
+    """Each example has a value of its own, and its length; two are carried, and one is a result."""
     mean = x.sum(0) / (1 + x.shape[0])
 
     def step(carry, row):
@@ -50,7 +50,7 @@ def counted(x, w, start):
 
 
 def unsafe(x, w, start):
-    """Where a row is all zeros, such as in padding, values and derivatives are NaN."""
+    """Return values and derivatives that are NaN if a row is all zeros, as in padding."""
 
     def step(state, row):
         state = jnp.tanh((state @ w) / jnp.linalg.norm(row) + row / jnp.sqrt(row @ row))
@@ -59,7 +59,7 @@ def unsafe(x, w, start):
     return lax.scan(step, start, x)
 
 
-#: What CI tries, one half on each release; the sweep tries all.
+#: The cases in CI, one half on each release. The sweep tries all.
 FEW = [(recurrent, "one long"), (counted, "different"), (unsafe, "none"), (unsafe, "one long")]
 CASES = [
     pytest.param(fun, kind, marks=() if (fun, kind) in share(FEW) else pytest.mark.sweep)
@@ -69,7 +69,7 @@ CASES = [
 
 
 def batched(fun, longest=None):
-    """The sines of all results of all lanes, summed, but for rows that are left over."""
+    """Return the sum of the sines of all results of all examples, without unused rows."""
 
     def run(values, w, start, lengths):
         batch = unchecked(values, lengths, "n", longest, False)
@@ -95,7 +95,7 @@ def one_by_one(fun):
 
 
 @pytest.mark.parametrize(("fun", "kind"), CASES)
-def test_values_and_derivatives_are_those_of_a_loop(fun, kind):
+def test_values_and_derivatives_equal_those_of_a_loop(fun, kind):
     lengths = np.array(ALL_LENGTHS[kind], np.int32)
     x = rows(lengths)
     padded = np.concatenate([x, np.full((4, 4), np.nan, np.float32)])
@@ -109,8 +109,8 @@ def test_values_and_derivatives_are_those_of_a_loop(fun, kind):
         np.testing.assert_allclose(found, wanted, rtol=1e-3, atol=1e-4)
 
 
-def test_other_transformations_around_it():
-    """Batched, a block is no longer skipped; forward derivatives, and where nothing is compiled."""
+def test_other_transformations_of_ragged_scans():
+    """Batched, so that no block is skipped; forward derivatives; and without compilation."""
     x = rows(LENGTHS)
     lengths = np.stack([LENGTHS, LENGTHS[::-1]])
     run = batched(recurrent)
@@ -129,12 +129,12 @@ def test_other_transformations_around_it():
 
 
 def widths(program):
-    """How many lanes the bodies of scans carry."""
+    """Return the numbers of slots in the carries of scans."""
     scans = [eqn for eqn in equations(program.jaxpr) if eqn.primitive.name == "scan"]
     return {eqn.outvars[0].aval.shape[0] for eqn in scans}
 
 
-def test_lanes_share_slots():
+def test_examples_share_slots():
     def last(x, w):
         return lax.scan(lambda state, row: (jnp.tanh(state @ w + row), None), jnp.ones(4), x)[0]
 
@@ -143,8 +143,8 @@ def test_lanes_share_slots():
     assert widths(program.apply("specialize(N=24)")) == {4}
 
 
-def test_a_round_is_masked_only_where_a_lane_begins():
-    """A slot without rows repeats a round that counts: no other mask is needed."""
+def test_an_iteration_is_masked_only_at_the_start_of_an_example():
+    """A slot without rows repeats a real iteration, which needs no other mask."""
     program = ragged(lambda x, w: recurrent(x, w, START), np.full(12, 2), longest=8)
     scans = [eqn for eqn in equations(program.jaxpr) if eqn.primitive.name == "scan"]
     bodies = [[each.primitive.name for each in equations(eqn.params["jaxpr"])] for eqn in scans]
@@ -156,7 +156,7 @@ def test_a_round_is_masked_only_where_a_lane_begins():
 
 
 def test_slots_have_nearly_equal_numbers_of_rows():
-    """One long lane, and as many rows in short ones for each of the other slots."""
+    """One long example, and as many rows in short ones for each of the other slots."""
     lengths = np.array([1, 2, 1, 12, 1, 1, 4, 1, 1, 2, 6, 4], np.int32)
     assignment = jax.jit(_slot_assignment, static_argnums=1)(lengths, 3)
     rows_of_slots = np.zeros(3, int)
@@ -167,7 +167,7 @@ def test_slots_have_nearly_equal_numbers_of_rows():
     assert assignment.iterations == rows_of_slots.max() == 12
 
 
-def test_a_carry_that_is_large_beside_rows_is_stored_once_a_lane():
+def test_a_carry_larger_than_a_row_is_stored_once_per_example():
     def outer_sums(x, w):
         def step(total, row):
             return total + jnp.outer(row, jnp.tile(row, 16)), None

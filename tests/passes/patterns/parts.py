@@ -1,4 +1,4 @@
-"""Parts of programs as patterns: what a rewrite must find where it was taken from."""
+"""Parts of programs as patterns: a rewrite must find each part in its own program."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ MOST_EQUATIONS = 6
 
 
 def rewrite_of_a_part(program: Program, rng: random.Random) -> Rewrite | None:
-    """A rewrite of some connected equations of the program by the same; None if none are taken."""
+    """Return a rewrite of some connected equations by themselves. None if there are none."""
     eqns = list(Inline()(program).jaxpr.eqns)
     made = {v: i for i, eqn in enumerate(eqns) for v in eqn.outvars}
     roots = [i for i, eqn in enumerate(eqns) if is_pure(eqn) and is_used(eqns, program, i)]
@@ -36,9 +36,9 @@ def rewrite_of_a_part(program: Program, rng: random.Random) -> Rewrite | None:
 
 
 def is_pure(eqn: JaxprEqn) -> bool:
-    """Whether an equation may be in a part.
+    """Return True if an equation may be in a part.
 
-    A custom call that closes over values is another when JAX evaluates it: it takes them.
+    A custom call that closes over values changes when JAX evaluates it: they become arguments.
     """
     closes_over = eqn.primitive.name.startswith("custom_") and eqn.params.get("num_consts")
     if eqn.effects or eqn.primitive is sow_p or closes_over:
@@ -62,7 +62,7 @@ def dead_places(eqns: list[JaxprEqn], outvars: list[Any]) -> set[int]:
 
 
 def is_convex(eqns: list[JaxprEqn], made: dict[Any, int], part: set[int]) -> bool:
-    """Whether no argument of the part depends on a result of it."""
+    """Return True if no argument of the part depends on a result of it."""
     after: set[Any] = set()
     for i, eqn in enumerate(eqns):
         depends = any(v in after for v in eqn.invars if type(v) is not Literal)
@@ -73,7 +73,7 @@ def is_convex(eqns: list[JaxprEqn], made: dict[Any, int], part: set[int]) -> boo
 
 
 def is_used_before_its_end(eqns: list[JaxprEqn], part: set[int]) -> bool:
-    """Whether another equation needs a result of the part before the last one is computed."""
+    """Return True if another equation reads a result before the last equation of the part."""
     results = {v for i in part for v in eqns[i].outvars}
     between = [eqns[i] for i in range(max(part)) if i not in part]
     return any(v in results for eqn in between for v in eqn.invars if type(v) is not Literal)

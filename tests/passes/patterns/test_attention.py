@@ -1,4 +1,4 @@
-"""The sample's rewrite: attention written out becomes `jax.nn.dot_product_attention`."""
+"""The sample's rewrite replaces attention by `jax.nn.dot_product_attention`."""
 
 from pathlib import Path
 
@@ -80,16 +80,16 @@ def test_attention_is_found_under_vmap_and_scan(rewrites):
         pytest.param("transformer.py:grad_loss", "saved_attention", marks=pytest.mark.sweep),
     ],
 )
-def test_it_is_found_in_the_samples_and_computes_nearly_the_same(rewrites, target, name):
+def test_attention_is_found_in_the_samples_and_computes_nearly_the_same(rewrites, target, name):
     program, args = traced(target)
-    # Weights that were not drawn so large would not blow rounding up.
+    # Larger random weights would amplify rounding errors.
     args = [0.1 * x if jnp.issubdtype(x.dtype, jnp.floating) else x for x in args]
     after, matches = rewrites[name].applied(program)
     assert len(matches) == 1
     assert_close(program, after, args)
 
 
-def test_in_a_gradient_it_shares_values_and_only_a_pattern_with_these_is_found(rewrites):
+def test_in_a_gradient_only_a_pattern_with_the_shared_values_is_found(rewrites):
     program, _ = traced("transformer.py:grad_loss")
     assert rewrites["attention"](program) is program
     after, matches = rewrites["saved_attention"].applied(program)
@@ -97,7 +97,7 @@ def test_in_a_gradient_it_shares_values_and_only_a_pattern_with_these_is_found(r
     assert len(matches) == 1 and "transformer.py:" in matches[0].source
 
 
-def test_under_checkpoint_the_forward_part_of_a_gradient_shares_nothing(rewrites):
+def test_under_checkpoint_the_forward_part_of_a_gradient_shares_no_values(rewrites):
     def loss(x, mask):
         return jax.checkpoint(naive)(x, x, x, mask).sum()
 
@@ -108,7 +108,7 @@ def test_under_checkpoint_the_forward_part_of_a_gradient_shares_nothing(rewrites
     assert_close(program, after, args)
 
 
-def test_rewritten_first_the_gradient_has_no_softmax_of_ours(rewrites):
+def test_after_a_rewrite_the_gradient_has_no_softmax_of_its_own(rewrites):
     program, args = traced("attention_rewrite.py:causal")
     after = rewrites["attention"](program)
 
@@ -118,7 +118,7 @@ def test_rewritten_first_the_gradient_has_no_softmax_of_ours(rewrites):
     np.testing.assert_allclose(loss(after)(*args), loss(program)(*args), rtol=1e-3, atol=1e-4)
 
 
-def test_a_scale_that_is_no_constant_is_left_alone(rewrites):
+def test_a_non_constant_scale_is_left_alone(rewrites):
     def with_scale(q, k, v, mask, scale):
         return jax.nn.softmax(jnp.where(mask, q @ k.mT * scale, -jnp.inf)) @ v
 

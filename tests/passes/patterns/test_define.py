@@ -1,4 +1,4 @@
-"""How rewrites are written, and what is said of those that cannot be."""
+"""How to define rewrites, and the errors of invalid ones."""
 
 import jax
 import jax.numpy as jnp
@@ -14,7 +14,7 @@ X = jnp.arange(3.0)
 
 
 def sine(x):
-    """The sine by a cosine."""
+    """Write the sine by a cosine."""
     return jnp.sin(x) * 1.5
 
 
@@ -22,7 +22,7 @@ def cosine(x):
     return jnp.cos(x - np.pi / 2) * 1.5
 
 
-def test_a_decorator_and_a_plain_call_make_the_same():
+def test_a_decorator_and_a_plain_call_make_the_same_rewrite():
     decorated = jaxprtool.rewrite(x="f32[n]")(sine)
     assert decorated.to(cosine) is cosine
     plain = jaxprtool.rewrite(sine, cosine, "f32[n]", name="other")
@@ -56,7 +56,7 @@ def test_types_are_text_or_examples_and_may_be_trees():
     assert match.sizes == {"n": 2} and match.values == {"scale": 0.5}
 
 
-def test_a_replacement_may_name_its_arguments_otherwise():
+def test_a_replacement_may_have_other_argument_names():
     made = rewrite(x="f32[n]", y="f32[n]")(lambda x, y: jnp.sin(x) * y)
     made.to(lambda a, b: b * jnp.sin(a))
     program = jaxprtool.trace(lambda p, q: jnp.sin(p) * q, X, X)
@@ -76,7 +76,7 @@ def test_a_replacement_may_name_its_arguments_otherwise():
         (("f32[n]",), "do not fit the pattern of rewrite 'add'"),
     ],
 )
-def test_types_that_cannot_be_read_or_do_not_fit(types, message):
+def test_invalid_types_are_reported(types, message):
     def add(x, y):
         return x + y
 
@@ -103,19 +103,19 @@ NO_PATTERNS = {
 
 
 @pytest.mark.parametrize("message", NO_PATTERNS)
-def test_what_cannot_be_a_pattern(message):
+def test_invalid_patterns_are_reported(message):
     pattern, types = NO_PATTERNS[message]
     with pytest.raises(PluginError, match=message):
         rewrite(*types, name="none")(pattern)
 
 
-def test_a_pattern_that_raises_at_its_own_types():
+def test_a_pattern_that_raises_at_its_own_types_is_reported():
     with pytest.raises(UserFunctionError, match="the pattern of rewrite 'lambda' raised") as caught:
         rewrite("f32[n]", "f32[m]")(lambda x, y: x + y)
     assert caught.value.hint == "it was traced with n=11, m=13; use other sizes with f32[8,64]"
 
 
-def test_a_rewrite_without_a_replacement():
+def test_a_rewrite_without_a_replacement_is_reported():
     program = jaxprtool.trace(sine, X)
     with pytest.raises(PluginError, match="rewrite 'sine' has no replacement"):
         rewrite("f32[n]")(sine)(program)
@@ -135,13 +135,13 @@ BAD_REPLACEMENTS = {
 
 
 @pytest.mark.parametrize("message", BAD_REPLACEMENTS)
-def test_a_replacement_that_gives_something_else(message):
+def test_a_replacement_with_other_results_is_reported(message):
     made = rewrite(sine, BAD_REPLACEMENTS[message], "f32[n]")
     with pytest.raises(PluginError, match=f"the replacement of rewrite 'sine' {message}"):
         made(jaxprtool.trace(sine, X))
 
 
-def test_a_replacement_or_a_check_that_raises():
+def test_a_replacement_or_a_check_that_raises_is_reported():
     def fails(_):
         raise ValueError("not\ntoday")
 

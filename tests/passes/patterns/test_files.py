@@ -47,7 +47,7 @@ def cli(tmp_path, monkeypatch, capfd):
     return run
 
 
-def test_the_rewrites_of_a_file_run_in_order_and_say_what_they_matched(cli, tmp_path):
+def test_the_rewrites_of_a_file_run_in_order_and_report_their_matches(cli, tmp_path):
     code, out, err = cli("--rewrite", "mine.py")
     assert code == 0 and "sinh" in out and "mul" not in out and "add" not in out
     assert err == [
@@ -55,7 +55,7 @@ def test_the_rewrites_of_a_file_run_in_order_and_say_what_they_matched(cli, tmp_
     ]
 
 
-def test_a_pipeline_may_name_them(cli):
+def test_a_pipeline_may_name_rewrites_of_a_file(cli):
     code, out, err = cli("--rewrite", "mine.py", "-p", "once, twice", "--stats")
     assert code == 0 and "add" in out and "sinh" not in out
     assert err[0].startswith("warning: rewrite 'once' has no matches") or err[1].startswith(
@@ -65,7 +65,7 @@ def test_a_pipeline_may_name_them(cli):
     assert rows == ["once", "twice"]
 
 
-def test_those_not_named_run_before_the_pipeline(cli):
+def test_unnamed_rewrites_run_before_the_pipeline(cli):
     code, _, err = cli("--rewrite", "mine.py", "-p", "dce, once", "--stats")
     rows = [line.split()[0] for line in err if line.startswith(("once", "twice", "dce"))]
     assert code == 0 and rows == ["twice", "dce", "once"]
@@ -91,7 +91,7 @@ def test_those_not_named_run_before_the_pipeline(cli):
         ),
     ],
 )
-def test_a_file_that_cannot_be_used_is_one_error(cli, tmp_path, text, message):
+def test_an_invalid_file_is_one_error(cli, tmp_path, text, message):
     (tmp_path / "bad.py").write_text(text + "\n")
     code, out, err = cli("--rewrite", "bad.py")
     assert code == 2 and out == ""
@@ -99,11 +99,11 @@ def test_a_file_that_cannot_be_used_is_one_error(cli, tmp_path, text, message):
     assert len(err) == 1 or (len(err) == 2 and err[1].startswith("hint: "))
 
 
-def test_a_file_that_is_not_there(cli):
+def test_a_missing_file_is_an_error(cli):
     assert cli("--rewrite", "none.py") == (2, "", ["error: no file none.py"])
 
 
-def test_a_file_that_is_no_python(cli, tmp_path):
+def test_a_file_that_is_not_python_is_an_error(cli, tmp_path):
     (tmp_path / "notes.txt").write_text("x\n")
     code, _, err = cli("--rewrite", "notes.txt")
     assert (code, err[0]) == (2, "error: notes.txt is not a Python file")

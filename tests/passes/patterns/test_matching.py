@@ -1,4 +1,4 @@
-"""Where a pattern is found, and where it is not."""
+"""Where a pattern matches, and where it does not."""
 
 import jax
 import jax.numpy as jnp
@@ -25,7 +25,7 @@ def names(jaxpr):
 
 
 def count(made, fun, *args):
-    """How often a rewrite matches a function's program, which must compute the same after it."""
+    """Return how often a rewrite matches a function's program. The results must not change."""
     program = jaxprtool.trace(fun, *args)
     after, matches = made.applied(program)
     type_check(after)
@@ -45,7 +45,7 @@ def tanh_of_product(x, y):
 
 @pytest.fixture
 def product():
-    """tanh(x * y) by exponentials."""
+    """Write tanh(x * y) by exponentials."""
 
     def by_exp(x, y):
         e = jnp.exp(2 * (x * y))
@@ -57,7 +57,7 @@ def product():
 # --- values -------------------------------------------------------------------------------------
 
 
-def test_it_is_found_and_its_place_is_told(product):
+def test_a_match_is_replaced_and_reported_with_its_location(product):
     program = jaxprtool.trace(lambda a: jnp.tanh(a * 2.0) + a, X)
     (match,) = product.matches(program)
     assert str(match).startswith("tanh_of_product(x: f32[3], y=2.0) at ")
@@ -67,7 +67,7 @@ def test_it_is_found_and_its_place_is_told(product):
     assert list(names(product(program).jaxpr)).count("tanh") == 0
 
 
-def test_a_program_without_it_comes_back_as_it_was(product):
+def test_a_program_without_a_match_is_unchanged(product):
     program = jaxprtool.trace(lambda a: jax.jit(jnp.sin)(a) * a, X)
     assert product(program) is program
 
@@ -81,7 +81,7 @@ def test_literals_must_be_equal():
     assert count(nothing, lambda a: a + -0.0, X) == 0
 
 
-def test_operands_may_be_swapped_where_that_is_the_same():
+def test_operands_of_commutative_operations_may_be_swapped():
     twice = rewrite(lambda x: x * 2.0, lambda x: x + x, ANY)
     assert count(twice, lambda a: 2.0 * a, X) == 1
     less = rewrite(lambda x: x - 2.0, lambda x: x + -2.0, ANY)
@@ -90,20 +90,20 @@ def test_operands_may_be_swapped_where_that_is_the_same():
     assert count(both, lambda a, b: jnp.sin(b) + a * b, X, X) == 1
 
 
-def test_the_larger_of_complex_numbers_is_matched_in_its_own_order_alone():
+def test_the_maximum_of_complex_numbers_is_matched_in_its_own_order_only():
     larger = lambda x, y: lax.max(jnp.sin(x), y)  # noqa: E731
     negated = lambda x, y: -lax.min(-jnp.sin(x), -y)  # noqa: E731
     swapped = lambda a, b: lax.max(b, jnp.sin(a))  # noqa: E731
     written = rewrite(larger, negated, ANY, ANY)
     assert count(written, swapped, X, X) == count(written, larger, X, X) == 1
-    # Of NaN and a complex number, the second is the larger.
+    # The maximum of NaN and a complex number is the second one.
     z = X.astype(complex)
     written = rewrite(larger, negated, z, z)
     assert count(written, larger, z, z) == 1
     assert count(written, swapped, z, z) == 0
 
 
-def test_an_argument_is_the_same_value_wherever_it_stands():
+def test_equal_arguments_of_a_pattern_match_the_same_value():
     square = rewrite(lambda x: x * x, jnp.square, ANY)
     assert count(square, lambda a, b: a * a + a * b, X, X) == 1
     product = rewrite(lambda x, y: jnp.sin(x) * jnp.cos(y), lambda x, y: jnp.cos(y) * jnp.sin(x),
@@ -111,7 +111,7 @@ def test_an_argument_is_the_same_value_wherever_it_stands():
     assert count(product, lambda a: jnp.sin(a) * jnp.cos(a), X) == 1
 
 
-def test_two_equal_equations_may_be_one_in_the_program():
+def test_two_equal_equations_of_a_pattern_may_be_one_in_the_program():
     pattern = rewrite(lambda x: (x + 1.0) * (x + 1.0), lambda x: jnp.square(x + 1.0), ANY)
 
     def shared(a):
@@ -128,7 +128,7 @@ def test_constants_of_the_pattern_are_compared_by_content():
     assert count(made, lambda a: a * (table + 1), X) == 0
 
 
-def test_a_number_is_known_inside_a_loop_that_is_given_it():
+def test_a_constant_operand_of_a_loop_is_known_inside():
     below = rewrite(
         lambda x, m: jnp.where(m, x, -1.0),
         lambda x, m: jnp.where(m, x + 1.0, 0.0) - 1.0, "f32[...]", "bool[...]",
@@ -142,7 +142,7 @@ def test_a_number_is_known_inside_a_loop_that_is_given_it():
     assert count(below, lambda a: loop(a, -2.0), X) == 0
 
 
-def test_a_number_is_known_behind_a_conversion_of_integers():
+def test_a_constant_is_known_after_a_conversion_of_integers():
     def quotient(a, number):
         return lax.div(a, lax.convert_element_type(number, jnp.int32))
 
@@ -165,20 +165,20 @@ def test_any_float_and_any_shape(product, dtype, shape):
     assert count(product, lambda a, b: jnp.tanh(a * b), x, x) == 1
 
 
-def test_a_pattern_that_computes_a_float_otherwise_by_its_precision_is_found_in_each():
+def test_a_pattern_that_depends_on_the_precision_matches_in_each():
     total = rewrite(lambda x: x.sum(-1) * 2.0, lambda x: (x * 2.0).sum(-1), "f32[...,n]")
     for dtype in ("float32", "bfloat16", "float16"):
         assert count(total, lambda a: a.sum(-1) * 2.0, jax.ShapeDtypeStruct((2, 3), dtype)) == 1
 
 
-def test_64_bit_types_wherever_x64_is_on(product):
+def test_64_bit_types_match_if_x64_is_enabled(product):
     with jax.enable_x64(True):
         assert count(product, lambda a: jnp.tanh(a * a), np.arange(3.0)) == 1
         program = jaxprtool.trace(lambda a: jnp.tanh(a * a), np.arange(3.0))
     assert len(product.matches(program)) == 1
 
 
-def test_a_name_is_one_size():
+def test_a_name_stands_for_one_size():
     trace = rewrite(lambda x: (x @ x).sum(), lambda x: x.sum(0) @ x.sum(1), "f32[n,n]")
     assert count(trace, lambda a: (a @ a).sum(), jnp.ones((3, 3))) == 1
     pair = rewrite(
@@ -188,7 +188,7 @@ def test_a_name_is_one_size():
     assert count(pair, lambda a, b: a.sum() * b.sum(), X, jnp.ones(4)) == 0
 
 
-def test_an_expression_of_names_is_what_they_make_of_it():
+def test_an_expression_of_names_is_evaluated():
     def halves(x, y):
         return jnp.sin(x).sum() * y.sum()
 
@@ -197,13 +197,13 @@ def test_an_expression_of_names_is_what_they_make_of_it():
     assert count(made, halves, jnp.ones(7), jnp.ones(3)) == 0
 
 
-def test_numbers_are_examples_and_the_rank_is_asked_for():
+def test_numbers_are_examples_and_the_rank_must_match():
     made = rewrite(lambda x: jnp.sin(x) * 2.0, lambda x: 2.0 * jnp.sin(x), "f32[8,128]")
     assert count(made, lambda a: jnp.sin(a) * 2.0, jnp.ones((3, 1))) == 1
     assert count(made, lambda a: jnp.sin(a) * 2.0, X) == 0
 
 
-def test_numbers_that_follow_from_sizes_follow_those_of_the_match():
+def test_constants_that_depend_on_sizes_depend_on_those_of_the_match():
     mean = rewrite(lambda x: x.sum() / x.shape[0], jnp.mean, "f32[n]")
     assert count(mean, lambda a: a.sum() / 3, X) == 1
     assert count(mean, lambda a: a.sum() / 4, X) == 0
@@ -224,16 +224,16 @@ def test_a_scalar_may_be_weakly_typed_or_not():
     assert count(scaled, lambda a: jnp.sin(a * 2.0), X) == 1
 
 
-def test_weak_types_of_results_stay():
+def test_weak_types_of_results_are_kept():
     one = rewrite(lambda x: x * 1, lambda x: x, ANY)
     assert count(one, lambda a: (a * 1, jnp.sin(a * 1)), jnp.asarray(2.0)) == 2
     assert count(one, lambda a: (a * 1, jnp.sin(a * 1)), jnp.asarray(2.0, jnp.float32)) == 2
 
 
-# --- what a match gives away --------------------------------------------------------------------
+# --- uses outside of a match ----------------------------------------------------------------------
 
 
-def test_a_match_that_shares_a_value_with_others_is_left_alone(product):
+def test_a_match_with_a_value_used_elsewhere_is_left_alone(product):
     def shares(a, b):
         c = a * b
         return jnp.tanh(c) + c
@@ -247,7 +247,7 @@ def test_a_match_that_shares_a_value_with_others_is_left_alone(product):
     assert count(product, lambda a, b: (jnp.tanh(a * b), a * b), X, X) == 1
 
 
-def test_what_depends_on_no_argument_may_be_shared():
+def test_values_that_depend_on_no_argument_may_be_used_elsewhere():
     def shifted(x):
         return x + jnp.arange(float(x.shape[0]))
 
@@ -262,7 +262,7 @@ def test_what_depends_on_no_argument_may_be_shared():
     assert count(made, shares, X) == 1
 
 
-def test_dead_code_shares_nothing(product):
+def test_dead_code_does_not_count_as_a_use(product):
     def wasteful(a, b):
         c = a * b
         jnp.cos(c + jnp.tanh(c))
@@ -271,7 +271,7 @@ def test_dead_code_shares_nothing(product):
     assert count(product, wasteful, X, X) == 1
 
 
-def test_several_results_are_replaced_at_the_last():
+def test_several_results_are_replaced_at_the_last_one():
     pair = rewrite(
         lambda x: (jnp.sin(x), jnp.cos(x)),
         lambda x: (jnp.cos(x - np.pi / 2), jnp.sin(x + np.pi / 2)), ANY,
@@ -288,7 +288,7 @@ def test_several_results_are_replaced_at_the_last():
     assert count(pair, lambda a, b: jnp.sin(a) * jnp.cos(b), X, X) == 0
 
 
-def test_a_result_that_is_an_argument_needs_no_replacing():
+def test_a_result_that_is_an_argument_is_not_replaced():
     made = rewrite(lambda x: (jnp.sin(x), x), lambda x: (jnp.cos(x - np.pi / 2), x), ANY)
     assert count(made, lambda a: jnp.sin(a) + a, X) == 1
 
@@ -299,12 +299,12 @@ def test_matches_do_not_overlap_and_are_found_from_the_front():
     assert count(three, lambda a: a + 1.0 + 2.0 + 3.0 + 4.0, X) == 2
 
 
-def test_what_is_put_there_is_not_matched_again():
+def test_replacements_are_not_matched_again():
     more = rewrite(lambda x: x * 1.5, lambda x: (x * 1.5) * 1.5 / 1.5, ANY)
     assert count(more, lambda a: a * 1.5, X) == 1
 
 
-def test_a_check_decides(product):
+def test_a_check_can_reject_a_match(product):
     seen = []
 
     @product.check
@@ -340,23 +340,23 @@ WHERE = {
 
 
 @pytest.mark.parametrize("where", WHERE)
-def test_it_is_found_in_every_body(product, where):
+def test_patterns_match_in_every_body(product, where):
     assert count(product, WHERE[where], X) == 1
 
 
-def test_a_body_that_is_shared_is_rewritten_once(product):
+def test_a_shared_body_is_rewritten_once(product):
     body = jax.checkpoint(inner)
     assert count(product, lambda a: body(a) + body(a + 1), X) == 1
 
 
-def test_it_is_found_in_a_shard_map(product):
+def test_patterns_match_in_a_shard_map(product):
     mesh = jax.make_mesh((2,), ("i",), axis_types=(jax.sharding.AxisType.Auto,))
     spec = jax.sharding.PartitionSpec("i")
     mapped = jax.shard_map(inner, mesh=mesh, in_specs=spec, out_specs=spec)
     assert count(product, lambda a: mapped(a), jnp.arange(4.0)) == 1
 
 
-def test_a_function_with_a_rule_of_its_own_is_found_whole_and_in_gradients():
+def test_a_function_with_a_custom_rule_is_matched_whole_and_in_gradients():
     made = rewrite(lambda x: jax.nn.relu(x) * 2.0, lambda x: jax.nn.relu(x * 2.0), ANY)
     assert count(made, lambda a: jax.nn.relu(a) * 2.0, X) == 1
     assert count(made, lambda a: jnp.maximum(a, 0) * 2.0, X) == 1
@@ -364,7 +364,7 @@ def test_a_function_with_a_rule_of_its_own_is_found_whole_and_in_gradients():
     assert count(bare, lambda a: jax.nn.relu(a) * 2.0, X) == 0
 
 
-def test_loops_are_matched_by_what_their_bodies_do():
+def test_loops_are_matched_by_their_bodies():
     def power(x):
         return jax.lax.fori_loop(0, 3, lambda _, c: jax.jit(jnp.sin)(c) * x, x)
 
@@ -375,7 +375,7 @@ def test_loops_are_matched_by_what_their_bodies_do():
     assert count(made, lambda a: other(0, 4, lambda _, c: jnp.sin(c) * a, a), X) == 0
 
 
-def test_effects_stay_where_they_are(product):
+def test_effects_are_kept(product):
     def noisy(a):
         b = a * 3.0
         jax.debug.print("between {}", a, ordered=True)
@@ -399,7 +399,7 @@ def test_a_body_that_cannot_hold_the_constants_of_the_replacement_is_left_alone(
     assert made(program) is program
 
 
-def test_a_rewrite_is_a_pass_and_runs_twice_alike(product):
+def test_a_rewrite_is_a_pass_that_can_run_twice(product):
     program = jaxprtool.trace(lambda a: jnp.tanh(a * a) + jnp.tanh(a * 2.0), X)
     once, again = program.apply(product), program.apply(product)
     assert jaxprtool.equivalent(once, again)

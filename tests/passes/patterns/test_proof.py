@@ -1,7 +1,7 @@
-"""Any part of a program is found where it was taken from, and may be replaced by itself.
+"""Any part of a program matches in this program, and can be replaced by itself.
 
-The parts are some connected equations of JAX's own test programs, of random programs and of the
-samples; the results of the program must stay the same to the last bit.
+The parts are connected equations of JAX's own test programs, of random programs and of the samples.
+The results of the program must stay bitwise equal.
 """
 
 from __future__ import annotations
@@ -22,9 +22,9 @@ from tests.sweep.parts import Part
 
 
 def prove_part(case, rng: random.Random, *, values: bool = True) -> int:
-    """Replace a part of a program by itself; gives how often it was found.
+    """Replace a part of a program by itself, and return the number of matches.
 
-    Without `values` the result is type-checked, and not run: what takes time is compiling it.
+    Without `values`, the result is type-checked and not run, since compilation takes long.
     """
     with case.setting():
         before = case.program()
@@ -69,7 +69,7 @@ def test_parts_of_a_few_random_programs_compute_the_same():
 
 
 def prove(number: int, case, turns: int = 1) -> str:
-    """Replace parts of a program by themselves, as often as there are turns."""
+    """Replace parts of a program by themselves, `turns` times."""
     found = sum(prove_part(case, random.Random(turns * number + turn)) for turn in range(turns))
     return "found" if found else "no part"
 

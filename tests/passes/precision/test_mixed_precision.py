@@ -1,4 +1,4 @@
-"""mixed_precision against the program it was given: by value, by type and by structure."""
+"""mixed_precision compared with the original program: values, types and structure."""
 
 import jax
 import jax.numpy as jnp
@@ -18,7 +18,7 @@ W = np.random.default_rng(1).standard_normal((8, 8)).astype(np.float32) / 3
 
 
 def rewritten(fun, *args, options=""):
-    """The program of `fun` before and after the pass, which has kept its types."""
+    """Return the program of `fun` before and after the pass, which must keep its types."""
     before = jaxprtool.trace(fun, *args)
     after = before.apply(f"mixed_precision({options})")
     type_check(after)
@@ -27,7 +27,7 @@ def rewritten(fun, *args, options=""):
 
 
 def results(program, primitive):
-    """The dtypes of the results of a primitive's equations, at every depth."""
+    """Return the dtypes of the results of a primitive's equations, at every depth."""
     eqns = equations(open_jaxpr(program.jaxpr))
     return [e.outvars[0].aval.dtype.name for e in eqns if e.primitive.name == primitive]
 
@@ -151,7 +151,7 @@ def test_a_line_to_keep_stays_wide():
     assert after.jaxpr is before.jaxpr or str(after.jaxpr) == str(before.jaxpr)
 
 
-def test_a_scope_to_keep_stays_wide_with_the_scopes_in_it():
+def test_a_scope_to_keep_stays_wide_with_nested_scopes():
     def fun(x, w):
         with jax.named_scope("block"):
             with jax.named_scope("norm"):
@@ -166,7 +166,7 @@ def test_a_scope_to_keep_stays_wide_with_the_scopes_in_it():
     assert results(after, "tanh") == ["bfloat16"]
 
 
-def test_a_place_without_floats_is_an_error():
+def test_a_line_or_scope_without_floats_is_an_error():
     with pytest.raises(PipelineError, match=r"computes no floats in 'model\.py:1'"):
         rewritten(layer, X, W, options="keep=['model.py:1']")
     with pytest.raises(PipelineError, match="'bfloat1' is not a compute_dtype") as caught:
@@ -180,7 +180,7 @@ def test_other_dtypes_are_left_alone(dtype):
     assert after.jaxpr is before.jaxpr
 
 
-def test_double_precision():
+def test_double_precision_programs():
     with jax.enable_x64(True):
         args = X.astype(np.float64), W.astype(np.float64)
         before, after = rewritten(layer, *args, options="'float32'")

@@ -18,7 +18,7 @@ from tests.sweep.parts import Part
 
 
 def prove_narrowed(number: int, case: Any) -> str:
-    """Compute a program in a narrow dtype; says what came of it."""
+    """Compute a program in a narrow dtype, and return the outcome."""
     program = case.program()
     with case.setting():
         dtype = ("bfloat16", "float16")[number % 2]
@@ -32,11 +32,11 @@ def prove_narrowed(number: int, case: Any) -> str:
     return "narrow"
 
 
-def test_random_programs():
+def test_random_programs_are_narrowed():
     assert prove_corpus(6, prove_narrowed)["narrow"] > 3
 
 
-def test_a_sample():
+def test_a_sample_is_narrowed():
     outcomes = [prove_narrowed(i, case) for i, case in enumerate(sample_programs("branches.py"))]
     assert "narrow" in outcomes
 

@@ -1,8 +1,8 @@
-"""Each transformation of a program beside JAX's of the function that the program was traced from.
+"""Compare each transformation of a program with JAX's of the traced function.
 
 `prove_transform(case, name)` makes both and raises AssertionError unless they are equivalent, or
-both refused. What JAX makes of `vjp` and `linearize` is a closure, and no program: there the two
-halves are run, one equation at a time, beside JAX's result traced as a whole.
+both refused. JAX's `vjp` and `linearize` return a closure, not a program. So their two halves are
+run, one equation at a time, and compared with JAX's result traced as a whole.
 """
 
 from __future__ import annotations
@@ -29,10 +29,10 @@ from tests.programs.gradients import NO_DERIVATIVE, NO_DERIVATIVE_OF_REFS
 from tests.programs.recorder import recording
 from tests.programs.samples import Sample
 
-#: What JAX raises for what it cannot transform; `trace` turns it into an error of ours.
+#: JAX's errors for a function it cannot transform; `trace` converts them into ours.
 REFUSED = (*NO_DERIVATIVE, *NO_DERIVATIVE_OF_REFS, JaxprToolError)
 
-#: A jacobian has a row for each number in an argument or a result: of more there is none here.
+#: The maximum number of elements, since a jacobian has a row for each.
 MOST_ROWS = 200
 
 
@@ -41,7 +41,7 @@ class NotRefused(AssertionError):
 
 
 def prove_transform(case: Case | Sample, name: str) -> str:
-    """Try one pass on a case. Says what came of it: "same", "refused", or why it was not tried."""
+    """Try one pass on a case. Return "same", "refused", or why it was not tried."""
     with case.setting(), recording():
         fun, args = flat_function(case)
         traced = trace(fun, *args)
@@ -50,8 +50,8 @@ def prove_transform(case: Case | Sample, name: str) -> str:
         try:
             return PROOFS[name](fun, args)
         except (UnsupportedError, NotRefused):
-            # JAX has derivatives of some functions with refs that it has not of their traces, or
-            # of the halves of `linearize`, and the other way round.
+            # JAX differentiates some functions with refs but not their traces or the halves of
+            # `linearize`, and the other way round.
             if not jaxcompat.allocates_refs(traced.jaxpr):
                 raise
             return "refused in one way, with refs"
@@ -62,10 +62,10 @@ def prove_transform(case: Case | Sample, name: str) -> str:
 
 
 def counts_consts(program: Program) -> bool:
-    """Return whether a function with custom derivatives captured values.
+    """Return True if a function with custom derivatives captured values.
 
-    JAX makes them arguments of the function when it evaluates the trace, so that both sides are
-    to begin with the trace.
+    JAX makes them arguments of the function when it evaluates the trace, so both sides must start
+    from the trace.
     """
     return any(
         eqn.primitive.name in ("custom_jvp_call", "custom_vjp_call") and eqn.params["num_consts"]
@@ -74,7 +74,7 @@ def counts_consts(program: Program) -> bool:
 
 
 def flat_function(case: Case | Sample) -> tuple[Callable[..., Any], list[Any]]:
-    """The function of a case, of flat arguments."""
+    """Return the function of a case, with flat arguments."""
     if isinstance(case, Case):
         fun, statics, args = case.fun, {}, case.arguments()
         tree = jax.tree.structure((case.args, case.kwargs))
@@ -95,7 +95,7 @@ def flat_function(case: Case | Sample) -> tuple[Callable[..., Any], list[Any]]:
 
 
 def applied(pipeline: str, program: Program) -> Any:
-    """What a pipeline makes of a program."""
+    """Return the result of a pipeline."""
     return Pipeline.parse(pipeline)(program)
 
 
@@ -105,7 +105,7 @@ def inexact(x: Any) -> bool:
 
 
 def total_of(fun: Callable[..., Any]) -> Callable[..., Any]:
-    """The sum of all inexact results of a function."""
+    """Return the sum of all inexact results of a function."""
 
     def total(*args: Any) -> Any:
         outs = [x for x in jax.tree.leaves(fun(*args)) if inexact(x)]
@@ -115,18 +115,18 @@ def total_of(fun: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def direction(aval: Any, seed: int) -> Any:
-    """A fixed random value of a tangent's type."""
+    """Return a fixed random value of a tangent's type."""
     if aval.dtype == jax.dtypes.float0:
         return np.zeros(aval.shape, aval.dtype)
     rng = np.random.RandomState(seed)
     return jnp.asarray(rng.uniform(0.5, 1.5, aval.shape), aval.dtype)
 
 
-# --- passes that give one program -----------------------------------------------------------------
+# --- passes that return one program ---------------------------------------------------------------
 
 
 def compared(ours: Callable[[], Program], theirs: Callable[[], Program]) -> str:
-    """Compare two programs. Says "same", or "refused" if both are."""
+    """Compare two programs. Return "same", or "refused" if both are."""
     try:
         expected = theirs()
     except REFUSED as error:
@@ -137,7 +137,7 @@ def compared(ours: Callable[[], Program], theirs: Callable[[], Program]) -> str:
     type_check(made)
     found = difference(made, expected)
     if found is not None and "shard_map" in found:
-        # JAX traces its body anew when it is evaluated, and not always to the same equations.
+        # JAX traces its body again when it is evaluated, and not always to the same equations.
         args = [direction(aval, i) for i, aval in enumerate(made.in_avals)]
         outs = [jaxcompat.jaxpr_as_fun(p.jaxpr)(*args) for p in (expected, made)]
         found = values.difference(*outs, values.values_agree)
@@ -146,7 +146,7 @@ def compared(ours: Callable[[], Program], theirs: Callable[[], Program]) -> str:
 
 
 def runs_no_more(program: Program) -> bool:
-    """Whether JAX traced a custom_vjp function forwards, which it can neither run nor compile."""
+    """Return True for forward mode of a custom_vjp function, which JAX cannot run."""
     eqns = equations(jaxcompat.open_jaxpr(program.jaxpr))
     return any(eqn.primitive.name == "custom_lin" for eqn in eqns)
 
@@ -163,7 +163,8 @@ def _wrapped(name: str, function: Callable[..., Any]) -> Callable[..., str]:
     def prove(fun: Callable[..., Any], args: list[Any]) -> str:
         @functools.wraps(fun)
         def called(*leaves: Any) -> Any:
-            return function(fun)(*leaves)  # itself traced, what `jax.jit` gives is its body
+            # if it is traced itself, the result of `jax.jit` is its body
+            return function(fun)(*leaves)
 
         return compared(lambda: applied(name, trace(fun, *args)), lambda: trace(called, *args))
 
@@ -171,7 +172,7 @@ def _wrapped(name: str, function: Callable[..., Any]) -> Callable[..., str]:
 
 
 def _derivative(name: str, function: Callable[..., Any], rows: int) -> Callable[..., str]:
-    """Of the sum of the results, by all inexact arguments."""
+    """Return the derivative of the sum of the results, by all inexact arguments."""
 
     def prove(fun: Callable[..., Any], args: list[Any]) -> str:
         at = tuple(i for i, x in enumerate(args) if inexact(x))
@@ -197,7 +198,7 @@ def _jvp(fun: Callable[..., Any], args: list[Any]) -> str:
     )
 
 
-# --- passes that give two -------------------------------------------------------------------------
+# --- passes that return two programs --------------------------------------------------------------
 
 
 def _vjp(fun: Callable[..., Any], args: list[Any]) -> str:
@@ -228,7 +229,7 @@ def _halves(
     avals: Sequence[Any],
     tree: Any,
 ) -> str:
-    """`whole(args, given)` is what JAX makes of both halves at once."""
+    """Compare with `whole(args, given)`, JAX's result of both halves at once."""
     given = [direction(aval, i) for i, aval in enumerate(avals)]
     try:
         expected = trace(whole, tuple(args), jax.tree.unflatten(tree, given))
@@ -248,7 +249,7 @@ def _halves(
 
 
 def _linear_transpose(fun: Callable[..., Any], args: list[Any]) -> str:
-    """The transpose of what `linearize` gives, beside `vjp`."""
+    """Compare the transpose of the result of `linearize` with `vjp`."""
 
     def whole(args: Any, cotangents: Any) -> Any:
         _, push = jax.linearize(fun, *args)

@@ -1,4 +1,4 @@
-"""checkpoint, jit, pmap, named_call and disable_jit: what they make, their options and errors."""
+"""checkpoint, jit, pmap, named_call and disable_jit: results, options and errors."""
 
 from dataclasses import replace
 
@@ -54,7 +54,7 @@ def test_checkpoint_takes_jaxs_policies_with_or_without_quotes(text, quote):
     assert difference(program, trace(direct, X)) is None
 
 
-def test_checkpoint_takes_a_policy_itself():
+def test_checkpoint_takes_a_policy_object():
     program = trace(model, X).apply(Checkpoint(policies.dots_saveable))
     assert program.jaxpr.eqns[0].params["policy"] is policies.dots_saveable
     assert program.out_names == ("result",)
@@ -77,12 +77,12 @@ def test_a_checkpointed_program_recomputes_in_its_gradient():
         ("a, b", "a policy must be one of"),
     ],
 )
-def test_a_policy_that_jax_does_not_have_is_told(text, says):
+def test_an_unknown_policy_is_reported(text, says):
     with pytest.raises(PipelineError, match=says):
         trace(model, X).apply(f'checkpoint(policy="{text}")')
 
 
-def test_what_is_no_policy_and_has_no_quotes_is_told():
+def test_an_invalid_policy_without_quotes_is_reported():
     with pytest.raises(PipelineError, match="no checkpoint policy 'dots'"):
         trace(model, X).apply("checkpoint(policy=dots)")
     with pytest.raises(PipelineError, match="arithmetic is not allowed"):
@@ -110,13 +110,13 @@ def test_jit_and_named_call_have_an_option_called_name():
     assert {name_stack(eqn).split("/")[0] for eqn in program.jaxpr.eqns} == {"head"}
 
 
-def test_such_a_pass_is_spelled_as_it_was_given():
+def test_the_text_of_such_a_pass_has_its_given_name():
     for text in ("jit(name='a', donate_argnums=1)", "jit", "named_call(name='b')", "named_call"):
         assert str(Pipeline.parse(text)) == text
     assert (Jit.name, NamedCall.name) == ("jit", "named_call")
 
 
-def test_jit_is_inlined_where_this_jax_does_so():
+def test_jit_is_inlined_where_jax_inlines_it():
     inlined = jax.jit(model, inline=True)
     direct = trace(lambda x: inlined(x), X)
     assert difference(trace(model, X).apply("jit(inline=True)").jaxpr, direct.jaxpr) is None
@@ -129,7 +129,7 @@ def test_jit_is_inlined_where_this_jax_does_so():
         ("jit(donate_argnames='scal')", "no argument 'scal' for donate_argnames"),
     ],
 )
-def test_what_cannot_be_donated_is_told(pipeline, says):
+def test_invalid_donation_is_reported(pipeline, says):
     with pytest.raises(ArgumentsError, match=says):
         trace(model, X, scale=1.0).apply(pipeline)
 
@@ -148,20 +148,20 @@ def test_pmap_maps_over_devices_and_binds_its_axis():
     assert jnp.array_equal(program(x), jax.pmap(summed, axis_name="i")(x))
 
 
-def test_pmap_leaves_arguments_that_are_not_mapped():
+def test_pmap_leaves_unmapped_arguments_alone():
     program = trace(lambda x, w: x * w, X, X).apply("pmap(in_axes=(0, None))")
     devices = jax.local_device_count()
     assert [a.shape for a in program.in_avals] == [(devices, 2, 3), (2, 3)]
 
 
-def test_pmap_tells_of_devices_and_axes_that_are_not_there():
+def test_pmap_reports_missing_devices_and_axes():
     with pytest.raises(UnsupportedError, match="needs 4096 devices, but this machine has"):
         trace(model, X).apply("pmap(axis_size=4096)")
     with pytest.raises(BatchError):
         trace(model, X).apply("pmap(in_axes=(0, 0, 0), axis_size=1)")
 
 
-def test_disable_jit_makes_what_jax_traces_without_jit():
+def test_disable_jit_returns_what_jax_traces_without_jit():
     with jax.disable_jit():
         direct = trace(model, X, X)
     program = trace(model, X, X)
@@ -169,7 +169,7 @@ def test_disable_jit_makes_what_jax_traces_without_jit():
     assert difference(program.apply("jit(donate_argnums=0), disable_jit"), direct) is None
 
 
-def test_disable_jit_goes_into_loops_branches_and_custom_rules():
+def test_disable_jit_applies_inside_loops_branches_and_custom_rules():
     inner = jax.jit(lambda x: jnp.sin(x) * 2.0)
 
     @jax.custom_jvp
@@ -191,7 +191,7 @@ def test_disable_jit_goes_into_loops_branches_and_custom_rules():
     assert jnp.array_equal(before(jnp.ones(3)), after(jnp.ones(3)))
 
 
-def test_disable_jit_leaves_scopes_with_something_sown_in_them():
+def test_disable_jit_keeps_scopes_with_a_sown_value():
     def fun(key):
         with_variable = nest(lambda k: variable(jax.random.normal(k), name="w"), scope="a")
         return nest(lambda x: jnp.sin(x), scope="b")(with_variable(key))
@@ -210,7 +210,7 @@ def test_disable_jit_of_a_program_without_calls_is_that_program():
     type_check(program)
 
 
-def test_what_jit_donates_is_donated_by_what_is_compiled():
+def test_arguments_donated_by_jit_are_donated_when_compiled():
     def step(state, batch, *, scale, unused):
         return {"w": state["w"] + batch}, batch * scale
 
@@ -237,7 +237,7 @@ def auto_mesh():
         yield mesh
 
 
-def test_jit_shards_and_compiles_as_jax_does(auto_mesh):
+def test_jit_shards_and_compiles_like_jax(auto_mesh):
     def product(w, x):
         return x @ w
 
@@ -257,7 +257,7 @@ def test_jit_shards_and_compiles_as_jax_does(auto_mesh):
     assert "sharding" in stablehlo(told) and "sharding" not in stablehlo(program)
 
 
-def test_specs_of_jit_that_do_not_fit_are_refused_by_the_names_of_its_options(auto_mesh):
+def test_invalid_specs_of_jit_are_refused_by_the_names_of_its_options(auto_mesh):
     program = trace(jnp.sin, X)
     with pytest.raises(ArgumentsError, match=r"in_shardings: .* names the axis 'z'"):
         program.apply("jit(in_shardings=P('z'))")
@@ -268,7 +268,7 @@ def test_specs_of_jit_need_a_mesh():
         trace(jnp.sin, X).apply("jit(out_shardings=P('x'))")
 
 
-def test_pmap_donates_and_runs_on_the_devices_that_it_is_given():
+def test_pmap_donates_and_runs_on_the_given_devices():
     def step(state, batch):
         return state + batch
 

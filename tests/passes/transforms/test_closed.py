@@ -1,4 +1,4 @@
-"""closed: which arguments are bound, by what, and what is left."""
+"""closed: which arguments are bound, to what, and what is left."""
 
 import jax
 import jax.numpy as jnp
@@ -31,7 +31,7 @@ def test_a_number_becomes_a_literal(program):
     assert jnp.array_equal(closed(PARAMS, X), model(PARAMS, X, scale=5.0))
 
 
-def test_a_positional_argument_is_gone_as_from_a_partial(program):
+def test_a_positional_argument_is_removed_as_by_partial(program):
     closed = program.apply(Closed({0: PARAMS}))
     type_check(closed)
     assert jnp.array_equal(closed(X, scale=2.0), model(PARAMS, X))
@@ -45,7 +45,7 @@ def test_a_whole_argument_is_bound_by_its_name(program):
     assert jnp.array_equal(closed(scale=2.0), model(PARAMS, X))
 
 
-def test_a_part_of_an_argument_is_none_in_its_place(program):
+def test_a_bound_part_of_an_argument_is_none_in_its_place(program):
     closed = program.apply("closed({\"params['b']\": [0, 1, 2, 3]})")
     type_check(closed)
     assert closed.arg_names == ("params['w']", "x", "scale")
@@ -84,14 +84,14 @@ def test_values_take_the_type_of_the_argument():
     assert (x.dtype, x, flag, z) == (jnp.bfloat16, 3, False, 1.5)
 
 
-def test_weak_types_stay():
+def test_weak_types_are_kept():
     program = trace(lambda x, y: x * y, jnp.bfloat16(2), 3.0)
     closed = program.apply("closed({1: 3.0})")
     assert closed.out_avals == program.out_avals
     type_check(closed)
 
 
-def test_keys_are_bound_from_python_alone():
+def test_keys_can_be_bound_from_python_only():
     program = trace(lambda key: jax.random.normal(key, (2,)), jax.random.key(0))
     closed = program.apply(Closed({"key": jax.random.key(1)}))
     assert jnp.array_equal(closed(), jax.random.normal(jax.random.key(1), (2,)))
@@ -106,7 +106,7 @@ def test_an_argument_that_is_a_result_is_bound():
     assert np.array_equal(closed()[1], [5.0, 6.0])
 
 
-def test_nothing_bound_is_the_same_program(program):
+def test_binding_nothing_returns_the_same_program(program):
     assert program.apply("closed({})") is program
 
 
@@ -124,12 +124,12 @@ def test_nothing_bound_is_the_same_program(program):
         ("closed({'x': [[1, 2, 3], [4, 5, 6]], 1: [[1, 2, 3], [4, 5, 6]]})", "bound twice"),
     ],
 )
-def test_mistakes_are_told(program, pipeline, says):
+def test_mistakes_are_reported(program, pipeline, says):
     with pytest.raises(ArgumentsError, match=says):
         program.apply(pipeline)
 
 
-def test_a_pipeline_must_say_what_to_bind(program):
+def test_a_pipeline_must_name_the_arguments_to_bind(program):
     with pytest.raises(PipelineError, match="needs option 'args'"):
         program.apply("closed")
     with pytest.raises(ArgumentsError, match="cannot hold 300"):

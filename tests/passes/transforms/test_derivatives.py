@@ -34,7 +34,7 @@ FUNCTIONS = {
 
 
 @pytest.mark.parametrize("name", FUNCTIONS)
-def test_the_pass_makes_what_jax_traces_to(name):
+def test_the_pass_returns_what_jax_traces(name):
     program = trace(loss, PARAMS, X, scale=3.0).apply(name)
     assert difference(program, trace(FUNCTIONS[name](loss), PARAMS, X, scale=3.0)) is None
     assert program.name == "loss"
@@ -43,13 +43,13 @@ def test_the_pass_makes_what_jax_traces_to(name):
 
 @pytest.mark.parametrize("name", FUNCTIONS)
 @pytest.mark.parametrize("argnums", [1, (0, 1), (-1,)])
-def test_argnums_are_jaxs(name, argnums):
+def test_argnums_are_those_of_jax(name, argnums):
     program = trace(loss, PARAMS, X).apply(f"{name}(argnums={argnums})")
     assert difference(program, trace(FUNCTIONS[name](loss, argnums=argnums), PARAMS, X)) is None
 
 
 @pytest.mark.parametrize("name", FUNCTIONS)
-def test_aux_is_handed_on(name):
+def test_aux_is_passed_through(name):
     program = trace(with_aux, PARAMS, X).apply(f"{name}(has_aux=True)")
     assert difference(program, trace(FUNCTIONS[name](with_aux, has_aux=True), PARAMS, X)) is None
     type_check(program)
@@ -61,7 +61,7 @@ def test_results_are_named_by_their_paths():
     assert names == ("result[0][0]", "result[0][1]['hidden']", "result[1]['b']", "result[1]['w']")
 
 
-def test_transformations_follow_each_other():
+def test_transformations_can_be_chained():
     def cube(x):
         return x**3
 
@@ -99,7 +99,7 @@ def test_jvp_takes_primals_and_tangents_and_keywords():
     assert (result, tangent) == jax.jvp(loss, *args)
 
 
-def test_jvp_takes_tangents_of_integers_as_float0_alone():
+def test_jvp_takes_tangents_of_integers_only_as_float0():
     program = trace(lambda x, n: x * n, 2.0, 3).apply("jvp")
     none = np.zeros((), jax.dtypes.float0)
     assert program((2.0, 3), (1.0, none)) == (6.0, 3.0)
@@ -108,7 +108,7 @@ def test_jvp_takes_tangents_of_integers_as_float0_alone():
             program((2.0, 3), (1.0, tangent))
 
 
-def test_jvp_hands_on_aux():
+def test_jvp_passes_aux_through():
     program = trace(with_aux, PARAMS, X).apply("jvp(has_aux=True)")
     args = (PARAMS, X), (PARAMS, X)
     direct = trace(lambda p, t: jax.jvp(with_aux, p, t, has_aux=True), *args)
@@ -200,13 +200,13 @@ def while_loop(x):
         (loss, (PARAMS, X), "grad(argnums='x')", PipelineError, "option 'argnums' of pass 'grad'"),
     ],
 )
-def test_mistakes_are_told_on_one_line(fun, args, pipeline, error, says):
+def test_mistakes_are_one_line_errors(fun, args, pipeline, error, says):
     with pytest.raises(error, match=says) as raised:
         trace(fun, *args).apply(pipeline)
     assert "\n" not in raised.value.message
 
 
-def test_what_a_users_rule_raises_is_the_users():
+def test_errors_of_a_users_rule_are_passed_on():
     @jax.custom_vjp
     def broken(x):
         return x
@@ -220,7 +220,7 @@ def test_what_a_users_rule_raises_is_the_users():
 
 
 @pytest.mark.parametrize("pipeline", ["jvp", "linearize"])
-def test_a_rule_for_reverse_mode_alone_has_no_forward_mode(pipeline):
+def test_a_reverse_rule_has_no_forward_mode(pipeline):
     @jax.custom_vjp
     def fun(x):
         return jnp.sin(x)

@@ -1,4 +1,4 @@
-"""vjp, linearize and linear_transpose: two halves, their residuals and what these are called."""
+"""vjp, linearize and linear_transpose: two halves, their residuals and names."""
 
 import functools
 
@@ -31,7 +31,7 @@ def line_of(text):
         return next(i for i, line in enumerate(file, 1) if text in line)
 
 
-def test_the_halves_together_are_jaxs_vjp():
+def test_the_halves_together_equal_jaxs_vjp():
     parts = trace(model, PARAMS, X).apply("vjp")
     assert list(parts) == ["forward", "backward"]
     result, residuals = parts["forward"](PARAMS, X)
@@ -43,7 +43,7 @@ def test_the_halves_together_are_jaxs_vjp():
         assert jnp.array_equal(ours, theirs)
 
 
-def test_the_halves_together_are_jaxs_linearize():
+def test_the_halves_together_equal_jaxs_linearize():
     parts = trace(model, PARAMS, X).apply("linearize")
     result, residuals = parts["forward"](PARAMS, X)
     expected, push = jax.linearize(model, PARAMS, X)
@@ -62,7 +62,7 @@ def test_residuals_are_named_by_source_line_or_argument(name):
     assert parts["backward"].arg_names[: len(names)] == tuple(f"residuals[{n!r}]" for n in names)
 
 
-def test_backward_names_what_it_takes_and_gives():
+def test_backward_names_its_arguments_and_results():
     parts = trace(model, PARAMS, X).apply("vjp")
     assert parts["backward"].arg_names[-1] == "cotangents"
     assert parts["backward"].out_names == ("result[0]['b']", "result[0]['w']", "result[1]")
@@ -71,7 +71,7 @@ def test_backward_names_what_it_takes_and_gives():
     assert parts["backward"].arg_names[-3:] == ("d_params['b']", "d_params['w']", "d_x")
 
 
-def test_equal_names_are_numbered_and_checkpoint_names_kept():
+def test_equal_names_are_numbered_and_checkpoint_names_are_kept():
     def fun(x):
         first = checkpoint_name(jnp.sin(x) * 2.0, "first")
         return jnp.sin(jnp.sin(first)) * first
@@ -141,7 +141,7 @@ def test_constants_are_constants_of_both_halves():
 
 
 @pytest.mark.parametrize("name", ["vjp", "linearize"])
-def test_aux_comes_last_and_needs_a_pair(name):
+def test_aux_is_the_last_result_and_needs_a_pair(name):
     parts = trace(lambda x: (jnp.sin(x), {"x": x}), 2.0).apply(f"{name}(has_aux=True)")
     result, residuals, aux = parts["forward"](2.0)
     assert result == jnp.sin(2.0) and aux == {"x": 2.0} and len(residuals) == 1
@@ -157,7 +157,7 @@ def test_keyword_arguments_are_not_differentiated():
     assert parts["backward"](residuals, 1.0) == (jnp.cos(2.0) * 3.0,)
 
 
-def test_a_pass_can_be_for_one_half():
+def test_a_pass_can_apply_to_one_half():
     parts = trace(model, PARAMS, X).apply("vjp, backward.dce")
     for part in parts.values():
         type_check(part)
@@ -168,7 +168,7 @@ def test_integer_arguments_have_float0_cotangents():
     assert [a.dtype for a in parts["backward"].out_avals] == [jnp.float32, jax.dtypes.float0]
 
 
-def test_linear_transpose_is_jaxs():
+def test_linear_transpose_equals_jaxs():
     def linear(x, y):
         return {"a": 3 * x + y.sum(), "b": x.T}
 
@@ -205,7 +205,7 @@ WEIGHTS = np.array([1.0, 2.0, 3.0, 4.0])
         lambda x: jax.jit(lambda x: x * WEIGHTS.astype("int32"))(x),
     ],
 )
-def test_conversions_beside_what_is_transposed_do_no_harm(function):
+def test_conversions_of_values_that_are_not_transposed_are_allowed(function):
     transposed = trace(function, jnp.arange(4)).apply("linear_transpose")
     cotangents = jnp.arange(1, 1 + len(function(jnp.arange(4))))
     expected = jax.linear_transpose(function, jnp.arange(4))(cotangents)
@@ -218,7 +218,7 @@ def test_a_conversion_in_a_call_that_loses_cotangents_is_refused():
         trace(lambda x: function(x), jnp.arange(4)).apply("linear_transpose")
 
 
-def test_a_transpose_may_be_by_some_arguments():
+def test_a_transpose_may_be_by_some_arguments_only():
     program = trace(lambda x, y, *, s: (jnp.sin(x) * y, {"a": s * y}), 2.0, 3.0, s=4.0)
     by_y = program.apply("linear_transpose(argnums=1)")
     assert by_y.arg_names == ("x", "cotangents[0]", "cotangents[1]['a']", "s")
@@ -253,7 +253,7 @@ def test_the_transpose_of_linearize_is_vjp():
         (lambda x, y: x * y, (1.0, 2.0), None, UnsupportedError, r"at test_linear.py:\d+: JAX's"),
     ],
 )
-def test_what_has_no_transpose_is_refused(fun, args, argnums, error, says):
+def test_functions_without_a_transpose_are_refused(fun, args, argnums, error, says):
     with pytest.raises(error, match=says):
         trace(fun, *args).apply(LinearTranspose(argnums))
 
@@ -264,6 +264,6 @@ def test_a_program_that_is_not_linear_has_no_transpose():
     assert "argnums" in raised.value.hint
 
 
-def test_a_while_loop_has_no_reverse():
+def test_a_while_loop_has_no_reverse_mode():
     with pytest.raises(UnsupportedError, match=r"vjp of .* Reverse-mode"):
         trace(lambda x: jax.lax.while_loop(lambda c: c < 3, jnp.exp, x), 1.0).apply("vjp")

@@ -59,13 +59,13 @@ def opened(fun, *args, min_bytes=0):
 
 
 def held(program):
-    """The constants in a program at any depth."""
+    """Return the constants in a program at any depth."""
     bodies = (b for eqn in equations(open_jaxpr(program.jaxpr)) for _, b in sub_jaxprs(eqn))
     return [c for jaxpr in (program.jaxpr, *bodies) for c in getattr(jaxpr, "consts", ())]
 
 
 @pytest.mark.parametrize("make", FUNCTIONS)
-def test_what_it_makes_is_the_function_of_the_constants(make):
+def test_the_result_is_the_function_of_the_constants(make):
     program, constants, apply = opened(make(W, B), X)
     assert held(program) and not held(apply)
     values = constants()
@@ -76,7 +76,7 @@ def test_what_it_makes_is_the_function_of_the_constants(make):
 
 
 @pytest.mark.parametrize("make", [make for make in FUNCTIONS if make is not looping])
-def test_it_is_differentiable_by_the_constants(make):
+def test_the_result_is_differentiable_by_the_constants(make):
     _, constants, apply = opened(make(W, B), X)
     values = constants()
     order = [next(i for i, v in enumerate(values) if v is value) for value in (W, B)]
@@ -96,7 +96,7 @@ def test_closed_is_the_inverse():
     np.testing.assert_array_equal(closed(X), program(X))
 
 
-def test_small_constants_stay():
+def test_small_constants_are_kept():
     program, constants, apply = opened(scanned(W, B), X, min_bytes=W.nbytes)
     assert [value is W for value in constants()] == [True]
     assert {id(value) for value in held(apply)} == {id(B)}
@@ -155,7 +155,7 @@ def custom_vjp(w, b):
 
 
 @pytest.mark.parametrize("make", [custom_jvp, custom_vjp])
-def test_what_a_custom_derivative_closes_over_stays(make):
+def test_constants_that_a_custom_derivative_closes_over_are_kept(make):
     """JAX would leave it out of a gradient by the constants, and its rule keeps the old value."""
     program, constants, apply = opened(make(W, B), X)
     (value,) = constants()

@@ -1,6 +1,6 @@
-"""The transformation passes beside JAX's own, on random programs, samples and JAX's test programs.
+"""The transformation passes, compared with JAX's on random programs, samples and JAX's programs.
 
-See `beside`: what a pass makes is equivalent to what the transformed function traces to.
+See `beside`: the result of a pass is equivalent to the trace of the transformed function.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ QUICK_SAMPLES = {"custom_gradients.py", "branches.py"}
 
 
 def prove_every(number: int, case) -> Counter[str]:
-    """Prove all transformations of a case; all that fail are told."""
+    """Prove all transformations of a case, and raise all failures."""
     outcomes: Counter[str] = Counter()
     failures = []
     for name in PROOFS:
@@ -35,20 +35,20 @@ def prove_every(number: int, case) -> Counter[str]:
     return outcomes
 
 
-def test_random_programs():
+def test_random_programs_are_transformed_as_in_jax():
     names = random.Random(0).sample(list(PROOFS), 4)
     prove_corpus(4, lambda number, case: prove_transform(case, names[number]))
 
 
 @pytest.mark.parametrize("file", sorted(QUICK_SAMPLES))
-def test_some_samples(file):
+def test_some_samples_are_transformed_as_in_jax(file):
     case, *_ = sample_programs(file)
     names = ("grad", "jvp", "vjp", "linearize", "jit")
     assert [prove_transform(case, name) for name in names].count("same") >= 4
 
 
 @pytest.mark.parametrize("name", PROOFS)
-def test_some_of_jaxs_test_programs(name):
+def test_some_of_jaxs_test_programs_are_transformed_as_in_jax(name):
     cases = harness_programs(1)[11::2500]
     assert len([prove_transform(case, name) for case in cases]) >= 2
 

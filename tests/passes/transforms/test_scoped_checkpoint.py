@@ -1,4 +1,4 @@
-"""checkpoint(only=...): scopes and bodies of loops are calls of their own, and compute the same."""
+"""checkpoint(only=...): scopes and bodies of loops become calls, and compute the same."""
 
 import jax
 import jax.numpy as jnp
@@ -74,7 +74,7 @@ def test_each_scope_is_a_call_and_gradients_are_the_same(fun, only, count, polic
 
 
 @pytest.mark.parametrize(("fun", "only"), [(scopes, "Block_*"), (scanned, "layer")])
-def test_less_is_kept(fun, only):
+def test_fewer_residuals_are_saved(fun, only):
     program = trace(fun, W, X)
     few = program.apply(f"checkpoint(only='{only}')")
     some = program.apply(f"checkpoint(only='{only}', policy='dots_saveable')")
@@ -82,7 +82,7 @@ def test_less_is_kept(fun, only):
     assert sizes == sorted(sizes) and sizes[0] < sizes[1] < sizes[2]
 
 
-def test_a_scope_that_is_not_there_is_refused_with_the_nearest():
+def test_a_missing_scope_is_refused_with_the_nearest_name():
     with pytest.raises(PipelineError, match="no scope of scopes matches 'Blok_1'") as error:
         trace(scopes, W, X).apply("checkpoint(only='Blok_1')")
     assert "Block_1" in error.value.hint

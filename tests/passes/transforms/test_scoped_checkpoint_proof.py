@@ -14,7 +14,7 @@ from tests.sweep.parts import Part
 
 
 def prove_scoped(number: int, case) -> str:
-    """Put all outermost scopes of a program under `jax.checkpoint`; says what came of it."""
+    """Put all outermost scopes of a program under `jax.checkpoint`, and return the outcome."""
     policy = (None, "dots_saveable")[number % 2]
     try:
         prove(case, Checkpoint(policy, only="*"))
@@ -26,11 +26,11 @@ def prove_scoped(number: int, case) -> str:
     return "same"
 
 
-def test_random_programs():
+def test_random_programs_compute_the_same():
     prove_corpus(6, prove_scoped)
 
 
-def test_a_sample():
+def test_a_sample_computes_the_same():
     outcomes = [prove_scoped(i, case) for i, case in enumerate(sample_programs("branches.py"))]
     assert "same" in outcomes
 

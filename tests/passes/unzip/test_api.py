@@ -1,4 +1,4 @@
-"""`jaxprtool.unzip` counts arguments as the function does, static ones too."""
+"""`jaxprtool.unzip` numbers arguments as the function does, including static ones."""
 
 import jax
 import jax.numpy as jnp
@@ -28,6 +28,6 @@ def test_known_positions_count_static_arguments():
     np.testing.assert_allclose(apply(init(X), X), f(2, X, X), rtol=1e-6)
 
 
-def test_a_static_argument_is_no_key():
+def test_a_static_argument_cannot_be_a_key():
     with pytest.raises(ArgumentsError, match="argument 0 is static, so it is not traced"):
         jaxprtool.unzip(scaled)(jaxprtool.static(2), KEY, X)

@@ -1,4 +1,4 @@
-"""Variables that unzip chooses: the fewest bytes that cut keys from what needs them late."""
+"""Variables that unzip chooses: the fewest bytes that separate keys from late values."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def primitives(program):
 
 
 def check(fun, *args, expected, **options):
-    """Unzip `fun`, compare what it gives, and the types of its variables; gives the programs."""
+    """Unzip `fun`, compare the results, and the types of its variables. Return the programs."""
     init, apply = unzip(fun, **options)(*args)
     for program in init, apply:
         type_check(program)
@@ -69,7 +69,7 @@ def _numbers(x):
 
 
 def check_auto(fun, *args, expected, **options):
-    """As `check`, for keys; and apply draws nothing, unless a key is among the variables."""
+    """Like `check`, for keys. apply draws nothing, unless a key is among the variables."""
     init, apply = check(fun, *args, expected=expected, auto=True, **options)
     if not any("key<" in leaf for leaf in jax.tree.leaves(expected)):
         assert not any(name.startswith(("random_", "threefry")) for name in primitives(apply))
@@ -169,7 +169,7 @@ def test_a_function_of_a_key_splits(fun, expected, key):
 
 
 @pytest.mark.parametrize(("key", "options"), [(KEY, {}), (jax.random.PRNGKey(0), {"key_args": 0})])
-def test_a_key_that_is_not_used_is_one_by_type_or_by_position(key, options):
+def test_an_unused_key_is_recognized_by_type_or_position(key, options):
     check_auto(without_key, key, X, expected={}, **options)
 
 
@@ -177,7 +177,7 @@ def test_a_seed_is_a_key():
     check_auto(seeded, 3, X, expected={"w": "f32[4]"})
 
 
-def test_small_types_are_smaller():
+def test_small_types_count_fewer_bytes():
     def quantized(key, x):
         w = drawn(key, 4)
         q = jnp.clip(jnp.round(w), -7, 7).astype("int4")
@@ -194,14 +194,14 @@ def test_several_arguments_may_be_keys():
     check_auto(fun, X, KEY, jax.random.key(1), key_args=(1, 2), expected=expected)
 
 
-def test_a_key_laid_out_anew_is_a_key():
+def test_a_reshaped_key_is_a_key():
     def fun(a, x):
         return x * jnp.broadcast_to(a[None], (2, 4))
 
     check_auto(fun, jnp.ones(4), X, key_args=0, expected={"a": "f32[4]"})
 
 
-def test_what_is_sown_already_keeps_its_name():
+def test_a_sown_value_keeps_its_name():
     def fun(key, x):
         return x @ nest(lambda: variable(drawn(key, 4, 3), name="w"), scope="layer")()
 
@@ -211,7 +211,7 @@ def test_what_is_sown_already_keeps_its_name():
 # --- keys that are needed late ------------------------------------------------------------------
 
 
-def test_a_key_that_is_a_result_is_a_variable_beside_the_others():
+def test_a_key_that_is_a_result_is_an_additional_variable():
     def fun(key, x):
         key, sub = jax.random.split(key)
         w = drawn(sub, 4)
@@ -221,7 +221,7 @@ def test_a_key_that_is_a_result_is_a_variable_beside_the_others():
     check_auto(fun, KEY, X, expected=expected)
 
 
-def test_a_key_that_draws_by_the_inputs_is_a_variable_and_weights_are_drawn_early():
+def test_a_key_for_input_dependent_draws_is_a_variable_and_weights_are_drawn_early():
     def fun(key, x):
         first, second = jax.random.split(key)
         w = drawn(first, 4)
@@ -364,11 +364,11 @@ def early_branches(key, x):
         (early_branches, {"w": "f32[4]"}),
     ],
 )
-def test_a_cut_lies_as_deep_as_it_must(fun, expected):
+def test_a_cut_lies_as_deep_as_necessary(fun, expected):
     check_auto(fun, KEY, X, expected=expected)
 
 
-def test_what_a_gradient_computes_again_is_a_variable_in_each_place():
+def test_values_that_a_gradient_recomputes_are_a_variable_in_each_place():
     _, apply = unzip(rematerialized, auto=True)(KEY, X)
     assert not any(name.startswith("random_") for name in primitives(apply))
 
@@ -449,7 +449,7 @@ EFFECTS_IN_BRANCHES_AND_LOOPS = {
 @pytest.mark.parametrize("x", [0.5, -0.5])
 @pytest.mark.parametrize("once", [False, True], ids=["auto", "known"])
 @pytest.mark.parametrize("what", EFFECTS_IN_BRANCHES_AND_LOOPS)
-def test_what_a_late_effect_needs_is_a_variable_though_no_result_needs_it(what, once, x):
+def test_operands_of_a_late_effect_are_variables_even_without_a_result(what, once, x):
     def fun(u, x):
         EFFECTS_IN_BRANCHES_AND_LOOPS[what](jnp.sin(u), x)
         return x
@@ -472,7 +472,7 @@ def test_refs_stay_in_apply():
 # --- arguments known early ----------------------------------------------------------------------
 
 
-def test_what_depends_on_known_arguments_is_computed_once():
+def test_computations_of_known_arguments_are_done_once():
     def fun(a, x):
         u, _, v = jnp.linalg.svd(a)
         rotation = u @ v
@@ -487,7 +487,7 @@ def test_what_depends_on_known_arguments_is_computed_once():
     }
 
 
-def test_a_known_argument_that_is_needed_as_it_is_is_a_variable():
+def test_a_known_argument_that_is_used_directly_is_a_variable():
     def fun(params, x):
         return x * params["w"][None] + params["b"].astype("float32")
 
@@ -496,7 +496,7 @@ def test_a_known_argument_that_is_needed_as_it_is_is_a_variable():
     check(fun, params, X, known=0, expected=expected)
 
 
-def test_nothing_known_is_computed_again_though_that_were_smaller():
+def test_known_values_are_never_recomputed_even_if_that_needs_fewer_bytes():
     def fun(n, x):
         table = jnp.arange(16.0) * n
         return x.sum() * table
@@ -505,7 +505,7 @@ def test_nothing_known_is_computed_again_though_that_were_smaller():
     check(fun, jnp.float32(3), X, auto=True, key_args=0, expected={"table": "f32[16]"})
 
 
-def test_a_loop_over_known_values_is_run_once_and_one_over_others_keeps_what_it_can():
+def test_a_loop_over_known_values_runs_once_and_one_over_others_keeps_what_it_can():
     def fun(w, x):
         total, _ = jax.lax.scan(lambda c, row: (jnp.sin(c + row), None), jnp.zeros(4), w)
 
@@ -522,11 +522,11 @@ def test_a_loop_over_known_values_is_run_once_and_one_over_others_keeps_what_it_
     assert not {"sin", "cos", "exp"} & primitives(apply)
 
 
-# --- the choice is the best ---------------------------------------------------------------------
+# --- optimality -----------------------------------------------------------------------------------
 
 
 def straight_line(rng):
-    """A function of two early and one late argument, and the values it computes from the early."""
+    """Return a function of two early and one late argument, and its early values."""
     sizes = [rng.choice((1, 2, 3)) for _ in range(2)]
     steps = [(rng.randrange(i + 2), rng.randrange(i + 2), rng.randint(1, 3)) for i in range(5)]
     uses = rng.sample(range(2, 7), rng.randint(1, 3))
@@ -599,12 +599,12 @@ def sown_by_hand(program, chosen):
 
 # --- random programs and samples ----------------------------------------------------------------
 
-#: Why a program with effects may not split: init runs before all of apply.
+#: Why unzip may refuse a program with effects: init runs before all of apply.
 REFUSED = ("an ordered effect that belongs to init", "ordered effects of both init and apply")
 
 
 def prove(case, rng, *, once):
-    """Choose variables for some of the arguments and check both halves; gives their number."""
+    """Choose variables for some of the arguments and check both halves. Return their number."""
     with case.setting():
         program, args = case.program(), case.arguments()
         positional, _ = jax.tree.unflatten(program.in_tree, range(len(args)))

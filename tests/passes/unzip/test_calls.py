@@ -1,4 +1,4 @@
-"""Variables inside calls: jit, remat, devices, rules of others, and transformations of JAX's."""
+"""Variables inside calls: jit, remat, devices, plug-in rules, and JAX's transformations."""
 
 from __future__ import annotations
 
@@ -23,13 +23,13 @@ X = jnp.linspace(-1.0, 1.0, 3)
 
 
 def eqns_of(program, primitive=None):
-    """The equations of a program at every depth, of one primitive if it is given."""
+    """Return the equations of a program at every depth, of one primitive if given."""
     found = equations(jaxcompat.open_jaxpr(program.jaxpr))
     return [e for e in found if primitive is None or e.primitive.name == primitive]
 
 
 def call_names(program) -> list[str]:
-    """The names of the jit calls among the program's own equations."""
+    """Return the names of the jit calls among the program's own equations."""
     return [e.params["name"] for e in program.jaxpr.eqns if e.primitive.name == "jit"]
 
 
@@ -65,7 +65,7 @@ def test_calls_within_calls_are_all_named():
     assert {"outer_apply", "layer_apply"} <= all_names(apply)
 
 
-def test_a_call_without_variables_stays_the_same_one_call():
+def test_a_call_without_variables_stays_one_call():
     @jax.jit
     def early(key):
         return jax.random.normal(key, (3,)) * 2
@@ -87,7 +87,7 @@ def test_a_call_without_variables_stays_the_same_one_call():
     assert bodies[0][0] is original[0] and bodies[1][0] is original[1]
 
 
-def test_a_call_of_which_each_program_needs_a_part_is_one_call_in_each():
+def test_a_call_that_each_program_needs_in_part_is_one_call_in_each():
     @jax.jit
     def pair(key, x):
         return jax.random.uniform(key, (3,)), jnp.sin(x)
@@ -135,7 +135,7 @@ def test_a_function_called_twice_with_one_name_is_refused():
         unzip(lambda key, x: shared(key, shared(key, x)))(KEY, X)
 
 
-def test_a_shared_function_whose_arguments_are_late_in_one_call():
+def test_a_shared_function_with_late_arguments_in_one_call():
     shared = jax.jit(lambda k, x: sow(k, tag="variable", name="v") * x)
 
     def f(key, x):
@@ -207,7 +207,7 @@ def test_donation_and_unused_arguments_are_kept():
     np.testing.assert_allclose(apply(init(KEY), X, X), f(KEY, X, X), rtol=1e-6)
 
 
-def test_sharding_of_operands_and_results_is_kept():
+def test_shardings_of_operands_and_results_are_kept():
     mesh = jax.sharding.Mesh(jax.devices()[:2], "i")
     split, whole = (jax.sharding.NamedSharding(mesh, spec) for spec in (P("i"), P()))
 
@@ -232,7 +232,7 @@ def test_a_static_argument_of_an_inner_call():
     assert list(init(KEY)) == ["a", "b"]
 
 
-def test_a_result_of_a_call_that_is_early_and_needed_is_refused():
+def test_an_early_result_of_a_call_that_apply_needs_is_refused():
     @jax.jit
     def inner(key, x):
         return layer(key, x), jax.random.uniform(key)
@@ -245,12 +245,12 @@ def test_a_result_of_a_call_that_is_early_and_needed_is_refused():
 # --- nest ---------------------------------------------------------------------------------------
 
 
-def test_scopes_stand_no_longer_where_nothing_is_sown():
+def test_scopes_without_sown_values_are_removed():
     init, apply = unzip(nest(layer, scope="s"))(KEY, X)
     assert call_names(init) == ["s_init"] and call_names(apply) == ["s_apply"]
 
 
-def test_a_scope_stays_around_what_is_still_sown():
+def test_a_scope_with_sown_values_is_kept():
     def inner(key, x):
         return sow(layer(key, x), tag="seen", name="y")
 
@@ -299,7 +299,7 @@ def on_devices(f, count, in_specs, out_specs, **options):
 
 
 def assert_unzips(f, key, x, other):
-    """apply of init's variables is `f`; apply of those of another key is `f` with that key."""
+    """Check that apply of init's variables is `f`, also with variables of another key."""
     init, apply = unzip(f)(key, x)
     assert_trees_close(jax.jit(apply)(jax.jit(init)(key), x), f(key, x))
     assert_trees_close(apply(init(other), x), f(other, x))
@@ -330,7 +330,7 @@ def test_shard_map_with_a_variable_of_each_shard_stacks_them(check_vma):
     assert not out[1].any() and out[2].any()
 
 
-def test_shard_map_by_the_number_of_the_shard_with_collectives_and_gradients():
+def test_shard_map_with_axis_index_collectives_and_gradients():
     def inner(key, x):
         w = variable(
             jax.random.normal(jax.random.fold_in(key, lax.axis_index("i")), (3,)), name="w"
@@ -388,7 +388,7 @@ def test_pmap_of_a_variable_that_is_its_argument():
     np.testing.assert_array_equal(apply({"x": jnp.array([3.0, 4.0])}), [3.0, 4.0])
 
 
-# --- other primitives that hold jaxprs, and rules of others ---------------------------------------
+# --- other primitives with jaxprs, and rules for them ---------------------------------------------
 
 
 def test_variables_inside_a_primitive_without_a_rule_are_refused_with_a_hint():
@@ -410,9 +410,9 @@ doubled_p.def_impl(lambda x: 2 * x)
 doubled_p.def_abstract_eval(lambda x: x)
 
 
-def test_a_rule_of_a_primitive_of_ones_own(monkeypatch):
+def test_a_rule_for_a_user_defined_primitive(monkeypatch):
     def rule(eqn, known, context):
-        """Calls what it gives a key for, and nothing else, early."""
+        """Evaluate early only what the call computes for a key."""
         asked.append((eqn.primitive.name, list(known)))
         return original(eqn, known, context)
 
@@ -454,7 +454,7 @@ def test_unzip_of_a_gradient():
     assert_trees_close(apply(init(KEY), X), f(KEY, X))
 
 
-def test_unzip_of_a_gradient_through_remat_which_computes_its_variables_again():
+def test_unzip_of_a_gradient_through_remat_which_recomputes_its_variables():
     def f(key, x):
         inner = jax.checkpoint(layer)
         return jax.grad(lambda x: jnp.sin(inner(key, x)).sum())(x)

@@ -1,6 +1,6 @@
-"""The contract of `unzip`, point by point: what a function with variables becomes.
+"""The contract of `unzip`, point by point: how a function with variables is split.
 
-Any argument can be a key to `unzip`; where that reads better, a key is a plain array here.
+Any argument can be a key to `unzip`. Where that reads better, a key is a plain array here.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ def assert_tree(actual, expected) -> None:
 
 
 def assert_unzips(init, apply, keys, variables, args, result) -> None:
-    """Both are well typed; init gives these variables, and apply of them this result."""
+    """Assert that both are well typed, and check the variables of init and the result of apply."""
     for program in init, apply:
         assert isinstance(program, Program)
         type_check(program)
@@ -38,7 +38,7 @@ def assert_unzips(init, apply, keys, variables, args, result) -> None:
 
 
 def primitives(program: Program) -> list[str]:
-    """The primitives of a program's equations, at every depth."""
+    """Return the primitives of a program's equations, at every depth."""
     return [e.primitive.name for e in equations(jaxcompat.open_jaxpr(program.jaxpr))]
 
 
@@ -50,7 +50,7 @@ def dense(key, x):
 # --- keys, variables, and the two programs ------------------------------------------------------
 
 
-def test_init_takes_the_key_and_apply_the_variables_and_the_rest():
+def test_init_takes_the_key_and_apply_the_variables_and_the_other_arguments():
     x = jnp.arange(6.0).reshape(2, 3)
     init, apply = unzip(dense)(KEY, x)
     w = jax.random.normal(KEY, (3, 2))
@@ -59,26 +59,26 @@ def test_init_takes_the_key_and_apply_the_variables_and_the_rest():
     assert "dot_general" not in primitives(init)
 
 
-def test_apply_uses_other_variables_than_init_gave():
+def test_apply_can_use_other_variables_than_those_of_init():
     x = jnp.ones((1, 3))
     _, apply = unzip(dense)(KEY, x)
     assert_tree(apply({"w": jnp.full((3, 2), 2.0)}, x), jnp.full((1, 2), 6.0))
 
 
-def test_init_of_another_key_gives_other_variables():
+def test_init_of_another_key_returns_other_variables():
     x = jnp.ones((1, 3))
     init, apply = unzip(dense)(KEY, x)
     other = jax.random.key(1)
     assert_tree(apply(init(other), x), dense(other, x))
 
 
-def test_keys_may_be_of_the_old_kind():
+def test_keys_may_be_raw():
     key, x = jax.random.PRNGKey(3), jnp.ones((1, 3))
     init, apply = unzip(dense)(key, x)
     assert_tree(apply(init(key), x), dense(key, x))
 
 
-def test_arguments_may_be_types_alone():
+def test_arguments_may_be_types_only():
     x = jax.ShapeDtypeStruct((1, 3), jnp.float32)
     init, apply = unzip(dense)(jax.eval_shape(lambda: jax.random.key(0)), x)
     assert_tree(apply(init(KEY), jnp.ones((1, 3))), dense(KEY, jnp.ones((1, 3))))
@@ -89,14 +89,14 @@ def test_a_variable_that_is_its_key():
     assert_unzips(init, apply, [ONES], {"x": ONES}, [], ONES)
 
 
-def test_what_follows_a_variable_is_in_apply_alone():
+def test_equations_after_a_variable_are_in_apply_only():
     init, apply = unzip(lambda x: variable(x + 1, name="x") + 1)(ONES)
     assert_unzips(init, apply, [ONES], {"x": 2 * ONES}, [], 3 * ONES)
     assert (primitives(init).count("add"), primitives(apply).count("add")) == (1, 1)
 
 
 @pytest.mark.parametrize("number", [0, 1])
-def test_key_args_names_the_argument_that_is_the_key(number):
+def test_key_args_names_the_key_argument(number):
     def f(x, y):
         sown = variable((x, y)[number] + 1, name="x")
         return sown + (y, x)[number]
@@ -108,7 +108,7 @@ def test_key_args_names_the_argument_that_is_the_key(number):
 
 
 @pytest.mark.parametrize("number, name", [(0, "x"), (1, "y")])
-def test_what_depends_on_other_arguments_is_no_variable(number, name):
+def test_a_value_that_depends_on_other_arguments_is_not_a_variable(number, name):
     def f(x, y):
         return variable(x, name="x") + variable(y, name="y")
 
@@ -148,7 +148,7 @@ def test_keyword_arguments_stay_arguments_of_apply():
     assert_tree(apply({"v": 2 * ONES}, ONES, scale={"by": 4.0}), 8 * ONES)
 
 
-def test_a_value_from_constants_alone_is_a_variable():
+def test_a_value_of_constants_only_is_a_variable():
     def f(key, x):
         w = variable(key, name="w")
         return w * x + variable(jnp.zeros(5), name="b")
@@ -164,7 +164,7 @@ def test_captured_arrays_are_constants():
     assert_unzips(init, apply, [ONES], {"t": table}, [ONES], 2 * table + 1)
 
 
-def test_a_variable_that_no_result_needs_is_a_variable():
+def test_an_unused_variable_is_a_variable():
     def f(key, x):
         variable(key + 1, name="unused")
         return x
@@ -203,7 +203,7 @@ def test_variables_are_any_pytree():
     assert_unzips(init, apply, [ONES], variables, [ONES], 4 * ONES)
 
 
-def test_a_pytree_of_which_a_leaf_is_late_is_no_variable():
+def test_a_pytree_with_a_late_leaf_is_not_a_variable():
     def f(key, x):
         pair = sow((x, jnp.zeros(5)), tag="variable", name="pair")
         return pair[0] + pair[1] + variable(key, name="v")
@@ -241,7 +241,7 @@ def test_programs_are_named_after_the_function():
 # --- nothing to split ---------------------------------------------------------------------------
 
 
-def test_a_function_of_nothing():
+def test_a_function_without_arguments():
     init, apply = unzip(lambda: None)()
     assert init() == {}
     assert apply({}) is None
@@ -252,13 +252,13 @@ def test_without_variables_and_keys_apply_is_the_function():
     assert_unzips(init, apply, [], {}, [ONES], jnp.sin(ONES))
 
 
-def test_without_keys_what_is_sown_stays_sown():
+def test_without_keys_sown_values_stay_sown():
     init, apply = unzip(lambda x: variable(x + 1, name="x") + 1, key_args=None)(ONES)
     assert_unzips(init, apply, [], {}, [ONES], 3 * ONES)
     assert primitives(apply).count("sow") == 1
 
 
-def test_a_key_that_nothing_uses():
+def test_an_unused_key():
     init, apply = unzip(lambda key, x: jnp.sin(x))(KEY, ONES)
     assert_unzips(init, apply, [KEY], {}, [ONES], jnp.sin(ONES))
 
@@ -287,7 +287,7 @@ def test_a_result_that_is_the_key_itself_is_refused():
         unzip(lambda x: x)(ONES)
 
 
-def test_the_path_goes_through_calls_and_loops():
+def test_the_path_in_an_error_leads_through_calls_and_loops():
     def f(key, x):
         @jax.jit
         def noisy(c, _):
@@ -301,7 +301,7 @@ def test_the_path_goes_through_calls_and_loops():
     assert caught.value.message.rstrip().endswith("result")
 
 
-def test_a_value_sown_under_another_tag_is_no_variable():
+def test_a_value_sown_under_another_tag_is_not_a_variable():
     def f(key, x):
         return sow(key, tag="other", name="v") + x
 
@@ -309,7 +309,7 @@ def test_a_value_sown_under_another_tag_is_no_variable():
         unzip(f)(ONES, ONES)
 
 
-def test_sown_under_another_tag_stays_sown():
+def test_values_sown_under_another_tag_stay_sown():
     def f(key, x):
         w = variable(sow(key * 2, tag="other", name="early"), name="w")
         return sow(w * x, tag="other", name="late")
@@ -321,7 +321,7 @@ def test_sown_under_another_tag_stays_sown():
         assert [e.params["name"] for e in eqns if e.primitive.name == "sow"] == [name]
 
 
-def test_the_tag_may_be_another():
+def test_another_tag_can_be_chosen():
     def f(key, x):
         return sow(variable(key, name="v") + 1, tag="state", name="s") + x
 
@@ -342,7 +342,7 @@ def test_a_variable_without_a_name_is_refused():
     assert "test_contract.py:" in str(caught.value)
 
 
-def test_a_sown_value_without_a_name_that_is_no_variable_is_fine():
+def test_a_sown_value_without_a_name_that_is_not_a_variable_is_allowed():
     def f(key, x):
         return variable(key, name="v") + variable(x, name=None)
 
@@ -350,7 +350,7 @@ def test_a_sown_value_without_a_name_that_is_no_variable_is_fine():
     assert_unzips(init, apply, [ONES], {"v": ONES}, [ONES], 2 * ONES)
 
 
-def test_a_name_that_is_there_twice_is_refused():
+def test_a_duplicate_name_is_refused():
     def f(x):
         return variable(x, name="y") + variable(x + 1, name="y")
 
@@ -361,12 +361,12 @@ def test_a_name_that_is_there_twice_is_refused():
 
 
 @pytest.mark.parametrize("number", [2, -3])
-def test_a_key_arg_that_there_is_no_argument_for_is_refused(number):
+def test_a_key_arg_without_an_argument_is_refused(number):
     with pytest.raises(JaxprToolError, match=rf"{number}"):
         unzip(dense, key_args=number)(KEY, jnp.ones((1, 3)))
 
 
-def test_apply_refuses_what_is_no_dict_of_the_variables():
+def test_apply_refuses_other_arguments_than_a_dict_of_the_variables():
     _, apply = unzip(dense)(KEY, jnp.ones((1, 3)))
     with pytest.raises(TypeError, match=r"variables\['w'\] is missing"):
         apply({"v": jnp.ones((3, 2))}, jnp.ones((1, 3)))
@@ -375,7 +375,7 @@ def test_apply_refuses_what_is_no_dict_of_the_variables():
 # --- modes --------------------------------------------------------------------------------------
 
 
-def test_append_gives_a_list_of_the_values_in_order():
+def test_append_returns_a_list_of_the_values_in_order():
     def f(key, x):
         for i in range(3):
             x = x * sow(key + i, tag="variable", name="w", mode="append")
@@ -415,7 +415,7 @@ def test_a_clobbered_value_does_not_cut():
 @pytest.mark.parametrize(
     "modes", [("strict", "append"), ("append", "strict"), ("clobber", "append")]
 )
-def test_modes_do_not_mix_under_one_name(modes):
+def test_different_modes_under_one_name_are_refused(modes):
     def f(key):
         return [sow(key, tag="variable", name="w", mode=mode) for mode in modes]
 
@@ -446,7 +446,7 @@ def test_scopes_side_by_side():
     assert_tree(apply({"f1": {"x": 4 * ONES}, "f2": {"x": 100 * ONES}}), 100 * ONES)
 
 
-def test_scopes_within_scopes_and_names_beside_them():
+def test_nested_scopes_with_names_in_them():
     def inner(key):
         return variable(key, name="w") + nest(single, scope="deep")(key)
 
@@ -477,7 +477,7 @@ def test_a_scope_and_a_variable_of_one_name_are_refused(scope_first):
         unzip(f)(ONES)
 
 
-# --- unzip within unzip -------------------------------------------------------------------------
+# --- nested unzip ---------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("number, names", [(0, "xy"), (1, "yx")])
@@ -524,7 +524,7 @@ def test_names_of_nested_unzips_do_not_collide():
     assert_unzips(init, apply, [1.0], {"r": {"x2": 2.0}}, [], {"x2": 2.0})
 
 
-def test_both_halves_used_inside_a_function_that_is_unzipped():
+def test_both_halves_can_be_used_inside_a_function_that_is_unzipped():
     def f(key, x):
         init, apply = unzip(dense)(key, x)
         return apply(variable(init(key), name="layer"), x)
@@ -535,7 +535,7 @@ def test_both_halves_used_inside_a_function_that_is_unzipped():
     assert_unzips(init, apply, [KEY], {"layer": {"w": w}}, [x], x @ w)
 
 
-# --- programs like any other --------------------------------------------------------------------
+# --- transformations of the two programs ----------------------------------------------------------
 
 
 def test_init_is_vmapped_and_apply_differentiated_under_jit():
@@ -569,7 +569,7 @@ def test_unzip_is_a_pass_in_a_pipeline():
     assert_tree(programs["apply"](programs["init"](KEY), x), dense(KEY, x))
 
 
-def test_the_pass_gives_what_the_function_gives():
+def test_the_pass_returns_the_same_as_the_function():
     x = jnp.ones((1, 3))
     programs = Unzip(key_args=0)(trace(dense, KEY, x))
     init, apply = unzip(dense)(KEY, x)
@@ -587,7 +587,7 @@ def test_dead_code_is_in_neither_half():
     assert "tanh" not in primitives(init) + primitives(apply)
 
 
-def test_without_variables_unzip_leaves_no_trace():
+def test_without_variables_unzip_changes_nothing():
     def f(key, x):
         y = jax.jit(jnp.sin)(x)
         return jax.lax.scan(lambda c, _: (c * y, c), x, length=3)

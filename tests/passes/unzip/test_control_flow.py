@@ -19,7 +19,7 @@ X = jnp.linspace(-1.0, 1.0, 3)
 
 
 def only(program, primitive: str):
-    """The one equation of a primitive, at any depth."""
+    """Return the only equation of a primitive, at any depth."""
     eqns = equations(jaxcompat.open_jaxpr(program.jaxpr))
     (eqn,) = (e for e in eqns if e.primitive.name == primitive)
     return eqn
@@ -92,7 +92,7 @@ def test_nested_scans_stack_twice_outer_axis_first():
     np.testing.assert_array_equal(variables["w"][3, 1], jax.random.normal(key, (3, 3)))
 
 
-def test_a_key_that_is_carried_is_carried_in_init_alone():
+def test_a_carried_key_is_carried_in_init_only():
     def f(key, x):
         def body(carry, _):
             key, x = carry
@@ -107,7 +107,7 @@ def test_a_key_that_is_carried_is_carried_in_init_alone():
     assert primitives(init)["dot_general"] == 0
 
 
-def test_a_key_among_the_constants_gives_each_iteration_the_same_value():
+def test_a_constant_key_gives_each_iteration_the_same_value():
     def f(key, x):
         return lax.scan(lambda x, _: (layer(key, x), None), x, length=3)[0]
 
@@ -125,7 +125,7 @@ def test_a_variable_from_constants_in_a_loop_is_stacked():
     np.testing.assert_allclose(apply({"b": jnp.array([[1.0], [10.0]]) * jnp.ones(3)}, X), X + 11)
 
 
-def test_a_value_that_the_carry_makes_late_is_no_variable():
+def test_a_value_that_is_late_because_of_the_carry_is_not_a_variable():
     def f(key, x):
         def body(carry, _):
             sown = variable(carry, name="c")
@@ -137,7 +137,7 @@ def test_a_value_that_the_carry_makes_late_is_no_variable():
     assert primitives(apply)["sow"] == 1
 
 
-def test_a_variable_of_one_iteration_may_start_from_that_of_the_one_before():
+def test_a_variable_may_start_from_that_of_the_previous_iteration():
     def f(key, x):
         def body(carry, _):
             scale, x = carry
@@ -164,7 +164,7 @@ def test_a_variable_that_is_a_key_is_stacked():
     assert init.out_avals[0].dtype == KEY.dtype and init.out_avals[0].shape == (2,)
 
 
-def test_results_of_a_scan_that_are_early_are_in_init_alone():
+def test_early_results_of_a_scan_are_in_init_only():
     def f(key, x):
         def body(x, key):
             noise = jax.random.normal(key, (3,))
@@ -241,7 +241,7 @@ def test_init_is_vmapped_over_keys_with_loops_in_it():
 
 
 def countdown(key, x):
-    """A while whose counter is deep in the carry, counts down, and is no int32."""
+    """A while loop whose counter is deep in the carry, counts down, and is not an int32."""
 
     def body(state):
         (x, (count, key)) = state
@@ -284,7 +284,7 @@ def test_a_loop_of_static_length_is_a_scan(name):
     assert primitives(apply)["while"] == 0 and primitives(apply)["scan"] == 1
 
 
-def test_a_condition_that_is_more_than_a_count():
+def test_a_condition_that_is_more_than_a_counter_comparison():
     def f(key, x):
         def more(state):
             count, total, _ = state
@@ -309,7 +309,7 @@ def test_a_loop_that_never_runs():
     np.testing.assert_array_equal(apply(init(KEY), X), X)
 
 
-def test_a_static_loop_inside_a_scan_and_the_other_way_round():
+def test_a_static_loop_inside_a_scan_and_vice_versa():
     def f(key, x):
         def inner(i, x):
             return layer(jax.random.fold_in(key, i), x)
@@ -334,7 +334,7 @@ def test_a_static_loop_inside_a_scan_and_the_other_way_round():
     assert shapes(init(KEY)) == {"w": (3, 2, 3, 3), "b": {"w": (2, 4, 3, 3)}}
 
 
-def test_a_loop_without_variables_may_run_as_long_as_it_likes():
+def test_a_loop_without_variables_may_have_any_length():
     def f(key, x):
         w = variable(jax.random.normal(key, (3,)), name="w")
         return lax.while_loop(lambda x: (x < 5).any(), lambda x: x + jnp.abs(w) + 1, x)
@@ -343,7 +343,7 @@ def test_a_loop_without_variables_may_run_as_long_as_it_likes():
     assert primitives(apply)["while"] == 1
 
 
-def test_a_loop_that_the_key_alone_decides_is_in_init():
+def test_a_loop_that_depends_on_the_key_only_is_in_init():
     def f(key, x):
         w = lax.while_loop(lambda w: w < 5, lambda w: w * 2, 1 + jax.random.uniform(key))
         return variable(w, name="w") * x
@@ -371,7 +371,7 @@ REFUSED = {
 
 
 @pytest.mark.parametrize("why", REFUSED)
-def test_a_loop_of_unknown_length_with_variables_is_refused_and_says_why(why):
+def test_a_loop_of_unknown_length_with_variables_is_refused_with_the_reason(why):
     with pytest.raises(UnsupportedError, match=why) as caught:
         unzip(REFUSED[why])(KEY, X)
     assert "while at" in caught.value.message
@@ -379,7 +379,7 @@ def test_a_loop_of_unknown_length_with_variables_is_refused_and_says_why(why):
     assert caught.value.hint
 
 
-def test_a_loop_whose_length_the_key_decides_is_refused():
+def test_a_loop_whose_length_depends_on_the_key_is_refused():
     def f(key, x):
         count = jax.random.randint(key, (), 1, 4)
         return lax.fori_loop(0, count, lambda i, x: layer(jax.random.fold_in(key, i), x), x)
@@ -388,7 +388,7 @@ def test_a_loop_whose_length_the_key_decides_is_refused():
         unzip(f)(KEY, X)
 
 
-def test_a_late_value_sown_in_an_endless_loop_is_no_variable_and_no_matter():
+def test_a_late_value_sown_in_an_endless_loop_is_ignored():
     def f(key, x):
         w = variable(jax.random.normal(key, (3,)), name="w")
 
@@ -404,7 +404,7 @@ def test_a_late_value_sown_in_an_endless_loop_is_no_variable_and_no_matter():
 # --- cond and switch ----------------------------------------------------------------------------
 
 
-def test_variables_of_both_branches_come_out_and_the_chosen_ones_are_used():
+def test_variables_of_both_branches_are_returned_and_the_selected_ones_used():
     def f(key, x, flag):
         return lax.cond(
             flag,
@@ -453,7 +453,7 @@ def test_a_predicate_that_is_constant():
     unzips(f, KEY, X, count=1)
 
 
-def test_a_predicate_that_the_key_decides_is_refused():
+def test_a_predicate_that_depends_on_the_key_is_refused():
     def f(key, x):
         flag = jax.random.uniform(key) > 0.5
         return lax.cond(flag, lambda x: layer(key, x), jnp.sin, x)
@@ -463,7 +463,7 @@ def test_a_predicate_that_the_key_decides_is_refused():
     assert "test_control_flow.py:" in caught.value.message
 
 
-def test_a_branch_that_the_key_alone_decides_is_in_init():
+def test_a_branch_that_depends_on_the_key_only_is_in_init():
     def f(key, x):
         flag = jax.random.uniform(key) > 0.5
         w = lax.cond(flag, jax.random.normal, jax.random.uniform, key)
@@ -495,7 +495,7 @@ def test_append_in_two_branches_lists_both():
     assert shapes(init(KEY)) == {"s": [(), ()]}
 
 
-def test_a_branch_inside_a_scan_stacks_what_is_not_taken_too():
+def test_a_branch_inside_a_scan_stacks_variables_of_untaken_branches_too():
     def f(key, x):
         def body(x, key_and_flag):
             key, flag = key_and_flag

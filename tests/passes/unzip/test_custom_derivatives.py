@@ -1,7 +1,7 @@
-"""Variables inside functions with derivative rules of their own.
+"""Variables inside functions with custom derivative rules.
 
-The user's rule holds for the operands; a variable is not one of them, and has the natural
-derivative of the body. The rules here are wrong by a factor, so that one can tell.
+The user's rule applies to the operands. A variable is not one of them, and has the natural
+derivative of the body. The rules here are wrong by a factor, to tell the two apart.
 """
 
 from __future__ import annotations
@@ -54,12 +54,12 @@ CUSTOM = {"custom_jvp": with_jvp, "custom_vjp": with_vjp}
 
 
 def scaled(x, y):
-    """A custom function's body, of numbers: the variable is made of the first."""
+    """A custom function's body, of numbers: the variable is made from the first."""
     return variable(x * 2, name="w") * jnp.sin(y)
 
 
 @pytest.mark.parametrize("kind", CUSTOM)
-def test_a_custom_rule_holds_for_the_inputs_and_the_body_for_the_variables(kind):
+def test_a_custom_rule_applies_to_the_inputs_and_the_body_to_the_variables(kind):
     def f(k, y):
         return CUSTOM[kind](scaled)(k, y)
 
@@ -90,7 +90,7 @@ def test_a_custom_rule_is_kept_under_jit_vmap_and_in_a_scan(kind):
 
 
 @pytest.mark.parametrize("kind", CUSTOM)
-def test_a_custom_rule_without_variables_is_the_users(kind):
+def test_a_custom_rule_without_variables_is_unchanged(kind):
     def f(key, x):
         w = variable(jax.random.normal(key, (3,)), name="w")
         return CUSTOM[kind](lambda w, x: w * jnp.sin(x))(w, x)
@@ -137,7 +137,7 @@ def test_vjp_rules_that_call_their_function():
     assert_trees_close(by_variables, {"w": jnp.exp(X)})
 
 
-def test_a_jvp_rule_in_closed_form_that_the_variable_is_not_in():
+def test_a_closed_form_jvp_rule_without_the_variable():
     @jax.custom_jvp
     def f(x, key):
         return x * variable(jax.random.uniform(key), name="w")
@@ -152,7 +152,7 @@ def test_a_jvp_rule_in_closed_form_that_the_variable_is_not_in():
 
 
 def test_a_variable_of_a_key_that_a_custom_function_closes_over():
-    """The call takes the key as an operand; the rule holds for the others."""
+    """The call takes the key as an operand; the rule applies to the others."""
 
     def f(key, x):
         def body(x):
@@ -199,7 +199,7 @@ def test_a_custom_function_has_each_variable_once(mode):
         ("custom_vjp", "custom_vjp"),
     ],
 )
-def test_custom_functions_within_each_other(outer, inner):
+def test_nested_custom_functions(outer, inner):
     def f(k, y):
         within = CUSTOM[inner](scaled)
 
@@ -212,7 +212,7 @@ def test_custom_functions_within_each_other(outer, inner):
 
 
 @pytest.mark.parametrize("kind", CUSTOM)
-def test_second_derivatives_go_by_the_same_rules(kind):
+def test_second_derivatives_use_the_same_rules(kind):
     _, apply = unzip(lambda k, y: CUSTOM[kind](scaled)(k, y))(jnp.float32(1.5), jnp.float32(0.3))
 
     def plain(variables, y):
@@ -225,17 +225,17 @@ def test_second_derivatives_go_by_the_same_rules(kind):
 
 
 def through_a_while(w, x):
-    """What JAX does not differentiate in reverse."""
+    """A function that JAX cannot differentiate in reverse mode."""
     return lax.while_loop(lambda c: c < 10, lambda c: c * (1 + w), x)
 
 
 def through_a_pad(w, x):
-    """What JAX fails to transpose, if the padding alone is differentiated by."""
+    """A function that JAX fails to transpose by the padding only."""
     return lax.pad(jnp.stack([x, x]), w, [(1, 1, 0)]).sum()
 
 
 def through_a_callback(w, x):
-    """What JAX does not differentiate at all."""
+    """A function that JAX cannot differentiate at all."""
     return jax.pure_callback(np.multiply, x, w, x)
 
 
@@ -247,8 +247,8 @@ def through_a_callback(w, x):
         ("custom_jvp", through_a_callback),
     ],
 )
-def test_variables_that_jax_does_not_differentiate_the_body_by(kind, of_body):
-    """The user's rule holds all the same; only who differentiates by the variables is refused."""
+def test_variables_by_which_jax_cannot_differentiate_the_body(kind, of_body):
+    """The user's rule still applies; only derivatives by the variables are refused."""
 
     def body(key, x):
         return of_body(variable(jax.random.uniform(key), name="w"), x)

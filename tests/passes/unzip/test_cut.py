@@ -1,4 +1,4 @@
-"""The minimum vertex cut: exact, nearest the sink, however the graph is put together."""
+"""The minimum vertex cut is exact, and nearest the sink, for any graph."""
 
 import itertools
 import math
@@ -13,7 +13,7 @@ MANY = 1 << 80
 
 
 def graph_of(costs, edges):
-    """A graph of nodes 2, 3, ... of these costs."""
+    """Return a graph of nodes 2, 3, ... with these costs."""
     graph = Graph()
     for cost in costs:
         graph.add(cost)
@@ -23,7 +23,7 @@ def graph_of(costs, edges):
 
 
 def reaches_sink(edges, start, chosen):
-    """The nodes that a walk from `start` comes to without entering a chosen node."""
+    """Return True if a walk from `start` reaches the sink without entering a chosen node."""
     found, todo = set(start), list(start)
     while todo:
         node = todo.pop()
@@ -35,7 +35,7 @@ def reaches_sink(edges, start, chosen):
 
 
 def brute_force(costs, edges):
-    """The costs of the cheapest cut, and that cut of them that is nearest the sink."""
+    """Return the cost of the cheapest cut, and the cheapest cut that is nearest the sink."""
     nodes = range(2, len(costs) + 2)
     best, cuts = math.inf, []
     for count in range(len(costs) + 1):
@@ -54,7 +54,7 @@ def brute_force(costs, edges):
 
 
 def random_graph(seed, free=True):
-    """Costs, some of them the same, and edges, most of them forwards, from source to sink."""
+    """Return costs, some of them equal, and edges, most of them forward, from source to sink."""
     rng = random.Random(seed)
     count = rng.randint(3, 9)
     kinds = [*range(0 if free else 1, 5), 2, 3, rng.choice((MANY, math.inf))]
@@ -84,22 +84,22 @@ def check(costs, edges, graph):
 
 
 @pytest.mark.parametrize("part", range(8))
-def test_is_minimal_and_nearest_the_sink(part):
+def test_the_cut_is_minimal_and_nearest_the_sink(part):
     for seed in range(100 * part, 100 * part + 100):
         costs, edges = random_graph(seed, free=seed % 4 == 0)
         check(costs, edges, graph_of(costs, edges))
 
 
 @pytest.mark.sweep
-def test_is_minimal_and_nearest_the_sink_on_many():
+def test_the_cut_is_minimal_and_nearest_the_sink_on_many_graphs():
     for seed in range(1000, 20_000):
         costs, edges = random_graph(seed, free=seed % 4 == 0)
         check(costs, edges, graph_of(costs, edges))
 
 
 @pytest.mark.parametrize("part", range(4))
-def test_reducing_a_part_alone_changes_no_cut(part):
-    """A part reduced while its border is fixed is as good as it was, whatever it is joined to."""
+def test_reducing_a_part_changes_no_cut(part):
+    """A part can be reduced with a fixed border, whatever it is joined to."""
     for seed in range(5000 + 100 * part, 5100 + 100 * part):
         costs, edges = random_graph(seed, free=False)
         rng = random.Random(seed)
@@ -111,7 +111,7 @@ def test_reducing_a_part_alone_changes_no_cut(part):
         )
         given = {b for a, b in edges if b in inner and a not in inner}
         for node in given:
-            graph.costs[node] = math.inf  # a border's cost is the larger graph's affair
+            graph.costs[node] = math.inf  # the cost of a border belongs to the larger graph
         graph.reduce(fixed=border)
         for node, cost in enumerate(costs, start=2):
             if node in given or node not in inner:
@@ -122,7 +122,7 @@ def test_reducing_a_part_alone_changes_no_cut(part):
         check(costs, edges, graph)
 
 
-def test_costs_are_exact_beyond_any_machine_number():
+def test_costs_are_exact_beyond_machine_integers():
     a, b, c = 2, 3, 4
     for bonus, expected in ((0, [c]), (-1, [a, b])):
         costs = [2**100, 2**100 + 1 + bonus, 2**101 + 1]
@@ -130,14 +130,14 @@ def test_costs_are_exact_beyond_any_machine_number():
         assert graph.minimum_cut() == expected
 
 
-def test_a_cycle_is_cut_where_it_is_cheapest():
+def test_a_cycle_is_cut_at_its_cheapest_node():
     start, carry, out = 2, 3, 4
     edges = [(SOURCE, start), (start, carry), (carry, out), (out, carry), (carry, SINK)]
     assert graph_of([1, 10, 10], edges).minimum_cut() == [start]
     assert graph_of([20, 10, 3], edges).minimum_cut() == [carry]
 
 
-def test_nothing_is_chosen_where_nothing_leads_to_the_sink():
+def test_nothing_is_chosen_if_nothing_leads_to_the_sink():
     assert graph_of([1, 1], [(SOURCE, 2), (2, 3)]).minimum_cut() == []
 
 
@@ -147,7 +147,7 @@ def test_an_edge_from_source_to_sink_cannot_be_cut():
 
 
 def chain_of_keys(count: int) -> tuple[list[int], list[tuple[int, int]], Sequence[int]]:
-    """A key split again and again, each time for a weight: `key, sub = split(key)`."""
+    """Return a chain of splits, each of which draws a weight: `key, sub = split(key)`."""
     costs, edges, weights = [MANY], [(SOURCE, 2)], []
     key = 2
     for i in range(count):

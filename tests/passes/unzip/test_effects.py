@@ -1,4 +1,4 @@
-"""The effects and the refs of a program that is split in two: each happens once, in its place."""
+"""Effects and refs of a program that is split in two: each effect happens once, in its place."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ def test_ordered_effects_keep_their_order_in_each_program():
     assert tags(apply, init(KEY), X) == [3, 4]
 
 
-def test_ordered_effects_that_would_change_places_are_refused():
+def test_ordered_effects_that_would_be_reordered_are_refused():
     def f(key, x):
         debug(1, x, ordered=True)
         debug(2, jax.random.uniform(key), ordered=True)
@@ -124,7 +124,7 @@ def test_an_effect_that_needs_key_and_argument_is_refused():
     assert "debug_callback at" in caught.value.message
 
 
-def test_an_effect_in_the_branch_that_is_taken_happens_and_the_other_does_not():
+def test_only_the_effect_in_the_branch_that_is_taken_happens():
     def f(key, x, flag):
         def taken(x):
             w = variable(jax.random.uniform(key), name="w")
@@ -168,7 +168,7 @@ def test_an_effect_of_the_key_in_one_branch_happens_where_another_has_variables(
     assert (tags(init, KEY), tags(apply, init(KEY), X)) == ([1], [])
 
 
-def test_what_a_callback_gives_without_arguments_is_asked_for_once():
+def test_a_callback_without_arguments_is_called_once():
     def f(key, x):
         now = io(1, 0.0)
         return variable(jax.random.uniform(key), name="w") * x + now
@@ -179,7 +179,7 @@ def test_what_a_callback_gives_without_arguments_is_asked_for_once():
 
 
 @pytest.mark.parametrize("ordered", [False, True])
-def test_an_effect_of_constants_in_a_call_whose_value_both_need_happens_once(ordered):
+def test_an_effect_of_constants_in_a_call_that_both_programs_need_happens_once(ordered):
     @jax.jit
     def shared():
         half = jnp.cos(0.5)
@@ -215,7 +215,7 @@ def loop_of_the_key(key):
 
 @pytest.mark.parametrize("around", [lambda f: f, jax.jit, jax.checkpoint])
 @pytest.mark.parametrize("make", [branch_of_the_key, loop_of_the_key])
-def test_an_effect_of_constants_where_the_key_decides_happens_in_init(make, around):
+def test_an_effect_of_constants_in_a_branch_on_the_key_happens_in_init(make, around):
     def f(key, x):
         return variable(around(make)(key), name="w") * x
 
@@ -223,7 +223,7 @@ def test_an_effect_of_constants_where_the_key_decides_happens_in_init(make, arou
     assert (tags(init, KEY), tags(apply, init(KEY), X)) == ([1], [])
 
 
-def test_what_is_printed_is_printed_once(capfd):
+def test_printed_text_is_printed_once(capfd):
     def f(key, x):
         jax.debug.print("early {}", jax.random.uniform(key).shape)
         w = variable(jax.random.uniform(key), name="w")
@@ -251,7 +251,7 @@ def test_effects_in_a_loop_of_static_length():
 # --- refs ---------------------------------------------------------------------------------------
 
 
-def test_a_ref_of_later_values_is_in_apply():
+def test_a_ref_of_late_values_is_in_apply():
     def f(key, x):
         w = variable(jax.random.normal(key, (3,)), name="w")
         total = jax.new_ref(jnp.zeros(3))
@@ -292,7 +292,7 @@ def test_a_ref_inside_a_call_of_the_key_is_in_init(call):
     np.testing.assert_array_equal(init(KEY)["w"], jax.random.normal(KEY, (3,)))
 
 
-def test_a_ref_of_the_key_that_later_values_are_written_to_is_refused():
+def test_a_ref_of_the_key_with_late_writes_is_refused():
     def f(key, x):
         state = jax.new_ref(jax.random.normal(key, (3,)))
         w = variable(jax.random.uniform(key), name="w")

@@ -1,4 +1,4 @@
-"""Where the gradient of a remat computes a variable again, it stays the same variable."""
+"""A variable that the gradient of a remat recomputes is the same variable."""
 
 import jax
 import jax.numpy as jnp
@@ -33,7 +33,7 @@ def gradient(fun):
 
 
 @pytest.mark.parametrize("fun", [jax.checkpoint(layer), scanned(layer)])
-def test_a_variable_computed_again_is_one_variable(fun):
+def test_a_recomputed_variable_is_one_variable(fun):
     f = gradient(fun)
     init, apply = jaxprtool.unzip(f)(KEY, X)
     np.testing.assert_allclose(apply(init(KEY), X), f(KEY, X), rtol=1e-6)
@@ -50,7 +50,7 @@ def test_a_variable_computed_again_is_one_variable(fun):
 @pytest.mark.parametrize(
     "fun", [jax.checkpoint(two_layers), jax.checkpoint(scanned(two_layers)), scanned(two_layers)]
 )
-def test_two_variables_of_one_name_are_never_taken_for_one(fun):
+def test_two_variables_of_one_name_are_never_merged(fun):
     with pytest.raises(JaxprToolError, match=r"duplicate variable name: w|sown more than once"):
         jaxprtool.unzip(gradient(fun))(KEY, X)
 

@@ -1,4 +1,4 @@
-"""unzip with auto finds the keys by type, wherever they are in the arguments."""
+"""unzip with auto finds keys by type, anywhere in the arguments."""
 
 import jax
 import jax.numpy as jnp
@@ -101,7 +101,7 @@ def test_keys_are_found_by_type_anywhere(fun, args, kwargs, init_names, other_na
     np.testing.assert_allclose(apply(*given[0], **given[1]), fun(*args, **kwargs), rtol=1e-6)
 
 
-def test_a_key_in_an_argument_is_an_argument_of_init_and_none_for_apply():
+def test_a_key_in_an_argument_is_passed_to_init_only():
     state = {"rng": KEY, "w": X}
     init, apply = jaxprtool.unzip(in_a_state, auto=True)(state, X)
     variables = init(KEY)
@@ -109,14 +109,14 @@ def test_a_key_in_an_argument_is_an_argument_of_init_and_none_for_apply():
     np.testing.assert_allclose(given, in_a_state(state, X), rtol=1e-6)
 
 
-def test_a_key_by_keyword_stays_one():
+def test_a_keyword_key_stays_a_keyword():
     init, apply = jaxprtool.unzip(by_keyword, auto=True)(X, key=KEY, scale=2.0)
     np.testing.assert_allclose(
         apply(init(key=KEY), X, scale=2.0), by_keyword(X, key=KEY, scale=2.0), rtol=1e-6
     )
 
 
-def test_keys_of_words_and_data_of_that_type_are_told_apart():
+def test_raw_keys_are_distinguished_from_data_of_the_same_type():
     def fun(data, key, words):
         return data + noise(key)[:2].astype(jnp.uint32) + words
 
@@ -125,7 +125,7 @@ def test_keys_of_words_and_data_of_that_type_are_told_apart():
 
 
 @pytest.mark.parametrize("split", [jnp.unstack, lambda keys: lax.split(keys, (1, 1))])
-def test_keys_of_words_are_found_behind_what_takes_an_array_apart(split):
+def test_raw_keys_are_found_after_their_array_is_split(split):
     def fun(x, keys):
         first, second = split(keys)
         return x + noise(first.reshape(2)) * noise(second.reshape(2))
@@ -134,7 +134,7 @@ def test_keys_of_words_are_found_behind_what_takes_an_array_apart(split):
     assert init.arg_names == ("keys",) and "keys" not in apply.arg_names
 
 
-def test_keys_of_words_are_found_behind_what_hands_them_on():
+def test_raw_keys_are_found_through_identity_operations():
     def fun(first, second, x):
         first, x, second = lax.optimization_barrier((first, x, second))
         return x + noise(checkpoint_name(second, "key"))
@@ -142,7 +142,7 @@ def test_keys_of_words_are_found_behind_what_hands_them_on():
     assert Unzip(auto=True)(jaxprtool.trace(fun, WORDS, WORDS, X))["init"].arg_names == ("second",)
 
 
-def test_without_keys_a_seed_is_one_and_beside_keys_it_is_not():
+def test_a_seed_is_a_key_only_if_there_are_no_keys():
     def fun(seed, x):
         return noise(jax.random.key(seed)) * x
 
@@ -158,7 +158,7 @@ def test_key_args_choose_among_keys():
     assert program.apply("unzip(auto=True, key_args=0)")["init"].arg_names == ("a",)
 
 
-def test_a_function_without_a_key_is_told_so():
+def test_a_function_without_a_key_is_an_error():
     program = jaxprtool.trace(lambda x, i: x[i], X, 1)
     with pytest.raises(UnzipError, match=r"lambda has no key among its arguments: none ") as caught:
         program.apply("unzip(auto=True)")

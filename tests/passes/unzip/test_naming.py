@@ -23,7 +23,7 @@ def draw(key, *shape):
 
 
 def names(fun, *args, **options):
-    """The paths of the variables of a function, in order."""
+    """Return the paths of the variables of a function, in order."""
     options = options or {"auto": True}
     init, _ = unzip(fun, **options)(*args)
     return sorted(name.partition("variables")[2] for name in init.out_names)
@@ -230,7 +230,7 @@ def by_sown_name(key, x):
         (by_sown_name, ["weights"]),
     ],
 )
-def test_a_variable_bears_the_name_that_the_source_gives_it(fun, expected):
+def test_a_variable_has_its_name_in_the_source(fun, expected):
     assert names(fun, KEY, X) == paths(*expected)
 
 
@@ -269,7 +269,7 @@ def library(tmp_path):
     return module
 
 
-def test_a_librarys_name_stands_under_the_users(library):
+def test_a_librarys_name_is_nested_in_the_users_name(library):
     def fun(key, x):
         model = library.Linear(key, 4, 3)
         return x @ model.weight
@@ -277,7 +277,7 @@ def test_a_librarys_name_stands_under_the_users(library):
     assert names(fun, KEY, X) == paths("model/value")
 
 
-def test_a_name_that_is_passed_as_a_string_goes_before(library):
+def test_a_name_passed_as_a_string_takes_precedence(library):
     def fun(key, x):
         model = library.Dense(key, 4, 3)
         return x @ model.value
@@ -285,14 +285,14 @@ def test_a_name_that_is_passed_as_a_string_goes_before(library):
     assert names(fun, KEY, X) == paths("kernel")
 
 
-def test_a_users_string_names_what_a_library_makes(library):
+def test_a_users_string_names_variables_of_a_library(library):
     def fun(key, x):
         return x @ library.get_parameter("mine", key, (4, 3))
 
     assert names(fun, KEY, X) == paths("mine")
 
 
-def test_a_string_farther_out_than_a_users_name_does_not_count(library):
+def test_a_string_outside_of_a_users_name_does_not_count(library):
     def model(kind, key, x):
         w = library.initial(key, (4, 3))
         return x @ w
@@ -343,7 +343,7 @@ def test_nested_calls_keep_their_scope():
     assert names(fun, KEY, X) == paths("a/w", "w/w", "w_1")
 
 
-def test_arguments_bear_their_paths():
+def test_arguments_have_their_paths():
     def fun(params, x):
         return x @ params["layers"][0] + params["b"], x
 
@@ -351,11 +351,11 @@ def test_arguments_bear_their_paths():
     assert names(fun, params, X, known=0) == paths("params/layers/0", "params/b")
 
 
-def test_a_key_is_called_as_the_argument():
+def test_a_key_has_the_name_of_the_argument():
     assert names(lambda rng, x: (rng, x), KEY, X) == paths("rng")
 
 
-def test_no_two_variables_have_one_name():
+def test_variables_have_unique_names():
     given = [("w",), ("w",), ("w_1",), ("w",), ("a", "w"), ("a",), ("a", "w"), ("a_1", "b")]
     distinct = list(_distinct(given))
     assert distinct == [
@@ -371,7 +371,7 @@ def test_no_two_variables_have_one_name():
     assert not {path[:1] for path in distinct if len(path) > 1} & set(distinct)
 
 
-def test_functions_that_were_never_in_a_file_have_names_too():
+def test_functions_without_a_source_file_have_names_too():
     scope: dict = {"jax": jax}
     exec("def fun(key, x):\n    w = jax.random.normal(key, (4, 3))\n    return x @ w\n", scope)
     assert names(scope["fun"], KEY, X) == paths("normal")

@@ -1,8 +1,8 @@
 """unzip on JAX's own test programs and on random programs, with values sown at every depth.
 
-Keys are some of the arguments, whatever their types. Each result is held against the reference of
-`tests.programs.variables` by `tests.programs.init_apply`: variables and results to the last bit,
-callbacks, gradients. Where unzip refuses a program, the reference must know why.
+Keys are some of the arguments, whatever their types. Each result is compared with the reference of
+`tests.programs.variables` by `tests.programs.init_apply`: bits of variables and results, callbacks,
+gradients. If unzip refuses a program, the reference must find the same reason.
 """
 
 from __future__ import annotations
@@ -41,12 +41,12 @@ LIMITS = (
     "ordered effect",
 )
 
-#: Why it may refuse a call with custom rules that holds a variable.
+#: Why it may refuse a call with custom rules that contains a variable.
 LIMITS_OF_RULES = ("closes over", "cannot be written as a jaxpr")
 
 
 def key_args(program: Program, rng: random.Random) -> tuple[list[int], list[int]]:
-    """Some of the positional arguments, but not all if there are several; and their leaves."""
+    """Draw some of the positional arguments, but not all if there are several; and their leaves."""
     positional, _ = jax.tree.unflatten(program.in_tree, range(len(program.in_avals)))
     count = len(positional)
     chosen = sorted(rng.sample(range(count), rng.randint(min(1, count), max(1, count - 1))))
@@ -54,7 +54,7 @@ def key_args(program: Program, rng: random.Random) -> tuple[list[int], list[int]
 
 
 def prove_sown(case: Case, rng: random.Random, *, leak: float = 0.0, gradients: bool) -> str:
-    """Sow values in a case and unzip it; gives what came of it, in a word or two."""
+    """Sow values in a case and unzip it. Return the outcome in a few words."""
     with case.setting():
         program, args = case.program(), case.arguments()
         if not args:
@@ -73,12 +73,12 @@ def prove_sown(case: Case, rng: random.Random, *, leak: float = 0.0, gradients: 
         except UnsupportedError as error:
             assert any(limit in error.message for limit in LIMITS), error.message
             return "refused"
-        # Equations that refs are inside of may be kept whole, or not, for other reasons.
+        # Equations with refs inside may be kept whole, or not, for other reasons.
         assert is_cut or has_refs(program.jaxpr)
     return "no variables" if not proof.variables else f"gradients: {proof.gradients.split(':')[0]}"
 
 
-# --- the sower itself ---------------------------------------------------------------------------
+# --- the sower ------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("kind", ["jit", "remat", "cond", "scan", "while"])
@@ -98,7 +98,7 @@ def test_values_are_sown_at_every_depth(kind):
 
 
 def prove_harness(number: int, case: Case, gradients: int = 4) -> str:
-    """A program as it is or, each third, inside calls, loops and branches by turns."""
+    """Prove a program as it is or, each third, inside calls, loops and branches in turn."""
     kinds = [kind for kind in DEAD_CODE if not kind.startswith("custom")]
     if number % 3 == 0:
         case = with_dead_code(case, kinds[number // 3 % len(kinds)])
@@ -114,7 +114,7 @@ def prove_some(every: int, chunk: int, prove: Callable[[int, Case], str]) -> Cou
 
 
 @pytest.mark.parametrize("chunk", range(CHUNKS))
-def test_a_fraction_of_the_harnesses_unzips(chunk):
+def test_some_harnesses_unzip(chunk):
     outcomes = prove_some(97, chunk, partial(prove_harness, gradients=6))
     assert sum(outcomes.values()) > 10
 
@@ -123,7 +123,7 @@ def test_a_fraction_of_the_harnesses_unzips(chunk):
 
 
 def prove_custom_rules(number: int, case: Case) -> str:
-    """A program as the body of a function with rules, one of its arguments a variable there."""
+    """Prove a program as the body of a function with rules, one argument being a variable there."""
     arrays = [i for i, x in enumerate(case.args) if hasattr(x, "dtype")]
     if not arrays:
         return "no arguments"
@@ -153,7 +153,7 @@ def test_random_programs_unzip(chunk):
 
 
 def prove_random(number: int, case: Case) -> str:
-    """A program whose variables may not cut it."""
+    """Prove a program whose variables may not cut it."""
     rng = random.Random(number)
     leak = 0.3 if rng.random() < 0.2 else 0.0
     return prove_sown(case, rng, leak=leak, gradients=number % 2 == 0)

@@ -1,4 +1,4 @@
-"""What in_axes, out_axes and axis_size say of a program, and every way to get them wrong."""
+"""in_axes, out_axes and axis_size of a program, and every error in them."""
 
 import re
 from collections import namedtuple
@@ -28,7 +28,7 @@ Pair = namedtuple("Pair", "first second")
 
 @pytest.fixture(scope="module")
 def program():
-    """Of a dict with a list of matrices, a vector, and a keyword argument."""
+    """Return a program of a dict with a list of matrices, a vector, and a keyword argument."""
 
     def fun(params, x, *, scale):
         return {"sum": params["w"][0] + params["w"][1]}, x * scale
@@ -53,18 +53,18 @@ def structure(*args, **kwargs):
         (({"w": [None, -3]}, None), [None, 0, None, 0]),
     ],
 )
-def test_a_prefix_says_where_each_argument_of_a_program_is_mapped(program, in_axes, dims):
+def test_a_prefix_sets_the_axis_of_each_argument_of_a_program(program, in_axes, dims):
     assert program_axes(program, in_axes, 7) == (dims, 7)
 
 
-def test_sizes_are_numbers_that_are_not_negative_or_symbolic_dimensions(program):
+def test_sizes_are_non_negative_numbers_or_symbolic_dimensions(program):
     assert program_axes(program, 0, 0)[1] == 0
     assert program_axes(program, 0, jnp.int32(3))[1] == 3
     (n,) = jax.export.symbolic_shape("n")
     assert program_axes(program, 0, 2 * n)[1] is not None
 
 
-def test_axes_go_through_custom_nodes_and_none_is_a_leaf_of_axes_only():
+def test_axes_support_custom_nodes_and_none_is_a_leaf_of_axes_only():
     tree = structure(Pair(MATRIX, {"a": VECTOR, "b": None}), None)
     assert flat_in_axes(tree, (Pair(0, {"a": None, "b": 3}), None)) == [0, None]
     assert flat_in_axes(tree, (Pair(1, 2), 0)) == [1, 2]
@@ -82,7 +82,7 @@ def test_out_axes_are_a_prefix_of_the_results(program, out_axes):
     assert flat_out_axes(program.out_tree, out_axes) == expected
 
 
-def test_where_results_are_mapped_is_counted_from_the_front():
+def test_axes_of_results_are_counted_from_the_front():
     assert result_dims([0, -1, None, -2], [0, 2, 2, 1], list) == [0, 2, None, 0]
 
 
@@ -115,14 +115,14 @@ WRONG_FOR_A_PROGRAM = [
 
 
 @pytest.mark.parametrize("in_axes, axis_size, message", WRONG_FOR_A_PROGRAM)
-def test_what_does_not_fit_a_program_is_said(program, in_axes, axis_size, message):
+def test_axes_that_do_not_fit_a_program_are_reported(program, in_axes, axis_size, message):
     pattern = re.escape(message).replace(r"\.\*", ".*")
     with pytest.raises((BatchError, BatchTypeError), match=pattern) as caught:
         program_axes(program, in_axes, axis_size)
     assert isinstance(caught.value, JaxprToolError) and "\n" not in str(caught.value)
 
 
-def test_a_rank_that_is_too_low_is_that_of_a_named_argument(program):
+def test_an_axis_out_of_range_is_reported_with_the_name_of_the_argument(program):
     with pytest.raises(BatchError) as caught:
         program_axes(program, (({"w": [0, 7]}), None), 2)
     assert caught.value.hint == "params['w'][1] has type f32[3,4] and gets one more axis"
@@ -151,11 +151,11 @@ def test_axes_are_ints_and_none(in_axes, out_axes, option):
         check_axes(in_axes, out_axes)
 
 
-def test_registered_types_have_axes_of_their_own():
+def test_registered_types_have_their_own_axes():
     check_axes(Pair(0, 0), ["x", 0, None], (Pair, str))
 
 
-def test_sizes_that_differ_are_listed_with_their_arguments():
+def test_different_sizes_are_listed_with_their_arguments():
     avals = [jax.typeof(x) for x in (MATRIX, VECTOR, MATRIX, VECTOR, VECTOR)]
     with pytest.raises(BatchError) as caught:
         axis_size_of(9, [0, 0, 1, 0, None], avals, lambda: list("abcde"))
@@ -168,13 +168,13 @@ def test_sizes_that_differ_are_listed_with_their_arguments():
     )
 
 
-def test_results_mapped_where_they_have_no_axis_are_named():
+def test_results_mapped_at_a_missing_axis_are_named():
     for axis in (2, -3):
         with pytest.raises(BatchError, match=f"axis {axis} is out of bounds for array of dim"):
             result_dims([0, axis], [0, 1], partial(list, "pq"))
 
 
-def test_a_mapped_result_that_is_to_be_unmapped_is_named():
+def test_a_mapped_result_with_out_axes_none_is_named():
     tree = jax.tree.structure(({"a": 0, "b": None}, [0, 0]))
     check_unmapped([None, 0, None], [None, 1, None], tree, None)
     path = re.escape("at vmap out_axes[1][1], got axis spec None but output was batched on axis 2")

@@ -1,4 +1,4 @@
-"""The pass as a user meets it: what it takes, what it gives, and what it refuses."""
+"""The pass `batch`: its arguments, its result, and its errors."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def names(program: Program) -> list[str]:
     return [eqn.primitive.name for eqn in program.jaxpr.eqns]
 
 
-# --- what it takes and gives ------------------------------------------------------------------
+# --- arguments and result -------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -59,7 +59,7 @@ def names(program: Program) -> list[str]:
         "in_axes=[0, 0]",
     ],
 )
-def test_it_gives_what_vmap_gives(axes):
+def test_batch_returns_what_vmap_returns(axes):
     options = Pipeline.parse(f"batch({axes}, axis_size=5)").steps[0].transform
     program = batched(f"batch({axes}, axis_size=5)", loss, PARAMS, values(2, 3))
     args = jax.tree.unflatten(program.in_tree, [values(*aval.shape) for aval in program.in_avals])[
@@ -71,7 +71,7 @@ def test_it_gives_what_vmap_gives(axes):
     jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-5), actual, expected)
 
 
-def test_names_and_trees_stay():
+def test_names_and_trees_are_kept():
     program = batched("batch(axis_size=2)", loss, PARAMS, values(2, 3))
     single = trace(loss, PARAMS, values(2, 3))
     assert program.name == single.name
@@ -80,7 +80,7 @@ def test_names_and_trees_stay():
     assert program.out_tree == single.out_tree
 
 
-def test_no_code_of_the_users_is_run():
+def test_no_user_code_is_run():
     calls = []
 
     def counted(x):
@@ -108,7 +108,7 @@ def test_keyword_arguments_are_mapped_along_their_first_axis():
     assert [aval.shape for aval in program.in_avals] == [(3,), (2, 3)]
 
 
-def test_an_axis_of_no_lanes():
+def test_an_axis_of_size_zero():
     program = batched("batch(axis_size=0)", lambda x: (jnp.sort(x), x.sum()), values(3))
     assert [out.shape for out in program(jnp.zeros((0, 3)))] == [(0, 3), (0,)]
 
@@ -151,7 +151,7 @@ def test_other_named_axes_stay_free():
     assert Batch(axis_size=4)(program).axis_env == (("j", 2),)
 
 
-# --- what of a program stays as it was --------------------------------------------------------
+# --- what is unchanged ----------------------------------------------------------------------------
 
 
 def test_equations_of_unmapped_values_are_the_same_objects():
@@ -161,7 +161,7 @@ def test_equations_of_unmapped_values_are_the_same_objects():
     assert mapped.jaxpr.eqns[1] is program.jaxpr.eqns[1]
 
 
-def test_equations_keep_their_lines_and_stand_under_vmap():
+def test_equations_keep_their_lines_under_the_scope_vmap():
     def scoped(x):
         with jax.named_scope("layer"):
             return jnp.sin(x)
@@ -172,7 +172,7 @@ def test_equations_keep_their_lines_and_stand_under_vmap():
     assert jaxcompat.name_stack(eqn) == "vmap(layer)"
 
 
-def test_a_body_that_calls_share_is_batched_once_and_stays_shared():
+def test_a_body_shared_by_calls_is_batched_once_and_stays_shared():
     layer = jax.jit(lambda x, w: jnp.tanh(x @ w))
 
     def net(x, w):
@@ -189,7 +189,7 @@ def test_parameters_are_plain_numbers():
     assert "int64" not in str(program)
 
 
-def test_large_constants_are_not_copied_for_each_lane():
+def test_large_constants_are_not_copied_for_each_batch_element():
     table = values(50, 4)
     program = trace(lambda i: jnp.asarray(table)[i], spec(dtype=jnp.int32))
     mapped = Batch(axis_size=6)(program)
@@ -210,7 +210,7 @@ def test_two_axes_in_either_order_are_the_same_program():
     assert jaxprtool.equivalent(one, other)
 
 
-def test_equal_options_of_different_sign_are_kept_apart():
+def test_equal_options_of_different_sign_are_distinguished():
     def beyond(zero):
         return lambda x: x.at[7].get(mode="fill", fill_value=zero)
 
@@ -230,7 +230,7 @@ def test_equal_options_of_different_sign_are_kept_apart():
         ((0.0,), (-0.0,)),
     ],
 )
-def test_parameters_that_are_equal_and_of_other_types_stay_what_they_are(one, other):
+def test_equal_parameters_of_different_types_keep_their_types(one, other):
     scaled_by = Primitive("scaled_by")
     scaled_by.def_abstract_eval(lambda x, factor: x)
     batching.defvectorized(scaled_by)
@@ -239,7 +239,7 @@ def test_parameters_that_are_equal_and_of_other_types_stay_what_they_are(one, ot
     assert repr(made) == repr([one, other])
 
 
-def test_garbage_is_collected_afterwards_as_before():
+def test_garbage_collection_is_enabled_again_afterwards():
     thresholds = gc.get_threshold()
     program = trace(lambda x: jax.jit(jnp.sin)(x), values(3))
     with ThreadPoolExecutor(4) as pool:
@@ -249,7 +249,7 @@ def test_garbage_is_collected_afterwards_as_before():
     assert gc.get_threshold() == thresholds
 
 
-# --- rules of others --------------------------------------------------------------------------
+# --- rules of other packages ----------------------------------------------------------------------
 
 
 def primitive(name: str) -> Primitive:
@@ -259,13 +259,13 @@ def primitive(name: str) -> Primitive:
     return p
 
 
-def test_a_rule_of_a_third_party_in_jaxs_table_is_used():
+def test_a_third_party_rule_in_jaxs_table_is_used():
     p = primitive("theirs")
     batching.primitive_batchers[p] = lambda args, dims: (p.bind(*args), dims[0])
     assert names(batched("batch(axis_size=2)", p.bind, values(3))) == ["theirs"]
 
 
-def test_a_rule_of_a_plug_in_in_the_open_table_is_used(monkeypatch):
+def test_a_plug_ins_rule_in_the_open_table_is_used(monkeypatch):
     p = primitive("plugged")
 
     def rule(axis, primitive, operands, dims, params):
@@ -275,7 +275,7 @@ def test_a_rule_of_a_plug_in_in_the_open_table_is_used(monkeypatch):
     assert names(batched("batch(axis_size=2)", p.bind, values(3))) == ["neg", "plugged"]
 
 
-def test_a_primitive_that_nobody_can_batch_is_refused_by_name_and_line():
+def test_a_primitive_without_a_batching_rule_is_refused_by_name_and_line():
     p = primitive("stubborn")
     program = trace(lambda x: p.bind(x), values(3))
     with pytest.raises(BatchUnsupported, match=r"stubborn at .*test_batch\.py:\d+ cannot be batch"):
@@ -293,7 +293,7 @@ def test_a_rule_that_fails_is_named_with_its_equation(monkeypatch):
         Batch(axis_size=2)(trace(lambda x: jnp.sin(x), values(3)))
 
 
-# --- what it refuses --------------------------------------------------------------------------
+# --- errors ---------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(

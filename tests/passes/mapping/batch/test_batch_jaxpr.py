@@ -1,4 +1,4 @@
-"""batch_jaxpr: a jaxpr mapped, with JAX's three ways to say where results are."""
+"""batch_jaxpr: a batched jaxpr, with JAX's three ways to specify the axes of results."""
 
 import jax
 import jax.numpy as jnp
@@ -33,7 +33,7 @@ def expected(out_axes, in_axes=(0, None)):
     return jax.vmap(fun, in_axes, out_axes, axis_name="i")(xs, Y)
 
 
-def test_results_are_where_they_come_unless_asked_for():
+def test_results_have_their_natural_axes_by_default():
     for axis in (0, 1, 2):
         mapped, outs = jaxprtool.batch_jaxpr(jaxpr(), SIZE, (axis, None), axis_name="i")
         assert outs[1:3] == (None, None) and None not in (outs[0], outs[3])
@@ -42,14 +42,14 @@ def test_results_are_where_they_come_unless_asked_for():
             np.testing.assert_allclose(got, wanted, rtol=1e-6)
 
 
-def test_a_result_that_is_asked_for_is_moved_or_repeated():
+def test_a_result_is_moved_or_broadcast_to_the_requested_axis():
     mapped, outs = jaxprtool.batch_jaxpr(jaxpr(), SIZE, (0, None), (1, -1, 0, 2), "i")
     assert outs == (1, 1, 0, 2)
     for got, wanted in zip(run(mapped, XS, Y), expected(outs), strict=True):
         np.testing.assert_allclose(got, wanted, rtol=1e-6)
 
 
-def test_a_result_is_at_zero_if_it_is_mapped():
+def test_with_zero_if_mapped_a_mapped_result_has_axis_zero():
     options = {"out_axes": "zero_if_mapped", "axis_name": "i"}
     mapped, outs = jaxprtool.batch_jaxpr(jaxpr(), SIZE, (-1, None), **options)
     assert outs == (0, None, None, 0)
@@ -58,7 +58,7 @@ def test_a_result_is_at_zero_if_it_is_mapped():
         np.testing.assert_allclose(got, wanted, rtol=1e-6)
 
 
-def test_constants_are_shared_by_the_lanes_and_open_jaxprs_have_none():
+def test_constants_are_not_batched_and_open_jaxprs_have_none():
     held = jax.make_jaxpr(lambda x: x + np.arange(3.0, dtype=np.float32))(Y)
     mapped, outs = jaxprtool.batch_jaxpr(held, 2)
     assert outs == (0,) and mapped.out_avals[0].shape == (2, 3)
@@ -76,6 +76,6 @@ def test_constants_are_shared_by_the_lanes_and_open_jaxprs_have_none():
         ((0, None), "natural", "out_axes has 'natural'"),
     ],
 )
-def test_axes_that_are_none_are_refused(in_axes, out_axes, message):
+def test_invalid_axes_are_refused(in_axes, out_axes, message):
     with pytest.raises(ValueError, match=message):
         jaxprtool.batch_jaxpr(jaxpr(), SIZE, in_axes, out_axes, "i")

@@ -1,4 +1,4 @@
-"""cond and switch, mapped: when they stay, what is selected when they do not, and derivatives."""
+"""Batched cond and switch: when they are kept, what is selected otherwise, and derivatives."""
 
 import jax
 import jax.numpy as jnp
@@ -32,7 +32,7 @@ def count(program, name: str) -> int:
     return inside(program.jaxpr)
 
 
-# --- what is made of them -----------------------------------------------------------------------
+# --- kept or replaced by selects ------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("in_axes", WAYS)
@@ -57,14 +57,14 @@ def test_a_cond_is_mapped_over_any_of_its_operands_at_any_axis(in_axes):
 
 
 @pytest.mark.parametrize("index", [-3, 0, 2, 7])
-def test_an_index_out_of_range_takes_the_nearest_branch(index):
+def test_an_index_out_of_range_selects_the_nearest_branch(index):
     def three(i, x):
         return lax.switch(i, [jnp.sin, jnp.cos, jnp.tan], x)
 
     prove(three, jnp.int32(index), X, derivatives=0)
 
 
-def test_a_cond_with_branches_that_give_different_results_mapped():
+def test_a_cond_whose_branches_differ_in_mapped_results():
     def mixed(p, x, y):
         return lax.cond(p, lambda x, y: (x, y, 1.0), lambda x, y: (y, y, 1.0), x, y)
 
@@ -91,7 +91,7 @@ def test_conds_in_loops_and_in_conds():
         prove(nested, X, S, in_axes=in_axes, derivatives=in_axes == (0, 0))
 
 
-def test_what_depends_on_the_platform_stays_a_cond():
+def test_a_platform_dependent_cond_is_kept():
     def by_platform(x):
         return lax.platform_dependent(x, cpu=jnp.sin, default=jnp.cos)
 
@@ -99,23 +99,24 @@ def test_what_depends_on_the_platform_stays_a_cond():
     prove(lambda x: jax.vmap(by_platform)(x), W)
 
 
-# --- what is selected ---------------------------------------------------------------------------
+# --- selects --------------------------------------------------------------------------------------
 
 
-def test_only_what_has_a_derivative_is_selected_before_a_branch():
+def test_only_operands_with_a_derivative_are_selected_before_a_branch():
     def floats_and_ints(p, x, n):
         return lax.cond(p, lambda x, n: x * n, lambda x, n: x + n, x, n)
 
     outcome = prove(floats_and_ints, FLAG, X, jnp.arange(4))
-    assert count(outcome.program, "select_n") == 3  # x for each branch, and the result
+    assert count(outcome.program, "select_n") == 3  # one for x in each branch, one for the result
 
 
-def test_what_both_branches_pass_on_is_not_selected():
+def test_pass_through_results_of_both_branches_are_not_selected():
     def passed_on(p, x, w):
         return lax.cond(p, lambda x, w: (x, w), lambda x, w: (x, w.T), x, w)
 
     outcome = prove(passed_on, FLAG, X, W)
-    assert count(outcome.program, "select_n") == 2  # w for its transpose, and the second result
+    # one for w, which one branch transposes, and one for the second result
+    assert count(outcome.program, "select_n") == 2
 
 
 def test_an_unmapped_operand_without_a_derivative_stays_unmapped():
@@ -134,7 +135,7 @@ def test_the_index_is_broadcast_once_for_each_shape():
     assert count(prove(two, FLAG, X).program, "broadcast_in_dim") == 1
 
 
-def test_what_branches_pass_on_is_broadcast_once_for_all_results():
+def test_pass_through_operands_are_broadcast_once_for_all_results():
     def passed_on(p, x, y):
         return lax.cond(p, lambda x, y: (x, x, x), lambda x, y: (y, y, y), x, y)
 
@@ -156,7 +157,7 @@ def test_random_keys_and_empty_branches():
 
 
 @pytest.mark.parametrize("branches", [2, 3])
-def test_a_branch_that_is_not_taken_does_not_spoil_the_gradient(branches):
+def test_a_branch_that_is_not_taken_does_not_affect_the_gradient(branches):
     def root(x):
         safe = [lambda x: x * 0.0, jnp.sqrt, lambda x: x * 2][:branches]
         return lax.switch((x > 0).astype(jnp.int32), safe, x)
@@ -181,7 +182,7 @@ def test_prints_in_branches_are_those_of_jax(in_axes):
 
 
 @pytest.mark.parametrize("ordered", [True, False])
-def test_an_effect_in_a_branch_happens_for_each_lane_as_in_jax(ordered):
+def test_an_effect_in_a_branch_happens_once_per_batch_element_as_in_jax(ordered):
     def fun(i, n, x):
         def branch(n, x):
             jax.debug.callback(lambda n: record(1, ordered, n), n, ordered=ordered)

@@ -1,4 +1,4 @@
-"""jit, eval_jaxpr and remat, mapped: their bodies stay shared and what they say of them stays."""
+"""Batched jit, eval_jaxpr and remat: shared bodies stay shared and parameters are kept."""
 
 import jax
 import jax.numpy as jnp
@@ -53,7 +53,7 @@ def test_a_body_is_batched_once_for_each_pattern_and_stays_shared():
     assert bodies[4] is before[4]
 
 
-def test_what_a_jit_says_of_itself_stays():
+def test_parameters_of_a_jit_are_kept():
     def called(x, unused):
         return jnp.sin(x)
 
@@ -67,7 +67,7 @@ def test_what_a_jit_says_of_itself_stays():
     )
 
 
-def test_a_nest_stays_a_nest():
+def test_a_nest_is_kept():
     def inner(x):
         return jnp.sin(x) * 2
 
@@ -84,7 +84,7 @@ def mesh(names: str = "m", shape: tuple[int, ...] = (4,)) -> jax.sharding.Mesh:
 
 @pytest.mark.parametrize("spmd", [None, "n"])
 @pytest.mark.parametrize("in_axes", [0, 1, 2])
-def test_shardings_of_a_jit_have_an_entry_for_the_lanes(in_axes, spmd):
+def test_shardings_of_a_jit_get_an_entry_for_the_batch_axis(in_axes, spmd):
     devices = mesh("mn", (4, 2))
     spread = NamedSharding(devices, P("m"))
     called = jax.jit(lambda w: w * 2, in_shardings=spread, out_shardings=spread)
@@ -107,7 +107,7 @@ def test_layouts_are_refused():
         batched(lambda w: called(w), W)
 
 
-def test_the_call_of_a_jaxpr():
+def test_a_call_of_a_jaxpr():
     closed = jax.make_jaxpr(lambda x: (jnp.sin(x), jnp.arange(4.0)))(X)
     prove(lambda x: jax.checkpoint(jaxcompat.jaxpr_as_fun(closed))(x), X)
     prove(lambda x: jax.linearize(jnp.sin, x)[1](x), X)
@@ -130,7 +130,7 @@ def test_a_remat_keeps_its_policy_and_is_differentiated_by_it(in_axes):
     prove(gradient, X, W, in_axes=in_axes, derivatives=0)
 
 
-def test_a_remat_that_keeps_some_operands_apart():
+def test_a_remat_with_operands_that_are_not_batched():
     apart = jax.checkpoint(lambda x, w: jnp.sin(x) @ w, prevent_cse=(True, False))
     if not isinstance(trace(apart, X, W).jaxpr.eqns[0].params["prevent_cse"], tuple):
         pytest.skip("this JAX has one flag for all operands")

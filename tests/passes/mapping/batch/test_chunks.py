@@ -1,4 +1,4 @@
-"""`chunk=k` gives what all lanes at once give, in less memory, or says why it cannot."""
+"""`chunk=k` returns the same as the whole batch at once, with less memory, or is refused."""
 
 import random
 from dataclasses import replace
@@ -28,7 +28,7 @@ AXIS = [("i", 10)]
 
 
 def batched(fun, args, in_axes, chunk, size=10, **options):
-    """The batched program of `fun` on one lane's arguments, type-checked."""
+    """Return the batched program of `fun` for arguments of one batch element, type-checked."""
     program = trace(fun, *lane(args, in_axes), axis_env=options.pop("axis_env", None))
     result = Batch(in_axes, axis_size=size, chunk=chunk, **options)(program)
     type_check(result)
@@ -54,7 +54,7 @@ def assert_same(got, want):
 
 
 def assert_maps(result, fun, args, in_axes=0, out_axes=0):
-    """Check that a batched program computes what `jax.vmap` makes of the function."""
+    """Assert that a batched program returns the same as `jax.vmap` of the function."""
     assert_same(jax.jit(result)(*args), jax.jit(jax.vmap(fun, in_axes, out_axes))(*args))
 
 
@@ -75,7 +75,7 @@ def layer(w, x):
 
 
 @pytest.mark.parametrize("chunk", [1, 3, 5, 10, 11])
-def test_any_chunk_gives_what_all_lanes_at_once_give(chunk):
+def test_any_chunk_size_returns_the_same_as_the_whole_batch(chunk):
     result = batched(layer, (W, XS), (None, 0), chunk)
     assert_maps(result, layer, (W, XS), (None, 0))
     mapped = jax.jit(lambda w, xs: lax.map(lambda x: layer(w, x), xs, batch_size=chunk))(W, XS)
@@ -85,7 +85,7 @@ def test_any_chunk_gives_what_all_lanes_at_once_give(chunk):
 @pytest.mark.parametrize("chunk", [3, 5])
 @pytest.mark.parametrize("in_axis", [0, 1, -1])
 @pytest.mark.parametrize("out_axis", [0, 1, -1])
-def test_lanes_are_where_the_axes_say(chunk, in_axis, out_axis):
+def test_batch_dimensions_are_at_the_given_axes(chunk, in_axis, out_axis):
     xs = RNG.standard_normal((10, 2, 10)).astype(np.float32)
     xs = xs if in_axis == 0 else np.moveaxis(xs[:, :, :5], 0, in_axis)
 
@@ -96,7 +96,7 @@ def test_lanes_are_where_the_axes_say(chunk, in_axis, out_axis):
     assert_maps(result, fun, (xs,), in_axis, out_axis)
 
 
-def test_values_of_all_kinds_are_cut_and_put_together():
+def test_values_of_all_kinds_are_sliced_and_concatenated():
     keys = jax.random.split(jax.random.key(0), 10)
     args = (keys, np.arange(10, dtype=np.int8), XS > 0, jnp.arange(10.0).astype(jnp.bfloat16))
 
@@ -107,7 +107,7 @@ def test_values_of_all_kinds_are_cut_and_put_together():
     assert_maps(batched(fun, args, 0, 4), fun, args)
 
 
-def test_types_are_those_of_all_lanes_at_once():
+def test_types_are_those_of_the_whole_batch():
     def fun(w, x, y):
         return x * 2.0, w * 2.0, y + 1, 3, w
 
@@ -120,7 +120,7 @@ def test_types_are_those_of_all_lanes_at_once():
     assert any(aval.weak_type for aval in whole.out_avals)
 
 
-def test_what_a_loop_gives_unmapped_may_be_a_result():
+def test_an_unmapped_result_of_a_loop_may_be_a_result():
     def fun(x):
         return lax.fori_loop(0, 3, lambda i, c: (c[0] + 1, c[1] * 2), (0, x))
 
@@ -141,7 +141,7 @@ def test_arguments_and_constants_may_be_results():
     assert_maps(result, fun, (W, XS), (None, 0))
 
 
-def test_no_argument_need_be_mapped_and_no_lane_need_be_there():
+def test_no_mapped_argument_and_an_empty_batch_are_allowed():
     assert_same(batched(layer, (W, XS[0]), None, 4)(W, XS[0]), jnp.stack([layer(W, XS[0])] * 10))
     none = np.zeros((0, 3), np.float32)
     program = trace(layer, W, XS[0])
@@ -157,15 +157,15 @@ def test_other_dimensions_may_be_symbolic():
     assert str(result.out_avals[0].shape) == "(10, n, 4)"
 
 
-# --- what is computed, and where ----------------------------------------------------------------
+# --- where values are computed --------------------------------------------------------------------
 
 
-def test_a_chunk_of_all_lanes_needs_no_scan():
+def test_a_chunk_of_the_whole_batch_needs_no_scan():
     whole = batched(layer, (W, XS), (None, 0), None)
     assert primitives(batched(layer, (W, XS), (None, 0), 10)) == primitives(whole)
 
 
-def test_what_is_the_same_in_all_lanes_is_computed_once_even_in_jits():
+def test_unbatched_values_are_computed_once_even_in_jits():
     def deep(w, x):
         return jax.jit(jax.jit(layer))(w, x)
 
@@ -178,7 +178,7 @@ def test_what_is_the_same_in_all_lanes_is_computed_once_even_in_jits():
         assert_maps(result, fun, (W, XS), (None, 0))
 
 
-def test_a_jit_that_has_nothing_but_constants_to_compute_once_stays_one():
+def test_a_jit_with_only_constants_to_compute_once_is_not_split():
     def fun(key):
         return jax.random.normal(key, (3,))
 
@@ -187,7 +187,7 @@ def test_a_jit_that_has_nothing_but_constants_to_compute_once_stays_one():
     assert primitives(result).count("jit") == 0
 
 
-def test_a_jit_called_twice_stays_one_jaxpr():
+def test_a_jit_called_twice_keeps_one_jaxpr():
     inner = jax.jit(layer)
 
     def fun(w, x):
@@ -201,20 +201,20 @@ def test_a_jit_called_twice_stays_one_jaxpr():
         assert bodies[0] is bodies[1]
 
 
-def test_a_donated_argument_is_there_for_all_chunks():
+def test_a_donated_argument_is_available_to_all_chunks():
     result = batched(jax.jit(layer, donate_argnums=0), (W, XS), (None, 0), 5)
     assert_same(result(jnp.array(W), XS), jax.vmap(layer, (None, 0))(W, XS))
 
 
-def test_leading_lanes_are_cut_without_a_transpose():
+def test_a_leading_batch_dimension_is_sliced_without_a_transpose():
     assert "transpose" not in primitives(batched(layer, (W, XS), (None, 0), 5))
     assert primitives(batched(layer, (W, XS.T), (None, 1), 5)).count("transpose") == 1
 
 
-def test_equations_keep_their_source_lines_and_our_own_have_none():
+def test_equations_keep_their_source_lines_and_new_ones_have_none():
     result = batched(layer, (W, XS), (None, 0), 4)
     tanh = [e for e in equations(top_jaxpr(result)) if e.primitive.name == "tanh"]
-    assert len(tanh) == 2  # of a chunk, and of the rest
+    assert len(tanh) == 2  # of a chunk, and of the remainder
     line = layer.__code__.co_firstlineno + 1
     assert all(
         named(eqn) == f"tanh at tests/passes/mapping/batch/test_chunks.py:{line}" for eqn in tanh
@@ -239,7 +239,7 @@ def test_memory_is_bounded_by_the_chunk():
 
 
 @pytest.mark.parametrize("chunk", [4, 5])
-def test_gradients_are_those_of_all_lanes_at_once(chunk):
+def test_gradients_are_those_of_the_whole_batch(chunk):
     result = batched(jax.jit(layer), (W, XS.T), (None, 1), chunk, out_axes=1)
     whole = jax.vmap(layer, (None, 1), 1)
 
@@ -250,12 +250,12 @@ def test_gradients_are_those_of_all_lanes_at_once(chunk):
     assert_same(got, jax.jit(jax.grad(total(whole), (0, 1)))(W, XS.T))
 
 
-def test_gradients_of_each_lane_in_chunks():
+def test_gradients_of_each_batch_element_in_chunks():
     gradient = jax.grad(lambda w, x: layer(w, x).sum())
     assert_maps(batched(gradient, (W, XS), (None, 0), 4), gradient, (W, XS), (None, 0))
 
 
-def test_a_rule_that_would_sum_over_a_chunk_alone_fails():
+def test_a_rule_that_would_sum_over_a_chunk_only_fails():
     @jax.custom_vjp
     def fun(x):
         return x * 2
@@ -270,7 +270,7 @@ def test_a_rule_that_would_sum_over_a_chunk_alone_fails():
 # --- effects ------------------------------------------------------------------------------------
 
 
-def test_effects_happen_as_often_as_with_all_lanes_at_once():
+def test_effects_happen_as_often_as_for_the_whole_batch():
     seen = []
 
     def fun(w, x):
@@ -292,7 +292,7 @@ def test_effects_happen_as_often_as_with_all_lanes_at_once():
     }
 
 
-def test_an_ordered_effect_of_each_lane_is_refused_with_its_line():
+def test_an_ordered_effect_of_each_batch_element_is_refused_with_its_line():
     def fun(x):
         io_callback(lambda x: None, None, x, ordered=True)
         return x
@@ -317,7 +317,7 @@ def test_an_effect_that_would_be_repeated_for_each_chunk_is_refused_with_its_lin
         batched(fun, (XS,), 0, 4)
 
 
-def test_an_effect_in_a_branch_that_lanes_choose_happens_for_each_lane():
+def test_an_effect_in_a_data_dependent_branch_happens_for_each_batch_element():
     seen = []
 
     def fun(w, x):
@@ -332,7 +332,7 @@ def test_an_effect_in_a_branch_that_lanes_choose_happens_for_each_lane():
     assert len(seen) == len(XS)
 
 
-def test_an_effect_of_each_lane_in_a_loop_happens_as_often_as_with_all_lanes_at_once():
+def test_a_batched_effect_in_a_loop_happens_as_often_as_for_the_whole_batch():
     seen = []
 
     def fun(x):
@@ -343,7 +343,7 @@ def test_an_effect_of_each_lane_in_a_loop_happens_as_often_as_with_all_lanes_at_
     assert len(seen) == 3 * len(XS)
 
 
-# --- what is refused ----------------------------------------------------------------------------
+# --- errors ---------------------------------------------------------------------------------------
 
 COLLECTIVES = {
     "psum": lambda x: x - lax.psum(x, "i"),
@@ -374,7 +374,7 @@ def test_collectives_over_the_axis_are_refused_with_their_line(name, chunk):
     assert refused.value.hint == "omit chunk"
 
 
-def test_collectives_over_other_axes_are_not():
+def test_collectives_over_other_axes_are_allowed():
     def fun(x):
         return x - lax.pmean(x, "other")
 
@@ -386,7 +386,7 @@ def test_collectives_over_other_axes_are_not():
     assert_same(jax.jit(jax.vmap(result, axis_name="other"))(xs), want)
 
 
-def test_each_lane_has_its_own_refs():
+def test_each_batch_element_has_its_own_refs():
     def alike(w, x):
         ref = jax.new_ref(w)
         return x + ref[x.astype(int)]
@@ -404,7 +404,7 @@ def test_each_lane_has_its_own_refs():
     assert_same(jax.jit(batched(own, (xs,), 0, 4))(xs), xs + 1)
 
 
-def test_a_chunk_that_cannot_be_is_refused():
+def test_an_invalid_chunk_is_refused():
     program = trace(layer, W, XS[0])
     for chunk in (0, -3):
         with pytest.raises(BatchError, match=f"at least 1, but got {chunk}"):
@@ -420,7 +420,7 @@ def test_a_chunk_that_cannot_be_is_refused():
 
 
 @pytest.mark.parametrize("size", [0, 1, 3, 4, 7])
-def test_few_lanes_and_many(size):
+def test_small_and_large_batches(size):
     def fun(w, x):
         return (x * w).sum(), x[::-1] + w, w
 
@@ -432,7 +432,7 @@ def test_few_lanes_and_many(size):
         assert ("scan" in primitives(program)) == (size > chunk)
 
 
-def test_what_a_jit_makes_of_no_argument_is_the_same_in_all_chunks():
+def test_results_of_a_jit_without_arguments_are_the_same_in_all_chunks():
     def f(x):
         jax.debug.callback(seen.append, jax.jit(lambda x: (jnp.zeros(2), x))(x)[0])
         return x
@@ -444,7 +444,7 @@ def test_what_a_jit_makes_of_no_argument_is_the_same_in_all_chunks():
     assert len(seen) == 1
 
 
-def test_a_ref_that_is_made_of_no_argument_is_each_chunks_own():
+def test_a_ref_made_without_arguments_is_created_for_each_chunk():
     def f(x):
         ref = jax.new_ref(jnp.zeros(()))
         ref[...] += x
@@ -458,7 +458,7 @@ def test_a_ref_that_is_made_of_no_argument_is_each_chunks_own():
 
 
 def prove(number, case, chunk=None):
-    """Map a program at random axes: in chunks as all lanes at once, events included."""
+    """Batch a program at random axes: chunks must equal the whole batch, events included."""
     with case.setting():
         program = flat(case.program())
         (drawn,) = mappings(program, random.Random(number), 1)

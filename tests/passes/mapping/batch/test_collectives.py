@@ -1,4 +1,4 @@
-"""Collectives over the mapped axis, over several axes with it among them, and over others."""
+"""Collectives over the mapped axis, over several axes including it, and over others."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def lane(*shape):
 
 
 def over(fun, *lanes, in_axes=0, name="i", others=(), derivatives=False):
-    """What came of mapping a function of these lanes, beside JAX's; no worse than JAX's."""
+    """Map a function over its arguments; compare with JAX, which must not be better."""
     program = flat(trace(fun, *lanes, axis_env=[("i", LANES), *others]))
     axes = in_axes if isinstance(in_axes, tuple) else (in_axes,) * len(lanes)
     mapping = Mapping(axes, (0,) * len(program.out_avals), LANES, name)
@@ -40,7 +40,7 @@ def rotation(x, name):
 
 ROTATED = np.roll(np.arange(LANES), 1)
 
-#: Each collective, of a value of shape (4, 4) in each lane.
+#: Each collective, of a value of shape (4, 4) in each batch element.
 COLLECTIVES = {
     "psum": lax.psum,
     "pmean": lax.pmean,
@@ -73,15 +73,15 @@ def test_a_collective_over_the_mapped_axis_is_an_operation_on_it(collective):
 
 
 @pytest.mark.parametrize("collective", [c for c in COLLECTIVES if "all_to_all" not in c])
-def test_of_what_is_the_same_in_all_lanes_a_collective_counts_them(collective):
+def test_a_collective_of_unbatched_values_accounts_for_the_axis_size(collective):
     fun = COLLECTIVES[collective]
     over(lambda x, y: (fun(y, "i"), x), lane(4, 4), lane(4, 4), in_axes=(0, None))
 
 
 @pytest.mark.parametrize("collective", COLLECTIVES)
-def test_a_collective_over_another_axis_is_one_yet(collective):
+def test_a_collective_over_another_axis_is_kept(collective):
     fun = COLLECTIVES[collective]
-    # JAX 0.12 and before take the mapped dimension of an untiled psum_scatter amiss; see below.
+    # JAX 0.12 and earlier mistake the batch dimension of an untiled psum_scatter; see below.
     in_axes = 0 if collective == "psum_scatter" else 1
     outcome = over(lambda x: fun(x, "j"), lane(4, 4), in_axes=in_axes, others=[("j", 4)])
     if collective != "axis_size":
@@ -111,7 +111,7 @@ def test_two_named_axes_are_mapped_one_after_the_other():
 
 
 @pytest.mark.parametrize("reduce", [lax.psum, lax.pmax, lax.pmin])
-def test_lanes_are_reduced_where_they_are(reduce):
+def test_batch_elements_are_reduced_along_their_axis(reduce):
     program = Batch(2, None, LANES, "i")(
         trace(lambda x: reduce(x, "i"), lane(4, 4), axis_env=[("i", LANES)])
     )
@@ -119,20 +119,20 @@ def test_lanes_are_reduced_where_they_are(reduce):
     assert eqn.params["axes"] == (2,)
 
 
-def test_what_was_reduced_over_lanes_has_a_derivative():
+def test_a_reduction_over_the_batch_has_a_derivative():
     program = trace(lambda x: lax.pmax(x, "i"), lane(), axis_env=[("i", LANES)])
     gradient = program.apply(f"batch(0, None, {LANES}, 'i'), grad")
     np.testing.assert_array_equal(gradient(jnp.arange(float(LANES))), jnp.eye(LANES)[-1])
 
 
-def test_a_permutation_of_lanes_is_one_gather():
+def test_a_permutation_of_batch_elements_is_one_gather():
     outcome = over(lambda x: rotation(x, "i"), lane(3), in_axes=1, derivatives=True)
     assert outcome.program.jaxpr.eqns[0].primitive.name == "gather"
     assert outcome.theirs.equations - outcome.ours.equations >= 5
 
 
 @pytest.mark.parametrize("in_axes", [0, 1, None])
-def test_a_lane_that_is_sent_nothing_has_zeros(in_axes):
+def test_a_batch_element_that_receives_nothing_has_zeros(in_axes):
     def fun(x):
         return lax.ppermute(x, "i", [(0, 2), (3, 1)])
 
@@ -143,7 +143,7 @@ def test_a_lane_that_is_sent_nothing_has_zeros(in_axes):
     np.testing.assert_array_equal(program(x), expected)
 
 
-def test_the_same_parts_are_sent_from_all_lanes():
+def test_unbatched_parts_are_exchanged():
     def fun(x, y):
         return lax.all_to_all(y, "i", 0, 0, tiled=True) + x
 
@@ -160,7 +160,8 @@ def test_a_sum_scattered_over_another_axis_loses_its_dimension(in_axes, dimensio
         return lax.psum_scatter(x, "j", scatter_dimension=dimension)
 
     program = Batch(in_axes, 0, LANES)(trace(fun, lane(3, 3), axis_env=[("j", 3)]))
-    x = jnp.sin(jnp.arange(3.0 * 9 * LANES)).reshape(3, LANES, 3, 3)  # by "j", then by lane
+    # axis 0 is "j", axis 1 the batch
+    x = jnp.sin(jnp.arange(3.0 * 9 * LANES)).reshape(3, LANES, 3, 3)
     lanes = jnp.moveaxis(x, 1, in_axes + 1)
     got = jax.vmap(jaxprtool.jaxcompat.jaxpr_as_fun(program.jaxpr), axis_name="j")(lanes)[0]
     expected = jnp.moveaxis(x.sum(0), dimension + 1, 0)
@@ -168,7 +169,7 @@ def test_a_sum_scattered_over_another_axis_loses_its_dimension(in_axes, dimensio
 
 
 @pytest.mark.parametrize("collective", ["psum", "pmax", "all_gather", "psum_scatter", "all_to_all"])
-def test_groups_of_lanes_are_refused_as_in_jax(collective):
+def test_groups_of_batch_elements_are_refused_as_in_jax(collective):
     groups = [[0, 1], [2, 3]]
     calls = {
         "psum": lambda x: lax.psum(x, "i", axis_index_groups=groups),
@@ -184,7 +185,7 @@ def test_groups_of_another_axis_are_kept():
     over(lambda x: lax.psum(x, "j", axis_index_groups=[[0], [1]]), lane(3), others=[("j", 2)])
 
 
-def test_what_jax_cannot_batch_is_named_with_its_line():
+def test_collectives_that_jax_cannot_batch_are_named_with_their_line():
     program = trace(
         lambda x: lax.psum(x, "i", axis_index_groups=[[0, 1], [2, 3]]),
         lane(3),
@@ -194,7 +195,7 @@ def test_what_jax_cannot_batch_is_named_with_its_line():
         Batch(0, 0, LANES, "i")(program)
 
 
-def test_a_name_inside_that_is_the_mapped_one_is_bound_by_the_inner_map():
+def test_an_inner_map_with_the_same_axis_name_binds_it():
     def fun(x):
         return jax.vmap(lambda y: lax.psum(y, "i"), axis_name="i")(x) + lax.pmax(x, "i")
 
@@ -247,7 +248,7 @@ def test_collectives_in_bodies(fun, in_axes):
     )
 
 
-# --- lanes spread over mesh axes ------------------------------------------------------------------
+# --- batch elements sharded over mesh axes --------------------------------------------------------
 
 
 def constrained(mesh):
@@ -258,7 +259,7 @@ def constrained(mesh):
 
 
 @pytest.mark.parametrize("in_axes", [0, 1])
-def test_a_constraint_says_that_lanes_are_spread(in_axes):
+def test_a_constraint_shards_the_batch_dimension(in_axes):
     mesh = jax.make_mesh((2, 2), ("a", "b"), axis_types=(jax.sharding.AxisType.Auto,) * 2)
     fun, x = constrained(mesh), lane(4, 4)
     got = Batch(in_axes, in_axes, spmd_axis_name="a", axis_size=4)(trace(fun, lane(4)))
@@ -271,7 +272,7 @@ def test_a_constraint_says_that_lanes_are_spread(in_axes):
     np.testing.assert_array_equal(got(x), jax.vmap(fun, in_axes, in_axes)(x))
 
 
-def test_rules_that_keep_lanes_in_place_leave_spread_lanes_to_jax():
+def test_rules_that_do_not_move_the_batch_dimension_leave_sharded_ones_to_jax():
     program = flat(trace(lambda x, i: lax.dynamic_slice(x, (i,), (2,)), lane(4), jnp.uint32(1)))
     axis = Axis(None, LANES, spmd_name=("a",))
     assert axis.data.spmd_name == ("a",)

@@ -1,4 +1,4 @@
-"""custom_jvp and custom_vjp calls, mapped: their rules, however they are asked for later."""
+"""Batched custom_jvp and custom_vjp calls keep their rules, in all later transformations."""
 
 import functools
 import gc
@@ -65,7 +65,7 @@ backwards.defvjp(backwards_fwd, backwards_bwd)
 
 @pytest.mark.parametrize("in_axes", PAIRS)
 @pytest.mark.parametrize("function", [forwards, backwards])
-def test_the_rule_is_followed_whatever_is_mapped(function, in_axes):
+def test_the_custom_rule_is_used_whichever_arguments_are_mapped(function, in_axes):
     prove(function, X, X + 1, in_axes=in_axes, derivatives=1)
 
 
@@ -79,7 +79,7 @@ def test_unmapped_and_mapped_derivatives_of_second_order():
     prove(lambda x, w: jax.jvp(lambda x: forwards(x, w), (x,), (x,)), X, X, in_axes=(None, 0))
 
 
-def test_the_drop_in_under_and_over_gradients():
+def test_jaxprtools_vmap_under_and_over_gradients():
     def summed(v, function, y):
         return v(function, (0, None))(W, y).sum()
 
@@ -129,7 +129,7 @@ def test_rules_that_take_symbolic_zeros():
         prove(lambda x, y: (two(x, y)[0], two(x, jnp.ones(4))[0]), X, X, in_axes=in_axes)
 
 
-def test_static_arguments_and_values_that_are_closed_over():
+def test_static_arguments_and_closed_over_values():
     @functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
     def applied(f, x):
         return f(x)
@@ -146,7 +146,7 @@ def test_static_arguments_and_values_that_are_closed_over():
         prove(closing, X, X, in_axes=in_axes, derivatives=0)
 
 
-def test_custom_calls_inside_of_all_others():
+def test_custom_calls_inside_all_other_primitives():
     def everywhere(x, w):
         def both(c):
             return backwards(c, w[0]) + forwards(c, w[1])
@@ -161,7 +161,7 @@ def test_custom_calls_inside_of_all_others():
     prove(lambda x, w: nested(w, x), X, W, in_axes=(None, 0), derivatives=0)
 
 
-def test_a_forward_rule_that_is_to_be_optimized_for_remat():
+def test_a_forward_rule_with_optimize_remat():
     optimized = jax.custom_vjp(jnp.sin)
     optimized.defvjp(
         lambda x: (jnp.sin(x), x), lambda x, ct: (ct * jnp.cos(x) * 2,), optimize_remat=True
@@ -170,7 +170,7 @@ def test_a_forward_rule_that_is_to_be_optimized_for_remat():
     prove(lambda x: jax.grad(lambda x: optimized(x).sum())(x), X, derivatives=0)
 
 
-def test_constants_of_a_mapped_call_are_operands_of_it():
+def test_constants_of_a_batched_call_become_its_operands():
     @jax.custom_vjp
     def picked(x, i):
         return x[i] * x.sum()
@@ -204,10 +204,10 @@ def test_jax_s_own_custom_functions():
     prove(activations, S)
 
 
-# --- results that only a rule knows to be mapped ------------------------------------------------
+# --- results that are batched only according to a rule --------------------------------------------
 
 
-def test_a_mapped_derivative_of_a_result_that_is_the_same_in_all_lanes():
+def test_a_batched_derivative_of_an_unbatched_result():
     @jax.custom_jvp
     def second(x, y):
         return y * 1.0
@@ -226,7 +226,7 @@ def test_a_mapped_derivative_of_a_result_that_is_the_same_in_all_lanes():
         np.testing.assert_allclose(jax.jit(jax.grad(loss))(S), expected, rtol=1e-6)
 
 
-def test_a_shared_result_with_a_cotangent_is_summed_or_refused_as_jax_does():
+def test_an_unbatched_result_with_a_cotangent_is_summed_or_refused_as_in_jax():
     @jax.custom_vjp
     def shared(x, y):
         return x * 1.0, y * 1.0
@@ -239,13 +239,13 @@ def test_a_shared_result_with_a_cotangent_is_summed_or_refused_as_jax_does():
 
         try:
             return jax.grad(loss)(S)
-        except ValueError as error:  # since JAX 0.12
+        except ValueError as error:  # from JAX 0.12 on
             return str(error)
 
     assert gradient(vmap) == gradient(jax.vmap)
 
 
-# --- what other parts of the package make of mapped calls ---------------------------------------
+# --- batched calls in other parts of the package --------------------------------------------------
 
 
 def both_kinds(x, w):
@@ -267,7 +267,7 @@ def test_two_batchings_of_one_program_are_equivalent(mapped):
     assert not equivalent(mapped.jaxpr, other.jaxpr)
 
 
-def test_a_mapped_program_is_written_and_read_with_its_rules(mapped, tmp_path):
+def test_a_batched_program_is_written_and_read_with_its_rules(mapped, tmp_path):
     jaxprtool.write(mapped, tmp_path / "mapped.jaxpr")
     read = jaxprtool.read(tmp_path / "mapped.jaxpr")
     xs = array(3, 4)
@@ -278,7 +278,7 @@ def test_a_mapped_program_is_written_and_read_with_its_rules(mapped, tmp_path):
     np.testing.assert_allclose(*gradients, rtol=1e-5)
 
 
-def test_a_mapped_program_is_emitted_as_python(mapped):
+def test_a_batched_program_is_emitted_as_python(mapped):
     scope: dict = {}
     exec(jaxprtool.to_python(mapped), scope)
     function = scope["both_kinds"]
@@ -318,11 +318,11 @@ def test_no_tracer_leaks():
         jax.grad(lambda x: vmap(both_kinds, (0, None))(x, W)[0].sum())(array(3, 4))
 
 
-def test_a_program_may_go_although_it_has_been_mapped():
+def test_a_program_can_be_freed_after_batching():
     def local(x):
         return lax.scan(lambda c, _: (jax.jit(backwards)(c, x), forwards(c, x)), x, None, length=2)
 
-    program = trace(local, X)  # which JAX keeps, so of a copy
+    program = trace(local, X)  # JAX caches the program itself, so this is a copy
     program = program.replace(jaxpr=jaxcompat.replace_jaxpr(program.jaxpr, eqns=program.jaxpr.eqns))
     mapped = Batch(0, 0, 3)(program)
     dead = [weakref.ref(jaxcompat.open_jaxpr(p.jaxpr)) for p in (program, mapped)]
@@ -331,12 +331,12 @@ def test_a_program_may_go_although_it_has_been_mapped():
     assert [ref() for ref in dead] == [None, None]
 
 
-def test_of_rules_that_lead_to_others_without_end_few_are_traced():
+def test_endlessly_nested_rules_are_traced_only_a_few_times():
     traced = []
 
     @functools.partial(jax.custom_jvp, nondiff_argnums=(0,))
     def constant(n, x):
-        return jnp.ones(3) * (n % 97)  # the same in all lanes, with a derivative that is not
+        return jnp.ones(3) * (n % 97)  # not batched, with a batched derivative
 
     @constant.defjvp
     def rule(n, primals, tangents):

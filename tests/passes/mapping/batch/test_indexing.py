@@ -1,5 +1,7 @@
-"""Gathers, scatters, dynamic slices and updates: for every choice of mapped dimensions what JAX's
-rules give, for no more, and with the same derivatives."""
+"""Batched gathers, scatters, dynamic slices and updates, for every choice of batch dimensions.
+
+They return the same as JAX's rules, cost no more, and have the same derivatives.
+"""
 
 from __future__ import annotations
 
@@ -15,8 +17,9 @@ from tests.programs.one_equation import savings
 
 MODES = ["clip", "fill", "promise_in_bounds"]
 
-#: Windows of an operand of shape (3, 4, 2), at rows of indices of shape (2, n): their sizes, what
-#: is dropped of them, where they start along, where they are held, and what is in step.
+#: Windows of an operand of shape (3, 4, 2), at rows of indices of shape (2, n): their sizes, the
+#: dropped dimensions, the dimensions of the start index, the operand's batch dimensions, and those
+#: of the indices.
 WINDOWS = {
     "rows": ((1, 4, 2), (0,), (0,), (1, 2), (), ()),
     "columns": ((3, 1, 2), (1,), (1,), (0, 1), (), ()),
@@ -45,12 +48,12 @@ def names(program):
 
 
 def equations(saved):
-    """How many equations were saved over all choices of mapped dimensions."""
+    """Return the number of equations saved over all choices of batch dimensions."""
     return sum(cost.equations for cost in saved.values() if cost is not None)
 
 
 def quickly(*some):
-    """All kinds of windows; only some of them in the quick suite."""
+    """Return all kinds of windows, or only some of them in the quick suite."""
     return [n if n in some else pytest.param(n, marks=pytest.mark.sweep) for n in WINDOWS]
 
 
@@ -76,7 +79,7 @@ def test_modes_of_a_gather_are_kept(mode):
     assert outcome.program.jaxpr.eqns[-1].params["mode"] == lax.GatherScatterMode.from_any(mode)
 
 
-def test_what_lanes_read_with_own_indices_of_one_array_is_not_said_to_be_unique():
+def test_indices_of_unbatched_operands_are_not_marked_unique():
     def gather(x, i):
         dimension_numbers = numbers(lax.GatherDimensionNumbers, "rows")
         return lax.gather(x, i, dimension_numbers, (1, 4, 2), unique_indices=True, mode="clip")
@@ -112,7 +115,7 @@ def test_a_scatter_of_each_kind_of_window(name):
 
 
 @pytest.mark.parametrize("function", [*SCATTERS, lax.scatter], ids=lambda f: f.__name__)
-def test_every_kind_of_scatter_stays_one(function):
+def test_every_kind_of_scatter_remains_one_equation(function):
     fun = scatter(function, "columns", mode="drop")
     program = batched(fun, operand(), indices((0,)), updates("columns"), in_axes=(1, None, 1))
     assert names(program).count(function.__name__.replace("_", "-")) == 1
@@ -133,7 +136,7 @@ def test_gathers_and_scatters_have_the_same_derivatives(in_axes):
 
 START = jnp.int32(1)
 
-# One equation each: a start is counted from the front, without asking whether it is negative.
+# One equation each: a start is non-negative by construction, so it is not normalized.
 dynamic_slice = partial(lax.dynamic_slice, allow_negative_indices=False)
 dynamic_update_slice = partial(lax.dynamic_update_slice, allow_negative_indices=False)
 
@@ -159,7 +162,7 @@ def test_a_dynamic_update_takes_fewer_equations(sizes):
 
 
 @pytest.mark.parametrize("dim", [0, 1, 2])
-def test_with_the_same_start_in_all_lanes_a_dynamic_slice_stays_one(dim):
+def test_an_unbatched_start_keeps_a_dynamic_slice(dim):
     program = batched(
         lambda x, i: dynamic_slice(x, (i, i), (2, 2)),
         jnp.ones((4, 3)),
@@ -170,7 +173,7 @@ def test_with_the_same_start_in_all_lanes_a_dynamic_slice_stays_one(dim):
 
 
 @pytest.mark.parametrize("dim", [0, 1, 2])
-def test_with_the_same_start_in_all_lanes_a_dynamic_update_stays_one(dim):
+def test_an_unbatched_start_keeps_a_dynamic_update(dim):
     def fun(x, u, i):
         return dynamic_update_slice(x, u, (i, i))
 
@@ -179,7 +182,7 @@ def test_with_the_same_start_in_all_lanes_a_dynamic_update_stays_one(dim):
     assert names(program) == ["transpose"] * 2 * (dim != 0) + ["dynamic_update_slice"]
 
 
-def test_a_start_that_cannot_matter_maps_its_result_as_in_jax():
+def test_a_start_without_effect_batches_its_result_as_in_jax():
     prove(lambda x, i: dynamic_slice(x, (i,), (4,)), jnp.ones(4), START, in_axes=(None, 0))
     prove(
         lambda x, u, i: dynamic_update_slice(x, u, (i,)),
@@ -198,7 +201,7 @@ def test_dynamic_slices_and_updates_have_the_same_derivatives(in_axes):
     prove(fun, jnp.ones((4, 3)), jnp.ones((2, 1)), START, START, in_axes=axes)
 
 
-def test_of_no_lanes_there_is_nothing_to_read_or_write():
+def test_an_empty_batch_reads_and_writes_nothing():
     def fun(x, i):
         return dynamic_slice(x, (i, i), (1, 2)), x[i], x.at[i].add(1.0)
 
@@ -206,7 +209,7 @@ def test_of_no_lanes_there_is_nothing_to_read_or_write():
         prove(fun, jnp.ones((4, 3)), START, in_axes=in_axes, size=0, derivatives=0)
 
 
-def test_arrays_of_keys_are_indexed_as_others():
+def test_arrays_of_keys_are_indexed_like_others():
     keys = jax.random.split(jax.random.key(0), (4, 3))
 
     def fun(keys, i):

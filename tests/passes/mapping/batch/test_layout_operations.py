@@ -1,4 +1,4 @@
-"""What `batch, simplify, cse, dce` leaves of the transposes and broadcasts that batching makes."""
+"""The transposes and broadcasts that remain of those from batching after `simplify, cse, dce`."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ def values(*shape: int) -> jax.Array:
 
 
 def batched(fun, in_axes, *args, size: int = 5, out_axes=0) -> Program:
-    """The batched program, cleaned up, which gives what vmap gives."""
+    """Return the batched program, cleaned up, which returns the same as vmap."""
     program = Batch(in_axes, out_axes, size)(trace(fun, *args)).apply("simplify, cse, dce")
     type_check(program)
     flat = [values(*aval.shape) for aval in program.in_avals]
@@ -31,7 +31,7 @@ def names(program: Program) -> list[str]:
     return [eqn.primitive.name for eqn in program.jaxpr.eqns]
 
 
-def test_a_value_is_moved_once_for_all_that_need_it_so():
+def test_a_value_is_broadcast_once_for_all_uses():
     def f(w, x):
         return x + w, x * w, x - w
 
@@ -39,7 +39,7 @@ def test_a_value_is_moved_once_for_all_that_need_it_so():
     assert names(program) == ["broadcast_in_dim", "add", "mul", "sub"]
 
 
-def test_a_broadcast_of_a_broadcast_is_one():
+def test_nested_broadcasts_are_merged():
     def f(b, x):
         return jnp.broadcast_to(b, (4, 3)) + x
 
@@ -47,7 +47,7 @@ def test_a_broadcast_of_a_broadcast_is_one():
     assert names(program) == ["broadcast_in_dim", "add"]
 
 
-def test_a_broadcast_that_is_needed_as_it_was_stays():
+def test_a_broadcast_with_another_use_is_kept():
     def f(b, x):
         wide = jnp.broadcast_to(b, (4, 3))
         return wide + x, wide.sum()
@@ -56,12 +56,12 @@ def test_a_broadcast_that_is_needed_as_it_was_stays():
     assert names(program).count("broadcast_in_dim") == 2
 
 
-def test_two_transposes_that_undo_each_other_are_none():
+def test_two_inverse_transposes_are_removed():
     program = batched(lambda x: x.T.T, 1, values(3, 4), out_axes=1)
     assert names(program) == []
 
 
-def test_transposes_in_a_row_are_one():
+def test_consecutive_transposes_are_merged():
     def f(x):
         return jnp.transpose(jnp.transpose(x, (1, 0, 2)), (0, 2, 1)) * 2
 
@@ -69,7 +69,7 @@ def test_transposes_in_a_row_are_one():
     assert names(program) == ["transpose", "mul"]
 
 
-def test_a_transpose_that_only_led_to_another_is_not_made():
+def test_a_transpose_that_is_only_transposed_again_is_removed():
     def f(x):
         turned = x.T
         return turned.T * 2, turned
@@ -79,7 +79,7 @@ def test_a_transpose_that_only_led_to_another_is_not_made():
 
 
 @pytest.mark.parametrize("out_axes", [0, 1, 2, -1])
-def test_results_are_moved_to_where_they_are_asked_for(out_axes):
+def test_results_are_moved_to_the_requested_axes(out_axes):
     program = batched(lambda x: jnp.sin(x), 0, values(3, 4), out_axes=out_axes)
     assert names(program) == ["sin"] + ["transpose"] * (out_axes != 0)
 

@@ -1,4 +1,4 @@
-"""scan and while, mapped: what carries are mapped, where, and what that costs beside JAX's."""
+"""Batched scan and while: the batched carries, their axes, and the cost compared with JAX."""
 
 import jax
 import jax.numpy as jnp
@@ -20,7 +20,7 @@ def array(*shape: int) -> jax.Array:
 
 X, W, XS, S = array(4), array(4, 4), array(5, 4), jnp.float32(0.7)
 
-#: For two or three operands: which are mapped, and at which axis.
+#: For two or three operands: the mapped ones, and their axes.
 WAYS = [(0, 0, 0), (0, None, None), (None, 0, None), (None, None, 0), (1, 2, 1), (1, 1, 2)]
 
 
@@ -65,7 +65,7 @@ def test_the_stack_and_the_constant_of_a_scan_may_be_mapped_at_their_last_axis()
     prove(filtered, array(6, 4, 3), array(3, 3), in_axes=(3, 2), derivatives=0)
 
 
-def test_a_scan_that_swaps_its_carries_swaps_no_dimensions():
+def test_swapping_carries_of_a_scan_does_not_swap_dimensions():
     def swapped(x):
         return lax.scan(lambda c, _: ((c[1], c[0]), c[0]), (x, jnp.ones_like(x)), None, length=3)
 
@@ -73,7 +73,7 @@ def test_a_scan_that_swaps_its_carries_swaps_no_dimensions():
         prove(swapped, XS, in_axes=axis, derivatives=0)
 
 
-def test_one_mapped_carry_maps_the_others_trip_by_trip():
+def test_a_mapped_carry_maps_others_one_iteration_after_another():
     def shifted(x):
         first = (S, S, S, x[0])
         return lax.scan(lambda c, _: ((jnp.float32(0), *c[:-1]), c[-1]), first, None, length=5)
@@ -95,7 +95,7 @@ def test_unmapped_carries_stay_unmapped():
     assert [v.aval.shape for v in (*loop.carry_outs, *loop.ys)] == [(), (3,), (4,)]
 
 
-def test_scans_of_no_trips_and_of_no_operands():
+def test_scans_of_length_zero_and_without_operands():
     def empty(c, x):
         return lax.scan(lambda c, a: (c + a.sum(), a * c), c, jnp.zeros((0, 4)) + x)
 
@@ -139,7 +139,7 @@ def test_scans_with_prints_and_refs(in_axes):
     prove(with_effects, X, S, in_axes=in_axes, derivatives=0)
 
 
-def test_a_ref_that_is_scanned_is_not_moved():
+def test_a_scanned_ref_is_not_transposed():
     def over_ref(x):
         ref = jax.new_ref(x)
 
@@ -187,7 +187,7 @@ def test_the_time_of_nested_scans_is_not_exponential_in_their_depth():
 
 
 @pytest.mark.parametrize("in_axes", [(0, 0), (0, None), (None, 0), (0, 1)])
-def test_a_mapped_predicate_masks_the_lanes_that_are_done(in_axes):
+def test_a_mapped_predicate_masks_finished_batch_elements(in_axes):
     def grown(n, x):
         def body(c):
             return c[0] * 1.5 + 0.1, jnp.sin(c[1]) + n
@@ -197,7 +197,7 @@ def test_a_mapped_predicate_masks_the_lanes_that_are_done(in_axes):
     prove(grown, S, X, in_axes=in_axes, derivatives=in_axes == (0, 0))
 
 
-def test_an_unmapped_predicate_stays_so_and_so_does_what_it_needs():
+def test_an_unmapped_predicate_and_its_operands_stay_unmapped():
     def powers(x):
         return lax.while_loop(lambda c: c[0] < 3, lambda c: (c[0] + 1, c[1] * x), (0, x))
 
@@ -218,7 +218,7 @@ def test_carries_of_a_while_may_be_mapped_at_any_axis(in_axes):
     prove(products, array(2, 3, 4), S, in_axes=in_axes, derivatives=in_axes == (3, 0))
 
 
-def test_a_while_that_is_batched_already():
+def test_a_while_that_is_already_batched():
     def masked(x):
         def one(y):
             start = jnp.abs(y) + jnp.abs(x) + 0.1

@@ -1,6 +1,7 @@
-"""One equation of each kind, for every choice of mapped dimensions: as JAX has it, and right.
+"""One equation of each kind, for every choice of batch dimensions: types as in JAX, and values.
 
-Most are batched by JAX's own rule. Beside JAX's, each is held against its lanes one by one.
+Most are batched by JAX's own rule. Each is compared with JAX's rule and its batch elements one by
+one.
 """
 
 from __future__ import annotations
@@ -146,7 +147,7 @@ CASES = ELEMENTWISE | LAYOUT | REDUCTIONS | CONVOLUTIONS
 
 
 @pytest.mark.parametrize("case", for_sweep_unless(share(list(CASES)), CASES))
-def test_an_equation_costs_no_more_than_by_jaxs_rule_and_gives_what_its_lanes_give(case):
+def test_an_equation_costs_no_more_than_by_jaxs_rule_and_equals_its_batch_elements(case):
     fun, lanes = CASES[case]
     assert savings(fun, *lanes)
 
@@ -155,14 +156,14 @@ def test_a_scalar_is_clamped_where_jaxs_rule_fails():
     assert savings(lax.clamp, SCALAR, SCALAR, SCALAR)[None, None, 0] is None
 
 
-def test_a_wider_type_does_not_take_the_mapped_dimension_up_in_its_elements():
+def test_bitcasts_to_a_wider_type_do_not_merge_the_batch_dimension():
     halves = jnp.arange(8, dtype=jnp.uint16).reshape(4, 2)
     saved = savings(lambda x: lax.bitcast_convert_type(x, jnp.uint32), halves, size=2)
     assert list(saved) == [(0,), (1,), (2,)]
     assert saved[(2,)] is None  # JAX's rule is wrong
 
 
-def test_initial_values_that_differ_by_lane_are_refused_as_by_jax():
+def test_batched_initial_values_are_refused_as_by_jax():
     assert all(start is None for _, start in savings(products_from, IMAGE, ONE))
 
 
@@ -187,7 +188,7 @@ def test_symbolic_dimensions(dims):
 
 
 @pytest.mark.parametrize("dim", [0, 1, 2])
-def test_symbolic_dimensions_that_are_laid_out_anew(dim):
+def test_symbolic_dimensions_in_reshapes(dim):
     n, m = jax.export.symbolic_shape("n, m")
     x = jax.ShapeDtypeStruct((n, 4), "float32")
     for fun in [
@@ -208,7 +209,7 @@ def test_symbolic_dimensions_that_are_laid_out_anew(dim):
 
 
 @pytest.mark.parametrize("in_axes", [(0, 0), (1, 2), (2, None), (None, 1)])
-def test_a_dot_stays_one_equation_with_nothing_moved(in_axes):
+def test_a_dot_remains_one_equation_without_transposes(in_axes):
     def fun(x, y):
         return lax.dot_general(x, y, (((1,), (0,)), ((0,), (1,))))
 
@@ -221,13 +222,13 @@ def test_a_dot_stays_one_equation_with_nothing_moved(in_axes):
 @pytest.mark.parametrize(
     ("option", "in_axes"), [("feature_group_count", (None, 1)), ("batch_group_count", (2, None))]
 )
-def test_convolutions_in_groups_have_the_same_derivatives(option, in_axes):
+def test_grouped_convolutions_have_the_same_derivatives(option, in_axes):
     channels = 4 if option == "feature_group_count" else 2
     fun = convolution(NWC, **{option: 2})
     prove(fun, array(2, 5, channels), array(3, 2, 4), in_axes=in_axes)
 
 
-def test_of_no_lanes_a_convolution_in_groups_is_empty():
+def test_grouped_convolutions_of_an_empty_batch_are_empty():
     def fun(x, w):
         return lax.conv_general_dilated(x, w, (1,), "SAME", feature_group_count=2)
 

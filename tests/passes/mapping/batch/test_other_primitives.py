@@ -1,5 +1,7 @@
-"""Primitives that are batched by JAX's rule, or nearly so: linear algebra, random numbers,
-callbacks, functions with rules of their own, solves, refs and kernels, all as under `jax.vmap`."""
+"""Primitives that are batched (nearly) by JAX's rule, compared with `jax.vmap`.
+
+Linear algebra, random numbers, callbacks, functions with custom rules, solves, refs and kernels.
+"""
 
 from __future__ import annotations
 
@@ -32,7 +34,7 @@ def every(fun, *args, ways, **options):
 
 # --- linear algebra -----------------------------------------------------------------------------
 
-#: Of a stack of positive matrices.
+#: For a stack of positive definite matrices.
 DECOMPOSITIONS = {
     "cholesky": lambda a: lax.linalg.cholesky(a, symmetrize_input=False),
     "eigh": lambda a: lax.linalg.eigh(a, symmetrize_input=False),
@@ -69,7 +71,7 @@ def test_triangular_solves_with_one_matrix(left_side, transpose_a, conjugate_a):
         every(solve(left_side, transpose_a, conjugate_a), matrix, side, ways=ways, derivatives=0)
 
 
-def test_triangular_solves_with_a_matrix_in_each_lane():
+def test_triangular_solves_with_a_batched_matrix():
     ways = [(0, None), (1, 1), (0, 2)]
     every(solve(True, True, False), MATRICES, array(2, 3, 2), ways=ways, derivatives=0)
     prove(solve(False, False, False), MATRICES, array(2, 2, 3), in_axes=(1, 1), derivatives=0)
@@ -87,7 +89,7 @@ def test_solves_of_linear_equations():
     prove(by_functions, MATRIX, array(3), in_axes=(None, 1))
 
 
-def test_roots_by_functions():
+def test_root_finding_with_functions():
     def root(b):
         def step(f, _):
             return lax.fori_loop(0, 9, lambda _, x: x - f(x) / (3 * x * x), jnp.ones_like(b))
@@ -115,20 +117,20 @@ DRAWS = {
 
 @pytest.mark.parametrize("impl", ["threefry2x32", "rbg", "unsafe_rbg"])
 @pytest.mark.parametrize("draw", DRAWS)
-def test_lanes_draw_the_numbers_that_they_draw_under_vmap(impl, draw):
+def test_batch_elements_draw_the_same_numbers_as_under_vmap(impl, draw):
     key = jax.random.key(3, impl=impl)
     prove(DRAWS[draw], key, derivatives=0)
 
 
 @pytest.mark.parametrize("partitionable", [True, False])
 @pytest.mark.parametrize("draw", ["normal", "split", "bits"])
-def test_raw_keys_and_both_ways_of_counting(partitionable, draw):
+def test_raw_keys_and_both_counter_layouts(partitionable, draw):
     with jax.threefry_partitionable(partitionable):
         every(DRAWS[draw], jax.random.PRNGKey(5), ways=[0, 1], derivatives=0)
 
 
 @pytest.mark.parametrize("impl", ["threefry2x32", "rbg"])
-def test_keys_are_made_and_used_where_they_are_mapped(impl):
+def test_keys_are_made_and_used_at_the_mapped_axis(impl):
     keys = jax.random.split(jax.random.key(0, impl=impl), 3)
 
     def wrapped(data):
@@ -156,7 +158,7 @@ LAYOUTS = {
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)
-def test_what_rbg_keys_draw_together_is_what_they_draw_laid_out_by_jax(layout):
+def test_rbg_keys_drawn_together_equal_those_arranged_by_jax(layout):
     keys = jax.random.split(jax.random.key(0, impl="rbg"), 3)
     draw = jax.vmap(jax.random.uniform)
     prove(lambda keys: draw(LAYOUTS[layout](keys)), keys, in_axes=1, derivatives=0)
@@ -180,7 +182,7 @@ VMAP_METHODS = ["sequential", "sequential_unrolled", "expand_dims", "broadcast_a
 
 
 @pytest.mark.parametrize("vmap_method", VMAP_METHODS)
-def test_pure_callbacks_are_called_as_their_method_says(vmap_method):
+def test_pure_callbacks_follow_their_vmap_method(vmap_method):
     seen = []
 
     def host(x, y):
@@ -221,7 +223,7 @@ def io_calls(ordered):
     return fun
 
 
-def test_an_io_callback_is_called_for_each_lane():
+def test_an_io_callback_is_called_for_each_batch_element():
     program = batched(io_calls(False), jnp.float32(1), jnp.float32(2), in_axes=(0, None), size=3)
     with recording() as seen:
         (result,) = program(jnp.arange(3.0), jnp.float32(10))
@@ -247,7 +249,7 @@ def test_ordered_io_callbacks_are_refused_as_in_jax():
 
 
 @pytest.mark.parametrize("ordered", [True, False])
-def test_debug_callbacks_see_each_lane_in_turn(ordered):
+def test_debug_callbacks_receive_batch_elements_in_order(ordered):
     def fun(x, y):
         jax.debug.callback(lambda v: record(1, ordered, v), x * 2, ordered=ordered)
         jax.debug.print("{} {}", x, y, ordered=ordered)
@@ -280,7 +282,7 @@ def _(axis_size, in_batched, x, y):
     x_batched, y_batched = in_batched
     if not x_batched:
         x = jnp.broadcast_to(x, (axis_size, *x.shape))
-    # Not what the function gives, so that it shows which of the two was used.
+    # Differs from the function, to show which of the two was used.
     return (jnp.cos(x) * y, y), (True, y_batched)
 
 
@@ -307,7 +309,7 @@ def test_custom_vmap_functions_in_bodies_and_under_two_maps():
     prove(lambda x, y: jax.jvp(scaled, (x, y), (y, x)), array(3), array(3), derivatives=0)
 
 
-def test_a_sequential_function_runs_lane_by_lane():
+def test_a_sequential_vmap_function_runs_one_batch_element_after_another():
     @sequential_vmap
     def fun(x):
         return jnp.sin(x).sum()
@@ -316,7 +318,7 @@ def test_a_sequential_function_runs_lane_by_lane():
     assert "scan" in str(outcome.program.jaxpr)
 
 
-def test_a_rule_that_gives_another_tree_is_refused_as_in_jax():
+def test_a_rule_that_returns_another_tree_is_refused_as_in_jax():
     @custom_vmap
     def fun(x):
         return x
@@ -328,10 +330,10 @@ def test_a_rule_that_gives_another_tree_is_refused_as_in_jax():
     assert prove(fun, array(3)).how == "raises ValueError, as JAX"
 
 
-# --- what passes values on, refs and kernels ------------------------------------------------------
+# --- identities, refs and kernels -----------------------------------------------------------------
 
 
-def test_what_passes_values_on_leaves_unmapped_ones_unmapped():
+def test_identity_primitives_leave_unmapped_values_unmapped():
     def barrier(x, y):
         return lax.optimization_barrier((x, y))
 
@@ -341,7 +343,7 @@ def test_what_passes_values_on_leaves_unmapped_ones_unmapped():
 
 
 @pytest.mark.parametrize("in_axes", [0, (1, None), (None, 0)])
-def test_sown_values_are_mapped_in_front(in_axes):
+def test_sown_values_are_mapped_at_axis_zero(in_axes):
     def fun(x, y):
         a, b = sow((x * 2, y), tag="seen", name="both")
         return variable(a + b, name="sum")
@@ -376,7 +378,7 @@ REFS = [ref_read_and_written, ref_of_an_unmapped_value, ref_in_a_loop]
 
 
 @pytest.mark.parametrize("fun", REFS, ids=lambda f: f.__name__)
-def test_refs_that_a_function_makes_have_room_for_all_lanes(fun):
+def test_refs_created_by_a_function_hold_the_whole_batch(fun):
     ways = [(0, 0), (1, None), (None, 0)]
     every(fun, array(3), jnp.int32(1), ways=ways, derivatives=0)
 
@@ -402,7 +404,7 @@ def test_kernels():
     every(fun, array(8, 8), array(8, 8), ways=[0, (1, None)], derivatives=0)
 
 
-def test_what_jax_has_no_rule_for_is_refused_by_name():
+def test_primitives_without_a_rule_in_jax_are_refused_by_name():
     def fun(x):
         return lax.composite(jnp.sin, name="my.sin")(x)
 

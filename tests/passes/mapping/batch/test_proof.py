@@ -1,7 +1,7 @@
-"""batch on JAX's own test programs, on random programs and on the samples, beside `jax.vmap`.
+"""batch on JAX's own test programs, random programs and samples, compared with `jax.vmap`.
 
-Each is mapped in several ways and compared by `tests.programs.mapped`: types, which results are
-mapped, values, effects, errors; and what it costs, which may not be more than what JAX's costs.
+Each is batched in several ways and compared by `tests.programs.mapped`: types, mapped results,
+values, effects, errors, and cost, which must not exceed JAX's.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ CHUNKS = 4
 
 
 def prove_ways(program: Program, args: list, ways: Iterable[Mapping]) -> Counter[str]:
-    """Prove each mapping of a program, and that it costs no more than JAX's; counted."""
+    """Prove each mapping of a program, and that it costs no more than JAX's. Return the counts."""
     outcomes: Counter[str] = Counter()
     for mapping in ways:
         try:
@@ -59,7 +59,7 @@ def prove_ways(program: Program, args: list, ways: Iterable[Mapping]) -> Counter
 
 
 def prove_case(case: Any, seed: Any, ways: int) -> Counter[str]:
-    """Prove so many mappings of a case, drawn by a seed."""
+    """Prove `count` mappings of a case, drawn with a seed."""
     with case.setting():
         program = case.program()
         chosen = mappings(program, random.Random(seed), ways)
@@ -71,7 +71,7 @@ def assert_no_worse(outcome: Outcome) -> None:
 
 
 def counted(outcome: Outcome) -> Counter[str]:
-    """How the outcome was found, and both costs, for sums over programs."""
+    """Return the kind of the outcome and both costs, to be summed over programs."""
     count = Counter({outcome.how: 1, "programs": 1})
     for name, cost in (("ours", outcome.ours), ("JAX's", outcome.theirs)):
         if cost is not None:
@@ -106,9 +106,9 @@ def test_random_programs_batch_as_in_jax(chunk):
 
 
 def prove_collectives(number: int, case: Any) -> Counter[str]:
-    """A program that talks over two axes, mapped over one and then over the other, and over both.
+    """Prove a program with collectives over two axes, mapped over each of them, and over both.
 
-    The order of the axes is drawn by the number.
+    The number determines the order of the axes.
     """
     outcomes: Counter[str] = Counter()
     with case.setting():
@@ -128,7 +128,7 @@ def prove_collectives(number: int, case: Any) -> Counter[str]:
 
 
 def every(program: Program, size: int, name: str | None = None) -> Mapping:
-    """All arguments and all results mapped at their first axis."""
+    """Return the mapping of all arguments and all results at their first axis."""
     return Mapping((0,) * len(program.in_avals), (0,) * len(program.out_avals), size, name)
 
 
@@ -150,13 +150,13 @@ def test_programs_with_collectives_batch_as_in_jax():
 
 
 def prove_two_axes(number: int, case: Any) -> Counter[str]:
-    """A batched program batched once more: as in JAX, and the same in either order."""
+    """Prove a batched program batched again: equal to JAX's, and the same in either order."""
     with case.setting():
         program, args = flat(case.program()), case.arguments()
         inner, outer = every(program, 2), every(program, 3)
         try:
             reference = theirs(theirs(program, inner)[0], outer)[0]
-        except Exception as error:  # so does ours: above
+        except Exception as error:  # ours raises too, as tested above
             return Counter({f"JAX raises {type(error).__name__}": 1})
         twice = ours(ours(program, inner), outer)
         arguments = outer.stack(inner.stack(args))

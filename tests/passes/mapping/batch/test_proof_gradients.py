@@ -1,8 +1,8 @@
-"""Derivatives of batched programs, and batched derivatives, beside those of `jax.vmap`.
+"""Derivatives of batched programs, and batched derivatives, compared with `jax.vmap`.
 
-The derivative of a batched program is that of JAX's; the derivative of a program is itself a
-program, which batches as in JAX; and over all arguments the two are one: a batched derivative is
-the derivative of the batched program. In reverse and forward mode.
+The derivative of a batched program equals JAX's. The derivative of a program is itself a program,
+which batches as in JAX. Over all arguments the two agree: a batched derivative is the derivative of
+the batched program. In reverse and forward mode.
 """
 
 from __future__ import annotations
@@ -44,10 +44,10 @@ CHUNKS = 8
 
 
 def derivative(program: Program, mode: str) -> Program | str:
-    """The flat program of a derivative, or why there is none.
+    """Return the flat program of a derivative, or why there is none.
 
-    It takes the arguments and, for each inexact result, a cotangent, and gives a cotangent for
-    each inexact argument; forwards, the tangents of these and those.
+    It takes the arguments and a cotangent for each inexact result, and returns a cotangent for each
+    inexact argument; in forward mode, the tangents of these and those.
     """
     closed = program.jaxpr
     at = [i for i, aval in enumerate(program.in_avals) if inexact(aval)]
@@ -85,7 +85,7 @@ def derivative(program: Program, mode: str) -> Program | str:
         jaxpr = jax.make_jaxpr(fun)(*specs)
     except NO_DERIVATIVE + NO_DERIVATIVE_OF_REFS as error:
         return f"none in {mode}: {type(error).__name__}"
-    if mentions(jaxpr, "custom_lin"):  # the tangent of a function with a reverse rule only
+    if mentions(jaxpr, "custom_lin"):  # the tangent of a function with only a reverse rule
         return f"none in {mode}: custom_vjp"
     names = tuple(f"x{i}" for i in range(len(jaxpr.invars)))
     results = tuple(f"y{i}" for i in range(len(jaxpr.outvars)))
@@ -94,7 +94,7 @@ def derivative(program: Program, mode: str) -> Program | str:
 
 
 def mentions(jaxpr: Any, name: str) -> bool:
-    """Whether a primitive of this name occurs, at any depth."""
+    """Return True if a primitive of this name occurs, at any depth."""
     return any(
         eqn.primitive.name == name or any(mentions(body, name) for _, body in sub_jaxprs(eqn))
         for eqn in jaxpr.eqns
@@ -106,7 +106,7 @@ def inexact(aval: Any) -> bool:
 
 
 def directions(program: Program, count: int) -> list[Any]:
-    """Fixed random values for the last arguments of a derivative, all but the first `count`."""
+    """Return fixed random values for the arguments of a derivative after the first `count`."""
     made = []
     for aval in program.in_avals[count:]:
         rng = np.random.RandomState(zlib.crc32(f"{aval.dtype}{aval.shape}".encode()))
@@ -115,7 +115,7 @@ def directions(program: Program, count: int) -> list[Any]:
 
 
 def prove_derivatives(program: Program, args: list[Any], rng: random.Random) -> Counter[str]:
-    """Prove all that is said above of one program; counts what came of it."""
+    """Prove all statements above for one program, and count the outcomes."""
     outcomes: Counter[str] = Counter()
     program = flat(program)
     every = Mapping((0,) * len(program.in_avals), (0,) * len(program.out_avals), 2)
@@ -139,10 +139,10 @@ def prove_derivatives(program: Program, args: list[Any], rng: random.Random) -> 
 
 
 def prove_outside(program: Program, mapping: Mapping, args: list[Any], mode: str) -> str:
-    """The derivative of the batched program is that of JAX's."""
+    """Prove that the derivative of the batched program equals JAX's."""
     try:
         reference, _ = theirs(program, mapping)
-    except Exception:  # then ours raises too: `test_proof`
+    except Exception:  # then ours raises too, as tested in `test_proof`
         return "JAX does not batch it"
     batched = ours(program, mapping)
     if are_equivalent(batched.jaxpr, reference.jaxpr):
@@ -158,14 +158,14 @@ def prove_outside(program: Program, mapping: Mapping, args: list[Any], mode: str
 def prove_order(
     program: Program, every: Mapping, inside: Program, given: list[Any], mode: str
 ) -> str:
-    """Over all arguments, the derivative of the batched program is the batched derivative."""
+    """Prove that batching and differentiation commute if all arguments are mapped."""
     if program.jaxpr.effects:
         return "not run: effects"
     lanes = Mapping((0,) * len(given), (0,) * len(inside.out_avals), every.size)
     try:
         outside = derivative(ours(program, every), mode)
         batched = ours(inside, lanes)
-    except NotImplementedError:  # as JAX's: `test_proof`
+    except NotImplementedError:  # like JAX's, as tested in `test_proof`
         return "not batched"
     if isinstance(outside, str):
         return outside
@@ -225,7 +225,7 @@ SWEEP = [
 
 
 def test_the_rules_of_custom_derivatives_are_kept_and_batched():
-    """The random programs' rules give three times the derivative, so that a lost one shows."""
+    """The random programs' rules return three times the derivative, which detects lost rules."""
     from tests.programs.rules import RULE_FACTOR, with_jvp_rule, with_vjp_rule
 
     for wrapped in (with_jvp_rule, lambda f: with_vjp_rule(f, saving=True)):

@@ -1,4 +1,4 @@
-"""Refs in mapped functions: each lane has its own, wherever its values are mapped."""
+"""Refs in batched functions: each batch element has its own, at any axis."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def shared(x, y):
 
 @pytest.mark.parametrize("fun", [whole, parts, shared])
 @pytest.mark.parametrize("in_axes", [(0, 0), (0, 1), (2, 0), (1, None), (None, 2)])
-def test_lanes_write_to_their_own_refs(fun, in_axes):
+def test_batch_elements_write_to_their_own_refs(fun, in_axes):
     program = Batch(in_axes, axis_size=3)(trace(fun, values(3, 3), values(3, 3)))
     type_check(program)
     args = [values(3, 3, 3) + i if a is not None else values(3, 3) for i, a in enumerate(in_axes)]
@@ -51,7 +51,7 @@ def test_lanes_write_to_their_own_refs(fun, in_axes):
     jax.tree.map(np.testing.assert_allclose, jax.jit(program)(*args), expected)
 
 
-def test_refs_in_branches_are_refused_as_jax_does():
+def test_refs_in_branches_are_refused_as_in_jax():
     def f(x):
         ref = jax.new_ref(x)
         jax.lax.cond(x > 0, lambda: ref.__setitem__(..., 2.0), lambda: None)

@@ -1,4 +1,4 @@
-"""shard_map, mapped, on eight CPU devices: specs, the lanes' own mesh axes, values, derivatives."""
+"""Batched shard_map on eight CPU devices: specs, mesh axes of the batch, values, derivatives."""
 
 import jax
 import jax.numpy as jnp
@@ -48,7 +48,7 @@ def test_a_shard_map_is_mapped_over_any_of_its_operands(in_axes, check_vma):
     prove(over, X, W, in_axes=in_axes, derivatives=check_vma and in_axes == (0, None))
 
 
-def test_specs_have_an_entry_more_before_after_and_between_those_there_are():
+def test_specs_get_an_entry_for_the_batch_dimension_at_any_position():
     over = jax.shard_map(
         lambda w: w * 2, mesh=mesh(m=4, n=2), in_specs=P("m", "n"), out_specs=P("m", "n")
     )
@@ -58,7 +58,7 @@ def test_specs_have_an_entry_more_before_after_and_between_those_there_are():
 
 
 @pytest.mark.parametrize("check_vma", [True, False])
-def test_lanes_may_be_spread_over_a_mesh_axis_of_their_own(check_vma):
+def test_the_batch_may_be_sharded_over_its_own_mesh_axis(check_vma):
     devices = mesh(m=4, n=2)
 
     def summed(x, w):
@@ -77,7 +77,7 @@ def test_lanes_may_be_spread_over_a_mesh_axis_of_their_own(check_vma):
     np.testing.assert_allclose(got, mapped(xs, W), rtol=1e-5)
 
 
-def test_a_mesh_axis_that_a_spec_names_is_not_one_for_the_lanes():
+def test_a_mesh_axis_used_in_a_spec_is_refused_for_the_batch():
     over = jax.shard_map(lambda x: x * 2, mesh=mesh(m=4), in_specs=P("m"), out_specs=P("m"))
     with pytest.raises(BatchError, match="spmd_axis_name cannot appear in shard_map in_specs"):
         Batch(0, 0, 4, spmd_axis_name="m")(trace(over, X))

@@ -1,4 +1,4 @@
-"""`batch(sum_match=True)`: results that are mapped where out_axes says None are summed."""
+"""`batch(sum_match=True)`: mapped results are summed where out_axes is None."""
 
 import jax
 import jax.numpy as jnp
@@ -18,7 +18,7 @@ def several(w, x):
 @pytest.mark.parametrize(
     "out_axes", [None, {"sum": None, "rows": [1, None], "same": None, "small": 0}]
 )
-def test_mapped_results_without_an_axis_are_summed_as_by_jax(out_axes, chunk):
+def test_mapped_results_without_an_axis_are_summed_as_in_jax(out_axes, chunk):
     options = {"in_axes": (None, 0), "out_axes": out_axes}
     text = f"batch(in_axes=(None, 0), out_axes={out_axes}, axis_size=4, chunk={chunk}"
     program = trace(several, 2.0, ROWS[0]).apply(f"{text}, sum_match=True)")
@@ -36,7 +36,7 @@ def test_an_argument_that_is_a_result_is_summed_once_for_each_result():
         np.testing.assert_array_equal(result, ROWS.sum(0))
 
 
-def test_a_sum_has_the_line_of_what_it_adds():
+def test_a_sum_has_the_source_line_of_its_operand():
     program = trace(lambda x: jnp.sin(x), ROWS[0])
     summed = program.apply("batch(out_axes=None, axis_size=4, sum_match=True)")
     sine, total = summed.jaxpr.eqns

@@ -1,4 +1,4 @@
-"""`tile` cuts an axis in tiles and maps over them, as `vtile` did."""
+"""`tile` splits an axis into tiles and maps over them, as `vtile` did."""
 
 import jax
 import jax.numpy as jnp
@@ -16,26 +16,26 @@ X = RNG.standard_normal((12, 3)).astype(np.float32)
 
 
 def tiled(fun, args, axis_env=None, **options):
-    """The tiled program of `fun` on one tile's arguments, type-checked."""
+    """Return the tiled program of `fun` for arguments of one tile, type-checked."""
     result = Tile(**options)(trace(fun, *args, axis_env=axis_env))
     type_check(result)
     return result
 
 
-def test_an_elementwise_function_of_tiles_is_that_of_the_whole():
+def test_an_elementwise_function_of_tiles_equals_that_of_the_whole():
     result = tiled(lambda x: jnp.sin(x) + 1, (X[:3],), tile_size=4)
     assert [aval.shape for aval in (*result.in_avals, *result.out_avals)] == [(12, 3)] * 2
     np.testing.assert_allclose(result(X), np.sin(X) + 1, rtol=1e-6)
 
 
-def test_a_tile_is_a_part_of_the_axis_that_lies_together():
+def test_a_tile_is_a_contiguous_part_of_the_axis():
     result = tiled(lambda x: x[::-1], (X[:4],), tile_size=3)
     np.testing.assert_array_equal(result(X), X.reshape(3, 4, 3)[:, ::-1].reshape(12, 3))
 
 
 @pytest.mark.parametrize("in_axis", [0, 1, -1])
 @pytest.mark.parametrize("out_axis", [0, 1, -2])
-def test_any_axis_is_cut_and_any_put_together(in_axis, out_axis):
+def test_any_axis_can_be_split_and_joined(in_axis, out_axis):
     x = RNG.standard_normal((4, 6)).astype(np.float32)
     parts = np.split(x, 2, axis=in_axis)
 
@@ -47,7 +47,7 @@ def test_any_axis_is_cut_and_any_put_together(in_axis, out_axis):
     np.testing.assert_allclose(result(x), want, rtol=1e-5)
 
 
-def test_axes_are_prefixes_and_none_is_the_same_in_all_tiles():
+def test_axes_are_prefixes_and_none_means_unsplit():
     def fun(params, x):
         return {"y": x @ params["w"] + params["b"], "w": params["w"] * 2}
 
@@ -83,13 +83,13 @@ def test_one_tile_is_the_whole_and_a_loop_over_tiles_is_a_loop():
     np.testing.assert_allclose(jax.jit(result)(X), want, rtol=1e-6)
 
 
-def test_gradients_go_through_the_tiles():
+def test_gradients_are_computed_through_tiles():
     result = tiled(lambda x: jnp.sin(x), (X[:3],), tile_size=4)
     gradient = jax.grad(lambda x: result(x).sum())(X)
     np.testing.assert_allclose(gradient, np.cos(X), rtol=1e-6)
 
 
-def test_keys_and_names_stay():
+def test_keys_and_names_are_kept():
     keys = jax.random.split(jax.random.key(0), 4)
     program = trace(lambda keys: keys[::-1], keys[:2])
     result = Tile(2)(program)
@@ -99,7 +99,7 @@ def test_keys_and_names_stay():
 
 
 @pytest.mark.parametrize("rows", [1, 3])
-def test_without_a_number_of_tiles_the_arguments_tell_it(rows):
+def test_without_tile_size_the_number_of_tiles_is_a_symbol(rows):
     """`vtile(tile_size=None)` made as many tiles of one row as there are rows."""
 
     def fun(x, scale):
@@ -117,7 +117,7 @@ def test_without_a_number_of_tiles_the_arguments_tell_it(rows):
     assert equivalent(four, tiled(fun, (X[:rows], 2.0), in_axes=(0, None), tile_size=4))
 
 
-def test_the_symbol_of_the_tiles_is_none_that_the_program_has():
+def test_the_symbol_of_the_tiles_is_new_in_the_program():
     (tiles,) = jax.export.symbolic_shape("tiles")
     program = trace(lambda x: x * 2, jax.ShapeDtypeStruct((3, tiles), "float32"))
     result = Tile()(program)
@@ -126,14 +126,14 @@ def test_the_symbol_of_the_tiles_is_none_that_the_program_has():
     np.testing.assert_array_equal(result(X), X * 2)
 
 
-def test_without_a_number_of_tiles_it_is_that_of_the_axis_that_was_traced_with():
+def test_without_tile_size_it_is_the_size_of_the_traced_axis():
     program = trace(lambda x: x / lax.psum(x, "i"), X[:4], axis_env=[("i", 3)])
     result = Tile(axis_name="i")(program)
     assert result.in_avals[0].shape == X.shape
     np.testing.assert_allclose(result(X), Tile(3, "i")(program)(X))
 
 
-def test_without_a_number_of_tiles_some_argument_is_cut():
+def test_without_tile_size_an_argument_must_be_split():
     with pytest.raises(
         BatchError, match="tile_size must be specified, because no argument is tiled"
     ):
@@ -164,20 +164,20 @@ MISTAKES = {
 
 
 @pytest.mark.parametrize("fun, options, message", MISTAKES.values(), ids=MISTAKES)
-def test_a_mistake_says_which_value_and_which_axis(fun, options, message):
+def test_a_mistake_is_reported_with_the_value_and_the_axis(fun, options, message):
     program = trace(fun, X[:4], jax.ShapeDtypeStruct((), "float32"))
     names = ("x", "s")
     with pytest.raises(BatchError, match=message):
         Tile(**{"tile_size": 3, **options})(program.replace(arg_names=names))
 
 
-def test_a_program_that_was_traced_for_another_number_of_tiles_is_refused():
+def test_a_program_traced_for_another_number_of_tiles_is_refused():
     program = trace(lambda x: lax.pmean(x, "i"), X[:4], axis_env=[("i", 2)])
     with pytest.raises(BatchError, match="traced with an axis 'i' of size 2, not 3"):
         Tile(3, "i")(program)
 
 
-def test_an_axis_that_is_no_axis_is_a_mistake_of_type():
+def test_an_invalid_axis_is_a_type_error():
     with pytest.raises(BatchTypeError, match="in_axes"):
         Tile(3, in_axes="x")(trace(jnp.sin, X))
     with pytest.raises(BatchTypeError, match="tile_size must be an integer, but got 2"):

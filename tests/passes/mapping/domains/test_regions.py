@@ -1,4 +1,4 @@
-"""Loops, branches and calls are rewritten by their edges, those of plug-ins too."""
+"""Loops, branches and calls are rewritten by their edges, also those of plug-ins."""
 
 import jax
 import jax.numpy as jnp

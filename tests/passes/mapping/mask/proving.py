@@ -1,4 +1,4 @@
-"""Proves small functions masked, values and derivatives, at every size and with any padding."""
+"""Prove small masked functions, values and derivatives, at every size and with any padding."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def marked(cases: Iterable[str], mark: Any, *unmarked: str) -> list[Any]:
 
 
 def prove(fun: Callable[..., Any], types: str, seed: int = 3, least: int = 3) -> Counter[str]:
-    """Return what came of a function at every size to a bound: `prove_masked`. Integers are 0 to 3.
+    """Return the outcome of `prove_masked` at every size up to a bound. Integers are 0 to 3.
 
     Raises:
         AssertionError: If it is wrong, refused, or there were fewer sizes at which it is defined.

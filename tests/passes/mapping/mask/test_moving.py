@@ -50,7 +50,7 @@ SLICES = {
     "grouped": lambda x: jnp.concatenate([x, x]).reshape(2, x.shape[0], 4),
 }
 
-#: Of x: f32[n,4] and i: i32[n].
+#: Functions of x: f32[n,4] and i: i32[n].
 INDEXING = {
     "rows": lambda x, i: x[i % x.shape[0]],
     "taken": lambda x, i: jnp.take(x, i, axis=0),
@@ -84,7 +84,7 @@ EVERY_DAY = "until", "set_slice"
 
 
 @pytest.mark.parametrize("name", marked(SLICES, pytest.mark.sweep, *EVERY_DAY))
-def test_what_moves_elements(name):
+def test_moving_elements(name):
     prove(SLICES[name], "f32[n,4]")
 
 
@@ -93,7 +93,7 @@ def test_indexing(name):
     prove(INDEXING[name], "f32[n,4], i32[n]")
 
 
-def test_random_keys_move_as_numbers_do():
+def test_random_keys_are_moved_like_numbers():
     def bits(x):
         keys = jax.random.split(jax.random.key(0), x.shape[0])
         moved = jnp.concatenate([keys[::-1], keys])

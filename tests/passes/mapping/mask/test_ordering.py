@@ -1,4 +1,4 @@
-"""mask: sorts, extremes and their places, cumulative operations."""
+"""mask: sorts, extrema and their indices, cumulative operations."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from jax import lax
 
 from tests.passes.mapping.mask.proving import marked, prove
 
-#: Of x: f32[n,3] and i: i32[n,3].
+#: Functions of x: f32[n,3] and i: i32[n,3].
 CASES = {
     "sorted": lambda x, i: (jnp.sort(x, 0), jnp.sort(i, 0), jnp.sort(x, 1)),
     "argsorted": lambda x, i: (jnp.argsort(x, 0), jnp.argsort(i, 0)),
@@ -55,5 +55,5 @@ CASES = {
 
 
 @pytest.mark.parametrize("name", marked(CASES, pytest.mark.sweep, "argsorted"))
-def test_what_orders_elements(name):
+def test_ordering_elements(name):
     prove(CASES[name], "f32[n,3], i32[n,3]")

@@ -1,4 +1,4 @@
-"""mask: convolutions, pooling, random bits, factors of matrices."""
+"""mask: convolutions, pooling, random bits, matrix decompositions."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from tests.passes.mapping.mask.proving import marked, prove
 
 
 def finite(x):
-    # XLA may or may not multiply an infinity by a zero that it pads with itself.
+    # XLA may or may not multiply an infinity by the zeros of its own padding.
     return jnp.where(jnp.isfinite(x), x, 1)
 
 
@@ -26,7 +26,7 @@ def pooled(x, init, combine, window=(1, 2, 1), strides=(1, 2, 1), padding="SAME"
     return lax.reduce_window(x, init, combine, window, strides, padding)
 
 
-#: Of x: f32[2,n,3], f32[n,5,3] or f32[2,5,n] by the name, and w: f32[3,3,2].
+#: Functions of x, f32[2,n,3], f32[n,5,3] or f32[2,5,n] by the name, and w: f32[3,3,2].
 WINDOWS = {
     "conv": convolved,
     "conv_valid": lambda x, w: convolved(jnp.pad(x, ((0, 0), (2, 0), (0, 0))), w, padding="VALID"),
@@ -49,7 +49,7 @@ WINDOWS = {
     "whole_pool": lambda x, w: pooled(x, 0.0, lax.add, (1, x.shape[1], 1), (1, 1, 1), "VALID"),
 }
 
-#: Of x: f32[n,4].
+#: Functions of x: f32[n,4].
 OTHERS = {
     "normal": lambda x: jax.random.normal(jax.random.key(0), x.shape) * x,
     "normal_by_column": lambda x: jax.random.normal(jax.random.key(0), (4, x.shape[0])).T * x,
@@ -94,12 +94,12 @@ def test_random_bits_and_matrices(name):
     prove(OTHERS[name], "f32[n,4]")
 
 
-def test_the_gradient_of_pooling_whose_last_window_ends_before_the_operand():
+def test_the_gradient_of_pooling_whose_windows_leave_rows_over():
     def summed(x, cotangent):
         y, pullback = jax.vjp(lambda x: pooled(x, -jnp.inf, lax.max, (1, 3, 1), padding="VALID"), x)
         return pullback(cotangent * jnp.ones_like(y))
 
-    # Of 2*n + 4 rows, the windows of 3 that are 2 apart leave one over.
+    # Windows of 3 of the 2*n + 4 rows, with stride 2, leave one row over.
     prove(summed, "f32[2,2*n+4,3], f32[2,n+1,3]")
 
 

@@ -1,4 +1,4 @@
-"""Programs for the tests of `execute`, made without the loading wing."""
+"""Programs for the tests of `execute`, made without `jaxprtool.loading`."""
 
 import jax
 
@@ -6,7 +6,7 @@ from jaxprtool.ir.programs.program import Program
 
 
 def program(fun, *args) -> Program:
-    """A Program of a function of positional arrays; its arguments are called a0, a1, …"""
+    """Return a Program of a function of positional arrays. Its arguments are named a0, a1, …"""
     jaxpr, shape = jax.make_jaxpr(fun, return_shape=True)(*args)
     names = tuple(f"a{i}" for i in range(len(jaxpr.invars)))
     outs = tuple(f"result[{i}]" for i in range(len(jaxpr.outvars)))

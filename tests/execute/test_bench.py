@@ -1,4 +1,4 @@
-"""What `bench` measures, by structure: times themselves are never compared."""
+"""What `bench` measures. Times themselves are never compared."""
 
 import json
 from dataclasses import replace
@@ -27,7 +27,7 @@ X = jnp.arange(4.0)
 
 
 class Clock:
-    """A variant whose turns take the given seconds, round by round."""
+    """A variant whose turns take the given seconds, one per round."""
 
     def __init__(self, name, turns, seconds):
         self.name, self.turns, self.seconds = name, turns, iter(seconds)
@@ -48,7 +48,7 @@ def test_the_interval_of_a_median_is_that_of_the_sign_test():
     assert median_interval([3.0] * LEAST) == Interval(3, 3, 3)
 
 
-def test_intervals_contain_the_truth_as_often_as_they_say():
+def test_intervals_contain_the_true_ratio_as_often_as_they_should():
     random = np.random.default_rng(0)
     truth, hits = 1.0, {"alone": 0, "paired": 0, "unpaired": 0}
     for _ in range(200):
@@ -61,14 +61,14 @@ def test_intervals_contain_the_truth_as_often_as_they_say():
     assert hits["unpaired"] / 200 > 0.95
 
 
-def test_drift_cancels_in_pairs_and_not_between_runs():
+def test_drift_cancels_within_pairs_but_not_between_runs():
     fast, slow = [1.0] * 10 + [3.0] * 10, [1.1] * 10 + [3.3] * 10
     paired = paired_ratio(slow, fast)
     assert paired.low == pytest.approx(1.1) and paired.high == pytest.approx(1.1)
     assert unpaired_ratio(slow, fast).precision > 0.5
 
 
-def test_all_take_a_turn_in_each_round_in_changing_order():
+def test_all_variants_take_a_turn_in_each_round_in_varying_order():
     turns = []
     times = rounds([Clock(n, turns, range(1, 100)) for n in "abc"], Limits(40), silent)
     assert list(map(len, times)) == [40] * 3
@@ -91,7 +91,7 @@ def test_rounds_end_when_all_intervals_are_precise_or_at_their_maximum():
     assert count(steady(), Limits(30)) == 30 and count(steady(), Limits()) == 50
 
 
-def test_short_calls_are_timed_many_at_once_and_long_ones_alone():
+def test_short_calls_are_timed_in_batches_and_long_ones_individually():
     def long(x):
         return jax.lax.fori_loop(0, 20, lambda i, x: jnp.sin(x @ x), x)
 
@@ -107,7 +107,7 @@ def test_donated_arguments_are_copied_for_each_call():
     assert len(found.variants[0].seconds) == 7 and not X.is_deleted()
 
 
-def test_effects_are_refused_unless_their_number_is_asked_for():
+def test_effects_are_refused_unless_their_number_is_given():
     seen = []
 
     def f(x):
@@ -122,7 +122,7 @@ def test_effects_are_refused_unless_their_number_is_asked_for():
     assert len(seen) == 8
 
 
-def test_everything_about_a_variant_is_measured():
+def test_every_quantity_of_a_variant_is_measured():
     program = jaxprtool.trace(lambda x: jnp.tanh(x @ x).sum(), jnp.ones((8, 8)))
     found = jaxprtool.bench(program, passes=["", "-O1"], repeat=8)
     traced, optimized = found.variants
@@ -148,7 +148,7 @@ def test_results_may_differ_and_arguments_may_not():
         jaxprtool.bench([loss, other])
 
 
-def test_isolated_variants_are_measured_alike_and_a_crash_is_one_line():
+def test_isolated_variants_are_measured_like_others_and_a_crash_is_one_line():
     program = jaxprtool.trace(lambda key, x: x * jax.random.normal(key, x.shape), KEY, X)
     found = jaxprtool.bench(program, (KEY, X), passes=["", "dce"], repeat=7, isolate=True)
     assert found.isolated and found.devices == (str(jax.local_devices()[0]),)
@@ -159,7 +159,7 @@ def test_isolated_variants_are_measured_alike_and_a_crash_is_one_line():
 KEY = jax.random.key(0)
 
 
-def test_what_fails_in_another_process_is_told_in_one_line(monkeypatch, tmp_path):
+def test_errors_in_another_process_are_reported_in_one_line(monkeypatch, tmp_path):
     def running(program):
         variant = Variant("f", program)
         return isolated_turns.isolated_turns(variant, [X])
@@ -192,7 +192,7 @@ def test_what_fails_in_another_process_is_told_in_one_line(monkeypatch, tmp_path
         ({"passes": "linearize"}, PipelineError, "a variant is one program"),
     ],
 )
-def test_what_cannot_be_meant_is_refused(options, error, message):
+def test_invalid_options_are_refused(options, error, message):
     with pytest.raises(error, match=message):
         jaxprtool.bench(jaxprtool.trace(lambda x: jnp.sin(x).sum(), X), **options)
     with pytest.raises(ArgumentsError, match="sin is not a Program"):
@@ -218,7 +218,7 @@ def slowed(found, times):
     return replace(found, variants=tuple(variants))
 
 
-def test_a_baseline_gives_the_ratio_of_each_variant_to_itself(found, tmp_path):
+def test_each_variant_has_a_ratio_to_its_own_baseline(found, tmp_path):
     then = saved(found, tmp_path)
     same, slow = (with_baseline(slowed(found, times), then).baseline for times in (1, 100))
     assert [each.of for each in same.ratios] == ["as traced", "dce"]
@@ -227,7 +227,7 @@ def test_a_baseline_gives_the_ratio_of_each_variant_to_itself(found, tmp_path):
     assert same.mismatches == () == same.missing
 
 
-def test_a_baseline_of_another_machine_or_release_is_told(found, tmp_path):
+def test_a_baseline_of_another_machine_or_release_is_reported(found, tmp_path):
     machine = replace(found.machine, jax="0.9.0", processor="abacus")
     then = saved(replace(found, machine=machine, variants=found.variants[:1]), tmp_path)
     compared = with_baseline(found, then).baseline
@@ -263,7 +263,7 @@ def test_a_baseline_of_another_program_is_refused(found, tmp_path, change, messa
         ),
     ],
 )
-def test_a_file_that_is_no_baseline_is_refused(tmp_path, text, message):
+def test_a_file_that_is_not_a_baseline_is_refused(tmp_path, text, message):
     path = tmp_path / "base.json"
     path.write_text(text)
     with pytest.raises(ArgumentsError, match=message):

@@ -1,4 +1,4 @@
-"""How far arrays are apart, and variants of a program."""
+"""Errors between arrays, and between variants of a program."""
 
 import jax
 import jax.numpy as jnp
@@ -13,20 +13,20 @@ USUAL = Tolerance()
 X = jnp.arange(4.0)
 
 
-def test_equal_bits_have_no_error_and_nans_are_like_any_other():
+def test_equal_bits_have_no_error_and_all_nans_are_equal():
     x = np.array([1.0, np.nan, -np.inf], np.float32)
     found = measured("x", x, x.copy(), USUAL)
     assert found.equal and found.within and found.nans == (1, 1)
     assert (found.absolute, found.ulps, found.differing, found.position) == (0.0, 0, 0, None)
 
 
-def test_zeros_of_other_signs_are_other_bits_within_tolerance():
+def test_zeros_of_different_signs_have_other_bits_within_tolerance():
     found = measured("x", np.float32(0.0), np.float32(-0.0), USUAL)
     assert not found.equal and found.within and found.ulps == 0
 
 
 @pytest.mark.parametrize("dtype", [jnp.bfloat16, np.float16, np.float32, np.float64])
-def test_one_unit_in_the_last_place_is_one(dtype):
+def test_one_unit_in_the_last_place_is_counted_as_one(dtype):
     one = np.ones((2,), dtype)
     next_one = (one + jnp.finfo(dtype).eps).astype(dtype)
     assert measured("x", one, next_one, USUAL).ulps == 1
@@ -34,20 +34,20 @@ def test_one_unit_in_the_last_place_is_one(dtype):
     assert measured("x", -smallest, smallest, USUAL).ulps == 2
 
 
-def test_tolerance_is_that_of_jax_by_dtype_or_what_is_asked():
+def test_tolerances_are_those_of_jax_by_dtype_or_given():
     assert USUAL.of(np.dtype(np.float32)) == (1e-6, 1e-6)
     assert USUAL.of(np.dtype(np.float32), jnp.dtype(jnp.bfloat16)) == (1e-2, 1e-2)
     assert Tolerance(0.5).of(np.dtype(np.float32)) == (0.5, 1e-6)
     assert Tolerance(0.5, 0.5).of(np.dtype(bool)) == (0.0, 0.0)
 
 
-def test_errors_are_where_both_are_finite_and_a_nan_in_one_is_beyond():
+def test_errors_are_of_finite_pairs_and_a_single_nan_exceeds_any_tolerance():
     found = measured("x", np.array([1.0, 2.0, 4.0]), np.array([np.nan, 2.0, 5.0]), Tolerance(0.5))
     assert (found.absolute, found.relative, found.nans) == (1.0, 0.25, (0, 1))
     assert (found.beyond, found.position, found.within) == (1, (0,), False)
 
 
-def test_integers_booleans_and_keys_are_to_be_the_same():
+def test_integers_booleans_and_keys_must_be_equal():
     for a, b in (
         (np.array([1, 2]), np.array([1, 3])),
         (np.array([True, False]), np.array([True, True])),
@@ -76,7 +76,7 @@ def loss(x, key):
     return {"loss": picked.sum(), "key": jax.random.split(key), "index": picked.argmax()}
 
 
-def test_variants_are_all_that_can_be_made_and_the_first_is_the_reference():
+def test_all_variants_are_built_and_the_first_is_the_reference():
     program = jaxprtool.trace(loss, jnp.ones(3), jax.random.key(0))
     found = jaxprtool.compare(
         program, passes=["", "-O1"], precisions=["default", "highest"], op_by_op=True
@@ -91,14 +91,14 @@ def test_variants_are_all_that_can_be_made_and_the_first_is_the_reference():
     ]
 
 
-def test_programs_are_given_the_arguments_of_the_first_by_name_or_in_order():
+def test_programs_receive_the_arguments_of_the_first_by_name_or_in_order():
     first = jaxprtool.trace(lambda x, y: x - y, 1.0, 2.0)
     swapped = jaxprtool.trace(lambda y, x: x - y, 1.0, 2.0)
     renamed = jaxprtool.trace(lambda a, b: a - b, 1.0, 2.0)
     assert jaxprtool.compare([first, swapped, renamed], (3.0, 5.0)).within
 
 
-def test_programs_of_other_arguments_or_results_are_refused():
+def test_programs_with_other_arguments_or_results_are_refused():
     first = jaxprtool.trace(lambda x: x, jnp.ones(3))
     other = jaxprtool.trace(lambda x: x, jnp.ones(4))
     sums = jaxprtool.trace(lambda x: x.sum(), jnp.ones(3))
@@ -118,7 +118,7 @@ def test_programs_of_other_arguments_or_results_are_refused():
         ({"passes": "dce"}, "at least two variants"),  # one pipeline, not three
     ],
 )
-def test_what_cannot_be_meant_is_refused(options, message):
+def test_invalid_options_are_refused(options, message):
     program = jaxprtool.trace(jnp.sin, X)
     with pytest.raises(ArgumentsError, match=message):
         jaxprtool.compare(program, **{"passes": ["", "dce"], **options})
@@ -143,7 +143,7 @@ def test_a_single_variant_a_missing_backend_and_several_programs_are_refused():
         jaxprtool.compare(program, precisions=["default", "hihgest"])
 
 
-def test_a_variant_that_fails_is_told_and_the_others_go_on():
+def test_a_failing_variant_is_reported_and_the_others_continue():
     def fails(x):
         return jax.pure_callback(lambda value: 1 / 0, x, x)
 
@@ -154,6 +154,6 @@ def test_a_variant_that_fails_is_told_and_the_others_go_on():
     assert "ZeroDivisionError" in jaxprtool.compare([wrong, right], (1.0,)).error
 
 
-def test_arguments_that_a_program_donates_are_there_for_the_others():
+def test_arguments_that_a_program_donates_are_available_to_the_others():
     program = jaxprtool.trace(jax.jit(lambda x: x + 1, donate_argnums=0), jnp.ones(3))
     assert jaxprtool.compare(program, (jnp.ones(3),), passes=["", "-O1"]).within

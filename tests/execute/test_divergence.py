@@ -1,4 +1,4 @@
-"""The first equation at which two variants part: planted faults are found."""
+"""The first equation at which two variants differ is found, for planted faults."""
 
 import jax
 import jax.numpy as jnp
@@ -17,7 +17,7 @@ X = np.linspace(0.5, 1.5, 8, dtype=np.float32)
 
 
 def parted(right, wrong, *args, op_by_op=False, **tolerance):
-    """Where two functions part on the same arguments."""
+    """Return where two functions differ on the same arguments."""
     first = Variant("right", jaxprtool.trace(right, *args))
     second = Variant("wrong", jaxprtool.trace(wrong, *args), op_by_op=op_by_op)
     flat = jax.tree.leaves(args)
@@ -25,7 +25,7 @@ def parted(right, wrong, *args, op_by_op=False, **tolerance):
 
 
 def chain(factor):
-    """A hundred equations, of which one multiplies by a factor of its own."""
+    """Return a chain of a hundred equations, one of which multiplies by a given factor."""
 
     def f(x):
         for i in range(50):
@@ -35,7 +35,7 @@ def chain(factor):
     return f
 
 
-def test_the_first_of_many_equations_is_found_with_the_literal_that_is_another():
+def test_the_first_of_many_equations_is_found_with_the_different_literal():
     found = parted(chain(1.5), chain(1.6), X)
     assert (found.found, found.strict, found.primitive) == (True, False, "mul")
     assert found.source.startswith("tests/execute/test_divergence.py:")
@@ -45,12 +45,12 @@ def test_the_first_of_many_equations_is_found_with_the_literal_that_is_another()
     assert found.results[0].relative == pytest.approx(0.1 / 1.5, rel=1e-3)
 
 
-def test_programs_that_agree_have_no_parting():
+def test_equal_programs_have_no_difference():
     found = parted(chain(1.5), chain(1.5), X)
     assert not found.found and found.why == "every result is within tolerance"
 
 
-def test_it_is_searched_in_calls_and_in_the_branch_that_is_taken():
+def test_calls_and_the_taken_branch_are_searched():
     def f(factor):
         @jax.jit
         def inner(x):
@@ -68,7 +68,7 @@ def test_it_is_searched_in_calls_and_in_the_branch_that_is_taken():
 
 @pytest.mark.parametrize("reverse", [False, True])
 @pytest.mark.parametrize("op_by_op", [False, True])
-def test_the_round_of_a_scan_is_found_by_its_carry(reverse, op_by_op):
+def test_the_iteration_of_a_scan_is_found_by_its_carry(reverse, op_by_op):
     def f(factor):
         def body(x, i):
             return jnp.where(i == 5, jnp.sin(x) * factor, jnp.cos(x)), None
@@ -80,7 +80,7 @@ def test_the_round_of_a_scan_is_found_by_its_carry(reverse, op_by_op):
     assert found.primitive == "mul" and found.path[0].startswith("scan at ")
 
 
-def test_the_round_of_a_scan_is_found_by_what_it_stacks():
+def test_the_iteration_of_a_scan_is_found_by_its_stacked_results():
     def f(factor):
         def body(x, row):
             return x, jnp.where(row[0] == 7, row * factor, row)
@@ -88,11 +88,11 @@ def test_the_round_of_a_scan_is_found_by_what_it_stacks():
         return lambda xs: lax.scan(body, 0.0, xs, reverse=True)
 
     found = parted(f(1.0), f(1.5), np.arange(36.0, dtype=np.float32).reshape(12, 3) - 2)
-    assert found.iteration == (3,)  # the row that begins with 7
+    assert found.iteration == (3,)  # the row that starts with 7
     assert found.primitive == "mul" and found.operands[0].name == "xs"
 
 
-def test_the_round_of_a_while_loop_is_found_and_what_decides_on_it():
+def test_the_iteration_of_a_while_loop_is_found_and_its_condition_searched():
     def f(factor, most):
         def body(state):
             i, x = state
@@ -106,7 +106,7 @@ def test_the_round_of_a_while_loop_is_found_and_what_decides_on_it():
     assert longer.iteration == (20,) and longer.primitive == "lt"
 
 
-def test_scans_of_other_lengths_or_directions_are_to_blame_themselves():
+def test_scans_of_other_lengths_or_directions_are_blamed_themselves():
     def f(length, reverse=False):
         def body(c, _):
             return c * 1.1, c
@@ -125,7 +125,7 @@ def test_scans_of_other_lengths_or_directions_are_to_blame_themselves():
 
 
 @pytest.mark.parametrize("op_by_op", [False, True])
-def test_the_round_of_a_loop_with_a_predicate_for_each_lane_is_found(op_by_op):
+def test_the_iteration_of_a_loop_with_a_batched_predicate_is_found(op_by_op):
     def f(factor, most):
         def body(state):
             i, x = state
@@ -135,17 +135,18 @@ def test_the_round_of_a_loop_with_a_predicate_for_each_lane_is_found(op_by_op):
 
     starts, x = jnp.array([1, 3]), jnp.ones(2)
     found = parted(f(1.0, 20), f(1.5, 20), starts, x, op_by_op=op_by_op)
-    assert (found.primitive, found.iteration) == ("mul", (6,))  # in the lane that begins with 3
+    # in the batch element that starts with 3
+    assert (found.primitive, found.iteration) == ("mul", (6,))
     longer = parted(f(1.0, 20), f(1.0, 21), starts, x, op_by_op=op_by_op)
     assert longer.found and longer.iteration == (17,)
 
 
-def test_a_literal_beside_an_array_is_no_pair():
+def test_a_literal_is_not_paired_with_an_array():
     found = parted(lambda x: x * 3 // 2, lambda x: x * 3 // 2 + (x > 2), jnp.arange(4))
     assert found.found and "gt" in {each.split()[0] for each in found.added}
 
 
-def test_a_loop_in_a_loop_has_two_rounds():
+def test_a_nested_loop_has_two_iterations():
     def f(factor):
         def inner(x, j):
             return jnp.where((j == 2) & (x[0] > 1.4), x * factor, x + 0.1), None
@@ -159,7 +160,7 @@ def test_a_loop_in_a_loop_has_two_rounds():
     assert len(found.iteration) == 2 and found.iteration[1] == 2
 
 
-def test_of_two_programs_those_equations_are_told_that_the_one_has_alone():
+def test_equations_that_only_one_program_has_are_blamed():
     def right(x):
         return jnp.cos(x / jnp.sqrt(x * x + 1.0))
 
@@ -176,7 +177,7 @@ def test_arguments_correspond_by_position_and_results_may_be_arguments():
     assert found.found and found.results[0].relative == 1.0
 
 
-def test_keys_integers_and_refs_are_compared_on_the_way():
+def test_keys_integers_and_refs_are_compared_too():
     def f(shift):
         def g(key, x):
             ref = jax.new_ref(x)
@@ -200,7 +201,7 @@ def test_a_shard_map_is_one_equation():
     assert parted(f(1.0), f(2.0), X).primitive == "shard_map"
 
 
-def test_rounding_alone_is_found_only_by_the_strict_tolerance():
+def test_rounding_differences_are_found_only_by_the_strict_tolerance():
     def right(x):
         return x * 3.0
 
@@ -211,7 +212,7 @@ def test_rounding_alone_is_found_only_by_the_strict_tolerance():
     assert found.found and found.strict and found.primitive == "mul"
 
 
-def test_a_judge_measures_by_the_largest_element_unless_it_is_strict():
+def test_errors_are_relative_to_the_largest_element_unless_strict():
     a, b = np.array([1000.0, 1e-6], np.float32), np.array([1000.0, 5e-6], np.float32)
     assert not Comparator(Tolerance()).differ(a, b)
     assert Comparator(Tolerance(), strict=True).differ(a, b)

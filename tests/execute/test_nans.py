@@ -1,4 +1,4 @@
-"""find_nan names the equations that make NaNs and infinities, and where these go."""
+"""find_nan names the equations that make NaNs and infinities, and what these reach."""
 
 from functools import partial
 
@@ -31,7 +31,7 @@ def only(function, *args):
 
 
 def line_of(text):
-    """The place of a line of this file that ends with a comment."""
+    """Return the location of a line of this file that ends with a comment."""
     with open(__file__) as file:
         number = next(n for n, line in enumerate(file, 1) if line.rstrip().endswith(f"# {text}"))
     return f"tests/execute/test_nans.py:{number}"
@@ -55,7 +55,7 @@ def test_nothing_is_found_where_all_is_finite():
     assert result.found == () and result.first is None
 
 
-def test_a_mask_of_infinities_is_no_fault_and_a_row_of_nothing_else_is():
+def test_a_mask_of_infinities_is_not_a_fault_but_a_row_of_nothing_else_is():
     def attention(scores, mask):
         return jax.nn.softmax(jnp.where(mask, scores, -jnp.inf))
 
@@ -65,7 +65,7 @@ def test_a_mask_of_infinities_is_no_fault_and_a_row_of_nothing_else_is():
     assert (found.kind, found.primitive, found.position) == ("NaN", "sub", (1, 0))
 
 
-def test_a_nan_that_the_program_holds_is_a_fault_if_it_reaches_a_result():
+def test_a_nan_constant_is_a_fault_if_it_reaches_a_result():
     found = only(lambda x: jnp.where(x > 1.0, x, jnp.nan), X)
     assert found.kind == "NaN" and found.reaches == ("result",)
     assert found_in(lambda x: jnp.where(x < 9.0, x, jnp.nan), X) == ()
@@ -99,14 +99,14 @@ HELD_BY = {
 
 
 @pytest.mark.parametrize("case", HELD_BY)
-def test_a_nan_that_no_equation_makes_is_held_by_the_program(case):
+def test_a_nan_that_no_equation_makes_is_a_constant_of_the_program(case):
     function, reached = HELD_BY[case]
     found = only(function, X)
     assert (found.kind, found.argument, found.primitive) == ("NaN", "", "")
     assert list(found.reaches) == reached
 
 
-def test_a_held_nan_that_no_result_has_is_no_fault_and_nor_is_a_held_infinity():
+def test_an_unused_nan_constant_and_an_infinite_constant_are_no_faults():
     def dropped(x):
         return lax.scan(lambda c, r: (c + jnp.where(jnp.isnan(r), 0.0, r), None), x[0], NAN_AT_1)[0]
 
@@ -115,19 +115,19 @@ def test_a_held_nan_that_no_result_has_is_no_fault_and_nor_is_a_held_infinity():
     assert found_in(lambda x: (x, jnp.inf, jnp.array([jnp.inf, 1.0])), X) == ()
 
 
-def test_an_equation_that_only_moves_a_held_nan_is_named():
+def test_an_equation_that_only_moves_a_nan_constant_is_named():
     found = only(lambda x: jnp.concatenate([x, NAN_AT_1]), X)
     assert (found.primitive, found.position) == ("concatenate", (5,))
 
 
-def test_an_argument_that_has_a_nan_is_named():
+def test_an_argument_with_a_nan_is_named():
     found = only(lambda p: jnp.sin(p["w"]).sum(), {"w": X.at[2].set(jnp.nan)})
     assert (found.argument, found.primitive, found.position) == ("p['w']", "", (2,))
     assert found.reaches == ("result",)
     assert found_in(lambda x: jnp.exp(-x), X.at[2].set(jnp.inf)) == ()
 
 
-def test_what_is_dropped_is_told_from_what_reaches_a_result():
+def test_dropped_values_are_distinguished_from_those_that_reach_a_result():
     def safe(x):
         y = jnp.where(x > 0, jnp.log(x), 0.0)
         return y, jnp.sqrt(x - 1.0)
@@ -138,7 +138,7 @@ def test_what_is_dropped_is_told_from_what_reaches_a_result():
     assert dropped.dropped.startswith("select_n")
 
 
-def test_a_nan_made_of_an_infinity_is_a_fault_of_its_own():
+def test_a_nan_made_from_an_infinity_is_a_fault_of_its_own():
     def function(x):
         y = jnp.log(x)
         return y - y
@@ -148,7 +148,7 @@ def test_a_nan_made_of_an_infinity_is_a_fault_of_its_own():
     assert len(infinity.leads_to) == 1 and infinity.leads_to[0].startswith("sub")
 
 
-def test_the_way_goes_back_to_an_argument_by_the_element_to_blame():
+def test_the_path_goes_back_to_an_argument_by_the_responsible_element():
     def loss(params, x):
         hidden = jnp.maximum(x @ params["w"], 0.0)
         return 1.0 / hidden
@@ -164,12 +164,12 @@ TABLE = np.array([[0.0, -9.0], [2.0, 1.0]], np.float32)
 
 
 def filled(x):
-    """A buffer of infinities with one number in it."""
+    """Return a buffer of infinities with one number in it."""
     return jnp.full(4, jnp.inf).at[1].set(x - 3.0)
 
 
 def in_a_loop(x, rounds):
-    """A loop that has a buffer of infinities beside the number that goes wrong."""
+    """Return a loop with a buffer of infinities and a number that becomes NaN."""
 
     def body(i, carry):
         y, buffer = carry
@@ -178,7 +178,7 @@ def in_a_loop(x, rounds):
     return lax.fori_loop(0, rounds, body, (x, jnp.full(4, jnp.inf)))[1]
 
 
-#: What leads to a NaN or an infinity: the values, each with its element.
+#: The path to a NaN or an infinity: the values, each with its element.
 WAYS = {
     "an update": (
         lambda x: jnp.log(filled(x[1])[1]),
@@ -223,7 +223,7 @@ WAYS = {
 
 
 @pytest.mark.parametrize("case", WAYS)
-def test_the_way_stays_with_the_element_that_it_began_at(case):
+def test_the_path_follows_the_element_it_starts_at(case):
     function, expected = WAYS[case]
     way = found_in(function, X)[0].way
     assert [(each.primitive or each.argument, each.element) for each in way] == expected
@@ -240,7 +240,7 @@ def test_in_a_backward_pass_the_forward_equation_is_named():
 
 
 @pytest.mark.parametrize("wrap", [jax.checkpoint, lambda f: lambda x: lax.scan(f, x, None, 1)])
-def test_it_is_named_too_where_the_backward_part_is_in_a_body(wrap):
+def test_the_forward_equation_is_named_if_the_backward_part_is_in_a_body(wrap):
     def function(x, _=None):
         y = x * 1e35  # the product inside
         return y * 1e-30, y
@@ -253,7 +253,7 @@ def test_it_is_named_too_where_the_backward_part_is_in_a_body(wrap):
     assert found.forward == f"mul at {line_of('the product inside')}"
 
 
-def test_what_is_computed_again_for_a_backward_part_is_no_derivative():
+def test_values_recomputed_for_a_backward_part_are_not_derivatives():
     recomputed = jax.checkpoint(lambda x: jnp.sin(x * 1e38 * 1e38) * x)
     found = found_in(jax.grad(lambda x: recomputed(x).sum()), X)
     again = [each for each in found if each.path and each.kind == "infinity"]
@@ -276,7 +276,7 @@ def of_rounds(count, start=10.0, reverse=False):
 
 @pytest.fixture
 def by_hand(monkeypatch):
-    """The equations that run one by one, by primitive."""
+    """Return the equations that run one by one, by primitive."""
     names = []
 
     def counted(eqn, operands):
@@ -289,7 +289,7 @@ def by_hand(monkeypatch):
 
 @pytest.mark.parametrize("reverse", [False, True])
 @pytest.mark.parametrize("count", [5, 501])
-def test_the_round_of_a_scan_is_named_whether_it_is_compiled_or_not(count, reverse, by_hand):
+def test_the_iteration_of_a_scan_is_named_whether_it_is_compiled_or_not(count, reverse, by_hand):
     function, xs = of_rounds(count, reverse=reverse)
     found = only(function, xs)
     assert (found.kind, found.primitive, found.iteration) == ("NaN", "sqrt", (count // 2,))
@@ -300,7 +300,7 @@ def test_the_round_of_a_scan_is_named_whether_it_is_compiled_or_not(count, rever
 
 
 @pytest.mark.parametrize("count", [5, 5000])
-def test_the_round_of_a_while_loop_is_named(count):
+def test_the_iteration_of_a_while_loop_is_named(count):
     def function(x, n):
         def body(state):
             i, x = state
@@ -313,7 +313,7 @@ def test_the_round_of_a_while_loop_is_named(count):
     assert infinity.times >= 1 and infinity.path[0].startswith("while")
 
 
-def test_the_first_round_that_goes_wrong_is_named_late_in_a_while_loop(by_hand):
+def test_the_first_faulty_iteration_is_named_late_in_a_while_loop(by_hand):
     def function(x):
         return lax.while_loop(
             lambda state: state[0] < 4000, lambda s: (s[0] + 1, jnp.sqrt(s[1] - 1.0) ** 2), (0, x)
@@ -326,7 +326,7 @@ def test_the_first_round_that_goes_wrong_is_named_late_in_a_while_loop(by_hand):
 
 
 @pytest.mark.parametrize("start", [0.0, 2000.0])
-def test_a_loop_with_a_predicate_for_each_lane_is_searched_too(start):
+def test_a_loop_with_a_batched_predicate_is_searched_too(start):
     def count_down(n):
         return lax.while_loop(lambda n: n > 0, lambda n: n - jnp.exp(jnp.log(n - 3.5) * 0), n)
 
@@ -335,7 +335,7 @@ def test_a_loop_with_a_predicate_for_each_lane_is_searched_too(start):
     assert (found.iteration, found.position) == ((0,), (0,))
 
 
-def test_rounds_of_nested_loops_are_named_from_the_outside_inwards():
+def test_iterations_of_nested_loops_are_named_outermost_first():
     def function(x):
         def inner(j, c):
             i, x = c
@@ -349,12 +349,12 @@ def test_rounds_of_nested_loops_are_named_from_the_outside_inwards():
 
     found = only(function, 2.0)
     assert found.primitive == "log"
-    # It is made in each round, and dropped in all before.
+    # It is made in each iteration, and dropped in all previous ones.
     assert found.iteration == (7, 3) and found.times == 7 * 40 + 4
     assert found.reaches == ("result",)
 
 
-def test_branches_calls_and_custom_rules_are_entered():
+def test_branches_calls_and_custom_rules_are_searched():
     @jax.custom_jvp
     def root(x):
         return jnp.sqrt(x)
@@ -370,7 +370,7 @@ def test_branches_calls_and_custom_rules_are_entered():
     assert [each.split()[0] for each in found.path][:2] == ["jit", "cond"]
 
 
-def test_an_equation_that_runs_often_is_found_once_with_a_count():
+def test_an_equation_that_runs_often_is_reported_once_with_a_count():
     @jax.jit
     def layer(x):
         return jnp.log(x * 0.0)
@@ -380,7 +380,7 @@ def test_an_equation_that_runs_often_is_found_once_with_a_count():
 
 
 @pytest.mark.parametrize("count", [4, 400])
-def test_an_equation_that_makes_an_infinity_and_then_a_nan_is_found_for_each(count):
+def test_an_equation_that_makes_an_infinity_and_then_a_nan_is_reported_for_each(count):
     def function(x):
         return lax.scan(lambda x, _: (jnp.log(x), None), x, None, length=count)[0]
 
@@ -390,7 +390,7 @@ def test_an_equation_that_makes_an_infinity_and_then_a_nan_is_found_for_each(cou
     assert len(infinity.leads_to) == 1 and nan.leads_to == ()
 
 
-def test_a_loop_of_few_rounds_is_not_compiled_to_be_searched(monkeypatch):
+def test_a_loop_of_few_iterations_is_not_compiled(monkeypatch):
     def function(x):
         def body(c, r):
             for _ in range(40):
@@ -404,7 +404,7 @@ def test_a_loop_of_few_rounds_is_not_compiled_to_be_searched(monkeypatch):
     assert (found.primitive, found.iteration, found.reaches) == ("sqrt", (2,), ("result",))
 
 
-def test_what_is_dropped_in_each_round_stops_a_compiled_loop_once(by_hand):
+def test_values_dropped_in_each_iteration_stop_a_compiled_loop_once(by_hand):
     def both(c, x):
         bad = jnp.log(x * c)
         return jnp.where(jnp.isfinite(bad), bad, c), None
@@ -414,7 +414,7 @@ def test_what_is_dropped_in_each_round_stops_a_compiled_loop_once(by_hand):
 
 
 @pytest.mark.parametrize("count", [8, 400])
-def test_what_each_round_drops_is_told_apart_from_what_a_later_one_makes(count):
+def test_values_dropped_in_each_iteration_are_distinguished_from_later_faults(count):
     def function(x):
         def body(c, i):
             dropped = jnp.where(c > 0, jnp.log(-c), 0.0)  # dropped
@@ -431,11 +431,12 @@ def test_what_each_round_drops_is_told_apart_from_what_a_later_one_makes(count):
 
 
 @pytest.mark.parametrize("count", [8, 100])
-def test_the_round_is_that_from_which_it_reaches_a_result(count):
+def test_the_iteration_is_the_one_from_which_the_nan_reaches_a_result(count):
     def function(x):
         def body(c, i):
             bad = jnp.log(-1.0 - i)
-            # From round 2 on it is carried, and replaced; at the end that of the last but two.
+            # From iteration 2 on it is carried, and replaced. The result is from the third-to-last
+            # iteration.
             kept = jnp.where(i % 2 == 0, 0.0, bad)
             return (jnp.where(i < count - 2, kept, c[0]), c[1] + 1), None
 
@@ -446,7 +447,7 @@ def test_the_round_is_that_from_which_it_reaches_a_result(count):
     assert found.iteration == (count - 3,)
 
 
-def test_of_calls_of_one_function_that_is_shown_of_which_a_result_comes():
+def test_of_several_calls_of_a_function_the_one_that_reaches_a_result_is_reported():
     @jax.jit
     def inverse(x):
         return 1 / x
@@ -466,7 +467,7 @@ def test_values_in_refs_are_followed():
     assert found.primitive == "log" and found.reaches == ("result[0]",)
 
 
-def test_a_nan_reaches_what_a_ref_that_is_an_argument_holds():
+def test_a_nan_reaches_the_contents_of_a_ref_argument():
     def function(r, x):
         r[...] += jnp.log(x)
         return x
@@ -504,12 +505,12 @@ def test_loops_with_effects_and_keys_are_run_too():
 
 
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16", "float8_e5m2", "complex64"])
-def test_every_kind_of_number_is_looked_at(dtype):
+def test_every_kind_of_number_is_searched(dtype):
     found = only(lambda x: x / (x - x), jnp.ones(3, dtype))
     assert found.primitive == "div" and found.count == 3
 
 
-def test_arrays_that_are_sharded_by_their_type_are_read():
+def test_arrays_with_a_sharding_in_their_type_are_read():
     mesh = jax.make_mesh((2,), ("d",), (jax.sharding.AxisType.Explicit,))
     spec = jax.sharding.PartitionSpec("d")
     found = only(jnp.log, jax.device_put(X, jax.NamedSharding(mesh, spec)))
@@ -533,7 +534,7 @@ def test_a_fault_in_a_shard_map_is_found_on_its_device():
 
 
 @pytest.mark.parametrize("check_vma", [False, True])
-def test_a_collective_hands_on_what_another_device_makes(check_vma):
+def test_a_collective_passes_on_the_nan_of_another_device(check_vma):
     mesh = jax.make_mesh((2,), ("d",), (jax.sharding.AxisType.Auto,))
     spec = jax.sharding.PartitionSpec("d")
 
@@ -549,7 +550,7 @@ def test_a_collective_hands_on_what_another_device_makes(check_vma):
     assert (sqrt.primitive, sqrt.reaches, len(sqrt.devices)) == ("sqrt", (), 2)
 
 
-# --- the first look ---------------------------------------------------------------------------
+# --- --- screening --------------------------------------------------------------------------------
 
 
 @jax.jit
@@ -565,7 +566,7 @@ def _deciding(x):
     return lax.while_loop(lambda s: jnp.log(s - 2.0) < 1.0, lambda s: s + 1.0, x)
 
 
-#: Functions that hide what they make from their results, each in another way.
+#: Functions whose results do not show the NaNs that they make.
 HIDING = {
     "nobody reads it": lambda x: (jnp.log(x), x)[1],
     "a where": lambda x: jnp.where(x > 0, jnp.log(x), 0.0),
@@ -596,14 +597,15 @@ HIDING = {
 
 
 @pytest.mark.parametrize("case", HIDING)
-def test_the_first_look_misses_nothing_that_is_hidden(case, monkeypatch):
+def test_screening_misses_no_hidden_nan(case, monkeypatch):
     function = HIDING[case]
     found = found_in(function, X)
     monkeypatch.setattr(nans, "screened", lambda *_: None)
     assert found and found == found_in(function, X)
 
 
-#: Functions that make nothing, of infinities and NaNs that they hold or are given.
+#: Functions that make no NaN or infinity of their own, from infinities and NaNs in constants or
+#: arguments.
 CLEAN = {
     "a mask": lambda x: jax.nn.softmax(jnp.where(x > 1, x, -jnp.inf)),
     "a gather that fills": lambda x: x.at[jnp.array([1, 2])].get(mode="fill", fill_value=jnp.nan),
@@ -620,11 +622,11 @@ CLEAN = {
 
 
 @pytest.mark.parametrize("case", CLEAN)
-def test_a_program_that_makes_nothing_runs_no_equation_by_itself(case, by_hand):
+def test_a_program_without_faults_runs_no_equation_on_its_own(case, by_hand):
     assert found_in(CLEAN[case], X) == () and by_hand == []
 
 
-def test_what_makes_nothing_is_compiled_as_it_is_beside_what_does(by_hand):
+def test_parts_without_faults_are_compiled_next_to_faulty_ones(by_hand):
     def function(x):
         y = lax.scan(lambda c, r: (jnp.cos(c) + r, c), 0.0, x)[1]
         return jnp.log(y.sum() - 1e9)
@@ -633,18 +635,18 @@ def test_what_makes_nothing_is_compiled_as_it_is_beside_what_does(by_hand):
     assert by_hand.count("scan") == 1 and "cos" not in by_hand
 
 
-def test_argument_infinities_are_no_fault_of_the_first_look(by_hand):
+def test_infinite_arguments_are_no_fault_in_screening(by_hand):
     assert found_in(lambda x: jnp.minimum(x, 1.0) + x, X.at[1].set(jnp.inf)) == ()
     assert by_hand == []
 
 
-def test_infinities_that_go_everywhere_are_not_looked_at_in_one_piece(monkeypatch):
+def test_a_program_with_many_infinities_is_not_screened_as_a_whole(monkeypatch):
     def function(times, x):
         for _ in range(times):
             x = lax.reduce_precision(jnp.minimum(x, 1e9), 8, 7)
         return x
 
-    # As many as in a gradient by Diffrax, which fills its buffers with infinities, are looked at.
+    # As many as in a gradient by Diffrax, which fills its buffers with infinities, are screened.
     many = jaxprtool.trace(partial(function, 110), X)
     infinity = nans.screening.INF
     jax.eval_shape(lambda x: nans.screening.flags_of(many.jaxpr, [x], [infinity])[0], X)
@@ -655,7 +657,7 @@ def test_infinities_that_go_everywhere_are_not_looked_at_in_one_piece(monkeypatc
     assert nans.screened(program.jaxpr, [X]) == (False, set())
 
 
-def test_the_first_look_keeps_no_large_values_to_check_them_together():
+def test_screening_does_not_keep_large_values_alive():
     def function(x):
         for _ in range(20):
             x = jnp.cos(jnp.log(x + 2))
@@ -667,7 +669,7 @@ def test_the_first_look_keeps_no_large_values_to_check_them_together():
     assert memory.temp_size_in_bytes < 8 * 400_000
 
 
-# --- what is refused, and how much is kept ----------------------------------------------------
+# --- --- errors and limits ------------------------------------------------------------------------
 
 
 def test_arguments_that_do_not_fit_and_free_axes_are_refused():
@@ -689,13 +691,13 @@ def test_symbolic_sizes_are_those_of_the_arguments():
     assert find_nan(symbolic, (X,)).first.type == "f32[4]"
 
 
-def test_a_way_ends_where_more_would_have_to_be_kept(monkeypatch):
+def test_a_path_ends_where_too_many_values_would_be_kept(monkeypatch):
     monkeypatch.setattr(nans.search, "_RETAINED_BYTES", 0)
     found = only(lambda x: jnp.log(jnp.sin(x) * 2.0), X)
     assert [each.primitive for each in found.way] == ["mul"]
 
 
-def test_switches_of_jax_do_not_stop_the_search():
+def test_jax_config_does_not_affect_the_search():
     with jax.debug_nans(True):
         assert only(lambda x: jnp.where(x > 0, jnp.sqrt(-x), 0.0) + 1.0, X).primitive == "sqrt"
 
@@ -703,7 +705,7 @@ def test_switches_of_jax_do_not_stop_the_search():
 # --- JAX's own test programs ------------------------------------------------------------------
 
 
-def test_every_result_that_has_a_nan_is_reached_by_what_is_found():
+def test_every_nan_in_a_result_is_explained():
     looked_at = 0
     for case in share(harness_programs(40)):
         before = case.program()
@@ -731,7 +733,7 @@ HELD = np.array([1.0, np.nan], np.float32)
     ],
     ids=["literal", "constant", "in a dict", "in a call"],
 )
-def test_a_nan_that_the_program_holds_and_returns_is_found(function):
+def test_a_nan_constant_that_is_returned_is_found(function):
     program = jaxprtool.trace(function, jnp.ones(3))
     found = find_nan(program, (jnp.ones(3),))
     (held,) = found.found
@@ -739,7 +741,7 @@ def test_a_nan_that_the_program_holds_and_returns_is_found(function):
     assert held.reaches == (program.out_names[1],)
 
 
-def test_operands_in_a_shard_map_are_what_computes_them():
+def test_operands_in_a_shard_map_lead_to_the_equations_that_compute_them():
     mesh = jax.make_mesh((2,), ("x",), axis_types=(jax.sharding.AxisType.Auto,))
 
     @partial(jax.shard_map, mesh=mesh, in_specs=P("x"), out_specs=P("x"))

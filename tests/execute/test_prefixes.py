@@ -19,7 +19,7 @@ def chain(x):
 
 
 class AsIfFused(Executor):
-    """Returns other values once the program that it compiles multiplies, as a fusion might."""
+    """Returns other values if the compiled program multiplies, as a fusion might."""
 
     def run(self, body, arguments):
         results = super().run(body, arguments)
@@ -43,6 +43,6 @@ def test_the_last_equation_of_the_prefix_is_named_with_its_line():
     assert all(each.ulps == 1 for each in found.results)
 
 
-def test_none_is_found_where_the_whole_program_is_equal():
+def test_no_prefix_is_found_if_the_whole_program_is_equal():
     program = jaxprtool.trace(chain, X)
     assert differing_prefix(program, executors(program, Executor)) is None

@@ -1,4 +1,4 @@
-"""What may not be deterministic is read from the program, with its lines."""
+"""Possible nondeterminism is detected in the program, with its lines."""
 
 import jax
 import jax.numpy as jnp
@@ -14,7 +14,7 @@ def primitives(function, *args):
     return {each.primitive for each in risks(jaxprtool.trace(function, *args))}
 
 
-def test_a_sum_over_segments_adds_in_any_order_on_a_gpu():
+def test_a_segment_sum_adds_in_any_order_on_a_gpu():
     (found,) = risks(jaxprtool.trace(lambda x, i: jax.ops.segment_sum(x, i, 3), X, ROWS))
     assert found.primitive == "scatter-add" and found.count == 1
     assert found.why.startswith("not deterministic on GPU")
@@ -47,7 +47,7 @@ def test_overlapping_windows_are_added_in_any_order_on_a_gpu():
     assert primitives(jax.grad(pooled), X) == {"select_and_scatter_add"}
 
 
-def test_callbacks_with_results_are_named_also_inside_of_loops():
+def test_callbacks_with_results_are_named_also_inside_loops():
     def stepped(x):
         def body(carry, _):
             return carry + jax.pure_callback(lambda: 1.0, jax.ShapeDtypeStruct((), x.dtype)), None
@@ -66,7 +66,7 @@ def test_an_unstable_sort_that_moves_other_values_is_named():
 
 
 @pytest.mark.parametrize("kind, named", [("rbg", {"random_bits"}), ("threefry2x32", set())])
-def test_generators_of_the_backend_are_named(kind, named):
+def test_random_generators_of_the_backend_are_named(kind, named):
     key = jax.random.key(0, impl=kind)
     assert primitives(lambda key: jax.random.uniform(key, (3,)), key) == named
 

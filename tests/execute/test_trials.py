@@ -1,4 +1,4 @@
-"""Random inputs for which two programs differ, made as small as they can be."""
+"""Random inputs for which two programs differ are found and minimized."""
 
 import jax
 import jax.numpy as jnp
@@ -17,7 +17,7 @@ def test_an_input_shrinks_to_the_one_element_that_matters():
     assert tries < 40
 
 
-def test_what_is_given_stays_and_a_value_that_is_needed_becomes_whole():
+def test_given_values_are_kept_and_a_necessary_value_is_rounded():
     values = np.array([0.7, 3.6], np.float32), np.array([2.5], np.float32)
     (x, y), _ = minimized(
         values, (True, False), lambda given: given[0][1] > 3 and given[1][0] == 2.5
@@ -25,14 +25,14 @@ def test_what_is_given_stays_and_a_value_that_is_needed_becomes_whole():
     assert described(x) == "zero except [1] = 4.0" and y[0] == 2.5
 
 
-def test_what_fails_for_zero_is_zero():
+def test_an_input_that_fails_for_zero_is_zero():
     (x, key), _ = minimized(
         (np.ones(4, np.int32), jax.random.key(0)), (True, True), lambda given: True
     )
     assert described(x) == "zero" and described(key) == "random"
 
 
-def test_floats_of_later_trials_have_other_sizes():
+def test_floats_of_later_trials_have_other_magnitudes():
     x = np.ones(4, np.float32), np.ones(4, np.int32), np.ones(4, np.float32)
     sizes = {float(scaled(x, (True, True, False), trial)[0][0]) for trial in range(20)}
     assert len(sizes) > 3 and scaled(x, (True, True, False), 0)[0] is x[0]
@@ -43,7 +43,7 @@ def wrong_above_five(x, n):
     return jnp.where(x > 5, x * 1.1, x) + n
 
 
-def test_trials_find_and_shrink_an_input_that_one_draw_does_not_have():
+def test_trials_find_and_shrink_an_input_that_one_draw_misses():
     programs = [
         jaxprtool.trace(f, jax.ShapeDtypeStruct((16,), "float32"), 1)
         for f in (lambda x, n: x + n, wrong_above_five)
@@ -57,13 +57,13 @@ def test_trials_find_and_shrink_an_input_that_one_draw_does_not_have():
     assert "minimized in" in found.inputs and found.partings[0].found
 
 
-def test_trials_that_all_agree_say_how_many_there_were():
+def test_the_number_of_agreeing_trials_is_reported():
     program = jaxprtool.trace(lambda x: x * 2, jnp.ones(3))
     found = jaxprtool.compare(program, passes=["", "dce"], trials=3)
     assert found.within and found.inputs == "3 random inputs; the last is shown"
 
 
-def test_trials_without_anything_random_and_isolated_ones_are_refused():
+def test_trials_without_random_inputs_or_isolated_are_refused():
     program = jaxprtool.trace(lambda x: x * 2, jnp.ones(3))
     with pytest.raises(ArgumentsError, match="has none"):
         jaxprtool.compare(program, (jnp.ones(3),), passes=["", "dce"], trials=3)

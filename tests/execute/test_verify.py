@@ -1,4 +1,4 @@
-"""verify runs two programs on the same inputs, and names what differs first."""
+"""verify runs two programs on the same inputs, and names the first difference."""
 
 import traceback
 
@@ -23,12 +23,12 @@ X = jnp.arange(1.0, 4.0)
 
 
 def rewritten(before, rule):
-    """A program with equations replaced, at every depth."""
+    """Return a program with equations replaced, at every depth."""
     return before.replace(jaxpr=map_equations(before.jaxpr, rule))
 
 
 def swapped(before, old, new):
-    """A program with one binary primitive in another's place."""
+    """Return a program with one binary primitive replaced by another."""
     other = {"add": lax.add_p, "mul": lax.mul_p, "sub": lax.sub_p, "ge": lax.ge_p}[new]
 
     def rule(eqn):
@@ -45,7 +45,7 @@ def refuses(before, after, *args, match):
 
 
 def line_of(text):
-    """The line of this file that holds a comment."""
+    """Return the line of this file with a comment."""
     with open(__file__) as file:
         return next(n for n, line in enumerate(file, 1) if line.rstrip().endswith(f"# {text}"))
 
@@ -56,10 +56,10 @@ def sums(x):
     return {"out": jnp.tanh(z), "same": y}
 
 
-# --- what agrees ------------------------------------------------------------------------------
+# --- --- agreement --------------------------------------------------------------------------------
 
 
-def test_a_program_agrees_with_itself_and_with_one_that_computes_it_otherwise():
+def test_a_program_agrees_with_itself_and_with_an_equivalent_one():
     before = program(sums, X)
     verify(before, before)
     verify(before, program(lambda x: {"same": jnp.sin(x), "out": jnp.tanh(x + jnp.sin(x))}, X))
@@ -74,7 +74,7 @@ def test_nans_infinities_and_keys_agree():
     verify(program(special, X), program(lambda x: special(x * 1), X))
 
 
-def test_what_xla_rounds_otherwise_is_no_difference(monkeypatch):
+def test_different_rounding_by_xla_is_not_a_difference(monkeypatch):
     """If the results of compiled loops differ, those of single equations decide."""
     before, after = program(jnp.sin, X), program(lambda x: jnp.sin(x * 1), X)
 
@@ -89,7 +89,7 @@ def test_what_xla_rounds_otherwise_is_no_difference(monkeypatch):
     refuses(before, wrong, X, match="computes something else")
 
 
-def test_arguments_may_go():
+def test_arguments_may_be_dropped():
     before = program(lambda x, y: x + 1, X, X)
     after = program(lambda x: x + 1, X)
     verify(before, after, (X, X))
@@ -97,10 +97,10 @@ def test_arguments_may_go():
     refuses(before, wrong, X, X, match=r"result\[0\] differs in 3 of 3")
 
 
-# --- what differs -----------------------------------------------------------------------------
+# --- --- differences ------------------------------------------------------------------------------
 
 
-def test_the_first_result_that_differs_is_named_and_by_how_much():
+def test_the_first_different_result_is_named_with_its_error():
     before = program(lambda x: (x, x.at[1].add(2.0)), X)
     after = program(lambda x: (x, x.at[1].add(2.5)), X)
     found = refuses(before, after, X, match=r"result\[1\] differs in 1 of 3 elements")
@@ -138,7 +138,7 @@ def test_a_traceback_has_the_details_as_notes():
         (lambda x: x * 1.0001, lambda x: x),
     ],
 )
-def test_values_that_differ(before, after):
+def test_different_values_are_reported(before, after):
     refuses(program(before, X), program(after, X), X, match="computes something else")
 
 
@@ -162,7 +162,7 @@ def test_the_first_equation_that_differs_is_named():
     assert found["instead of"].startswith(f"add at {place}, giving float32[3] [")
 
 
-def test_a_primitive_of_a_package_may_give_back_a_literal():
+def test_a_third_party_primitive_may_return_a_literal():
     same = Primitive("same")
     same.def_impl(lambda x: x)
     same.def_abstract_eval(lambda x: x)
@@ -173,7 +173,7 @@ def test_a_primitive_of_a_package_may_give_back_a_literal():
 
 
 @pytest.mark.parametrize("where", ["scan", "while", "cond", "jit", "remat", "refs"])
-def test_it_is_named_inside_loops_branches_and_calls(where):
+def test_the_equation_is_named_inside_loops_branches_and_calls(where):
     def inner(x):
         y = jnp.sin(x)
         return jnp.cos(y) * y  # deep inside
@@ -200,7 +200,7 @@ def test_it_is_named_inside_loops_branches_and_calls(where):
     refuses(before, after, X, match=rf"first equation +sub at \S+:{line},")
 
 
-def test_a_wrong_predicate_is_found_though_its_value_occurs_elsewhere():
+def test_a_wrong_predicate_is_found_even_if_its_value_occurs_elsewhere():
     def f(x):
         other = x[0] < 0
         return lax.cond(x[0] < 2, jnp.sin, jnp.cos, x), other  # predicate
@@ -216,7 +216,7 @@ def test_a_wrong_predicate_is_found_though_its_value_occurs_elsewhere():
     assert found["first equation"].startswith(f"ge at {place}, giving bool[] False,")
 
 
-def test_results_that_change_places_blame_no_equation():
+def test_swapped_results_blame_no_equation():
     before = program(lambda x: (jnp.sin(x), jnp.cos(x)), X)
     first, second = before.jaxpr.outvars
     after = program(lambda x: jaxpr_as_fun(before.jaxpr)(x)[::-1], X)
@@ -224,7 +224,7 @@ def test_results_that_change_places_blame_no_equation():
     refuses(before, after, X, match="different values are passed on")
 
 
-def test_what_a_right_rewriting_makes_anew_is_not_blamed():
+def test_new_equations_of_a_correct_rewrite_are_not_blamed():
     def before(x, y):
         z = jnp.dot(x, y).T
         return jnp.exp(z - 1)
@@ -267,12 +267,12 @@ def test_effects_must_be_the_same(changed, what):
     refuses(before, program(lambda x: prints(x, **changed), X), X, match=what)
 
 
-def test_prints_are_not_printed(capfd):
+def test_prints_are_not_shown(capfd):
     verify(program(prints, X), program(lambda x: prints(x), X))
     assert capfd.readouterr().out == ""
 
 
-def test_a_callback_that_gives_something_is_called_once():
+def test_a_callback_with_results_is_called_once():
     calls = []
 
     def count(x):
@@ -289,7 +289,7 @@ def test_a_callback_that_gives_something_is_called_once():
     assert len(calls) == 2
 
 
-# --- what is refused --------------------------------------------------------------------------
+# --- --- errors -----------------------------------------------------------------------------------
 
 
 def test_arguments_that_do_not_fit_are_refused():
@@ -300,7 +300,7 @@ def test_arguments_that_do_not_fit_are_refused():
         verify(before, before, (jnp.arange(2),))
 
 
-def test_what_refs_hold_afterwards_is_compared():
+def test_contents_of_refs_are_compared_afterwards():
     def before(r, x):
         r[...] += x
         return r[...].sum()
@@ -320,7 +320,7 @@ def test_what_refs_hold_afterwards_is_compared():
     np.testing.assert_array_equal(ref[...], X)
 
 
-def test_a_ref_that_is_closed_over_is_the_same_for_both():
+def test_a_closed_over_ref_has_the_same_contents_for_both():
     counter = jax.new_ref(jnp.zeros(()))
 
     def count(x):
@@ -353,7 +353,7 @@ def test_symbols_have_the_sizes_of_the_arguments_or_small_ones():
         verify(before, wrong, (jnp.ones(4), jnp.ones(3)))
 
 
-def test_a_program_with_symbols_may_have_lost_some_or_arguments_with_them():
+def test_a_program_may_have_lost_symbols_and_their_arguments():
     n, m = jax.export.symbolic_shape("n, m")
     types = [jax.ShapeDtypeStruct((size,), jnp.float32) for size in (n, m)]
     before = program(lambda x, y: x.cumsum(), *types)
@@ -363,7 +363,7 @@ def test_a_program_with_symbols_may_have_lost_some_or_arguments_with_them():
     verify(before, Specialize({"n": 4, "m": 2})(before), (jnp.ones(4), jnp.ones(2)))
 
 
-def test_an_error_in_the_program_after_is_its_fault():
+def test_an_error_in_the_rewritten_program_is_its_fault():
     def fails(x):
         raise ValueError("not today")
 
@@ -372,7 +372,7 @@ def test_an_error_in_the_program_after_is_its_fault():
     refuses(before, after, X, match="can no longer be run")
 
 
-def test_switches_of_jax_do_not_change_the_verdict():
+def test_jax_config_does_not_change_the_verdict():
     before = program(lambda x: lax.fori_loop(0, 3, lambda i, c: c * 2 + jnp.log(x - 1), x), X)
     wrong = swapped(before, "mul", "add")
     with jax.transfer_guard("disallow"), jax.debug_nans(True), jax.debug_infs(True):

@@ -1,4 +1,4 @@
-"""watch gives the values that equations compute, in a few numbers, by line, scope or equation."""
+"""watch summarises the values that equations compute, by line, scope or equation."""
 
 import jax
 import jax.numpy as jnp
@@ -25,17 +25,17 @@ def rows(function, *args, **options):
     return watched(function, *args, **options).rows
 
 
-# --- numbers ----------------------------------------------------------------------------------
+# --- --- statistics -------------------------------------------------------------------------------
 
 
 @pytest.mark.filterwarnings("error")
-def test_bins_are_made_without_a_warning():
+def test_histograms_are_made_without_a_warning():
     for bits in (32, 64):
         numbers._Bins(bits)
 
 
 def spread():
-    """Floats of all magnitudes, and those next to where formats begin and end."""
+    """Return floats of all magnitudes, and those next to the limits of formats."""
     random = np.random.default_rng(0)
     some = random.normal(size=2000) * 10.0 ** random.integers(-44, 38, 2000)
     edges = [463.9, 464.0, 464.1, 65519.0, 65520.0, 2.0**-25, 2.0**-24, 2.0**-10, 0.0, -0.0, 3.4e38]
@@ -44,7 +44,7 @@ def spread():
 
 @pytest.mark.parametrize("name", FORMATS)
 @pytest.mark.parametrize("wide", ["f4", "f8"])
-def test_what_a_format_loses_is_what_a_cast_loses(name, wide):
+def test_the_loss_of_a_format_is_that_of_a_cast(name, wide):
     values, dtype = spread(), array_dtypes()[name]
     with np.errstate(all="ignore"):
         cast = values.astype(dtype).astype(np.float32)
@@ -56,7 +56,7 @@ def test_what_a_format_loses_is_what_a_cast_loses(name, wide):
     assert lost.subnormal == ((cast != 0) & (np.abs(values) < normal)).mean()
 
 
-def test_the_kernel_of_a_device_counts_as_the_host_does():
+def test_the_kernel_of_a_device_counts_like_the_host():
     values = np.array([*spread(), np.nan], np.float32).reshape(4, -1)
     of_rows = tallies(values, 4)
     made = numbers._tallies(
@@ -70,7 +70,7 @@ def test_the_kernel_of_a_device_counts_as_the_host_does():
         )
 
 
-def test_tallies_add_up_to_that_of_all():
+def test_tallies_of_parts_add_up_to_the_total():
     values = np.array([*spread() / 1e20, np.nan, np.inf], np.float32)
     (whole,) = tallies(values, 1)
     parts = Tally()
@@ -116,7 +116,7 @@ def layered(params, x):
 LAYERED = jax.random.normal(jax.random.key(0), (6, 4, 4)), jnp.ones((2, 4))
 
 
-def test_rows_are_by_line_forward_and_backward_apart():
+def test_rows_are_by_line_with_forward_and_backward_separate():
     found = rows(jax.grad(layered), *LAYERED)
     lines = {(row.code.partition(" ")[0], row.backward) for row in found}
     assert {("y", False), ("y", True), ("return", False), ("return", True)} <= lines
@@ -131,7 +131,7 @@ def test_a_constant_is_not_in_the_row_of_its_line():
     assert "sin" in row.primitives and row.numbers.nans == 0
 
 
-def test_lines_of_a_library_are_behind_the_users_that_calls_them():
+def test_lines_of_a_library_follow_the_users_line_that_calls_them():
     library = {}
     code = "import jax.numpy as jnp\ndef one(x):\n    return jnp.sin(x)\n"
     code += "def two(x):\n    y = jnp.cos(x)\n    return y * 2.0\n"
@@ -152,7 +152,7 @@ def test_rows_are_by_scope():
     assert not any(row.source for row in rows(layered, *LAYERED, by="scope"))
 
 
-def test_a_row_by_equation_has_the_users_name_and_the_way_in():
+def test_a_row_by_equation_has_the_users_name_and_the_path_of_the_equation():
     found = {row.name: row for row in rows(layered, *LAYERED, by="equation")}
     assert found["y"].primitives == ("tanh",) and found["y"].types == ("f32[2,4]",)
     assert [each.split()[0] for each in found["sin"].path] == ["scan", "cond", "jit"][
@@ -162,7 +162,7 @@ def test_a_row_by_equation_has_the_users_name_and_the_way_in():
     assert "gt" in found and found["gt"].numbers.lost == {}
 
 
-def test_only_some_primitives_are_watched_calls_and_loops_if_they_are_asked_for():
+def test_only_some_primitives_are_watched_and_calls_and_loops_on_request():
     assert {row.primitives for row in rows(layered, *LAYERED, only=["dot*"])} == {("dot_general",)}
     (scan, sums) = rows(layered, *LAYERED, only=["scan"], by="equation")
     assert (scan.types, sums.types) == (("f32[2,4]",), ("f32[6]",))
@@ -180,7 +180,7 @@ def test_a_function_that_is_called_twice_has_rows_for_each_call():
     assert found.values["reduce_sum #2"].shape == ()
 
 
-# --- rounds -----------------------------------------------------------------------------------
+# --- --- iterations -------------------------------------------------------------------------------
 
 
 def looped(x, n):
@@ -195,7 +195,7 @@ MODES = "together", "loop by loop", "by step"
 
 
 def set_mode(monkeypatch, mode):
-    """Compile the program, only its loops, or none of it."""
+    """Compile the whole program, only its loops, or none of it."""
     monkeypatch.setattr(pieces, "ITERATION_BYTES", 1 << 25 if mode == "together" else -1)
     if mode == "by step":
         monkeypatch.setattr(pieces, "is_stepped", lambda eqn: True)
@@ -207,7 +207,7 @@ def mode(request, monkeypatch):
 
 
 @pytest.mark.parametrize("reverse", [False, True])
-def test_rounds_of_a_scan_have_rows_of_their_own(mode, reverse):
+def test_iterations_of_a_scan_have_their_own_rows(mode, reverse):
     def function(xs):
         return lax.scan(lambda c, x: (c + x, x * 2.0), 0.0, xs, reverse=reverse)
 
@@ -220,20 +220,20 @@ def test_rounds_of_a_scan_have_rows_of_their_own(mode, reverse):
 
 
 @pytest.mark.parametrize("n", [5, 5000])
-def test_rounds_of_a_while_loop_count_from_the_end_too(n):
+def test_iterations_of_a_while_loop_can_be_counted_from_the_end(n):
     found = rows(looped, 1e-30, n, only=["mul"], rounds=[1, -1], by="equation")
     assert [row.iteration for row in found] == [(1,), (n - 1,)]
     assert found[0].numbers.mean == pytest.approx(4e-30)
 
 
-def test_a_loop_with_a_predicate_for_each_lane_is_watched(mode):
+def test_a_loop_with_a_batched_predicate_is_watched(mode):
     count = jax.vmap(lambda n: lax.while_loop(lambda n: n < 7, lambda n: n + 1, n))
     (row,) = rows(count, X, by="equation", only=["add"], rounds=[-1])
     assert row.iteration == (6,)
-    assert (row.numbers.low, row.numbers.high) == (7.0, 8.0)  # a lane that is through goes on
+    assert (row.numbers.low, row.numbers.high) == (7.0, 8.0)  # a finished batch element continues
 
 
-def test_rounds_of_loops_in_while_loops_count_from_the_end():
+def test_iterations_of_loops_in_while_loops_are_counted_from_the_end():
     def function(x):
         def body(state):
             i, x = state
@@ -248,7 +248,7 @@ def test_rounds_of_loops_in_while_loops_count_from_the_end():
     assert [(row.iteration, row.numbers.mean) for row in found] == [((1, 0), 4.0), ((1, 1), 8.0)]
 
 
-def test_no_round_of_a_loop_with_effects_is_counted_from_the_end():
+def test_iterations_of_a_loop_with_effects_cannot_be_counted_from_the_end():
     def function(x):
         def body(i, x):
             jax.debug.print("{}", x, ordered=True)
@@ -264,7 +264,7 @@ def test_no_round_of_a_loop_with_effects_is_counted_from_the_end():
         rows(function, jnp.array(3.0), rounds=[-1])
 
 
-def test_loops_in_loops_have_a_round_of_each(mode):
+def test_nested_loops_have_an_iteration_of_each(mode):
     def function(x):
         def outer(c, a):
             inner = lax.scan(lambda d, b: (d + b, d * b), c, jnp.arange(3.0))[1]
@@ -286,7 +286,7 @@ def test_loops_in_loops_have_a_round_of_each(mode):
     )
 
 
-def test_compiled_rounds_run_some_at_a_time(monkeypatch):
+def test_compiled_iterations_run_in_groups(monkeypatch):
     set_mode(monkeypatch, "loop by loop")
     monkeypatch.setattr(collected, "ITERATION_BYTES", 4 * 4 * 7)
 
@@ -304,7 +304,7 @@ def test_compiled_rounds_run_some_at_a_time(monkeypatch):
 
 
 @pytest.mark.parametrize("function", [layered, jax.grad(layered)], ids=["forward", "gradient"])
-def test_pieces_give_the_values_that_steps_give(monkeypatch, function):
+def test_groups_of_iterations_have_the_same_values_as_single_ones(monkeypatch, function):
     found = []
     for mode in MODES:
         with monkeypatch.context() as patch:
@@ -321,7 +321,7 @@ def test_pieces_give_the_values_that_steps_give(monkeypatch, function):
 
 
 def emptied(x, n):
-    """Loop over arrays without elements, and loops without rounds."""
+    """Loop over empty arrays, and loops without iterations."""
 
     def layer(carry, row):
         gone, x = carry
@@ -339,7 +339,7 @@ def emptied(x, n):
 
 @pytest.mark.parametrize("n", [0, 3])
 @pytest.mark.parametrize("by", ["line", "scope", "equation"])
-def test_arrays_without_elements_and_loops_without_rounds_are_watched(mode, by, n):
+def test_empty_arrays_and_loops_without_iterations_are_watched(mode, by, n):
     for rounds in (None, [0, -1]):
         found = watched(emptied, X, n, by=by, rounds=rounds, values=True)
         sizes = {row.name: row.numbers.size for row in found.rows}
@@ -349,10 +349,10 @@ def test_arrays_without_elements_and_loops_without_rounds_are_watched(mode, by, 
         assert found.values["tanh"].shape == (4 if rounds is None else 2, 0, 3)
 
 
-# --- values, stops, devices -------------------------------------------------------------------
+# --- --- values, breakpoints, devices -------------------------------------------------------------
 
 
-def test_values_are_kept_by_name_with_an_axis_for_the_rounds():
+def test_values_are_saved_by_name_with_an_axis_for_the_iterations():
     found = watched(layered, *LAYERED, values=True)
     carry, expected = LAYERED[1], []
     for w in LAYERED[0]:
@@ -364,7 +364,7 @@ def test_values_are_kept_by_name_with_an_axis_for_the_rounds():
     assert len(found.values["sin"]) + len(found.values["mul"]) == 6
 
 
-def test_a_program_stops_behind_a_line_with_its_values():
+def test_a_program_stops_after_a_line_with_its_values():
     program = jaxprtool.trace(layered, *LAYERED)
     line = layered.__code__.co_firstlineno + 3
     ids = point(program, f"line:tests/execute/test_watch.py:{line}").start.equations.values()
@@ -383,7 +383,7 @@ def test_a_program_stops_behind_a_line_with_its_values():
     assert stopped[0].source == f"tests/execute/test_watch.py:{line}"
 
 
-def test_the_values_of_all_shards_are_seen():
+def test_the_values_of_all_shards_are_watched():
     mesh = jax.make_mesh((1,), ("d",), (jax.sharding.AxisType.Auto,), devices=jax.devices()[:1])
 
     def body(x):
@@ -401,7 +401,7 @@ def test_the_values_of_all_shards_are_seen():
     assert [each.split()[0] for each in found.left_out] == ["while"]
 
 
-def test_values_in_refs_and_keys_are_passed_over():
+def test_values_in_refs_and_keys_are_skipped():
     def function(x):
         ref = jax.new_ref(x)
         ref[0] = 5.0
@@ -411,7 +411,7 @@ def test_values_in_refs_and_keys_are_passed_over():
     assert found[-1].primitives == ("add",)
 
 
-def test_refs_among_the_arguments_stay_as_they_are():
+def test_refs_among_the_arguments_are_unchanged():
     def function(r, x):
         r[...] *= x
         return r[...] + 1.0
@@ -422,7 +422,7 @@ def test_refs_among_the_arguments_stay_as_they_are():
     np.testing.assert_array_equal(ref[...], X)
 
 
-def test_one_pattern_and_one_round_need_no_list():
+def test_a_single_pattern_or_iteration_needs_no_list():
     def function(x):
         return lax.scan(lambda c, _: (jnp.sin(c), jnp.cos(c)), x, None, length=3)
 
@@ -443,7 +443,7 @@ def test_bad_input_is_refused():
         watch(axis, (X,))
 
 
-def test_switches_of_jax_do_not_stop_it():
+def test_jax_config_does_not_affect_it():
     with jax.debug_nans(True), jax.debug_infs(True), jax.transfer_guard("disallow"):
         (row,) = rows(lambda x: jnp.log(x - 1.0), X, only=["log"])
     assert (row.numbers.nans, row.numbers.infs) == (1, 1)

@@ -1,4 +1,4 @@
-"""A call and a loop through which values flow, and where in them an equation is."""
+"""A call and a loop, and the location of an equation in them."""
 
 import jax
 import jax.numpy as jnp
@@ -12,12 +12,12 @@ X = jnp.arange(3.0)
 
 
 def top_of(fun, *args):
-    """The jaxpr of a function, of three numbers if it is not said of what."""
+    """Return the jaxpr of a function, of three numbers by default."""
     return jaxcompat.open_jaxpr(jaxprtool.trace(fun, *(args or (X,))).jaxpr)
 
 
 def value(top, primitive):
-    """The first result of the one equation of a primitive, with the body that it is in."""
+    """Return the first result of the only equation of a primitive, with its body."""
     (found,) = [
         (jaxpr, eqn.outvars[0])
         for jaxpr in DataFlow(top).holders

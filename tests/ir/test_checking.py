@@ -1,4 +1,4 @@
-"""A program that a pass has made is type-checked as JAX does it, but quickly."""
+"""Results of passes are type-checked like JAX does, but faster."""
 
 import random
 from collections import Counter
@@ -36,7 +36,7 @@ def program():
 
 
 def verdict(program, before=None):
-    """What the checker says: nothing, or the first fault."""
+    """Return None, or the first fault that the checker reports."""
     try:
         type_check(program, before)
     except CheckError as error:
@@ -79,7 +79,7 @@ FAULTS = [another_type, another_operand, one_operand_less, operands_exchanged, n
 
 
 def damaged(program, rng):
-    """The program with a random fault in one of its equations, at any depth."""
+    """Return the program with a random fault in one of its equations, at any depth."""
     number = rng.randrange(max(1, len(list(equations(jaxcompat.open_jaxpr(program.jaxpr))))))
     fault = rng.choice(FAULTS)
     seen = 0
@@ -94,12 +94,12 @@ def damaged(program, rng):
 
 
 def agree(before, seeds):
-    """Both checkers say the same of damaged programs; says how many have a fault."""
+    """Assert that both checkers agree on damaged programs. Return how many have a fault."""
     faults = 0
     for seed in seeds:
         try:
             wrong = damaged(before, random.Random(seed))
-        except Exception:  # what cannot be built need not be checked
+        except Exception:  # programs that cannot be built need no check
             continue
         expected = verdict(wrong)
         assert verdict(wrong, before) == expected
@@ -107,7 +107,7 @@ def agree(before, seeds):
     return faults
 
 
-def test_faults_are_found_beside_equations_that_are_known(program):
+def test_faults_next_to_cached_equations_are_found(program):
     assert verdict(program, program) is None
     assert agree(program, range(40)) > 10
 
@@ -144,7 +144,7 @@ def test_equal_parameters_of_other_types_are_checked():
     assert verdict(changed) is not None and verdict(changed, empty) == verdict(changed)
 
 
-def test_a_fault_deep_inside_is_found_at_once():
+def test_a_fault_deep_inside_is_found_fast():
     function = jnp.sin
     for _ in range(60):
         function = jax.jit(lambda x, inner=function: inner(x))

@@ -1,4 +1,4 @@
-"""Inputs for which results are finite, and results that are not."""
+"""Inputs for which results are finite, and non-finite results."""
 
 import jax
 import jax.numpy as jnp
@@ -34,7 +34,7 @@ def f32(*shape):
         lambda x: jnp.sqrt(x),
         lambda x: jnp.log(-x),
         lambda x: jnp.arctanh(x),
-        lambda x: jnp.sqrt(jnp.sinh(x)),  # of which nothing is known: found by running it
+        lambda x: jnp.sqrt(jnp.sinh(x)),  # without a known interval: found by running it
         lambda x: jnp.sqrt(-0.3 - jnp.sinh(x)),
     ],
 )
@@ -45,7 +45,7 @@ def test_inputs_keep_the_results_finite(function):
     assert "x " in found.domains_text()
 
 
-def test_inputs_that_need_no_interval_are_as_ever():
+def test_inputs_without_an_interval_are_drawn_as_usual():
     found, runs = filled(lambda x: jnp.sin(x))
     assert len(runs) == 1
     assert not found.within
@@ -53,7 +53,7 @@ def test_inputs_that_need_no_interval_are_as_ever():
     np.testing.assert_array_equal(found.arguments[0], fill(program, {"x": X}).arguments[0])
 
 
-def test_no_input_helps_what_is_never_finite():
+def test_no_interval_is_found_for_a_function_that_is_never_finite():
     found, runs = filled(lambda x: jnp.sqrt(-1 - jnp.abs(x)))
     assert nonfinite(runs[0]) == 16
     assert all(nonfinite(each) == 16 for each in runs)
@@ -70,7 +70,7 @@ def test_no_input_helps_what_is_never_finite():
         (jax.scipy.special.zeta, [f32(9), f32(9)], "x, q above 1"),
     ],
 )
-def test_the_arguments_that_lead_to_a_nan_are_drawn_from_elsewhere(function, types, within):
+def test_arguments_that_lead_to_a_nan_are_drawn_from_another_interval(function, types, within):
     found, runs = filled(function, *types)
     assert nonfinite(runs[0])
     assert within in found.domains_text()
@@ -78,12 +78,12 @@ def test_the_arguments_that_lead_to_a_nan_are_drawn_from_elsewhere(function, typ
     assert not nonfinite(program(*found.arguments))
 
 
-def test_an_argument_that_does_not_lead_to_the_nan_is_drawn_as_ever():
+def test_an_argument_that_does_not_lead_to_the_nan_is_drawn_as_usual():
     found, _ = filled(lambda a, x: jnp.linalg.cholesky(a) @ x, f32(4, 4), f32(4))
     assert found.within == {"a": "positive definite"}
 
 
-def test_integers_of_which_the_logarithm_is_taken_are_positive():
+def test_integers_under_a_logarithm_are_positive():
     found, _ = filled(jnp.log, jax.ShapeDtypeStruct((40,), "int32"))
     assert found.arguments[0].min() == 1
 
@@ -95,7 +95,7 @@ def test_each_trial_of_a_comparison_has_finite_inputs():
     assert found.unproven == []
 
 
-def test_what_is_no_float_is_finite():
+def test_values_that_are_not_floats_are_finite():
     assert nonfinite(jax.random.key(0)) == nonfinite(np.arange(3)) == 0
     assert nonfinite(np.array([np.nan, np.inf, 1.0])) == 2
 
@@ -104,14 +104,14 @@ def never(m, v):
     return m / jnp.sqrt(-jnp.abs(v) - 1)
 
 
-def test_verify_warns_of_results_that_are_not_finite():
+def test_verify_warns_of_non_finite_results():
     m, v = jnp.ones(3), jnp.ones(3)
     before = jaxprtool.trace(never, m, v)
     with pytest.warns(UserWarning, match="result is not finite in 3 of 3 elements"):
         jaxprtool.verify(before, before.apply("simplify"))
 
 
-def test_compare_counts_what_is_not_finite():
+def test_compare_counts_non_finite_results():
     m, v = jnp.ones(3), jnp.ones(3)
     programs = [jaxprtool.trace(never, m, v), jaxprtool.trace(lambda m, v: 2 * never(m, v), m, v)]
     found = jaxprtool.compare(programs)

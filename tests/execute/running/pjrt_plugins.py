@@ -1,4 +1,4 @@
-"""PJRT plug-ins of third parties, written as packages that are installed in a folder."""
+"""Third-party PJRT plug-ins, written as packages that are installed in a folder."""
 
 import textwrap
 
@@ -32,14 +32,14 @@ NO_DEVICE = """
         xla_bridge.register_backend_factory("silent", client, fail_quietly={quietly})
 """
 
-#: One that breaks JAX: it lets this through.
+#: One that breaks JAX, which does not catch its error.
 RAISES = """
     raise ValueError("written for another JAX")
 """
 
 
 def install(folder, name, code):
-    """Install a package with a plug-in, and nothing else of a package manager."""
+    """Install a package with a plug-in, without a package manager."""
     (folder / f"{name}.py").write_text(textwrap.dedent(code))
     info = folder / f"{name}-1.5.dist-info"
     info.mkdir()

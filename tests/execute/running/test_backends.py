@@ -20,7 +20,7 @@ def test_device_without_a_name_is_the_default_one():
 
 
 @pytest.mark.parametrize("name", ["gpu", "tpu", "cuda", "rocm", "nonsense"])
-def test_a_missing_backend_is_one_line_that_says_what_there_is(name, capfd):
+def test_a_missing_backend_is_a_one_line_error_with_the_available_ones(name, capfd):
     if name in PRESENT or (name == "gpu" and PRESENT & {"cuda", "rocm"}):
         pytest.skip(f"this machine has {name}")
     with pytest.raises(BackendError) as error:
@@ -31,7 +31,7 @@ def test_a_missing_backend_is_one_line_that_says_what_there_is(name, capfd):
     assert capfd.readouterr().err == ""
 
 
-def test_a_misspelt_backend_gets_the_nearest_name():
+def test_a_misspelt_backend_is_reported_with_the_nearest_name():
     with pytest.raises(BackendError) as error:
         device("cpuu")
     assert error.value.hint == "did you mean 'cpu'?"

@@ -1,4 +1,4 @@
-"""A process finds out that it is one of a cluster, and does not wait for ever for a coordinator."""
+"""A process detects that it belongs to a cluster, and waits for a coordinator with a timeout."""
 
 import socket
 
@@ -21,13 +21,13 @@ from jaxprtool.processes.group import Place
         ({"KUBERNETES_SERVICE_HOST": "10.0.0.1", "JOB_COMPLETION_INDEX": "0"}, True),
     ],
 )
-def test_schedulers_are_known_by_their_variables(env, started):
+def test_schedulers_are_detected_by_their_variables(env, started):
     assert is_started_by_cluster(env) is started
 
 
-def test_a_coordinator_that_never_answers_is_one_line():
+def test_an_unresponsive_coordinator_is_a_one_line_error():
     with socket.socket() as unused:
-        unused.bind(("127.0.0.1", 0))  # bound, but it does not listen
+        unused.bind(("127.0.0.1", 0))  # bound, but not listening
         address = f"127.0.0.1:{unused.getsockname()[1]}"
         with pytest.raises(BackendError, match=f"{address} did not answer within 1 s") as raised:
             join(Place(address, 2, 1), seconds=1)

@@ -19,7 +19,7 @@ SETTINGS = (
 
 @pytest.fixture
 def home(tmp_path, monkeypatch):
-    """A user's cache folder, and JAX as it is when it starts."""
+    """A user's cache folder, and JAX's initial configuration."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     before = {name: getattr(jax.config, name) for name in SETTINGS}
     for name, value in zip(SETTINGS, (None, True, 1.0), strict=True):
@@ -36,7 +36,7 @@ def entries(home):
 
 
 def cached(constant):
-    """Run a program of which there is one for each constant, and say if it was in the cache."""
+    """Run a program that is unique for each constant, and return whether it was in the cache."""
     jax.clear_caches()
     x = np.arange(3, dtype=np.float32)
     report = run(program(lambda x: x * constant, x), [x], repeat=0)
@@ -44,7 +44,7 @@ def cached(constant):
     return report.times.cached
 
 
-def test_small_programs_too_are_compiled_once(home):
+def test_small_programs_are_compiled_once_too(home):
     compile_cache.keep_compiled()
     assert not cached(3)
     assert cached(3)
@@ -52,7 +52,7 @@ def test_small_programs_too_are_compiled_once(home):
     assert entries(home / "jaxprtool" / "xla")
 
 
-def test_another_processor_has_entries_of_its_own(home, monkeypatch):
+def test_another_processor_has_its_own_entries(home, monkeypatch):
     compile_cache.keep_compiled()
     own = jax.config.jax_compilation_cache_dir
     jax.config.update("jax_compilation_cache_dir", None)
@@ -61,7 +61,7 @@ def test_another_processor_has_entries_of_its_own(home, monkeypatch):
     assert jax.config.jax_compilation_cache_dir != own
 
 
-def test_what_the_user_has_told_jax_holds(home):
+def test_the_users_jax_configuration_takes_precedence(home):
     jax.config.update("jax_compilation_cache_dir", str(home / "own"))
     compile_cache.keep_compiled()
     assert jax.config.jax_compilation_cache_dir == str(home / "own")
@@ -76,7 +76,7 @@ def test_what_the_user_has_told_jax_holds(home):
     assert jax.config.jax_compilation_cache_dir is None
 
 
-def test_nothing_is_read_or_kept_if_all_is_compiled_afresh(home):
+def test_the_cache_is_not_used_when_compiling_afresh(home):
     compile_cache.keep_compiled()
     compile_cache.compile_afresh()
     assert not cached(5) and not cached(5)
@@ -90,7 +90,7 @@ def test_a_folder_that_cannot_be_made_is_an_error(home):
     assert jax.config.jax_compilation_cache_dir is None
 
 
-def test_the_least_recently_used_go_first(tmp_path):
+def test_the_least_recently_used_entries_are_removed_first(tmp_path):
     for i in range(8):
         path = tmp_path / "cpu" / f"{i}-cache"
         path.parent.mkdir(exist_ok=True)
@@ -102,7 +102,7 @@ def test_the_least_recently_used_go_first(tmp_path):
     assert sorted(path.name[0] for path in entries(tmp_path)) == ["1", "5", "6", "7"]
 
 
-def test_the_folder_is_bounded_once_a_day(home, monkeypatch):
+def test_the_size_of_the_folder_is_limited_once_a_day(home, monkeypatch):
     monkeypatch.setattr(compile_cache, "LIMIT", 100)
     compile_cache.keep_compiled()
     folder = home / "jaxprtool" / "xla"

@@ -33,7 +33,7 @@ def test_every_dtype_is_filled_with_usable_values(dtype):
         assert wide.real.min() >= 0 and wide.real.max() < 8
 
 
-def test_the_same_seed_gives_the_same_values_and_positions_differ():
+def test_the_same_seed_draws_the_same_values_and_positions_differ():
     arg = S((4,), jnp.float32)
     first = filled(lambda x, y: x + y, arg, arg, seed=3).arguments
     again = filled(lambda x, y: x + y, arg, arg, seed=3).arguments
@@ -42,7 +42,7 @@ def test_the_same_seed_gives_the_same_values_and_positions_differ():
     assert (first[0] != first[1]).any() and (first[0] != other[0]).any()
 
 
-def test_given_values_stay_and_the_random_ones_are_named():
+def test_given_values_are_kept_and_the_random_ones_are_named():
     x = np.ones(3, np.float32)
     result = filled(lambda x, y: x + y, x, S((3,), jnp.float32))
     assert result.arguments[0] is x
@@ -50,7 +50,7 @@ def test_given_values_stay_and_the_random_ones_are_named():
 
 
 @pytest.mark.parametrize("seed", range(8))
-def test_booleans_come_both_ways_even_in_pairs(seed):
+def test_booleans_have_both_values_even_in_pairs(seed):
     values = random_array(jax.typeof(np.zeros(2, bool)), (seed, 0))
     assert values.any() and not values.all()
 
@@ -85,7 +85,7 @@ def test_values_that_no_longer_fit_after_a_pass_are_refused():
         fill(batched, {})
 
 
-def test_what_a_pass_has_added_has_its_type_alone_and_float0_one_value():
+def test_arguments_added_by_a_pass_have_only_a_type_and_float0_has_one_value():
     types = S((3,), jnp.float32), S((2,), jax.dtypes.float0)
     values, dropped = refitted(program(lambda x, y: (x, y), *types), {})
     assert values == {"a0": types[0], "a1": types[1]} and dropped == ()
@@ -93,7 +93,7 @@ def test_what_a_pass_has_added_has_its_type_alone_and_float0_one_value():
     assert filled.random == ("a0",) and filled.arguments[1].dtype == jax.dtypes.float0
 
 
-def test_values_that_no_longer_fit_after_a_pass_give_way_to_their_types():
+def test_values_that_no_longer_fit_after_a_pass_are_replaced_by_random_ones():
     batched = program(lambda w, x, y: x + y + w, np.ones(3), np.ones((8, 3)), np.ones((8, 3)))
     w, x, y = np.ones(3, np.float32), np.ones(3, np.float32), S((3,), jnp.float32)
     values, dropped = refitted(batched, {"a0": w, "a1": x, "a2": y})

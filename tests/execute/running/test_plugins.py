@@ -1,4 +1,4 @@
-"""PJRT plug-ins of third parties: their backends are used by name, and failures have a reason."""
+"""Third-party PJRT plug-ins: their backends are used by name, and failures have a reason."""
 
 import json
 import os
@@ -16,7 +16,7 @@ ROOT = Path(__file__).parents[3]
 
 @pytest.fixture
 def commands(tmp_path):
-    """Return a function that runs several commands in one process with the plug-ins installed."""
+    """Return a function that runs commands in one process with the plug-ins installed."""
 
     def run(*commands):
         code = "import sys, json\nfrom jaxprtool.cli.main import main\n"
@@ -55,7 +55,7 @@ def test_the_backend_of_a_plugin_is_used_by_its_name(tmp_path, commands):
     assert "dummy (1 device)" in done.stderr and "hint: did you mean 'dummy'?" in done.stderr
 
 
-def test_backends_has_each_plugin_and_the_reasons_of_those_that_do_not_start(tmp_path, commands):
+def test_backends_lists_plugins_and_the_reasons_of_failures(tmp_path, commands):
     written.install(tmp_path, "dummy_pjrt", written.DUMMY)
     written.install(tmp_path, "abacus_pjrt", written.NO_LIBRARY)
     written.install(tmp_path, "driverless_pjrt", written.NOT_INITIALIZED)
@@ -86,7 +86,7 @@ def test_a_plugin_that_stops_jax_is_named_with_its_reason(tmp_path, commands):
     assert document["failures"] == [{"name": "silent", "reason": "no device answers"}]
 
 
-def test_a_plugin_that_breaks_jax_is_one_line(tmp_path, commands):
+def test_a_plugin_that_breaks_jax_is_a_one_line_error(tmp_path, commands):
     written.install(tmp_path, "odd_pjrt", written.RAISES)
     done = commands(("backends",))
     assert done.stdout == "code 2\n"
@@ -104,4 +104,5 @@ def test_a_missing_backend_is_refused_within_two_seconds(command, commands):
     if "code 0" in done.stdout:
         pytest.skip("this machine has ROCm")
     assert done.stdout == "code 2\n" and "it has: " in done.stderr
-    assert seconds < 2 or "PYTEST_XDIST_WORKER" in os.environ  # tests beside it take time
+    # parallel tests may load the machine
+    assert seconds < 2 or "PYTEST_XDIST_WORKER" in os.environ

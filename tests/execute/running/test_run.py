@@ -33,7 +33,7 @@ def test_outputs_have_names_types_and_the_values_of_the_function():
     assert report.devices == (jax.local_devices()[0],)
 
 
-def test_times_count_the_calls_asked_for():
+def test_there_are_as_many_times_as_calls():
     calls = []
 
     def f(x):
@@ -45,7 +45,7 @@ def test_times_count_the_calls_asked_for():
     assert min(times.lower, times.compile, times.first_call, times.repeat) > 0
 
 
-def test_effects_happen_once_unless_repeats_are_asked_for(capfd):
+def test_effects_happen_once_unless_repeats_are_requested(capfd):
     def f(x):
         jax.debug.print("sum {}", x.sum(), ordered=True)
         return x
@@ -57,7 +57,7 @@ def test_effects_happen_once_unless_repeats_are_asked_for(capfd):
     assert capfd.readouterr().out == "sum 3.0\n" * 3
 
 
-def test_an_interrupt_of_a_callback_is_an_interrupt():
+def test_an_interrupt_in_a_callback_is_an_interrupt():
     def interrupted(value):
         raise KeyboardInterrupt
 
@@ -66,7 +66,7 @@ def test_an_interrupt_of_a_callback_is_an_interrupt():
 
 
 @pytest.mark.parametrize("kind", ["pure", "debug", "io", "ordered io"])
-def test_a_callback_that_raises_is_the_users_own_error(kind, capfd, caplog):
+def test_an_error_in_a_callback_is_the_users_own_error(kind, capfd, caplog):
     def fail(value):
         raise ValueError(f"bad value {value[0]}\nmore")
 
@@ -103,7 +103,7 @@ def test_checks_run_and_a_failed_one_is_the_users_own_error():
         run(checked, [X / 10])
 
 
-def test_what_cannot_be_compiled_is_unsupported():
+def test_a_program_that_cannot_be_compiled_is_unsupported():
     primitive = jax.extend.core.Primitive("nothing_lowers_this")
     primitive.def_abstract_eval(lambda x: x)
     with pytest.raises(UnsupportedError, match=r"f cannot be compiled: .*nothing_lowers_this"):
@@ -127,7 +127,7 @@ def test_programs_without_arguments_or_results():
     assert run(program(lambda x: None, X), [X]).outputs == ()
 
 
-def test_donated_arguments_can_be_given_again():
+def test_donated_arguments_can_be_passed_again():
     donating = jax.jit(lambda x: x + 1, donate_argnums=0)
     given = jnp.asarray(X)
     report = run(program(lambda x: donating(x), X), [given], repeat=3)
@@ -145,7 +145,7 @@ def test_scalars_and_keys_are_arguments_too():
     np.testing.assert_array_equal(report.outputs[0].value, f(2.0, key)[0])
 
 
-def test_a_program_on_one_device_names_none_and_takes_any():
+def test_a_single_device_program_names_no_device_and_runs_on_any():
     traced = program(lambda x: x + 1, X)
     assert own_devices(traced) == ()
     assert choose_device(traced, None, None) is None
@@ -189,7 +189,7 @@ def test_shardings_in_the_program_and_of_the_arguments_are_kept(mesh):
     assert run(program(lambda x: x * 2, x), [given]).devices == tuple(mesh.devices)
 
 
-def test_a_nan_that_jax_is_told_to_forbid_is_the_users_own_error():
+def test_a_nan_that_jax_config_forbids_is_the_users_own_error():
     def f(x):
         return jnp.log(x - 5.0), x
 
@@ -198,7 +198,7 @@ def test_a_nan_that_jax_is_told_to_forbid_is_the_users_own_error():
     assert error.value.message.startswith("result[0] of f has a NaN, from log at ")
 
 
-def test_a_guard_against_transfers_is_about_the_users_code():
+def test_a_transfer_guard_applies_to_the_users_code_only():
     traced = program(lambda x, key: x + 2 + jax.random.normal(key, (3,)), X, jax.random.key(0))
     with jax.transfer_guard("disallow"):
         report = run(traced, [X, random_array(traced.in_avals[1], (0, 0))])
@@ -232,7 +232,7 @@ def test_under_disable_jit_equations_run_one_by_one():
 
 
 @pytest.mark.parametrize("kind", [AxisType.Explicit, AxisType.Auto])
-def test_arguments_go_where_their_types_say(kind):
+def test_arguments_are_put_where_their_types_require(kind):
     count = len(jax.devices())
     mesh = jax.make_mesh((count,), ("d",), (kind,))
     given = jax.ShapeDtypeStruct((2 * count,), np.float32, sharding=NamedSharding(mesh, P("d")))
@@ -287,7 +287,7 @@ def test_a_program_is_compiled_once_for_all_calls(options):
     np.testing.assert_array_equal(report.outputs[0].value, X + X)
 
 
-def test_calls_have_the_containers_of_the_traced_function():
+def test_calls_receive_the_containers_of_the_traced_function():
     def f(params, *, scale):
         return [params["w"] * scale]
 
@@ -298,7 +298,7 @@ def test_calls_have_the_containers_of_the_traced_function():
     np.testing.assert_array_equal(result, X * 2)
 
 
-def test_an_argument_of_which_only_a_leaf_is_donated_is_taken_flat():
+def test_a_partly_donated_argument_is_passed_flat():
     traced = jaxprtool.trace(jax.jit(lambda both: both[0] + both[1], donate_argnums=0), (X, X))
     whole = call_form(traced)
     assert whole.donated == {0, 1} and whole.keywords["donate_argnums"] == (0,)
@@ -310,7 +310,7 @@ def test_an_argument_of_which_only_a_leaf_is_donated_is_taken_flat():
 
 
 class Node:
-    """A container with data, which takes vectors alone if the data say so."""
+    """A container whose data allow or forbid other children than vectors."""
 
     def __init__(self, x, data):
         if data == "vectors":
@@ -325,7 +325,7 @@ jax.tree_util.register_pytree_node(Node, lambda n: ((n.x,), n.data), lambda d, c
     ("data", "flat"),
     [("any", False), ("vectors", True), ([1], False)],
 )
-def test_arguments_whose_class_jax_jit_could_not_take_are_taken_flat(data, flat):
+def test_arguments_whose_class_jax_jit_could_not_take_are_passed_flat(data, flat):
     traced = jaxprtool.trace(lambda node: Node(node.x * 2, data), Node(jnp.asarray(X), data))
     assert (call_form(traced).groups is None) == flat
     np.testing.assert_array_equal(run(traced, [X]).outputs[0].value, X * 2)

@@ -6,7 +6,7 @@ import pytest
 from jaxprtool.execute.running.summary import Summary, plain, summarize
 
 
-def test_small_arrays_are_given_whole():
+def test_small_arrays_are_shown_in_full():
     summary = summarize(jnp.arange(16).reshape(4, 4))
     assert summary.value.tolist() == np.arange(16).reshape(4, 4).tolist()
     assert summary.statistics == {}
@@ -14,7 +14,7 @@ def test_small_arrays_are_given_whole():
     assert summarize(3.5).value == 3.5
 
 
-def test_large_floats_count_what_is_not_a_number():
+def test_large_floats_count_non_finite_values():
     values = np.arange(20, dtype=np.float32)
     values[3], values[4], values[5] = np.nan, np.inf, -np.inf
     assert summarize(values).value is None
@@ -28,7 +28,7 @@ def test_large_floats_count_what_is_not_a_number():
     }
 
 
-def test_nothing_but_nan_has_no_extremes():
+def test_an_array_of_nans_has_no_extrema():
     statistics = summarize(np.full(20, np.nan)).statistics
     assert statistics == {"min": None, "max": None, "mean": None, "nan": 20, "inf": 0}
 
@@ -50,17 +50,17 @@ def test_large_integers_booleans_complex_numbers_and_keys():
     ("dtype", "numpys"),
     [("bfloat16", "float32"), ("float8_e5m2", "float32"), ("int4", "int8"), ("uint4", "uint8")],
 )
-def test_plain_gives_numpys_own_dtypes_with_the_same_values(dtype, numpys):
+def test_plain_returns_numpys_own_dtypes_with_the_same_values(dtype, numpys):
     values = plain(jnp.array([0, 1, 2, 3], dtype))
     assert values.dtype == numpys and values.tolist() == [0, 1, 2, 3]
 
 
-def test_plain_leaves_numpys_own_alone_and_opens_keys():
+def test_plain_keeps_numpy_dtypes_and_unwraps_keys():
     assert plain(np.float16(1)).dtype == np.float16
     assert plain(jax.random.key(0)).dtype == np.uint32
 
 
-def test_what_is_of_float0_has_no_value():
+def test_float0_has_no_value():
     nothing = jax.jit(lambda x: x)(np.zeros(3, jax.dtypes.float0))
     assert plain(nothing).dtype == jax.dtypes.float0
     for shape in (), (100,):

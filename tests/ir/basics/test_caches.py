@@ -1,4 +1,4 @@
-"""Caches end with their jaxprs, are bounded, and may be emptied at any time."""
+"""Caches are freed with their jaxprs, bounded, and can be cleared at any time."""
 
 import gc
 import weakref
@@ -17,7 +17,7 @@ def traced():
     return jax.make_jaxpr(lambda a: jnp.sin(a))(x)
 
 
-def test_values_are_kept_as_long_as_their_jaxpr():
+def test_values_are_cached_as_long_as_their_jaxpr():
     cache, jaxpr, value = JaxprCache(), traced(), object()
     cache.of(jaxpr)["request"] = value
     assert cache.of(jaxpr)["request"] is value
@@ -28,7 +28,7 @@ def test_values_are_kept_as_long_as_their_jaxpr():
     assert kept() is None and not len(cache._by_jaxpr)
 
 
-def test_a_jaxpr_has_a_bounded_number_of_requests():
+def test_a_jaxpr_has_a_bounded_number_of_cached_requests():
     cache, jaxpr = JaxprCache(most=4), traced()
     for request in range(100):
         cache.of(jaxpr)[request] = request
@@ -42,7 +42,7 @@ def test_clear_caches_empties_every_cache_of_the_process():
     assert not cache.of(jaxpr) and not mine
 
 
-def test_results_are_the_same_after_the_caches_are_emptied():
+def test_results_are_the_same_after_clearing_the_caches():
     def fun(a):
         return jax.lax.scan(lambda c, row: (jnp.cos(c) + row, c), a[0], a)
 

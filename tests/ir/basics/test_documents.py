@@ -1,4 +1,4 @@
-"""Dataclasses are JSON documents, as they declare."""
+"""Dataclasses become JSON documents with the declared keys."""
 
 from dataclasses import dataclass
 from types import MappingProxyType
@@ -43,7 +43,7 @@ class More(Found):
     more: int | None = None
 
 
-def test_a_dataclass_has_the_keys_that_it_declares():
+def test_a_dataclass_has_the_declared_keys():
     document = {"name": "f", "flops": 2, "bytes": 4, "path": [], "small": True, "version": 1}
     assert as_json(Found("f", Work(2, 4))) == document
     some = Found("f", Work(2, 4), library="flax", rest=())
@@ -64,12 +64,12 @@ def test_a_subclass_has_the_keys_of_its_base_and_its_own():
     ]
 
 
-def test_keys_are_texts_and_symbolic_numbers_too():
+def test_keys_may_be_strings_and_symbolic_numbers():
     (n,) = jax.export.symbolic_shape("n")
     assert as_json(MappingProxyType({-1: Work(2 * n, 3)})) == {"-1": {"flops": "2*n", "bytes": 3}}
 
 
 @pytest.mark.parametrize("value", [np.int64(1), np.zeros(2), object(), {1}])
-def test_what_has_no_json_is_refused(value):
+def test_values_without_json_are_refused(value):
     with pytest.raises(TypeError, match="cannot convert"):
         as_json({"value": value})

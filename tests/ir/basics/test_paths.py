@@ -7,12 +7,12 @@ def grouped(*items):
     return [(g.path, len(g.items)) for g in alike(items, lambda i: i[0], lambda i: i[1])]
 
 
-def test_paths_that_differ_in_numbers_are_one_in_the_order_of_the_first():
+def test_paths_that_differ_in_numbers_only_are_merged_at_the_first():
     found = grouped(("b[0].w", 1), ("b[0].b", 2), ("out", 3), ("b[1].w", 1), ("b[1].b", 2))
     assert found == [("b[0..1].w", 2), ("b[0..1].b", 2), ("out", 1)]
 
 
-def test_items_of_another_kind_are_apart():
+def test_items_of_another_kind_are_not_merged():
     found = grouped(("b[0]", "f32"), ("b[1]", "f32"), ("b[2]", "f16"))
     assert found == [("b[0..1]", 2), ("b[2]", 1)]
 
@@ -27,7 +27,7 @@ def test_items_of_another_kind_are_apart():
         (range(0, 40, 2), "*"),
     ],
 )
-def test_numbers_are_ranges_or_lists_as_long_as_they_are_short(numbers, shown):
+def test_numbers_are_ranges_or_short_lists(numbers, shown):
     assert common_path([f"p['Dense_{n}']" for n in numbers]) == f"p['Dense_{shown}']"
 
 
@@ -59,5 +59,5 @@ NAMES = ["params['blocks'][0]['qkv']['kernel']", "params['blocks'][0]['out']['ke
         ("", []),
     ],
 )
-def test_the_end_of_a_path_names_what_ends_so(end, names):
+def test_a_path_suffix_names_the_paths_that_end_with_it(end, names):
     assert named_by_end(NAMES, end) == names

@@ -1,4 +1,4 @@
-"""Counts and sizes read as a person would write them."""
+"""Counts and sizes are formatted for people."""
 
 import pytest
 
@@ -17,7 +17,7 @@ from jaxprtool.ir.basics.quantities import in_bytes, with_prefix
         (7 * 2**40, "7.0 TiB"),
     ],
 )
-def test_bytes_have_the_largest_unit_that_they_fill(count, text):
+def test_bytes_have_the_largest_unit_below_them(count, text):
     assert in_bytes(count) == text
 
 
@@ -25,12 +25,12 @@ def test_bytes_have_the_largest_unit_that_they_fill(count, text):
     ("number", "text"),
     [(0, "0"), (999, "999"), (1500, "1.5 k"), (2.5e9, "2.5 G"), (4e21, "4,000.0 E")],
 )
-def test_numbers_have_a_prefix_of_the_si(number, text):
+def test_numbers_have_an_si_prefix(number, text):
     assert with_prefix(number) == text
 
 
 @pytest.mark.parametrize(
     ("number", "text"), [(0, "0 B/s"), (999, "999 B/s"), (1500, "1.5 kB/s"), (2e18, "2.0 EB/s")]
 )
-def test_numbers_have_their_unit_behind_the_prefix(number, text):
+def test_numbers_have_their_unit_after_the_prefix(number, text):
     assert with_prefix(number, "B/s") == text

@@ -1,4 +1,4 @@
-"""Rules are added to open tables by one decorator, which takes a table or its name."""
+"""One decorator adds rules to open tables, by the table or its name."""
 
 import pytest
 
@@ -6,7 +6,7 @@ from jaxprtool.errors import PluginError
 from jaxprtool.ir.basics.rules import TABLES, RuleTable, rule
 
 
-def test_a_rule_is_for_several_primitives_and_takes_the_place_of_an_older_one():
+def test_a_rule_is_registered_for_several_primitives_and_replaces_an_older_one():
     table = RuleTable()
 
     @rule(table, "first", "second")
@@ -22,7 +22,7 @@ def test_a_rule_is_for_several_primitives_and_takes_the_place_of_an_older_one():
 
 
 @pytest.mark.parametrize("name", TABLES)
-def test_tables_are_known_by_name(name, monkeypatch):
+def test_tables_are_found_by_name(name, monkeypatch):
     marker = object()
     assert rule(name, "test_rules")(marker) is marker
     module = __import__(TABLES[name][0], fromlist=["_"])

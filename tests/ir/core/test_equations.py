@@ -1,4 +1,4 @@
-"""What is asked of the equations of a program."""
+"""Queries on the equations of a program."""
 
 import jax
 import jax.numpy as jnp
@@ -7,7 +7,7 @@ from jaxprtool.ir.core.equations import equations
 from jaxprtool.ir.programs.program_signature import top_jaxpr
 
 
-def test_a_body_that_an_equation_holds_twice_is_looked_at_once():
+def test_a_body_that_an_equation_holds_twice_is_visited_once():
     def solve(b):
         return jax.lax.custom_linear_solve(lambda x: 2 * x, b, lambda f, y: y / 2, symmetric=True)
 

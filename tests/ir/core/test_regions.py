@@ -1,4 +1,4 @@
-"""Regions: the edges of loops, branches and calls say what JAX does, and equations follow them."""
+"""Regions: the edges of loops, branches and calls match JAX, and equations follow them."""
 
 import jax
 import jax.numpy as jnp
@@ -16,7 +16,7 @@ x, c = jnp.arange(6.0).reshape(3, 2), jnp.float32(0.5)
 
 
 def of(fun, *args):
-    """The regions of the last equation that holds a body, and the jaxpr around it."""
+    """Return the regions of the last equation with a body, and its jaxpr."""
     closed = jax.make_jaxpr(fun)(*args)
     found = [inside for eqn in closed.eqns if (inside := regions(eqn)) is not None]
     return found[-1], closed
@@ -59,7 +59,7 @@ FUNCTIONS = [scanned, looped, branched, called, repeated]
 
 
 def run(inside, operands, reverse):
-    """The results of an equation, by nothing but its edges."""
+    """Evaluate an equation, using only its edges."""
     sliced = {i for field in inside.edges.sliced for i in inside.operands[field]}
     stacked = {i for field in inside.edges.stacked for i in inside.results[field]}
     state, results = list(operands), {out: operands[i] for i, out in inside.carried}
@@ -87,7 +87,7 @@ def run(inside, operands, reverse):
 
 
 @pytest.mark.parametrize("fun", FUNCTIONS)
-def test_running_along_the_edges_gives_what_jax_gives(fun):
+def test_evaluation_along_the_edges_agrees_with_jax(fun):
     inside, closed = of(fun, x, c)
     before = closed.eqns[: closed.eqns.index(inside.eqn)]
     names = dict(zip(closed.jaxpr.invars, (x, c), strict=True))
@@ -117,7 +117,7 @@ def test_an_equation_rebuilt_from_the_same_bodies_is_the_same(fun):
 
 @pytest.mark.parametrize("fun", [scanned, looped, called, repeated])
 @pytest.mark.parametrize("first", [False, True])
-def test_new_constants_reach_the_body(fun, first):
+def test_new_constants_are_passed_to_the_body(fun, first):
     inside, closed = of(fun, x, c)
     number = len(inside.bodies) - 1
     region, body = inside.regions[number], inside.bodies[number]
@@ -136,7 +136,7 @@ def test_new_constants_reach_the_body(fun, first):
 
 
 @pytest.mark.parametrize("fun", [scanned, called, repeated])
-def test_new_results_come_out(fun):
+def test_new_results_are_returned(fun):
     inside, closed = of(fun, x, c)
     (region,), (body,) = inside.regions, inside.bodies
     field = (*inside.edges.stacked, region.result_fields[-1])[0]
@@ -157,12 +157,12 @@ def test_new_results_come_out(fun):
     assert got[0].shape == aval.shape
 
 
-def test_facts_flow_forwards_until_all_rounds_agree():
+def test_facts_flow_forward_to_a_fixed_point_over_iterations():
     inside, _ = of(looped, x, c)
     condition, body = inside.regions
     assert condition.is_predicate and not body.is_predicate
     start = {i: n for n, (i, _) in enumerate(inside.carried)}
-    facts = [start.get(i) != 0 for i in range(len(inside.eqn.invars))]  # `total` is not known
+    facts = [start.get(i) != 0 for i in range(len(inside.eqn.invars))]  # `total` is unknown
 
     def through(number, known):
         jaxpr = jaxcompat.open_jaxpr(inside.bodies[number])
@@ -173,14 +173,14 @@ def test_facts_flow_forwards_until_all_rounds_agree():
         return [isinstance(v, Literal) or env[v] for v in jaxpr.outvars]
 
     operands, results = inside.forward(facts, through, lambda a, b: a and b)
-    assert results == [False, True, False]  # `last` becomes `total` in the first round
+    assert results == [False, True, False]  # `last` becomes `total` in the first iteration
     assert [operands[i] for i, _ in inside.carried] == results
-    facts = [start.get(i) != 1 for i in range(len(inside.eqn.invars))]  # `count` is not known
+    facts = [start.get(i) != 1 for i in range(len(inside.eqn.invars))]  # `count` is unknown
     assert inside.forward(facts, through, lambda a, b: a and b)[1] == [True, False, True]
     assert not any(inside.forward(facts, through, lambda a, b: a and b, control=True)[1])
 
 
-def test_facts_flow_backwards_through_all_rounds():
+def test_facts_flow_backward_through_all_iterations():
     inside, _ = of(looped, x, c)
 
     def through(number, asked):
@@ -192,7 +192,8 @@ def test_facts_flow_backwards_through_all_rounds():
         return [v in used for v in jaxpr.invars]
 
     carried = [i for i, _ in inside.carried]
-    facts = inside.backward([False, False, True], through)  # `last` is `total` of a round before
+    # `last` is `total` of a previous iteration
+    facts = inside.backward([False, False, True], through)
     assert [facts[i] for i in carried] == [True, False, True]
     facts = inside.backward([False, True, False], through)
     assert [facts[i] for i in carried] == [False, True, False]

@@ -1,4 +1,4 @@
-"""The views say the same of an equation on every JAX, and rebuild it as it was."""
+"""Views of an equation are the same on every JAX release, and rebuild it unchanged."""
 
 import jax
 import jax.numpy as jnp
@@ -27,7 +27,7 @@ x = jnp.arange(12.0).reshape(3, 4)
 
 
 def equation(fun, *args):
-    """The last equation of a traced function."""
+    """Return the last equation of a traced function."""
     return jax.make_jaxpr(fun)(*args).eqns[-1]
 
 
@@ -99,7 +99,7 @@ def test_scan_sorts_its_operands_by_role():
     assert (scan.length, scan.reverse, scan.unroll) == (3, True, 1)
 
 
-def test_scan_rebuilt_with_fewer_operands_counts_them_anew():
+def test_scan_rebuilt_with_fewer_operands_has_new_counts():
     scan = view(equation(lambda a: lax.scan(lambda c, r: (c + 1.0, r), 0.0, a), x))
     trimmed = jax.make_jaxpr(lambda c: c + 1.0)(0.0)
     new = view(scan.rebuild(xs=(), ys=(), body=trimmed))
@@ -116,7 +116,7 @@ def test_a_plain_equation_has_no_view():
     assert view(equation(jnp.sin, x)) is None
 
 
-def test_custom_rules_follow_the_results_that_stay():
+def test_custom_rules_are_adapted_to_the_remaining_results():
     @jax.custom_jvp
     def two(a):
         return jnp.sin(a), jnp.cos(a)

@@ -1,4 +1,4 @@
-"""What the table of traits says of primitives holds of JAX's own, and plug-ins can add to it."""
+"""The traits of JAX's primitives are true, and plug-ins can add traits."""
 
 import itertools
 
@@ -11,14 +11,14 @@ from jaxprtool import jaxcompat
 from jaxprtool.ir.basics.dtypes import dtype_kind
 from jaxprtool.ir.core.traits import Traits, add_traits, primitives_with, traits
 
-#: Zeros of both signs, a subnormal number, and what rounds when it is multiplied or added.
+#: Zeros of both signs, a subnormal number, and numbers whose products and sums are rounded.
 REALS = [0.0, -0.0, 1e-40, np.inf, -np.inf, np.nan, 0.1, 1 / 3, -7.7e5]
 DTYPES = [bool, np.int8, np.uint32, jnp.bfloat16, np.float16, np.float32, np.complex64]
 COMMUTATIVE = sorted(primitives_with(lambda found: bool(found.commutative)))
 
 
 def pairs(dtype):
-    """Each pair of some special values."""
+    """Return each pair of some special values."""
     reals = REALS if dtype_kind(np.dtype(dtype)) in "fcV" else [0, 1, 2, 7]
     with np.errstate(over="ignore"):
         values = np.array(reals).astype(dtype)
@@ -28,7 +28,7 @@ def pairs(dtype):
 
 
 def both_orders(name, dtype):
-    """The results of a primitive on pairs of values, and on these exchanged; of NaNs one."""
+    """Return the results of a primitive on pairs of values, in both orders, with all NaNs equal."""
     primitive = jaxcompat.registered_primitives()[name]
     x, y = pairs(dtype)
     fun = jax.jit(primitive.bind)
@@ -36,7 +36,7 @@ def both_orders(name, dtype):
 
 
 @pytest.mark.parametrize("name", COMMUTATIVE)
-def test_operands_of_commutative_primitives_may_be_exchanged(name):
+def test_operands_of_commutative_primitives_can_be_swapped(name):
     for dtype in map(np.dtype, DTYPES):
         if not traits(name).commutes(dtype):
             continue
@@ -44,27 +44,27 @@ def test_operands_of_commutative_primitives_may_be_exchanged(name):
         if traits(name).commutes(dtype, to_the_bit=True):
             assert first.tobytes() == second.tobytes(), dtype
         elif dtype_kind(dtype) == "V":
-            # Which of two subnormal numbers is the larger depends on their order on some backends.
+            # Some backends order subnormal numbers by position.
             np.testing.assert_allclose(first.astype(float), second.astype(float), atol=1e-39)
         else:
             np.testing.assert_allclose(first, second, rtol=1e-6)
 
 
 @pytest.mark.parametrize("name", ["max", "min"])
-def test_the_larger_of_two_complex_numbers_depends_on_their_order(name):
-    # The comparison of NaN and 0 fails, whichever of them is the first.
+def test_the_maximum_of_two_complex_numbers_depends_on_their_order(name):
+    # The comparison of NaN and 0 fails in both orders.
     nan, zero = np.complex64(np.nan), np.complex64(0)
     fun = jax.jit(jaxcompat.registered_primitives()[name].bind)
     assert np.isnan(fun(nan, zero)) != np.isnan(fun(zero, nan))
     assert not traits(name).commutes(np.dtype(np.complex64))
 
 
-def test_what_may_not_be_merged_may_be_neither_hoisted_nor_folded():
+def test_primitives_that_cannot_be_merged_can_be_neither_hoisted_nor_folded():
     for name in primitives_with(lambda found: not found.may_merge):
         assert not traits(name).may_hoist and not traits(name).may_fold, name
 
 
-def test_traits_are_added_beside_those_that_are_there():
+def test_traits_are_added_to_existing_ones():
     assert traits("test_traits") == Traits()
     add_traits("test_traits", gives="layout")
     add_traits("test_traits", may_merge=False)

@@ -1,4 +1,4 @@
-"""Where values come from and go to, a step at a time, through the borders of bodies."""
+"""Follow values forward and backward, one step at a time, across the boundaries of bodies."""
 
 from jaxprtool.ir.dataflow.dataflow import DataFlow
 from tests.ir.bodies import called, looped, top_of, value
@@ -16,7 +16,7 @@ def test_an_argument_of_a_body_is_the_operand_of_the_call():
     assert [outer.eqns[i].primitive.name for i in flow.readers(outer, result)] == ["log"]
 
 
-def test_a_carried_argument_is_the_first_value_or_the_last_rounds():
+def test_a_carried_argument_is_the_initial_value_or_that_of_the_last_iteration():
     flow = DataFlow(top_of(looped))
     body, var = value(flow.top, "mul")
     (holder,) = flow.holders[body]

@@ -1,4 +1,4 @@
-"""From which interval an argument has to be, for results to be finite."""
+"""The interval of an argument for which the results are finite."""
 
 import math
 
@@ -56,12 +56,12 @@ def entropy(p):
         (jax.grad(lambda v: jnp.sqrt(v).sum()), [POSITIVE]),
     ],
 )
-def test_the_use_of_an_argument_tells_its_interval(function, expected):
+def test_the_use_of_an_argument_determines_its_interval(function, expected):
     program = jaxprtool.trace(function, *[X] * len(expected))
     assert input_domains(program.jaxpr) == expected
 
 
-def test_intervals_are_shown_in_words():
+def test_intervals_are_described_in_words():
     ends = [(0.0, math.inf), (-math.inf, 0.0), (1.0, math.inf), (-math.inf, 2.0), (-1.0, 1.0)]
     assert list(map(shown, ends)) == [
         "positive",

@@ -1,4 +1,4 @@
-"""What a value is computed by, and what it reaches, through calls, loops, branches and refs."""
+"""The dependencies and dependents of a value, through calls, loops, branches and refs."""
 
 import jax
 import jax.numpy as jnp
@@ -35,20 +35,20 @@ def straight(a):
     return jnp.cos(b) + jnp.tan(a), jnp.exp(b)
 
 
-def test_along_straight_code():
+def test_slices_of_straight_line_code():
     top = top_of(straight)
     assert both(top, "sin") == (["sin"], ["add", "cos", "exp"])
     assert both(top, "add")[0] == ["add", "cos", "sin", "tan"]
 
 
-def test_into_a_call_and_out_of_it_each_result_has_its_own_operands():
+def test_each_result_of_a_call_has_its_own_operands():
     top = top_of(called)
     assert both(top, "exp") == (["exp"], ["jit", "log", "tan"])
     assert both(top, "tanh") == (["cos", "jit", "sin", "tanh"], [])
     assert both(top, "cos") == (["cos", "jit", "sin"], ["jit", "tanh"])
 
 
-def test_round_a_loop():
+def test_slices_of_a_loop():
     top = top_of(looped)
     before, after = both(top, "sin")
     assert {"add", "cos", "scan"} <= set(before) and "mul" not in before
@@ -57,7 +57,7 @@ def test_round_a_loop():
     assert "cos" not in both(top, "exp")[0] and "mul" in both(top, "exp")[0]
 
 
-def test_what_decides_how_often_a_loop_goes_round_is_part_of_all_its_results():
+def test_the_condition_of_a_loop_affects_all_its_results():
     def fun(a):
         limit = jnp.sin(a).sum()
         start = (jnp.float32(0.0), a)
@@ -69,13 +69,13 @@ def test_what_decides_how_often_a_loop_goes_round_is_part_of_all_its_results():
     assert "sin" in both(top, "exp")[0] and "exp" in both(top, "sin")[1]
 
 
-def test_what_decides_on_a_branch_is_part_of_its_results():
+def test_the_predicate_of_a_branch_affects_its_results():
     top = top_of(lambda a: jnp.exp(lax.cond(jnp.cos(a[0]) > 0, jnp.sin, jnp.tan, a)))
     assert "cos" in both(top, "exp")[0] and {"sin", "tan"} <= set(both(top, "exp")[0])
     assert both(top, "cos")[1] == ["cond", "convert_element_type", "exp", "gt"]
 
 
-def test_what_is_written_to_a_ref_is_part_of_what_is_read_from_it():
+def test_writes_to_a_ref_affect_its_reads():
     def fun(a):
         ref = jax.new_ref(jnp.zeros(3))
         ref[...] = jnp.sin(a)
@@ -85,7 +85,7 @@ def test_what_is_written_to_a_ref_is_part_of_what_is_read_from_it():
     assert "sin" in both(top, "exp")[0] and "exp" in both(top, "sin")[1]
 
 
-def test_a_call_has_only_what_flows_through_it():
+def test_a_call_has_only_the_equations_of_the_slice():
     inner = jax.jit(lambda p, q: (jnp.cos(p), jnp.tan(q)))
 
     def fun(a, b):
@@ -97,7 +97,7 @@ def test_a_call_has_only_what_flows_through_it():
     assert names(top, backward_slice(top, Start([(top, top.outvars[0])]))) == ["cos", "jit"]
 
 
-def test_a_result_does_not_depend_on_carries_that_never_meet_it():
+def test_a_result_does_not_depend_on_unrelated_carries():
     def fun(a, b):
         return lax.scan(lambda c, row: ((c[0] * 2, c[1] + row), c[1]), (a[0], b[0]), b)
 
@@ -106,7 +106,7 @@ def test_a_result_does_not_depend_on_carries_that_never_meet_it():
     assert needed(top, 0) == (True, False) and needed(top, 2) == (False, True)
 
 
-def test_a_carry_reaches_what_it_becomes_after_several_rounds():
+def test_a_carry_affects_carries_of_later_iterations():
     def step(carry, _):
         first, second, third = carry
         return (first, first, second), third
@@ -118,7 +118,7 @@ def test_a_carry_reaches_what_it_becomes_after_several_rounds():
     assert reached(top_of(fun), 0) == (True, True)
 
 
-def test_refs_hold_what_was_written_before_they_are_read():
+def test_refs_contain_what_was_written_before_they_are_read():
     def fun(a, b):
         ref = jax.new_ref(jnp.zeros(3))
         ref[...] = a
@@ -131,7 +131,7 @@ def test_refs_hold_what_was_written_before_they_are_read():
     assert needed(top, 0) == (True, False)
 
 
-def test_a_ref_written_in_a_loop_is_read_in_the_next_round():
+def test_a_ref_written_in_a_loop_is_read_in_the_next_iteration():
     def fun(a):
         ref = jax.new_ref(jnp.zeros(3))
 
@@ -147,7 +147,7 @@ def test_a_ref_written_in_a_loop_is_read_in_the_next_round():
     assert "mul" in names(top, backward_slice(top, Start([(top, top.outvars[0])])))
 
 
-def test_a_line_begins_at_its_equations():
+def test_a_slice_can_start_at_the_equations_of_a_line():
     top = top_of(straight)
     cos = next(eqn for eqn in top.eqns if eqn.primitive.name == "cos")
     start = Start((), {top: frozenset({id(cos)})})
@@ -155,13 +155,13 @@ def test_a_line_begins_at_its_equations():
     assert names(top, backward_slice(top, start)) == ["cos", "sin"]
 
 
-def test_everything_is_all_equations():
+def test_a_slice_of_everything_has_all_equations():
     top = top_of(looped)
     assert everything(top).members() == {id(eqn) for eqn in equations(top)}
 
 
 @pytest.mark.parametrize("sample", ["transformer", "rnn"])
-def test_results_depend_on_what_dce_leaves(sample):
+def test_results_depend_on_all_equations_that_dce_leaves(sample):
     program = jaxprtool.load(f"samples/{sample}.py:loss").apply("grad")
     before, after = (jaxcompat.open_jaxpr(each.jaxpr) for each in (program, program.apply("dce")))
     found = [backward_slice(top, Start([(top, v) for v in top.outvars])) for top in (before, after)]

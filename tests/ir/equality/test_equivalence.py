@@ -1,4 +1,4 @@
-"""Programs are the same up to the names of variables, and a difference is found and told."""
+"""Programs are compared up to the names of variables, and a difference is found and described."""
 
 import re
 
@@ -59,7 +59,7 @@ def test_every_sample_is_equivalent_to_itself_traced_again(file):
         first = case.program()
         jax.clear_caches()
         found = difference(first, case.trace())
-        # JAX 0.12 holds custom_root's functions in an object, which is known by identity alone.
+        # JAX 0.12 keeps custom_root's functions in an object that is compared by identity.
         opaque = any("_prim" in eqn.params for eqn in first.jaxpr.eqns)
         assert found is None or (opaque and "parameter _prim" in found), (case.name, found)
 
@@ -105,18 +105,18 @@ def test_jaxs_own_programs_are_equivalent_to_themselves_traced_again():
         (scoped("a"), scoped("b"), "parameter name: nest:a against nest:b"),
     ],
 )
-def test_a_difference_is_found_and_told(p, q, told):
+def test_a_difference_is_found_and_described(p, q, told):
     found = difference(traced(p), traced(q))
     assert found is not None and re.search(told, found), found
     assert not equivalent(traced(p), traced(q))
 
 
-def test_types_count_weak_ones_too():
+def test_weak_types_are_compared():
     weak, strong = traced(lambda x: x + 1, 2.0), traced(lambda x: x + 1, np.float32(2.0))
     assert re.search("^arguments: .*weak_type=True.* against", difference(weak, strong))
 
 
-def test_constants_count_by_content():
+def test_constants_are_compared_by_content():
     def with_constant(values):
         constant = np.array(values, np.float32)
         return traced(lambda x: x + constant)
@@ -135,7 +135,7 @@ def test_keys_are_compared_by_implementation_and_data():
     assert not equivalent(with_key(0), with_key(0, "rbg"))
 
 
-def test_contexts_count():
+def test_contexts_are_compared():
     def marked(x):
         with set_xla_metadata(note="here"):
             return jnp.sin(x)
@@ -143,14 +143,14 @@ def test_contexts_count():
     assert "context" in difference(traced(jnp.sin), traced(marked))
 
 
-def test_names_do_not_count():
+def test_names_are_ignored():
     program = traced(loop)
     renamed = program.replace(name="other", arg_names=("z",))
     assert equivalent(program, renamed)
 
 
-def test_symbols_of_two_scopes_are_the_same_by_their_names():
-    """So it is in a ref, which has its shape from the type that it holds."""
+def test_symbols_of_two_scopes_are_compared_by_name():
+    """So are those of a ref, whose shape is that of the type that it holds."""
 
     def traced(shape):
         x = jax.ShapeDtypeStruct(jax.export.symbolic_shape(shape), jnp.float32)
@@ -162,7 +162,7 @@ def test_symbols_of_two_scopes_are_the_same_by_their_names():
     assert not equivalent(traced("n"), jaxprtool.trace(lambda x: jnp.sin(x), x))
 
 
-def test_two_variables_may_not_become_one():
+def test_two_variables_are_not_equal_to_one():
     twice = jax.make_jaxpr(lambda x, y: (x + y, x + y))(1.0, 2.0)
     body = jaxcompat.open_jaxpr(twice)
     first = body.eqns[0].outvars[0]

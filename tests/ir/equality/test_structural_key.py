@@ -1,4 +1,4 @@
-"""Keys by structure: equal for jaxprs that are the same but for names, and for no others."""
+"""Structural keys are equal for jaxprs that differ only in names, and for no others."""
 
 import gc
 
@@ -57,12 +57,12 @@ def test_two_traces_of_a_function_have_one_structure(fun):
         (lambda a: a + jnp.float32(1), lambda a: a.astype(jnp.bfloat16) + jnp.bfloat16(1)),
     ],
 )
-def test_what_differs_has_another_structure(one, other):
+def test_a_difference_changes_the_structure(one, other):
     assert not equivalent(traced(one), traced(other))
     assert structure(traced(one)) is not structure(traced(other))
 
 
-def test_rules_of_custom_derivatives_are_compared_by_the_functions_they_are():
+def test_rules_of_custom_derivatives_are_compared_by_identity():
     def make(scale):
         @jax.custom_jvp
         def f(a):
@@ -88,7 +88,7 @@ def test_rules_of_custom_derivatives_are_compared_by_the_functions_they_are():
         (lambda a: jax.pure_callback(np.sin, a, a), False),
     ],
 )
-def test_repeatable_says_whether_two_calls_may_be_one(fun, expected):
+def test_repeatable_is_true_if_two_calls_can_be_merged(fun, expected):
     body = traced(lambda a: jax.jit(fun)(a))
     assert structure(body).repeatable is expected
 
@@ -112,12 +112,12 @@ def test_repeatable_says_whether_two_calls_may_be_one(fun, expected):
         (jnp.sin, jnp.cos),
     ],
 )
-def test_values_that_are_not_the_same_have_different_keys(one, other):
+def test_different_values_have_different_keys(one, other):
     assert value_key(one) != value_key(other)
     assert value_key(one) == value_key(one)
 
 
-def test_arrays_are_known_by_content_and_by_place():
+def test_arrays_are_compared_by_content_and_placement():
     array = np.arange(100.0, dtype=np.float32)
     assert value_key(array) == value_key(array.copy())
     assert value_key(jnp.asarray(array)) == value_key(jnp.asarray(array.copy()))
@@ -127,7 +127,7 @@ def test_arrays_are_known_by_content_and_by_place():
     assert value_key(np.float32("nan")) == value_key(np.float32("nan"))
 
 
-def test_a_key_of_a_constant_can_be_found_while_jax_traces():
+def test_the_key_of_a_constant_can_be_computed_while_jax_traces():
     key, array = jax.random.key(0), jnp.arange(100.0)
     found = []
 
@@ -141,14 +141,14 @@ def test_a_key_of_a_constant_can_be_found_while_jax_traces():
     assert found[2][0] == "object"
 
 
-def test_a_value_that_cannot_be_hashed_has_no_key():
+def test_an_unhashable_value_has_no_key():
     with pytest.raises(Unkeyable):
         value_key({1, 2})
     with pytest.raises(Unkeyable):
         value_key(np.array([object()]))
 
 
-def test_a_structure_lives_no_longer_than_its_jaxprs():
+def test_a_structure_is_freed_with_its_jaxprs():
     from jaxprtool.ir.equality import structural_key
 
     body = traced(lambda a: jnp.sin(a) * 1234.5)

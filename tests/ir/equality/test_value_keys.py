@@ -1,4 +1,4 @@
-"""All that compares programs agrees on when values of parameters are the same."""
+"""All comparisons of programs agree on when values of parameters are equal."""
 
 import jax
 import jax.numpy as jnp
@@ -35,7 +35,7 @@ PAIRS = [
 
 
 def with_parameter(value):
-    """A jaxpr of one equation with a parameter of this value."""
+    """Return a jaxpr of one equation with a parameter of this value."""
     eqn = SIN.replace(params={**SIN.params, "accuracy": value})
     return jaxcompat.new_jaxpr((), (), eqn.invars, eqn.outvars, [eqn], DEBUG)
 
@@ -54,7 +54,7 @@ def test_equivalence_and_numbering_agree_on_values(a, b, same):
     assert (keys.value(a) == keys.value(b)) == same
 
 
-def test_types_with_symbolic_dimensions_are_the_same_by_their_texts():
+def test_types_with_symbolic_dimensions_are_compared_by_text():
     shapes = [jax.export.symbolic_shape(text) for text in ("n, 3", "n, 3", "m, 3")]
     a, b, c = (jax.core.ShapedArray(shape, jnp.float32) for shape in shapes)
     assert type_key(a) == type_key(b) != type_key(c)

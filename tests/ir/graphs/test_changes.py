@@ -1,4 +1,4 @@
-"""What a rewrite changed: which equations have no counterpart in the other program."""
+"""The changes of a rewrite: the equations without a counterpart in the other program."""
 
 import time
 from collections import Counter
@@ -25,7 +25,7 @@ def names(program, ids):
 
 
 def changed(before, after):
-    """The primitives of what was removed, and of what was added."""
+    """Return the primitives of removed equations, and of added ones."""
     found = changes(before.jaxpr, after.jaxpr)
     return names(before, found.removed), names(after, found.added)
 
@@ -41,7 +41,7 @@ def loop(times, more=lambda c: c):
     return fun
 
 
-def test_a_program_is_as_it_was_when_it_is_traced_again():
+def test_two_traces_of_a_program_have_no_changes():
     def fun(a):
         b, _ = lax.scan(lambda c, row: (c + row, jnp.tanh(c)), a[0], a)
         return jnp.where(b > 0, jax.nn.softmax(b), jax.nn.relu(b)) + jax.nn.relu(a[1])
@@ -74,11 +74,11 @@ def test_a_program_is_as_it_was_when_it_is_traced_again():
         ),
     ],
 )
-def test_what_is_other_is_removed_and_added(before, after, removed, added):
+def test_different_equations_are_removed_and_added(before, after, removed, added):
     assert changed(traced(before), traced(after)) == (removed, added)
 
 
-def test_a_loop_that_takes_other_values_is_another_one_and_what_is_inside_stays():
+def test_a_loop_with_other_operands_is_a_different_one_with_the_same_body():
     def fun(a, b):
         return lax.scan(lambda c, r: ((c[0] + r, c[1] * 2.0), None), (a[0], b), a)[0][0]
 
@@ -87,7 +87,7 @@ def test_a_loop_that_takes_other_values_is_another_one_and_what_is_inside_stays(
     assert removed == {"scan": 1, "mul": 1} and added == {"scan": 1}
 
 
-def test_a_call_that_has_another_name_is_the_same_call():
+def test_a_call_with_another_name_is_the_same_call():
     def named(name, more):
         def fun(a):
             return more(jnp.sin(a))
@@ -99,7 +99,7 @@ def test_a_call_that_has_another_name_is_the_same_call():
     assert changed_inside == ({"cos": 1}, {"tan": 1})
 
 
-def test_of_several_alike_that_one_is_removed_which_is_gone():
+def test_of_several_equal_equations_the_missing_one_is_removed():
     def fun(a):
         b, c, d = a * a[0], a * a[1], a * a[2]
         return b + jnp.sin(d), c
@@ -112,7 +112,7 @@ def test_of_several_alike_that_one_is_removed_which_is_gone():
     assert names(program, found.removed)["mul"] == 1 and id(gone) in found.removed
 
 
-def test_what_has_moved_is_still_there():
+def test_moved_equations_are_not_changes():
     program = traced(lambda a: (jnp.sin(a), jnp.cos(a)))
     swapped = traced(lambda a: (jnp.cos(a), jnp.sin(a))[::-1])
     assert program.jaxpr.eqns[0].primitive.name != swapped.jaxpr.eqns[0].primitive.name
@@ -120,7 +120,7 @@ def test_what_has_moved_is_still_there():
 
 
 def test_a_shared_body_is_compared_once():
-    # Each function calls the one before twice: as many calls as there are paths through them.
+    # Each function calls the previous one twice: there are 2**n paths.
     def doubled(f):
         return jax.jit(lambda a: f(f(a)))
 
@@ -135,7 +135,7 @@ def test_a_shared_body_is_compared_once():
 
 
 @pytest.mark.parametrize("passes", ["batch(axis_size=3)", "dce"])
-def test_large_programs_are_compared_at_once(passes):
+def test_large_programs_are_compared_in_linear_time(passes):
     def fun(a):
         for _ in range(2000):
             a = jnp.sin(a) * 2.0 + a
@@ -145,17 +145,17 @@ def test_large_programs_are_compared_at_once(passes):
     rewritten = program.apply(passes)
     start = time.process_time()
     changes(program.jaxpr, rewritten.jaxpr)
-    assert time.process_time() - start < 3  # 0.2 s; what is quadratic takes a minute
+    assert time.process_time() - start < 3  # 0.2 s; a quadratic algorithm takes a minute
 
 
 @hypothesis.seed(0)
 @settings(max_examples=10)
 @given(random_programs())
-def test_random_programs(drawn):
+def test_random_programs_match_themselves(drawn):
     program = drawn.case().program()
     assert changed(program, program) == (Counter(), Counter())
     jax.clear_caches()
     assert changed(program, drawn.case().program()) == (Counter(), Counter())
     removed, added = changed(program, program.apply("dce"))
-    # What dce makes anew takes or gives less than before; or reads what does.
+    # Equations that dce rebuilds have fewer operands or results, or read those of others.
     assert added <= removed

@@ -1,4 +1,4 @@
-"""Two programs are matched as graphs: on JAX's test programs, random ones, and what is planted."""
+"""Graph matching of two programs: JAX's test programs, random ones, and planted changes."""
 
 import random
 
@@ -14,7 +14,7 @@ from tests.programs.corpus import prove_corpus
 
 
 def shuffled(program, seed):
-    """A program with its equations in another order; those with effects stay in theirs."""
+    """Return a program with its equations in another order. Those with effects keep theirs."""
     body = jaxcompat.open_jaxpr(program.jaxpr)
     rng, definitions = random.Random(seed), {}
     needs = []
@@ -38,7 +38,7 @@ def shuffled(program, seed):
 
 
 def without(program, position):
-    """A program without one equation: what read its result reads its operand."""
+    """Return a program without one equation: readers of its result read its operand."""
     body = jaxcompat.open_jaxpr(program.jaxpr)
     gone = body.eqns[position]
     swap = {gone.outvars[0]: gone.invars[0]}
@@ -54,7 +54,7 @@ def without(program, position):
 
 
 def removable(program):
-    """The equations of a program that give a value of the type of their one operand."""
+    """Return the equations with one operand and a result of the same type."""
     body = jaxcompat.open_jaxpr(program.jaxpr)
     read = {v for eqn in body.eqns for v in eqn.invars if not isinstance(v, Literal)}
     read |= {v for v in body.outvars if not isinstance(v, Literal)}
@@ -70,7 +70,7 @@ def removable(program):
 
 
 def prove(case, seed):
-    """Whatever its order, a program is equivalent to itself; what was taken out is found alone."""
+    """Prove that a reordered program matches itself, and that a removed equation is found alone."""
     with case.setting():
         program = case.program()
         for other in (program, shuffled(program, seed)):
@@ -85,23 +85,23 @@ def prove(case, seed):
             assert not there.changed and not back.changed
 
 
-def test_the_test_programs_of_jax():
+def test_programs_of_jax_match_themselves():
     for number, case in enumerate(harness_programs(60)):
         prove(case, number)
 
 
-def test_random_programs():
+def test_random_programs_match_themselves():
     prove_corpus(15, lambda number, case: prove(case, number))
 
 
 @pytest.mark.sweep
-def test_all_test_programs_of_jax():
+def test_all_test_programs_of_jax_match_themselves():
     for number, case in enumerate(harness_programs(1)):
         prove(case, number)
 
 
 @pytest.mark.parametrize("position", [0, 11, 29])
-def test_a_literal_that_differs_in_a_chain_is_found_alone(position):
+def test_a_different_literal_in_a_chain_is_the_only_change(position):
     def chain(odd):
         def fun(a):
             for i in range(30):

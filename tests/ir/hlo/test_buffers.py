@@ -1,4 +1,4 @@
-"""XLA's buffers are read as XLA sums them up, and their live ranges explain where they lie."""
+"""XLA's buffers have the sums that XLA reports, and live ranges explain their placement."""
 
 import jax
 import jax.numpy as jnp
@@ -110,7 +110,7 @@ PROGRAMS = {
 
 @pytest.fixture(scope="module", autouse=True)
 def optimized():
-    """Compile as users do: the tests disable most of XLA's optimizations."""
+    """Compile as users do, since the tests disable most of XLA's optimizations."""
     was = jax.config.values["jax_disable_most_optimizations"]
     jax.config.update("jax_disable_most_optimizations", False)
     yield
@@ -131,7 +131,7 @@ def counted(assignment):
 
 
 def in_use(allocation, ranges, time):
-    """The bytes of an allocation that are covered by buffers which are live at a time."""
+    """Return the bytes of an allocation in use by live buffers at a time."""
     covered = np.zeros(allocation.size, bool)
     for placed in allocation.placed:
         span = ranges.of(placed.buffer)
@@ -157,7 +157,7 @@ def test_the_sums_are_those_of_xla(program):
     assert everything == getattr(known, "total_allocation_bytes", everything)
 
 
-def test_no_two_buffers_in_one_place_are_live_at_once(program):
+def test_no_two_buffers_at_one_place_are_live_at_once(program):
     _, assignment, ranges = program
     for allocation in counted(assignment):
         for i, first in enumerate(allocation.placed):
@@ -171,7 +171,7 @@ def test_no_two_buffers_in_one_place_are_live_at_once(program):
                 assert start >= other_end or other_start >= end
 
 
-def test_the_peak_is_the_time_at_which_most_bytes_are_in_use(program):
+def test_the_peak_is_when_most_bytes_are_in_use(program):
     _, assignment, ranges = program
     temporaries = [each for each in counted(assignment) if each.is_temporary]
     times = {ranges.of(p.buffer).start for each in temporaries for p in each.placed}
@@ -184,7 +184,7 @@ def test_the_peak_is_the_time_at_which_most_bytes_are_in_use(program):
     assert live <= size and (live >= 0.95 * (size - alignment))
 
 
-def test_results_and_reads_bound_the_live_ranges():
+def test_results_and_reads_determine_the_live_ranges():
     compiled = jax.jit(lambda x: (jnp.sort(jnp.sin(x) @ W, 0), jnp.cos(x))).lower(X).compile()
     module = compiled_module(compiled)
     assignment = buffer_assignment(compiled, module)

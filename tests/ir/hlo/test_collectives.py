@@ -1,4 +1,4 @@
-"""Collectives are those that an independent reader finds in the text of the compiled module."""
+"""The collectives agree with an independent parser of the compiled module's text."""
 
 from collections import Counter
 
@@ -16,7 +16,7 @@ from tests.programs.sharded import MISTAKES, SHARDED, floats, mesh_of, under_jit
 
 
 @pytest.mark.parametrize("name", [*SHARDED, *MISTAKES])
-def test_kinds_bytes_and_counts_are_those_of_the_text(name):
+def test_kinds_bytes_and_counts_agree_with_the_text(name):
     compiled = {**SHARDED, **MISTAKES}[name]().compiled()
     found = Counter()
     for each in collectives(compiled_module(compiled)):
@@ -35,7 +35,7 @@ def test_the_count_in_a_loop_of_unknown_length_is_unknown():
     assert found and any(each.count is None for each in found)
 
 
-#: What XLA makes for GPU and TPU: collectives in the background, some of them merged.
+#: XLA's modules for GPU and TPU: asynchronous collectives, some of them merged.
 STARTED = """HloModule started, num_partitions=8
 add {
   a = f32[] parameter(0)
@@ -59,7 +59,7 @@ ENTRY main {
 """
 
 
-def test_the_bytes_of_a_started_collective_are_those_of_all_its_results():
+def test_the_bytes_of_an_asynchronous_collective_are_those_of_all_results():
     module = read_module(hlo_module_from_text(STARTED).as_serialized_hlo_module_proto())
     assert [(each.kind, each.bytes) for each in collectives(module)] == [
         ("all-reduce", 4 * (8 + 4)),
@@ -84,7 +84,7 @@ ENTRY main {
 """
 
 
-def test_values_that_were_merged_have_their_own_names():
+def test_merged_values_have_their_own_names():
     module = read_module(hlo_module_from_text(MERGED).as_serialized_hlo_module_proto())
     gather, again = (each.instruction for each in collectives(module))
     moved = [(value.path, str(shape)) for value, shape in moved_values(module, gather)]
@@ -113,7 +113,7 @@ ENTRY main {
 """
 
 
-def test_a_collective_in_the_background_is_counted_once():
+def test_an_asynchronous_collective_is_counted_once():
     module = read_module(hlo_module_from_text(ASYNC).as_serialized_hlo_module_proto())
     assert [(each.kind, each.bytes, each.count) for each in collectives(module)] == [
         ("all-to-all", 4 * 16, 1)

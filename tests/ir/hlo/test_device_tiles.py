@@ -1,4 +1,4 @@
-"""The tiles in a module before the partitioner are those that JAX gives to the devices."""
+"""The tiles in a module before partitioning agree with JAX's assignment to devices."""
 
 import jax
 import numpy as np
@@ -28,7 +28,7 @@ def meshes():
 
 
 @pytest.mark.parametrize("mesh", meshes(), ids=["in order", "reversed"])
-def test_tiles_are_those_of_the_devices(mesh):
+def test_tiles_agree_with_jax(mesh):
     shardings = tuple(NamedSharding(mesh, spec) for spec in SPECS)
     function = jax.jit(lambda *arrays: sum(each.sum() for each in arrays), in_shardings=shardings)
     shape = (8, 16, 24)
@@ -46,7 +46,7 @@ def test_tiles_are_those_of_the_devices(mesh):
             assert [i * size for i, size in zip(place, sizes, strict=True)] == starts
 
 
-#: Axes x=2 and y=4, whose devices are those of a range of shape (2, 2, 2), transposed (1, 0, 2).
+#: Axes x=2 and y=4, whose devices are the transpose (1, 0, 2) of a range of shape (2, 2, 2).
 TRANSPOSED = bytes.fromhex("0a050a017810020a050a017910041a0a0a030202021203010002")
 
 

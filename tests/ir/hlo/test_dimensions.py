@@ -1,4 +1,4 @@
-"""The dimensions of operands and results that belong together, read from modules by hand."""
+"""Corresponding dimensions of operands and results, in hand-written modules."""
 
 import pytest
 from jaxlib._hlo import hlo_module_from_text
@@ -12,7 +12,7 @@ add { a = f32[] parameter(0)
  ROOT c = f32[] add(a, b) }
 """
 
-#: For each operation, how its operands are read: the dimensions, and those along which it mixes.
+#: For each operation, the dimensions of its operands, and those that it mixes.
 CASES = {
     "f32[8,4] tanh(f32[8,4] a)": [((0, 1), ())],
     "f32[4,8] transpose(f32[8,4] a), dimensions={1,0}": [((1, 0), ())],
@@ -67,7 +67,7 @@ def _operation(text):
 
 
 @pytest.mark.parametrize("text", CASES)
-def test_dimensions_and_those_that_are_mixed(text):
+def test_dimensions_and_mixed_ones(text):
     module = _operation(text)
     root = module.entry.root
     operands = [module.instructions[each].shape for each in root.operands]
@@ -80,7 +80,7 @@ def test_a_product_sums_over_pairs_of_dimensions():
     assert contracted(_operation(text).entry.root) == [(2, 1)]
 
 
-def test_a_tuple_is_no_operand_that_has_dimensions_and_reads_its_elements():
+def test_a_tuple_has_no_dimensions_itself():
     root = _operation("(f32[8]) tuple(f32[8] a)").entry.root
     assert reading(root, 0, root.shape) is None
     assert reading(root, 0, root.shape.parts[0]) == Reading((0,), frozenset())

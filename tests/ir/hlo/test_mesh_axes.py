@@ -1,4 +1,4 @@
-"""Axes are found from the devices alone: those of specs, of groups, and of permutations."""
+"""Mesh axes are inferred from devices only: of specs, of groups, and of permutations."""
 
 from itertools import combinations, pairwise, permutations
 
@@ -15,7 +15,7 @@ SHAPE = {"a": 2, "b": 2, "c": 2}
 
 
 def every_spec(rank):
-    """Every assignment of axes, in every order, to the dimensions of an array."""
+    """Yield every assignment of axes, in every order, to the dimensions of an array."""
     for count in range(len(SHAPE) + 1):
         for axes in permutations(SHAPE, count):
             for cuts in combinations(range(count + rank - 1), rank - 1):
@@ -27,7 +27,7 @@ def every_spec(rank):
 
 
 def tiles_of(spec, mesh, order):
-    """The tiles that JAX gives to devices; `order` has the devices of the module."""
+    """Return JAX's tiles for devices in the module's `order`."""
     shape = (24,) * len(spec)
     indices = NamedSharding(mesh, P(*spec)).devices_indices_map(shape)
     parts = [int(np.prod([mesh.shape[axis] for axis in axes], initial=1)) for axes in spec]
@@ -39,7 +39,7 @@ def tiles_of(spec, mesh, order):
 
 
 @pytest.mark.parametrize("reverse", [False, True])
-def test_every_spec_is_found_from_the_tiles_that_jax_makes(reverse):
+def test_every_spec_is_inferred_from_jaxs_tiles(reverse):
     devices = jax.devices("cpu")[:8]
     mesh = Mesh(np.array(devices[::-1] if reverse else devices).reshape(2, 2, 2), tuple(SHAPE))
     axes = MeshAxes(SHAPE, range(7, -1, -1) if reverse else None)
@@ -58,7 +58,7 @@ def test_groups_of_devices_are_along_the_axes_in_which_they_differ(count):
         assert MeshAxes(SHAPE).of_groups(groups) == tuple("abc"[axis] for axis in along)
 
 
-def test_groups_that_no_axes_make_have_none():
+def test_groups_that_match_no_axes_have_none():
     assert MeshAxes(SHAPE).of_groups([(0, 3), (1, 2), (4, 7), (5, 6)]) is None
     assert MeshAxes(SHAPE).of_groups([(0, 1, 2), (3, 4, 5, 6, 7)]) is None
 
@@ -71,12 +71,12 @@ def test_a_part_of_an_axis_is_written_as_in_shardy():
     assert axes.spec(halves) == (("x:(1)2",),)
 
 
-def test_tiles_that_no_axes_make_have_no_spec():
+def test_tiles_that_match_no_axes_have_no_spec():
     assert MeshAxes({"x": 4}).spec(DeviceTiles((2,), np.array([[0], [1], [1], [0]]))) is None
     assert MeshAxes({"x": 4}).spec(DeviceTiles((2,), np.array([[0], [1]]))) is None
 
 
-def test_a_permutation_is_along_the_axes_that_it_crosses():
+def test_a_permutation_is_along_the_axes_in_which_its_pairs_differ():
     axes = MeshAxes({"data": 2, "model": 4})
     assert axes.of_pairs([(i, (i + 1) % 4) for i in range(4)]) == ("model",)
     assert axes.of_pairs([(0, 4), (4, 0)]) == ("data",)
@@ -84,7 +84,7 @@ def test_a_permutation_is_along_the_axes_that_it_crosses():
     assert axes.of_pairs([]) == ()
 
 
-def test_axes_of_size_one_and_of_no_power_of_two():
+def test_axes_of_size_one_and_of_non_powers_of_two():
     axes = MeshAxes({"one": 1, "three": 3, "two": 2})
     assert axes.of_groups([(0, 2, 4), (1, 3, 5)]) == ("three",)
     assert axes.of_groups([tuple(range(6))]) == ("three", "two")

@@ -1,4 +1,4 @@
-"""Compiled modules are read as XLA's own text shows them."""
+"""Compiled modules are read with the contents of XLA's own text."""
 
 import re
 
@@ -25,7 +25,7 @@ def scanned(weights, x):
 @pytest.fixture(scope="module")
 def compiled():
     weights, x = jnp.ones((4, 8, 8)), jnp.ones((3, 8), jnp.bfloat16)
-    with compiled_afresh():  # an executable in the cache may have the lines of another checkout
+    with compiled_afresh():  # a cached executable may have the lines of another checkout
         return jax.jit(scanned).lower(weights, x.astype("float32")).compile()
 
 
@@ -34,7 +34,7 @@ def module(compiled):
     return compiled_module(compiled)
 
 
-def test_the_devices_are_those_that_it_was_compiled_for(module):
+def test_the_devices_are_those_of_compilation(module):
     assert module.devices == 1
     on_all = jax.jit(jnp.sin, in_shardings=NamedSharding(jax.make_mesh((4,), "x"), P("x")))
     assert compiled_module(on_all.lower(jnp.ones(8)).compile()).devices == 4
@@ -62,7 +62,7 @@ def test_the_root_of_the_entry_is_the_result(module):
     assert [str(part) for part in module.entry.root.shape.parts] == ["f32[3,8]", "f32[4]"]
 
 
-def test_an_operation_has_the_lines_that_call_it(module):
+def test_an_operation_has_the_lines_of_its_calls(module):
     line = scanned.__code__.co_firstlineno
     sort = next(each for each in module.instructions.values() if each.opcode == "sort")
     frame = next(f for f in module.frames(sort) if f.file == __file__)

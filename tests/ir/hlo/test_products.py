@@ -1,4 +1,4 @@
-"""The operations of matrix products in a module are those that XLA counts."""
+"""The FLOPs of matrix products in a module equal XLA's count."""
 
 import jax
 import jax.numpy as jnp
@@ -34,7 +34,7 @@ CASES = {
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_operations_are_those_of_xla(name):
+def test_flops_equal_xlas(name):
     function, *args = CASES[name]
     wanted = jax.jit(function).lower(*args).compile().cost_analysis()["flops"]
     assert flops(function, *args) == {"f32": wanted}

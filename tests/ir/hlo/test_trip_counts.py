@@ -1,4 +1,4 @@
-"""Loops that count are recognized, with the iterations that XLA states where it does."""
+"""Counting loops are recognized, with XLA's trip count where it states one."""
 
 import jax
 import jax.numpy as jnp
@@ -15,7 +15,7 @@ def loops(module):
 
 
 def counted(function, *args):
-    """The iterations of each loop: recognized before XLA's passes, and known after them."""
+    """Return the trip counts of each loop: recognized before XLA's passes, stated after them."""
     lowered = jax.jit(function).lower(*args)
     before = read_module(lowered.compiler_ir("hlo").as_serialized_hlo_module_proto())
     after = compiled_module(lowered.compile())
@@ -30,13 +30,13 @@ def step(_, x):
 
 
 @pytest.mark.parametrize("first, last", [(0, 12), (3, 12), (0, 1000), (5, 6)])
-def test_a_loop_from_a_number_to_a_number(first, last):
+def test_a_loop_between_two_constants(first, last):
     alone, known = counted(lambda x: jax.lax.fori_loop(first, last, step, x), floats(300))
     assert alone == [last - first]
     assert known == [last - first] or (known == [] and last - first == 1)
 
 
-def test_a_scan_and_a_scan_in_it():
+def test_a_scan_and_a_nested_scan():
     def both(x):
         def outer(x, _):
             return jax.lax.scan(lambda y, _: (step(0, y), None), x, None, 5)[0], None
@@ -62,7 +62,7 @@ def test_a_loop_up_to_an_argument_has_no_count():
     assert alone == known == [None]
 
 
-#: A loop as XLA for TPU leaves it, which writes down no trip count.
+#: A loop as XLA for TPU leaves it, without a trip count.
 LOOP = """HloModule counts
 body {
   carry = (s32[], f32[8]) parameter(0)
@@ -98,7 +98,7 @@ def test_a_loop_that_counts_in_steps():
     "change",
     [("direction=LT", "direction=NE"), ("constant(11)", "negate(i)"), ("add(i,", "subtract(i,")],
 )
-def test_other_loops_are_not_taken_for_counting(change):
+def test_other_loops_are_not_counting_loops(change):
     text = LOOP.replace(*change)
     assert text != LOOP
     module = read_module(hlo_module_from_text(text).as_serialized_hlo_module_proto())
@@ -106,7 +106,7 @@ def test_other_loops_are_not_taken_for_counting(change):
     assert trip_count(module, loop) is None
 
 
-#: A loop whose counter an inner loop changes, before one is added to it.
+#: A loop whose counter is changed by an inner loop before it is incremented.
 CHANGED_INSIDE = """HloModule changed
 inner_body {
   carry = (s32[], f32[8]) parameter(0)
@@ -145,6 +145,6 @@ ENTRY main {
 """
 
 
-def test_a_counter_that_an_inner_loop_changes_is_not_counted():
+def test_a_counter_that_an_inner_loop_changes_has_no_count():
     module = read_module(hlo_module_from_text(CHANGED_INSIDE).as_serialized_hlo_module_proto())
     assert [trip_count(module, each) for each in loops(module)] == [None, None]

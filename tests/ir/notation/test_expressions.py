@@ -1,4 +1,4 @@
-"""Reading expressions: literals mean what Python says, and hostile text is refused, quickly."""
+"""Parsing expressions: literals have Python's values, and hostile text is refused quickly."""
 
 import ast
 import math
@@ -51,7 +51,7 @@ def message(text):
         "{'a': 1, 2: (3, 4), (1, 'b'): []}",
     ],
 )
-def test_literals_have_the_value_python_gives_them(text):
+def test_literals_have_the_value_of_python(text):
     value = literal(text)
     assert value == ast.literal_eval(text)
     assert type(value) is type(ast.literal_eval(text))
@@ -99,7 +99,7 @@ def test_an_argument_list_has_positions_and_keywords():
         ("[1,\r\n  a.b]", "attribute access is not allowed in --args (line 2, column 3)"),
     ],
 )
-def test_what_is_no_literal_is_named_with_its_place(text, expected):
+def test_a_non_literal_is_reported_with_its_position(text, expected):
     assert message(text) == expected
 
 
@@ -119,7 +119,7 @@ def test_what_is_no_literal_is_named_with_its_place(text, expected):
         ("0x" + "f" * 5000, "an integer has more than 64 bits (column 1)"),
     ],
 )
-def test_malformed_text_is_refused_with_its_place(text, expected):
+def test_malformed_text_is_reported_with_its_position(text, expected):
     assert expected in message(text)
 
 
@@ -152,7 +152,7 @@ def test_deep_nesting_is_refused(text):
     assert "nested too deeply" in message(text)
 
 
-def test_the_deepest_nesting_that_is_read():
+def test_the_deepest_allowed_nesting_is_parsed():
     assert literal("[" * MAX_DEPTH + "]" * MAX_DEPTH) is not None
     assert literal("(" * MAX_DEPTH + "1" + ")" * MAX_DEPTH) == 1
 
@@ -163,7 +163,7 @@ def test_brackets_inside_strings_do_not_count():
     assert literal(r"'\'('") == "'("
 
 
-def test_types_are_read_where_they_are_asked_for():
+def test_types_are_parsed_where_allowed():
     text = "f32[], {'x': i8[ ]}, 'a[]', [], key<fry>[2], é, f32[8@(x,y),\n n]{V:i}, [b[1]], a.b"
     parsed = read(text, "--args", ArgumentsError, types=True)
     scalar, nested, string, empty, key, name, mesh, row, attribute = parsed.args
@@ -181,7 +181,7 @@ def test_types_are_read_where_they_are_asked_for():
     assert "invalid syntax" in message("f32[]")
 
 
-def test_a_part_of_a_text_keeps_its_places():
+def test_a_part_of_a_text_keeps_its_positions():
     parsed = read("'é', x[\n n-a.b]", "--args", ArgumentsError, types=True)
     where = parsed.type_at(parsed.args[1])
     node = parsed.part(slice(where.start + 2, where.stop - 1))
@@ -198,7 +198,7 @@ alphabet = st.sampled_from([*"()[]{}'\"\\\n,.:=*-+#ab1fj ", "'''", "lambda ", " 
 
 
 @given(st.lists(alphabet, max_size=40).map("".join) | st.text(max_size=40))
-def test_whatever_the_text_only_our_errors_come_out(text):
+def test_any_text_raises_only_our_errors(text):
     try:
         parsed = source(text)
         for node in parsed.args:
@@ -220,5 +220,5 @@ values = st.recursive(
 
 
 @given(values)
-def test_what_python_prints_is_read_back(value):
+def test_repr_of_python_values_is_parsed(value):
     assert literal(repr(value)) == value

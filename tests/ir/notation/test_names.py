@@ -12,11 +12,11 @@ def test_names_are_numbers_in_base_26():
     assert names[-3:] == [" zz", " baa", " bab"]
 
 
-def test_names_of_shared_jaxprs_are_left_out():
+def test_names_of_shared_jaxprs_are_skipped():
     assert list(islice(fresh_names({"b", "d"}), 3)) == [" a", " c", " e"]
 
 
-def test_a_numbered_name_is_none_that_another_jaxpr_bears():
+def test_a_numbered_name_is_not_that_of_another_jaxpr():
     found = _distinct(dict(enumerate(["h", "h", "h1", "h11", "h1", "h"])))
     assert list(found.values()) == ["h", "h1", "h11", "h111", "h12", "h2"]
     assert list(_distinct(dict(enumerate(["f11", "f1", "f1"]))).values()) == ["f11", "f1", "f12"]

@@ -1,4 +1,4 @@
-"""JAX's notation without what is at its default."""
+"""JAX's notation without parameters that have their default value."""
 
 import jax
 import jax.numpy as jnp
@@ -37,7 +37,7 @@ def shown(fun, *args):
         ),
     ],
 )
-def test_defaults_are_left_out_and_nothing_else(fun, expected):
+def test_only_defaults_are_left_out(fun, expected):
     assert expected in shown(fun, X)
 
 
@@ -47,7 +47,7 @@ def test_a_loop_keeps_its_body_and_length():
     assert "unroll" not in text and "reverse" not in text and "linear" not in text
 
 
-def test_convolutions_keep_what_is_their_own():
+def test_convolutions_keep_non_default_parameters():
     image, kernel = jnp.ones((1, 1, 8, 8)), jnp.ones((1, 1, 3, 3))
     text = shown(lambda x, k: jax.lax.conv_general_dilated(x, k, (2, 1), "VALID"), image, kernel)
     assert "window_strides=(2, 1)" in text and "dimension_numbers=" in text
@@ -55,7 +55,7 @@ def test_convolutions_keep_what_is_their_own():
         assert default not in text
 
 
-def test_long_values_are_cut_and_numpys_numbers_are_written_as_pythons():
+def test_long_values_are_truncated_and_numpy_numbers_are_written_like_python_numbers():
     def f(x):
         return jax.lax.gather_p.bind(
             x,
@@ -75,7 +75,7 @@ def test_long_values_are_cut_and_numpys_numbers_are_written_as_pythons():
     assert "np.int64(1)" in listing(jaxprtool.trace(f, X)).plain()
 
 
-def test_the_tree_is_as_terse():
+def test_the_tree_is_also_terse():
     program = jaxprtool.trace(lambda x: x.reshape(16), X)
     assert "reshape[new_sizes=(16,)] a" in tree(program, ShowOptions(terse=True)).plain()
     assert "sharding=None" in tree(program).plain()

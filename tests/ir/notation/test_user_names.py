@@ -1,4 +1,4 @@
-"""Variables by what the user calls them."""
+"""Variables under the names of the user's source."""
 
 import jax
 import jax.numpy as jnp
@@ -41,7 +41,7 @@ def bound(fun, *args):
     return [name if len(name) > 2 else "_" for name in names]
 
 
-def test_arguments_have_their_paths_and_values_the_names_of_the_source():
+def test_arguments_have_their_paths_and_values_their_names_in_the_source():
     text = shown(jaxprtool.trace(net, PARAMS, X))
     assert text.startswith("{ lambda ; params[0]['b']:f32[3] params[0]['w']:f32[3,3]")
     assert "dot_general[dimension_numbers=(([1], [0]), ([], []))" in text
@@ -68,7 +68,7 @@ def test_an_operand_of_an_augmented_assignment_has_a_letter():
     assert bound(fun, X) == ["_", "_", "weights_1", "_"]
 
 
-def test_bodies_have_the_names_of_their_parameters_and_of_what_they_capture():
+def test_bodies_have_the_names_of_their_parameters_and_captured_values():
     def run(params, xs):
         def cell(state, x):
             new = jnp.tanh(state @ params["w"] + x)
@@ -81,7 +81,7 @@ def test_bodies_have_the_names_of_their_parameters_and_of_what_they_capture():
     assert "new:f32[3] = tanh" in text
 
 
-def test_the_arrays_of_a_model_have_the_same_names_inside_of_filter_jit():
+def test_the_arrays_of_a_model_have_the_same_names_inside_filter_jit():
     import equinox as eqx
 
     model = eqx.nn.Linear(3, 4, key=jax.random.key(0))
@@ -96,7 +96,7 @@ def test_values_of_a_backward_pass_have_letters():
     assert shown(program).count("hidden:") <= 1
 
 
-def test_names_with_underscores_stay():
+def test_names_with_underscores_are_kept():
     inner = jax.jit(lambda x: jnp.sin(jnp.cos(x)))
 
     def outer(inner_):
@@ -108,7 +108,7 @@ def test_names_with_underscores_stay():
     assert text.count("inner__1:") == 1
 
 
-def test_bodies_have_scopes_of_their_own():
+def test_bodies_have_their_own_scopes():
     text = shown(jaxprtool.trace(lambda x, p: jax.jit(dense)(p, jnp.sin(x)), X, PARAMS[0]))
     assert text.startswith("{ lambda ; x:f32[2,3] p['b']") and "x_1" not in text
     assert "{ lambda ; layer['b']:f32[3] layer['w']:f32[3,3] x:f32[2,3]. let" in text

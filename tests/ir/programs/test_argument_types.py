@@ -1,4 +1,4 @@
-"""A Program is called with the types that it was traced for, as a compiled function of JAX is."""
+"""A Program is called with the types of its trace, like a compiled function of JAX."""
 
 import warnings
 
@@ -58,7 +58,7 @@ def test_another_type_is_refused_with_the_path_of_the_argument(program, w, by, m
     ],
     ids=["jit", "vmap", "grad", "eval_shape", "jvp"],
 )
-def test_so_it_is_under_transformations_of_jax(program, transform, request):
+def test_another_type_is_refused_under_transformations_of_jax_too(program, transform, request):
     stacked = "vmap" in request.node.callspec.id
     shape = (3, 4) if stacked else (4,)
     transform(program)({"w": jnp.ones(shape)}, 2.0)
@@ -75,7 +75,7 @@ ONE_OF_EACH = [1.0, 1, True, np.float32(1), np.int32(1), jnp.bfloat16(1), x, *KE
 
 @pytest.mark.parametrize("x64", [False, True])
 @pytest.mark.parametrize("traced_on", ONE_OF_EACH, ids=repr)
-def test_it_takes_what_a_compiled_function_takes_and_gives_the_same_types(traced_on, x64):
+def test_a_program_takes_what_a_compiled_function_takes_and_returns_the_same_types(traced_on, x64):
     def fun(x):
         return x, [x]
 
@@ -96,7 +96,7 @@ def test_it_takes_what_a_compiled_function_takes_and_gives_the_same_types(traced
     assert taken or x64  # with 64-bit types, nothing may be of the type
 
 
-def test_a_value_that_is_weakly_typed_does_not_change_the_types_of_results():
+def test_a_weakly_typed_value_does_not_change_the_types_of_results():
     def fun(x):
         return x + jnp.bfloat16(2)
 
@@ -127,7 +127,7 @@ def test_a_tangent_or_cotangent_of_another_type_is_refused(pipeline, part, name,
         made(*args, **kwargs)
 
 
-def test_the_programs_of_unzip_check_what_they_take():
+def test_the_programs_of_unzip_check_their_arguments():
     def net(key, x):
         w = jaxprtool.variable(jax.random.normal(key, x.shape), name="w")
         return w * x
@@ -139,7 +139,7 @@ def test_the_programs_of_unzip_check_what_they_take():
         apply(init(jax.random.key(0)), jnp.ones(5))
 
 
-def test_of_a_program_with_symbols_rank_and_dtype_are_checked():
+def test_with_symbols_rank_and_dtype_are_checked():
     (n,) = jax.export.symbolic_shape("n")
     struct = jax.ShapeDtypeStruct((n, 3), jnp.float32)
     program = jaxprtool.trace(lambda x: x.sum(0), struct)
@@ -150,7 +150,7 @@ def test_of_a_program_with_symbols_rank_and_dtype_are_checked():
                 call(wrong)
 
 
-def test_a_ref_and_an_array_do_not_stand_for_each_other():
+def test_a_ref_and_an_array_cannot_replace_each_other():
     def add(x, ref):
         ref[...] += x
         return x
@@ -165,7 +165,7 @@ def test_a_ref_and_an_array_do_not_stand_for_each_other():
         program(x, jax.new_ref(jnp.ones(5)))
 
 
-def test_an_object_that_says_which_array_it_is_is_that_array():
+def test_an_object_that_converts_to_an_array_is_accepted():
     class Scalar:
         def __jax_array__(self):
             return jnp.float32(3)

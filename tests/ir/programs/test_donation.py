@@ -1,4 +1,4 @@
-"""Donated arguments are paired with results as JAX does; of the others, the reason is known."""
+"""Donated arguments are paired with results as in JAX. Unused ones have a reason."""
 
 from functools import partial
 
@@ -23,13 +23,13 @@ def program():
     return jaxprtool.trace(step, STATE, jnp.ones((2, 4)))
 
 
-def test_results_take_the_first_donated_arguments_of_their_type_that_are_read(program):
+def test_results_take_the_first_used_donated_arguments_of_their_type(program):
     found = donations(program)
     lent = {program.out_names[r]: program.arg_names[a] for r, a in found.by_result.items()}
     assert lent == {"result[0]['w']": "state['m']"}
 
 
-def test_the_reason_of_each_that_cannot_be_used_is_given(program):
+def test_each_unusable_argument_has_a_reason(program):
     reasons = {each.argument: each.reason for each in donations(program).unused}
     assert reasons == {
         "state['w']": "the results of this type reuse other donated arguments",
@@ -46,7 +46,7 @@ def test_a_result_of_the_same_name_or_shape_in_another_type_is_named():
     assert unused.reason == "no result has this type; result['m'] is bf16[4,4]"
 
 
-def test_xla_reuses_the_bytes_of_the_others(program):
+def test_xla_reuses_the_memory_of_the_others(program):
     used = [program.in_avals[argument] for argument in donations(program).by_result.values()]
     told = step.lower(STATE, jnp.ones((2, 4))).compile().memory_analysis()
     assert told.alias_size_in_bytes == sum(4 * aval.size for aval in used) == 64
@@ -62,6 +62,6 @@ def test_results_of_the_same_size_take_arguments_of_other_types(function):
     assert found.by_result == {0: 0} and found.unused == () and told.alias_size_in_bytes == 64
 
 
-def test_what_is_not_donated_has_no_notes():
+def test_arguments_that_are_not_donated_have_no_notes():
     found = donations(jaxprtool.trace(jnp.sin, 1.0))
     assert found.by_result == {} and found.unused == ()

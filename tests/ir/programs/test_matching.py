@@ -1,4 +1,4 @@
-"""A program from a file is called with the containers that the original takes."""
+"""A program from a file can be called with the containers of the original."""
 
 from dataclasses import dataclass
 from functools import partial
@@ -16,7 +16,7 @@ X = np.arange(3.0, dtype=np.float32)
 
 
 class Moments(NamedTuple):
-    """Fields that are not in the order of their names."""
+    """A dataclass whose fields are not in alphabetical order."""
 
     nu: Any
     mu: Any
@@ -63,7 +63,7 @@ def read(tmp_path):
     return again
 
 
-def test_a_program_from_a_file_takes_and_gives_nodes_of_the_users_classes(read):
+def test_a_program_from_a_file_takes_and_returns_nodes_of_the_users_classes(read):
     program = read(jaxprtool.trace(step, state(), X))
     assert isinstance(jax.tree.unflatten(program.in_tree, range(6))[0][0], Opaque)
     expected, given = step(state(), X), program(state(), X)
@@ -83,7 +83,7 @@ def test_its_paths_are_those_of_the_original(read):
     assert "result[1].mu['b']" in after.out_names and "result[0].params['w']" in after.out_names
 
 
-def test_any_container_of_the_same_children_fits_by_name_or_else_in_order(read):
+def test_any_container_with_the_same_children_matches_by_name_or_else_in_order(read):
     program = read(jaxprtool.trace(step, state(), X))
     expected = program(state(), X)[1]["loss"]
     params = state().params
@@ -117,14 +117,14 @@ def test_any_container_of_the_same_children_fits_by_name_or_else_in_order(read):
         (State(state().params, state(), 0.5), r"state.moments.nu is missing$"),
     ],
 )
-def test_what_does_not_fit_is_told_by_its_path_on_one_line(read, argument, message):
+def test_a_mismatch_is_reported_by_its_path_on_one_line(read, argument, message):
     program = read(jaxprtool.trace(step, state(), X))
     with pytest.raises(TypeError, match=message) as caught:
         program(argument, X)
     assert "\n" not in str(caught.value) and len(str(caught.value)) < 400
 
 
-def test_in_the_process_that_traced_it_a_program_is_as_strict_as_jax(read):
+def test_in_the_process_of_its_trace_a_program_is_as_strict_as_jax(read):
     program = jaxprtool.trace(step, state(), X)
     with pytest.raises(TypeError, match="state must be a State, not a tuple"):
         program((state().params, state().moments), X)
@@ -132,7 +132,7 @@ def test_in_the_process_that_traced_it_a_program_is_as_strict_as_jax(read):
     np.testing.assert_array_equal(program(stand_in, X)[1]["loss"], X.sum())
 
 
-def test_a_result_with_other_data_of_its_class_is_of_that_class_if_they_are_literals(read):
+def test_a_result_with_other_static_data_has_its_class_if_the_data_are_literals(read):
     program = read(
         jaxprtool.trace(lambda s: [State(s.params, None, r) for r in (2.5, len)], state())
     )
@@ -141,14 +141,14 @@ def test_a_result_with_other_data_of_its_class_is_of_that_class_if_they_are_lite
     assert isinstance(other, Opaque) and other.aux == "(<built-in function len>,)"
 
 
-def test_nodes_without_keys_are_taken_in_order(read):
+def test_nodes_without_keys_are_matched_in_order(read):
     program = read(jaxprtool.trace(lambda k: k.children[0] - k.children[1], Unkeyable(3.0, 1.0)))
     assert program(Unkeyable(3.0, 1.0)) == program((3.0, 1.0)) == 2
     with pytest.raises(TypeError, match="k must have 2 entries, not 1"):
         program(Unkeyable(3.0))
 
 
-def test_an_entry_without_leaves_may_be_left_out(read):
+def test_an_entry_without_leaves_may_be_omitted(read):
     program = read(jaxprtool.trace(lambda s: s.params, State(X, None, 0.5)))
     np.testing.assert_array_equal(program({"params": X}), X)
 

@@ -1,4 +1,4 @@
-"""The mesh of `--mesh` has the default devices, and others only where nothing is run."""
+"""`--mesh` uses the default devices, and others only if nothing is run."""
 
 import jax
 import pytest
@@ -9,20 +9,20 @@ from jaxprtool.ir.programs.meshes import mesh_set
 
 @pytest.fixture
 def one_gpu(monkeypatch):
-    """A machine with one default device, and eight of the CPU."""
+    """A machine with one default device, and eight CPU devices."""
     all_devices = jax.devices("cpu")
     monkeypatch.setattr(
         jax, "devices", lambda backend=None: all_devices if backend == "cpu" else all_devices[:1]
     )
 
 
-def test_a_mesh_that_is_run_on_is_not_moved_to_the_cpu(one_gpu):
+def test_a_mesh_to_run_on_is_not_moved_to_the_cpu(one_gpu):
     with mesh_set({"x": 2}, explicit=True):
         assert jax.sharding.get_mesh().empty
         assert isinstance(jax.sharding.get_abstract_mesh(), AbstractMesh)
 
 
-def test_virtual_devices_are_used_where_nothing_is_run(one_gpu):
+def test_virtual_devices_are_used_if_nothing_is_run(one_gpu):
     with mesh_set({"x": 2}, explicit=True, virtual=True):
         assert len(jax.sharding.get_mesh().devices) == 2
 

@@ -1,4 +1,4 @@
-"""`Program.on_mesh` gives what tracing on that mesh gives; what it cannot do is refused by name."""
+"""`Program.on_mesh` equals tracing on that mesh, or is refused by name."""
 
 from collections.abc import Callable
 from typing import Any
@@ -23,14 +23,14 @@ KINDS = pytest.mark.parametrize("kind", [AxisType.Auto, AxisType.Explicit], ids=
 
 
 def traced(make: Callable[[Any], Any], mesh: Any) -> jaxprtool.Program:
-    """Trace the function and the arguments that `make(mesh)` returns, with the mesh set."""
+    """Trace the function with the arguments, both returned by `make(mesh)`, with the mesh set."""
     with jax.set_mesh(mesh):
         function, args = make(mesh)
         return jaxprtool.trace(function, *args)
 
 
 def results(program: jaxprtool.Program) -> list[np.ndarray]:
-    """Return the results for random arguments, of programs that are alike the same ones."""
+    """Return the results for random arguments, which are the same for equal types."""
     args = [
         np.asarray(jax.random.normal(jax.random.key(i), aval.shape) / 4).astype(aval.dtype)
         for i, aval in enumerate(program.in_avals)
@@ -56,7 +56,7 @@ def typed(mesh: Any, spec: Any, *shape: int, dtype: Any = "float32") -> jax.Shap
 @pytest.mark.parametrize(
     "name", ["data", "tensor", "fsdp", "scanned", "sequence", "uneven", "explicit"]
 )
-def test_a_program_on_eight_devices_is_that_traced_on_fewer(name, size, monkeypatch):
+def test_a_program_on_eight_devices_equals_its_trace_on_fewer(name, size, monkeypatch):
     def make(mesh_of_program: Any) -> tuple[Any, Any]:
         monkeypatch.setattr(sharded, "mesh_of", mesh_of_program)
         made = SHARDED[name]()
@@ -95,7 +95,7 @@ def test_a_shard_map_over_an_axis_that_stays_is_kept(monkeypatch):
 
 
 @KINDS
-def test_a_shard_map_over_the_mesh_that_is_set_is_that_of_tracing_on_the_new_mesh(kind):
+def test_a_shard_map_over_the_set_mesh_equals_its_trace_on_the_new_mesh(kind):
     def summed(mesh):
         def shard(v):
             return jax.lax.psum(jnp.sin(v), "y")
@@ -107,7 +107,7 @@ def test_a_shard_map_over_the_mesh_that_is_set_is_that_of_tracing_on_the_new_mes
     require_same(traced(summed, eight).on_mesh(four), traced(summed, four))
 
 
-# --- everything that may hold a mesh --------------------------------------------------------------
+# --- objects with a mesh --------------------------------------------------------------------------
 
 
 @jax.custom_vjp
@@ -154,7 +154,7 @@ def constants(mesh):
 
 
 def objects(mesh):
-    """Newer JAX has objects with rules of their own for these, which are bound to their types."""
+    """Wrap operations that newer JAX represents as objects with their own rules."""
 
     def function(x):
         return jnp.nonzero(x, size=4)[0] + jnp.searchsorted(jnp.arange(8.0), x[:4])
@@ -173,7 +173,7 @@ def refs(mesh):
 
 @KINDS
 @pytest.mark.parametrize("make", [rules, loops, keys, constants, objects, refs])
-def test_what_holds_a_mesh_is_that_of_tracing_on_fewer_or_more_devices(make, kind):
+def test_objects_with_a_mesh_equal_those_traced_on_fewer_or_more_devices(make, kind):
     eight, two = (mesh_of(kind, x=size) for size in (8, 2))
     on_eight, on_two = traced(make, eight), traced(make, two)
     require_same(on_eight.on_mesh(two), on_two)
@@ -182,7 +182,7 @@ def test_what_holds_a_mesh_is_that_of_tracing_on_fewer_or_more_devices(make, kin
 
 @KINDS
 @pytest.mark.parametrize("passes", ["grad", "value_and_grad, -O1"])
-def test_derivatives_follow_the_rules_on_the_new_mesh(passes, kind):
+def test_derivatives_use_rules_on_the_new_mesh(passes, kind):
     eight, two = (mesh_of(kind, x=size) for size in (8, 2))
     made = traced(rules, eight).on_mesh(two).apply(passes)
     require_same(made, traced(rules, two).apply(passes))
@@ -240,12 +240,12 @@ def mapped(mesh):
 
 
 @pytest.mark.parametrize("make", [made_sharded, gathered, mapped])
-def test_results_with_a_stated_sharding_are_those_of_the_new_mesh(make):
+def test_results_with_a_given_sharding_are_those_of_the_new_mesh(make):
     eight, two = (mesh_of(AxisType.Explicit, x=size) for size in (8, 2))
     require_same(traced(make, eight).on_mesh(two), traced(make, two))
 
 
-def test_a_mesh_that_only_a_rule_names_is_replaced_in_it():
+def test_a_mesh_in_a_custom_rule_is_replaced():
     rows = NamedSharding(mesh_of(x=8), P("x"))
 
     @jax.custom_vjp
@@ -263,7 +263,7 @@ def test_a_mesh_that_only_a_rule_names_is_replaced_in_it():
     np.testing.assert_allclose(grad, np.cos(np.arange(16.0)), rtol=1e-5)
 
 
-# --- meshes in any form ---------------------------------------------------------------------------
+# --- forms of meshes ------------------------------------------------------------------------------
 
 
 def two_axes(mesh):
@@ -286,7 +286,7 @@ def test_axes_may_come_in_any_order_with_their_devices():
 
 
 @KINDS
-def test_a_mesh_without_devices_runs_on_that_which_is_set_or_on_the_first(kind):
+def test_a_mesh_without_devices_runs_on_the_set_mesh_or_the_first_devices(kind):
     program = traced(constants, mesh_of(kind, x=8))
     made = program.on_mesh(AbstractMesh((2,), ("x",)))
     assert {type(mesh) for mesh in made.meshes} == {AbstractMesh}
@@ -297,7 +297,7 @@ def test_a_mesh_without_devices_runs_on_that_which_is_set_or_on_the_first(kind):
     assert found.value.devices() == set(devices)
 
 
-def test_a_mesh_that_equations_alone_name_may_lack_its_devices():
+def test_a_mesh_in_equations_only_may_lack_devices():
     rows = NamedSharding(mesh_of(x=8), P("x"))
     program = jaxprtool.trace(lambda x: jax.lax.with_sharding_constraint(x, rows), jnp.ones(64))
     larger = on_axes(program, {"x": 64})
@@ -307,10 +307,10 @@ def test_a_mesh_that_equations_alone_name_may_lack_its_devices():
     assert jaxprtool.equivalent(larger.on_mesh(rows.mesh), program)
 
 
-# --- what is refused ------------------------------------------------------------------------------
+# --- errors ---------------------------------------------------------------------------------------
 
 
-def test_a_size_that_the_mesh_does_not_divide_names_the_argument_or_result():
+def test_an_indivisible_size_names_the_argument_or_result():
     two, three = (mesh_of(x=size) for size in (2, 3))
     rows, columns = (NamedSharding(two, spec) for spec in (P("x"), P(None, "x")))
     jitted = jax.jit(lambda x: x.reshape(3, 2), in_shardings=rows, out_shardings=columns)
@@ -325,7 +325,7 @@ def test_a_size_that_the_mesh_does_not_divide_names_the_argument_or_result():
         program.on_mesh(mesh_of(x=4))
 
 
-def test_a_value_that_the_mesh_does_not_divide_names_the_equation_and_its_line():
+def test_an_indivisible_value_names_the_equation_and_its_line():
     def resharded(mesh):
         return lambda x: jax.reshard(jnp.sin(x), P("x")).sum(), (typed(mesh, P(), 6),)
 
@@ -344,7 +344,7 @@ def test_a_value_that_the_mesh_does_not_divide_names_the_equation_and_its_line()
         program.on_mesh(mesh_of(x=4))
 
 
-def test_a_constant_that_the_mesh_does_not_divide_is_refused():
+def test_an_indivisible_constant_is_refused():
     table = jax.device_put(jnp.arange(6.0), NamedSharding(mesh_of(x=2), P("x")))
     program = jaxprtool.trace(
         lambda x: jax.lax.with_sharding_constraint(x, table.sharding) + table, table
@@ -353,7 +353,7 @@ def test_a_constant_that_the_mesh_does_not_divide_is_refused():
         program.on_mesh(mesh_of(x=4))
 
 
-def test_a_mesh_of_other_axes_or_another_mesh_beside_it_is_refused():
+def test_a_mesh_with_other_axes_or_a_second_mesh_is_refused():
     x, y = mesh_of(x=2), mesh_of(y=2)
 
     def constrained(*meshes):
@@ -375,7 +375,7 @@ def test_a_mesh_of_other_axes_or_another_mesh_beside_it_is_refused():
         constrained(x, y).on_mesh(x)
 
 
-def test_a_type_inside_that_the_mesh_does_not_divide_is_refused():
+def test_an_indivisible_type_in_a_body_is_refused():
     def split(mesh):
         return lambda x: x.reshape(4, 4).sum(), (typed(mesh, P("x"), 16),)
 

@@ -1,4 +1,4 @@
-"""A Program is called like the function that it was traced from, and is checked as a whole."""
+"""A Program is called like the traced function, and is checked as a whole."""
 
 import jax
 import jax.numpy as jnp
@@ -30,13 +30,13 @@ def test_a_program_works_under_jaxs_transformations(program):
     np.testing.assert_array_equal(jax.vmap(total)(jnp.stack([x, x])), [6.0, 6.0])
 
 
-def test_jax_jit_of_a_program_bears_its_name(program):
+def test_jax_jit_of_a_program_has_its_name(program):
     program = program.replace(name="model")
     assert "module @jit_model " in jax.jit(program).lower({"w": x}, scale=2.0).as_text()
 
 
 @pytest.mark.parametrize("from_file", [False, True])
-def test_results_are_arrays_of_jax_whatever_they_come_from(from_file):
+def test_results_are_jax_arrays(from_file):
     constant, key = jnp.arange(3.0), jax.random.key(1)
 
     def fun(x):
@@ -60,7 +60,7 @@ def lost(x):
     return {"fine": x, "bad": jax.jit(lambda v: v * 2)(y), "unused": unused > 0}
 
 
-def test_a_nan_that_is_written_to_a_ref_is_from_the_equation_that_makes_it():
+def test_a_nan_in_a_ref_is_reported_at_the_equation_that_makes_it():
     def function(r, x):
         mine = jax.new_ref(x)
         mine[...] = jnp.log(mine[...])
@@ -78,7 +78,7 @@ def test_a_nan_that_is_written_to_a_ref_is_from_the_equation_that_makes_it():
 
 
 @pytest.mark.parametrize("switch", ["jax_debug_nans", "jax_debug_infs"])
-def test_a_program_heeds_the_switches_that_forbid_nans_and_infinities(switch):
+def test_jax_config_for_nans_and_infinities_applies_to_a_program(switch):
     program = jaxprtool.trace(lost, x)
     divided = jaxprtool.trace(lambda x: 1 / (x - x), x)
     assert jnp.isnan(program(x)["bad"]).all() and jnp.isinf(divided(x)).all()
@@ -91,7 +91,7 @@ def test_a_program_heeds_the_switches_that_forbid_nans_and_infinities(switch):
         jax.make_jaxpr(wrong)(x)
 
 
-def test_of_a_nan_that_was_given_the_argument_is_named(program):
+def test_a_nan_in_an_argument_is_reported_with_its_name(program):
     with jax.debug_nans(True), pytest.raises(FloatingPointError, match="from the argument 'p"):
         program({"w": np.full_like(x, np.nan)}, scale=2.0)
     scaled = jaxprtool.trace(lambda x: x * 1, 1.0)
@@ -109,7 +109,7 @@ def test_of_a_nan_that_was_given_the_argument_is_named(program):
     ],
     ids=["NaN", "infinity", "argument", "loop"],
 )
-def test_what_is_not_finite_is_traced_to_constants_arguments_and_loops(function, origin):
+def test_non_finite_values_are_traced_to_constants_arguments_and_loops(function, origin):
     given = np.full_like(x, np.inf) if "argument" in origin else x
     both = jax.debug_nans(True), jax.debug_infs(True)
     with both[0], both[1], pytest.raises(FloatingPointError, match=origin):
@@ -138,11 +138,11 @@ def test_arguments_of_another_structure_are_refused_by_the_first_path(
         program(*args, **kwargs)
 
 
-def test_an_argument_that_has_a_position_may_be_given_by_name(program):
+def test_a_positional_argument_may_be_passed_by_name(program):
     np.testing.assert_array_equal(program(scale=3.0, p={"w": x})["y"], x * 3)
 
 
-def test_it_prints_as_its_jaxpr_and_shows_in_a_notebook(program):
+def test_str_is_the_jaxpr_and_notebooks_show_a_program(program):
     assert str(program) == str(program.jaxpr)
     assert "mul" in program._repr_html_()
 
@@ -187,7 +187,7 @@ def test_a_result_that_is_a_number_is_an_array():
 
 
 def doubled(depth):
-    """A function of calls within one another, each called twice: 2**depth when all are inlined."""
+    """Return a function of nested calls, each made twice: 2**depth when all are inlined."""
     function = jnp.sin
     for level in range(depth):
         inner = jax.jit(function)
@@ -204,4 +204,4 @@ def doubled(depth):
 )
 def test_a_body_is_checked_once_however_often_it_is_called(pipeline):
     program = trace(doubled(40), jnp.arange(3.0))
-    assert program.apply(pipeline).jaxpr.eqns  # which would not end if each call were checked
+    assert program.apply(pipeline).jaxpr.eqns  # checking each call would not terminate

@@ -1,4 +1,4 @@
-"""Arguments of a Program that are lengths of examples are checked wherever it is run."""
+"""Arguments of a Program that are lengths of examples are checked whenever it is run."""
 
 import jax
 import jax.numpy as jnp
@@ -61,12 +61,12 @@ def test_other_lengths_are_refused(program, passes, lengths, message):
         program.apply(passes)(ROWS, np.array(lengths))
 
 
-def test_lengths_that_jax_traces_are_not_checked(program):
+def test_traced_lengths_are_not_checked(program):
     found = jax.jit(program)(ROWS, np.array([1, 2, 3]))
     np.testing.assert_allclose(found, expected([1, 2, 3]), atol=1e-5)
 
 
-def test_lengths_of_lanes_are_checked_in_each(program):
+def test_batched_lengths_are_checked_individually(program):
     lanes = program.apply("batch(axis_size=2)")
     both = np.stack([ROWS, ROWS])
     found = lanes(both, np.array([[1, 2, 3], [4, 0, 2]]))
@@ -75,7 +75,7 @@ def test_lengths_of_lanes_are_checked_in_each(program):
         lanes(both, np.array([[1, 2, 3], [4, 0, 1]]))
 
 
-def test_each_axis_has_rows_and_lengths_of_its_own():
+def test_each_axis_has_its_own_rows_and_lengths():
     args, _ = read_args("f32[n], f32[m]")
     program = jaxprtool.trace(lambda x, y: x.sum() + y.sum(), *args)
     both = program.apply("ragged(axis=('n', 'm'), lanes=2)")
@@ -86,7 +86,7 @@ def test_each_axis_has_rows_and_lengths_of_its_own():
         both(*pair, np.array([6, 0]), np.array([6, 0]))
 
 
-def test_lengths_contradict_a_number_of_rows_that_is_an_argument(program):
+def test_lengths_must_agree_with_a_number_of_rows_that_is_an_argument(program):
     masked = program.apply("mask(N=8)")
     padded = np.concatenate([ROWS, np.full((2, 3), np.nan, np.float32)])
     found, _ = masked(padded, np.array([4, 0, 2]), 6)
@@ -95,7 +95,7 @@ def test_lengths_contradict_a_number_of_rows_that_is_an_argument(program):
         masked(padded, np.array([4, 0, 2]), 5)
 
 
-def test_lengths_are_bound_to_values_where_the_number_of_rows_is_known(program):
+def test_lengths_are_bound_to_values_if_the_number_of_rows_is_known(program):
     with pytest.raises(
         ArgumentsError, match="lengths is an array of lengths that add up to N"
     ) as e:
@@ -119,7 +119,7 @@ def test_random_lengths_add_up_to_the_rows(program):
     assert lengths.sum() == rows
 
 
-def test_the_least_length_is_shown_kept_checked_and_held_by_random_ones():
+def test_the_minimum_length_is_shown_kept_checked_and_used_for_random_lengths():
     (x,), _ = read_args("f32[n>=2,3]")
     program = jaxprtool.trace(centred, x).apply(PASS)
     described = program_signature(program).arguments[1].described
@@ -135,7 +135,7 @@ def test_the_least_length_is_shown_kept_checked_and_held_by_random_ones():
     assert str(unbounded) == "an array of lengths that add up to N, each at least 2"
 
 
-def test_a_file_keeps_what_is_known_of_lengths(program):
+def test_a_file_keeps_the_properties_of_lengths(program):
     written = text(program)
     assert "bounds = {'lengths': {'rows': 'N', 'longest': 4}}\n" in written
     again = parse(written, "centred.jaxpr")
@@ -156,13 +156,13 @@ def test_a_file_keeps_what_is_known_of_lengths(program):
         ("-1", "write bounds as"),
     ],
 )
-def test_a_file_says_where_a_bound_is_none(program, bound, message):
+def test_a_file_marks_a_missing_bound(program, bound, message):
     written = text(program).replace("{'rows': 'N', 'longest': 4}", bound)
     with pytest.raises(ProgramFileError, match=rf"centred.jaxpr:6:\d+: .*{message}"):
         parse(written, "centred.jaxpr")
 
 
-def test_lengths_are_shown_with_what_they_add_up_to(program):
+def test_lengths_are_shown_with_their_sum(program):
     described = [value.described for value in program_signature(program).arguments]
     assert described == ["f32[N,3]", "i32[3] of N rows, each at most 4"]
     document = program_document(program)["arguments"][1]
@@ -172,7 +172,7 @@ def test_lengths_are_shown_with_what_they_add_up_to(program):
 
 
 @pytest.mark.parametrize(("rows", "bound"), [(None, (6, 4)), (8, (8, 4, True))])
-def test_the_lengths_of_a_ragged_argument_are_known_to_be_these(rows, bound):
+def test_lengths_of_a_ragged_argument_are_recognized(rows, bound):
     batch = Ragged.of([ROWS[:4], ROWS[4:]], rows=rows, longest=4)
     mean = jaxprtool.vmap(lambda x: x.sum(0))
     program = jaxprtool.trace(lambda w, each: mean(each["batch"]) * w, 2.0, {"batch": batch})

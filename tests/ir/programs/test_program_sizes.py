@@ -1,4 +1,4 @@
-"""Arguments of a Program that are sizes have bounds, which are checked wherever it is run."""
+"""Arguments of a Program that are sizes have bounds, which are checked whenever it is run."""
 
 import jax
 import jax.numpy as jnp
@@ -28,11 +28,11 @@ def program():
 
 
 @pytest.mark.parametrize("size", [3, np.int64(3), np.uint8(3), np.array(3), jnp.int32(3)])
-def test_a_size_is_any_whole_number_by_position_or_by_name(program, size):
+def test_a_size_is_any_integer_by_position_or_by_name(program, size):
     assert program(x, size) == program(x, n=size) == program(n=size, x=x) == 3.0
 
 
-def test_a_size_has_the_dtype_of_the_argument_where_integers_have_64_bits(program):
+def test_a_size_has_the_dtype_of_the_argument_with_64_bit_integers(program):
     with jax.enable_x64(True):
         assert program(x, 3) == program(x, np.int64(3)) == jax.jit(program)(x, 3) == 3.0
 
@@ -47,7 +47,7 @@ def test_a_size_has_the_dtype_of_the_argument_where_integers_have_64_bits(progra
     ],
 )
 @pytest.mark.parametrize("passes", ["dce", "jit, -O1"])
-def test_another_size_is_refused(program, passes, size, message):
+def test_a_size_out_of_bounds_is_refused(program, passes, size, message):
     with pytest.raises(ArgumentsError, match=message):
         program.apply(passes)(x, size)
 
@@ -61,21 +61,21 @@ def test_an_argument_of_another_shape_is_named(program, traced):
         call(np.ones(9, np.float32), 3)
 
 
-def test_a_size_that_is_missing_is_named(program):
+def test_a_missing_size_is_named(program):
     with pytest.raises(
         StructureError, match="the program takes 2 positional arguments, not 1: n is miss"
     ):
         program(x)
 
 
-def test_sizes_of_lanes_are_checked_one_by_one(program):
+def test_batched_sizes_are_checked_one_by_one(program):
     lanes = program.apply("batch(axis_size=2)")
     np.testing.assert_array_equal(lanes(np.stack([x, x]), np.array([1, 8])), [0.0, 28.0])
     with pytest.raises(ArgumentsError, match="argument 'n' of total is 9, but "):
         lanes(np.stack([x, x]), np.array([1, 9]))
 
 
-def test_a_size_that_jax_traces_is_not_checked(program):
+def test_a_traced_size_is_not_checked(program):
     assert jax.jit(program)(x, 3) == 3.0
     np.testing.assert_array_equal(jax.vmap(program, (None, 0))(x, jnp.array([1, 8])), [0.0, 28.0])
     np.testing.assert_array_equal(jax.grad(program)(x, 3), x < 3)
@@ -86,7 +86,7 @@ def test_passes_keep_the_bound_of_an_argument_that_they_keep(program, passes):
     assert program.apply(passes).bounds == (("n", SizeBound(8)),)
 
 
-def test_the_bound_of_an_argument_that_is_gone_is_gone(program):
+def test_the_bound_of_a_removed_argument_is_removed(program):
     assert program.apply("closed({'n': 3})").bounds == ()
     unused = jaxprtool.trace(lambda x, n: x, x, np.int32(0)).replace(bounds=(("n", SizeBound(8)),))
     assert Dce(drop_inputs=True)(unused).bounds == ()
@@ -97,7 +97,7 @@ def test_a_size_that_is_bound_to_a_value_is_checked_too(program):
         program.apply("closed({'n': 9})")
 
 
-def test_a_file_keeps_bounds_and_reads_without(program):
+def test_a_file_keeps_bounds_and_can_be_read_without_them(program):
     written = text(program)
     assert parse(written, "total.jaxpr").bounds == (("n", SizeBound(8)),)
     assert parse(written.replace("bounds = {'n': 8}\n", ""), "total.jaxpr").bounds == ()
@@ -118,7 +118,7 @@ def test_a_size_is_shown_with_its_bound(program):
     assert "`n` is a size from 0 to 8." in jaxprtool.to_python(program)
 
 
-def test_the_least_size_is_shown_kept_and_held_by_random_ones(program):
+def test_the_minimum_size_is_shown_kept_and_used_for_random_sizes(program):
     program = program.replace(bounds=(("n", SizeBound(8, at_least=7)),))
     assert program_signature(program).arguments[1].described == "i32[] from 7 to 8"
     assert program_document(program)["arguments"][1]["at_least"] == 7

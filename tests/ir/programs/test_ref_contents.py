@@ -1,4 +1,4 @@
-"""A program that takes Refs is run as one that takes what they hold, and gives it back."""
+"""A program of Refs runs as one that takes their contents, and returns them."""
 
 import jax
 import jax.numpy as jnp
@@ -14,7 +14,7 @@ X = jnp.arange(1.0, 4.0)
 
 
 def held(*shape, dtype="float32"):
-    """The type of a Ref."""
+    """Return the type of a Ref."""
     return jax.ShapeDtypeStruct(shape, dtype, is_ref=True)
 
 
@@ -24,7 +24,7 @@ def add(r, x):
     return r[...].sum()
 
 
-def test_arguments_and_further_results_are_what_refs_hold():
+def test_arguments_and_additional_results_are_the_contents_of_refs():
     traced = jaxprtool.trace(add, held(3), X)
     program = with_contents(traced)
     type_check(program)
@@ -33,7 +33,7 @@ def test_arguments_and_further_results_are_what_refs_hold():
     assert all(any(eqn is each for each in program.jaxpr.eqns) for eqn in traced.jaxpr.eqns)
     ref = jax.new_ref(X)
     expected = add(ref, X)
-    for _ in range(2):  # each run has a Ref of its own
+    for _ in range(2):  # each run has its own Ref
         result, (after,) = program(X, X)
         assert result == expected
         np.testing.assert_array_equal(after, ref[...])
@@ -68,7 +68,7 @@ def test_refs_in_trees_loops_branches_and_of_keys():
         assert jnp.array_equal(old, new)
 
 
-def test_refs_that_a_function_closes_over_are_held_too():
+def test_closed_over_refs_are_included():
     counter = jax.new_ref(jnp.zeros(()))
 
     def count(x):
@@ -81,7 +81,7 @@ def test_refs_that_a_function_closes_over_are_held_too():
     assert counter[...] == 0.0
 
 
-def test_a_ref_that_is_freed_holds_nothing_afterwards():
+def test_a_freed_ref_has_no_contents_afterwards():
     program = with_contents(jaxprtool.trace(lambda r: jax.freeze(r) * 2, held(3)))
     assert program.out_names == ("result",)
     np.testing.assert_array_equal(program(X)[0], X * 2)
@@ -92,7 +92,7 @@ def test_a_program_without_refs_is_the_same_object():
     assert with_contents(program) is program
 
 
-def test_refs_that_a_pass_has_dropped_keep_what_they_hold():
+def test_refs_dropped_by_a_pass_keep_their_contents():
     def function(unused, r):
         r[...] += 1.0
 
@@ -104,7 +104,7 @@ def test_refs_that_a_pass_has_dropped_keep_what_they_hold():
     np.testing.assert_array_equal(after(X, X[:2])[1][0], X[:2])
 
 
-def test_contents_are_values_or_types_and_one_ref_is_given_once():
+def test_contents_are_values_or_types_and_a_ref_cannot_be_passed_twice():
     ref = jax.new_ref(X)
     assert contents(held(3)) == jax.ShapeDtypeStruct((3,), "float32")
     np.testing.assert_array_equal(contents(ref), X)

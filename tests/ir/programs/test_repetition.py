@@ -1,4 +1,4 @@
-"""What is repeated, how often, and where it comes from."""
+"""Repeated code: the number of copies, and its source."""
 
 import textwrap
 
@@ -65,7 +65,7 @@ def model(tmp_path_factory):
 
 
 def analysed(fun, **options):
-    """Return a program, what the pass makes of it, and what is said of that."""
+    """Return a program, the result of the pass, and the description of its repetition."""
     before = trace(fun, X)
     after = Outline(**options)(before)
     return before, after, repetition(after, before)
@@ -104,7 +104,7 @@ def test_xla_compiles_each_marked_body_once_and_plain_ones_at_each_call(model):
     assert plain.compiled == plain.equations == found.equations
 
 
-def test_a_body_stands_below_each_that_calls_it_and_is_opened_once():
+def test_a_body_is_listed_below_each_caller_and_expanded_once():
     tail = jax.jit(lambda x: jnp.sin(x) * x)
     norm = jax.jit(lambda x: tail(jnp.exp(x)) + tail(x))
     layer = jax.jit(lambda x: norm(x) * norm(x + x))
@@ -116,7 +116,7 @@ def test_a_body_stands_below_each_that_calls_it_and_is_opened_once():
     assert [body.share for body in found.bodies] == [28 / 35, 6 / 35]
 
 
-def test_a_body_comes_from_the_lines_of_the_function_that_is_repeated(model):
+def test_a_body_has_the_lines_of_the_repeated_function(model):
     _, _, found = analysed(model.model, equations=20)
     (body,) = found.bodies
     assert body.copies == 6
@@ -125,12 +125,12 @@ def test_a_body_comes_from_the_lines_of_the_function_that_is_repeated(model):
     assert looped.source == SourceRange(model.__file__, 26, 28)
 
 
-def test_a_body_of_one_line_comes_from_that_line_whatever_one_equation_calls(model):
+def test_a_body_with_one_line_has_that_line_even_for_a_single_call(model):
     found = source_range(trace(model.written, X).jaxpr.eqns, Frames())
     assert found == SourceRange(model.__file__, 38, 38)
 
 
-def test_what_comes_from_nowhere_has_no_lines():
+def test_equations_without_source_have_no_lines():
     assert source_range([], Frames()) is None
 
 
@@ -144,19 +144,19 @@ def test_a_body_of_a_loop_counts_once_and_repetition_in_it_is_found(model):
     assert found.equations == count_equations(before.apply("inline(force=True)"))
 
 
-def test_a_function_that_is_called_often_is_no_repetition_before_it_is_outlined():
+def test_a_function_called_often_is_not_repetition_before_outlining():
     f = jax.jit(lambda x: jnp.sin(x) * jnp.exp(x))
     program = trace(lambda x: f(f(f(x))), X)
     found = repetition(program, program)
     assert found.bodies == () and found.compiled == found.equations == found.rest == 12
 
 
-def test_what_is_outlined_already_is_told_again(model):
+def test_an_already_outlined_program_is_described_again(model):
     _, after, found = analysed(model.model, equations=20)
     assert repetition(after, after) == found
 
 
-def test_bodies_that_unfold_to_more_than_can_be_counted_one_by_one_are_counted():
+def test_bodies_that_unfold_to_huge_programs_are_counted():
     def double(f):
         return jax.jit(lambda x: f(x) + f(x * 2))
 

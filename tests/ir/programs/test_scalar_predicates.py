@@ -1,4 +1,4 @@
-"""A loop with a predicate for each lane becomes the loop that JAX lowers it to."""
+"""A loop with a batched predicate becomes the loop that JAX lowers it to."""
 
 import jax
 import jax.numpy as jnp
@@ -14,7 +14,7 @@ X = jnp.arange(4.0)
 
 
 def doubled(x, most):
-    """Double a number until it is large enough; the limit is a constant of both bodies."""
+    """Double a number until it reaches a limit, which is a constant of both bodies."""
     return jax.lax.while_loop(lambda c: c[0] < most, lambda c: (c[0] * 2 + 1, c[1] + most), (x, x))
 
 
@@ -44,7 +44,7 @@ def test_a_batched_predicate_becomes_a_scalar(depth):
         np.testing.assert_array_equal(found, wanted)
 
 
-def test_keys_and_loops_in_loops_too():
+def test_keys_and_nested_loops_are_supported():
     def function(key, n):
         def inner(c):
             return jax.lax.while_loop(lambda c: c[1] % 3 != 0, lambda c: (c[0], c[1] + 1), c)

@@ -1,4 +1,4 @@
-"""Shardings written as specs are options of `jax.jit`, and misfits are refused with their place."""
+"""Shardings written as specs become options of `jax.jit`. Invalid ones are refused by place."""
 
 import jax
 import jax.numpy as jnp
@@ -81,13 +81,13 @@ def test_the_options_are_those_of_jit(mesh, program):
         ("P(3)", "expected the name of a mesh axis, not 3"),
     ],
 )
-def test_what_does_not_fit_is_named(mesh, program, text, message):
+def test_invalid_specs_are_named(mesh, program, text, message):
     with pytest.raises(ArgumentsError) as error:
         Specs(text).applied(program)
     assert message in error.value.message
 
 
-def test_sizes_that_do_not_divide_are_named(mesh):
+def test_indivisible_sizes_are_named(mesh):
     program = jaxprtool.trace(lambda v: v, jnp.ones(7))
     with pytest.raises(ArgumentsError, match=r"v:f32\[7\] into 2 parts, but its size is 7"):
         Specs("P('x')").applied(program)
@@ -109,7 +109,7 @@ def test_specs_need_a_mesh_without_explicit_axes(program):
         Specs("P()").applied(program)
 
 
-def test_specs_by_any_name_of_the_class_are_read_and_not_run(mesh, program):
+def test_specs_under_any_name_of_the_class_are_parsed_without_running_code(mesh, program):
     made = Specs("{'w': jax.P('x'), 'b': PartitionSpec()}, P()").applied(program)
     assert placements(made.jit.arguments)["params['w']"] == P("x")
     with pytest.raises(ArgumentsError, match="a call is not allowed in --in-specs"):

@@ -1,4 +1,4 @@
-"""Tree structures as plain data: made again they are the same."""
+"""Tree structures as plain data, from which equal structures are rebuilt."""
 
 import collections
 import dataclasses
@@ -52,13 +52,13 @@ class Layer:
         OrderedDict(z=1, y=(2,)),
     ],
 )
-def test_builtin_structures_are_made_again_as_they_were(value):
+def test_builtin_structures_are_rebuilt(value):
     tree = jax.tree.structure(value)
     assert build(describe(tree)) == tree
 
 
 @pytest.mark.parametrize("value", [Pair(1, 2), Layer((1, 2), 3), defaultdict(list, a=1)])
-def test_an_opaque_node_stands_for_one_of_a_type_that_is_not_at_hand(value):
+def test_an_opaque_node_stands_for_a_type_that_is_unavailable(value):
     tree = jax.tree.structure((value, 4))
     again = build(describe(tree))
     assert again != tree
@@ -68,27 +68,27 @@ def test_an_opaque_node_stands_for_one_of_a_type_that_is_not_at_hand(value):
     assert describe(again) == describe(tree)
 
 
-def test_custom_nodes_are_told_apart_by_type_and_data():
+def test_custom_nodes_are_distinguished_by_type_and_data():
     trees = [jax.tree.structure(v) for v in (Layer(1, 2), Layer(1, 3), Pair(1, 2), (1, 2), [1, 2])]
     for i, a in enumerate(trees):
         for j, b in enumerate(trees):
             assert same_tree(a, b) == (i == j)
 
 
-def test_long_data_are_cut_and_still_told_apart():
+def test_long_data_are_truncated_and_still_distinguished():
     a, b = (jax.tree.structure(Layer(1, tuple(range(n)))) for n in (1000, 1001))
     assert not same_tree(a, b)
     assert len(describe(a).aux) < 200
 
 
-def test_a_dict_whose_keys_are_no_literals_is_opaque():
+def test_a_dict_with_non_literal_keys_is_opaque():
     keyed = jax.tree.structure({frozenset({1}): 2})
     assert describe(keyed).type_name == "builtins.dict"
 
 
 @jax.tree_util.register_pytree_node_class
 class Pairs:
-    """Checks what it is made of, as data sets do."""
+    """A class that checks its children, as data sets do."""
 
     def __init__(self, x, y):
         if x.shape[0] != y.shape[0]:
@@ -157,7 +157,7 @@ CHECKING = [Pairs, CheckedFields, CheckedTuple, Converting, CheckedWhenFlattened
 
 
 @pytest.mark.parametrize("cls", CHECKING)
-def test_a_class_that_checks_its_children_is_described_and_filled_without_it(cls):
+def test_a_class_that_checks_its_children_is_described_and_rebuilt_without_the_check(cls):
     tree = jax.tree.structure({"data": cls(jnp.ones((4, 3)), jnp.ones(4)), "w": 0})
     described = describe(tree)
     assert described.children[0].type_name.endswith(cls.__qualname__)
@@ -169,14 +169,14 @@ def test_a_class_that_checks_its_children_is_described_and_filled_without_it(cls
     assert marked.num_leaves == 2 and marked.children()[0].node_data()[0] is cls
 
 
-def test_the_fields_of_a_dataclass_that_checks_them_are_known():
+def test_the_fields_of_a_self_checking_dataclass_are_known():
     tree = jax.tree.structure(CheckedFields(jnp.ones(2), jnp.ones(2)))
     assert describe(tree).keys == (".x", ".y")
     assert leaf_paths(tree) == ["x", "y"]
 
 
 @pytest.mark.parametrize("cls", CHECKING)
-def test_a_program_of_a_class_that_checks_its_children_is_written_and_rewritten(cls):
+def test_a_program_with_a_self_checking_class_is_written_and_rewritten(cls):
     w, pairs = jnp.ones(3), cls(jnp.ones((4, 3)), jnp.arange(4.0))
     program = jaxprtool.trace(fit, w, pairs)
     again = parse(text(program), "fit")
@@ -194,7 +194,7 @@ def test_a_program_of_a_class_that_checks_its_children_is_written_and_rewritten(
 
 
 @pytest.mark.parametrize("cls", CHECKING)
-def test_a_result_may_be_of_a_class_that_checks_its_children(cls):
+def test_a_result_may_have_a_self_checking_class(cls):
     def doubled(pairs):
         return cls(pairs.x * 2, pairs.y), pairs.y.sum()
 

@@ -1,4 +1,4 @@
-"""Arrays that JAX writes into a jaxpr as literals are constants of a Program."""
+"""Arrays that JAX writes into a jaxpr as literals become constants of a Program."""
 
 import jax
 import jax.numpy as jnp
@@ -77,14 +77,14 @@ FUNCTIONS = {
 
 @pytest.fixture
 def simplified():
-    """The switch that makes JAX write arrays into equations."""
+    """Enable JAX's option that puts arrays into equations."""
     jax.config.update("jax_use_simplified_jaxpr_constants", True)
     yield
     jax.config.update("jax_use_simplified_jaxpr_constants", False)
 
 
 def literals(jaxpr):
-    """The array literals of a jaxpr at any depth."""
+    """Return the array literals of a jaxpr at any depth."""
     inside = [body for eqn in equations(jaxpr) for _, body in sub_jaxprs(eqn)]
     bodies = [jaxcompat.open_jaxpr(body) for body in (jaxpr, *inside)]
     atoms = [v for body in bodies for eqn in body.eqns for v in eqn.invars]
@@ -102,7 +102,7 @@ def sizes(program):
 
 
 @pytest.mark.parametrize("name", FUNCTIONS)
-def test_a_program_is_the_same_with_and_without_the_switch(name, request, tmp_path):
+def test_a_program_is_the_same_with_and_without_the_option(name, request, tmp_path):
     fun = FUNCTIONS[name]
     plain = jaxprtool.trace(fun, X)
     request.getfixturevalue("simplified")
@@ -126,7 +126,7 @@ def programs(made):
     return [made] if isinstance(made, jaxprtool.Program) else list(made.values())
 
 
-def test_of_a_bare_jaxpr_the_constants_are_counted(simplified):
+def test_constants_of_a_bare_jaxpr_are_counted(simplified):
     jaxpr = jax.make_jaxpr(FUNCTIONS["switch"])(X)
     assert len(literals(jaxpr)) == 3
     assert memory(jaxpr).constant_bytes == 2 * W.nbytes
@@ -158,12 +158,12 @@ def test_bodies_that_loops_share_stay_shared(simplified):
     assert first.params["jaxpr"] is second.params["jaxpr"]
 
 
-def test_a_jaxpr_without_array_literals_stays_as_it_is():
+def test_a_jaxpr_without_array_literals_is_unchanged():
     jaxpr = jax.make_jaxpr(FUNCTIONS["scan"])(X)
     assert as_constants(jaxpr) is jaxpr
 
 
-def test_a_custom_vjp_that_hands_on_its_operand_has_its_gradient(simplified):
+def test_a_custom_vjp_that_returns_its_operand_has_its_gradient(simplified):
     program = jaxprtool.trace(by_vjp, X)
     expected = jax.grad(lambda x: by_vjp(x).sum())(X)
     np.testing.assert_array_equal(jax.grad(lambda x: program(x).sum())(X), expected)

@@ -1,4 +1,4 @@
-"""Rules of custom derivatives that close over traced values: computed, or refused by name."""
+"""Rules of custom derivatives that close over traced values are converted, or refused by name."""
 
 import functools
 
@@ -81,7 +81,7 @@ def in_a_branch(x, s):
 
 
 def rule_of_a_rule(x, s):
-    """The rule calls a function whose rule closes over what the first one computes."""
+    """Return a function whose rule calls another one that closes over what the first computes."""
     scale = s * 2
 
     @jax.custom_jvp
@@ -96,7 +96,7 @@ COMPUTED = [static_argument, jvp_of_a_closure, forward_of_a_closure]
 
 
 @pytest.mark.parametrize("fun", COMPUTED)
-def test_gradients_are_those_of_jax(fun):
+def test_gradients_equal_jaxs(fun):
     program = jaxprtool.trace(fun, 2.0, 5.0)
     wanted = jax.grad(fun)(2.0, 5.0)
     for passes in ("grad", "-O2, grad, -O2"):
@@ -105,7 +105,7 @@ def test_gradients_are_those_of_jax(fun):
 
 
 @pytest.mark.parametrize("fun", [*COMPUTED, rule_of_a_rule])
-def test_second_derivatives_are_those_of_jax(fun):
+def test_second_derivatives_equal_jaxs(fun):
     program = jaxprtool.trace(fun, 2.0, 5.0)
     wanted = jax.grad(jax.grad(fun))(2.0, 5.0)
     for passes in ("grad, grad", "grad, -O2, grad"):
@@ -128,7 +128,7 @@ def test_values_of_an_inner_body_are_operands_there(around):
         (jvp_of_a_closure, "grad(argnums=1)"),
     ],
 )
-def test_what_is_not_computed_is_refused_with_the_line(fun, passes):
+def test_unsupported_rules_are_refused_with_the_line(fun, passes):
     program = jaxprtool.trace(fun, 2.0, 5.0)
     np.testing.assert_allclose(program(2.0, 5.0), fun(2.0, 5.0), rtol=1e-6)
     rule = r"the rule of 'wave', the custom_.*_call at .*test_closed_over.py:\d+, closes over a"

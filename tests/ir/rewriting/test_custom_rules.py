@@ -1,4 +1,4 @@
-"""The rules of custom derivatives as jaxprs, and back: derivatives stay what they were."""
+"""Custom derivative rules are converted to jaxprs and back without changing derivatives."""
 
 import functools
 
@@ -61,14 +61,14 @@ def lazily_squared_jvp(primals, tangents):
 
 
 def call_of(fun, *args):
-    """The one equation of a traced function, and its jaxpr."""
+    """Return the only equation of a traced function, and its jaxpr."""
     jaxpr = jax.make_jaxpr(fun)(*args)
     (eqn,) = jaxpr.eqns
     return jaxpr, eqn
 
 
 def rewritten(fun, *args):
-    """`fun` through its rule as a jaxpr and back."""
+    """Convert the rule of `fun` to a jaxpr and back."""
     jaxpr, eqn = call_of(fun, *args)
     body, *rest = (eqn.params[k] for k in ("call_jaxpr", "num_consts", "symbolic_zeros"))
     if "jvp_jaxpr_fun" in eqn.params:
@@ -104,7 +104,7 @@ def test_vjp_rules_as_jaxprs_differentiate_as_before():
         np.testing.assert_array_equal(ours, theirs)
 
 
-def test_vjp_rules_tell_forwarded_residuals_and_zero_cotangents():
+def test_vjp_rules_distinguish_forwarded_residuals_and_zero_cotangents():
     rule = vjp_rule(call_of(weighted, jnp.ones(2), jnp.ones(2), 4)[1])
     assert (rule.fwd_name, rule.bwd_name) == ("weighted_fwd", "weighted_bwd")
     # The residuals in the order of their tree: x, slope, count.
@@ -112,7 +112,7 @@ def test_vjp_rules_tell_forwarded_residuals_and_zero_cotangents():
     assert rule.in_zeros == (False, True, True)
 
 
-def test_second_derivatives_go_through_the_rules_jaxprs():
+def test_second_derivatives_use_the_rules_jaxprs():
     fun = rewritten(weighted, 0.5, 2.0, 4)
     ours, theirs = (
         jax.grad(jax.grad(lambda x, f=f: f(x, 2.0, 4)[0]))(0.5) for f in (fun, weighted)
@@ -121,13 +121,13 @@ def test_second_derivatives_go_through_the_rules_jaxprs():
 
 
 @pytest.mark.parametrize("argnums", [0, 1, (0, 1)])
-def test_a_rule_for_symbolic_zeros_takes_any_of_them(argnums):
+def test_a_rule_for_symbolic_zeros_accepts_all_of_them(argnums):
     fun = rewritten(lazily_squared, 3.0, 4.0)
     gradient = jax.grad(lambda x, y: fun(x, y)[0], argnums)(3.0, 4.0)
     assert gradient == jax.grad(lazily_squared, argnums)(3.0, 4.0)
 
 
-def test_a_call_made_from_a_rule_gives_that_rule_back():
+def test_a_call_made_from_a_rule_returns_that_rule():
     for fun, args, made, read in (
         (scaled_sine, (2.0, 3), jvp_params, jvp_rule),
         (weighted, (0.5, 2.0, 4), vjp_params, vjp_rule),
@@ -140,7 +140,7 @@ def test_a_call_made_from_a_rule_gives_that_rule_back():
 
 
 def inner_call(rule):
-    """The custom call that a rule's jaxpr begins with."""
+    """Return the custom call with which a rule's jaxpr starts."""
     return rule.jaxpr.eqns[0] if hasattr(rule, "jaxpr") else rule.fwd.eqns[0]
 
 
@@ -148,7 +148,7 @@ def inner_call(rule):
     ("fun", "args", "rule_of"),
     [(scaled_sine, (2.0, 3), jvp_rule), (weighted, (0.5, 2.0, 4), vjp_rule)],
 )
-def test_a_rule_that_calls_its_function_holds_a_call_of_the_same_key(fun, args, rule_of):
+def test_a_rule_that_calls_its_function_contains_a_call_of_the_same_key(fun, args, rule_of):
     for call in (fun, rewritten(fun, *args)):
         _, eqn = call_of(call, *args)
         inner = inner_call(rule_of(eqn))
@@ -162,7 +162,7 @@ def test_a_rule_that_calls_its_function_holds_a_call_of_the_same_key(fun, args, 
     ("fun", "args", "rule_of"),
     [(scaled_sine, (2.0, 3), jvp_rule), (weighted, (0.5, 2.0, 4), vjp_rule)],
 )
-def test_a_call_in_a_jaxpr_that_is_traced_again_keeps_its_key(fun, args, rule_of):
+def test_a_call_in_a_retraced_jaxpr_keeps_its_key(fun, args, rule_of):
     def dead_code_gone(jaxpr):
         body = jaxcompat.open_jaxpr(jaxpr)
         used, _ = jaxcompat.jax_dce_jaxpr(body, [True] * len(body.outvars), True)
@@ -233,7 +233,7 @@ def raising(**options):
     return lambda x: fun(x)
 
 
-def test_a_rule_that_raises_is_one_that_raises():
+def test_a_rule_that_raises_is_converted_to_one_that_raises():
     rule = jvp_rule(call_of(raising(), 1.0)[1])
     assert (rule.jaxpr, rule.raises) == (None, "ValueError: no derivative here")
     fun = rewritten(raising(), 1.0)
@@ -243,14 +243,14 @@ def test_a_rule_that_raises_is_one_that_raises():
         jax.grad(lambda x: fun(x)[0])(1.0)
 
 
-def test_a_rule_that_raises_and_might_not_for_symbolic_zeros_is_named_with_its_line():
+def test_a_rule_that_raises_but_might_not_for_symbolic_zeros_is_named_with_its_line():
     where = r"custom_jvp_call at .*test_custom_rules.py:\d+ .*no derivative here"
     with pytest.raises(UnsupportedError, match=where):
         jvp_rule(call_of(raising(symbolic_zeros=True), 1.0)[1])
 
 
 def only_by_the_first(x, y):
-    """A function that may be differentiated by x alone, as Equinox has them."""
+    """Return a function that can be differentiated by x only, as in Equinox."""
 
     @jax.custom_vjp
     def fun(x, y):
@@ -278,7 +278,7 @@ def only_by_the_first_jvp(x, y):
 
 
 @pytest.mark.parametrize("fun", [only_by_the_first, only_by_the_first_jvp])
-def test_a_rule_for_some_operands_alone_is_traced_for_these(fun):
+def test_a_rule_for_some_operands_only_is_traced_for_these(fun):
     again = rewritten(fun, 2.0, 3.0)
     gradient = jax.grad(lambda x, y: again(x, y)[0])(2.0, 3.0)
     assert gradient == jax.grad(fun)(2.0, 3.0) == 5.0 * jnp.sin(3.0)
@@ -286,7 +286,7 @@ def test_a_rule_for_some_operands_alone_is_traced_for_these(fun):
         jax.grad(lambda x, y: again(x, y)[0], 1)(2.0, 3.0)
 
 
-def test_looking_at_a_rule_leaves_it_as_it_was():
+def test_reading_a_rule_does_not_change_it():
     jaxpr, eqn = call_of(only_by_the_first, 2.0, 3.0)
     fun = jaxcompat.jaxpr_as_fun(jaxpr)
     gradient = jax.grad(lambda x, y: fun(x, y)[0])
@@ -295,7 +295,7 @@ def test_looking_at_a_rule_leaves_it_as_it_was():
     assert gradient(2.0, 3.0) == before
 
 
-def test_a_backward_rule_may_branch_on_a_number_that_the_forward_rule_gives():
+def test_a_backward_rule_may_branch_on_a_number_from_the_forward_rule():
     @jax.custom_vjp
     def fun(x):
         return x
@@ -329,7 +329,7 @@ def test_a_call_with_constants_keeps_its_rules():
 
 
 def endless(kind, branches):
-    """A function whose rule calls it again with other static arguments, for ever."""
+    """A function whose rule calls it again with other static arguments, endlessly."""
     function = getattr(jax, f"custom_{kind}")(
         lambda n, x: jnp.sin(x * (n % 97)), nondiff_argnums=(0,)
     )
@@ -347,7 +347,7 @@ def endless(kind, branches):
 @pytest.mark.parametrize("kind", ["jvp", "vjp"])
 @pytest.mark.parametrize("branches", [1, 2])
 @pytest.mark.parametrize("write", [text, jaxprtool.to_python])
-def test_rules_that_lead_to_others_without_end_are_refused(kind, branches, write):
+def test_endlessly_nested_rules_are_refused(kind, branches, write):
     program = trace(endless(kind, branches), jnp.float32(1.0))
     with pytest.raises(UnsupportedError, match=r"custom_.*test_custom_rules\.py.*never end"):
         write(program)
@@ -362,7 +362,7 @@ def test_programs_with_the_same_endless_rules_are_equivalent_and_others_are_not(
         jaxprtool.equivalent(same[0], trace(lambda x: endless(kind, 2)(x) + 1, jnp.float32(1.0)))
 
 
-def test_rules_that_have_an_end_are_followed():
+def test_finitely_nested_rules_are_followed():
     @functools.partial(jax.custom_jvp, nondiff_argnums=(0,))
     def power(n, x):
         return x**n
@@ -379,7 +379,7 @@ def test_rules_that_have_an_end_are_followed():
     assert "power" in jaxprtool.to_python(program)
 
 
-def test_a_call_of_which_jax_has_left_nothing_is_followed():
+def test_a_call_that_jax_has_emptied_is_followed():
     sine = jax.custom_vjp(jnp.sin)
     sine.defvjp(lambda x: (sine(x), jnp.cos(x)), lambda residual, ct: (ct * residual,))
 
@@ -398,7 +398,7 @@ def test_a_call_of_which_jax_has_left_nothing_is_followed():
 
 @functools.partial(jax.custom_jvp, nondiff_argnums=(1,))
 def shifted_square(x, options, shift=None):
-    """JAX counts `options`, and `shift` where it is None, among the names of the arguments."""
+    """JAX counts `options`, and `shift` if it is None, among the names of the arguments."""
     return x["a"] * x["a"] * options["k"] + (0.0 if shift is None else shift)
 
 
@@ -420,7 +420,7 @@ def static_and_none(x):
         lambda x: jax.lax.scan(lambda c, _: (c - static_and_none(c), None), x, None, 2)[0].sum(),
     ],
 )
-def test_a_rule_with_static_and_missing_arguments_goes_through_passes(fun):
+def test_a_rule_with_static_and_missing_arguments_works_in_passes(fun):
     x = jnp.array([1.0, -2.0, 0.5])
     program = jaxprtool.trace(fun, x)
     for passes in ("dce", "-O1", "-O3"):
@@ -434,7 +434,7 @@ def test_a_rule_with_static_and_missing_arguments_goes_through_passes(fun):
     assert jaxprtool.equivalent(parse(text(after), "test"), after)
 
 
-def test_what_an_endless_rule_needs_is_written_without_it_as_the_hint_says():
+def test_a_program_without_its_endless_rules_is_written_as_the_hint_suggests():
     function = endless("vjp", 1)
     program = trace(function, jnp.float32(1.0))
     with pytest.raises(UnsupportedError) as refused:

@@ -1,6 +1,6 @@
-"""Operations with rules of their own: on JAX 0.12 `jnp.frexp`, `custom_root` and others are such.
+"""Operations with their own rules, such as `jnp.frexp` and `custom_root` on JAX 0.12.
 
-On older JAX the same functions are made of ordinary equations, and must do the same.
+On older JAX, the same functions are made of ordinary equations, with the same results.
 """
 
 import functools
@@ -22,7 +22,7 @@ SORTED = jnp.array([0.0, 1.0, 2.0, 4.0])
 
 
 def root(a):
-    """The square root, by Newton's method."""
+    """Return the square root, by Newton's method."""
 
     def newton(f, y):
         return lax.fori_loop(0, 9, lambda _, y: y - (y * y - a) / (2 * y), y)
@@ -69,7 +69,7 @@ def close(ours, theirs):
 
 
 def total(fun):
-    """A scalar function whose gradient says something of every result of `fun`."""
+    """Return a scalar function whose gradient depends on every result of `fun`."""
 
     def scalar(x):
         return sum(jnp.sum(leaf.astype(jnp.float32)) for leaf in jax.tree.leaves(fun(x)))
@@ -107,16 +107,16 @@ def check(fun, x, tmp_path):
 
 
 @pytest.mark.parametrize("name", FUNCTIONS)
-def test_they_are_jaxs_under_every_transformation_and_in_every_format(name, tmp_path):
+def test_operations_equal_jaxs_under_every_transformation_and_in_every_format(name, tmp_path):
     check(*FUNCTIONS[name], tmp_path)
 
 
-def test_they_are_compiled():
+def test_operations_are_compiled():
     close(jaxprtool.jit(jnp.frexp)(X), jnp.frexp(X))
 
 
 @pytest.mark.sweep
-def test_all_of_them_are_lowered():
+def test_all_operations_are_lowered():
     def fun(x, a, m):
         return {
             name: each(m if x0.ndim == 2 else x if x0.ndim else a)
@@ -131,11 +131,11 @@ def test_all_of_them_are_lowered():
 
 @pytest.mark.sweep
 @pytest.mark.parametrize("name", SWEPT)
-def test_so_are_others_and_those_made_of_them(name, tmp_path):
+def test_nested_and_third_party_operations_are_supported(name, tmp_path):
     check(*SWEPT[name], tmp_path)
 
 
-# --- JAX's own custom derivatives and remat, as operations -------------------------------------
+# --- JAX's own custom derivatives and remat, as operations ----------------------------------------
 
 
 @jax.custom_jvp
@@ -186,7 +186,7 @@ def test_the_new_remat_and_custom_derivatives_keep_their_rules(new_kinds, tmp_pa
     close(jax.grad(total(as_python(program)))(X), slope)
 
 
-def test_rules_that_lead_to_others_without_end_are_refused(new_kinds):
+def test_endlessly_nested_rules_are_refused(new_kinds):
     @functools.partial(jax.custom_jvp, nondiff_argnums=(0,))
     def function(n, x):
         return jnp.sin(x * (n % 97))

@@ -1,4 +1,4 @@
-"""Each body is rewritten once, types and effects are kept right, what is refused is undone."""
+"""Each body is rewritten once, types and effects stay correct, and rejected results are undone."""
 
 import jax
 import jax.numpy as jnp
@@ -17,7 +17,7 @@ x = jnp.arange(12.0).reshape(3, 4)
 
 
 def rule_for(primitive, replacement):
-    """A visitor whose rule replaces one primitive alone, and keeps everything else."""
+    """Return a visitor whose rule replaces one primitive, and keeps everything else."""
 
     def visitor(writer):
         return lambda eqn: replacement(writer, eqn) if eqn.primitive.name == primitive else None
@@ -42,7 +42,7 @@ SIN_IS_COS = rule_for("sin", lambda w, eqn: w.trace(lambda a: [lax.cos(a)], eqn.
 NEG_IS_NOTHING = rule_for("neg", lambda w, eqn: eqn.invars)
 
 
-def test_results_become_other_atoms_at_every_depth():
+def test_results_are_replaced_by_atoms_at_every_depth():
     def f(fun, a):
         loop = lax.scan(lambda c, r: (jax.jit(fun)(c), fun(r)), 0.5, a)[1]
         return lax.cond(True, lambda b: jax.checkpoint(fun)(b), lambda b: b, loop)
@@ -51,19 +51,19 @@ def test_results_become_other_atoms_at_every_depth():
     np.testing.assert_allclose(run(new, x)[0], f(jnp.cos, x), rtol=1e-6)
 
 
-def test_only_the_outermost_body_is_rewritten_if_so_asked():
+def test_only_the_outermost_body_is_rewritten_on_request():
     jaxpr = jax.make_jaxpr(lambda a: jnp.sin(jax.jit(jnp.sin)(a)))(x)
     new = rewrite(jaxpr, SIN_IS_COS, nested=False)
     assert names(new) == ["jit", "cos"]
     assert new.eqns[0] is jaxpr.eqns[0]
 
 
-def test_a_program_in_which_nothing_changes_stays_the_same_object():
+def test_an_unchanged_program_is_the_same_object():
     jaxpr = jax.make_jaxpr(jax.jit(jnp.tan))(x)
     assert rewrite(jaxpr, SIN_IS_COS) is jaxpr
 
 
-def test_a_shared_body_is_asked_about_once_and_stays_shared():
+def test_a_shared_body_is_visited_once_and_stays_shared():
     asked = []
 
     def visitor(writer):
@@ -101,7 +101,7 @@ def test_outside_in_a_rule_sees_equations_before_their_bodies_are_rewritten():
 # --- types --------------------------------------------------------------------------------------
 
 
-def test_an_atom_of_another_type_is_not_taken_and_what_was_written_for_it_goes():
+def test_an_atom_of_another_type_is_rejected_and_its_equations_are_rolled_back():
     def wrong(writer, eqn):
         (total,) = writer.trace(lambda a: [a.sum() + np.ones(3)], eqn.invars, eqn)
         return [total]
@@ -120,7 +120,7 @@ def test_an_atom_of_another_type_is_not_taken_and_what_was_written_for_it_goes()
     assert not new.constvars and not new.consts
 
 
-def test_what_a_rule_wrote_before_it_kept_the_equation_goes():
+def test_equations_of_a_rule_that_keeps_the_equation_are_rolled_back():
     def keeps(writer, eqn):
         writer.trace(lambda a: [a + np.ones(4)], eqn.invars, eqn)
 
@@ -140,7 +140,7 @@ def test_a_rule_may_not_change_a_weak_type():
         assert rewrite(jaxpr, visitor) is jaxpr
 
 
-def test_what_a_body_gives_is_cast_to_the_weak_type_of_the_result():
+def test_results_of_a_body_are_cast_to_the_weak_type_of_the_result():
     weak = jax.make_jaxpr(lambda a: a + 1)(1.0)
     visitor = rule_for("jit", lambda w, eqn: w.splice(weak, eqn.invars, eqn))
     called = jax.make_jaxpr(lambda a: jax.jit(lambda a: a + 1)(a))(np.float32(1))
@@ -175,7 +175,7 @@ def test_scalars_are_literals_and_one_array_is_one_constant():
 
 
 @pytest.mark.parametrize("around", [jax.checkpoint, jax.jit], ids=["remat", "jit"])
-def test_a_body_that_holds_no_constants_says_so(around):
+def test_a_body_that_cannot_hold_constants_reports_it(around):
     values = iter([np.ones((3, 4), np.float32)])
     jaxpr = jax.make_jaxpr(around(jnp.sin))(x)
     if around is jax.checkpoint:
@@ -185,7 +185,7 @@ def test_a_body_that_holds_no_constants_says_so(around):
         np.testing.assert_array_equal(run(rewrite(jaxpr, constant_rule(values)), x)[0], 1)
 
 
-def test_can_hold_asks_for_the_arrays_alone():
+def test_can_hold_only_considers_arrays():
     asked = {}
     table = np.ones(4, np.float32)
     scalar = jax.make_jaxpr(lambda a: a + 1)(x)
@@ -206,7 +206,7 @@ def spliced(writer, eqn):
     return writer.splice(view(eqn).body, eqn.invars, eqn)
 
 
-def test_spliced_equations_have_variables_of_their_own_and_their_source_lines():
+def test_spliced_equations_have_fresh_variables_and_their_source_lines():
     @jax.jit
     def inner(a):
         with jax.named_scope("in"):
@@ -229,7 +229,7 @@ def test_spliced_equations_have_variables_of_their_own_and_their_source_lines():
     assert [str(eqn.source_info.name_stack) for eqn in new.eqns] == ["out"] * 2
 
 
-def test_a_rule_is_asked_about_what_is_spliced_too():
+def test_rules_are_applied_to_spliced_equations_too():
     def visitor(writer):
         def rule(eqn):
             match eqn.primitive.name:
@@ -248,7 +248,7 @@ def test_a_rule_is_asked_about_what_is_spliced_too():
     checked(new)
 
 
-def test_what_a_rule_wrote_for_a_spliced_equation_that_it_kept_goes():
+def test_equations_of_a_rule_that_keeps_a_spliced_equation_are_rolled_back():
     def visitor(writer):
         def rule(eqn):
             if eqn.primitive.name == "jit":
@@ -262,7 +262,7 @@ def test_what_a_rule_wrote_for_a_spliced_equation_that_it_kept_goes():
     assert not new.constvars
 
 
-def test_effects_follow_the_refs_that_they_are_on():
+def test_effects_follow_their_refs():
     @jax.jit
     def write(ref, a):
         own = jax.new_ref(a)
@@ -283,7 +283,7 @@ def test_effects_follow_the_refs_that_they_are_on():
         assert sorted(map(str, new.effects)) == sorted(map(str, jaxpr.effects))
 
 
-def test_a_memo_makes_what_is_asked_of_a_jaxpr_once():
+def test_a_memo_computes_each_query_of_a_jaxpr_once():
     jaxpr, asked = jax.make_jaxpr(lambda x: jnp.sin(x))(1.0), []
     memo = Memo()
     make = lambda: asked.append(1) or len(asked)  # noqa: E731
@@ -292,7 +292,7 @@ def test_a_memo_makes_what_is_asked_of_a_jaxpr_once():
     assert Memo()(make, jaxpr) == 4
 
 
-def test_free_variables_are_read_and_not_defined():
+def test_free_variables_are_read_but_not_defined():
     body = jax.make_jaxpr(lambda a, b, c: (jnp.sin(a) * b, c))(1.0, 2.0, 3.0)
     a, b, c = body.jaxpr.invars
     sin, product = body.eqns
@@ -301,7 +301,7 @@ def test_free_variables_are_read_and_not_defined():
     assert list(free_variables([product])) == [*sin.outvars, b]
 
 
-def test_contains_looks_at_every_depth():
+def test_contains_searches_at_every_depth():
     jaxpr = jax.make_jaxpr(lambda a: lax.scan(lambda c, r: (jax.jit(jnp.sin)(c), r), 1.0, a))(x)
     assert Contains(lambda eqn: eqn.primitive.name == "sin")(jaxpr)
     assert not Contains(lambda eqn: eqn.primitive.name == "cos")(jaxpr)
@@ -310,7 +310,7 @@ def test_contains_looks_at_every_depth():
 # --- donation -------------------------------------------------------------------------------------
 
 
-def test_what_a_call_donates_gets_no_second_name():
+def test_a_donated_operand_gets_no_second_name():
     takes = jax.jit(lambda a: a * 2, donate_argnums=0)
 
     def fun(x):
@@ -337,14 +337,14 @@ def test_constants_are_not_donated():
             jax.tree.map(np.testing.assert_array_equal, program(jnp.ones(3)), after(jnp.ones(3)))
 
 
-def test_a_literal_may_take_a_results_place_beside_a_donation():
+def test_a_literal_may_replace_a_result_next_to_a_donation():
     takes = jax.jit(lambda a: a * 2, donate_argnums=0)
     program = jaxprtool.trace(lambda x: (takes(x + 1), jnp.float32(1) + 2), jnp.ones(3))
     after = program.apply("fold")
     assert [e.primitive.name for e in after.jaxpr.eqns] == ["add", "jit"]
 
 
-def test_a_donated_result_may_be_computed_otherwise():
+def test_a_donated_result_may_be_computed_differently():
     takes = jax.jit(lambda a: a * 2, donate_argnums=0)
     program = jaxprtool.trace(lambda x: takes(-(-(x * 2 - 1.0) * 3)), jnp.ones(3))
     jax.tree.map(
@@ -354,7 +354,7 @@ def test_a_donated_result_may_be_computed_otherwise():
     )
 
 
-def test_a_call_inside_a_call_donates_nothing_once_it_stands_outside():
+def test_an_inner_call_donates_nothing_after_its_outer_call_is_inlined():
     takes = jax.jit(lambda a: a * 2, donate_argnums=0)
     program = jaxprtool.trace(lambda x: (jax.jit(lambda a: takes(a) + 1)(x), x), jnp.ones(3))
     after = program.apply("inline")
@@ -383,7 +383,7 @@ def test_map_equations_reaches_every_depth():
     np.testing.assert_allclose(run(new, x)[0], f(jnp.cos, x), rtol=1e-6)
 
 
-def test_a_jaxpr_of_which_map_equations_changes_nothing_stays_the_same_object():
+def test_a_jaxpr_that_map_equations_does_not_change_is_the_same_object():
     jaxpr = jax.make_jaxpr(jax.jit(jnp.tan))(x)
     assert map_equations(jaxpr, sin_to_cos) is jaxpr
 
@@ -402,7 +402,7 @@ def test_map_equations_rewrites_a_shared_body_once():
     assert asked.count("sin") == 1
 
 
-def test_map_equations_drops_the_effects_of_what_is_gone():
+def test_map_equations_drops_the_effects_of_removed_equations():
     def f(a):
         jax.debug.print("{}", a)
         return jnp.sin(a)

@@ -1,8 +1,8 @@
-"""`rewrite` against a model: any mixture of rules that replace, write in vain, or are rejected.
+"""Model-based test of `rewrite`, with rules that replace, write unused equations, or are rejected.
 
-Each step adds an equation to a body, and what the rule does with it, or opens a call or a loop,
-whose body the next steps go to. The model holds the value of each equation as the replacements make
-it, and how many equations are to be left.
+Each step adds an equation to a body, with the action of the rule for it, or opens a call or a loop
+for the next steps. The model has the value of each equation after the replacements, and the
+expected number of equations.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ NUMBERS = st.integers(0, 99)
 
 @dataclass
 class Step:
-    """An equation that adds two earlier values, and what the rule replaces it by."""
+    """An equation that adds two earlier values, and its replacement."""
 
     operands: tuple[int, int]
     replacement: str
@@ -54,14 +54,14 @@ class Step:
 
 @dataclass
 class Body:
-    """A body of two arguments; one that is inlined is put in its call's place by the rule."""
+    """A body of two arguments. The rule replaces the call of an inlined one by its equations."""
 
     operands: tuple[int, int] = (0, 1)
     kind: str = "call"
     steps: list[Step | Body] = field(default_factory=list)
 
     def bodies(self) -> Iterator[Body]:
-        """Give this body, and those in it, in the order in which they are visited."""
+        """Yield this body and nested ones, in the order of visits."""
         yield self
         for step in self.steps:
             if isinstance(step, Body):
@@ -72,7 +72,7 @@ ROUNDS = 2
 
 
 def function(body: Body):
-    """Return what is rewritten: a function of all that a body computes."""
+    """Return the function to rewrite, which computes a body."""
 
     def everything(*args):
         values = list(args)
@@ -100,7 +100,7 @@ def _next_round(values, carry):
 
 
 def modelled(body: Body, arguments):
-    """Return the values that a body computes once it is rewritten, and its count of equations."""
+    """Return the values of a body after rewriting, and its number of equations."""
     values, count, shared = list(arguments), 0, False
     for step in body.steps:
         x, y = (values[n % len(values)] for n in step.operands)
@@ -121,7 +121,7 @@ def modelled(body: Body, arguments):
                 value, written = x, 0
             case "negative":
                 value, written = -x, 1
-            case "shared":  # with all that have asked for it before
+            case "shared":  # with all earlier requests
                 value, written = -arguments[0], 0 if shared else 1
                 shared = True
             case "constant":
@@ -159,7 +159,7 @@ def replacing(body: Body, writer):
                 if not shared:
                     shared.extend(negative(eqn, argument))
                 return shared
-            case "abandoned":  # what is written is marked as dead, and goes
+            case "abandoned":  # equations written by the rule are marked as dead, and removed
                 negative(eqn, eqn.invars[1])
                 writer.dead[id(writer.eqns[-1])] = writer.eqns[-1]
                 return eqn.invars[:1]
@@ -181,7 +181,7 @@ def replacing(body: Body, writer):
 
 
 def require_counts(body: Body, jaxpr):
-    """Require as many equations as the model has, at every depth."""
+    """Assert the number of equations of the model, at every depth."""
     assert len(jaxpr.eqns) == modelled(body, ARGUMENTS)[1]
     held = [inner for eqn in jaxpr.eqns for _, inner in sub_jaxprs(eqn)]
     steps = [step for step in body.steps if isinstance(step, Body)]
@@ -200,7 +200,7 @@ class Rewriting(RuleBasedStateMachine):
     @rule(first=NUMBERS, second=NUMBERS, replacement=st.sampled_from(REPLACEMENTS))
     def add(self, first, second, replacement):
         if replacement == "constant" and len(self.open) > 1:
-            replacement = "spliced"  # not every body holds constants
+            replacement = "spliced"  # not every body can hold constants
         self.open[-1].steps.append(Step((first, second), replacement))
 
     @precondition(lambda self: len(self.open) < 3)

@@ -1,4 +1,4 @@
-"""Ragged: examples of different length in one array, as a pytree with checks."""
+"""Ragged: examples of different lengths in one array, as a pytree with checks."""
 
 import jax
 import jax.numpy as jnp
@@ -13,7 +13,7 @@ ROWS = np.arange(16, dtype=np.float32).reshape(8, 2)
 LENGTHS = np.array([3, 0, 5], np.int32)
 
 
-def test_it_gives_its_examples_back():
+def test_examples_can_be_extracted():
     ragged = Ragged(ROWS, LENGTHS)
     assert len(ragged) == 3
     for each, (start, stop) in zip(ragged, [(0, 3), (3, 3), (3, 8)], strict=True):
@@ -26,13 +26,13 @@ def test_it_gives_its_examples_back():
     np.testing.assert_array_equal(again.lengths, LENGTHS)
 
 
-def test_rows_may_be_left_over():
+def test_unused_rows_are_allowed():
     ragged = Ragged.of([ROWS[:3], ROWS[3:]], rows=10)
     assert ragged.values.shape == (10, 2) and not ragged.values[8:].any()
     np.testing.assert_array_equal(ragged[1], ROWS[3:])
 
 
-def test_rows_may_be_left_over_where_lengths_are_traced():
+def test_unused_rows_are_allowed_with_traced_lengths():
     def loss(values, lengths):
         return vmap(lambda x: jnp.log(x).sum())(Ragged(values, lengths)).sum()
 
@@ -54,7 +54,7 @@ def test_padded_has_zeros_after_each_example(size):
         np.testing.assert_array_equal(jax.jit(lambda r: r.padded(size))(ragged), expected)
 
 
-def test_it_is_a_pytree_that_passes_through_transformations():
+def test_a_ragged_is_a_pytree_that_passes_through_transformations():
     ragged = Ragged(ROWS, LENGTHS, axis="time", longest=6)
     doubled = jax.jit(lambda r: jax.tree.map(lambda leaf: leaf * 2, r))(ragged)
     assert isinstance(doubled, Ragged) and (doubled.axis, doubled.longest) == ("time", 6)
@@ -67,7 +67,7 @@ def test_it_is_a_pytree_that_passes_through_transformations():
 @pytest.mark.parametrize(
     ("rows", "lengths"), [(8, [3, 0, 5]), (10, [0, 0, 8, 0]), (3, [0]), (0, [0, 0])]
 )
-def test_places_of_rows(rows, lengths):
+def test_positions_of_rows(rows, lengths):
     examples = [i for i, n in enumerate(lengths) for _ in range(n)]
     positions = [p for n in lengths for p in range(n)]
     left = range(rows - len(examples))
@@ -90,7 +90,7 @@ def test_places_of_rows(rows, lengths):
         ),
     ],
 )
-def test_repr(ragged, shown):
+def test_repr_has_shape_and_lengths(ragged, shown):
     assert repr(ragged).replace("i64", "i32") == shown.replace("i64", "i32")
 
 
@@ -141,13 +141,13 @@ def test_repr(ragged, shown):
         ),
     ],
 )
-def test_what_does_not_fit_is_said_in_one_line(make, message):
+def test_invalid_arguments_are_a_one_line_error(make, message):
     with pytest.raises(ArgumentsError) as error:
         make()
     assert error.value.message == message
 
 
-def test_a_ragged_is_no_array():
+def test_a_ragged_is_not_an_array():
     with pytest.raises(TypeError, match=r"requires ndarray or scalar arguments, got .*Ragged"):
         jnp.sin(Ragged(ROWS, LENGTHS))
     with pytest.raises(TypeError, match="a Ragged is not an array"):

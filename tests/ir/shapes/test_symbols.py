@@ -1,4 +1,4 @@
-"""A program with symbols is called with arrays of any size, which give the symbols theirs."""
+"""A program with symbols can be called with arrays of any size, which determine the symbols."""
 
 import jax
 import jax.numpy as jnp
@@ -27,13 +27,13 @@ def program():
     return traced(rows, "f32[n], f32[2*m]")
 
 
-def test_it_is_called_with_arrays_of_any_size(program):
+def test_a_program_is_called_with_arrays_of_any_size(program):
     for n, m in ((1, 1), (3, 2), (4, 8)):
         x, y = jnp.arange(n) + 1.0, jnp.arange(2 * m) + 1.0
         np.testing.assert_allclose(program(x, y), rows(x, y), rtol=1e-6)
 
 
-def test_it_is_called_under_jaxs_transformations_and_with_sizes_that_are_symbols(program):
+def test_a_program_is_called_under_jaxs_transformations_and_with_symbolic_sizes(program):
     x, y = jnp.arange(3.0), jnp.arange(4.0)
     np.testing.assert_allclose(jax.jit(program)(x, y), rows(x, y), rtol=1e-6)
     np.testing.assert_allclose(
@@ -46,7 +46,7 @@ def test_it_is_called_under_jaxs_transformations_and_with_sizes_that_are_symbols
     np.testing.assert_allclose(jaxprtool.jit(program)(x, y), rows(x, y), rtol=1e-6)
 
 
-def test_it_is_specialized_once_for_each_choice_of_sizes(program):
+def test_a_program_is_specialized_once_for_each_choice_of_sizes(program):
     x, y = jnp.ones(3), jnp.ones(4)
     assert program.at([(3,), (4,)]) is program.at([(3,), (4,)])
     jitted = traced(jax.jit(rows), "f32[n], f32[2*m]")
@@ -57,7 +57,7 @@ def test_it_is_specialized_once_for_each_choice_of_sizes(program):
     assert at_4._jitted._cache_size() == at_6._jitted._cache_size() == 1
 
 
-def test_only_so_many_choices_of_sizes_are_kept(program, monkeypatch):
+def test_the_number_of_cached_specializations_is_bounded(program, monkeypatch):
     monkeypatch.setattr("jaxprtool.ir.programs.program.MOST_SIZES", 2)
     first, second = program.at([(1,), (2,)]), program.at([(2,), (2,)])
     assert program.at([(1,), (2,)]) is first
@@ -93,7 +93,7 @@ def test_only_so_many_choices_of_sizes_are_kept(program, monkeypatch):
         ),
     ],
 )
-def test_sizes_that_do_not_fit_are_named_with_their_argument(types, shapes, message, hint):
+def test_invalid_sizes_are_named_with_their_argument(types, shapes, message, hint):
     program = traced(rows, types)
     with pytest.raises(ArgumentsError) as caught:
         program(*map(jnp.ones, shapes))
@@ -102,7 +102,7 @@ def test_sizes_that_do_not_fit_are_named_with_their_argument(types, shapes, mess
     assert hint is None or hint in caught.value.hint
 
 
-def test_constraints_of_the_symbols_hold():
+def test_constraints_of_the_symbols_are_checked():
     (n,) = export.symbolic_shape("n", constraints=["n >= 3", "mod(n, 2) == 0"])
     program = jaxprtool.trace(jnp.sin, jax.ShapeDtypeStruct((n,), jnp.float32))
     assert program(jnp.ones(4)).shape == (4,)
@@ -152,7 +152,7 @@ def test_the_value_of_a_size_is_that_of_the_expression(text, expected, n, m):
     assert value_of(partly, {"m": m}) == expected(n, m)
 
 
-def test_example_sizes_differ_and_fit_the_constraints():
+def test_example_sizes_differ_and_satisfy_the_constraints():
     n, m = export.symbolic_shape("n, m", constraints=["n >= 4", "mod(m, 4) == 0"])
     avals = jaxprtool.trace(lambda x: x, jax.ShapeDtypeStruct((n, m, n - 2), jnp.float32)).in_avals
     sizes = example_sizes("f", avals)

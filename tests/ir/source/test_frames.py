@@ -1,4 +1,4 @@
-"""Whose a frame is, and how files are called, whatever folders a process stands in."""
+"""The owner of a frame, and the names of files, from any working directory."""
 
 import jax
 import jax.numpy as jnp
@@ -22,7 +22,7 @@ def frame(file, line=1):
 
 
 def equation(*files):
-    """An equation made by a function in the last of files, which those before it call."""
+    """Return an equation made in the last of some files, each called by the previous one."""
     eqn = jax.make_jaxpr(jnp.sin)(1.0).eqns[0]
     stack = [frame(file, number) for number, file in enumerate(files, 1)]
     (info,) = source_infos([(stack, "")])
@@ -47,12 +47,12 @@ def equation(*files):
         ([], "<stdin>", True, "<stdin>"),
     ],
 )
-def test_a_file_is_the_users_under_a_folder_of_theirs(roots, file, is_own, path):
+def test_a_file_under_a_users_folder_is_the_users(roots, file, is_own, path):
     frames = Frames(tuple(roots))
     assert (frames.is_own(file), frames.path(file)) == (is_own, path)
 
 
-def test_a_file_of_a_package_elsewhere_is_called_with_its_package(tmp_path):
+def test_a_file_of_a_package_elsewhere_has_the_name_of_its_package(tmp_path):
     package = tmp_path / "checkout" / "flaxen" / "nn"
     package.mkdir(parents=True)
     for folder in (package, package.parent):
@@ -71,7 +71,7 @@ def test_a_file_of_a_package_elsewhere_is_called_with_its_package(tmp_path):
         ([f"{PACKAGES}/optax/a.py", LAYERS], LAYERS, None),
     ],
 )
-def test_the_nearest_of_the_users_frames_is_named_and_the_librarys_behind_it(files, own, library):
+def test_the_innermost_user_frame_is_named_before_the_librarys(files, own, library):
     eqn = equation(*files)
     location = Frames((root("/w"),)).location(eqn)
     assert location.frame.file == own
@@ -80,7 +80,7 @@ def test_the_nearest_of_the_users_frames_is_named_and_the_librarys_behind_it(fil
     assert everything == files[files.index(own) :]
 
 
-def test_files_with_the_same_path_are_told_apart_by_their_folders():
+def test_files_with_the_same_path_are_distinguished_by_their_folders():
     known = Frames((root("/w"),))
     files = ["/a/net/model.py", "/b/net/model.py", "/c/net/model.py", "/w/net/model.py", "model.py"]
     expected = ["model.py", "net/model.py", "c/net/model.py", "w/net/model.py", "model.py"]
@@ -88,11 +88,11 @@ def test_files_with_the_same_path_are_told_apart_by_their_folders():
     assert known.path("/b/net/model.py") == "net/model.py"
 
 
-def test_where_nothing_is_known_there_is_no_place():
+def test_without_frames_there_is_no_location():
     assert Frames().location(equation()) is None and Frames().texts(equation()) == ()
 
 
-def test_what_passes_ask_for_does_not_depend_on_where_a_process_runs(monkeypatch):
+def test_locations_for_passes_do_not_depend_on_the_working_directory(monkeypatch):
     eqn = equation("/a/train.py", "/b/model.py", LAYERS)
     monkeypatch.chdir("/")
     assert own_frame(eqn).file == "/b/model.py"
@@ -100,7 +100,7 @@ def test_what_passes_ask_for_does_not_depend_on_where_a_process_runs(monkeypatch
     assert own_frame(equation()) is None
 
 
-def test_a_folder_that_was_removed_is_no_folder_of_the_users(tmp_path, monkeypatch):
+def test_a_removed_folder_is_not_the_users(tmp_path, monkeypatch):
     gone = tmp_path / "gone"
     gone.mkdir()
     monkeypatch.chdir(gone)
@@ -108,7 +108,7 @@ def test_a_folder_that_was_removed_is_no_folder_of_the_users(tmp_path, monkeypat
     assert frames.place_text(equation("/elsewhere/model.py")) == "model.py:1"
 
 
-def test_who_has_a_function_traced_is_not_among_its_frames():
+def test_the_caller_of_trace_is_not_among_a_functions_frames():
     def inner(x):
         return jnp.sin(x)
 
@@ -124,8 +124,8 @@ def test_who_has_a_function_traced_is_not_among_its_frames():
     assert user_frames(theirs)[0].function.endswith(".inner")
 
 
-def test_packages_below_pythons_own_library_are_a_librarys(monkeypatch):
-    """As where Python has no virtual environment, of which JAX names no file of a package."""
+def test_packages_below_pythons_own_library_are_libraries(monkeypatch):
+    """As without a virtual environment, where JAX does not record the files of packages."""
     python = "/opt/conda/lib/python3.12"
     jax_hides = [python, f"{python}/site-packages/jax/"]
     monkeypatch.setattr("sysconfig.get_path", lambda name: python)
@@ -144,8 +144,8 @@ def test_packages_below_pythons_own_library_are_a_librarys(monkeypatch):
         is_users_file.cache_clear()
 
 
-def test_frames_of_a_long_function_are_where_the_equations_are():
-    """So many of one function that its instructions are listed, not asked for one by one."""
+def test_frames_of_a_long_function_have_the_lines_of_its_equations():
+    """For many frames in one function, its instructions are listed once, not one by one."""
     lines = "".join(f"    x = g(x)  # {i}\n" for i in range(150))
     scope = {}
     text = f"def f(x):\n{lines}    return x\ndef g(x):\n    return x + 1.0\n"
@@ -157,7 +157,7 @@ def test_frames_of_a_long_function_are_where_the_equations_are():
     assert {each[0].function for each in found} == {"g"}
 
 
-def test_files_of_one_name_keep_the_folders_that_tell_them_apart():
+def test_files_of_one_name_keep_the_folders_that_distinguish_them():
     for locations, expected in (
         (["a/model.py:3", "b/net.py:4"], ["model.py:3", "net.py:4"]),
         (["x/a/m.py:3", "x/b/m.py:4", "x/b/m.py:9"], ["a/m.py:3", "b/m.py:4", "b/m.py:9"]),

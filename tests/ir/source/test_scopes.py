@@ -1,4 +1,4 @@
-"""Where in a model equations belong: name scopes, functions, the parts of a gradient."""
+"""The scopes of equations: name scopes, functions, and the parts of a gradient."""
 
 import jax
 import jax.numpy as jnp
@@ -18,7 +18,7 @@ def parts(jaxpr):
 
 
 def tree(found):
-    """Return the primitives of equations, and for each scope its name and what is in it."""
+    """Return the primitives of equations, and each scope as its name and contents."""
     return [
         (part.name, tree(part.parts)) if isinstance(part, Scope) else part.primitive.name
         for part in found
@@ -35,7 +35,7 @@ def names(found, depth=99):
 
 
 def with_scopes(*scopes):
-    """Return a jaxpr with an equation in each of these name scopes, of functions unknown."""
+    """Return a jaxpr with an equation in each of these name scopes, of unknown functions."""
     jaxpr = top_jaxpr(jax.make_jaxpr(lambda x: [jnp.sin(x) for _ in scopes])(1.0))
     infos = source_infos([((), scope) for scope in scopes])
     eqns = [e.replace(source_info=i) for e, i in zip(jaxpr.eqns, infos, strict=True)]
@@ -78,19 +78,19 @@ def test_a_gradient_has_two_parts():
     ]
 
 
-def test_vmap_is_no_scope_and_an_inner_gradient_is_one():
+def test_vmap_is_not_a_scope_and_an_inner_gradient_is_one():
     jaxpr = with_scopes("vmap(a)/b", "vmap(a)/b", "a/jvp(vmap(c))", "a/jvp(vmap(c))")
     assert names(parts(jaxpr)) == {"a": {"b": {}, "forward/c": {}}}
 
 
-def test_a_function_is_a_scope_and_calls_beside_each_other_are_told_apart():
+def test_a_function_is_a_scope_and_its_calls_are_distinguished():
     found = parts(trace(model, WEIGHTS, jnp.ones(4)))
     assert names(found) == {f"layer #{i}": {"normalised": {}} for i in (1, 2, 3)}
     assert tree(found)[-1] == "exp"
     assert tree(found)[0][1][0] == "sin" and tree(found)[0][1][-1] == "add"
 
 
-def test_the_backward_pass_numbers_calls_as_the_forward_pass_does():
+def test_the_backward_pass_numbers_calls_like_the_forward_pass():
     def loss(ws, x):
         return model(ws, x).sum()
 
@@ -100,7 +100,7 @@ def test_the_backward_pass_numbers_calls_as_the_forward_pass_does():
     assert list(backward) == ["layer #3", "layer #2", "layer #1"]
 
 
-def test_rounds_of_a_loop_in_a_function_are_one_call():
+def test_iterations_of_a_loop_in_a_function_are_one_call():
     def rounds(x):
         for _ in range(3):
             x = jnp.sin(x)
@@ -115,7 +115,7 @@ def test_rounds_of_a_loop_in_a_function_are_one_call():
     assert found == [("rounds #1", ["sin", "mul"] * 3), ("rounds #2", ["sin", "mul"] * 3), "add"]
 
 
-def test_a_scope_that_a_function_opens_is_in_the_functions_that_call_it():
+def test_a_named_scope_is_nested_in_the_functions_that_call_it():
     def net(x):
         with jax.named_scope("net"):
             return jnp.cos(jnp.sin(x))
@@ -131,7 +131,7 @@ def test_a_scope_that_a_function_opens_is_in_the_functions_that_call_it():
     ]
 
 
-def test_what_a_library_has_around_the_opener_of_a_scope_is_no_scope():
+def test_library_functions_that_open_a_name_scope_are_not_scopes():
     library = "/home/me/.venv/lib/python3.12/site-packages/haiku/module.py"
     loss = UserFrame("/home/me/model.py", 3, "loss", 4, 3, 4)
     wrapped = UserFrame(library, 7, "wrapped", 0, 7, 0)
@@ -152,13 +152,13 @@ def test_a_scope_around_calls_is_one():
     assert names(parts(trace(f, jnp.ones(4)))) == {"block": {}}
 
 
-def test_equations_of_one_function_and_without_a_place_have_no_scope():
+def test_equations_of_one_function_or_without_a_location_have_no_scope():
     assert tree(parts(trace(normalised, jnp.ones(3)))) == ["reduce_sum", "sub", "div"]
     assert tree(parts(with_scopes("", ""))) == ["sin", "sin"]
 
 
 def flat(found):
-    """Return the equations of a tree, and check that names are unique and scopes are needed."""
+    """Return the equations of a tree. Check that names are unique and no scope is redundant."""
     scopes = [part for part in found if isinstance(part, Scope)]
     assert len({scope.name for scope in scopes}) == len(scopes)
     assert not (len(found) == 1 and scopes)

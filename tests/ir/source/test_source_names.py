@@ -1,4 +1,4 @@
-"""Names that the source gives to values, found by where an equation comes from."""
+"""Names of values in the source, found from the locations of equations."""
 
 import ast
 import importlib.util
@@ -29,7 +29,7 @@ def net(x):
 
 
 def sine(path, code):
-    """The user frames of the one `sin` in a function's body, innermost first."""
+    """Return the user frames of the only `sin` in a function's body, innermost first."""
     path.write_text(HEADER + textwrap.indent(textwrap.dedent(code), "    "))
     linecache.checkcache(str(path))
     spec = importlib.util.spec_from_file_location("source", path)
@@ -71,7 +71,7 @@ def sine(path, code):
         ("return sin(x)", None),
     ],
 )
-def test_a_value_bears_the_name_that_it_is_assigned_to(tmp_path, code, name):
+def test_a_value_has_the_name_it_is_assigned_to(tmp_path, code, name):
     frame, *_ = sine(tmp_path / "source.py", code)
     assert SourceNames().assigned(frame) == name
 
@@ -86,13 +86,13 @@ def test_an_augmented_assignment_names_its_target(tmp_path):
     assert SourceNames().assigned(user_frames(eqn)[0]) == "w"
 
 
-def test_a_comprehension_is_named_by_what_it_is_assigned_to(tmp_path):
+def test_a_comprehension_has_the_name_it_is_assigned_to(tmp_path):
     frames = sine(tmp_path / "source.py", "ws = [sin(each) for each in [x]]")
     names = SourceNames()
     assert next(filter(None, map(names.assigned, frames))) == "ws"
 
 
-def test_what_a_function_returns_is_named_where_it_is_called(tmp_path):
+def test_a_returned_value_has_the_name_at_the_call(tmp_path):
     code = """
     def init():
         return sin(x)
@@ -105,7 +105,7 @@ def test_what_a_function_returns_is_named_where_it_is_called(tmp_path):
     assert names.assigned(outer) == "w"
 
 
-def test_an_operand_of_another_value_has_not_its_name(tmp_path):
+def test_an_operand_does_not_have_the_name_of_its_result(tmp_path):
     path = tmp_path / "source.py"
     frame, *_ = sine(path, "y = x + 2 * sin(x)")
     lines = path.read_text().splitlines()
@@ -129,7 +129,7 @@ def test_an_operand_of_another_value_has_not_its_name(tmp_path):
         ("get(x)", None),
     ],
 )
-def test_a_call_may_be_given_a_name(tmp_path, call, name):
+def test_a_name_can_be_requested_for_a_call(tmp_path, call, name):
     code = f"""
     def get(*args, **kwargs):
         return sin(x)
@@ -140,7 +140,7 @@ def test_a_call_may_be_given_a_name(tmp_path, call, name):
     assert SourceNames().given(frame) == name
 
 
-def test_source_that_is_gone_or_changed_has_no_names(tmp_path):
+def test_missing_or_changed_source_has_no_names(tmp_path):
     path = tmp_path / "source.py"
     frame, *_ = sine(path, "w = sin(x)")
     for text in "w = 1\n", "def (\n":
@@ -181,10 +181,10 @@ class A(base(3)):
 
 
 @pytest.mark.parametrize("source", [EVERYWHERE, inspect.getsource(typing)], ids=["all", "typing"])
-def test_expressions_are_found_wherever_they_stand(source):
+def test_expressions_are_found_at_any_position(source):
     tree, file = ast.parse(source), _File(ast.parse(source))
     texts = [node for node in ast.walk(tree) if isinstance(node, ast.JoinedStr)]
-    in_texts = {node for text in texts for node in ast.walk(text)}  # places in these are odd
+    in_texts = {node for text in texts for node in ast.walk(text)}  # their positions are unusual
     parents = {child: node for node in ast.walk(tree) for child in ast.iter_child_nodes(node)}
     for node in ast.walk(tree):
         if isinstance(node, ast.expr) and node not in in_texts:

@@ -1,4 +1,4 @@
-"""Dataflow graphs: what is in them, that all are well formed, and how they become pictures."""
+"""Dataflow graphs: contents, well-formedness, and conversion to pictures."""
 
 import re
 import stat
@@ -27,7 +27,7 @@ TITLE = re.compile(r"^ *label=<<b>(.*)</b>>; fontsize=10;.*;$")
 
 
 class Read:
-    """A graph read back: nodes with their rows of text, edges with their types, frames' titles."""
+    """A parsed graph: nodes with their rows of text, edges with their types, titles of frames."""
 
     def __init__(self, text):
         self.nodes, self.edges, self.titles = {}, [], []
@@ -62,12 +62,12 @@ class Read:
         return name
 
     def into(self, title):
-        """Where edges into the node of this title come from, and what flows along each."""
+        """Return the sources of edges into the node of this title, and the labels of the edges."""
         to = self.named(title)
         return [(self.nodes[a][0], label) for a, b, label in self.edges if b == to]
 
 
-def test_a_small_graph_is_this_text():
+def test_a_small_graph_has_this_text():
     program = trace(lambda x: jnp.sin(x) * 2.0, jnp.ones(3))
     lines = dot(program.replace(name="small")).splitlines()
     assert lines[0] == 'digraph "small" {'
@@ -86,7 +86,7 @@ def test_a_small_graph_is_this_text():
     ]
 
 
-def test_a_call_is_a_frame_that_values_pass():
+def test_a_call_is_a_frame_with_edges_through_it():
     inner = jax.jit(lambda y: jnp.cos(y), inline=False)
     graph = Read(dot(trace(lambda x: jnp.exp(inner(jnp.sin(x))), 1.0)))
     assert graph.titles == ["jit &lt;lambda&gt;"]
@@ -95,7 +95,7 @@ def test_a_call_is_a_frame_that_values_pass():
     assert graph.frame_of[graph.named("sin")] == ()
 
 
-def test_a_scan_has_carries_that_come_back():
+def test_a_scan_has_edges_for_its_carries():
     def cumulated(start, xs):
         return jax.lax.scan(lambda total, x: (total + x, jnp.sin(total)), start, xs)
 
@@ -117,7 +117,7 @@ def test_a_while_shows_its_condition_and_its_body():
     assert graph.into("result") == [("carry", "f32[]")]
 
 
-def test_a_cond_picks_among_the_ends_of_its_branches():
+def test_a_cond_selects_among_the_results_of_its_branches():
     def chosen(which, x):
         return jax.lax.switch(which, (jnp.sin, lambda y: y, lambda y: 0.0), x)
 
@@ -128,7 +128,7 @@ def test_a_cond_picks_among_the_ends_of_its_branches():
     assert {("sin", ("branch 0",)), ("x", ("branch 1",)), ("0.0", ("branch 2",))} <= ends
 
 
-def test_shards_and_reductions_and_constants():
+def test_shards_reductions_and_constants_are_shown():
     table = jnp.arange(5.0)
     graph = Read(dot(trace(lambda i: table[i], 2)))
     assert any(rows == ["constant[0]", "f32[5]"] for rows in graph.nodes.values())
@@ -140,13 +140,13 @@ def test_shards_and_reductions_and_constants():
     assert "custom_linear_solve" in str(Read(dot(solve)).titles)
 
 
-def test_the_telling_parameters_are_shown():
+def test_relevant_parameters_are_shown():
     rows = Read(dot(trace(lambda x: x.sum(axis=1).astype("bfloat16"), jnp.ones((2, 3))))).nodes
     assert ["reduce_sum", "axes=(1,)"] in rows.values()
     assert ["convert_element_type", "new_dtype=bfloat16"] in rows.values()
 
 
-def test_a_sown_value_bears_its_name_and_a_scope_is_a_frame():
+def test_a_sown_value_has_its_name_and_a_scope_is_a_frame():
     def f(x):
         return jaxprtool.nest(lambda x: jaxprtool.variable(x, name="w"), scope="layer")(x)
 
@@ -155,14 +155,14 @@ def test_a_sown_value_bears_its_name_and_a_scope_is_a_frame():
     assert graph.titles == ["jit nest:layer"]
 
 
-def test_names_may_hold_anything():
+def test_names_may_contain_anything():
     program = trace(lambda x: x, {'<b>&"\\\n': 1.0}).replace(name='a "quoted\\ <name>\n')
     text = dot(program)
     assert text.startswith('digraph "a \\"quoted\\\\ <name>?" {')
     assert "&lt;b&gt;&amp;" in text and len(Read(text).nodes) == 2
 
 
-def test_of_a_program_out_of_bounds_shared_jaxprs_are_drawn_once():
+def test_in_huge_programs_shared_jaxprs_are_drawn_once():
     function = jnp.sin
     for level in range(40):
         inner = jax.jit(function)
@@ -179,7 +179,7 @@ def test_of_a_program_out_of_bounds_shared_jaxprs_are_drawn_once():
     assert len(Read(dot(program)).nodes) <= 2 * MOST_BOXES
 
 
-def test_what_calls_marked_for_xla_share_is_drawn_once():
+def test_bodies_shared_by_marked_calls_are_drawn_once():
     drawn = dot(layers(12), full=True)
     Read(drawn)
     assert drawn.count("<b>jit layer</b>") == 12 and drawn.count("<b>tanh</b>") == 1
@@ -212,7 +212,7 @@ def deep_model(blocks):
     return trace(model, params, jnp.ones((3, 4)))
 
 
-def test_of_a_large_model_one_layer_of_each_kind_is_open():
+def test_one_layer_of_each_kind_is_open_in_a_large_model():
     graph = Read(dot(deep_model(5)))
     assert graph.titles == ["block #1", "attention"]
     boxes = [rows for rows in graph.nodes.values() if rows[0].startswith("block")]
@@ -223,7 +223,7 @@ def test_of_a_large_model_one_layer_of_each_kind_is_open():
     assert graph.into("result[1]") == [("block #5", "f32[3,4]")]
 
 
-def test_many_layers_that_are_alike_are_one_box():
+def test_many_equal_layers_are_one_box():
     graph = Read(dot(deep_model(12)))
     box = graph.named("block #2 … block #12")
     assert graph.nodes[box][1:] == ["231 equations", "11, all like block #1"]
@@ -234,7 +234,7 @@ def test_many_layers_that_are_alike_are_one_box():
     assert len(Read(dot(deep_model(12), depth=0)).into("block #12")) == 2
 
 
-def test_depth_says_how_deep_a_picture_is_open():
+def test_depth_sets_how_deep_a_picture_is_open():
     program = deep_model(5)
     assert Read(dot(program, depth=0)).titles == []
     assert Read(dot(program, depth=1)).titles == [f"block #{i}" for i in range(1, 6)]
@@ -243,13 +243,13 @@ def test_depth_says_how_deep_a_picture_is_open():
     assert Read(dot(program, depth=2)).titles == titles
 
 
-def test_a_small_program_is_drawn_whole():
+def test_a_small_program_is_drawn_in_full():
     graph = Read(dot(deep_model(1)))
     assert not any("equations" in row for rows in graph.nodes.values() for row in rows)
     assert graph.titles == ["block", "attention"]
 
 
-def test_layers_are_alike_only_if_they_compute_the_same():
+def test_layers_are_equal_only_if_they_compute_the_same():
     def step(x, factor, other):
         y = jnp.sin(x) * factor
         for _ in range(4):
@@ -266,7 +266,7 @@ def test_layers_are_alike_only_if_they_compute_the_same():
     assert likes == [[], [], ["like step #2"], []]
 
 
-def test_what_passes_between_boxes_is_merged_once_for_each_value():
+def test_edges_between_boxes_are_merged_for_each_value():
     def first(x):
         return jnp.sin(x) * 2.0, jnp.cos(x)
 
@@ -303,7 +303,7 @@ def test_a_literal_in_an_open_frame_stays_there():
     assert [a for a, _, _ in graph.edges].count(graph.named("0.5")) == 1
 
 
-def test_an_argument_that_nothing_reads_is_shown():
+def test_an_unused_argument_is_shown():
     program = trace(lambda tree, x: x + 1.0, {"a": 1.0, "b": 2.0}, 3.0)
     graph = Read(dot(program, depth=0))
     assert graph.nodes[graph.named("tree")] == ["tree", "2 arrays, 8 bytes"]
@@ -345,7 +345,7 @@ def test_jaxs_programs_are_drawn(every):
 
 @pytest.fixture
 def graphviz(tmp_path, monkeypatch):
-    """Make a program `dot` of this shell script, the only one on the PATH."""
+    """Make a `dot` program from this shell script, the only program on the PATH."""
 
     def install(script):
         program = tmp_path / "bin" / "dot"
@@ -357,19 +357,19 @@ def graphviz(tmp_path, monkeypatch):
     return install
 
 
-def test_the_picture_is_what_dot_says(graphviz):
+def test_the_picture_is_the_output_of_dot(graphviz):
     graphviz('echo "$1"; cat')
     assert picture("digraph {}", "svg", "x.svg") == b"-Tsvg\ndigraph {}"
 
 
-def test_without_dot_the_error_says_what_to_install(monkeypatch, tmp_path):
+def test_without_dot_the_error_explains_what_to_install(monkeypatch, tmp_path):
     monkeypatch.setenv("PATH", str(tmp_path))
     with pytest.raises(OutputError, match=r"cannot draw 'x\.png': Graphviz's program") as caught:
         picture("digraph {}", "png", "x.png")
     assert "apt-get install graphviz" in caught.value.hint
 
 
-def test_what_dot_complains_of_is_told(graphviz):
+def test_errors_of_dot_are_reported(graphviz):
     graphviz("echo 'Error: syntax error in line 1' >&2; exit 1")
     with pytest.raises(OutputError, match="dot exited with 1: Error: syntax error in line 1"):
         picture("digraph", "pdf", "x.pdf")

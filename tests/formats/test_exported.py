@@ -1,4 +1,4 @@
-"""Artifacts of `jax.export`: what plain JAX makes of ours, and we of JAX's."""
+"""Artifacts of `jax.export`: JAX calls ours, and we read JAX's."""
 
 import sys
 
@@ -29,7 +29,7 @@ def program():
     return trace(loss, *ARGS, unused=2.0)
 
 
-def test_plain_jax_calls_it_with_the_arguments_of_the_function(program):
+def test_jax_calls_an_artifact_with_the_arguments_of_the_function(program):
     data = exported(program)
     artifact = jax.export.deserialize(bytearray(data))
     assert artifact.fun_name == "loss" and artifact.platforms == ("cpu",)
@@ -47,7 +47,7 @@ def test_units_are_calls_that_are_not_inlined():
 
 
 @pytest.mark.parametrize("platforms", [(), ("cpu",), ("cpu", "cuda"), ("gpu", "cpu")])
-def test_names_and_trees_come_back(program, platforms):
+def test_names_and_trees_are_restored(program, platforms):
     data = exported(program, platforms)
     assert is_exported(data)
     read = read_exported(data)
@@ -61,7 +61,7 @@ def test_names_and_trees_come_back(program, platforms):
     assert [eqn.primitive.name for eqn in read.jaxpr.eqns] == ["call_exported"]
 
 
-def test_a_derivative_that_is_in_the_artifact_stays():
+def test_a_derivative_in_the_artifact_is_kept():
     artifact = jax.export.export(jax.jit(jnp.sin))(1.0)
     read = read_exported(artifact.serialize(vjp_order=1))
     assert float(jax.grad(read)(0.0)) == 1.0
@@ -69,7 +69,7 @@ def test_a_derivative_that_is_in_the_artifact_stays():
         jax.grad(read_exported(artifact.serialize()))(0.0)
 
 
-def test_symbolic_sizes_come_back():
+def test_symbolic_sizes_are_restored():
     (n,) = jax.export.symbolic_shape("n")
     program = trace(loss, {"w": jax.ShapeDtypeStruct((n, 4), "float32")}, jnp.ones(4), unused=1.0)
     read = read_exported(exported(program, ("cpu", "cuda")))
@@ -78,16 +78,16 @@ def test_symbolic_sizes_come_back():
     assert read(*ARGS, unused=1.0)["y"].shape == (3,)
 
 
-def test_keys_come_back():
+def test_keys_are_restored():
     program = trace(lambda key: jax.random.normal(key, (3,)), jax.random.key(0))
     key = jax.random.key(7)
     np.testing.assert_array_equal(read_exported(exported(program))(key), program(key))
 
 
-def test_an_artifact_of_jax_itself_is_read_with_the_names_that_it_has():
+def test_an_artifact_of_jax_is_read_with_its_names():
     artifact = jax.export.export(jax.jit(loss))(*ARGS, unused=2.0)
     read = read_exported(artifact.serialize())
-    # jax.jit leaves out what is unused, so that only its place in the tree can name it.
+    # jax.jit omits unused arguments, so only its place in the tree can name it.
     assert read.arg_names == ("params['w']", "x", "unused")
     assert read.out_names == ("result['total']", "result['y']")
     plain = jax.export.export(jax.jit(lambda *args: ()))([1.0], 2.0)
@@ -109,7 +109,7 @@ def prints(x):
     return x
 
 
-def test_what_no_artifact_can_hold_is_refused():
+def test_unsupported_programs_are_refused():
     with pytest.raises(UnsupportedError, match=r"debug_print at .*test_exported.py:\d+ calls"):
         exported(trace(prints, 1.0))
     with pytest.raises(UnsupportedError, match="nothing binds its axes i"):
@@ -126,14 +126,14 @@ def test_a_damaged_artifact_is_an_error(program, cut):
         read_exported(exported(program)[:cut], "x.exported")
 
 
-def test_other_files_are_no_artifacts(program):
+def test_other_files_are_not_artifacts(program):
     from jaxprtool.formats.lowering import stablehlo, stablehlo_bytecode
 
     others = (b"", b"jaxprtool 1\n", stablehlo(program).encode(), stablehlo_bytecode(program))
     assert not any(map(is_exported, others))
 
 
-def test_without_flatbuffers_the_error_says_what_to_install(program, monkeypatch):
+def test_without_flatbuffers_the_error_explains_what_to_install(program, monkeypatch):
     data = exported(program)
     for name in [name for name in sys.modules if name.startswith("jax._src.export.serial")]:
         monkeypatch.delitem(sys.modules, name)

@@ -1,4 +1,4 @@
-"""What `jax.jit` was told of a function is in its files, its Python source and its artifacts."""
+"""Options of `jax.jit` are kept in a function's files, Python source and artifacts."""
 
 import functools
 from collections import OrderedDict
@@ -52,7 +52,7 @@ class State(NamedTuple):
 
 @jax.tree_util.register_pytree_node_class
 class Box:
-    """A class that gives its children no keys."""
+    """A class whose children have no keys."""
 
     def __init__(self, *parts):
         self.parts = parts
@@ -116,7 +116,7 @@ def call(request):
     return PROGRAMS[request.param]
 
 
-def test_a_file_has_it(call):
+def test_a_file_keeps_the_options(call):
     fun, args, kwargs = call
     program = jaxprtool.trace(fun, *args, **kwargs)
     again = parse(text(program), "again.jaxpr")
@@ -124,7 +124,7 @@ def test_a_file_has_it(call):
     assert parse(text(program.replace(jit=None)), "again.jaxpr").jit is None
 
 
-def test_python_source_has_it(call):
+def test_python_source_keeps_the_options(call):
     fun, args, kwargs = call
     program = jaxprtool.trace(fun, *args, **kwargs)
     module = {}
@@ -135,7 +135,7 @@ def test_python_source_has_it(call):
     assert jaxprtool.equivalent(program, again.replace(out_tree=program.out_tree))
 
 
-def test_an_artifact_has_it():
+def test_an_artifact_keeps_the_options():
     data = exported(jaxprtool.trace(step, PARAMS, X))
     ours = jax.export.deserialize(bytearray(data))
     theirs = jax.export.export(step)(PARAMS, X)
@@ -143,7 +143,7 @@ def test_an_artifact_has_it():
     assert theirs.mlir_module().count("tf.aliasing_output") == 2
 
 
-def test_python_refuses_what_jit_cannot_be_told():
+def test_options_that_jit_cannot_express_are_refused_in_python():
     program = jaxprtool.trace(step, PARAMS, X)
     jit = program.jit
     some = type(jit)(tuple(a for a in jit.arguments if a.name != "params['b']"))
@@ -152,7 +152,7 @@ def test_python_refuses_what_jit_cannot_be_told():
 
 
 @pytest.mark.parametrize("what", ["argument", "result"])
-def test_python_refuses_several_shardings_for_one_class(what):
+def test_several_shardings_for_one_class_are_refused_in_python(what):
     options = {"in_shardings": (Box(PLACE, WHOLE),)} if what == "argument" else {}
     fun = jax.jit(lambda box: box, **options or {"out_shardings": Box(PLACE, WHOLE)})
     with pytest.raises(UnsupportedError, match=f"has several shardings for one {what} of a class"):

@@ -1,4 +1,4 @@
-"""Programs as StableHLO and HLO: what JAX itself gives for the function, under the same names."""
+"""Programs as StableHLO and HLO equal JAX's lowering of the function, with the same names."""
 
 import re
 from collections import Counter
@@ -42,11 +42,11 @@ def jitted():
     return jax.jit(loss).lower(*ARGS, unused=2.0)
 
 
-def test_stablehlo_is_what_jit_gives(program, jitted):
+def test_stablehlo_equals_that_of_jit(program, jitted):
     assert lowering.stablehlo(program) == jitted.as_text()
 
 
-def test_hlo_is_what_jit_gives_with_the_names_of_operations(program, jitted):
+def test_hlo_equals_that_of_jit_with_the_names_of_operations(program, jitted):
     text = lowering.hlo(program)
     assert computations(text) == computations(jitted.as_text("hlo", debug_info=True))
     assert text.startswith("HloModule jit_loss,")
@@ -54,7 +54,7 @@ def test_hlo_is_what_jit_gives_with_the_names_of_operations(program, jitted):
     assert "params[\\'w\\']" in text and "test_lowering.py" in text
 
 
-def test_the_marks_of_calls_are_attributes_of_calls_alone():
+def test_marks_of_calls_are_attributes_of_calls_only():
     program = layers(3)
     for text, quote in ((lowering.stablehlo(program), ' = "'), (lowering.hlo(program), '="')):
         lines = [line for line in text.splitlines() if "get-tuple-element" not in line]
@@ -65,11 +65,11 @@ def test_the_marks_of_calls_are_attributes_of_calls_alone():
 
 
 def computations(text):
-    """HLO text without the tables of source lines at its head, and the numbers into them."""
+    """Return HLO text without the tables of source lines and the references to them."""
     return re.sub(r" stack_frame_id=\d+", "", text.partition("\n\n\n")[2])
 
 
-def test_locations_are_the_users_lines_and_no_others(program):
+def test_locations_are_only_the_users_lines(program):
     text = lowering.stablehlo(program, locations=True)
     assert "%arg0: tensor<3x4xf32> loc(\"params['w']\")" in text
     assert "jax.result_info = \"result['total']\"" in text
@@ -102,7 +102,7 @@ class Checked:
         return cls(*children)
 
 
-def test_arguments_and_results_of_classes_that_check_their_children_are_lowered_and_compiled():
+def test_arguments_and_results_of_self_checking_classes_are_lowered_and_compiled():
     def centered(data):
         return Checked(data.x - data.y, data.y.mean(keepdims=True))
 
@@ -112,7 +112,7 @@ def test_arguments_and_results_of_classes_that_check_their_children_are_lowered_
     assert "is_scheduled=true" in lowering.hlo_optimized(program)
 
 
-def test_optimized_hlo_and_proto_and_graph_are_of_this_program(program):
+def test_optimized_hlo_proto_and_graph_are_of_this_program(program):
     assert "HloModule jit_loss, is_scheduled=true" in lowering.hlo_optimized(program)
     on_device = lowering.hlo_optimized(program, jax.devices("cpu")[1:])
     assert "HloModule jit_loss" in on_device
@@ -122,7 +122,7 @@ def test_optimized_hlo_and_proto_and_graph_are_of_this_program(program):
 
 
 @pytest.mark.parametrize("platform", lowering.PLATFORMS)
-def test_other_platforms_need_not_be_there(platform):
+def test_other_platforms_need_not_be_available(platform):
     program = trace(lambda x: jnp.linalg.cholesky(x), jnp.eye(3))
     text = lowering.stablehlo(program, platform)
     expected = {"cpu": "lapack_spotrf_ffi", "cuda": "cusolver_potrf_ffi"}
@@ -130,18 +130,18 @@ def test_other_platforms_need_not_be_there(platform):
     assert "HloModule" in lowering.hlo(program, platform)
 
 
-def test_gpu_is_cuda_where_there_is_none():
+def test_gpu_means_cuda_if_there_is_none():
     assert lowering.platform_names(["gpu", "cpu", "CUDA"]) == ("cuda", "cpu")
 
 
-def test_constants_are_written_whole():
+def test_constants_are_written_in_full():
     table = jnp.arange(2000.0)
     text = lowering.hlo(trace(lambda i: table[i], 3))
     assert "1998, 1999}" in text
     assert "..." not in lowering.stablehlo(trace(lambda i: table[i], 3))
 
 
-def test_what_is_sown_is_lowered_as_if_it_were_not():
+def test_sown_values_are_lowered_as_if_not_sown():
     def layer(w, x):
         return jnp.sin(variable(w, name="w")) * x
 
@@ -155,7 +155,7 @@ def test_what_is_sown_is_lowered_as_if_it_were_not():
     assert lowered(nest(layer, scope="s")) == lowered(jax.jit(lambda w, x: jnp.sin(w) * x))
 
 
-def test_keys_are_lowered_to_their_words():
+def test_keys_are_lowered_to_their_data():
     program = trace(lambda key: jax.random.bits(key, (2,)), jax.random.key(0))
     assert "%arg0: tensor<2xui32>" in lowering.stablehlo(program)
 
@@ -166,7 +166,7 @@ def test_donated_arguments_are_marked():
     assert "%arg1: tensor<3xf32> {tf.aliasing_output = 0" in text
 
 
-def test_symbolic_sizes_stay_in_stablehlo_and_are_refused_in_hlo():
+def test_symbolic_sizes_are_kept_in_stablehlo_and_refused_in_hlo():
     (n,) = jax.export.symbolic_shape("n")
     program = trace(lambda x: x @ x, jax.ShapeDtypeStruct((n,), "float32"))
     assert "tensor<?xf32>" in lowering.stablehlo(program)
@@ -198,7 +198,7 @@ def test_callbacks_are_lowered_as_custom_calls():
         (checks, (1.0,), None, "lowered for cpu because of check at .*test_lowering.py"),
     ],
 )
-def test_what_cannot_be_lowered_is_named(fun, args, platform, message):
+def test_unsupported_equations_are_named(fun, args, platform, message):
     with pytest.raises(UnsupportedError, match=message):
         lowering.stablehlo(trace(fun, *args), platform)
 
@@ -252,7 +252,7 @@ def test_groups_are_those_of_the_axes():
     assert 'op_name="jit(sums)/psum"' in text
 
 
-def test_a_collective_that_cpus_lack_has_its_groups_too():
+def test_an_unimplemented_collective_on_cpu_has_its_groups_too():
     def exchanged(x, offsets, sizes):
         return jax.lax.ragged_all_to_all(x, x, offsets, sizes, offsets, sizes, axis_name="i")
 
@@ -263,7 +263,7 @@ def test_a_collective_that_cpus_lack_has_its_groups_too():
 
 
 @pytest.mark.parametrize("name", COLLECTIVES)
-def test_replicas_compute_what_a_mesh_of_devices_does(name):
+def test_replicas_compute_the_same_as_a_mesh_of_devices(name):
     fun = COLLECTIVES[name]
     values = np.arange(96.0, dtype=np.float32).reshape(8, 4, 3)
     program = trace(fun, values[0], axis_env=AXES)
@@ -276,7 +276,7 @@ def test_replicas_compute_what_a_mesh_of_devices_does(name):
 
 
 def run_on_replicas(program, values):
-    """The one result of a program on each of eight replicas, the n-th given `values[n]`."""
+    """Return a program's only result on each of eight replicas, for `values[n]` on the n-th."""
     devices = jax.devices("cpu")[:8]
     options = xla_client.CompileOptions()
     options.num_replicas = 8
@@ -285,7 +285,7 @@ def run_on_replicas(program, values):
     executable = devices[0].client.compile_and_load(
         text, xla_client.DeviceList(tuple(devices)), options
     )
-    # To JAX the replicas' arguments are copies of one array, which here they are not.
+    # JAX takes the replicas' arguments for copies of one array, but here they differ.
     shards = [jax.device_put(v, d) for v, d in zip(values, devices, strict=True)]
     mesh = jax.make_mesh((8,), ("d",), (jax.sharding.AxisType.Auto,), devices=devices)
     everywhere = jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec())
@@ -300,7 +300,7 @@ def test_free_axes_are_not_compiled():
         lowering.hlo_optimized(program)
 
 
-def test_a_collective_that_no_platform_has_is_named():
+def test_a_collective_without_a_lowering_is_named():
     program = trace(lambda x: jax.lax.pbroadcast(x, "i", 0), 1.0, axis_env=AXES)
     with pytest.raises(UnsupportedError, match="lowered for cpu because of pbroadcast at"):
         lowering.stablehlo(program, "cpu")
@@ -315,7 +315,7 @@ def test_every_sample_is_lowered_as_jit_lowers_it(file):
     for sample in sample_programs(file):
         entry = getattr(sample, "entry", None)
         if entry is None:
-            continue  # a gradient, which has no function to give to jit
+            continue  # a gradient, for which there is no function to pass to jit
         if not any(isinstance(v, Static) for v in (*entry.args, *entry.kwargs.values())):
             jitted = entry.fun if hasattr(entry.fun, "lower") else jax.jit(entry.fun)
             expected = jitted.lower(*entry.args, **entry.kwargs).as_text()

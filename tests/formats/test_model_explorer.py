@@ -1,4 +1,4 @@
-"""Graphs for Model Explorer: that they follow its rules, and what is in them."""
+"""Graphs for Model Explorer: they follow its rules, and their contents."""
 
 import json
 
@@ -16,7 +16,7 @@ from tests.programs.samples import sample_files
 
 
 def texts(pairs):
-    """Return a list of keys and values as a dict; check its form."""
+    """Return a list of keys and values as a dict, after a check of its form."""
     assert all(set(pair) == {"key", "value"} for pair in pairs)
     assert all(isinstance(value, str) for pair in pairs for value in pair.values())
     assert len({pair["key"] for pair in pairs}) == len(pairs)
@@ -24,7 +24,7 @@ def texts(pairs):
 
 
 class Read:
-    """A graph read back, by Model Explorer's rules."""
+    """A graph parsed by Model Explorer's rules."""
 
     def __init__(self, graph, ids):
         self.nodes = {node["id"]: node for node in graph["nodes"]}
@@ -87,7 +87,7 @@ def test_arguments_are_in_the_layers_that_read_them():
     assert graph.named("arguments/p/p['a']") and graph.named("results/result/result[1]")
 
 
-def test_an_equation_says_what_it_does_and_where_it_comes_from():
+def test_an_equation_has_its_operation_and_source():
     def f(x):
         with jax.named_scope("scaled"):
             total = x.sum(axis=1)
@@ -102,7 +102,7 @@ def test_an_equation_says_what_it_does_and_where_it_comes_from():
     assert texts(scaled["attrs"])["operands"] == "(·, 2.0)"
 
 
-def test_a_loop_is_a_layer_that_values_come_back_in():
+def test_a_loop_is_a_layer_with_edges_for_its_carry():
     def cumulated(start, xs):
         return jax.lax.scan(lambda total, x: (total + x, jnp.sin(total)), start, xs)
 
@@ -123,7 +123,7 @@ def test_branches_are_layers():
     assert ("cond/branch 1/result", "cond/cond") in graph.edges
 
 
-def test_a_body_that_is_not_drawn_again_is_a_graph_of_its_own():
+def test_a_body_that_is_not_drawn_again_is_a_separate_graph():
     program = layers(3)
     first, *others = read(program)
     leaves = [node for node in first.nodes.values() if node.get("subgraphIds")]
@@ -131,7 +131,7 @@ def test_a_body_that_is_not_drawn_again_is_a_graph_of_its_own():
     assert len(others) == 2 and all(graph.nodes for graph in others)
 
 
-def test_names_may_hold_anything():
+def test_names_may_contain_anything():
     (graph,) = read(trace(lambda x: x, {"a/b": 1.0, '<b>&"\n': 2.0, "": 3.0}))
     assert len(graph.nodes) == 6
 

@@ -1,4 +1,4 @@
-"""Arrays in `.npz` files: NumPy reads them, and they are mapped into memory where they can be."""
+"""Arrays in `.npz` files can be read by NumPy, and are memory-mapped where possible."""
 
 import io
 import mmap
@@ -36,7 +36,7 @@ def is_mapped(array):
     return isinstance(array, mmap.mmap)
 
 
-def test_numpy_reads_what_is_written(tmp_path):
+def test_numpy_reads_written_files(tmp_path):
     with open(tmp_path / "x.npz", "wb") as file:
         write_npz(file, ARRAYS)
     loaded = np.load(tmp_path / "x.npz")
@@ -45,7 +45,7 @@ def test_numpy_reads_what_is_written(tmp_path):
         assert loaded[name].tobytes() == array.tobytes() and loaded[name].shape == array.shape
 
 
-def test_what_is_written_is_mapped_and_aligned(tmp_path):
+def test_written_arrays_are_mapped_and_aligned(tmp_path):
     with open(tmp_path / "x.npz", "wb") as file:
         file.write(b"")
         write_npz(file, ARRAYS)
@@ -57,7 +57,7 @@ def test_what_is_written_is_mapped_and_aligned(tmp_path):
         assert found.ctypes.data % 64 == 0 or not array.size
 
 
-def test_a_pipe_takes_an_npz(tmp_path):
+def test_an_npz_can_be_written_to_a_pipe(tmp_path):
     reader, writer = os.pipe()
     with open(writer, "wb") as file:
         write_npz(file, ARRAYS)
@@ -67,13 +67,13 @@ def test_a_pipe_takes_an_npz(tmp_path):
 
 
 @pytest.mark.parametrize("save", [np.savez, np.savez_compressed])
-def test_what_numpy_has_written_is_read(save, tmp_path):
+def test_files_written_by_numpy_can_be_read(save, tmp_path):
     save(tmp_path / "x.npz", a=ARRAYS["a"])
     found, seen = read(tmp_path / "x.npz", "a", np.float32, (4, 25))
     assert found.tobytes() == seen == ARRAYS["a"].tobytes()
 
 
-def test_what_is_not_as_expected_is_none_or_an_error(tmp_path):
+def test_unexpected_files_are_none_or_an_error(tmp_path):
     path = tmp_path / "x.npz"
     np.savez(path, a=ARRAYS["a"], f=np.asfortranarray(ARRAYS["a"]))
     assert read(path, "a", np.float32, (25, 4))[0] is None
@@ -87,7 +87,7 @@ def test_what_is_not_as_expected_is_none_or_an_error(tmp_path):
 
 
 @pytest.mark.parametrize("path", ["/dev/zero", "fifo", "."])
-def test_what_has_no_end_is_not_read(path, tmp_path, monkeypatch):
+def test_endless_files_are_not_read(path, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     os.mkfifo("fifo")
     with pytest.raises(OSError, match=r"regular file|Is a directory"):

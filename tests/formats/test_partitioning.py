@@ -1,4 +1,4 @@
-"""The modules around XLA's partitioner: before it arrays are whole, after it they are split."""
+"""The modules around XLA's partitioner: arrays are whole before it, and split after it."""
 
 import jax
 import jax.numpy as jnp
@@ -29,18 +29,18 @@ def test_a_program_is_whole_before_the_partitioner_and_split_after_it():
     assert "f32[32,64]" in whole - split and "f32[16,16]" in split - whole
 
 
-def test_collectives_of_the_user_are_there_before_the_partitioner():
+def test_explicit_collectives_exist_before_the_partitioner():
     function, arguments, _ = SHARDED["pipeline"]()
     found = partitioned(jaxprtool.trace(function, *arguments))
     assert {each.kind for each in collectives(found.before)} >= {"collective-permute"}
 
 
-def test_a_program_of_one_device_is_not_partitioned():
+def test_a_single_device_program_is_not_partitioned():
     with pytest.raises(UnsupportedError, match="is not partitioned: it is compiled for one device"):
         partitioned(jaxprtool.trace(lambda x: x + 1, floats(8)))
 
 
-def test_sizes_that_are_symbols_are_refused_with_their_names():
+def test_symbolic_sizes_are_refused_with_their_names():
     rows, columns = jax.export.symbolic_shape("m, n")
     program = jaxprtool.trace(jnp.sin, floats(rows, columns))
     with pytest.raises(UnsupportedError, match="sizes of sin that are numbers") as refused:

@@ -1,4 +1,4 @@
-"""The trace of a recorded run keeps to the trace event format: its slices nest in tracks."""
+"""The trace of a recorded run follows the trace event format: its slices nest in tracks."""
 
 import json
 from collections import defaultdict
@@ -10,7 +10,7 @@ from jaxprtool.analysis.recorded_run import Process, Run
 from jaxprtool.formats.perfetto import perfetto
 from tests.render.recorded import PROCESS, compilation, hostile, large, step, training
 
-#: The keys that an event must have, by phase, and those that it may have.
+#: The required and the optional keys of an event, by phase.
 REQUIRED = {
     "X": {"name", "cat", "pid", "tid", "ts", "dur"},
     "i": {"name", "cat", "pid", "tid", "ts", "s"},
@@ -26,7 +26,7 @@ METADATA = {
 
 
 def events(run):
-    """The events of a run's trace, each checked by itself."""
+    """Return the events of a run's trace, after a check of each."""
     found = json.loads(perfetto(run))
     assert found.keys() == {"traceEvents", "displayTimeUnit", "otherData"}
     assert found["displayTimeUnit"] in ("ms", "ns")
@@ -44,7 +44,7 @@ def events(run):
 
 
 def tracks(found):
-    """The slices of each track, by its process and thread."""
+    """Return the slices of each track, by its process and thread."""
     slices = defaultdict(list)
     for each in found:
         if each["ph"] == "X":
@@ -53,7 +53,7 @@ def tracks(found):
 
 
 def names(found):
-    """The name of each track."""
+    """Return the name of each track."""
     return {
         (each["pid"], each["tid"]): each["args"]["name"]
         for each in found
@@ -89,7 +89,7 @@ def test_a_compilation_has_its_phases_and_reasons():
     assert inside == ["step@2", "trace", "lower", "compile"]
 
 
-def test_each_function_has_a_track_of_its_own():
+def test_each_function_has_its_own_track():
     found = events(training())
     assert list(names(found).values()) == ["process", "compilations", "step", "init", "<lambda>"]
     assert [each["name"] for each in found if each["ph"] == "i"] == [
@@ -98,13 +98,13 @@ def test_each_function_has_a_track_of_its_own():
     ]
 
 
-def test_what_overlaps_goes_to_further_tracks():
+def test_overlapping_slices_go_to_additional_tracks():
     inner = replace(step(), name="inner", compilations=(compilation("inner", 2.1),))
     found = events(training(functions=(step(), inner)))
     assert list(names(found).values())[1:4] == ["compilations", "compilations", "step"]
 
 
-def test_processes_are_apart():
+def test_processes_are_separate():
     (first, *rest) = step().compilations
     both = replace(step(), compilations=(first, *(replace(each, process=1) for each in rest)))
     second = Process(1, 4712, ("python", "-c", "pass"), 1.0, 2.0, "0.12", "", "killed by SIGKILL")

@@ -1,4 +1,4 @@
-"""Sparse matrices of JAX in files and as Python: their primitives and records are public."""
+"""JAX's sparse matrices in files and as Python: their primitives and records are public."""
 
 import subprocess
 import sys
@@ -32,7 +32,7 @@ def test_sparse_products_are_read_from_files():
         np.testing.assert_array_equal(got, wanted)
 
 
-def test_a_file_imports_what_its_primitives_need(tmp_path):
+def test_a_file_imports_the_modules_of_its_primitives(tmp_path):
     jaxprtool.write(jaxprtool.trace(products, x), tmp_path / "products.jaxpr")
     read = "jaxprtool.read(sys.argv[1]).jaxpr.eqns"
     code = f"import jaxprtool, sys; print(*(eqn.primitive for eqn in {read}))"

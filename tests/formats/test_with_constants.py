@@ -1,6 +1,6 @@
-"""Whatever text is there finds its constants: beside writers, after kills, through links.
+"""Every text finds its constants: during writes, after killed writers, and through links.
 
-The programs are `x * t`, of two tables `t`, so that what is read tells which of them it is.
+The programs are `x * t`, of two tables `t`, so that the result identifies the program.
 """
 
 import os
@@ -35,7 +35,7 @@ def program(number):
 
 
 def which(path):
-    """Which of the programs a file holds, by its constant."""
+    """Return which of the programs a file contains, by its constant."""
     if path.suffix == ".py":
         constant = runpy.run_path(str(path))["CONSTANT"]
     else:
@@ -50,7 +50,7 @@ def beside(path):
 
 @pytest.fixture(params=WRITERS)
 def texts(request, tmp_path, monkeypatch):
-    """A path, and a script for Python that has `write(number)`, as what is written needs no JAX."""
+    """A path, and a Python script with `write(number)`, which does not need JAX."""
     write, suffix, caught = WRITERS[request.param], request.param, []
     folder, pickled = tmp_path / "folder", tmp_path / "pickled"
     folder.mkdir()
@@ -74,7 +74,7 @@ def write(number):
     return path, [sys.executable, "-c", script]
 
 
-# --- a writer that is killed ----------------------------------------------------------------------
+# --- killed writers -------------------------------------------------------------------------------
 
 KILLED = """
 import shutil
@@ -106,14 +106,15 @@ def test_a_writer_killed_at_any_step_leaves_one_program_whole(texts):
     folder = path.parent
     copies = [folder.with_name(f"{folder.name}-{at}") for at in range(1, 10)]
     left = [which(copy / path.name) for copy in copies if copy.exists()]
-    # Five steps: the constants get their name, then the text its own, and the old ones go.
+    # Five steps: the constants get their name, then the text gets its own, and the old ones are
+    # removed.
     assert left[:4] == [0, 0, 0, 1] and set(left[4:]) == {1} and 5 <= len(left) < 9
-    for number in (0, 1, 0):  # what killed writers have left is removed
+    for number in (0, 1, 0):  # files left by killed writers are removed
         WRITERS[path.suffix](program(number), path)
     assert len(beside(path)) == (1 if path.suffix == ".jaxpr" else 2)
 
 
-# --- readers beside writers -----------------------------------------------------------------------
+# --- readers during writes ------------------------------------------------------------------------
 
 ENDLESS = """
 while True:
@@ -123,7 +124,7 @@ while True:
 
 
 @pytest.mark.parametrize("reads", [5, pytest.param(70, marks=pytest.mark.sweep)])
-def test_readers_beside_two_writers_get_one_of_the_programs(texts, reads):
+def test_readers_during_two_writes_get_one_of_the_programs(texts, reads):
     path, (*command, script) = texts
     writers = [subprocess.Popen([*command, script + ENDLESS]) for _ in "ab"]
     try:
@@ -139,7 +140,7 @@ def test_readers_beside_two_writers_get_one_of_the_programs(texts, reads):
 # --- what is kept and what is removed -------------------------------------------------------------
 
 
-def test_constants_that_no_program_needs_are_removed(tmp_path):
+def test_unused_constants_are_removed(tmp_path):
     path = tmp_path / "p.jaxpr"
     for number in (0, 1, 0):
         jaxprtool.write(program(number), path)
@@ -148,7 +149,7 @@ def test_constants_that_no_program_needs_are_removed(tmp_path):
     assert beside(path) == []
 
 
-def test_a_module_keeps_the_constants_of_the_one_before(tmp_path):
+def test_a_module_keeps_the_constants_of_the_previous_one(tmp_path):
     path = tmp_path / "p.py"
     write_python(program(0), path)
     first = beside(path)
@@ -160,7 +161,7 @@ def test_a_module_keeps_the_constants_of_the_one_before(tmp_path):
     assert len(beside(path)) == 2 and not set(first) & set(beside(path)) and which(path) == 2
 
 
-def test_constants_that_a_copy_needs_are_kept(tmp_path):
+def test_constants_of_a_copy_are_kept(tmp_path):
     path, copy = tmp_path / "p.jaxpr", tmp_path / "p.jaxpr.bak"
     jaxprtool.write(program(0), path)
     shutil.copy(path, copy)
@@ -192,7 +193,7 @@ def test_a_link_leads_to_the_program_and_its_constants(suffix, tmp_path):
     assert beside(link) == [] and len(beside(target)) == 1
 
 
-def test_an_early_file_without_the_name_of_its_constants_is_read(tmp_path):
+def test_an_old_file_without_the_name_of_its_constants_is_read(tmp_path):
     path = tmp_path / "p.jaxpr"
     jaxprtool.write(program(1), path)
     (tmp_path / beside(path)[0]).rename(tmp_path / "p.jaxpr.npz")
@@ -215,7 +216,7 @@ def test_in_a_pipe_constants_are_in_the_text(suffix, tmp_path):
     assert which(copy) == 1
 
 
-def test_constants_that_cannot_be_written_leave_the_old_program(tmp_path, monkeypatch):
+def test_a_failed_write_of_constants_leaves_the_old_program(tmp_path, monkeypatch):
     path = tmp_path / "p.jaxpr"
     jaxprtool.write(program(0), path)
     there = beside(path)
@@ -230,7 +231,7 @@ def test_constants_that_cannot_be_written_leave_the_old_program(tmp_path, monkey
 
 
 @pytest.mark.parametrize("write", [*WRITERS.values(), jaxprtool.read])
-def test_a_path_with_a_nul_is_one_clear_line(write):
+def test_a_path_with_a_nul_is_a_one_line_error(write):
     arguments = ("a\0b",) if write is jaxprtool.read else (program(0), "a\0b")
     with pytest.raises(JaxprToolError, match=r"NUL|null byte"):
         write(*arguments)

@@ -1,9 +1,9 @@
-"""The golden files: a few programs as each JAX release has written them, for the others to read.
+"""The golden files: programs as written by each JAX release, which all releases must read.
 
     python -m tests.formats.jaxpr.golden
 
-writes those of the running JAX into `golden/<version>`. Do so when the format gains something, or
-for a new release; a file once published must stay readable, so old ones are only ever added to.
+writes those of the running JAX into `golden/<version>`. Do so after an addition to the format, or
+for a new release. A published file must stay readable, so existing files are never changed.
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ def power(x, n):
 @power.defjvp
 def _power_jvp(primals, tangents):
     x, n = primals
-    # The rule calls the function that it belongs to.
+    # The rule calls its own function.
     return power(x, n), n * power(x, n - 1) * tangents[0] + 0 * tangents[1]
 
 
@@ -180,18 +180,18 @@ CASES: dict[str, Case] = {
 
 
 def random_case() -> Case:
-    """Made when it is needed, as a key is an array on a device."""
+    """Return a random case. It is made on demand, since a key is an array on a device."""
     seed = np.array([1, 2], np.uint32)
     return Case("random_numbers", random_numbers, (jax.random.key(0), seed))
 
 
 def axis_program() -> Program:
-    """A program that mentions an axis of its environment."""
+    """Return a program with an axis of its environment."""
     return trace(over_an_axis, X, axis_env=[("i", 4)])
 
 
 def programs() -> dict[str, Callable[[], Program]]:
-    """All golden programs by name."""
+    """Return all golden programs by name."""
     cases = {**CASES, "random_numbers": random_case()}
     traced: dict[str, Callable[[], Program]] = {n: case.program for n, case in cases.items()}
     return {**traced, "over_an_axis": axis_program}
@@ -208,7 +208,7 @@ def write_all() -> None:
 
 
 if __name__ == "__main__":
-    from tests.formats.jaxpr import golden  # whose classes are not those of __main__
+    from tests.formats.jaxpr import golden  # so that classes do not belong to __main__
 
     jax.config.update("jax_platforms", "cpu")
     jax.config.update("jax_num_cpu_devices", 2)

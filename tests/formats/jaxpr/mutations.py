@@ -1,6 +1,6 @@
-"""Ways to spoil a text: each takes it and two numbers, and gives another text.
+"""Mutations of a text: each takes it and two numbers, and returns another text.
 
-A file that is spoiled a few times is what `test_fuzz.py` has the reader read.
+`test_fuzz.py` reads files after a few mutations.
 """
 
 from __future__ import annotations
@@ -187,7 +187,7 @@ Step = tuple[str, int, int]
 
 
 def spoiled(text: str, steps: Sequence[Step]) -> str:
-    """The text after mutations, each of a name and two numbers."""
+    """Return the text after mutations, each given by a name and two numbers."""
     for name, a, b in steps:
         text = MUTATIONS[name](text, a, b)[:1_000_000]
     return text

@@ -1,4 +1,4 @@
-"""Small programs with what users' programs hold and JAX's own test programs do not."""
+"""Small programs with features of users' programs that JAX's own test programs lack."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ X = np.linspace(-1, 1, 12, dtype=np.float32).reshape(4, 3)
 
 
 def program(function: Callable[[], Any]) -> Callable[[], Any]:
-    """Add to PROGRAMS what `function` gives, or the trace of a function and arguments."""
+    """Add to PROGRAMS the result of `function`, or the trace of a function and arguments."""
 
     def traced() -> Program:
         made = function()
@@ -69,7 +69,7 @@ def linear_calls():
     return lambda x, y: (f(x, y), jax.linear_transpose(partial(f, x), y)(y)), X, X
 
 
-# --- settings of equations ------------------------------------------------------------------------
+# --- --- parameters of equations ------------------------------------------------------------------
 
 
 @program

@@ -1,4 +1,4 @@
-"""Writing a program, reading it back, and what must be the same then.
+"""Write a program, read it back, and compare.
 
 python -m tests.formats.jaxpr.round_trips       counts all of JAX's own test programs
 """
@@ -26,11 +26,10 @@ from tests.programs import Case, harness_programs, same
 
 
 def round_trip(program: Program) -> Program:
-    """The program written and read back. Raises AssertionError if it is not the same.
+    """Return the program after writing and reading. Raises AssertionError if it differs.
 
-    It is equivalent, its listing is the same to the byte, its equations say the same of where
-    they come from, and writing it again gives the same text. Raises UnsupportedError if it
-    cannot be written.
+    It must be equivalent, with the same listing byte for byte and the same source locations, and
+    its text must be the same when written again. Raises UnsupportedError if it cannot be written.
     """
     written = text(program)
     back = parse(written, f"{program.name}.jaxpr")
@@ -41,9 +40,9 @@ def round_trip(program: Program) -> Program:
     assert back.bounds == program.bounds
     assert locations(back.jaxpr) == locations(program.jaxpr)
     if binds_twice(written) or holds_operations(program.jaxpr):
-        # JAX has copied a jaxpr together with its variables: both copies are shown, and written,
-        # with the same names; those of a file have variables of their own. Or there are operations
-        # with rules of their own, which a file has as calls with custom derivatives.
+        # Either JAX has copied a jaxpr together with its variables: both copies are shown, and
+        # written, with the same names, and have separate variables when read. Or there are
+        # operations with their own rules, which a file represents as calls with custom derivatives.
         written, program = text(back), parse(text(back), "again.jaxpr")
     assert_same_listing(program, back)
     assert text(back) == written
@@ -51,10 +50,10 @@ def round_trip(program: Program) -> Program:
 
 
 def assert_same_listing(program: Program, back: Program) -> None:
-    """Both are shown alike, to the byte.
+    """Assert that both listings are the same, byte for byte.
 
-    JAX 0.12 shows with a scan's operand counts how its transformations arrived at them; a file
-    has the counts. Where that differs, it is left out, and so is where lines break.
+    JAX 0.12 shows how its transformations arrived at the operand counts of a scan; a file has the
+    counts only. Where these differ, they are ignored, as are line breaks.
     """
     before, after = (listing(p).plain() for p in (program, back))
     if before != after and "ft_in=" in before:
@@ -63,17 +62,17 @@ def assert_same_listing(program: Program, back: Program) -> None:
 
 
 def holds_operations(jaxpr: Any) -> bool:
-    """Whether a program holds operations with rules of their own (`jax.experimental.hijax`)."""
+    """Return True if a program has operations with their own rules (`jax.experimental.hijax`)."""
     eqns = equations(jaxcompat.open_jaxpr(jaxpr))
     return any(eqn.primitive.name == jaxcompat.CALL_HIGH for eqn in eqns)
 
 
-#: A variable where it is bound, with its type; literals that have letters are no variables.
+#: A variable with its type where it is bound; literals that contain letters are not variables.
 _BINDER = re.compile(r"(?<![\w.])(?!nan:|inf:)([a-z]+):(?=[a-zA-Z])")
 
 
 def binds_twice(written: str) -> bool:
-    """Whether two jaxprs in a program, or in a rule of it, bind the same variable."""
+    """Return True if two jaxprs in a program, or in a rule of it, bind the same variable."""
     bound = Counter(_BINDER.findall(written))
     return any(number > 1 for number in bound.values())
 
@@ -82,7 +81,7 @@ _SCAN_TREES = re.compile(r"\bft_in=.*?(?=\s+jaxpr=)", re.DOTALL)
 
 
 def locations(jaxpr: Any) -> list[Any]:
-    """Where each equation at every depth comes from: its frames, by how files are called."""
+    """Return the frames of each equation at every depth, with the names of files."""
     frames = frames_now()
     found: list[Any] = []
     for eqn in jaxpr.eqns:
@@ -96,7 +95,7 @@ def locations(jaxpr: Any) -> list[Any]:
 
 
 def prove_round_trip(case: Case, *, run: bool) -> str:
-    """Round-trip a case; with `run`, also compare results and gradients. Says what came out."""
+    """Round-trip a case, with `run` also compare results and gradients. Return the outcome."""
     with case.setting():
         before = case.program()
         try:
@@ -111,14 +110,14 @@ def prove_round_trip(case: Case, *, run: bool) -> str:
 
 
 def reason(error: UnsupportedError) -> str:
-    """Why a program is refused, without the places that differ from program to program."""
+    """Return why a program is refused, without the locations that differ between programs."""
     return re.sub(r" at \S+:\d+", "", re.sub(r"\S+\.py:\d+(:\d+)?", "...", error.message))
 
 
 def count(cases: Iterable[Case], *, run_every: int) -> Counter[str]:
-    """How many cases have each outcome; each `run_every`-th is also run, 0 for none.
+    """Count the cases by outcome. Each `run_every`-th is also run, or none if it is 0.
 
-    Raises AssertionError with all that fail.
+    Raises AssertionError with all failures.
     """
     outcomes: Counter[str] = Counter()
     failures: list[str] = []

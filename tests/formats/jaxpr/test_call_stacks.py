@@ -50,7 +50,7 @@ def table(written):
 
 
 @pytest.mark.parametrize("f", [net, jax.grad(net)], ids=["net", "grad"])
-def test_a_program_that_is_read_has_the_layers_of_the_one_written(f):
+def test_a_program_read_from_a_file_has_the_layers_of_the_original(f):
     program = trace(f, X)
     assert any("Linear #2" in path for path in scopes(program))
     assert scopes(parse(text(program), "net.jaxpr")) == scopes(program)
@@ -61,11 +61,11 @@ def test_layers_in_a_loop_share_their_entries():
     assert table(few) == table(many) != ""
 
 
-def test_a_function_that_calls_no_other_has_no_table():
+def test_a_function_without_calls_has_no_table():
     assert table(text(trace(lambda x: jnp.tanh(x) + 1.0, X))) == ""
 
 
-def test_a_stack_that_is_too_deep_is_left_out():
+def test_a_stack_that_is_too_deep_is_omitted():
     def deep(x, depth):
         return jnp.sin(x) if depth == 0 else deep(x, depth - 1)
 
@@ -110,7 +110,7 @@ def test_an_equation_has_the_frames_of_its_entry():
         ),
     ],
 )
-def test_a_table_that_is_not_one_of_frames_is_refused(stacks, message):
+def test_an_invalid_table_of_frames_is_refused(stacks, message):
     with pytest.raises(ProgramFileError, match=r"^f:7:\d+: ") as raised:
         parse(FILE.format(stacks), "f")
     assert message in str(raised.value)

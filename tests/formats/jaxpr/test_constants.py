@@ -1,4 +1,4 @@
-"""Arrays in a file's text and beside it: to the bit, and never other than they were."""
+"""Arrays in a file's text and in the constants file are restored bit for bit."""
 
 import ast
 import io
@@ -47,7 +47,7 @@ def type_of(value):
 
 
 @pytest.mark.parametrize("inline", [False, True])
-def test_arrays_come_back_to_the_bit(inline, tmp_path):
+def test_arrays_are_restored_bit_for_bit(inline, tmp_path):
     for value in samples():
         writer = ConstantWriter(inline)
         spelled = ast.parse(writer.constant(value, type_of(value)), mode="eval").body
@@ -59,7 +59,7 @@ def test_arrays_come_back_to_the_bit(inline, tmp_path):
         assert bool(writer.stored) == (value.size > MOST_INLINE and not inline)
 
 
-def test_keys_and_what_has_no_tangent_come_back():
+def test_keys_and_float0_are_restored():
     writer = ConstantWriter(True)
     keys = jax.random.split(jax.random.key(1, impl="rbg"), (2, 3))
     spelled = ast.parse(writer.constant(keys, jax.typeof(keys)), mode="eval").body
@@ -70,7 +70,7 @@ def test_keys_and_what_has_no_tangent_come_back():
     assert writer.constant(np.zeros(2, jax.dtypes.float0), aval) == "[False, False]"
 
 
-def test_equal_arrays_are_equal_bytes_under_one_name():
+def test_equal_arrays_are_stored_once():
     first, second = io.BytesIO(), io.BytesIO()
     write_npz(first, {"b": LARGE, "a": LARGE * 2})
     write_npz(second, {"a": LARGE * 2, "b": LARGE.copy(order="F")})
@@ -84,12 +84,12 @@ def program(table=LARGE):
 
 
 def constants_of(path):
-    """The one constants file beside a file."""
+    """Return the only constants file next to a file."""
     (found,) = path.parent.glob(f"{path.name}.*.npz")
     return found
 
 
-def test_large_constants_are_beside_the_file_and_numpy_reads_them(tmp_path):
+def test_large_constants_are_in_a_separate_file_that_numpy_reads(tmp_path):
     path = tmp_path / "p.jaxpr"
     jaxprtool.write(program(), path)
     assert f"constants = '{constants_of(path).name}'\n" in path.read_text()
@@ -100,7 +100,7 @@ def test_large_constants_are_beside_the_file_and_numpy_reads_them(tmp_path):
     assert jaxprtool.equivalent(jaxprtool.read(path), program())
 
 
-def test_a_program_written_anew_leaves_no_other_ones_constants(tmp_path):
+def test_rewriting_a_program_removes_its_old_constants(tmp_path):
     path = tmp_path / "p.jaxpr"
     jaxprtool.write(program(), path)
     jaxprtool.write(program(LARGE + 1), path)
@@ -115,7 +115,7 @@ def test_in_a_stream_large_constants_are_in_the_text():
 
 
 def altered(path, change):
-    """Change the bytes of each array in an .npz, which stays a good one."""
+    """Change the bytes of each array in an .npz file, which stays valid."""
     with zipfile.ZipFile(path) as archive:
         members = {name: change(bytearray(archive.read(name))) for name in archive.namelist()}
     with zipfile.ZipFile(path, "w") as archive:
@@ -168,7 +168,7 @@ def test_a_missing_or_altered_constant_is_named(fault, tmp_path):
         ("base64('?')", "invalid base64"),
     ],
 )
-def test_what_is_no_constant_of_the_type_says_why(spelled, fault):
+def test_an_invalid_constant_is_reported_with_the_reason(spelled, fault):
     aval = jaxcompat.array_type((3,), np.dtype("int32"), False)
     with pytest.raises(Unreadable, match=fault):
         Constants().array(ast.parse(spelled, mode="eval").body, aval)

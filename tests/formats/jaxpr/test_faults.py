@@ -1,4 +1,4 @@
-"""Every fault of a file is one line that says where it is and what is wrong."""
+"""Every fault of a file is one line with its location and a description."""
 
 from __future__ import annotations
 
@@ -33,11 +33,11 @@ let twice = { lambda ; a:f32[3]. let b:f32[3] = add a a in (b,) } in
 GOOD = GOOD.replace("mul u 2.0:f32[]", "mul u u")
 
 
-def test_the_good_file_is_good():
+def test_the_valid_file_is_accepted():
     parse(GOOD, "f.jaxpr")
 
 
-#: What to replace in the good file, by what, and where and how the fault is reported.
+#: The replacement in the valid file, and the location and description of the fault.
 FAULTS = [
     # the first line and the header
     (
@@ -220,7 +220,7 @@ VJP = """\
 MUL_A_T = "a:f32[3] t:f32[3]. let b:f32[3] = mul a t"
 MUL_R_T = "r:f32[3] t:f32[3]. let b:f32[3] = mul r t"
 COS_A = "a:f32[3]. let b:f32[3] = cos a in (b, a)"
-#: A rule that does not fit its call: what to replace, by what, and the fault.
+#: A rule that does not fit its call: the replacement, and the fault.
 RULE_FAULTS = [
     (JVP, "jvp=rule {", "jvp=rule raises='no' {", "a rule that raises needs two strings"),
     (JVP, "symbolic", "raises='no' symbolic", "a rule must be a jaxpr, or"),

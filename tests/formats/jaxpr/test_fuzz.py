@@ -1,6 +1,6 @@
-"""A spoiled file is an error with a place, or a program that type-checks; never anything else.
+"""A mutated file is an error with a location, or a program that type-checks.
 
-Not a crash, not a hang, and no more memory than a file of its size may take.
+It never crashes or hangs, and needs no more memory than its size allows.
 """
 
 from __future__ import annotations
@@ -30,9 +30,9 @@ from tests.formats.jaxpr.golden import FOLDER
 from tests.formats.jaxpr.mutations import MUTATIONS, Step, spoiled
 
 FILES = sorted(FOLDER.glob("*/*.jaxpr"))
-SECONDS = 10  # of the process's own time: others may keep the machine busy
+SECONDS = 10  # CPU time, since other processes may load the machine
 MOST_SECONDS = 120
-GIGABYTE = 1 << 20  # in the kilobytes that the system counts in
+GIGABYTE = 1 << 20  # in kilobytes, as the system counts
 
 STEPS = st.lists(
     st.tuples(st.sampled_from(sorted(MUTATIONS)), st.integers(0, 99_999), st.integers(0, 99_999)),
@@ -42,12 +42,12 @@ STEPS = st.lists(
 
 
 class TooSlow(BaseException):
-    """What nobody catches."""
+    """An exception that no code catches."""
 
 
 @contextmanager
 def limits(kilobytes: int = GIGABYTE) -> Iterator[None]:
-    """Raise TooSlow after some seconds; fail if a gigabyte more than before is taken."""
+    """Raise TooSlow after some seconds. Fail if memory use grows by more than a gigabyte."""
 
     def stop(*_: object) -> None:
         raise TooSlow(f"not done after {SECONDS} seconds of work, or {MOST_SECONDS} of waiting")
@@ -67,7 +67,7 @@ def limits(kilobytes: int = GIGABYTE) -> Iterator[None]:
 
 
 def outcome(text: str, path: Path | None = None) -> str:
-    """What comes of reading a text; AssertionError if that is anything that must not be."""
+    """Return the outcome of reading a text. Raises AssertionError if it is not allowed."""
     with limits():
         try:
             program = parse(text, "f.jaxpr", path)
@@ -99,18 +99,18 @@ def fuzz(examples: int, seed: int) -> Counter[str]:
 
 
 @pytest.mark.parametrize("chunk", range(4))
-def test_a_spoiled_file_is_an_error_or_a_program(chunk):
+def test_a_mutated_file_is_an_error_or_a_program(chunk):
     outcomes = fuzz(100, chunk)
     assert min(outcomes["an error with its place"], outcomes["a program that type-checks"]) > 0
 
 
 @pytest.mark.sweep
 @pytest.mark.parametrize("chunk", range(10))
-def test_ten_thousand_spoiled_files_are_errors_or_programs(chunk, record_property):
+def test_ten_thousand_mutated_files_are_errors_or_programs(chunk, record_property):
     record_property("outcomes", dict(fuzz(1000, 1000 + chunk)))
 
 
-# --- the constants beside a file --------------------------------------------------------------
+# --- the constants file ---------------------------------------------------------------------------
 
 
 WITH_CONSTANTS = [path for path in FILES if Path(f"{path}.npz").exists()]
@@ -120,7 +120,7 @@ WITH_CONSTANTS = [path for path in FILES if Path(f"{path}.npz").exists()]
     st.sampled_from(WITH_CONSTANTS or [None]),
     st.lists(st.tuples(st.integers(0, 99_999), st.integers(0, 255)), min_size=1, max_size=4),
 )
-def test_spoiled_constants_are_found_out(tmp_path_factory, path, changes):
+def test_mutated_constants_are_detected(tmp_path_factory, path, changes):
     data = bytearray(Path(f"{path}.npz").read_bytes())
     for at, byte in changes:
         data[at % len(data)] = byte
@@ -136,7 +136,7 @@ def stored(arrays: dict[str, np.ndarray]) -> bytes:
 
 
 def big(name: str) -> bytes:
-    """An archive of a megabyte whose member of this name is 200, all zeros."""
+    """Return an archive of a megabyte, with a member of this name of 200 MB of zeros."""
     file = io.BytesIO()
     with (
         zipfile.ZipFile(file, "w", zipfile.ZIP_DEFLATED, compresslevel=1) as archive,
@@ -149,7 +149,7 @@ def big(name: str) -> bytes:
     return file.getvalue()
 
 
-#: What may be beside the file instead of its constants, from the name of one and its array.
+#: What may replace the constants file, given the name of a constant and its array.
 BESIDE = {
     "nothing": lambda name, array: None,
     "no archive": lambda name, array: b"",
@@ -179,20 +179,20 @@ def test_missing_and_altered_constants_are_named(what, tmp_path):
     assert "sha256:" in caught.value.message
 
 
-# --- what was found so, and what else would hurt ----------------------------------------------
+# --- regressions, and other hostile files ---------------------------------------------------------
 
 
 HEADER = "jaxprtool 1\njax = ''\nname = 'f'\narguments = (('x',), {})\nresults = 'r'\n\n"
 
 
 def with_value(value: str) -> str:
-    """A program with a parameter of this value."""
+    """Return a program with a parameter of this value."""
     body = f"{{ lambda ; a:f32[3]. let b:f32[] = reduce_sum[axes={value}] a in (b,) }}"
     return HEADER + body
 
 
 def chain(length: int, calls: int) -> str:
-    """Shared jaxprs, each of which calls the next one so many times."""
+    """Return shared jaxprs, each of which calls the next one a number of times."""
     lets = [
         f"let f{i} = {{ lambda ; a:f32[]. let "
         + "".join(f"_:f32[] = jit[name=g jaxpr=f{i + 1}] a\n" for _ in range(calls))
@@ -229,15 +229,15 @@ HARMFUL = {
 
 
 @pytest.mark.parametrize("what", HARMFUL)
-def test_what_would_hurt_is_refused(what):
+def test_hostile_files_are_refused(what):
     assert outcome(HARMFUL[what]) == "an error with its place"
 
 
-def test_shared_jaxprs_that_double_are_read_once_each():
+def test_exponentially_shared_jaxprs_are_read_once_each():
     assert outcome(chain(50, 2)) == "a program that type-checks"
 
 
-def test_huge_types_cost_nothing():
+def test_huge_types_need_no_memory():
     body = """{ lambda ; a:f32[]. let
         b:f32[99999999999,99999] = broadcast_in_dim a
         c:i32[99999999999] = iota[dimension=0 dtype=int32 shape=(99999999999,) sharding=None]
@@ -265,13 +265,13 @@ def test_a_line_of_forty_megabytes_is_refused_at_once(what):
     assert caught.value.message == "f.jaxpr:7:1: a line is longer than 4,000,000 characters"
 
 
-def test_a_constant_in_the_text_may_be_longer_than_a_line():
+def test_a_constant_in_the_text_may_exceed_the_maximum_line_length():
     words = "A" * 8_000_000
     text = f"{HEADER}{{ lambda c:u8[6000000]=base64('{words}'); a:f32[]. let in (c,) }}"
     assert parse(text, "f.jaxpr").jaxpr.consts[0].size == 6_000_000
 
 
-def test_a_message_repeats_no_more_than_a_few_words_of_the_file():
+def test_a_message_quotes_only_a_few_words_of_the_file():
     text = f"{HEADER}{{ lambda ; a:f32[]. let b:f32[] = {'s' * 1_000_000} a in (b,) }}"
     with limits(), pytest.raises(ProgramFileError) as caught:
         parse(text, "f.jaxpr")
@@ -280,7 +280,7 @@ def test_a_message_repeats_no_more_than_a_few_words_of_the_file():
 
 @pytest.mark.parametrize("name", ["f.jaxpr", "f.jaxpr.npz"])
 @pytest.mark.parametrize("kind", ["a pipe", "a device"])
-def test_what_has_no_end_is_refused_at_once(name, kind, tmp_path):
+def test_endless_files_are_refused_at_once(name, kind, tmp_path):
     path = next(path for path in WITH_CONSTANTS if path.stem == "constants")
     (tmp_path / "f.jaxpr").write_text(path.read_text())
     (tmp_path / name).unlink(missing_ok=True)

@@ -1,4 +1,4 @@
-"""The golden files: every JAX reads what it and the others have written, to the same results."""
+"""The golden files: every JAX release reads those of all releases, with the same results."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def test_every_release_has_written_every_program():
 
 
 @pytest.mark.parametrize("path", FILES, ids=IDS)
-def test_a_golden_file_computes_what_the_function_does(path: Path):
+def test_a_golden_file_returns_the_results_of_the_function(path: Path):
     read_back = read(path)
     if path.stem == "over_an_axis":
         type_check(read_back)
@@ -45,7 +45,7 @@ def test_a_golden_file_computes_what_the_function_does(path: Path):
 
 
 @pytest.mark.parametrize("name", sorted(programs()))
-def test_what_is_written_today_is_what_was_written(name: str, tmp_path: Path):
+def test_the_golden_files_of_this_release_are_up_to_date(name: str, tmp_path: Path):
     golden = FOLDER / jax.__version__ / f"{name}.jaxpr"
     if not golden.exists():
         pytest.skip(f"no golden files of JAX {jax.__version__}")
@@ -57,7 +57,7 @@ def test_what_is_written_today_is_what_was_written(name: str, tmp_path: Path):
 
 
 def without_places(program: Program, path: Path) -> str:
-    """The body of a program's file, without comments."""
+    """Return the body of a program's file, without comments."""
     write(program, path)
     body = path.read_text().split("\n\n", 1)[1]
     return "\n".join(line.split("  #")[0].rstrip() for line in body.splitlines())

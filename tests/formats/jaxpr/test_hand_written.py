@@ -1,4 +1,4 @@
-"""Files that people write and edit: any layout, any names, comments anywhere, types left out."""
+"""Hand-written and edited files: any layout, names and comments, and omitted types."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def shown(body: str, header: str = HEADER) -> str:
     return listing(program_of(body, header)).plain()
 
 
-def test_a_file_gives_the_program_with_its_names_and_trees():
+def test_a_file_has_the_names_and_trees_of_the_program():
     program = program_of(PLAIN)
     assert program.name == "loss"
     assert program.arg_names == ("params['b']", "params['w']", "x")
@@ -74,7 +74,7 @@ def test_layout_comments_and_names_are_free(layout):
     assert shown(LAYOUTS[layout](PLAIN)) == shown(PLAIN)
 
 
-def test_the_type_of_the_last_result_may_be_left_out():
+def test_the_type_of_the_last_result_may_be_omitted():
     bare = re.sub(r"([defg]):f32\[8,4\] =(?! broadcast)", r"\1 =", PLAIN)
     assert bare.count(":f32[8,4]") == 1
     assert shown(bare) == shown(PLAIN)
@@ -119,7 +119,7 @@ def place(eqn) -> tuple:
         ("#", (None, "")),
     ],
 )
-def test_a_comment_says_where_an_equation_comes_from_or_nothing(comment, expected):
+def test_a_comment_has_the_location_of_an_equation_or_nothing(comment, expected):
     body = PLAIN.replace("add d e", f"add d e {comment}")
     eqns = program_of(body).jaxpr.eqns
     assert place(eqns[2]) == expected
@@ -152,7 +152,7 @@ def test_a_shared_body_is_one_object():
     assert jax.grad(lambda x: program(jnp.int32(1), x))(3.0) == 2
 
 
-def test_a_body_that_is_never_used_is_left_out():
+def test_an_unused_body_is_omitted():
     unused = BRANCHES.replace(
         "let double", "let other = { lambda ; . let in (nothing,) } in\nlet double"
     )
@@ -165,7 +165,7 @@ def test_read_takes_a_path(tmp_path):
     assert listing(read(path)).plain() == shown(PLAIN)
 
 
-def test_of_a_sown_value_the_tag_and_the_name_are_enough():
+def test_a_sown_value_needs_only_a_tag_and_a_name():
     body = """
     { lambda ; a:f32[4] b:f32[3,4] c:f32[8,3]. let
         d:f32[3,4] = sow[tag=variable name=w] b

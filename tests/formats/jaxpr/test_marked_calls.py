@@ -1,4 +1,4 @@
-"""Calls that share a marked body come back as they are: one body, marks of the calls alone."""
+"""Calls that share a marked body are restored: one body, and marks on the calls only."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ def test_a_shared_body_is_written_once_and_read_as_one_object() -> None:
     assert_layers(round_trip(layers(12)).jaxpr, 12)
 
 
-def test_a_call_more_is_as_many_lines_more() -> None:
+def test_the_size_of_a_file_is_linear_in_the_number_of_calls() -> None:
     few, more, most = (len(text(layers(copies)).split()) for copies in (12, 24, 48))
     assert most - more == pytest.approx(2 * (more - few), rel=0.02)
 
 
-def test_a_mark_holds_no_jaxpr() -> None:
+def test_a_mark_contains_no_jaxpr() -> None:
     written = text(layers(2))
     spoiled = written.replace("'compilation_unit': 'layer'", "'compilation_unit': layer", 1)
     with pytest.raises(ProgramFileError, match="layer"):

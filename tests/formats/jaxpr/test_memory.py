@@ -1,4 +1,4 @@
-"""Large constants take up no more memory than they need: peaks of processes of their own."""
+"""Large constants need no more memory than necessary, measured by the peaks of processes."""
 
 import gc
 import subprocess
@@ -54,7 +54,7 @@ def test_a_gigabyte_of_constants_is_read_and_compared_in_place(tmp_path):
     check(tmp_path, 1024)
 
 
-def test_nothing_keeps_a_program_that_was_read_and_called(tmp_path):
+def test_a_program_that_was_read_and_called_can_be_freed(tmp_path):
     write(trace(lambda x: jax.jit(jax.nn.gelu)(x) * TABLE, np.float32(1)), tmp_path / "p.jaxpr")
     gone = []
     for _ in range(3):

@@ -1,4 +1,4 @@
-"""What is written and read back is the same program: the proof of the format.
+"""A program that is written and read back is the same program: the proof of the format.
 
 On JAX's own test programs, on random programs, and on the samples and their gradients.
 """
@@ -22,32 +22,32 @@ from tests.sweep.parts import Part
 
 CHUNKS = 4
 
-#: What holds Python functions: callbacks; a rule that differentiates by a custom_vjp; and from
-#: JAX 0.12 on the equations of `custom_root`.
+#: Features with Python functions: callbacks; a rule that differentiates by a custom_vjp; and from
+#: JAX 0.12 on, the equations of `custom_root`.
 LIVE = ("callback", "custom_lin", "CustomRoot")
 
 
 @pytest.mark.parametrize("chunk", range(CHUNKS))
-def test_a_share_of_the_harnesses_comes_back(chunk):
+def test_a_share_of_the_harnesses_round_trips(chunk):
     outcomes = count(harness_share()[chunk::CHUNKS], run_every=10)
     assert outcomes["round trip"] > 50
 
 
 def comes_back(case: Any, run: bool) -> bool:
-    """Whether a case makes the round trip, or holds Python functions; else AssertionError."""
+    """Assert that a case round-trips. Return False if it contains Python functions."""
     outcome = prove_round_trip(case, run=run)
     assert outcome == "round trip" or any(live in outcome for live in LIVE), outcome
     return outcome == "round trip"
 
 
 @pytest.mark.parametrize("file", share(sample_files()))
-def test_samples_and_their_gradients_come_back(file):
+def test_samples_and_their_gradients_round_trip(file):
     outcomes = [comes_back(case, run=False) for case in sample_programs(file)]
     assert any(outcomes)
 
 
 @pytest.mark.parametrize("chunk", share(range(4)))
-def test_random_programs_come_back(chunk):
+def test_random_programs_round_trip(chunk):
     prove_corpus(10, prove_written, start=chunk // 2, step=2)
 
 
@@ -66,7 +66,7 @@ SWEEP = [
 ]
 
 
-# --- what JAX 0.12 has objects of its own for -------------------------------------------------
+# --- objects of JAX 0.12 --------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("wrap", [lambda f: f, jax.jit, jax.checkpoint])
@@ -79,6 +79,6 @@ SWEEP = [
         lambda x: jnp.ldexp(x, 2) + jnp.frexp(x)[0],
     ],
 )
-def test_functions_of_numpy_come_back(function, wrap):
+def test_functions_of_numpy_round_trip(function, wrap):
     case = Case("f", wrap(function), (np.linspace(-1, 1, 7, dtype=np.float32),))
     assert prove_round_trip(case, run=True) == "round trip"

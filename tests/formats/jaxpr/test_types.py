@@ -1,4 +1,4 @@
-"""Types are spelled as JAX shows them, with what it does not show, and read back as themselves."""
+"""Types are written like JAX's, with what JAX omits, and can be read back."""
 
 import jax
 import jax.numpy as jnp
@@ -50,14 +50,14 @@ TYPES = {
 
 
 @pytest.mark.parametrize("text", TYPES)
-def test_types_come_back(text):
+def test_types_round_trip(text):
     writer = TypeWriter()
     assert writer(TYPES[text]) == text
     meshes = {name: mesh for mesh, name in writer.meshes.items()}
     assert TypeReader(meshes)(text) == TYPES[text]
 
 
-def test_every_dtype_comes_back():
+def test_every_dtype_round_trips():
     for dtype in array_dtypes().values():
         aval = jaxcompat.array_type((2,), dtype, False)
         assert TypeReader()(TypeWriter()(aval)) == aval
@@ -75,13 +75,13 @@ def test_symbolic_dimensions_share_a_scope():
         writer(array(other))
 
 
-def test_a_mesh_is_named_once():
+def test_a_mesh_is_written_once():
     writer = TypeWriter()
     assert [writer(on_mesh("x")), writer(on_mesh("y"))] == ["f32[4@x,4]@m0", "f32[4@y,4]@m0"]
     assert writer.meshes == {MIXED: "m0"}
 
 
-def test_what_has_no_spelling_is_refused():
+def test_unsupported_types_are_refused():
     with pytest.raises(Unwritable):
         TypeWriter()(object())
 
@@ -106,7 +106,7 @@ def test_what_has_no_spelling_is_refused():
         ("Ref{f32}", "is not a type"),
     ],
 )
-def test_what_is_no_type_says_why(text, fault):
+def test_an_invalid_type_is_reported_with_the_reason(text, fault):
     with pytest.raises(ValueError, match=fault):
         TypeReader({"m0": MIXED})(text)
 

@@ -1,4 +1,4 @@
-"""Every kind of value is spelled so that it is read back as itself, and nothing else is read."""
+"""Every kind of value is written so that it can be read back, and nothing else can be read."""
 
 import ast
 import enum
@@ -40,7 +40,7 @@ def read(text, names=None):
 
 
 def alike(a, b) -> bool:
-    """Whether two values are the same, NaN to the bit, functions by what they hold."""
+    """Return True if two values are equal, NaN bitwise, functions by their contents."""
     if type(a) is not type(b):
         return False
     if isinstance(a, tuple | list) and not isinstance(a, P):
@@ -74,7 +74,7 @@ PLAIN = [
 
 
 @pytest.mark.parametrize("value", PLAIN, ids=lambda value: type(value).__name__)
-def test_plain_values_come_back(value):
+def test_plain_values_round_trip(value):
     back = read(encode(value))
     assert alike(back, value)
 
@@ -123,24 +123,24 @@ def of_jax():
     ]
 
 
-def test_values_of_jax_come_back():
+def test_values_of_jax_round_trip():
     for value in of_jax():
         text = encode(value)
         assert alike(read(text), value), text
         assert alike(read(encode((value, [value]))), (value, [value])), text
 
 
-def test_words_are_bare_where_jax_has_them_so_and_cannot_be_taken_for_something_else():
+def test_words_are_unquoted_as_in_jax_unless_ambiguous():
     assert encode("relu") == "relu" and encode(("relu",)) == "('relu',)"
     assert encode("bool") == "'bool'" and encode("fry") == "'fry'"
     assert encode(np.dtype(bool)) == "bool"
 
 
-def test_sets_are_in_order():
+def test_sets_are_sorted():
     assert encode(frozenset("cab")) == "frozenset({'a', 'b', 'c'})"
 
 
-def test_a_mesh_of_devices_that_are_not_here_is_read_as_an_abstract_one():
+def test_a_mesh_of_unavailable_devices_is_read_as_an_abstract_one():
     text = encode(mesh())
     there = text.replace("devices=(0, 1)", "devices=(640, 641)")
     assert read(there) == mesh().abstract_mesh
@@ -148,7 +148,7 @@ def test_a_mesh_of_devices_that_are_not_here_is_read_as_an_abstract_one():
         read("device('cpu', 640)")
 
 
-def test_what_is_alive_has_no_spelling():
+def test_live_objects_are_refused():
     for value in (
         lambda x: x,
         print,
@@ -156,7 +156,7 @@ def test_what_is_alive_has_no_spelling():
         POLICIES,
         math,
         jnp.ones(3),
-        {1: [test_plain_values_come_back]},
+        {1: [test_plain_values_round_trip]},
     ):
         with pytest.raises(Unwritable):
             encode(value)
@@ -164,7 +164,7 @@ def test_what_is_alive_has_no_spelling():
         encode((1, lambda: 0))
 
 
-def test_a_tuple_of_an_unknown_class_is_not_taken_for_a_tuple():
+def test_a_tuple_of_an_unknown_class_is_not_a_plain_tuple():
     class Pair(tuple):
         pass
 
@@ -201,13 +201,13 @@ def test_a_tuple_of_an_unknown_class_is_not_taken_for_a_tuple():
         ("NamedSharding(1, 2)", "cannot be created"),
     ],
 )
-def test_what_spells_no_value_says_where(text, fault):
+def test_an_invalid_value_is_reported_with_its_location(text, fault):
     with pytest.raises(Unreadable, match=fault) as caught:
         read(text)
     assert caught.value.node.lineno == 1
 
 
-def test_names_of_the_file_come_before_those_of_the_table():
+def test_names_of_the_file_take_precedence_over_those_of_the_table():
     names = {"float32": 1, "twice": lambda x: 2 * x}
     assert read("(float32, twice(3), int32)", names) == (1, 6, np.dtype("int32"))
     assert read("float32", names) == 1

@@ -1,4 +1,4 @@
-"""What is in a written file: the listing made exact, its header, its comments; and what is not."""
+"""The contents of a written file: the exact listing, its header and comments, and refusals."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ X = np.arange(3, dtype=np.float32)
 
 
 def back(program: Program) -> Program:
-    """The program written and read, which must be the same and be written the same again."""
+    """Return the program after writing and reading. It must be the same and be written the same."""
     written = text(program)
     again = parse(written, "p.jaxpr")
     type_check(again)
@@ -59,7 +59,7 @@ def without_comments(written: str) -> str:
 
 
 @pytest.mark.parametrize("name", PROGRAMS)
-def test_what_users_programs_hold_comes_back(name):
+def test_features_of_users_programs_round_trip(name):
     program = PROGRAMS[name]()
     with jax.enable_x64(jax.config.jax_enable_x64):
         again = back(program)
@@ -71,7 +71,7 @@ def test_what_users_programs_hold_comes_back(name):
 
 
 def as_shown(written: str) -> str:
-    """A file's body without what JAX's listing does not have: marks of types, values, quotes."""
+    """Return a file's body without additions to JAX's listing: marks of types, values, quotes."""
     shown = without_comments(body(written)).replace("~", "")
     constant = r"\](?:=(?:\[.*?\]|npz\('[^']*'\)|base64\('[^']*'\)|[-\w.]+))(?=;| \w+:)"
     shown = re.sub(r"name='([^']*)'", r"name=\1", re.sub(constant, "]", shown))
@@ -85,23 +85,23 @@ def test_a_file_has_the_listing_that_is_shown():
         same = as_shown(text(program)) == " ".join(listing(program).plain().split())
         outcomes["same" if same else case.name.split("_")[0]] += 1
     assert outcomes.pop("same") > 580
-    # Enumerations of which JAX shows the number, functions, devices, complex zeros, and jaxprs in
-    # records, which JAX shows each for itself.
+    # Enumerations that JAX shows by number, functions, devices, complex zeros, and jaxprs in
+    # records, which JAX shows individually.
     dropped = {"fft", "round", "rng", "reduce", "device", "custom", "eigh", "approx"}
     assert set(outcomes) <= dropped, outcomes
 
 
-def test_nothing_is_added_where_nothing_is_dropped():
+def test_nothing_is_added_if_nothing_is_omitted():
     program = trace(lambda x, y: {"a": jnp.sin(x) @ y, "b": jax.jit(jnp.cos)(y)}, X, X)
     assert without_comments(body(text(program))) == listing(program).plain() + "\n"
 
 
-def test_variables_are_told_from_numbers_and_from_each_other():
+def test_variables_are_distinguished_from_numbers_and_from_each_other():
     program = trace(lambda x: x, X)
     many = program.replace(jaxpr=synthetic(9000), in_tree=program.in_tree)
     written = text(many)
     assert not re.search(r"\b(inf|nan):", written)
-    assert " in:f32" in written  # which is no number, and JAX has it too
+    assert " in:f32" in written  # which is not a number, and which JAX also uses
     assert difference(many, parse(written, "p.jaxpr")) is None
     unused = trace(lambda x: jax.jit(lambda y: (y, y + 1, y * 2))(x)[0], X)
     back(unused)
@@ -130,7 +130,7 @@ several.def_abstract_eval(lambda *avals, bodies, options: [avals[0]])
 mlir.register_lowering(several, lambda context, *operands, bodies, options: operands[:1])
 
 
-def test_jaxprs_come_back_from_wherever_a_plugin_keeps_them():
+def test_jaxprs_in_any_parameter_of_a_plugin_round_trip():
     closed = jax.make_jaxpr(lambda x: jnp.sin(x) + 1)(X)
     opened = jaxcompat.open_jaxpr(jax.make_jaxpr(lambda x: [jnp.cos(x)])(X))
 
@@ -165,7 +165,7 @@ class Scaled:
         return cls(*children, scale)
 
 
-def test_structures_have_the_names_at_their_places():
+def test_structures_have_names_at_their_leaves():
     def f(pair, *, options):
         return {"out": [pair.left, None], "more": ((), pair.right.value)}
 
@@ -183,14 +183,14 @@ ODD = ["two words", "quote'\"s", "new\nline", "ünï", "a # b", "{ lambda ; }", 
 
 
 @pytest.mark.parametrize("name", ODD)
-def test_odd_names_come_back(name):
+def test_unusual_names_round_trip(name):
     program = trace(lambda p: {"x": p[name]}, {name: X}).replace(name=name, out_names=(name,))
     again = back(program.replace(arg_names=(f"p[{name!r}]",)))
     assert again.name == name and again.out_names == (name,)
     assert text(program).isascii() or name == "ünï"
 
 
-def test_long_structures_are_broken_into_lines():
+def test_long_structures_span_several_lines():
     shapes = [{"weights": X, "bias": X}] * 20
     program = trace(lambda layers: layers[3]["bias"], shapes)
     lines = text(program).splitlines()
@@ -217,7 +217,7 @@ def test_source_lines_and_scopes_are_comments():
     assert "files = {'test_write.py': 'tests/formats/jaxpr/test_write.py'}" in written
 
 
-def test_files_of_one_name_are_told_apart(tmp_path, monkeypatch):
+def test_files_of_one_name_are_distinguished(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     functions = []
     for folder in ("a", "b c", "d(e"):
@@ -234,7 +234,7 @@ def test_files_of_one_name_are_told_apart(tmp_path, monkeypatch):
     assert text(back(program)) == written
 
 
-def test_files_that_are_called_alike_are_told_apart(tmp_path):
+def test_files_with_equal_names_are_distinguished(tmp_path):
     functions = []
     for folder in ("a", "b"):
         path = tmp_path / folder / "model.py"
@@ -249,7 +249,7 @@ def test_files_that_are_called_alike_are_told_apart(tmp_path):
     assert str(tmp_path) not in both
 
 
-# --- what is refused ------------------------------------------------------------------------------
+# --- errors ---------------------------------------------------------------------------------------
 
 
 def with_callback(x):
@@ -296,7 +296,7 @@ def test_callbacks_are_written_as_stubs_of_the_same_type(tmp_path):
 
 
 def within(depth):
-    """A program of that many jaxprs within each other."""
+    """Return a program of `depth` nested jaxprs."""
     program = trace(jnp.sin, jnp.float32(1.0))
     for _ in range(depth - 1):
         body = jaxcompat.jaxpr_as_fun(program.jaxpr)
@@ -304,7 +304,7 @@ def within(depth):
     return program
 
 
-def test_what_is_written_is_read_however_deep_it_is(tmp_path):
+def test_written_files_can_be_read_at_any_depth(tmp_path):
     path = tmp_path / "p.jaxpr"
     jaxprtool.write(within(MAX_DEPTH), path)
     assert len(jaxprtool.read(path).jaxpr.eqns) == 1
@@ -312,7 +312,7 @@ def test_what_is_written_is_read_however_deep_it_is(tmp_path):
         jaxprtool.write(within(MAX_DEPTH + 1), path)
 
 
-def test_what_shared_jaxprs_would_unfold_to_bounds_no_file():
+def test_a_file_may_share_jaxprs_that_would_unfold_without_bounds():
     function = jnp.sin
     for _ in range(60):
         inner = jax.jit(function)
@@ -334,7 +334,7 @@ REFUSED = {
 
 
 @pytest.mark.parametrize("primitive", REFUSED)
-def test_what_is_alive_is_refused_with_the_equation_and_its_line(primitive, tmp_path):
+def test_live_objects_are_refused_with_the_equation_and_its_line(primitive, tmp_path):
     function, fault = REFUSED[primitive]
     path = tmp_path / "p.jaxpr"
     with pytest.raises(UnsupportedError, match=fault) as caught:
@@ -344,7 +344,7 @@ def test_what_is_alive_is_refused_with_the_equation_and_its_line(primitive, tmp_
     assert not list(tmp_path.iterdir())
 
 
-def test_a_batching_rule_is_left_out_or_written_as_one_that_raises():
+def test_a_batching_rule_is_omitted_or_written_as_one_that_raises():
     function = jax.custom_vjp(batched)
     function.defvjp(lambda x: (batched(x), x), lambda x, ct: (ct * x,))
     plain = trace(lambda x: batched(x), jnp.float32(1.5))
@@ -380,7 +380,7 @@ def test_a_rule_that_closes_over_a_traced_value_is_refused_with_its_equation(kin
         text(trace(f, X))
 
 
-def test_types_and_constants_that_are_alive_are_refused():
+def test_live_types_and_constants_are_refused():
     def with_kind(x):
         return jax.new_ref(x, kind="mine")[...]
 
@@ -393,7 +393,7 @@ def test_types_and_constants_that_are_alive_are_refused():
         text(trace(lambda: outside[...] * 2))
 
 
-def test_what_is_refused_is_found_at_once_however_often_its_function_is_called():
+def test_refusals_are_found_fast_however_often_a_function_is_called():
     def function(x):
         return jax.new_ref(x, kind="mine")[...]
 
@@ -414,7 +414,7 @@ def test_a_file_is_written_and_read_by_its_path(tmp_path):
     assert jaxprtool.equivalent(jaxprtool.read(tmp_path / "p.jaxpr"), program)
 
 
-def test_what_cannot_be_written_leaves_what_was_there(tmp_path):
+def test_a_failed_write_leaves_the_old_file(tmp_path):
     path = tmp_path / "p.jaxpr"
     table = np.ones((30, 30), np.float32)
     jaxprtool.write(trace(lambda x: jnp.asarray(table) @ x, table[0]), path)
@@ -433,14 +433,14 @@ class Layer(NamedTuple):
     b: Any
 
 
-def test_a_sown_value_may_have_nodes_of_classes_that_a_reader_does_not_have():
+def test_a_sown_value_may_have_nodes_of_classes_that_a_reader_lacks():
     program = trace(lambda x: variable({"layer": Layer(x, [x])}, name="params"), X)
     assert "tree=tree({'layer': Node('tests.formats.jaxpr.test_write.Layer', {'.w'" in text(program)
     again = back(program)
     assert again.jaxpr.eqns[0].params["tree"].num_leaves == 2
 
 
-def test_a_process_that_has_sown_nothing_reads_what_was_sown(tmp_path):
+def test_sown_values_are_read_in_a_process_that_has_sown_nothing(tmp_path):
     write(trace(lambda x: variable(x, name="w"), X), tmp_path / "p.jaxpr")
     code = "from jaxprtool.formats.jaxpr.read import read; print(read('p.jaxpr').jaxpr)"
     command = [sys.executable, "-c", code]
@@ -448,7 +448,7 @@ def test_a_process_that_has_sown_nothing_reads_what_was_sown(tmp_path):
     assert "sow[tag=variable name=w] a" in done.stdout
 
 
-def test_of_several_programs_all_are_written_or_none(tmp_path):
+def test_several_programs_are_written_together_or_not_at_all(tmp_path):
     table = np.arange(100.0, dtype=np.float32)
     good = trace(lambda x: jnp.asarray(table) * x, np.float32(1))
     bad = trace(lambda x: jax.pure_callback(np.sin, x, x), np.float32(1))
@@ -460,7 +460,9 @@ def test_of_several_programs_all_are_written_or_none(tmp_path):
     assert sorted(names) == [f"{n}.jaxpr{end}" for n in "ab" for end in ("", ".npz")]
 
 
-def test_values_have_the_users_names_when_the_source_is_gone_or_another(tmp_path, monkeypatch):
+def test_values_have_the_users_names_even_if_the_source_is_missing_or_changed(
+    tmp_path, monkeypatch
+):
     monkeypatch.chdir(tmp_path)
     path = tmp_path / "model.py"
     lines = [
@@ -491,7 +493,7 @@ def test_values_have_the_users_names_when_the_source_is_gone_or_another(tmp_path
         assert "hidden" not in shown and "low" not in shown
 
 
-def test_names_go_along_through_passes_and_into_another_file():
+def test_names_survive_passes_and_another_file():
     def f(x):
         hidden = jnp.tanh(x)
         unread = hidden + 1  # noqa: F841

@@ -1,4 +1,4 @@
-"""Programs that come back from their emitted source."""
+"""Round trips of programs through their emitted source."""
 
 from __future__ import annotations
 
@@ -15,26 +15,26 @@ from jaxprtool.loading.trace import trace
 
 
 def defined(source: str, file: str = "emitted.py") -> Any:
-    """The function that a module of this source defines first, not counting its helpers."""
+    """Return the first function that a module of this source defines, not counting helpers."""
     namespace: dict[str, Any] = {"__name__": "emitted", "__file__": file}
     exec(compile(source, file, "exec"), namespace)
     return namespace[main_name(source)]
 
 
 def main_name(source: str) -> str:
-    """The name of a module's main function."""
+    """Return the name of a module's main function."""
     functions = [node for node in ast.parse(source).body if isinstance(node, ast.FunctionDef)]
     return next(f.name for f in functions if f.name not in HELPERS)
 
 
 def emitted(program: Program) -> tuple[str, Program]:
-    """A program's source, and what that traces to, with the names of the original."""
+    """Return a program's source, and the trace of that, with the names of the original."""
     source = to_python(program)
     return source, traced_again(defined(source), program)
 
 
 def traced_again(function: Any, program: Program) -> Program:
-    """What a function traces to when it is called as the program is."""
+    """Return the trace of a function called like the program."""
     args, kwargs = jax.tree.unflatten(program.in_tree, map(_example, program.in_avals))
     with jaxcompat.axes_bound(program.axis_env):
         again = trace(function, *args, **kwargs)
@@ -47,6 +47,6 @@ def traced_again(function: Any, program: Program) -> Program:
 
 
 def _example(aval: Any) -> Any:
-    # Only types on a mesh of explicit axes say how they are sharded.
+    # Only types on a mesh of explicit axes include their sharding.
     sharding = None if aval.sharding.mesh.empty else aval.sharding
     return jax.ShapeDtypeStruct(aval.shape, aval.dtype, weak_type=aval.weak_type, sharding=sharding)

@@ -1,4 +1,4 @@
-"""What JAX's functions cannot say of a jaxpr: the list in docs/languages.md, found in programs."""
+"""Features of jaxprs that JAX's functions cannot express: the list in docs/languages.md."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from jaxprtool.jaxcompat import JaxprEqn, Literal, open_jaxpr
 
 
 def kinds(program: Program) -> set[str]:
-    """The kinds of the list that a program has, at every depth and in its custom rules."""
+    """Return the listed features of a program, at every depth and in its custom rules."""
     found: set[str] = set()
     with rules_followed():
         _note(program.jaxpr, found, set())

@@ -1,4 +1,4 @@
-"""What JAX's functions add, reorder or leave out by themselves comes back as it was."""
+"""Parts of a program that JAX's functions would add, reorder or omit round-trip exactly."""
 
 from collections.abc import Callable
 from functools import partial
@@ -18,7 +18,7 @@ X, Y = np.arange(1.0, 4.0, dtype=np.float32), np.arange(2.0, 5.0, dtype=np.float
 
 
 def by_platform(x):
-    """Two choices by platform, whose index `cse` makes one."""
+    """Return two choices by platform, whose index `cse` merges."""
     first = lax.platform_dependent(x, cpu=jnp.sin, default=jnp.cos)
     return first + lax.platform_dependent(x, cpu=jnp.cos, default=jnp.sin)
 
@@ -29,7 +29,7 @@ def switched(x, n):
 
 
 def forwarded(x, y, n):
-    """A branch whose second result is an operand: JAX gives it to no branch, a derivative does."""
+    """A branch whose second result is an operand. JAX forwards it, but not in a derivative."""
     return lax.cond(n > 0, lambda x: x + 1.0, lambda x: x - 1.0, x) * y
 
 
@@ -89,7 +89,7 @@ told_backwards.defvjp(
 
 
 def root(x):
-    """A call with rules of its own, in a loop's body and in derivatives calls of their own kind."""
+    """A call with custom rules, in a loop's body; derivatives contain calls of other kinds."""
 
     def solve(f, start):
         return lax.fori_loop(0, 3, lambda i, v: v - f(v) / jax.grad(f)(v), start)
@@ -98,7 +98,7 @@ def root(x):
 
 
 def rejected(key):
-    """A batched loop: its condition is an array, which no function of JAX takes."""
+    """A batched loop, whose condition is an array, which JAX's functions do not support."""
     return lax.while_loop(
         lambda c: jax.random.uniform(c[0]) < c[1],
         lambda c: (jax.random.split(c[0])[1], c[1] * 0.5),
@@ -126,7 +126,7 @@ EXACT: dict[str, tuple[Callable[..., Any], tuple[Any, ...], str]] = {
 
 
 @pytest.mark.parametrize("name", EXACT)
-def test_it_comes_back(name: str) -> None:
+def test_the_program_round_trips(name: str) -> None:
     function, arguments, passes = EXACT[name]
     program = trace(function, *arguments).apply(passes)
     source, again = emitted(program)
@@ -134,7 +134,7 @@ def test_it_comes_back(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", ["one platform for two choices", "constants of loops in loops"])
-def test_it_computes_the_same(name: str) -> None:
+def test_the_program_computes_the_same(name: str) -> None:
     function, arguments, passes = EXACT[name]
     program = trace(function, *arguments).apply(passes)
     source, _ = emitted(program)
@@ -143,7 +143,7 @@ def test_it_computes_the_same(name: str) -> None:
     jax.vmap(defined(source))(*(np.stack([a, a]) for a in arguments))
 
 
-def test_only_what_is_out_of_order_is_staged() -> None:
+def test_only_out_of_order_parts_are_staged() -> None:
     def loop(x, a, b, c):
         def step(carry, _):
             return (carry * b + a) * c, None

@@ -46,7 +46,7 @@ def test_marks_are_a_decorator_and_no_with_statement() -> None:
     assert not any(isinstance(node, ast.With) for node in ast.walk(layer))
 
 
-def test_the_module_computes_the_same_as_it_stands_and_under_transformations() -> None:
+def test_the_module_computes_the_same_as_is_and_under_transformations() -> None:
     program = layers(3)
     model = defined(to_python(program))
     x = jnp.linspace(-1.0, 1.0, 12).reshape(3, 4)
@@ -115,7 +115,7 @@ def in_other_metadata(x: Any) -> Any:
         jax.vmap(lambda x: jnp.linalg.norm(plain(x))),
     ],
 )
-def test_calls_of_all_kinds_come_back(function: Any) -> None:
+def test_calls_of_all_kinds_round_trip(function: Any) -> None:
     x = X[None] if function.__name__ == "<lambda>" else X
     program = with_marked_calls(trace(function, x))
     source, again = emitted(program)
@@ -123,7 +123,7 @@ def test_calls_of_all_kinds_come_back(function: Any) -> None:
     assert difference(program, again) is None
 
 
-def test_metadata_of_what_is_called_as_well_stays_a_with_statement() -> None:
+def test_metadata_around_a_call_stays_a_with_statement() -> None:
     def colored(x: Any) -> Any:
         with set_xla_metadata(color="red"):
             return plain(x)
@@ -145,7 +145,7 @@ def test_one_body_with_and_without_marks_is_two_functions_of_one_name() -> None:
     assert difference(program, again) is None
 
 
-def test_a_marked_body_of_symbolic_sizes_comes_back() -> None:
+def test_a_marked_body_of_symbolic_sizes_round_trips() -> None:
     n, m = jax.export.symbolic_shape("n, m")
     function = jax.jit(lambda x: x.reshape(-1) * x.shape[0])
 

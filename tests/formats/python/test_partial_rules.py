@@ -1,4 +1,4 @@
-"""Custom rules that may be differentiated by some of their arguments alone, as Equinox has them."""
+"""Custom rules that can be differentiated by some of their arguments only, as in Equinox."""
 
 import jax
 import jax.numpy as jnp
@@ -15,7 +15,7 @@ X, Y, N = jnp.arange(1.0, 4.0), jnp.arange(2.0, 5.0), jnp.arange(3)
 
 
 def by_the_first(kind, weights=2.0):
-    """A function of x, y and an integer, with a derivative of its own by x alone."""
+    """A function of x, y and an integer, with a derivative by x only."""
 
     @getattr(jax, f"custom_{kind}")
     def fun(x, y, n):
@@ -46,7 +46,7 @@ def by_the_first(kind, weights=2.0):
 @pytest.mark.parametrize("kind", ["jvp", "vjp"])
 @pytest.mark.parametrize("weights", [2.0, jnp.arange(3.0)], ids=["plain", "captured"])
 @pytest.mark.parametrize("around", [lambda f: f, jax.vmap], ids=["alone", "mapped"])
-def test_they_come_back_with_the_derivatives_that_they_have(kind, weights, around):
+def test_partial_rules_round_trip_with_their_derivatives(kind, weights, around):
     if around is jax.vmap:
         X2, Y2, N2 = (jnp.stack([a, a + 1]) for a in (X, Y, N))
     else:
@@ -66,7 +66,7 @@ def test_they_come_back_with_the_derivatives_that_they_have(kind, weights, aroun
 
 
 @pytest.mark.parametrize("kind", ["jvp", "vjp"])
-def test_a_derivative_that_they_do_not_have_is_refused(kind):
+def test_a_missing_derivative_is_refused(kind):
     fun = by_the_first(kind)
     function = defined(to_python(trace(lambda x, y: fun(x, y, N)[0].sum(), X, Y)))
     with pytest.raises(TypeError, match="does not differentiate with respect to operand 1"):
@@ -76,14 +76,14 @@ def test_a_derivative_that_they_do_not_have_is_refused(kind):
 
 
 @pytest.mark.parametrize("kind", ["jvp", "vjp"])
-def test_a_number_among_their_arguments_has_the_methods_of_an_array(kind):
+def test_a_number_among_the_arguments_has_the_methods_of_an_array(kind):
     fun = by_the_first(kind)
     function = defined(to_python(trace(lambda x, y: fun(x, y, 3)[0].sum(), X, Y)))
     np.testing.assert_allclose(jax.grad(function)(X, Y), 5.0 * jnp.sin(Y), rtol=1e-6)
 
 
 @pytest.mark.parametrize("kind", ["jvp", "vjp"])
-def test_a_number_among_their_arguments_keeps_its_dtype(kind):
+def test_a_number_among_the_arguments_keeps_its_dtype(kind):
     custom = {"jvp": jax.custom_jvp, "vjp": jax.custom_vjp}[kind]
     fun = custom(lambda x, n: x * (n + np.uint8(100)))
     if kind == "jvp":

@@ -1,7 +1,7 @@
-"""The proof of emission: a module's function traces to the program it was written from.
+"""The proof of emission: a module's function traces to the original program.
 
-So it is with all programs but those that hold something which JAX's functions cannot say: these
-kinds are listed in docs/languages.md, and such a program must compute the same bits.
+This holds for all programs except those with features that JAX's functions cannot express, which
+are listed in docs/languages.md. Such a program must compute the same bits.
 """
 
 from __future__ import annotations
@@ -29,15 +29,15 @@ from tests.share import share
 from tests.sweep.corpora import Harnesses, RandomPrograms, Samples
 from tests.sweep.parts import Part
 
-#: Primitives without which JAX's test programs cannot be written, as they are not public.
+#: Primitives that are not public, but necessary to write JAX's test programs.
 NOT_PUBLIC = {"iota_2x32_shape"}
 
-#: What samples are written after. In CI each program gets one of these, in the sweep all.
+#: The passes before writing. In CI each program gets one of these, in the sweep all.
 PASSES = ("jvp", "-O2", "vjp", "batch(axis_size=3)", "inline", "-O3", "linearize", "unroll")
 
 
 def primitives(jaxpr: Any) -> Iterator[str]:
-    """The names of all primitives of a jaxpr, at every depth."""
+    """Return the names of all primitives of a jaxpr, at every depth."""
     for eqn in jaxpr.eqns:
         yield eqn.primitive.name
         for _, body in sub_jaxprs(eqn):
@@ -45,7 +45,7 @@ def primitives(jaxpr: Any) -> Iterator[str]:
 
 
 def outcome(program: Program, arguments: Callable[[], list[Any]], gradients: bool = False) -> str:
-    """ "equivalent", "identical" in results, or "refused"; AssertionError if none of these."""
+    """Return "equivalent", "identical" in results, or "refused". Else AssertionError."""
     try:
         source = to_python(program)
     except UnsupportedError:
@@ -60,7 +60,7 @@ def outcome(program: Program, arguments: Callable[[], list[Any]], gradients: boo
 
 
 def prove(number: int, case: Any) -> str:
-    """Write a program and trace it again; says what came of it."""
+    """Write a program and trace it again. Return the outcome."""
     with case.setting():
         program = case.program()
         found = outcome(program, case.arguments)
@@ -68,21 +68,21 @@ def prove(number: int, case: Any) -> str:
     return found
 
 
-def test_a_share_of_jaxs_test_programs_comes_back_equivalent() -> None:
+def test_a_share_of_jaxs_test_programs_round_trips() -> None:
     total = Counter(prove(*numbered) for numbered in enumerate(harness_share()))
     assert total["identical"] == 0
     assert total["equivalent"] > 250
 
 
 @pytest.mark.parametrize("file", share(sample_files()))
-def test_samples_and_their_gradients_come_back_equivalent(file: str) -> None:
+def test_samples_and_their_gradients_round_trip(file: str) -> None:
     for case in sample_programs(file):
         with case.setting():
             found = outcome(case.program(), case.arguments)
         assert (case.name, found) == (case.name, "equivalent")
 
 
-def test_samples_come_back_after_passes() -> None:
+def test_samples_round_trip_after_passes() -> None:
     total: Counter[str] = Counter()
     cases = [case for file in sample_files() for case in sample_programs(file)[:1]]
     for number, case in enumerate(cases):
@@ -92,7 +92,7 @@ def test_samples_come_back_after_passes() -> None:
 
 
 def after_passes(case: Any, passes: Sequence[str]) -> Counter[str]:
-    """What comes of a program after each of these passes; "refused" if one cannot be applied."""
+    """Return the outcome of a program after each of these passes; "refused" if one fails."""
     total: Counter[str] = Counter()
     with case.setting():
         program = case.program()
@@ -108,7 +108,7 @@ def after_passes(case: Any, passes: Sequence[str]) -> Counter[str]:
 
 
 def random_arguments(program: Program) -> list[Any]:
-    """Random arguments."""
+    """Return random arguments."""
     types = [jax.ShapeDtypeStruct(aval.shape, aval.dtype) for aval in program.in_avals]
     given = dict(zip(program.arg_names, types, strict=True))
     return list(fill(program, given, seed=0).arguments)
@@ -118,7 +118,7 @@ def prove_after_passes(number: int, case: Any) -> Counter[str]:
     return after_passes(case, PASSES)
 
 
-def test_random_programs_come_back() -> None:
+def test_random_programs_round_trip() -> None:
     prove_corpus(12, prove_random)
 
 

@@ -1,4 +1,4 @@
-"""What the process has configured does not change what is emitted."""
+"""JAX's configuration does not change the emitted source."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def noisy(x):
 
 
 @pytest.mark.parametrize("setting", SETTINGS)
-def test_a_setting_of_the_process_changes_nothing(setting: str) -> None:
+def test_jax_config_changes_nothing(setting: str) -> None:
     program = trace(noisy, X)
     with SETTINGS[setting]():
         inside = to_python(program)
@@ -45,14 +45,14 @@ def test_a_setting_of_the_process_changes_nothing(setting: str) -> None:
 
 
 @pytest.mark.parametrize("setting", ["precision", "keys", "metadata", "threefry"])
-def test_what_a_program_has_from_a_setting_is_written_out(setting: str) -> None:
+def test_effects_of_jax_config_on_a_program_are_written_explicitly(setting: str) -> None:
     with SETTINGS[setting]():
         program = trace(noisy, X)
         source = to_python(program)
     assert difference(program, traced_again(defined(source), program)) is None
 
 
-def test_a_program_of_wide_types_is_written_for_them_wherever_that_is() -> None:
+def test_a_program_of_wide_types_is_written_for_them_under_any_config() -> None:
     with jax.enable_x64(True):
         program = trace(lambda x: (x + jnp.arange(3.0), jnp.argmax(x)), jnp.ones(3))
         source = to_python(program)

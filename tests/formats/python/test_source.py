@@ -1,4 +1,4 @@
-"""What emitted source looks like, and that it stands alone."""
+"""The form of emitted source, which is self-contained."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ X = jax.ShapeDtypeStruct((3, 4), jnp.float32)
 
 
 def code(program: Any) -> str:
-    """The source from its first definition on, without comments on lines of their own."""
+    """Return the source from its first definition on, without comments on lines of their own."""
     lines = to_python(program).split('"""', 2)[2].splitlines()
     start = next(i for i, line in enumerate(lines) if line.startswith(("def ", "@")))
     return "\n".join(line for line in lines[start:] if not line.lstrip().startswith("# ")) + "\n"
@@ -51,7 +51,7 @@ def expected(text: str) -> str:
     return dedent(text).lstrip("\n")
 
 
-def test_results_that_are_used_once_stand_where_they_are_used() -> None:
+def test_results_with_one_use_are_written_inline() -> None:
     def normalised(x):
         x = x - x.mean(axis=1, keepdims=True)
         return x * lax.rsqrt(jnp.square(x).mean(axis=1, keepdims=True) + 1e-5)
@@ -64,7 +64,7 @@ def test_results_that_are_used_once_stand_where_they_are_used() -> None:
     """)
 
 
-def test_what_is_evaluated_later_is_written_later() -> None:
+def test_values_are_written_in_evaluation_order() -> None:
     def f(x):
         a, b = jnp.sin(x), jnp.cos(x)
         return b - a
@@ -76,7 +76,7 @@ def test_what_is_evaluated_later_is_written_later() -> None:
     """)
 
 
-def test_arguments_are_taken_out_of_their_trees_by_name() -> None:
+def test_arguments_are_extracted_from_their_trees_by_name() -> None:
     def loss(params, *rest, scale):
         return {"loss": (params["w"] @ rest[0]).sum() * scale, "params": [params["b"], None]}
 
@@ -120,7 +120,7 @@ def test_loops_and_branches_are_local_functions() -> None:
     assert difference(program, emitted(program)[1]) is None
 
 
-def test_jit_is_a_decorator_and_a_name_that_is_taken_is_kept() -> None:
+def test_jit_is_a_decorator_and_a_used_name_is_kept() -> None:
     @jax.jit
     def twice(x):
         return x + x
@@ -151,7 +151,7 @@ def test_jit_is_a_decorator_and_a_name_that_is_taken_is_kept() -> None:
     assert difference(program, emitted(program)[1]) is None
 
 
-def test_what_is_sown_is_sown_and_scopes_are_nested() -> None:
+def test_sown_values_are_sown_and_scopes_are_nested() -> None:
     def dense(x, w):
         params = variable({"w": w, "b": x[0]}, name="params")
         return sow(x @ params["w"], tag="seen", name="y", mode="append", key=params["b"])
@@ -196,7 +196,7 @@ def test_what_is_sown_is_sown_and_scopes_are_nested() -> None:
     assert difference(program, emitted(program)[1]) is None
 
 
-def test_a_scope_keeps_what_it_closes_over_where_it_was() -> None:
+def test_a_scope_keeps_closed_over_values_outside() -> None:
     table = np.arange(4.0, dtype=np.float32)
 
     def f(x):
@@ -206,7 +206,7 @@ def test_a_scope_keeps_what_it_closes_over_where_it_was() -> None:
     assert difference(program, emitted(program)[1]) is None
 
 
-def test_a_scope_that_asks_for_more_than_nest_does_is_a_jit_of_its_name() -> None:
+def test_a_scope_with_more_options_than_nest_is_a_jit_of_its_name() -> None:
     program = trace(lambda x: nest(jnp.sin, scope="s")(x), X)
     (eqn,) = program.jaxpr.eqns
     donating = eqn.replace(params={**eqn.params, "donated_invars": (True,)})
@@ -216,7 +216,7 @@ def test_a_scope_that_asks_for_more_than_nest_does_is_a_jit_of_its_name() -> Non
     assert difference(program, again) is None
 
 
-def test_a_sown_value_with_a_node_that_python_cannot_show_is_refused() -> None:
+def test_a_sown_value_with_an_opaque_node_is_refused() -> None:
     Point = namedtuple("Point", "x y")
     with pytest.raises(UnsupportedError, match=r"sow at .*: its value has a node of type .*Point"):
         to_python(trace(lambda x: sow(Point(x, x), tag="t", name="n"), X))
@@ -238,7 +238,7 @@ def test_custom_derivatives_keep_their_rules() -> None:
     np.testing.assert_array_equal(got, np.minimum(1.0, x))
 
 
-def test_parameters_hide_nothing_that_the_function_needs() -> None:
+def test_parameters_do_not_shadow_names_that_the_function_needs() -> None:
     @jax.jit
     def relu(x):
         return jnp.sin(x)
@@ -294,7 +294,7 @@ def unused_beside_a_function(y, x):
         unused_beside_a_function,
     ],
 )
-def test_results_that_nothing_reads_hide_nothing_that_is_called_underscore(function) -> None:
+def test_unused_results_do_not_shadow_a_variable_called_underscore(function) -> None:
     x = jnp.arange(9.0).reshape(3, 3) + jnp.eye(3)
     program = trace(function, jnp.float32(3.0), x)
     source, again = emitted(program)
@@ -305,7 +305,7 @@ def test_results_that_nothing_reads_hide_nothing_that_is_called_underscore(funct
         np.testing.assert_allclose(got, expected, rtol=1e-6)
 
 
-def test_keywords_that_are_named_like_what_the_module_imports_are_taken_as_a_dict() -> None:
+def test_keywords_with_the_names_of_imports_are_taken_as_a_dict() -> None:
     def f(x, *, P, k):
         return P * x + k
 
@@ -315,7 +315,7 @@ def test_keywords_that_are_named_like_what_the_module_imports_are_taken_as_a_dic
     assert difference(program, again) is None
 
 
-def test_a_checkpoint_is_one_and_what_it_leaves_for_its_gradient_too() -> None:
+def test_a_checkpoint_and_its_gradient_stay_checkpoints() -> None:
     @jax.checkpoint
     def twice(x):
         return jnp.sin(jnp.sin(x))
@@ -335,7 +335,7 @@ def test_a_weak_argument_and_a_strong_literal_keep_their_types() -> None:
     assert difference(program, emitted(program)[1]) is None
 
 
-def test_a_program_of_wide_types_says_so() -> None:
+def test_a_program_of_wide_types_enables_them() -> None:
     with jax.enable_x64(True):
         program = trace(lambda x: x + jnp.arange(3.0), jnp.ones(3))
         source, again = emitted(program)
@@ -344,7 +344,7 @@ def test_a_program_of_wide_types_says_so() -> None:
     assert "# f64[3]" in source
 
 
-def test_special_floats_come_back_to_the_bit() -> None:
+def test_special_floats_round_trip_bitwise() -> None:
     bits = np.array([0xFFC00001, 0x7F800000, 0x80000000, 0x00000001], np.uint32)
     values = bits.view(np.float32)
 
@@ -362,7 +362,7 @@ def with_settings(x):
         return y + jax.random.uniform(jax.random.key(0), (4,))
 
 
-def test_settings_are_entered_again() -> None:
+def test_config_contexts_are_written() -> None:
     program = trace(with_settings, X)
     source, again = emitted(program)
     assert 'with set_xla_metadata(color="red"):' in source
@@ -371,7 +371,7 @@ def test_settings_are_entered_again() -> None:
     np.testing.assert_array_equal(defined(source)(x), program(x))
 
 
-def test_named_axes_from_outside_are_told_of() -> None:
+def test_named_axes_from_outside_are_documented() -> None:
     program = trace(lambda x: lax.psum(x, "i"), X, axis_env=[("i", 4)])
     source, again = emitted(program)
     assert "It must be called where these named axes are bound: i of size 4." in source
@@ -382,7 +382,7 @@ def test_named_axes_from_outside_are_told_of() -> None:
 # --- constants ----------------------------------------------------------------------------------
 
 
-def test_large_constants_are_in_a_file_beside(tmp_path: Path) -> None:
+def test_large_constants_are_in_a_separate_file(tmp_path: Path) -> None:
     large = np.arange(4096, dtype=np.float32).reshape(64, 64)
     half = np.arange(2048, dtype=jnp.bfloat16)
     medium = np.arange(20, dtype=jnp.bfloat16)
@@ -409,14 +409,14 @@ def test_large_constants_are_in_a_file_beside(tmp_path: Path) -> None:
     assert difference(program, emitted(program)[1]) is None
 
 
-def test_a_module_that_cannot_be_written_leaves_nothing(tmp_path: Path) -> None:
+def test_a_failed_write_leaves_no_files(tmp_path: Path) -> None:
     (tmp_path / "taken.py").mkdir()
     with pytest.raises(OutputError, match="is a folder"):
         write_python(trace(lambda x: x @ np.ones((64, 64)), jnp.ones(64)), tmp_path / "taken.py")
     assert [p.name for p in tmp_path.iterdir()] == ["taken.py"]
 
 
-def test_a_file_without_large_constants_stands_alone(tmp_path: Path) -> None:
+def test_a_file_without_large_constants_is_self_contained(tmp_path: Path) -> None:
     write_python(trace(jnp.sin, X), tmp_path / "sin.py")
     assert [p.name for p in tmp_path.iterdir()] == ["sin.py"]
     run = "import runpy; m = runpy.run_path('sin.py'); print(m['sin'](0.0)); "
@@ -443,7 +443,7 @@ def test_a_rule_calls_its_function_that_captures_an_array(kind, around) -> None:
     np.testing.assert_array_equal(*grads)
 
 
-def test_a_function_that_is_called_like_a_helper_is_given_another_name() -> None:
+def test_a_function_with_the_name_of_a_helper_is_renamed() -> None:
     @jax.jit
     def named(x):
         return jnp.sin(x)
@@ -455,14 +455,14 @@ def test_a_function_that_is_called_like_a_helper_is_given_another_name() -> None
 
 
 @pytest.mark.parametrize("mode", ["reduced", "complete", "raw", "r"])
-def test_a_qr_decomposition_is_that_of_the_library(mode) -> None:
+def test_a_qr_decomposition_is_the_librarys_function(mode) -> None:
     program = trace(lambda x: jax.tree.leaves(jnp.linalg.qr(x, mode=mode)), X)
     source, again = emitted(program)
     assert "jnp.linalg.qr(x" in source and "def qr" not in source
     assert difference(program, again) is None
 
 
-def test_a_qr_decomposition_without_its_call_gives_the_same_values() -> None:
+def test_a_qr_decomposition_without_its_call_returns_the_same_values() -> None:
     program = Inline()(trace(lambda x: tuple(jnp.linalg.qr(x, mode="raw")), X))
     assert [eqn.primitive.name for eqn in program.jaxpr.eqns] == ["geqrf", "transpose"]
     x = jnp.sin(jnp.arange(12.0)).reshape(X.shape)
@@ -470,7 +470,7 @@ def test_a_qr_decomposition_without_its_call_gives_the_same_values() -> None:
         np.testing.assert_array_equal(ours, theirs)
 
 
-# --- trees of classes that a module does not import ----------------------------------------------
+# --- trees with classes that the module does not import -------------------------------------------
 
 Point = namedtuple("Point", "x y")
 State = namedtuple("State", "count moments")
@@ -488,7 +488,7 @@ def test_a_node_of_a_class_is_returned_with_the_structure_of_an_argument() -> No
     assert isinstance(defined(source)(state, 3.0)[0], State)
 
 
-def test_a_node_of_a_class_without_an_argument_like_it_is_a_named_tuple_of_its_fields() -> None:
+def test_a_node_of_a_class_without_such_an_argument_is_a_named_tuple_of_its_fields() -> None:
     def init(x):
         return State(0, OrderedDict(b=Point(x, 2.0), a=None)), Empty()
 
@@ -514,7 +514,7 @@ class Box:
         return cls(*children)
 
 
-def test_leaves_that_no_path_reaches_are_those_of_the_argument() -> None:
+def test_leaves_without_a_path_are_taken_from_the_flat_argument() -> None:
     def function(box, x):
         return Box(box.value + x), Box([x])
 
@@ -525,7 +525,7 @@ def test_leaves_that_no_path_reaches_are_those_of_the_argument() -> None:
     assert other == ([2.0],)
 
 
-def test_what_a_class_holds_that_is_no_array_comes_back_from_the_argument() -> None:
+def test_static_data_of_a_class_come_from_the_argument() -> None:
     box = Box([jnp.sin, jnp.ones(2), "name"])
     program = trace(lambda box: Box([box.value[0], box.value[0](box.value[1]), "name"]), box)
     got = defined(to_python(program))(box)
@@ -533,7 +533,7 @@ def test_what_a_class_holds_that_is_no_array_comes_back_from_the_argument() -> N
     np.testing.assert_array_equal(got.value[1], jnp.sin(jnp.ones(2)))
 
 
-def test_arguments_have_names_whatever_the_program_calls_them() -> None:
+def test_arguments_have_names_whatever_the_names_in_the_program() -> None:
     program = trace(lambda **kw: kw["def"] + kw["np"], **{"def": 1.0, "np": 2.0})
     assert defined(to_python(program))(**{"def": 1.0, "np": 2.0}) == 3.0
     program = trace(lambda *xs, k: xs[0] + xs[1]["a"] * k, 1.0, {"a": 2.0}, k=3.0)
@@ -550,10 +550,10 @@ def test_a_branch_that_depends_on_the_platform() -> None:
     assert difference(program, trace(defined(source), 1.0)) is None
 
 
-# --- plug-ins and refusals ------------------------------------------------------------------------
+# --- plug-ins and errors --------------------------------------------------------------------------
 
 
-def test_a_plug_in_teaches_its_primitive() -> None:
+def test_a_plug_in_adds_a_rule_for_its_primitive() -> None:
     doubled_p = Primitive("test_doubled")
     doubled_p.def_abstract_eval(lambda x: x)
     doubled_p.def_impl(lambda x: x + x)
@@ -568,7 +568,7 @@ def test_a_plug_in_teaches_its_primitive() -> None:
         del python_rules["test_doubled"], jnp.__dict__["test_doubled"]
 
 
-def test_a_proposal_that_says_something_else_is_not_taken() -> None:
+def test_a_rule_with_a_different_result_is_rejected() -> None:
     before = python_rules["sin"]
     try:
         python_rules["sin"] = lambda eqn, x: [call("jnp.cos", x), *before(eqn, x)]
@@ -585,7 +585,7 @@ def test_callbacks_into_live_python_are_refused_with_their_line() -> None:
         to_python(trace(f, X))
 
 
-def test_callbacks_are_written_as_functions_that_raise_if_asked_for() -> None:
+def test_callbacks_are_written_as_functions_that_raise_on_request() -> None:
     def f(x):
         y = jax.pure_callback(np.sin, X, x, vmap_method="sequential")
         jax.debug.callback(lambda v: None, y, ordered=True)
@@ -608,7 +608,7 @@ def test_callbacks_are_written_as_functions_that_raise_if_asked_for() -> None:
         jax.block_until_ready(namespace["f"](jnp.zeros(X.shape)))
 
 
-def test_a_batching_rule_is_written_as_one_that_raises_if_asked_for() -> None:
+def test_a_batching_rule_is_written_as_one_that_raises_on_request() -> None:
     scaled = jax.custom_batching.custom_vmap(lambda a, b: jnp.sin(a) * b)
     scaled.def_vmap(lambda size, batched, a, b: (a, True))
 
@@ -628,7 +628,7 @@ def test_a_batching_rule_is_written_as_one_that_raises_if_asked_for() -> None:
         jax.vmap(again)(jnp.ones((2, 3)))
 
 
-def test_symbolic_dimensions_are_named_only_where_they_are_needed() -> None:
+def test_symbolic_dimensions_are_named_only_where_needed() -> None:
     (n,) = jax.export.symbolic_shape("n")
     rows = jax.ShapeDtypeStruct((n, 4), jnp.float32)
     source = to_python(trace(lambda x: jnp.einsum("ij,kj->ik", jnp.sin(x), x), rows))
@@ -674,7 +674,7 @@ def test_bodies_may_nest_deeply() -> None:
     assert difference(program, again) is None
 
 
-def test_deep_bodies_move_to_the_top_of_the_module(tmp_path: Path) -> None:
+def test_deep_bodies_are_moved_to_the_top_of_the_module(tmp_path: Path) -> None:
     def nested(depth, offset):
         if not depth:
             return lambda x: jnp.sin(x) + offset
@@ -709,7 +709,7 @@ def test_emission_is_deterministic() -> None:
 
 
 def check_form(sources: dict[str, str], folder: Path) -> None:
-    """Raise AssertionError unless ruff would neither reformat a source nor find a fault in it."""
+    """Raise AssertionError if ruff would reformat a source or report a fault in it."""
     ruff = shutil.which("ruff", path=str(Path(sys.executable).parent)) or shutil.which("ruff")
     for name, source in sources.items():
         (folder / f"{name}.py").write_text(source)
@@ -730,7 +730,7 @@ def sources_of(cases: Any) -> dict[str, str]:
     return sources
 
 
-def test_ruff_would_change_nothing(tmp_path: Path) -> None:
+def test_sources_are_formatted_and_pass_ruff(tmp_path: Path) -> None:
     sources = sources_of(harness_programs(40)) | {"settings": to_python(trace(with_settings, X))}
     for file in sample_files():
         sources |= {f"{k}_{file[:-3]}": v for k, v in sources_of(sample_programs(file)).items()}
@@ -739,11 +739,11 @@ def test_ruff_would_change_nothing(tmp_path: Path) -> None:
 
 
 @pytest.mark.sweep
-def test_ruff_would_change_nothing_of_any(tmp_path: Path) -> None:
+def test_all_sources_are_formatted_and_pass_ruff(tmp_path: Path) -> None:
     check_form(sources_of(harness_programs(1)), tmp_path)
 
 
-def test_public_names() -> None:
+def test_only_public_names_are_used() -> None:
     assert jaxprtool.to_python is to_python
     assert jaxprtool.python_rules is python_rules
     assert find(f"{SAMPLES / 'rnn.py'}:encode").trace().name == "encode"
@@ -765,7 +765,7 @@ SCALARS = {
 
 
 @pytest.mark.parametrize("how", SCALARS)
-def test_numbers_of_python_are_taken_for_scalars(how: str) -> None:
+def test_python_numbers_are_accepted_as_scalars(how: str) -> None:
     x, function = np.arange(12, dtype=np.float32).reshape(3, 4), SCALARS[how]
     source = defined(to_python(trace(function, X, jax.ShapeDtypeStruct((), jnp.int32))))
     expected = function(x, jnp.int32(2))
@@ -775,7 +775,7 @@ def test_numbers_of_python_are_taken_for_scalars(how: str) -> None:
 
 @pytest.mark.parametrize("dtype", [jnp.bfloat16, np.dtype("int8"), "float32"])
 @pytest.mark.parametrize("placed", [False, True])
-def test_arrays_that_nothing_fills_are_written(dtype: Any, placed: bool) -> None:
+def test_empty_arrays_are_written(dtype: Any, placed: bool) -> None:
     mesh = jax.make_mesh((1,), ("d",), (jax.sharding.AxisType.Explicit,))
     placement = jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec("d"))
     options = {"out_sharding": placement} if placed else {}
@@ -789,7 +789,7 @@ class Part:
     number: int
 
 
-def test_results_in_a_dict_with_keys_of_a_class_come_in_the_order_of_the_keys() -> None:
+def test_results_in_a_dict_with_keys_of_a_class_are_in_the_order_of_the_keys() -> None:
     def f(x):
         return {Part(2): x, Part(1): 2 * x}, {b"sum": x.sum()}
 
@@ -814,7 +814,7 @@ def test_a_checkified_function_is_written() -> None:
 
 
 @pytest.mark.parametrize("value", ["a\\'b", "\\'", "'", "\\", 'x"y', "a'b\"c", "\n\\'\x00"])
-def test_any_string_is_written_as_itself(value):
+def test_any_string_is_escaped(value):
     assert ast.literal_eval(plain(value)) == value
 
 
@@ -843,7 +843,7 @@ def test_names_and_values_of_metadata_are_data():
     assert written == names
 
 
-def test_a_mesh_of_which_devices_are_missing_is_an_error_and_no_smaller_mesh(monkeypatch) -> None:
+def test_a_mesh_with_missing_devices_is_an_error_not_a_smaller_mesh(monkeypatch) -> None:
     mesh = jax.sharding.Mesh(np.array(jax.devices("cpu")[:2]), ("i",))
     fun = jax.shard_map(jnp.sin, mesh=mesh, in_specs=jax.P("i"), out_specs=jax.P("i"))
     source = to_python(trace(fun, jnp.ones(4)))
@@ -853,7 +853,7 @@ def test_a_mesh_of_which_devices_are_missing_is_an_error_and_no_smaller_mesh(mon
 
 
 def _of_file(file: Path, source: str) -> Any:
-    """The function `net` of a file that is written."""
+    """Return the function `net` of a written file."""
     file.parent.mkdir(parents=True, exist_ok=True)
     file.write_text(source)
     space: dict[str, Any] = {}
@@ -861,7 +861,7 @@ def _of_file(file: Path, source: str) -> Any:
     return space["net"]
 
 
-def test_comments_tell_files_of_one_name_apart(tmp_path, monkeypatch) -> None:
+def test_comments_distinguish_files_of_one_name(tmp_path, monkeypatch) -> None:
     monkeypatch.chdir(tmp_path)
     source = "def net(x):\n    y = x * 2.0\n    return y * y\n"
     policy, value = (_of_file(tmp_path / each / "net.py", source) for each in ("policy", "value"))
@@ -870,7 +870,7 @@ def test_comments_tell_files_of_one_name_apart(tmp_path, monkeypatch) -> None:
     assert "# net, net.py" in to_python(trace(policy, 1.0))
 
 
-def test_comments_name_the_frames_that_are_chosen(tmp_path, monkeypatch) -> None:
+def test_comments_have_the_chosen_frames(tmp_path, monkeypatch) -> None:
     monkeypatch.chdir(tmp_path)
     library = tmp_path / "site-packages" / "lib"
     inner = _of_file(library / "inner.py", "def net(x):\n    y = x * 2.0\n    return y * y\n")
@@ -884,7 +884,7 @@ def test_comments_name_the_frames_that_are_chosen(tmp_path, monkeypatch) -> None
         assert "# net, inner.py\n" in to_python(program)
 
 
-def test_a_ref_that_a_function_closes_over_is_one_of_the_module() -> None:
+def test_a_closed_over_ref_belongs_to_the_module() -> None:
     total = jax.new_ref(jnp.arange(3.0))
 
     def add(x):
@@ -897,7 +897,7 @@ def test_a_ref_that_a_function_closes_over_is_one_of_the_module() -> None:
     assert total[...].sum() == 3
 
 
-def test_numbers_that_a_result_holds_are_written() -> None:
+def test_numbers_in_results_are_written() -> None:
     module = pytest.importorskip("equinox").nn.Dropout(0.25)
     source = to_python(trace(lambda x: (x + 1.0, eqx_scaled(module)), 1.0))
     assert "p=0.5" in source

@@ -1,4 +1,4 @@
-"""Programs with symbolic dimensions as Python: their functions take arrays of any size."""
+"""Programs with symbolic dimensions as Python functions of arrays of any size."""
 
 from __future__ import annotations
 
@@ -149,7 +149,7 @@ def traced(name: str, passes: str = "") -> Program:
 
 
 def arrays(program: Program, **sizes: int) -> Any:
-    """Arguments for a program with these sizes for its symbols."""
+    """Return arguments for a program with these sizes for its symbols."""
     rng = np.random.default_rng(0)
     names = {"floordiv": operator.floordiv, "mod": operator.mod, **sizes}
 
@@ -167,7 +167,7 @@ def arrays(program: Program, **sizes: int) -> Any:
 
 
 def check(program: Program, function: Callable[..., Any]) -> None:
-    """The source traces to the program, and computes what the function does at two sizes."""
+    """Check that the source traces to the program, and agrees with the function at two sizes."""
     source, again = emitted(program)
     assert difference(program, again) is None, source
     for sizes in ({"n": 5, "m": 2, "k": 3}, {"n": 8, "m": 4, "k": 1}):
@@ -176,7 +176,7 @@ def check(program: Program, function: Callable[..., Any]) -> None:
         jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, 1e-5, 1e-5), found, expected)
 
 
-#: Cases that take long, which are tried where there is time.
+#: Slow cases, for the sweep only.
 SLOW = CASES.keys() - {"reshapes", "loops", "nested_functions", "solved_in_turn"}
 
 
@@ -185,14 +185,14 @@ def cases(names: Iterable[str]) -> list[Any]:
 
 
 @pytest.mark.parametrize("name", cases(CASES))
-def test_the_source_is_the_program_at_all_sizes(name: str) -> None:
+def test_the_source_equals_the_program_at_all_sizes(name: str) -> None:
     check(traced(name), CASES[name][0])
 
 
 @pytest.mark.parametrize(
     "name", ["custom_derivatives", pytest.param("attention", marks=pytest.mark.sweep)]
 )
-def test_the_source_of_a_gradient_is_it_at_all_sizes(name: str) -> None:
+def test_the_source_of_a_gradient_equals_it_at_all_sizes(name: str) -> None:
     check(traced(name, "grad"), jax.grad(CASES[name][0]))
 
 
@@ -214,7 +214,7 @@ def f(n, params):  # f32[2*n]
 """)
 
 
-def test_a_function_that_cannot_find_a_symbol_stands_where_it_is_known() -> None:
+def test_a_function_that_cannot_derive_a_symbol_is_local_to_one_that_can() -> None:
     @jax.jit
     def double(x):
         return jnp.broadcast_to(x, (2 * x.shape[0], x.shape[0]))
@@ -232,11 +232,11 @@ def test_a_function_that_cannot_find_a_symbol_stands_where_it_is_known() -> None
     assert "@jax.jit\ndef double(x):  # f32[n]\n    n = x.shape[0]\n" in body[2]
 
 
-def test_a_function_finds_no_symbol_that_it_does_not_mention() -> None:
+def test_a_function_derives_only_its_own_symbols() -> None:
     assert "shape" not in source_of(lambda x, y: (jnp.sin(x), y.sum()), "f32[n], f32[n//2]")
 
 
-def test_symbols_that_no_size_tells_are_refused_with_the_arguments() -> None:
+def test_symbols_that_no_size_determines_are_refused_with_the_arguments() -> None:
     def f(x, y):
         return jnp.arange(y.shape[0]), x
 
@@ -244,7 +244,7 @@ def test_symbols_that_no_size_tells_are_refused_with_the_arguments() -> None:
         source_of(f, "f32[n], f32[n*m]")
 
 
-def test_functions_that_are_called_by_several_are_looked_at_once() -> None:
+def test_functions_with_several_callers_are_visited_once() -> None:
     function = jnp.sin
     for _ in range(40):
         function = jax.jit(lambda x, inner=function: inner(x) + inner(1.5 * x))

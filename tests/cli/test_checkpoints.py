@@ -111,7 +111,7 @@ def test_mistakes_are_one_line_errors(cli, saved, folder, monkeypatch):
     def load(text):
         return cli("run", "spread.py:on_one", "--args", text).err
 
-    assert "'other': the folder is not a checkpoint" in load("load('other')")
+    assert "'other': the folder is not an Orbax checkpoint" in load("load('other')")
     assert "load('out') has no item 'w'" in load("load('out')['w']")
     (folder / "out" / "_METADATA").write_text("{")
     assert "cannot load 'out': the checkpoint is damaged" in load("load('out')")

@@ -251,8 +251,8 @@ def _cut_list(text: str, longest: int) -> str:
     """Return a sentence that ends in a list, without the last items if it is too long."""
     if len(text) <= longest:
         return text
-    whole = text[: longest - len("…")].rpartition(", ")[0]
-    return f"{whole}, …" if whole else _cut(text, longest)
+    end = text.rfind(", ", 0, longest - len("…"))
+    return f"{text[:end]}, …" if end > 0 else _cut(text, longest)
 
 
 # --- functions --------------------------------------------------------------------------------

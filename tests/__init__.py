@@ -1,1 +1,1 @@
-"""The test suite; `tests.programs` gives every test its inputs and its referee."""
+"""The test suite. `tests.programs` has the programs that tests use, and checks of results."""

@@ -1,7 +1,7 @@
-"""How JAX and hypothesis run under the tests: quiet, deterministic, on eight CPU devices.
+"""Configure JAX and hypothesis for tests: quiet, deterministic, on eight CPU devices.
 
-JAX is configured without being imported where that can be had, so that tests of what must not
-import it can run in the same process; hence environment variables and not `jax.config`.
+JAX is configured without importing it where possible, so that tests of code that must not import it
+can run in the same process. Hence environment variables and not `jax.config`.
 """
 
 import gc
@@ -13,16 +13,16 @@ from pathlib import Path
 import pytest
 from hypothesis import HealthCheck, settings
 
-# Tests run on the CPU whatever the machine has; those of other backends ask for them by name.
+# Tests run on the CPU whatever the machine has. Tests of other backends name them explicitly.
 os.environ.setdefault("JAX_PLATFORMS", "cpu")
 os.environ.setdefault("JAX_NUM_CPU_DEVICES", "8")
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
-# A callback that reads its arguments while its own program holds the device would wait for ever.
+# Otherwise, a callback that reads its arguments while its program holds the device would deadlock.
 os.environ.setdefault("JAX_CPU_ENABLE_ASYNC_DISPATCH", "0")
-# Thousands of tiny programs are compiled and each runs once: compile time is all that counts.
+# Thousands of tiny programs are compiled and run once each, so only compile time matters.
 os.environ.setdefault("JAX_DISABLE_MOST_OPTIMIZATIONS", "1")
-# Workers, and runs, share what they compile. JAX's key holds the program, the options and the
-# device, so that what is found is what would be compiled.
+# Workers, and runs, share compilations. JAX's key includes the program, the options and the device,
+# so that a cached program is the one that would be compiled.
 _cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "jaxprtool-tests"
 os.environ.setdefault("JAX_COMPILATION_CACHE_DIR", str(_cache / f"xla-{version('jaxlib')}"))
 os.environ.setdefault("JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS", "0")
@@ -44,28 +44,28 @@ settings.register_profile("sweep", parent=settings.get_profile("default"), max_e
 settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "default"))
 
 
-#: Above so many bytes of resident memory, JAX forgets what it has traced and compiled. Below,
-#: tests find what others before them have compiled.
+#: Above this resident memory in bytes, JAX's caches are cleared. Below, tests reuse compilations of
+#: earlier tests.
 _MOST_MEMORY = 3 * 2**30
 
-#: How often garbage is looked for: JAX traces and lowers by many small objects, few in cycles.
+#: The threshold of garbage collection: JAX's traces make many small objects, few of them in cycles.
 _THRESHOLD = (50_000, 20, 50)
 
 
 @pytest.hookimpl(wrapper=True)
 def pytest_collection():
-    """Collect the tests without looking for garbage, which takes a quarter of the time."""
+    """Collect the tests without garbage collection, which takes a quarter of the time."""
     gc.disable()
     try:
         return (yield)
     finally:
         gc.enable()
         gc.set_threshold(*_THRESHOLD)
-        gc.freeze()  # modules stay: no search for garbage need look at them
+        gc.freeze()  # modules are permanent, so garbage collections can skip them
 
 
 def pytest_runtest_teardown(item, nextitem):
-    """Clear JAX's caches between two files where they have grown large."""
+    """Clear JAX's caches between two files if they have grown large."""
     is_last = nextitem is None or nextitem.path != item.path
     if is_last and "jax" in sys.modules and _resident_bytes() > _MOST_MEMORY:
         sys.modules["jax"].clear_caches()

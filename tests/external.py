@@ -1,6 +1,6 @@
-"""Programs that some tests need, and that not every machine has: Chromium, Graphviz, git.
+"""External programs that some tests need: Chromium, Graphviz, git.
 
-What needs one that is missing is skipped, unless JAXPRTOOL_PROGRAMS=required, as CI has it.
+Tests that need a missing one are skipped, unless JAXPRTOOL_PROGRAMS=required, as in CI.
 """
 
 from __future__ import annotations
@@ -20,6 +20,6 @@ def missing(*programs: str) -> str | None:
 
 
 def needs(*programs: str) -> pytest.MarkDecorator:
-    """Return the mark that skips a test where one of the programs is missing."""
+    """Return the mark that skips a test if one of the programs is missing."""
     reason = missing(*programs)
     return pytest.mark.skipif(reason is not None, reason=str(reason))

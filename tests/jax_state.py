@@ -1,4 +1,4 @@
-"""What JAX's modules hold, tables, switches and caches included, to compare before with after."""
+"""The state of JAX's modules, including tables, config and caches, for comparisons."""
 
 from __future__ import annotations
 
@@ -9,15 +9,15 @@ from typing import Any
 
 import jax
 
-#: A value, and what it is compared by, by where it is: module, name, and key of a table.
+#: A value, and its comparison key, by location: module, name, and key of a table.
 State = dict[tuple[Any, ...], tuple[Any, Any]]
 
 
 def jax_state() -> State:
-    """Return what the modules of JAX that are imported hold, and how JAX is configured."""
+    """Return the state of the imported modules of JAX, and JAX's configuration."""
     found: State = {}
     for module_name, module in list(sys.modules.items()):
-        # Whether JAX has looked for its persistent cache changes whenever JAX compiles.
+        # This flag changes at JAX's first compilation.
         if module_name.partition(".")[0] == "jax" and "compilation_cache" not in module_name:
             for name, value in list(vars(module).items()):
                 if not isinstance(value, ModuleType) and not name.startswith("__"):
@@ -28,7 +28,7 @@ def jax_state() -> State:
 
 
 def caches() -> State:
-    """Return how many entries the caches of JAX's modules have, but that of names of dtypes."""
+    """Return the number of entries in the caches of JAX's modules, except that of dtype names."""
     return {
         (module, name): (value, value.cache_info().currsize)
         for (module, name, *rest), (value, _) in jax_state().items()
@@ -48,7 +48,7 @@ def _entries(where: tuple[Any, ...], value: Any) -> Iterator[tuple[tuple[Any, ..
 
 
 class _Key:
-    """A key of a table: equal to another if it is the same object, or the same plain value."""
+    """A table key that is equal to the same object or the same plain value."""
 
     def __init__(self, key: Any):
         self.key = key
@@ -65,10 +65,10 @@ class _Key:
 
 
 def changed(before: State, after: State) -> list[str]:
-    """Return what is another thing afterwards, is gone, or has been added for a key of JAX's own.
+    """Return the entries that were changed, removed, or added with a key of JAX's own.
 
-    Rows for keys that are not JAX's, such as our own primitives and classes, may be added, and what
-    JAX's own modules add when they are imported.
+    Rows with other keys, such as our own primitives and classes, may be added, and so may those
+    that JAX's own modules add on import.
     """
     keys = {key for key in before if len(key) > 2}
     jaxs = {part for key in keys for part in key[2:]}

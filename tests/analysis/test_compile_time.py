@@ -1,4 +1,4 @@
-"""The estimate of compile time counts different kernels, as XLA does."""
+"""The estimate of compile time counts distinct kernels, as XLA does."""
 
 import jax
 import jax.numpy as jnp
@@ -11,7 +11,7 @@ from jaxprtool.execute.running.compile_profile import compile_profile
 
 
 def layers(count):
-    """The gradient of equal layers."""
+    """Return the gradient of equal layers."""
 
     def loss(weights, x):
         for w in weights:
@@ -23,7 +23,7 @@ def layers(count):
 
 
 def recurrence(count):
-    """The gradient of steps over the rows of an array, whose positions are constants."""
+    """Return the gradient of steps over the rows of an array, at constant positions."""
 
     def loss(w, xs):
         h = jnp.zeros(w.shape[0])
@@ -62,7 +62,7 @@ def test_stacks_and_rows_of_a_loop_are_kernels_too():
     assert compile_estimate(program).seconds < compile_estimate(program.apply("roll")).seconds
 
 
-def test_literals_and_parameters_make_kernels_different():
+def test_literals_and_parameters_distinguish_kernels():
     def scaled(*factors):
         return jaxprtool.trace(lambda x: [jnp.sort(x) * f + 1 for f in factors], jnp.ones(4))
 
@@ -83,7 +83,7 @@ def test_the_kernels_are_those_that_xla_compiles():
     assert compiled == pytest.approx(compile_estimate(program).different, rel=0.3)
 
 
-def test_draws_of_random_bits_count_where_they_are_slow_to_compile(monkeypatch):
+def test_random_bits_count_where_they_are_slow_to_compile(monkeypatch):
     def noisy(key, x):
         return jnp.sin(x) + jax.random.normal(key, x.shape)
 

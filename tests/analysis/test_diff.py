@@ -1,4 +1,4 @@
-"""In what two programs differ: the verdict, and hunks with the user's lines."""
+"""The difference of two programs: the verdict, and hunks with the user's lines."""
 
 import jax
 import jax.numpy as jnp
@@ -18,7 +18,7 @@ def traced(fun, *args):
 
 
 def lines(p, q):
-    """The verdict, and the primitives of what was removed, added and changed."""
+    """Return the verdict, and the primitives of removed, added and changed equations."""
     found = jaxprtool.diff(p, q)
     kinds = found.removed, found.added, found.changed
     names = (" ".join(each.equation.primitive.name for each in kind) for kind in kinds)
@@ -83,7 +83,7 @@ def test_a_program_is_equivalent_to_itself_traced_again_and_read_from_a_file(fun
         (lambda a: (jnp.sin(a), jnp.cos(a)), lambda a: (jnp.cos(a), jnp.sin(a)), ("different",)),
     ],
 )
-def test_verdicts(before, after, found):
+def test_verdicts_of_pairs_of_programs(before, after, found):
     p, q = traced(before), traced(after)
     verdict = jaxprtool.diff(p, q).verdict
     assert verdict == found[0] == jaxprtool.diff(q, p).verdict
@@ -105,14 +105,14 @@ def test_verdicts(before, after, found):
             lambda a: lax.cond(a[0] > 0, jnp.sin, jnp.tan, a),
             "cos tan",
         ),
-        # The bodies of two calls are compared, of whatever kind these are.
+        # The bodies of two calls are compared, whatever their kinds.
         (
             lambda a: jax.jit(chain(3))(a) * a,
             lambda a: jax.checkpoint(chain(3, (1,)))(a) * a,
             "jit remat2",
         ),
         (lambda a: jax.nn.relu(a) * 2, lambda a: jax.nn.silu(a) * 2, "custom_jvp_call jit"),
-        # Nothing is between the same equations here.
+        # There is nothing between the same equations here.
         (lambda a: jnp.sin(a) * 2, lambda a: 2 * (a + a[0]), ""),
         (lambda a: jnp.exp(a[:3]) @ a[3:], lambda a: a[:3] @ jnp.sin(a[3:]), ""),
     ],
@@ -128,7 +128,7 @@ def test_another_primitive_between_the_same_equations_is_a_changed_equation(befo
         assert ", ".join(changed) == found
 
 
-def test_dtypes():
+def test_changed_dtypes():
     half = x.astype(jnp.bfloat16)
 
     def fun(a, b):
@@ -139,11 +139,11 @@ def test_dtypes():
     cast = traced(lambda a, b: fun(a.astype(jnp.bfloat16), b.astype(jnp.bfloat16)), x, x)
     found = jaxprtool.diff(single, cast)
     assert found.verdict == "same up to dtypes" and len(found.added) == 2
-    # What follows from the casts alone is not listed.
+    # Consequences of the casts are not listed.
     assert not found.removed and not found.changed and len(found.retyped) > 2
 
 
-def test_order_makes_no_difference_but_that_of_effects_does():
+def test_only_the_order_of_effects_makes_a_difference():
     def fun(a):
         b, c = jnp.sin(a), jnp.cos(a)
         return b * c
@@ -169,13 +169,13 @@ def test_order_makes_no_difference_but_that_of_effects_does():
 
 
 @pytest.mark.parametrize("extra", [(0,), (7,), (19,), (3, 9), (2, 9, 16)])
-def test_what_is_inserted_in_a_chain_is_found_alone(extra):
+def test_an_insertion_in_a_chain_is_the_only_difference(extra):
     found = jaxprtool.diff(traced(chain(20)), traced(chain(20, extra)))
     assert [[line.kind for line in hunk.lines] for hunk in found.hunks] == [["added"]] * len(extra)
     assert {line.equation.primitive.name for line in found.added} == {"add"}
 
 
-def test_arguments_are_matched_by_name_if_there_are_others():
+def test_arguments_are_matched_by_name_if_their_number_differs():
     def fun(params):
         return jnp.tanh(params["b"]) @ params["c"]
 
@@ -191,7 +191,7 @@ def test_arguments_are_matched_by_name_if_there_are_others():
     assert jaxprtool.diff(p, traced(fun, {"b": x[:3], "c": x[:3]})).verdict == "different"
 
 
-def test_lines_have_a_place_and_hunks_a_path():
+def test_lines_have_a_location_and_hunks_a_path():
     def inner(c, row):
         return jnp.tanh(c * 3.0) + row
 
@@ -205,7 +205,7 @@ def test_lines_have_a_place_and_hunks_a_path():
     assert found.before.equations == found.after.equations and found.after.work.flops > 0
 
 
-def test_equations_that_moved_out_of_a_call_or_into_one_are_not_removed_and_added():
+def test_equations_moved_out_of_or_into_a_call_are_not_removed_and_added():
     def plain(a):
         b = jnp.sin(a) * 2.0
         return jnp.where(b > 0, b, -jnp.inf).sum()
@@ -216,15 +216,15 @@ def test_equations_that_moved_out_of_a_call_or_into_one_are_not_removed_and_adde
         found = jaxprtool.diff(p, q)
         assert not found.removed and not found.added and found.verdict == "different"
         assert {d.name for line in found.changed for d in line.differences} == {how}
-    # What else has changed in a call that moved is still found.
+    # Other changes in a call that moved are still found.
     other = traced(lambda a: jax.nn.softmax(plain(a) + jnp.cos(a)))
     found = jaxprtool.diff(program, other)
     assert [line.equation.primitive.name for line in found.added] == ["cos"] and not found.removed
 
 
-def test_what_is_in_a_jitted_function_of_a_library_has_the_line_that_calls_it():
+def test_equations_in_a_jitted_library_function_have_the_line_of_its_call():
     for order in (1, 3):
-        jnp.linalg.norm(x, order)  # what JAX keeps of this has no line of ours
+        jnp.linalg.norm(x, order)  # JAX's cached trace of this has no line of ours
     p, q = (jaxprtool.trace(lambda a, n=n: jnp.linalg.norm(a, n), x) for n in (1, 3))
     found = jaxprtool.diff(p, q)
     assert {line.equation.primitive.name for line in found.added} == {"pow"}
@@ -233,7 +233,7 @@ def test_what_is_in_a_jitted_function_of_a_library_has_the_line_that_calls_it():
         assert line.kind != "changed" or "test_diff.py:" in line.source_before
 
 
-def test_a_program_that_is_one_call_is_compared_with_its_inlined_form():
+def test_a_single_call_is_compared_with_its_inlined_form():
     table = jnp.asarray(range(6), "float32")
 
     @jax.jit
@@ -242,7 +242,7 @@ def test_a_program_that_is_one_call_is_compared_with_its_inlined_form():
 
     @jax.jit
     def outer(a):
-        n, b, c = inner(jnp.sin(a), 2.0, a)  # of literals, and with one as its result
+        n, b, c = inner(jnp.sin(a), 2.0, a)  # with literals, and with one as its result
         return jnp.exp(b) * n + jnp.cos(c)
 
     def fun(a):
@@ -259,14 +259,14 @@ def test_a_program_that_is_one_call_is_compared_with_its_inlined_form():
     assert not {"sin", "exp", "cos"} & {line.equation.primitive.name for line in found.lines[:]}
 
 
-def test_a_constant_of_another_value_in_a_call_that_moved_is_found():
+def test_a_constant_with_another_value_in_a_moved_call_is_found():
     p = traced(lambda a: jax.jit(lambda a: jnp.sin(jnp.cos(a)) * x)(a))
     found = jaxprtool.diff(p, traced(lambda a: jnp.sin(jnp.cos(a)) * other))
     assert "outlined" not in str(found.lines) and not found.is_equivalent
     assert any(d.part == "constant" for line in found.changed for d in line.differences)
 
 
-def test_what_gives_an_operand_to_equations_that_moved_out_of_a_call():
+def test_producers_of_operands_of_moved_equations_are_matched():
     p = traced(lambda a: jax.nn.silu(a) + 0.5 * jnp.cos(a))
     q = traced(lambda a: a * (0.5 * (1 + jnp.tanh(a))) + jnp.cos(a))
     for before, after in ((p, q), (q, p)):
@@ -275,7 +275,7 @@ def test_what_gives_an_operand_to_equations_that_moved_out_of_a_call():
         assert {"logistic"} in (set(removed.split()), set(added.split()))
 
 
-def test_what_a_call_has_for_each_operand_differs_only_if_it_is_another():
+def test_operands_of_a_call_differ_only_if_their_values_do():
     def with_arguments(count):
         jitted = jax.jit(lambda *args: jnp.sin(args[-1]) * len(args))
         return traced(lambda a: jitted(*[a] * count))
@@ -295,7 +295,7 @@ def counted(a, k=0.0):
     return lax.scan(step, (a, 0, 0.0), rows)
 
 
-def test_a_loop_that_gives_fewer_values_is_the_same_loop():
+def test_a_loop_with_fewer_results_is_the_same_loop():
     def fun(a):
         (_, _, number), sums = counted(a)
         return number, sums
@@ -311,7 +311,7 @@ def test_a_loop_that_gives_fewer_values_is_the_same_loop():
     assert {d.after for d in line.differences if d.part != "parameter"} == {None}
 
 
-def test_a_loop_that_takes_more_values_reads_the_others_as_before():
+def test_a_loop_with_more_operands_reads_the_others_as_before():
     p = traced(lambda a, k: counted(a, k), x, 1.0)
     found = jaxprtool.diff(p, p.apply("hoist"))
     (line,) = found.changed
@@ -320,7 +320,7 @@ def test_a_loop_that_takes_more_values_reads_the_others_as_before():
     assert all(d.before is None or d.after is None for d in operands)
 
 
-def test_the_bodies_of_a_while_are_each_given_their_own_operands():
+def test_the_bodies_of_a_while_have_their_own_operands():
     def fun(most, a):
         def step(carry):
             return carry * jnp.sin(a) + jnp.cos(a) * a
@@ -333,7 +333,7 @@ def test_the_bodies_of_a_while_are_each_given_their_own_operands():
     assert lines(p.apply("hoist"), p) == ("different", moved, moved, "while")
 
 
-def test_a_weak_type_is_marked_where_it_is_the_difference():
+def test_a_weak_type_is_marked_if_it_is_the_difference():
     fun = lambda x, s: x * s  # noqa: E731
     weak, strong = (traced(fun, jnp.ones(3), s) for s in (1.0, jnp.float32(1)))
     (change,) = jaxprtool.diff(weak, strong).border

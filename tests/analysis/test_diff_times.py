@@ -1,4 +1,4 @@
-"""The time of a hunk is that of its lines, in both programs, however they correspond."""
+"""The time of a hunk is that of its lines, in both programs."""
 
 import jax
 import jax.numpy as jnp
@@ -17,13 +17,13 @@ SPLIT = {2}
 
 
 def name(program, function, at):
-    """The name of a line of a function in this file."""
+    """Return the name of a line of a function in this file."""
     file = frames_now(program.roots).path(__file__)
     return f"{file}:{function.__code__.co_firstlineno + at}"
 
 
 def profile(program, function, times):
-    """A profile in which lines of this file take some seconds, and 1 second has no line."""
+    """Return a profile in which lines of this file take some seconds, and 1 second has no line."""
     lines = tuple(
         TimedLine(name(program, function, at), each, 0.0, 1.0, each, 0.0, 0.0, at in SPLIT)
         for at, each in times.items()

@@ -1,4 +1,4 @@
-"""What stops a gradient: zero where JAX's is, and the operations by name."""
+"""The operations that stop a gradient are named; gradients are zero where JAX's are."""
 
 import jax
 import jax.numpy as jnp
@@ -86,7 +86,7 @@ GOES_ON = {
 
 
 @pytest.mark.parametrize("name", STOPPED)
-def test_what_stops_every_path_is_named(name):
+def test_operations_that_stop_every_path_are_named(name):
     fun, stops = STOPPED[name]
     flow = gradient_flow(jaxprtool.trace(fun, w, x), [0])
     assert not np.any(jax.grad(fun)(w, x))
@@ -96,7 +96,7 @@ def test_what_stops_every_path_is_named(name):
 
 
 @pytest.mark.parametrize("name", GOES_ON)
-def test_a_gradient_that_is_not_zero_goes_on(name):
+def test_a_non_zero_gradient_is_not_stopped(name):
     fun, stops = GOES_ON[name]
     flow = gradient_flow(jaxprtool.trace(fun, w, x), [0])
     assert np.any(jax.grad(fun)(w, x))
@@ -109,8 +109,8 @@ def test_an_integer_has_no_gradient():
     assert flow.type == "i32[]" and not flow.zero
 
 
-def test_a_primitive_with_a_derivative_of_its_own_is_named():
-    # In JAX 0.12 one of expm's is a primitive of a class, which holds no jaxpr to be named by.
+def test_a_primitive_with_a_custom_derivative_is_named():
+    # In JAX 0.12 one of expm's is a primitive of a class, which has no jaxpr to get a name from.
     program = jaxprtool.trace(lambda w: jax.scipy.linalg.expm(w).sum(), jnp.ones((4, 4)))
     flow = gradient_flow(program, [0])
     assert flow.reached == ("result",) and "floor" in {stop.primitive for stop in flow.stops}

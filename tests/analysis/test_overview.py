@@ -1,4 +1,4 @@
-"""What a program is at first sight: counts as `stats` has them, grouped as the user knows them."""
+"""The overview of a program: the counts of `stats`, grouped by the user's names."""
 
 import jax
 import jax.numpy as jnp
@@ -26,13 +26,13 @@ def found(fun=model, *args):
     return overview(jaxprtool.trace(fun, *(args or (PARAMS, jnp.zeros(5, jnp.int32)))))
 
 
-def test_arguments_and_results_are_grouped_by_what_the_user_calls_them():
+def test_arguments_and_results_are_grouped_by_the_users_names():
     groups = [(each.name, each.values, each.bytes, each.type) for each in found().arguments]
     assert groups == [("params", 3, 48 + 36 + 36, None), ("tokens", 1, 20, "i32[5]")]
     assert [each.name for each in found().outputs] == ["result['n']", "result['x']"]
 
 
-def test_one_pytree_is_told_by_what_it_is_made_of():
+def test_a_single_pytree_is_described_by_its_contents():
     groups = found(lambda params: model(params, jnp.zeros(5, jnp.int32)), PARAMS).arguments
     assert [(each.name, each.values) for each in groups] == [
         ("params['embedding']", 1),
@@ -40,12 +40,12 @@ def test_one_pytree_is_told_by_what_it_is_made_of():
     ]
 
 
-def test_a_list_of_many_is_not_taken_apart():
+def test_a_long_list_is_not_expanded():
     (group,) = found(lambda xs: sum(xs), [jnp.ones(3)] * 20).arguments
     assert (group.name, group.values, group.bytes) == ("xs", 20, 240)
 
 
-def test_a_body_counts_at_each_call_and_those_within_it_too():
+def test_a_body_counts_at_each_call_including_nested_ones():
     def twice(x):
         return dense(PARAMS["layers"][0]["w"], dense(PARAMS["layers"][0]["w"], x))
 
@@ -64,6 +64,6 @@ def test_lines_add_up_to_the_equations_of_the_program():
     assert [number for _, number in lines] == sorted((n for _, n in lines), reverse=True)
 
 
-def test_a_program_of_nothing_has_nothing_to_tell():
+def test_an_empty_program_has_an_empty_overview():
     nothing = overview(jaxprtool.trace(lambda: ()))
     assert nothing.arguments == nothing.outputs == nothing.bodies == nothing.lines == ()

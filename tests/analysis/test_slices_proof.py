@@ -1,8 +1,8 @@
 """Slices of JAX's own test programs, of random programs and of the samples.
 
-The slice back from a result is what dce leaves for that result alone; other arguments may have any
-values; the slices forward from arguments say the same as those back from results; and a path leads
-from an argument to a result if and only if these are in a slice.
+The backward slice of a result is what dce leaves for that result; other arguments may have any
+values. The forward slices of arguments agree with the backward slices of results. A path leads from
+an argument to a result if and only if these are in a slice.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from tests.sweep.parts import Part
 
 CHUNKS = 4
 
-#: So many results of a program are looked at.
+#: The maximum number of results to check per program.
 MOST = 3
 
 
@@ -67,14 +67,14 @@ def _outcomes(case: Case):
 
 
 def _is_exact(program) -> bool | None:
-    """Whether dce leaves just what a result needs; None if bodies of unknown kinds are cut."""
+    """Return if dce leaves exactly the slice; None if bodies of unknown kinds are sliced."""
     top = jaxcompat.open_jaxpr(program.jaxpr)
     exact = not without_ref_writes(lasting_effects(program.jaxpr))
     for eqn in equations(top):
         held = regions(eqn)
         if held is None and bodies(eqn):
             return None
-        # A user's rule may read what the body does not; JAX's own rules keep what is freed.
+        # A user's rule may read more than the body; JAX's own rules keep freed values.
         exact &= not (held is not None and held.edges.has_rule)
         exact &= eqn.primitive not in jaxcompat.jax_dce_rules or held is not None
     return exact
@@ -85,7 +85,7 @@ def _leaves(top) -> set[int]:
 
 
 def _prove_independent(program, values, result, needed) -> None:
-    """A result stays the same to the last bit whatever it does not depend on."""
+    """Check that a result is bitwise unchanged by all arguments it does not depend on."""
     others = [v if flag else _other(v) for v, flag in zip(values, needed, strict=True)]
     before, after = (evaluate(program.jaxpr, args)[result] for args in (values, others))
     if jnp.issubdtype(jnp.asarray(before).dtype, jax.dtypes.prng_key):
@@ -94,7 +94,7 @@ def _prove_independent(program, values, result, needed) -> None:
 
 
 def _other(value):
-    """Return zeros; ones in place of zeros."""
+    """Return zeros, or ones in place of zeros."""
     if isinstance(value, jax.Array) and jnp.issubdtype(value.dtype, jax.dtypes.prng_key):
         return jax.random.clone(jax.random.split(value.ravel()[0], value.shape))
     zeros = jnp.zeros_like(value)
@@ -102,19 +102,19 @@ def _other(value):
 
 
 @pytest.mark.parametrize("chunk", range(CHUNKS))
-def test_a_share_of_the_harnesses(chunk):
+def test_slices_of_some_harnesses(chunk):
     cases = enumerate(harness_programs(20)[chunk::CHUNKS])
     outcomes = prove_all(cases, prove_slices)
     assert outcomes.total() > 80
 
 
-def test_random_programs():
+def test_slices_of_random_programs():
     outcomes = prove_corpus(25, prove_slices)
     assert outcomes["as dce, others replaced"] > 2
 
 
 @pytest.mark.parametrize("file", share(sample_files()))
-def test_samples(file):
+def test_slices_of_samples(file):
     for case in sample_programs(file):
         assert prove_slices(0, case)
 

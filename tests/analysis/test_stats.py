@@ -1,4 +1,4 @@
-"""What stats counts, and where."""
+"""The counts of stats, and their locations."""
 
 import jax
 import jax.numpy as jnp

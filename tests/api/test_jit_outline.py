@@ -1,7 +1,7 @@
-"""`jaxprtool.jit(fun, passes="outline")` under and over JAX's transformations, and as JAX's jit is.
+"""`jaxprtool.jit(fun, passes="outline")` composes with JAX's transformations like `jax.jit`.
 
-What a call of a repeated layer becomes for XLA is tested with the marks (`tests/jaxcompat`), which
-segments are taken with the pass.
+`tests/jaxcompat` tests how XLA treats the marked calls, and the tests of the pass which segments
+are outlined.
 """
 
 import functools
@@ -47,14 +47,14 @@ def params(count: int = DEPTH) -> list[dict[str, Any]]:
 
 
 X = arrays(8, 4)
-#: Programs as small as these gain nothing, and are outlined because it is said from what size on.
+#: These programs are small, so the minimum size is given explicitly.
 OUTLINE = "outline(equations=8)"
 
 outlined = jaxprtool.jit(loss, passes=OUTLINE)
 
 
 def calls(lowered: Any) -> tuple[int, int]:
-    """How many functions a lowered program calls as units, and how often."""
+    """Return the number of functions that a lowered program calls as units, and of the calls."""
     called = re.findall(r"call @(\w+)\(.*?\) \{.*compilation_unit", lowered.as_text())
     return len(set(called)), len(called)
 
@@ -80,7 +80,7 @@ TRANSFORMED: dict[str, Callable[[Callable], Callable]] = {
 
 @pytest.mark.parametrize("order", ["under", "over"])
 @pytest.mark.parametrize("name", TRANSFORMED)
-def test_transformations(name: str, order: str) -> None:
+def test_transformations_of_an_outlined_function(name: str, order: str) -> None:
     transform = TRANSFORMED[name]
     x = np.stack([X, X / 2]) if name == "vmap" else X
     if order == "under":
@@ -94,7 +94,7 @@ def test_transformations(name: str, order: str) -> None:
     assert_close(lowered.compile()(params(), x), jax.jit(transform(loss))(params(), x))
 
 
-def test_aot() -> None:
+def test_ahead_of_time_compilation() -> None:
     traced = outlined.trace(params(), jax.ShapeDtypeStruct(X.shape, "float32"))
     assert sum(eqn.primitive.name == "jit" for eqn in traced.jaxpr.eqns) == DEPTH
     lowered = traced.lower()
@@ -117,7 +117,7 @@ def test_donated_arguments_are_reused() -> None:
     assert all(leaf.is_deleted() for leaf in jax.tree.leaves(state))
 
 
-def test_static_arguments_make_programs_of_their_own() -> None:
+def test_static_arguments_make_separate_programs() -> None:
     def fun(x: Any, depth: int, power: int = 2) -> Any:
         for p in params(depth):
             x = layer(x, p)
@@ -129,7 +129,7 @@ def test_static_arguments_make_programs_of_their_own() -> None:
         assert_close(jitted(X, depth, power=power), fun(X, depth, power))
 
 
-def test_the_persistent_cache_holds_what_is_compiled(tmp_path) -> None:
+def test_the_persistent_cache_stores_compilations(tmp_path) -> None:
     events: list[str] = []
 
     def listen(event: str, **_: Any) -> None:
@@ -163,7 +163,7 @@ def use_cache(directory: str | None) -> None:
 
 
 @pytest.mark.parametrize("kind", [AxisType.Auto, AxisType.Explicit])
-def test_shardings_stay_what_they_are(kind: AxisType) -> None:
+def test_shardings_are_kept(kind: AxisType) -> None:
     mesh = jax.make_mesh((2,), ("d",), axis_types=(kind,))
 
     with jax.set_mesh(mesh):
@@ -175,7 +175,7 @@ def test_shardings_stay_what_they_are(kind: AxisType) -> None:
     assert_close(np.asarray(found), np.asarray(expected))
 
 
-def test_asked_shardings_are_given() -> None:
+def test_requested_shardings_are_used() -> None:
     mesh = jax.make_mesh((2,), ("d",), axis_types=(AxisType.Auto,))
     rows, columns = (NamedSharding(mesh, spec) for spec in (P("d"), P(None, "d")))
     fun = jaxprtool.jit(blocks, passes=OUTLINE, in_shardings=(None, rows), out_shardings=columns)

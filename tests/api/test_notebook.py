@@ -30,7 +30,7 @@ def shown(shell, monkeypatch, tmp_path):
     return found
 
 
-def test_a_cell_is_run_and_what_it_compiled_is_shown(shell, shown):
+def test_a_cell_is_run_and_its_compilations_are_shown(shell, shown):
     shell.run_cell_magic(
         "record", "-o here --calls", "import jax\nf = jax.jit(lambda x: x + 1)\nvalue = f(1.0)"
     )
@@ -41,7 +41,7 @@ def test_a_cell_is_run_and_what_it_compiled_is_shown(shell, shown):
     assert Path("here/index.html").exists()
 
 
-def test_what_a_cell_raises_is_raised_after_the_table(shell, shown):
+def test_an_error_in_a_cell_is_raised_after_the_table(shell, shown):
     with pytest.raises(ZeroDivisionError):
         shell.run_cell_magic("record", "", "import jax\njax.jit(lambda x: x)(1.0)\n1 / 0")
     assert len(shown) == 1
@@ -57,7 +57,7 @@ def test_an_error_of_a_cell_is_shown_once_and_ends_it(shell, shown, capsys):
     assert len(read_run("run").compilations) == 2
 
 
-def test_a_recorded_cell_has_no_command_and_ends_by_itself(shell, shown):
+def test_a_recorded_cell_needs_no_command_and_ends_on_its_own(shell, shown):
     shell.run_cell("1 / 0")
     shell.run_cell(CELL).raise_error()
     run = read_run("run")

@@ -32,9 +32,7 @@ RESULTS = {
 
 
 @pytest.mark.parametrize("name", RESULTS)
-def test_a_result_prints_as_its_command_does_and_is_a_table_in_a_notebook(
-    program, name, monkeypatch
-):
+def test_a_result_prints_like_its_command_and_is_a_table_in_a_notebook(program, name, monkeypatch):
     monkeypatch.setenv("COLUMNS", "80")
     function, said = RESULTS[name]
     found = function(program)

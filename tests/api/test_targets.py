@@ -1,4 +1,4 @@
-"""A TARGET is a function, a program in a file, or one on stdin; arguments fit what it takes."""
+"""A TARGET is a function, or a program in a file or on stdin; arguments match its types."""
 
 import io
 import os
@@ -37,7 +37,7 @@ def file(program, tmp_path):
     return path
 
 
-def test_a_program_file_is_a_target_with_arguments_of_its_own_types(program, file):
+def test_a_program_file_is_a_target_with_its_own_argument_types(program, file):
     entry = find(file)
     assert isinstance(entry, ProgramEntry)
     assert jaxprtool.equivalent(entry.trace(), program)
@@ -61,7 +61,7 @@ def test_a_device_as_stdin_is_refused_at_once(monkeypatch):
             find("-")
 
 
-def test_a_program_file_is_known_by_its_first_line_whatever_its_name(file, program, tmp_path):
+def test_a_program_file_is_recognized_by_its_first_line(file, program, tmp_path):
     renamed = tmp_path / "program.txt"
     (tmp_path / "scaled.jaxpr").rename(renamed)
     assert jaxprtool.equivalent(find(str(renamed)).trace(), program)
@@ -86,7 +86,7 @@ def test_an_exported_artifact_is_a_target(program, tmp_path):
         ("empty", b"", "'empty' is neither a program"),
     ],
 )
-def test_a_file_that_holds_no_program_is_refused(name, data, message, tmp_path, monkeypatch):
+def test_a_file_without_a_program_is_refused(name, data, message, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     if data is not None:
         (tmp_path / name).write_bytes(data)
@@ -102,7 +102,7 @@ def test_options_for_functions_are_refused_for_a_program(file, options):
         find(file, **options)
 
 
-def test_a_program_of_64_bits_asks_for_them(tmp_path):
+def test_a_program_of_64_bits_needs_x64(tmp_path):
     path = str(tmp_path / "wide.jaxpr")
     with jax.enable_x64(True):
         wide = jaxprtool.trace(
@@ -118,7 +118,7 @@ def test_a_program_of_64_bits_asks_for_them(tmp_path):
 # --- arguments --------------------------------------------------------------------------------
 
 
-def test_arguments_that_fit_are_given_flat(file):
+def test_matching_arguments_are_flattened(file):
     entry = find(file, "{'w': ones(f32[3])}, f32[3], factor=4")
     w, x, factor = entry.arguments()
     assert isinstance(x, jax.ShapeDtypeStruct)
@@ -141,12 +141,12 @@ def test_arguments_that_fit_are_given_flat(file):
         ("{'w': f32[3]}, f32[3], factor=static(1)", "factor must be an array, not 1"),
     ],
 )
-def test_arguments_that_do_not_fit_are_refused(file, args, message):
+def test_mismatched_arguments_are_refused(file, args, message):
     with pytest.raises(ArgumentsError, match=message):
         find(file, args)
 
 
-def test_any_container_will_do_in_place_of_one_of_a_custom_type(tmp_path):
+def test_any_container_can_replace_a_custom_type(tmp_path):
     path = str(tmp_path / "pair.jaxpr")
     jaxprtool.write(jaxprtool.trace(lambda p: p.first + p.second, Pair(1.0, 2.0)), path)
     read = jaxprtool.read(path)
@@ -178,7 +178,7 @@ def test_any_container_will_do_in_place_of_one_of_a_custom_type(tmp_path):
         (np.array(None), jnp.bfloat16, False),
     ],
 )
-def test_a_python_scalar_stands_for_values_of_its_kind_and_wider_ones(value, dtype, fits):
+def test_a_python_scalar_matches_its_kind_and_wider_ones(value, dtype, fits):
     program = jaxprtool.trace(lambda x: x, jax.ShapeDtypeStruct((), dtype))
     if not fits:
         with pytest.raises(ArgumentsError, match="argument 'x' is"):
@@ -219,7 +219,7 @@ def many_file(tmp_path):
 
 @pytest.fixture
 def arrays(tmp_path, monkeypatch):
-    """What `params.npz` has, in the current folder: bfloat16 and keys as NumPy can save them."""
+    """Return the arrays of `params.npz`, written to the current folder as NumPy saves them."""
     monkeypatch.chdir(tmp_path)
     values = np.ones(3, np.float32), np.float32(2), np.array([0.5, np.nan, -3.0], np.float32)
     found = dict(zip(NAMES, (*values, np.array([3, 4], np.uint32)), strict=True))
@@ -230,9 +230,7 @@ def arrays(tmp_path, monkeypatch):
 CALL = "load('params.npz'), ones(f32[3]), scale={'a': {'b': 2.0}}"
 
 
-def test_arrays_by_name_from_a_file_fit_the_structure_that_their_names_lead_through(
-    many_file, arrays
-):
+def test_arrays_of_a_file_match_a_structure_by_their_path_names(many_file, arrays):
     entry = find(many_file, CALL)
     leaves = dict(zip(entry.program.arg_names, entry.arguments(), strict=True))
     assert np.array_equal(leaves["params['first'].w"], np.ones(3))
@@ -249,7 +247,7 @@ def test_arrays_by_name_may_be_any_argument(many_file, arrays):
     assert entry.arguments()[-1] == 5
 
 
-def test_a_flat_dict_is_a_flat_dict_where_that_is_what_is_taken(tmp_path):
+def test_a_flat_dict_stays_flat_if_the_function_takes_one(tmp_path):
     program = jaxprtool.trace(lambda p: p["a/b"] + p["c"], {"a/b": 1.0, "c": 2.0})
     values = {"c": np.float32(1), "a/b": np.float32(2)}
     assert fitted(program, (values,), {}) == (2, 1)
@@ -271,7 +269,7 @@ def test_a_flat_dict_is_a_flat_dict_where_that_is_what_is_taken(tmp_path):
         ({"rest/0/w/0": np.full(3, 0.1, np.float32)}, r"is f32\[3\], .* takes bf16\[3\]", None),
     ],
 )
-def test_arrays_whose_names_do_not_fit_are_named(many_file, arrays, changes, message, hint):
+def test_arrays_with_unknown_names_are_reported(many_file, arrays, changes, message, hint):
     changed = {name: value for name, value in (arrays | changes).items() if value is not None}
     np.savez("params.npz", **changed)
     with pytest.raises(ArgumentsError, match=message) as caught:
@@ -279,7 +277,7 @@ def test_arrays_whose_names_do_not_fit_are_named(many_file, arrays, changes, mes
     assert hint is None or caught.value.hint.startswith(hint)
 
 
-def test_the_arrays_of_a_function_stay_by_name(arrays, tmp_path):
+def test_arrays_of_a_function_keep_their_names(arrays, tmp_path):
     (tmp_path / "f.py").write_text("def f(params): return sorted(params)[0], params['rest/1']\n")
     entry = find("f.py:f", "load('params.npz')")
     assert set(entry.args[0]) == set(NAMES)
@@ -289,7 +287,7 @@ def test_the_arrays_of_a_function_stay_by_name(arrays, tmp_path):
 
 
 @pytest.mark.parametrize(("number", "position"), [(0, 0), (2, 1), (-1, 1), (-3, 0)])
-def test_positions_are_told_without_static_arguments(number, position, tmp_path, monkeypatch):
+def test_positions_in_messages_exclude_static_arguments(number, position, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "f.py").write_text("def f(x, n, y): return x * n + y\n")
     entry = find("f.py:f", "1.0, static(2), 3.0")
@@ -307,7 +305,7 @@ def test_positions_in_a_program_file(file):
         entry.position(2)
 
 
-def test_arrays_come_in_the_types_that_a_file_has_for_them(tmp_path):
+def test_arrays_are_converted_to_the_types_of_a_file(tmp_path):
     path = str(tmp_path / "program.jaxpr")
     types = jax.random.key(0), jax.random.split(jax.random.key(0, impl="rbg"), 2)
     jaxprtool.write(jaxprtool.trace(lambda *given: given, *types, jnp.ones(2, "bfloat16")), path)
@@ -320,7 +318,7 @@ def test_arrays_come_in_the_types_that_a_file_has_for_them(tmp_path):
         find(path, given.replace("ones(f32[2])", "normal(f32[2])")).arguments()
 
 
-def test_a_target_that_has_no_end_or_is_no_path_is_refused_at_once(tmp_path, monkeypatch):
+def test_an_endless_or_invalid_target_is_refused_at_once(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     os.mkfifo("pipe.jaxpr")
     os.symlink("/dev/zero", "device.jaxpr")

@@ -29,7 +29,7 @@ def net():
 
 @pytest.fixture
 def states(net):
-    """`states("dce")` gives the states of `net` before and after passes, or of another program."""
+    """`states("dce")` returns the states of `net`, or another program, before and after passes."""
 
     def make(passes="", program=None):
         recorder = Recorder(program or net)
@@ -42,12 +42,12 @@ def states(net):
 
 @pytest.fixture
 def browser(states):
-    """`browser("dce")` gives an app that is not running yet."""
+    """`browser("dce")` returns an app that is not running yet."""
     return lambda passes="", program=None, **more: Browser(states(passes, program), **more)
 
 
 class Model:
-    """A program's document and rows, and the ways between these."""
+    """A program's document and rows, with conversions between them."""
 
     def __init__(self, state, by_scope=False):
         self.document = Document(state)
@@ -56,11 +56,11 @@ class Model:
 
     @property
     def texts(self):
-        """The rows that are to be seen, indented."""
+        """Return the visible rows, indented."""
         return ["  " * node.depth + "".join(self.document.row(node)) for node in self.outline.rows]
 
     def row(self, start):
-        """The row that begins so, everything unfolded."""
+        """Return the row that starts with a text, with everything unfolded."""
         self.outline.open_all()
         for number in reversed(range(len(self.outline.rows))):
             if not self.outline.rows[number].is_open:
@@ -76,5 +76,5 @@ class Model:
 
 @pytest.fixture
 def model(states):
-    """`model()` gives the model of `net`, or of another program."""
+    """`model()` returns the model of `net`, or of another program."""
     return lambda passes="", program=None, **more: Model(states(passes, program)[-1], **more)

@@ -1,4 +1,4 @@
-"""The browser by its keys."""
+"""The browser and its keys."""
 
 import asyncio
 import contextlib
@@ -18,7 +18,7 @@ def plain(widget):
 
 
 class Screen:
-    """A running browser, and what is to be read on it."""
+    """A running browser, and its visible text."""
 
     def __init__(self, app, pilot):
         self.app, self.pilot = app, pilot
@@ -33,7 +33,7 @@ class Screen:
 
     @property
     def row(self):
-        """The current row."""
+        """Return the current row."""
         return "".join(self.app.program.document.row(self.app.program.node))
 
     @property
@@ -50,7 +50,7 @@ class Screen:
 
     @property
     def said(self):
-        """The lines of what is said of the row."""
+        """Return the lines of the description of the row."""
         lines = self.app.info.render_lines(self.app.info.region.reset_offset)
         return [line.text for line in lines]
 
@@ -65,7 +65,7 @@ class Screen:
 
 
 def browsed(app, use, size=(160, 50)):
-    """Run an app, and use it meanwhile."""
+    """Run an app and interact with it."""
 
     async def run():
         async with app.run_test(size=size) as pilot:
@@ -74,7 +74,7 @@ def browsed(app, use, size=(160, 50)):
     asyncio.run(run())
 
 
-def test_the_cursor_begins_at_the_first_equation_beside_its_source(browser):
+def test_the_cursor_starts_at_the_first_equation_next_to_its_source(browser):
     async def use(screen):
         assert screen.row.startswith("hidden:f32[3] = jit")
         assert screen.app.source.border_title == "tests/browse/tiny.py:19"
@@ -131,7 +131,7 @@ def test_a_search_goes_from_match_to_match_and_unfolds(browser):
     browsed(browser(), use)
 
 
-def test_to_a_definition_and_back_and_forth(browser):
+def test_go_to_a_definition_and_back_and_forth(browser):
     async def use(screen):
         await screen.search("tiny.py:24")
         await screen.press("d")
@@ -146,13 +146,13 @@ def test_to_a_definition_and_back_and_forth(browser):
         assert screen.status == "this is the first place"
         await screen.search("iota")
         await screen.search(":13")
-        await screen.press("d")  # the one thing that it reads
+        await screen.press("d")  # the only value that it reads
         assert screen.row.startswith("z:f32[3] = mul")
 
     browsed(browser(), use)
 
 
-def test_to_uses_and_what_depends_on_a_value_is_marked(browser):
+def test_go_to_uses_and_mark_dependents(browser):
     async def use(screen):
         await screen.search("tanh")
         await screen.press("u")
@@ -176,7 +176,7 @@ def test_to_uses_and_what_depends_on_a_value_is_marked(browser):
     browsed(browser(), use)
 
 
-def test_from_a_line_of_the_source_to_its_equations(browser):
+def test_go_from_a_source_line_to_its_equations(browser):
     async def use(screen):
         await screen.press("tab")
         assert screen.app.focused is screen.app.source
@@ -212,7 +212,7 @@ def test_states_before_and_after_passes(browser):
     browsed(browser("dce, batch(axis_size=2)"), use)
 
 
-def test_a_state_is_shown_on_the_row_that_the_cursor_was_on(browser):
+def test_a_state_is_shown_at_the_row_of_the_cursor(browser):
     async def use(screen):
         await screen.search("tanh")
         await screen.press("left_square_bracket")
@@ -223,7 +223,7 @@ def test_a_state_is_shown_on_the_row_that_the_cursor_was_on(browser):
     browsed(browser("dce"), use)
 
 
-def test_several_programs_are_states(browser, states):
+def test_several_programs_are_several_states(browser, states):
     program = jaxprtool.load("samples/mlp_variables.py:net")
 
     async def use(screen):
@@ -234,7 +234,7 @@ def test_several_programs_are_states(browser, states):
     browsed(browser("unzip", program), use)
 
 
-def test_what_is_copied(browser):
+def test_text_to_copy(browser):
     async def use(screen):
         await screen.search("scaled")
         await screen.search(":23")
@@ -280,7 +280,7 @@ def test_names_are_the_users_or_jaxs(browser):
     browsed(browser(), use)
 
 
-def test_the_keys_are_told(browser):
+def test_the_keys_are_listed(browser):
     async def use(screen):
         await screen.press("question_mark", "tab")
         assert isinstance(screen.app.screen, Keys)
@@ -290,7 +290,7 @@ def test_the_keys_are_told(browser):
     browsed(browser(), use, (80, 24))
 
 
-def test_the_panes_of_a_small_terminal_take_turns(browser):
+def test_the_panes_of_a_small_terminal_alternate(browser):
     async def use(screen):
         assert screen.app.source.display and screen.app.source.size.height >= 5
         await screen.press("tab", "tab")
@@ -301,7 +301,7 @@ def test_the_panes_of_a_small_terminal_take_turns(browser):
     browsed(browser(), use, (80, 24))
 
 
-def test_programs_that_have_little_to_show(browser, monkeypatch):
+def test_nearly_empty_programs(browser, monkeypatch):
     async def use(screen):
         await screen.press(
             "down", "enter", "d", "u", "m", "t", "c", "v", "f", "e", "asterisk", "minus"

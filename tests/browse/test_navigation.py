@@ -1,4 +1,4 @@
-"""From a value to its definition and its uses, through the borders of bodies."""
+"""From a value to its definition and its uses, across the boundaries of bodies."""
 
 import jax
 import jax.numpy as jnp
@@ -39,14 +39,14 @@ def test_an_argument_of_a_body_is_the_operand_of_the_call(model):
     ]
 
 
-def test_what_a_loop_carries_comes_from_outside_and_from_the_last_round(model):
+def test_a_carry_comes_from_outside_and_from_the_last_iteration(model):
     shown = model()
     (first, start), (again, body) = definitions(shown, "d:f32[3] = sin")
     assert first.endswith("= hidden") and start.startswith("hidden:f32[3] = jit")
     assert again.endswith("from the previous iteration") and "= mul" in body
 
 
-def test_a_call_leads_to_what_makes_its_results(model):
+def test_a_call_leads_to_the_equations_of_its_results(model):
     shown = model()
     assert ("hidden, computed inside", "a:f32[3] = tanh z_1") in definitions(shown, "hidden")
 
@@ -71,7 +71,7 @@ def test_the_result_of_a_body_is_used_where_the_calls_result_is(model):
     assert ("a = hidden", "_:f32[3] = cos hidden") in found
 
 
-def test_a_shared_body_belongs_to_the_call_that_it_was_reached_by(model):
+def test_a_shared_body_belongs_to_the_call_it_was_reached_by(model):
     inner = jax.jit(lambda p: jnp.sin(p))
     program = jaxprtool.trace(lambda a, b: inner(a) + inner(b), jnp.ones(3), jnp.ones(3))
     shown = model(program=program)
@@ -82,7 +82,7 @@ def test_a_shared_body_belongs_to_the_call_that_it_was_reached_by(model):
         assert text == f"{name}:f32[3]"
 
 
-def test_a_primitive_without_regions_is_where_its_bodies_begin(model):
+def test_a_primitive_without_regions_leads_to_its_bodies(model):
     def fun(a):
         return lax.reduce(a, 0.0, lambda p, q: jnp.maximum(p, q) * 2, (0,))
 
@@ -94,7 +94,7 @@ def test_a_primitive_without_regions_is_where_its_bodies_begin(model):
         shown.navigator.uses(node)
 
 
-def test_a_slice_is_what_a_value_depends_on(model):
+def test_a_slice_has_the_dependencies_of_a_value(model):
     shown = model()
     text = shown.document.slice_text(shown.row("scaled"))
     assert "tanh" in text and "scan" in text and "cos" not in text and "sub" not in text

@@ -1,4 +1,4 @@
-"""Rows fold, by nesting and by scopes; what is inside them is made when it is asked for."""
+"""Rows fold, by nesting and by scopes. Their contents are created on demand."""
 
 import re
 
@@ -54,7 +54,7 @@ def test_arguments_and_results_have_rows(model):
     assert shown.texts[-1].strip() == "result:f32[3] = f"
 
 
-def test_by_scope_equations_that_follow_each_other_share_a_row(model):
+def test_with_scopes_consecutive_equations_share_a_row(model):
     shown = model(by_scope=True)
     assert [text for text in shown.texts if "loop" in text] == ["loop  … 4 equations"]
     shown.outline.open_all()
@@ -64,7 +64,7 @@ def test_by_scope_equations_that_follow_each_other_share_a_row(model):
     assert "dense  … 2 equations" in texts
 
 
-def test_scopes_that_hold_nothing_but_one_another_are_one_row(model):
+def test_chains_of_single_scopes_are_one_row(model):
     def fun(a):
         with jax.named_scope("a"), jax.named_scope("b"):
             a = jnp.sin(jnp.cos(a))
@@ -120,7 +120,7 @@ def test_the_path_of_a_row_leads_to_its_equation(model):
 
 
 @pytest.mark.parametrize("by_scope", [False, True])
-def test_many_paths_through_shared_bodies_are_no_hindrance(model, by_scope):
+def test_exponentially_many_paths_through_shared_bodies_are_fast(model, by_scope):
     f = jnp.sin
     for _ in range(40):
         f = jax.jit(lambda a, f=f: f(f(a)))
@@ -142,7 +142,7 @@ def test_a_program_without_equations_or_arguments(model):
     ]
 
 
-def test_what_is_not_printable_is_written_out(model):
+def test_unprintable_characters_are_escaped(model):
     def fun(a):
         with jax.named_scope("\x1b[31mred"):
             return jnp.sin(jnp.cos(a))

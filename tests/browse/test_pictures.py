@@ -1,4 +1,4 @@
-"""How the browser looks, kept in pictures, which `pytest --snapshot-update` makes."""
+"""Snapshots of the browser's screen. `pytest --snapshot-update` writes them."""
 
 import pytest
 

@@ -7,7 +7,7 @@ from jaxprtool.browse.search import matches
 
 
 def found(shown, query):
-    """What fits, by primitive or by name."""
+    """Return the matches, by primitive or by name."""
     return [
         shown.document.about.arguments[index].name
         if where is Kind.argument
@@ -37,11 +37,11 @@ def found(shown, query):
         ("", []),
     ],
 )
-def test_what_fits(model, query, expected):
+def test_matches_of_a_query(model, query, expected):
     assert found(model(), query) == expected
 
 
-def test_types_dtypes_and_shapes(model):
+def test_queries_of_types_dtypes_and_shapes(model):
     shown = model()
     everything = shown.document.count + len(shown.document.about.arguments) + 1
     for query in ("f32[3]", "f32", "[3]"):
@@ -49,7 +49,7 @@ def test_types_dtypes_and_shapes(model):
     assert found(shown, "f32[]") == ["add", "mul"]  # the literals
 
 
-def test_what_is_found_has_a_row(model):
+def test_every_match_has_a_row(model):
     shown = model()
     for where, index in matches(shown.document, "f32"):
         if isinstance(where, Kind):

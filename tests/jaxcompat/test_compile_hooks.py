@@ -1,4 +1,4 @@
-"""What the hooks around JAX's compilation tell, and what the user's program sees of them."""
+"""The events of hooks into JAX's compilation, and their effects on the user's program."""
 
 import traceback
 
@@ -10,7 +10,7 @@ from jaxprtool.jaxcompat import compile_hooks
 
 
 class Observer:
-    """Notes the arrays that Python waited for."""
+    """Records the arrays that Python waited for."""
 
     def __init__(self, around=None):
         self.around, self.waits = around, []
@@ -39,7 +39,7 @@ class Observer:
 
 @pytest.fixture
 def removed_frames():
-    """Have JAX remove its frames from tracebacks, though IPython may be imported."""
+    """Make JAX remove its frames from tracebacks, even if IPython is imported."""
     before = jax.config.values["jax_traceback_filtering"]
     jax.config.update("jax_traceback_filtering", "quiet_remove_frames")
     yield
@@ -48,7 +48,7 @@ def removed_frames():
 
 @pytest.mark.usefixtures("removed_frames")
 @pytest.mark.parametrize("is_watched", [False, True])
-def test_tracebacks_are_those_without_the_hooks(is_watched):
+def test_tracebacks_are_the_same_as_without_the_hooks(is_watched):
     def call(f, args, kwargs):
         return f(*args, **kwargs)
 
@@ -61,10 +61,10 @@ def test_tracebacks_are_those_without_the_hooks(is_watched):
             f(1.0)
     names = [frame.name for frame in traceback.extract_tb(raised.tb)]
     watching = ["__call__", "call"] if is_watched else []
-    assert names == ["test_tracebacks_are_those_without_the_hooks", *watching, "wrong"]
+    assert names == ["test_tracebacks_are_the_same_as_without_the_hooks", *watching, "wrong"]
 
 
-def test_item_is_a_wait_as_float_is():
+def test_item_is_a_wait_like_float():
     observer = Observer()
     x, y = jnp.arange(3.0), jnp.float32(2.0)
     with compile_hooks.observed(observer):

@@ -37,7 +37,7 @@ def model(x: jax.Array, weights: tuple[jax.Array, ...]) -> jax.Array:
 
 
 def marking(mark: Mark, name: str = "layer"):
-    """A pass that marks the calls of `layer` at the top."""
+    """A pass that marks the calls of `layer` at the top level."""
 
     def run(program: Program) -> Program:
         eqns = [
@@ -50,7 +50,7 @@ def marking(mark: Mark, name: str = "layer"):
 
 
 def told(lowered: jax.stages.Lowered) -> dict[str, set[str]]:
-    """What XLA is told of the calls of each function."""
+    """Return the attributes that XLA receives for the calls of each function."""
     calls = re.findall(r"call @(\w+)\(.*?\)(?: \{(.*)\})? :", lowered.as_text())
     found: dict[str, set[str]] = {}
     for name, text in calls:
@@ -65,7 +65,7 @@ UNIT = {"inlineable", "compilation_unit"}
 @pytest.mark.parametrize(
     ("mark", "expected"), [("unit", UNIT), ("call", {"inlineable"}), ("plain", set())]
 )
-def test_the_call_alone_is_told_to_xla(mark, expected) -> None:
+def test_only_the_call_is_marked_for_xla(mark, expected) -> None:
     lowered = jaxprtool.jit(model, passes=marking(mark)).lower(X, WEIGHTS)
     assert told(lowered) == {"layer": expected, "activation": set()}
 
@@ -77,7 +77,7 @@ def test_equal_contexts_are_one_object() -> None:
     assert marked(contexts[0], "plain", "layer") is program.jaxpr.eqns[0].ctx
 
 
-def test_marks_are_known_for_ours() -> None:
+def test_our_marks_are_recognized() -> None:
     (eqn, *_) = jaxprtool.trace(model, X, WEIGHTS).jaxpr.eqns
     for mark in ("unit", "call", "plain"):
         assert mark_of(eqn.replace(ctx=marked(eqn.ctx, mark, "layer"))) == mark
@@ -101,7 +101,7 @@ TRANSFORMED = {
 
 
 @pytest.mark.parametrize("transform", TRANSFORMED.values(), ids=TRANSFORMED)
-def test_transformed_calls_are_units_and_what_they_call_is_not(transform) -> None:
+def test_transformed_calls_are_units_and_their_callees_are_not(transform) -> None:
     x = np.stack([X, X], 1) if transform is TRANSFORMED["vmap"] else X
     lowered = jax.jit(transform(loss)).lower(x, WEIGHTS)
     found = told(lowered)
@@ -120,7 +120,7 @@ def noisy(key: jax.Array) -> jax.Array:
     return jax.random.wrap_key_data(jax.random.bits(key, (2,)))
 
 
-def test_what_jax_traces_while_it_lowers_a_body_is_not_marked() -> None:
+def test_functions_that_jax_traces_while_lowering_a_body_are_not_marked() -> None:
     def keys(key):
         return noisy(noisy(key))
 
@@ -128,8 +128,8 @@ def test_what_jax_traces_while_it_lowers_a_body_is_not_marked() -> None:
     assert told(lowered) == {"noisy": UNIT, "_hash": UNIT}
 
 
-def test_what_a_unit_calls_comes_from_no_place_in_the_source() -> None:
-    """XLA may never end where it does, also if it is lowered for other callers first."""
+def test_callees_of_a_unit_have_no_source_locations() -> None:
+    """XLA may hang where they have, even if they are lowered for other callers first."""
 
     def fun(x, weights):
         return model(activation(x), weights)
@@ -174,7 +174,7 @@ def test_random_bits_in_marked_bodies_are_compiled_once_and_are_the_same(mark, t
     np.testing.assert_array_equal(compiled(X, key), transform(dropped)(X, key))
 
 
-def test_random_bits_elsewhere_are_drawn_as_jax_draws_them() -> None:
+def test_random_bits_elsewhere_are_drawn_as_by_jax() -> None:
     def fun(x, key):
         return x * jax.random.bernoulli(key, 0.5, x.shape), dropped(x, key)
 
@@ -199,8 +199,8 @@ def pinned(x: jax.Array, w: jax.Array) -> jax.Array:
 
 
 @pytest.mark.parametrize("body", [layer, pinned], ids=["propagated", "constrained"])
-def test_units_are_calls_where_xla_partitions(body) -> None:
-    """XLA gathers what it gives a unit, and ends the process for a sharding within one."""
+def test_units_are_calls_when_xla_partitions(body) -> None:
+    """XLA gathers the operands of a unit, and aborts for a sharding within one."""
     sharded = jax.device_put(X, NamedSharding(mesh(AxisType.Auto), P("d")))
 
     def fun(x, weights):
@@ -242,7 +242,7 @@ def convolved(x: jax.Array, w: jax.Array) -> jax.Array:
 
 
 def test_convolutions_that_cannot_be_in_units_are_not_in_calls() -> None:
-    """XLA for the CPU has a slow convolution for calls that it does not inline."""
+    """XLA for the CPU has a slow convolution in calls that it does not inline."""
 
     def fun(x, weights):
         for w in weights:
@@ -282,18 +282,18 @@ def test_units_with_ordered_effects_keep_their_order() -> None:
 
 
 def test_exported_units_are_calls() -> None:
-    """A partitioned program may call what is exported for one device."""
+    """A partitioned program may call one that is exported for one device."""
     exported = jax.export.export(jaxprtool.jit(model, passes=marking("unit")))(X, WEIGHTS)
     assert "compilation_unit" not in exported.mlir_module()
     assert 'inlineable = "false"' in exported.mlir_module()
 
 
-# --- backends that reject -------------------------------------------------------------------------
+# --- backends that reject marks -------------------------------------------------------------------
 
 
 @pytest.fixture
 def rejecting(monkeypatch):
-    """A backend that cannot compile what bears an attribute of this name."""
+    """A backend that cannot compile an attribute of this name."""
 
     def reject(attribute: str) -> None:
         def compiled(lowered, *args, **kwargs):
@@ -312,7 +312,7 @@ def rejecting(monkeypatch):
 @pytest.mark.parametrize(
     ("attribute", "left"), [("compilation_unit", {"inlineable"}), ("inlineable", set())]
 )
-def test_a_backend_has_the_marks_that_it_takes(rejecting, attribute, left) -> None:
+def test_a_backend_gets_the_marks_that_it_supports(rejecting, attribute, left) -> None:
     rejecting(attribute)
     with pytest.warns(UserWarning) as caught:
         lowered = jaxprtool.jit(model, passes=marking("unit")).lower(X, WEIGHTS)
@@ -328,7 +328,7 @@ def test_a_backend_has_the_marks_that_it_takes(rejecting, attribute, left) -> No
     np.testing.assert_array_equal(lowered.compile()(X, WEIGHTS), jax.jit(model)(X, WEIGHTS))
 
 
-def test_a_backend_that_takes_all_is_asked_without_the_users_settings() -> None:
+def test_a_backend_that_supports_all_is_probed_without_the_users_settings() -> None:
     jaxcompat.marked_lowering._supported.cache_clear()
     axes = mesh(AxisType.Explicit, 1)
     with jax.set_mesh(axes), jax.transfer_guard("disallow"), jax.debug_nans(True):

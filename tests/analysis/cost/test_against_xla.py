@@ -1,8 +1,8 @@
-"""What programs cost beside XLA's own count, before it optimises, over JAX's test programs.
+"""Compare costs with XLA's count before optimization, over JAX's test programs.
 
-XLA counts what it is given. Where JAX lowers a primitive to one operation of XLA's, both counts
-agree; where it lowers one to many, or XLA expands it, XLA counts the arithmetic of the expansion,
-and we what the primitive is documented to do. The page `docs/cost.md` says which these are.
+If JAX lowers a primitive to one XLA operation, both counts agree. If it lowers one to many, or XLA
+expands it, XLA counts the arithmetic of the expansion, and we count the documented operation. The
+page `docs/cost.md` lists these primitives.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from tests.programs import harness_programs
 from tests.sweep.corpora import Harnesses
 from tests.sweep.parts import Part
 
-#: Primitives that are many operations of XLA's, by why.
+#: Primitives that become many XLA operations, by the reason.
 EXPANDED = {
     "compares positions": "argmax argmin eq_to le_to lt_to sort top_k approx_top_k",
     "windows of cumulative operations": "cumlogsumexp cummax cummin cumprod cumsum",
@@ -50,7 +50,7 @@ _REASON = {name: reason for reason, names in EXPANDED.items() for name in names.
 
 
 def compared(program: Program, lowered: Any) -> str:
-    """Say in a word how a program's FLOPs compare; raise if they differ without a reason."""
+    """Return how a program's FLOPs compare, in a word. Raise if they differ without a reason."""
     try:
         theirs = lowered.cost_analysis()
     except Exception:  # XLA has none for some
@@ -127,11 +127,11 @@ PLAIN = {
 
 
 @pytest.mark.parametrize("name", PLAIN)
-def test_plain_programs_cost_what_xla_says(name):
+def test_plain_programs_cost_the_same_as_in_xla(name):
     fun = PLAIN[name]
     assert compared(trace(fun, X), jax.jit(fun).lower(X)) == "agrees"
 
 
-def test_harnesses():
+def test_harnesses_cost_the_same_as_in_xla():
     found = Counter(prove(0, case) for case in harness_programs(1)[::80])
     assert found["agrees"] > 30, found

@@ -1,4 +1,4 @@
-"""What each equation costs, at every depth, in all of its runs."""
+"""The cost of each equation, at every depth, over all its executions."""
 
 import jax.numpy as jnp
 from jax import jit, lax
@@ -15,7 +15,7 @@ def by_primitive(fun, *args):
     return [(e.primitive.name, works[id(e)].flops) for e in equations(jaxpr) if id(e) in works]
 
 
-def test_an_equation_of_a_loop_counts_in_each_round_and_the_loop_has_them_all():
+def test_a_body_equation_counts_in_each_iteration_and_the_loop_has_the_total():
     def f(x, w):
         return lax.scan(lambda x, _: (w @ x, None), x, length=10)[0] + 1
 
@@ -27,7 +27,7 @@ def test_an_equation_of_a_loop_counts_in_each_round_and_the_loop_has_them_all():
     }
 
 
-def test_loops_in_loops_and_calls_that_are_made_twice():
+def test_nested_loops_and_repeated_calls():
     double = jit(lambda x: x + x)
 
     def f(x):
@@ -38,7 +38,7 @@ def test_loops_in_loops_and_calls_that_are_made_twice():
 
     found = by_primitive(f, X)
     assert [flops for name, flops in found if name == "scan"] == [15 * 1024] * 2
-    assert ("add", 15 * 1024) in found  # one equation, of a body that is called twice
+    assert ("add", 15 * 1024) in found  # one equation, in a body that is called twice
 
 
 def test_all_branches_count():

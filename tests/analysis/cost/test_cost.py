@@ -1,4 +1,4 @@
-"""What a program costs: each equation as often as it runs, in the group that it belongs to."""
+"""The cost of a program: each equation times its executions, by group."""
 
 from functools import reduce
 
@@ -25,7 +25,7 @@ def flops(fun, *args):
     return cost(trace(fun, *args)).total.work.flops
 
 
-def test_arguments_are_known_behind_products_that_copy_theirs():
+def test_arguments_are_recognized_through_products_that_copy_them():
     def f(w, x, y):
         return jnp.einsum("abc,bde->acde", w, x), jnp.sin(y.T)
 
@@ -53,7 +53,7 @@ def test_implicit_broadcasts_have_the_size_of_their_results_at_any_size():
     assert any_size._evaluate({"n": 128}) == one_size
 
 
-def test_the_body_of_a_scan_counts_in_each_round():
+def test_the_body_of_a_scan_counts_in_each_iteration():
     def f(x, w):
         return lax.scan(lambda x, _: (w @ x, None), x, length=10)[0]
 
@@ -61,7 +61,7 @@ def test_the_body_of_a_scan_counts_in_each_round():
     assert cost(trace(f, X, W)).total.work.bytes_read == 10 * 4 * (512 * 512 + 512)
 
 
-def test_a_loop_that_counts_has_its_rounds():
+def test_a_counting_loop_has_its_iterations():
     def f(x, w, count):
         return lax.fori_loop(0, count, lambda i, x: w @ x, x)
 
@@ -80,12 +80,12 @@ def test_a_loop_that_counts_has_its_rounds():
     assert unknown.total.per_round and unknown.total.work.flops == 2 * 512 * 512 + 2
 
 
-def test_a_branch_costs_from_the_least_to_the_most():
+def test_a_branch_has_a_range_of_costs():
     def f(i, x, w):
         return lax.switch(i, [lambda x: x + 1, lambda x: w @ x, lambda x: w @ (w @ x)], x)
 
     found = cost(trace(f, 1, X, W), "primitive")
-    # There is arithmetic with the index, too.
+    # The arithmetic on the index counts too.
     index = found.total.work.flops - 4 * 512 * 512
     assert found.total.least.flops == 512 + index and index < 5
     ranges = {group.name: (group.least.flops, group.work.flops) for group in found.groups}
@@ -93,7 +93,7 @@ def test_a_branch_costs_from_the_least_to_the_most():
     assert found.total.products == {"f32": 4 * 512 * 512}
 
 
-def test_what_is_computed_again_in_the_backward_pass_counts_again():
+def test_recomputation_in_the_backward_pass_counts_again():
     def f(w, x):
         return jnp.sin(w @ jnp.sin(w @ x)).sum()
 
@@ -127,14 +127,14 @@ def test_symbolic_sizes_give_polynomials():
     assert str(found.total.work.bytes_written) == "4*d*n"
 
 
-def test_bytes_are_those_that_are_not_fused():
+def test_bytes_exclude_fused_values():
     found = cost(trace(lambda x: jnp.tanh(x * 2 + 1) - x, X)).total.work
     assert (found.bytes_read, found.bytes_written) == (2 * 2048, 2048)
     row = cost(trace(lambda x, i: x[i], W, 3)).total.work
     assert row.bytes_read < 4 * 600
 
 
-def test_a_shared_body_costs_at_each_call_and_is_counted_once():
+def test_a_shared_body_counts_at_each_call_and_is_analysed_once():
     f, calls = jax.jit(jnp.negative), 1
     for _ in range(8):
         f, calls = jax.jit(lambda x, f=f: reduce(lambda y, _: f(y), range(16), x)), 16 * calls
@@ -159,7 +159,7 @@ def test_groups_add_up(by):
     assert found.groups[0].work.flops == max(group.work.flops for group in found.groups)
 
 
-def test_lines_are_the_users_with_the_place_in_a_library_behind():
+def test_lines_are_the_users_with_the_librarys_location_behind():
     def f(x, w):
         y = jax.nn.softmax(x)
         return y @ w
@@ -186,7 +186,7 @@ def test_scopes_are_a_tree_and_the_backward_pass_has_its_own():
     assert found["backward/Block_1/Dense"].flops > 2 * 512 * 512
 
 
-def test_arguments_are_those_that_are_read():
+def test_only_used_arguments_count():
     def f(params, x):
         return (
             lax.scan(lambda x, w: (w.T.astype(x.dtype) @ x, None), x, params["w"])[0] @ params["b"]
@@ -198,7 +198,7 @@ def test_arguments_are_those_that_are_read():
     assert found["params['b']"] == 2 * 512
 
 
-def test_primitives_of_unknown_cost_are_named_and_a_rule_makes_them_known():
+def test_primitives_of_unknown_cost_are_named_until_a_rule_is_added():
     strange = jax.extend.core.Primitive("strange_of_cost")
     strange.def_abstract_eval(lambda x: x)
     program = trace(strange.bind, X)
@@ -211,7 +211,7 @@ def test_primitives_of_unknown_cost_are_named_and_a_rule_makes_them_known():
     assert cost(program).unknown == {} and cost(program).total.work.flops == 7
 
 
-def test_a_rule_of_jaxs_roofline_is_used_where_there_is_none_here():
+def test_a_rule_of_jaxs_roofline_is_used_as_a_fallback():
     primitive = jax.extend.core.Primitive("known_to_roofline")
     primitive.def_abstract_eval(lambda x: x)
     register_roofline(primitive)(lambda ctx, x, **_: RooflineResult(unfused_flops=3 * x.size))
@@ -233,7 +233,7 @@ def test_products_in_linear_algebra(fun, shapes, flops):
     assert found.groups[0].work.flops == flops and not found.unknown
 
 
-def test_the_part_that_nothing_needs_is_told_at_every_depth():
+def test_dead_code_is_reported_at_every_depth():
     def function(x):
         unused = x @ x  # noqa: F841
         y, _ = jax.lax.scan(lambda c, _: (c @ x, c @ c), x, length=3)
@@ -246,7 +246,7 @@ def test_the_part_that_nothing_needs_is_told_at_every_depth():
     assert cost(trace(lambda x: x @ x, x)).dead is None
 
 
-def test_what_an_effect_needs_is_not_dead():
+def test_operands_of_effects_are_not_dead():
     def function(x):
         jax.debug.callback(lambda y: None, x @ x)
         return x

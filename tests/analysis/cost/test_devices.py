@@ -1,4 +1,4 @@
-"""A roofline: what a program takes at least on a device, and the files of figures."""
+"""A roofline: the minimum time of a program on a device, and device files."""
 
 import jax.numpy as jnp
 import numpy as np
@@ -15,7 +15,7 @@ def total(fun, *args):
     return cost(trace(fun, *args)).total
 
 
-def test_products_are_as_fast_as_what_they_are_of():
+def test_products_run_at_the_speed_of_their_dtype():
     matrix = np.ones((64, 64))
     bound = SLOW.bound(total(jnp.matmul, *2 * [matrix.astype(jnp.bfloat16)]))
     assert bound.limit == "compute" and bound.seconds == 2 * 64**3 / 1e9
@@ -28,7 +28,7 @@ def test_products_are_as_fast_as_what_they_are_of():
     )
 
 
-def test_what_moves_more_than_it_computes_is_limited_by_memory():
+def test_programs_that_move_more_than_they_compute_are_memory_bound():
     bound = DEVICES["h200"].bound(total(lambda x: x + 1, np.ones(10**6, np.float32)))
     assert bound.limit == "memory" and bound.seconds == pytest.approx(8e6 / 4.8e12)
 
@@ -38,7 +38,7 @@ def test_utilization_is_of_products():
     assert SLOW.utilization(group, 1.0) == pytest.approx(2 * 64**3 / 1e9)
 
 
-def test_a_file_has_figures_of_a_device(tmp_path):
+def test_a_file_has_the_figures_of_a_device(tmp_path):
     file = tmp_path / "b7.toml"
     file.write_text("name = 'b7'\nvector = 40e12\nbandwidth = 2e12\nproducts = {bf16 = 600e12}\n")
     assert device_named(str(file)) == Device("b7", {"bf16": 600e12}, 40e12, 2e12)
@@ -54,7 +54,7 @@ def test_a_file_has_figures_of_a_device(tmp_path):
         ("vector = ", "is not valid TOML"),
     ],
 )
-def test_files_that_lack_figures_are_refused(tmp_path, text, message):
+def test_files_with_missing_figures_are_refused(tmp_path, text, message):
     file = tmp_path / "b7.toml"
     file.write_text(text)
     with pytest.raises(ArgumentsError, match=message):

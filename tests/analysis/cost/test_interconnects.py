@@ -1,4 +1,4 @@
-"""Interconnects: their figures, and what collectives take on them at least."""
+"""Interconnects: their figures, and the minimum time of collectives."""
 
 from fractions import Fraction
 
@@ -15,7 +15,7 @@ from jaxprtool.ir.hlo.collectives import KINDS
 
 
 def ring_reduce_scatter(devices, chunk):
-    """Return what each device sends if partial sums of chunks go round a ring."""
+    """Return the bytes that each device sends in a ring reduce-scatter."""
     sent = [0] * devices
     held = [[{device} for _ in range(devices)] for device in range(devices)]
     for step in range(devices - 1):
@@ -29,7 +29,7 @@ def ring_reduce_scatter(devices, chunk):
 
 
 def ring_all_gather(devices, chunk):
-    """Return what each device sends if chunks go round a ring."""
+    """Return the bytes that each device sends in a ring all-gather."""
     sent = [0] * devices
     held = [{device} for device in range(devices)]
     for step in range(devices - 1):
@@ -41,7 +41,7 @@ def ring_all_gather(devices, chunk):
 
 
 @pytest.mark.parametrize("devices", [1, 2, 3, 8])
-def test_bounds_are_what_a_ring_sends(devices):
+def test_bounds_equal_the_bytes_of_a_ring(devices):
     chunk = 840
     whole = devices * chunk
     scattered, gathered = ring_reduce_scatter(devices, chunk), ring_all_gather(devices, chunk)
@@ -51,28 +51,28 @@ def test_bounds_are_what_a_ring_sends(devices):
     assert [bytes_sent("all-reduce", whole, devices)] * devices == both
 
 
-def test_an_exchange_keeps_what_a_device_has_for_itself():
+def test_an_exchange_excludes_a_devices_own_part():
     assert bytes_sent("all-to-all", 800, 8) == 700
 
 
-def test_a_permutation_and_a_broadcast_send_all_of_the_result():
+def test_a_permutation_and_a_broadcast_send_the_whole_result():
     for kind in ("collective-permute", "collective-broadcast"):
         assert bytes_sent(kind, 800, 8) == 800
         assert bytes_sent(kind, 800, 1) == 0
 
 
-def test_all_kinds_have_a_bound_but_those_whose_sizes_are_values():
+def test_all_kinds_have_a_bound_except_those_with_dynamic_sizes():
     assert [kind for kind in KINDS if bytes_sent(kind, 8, 2) is None] == ["ragged-all-to-all"]
     assert INTERCONNECTS["nvlink4"].seconds("ragged-all-to-all", 8, 2) is None
 
 
-def test_times_are_bytes_by_bandwidth():
+def test_times_are_bytes_divided_by_bandwidth():
     assert INTERCONNECTS["nvlink4"].seconds("all-reduce", 10**9, 8) == pytest.approx(1.75 / 450)
     assert INTERCONNECTS["nvlink4"].seconds("all-reduce", 10**9, 1) == 0
 
 
-def test_figures_are_of_one_direction():
-    # Links of a device, times what each sends in GB/s.
+def test_figures_are_per_direction():
+    # The number of links per device, times the bandwidth of each in GB/s.
     links = {
         "nvlink3": 12 * 25,
         "nvlink4": 18 * 25,
@@ -101,11 +101,11 @@ def test_figures_are_of_one_direction():
         ("800GBps", 800e9),
     ],
 )
-def test_a_figure_is_an_interconnect(text, bandwidth):
+def test_a_number_is_an_interconnect(text, bandwidth):
     assert interconnect_named(text) == Interconnect(text.strip(), bandwidth)
 
 
-def test_an_interconnect_has_a_name():
+def test_an_interconnect_can_be_named():
     assert interconnect_named("nvlink3").bandwidth == 300e9
 
 
@@ -125,7 +125,7 @@ def test_an_interconnect_has_a_name():
         ("0GB/s", "the bandwidth '0GB/s' is not positive", "write bytes a second"),
     ],
 )
-def test_others_are_refused(text, message, hint):
+def test_invalid_interconnects_are_refused(text, message, hint):
     with pytest.raises(ArgumentsError) as caught:
         interconnect_named(text)
     assert caught.value.message == message and hint in caught.value.hint

@@ -1,4 +1,4 @@
-"""Functions with and without what lint looks for; a comment with a code marks what it must find."""
+"""Functions that lint rules must find, and others. Comments with a code mark the findings."""
 
 #: Each text is the body of a module with a function `f` and its example arguments. The lines of all
 #: findings, and no others, end in a comment with their code.
@@ -363,7 +363,7 @@ PROGRAMS = {
     """,
 }
 
-#: What all of them import.
+#: The imports of all of them.
 HEAD = """\
 import jax
 import jax.numpy as jnp

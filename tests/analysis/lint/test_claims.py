@@ -1,4 +1,4 @@
-"""What rules say of wrong results is so: of their bad examples, and not of the good ones."""
+"""Claims of rules about wrong results hold for their bad examples, and not for the good ones."""
 
 import time
 
@@ -13,7 +13,7 @@ from tests.benchmarks.models import synthetic
 
 RULES = {rule.code: rule for rule in all_rules()}
 
-#: For each rule, arguments at which the value of the bad example, or its gradient, is not finite.
+#: For each rule, arguments at which the value or gradient of the bad example is not finite.
 UNSAFE = {
     "JT701": ("value", np.full((8, 64), 100.0, np.float32)),
     "JT702": ("gradient", np.linspace(-1, 1, 65, dtype=np.float32)[:64]),
@@ -41,7 +41,7 @@ def test_the_bad_example_is_not_finite_and_the_good_one_is(code, tmp_path):
     assert finite == [False, True]
 
 
-def test_a_mean_of_nothing_has_a_gradient_of_nan_unless_the_mask_chooses_the_operand():
+def test_the_gradient_of_an_empty_mean_is_nan_unless_the_mask_selects_the_operand():
     def chosen(x, mask):
         mean = x.mean(where=mask)
         return jnp.where(jnp.isnan(mean), 0.0, mean)
@@ -69,7 +69,7 @@ def test_a_maximum_with_zero_does_not_guard_and_a_relu_does():
     assert found == [(False, 1), (True, 0), (True, 0)]
 
 
-def test_an_unrolled_loop_is_one_no_more_after_the_passes_that_it_names(tmp_path):
+def test_the_suggested_passes_remove_an_unrolled_loop(tmp_path):
     text = RULES["JT501"].bad.replace("gelu(x @ w)", "softmax(jax.nn.gelu(x @ w))")
     (tmp_path / "unrolled.py").write_text(text)
     program = jaxprtool.load(f"{tmp_path / 'unrolled.py'}:f")
@@ -77,7 +77,7 @@ def test_an_unrolled_loop_is_one_no_more_after_the_passes_that_it_names(tmp_path
     assert codes == {"": 1, "roll": 0, "outline": 0}
 
 
-def test_the_gradient_that_is_said_to_be_zero_is(tmp_path):
+def test_a_gradient_reported_as_zero_is_zero(tmp_path):
     x = np.linspace(-1, 1, 8 * 64, dtype=np.float32).reshape(8, 64)
     params = {name: jnp.linspace(0.1, 1.0, 64) for name in ("scale", "w")}
     gradients = [
@@ -86,7 +86,7 @@ def test_the_gradient_that_is_said_to_be_zero_is(tmp_path):
     assert (gradients[0] == 0).all() and (gradients[1] != 0).all()
 
 
-def test_a_checkpoint_of_everything_does_not_lower_the_peak_and_parts_do(tmp_path):
+def test_a_checkpoint_of_everything_does_not_lower_the_peak_but_parts_do(tmp_path):
     rule, peaks = RULES["JT802"], {}
     without = rule.bad.replace("@jax.checkpoint\n", "")
     for name, text in {"bad": rule.bad, "good": rule.good, "without": without}.items():
@@ -96,7 +96,7 @@ def test_a_checkpoint_of_everything_does_not_lower_the_peak_and_parts_do(tmp_pat
     assert peaks["bad"] == peaks["without"] > 1.3 * peaks["good"]
 
 
-def test_calls_of_calls_are_not_entered_for_ever():
+def test_exponentially_nested_calls_are_linted_fast():
     function = jnp.tanh
     for _ in range(40):  # 2**40 calls of tanh
         function = jax.jit(lambda x, inner=function: inner(inner(x)))

@@ -46,7 +46,7 @@ def twice(x):
     return jnp.tanh(jnp.tanh(x))
 
 
-def test_a_rule_of_a_package_is_run_and_chosen_like_ours(install):
+def test_a_rule_of_a_package_is_run_and_selected_like_ours(install):
     install(RULE.format(code="XY101"), "lint_rules_of_xy")
     program = jaxprtool.trace(twice, jnp.ones(8))
     (found,) = jaxprtool.lint(program)
@@ -57,7 +57,7 @@ def test_a_rule_of_a_package_is_run_and_chosen_like_ours(install):
     assert len(jaxprtool.lint(program, select="JT1, XY1")) == 1
 
 
-def test_a_code_in_use_and_a_module_that_fails_are_errors_that_name_it(install):
+def test_a_used_code_and_a_failing_module_are_errors_that_name_it(install):
     install(RULE.format(code="JT101"), "lint_rules_of_clash")
     with pytest.raises(PluginError, match=r"JT101 of lint_rules_of_clash .* of 'large-constant'"):
         table.all_rules()
@@ -69,7 +69,7 @@ def test_a_module_that_cannot_be_imported_is_named(install):
         table.all_rules()
 
 
-def test_a_code_without_rule_is_an_error_with_those_that_there_are():
+def test_a_code_without_a_rule_is_an_error_with_the_existing_ones():
     program = jaxprtool.trace(twice, jnp.ones(8))
     with pytest.raises(ArgumentsError, match="no lint rule has the code 'JT9'"):
         jaxprtool.lint(program, select=["JT9"])
@@ -82,7 +82,7 @@ def test_a_bare_jaxpr_is_linted():
     assert [found.code for found in jaxprtool.lint(closed)] == ["JT403"]
 
 
-def test_symbolic_sizes_count_as_typical_ones():
+def test_symbolic_sizes_count_as_typical_sizes():
     program = jaxprtool.load(f"{__file__}:rounded", "f32[n,64]")
     (found,) = jaxprtool.lint(program)
     assert found.code == "JT203" and found.cost.bytes == 512 * 64 * 4

@@ -1,4 +1,4 @@
-"""Every rule finds its bad example, with its line, is silent on the good one, and cries no wolf."""
+"""Every rule finds its bad example, with its line, and nothing in the good one."""
 
 import re
 import textwrap
@@ -19,7 +19,7 @@ RULES = {rule.code: rule for rule in all_rules()}
 
 @pytest.fixture
 def linted(tmp_path, monkeypatch):
-    """Return the places and codes that a text must have, and the findings in it."""
+    """Return the locations and codes that a text must have, and its findings."""
 
     def linted(text):
         path = tmp_path / f"linted{len(list(tmp_path.iterdir()))}.py"  # modules are imported once
@@ -55,7 +55,7 @@ def test_the_bad_example_is_found_with_its_line_and_the_good_one_is_not(code, li
 
 
 @pytest.mark.parametrize("name", PROGRAMS)
-def test_what_is_marked_is_found_and_nothing_else(name, linted):
+def test_all_marked_lines_are_found_and_no_others(name, linted):
     wanted, found = linted(HEAD + textwrap.dedent(PROGRAMS[name]))
     assert places(found) == wanted
 
@@ -73,5 +73,5 @@ def test_random_programs_and_jaxs_own_are_linted():
     for case in cases:
         with case.setting():
             found += lint(case.program()).findings
-    # The random programs use keys twice and print in loops; nothing else in them costs much.
+    # Random programs reuse keys and print in loops; nothing else in them is expensive.
     assert {each.code for each in found} <= {"JT601", "JT602"}

@@ -1,4 +1,4 @@
-"""The estimated memory of gradients is XLA's, with `jax.checkpoint` in any place or none."""
+"""The estimated memory of gradients agrees with XLA, with and without `jax.checkpoint`."""
 
 import pytest
 
@@ -8,7 +8,7 @@ from tests.benchmarks.memory_models import cases
 
 CASES = {case.name: case for case in cases()}
 
-#: Some that compile fast.
+#: Models that compile fast.
 SAMPLE = (
     "MLP, no",
     "MLP, each",
@@ -22,7 +22,7 @@ SAMPLE = (
 
 
 def compared(case):
-    """XLA's bytes and ours."""
+    """Return XLA's bytes and ours."""
     program = trace(case.function, *case.args)
     return compiled_bytes(program), memory(program).peak_bytes
 
@@ -34,7 +34,7 @@ def test_the_estimate_is_within_a_fifth(name):
 
 
 @pytest.mark.sweep
-def test_nine_tenths_are_within_a_fifth_and_what_xla_tells_apart_is_ranked_as_it_does():
+def test_nine_tenths_are_within_a_fifth_and_the_ranking_is_that_of_xla():
     found = {name: compared(case) for name, case in CASES.items()}
     apart = [name for name, (theirs, ours) in found.items() if not 0.8 < ours / theirs < 1.2]
     assert len(found) > 40 and len(apart) <= len(found) / 10, apart

@@ -24,7 +24,7 @@ def optimized():
 
 
 def found(function, *args):
-    """The memory of a function; its parts, its buffers and its lines add up."""
+    """Return the memory of a function, after a check that its parts, buffers and lines add up."""
     each = compiled_memory(trace(function, *args))
     parts = each.argument_bytes + each.result_bytes + each.constant_bytes + each.temporary_bytes
     assert each.peak_bytes == parts - each.donated_bytes
@@ -54,7 +54,7 @@ def mlp(params, x):
 PARAMS = {"up": jnp.ones((N, 4 * N)), "down": jnp.ones((4 * N, N)), "unused": jnp.ones(3)}
 
 
-def test_arguments_and_results_have_their_names_and_values_their_lines():
+def test_arguments_and_results_have_names_and_values_have_lines():
     each = found(lambda params, x: {"out": mlp(params, x)}, PARAMS, X)
     arguments = {buffer.what: buffer.bytes for buffer in of_kind(each, "argument")}
     # jax.jit drops an argument that is not used.
@@ -74,7 +74,7 @@ def test_arguments_and_results_have_their_names_and_values_their_lines():
     assert hidden.frames[0].function == "mlp" and each.at.startswith(line(mlp, 1))
 
 
-def test_lines_stand_beside_those_of_the_estimate():
+def test_lines_have_the_estimate_too():
     each = found(mlp, PARAMS, X)
     lines = {row.line: (row.bytes, row.estimate_bytes) for row in each.lines}
     # The estimate counts the argument that jax.jit drops.
@@ -84,7 +84,7 @@ def test_lines_stand_beside_those_of_the_estimate():
     assert each.estimate_bytes == jaxprtool.memory(trace(mlp, PARAMS, X)).peak_bytes
 
 
-def test_a_donated_argument_tells_which_result_reuses_it():
+def test_a_donated_argument_names_the_result_that_reuses_it():
     def step(w, x):
         return w + 1, x.sum()
 
@@ -114,7 +114,7 @@ def layers(w, x):
     return lax.scan(layer, x, None, length=6)[0].sum()
 
 
-def test_what_a_loop_stacks_has_the_line_that_computes_it():
+def test_stacked_results_of_a_loop_have_the_line_that_computes_them():
     each = found(jax.grad(layers), W, X)
     stacked = [buffer for buffer in each.buffers if buffer.type == "f32[6,512,128]"]
     assert stacked and {buffer.line for buffer in stacked} <= {line(layers, 2), line(layers, 3)}
@@ -123,7 +123,7 @@ def test_what_a_loop_stacks_has_the_line_that_computes_it():
     assert biggest.line == line(layers, 2) and biggest.bytes >= 6 * X.nbytes
 
 
-def test_values_without_a_line_have_that_of_what_needs_them():
+def test_values_without_a_line_have_that_of_their_reader():
     kernel, images = jnp.ones((3, 3, 4, 8)), jnp.ones((4, 16, 16, 4))
 
     def loss(kernel):

@@ -1,4 +1,4 @@
-"""memory: the peak, what is alive there, where, and the curve; beside what XLA says."""
+"""memory: the peak, the live values there, its location, and the curve; compared with XLA."""
 
 import math
 
@@ -29,7 +29,7 @@ def line(function, below):
 
 
 def adds_up(each):
-    """The parts of a peak are the peak."""
+    """Assert that the parts of a peak add up to the peak."""
     parts = each.argument_bytes + each.result_bytes + each.constant_bytes + each.temporary_bytes
     assert each.peak_bytes == parts - each.donated_bytes == sum(live.bytes for live in each.live)
     assert each.at.bytes == each.peak_bytes == max(point.bytes for point in each.curve)
@@ -41,10 +41,10 @@ def of_kind(each, kind):
     return [live for live in each.live if live.kind == kind]
 
 
-# --- what is alive --------------------------------------------------------------------------------
+# --- live values ----------------------------------------------------------------------------------
 
 
-def test_values_in_a_shard_map_are_as_large_as_on_one_device():
+def test_values_in_a_shard_map_have_their_size_on_one_device():
     mesh = AbstractMesh((4,), ("rows",), axis_types=(AxisType.Auto,))
 
     def product(x):
@@ -61,7 +61,7 @@ def test_values_in_a_shard_map_are_as_large_as_on_one_device():
     assert each.temporary_bytes < whole.temporary_bytes
 
 
-def test_values_are_named_by_the_line_that_makes_them_and_what_reads_them_last():
+def test_values_have_the_line_that_makes_them_and_their_last_reader():
     def function(x):
         y = jnp.sin(x)
         z = jnp.cos(x)
@@ -87,13 +87,13 @@ def test_equal_values_are_one_row():
     assert (params.name, params.count, params.bytes) == ("params[0..2]", 3, 3 * SIZE)
 
 
-def test_what_is_fused_is_not_alive():
+def test_fused_values_are_not_live():
     each = found(lambda x: jnp.sin(x) * 2 + 1, X)
     assert adds_up(each) and each.peak_bytes == 2 * SIZE
     assert found(jnp.sin, jnp.float32(1)).peak_bytes == 8
 
 
-def test_what_a_reduction_alone_reads_is_not_alive():
+def test_values_that_only_a_reduction_reads_are_not_live():
     def distances(x):
         return jnp.sqrt(jnp.square(x[:, None] - x[None]).sum(-1))
 
@@ -104,7 +104,7 @@ def test_what_a_reduction_alone_reads_is_not_alive():
     assert [live.primitive for live in of_kind(both, "value")] == ["exp"]
 
 
-def test_what_a_reduction_and_another_equation_read_is_broadcast_once():
+def test_a_broadcast_that_a_reduction_and_another_equation_read_is_stored_once():
     def weights(x):
         total = jnp.exp(x).sum(1, keepdims=True)
         return jnp.exp(x) / total, (x / total).sum(0)
@@ -114,7 +114,7 @@ def test_what_a_reduction_and_another_equation_read_is_broadcast_once():
     assert [live.type for live in of_kind(each, "value") if live.bytes == SIZE] == ["f32[256,256]"]
 
 
-def test_results_have_room_from_the_start_in_which_other_values_may_lie():
+def test_results_are_allocated_from_the_start_and_hold_other_values():
     def function(x):
         y = jnp.sin(x) @ x
         return y @ x
@@ -130,7 +130,7 @@ def test_constants_count():
     assert [live.type for live in of_kind(each, "constant")] == ["f32[256,256]"]
 
 
-def test_a_program_of_no_equations_has_a_peak():
+def test_a_program_without_equations_has_a_peak():
     each = found(lambda x: x, X)
     assert adds_up(each) and each.peak_bytes == 2 * SIZE
     assert (each.at.primitive, each.at.source, len(each.curve)) == ("", "", 1)
@@ -140,7 +140,7 @@ def test_a_program_of_no_equations_has_a_peak():
 # --- loops, branches and calls --------------------------------------------------------------------
 
 
-def test_the_peak_is_found_inside_of_a_loop_and_what_is_alive_around_it_counts():
+def test_the_peak_is_found_inside_a_loop_and_outer_live_values_count():
     def function(x, w):
         outside = jnp.exp(x)
 
@@ -162,7 +162,7 @@ def test_the_peak_is_found_inside_of_a_loop_and_what_is_alive_around_it_counts()
     assert each.at.source.endswith(line(function, 6))
 
 
-def test_stacked_results_lie_in_memory_once_and_rows_that_a_product_reads_too():
+def test_stacked_results_are_stored_once_and_so_are_rows_read_by_a_product():
     def function(xs, x):
         def body(x, w):
             y = w @ x
@@ -178,7 +178,7 @@ def test_stacked_results_lie_in_memory_once_and_rows_that_a_product_reads_too():
     assert (row.name, row.type, row.bytes) == ("xs", "f32[256,256]", SIZE)
 
 
-def test_a_branch_needs_what_the_larger_of_its_bodies_does():
+def test_a_branch_needs_the_memory_of_its_largest_body():
     def function(i, x):
         return jax.lax.switch(i, [lambda x: x + 1, lambda x: jnp.sin(x) @ x], x)
 
@@ -187,7 +187,7 @@ def test_a_branch_needs_what_the_larger_of_its_bodies_does():
     assert math.isclose(each.temporary_bytes, SIZE, rel_tol=0.01)
 
 
-def test_a_curve_has_a_point_for_each_equation_that_writes_and_goes_into_loops():
+def test_a_curve_has_a_point_for_each_equation_that_writes_including_loops():
     def function(x):
         def body(x, _):
             return jnp.sin(x) @ x, None
@@ -214,7 +214,7 @@ def test_a_long_curve_has_a_thousand_points_and_the_peak():
 # --- dead values ----------------------------------------------------------------------------------
 
 
-def test_dead_values_are_not_alive():
+def test_dead_values_are_not_live():
     def function(x):
         unused = jnp.sin(x) @ x
         jax.lax.scan(lambda c, _: (c @ x, c @ unused), x, length=10)
@@ -224,7 +224,7 @@ def test_dead_values_are_not_alive():
     assert adds_up(each) and each.temporary_bytes == 0
 
 
-def test_dead_results_and_carries_of_loops_and_branches_are_not_alive():
+def test_dead_results_and_carries_of_loops_and_branches_are_not_live():
     def function(x, flag):
         def step(carry, _):
             x, unused = carry
@@ -239,7 +239,7 @@ def test_dead_results_and_carries_of_loops_and_branches_are_not_alive():
     assert {live.primitive for live in each.live}.isdisjoint({"cos", "sin", "exp"})
 
 
-def test_what_only_effects_need_is_alive():
+def test_operands_of_effects_are_live():
     def function(x):
         jax.debug.callback(lambda y: None, jnp.sin(x) @ x)
         return x
@@ -262,14 +262,14 @@ def blocks(wrap):
 
 
 @pytest.mark.parametrize("wrap", [lambda f: f, jax.checkpoint], ids=["plain", "checkpoint"])
-def test_what_checkpoint_recomputes_waits_where_xla_has_barriers(wrap):
+def test_recomputation_by_checkpoint_waits_at_xlas_barriers(wrap):
     function, *args = blocks(wrap)
     each = found(function, *args)
     assert adds_up(each)
     assert each.peak_bytes == pytest.approx(measured(function, (), *args), rel=0.05)
 
 
-def test_a_barrier_of_the_users_is_one_too():
+def test_a_users_barrier_has_the_same_effect():
     def function(x, y):
         x, _ = jax.lax.optimization_barrier((x, y @ y))
         return jnp.sort(jnp.sin(x) @ x)
@@ -283,7 +283,7 @@ def test_a_barrier_of_the_users_is_one_too():
 
 
 @pytest.mark.parametrize("donate", [(), (0,)])
-def test_a_result_takes_the_place_of_a_donated_argument(donate):
+def test_a_result_reuses_a_donated_argument(donate):
     def step(state, x):
         return state + jnp.sin(x @ x), x.sum()
 
@@ -292,14 +292,14 @@ def test_a_result_takes_the_place_of_a_donated_argument(donate):
     assert each.peak_bytes == measured(step, donate, X, X)
 
 
-# --- beside XLA -----------------------------------------------------------------------------------
+# --- compared with XLA ----------------------------------------------------------------------------
 
 
 def measured(function, donate, *args):
     compiled = jax.jit(function, donate_argnums=donate).lower(*args).compile()
     told = compiled.memory_analysis()
     sizes = told.argument_size_in_bytes, told.output_size_in_bytes, told.temp_size_in_bytes
-    table = 8 * len(jax.tree.leaves(jax.eval_shape(function, *args)))  # where the results lie
+    table = 8 * len(jax.tree.leaves(jax.eval_shape(function, *args)))  # the memory of the results
     return sum(sizes) - told.alias_size_in_bytes - (table if table > 8 else 0)
 
 
@@ -321,14 +321,14 @@ PARAMS = {"up": jnp.ones((4, 64, 256)), "down": jnp.ones((4, 256, 64))}
 
 
 @pytest.mark.parametrize("function", [layers, jax.grad(layers), jax.grad(unrolled)])
-def test_peaks_are_those_of_xla_within_a_fifth(function):
+def test_peaks_are_within_a_fifth_of_xlas(function):
     x = jnp.ones((512, 64))
     each = found(function, PARAMS, x)
     assert adds_up(each)
     assert each.peak_bytes == pytest.approx(measured(function, (), PARAMS, x), rel=0.2)
 
 
-# --- what else is asked of it ---------------------------------------------------------------------
+# --- other cases ----------------------------------------------------------------------------------
 
 
 def test_symbolic_sizes_are_refused():
@@ -339,7 +339,7 @@ def test_symbolic_sizes_are_refused():
     assert memory(program.apply("specialize(n=4, d=8)")).argument_bytes == 2 * 4 * 4 * 8
 
 
-def test_calls_within_calls_end():
+def test_exponentially_nested_calls_are_analysed_fast():
     def doubled(f):
         return jax.jit(lambda x: f(x) + f(x * 2))
 
@@ -349,7 +349,7 @@ def test_calls_within_calls_end():
     assert adds_up(found(f, X))
 
 
-def test_a_program_without_sources_has_its_primitives():
+def test_a_program_without_sources_has_primitives_as_names():
     jaxpr = jaxprtool.trace(lambda x: jnp.sin(x) @ x, X).jaxpr
     body = jaxcompat.open_jaxpr(jaxpr)
     bare = [eqn.replace(source_info=NO_SOURCE) for eqn in body.eqns]

@@ -1,4 +1,4 @@
-"""temporary_memory estimates what XLA's own report of a compiled program says."""
+"""temporary_memory estimates XLA's report on a compiled program."""
 
 import jax
 import jax.numpy as jnp
@@ -36,7 +36,7 @@ def model(params, x):
 PARAMS = [(jnp.ones((64, 128)), jnp.ones((128, 64)), jnp.ones(64))] * 6
 
 
-def test_what_is_fused_needs_no_memory():
+def test_fused_values_need_no_memory():
     assert estimated(lambda x: jnp.tanh(x) * 2 + x.T, X) == 0
     assert estimated(lambda x: x @ x, X) == 0
 
@@ -46,7 +46,7 @@ def test_operands_of_products_are_written():
     assert estimated(lambda x: x.reshape(256, 256) @ x.T, X) == 0
 
 
-def test_what_several_kernels_read_is_computed_again_unless_it_is_costly():
+def test_values_read_by_several_kernels_are_recomputed_unless_expensive():
     assert estimated(lambda x: (x + 1, x * 2), X) == 0
 
     def shared(f):
@@ -60,7 +60,7 @@ def test_what_several_kernels_read_is_computed_again_unless_it_is_costly():
     assert estimated(lambda x: tuple(y[:1] for y in shared(jnp.exp)(x)), X) == SIZE
 
 
-def test_a_result_made_later_lends_its_buffer():
+def test_a_value_uses_the_buffer_of_a_later_result():
     def function(x):
         return jnp.sin(x) @ x @ x
 
@@ -68,23 +68,23 @@ def test_a_result_made_later_lends_its_buffer():
     assert estimated(lambda x: function(x)[:1], X) == 2 * SIZE
 
 
-def test_a_result_that_is_computed_element_by_element_takes_the_place_of_its_operand():
+def test_an_elementwise_result_reuses_its_operand():
     assert estimated(lambda x: jnp.sin(x @ x), X) == 0
     assert estimated(lambda x: (jnp.exp(x) + 1, jnp.exp(x) + 2), X) == 0
 
 
-def test_a_loop_needs_what_its_body_needs_and_a_branch_the_larger_of_its_bodies():
+def test_a_loop_needs_the_memory_of_its_body_and_a_branch_that_of_its_largest():
     def body(x, _):
         return jnp.sin(x) @ x, None
 
     looped = estimated(lambda x: jax.lax.scan(body, x, length=3)[0], X)
     assert looped == 2 * SIZE
     branches = [lambda x: x + 1, lambda x: jnp.sin(x) @ x]
-    index = 4  # bytes, as XLA takes it, clamped
+    index = 4  # bytes, as in XLA's index, which is clamped
     assert estimated(lambda i, x: jax.lax.switch(i, branches, x), 0, X) == SIZE + index
 
 
-def test_a_gradient_as_traced_and_outlined_is_what_xla_says():
+def test_a_gradient_as_traced_and_outlined_agrees_with_xla():
     program = jaxprtool.trace(jax.value_and_grad(model), PARAMS, jnp.ones((512, 64)))
     outlined = program.apply("outline")
     assert outlined is not program
@@ -93,7 +93,7 @@ def test_a_gradient_as_traced_and_outlined_is_what_xla_says():
         assert temporary_memory(each) == pytest.approx(size, rel=0.1)
 
 
-def test_symbolic_sizes_and_endless_calls_are_not_estimated():
+def test_symbolic_sizes_and_exponentially_nested_calls_are_not_estimated():
     (n,) = jax.export.symbolic_shape("n")
     assert estimated(jnp.sin, jax.ShapeDtypeStruct((n,), jnp.float32)) is None
 
@@ -114,7 +114,7 @@ def test_samples_are_estimated(file):
         assert found is not None and found >= 0, case.name
 
 
-def test_drawing_random_bits_takes_three_arrays_more():
+def test_drawing_random_bits_needs_three_additional_arrays():
     def drawn(key):
         return jax.random.bits(key, (256, 256)).sum()
 
@@ -124,7 +124,7 @@ def test_drawing_random_bits_takes_three_arrays_more():
     assert found == 4 * SIZE == pytest.approx(told, rel=0.01)
 
 
-def test_what_a_loop_begins_with_becomes_what_goes_round():
+def test_the_initial_carry_of_a_loop_is_reused():
     def body(x, _):
         return x + 1, None
 

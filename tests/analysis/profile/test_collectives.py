@@ -1,4 +1,4 @@
-"""What collectives move in a profile is what the text of the compiled module says, by line."""
+"""The bytes of collectives in a profile agree with the compiled module's text, by line."""
 
 from collections import Counter
 
@@ -15,7 +15,7 @@ from tests.programs.sharded import SHARDED, floats, mesh_of, under_jit
 
 
 def profiled(function, arguments, calls=1):
-    """Profile calls of a jitted function; a program in JAX's cache may have other lines."""
+    """Profile calls of a jitted function, without JAX's cache, which may have other lines."""
     values = jax.tree.map(lambda each: np.ones(each.shape, each.dtype), arguments)
     with compiled_afresh():
         jax.block_until_ready(function(*values))
@@ -26,7 +26,7 @@ def profiled(function, arguments, calls=1):
 
 
 def moved(profile):
-    """Return the bytes that are moved, by kind."""
+    """Return the moved bytes, by kind."""
     found = Counter()
     for line in profile.lines:
         for each in line.moved:
@@ -35,7 +35,7 @@ def moved(profile):
 
 
 @pytest.mark.parametrize("name", ["tensor", "scanned", "pipeline"])
-def test_bytes_are_those_of_the_text_in_each_run_of_the_module(name):
+def test_bytes_are_those_of_the_text_for_each_run_of_the_module(name):
     sharded = SHARDED[name]()
     with jax.set_mesh(sharded.mesh):
         profile = profiled(sharded.function, sharded.arguments, calls=3)
@@ -46,7 +46,7 @@ def test_bytes_are_those_of_the_text_in_each_run_of_the_module(name):
     assert profile.moved_bytes == wanted.total()
 
 
-def test_values_that_one_operation_moves_are_those_of_their_own_lines():
+def test_values_moved_by_one_operation_have_their_own_lines():
     mesh = mesh_of(data=8)
 
     def sums(x, y):
@@ -67,7 +67,7 @@ def test_values_that_one_operation_moves_are_those_of_their_own_lines():
     assert [(each.kind, each.count) for each in lines[1].moved] == [("all-reduce", 1)]
 
 
-def test_the_runs_of_a_loop_of_unknown_length_are_counted():
+def test_the_iterations_of_a_loop_of_unknown_length_are_counted():
     mesh = mesh_of(data=8)
 
     def halved(x):

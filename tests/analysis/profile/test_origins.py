@@ -1,4 +1,4 @@
-"""A compiled operation is led back to the lines that it comes from."""
+"""A compiled operation is attributed to its source lines."""
 
 import jax
 import jax.numpy as jnp
@@ -36,12 +36,12 @@ def origins(module):
     return Origins(module, frames_now(), frozenset(module.by_name))
 
 
-def test_the_parts_of_an_operation_add_up_to_all_of_it(module, origins):
+def test_the_parts_of_an_operation_add_up(module, origins):
     for name in module.by_name:
         assert sum(share for _, share in origins.of(name)) == pytest.approx(1)
 
 
-def test_a_product_has_its_line_its_scope_and_its_side(module, origins):
+def test_a_product_has_its_line_scope_and_direction(module, origins):
     products = [each.name for each in module.by_name.values() if each.opcode == "dot"]
     found = {origin for name in products for origin, _ in origins.of(name)}
     assert {each.line.file.rpartition("/")[2] for each in found} == {"test_origins.py"}
@@ -76,7 +76,7 @@ def test_scopes_are_those_of_cost():
     assert not any("scoped" in scope for scope in shown)
 
 
-def test_a_loop_is_overhead_unless_it_was_compiled_to_one_operation(module, origins):
+def test_a_loop_is_overhead_unless_it_is_compiled_to_one_operation(module, origins):
     loops = [each.name for each in module.by_name.values() if each.opcode == "while"]
     assert loops and all(origins.own(each) == "loop overhead" for each in loops)
     whole = Origins(module, frames_now(), frozenset(loops))
@@ -88,7 +88,7 @@ def test_every_operation_with_work_has_a_line(module, origins):
     assert all(origin.line is not None for name in worked for origin, _ in origins.of(name))
 
 
-def test_a_collective_has_the_lines_of_the_values_that_it_moves():
+def test_a_collective_has_the_lines_of_the_values_it_moves():
     def sums(x, y):
         first = jnp.sin(x).sum(0)
         second = jnp.cos(y).sum(0)
@@ -104,6 +104,6 @@ def test_a_collective_has_the_lines_of_the_values_that_it_moves():
     assert lines[1] == lines[0] + 1
 
 
-def test_an_operation_that_no_module_has_is_unknown(origins):
+def test_an_operation_that_is_in_no_module_is_unknown(origins):
     ((origin, share),) = origins.of("missing.3")
     assert (origin.line, origin.primitive, share) == (None, "missing", 1.0)

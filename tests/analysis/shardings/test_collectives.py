@@ -1,4 +1,4 @@
-"""Collectives are attributed to the lines, the axes and the specs that they are for."""
+"""Collectives are attributed to lines, axes and specs."""
 
 import inspect
 from collections import Counter
@@ -26,7 +26,7 @@ def shardings(made: Sharded):
 
 
 def totals(found, made: Sharded):
-    """Return the bytes by kind that are listed, and those that an independent reader finds."""
+    """Return the listed bytes by kind, and those of an independent parser."""
     by_kind = Counter[str]()
     for each, count in read_from_text(made.compiled().as_text()).items():
         by_kind[each.kind] += each.bytes * count
@@ -42,12 +42,12 @@ def found():
 
 
 @pytest.mark.parametrize("name", PROGRAMS)
-def test_their_bytes_add_up_to_those_of_an_independent_reader(found, name):
+def test_bytes_agree_with_an_independent_parser(found, name):
     listed, by_kind = totals(found[name], PROGRAMS[name]())
     assert listed == by_kind
 
 
-#: What each program exchanges, and along which axes: facts about the programs, read by hand.
+#: The collectives of each program, and their axes, determined by hand.
 EXPECTED = {
     "data": {("all-reduce", "data", "partitioner")},
     "tensor": {("all-reduce", "model", "partitioner")},
@@ -69,7 +69,7 @@ def test_kinds_axes_and_sources_are_those_of_the_program(found, name):
 
 
 @pytest.mark.parametrize("name", PROGRAMS)
-def test_each_that_the_partitioner_added_has_two_specs_that_differ(found, name):
+def test_each_collective_of_the_partitioner_has_two_different_specs(found, name):
     for each in found[name].collectives:
         assert (each.reason is None) == (each.source == "program")
         if each.reason is not None:
@@ -104,14 +104,14 @@ def test_merged_values_have_their_own_lines_and_bytes(found):
     ]
 
 
-def test_equal_layers_are_told_apart_by_the_arguments_that_they_gather(found):
+def test_equal_layers_are_distinguished_by_the_arguments_that_they_gather(found):
     gathered = [each.value for each in found["fsdp"].collectives if each.kind == "all-gather"]
     assert sorted(gathered) == [
         f"params[{i}]['{name}']" for i in range(2) for name in ("in", "out")
     ]
 
 
-def test_sums_of_equal_layers_are_of_the_same_operand_in_each():
+def test_sums_of_equal_layers_have_the_same_operand_in_each():
     mesh = mesh_of(data=2, model=4)
 
     def forward(layers, x):
@@ -126,8 +126,8 @@ def test_sums_of_equal_layers_are_of_the_same_operand_in_each():
     assert [each.value.partition(" ")[0] for each in found.collectives] == ["tanh"] * 3
 
 
-def test_the_sum_of_a_gradient_is_not_taken_for_one_of_the_same_size():
-    """The product with the weights has the bytes of their gradient, and an operand cut alike."""
+def test_the_sum_of_a_gradient_is_distinguished_from_one_of_the_same_size():
+    """The product with the weights has the bytes of their gradient and a similar operand."""
     mesh = mesh_of(fsdp=4, tensor=2)
 
     def loss(weights, x):
@@ -142,7 +142,7 @@ def test_the_sum_of_a_gradient_is_not_taken_for_one_of_the_same_size():
     assert gradient.reason.operand_spec in ("P('fsdp')", "P('fsdp', 'tensor')")
 
 
-def test_a_constraint_is_the_reason_for_a_gather_before_the_operations_that_it_reaches():
+def test_a_constraint_is_the_reason_for_a_gather_before_the_operations_it_affects():
     mesh = mesh_of(data=8)
 
     def forward(weights, x):
@@ -172,7 +172,7 @@ def test_a_result_that_is_gathered_is_named():
     assert (only.reason.operand_spec, only.reason.consumer_spec) == ("P('data')", "P()")
 
 
-def test_a_gather_of_more_than_is_needed_names_the_spec_on_the_way(found):
+def test_a_gather_of_more_than_needed_names_the_intermediate_spec(found):
     (gathered,) = (e for e in found["explicit"].collectives if e.kind == "all-gather")
     reason = gathered.reason
     assert (reason.operand_spec, reason.consumer_spec) == ("P('data')", "P(None, 'model')")
@@ -181,7 +181,7 @@ def test_a_gather_of_more_than_is_needed_names_the_spec_on_the_way(found):
     assert [each for each in others if each.way_spec] == [reason]
 
 
-def test_groups_that_are_along_no_axis_are_counted():
+def test_groups_along_no_axis_are_counted():
     mesh = mesh_of(x=8)
 
     def body(x):
@@ -192,8 +192,8 @@ def test_groups_that_are_along_no_axis_are_counted():
     assert only.axes is None and only.devices == 2 and only.source == "program"
 
 
-def test_sources_are_those_that_xla_writes_where_it_does(found):
-    """JAX 0.12 marks what the partitioner added; JAX 0.10 marks nothing."""
+def test_sources_agree_with_those_written_by_xla(found):
+    """JAX 0.12 marks what the partitioner added. JAX 0.10 marks nothing."""
     marks = Counter()
     for name, make in PROGRAMS.items():
         module = compiled_module(make().compiled())

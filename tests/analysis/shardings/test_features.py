@@ -1,4 +1,4 @@
-"""What moves, and why, in programs where several values and operations fit a collective."""
+"""Collectives and their reasons in programs with several possible values and operations."""
 
 import re
 from functools import partial
@@ -23,13 +23,13 @@ def found():
 
 
 @pytest.mark.parametrize("name", FEATURES)
-def test_their_bytes_add_up_to_those_of_an_independent_reader(found, name):
+def test_bytes_agree_with_an_independent_parser(found, name):
     listed, by_kind = totals(found[name], FEATURES[name]())
     assert listed == by_kind
 
 
 def _text(each):
-    """Return a collective as text: its kind and axes, what moves, and what it is for."""
+    """Return a collective as text: its kind and axes, the moved value, and the reason."""
     what = f"{each.kind} {','.join(each.axes)}: {each.value.partition(' at ')[0]}"
     if each.reason is None:
         return what
@@ -39,10 +39,11 @@ def _text(each):
     return f"{what} {specs} for {each.reason.consumer.partition(' at ')[0]}"
 
 
-#: Of the two operations that read all of x in JAX 0.12, where the slice shares what is gathered.
+#: The reasons in JAX 0.12, where the slice shares the gathered x with another operation.
 GATHERED_FOR = "slice" if jax.__version_info__ >= (0, 12) else "reduce_window_sum"
 
-#: What the programs exchange. Each line is checked by hand against the program and its module.
+#: The collectives of the programs. Each line was checked by hand against the program and its
+#: module.
 EXPECTED = {
     "unknown_length": {
         "all-gather data: carry of while P('data') → P() for dot_general",
@@ -68,7 +69,7 @@ EXPECTED = {
 
 
 @pytest.mark.parametrize("name", EXPECTED)
-def test_what_moves_and_why_is_what_the_program_does(found, name):
+def test_collectives_and_reasons_are_those_of_the_program(found, name):
     assert set(map(_text, found[name].collectives)) == EXPECTED[name]
 
 
@@ -77,8 +78,8 @@ _PARAMETER = re.compile(r"%([\w.-]+) = \S+ parameter\((\d+)\)")
 
 
 @pytest.mark.parametrize("name", PROGRAMS)
-def test_arguments_that_are_gathered_as_they_are_have_their_names(found, name):
-    """The module that runs says which argument a gather reads: an independent answer."""
+def test_arguments_that_are_gathered_directly_have_their_names(found, name):
+    """The module that runs says which argument a gather reads, independently."""
     made = PROGRAMS[name]()
     given = found[name] if name in found else shardings(made)
     text = made.compiled().as_text()
@@ -92,7 +93,7 @@ def test_arguments_that_are_gathered_as_they_are_have_their_names(found, name):
 
 
 def test_a_gradient_is_summed_over_the_batch_and_not_over_the_weights(found):
-    """Both products of a layer's gradient sum over a dimension that is cut along "fsdp"."""
+    """Both products of a layer's gradient sum over a dimension that is split along "fsdp"."""
     summed = [each for each in found["grouped_batches"].collectives if each.kind == "all-reduce"]
     for axis in ("replica", "fsdp"):
         along = [each for each in summed if each.axes == (axis,)]
@@ -124,7 +125,7 @@ def test_results_that_xla_gathers_after_the_last_operation_are_the_reason():
         assert each.kind != "result" or each.replicated
 
 
-def test_indices_that_move_are_not_taken_for_the_table_that_they_index():
+def test_moved_indices_are_distinguished_from_the_indexed_table():
     mesh = mesh_of(fsdp=4, tensor=2)
 
     def look_up(table, tokens):
@@ -153,7 +154,7 @@ def test_each_value_of_a_sum_of_a_tree_is_named():
     assert values == {16 * 4: "reduce_sum", 8 * 16 * 4: "cos", 8 * 4: "reduce_sum"}
 
 
-def test_a_sum_by_pmap_of_gradients_names_each():
+def test_a_sum_of_gradients_by_pmap_names_each():
     @partial(jax.pmap, axis_name="i", devices=jax.devices("cpu")[:8])
     def step(params, x):
         grads = jax.grad(lambda w: jnp.exp(x @ w["a"]).sum() + jnp.sin(w["b"]).sum())(params)

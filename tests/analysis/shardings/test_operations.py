@@ -1,4 +1,4 @@
-"""Of programs around one operation each: what devices exchange, and why, as read from the code."""
+"""Collectives and their reasons in programs around one operation each."""
 
 from collections import Counter
 
@@ -9,7 +9,7 @@ import jaxprtool
 from tests.programs.collectives import collectives as read_from_text
 from tests.programs.sharded_operations import OPERATIONS
 
-#: Programs that are compiled in each run of the tests; `sweep` marks the others.
+#: Programs that every run of the tests compiles; `sweep` marks the others.
 QUICK = frozenset({
     "cumsum", "sort", "argmax", "convolution", "embedding", "concatenation", "norm_clip",
     "branches", "callback", "gathered_result", "manual_kinds", "nested_manual", "mixed_axes",
@@ -23,7 +23,7 @@ def _program(name):
 
 @pytest.fixture(scope="module")
 def found():
-    """What was found in programs, by name."""
+    """Return the shardings of programs, by name."""
     return {}
 
 
@@ -49,7 +49,7 @@ def test_bytes_add_up_and_each_collective_has_a_line_and_a_reason(found, name):
 
 
 def _text(each):
-    """Return a collective as text: its kind and axes, what moves, and what it is for."""
+    """Return a collective as text: its kind and axes, the moved value, and the reason."""
     what = f"{each.kind} {','.join(each.axes)}"
     if each.reason is None:
         return f"{what}: {each.value.partition(' at ')[0]}"
@@ -61,7 +61,8 @@ def _text(each):
     return f"{what}: {operand} {specs} for {consumer}"
 
 
-#: What the programs exchange. Each line is checked by hand against the program and its module.
+#: The collectives of the programs. Each line was checked by hand against the program and its
+#: module.
 EXPECTED = {
     "cumsum": {"all-gather data: dot_general P('data') → P() for reduce_window_sum"},
     "sort": {"all-to-all data: x P('data') across for sort"},
@@ -118,7 +119,7 @@ def test_what_moves_and_why_is_what_the_program_does(found, name):
     assert set(map(_text, shardings(found, name))) == EXPECTED[name]
 
 
-def test_weights_that_are_used_in_a_product_are_what_is_gathered(found):
+def test_weights_used_in_a_product_are_the_gathered_values(found):
     listed = [each for each in shardings(found, "norm_clip") if each.kind == "all-gather"]
     assert sorted(map(_text, listed)) == [
         "all-gather data: params['a'] P('data') → P() for dot_general",
@@ -126,7 +127,7 @@ def test_weights_that_are_used_in_a_product_are_what_is_gathered(found):
     ]
 
 
-def test_weights_that_scan_slices_are_named_after_the_argument(found):
+def test_weights_sliced_by_scan_are_named_after_the_argument(found):
     listed = [each for each in shardings(found, "remat_scan") if each.kind == "all-gather"]
     assert {each.count for each in listed} == {3}
     assert set(map(_text, listed)) == {

@@ -1,4 +1,4 @@
-"""Products can overlap a collective if neither needs the other."""
+"""Products can overlap a collective if neither depends on the other."""
 
 from collections import Counter
 
@@ -7,7 +7,7 @@ from jaxlib._hlo import hlo_module_from_text
 from jaxprtool.analysis.shardings.overlap import independent_products
 from jaxprtool.ir.hlo.module import read_module
 
-#: `free` needs nothing of the gather; `before` computes its operand; `after` reads its result.
+#: `free` is independent of the gather; `before` computes its operand; `after` reads its result.
 MODULE = """HloModule overlap, num_partitions=8
 ENTRY main {
   p = f32[8,8] parameter(0)
@@ -22,6 +22,6 @@ ENTRY main {
 """
 
 
-def test_only_products_that_are_independent_can_overlap():
+def test_only_independent_products_can_overlap():
     module = read_module(hlo_module_from_text(MODULE).as_serialized_hlo_module_proto())
     assert independent_products(module) == {"gathered": Counter(f32=2 * 8 * 8 * 16)}

@@ -1,4 +1,4 @@
-"""Times are what the figures of an interconnect and a device give."""
+"""Times follow from the figures of an interconnect and a device."""
 
 import jax
 import pytest
@@ -17,13 +17,13 @@ def found():
         return jaxprtool.shardings(jaxprtool.trace(made.function, *made.arguments))
 
 
-def test_a_gather_in_a_loop_takes_the_time_of_its_iterations(found):
+def test_a_gather_in_a_loop_has_the_time_of_all_iterations(found):
     gathered = timed(found, interconnect_named("1e6"), None).collectives[0]
     assert gathered.seconds == pytest.approx(12 * 8192 * 7 / 8 / 1e6)
     assert gathered.overlap_seconds is None
 
 
-def test_products_take_the_time_of_the_device(found):
+def test_products_have_the_time_of_the_device(found):
     made = timed(found, None, DEVICES["h100"])
     assert made.compute_seconds == pytest.approx(12 * 2 * 8 * 32 * 32 / 494.7e12)
     assert all(each.seconds is None for each in made.collectives)

@@ -1,4 +1,4 @@
-"""Specs and sizes are those of the compiled program, and values are listed that exist in it."""
+"""Specs and sizes are those of the compiled program, and listed values exist in it."""
 
 import jax
 import jax.numpy as jnp
@@ -20,7 +20,7 @@ def shardings(made: Sharded):
 
 
 @pytest.mark.parametrize("name", PROGRAMS)
-def test_arguments_and_results_are_sharded_as_xla_says(name):
+def test_shardings_of_arguments_and_results_are_those_of_xla(name):
     made = PROGRAMS[name]()
     compiled, found = made.compiled(), shardings(made)
     with jax.set_mesh(made.mesh):
@@ -38,7 +38,7 @@ def test_arguments_and_results_are_sharded_as_xla_says(name):
         assert each.replicated == sharding.is_fully_replicated
 
 
-def test_a_large_array_that_each_device_holds_is_found():
+def test_a_large_replicated_array_is_found():
     found = shardings(MISTAKES["replicated_embedding"]())
     large = [each.name for each in found.values if found.is_large_copy(each)]
     assert "params['embedding']" in large and "result[1]['embedding']" in large
@@ -61,7 +61,8 @@ def test_values_that_xla_fuses_away_are_not_listed():
 
     found = shardings(Sharded(under_jit(mean, mesh, P("data")), (floats(64, 64),), mesh))
     names = [each.name.partition(" ")[0] for each in found.values]
-    assert names == ["x", "square", "result"]  # XLA writes the squares, and fuses what is before
+    # XLA writes the squares, and fuses the operations before
+    assert names == ["x", "square", "result"]
 
 
 def test_a_value_that_a_constraint_gathers_is_replicated():
@@ -76,6 +77,6 @@ def test_a_value_that_a_constraint_gathers_is_replicated():
     assert any(each.kind == "value" and found.is_large_copy(each) for each in found.values)
 
 
-def test_arrays_in_the_body_of_a_shard_map_are_not_taken_for_whole_ones():
+def test_arrays_in_the_body_of_a_shard_map_are_not_whole_ones():
     found = shardings(SHARDED["expert"]())
     assert {each.type for each in found.values} <= {"f32[8,16,16]", "f32[128,16]", "f32[]"}

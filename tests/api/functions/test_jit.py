@@ -1,4 +1,4 @@
-"""`jaxprtool.jit`: what it rewrites, and that for the rest it is `jax.jit`."""
+"""`jaxprtool.jit` rewrites programs, and otherwise behaves like `jax.jit`."""
 
 import functools
 import gc
@@ -52,7 +52,7 @@ PARAMS = {"w": jnp.linspace(-1, 1, 16).reshape(4, 4)}
 
 
 def smooth(params, x):
-    """What can be differentiated forwards."""
+    """A function that can be differentiated in forward mode."""
     return tripled(jnp.tanh(x @ params["w"])).sum()
 
 
@@ -66,10 +66,10 @@ def close(ours, theirs):
 dced = functools.partial(jit, passes="dce")
 
 
-# --- what is rewritten ----------------------------------------------------------------------------
+# --- rewriting ------------------------------------------------------------------------------------
 
 
-def test_what_is_compiled_is_what_the_passes_make():
+def test_the_compiled_program_is_the_result_of_the_passes():
     made = dced(model).trace(PARAMS, X).jaxpr
     expected = trace(model, PARAMS, X).apply("dce").jaxpr
     assert len(made.eqns) < len(trace(model, PARAMS, X).jaxpr.eqns)
@@ -89,7 +89,7 @@ def test_equations_keep_their_source_lines_and_scopes():
 
 
 @pytest.mark.parametrize("passes", ["dce", Pipeline.parse("dce"), Dce(), lambda p: Dce()(p)])
-def test_passes_are_text_a_pipeline_a_pass_or_a_function(passes):
+def test_passes_are_a_text_a_pipeline_a_pass_or_a_function(passes):
     made = jit(lambda x: (jnp.cos(x), jnp.sin(x))[1], passes=passes).trace(X).jaxpr
     assert [eqn.primitive.name for eqn in made.eqns] == ["sin"]
 
@@ -107,13 +107,13 @@ def test_passes_run_once_for_each_signature():
     assert seen == [("x", "y")] * 2
 
 
-def test_a_pipeline_may_change_what_comes_out():
+def test_a_pipeline_may_change_the_results():
     close(jit(lambda x: jnp.sin(x), passes="grad")(2.0), jnp.cos(2.0))
     ours = jit(model, passes="value_and_grad, dce")(PARAMS, X, scale=3.0)
     close(ours, jax.value_and_grad(model)(PARAMS, X, scale=3.0))
 
 
-def test_named_axes_that_a_pass_binds_are_free_for_the_function():
+def test_named_axes_that_a_pass_binds_are_free_in_the_function():
     fun = jit(
         lambda x: jax.lax.psum(x, "i"),
         passes="batch(axis_name='i', axis_size=3, in_axes=None, out_axes=None)",
@@ -121,10 +121,10 @@ def test_named_axes_that_a_pass_binds_are_free_for_the_function():
     close(fun(2.0), 6.0)
 
 
-# --- that it is jax.jit ---------------------------------------------------------------------------
+# --- like jax.jit ---------------------------------------------------------------------------------
 
 
-def test_it_is_jaxs_own_object():
+def test_the_result_is_jaxs_own_object():
     fun = dced(model)
     assert type(fun) is type(jax.jit(model))
     assert fun.__name__ == "model" and fun.__wrapped__ is model
@@ -134,7 +134,7 @@ def test_it_is_jaxs_own_object():
     close(fun.lower(PARAMS, X).compile()(PARAMS, X), model(PARAMS, X))
 
 
-def test_it_is_a_decorator_with_and_without_options():
+def test_jit_is_a_decorator_with_and_without_options():
     @jit(passes="dce", static_argnames="n")
     def power(x, n):
         return x**n
@@ -146,7 +146,7 @@ def test_it_is_a_decorator_with_and_without_options():
     assert power(2.0, n=3) == other(2.0, 3) == power(2.0, 3) == other(2.0, n=3) == 8.0
 
 
-def test_static_arguments_reach_the_function_as_they_are():
+def test_static_arguments_reach_the_function_unchanged():
     class Config:
         layers = 2
 
@@ -176,13 +176,13 @@ def test_methods_with_a_static_self():
     assert Scale()(2.0) == 6.0
 
 
-def test_buffers_are_donated():
+def test_arguments_are_donated():
     x = jnp.ones(8)
     dced(lambda x: x + 1, donate_argnums=0)(x)
     assert x.is_deleted()
 
 
-def test_shardings_are_given_on():
+def test_shardings_are_passed_on():
     mesh = jax.make_mesh((1,), ("d",), axis_types=(AxisType.Auto,))
     sharding = NamedSharding(mesh, P("d"))
     out = dced(lambda x: x * 2, in_shardings=sharding, out_shardings=sharding)(X)
@@ -201,7 +201,7 @@ def test_keys_are_arguments():
     close(dced(lambda k: jax.random.normal(k, (3,)))(key), jax.random.normal(key, (3,)))
 
 
-def test_refs_are_arguments_and_closed_over():
+def test_refs_can_be_arguments_and_closed_over():
     outer, inner = jax.new_ref(jnp.zeros(3)), jax.new_ref(jnp.zeros(2))
 
     @dced
@@ -265,7 +265,7 @@ def test_disable_jit_runs_the_function_itself():
         lambda f: dced(f),
     ],
 )
-def test_it_nests_in_transformations(transform):
+def test_jit_nests_in_transformations(transform):
     close(transform(dced(model))(PARAMS, X), transform(model)(PARAMS, X))
 
 
@@ -277,12 +277,12 @@ def test_it_nests_in_transformations(transform):
         lambda f: lambda *args: jax.linearize(f, *args)[1](*args),
     ],
 )
-def test_it_nests_in_forward_mode(transform):
+def test_jit_nests_in_forward_mode(transform):
     close(transform(dced(smooth))(PARAMS, X), transform(smooth)(PARAMS, X))
 
 
 @pytest.mark.parametrize("inside", [lambda f: f, jax.grad, jax.jit])
-def test_it_nests_in_vmap(inside):
+def test_jit_nests_in_vmap(inside):
     xs = jnp.stack([X, 2 * X])
     close(
         jax.vmap(inside(dced(model)), in_axes=(None, 0))(PARAMS, xs),
@@ -290,7 +290,7 @@ def test_it_nests_in_vmap(inside):
     )
 
 
-def test_it_nests_in_loops():
+def test_jit_nests_in_loops():
     def step(fun):
         return jax.lax.scan(lambda c, x: (fun(c, x), c), 1.0, X)
 
@@ -300,7 +300,7 @@ def test_it_nests_in_loops():
     close(step(dced(body)), step(body))
 
 
-def test_tracers_that_it_closes_over_are_operands():
+def test_closed_over_tracers_are_operands():
     programs = []
 
     def watch(program):
@@ -317,14 +317,14 @@ def test_tracers_that_it_closes_over_are_operands():
     assert not any(isinstance(c, jax.core.Tracer) for p in programs for c in p.jaxpr.consts)
 
 
-def test_positions_do_not_count_what_it_closes_over():
+def test_positions_do_not_count_closed_over_values():
     def outer(x):
         return jit(lambda a, b: a * b * x, passes="grad(argnums=-1)")(2.0, 3.0)
 
     close(jax.jit(outer)(5.0), 10.0)
 
 
-def test_collectives_of_axes_around():
+def test_collectives_over_enclosing_axes():
     def fun(x):
         return x / jax.lax.psum(x, "i")
 
@@ -335,7 +335,7 @@ def test_collectives_of_axes_around():
     close(dced(mapped(fun))(X), jnp.ones(4))
 
 
-def test_threads_share_a_function():
+def test_threads_can_share_a_function():
     fun, results = dced(model), []
     threads = [threading.Thread(target=lambda: results.append(fun(PARAMS, X))) for _ in range(6)]
     for thread in threads:
@@ -354,7 +354,7 @@ def test_no_tracer_leaks():
 # --- errors ---------------------------------------------------------------------------------------
 
 
-def test_what_the_function_raises_is_raised_as_it_is():
+def test_errors_of_the_function_are_raised_unchanged():
     def fun(x):
         raise ZeroDivisionError("mine")
 
@@ -366,7 +366,7 @@ def test_what_the_function_raises_is_raised_as_it_is():
 @pytest.mark.parametrize(
     "fun", [lambda x: bool(x > 0), lambda x: {"out": "text"}, lambda x: jnp.ones(int(x))]
 )
-def test_what_jax_raises_is_jaxs(fun):
+def test_errors_of_jax_are_raised_unchanged(fun):
     with pytest.raises(TypeError) as theirs:
         jax.jit(fun)(1.0)
     with pytest.raises(type(theirs.value)) as ours:
@@ -374,7 +374,7 @@ def test_what_jax_raises_is_jaxs(fun):
     assert str(ours.value) == str(theirs.value)
 
 
-def test_static_arguments_must_be_hashable_as_jax_has_it():
+def test_static_arguments_must_be_hashable_as_in_jax():
     with pytest.raises(ValueError, match="Non-hashable static arguments"):
         dced(lambda x, n: x, static_argnums=1)(1.0, [1])
     with pytest.raises(TypeError):
@@ -382,7 +382,7 @@ def test_static_arguments_must_be_hashable_as_jax_has_it():
 
 
 @pytest.mark.parametrize(("passes", "says"), [("dcee", "unknown pass"), (3, "not 3")])
-def test_passes_that_are_none_are_told_at_once(passes, says):
+def test_invalid_passes_are_reported_at_once(passes, says):
     with pytest.raises(PipelineError, match=says):
         jit(model, passes=passes)
 
@@ -396,12 +396,12 @@ def test_passes_that_are_none_are_told_at_once(passes, says):
         (lambda program: None, "returned NoneType, not a Program"),
     ],
 )
-def test_passes_that_do_not_give_one_program_of_the_arguments_are_refused(passes, says):
+def test_passes_that_do_not_return_one_program_of_the_arguments_are_refused(passes, says):
     with pytest.raises(PipelineError, match=says):
         jit(model, passes=passes)(PARAMS, X, scale=2.0)
 
 
-def test_an_error_of_a_pass_says_which():
+def test_an_error_of_a_pass_names_the_pass():
     with pytest.raises(UnsupportedError, match="grad") as raised:
         jit(lambda x: x, passes="dce, grad")(X)
     assert "Raised by pass 'grad'" in raised.value.__notes__[0]
@@ -419,7 +419,7 @@ def test_an_error_of_a_pass_says_which():
 # --- the default pipeline -------------------------------------------------------------------------
 
 
-def test_the_default_makes_less_and_computes_the_same():
+def test_the_default_pipeline_reduces_the_program_and_computes_the_same():
     gradient = jax.value_and_grad(model)
     fun = jit(gradient)
     assert len(fun.trace(PARAMS, X).jaxpr.eqns) < len(jax.jit(gradient).trace(PARAMS, X).jaxpr.eqns)
@@ -427,12 +427,12 @@ def test_the_default_makes_less_and_computes_the_same():
 
 
 @pytest.mark.parametrize("transform", [jax.grad, lambda f: jax.vmap(f, (None, 0))])
-def test_the_default_nests_in_transformations(transform):
+def test_the_default_pipeline_nests_in_transformations(transform):
     xs = X if transform is jax.grad else jnp.stack([X, -X])
     close(transform(jit(model))(PARAMS, xs), transform(model)(PARAMS, xs))
 
 
-def test_the_default_folds_nothing_that_is_traced_around():
+def test_the_default_pipeline_does_not_fold_enclosing_tracers():
     def outer(x):
         return jit(lambda y: (y * x + 0.0) * (2.0 * 3.0))(1.0)
 
@@ -443,7 +443,7 @@ def test_the_default_folds_nothing_that_is_traced_around():
 # --- one trace for all wrappers -------------------------------------------------------------------
 
 
-def test_wrappers_of_a_function_share_what_is_traced_and_compiled():
+def test_wrappers_of_a_function_share_traces_and_compilations():
     traced, ran = [], []
 
     def fun(x):
@@ -470,7 +470,7 @@ def test_wrappers_of_a_function_share_what_is_traced_and_compiled():
     assert ran == ["fun"] and len(traced) == 4
 
 
-def test_what_is_static_and_which_function_it_is_tell_wrappers_apart():
+def test_static_arguments_and_the_function_distinguish_wrappers():
     def fun(x, n=1):
         return x * n if isinstance(n, int) else x + n
 
@@ -495,7 +495,7 @@ def test_what_is_static_and_which_function_it_is_tell_wrappers_apart():
     close(jit(three)(X), X * 3)
 
 
-def test_a_wrapper_keeps_its_function_and_nothing_else_does():
+def test_only_a_wrapper_keeps_its_function_alive():
     def made():
         def fun(x):
             return x * 2
@@ -512,7 +512,7 @@ def test_a_wrapper_keeps_its_function_and_nothing_else_does():
 
 
 @pytest.mark.parametrize("late", [False, True])
-def test_a_wrapper_may_bear_the_name_of_another_function(late):
+def test_a_wrapper_may_have_the_name_of_another_function(late):
     wrapped = jit(lambda x: x + 1)
     if late:
         wrapped(1.0)
@@ -522,7 +522,7 @@ def test_a_wrapper_may_bear_the_name_of_another_function(late):
     close(wrapped(X), X + 1)
 
 
-def test_passes_that_close_over_the_function_do_not_keep_it():
+def test_passes_that_close_over_the_function_do_not_keep_it_alive():
     def fun(x):
         return x * 2
 
@@ -533,7 +533,7 @@ def test_passes_that_close_over_the_function_do_not_keep_it():
     assert weak() is None
 
 
-# --- the contract, side by side -------------------------------------------------------------------
+# --- the contract, compared with jax.jit ----------------------------------------------------------
 
 
 class Slots:
@@ -588,7 +588,7 @@ REFUSED = {
 
 
 @pytest.mark.parametrize("name", REFUSED)
-def test_what_jax_jit_refuses_is_refused_with_the_same_error(name):
+def test_calls_that_jax_jit_refuses_are_refused_with_the_same_error(name):
     errors = []
     for j in (jax.jit, jit):
         with pytest.raises(Exception) as caught:
@@ -599,7 +599,7 @@ def test_what_jax_jit_refuses_is_refused_with_the_same_error(name):
     assert str(ours)[:40] == str(theirs)[:40]
 
 
-def test_what_jax_cannot_hold_weakly_or_hash_is_a_type_error():
+def test_a_function_without_weak_references_or_hash_is_a_type_error():
     class NoHash(Slots):
         __hash__ = None
 
@@ -618,7 +618,7 @@ def test_what_jax_cannot_hold_weakly_or_hash_is_a_type_error():
         lambda ref: jax.lax.scan(lambda c, _: (c + ref[0], None), 0.0, length=2)[0],
     ],
 )
-def test_a_freed_ref_is_not_used(end, use):
+def test_a_freed_ref_cannot_be_read(end, use):
     for j, errors in ((jax.jit, (ValueError, KeyError)), (jit, ValueError)):
         with pytest.raises(errors, match="has been freed" if j is jit else None):
             j(freed(end, use))(X)
@@ -626,7 +626,7 @@ def test_a_freed_ref_is_not_used(end, use):
 
 @pytest.mark.parametrize("end", [jax.freeze, jax.free_ref])
 @pytest.mark.parametrize("write", [jax.ref.addupdate, jax.ref.set])
-def test_a_freed_ref_is_not_written(end, write):
+def test_a_freed_ref_cannot_be_written(end, write):
     def fun(x):
         ref = jax.new_ref(x)
         value = end(ref)
@@ -638,7 +638,7 @@ def test_a_freed_ref_is_not_written(end, write):
             j(fun)(X)
 
 
-def test_what_jax_lets_pass_of_freed_refs_passes():
+def test_uses_of_freed_refs_that_jax_allows_are_allowed():
     def unread(ref):
         ref[...]
 

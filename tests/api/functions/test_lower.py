@@ -26,7 +26,7 @@ def f(x):
 
 
 def lines(computation):
-    """The instructions of the entry computation, without the numbers in their names."""
+    """Return the instructions of the entry computation, without the numbers in their names."""
     text = computation.as_hlo_text().partition("ENTRY")[2]
     return [line.strip() for line in text.splitlines()[1:] if line.strip() not in ("", "}")]
 
@@ -45,12 +45,12 @@ def test_a_function_of_a_scalar():
     ]
 
 
-def test_an_object_with_shape_and_dtype_will_do():
+def test_an_object_with_shape_and_dtype_is_accepted():
     given, expected = xla_computation(f)(SCALAR), xla_computation(f)(3.0)
     assert given.as_hlo_text() == expected.as_hlo_text()
 
 
-def test_it_is_jaxlibs_own_object():
+def test_the_result_is_jaxlibs_own_object():
     computation = xla_computation(f)(SCALAR)
     assert isinstance(computation, xla_client.XlaComputation)
     assert str(computation.program_shape()) == "(p0: f32[]) -> (f32[])"
@@ -97,7 +97,7 @@ def test_static_arguments_reach_the_function():
     def chosen(x, kinds, y):
         return jnp.sin(x) if kinds["sine"] else y
 
-    static = {"sine": True}  # which jax.jit would refuse, as it cannot be hashed
+    static = {"sine": True}  # jax.jit would refuse it, since it is not hashable
     assert str(make_jaxpr(chosen, static_argnums=1)(SCALAR, static, SCALAR)) == (
         "{ lambda ; a:f32[] b:f32[]. let c:f32[] = sin a in (c,) }"
     )
@@ -109,7 +109,7 @@ def test_static_arguments_reach_the_function():
     ]
 
 
-def test_the_shape_comes_with_it():
+def test_the_shape_can_be_returned_too():
     def g(x, *, scale):
         return {"y": x * scale, "n": 3}
 
@@ -124,7 +124,7 @@ def test_the_shape_comes_with_it():
     )
 
 
-def test_no_argument_is_left_out_and_constants_are_instantiated():
+def test_no_argument_is_dropped_and_constants_are_instantiated():
     for instantiate in (True, False, None):
         made = xla_computation(lambda x, y: 3.0, instantiate_const_outputs=instantiate)
         assert str(made(SCALAR, SCALAR).program_shape()) == "(p0: f32[], p1: f32[]) -> (f32[])"
@@ -134,7 +134,7 @@ def test_no_argument_is_left_out_and_constants_are_instantiated():
     ("tuple_args", "count", "one"),
     [(False, 101, False), (True, 2, True), (None, 100, False), (None, 101, True)],
 )
-def test_arguments_come_as_one_tuple(tuple_args, count, one):
+def test_arguments_can_be_one_tuple(tuple_args, count, one):
     made = xla_computation(lambda *args: sum(args), tuple_args=tuple_args)(*[SCALAR] * count)
     assert len(made.program_shape().parameter_shapes()) == (1 if one else count)
 
@@ -162,7 +162,7 @@ def test_arguments_are_donated_by_each_replica():
 
 
 @pytest.mark.parametrize("backend", ["cpu", "gpu", "tpu"])
-def test_the_backend_need_not_be_there(backend):
+def test_the_backend_need_not_be_available(backend):
     text = xla_computation(jnp.linalg.cholesky, backend=backend)(jnp.eye(3)).as_hlo_text()
     assert {"cpu": "lapack", "gpu": "cusolver", "tpu": "cholesky"}[backend] in text
 
@@ -232,12 +232,12 @@ MATRIX = jnp.ones((4, 4))
         ({"backend": "abacus"}, BackendError, r"does not lower for 'abacus'"),
     ],
 )
-def test_a_mistake_says_what_is_wrong(options, error, message):
+def test_a_mistake_is_explained(options, error, message):
     with pytest.raises(error, match=message):
         xla_computation(lambda x: x, **options)(MATRIX)
 
 
-def test_what_the_function_raises_and_what_cannot_be_lowered():
+def test_errors_of_the_function_and_of_lowering():
     def unbound(x):
         return jax.lax.psum(x, "k")
 
@@ -251,11 +251,11 @@ def test_what_the_function_raises_and_what_cannot_be_lowered():
         xla_computation(lambda x: jnp.linalg.eig(x), backend="tpu")(MATRIX)
 
 
-# --- arguments by their shape and dtype -------------------------------------------------------
+# --- arguments by shape and dtype -----------------------------------------------------------------
 
 
 class Tensor:
-    """What PyTorch's and TensorFlow's specifications of tensors look like."""
+    """A tensor specification like those of PyTorch and TensorFlow."""
 
     def __init__(self, shape, dtype):
         self.shape, self.dtype = shape, dtype
@@ -271,7 +271,7 @@ class TensorFlowDtype:
 
 
 class Size(list):
-    """A shape that is no tuple."""
+    """A shape that is not a tuple."""
 
 
 @pytest.mark.parametrize(
@@ -294,7 +294,7 @@ def test_anything_with_shape_and_dtype_is_an_argument(dtype, short):
         assert str(make_jaxpr(lambda tree: tree["tensor"])(given)) == str(program.jaxpr)
 
 
-def test_a_dtype_that_nobody_knows_is_an_error():
+def test_an_unknown_dtype_is_an_error():
     with pytest.raises(ArgumentsError, match="argument x is an array of dtype nonsense"):
         jaxprtool.trace(lambda x: x, Tensor((2,), "nonsense"))
     with pytest.raises(ArgumentsError, match="argument x"):

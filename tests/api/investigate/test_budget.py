@@ -1,4 +1,4 @@
-"""A budget of residuals: what is proposed fits, is the best that does, and is as JAX does it."""
+"""A budget of residuals: the proposal fits, is optimal, and agrees with JAX."""
 
 import inspect
 import itertools
@@ -49,7 +49,7 @@ def scanned(w, x):
 
 
 @pytest.mark.parametrize("fun", [plain, with_names, scanned])
-def test_what_is_proposed_fits_and_more_bytes_never_take_more_flops(fun):
+def test_a_proposal_fits_and_more_bytes_never_need_more_flops(fun):
     program = trace(fun, W, X)
     found = residuals(program)
     least, most = found.policies["nothing_saveable"], found.total_bytes
@@ -59,12 +59,12 @@ def test_what_is_proposed_fits_and_more_bytes_never_take_more_flops(fun):
         assert proposal.total_bytes <= budget == proposal.budget
         assert proposal.flops >= proposal.flops_before
         flops.append(proposal.flops)
-    # A name has to spare a part of the operations to be worth one.
+    # A name must save a minimum share of the operations.
     assert all(after <= before * 1.01 for before, after in itertools.pairwise(flops))
     assert flops[0] > flops[-1]
 
 
-def test_of_all_sets_of_names_it_is_the_cheapest_that_fits():
+def test_the_cheapest_set_of_names_that_fits_is_proposed():
     names = ("hidden", "wide", "narrow", "again", "last")
     measured = []
     for count in range(len(names) + 1):
@@ -77,7 +77,7 @@ def test_of_all_sets_of_names_it_is_the_cheapest_that_fits():
     for budget in sorted({size for size, _ in measured}):
         proposal = residuals(trace(with_names, W, X), budget).proposal
         best = min(flops for size, flops in measured if size <= budget)
-        # A name has to spare a part of the operations to be worth one.
+        # A name must save a minimum share of the operations.
         assert proposal.flops <= best * 1.02
         if proposal.policy and not any(value.code for value in proposal.values):
             policy = f"checkpoint(policy={proposal.policy!r})"
@@ -85,7 +85,7 @@ def test_of_all_sets_of_names_it_is_the_cheapest_that_fits():
             assert kept == proposal.total_bytes
 
 
-def test_what_is_to_be_named_is_an_expression_of_the_source():
+def test_values_to_name_are_expressions_of_the_source():
     found = residuals(trace(plain, W, X), 11000).proposal
     (hidden,) = [value for value in found.values if value.name == "hidden"]
     line = plain.__code__.co_firstlineno + 2
@@ -100,18 +100,18 @@ def one_name(w, x):
     return hidden.sum()
 
 
-def test_new_names_are_proposed_beside_those_that_there_are_and_are_others():
+def test_new_names_are_proposed_in_addition_to_existing_ones():
     values = residuals(trace(one_name, W, X), 11000).proposal.values
     assert any(value.code for value in values)
     assert "hidden" not in [value.name for value in values if value.code]
-    # What has a name needs no other.
+    # A named value needs no other name.
     values = residuals(trace(with_names, W, X), 9000).proposal.values
     assert not {'x @ w["up"]', "jnp.sin(hidden)"} & {value.code for value in values}
 
 
 @pytest.mark.parametrize("fun", [plain, one_name])
 @pytest.mark.parametrize("budget", [4500, 6000, 9000, 11000])
-def test_naming_what_is_proposed_keeps_what_was_proven(fun, budget):
+def test_naming_the_proposed_values_saves_the_predicted_bytes(fun, budget):
     found = residuals(trace(fun, W, X), budget).proposal
     source = inspect.getsource(fun)
     for value in sorted(found.values, key=lambda value: -len(value.code)):
@@ -126,14 +126,14 @@ def test_naming_what_is_proposed_keeps_what_was_proven(fun, budget):
     assert sum(jaxprtool.cost(half).total.work.flops for _, half in halves.items()) == found.flops
 
 
-def test_a_scan_counts_all_rounds_and_a_library_s_inside_is_not_named():
+def test_a_scan_counts_all_iterations_and_library_internals_are_not_named():
     found = residuals(trace(scanned, W, X), 12000).proposal
     assert found.values and all(value.code for value in found.values)
     by_name = {value.code: value.bytes for value in found.values}
     assert by_name.get('x @ w["up"]', 4 * 16 * 32 * 4) == 4 * 16 * 32 * 4
 
 
-def test_gradients_of_the_named_program_are_those_of_the_program():
+def test_gradients_of_the_named_program_are_unchanged():
     from jaxprtool.api.investigate.budget import _with_names
 
     for fun in (plain, scanned):
@@ -145,12 +145,12 @@ def test_gradients_of_the_named_program_are_those_of_the_program():
         jax.tree.map(partial(np.testing.assert_allclose, atol=1e-4), grads, jax.grad(fun)(W, X))
 
 
-def test_all_fits_without_a_policy():
+def test_a_large_budget_needs_no_policy():
     found = residuals(trace(plain, W, X), "1GiB").proposal
     assert found.policy == "" and found.values == () and found.flops == found.flops_before
 
 
-def test_what_cannot_be_kept_says_the_least_that_can():
+def test_an_impossible_budget_reports_the_minimum():
     with pytest.raises(ArgumentsError, match="the minimum is") as error:
         residuals(trace(plain, W, X), 100)
     least = int(
@@ -183,11 +183,11 @@ def test_symbolic_sizes_are_refused():
     ("text", "size"),
     [("8GiB", 8 << 30), ("500MiB", 500 << 20), ("2e9", 2 * 10**9), ("1.5 kB", 1500), ("7", 7)],
 )
-def test_sizes_are_read(text, size):
+def test_sizes_are_parsed(text, size):
     assert bytes_of(text) == size
 
 
 @pytest.mark.parametrize("text", ["", "GiB", "-1", "8 apples", "1GiBB", "nan", "1e400"])
-def test_what_is_no_size_is_refused(text):
+def test_invalid_sizes_are_refused(text):
     with pytest.raises(ArgumentsError, match="is not a number of bytes"):
         bytes_of(text)

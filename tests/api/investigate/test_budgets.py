@@ -1,4 +1,4 @@
-"""What budgets limit is what the commands state, by line; lines that moved are recognised."""
+"""Budgets limit what the commands report, by line. Moved lines are recognized."""
 
 import linecache
 
@@ -25,7 +25,7 @@ X = jax.ShapeDtypeStruct((8, 8), "float32")
 
 
 def function(source, name="model.py"):
-    """A function `f` of a source text, whose lines JAX knows."""
+    """Return a function `f` of a source text, whose lines JAX knows."""
     linecache.cache[name] = (len(source), None, source.splitlines(keepends=True), name)
     scope = {"jax": jax, "jnp": jnp}
     exec(compile(source, name, "exec"), scope)
@@ -39,7 +39,7 @@ def loss(w, x):
     return (jax.lax.scan(body, x, None, length=5)[0] ** 2).mean()
 
 
-def test_measures_are_those_of_the_commands():
+def test_measures_agree_with_the_commands():
     program = jaxprtool.trace(loss, X, X)
     found = measure(program, ESTIMATED)
     assert list(found) == list(ESTIMATED)
@@ -61,7 +61,7 @@ def test_a_measure_of_a_program_without_equations_has_no_parts():
     assert measure(jaxprtool.trace(lambda x: x, X), ["flops"])["flops"].parts == ()
 
 
-def test_compilations_are_counted_in_a_call_and_not_of_a_program():
+def test_compilations_are_counted_for_a_call_only():
     double = jax.jit(lambda x: 2 * x)
     found = measure(None, ["compiles"], call=lambda: [double(jnp.ones(n)) for n in (2, 3, 2)])
     assert found["compiles"].amount == 2
@@ -105,12 +105,12 @@ def test_amounts_are_numbers_or_texts_with_a_unit(quantity, given, amount, text)
 
 @pytest.mark.parametrize("given", [True, "", "3 G 3", None, float("nan"), -1, [1]])
 @pytest.mark.parametrize("quantity", QUANTITIES)
-def test_what_is_no_amount_is_an_error(quantity, given):
+def test_an_invalid_amount_is_an_error(quantity, given):
     with pytest.raises(ArgumentsError):
         amount_of(quantity, given)
 
 
-def test_lines_that_moved_are_recognised_and_new_ones_grew_from_nothing():
+def test_moved_lines_are_recognized_and_new_ones_grow_from_zero():
     old = function("def f(x):\n    y = jnp.sin(x)\n    return y @ y\n")
     new = function(
         "def f(x):\n\n    z = jnp.cos(x) + 1\n    y = jnp.sin(z)\n    return y @ y @ y\n"
@@ -120,7 +120,7 @@ def test_lines_that_moved_are_recognised_and_new_ones_grew_from_nothing():
     assert grown_lines(jaxprtool.trace(new, X), jaxprtool.trace(old, X), "flops") == ()
 
 
-def test_a_number_of_a_line_that_is_gone_is_not_the_line_that_has_it_now():
+def test_a_reused_line_number_does_not_match_the_removed_line():
     old = function("def f(x):\n    x = x @ x @ x @ x\n    return jnp.sin(x) * 2\n")
     new = function("def f(x):\n    x = x * 3 + 1\n    return jnp.sin(x) * 2\n")
     (grown,) = grown_lines(jaxprtool.trace(old, X), jaxprtool.trace(new, X), "flops")
@@ -128,13 +128,13 @@ def test_a_number_of_a_line_that_is_gone_is_not_the_line_that_has_it_now():
 
 
 @pytest.mark.parametrize("file", sample_files())
-def test_a_program_has_not_grown_since_itself(file):
+def test_a_program_has_not_grown_from_itself(file):
     case = sample_programs(file)[0]
     with case.setting():
         program, again = case.trace(), case.trace()
         for quantity in ("flops", "peak_bytes", "equations"):
             found = measure(program, [quantity])[quantity]
-            # Of the branches of a `cond`, the whole has the one that costs most.
+            # The total has the most expensive branch of a `cond`.
             total, parts = found.amount, sum(part.amount for part in found.parts)
             assert parts == total if quantity != "flops" else parts >= total
             assert grown_lines(program, again, quantity) == ()

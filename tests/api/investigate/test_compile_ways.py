@@ -17,7 +17,7 @@ def loss(w, xs):
 
 
 def ways(fun, text, *shapes):
-    """The pipelines for a function, the given one first."""
+    """Return the pipelines for a function, the given one first."""
     program = jaxprtool.trace(fun, *(jax.ShapeDtypeStruct(s, jnp.float32) for s in shapes))
     pipeline = Pipeline.parse(text) if text else Pipeline()
     found = compile_ways(program, pipeline, pipeline(program), Outline())
@@ -38,11 +38,11 @@ def test_passes_are_tried_before_and_after_transformations():
     assert ways(jax.grad(loss), "", *shapes) == ["", "roll"]
 
 
-def test_a_program_that_compiles_fast_needs_nothing():
+def test_a_program_that_compiles_fast_has_no_proposals():
     assert ways(loss, "grad", (4, 4), (4, 4)) == ["grad"]
 
 
-def test_equal_layers_need_nothing():
+def test_equal_layers_have_no_proposals():
     def layers(ws, x):
         for w in ws:
             x = jnp.tanh(x @ w)

@@ -1,4 +1,4 @@
-"""A constraint is proposed if the program compiled with it sends less, and computes the same."""
+"""A constraint is proposed if it reduces the sent bytes and computes the same."""
 
 import jax
 import jax.numpy as jnp
@@ -21,7 +21,7 @@ def proposed(made: Sharded):
 
 
 @pytest.mark.parametrize("name", ["missing_constraint", "gathered_in_loop"])
-def test_the_constraint_that_is_a_mistake_is_changed(name):
+def test_a_wrong_constraint_is_changed(name):
     found = proposed(MISTAKES[name]())
     best = found.constraints[0]
     assert best.replaces and best.spec == "P('data')"
@@ -29,7 +29,7 @@ def test_the_constraint_that_is_a_mistake_is_changed(name):
     assert best.sent_bytes < found.sent_bytes / 100
 
 
-def test_a_new_constraint_is_proposed_where_nothing_is_differentiated():
+def test_a_new_constraint_is_proposed_without_differentiation():
     mesh = mesh_of(data=8)
 
     def forward(weights, x):
@@ -50,7 +50,7 @@ def test_a_new_constraint_is_proposed_where_nothing_is_differentiated():
     assert all(each.replaces for each in trained_step.constraints)
 
 
-def test_nothing_is_proposed_where_nothing_helps():
+def test_nothing_is_proposed_if_nothing_helps():
     assert proposed(SHARDED["tensor"]()).constraints == ()
 
 
@@ -71,7 +71,7 @@ def test_explicit_axes_are_refused():
         proposed(SHARDED["explicit"]())
 
 
-def test_constrained_values_are_the_same_values():
+def test_values_with_constraints_are_unchanged():
     made = MISTAKES["gathered_in_loop"]()
     rng = np.random.default_rng(0)
     args = [rng.normal(size=each.shape).astype(np.float32) for each in made.arguments]

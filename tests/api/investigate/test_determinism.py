@@ -1,4 +1,4 @@
-"""A program that runs again in other ways is compared bit for bit with its first run."""
+"""Repeated runs of a program under other conditions are compared bit for bit with the first."""
 
 import itertools
 
@@ -15,7 +15,7 @@ X = jnp.asarray(np.random.default_rng(0).standard_normal((64, 64)), jnp.float32)
 
 @pytest.fixture(autouse=True)
 def optimized(monkeypatch):
-    """XLA optimizes as it does for users."""
+    """Let XLA optimize as it does for users."""
     before = jax.config.values["jax_disable_most_optimizations"]
     jax.config.update("jax_disable_most_optimizations", False)
     monkeypatch.setenv("JAX_DISABLE_MOST_OPTIMIZATIONS", "0")  # of other processes
@@ -32,7 +32,7 @@ def rows(found):
 
 
 def from_python(values):
-    """A function that adds the next of some values, in each run, to its argument."""
+    """Return a function that adds to its argument the next of some values, in each run."""
     values = itertools.cycle(map(np.float32, values))
 
     def function(x):
@@ -42,7 +42,7 @@ def from_python(values):
     return function
 
 
-def test_a_pure_function_gives_the_same_bits_on_every_device():
+def test_a_pure_function_returns_the_same_bits_on_every_device():
     found = repeated(lambda x: jnp.tanh(x @ x), X)
     assert found.equal and found.causes == () and found.reference == "cpu:0"
     assert [*rows(found)][:2] == ["run again", "compiled again"]
@@ -50,7 +50,7 @@ def test_a_pure_function_gives_the_same_bits_on_every_device():
     assert rows(found)["run again"].results[0].size == 64 * 64
 
 
-def test_a_callback_that_counts_is_the_first_equation_that_differs():
+def test_a_counting_callback_is_the_first_equation_that_differs():
     found = repeated(from_python([1, 2, 3]), X)
     assert not found.equal and rows(found)["run again"].differing == 1
     (cause,) = found.causes  # the others differ for the same reason
@@ -59,13 +59,13 @@ def test_a_callback_that_counts_is_the_first_equation_that_differs():
     assert [risk.primitive for risk in found.risks] == ["pure_callback"]
 
 
-def test_signs_of_zeros_count_but_the_bits_of_nans_do_not():
+def test_signs_of_zeros_are_compared_but_the_bits_of_nans_are_not():
     assert not repeated(from_python([0.0, -0.0]), X).equal
     nans = np.array([0x7FC00000, 0x7FC00001], np.uint32).view(np.float32)
     assert repeated(from_python(nans), X).equal
 
 
-def test_a_function_that_reads_other_numbers_when_traced_again_has_another_constant():
+def test_a_function_that_reads_other_numbers_when_retraced_has_another_constant():
     draws = itertools.count()
 
     def noisy(x):
@@ -76,7 +76,7 @@ def test_a_function_that_reads_other_numbers_when_traced_again_has_another_const
     assert other.startswith("another constant in broadcast_in_dim at tests/") and not found.equal
 
 
-def test_a_function_that_traces_to_other_equations_is_told_with_the_line():
+def test_a_function_that_traces_to_other_equations_is_reported_with_the_line():
     functions = itertools.cycle([jnp.sin, jnp.cos])
 
     def other(x):
@@ -105,7 +105,7 @@ def test_a_function_that_traces_to_other_equations_is_told_with_the_line():
     ],
     ids=["fast math", "optimization level", "excess precision", "library of the platform"],
 )
-def test_an_option_of_xla_changes_bits_and_the_equation_is_named(option, function, x):
+def test_an_xla_option_changes_bits_and_the_equation_is_named(option, function, x):
     found = repeated(function, x, xla_options=option)
     ((name, _),) = option.items()
     (changed,) = [each for each in found.repetitions if each.kind == "option"]
@@ -140,6 +140,6 @@ def test_products_depend_on_the_number_of_threads():
         ({"xla_options": {"xla_cpu_enable_fast_math": "maybe"}}, "XLA does not accept xla_cpu"),
     ],
 )
-def test_mistakes_are_told_before_anything_runs(how, message):
+def test_mistakes_are_reported_before_anything_runs(how, message):
     with pytest.raises(ArgumentsError, match=message):
         jaxprtool.determinism(jaxprtool.trace(jnp.sin, X), (X,), **how)

@@ -1,4 +1,4 @@
-"""Why a gradient is missing, zero or NaN, with the line at fault."""
+"""Why a gradient is missing, zero or NaN, with the responsible line."""
 
 import jax
 import jax.numpy as jnp
@@ -46,7 +46,7 @@ def straight(w):
     return (w + lax.stop_gradient(jnp.round(w) - w)).sum()
 
 
-#: Functions of one argument, the value of it, what its gradient is, and the operations at fault.
+#: Functions of one argument, its value, the kind of the gradient, and the responsible operations.
 CASES = {
     "round": (lambda w: jnp.round(w).sum(), ones, "zero", {"round"}),
     "argmin": (vq, ones, "zero", {"argmin"}),
@@ -79,7 +79,7 @@ CASES = {
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_the_answer_is_that_of_jax_and_names_the_operation_at_fault(name):
+def test_the_answer_agrees_with_jax_and_names_the_responsible_operation(name):
     fun, value, kind, operations = CASES[name]
     answer = why_gradient(jaxprtool.trace(fun, value), "w", (value,))
     (group,) = answer.groups
@@ -94,7 +94,7 @@ def test_the_answer_is_that_of_jax_and_names_the_operation_at_fault(name):
         np.testing.assert_allclose(group.norm, np.linalg.norm(gradient), rtol=1e-5)
 
 
-def test_an_iteration_at_fault_is_named():
+def test_the_responsible_iteration_is_named():
     def fun(w):
         return lax.scan(lambda c, x: (c + jnp.sqrt(x), None), jnp.float32(0), w)[0]
 
@@ -104,7 +104,7 @@ def test_an_iteration_at_fault_is_named():
     assert "the derivative of sqrt is infinite at 0" in cause.reason
 
 
-def test_leaves_with_the_same_answer_are_folded_and_the_rest_are_not():
+def test_leaves_with_the_same_answer_are_folded():
     def loss(params, x):
         hidden = jnp.round(params["a"]) + jnp.round(params["b"]) + params["c"]
         return {"loss": (hidden * x).sum(), "other": jnp.sin(params["d"])}
@@ -122,7 +122,7 @@ def test_leaves_with_the_same_answer_are_folded_and_the_rest_are_not():
     assert [each.primitive for each in missing.causes] == ["sin"]
 
 
-def test_a_result_is_chosen_among_several_and_must_be_a_real_scalar():
+def test_a_result_can_be_selected_and_must_be_a_real_scalar():
     program = jaxprtool.trace(lambda w: (w.sum(), jnp.sin(w).max(), w, w.sum() * 1j), ones)
     with pytest.raises(ArgumentsError, match="2 scalar results") as error:
         why_gradient(program, "w")
@@ -137,7 +137,7 @@ def test_a_result_is_chosen_among_several_and_must_be_a_real_scalar():
         why_gradient(program, "v", to="[0]")
 
 
-def test_a_while_loop_has_no_gradient_in_reverse():
+def test_a_while_loop_has_no_gradient_in_reverse_mode():
     def fun(w):
         return lax.while_loop(lambda c: c.sum() < 9, lambda c: c * 2, w).sum()
 
@@ -150,7 +150,7 @@ def test_keyword_arguments_and_random_inputs():
     assert why_gradient(program, "w").groups[0].kind == "nonzero"
 
 
-def test_prints_are_made_once(capfd):
+def test_prints_happen_once(capfd):
     def fun(w):
         jax.debug.print("seen {}", w.sum())
         return jax.nn.relu(w - 9).sum()

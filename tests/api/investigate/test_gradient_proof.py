@@ -1,9 +1,9 @@
-"""A gradient is called zero exactly if it is zero in JAX for every input.
+"""A gradient is reported as zero exactly if it is zero in JAX for every input.
 
-On random programs, samples, and JAX's own test programs. The program is made a loss by summing its
-real and imaginary results, with random weights. JAX's pullback of it says whether a gradient is
-zero for every input: then it does not depend on the cotangent, or it is a product with zeros that
-a custom rule wrote.
+On random programs, samples, and JAX's own test programs. The loss of a program is the sum of its
+real and imaginary results, with random weights. JAX's pullback determines whether a gradient is
+zero for every input: then it does not depend on the cotangent, or it is a product with zeros that a
+custom rule wrote.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from tests.sweep.parts import Part
 
 
 def loss_of(program):
-    """The weighted sum of a program's inexact results, as a program of flat arguments."""
+    """Return the weighted sum of a program's inexact results, as a program of flat arguments."""
     rng = np.random.default_rng(0)
     evaluate = jaxcompat.jaxpr_as_fun(program.jaxpr)
     ends = [i for i, v in enumerate(program.jaxpr.outvars) if is_inexact(v)]
@@ -49,7 +49,7 @@ def loss_of(program):
 
 
 def prove_zero(number: int, case) -> Counter[str]:
-    """Compare what is said of each argument with JAX's pullback."""
+    """Compare the report on each argument with JAX's pullback."""
     with case.setting():
         loss = loss_of(with_contents(case.program()))
         if loss is None:
@@ -77,7 +77,7 @@ def prove_zero(number: int, case) -> Counter[str]:
 
 
 def variables_of(program):
-    """The results of all equations with shapes."""
+    """Return the results of all equations with shapes."""
     eqns = equations(jaxcompat.open_jaxpr(program.jaxpr))
     return [v for eqn in eqns for v in eqn.outvars if hasattr(v.aval, "shape")]
 
@@ -87,17 +87,17 @@ def _gradient_on(case, back, number):
     return np.asarray(back(*values)[number])
 
 
-def test_random_programs():
+def test_zero_gradients_of_random_programs():
     prove_corpus(4, prove_zero)
 
 
 @pytest.mark.parametrize("file", ["branches.py", "custom_gradients.py"])
-def test_samples(file):
+def test_zero_gradients_of_samples(file):
     outcomes = [prove_zero(0, case) for case in sample_programs(file)]
     assert sum(outcomes, Counter())["nonzero"] >= 2
 
 
-def test_some_of_jaxs_test_programs():
+def test_zero_gradients_of_some_of_jaxs_test_programs():
     chosen = harness_programs(1)[7::400]
     stepped = [c for c in harness_programs(60) if c.name.startswith(("floor_", "sign_", "round_"))]
     outcomes = sum((prove_zero(0, case) for case in chosen + stepped), Counter())

@@ -1,4 +1,4 @@
-"""Variants in processes of their own: what crashes there is told of, and the others go on."""
+"""Variants in separate processes: a crash is reported, and the others continue."""
 
 import os
 
@@ -19,14 +19,14 @@ def f(key, x):
 ARGS = jax.random.key(1), jnp.arange(4.0)
 
 
-def test_results_of_any_dtype_come_back_as_they_are():
+def test_results_of_any_dtype_are_returned_unchanged():
     program = jaxprtool.trace(f, *ARGS)
     runner = isolated.IsolatedRunner(isolated.Variant("f", program))
     here = jax.tree.leaves(f(*ARGS))
     assert [jax.typeof(x).dtype for x in runner(ARGS)] == [x.dtype for x in here]
 
 
-def test_a_crash_is_one_line_with_its_signal_and_the_others_go_on(monkeypatch, tmp_path):
+def test_a_crash_is_one_line_with_its_signal_and_the_others_continue(monkeypatch, tmp_path):
     (tmp_path / "sitecustomize.py").write_text("import os, signal; os.kill(os.getpid(), 11)")
     run, calls = isolated.processes.run, []
 
@@ -43,7 +43,7 @@ def test_a_crash_is_one_line_with_its_signal_and_the_others_go_on(monkeypatch, t
     assert "\n" not in crashed.error and other.equal and not found.within
 
 
-def test_a_program_that_no_file_can_hold_is_refused():
+def test_a_program_that_cannot_be_written_to_a_file_is_refused():
     program = jaxprtool.trace(lambda x: jax.pure_callback(lambda v: v, x, x), 1.0)
     with pytest.raises(UnsupportedError, match="callback"):
         isolated.IsolatedRunner(isolated.Variant("f", program))((1.0,))

@@ -1,4 +1,4 @@
-"""Places of jax.checkpoint: what is estimated of the rewritten program is what XLA states of it."""
+"""Placements of jax.checkpoint: estimates for the rewritten program agree with XLA."""
 
 import jax
 import jax.numpy as jnp
@@ -35,7 +35,7 @@ def of(found, only, policy):
     return next(each for each in found if (each.only, each.policy) == (only, policy))
 
 
-def test_the_estimates_are_ranked_as_xla_does_and_passes_make_the_program():
+def test_the_ranking_is_that_of_xla_and_passes_make_the_program():
     program = trace(loss, WEIGHTS, X)
     cases = [((), ""), ((), "nothing_saveable"), (("layer",), "nothing_saveable")]
     plain, whole, body = (measured(program, *case, compiled=True) for case in cases)
@@ -58,7 +58,7 @@ def test_a_scope_may_have_brackets_in_its_name():
     assert only == ("block[[]*]",)
 
 
-def test_what_is_offloaded_takes_no_memory_of_the_device():
+def test_offloaded_values_need_no_device_memory():
     found = residuals(trace(loss, WEIGHTS, X), peaks=True).placements
     saved = of(found, ("layer",), "save_only_these_names('hidden', 'layer')")
     offloaded = next(each for each in found if each.only and "offload" in each.policy)
@@ -66,7 +66,7 @@ def test_what_is_offloaded_takes_no_memory_of_the_device():
     assert residuals(trace(loss, WEIGHTS, X).apply(offloaded.passes)).total_bytes > 0
 
 
-def test_loops_in_loops_are_places_alone_and_together():
+def test_nested_loops_are_placements_separately_and_together():
     program = trace(chunks, jnp.ones((64, 64)), jnp.ones((16, 16, 32, 64)))
     assert places(program) == [(), ("chunk",), ("step",), ("chunk", "step")]
     plain = measured(program, (), "")
@@ -77,14 +77,14 @@ def test_loops_in_loops_are_places_alone_and_together():
     assert both.peak_bytes < plain.peak_bytes and both.total_bytes < inner.total_bytes
 
 
-def test_the_place_that_lowers_the_peak_most_is_proposed():
+def test_the_placement_with_the_lowest_peak_is_proposed():
     proposal = residuals(trace(loss, WEIGHTS, X), "8MiB").proposal
     assert proposal.placement.only == ("layer",)
     assert proposal.placement.total_bytes <= proposal.budget
     assert proposal.placement.peak_bytes < 0.7 * proposal.before.peak_bytes
 
 
-def test_a_training_step_hands_over_what_its_loss_keeps():
+def test_a_training_step_passes_on_the_residuals_of_its_loss():
     def step(weights, x):
         value, gradient = jax.value_and_grad(loss)(weights, x)
         return jax.tree.map(lambda w, g: w - 0.1 * g, weights, gradient), value

@@ -1,4 +1,4 @@
-"""Places that have to stay in the wide dtype: what is kept is minimal, and enough."""
+"""Lines and scopes that must stay in the wide dtype: the set is minimal, and sufficient."""
 
 import jax.numpy as jnp
 import numpy as np
@@ -48,7 +48,7 @@ def test_minimal_subsets_need_each_item_and_few_tests():
         assert len(tests) <= 60 or len(wanted) == 100
 
 
-def test_a_condition_that_is_not_monotonic_has_a_subset_without_spare_items():
+def test_a_non_monotonic_condition_has_a_subset_without_redundant_items():
     def holds(items):
         return sum(items) % 3 == 0
 
@@ -57,7 +57,7 @@ def test_a_condition_that_is_not_monotonic_has_a_subset_without_spare_items():
     assert not any(holds([x for x in found if x != each]) for each in found)
 
 
-def test_a_function_of_small_values_is_all_narrow():
+def test_a_function_of_small_values_is_narrowed_completely():
     found = jaxprtool.precision(jaxprtool.trace(lambda x, w: jnp.tanh(x @ w), X, W), (X, W))
     assert found.within and found.kept == ()
     assert found.pipeline == "mixed_precision"
@@ -87,7 +87,7 @@ def test_the_state_of_many_steps_is_kept():
     assert found.kept[0].error > 1 and found.within
 
 
-def test_scopes():
+def test_scopes_can_be_kept():
     import jax
 
     def fun(x, w):
@@ -103,12 +103,12 @@ def test_scopes():
     assert found.pipeline == "mixed_precision(compute_dtype='float16', keep=['loss'])"
 
 
-def test_a_tolerance_of_zero_keeps_all_that_rounds():
+def test_a_tolerance_of_zero_keeps_everything_that_rounds():
     found = jaxprtool.precision(jaxprtool.trace(overflows, X, W), (X, W), rtol=0, atol=0)
     assert found.within and len(found.kept) >= 3
 
 
-def test_several_trials_hold_for_each_input():
+def test_the_result_holds_for_each_input_of_several_trials():
     program = jaxprtool.trace(steps, X)
     found = jaxprtool.precision(program, trials=2)
     assert found.searched >= 2 and found.within

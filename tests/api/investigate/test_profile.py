@@ -1,4 +1,4 @@
-"""A profile finds the line that takes the time, and says what share of it it explains."""
+"""A profile finds the line that takes the time, and reports the share that it explains."""
 
 import inspect
 import os
@@ -60,14 +60,14 @@ PLANTED = {
 
 
 def line_in(function, mark="# planted"):
-    """The name of the line of a function that ends with a mark."""
+    """Return the name of the line of a function that ends with a mark."""
     lines, first = inspect.getsourcelines(function)
     at = next(i for i, line in enumerate(lines) if line.rstrip().endswith(mark))
     return f"tests/api/investigate/test_profile.py:{first + at}"
 
 
 @pytest.mark.parametrize("function", PLANTED, ids=lambda function: function.__name__)
-def test_the_dearest_line_is_the_planted_one(function):
+def test_the_most_expensive_line_is_the_planted_one(function):
     args = PLANTED[function]()
     with jax.enable_x64(function is upcasts):
         found = jaxprtool.profile(jaxprtool.trace(function, *args), args, calls=4)
@@ -85,7 +85,7 @@ def gradient():
     return jaxprtool.profile(program, args)
 
 
-def test_lines_and_what_is_not_theirs_add_up_to_the_wall_time(gradient):
+def test_lines_and_the_remainder_add_up_to_the_wall_time(gradient):
     lines = sum(each.seconds for each in gradient.lines)
     assert lines == pytest.approx(gradient.explained * gradient.wall_seconds)
     waits = ("between operations", "dispatch", "compiling", "idle")
@@ -95,14 +95,14 @@ def test_lines_and_what_is_not_theirs_add_up_to_the_wall_time(gradient):
     assert operations == pytest.approx(lines)
 
 
-def test_forward_and_backward_are_apart(gradient):
+def test_forward_and_backward_are_separate(gradient):
     for line in gradient.lines:
         assert line.forward_seconds + line.backward_seconds == pytest.approx(line.seconds)
     product, sort = sorted(gradient.lines, key=lambda each: each.name)[-2:]
     assert product.backward_seconds > 0 and sort.forward_seconds > 0
 
 
-def test_rates_are_the_estimated_work_by_the_time(gradient):
+def test_rates_are_the_estimated_work_divided_by_the_time(gradient):
     (product,) = (each for each in gradient.lines if each.flops_per_second == max(
         each.flops_per_second or 0 for each in gradient.lines
     ))  # fmt: skip
@@ -111,7 +111,7 @@ def test_rates_are_the_estimated_work_by_the_time(gradient):
     assert gradient.peaks.flops_per_second > 0 and gradient.peaks.bytes_per_second > 0
 
 
-def test_a_callbacks_time_is_shown_as_pythons():
+def test_a_callbacks_time_is_attributed_to_python():
     def reports(x):
         y = jnp.sin(x)
         jax.debug.callback(lambda _: time.sleep(0.05), y)  # planted
@@ -124,7 +124,7 @@ def test_a_callbacks_time_is_shown_as_pythons():
     assert found.lines[0].name == line_in(reports)
 
 
-def test_effects_occur_once_to_warm_up_and_once_in_each_measured_call():
+def test_effects_happen_once_to_warm_up_and_once_per_measured_call():
     seen = []
 
     def reports(x):

@@ -1,4 +1,4 @@
-"""`reduce` makes a program smaller as long as something stays true of it."""
+"""`reduce` makes a program smaller while a predicate holds."""
 
 import os
 import subprocess
@@ -26,7 +26,7 @@ def primitives(program):
 
 
 def holds(name):
-    """A predicate: an equation of this primitive is there, at any depth; all must be well typed."""
+    """Return a predicate that finds this primitive at any depth, and type-checks programs."""
 
     def predicate(program):
         type_check(program)
@@ -64,13 +64,13 @@ def body(x, w):
 
 
 @pytest.mark.parametrize("name", ["cumsum", "cos", "exp", "reduce_max"])
-def test_bodies_are_opened(name):
+def test_bodies_are_inlined(name):
     program = jaxprtool.trace(jax.jit(body), jnp.ones(4), jnp.ones((6, 4)))
     found = jaxprtool.reduce(program, holds(name))
     assert primitives(found.program) == [name]
 
 
-def test_a_loop_that_is_needed_stays_short_and_loses_what_is_not_needed():
+def test_a_necessary_loop_becomes_short_and_loses_unnecessary_parts():
     def both(program):
         scans = [e for e in open_jaxpr(program.jaxpr).eqns if e.primitive.name == "scan"]
         return any("tanh" in map(str, (e.primitive for e in s.params["jaxpr"].eqns)) for s in scans)
@@ -82,7 +82,7 @@ def test_a_loop_that_is_needed_stays_short_and_loses_what_is_not_needed():
     assert eqn.params["length"] == 1
 
 
-def test_what_is_left_is_minimal_in_constants_dtypes_and_options():
+def test_the_result_is_minimal_in_constants_dtypes_and_options():
     def fun(x):
         y = lax.dot_general(x, x, (((1,), (0,)), ((), ())), precision="highest")
         return lax.pow(y * 3.0, jnp.bfloat16(7.0)) + jnp.arange(9.0, dtype=x.dtype).reshape(3, 3)
@@ -95,7 +95,7 @@ def test_what_is_left_is_minimal_in_constants_dtypes_and_options():
     assert dot.params["precision"] is None
 
 
-def test_a_call_that_is_left_asks_for_nothing_else_and_is_written(tmp_path):
+def test_a_remaining_call_has_no_options_and_can_be_written(tmp_path):
     step = jax.jit(lambda x, y: (x + y, y), donate_argnums=0, keep_unused=True)
     program = jaxprtool.trace(lambda x: step(x, x * 2), jnp.ones(4))
     found = jaxprtool.reduce(
@@ -108,7 +108,7 @@ def test_a_call_that_is_left_asks_for_nothing_else_and_is_written(tmp_path):
     assert "keep_unused=True" in jaxprtool.to_python(found.program)
 
 
-def test_a_predicate_that_is_not_true_of_the_program_is_refused():
+def test_a_predicate_that_is_false_for_the_program_is_refused():
     program = jaxprtool.trace(jnp.sin, 1.0)
     with pytest.raises(ArgumentsError, match="False for the original program"):
         jaxprtool.reduce(program, holds("cos"))
@@ -117,7 +117,7 @@ def test_a_predicate_that_is_not_true_of_the_program_is_refused():
         jaxprtool.reduce(program, lambda program: next(answers))
 
 
-def test_ctrl_c_gives_the_smallest_so_far():
+def test_ctrl_c_returns_the_smallest_program_so_far():
     calls = []
 
     def predicate(program):
@@ -131,7 +131,7 @@ def test_ctrl_c_gives_the_smallest_so_far():
     assert "sort" in primitives(found.program)
 
 
-def test_values_that_a_check_makes_up_become_zeros_or_else_ones():
+def test_values_made_up_by_a_check_become_zeros_or_ones():
     class WithoutZeros(CallingOracle):
         makes_values = True
 
@@ -145,7 +145,7 @@ def test_values_that_a_check_makes_up_become_zeros_or_else_ones():
     assert primitives(found.program) == ["sort"] and (value == 1.0).all()
 
 
-# --- checks in processes of their own -------------------------------------------------------------
+# --- checks in separate processes -----------------------------------------------------------------
 
 
 def normed(ws, x):
@@ -158,7 +158,7 @@ def normed(ws, x):
 
 
 @pytest.mark.sweep
-def test_the_equation_that_makes_a_nan_in_a_round_of_a_loop_of_a_gradient_is_left():
+def test_the_equation_that_makes_a_nan_in_a_loop_of_a_gradient_is_left():
     arguments = jnp.ones((4, 3, 3)).at[2].set(-1.0), jnp.ones((2, 3))
     program = jaxprtool.trace(jax.grad(normed), *arguments)
     values = dict(zip(program.arg_names, arguments, strict=True))
@@ -169,8 +169,8 @@ def test_the_equation_that_makes_a_nan_in_a_round_of_a_loop_of_a_gradient_is_lef
     assert all(bool(jnp.isfinite(value).all()) for value in flat)
 
 
-def test_the_equation_that_makes_a_nan_is_tried_by_itself_first(monkeypatch):
-    """At once, from a loop in a call in a loop: to cut these open takes many tries."""
+def test_the_equation_that_makes_a_nan_is_tried_on_its_own_first(monkeypatch):
+    """From a loop in a call in a loop, at once: inlining these takes many tries."""
 
     @jax.jit
     def falling(x):
@@ -189,7 +189,7 @@ def test_the_equation_that_makes_a_nan_is_tried_by_itself_first(monkeypatch):
     assert check.same(check.evidence(alone, values), seen)
 
 
-def test_the_infinities_that_a_nan_is_made_of_are_made_again(monkeypatch):
+def test_the_infinities_that_lead_to_a_nan_are_reproduced(monkeypatch):
     def fun(x, start):
         return lax.scan(lambda carry, row: (carry * jnp.log(row), row), start, x)[0]
 
@@ -202,7 +202,7 @@ def test_the_infinities_that_a_nan_is_made_of_are_made_again(monkeypatch):
     assert check.evidence(alone, values) == check.evidence(program, arguments)
 
 
-def test_a_nan_is_found_beside_one_that_is_written_and_of_finite_arguments_alone(monkeypatch):
+def test_a_nan_is_found_besides_a_constant_one_and_from_finite_arguments_only(monkeypatch):
     def fun(x):
         return jnp.nanmean(jnp.where(x > 0, x, jnp.nan)) + jnp.sqrt(-x).sum()
 
@@ -227,7 +227,7 @@ def test_a_nan_is_found_beside_one_that_is_written_and_of_finite_arguments_alone
         ("nan", "not hold for the original program: no equation makes a NaN"),
     ],
 )
-def test_a_check_that_does_not_hold_is_refused_with_what_it_said(check, fault, folder):
+def test_a_check_that_does_not_hold_is_refused_with_its_message(check, fault, folder):
     with pytest.raises(ArgumentsError, match=fault):
         jaxprtool.reduce(jaxprtool.trace(jnp.sin, 1.0), check)
 
@@ -251,13 +251,13 @@ def folder(tmp_path, monkeypatch):
         ("error 'open", "cannot be read"),
     ],
 )
-def test_a_check_that_is_not_written_right_says_how_it_is(check, usage):
+def test_an_invalid_check_is_reported_with_the_syntax(check, usage):
     with pytest.raises(ArgumentsError, match=usage):
         checks.parse(check)
 
 
 def test_the_search_ends_with_its_parent(tmp_path):
-    # A try sleeps; the parent of the search is killed; nothing is left.
+    # A try sleeps. The parent of the search is killed. No process must be left.
     code = """
         import sys, jax.numpy as jnp, jaxprtool
         program = jaxprtool.trace(jnp.sin, 1.0)
@@ -279,12 +279,12 @@ def wait_for(condition):
         time.sleep(0.05)
 
 
-def test_the_cause_that_xla_says_last_is_not_cut_off():
+def test_the_cause_at_the_end_of_xlas_message_is_not_truncated():
     said = checks.described(RuntimeError("INTERNAL: " + "Error dispatching: " * 40 + "no BF16"))
     assert said == "RuntimeError: INTERNAL: Error dispatching: no BF16"
 
 
-def test_one_result_stays_one_and_a_check_may_need_the_structure_that_was_given():
+def test_a_single_result_stays_single_and_a_check_may_need_the_original_structure():
     def needs(structure):
         return lambda program: str(program.out_tree) == structure and holds("sort")(program)
 

@@ -1,4 +1,4 @@
-"""What a gradient keeps: each residual's line, readers and price, and the bytes under policies."""
+"""The residuals of a gradient: line, readers and cost of each, and the bytes under policies."""
 
 import re
 
@@ -29,7 +29,7 @@ def by_primitive(found):
     return {each.primitive or each.argument: each for each in found.residuals}
 
 
-def test_residuals_are_those_of_jax(capsys):
+def test_residuals_agree_with_jax(capsys):
     found = residuals(trace(net, W, X))
     print_saved_residuals(net, W, X)
     theirs = re.findall(r"^(\w+\[[\d,]*\]) ", capsys.readouterr().out, re.MULTILINE)
@@ -39,7 +39,7 @@ def test_residuals_are_those_of_jax(capsys):
     assert sizes == sorted(sizes, reverse=True)
 
 
-def test_each_has_its_line_and_what_reads_it():
+def test_each_residual_has_its_line_and_readers():
     found, start = by_primitive(residuals(trace(net, W, X))), net.__code__.co_firstlineno
     assert found["cos"].source.endswith(f"{START}{start + 4}")
     assert found["cos"].readers[0].primitive == "mul"
@@ -52,14 +52,14 @@ def test_each_has_its_line_and_what_reads_it():
     }
 
 
-def test_the_price_is_that_of_the_equations_between_it_and_what_else_is_kept():
+def test_the_cost_is_that_of_the_equations_between_a_residual_and_other_saved_values():
     found = by_primitive(residuals(trace(net, W, X)))
     product, elements = 2 * 4 * 8 * 8, 4 * 8
-    # The cosine is computed from the carry of its round, which is kept.
+    # The cosine is computed from the carry of its iteration, which is saved.
     assert found["cos"].recompute == 3 * (product + elements)
 
 
-def test_the_price_of_what_hangs_on_a_chain_that_is_not_kept_counts_the_chain_once():
+def test_the_cost_of_values_on_an_unsaved_chain_counts_the_chain_once():
     def chain(w, x):
         for _ in range(3):
             x = jnp.tanh(x) * w + x
@@ -67,11 +67,11 @@ def test_the_price_of_what_hangs_on_a_chain_that_is_not_kept_counts_the_chain_on
 
     found = residuals(trace(chain, W[0], W[0]))
     prices = sorted(each.recompute for each in found.residuals if each.primitive == "tanh")
-    # Before each tanh there are a product and a sum more of 8 elements, from what is kept.
+    # Before each tanh there are a product and a sum of 8 elements, computed from saved values.
     assert prices == [8, 8 + 16, 8 + 32]
 
 
-def test_a_loop_may_begin_with_a_number():
+def test_a_loop_may_start_with_a_python_number():
     def count(w):
         return jax.lax.scan(lambda c, x: (c * jnp.sin(x), None), 1.0, w)[0]
 
@@ -79,7 +79,7 @@ def test_a_loop_may_begin_with_a_number():
     assert cosine.recompute == 8
 
 
-def test_a_loop_may_stack_a_number_that_is_kept():
+def test_a_loop_may_stack_a_saved_number():
     def loss(x, ws):
         one = np.float32(1.0)
         c, ones = jax.lax.scan(lambda c, w: (jnp.sin(c * w), one), x, ws)
@@ -89,7 +89,7 @@ def test_a_loop_may_stack_a_number_that_is_kept():
     assert [r.recompute for r in found if r.primitive == "cos" and "4," in r.type] == [64]
 
 
-def test_a_policy_names_what_it_drops_and_what_it_keeps():
+def test_a_policy_lists_dropped_and_saved_values():
     found = residuals(trace(net, W, X))
     named = "save_only_these_names('hidden')"
     assert "dots_saveable" in by_primitive(found)["cos"].policies
@@ -99,7 +99,7 @@ def test_a_policy_names_what_it_drops_and_what_it_keeps():
     assert found.policies["dots_saveable"] > found.policies[named]
 
 
-def test_a_value_that_a_policy_saves_has_its_name_and_its_own_primitive():
+def test_a_value_saved_by_a_policy_has_its_name_and_primitive():
     policy = jax.checkpoint_policies.save_only_these_names("hidden")
     found = residuals(trace(jax.checkpoint(net, policy=policy), W, X))
     (hidden,) = [each for each in found.residuals if each.name]
@@ -109,7 +109,7 @@ def test_a_value_that_a_policy_saves_has_its_name_and_its_own_primitive():
     assert "dot_general" in by_primitive(residuals(trace(dots, W, X)))
 
 
-def test_symbolic_sizes_have_prices_and_no_bytes():
+def test_symbolic_sizes_have_costs_and_no_bytes():
     program = trace(lambda w, x: jnp.sin(x @ w).sum(), *read_args("f32[8,8], f32[n,8]")[0])
     found = residuals(program)
     assert found.total_bytes is None
@@ -117,7 +117,7 @@ def test_symbolic_sizes_have_prices_and_no_bytes():
 
 
 @pytest.mark.parametrize("fun", [jnp.sum, lambda x: x * 2])
-def test_a_linear_function_keeps_nothing(fun):
+def test_a_linear_function_has_no_residuals(fun):
     found = residuals(trace(fun, X))
     assert found.total_bytes == 0 and found.residuals == ()
 
@@ -192,7 +192,7 @@ def test_readers_are_found_through_loops_and_rules():
 
 
 @pytest.mark.parametrize("turned", [False, True])
-def test_each_branch_that_computes_a_residual_has_its_own_price(turned):
+def test_each_branch_that_computes_a_residual_has_its_own_cost(turned):
     def short(w, x):
         return jnp.exp(jnp.sum(w * x, 0))
 

@@ -1,4 +1,4 @@
-"""The bytes under each policy are those of applying it: `checkpoint(policy=…), vjp`.
+"""The bytes under each policy equal those of applying it: `checkpoint(policy=…), vjp`.
 
 On random programs, samples, and JAX's own test programs.
 """
@@ -26,7 +26,7 @@ CHOSEN = {**{name: POLICIES[name] for name in NAMES}, "names": NAMED}
 
 
 def prove_bytes(number: int, case) -> Counter[str]:
-    """Compare the bytes under each policy; says of how many policies JAX can apply them."""
+    """Compare the bytes under each policy. Return for how many policies JAX can apply them."""
     outcomes: Counter[str] = Counter()
     with case.setting():
         program = case.program()
@@ -39,24 +39,24 @@ def prove_bytes(number: int, case) -> Counter[str]:
             try:
                 backward = Vjp()(Checkpoint(policy)(program))["backward"]
             except JaxprToolError:
-                outcomes["not applied by JAX"] += 1  # complex residuals, for one
+                outcomes["not applied by JAX"] += 1  # complex residuals, for example
                 continue
             assert found[name] == total_bytes(backward), name
             outcomes["same"] += 1
     return outcomes
 
 
-def test_random_programs():
+def test_bytes_of_random_programs_agree_with_jax():
     prove_corpus(8, prove_bytes)
 
 
 @pytest.mark.parametrize("file", ["branches.py", "custom_gradients.py", "layers.py"])
-def test_samples(file):
+def test_bytes_of_samples_agree_with_jax(file):
     outcomes = [prove_bytes(0, case) for case in sample_programs(file)]
     assert sum(outcomes, Counter())["same"] >= 4
 
 
-def test_some_of_jaxs_test_programs():
+def test_bytes_of_some_of_jaxs_test_programs_agree_with_jax():
     outcomes = [prove_bytes(0, case) for case in harness_programs(1)[7::400]]
     assert sum(outcomes, Counter())["same"] > 20
 

@@ -1,4 +1,4 @@
-"""What lines of a user's source cost and keep adds up to what `cost` and `residuals` say."""
+"""The costs and residuals of source lines add up to those of `cost` and `residuals`."""
 
 import jax
 import jax.numpy as jnp
@@ -39,7 +39,7 @@ def test_lines_add_up_to_the_cost(passes):
     assert found.has_backward == ("grad" in passes)
 
 
-def test_of_branches_the_whole_costs_what_the_dearest_does():
+def test_the_total_counts_the_most_expensive_branch():
     def branches(flag, w, x):
         return jax.lax.cond(
             flag,
@@ -51,7 +51,7 @@ def test_of_branches_the_whole_costs_what_the_dearest_does():
     assert source(program).total == cost(program).total
 
 
-def test_a_product_goes_back_twice():
+def test_a_product_has_two_products_in_the_backward_pass():
     start = net.__code__.co_firstlineno
     line = lines_of(source(trace(net, W, X).apply("grad(argnums=(0, 1))")))[start + 2]
     product = 3 * 2 * 4 * 8 * 8
@@ -59,14 +59,14 @@ def test_a_product_goes_back_twice():
     assert line.backward.products == {"f32": 2 * product}
 
 
-def test_equations_are_those_of_stats():
+def test_equations_agree_with_stats():
     program = trace(net, W, X).apply("grad")
     found = source(program)
     counted = sum(line.equations for line in lines_of(found).values()) + found.elsewhere
     assert counted == jaxprtool.why(program, "w").forward.of
 
 
-def test_what_is_kept_adds_up_to_the_residuals():
+def test_saved_bytes_add_up_to_the_residuals():
     program = trace(net, W, X)
     found, kept = source(program), residuals(program)
     assert found.kept.total == kept.total_bytes
@@ -75,7 +75,7 @@ def test_what_is_kept_adds_up_to_the_residuals():
     assert of_lines > 0 and found.kept.arguments == W.nbytes
 
 
-def test_residuals_are_of_losses_or_asked_for():
+def test_residuals_are_those_of_losses_or_requested():
     assert source(trace(jnp.sin, X)).kept is None
     assert source(trace(jnp.sin, X), residuals=True).kept.total == X.nbytes
     assert source(trace(net, W, X).apply("grad")).kept is None
@@ -101,7 +101,7 @@ def test_times_of_a_profile_are_those_of_its_lines():
     assert source(program).wall_seconds is None
 
 
-def test_the_bytes_that_devices_send_add_up_to_those_of_the_partitioner():
+def test_bytes_sent_by_devices_add_up_to_those_of_the_partitioner():
     sharded = SHARDED["data"]()
     with jax.set_mesh(sharded.mesh):
         program = trace(sharded.function, *sharded.arguments)

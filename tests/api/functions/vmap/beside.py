@@ -1,4 +1,4 @@
-"""`jaxprtool.vmap` beside `jax.vmap`, on the same function and the same arguments."""
+"""Compare `jaxprtool.vmap` with `jax.vmap`, on the same function and the same arguments."""
 
 import contextlib
 import io
@@ -17,7 +17,7 @@ OPTIONS = ("in_axes", "out_axes", "axis_name", "axis_size", "spmd_axis_name", "s
 
 
 def data(x):
-    """A result as what can be compared: type, weak type, values."""
+    """Return a result in comparable form: type, weak type, values."""
     if not isinstance(x, jax.Array):
         return type(x), x
     bits = jax.random.key_data(x) if jnp.issubdtype(x.dtype, jax.dtypes.prng_key) else x
@@ -25,7 +25,7 @@ def data(x):
 
 
 def assert_alike(fun, *args, around=lambda mapped: mapped, **kwargs):
-    """Both vmaps of `fun`, each with `around` around it, give the same, of the same types."""
+    """Assert that both vmaps of `fun`, each wrapped by `around`, have equal results and types."""
     options = {name: kwargs.pop(name) for name in OPTIONS if name in kwargs}
     expected, got = (around(v(fun, **options))(*args, **kwargs) for v in (jax.vmap, vmap))
     assert jax.tree.structure(got) == jax.tree.structure(expected)
@@ -46,14 +46,14 @@ def raised(action):
 
 
 def assert_both_raise(action):
-    """`action(vmap)` raises the kind of error that it raises under `jax.vmap`; both messages."""
+    """Assert that `action` raises the same kind of error for both vmaps. Return both messages."""
     theirs, ours = raised(partial(action, jax.vmap)), raised(partial(action, vmap))
     assert isinstance(ours, type(theirs))
     return tuple(" ".join(str(error).split()).rstrip(".") for error in (theirs, ours))
 
 
 def printed(mapped):
-    """What is printed while a mapped function is run."""
+    """Return what is printed while a mapped function runs."""
     out = io.StringIO()
     with contextlib.redirect_stdout(out):
         mapped(VECTOR)
@@ -62,5 +62,5 @@ def printed(mapped):
 
 
 def jvp_of(fun, *args):
-    """What a function gives at a point, and its derivative in the direction of the point."""
+    """Return the value of a function at a point, and its derivative along the point."""
     return jax.jvp(fun, args, args)

@@ -1,4 +1,4 @@
-"""Collectives over the mapped axis, and meshes that lanes are spread over."""
+"""Collectives over the mapped axis, and meshes over which the batch is sharded."""
 
 from functools import partial
 
@@ -22,7 +22,7 @@ def test_collectives_over_the_mapped_axis_of_mapped_and_unmapped_values():
     assert_alike(lambda x: lax.all_gather(x, "i"), MATRIX, axis_name="i", around=jax.jit)
 
 
-def test_what_collectives_make_of_unmapped_values_python_may_look_at():
+def test_results_of_collectives_of_unmapped_values_are_concrete():
     def fun(w, x):
         turned = lax.ppermute(w, "i", [(0, 1), (1, 2), (2, 0)])
         return x if lax.psum(w, "i") > 5 else jax.jit(lambda y: lax.pmax(y, "i"))(turned) * x
@@ -56,7 +56,7 @@ def test_the_size_of_the_mapped_axis_is_known_inside():
     assert_alike(fun, VECTOR, axis_name="i")
 
 
-def test_an_axis_that_is_not_mapped_is_jaxs_error():
+def test_an_unmapped_axis_is_jaxs_error():
     assert_both_raise(lambda v: v(lambda x: lax.psum(x, "j"), axis_name="i")(VECTOR))
 
 
@@ -85,7 +85,7 @@ def test_arrays_on_an_explicit_mesh():
             assert_both_raise(action)
 
 
-def test_lanes_spread_over_a_mesh_axis():
+def test_a_batch_sharded_over_a_mesh_axis():
     sharding = jax.sharding.NamedSharding(mesh(AxisType.Auto), PartitionSpec("b"))
 
     def fun(x):

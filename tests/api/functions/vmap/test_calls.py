@@ -1,4 +1,4 @@
-"""What a mapped function is called, where its equations come from, and what is left of a call."""
+"""The name of a mapped function, the names of its equations, and the lifetime of tracers."""
 
 import inspect
 import re
@@ -13,7 +13,7 @@ from jaxprtool import vmap
 from tests.api.functions.vmap.beside import MATRIX, VECTOR, assert_both_raise
 
 
-def test_a_mapped_function_bears_the_name_and_documentation_of_the_function():
+def test_a_mapped_function_has_the_name_and_documentation_of_the_function():
     def fun(x: int, *, y=1):
         """Of which there is one."""
         return x
@@ -34,7 +34,7 @@ def test_a_mapped_function_bears_the_name_and_documentation_of_the_function():
     assert vmap(partial(fun, y=2)).__name__ == jax.vmap(partial(fun, y=2)).__name__ == "fun"
 
 
-def test_equations_are_named_as_jaxs_are():
+def test_equations_are_named_as_by_jax():
     def fun(x, w):
         with jax.named_scope("inner"):
             return jnp.sin(x), jnp.cos(w)
@@ -62,7 +62,7 @@ def test_tracers_do_not_outlive_the_call():
         assert re.match("Encountered an unexpected tracer", ours)
 
 
-def test_leaks_are_found_and_none_is_made():
+def test_leaks_of_the_user_are_found_and_vmap_makes_none():
     def leaking(v):
         saved = []
         with jax.checking_leaks():
@@ -76,7 +76,7 @@ def test_leaks_are_found_and_none_is_made():
         jax.make_jaxpr(vmap(jax.nn.relu))(VECTOR)
 
 
-def test_user_code_is_run_once_with_what_it_raises_passed_on():
+def test_user_code_is_run_once_and_its_errors_are_passed_on():
     calls = []
 
     def failing(x):
@@ -89,11 +89,11 @@ def test_user_code_is_run_once_with_what_it_raises_passed_on():
     assert calls == [(4,), (4,)]
 
 
-def test_nans_are_found_where_they_arise():
+def test_nans_are_reported_where_they_arise():
     with jax.debug_nans(True):
         assert_both_raise(lambda v: v(lambda x: lax.log(x - 1))(VECTOR))
 
 
-def test_tokens_are_results_too():
+def test_tokens_can_be_results():
     tokens = [v(lambda x: lax.create_token(), out_axes=None)(VECTOR) for v in (jax.vmap, vmap)]
     assert type(tokens[0]) is type(tokens[1])

@@ -1,4 +1,4 @@
-"""Derivatives of mapped functions whose custom rules close over values of a lane."""
+"""Derivatives of mapped functions whose custom rules close over batched values."""
 
 from functools import partial
 
@@ -101,7 +101,7 @@ FUNCTIONS = [
 
 
 @pytest.mark.parametrize("made", FUNCTIONS, ids=lambda f: f.__name__)
-def test_rules_may_close_over_values_of_a_lane(made):
+def test_rules_may_close_over_batched_values(made):
     def total(mapping, x):
         return mapping(lambda y: made(y)(x * 1.5) * y)(LANES).sum()
 
@@ -112,7 +112,7 @@ def test_rules_may_close_over_values_of_a_lane(made):
         np.testing.assert_allclose(got, expected, rtol=1e-5, err_msg=name)
 
 
-def test_lanes_given_to_the_function_of_a_rule():
+def test_batched_values_passed_to_the_function_of_a_rule():
     def total(x):
         return vmap(lambda y: applied(lambda z: z * y, x * y))(LANES).sum()
 
@@ -121,13 +121,13 @@ def test_lanes_given_to_the_function_of_a_rule():
     )(2.0)
 
 
-def test_what_a_rule_closes_over_is_not_differentiated_by():
+def test_closed_over_values_of_a_rule_are_not_differentiated():
     for mapping in jax.vmap, vmap:
         with pytest.raises(jax.errors.UnexpectedTracerError):
             jax.grad(lambda x: mapping(lambda y: by_jvp(y * x)(2.0 * x))(LANES).sum())(2.0)  # noqa: B023
 
 
-def test_a_rule_that_raises_does_so_only_when_it_is_followed():
+def test_a_rule_that_raises_does_so_only_when_it_is_used():
     @jax.custom_jvp
     def refusing(z):
         return z * 2

@@ -1,4 +1,4 @@
-"""Trees of axes, sizes, registered types; what is wrong with them is said in the words of JAX."""
+"""Trees of axes, sizes, registered types; errors have JAX's wording."""
 
 from dataclasses import dataclass
 from functools import partial
@@ -48,12 +48,12 @@ TREES = {
 
 
 @pytest.mark.parametrize("name", TREES)
-def test_it_maps_trees_as_jax_does(name):
+def test_trees_are_mapped_as_in_jax(name):
     fun, args, options = TREES[name]
     assert_alike(fun, *args, **options)
 
 
-def test_an_unmapped_argument_comes_back_as_the_object_it_is():
+def test_an_unmapped_argument_is_returned_as_the_same_object():
     text = object()
     assert vmap(lambda t, x: t, in_axes=(None, 0), out_axes=None)(VECTOR, VECTOR) is VECTOR
     assert vmap(lambda x: x)(array := np.ones(3)) is array
@@ -85,7 +85,7 @@ SAME_WORDS = {
 
 
 @pytest.mark.parametrize("name", SAME_WORDS)
-def test_errors_say_what_jax_says(name):
+def test_errors_have_jaxs_message(name):
     theirs, ours = assert_both_raise(SAME_WORDS[name])
     assert ours == theirs
 
@@ -113,7 +113,7 @@ SAME_BEGINNING = {
 
 
 @pytest.mark.parametrize("name", SAME_BEGINNING)
-def test_errors_begin_as_jaxs(name):
+def test_errors_start_like_jaxs(name):
     action, beginning = SAME_BEGINNING[name]
     theirs, ours = assert_both_raise(action)
     assert theirs.startswith(beginning) and ours.startswith(beginning)
@@ -124,7 +124,7 @@ def test_errors_begin_as_jaxs(name):
 
 @dataclass
 class Named:
-    """An array with names for its dimensions; it is mapped by name."""
+    """An array with named dimensions, which is mapped by name."""
 
     names: tuple
     data: jax.Array
@@ -155,7 +155,7 @@ def named_from_lane(cont, size, lane, spec):
 batching.register_vmappable(Named, ByName, int, named_lane, named_from_lane, None)
 
 
-def test_registered_types_are_mapped_as_they_say():
+def test_registered_types_are_mapped_by_their_own_functions():
     named = Named(("i", "j"), MATRIX)
 
     def fun(x, y):
@@ -173,14 +173,14 @@ def test_registered_types_are_mapped_as_they_say():
     assert results[1][0].names == ("j", "k")
 
 
-def test_registered_types_may_ask_for_the_index_of_their_lane():
+def test_registered_types_may_request_the_batch_index():
     row = Named(("i",), VECTOR)
     assert_alike(lambda pair: pair[0] * 10 + pair[1], row, in_axes=(ByName("i", 0),), axis_size=3)
     assert_both_raise(lambda v: v(lambda x: x, in_axes=(ByName("i", 0),))(VECTOR))
     assert_both_raise(lambda v: v(lambda x: x, out_axes=ByName("i", 0))(VECTOR))
 
 
-def test_parts_of_registered_types_are_summed_if_they_are_asked_for_unmapped():
+def test_parts_of_registered_types_are_summed_if_requested_unmapped():
     def summed(v):
         return v(lambda x: Named((), x * 2), out_axes=ByName("k", None), sum_match=True)(VECTOR)
 
@@ -188,7 +188,7 @@ def test_parts_of_registered_types_are_summed_if_they_are_asked_for_unmapped():
     assert ours == theirs == Named((), 6.0)
 
 
-def test_sparse_arrays_which_jax_registers():
+def test_sparse_arrays_registered_by_jax():
     def batches(count):
         dense = jnp.arange(1.0, 9.0).reshape(count, -1, 2)
         return sparse.BCOO.fromdense(dense, n_batch=1), dense.shape

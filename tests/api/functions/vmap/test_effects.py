@@ -1,4 +1,4 @@
-"""Effects happen as under `jax.vmap`: in its order, and as often."""
+"""Effects happen as under `jax.vmap`: in the same order, and as often."""
 
 import jax
 import numpy as np
@@ -9,7 +9,7 @@ from jaxprtool import vmap
 from tests.api.functions.vmap.beside import VECTOR, assert_alike, assert_both_raise, printed
 
 
-def test_prints_come_in_the_order_of_jaxs():
+def test_prints_have_jaxs_order():
     def fun(x):
         jax.debug.print("first {}", 3.0)
         jax.debug.print("mapped {x}", x=x)
@@ -22,7 +22,7 @@ def test_prints_come_in_the_order_of_jaxs():
     assert text == printed(jax.vmap(fun)) and len(text.splitlines()) == 9
 
 
-def test_callbacks_on_unmapped_values_give_values():
+def test_callbacks_on_unmapped_values_return_values():
     def fun(x):
         value = io_callback(lambda: np.float32(3), jax.ShapeDtypeStruct((), "float32"))
         return x * 2 if value > 2 else x

@@ -1,4 +1,4 @@
-"""The equations that `jaxprtool.vmap` writes into a jaxpr that is being traced around it."""
+"""The equations that `jaxprtool.vmap` writes into an enclosing trace."""
 
 import gc
 
@@ -16,9 +16,9 @@ TABLE = np.linspace(0.0, 1.0, 12, dtype=np.float32).reshape(4, 3)
 
 
 def checked(fun, *args):
-    """The jaxpr of a function, which is well typed and gives what the function gives."""
+    """Return the jaxpr of a function, which must be well typed and compute the same."""
     program = trace(fun, *args)
-    gc.collect()  # what only tracers have kept alive is gone
+    gc.collect()  # values that only tracers kept alive are freed
     type_check(program)
     np.testing.assert_allclose(program(*args), fun(*args), rtol=1e-6)
     return program.jaxpr
@@ -36,7 +36,7 @@ def test_constants_stay_with_the_equations_that_read_them(where):
     checked(lambda x: jax.jit(fun)(x) * 2, MATRIX)
 
 
-def test_results_of_equations_that_read_arguments_are_read_by_others():
+def test_results_of_equations_that_read_arguments_have_readers():
     def fun(w, x):
         y = vmap(lambda x: jnp.cos(x * w) * jnp.sin(x))(x)
         return vmap(lambda y, x: y + x.sum())(y, x)
@@ -54,7 +54,7 @@ def test_conversions_of_constants_are_folded_as_by_jax():
     assert str(ours) == str(theirs)
 
 
-def test_name_scopes_around_are_those_of_jax():
+def test_enclosing_name_scopes_are_those_of_jax():
     def fun(v):
         def scoped(x):
             with jax.named_scope("around"):
@@ -69,7 +69,7 @@ def test_name_scopes_around_are_those_of_jax():
     assert stacks[0] == stacks[1] != []
 
 
-def test_writes_to_a_ref_of_the_function_around_name_it():
+def test_writes_to_a_ref_of_the_enclosing_function_name_it():
     def fun(x):
         ref = jax.new_ref(jnp.zeros(3))
 

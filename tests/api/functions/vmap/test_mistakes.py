@@ -1,4 +1,4 @@
-"""Mistakes of users: `vmap` raises what `jax.vmap` raises, and its message begins alike."""
+"""Mistakes of users: `vmap` raises the same as `jax.vmap`, with a similar message."""
 
 from collections import OrderedDict, namedtuple
 from functools import partial
@@ -138,11 +138,11 @@ TABLES = (FUNCTIONS, IN_AXES, OUT_AXES, SIZES, ARGUMENTS, RESULTS, INSIDE)
 @pytest.mark.parametrize(
     "mistake", [pytest.param(action, id=name) for table in TABLES for name, action in table.items()]
 )
-def test_it_is_the_error_of_jaxs_vmap(mistake):
+def test_the_error_is_that_of_jax_vmap(mistake):
     theirs, ours = assert_both_raise(mistake)
     assert ours[:40] == theirs[:40]
 
 
-def test_a_size_that_is_traced_is_no_size():
+def test_a_traced_size_is_refused():
     _, ours = assert_both_raise(lambda v: jax.jit(lambda n: v(lambda: 1.0, axis_size=n)())(3))
     assert ours.startswith("axis_size must be an integer, but got ")

@@ -13,7 +13,7 @@ from tests.sweep.parts import Part
 
 
 def outcome(mapping, case, args, in_axes):
-    """The types of the results, or the type of the error that JAX raises."""
+    """Return the types of the results, or the type of the error that JAX raises."""
     try:
         return jax.make_jaxpr(mapping(case.fun, in_axes=in_axes))(*args).out_avals
     except Exception as error:

@@ -1,4 +1,4 @@
-"""`sum_match`: results that are mapped where `out_axes` says None are summed over the lanes."""
+"""`sum_match`: mapped results are summed over the batch where `out_axes` is None."""
 
 import jax
 import jax.numpy as jnp
@@ -101,7 +101,7 @@ def test_sums_over_an_axis_of_an_explicit_mesh():
         assert_alike(lambda y: (y * 2, y.sum()), x, out_axes=None, sum_match=True)
 
 
-def test_without_it_such_results_are_an_error_and_so_is_what_has_no_sum():
+def test_without_sum_match_such_results_are_an_error_and_so_are_types_without_a_sum():
     for options in {}, {"sum_match": False}:
         theirs, ours = assert_both_raise(
             lambda v, options=options: v(lambda x: x, out_axes=None, **options)(VECTOR)
@@ -120,7 +120,7 @@ constant.defjvp(lambda primals, tangents: (constant(*primals), tangents[0] * pri
 
 
 @pytest.mark.parametrize("sum_match", [False, True])
-def test_what_is_the_same_in_all_lanes_is_not_summed_for_its_derivative(sum_match):
+def test_unbatched_values_are_not_summed_for_their_derivative(sum_match):
     x = jnp.arange(1.0, 4.0)
     options = {"sum_match": True} if sum_match else {}
     alone = vmap(constant, out_axes=None, **options)(x)

@@ -1,4 +1,4 @@
-"""What a mapped function may hold, and the transformations that may stand around it."""
+"""The contents of mapped functions, and the transformations around them."""
 
 from functools import partial
 
@@ -14,7 +14,7 @@ from tests.api.functions.vmap.beside import MATRIX, VECTOR, assert_alike, assert
 WEIGHTS = jnp.linspace(0.1, 2.0, 20).reshape(4, 5)
 
 
-# --- what is inside -----------------------------------------------------------------------------
+# --- inside ---------------------------------------------------------------------------------------
 
 
 @jax.custom_batching.custom_vmap
@@ -57,7 +57,7 @@ def filled(x):
 
 
 @pytest.mark.parametrize("name", INSIDE)
-def test_what_a_mapped_function_may_hold(name):
+def test_contents_of_a_mapped_function(name):
     assert_alike(INSIDE[name], MATRIX)
 
 
@@ -68,20 +68,20 @@ def test_random_keys_and_wide_types():
         assert_alike(lambda x, y: (x * 2.0, y * 2.0), np.ones(3), np.ones(3, np.float32))
 
 
-def test_refs_from_outside_are_read():
+def test_refs_of_the_enclosing_function_are_read():
     ref = jax.new_ref(jnp.arange(4.0))
     assert_alike(lambda x: x + ref[1] if ref[1] > 0 else x, VECTOR)
     assert_both_raise(lambda v: v(lambda x: ref.__setitem__(1, 2.0) or x)(VECTOR))
 
 
-def test_without_jit_inner_jits_are_run_as_python():
+def test_with_disable_jit_inner_jits_run_as_python():
     with jax.disable_jit():
         assert_alike(
             lambda x: jax.jit(jnp.sin)(x) + lax.fori_loop(0, 2, lambda i, c: c + i, x), MATRIX
         )
 
 
-# --- what is around -----------------------------------------------------------------------------
+# --- outside --------------------------------------------------------------------------------------
 
 
 def model(w, x):
@@ -103,13 +103,13 @@ AROUND = {
 
 
 @pytest.mark.parametrize("name", AROUND)
-def test_transformations_around_it(name):
+def test_transformations_around_vmap(name):
     x = jnp.stack([MATRIX, MATRIX - 5]) if "vmap" in name else MATRIX
     in_axes = (None, 0)
     assert_alike(model, WEIGHTS, x, in_axes=in_axes, around=AROUND[name])
 
 
-def test_a_nest_of_both_kinds_with_the_axes_of_each():
+def test_both_kinds_of_vmap_nest_with_their_axes():
     def fun(x):
         return lax.psum(x, ("i", "j")) + lax.axis_index("i") * 10 + lax.axis_index("j")
 

@@ -1,4 +1,4 @@
-"""What does not depend on a mapped argument stays what it is: Python may look at it."""
+"""Values that do not depend on a mapped argument stay concrete in Python."""
 
 from functools import partial
 
@@ -99,11 +99,11 @@ def chosen_by_a_jits_result(w, x):
 
 @pytest.mark.parametrize("fun", [scaled_by_a_count, chosen_by_a_jits_result])
 @pytest.mark.parametrize("w", [0.7, -0.7])
-def test_python_may_look_at_unmapped_results_of_what_has_mapped_operands(fun, w):
+def test_unmapped_results_of_calls_with_mapped_operands_are_concrete(fun, w):
     assert_alike(fun, w, VECTOR, in_axes=(None, 0))
 
 
-def test_it_may_look_at_them_after_an_effect_which_happens_once():
+def test_they_are_concrete_after_an_effect_which_happens_once():
     def fun(x):
         jax.debug.print("{x}", x=x)
         count, total = lax.cond(True, lambda y: (2, y), lambda y: (3, -y), x)
@@ -112,7 +112,7 @@ def test_it_may_look_at_them_after_an_effect_which_happens_once():
     assert printed(vmap(fun)) == printed(jax.vmap(fun)) == "0.0\n1.0\n2.0\n"
 
 
-def test_under_a_jit_there_is_nothing_to_look_at():
+def test_under_a_jit_no_value_is_concrete():
     mapped = [jax.jit(v(chosen_by_a_jits_result, in_axes=(None, 0))) for v in (jax.vmap, vmap)]
     for fun in mapped:
         with pytest.raises(jax.errors.ConcretizationTypeError):

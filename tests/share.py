@@ -1,6 +1,6 @@
-"""Which half of many programs is proved on the JAX release that the suite runs on.
+"""The half of many programs to prove on the JAX release of this run.
 
-CI runs two releases, and together they prove all of them. The sweep proves all on either.
+CI runs two releases, which together prove all programs. The sweep proves all on either.
 """
 
 from __future__ import annotations
@@ -13,16 +13,16 @@ import pytest
 
 T = TypeVar("T")
 
-#: 0 on JAX 0.10, 1 on later releases: read without importing JAX, as tests are collected.
+#: 0 on JAX 0.10, 1 on later releases. Found without importing JAX, when tests are collected.
 HALF = int(version("jax").split(".")[1] != "10")
 
 
 def share(items: Sequence[T]) -> Sequence[T]:
-    """Return every second item, beginning with the first or the second by release."""
+    """Return every second item, starting with the first or the second by release."""
     return items[HALF::2]
 
 
 def for_sweep_unless(chosen: Sequence[str], names: Iterable[str]) -> list[Any]:
-    """Return the names as parameters of a test, of which the sweep takes those not chosen."""
+    """Return the names as parameters of a test. Names that are not chosen are marked `sweep`."""
     sweep = pytest.mark.sweep
     return [name if name in chosen else pytest.param(name, marks=sweep) for name in names]

@@ -1,4 +1,4 @@
-"""The house keeps its order: imports run downwards, and jax._src is behind one door."""
+"""Layering of the package: imports go downward, and only jaxcompat imports jax._src."""
 
 import ast
 import importlib
@@ -20,7 +20,7 @@ from tests.external import needs
 
 PACKAGE = Path(jaxprtool.__file__).parent
 
-#: A room may import from its own floor only within itself, and from every floor below.
+#: A package may import from itself, and from packages of lower layers.
 FLOORS = [
     {"__main__"},
     {"cli"},
@@ -39,7 +39,7 @@ LEVEL = {room: i for i, floor in enumerate(FLOORS) for room in floor}
 
 
 def imports(path):
-    """The modules that a file imports, those under TYPE_CHECKING left out."""
+    """Return the modules that a file imports, except those under TYPE_CHECKING."""
     tree = ast.parse(path.read_text())
     typing_only = {
         inner
@@ -60,11 +60,11 @@ def room(path):
     return path.relative_to(PACKAGE).parts[0].removesuffix(".py")
 
 
-def test_every_file_stands_on_a_floor():
+def test_every_file_belongs_to_a_layer():
     assert {room(p) for p in PACKAGE.rglob("*.py")} <= set(LEVEL)
 
 
-def test_imports_run_downwards():
+def test_imports_go_downward():
     upward = []
     for path in PACKAGE.rglob("*.py"):
         here = room(path)
@@ -78,7 +78,7 @@ def test_imports_run_downwards():
     assert upward == []
 
 
-#: The floors inside a room, of its folders and files; those of one floor do not import each other.
+#: The layers of the modules in a package. Modules of the same layer do not import each other.
 INNER_FLOORS = {
     "ir": "graphs|equality|programs|shapes|notation|rewriting dataflow evaluation|core hlo|source"
     "|basics",
@@ -90,7 +90,7 @@ INNER_FLOORS = {
 
 
 @pytest.mark.parametrize("here", INNER_FLOORS)
-def test_imports_inside_a_room_run_downwards(here):
+def test_imports_inside_a_package_go_downward(here):
     floors = [floor.split() for floor in INNER_FLOORS[here].split("|")]
     level = {name: i for i, floor in enumerate(floors) for name in floor}
     found, upward = set(), []
@@ -105,7 +105,7 @@ def test_imports_inside_a_room_run_downwards(here):
     assert found - {"__init__"} == level.keys() and upward == []
 
 
-def test_types_come_from_below_too():
+def test_types_are_imported_from_lower_layers_too():
     upward = []
     for path in PACKAGE.rglob("*.py"):
         here = room(path)
@@ -115,7 +115,7 @@ def test_types_come_from_below_too():
     assert upward == []
 
 
-def test_textual_is_imported_by_the_browser_alone():
+def test_only_the_browser_imports_textual():
     users = {
         (room(path), name.split(".")[0])
         for path in PACKAGE.rglob("*.py")
@@ -123,7 +123,7 @@ def test_textual_is_imported_by_the_browser_alone():
         if name.split(".")[0] == "textual" or name.startswith("jaxprtool.browse")
     }
     assert users == {("browse", "textual"), ("browse", "jaxprtool"), ("cli", "jaxprtool")}
-    # The command imports it only when it is run.
+    # The command imports it only when it runs.
     top = ast.parse((PACKAGE / "cli" / "browse.py").read_text()).body
     modules = [node.module for node in top if isinstance(node, ast.ImportFrom)]
     assert modules and not any("browse" in module for module in modules)
@@ -140,7 +140,7 @@ def test_a_program_has_its_methods_wherever_it_comes_from(tmp_path):
     subprocess.run([sys.executable, "-c", code + "program.apply('dce')"], check=True)
 
 
-def test_no_file_imports_itself_by_way_of_others():
+def test_there_are_no_circular_imports():
     modules = {}
     for path in PACKAGE.rglob("*.py"):
         parts = path.relative_to(PACKAGE.parent).with_suffix("").parts
@@ -154,7 +154,7 @@ def test_no_file_imports_itself_by_way_of_others():
     assert len(graph) > 200 and list(networkx.simple_cycles(graph)) == []
 
 
-#: Files that keep lists of primitive names, and what these are.
+#: Files with lists of primitive names, and their purpose.
 NAME_LISTS = {
     "analysis/profile/origins.py": "operations of XLA, and primitives that are copies in it",
     "analysis/shardings/reasons.py": "the two primitives by which users state a sharding",
@@ -174,9 +174,9 @@ NAME_LISTS = {
 
 
 def name_lists(path, primitives):
-    """The lines of a file with a list of strings, or a text of words, that name primitives.
+    """Return the lines of a file with a list, or a text of words, that names primitives.
 
-    Dicts by primitive are rules, and so is what a decorator registers for several.
+    Dicts by primitive are rules, as are the arguments of a decorator that registers several.
     """
     tree = ast.parse(path.read_text())
     decorators = {
@@ -197,9 +197,9 @@ def name_lists(path, primitives):
             yield node.lineno
 
 
-def test_what_primitives_are_like_is_said_in_one_table():
-    # By name alone: of one primitive a pass may ask whether an equation is of it.
-    importlib.import_module("jax.experimental.pallas.tpu")  # registers primitives of its own
+def test_properties_of_primitives_are_in_one_table():
+    # Names only: a pass may test whether an equation has a particular primitive.
+    importlib.import_module("jax.experimental.pallas.tpu")  # registers its own primitives
     known = primitives_with(lambda found: True)
     primitives = {*jaxcompat.registered_primitives(), *known, *sum(_KNOWN.values(), ())}
     lists = {}
@@ -220,18 +220,18 @@ def test_only_jaxcompat_imports_jax_src():
     assert guilty and all(PACKAGE / "jaxcompat" in Path(path).parents for path in guilty)
 
 
-#: Packages inside the distribution that stand on the public face alone, as plug-ins do.
+#: Packages of the distribution that only use the public API, as plug-ins do.
 ON_THE_DOOR = ("browse", "sizes")
 
-#: What is to stand on it too, and imports deeper still: the engine of their rules is below it.
+#: Packages that should use only the public API, but import the engine of their rules.
 NOT_YET = ("passes/mapping/batch", "passes/mapping/mask", "passes/mapping/ragged")
 
 
 def deep_imports(folder, own=()):
-    """The imports of jaxprtool's modules in a folder that are not public, `file:line name` each.
+    """Return the non-public imports of jaxprtool's modules in a folder, each as `file:line name`.
 
-    Public are the names of `jaxprtool`, `jaxprtool.errors`, `jaxprtool.extend` and what is in it,
-    and the doors of the packages that stand on these alone. `own` is the path of the package.
+    The names of `jaxprtool`, `jaxprtool.errors`, `jaxprtool.extend` and its contents are public,
+    and so are the entry modules of packages that only use these. `own` is the path of the package.
     """
     for path in sorted(folder.rglob("*.py")):
         for node in ast.walk(ast.parse(path.read_text())):
@@ -257,22 +257,22 @@ def is_public(parts, own=()):
     return len(parts) == 1 and parts[0] in (*jaxprtool.__all__, *ON_THE_DOOR)
 
 
-def test_plugins_stand_on_the_public_face_alone():
+def test_plugins_use_only_the_public_api():
     packages = list((PACKAGE.parent / "plugins").glob("*/jaxprtool_*"))
     assert packages and [deep for package in packages for deep in deep_imports(package)] == []
 
 
 @pytest.mark.parametrize("package", ON_THE_DOOR)
-def test_packages_of_our_own_stand_on_the_public_face_alone(package):
+def test_our_packages_use_only_the_public_api(package):
     assert list(deep_imports(PACKAGE / package, own=(package,))) == []
 
 
 @pytest.mark.parametrize("package", NOT_YET)
-def test_what_stands_on_the_public_face_alone_is_held_to_it(package):
+def test_packages_that_use_only_the_public_api_are_listed(package):
     assert any(deep_imports(PACKAGE / package, own=tuple(package.split("/"))))
 
 
-def test_an_import_behind_the_door_is_found(tmp_path):
+def test_a_non_public_import_is_detected(tmp_path):
     folder = tmp_path / "package"
     folder.mkdir()
     lines = [
@@ -307,7 +307,7 @@ TOP = {
 
 
 @needs("git")
-def test_the_top_of_the_repository_holds_nothing_else():
+def test_the_root_of_the_repository_has_no_other_files():
     command = ["git", "ls-files", "--cached", "--others", "--exclude-standard"]
     listed = subprocess.run(command, cwd=PACKAGE.parent, capture_output=True, text=True)
     if listed.returncode:
@@ -315,12 +315,12 @@ def test_the_top_of_the_repository_holds_nothing_else():
     assert {path.partition("/")[0] for path in listed.stdout.splitlines()} <= TOP
 
 
-def test_every_public_name_is_there():
+def test_every_public_name_exists():
     for name in jaxprtool.__all__:
         assert getattr(jaxprtool, name) is not None
 
 
-#: Modules of commands that import a pass: the command is about that pass, or shows its rules.
+#: Modules of commands that import a pass, because the command runs that pass or shows its rules.
 OF_A_PASS = {
     "explain.py": {"simplify"},
     "outline.py": {"outline"},
@@ -328,12 +328,12 @@ OF_A_PASS = {
     "vmap.py": {"batch"},
 }
 
-#: Texts in modules of commands that are names of passes, and what they are there.
+#: Strings in modules of commands that are also names of passes, and their meaning there.
 OTHER_MEANINGS = {"output.py": {"fold": "how Rich breaks lines"}, "why.py": {"forward": "a way"}}
 
 
 def test_commands_know_no_pass_by_name():
-    # What a pass did it says itself (`Pass.notes`), as a plug-in's does.
+    # A pass reports its work itself (`Pass.notes`), like a plug-in's pass.
     points = entry_points(group=registry.GROUP)
     ours = {p.name: p.value for p in points if p.value.startswith("jaxprtool.")}
     modules = {".".join(v.partition(":")[0].split(".")[:4]) for v in ours.values()}

@@ -1,4 +1,4 @@
-"""What an extension says of its own primitive, through the public face alone, all passes hear."""
+"""The registrations of an extension for its primitive, by the public API, affect all passes."""
 
 import importlib
 import pkgutil
@@ -26,7 +26,7 @@ blend_p.def_abstract_eval(lambda x, y: x)
 
 @extend.rule("batch", "test_blend")
 def _batch(axis, primitive, operands, dims, params):
-    """Lanes may be anywhere if they are at one place in both operands."""
+    """Batch a primitive whose operands have the batch dimension at the same axis."""
     x, y = (
         a if dim == 0 else jnp.broadcast_to(a, (axis.size, *a.shape))
         for a, dim in zip(operands, dims, strict=True)
@@ -41,7 +41,7 @@ def _python(eqn, x, y):
 
 @pytest.fixture(autouse=True)
 def traits():
-    """Give each test the defaults of a primitive of which nothing was said."""
+    """Give each test the default traits of a primitive."""
     extend.add_traits("test_blend", **vars(extend.Traits()))
 
 
@@ -53,7 +53,7 @@ def both_orders(x, y):
     return blend_p.bind(x, y), blend_p.bind(y, x)
 
 
-def test_what_is_commutative_is_merged_in_either_order():
+def test_commutative_operations_are_merged_in_either_order():
     program = jaxprtool.trace(both_orders, X, X)
     assert count(program.apply("cse")) == 2
     extend.add_traits("test_blend", commutative="f", commutative_bits="f")
@@ -62,7 +62,7 @@ def test_what_is_commutative_is_merged_in_either_order():
     assert count(program.apply("cse")) == 2
 
 
-def test_what_is_expensive_leaves_a_loop():
+def test_expensive_operations_are_hoisted():
     def loop(x):
         return jax.lax.fori_loop(0, 9, lambda i, c: c + blend_p.bind(large(x), large(x)), large(x))
 
@@ -89,7 +89,7 @@ def test_a_batching_rule_is_used_and_python_is_written(monkeypatch):
     assert "jnp.test_blend(" in source
 
 
-def test_traits_and_rules_of_an_installed_plugin_are_found_when_they_are_asked_for(monkeypatch):
+def test_traits_and_rules_of_an_installed_plugin_are_found_on_demand(monkeypatch):
     class Point:
         def load(self):
             extend.add_traits("test_lazy", expensive=True)
@@ -103,19 +103,19 @@ def test_traits_and_rules_of_an_installed_plugin_are_found_when_they_are_asked_f
     del dce_rules["test_lazy"]
 
 
-def test_every_name_of_the_public_face_is_there():
+def test_every_name_of_the_public_api_exists():
     assert [name for name in extend.__all__ if not hasattr(extend, name)] == []
     assert len(set(extend.__all__)) == len(extend.__all__)
 
 
 @pytest.mark.parametrize("name", [each.name for each in pkgutil.iter_modules(extend.__path__)])
-def test_every_name_of_a_subject_of_the_public_face_is_there(name):
+def test_every_name_of_a_submodule_of_the_public_api_exists(name):
     module = importlib.import_module(f"jaxprtool.extend.{name}")
     assert module.__doc__ and f"`extend.{name}`" in extend.__doc__
     assert [name for name in module.__all__ if not hasattr(module, name)] == []
 
 
-def test_the_public_face_imports_what_all_extensions_need_and_no_more():
+def test_the_public_api_imports_only_what_all_extensions_need():
     code = "import sys, jaxprtool.extend; print(*sys.modules)"
     run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     rooms = {name.split(".")[1] for name in run.stdout.split() if name.startswith("jaxprtool.")}
@@ -135,7 +135,7 @@ def late_primitive(name):
     return late_p, jaxprtool.trace(lambda x: jax.jit(late_p.bind)(x) + 1, X)
 
 
-def test_a_rule_is_heard_that_is_added_after_a_program_was_cleaned():
+def test_a_rule_added_after_cleaning_a_program_is_used():
     late_p, program = late_primitive("test_late_dce")
     unused = extend.jaxpr_as_fun(program.jaxpr)
     program = jaxprtool.trace(lambda x: jax.lax.cond(True, lambda: unused(x), lambda: unused(x)), X)
@@ -151,7 +151,7 @@ def test_a_rule_is_heard_that_is_added_after_a_program_was_cleaned():
     assert asked
 
 
-def test_a_rule_is_heard_that_is_added_after_a_program_was_batched():
+def test_a_rule_added_after_batching_a_program_is_used():
     late_p, program = late_primitive("test_late_batch")
     batching.primitive_batchers[late_p] = lambda operands, dims: (late_p.bind(*operands), *dims)
     assert count(program.apply("batch(axis_size=3)"), late_p.name) == 1
@@ -163,7 +163,7 @@ def test_a_rule_is_heard_that_is_added_after_a_program_was_batched():
     assert count(program.apply("batch(axis_size=3)"), "neg") == 1
 
 
-def test_a_trait_is_heard_that_is_added_after_a_program_was_merged():
+def test_a_trait_added_after_merging_a_program_is_used():
     late_p = Primitive("test_late_trait")
     late_p.def_impl(lambda x: x)
     late_p.def_abstract_eval(lambda x: x)

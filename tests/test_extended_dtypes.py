@@ -1,4 +1,4 @@
-"""Programs that take, give and hold elements of a package's own type, beside the passes."""
+"""Programs that take, return and contain elements of another package's dtype."""
 
 import jax
 import jax.numpy as jnp
@@ -30,7 +30,7 @@ def numbers(value):
 
 
 def rounds(pairs):
-    """Stack pairs in a loop, go over a stack of them, and stack none."""
+    """Stack pairs in a loop, iterate over a stack of them, and stack none."""
     _, stacked = jax.lax.scan(lambda carry, p: (carry, p), 0, pairs)
     _, none = jax.lax.scan(lambda carry, _: (carry, stacked), 0, None, length=0)
     return stacked, none
@@ -41,14 +41,14 @@ def program():
     return trace(captured, PAIRS)
 
 
-def test_programs_that_take_and_give_pairs_run(program):
+def test_programs_of_pairs_run(program):
     flipped, sums = program(PAIRS)
     np.testing.assert_array_equal(numbers(flipped), numbers(PAIRS)[::-1])
     np.testing.assert_array_equal(sums, 2 * numbers(PAIRS))
     np.testing.assert_array_equal(numbers(jit(captured, passes="-O2")(PAIRS)[0]), numbers(flipped))
 
 
-def test_runs_of_one_equation_at_a_time_stack_pairs_and_take_them_apart():
+def test_stepwise_evaluation_stacks_and_unstacks_pairs():
     closed = jax.make_jaxpr(rounds)(PAIRS)
     stacked, none = evaluate(closed, [PAIRS])
     np.testing.assert_array_equal(numbers(stacked), numbers(PAIRS))
@@ -56,7 +56,7 @@ def test_runs_of_one_equation_at_a_time_stack_pairs_and_take_them_apart():
 
 
 @pytest.mark.parametrize("fun", [captured, rounds])
-def test_what_pairs_become_is_verified(fun):
+def test_programs_with_results_of_pairs_are_verified(fun):
     before = trace(fun, PAIRS)
     verify(before, before.apply("-O2"), [PAIRS])
 
@@ -75,31 +75,31 @@ def test_pairs_are_compared_by_their_numbers(program):
     assert structure(program.jaxpr) is not structure(other)
 
 
-def test_results_of_pairs_are_checked_for_nans_around_them():
+def test_results_of_pairs_do_not_prevent_the_check_for_nans():
     program = trace(lambda p: (p, rounds(p), jnp.log(unpair_p.bind(p) - 1)), PAIRS)
     with pytest.raises(FloatingPointError, match="a NaN, from log"):
         check = FiniteCheck(nans=True, infs=False)
         program.require_finite(check, [PAIRS], jax.tree.leaves(program(PAIRS)))
 
 
-def test_pairs_are_summed_up_as_their_numbers():
+def test_pairs_are_summarised_as_their_numbers():
     np.testing.assert_array_equal(summarize(PAIRS).value, numbers(PAIRS))
     assert summarize(PairArray(jnp.ones((99, 2)))).statistics == {}
 
 
-def test_pairs_fit_a_program_that_takes_them(program):
+def test_pairs_are_accepted_as_arguments(program):
     assert fitted(program, (PAIRS,), {}) == (PAIRS,)
     for other in (np.ones((3, 2), np.float32), PairArray(jnp.ones((4, 2))), 1.0):
         with pytest.raises(errors.ArgumentsError, match=r"the program takes pair\[3\]"):
             fitted(program, (other,), {})
 
 
-def test_no_values_of_a_foreign_type_are_made_up(program):
+def test_no_random_values_of_a_foreign_dtype_are_drawn(program):
     with pytest.raises(errors.ArgumentsError, match=r"argument 'x' is pair\[3\], for which rand"):
         verify(program, program)
 
 
-def test_files_and_python_refuse_a_foreign_type_in_one_line(program, tmp_path):
+def test_files_and_python_refuse_a_foreign_dtype_in_one_line(program, tmp_path):
     for fun, of in ((captured, PAIRS), (paired, X), (lambda x: pair_p.bind(x), jnp.ones((3, 2)))):
         with pytest.raises(errors.JaxprToolError, match="pair"):
             write(trace(fun, of), tmp_path / "p.jaxpr")
@@ -109,7 +109,7 @@ def test_files_and_python_refuse_a_foreign_type_in_one_line(program, tmp_path):
 
 
 @pytest.mark.parametrize("transform", ["grad", "vjp", "jvp", "linearize", "checkpoint", "jit"])
-def test_transforms_know_that_pairs_have_no_tangents(transform):
+def test_transformations_support_pairs_without_tangents(transform):
     program = trace(masked, jnp.ones((3, 2)))
     program.apply(transform)
     np.testing.assert_array_equal(program.apply("grad")(jnp.ones((3, 2))), numbers(PAIRS))

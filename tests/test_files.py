@@ -1,4 +1,4 @@
-"""Files are replaced whole; links, devices and pipes are written through, and stay as they are."""
+"""Files are replaced atomically. Links, devices and pipes are written through and kept."""
 
 import os
 import stat
@@ -34,7 +34,7 @@ def mode(path):
 
 
 @pytest.mark.parametrize("there", [True, False])
-def test_a_link_stays_and_what_it_leads_to_is_replaced_whole(folder, there):
+def test_a_link_is_kept_and_its_target_is_replaced(folder, there):
     (folder / "elsewhere").mkdir()
     target = folder / "elsewhere" / "real"
     if there:
@@ -50,7 +50,7 @@ def test_a_link_stays_and_what_it_leads_to_is_replaced_whole(folder, there):
     assert os.listdir("elsewhere") == ["real"]
 
 
-def test_a_link_in_a_circle_is_refused():
+def test_a_circular_link_is_refused():
     os.symlink("b", "a")
     os.symlink("a", "b")
     with pytest.raises(OutputError, match="cannot write 'a': Too many levels"):
@@ -74,13 +74,13 @@ def test_a_device_is_written_to(link):
     assert sorted(os.listdir()) == ["link", "null"][not link :]
 
 
-def test_the_null_device_is_a_stream_and_takes_anything():
+def test_the_null_device_is_a_stream():
     assert is_stream(os.devnull)
-    if os.geteuid() != 0:  # root's is not put at risk
+    if os.geteuid() != 0:  # protects the real device when run as root
         write(os.devnull)
 
 
-def test_a_pipe_gets_what_is_written():
+def test_a_pipe_receives_the_text():
     os.mkfifo("pipe")
     got = []
 
@@ -96,7 +96,7 @@ def test_a_pipe_gets_what_is_written():
 
 
 @pytest.mark.parametrize("path", ["/dev/stdout", "/dev/fd/1"])
-def test_stdout_by_its_path_goes_on_where_it_is(path):
+def test_stdout_by_its_path_is_appended_to(path):
     code = f"""
 from jaxprtool.files import file_written_whole
 print("before")
@@ -112,7 +112,7 @@ print("after")
         assert log.read().split() == ["there", "before", "new", "after"]
 
 
-def test_a_new_file_has_the_mode_of_new_files():
+def test_a_new_file_has_the_default_mode():
     before = os.umask(0o027)
     try:
         write("file")
@@ -122,18 +122,18 @@ def test_a_new_file_has_the_mode_of_new_files():
 
 
 @pytest.mark.parametrize("kept", [0o600, 0o755, 0o666])
-def test_a_file_that_is_replaced_keeps_its_mode(folder, kept):
+def test_a_replaced_file_keeps_its_mode(folder, kept):
     (folder / "file").write_bytes(b"old")
     os.chmod("file", kept)
     with file_written_whole("file") as file:
         (temporary,) = set(os.listdir()) - {"file"}
-        assert mode(temporary) == kept  # before there is anything in it
+        assert mode(temporary) == kept  # before it has any contents
         file.write(b"new")
     assert mode("file") == kept and (folder / "file").read_bytes() == b"new"
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root gives files to others")
-def test_a_file_that_is_replaced_keeps_its_owner():
+def test_a_replaced_file_keeps_its_owner():
     write("file")
     os.chown("file", 1234, 1235)
     write("file")
@@ -141,35 +141,35 @@ def test_a_file_that_is_replaced_keeps_its_owner():
     assert (status.st_uid, status.st_gid) == (1234, 1235)
 
 
-def test_a_path_with_a_nul_is_one_clear_line():
+def test_a_path_with_a_nul_is_a_one_line_error():
     with pytest.raises(
         OutputError, match=r"^cannot write 'a\\x00b': a path cannot contain NUL characters$"
     ):
         write("a\0b")
 
 
-def test_a_long_name_leaves_room_for_no_other():
+def test_a_name_of_maximum_length_can_be_written():
     name = "n" * 255
     write(name)
     assert os.listdir() == [name]
 
 
 @pytest.mark.parametrize("path", ["/dev/zero", "pipe", "folder"])
-def test_only_plain_files_are_read(path):
+def test_only_regular_files_are_read(path):
     os.mkfifo("pipe")
     os.mkdir("folder")
     with pytest.raises(OSError, match=r"not a regular file|Is a directory"):
         opened_plain(path)
 
 
-def test_a_link_to_a_plain_file_is_read():
+def test_a_link_to_a_regular_file_is_read():
     write("file")
     os.symlink("file", "link")
     with opened_plain("link") as file:
         assert file.read() == b"new"
 
 
-def test_what_killed_processes_left_is_removed_and_what_they_replaced_stays(folder, monkeypatch):
+def test_files_left_by_killed_processes_are_removed_and_their_targets_are_kept(folder, monkeypatch):
     for name in (".jaxprtool-out", ".jaxprtool-out.orbax-checkpoint-tmp", ".jaxprtool-out-old"):
         (folder / name).mkdir()
         (folder / name / "file").write_text(name)

@@ -1,4 +1,4 @@
-"""JAX is for others as it was: after the import of every public name, and after every command."""
+"""JAX is unchanged after the import of every public name, and after every command."""
 
 import json
 import os
@@ -10,7 +10,7 @@ ROOT = Path(__file__).parents[1]
 
 
 def printed(code: str, **environment: str) -> list[str]:
-    """What a new process prints, as JSON, whose code has `jax_state`, `caches` and `changed`."""
+    """Return the JSON output of a new process. Its code has `jax_state`, `caches`, `changed`."""
     start = "import json, jax, jax.numpy\nfrom tests.jax_state import jax_state, caches, changed\n"
     run = subprocess.run(
         [sys.executable, "-c", start + code],
@@ -23,7 +23,7 @@ def printed(code: str, **environment: str) -> list[str]:
     return json.loads(run.stdout.splitlines()[-1])
 
 
-def test_importing_every_public_name_changes_nothing_in_jax():
+def test_importing_every_public_name_does_not_change_jax():
     code = """
 before, filled = jax_state(), caches()
 import jaxprtool, jaxprtool.extend
@@ -53,7 +53,7 @@ def layers(x):
     return x
 """
 
-#: Each command, but that for the terminal.
+#: Each command, except the interactive ones.
 COMMANDS = {
     "show": "f.py:double",
     "cost": "f.py:double",
@@ -81,7 +81,7 @@ COMMANDS = {
 }
 
 
-def test_every_command_leaves_jax_as_it_was(tmp_path):
+def test_no_command_changes_jax(tmp_path):
     (tmp_path / "f.py").write_text(FUNCTIONS)
     code = f"""
 import contextlib, io, os, shlex
@@ -99,12 +99,12 @@ print(json.dumps([told]))
 """
     environment = {"XDG_CACHE_HOME": str(tmp_path / "cache")}
     (told,) = printed(code, **environment)
-    different = {"diff"}  # which ends with 1 for programs that differ
+    different = {"diff"}  # which exits with 1 for different programs
     assert told == {name: [int(name in different), []] for name in COMMANDS}
 
 
-def test_a_change_is_told():
-    """Of a function, a row, a switch, and a row that is added for a primitive of JAX's."""
+def test_changes_are_detected():
+    """Of a function, a row, the config, and a row that is added for a primitive of JAX."""
     code = """
 from jax._src import core, pjit
 from jax.interpreters import ad, mlir

@@ -1,4 +1,4 @@
-"""`sow`, `variable` and `nest` change nothing where nobody looks for what is sown."""
+"""`sow`, `variable` and `nest` are identities unless a pass uses the sown values."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def plain(x):
 
 
 def sown(x):
-    """`plain`, with values of several structures sown."""
+    """Return `plain`, with values of several structures sown."""
     y = variable(jnp.sin(x), name="y")
     out = sow({"y": y * 2, "z": (x, None)}, tag="seen", name="out", mode="append", key=x)
     return nest(lambda out: sow(out, tag="seen", name=None, mode="clobber"), scope="s")(out)
@@ -77,7 +77,7 @@ def test_sowing_is_the_identity_under(name):
     jax.tree.map(np.testing.assert_array_equal, actual, expected)
 
 
-def test_sowing_costs_nothing_compiled():
+def test_sowing_has_no_cost_when_compiled():
     def f(x):
         return jnp.sin(variable(jnp.cos(x), name="c"))
 
@@ -122,7 +122,7 @@ def test_integers_and_keys_have_no_gradient_when_sown():
     assert tangents.dtype == jax.dtypes.float0
 
 
-def test_what_is_sown_in_a_linear_function_is_transposed():
+def test_sown_values_in_a_linear_function_are_transposed():
     def linear(t):
         return sow({"t": t, "x": X}, tag="t", name="n", key=jax.random.key(0))["t"] * 3
 
@@ -135,7 +135,7 @@ def test_what_is_sown_in_a_linear_function_is_transposed():
     np.testing.assert_array_equal(jax.grad(lambda x: f(x).sum())(X), jnp.full(4, 3.0))
 
 
-def test_an_eager_value_is_the_very_one_that_was_sown():
+def test_an_eager_sown_value_is_the_same_object():
     array, text = np.ones(3), "a text"
     assert variable(array, name="v") is array
     assert nest(sow, scope="s")(text, tag="t", name="v") is text
@@ -147,7 +147,7 @@ def test_a_constant_is_sown_where_a_jaxpr_is_made():
 
 
 @pytest.mark.parametrize("mode", MODES)
-def test_a_sown_value_keeps_its_type_and_weakness(mode):
+def test_a_sown_value_keeps_its_type_and_weak_type(mode):
     closed = jax.make_jaxpr(lambda x, k: sow((x, k), tag="t", name="n", mode=mode))(
         2.0, jax.random.key(0)
     )
@@ -156,13 +156,13 @@ def test_a_sown_value_keeps_its_type_and_weakness(mode):
     assert eqn.outvars[0].aval.weak_type
 
 
-def test_a_key_is_an_operand_and_no_result():
+def test_a_key_is_an_operand_but_not_a_result():
     closed = jax.make_jaxpr(lambda x, k: sow(x, tag="t", name="n", key=k))(X, (1.0, 2.0))
     (eqn,) = closed.eqns
     assert (len(eqn.invars), len(eqn.outvars)) == (3, 1)
 
 
-def test_a_mapped_value_is_sown_with_its_axis_first():
+def test_a_batched_value_is_sown_with_its_batch_axis_first():
     f = jax.vmap(lambda x, y: sow((x, y), tag="t", name="n"), in_axes=(1, None))
     closed = jax.make_jaxpr(f)(jnp.ones((2, 3)), jnp.ones(4))
     (eqn,) = (e for e in closed.eqns if e.primitive.name == "sow")
@@ -174,7 +174,7 @@ def test_the_tangent_of_a_sown_value_is_not_sown():
     assert [e.primitive.name for e in f(X).eqns].count("sow") == 1
 
 
-def test_nest_gives_its_function_what_it_was_given():
+def test_nest_passes_its_arguments_to_its_function():
     def f(x, how, *, flags=()):
         assert how == "twice" and flags == ({"a": None},)
         return x * 2
@@ -184,7 +184,7 @@ def test_nest_gives_its_function_what_it_was_given():
         np.testing.assert_array_equal(result, 2 * X)
 
 
-def test_values_that_are_not_traced_steer_what_is_nested_and_what_follows():
+def test_concrete_values_can_control_a_nested_function_and_later_code():
     def layer(x, count, act, *, scale=None):
         for _ in range(count):
             x = act(x)
@@ -208,7 +208,7 @@ def test_nest_closes_over_traced_values():
     np.testing.assert_array_equal(jax.grad(lambda x: f(x).sum())(X), jnp.full(4, 2.0))
 
 
-def test_nest_leaks_nothing_that_is_traced():
+def test_nest_leaks_no_tracers():
     def f(x):
         return nest(lambda x: (variable(jnp.sin(x), name="v"), 3), scope="s")(x)[0]
 
@@ -218,7 +218,7 @@ def test_nest_leaks_nothing_that_is_traced():
 
 
 def scopes(closed):
-    """The scopes of a jaxpr, as `outer/inner`, in order."""
+    """Return the scopes of a jaxpr, as `outer/inner`, in order."""
     found = []
     for eqn in closed.eqns:
         scope = scope_of(eqn)
@@ -261,7 +261,7 @@ def test_scopes_are_calls_of_their_name(f, expected):
     assert scopes(jax.make_jaxpr(f)(X)) == expected
 
 
-def test_a_nested_call_has_the_names_of_its_functions_arguments():
+def test_a_nested_call_has_the_argument_names_of_its_function():
     def layer(params, x):
         return params["w"] * x
 
@@ -279,7 +279,7 @@ def test_a_nested_call_has_the_names_of_its_functions_arguments():
         ({"tag": "t", "name": 3}, TypeError),
     ],
 )
-def test_what_is_no_tag_name_or_mode_is_refused(options, error):
+def test_an_invalid_tag_name_or_mode_is_refused(options, error):
     with pytest.raises(error):
         sow(X, **options)
 

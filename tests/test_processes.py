@@ -1,4 +1,4 @@
-"""Commands in processes of their own: none outlives its limits, this process, or its parent."""
+"""Commands in separate processes never outlive their limits, this process, or its parent."""
 
 import os
 import signal
@@ -11,7 +11,7 @@ import pytest
 
 from jaxprtool import processes
 
-#: Starts a process that starts another, in a session of its own; writes the numbers of both.
+#: Starts a process that starts another one in its own session. Writes the ids of both.
 FAMILY = """
 import os, subprocess, sys, time
 if sys.argv[1:]:
@@ -21,7 +21,7 @@ if sys.argv[1:]:
     os.rename(sys.argv[1] + ".new", sys.argv[1])
 time.sleep(300)
 """
-#: Runs that family by way of jaxprtool.processes.
+#: Runs these processes through jaxprtool.processes.
 PARENT = """
 import sys
 from jaxprtool import processes
@@ -53,36 +53,36 @@ def family(path):
     return [int(word) for word in path.read_text().split()]
 
 
-def test_a_command_ends_with_its_status_and_what_it_wrote():
+def test_a_command_returns_its_status_and_output():
     done = processes.run(["sh", "-c", "echo out; echo err >&2; exit 3"])
     assert (done.status, done.signal, done.stdout, done.stderr) == (3, None, "out\n", "err\n")
     assert not done.timed_out and not done.crashed and str(done) == "exit status 3: err"
 
 
-def test_a_command_that_is_not_there_says_so():
+def test_a_missing_command_is_reported():
     done = processes.run(["./no-such-command"])
     assert done.status == 127 and str(done).endswith("./no-such-command: No such file or directory")
 
 
 @pytest.mark.parametrize("name", ["SIGSEGV", "SIGABRT", "SIGKILL", "SIGFPE"])
-def test_a_crash_is_told_by_its_signal(name):
+def test_a_crash_is_reported_by_its_signal(name):
     done = processes.run(python(f"import os, signal; os.kill(os.getpid(), signal.{name})"))
     assert done.crashed and done.status is None and str(done) == name
 
 
-def test_a_fatal_check_of_xla_is_what_is_said_of_a_crash():
+def test_a_fatal_check_of_xla_is_reported_for_a_crash():
     code = "import os, sys; print('F1 a.cc:1] Check failed: x\\n*** stack', file=sys.stderr, "
     done = processes.run(python(code + "flush=True); os.abort()"))
     assert str(done) == "SIGABRT: F1 a.cc:1] Check failed: x"
 
 
-def test_out_of_time_the_whole_family_is_killed(tmp_path):
+def test_after_a_timeout_all_descendants_are_killed(tmp_path):
     done = processes.run(python(FAMILY, str(tmp_path / "pids")), seconds=1)
     assert done.timed_out and not done.crashed and str(done) == "timed out after 1 s"
     assert not any(map(is_alive, family(tmp_path / "pids")))
 
 
-def test_what_a_command_leaves_behind_is_killed_and_not_waited_for(tmp_path):
+def test_descendants_left_by_a_command_are_killed_without_waiting(tmp_path):
     command = f"setsid sh -c 'echo $$ > {tmp_path}/pid; exec sleep 300' & echo done; sleep 0.2"
     done = processes.run(["sh", "-c", command])
     assert done.status == 0 and done.stdout == "done\n" and done.seconds < 100
@@ -101,7 +101,7 @@ def test_children_die_with_their_parent(name, tmp_path):
     parent = subprocess.Popen(
         python(PARENT, FAMILY, str(pids)),
         stderr=subprocess.DEVNULL,
-        # A shell starts what it puts into the background with SIGINT ignored.
+        # A shell starts its background jobs with SIGINT ignored.
         preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
     )
     children = family(pids)
@@ -123,7 +123,7 @@ def test_a_command_outlives_the_thread_that_started_it():
         assert child.wait().stdout == "done\n"
 
 
-def test_of_what_a_command_writes_without_end_the_last_is_kept():
+def test_the_end_of_endless_output_is_kept():
     done = processes.run(python("import os\nfor _ in range(80): os.write(1, b'a' * (1 << 20))"))
     assert set(done.stdout) == {"a"} and len(done.stdout) == 1 << 24
 
@@ -141,7 +141,7 @@ def test_no_descriptor_is_left_open():
 
 
 @pytest.mark.parametrize("ending", [signal.SIGTERM, signal.SIGHUP])
-def test_a_temporary_folder_is_gone_with_what_runs_in_it_on_a_signal(ending, tmp_path):
+def test_a_temporary_folder_is_removed_with_its_processes_on_a_signal(ending, tmp_path):
     script = """
         import sys
         from jaxprtool import processes

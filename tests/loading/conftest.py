@@ -1,4 +1,4 @@
-"""Modules that a test imports by TARGET are gone from Python when the test ends."""
+"""Modules that a test imports by TARGET are removed from Python when the test ends."""
 
 import sys
 
@@ -7,7 +7,7 @@ import pytest
 
 @pytest.fixture
 def project(tmp_path, monkeypatch):
-    """An empty current folder; `project(path, text)` writes a file in it and gives its path."""
+    """An empty current folder. `project(path, text)` writes a file in it and returns its path."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "path", list(sys.path))
     before = dict(sys.modules)
@@ -20,6 +20,6 @@ def project(tmp_path, monkeypatch):
 
     yield write
     for name in set(sys.modules) - set(before):
-        # Modules of the library that a test was the first to import stay.
+        # Modules of the library that a test imported first are kept.
         if (getattr(sys.modules[name], "__file__", None) or "").startswith(str(tmp_path)):
             del sys.modules[name]

@@ -1,4 +1,4 @@
-"""--args means what the jaxpr's notation says, and everything else is refused by name and place."""
+"""--args follows the jaxpr's notation. Everything else is refused by name and position."""
 
 import types
 
@@ -46,7 +46,7 @@ NARROW = [name for name, dtype in dtypes.array_dtypes().items() if not dtypes.ne
 
 
 @pytest.mark.parametrize("name", NARROW)
-def test_every_dtype_is_read_as_jax_prints_it(name):
+def test_every_dtype_is_parsed_as_jax_prints_it(name):
     struct = one(f"{name}[3,2]")
     printed = str(jax.make_jaxpr(lambda x: x)(struct).invars[0].aval.str_short(True))
     assert printed == jaxcompat.short_dtype_name(dtypes.array_dtypes()[name]) + "[3,2]" or (
@@ -55,7 +55,7 @@ def test_every_dtype_is_read_as_jax_prints_it(name):
     assert one(f"{name}[]").shape == ()
 
 
-def test_the_dtypes_that_people_write_are_known():
+def test_common_dtype_names_are_known():
     names = """f32 bf16 f16 f8_e4m3fn f8_e5m2 f8_e4m3b11fnuz f8_e8m0fnu f4_e2m1fn f6_e2m3fn i2 i4 i8
     i16 i32 u2 u4 u8 u16 u32 c64 bool float32 bfloat16 int8 complex64"""
     assert set(names.split()) <= set(NARROW)
@@ -72,7 +72,7 @@ def test_wide_types_need_x64():
 
 
 @pytest.mark.parametrize("impl", ["threefry2x32", "rbg", "unsafe_rbg"])
-def test_key_types_are_read_as_jax_prints_them(impl):
+def test_key_types_are_parsed_as_jax_prints_them(impl):
     keys = jax.random.split(jax.random.key(0, impl=impl), 2)
     printed = jax.typeof(keys).str_short(True)
     struct = one(printed)
@@ -96,14 +96,14 @@ def test_symbolic_dimensions_are_shared_by_all_arguments():
         ("f32[n<=64], f32[n<=64,64>=2*n]", ["n <= 64", "64 >= 2*n"]),
     ],
 )
-def test_sizes_have_the_bounds_that_types_say(text, constraints):
+def test_sizes_have_the_bounds_of_types(text, constraints):
     for args in (read_args(text)[0], read_strings(text.split(", "))):
         assert str(args[0].shape[0]) in "mn"
         found = jaxcompat.symbolic_constraints(args[0].shape[0].scope)
         assert [each.text for each in found] == constraints
 
 
-def test_a_table_is_as_long_as_a_size_may_be():
+def test_a_table_may_be_as_long_as_the_maximum_size():
     def positions(tokens):
         return jnp.ones((64, 3))[: tokens.shape[0]] + tokens[:, None]
 
@@ -111,7 +111,7 @@ def test_a_table_is_as_long_as_a_size_may_be():
     assert str(jax.eval_shape(positions, tokens).shape) == "(n, 3)"
 
 
-def test_claimed_results_say_nothing_of_sizes():
+def test_claimed_results_do_not_bound_sizes():
     with pytest.raises(ArgumentsError, match="n <= 64 must be declared in the types of arguments"):
         argspec.read_results("f32[n<=64]", {"n": one("f32[n]").shape[0]})
 
@@ -121,7 +121,7 @@ SIZES = """floordiv(n,2) n^2 3*n^2-n*m 2*n^2*m^3 mod(n,2)+1 max(n,1) min(n,max(m
 
 
 @pytest.mark.parametrize("size", SIZES.split())
-def test_sizes_are_read_as_jax_reads_them(size):
+def test_sizes_are_parsed_as_by_jax(size):
     (struct,), _ = read_args(f"f32[{size},n,m]")
     (expected, *_) = export.symbolic_shape(f"{size},n,m")
     assert str(struct.shape[0]) == str(expected)
@@ -155,7 +155,7 @@ def test_sizes_are_read_as_jax_reads_them(size):
         ("key<fry>", "cannot be read"),
     ],
 )
-def test_types_that_are_none(text, expected):
+def test_invalid_types_are_refused(text, expected):
     assert expected in fault(text)
 
 
@@ -171,7 +171,7 @@ EXPLICIT, AUTO = jax.sharding.AxisType.Explicit, jax.sharding.AxisType.Auto
 
 
 @pytest.mark.parametrize("text", ["f32[8@x]", "bf16[4@(x,y),n]", "f32[3]{U:x}", "key<fry>[2@y]"])
-def test_types_on_the_mesh_that_is_set_are_read_as_jax_prints_them(text):
+def test_types_on_the_current_mesh_are_parsed_as_jax_prints_them(text):
     with jax.sharding.use_abstract_mesh(mesh_of(EXPLICIT, EXPLICIT)):
         struct = one(text)
     (aval,) = jax.make_jaxpr(lambda x: x)(struct).in_avals
@@ -195,7 +195,7 @@ def test_types_on_the_mesh_that_is_set_are_read_as_jax_prints_them(text):
         ((), "f32<host>[8]", "cannot be put in a memory space"),
     ],
 )
-def test_types_that_do_not_fit_the_mesh(kinds, text, expected):
+def test_types_that_do_not_fit_the_mesh_are_refused(kinds, text, expected):
     with jax.sharding.use_abstract_mesh(mesh_of(*kinds)):
         assert expected in fault(text)
 
@@ -206,7 +206,7 @@ def test_types_that_do_not_fit_the_mesh(kinds, text, expected):
 @pytest.mark.parametrize(
     "text", ["5", "-3", "2.5", "True", "1j", "inf", "[1, (2, None)]", "{'a': 1}"]
 )
-def test_scalars_and_containers_are_pythons(text):
+def test_scalars_and_containers_are_those_of_python(text):
     value = one(text)
     assert value == eval(text, {"inf": float("inf")})
     assert jax.tree.map(type, value) == jax.tree.map(type, eval(text, {"inf": float("inf")}))
@@ -232,7 +232,7 @@ def test_a_pytree_of_types_with_keywords_and_statics():
 # --- functions
 
 
-def test_arrays_are_made_by_name():
+def test_arrays_can_be_made_by_name():
     (zeros, ones, numbers, floats, stepped), _ = read_args(
         "zeros(f32[3]), ones(i4[2]), arange(10), arange(0, 1, 0.25), arange(1, 9, 2, dtype=bf16)"
     )
@@ -248,7 +248,7 @@ def test_arrays_are_made_by_name():
 
 
 @pytest.mark.parametrize("dtype", ["f32", "bf16", "f8_e4m3fn", "c64"])
-def test_normal_is_reproducible_and_of_its_type(dtype):
+def test_normal_is_reproducible_and_has_its_type(dtype):
     first, again, other = (one(f"normal({dtype}[3,4], seed={seed})") for seed in (1, 1, 2))
     assert first.shape == (3, 4)
     assert first.dtype == dtypes.array_dtypes()[dtype]
@@ -268,7 +268,7 @@ def test_ref_is_an_attribute_of_the_targets_module(module):
     assert one("static(ref('config'))", module) == Static(module.config)
 
 
-def test_new_ref_holds_what_is_in_it(module):
+def test_new_ref_has_the_given_contents(module):
     assert one("new_ref(f32[3,n])").is_ref
     assert one("new_ref(f32[3])") == jax.ShapeDtypeStruct((3,), "float32", is_ref=True)
     np.testing.assert_array_equal(one("new_ref(arange(f32[3]))")[...], np.arange(3.0))
@@ -349,11 +349,11 @@ def test_load_and_its_items(tmp_path, monkeypatch):
         ("static(f32[3])", "a subscript is not allowed"),
     ],
 )
-def test_functions_used_wrongly(text, expected):
+def test_wrong_uses_of_functions_are_refused(text, expected):
     assert expected in fault(text)
 
 
-def test_ref_to_what_is_not_there(module):
+def test_ref_to_a_missing_name_is_refused(module):
     assert "model has no attribute 'parms'" in fault("ref('parms')", module)
     assert "did you mean 'params'?" in fault("ref('parms')", module)
     assert "has no item 'v'" in fault("ref('params')['v']", module)
@@ -390,11 +390,11 @@ def test_ref_to_what_is_not_there(module):
         ("f32[8], " * 2_000_000, "characters long"),
     ],
 )
-def test_what_is_not_in_the_grammar_is_named(text, expected):
+def test_text_outside_of_the_grammar_is_reported(text, expected):
     assert expected in fault(text)
 
 
-def test_example_strings_are_read_wherever_they_stand():
+def test_example_strings_are_parsed_anywhere():
     tree = read_strings(({"w": "f32[3]", "n": [2, "zeros(f32[2])"]}, "static('x')"))
     assert tree[0]["w"] == jax.ShapeDtypeStruct((3,), jnp.float32)
     assert tree[0]["n"][0] == 2
@@ -414,7 +414,7 @@ pieces = st.sampled_from([*"()[]{}'\",.:=*-+<>1 ", *PIECES.split()])
 
 @settings(max_examples=300)
 @given(st.lists(pieces, max_size=14).map("".join) | st.text(max_size=30))
-def test_whatever_the_text_only_our_errors_come_out(text):
+def test_any_text_raises_only_our_errors(text):
     module = types.ModuleType("model")
     module.params = {"w": 1}
     try:

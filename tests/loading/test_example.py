@@ -1,4 +1,4 @@
-"""Examples attach to whatever takes attributes, without importing JAX."""
+"""Examples can be attached to anything with attributes, without importing JAX."""
 
 import functools
 import subprocess
@@ -11,7 +11,7 @@ from jaxprtool.errors import ArgumentsError
 from jaxprtool.loading.example import Example, Static
 
 
-def test_the_example_is_kept_and_the_function_stays_itself():
+def test_the_example_is_attached_and_the_function_is_the_same_object():
     def f(x, y):
         return x
 
@@ -25,12 +25,12 @@ class Model:
 
 
 @pytest.mark.parametrize("fun", [functools.partial(max, 1), Model(), Model, Model.__call__])
-def test_callables_that_take_attributes(fun):
+def test_callables_with_attributes_are_accepted(fun):
     assert example(1)(fun).example_args.args == (1,)
 
 
 @pytest.mark.parametrize("fun", [len, Model().__call__])
-def test_callables_that_take_none(fun):
+def test_callables_without_attributes_are_refused(fun):
     with pytest.raises(ArgumentsError, match="cannot be attached to an object of type"):
         example(1)(fun)
 

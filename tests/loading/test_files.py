@@ -1,4 +1,4 @@
-"""Arrays come out of files as they went in; damaged and hostile files end in one line."""
+"""Arrays are read from files unchanged. Damaged and hostile files are one-line errors."""
 
 import json
 import os
@@ -115,7 +115,7 @@ def test_damaged_files(file, name, data, expected):
     assert expected in fault(file(name, data))
 
 
-def test_a_file_that_is_not_there_or_a_folder(tmp_path):
+def test_a_missing_file_or_a_folder_is_an_error(tmp_path):
     assert fault(str(tmp_path / "x.npz")).endswith("No such file or directory")
     (tmp_path / "y.npz").mkdir()
     assert fault(str(tmp_path / "y.npz")).endswith("the folder is not an Orbax checkpoint")
@@ -123,13 +123,13 @@ def test_a_file_that_is_not_there_or_a_folder(tmp_path):
 
 
 @given(st.binary(max_size=60), st.sampled_from([".npy", ".npz", ".safetensors"]))
-def test_random_bytes_end_in_our_error(tmp_path_factory, data, suffix):
+def test_random_bytes_raise_our_error(tmp_path_factory, data, suffix):
     path = tmp_path_factory.getbasetemp() / f"random{suffix}"
     path.write_bytes(data)
     fault(str(path))
 
 
-def test_arrays_are_found_by_the_beginning_of_their_paths():
+def test_arrays_are_found_by_a_prefix_of_their_paths():
     names = "result[0]", "result[1]['m.py:3 sin']", "result[1].mu['a/b'][2]", "layers/0/w", "w2"
     arrays = Arrays({name: np.asarray(i) for i, name in enumerate(names)})
     assert arrays.at("w2") is arrays["w2"] and arrays.at("result[0]") is arrays["result[0]"]
@@ -144,7 +144,7 @@ def test_arrays_are_found_by_the_beginning_of_their_paths():
 
 @pytest.mark.parametrize("suffix", [".npy", ".npz", ".safetensors"])
 @pytest.mark.parametrize("kind", ["a pipe", "a device"])
-def test_what_has_no_end_is_refused_at_once(tmp_path, suffix, kind):
+def test_endless_files_are_refused_at_once(tmp_path, suffix, kind):
     path = tmp_path / f"x{suffix}"
     if kind == "a pipe":
         os.mkfifo(path)
@@ -162,7 +162,7 @@ def test_arrays_larger_than_memory_are_refused_before_they_are_read(tmp_path, mo
     assert re.search(r"it holds 1,001,\d+ bytes of arrays, but this mach.*998,001", fault(path))
 
 
-def test_a_header_that_claims_more_than_there_is(file):
+def test_a_header_that_claims_more_than_the_file_has(file):
     header = b"{'descr': '<f4', 'fortran_order': False, 'shape': (10000000000000,)}"
     start = b"\x93NUMPY\x01\x00" + len(header).to_bytes(2, "little")
     assert "cannot load" in fault(file("x.npy", start + header + bytes(100)))

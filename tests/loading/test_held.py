@@ -1,4 +1,4 @@
-"""Leaves that are no arrays are held: the function gets them as they are, and the caller too."""
+"""Leaves that are not arrays are held: the function and the caller receive them unchanged."""
 
 from dataclasses import dataclass
 from enum import Enum
@@ -24,7 +24,7 @@ class Mode(Enum):
 @partial(jax.tree_util.register_dataclass, data_fields=["w", "act", "kind", "rate"], meta_fields=[])
 @dataclass
 class Layer:
-    """Like an Equinox module, whose functions and texts are leaves."""
+    """A class like an Equinox module, whose functions and strings are leaves."""
 
     w: Any
     act: Any
@@ -37,7 +37,7 @@ class Layer:
 
 
 class Filtered:
-    """Like what `equinox.filter_jit` gives: it traces arrays alone, and cannot be written to."""
+    """A callable like the result of `equinox.filter_jit`: traces only arrays, is immutable."""
 
     __slots__ = ("fun",)
     __module__ = "equinox._like"
@@ -83,7 +83,7 @@ def test_a_function_in_an_argument_is_held_and_a_scalar_is_traced():
     program(after, X)
 
 
-def test_what_equinox_filters_has_its_scalars_held_too():
+def test_filtered_functions_have_their_scalars_held_too():
     program = jaxprtool.trace(Filtered(step), layer, X)
     assert program.arg_names == ("layer.w", "x") and program.name == "step"
     after, _ = program(layer, X)
@@ -103,7 +103,7 @@ def test_what_equinox_filters_has_its_scalars_held_too():
         ({"w": "text"}, "layer.w must be an array, not 'text'$"),
     ],
 )
-def test_another_leaf_than_was_traced_is_told_by_its_path(change, message, read):
+def test_a_leaf_other_than_the_traced_one_is_reported_by_its_path(change, message, read):
     given = Layer(**{**vars(layer), **change})
     program = jaxprtool.trace(step, layer, X)
     for each in program, read(program):
@@ -112,7 +112,7 @@ def test_another_leaf_than_was_traced_is_told_by_its_path(change, message, read)
 
 
 @pytest.mark.parametrize("kind", ["dense", Mode.SUM])
-def test_a_file_keeps_literals_and_tells_objects_by_how_they_print(kind, read):
+def test_a_file_keeps_literals_and_identifies_objects_by_repr(kind, read):
     given = Layer(X, jnp.tanh, kind)
     program = jaxprtool.trace(step, given, X)
     again = read(program)
@@ -133,7 +133,7 @@ def test_whole_arguments_and_results_may_be_anything():
         program(X, Mode.SUM)
 
 
-def test_passes_keep_what_is_held(read):
+def test_passes_keep_held_leaves(read):
     program = jaxprtool.trace(step, layer, X)
     for pipeline in "dce(drop_inputs=True), -O1", "inline, cse", "batch((None, 0), axis_size=3)":
         x = np.stack([X] * 3) if "batch" in pipeline else X
@@ -179,7 +179,7 @@ def test_a_target_may_be_filtered_and_refer_to_a_module(tmp_path, monkeypatch):
         assert program.arg_names[0] == "m.w" and program.in_avals[0].shape == (4,)
 
 
-def test_static_may_stand_in_an_argument():
+def test_static_may_be_used_in_an_argument():
     program = jaxprtool.load(
         "tests/loading/test_held.py:apply_named", "{'w': f32[4], 'act': static('tanh')}"
     )

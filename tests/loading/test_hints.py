@@ -1,4 +1,4 @@
-"""What is said of targets, arguments and values that are not what was meant, in words to type."""
+"""Hints for wrong targets, arguments and values, with the text to type."""
 
 import jax.numpy as jnp
 import pytest
@@ -108,7 +108,7 @@ def test_a_function_that_returns_another_one_of_its_arguments(model):
     assert said(TargetError, model("scaled", "3").trace).endswith(expected)
 
 
-def test_arguments_for_the_function_that_a_factory_makes(model):
+def test_arguments_for_the_function_that_a_factory_returns(model):
     assert said(ArgumentsError, model("build", "f32[3]").trace).endswith(
         "too many positional arguments | if it returns the function that takes them, add --factory"
     )
@@ -133,28 +133,28 @@ def test_a_flax_module_is_called_by_its_apply(model, project):
     assert said(UserFunctionError, trace).endswith("(variables, x) as its arguments")
 
 
-def test_an_object_without_arrays_is_no_result(model):
+def test_an_object_without_arrays_is_not_a_result(model):
     assert said(TargetError, model("config").trace) == (
         "config returns a value of type Layer, not arrays | None"
     )
 
 
 @pytest.mark.parametrize("name", ["weights", "pair", "nothing"])
-def test_what_returns_arrays_or_nothing_is_traced(model, name):
+def test_functions_that_return_arrays_or_nothing_are_traced(model, name):
     model(name).trace()
 
 
-def test_a_training_step_may_return_a_module_that_can_be_called(model):
+def test_a_training_step_may_return_a_callable_module(model):
     assert len(model("train", "(f32[3],), f32[3]").trace().out_avals) == 3
 
 
-def test_a_class_is_no_function(model):
+def test_a_class_is_not_a_function(model):
     hint = "Layer is a class; name a function that returns Layer(...), and add --factory"
     assert said(ArgumentsError, lambda: model("Layer")).endswith(hint)
     assert said(UserFunctionError, model("Layer", "{}").trace).endswith(hint)
 
 
-def test_a_class_whose_metaclass_takes_anything_says_what_it_takes(model):
+def test_a_class_with_a_catch_all_metaclass_reports_its_parameters(model):
     hint = "Module is a class; name a function that returns Module(...), and add --factory"
     shown = "Module(n, *, rngs, init=...)"
     assert said(ArgumentsError, lambda: model("Module")) == f"{shown} needs arguments | {hint}"
@@ -173,7 +173,7 @@ def test_a_class_whose_metaclass_takes_anything_says_what_it_takes(model):
         ("linked", "raised ValueError: It is wrong. | None"),
     ],
 )
-def test_what_a_library_of_modules_raises_has_a_hint(model, name, expected):
+def test_errors_of_module_libraries_have_a_hint(model, name, expected):
     assert said(UserFunctionError, model(name, "f32[3]").trace).endswith(expected)
 
 
@@ -192,7 +192,7 @@ def test_what_a_library_of_modules_raises_has_a_hint(model, name, expected):
         ("settings", "it has step, make"),
     ],
 )
-def test_near_names_can_be_called(model, name, expected):
+def test_similar_names_can_be_called(model, name, expected):
     assert expected in said(TargetError, lambda: model(name))
 
 
@@ -223,7 +223,7 @@ def test_near_names_can_be_called(model, name, expected):
         ),
     ],
 )
-def test_values_that_python_asks_for_are_static(model, name, args, hint):
+def test_values_that_python_needs_are_static(model, name, args, hint):
     message = said(UserFunctionError, model(name, args).trace)
     assert message.endswith(f" | {hint}")
     assert "error occurred while tracing" not in message
@@ -269,7 +269,7 @@ def test_values_that_python_asks_for_are_static(model, name, args, hint):
         ),
     ],
 )
-def test_sizes_that_python_asks_for_are_symbols(fun, message):
+def test_sizes_that_python_needs_are_symbols(fun, message):
     with pytest.raises(UserFunctionError) as caught:
         trace(fun, *read_args("f32[n]")[0])
     assert f"{caught.value.message} | {caught.value.hint}".endswith(message)
@@ -284,7 +284,7 @@ def test_sizes_that_python_asks_for_are_symbols(fun, message):
         ("setting", "f32[3], {'train': static(False)}", {}),
     ],
 )
-def test_what_the_hints_say_does(model, name, args, more):
+def test_the_hints_work(model, name, args, more):
     assert model(name, args, **more).trace().arg_names == ("x",)
 
 
@@ -293,11 +293,12 @@ def test_a_string_is_written_static(model):
     assert message.endswith("as static('train')")
 
 
-def test_a_factory_that_took_long_is_said_to(model, monkeypatch):
+def test_a_slow_factory_is_reported(model, monkeypatch):
     monkeypatch.setattr(load, "LONG", -1)
     assert model("make_model", factory=True).needless_work is None  # a few bytes
     monkeypatch.setattr(load, "LARGE", 1)
-    assert model("make", factory=True).needless_work is None  # a NumPy array is no work of JAX's
+    # JAX does no work to create a NumPy array
+    assert model("make", factory=True).needless_work is None
     assert model("step", "f32[3]").needless_work is None
     assert "jax.eval_shape(init, ...)" in model("make_model", factory=True).needless_work
     monkeypatch.setattr(load, "LONG", 60)

@@ -1,4 +1,4 @@
-"""Functions under `jax.jit` are traced by their own `trace`, and keep what JAX was told."""
+"""Functions under `jax.jit` are traced by their own `trace`, and keep their options."""
 
 import functools
 
@@ -45,7 +45,7 @@ class Model:
         return weights * y**n
 
 
-def test_the_program_is_the_body_with_the_options_beside():
+def test_the_program_is_the_body_and_has_the_options():
     program = jaxprtool.trace(step, PARAMS, x)
     assert str(program) == str(step.trace(PARAMS, x).jaxpr)
     assert program.arg_names == ("params['b']", "params['w']", "x")
@@ -69,7 +69,7 @@ def test_static_positions_count_from_the_end_and_in_calls_by_name():
     assert "mul a 3.0" in str(jaxprtool.trace(named, n=3, x=x))
 
 
-def test_what_methods_and_partials_bind_is_constant():
+def test_values_bound_by_methods_and_partials_are_constants():
     model = Model()
     program = jaxprtool.trace(model.static_self, x, 1.0)
     assert program.arg_names == ("y", "n") and len(program.jaxpr.consts) == 1
@@ -84,7 +84,7 @@ def test_what_methods_and_partials_bind_is_constant():
     np.testing.assert_allclose(static(x + 0), 2.5 * x**2)
 
 
-def test_a_call_donates_and_places_as_the_function_does():
+def test_a_call_donates_and_places_like_the_function():
     program = jaxprtool.trace(step, PARAMS, x)
     given = jax.tree.map(jnp.copy, PARAMS)
     new, loss = program(given, x)
@@ -105,7 +105,7 @@ def test_run_keeps_the_arguments_that_it_needs_again():
     np.testing.assert_array_equal(report.outputs[0].value, 2 * PARAMS["b"])
 
 
-def test_it_is_lowered_as_jax_does():
+def test_the_program_is_lowered_like_by_jax():
     program = jaxprtool.trace(step, PARAMS, x)
     lowered = step.lower(PARAMS, x)
     assert lowering.stablehlo(program) == lowered.as_text()
@@ -113,7 +113,7 @@ def test_it_is_lowered_as_jax_does():
     assert lowering.stablehlo(program.apply("cse, dce")) == lowered.as_text()
 
 
-def test_passes_keep_what_is_said_of_arguments_that_stay():
+def test_passes_keep_the_options_of_remaining_arguments():
     @functools.partial(
         jax.jit, donate_argnums=(0, 1), in_shardings=(PLACE, PLACE), out_shardings=(PLACE, PLACE)
     )
@@ -130,7 +130,7 @@ def test_passes_keep_what_is_said_of_arguments_that_stay():
     assert dropped.jit_keywords["donate_argnums"] == (0,)
 
 
-def test_jit_with_passes_keeps_the_options_of_a_function_under_jit():
+def test_jit_with_passes_keeps_the_options_of_a_jitted_function():
     ours = jaxprtool.jit(step)
     assert ours.lower(PARAMS, x).as_text().count("tf.aliasing_output") == 2
     assert "integer_pow[y=3]" in str(ours.trace(PARAMS, x, 3).jaxpr)
@@ -138,7 +138,7 @@ def test_jit_with_passes_keeps_the_options_of_a_function_under_jit():
     assert "tf.aliasing_output" not in kept.lower(PARAMS, x).as_text()
 
 
-def test_mistakes_are_told_as_of_any_function():
+def test_mistakes_are_reported_as_for_any_function():
     with pytest.raises(ArgumentsError, match="do not fit step"):
         jaxprtool.trace(step, PARAMS)
     with pytest.raises(UserFunctionError, match="step raised"):

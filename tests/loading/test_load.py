@@ -1,4 +1,4 @@
-"""find puts a function together with its arguments, wherever they come from."""
+"""find combines a function with its arguments, wherever they come from."""
 
 import jax
 import jax.numpy as jnp
@@ -87,21 +87,21 @@ def fault(kind, call, *args, **kwargs):
         ("defaults", []),
     ],
 )
-def test_a_function_brings_its_own_arguments(model, name, expected):
+def test_a_function_may_have_example_arguments(model, name, expected):
     entry = model(name)
     assert shapes(entry) == expected
     program = entry.trace()
     assert [aval.str_short(True) for aval in program.in_avals] == expected
 
 
-def test_args_come_before_the_example(model):
+def test_args_take_precedence_over_the_example(model):
     entry = model("forward", "{'w': f32[7,1]}, zeros(f32[7]), training=static(False)")
     assert shapes(entry) == ["f32[7,1]", "f32[7]"]
     assert isinstance(entry.arguments()[1], np.ndarray)
     assert model("inside", "ref('scale'), 1").arguments() == [np.float32(2), 1]
 
 
-def test_static_arguments_are_left_out_of_the_arguments(model):
+def test_static_arguments_are_not_among_the_arguments(model):
     entry = model("forward", "{'w': f32[7,1]}, f32[7], True", static_argnums=2)
     assert shapes(entry) == ["f32[7,1]", "f32[7]"]
     assert entry.trace().jaxpr.eqns == []
@@ -121,7 +121,7 @@ def test_a_lambda_is_named_after_its_attribute(model):
     assert model("square", "1").trace().name == "square"
 
 
-def test_without_arguments_the_error_says_how_to_give_them(model):
+def test_without_arguments_the_error_explains_how_to_give_them(model):
     said = fault(ArgumentsError, model, "bare")
     assert said == (
         "bare(params, x, *, key, training=False) needs arguments | pass them, e.g. --args "
@@ -131,7 +131,7 @@ def test_without_arguments_the_error_says_how_to_give_them(model):
     assert model("bare", "{'w': f32[3,4]}, f32[8,128], key=key(0)").trace().name == "bare"
 
 
-def test_example_args_that_are_none(model):
+def test_invalid_example_args_are_refused(model):
     assert "example_args of wrong is a value of type int | it must be a tuple" in fault(
         ArgumentsError, model, "wrong"
     )
@@ -166,7 +166,7 @@ def factory(project):
     return lambda name, args=None: find(f"factory_file.py:{name}", args, factory=True)
 
 
-def test_a_factory_gives_the_function_and_its_arguments(factory):
+def test_a_factory_returns_the_function_and_its_arguments(factory):
     assert shapes(factory("two")) == ["f32[3]"]
     assert shapes(factory("three")) == ["f32[4]", "f32[]"]
     assert factory("three").trace().name == "step"
@@ -185,11 +185,11 @@ def test_a_factory_gives_the_function_and_its_arguments(factory):
         ("pairs", "the factory pairs returned a value of type list for its kwargs"),
     ],
 )
-def test_a_factory_that_gives_something_else(factory, name, expected):
+def test_other_results_of_a_factory_are_refused(factory, name, expected):
     assert expected in fault(TargetError, factory, name)
 
 
-def test_a_factory_that_raises(factory):
+def test_a_factory_that_raises_is_reported(factory):
     assert "the factory raising raised ValueError: no data" in fault(
         UserFunctionError, factory, "raising"
     )

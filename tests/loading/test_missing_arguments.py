@@ -33,7 +33,7 @@ PLAIN = """
 
 @pytest.fixture
 def hint_of(tmp_path, monkeypatch):
-    """The hint for a function of a module, as lines."""
+    """Return the hint for a function of a module, as lines."""
     monkeypatch.chdir(tmp_path)
 
     def hint(name, source, function):
@@ -45,7 +45,7 @@ def hint_of(tmp_path, monkeypatch):
     return hint
 
 
-def test_objects_are_made_by_a_factory_that_can_be_pasted(hint_of, tmp_path):
+def test_objects_are_made_by_a_factory_to_paste(hint_of, tmp_path):
     first, *factory, last = hint_of("missing_eqx", EQX, "step")
     assert first == (
         "model and opt_state are Python objects; create them in a factory, and trace "
@@ -60,12 +60,12 @@ def test_objects_are_made_by_a_factory_that_can_be_pasted(hint_of, tmp_path):
     assert find("filled_eqx.py:case", factory=True).trace().name == "step"
 
 
-def test_what_is_called_is_an_object_and_methods_of_arrays_are_not(hint_of):
+def test_called_parameters_are_objects_and_array_methods_are_not(hint_of):
     first, *lines = hint_of("missing_plain", PLAIN, "evaluate")
     assert first.startswith("f is a Python object; create it in a factory")
     array = 'jax.ShapeDtypeStruct((8, 128), "float32")'
     assert f"      return evaluate, (f, {array}, {array})" in lines
 
 
-def test_names_of_objects_are_known(hint_of):
+def test_names_of_objects_are_recognized(hint_of):
     assert "      return loss, (policy,)" in hint_of("missing_names", PLAIN, "loss")

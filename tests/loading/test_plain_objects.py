@@ -1,4 +1,4 @@
-"""A plain Python object that a function changes while it is traced is told in one warning."""
+"""Changes of plain Python objects during tracing are reported in one warning."""
 
 import functools
 import sys
@@ -78,7 +78,7 @@ def module(tmp_path, monkeypatch):
         ("own", None),
     ],
 )
-def test_what_a_function_changes_is_told_with_the_line(module, name, said):
+def test_changes_by_a_function_are_reported_with_the_line(module, name, said):
     with warnings.catch_warnings(record=True) as told:
         warnings.simplefilter("always")
         load(f"told.py:{name}", "f32[3]")
@@ -115,7 +115,7 @@ def put(parts, x):
     return parts["sum"]
 
 
-def test_arguments_that_are_changed_are_told_too():
+def test_changed_arguments_are_reported_too():
     with pytest.warns(UserWarning, match=r"bumped changes settings in place at .*:\d+"):
         trace(bumped, 1.0, static(Settings()))
     with pytest.warns(UserWarning, match=r"bumped changes settings in place"):
@@ -126,7 +126,7 @@ def test_arguments_that_are_changed_are_told_too():
         trace(put, {"a": jnp.ones(3)}, 1.0)
 
 
-def test_what_is_closed_over_is_told_and_what_stays_as_it_is_not():
+def test_changed_closures_are_reported_and_unchanged_ones_are_not():
     found, sizes = [], {"n": 3, "nan": float("nan")}
 
     def closes_over(x):

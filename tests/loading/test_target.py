@@ -1,4 +1,4 @@
-"""A TARGET finds what a user would have imported, and says in one line why it does not."""
+"""A TARGET finds the object that a user would import, or is a one-line error."""
 
 import os
 import pickle
@@ -20,7 +20,7 @@ def fault(target, kind=TargetError):
     return f"{caught.value.message} | {caught.value.hint}"
 
 
-# --- what is found
+# --- --- found ------------------------------------------------------------------------------------
 
 
 def test_a_module_of_the_current_folder(project):
@@ -57,7 +57,7 @@ def test_a_file_in_a_package_with_relative_imports(project):
 
 
 @pytest.mark.parametrize("name", ["json.py", "jax.py", "pytest.py", "numbers.py", "os.py"])
-def test_a_file_that_bears_an_installed_modules_name(project, name):
+def test_a_file_with_the_name_of_an_installed_module(project, name):
     stem = name.removesuffix(".py")
     project(f"code/{name}", f"import jax, json\n{FUNCTION}there = jax.__version__, json.dumps\n")
     before = sys.modules.get(stem)
@@ -76,7 +76,7 @@ def test_two_files_of_one_name(project):
 
 
 @pytest.mark.parametrize("name", ["01-train.py", "a.b.py", "über uns.py"])
-def test_a_file_whose_name_is_no_identifier(project, name):
+def test_a_file_whose_name_is_not_an_identifier(project, name):
     project(name, FUNCTION)
     assert resolve(f"{name}:f").value(3) == 3
 
@@ -91,7 +91,7 @@ def test_classes_of_a_file_can_be_pickled_and_be_dataclasses(project):
     assert pickle.loads(pickle.dumps(value)) == value
 
 
-# --- what is not
+# --- --- not found --------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -126,7 +126,7 @@ def test_classes_of_a_file_can_be_pickled_and_be_dataclasses(project):
         ("empty_one", "does not name a function | write empty_one:NAME"),
     ],
 )
-def test_what_cannot_be_found(project, target, expected):
+def test_missing_targets_are_errors(project, target, expected):
     project("some_model.py", "params = {}\ndef loss(x): return x\nfrom os.path import join\n")
     project("empty_one.py")
     project("code/model.py", FUNCTION)
@@ -147,7 +147,7 @@ def test_a_package_hidden_by_another_of_its_name(project):
     )
 
 
-# --- what raises while it is imported
+# --- --- errors during the import -----------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -190,7 +190,7 @@ def test_a_property_that_raises(project):
     )
 
 
-def test_a_missing_parent_is_told_from_a_missing_dependency(project):
+def test_a_missing_parent_is_distinguished_from_a_missing_dependency(project):
     project("pkg_with_dep/__init__.py", "import no_such_dep\n")
     project("pkg_with_dep/m.py", FUNCTION)
     assert "No module named 'no_such_dep'" in fault("pkg_with_dep.m:f", UserFunctionError)

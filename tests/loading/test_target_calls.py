@@ -1,4 +1,4 @@
-"""A factory that takes arguments is called in the TARGET; they are read, and never evaluated."""
+"""A factory with arguments is called in the TARGET. The arguments are parsed, never evaluated."""
 
 import pytest
 
@@ -50,19 +50,19 @@ def entry(project):
         ("Net(3)", 1),
     ],
 )
-def test_what_the_call_returns_is_traced(entry, call, equations):
+def test_the_result_of_the_call_is_traced(entry, call, equations):
     for factory in False, True:
         assert len(entry(call, "f32[3]", factory=factory).trace().jaxpr.eqns) == equations
     assert entry(call, "f32[3]").trace().name in ("train", "Net")
 
 
-def test_the_call_gives_the_arguments_too(entry):
+def test_the_call_may_return_the_arguments_too(entry):
     assert entry("with_arguments(3, shape=(4, 5))").trace().in_avals[0].shape == (4, 5)
     assert entry("with_types(f32[7])").trace().in_avals[0].shape == (7,)
     assert entry("with_arguments(3)", "f32[6]").trace().in_avals[0].shape == (6,)
 
 
-def test_values_are_python_s(entry):
+def test_values_are_those_of_python(entry):
     entry("given(1099511627776, -0.5, True, None, 's', [1, ('t',)], {1: 'one', 'two': 2})")
 
 
@@ -81,18 +81,18 @@ def test_values_are_python_s(entry):
         ("make_train(3)", UserFunctionError, "train raised TypeError: 'int' object"),
     ],
 )
-def test_a_mistake_is_one_line(entry, call, kind, said):
+def test_a_mistake_is_a_one_line_error(entry, call, kind, said):
     with pytest.raises(kind, match=said):
         entry(call, "f32[3]").trace()
 
 
-def test_a_factory_that_is_not_called_says_how(entry):
+def test_a_factory_that_is_not_called_has_a_hint(entry):
     with pytest.raises(TargetError) as error:
         entry("make_train", "f32[3]", factory=True)
     assert 'write them in TARGET: "train_file.py:make_train(...)"' in error.value.hint
 
 
-def test_an_at_sign_in_a_call_begins_no_revision():
+def test_an_at_sign_in_a_call_is_not_a_revision():
     call = "m.py:make({'name': 'a@b'})"
     assert elsewhere(call).is_here
     assert elsewhere(f"{call}@HEAD~1") == elsewhere(f"{call}@HEAD~1")

@@ -1,4 +1,4 @@
-"""trace gives make_jaxpr's jaxpr with names and trees, and tells whose mistake it was."""
+"""trace returns make_jaxpr's jaxpr with names and trees, and attributes errors."""
 
 import functools
 import sys
@@ -79,7 +79,7 @@ def fault(kind, fun, *args, **kwargs):
         (jnp.add, (1, 2.0)),
     ],
 )
-def test_the_jaxpr_is_make_jaxprs(fun, args):
+def test_the_jaxpr_is_that_of_make_jaxpr(fun, args):
     program = trace(fun, *args)
     of_jax = fun.trace(*args).jaxpr if hasattr(fun, "trace") else jax.make_jaxpr(fun)(*args)
     assert str(program.jaxpr) == str(as_constants(of_jax))
@@ -104,7 +104,7 @@ def test_names_and_trees_of_arguments_and_results():
     assert out == {"loss": 0, "rest": ((1, (2,)), {"other": {"z": 3}})}
 
 
-def test_the_program_runs_as_the_function_does():
+def test_the_program_returns_the_results_of_the_function():
     params, x = {"w": jnp.arange(3.0)}, jnp.ones(3)
     program = trace(loss, params, x, 7, key=2.0)
     result = program(params, x, 7, key=2.0)
@@ -126,7 +126,7 @@ def test_the_program_runs_as_the_function_does():
         (jax.lax.sin_p.bind, "bind", "args[0]"),
     ],
 )
-def test_every_callable_has_a_name_and_its_arguments_too(fun, name, arg):
+def test_every_callable_has_a_name_and_so_have_its_arguments(fun, name, arg):
     count = 2 if fun is jnp.add else 1
     args = ({"w": X}, X) if fun is loss else (X,) * count
     program = trace(fun, *args)
@@ -135,7 +135,7 @@ def test_every_callable_has_a_name_and_its_arguments_too(fun, name, arg):
     assert len(program.arg_names) == len(program.jaxpr.invars)
 
 
-def test_names_are_never_used_twice():
+def test_names_are_unique():
     assert unique(["x", "x", "y", "x", "x_2"]) == ("x", "x_2", "y", "x_3", "x_2_2")
 
 
@@ -158,7 +158,7 @@ def scaled(x, names, y):
         ((X,), {"names": static({1: 2, 3: 4}), "y": X}, {}),
     ],
 )
-def test_static_arguments_reach_the_function_as_they_are(args, kwargs, options):
+def test_static_arguments_reach_the_function_unchanged(args, kwargs, options):
     program = trace(scaled, *args, **kwargs, **options)
     assert program.arg_names == ("x", "y")
     assert program.in_tree.num_leaves == 2
@@ -166,7 +166,7 @@ def test_static_arguments_reach_the_function_as_they_are(args, kwargs, options):
     type_check(program)
 
 
-def test_a_jitted_functions_own_static_arguments_see_the_value():
+def test_static_arguments_of_a_jitted_function_see_the_value():
     program = trace(with_statics, X, static((2,)), flag=static(True))
     assert [e.primitive.name for e in program.jaxpr.eqns] == ["mul"]
     for options in ({}, {"static_argnums": 1, "static_argnames": "flag"}):
@@ -176,7 +176,7 @@ def test_a_jitted_functions_own_static_arguments_see_the_value():
     assert "write static(...) around it" in fault(UserFunctionError, outer, X, (2,))
 
 
-def test_static_places_that_are_none():
+def test_invalid_static_positions_are_refused():
     assert "static_argnums has 7" in fault(ArgumentsError, scaled, X, 1, X, static_argnums=7)
     assert "static_argnames has 'nmaes', which is not a parameter | did you mean 'names'?" in fault(
         ArgumentsError, scaled, X, 1, X, static_argnames="nmaes"
@@ -190,7 +190,7 @@ def test_axis_env_names_axes():
     assert "raised NameError" in fault(UserFunctionError, lambda x: jax.lax.psum(x, "i"), X)
 
 
-def test_a_functions_own_parameters_may_bear_any_name():
+def test_parameters_of_a_function_may_have_any_name():
     assert trace(lambda fun, name, call: fun, fun=1, name=2, call=3).arg_names == (
         *("call", "fun", "name"),
     )
@@ -214,11 +214,11 @@ def test_a_functions_own_parameters_may_bear_any_name():
         ((X, X, {1: X, "a": X}), {}, "argument y is not a pytree"),
     ],
 )
-def test_arguments_that_do_not_fit(args, kwargs, expected):
+def test_arguments_that_do_not_fit_are_refused(args, kwargs, expected):
     assert expected in fault(ArgumentsError, scaled, *args, **kwargs)
 
 
-def test_a_view_of_a_ref_is_no_argument():
+def test_a_view_of_a_ref_is_refused_as_an_argument():
     def row(a):
         return a[...]
 
@@ -254,13 +254,13 @@ def mismatched(x):
         (lambda x: {}["a"], (1.0,), "lambda raised KeyError: 'a'"),
     ],
 )
-def test_what_the_function_raises_is_its_own(fun, args, expected):
+def test_errors_of_the_function_are_its_own(fun, args, expected):
     said = fault(UserFunctionError, fun, *args)
     assert expected in said
     assert "https://" not in said
 
 
-def test_the_users_frames_are_told_from_jaxs():
+def test_the_users_frames_are_distinguished_from_jaxs():
     def inner(x):
         return x @ jnp.ones(4)
 

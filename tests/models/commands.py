@@ -1,7 +1,7 @@
-"""What is asked of each model: the commands, each beside what JAX computes.
+"""The commands that are run on each model, compared with JAX's results.
 
 A command is a function of a `Model` and a folder to write into. It raises if the command fails or
-if a value is not that of the model called under `jax.jit`. It returns nothing, or a word on why the
+if a value differs from that of the model under `jax.jit`. It returns nothing, or a word on why the
 command does not apply.
 """
 
@@ -23,8 +23,8 @@ import numpy as np
 import jaxprtool
 from jaxprtool.cli.main import main
 
-#: What has to go before a model is written: checks by callbacks, which no file holds, and a rule
-#: that calls functions with rules that call others, without end.
+#: The passes before a model is written: they remove checks by callbacks, which files cannot hold,
+#: and a rule that endlessly calls functions with other rules.
 BEFORE_FILES = {
     "diffrax_gradient": "drop_checks",
     "dynamiqs_cavity": "drop_checks",
@@ -32,7 +32,7 @@ BEFORE_FILES = {
     "optimistix_fit": "drop_checks",
 }
 
-#: Models that take no key, so that there is nothing to cut their results from.
+#: Models without a key, whose results cannot be separated from one.
 KEYLESS = frozenset(
     {
         "brax_pendulum",
@@ -61,13 +61,13 @@ KEYLESS = frozenset(
 
 @dataclass(frozen=True)
 class Model:
-    """A module of `tests.models.zoo`, as a TARGET and as what Python sees of it."""
+    """A module of `tests.models.zoo`, as a TARGET and as a Python object."""
 
     name: str
 
     @property
     def target(self) -> str:
-        """The factory, to be named to a command with `--factory`."""
+        """The factory, to be passed to a command with `--factory`."""
         return f"tests.models.zoo.{self.name}:model"
 
     @cached_property
@@ -77,22 +77,22 @@ class Model:
 
     @cached_property
     def program(self) -> Any:
-        """The program that the commands are given."""
+        """The program that the commands take."""
         return jaxprtool.load(self.target, factory=True)
 
     @cached_property
     def written(self) -> Any:
-        """The program as it can be written."""
+        """The program in the form that can be written."""
         return self.program.apply(BEFORE_FILES.get(self.name, ""))
 
     @cached_property
     def results(self) -> list[np.ndarray]:
-        """The arrays among what the function gives, as JAX computes it."""
+        """The arrays among the results of the function, as JAX computes them."""
         function, arguments = self.call
         return arrays(function(*arguments))
 
 
-#: What is asked of a model, with a folder to write into. Returns a word on why it does not apply.
+#: A command on a model, with a folder to write into. Returns a word on why it does not apply.
 Command: TypeAlias = Callable[[Model, Path], str | None]
 
 
@@ -108,7 +108,7 @@ def arrays(tree: Any) -> list[np.ndarray]:
 
 
 def require_equal(found: list[np.ndarray], expected: list[np.ndarray]) -> None:
-    """Raise AssertionError for arrays that differ by more than compilers round differently."""
+    """Raise AssertionError for arrays that differ by more than the rounding of compilers."""
     assert len(found) == len(expected)
     for ours, theirs in zip(found, expected, strict=True):
         assert (ours.shape, ours.dtype) == (theirs.shape, theirs.dtype)
@@ -119,7 +119,7 @@ def require_equal(found: list[np.ndarray], expected: list[np.ndarray]) -> None:
 
 
 def run_command(*arguments: str, codes: tuple[int, ...] = (0,)) -> str:
-    """Return what a command line prints; raise AssertionError if it exits with another code."""
+    """Return the output of a command line. Raise AssertionError if it exits with another code."""
     out, err = io.StringIO(), io.StringIO()
     with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
         code = main(arguments)
@@ -143,7 +143,7 @@ def optimized(model: Model, folder: Path) -> None:
 
 
 def run(model: Model, folder: Path) -> None:
-    """`run --save` computes what JAX does."""
+    """`run --save` computes the same as JAX."""
     path = folder / "results.npz"
     run_command("run", model.target, "--factory", "--repeat", "1", "--save", str(path))
     with np.load(path) as saved:
@@ -151,7 +151,7 @@ def run(model: Model, folder: Path) -> None:
 
 
 def vmap(model: Model, folder: Path) -> None:
-    """`vmap`, over two lanes that differ, is `jax.vmap` of the program."""
+    """`vmap`, over a batch of two distinct elements, agrees with `jax.vmap` of the program."""
     run_command("vmap", model.target, "--factory", "--axis-size", "2")
     lanes = map(jnp.asarray, model.program.matched(model.call[1], {}).leaves)
     stacked = [jnp.stack([lane, _other(lane)]) for lane in lanes]
@@ -166,7 +166,7 @@ def _other(lane: Any) -> Any:
 
 
 def unzip(model: Model, folder: Path) -> str | None:
-    """`unzip --auto` finds the key, and both halves together give what the whole does."""
+    """`unzip --auto` finds the key, and both halves together return the original results."""
     if model.name in KEYLESS:
         return "no key"
     run_command("unzip", model.target, "--factory", "--auto", "--run")
@@ -201,7 +201,7 @@ def stablehlo(model: Model, folder: Path) -> None:
     assert text.startswith("module @")
 
 
-#: What a column of the table is called, and the command.
+#: The columns of the table, and their commands.
 COMMANDS: dict[str, Command] = {
     "show": show,
     "stats": stats,

@@ -1,4 +1,4 @@
-"""What is asked about each model: the commands that answer, each held against what it adds up to.
+"""The analysis commands that are run on each model, with consistency checks of their totals.
 
 A question is a function of a `Model` and a folder to write into, as in `tests.models.commands`.
 """
@@ -13,7 +13,7 @@ import pytest
 
 from tests.models.commands import Command, Model, run_command
 
-#: Models with a `while`, which JAX cannot differentiate in reverse.
+#: Models with a `while`, which JAX cannot differentiate in reverse mode.
 FORWARD_ONLY = frozenset(
     {"blackjax_nuts", "diffrax_gradient", "mctx_search", "numpyro_nuts", "tfp_hmc"}
 )
@@ -29,18 +29,18 @@ def _asked(command: str, model: Model, *more: str, codes: tuple[int, ...] = (0,)
 
 
 def cost(model: Model, folder: Path) -> None:
-    """The groups of `cost` add up to the total, however they are made; with branches, to more."""
+    """The groups of `cost` add up to the total for each grouping; with branches, to more."""
     for by in ("line", "primitive", "dtype", "argument"):
         told = _asked("cost", model, "--by", by)
         for number in ("flops", "transcendentals", "bytes_read", "bytes_written"):
             groups = sum(group[number] for group in told["groups"])
-            # The dearest branch in all is not the dearest one of each group.
+            # The most expensive branch in total is not the most expensive one of each group.
             branches = "cond[" in str(model.program) and groups > told["total"][number]
             assert branches or groups == pytest.approx(told["total"][number])
 
 
 def memory(model: Model, folder: Path) -> None:
-    """What is alive at the peak of `memory` is the peak."""
+    """The live values at the peak of `memory` add up to the peak."""
     told = _asked("memory", model)
     assert sum(each["bytes"] for each in told["live"]) == told["peak_bytes"] > 0
 
@@ -65,7 +65,7 @@ def source(model: Model, folder: Path) -> str | None:
 
 
 def why(model: Model, folder: Path) -> None:
-    """`why` tells of the first argument and of the first result."""
+    """`why` describes the first argument and the first result."""
     for name in (model.program.arg_names[0], model.program.out_names[0]):
         assert _asked("why", model, name)["what"] == name
 
@@ -78,7 +78,7 @@ def report(model: Model, folder: Path) -> None:
 
 
 def nans(model: Model, folder: Path) -> str | None:
-    """What `nans` finds reaches a result if the model gives a NaN or an infinity."""
+    """A finding of `nans` reaches a result if the model returns a NaN or an infinity."""
     told = _asked("nans", model, codes=(0, 1))
     bad = any(
         each.dtype.kind in "fc" and not (abs(each) < float("inf")).all() for each in model.results
@@ -87,7 +87,7 @@ def nans(model: Model, folder: Path) -> str | None:
     return "found" if told["found"] else None
 
 
-#: What a column of the second table is called, and the question.
+#: The columns of the second table, and their questions.
 QUESTIONS: dict[str, Command] = {
     "cost": cost,
     "memory": memory,

@@ -1,7 +1,7 @@
-"""Steps of each model in a row, compiled by jaxprtool beside JAX, each fed with what the last gave.
+"""Several steps of each model, compiled by jaxprtool and by JAX, each on the last one's results.
 
 The columns of the third table: five steps of `jaxprtool.jit(step, passes="-O3")`, the step that
-`jax.pmap` maps over devices, and the program that `jaxprtool.vmap` has mapped, run over its lanes.
+`jax.pmap` maps over devices, and the program batched by `jaxprtool.vmap`.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ def _types(tree: Any) -> tuple[Any, list[Any]]:
 
 
 def fed_place(results: Any, arguments: tuple[Any, ...]) -> tuple[int, bool] | None:
-    """Return which argument the results replace, and whether by the first of them alone."""
+    """Return which argument the results replace, and whether by the first of them only."""
     first = results[0] if isinstance(results, tuple) and results else None
     for whole, state in ((False, first), (True, results)):
         for place, argument in enumerate(arguments):
@@ -36,7 +36,7 @@ def fed_place(results: Any, arguments: tuple[Any, ...]) -> tuple[int, bool] | No
 
 
 def _plain(model: Model) -> tuple[Callable[..., Any], tuple[Any, ...]]:
-    """Return a function that `jax.jit` takes, and its arguments: a module's functions are held."""
+    """Return a function that `jax.jit` takes, and its arguments: functions in modules are held."""
     function, arguments = model.call
     if all(isinstance(leaf, jax.typing.ArrayLike) for leaf in jax.tree.leaves(arguments)):
         return function, arguments
@@ -47,7 +47,7 @@ def _plain(model: Model) -> tuple[Callable[..., Any], tuple[Any, ...]]:
 def _row(
     step: Callable[..., Any], arguments: tuple[Any, ...], fed: tuple[int, bool] | None
 ) -> list[Any]:
-    """Return what each of the steps gives."""
+    """Return the results of each step."""
     found = []
     for _ in range(STEPS if fed else 1):
         found.append(step(*arguments))
@@ -59,7 +59,7 @@ def _row(
 
 
 def _compared(ours: Any, theirs: Any) -> str:
-    """Return how well two trees of arrays agree; raise AssertionError where they do not."""
+    """Return how well two trees of arrays agree. Raise AssertionError if they do not."""
     ours, theirs = arrays(ours), arrays(theirs)
     require_equal(ours, theirs)
     same = all(a.tobytes() == b.tobytes() for a, b in zip(ours, theirs, strict=True))
@@ -67,7 +67,7 @@ def _compared(ours: Any, theirs: Any) -> str:
 
 
 def steps(model: Model, folder: Path) -> str:
-    """Five steps under `-O3` give what they give under `jax.jit`."""
+    """Five steps under `-O3` return the same as under `jax.jit`."""
     step, arguments = _plain(model)
     theirs = jax.jit(step)
     fed = fed_place(theirs(*arguments), arguments)
@@ -87,7 +87,7 @@ def _stacked(model: Model, lanes: int) -> list[Any]:
 
 
 def pmapped(model: Model, folder: Path) -> str:
-    """The step that `jax.pmap` maps over all devices, rewritten by `-O3`, gives what it gave."""
+    """The step that `jax.pmap` maps over all devices, rewritten by `-O3`, returns the same."""
     stacked = _stacked(model, jax.local_device_count())
     step = jax.pmap(jax.extend.core.jaxpr_as_fun(model.program.jaxpr))
     if not jax.sharding.get_abstract_mesh().empty:  # NetKet sets one for the process
@@ -98,12 +98,12 @@ def pmapped(model: Model, folder: Path) -> str:
 
 
 def mapped(model: Model, folder: Path) -> str:
-    """The step that `jaxprtool.vmap` maps over two lanes gives JAX's values under `-O3`."""
+    """The step that `jaxprtool.vmap` maps over a batch of two returns JAX's values under `-O3`."""
     stacked = _stacked(model, 2)
     step = jax.extend.core.jaxpr_as_fun(model.program.jaxpr)
     ours = jaxprtool.jit(jaxprtool.vmap(step), passes="-O3")
     return _compared(ours(*stacked), jax.jit(jax.vmap(step))(*stacked))
 
 
-#: What a column of the third table is called, and the command.
+#: The columns of the third table, and their commands.
 ROWS: dict[str, Command] = {"steps": steps, "pmapped": pmapped, "vmapped, run": mapped}

@@ -1,6 +1,6 @@
-"""Print the tables of models in docs/models.md by command: `python -m tests.models.table`.
+"""Print the tables of docs/models.md: `python -m tests.models.table`.
 
-Names of models after it restrict it to these. What fails is printed on stderr.
+Arguments are the names of models to include. Failures are printed on stderr.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ ZOO = Path(__file__).parent / "zoo"
 
 
 def row(model: Model, commands: dict[str, Command]) -> list[str]:
-    """Return the cells of a model, and print what went wrong."""
+    """Return the cells of a model, and print failures."""
     cells = []
     for title, command in commands.items():
         with tempfile.TemporaryDirectory() as folder:

@@ -48,8 +48,8 @@ def test_a_step_of_adam_stays_within_its_budgets():
     )
 
 
-def test_a_step_of_adam_needs_no_more_memory_than_its_donation_saves():
-    # Without donation, parameters and both moments are held twice: 3 * 96 * 4 bytes more.
+def test_a_step_of_adam_needs_no_more_memory_than_with_donation():
+    # Without donation, parameters and both moments are stored twice: 3 * 96 * 4 bytes more.
     text = failure(assert_budget, jax.jit(step), *started(), X, peak_bytes=3000)
     kept = failure(assert_budget, jax.jit(step, donate_argnums=(0, 1)), *started(), X, peak_bytes=1)
     assert "test_assertions.py" in text and "KiB at its peak" in text

@@ -1,4 +1,4 @@
-"""Modules of Equinox as arguments: what is no array in them is held, as `filter_jit` does."""
+"""Equinox modules as arguments: leaves that are not arrays are held, as by `filter_jit`."""
 
 from dataclasses import dataclass
 from functools import partial
@@ -17,7 +17,7 @@ X = np.arange(4.0, dtype=np.float32)
 
 
 class Net(eqx.Module):
-    """Its `depth` and `scale` are Python's, as is the flag of its dropout."""
+    """A module with a Python `depth` and `scale`, and the flag of its dropout."""
 
     linear: eqx.nn.Linear
     dropout: eqx.nn.Dropout
@@ -61,7 +61,7 @@ def test_scalars_of_a_module_are_held_without_filter_jit():
         program(Net(depth=3), X)
 
 
-def test_a_scalar_outside_of_a_module_is_traced_and_weak():
+def test_a_scalar_outside_of_a_module_is_traced_and_weakly_typed():
     program = jaxprtool.trace(loss, NET, X, 0.5)
     assert program.arg_names[-1] == "rate" and program.in_avals[-1].weak_type
     assert program(NET, X, 0.25) == pytest.approx(loss(NET, X, 0.25))
@@ -72,7 +72,7 @@ def test_a_scalar_outside_of_a_module_is_traced_and_weak():
     [({"net": NET}, "['net']"), ([NET], "[0]"), (State(NET, 3), ".model")],
     ids=["dict", "list", "dataclass"],
 )
-def test_modules_in_other_nodes_hold_theirs_and_the_nodes_do_not(tree, place):
+def test_modules_in_other_nodes_hold_their_scalars_and_the_nodes_do_not(tree, place):
     def first_loss(tree, x):
         nets = jax.tree.leaves(tree, is_leaf=lambda node: isinstance(node, Net))
         return loss(nets[0], x) + sum(nets[1:])
@@ -83,7 +83,7 @@ def test_modules_in_other_nodes_hold_theirs_and_the_nodes_do_not(tree, place):
     assert program(tree, X) == pytest.approx(first_loss(tree, X))
 
 
-def test_a_step_with_filter_value_and_grad_gives_the_module_back(tmp_path):
+def test_a_step_with_filter_value_and_grad_returns_the_module(tmp_path):
     def step(model, x):
         value, gradient = eqx.filter_value_and_grad(loss)(model, x)
         return eqx.apply_updates(model, gradient), value
@@ -98,17 +98,17 @@ def test_a_step_with_filter_value_and_grad_gives_the_module_back(tmp_path):
     assert jaxprtool.read(tmp_path / "step.jaxpr")(NET, X)[1] == pytest.approx(known)
 
 
-def test_what_a_module_holds_has_no_gradient():
+def test_held_leaves_of_a_module_have_no_gradient():
     gradient = jaxprtool.trace(loss, NET, X).apply("grad")(NET, X)
     expected = eqx.filter_grad(loss)(NET, X)
     np.testing.assert_allclose(gradient.linear.bias, expected.linear.bias, rtol=1e-6)
     assert gradient.depth == 2
 
 
-def test_a_number_that_a_module_holds_may_be_too_large_for_an_array():
+def test_a_held_number_may_be_too_large_for_an_array():
     assert jaxprtool.trace(lambda model, x: x * 2, Net(depth=2**70), X)(Net(depth=2**70), X)[1] == 2
 
 
-def test_a_function_under_jax_jit_traces_the_scalars_of_a_module_as_jax_does():
+def test_a_function_under_jax_jit_traces_the_scalars_of_a_module_as_in_jax():
     fun = jax.jit(lambda model, x: x * model.p)
     assert jaxprtool.trace(fun, eqx.nn.Dropout(0.5), X).arg_names[0] == "model.p"

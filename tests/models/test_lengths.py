@@ -1,4 +1,4 @@
-"""Attention blocks of Flax and Equinox serve every length once they are masked, or ragged."""
+"""Masked or ragged attention blocks of Flax and Equinox support every length."""
 
 import jax
 import jax.numpy as jnp
@@ -59,7 +59,7 @@ def symbolic_block(block, order):
 
 @pytest.mark.parametrize("block", [flax_block, equinox_block])
 @pytest.mark.parametrize("order", ["loss", "gradient"])
-def test_a_masked_block_is_the_block_at_every_length(block, order):
+def test_a_masked_block_equals_the_block_at_every_length(block, order):
     from tests.programs.masking import prove_masked
 
     outcomes = prove_masked(symbolic_block(block, order), 0)
@@ -68,7 +68,7 @@ def test_a_masked_block_is_the_block_at_every_length(block, order):
 
 @pytest.mark.parametrize("block", [flax_block, equinox_block])
 @pytest.mark.parametrize("seed, layout", [(0, "chosen"), (1, "packed")])
-def test_a_ragged_block_is_the_block_in_each_lane(block, seed, layout):
+def test_a_ragged_block_equals_the_block_for_each_example(block, seed, layout):
     from tests.programs.lanes import prove_ragged
 
     outcomes = prove_ragged(symbolic_block(block, "loss"), seed)

@@ -1,4 +1,4 @@
-"""Every command on every model; `sweep` marks the models that take long."""
+"""Every command on every model. `sweep` marks the slow models."""
 
 from pathlib import Path
 
@@ -19,7 +19,7 @@ def _model(name):
 
 @pytest.fixture(scope="module")
 def made():
-    """The models that were made in this process."""
+    """Return the models that were made in this process."""
     return {}
 
 
@@ -30,7 +30,7 @@ IN_A_ROW = ["steps", "pmapped", "vmapped, run"]
 
 @pytest.mark.parametrize("command", COLUMNS + ASKED + IN_A_ROW)
 @pytest.mark.parametrize("name", list(map(_model, NAMES)))
-def test_the_command_holds_on_the_model(name, command, made, tmp_path):
+def test_the_command_works_on_the_model(name, command, made, tmp_path):
     from tests.models.commands import COMMANDS, Model
     from tests.models.questions import QUESTIONS
     from tests.models.steps import ROWS

@@ -1,4 +1,4 @@
-"""A Program, and what jaxprtool.jit gives, change Flax NNX objects as nnx.jit does."""
+"""A Program, and the result of jaxprtool.jit, update Flax NNX objects as nnx.jit does."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def sgd(model, x):
     return loss
 
 
-# --- steps, and what each is called with ----------------------------------------------------------
+# --- steps, and their arguments -------------------------------------------------------------------
 
 
 class Net(nnx.Module):
@@ -64,7 +64,7 @@ def train(model, optimizer, metrics, x):
 
 
 class Tied(nnx.Module):
-    """Two layers of one kernel; and one layer in two places."""
+    """Two layers that share a kernel, and one layer in two places."""
 
     def __init__(self):
         self.a, self.b = linear(), linear(1)
@@ -84,7 +84,7 @@ class Sowing(nnx.Module):
 
 
 def attributes(model, x):
-    """Add an attribute, delete one, and count in one that is static."""
+    """Add an attribute, delete one, and increment a static counter."""
     model.new = nnx.Intermediate(model(x))
     model.calls += 1
     del model.old
@@ -156,7 +156,7 @@ def evaluation(model, x):
     return model(x).sum()
 
 
-#: By name: the function, what makes its arguments, and how often it is called.
+#: By name: the function, a function that makes its arguments, and the number of calls.
 STEPS: dict[str, Any] = {
     "training": (train, training, 5),
     "tied": (sgd, lambda: ((Tied(), X), {}), 3),
@@ -204,7 +204,7 @@ def close(mine, expected):
 
 @pytest.mark.parametrize("way", WAYS)
 @pytest.mark.parametrize("name", STEPS)
-def test_calls_in_a_row_give_and_leave_what_those_of_nnx_jit_do(name, way):
+def test_several_calls_return_and_leave_the_same_as_with_nnx_jit(name, way):
     fun, make, calls = STEPS[name]
     (args, kwargs), (mine, my_kwargs) = make(), make()
     expected, called = nnx.jit(fun), WAYS[way](fun, (mine, my_kwargs))
@@ -213,12 +213,12 @@ def test_calls_in_a_row_give_and_leave_what_those_of_nnx_jit_do(name, way):
         close((mine, my_kwargs), (args, kwargs))
 
 
-def test_an_argument_that_is_no_pytree_is_named():
+def test_an_argument_that_is_not_a_pytree_is_named():
     with pytest.raises(ArgumentsError, match="argument x is not a pytree"):
         jaxprtool.trace(lambda x: x, {1: 1.0, "a": 2.0})
 
 
-def test_objects_stay_the_objects_that_they_are():
+def test_objects_keep_their_identity():
     model = Tied()
     jaxprtool.jit(sgd)(model, X)
     jaxprtool.trace(sgd, model, X)(model, X)
@@ -235,7 +235,7 @@ def biased(model, x):
 
 
 @pytest.mark.parametrize("passes", ["", "dce", "-O1", "-O3"])
-def test_an_object_that_is_donated_keeps_the_state_that_does_not_change(passes):
+def test_a_donated_object_keeps_unchanged_state(passes):
     fun = nnx.jit(biased, donate_argnums=0)
     mine, other = linear(), linear()
     program = jaxprtool.trace(fun, mine, X).apply(passes)
@@ -266,7 +266,7 @@ def test_in_files_and_as_python_the_new_state_is_the_second_of_a_pair(tmp_path):
     close(state, {"model.bias.value": model.bias[...], "model.kernel.value": model.kernel[...]})
 
 
-def test_derivatives_hand_the_new_state_on():
+def test_derivatives_return_the_new_state():
     def scaled(x, model):
         model.kernel[...] *= 2
         return (x @ model.kernel[...]).sum()
@@ -279,7 +279,7 @@ def test_derivatives_hand_the_new_state_on():
     np.testing.assert_allclose(grad[0], 2 * linear().kernel[...].sum(1))
 
 
-def test_of_a_program_that_is_mapped_an_object_has_the_state_of_each_example():
+def test_objects_of_a_batched_program_have_the_state_of_each_example():
     program = jaxprtool.trace(of_a_variable, nnx.Param(jnp.ones(3)), X)
     each = nnx.Param(jnp.ones((2, 3)))
     program.apply("batch(axis_size=2)")(each, jnp.stack([X, 2 * X]))
@@ -305,7 +305,7 @@ def test_static_arguments_are_those_of_nnx_jit():
     np.testing.assert_array_equal(variable[...], [8, 8, 8])
 
 
-def test_what_is_jaxs_own_leaves_objects_as_jax_does():
+def test_jaxs_own_functions_treat_objects_as_without_jaxprtool():
     variable = nnx.Param(jnp.ones(3))
     ours, theirs = (
         make(of_a_variable)(variable, X) for make in (jaxprtool.make_jaxpr, jax.make_jaxpr)
@@ -329,7 +329,7 @@ def test_jit_for_buckets_refuses_to_lose_the_new_state():
         jitted(Counted(), jnp.ones(5))
 
 
-def test_an_artifact_has_no_form_for_nnx_objects_and_takes_their_state():
+def test_an_artifact_takes_the_state_of_nnx_objects():
     from jaxprtool.formats.exported import exported
 
     def call(model, x):

@@ -1,4 +1,4 @@
-"""Training steps of Flax NNX and Equinox with Adam, traced on eight devices, are those on two."""
+"""Training steps of Flax NNX and Equinox with Adam, moved from eight devices to two."""
 
 from typing import Any
 
@@ -45,7 +45,7 @@ def of_equinox() -> tuple[Any, Any]:
 
 
 def training(model: Any, mesh: Any) -> jaxprtool.Program:
-    """Trace a step on a mesh: the weights are split along their last axis, if it divides them."""
+    """Trace a step on a mesh: weights are split along their last axis, if it is divisible."""
     params, apply = model
     state = ADAM.init(params)
 
@@ -69,7 +69,7 @@ def training(model: Any, mesh: Any) -> jaxprtool.Program:
 
 
 @pytest.mark.parametrize("make", [of_nnx, of_equinox])
-def test_a_training_step_on_eight_devices_is_that_on_two(make, tmp_path):
+def test_a_training_step_on_eight_devices_equals_that_on_two(make, tmp_path):
     model = make()
     eight, two = (training(model, mesh_of(data=size)) for size in (8, 2))
     jaxprtool.write(eight, tmp_path / "eight.jaxpr")

@@ -1,4 +1,4 @@
-"""The pages of frameworks in docs/howto are run, and print what they show."""
+"""The pages of frameworks in docs/howto run, and print the output they show."""
 
 import jax
 import pytest
@@ -11,7 +11,7 @@ pytestmark = pytest.mark.models
 
 
 @pytest.mark.parametrize("page", FRAMEWORKS)
-def test_a_page_prints_what_it_shows(page, tmp_path, monkeypatch):
+def test_a_page_prints_the_output_it_shows(page, tmp_path, monkeypatch):
     if not jax.__version__.startswith("0.10."):
         pytest.skip("shown as on JAX 0.10")
     stories.play(PAGES[page], tmp_path, monkeypatch)

@@ -1,4 +1,4 @@
-"""What devices exchange in training steps of Flax Linen, Equinox and Flax NNX."""
+"""The collectives in training steps of Flax Linen, Equinox and Flax NNX."""
 
 from collections import Counter
 
@@ -17,7 +17,7 @@ HERE = sharded_models.__file__
 
 @pytest.fixture(scope="module")
 def found():
-    """What was found in steps, and the text of their modules as JAX compiles them, by name."""
+    """Return the shardings of the steps, and the text of their compiled modules, by name."""
     return {}
 
 
@@ -31,12 +31,13 @@ def step(request, found):
             program = jaxprtool.trace(made.function, *made.arguments)
             given = jaxprtool.shardings(program, program.in_avals)
         compiled = made.compiled()
-        text = getattr(compiled, "compiled", compiled).as_text()  # Equinox wraps what JAX compiles
+        # Equinox wraps the compiled function
+        text = getattr(compiled, "compiled", compiled).as_text()
         found[request.param] = request.param, given, text
     return found[request.param]
 
 
-def test_bytes_add_up_to_those_of_an_independent_reader(step):
+def test_bytes_agree_with_an_independent_parser(step):
     _, given, text = step
     listed, by_kind = Counter(), Counter()
     for each in given.collectives:
@@ -53,13 +54,13 @@ def test_each_collective_is_at_a_line_of_the_model(step):
         assert each.line.startswith("tests/programs/sharded_models.py:")
 
 
-def test_almost_all_of_what_is_sent_has_a_reason(step):
+def test_almost_all_sent_bytes_have_a_reason(step):
     _, given, _ = step
     known = sum(each.sent_bytes for each in given.collectives if each.reason is not None)
     assert known > 0.97 * given.sent_bytes
 
 
-#: What the steps gather, and along which axis: facts about the programs.
+#: The arrays that the steps gather, and along which axis, determined by hand.
 GATHERED = {
     "linen": set(),
     "equinox": set(),
@@ -68,7 +69,7 @@ GATHERED = {
 }  # fmt: skip
 
 
-def test_weights_that_are_gathered_are_named(step):
+def test_gathered_weights_are_named(step):
     name, given, _ = step
     gathered = {
         (each.value.removesuffix(".value"), each.count, each.reason.consumer.partition(" ")[0])
@@ -86,7 +87,7 @@ def test_gradients_are_summed_over_the_batch(step):
     assert {axis for each in summed for axis in each.axes} <= set(given.mesh)
 
 
-def test_the_state_is_sharded_as_its_partition_spec_says(step):
+def test_the_state_is_sharded_like_its_partition_spec(step):
     name, given, _ = step
     specs = {
         "linen": ("P(None, 'model')", "params['Block_0']['Dense_0']['kernel']"),

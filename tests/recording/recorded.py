@@ -1,4 +1,4 @@
-"""Keys of real calls of functions under `jax.jit`, as the hook of `jaxprtool record` makes them."""
+"""Keys of real calls of functions under `jax.jit`, as made by the hook of `jaxprtool record`."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class Calls:
     def call(
         self, fun: Callable, *args: Any, static: dict[str, Any] | None = None, **kwargs: Any
     ) -> tuple[describe.Call, tuple[Any, ...]]:
-        """Describe a call; `static` are its static arguments, all of them keyword arguments."""
+        """Describe a call. `static` are its static arguments, all of them keyword arguments."""
         traced = jax.jit(fun, static_argnames=list(static or {})).trace(
             *args, **kwargs, **(static or {})
         )

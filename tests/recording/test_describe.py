@@ -1,4 +1,4 @@
-"""What is written down of functions and their calls, in the script's own process."""
+"""Descriptions of functions and their calls, recorded in the script's own process."""
 
 import dataclasses
 import datetime
@@ -102,7 +102,7 @@ def test_texts_of_values(values, value, text):
     assert values(value) == text
 
 
-def test_functions_that_jax_compares_have_numbers(values):
+def test_functions_that_jax_compares_by_identity_have_numbers(values):
     first, second = map(scaled, (0.1, 0.2))
     text = values(first)
     assert text.endswith(f"{line_of(first)} #1")
@@ -129,7 +129,7 @@ def test_equal_values_have_equal_texts(values):
     assert values(Equal(1)) == values(Equal(1)) == "Equal(size=1)" != values(Equal(2))
 
 
-def test_long_values_are_cut_and_still_differ():
+def test_long_values_are_truncated_and_still_differ():
     closure = Values(Numbers(), compared=False)
     for first, second in [
         ("x" * 5000 + "a", "x" * 5000 + "b"),
@@ -142,7 +142,7 @@ def test_long_values_are_cut_and_still_differ():
         assert texts[0] != texts[1] or isinstance(first, int)
 
 
-def test_cycles_end(values):
+def test_cyclic_values_are_supported(values):
     cycle = []
     cycle.append(cycle)
     assert len(values(cycle)) < 1000
@@ -156,8 +156,8 @@ def test_cycles_end(values):
     assert values(functools.partial(own, holder.own))
 
 
-def test_closures_are_not_printed_by_the_users_code():
-    """A tokenizer or a dataset may take long to print itself."""
+def test_closures_are_not_printed_by_user_code():
+    """The repr of a tokenizer or a dataset may take long."""
 
     class Large:
         def __repr__(self):
@@ -187,7 +187,7 @@ def test_no_value_is_kept_alive(calls):
     assert [each() for each in references] == [None, None]
 
 
-def test_the_number_of_an_object_that_is_gone_is_not_given_again():
+def test_the_number_of_a_freed_object_is_not_reused():
     numbers = Numbers()
     assert len({numbers(Plain()) for _ in range(50)}) == 50
     assert [numbers(Plain(), "other"), numbers(Plain())] == [1, 51]
@@ -211,7 +211,7 @@ def test_a_function():
     assert found.object.closure == {"y": "2", "key": "None"}
 
 
-def test_functions_of_the_same_code_are_one():
+def test_functions_with_the_same_code_are_one():
     first, second = map(scaled, (0.1, 0.2))
     other = lambda x: x + 1  # noqa: E731
     assert of(first).code == of(second).code != of(other).code
@@ -220,7 +220,7 @@ def test_functions_of_the_same_code_are_one():
     assert of(first).object.kind == "lambda" and of(first).name == "lambda"
 
 
-def test_what_a_function_closes_over():
+def test_closure_variables_of_a_function():
     rate, scale = 0.1, jnp.ones((2, 3))
     rule = lambda x: x  # noqa: E731
 
@@ -275,7 +275,7 @@ def test_a_wrapped_function_has_its_own_name_and_line():
     assert found.parameters.positional == ("x",)
 
 
-def test_a_function_and_what_jax_makes_of_it_are_several():
+def test_a_function_and_its_jax_transformations_are_distinct():
     def loss(x, rate=0.1):
         return x * rate
 
@@ -429,7 +429,7 @@ def test_keys_of_dictionaries_with_brackets(calls):
 
 
 def filtered(jitted, calls, *args, **kwargs):
-    """Describe what `equinox.filter_jit` gives to JAX."""
+    """Describe the function that `equinox.filter_jit` passes to JAX."""
     from equinox._jit import _preprocess
 
     donate = jitted.donate_first, jitted.donate_rest
@@ -540,7 +540,7 @@ def test_flax_nnx_jit(calls, monkeypatch):
 
 
 def test_five_hundred_arrays_are_described_in_a_millisecond(calls):
-    """The bound leaves room for slow machines: measured are 0.9 ms."""
+    """The limit has a margin for slow machines: 0.9 ms were measured."""
     params = {f"layer{i}": {"kernel": np.ones(2), "bias": np.ones(1)} for i in range(250)}
 
     def step(params, batch):

@@ -1,4 +1,4 @@
-"""Loops and branches that run outside of `jit` are programs, with reasons as functions have."""
+"""Loops and branches outside of `jit` are recorded as programs, with reasons like functions."""
 
 import jax
 import jax.numpy as jnp

@@ -1,4 +1,4 @@
-"""Why a function was compiled again, in the terms of its user."""
+"""Why a function was compiled again, in the user's terms."""
 
 import functools
 import json
@@ -60,7 +60,7 @@ def test_the_first_compilation_has_no_reasons(calls):
 # --- shapes ---------------------------------------------------------------------------------------
 
 
-def test_a_length(calls):
+def test_a_changed_length(calls):
     keys = [calls.key(step, PARAMS, np.ones((4, n), np.int32)) for n in (17, 13)]
     reason = only(*keys)
     assert told(reason) == ("shape", "batch", "i32[4,17]", "i32[4,13]")
@@ -93,13 +93,13 @@ def test_sizes_at_several_axes_are_one_reason(calls):
     assert reason.path == "batch[*]"
 
 
-def test_many_lengths_have_powers_of_two_as_buckets(calls):
+def test_many_lengths_suggest_powers_of_two_as_buckets(calls):
     keys = [calls.key(step, PARAMS, np.ones((4, n), np.int32)) for n in (17, 13, 40, 5)]
     assert 'shapes={"n": (8, 16, 32, 64)}' in only(*keys).advice
 
 
-def test_the_advice_can_be_typed(calls):
-    """The call in the advice compiles once for all calls that were recorded."""
+def test_the_advice_works_as_code(calls):
+    """The call in the advice compiles once for all recorded calls."""
     lengths = (17, 13, 16)
     keys = [calls.key(step, PARAMS, tokens(n)) for n in lengths]
     text = re.match(r"jaxprtool\.jit\(.*?\}\)", only(*keys).advice)[0]
@@ -115,7 +115,7 @@ def test_the_advice_can_be_typed(calls):
     assert len(traced) == 2  # the buckets 16 and 32
 
 
-def test_one_advice_is_for_all_arguments_whose_sizes_differ(calls):
+def test_one_advice_covers_all_arguments_with_changing_sizes(calls):
     traced = []
 
     def loss(params, x, y):
@@ -146,13 +146,13 @@ def test_no_advice_pads_a_model_or_mostly_padding(calls):
     assert only(*[calls.key(step, PARAMS, np.ones([3] * n)) for n in (1, 2)]).advice == ""
 
 
-def test_a_lambda_cannot_be_typed_so_the_size_is_told(calls):
+def test_advice_for_a_lambda_names_only_the_size(calls):
     fun = lambda batch: batch  # noqa: E731
     reason = only(*[calls.key(fun, np.ones((4, n), np.int32)) for n in (17, 13)])
     assert reason.advice == "pad batch to 17"
 
 
-def test_many_shapes_that_differ_are_one_reason(calls):
+def test_many_different_shapes_are_one_reason(calls):
     wider = jax.tree.map(lambda x: np.ones([2 * n for n in x.shape], np.float32), LAYERS)
     reason = only(calls.key(step, LAYERS, 1), calls.key(step, wider, 1))
     assert told(reason) == ("shape", "params", "f32[1], …", "f32[2], … (40 differ)")
@@ -161,7 +161,7 @@ def test_many_shapes_that_differ_are_one_reason(calls):
 # --- types ----------------------------------------------------------------------------------------
 
 
-def test_a_weak_type(calls):
+def test_a_changed_weak_type(calls):
     reason = only(calls.key(step, PARAMS, 1, 0.1), calls.key(step, PARAMS, 1, np.float32(0.1)))
     assert told(reason) == ("weak_type", "lr", "~f32[]", "f32[]")
     assert reason.advice == "pass jnp.asarray(lr, jnp.float32) in every call"
@@ -191,7 +191,7 @@ def test_a_dtype_and_a_shape_are_two_reasons(calls):
     ]
 
 
-def test_a_sharding(calls):
+def test_a_changed_sharding(calls):
     key = calls.key(step, PARAMS, 1)
     placed = [replace(each, sharding="P('x') of 8") for each in key.arguments]
     reason = only(key, replace(key, arguments=tuple(placed[:2]) + key.arguments[2:]))
@@ -213,12 +213,12 @@ def test_a_sharding(calls):
         (1, {"x": {"y": 1}}, "batch", "~i32[]", "dict(x)"),
     ],
 )
-def test_another_tree(calls, before, after, path, was, now):
+def test_another_tree_structure(calls, before, after, path, was, now):
     reason = only(calls.key(step, PARAMS, before), calls.key(step, PARAMS, after))
     assert told(reason) == ("structure", path, was, now)
 
 
-def test_an_argument_more_or_by_name(calls):
+def test_an_additional_argument_or_one_passed_by_name(calls):
     keys = calls.key(step, PARAMS, 1), calls.key(step, PARAMS, 1, mask=np.ones(3))
     assert told(only(*keys)) == ("structure", "mask", "None (default)", "f32[3]")
     keys = calls.key(step, PARAMS, 1, 0.1), calls.key(step, PARAMS, 1, lr=0.1)
@@ -226,14 +226,14 @@ def test_an_argument_more_or_by_name(calls):
     assert told(only(*keys)) == ("structure", "", *names)
 
 
-def test_many_entries_more_are_one_reason(calls):
+def test_many_additional_entries_are_one_reason(calls):
     more = {**tokens(3), **{f"x{i}": np.ones(4) for i in range(30)}}
     reason = only(calls.key(step, PARAMS, tokens(3)), calls.key(step, PARAMS, more))
     assert told(reason) == ("structure", "batch['x0..29']", "absent", "f32[4] (30 arrays)")
 
 
-def test_an_optimizer_made_anew(calls):
-    """Optax's functions are static fields of the state, and equal to themselves alone."""
+def test_a_new_optimizer_object(calls):
+    """Optax's functions are static fields of the state, and compared by identity."""
     optax = pytest.importorskip("optax")
     TrainState = pytest.importorskip("flax.training.train_state").TrainState
 
@@ -252,25 +252,25 @@ def test_an_optimizer_made_anew(calls):
 # --- static arguments and settings ----------------------------------------------------------------
 
 
-def test_a_static_argument(calls):
+def test_a_changed_static_argument(calls):
     keys = [calls.key(step, PARAMS, 1, static={"training": each}) for each in (True, False)]
     reason = only(*keys)
     assert told(reason) == ("static", "training", "True", "False")
     assert reason.advice == ""
 
 
-def test_a_static_argument_that_was_left_out(calls):
+def test_an_omitted_static_argument(calls):
     keys = calls.key(step, PARAMS, 1), calls.key(step, PARAMS, 1, static={"training": True})
     assert told(only(*keys)) == ("static", "training", "True (default)", "True")
 
 
-def test_a_static_number_of_many_values(calls):
+def test_a_static_number_with_many_values(calls):
     keys = [calls.key(step, PARAMS, 1, static={"size": each}) for each in range(4)]
     assert only(*keys[:2]).advice == ""
     assert only(*keys).advice == ("4 values: do not make size static, unless a shape depends on it")
 
 
-def test_a_static_object_made_anew(calls):
+def test_a_new_static_object(calls):
     class Config:
         pass
 
@@ -282,7 +282,7 @@ def test_a_static_object_made_anew(calls):
     assert only(*keys).advice == "make rule once: JAX compares functions by identity"
 
 
-def test_a_setting_of_jax(calls):
+def test_a_changed_jax_config(calls):
     before = calls.key(step, PARAMS, np.float32(1))
     after = replace(before, context={"enable_x64": "True"})
     assert told(only(before, after)) == ("context", "enable_x64", "False", "True")
@@ -322,7 +322,7 @@ def test_a_lambda_in_a_loop(calls):
     assert reason.advice == "train.py:9 led to 4 calls of jax.jit: make one, outside of any loop"
 
 
-def test_a_loop_that_compiles_twice_is_told_by_the_count_of_calls(calls):
+def test_a_loop_that_compiles_twice_is_detected_by_the_count_of_calls(calls):
     keys = [calls.key(lambda x: x, 1) for _ in range(2)]
     assert "9 calls" in only(keys[0], replace(keys[1], in_loop=8)).advice
 
@@ -366,7 +366,7 @@ def test_a_partial_and_a_method(calls):
     assert told(only(*keys)) == ("closure", "self", "Trainer #1", "Trainer #2")
 
 
-def test_a_function_of_a_library_is_not_the_users_to_change(calls):
+def test_a_library_function_is_not_the_users_to_change(calls):
     def of_library(key):
         return replace(key, function=replace(key.function, library=True))
 
@@ -382,7 +382,7 @@ def test_a_function_of_a_library_is_not_the_users_to_change(calls):
     assert only(*map(of_library, keys)).advice == "pad batch to 17"
 
 
-def test_one_object_has_one_method(calls):
+def test_methods_of_one_object_are_equal(calls):
     class Trainer:
         def step(self, x):
             return x
@@ -391,7 +391,7 @@ def test_one_object_has_one_method(calls):
     assert only(calls.key(trainer.step, 1), calls.key(trainer.step, 1)).kind == "cache"
 
 
-def test_nothing_differs(calls):
+def test_equal_keys_have_no_reason(calls):
     key = calls.key(step, PARAMS, 1)
     reason = only(key, key)
     assert told(reason) == ("cache", "", "compiled", "JAX's cache no longer had it")
@@ -400,10 +400,10 @@ def test_nothing_differs(calls):
     assert reason.line == "train.py:33"
 
 
-# --- the nearest ----------------------------------------------------------------------------------
+# --- --- the closest key --------------------------------------------------------------------------
 
 
-def test_the_nearest_has_the_fewest_differences(calls):
+def test_the_closest_key_has_the_fewest_differences(calls):
     keys = [
         calls.key(step, PARAMS, tokens(17), static={"training": True}),
         calls.key(step, PARAMS, tokens(13), static={"training": False}),
@@ -414,14 +414,14 @@ def test_the_nearest_has_the_fewest_differences(calls):
     assert index == 1 and reason.kind == "static"
 
 
-def test_of_arguments_that_differ_the_one_with_fewer_arrays_is_nearer(calls):
+def test_among_different_arguments_the_one_with_fewer_arrays_is_closer(calls):
     changed = {**tokens(17), "mask": np.ones((4, 2))}
     keys = [calls.key(step, PARAMS, each) for each in (tokens(17), {"x": 1}, tokens(17), {"y": 1})]
     assert nearest(calls.key(step, PARAMS, changed), keys) == 2  # the latest of two
 
 
-def test_a_thousand_earlier_compilations(calls):
-    """A key of 500 leaves is compared with a thousand in well under a second."""
+def test_a_thousand_earlier_compilations_are_compared_fast(calls):
+    """A key of 500 leaves is compared with a thousand keys in well under a second."""
     layers = {f"l{i}": {"k": np.ones((2, 1)), "b": np.ones(1)} for i in range(250)}
     base = calls.key(step, layers, tokens(3))
     keys = [
@@ -448,7 +448,7 @@ def test_a_key_is_the_same_after_json(calls):
     assert read == key and read.parts == key.parts
 
 
-def test_long_texts_are_cut_where_they_differ():
+def test_long_texts_are_truncated_where_they_differ():
     before, after = shown("f(" + "x, " * 100 + "lr=0.1)", "f(" + "x, " * 100 + "lr=0.2)")
     assert before.endswith("lr=0.1)") and after.endswith("lr=0.2)")
     assert max(len(before), len(after)) < 100

@@ -1,4 +1,4 @@
-"""Reasons of a real run: `jaxprtool.record`, from the hook to the folder and back."""
+"""Reasons in a real run: `jaxprtool.record`, from the hook to the folder and back."""
 
 import functools
 
@@ -19,7 +19,7 @@ def told(recording):
     }
 
 
-def test_planted_causes(tmp_path):
+def test_planted_causes_are_found(tmp_path):
     @functools.partial(jax.jit, static_argnames="training")
     def step(batch, rate, training=True):
         return jax.tree.map(lambda x: x * rate + training, batch)
@@ -54,7 +54,7 @@ def test_planted_causes(tmp_path):
     )
 
 
-def test_equinox_has_the_users_names(tmp_path):
+def test_equinox_modules_have_the_users_names(tmp_path):
     eqx = pytest.importorskip("equinox")
 
     with record(tmp_path / "run", calls=True) as recording:
@@ -75,7 +75,7 @@ def test_equinox_has_the_users_names(tmp_path):
 
 
 @pytest.mark.models
-def test_modules_that_nnx_jit_updates_have_their_names_outside(tmp_path):
+def test_modules_updated_by_nnx_jit_have_their_outer_names(tmp_path):
     nnx = pytest.importorskip("flax.nnx")
 
     @nnx.jit
@@ -121,7 +121,7 @@ def test_functions_under_pmap_have_the_users_names(tmp_path):
     np.testing.assert_array_equal(program(np.ones((1, 4), np.float32), rate)["w"], 3.0)
 
 
-def test_a_function_mapped_anew_has_the_reason_of_pmap(tmp_path):
+def test_a_function_wrapped_again_has_the_reason_of_pmap(tmp_path):
     with record(tmp_path / "run") as recording:
         for _ in range(2):
             jax.pmap(lambda x: x + 1)(np.ones(1, np.float32))
@@ -130,7 +130,7 @@ def test_a_function_mapped_anew_has_the_reason_of_pmap(tmp_path):
     assert reason.advice == "make the function and call jax.pmap once, and keep the result"
 
 
-def test_what_jaxprtool_adds_to_arguments_is_no_transfer(tmp_path):
+def test_arguments_added_by_jaxprtool_are_not_transfers(tmp_path):
     with record(tmp_path / "run") as recording:
         total = jaxprtool.jit(lambda x: x.sum(), types="f32[n]", shapes={"n": 4})
         for size in (4, 3):

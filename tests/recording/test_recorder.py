@@ -1,4 +1,4 @@
-"""What is recorded in a `with` block: programs, compilations, calls, kept arguments."""
+"""The records of a `with` block: programs, compilations, calls, saved arguments."""
 
 import json
 import os
@@ -20,7 +20,7 @@ from tests.jax_state import changed, jax_state
 
 
 def here(text):
-    """Return `file.py:N` of the line of this file that has a text."""
+    """Return `file.py:N` of the line of this file that contains a text."""
     lines = Path(__file__).read_text().splitlines()
     (number,) = (i for i, line in enumerate(lines, 1) if text in line and "here(" not in line)
     return f"{os.path.basename(__file__)}:{number}"
@@ -33,7 +33,7 @@ def events(folder, kind):
 
 @pytest.fixture
 def run(tmp_path, monkeypatch):
-    """Return a function that records in a folder; nothing of ours may fail."""
+    """Return a function that records in a folder, without internal errors."""
     monkeypatch.chdir(tmp_path)
     yield partial(record, "run")
     assert events("run", "failed") == []
@@ -63,7 +63,7 @@ def test_each_compilation_of_a_function_is_recorded_with_its_lines_and_times(run
     assert (reason.before, reason.after) == ("f32[3]", "f32[4]")
 
 
-def test_programs_are_read_back_and_compute_the_same(run):
+def test_programs_can_be_read_and_compute_the_same(run):
     x = np.linspace(0.0, 1.0, 5, dtype=np.float32)
     with run() as recording:
         f = jax.jit(lambda tree, *, y: {"sum": tree["a"].sum() + y, "all": jnp.sin(tree["a"])})
@@ -93,7 +93,7 @@ def test_source_lines_are_shown_until_their_file_changes(run):
     assert user_frame(eqn).file == "module.py"
 
 
-def test_operations_and_functions_of_jax_are_grouped_by_the_line(run):
+def test_jaxs_operations_and_functions_are_grouped_by_the_users_line(run):
     with run() as recording:
         for size in (11, 12):
             jnp.linspace(0, 1, size) + jnp.ones(size)  # eager
@@ -105,7 +105,7 @@ def test_operations_and_functions_of_jax_are_grouped_by_the_line(run):
     assert line.seconds > 0
 
 
-def test_staged_programs_are_recorded_though_their_arguments_are_gone(run):
+def test_staged_programs_are_recorded_even_if_their_arguments_are_deleted(run):
     with run() as recording:
 
         @jax.jit
@@ -121,13 +121,13 @@ def test_staged_programs_are_recorded_though_their_arguments_are_gone(run):
     assert each.compile_seconds > 0
 
 
-def test_a_program_that_was_only_lowered_has_no_time_of_compiling(run):
+def test_a_program_that_was_only_lowered_has_no_compilation_time(run):
     with run() as recording:
         jax.jit(lambda x: x + 1).lower(1.0)
     assert recording.compilations[0].compile_seconds is None
 
 
-def test_what_jax_derives_of_a_jitted_function_is_recorded(run):
+def test_jaxs_derivatives_of_a_jitted_function_are_recorded(run):
     with run() as recording:
 
         @jax.jit
@@ -152,7 +152,7 @@ def test_a_function_called_by_another_is_part_of_its_program(run):
     assert [each.name for each in recording.run.functions] == ["outer"]
 
 
-def test_functions_of_one_name_get_numbers(run):
+def test_functions_of_one_name_are_numbered(run):
     def make(scale):
         if scale:
             return jax.jit(lambda x: x * 2)
@@ -181,7 +181,7 @@ def test_static_arguments_and_methods_are_named(run):
     assert [(each.kind, each.path) for each in second.reasons] == [("static", "mode")]
 
 
-def test_what_jax_or_xla_cannot_compile_is_recorded_with_the_error(run):
+def test_a_failed_compilation_is_recorded_with_the_error(run):
     with run() as recording, pytest.raises(jax.errors.JaxRuntimeError):
         jax.jit(lambda x: x + 1, compiler_options={"no_such_option": True})(1.0)
     (each,) = recording.compilations
@@ -199,7 +199,7 @@ def test_clearing_a_cache_is_the_reason_for_the_next_compilation(run):
     assert (reason.kind, reason.line) == ("cache", here("# cleared"))
 
 
-def test_settings_are_reasons(run):
+def test_config_changes_are_reasons(run):
     with run() as recording:
         f = jax.jit(lambda x: x @ x)
         x = jnp.ones((4, 4))
@@ -223,7 +223,7 @@ def test_large_constants_are_written_once(run):
     assert recording.programs["lambda@2"](jnp.arange(2))[1] == 1
 
 
-def test_without_constants_they_are_arguments(run):
+def test_without_constants_they_become_arguments(run):
     data = jnp.arange(5000.0)
     with run(constants=False) as recording:
         jax.jit(lambda i: data[i] * 3.0)(2)
@@ -267,7 +267,7 @@ def test_numpy_arguments_are_copied_to_the_device(run):
     assert (copied.path, copied.count, copied.bytes) == ("lambda: x", 3, 48)
 
 
-def test_calls_are_counted_only_if_asked_for(run):
+def test_calls_are_counted_only_on_request(run):
     with run(calls=True) as recording:
 
         @partial(jax.jit, donate_argnums=0)
@@ -284,14 +284,14 @@ def test_calls_are_counted_only_if_asked_for(run):
     assert recording.run.calls_counted
 
 
-def test_functions_that_are_never_called_take_no_name(run):
+def test_functions_that_are_never_called_use_no_name(run):
     with run(calls=True) as recording:
         jax.jit(lambda x: x)
         jax.jit(lambda x: x + 1)(1.0)
     assert list(recording.programs) == ["lambda"]
 
 
-def test_a_counted_function_is_used_like_any_other(run):
+def test_a_counted_function_can_be_used_like_any_other(run):
     with run(calls=True):
 
         @jax.jit
@@ -319,7 +319,7 @@ def test_a_counted_function_is_used_like_any_other(run):
 # --- the flight recorder --------------------------------------------------------------------------
 
 
-def test_the_last_calls_are_kept_before_their_buffers_are_donated(run):
+def test_the_last_calls_are_saved_before_their_buffers_are_donated(run):
     with run(keep={"step": 2}) as recording:
 
         @partial(jax.jit, donate_argnames="state", static_argnames="mode")
@@ -341,7 +341,7 @@ def test_the_last_calls_are_kept_before_their_buffers_are_donated(run):
     assert np.array_equal(entry.trace()({"w": jnp.asarray(kept_state)}, kept_key, rate)["w"], last)
 
 
-def test_a_kept_call_chooses_its_compilation(run):
+def test_a_saved_call_selects_its_compilation(run):
     with run(keep={"f": 1}):
 
         @jax.jit
@@ -373,7 +373,7 @@ def test_a_run_stops_at_the_first_nan(run):
 
 
 @pytest.mark.parametrize(("until", "keep"), [("inf", {"step": 1}), ("nan", {})])
-def test_an_end_that_checks_nothing_is_refused(tmp_path, until, keep):
+def test_an_end_without_a_check_is_refused(tmp_path, until, keep):
     with (
         pytest.raises(ArgumentsError, match=f"--until {until}"),
         record(tmp_path / "run", keep=keep, until=until),
@@ -382,7 +382,7 @@ def test_an_end_that_checks_nothing_is_refused(tmp_path, until, keep):
     assert not (tmp_path / "run").exists()
 
 
-def test_arguments_beyond_the_bound_are_not_kept(tmp_path, monkeypatch):
+def test_arguments_beyond_the_size_limit_are_not_saved(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     with record("run", keep={"f": 1}, keep_bytes=100):
 
@@ -398,7 +398,7 @@ def test_arguments_beyond_the_bound_are_not_kept(tmp_path, monkeypatch):
 # --- the folder -----------------------------------------------------------------------------------
 
 
-def test_jax_is_afterwards_what_it_was(tmp_path):
+def test_jax_is_unchanged_afterwards(tmp_path):
     jax.jit(lambda x: x + 1)(1.0).block_until_ready()
     before = jax_state()
     with record(tmp_path / "run", calls=True):
@@ -406,7 +406,7 @@ def test_jax_is_afterwards_what_it_was(tmp_path):
     assert changed(before, jax_state()) == []
 
 
-def test_an_exception_of_ours_is_recorded_and_not_raised(tmp_path, monkeypatch):
+def test_an_internal_exception_is_recorded_and_not_raised(tmp_path, monkeypatch):
     def broken(*args):
         raise RuntimeError("of ours")
 
@@ -417,7 +417,7 @@ def test_an_exception_of_ours_is_recorded_and_not_raised(tmp_path, monkeypatch):
     assert "of ours" in recording.run.processes[0].ending
 
 
-def test_a_run_is_not_written_over_another(run):
+def test_a_run_does_not_overwrite_another(run):
     with run():
         pass
     with pytest.raises(OutputError, match="holds a recorded run"), run():
@@ -430,7 +430,7 @@ def test_a_run_is_not_written_over_another(run):
         pass
 
 
-def test_an_event_that_was_cut_short_is_left_out(tmp_path, monkeypatch):
+def test_a_truncated_event_is_ignored(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     with record("run"):
         jax.jit(lambda x: x + 1)(1.0)
@@ -443,7 +443,7 @@ def test_an_event_that_was_cut_short_is_left_out(tmp_path, monkeypatch):
     assert found.processes[0].ending
 
 
-def test_a_run_that_goes_on_has_not_ended(run):
+def test_a_running_recording_has_not_ended(run):
     with run() as recording:
         jax.jit(lambda x: x + 1)(1.0)
         (process,) = recording.run.processes
@@ -451,7 +451,7 @@ def test_a_run_that_goes_on_has_not_ended(run):
         assert len(recording.compilations) == 1
 
 
-def test_names_that_a_run_does_not_have_are_refused_with_near_ones(run):
+def test_unknown_names_are_refused_with_similar_ones(run):
     with run():
         jax.jit(lambda x: x + 1)(1.0)
     with pytest.raises(TargetError, match="has no program 'lamda'") as refused:
@@ -463,13 +463,13 @@ def test_names_that_a_run_does_not_have_are_refused_with_near_ones(run):
         read_run(".")
 
 
-def test_a_folder_that_cannot_be_written_is_refused(tmp_path):
+def test_an_unwritable_folder_is_refused(tmp_path):
     (tmp_path / "file").touch()
     with pytest.raises(OutputError, match="cannot write"), record(tmp_path / "file" / "run"):
         pass
 
 
-def test_a_disk_that_fills_stops_the_recording_and_not_the_script(tmp_path, monkeypatch, capsys):
+def test_a_full_disk_stops_the_recording_and_not_the_script(tmp_path, monkeypatch, capsys):
     with warnings.catch_warnings(), record(tmp_path / "run"):
         f = jax.jit(lambda x: x + 1)
         f(1.0)

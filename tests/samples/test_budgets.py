@@ -1,4 +1,4 @@
-"""The samples stay as they are: what they cost, what they hold, and one of them to the equation."""
+"""Regression tests of the samples: their costs, their contents, and a snapshot of one."""
 
 import importlib.util
 from pathlib import Path
@@ -12,7 +12,7 @@ from jaxprtool.testing import assert_budget, assert_donated, assert_equivalent, 
 
 SAMPLES = Path(__file__).parents[2] / "samples"
 
-#: What each sample may take; releases of JAX differ a little.
+#: The budgets of each sample, with margins for JAX releases.
 BUDGETS = {
     "batching:pull": {"flops": 1923, "equations": 49},
     "convnet:loss": {"flops": "11.7 MFLOP", "peak_bytes": "243KiB", "residual_bytes": "572KiB"},
@@ -36,7 +36,7 @@ def test_a_sample_stays_within_its_budgets(target):
     assert_no(program(target), "f64")
 
 
-def test_the_mended_step_sends_less_than_the_one_with_the_mistake():
+def test_the_corrected_step_sends_less_than_the_wrong_one():
     mesh = jax.make_mesh((4, 2), ("data", "model"), axis_types=(jax.sharding.AxisType.Auto,) * 2)
     with jax.set_mesh(mesh):
         specs = "({'up': P(None, None, 'model'), 'down': P(None, 'model')}, P('data'))"
@@ -53,11 +53,11 @@ def test_a_sample_is_the_program_of_its_snapshot(jaxpr_snapshot):
     jaxpr_snapshot(program("branches:huber_batch").apply("grad"), name="huber_slopes")
 
 
-def test_samples_that_say_the_same_are_equivalent():
+def test_equivalent_samples_are_equivalent():
     assert_equivalent(program("rnn:loss").apply("grad"), program("rnn:grad_loss"))
 
 
-def test_the_script_donates_its_parameters_and_compiles_again_for_its_last_batch(jax_compiles):
+def test_the_script_donates_its_parameters_and_recompiles_for_its_last_batch(jax_compiles):
     spec = importlib.util.spec_from_file_location("train", SAMPLES / "train.py")
     train = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(train)

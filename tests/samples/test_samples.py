@@ -1,4 +1,4 @@
-"""Every sample that a new user is told to try: it traces, it runs, and it computes what it says."""
+"""Every sample for new users can be traced and run, and computes what it claims."""
 
 import ast
 from pathlib import Path
@@ -23,7 +23,7 @@ NAMES = sorted(path.stem for path in SAMPLES.glob("*.py") if "__main__" not in p
 
 
 def decorated(name):
-    """The functions of a sample that bring example arguments, in order."""
+    """Return the functions of a sample with example arguments, in order."""
     for node in ast.parse((SAMPLES / f"{name}.py").read_text()).body:
         if isinstance(node, ast.FunctionDef) and any(
             "jaxprtool.example" in ast.unparse(d) for d in node.decorator_list
@@ -44,7 +44,7 @@ def sample(name):
 
 
 def primitives(jaxpr):
-    """The names of the primitives at every depth, in order."""
+    """Return the names of the primitives at every depth, in order."""
     for eqn in open_jaxpr(jaxpr).eqns:
         yield eqn.primitive.name
         for _, body in sub_jaxprs(eqn):
@@ -52,7 +52,7 @@ def primitives(jaxpr):
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_a_sample_says_what_to_look_at_and_which_commands_to_try(name):
+def test_a_sample_names_its_topic_and_the_commands_to_try(name):
     text = ast.get_docstring(ast.parse((SAMPLES / f"{name}.py").read_text()))
     functions = set(decorated(name))
     commands = [line.split() for line in text.splitlines() if line.startswith("    jaxprtool ")]
@@ -80,7 +80,7 @@ def test_every_sample_runs_on_its_example_arguments_and_is_finite(target):
 
 
 @pytest.mark.parametrize("name", ["transformer", "convnet", "rnn"])
-def test_init_gives_the_weights_that_the_examples_promise(name):
+def test_init_returns_weights_of_the_example_types(name):
     module = sample(name)
     promised = read_strings(module.PARAMS)
     made = jax.eval_shape(module.init, jax.random.key(0))
@@ -97,7 +97,7 @@ DATA = {
 
 
 @pytest.mark.parametrize("name", DATA)
-def test_the_gradient_of_a_loss_agrees_with_differences(name):
+def test_the_gradient_of_a_loss_agrees_with_finite_differences(name):
     module = sample(name)
     with jax.enable_x64(True):
         params = jax.tree.map(
@@ -117,7 +117,7 @@ def test_the_gradient_of_a_loss_agrees_with_differences(name):
         np.testing.assert_allclose(slope, differences, rtol=1e-4)
 
 
-def test_a_transformer_cannot_see_the_future_and_learns():
+def test_a_transformer_is_causal_and_learns():
     transformer = sample("transformer")
     params = transformer.init(jax.random.key(0))
     tokens = jax.random.randint(jax.random.key(1), (2, 33), 0, 256)
@@ -139,7 +139,7 @@ def test_a_transformer_cannot_see_the_future_and_learns():
 # --- solvers --------------------------------------------------------------------------------------
 
 
-def test_solvers_solve_and_their_gradients_agree_with_differences():
+def test_solvers_converge_and_their_gradients_agree_with_finite_differences():
     solver = sample("solver")
     rng = np.random.default_rng(0)
     with jax.enable_x64(True):
@@ -157,7 +157,7 @@ def test_solvers_solve_and_their_gradients_agree_with_differences():
         np.testing.assert_allclose(found, np.linalg.svd(matrix)[1][0], rtol=1e-3)
 
 
-def test_the_gradient_through_the_linear_solver_agrees_with_differences():
+def test_the_gradient_through_the_linear_solver_agrees_with_finite_differences():
     solver = sample("solver")
     rng = np.random.default_rng(1)
     with jax.enable_x64(True):
@@ -181,7 +181,7 @@ def test_an_orbit_is_an_ellipse():
 # --- branches, rules, keys, shards ----------------------------------------------------------------
 
 
-def test_branches_take_the_side_they_should():
+def test_branches_take_the_expected_side():
     branches = sample("branches")
     np.testing.assert_allclose(branches.huber(0.5), 0.125)
     np.testing.assert_allclose(branches.huber(-3.0), 2.5)
@@ -191,7 +191,7 @@ def test_branches_take_the_side_they_should():
     assert "cond" not in primitives(entry("branches:huber_batch").trace().jaxpr)
 
 
-def test_custom_rules_are_right_where_the_plain_derivative_is_not():
+def test_custom_rules_are_correct_where_the_plain_derivative_is_not():
     custom = sample("custom_gradients")
     assert float(jax.grad(custom.log1pexp)(1e4)) == 1.0
     check_grads(custom.log1pexp, (jnp.linspace(-3.0, 3.0, 8),), order=2, rtol=1e-2, atol=1e-2)
@@ -200,7 +200,7 @@ def test_custom_rules_are_right_where_the_plain_derivative_is_not():
     np.testing.assert_allclose(gradient[:4], -10.0)  # 100 times the limit of 0.1
 
 
-def test_the_same_key_gives_the_same_numbers():
+def test_the_same_key_draws_the_same_numbers():
     random = sample("random_numbers")
     key, other = jax.random.split(jax.random.key(0))
     x = jnp.ones((400, 8))
@@ -213,7 +213,7 @@ def test_the_same_key_gives_the_same_numbers():
     assert abs(random.monte_carlo_pi(key) - np.pi) < 0.1
 
 
-def test_sharded_functions_compute_what_one_device_would():
+def test_sharded_functions_agree_with_a_single_device():
     sharded = sample("sharded")
     assert len(jax.devices("cpu")) > 1
     rng = np.random.default_rng(0)
@@ -243,7 +243,7 @@ CUT = [
 
 
 @pytest.mark.parametrize("target", CUT)
-def test_apply_computes_from_the_variables_what_the_function_computes_from_the_key(target):
+def test_apply_of_the_variables_agrees_with_the_function_of_the_key(target):
     loaded = entry(target)
     program = loaded.trace()
     given = dict(zip(program.arg_names, loaded.arguments(), strict=True))
@@ -256,13 +256,13 @@ def test_apply_computes_from_the_variables_what_the_function_computes_from_the_k
         np.testing.assert_allclose(one, two, rtol=1e-5, atol=1e-5)
 
 
-#: How far the loss falls in a hundred steps, as a share of what it is at first. The transformer's
-#: cannot fall below a fifth, nor the autoencoder's below a third: so much is chance in their data.
+#: The loss after a hundred steps, relative to the initial one. The transformer's has a lower bound
+#: of a fifth, the autoencoder's of a third, because their data are random.
 FALLS_TO = {"mlp_variables": 0.25, "transformer_variables": 0.35, "vae_variables": 0.5}
 
 
 @pytest.mark.parametrize("name", FALLS_TO)
-def test_a_hundred_steps_of_training_make_the_loss_fall(name):
+def test_a_hundred_training_steps_reduce_the_loss(name):
     _, losses = jax.jit(sample(name).train)(jax.random.key(0))
     assert losses.shape == (10,)
     assert np.isfinite(losses).all()
@@ -291,7 +291,7 @@ def test_noise_from_the_key_of_the_weights_is_refused_with_its_path():
     assert "vae_variables.py:" in path
 
 
-def test_an_autoencoder_learns_where_the_spots_are():
+def test_an_autoencoder_learns_the_positions_of_the_spots():
     module = sample("vae_variables")
     key = jax.random.key(0)
     params, _ = jax.jit(module.train)(key)
@@ -319,7 +319,7 @@ def batch_of(size):
 
 @pytest.mark.parametrize("function", ["loss", "grad_loss", "pull"])
 @pytest.mark.parametrize("options", ["", ", chunk=4"])
-def test_a_batch_is_what_its_examples_are_one_by_one(function, options):
+def test_a_batch_equals_its_examples_one_by_one(function, options):
     params, examples = batch_of(10)
     mapped = entry(f"batching:{function}").trace().apply(f"batch((None, 0), axis_size=10{options})")
     one = jax.jit(getattr(sample("batching"), function))
@@ -341,7 +341,7 @@ def test_a_standardized_batch_has_mean_zero_and_deviation_one():
 
 # --- understanding jaxprs -------------------------------------------------------------------------
 
-#: The whole top level of each jaxpr.
+#: All top-level primitives of each jaxpr.
 IDEAS = {
     "elementwise": ["cos", "mul", "sub", "reduce_sum"],
     "python_control_flow": ["div", "mul", "div", "mul", "div", "mul"],
@@ -353,7 +353,7 @@ IDEAS = {
 
 
 @pytest.mark.parametrize("name", IDEAS)
-def test_the_jaxpr_is_the_one_its_idea_leads_to(name):
+def test_the_jaxpr_has_the_expected_primitives(name):
     jaxpr = entry(f"understanding_jaxprs:{name}").trace().jaxpr
     assert [eqn.primitive.name for eqn in jaxpr.eqns] == IDEAS[name]
 
@@ -368,7 +368,7 @@ def test_the_jaxpr_is_the_one_its_idea_leads_to(name):
         ("pmap", "psum"),
     ],
 )
-def test_the_jaxpr_holds_the_primitive_of_its_idea(name, primitive):
+def test_the_jaxpr_contains_the_primitive_of_its_topic(name, primitive):
     assert primitive in primitives(entry(f"understanding_jaxprs:{name}").trace().jaxpr)
 
 
@@ -378,7 +378,7 @@ def test_a_captured_array_is_a_constant_and_a_function_called_twice_is_one_jaxpr
     assert first.params["jaxpr"] is second.params["jaxpr"]
 
 
-def test_the_step_of_lengths_is_that_of_every_length():
+def test_the_step_of_lengths_is_correct_at_every_length():
     lengths = sample("lengths")
     w = jax.random.normal(jax.random.key(0), (8, 8))
     for n in (1, 9, 16, 17):

@@ -1,4 +1,4 @@
-"""`jit(shapes=…)`: one compiled program for each bucket, whatever sizes come."""
+"""`jit(shapes=…)`: one compiled program for each bucket, at any sizes."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def rows(n, d=3):
 
 @contextmanager
 def compiles_counted() -> Iterator[list[str]]:
-    """Note each program that XLA compiles meanwhile."""
+    """Record each program that XLA compiles in the block."""
     found: list[str] = []
 
     def listen(event, seconds, **_):
@@ -49,7 +49,7 @@ def compiles_counted() -> Iterator[list[str]]:
 
 
 def close(ours, theirs):
-    """Hold results to be those of the function; lists stand for arrays."""
+    """Compare results with those of the function. Lists stand for arrays."""
     theirs = jax.tree.map(np.asarray, theirs, is_leaf=lambda x: isinstance(x, list))
     assert jax.tree.map(np.shape, ours) == jax.tree.map(np.shape, theirs)
     jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-5), ours, theirs)
@@ -68,14 +68,14 @@ def test_a_program_is_compiled_once_for_each_bucket():
     assert counts == [1, 0, 0, 0, 1, 0, 0, 0, 0]
 
 
-def test_an_axis_may_have_no_elements():
+def test_an_axis_may_be_empty():
     fun = jaxprtool.jit(lambda x: (x.sum(), x * 2), shapes={"n": 4}, types="f32[n]")
     close(fun(rows(0)[:, 0]), (0.0, np.zeros(0)))
     ahead = jaxprtool.jit(lambda x, y: x.sum() + y.sum(), shapes={"n": 4}, types="f32[n+1], f32[n]")
     close(ahead(jnp.ones(1), jnp.ones(0)), 1.0)
 
 
-def test_sizes_of_other_symbols_are_those_that_come():
+def test_other_symbols_have_the_sizes_of_the_arguments():
     fun = jaxprtool.jit(lambda x: x @ jnp.ones(x.shape[1]), shapes={"n": (4,)}, types="f32[n,d]")
     counts = []
     for n, d in ((2, 3), (3, 3), (3, 2), (1, 2)):
@@ -85,7 +85,7 @@ def test_sizes_of_other_symbols_are_those_that_come():
     assert counts[1] == counts[3] == 0 and counts[0] and counts[2]
 
 
-def test_two_symbols_have_buckets_each():
+def test_two_symbols_have_separate_buckets():
     fun = jaxprtool.jit(
         lambda x, y: x[:, None] + y, shapes={"n": (2, 4), "m": (3, 8)}, types="f32[n], f32[m]"
     )
@@ -93,7 +93,7 @@ def test_two_symbols_have_buckets_each():
         close(fun(jnp.arange(n * 1.0), jnp.arange(m * 1.0)), np.add.outer(range(n), range(m)))
 
 
-# --- what is typed --------------------------------------------------------------------------------
+# --- types ----------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -105,7 +105,7 @@ def test_two_symbols_have_buckets_each():
         [None, {"x": jax.ShapeDtypeStruct(jax.export.symbolic_shape("n"), jnp.float32), "y": None}],
     ],
 )
-def test_types_are_given_for_some_parameters_and_parts_of_them(types):
+def test_types_can_be_given_for_some_parameters_and_parts_of_them(types):
     def fun(scale, batch):
         return (batch["x"] * scale["s"]).sum()
 
@@ -115,7 +115,7 @@ def test_types_are_given_for_some_parameters_and_parts_of_them(types):
     close(jitted(batch=batch, scale={"s": 2.0}), fun({"s": 2.0}, batch))
 
 
-def test_annotations_are_types_as_text_or_as_they_are_written():
+def test_annotations_are_types_as_text_or_objects():
     def quoted(x: "f32[n]", y: int = 2):  # noqa: F821, UP037
         return x * y
 
@@ -126,7 +126,7 @@ def test_annotations_are_types_as_text_or_as_they_are_written():
         close(jaxprtool.jit(fun, shapes={"n": 4})(jnp.ones(3), 3), jnp.full(3, 3.0))
 
 
-def test_example_arguments_say_which_axes_vary():
+def test_example_arguments_determine_the_variable_axes():
     @jaxprtool.example({"w": "f32[9,9]"}, {"x": "f32[n]", "y": "f32[3]"}, power=jaxprtool.static(2))
     def fun(params, batch, power=1):
         return (params["w"] * batch["x"].sum() + batch["y"]) ** power
@@ -145,10 +145,10 @@ def test_arrays_of_keys_and_of_small_floats_are_padded_too():
     close(jitted(*args), fun(*args))
 
 
-# --- what jax.jit does ----------------------------------------------------------------------------
+# --- features of jax.jit --------------------------------------------------------------------------
 
 
-def test_weakly_typed_arrays_and_gradients_by_them_stay_so():
+def test_weakly_typed_arrays_and_their_gradients_stay_weakly_typed():
     def fun(s, x: f32[n]):  # noqa: F821
         return s * 2, x * s, jnp.sin(x), x.sum() * s
 
@@ -185,7 +185,7 @@ def test_static_arguments_methods_and_defaults():
     close(Model().total(jnp.arange(3.0)), 3.0)
 
 
-def test_it_is_differentiated_and_mapped_from_outside():
+def test_bucketed_functions_can_be_differentiated_and_mapped():
     fun, x = jaxprtool.jit(loss, shapes={"n": (4, 8)}), jnp.asarray(rows(3))
     for argnum in (0, 1):
         wanted = jax.grad(loss, argnum)(PARAMS, x)
@@ -216,7 +216,7 @@ def test_a_training_step_is_compiled_once_for_each_bucket():
         close(made[2], jax.value_and_grad(loss, 1)(PARAMS, rows(n)))
 
 
-def test_values_that_jax_traces_may_be_closed_over():
+def test_traced_values_may_be_closed_over():
     def outer(scale, x):
         return jaxprtool.jit(lambda x: (x * scale).sum(), shapes={"n": 4}, types="f32[n]")(x)
 
@@ -224,14 +224,14 @@ def test_values_that_jax_traces_may_be_closed_over():
     close(jax.jit(outer)(2.0, jnp.arange(3.0)), 6.0)
 
 
-def test_results_of_full_buckets_stay_as_they_are_and_others_stay_on_their_device():
+def test_results_of_full_buckets_are_unchanged_and_others_stay_on_their_device():
     fun = jaxprtool.jit(lambda x: x * 2, shapes={"n": 4}, types="f32[n]")
     x = jax.device_put(jnp.arange(3.0), jax.devices()[0])
     assert fun(x).committed and not fun(jnp.arange(3.0)).committed
     assert fun(x).devices() == fun(jnp.arange(4.0)).devices() == x.devices()
 
 
-def test_it_lowers_the_program_of_a_bucket_and_calls_the_function_where_jit_is_disabled():
+def test_lower_uses_the_program_of_a_bucket_and_disable_jit_the_function():
     fun = jaxprtool.jit(loss, shapes={"n": (4, 8)})
     lowered = fun.lower(PARAMS, jax.ShapeDtypeStruct((5, 3), jnp.float32)).as_text()
     assert "tensor<8x3xf32>" in lowered and "tensor<5x3xf32>" not in lowered
@@ -239,7 +239,7 @@ def test_it_lowers_the_program_of_a_bucket_and_calls_the_function_where_jit_is_d
         close(fun(PARAMS, rows(9)), loss(PARAMS, rows(9)))
 
 
-def test_wrappers_of_a_function_share_what_is_compiled():
+def test_wrappers_of_a_function_share_compilations():
     x = rows(3)
     jaxprtool.jit(loss, shapes={"n": (4, 16)})(PARAMS, x)
     with compiles_counted() as compiled:
@@ -286,7 +286,7 @@ def test_wrappers_of_a_function_share_what_is_compiled():
         (None, "f32[n]", "types is only used with shapes"),
     ],
 )
-def test_options_without_a_meaning_are_refused_at_once(shapes, types, message):
+def test_invalid_options_are_refused_at_once(shapes, types, message):
     def fun(x, y=0):
         return x
 
@@ -311,7 +311,7 @@ def test_options_without_a_meaning_are_refused_at_once(shapes, types, message):
         ),
     ],
 )
-def test_arguments_that_do_not_fit_are_refused_in_a_line(args, message):
+def test_invalid_arguments_are_a_one_line_error(args, message):
     def fun(x, y=None):
         return x
 
@@ -327,7 +327,7 @@ def test_shardings_of_arguments_are_refused():
         jaxprtool.jit(lambda x: x, shapes={"n": 4}, types="f32[n]", in_shardings=sharding)
 
 
-def test_a_symbol_that_no_argument_has_is_named():
+def test_a_symbol_without_an_argument_is_named():
     jitted = jaxprtool.jit(lambda x, y=None: x, shapes={"n": 4}, types={"y": "f32[n]"})
     with pytest.raises(
         ArgumentsError, match="no argument of the call of lambda has the symbol 'n'"
@@ -335,7 +335,7 @@ def test_a_symbol_that_no_argument_has_is_named():
         jitted(1.0)
 
 
-def test_what_cannot_be_masked_is_refused_with_its_line():
+def test_functions_that_cannot_be_masked_are_refused_with_their_line():
     jitted = jaxprtool.jit(lambda x: jax.lax.linalg.qr(x), shapes={"n": 4}, types="f32[n,n]")
     with pytest.raises(UnsupportedError, match=r"at .*test_buckets.py:\d+ cannot be masked"):
         jitted(jnp.eye(3))
@@ -348,7 +348,7 @@ def test_passes_that_change_arguments_are_refused():
 
 
 @pytest.mark.parametrize("level", ["disallow", "disallow_explicit"])
-def test_a_guard_is_about_what_the_user_transfers(level):
+def test_a_transfer_guard_applies_to_the_users_transfers(level):
     fun = jaxprtool.jit(lambda w, x: (w * x, x.sum()), shapes={"n": (4, 8)}, types={"x": "f32[n]"})
     w, arrays = jnp.float32(2), [jnp.arange(float(n)) for n in (4, 5, 3)]
     for x in arrays:
@@ -362,8 +362,8 @@ def test_a_guard_is_about_what_the_user_transfers(level):
     assert np.allclose(rows, [0, 2, 4]) and float(total) == 3
 
 
-def test_calls_of_one_kind_pad_and_cut_each_their_own():
-    """What is kept of a call is not its values, and calls that differ in a static part differ."""
+def test_calls_of_one_type_pad_and_cut_independently():
+    """Cached data of a call exclude its values, and calls with other static parts differ."""
 
     def f(batch, scale, *, twice=False):
         rows = batch["x"] * scale["a"]

@@ -19,12 +19,12 @@ def layer(x, w, *, b):
     return {"y": jnp.tanh(x @ w) + b, "sums": x.sum(0)}
 
 
-def test_it_is_called_with_padded_arguments_and_their_sizes():
+def test_a_masked_function_takes_padded_arguments_and_their_sizes():
     assert summed([X], {"n": 3}) == summed((X,), {"n": 3}) == summed(X, {"n": jnp.int32(3)}) == 8.0
     assert summed(X, {"n": 0}) == 0.0
 
 
-def test_without_claimed_types_the_logical_types_of_results_are_given_too():
+def test_logical_types_of_results_are_returned_without_claimed_types_too():
     fun = jaxprtool.mask(layer, "f32[n,d], f32[d,d], b=f32[]")
     x = np.full((4, 3), np.inf, np.float32)
     x[:2] = 1
@@ -78,7 +78,7 @@ def test_the_function_is_traced_once_for_all_lengths_and_bounds():
     assert len(traced) == 1
 
 
-def test_values_that_jax_traces_may_be_closed_over():
+def test_traced_values_may_be_closed_over():
     def outer(scale, n):
         return jaxprtool.mask(lambda x: (x * scale).sum(), "f32[n]", "f32[]")(X, {"n": n})
 
@@ -96,7 +96,7 @@ def test_values_that_jax_traces_may_be_closed_over():
         assert jax.jit(inner)(value) == 4 * value
 
 
-def test_symbols_that_are_given_no_size_have_that_of_the_arguments():
+def test_symbols_without_a_given_size_have_that_of_the_arguments():
     fun = jaxprtool.mask(lambda x: x.mean(), "f32[n,d]", "f32[]")
     for d in (2, 3):
         assert fun(jnp.ones((4, d)).at[1:].set(jnp.nan), {"n": 1}) == 1.0
@@ -121,17 +121,17 @@ def test_symbols_that_are_given_no_size_have_that_of_the_arguments():
         (X.astype(int), {"n": 1}, ArgumentsError, r"'a' of sum is i32\[5\], but its type is f32"),
     ],
 )
-def test_what_does_not_fit_is_refused_in_a_line(args, sizes, error, message):
+def test_invalid_arguments_are_a_one_line_error(args, sizes, error, message):
     with pytest.raises(error, match=message):
         summed(args, sizes)
 
 
-def test_arguments_that_contradict_each_other_are_refused():
+def test_contradictory_arguments_are_refused():
     fun = jaxprtool.mask(lambda x, y: x.sum() + y.sum(), "f32[n], f32[n]", "f32[]")
     with pytest.raises(ArgumentsError, match=r"between dimension size y.shape\[0\] \(= 3\)"):
         fun([X, X[:3]], {"n": 2})
 
 
-def test_a_claim_that_does_not_hold_is_refused():
+def test_a_claim_that_fails_is_refused():
     with pytest.raises(CheckError, match=r"result of sum is f32\[\], not f32\[n\]"):
         jaxprtool.mask(jnp.sum, "f32[n]", "f32[n]")(X, {"n": 2})

@@ -1,4 +1,4 @@
-"""vmap of a Ragged: what a Python loop over its examples gives, in one call."""
+"""vmap of a Ragged equals a Python loop over its examples, in one call."""
 
 from functools import partial
 
@@ -30,7 +30,7 @@ def ragged(lengths, tail=(4,), axis="n", seed=0):
 
 
 def assert_alike(result, expected):
-    """A Ragged has the rows of the examples' results, an array one of them in each lane."""
+    """Assert that results equal those of the examples: rows of a Ragged or of an array."""
     if isinstance(result, Ragged):
         found = [np.asarray(each) for each in result]
         assert [each.shape for each in found] == [np.shape(each) for each in expected]
@@ -47,26 +47,26 @@ def total(result):
 
 
 def changed(batch, lengths):
-    """A Ragged that has been given other lengths, which it was not made with."""
+    """Return a Ragged whose lengths were replaced after its construction."""
     batch.lengths = np.array(lengths, np.int32)
     return batch
 
 
 def of_all(fun, lengths, values, w):
-    """The results for all examples, and a number to differentiate."""
+    """Return the results for all examples, and a number to differentiate."""
     result = vmap(fun, in_axes=(0, None))(Ragged(values, lengths), w)
     return total(result), result
 
 
 def one_by_one(fun, lengths, values, w):
-    """What `of_all` gives, of a loop."""
+    """Return the result of `of_all`, computed by a loop."""
     each = [fun(example, w) for example in Ragged(values, lengths)]
     join = jnp.concatenate if each[0].shape[:1] == (lengths[0],) else jnp.stack
     return total(join(each)), each
 
 
 def _layer(x, w):
-    """A transformer layer: attention with two heads, a residual, a norm, and a small network."""
+    """Apply a transformer layer: attention with two heads, a residual, a norm, a small network."""
 
     def norm(v):
         return (v - v.mean(-1, keepdims=True)) / jnp.sqrt(v.var(-1, keepdims=True) + 1e-3)
@@ -87,7 +87,7 @@ def _normal(x, w):
     )
 
 
-#: Of one example, f32[n,4], and what is shared by all, f32[4,4].
+#: Functions of one example, f32[n,4], and of a shared f32[4,4].
 CASES = {
     "elementwise": lambda x, w: jnp.sin(x) * x + 1,
     "a number for each row of a lane": lambda x, w: jnp.arange(x.shape[0]) * x.sum(1),
@@ -109,7 +109,7 @@ CASES = {
 }
 
 
-#: What CI tries; the sweep tries all.
+#: The cases in CI. The sweep tries all.
 FEW_CASES = ["iota alone", "sums of sums", "einsum", "a transformer layer"]
 FEW_LENGTHS = ["some empty"]
 
@@ -124,7 +124,7 @@ FEW_LENGTHS = ["some empty"]
         for lengths in LENGTHS
     ],
 )
-def test_it_gives_what_a_loop_over_examples_gives_and_so_do_its_derivatives(name, lengths):
+def test_results_and_derivatives_equal_those_of_a_loop_over_examples(name, lengths):
     numbers = np.array(LENGTHS[lengths], np.int32)
     values = ragged(numbers).values
 
@@ -139,7 +139,7 @@ def test_it_gives_what_a_loop_over_examples_gives_and_so_do_its_derivatives(name
         np.testing.assert_allclose(gradient, wanted, rtol=1e-4, atol=1e-4)
 
 
-def test_results_are_ragged_or_have_the_lanes_first():
+def test_results_are_ragged_or_have_a_leading_batch_axis():
     batch = ragged([2, 3])
     result = vmap(lambda x: {"rows": x * 2, "sum": (x.sum(0), x.shape[0]), "one": 1.0})(batch)
     assert isinstance(result["rows"], Ragged) and result["rows"].axis == "n"
@@ -150,7 +150,7 @@ def test_results_are_ragged_or_have_the_lanes_first():
     assert_alike(again, [(x * x * 2).sum() for x in batch])
 
 
-def test_it_compiles_once_for_all_lengths_of_one_number_of_rows():
+def test_the_program_compiles_once_for_all_lengths_with_the_same_number_of_rows():
     traces = []
 
     @jax.jit
@@ -163,7 +163,7 @@ def test_it_compiles_once_for_all_lengths_of_one_number_of_rows():
         if sum(lengths) < 8 or traces == []:
             expected = [jax.nn.softmax(x @ x.T).sum(0).max() if len(x) else -np.inf for x in batch]
             np.testing.assert_allclose(sums(batch), expected, rtol=1e-5)
-    assert len(traces) <= 2  # the second is of rows that are left over
+    assert len(traces) <= 2  # the second is of unused rows
 
 
 @pytest.mark.parametrize(
@@ -181,7 +181,7 @@ def test_a_batch_may_have_no_examples(fun):
         assert result.shape[0] == 0
 
 
-def test_rows_left_over_reach_no_result_and_no_gradient():
+def test_unused_rows_affect_no_result_and_no_gradient():
     lengths, rows = np.array([3, 0, 2], np.int32), ragged([5]).values
     over = np.full((3, 4), np.nan, np.float32)
     batch = Ragged.of([rows[:3], rows[:0], rows[3:]], rows=8)
@@ -202,12 +202,12 @@ def test_rows_left_over_reach_no_result_and_no_gradient():
     assert not np.asarray(mine[0][5:]).any()
 
 
-def test_arguments_besides_are_mapped_or_shared_as_vmap_has_it():
+def test_other_arguments_are_mapped_or_shared_as_in_vmap():
     batch = ragged([2, 0, 3])
     scales, offsets = jnp.arange(3.0) + 1, jnp.arange(12.0).reshape(4, 3)
 
     def fun(x, scale, options, offset):
-        assert options["power"] == 2  # what is shared is what it is outside
+        assert options["power"] == 2  # a shared value is the same as outside
         return (x * scale) ** options["power"] + offset + options["bias"]
 
     result = vmap(fun, in_axes=(0, 0, None, 1))(batch, scales, {"power": 2, "bias": W[0]}, offsets)
@@ -218,7 +218,7 @@ def test_arguments_besides_are_mapped_or_shared_as_vmap_has_it():
     np.testing.assert_allclose(pairs[0].T, [x.sum(0) for x in batch], rtol=1e-5)
 
 
-def test_two_lengths_that_do_not_depend_on_each_other():
+def test_two_independent_lengths():
     sources, targets = ragged([3, 1, 2]), ragged([2, 4, 1], axis="m", seed=3)
 
     def attend(x, y):
@@ -229,7 +229,7 @@ def test_two_lengths_that_do_not_depend_on_each_other():
     assert_alike(result, [attend(x, y) for x, y in zip(sources, targets, strict=True)])
 
 
-def test_rows_of_other_lengths_come_with_these():
+def test_rows_of_other_lengths_are_returned_with_these():
     batch = ragged([3, 0, 1])
     result = vmap(lambda x: x[1:] - x[:-1])(batch)
     assert result.lengths.tolist() == [2, 0, 0] and result.axis == "n_minus_1"
@@ -257,7 +257,7 @@ def test_under_other_transformations():
     np.testing.assert_allclose(program(batch.values), fun(batch.values), rtol=1e-6)
 
 
-def test_prints_of_a_lane_are_made_for_each_and_shared_ones_once(capfd):
+def test_batched_prints_happen_for_each_example_and_shared_ones_once(capfd):
     def fun(x):
         jax.debug.print("shared {}", 1 + jnp.float32(2))
         jax.debug.print("sum {}", x.shape[0] * 1)
@@ -269,17 +269,17 @@ def test_prints_of_a_lane_are_made_for_each_and_shared_ones_once(capfd):
 
 
 # --- piles --------------------------------------------------------------------------------------
-# In 2022 JAX held such values as piles, which these functions were for.
+# In 2022, JAX represented such values as piles. These were the tests of their functions.
 
 
-def test_the_axis_that_a_pile_is_stacked_along():
-    """pile_axis: rows of examples come one after the other, numbers of examples by lane."""
+def test_the_stacked_axis_of_a_pile():
+    """pile_axis: rows of examples are concatenated, numbers are stacked."""
     result = vmap(lambda n_rows: (n_rows, n_rows[:, 0].sum()))(ragged([2, 1, 3]))
     assert result[0].values.shape == (6, 4) and result[1].shape == (3,)
 
 
 def test_an_example_is_taken_from_a_pile_and_put_back():
-    """to_elt and from_elt: what a function sees is one example, and gives is a pile again."""
+    """to_elt and from_elt: a function takes and returns one example, outside it is a pile."""
     batch, seen = ragged([2, 1, 3]), []
 
     def fun(x):
@@ -292,16 +292,16 @@ def test_an_example_is_taken_from_a_pile_and_put_back():
     np.testing.assert_array_equal(result.lengths, batch.lengths)
 
 
-def test_zeros_that_are_the_same_in_all_lanes_are_made_for_each():
-    """zero_if_mapped: the derivative of what a lane does not use."""
+def test_unbatched_zeros_are_broadcast():
+    """zero_if_mapped: the derivative of a value that an example does not use."""
     batch = ragged([2, 1])
     gradient = vmap(jax.grad(lambda x, y: (y * y).sum(), argnums=(0, 1)))(batch, batch)
     assert not np.asarray(gradient[0].values).any()
     np.testing.assert_allclose(gradient[1].values, 2 * batch.values)
 
 
-def test_a_pile_meets_an_array():
-    """matchaxis: a value by lane, or for all, is brought to each row."""
+def test_a_pile_is_combined_with_an_array():
+    """matchaxis: a batched or shared value is broadcast to each row."""
     batch, bias = ragged([2, 0, 1]), jnp.arange(3.0)
     result = vmap(lambda x, b: jnp.where(b > 0, x, b * x))(batch, bias)
     assert_alike(result, [jnp.where(b > 0, x, b * x) for x, b in zip(batch, bias, strict=True)])
@@ -408,7 +408,7 @@ def test_a_pile_meets_an_array():
         ),
     ],
 )
-def test_what_does_not_fit_is_said_in_one_line(call, message):
+def test_invalid_arguments_are_a_one_line_error(call, message):
     with pytest.raises((JaxprToolError, ValueError)) as error:
         call()
     assert message in str(error.value).replace("int32[", "i32[").replace("i64", "i32")
@@ -416,7 +416,7 @@ def test_what_does_not_fit_is_said_in_one_line(call, message):
 
 TABLE = jnp.arange(32.0).reshape(8, 4)
 
-#: Functions of an example of up to 6 rows, which cut a table of 8.
+#: Functions of an example of up to 6 rows, which slice a table of 8 rows.
 CUT = {
     "x[:n]": lambda x: TABLE[: x.shape[0]] * x,
     "x[2:n+2]": lambda x: (TABLE[2 : x.shape[0] + 2] * x).sum(0),
@@ -432,7 +432,7 @@ def next_token_loss(tokens, w):
     return -jnp.take_along_axis(scores, tokens[1:, None], 1).mean()
 
 
-def test_examples_that_have_some_rows_at_least():
+def test_examples_with_a_minimum_number_of_rows():
     w = jnp.arange(32.0).reshape(4, 8) / 9
     examples = [np.arange(n, dtype=np.int32) % 8 for n in (5, 2, 3)]
     batch = Ragged.of(examples, shortest=2)
@@ -456,7 +456,7 @@ def test_examples_that_have_some_rows_at_least():
 
 @pytest.mark.parametrize("name", CUT)
 @pytest.mark.parametrize("lengths", [[3, 0, 5], [1, 6, 2]])
-def test_what_all_examples_share_is_cut_to_the_rows_of_each(name, lengths):
+def test_a_shared_array_is_sliced_to_the_rows_of_each_example(name, lengths):
     values = jnp.asarray(np.random.default_rng(0).normal(size=(sum(lengths), 4)), jnp.float32)
     batch = Ragged(values, jnp.array(lengths), longest=6)
     found = list(vmap(CUT[name])(batch))

@@ -36,7 +36,7 @@ def pair(x, y):
     return {"sum": x + y.sum(), "signs": x > 0}
 
 
-def test_a_claim_that_holds_gives_the_function_back():
+def test_a_claim_that_holds_returns_the_function():
     for fun, types, results in (
         (doubled, "f32[n,d]", "f32[n,2*d]"),
         (doubled, ["f32[n,d]"], "f32[n,d + d]"),
@@ -98,13 +98,13 @@ def test_a_claim_that_holds_gives_the_function_back():
         (lambda x: 3.0, "f32[n]", "f32[n]", "it is a constant"),
     ],
 )
-def test_the_equation_that_says_otherwise_is_named(fun, types, results, message):
+def test_the_equation_that_violates_a_claim_is_named(fun, types, results, message):
     with pytest.raises(CheckError, match=message) as caught:
         jaxprtool.shapecheck(types, results)(fun)
     assert caught.value.exit_code == 1
 
 
-def test_other_results_that_are_wrong_are_counted():
+def test_other_wrong_results_are_counted():
     for claim, more in (
         ("f32[n], f32[n]", "1 more result has a different type"),
         ("f32[n], f32[n], f32[n]", "2 more results have a different type"),
@@ -116,7 +116,7 @@ def test_other_results_that_are_wrong_are_counted():
 
 
 @pytest.mark.parametrize("types", [None, 5])
-def test_what_is_no_text_of_types_and_no_sequence_is_refused(types):
+def test_claims_are_a_text_of_types_or_a_sequence(types):
     with pytest.raises(
         ArgumentsError, match=f"types of arguments must be a string, .*, not {types}"
     ):
@@ -163,7 +163,7 @@ def test_a_placeholder_is_a_size_and_no_other_symbol(fun, types, results, messag
         jaxprtool.shapecheck(types, results)(fun)
 
 
-def test_a_symbol_that_no_argument_has_is_no_placeholder():
+def test_a_symbol_without_an_argument_is_not_a_placeholder():
     (other,) = jax.export.symbolic_shape("k")
     with pytest.raises(CheckError, match=r"is f32\[n\], not f32\[k\]"):
         jaxprtool.shapecheck("f32[n]", jax.ShapeDtypeStruct((other,), "float32"))(jnp.sin)
@@ -174,7 +174,7 @@ def test_placeholders_of_arguments_may_differ():
         jaxprtool.shapecheck("f32[_], f32[_]", "f32[_]")(lambda x, y: x + y)
 
 
-def test_results_of_another_structure_are_told_by_name():
+def test_results_of_another_structure_are_named():
     with pytest.raises(
         CheckError, match=r"pair does not return result\['total'\]; it returns result\['s"
     ):
@@ -197,17 +197,17 @@ def test_results_of_another_structure_are_told_by_name():
         ("f32[n], f32[n]", "f32[n]", "too many positional arguments"),
     ],
 )
-def test_what_is_no_claim_is_refused(types, results, message):
+def test_an_invalid_claim_is_refused(types, results, message):
     with pytest.raises(ArgumentsError, match=message):
         jaxprtool.shapecheck(types, results)(jnp.sin)
 
 
-def test_a_function_that_cannot_be_traced_for_all_sizes_raises_what_jax_says():
+def test_a_function_that_cannot_be_traced_for_all_sizes_raises_jaxs_error():
     with pytest.raises(UserFunctionError, match=r"same shape, got \(d,\) and \(8,\)"):
         jaxprtool.shapecheck("f32[n,d]", "f32[n,16]")(dense)
 
 
-def test_it_is_a_decorator():
+def test_shapecheck_is_a_decorator():
     @jaxprtool.shapecheck("f32[n,m], f32[m]", "f32[n]")
     def matvec(a, b):
         return a @ b

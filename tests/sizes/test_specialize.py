@@ -1,4 +1,4 @@
-"""specialize(n=512): what tracing at that size gives, and which sizes there can be."""
+"""specialize(n=512) equals tracing at that size; invalid sizes are refused."""
 
 from functools import partial
 
@@ -72,7 +72,7 @@ def references(x, y):
 
 
 def effects(x, y):
-    """Effects without a result, beside indices that are known once the size is."""
+    """Effects without a result, and indices that are constant at a given size."""
     jax.debug.print("{}", y.sum())
     ref = jax.new_ref(y)
 
@@ -88,13 +88,13 @@ FUNCTIONS = [statistics, loops, shared, random, references, effects]
 
 @pytest.mark.parametrize("fun", FUNCTIONS)
 @pytest.mark.parametrize("n", [1, 5])
-def test_it_gives_what_tracing_at_that_size_gives(fun, n):
+def test_the_result_equals_tracing_at_that_size(fun, n):
     program = traced(fun, "f32[n,4], f32[n]")
     assert equivalent(program.apply(f"specialize(n={n})"), traced(fun, f"f32[{n},4], f32[{n}]"))
 
 
 @pytest.mark.parametrize("fun", FUNCTIONS)
-def test_some_symbols_may_stay(fun):
+def test_some_symbols_may_be_kept(fun):
     program = traced(fun, "f32[n,m], f32[n]")
     some, rest = program.apply("specialize(n=3)"), traced(fun, "f32[3,m], f32[3]")
     assert equivalent(some, rest)
@@ -110,7 +110,7 @@ def test_a_size_may_be_an_expression_of_others():
     )
 
 
-def test_bodies_that_are_shared_stay_so_and_what_has_no_symbol_stays_as_it_is():
+def test_shared_bodies_stay_shared_and_parts_without_symbols_are_unchanged():
     def fun(x, y):
         f, g = jax.jit(lambda v: v * 2), jax.jit(lambda v: v * 3)
         return f(x), f(x + 1), g(y), g(y + 1)
@@ -126,7 +126,7 @@ def test_bodies_that_are_shared_stay_so_and_what_has_no_symbol_stays_as_it_is():
     assert [e.source_info for e in after] == [e.source_info for e in before]
 
 
-def test_rules_of_custom_derivatives_follow():
+def test_rules_of_custom_derivatives_are_specialized():
     program = traced(lambda y: (clipped(y) + halved(y)).sum(), "f32[n]")
     gradient = program.apply("specialize(n=4), grad")
     y = jnp.array([0.5, 2.0, -3.0, 0.1])
@@ -232,7 +232,7 @@ def test_a_rule_that_cannot_be_traced_at_the_size_either_is_named():
         made.apply("grad")
 
 
-def test_a_rule_alone_may_close_over_a_size():
+def test_only_a_rule_may_close_over_a_size():
     def fun(x, y):
         n = x.shape[0]
 
@@ -266,7 +266,7 @@ def test_the_grid_of_a_kernel_gets_its_size():
         np.testing.assert_array_equal(found, x * 2 + 1)
 
 
-def test_named_axes_and_derivatives_and_files_take_symbols_too(tmp_path):
+def test_named_axes_derivatives_and_files_support_symbols(tmp_path):
     program = traced(loops, "f32[n,4], f32[n]").apply("batch(axis_size=2)")
     path = tmp_path / "p.jaxpr"
     jaxprtool.write(program, path)
@@ -294,7 +294,7 @@ INDICES = {
 
 
 @pytest.mark.parametrize("indexed", INDICES)
-def test_indices_that_are_known_are_slices(indexed):
+def test_constant_indices_become_slices(indexed):
     n = 5
     (size,) = export.symbolic_shape("n", constraints=["n >= 4"])
     fun = INDICES[indexed]
@@ -327,7 +327,7 @@ def one_of_three(x):
 
 def doubled(x):
     start = jnp.int32(jnp.asarray(x.shape[0]))
-    for _ in range(40):  # to 0, by way of a number that is negative
+    for _ in range(40):  # 0, computed from a negative number
         start = start + start
     return lax.dynamic_slice(x, (start, 0), (1, 1))
 
@@ -340,8 +340,8 @@ def counted_up(x):
 
 
 @pytest.mark.parametrize("indexed", [lambda x: x[0], lambda x: x[-1], lambda x: x[0, 1:]])
-def test_all_rows_are_no_slice(indexed):
-    """Nor has a weakly typed array another gradient than JAX's then, a strongly typed one."""
+def test_a_gather_of_all_rows_is_not_a_slice(indexed):
+    """So the gradient of a weakly typed array stays strongly typed, as in JAX."""
     (n,) = export.symbolic_shape("n", constraints=["n >= 1"])
     types = [jax.ShapeDtypeStruct((rows, 4), jnp.float32, weak_type=True) for rows in (n, 1)]
     made, at_1 = (trace(indexed, each).specialized({"n": 1}) for each in types)
@@ -364,7 +364,7 @@ def test_indices_are_computed_as_jax_computes_them(indexed):
         np.testing.assert_array_equal(got, wanted)
 
 
-def test_a_users_own_gathers_and_slices_stay():
+def test_explicit_gathers_and_slices_are_kept():
     def fun(x):
         rows = x.at[jnp.array([2, 0])].get(mode="promise_in_bounds")
         return rows, lax.dynamic_slice(x, (1,), (2,)), x[jnp.array([0, 1, 2])]
@@ -378,7 +378,7 @@ def test_a_users_own_gathers_and_slices_stay():
     assert "dynamic_slice" in names[0] and names[0].count("gather") == names[1].count("gather")
 
 
-def test_loops_over_a_size_compute_what_they_do_at_that_size():
+def test_loops_over_a_size_compute_the_same_as_at_that_size():
     def fun(x):
         return lax.fori_loop(0, x.shape[0], lambda i, total: total + x[i], 0.0), jnp.sort(x)[0]
 
@@ -396,7 +396,7 @@ def test_no_equation_mentions_a_symbol_afterwards():
             assert eqn.primitive.name != "dim_as_value"
 
 
-# --- which sizes ------------------------------------------------------------------------------
+# --- invalid sizes --------------------------------------------------------------------------------
 
 
 def constrained(*constraints):
@@ -419,14 +419,14 @@ def constrained(*constraints):
         ("specialize(n='m', m=3)", "violates the constraint n >= 4", None),
     ],
 )
-def test_sizes_that_cannot_be(passes, message, hint):
+def test_impossible_sizes_are_refused(passes, message, hint):
     program = constrained("n >= 4", "m <= 2*n")
     with pytest.raises(ArgumentsError, match=message) as caught:
         program.apply(passes)
     assert caught.value.hint == hint
 
 
-def test_a_near_name_is_hinted_at():
+def test_a_similar_name_is_hinted_at():
     program = traced(jnp.sin, "f32[batch]")
     with pytest.raises(ArgumentsError) as caught:
         program.apply("specialize(bach=3)")
@@ -442,19 +442,19 @@ def test_a_near_name_is_hinted_at():
         ("specialize(n=True)", "not True"),
     ],
 )
-def test_what_is_no_size_is_refused_before_anything_is_traced(passes, message):
+def test_invalid_sizes_are_refused_before_tracing(passes, message):
     with pytest.raises(PipelineError, match=message):
         jaxprtool.Pipeline.parse(passes)
 
 
-def test_what_is_left_of_constraints_stays():
+def test_remaining_constraints_are_kept():
     made = constrained("n >= 4", "m <= 2*n").apply("specialize(n=4)")
     assert made(jnp.ones(4), jnp.ones(8)).shape == (8,)
     with pytest.raises(ArgumentsError, match="symbolic shape constraint"):
         made(jnp.ones(4), jnp.ones(9))
 
 
-def test_an_equation_that_would_have_a_negative_size_is_named():
+def test_an_equation_with_a_negative_size_is_named():
     def fun(x):
         return lax.slice(x, (2,), (x.shape[0],))
 
@@ -465,12 +465,12 @@ def test_an_equation_that_would_have_a_negative_size_is_named():
         program.specialized({"n": 1})
 
 
-def test_it_is_spelled_as_it_was_written():
+def test_the_text_of_the_pass_is_unchanged():
     assert str(Specialize({"n": 512, "m": "2*k"})) == "specialize(n=512, m='2*k')"
     assert str(jaxprtool.Pipeline.parse("specialize(n=3), dce")) == "specialize(n=3), dce"
 
 
-def test_symbols_that_the_function_closes_over_are_specialized_too():
+def test_symbols_in_closures_are_specialized_too():
     n, m, k = jax.export.symbolic_shape("n, m, k")
 
     @jax.jit

@@ -1,12 +1,12 @@
-"""What `specialize` gives is what tracing at that size gives, over the corpus with symbols.
+"""Results of `specialize` equal those of tracing at that size, over the corpus with symbols.
 
-Where the two are not equivalent they compute the same, and the reason is one of these:
+If the two are not equivalent, they compute the same, and the reason is one of these:
 
-*   indexing: JAX slices and pads where it knows the size, and gathers and scatters where it does
-    not, at indices that depend on more than the size; of an empty array it gives zeros then;
-*   coincidence: at this size two sizes are equal, and JAX leaves out what is done for others;
+*   indexing: JAX slices and pads at a known size, and gathers and scatters otherwise, at indices
+    that depend on more than the size; for an empty array it then returns zeros;
+*   coincidence: at this size two sizes are equal, and JAX omits what other sizes need;
 *   rule: JAX cannot trace the rule of a custom derivative with a symbol;
-*   trips: JAX makes a scan of a `fori_loop` where it knows how often it goes round.
+*   trips: JAX makes a `fori_loop` with a known trip count a scan.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from tests.sweep.parts import Part
 
 
 def prove(found: SymbolicProgram) -> Counter[str]:
-    """What came of a program at each of its sizes."""
+    """Return the outcome of a program at each of its sizes."""
     outcomes = Counter({"programs": 1})
     with found.setting():
         for sizes in found.choices:
@@ -48,27 +48,27 @@ def prove(found: SymbolicProgram) -> Counter[str]:
 
 
 def outcome(found: SymbolicProgram, sizes: Any, made: Program, traced: Program) -> str:
-    """Whether two programs are equivalent; else why not, if they compute the same."""
+    """Return if two programs are equivalent; else why not, if they compute the same."""
     try:
         if difference(made, traced) is None:
             return "equivalent"
     except UnsupportedError as error:
         assert "_DimExpr" in str(error) or "symbolic" in str(error).lower(), error
         return "other: rule"
-    # One equation at a time: XLA ends the process for the loops of some that JAX traced.
+    # One equation at a time: XLA aborts for some loops that JAX traced.
     Original(traced, found.arguments(sizes)).same_steps(made, exact=False)
     more, fewer = primitives(made), primitives(traced)
     extra = more - fewer
     if "while" in extra and "scan" in (fewer - more):
         return "other: trips"
-    # An index beyond an axis is a `dynamic_slice` to JAX, that of a known size too.
+    # JAX uses `dynamic_slice` for an index beyond an axis, even for a known size.
     moved = extra | Counter({"dynamic_slice": (fewer - more)["dynamic_slice"]})
     if {"gather", "dynamic_slice", "dynamic_update_slice", "scatter-add"} & (+moved).keys():
         return "other: indexing"
     missing = fewer - more
     if missing and not missing - empty_slices(traced):
         return "other: indexing"
-    if 1 in sizes.values():  # what is broadcast to size 1 is put back by a derivative
+    if 1 in sizes.values():  # values broadcast to size 1 are restored in a derivative
         del missing["broadcast_in_dim"]
     assert not missing, f"at {sizes}: {extra} instead of {missing}"
     return "other: coincidence"
@@ -79,7 +79,7 @@ def primitives(program: Program) -> Counter[str]:
 
 
 def empty_slices(program: Program) -> Counter[str]:
-    """How many slices there are that have no elements, as `primitives` counts."""
+    """Return the number of slices without elements, as `primitives` counts."""
     eqns = equations(jaxcompat.open_jaxpr(program.jaxpr))
     slices = (eqn for eqn in eqns if eqn.primitive.name == "slice")
     return Counter(eqn.primitive.name for eqn in slices if 0 in eqn.outvars[0].aval.shape)
@@ -109,12 +109,12 @@ SWEEP = [
 ]
 
 
-def test_harnesses():
+def test_harnesses_compute_the_same():
     found = sum((prove_case(0, case) for case in harness_programs(1)[::250]), Counter())
     assert found["programs"] > 50 and found["equivalent"] > 0.98 * found["sizes"], found
 
 
 @settings(max_examples=5)
 @given(symbolic_plans())
-def test_random_programs(plan):
+def test_random_programs_compute_the_same(plan):
     prove_plan(0, plan)

@@ -32,7 +32,7 @@ SHARE = 0.1
 
 
 def main() -> int:
-    """Run the sweep; 1 if something failed."""
+    """Run the sweep. Return 1 if something failed."""
     options = parse()
     parts = [p for p in find_parts() if not options.only or any(o in p.name for o in options.only)]
     if options.list:
@@ -104,7 +104,7 @@ def tested_tree() -> str:
 
 
 def run(state: State, parts: Sequence[Any], options: Any, console: Console) -> bool:
-    """Run what is left of the parts; says whether it was stopped."""
+    """Run the remaining parts. Return True if interrupted."""
     tasks = [task for part in parts for task in tasks_of(part, options.share, options.seed)]
     random.Random(options.seed).shuffle(tasks)
     columns = (BarColumn(), MofNCompleteColumn(), TextColumn("units, {task.description}"))
@@ -130,7 +130,7 @@ def run(state: State, parts: Sequence[Any], options: Any, console: Console) -> b
     runner.progress = follow
     start = time.monotonic()
     try:
-        # Parts share what they compile, which would fill a folder that outlived them.
+        # Parts share compilations in a folder, which would grow if it were kept after the sweep.
         with progress, TemporaryDirectory() as folder:
             os.environ["JAX_COMPILATION_CACHE_DIR"] = folder
             runner.run(tasks)
@@ -141,7 +141,7 @@ def run(state: State, parts: Sequence[Any], options: Any, console: Console) -> b
 
 
 def tasks_of(part: Any, share: float, seed: int) -> list[Task]:
-    """Return the tasks of a part, by which a share of it is run."""
+    """Return the tasks of a part, for a share of it."""
     units = part.units()
     if part.whole:
         units, share = drawn_units(part.name, units, share, seed), 1.0
@@ -149,7 +149,7 @@ def tasks_of(part: Any, share: float, seed: int) -> list[Task]:
 
 
 def table(results: Iterable[Result]) -> str:
-    """Return the counts as a table of Markdown, and below it what the outcomes were."""
+    """Return the counts as a table of Markdown, followed by the outcomes."""
     kinds: dict[str, Counter[str]] = {}
     seconds: Counter[str] = Counter()
     results = sorted(results, key=lambda r: r.part)
@@ -173,7 +173,7 @@ def table(results: Iterable[Result]) -> str:
 
 
 def outcomes(results: Iterable[Result]) -> dict[str, Counter[str]]:
-    """Return the outcomes of each part, added up."""
+    """Return the sums of the outcomes of each part."""
     found: dict[str, Counter[str]] = {}
     for result in results:
         found.setdefault(result.part, Counter()).update(result.outcomes)
@@ -181,7 +181,7 @@ def outcomes(results: Iterable[Result]) -> dict[str, Counter[str]]:
 
 
 def failure(result: Result) -> str:
-    """Return what failed, and the command that runs it alone."""
+    """Return a failure, and the command that reproduces it."""
     command = f"python -m tests.sweep --only '{result.part}' --program '{result.program}'"
     return f"\nfailed: {command}\n    " + result.error.strip().replace("\n", "\n    ")
 

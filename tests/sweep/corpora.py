@@ -1,7 +1,7 @@
-"""The programs that parts of the sweep run over, in units of work.
+"""The corpora of programs for parts of the sweep, in units of work.
 
-A corpus lists its units, and visits the programs of one. Names of programs and what they are
-numbered by depend on the corpus alone, so that one program can be run again by itself.
+A corpus lists its units, and visits the programs of one. Names and numbers of programs depend only
+on the corpus, so that a single program can be run again.
 """
 
 from __future__ import annotations
@@ -21,12 +21,12 @@ from tests.programs.symbolic_models import symbolic_model, symbolic_models
 
 Wants = Callable[[str], bool]
 
-#: `visit(name, number, case)`; the number is what a proof draws its random choices by.
+#: `visit(name, number, case)`. A proof seeds its random choices with the number.
 Visit = Callable[[str, int, Any], None]
 
 
 class Corpus(Protocol):
-    """Where programs come from; `whole` says that a share is drawn of units, not of programs."""
+    """A source of programs. With `whole`, a share is drawn of units, not of programs."""
 
     whole: ClassVar[bool]
 
@@ -57,9 +57,9 @@ class Harnesses:
 
 @dataclass(frozen=True)
 class RandomPrograms:
-    """As many random programs, in units of at most `unit_size` with a hypothesis seed each.
+    """`count` random programs, in units of at most `unit_size` with a hypothesis seed each.
 
-    To draw them takes time, whether they are proven or not.
+    Drawing them takes time, even if they are not proven.
     """
 
     whole: ClassVar[bool] = True
@@ -75,7 +75,7 @@ class RandomPrograms:
     def visit(self, unit: str, wants: Wants, visit: Visit) -> None:
         count = 0
 
-        # All programs that fail are found, and not only the smallest.
+        # All failing programs are found, not only the smallest.
         @hypothesis.seed(int(unit))
         @settings(max_examples=min(self.unit_size, self.examples), phases=[Phase.generate])
         @given(self.programs(), st.integers(0, 2**20))
@@ -90,7 +90,7 @@ class RandomPrograms:
 
 @dataclass(frozen=True)
 class Samples:
-    """The samples and their gradients, a file a unit."""
+    """The samples and their gradients, one unit per file."""
 
     whole: ClassVar[bool] = False
 
@@ -105,7 +105,7 @@ class Samples:
 
 @dataclass(frozen=True)
 class SymbolicModels:
-    """The models among the samples with symbols for what varies, a model a unit."""
+    """The models among the samples with symbolic sizes, one unit per model."""
 
     whole: ClassVar[bool] = False
 

@@ -24,7 +24,7 @@ class Numbers:
 
 
 def judge(number, case):
-    """Pass the even numbers; each of the odd ones does something else."""
+    """Pass the even numbers. Each of the odd ones fails in its own way."""
     match number:
         case 1:
             return "refused"
@@ -38,5 +38,5 @@ def judge(number, case):
 
 
 def parts():
-    """Give the one part there is here."""
+    """Return the only part."""
     return [Part("numbers", Numbers(), judge)]

@@ -1,4 +1,4 @@
-"""The parts of the sweep: what is proven, of which programs, and what comes of each program."""
+"""The parts of the sweep: a proof, its programs, and their outcomes."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ ROOT = Path(__file__).parents[2]
 
 @dataclass(frozen=True)
 class Result:
-    """What came of one program: "passed", "refused" (as the proof expects) or "failed"."""
+    """The outcome of one program: "passed", "refused" (as the proof expects) or "failed"."""
 
     part: str
     program: str
@@ -32,7 +32,7 @@ class Result:
 
 
 class Log(Protocol):
-    """Who follows a unit of work, and says which programs are wanted."""
+    """An observer of a unit of work, which selects programs."""
 
     def wants(self, program: str) -> bool: ...
 
@@ -45,10 +45,9 @@ class Log(Protocol):
 class Part:
     """A proof over a corpus.
 
-    `prove(number, case)` says in a word, or in counts, what came of a program, or raises. An
-    outcome that begins with one of `refusals` is a program that is refused as it should be.
-    `expected` says whether the outcomes of the whole corpus, added up, are as they should be, so
-    that a proof cannot come to prove nothing.
+    `prove(number, case)` returns an outcome, or counts of them, or raises. An outcome that starts
+    with one of `refusals` is an expected refusal. `expected` checks the sums of outcomes over the
+    whole corpus, so that a proof that proves nothing fails.
     """
 
     name: str
@@ -65,7 +64,7 @@ class Part:
         return self.corpus.units()
 
     def run(self, unit: str, log: Log) -> None:
-        """Prove the programs of a unit that the log wants."""
+        """Prove the programs of a unit that the log selects."""
 
         def visit(name: str, number: int, case: Any) -> None:
             log.started(name)
@@ -86,7 +85,7 @@ class Part:
         return Result(self.name, name, kind, time.perf_counter() - start, outcomes)
 
     def run_alone(self, program: str) -> None:
-        """Prove one program here; what it raises is raised."""
+        """Prove one program in this process. Its errors are raised."""
 
         def visit(name: str, number: int, case: Any) -> None:
             print(f"{self.name}: {name}, number {number}", flush=True)
@@ -103,7 +102,7 @@ def _counted(outcome: Counter[str] | str | int | None) -> dict[str, int]:
 
 
 def _described(error: BaseException) -> str:
-    """What was raised, with its notes and the line of the test that raised it."""
+    """Return an error with its notes and the line of the test that raised it."""
     if isinstance(error, BaseExceptionGroup):
         return "\n".join(map(_described, error.exceptions))
     frames = [f for f in traceback.extract_tb(error.__traceback__) if f.filename != __file__]
@@ -124,20 +123,20 @@ class MarkedTests:
         return str(self.path.relative_to(ROOT))
 
     def expected(self, outcomes: Counter[str]) -> bool:
-        """Say that there is nothing to expect: tests of this kind have no outcomes."""
+        """Return True: tests of this kind have no outcomes to check."""
         return True
 
     def units(self) -> list[str]:
         return ["all"]
 
     def run(self, unit: str, log: Log) -> None:
-        """Run the tests that the log wants."""
+        """Run the tests that the log selects."""
         code = self._pytest("-p", "no:terminal", plugins=[_Reporter(self.name, log)])
-        if code not in (0, 1, 5):  # all passed, some failed, none are wanted
+        if code not in (0, 1, 5):  # all passed, some failed, none selected
             log.done(Result(self.name, "(all)", "failed", error=f"pytest ends with {code!r}"))
 
     def run_alone(self, program: str) -> None:
-        """Run one test here, as pytest reports it."""
+        """Run one test in this process, with pytest's report."""
         raise SystemExit(self._pytest(program=program))
 
     def _pytest(self, *options: str, program: str | None = None, plugins: Any = ()) -> Any:
@@ -147,7 +146,7 @@ class MarkedTests:
 
 
 class _Reporter:
-    """Passes on to a log what pytest tells of each test."""
+    """Passes pytest's reports of each test on to a log."""
 
     def __init__(self, part: str, log: Log):
         self.part, self.log = part, log

@@ -1,7 +1,7 @@
-"""Runs the units of all parts side by side in processes of their own, and keeps what came of them.
+"""Runs the units of all parts in parallel processes, and saves their results.
 
-A process that dies, or is silent for too long, fails the program that it was at, and another one
-goes on behind it.
+If a process dies, or is silent for too long, its current program fails, and a new process continues
+after it.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from typing import Any
 from tests.sweep.parts import Result
 from tests.sweep.worker import Task, work
 
-#: How long one program may take, in seconds.
+#: The time limit for one program, in seconds.
 PATIENCE = 900.0
 
 
@@ -33,7 +33,7 @@ class State:
         self.results = {(r.part, r.program): r for r in map(_read, lines) if r is not None}
 
     def add(self, result: Result) -> None:
-        """Keep a result; one of the same program is replaced."""
+        """Add a result. It replaces one of the same program."""
         self.results[result.part, result.program] = result
         with self.path.open("a") as file:
             file.write(json.dumps(asdict(result)) + "\n")
@@ -51,7 +51,7 @@ def _read(line: str) -> Result | None:
 
 
 class _Process:
-    """A worker, the task that it has, and the program that it is at."""
+    """A worker, its task, and its current program."""
 
     def __init__(self, source: str):
         context = multiprocessing.get_context("spawn")
@@ -100,7 +100,7 @@ class Runner:
                 each.end()
 
     def _given(self, process: _Process, task: Task) -> _Process:
-        """Give a task to a process, or to a new one if it is full."""
+        """Give a task to a process, or to a new one if its memory is full."""
         task = replace(task, done=task.done | self.state.done(task.part))
         if process.is_full:
             process.end()
@@ -136,7 +136,7 @@ class Runner:
                 self.progress(None)
 
     def _lost(self, process: _Process, error: Exception, waiting: list[Task]) -> None:
-        """Fail the program that a lost process was at, and do the rest of its task again."""
+        """Fail the current program of a lost process, and reschedule the rest of its task."""
         task, code = process.task, process.process.exitcode
         assert task is not None
         why = str(error) if isinstance(error, TimeoutError) else f"the process ended with {code}"
@@ -144,7 +144,7 @@ class Runner:
         result = Result(task.part, name, "failed", time.monotonic() - process.heard, error=why)
         self.state.add(result)
         self.progress(result)
-        if process.program:  # else its unit cannot even start
+        if process.program:  # otherwise, its unit cannot even start
             waiting.append(task)
         else:
             self.progress(None)

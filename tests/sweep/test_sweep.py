@@ -1,4 +1,4 @@
-"""The sweep's own machinery: shares, what is kept, and processes that die or hang."""
+"""The sweep itself: shares, saved results, and processes that die or hang."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from tests.sweep.worker import drawn_units, is_drawn
 
 
 class Everything:
-    """A log that wants all, and keeps it."""
+    """A log that selects and keeps everything."""
 
     def __init__(self):
         self.results = []
@@ -59,7 +59,7 @@ def test_a_program_that_takes_too_long_fails(tmp_path, monkeypatch):
     assert results["8"] == ("passed", "")
 
 
-def test_what_has_run_is_kept_and_not_run_again(tmp_path):
+def test_saved_results_are_not_run_again(tmp_path):
     log = Everything()
     NUMBERS.run("0", log)
     state = State(tmp_path / "state.jsonl")
@@ -73,7 +73,7 @@ def test_what_has_run_is_kept_and_not_run_again(tmp_path):
     assert "| numbers | 3 | 2 | 1 | 0 | 0 |" in table(again.results.values())
 
 
-def test_a_failure_is_told_with_the_command_that_runs_it_alone():
+def test_a_failure_is_reported_with_the_command_that_reproduces_it():
     log = Everything()
     log.wants = "3".__eq__
     NUMBERS.run("3", log)
@@ -83,7 +83,7 @@ def test_a_failure_is_told_with_the_command_that_runs_it_alone():
         NUMBERS.run_alone("3")
 
 
-def test_larger_shares_hold_smaller_ones():
+def test_larger_shares_contain_smaller_ones():
     names = [str(i) for i in range(1000)]
     shares = [{n for n in names if is_drawn("part", n, share, 3)} for share in (0.1, 0.3, 1)]
     assert shares[0] < shares[1] < shares[2] == set(names)
@@ -95,7 +95,7 @@ def test_larger_shares_hold_smaller_ones():
 
 
 @pytest.mark.sweep
-def test_units_hold_each_program_once():
+def test_units_contain_each_program_once():
     names = []
     harnesses = Harnesses()
     for unit in harnesses.units():
@@ -103,7 +103,7 @@ def test_units_hold_each_program_once():
     assert sorted(names) == sorted(case.name for case in harness_programs(1))
 
 
-def test_a_random_program_is_the_same_when_it_is_drawn_alone():
+def test_a_random_program_is_the_same_when_drawn_alone():
     corpus, seen = RandomPrograms(4), {}
 
     def visit(name, number, case):
@@ -125,6 +125,6 @@ def test_every_part_is_found():
     assert {type(part) for part in parts} == {Part, MarkedTests}
 
 
-def test_a_process_that_is_full_is_followed_by_another(tmp_path, monkeypatch):
+def test_a_process_with_full_memory_is_replaced_by_another(tmp_path, monkeypatch):
     monkeypatch.setenv("SWEEP_MOST_BYTES", "1")
     assert len(run(NUMBERS, tmp_path, jobs=1)) == 9

@@ -1,4 +1,4 @@
-"""A process that runs units of the sweep, one after the other, and tells what came of each."""
+"""A process that runs units of the sweep, and sends the results of their programs."""
 
 from __future__ import annotations
 
@@ -15,19 +15,20 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
-#: A process that holds more than this ends after its unit; XLA does not give all memory back.
+#: A process with more memory ends after its unit, since XLA does not free all memory.
 MOST_BYTES = int(os.environ.get("SWEEP_MOST_BYTES", 5 * 2**30))
 
-#: After how many new objects garbage is looked for: traces make many, and most are not garbage.
+#: The threshold of garbage collection: traces make many objects, most of which are not garbage.
 GARBAGE_EVERY = 100_000
 
-#: After how many programs JAX's caches are emptied, which makes it trace its own functions again.
+#: The number of programs after which JAX's caches are cleared, so that it traces its functions
+#: again.
 CLEAR_EVERY = 60
 
 
 @dataclass(frozen=True)
 class Task:
-    """A unit of a part, and which of its programs are to run: a share of them, but for `done`."""
+    """A unit of a part, and the programs to run: a share of them, except `done`."""
 
     part: str
     unit: str
@@ -37,18 +38,18 @@ class Task:
 
 
 def is_drawn(part: str, program: str, share: float, seed: int) -> bool:
-    """Return whether a program is in the share; one that is, is in every larger share too."""
+    """Return True if a program is in the share. Larger shares contain smaller ones."""
     return _place(part, program, seed) < share
 
 
 def drawn_units(part: str, units: Sequence[str], share: float, seed: int) -> list[str]:
-    """Return a share of the units, at least one; they are among those of every larger share."""
+    """Return a share of the units, at least one. Larger shares contain smaller ones."""
     count = math.ceil(share * len(units))
     return sorted(units, key=lambda unit: _place(part, unit, seed))[:count]
 
 
 def _place(part: str, name: str, seed: int) -> float:
-    """Return a number from 0 to 1 that the seed gives a name."""
+    """Return a number from 0 to 1, determined by the seed and the name."""
     digest = hashlib.blake2b(f"{seed} {part} {name}".encode(), digest_size=6).digest()
     return int.from_bytes(digest) / 2**48
 
@@ -73,12 +74,12 @@ class PipeLog:
 
 
 def work(connection: Connection, source: str) -> None:
-    """Run the tasks that come in; `source` is the "module:function" that gives the parts."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent ends us
+    """Run the tasks that are received. `source` is the "module:function" that returns the parts."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent terminates this process
     silence = os.open(os.devnull, os.O_WRONLY)
     for stream in (1, 2):
         os.dup2(silence, stream)
-    import_module("tests.conftest")  # sets JAX up, before it is imported
+    import_module("tests.conftest")  # configures JAX before its import
     gc.set_threshold(GARBAGE_EVERY)
     parts = {part.name: part for part in parts_of(source)}
     count = 0
@@ -97,12 +98,12 @@ def work(connection: Connection, source: str) -> None:
 
 
 def resident_bytes() -> int:
-    """Return the memory that this process holds; `ru_maxrss` begins with that of its parent."""
+    """Return the memory of this process. `ru_maxrss` would start with that of its parent."""
     pages = Path("/proc/self/statm").read_text().split()[1]
     return int(pages) * resource.getpagesize()
 
 
 def parts_of(source: str) -> Collection[Any]:
-    """Return the parts that a "module:function" gives."""
+    """Return the parts of a "module:function"."""
     module, _, function = source.partition(":")
     return getattr(import_module(module), function)()

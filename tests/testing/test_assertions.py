@@ -1,4 +1,4 @@
-"""Assertions about programs: each holds where it should, and else names the user's lines."""
+"""Assertions about programs pass where they should, and otherwise name the user's lines."""
 
 import re
 
@@ -27,7 +27,7 @@ def loss(w, x):
 
 
 def line(text):
-    """The line of this file that has a text, as failures name it."""
+    """Return the line of this file that contains a text, as named in failures."""
     with open(__file__) as file:
         number = next(i for i, each in enumerate(file, 1) if each.rstrip().endswith(text))
     return f"{HERE}:{number}"
@@ -58,19 +58,19 @@ def test_a_program_within_its_budgets_passes():
         ({"residual_bytes": 4096}, "of residuals, but the budget is 4.0 KiB", "# the product"),
     ],
 )
-def test_a_budget_that_is_exceeded_names_the_lines_that_cost_most(budget, says, where):
+def test_an_exceeded_budget_names_the_most_expensive_lines(budget, says, where):
     text = failure(assert_budget, loss, W, X, **budget)
     places = {"# the": "# the product", "# three": "# three of them"}
     assert text.startswith("loss ") and says in text
     assert line(places.get(where, where)) in text
 
 
-def test_each_budget_that_is_exceeded_is_reported():
+def test_each_exceeded_budget_is_reported():
     text = failure(assert_budget, loss, W, X, flops=1, equations=1, peak_bytes="1GiB")
     assert "FLOP" in text and "9 equations" in text and "at its peak" not in text
 
 
-def test_amounts_that_differ_in_digits_that_are_not_shown_are_shown_whole():
+def test_amounts_that_would_look_equal_are_shown_in_full():
     program = jaxprtool.trace(loss, W, X)
     flops = int(jaxprtool.cost(program).total.work.flops)
     assert_budget(program, flops=flops)
@@ -129,7 +129,7 @@ def test_collectives_have_a_budget_of_bytes():
         ({"compiles": 1}, "compiles calls the function, so its arguments must be values"),
     ],
 )
-def test_a_budget_that_cannot_be_read_is_an_error_and_no_failure(budgets, message):
+def test_an_invalid_budget_is_an_error_not_a_failure(budgets, message):
     with pytest.raises(ArgumentsError, match=re.escape(message)):
         assert_budget(loss, W, X, **budgets)
 
@@ -139,7 +139,7 @@ def test_a_program_cannot_have_a_budget_of_compilations():
         assert_budget(jaxprtool.trace(loss, W, X), compiles=1)
 
 
-def test_a_budget_needs_sizes_that_are_numbers():
+def test_a_budget_needs_concrete_sizes():
     (n,) = jax.export.symbolic_shape("n")
     program = jaxprtool.trace(jnp.sin, jax.ShapeDtypeStruct((n,), "float32"))
     assert_budget(program, equations=1)
@@ -147,7 +147,7 @@ def test_a_budget_needs_sizes_that_are_numbers():
         assert_budget(jaxprtool.trace(lambda x: x * x, *program.in_avals), flops=1)
 
 
-def test_what_is_no_function_or_raises_is_an_error_and_no_failure():
+def test_an_invalid_function_is_an_error_not_a_failure():
     with pytest.raises(ArgumentsError, match="not an object of type int"):
         assert_budget(3, flops=1)
     with pytest.raises(ArgumentsError, match="loss is a program: it takes no arguments"):
@@ -156,7 +156,7 @@ def test_what_is_no_function_or_raises_is_an_error_and_no_failure():
         assert_budget(lambda x: x / (1 // 0), 1.0, flops=1)
 
 
-# --- what a program must not have -----------------------------------------------------------------
+# --- --- forbidden contents -----------------------------------------------------------------------
 
 
 def test_a_primitive_is_found_in_bodies():
@@ -182,7 +182,7 @@ def test_a_dtype_is_found_in_arguments_constants_and_results_of_equations():
     assert "f16[3]" in failure(assert_no, constant, "f16")
 
 
-def test_a_primitive_that_does_not_exist_is_an_error_and_no_success():
+def test_an_unknown_primitive_is_an_error_not_a_success():
     with pytest.raises(ArgumentsError, match="no primitive or dtype 'srot'") as found:
         assert_no(loss, "srot", W, X)
     assert found.value.__notes__ == [f"hint: {found.value.hint}"]
@@ -206,7 +206,7 @@ def test_programs_that_differ_in_names_and_order_are_equivalent():
     assert_equivalent(jaxprtool.trace(one, 1.0, 2.0), two, 1.0, 2.0)
 
 
-def test_programs_that_differ_fail_with_the_differences():
+def test_different_programs_fail_with_the_differences():
     text = failure(assert_equivalent, loss, lambda w, x: jnp.exp(loss(w, x)), W, X)  # more
     assert "different: 1 added" in text and "= exp " in text
     assert line("# more") in text
@@ -215,7 +215,7 @@ def test_programs_that_differ_fail_with_the_differences():
 # --- donation -------------------------------------------------------------------------------------
 
 
-def test_donated_arguments_that_lend_their_memory_pass():
+def test_donated_arguments_that_are_reused_pass():
     step = jax.jit(lambda state, x: state + x.sum(), donate_argnums=0)
     assert_donated(step, W, X)
     assert_donated(jaxprtool.trace(step, W, X))

@@ -1,4 +1,4 @@
-"""What a block may compile: counted from the start of a test, beside other recordings."""
+"""The limit of compilations in a block, from the start of a test, with other recordings active."""
 
 import os
 import re
@@ -12,7 +12,7 @@ from jaxprtool.errors import ArgumentsError
 from jaxprtool.testing.compiles import counting_compiles
 
 
-def test_a_block_is_compared_with_what_came_before_it():
+def test_a_block_is_compared_with_earlier_compilations():
     triple = jax.jit(lambda x: 3 * x)
     with counting_compiles() as jax_compiles:
         triple(jnp.ones(2))
@@ -31,18 +31,18 @@ def test_operations_outside_of_jit_and_lowering_do_not_count():
         jax.jit(lambda x: x).lower(1.0)
 
 
-def test_a_block_that_raises_has_its_own_exception():
+def test_an_exception_in_a_block_is_raised_unchanged():
     with counting_compiles() as jax_compiles, pytest.raises(KeyError), jax_compiles(at_most=0):
         jax.jit(lambda x: x)(1.0)
         raise KeyError
 
 
-def test_a_limit_that_is_no_number_is_an_error():
+def test_an_invalid_limit_is_an_error():
     with counting_compiles() as jax_compiles, pytest.raises(ArgumentsError, match="'few'"):
         jax_compiles(at_most="few")
 
 
-def test_a_recording_inside_of_the_block_is_complete_and_so_is_the_count(tmp_path):
+def test_a_recording_inside_the_block_and_the_count_are_both_complete(tmp_path):
     many = pytest.raises(AssertionError, match="compiled 2 programs")
     with counting_compiles() as jax_compiles, many, jax_compiles(at_most=1):
         with jaxprtool.record(tmp_path / "run") as run:
@@ -52,7 +52,7 @@ def test_a_recording_inside_of_the_block_is_complete_and_so_is_the_count(tmp_pat
 
 
 @pytest.mark.skipif(not os.path.isdir("/proc/self/fd"), reason="counts open files as Linux does")
-def test_counting_leaves_no_file_open_and_no_folder(tmp_path, monkeypatch):
+def test_counting_leaves_no_open_file_and_no_folder(tmp_path, monkeypatch):
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
     before = len(os.listdir("/proc/self/fd"))
     for _ in range(3):

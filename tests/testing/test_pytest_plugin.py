@@ -1,4 +1,4 @@
-"""The plug-in in runs of pytest: fixtures, the option, tracebacks, and what it costs to load."""
+"""The plug-in in runs of pytest: fixtures, the option, tracebacks, and its import time."""
 
 import subprocess
 import sys
@@ -50,7 +50,7 @@ def test_raises(jax_compiles):
 
 @pytest.fixture
 def run(pytester, monkeypatch):
-    """Run pytest with this plug-in alone: others take long to load."""
+    """Run pytest with only this plug-in, since others take long to load."""
     monkeypatch.setenv("PYTEST_DISABLE_PLUGIN_AUTOLOAD", "1")
 
     def run(*options):
@@ -71,7 +71,7 @@ def test_fixtures_and_assertions_in_a_run(pytester, run):
     assert "the block compiled 1 program, but the budget is 0 programs" in text
     assert "x: f32[3] → f32[4] at test_model.py:23" in text
     assert "KeyError: 'mine'" in text
-    # Failures show the test, and no frames of ours or of the standard library.
+    # Failures show the test, without frames of ours or of the standard library.
     places = [each for each in result.stdout.lines if ": AssertionError" in each]
     assert places == [
         "test_model.py:9: AssertionError",
@@ -103,6 +103,6 @@ def test_pytest_finds_the_plugin_and_jaxprtool_does_not_need_pytest():
     subprocess.run([sys.executable, "-c", code + "assert_no(abs, 'sin', 1.0)"], check=True)
 
 
-def test_snapshots_of_tests_have_names_that_every_system_allows(tmp_path):
+def test_snapshots_of_tests_have_portable_names(tmp_path):
     place = TestPlace(tmp_path / "test_a.py", "TestA.test_b[x/y:z-f32]")
     assert place.snapshot(place.name).name == "TestA.test_b[x_y_z-f32].jaxpr"

@@ -1,4 +1,4 @@
-"""Programs in files beside tests: when they are the same, what a failure shows, what is written."""
+"""Snapshots of programs: equality, the messages of failures, and updates."""
 
 import re
 
@@ -47,13 +47,13 @@ def failure(place, program, *args, **options):
 
 
 def by_another_release(place):
-    """Have the snapshots of a place say that another JAX release wrote them."""
+    """Mark the snapshots in a folder as written by another JAX release."""
     for path in place.folder.glob("*.jaxpr"):
         text = re.sub(r"^jax = .*$", "jax = '0.9.9'", path.read_text(), flags=re.MULTILINE)
         path.write_text(text)
 
 
-def test_a_program_without_a_snapshot_fails_and_an_update_writes_it(place):
+def test_a_missing_snapshot_fails_and_an_update_writes_it(place):
     text = failure(place, loss, W, X)
     assert "loss has no snapshot __jaxprs__/test_model/test_loss.jaxpr" in text
     assert "--jaxpr-update" in text
@@ -63,7 +63,7 @@ def test_a_program_without_a_snapshot_fails_and_an_update_writes_it(place):
     assert jaxprtool.equivalent(read, jaxprtool.trace(loss, W, X))
 
 
-def test_a_program_that_changed_fails_with_the_differences_and_the_lines_that_grew(place):
+def test_a_changed_program_fails_with_the_differences_and_the_lines_that_grew(place):
     written(place, loss, W, X)
     text = failure(place, jaxprtool.trace(with_sine, W, X))
     assert "differs from the snapshot __jaxprs__/test_model/test_loss.jaxpr\n" in text
@@ -86,7 +86,7 @@ def test_a_long_difference_names_the_command_that_shows_all_of_it(place):
     assert text.count("\n  + ") == 20 and more in text
 
 
-def test_an_update_writes_only_what_has_changed(place):
+def test_an_update_writes_only_changed_snapshots(place):
     written(place, loss, W, X)
     path = place.snapshot("test_loss")
     path.write_text(path.read_text() + "\n")  # another text of the same program
@@ -107,12 +107,12 @@ def test_each_program_of_a_test_has_a_file(place):
     assert found == ["named_one.jaxpr", "test_loss-2.jaxpr", "test_loss.jaxpr"]
     for options in ({}, {"name": "named/one"}):
         Snapshots(place, update=False)(loss, W, X, **options)
-    # A name that is taken twice would have each program overwrite the other.
+    # With a duplicate name, each program would overwrite the other.
     with pytest.raises(ArgumentsError, match="two programs of test_loss have the name"):
         snapshots(with_sine, W, X, name="named/one")
 
 
-def test_donation_that_is_lost_is_a_difference(place):
+def test_lost_donation_is_a_difference(place):
     def step(w, x):
         return w + x.sum()
 
@@ -135,7 +135,7 @@ def test_large_constants_and_callbacks_are_part_of_a_snapshot(place):
     assert "same up to constants" in failure(place, reading, 1.0)
 
 
-def test_a_snapshot_of_another_release_is_compared_by_its_meaning(place):
+def test_a_snapshot_of_another_release_is_compared_semantically(place):
     written(place, jax.grad(loss), W, X)
     by_another_release(place)
     Snapshots(place, update=False)(jax.grad(loss), W, X)
@@ -152,7 +152,7 @@ def test_a_snapshot_of_another_release_is_compared_by_its_meaning(place):
     assert f", which JAX 0.9.9 wrote; this is JAX {jax.__version__}" in text and "= sin " in text
 
 
-def test_a_snapshot_of_another_release_is_written_anew(place):
+def test_a_snapshot_of_another_release_is_rewritten(place):
     written(place, loss, W, X)
     by_another_release(place)
     written(place, loss, W, X)
@@ -167,7 +167,7 @@ def test_programs_of_two_releases_that_are_too_large_to_run_are_compared_by_equa
     assert "~ " in failure(place, lambda x: jnp.sin(x) * 0.5, large)
 
 
-def test_unstacked_rows_are_the_same_as_slices(place):
+def test_unstacked_rows_are_equal_to_slices(place):
     rows = jax.ShapeDtypeStruct((2, 1 << 30), "float32")  # too large to be run
 
     def by_index(x):
@@ -183,7 +183,7 @@ def test_unstacked_rows_are_the_same_as_slices(place):
     Snapshots(place, update=False)(unstacked, rows)
 
 
-def test_a_snapshot_that_cannot_be_read_fails(place):
+def test_an_unreadable_snapshot_fails(place):
     written(place, loss, W, X)
     path = place.snapshot("test_loss")
     path.write_text(path.read_text().replace("= tanh", "= tanhh"))
@@ -212,7 +212,7 @@ def test_a_budget_names_the_lines_that_grew_since_the_snapshot(place):
     assert re.search(rf"{grown} +\+1 equation +2 equations → 3 equations", text)
 
 
-def test_a_budget_of_a_program_that_has_no_snapshot_names_no_other_program(place):
+def test_a_budget_of_a_program_without_a_snapshot_names_no_other_program(place):
     written(place, loss, W, X)
     with running(place), pytest.raises(AssertionError) as found:
         assert_budget(with_sine, W, X, flops=3000)

@@ -1,5 +1,5 @@
-"""The models, one a module, each written as its library's users write it.
+"""The models, one per module, each written as its library's users write it.
 
-`model()` is a factory: it returns a function and the arguments that it is called with. It is made
-once a process, since most of its time goes into initializing parameters.
+`model()` is a factory: it returns a function and its arguments. It is called once per process,
+since initializing parameters takes most of its time.
 """

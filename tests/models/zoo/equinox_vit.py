@@ -70,7 +70,7 @@ def step(vit, opt_state, images, labels, key):
 
 @cache
 def model(blocks=2, width=16, size=8):
-    """Return the step and its arguments; activations are leaves of the model."""
+    """Return the step and its arguments. Activation functions are leaves of the model."""
     vit = ViT(jax.random.key(0), blocks, width, size)
     images = jax.random.normal(jax.random.key(1), (2, 3, size, size))
     opt_state = OPTIMIZER.init(eqx.filter(vit, eqx.is_array))

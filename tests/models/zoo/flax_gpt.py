@@ -60,7 +60,8 @@ def model(layers=2, width=32, length=8, dropout=0.1):
     gpt = GPT(width=width, layers=layers, dropout=dropout)
     keys = {"params": jax.random.key(0), "dropout": jax.random.key(3)}
     params = jax.jit(gpt.init)(keys, tokens[:, :-1])["params"]
-    # Keys' biases have no gradient but rounding, which AdamW's usual epsilon would make steps of.
+    # Gradients of the keys' biases are rounding errors, which AdamW's default epsilon would
+    # amplify.
     optimizer = optax.adamw(1e-3, eps=1e-6)
     state = TrainState.create(apply_fn=gpt.apply, params=params, tx=optimizer)
     return step, (state, tokens, jax.random.key(2))

@@ -43,7 +43,7 @@ def block(params, x):
 
 
 def loss(params, batch):
-    """Return how far the block is from giving the next input."""
+    """Return the error of the block in predicting the next input."""
     found = jax.vmap(block, (None, 0))(params, batch[:, :-1])
     return jnp.square(found - batch[:, 1:]).mean()
 

@@ -6,7 +6,8 @@ from functools import cache
 import jax
 import jax.numpy as jnp
 
-os.environ.setdefault("NETKET_ENABLE_X64", "0")  # it would hold for all models of the process
+# otherwise, NetKet enables x64 for all models of the process
+os.environ.setdefault("NETKET_ENABLE_X64", "0")
 
 import netket as nk
 

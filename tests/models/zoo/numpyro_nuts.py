@@ -10,7 +10,7 @@ from numpyro.infer import NUTS
 
 
 def schools(sigma, y):
-    """The eight schools, not centred."""
+    """The eight-schools model, non-centred."""
     mean = numpyro.sample("mean", dist.Normal(0, 5))
     scale = numpyro.sample("scale", dist.HalfCauchy(5))
     with numpyro.plate("schools", len(sigma)):

@@ -8,7 +8,7 @@ import optimistix as optx
 
 
 def residuals(parameters, data):
-    """Return what an exponential decay leaves of the data."""
+    """Return the residuals of an exponential decay."""
     times, values = data
     return parameters["scale"] * jnp.exp(-parameters["rate"] * times) - values
 

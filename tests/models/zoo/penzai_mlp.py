@@ -8,7 +8,7 @@ from penzai.models import simple_mlp
 
 
 def call(mlp, x):
-    """Return what the model gives."""
+    """Return the output of the model."""
     return mlp(x)
 
 

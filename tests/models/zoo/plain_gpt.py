@@ -9,7 +9,7 @@ HEADS = 2
 
 
 def norm(x, scale):
-    """Return the rows without mean, of unit variance, scaled."""
+    """Return the rows with zero mean and unit variance, scaled."""
     return scale * (x - x.mean(-1, keepdims=True)) / jnp.sqrt(x.var(-1, keepdims=True) + 1e-5)
 
 

@@ -17,7 +17,7 @@ def policy(params, observation):
 
 
 def move(state, action, key):
-    """Push a particle left or right; it starts anew where it leaves the interval."""
+    """Push a particle left or right. It restarts when it leaves the interval."""
     place, speed = state[..., 0], state[..., 1]
     speed = speed + 0.2 * (2.0 * action - 1.0) - 0.1 * place
     place = place + 0.1 * speed
@@ -65,7 +65,7 @@ def loss(params, batch, gained):
 
 
 def update(training, _):
-    """Collect steps, and improve on them for some epochs."""
+    """Collect steps, and optimize for some epochs."""
     params, moments, state, key = training
     collecting = jax.tree_util.Partial(collect, params)
     (state, key), batch = jax.lax.scan(collecting, (state, key), length=STEPS)
@@ -83,7 +83,7 @@ def update(training, _):
 
 
 def train(training):
-    """Return what training goes on with after some updates, and the losses and rewards."""
+    """Return the training state after some updates, and the losses and rewards."""
     return jax.lax.scan(update, training, length=UPDATES)
 
 

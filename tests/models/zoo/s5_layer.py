@@ -25,7 +25,7 @@ def layer(params, inputs):
 
 
 def loss(params, batch):
-    """Return how far the layer is from giving the running mean."""
+    """Return the error of the layer in computing the running mean."""
     wanted = jnp.cumsum(batch, 1) / jnp.arange(1, batch.shape[1] + 1)[:, None]
     return jnp.square(jax.vmap(layer, (None, 0))(params, batch) - wanted).mean()
 

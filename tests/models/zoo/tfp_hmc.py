@@ -28,7 +28,7 @@ def step(chain, key):
 def model():
     """Return the step and its arguments."""
     start = [jnp.array(0.0), jnp.array(0.1)]
-    # What a step returns has the types that the next one takes.
+    # The results of a step have the types of its arguments.
     results = jax.jit(KERNEL.bootstrap_results)(start)
     key = jax.random.PRNGKey(0)
     return step, (jax.jit(step)((start, results), key)[0], key)

@@ -52,8 +52,8 @@ def test_an_error_of_a_cell_is_shown_once_and_ends_it(shell, shown, capsys):
     result = shell.run_cell(CELL + "1 / 0\n")
     with pytest.raises(ZeroDivisionError):
         result.raise_error()
-    said = re.sub(r"\x1b\[[0-9;]*m", "", "".join(capsys.readouterr()))
-    assert said.count("ZeroDivisionError: ") == 1
+    message = re.sub(r"\x1b\[[0-9;]*m", "", "".join(capsys.readouterr()))
+    assert message.count("ZeroDivisionError: ") == 1
     assert len(read_run("run").compilations) == 2
 
 
@@ -68,8 +68,8 @@ def test_a_folder_with_a_run_is_refused_in_one_line(shell, shown, capsys):
     shell.run_cell(CELL).raise_error()
     capsys.readouterr()
     shell.run_cell("%%record -o run\n1")
-    said = "".join(capsys.readouterr())
-    assert "UsageError: 'run' holds a recorded run\nhint: add --overwrite" in said
+    message = "".join(capsys.readouterr())
+    assert "UsageError: 'run' holds a recorded run\nhint: add --overwrite" in message
 
 
 def test_lines_of_cells_have_the_number_of_the_cell(shell):

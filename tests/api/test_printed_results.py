@@ -34,11 +34,11 @@ RESULTS = {
 @pytest.mark.parametrize("name", RESULTS)
 def test_a_result_prints_like_its_command_and_is_a_table_in_a_notebook(program, name, monkeypatch):
     monkeypatch.setenv("COLUMNS", "80")
-    function, said = RESULTS[name]
+    function, message = RESULTS[name]
     found = function(program)
     text, page = str(found), found._repr_html_()
-    assert said in text and max(map(len, text.splitlines())) <= 80
-    assert page.startswith("<pre") and said.split("(")[0] in page
+    assert message in text and max(map(len, text.splitlines())) <= 80
+    assert page.startswith("<pre") and message.split("(")[0] in page
 
 
 def test_every_printed_type_has_a_renderer():

@@ -107,7 +107,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--layers", type=int, default=48)
     parser.add_argument("--rounds", type=int, default=7)
-    parser.add_argument("--only", default="", help="a part of the names of the rows")
+    parser.add_argument("--only", default="", help="part of the names of the rows to measure")
     options = parser.parse_args()
     shapes = transformer_shapes(options.layers)
     gradient = jax.value_and_grad(transformer_loss)
@@ -137,7 +137,7 @@ def main() -> None:
         def one_lane(_: Program) -> Any:
             return jax.make_jaxpr(lambda *args: gradient(*args))(*shapes)
 
-        rows[f"one lane alone, beside vmap at {axes}"] = one_lane, jaxs, False
+        rows[f"one batch element, compared with vmap at {axes}"] = one_lane, jaxs, False
     half = half_dead(program)
     rows['apply("dce"), all alive'] = lambda p: p.apply("dce"), dce, False
     rows['apply("dce"), half dead'] = (
@@ -150,9 +150,7 @@ def main() -> None:
         lambda p: type_check(after),
         False,
     )
-    table = Table(
-        title=f"Program.apply beside JAX, {len(program.jaxpr.eqns):,} equations (medians)"
-    )
+    table = Table(title=f"Program.apply and JAX, {len(program.jaxpr.eqns):,} equations (medians)")
     for name in ("", "jax ms", "ours ms", "jax / ours"):
         table.add_column(name, justify="right" if name else "left")
     gc.freeze()

@@ -115,7 +115,7 @@ def fresh(program: Program) -> Program:
 
 
 def make_table(programs: dict[str, tuple[Program, Mapping]], rounds: int) -> Table:
-    table = Table(title=f"making the mapped program, ms (medians, JAX {jax.__version__})")
+    table = Table(title=f"making the batched program, ms (medians, JAX {jax.__version__})")
     table.add_column("program")
     for how in ("cold", "warm", "again"):
         for heading in (f"{how}: JAX", "ours", "times"):
@@ -135,7 +135,7 @@ def make_table(programs: dict[str, tuple[Program, Mapping]], rounds: int) -> Tab
 
 
 def cost_table(programs: dict[str, tuple[Program, Mapping]]) -> Table:
-    table = Table(title="what is made: equations, and bytes that moves write")
+    table = Table(title="the batched program: equations, and bytes that moves write")
     table.add_column("program")
     for heading in ("equations", "JAX's", "ours", "moved: JAX's", "ours", ""):
         table.add_column(heading, justify="right")
@@ -159,7 +159,7 @@ def cost_table(programs: dict[str, tuple[Program, Mapping]]) -> Table:
 
 
 def run_table(given: dict[str, tuple[Program, Mapping, list[Any]]], rounds: int) -> Table:
-    table = Table(title=f"compiling and running the mapped program, {LANES} lanes (medians)")
+    table = Table(title=f"compiling and running the batched program, batch size {LANES} (medians)")
     table.add_column("program")
     for heading in ("compile, s: JAX", "ours", "instructions: JAX", "ours", ""):
         table.add_column(heading, justify="right")
@@ -242,9 +242,9 @@ def sample_cases() -> dict[str, tuple[Program, Mapping]]:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--rounds", type=int, default=15, help="of making the programs")
+    parser.add_argument("--rounds", type=int, default=15, help="rounds of making the programs")
     parser.add_argument("--max", type=int, default=100_000, help="equations of the largest program")
-    parser.add_argument("--only", default="", help="a part of the names of the programs")
+    parser.add_argument("--only", default="", help="part of the names of the programs to measure")
     options = parser.parse_args()
     console = Console(width=150)
 

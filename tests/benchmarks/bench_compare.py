@@ -69,8 +69,8 @@ def main(depth):
             )
             what = "--bisect" if bisect else "compare"
             where = found.partings[0] if bisect else None
-            said = f"  {where.primitive} at {where.source}" if where else ""
-            print(f"{name:28} {what:10} {clock:7.1f} s {cpu:7.1f} s of CPU{said}", flush=True)
+            message = f"  {where.primitive} at {where.source}" if where else ""
+            print(f"{name:28} {what:10} {clock:7.1f} s {cpu:7.1f} s of CPU{message}", flush=True)
 
 
 if __name__ == "__main__":

@@ -78,7 +78,7 @@ def of_ways(rounds: int) -> Table:
     args = jax.tree.map(lambda each: jnp.ones(each.shape, each.dtype), shapes)
     loss, gradient = trace(transformer_loss, *shapes), jax.grad(transformer_loss)
     program, lowered = trace(gradient, *shapes), jax.jit(gradient).lower(*shapes)
-    table = Table("what is asked", "s")
+    table = Table("report", "s")
     for name, way in {
         "cost": lambda: cost(program),
         "memory": lambda: memory(program),

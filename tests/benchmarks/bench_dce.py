@@ -54,7 +54,7 @@ def main() -> None:
         "--max", type=int, default=1_000_000, help="equations of the largest program"
     )
     options = parser.parse_args()
-    table = Table(title="dce beside jax's dce_jaxpr (medians)")
+    table = Table(title="dce and JAX's dce_jaxpr (medians)")
     for name in ("program", "equations", "jax: left", "ours: left", "jax ms", "ours ms", "ratio"):
         table.add_column(name, justify="left" if name == "program" else "right")
     sizes = [n for n in (10**3, 10**4, 10**5, 10**6) if n <= options.max]

@@ -62,7 +62,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--max", type=int, default=100_000, help="equations of the largest program")
     options = parser.parse_args()
-    table = Table(title="the listing beside jax's (medians, milliseconds), jax / ours")
+    table = Table(title="the listing and JAX's (medians, milliseconds), JAX / ours")
     for name in ("program", "equations", "text", "jax", "ours", "ratio"):
         table.add_column(name, justify="left" if name in ("program", "text") else "right")
     sizes = [n for n in (10**3, 10**4, 10**5) if n <= options.max]

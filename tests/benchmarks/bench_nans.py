@@ -95,9 +95,9 @@ def measured(program: str, means: str, results: Any) -> None:
     times = []
     for _ in range(2):
         start = time.process_time()
-        said = MEANS[means](function, args)
+        message = MEANS[means](function, args)
         times.append(time.process_time() - start)
-    results.put((*times, said))
+    results.put((*times, message))
 
 
 ZOO = ("ppo_loop", "diffrax_gradient", "mjx_pendulum", "brax_pendulum")
@@ -168,9 +168,9 @@ def main() -> None:
             results = spawn.Queue()
             process = spawn.Process(target=measured, args=(program, means, results))
             process.start()
-            first, again, said = results.get()
+            first, again, message = results.get()
             process.join()
-            table.add_row(program, means, f"{first:.2f}", f"{again:.2f}", said)
+            table.add_row(program, means, f"{first:.2f}", f"{again:.2f}", message)
     Console(width=140).print(table)
 
 

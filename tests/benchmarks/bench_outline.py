@@ -253,8 +253,10 @@ def main() -> None:
     parser.add_argument("--depths", type=int, nargs="+")
     parser.add_argument("--ways", nargs="+", choices=WAYS, default=WAYS)
     parser.add_argument("--traced-up-to", type=int, default=8000, metavar="EQUATIONS")
-    parser.add_argument("--rounds", type=int, default=3, help="of tracing and compiling")
-    parser.add_argument("--once-above", type=float, default=20.0, help="seconds of compiling")
+    parser.add_argument("--rounds", type=int, default=3, help="rounds of tracing and compiling")
+    parser.add_argument(
+        "--once-above", type=float, default=20.0, help="run once if compiling takes more seconds"
+    )
     parser.add_argument("--runs", type=int, default=15)
     parser.add_argument("--json", type=Path)
     options = parser.parse_args()

@@ -391,7 +391,7 @@ def check(expected: Any, got: Any) -> None:
 
 def pass_table(rounds: int) -> Table:
     """Time the passes on the loss of a deep transformer, and on its gradient."""
-    table = Table(title="the passes, seconds (medians): when nothing is remembered, and again")
+    table = Table(title="the passes, seconds (medians): with empty caches, and again")
     table.add_column("pass")
     table.add_column("program")
     for heading in ("equations", "made", "cold", "warm", "warm, of 10,000 equations"):
@@ -433,9 +433,9 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=7)
     parser.add_argument("--examples", type=int, default=512)
     parser.add_argument("--only", default="", help="masks, speed or pass")
-    parser.add_argument("--model", default="", help="a part of the name of a model")
+    parser.add_argument("--model", default="", help="part of the name of a model")
     parser.add_argument("--lengths", default="", help="sentences or lognormal")
-    parser.add_argument("--calls", default="", help="1 or 32: examples a call")
+    parser.add_argument("--calls", default="", help="1 or 32: examples per call")
     options = parser.parse_args()
     console = Console(width=150)
     compilations = Compilations()

@@ -236,7 +236,7 @@ def splitter(program: Program) -> Callable[[], Any]:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--rounds", type=int, default=20, help="of making the programs")
+    parser.add_argument("--rounds", type=int, default=20, help="rounds of making the programs")
     parser.add_argument("--max", type=int, default=100_000, help="equations of the largest program")
     options = parser.parse_args()
     console = Console(width=110)

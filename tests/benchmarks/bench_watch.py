@@ -109,9 +109,9 @@ def measured(program: str, means: str, results: Any) -> None:
     times = []
     for _ in range(2):
         start = time.process_time()
-        said = MEANS[means](function, args)
+        message = MEANS[means](function, args)
         times.append(time.process_time() - start)
-    results.put((*times, said))
+    results.put((*times, message))
 
 
 def main() -> None:
@@ -124,9 +124,9 @@ def main() -> None:
             results = spawn.Queue()
             process = spawn.Process(target=measured, args=(program, means, results))
             process.start()
-            first, again, said = results.get()
+            first, again, message = results.get()
             process.join()
-            table.add_row(program, means, f"{first:.2f}", f"{again:.2f}", said)
+            table.add_row(program, means, f"{first:.2f}", f"{again:.2f}", message)
     Console(width=120).print(table)
 
 

@@ -200,7 +200,7 @@ def test_types_before_the_passes_are_kept(cli, files):
 
 
 @pytest.mark.parametrize(
-    ("target", "passes", "args", "said"),
+    ("target", "passes", "args", "message"),
     [
         ("loss", RAGGED, "load('params.npz'), load('short.npy')", "lengths is missing"),
         ("loss", "ragged(axis='n', lanes=4)", BOTH, "argument 'lengths' has shape [3]"),
@@ -281,23 +281,23 @@ def test_types_before_the_passes_are_kept(cli, files):
         ),
     ],
 )
-def test_arguments_that_do_not_fit_are_a_one_line_error(cli, files, target, passes, args, said):
+def test_arguments_that_do_not_fit_are_a_one_line_error(cli, files, target, passes, args, message):
     found = cli("run", f"train.py:{target}", "-p", passes, "--args", args)
     assert found.code == 2 and found.out == ""
-    assert said in found.err and found.err.count("error: ") == 1, found.err
+    assert message in found.err and found.err.count("error: ") == 1, found.err
 
 
 @pytest.mark.parametrize(
-    ("more", "said"),
+    ("more", "message"),
     [
         (("--types", "y=f32[n]"), "types has 'y', which is not a parameter"),
         (("--types", "x=f32[n"), "'[' in types is not closed"),
         (("--types", "x=f32[n,3]"), "bare raised TypeError"),
     ],
 )
-def test_types_that_do_not_fit_are_a_one_line_error(cli, files, more, said):
+def test_types_that_do_not_fit_are_a_one_line_error(cli, files, more, message):
     found = cli("run", "train.py:bare", "-p", RAGGED, "--args", BOTH, *more)
-    assert found.code in (2, 3) and said in found.err, found.err
+    assert found.code in (2, 3) and message in found.err, found.err
 
 
 def test_an_error_explains_how_to_give_unknown_types(cli, files):

@@ -128,7 +128,7 @@ def test_a_baseline_of_another_release_is_a_warning(cli, folder):
 
 
 @pytest.mark.parametrize(
-    ("arguments", "said"),
+    ("arguments", "message"),
     [
         (("parts.py:nothing",), "'parts.py' has no attribute 'nothing'"),
         (("parts.py:other",), "parts.py:other cannot be compared, because it takes different"),
@@ -144,15 +144,15 @@ def test_a_baseline_of_another_release_is_a_warning(cli, folder):
         (("functions.py:callback", "--isolate"), "cannot be written to a file"),
     ],
 )
-def test_bad_input_is_a_one_line_error_with_exit_code_2(cli, arguments, said):
+def test_bad_input_is_a_one_line_error_with_exit_code_2(cli, arguments, message):
     target = () if arguments[0] == "functions.py:callback" else ("parts.py:once",)
     found = cli("bench", *target, *arguments)
     errors = [line for line in found.lines if line.startswith("error: ")]
-    assert found.code == 2 and len(errors) == 1 and said in errors[0]
+    assert found.code == 2 and len(errors) == 1 and message in errors[0]
 
 
 @pytest.mark.parametrize(
-    ("ratio", "low", "high", "said"),
+    ("ratio", "low", "high", "message"),
     [
         (0.5, 0.4, 0.6, "2.00 times faster"),
         (0.5, 0.4, 1.1, "no difference seen"),
@@ -161,5 +161,5 @@ def test_bad_input_is_a_one_line_error_with_exit_code_2(cli, arguments, said):
         (25.0, 20.0, 30.0, "25.0 times slower"),
     ],
 )
-def test_a_ratio_is_described_in_words(ratio, low, high, said):
-    assert render.verdict(measured.Ratio("a", "b", ratio, low, high)) == said
+def test_a_ratio_is_described_in_words(ratio, low, high, message):
+    assert render.verdict(measured.Ratio("a", "b", ratio, low, high)) == message

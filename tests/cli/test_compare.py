@@ -86,7 +86,7 @@ def test_pipelines_are_variants(cli):
 
 
 @pytest.mark.parametrize(
-    "arguments, said",
+    "arguments, message",
     [
         ((), "at least two variants"),
         (
@@ -98,9 +98,9 @@ def test_pipelines_are_variants(cli):
         (("--rtol", "-1"), "--rtol"),
     ],
 )
-def test_bad_input_is_a_one_line_error_with_exit_code_2(cli, arguments, said):
+def test_bad_input_is_a_one_line_error_with_exit_code_2(cli, arguments, message):
     found = cli("compare", "parts.py:exact", *arguments)
-    assert found.code == 2 and said in found.err.splitlines()[0]
+    assert found.code == 2 and message in found.err.splitlines()[0]
 
 
 WRONG = """

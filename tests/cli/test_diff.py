@@ -91,9 +91,9 @@ def test_a_call_with_other_results_reports_their_numbers(cli, folder):
             return jax.jit(lambda b: jnp.sin(b))(a)
     """
     (folder / "pair.py").write_text(textwrap.dedent(pair))
-    for order, said in ((("loss", "one"), "1 result fewer"), (("one", "loss"), "1 result more")):
+    for order, message in ((("loss", "one"), "1 result fewer"), (("one", "loss"), "1 result more")):
         found = cli("diff", *(f"pair.py:{name}" for name in order), "--args", "f32[6]")
-        assert said in found.out
+        assert message in found.out
 
 
 def test_a_loop_with_fewer_values_shows_the_removed_ones(cli, folder):
@@ -265,7 +265,7 @@ def test_a_revision_is_traced_with_its_own_modules_and_by_another_python(cli, re
 
 
 @pytest.mark.parametrize(
-    ("target", "said"),
+    ("target", "message"),
     [
         ("package/model.py:loss@nowhere", "no revision 'nowhere'"),
         ("broken.py:loss@HEAD", "No module named 'nothing_of_the_kind'"),
@@ -273,9 +273,9 @@ def test_a_revision_is_traced_with_its_own_modules_and_by_another_python(cli, re
         ("jax.numpy:sin@HEAD", "the module 'jax' is not in the git repository"),
     ],
 )
-def test_unknown_revisions_are_errors(cli, repository, target, said):
+def test_unknown_revisions_are_errors(cli, repository, target, message):
     found = cli("diff", target, "broken.py:loss", "--args", "f32[6]")
-    assert found.code in (2, 3) and said in found.err and found.err.count("error:") == 1
+    assert found.code in (2, 3) and message in found.err and found.err.count("error:") == 1
 
 
 def test_callbacks_of_a_revision_are_equal_if_their_source_is(cli, folder, repository):

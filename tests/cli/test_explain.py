@@ -31,14 +31,18 @@ def test_no_word_is_broken_and_lines_fit(cli):
     for name in [*own_passes(), "-O3", "dot_general"]:
         shown = cli("explain", name).out
         assert max(map(len, shown.splitlines())) <= 80, name
-        said = json.loads(cli("explain", name, "--json").out)
-        listed = [*said.get("options", ()), *said.get("sections", ()), *said.get("passes", ())]
+        message = json.loads(cli("explain", name, "--json").out)
+        listed = [
+            *message.get("options", ()),
+            *message.get("sections", ()),
+            *message.get("passes", ()),
+        ]
         texts = [
-            said["text"],
-            *said.get("refuses", ()),
+            message["text"],
+            *message.get("refuses", ()),
             *(text for d in listed for key, text in d.items() if key != "name"),
         ]
-        if "traits" not in said:
+        if "traits" not in message:
             assert set(" ".join(filter(None, texts)).split()) <= set(shown.split()) | NOT_SHOWN, (
                 name
             )
@@ -49,9 +53,9 @@ NOT_SHOWN = {"repeated", "once,", "at", "the", "end"}
 
 def test_passes_explain_their_options(cli):
     for name in own_passes():
-        said = json.loads(cli("explain", name, "--json").out)
-        assert all(option["help"] for option in said["options"]), name
-        assert said["group"] and (said["sections"] or name == "hessian"), name
+        message = json.loads(cli("explain", name, "--json").out)
+        assert all(option["help"] for option in message["options"]), name
+        assert message["group"] and (message["sections"] or name == "hessian"), name
 
 
 @pytest.mark.parametrize("name", own_passes())

@@ -375,7 +375,7 @@ def test_source_of_a_library_function_behind_a_wrapper_is_shown(out, folder):
 
 
 @pytest.mark.parametrize(
-    "name, said",
+    "name, message",
     [
         ("tinylab", "--mine: no package 'tinylab' is installed"),
         ("a b", "'a b' is not the name of a package"),
@@ -383,9 +383,9 @@ def test_source_of_a_library_function_behind_a_wrapper_is_shown(out, folder):
         ("jax.numpy", "the lines of jax.numpy cannot be your own"),
     ],
 )
-def test_the_mine_option_names_a_package(cli, project, name, said):
+def test_the_mine_option_names_a_package(cli, project, name, message):
     result = cli("cost", "model.py:net", "--mine", name)
-    assert result.code == 2 and said in result.lines[0]
+    assert result.code == 2 and message in result.lines[0]
 
 
 def test_a_distribution_name_gets_the_name_of_its_package_as_a_hint(cli, project):

@@ -108,8 +108,8 @@ def test_a_recorded_program_explains_how_to_keep_its_arguments(cli):
     for keep in ({}, {"step": 1}):
         with record("run", overwrite=True, keep=keep):
             jax.jit(step)(np.float32(1000.0))
-        said = cli("nans", "run/step").err
-        assert ("`record --keep step` keeps the arguments" in said) == (not keep)
+        message = cli("nans", "run/step").err
+        assert ("`record --keep step` keeps the arguments" in message) == (not keep)
 
 
 def test_mistakes_are_one_line_errors(cli):

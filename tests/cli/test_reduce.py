@@ -91,10 +91,10 @@ def test_ctrl_c_writes_the_smallest_so_far(folder):
         time.sleep(0.05)
     time.sleep(0.5)
     child.send_signal(signal.SIGINT)
-    _, said = child.communicate(timeout=60)
+    _, message = child.communicate(timeout=60)
     assert (
         child.returncode == 130
-        and "warning: interrupted: this is the smallest program so far" in said
+        and "warning: interrupted: this is the smallest program so far" in message
     )
     assert "sin" in str(jaxprtool.read("small.jaxpr").jaxpr)
 

@@ -90,10 +90,10 @@ def test_an_unwritable_stream_is_a_one_line_error(redirected):
     if ">" in redirected and "2" not in redirected:
         command = command.replace(" nowhere", " --help")
     ended = subprocess.run(["sh", "-c", command], capture_output=True, text=True)
-    said = {
+    message = {
         "> /dev/full": "error: cannot write to stdout: No space left on device\n",
         ">&-": "error: stdout is closed\n",
         "2> /dev/full": "",
         "2>&-": "",
     }
-    assert (ended.returncode, ended.stderr) == (2, said[redirected])
+    assert (ended.returncode, ended.stderr) == (2, message[redirected])

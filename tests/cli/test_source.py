@@ -173,16 +173,16 @@ def test_measured_times_in_json_are_those_of_lines(cli):
 
 
 @pytest.mark.parametrize(
-    "options, said",
+    "options, message",
     [
         (("--args", "f32[n,n], f32[4,n]", "--measure"), "n needs a number before the program"),
         (("-p", "vjp", "--measure"), "--measure takes one program, but the passes returned"),
         (("--backend", "cpu"), "--backend needs --measure, which runs the program"),
     ],
 )
-def test_what_cannot_be_measured_is_a_one_line_error(cli, options, said):
+def test_what_cannot_be_measured_is_a_one_line_error(cli, options, message):
     found = cli(*LOSS, *options)
-    assert (found.code, found.out) == (2, "") and said in found.err
+    assert (found.code, found.out) == (2, "") and message in found.err
 
 
 def test_a_device_without_events_is_reported(cli, monkeypatch):

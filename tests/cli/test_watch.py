@@ -110,7 +110,7 @@ def test_iterations_are_numbers_and_slices():
 
 
 def test_mistakes_are_one_line_errors(cli):
-    for arguments, said in (
+    for arguments, message in (
         (("--rounds", "first"), "is not a list of iterations such as 0,10,-1 or ::100"),
         (("--rounds", "::0"), "has a step of 0"),
         (("--by", "file"), "--by"),
@@ -123,7 +123,7 @@ def test_mistakes_are_one_line_errors(cli):
         found = cli(*LOSS, *arguments)
         assert found.code == 2 and found.out == "", arguments
         errors = [line for line in found.err.splitlines() if line.startswith("error: ")]
-        assert len(errors) == 1 and said in found.err.replace("\n", " "), (arguments, found.err)
+        assert len(errors) == 1 and message in found.err.replace("\n", " "), (arguments, found.err)
     assert (
         "is not a line of it"
         in cli("watch", "jax.numpy:sin", "--args", "f32[3]", "--break", "3").err

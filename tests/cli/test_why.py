@@ -236,16 +236,16 @@ def test_a_zero_gradient_is_explained_before_and_after_grad(cli, folder):
     """
     (folder / "quantized.py").write_text(textwrap.dedent(code).lstrip())
     case = "quantized.py:quantized", "--args", "{'w': f32[5,4], 'b': f32[4]}, f32[3,5]"
-    said = "with respect to params['w'] is zero: round (quantized.py:4) stops every path."
+    message = "with respect to params['w'] is zero: round (quantized.py:4) stops every path."
     found = cli("why", *case, "params['w']")
-    assert said in " ".join(found.out.split())
+    assert message in " ".join(found.out.split())
     document = json.loads(cli("why", *case, "params['w']", "--json").out)
     assert document["gradient"]["zero"] == ["result"]
     assert document["gradient"]["stops"] == [{"primitive": "round", "source": "quantized.py:4"}]
     assert "gradient" not in cli("why", *case, "params['b']").out
-    assert said in cli("why", *case, "result['w']", "-p", "grad").out
+    assert message in cli("why", *case, "result['w']", "-p", "grad").out
     assert "zero" not in cli("why", *case, "result['b']", "-p", "grad").out
-    assert said in cli("why", *case, "result[1]['w']", "-p", "value_and_grad").out
+    assert message in cli("why", *case, "result[1]['w']", "-p", "value_and_grad").out
 
 
 def test_a_gradient_is_explained_with_the_line_that_stops_it(cli, folder):
@@ -260,13 +260,13 @@ def test_a_gradient_is_explained_with_the_line_that_stops_it(cli, folder):
     types = "{'a': f32[3], 'b': f32[3], 'c': f32[3], 'd': f32[3], 'e': f32[3]}, f32[3]"
     asked = "stopped.py:loss", "--args", types
     found = cli("why", *asked, "--gradient", "params")
-    said = " ".join(found.out.split())
-    assert "respect to params['a'] is zero for all inputs: 1 operation stops every path." in said
-    assert "round stopped.py:3" in said and "x + stop_gradient(round(x) - x)" in said
-    assert "params['b'] is zero on these inputs" in said and "relu stopped.py:4" in said
-    assert "params['c'] is NaN" in said and "sqrt stopped.py:5" in said
-    assert "params['d'] is not zero: its norm is 1.732." in said
-    assert "params['e'] is not used: the gradient is zero." in said
+    message = " ".join(found.out.split())
+    assert "respect to params['a'] is zero for all inputs: 1 operation stops every path." in message
+    assert "round stopped.py:3" in message and "x + stop_gradient(round(x) - x)" in message
+    assert "params['b'] is zero on these inputs" in message and "relu stopped.py:4" in message
+    assert "params['c'] is NaN" in message and "sqrt stopped.py:5" in message
+    assert "params['d'] is not zero: its norm is 1.732." in message
+    assert "params['e'] is not used: the gradient is zero." in message
     assert "filled with random values (--seed 0)" in found.err
     told = json.loads(cli("why", *asked, "--gradient", "params['a']", "--json").out)
     assert told["groups"][0]["kind"] == "zero" and "value" not in told

@@ -103,10 +103,10 @@ def _declared(cls: Any) -> dict[str, Any]:
     hints = typing.get_type_hints(cls, None, _names(cls), include_extras=True)
     if typing.is_typeddict(cls):
         return {key: _json(hint) for key, hint in hints.items()}
-    said, declared = documentation(cls).parameters, {}
+    message, declared = documentation(cls).parameters, {}
     for key in documents.keys(cls):
         attribute = getattr(cls, key.attribute, None)
-        hint, text = hints.get(key.attribute), said.get(key.attribute)
+        hint, text = hints.get(key.attribute), message.get(key.attribute)
         if hint is None:  # a property
             hint = typing.get_type_hints(attribute.fget, _names(cls), include_extras=True)["return"]
             text = inspect.getdoc(attribute)

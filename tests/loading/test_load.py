@@ -122,8 +122,8 @@ def test_a_lambda_is_named_after_its_attribute(model):
 
 
 def test_without_arguments_the_error_explains_how_to_give_them(model):
-    said = fault(ArgumentsError, model, "bare")
-    assert said == (
+    message = fault(ArgumentsError, model, "bare")
+    assert message == (
         "bare(params, x, *, key, training=False) needs arguments | pass them, e.g. --args "
         "\"{'w': f32[3,4]}, f32[8,128], key=key(0)\", or attach @jaxprtool.example(...) to the "
         "function"

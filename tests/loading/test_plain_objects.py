@@ -66,7 +66,7 @@ def module(tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize(
-    "name, said",
+    "name, message",
     [
         ("appends", "appends changes losses in place at told.py:17"),
         ("called", "called changes losses in place at told.py:17"),
@@ -78,12 +78,12 @@ def module(tmp_path, monkeypatch):
         ("own", None),
     ],
 )
-def test_changes_by_a_function_are_reported_with_the_line(module, name, said):
+def test_changes_by_a_function_are_reported_with_the_line(module, name, message):
     with warnings.catch_warnings(record=True) as told:
         warnings.simplefilter("always")
         load(f"told.py:{name}", "f32[3]")
     tail = ": the change happens once, during tracing, and not when the Program is called"
-    assert [str(each.message) for each in told] == ([said + tail] if said else [])
+    assert [str(each.message) for each in told] == ([message + tail] if message else [])
 
 
 class Settings:

@@ -67,7 +67,7 @@ def test_values_are_those_of_python(entry):
 
 
 @pytest.mark.parametrize(
-    "call, kind, said",
+    "call, kind, message",
     [
         ("make_train({'lr': 1}", TargetError, r"must end with the '\)' of its call"),
         ("make_train({'lr': 1}).inner", TargetError, r"must end with the '\)' of its call"),
@@ -81,8 +81,8 @@ def test_values_are_those_of_python(entry):
         ("make_train(3)", UserFunctionError, "train raised TypeError: 'int' object"),
     ],
 )
-def test_a_mistake_is_a_one_line_error(entry, call, kind, said):
-    with pytest.raises(kind, match=said):
+def test_a_mistake_is_a_one_line_error(entry, call, kind, message):
+    with pytest.raises(kind, match=message):
         entry(call, "f32[3]").trace()
 
 

@@ -255,9 +255,9 @@ def mismatched(x):
     ],
 )
 def test_errors_of_the_function_are_its_own(fun, args, expected):
-    said = fault(UserFunctionError, fun, *args)
-    assert expected in said
-    assert "https://" not in said
+    message = fault(UserFunctionError, fun, *args)
+    assert expected in message
+    assert "https://" not in message
 
 
 def test_the_users_frames_are_distinguished_from_jaxs():

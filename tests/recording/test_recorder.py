@@ -355,9 +355,9 @@ def test_a_saved_call_selects_its_compilation(run):
 
 
 def test_a_run_stops_at_the_first_nan(run):
-    said = r"result\['loss'\] of call 3 of step has a NaN"
+    message = r"result\['loss'\] of call 3 of step has a NaN"
     with (
-        pytest.raises(FloatingPointError, match=said),
+        pytest.raises(FloatingPointError, match=message),
         run(keep={"step": 1}, until="nan") as recording,
     ):
 
@@ -481,6 +481,6 @@ def test_a_full_disk_stops_the_recording_and_not_the_script(tmp_path, monkeypatc
         assert f(jnp.ones(2))[0] == 2.0
         assert f(jnp.ones(3))[0] == 2.0
         monkeypatch.undo()
-    said = capsys.readouterr().err
-    assert said.count("recording stopped") == 1
-    assert "No space left on device" in said
+    message = capsys.readouterr().err
+    assert message.count("recording stopped") == 1
+    assert "No space left on device" in message

@@ -280,8 +280,8 @@ def wait_for(condition):
 
 
 def test_the_cause_at_the_end_of_xlas_message_is_not_truncated():
-    said = checks.described(RuntimeError("INTERNAL: " + "Error dispatching: " * 40 + "no BF16"))
-    assert said == "RuntimeError: INTERNAL: Error dispatching: no BF16"
+    message = checks.described(RuntimeError("INTERNAL: " + "Error dispatching: " * 40 + "no BF16"))
+    assert message == "RuntimeError: INTERNAL: Error dispatching: no BF16"
 
 
 def test_a_single_result_stays_single_and_a_check_may_need_the_original_structure():

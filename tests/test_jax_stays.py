@@ -89,18 +89,18 @@ import jaxprtool
 from jaxprtool.cli.main import main
 os.chdir({str(tmp_path)!r})
 jax.jit(jax.numpy.sin)(1.0)
-told = {{}}
+outcomes = {{}}
 for name, arguments in {COMMANDS!r}.items():
     before = jax_state()
     with contextlib.redirect_stdout(io.StringIO()):
         ended = main([name, *shlex.split(arguments)])
-    told[name] = [ended, changed(before, jax_state())]
-print(json.dumps([told]))
+    outcomes[name] = [ended, changed(before, jax_state())]
+print(json.dumps([outcomes]))
 """
     environment = {"XDG_CACHE_HOME": str(tmp_path / "cache")}
-    (told,) = printed(code, **environment)
+    (outcomes,) = printed(code, **environment)
     different = {"diff"}  # which exits with 1 for different programs
-    assert told == {name: [int(name in different), []] for name in COMMANDS}
+    assert outcomes == {name: [int(name in different), []] for name in COMMANDS}
 
 
 def test_changes_are_detected():
@@ -115,7 +115,7 @@ ad.primitive_transposes[pjit.jit_p] = print
 jax.config.update("jax_enable_x64", True)
 print(json.dumps(changed(before, jax_state())))
 """
-    told = "\n".join(printed(code))
+    outcomes = "\n".join(printed(code))
     for part in ("core.check_jaxpr was", "_lowerings[jit] was", "primitive_transposes[jit] has"):
-        assert part in told
-    assert "configuration.jax_enable_x64 was False" in told
+        assert part in outcomes
+    assert "configuration.jax_enable_x64 was False" in outcomes

@@ -148,10 +148,10 @@ def test_a_temporary_folder_is_removed_with_its_processes_on_a_signal(ending, tm
         with processes.temporary_folder() as folder:
             processes.run(["sh", "-c", f"echo {folder} > {sys.argv[1]}; exec sleep 300"])
     """
-    told = tmp_path / "folder"
-    parent = subprocess.Popen(python(textwrap.dedent(script), str(told)), stderr=subprocess.PIPE)
-    wait_for(lambda: told.exists() and told.read_text().endswith("\n"))
-    folder = told.read_text().strip()
+    written = tmp_path / "folder"
+    parent = subprocess.Popen(python(textwrap.dedent(script), str(written)), stderr=subprocess.PIPE)
+    wait_for(lambda: written.exists() and written.read_text().endswith("\n"))
+    folder = written.read_text().strip()
     assert os.path.isdir(folder)
     parent.send_signal(ending)
     assert parent.wait(30) == -ending and parent.stderr.read() == b""

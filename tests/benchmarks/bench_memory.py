@@ -55,9 +55,9 @@ def compiled_bytes(program: Program) -> int:
     """Return the bytes that XLA reports for a program."""
     args = [jax.ShapeDtypeStruct(aval.shape, aval.dtype) for aval in program.in_avals]
     fun = jax.jit(jaxcompat.jaxpr_as_fun(program.jaxpr), **program.jit_keywords)
-    told: Any = fun.lower(*args).compile().memory_analysis()
-    sizes = told.argument_size_in_bytes, told.output_size_in_bytes, told.temp_size_in_bytes
-    return sum(sizes) - told.alias_size_in_bytes
+    stats: Any = fun.lower(*args).compile().memory_analysis()
+    sizes = stats.argument_size_in_bytes, stats.output_size_in_bytes, stats.temp_size_in_bytes
+    return sum(sizes) - stats.alias_size_in_bytes
 
 
 def compared(named: Iterable[tuple[str, Program]]) -> dict[str, tuple[int, int]]:

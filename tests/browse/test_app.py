@@ -254,15 +254,15 @@ def test_text_to_copy(browser):
 
 
 def test_the_editor_is_opened_at_the_line(browser, monkeypatch, tmp_path):
-    script, told = tmp_path / "editor.py", tmp_path / "told"
-    script.write_text(f"import sys; open({str(told)!r}, 'w').write(' '.join(sys.argv[1:]))")
+    script, log = tmp_path / "editor.py", tmp_path / "log"
+    script.write_text(f"import sys; open({str(log)!r}, 'w').write(' '.join(sys.argv[1:]))")
 
     async def use(screen):
         monkeypatch.setattr(screen.app, "suspend", contextlib.nullcontext)
         monkeypatch.setenv("EDITOR", shlex.join([sys.executable, str(script)]))
         await screen.press("e")
-        assert told.read_text().split()[0] == "+19"
-        assert told.read_text().endswith("tests/browse/tiny.py")
+        assert log.read_text().split()[0] == "+19"
+        assert log.read_text().endswith("tests/browse/tiny.py")
         monkeypatch.setenv("EDITOR", "/no/such/editor")
         await screen.press("e")
         assert "cannot start the editor" in screen.status

@@ -88,14 +88,14 @@ class Terminal:
 
 
 def test_the_terminal_is_restored_however_browse_ends(tmp_path):
-    told, editor = tmp_path / "told", tmp_path / "editor"
-    editor.write_text(f"#!/bin/sh\necho $@ > {told}; sleep 0.1; echo edited\n")
+    log, editor = tmp_path / "log", tmp_path / "editor"
+    editor.write_text(f"#!/bin/sh\necho $@ > {log}; sleep 0.1; echo edited\n")
     editor.chmod(0o755)
     terminal = Terminal(COMMANDS, EDITOR=str(editor))
     terminal.read_until("quit")
     terminal.press("e")
     assert RESTORED[0] in terminal.read_until("edited")
-    assert told.read_text().strip() == f"+19 {NET.partition(':')[0]}"
+    assert log.read_text().strip() == f"+19 {NET.partition(':')[0]}"
     terminal.read_until("quit")
     terminal.press("q")
     before = terminal.read_until("ended 0")

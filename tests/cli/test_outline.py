@@ -119,8 +119,8 @@ def test_the_bodies_of_an_outlined_file_are_reported(cli):
 def test_opt_reports_what_outline_found(cli):
     said = cli("opt", LOSS, "-p", "outline(equations=8)").lines
     assert len(said) == 2
-    told = r"note: outline: loss has layer 3 times: (\d+) of (\d+) equations to compile"
-    compiled, equations = map(int, re.fullmatch(told, said[0]).groups())
+    pattern = r"note: outline: loss has layer 3 times: (\d+) of (\d+) equations to compile"
+    compiled, equations = map(int, re.fullmatch(pattern, said[0]).groups())
     document = json.loads(cli("outline", LOSS, "--equations", "8", "--json").out)
     (program,) = document["programs"]
     assert (program["compiled"], program["equations"]) == (compiled, equations)
@@ -135,10 +135,10 @@ def test_opt_warns_about_memory(cli):
     large = "f32[6,512,512], f32[2048,512]"
     passes = "value_and_grad, outline(equations=8)"
     said = cli("opt", "model.py:powers", "-p", passes, "--args", large).lines
-    told = (
+    pattern = (
         r"warning: outline: temporary memory is about .* MiB, 2\.\d times .* \(a large increase\)"
     )
-    assert re.fullmatch(told, said[1])
+    assert re.fullmatch(pattern, said[1])
 
 
 def test_the_json_document(cli):
@@ -224,8 +224,8 @@ def test_an_unrolled_recurrence_is_reported_with_the_passes_that_roll_it(cli):
     assert re.search(r"^recurrence +19 +5 +\d\d\.\d% +model\.py:19$", out, re.MULTILINE)
     rows = [re.split("  +", line)[0] for line in out.splitlines()]
     assert rows.index("grad") < rows.index("roll, grad") < rows.index("grad, roll")
-    told = r'-p "roll, grad" compiles about \d\.\d times faster, as estimated'
-    assert re.fullmatch(told, out.splitlines()[-1])
+    pattern = r'-p "roll, grad" compiles about \d\.\d times faster, as estimated'
+    assert re.fullmatch(pattern, out.splitlines()[-1])
 
 
 def test_ways_are_in_the_document(cli):
@@ -242,11 +242,11 @@ def test_ways_are_in_the_document(cli):
 def test_equal_kernels_are_no_reason_to_outline(cli):
     many = f"[{', '.join(['f32[4,4]'] * 20)}], f32[2,4]"
     out = cli("outline", LOSS, "-p", "grad", "--args", many, "--equations", "8").out
-    told = (
+    pattern = (
         r"neither outline nor roll shortens compilation by a fifth, as estimated: \d+ of \d+ "
         r"kernels are different, and XLA compiles equal ones once"
     )
-    assert re.search(told, " ".join(out.split())), out
+    assert re.search(pattern, " ".join(out.split())), out
 
 
 def test_a_profile_of_compilation_has_stages_passes_and_bodies(cli):

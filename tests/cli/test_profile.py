@@ -55,15 +55,15 @@ def test_a_compiled_operation_is_shown_whole_with_its_lines(cli):
 def test_all_formats_can_be_written_at_once(cli, folder):
     files = "--pprof", "p.pb.gz", "--perfetto", "p.json", "-o", "p.html"
     found = cli(*LOSS, "-p", "grad", "--json", *files)
-    told = json.loads(found.out)
-    assert {"wall_seconds", "explained", "lines", "operations", "own"} <= told.keys()
-    assert 0 < told["explained"] <= 1
-    line = told["lines"][0]
+    document = json.loads(found.out)
+    assert {"wall_seconds", "explained", "lines", "operations", "own"} <= document.keys()
+    assert 0 < document["explained"] <= 1
+    line = document["lines"][0]
     assert {"line", "seconds", "share", "flops_per_second", "backward_seconds"} <= line.keys()
-    assert {"name", "lines", "seconds"} <= told["operations"][0].keys()
+    assert {"name", "lines", "seconds"} <= document["operations"][0].keys()
     samples = json.loads(read_pprof((folder / "p.pb.gz").read_bytes()))
     total = sum(int(each["value"][0]) for each in samples["sample"]) * 1e-9
-    assert total == pytest.approx(sum(each["seconds"] for each in told["lines"]), rel=1e-3)
+    assert total == pytest.approx(sum(each["seconds"] for each in document["lines"]), rel=1e-3)
     slices = [e for e in json.loads((folder / "p.json").read_text())["traceEvents"] if "dur" in e]
     assert {"call 1", "timed.py:10"} <= {each["name"] for each in slices}
     page = (folder / "p.html").read_text()

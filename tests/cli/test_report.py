@@ -63,13 +63,13 @@ def test_a_vector_result_has_no_residuals_and_symbolic_sizes_no_memory(cli, fold
     assert "32*n^2" in text or "n^2" in text  # cost has polynomials
 
 
-def said(page):
+def page_cells(page):
     """Return the facts and cells of a page, in order."""
     found = re.findall(r"<(?:p class=.facts.|td[^>]*)>(.*?)</(?:p|td)>", page.read_text(), re.S)
     return [unescape(re.sub(r" ?<code>.*?</code>|<[^>]+>", "", text)) for text in found]
 
 
-def told(printed):
+def terminal_cells(printed):
     """Yield the cells and lines of a terminal's output, without headings, code and curves."""
     for line, below in pairwise([*printed.splitlines(), ""]):
         is_heading = below.startswith("─")
@@ -81,14 +81,14 @@ def told(printed):
 def test_the_page_agrees_with_the_terminal(cli, terminal, folder, command):
     args = "--args", "f32[4,16,16], f32[8,16], bool[]"
     assert cli("report", "model.py:layers", *args, "-o", "report.html").code == 0
-    on_page = " | ".join(said(folder / "report.html"))
-    printed = list(told(terminal(command, "model.py:layers", *args, columns=200)))
+    on_page = " | ".join(page_cells(folder / "report.html"))
+    printed = list(terminal_cells(terminal(command, "model.py:layers", *args, columns=200)))
     assert len(printed) > 10 and [cell for cell in printed if cell not in on_page] == []
 
 
 def test_a_program_of_no_bytes_has_an_empty_list(cli, folder):
     assert cli("report", "model.py:sin", "--args", "f32[0]", "-o", "report.html").code == 0
-    assert "sin: 0 bytes" in said(folder / "report.html")
+    assert "sin: 0 bytes" in page_cells(folder / "report.html")
     assert cli("memory", "model.py:sin", "--args", "f32[0]").out.startswith("sin: 0 bytes\n\nshare")
 
 

@@ -36,8 +36,8 @@ def kept(folder):
 
 def test_an_argument_has_the_affected_lines_and_results(cli):
     found = cli("why", *LOSS, "params['w']")
-    told = "params['w'] affects 7 of 8 equations and 1 of 2 results: result['loss']; not"
-    assert " ".join(found.out.splitlines()[:2]) == f"{told} result['rows']"
+    expected = "params['w'] affects 7 of 8 equations and 1 of 2 results: result['loss']; not"
+    assert " ".join(found.out.splitlines()[:2]) == f"{expected} result['rows']"
     lines = found.out.splitlines()[2:]
     assert lines[0].split()[:2] == ["2", "kept.py:5"]
     assert 'hidden = jnp.tanh(x @ params["w"])' in lines[0]
@@ -178,7 +178,7 @@ def test_files_of_the_same_name_are_distinguished_by_their_folders(cli, folder):
 
 
 @pytest.mark.parametrize(
-    "function, what, told",
+    "function, what, expected",
     [
         (lambda x: (1.0, x), "[0]", "result[0] depends on no equation and not the argument x"),
         (lambda x: (x, x), "x", "x affects no equation and all 2 results"),
@@ -186,10 +186,10 @@ def test_files_of_the_same_name_are_distinguished_by_their_folders(cli, folder):
         (lambda x, y: jnp.sin(jnp.cos(x)), "y", "y affects none of 2 equations and not the result"),
     ],
 )
-def test_no_and_all_dependencies_are_described_in_words(function, what, told):
+def test_no_and_all_dependencies_are_described_in_words(function, what, expected):
     arguments = [jnp.ones(3)] * function.__code__.co_argcount
     found = jaxprtool.why(jaxprtool.trace(function, *arguments), what)
-    assert slices_by_line(found, 100, None).plain().startswith(told)
+    assert slices_by_line(found, 100, None).plain().startswith(expected)
 
 
 @pytest.mark.parametrize(
@@ -268,9 +268,9 @@ def test_a_gradient_is_explained_with_the_line_that_stops_it(cli, folder):
     assert "params['d'] is not zero: its norm is 1.732." in message
     assert "params['e'] is not used: the gradient is zero." in message
     assert "filled with random values (--seed 0)" in found.err
-    told = json.loads(cli("why", *asked, "--gradient", "params['a']", "--json").out)
-    assert told["groups"][0]["kind"] == "zero" and "value" not in told
-    assert told["groups"][0]["causes"][0]["source"] == "stopped.py:3"
+    expected = json.loads(cli("why", *asked, "--gradient", "params['a']", "--json").out)
+    assert expected["groups"][0]["kind"] == "zero" and "value" not in expected
+    assert expected["groups"][0]["causes"][0]["source"] == "stopped.py:3"
 
 
 @pytest.mark.parametrize(

@@ -119,8 +119,8 @@ def _declared(cls: Any) -> dict[str, Any]:
         text = text.replace("None", "missing" if key.is_optional else "null").replace("\n", " ")
         if key.is_optional and types.NoneType in get_args(hint):
             (hint,) = set(get_args(hint)) - {types.NoneType}
-        told = Annotated[_json(hint), text]
-        declared[key.name] = NotRequired[told] if key.is_optional else told
+        annotated = Annotated[_json(hint), text]
+        declared[key.name] = NotRequired[annotated] if key.is_optional else annotated
     of_some: dict[str, Any] = {}
     for subclass in cls.__subclasses__():
         for key, hint in schema(subclass).__annotations__.items():

@@ -49,7 +49,7 @@ def marking(mark: Mark, name: str = "layer"):
     return run
 
 
-def told(lowered: jax.stages.Lowered) -> dict[str, set[str]]:
+def xla_attributes(lowered: jax.stages.Lowered) -> dict[str, set[str]]:
     """Return the attributes that XLA receives for the calls of each function."""
     calls = re.findall(r"call @(\w+)\(.*?\)(?: \{(.*)\})? :", lowered.as_text())
     found: dict[str, set[str]] = {}
@@ -67,7 +67,7 @@ UNIT = {"inlineable", "compilation_unit"}
 )
 def test_only_the_call_is_marked_for_xla(mark, expected) -> None:
     lowered = jaxprtool.jit(model, passes=marking(mark)).lower(X, WEIGHTS)
-    assert told(lowered) == {"layer": expected, "activation": set()}
+    assert xla_attributes(lowered) == {"layer": expected, "activation": set()}
 
 
 def test_equal_contexts_are_one_object() -> None:
@@ -104,7 +104,7 @@ TRANSFORMED = {
 def test_transformed_calls_are_units_and_their_callees_are_not(transform) -> None:
     x = np.stack([X, X], 1) if transform is TRANSFORMED["vmap"] else X
     lowered = jax.jit(transform(loss)).lower(x, WEIGHTS)
-    found = told(lowered)
+    found = xla_attributes(lowered)
     assert found["layer"] == UNIT
     assert found["activation"] == set()
     expected = jax.jit(transform(lambda x, w: (model(x, w) ** 2).sum()))(x, WEIGHTS)
@@ -125,7 +125,7 @@ def test_functions_that_jax_traces_while_lowering_a_body_are_not_marked() -> Non
         return noisy(noisy(key))
 
     lowered = jaxprtool.jit(keys, passes=marking("unit", "noisy")).lower(jax.random.key(0))
-    assert told(lowered) == {"noisy": UNIT, "_hash": UNIT}
+    assert xla_attributes(lowered) == {"noisy": UNIT, "_hash": UNIT}
 
 
 def test_callees_of_a_unit_have_no_source_locations() -> None:
@@ -168,7 +168,7 @@ def test_random_bits_in_marked_bodies_are_compiled_once_and_are_the_same(mark, t
     key = jax.random.key(3)
     fun = jaxprtool.jit(dropped, passes=marking(mark, "dropout"))
     lowered = jax.jit(transform(fun)).lower(X, key)
-    assert told(lowered)["_hash"] == UNIT
+    assert xla_attributes(lowered)["_hash"] == UNIT
     compiled = lowered.compile()
     assert "while" not in compiled.as_text()
     np.testing.assert_array_equal(compiled(X, key), transform(dropped)(X, key))
@@ -209,7 +209,7 @@ def test_units_are_calls_when_xla_partitions(body) -> None:
         return x
 
     lowered = jaxprtool.jit(fun, passes=marking("unit", body.__name__)).lower(sharded, WEIGHTS)
-    assert told(lowered)[body.__name__] == {"inlineable"}
+    assert xla_attributes(lowered)[body.__name__] == {"inlineable"}
     compiled, expected = lowered.compile(), jax.jit(fun)(sharded, WEIGHTS)
     out = compiled(sharded, WEIGHTS)
     assert out.sharding.is_equivalent_to(expected.sharding, out.ndim)
@@ -232,7 +232,7 @@ def test_units_stay_within_shard_map() -> None:
     fun = jaxprtool.jit(model, passes=marking("unit"))
     sharded = jax.shard_map(fun, mesh=axes, in_specs=(P("d"), P()), out_specs=P("d"))
     lowered = jax.jit(sharded).lower(X, WEIGHTS)
-    assert told(lowered)["layer"] == UNIT
+    assert xla_attributes(lowered)["layer"] == UNIT
     np.testing.assert_allclose(lowered.compile()(X, WEIGHTS), jax.jit(model)(X, WEIGHTS), rtol=1e-6)
 
 
@@ -251,12 +251,12 @@ def test_convolutions_that_cannot_be_in_units_are_not_in_calls() -> None:
 
     image = X[None]
     one = jaxprtool.jit(fun, passes=marking("unit", "convolved")).lower(image, WEIGHTS)
-    assert told(one)["convolved"] == UNIT
+    assert xla_attributes(one)["convolved"] == UNIT
     asked = jaxprtool.jit(fun, passes=marking("call", "convolved")).lower(image, WEIGHTS)
-    assert told(asked)["convolved"] == set()
+    assert xla_attributes(asked)["convolved"] == set()
     sharded = jax.device_put(image, NamedSharding(mesh(AxisType.Auto), P(None, "d")))
     several = jaxprtool.jit(fun, passes=marking("unit", "convolved")).lower(sharded, WEIGHTS)
-    assert told(several)["convolved"] == set()
+    assert xla_attributes(several)["convolved"] == set()
 
 
 def test_units_with_ordered_effects_keep_their_order() -> None:
@@ -324,7 +324,7 @@ def test_a_backend_gets_the_marks_that_it_supports(rejecting, attribute, left) -
             f"INVALID_ARGUMENT: {attribute} is unknown"
         ]
     ]
-    assert told(lowered)["layer"] == told(again)["layer"] == left
+    assert xla_attributes(lowered)["layer"] == xla_attributes(again)["layer"] == left
     np.testing.assert_array_equal(lowered.compile()(X, WEIGHTS), jax.jit(model)(X, WEIGHTS))
 
 
@@ -333,4 +333,4 @@ def test_a_backend_that_supports_all_is_probed_without_the_users_settings() -> N
     axes = mesh(AxisType.Explicit, 1)
     with jax.set_mesh(axes), jax.transfer_guard("disallow"), jax.debug_nans(True):
         lowered = jaxprtool.jit(model, passes=marking("unit")).lower(X, WEIGHTS)
-    assert told(lowered)["layer"] == UNIT
+    assert xla_attributes(lowered)["layer"] == UNIT

@@ -49,11 +49,11 @@ def test_the_program_is_the_body_and_has_the_options():
     program = jaxprtool.trace(step, PARAMS, x)
     assert str(program) == str(step.trace(PARAMS, x).jaxpr)
     assert program.arg_names == ("params['b']", "params['w']", "x")
-    told = program.jit_keywords
-    assert told["donate_argnums"] == (0, 1) and told["keep_unused"]
-    assert told["in_shardings"] == (None, PLACE, PLACE)
-    assert told["out_shardings"] == [None, PLACE, None]
-    assert told["compiler_options"] == {"xla_cpu_enable_fast_math": True}
+    keywords = program.jit_keywords
+    assert keywords["donate_argnums"] == (0, 1) and keywords["keep_unused"]
+    assert keywords["in_shardings"] == (None, PLACE, PLACE)
+    assert keywords["out_shardings"] == [None, PLACE, None]
+    assert keywords["compiler_options"] == {"xla_cpu_enable_fast_math": True}
     assert jaxprtool.trace(step.__wrapped__, PARAMS, x).jit is None
 
 
@@ -122,9 +122,9 @@ def test_passes_keep_the_options_of_remaining_arguments():
 
     program = jaxprtool.trace(f, x, x)
     mapped = program.apply("batch((0, None), axis_size=2, out_axes=(None, 0))")
-    told = mapped.jit_keywords
-    assert told["donate_argnums"] == (1,)
-    assert told["in_shardings"] == (None, PLACE) and told["out_shardings"] == [PLACE, None]
+    keywords = mapped.jit_keywords
+    assert keywords["donate_argnums"] == (1,)
+    assert keywords["in_shardings"] == (None, PLACE) and keywords["out_shardings"] == [PLACE, None]
     unused = jaxprtool.trace(jax.jit(lambda x, y: y * 2, donate_argnums=(0, 1)), x, x)
     dropped = unused.apply("dce(drop_inputs=True)")
     assert dropped.jit_keywords["donate_argnums"] == (0,)

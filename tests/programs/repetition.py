@@ -21,10 +21,10 @@ def differing(block: Block, difference: str) -> Block:
     """Return a block that differs from another in one of `plans.DIFFERENCES`, or in nothing."""
     if difference == "shape":
         return _reshaped(block)
-    told = _OTHERWISE.get(difference)
-    if told is None:
+    changes = _OTHERWISE.get(difference)
+    if changes is None:
         return block
-    steps = (replace(step, **told) if isinstance(step, Detail) else step for step in block.steps)
+    steps = (replace(step, **changes) if isinstance(step, Detail) else step for step in block.steps)
     return replace(block, steps=tuple(steps))
 
 

@@ -49,7 +49,7 @@ def only(*keys) -> Reason:
     return reason
 
 
-def told(reason):
+def parts_of(reason):
     return reason.kind, reason.path, reason.before, reason.after
 
 
@@ -63,7 +63,7 @@ def test_the_first_compilation_has_no_reasons(calls):
 def test_a_changed_length(calls):
     keys = [calls.key(step, PARAMS, np.ones((4, n), np.int32)) for n in (17, 13)]
     reason = only(*keys)
-    assert told(reason) == ("shape", "batch", "i32[4,17]", "i32[4,13]")
+    assert parts_of(reason) == ("shape", "batch", "i32[4,17]", "i32[4,13]")
     assert reason.line == "train.py:20"
     assert reason.advice == (
         'jaxprtool.jit(step, types="batch=i32[4,n]", shapes={"n": 17}) pads and compiles once'
@@ -72,23 +72,23 @@ def test_a_changed_length(calls):
 
 def test_the_length_of_all_arrays_of_an_argument_is_one_reason(calls):
     reason = only(*[calls.key(step, PARAMS, tokens(n)) for n in (17, 13)])
-    assert told(reason) == ("shape", "batch", "[4,17]", "[4,13] (2 arrays)")
+    assert parts_of(reason) == ("shape", "batch", "[4,17]", "[4,13] (2 arrays)")
     assert "batch={'ids': i32[4,n], 'mask': f32[4,n]}" in reason.advice
 
 
 def test_the_leading_axis_of_all_arrays_of_an_argument_is_one_reason(calls):
     batch = [{"x": np.ones((n, 4)), "y": np.ones(n)} for n in (64, 13)]
     reason = only(*[calls.key(step, PARAMS, each) for each in batch])
-    assert told(reason) == ("shape", "batch", "[64,…]", "[13,…] (2 arrays)")
+    assert parts_of(reason) == ("shape", "batch", "[64,…]", "[13,…] (2 arrays)")
     batch = [{"x": np.ones((n, 4)), "y": np.ones((n, 5))} for n in (64, 13)]
     reason = only(*[calls.key(step, PARAMS, each) for each in batch])
-    assert told(reason) == ("shape", "batch", "[64,*]", "[13,*] (2 arrays)")
+    assert parts_of(reason) == ("shape", "batch", "[64,*]", "[13,*] (2 arrays)")
 
 
 def test_sizes_at_several_axes_are_one_reason(calls):
     batch = [{"x": np.ones(n), "y": np.ones((3, n)), "z": np.ones((n, 7, n))} for n in (5, 6)]
     reason = only(*[calls.key(step, PARAMS, each) for each in batch])
-    assert told(reason)[1:] == ("batch", "size 5", "size 6 (3 arrays)")
+    assert parts_of(reason)[1:] == ("batch", "size 5", "size 6 (3 arrays)")
     reason = only(*[calls.key(step, PARAMS, {**each, "w": np.ones(2)}) for each in batch])
     assert reason.path == "batch[*]"
 
@@ -133,8 +133,8 @@ def test_one_advice_covers_all_arguments_with_changing_sizes(calls):
     assert [padded(*batch(n)) for n in (32, 4)] == [32.0, 4.0]
     assert len(traced) == 1
     model = [np.ones((n, 2), np.float32) for n in (4, 5)]
-    told = why(*[calls.key(step, each, each) for each in model])
-    assert [each.advice for each in told] == ["", ""]
+    found = why(*[calls.key(step, each, each) for each in model])
+    assert [each.advice for each in found] == ["", ""]
 
 
 def test_no_advice_pads_a_model_or_mostly_padding(calls):
@@ -155,7 +155,7 @@ def test_advice_for_a_lambda_names_only_the_size(calls):
 def test_many_different_shapes_are_one_reason(calls):
     wider = jax.tree.map(lambda x: np.ones([2 * n for n in x.shape], np.float32), LAYERS)
     reason = only(calls.key(step, LAYERS, 1), calls.key(step, wider, 1))
-    assert told(reason) == ("shape", "params", "f32[1], …", "f32[2], … (40 differ)")
+    assert parts_of(reason) == ("shape", "params", "f32[1], …", "f32[2], … (40 differ)")
 
 
 # --- types ----------------------------------------------------------------------------------------
@@ -163,21 +163,21 @@ def test_many_different_shapes_are_one_reason(calls):
 
 def test_a_changed_weak_type(calls):
     reason = only(calls.key(step, PARAMS, 1, 0.1), calls.key(step, PARAMS, 1, np.float32(0.1)))
-    assert told(reason) == ("weak_type", "lr", "~f32[]", "f32[]")
+    assert parts_of(reason) == ("weak_type", "lr", "~f32[]", "f32[]")
     assert reason.advice == "pass jnp.asarray(lr, jnp.float32) in every call"
     assert not jnp.asarray(0.1, jnp.float32).aval.weak_type
 
 
 def test_a_number_of_another_type(calls):
     reason = only(calls.key(step, PARAMS, 1, 1), calls.key(step, PARAMS, 1, 0.1))
-    assert told(reason) == ("dtype", "lr", "~i32[]", "~f32[]")
+    assert parts_of(reason) == ("dtype", "lr", "~i32[]", "~f32[]")
     assert reason.advice == "pass jnp.asarray(lr, jnp.float32) in every call"
 
 
 def test_the_dtype_of_all_parameters_is_one_reason(calls):
     half = jax.tree.map(lambda x: x.astype(jnp.bfloat16), LAYERS)
     reason = only(calls.key(step, LAYERS, 1), calls.key(step, half, 1))
-    assert told(reason) == ("dtype", "params", "f32", "bf16 (40 arrays)")
+    assert parts_of(reason) == ("dtype", "params", "f32", "bf16 (40 arrays)")
     kernels = {k: {**v, "kernel": half[k]["kernel"]} for k, v in LAYERS.items()}
     reason = only(calls.key(step, LAYERS, 1), calls.key(step, kernels, 1))
     assert reason.path == "params['layer0..19']['kernel']"
@@ -185,7 +185,7 @@ def test_the_dtype_of_all_parameters_is_one_reason(calls):
 
 def test_a_dtype_and_a_shape_are_two_reasons(calls):
     keys = calls.key(step, PARAMS, np.ones(4)), calls.key(step, PARAMS, np.ones(5, np.int32))
-    assert [told(each) for each in why(*keys)] == [
+    assert [parts_of(each) for each in why(*keys)] == [
         ("shape", "batch", "[4]", "[5]"),
         ("dtype", "batch", "f32", "i32"),
     ]
@@ -195,7 +195,7 @@ def test_a_changed_sharding(calls):
     key = calls.key(step, PARAMS, 1)
     placed = [replace(each, sharding="P('x') of 8") for each in key.arguments]
     reason = only(key, replace(key, arguments=tuple(placed[:2]) + key.arguments[2:]))
-    assert told(reason) == ("sharding", "params", "not placed", "P('x') of 8 (2 arrays)")
+    assert parts_of(reason) == ("sharding", "params", "not placed", "P('x') of 8 (2 arrays)")
     assert reason.advice == "jax.device_put before the first call places params once"
 
 
@@ -215,21 +215,21 @@ def test_a_changed_sharding(calls):
 )
 def test_another_tree_structure(calls, before, after, path, was, now):
     reason = only(calls.key(step, PARAMS, before), calls.key(step, PARAMS, after))
-    assert told(reason) == ("structure", path, was, now)
+    assert parts_of(reason) == ("structure", path, was, now)
 
 
 def test_an_additional_argument_or_one_passed_by_name(calls):
     keys = calls.key(step, PARAMS, 1), calls.key(step, PARAMS, 1, mask=np.ones(3))
-    assert told(only(*keys)) == ("structure", "mask", "None (default)", "f32[3]")
+    assert parts_of(only(*keys)) == ("structure", "mask", "None (default)", "f32[3]")
     keys = calls.key(step, PARAMS, 1, 0.1), calls.key(step, PARAMS, 1, lr=0.1)
     names = "(params, batch, lr)", "(params, batch, lr=)"
-    assert told(only(*keys)) == ("structure", "", *names)
+    assert parts_of(only(*keys)) == ("structure", "", *names)
 
 
 def test_many_additional_entries_are_one_reason(calls):
     more = {**tokens(3), **{f"x{i}": np.ones(4) for i in range(30)}}
     reason = only(calls.key(step, PARAMS, tokens(3)), calls.key(step, PARAMS, more))
-    assert told(reason) == ("structure", "batch['x0..29']", "absent", "f32[4] (30 arrays)")
+    assert parts_of(reason) == ("structure", "batch['x0..29']", "absent", "f32[4] (30 arrays)")
 
 
 def test_a_new_optimizer_object(calls):
@@ -242,7 +242,7 @@ def test_a_new_optimizer_object(calls):
 
     reason = only(calls.key(step, state(0.1), 1), calls.key(step, state(0.1), 1))
     name = "GradientTransformationExtraArgs"
-    assert told(reason) == ("static", "params.tx", name, f"another {name}")
+    assert parts_of(reason) == ("static", "params.tx", name, f"another {name}")
     assert reason.advice == "make params.tx once: JAX compares functions by identity"
     reason = only(calls.key(step, state(0.1), 1), calls.key(step, state(0.25), 1))
     assert "0.1" in reason.before and "0.25" in reason.after
@@ -255,13 +255,13 @@ def test_a_new_optimizer_object(calls):
 def test_a_changed_static_argument(calls):
     keys = [calls.key(step, PARAMS, 1, static={"training": each}) for each in (True, False)]
     reason = only(*keys)
-    assert told(reason) == ("static", "training", "True", "False")
+    assert parts_of(reason) == ("static", "training", "True", "False")
     assert reason.advice == ""
 
 
 def test_an_omitted_static_argument(calls):
     keys = calls.key(step, PARAMS, 1), calls.key(step, PARAMS, 1, static={"training": True})
-    assert told(only(*keys)) == ("static", "training", "True (default)", "True")
+    assert parts_of(only(*keys)) == ("static", "training", "True (default)", "True")
 
 
 def test_a_static_number_with_many_values(calls):
@@ -276,7 +276,7 @@ def test_a_new_static_object(calls):
 
     keys = [calls.key(step, PARAMS, 1, static={"size": Config()}) for _ in range(2)]
     reason = only(*keys)
-    assert told(reason) == ("static", "size", "Config #1", "Config #2")
+    assert parts_of(reason) == ("static", "size", "Config #1", "Config #2")
     assert reason.advice == "pass one Config, or define __eq__ and __hash__ if the two are equal"
     keys = [calls.key(step, PARAMS, 1, static={"rule": lambda x: x}) for _ in range(2)]
     assert only(*keys).advice == "make rule once: JAX compares functions by identity"
@@ -285,9 +285,9 @@ def test_a_new_static_object(calls):
 def test_a_changed_jax_config(calls):
     before = calls.key(step, PARAMS, np.float32(1))
     after = replace(before, context={"enable_x64": "True"})
-    assert told(only(before, after)) == ("context", "enable_x64", "False", "True")
+    assert parts_of(only(before, after)) == ("context", "enable_x64", "False", "True")
     after = replace(before, context={**before.context, "mesh": "Mesh('x': 8)"})
-    assert told(only(before, after)) == ("context", "mesh", "not set", "Mesh('x': 8)")
+    assert parts_of(only(before, after)) == ("context", "mesh", "not set", "Mesh('x': 8)")
 
 
 def test_x64_gives_no_advice_on_types(calls):
@@ -306,7 +306,7 @@ def test_x64_gives_no_advice_on_types(calls):
 def test_an_option_of_jit(calls):
     before = calls.key(step, PARAMS, 1)
     donated = replace(before, options={"donate_argnums": "(0,)"})
-    assert told(only(before, donated)) == ("function", "donate_argnums", "not given", "(0,)")
+    assert parts_of(only(before, donated)) == ("function", "donate_argnums", "not given", "(0,)")
     placed = replace(before, options={"out_shardings": "P('x')"})
     assert only(before, placed).kind == "sharding"
 
@@ -317,7 +317,7 @@ def test_an_option_of_jit(calls):
 def test_a_lambda_in_a_loop(calls):
     keys = [calls.key(lambda x: x, 1) for _ in range(4)]
     reason = only(*keys)
-    assert told(reason) == ("function", "", "the lambda", "another lambda object")
+    assert parts_of(reason) == ("function", "", "the lambda", "another lambda object")
     assert reason.line == "train.py:9"
     assert reason.advice == "train.py:9 led to 4 calls of jax.jit: make one, outside of any loop"
 
@@ -332,11 +332,11 @@ def test_a_closure(calls):
         return lambda x: x * rate
 
     reason = only(calls.key(scaled(0.1), 1), calls.key(scaled(0.2), 1))
-    assert told(reason) == ("closure", "rate", "0.1", "0.2")
+    assert parts_of(reason) == ("closure", "rate", "0.1", "0.2")
     assert reason.advice.startswith("make rate an argument, unless a shape depends on it; ")
     assert only(calls.key(scaled(0.1), 1), calls.key(scaled(0.1), 1)).kind == "function"
     array = only(calls.key(scaled(jnp.ones(2)), 1), calls.key(scaled(jnp.ones(3)), 1))
-    assert told(array) == ("closure", "rate", "f32[2]", "f32[3]")
+    assert parts_of(array) == ("closure", "rate", "f32[2]", "f32[3]")
 
 
 def test_a_loop_at_the_top_level_of_a_script(calls):
@@ -349,7 +349,7 @@ def test_a_loop_at_the_top_level_of_a_script(calls):
         names["size"] = size
         names["shape"] = -size  # not read
         keys.append(calls.key(eval(code, names), np.ones(3)))
-    assert told(only(*keys)) == ("closure", "size", "1", "2")
+    assert parts_of(only(*keys)) == ("closure", "size", "1", "2")
     assert keys[0].function.closure == {"deep": "3", "size": "1"}
 
 
@@ -359,11 +359,11 @@ def test_a_partial_and_a_method(calls):
             return x
 
     keys = [calls.key(functools.partial(step, PARAMS, lr=0.1 * i), 1) for i in (1, 2)]
-    assert told(only(*keys)) == ("closure", "lr", "0.1", "0.2")
+    assert parts_of(only(*keys)) == ("closure", "lr", "0.1", "0.2")
     keys = [calls.key(functools.partial(step, PARAMS), 1) for _ in range(2)]
-    assert told(only(*keys))[2:] == ("the partial", "another partial object")
+    assert parts_of(only(*keys))[2:] == ("the partial", "another partial object")
     keys = [calls.key(Trainer().step, 1) for _ in range(2)]
-    assert told(only(*keys)) == ("closure", "self", "Trainer #1", "Trainer #2")
+    assert parts_of(only(*keys)) == ("closure", "self", "Trainer #1", "Trainer #2")
 
 
 def test_a_library_function_is_not_the_users_to_change(calls):
@@ -394,9 +394,9 @@ def test_methods_of_one_object_are_equal(calls):
 def test_equal_keys_have_no_reason(calls):
     key = calls.key(step, PARAMS, 1)
     reason = only(key, key)
-    assert told(reason) == ("cache", "", "compiled", "JAX's cache no longer had it")
+    assert parts_of(reason) == ("cache", "", "compiled", "JAX's cache no longer had it")
     reason = only(key, replace(key, cleared=1, cleared_line="train.py:33"))
-    assert told(reason) == ("cache", "", "compiled", "JAX's cache was cleared")
+    assert parts_of(reason) == ("cache", "", "compiled", "JAX's cache was cleared")
     assert reason.line == "train.py:33"
 
 

@@ -11,7 +11,7 @@ import jaxprtool
 from jaxprtool.api.record import record
 
 
-def told(recording):
+def reasons_of(recording):
     """Return each reason of a recording, by the program."""
     return {
         name: [(each.kind, each.path, each.before, each.after) for each in reasons]
@@ -39,7 +39,7 @@ def test_planted_causes_are_found(tmp_path):
         step(batch(8), 0.1)
         for i in range(2):
             jax.jit(lambda x: x * i)(batch(8)["x"])  # noqa: B023
-    assert told(recording) == {
+    assert reasons_of(recording) == {
         "step@2": [("shape", "batch", "[8,…]", "[3,…] (2 arrays)")],
         "step@3": [("weak_type", "rate", "~f32[]", "f32[]")],
         "step@4": [("static", "training", "True (default)", "False")],
@@ -66,7 +66,7 @@ def test_equinox_modules_have_the_users_names(tmp_path):
         model = eqx.nn.Linear(4, 2, key=jax.random.key(0))
         for scale in (1.0, 1.0, 2.0):
             evaluate(model, np.ones((3, 4), np.float32), scale)
-    assert told(recording) == {"evaluate@2": [("static", "scale", "1.0", "2.0")]}
+    assert reasons_of(recording) == {"evaluate@2": [("static", "scale", "1.0", "2.0")]}
     program = recording.programs["evaluate"]
     assert program.arg_names == ("model.weight", "model.bias", "x")
     assert program.out_names == ("marker", "result")
@@ -108,7 +108,7 @@ def test_functions_under_pmap_have_the_users_names(tmp_path):
         rate = np.ones(1, np.float32)
         for size, scale in ((3, 2), (3, 2), (4, 2), (4, 3)):
             mapped({"w": np.ones((1, size), np.float32)}, scale, rate=rate)
-    assert told(recording) == {
+    assert reasons_of(recording) == {
         "update@2": [("shape", "state['w']", "f32[1,3]", "f32[1,4]")],
         "update@3": [("static", "scale", "2", "3")],
     }

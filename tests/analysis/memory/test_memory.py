@@ -297,10 +297,10 @@ def test_a_result_reuses_a_donated_argument(donate):
 
 def measured(function, donate, *args):
     compiled = jax.jit(function, donate_argnums=donate).lower(*args).compile()
-    told = compiled.memory_analysis()
-    sizes = told.argument_size_in_bytes, told.output_size_in_bytes, told.temp_size_in_bytes
+    stats = compiled.memory_analysis()
+    sizes = stats.argument_size_in_bytes, stats.output_size_in_bytes, stats.temp_size_in_bytes
     table = 8 * len(jax.tree.leaves(jax.eval_shape(function, *args)))  # the memory of the results
-    return sum(sizes) - told.alias_size_in_bytes - (table if table > 8 else 0)
+    return sum(sizes) - stats.alias_size_in_bytes - (table if table > 8 else 0)
 
 
 def layers(params, x):

@@ -120,8 +120,8 @@ def test_drawing_random_bits_needs_three_additional_arrays():
 
     key = jax.random.key(0)
     found = temporary_memory(jaxprtool.trace(drawn, key))
-    told = jax.jit(drawn).lower(key).compile().memory_analysis().temp_size_in_bytes
-    assert found == 4 * SIZE == pytest.approx(told, rel=0.01)
+    expected = jax.jit(drawn).lower(key).compile().memory_analysis().temp_size_in_bytes
+    assert found == 4 * SIZE == pytest.approx(expected, rel=0.01)
 
 
 def test_the_initial_carry_of_a_loop_is_reused():

@@ -70,7 +70,7 @@ def test_jaxs_own_programs_are_equivalent_to_themselves_traced_again():
 
 
 @pytest.mark.parametrize(
-    ("p", "q", "told"),
+    ("p", "q", "message"),
     [
         (loop, lambda x: loop(x, reverse=True), r"\(scan\), parameter reverse: False against True"),
         (
@@ -105,9 +105,9 @@ def test_jaxs_own_programs_are_equivalent_to_themselves_traced_again():
         (scoped("a"), scoped("b"), "parameter name: nest:a against nest:b"),
     ],
 )
-def test_a_difference_is_found_and_described(p, q, told):
+def test_a_difference_is_found_and_described(p, q, message):
     found = difference(traced(p), traced(q))
-    assert found is not None and re.search(told, found), found
+    assert found is not None and re.search(message, found), found
     assert not equivalent(traced(p), traced(q))
 
 

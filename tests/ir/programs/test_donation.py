@@ -48,8 +48,8 @@ def test_a_result_of_the_same_name_or_shape_in_another_type_is_named():
 
 def test_xla_reuses_the_memory_of_the_others(program):
     used = [program.in_avals[argument] for argument in donations(program).by_result.values()]
-    told = step.lower(STATE, jnp.ones((2, 4))).compile().memory_analysis()
-    assert told.alias_size_in_bytes == sum(4 * aval.size for aval in used) == 64
+    stats = step.lower(STATE, jnp.ones((2, 4))).compile().memory_analysis()
+    assert stats.alias_size_in_bytes == sum(4 * aval.size for aval in used) == 64
 
 
 @pytest.mark.parametrize(
@@ -58,8 +58,8 @@ def test_xla_reuses_the_memory_of_the_others(program):
 def test_results_of_the_same_size_take_arguments_of_other_types(function):
     donated = jax.jit(function, donate_argnums=0)
     found = donations(jaxprtool.trace(donated, STATE["w"]))
-    told = donated.lower(STATE["w"]).compile().memory_analysis()
-    assert found.by_result == {0: 0} and found.unused == () and told.alias_size_in_bytes == 64
+    stats = donated.lower(STATE["w"]).compile().memory_analysis()
+    assert found.by_result == {0: 0} and found.unused == () and stats.alias_size_in_bytes == 64
 
 
 def test_arguments_that_are_not_donated_have_no_notes():

@@ -160,8 +160,8 @@ def test_donated_arguments_are_donated_in_stacked_form():
     params = parameters()
     program = jaxprtool.trace(jax.jit(loss, donate_argnums=0), params, x)
     rolled = stacked(program)["rolled"]
-    told = rolled.jit.of_arguments(rolled.arguments)
-    assert [value.donated for value in told] == [True, True, True, False]
+    settings = rolled.jit.of_arguments(rolled.arguments)
+    assert [value.donated for value in settings] == [True, True, True, False]
 
 
 def test_an_argument_that_is_used_outside_the_loop_is_refused_with_its_name_and_line():

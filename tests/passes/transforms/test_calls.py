@@ -217,17 +217,17 @@ def test_arguments_donated_by_jit_are_donated_when_compiled():
     x = jnp.ones(8)
     program = trace(step, {"w": x}, x, scale=x, unused=x)
     passes = "jit(donate_argnums=0, donate_argnames='scale', keep_unused=True)"
-    told = program.apply(passes)
+    applied = program.apply(passes)
     options = {"donate_argnums": 0, "donate_argnames": "scale", "keep_unused": True}
     as_jax = trace(jax.jit(step, **options), {"w": x}, x, scale=x, unused=x)
-    assert told.jit.arguments == as_jax.jit.arguments and told.jit.keep_unused
+    assert applied.jit.arguments == as_jax.jit.arguments and applied.jit.keep_unused
     assert program.apply("jit").jit is None and as_jax.apply("jit").jit == as_jax.jit
-    assert memory(told).donated_bytes == memory(as_jax).donated_bytes == 64
-    assert stablehlo(told).count("tf.aliasing_output") == 2
+    assert memory(applied).donated_bytes == memory(as_jax).donated_bytes == 64
+    assert stablehlo(applied).count("tf.aliasing_output") == 2
     by_name = "jit(donate_argnames=('state', 'scale'), keep_unused=True)"
-    assert program.apply(by_name).jit == told.jit
+    assert program.apply(by_name).jit == applied.jit
     twice = program.apply("jit(donate_argnums=0), jit(donate_argnames='scale', keep_unused=True)")
-    assert twice.jit == told.jit
+    assert twice.jit == applied.jit
 
 
 @pytest.fixture
@@ -248,13 +248,14 @@ def test_jit_shards_and_compiles_like_jax(auto_mesh):
         product, in_shardings=specs, out_shardings=p("x", "y"), compiler_options=options
     )
     program = trace(product, w, x)
-    told = program.apply(
+    applied = program.apply(
         "jit(in_shardings=(P(None, 'y'), P('x')), out_shardings=P('x', 'y'), "
         "compiler_options={'xla_cpu_enable_fast_math': True})"
     )
     expected = trace(as_jax, w, x).jit
-    assert told.jit == replace(expected, inline=told.jit.inline)  # whose default JAX has changed
-    assert "sharding" in stablehlo(told) and "sharding" not in stablehlo(program)
+    # JAX has changed the default of `inline`
+    assert applied.jit == replace(expected, inline=applied.jit.inline)
+    assert "sharding" in stablehlo(applied) and "sharding" not in stablehlo(program)
 
 
 def test_invalid_specs_of_jit_are_refused_by_the_names_of_its_options(auto_mesh):
@@ -273,10 +274,10 @@ def test_pmap_donates_and_runs_on_the_given_devices():
         return state + batch
 
     program = trace(step, jnp.ones(3), jnp.ones(3))
-    told = program.apply("pmap(donate_argnums=0, devices=(3, 1))")
+    applied = program.apply("pmap(donate_argnums=0, devices=(3, 1))")
     state = jnp.ones((2, 3))
-    result = told(state, jnp.ones((2, 3)))
+    result = applied(state, jnp.ones((2, 3)))
     assert {device.id for device in result.devices()} == {3, 1}
-    assert [each.donated for each in told.jit.of_arguments(told.arguments)] == [True, False]
+    assert [each.donated for each in applied.jit.of_arguments(applied.arguments)] == [True, False]
     with pytest.raises(UnsupportedError, match="there is no device 99"):
         program.apply("pmap(devices=(99,))")

@@ -123,7 +123,7 @@ def test_additions_at_the_named_places_work(tmp_path):
     shutil.copytree(ROOT / "jaxprtool", tmp_path / "jaxprtool")
     shutil.copy(ROOT / "pyproject.toml", tmp_path)
     loop = (ROOT / "tests" / "programs" / "repeat.py").read_text()
-    module, view = loop.split("# --- the one registration")
+    module, view = loop.split("# --- the registration")
     (tmp_path / "repeat.py").write_text(module)
 
     package, project = tmp_path / "jaxprtool", tmp_path / "pyproject.toml"

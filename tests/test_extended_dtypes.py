@@ -82,7 +82,7 @@ def test_results_of_pairs_do_not_prevent_the_check_for_nans():
         program.require_finite(check, [PAIRS], jax.tree.leaves(program(PAIRS)))
 
 
-def test_pairs_are_summarised_as_their_numbers():
+def test_pairs_are_summarized_as_their_numbers():
     np.testing.assert_array_equal(summarize(PAIRS).value, numbers(PAIRS))
     assert summarize(PairArray(jnp.ones((99, 2)))).statistics == {}
 

@@ -4,7 +4,7 @@
 
 Measures the benchmark models, and the samples that need 100 kB or more. XLA's number is the sum of
 arguments, results and temporaries in `memory_analysis` on the CPU, minus aliased bytes. The script
-then measures the CPU seconds to analyse programs of up to N equations. With --gradients, it
+then measures the CPU seconds to analyze programs of up to N equations. With --gradients, it
 measures the gradients of `memory_models` with and without `jax.checkpoint`, and prints the pairs
 that XLA ranks at least a fifth apart and the estimate ranks the other way.
 """

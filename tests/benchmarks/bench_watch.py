@@ -1,6 +1,6 @@
 """Compare watching values with JAX's tools: `python tests/benchmarks/bench_watch.py`.
 
-Every value of the gradient of a transformer and of a scan over many iterations is summarised. The
+Every value of the gradient of a transformer and of a scan over many iterations is summarized. The
 table has CPU seconds in a process that has compiled nothing: compiling and running the program,
 `watch`, `watch` again, `jax.debug.callback` after each equation with the same statistics by NumPy,
 and the function under `jax.disable_jit`, which shows no values.

@@ -31,7 +31,7 @@ LINES = {
 
 TITLE = "XLA compiles a transformer's gradient: CPU time by number of layers"
 
-#: A grey that is legible on white and on black, for axes and text.
+#: A gray that is legible on white and on black, for axes and text.
 INK = "#808890"
 INKED = ("text.color", "axes.labelcolor", "axes.edgecolor", "xtick.color", "ytick.color")
 

@@ -37,7 +37,7 @@ def test_an_installed_module(project):
     assert resolve("jax.numpy:sin").module.__name__ == "jax.numpy"
 
 
-def test_a_lone_file_with_its_neighbours(project):
+def test_a_lone_file_with_its_neighbors(project):
     project("code/neighbour_of_f.py", "def f(x): return x + 1\n")
     path = project("code/lone_file.py", "import neighbour_of_f\nf = neighbour_of_f.f\n")
     assert resolve("code/lone_file.py:f").value(1) == 2

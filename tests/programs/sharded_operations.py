@@ -51,7 +51,7 @@ def top_k() -> Sharded:
 
 
 def convolution() -> Sharded:
-    """A convolution along a split dimension: neighbours exchange halos."""
+    """A convolution along a split dimension: neighbors exchange halos."""
 
     def smooth(x, kernel):
         return jax.lax.conv_general_dilated(x, kernel, (1,), "SAME")
@@ -128,7 +128,7 @@ def fft() -> Sharded:
 
 
 def cholesky() -> Sharded:
-    """A factorisation of a split matrix."""
+    """A factorization of a split matrix."""
     return _split(lambda x: jnp.linalg.cholesky(x @ x.T + jnp.eye(16)), floats(16, 16))
 
 

@@ -339,7 +339,7 @@ def test_symbolic_sizes_are_refused():
     assert memory(program.apply("specialize(n=4, d=8)")).argument_bytes == 2 * 4 * 4 * 8
 
 
-def test_exponentially_nested_calls_are_analysed_fast():
+def test_exponentially_nested_calls_are_analyzed_fast():
     def doubled(f):
         return jax.jit(lambda x: f(x) + f(x * 2))
 

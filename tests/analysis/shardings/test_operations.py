@@ -115,7 +115,7 @@ EXPECTED = {
 
 
 @pytest.mark.parametrize("name", list(map(_program, EXPECTED)))
-def test_what_moves_and_why_is_what_the_program_does(found, name):
+def test_collectives_and_reasons_are_those_of_the_program(found, name):
     assert set(map(_text, shardings(found, name))) == EXPECTED[name]
 
 

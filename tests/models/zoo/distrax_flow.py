@@ -1,4 +1,4 @@
-"""A normalising flow of Distrax: samples, and their log density."""
+"""A normalizing flow of Distrax: samples, and their log density."""
 
 from functools import cache
 

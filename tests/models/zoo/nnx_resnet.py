@@ -9,7 +9,7 @@ from flax import nnx
 
 
 class Residual(nnx.Module):
-    """Two convolutions with batch normalisation, and a skip connection."""
+    """Two convolutions with batch normalization, and a skip connection."""
 
     def __init__(self, width, rngs):
         self.first = nnx.Conv(width, width, (3, 3), rngs=rngs)

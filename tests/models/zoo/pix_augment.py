@@ -7,7 +7,7 @@ import jax
 
 
 def augment(key, image):
-    """Return the image flipped, cropped, in other colours and blurred."""
+    """Return the image flipped, cropped, in other colors and blurred."""
     keys = jax.random.split(key, 4)
     image = pix.random_flip_left_right(keys[0], image)
     image = pix.random_crop(keys[1], image, (12, 12, 3))

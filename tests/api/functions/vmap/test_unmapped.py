@@ -103,7 +103,7 @@ def test_unmapped_results_of_calls_with_mapped_operands_are_concrete(fun, w):
     assert_alike(fun, w, VECTOR, in_axes=(None, 0))
 
 
-def test_they_are_concrete_after_an_effect_which_happens_once():
+def test_unmapped_results_are_concrete_after_an_effect_that_happens_once():
     def fun(x):
         jax.debug.print("{x}", x=x)
         count, total = lax.cond(True, lambda y: (2, y), lambda y: (3, -y), x)

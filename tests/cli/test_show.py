@@ -184,3 +184,24 @@ def test_weak_types_are_marked_on_request(cli, format):
     assert "~f32[]" in cli(*arguments, "--weak").out
     assert "~f32[]" not in cli(*arguments).out
     assert "~f32" not in cli("show", "jax.nn:relu", "--args", "f32[3]", "--weak").out
+
+
+STACK = """
+import jaxprtool
+
+@jaxprtool.example([{"w": "f32[4,4]", "b": "f32[4]"}] * 15, "f32[4]")
+def stack(layers, x):
+    for layer in layers:
+        x = x @ layer["w"] + layer["b"]
+    return x
+"""
+
+
+def test_arguments_of_equal_layers_share_a_row_of_the_statistics(cli, folder):
+    (folder / "stack.py").write_text(STACK)
+    out = cli("show", "stack.py:stack", "--stats").out
+    rows = [" ".join(line.split()) for line in out.splitlines()]
+    assert "layers[0..14]['w'] 15 x f32[4,4] 960" in rows
+    assert "layers[0..14]['b'] 15 x f32[4] 240" in rows
+    whole = cli("show", "stack.py:stack", "--stats", "--all").out
+    assert "layers[14]['w']" in whole and "15 x" not in whole

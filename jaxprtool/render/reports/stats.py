@@ -9,12 +9,14 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
+from jaxprtool.ir.basics.paths import Alike, alike
 from jaxprtool.ir.basics.quantities import plural
 from jaxprtool.ir.programs.program_signature import NamedValue, size_of_values
 from jaxprtool.render.terminal import theme
 from jaxprtool.render.terminal.rendering import Rendering
 from jaxprtool.render.terminal.tables import add_more, new_table, number, text
 from jaxprtool.render.terminal.top import split
+from jaxprtool.render.terminal.wrapping import PathText
 
 if TYPE_CHECKING:
     from jaxprtool.analysis.stats import Stats
@@ -78,16 +80,27 @@ def values_table(
 ) -> Table:
     """Return a row for each value: its name, type, bytes, and source location.
 
-    `top` is the number of values shown, None for all; further ones are counted.
+    If there are more than `top`, values whose names differ only in numbers share a row, with their
+    total size, and values left out are counted. `top` is None for a row for each value.
     """
     columns = text(what, theme.BINDER), text("type", theme.TYPE), number("bytes")
     grid = new_table(size_of_values(what, values), *columns)
     if sources is not None:
         grid.add_column("source", style=theme.COMMENT, overflow="fold")
-    shown, rest = split(values, top)
-    for i, value in enumerate(shown):
-        size = "?" if value.bytes is None else f"{value.bytes:,}"
-        source = [] if sources is None else [Text(sources[i])]
-        grid.add_row(Text(value.name), Text(value.described), size, *source)
-    add_more(grid, len(rest))
+    rows = list(zip(values, sources or [""] * len(values), strict=True))
+    groups = [Alike(value.name, [(value, source)]) for value, source in rows]
+    if split(groups, top)[1]:
+        groups = alike(rows, lambda row: row[0].name, lambda row: (row[0].described, row[1]))
+    shown, others = split(groups, top)
+    for group in shown:
+        value, source = group.items[0]
+        count = len(group.items)
+        sizes = [each.bytes for each, _ in group.items if each.bytes is not None]
+        grid.add_row(
+            PathText(group.path),
+            Text(f"{count} x {value.described}" if count > 1 else value.described),
+            f"{sum(sizes):,}" if len(sizes) == count else "?",
+            *([] if sources is None else [Text(source)]),
+        )
+    add_more(grid, sum(len(group.items) for group in others))
     return grid

@@ -38,19 +38,26 @@ def frame_text(file: str, frame: UserFrame, ends: bool = False) -> str:
     """
     function = frame.function
     known = function.isprintable() and not set(function) & set("()")
-    until = f"-{frame.end_line}:{frame.end_column + 1}" if ends else ""
+    has_range = frame.column >= 0 and frame[-2:] >= (frame.line, frame.column)  # else unknown
+    until = f"-{frame.end_line}:{frame.end_column + 1}" if ends and has_range else ""
     named = f" ({function})" if known else ""
     return f"{file}:{frame.line}:{frame.column + 1}{until}{named}"
 
 
 def read_frame(text: str, files: Mapping[str, str]) -> UserFrame | None:
-    """Return the frame that `frame_text` wrote; None if a text has another form or another file."""
+    """Return the frame that `frame_text` wrote.
+
+    The result is None if the text has another form, another file, or an invalid range.
+    """
     found = _FRAME.fullmatch(text)
     if found is None or found["file"] not in files:
         return None
     line, column = int(found["line"]), int(found["column"] or 1) - 1
-    end_line = int(found["end_line"] or line)
-    end_column = int(found["end_column"] or column + 1) - 1
+    end_line, end_column = line, column
+    if found["end_line"]:
+        end_line, end_column = int(found["end_line"]), int(found["end_column"]) - 1
+        if column < 0 or end_column < 0 or (end_line, end_column) < (line, column):
+            return None
     function = found["function"] or "<unknown>"
     return UserFrame(files[found["file"]], line, function, column, end_line, end_column)
 

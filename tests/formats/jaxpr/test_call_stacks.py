@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
 from functools import partial
 
 import jax
@@ -102,6 +105,9 @@ def test_an_equation_has_the_frames_of_its_entry():
         ("'2': 3", "write stacks as {'2': "),
         ("'2': 'b.py:3:4-3:9 (f)'", "entry '2' of stacks is not a frame of a file: 'b.py"),
         ("'2': 'a.py'", "entry '2' of stacks is not a frame of a file: 'a.py'"),
+        ("'2': 'a.py:3:9-3:4 (f)'", "entry '2' of stacks is not a frame of a file: 'a.py:3:9-3:4"),
+        ("'2': 'a.py:3:9-2:12 (f)'", "entry '2' of stacks is not a frame of a file: 'a.py:3:9-2:"),
+        ("'2': 'a.py:3:0-3:0 (f)'", "entry '2' of stacks is not a frame of a file: 'a.py:3:0-3:"),
         ("'2': 'a.py:3:4 (f) from 2'", "entry '2' of stacks comes before its caller '2'"),
         (
             "'0': 'a.py:1:1 (f)', "
@@ -114,3 +120,29 @@ def test_an_invalid_table_of_frames_is_refused(stacks, message):
     with pytest.raises(ProgramFileError, match=r"^f:7:\d+: ") as raised:
         parse(FILE.format(stacks), "f")
     assert message in str(raised.value)
+
+
+SCRIPT = """
+import jax.numpy as jnp, jaxprtool
+from jaxprtool.formats.jaxpr.read import parse
+from jaxprtool.formats.jaxpr.write import text
+
+def inner(x):
+    return jnp.tanh(x) + 1.0
+
+def outer(x):
+    return inner(inner(x))
+
+written = text(jaxprtool.trace(outer, 1.0))
+assert "stacks = {" in written and text(parse(written, "f")) == written
+"""
+
+
+def test_code_without_columns_is_written_and_read(tmp_path):
+    path = tmp_path / "script.py"
+    path.write_text(SCRIPT)
+    environment = {**os.environ, "PYTHONNODEBUGRANGES": "1"}
+    done = subprocess.run(
+        [sys.executable, path], env=environment, capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stderr

@@ -234,15 +234,17 @@ def _graph_results(fun: Any, tree: PyTreeDef, paths: Sequence[str]) -> list[str]
     are the modules that the user's function has changed: `updated.model.up.kernel`.
     """
     inner = wrapped(fun)
-    parameters = [] if inner is None else list(inspect.signature(inner).parameters)
 
     def outside(path: str) -> str:
         found = _GRAPH_RESULT.fullmatch(path)
         if found is None:
             return path
-        if found["position"] and int(found["position"]) < len(parameters):
-            return f"updated.{parameters[int(found['position'])]}{found['rest']}"
         root = f"updated.{found['keyword']}" if found["keyword"] else "result"
+        if found["position"]:
+            parameter = _parameter(inner, int(found["position"]))
+            if not parameter:
+                return path
+            root = f"updated.{parameter}"
         return f"{root}{found['rest']}"
 
     leaves = [outside(path) for path in paths]
@@ -262,6 +264,20 @@ def _graph_results(fun: Any, tree: PyTreeDef, paths: Sequence[str]) -> list[str]
         else:
             todo += reversed(node.children())
     return leaves
+
+
+def _parameter(fun: Any, position: int) -> str:
+    """Return the name of a positional argument, `models[1]` for one of `*models`; "" if unknown."""
+    try:
+        parameters = inspect.signature(fun).parameters.values()
+    except (TypeError, ValueError):  # a callable without a signature
+        return ""
+    for i, each in enumerate(parameters):
+        if each.kind is each.VAR_POSITIONAL:
+            return f"{each.name}[{position - i}]"
+        if i == position:
+            return each.name
+    return ""
 
 
 class _Graph:

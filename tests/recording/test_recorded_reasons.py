@@ -98,6 +98,23 @@ def test_modules_updated_by_nnx_jit_have_their_outer_names(tmp_path):
     assert not any("states" in name for name in first | second)
 
 
+@pytest.mark.models
+def test_each_module_of_a_variadic_parameter_has_its_number(tmp_path):
+    nnx = pytest.importorskip("flax.nnx")
+
+    @nnx.jit
+    def double(x, *models):
+        for model in models:
+            model.kernel[...] *= 2.0
+        return models[0](x)
+
+    models = [nnx.Linear(2, 3, use_bias=False, rngs=nnx.Rngs(n)) for n in range(2)]
+    with record(tmp_path / "run") as recording:
+        double(np.ones((1, 2), np.float32), *models)
+    names = ("updated.models[0].kernel", "updated.models[1].kernel", "result")
+    assert recording.programs["double"].out_names == names
+
+
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")
 def test_functions_under_pmap_have_the_users_names(tmp_path):
     def update(state, scale, *, rate):

@@ -43,6 +43,23 @@ def test_differences_are_shown_with_their_lines_and_exit_code_1(cli):
     assert max(map(len, lines)) <= 80
 
 
+SPLITS = """
+import jax, jaxprtool
+
+def splits(sizes):
+    return jaxprtool.example("f32[120]")(lambda x: jax.lax.split(x, sizes)[0])
+
+ones = (1,) * 120
+old, new = splits(ones), splits((*ones[:60], 2, 0, *ones[62:]))
+"""
+
+
+def test_a_difference_within_a_long_value_is_shown(cli, folder):
+    (folder / "splits.py").write_text(SPLITS)
+    found = cli("diff", "splits.py:old", "splits.py:new")
+    assert found.code == 1 and "1, 1, 2, 0, 1, 1" in " ".join(found.out.split())
+
+
 def test_enclosing_equations_are_named_once(cli, folder):
     other = BEFORE.replace("jnp.tanh(c * 2.0) + row", "jnp.tanh(jnp.sin(c) * 2.0) + row * row")
     (folder / "edited.py").write_text(textwrap.dedent(other))

@@ -22,10 +22,19 @@ class TerseNotation(Notation):
     """Writes equations without parameters at their defaults: None, known flags, steps of one.
 
     A longer value of a parameter is cut in its middle, and NumPy's numbers are written as Python's.
+
+    Args:
+        whole: Whether to write values as they are.
     """
+
+    def __init__(self, whole: bool = False) -> None:
+        super().__init__()
+        self._whole = whole
 
     def text(self, value: object) -> str:
         """Return the text of a parameter's value that is not a jaxpr."""
+        if self._whole:
+            return super().text(value)
         text = _NUMPY_SCALAR.sub(r"\1", super().text(value))
         if len(text) <= _LONGEST:
             return text

@@ -279,7 +279,8 @@ class _Texts:
     """The texts of equations. A variable of the first program is named as its counterpart."""
 
     def __init__(self, found: Diff):
-        options = ShowOptions(names=True, terse=True)
+        # Two values may differ only where they would be cut.
+        options = ShowOptions(names=True, terse=True, whole=True)
         self._readers = tuple(Reader(about, options) for about in found.signatures)
         self._count = Selection().count
         self._name_alike(found)

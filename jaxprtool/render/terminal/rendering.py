@@ -34,6 +34,7 @@ class ShowOptions:
         others: A description of the others: "that x does not touch".
         names: Whether to use the user's names of variables, if known.
         terse: Whether to leave out parameters with default values, and to cut long values.
+        whole: Whether not to cut long values, even if `terse`.
         weak: Whether to mark weak types: `~f32[3]`.
         fit: Whether to break lines that JAX's layout leaves longer than the width.
         fold: Whether to fold long rows of variables, such as large signatures.
@@ -50,6 +51,7 @@ class ShowOptions:
     others: str = ""
     names: bool = False
     terse: bool = False
+    whole: bool = False
     weak: bool = False
     fit: bool = False
     fold: bool = False
@@ -60,7 +62,7 @@ class ShowOptions:
 
     def notation(self, about: ProgramSignature) -> Notation:
         """Return the notation for the equations of a program."""
-        notation = TerseNotation() if self.terse else Notation()
+        notation = TerseNotation(self.whole) if self.terse else Notation()
         notation.weak = self.weak
         if self.names:
             paths = [value.name for value in about.arguments]

@@ -65,6 +65,25 @@ def test_many_equal_results_are_one_row_with_the_errors_of_the_worst(cli, folder
     assert max(map(len, lines)) <= 80
 
 
+BROKEN = """
+    import jax.numpy as jnp, jaxprtool
+
+    @jaxprtool.example("f32[8]")
+    def exact(x):
+        return [x * n for n in range(30)]
+
+    @jaxprtool.example("f32[8]")
+    def broken(x):
+        return [x * n + (9.0 if n == 3 else 0.1 + jnp.where(n == 4, jnp.nan, 0)) for n in range(30)]
+"""
+
+
+def test_a_result_with_a_new_nan_has_a_row_of_its_own(cli, folder):
+    (folder / "broken.py").write_text(textwrap.dedent(BROKEN))
+    out = cli("compare", "broken.py:exact", "broken.py:broken").out
+    assert "8 NaN, not 0" in " ".join(out.split()) and "29 x result" in out
+
+
 def test_a_wider_tolerance_exits_with_0(cli):
     found = cli("compare", "parts.py:exact", "parts.py:rounded", "--rtol", "0.01")
     assert found.code == 0 and "all within tolerance" in found.out

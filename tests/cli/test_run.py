@@ -112,6 +112,23 @@ def test_scalars_are_first_among_many_results_and_ranges_fit_the_terminal(folder
     assert rows[-1] == "… 21 more: --all"
 
 
+MASKS = """
+import jax.numpy as jnp, jaxprtool
+
+@jaxprtool.example("f32[3]")
+def masks(x):
+    many = {f"w{'x' * i}": jnp.ones(8) for i in range(25)}
+    return {"a": x > 9.0, "b": jnp.zeros((0, 2)), **many}
+"""
+
+
+def test_booleans_and_empty_arrays_have_values_in_a_table_of_many_results(folder, terminal):
+    (folder / "masks.py").write_text(MASKS)
+    rows = [" ".join(line.split()) for line in terminal("run", "masks.py:masks").splitlines()]
+    assert "result['a'] bool[3] [False, False, False]" in rows
+    assert "result['b'] f32[0,2] []" in rows
+
+
 HALVES = """
 import jax, jax.numpy as jnp, jaxprtool
 

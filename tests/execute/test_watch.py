@@ -131,6 +131,14 @@ def test_a_constant_is_not_in_the_row_of_its_line():
     assert "sin" in row.primitives and row.numbers.nans == 0
 
 
+def test_values_from_a_callback_without_operands_are_in_the_row_of_their_line():
+    def f(x):
+        read = jax.pure_callback(lambda: np.float32(np.nan), jax.ShapeDtypeStruct((), "float32"))
+        return x + read
+
+    assert sum(row.numbers.nans for row in rows(f, X)) == 1 + X.size
+
+
 def test_lines_of_a_library_follow_the_users_line_that_calls_them():
     library = {}
     code = "import jax.numpy as jnp\ndef one(x):\n    return jnp.sin(x)\n"

@@ -201,13 +201,13 @@ class Recorder:
 def _moves(eqn: JaxprEqn, aval: Aval) -> bool:
     """Return True if an equation computes nothing from its operands, as for the NaN of `jnp.var`.
 
-    It moves values, makes a constant, or changes nothing but the weak type.
+    It moves values, casts a constant, or changes nothing but the weak type.
     """
-    operands = [atom.aval for atom in eqn.invars if isinstance(atom, Var)]
-    if traits(eqn).moves or not operands:
-        return True
-    is_weak_cast = traits(eqn).gives == "cast" and operands[0] != aval
-    return is_weak_cast and operands[0].dtype == aval.dtype
+    if traits(eqn).moves or traits(eqn).gives != "cast":
+        return traits(eqn).moves
+    operand = eqn.invars[0]
+    is_weak_cast = operand.aval != aval and operand.aval.dtype == aval.dtype
+    return is_weak_cast or not isinstance(operand, Var)
 
 
 def _in_order(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Hashable, Sequence
 from typing import TYPE_CHECKING
 
 from rich.console import Group, RenderableType
@@ -110,8 +110,10 @@ def _name(group: Alike[Measure], width: int) -> Text:
     return name
 
 
-def _kind(each: Measure) -> tuple[str, str, bool, bool]:
-    return each.type, each.reference_type, each.within, each.equal
+def _kind(each: Measure) -> Hashable:
+    """Return what results that share a row have in common: all but the size of their errors."""
+    kept = each.within, each.equal, each.nans, each.nonfinite
+    return each.type, each.reference_type, *kept
 
 
 def _worst_first(results: Sequence[Measure]) -> list[Measure]:

@@ -107,14 +107,11 @@ def _in_short(group: Alike[Output], narrow: bool) -> str:
     In a `narrow` table, the mean and the values of vectors are left out.
     """
     first, digits = group.items[0], 3 if narrow else 4
-    if group.items[1:]:
-        known = {} if first.type.startswith("key<") else _of_all(group)
-    elif "true" in first.summary.statistics or not (narrow and first.value.ndim):
-        known = first.summary.statistics
-        if first.summary.value is not None or "true" in known:
-            return " ".join(_described(first, 1000).split())
-    else:
-        known = first.summary.numbers
+    known = {} if first.type.startswith("key<") else _of_all(group)
+    in_full = "min" not in known or not (narrow and first.value.ndim)
+    is_described = first.summary.value is not None or "true" in first.summary.statistics
+    if not group.items[1:] and in_full and is_described:
+        return " ".join(_described(first, 1000).split())
     parts = []
     if known.get("min") is not None:
         low, high = f"{known['min']:.{digits}g}", f"{known['max']:.{digits}g}"

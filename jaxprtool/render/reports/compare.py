@@ -84,10 +84,11 @@ def _nonfinite(variant: Compared) -> str:
 
 
 def _variant(variant: Compared, width: int, top: int | None) -> RenderableType:
-    groups = [Alike(each.name, [each]) for each in _worst_first(variant.results)]
+    results = _worst_first(variant.results)
+    groups = [Alike(each.name, [each]) for each in results]
     if split(groups, top)[1]:
         # The first result of a group is its worst, and its errors are shown.
-        groups = alike(_worst_first(variant.results), lambda each: each.name, _kind)
+        groups = alike(results, lambda each: each.name, _kind)
     rows, others = split(groups, top)
     said = Text(verdict(variant), style=theme.HEADING)
     if variant.error or (variant.equal and not variant.unproven) or not rows:

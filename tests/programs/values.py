@@ -25,9 +25,32 @@ __all__ = [
     "flushed_bits_agree",
     "on_device",
     "on_host",
+    "special_values",
     "value_difference",
     "values_agree",
 ]
+
+
+def special_values(dtype: Any) -> np.ndarray:
+    """Return the numbers of a dtype that detect careless rules: all of them, if it has 8 bits."""
+    if dtype == np.bool_:
+        return np.array([False, True])
+    if jnp.issubdtype(dtype, jnp.complexfloating):
+        tiny, most = np.finfo(dtype).smallest_subnormal, np.finfo(dtype).max
+        parts = [0.0, -0.0, 1.5, -2.0, np.inf, -np.inf, np.nan, tiny, -tiny, most]
+        return np.array([complex(a, b) for a in parts for b in parts], dtype)
+    if jnp.issubdtype(dtype, jnp.integer):
+        info = jnp.iinfo(dtype)
+        low, high = int(info.min), int(info.max)
+        some = {low, low + 1, -7, -2, -1, 0, 1, 2, 3, 31, 100, high // 2, high - 1, high}
+        few = sorted(n for n in some if low <= n <= high)
+        return np.array(range(low, high + 1) if info.bits <= 8 else few, dtype)
+    if dtype.itemsize == 1:
+        return np.arange(2 ** jnp.finfo(dtype).bits, dtype=np.uint8).view(dtype)
+    info = jnp.finfo(dtype)
+    limits = [float(x) for x in (info.max, info.tiny, info.smallest_subnormal)]
+    positive = [0.0, 0.3, 1.0, 2.5, np.inf, np.nan, *limits]
+    return np.array([sign * x for x in positive for sign in (1, -1)]).astype(dtype)
 
 
 def on_device(x: Any) -> Any:

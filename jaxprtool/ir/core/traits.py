@@ -84,6 +84,9 @@ class Traits:
         holds_constants: Its bodies are closed jaxprs that may have constants of their own.
         ends_ref: Frees the ref that is its first operand.
         transposes_integers: JAX also transposes it for integers, if it is linear.
+        parameters: The parameters that say what it computes, such as `axes`. Each rule about the
+            primitive handles them. All others are options, such as `out_dtype` and `reverse`.
+        defaults: The options whose default is neither None nor False, each with its default.
     """
 
     commutative: str = ""
@@ -120,6 +123,8 @@ class Traits:
     holds_constants: bool = False
     ends_ref: bool = False
     transposes_integers: bool = True
+    parameters: frozenset[str] = frozenset()
+    defaults: tuple[tuple[str, Any], ...] = ()
 
     def commutes(self, dtype: DType, *, to_the_bit: bool = False) -> bool:
         """Return True if two operands of a dtype may be exchanged."""
@@ -170,6 +175,26 @@ def add_traits(*primitives: str, **changes: Any) -> None:
         _table[name] = replace(_table.get(name, _UNKNOWN), **changes)
         if _known.pop(name, None) is not None:
             clear_caches()
+
+
+def options(eqn: JaxprEqn) -> frozenset[str]:
+    """Return the optional parameters of an equation that are not at their defaults.
+
+    A rule that knows nothing about one of them must not be applied to the equation: it may change
+    what the primitive computes. An option that JAX adds in a later release is among them, and so
+    are the parameters of a plug-in's primitive that its traits do not list.
+    """
+    row = traits(eqn)
+    defaults = dict(row.defaults)
+    return frozenset(
+        name
+        for name, value in eqn.params.items()
+        if name not in row.parameters and not _is_default(value, defaults.get(name))
+    )
+
+
+def _is_default(value: Any, default: Any) -> bool:
+    return value is None or value is False if default is None else bool(value == default)
 
 
 def described(primitive: str) -> dict[str, tuple[Any, str]]:
@@ -414,3 +439,33 @@ add_traits(CALL_HIGH, custom_derivative=True)
 add_traits("cond", "scan", holds_constants=True)
 # The bodies of `while` may not: JAX does not run such a loop if one of its constants is a ref.
 add_traits("while", may_fold=False)
+
+
+# --- parameters -----------------------------------------------------------------------------------
+
+
+def _add_parameters(*primitives: str, names: str, **defaults: Any) -> None:
+    add_traits(*primitives, parameters=frozenset(names.split()), defaults=tuple(defaults.items()))
+
+
+_add_parameters("bitcast_convert_type", names="new_dtype")
+_add_parameters("broadcast_in_dim", names="shape broadcast_dimensions")
+_add_parameters("concatenate", names="dimension")
+_add_parameters("conj", names="input_dtype")
+_add_parameters("convert_element_type", names="new_dtype weak_type")
+_add_parameters("cumlogsumexp", "cummax", "cummin", "cumprod", "cumsum", names="axis")
+_add_parameters("dot_general", names="dimension_numbers")
+_add_parameters("dynamic_slice", names="slice_sizes")
+_add_parameters("integer_pow", names="y")
+_add_parameters("iota", names="dtype shape dimension")
+_add_parameters("pad", names="padding_config")
+_add_parameters("reduce_and", "reduce_max", "reduce_min", "reduce_or", names="axes")
+_add_parameters("reduce_prod", "reduce_sum", "reduce_xor", names="axes")
+_add_parameters("reduce_precision", names="exponent_bits mantissa_bits")
+_add_parameters("reshape", names="new_sizes")
+_add_parameters("rev", "squeeze", names="dimensions")
+_add_parameters("round", names="rounding_method")
+_add_parameters("slice", names="start_indices limit_indices strides")
+_add_parameters("sort", names="dimension num_keys", is_stable=True)
+_add_parameters("split", names="sizes axis")
+_add_parameters("transpose", names="permutation")

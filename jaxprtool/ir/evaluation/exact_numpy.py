@@ -1,7 +1,8 @@
 """Evaluate with NumPy the equations whose bits are the same on every backend.
 
 These equations only move data, compute with integers, or use float operations that IEEE 754
-prescribes to the bit. A backend would first have to compile a kernel for each.
+prescribes to the bit. A backend would first have to compile a kernel for each. No rule here knows
+an option of a primitive, such as `out_dtype`: an equation with one is left to the backend.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ from collections.abc import Callable, Sequence
 import numpy as np
 
 from jaxprtool.ir.basics.dtypes import dtype_kind
+from jaxprtool.ir.core.traits import options
 from jaxprtool.jaxcompat import JaxprEqn
 
 #: Returns an equation's result by NumPy, or None if a backend might compute other bits.
@@ -94,8 +96,8 @@ def _slice(eqn: JaxprEqn, x: np.ndarray) -> np.ndarray | None:
     return x[tuple(slice(*each) for each in bounds)]
 
 
-def _reshape(eqn: JaxprEqn, x: np.ndarray) -> np.ndarray | None:
-    return x.reshape(eqn.outvars[0].aval.shape) if eqn.params.get("dimensions") is None else None
+def _reshape(eqn: JaxprEqn, x: np.ndarray) -> np.ndarray:
+    return x.reshape(eqn.outvars[0].aval.shape)
 
 
 #: Rules by primitive.
@@ -137,5 +139,5 @@ RULES: dict[str, Evaluation] = {
 def evaluate_exactly(eqn: JaxprEqn, operands: Sequence[np.ndarray]) -> np.ndarray | None:
     """Return the result of an equation, or None if a backend might compute other bits."""
     rule = RULES.get(eqn.primitive.name)
-    result = None if rule is None else rule(eqn, *operands)
+    result = None if rule is None or options(eqn) else rule(eqn, *operands)
     return None if result is None else np.array(result, order="C")

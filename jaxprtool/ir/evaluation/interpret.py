@@ -188,8 +188,9 @@ def bind(eqn: JaxprEqn, operands: Sequence[Any]) -> Sequence[Any]:
 
 
 def branch_of(cond: Cond, index: Any) -> Any:
-    """Return the branch that an index selects. Like JAX, clamp the index to the valid range."""
-    return cond.branches[min(max(int(index), 0), len(cond.branches) - 1)]
+    """Return the branch that an index selects. Like XLA, take the last for an invalid index."""
+    number = int(index)
+    return cond.branches[number if 0 <= number < len(cond.branches) else -1]
 
 
 def row_of(stack: Any, i: int) -> Any:

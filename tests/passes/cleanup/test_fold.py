@@ -1,6 +1,7 @@
 """fold evaluates constants, within its limit, and inlines control flow of known course."""
 
 import itertools
+import random
 from collections import Counter
 
 import jax
@@ -13,10 +14,12 @@ import jaxprtool
 from jaxprtool import jaxcompat, variable
 from jaxprtool.errors import PipelineError
 from jaxprtool.ir.core.structured import sub_jaxprs, view
-from jaxprtool.ir.evaluation.exact_numpy import RULES
+from jaxprtool.ir.evaluation.exact_numpy import RULES, evaluate_exactly
 from jaxprtool.ir.programs.program import type_check
 from jaxprtool.passes.cleanup.fold import Fold
 from tests.programs.same import count_equations, same
+from tests.programs.values import special_values
+from tests.share import HALF
 
 x = jnp.arange(12.0).reshape(3, 4) / 10
 
@@ -550,3 +553,118 @@ def test_floats_in_range_become_the_integers_of_the_backend(dtype):
         assert (ours is None) == (
             not np.iinfo(dtype).min <= x <= min(np.iinfo(dtype).max, 2**24)
         ), x
+
+
+# --- every dtype and every option ---------------------------------------------------------------
+
+
+def of_lax(name):
+    return getattr(lax, f"bitwise_{name}", None) or getattr(lax, name)
+
+
+UNARY = "neg", "abs", "floor", "ceil", "not"
+BINARY = "add", "sub", "mul", "div", "max", "min", "and", "or", "xor", *COMPARISONS
+TARGETS = "int8", "uint8", "int32", "uint32", "int64", "float32", "float64"
+EVALUATED = {
+    **{name: of_lax(name) for name in BINARY},
+    **{name: (lambda x, y, name=name: of_lax(name)(x)) for name in UNARY},
+    **{f"to {t}": (lambda x, y, t=t: lax.convert_element_type(x, t)) for t in TARGETS},
+    "select": lambda x, y: lax.select_n(x, y, x),
+}
+TYPES = [
+    *("bool", "int4", "uint4", "int8", "uint8", "int16", "int32", "uint32", "int64", "uint64"),
+    *("float8_e4m3fn", "float8_e5m2", "float8_e4m3fnuz", "float8_e8m0fnu", "float4_e2m1fn"),
+    *("bfloat16", "float16", "float32", "float64", "complex64", "complex128"),
+]
+
+
+def evaluated_alike(name, dtype, count):
+    """Return how many of `count` random pairs NumPy evaluates. Raise if a bit differs from JAX."""
+    rng, values = np.random.default_rng(0), special_values(jnp.dtype(dtype))
+    x, y = (rng.choice(values, count) for _ in range(2))
+    try:
+        theirs = np.asarray(jax.jit(EVALUATED[name])(x, y))
+        eqns = jax.make_jaxpr(EVALUATED[name])(x[0], y[0]).eqns
+    except (TypeError, jax.errors.JaxRuntimeError):
+        return 0  # the primitive is not defined on this type
+    evaluated = 0
+    for a, b, want in zip(x, y, theirs, strict=True) if eqns else ():
+        known = {1: [a], 2: [a, b], 3: [a, b, a]}[len(eqns[0].invars)]
+        ours = evaluate_exactly(eqns[0], list(map(np.asarray, known)))
+        if ours is not None:
+            evaluated += 1
+            same = ours.dtype == want.dtype and ours.tobytes() == want.tobytes()
+            assert same, f"{name} of {a} and {b}, {dtype}: {ours}, not {want}"
+    return evaluated
+
+
+def test_numpy_computes_the_bits_of_the_backend_in_some_types():
+    pairs = list(itertools.product(EVALUATED, TYPES))
+    with jax.enable_x64(True):
+        for pair in [("add", "int8"), *random.Random(HALF).sample(pairs, 8)]:
+            evaluated_alike(*pair, 20)
+
+
+@pytest.mark.sweep
+@pytest.mark.parametrize("name", EVALUATED)
+def test_numpy_computes_the_bits_of_the_backend_in_every_type(name):
+    with jax.enable_x64(True):
+        assert sum(evaluated_alike(name, dtype, 300) for dtype in TYPES) > 0
+
+
+@pytest.mark.parametrize("name", RULES)
+def test_numpy_evaluates_no_equation_with_an_option(name):
+    function, operands = WITH_ONE_EQUATION[name]
+    (eqn,) = jax.make_jaxpr(function)(*operands).eqns
+    operands = list(map(np.asarray, operands))
+    assert evaluate_exactly(eqn, operands) is not None
+    assert evaluate_exactly(eqn.replace(params=eqn.params | {"later": 1}), operands) is None
+
+
+TABLE = np.arange(6, dtype=np.int32).reshape(2, 3)
+WITH_ONE_EQUATION = {
+    **{name: (of_lax(name), (np.int32(6), np.int32(3))) for name in BINARY},
+    **{name: (of_lax(name), (np.int32(6),)) for name in UNARY},
+    **{name: (of_lax(name), (np.float32(1.5),)) for name in ("floor", "ceil")},
+    "div": (lax.div, (np.float32(6), np.float32(2))),
+    "convert_element_type": (lambda x: lax.convert_element_type(x, np.int8), (np.int32(6),)),
+    "broadcast_in_dim": (lambda x: lax.broadcast(x, (2,)), (TABLE,)),
+    "iota": (lambda: lax.iota(np.int32, 3), ()),
+    "select_n": (lax.select_n, (np.True_, np.int32(6), np.int32(3))),
+    "slice": (lambda x: lax.slice(x, (0, 1), (2, 3)), (TABLE,)),
+    "reshape": (lambda x: lax.reshape(x, (3, 2)), (TABLE,)),
+    "squeeze": (lambda x: lax.squeeze(x, (0,)), (TABLE[:1],)),
+    "transpose": (lambda x: lax.transpose(x, (1, 0)), (TABLE,)),
+    "copy": (lax.copy_p.bind, (TABLE,)),
+    "rev": (lambda x: lax.rev(x, (0,)), (TABLE,)),
+    "concatenate": (lambda x: lax.concatenate([x, x], 0), (TABLE,)),
+}
+
+
+def test_a_product_in_a_wider_type_is_folded_in_that_type():
+    def wide(x):
+        return x + lax.mul(jnp.int8(100), jnp.int8(100), out_dtype=jnp.int32)
+
+    after = fold(wide, jnp.int32(1))
+    assert count(after.jaxpr) == {"add": 1}
+    assert after(jnp.int32(1)) == 10001
+
+
+def test_a_product_in_a_wider_type_is_not_an_identity():
+    def wide(x):
+        return lax.mul(x, jnp.ones_like(x), out_dtype=jnp.int32)
+
+    x = jnp.int8([100, -100])
+    for text in ("simplify", "-O3", "simplify(fast=True)"):
+        after = jaxprtool.trace(wide, x).apply(text)
+        assert np.asarray(after(x)).tolist() == [100, -100]
+
+
+def test_an_invalid_index_selects_the_last_branch_as_in_xla():
+    (eqn,) = jax.make_jaxpr(lambda i, x: lax.cond(i, lax.sin, lax.neg, x))(True, 2.0).eqns[-1:]
+    for index in (-5, -1, 2, 9):
+
+        def fun(x, index=index):
+            return eqn.primitive.bind(jnp.int32(index), x, **eqn.params)
+
+        assert count(fold(fun, 2.0).jaxpr) == {"sin": 1}

@@ -34,6 +34,7 @@ def _bound(primitive: Any, **params: Any) -> Callable[..., Any]:
 
 
 _FLOAT, _INT, _BOOL = _array(np.float32), _array(np.int32), _array(np.bool_)
+_BYTE = _array(np.uint8)
 _WEAK, _COMPLEX = _array(np.float32, weak=True), _array(np.complex64)
 _LITERALS = (0.0, -0.0, 1.0, -1.0, 2.0)
 _ALL = ("simplify", "fold", "cse", "forward", "patterns", "-O1", "-O2", "-O3")
@@ -97,6 +98,13 @@ _SELECTION = [
     *_operations(1, lax.bitwise_not, lax.neg),
     *_operations(2, lax.lt),
     Operation("select", lax.select_n, 3),
+]
+#: A predicate may be an integer, of which `select_n` takes the nearest valid case.
+_PREDICATES = [
+    *_BITS,
+    *_operations(2, lax.eq, lax.ne, lax.lt, lax.ge),
+    Operation("select", lax.select_n, 3),
+    Operation("clamp", lax.clamp, 3),
 ]
 _CLAMPS = [
     Operation("clamp", lax.clamp, 3),
@@ -191,6 +199,7 @@ _REDUCTIONS = [
         max_unit=lambda x: lax.reduce_max(x, (1,)),
         product_unit=lambda x: lax.reduce_prod(x, (1,)),
         cumsum_unit=lambda x: lax.cumsum(x, 1),
+        cumprod_unit=lambda x: lax.cumprod(x, 1, reverse=True),
         cummax=lambda x: lax.cummax(x, 0),
         squeezed=lambda x: lax.squeeze(x, (1,)),
         spread=_broadcast(2, 1, 3, over=(2,)),
@@ -326,6 +335,27 @@ FAMILIES: list[Family | Bodies] = [
     Family("comparisons", _COMPARISONS, [_FLOAT] * 2, (0.0, -0.0), **_THREE, share=0.08),
     Family("truth values", _COMPARISONS, [_BOOL] * 2, (True, False), **_THREE, share=0.01),
     Family("selection", _SELECTION, [_BOOL, _FLOAT, _FLOAT], _TYPED, **_THREE, share=0.08),
+    Family("bits of integers", _BITS, [_INT] * 2, (0, -1, 5), **_THREE, share=0.05),
+    Family("bits of bytes", _BITS, [_BYTE] * 2, (0, 255, 5), **_THREE, share=0.05),
+    Family(
+        "integer predicates",
+        _PREDICATES,
+        [_INT, _BOOL, _INT],
+        (np.int32(0), np.int32(1), np.int32(-1), np.True_, np.False_),
+        **_THREE,
+        share=5e-4,
+        groups=2,
+    ),
+    Family(
+        "two of predicates",
+        _PREDICATES,
+        [_INT, _BOOL, _INT],
+        (np.int32(0), np.int32(1), np.int32(-1), np.True_, np.False_),
+        equations=2,
+        most_literals=2,
+        share=0.1,
+        groups=4,
+    ),
     Family("clamps", _CLAMPS, [_INT] * 2, (-(2**31), 2**31 - 1, 0), **_THREE, share=0.01),
     # Types and shapes.
     Family("conversions of floats", _CONVERSIONS, [_FLOAT], **_FOUR),
@@ -336,6 +366,13 @@ FAMILIES: list[Family | Bodies] = [
     Family("slices", _SLICES, [_array(np.float32, 4)], **_THREE, share=0.2),
     Family("reductions", _REDUCTIONS, [_array(np.int32, 2, 1, 3)], **_THREE, share=0.6),
     Family("reductions of floats", _REDUCTIONS, [_array(np.float32, 2, 1, 3)], **_THREE, share=0.3),
+    Family(
+        "reductions of complex numbers",
+        [each for each in _REDUCTIONS if "max" not in each.name],
+        [_array(np.complex64, 2, 1, 3)],
+        **_THREE,
+        share=0.1,
+    ),
     Family("reductions of bits", _TRUTHS, [_array(np.bool_, 2, 1, 3)], **_FOUR),
     Family("products", _PRODUCTS, [_INT_MATRIX] * 2, **_THREE, share=0.5),
     Family("products of floats", _PRODUCTS, [_MATRIX] * 2, **_THREE, share=0.2),

@@ -21,6 +21,7 @@ from jaxprtool.passes.cleanup.simplify.row import (
     full,
     integers,
     real,
+    signed,
 )
 
 ROWS = [
@@ -93,10 +94,10 @@ ROWS += [
 ]
 
 ROWS += [
-    Row("neg(neg(x))", "x"),
-    Row("add(x, neg(y))", "sub(x, y)"),
-    Row("add_any(x, neg(y))", "sub(x, y)"),
-    Row("sub(x, neg(y))", "add(x, y)"),
+    Row("neg(neg(x))", "x", (signed,)),
+    Row("add(x, neg(y))", "sub(x, y)", (signed,)),
+    Row("add_any(x, neg(y))", "sub(x, y)", (signed,)),
+    Row("sub(x, neg(y))", "add(x, y)", (signed,)),
     Row("mul(x, -1)", "neg(x)", (real,)),
     Row("div(x, -1)", "neg(x)", (floats,)),
     Row("mul(neg(x), C)", "mul(x, -C)", (real,)),
@@ -250,15 +251,22 @@ def _filling(match: RowMatch, atom: Atom) -> np.ndarray | None:
     return scalar_value(atom if eqn is None else eqn.invars[0], match.writer)
 
 
+def _is_boolean(match: RowMatch) -> bool:
+    """p is boolean"""
+    # An integer selects the case of its number: `~p` does not exchange the two.
+    return bool(match.aval("p").dtype == jnp.bool_)
+
+
 def _same_predicate_type(match: RowMatch) -> bool:
     """p is boolean and has the type of the result"""
-    return booleans(match) and bool(match.aval("p").shape == match.out.shape)
+    aval, out = match.aval("p"), match.out
+    return _is_boolean(match) and aval.dtype == out.dtype and bool(aval.shape == out.shape)
 
 
 ROWS += [
     Row("select_n(C, *xs)", "the case of xs", build=_constant_case),
     Row("select_n(p, *xs)", "the case of xs", build=_equal_cases),
-    Row("select_n(not(p), x, y)", "select_n(p, y, x)"),
+    Row("select_n(not(p), x, y)", "select_n(p, y, x)", (_is_boolean,)),
     Row("select_n(p, select_n(p, x, y), z)", "select_n(p, x, z)"),
     Row("select_n(p, x, select_n(p, y, z))", "select_n(p, x, z)"),
     Row("select_n(p, 0, 1)", "p", (_same_predicate_type,)),

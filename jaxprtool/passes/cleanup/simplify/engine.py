@@ -171,9 +171,6 @@ def _apply(
     match = RowMatch(writer, uses)
     if not row.matches(match, eqn) or _may_strengthen(eqn):
         return None
-    for each in match.eqns:
-        if each.params and _asks(each):
-            return None
     if row.once and not all(map(_is_plain, match.eqns)):
         return None
     num_eqns, num_consts = len(writer.eqns), len(writer.constvars)
@@ -210,17 +207,6 @@ def _keeps_type(row: Row, eqn: JaxprEqn, computed: Aval) -> bool:
             f"simplify: the rule {row.name} changes {wanted} to {found}, with {named(eqn)}"
         )
     return bool(computed.weak_type == aval.weak_type)
-
-
-def _asks(eqn: JaxprEqn) -> bool:
-    """Return True if an equation has a requested result dtype, sharding, or dimension order.
-
-    No rule is applied to such an equation.
-    """
-    get = eqn.params.get
-    if get("sharding") is not None or get("out_sharding") is not None or get("out_dtype"):
-        return True
-    return eqn.primitive.name == "reshape" and get("dimensions") is not None
 
 
 def _is_plain(eqn: JaxprEqn) -> bool:

@@ -10,7 +10,7 @@ import numpy as np
 from jaxprtool.ir.core.traits import traits
 from jaxprtool.jaxcompat import Atom, JaxprEqn
 from jaxprtool.passes.cleanup.simplify.pattern import RowMatch
-from jaxprtool.passes.cleanup.simplify.row import Outcome, Params, Row, equation
+from jaxprtool.passes.cleanup.simplify.row import Outcome, Params, Row, equation, has_zero
 
 
 def is_unit(size: object) -> bool:
@@ -71,7 +71,7 @@ def _is_many(size: object) -> bool:
 
 
 ROWS += [
-    Row("resize(unary(layout(x)))", "unary(x)", build=_through),
+    Row("resize(unary[accuracy](layout(x)))", "unary(x)", build=_through),
     Row("resize(elementwise2(layout(x), C))", "elementwise2(x, C)", build=_through),
     Row("resize(elementwise2(C, layout(x)))", "elementwise2(C, x)", build=_through),
 ]
@@ -234,7 +234,8 @@ def _holds_all(match: RowMatch) -> bool:
     """the inner dtype holds all values of x; both are floats, both integers, or x is boolean"""
     old, new, last = match.aval("x").dtype, match.inner.outvars[0].aval.dtype, match.out.dtype
     if jnp.issubdtype(old, jnp.bool_):
-        return jnp.issubdtype(new, jnp.number) and jnp.issubdtype(last, jnp.number)
+        numbers = jnp.issubdtype(new, jnp.number) and jnp.issubdtype(last, jnp.number)
+        return numbers and has_zero(new)
     if old.name in _FLOATS and new.name in _FLOATS and last.name in _FLOATS:
         return all(a <= b for a, b in zip(_FLOATS[old.name], _FLOATS[new.name], strict=True))
     if not all(jnp.issubdtype(dtype, jnp.integer) for dtype in (old, new, last)):

@@ -1,6 +1,7 @@
 """Patterns and replacements as text, `add(x, neg(y))` and `sub(x, y)`, and how they are matched.
 
-    pattern     := PRIMITIVE ( operand, … )          an equation of that primitive
+    pattern     := PRIMITIVE ( operand, … )                an equation of that primitive
+                 | PRIMITIVE [ option, … ] ( operand, … )  also with these options
     operand     := x | C | *xs | number | pattern
 
 A lower-case letter represents any value, the same one wherever it is repeated. A capital represents
@@ -8,6 +9,10 @@ a constant: a literal, or a scalar among the body's constants. A number represen
 `0` is +0 and not -0, which is written `-0`; `~0` has all bits set. `*xs` represents all remaining
 operands. A primitive may be several, `add|add_any(x, y)`, or one of `CLASSES`. The operands of a
 commutative primitive are tried in both orders.
+
+An equation with an option that is not at its default, such as `out_dtype` of `mul` or `reverse` of
+`cumsum`, matches only if the pattern names the option: `cumsum[reverse](x)`. Which parameters are
+options is in the table of traits (`ir.core.traits`).
 """
 
 from __future__ import annotations
@@ -21,7 +26,7 @@ from typing import Any
 
 import numpy as np
 
-from jaxprtool.ir.core.traits import primitives_with, traits
+from jaxprtool.ir.core.traits import options, primitives_with, traits
 from jaxprtool.ir.rewriting.rewrite import Writer
 from jaxprtool.jaxcompat import Atom, Aval, JaxprEqn, Literal, Var, open_jaxpr
 
@@ -35,7 +40,8 @@ CLASSES: dict[str, tuple[str, ...]] = {
 }
 
 _TOKEN = re.compile(
-    r"\s*(\*?[A-Za-z_][\w-]*(?:\|[A-Za-z_][\w-]*)*|-C|-D|-?inf|[~-]?\d+(?:\.\d+)?|[(),])"
+    r"\s*(\*?[A-Za-z_][\w-]*(?:\|[A-Za-z_][\w-]*)*(?:\[[\w, ]+\])?|-C|-D|-?inf"
+    r"|[~-]?\d+(?:\.\d+)?|[(),])"
 )
 
 
@@ -78,11 +84,12 @@ class NumberPattern:
 
 @dataclass(frozen=True)
 class OperationPattern:
-    """An equation of one of these primitives."""
+    """An equation of one of these primitives, with no options but these."""
 
     primitives: frozenset[str]
     operands: tuple[Node, ...]
     text: str
+    options: frozenset[str]
 
 
 Node = OperandPattern | NumberPattern | OperationPattern
@@ -102,7 +109,7 @@ def scalar_value(atom: Atom, writer: Writer) -> np.ndarray | None:
 @cache
 def parsed(text: str) -> Node:
     """Return the tree of a pattern or a replacement. Raises ValueError if it is malformed."""
-    tokens = [m.group(1) for m in _TOKEN.finditer(text)]
+    tokens = [re.sub(r"\s", "", m.group(1)) for m in _TOKEN.finditer(text)]
     if "".join(tokens) != re.sub(r"\s", "", text):
         raise ValueError(f"cannot read the pattern {text!r}")
     tokens.append("")
@@ -127,8 +134,11 @@ def _node(tokens: Sequence[str], at: int) -> tuple[Node, int]:
             at += 1
         elif tokens[at] != ")":
             raise ValueError("a closing parenthesis is missing in a pattern")
+    token, _, known = token.rstrip("]").partition("[")
     names = frozenset(n for part in token.split("|") for n in CLASSES.get(part, (part,)))
-    return OperationPattern(names, tuple(operands), token), at + 1
+    return OperationPattern(
+        names, tuple(operands), token, frozenset(known.split(",")) - {""}
+    ), at + 1
 
 
 class Uses:
@@ -240,6 +250,9 @@ def matcher(pattern: OperationPattern) -> Matcher:
     ranked = sorted(enumerate(nodes[:count]), key=lambda pair: rank(pair[1]))
     operands = [(i, _operand_matcher(node)) for i, node in ranked]
 
+    def options_known(eqn: JaxprEqn) -> bool:
+        return not eqn.params or options(eqn) <= pattern.options
+
     def in_order(match: RowMatch, atoms: Sequence[Atom]) -> bool:
         for i, fits in operands:
             if not fits(match, atoms[i]):
@@ -253,7 +266,7 @@ def matcher(pattern: OperationPattern) -> Matcher:
         if len(atoms) != count and (rest is None or len(atoms) < count):
             return False
         match.eqns.append(eqn)
-        return in_order(match, atoms)
+        return in_order(match, atoms) and options_known(eqn)
 
     def matches_in_any_order(match: RowMatch, eqn: JaxprEqn) -> bool:
         eqns, names = len(match.eqns), dict(match.names)
@@ -263,7 +276,7 @@ def matcher(pattern: OperationPattern) -> Matcher:
             return False
         del match.eqns[eqns + 1 :]
         match.names = names
-        exchanged = in_order(match, eqn.invars[::-1])
+        exchanged = in_order(match, eqn.invars[::-1]) and options_known(eqn)
         return exchanged and traits(eqn).commutes(eqn.invars[0].aval.dtype)
 
     if count != 2 or rest is not None or all(rank(node) == 3 for node in nodes):

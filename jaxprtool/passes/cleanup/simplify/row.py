@@ -189,14 +189,23 @@ def full(match: RowMatch, value: Any) -> Outcome:
 # --- conditions on the type that an equation computes in ----------------------------------------
 
 _KINDS = (jnp.floating, jnp.complexfloating, jnp.integer, jnp.bool_)
+#: The kind of floats that are powers of two, such as f8_e8m0fnu.
+_POWERS = "powers of two"
 
 
 @cache
-def _kind_of(dtype: np.dtype | None) -> type | None:
+def _kind_of(dtype: np.dtype | None) -> type | str | None:
+    if jnp.issubdtype(dtype, jnp.floating) and float(jnp.finfo(dtype).min) > 0:
+        return _POWERS
     return next((kind for kind in _KINDS if jnp.issubdtype(dtype, kind)), None)
 
 
-def _computes_in(name: str, *kinds: type) -> Condition:
+def has_zero(dtype: np.dtype) -> bool:
+    """Return False for a dtype without zero and negative numbers, which become NaN in it."""
+    return _kind_of(dtype) is not _POWERS
+
+
+def _computes_in(name: str, *kinds: type | str) -> Condition:
     def condition(match: RowMatch) -> bool:
         return _kind_of(match.eqn.invars[-1].aval.dtype) in kinds
 
@@ -206,6 +215,9 @@ def _computes_in(name: str, *kinds: type) -> Condition:
 
 real = _computes_in("reals", jnp.floating, jnp.integer)
 floats = _computes_in("floats", jnp.floating)
+signed = _computes_in(
+    "a type with negative numbers, or integers", jnp.floating, jnp.complexfloating, jnp.integer
+)
 discrete = _computes_in("integers or booleans", jnp.integer, jnp.bool_)
 integers = _computes_in("integers", jnp.integer)
 booleans = _computes_in("booleans", jnp.bool_)
@@ -217,4 +229,4 @@ NEVER_INEXACT = frozenset({discrete, integers, booleans})
 def is_inexact(eqn: JaxprEqn) -> bool:
     """Return True if an equation computes in floating-point or complex numbers."""
     dtype = getattr(eqn.invars[-1].aval, "dtype", None) if eqn.invars else None
-    return _kind_of(dtype) in (jnp.floating, jnp.complexfloating)
+    return _kind_of(dtype) in (jnp.floating, jnp.complexfloating, _POWERS)

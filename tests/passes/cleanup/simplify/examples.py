@@ -11,17 +11,9 @@ import numpy as np
 from jax import lax
 from jax.extend.core import primitives
 
-#: The dtypes of the arguments by one letter: those of every run, and those of the sweep.
+#: The dtypes of the arguments by one letter.
 DTYPES: dict[str, tuple[str, ...]] = {"f": ("float32",), "i": ("int32",), "b": ("bool",)}
 DTYPES |= {"c": ("complex64",), "u": ("uint8",), "h": ("bfloat16",)}
-ALL_DTYPES: dict[str, tuple[str, ...]] = {
-    "f": ("float32", "bfloat16", "float16", "float64"),
-    "i": ("int32", "int8", "int64", "uint32"),
-    "b": ("bool",),
-    "c": ("complex64", "complex128"),
-    "u": ("uint8", "uint16"),
-    "h": ("bfloat16",),
-}
 
 
 @dataclass(frozen=True)
@@ -179,7 +171,7 @@ EXAMPLES: dict[str, Example] = {
     "resize(broadcast_in_dim(x)) → reshape(x)": Example(
         lambda x: lax.reshape(_broadcast(x, (144, 1), (0,)), (9, 16)), "f"
     ),
-    "resize(unary(layout(x))) → unary(x)": Example(
+    "resize(unary[accuracy](layout(x))) → unary(x)": Example(
         lambda x: lax.sign(x.reshape(9, 16)).reshape(144), "fi"
     ),
     "resize(elementwise2(layout(x), C)) → elementwise2(x, C)": (
@@ -340,19 +332,19 @@ EXAMPLES: dict[str, Example] = {
     "reduce_sum(broadcast_in_dim(x)) → mul(x, n)": Example(
         lambda x: lax.reduce_sum(_broadcast(x, (5, 144, 3), (1,)), (0, 2)), "i", "f"
     ),
-    "cumsum(x) → x": Example(lambda x: lax.cumsum(x, 1), "fi", shapes=((144, 1),)),
-    "cumprod(x) → x": Example(lambda x: lax.cumprod(x, 1), "fi", shapes=((144, 1),)),
-    "cummax(x) → x": Example(lambda x: lax.cummax(x, 1), "fi", shapes=((144, 1),)),
-    "cummin(x) → x": Example(lambda x: lax.cummin(x, 1), "fi", shapes=((144, 1),)),
-    "cumlogsumexp(x) → x": Example(lambda x: lax.cumlogsumexp(x, 1), "", "f", ((144, 1),)),
+    "cumsum[reverse](x) → x": Example(lambda x: lax.cumsum(x, 1), "i", "f", ((144, 1),)),
+    "cumprod[reverse](x) → x": Example(lambda x: lax.cumprod(x, 1), "i", "f", ((144, 1),)),
+    "cummax[reverse](x) → x": Example(lambda x: lax.cummax(x, 1), "i", "f", ((144, 1),)),
+    "cummin[reverse](x) → x": Example(lambda x: lax.cummin(x, 1), "i", "f", ((144, 1),)),
+    "cumlogsumexp[reverse](x) → x": Example(lambda x: lax.cumlogsumexp(x, 1), "", "f", ((144, 1),)),
     # --- contractions
-    "dot_general(transpose(x), y) → dot_general(x, y)": Example(
+    "dot_general[precision, preferred_element_type](transpose(x), y) → dot_general(x, y)": Example(
         lambda x, y: lax.dot(x.T, y), "i", "f", ((4, 3), (4, 5))
     ),
-    "dot_general(x, transpose(y)) → dot_general(x, y)": Example(
+    "dot_general[precision, preferred_element_type](x, transpose(y)) → dot_general(x, y)": Example(
         lambda x, y: lax.dot(x, y.T), "i", "f", ((3, 4), (5, 4))
     ),
-    "transpose(dot_general(x, y)) → dot_general(y, x)": Example(
+    "transpose(dot_general[precision, preferred_element_type](x, y)) → dot_general(y, x)": Example(
         lambda x, y: lax.dot(x, y).T, "i", "f", ((3, 4), (4, 5))
     ),
     # --- --- combined -----------------------------------------------------------------------------

@@ -329,3 +329,35 @@ def test_operands_that_a_rule_reads_are_kept_for_their_other_readers(name):
     results = zip(jax.tree.leaves(new(*args)), jax.tree.leaves(fun(*args)), strict=True)
     for got, want in results:
         np.testing.assert_array_equal(got, want)
+
+
+# --- integers as predicates -----------------------------------------------------------------------
+
+PREDICATES = {
+    "of an inverse": (lambda p, x, y: lax.select_n(~p, x, y), ["not", "select_n"]),
+    "of true and false": (
+        lambda p, x, y: lax.select_n(p, jnp.full_like(p, 1, bool), jnp.full_like(p, 0, bool)),
+        ["broadcast_in_dim", "broadcast_in_dim", "select_n"],
+    ),
+    "of false and true": (
+        lambda p, x, y: lax.select_n(p, jnp.full_like(p, 0, bool), jnp.full_like(p, 1, bool)),
+        ["broadcast_in_dim", "broadcast_in_dim", "select_n"],
+    ),
+    "of numbers": (
+        lambda p, x, y: lax.select_n(p, jnp.full_like(p, 0), jnp.full_like(p, 1)),
+        ["broadcast_in_dim", "broadcast_in_dim", "select_n"],
+    ),
+}
+
+
+@pytest.mark.parametrize("name", PREDICATES)
+def test_an_integer_predicate_is_not_a_boolean(name):
+    fun, equations = PREDICATES[name]
+    p, x, y = np.int32([0, 1, -1, -2, 5, 2**31 - 1]), np.float32(range(6)), -np.float32(range(6))
+    assert simple(fun, p, x, y) == equations
+    for passes in ("simplify", "-O1", "-O2", "-O3"):
+        got = trace(fun, p, x, y).apply(passes)(p, x, y)
+        np.testing.assert_array_equal(got, jax.jit(fun)(p, x, y))
+        assert [trace(fun, v, 1.0, 2.0).apply(passes)(v, 1.0, 2.0) for v in p] == [
+            fun(v, 1.0, 2.0) for v in p
+        ]

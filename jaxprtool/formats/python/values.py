@@ -86,7 +86,10 @@ def _float(value: float) -> object:
     if math.isfinite(value):
         return value
     if math.isnan(value):
-        return Name("jnp.nan")
+        bits = np.float64(value).view(np.uint64)
+        if bits == np.float64(math.nan).view(np.uint64):
+            return Name("jnp.nan")
+        return method(method(call("np.uint64", int(bits)), "view", Name("np.float64")), "item")
     return Name("jnp.inf") if value > 0 else Prefix("-", Name("jnp.inf"))
 
 
@@ -182,15 +185,39 @@ def _prng(impl: Any) -> Expression:
 
 
 def array(value: Any, namespace: str = "np") -> Expression:
-    """Return a small array: `np.array([1.0, 2.0], np.float32)`."""
+    """Return a small array: `np.array([1.0, 2.0], np.float32)`, or from its bits if it must be."""
     value = np.asarray(value)
     if not value.size:
         return call(f"{namespace}.zeros", value.shape, dtype_name(value.dtype))
+    if not _same_bits(np.array(nested(value), value.dtype), value):
+        made = _from_bits(value)
+        return call("jnp.asarray", made) if namespace == "jnp" else made
     if namespace == "jnp":
         return call("jnp.array", nested(value), dtype_name(value.dtype))
-    module = "np" if value.dtype.type.__module__ == "numpy" else "jnp"
-    dtype = Name("np.bool_" if value.dtype == np.bool_ else f"{module}.{value.dtype.name}")
-    return call("np.array", nested(value), dtype)
+    return call("np.array", nested(value), _numpy_dtype(value.dtype))
+
+
+def _from_bits(value: np.ndarray) -> Expression:
+    """Return an array by the bits of its numbers: NaNs differ in bits that no text shows."""
+    # A complex number is two words.
+    size = value.dtype.itemsize // (2 if value.dtype.kind == "c" else 1)
+    words = np.ascontiguousarray(value).reshape(-1).view(f"u{size}")
+    listed = call("np.array", words.tolist(), Name(f"np.{words.dtype.name}"))
+    made = method(listed, "view", _numpy_dtype(value.dtype))
+    return made if value.ndim == 1 else method(made, "reshape", value.shape)
+
+
+def _word(scalar: Any) -> Expression:
+    """Return a NumPy scalar by its bits: `np.uint16(32705).view(jnp.bfloat16)`."""
+    word = np.asarray(scalar).view(f"u{scalar.dtype.itemsize}")[()]
+    made = call(f"np.{word.dtype.name}", int(word))
+    return method(made, "view", _numpy_dtype(scalar.dtype))
+
+
+def _numpy_dtype(dtype: np.dtype) -> Expression:
+    """Return a dtype for a function of NumPy: `np.float32`, `jnp.bfloat16`."""
+    module = "np" if dtype.type.__module__ == "numpy" else "jnp"
+    return Name("np.bool_" if dtype == np.bool_ else f"{module}.{dtype.name}")
 
 
 def nested(value: np.ndarray) -> Any:
@@ -258,11 +285,13 @@ late_constructors.update(
 )
 constructors.update(
     {
+        # Before `float` and `complex`, of which f64 and c128 numbers are instances.
+        np.floating: lambda value: _typed(value, number(value)),
+        np.complexfloating: lambda value: _typed(value, number(value)),
         float: _float,
         complex: lambda value: call("complex", value.real, value.imag),
         np.bool_: bool,
         np.integer: int,
-        np.floating: lambda value: call(f"np.{value.dtype.name}", number(value)),
         jaxcompat.SymbolicDimension: dimension,
         np.dtype: _dtype,
         type: _scalar_type,
@@ -282,6 +311,7 @@ constructors.update(
         frozenset: lambda value: call("frozenset", *([sorted(value)] if value else ())),
         slice: lambda value: call("slice", value.start, value.stop, value.step),
         np.ndarray: array,
+        np.generic: _word,  # of another type, such as bfloat16
         Primitive: primitive,
         ClosedJaxpr: _jaxpr,
         Jaxpr: _jaxpr,
@@ -302,7 +332,7 @@ def number(value: Any) -> Any:
     if np.issubdtype(dtype, np.complexfloating):
         return complex(number(value.real), number(value.imag))
     if value != value:
-        return math.nan  # ignoring its payload
+        return math.nan  # whatever its bits: `_typed` and `array` compare them
     short = float(str(value))
     with np.errstate(over="ignore"):
         return short if _same_bits(dtype.type(short), value) else float(value)
@@ -341,7 +371,7 @@ def literal(atom: Any) -> LiteralText:
     wide = isinstance(bare, int) and not -(2**31) <= bare < 2**31
     key = (aval.dtype, weak, bare if special else None, str(bare) if wide else None)
     exact = _same_bits(np.asarray(bare).astype(aval.dtype), scalar)
-    typed = bare if weak and exact else _typed(scalar, bare, exact)
+    typed = bare if weak and exact else _typed(scalar, bare)
     return LiteralText(bare if exact else typed, typed, (*key, exact))
 
 
@@ -352,13 +382,13 @@ def _python_number(value: Any, scalar: Any) -> Any:
     return next(known, None) if isinstance(value, scalar_types) else number(scalar)
 
 
-def _typed(scalar: Any, bare: Any, exact: bool) -> Any:
+def _typed(scalar: Any, bare: Any) -> Any:
+    """Return a NumPy scalar: `np.float32(0.5)`, or from its bits if it must be."""
     dtype = scalar.dtype
-    own = dtype.type.__module__ == "numpy"
-    if not exact:
-        bits = np.asarray(scalar).view(f"u{dtype.itemsize}")[()]
-        type_name = Name(f"np.{dtype.name}" if own else f"jnp.{dtype.name}")
-        return method(call(f"np.{bits.dtype.name}", int(bits)), "view", type_name)
-    if own:
+    if not _same_bits(np.asarray(bare).astype(dtype), scalar):
+        if dtype.kind == "c":
+            return Subscript(_from_bits(np.asarray(scalar)[None]), (0,))
+        return _word(scalar)
+    if dtype.type.__module__ == "numpy":
         return call("np.bool_" if dtype == np.bool_ else f"np.{dtype.name}", bare)
     return call("np.array", bare, Name(f"jnp.{dtype.name}"))

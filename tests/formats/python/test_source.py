@@ -36,6 +36,8 @@ from jaxprtool.passes.cleanup.inline import Inline
 from tests.formats.python.emitting import defined, emitted
 from tests.programs import harness_programs, sample_programs
 from tests.programs.samples import SAMPLES, sample_files
+from tests.programs.values import special_values
+from tests.share import HALF, for_sweep_unless
 
 X = jax.ShapeDtypeStruct((3, 4), jnp.float32)
 
@@ -353,6 +355,61 @@ def test_special_floats_round_trip_bitwise() -> None:
 
     program = trace(f, X)
     assert difference(program, emitted(program)[1]) is None
+
+
+def nans(dtype):
+    """Return NaNs of all bits that a type of 8 bits has, and of several bits of a wider type."""
+    values = special_values(dtype)
+    if dtype.itemsize > 1:
+        size = dtype.itemsize // (2 if dtype.kind == "c" else 1)
+        bits = 8 * size
+        infinity = int(np.array(np.inf, values.real.dtype).view(f"u{size}"))
+        words = [infinity + 1, infinity + 5 + (1 << bits - 1), (1 << bits) - 1, 0]
+        values = np.array(words, f"u{size}").view(dtype)
+    with np.errstate(invalid="ignore"):
+        return values[values != values]
+
+
+def check_nans(name):
+    """Require that constants, literals and parameters keep the bits of NaNs."""
+    dtype = jnp.dtype(name)
+    values = nans(dtype)
+
+    def f(x, i):
+        scalars = [jnp.asarray(v) + 0 * x for v in values[:2]]
+        literals = [lax.select_n(i > 0, x, np.asarray(v)) for v in values[:2]]
+        filled = [jnp.take(x[None], i[None], mode="fill", fill_value=v) for v in values[:2]]
+        arrays = [jnp.asarray(values), jnp.asarray(np.resize(values, (5, 7)))]
+        return scalars, literals, filled, arrays, jnp.asarray(values[0]), jnp.full(3, values[-1])
+
+    args = jnp.zeros((), dtype), jnp.int32(4)
+    program = trace(f, *args)
+    source, again = emitted(program)
+    assert difference(program, again) is None
+    for old, new in zip(program.apply("")(*args)[3], defined(source)(*args)[3], strict=True):
+        assert np.asarray(old).tobytes() == np.asarray(new).tobytes()
+
+
+INEXACT = ["float32", "bfloat16", "float16", "complex64", "float8_e5m2", "float8_e4m3fnuz"]
+MORE = ["float64", "complex128", "float8_e4m3fn", "float8_e8m0fnu", "float8_e3m4", "float8_e4m3"]
+
+
+@pytest.mark.parametrize("name", for_sweep_unless(INEXACT[HALF::2], [*INEXACT, *MORE]))
+def test_nans_keep_their_bits(name: str) -> None:
+    with jax.enable_x64("64" in name or "128" in name):
+        check_nans(name)
+
+
+def test_python_nans_keep_their_bits() -> None:
+    bits = np.array([0xFFF8000000000000, 0x7FF8000020000000, 0x7FF8000000000000], np.uint64)
+
+    def f(x):
+        return [lax.max(x, v) for v in bits.view(np.float64).tolist()]
+
+    program = trace(f, 1.0)
+    source, again = emitted(program)
+    assert difference(program, again) is None
+    assert "jnp.nan" in source and ".item()" in source
 
 
 def with_settings(x):

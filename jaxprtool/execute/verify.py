@@ -5,6 +5,9 @@ within the tolerance of their dtype. XLA fuses the bodies of loops and branches,
 rounding may grow. So programs whose results differ are also run one equation at a time, and that
 run decides.
 
+Random integers are small indices. A program without effects is also run on negative and large
+ones, unless it raises for them. There the results need not be finite.
+
 Effects of callbacks are compared by their operands, in order. A program with such effects always
 runs one equation at a time. A callback without results is not called. A callback with results is
 called for the first program, and its results are reused for the second, so that a data generator
@@ -37,7 +40,7 @@ from jaxprtool.execute.running.arguments import (
     require_runnable,
 )
 from jaxprtool.execute.running.arrays import Difference, difference, values_agree
-from jaxprtool.execute.running.fill import refitted
+from jaxprtool.execute.running.fill import refitted, with_wide_integers
 from jaxprtool.execute.running.run import failures_reported, has_effects
 from jaxprtool.execute.stepping.effects import Effects, Event, effects_differ
 from jaxprtool.execute.stepping.execution_trace import ExecutionTrace, first_difference
@@ -81,7 +84,10 @@ def verify(before: Program, after: Program, args: object = None, *, seed: int = 
 
 
 class Runs:
-    """A program on fixed arguments, run at the first comparison; `inputs` describes them."""
+    """A program on fixed arguments, run at the first comparison; `inputs` describes them.
+
+    `others` are its runs on other integers, which `compare` compares too.
+    """
 
     @jax.transfer_guard("allow")
     def __init__(
@@ -90,6 +96,7 @@ class Runs:
         self.program, self.inputs = with_contents(program), inputs
         self._arguments = fitting(self.program, arguments)
         self._run: _Run | None = None
+        self.others: Sequence[Runs] = ()
 
     @unchecked()
     @jax.transfer_guard("allow")
@@ -130,6 +137,7 @@ class Runs:
         if fault is not None and (where := self._where_first(runs)) is not None:
             message = f"{after.name} computes something else: {fault}"
             raise CheckError(message, details=self._about(fault, where))
+        runs.others = [other.compare(after, checks) for other in self.others if other._succeeds()]
         return runs
 
     def unproven(self) -> list[str]:
@@ -148,6 +156,14 @@ class Runs:
         if self._run is None:
             self._run = _run(self.program, self._arguments, has_effects(self.program), ())
         return self._run.values
+
+    def _succeeds(self) -> bool:
+        """Return False if the program raises for these arguments."""
+        try:
+            self.results()
+        except JaxprToolError:
+            return False
+        return True
 
     def _about(self, fault: Difference | None = None, where: Details = ()) -> Details:
         """Return further details of a fault: its place and the inputs."""
@@ -192,6 +208,11 @@ def random_runs(program: Program, given: Mapping[str, Any], seed: int = 0) -> Ru
     filled = finite_fill(program, values, run, seed)
     runs = made[id(filled.arguments)]
     runs.inputs = filled.described(seed)
+    if not has_effects(program):
+        runs.others = [
+            Runs(program, each.arguments, f"{each.described(seed)}, negative and large integers")
+            for each in with_wide_integers(program, filled, seed)
+        ]
     return runs
 
 

@@ -89,6 +89,33 @@ def test_different_rounding_by_xla_is_not_a_difference(monkeypatch):
     refuses(before, wrong, X, match="computes something else")
 
 
+WRONG_FOR_OTHER_INTEGERS = {
+    "negative": (abs, lambda n: n),
+    "rounded towards zero": (lambda n: n // 2, lambda n: lax.div(n, jnp.int32(2))),
+    "large": (lambda n: jnp.minimum(n, 50), lambda n: n),
+    "a predicate": (lambda n: lax.select_n(~n, 1.0, 2.0), lambda n: lax.select_n(n, 2.0, 1.0)),
+    "beyond the last index": (lambda n: jnp.take(X, n), lambda n: X[jnp.clip(n, 0, 2)]),
+}
+
+
+@pytest.mark.parametrize("name", WRONG_FOR_OTHER_INTEGERS)
+def test_negative_and_large_integers_are_tried(name):
+    before, after = (
+        program(lambda n, fun=fun: fun(n) * 1, jnp.int32(1))
+        for fun in WRONG_FOR_OTHER_INTEGERS[name]
+    )
+    details = refuses(before, after, match="computes something else")
+    assert "seed 0" in details["inputs"]
+
+
+def test_a_program_that_raises_for_other_integers_is_run_on_small_ones():
+    def fun(n):
+        shape = jax.ShapeDtypeStruct((), jnp.int32)
+        return jax.pure_callback(lambda n: np.int32(range(9)[n]), shape, n) + n
+
+    verify(program(fun, jnp.int32(1)), program(fun, jnp.int32(1)))
+
+
 def test_arguments_may_be_dropped():
     before = program(lambda x, y: x + 1, X, X)
     after = program(lambda x: x + 1, X)

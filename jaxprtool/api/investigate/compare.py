@@ -39,7 +39,7 @@ from jaxprtool.execute.compare.variants import (
     compared,
 )
 from jaxprtool.execute.nans.finite import finite_fill
-from jaxprtool.execute.running.fill import Filled, fill
+from jaxprtool.execute.running.fill import Filled, fill, with_wide_integers
 from jaxprtool.ir.basics.quantities import plural
 from jaxprtool.ir.programs.program import Program
 from jaxprtool.passes.framework.pipeline import Pipeline
@@ -144,8 +144,10 @@ def comparison(
     for trial in range(checks.trials):
         on_progress(f"trial {trial + 1} of {checks.trials}")
         seed = checks.seed + trial
-        values = fill(given.program, given.values, seed, filled.within).arguments
-        arguments = scaled(values, free, trial)
+        drawn = fill(given.program, given.values, seed, filled.within)
+        if trial and (wide := with_wide_integers(given.program, drawn, seed)):
+            drawn = wide[trial % len(wide)]
+        arguments = scaled(drawn.arguments, free, trial)
         tried = variants.completed(found, arguments, bisect=False)
         if not tried.within:
             return variants.smallest(tried, arguments, free, trial)

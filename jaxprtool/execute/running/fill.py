@@ -4,13 +4,16 @@ An argument given by type alone (`f32[8,3]`) gets the same values in every run w
 and position. Floats and complex numbers are normally distributed. Integers lie in [0, 8), so that
 they are usable as indices and tokens. Booleans are True or False, and PRNG keys are split from one
 key.
+
+Programs that agree on these integers may differ on others, so a check also runs them on
+`with_wide_integers`: negative ones, and ones beyond every index.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import jax
@@ -19,15 +22,21 @@ import numpy as np
 
 from jaxprtool.errors import ArgumentsError, OutOfMemoryError
 from jaxprtool.ir.basics.dtypes import is_foreign
+from jaxprtool.ir.core.structured import While, view
 from jaxprtool.ir.dataflow.input_domains import POSITIVE, Domain, input_domains, shown
+from jaxprtool.ir.dataflow.slicing import Start, forward_slice
 from jaxprtool.ir.programs.program import Program
 from jaxprtool.ir.programs.ref_contents import contents
 from jaxprtool.ir.shapes.bounds import LengthsBound, SizeBound
 from jaxprtool.ir.shapes.symbols import sizes_by_symbol
-from jaxprtool.jaxcompat import Aval
+from jaxprtool.jaxcompat import Aval, open_jaxpr
 
 #: The exclusive limit of random integers, unless their dtype's is smaller.
 INTEGER_LIMIT = 8
+
+#: An array with so many elements has negative and large integers at once. With fewer, and scalars,
+#: several draws have them.
+_MANY_ELEMENTS, _WIDE_DRAWS = 8, 4
 
 
 @dataclass(frozen=True)
@@ -129,6 +138,75 @@ def refitted(program: Program, given: Mapping[str, Any]) -> tuple[dict[str, Any]
             dropped += [name] if name in values else []
             values[name] = jax.ShapeDtypeStruct(aval.shape, aval.dtype)
     return values, tuple(dropped)
+
+
+def with_wide_integers(program: Program, filled: Filled, seed: int) -> list[Filled]:
+    """Return arguments whose random integers are of both signs and any size, in several draws.
+
+    Sizes, lengths, and integers that a `while` loop depends on stay as they are: the loop might
+    run for as many iterations.
+
+    Args:
+        program: The program.
+        filled: The arguments.
+        seed: The seed of random values.
+
+    Returns:
+        The arguments of each draw; none if no argument is such an integer.
+    """
+    bounded, avals = dict(program.bounds), program.in_avals
+    positions = [
+        position
+        for position, name in enumerate(program.arg_names)
+        if name in filled.random
+        and name not in bounded
+        and jnp.issubdtype(avals[position].dtype, np.integer)
+        and math.prod(avals[position].shape)
+        and not _steers_a_loop(program, position)
+    ]
+    if not positions:
+        return []
+    names = {program.arg_names[position] for position in positions}
+    within = {name: domain for name, domain in filled.within.items() if name not in names}
+    is_small = any(math.prod(avals[position].shape) < _MANY_ELEMENTS for position in positions)
+    draws = []
+    for draw in range(_WIDE_DRAWS if is_small else 1):
+        arguments = list(filled.arguments)
+        for count, position in enumerate(positions):
+            # Four draws are all pairs of signs of two scalars.
+            value = _wide_integers(avals[position], (seed, position, draw), draw >> count % 2)
+            old = arguments[position]
+            arguments[position] = (
+                jax.device_put(value, old.sharding) if isinstance(old, jax.Array) else value
+            )
+        checked = tuple(program.checked(arguments))
+        draws.append(replace(filled, arguments=checked, within=within))
+    return draws
+
+
+def _steers_a_loop(program: Program, position: int) -> bool:
+    """Return True if an argument flows into a `while` loop."""
+    top = open_jaxpr(program.jaxpr)
+    run = forward_slice(top, Start([(top, top.invars[position])]))
+    eqns = (each.jaxpr.eqns[i] for each in run.runs() for i in each.inside)
+    return any(isinstance(view(eqn), While) for eqn in eqns)
+
+
+def _wide_integers(aval: Aval, seed: tuple[int, ...], first: int) -> np.ndarray:
+    """Return as many negative integers as large ones, and some of the usual range between them.
+
+    A scalar is negative if `first` is even, and large if it is odd.
+    """
+    rng, info = np.random.default_rng(seed), jnp.iinfo(aval.dtype)
+    low, high, size = int(info.min), int(info.max), math.prod(aval.shape)
+    negative = [n for n in (-1, -2, -3, -100, low, low + 1) if low <= n < 0]
+    large = [n for n in (INTEGER_LIMIT, 100, 1000, high, high - 1) if INTEGER_LIMIT <= n <= high]
+    usual = list(range(min(INTEGER_LIMIT, high + 1)))
+    kinds = [negative or usual, large or usual, usual]
+    values = [int(rng.choice(kinds[(i + first % 2) % 3])) for i in range(size)]
+    if first == 0:
+        values[0] = kinds[0][0]
+    return np.array([values[i] for i in rng.permutation(size)], aval.dtype).reshape(aval.shape)
 
 
 def _domain(program: Program, position: int) -> Domain | None:

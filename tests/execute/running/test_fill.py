@@ -5,7 +5,7 @@ import pytest
 from jax import export
 
 from jaxprtool.errors import ArgumentsError
-from jaxprtool.execute.running.fill import fill, random_array, refitted
+from jaxprtool.execute.running.fill import fill, random_array, refitted, with_wide_integers
 from tests.execute.programs import program
 
 S = jax.ShapeDtypeStruct
@@ -100,3 +100,52 @@ def test_values_that_no_longer_fit_after_a_pass_are_replaced_by_random_ones():
     assert values["a0"] is w and values["a2"] is y and dropped == ("a1",)
     filled = fill(batched, values)
     assert filled.random == ("a1", "a2") and filled.arguments[1].shape == (8, 3)
+
+
+# --- integers of both signs and any size ----------------------------------------------------------
+
+
+def wide(fun, *args, seed=0):
+    traced = program(fun, *args)
+    values = dict(zip(traced.arg_names, args, strict=True))
+    draws = with_wide_integers(traced, fill(traced, values, seed), seed)
+    return [draw.arguments for draw in draws]
+
+
+@pytest.mark.parametrize("dtype", ["int2", "int8", "int32", "uint2", "uint8", "uint32"])
+@pytest.mark.parametrize("shape", [(), (2,), (50,)])
+def test_a_check_meets_negative_and_large_integers(dtype, shape):
+    info = jnp.iinfo(dtype)
+    for seed in range(5):
+        draws = wide(lambda x, y: (x, y), S(shape, jnp.dtype(dtype)), S((), jnp.float32), seed=seed)
+        values = np.concatenate([np.asarray(x).astype(int).reshape(-1) for x, _ in draws])
+        assert info.min <= values.min() and values.max() <= info.max
+        assert -1 in values or info.min == 0
+        assert values.max() >= 8 or info.max < 8
+
+
+def test_two_scalars_meet_in_all_pairs_of_signs():
+    scalar = S((), jnp.int32)
+    draws = wide(lambda x, y: x + y, scalar, scalar)
+    assert len({(int(x) < 0, int(y) < 0) for x, y in draws}) == 4
+
+
+def test_only_random_integers_become_wide():
+    assert not wide(lambda x: x, S((3,), jnp.float32))
+    assert not wide(lambda x: x, np.int32([3, 4]))
+    assert not wide(lambda x: x, S((3,), jnp.bool_))
+    assert not wide(lambda x: x, S((0, 3), jnp.int32))
+
+
+@pytest.mark.parametrize("nested", [False, True])
+def test_the_length_of_a_loop_stays_small(nested):
+    def loop(n, x):
+        return jax.lax.fori_loop(0, n + 1, lambda i, c: c * 0.5, x)
+
+    def fun(n, x, k):
+        return jax.jit(loop)(n, x) + k if nested else loop(n, x) + k
+
+    scalar = S((), jnp.int32)
+    draws = wide(fun, scalar, S((), jnp.float32), scalar)
+    assert all(0 <= n < 8 for n, _, _ in draws)
+    assert {k < 0 for _, _, k in draws} == {True, False}

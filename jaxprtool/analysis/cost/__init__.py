@@ -30,10 +30,11 @@ from jaxprtool.analysis.cost.groupings import (
     dtypes_of,
     primitive_name,
 )
+from jaxprtool.analysis.cost.rules import ANY_UNIT
 from jaxprtool.analysis.cost.tallies import Sums, Tallies, Tally
 from jaxprtool.analysis.cost.work import Work
 from jaxprtool.ir.basics.collector import without_collector
-from jaxprtool.ir.basics.documents import document
+from jaxprtool.ir.basics.documents import Number, document
 from jaxprtool.ir.basics.printed import Printed
 from jaxprtool.ir.dataflow.slicing import live_part
 from jaxprtool.ir.programs.auto_sharding import left_to_partitioner
@@ -55,9 +56,9 @@ TYPICAL_SIZE = 512
 @document(
     without=("least", "products", "line", "path"),
     names={"behind": "library", "lower_bound": "least"},
-    also=("lower_bound",),
+    also=("any_unit", "lower_bound"),
     flat=("work",),
-    optional=("behind", "lower_bound", "seconds", "limit"),
+    optional=("any_unit", "behind", "lower_bound", "seconds", "limit"),
 )
 @dataclass(frozen=True)
 class Group:
@@ -69,7 +70,8 @@ class Group:
         work: Their cost, with the most expensive branch of each `cond`.
         least: Their cost with the cheapest branch.
         per_round: Whether some are in a loop with an unknown trip count, and counted once.
-        products: The FLOPs of matrix products by their precision: `bf16`, `f32`, `f32 highest`.
+        products: The FLOPs of matrix products by their precision: `bf16`, `f32`, `f32 highest`; and
+            those of kernels and library algorithms, as `any unit`.
         line: The source line, if grouped by line.
         behind: The location in a library that the line calls, if there is only one:
             `flax/linen/linear.py:199`. With `jaxprtool.frames("all")`, all library frames behind
@@ -89,6 +91,11 @@ class Group:
     path: tuple[str, ...] = ()
     seconds: float | None = None
     limit: str = ""
+
+    @property
+    def any_unit(self) -> Number | None:
+        """The FLOPs that any unit of a device may compute: of kernels, and of factorizations."""
+        return self.products.get(ANY_UNIT)
 
     @property
     def lower_bound(self) -> Work | None:

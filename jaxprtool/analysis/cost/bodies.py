@@ -8,7 +8,7 @@ there would be too many equations; loops and branches have bodies of their own.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Container, Sequence
 from dataclasses import dataclass
 from math import prod
 from typing import Any
@@ -25,10 +25,10 @@ from jaxprtool.analysis.kernels import Kernels, Node
 from jaxprtool.ir.basics.caches import cached_method
 from jaxprtool.ir.core.equations import size_in_bytes
 from jaxprtool.ir.core.regions import Regions
-from jaxprtool.ir.core.structured import ShardMap, sub_jaxprs, view
+from jaxprtool.ir.core.structured import ShardMap, run_jaxprs, view
 from jaxprtool.ir.core.traits import traits
 from jaxprtool.ir.shapes.symbols import Sizes
-from jaxprtool.jaxcompat import Jaxpr, JaxprEqn
+from jaxprtool.jaxcompat import DropVar, Jaxpr, JaxprEqn
 
 
 @dataclass(slots=True)
@@ -92,12 +92,17 @@ class Bodies:
     def __getitem__(self, body: Jaxpr) -> CostedBody:
         kernels = Kernels(body, symbols=self._symbols)
         sizes = _sizes(body, kernels) if self._symbols else kernels.sizes
+        read = {value for node in kernels.nodes for value in node.reads} | set(kernels.results)
         items = tuple(
-            self._item(node, kernels, sizes) for node in kernels.nodes if node.kind == "equation"
+            self._item(node, kernels, sizes, read)
+            for node in kernels.nodes
+            if node.kind == "equation"
         )
         return CostedBody(kernels, items)
 
-    def _item(self, node: Node, kernels: Kernels, sizes: Sequence[Any]) -> Item:
+    def _item(
+        self, node: Node, kernels: Kernels, sizes: Sequence[Any], read: Container[int]
+    ) -> Item:
         eqn, bodies = node.eqn, _run_bodies(node)
         devices = prod(map(self._devices, node.calls)) if node.calls else 1
         if bodies:
@@ -107,12 +112,13 @@ class Bodies:
             work: Work | None = collective(eqn)
             self.communicates = True
         else:
-            work = work_of(eqn)
+            work = work_of(_with_drops(node, read))
         if work is None:
             self.unknown[eqn.primitive.name] += 1
             work = NOTHING
         work = _with_bytes(work, node, kernels, sizes)
-        return Item(node, work, (), devices, product_of(eqn) if like.expensive else "")
+        product = product_of(eqn) if like.expensive or like.opaque else ""
+        return Item(node, work, (), devices, product)
 
     def _devices(self, eqn: JaxprEqn) -> int:
         """Return the number of devices that a call runs its body on."""
@@ -133,7 +139,16 @@ def _run_bodies(node: Node) -> tuple[Jaxpr, ...]:
         return node.held.jaxprs
     if not node.eqn.params or cost_rules.get(node.eqn.primitive.name) is not None:
         return ()
-    return tuple(jaxcompat.open_jaxpr(body) for _, body in sub_jaxprs(node.eqn))
+    return tuple(jaxcompat.open_jaxpr(body) for _, body in run_jaxprs(node.eqn))
+
+
+def _with_drops(node: Node, read: Container[int]) -> JaxprEqn:
+    """Return the equation of a node, with a `DropVar` for each result that nothing reads."""
+    eqn = node.eqn
+    if len(eqn.outvars) == 1:
+        return eqn
+    pairs = zip(eqn.outvars, node.makes, strict=True)
+    return eqn.replace(outvars=[v if made in read else DropVar(v.aval) for v, made in pairs])
 
 
 def _sizes(body: Jaxpr, kernels: Kernels) -> list[Any]:

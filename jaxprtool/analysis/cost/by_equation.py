@@ -7,12 +7,12 @@ from typing import Any
 
 import jax
 
+from jaxprtool import jaxcompat
 from jaxprtool.analysis.cost.rules import cost_rules, work_of
 from jaxprtool.analysis.cost.trip_counts import runs_of
 from jaxprtool.ir.basics.caches import cached_method
-from jaxprtool.ir.core.equations import bodies
 from jaxprtool.ir.core.regions import Regions, regions
-from jaxprtool.ir.core.structured import ShardMap
+from jaxprtool.ir.core.structured import ShardMap, run_jaxprs
 from jaxprtool.ir.core.traits import traits
 from jaxprtool.jaxcompat import Jaxpr, JaxprEqn
 
@@ -29,8 +29,8 @@ class Operations:
         held = regions(eqn)
         if held is not None:
             return self._held(held)
-        if cost_rules.get(eqn.primitive.name) is None and (inside := bodies(eqn)):
-            return sum(self._body(body) for _, body in inside)
+        if cost_rules.get(eqn.primitive.name) is None and (inside := list(run_jaxprs(eqn))):
+            return sum(self._body(jaxcompat.open_jaxpr(body)) for _, body in inside)
         work = None if traits(eqn).collective else work_of(eqn)
         return 0 if work is None else work.flops + work.transcendentals
 

@@ -1,9 +1,10 @@
 """Devices, and a roofline model: a lower bound of a program's time on a device.
 
 A device has one rate for matrix products of each dtype, one for everything else on its vector
-units, and one memory bandwidth. At best, computation and memory traffic overlap, so the longer of
-the two is a lower bound of the time, and the bottleneck. (S. Williams, A. Waterman and D.
-Patterson, "Roofline: an insightful visual performance model", 2009.)
+units, and one memory bandwidth. What may run on any unit, such as a kernel, has the highest rate.
+At best, computation and memory traffic overlap, so the longer of the two is a lower bound of the
+time, and the bottleneck. (S. Williams, A. Waterman and D. Patterson, "Roofline:
+an insightful visual performance model", 2009.)
 """
 
 from __future__ import annotations
@@ -14,10 +15,14 @@ from dataclasses import dataclass, fields, is_dataclass, replace
 from typing import Any
 
 from jaxprtool.analysis.cost import Cost, Group
+from jaxprtool.analysis.cost.rules import ANY_UNIT
 from jaxprtool.errors import ArgumentsError, did_you_mean
 
 #: TFLOP/s, or GB/s.
 _TERA, _GIGA = 1e12, 1e9
+
+#: Types that a device may compute in any wider one.
+_NARROW = ("bool", "i2", "u2", "i4", "u4", "i8", "u8", "f4", "f8")
 
 
 @dataclass(frozen=True)
@@ -50,9 +55,20 @@ class Device:
         return Bound(max(compute, memory), "compute" if compute >= memory else "memory")
 
     def rate(self, product: str) -> float:
-        """Return the FLOP/s of matrix products of a precision, as in `Group.products`."""
+        """Return the FLOP/s of matrix products of a precision, as in `Group.products`.
+
+        The rate of `ANY_UNIT`, and of narrow types that are not listed, is the highest.
+        """
         plain = product.removesuffix(" highest")
-        return self.products.get(product) or self.products.get(plain) or self.vector
+        if rate := self.products.get(product) or self.products.get(plain):
+            return rate
+        is_any = product == ANY_UNIT or plain.partition("_")[0] in _NARROW
+        return self.highest if is_any else self.vector
+
+    @property
+    def highest(self) -> float:
+        """The highest of its rates, in FLOP/s."""
+        return max([self.vector, *self.products.values()])
 
     def utilization(self, group: Group, seconds: float) -> float:
         """Return the model FLOPs utilization: the time of the products at peak rates by `seconds`.
@@ -61,7 +77,8 @@ class Device:
             group: The cost of the program.
             seconds: The measured time.
         """
-        return sum(flops / self.rate(name) for name, flops in group.products.items()) / seconds
+        products = (each for each in group.products.items() if each[0] != ANY_UNIT)
+        return sum(flops / self.rate(name) for name, flops in products) / seconds
 
 
 @dataclass(frozen=True)

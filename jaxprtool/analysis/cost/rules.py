@@ -24,7 +24,7 @@ from jaxprtool.analysis.cost.work import NOTHING, Work, count, is_number
 from jaxprtool.ir.basics.rules import RuleTable, rule
 from jaxprtool.ir.core.equations import equations, size_in_bytes
 from jaxprtool.ir.core.traits import traits
-from jaxprtool.jaxcompat import JaxprEqn
+from jaxprtool.jaxcompat import DropVar, JaxprEqn
 
 #: A function that returns the cost of one run of an equation, or None if unknown.
 CostRule = Callable[[JaxprEqn], Work | None]
@@ -49,15 +49,24 @@ def work_of(eqn: JaxprEqn) -> Work | None:
     return None if flops is None else Work(flops=flops)
 
 
+#: The name, in place of a precision, of FLOPs that any unit of a device may compute.
+ANY_UNIT = "any unit"
+
+
 def product_of(eqn: JaxprEqn) -> str:
     """Return the precision of a matrix product, for which devices have a rate; "" for others.
 
-    This is the dtype, `bf16`, with the word `highest` if the product asks for full precision.
+    This is the dtype, `bf16`, with the word `highest` if the product asks for full precision. It is
+    `ANY_UNIT` for an equation that may run on any unit.
     """
     like = traits(eqn)
+    if like.opaque:
+        return ANY_UNIT
     if not like.expensive or like.draws:
         return ""
     name = str(eqn.invars[0].aval.str_short(short_dtypes=True)).partition("[")[0]
+    # A complex product consists of real ones.
+    name = {"c64": "f32", "c128": "f64"}.get(name, name)
     precision = eqn.params.get("precision")
     both = precision if isinstance(precision, tuple) else (precision,)
     return f"{name} highest" if lax.Precision.HIGHEST in both else name
@@ -274,69 +283,211 @@ def _scatter(eqn: JaxprEqn) -> Work:
 
 
 # --- linear algebra -------------------------------------------------------------------------------
+#
+# The leading terms of the textbooks' counts. Complex operations count four. A factor that nothing
+# reads, whose variable is a `DropVar`, is not counted.
+#
+# GVL: G. H. Golub and C. F. Van Loan, "Matrix Computations", 4th edition, 2013.
+# LAWN 41: S. Blackford and J. Dongarra, "Installation Guide for LAPACK", LAPACK Working Note 41,
+# 1999, appendix C.
+# LUG: E. Anderson et al., "LAPACK Users' Guide", 3rd edition, 1999, chapter 3.
 
 
-def _matrices(eqn: JaxprEqn) -> tuple[Any, Any, Any]:
-    """Return the number of matrices in the first operand, and their rows and columns."""
-    *batch, rows, columns = _shape(eqn.invars[0])
+def _matrices(value: Any) -> tuple[Any, Any, Any]:
+    """Return the number of matrices in an array, and their rows and columns."""
+    *batch, rows, columns = _shape(value)
     return count(batch), rows, columns
 
 
-def _factors(work: Callable[[Any, Any], Any]) -> CostRule:
-    """Return the rule of a factorization, from its real FLOPs by rows and columns."""
+def _factored(eqn: JaxprEqn, flops: Any, thirds: Any = 0) -> Work:
+    """Return the cost of an algorithm on each matrix of the first operand.
 
-    def found(eqn: JaxprEqn) -> Work:
-        batch_size, rows, columns = _matrices(eqn)
-        scale = 4 if _is_complex(eqn.invars[0]) else 1
-        return Work(flops=scale * batch_size * work(rows, columns))
-
-    return found
-
-
-def _singular_values(rows: Any, columns: Any) -> Any:
-    long, short = jax.core.max_dim(rows, columns), jax.core.min_dim(rows, columns)
-    return 4 * long**2 * short + 22 * short**3
+    Args:
+        eqn: The equation.
+        flops: The real FLOPs for a matrix.
+        thirds: Thirds of FLOPs to add to them.
+    """
+    number, _, _ = _matrices(eqn.invars[0])
+    number *= 4 if _is_complex(eqn.invars[0]) else 1
+    thirds *= number
+    return Work(flops=number * flops + (thirds + 1 if is_number(thirds) else thirds) // 3)
 
 
-# The leading terms of Golub and Van Loan, "Matrix Computations": 4.2, 3.2, 5.2, 7.4, 7.5, 8.3, 8.6.
-rule(cost_rules, "cholesky")(_factors(lambda m, n: n**3 // 3))
-rule(cost_rules, "lu")(_factors(lambda m, n: m * n**2 - n**3 // 3))
-rule(cost_rules, "geqp3", "geqrf", "qr")(_factors(lambda m, n: 2 * m * n**2 - 2 * n**3 // 3))
-rule(cost_rules, "householder_product")(_factors(lambda m, n: 2 * m * n**2 - 2 * n**3 // 3))
-rule(cost_rules, "hessenberg")(_factors(lambda m, n: 10 * n**3 // 3))
-rule(cost_rules, "eig")(_factors(lambda m, n: 25 * n**3))
-rule(cost_rules, "eigh")(_factors(lambda m, n: 9 * n**3))
-rule(cost_rules, "svd")(_factors(_singular_values))
-rule(cost_rules, "tridiagonal")(_factors(lambda m, n: 4 * n**3 // 3))
-rule(cost_rules, "schur")(_factors(lambda m, n: 25 * n**3))
+def _is_read(eqn: JaxprEqn, result: int) -> bool:
+    return len(eqn.outvars) > result and type(eqn.outvars[result]) is not DropVar
 
 
-@rule(cost_rules, "ormqr")
-def _ormqr(eqn: JaxprEqn) -> Work:
-    """Count the application of each reflector to the whole matrix."""
-    scale = 4 if _is_complex(eqn.outvars[0]) else 1
-    return Work(flops=scale * 4 * _results(eqn) * _shape(eqn.invars[1])[-1])
+@rule(cost_rules, "cholesky")
+def _cholesky(eqn: JaxprEqn) -> Work:
+    """Count n^3/3 (GVL 4.2)."""
+    _, n, _ = _matrices(eqn.invars[0])
+    return _factored(eqn, 0, n**3)
 
 
-@rule(cost_rules, "symmetric_product")
-def _symmetric_product(eqn: JaxprEqn) -> Work:
-    return _multiply_adds(eqn, _results(eqn) * _shape(eqn.invars[0])[-1])
+@rule(cost_rules, "cholesky_update")
+def _cholesky_update(eqn: JaxprEqn) -> Work:
+    """Count n Givens rotations of n, n - 1, … pairs, at 6 FLOPs for each pair (GVL 5.1, 6.5)."""
+    _, n, _ = _matrices(eqn.invars[0])
+    return _factored(eqn, 3 * n**2)
 
 
-@rule(cost_rules, "triangular_solve")
-def _triangular_solve(eqn: JaxprEqn) -> Work:
-    _, side, _ = _matrices(eqn)
-    return Work(flops=_results(eqn) * side * (4 if _is_complex(eqn.outvars[0]) else 1))
-
-
-@rule(cost_rules, "tridiagonal_solve")
-def _tridiagonal_solve(eqn: JaxprEqn) -> Work:
-    return Work(flops=8 * _results(eqn))
+@rule(cost_rules, "lu")
+def _lu(eqn: JaxprEqn) -> Work:
+    """Count m n^2 - n^3/3 if m >= n (GVL 3.2), and as xGETRF of LAWN 41 otherwise."""
+    _, rows, columns = _matrices(eqn.invars[0])
+    steps = jax.core.min_dim(rows, columns)
+    return _factored(eqn, 2 * rows * columns * steps - (rows + columns) * steps**2, 2 * steps**3)
 
 
 @rule(cost_rules, "lu_pivots_to_permutation")
 def _lu_pivots_to_permutation(eqn: JaxprEqn) -> Work:
     return NOTHING
+
+
+def _reflections(rows: Any, columns: Any, steps: Any) -> tuple[Any, Any]:
+    """Return the FLOPs, and thirds, of Householder reflections of ever smaller matrices.
+
+    These are the counts of xGEQRF and xORGQR in LAWN 41, for the factor R and for Q. If m >= n,
+    they are 2 n^2 (m - n/3) for R, the same for the first n columns of Q, and
+    4 (m^2 n - m n^2 + n^3/3) for all of Q (GVL 5.2).
+    """
+    return 4 * rows * columns * steps - 2 * (rows + columns) * steps**2, 4 * steps**3
+
+
+@rule(cost_rules, "geqrf", "geqp3")
+def _reflectors(eqn: JaxprEqn) -> Work:
+    """Count the factor R. Column pivoting adds a lower order (GVL 5.4)."""
+    _, rows, columns = _matrices(eqn.invars[0])
+    return _factored(eqn, *_reflections(rows, columns, jax.core.min_dim(rows, columns)))
+
+
+@rule(cost_rules, "qr")
+def _qr(eqn: JaxprEqn) -> Work:
+    """Count the factor R, and Q if it is read."""
+    _, rows, columns = _matrices(eqn.invars[0])
+    steps = jax.core.min_dim(rows, columns)
+    flops, thirds = _reflections(rows, columns, steps)
+    if _is_read(eqn, 0):
+        more, more_thirds = _reflections(rows, _shape(eqn.outvars[0])[-1], steps)
+        flops, thirds = flops + more, thirds + more_thirds
+    return _factored(eqn, flops, thirds)
+
+
+@rule(cost_rules, "householder_product")
+def _householder_product(eqn: JaxprEqn) -> Work:
+    _, rows, columns = _matrices(eqn.invars[0])
+    return _factored(eqn, *_reflections(rows, columns, _shape(eqn.invars[1])[-1]))
+
+
+@rule(cost_rules, "ormqr")
+def _ormqr(eqn: JaxprEqn) -> Work:
+    """Count 4 m n k - 2 n k^2 for k reflectors of m, m - 1, … elements (xORMQR of LAWN 41)."""
+    _, rows, columns = _matrices(eqn.outvars[0])
+    m, n = (rows, columns) if eqn.params["left"] else (columns, rows)
+    k = _shape(eqn.invars[1])[-1]
+    return _factored(eqn, 4 * m * n * k - 2 * n * k**2)
+
+
+@rule(cost_rules, "svd")
+def _svd(eqn: JaxprEqn) -> Work | None:
+    """Count as the table in GVL 8.6 does: values by Golub and Reinsch, vectors by the R-SVD.
+
+    A subset of the vectors is transformed back from the bidiagonal form, at 2 m n for each
+    (xORMBR of LAWN 41).
+    """
+    if not _is_direct(eqn.params.get("algorithm")):
+        return None
+    _, rows, columns = _matrices(eqn.invars[0])
+    m, n = jax.core.max_dim(rows, columns), jax.core.min_dim(rows, columns)
+    values = 4 * m * n**2, -4 * n**3
+    sides = [_is_read(eqn, 1), _is_read(eqn, 2)]
+    if not any(sides):
+        return _factored(eqn, *values)
+    subset = _shape(eqn.outvars[0])[-1]
+    if subset != n:
+        return _factored(eqn, values[0] + 2 * m * n * subset * sum(sides), values[1])
+    of_m, of_n = sides[::-1] if is_number(rows + columns) and rows < columns else sides
+    if not of_m or (rows == columns and not of_n):
+        return _factored(eqn, 2 * m * n**2 + 11 * n**3)
+    of_values = 4 * m**2 * n + 2 * n**3 if eqn.params["full_matrices"] else 6 * m * n**2
+    return _factored(eqn, of_values + (20 if of_n else 11) * n**3)
+
+
+def _is_direct(algorithm: Any) -> bool:
+    """Return False if an algorithm iterates on whole matrices, as often as their values need.
+
+    Those of Jacobi, and with polar decompositions (QDWH), do.
+    """
+    return algorithm is None or algorithm.name not in ("JACOBI", "POLAR", "QDWH")
+
+
+@rule(cost_rules, "eigh")
+def _eigh(eqn: JaxprEqn) -> Work | None:
+    """Count 4 n^3/3 for the values, and 9 n^3 with the vectors (GVL 8.3).
+
+    A subset of the vectors is transformed back from the tridiagonal form, at 2 n^2 for each
+    (xORMTR of LAWN 41).
+    """
+    if not _is_direct(eqn.params.get("algorithm")):
+        return None
+    _, n, _ = _matrices(eqn.invars[0])
+    subset = _shape(eqn.outvars[1])[-1]
+    if not _is_read(eqn, 0):
+        return _factored(eqn, 0, 4 * n**3)
+    return _factored(eqn, 9 * n**3) if subset == n else _factored(eqn, 2 * n**2 * subset, 4 * n**3)
+
+
+@rule(cost_rules, "eig")
+def _eig(eqn: JaxprEqn) -> Work:
+    """Count 10 n^3 for the values, or 25 n^3 for the Schur form (GVL 7.5) and 4 n^3/3 a side.
+
+    With the vectors of one side these are the 26.33 n^3 of LUG.
+    """
+    _, n, _ = _matrices(eqn.invars[0])
+    sides = _is_read(eqn, 1) + _is_read(eqn, 2)
+    return _factored(eqn, (25 if sides else 10) * n**3, 4 * sides * n**3)
+
+
+@rule(cost_rules, "schur")
+def _schur(eqn: JaxprEqn) -> Work:
+    """Count 25 n^3 with the Schur vectors, and without them the 10 n^3 of the values (GVL 7.5)."""
+    _, n, _ = _matrices(eqn.invars[0])
+    return _factored(eqn, (25 if _is_read(eqn, 1) else 10) * n**3)
+
+
+@rule(cost_rules, "hessenberg")
+def _hessenberg(eqn: JaxprEqn) -> Work:
+    """Count 10 n^3/3, without the orthogonal factor (GVL 7.4)."""
+    _, n, _ = _matrices(eqn.invars[0])
+    return _factored(eqn, 0, 10 * n**3)
+
+
+@rule(cost_rules, "tridiagonal")
+def _tridiagonal(eqn: JaxprEqn) -> Work:
+    """Count 4 n^3/3, without the orthogonal factor (GVL 8.3)."""
+    _, n, _ = _matrices(eqn.invars[0])
+    return _factored(eqn, 0, 4 * n**3)
+
+
+@rule(cost_rules, "symmetric_product")
+def _symmetric_product(eqn: JaxprEqn) -> Work:
+    """Count both triangles, which JAX computes as one product."""
+    return _multiply_adds(eqn, _results(eqn) * _shape(eqn.invars[0])[-1])
+
+
+@rule(cost_rules, "triangular_solve")
+def _triangular_solve(eqn: JaxprEqn) -> Work:
+    """Count n^2 for each right-hand side (GVL 3.1): each column, or each row."""
+    _, side, _ = _matrices(eqn.invars[0])
+    return Work(flops=_results(eqn) * side * (4 if _is_complex(eqn.outvars[0]) else 1))
+
+
+@rule(cost_rules, "tridiagonal_solve")
+def _tridiagonal_solve(eqn: JaxprEqn) -> Work:
+    """Count 3 n for the elimination, and 5 n for each right-hand side (GVL 4.3)."""
+    number, rows, columns = _matrices(eqn.invars[3])
+    scale = 4 if _is_complex(eqn.outvars[0]) else 1
+    return Work(flops=scale * number * rows * (3 + 5 * columns))
 
 
 @rule(cost_rules, "fft")

@@ -17,6 +17,7 @@ from typing import Any, Protocol, TypeAlias
 import jax
 
 from jaxprtool.analysis.cost.bodies import Bodies, CostedBody, Item
+from jaxprtool.analysis.cost.rules import ANY_UNIT
 from jaxprtool.analysis.cost.trip_counts import trip_count
 from jaxprtool.analysis.cost.work import NOTHING, Work, largest, smallest, total
 from jaxprtool.ir.basics.caches import cached_method
@@ -44,7 +45,8 @@ class Tally:
         least: The cost with the cheapest branches.
         most: The cost with the most expensive branches.
         per_round: Whether a part is in a loop with an unknown trip count, and counted once.
-        products: The maximum number of FLOPs of matrix products, by precision (`rules.product_of`).
+        products: The maximum number of FLOPs of matrix products by precision, and of what any unit
+            may compute (`rules.product_of`).
     """
 
     least: Work = NOTHING
@@ -65,7 +67,8 @@ class Tally:
         for work, product in items:
             works.append(work)
             if product:
-                self.products[product] = self.products.get(product, 0) + work.flops
+                flops = work.flops + (work.transcendentals if product == ANY_UNIT else 0)
+                self.products[product] = self.products.get(product, 0) + flops
         done = total(works)
         self.add(Tally(done, done))
 

@@ -515,6 +515,16 @@ def sub_jaxprs(eqn: JaxprEqn) -> Iterator[tuple[str, AnyJaxpr]]:
         yield from _jaxprs_in(name, eqn.params[name])
 
 
+#: The path of the body that runs, for primitives that hold others for their derivatives.
+_RUN_BODIES = {"custom_linear_solve": "jaxprs.solve"}
+
+
+def run_jaxprs(eqn: JaxprEqn) -> Iterator[tuple[str, AnyJaxpr]]:
+    """Yield those of `sub_jaxprs` that run when the equation does."""
+    path = _RUN_BODIES.get(eqn.primitive.name)
+    yield from (held for held in sub_jaxprs(eqn) if path in (None, held[0]))
+
+
 def _jaxprs_in(path: str, value: object) -> Iterator[tuple[str, AnyJaxpr]]:
     if isinstance(value, _JAXPRS):
         yield path, value

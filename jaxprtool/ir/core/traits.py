@@ -65,6 +65,8 @@ class Traits:
         absorbed: Is fused by XLA's CPU kernels into an `absorbs` reduction that alone reads it, so
             that its result is not written to memory.
         expensive: Costs far more than reading its result.
+        opaque: Runs a kernel, or an algorithm of a library. Which units of a device compute it is
+            unknown.
         costly: Is elementwise, but so expensive that a compiler stores its result instead of
             recomputing it.
         may_merge: Two equations with equal operands and parameters, and without effects, may be
@@ -108,6 +110,7 @@ class Traits:
     absorbs: bool = False
     absorbed: bool = False
     expensive: bool = False
+    opaque: bool = False
     costly: bool = False
     may_merge: bool = True
     may_hoist: bool = True
@@ -304,6 +307,11 @@ add_traits(
     expensive=True,
 )
 add_traits(
+    *("cholesky", "cholesky_update", "eig", "eigh", "geqp3", "geqrf", "hessenberg"),
+    *("householder_product", "lu", "ormqr", "qr", "schur", "svd", "tridiagonal"),
+    opaque=True,
+)
+add_traits(
     *("acos", "acosh", "asin", "asinh", "atan", "atan2", "atanh", "cbrt", "cos", "cosh", "digamma"),
     *("div", "erf", "erf_inv", "erfc", "exp", "exp2", "expm1", "lgamma", "log", "log1p"),
     *("logistic", "pow", "rem", "rsqrt", "sin", "sinh", "sqrt", "tan", "tanh"),
@@ -401,6 +409,7 @@ add_traits(
     may_hoist=False,
     may_fold=False,
 )
+add_traits("ffi_call", "pallas_call", "tpu_custom_call", opaque=True)
 add_traits(CALL_HIGH, "core_map", "remat_opt", "stage", "tpu_custom_call", may_hoist=False)
 add_traits(
     *("axis_index", "composite", "custom_lin", "dim_as_value", "dimension_size", "linear_call"),

@@ -230,7 +230,11 @@ def bound_note(total: Group, device: Device, whole_arrays: bool = False) -> str:
     """Return the minimal time of a program on a device, and the limiting factor."""
     assert total.seconds is not None
     on = f"on one {device.name}{WHOLE}" if whole_arrays else f"on {device.name}"
-    return f"{on}: at least {duration(total.seconds)}, limited by {total.limit}"
+    bound = f"{on}: at least {duration(total.seconds)}, limited by {total.limit}"
+    if not total.any_unit:
+        return bound
+    flops, rate = with_prefix(total.any_unit, "FLOP"), with_prefix(round(device.highest), "FLOP/s")
+    return f"{bound}; {flops} run on unknown units, at up to {rate}"
 
 
 def unknown_notes(found: Cost | Source) -> Iterator[str]:

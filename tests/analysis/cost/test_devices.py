@@ -1,8 +1,10 @@
 """A roofline: the minimum time of a program on a device, and device files."""
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from jax.experimental import pallas
 
 from jaxprtool import cost, trace
 from jaxprtool.analysis.cost.devices import DEVICES, Device, device_named
@@ -26,6 +28,43 @@ def test_products_run_at_the_speed_of_their_dtype():
         > 7 * DEVICES["h100"].bound(total(jnp.matmul, *2 * [matrix.astype(np.float32)])).seconds
         - 1e-6
     )
+
+
+def test_the_units_of_kernels_and_library_algorithms_are_unknown():
+    """No bound may exceed the time at the highest rate: a kernel may consist of products."""
+    estimate = pallas.CostEstimate(flops=10**12, transcendentals=10**9, bytes_accessed=4096)
+
+    def kernel(x_ref, out_ref):
+        out_ref[...] = x_ref[...]
+
+    def call(x):
+        return pallas.pallas_call(kernel, out_shape=x, cost_estimate=estimate)(x)
+
+    matrix = np.ones((32, 32), np.float32)
+    for fun, operations in [(call, 10**12 + 10**9), (jnp.linalg.cholesky, None)]:
+        group = total(fun, matrix)
+        if operations is None:
+            operations = group.any_unit
+            assert operations == pytest.approx(32**3 / 3, rel=0.01)
+        assert group.products == {"any unit": operations}
+        rest = group.work.flops + group.work.transcendentals - operations
+        assert SLOW.bound(group).seconds == pytest.approx(operations / 1e9 + rest / 1e6)
+        assert SLOW.utilization(group, 1.0) == 0
+
+
+@pytest.mark.parametrize("dtype", ["int4", "uint8", "bool", "float8_e5m2fnuz", "float8_e4m3fn"])
+def test_a_product_of_a_narrow_type_runs_at_most_at_the_highest_rate(dtype):
+    types = [jax.ShapeDtypeStruct((64, 64), dtype)] * 2
+    bound = SLOW.bound(total(lambda x, y: jax.lax.dot(x, y), *types))
+    assert bound.seconds == pytest.approx(2 * 64**3 / 1e9)
+
+
+def test_a_complex_product_consists_of_real_ones():
+    for real, name in [(np.float32, "complex64"), (np.float64, "complex128")]:
+        types = [jax.ShapeDtypeStruct((64, 64), each) for each in (real, name)]
+        by_type = [total(lambda x: x @ x, each) for each in types]
+        alone, both = (DEVICES["h100"].rate(*group.products) for group in by_type)
+        assert alone == both
 
 
 def test_programs_that_move_more_than_they_compute_are_memory_bound():

@@ -159,6 +159,7 @@ NAME_LISTS = {
     "analysis/profile/origins.py": "operations of XLA, and primitives that are copies in it",
     "analysis/shardings/reasons.py": "the two primitives by which users state a sharding",
     "analysis/shardings/sharded_module.py": "operations of XLA",
+    "analysis/shardings/repeated_work.py": "operations of XLA",
     "ir/basics/plugins.py": "whose primitives they are, for the hint to install it",
     "ir/core/traits.py": "the table",
     "ir/hlo/live_ranges.py": "XLA's instructions, which are not primitives",

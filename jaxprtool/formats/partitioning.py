@@ -1,11 +1,11 @@
-"""The modules of a program over several devices: before XLA's partitioner, and compiled.
+"""The modules of a program over several devices: before and after XLA's partitioner, and compiled.
 
     found = partitioned(program)
     found.before.entry.instructions, found.final.entry.instructions
 
-XLA writes the first while it compiles (`xla_dump_to`): each instruction has the sharding that
-Shardy assigned to it, and arrays have their whole size. The partitioner splits the arrays and adds
-collectives, which later passes merge and move. The *final* module is the one that runs.
+XLA writes them while it compiles (`xla_dump_to`). In the first, each instruction has the sharding
+that Shardy assigned to it, and arrays have their whole size. The partitioner splits the arrays and
+adds collectives, which later passes merge and move. The *final* module is the one that runs.
 """
 
 from __future__ import annotations
@@ -43,12 +43,14 @@ class Partitioned:
         compiled: The compiled program.
         devices: Its devices.
         before: Its module before the partitioner, with the sharding of each instruction.
+        after: Its module after the partitioner, in which operations keep their names and lines.
         final: The module of one device that runs.
     """
 
     compiled: jax.stages.Compiled
     devices: Sequence[jax.Device]
     before: Module
+    after: Module
     final: Module
 
 
@@ -88,10 +90,12 @@ def partitioned(
                 "or types such as f32[8@x,4]",
             )
         before = sorted(Path(folder).glob("*.before_*spmd-partitioning*.pb"))
-        if not before:
-            raise UnsupportedError(f"XLA did not write the module of {program.name}")
+        after = sorted(Path(folder).glob("*.after_*spmd-partitioning*.pb"))
+        if not (before and after):
+            raise UnsupportedError(f"XLA did not write the modules of {program.name}")
         with without_collector():
-            return Partitioned(found, used, _dumped(before[0]), compiled_module(found))
+            modules = _dumped(before[0]), _dumped(after[-1]), compiled_module(found)
+            return Partitioned(found, used, *modules)
 
 
 def _devices(found: jax.stages.Compiled) -> Sequence[jax.Device]:

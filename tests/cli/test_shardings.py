@@ -23,6 +23,13 @@ MODEL = """
     def alone(x):
         return x * 2
 
+    def partial(a, b, c):
+        return jnp.einsum("bf,f->b", a, b, out_sharding=P(None, unreduced={"x"})), c + c
+
+    def grouped(x, kernel):
+        x = jnp.tanh(x) * 2
+        return jax.lax.conv_general_dilated(x, kernel, (1, 1), "SAME", feature_group_count=4)
+
     def summed(x):
         def body(x):
             return jax.lax.psum(x, "data")
@@ -69,6 +76,29 @@ def test_json_has_the_contents_of_the_table(cli):
     (weights,) = (each for each in found["values"] if each["name"] == "weights")
     assert weights["spec"] == "P()" and weights["replicated"]
     assert weights["bytes"] == weights["bytes_per_device"] == 64 * 64 * 4
+
+
+def test_an_unreduced_result_is_a_term_of_a_sum_on_each_device(cli):
+    types = "f32[16,8@x], f32[8@x], f32[8]{R:y}"
+    options = "shardings", "sharded.py:partial", "--args", types, "--mesh", "x=2,y=2"
+    text = re.sub(r"\s+", " ", cli(*options).out)
+    assert "P(None, unreduced={'x'}) result[0] f32[16], unreduced: each device holds" in text
+    assert "a term of the sum along x" in text and "P(None, reduced={'y'}) result[1]" in text
+    (value,) = (v for v in json.loads(cli(*options, "--json").out)["values"] if "[0]" in v["name"])
+    assert value["unreduced"] == ["x"] and not value["replicated"] and value["copies"] == 2
+    assert "result[0]" not in cli(*options, "--replicated").out
+    assert "(0, 1) + (2, 3)" in cli(*options, "--picture", "result[0]").out
+
+
+def test_what_every_device_computes_whole_has_its_line_and_its_share(cli):
+    types = "f32[16,8,4,4], f32[8,2,3,3]"
+    options = "shardings", "sharded.py:grouped", "--args", types, *MESH
+    found = cli(*options, "--in-specs", "(P('data'), P())", "--out-specs", "P('data')")
+    text = re.sub(r"\s+", " ", found.out)
+    assert "73.7 kFLOP in matrix products on each device, 8 times its share" in text
+    assert "computed by several devices alike" in text
+    assert re.search(r"73.7 kFLOP 9.2 kFLOP sharded.py:\d+ conv_general_dilated: each of 8", text)
+    assert "mul at sharded.py" in text and "P('data') → P() for conv_general_dilated" in text
 
 
 def test_only_replicated_values_are_shown_on_request(cli):

@@ -13,6 +13,7 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 from jax.lax import with_sharding_constraint
+from jax.sharding import AxisType, NamedSharding
 from jax.sharding import PartitionSpec as P
 
 from tests.programs.sharded import Sharded, floats, integers, mesh_of, trained, under_jit
@@ -108,7 +109,42 @@ def cached() -> Sharded:
     return Sharded(step, (weights, floats(2, 4, 16, 4, 8), floats(4, 32), integers()), mesh)
 
 
+def unreduced() -> Sharded:
+    """Partial sums on each device: one that is returned, and one whose sum is read."""
+    mesh = mesh_of(AxisType.Explicit, x=2, y=2)
+
+    def projected(a, b):
+        partial = jnp.einsum("bf,f->b", a, b, out_sharding=P(None, unreduced={"x"}))
+        doubled = partial + partial
+        return {"partial": partial, "sum": jax.sharding.reshard(doubled, P("y"))}
+
+    def typed(spec, *shape):
+        return jax.ShapeDtypeStruct(shape, jnp.float32, sharding=NamedSharding(mesh, spec))
+
+    return Sharded(jax.jit(projected), (typed(P(None, "x"), 16, 8), typed(P("x"), 8)), mesh)
+
+
+def moved_result() -> Sharded:
+    """Sums that are computed where their operands are; no direct way leads to their constraint."""
+    mesh = mesh_of(x=4, y=2)
+
+    def added(a, b, c):
+        total = with_sharding_constraint(a * b - a, P(None, ("x", "y")))
+        return with_sharding_constraint(c + total, P(None, ("x", "y")))
+
+    specs = P("y", None, "x"), P("y", None, "x"), P(None, ("x", "y"))
+    return Sharded(under_jit(added, mesh, *specs), (floats(16, 16, 16),) * 3, mesh)
+
+
 FEATURES: dict[str, Callable[[], Sharded]] = {
     make.__name__: make
-    for make in (unknown_length, branches_by_hand, grouped_batches, sorted_and_sliced, cached)
+    for make in (
+        unknown_length,
+        branches_by_hand,
+        grouped_batches,
+        sorted_and_sliced,
+        cached,
+        unreduced,
+        moved_result,
+    )
 }

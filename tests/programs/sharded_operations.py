@@ -59,6 +59,59 @@ def convolution() -> Sharded:
     return _split(smooth, floats(2, 4, 64), floats(4, 4, 3), specs=(P(None, None, "data"), P()))
 
 
+def _convolved(features: int = 1, batches: int = 1) -> Callable[..., Any]:
+    """Return a convolution of images in groups of features, or of batches."""
+
+    def convolved(x, kernel):
+        return jax.lax.conv_general_dilated(
+            x, kernel, (1, 1), "SAME", feature_group_count=features, batch_group_count=batches
+        )
+
+    return convolved
+
+
+def grouped_convolution() -> Sharded:
+    """A convolution in groups, which the partitioner does not split along the batch."""
+    return _split(
+        lambda x, kernel: _convolved(features=4)(jnp.tanh(x), kernel),
+        floats(16, 8, 6, 6), floats(8, 2, 3, 3), specs=(P("data"), P()),
+    )  # fmt: skip
+
+
+def depthwise_convolution() -> Sharded:
+    """A convolution of each feature alone, which the partitioner splits."""
+    return _split(
+        _convolved(features=8), floats(16, 8, 6, 6), floats(8, 1, 3, 3), specs=(P("data"), P())
+    )
+
+
+def batch_groups() -> Sharded:
+    """A convolution in groups of the batch."""
+    return _split(
+        _convolved(batches=4), floats(16, 8, 6, 6), floats(8, 8, 3, 3), specs=(P("data"), P())
+    )
+
+
+def convolution_gradient() -> Sharded:
+    """The gradient of a grouped convolution by its image and its kernel."""
+
+    def loss(x, kernel):
+        return jnp.square(_convolved(features=4)(x, kernel)).sum()
+
+    return _split(
+        jax.grad(loss, (0, 1)), floats(16, 8, 6, 6), floats(8, 2, 3, 3), specs=(P("data"), P())
+    )
+
+
+def solve() -> Sharded:
+    """A triangular system, whose right-hand sides are split."""
+
+    def solved(a, b):
+        return jax.scipy.linalg.solve_triangular(a, b)
+
+    return _split(solved, floats(16, 16), floats(16, 32), specs=(P("data"), P(None, "data")))
+
+
 def pooling() -> Sharded:
     """A pooling whose windows span two devices."""
 
@@ -406,7 +459,8 @@ def custom_gradient() -> Sharded:
 OPERATIONS: dict[str, Callable[[], Sharded]] = {
     make.__name__: make
     for make in (
-        cumsum, sort, argmax, top_k, convolution, pooling, gather, embedding, dynamic_slice, roll,
+        cumsum, sort, argmax, top_k, convolution, grouped_convolution, depthwise_convolution,
+        batch_groups, convolution_gradient, solve, pooling, gather, embedding, dynamic_slice, roll,
         reverse, concatenation, padding, transposed, fft, cholesky, variance, any_nan, norm_clip,
         unknown_loop, branches, donated, gathered_result, random, dropout, callback, printed,
         pmapped, manual_kinds, nested_manual, mixed_axes, ring_loop, spmd_vmap, remat_scan,

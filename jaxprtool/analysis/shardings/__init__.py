@@ -24,7 +24,7 @@ LARGE = 0.01
 Source: TypeAlias = Literal["program", "partitioner"]
 
 
-@document(optional=("way_spec",))
+@document(also=("rematerializes",), optional=("way_spec",))
 @dataclass(frozen=True)
 class Reason:
     """Why the partitioner added a collective: an operation needs a value in another spec.
@@ -45,6 +45,14 @@ class Reason:
     consumer: str
     consumer_spec: str
     way_spec: str = ""
+
+    @property
+    def rematerializes(self) -> bool:
+        """Whether each device holds the whole value on the way from one spec to the other.
+
+        XLA calls it an involuntary full rematerialization.
+        """
+        return self.way_spec == "P()"
 
     @property
     def mixes(self) -> bool:
@@ -129,9 +137,11 @@ class ShardedValue:
         shape: The shape of the global array.
         shape_per_device: Its shape on each device, with padding.
         spec: Its spec; "" if no spec describes its sharding.
+        unreduced: The axes along which each device holds a term of the value, which is their sum.
         bytes: The bytes of the global array.
         bytes_per_device: Its bytes on each device, with padding.
-        copies: The number of devices that hold the same part.
+        copies: The number of devices that hold the same part, and of an unreduced value the same
+            term.
         padded_bytes: The bytes of padding on all devices, in one copy.
         count: The number of values with the same name, type and spec.
         line: The user's line; "" for arguments.
@@ -144,6 +154,7 @@ class ShardedValue:
     shape: tuple[int, ...]
     shape_per_device: tuple[int, ...]
     spec: str
+    unreduced: tuple[str, ...]
     bytes: int
     bytes_per_device: int
     copies: int
@@ -158,6 +169,12 @@ class ShardedValue:
         return self.copies == len(self.tiles.of_device)
 
     @property
+    def terms(self) -> dict[int, int] | None:
+        """The term of the sum that each device holds; None unless the value is unreduced."""
+        terms = self.tiles.term_of
+        return None if terms is None else dict(enumerate(terms.tolist()))
+
+    @property
     def ranges(self) -> dict[int, tuple[tuple[int, int], ...]]:
         """The range of indices that each device holds, for each dimension."""
         sizes = list(zip(self.shape, self.shape_per_device, strict=True))
@@ -169,6 +186,28 @@ class ShardedValue:
                 (min(start, size), min(start + part, size)) for (start, size), part in parts
             )
         return found
+
+
+@dataclass(frozen=True)
+class RepeatedWork:
+    """An operation of which each device computes more than its share.
+
+    Attributes:
+        line: The user's line.
+        operation: The operation and its line.
+        times: How many times its share each device computes: the number of devices if each
+            computes all of it.
+        flops: For a matrix product or a convolution, its FLOPs on each device in a call; else 0.
+        elements: The elements of its results on each device in a call.
+        count: The number of such operations of the line.
+    """
+
+    line: str
+    operation: str
+    times: float
+    flops: int
+    elements: int
+    count: int
 
 
 @dataclass(frozen=True)
@@ -206,6 +245,10 @@ class Shardings(Printed):
         products: The FLOPs of matrix products on each device, by element type.
         collectives: The values that devices exchange, those with the most bytes sent first.
         values: Arguments, results and large values, the largest on a device first.
+        repeated: Large products, convolutions, sorts, factorizations and the like of which each
+            device computes more than its share, the largest first.
+        products_share: The part of `products` that would be left if no device computed more than
+            its share.
         compute_seconds: A lower bound of the time of the products on a device; None without a
             device.
         constraints: Constraints that help, each tried alone, the best first; None if none were
@@ -220,6 +263,8 @@ class Shardings(Printed):
     products: Mapping[str, int]
     collectives: tuple[Collective, ...]
     values: tuple[ShardedValue, ...]
+    repeated: tuple[RepeatedWork, ...] = ()
+    products_share: float = 1.0
     compute_seconds: float | None = None
     constraints: tuple[Constraint, ...] | None = None
 

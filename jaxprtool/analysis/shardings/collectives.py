@@ -9,8 +9,9 @@ from math import prod
 from typing import NamedTuple
 
 from jaxprtool.analysis.shardings import Collective, Reason
+from jaxprtool.analysis.shardings.moves import Moves
 from jaxprtool.analysis.shardings.overlap import independent_products
-from jaxprtool.analysis.shardings.reasons import Found, Moved, Reasons
+from jaxprtool.analysis.shardings.reasons import Found, Moved, Reasons, unreduced_sum
 from jaxprtool.analysis.shardings.sharded_module import LAYOUT, Place, ShardedModule, own_frames
 from jaxprtool.ir.hlo import collectives as hlo
 from jaxprtool.ir.hlo.mesh_axes import spec_text
@@ -29,14 +30,17 @@ class _Part(NamedTuple):
     shape: Shape
 
 
-def found_collectives(whole: ShardedModule, final: Module) -> tuple[Collective, ...]:
+def found_collectives(
+    whole: ShardedModule, parts: ShardedModule, final: Module
+) -> tuple[Collective, ...]:
     """Return the collectives of a partitioned module, the one that sends most first.
 
     Args:
         whole: The module before the partitioner.
+        parts: The module after it.
         final: The module that runs.
     """
-    reader = _Reader(whole, final)
+    reader = _Reader(whole, parts, final)
     found = [each for one in hlo.collectives(final) for each in reader.read(one)]
     return tuple(sorted(found, key=lambda each: -each.sent_bytes))
 
@@ -44,13 +48,19 @@ def found_collectives(whole: ShardedModule, final: Module) -> tuple[Collective, 
 class _Reader:
     """Describes the collectives of a module."""
 
-    def __init__(self, whole: ShardedModule, final: Module):
+    def __init__(self, whole: ShardedModule, parts: ShardedModule, final: Module):
         self._whole, self._final = whole, final
         self._reasons = Reasons(whole)
+        self._moves = Moves(whole, parts)
         self._independent = independent_products(final)
         # The values that the program moves, by place: `psum` of a tree moves many from one.
         self._asked = defaultdict[Place, list[tuple[Instruction, Shape]]](list)
+        # The sums of unreduced values, by place.
+        self._sums = defaultdict[Place, list[Found]](list)
         for each in hlo.collectives(whole.module):
+            if why := unreduced_sum(whole, each.instruction):
+                self._sums[_place(whole.module, each.instruction)].append(why)
+                continue
             shape = each.instruction.shape
             results = shape.parts or (shape,)
             moved = list(zip(whole.operands(each.instruction), results, strict=False))
@@ -64,10 +74,12 @@ class _Reader:
         for part in parts:
             asked = self._asked_value(part)
             why = None
-            if asked is None and axes:
+            if (sums := self._sums.get(part.place)) and found.kind in hlo.REDUCTIONS:
+                why = sums.pop(0) if len(sums) > 1 else sums[0]
+            elif asked is None and axes:
                 readers = self._readers(found) if len(parts) == 1 else frozenset()
-                dimension = self._dimension(found)
-                why = self._reasons.of(Moved(found.kind, axes, *part, dimension, readers))
+                moved = Moved(found.kind, axes, *part, self._dimension(found), readers)
+                why = self._reasons.of(self._moves.located(moved, found.instruction))
             frames = (self._frames(why) if why else ()) or part.place.frames
             yield Collective(
                 found.kind,
@@ -111,7 +123,7 @@ class _Reader:
                     values.append(user)
                     continue
                 inside = (user, *self._final.inside(user))
-                places |= {Place(each.path, own_frames(self._final, each)) for each in inside}
+                places |= {_place(self._final, each) for each in inside}
         return frozenset(places)
 
     @cached_property
@@ -135,7 +147,7 @@ class _Reader:
     def _parts(self, found: hlo.Collective) -> list[_Part]:
         """Return the values that a collective moves: several, if XLA merged operations."""
         return [
-            _Part(Place(each.path, own_frames(self._final, each)), shape)
+            _Part(_place(self._final, each), shape)
             for each, shape in hlo.moved_values(self._final, found.instruction)
         ]
 
@@ -157,6 +169,11 @@ class _Reader:
         whole, edge = self._whole, why.edge
         operand = whole.value_name(edge.operand)
         consumer = whole.reader_name(edge.consumer, edge.position)
-        before, needed = whole.spec_text(edge.operand), spec_text(why.needed)
+        before = whole.spec_text(edge.operand) if why.before is None else spec_text(why.before)
+        needed = spec_text(why.needed)
         way = "" if why.way is None else spec_text(why.way)
         return Reason(operand, before, consumer, needed, way)
+
+
+def _place(module: Module, instruction: Instruction) -> Place:
+    return Place(instruction.path, own_frames(module, instruction))

@@ -26,6 +26,9 @@ from jaxprtool.ir.hlo.module import Instruction, Shape
 #: Collectives that exchange parts of the same size. They neither gather nor reduce.
 _MOVES = frozenset({"all-to-all", "ragged-all-to-all", "collective-permute"})
 
+#: The position of an operation's own result, if it is a result of the program.
+RESULT = -1
+
 #: The maximum number of operations before a constraint that get its spec.
 _STEPS = 8
 
@@ -63,6 +66,10 @@ class Moved:
         shape: The shape of its result on one device.
         dimension: The dimension along which parts are concatenated; None if there is none.
         readers: The places of the operations that read the result.
+        makers: The operations of the module before the partitioner that may compute the value that
+            moves, by number; empty if they are unknown.
+        made: The shape of that value on one device; None if it is unknown.
+        gathered: The axes along which earlier collectives have gathered the value.
     """
 
     kind: str
@@ -71,6 +78,9 @@ class Moved:
     shape: Shape
     dimension: int | None = None
     readers: frozenset[Place] = frozenset()
+    makers: frozenset[int] = frozenset()
+    made: Shape | None = None
+    gathered: frozenset[str] = frozenset()
 
 
 class Found(NamedTuple):
@@ -83,6 +93,7 @@ class Found(NamedTuple):
         mixes: Whether the consumer mixes values of several devices.
         misfit: How badly it fits: 0 if its sizes are those that move, more if they differ.
         way: The spec after a gather, if devices then hold more than the consumer needs.
+        before: The spec in which the operand moves; None if it is the operand's own.
     """
 
     edge: Edge
@@ -90,6 +101,7 @@ class Found(NamedTuple):
     mixes: bool = False
     misfit: int = 0
     way: Spec | None = None
+    before: Spec | None = None
 
 
 class Reasons:
@@ -134,7 +146,68 @@ class Reasons:
                 found = everywhere
             elif len(returned) == len(everywhere):
                 found = returned
-        return deque(found)
+        return deque(self._of_makers(moved, found))
+
+    def _of_makers(self, moved: Moved, found: Sequence[Found]) -> Sequence[Found]:
+        """Return, of edges that fit, those of the value that moves; else the edge of that value.
+
+        The partitioner may compute an operation where its operands are, and move the result: then
+        the operands fit as well as the result does.
+        """
+        if not moved.makers:
+            return found
+        own = [f for f in found if self._ids(f.edge.operand) & moved.makers]
+        if own or moved.kind in REDUCTIONS or any(f.mixes for f in found):
+            return own or found
+        makers = [self._whole.module.instructions[each] for each in sorted(moved.makers)]
+        results = [self._result(moved, each) for each in makers]
+        return [each for each in results if each is not None] or found
+
+    def _ids(self, value: Instruction) -> set[int]:
+        return {value.id, self._whole.maker(value).id}
+
+    def _result(self, moved: Moved, maker: Instruction) -> Found | None:
+        """Return the edge of a result that moves after it is computed; None if it has no spec."""
+        before, needed = self._computed(maker, moved.made), self._whole.spec(maker)
+        if before is None or needed is None:
+            return None
+        before = _stripped(before, moved.gathered)
+        edges = self._readers[maker.id]
+        read = [e for e in edges if moved.readers.intersection(self._whole.places(e.consumer))]
+        edge = next(iter(read or edges), Edge(maker, maker, RESULT))
+        if self._whole.spec(maker) == self._computed(maker, moved.made):
+            needed = self._needed(edge, before) or needed
+        if before == needed:  # its reader needs all of it, and computes it as a whole
+            needed = _stripped(before, moved.axes)
+            return Found(edge, needed, moved.kind != "all-gather", before=before)
+        return Found(edge, needed, before=before)
+
+    def _needed(self, edge: Edge, before: Spec) -> Spec | None:
+        """Return the spec in which the consumer needs an operand, if it does not mix elements."""
+        after = self._whole.spec_for(edge.consumer, max(edge.position, 0))
+        how = reading(edge.consumer, max(edge.position, 0), edge.operand.shape)
+        if after is None or how is None or how.crossing:
+            return None
+        return _Specs(before, after, how, frozenset()).needed()
+
+    def _computed(self, maker: Instruction, made: Shape | None) -> Spec | None:
+        """Return the spec in which an operation is computed; None if it is unknown.
+
+        It is the operation's own spec, or that which follows from those of its operands, if it fits
+        the shape of its result on a device.
+        """
+        own = self._whole.spec(maker)
+        if made is None or own is None or made.sizes == self._local(maker.shape, own).sizes:
+            return own
+        entries: list[tuple[str, ...]] = [()] * len(maker.shape.sizes)
+        for edge in self._into(maker):
+            how = reading(maker, edge.position, edge.operand.shape)
+            spec = self._whole.spec(edge.operand)
+            for target, entry in zip(how.dimensions, spec, strict=True) if how and spec else ():
+                if target is not None and not entries[target]:
+                    entries[target] = entry
+        computed = tuple(entries)
+        return computed if self._local(maker.shape, computed).sizes == made.sizes else None
 
     def _preferred(self, moved: Moved, found: Sequence[Found]) -> list[Found]:
         """Return, of edges that fit equally, those with the collective's name or readers.
@@ -233,6 +306,9 @@ class Reasons:
         after = self._whole.spec_for(edge.consumer, edge.position)
         if after is None:
             return None
+        is_part = before and moved.gathered and self._ids(edge.operand) & moved.makers
+        if before and is_part:
+            before = _stripped(before, moved.gathered)
         if self._whole.is_on_one_device(edge.operand):
             is_spread = moved.kind == "all-reduce" and edge.consumer.opcode != "get-tuple-element"
             return Found(edge, after) if is_spread else None
@@ -243,7 +319,8 @@ class Reasons:
         if moved.kind in REDUCTIONS:
             return self._reduced(edge, moved, specs)
         find = self._shifted if moved.kind in _MOVES else self._gathered
-        return find(edge, moved, specs)
+        found = find(edge, moved, specs)
+        return found._replace(before=before) if found and is_part else found
 
     def _reduced(self, edge: Edge, moved: Moved, specs: _Specs) -> Found | None:
         """Return the edge if the consumer sums over a dimension sharded along the axes."""
@@ -330,9 +407,11 @@ class Reasons:
             return found
         for _ in range(_STEPS):
             if _is_constraint(consumer):
-                before, after = self._whole.spec(operand), self._whole.spec(consumer)
-                axes = set(map(_axis, moved.axes))
-                if before is None or after is None or axes <= _axes(after):
+                before = self._whole.spec(operand) if found.before is None else found.before
+                after, axes = self._whole.spec(consumer), set(map(_axis, moved.axes))
+                if before is None or after is None:
+                    return found
+                if axes <= _axes(after) and after != found.needed:
                     return found
                 return found._replace(edge=Edge(operand, consumer), needed=after)
             users = self._whole.users[consumer.id]
@@ -347,11 +426,10 @@ class Reasons:
     def _with_way(self, moved: Moved, found: Found) -> Found:
         """Return the edge of a gather, with the spec after it if that is more than needed."""
         operand = found.edge.operand
-        before = self._whole.spec(operand)
+        before = self._whole.spec(operand) if found.before is None else found.before
         if moved.kind != "all-gather" or found.mixes or found.misfit or before is None:
             return found
-        axes = set(map(_axis, moved.axes))
-        way = tuple(tuple(a for a in entry if _axis(a) not in axes) for entry in before)
+        way = _stripped(before, moved.axes)
         needed, reached = (self._local(operand.shape, spec) for spec in (found.needed, way))
         return found._replace(way=way) if needed.bytes < reached.bytes else found
 
@@ -369,6 +447,32 @@ class Reasons:
             return True
         is_elementwise = consumer.shape.sizes == operand.shape.sizes
         return is_elementwise and self._whole.spec(operand) == self._whole.spec(consumer)
+
+
+def unreduced_sum(whole: ShardedModule, collective: Instruction) -> Found | None:
+    """Return the edge of an unreduced value to the operation that needs its sum.
+
+    Shardy writes the sum as a function over all devices, with the path of the operation that
+    computes the value. In a `shard_map`, a collective has a path of its own.
+
+    Args:
+        whole: The module before the partitioner.
+        collective: A collective in it.
+
+    Returns:
+        The edge; None if the program asked for the collective.
+    """
+    caller = whole.caller(collective)
+    if caller is None or caller.path != collective.path:
+        return None
+    value = caller
+    while (user := next(iter(whole.users[value.id]), None)) and user.path == caller.path:
+        value = user
+    position = RESULT if user is None else user.operands.index(value.id)
+    made, needed = whole.maker(next(whole.operands(collective))), whole.spec(value)
+    if needed is None:
+        return None
+    return Found(Edge(made, value if user is None else user, position), needed)
 
 
 @dataclass(frozen=True)
@@ -438,6 +542,13 @@ class _Specs:
     def _target(self, dimension: int) -> tuple[str, ...]:
         target = self.how.dimensions[dimension]
         return () if target is None else self.after[target]
+
+
+def _stripped(spec: Spec, axes: Collection[str]) -> Spec:
+    """Return a spec without axes; for an axis that it has in parts, without these."""
+    exact = {a for entry in spec for a in entry} & set(axes)
+    gone = exact or {a for entry in spec for a in entry if _axis(a) in map(_axis, axes)}
+    return tuple(tuple(a for a in entry if a not in gone) for entry in spec)
 
 
 def _is_of_type(operand: Shape, moved: Shape) -> bool:

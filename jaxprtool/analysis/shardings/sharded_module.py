@@ -22,7 +22,7 @@ from jaxprtool.jaxcompat.source_locations import UserFrame
 LAYOUT = frozenset({"bitcast", "copy", "reshape", "transpose", "convert"})
 
 #: Custom calls that pass a value into a `shard_map`, and out of it.
-_MAPPED = frozenset({"SPMDFullToShardShape", "SPMDShardToFullShape"})
+MAPPED = frozenset({"SPMDFullToShardShape", "SPMDShardToFullShape"})
 
 #: The maximum number of instructions through which a value is followed.
 _STEPS = 64
@@ -154,15 +154,21 @@ class ShardedModule:
 
     def spec_text(self, instruction: Instruction) -> str:
         """Return the spec of an array as text, "" if it has none."""
-        if self.is_on_one_device(instruction):
-            return "one device"
-        spec = self.spec(instruction)
-        return "" if spec is None else spec_text(spec)
+        tiles = None if instruction.shape.dtype == "tuple" else self.tiles(instruction)
+        if tiles is None:
+            return "one device" if self.is_on_one_device(instruction) else ""
+        return self.text_of(tiles)
 
-    def text_of(self, tiles: DeviceTiles) -> str:
-        """Return the spec of tiles as text, "" if axes cannot describe them."""
+    def text_of(self, tiles: DeviceTiles, reduced: Sequence[str] = ()) -> str:
+        """Return the spec of tiles as text, "" if axes cannot describe them.
+
+        Args:
+            tiles: The tiles.
+            reduced: The axes that a type names as reduced, which have no effect on tiles.
+        """
         spec = self._spec_of(tiles)
-        return "" if spec is None else spec_text(spec)
+        unreduced = self.axes.unreduced(tiles)
+        return "" if spec is None else spec_text(spec, unreduced=unreduced, reduced=reduced)
 
     def frames(self, instruction: Instruction) -> tuple[UserFrame, ...]:
         """Return the call stack of an instruction, the innermost frame first."""
@@ -228,8 +234,11 @@ class ShardedModule:
 
         Args:
             consumer: The operation.
-            position: The position of the operand that it reads.
+            position: The position of the operand that it reads; negative for the operation's own
+                result.
         """
+        if position < 0:
+            return self._names_of_results.get(consumer.id, self.name(consumer))
         if consumer.opcode != "tuple":
             return self.name(consumer)
         if consumer is self.module.entry.root:
@@ -261,7 +270,7 @@ class ShardedModule:
 
     def passed(self, instruction: Instruction) -> Instruction | None:
         """Return the value that an instruction passes on unchanged; None if it computes one."""
-        is_mapped = instruction.custom_call_target in _MAPPED
+        is_mapped = instruction.custom_call_target in MAPPED
         if instruction.opcode in ("copy", "bitcast", "opt-barrier") or is_mapped:
             return self._operand(instruction, 0)
         if instruction.opcode == "get-tuple-element":
@@ -316,8 +325,10 @@ class ShardedModule:
 
     def _caller(self, instruction: Instruction) -> Instruction | None:
         """Return the instruction that calls the computation of a parameter."""
-        if instruction.opcode != "parameter":
-            return None
+        return self.caller(instruction) if instruction.opcode == "parameter" else None
+
+    def caller(self, instruction: Instruction) -> Instruction | None:
+        """Return the instruction that calls the computation of an instruction; None if none."""
         return next(iter(self._callers[self._computation_of[instruction.id]]), None)
 
     def _operand(self, instruction: Instruction, position: int) -> Instruction | None:

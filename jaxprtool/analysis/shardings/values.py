@@ -8,8 +8,9 @@ size on a device.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from math import prod
+from types import MappingProxyType
 from typing import Literal
 
 from jaxprtool.analysis.shardings import LARGE, ShardedValue
@@ -25,7 +26,10 @@ _NOT_MADE = frozenset(
 
 
 def found_values(
-    whole: ShardedModule, final: Module, memory_bytes: int
+    whole: ShardedModule,
+    final: Module,
+    memory_bytes: int,
+    reduced: Mapping[str, Sequence[str]] = MappingProxyType({}),
 ) -> tuple[ShardedValue, ...]:
     """Return the arguments, the results and the large values, the largest on a device first.
 
@@ -33,13 +37,17 @@ def found_values(
         whole: The module before the partitioner.
         final: The module that runs.
         memory_bytes: The memory of the program on a device.
+        reduced: The axes that the types of arguments and results name as reduced, by name. XLA
+            does not know them.
     """
     given = (each for each in whole.module.entry.instructions if each.opcode == "parameter")
+    named = ((each, whole.name(each)) for each in given)
     arguments = (
-        _described(whole, each, whole.name(each), "argument", whole.tiles(each)) for each in given
+        _described(whole, each, name, "argument", whole.tiles(each), reduced.get(name, ()))
+        for each, name in named
     )
     results = (
-        _described(whole, made, name, "result", whole.result_tiles[name])
+        _described(whole, made, name, "result", whole.result_tiles[name], reduced.get(name, ()))
         for name, made in whole.results.items()
     )
     returned = {whole.maker(each).id for each in whole.results.values()}
@@ -104,24 +112,25 @@ def _described(
     name: str,
     kind: Literal["argument", "result", "value"],
     tiles: DeviceTiles | None,
+    reduced: Sequence[str] = (),
 ) -> ShardedValue | None:
     """Return a value; None if it is not an array, or is in the body of a `shard_map`."""
     if tiles is None or tiles.is_local:
         return None
     shape = instruction.shape
     local = _local(shape, tiles)
-    parts = prod(tiles.parts)
     return ShardedValue(
         name,
         kind,
         str(shape),
         shape.sizes,
         local.sizes,
-        whole.text_of(tiles),
+        whole.text_of(tiles, reduced),
+        whole.axes.unreduced(tiles),
         shape.bytes,
         local.bytes,
-        len(tiles.of_device) // parts,
-        local.bytes * parts - shape.bytes,
+        tiles.copies,
+        local.bytes * prod(tiles.parts) - shape.bytes,
         1,
         "" if kind == "argument" else whole.line(instruction),
         tiles,

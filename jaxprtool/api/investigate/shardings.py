@@ -16,6 +16,7 @@ from jax.sharding import Mesh
 
 from jaxprtool.analysis.shardings import Shardings
 from jaxprtool.analysis.shardings.collectives import found_collectives
+from jaxprtool.analysis.shardings.repeated_work import repeated_work
 from jaxprtool.analysis.shardings.sharded_module import ShardedModule
 from jaxprtool.analysis.shardings.values import found_values
 from jaxprtool.api.investigate.constraints import with_constraints
@@ -83,7 +84,8 @@ def _shardings(
 def _described(program: Program, found: Partitioned) -> Shardings:
     devices = found.devices
     axes = _axes(program, found, devices)
-    whole = ShardedModule(found.before, axes, frames_now(program.roots), program.out_names)
+    frames = frames_now(program.roots)
+    whole = ShardedModule(found.before, axes, frames, program.out_names)
     memory = found.compiled.memory_analysis()
     memory_bytes = (
         memory.argument_size_in_bytes
@@ -91,6 +93,8 @@ def _described(program: Program, found: Partitioned) -> Shardings:
         + memory.temp_size_in_bytes
         - memory.alias_size_in_bytes
     )
+    parts = ShardedModule(found.after, axes, frames)
+    repeated, share = repeated_work(whole, parts)
     return Shardings(
         program.name,
         len(devices),
@@ -98,9 +102,21 @@ def _described(program: Program, found: Partitioned) -> Shardings:
         axes.shape,
         memory_bytes,
         product_flops(found.final),
-        found_collectives(whole, found.final),
-        found_values(whole, found.final, memory_bytes),
+        found_collectives(whole, parts, found.final),
+        found_values(whole, found.final, memory_bytes, _reduced(program)),
+        repeated,
+        share,
     )
+
+
+def _reduced(program: Program) -> dict[str, list[str]]:
+    """Return the axes that the types of arguments and results name as reduced, by name."""
+    found = {}
+    for name, aval in (*program.arguments, *program.results):
+        sharding: Any = getattr(aval, "sharding", None)
+        if axes := getattr(getattr(sharding, "spec", None), "reduced", None):
+            found[name] = [str(axis) for axis in sharding.mesh.axis_names if axis in axes]
+    return found
 
 
 def _axes(program: Program, found: Partitioned, devices: Sequence[Any]) -> MeshAxes:

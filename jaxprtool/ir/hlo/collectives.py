@@ -14,8 +14,8 @@ from dataclasses import dataclass
 import numpy as np
 
 from jaxprtool.ir.hlo.device_tiles import axis_part, mesh_coordinates, mesh_sizes
-from jaxprtool.ir.hlo.module import Computation, Instruction, Module, Shape
-from jaxprtool.ir.hlo.trip_counts import trip_count
+from jaxprtool.ir.hlo.module import Instruction, Module, Shape
+from jaxprtool.ir.hlo.trip_counts import executed
 from jaxprtool.ir.hlo.wire import Message, integer, integers, submessage, submessages
 
 #: The opcodes of collectives. Those that run in the background start with `KIND-start`.
@@ -57,22 +57,10 @@ class Collective:
 
 def collectives(module: Module) -> Iterator[Collective]:
     """Yield the collectives of a module, in the order of its computations."""
-    yield from _inside(module, module.entry, 1)
-
-
-def _inside(module: Module, computation: Computation, count: int | None) -> Iterator[Collective]:
-    for each in computation.instructions:
+    for each, count in executed(module):
         kind = each.opcode.removesuffix(_START)
         if kind in KINDS:
             yield Collective(kind, result_shape(each).bytes, count, each)
-            continue
-        inner = count
-        if each.opcode == "while":
-            trips = trip_count(module, each)
-            inner = None if trips is None or count is None else count * trips
-        # The end of an operation in the background names the computation that its start runs.
-        for number in () if each.opcode in ("async-update", "async-done") else each.calls:
-            yield from _inside(module, module.computations[number], inner)
 
 
 def started(module: Module, instruction: Instruction) -> Instruction | None:

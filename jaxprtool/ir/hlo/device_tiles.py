@@ -12,7 +12,7 @@ numbers are those of `OpSharding` and `NamedShardingProto` in XLA's `xla/xla_dat
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import prod
 from typing import NamedTuple
 
@@ -22,7 +22,7 @@ from jaxprtool.ir.hlo.module import Instruction, Shape
 from jaxprtool.ir.hlo.wire import Message, integer, integers, submessage, submessages
 
 #: The kinds of `OpSharding`, and of the devices of its last dimensions.
-_REPLICATED, _TUPLE, _OTHER, _MANUAL = 0, 2, 3, 4
+_REPLICATED, _TUPLE, _OTHER, _MANUAL, _UNREDUCED = 0, 2, 3, 4, 6
 
 
 @dataclass(frozen=True, eq=False)
@@ -34,15 +34,27 @@ class DeviceTiles:
         of_device: The position of the tile that each device holds, with shape (devices, rank).
         is_local: Whether the shape is that of a device's part along some axes of the mesh, as in
             the body of a `shard_map`.
+        terms: The number of terms of an unreduced array: its value is their sum.
+        term_of: The term that each device holds; None for an array with a single term.
     """
 
     parts: tuple[int, ...]
     of_device: np.ndarray
     is_local: bool = False
+    terms: int = 1
+    term_of: np.ndarray | None = None
+
+    @property
+    def copies(self) -> int:
+        """The number of devices that hold the same values."""
+        return len(self.of_device) // (prod(self.parts) * self.terms)
 
     def is_as(self, other: DeviceTiles) -> bool:
         """Return True if each device holds the same tile of both arrays."""
-        return self.parts == other.parts and np.array_equal(self.of_device, other.of_device)
+        is_alike = self.parts == other.parts and np.array_equal(self.of_device, other.of_device)
+        if self.term_of is None or other.term_of is None:
+            return is_alike and self.terms == other.terms
+        return is_alike and np.array_equal(self.term_of, other.term_of)
 
 
 def device_tiles(instruction: Instruction, devices: int) -> tuple[DeviceTiles | None, ...]:
@@ -71,6 +83,8 @@ def _tiles(fields: Message, rank: int, devices: int) -> DeviceTiles | None:
         return _by_axes(submessage(fields, 14), rank, devices)
     if kind in (_REPLICATED, _MANUAL):
         return _whole(rank, devices, kind == _MANUAL)
+    if kind == _UNREDUCED:
+        return replace(_whole(rank, devices, False), terms=devices, term_of=np.arange(devices))
     if kind != _OTHER:
         return None
     parts = integers(fields, 3)
@@ -79,10 +93,15 @@ def _tiles(fields: Message, rank: int, devices: int) -> DeviceTiles | None:
     else:
         order = np.array(integers(fields, 4))
     numbers = order.reshape(parts)
-    of_device = np.zeros((devices, rank), int)
+    of_device, term_of = np.zeros((devices, rank), int), np.zeros(devices, int)
+    kinds = integers(fields, 8)
+    summed = rank + kinds.index(_UNREDUCED) if _UNREDUCED in kinds else None
     for place in np.ndindex(numbers.shape):
         of_device[numbers[place]] = place[:rank]
-    return DeviceTiles(tuple(parts[:rank]), of_device, _MANUAL in integers(fields, 8))
+        if summed is not None:
+            term_of[numbers[place]] = place[summed]
+    tiles = DeviceTiles(tuple(parts[:rank]), of_device, _MANUAL in kinds)
+    return tiles if summed is None else replace(tiles, terms=parts[summed], term_of=term_of)
 
 
 def _whole(rank: int, devices: int, is_local: bool) -> DeviceTiles:
@@ -92,7 +111,7 @@ def _whole(rank: int, devices: int, is_local: bool) -> DeviceTiles:
 def _by_axes(fields: Message, rank: int, devices: int) -> DeviceTiles | None:
     """Return the tiles of a sharding that names the axes of a mesh for each dimension.
 
-    A mesh without axes means all devices, or the one that it lists.
+    A mesh without axes means all devices, or the one that it lists. Unreduced axes number terms.
     """
     is_local = 7 in fields
     mesh = submessage(fields, 2)
@@ -100,13 +119,17 @@ def _by_axes(fields: Message, rank: int, devices: int) -> DeviceTiles | None:
     if not sizes:
         return None if integers(mesh, 2) else _whole(rank, devices, is_local)
     coordinates = mesh_coordinates(mesh, devices)
-    parts, columns = [1] * rank, np.zeros((devices, rank), int)
-    for dimension, sharding in enumerate(submessages(fields, 3)):
-        for axis in submessages(sharding, 1):
+    parts, columns = [1] * (rank + 1), np.zeros((devices, rank + 1), int)
+    axes_of = [submessages(each, 1) for each in submessages(fields, 3)]
+    axes_of += [[]] * (rank - len(axes_of))
+    for dimension, axes in enumerate([*axes_of, submessages(fields, 5)]):
+        for axis in axes:
             part = axis_part(axis, sizes, coordinates)
             columns[:, dimension] = columns[:, dimension] * part.size + part.place
             parts[dimension] *= part.size
-    return DeviceTiles(tuple(parts), columns, is_local)
+    *parts, terms = parts
+    term_of = columns[:, rank] if terms > 1 else None
+    return DeviceTiles(tuple(parts), columns[:, :rank], is_local, terms, term_of)
 
 
 def mesh_sizes(mesh: Message) -> list[int]:

@@ -83,6 +83,12 @@ class MeshAxes:
         found = [self._of_column(parts, column) for parts, column in columns]
         return None if None in found else tuple(each for each in found if each is not None)
 
+    def unreduced(self, tiles: DeviceTiles) -> tuple[str, ...]:
+        """Return the axes along which an unreduced array is a sum over devices; () for others."""
+        if tiles.term_of is None:
+            return ()
+        return self._of_column(tiles.terms, tiles.term_of) or ()
+
     def of_groups(self, groups: Collection[Sequence[int]]) -> tuple[str, ...] | None:
         """Return the axes along which the devices of a group differ; None if these are not axes."""
         first = next((group for group in groups if self._first in group), ())
@@ -112,12 +118,18 @@ class MeshAxes:
         return _joined([self._factors[i] for i in used])
 
 
-def spec_text(spec: Spec) -> str:
-    """Return a spec as JAX writes it: `P('data', None, ('x', 'y'))`."""
+def spec_text(spec: Spec, **sums: Sequence[str]) -> str:
+    """Return a spec as JAX writes it: `P('data', None, ('x', 'y'))`, `P(None, unreduced={'x'})`.
+
+    Args:
+        spec: The axes that cut each dimension.
+        **sums: The `unreduced` and the `reduced` axes.
+    """
     entries = [repr(axes[0] if len(axes) == 1 else axes or None) for axes in spec]
-    while entries and entries[-1] == "None":
+    noted = [f"{word}={{{', '.join(map(repr, axes))}}}" for word, axes in sums.items() if axes]
+    while not noted and entries and entries[-1] == "None":
         entries.pop()
-    return f"P({', '.join(entries)})"
+    return f"P({', '.join(entries + noted)})"
 
 
 def _factors(axis: str, size: int) -> Iterable[_Factor]:

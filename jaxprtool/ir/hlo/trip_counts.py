@@ -8,8 +8,9 @@ XLA's `xla/service/hlo.proto` and `xla/xla_data.proto`.
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator
 
-from jaxprtool.ir.hlo.module import Instruction, Module
+from jaxprtool.ir.hlo.module import Computation, Instruction, Module
 from jaxprtool.ir.hlo.wire import integers, submessage, text
 
 #: Operations that pass on their operand.
@@ -21,6 +22,30 @@ def trip_count(module: Module, loop: Instruction) -> int | None:
     config = text(loop.fields, 43)
     known = json.loads(config).get("known_trip_count", {}) if config.startswith("{") else {}
     return int(known["n"]) if "n" in known else counted_trips(module, loop)
+
+
+def executed(
+    module: Module, computation: Computation | None = None, count: int | None = 1
+) -> Iterator[tuple[Instruction, int | None]]:
+    """Yield the instructions of a module, and how often each runs in a call of the module.
+
+    The count is the product of the trip counts of the loops around it; None if one of these is
+    known only when the loop runs. In a branch it is counted as if the branch were taken.
+
+    Args:
+        module: The module.
+        computation: A function of it; by default the one that is run.
+        count: How often that function runs.
+    """
+    for each in (computation or module.entry).instructions:
+        yield each, count
+        inner = count
+        if each.opcode == "while":
+            trips = trip_count(module, each)
+            inner = None if trips is None or count is None else count * trips
+        # The end of an operation in the background names the computation that its start runs.
+        for number in () if each.opcode in ("async-update", "async-done") else each.calls:
+            yield from executed(module, module.computations[number], inner)
 
 
 def counted_trips(module: Module, loop: Instruction) -> int | None:

@@ -81,5 +81,6 @@ def _is_sharded(aval: Any) -> bool:
     """Return True if a type states that its values are sharded over devices: `f32[8@x]`."""
     sharding = getattr(aval, "sharding", None)
     sizes = {} if sharding is None else sharding.mesh.shape
-    axes = () if sharding is None else jax.tree.leaves(tuple(sharding.spec))
+    spec = () if sharding is None else sharding.spec
+    axes = (*jax.tree.leaves(tuple(spec)), *getattr(spec, "unreduced", ()))
     return any(sizes.get(axis, 1) > 1 for axis in axes)

@@ -22,7 +22,10 @@ def shardings_view(found: Shardings, line_of: Lines) -> View:
         line_of: Returns a line of a displayed file by name.
     """
     facts = [shardings.heading(found), *shardings.facts(found)]
-    return View("devices", facts, [_collectives(found, line_of), _values(found, line_of)])
+    tables = [_collectives(found, line_of), _values(found, line_of)]
+    if found.repeated:
+        tables.insert(1, _repeated(found, line_of))
+    return View("devices", facts, tables)
 
 
 def _collectives(found: Shardings, line_of: Lines) -> Table:
@@ -42,6 +45,17 @@ def _collective_row(alike: Sequence[Collective], whole: int, line_of: Lines) -> 
         share(sent, whole),
         Cell(f"{line} {what}{asked}", link=linked(first.line, line_of), below=Cell(why)),
     ]
+
+
+def _repeated(found: Shardings, line_of: Lines) -> Table:
+    columns = (("each device", True), ("its share", True), ("operation", False))
+    rows = []
+    for each in found.repeated:
+        work, sizes = shardings.repeated_work_texts(each)
+        what = Cell(each.line or shardings.NO_LINE, link=linked(each.line, line_of))
+        what = what._replace(below=Cell(shardings.repeated_text(each, found.devices)))
+        rows.append([Cell(sizes[0], work), Cell(sizes[1], work / each.times), what])
+    return table("computed by several devices alike", columns, rows)
 
 
 def _values(found: Shardings, line_of: Lines) -> Table:

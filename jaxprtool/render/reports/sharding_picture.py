@@ -32,7 +32,10 @@ _FRAME = 3
 
 
 def sharding_picture(
-    shape: Sequence[int], ranges: Mapping[int, Sequence[Range]], width: int
+    shape: Sequence[int],
+    ranges: Mapping[int, Sequence[Range]],
+    width: int,
+    terms: Mapping[int, int] | None = None,
 ) -> RenderableType:
     """Return a picture of the parts of an array that devices hold.
 
@@ -44,6 +47,7 @@ def sharding_picture(
         ranges: The range of indices that each device holds, for each dimension. Ranges may differ
             in size; a device that holds nothing has an empty one.
         width: The width in characters.
+        terms: The term of a sum that each device holds, if the array is unreduced.
     """
     held = {device: _clipped(shape, ranges[device]) for device in sorted(ranges)}
     parts = [{own[d] for own in held.values()} for d in range(len(shape))]
@@ -54,7 +58,12 @@ def sharding_picture(
     blocks = defaultdict[tuple[_Part, _Part], list[int]](list)
     for device, own in held.items():
         blocks[tuple(own[d] for d in down), tuple(own[d] for d in across)].append(device)
-    return Group(*map(Text, _caption(shape, down, across)), *_grid(blocks, width))
+    terms = dict.fromkeys(held, 0) if terms is None else terms
+    caption = list(_caption(shape, down, across))
+    if len(set(terms.values())) > 1:
+        caption = caption if split else ["the array is not split"]
+        caption.append("unreduced: the value is the sum of what the devices joined by + hold")
+    return Group(*map(Text, caption), *_grid(blocks, terms, width))
 
 
 def _clipped(shape: Sequence[int], own: Sequence[Range]) -> tuple[Range, ...]:
@@ -89,12 +98,12 @@ def _dimensions_text(dimensions: Sequence[int]) -> str:
 
 
 def _grid(
-    blocks: Mapping[tuple[_Part, _Part], Sequence[int]], width: int
+    blocks: Mapping[tuple[_Part, _Part], Sequence[int]], terms: Mapping[int, int], width: int
 ) -> Iterator[RenderableType]:
     """Yield a table of the blocks by row and column, and a line on what is left out."""
     rows, columns = (sorted(set(each)) for each in zip(*blocks, strict=True))
     drawn = product(rows[:_MOST_ROWS], columns[:_MOST_COLUMNS])
-    texts = {at: _devices_text(blocks[at]) for at in drawn if at in blocks}
+    texts = {at: _terms_text(blocks[at], terms) for at in drawn if at in blocks}
     labels = list(map(_part_text, rows[:_MOST_ROWS])) if rows != [()] else []
     label_width = min(_longest(labels), max(width // 3, _longest_word(labels)))
     room = width - 1 - (label_width + _FRAME if labels else 0)
@@ -134,6 +143,19 @@ def _frame(has_labels: bool, has_heads: bool) -> Box:
 def _part_text(part: _Part) -> str:
     """Return ranges as text: `0:4, 8:16`."""
     return ", ".join("empty" if start == stop else f"{start}:{stop}" for start, stop in part)
+
+
+def _terms_text(devices: Sequence[int], terms: Mapping[int, int]) -> str:
+    """Return the numbers of devices as text, those with different terms of a sum joined by +."""
+    by_term = defaultdict[int, list[int]](list)
+    for device in devices:
+        by_term[terms[device]].append(device)
+    if len(by_term) == 1:
+        return _devices_text(devices)
+    groups = [by_term[each] for each in sorted(by_term)]
+    texts = [f"({_devices_text(each)})" if len(each) > 1 else str(each[0]) for each in groups]
+    more = len(texts) - _MOST_RUNS
+    return " + ".join(texts[:_MOST_RUNS]) + (f" + … {more:,} more" if more > 0 else "")
 
 
 def _devices_text(devices: Sequence[int]) -> str:

@@ -22,7 +22,12 @@ from jaxprtool.render.terminal.tables import add_more, new_table, number, share_
 from jaxprtool.render.terminal.top import split
 
 if TYPE_CHECKING:
-    from jaxprtool.analysis.shardings import Collective, ShardedValue, Shardings
+    from jaxprtool.analysis.shardings import (
+        Collective,
+        RepeatedWork,
+        ShardedValue,
+        Shardings,
+    )
 
 T = TypeVar("T")
 
@@ -31,6 +36,10 @@ NO_LINE = "no line"
 
 #: The note on compilers for other platforms: the partitioner is shared, but later passes differ.
 _SHARED = "partitioned by Shardy, as for all platforms; merged and scheduled as for the {}"
+
+
+#: XLA's words for a value of which each device holds all on the way to another spec.
+_REMATERIALIZATION = "an involuntary full rematerialization"
 
 
 def shardings_tables(
@@ -50,6 +59,8 @@ def shardings_tables(
         parts += [Text(), _values(found, list(filter(found.is_large_copy, found.values)), top)]
         return Rendering(Group(*parts), width)
     parts += _both_sources(found, top)
+    if found.repeated:
+        parts += [Text(), _repeated(found, top)]
     if found.constraints is not None:
         parts += [Text(), *_constraints(found)]
     parts += [Text(), _values(found, found.values, top)]
@@ -68,7 +79,7 @@ def pictures(values: Iterable[ShardedValue], width: int) -> Rendering:
     for each in values:
         title = Text(each.name, style=theme.BINDER).append(f" {each.type}", style=theme.TYPE)
         title.append(f" {each.spec}", style="default")
-        parts += [title, sharding_picture(each.shape, each.ranges, width)]
+        parts += [title, sharding_picture(each.shape, each.ranges, width, each.terms)]
     return Rendering(Group(*parts), width)
 
 
@@ -85,7 +96,8 @@ def facts(found: Shardings) -> Iterator[str]:
     """Yield lines with the memory, the times, and the compiler of the program."""
     flops = with_prefix(sum(found.products.values()), "FLOP")
     memory = in_bytes(found.memory_bytes)
-    yield f"{memory} of memory and {flops} in matrix products on each device"
+    share = f", {_times(1 / found.products_share)} its share" if found.products_share < 0.95 else ""
+    yield f"{memory} of memory and {flops} in matrix products on each device{share}"
     if text := times_text(found):
         yield text
     yield _SHARED.format(_PLATFORMS.get(found.platform, found.platform))
@@ -177,6 +189,8 @@ def collective_texts(alike: Sequence[Collective]) -> tuple[str, str]:
     if first.reason.mixes:
         return what, f"{value}: {before}, read across devices by {consumer}"
     way = f", by way of {first.reason.way_spec}" if first.reason.way_spec else ""
+    if first.reason.rematerializes:
+        way += f": each device holds all {in_bytes(first.bytes)}, {_REMATERIALIZATION}"
     return what, f"{value}: {before} → {after} for {consumer}{way}"
 
 
@@ -191,6 +205,37 @@ def _along(each: Collective) -> str:
     if each.axes is None:
         return f"in groups of {each.devices}"
     return f"along {', '.join(each.axes)}" if each.axes else "on one device"
+
+
+def _repeated(found: Shardings, top: int | None) -> Table:
+    """Return a table of the operations of which each device computes more than its share."""
+    columns = number("each device"), number("its share"), text("line and operation")
+    table = new_table("computed by several devices alike", *columns)
+    shown, others = split(found.repeated, top)
+    for each in shown:
+        below = Text(repeated_text(each, found.devices), theme.COMMENT)
+        _, sizes = repeated_work_texts(each)
+        table.add_row(*sizes, Text(each.line or NO_LINE, style=theme.BINDER))
+        table.add_row("", "", Padding(below, (0, 0, 0, 2)))
+    add_more(table, len(others), "", "")
+    return table
+
+
+def repeated_text(work: RepeatedWork, devices: int) -> str:
+    """Return how much of an operation each device computes: `fft: each of 8 devices computes …`."""
+    whole = "all of it" if work.times == devices else f"{_times(work.times)} its share"
+    name = times(work.count, work.operation.partition(" at ")[0])
+    return f"{name}: each of {devices} devices computes {whole}"
+
+
+def repeated_work_texts(work: RepeatedWork) -> tuple[int, tuple[str, str]]:
+    """Return the work of each device in an operation, and the texts of it and of its share."""
+    count, unit = (work.flops, "FLOP") if work.flops else (work.elements, "elements")
+    return count, (with_prefix(count, unit), with_prefix(count / work.times, unit))
+
+
+def _times(factor: float) -> str:
+    return f"{factor:.3g} times"
 
 
 def _constraints(found: Shardings) -> Iterator[Text | Table]:
@@ -228,7 +273,7 @@ def _values(found: Shardings, listed: Sequence[ShardedValue], top: int | None) -
         name = Text("" if is_named else f"{first.kind} ", style=theme.COMMENT)
         name.append(common_path([value.name for value in each]), style=theme.BINDER)
         local = f"[{','.join(map(str, first.shape_per_device))}]"
-        part = "" if first.replicated else f" in {local}"
+        part = "" if first.shape_per_device == first.shape else f" in {local}"
         name.append(f" {times(count, first.type)}{part}", style=theme.TYPE)
         for note in value_notes(first, found):
             name.append(f", {note}", style=theme.COMMENT)
@@ -247,9 +292,12 @@ def alike_values(listed: Iterable[ShardedValue]) -> list[list[ShardedValue]]:
 
 
 def value_notes(value: ShardedValue, found: Shardings) -> Iterator[str]:
-    """Yield notes on the sharding of a value: replication and padding."""
+    """Yield notes on the sharding of a value: replication, terms of a sum, and padding."""
     if found.is_large_copy(value):
         yield "replicated"
+    if value.terms is not None:
+        along = f" along {', '.join(value.unreduced)}" if value.unreduced else ""
+        yield f"unreduced: each device holds a term of the sum{along}"
     if value.padded_bytes:
         yield f"{share_text(value.padded_bytes, value.bytes + value.padded_bytes)} of it padding"
 

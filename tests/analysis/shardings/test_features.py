@@ -1,6 +1,9 @@
 """Collectives and their reasons in programs with several possible values and operations."""
 
+import os
 import re
+import subprocess
+import sys
 from functools import partial
 
 import jax
@@ -51,6 +54,11 @@ EXPECTED = {
         "all-reduce data: abs P('data') → P() for reduce_max",
     },
     "branches_by_hand": {"all-reduce data: x", "collective-permute data: x"},
+    "unreduced": {"all-reduce x: add P(None, unreduced={'x'}) → P() for reshard"},
+    "moved_result": {
+        "all-gather x: sub P('y', None, 'x') → P(None, ('x', 'y')) for sharding_constraint",
+        "all-gather y: sub P('y') → P(None, ('x', 'y')) for sharding_constraint",
+    },
     "cached": {
         "all-reduce model: dot_general P('data', 'model') → P('data') for dot_general",
         "all-gather model: dot_general P('data', 'model') across for reduce",
@@ -90,6 +98,47 @@ def test_arguments_that_are_gathered_directly_have_their_names(found, name):
         names = jaxprtool.trace(made.function, *made.arguments).arg_names
     values = {each.operation: each.value for each in given.collectives if each.operation in gathers}
     assert values == {each: names[numbers[moved]] for each, moved in gathers.items()}
+
+
+#: Operations of a fusion that compute; the others only lay values out, or pick a device's part.
+_COMPUTES = re.compile(r" (?:add|subtract|multiply|divide|tanh|exponential|maximum|select|dot)\(")
+_OPERAND = re.compile(r"%([\w.-]+) = \S+ (?:all-gather|all-to-all)\(%([\w.-]+)\)")
+_FUSION = re.compile(r"%([\w.-]+) = \S+ fusion\(.*calls=%([\w.-]+)")
+
+
+@pytest.mark.parametrize("name", PROGRAMS)
+def test_a_computed_value_that_moves_is_not_named_after_an_argument(found, name):
+    """The module that runs says which operands of collectives are computed, independently."""
+    made = PROGRAMS[name]()
+    given = found[name] if name in found else shardings(made)
+    text = made.compiled().as_text()
+    bodies = {each.split(" ", 1)[0]: each for each in text.split("\n%")}
+    fusions = {each[1]: each[2] for each in _FUSION.finditer(text)}
+    with jax.set_mesh(made.mesh):
+        names = jaxprtool.trace(made.function, *made.arguments).arg_names
+    operands = {each[1]: each[2] for each in _OPERAND.finditer(text)}
+    for each in given.collectives:
+        body = bodies.get(fusions.get(operands.get(each.operation, ""), ""), "")
+        if _COMPUTES.search(body) and each.reason and not each.reason.mixes:
+            assert each.value not in names
+
+
+_WARNED = """
+import sys
+from tests.analysis.shardings.test_features import PROGRAMS, shardings
+for name in ("moved_result", "explicit", "sorted_and_sliced", "grouped_batches", "fsdp"):
+    listed = shardings(PROGRAMS[name]()).collectives
+    said = sum(bool(each.reason and each.reason.rematerializes) for each in listed)
+    print("listed " * said, file=sys.stderr, flush=True)
+"""
+
+
+@pytest.mark.sweep
+def test_xla_warns_of_the_same_full_rematerializations():
+    env = {**os.environ, "TF_CPP_MIN_LOG_LEVEL": "0", "JAX_NUM_CPU_DEVICES": "8"}
+    run = subprocess.run([sys.executable, "-c", _WARNED], env=env, capture_output=True, text=True)
+    assert run.returncode == 0, run.stderr
+    assert run.stderr.count("Involuntary full rematerialization") == run.stderr.count("listed") == 2
 
 
 def test_a_gradient_is_summed_over_the_batch_and_not_over_the_weights(found):

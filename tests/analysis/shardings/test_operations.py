@@ -11,9 +11,9 @@ from tests.programs.sharded_operations import OPERATIONS
 
 #: Programs that every run of the tests compiles; `sweep` marks the others.
 QUICK = frozenset({
-    "cumsum", "sort", "argmax", "convolution", "embedding", "concatenation", "norm_clip",
-    "branches", "callback", "gathered_result", "manual_kinds", "nested_manual", "mixed_axes",
-    "remat_scan", "pmapped",
+    "cumsum", "sort", "argmax", "convolution", "grouped_convolution", "embedding",
+    "concatenation", "norm_clip", "branches", "callback", "gathered_result",
+    "manual_kinds", "nested_manual", "mixed_axes", "remat_scan", "pmapped",
 })  # fmt: skip
 
 
@@ -28,12 +28,16 @@ def found():
 
 
 def shardings(found, name):
+    return facts(found, name).collectives
+
+
+def facts(found, name):
     if name not in found:
         made = OPERATIONS[name]()
         with jax.set_mesh(made.mesh):
             program = jaxprtool.trace(made.function, *made.arguments)
             found[name] = jaxprtool.shardings(program, program.in_avals)
-    return found[name].collectives
+    return found[name]
 
 
 @pytest.mark.parametrize("name", list(map(_program, OPERATIONS)))
@@ -75,6 +79,22 @@ EXPECTED = {
     "convolution": {
         "collective-permute data: x P(None, None, 'data') across for conv_general_dilated"
     },
+    "grouped_convolution": {"all-gather data: tanh P('data') → P() for conv_general_dilated"},
+    "depthwise_convolution": set(),
+    "batch_groups": {
+        "all-gather data: x P('data') → P('data:(4)2') for conv_general_dilated",
+        "all-gather data:(1)4: conv_general_dilated P('data:(4)2', 'data:(1)4') → P() for result",
+        "all-gather data:(4)2: conv_general_dilated P('data:(4)2') → P() for result",
+    },
+    "convolution_gradient": {
+        "all-gather data: x P('data') → P() for conv_general_dilated",
+        "all-gather data: mul P('data') → P() for conv_general_dilated",
+        "all-reduce data: x P('data') → P() for conv_general_dilated",
+    },
+    "solve": {
+        "all-gather data: a P('data') → P() for triangular_solve",
+        "all-gather data: b P(None, 'data') → P() for triangular_solve",
+    },
     "pooling": {"collective-permute data: x P('data') across for reduce_window_max"},
     "gather": {"all-reduce data: params P('data') → P() for gather"},
     "embedding": {"all-gather data: broadcast_in_dim P('data') → P() for gather"},
@@ -85,7 +105,7 @@ EXPECTED = {
         "all-to-all data: y P('data') across for concatenate",
     },
     "padding": {"collective-permute data: x P('data') across for pad"},
-    "transposed": {"all-to-all data: x P('data') → P(None, 'data') for sin"},
+    "transposed": {"all-to-all data: x P('data') → P(None, 'data') for sharding_constraint"},
     "fft": {"all-gather data: convert_element_type P(None, 'data') → P() for fft"},
     "branches": {"all-reduce data: x P('data') → P() for reduce_sum"},
     "donated": {"all-to-all data: x P('data') → P(None, 'data') for mul"},
@@ -145,3 +165,41 @@ def test_weights_sliced_by_scan_are_named_after_the_argument(found):
 def test_a_loop_of_unknown_length_has_no_count(found, name, kind):
     (only,) = shardings(found, name)
     assert (only.kind, only.count) == (kind, None)
+
+
+#: How many times its share each device computes of the operations of a program.
+REPEATED = {
+    "grouped_convolution": {("conv_general_dilated", 8.0)},
+    "depthwise_convolution": set(),
+    "batch_groups": {("conv_general_dilated", 8.0)},
+    "convolution_gradient": {("conv_general_dilated", 8.0), ("conv_general_dilated", 4.5)},
+    "convolution": set(),
+    "solve": {("triangular_solve", 8.0)},
+    "cholesky": {("cholesky", 8.0)},
+    "fft": {("fft", 8.0)},
+    "top_k": {("top_k", 8.0)},
+    "sort": set(),
+    "cumsum": set(),
+    "gather": {("gather", 8.0), ("scatter-add", 8.0)},
+    "norm_clip": set(),
+    "remat_scan": set(),
+    "manual_kinds": set(),
+}
+
+
+@pytest.mark.parametrize("name", list(map(_program, REPEATED)))
+def test_operations_that_devices_compute_alike_are_listed(found, name):
+    listed = facts(found, name).repeated
+    assert {(each.operation.partition(" ")[0], each.times) for each in listed} == REPEATED[name]
+    assert all(each.line for each in listed)
+
+
+def test_the_share_of_a_device_is_that_of_the_whole_product(found):
+    """XLA states the work of the whole convolution in the module of one device."""
+    given = facts(found, "grouped_convolution")
+    (row,) = given.repeated
+    one_device = jax.jit(OPERATIONS["grouped_convolution"]().function.__wrapped__)
+    arguments = OPERATIONS["grouped_convolution"]().arguments
+    whole = one_device.lower(*arguments).compile().cost_analysis()["flops"]
+    assert row.flops == sum(given.products.values())
+    assert given.products_share == 1 / 8 and row.flops == pytest.approx(whole, rel=0.5)

@@ -1,5 +1,7 @@
 """The tiles in a module before partitioning agree with JAX's assignment to devices."""
 
+from dataclasses import replace
+
 import jax
 import numpy as np
 import pytest
@@ -10,6 +12,7 @@ import jaxprtool
 from jaxprtool.execute.running.compile_cache import compiled_afresh
 from jaxprtool.formats.partitioning import partitioned
 from jaxprtool.ir.hlo.device_tiles import device_tiles, mesh_coordinates
+from jaxprtool.ir.hlo.mesh_axes import MeshAxes
 from jaxprtool.ir.hlo.wire import message
 from tests.programs.sharded import floats
 
@@ -44,6 +47,35 @@ def test_tiles_agree_with_jax(mesh):
             sizes = [size // parts for size, parts in zip(shape, tiles.parts, strict=True)]
             starts = [index.start or 0 for index in wanted[device]]
             assert [i * size for i, size in zip(place, sizes, strict=True)] == starts
+
+
+#: Arguments of shape (8,) on a mesh of axes a=2, b=2, c=2: their unreduced axes, and the term that
+#: each device holds. The second is split along `b`.
+UNREDUCED = {
+    "a": [0, 0, 0, 0, 1, 1, 1, 1],
+    "c": [0, 1, 0, 1, 0, 1, 0, 1],
+    "ac": [0, 1, 0, 1, 2, 3, 2, 3],
+    "abc": list(range(8)),
+}
+
+
+def test_devices_hold_terms_of_an_unreduced_array():
+    mesh = jax.make_mesh((2, 2, 2), ("a", "b", "c"), (AxisType.Explicit,) * 3)
+    specs = [P("b" if axes == "c" else None, unreduced=set(axes)) for axes in UNREDUCED]
+    placed = [NamedSharding(mesh, spec) for spec in specs]
+    avals = [jax.ShapeDtypeStruct((8,), "float32", sharding=each) for each in placed]
+    with jax.set_mesh(mesh), compiled_afresh():
+        found = partitioned(jaxprtool.trace(jax.jit(lambda *arrays: arrays), *avals))
+    given = [each for each in found.before.entry.instructions if each.opcode == "parameter"]
+    given.sort(key=lambda each: each.parameter_number)
+    for instruction, (names, terms) in zip(given, UNREDUCED.items(), strict=True):
+        (tiles,) = device_tiles(instruction, 8)
+        assert tiles.term_of.tolist() == terms
+        assert tiles.parts == ((2,) if names == "c" else (1,))
+        assert tiles.copies * tiles.terms * tiles.parts[0] == 8
+        axes = MeshAxes(mesh.shape)
+        assert axes.unreduced(tiles) == tuple(names)
+        assert not axes.unreduced(replace(tiles, terms=1, term_of=None))
 
 
 #: Axes x=2 and y=4, whose devices are the transpose (1, 0, 2) of a range of shape (2, 2, 2).

@@ -94,3 +94,5 @@ def test_axes_of_size_one_and_of_non_powers_of_two():
 def test_specs_are_written_as_in_jax():
     assert spec_text(()) == spec_text(((), ())) == "P()"
     assert spec_text((("x",), (), ("y", "z"), ())) == "P('x', None, ('y', 'z'))"
+    assert spec_text(((),), unreduced=("x",), reduced=()) == "P(None, unreduced={'x'})"
+    assert spec_text((), unreduced=("x", "y")) == "P(unreduced={'x', 'y'})"

@@ -15,8 +15,8 @@ from jaxprtool.render.terminal.rendering import Rendering
 WIDTHS = [80, 160]
 
 
-def drawn(shape, ranges, width=80):
-    text = Rendering(sharding_picture(shape, ranges, width), width).plain()
+def drawn(shape, ranges, width=80, terms=None):
+    text = Rendering(sharding_picture(shape, ranges, width, terms), width).plain()
     assert all(cell_len(line) <= width for line in text.splitlines())
     return text
 
@@ -165,6 +165,17 @@ def test_a_replicated_array_is_one_block():
     assert drawn((8, 4), dict.fromkeys(range(8), ((0, 8), (0, 4)))) == (
         "the array is not split: each device holds all of it\n┌─────┐\n│ 0-7 │\n└─────┘"
     )
+
+
+def test_terms_of_a_sum_are_joined_by_a_plus():
+    ranges = {i: ((0, 4) if i % 2 else (4, 8),) for i in range(8)}
+    terms = {i: i // 4 for i in range(8)}
+    text = drawn((8,), ranges, terms=terms)
+    assert "unreduced: the value is the sum of what the devices joined by + hold" in text
+    assert "(1, 3) + (5, 7)" in text and "(0, 2) + (4, 6)" in text
+    whole = drawn((8,), dict.fromkeys(range(20), ((0, 8),)), terms={i: i for i in range(20)})
+    assert whole.startswith("the array is not split\n") and "0 + 1 + 2" in whole
+    assert "+ … 12 more" in whole
 
 
 def test_unsplit_dimensions_are_named():

@@ -76,6 +76,18 @@ class BackendError(JaxprToolError):
     """A backend or device that this machine does not have."""
 
 
+class BackendStartError(BackendError):
+    """A backend that the user has asked for, and that JAX cannot start.
+
+    `backend` is its name, and `reason` why it does not start.
+    """
+
+    def __init__(self, backend: str, reason: str, hint: str | None):
+        super().__init__(f"JAX cannot start the backend '{backend}': {reason}", hint)
+        self.backend = backend
+        self.reason = reason
+
+
 class TooFewDevicesError(BackendError):
     """A backend with fewer devices than the mesh of a program.
 

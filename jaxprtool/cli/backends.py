@@ -27,11 +27,14 @@ def backends(json: options.Json = False, *, on_progress: OnProgress) -> None:
     start_jax(on_progress)
     on_progress("looking for devices")
     from jaxprtool.execute.running.backends import survey
+    from jaxprtool.ir.basics.backends import platforms_hint
 
     found = survey()
     if json:
         output.write_json(_document(found))
         return
+    if found.failures and (hint := platforms_hint()):
+        output.note(hint)
     rows = [
         (
             b.platform + (" (default)" if b.default else ""),
@@ -42,16 +45,17 @@ def backends(json: options.Json = False, *, on_progress: OnProgress) -> None:
         )
         for b in found.backends
     ]
-    columns = ("backend", "devices", "kind", "memory", "version")
-    output.write_table(columns, rows, right=("devices",))
-    if found.plugins:
-        output.write("")
-        plugins = [(p.module, p.package or "—", p.version or "—") for p in found.plugins]
-        output.write_table(("plug-in", "package", "version"), plugins)
-    if found.failures:
-        output.write("")
-        failures = [(each.name, each.reason) for each in found.failures]
-        output.write_table(("does not start", "reason"), failures)
+    plugins = [(p.module, p.package or "—", p.version or "—") for p in found.plugins]
+    failures = [(failure.name, failure.reason) for failure in found.failures]
+    tables = (
+        (("backend", "devices", "kind", "memory", "version"), rows),
+        (("plug-in", "package", "version"), plugins),
+        (("does not start", "reason"), failures),
+    )
+    for number, (columns, cells) in enumerate(table for table in tables if table[1]):
+        if number:
+            output.write("")
+        output.write_table(columns, cells, right=("devices",))
 
 
 def _memory(device: Device) -> str:

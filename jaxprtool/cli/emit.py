@@ -257,14 +257,16 @@ def _say_result_types(programs: Sequence[tuple[str, Program]]) -> None:
 
 def _on_platforms(emission: Emission) -> Emission:
     """Find the devices to compile for, and raise BackendError for unavailable platforms."""
-    from jaxprtool.formats.lowering import platform_names
-
-    if emission.format is not Format.hlo_optimized:
-        platform_names([emission.platform] if emission.platform else emission.platforms)
-    elif emission.platform:
+    wanted = [emission.platform] if emission.platform else emission.platforms
+    if not wanted:
+        return emission
+    if emission.platform and emission.format is Format.hlo_optimized:
         from jaxprtool.execute.running import backends
 
         return replace(emission, devices=backends.devices_to_compile_for(emission.platform))
+    from jaxprtool.formats.lowering import platform_names
+
+    platform_names(wanted)
     return emission
 
 

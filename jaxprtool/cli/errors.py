@@ -114,6 +114,7 @@ def guarded(show_traceback: bool, format: FormatChoice = "text") -> Iterator[End
             error = OutputError(f"cannot write to stdout: {error.strerror}")
         elif show_traceback:
             traceback.print_exception(error)
+        error = _failure_to_start(error) or error
         text = _error_text(error, show_traceback)
         if isinstance(error, UserFunctionError) and not show_traceback:
             _show_frames(error)
@@ -121,6 +122,18 @@ def guarded(show_traceback: bool, format: FormatChoice = "text") -> Iterator[End
         ending.code = text.exit_code
         if format != "text" and not output.has_written_json.get():
             _write_document(text, format)
+
+
+def _failure_to_start(error: Exception) -> JaxprToolError | None:
+    """Return the error to report if an exception is JAX's failure to start its backends.
+
+    The user's code and plug-ins may start them too, and JAX raises exceptions of any type.
+    """
+    if "jax" not in sys.modules:
+        return None
+    from jaxprtool.ir.basics.backends import failure_to_start
+
+    return failure_to_start(error)
 
 
 def _write_document(text: ErrorText, format: FormatChoice) -> None:

@@ -45,6 +45,7 @@ from jaxprtool.execute.running.run import failures_reported, has_effects
 from jaxprtool.execute.stepping.effects import Effects, Event, effects_differ
 from jaxprtool.execute.stepping.execution_trace import ExecutionTrace, first_difference
 from jaxprtool.execute.stepping.interpreter import SteppingInterpreter
+from jaxprtool.ir.basics.backends import start_backends
 from jaxprtool.ir.core.equations import type_of
 from jaxprtool.ir.evaluation.nonfinite import unchecked
 from jaxprtool.ir.programs.meshes import spread
@@ -72,6 +73,7 @@ def verify(before: Program, after: Program, args: object = None, *, seed: int = 
             that computes a different value.
         ArgumentsError: If the arguments do not fit.
         UnsupportedError: If a program has free named axes, and so cannot run.
+        BackendError: If JAX cannot start.
     """
     arguments = None if args is None else flat_arguments(before, args)
     if before.symbols or after.symbols:
@@ -93,6 +95,7 @@ class Runs:
     def __init__(
         self, program: Program, arguments: Sequence[object], inputs: str = "the given values"
     ):
+        start_backends()
         self.program, self.inputs = with_contents(program), inputs
         self._arguments = fitting(self.program, arguments)
         self._run: _Run | None = None

@@ -24,6 +24,7 @@ from jaxprtool.errors import (
     described,
     did_you_mean,
 )
+from jaxprtool.ir.basics.backends import failure_to_start, start_backends
 from jaxprtool.ir.core.equations import equations, named, size_of, type_of
 from jaxprtool.ir.core.traits import traits
 from jaxprtool.ir.programs.auto_sharding import is_over_devices
@@ -169,8 +170,9 @@ def platform_names(wanted: Sequence[str]) -> tuple[str, ...]:
     """Return JAX's names of the wanted platforms; its default one if none are given.
 
     `gpu` is the GPU platform of this machine, or else CUDA. Raises BackendError for a platform that
-    JAX does not lower for.
+    JAX does not lower for, and if JAX cannot start.
     """
+    start_backends()
     default = export.default_export_platform()
     return tuple(dict.fromkeys(_platform(name.lower(), default) for name in wanted)) or (default,)
 
@@ -247,6 +249,8 @@ def reported(program: Program, done: str) -> Iterator[None]:
     except JaxprToolError:
         raise
     except Exception as error:  # lowering rules and plug-ins may raise anything
+        if failure := failure_to_start(error):
+            raise failure from error
         text = described(error)
         found = (eqn for eqn in equations(top_jaxpr(program)) if _is_meant(eqn, text))
         where = next((f" because of {named(eqn)}" for eqn in found), "")

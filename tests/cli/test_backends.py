@@ -1,6 +1,49 @@
 import json
+import os
+import subprocess
+import sys
+from pathlib import Path
 
 import jax
+import pytest
+
+from jaxprtool.cli.app import COMMANDS
+from tests.cli.platforms import ON_DEVICES, OTHERS, WITHOUT_DEVICES, lines
+
+#: Values of JAX_PLATFORMS with which JAX does not start on a machine that has only a CPU.
+FAILING = ["cuda", "tpu", "gpu", "rocm", "nope", "CPU", " cpu", ",", "cuda,tpu", "nope,cpu", "é x"]
+
+#: Values with which it starts. After `cpu` it fails once, and then uses the CPU.
+STARTING, HALF = [None, "", "cpu", "cuda,cpu"], ["cpu,nope", "cpu,"]
+
+
+def outcomes(values, chosen, **environment):
+    """Return the exit code and the lines on stderr of each command under each value."""
+    if any(device.platform != "cpu" for device in jax.devices()):
+        pytest.skip("this machine has more than a CPU")
+    unset = ("JAX_PLATFORMS", "JAX_NUM_CPU_DEVICES", "XLA_FLAGS")
+    done = subprocess.run(
+        [sys.executable, "-m", "tests.cli.platforms", json.dumps(values), json.dumps(chosen)],
+        capture_output=True,
+        text=True,
+        check=True,
+        cwd=Path(__file__).parents[2],
+        env={k: v for k, v in os.environ.items() if k not in unset} | environment,
+    )
+    return {
+        (value, line): (code, out, errors.splitlines())
+        for value, line, code, out, errors in json.loads(done.stdout)
+    }
+
+
+def require_one_line(value, line, code, errors):
+    """Require one line about the backend that does not start, and a hint."""
+    error, *hints = errors
+    assert code == 2, (value, line, errors)
+    assert error.startswith("error: ") and "JAX cannot start the backend '" in error, (line, errors)
+    if not line.startswith("reduce"):
+        (hint,) = hints
+        assert hint.startswith(f"hint: JAX_PLATFORMS is set to '{value}' in the env"), (line, hint)
 
 
 def test_backends_are_listed_with_their_devices(cli):
@@ -15,3 +58,40 @@ def test_backends_as_json(cli):
     assert [b["default"] for b in found].count(True) == 1
     (cpu,) = [b for b in found if b["platform"] == "cpu"]
     assert [d["id"] for d in cpu["devices"]] == [d.id for d in jax.local_devices(backend="cpu")]
+
+
+def failures(document):
+    return [failure["name"] for failure in json.loads(document)["failures"]]
+
+
+def test_a_platform_that_does_not_start_is_one_line():
+    chosen = ["run m.py:f --backend gpu", "show m.py:random", "show on_import.py:f --args f32[3]"]
+    found = outcomes(["cuda", "CPU"], [*chosen, "backends --json"])
+    for (value, line), (code, out, errors) in found.items():
+        if line in chosen:
+            require_one_line(value, line, code, errors)
+        else:
+            assert (code, failures(out), errors) == (0, [value], [])
+    assert "did you mean 'cpu'?" in found["CPU", chosen[0]][2][1]
+
+
+@pytest.mark.sweep
+def test_no_platform_makes_a_command_fail_in_another_way():
+    device, others = lines(ON_DEVICES), [*lines(WITHOUT_DEVICES), *lines(OTHERS)]
+    named = {line.split()[0] for line in [*device, *others]}
+    assert named == COMMANDS.keys() - {"browse"}  # which has no terminal here
+    found = outcomes([*STARTING, *HALF, *FAILING], [*device, *others])
+    assert len(found) == 17 * (len(device) + len(others))
+    for (value, line), (code, out, errors) in found.items():
+        usual, _, usual_errors = found["cpu", line]
+        assert usual in (0, 1, 2), (line, usual_errors)
+        if line == "backends --json":
+            assert code == 0 and bool(failures(out)) == (value not in (None, "", "cpu"))
+        elif value in STARTING or (value in HALF and code == usual):
+            assert code == usual, (value, line, errors)
+        elif line in device:
+            require_one_line(value, line, code, errors)
+        elif line.startswith("record"):
+            assert code == 1, (value, errors)
+        else:
+            assert code == usual, (value, line, errors)

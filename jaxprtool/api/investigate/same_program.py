@@ -12,6 +12,7 @@ from jaxprtool.errors import JaxprToolError
 from jaxprtool.execute.running.cluster import exchanged, is_first
 from jaxprtool.formats.jaxpr import write
 from jaxprtool.formats.jaxpr.read import parse
+from jaxprtool.ir.basics.backends import start_backends
 from jaxprtool.ir.programs.program import Program
 
 
@@ -38,6 +39,7 @@ def differing(program: Program) -> Differing | None:
     The programs' text without source lines, JAX's release and the platform are compared. All
     processes must call this; a single process returns None.
     """
+    start_backends()
     if jax.process_count() == 1:
         return None
     setting = f"JAX {jax.__version__} on {jax.default_backend()}, {jax.device_count()} devices"

@@ -7,23 +7,28 @@ missing one; here, only a missing backend that was requested is reported.
 
 from __future__ import annotations
 
-import os
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import jax
 from jax.experimental import topologies
 from jax.extend import backend as jax_backend
 
 from jaxprtool import jaxcompat
-from jaxprtool.errors import BackendError, described, did_you_mean
-from jaxprtool.execute.running.plugins import Plugin, has_tpu_library, not_installed, plugins
-
-#: Names for any of several platforms.
-ALIASES = {"gpu": ("cuda", "rocm")}
-
-#: Valid names, whether or not the machine has these platforms.
-KNOWN = ("cpu", "cuda", "gpu", "rocm", "tpu")
+from jaxprtool.errors import BackendError, BackendStartError, described, did_you_mean
+from jaxprtool.ir.basics.backends import (
+    ALIASES,
+    KNOWN,
+    NO_NVIDIA_GPU,
+    Plugin,
+    asked_platforms,
+    has_tpu_library,
+    not_installed,
+    platforms_hint,
+    plugins,
+    start_backends,
+)
 
 
 @dataclass(frozen=True)
@@ -59,29 +64,32 @@ class Survey:
 
 
 def survey() -> Survey:
-    """Start the backends, and return them with the installed ones that do not start.
+    """Start the backends, and return them with those that were asked for or installed and fail.
 
-    JAX stops at a plug-in whose backend fails, so backends that it would start later are missing.
-    Raises BackendError if none starts.
+    JAX stops at a backend that must start and does not, so backends that it would start later are
+    missing. Raises BackendError if a plug-in breaks JAX.
     """
     with jaxcompat.failures_to_start() as failed:
         try:
-            found = _started()
-        except BackendError as error:
-            failure = jaxcompat.failure_to_start(error.message)
-            if failure is None or not jaxcompat.has_backends():
-                raise
-            failed[failure[0]] = failure[1]
-            found = _started()  # the backends that JAX had started before
+            start_backends()
+        except BackendStartError as error:
+            asked = {error.backend: error.reason}
+            found = _started(None) if jaxcompat.has_backends() else []
+        else:
+            asked, found = {}, _started(jax_backend.get_backend())
     for name in not_installed():
         failed.pop(name, None)
+    failed |= asked
     installed = plugins()
-    for each in installed:
-        if (reason := each.import_error) is not None:
-            failed[each.package or each.module] = reason
-    names = {*failed, *(each.platform for each in found)}
-    if "cuda" not in names and any("xla_cuda" in each.module for each in installed):
-        failed["cuda"] = "no NVIDIA GPU is visible to this process"
+    for plugin in installed:
+        if (reason := plugin.import_error) is not None:
+            failed[plugin.package or plugin.module] = reason
+    names = {*failed, *(backend.platform for backend in found)}
+    wants_cuda = not {"cuda", "gpu"}.isdisjoint(asked_platforms())
+    if "cuda" not in names and (
+        wants_cuda or any("xla_cuda" in plugin.module for plugin in installed)
+    ):
+        failed["cuda"] = NO_NVIDIA_GPU
     failures = [Failure(name, _first_line(reason)) for name, reason in sorted(failed.items())]
     return Survey(found, installed, failures)
 
@@ -131,28 +139,17 @@ def devices_to_compile_for(backend: str) -> Sequence[jax.Device]:
 def backends() -> list[Backend]:
     """Return every backend of this machine, the default one first.
 
-    Raises BackendError if JAX can start none, for instance if JAX_PLATFORMS names a missing one.
+    Raises BackendError if JAX cannot start, for instance if JAX_PLATFORMS names a missing one.
     """
     jaxcompat.keep_backend_probing_quiet()
-    return _started()
+    start_backends()
+    return _started(jax_backend.get_backend())
 
 
-def _started() -> list[Backend]:
-    try:
-        clients = jax_backend.backends()
-        default = jax_backend.get_backend()
-    except RuntimeError as error:
-        raise BackendError(_first_line(error), _platforms_hint()) from error
-    except Exception as error:  # JAX does not catch exceptions of a plug-in's import
-        raised = next((each for each in plugins() if each.import_error), None)
-        if raised is None:
-            raise
-        raise BackendError(
-            f"JAX cannot start: its plug-in {raised.module} raised {_first_line(described(error))}",
-            f"uninstall {raised.package or raised.module}",
-        ) from error
+def _started(default: Any) -> list[Backend]:
+    """Return the backends that have started; `default` is the client of the default one."""
     found = []
-    for platform, client in clients.items():
+    for platform, client in jax_backend.backends().items():
         version = _first_line(client.platform_version)
         devices = tuple(client.local_devices())
         found.append(Backend(platform, version, devices, client is default))
@@ -199,19 +196,18 @@ def _count(backend: Backend) -> str:
 
 def _why_missing(platform: str) -> str | None:
     """Return JAX's message about a known backend that it could not start."""
-    if (allowed := os.environ.get("JAX_PLATFORMS")) and platform not in allowed.split(","):
-        return _platforms_hint()
+    allowed = set(asked_platforms())
+    names = ALIASES.get(platform, (platform,))
+    if allowed and allowed.isdisjoint((platform, *names)):
+        return platforms_hint()
+    if "cuda" in allowed.intersection(names):
+        return NO_NVIDIA_GPU
     try:
         jax.devices(platform)
     except RuntimeError as error:
         text = _first_line(error).split(" Available backends")[0].rstrip(".")
         return f"JAX reports: {text}" if "failed to initialize" in text else None
     return None
-
-
-def _platforms_hint() -> str | None:
-    allowed = os.environ.get("JAX_PLATFORMS")
-    return f"JAX_PLATFORMS is set to '{allowed}' in the environment" if allowed else None
 
 
 def _host_devices_hint(backend: Backend, index: int) -> str | None:

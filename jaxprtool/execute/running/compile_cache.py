@@ -18,6 +18,8 @@ from pathlib import Path
 import jax
 from jax.experimental.compilation_cache import compilation_cache
 
+from jaxprtool.ir.basics.backends import start_backends
+
 #: The JAX settings changed by this module.
 SETTINGS = (
     "jax_compilation_cache_dir",
@@ -73,8 +75,10 @@ def compile_afresh() -> None:
 def compiled_afresh() -> Iterator[None]:
     """Disable JAX's persistent cache in a `with` block, to measure compile times.
 
-    One-time initialization of the backend's compiler is done before.
+    One-time initialization of the backend's compiler is done before. Raises BackendError if JAX
+    cannot start.
     """
+    start_backends()
     enabled = jax.config.jax_enable_compilation_cache
     _enable(False)
     jax.jit(lambda: jax.numpy.zeros(())).lower().compile()

@@ -28,6 +28,7 @@ from jaxprtool.execute.running.arguments import fitting, flat_arguments, require
 from jaxprtool.execute.running.calls import CallForm, call_form, seconds_of
 from jaxprtool.execute.running.compile_cache import hits_counted
 from jaxprtool.execute.running.summary import Summary, summarize
+from jaxprtool.ir.basics.backends import start_backends
 from jaxprtool.ir.basics.collector import without_collector
 from jaxprtool.ir.basics.documents import document
 from jaxprtool.ir.core.equations import equations
@@ -230,7 +231,9 @@ def ready(
     """Place arguments where a program runs: on its mesh if it has one, or else on a device.
 
     Yields them and the device, which is None on a mesh. JAX's debug checks are disabled here.
+    Raises BackendError if JAX cannot start.
     """
+    start_backends()
     mesh = concrete_mesh(program, arguments, device)
     if mesh is not None:
         device, arguments = None, placed(program, arguments, mesh)
@@ -263,7 +266,9 @@ def ready_to_step(
     Raises:
         ArgumentsError: If the arguments do not fit.
         UnsupportedError: If the program has free named axes.
+        BackendError: If JAX cannot start.
     """
+    start_backends()
     arguments = flat_arguments(program, args)
     if program.symbols:
         program = program.at(list(map(np.shape, arguments)))

@@ -16,6 +16,7 @@ import numpy as np
 from jax.sharding import AbstractMesh, AxisType, Mesh, NamedSharding
 
 from jaxprtool.errors import TooFewDevicesError
+from jaxprtool.ir.basics.backends import start_backends
 from jaxprtool.ir.programs.auto_sharding import is_over_devices
 from jaxprtool.ir.programs.jit_options import JitOptions
 from jaxprtool.ir.programs.program import Program
@@ -52,6 +53,7 @@ def on_axes(program: Program, axes: Mapping[str, int]) -> Program:
 def _mesh(axes: Mapping[str, int], kind: AxisType, virtual: bool = False) -> Mesh | AbstractMesh:
     sizes, names = tuple(axes.values()), tuple(axes)
     kinds, count = (kind,) * len(sizes), math.prod(sizes)
+    start_backends()
     devices = jax.devices()
     if virtual and len(devices) < count:
         with suppress(RuntimeError):  # JAX_PLATFORMS leaves out the CPU

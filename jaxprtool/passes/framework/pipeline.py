@@ -238,6 +238,7 @@ def _unchanged(program: Program, result: Program | Programs) -> bool:
 
 def _apply(step: Step, program: Program) -> Program | Programs:
     """Return the result of a pass. An error of a plug-in becomes a PluginError that names it."""
+    from jaxprtool.ir.basics.backends import failure_to_start
     from jaxprtool.ir.programs.program import Program, Programs
 
     try:
@@ -245,6 +246,8 @@ def _apply(step: Step, program: Program) -> Program | Programs:
     except JaxprToolError:
         raise
     except (Exception, SystemExit) as error:
+        if failure := failure_to_start(error):
+            raise failure from error
         raise PluginError(
             f"pass '{step}' failed on {program.name}: {described(error)}",
             "see --traceback for the place",

@@ -143,9 +143,23 @@ def trace_call(
     fun: Callable,
     call: BoundCall,
     axis_env: Sequence[tuple[Hashable, int]] | None = None,
+    *,
+    opens_jit: bool = True,
 ) -> Program:
-    """Return the Program of a bound call, named `name`. Raises UserFunctionError."""
-    jitted = Jitted.find(fun)
+    """Return the Program of a bound call, named `name`.
+
+    Args:
+        name: The name of the program.
+        fun: The function.
+        call: Its arguments.
+        axis_env: Names and sizes of axes for collectives.
+        opens_jit: Whether the program of a function under `jax.jit` is its body, rather than one
+            equation that calls the body.
+
+    Raises:
+        UserFunctionError: If the function raises.
+    """
+    jitted = Jitted.find(fun) if opens_jit else None
     traced_options: jaxcompat.TracedOptions | None = None
     try:
         if jitted is None:

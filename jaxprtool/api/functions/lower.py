@@ -33,6 +33,8 @@ def make_jaxpr(
 ) -> Callable:
     """Return a function from the arguments of `fun` to the closed jaxpr of `fun`.
 
+    The jaxpr is that of `jax.make_jaxpr`: a function under `jax.jit` is one equation.
+
     Args:
         fun: The function.
         static_argnums: Positions of arguments that are passed to `fun` unchanged.
@@ -47,7 +49,7 @@ def make_jaxpr(
     @functools.wraps(fun)
     def make(*args: object, **kwargs: object) -> object:
         call = replace(bind_arguments(fun, args, kwargs, static_argnums), shared=None)
-        program = trace_call(function_name(fun), fun, call, axis_env)
+        program = trace_call(function_name(fun), fun, call, axis_env, opens_jit=False)
         return (program.jaxpr, _shapes(program)) if return_shape else program.jaxpr
 
     return make

@@ -1,5 +1,6 @@
 """`xla_computation` and `make_jaxpr`, as JAX documented them in 2022."""
 
+import functools
 import types
 
 import jax
@@ -88,6 +89,48 @@ def test_the_jaxpr_of_a_function():
     jaxpr = make_jaxpr(f)(3.0)
     assert str(jaxpr) == str(jax.make_jaxpr(f)(3.0))
     assert "cos a" in str(make_jaxpr(jax.grad(f))(SCALAR))
+
+
+def powers(x, n):
+    return x**n
+
+
+class Scaled:
+    @functools.partial(jax.jit, static_argnums=0)
+    def method(self, x):
+        return 2 * x
+
+
+JITTED = {
+    "options": (jax.jit(f, donate_argnums=0, keep_unused=True, inline=True), ()),
+    "twice": (jax.jit(jax.jit(f)), ()),
+    "called twice": (lambda x: jax.jit(f)(jax.jit(f)(x)), ()),
+    "of a partial": (jax.jit(functools.partial(powers, n=2)), ()),
+    "in a partial": (functools.partial(jax.jit(powers), n=2.0), ()),
+    "static": (jax.jit(powers, static_argnums=1), (3,)),
+    "unused": (jax.jit(lambda x, y: x), (1.0,)),
+    "gradient": (jax.grad(jax.jit(f)), ()),
+    "of a gradient": (jax.jit(jax.grad(f)), ()),
+    "mapped": (jax.vmap(jax.jit(f), axis_size=2, in_axes=None), ()),
+    "rematerialized": (jax.checkpoint(jax.jit(f)), ()),
+    "method": (Scaled().method, ()),
+    "no results": (jax.jit(lambda x: ()), ()),
+    "an array": (jax.jit(lambda x: x + np.arange(3.0)), ()),
+    "a random number": (lambda x: jax.random.normal(jax.random.key(0)) + x, ()),
+}
+
+
+@pytest.mark.parametrize("name", JITTED)
+def test_a_function_under_jit_is_an_equation(name):
+    fun, others = JITTED[name]
+    static = (1,) if name == "static" else ()
+    jaxpr = make_jaxpr(fun, static_argnums=static)(3.0, *others)
+    expected = jax.make_jaxpr(fun, static_argnums=static)(3.0, *others)
+    assert str(jaxpr) == str(expected)
+    for eqn, other in zip(jaxpr.eqns, expected.eqns, strict=True):
+        assert eqn.params.keys() == other.params.keys()
+        for key in eqn.params.keys() & {"donated_invars", "keep_unused", "inline", "name"}:
+            assert eqn.params[key] == other.params[key]
 
 
 # --- their options ----------------------------------------------------------------------------

@@ -161,6 +161,27 @@ def test_argument_numbers_include_static_arguments(cli):
     assert [a["name"] for a in arguments][-1] == "x"
 
 
+def test_an_argument_of_any_type_may_be_a_key_as_in_python(cli, nets):
+    def f(w, x):
+        return jaxprtool.variable(w * 2, name="w") * x
+
+    init, apply = jaxprtool.unzip(f, key_args=0)(np.ones(3, np.float32), np.ones(3, np.float32))
+    (nets / "rows.py").write_text(
+        "from nets import *\n@jaxprtool.example('f32[3]', 'f32[3]')\ndef f(w, x):\n"
+        "    return variable(w * 2, name='w') * x\n"
+        "@jaxprtool.example('f32[3]', 'key(0)')\ndef g(x, key):\n"
+        "    return x * variable(jax.random.normal(key, (3,)), name='w')\n"
+    )
+    written = cli("unzip", "rows.py:f", "--key-args", "0")
+    assert written.code == 0
+    assert written.out.endswith(f"\n# init\n{init}\n\n# apply\n{apply}\n")
+    assert cli("unzip", "rows.py:f").out == written.out
+    assert cli("unzip", "rows.py:g").lines == [
+        "error: Variables do not cut dependence graph. x -> mul at rows.py:7 -> result",
+        "hint: 'x' is f32[3], not a key: name the arguments that are keys with --key-args",
+    ]
+
+
 def test_another_tag_can_be_split(cli, nets):
     (nets / "tagged.py").write_text(
         "from nets import *\n@jaxprtool.example('key(0)', 'f32[3]')\ndef f(key, x):\n"

@@ -1,13 +1,14 @@
-"""The split for the command line, which also refuses likely mistakes.
+"""The split for the command line, which also explains likely mistakes.
 
-From Python, `unzip` follows Oryx's contract, under which a function that sows nothing has no
-variables, and an argument of any type may be used as a key.
+It gives the programs of `jaxprtool.unzip`, which follows Oryx's contract: an argument of any type
+may be used as a key.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -18,10 +19,11 @@ from jaxprtool.ir.programs.program import Program, type_check
 from jaxprtool.ir.programs.program_signature import top_jaxpr
 from jaxprtool.ir.programs.trees import filled
 from jaxprtool.passes.unzip import Unzip, UnzipError
+from jaxprtool.passes.unzip.keys import is_of
 from jaxprtool.passes.unzip.programs import Unzipped
 from jaxprtool.primitives import VARIABLE, sow_p
 
-_HINT = "name only arguments that are keys with --key-args"
+_HINT = "name the arguments that are keys with --key-args"
 
 
 @dataclass(frozen=True)
@@ -48,8 +50,7 @@ class Request:
             position: Converts the function's position of an argument to the program's.
 
         Raises:
-            ArgumentsError: For positions of no argument, or of one that is not a key, and for a tag
-                under which nothing is sown.
+            ArgumentsError: For positions of no argument, and for a tag under which nothing is sown.
             UnzipError: As `Unzip` does.
         """
         if self.known is not None:
@@ -73,28 +74,32 @@ class Request:
         try:
             return Unzip(tag=self.tag or VARIABLE, key_args=keys).unzipped(program)
         except UnzipError as error:
-            hint = error.hint
+            hint = error.hint or self._hint(program, keys)
             if self.tag is None and VARIABLE not in tags:
                 hint = "--auto chooses variables where none are declared"
             raise UnzipError(error.message, hint) from error
 
     def _keys(self, program: Program, position: Callable[[int], int]) -> tuple[int, ...]:
         """Return the positional arguments of the program that are keys. Raises ArgumentsError."""
-        args, _ = filled(program.in_tree, range(len(program.in_avals)))
+        args, _ = _positions(program)
         key_args = self.key_args
         if key_args is None:
             key_args = (0,) if args else ()
         try:
-            positions = tuple(map(position, key_args))
+            return tuple(map(position, key_args))
         except ArgumentsError as error:
             raise ArgumentsError(error.message, _HINT) from None
-        for leaf in jax.tree.leaves([args[each] for each in positions]):
-            aval, name = program.in_avals[leaf], program.arg_names[leaf]
+
+    def _hint(self, program: Program, keys: tuple[int, ...]) -> str | None:
+        """Return a hint that names an argument that cannot be a key, if none was asked for."""
+        args, _ = _positions(program)
+        for leaf in jax.tree.leaves([args[key] for key in keys if self.key_args is None]):
+            aval = program.in_avals[leaf]
             # Keys of both types, and integers from which keys are created.
-            scalar_types = (jax.dtypes.prng_key, jnp.integer)
-            if not any(jnp.issubdtype(aval.dtype, scalar_type) for scalar_type in scalar_types):
-                message = (
-                    f"argument '{name}' of {program.name} is {type_of(aval)}, which is not a key"
-                )
-                raise ArgumentsError(message, f"{_HINT}; --known takes arguments of any type")
-        return positions
+            if not (is_of(aval, jax.dtypes.prng_key) or is_of(aval, jnp.integer)):
+                return f"'{program.arg_names[leaf]}' is {type_of(aval)}, not a key: {_HINT}"
+        return None
+
+
+def _positions(program: Program) -> Any:
+    return filled(program.in_tree, range(len(program.in_avals)))

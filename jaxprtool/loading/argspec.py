@@ -24,7 +24,9 @@ from __future__ import annotations
 
 import ast
 import math
-from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
+import re
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from types import ModuleType
 from typing import Any, ClassVar, NoReturn, TypeGuard
 
@@ -35,6 +37,7 @@ from jax.sharding import AbstractMesh
 
 from jaxprtool.errors import ArgumentsError, JaxprToolError, did_you_mean
 from jaxprtool.ir.basics import dtypes
+from jaxprtool.ir.basics.backends import start_backends
 from jaxprtool.ir.notation import expressions, types
 from jaxprtool.ir.programs.ref_contents import is_ref
 from jaxprtool.ir.shapes.symbols import Symbols
@@ -49,6 +52,7 @@ MAX_BYTES = 2**34
 _ARRAYS = (jax.ShapeDtypeStruct, jax.Array, np.ndarray, np.generic, bool, int, float, complex)
 
 _TYPES_HINT = "write types as a jaxpr prints them: f32[8,128], bf16[], i32[3], key<fry>[]"
+_ONE_STRING_HINT = "give one string per argument"
 
 
 def read_args(
@@ -66,7 +70,8 @@ def read_args(
     Raises:
         ArgumentsError: If the text cannot be read, with the place.
     """
-    return _Reader(text, what, module, Symbols()).arguments()
+    with _dtypes_hinted(text):
+        return _Reader(text, what, module, Symbols()).arguments()
 
 
 def read_values(text: str, module: ModuleType, what: str) -> tuple[tuple[Any, ...], dict[str, Any]]:
@@ -99,10 +104,11 @@ def read_results(claim: Any, known: Mapping[str, Any]) -> Any:
     symbols = _KnownSymbols(known)
     if not _is_string(claim):
         return read_strings(claim, symbols=symbols)
-    reader = _Reader(claim, "the claimed results", None, symbols)
-    if reader.source.keywords:
-        raise ArgumentsError("the claimed results must be types without names")
-    results = tuple(map(reader.argument, reader.source.args))
+    with _dtypes_hinted(claim):
+        reader = _Reader(claim, "the claimed results", None, symbols)
+        if reader.source.keywords:
+            raise ArgumentsError("the claimed results must be types without names")
+        results = tuple(map(reader.argument, reader.source.args))
     return results[0] if len(results) == 1 else results
 
 
@@ -130,7 +136,11 @@ def read_strings(
     symbols = Symbols() if symbols is None else symbols
 
     def read(leaf: object) -> object:
-        return _read_one(leaf, module, symbols) if _is_string(leaf) else leaf
+        if not _is_string(leaf):
+            return leaf
+        with _dtypes_hinted(leaf):
+            reader = _reader_of_one(leaf, module, symbols)
+            return reader.argument(reader.source.args[0])
 
     def read_node(node: object) -> object:
         if _is_string(node):
@@ -160,13 +170,36 @@ def _reader_of_one(text: str, module: ModuleType | None, symbols: Symbols) -> _R
     what = f"the example argument {text[:40]!r}"
     reader = _Reader(text, what, module, symbols)
     if len(reader.source.args) != 1 or reader.source.keywords:
-        raise ArgumentsError(f"{what} must be one value", "give one string per argument")
+        raise ArgumentsError(f"{what} must be one value", _ONE_STRING_HINT)
     return reader
 
 
-def _read_one(text: str, module: ModuleType | None, symbols: Symbols) -> Any:
-    reader = _reader_of_one(text, module, symbols)
-    return reader.argument(reader.source.args[0])
+@contextmanager
+def _dtypes_hinted(text: str) -> Iterator[None]:
+    """Add a hint to the error for a text of shapes without dtypes, as JAX wrote them until 2022."""
+    try:
+        yield
+    except ArgumentsError as error:
+        written = _with_dtypes(text)
+        if written and error.hint in (None, _TYPES_HINT, _ONE_STRING_HINT):
+            error.hint = f"write types as a jaxpr prints them: {written}"
+        raise
+
+
+def _with_dtypes(text: str) -> str | None:
+    """Return `f32[m,n]` for `(m, n)`, `m, n` or `m n`; None if the text is not of this kind."""
+    text = re.sub(r"\w+ *=(?!=)", "", text)
+    names = re.findall(r"[^\W\d]\w*", text)
+    if not re.fullmatch(r"([\w\s,()\[\]+*/-]|\.\.\.)*", text) or not (names or "..." in text):
+        return None
+    if not set(names).isdisjoint({*dtypes.array_dtypes(), *_Reader._FUNCTIONS}):
+        return None
+    shapes = re.findall(r"[(\[]([^()\[\]]*)[)\]]", text) or [text]
+    close = (re.sub(r"\s*([+*/-])\s*", r"\1", shape) for shape in shapes)
+    sizes = [re.findall(r"[^\s,]+", shape) for shape in close]
+    if any("." in size for shape in sizes for size in shape):  # `...` stood for any further sizes
+        return "f32[m,n]"
+    return ", ".join(f"f32[{','.join(shape)}]" for shape in sizes)
 
 
 class _Reader:
@@ -453,6 +486,7 @@ class _Reader:
     def _key(self, node: ast.Call) -> jax.Array:
         options = self._options(node, ("seed",), ("impl",))
         implementation = self.source.literal(options["impl"]) if "impl" in options else None
+        start_backends()
         return jax.random.key(self.source.integer(options["seed"]), impl=implementation)
 
     def _load(self, node: ast.Call) -> np.ndarray | Arrays:

@@ -14,8 +14,10 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Any, TypeVar
 
+import jax
+
 from jaxprtool import Program
-from jaxprtool.errors import CheckError
+from jaxprtool.errors import ArgumentsError, CheckError
 from jaxprtool.extend.tracing import (
     bind_arguments,
     function_name,
@@ -68,6 +70,9 @@ def traced(fun: Callable, in_types: Any) -> Program:
 def check_claim(program: Program, out_types: Any) -> None:
     """Raise CheckError unless the results of a program are of these types; see `shapecheck`."""
     claimed = read_results(out_types, program.symbols)
+    for leaf in jax.tree.leaves(claimed):
+        if not hasattr(leaf, "shape"):
+            raise ArgumentsError(f"{leaf!r} is not a type of a result: write types as 'f32[n,128]'")
     fault = other_structure(program, claimed)
     if fault is not None:
         raise CheckError(fault)

@@ -202,6 +202,39 @@ def test_an_invalid_claim_is_refused(types, results, message):
         jaxprtool.shapecheck(types, results)(jnp.sin)
 
 
+@pytest.mark.parametrize(
+    ("written", "types"),
+    [
+        ("(m, n)", "f32[m,n]"),
+        ("m n", "f32[m,n]"),
+        ("m,n", "f32[m,n]"),
+        ("[m, 3]", "f32[m,3]"),
+        ("(m, m * n)", "f32[m,m*n]"),
+        ("2*m n", "f32[2*m,n]"),
+        ("(2*m,)", "f32[2*m]"),
+        ("_", "f32[_]"),
+        ("...", "f32[m,n]"),
+    ],
+)
+def test_shapes_without_dtypes_get_a_hint(written, types):
+    hint = f"write types as a jaxpr prints them: {types}"
+    for call in (
+        lambda: jaxprtool.shapecheck([written], "f32[]")(jnp.sin),
+        lambda: jaxprtool.shapecheck(written, "f32[]")(jnp.sin),
+        lambda: jaxprtool.shapecheck("f32[m,n]", written)(jnp.sin),
+        lambda: jaxprtool.mask(jnp.sin, [written], written)([jnp.ones((2, 2))], {"m": 1}),
+        lambda: jaxprtool.jit(jnp.sin, shapes={"m": (4,)}, types={"x": written})(jnp.ones(3)),
+    ):
+        with pytest.raises(ArgumentsError) as error:
+            call()
+        assert error.value.hint == hint
+
+
+def test_a_number_is_no_type_of_a_result():
+    with pytest.raises(ArgumentsError, match="1 is not a type of a result: write types as"):
+        jaxprtool.shapecheck("f32[n]", "1")(jnp.sin)
+
+
 def test_a_function_that_cannot_be_traced_for_all_sizes_raises_jaxs_error():
     with pytest.raises(UserFunctionError, match=r"same shape, got \(d,\) and \(8,\)"):
         jaxprtool.shapecheck("f32[n,d]", "f32[n,16]")(dense)

@@ -8,7 +8,7 @@ argument is in `Program.bounds`. A `jaxprtool.Ragged` is a batch of examples of 
 
 from jaxprtool.ir.programs.program import MOST_SIZES
 from jaxprtool.ir.shapes.bounds import MOST, Bound, LengthsBound, SizeBound
-from jaxprtool.ir.shapes.ragged import is_concrete, ragged_parts, unchecked, written_lengths
+from jaxprtool.ir.shapes.ragged import known_array, ragged_parts, unchecked, written_lengths
 from jaxprtool.ir.shapes.symbols import (
     Sizes,
     check_symbols,
@@ -31,8 +31,8 @@ __all__ = [
     "check_symbols",
     "chosen_sizes",
     "found_sizes",
-    "is_concrete",
     "is_symbolic_dimension",
+    "known_array",
     "ragged_parts",
     "sizes_by_symbol",
     "symbolic_sizes",

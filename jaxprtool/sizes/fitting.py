@@ -113,7 +113,7 @@ class _RaggedArguments:
         if isinstance(wanted, int) and (parts := ragged_parts(arg)):
             values = self._rows(*parts, wanted)
             left_over = isinstance(arg, Ragged) and not arg.full
-            return values[: int(np.sum(arg.lengths))] if left_over else values
+            return values[: int(np.asarray(arg.lengths).sum())] if left_over else values
         if isinstance(wanted, int) and self._program.arg_names[wanted] in self._lengths:
             return written_lengths(arg)
         if type(arg) is dict and type(wanted) is dict:

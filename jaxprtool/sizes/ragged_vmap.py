@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from contextvars import ContextVar
 from dataclasses import dataclass, field
 from functools import cache
@@ -34,8 +34,8 @@ from jaxprtool.extend.ragged import (
 )
 from jaxprtool.extend.sizes import (
     LengthsBound,
-    is_concrete,
     is_symbolic_dimension,
+    known_array,
     symbolic_sizes,
     unchecked,
 )
@@ -143,7 +143,11 @@ def ragged_vmap(
         for value, flag, spec, path in zip(results, staged, specs, names_out, strict=True)
     ]
     check_unmapped([None] * len(flat), assembled.mapped, out_tree, None)
-    return jax.tree.unflatten(out_tree, flat)
+    result = jax.tree.unflatten(out_tree, flat)
+    for node in jax.tree.leaves(result, is_leaf=is_ragged):
+        if is_ragged(node) and any(map(is_ragged, (node.values, node.lengths))):
+            raise BatchError("the result is a Ragged made of the rows of one example of a Ragged")
+    return result
 
 
 # --- arguments ----------------------------------------------------------------------------------
@@ -214,10 +218,8 @@ def _same_lengths(first: Ragged, second: Ragged) -> bool:
     """Return False if two batches are known to have different lengths."""
     if jnp.shape(first.lengths) != jnp.shape(second.lengths) or _rows(first) != _rows(second):
         return False
-    known = is_concrete(first.lengths) and is_concrete(second.lengths)
-    if first.lengths is second.lengths or not known:
-        return True
-    return bool(np.array_equal(first.lengths, second.lengths))
+    lengths = known_array(first.lengths), known_array(second.lengths)
+    return lengths[0] is None or lengths[1] is None or np.array_equal(*lengths)
 
 
 def _rows(ragged: Ragged) -> int:
@@ -229,9 +231,9 @@ def _check_lengths(ragged: Ragged, name: str) -> None:
     """Check the lengths of a Ragged again: its parts may have been set, or mapped by JAX."""
     dtype = jnp.result_type(ragged.lengths)
     fault = None if jnp.issubdtype(dtype, jnp.integer) else f"are of dtype {dtype}"
-    if not fault and is_concrete(ragged.lengths):
+    if not fault and (known := known_array(ragged.lengths)) is not None:
         bound = LengthsBound(_rows(ragged), ragged.longest, not ragged.full, ragged.shortest)
-        fault = bound.fault(np.asarray(ragged.lengths), {})
+        fault = bound.fault(known, {})
     if fault:
         raise BatchError(f"{name}.lengths {fault}")
 
@@ -281,8 +283,8 @@ def _sizes(known: dict[str, Ragged], symbols: dict[str, Any], batch_size: Any) -
         rows[symbol] = _rows(each) if _rows(each) != 0 else 1
         if each.longest is not None:
             longest[symbol] = each.longest
-        elif is_concrete(each.lengths):
-            longest[symbol] = max(int(np.max(each.lengths, initial=0)), 1)
+        elif (lengths := known_array(each.lengths)) is not None:
+            longest[symbol] = max(int(lengths.max(initial=0)), 1)
         else:
             longest[symbol] = rows[symbol]
         if each.full and _rows(each) != 0:
@@ -355,13 +357,16 @@ class _Results:
                 given = self.known[name]
                 bounds = given.longest, given.full, given.shortest
                 return unchecked(values[: _rows(given)], given.lengths, name, *bounds)
-        own = {
-            str(self.symbols[name]): jnp.asarray(each.lengths) for name, each in self.known.items()
-        }
-        lengths = RaggedContext(self.sizes, own, {}).lengths(size)
+        is_known = all(known_array(each.lengths) is not None for each in self.known.values())
+        with jax.ensure_compile_time_eval() if is_known else nullcontext():
+            own = {
+                str(self.symbols[name]): jnp.asarray(each.lengths)
+                for name, each in self.known.items()
+            }
+            lengths = RaggedContext(self.sizes, own, {}).lengths(size)
         full = self.sizes.is_exact(size)
-        if is_concrete(lengths):
-            values, full = values[: int(lengths.sum())], True
+        if (numbers := known_array(lengths)) is not None:
+            values, full = values[: int(numbers.sum())], True
         return unchecked(values, lengths, _axis_name(size), None, full)
 
 

@@ -257,6 +257,35 @@ def test_under_other_transformations():
     np.testing.assert_allclose(program(batch.values), fun(batch.values), rtol=1e-6)
 
 
+@pytest.mark.parametrize("array", [np.array, jnp.array])
+def test_lengths_that_are_known_may_be_used_where_jax_traces(array):
+    values, lengths = np.arange(12, dtype=np.float32).reshape(4, 3), array([1, 0, 3])
+
+    def mapped(values):
+        batch = Ragged(values, lengths)
+        sums, pairs = vmap(lambda x: (x.sum(0), x @ x.T @ x))(batch)
+        twice = vmap(lambda x: jnp.concatenate([x, x]))(batch)
+        return sums, pairs.values, twice.values, twice.lengths, batch.padded(), batch[2]
+
+    alone = mapped(values)
+    assert [each.shape for each in alone] == [(3, 3), (4, 3), (8, 3), (3,), (3, 3, 3), (3, 3)]
+    looped = lax.scan(lambda carry, _: (carry, mapped(values + carry)), 0.0, None, length=1)[1]
+    for results in (
+        jax.jit(mapped)(values),
+        jaxprtool.trace(mapped, values)(values),
+        jax.tree.map(lambda x: x[0], looped),
+        lax.cond(True, mapped, lambda x: jax.tree.map(jnp.zeros_like, alone), values),
+    ):
+        jax.tree.map(partial(np.testing.assert_allclose, rtol=1e-5), results, alone)
+
+
+def test_a_mapped_size_is_explained():
+    for make in (jnp.arange, jnp.ones, lambda n: jnp.ones(3)[:n]):
+        with pytest.raises((TypeError, IndexError)) as error:
+            vmap(make)(jnp.array([1, 2]))
+        assert "cannot depend on a mapped value" in error.value.__notes__[-1]
+
+
 def test_batched_prints_happen_for_each_example_and_shared_ones_once(capfd):
     def fun(x):
         jax.debug.print("shared {}", 1 + jnp.float32(2))
@@ -401,6 +430,14 @@ def test_a_pile_is_combined_with_an_array():
         (
             lambda: vmap(lambda x: x.sum(), axis_name="i")(ragged([2, 1])),
             "vmap axis_name='i' cannot be combined with a Ragged argument",
+        ),
+        (
+            lambda: vmap(lambda x: x.sum(), in_axes=1)(ragged([2, 1])),
+            "argument x is a Ragged, whose examples are mapped: its in_axes must be 0, not 1",
+        ),
+        (
+            lambda: vmap(lambda x: Ragged(x, jnp.array([1, 1])))(ragged([2, 2])),
+            "the result is a Ragged made of the rows of one example of a Ragged",
         ),
         (
             lambda: vmap(lambda x: x.sum(), out_axes=None)(ragged([2, 1])),

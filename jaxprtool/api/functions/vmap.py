@@ -9,7 +9,9 @@ eagerly.
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Hashable, Sequence
+import re
+from collections.abc import Callable, Hashable, Iterator, Sequence
+from contextlib import contextmanager
 from functools import partial, update_wrapper
 from itertools import compress
 from typing import Any, NamedTuple
@@ -81,7 +83,8 @@ def vmap(
 
         def apply_to_element(elements: Sequence[object]) -> tuple[list[object], PyTreeDef]:
             args, kwargs = jax.tree.unflatten(in_tree, elements)
-            return jax.tree.flatten(fun(*args, **kwargs), is_leaf=jaxcompat.is_vmappable)
+            with _sizes_explained():
+                return jax.tree.flatten(fun(*args, **kwargs), is_leaf=jaxcompat.is_vmappable)
 
         if any(map(is_ragged, values)):
             options = {
@@ -109,6 +112,26 @@ def vmap(
     name = _function_name(fun)
     mapped.__name__, mapped.__doc__ = name, _documentation(fun, name)
     return mapped
+
+
+#: What JAX says where the size of an array is not a number.
+_NO_SIZE = re.compile(
+    r"in the jnp\.\w+ argument|Shapes must be 1D sequences|must have static start/stop/step"
+)
+
+
+@contextmanager
+def _sizes_explained() -> Iterator[None]:
+    """Add a note to JAX's error for an array whose size depends on a mapped value."""
+    try:
+        yield
+    except (TypeError, IndexError) as error:
+        if _NO_SIZE.search(str(error)):
+            error.add_note(
+                "jaxprtool.vmap: the size of an array cannot depend on a mapped value. To map over "
+                "examples of different lengths, pass a Ragged, and take x.shape[0]"
+            )
+        raise
 
 
 def _results(

@@ -42,6 +42,7 @@ class FiniteCheck:
             value = value[...]
         if not jnp.issubdtype(value.dtype, jnp.inexact):
             return None
-        if self.nans and bool(jnp.isnan(value).any()):
-            return "a NaN"
-        return "an infinity" if self.infs and bool(jnp.isinf(value).any()) else None
+        with jax.ensure_compile_time_eval():  # also while JAX traces a function around this
+            if self.nans and bool(jnp.isnan(value).any()):
+                return "a NaN"
+            return "an infinity" if self.infs and bool(jnp.isinf(value).any()) else None

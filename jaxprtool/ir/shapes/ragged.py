@@ -72,10 +72,10 @@ class Ragged:
             raise ArgumentsError(
                 f"Ragged: lengths must be i32[B], one for each example, not {_type_of(lengths)}"
             )
-        known = is_concrete(lengths)
-        if known and isinstance(values.shape[0], int):
-            _check_lengths(np.asarray(lengths), values.shape[0], longest, shortest)
-        self._set(values, lengths, axis, longest, known, shortest)
+        known = known_array(lengths)
+        if known is not None and isinstance(values.shape[0], int):
+            _check_lengths(known, values.shape[0], longest, shortest)
+        self._set(values, lengths, axis, longest, known is not None, shortest)
 
     def _set(
         self,
@@ -155,11 +155,11 @@ class Ragged:
         Raises:
             ArgumentsError: If an example is longer, or `size` is None and the lengths are traced.
         """
-        known = is_concrete(self.lengths)
-        if size is None and not known:
+        known = known_array(self.lengths)
+        if size is None and known is None:
             raise ArgumentsError("Ragged.padded: the lengths are traced, so the size must be given")
         size = None if size is None else _whole("Ragged.padded: size", size, 0)
-        most = int(np.max(self.lengths, initial=0)) if known else 0
+        most = 0 if known is None else int(known.max(initial=0))
         size = most if size is None else size
         if most > size:
             raise ArgumentsError(f"Ragged.padded: size={size}, but an example has {most} rows")
@@ -183,9 +183,9 @@ class Ragged:
             IndexError: If there is no such example.
             ArgumentsError: If the lengths are traced.
         """
-        if not is_concrete(self.lengths):
+        lengths = known_array(self.lengths)
+        if lengths is None:
             raise ArgumentsError("Ragged: the lengths are traced, so no example can be selected")
-        lengths = np.asarray(self.lengths)
         length, start = lengths[number], lengths[: number % len(lengths)].sum()
         return self.values[int(start) : int(start + length)]
 
@@ -197,8 +197,8 @@ class Ragged:
 
     def __repr__(self) -> str:
         lengths = _type_of(self.lengths)
-        if is_concrete(self.lengths):
-            numbers = np.asarray(self.lengths).tolist()
+        if (known := known_array(self.lengths)) is not None:
+            numbers = known.tolist()
             few = len(numbers) <= _SHOWN
             lengths = str(numbers) if few else f"{lengths} of {min(numbers)} to {max(numbers)}"
         bounds = "" if self.longest is None else f", longest={self.longest}"
@@ -318,11 +318,14 @@ def row_positions(lengths: Any, rows: Any) -> RowPositions:
     )
 
 
-def is_concrete(value: Any) -> bool:
-    """Return True for an array that is not traced."""
-    return isinstance(value, np.ndarray) or (
-        isinstance(value, jax.Array) and not isinstance(value, jax.core.Tracer)
-    )
+def known_array(value: Any) -> np.ndarray | None:
+    """Return an array that is not traced as a NumPy array, or None.
+
+    Operations on JAX arrays are traced by `jax.jit` even if their values are known.
+    """
+    if isinstance(value, jax.core.Tracer) or not isinstance(value, np.ndarray | jax.Array):
+        return None
+    return np.asarray(value)
 
 
 def _array(what: str, value: Any) -> Any:

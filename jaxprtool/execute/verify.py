@@ -219,6 +219,25 @@ def random_runs(program: Program, given: Mapping[str, Any], seed: int = 0) -> Ru
     return runs
 
 
+@unchecked()
+@jax.transfer_guard("allow")
+def other_effects(
+    programs: tuple[Program, Program],
+    arguments: tuple[Sequence[Any], Sequence[Any]],
+    checks: bool = True,
+) -> str:
+    """Return the first difference in the effects of two programs; "" if there is none.
+
+    Both run one equation at a time. Without `checks`, debug checks and prints may differ.
+    """
+    if not any(map(has_effects, programs)):
+        return ""
+    old = _run(programs[0], arguments[0], True, ())
+    effects = [e for e in old.effects if checks or not is_check(e.eqn)]
+    new = _run(programs[1], arguments[1], True, effects)
+    return str(effects_differ(effects, new.effects) or "")
+
+
 def _same_results_declared(before: Program, after: Program) -> None:
     if before.out_names != after.out_names:
         names = (", ".join(p.out_names) or "nothing" for p in (before, after))

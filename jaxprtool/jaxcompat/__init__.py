@@ -56,8 +56,10 @@ from jaxprtool.jaxcompat.callbacks import (
     DEBUG_EFFECTS,
     FlatCallback,
     callback_function,
+    checked_errors,
     flat_custom_vmap_trees,
     is_check_effect,
+    numbered_errors,
 )
 from jaxprtool.jaxcompat.checking import (
     check_jaxpr,
@@ -75,8 +77,11 @@ from jaxprtool.jaxcompat.closed_over import (
 )
 from jaxprtool.jaxcompat.custom_rules import (
     BWD_RETURNS_LOGS,
+    OF_ONE_CALL,
+    WRAPPERS,
     JVPRule,
     VJPRule,
+    cells_of,
     custom_jvp_rule,
     custom_jvp_rule_param,
     custom_name,

@@ -285,7 +285,7 @@ class _Identity:
 WRAPPERS = ("jax.", "jaxprtool.")
 
 #: Objects that JAX creates for each call of a custom rule, and on which the rule does not depend.
-_OF_ONE_CALL = (jax.core.Trace, TraceTag, lu.Store, lu.EqualStore, lu.InitialResultPaths)
+OF_ONE_CALL = (jax.core.Trace, TraceTag, lu.Store, lu.EqualStore, lu.InitialResultPaths)
 
 
 _AFTER_DCE: dict[str, Callable[[Any], Any]] = {
@@ -326,7 +326,7 @@ def live_key(value: object) -> Hashable:
             return tuple(map(live_key, value))
         case set():
             return frozenset(map(live_key, value))
-        case _ if isinstance(value, _OF_ONE_CALL):
+        case _ if isinstance(value, OF_ONE_CALL):
             return None
     value = getattr(value, "val", value)  # Hashable and Unhashable hold static arguments
     try:

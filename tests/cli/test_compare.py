@@ -28,6 +28,29 @@ def parts(folder):
     return folder
 
 
+def test_different_effects_are_reported_with_exit_code_1(cli, folder):
+    source = """
+        import jax, jaxprtool
+
+        @jaxprtool.example("f32[3]")
+        def loss(x):
+            jax.debug.print("loss {}", x)
+            return x
+
+        @jaxprtool.example("f32[3]")
+        def error(x):
+            jax.debug.print("error {}", x)
+            return x
+    """
+    (folder / "printing.py").write_text(textwrap.dedent(source))
+    found = cli("compare", "printing.py:loss", "printing.py:error")
+    text = " ".join(found.out.split())
+    assert found.code == 1 and "1 result, bitwise equal; different effects: effect 1 " in text
+    assert "parameter fmt: loss {} against error {}" in text
+    assert cli("compare", "printing.py:loss", "-p", "", "-p", "-O2").code == 0
+    assert cli("compare", "printing.py:loss", "-p", "", "-p", "drop_checks").code == 0
+
+
 def test_results_beyond_tolerance_are_reported_with_exit_code_1(cli):
     found = cli("compare", "parts.py:exact", "parts.py:rounded")
     assert found.code == 1 and found.err == ""

@@ -324,6 +324,25 @@ def test_callbacks_of_a_revision_are_equal_if_their_source_is(cli, folder, repos
     assert found.code == 1 and "1 changed" in found.out and "pure_callback" in found.out
 
 
+def test_callbacks_that_differ_in_what_they_close_over_are_told_apart(cli, folder):
+    source = """
+        import jax
+
+        def called(factor):
+            like = jax.ShapeDtypeStruct((), "float32")
+            return lambda a: jax.pure_callback(lambda v: v * factor, like, a)
+
+        twice, again, thrice = called(2), called(2), called(3)
+    """
+    (folder / "local.py").write_text(textwrap.dedent(source))
+    types = "--args", "f32[]"
+    assert cli("diff", "local.py:twice", "local.py:twice", *types).code == 0
+    assert cli("diff", "local.py:twice", "local.py:again", *types).code == 0
+    found = cli("diff", "local.py:twice", "local.py:thrice", *types)
+    assert found.code == 1
+    assert "callback=<lambda>: factor = 2 → <lambda>: factor = 3" in " ".join(found.out.split())
+
+
 @needs("git")
 def test_outside_of_a_repository_revisions_are_errors(cli):
     found = cli("diff", "old.py:loss@HEAD", "new.py:loss")

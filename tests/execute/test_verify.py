@@ -274,9 +274,9 @@ def test_new_equations_of_a_correct_rewrite_are_not_blamed():
 # --- effects ----------------------------------------------------------------------------------
 
 
-def prints(x, *, order=("first", "second"), scale=1.0):
+def prints(x, *, order=("first", "second"), scale=1.0, ordered=True):
     for name in order:
-        jax.debug.print(name + " {}", x * scale, ordered=True)
+        jax.debug.print(name + " {}", x * scale, ordered=ordered)
     return x
 
 
@@ -286,12 +286,48 @@ def prints(x, *, order=("first", "second"), scale=1.0):
         ({"order": ("first",)}, "is no longer called"),
         ({"order": ("first", "second", "third")}, "is called, but was not before"),
         ({"scale": 2.0}, "effect 1 .* receives different values"),
+        ({"order": ("second", "first")}, "effect 1 .* something else: .*first .* against second"),
+        ({"order": ("first", "other")}, "effect 2 .* something else: .*second .* against other"),
+        ({"ordered": False}, "effect 1 .* ordered: True against False"),
     ],
 )
 def test_effects_must_be_the_same(changed, what):
     before = program(prints, X)
     verify(before, program(prints, X))
     refuses(before, program(lambda x: prints(x, **changed), X), X, match=what)
+
+
+def test_callbacks_must_call_the_same_function():
+    def calling(factor):
+        def host(v):
+            return v * factor
+
+        def f(x):
+            y = io_callback(host, jax.ShapeDtypeStruct((3,), jnp.float32), x)
+            return lax.scan(lambda c, _: (c + y, jax.debug.callback(host, c)), x, length=2)[0]
+
+        return program(f, X)
+
+    verify(calling(2), calling(2), (X,))
+    verify(calling(2), calling(2).apply("unroll, inline"), (X,))
+    refuses(calling(2), calling(3), X, match="io_callback .* factor = 2 against host: factor = 3")
+
+
+def test_effects_in_a_shard_map_must_be_the_same():
+    mesh = jax.make_mesh((1,), ("i",), axis_types=(jax.sharding.AxisType.Auto,))
+
+    def printing(*texts):
+        def shard(x):
+            for text in texts:
+                jax.debug.print(text + " {}", x)
+            return x
+
+        spec = jax.sharding.PartitionSpec("i")
+        return program(jax.shard_map(shard, mesh=mesh, in_specs=spec, out_specs=spec), X)
+
+    verify(printing("a"), printing("a"), (X,))
+    refuses(printing("a"), printing("b"), X, match="debug_print .* in it, .* a {} against b {}")
+    refuses(printing("a"), printing("a", "b"), X, match="debug_print .* in it is added")
 
 
 def test_prints_are_not_shown(capfd):

@@ -40,6 +40,7 @@ from jaxprtool.execute.compare.variants import (
 )
 from jaxprtool.execute.nans.finite import finite_fill
 from jaxprtool.execute.running.fill import Filled, fill, with_wide_integers
+from jaxprtool.execute.verify import other_effects
 from jaxprtool.ir.basics.quantities import plural
 from jaxprtool.ir.programs.program import Program
 from jaxprtool.passes.framework.pipeline import Pipeline
@@ -201,7 +202,7 @@ class _Variants:
             partings = tuple(
                 search.of(each, done.values)
                 for each, done in zip(self._others, variants, strict=True)
-                if not (done.within or done.error)
+                if not (done.error or all(each.within for each in done.results))
             )
         return replace(found, variants=variants, partings=partings)
 
@@ -211,7 +212,15 @@ class _Variants:
         variant = planned.variant
         values = arguments_of(variant, self._reference.variant.program, arguments)
         run = partial(self._runners[variant.name], values)
-        return compared(variant, results, run, self._tolerance)
+        done = compared(variant, results, run, self._tolerance)
+        if done.error:
+            return done
+        programs = self._reference.variant.program, variant.program
+        checks = self._reference.keeps_checks and planned.keeps_checks
+        try:
+            return replace(done, effects=other_effects(programs, (arguments, values), checks))
+        except JaxprToolError as error:
+            return replace(done, error=error.message)
 
     def smallest(
         self, tried: Comparison, arguments: Sequence[Any], free: Sequence[bool], trial: int

@@ -56,6 +56,7 @@ class Planned:
             pass.
         precision: The default precision of its products.
         seconds: The time that the passes took.
+        keeps_checks: Whether no pass drops debug checks and prints.
     """
 
     variant: Variant
@@ -63,6 +64,7 @@ class Planned:
     states: tuple[tuple[str, Program], ...]
     precision: str | None
     seconds: float = 0.0
+    keeps_checks: bool = True
 
     def at_state(self, program: Program) -> Variant:
         """Return the variant with another program, with the precision applied."""
@@ -143,7 +145,11 @@ def planned(
                 variant = Variant(
                     ", ".join(said) or str(pipeline) or name, program, platform, steps
                 )
-                found.append(Planned(variant, number, tuple(states), precision, ran.seconds))
+                found.append(
+                    Planned(
+                        variant, number, tuple(states), precision, ran.seconds, ran.keeps_checks
+                    )
+                )
     return _with_unique_names(found)
 
 
@@ -177,7 +183,7 @@ class _States(Observer):
     """Records the program after each pass, and the time of all passes."""
 
     def __init__(self, traced: Program, on_progress: OnProgress):
-        self.found, self.seconds = [(AS_TRACED, traced)], 0.0
+        self.found, self.seconds, self.keeps_checks = [(AS_TRACED, traced)], 0.0, True
         self._on_progress = on_progress
 
     def before(self, step: Step, program: Program) -> None:
@@ -187,5 +193,6 @@ class _States(Observer):
         self, step: Step, program: Program, result: Program | Programs, seconds: float
     ) -> None:
         self.seconds += seconds
+        self.keeps_checks &= getattr(step.transform, "keeps_checks", True)
         if isinstance(result, Program) and result is not program:
             self.found.append((str(step), result))

@@ -51,18 +51,20 @@ class Compared:
         name: The name of the variant.
         results: The difference of each result; empty if the variant failed.
         error: Why it has no results, in one line, or "".
+        effects: The first difference of its effects, such as callbacks and prints, or "".
         values: The results.
     """
 
     name: str
     results: tuple[Measure, ...]
     error: str = ""
+    effects: str = ""
     values: tuple[Any, ...] = field(default=(), repr=False, compare=False)
 
     @property
     def within(self) -> bool:
-        """Whether the variant ran, and every result is within tolerance."""
-        return not self.error and all(each.within for each in self.results)
+        """Whether the variant ran, with the same effects, and every result is within tolerance."""
+        return not (self.error or self.effects) and all(each.within for each in self.results)
 
     @property
     def unproven(self) -> tuple[Measure, ...]:
@@ -71,8 +73,8 @@ class Compared:
 
     @property
     def equal(self) -> bool:
-        """Whether the variant ran, and every result has the same type and bits."""
-        return not self.error and all(each.equal for each in self.results)
+        """Whether the variant ran, with the same effects, and every result has the same bits."""
+        return not (self.error or self.effects) and all(each.equal for each in self.results)
 
 
 class Runner:
@@ -120,7 +122,8 @@ def compared(
         return Compared(variant.name, (), error.message)
     names = variant.program.out_names
     triples = zip(names, reference, results, strict=True)
-    return Compared(variant.name, tuple(measured(*each, t) for each in triples), "", tuple(results))
+    measures = tuple(measured(*each, t) for each in triples)
+    return Compared(variant.name, measures, values=tuple(results))
 
 
 def positions_of(program: Program, reference: Program) -> list[int]:

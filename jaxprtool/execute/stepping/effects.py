@@ -13,8 +13,9 @@ from typing import Any
 
 from jaxprtool import jaxcompat
 from jaxprtool.execute.running.arrays import Difference, difference, values_agree
-from jaxprtool.ir.core.equations import named
+from jaxprtool.ir.core.equations import bodies, equations, named
 from jaxprtool.ir.core.structured import holds_jaxpr
+from jaxprtool.ir.equality.equivalence import action_difference
 from jaxprtool.ir.evaluation.interpret import bind
 from jaxprtool.jaxcompat import JaxprEqn
 
@@ -31,13 +32,35 @@ class Event:
         """Return the difference from another call, or None."""
         if self.eqn.primitive.name != other.eqn.primitive.name:
             return Difference(f"is {named(self.eqn)} before, {named(other.eqn)} after")
-        fault = difference(self.operands, other.operands, values_agree)
+        other_action = _action_difference(self.eqn, other.eqn)
+        if other_action is not None:
+            return Difference(f"({named(other.eqn)}) does something else: {other_action}")
+        operands = [jaxcompat.numbered_errors(e.eqn, e.operands) for e in (self, other)]
+        fault = difference(operands[0], operands[1], values_agree)
         if fault is None:
             return None
         message = f"({named(other.eqn)}) receives different values: {fault}"
         return Difference(
             message, [("operand" if k == "result" else k, v) for k, v in fault.details]
         )
+
+
+def _action_difference(before: JaxprEqn, after: JaxprEqn) -> str | None:
+    """Return how two calls differ in what they do; those in bodies are compared in order."""
+    found = action_difference(before, after)
+    if found is not None:
+        return found
+    inside = (
+        [eqn for _, body in bodies(e) for eqn in equations(body) if has_external_effect(eqn)]
+        for e in (before, after)
+    )
+    for old, new in zip_longest(*inside):
+        if old is None or new is None:
+            return f"{named(old or new)} in it is {'removed' if new is None else 'added'}"
+        found = action_difference(old, new)
+        if found is not None:
+            return f"{named(new)} in it, {found}"
+    return None
 
 
 @dataclass

@@ -21,11 +21,11 @@ from jaxprtool import jaxcompat
 from jaxprtool.ir.core.structured import holds_jaxpr
 from jaxprtool.ir.core.traits import traits
 from jaxprtool.ir.equality.equivalence import readable_params, same_rules, without_hijax
+from jaxprtool.ir.equality.function_keys import parameter_key
 from jaxprtool.ir.equality.value_keys import (
     array_digest,
     effect_kinds,
     literal_key,
-    plain_key,
     type_key,
 )
 from jaxprtool.ir.programs.trees import same_tree
@@ -140,7 +140,7 @@ class EquationKeys:
         if isinstance(value, np.ndarray | jax.Array):
             digest = array_digest(value)
             return ("object", id(value)) if digest is None else ("array", *digest)
-        key = plain_key(value)
+        key = parameter_key(value)
         return ("object", id(value)) if key is None else key
 
     def value_or_bodies(self, value: Any) -> Hashable:

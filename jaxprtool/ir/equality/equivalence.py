@@ -18,10 +18,11 @@ from jaxprtool import jaxcompat
 from jaxprtool.errors import UnsupportedError
 from jaxprtool.ir.basics.rules import RuleTable, rule
 from jaxprtool.ir.core.equations import type_of
+from jaxprtool.ir.core.structured import holds_jaxpr
+from jaxprtool.ir.equality.function_keys import function_difference, parameter_key
 from jaxprtool.ir.equality.value_keys import (
     effect_kinds,
     literal_key,
-    plain_key,
     same_array,
     type_key,
 )
@@ -93,11 +94,33 @@ def same_operation(p: JaxprEqn, q: JaxprEqn) -> bool:
     return True
 
 
+def action_difference(p: JaxprEqn, q: JaxprEqn) -> str | None:
+    """Return the first difference in what two equations with effects do, whatever their operands.
+
+    The bodies of loops and calls are left out.
+    """
+    if p.primitive is not q.primitive:
+        return f"{p.primitive.name} against {q.primitive.name}"
+    try:
+        with rules_followed():
+            _Comparison().operation(*(_without_bodies(eqn) for eqn in (p, q)))
+    except _Different as found:
+        return ", ".join(reversed(found.where)) + f": {found}"
+    return None
+
+
+def _without_bodies(eqn: JaxprEqn) -> JaxprEqn:
+    kept = {k: v for k, v in eqn.params.items() if not holds_jaxpr((v,))}
+    return eqn if len(kept) == len(eqn.params) else eqn.replace(params=kept)
+
+
 class _Different(Exception):
     """The difference found, and its location: the innermost part first."""
 
     def __init__(self, p: object, q: object):
-        super().__init__(f"{_shown(p)} against {_shown(q)}")
+        texts = function_difference(p, q) if callable(p) and callable(q) else None
+        one, other = texts or _shown(p, q)
+        super().__init__(f"{one} against {other}")
         self.where: list[str] = []
 
 
@@ -267,6 +290,13 @@ def _linear_call(eqn: JaxprEqn) -> Params:
     return {**rest, "transpose": jaxcompat.linear_call_transpose(eqn)}
 
 
+@rule(readable_params, "check")
+def _check_params(eqn: JaxprEqn) -> Params:
+    """Return a check's parameters, with its errors as texts, without numbers and call stacks."""
+    errors = jaxcompat.checked_errors(eqn)
+    return eqn.params if errors is None else {**eqn.params, "err_tree": errors}
+
+
 def _rules(eqn: JaxprEqn) -> Params:
     """Return the rules of a custom call, as jaxprs and masks by field, without their names."""
     return vars(custom_rule(eqn)) | dict.fromkeys(("name", "fwd_name", "bwd_name"))
@@ -288,7 +318,7 @@ def _same_plain(p: object, q: object) -> bool:
     if isinstance(p, PyTreeDef) and isinstance(q, PyTreeDef):
         return same_tree(p, q)
     try:
-        keys = plain_key(p), plain_key(q)
+        keys = parameter_key(p), parameter_key(q)
         return bool(type(p) is type(q) and p == q) if keys[0] is None else keys[0] == keys[1]
     except Exception:  # other packages' objects may raise in comparisons
         return False
@@ -303,6 +333,21 @@ def _atom(atom: Atom) -> str:
     return f"a variable of type {type_of(atom.aval, weak=True)}"
 
 
-def _shown(value: object) -> str:
-    text = " ".join(str(value).split())
-    return text if len(text) <= 120 else text[:117] + "..."
+def _shown(p: object, q: object) -> tuple[str, str]:
+    """Return short texts of two values, from where these begin to differ."""
+    one, other = (" ".join(str(value).split()) for value in (p, q))
+    if one == other:
+        return f"one {one[:_WIDTH]}", f"another {other[:_WIDTH]}"
+    pairs = enumerate(zip(one, other, strict=False))
+    start = next((i for i, (a, b) in pairs if a != b), min(len(one), len(other))) - _WIDTH // 2
+    return _cut(one, start), _cut(other, start)
+
+
+#: The number of characters of a value that are shown.
+_WIDTH = 120
+
+
+def _cut(text: str, start: int) -> str:
+    if len(text) <= _WIDTH or start < _WIDTH // 4:
+        return text if len(text) <= _WIDTH else text[: _WIDTH - 3] + "..."
+    return "..." + text[start : start + _WIDTH]

@@ -40,7 +40,7 @@ _ANY_TYPE = jax.core.ShapedArray((), np.dtype(bool))
 
 
 def plain_key(value: Any) -> Hashable:
-    """Return a key for a value that holds no jaxprs, trees or other values, or None."""
+    """Return a key for a value that holds no jaxprs, trees, functions or arrays, or None."""
     if isinstance(value, str | bytes):
         return value
     if isinstance(value, numbers.Integral) and not isinstance(value, bool | np.bool_):
@@ -52,13 +52,19 @@ def plain_key(value: Any) -> Hashable:
         return "number", array.dtype, array.tobytes()
     if isinstance(value, jax.lax.Tolerance):  # JAX compares it by identity
         return "tolerance", *sorted(vars(value).items())
-    if callable(value):
-        return "function", jaxcompat.live_key(value)
     try:
         hash(value)
     except TypeError:
         return None
     return np.dtype if isinstance(value, np.dtype) else type(value), value
+
+
+def content_key(value: Any) -> Hashable:
+    """Return a key for a number, a text or an array by its content; None for other values."""
+    if isinstance(value, np.ndarray | jax.Array):
+        return array_digest(value)
+    plain = isinstance(value, str | bytes | numbers.Number | np.generic | np.dtype | type(None))
+    return (type(value), plain_key(value)) if plain else None
 
 
 def literal_key(literal: Literal) -> Hashable:

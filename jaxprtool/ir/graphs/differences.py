@@ -18,6 +18,7 @@ from jaxprtool.ir.equality.equation_keys import (
     parameters,
 )
 from jaxprtool.ir.equality.equivalence import same_rules
+from jaxprtool.ir.equality.function_keys import function_difference
 from jaxprtool.ir.equality.value_keys import effect_kinds
 from jaxprtool.ir.graphs.counterparts import MatchedBody
 from jaxprtool.ir.rewriting.custom_rules import has_rule
@@ -52,7 +53,7 @@ class Difference:
         name: The name of the parameter, or "".
         place: The position of the operand or result, in the second equation if that has it.
         before: The atom, the type or the value of the parameter in the first program; None if it
-            has none.
+            has none. Of two functions, the text of the part that differs.
         after: The same in the second program.
     """
 
@@ -94,7 +95,8 @@ def _parameters(keys: EquationKeys, old: JaxprEqn, new: JaxprEqn) -> Iterator[Di
         if is_call and (each := _one_for_each(a, old)) and each == _one_for_each(b, new):
             continue
         kind: Kind = "dtype" if is_dtype(a) and is_dtype(b) else "parameter"
-        yield Difference(kind, "parameter", name, 0, a, b)
+        texts = function_difference(a, b) if callable(a) and callable(b) else None
+        yield Difference(kind, "parameter", name, 0, *(texts or (a, b)))
     if not is_other and has_rule(old) and not same_rules(old, new):
         yield Difference("parameter", "rules", "rules", 0, None, None)
     effects = [", ".join(dict.fromkeys(effect_kinds(eqn))) for eqn in (old, new)]

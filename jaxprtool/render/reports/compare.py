@@ -54,26 +54,29 @@ def heading(found: Comparison) -> str:
 
 
 def verdict(variant: Compared) -> str:
-    """Return the verdict on a variant's results, on one line."""
+    """Return the verdict on a variant's results and effects, on one line."""
     if variant.error:
         return f"{variant.name}: {variant.error}"
+    effects = f"; different effects: {variant.effects}" if variant.effects else ""
+    return f"{variant.name}: {_of_results(variant)}{effects}"
+
+
+def _of_results(variant: Compared) -> str:
     count = len(variant.results)
     what = plural(count, "result")
     unproven = len(variant.unproven)
     if unproven:
         beyond = sum(not each.within for each in variant.results)
-        text = (
-            f"{variant.name}: {what}, {unproven} not finite in most elements, which proves nothing"
-        )
+        text = f"{what}, {unproven} not finite in most elements, which proves nothing"
         return f"{text}, {beyond} beyond tolerance" if beyond else text
-    if variant.equal:
-        return f"{variant.name}: {what}, bitwise equal{_nonfinite(variant)}"
     same = sum(each.equal for each in variant.results)
+    if same == len(variant.results):
+        return f"{what}, bitwise equal{_nonfinite(variant)}"
     bits = f"{same} bitwise equal" if same else "none bitwise equal"
     beyond = sum(not each.within for each in variant.results)
     if not beyond:
-        return f"{variant.name}: {what}, {bits}, all within tolerance"
-    return f"{variant.name}: {what}, {bits}, {beyond} beyond tolerance"
+        return f"{what}, {bits}, all within tolerance"
+    return f"{what}, {bits}, {beyond} beyond tolerance"
 
 
 def _nonfinite(variant: Compared) -> str:
@@ -91,7 +94,8 @@ def _variant(variant: Compared, width: int, top: int | None) -> RenderableType:
         groups = alike(results, lambda each: each.name, _kind)
     rows, others = split(groups, top)
     said = Text(verdict(variant), style=theme.HEADING)
-    if variant.error or (variant.equal and not variant.unproven) or not rows:
+    all_equal = all(each.equal for each in variant.results)
+    if variant.error or (all_equal and not variant.unproven) or not rows:
         return said
     table = errors_of(
         [_name(group, width) for group in rows], [cells(group.items[0]) for group in rows], width

@@ -416,13 +416,14 @@ class _Texts:
                 continue
             values = changed[name].before, changed[name].after
             texts = [
-                texts.get(name)
-                or (reader.value_text(eqn, name) if name in eqn.params else str(value))
+                str(value)
+                if callable(eqn.params.get(name, print))
+                else texts.get(name) or reader.value_text(eqn, name)
                 for texts, reader, eqn, value in zip(
                     shown, self._readers, (old, new), values, strict=True
                 )
             ]
-            tokens += _arrow(*texts)
+            tokens += _arrow(*_unlike(*texts))
         return ["[", *tokens[1:], "]"] if tokens else []
 
     def _operands(self, new: JaxprEqn, differences: Sequence[Difference]) -> Iterator[_Entry]:
@@ -444,6 +445,11 @@ class _Texts:
                 old = "nothing" if others[j] is None else before.operand(others[j])
                 yield True, [" (", *_arrow(old, after.operand(new.invars[j])), ")"]
             place += j not in others or others[j] is not None
+
+
+def _unlike(old: str, new: str) -> tuple[str, str]:
+    """Return the texts of two values that differ; those of objects may be alike."""
+    return (old, new) if old != new else (f"one {old}", f"another {new}")
 
 
 def _folded(entries: Iterable[_Entry]) -> list[str]:

@@ -188,6 +188,10 @@ WAYS = {
         lambda x: jnp.sqrt(jnp.where(x > 2, jnp.inf, -x)),
         [("select_n", -1.0), ("neg", -1.0), ("x", 1.0)],
     ),
+    "a predicate that is an integer": (
+        lambda x: jnp.log(lax.select_n(x.astype(int) - 5, -x, x)),
+        [("select_n", -1.0), ("neg", -1.0), ("x", 1.0)],
+    ),
     "what a where replaces": (
         lambda x: 1 / jnp.where(x - 3 > 0, x * 2, 0.0),
         [("select_n", 0.0), ("mul", 0.0), ("x", 0.0)],

@@ -456,3 +456,15 @@ def test_jax_config_does_not_affect_it():
         (row,) = rows(lambda x: jnp.log(x - 1.0), X, only=["log"])
     assert (row.numbers.nans, row.numbers.infs) == (1, 1)
     assert row.numbers.mean == pytest.approx(np.log(2) / 2)
+
+
+@pytest.mark.parametrize("index", [-3, 0, 1, 7])
+def test_the_branch_of_an_invalid_index_is_the_last_as_in_xla(index):
+    (eqn,) = jax.make_jaxpr(lambda i, x: lax.cond(i, lax.sin, lax.neg, x))(True, 1.0).eqns[-1:]
+
+    def branch(i, x):
+        return eqn.primitive.bind(i, x, **eqn.params)[0]
+
+    found = rows(branch, jnp.int32(index), 1.0, by="equation")
+    taken = "neg" if index == 0 else "sin"
+    assert [row.primitives for row in found if row.times] == [(taken,)]

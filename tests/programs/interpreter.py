@@ -50,7 +50,7 @@ class While(NamedTuple):
 
 
 class Cond(NamedTuple):
-    """The first operand selects a branch, clamped. The others are its arguments."""
+    """The first operand selects a branch, the last if it is invalid. The others are arguments."""
 
     branches: tuple[Any, ...]
 
@@ -131,8 +131,9 @@ def _evaluate_equation(eqn: Any, operands: list[Any], apply: Any) -> Sequence[An
         case While(cond) as loop if cond.outvars[0].aval.shape == ():
             return _evaluate_while(loop, operands, apply)
         case Cond(branches):
-            index = min(max(int(operands[0]), 0), len(branches) - 1)
-            return evaluate(branches[index], operands[1:], apply)
+            index = int(operands[0])
+            taken = branches[index if 0 <= index < len(branches) else -1]
+            return evaluate(taken, operands[1:], apply)
         case Call(body):
             return evaluate(body, operands, apply)
     return apply(eqn, operands)

@@ -101,9 +101,10 @@ def _broadcast(shape: Sequence[int], place: Index) -> Index:
 
 
 def _chosen(reads: Sequence[SourceElements], element: Any) -> Iterator[SourceElements]:
-    """Yield the selected case of a `select_n`."""
+    """Yield the selected case of a `select_n`: for an invalid integer, the nearest valid one."""
     predicate, *cases = reads
-    yield cases[int(plain(predicate.value.data)[predicate.where])]
+    number = int(plain(predicate.value.data)[predicate.where])
+    yield cases[min(max(number, 0), len(cases) - 1)]
 
 
 def _equal(reads: Sequence[SourceElements], element: Any) -> Iterator[SourceElements]:

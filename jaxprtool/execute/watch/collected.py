@@ -113,7 +113,9 @@ class Collector(Interpreter):
         return [*carry, *ys]
 
     def branch(self, cond: Cond, operands: list[Any]) -> list[Any]:
-        index = jnp.clip(operands[0].astype(jnp.int32), 0, len(cond.branches) - 1)
+        number, last = operands[0].astype(jnp.int32), len(cond.branches) - 1
+        # As in XLA, an invalid index selects the last branch.
+        index = jnp.where((number < 0) | (number > last), last, number)
         number = len(self.values)
         self.values.append(index)
         known: list[Collector] = []

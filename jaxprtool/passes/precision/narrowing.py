@@ -21,7 +21,7 @@ import numpy as np
 from jaxprtool import jaxcompat
 from jaxprtool.ir.core.equations import is_array
 from jaxprtool.ir.core.regions import Regions, regions
-from jaxprtool.ir.core.traits import traits
+from jaxprtool.ir.core.traits import options, traits
 from jaxprtool.jaxcompat import (
     AnyJaxpr,
     Atom,
@@ -221,6 +221,8 @@ class _Body:
 
     def _can_be_narrow(self, eqn: JaxprEqn) -> bool:
         if not traits(eqn).narrows or eqn.effects or _has_algorithm(eqn):
+            return False
+        if "out_dtype" in options(eqn):  # it names the dtype that it computes in
             return False
         if eqn.primitive is _CAST:
             return self._is_plain_cast(eqn)

@@ -210,3 +210,9 @@ def test_effects_keep_their_order():
 
     before, after = rewritten(noisy, X, W)
     assert after.jaxpr.effects == before.jaxpr.effects != set()
+
+
+def test_a_product_that_names_its_dtype_keeps_it():
+    before, after = rewritten(lambda x, w: lax.mul(x, x, out_dtype=jnp.float32) @ w, X, W)
+    assert results(after, "mul") == ["float32"]
+    assert_near(before, after, X, W)

@@ -20,16 +20,26 @@ from jaxprtool.passes.mapping.mask.values import Facts, Padded, number
 
 def least(dtype: Any) -> Any:
     """Return the identity of a maximum: the least number of a dtype."""
-    if dtype == np.bool_:
-        return False
-    return -np.inf if jnp.issubdtype(dtype, jnp.inexact) else jnp.iinfo(dtype).min
+    return _limit(dtype, lowest=True)
 
 
 def largest(dtype: Any) -> Any:
     """Return the identity of a minimum: the largest number of a dtype."""
+    return _limit(dtype, lowest=False)
+
+
+def _limit(dtype: Any, *, lowest: bool) -> Any:
+    """Return an end of the order of a dtype. Not every float dtype has an infinity."""
     if dtype == np.bool_:
-        return True
-    return np.inf if jnp.issubdtype(dtype, jnp.inexact) else jnp.iinfo(dtype).max
+        return not lowest
+    if jnp.issubdtype(dtype, jnp.integer):
+        return jnp.iinfo(dtype).min if lowest else jnp.iinfo(dtype).max
+    infinity = -np.inf if lowest else np.inf
+    if jnp.issubdtype(dtype, jnp.complexfloating):  # ordered by the real part, then the imaginary
+        return complex(infinity, infinity)
+    if np.isinf(np.asarray(infinity).astype(dtype).astype(np.float64)):
+        return infinity
+    return float(jnp.finfo(dtype).min if lowest else jnp.finfo(dtype).max)
 
 
 def reduction(identity: Callable[[Any], Any]) -> MaskRule:

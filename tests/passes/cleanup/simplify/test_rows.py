@@ -160,7 +160,7 @@ def keeps_every_bit(name, dtype):
         try:
             program = traced(name, args)
             old = evaluate(program.jaxpr, args)
-        except (UserFunctionError, ValueError, jax.errors.JaxRuntimeError):
+        except (UserFunctionError, TypeError, ValueError, jax.errors.JaxRuntimeError):
             return False  # the primitive is not defined on this type
         after = program.replace(jaxpr=simplified(program.jaxpr, [ROWS[name]], fast=False))
         if after.jaxpr is program.jaxpr:
@@ -206,7 +206,7 @@ def converts_at_once(first, inner, last):
     twice = lambda x: lax.convert_element_type(lax.convert_element_type(x, inner), last)  # noqa: E731
     program = trace(twice, jax.ShapeDtypeStruct((4,), first))
     outs = simplified(program.jaxpr, CONVERSIONS, fast=False).eqns
-    if len(program.jaxpr.eqns) < 2 or outs[-1].invars[0] is not program.jaxpr.invars[0]:
+    if len(program.jaxpr.eqns) < 2 or not outs or outs[-1].invars[0] not in program.jaxpr.invars:
         return False
     values = special_values(first)
     if (first, inner) == (jnp.bfloat16, np.float64):

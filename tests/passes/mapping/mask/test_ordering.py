@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import jax
+import jax.export
 import jax.numpy as jnp
 import pytest
 from jax import lax
 
+from jaxprtool import trace
 from tests.passes.mapping.mask.proving import marked, prove
 
 #: Functions of x: f32[n,3] and i: i32[n,3].
@@ -57,3 +59,18 @@ CASES = {
 @pytest.mark.parametrize("name", marked(CASES, pytest.mark.sweep, "argsorted"))
 def test_ordering_elements(name):
     prove(CASES[name], "f32[n,3], i32[n,3]")
+
+
+@pytest.mark.parametrize("name", ["float8_e4m3fn", "float8_e5m2", "bfloat16", "complex64"])
+def test_padding_is_no_extreme_of_a_type_without_infinities(name):
+    dtype = jnp.dtype(name)
+
+    def fun(x):
+        return lax.reduce_max(x, (0,)), lax.reduce_min(x, (0,))
+
+    (n,) = jax.export.symbolic_shape("n")
+    masked = trace(fun, jax.ShapeDtypeStruct((n,), dtype)).apply("mask(n=8)")
+    x = jnp.asarray([-3, 2, -1, -1, 5, 7, -8, 0], dtype)
+    for size, wanted in (1, (-3, -3)), (2, (2, -3)), (6, (7, -3)):
+        found = jax.tree.leaves(masked(x, jnp.int32(size)))
+        assert [complex(v) for v in found] == [complex(v) for v in wanted]

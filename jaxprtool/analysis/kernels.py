@@ -4,7 +4,10 @@ An elementwise equation, or one that only moves elements, is *inlined* into the 
 it, and computed again in each of them. Its value is *written* to memory by a kernel of its own
 
 - if a reader takes its operands from memory: a product, a loop, a call that XLA keeps, the caller;
-- if it is costly, such as a division, and several kernels read it.
+- if it is costly, such as an exponential, and several kernels read it; or such as a quotient of two
+  arrays, and several equations do;
+- if the kernels would repeat its code too often: a kernel has the code of a value once for each
+  index at which it reads the value, and never twice if the code has branches, as that of `pad`.
 
 A written value is read from memory by all readers, unless computing it again reads at most one
 array. A reduction *absorbs* the equations that lead to it alone, as far as XLA's library of kernels
@@ -21,22 +24,25 @@ from __future__ import annotations
 import math
 import typing
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from heapq import heapify, heappop, heappush
 from types import MappingProxyType
+from typing import Any
 
 import jax
+import numpy as np
 
 from jaxprtool import jaxcompat
 from jaxprtool.analysis.stats import count_equations
 from jaxprtool.ir.basics.dtypes import itemsize
+from jaxprtool.ir.basics.rules import RuleTable, rule
 from jaxprtool.ir.core.equations import fuses, is_inexact, size_of
 from jaxprtool.ir.core.regions import Regions, regions
 from jaxprtool.ir.core.traits import traits
 from jaxprtool.ir.dataflow.slicing import Run
 from jaxprtool.ir.shapes.symbols import Sizes, value_of
-from jaxprtool.jaxcompat import Aval, Jaxpr, JaxprEqn, Literal, Var
+from jaxprtool.jaxcompat import Atom, Aval, Jaxpr, JaxprEqn, Literal, Var
 from jaxprtool.jaxcompat.identity import identity
 
 #: The calls that are opened, so that their equations are nodes: those that XLA inlines, all, or
@@ -50,11 +56,24 @@ MOST_OPENED = 300_000
 #: The value of each operand; None for a literal.
 Places: typing.TypeAlias = tuple[int | None, ...]
 
+#: An order of axes.
+Order: typing.TypeAlias = tuple[int, ...]
+
 #: The minimum number of elements of an equation for XLA's library of CPU kernels.
 _LEAST_ABSORBED = 4096
 
 #: The maximum number of different indices at which XLA inlines a value into a kernel.
 _MOST_EMITTED = 15
+
+#: The maximum number of indices of a value that are followed.
+_MOST_INDICES = 256
+
+#: XLA copies the parts of an array along its last axis in a kernel of its own, if the axis and the
+#: array have at least so many bytes; and more than so many parts in any case.
+_LEAST_JOINED, _LEAST_ARRAY, _MOST_PARTS = 64, 2048, 8
+
+#: The traits of a copy and of a broadcast.
+_MOVES = traits("broadcast_in_dim")
 
 _NO_SIZES: Sizes = MappingProxyType({})
 
@@ -128,6 +147,10 @@ class Kernels:
         self._copies: dict[tuple[int, tuple[int, ...]], int] = {}
         #: The broadcasts of values by value and shape.
         self._broadcasts: dict[tuple[int, tuple[int, ...]], int] = {}
+        #: The values that are one number, in an array of any shape.
+        self._numbers: dict[int, Any] = {}
+        #: The numbers that arguments of opened calls are, if they are literals.
+        self._literals: dict[Var, Any] = {}
         env: dict[Var, int | None] = {
             v: self._value(v.aval, -1) for v in (*jaxpr.constvars, *jaxpr.invars)
         }
@@ -188,6 +211,9 @@ class Kernels:
                 inner = dict.fromkeys(body.constvars) | {
                     v: reads[i] for v, i in zip(body.invars, region.ins, strict=True)
                 }
+                for v, i in zip(body.invars, region.ins, strict=True):
+                    if reads[i] is None:
+                        self._literals[v] = self._number(eqn.invars[i], None)
                 self._open(body, inner, (*calls, eqn), runs[0] if runs else None)
                 for out, atom in zip(region.outs, body.outvars, strict=True):
                     assert out is not None
@@ -196,18 +222,22 @@ class Kernels:
                 if any(behind := jaxcompat.behind_barrier(eqn)):
                     reads = self._barrier(eqn, reads, behind, calls)
                 env.update(zip(eqn.outvars, reads, strict=False))
-            elif like.broadcasts and _is_max_of_nothing(eqn):
-                env[eqn.outvars[0]] = reads[1]  # `jnp.max` of floats; XLA simplifies it
+            elif like.neutral is not None and (i := self._simplified(eqn, reads)) is not None:
+                env[eqn.outvars[0]] = reads[i]
             else:
-                if like.bilinear:
-                    reads = self._copied(eqn, reads, calls)
+                if (orders := operand_orders.get(eqn.primitive.name)) is not None:
+                    reads = self._copied(eqn, reads, orders(eqn), calls)
                 elif like.broadcasts and None not in reads:
                     reads = self._broadcast(eqn, reads, calls)
                 makes = tuple([self._value(v.aval, len(self.nodes)) for v in eqn.outvars])
                 env.update(zip(eqn.outvars, makes, strict=True))
                 own = tuple([v for v in reads if v is not None])
                 places = tuple(map(self._origin, reads)) if self._before else reads
-                self.nodes.append(Node(eqn, held, own, makes, fuses(eqn), places, calls))
+                fusible = _is_fusible(eqn)
+                self.nodes.append(Node(eqn, held, own, makes, fusible, places, calls))
+                if like.gives in ("cast", "layout"):
+                    number = self._number(eqn.invars[0], reads[0])
+                    self._numbers.update((made, number) for made in makes if number is not None)
                 if held is not None and runs is not None:
                     self._leave_out_dead(self.nodes[-1], held, reads, runs)
 
@@ -249,10 +279,16 @@ class Kernels:
         pairs = zip(reads, behind, strict=True)
         return tuple([after.get(v, v) if flag else v for v, flag in pairs])
 
-    def _copied(self, eqn: JaxprEqn, reads: Places, calls: tuple[JaxprEqn, ...]) -> Places:
+    def _copied(
+        self,
+        eqn: JaxprEqn,
+        reads: Places,
+        orders: Iterable[Order | None],
+        calls: tuple[JaxprEqn, ...],
+    ) -> Places:
         """Add copies of a product's operands whose axes it cannot read in their order."""
         given = list(reads)
-        for i, (value, order) in enumerate(zip(reads, _product_orders(eqn), strict=True)):
+        for i, (value, order) in enumerate(zip(reads, orders, strict=True)):
             if value is None or order is None:
                 continue
             if (value, order) not in self._copies:
@@ -284,6 +320,24 @@ class Kernels:
                 self.nodes.append(node)
             given[i] = self._broadcasts[value, shape]
         return tuple(given)
+
+    def _number(self, atom: Atom, value: int | None) -> Any:
+        """Return the number that all elements of an operand are; None if unknown."""
+        if type(atom) is not Literal:
+            return self._literals.get(atom) if value is None else self._numbers.get(value)
+        return atom.val if np.ndim(atom.val) == 0 else None
+
+    def _simplified(self, eqn: JaxprEqn, reads: Places) -> int | None:
+        """Return the position of the operand that an equation returns, such as x in x + 0."""
+        like, out = traits(eqn), eqn.outvars[0].aval
+        for i in (1, 0) if like.commutative else (1,):
+            value, other = reads[1 - i], eqn.invars[1 - i].aval
+            if value is None or getattr(other, "shape", None) != getattr(out, "shape", None):
+                continue
+            number = self._number(eqn.invars[i], reads[i])
+            if number is not None and bool(number == like.neutral):
+                return 1 - i
+        return None
 
     def origin(self, value: int) -> int:
         """Return the value before all barriers that is the same array."""
@@ -325,8 +379,7 @@ class Kernels:
         # Whether a reader takes the value from memory; and the kernel that inlines it, or _SEVERAL.
         needed = [False] * len(self.sizes)
         inlining: list[int | None] = [None] * len(self.sizes)
-        # How often the code of the value would be emitted, once for each index that it is read at.
-        emitted = [0] * len(self.sizes)
+        indices = _Indices(self)
         readers = self._readers()
         for result in self.results:
             needed[result] = True
@@ -346,20 +399,23 @@ class Kernels:
                 for value in node.reads:
                     needed[value] = True
                 continue
-            moves = node.kind == "equation" and traits(node.eqn).moves
+            like = traits(node.eqn) if node.kind == "equation" else _MOVES
             for made in node.makes:  # several of `split` and `unstack`
-                if emitted[made] > _MOST_EMITTED:
+                most = 1 if like.branches else _MOST_EMITTED
+                repeated = indices.emitted(made) > most or (like.branches and readers[made] > 1)
+                if repeated and not like.fills:
                     needed[made] = True
-                if traits(node.eqn).costly and node.kind == "equation":
-                    written = needed[made] or inlining[made] == _SEVERAL
+                if like.costly:
+                    again = readers[made] > 1 and not self.reads_one(node)
+                    written = needed[made] or inlining[made] == _SEVERAL or again
                     inlined = not written
                 else:
                     written = needed[made]
                     inlined = not written or made in copied or self.reads_one(node)
+                    inlined = inlined and (like.fills or not repeated)
                 self.written[made], self.inlined[made] = written, inlined
-                times = 1 if written else emitted[made]
+                indices.read(number, made)
                 for value in node.reads:
-                    emitted[value] = emitted[value] + times if moves else max(emitted[value], times)
                     if written:
                         inlining[value] = _joined(inlining[value], number)
                     if inlined and inlining[made] is not None:
@@ -442,6 +498,56 @@ class Kernels:
         return traits(node.eqn).fills if node.kind == "equation" else node.kind == "broadcast"
 
 
+class _Indices:
+    """The different indices at which each kernel that inlines a value reads it.
+
+    An equation whose operand has the shape of its result reads it at its own index. Another one
+    computes an index of its own, as often as its own code is emitted.
+
+    Args:
+        kernels: The nodes, which are visited from the last to the first.
+    """
+
+    def __init__(self, kernels: Kernels) -> None:
+        self._kernels = kernels
+        #: For each value, the number of indices by kernel and by the node that computes them.
+        self._of = [dict[tuple[int, int], int]() for _ in kernels.sizes]
+
+    def emitted(self, value: int) -> int:
+        """Return how often the code of a value would be in a kernel that inlines it, at most."""
+        times = Counter[int]()
+        for (kernel, _), count in self._of[value].items():
+            times[kernel] += count
+        return max(times.values(), default=0)
+
+    def read(self, number: int, made: int) -> None:
+        """Add the indices at which a node reads its operands to compute one of its results."""
+        kernels = self._kernels
+        node = kernels.nodes[number]
+        own = dict(self._of[made]) if kernels.inlined[made] else {}
+        if kernels.written[made]:
+            own[number, number] = 1
+        times = Counter[int]()
+        for (kernel, _), count in own.items():
+            times[kernel] += count
+        computed = {(kernel, number): count for kernel, count in times.items()}
+        for value, keeps in zip(node.reads, _keep_index(node), strict=True):
+            if len(self._of[value]) < _MOST_INDICES:
+                self._of[value].update(own if keeps else computed)
+
+
+def _keep_index(node: Node) -> Iterator[bool]:
+    """Yield for each value that a node reads whether it reads it at the index of its result."""
+    if node.kind != "equation":
+        yield from (node.kind == "copy" for _ in node.reads)
+        return
+    eqn = node.eqn
+    shape, transposes = eqn.outvars[0].aval.shape, "permutation" in eqn.params
+    for atom, value in zip(eqn.invars, node.places, strict=True):
+        if value is not None:
+            yield transposes or getattr(atom.aval, "shape", None) == shape
+
+
 class UnknownSize(Exception):
     """Raised if a value has a symbolic size."""
 
@@ -457,7 +563,12 @@ def _joined(kernel: int | None, other: int | None) -> int | None:
     return kernel if other is None else _SEVERAL
 
 
-def _product_orders(eqn: JaxprEqn) -> Iterator[tuple[int, ...] | None]:
+#: The order of axes that XLA copies each operand of a product to, or None, by primitive.
+operand_orders: RuleTable[Callable[[JaxprEqn], Iterable[Order | None]]] = RuleTable()
+
+
+@rule(operand_orders, "dot_general")
+def _product_orders(eqn: JaxprEqn) -> Iterator[Order | None]:
     """Yield for each operand of a product the order of axes that XLA copies it to, or None.
 
     An operand of XLA's products has batch axes, then one contracted and one free axis, in either
@@ -479,14 +590,51 @@ def _product_orders(eqn: JaxprEqn) -> Iterator[tuple[int, ...] | None]:
         yield order if rank > 2 and order != tuple(range(rank)) else None
 
 
+@rule(operand_orders, "conv_general_dilated")
+def _convolution_orders(eqn: JaxprEqn) -> Iterator[Order | None]:
+    """Yield the orders of a convolution: batch, space, features; and space, features in and out."""
+    numbers = eqn.params["dimension_numbers"]
+    (batch, feature, *space), (into, of, *window) = numbers.lhs_spec, numbers.rhs_spec
+    orders = (batch, *space, feature), (*window, of, into)
+    for order, atom in zip(orders, eqn.invars, strict=True):
+        long = [axis for axis in order if atom.aval.shape[axis] != 1]
+        yield order if long != sorted(long) else None
+
+
 def _is_on_host(aval: Aval) -> bool:
     return getattr(aval, "memory_space", None) is jax.memory.Space.Host
 
 
-def _is_max_of_nothing(eqn: JaxprEqn) -> bool:
-    """Return True for the maximum of minus infinity and a value."""
-    atom = eqn.invars[0]
-    return type(atom) is Literal and eqn.primitive.name == "max" and atom.val == -math.inf
+def _is_fusible(eqn: JaxprEqn) -> bool:
+    like = traits(eqn)
+    if like.floats_of_complex and np.issubdtype(eqn.invars[0].aval.dtype, np.complexfloating):
+        return False
+    if like.joins and _is_joined_apart(eqn):
+        return False
+    if like.bilinear and _sums_nothing(eqn):
+        return True
+    if like.gives == "part" and like.costly:
+        return True
+    is_code = like.elementwise or like.moves or like.updates or like.gives or like.collective
+    return fuses(eqn) and bool(is_code or not (like.may_merge or like.callback))
+
+
+def _sums_nothing(eqn: JaxprEqn) -> bool:
+    """Return True if a product sums over no axis longer than 1, and is elementwise in XLA."""
+    (contracted, _), _ = eqn.params["dimension_numbers"]
+    return all(eqn.invars[0].aval.shape[axis] == 1 for axis in contracted)
+
+
+def _is_joined_apart(eqn: JaxprEqn) -> bool:
+    """Return True if XLA joins the operands of an equation in a kernel of its own."""
+    out = eqn.outvars[0].aval
+    if len(out.shape) < 2:
+        return len(eqn.invars) > _MOST_PARTS
+    axis = eqn.params["dimension"] if "dimension" in eqn.params else eqn.params["axis"]
+    size = itemsize(out.dtype)
+    is_last = axis % len(out.shape) == len(out.shape) - 1
+    long = out.shape[-1] * size >= _LEAST_JOINED and math.prod(out.shape) * size >= _LEAST_ARRAY
+    return (is_last and long) or len(eqn.invars) > _MOST_PARTS
 
 
 def _is_operand(eqn: JaxprEqn) -> bool:
@@ -494,6 +642,8 @@ def _is_operand(eqn: JaxprEqn) -> bool:
     like = traits(eqn)
     if like.gives == "same":
         return True
+    if "new_dtype" in eqn.params:  # JAX converts weak types to the same dtype
+        return bool(eqn.invars[0].aval.dtype == eqn.outvars[0].aval.dtype)
     if like.gives != "layout":
         return False
     (out,), params = eqn.outvars, eqn.params

@@ -100,6 +100,8 @@ class Placement:
         flops: The FLOPs of the gradient.
         compiled_bytes: The peak memory that XLA states for the compiled gradient; None if it was
             not compiled.
+        unknown: The primitives whose memory `peak_bytes` does not count, besides that of their
+            operands and results.
     """
 
     only: tuple[str, ...]
@@ -108,6 +110,7 @@ class Placement:
     peak_bytes: int
     flops: int
     compiled_bytes: int | None = None
+    unknown: tuple[str, ...] = ()
 
     @property
     def passes(self) -> str:

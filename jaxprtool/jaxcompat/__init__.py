@@ -148,12 +148,14 @@ from jaxprtool.jaxcompat.jitted import (
 from jaxprtool.jaxcompat.lowering import (
     exported_names,
     hlo_text,
+    lowering_function,
     module_under_axes,
     partition_module,
     portable_artifact,
     rename_module,
     source_paths_without,
     traced_jaxpr,
+    traced_lowering,
     xla_computation,
 )
 from jaxprtool.jaxcompat.mapped_rules import (

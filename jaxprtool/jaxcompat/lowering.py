@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Sequence
+import inspect
+from collections.abc import Callable, Hashable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from functools import partial
 from typing import Any
 
 import jax
 from jax._src import config, effects
+from jax._src.interpreters import mlir as jax_lowering
 from jax._src.lib import _jax, hlo
 from jax._src.lib.mlir import ir
 from jax._src.lib.mlir.dialects import hlo as stablehlo
 from jax.experimental.layout import Format
+from jax.extend.core import ClosedJaxpr, JaxprEqn, Primitive
 from jax.interpreters import mlir
 from jax.tree_util import PyTreeDef
 
@@ -20,6 +23,7 @@ from jaxprtool.jaxcompat.aliases import AnyJaxpr, Aval
 from jaxprtool.jaxcompat.high import lowered
 from jaxprtool.jaxcompat.jaxprs import axes_bound, open_jaxpr
 from jaxprtool.jaxcompat.marked_calls import for_jax
+from jaxprtool.jaxcompat.tracing import traced_like
 from jaxprtool.jaxcompat.values import UNSPECIFIED
 
 
@@ -51,6 +55,41 @@ def _as_argument(aval: Aval) -> jax.ShapeDtypeStruct:
     """Return the placeholder for an argument of this type when a function is traced."""
     sharding = None if aval.sharding.mesh.empty else aval.sharding
     return jax.ShapeDtypeStruct(aval.shape, aval.dtype, sharding=sharding, weak_type=aval.weak_type)
+
+
+def lowering_function(primitive: Primitive) -> Callable[..., Any] | None:
+    """Return the function that JAX traces to lower a primitive on the CPU, if its rule is one.
+
+    It takes the operands, and the parameters by name, and returns a list of the results.
+    """
+    entry = _LOWERINGS["cpu"].get(primitive) or jax_lowering._lowerings.get(primitive)
+    rule: Any = getattr(entry, "rule", None)
+    if getattr(rule, "__code__", None) is not _LOWER_FUN.__code__:
+        return None
+    held = inspect.getclosurevars(rule).nonlocals
+    fun = held["fun"]
+    return fun if held["multiple_results"] else lambda *args, **params: [fun(*args, **params)]
+
+
+_LOWERINGS = jax_lowering._platform_specific_lowerings
+
+#: A rule that JAX makes from a function: all such rules have its code.
+_LOWER_FUN: Any = mlir.lower_fun(list)
+
+
+def traced_lowering(eqn: JaxprEqn) -> ClosedJaxpr | None:
+    """Return the jaxpr that JAX lowers an equation to on the CPU.
+
+    Returns:
+        None if the lowering rule of its primitive is not a function of JAX, or cannot be traced.
+    """
+    fun = lowering_function(eqn.primitive)
+    if fun is None:
+        return None
+    try:
+        return traced_like(eqn, partial(fun, **eqn.params), eqn.invars)
+    except Exception:  # the rule may be another package's, and may raise anything
+        return None
 
 
 def module_under_axes(

@@ -54,8 +54,9 @@ def over_budget(
     lines = [f"{name} {_VERBS[quantity]} {text}{what}, but the budget is {budget}{by}"]
     if since:
         lines += grown_text(quantity, since, grown)
-    if measure.notes:
-        return "\n".join([*lines, *_indented(measure.notes)])
+    lines += _indented(measure.notes)
+    if not measure.parts:
+        return "\n".join(lines)
     rows = [
         (part.where or "no line", amount_text(quantity, part.amount), _share(part.amount, measure))
         for part in measure.parts[:_MOST]

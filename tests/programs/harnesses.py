@@ -25,13 +25,13 @@ def harness_programs(every: int = 10) -> list[Case]:
     `every=1` returns all of them. The choice is the same in every process. The first call in a
     process imports JAX's harnesses, which is slow: call it in tests, not at import time.
     """
-    chosen = (each[::every] for each in _runnable_by_group().values())
+    chosen = (each[::every] for each in harnesses_by_group().values())
     return [_case(harness) for harnesses in chosen for harness in harnesses]
 
 
 def harness_share() -> list[Case]:
     """Return this release's half of `harness_programs()`, with at least one of every group."""
-    groups = _runnable_by_group().values()
+    groups = harnesses_by_group().values()
     chosen = (share(each[::10]) or each[:1] for each in groups)
     return [_case(harness) for harnesses in chosen for harness in harnesses]
 
@@ -52,7 +52,7 @@ def _harnesses() -> list[Any]:
 
 
 @cache
-def _runnable_by_group() -> dict[str, list[Any]]:
+def harnesses_by_group() -> dict[str, list[Any]]:
     groups = defaultdict(list)
     for harness in _harnesses():
         if harness.filter("cpu"):

@@ -11,8 +11,10 @@ and results have memory from start to end, as in XLA.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from itertools import chain
 
+from jaxprtool import jaxcompat
 from jaxprtool.analysis.kernels import UnknownSize
 from jaxprtool.analysis.memory.curve import Point, curve
 from jaxprtool.analysis.memory.live import Kind, Live, LiveValue, LiveValues, grouped, levels
@@ -24,11 +26,15 @@ from jaxprtool.analysis.memory.walk import Bodies, BodyMemory
 from jaxprtool.errors import UnsupportedError
 from jaxprtool.ir.basics.collector import without_collector
 from jaxprtool.ir.basics.printed import Printed
+from jaxprtool.ir.core.equations import equations, size_of, type_of
+from jaxprtool.ir.core.structured import sub_jaxprs
 from jaxprtool.ir.dataflow.slicing import live_part
+from jaxprtool.ir.equality.value_keys import content_key
 from jaxprtool.ir.programs.auto_sharding import left_to_partitioner
 from jaxprtool.ir.programs.donation import UnusedDonation, donations
 from jaxprtool.ir.programs.program import Program
 from jaxprtool.ir.programs.program_signature import NamedValue, ProgramSignature, program_signature
+from jaxprtool.ir.rewriting.expansions import expanded
 from jaxprtool.ir.shapes.symbols import symbols_of
 from jaxprtool.ir.source.frames import Frames, frames_now
 from jaxprtool.jaxcompat import AnyJaxpr
@@ -62,6 +68,8 @@ class Memory(Printed):
         left_to_partitioner: Arguments, results and equations with a sharding over several devices,
             whose arrays are counted at their global size.
         unused_donations: The donated arguments whose memory no result can use.
+        unknown: The number of equations of each primitive whose memory is not counted, besides that
+            of their operands and results.
     """
 
     name: str
@@ -76,6 +84,7 @@ class Memory(Printed):
     curve: tuple[Point, ...]
     left_to_partitioner: tuple[str, ...] = ()
     unused_donations: tuple[UnusedDonation, ...] = ()
+    unknown: Mapping[str, int] = field(default_factory=dict)
 
 
 @without_collector()
@@ -93,14 +102,16 @@ def memory(program: Program | AnyJaxpr) -> Memory:
     lent = donations(program)
     given = lent.by_result
     try:
-        body = Bodies().memory(live_part(about.jaxpr), donated=given)
+        bodies = Bodies()
+        body = bodies.memory(live_part(expanded(about.jaxpr)), donated=given)
     except UnknownSize:
         names = "=…, ".join(symbols_of(about.jaxpr))
         raise UnsupportedError(
             f"the memory of {about.name} needs sizes that are numbers",
             f'write them in --args, or -p "specialize({names}=…)"',
         ) from None
-    arguments, results, constants = map(_size, (about.arguments, about.outputs, about.constants))
+    constant_values = _constants(program, about)
+    arguments, results, constants = map(_size, (about.arguments, about.outputs, constant_values))
     donated = _size([about.outputs[position] for position in given])
     base = arguments + results + constants - donated
     points = curve(body, base, frames)
@@ -113,10 +124,11 @@ def memory(program: Program | AnyJaxpr) -> Memory:
         body.peak,
         donated,
         max(points, key=lambda point: point.bytes),
-        grouped(_alive(about, body, frames, given)),
+        grouped(_alive(about, constant_values, body, frames, given)),
         points,
         left_to_partitioner(program),
         lent.unused,
+        dict(bodies.unknown),
     )
 
 
@@ -124,13 +136,31 @@ def _size(values: Sequence[NamedValue]) -> int:
     return sum(value.bytes or 0 for value in values)
 
 
+def _constants(program: Program | AnyJaxpr, about: ProgramSignature) -> list[NamedValue]:
+    """Return the different constants of a program and of its bodies: XLA keeps equal ones once."""
+    whole = program.jaxpr if isinstance(program, Program) else program
+    held = (body for eqn in equations(about.jaxpr) for _, body in sub_jaxprs(eqn))
+    found = dict[object, NamedValue]()
+    for jaxpr in chain((whole,), held):
+        values = getattr(jaxpr, "consts", ())
+        for i, var in enumerate(jaxcompat.open_jaxpr(jaxpr).constvars):
+            key = content_key(values[i]) if i < len(values) else var
+            name = f"constant[{len(found)}]"
+            found.setdefault(key, NamedValue(name, type_of(var.aval), size_of(var.aval)))
+    return list(found.values())
+
+
 def _alive(
-    about: ProgramSignature, body: BodyMemory, frames: Frames, donated: Mapping[int, int]
+    about: ProgramSignature,
+    constants: Sequence[NamedValue],
+    body: BodyMemory,
+    frames: Frames,
+    donated: Mapping[int, int],
 ) -> Iterator[LiveValue]:
     """Yield the values that are live at the peak."""
     for each in about.arguments:
         yield LiveValue("argument", each.type, each.bytes or 0, each.name)
-    for each in about.constants:
+    for each in constants:
         yield LiveValue("constant", each.type, each.bytes or 0, each.name)
     names = [each.name for each in (*about.constants, *about.arguments)]
     values, now = LiveValues(frames, names), levels(body)

@@ -11,8 +11,8 @@ block is unused then: XLA could not place the values more densely, or aligned th
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, replace
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field, replace
 from typing import Any, Literal, TypeAlias
 
 from jaxprtool.analysis.memory import Memory
@@ -124,6 +124,8 @@ class CompiledPeak(Printed):
             over several devices.
         buffers: The buffers at the peak, the largest first; they add up to `peak_bytes`.
         lines: The bytes by line, and the estimated ones, the largest first.
+        unknown: The number of equations of each primitive whose memory the estimate does not count,
+            besides that of their operands and results.
     """
 
     name: str
@@ -141,6 +143,7 @@ class CompiledPeak(Printed):
     estimate_is_whole: bool
     buffers: tuple[PeakBuffer, ...]
     lines: tuple[LineBytes, ...]
+    unknown: Mapping[str, int] = field(default_factory=dict)
 
 
 def compiled_memory(program: Program, compiled: Any, estimate: Memory) -> CompiledPeak:
@@ -181,6 +184,7 @@ def compiled_memory(program: Program, compiled: Any, estimate: Memory) -> Compil
         bool(estimate.left_to_partitioner),
         buffers,
         _lines(buffers, estimate),
+        estimate.unknown,
     )
 
 

@@ -22,8 +22,11 @@ from jaxprtool.jaxcompat import Aval, Jaxpr, JaxprEqn
 from jaxprtool.jaxcompat.source_locations import UserFrame
 
 #: The kinds of live values. A "room" is the memory of a result that is computed later, a "value" is
-#: computed by an equation, and a "row" is a slice of an array that a loop scans over.
-Kind: TypeAlias = typing.Literal["argument", "constant", "result", "room", "value", "row"]
+#: computed by an equation, a "row" is a slice of an array that a loop scans over, and a "workspace"
+#: is memory that a kernel needs besides its operands and results.
+Kind: TypeAlias = typing.Literal[
+    "argument", "constant", "result", "room", "value", "row", "workspace"
+]
 
 
 @document(without=("frames",))
@@ -33,8 +36,8 @@ class Live:
 
     Attributes:
         kind: The kind: "argument", "constant", "result", "room" (memory of a result that is
-            computed later), "value" (computed by an equation) or "row" (a slice of an array that a
-            loop scans over).
+            computed later), "value" (computed by an equation), "row" (a slice of an array that a
+            loop scans over) or "workspace" (of an equation, besides its operands and results).
         count: The number of values.
         type: Their type.
         bytes: Their total bytes.
@@ -162,6 +165,11 @@ class LiveValues:
             around = _around(levels[:depth])
             for buffer in _alive(level):
                 yield self._value(buffer, level, levels[:depth], around)
+            if size := level.memory.workspaces.get(level.time):
+                eqns = (*around, *level.node.calls, level.node.eqn)
+                made = eqns[-1].primitive.name, self._frames.line_of(eqns)
+                stack = self._frames.stack(eqns)
+                yield LiveValue("workspace", "", size, "", *made, frames=stack)
         if levels:
             for each in levels[0].memory.in_rooms:
                 if _is_alive(each.buffer, levels[0].time):

@@ -12,11 +12,9 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from jaxprtool.analysis.kernels import Kernels, Node
+from jaxprtool.analysis.memory.workspaces import workspace
 from jaxprtool.ir.core.regions import Region, Regions
 from jaxprtool.ir.core.traits import traits
-
-#: The arrays of random words that Threefry needs besides its result.
-_WORDS = 3
 
 
 @dataclass(slots=True, eq=False)
@@ -158,12 +156,8 @@ class Schedule:
         results = set(kernels.results)
         for number, time in self._times.items():
             node = kernels.nodes[number]
-            draws = traits(node.eqn).draws
             for value in node.makes:
                 size, last = kernels.sizes[value], self._last_node[value]
-                if draws:
-                    words = (Buffer(value, size, time, time, number) for _ in range(_WORDS))
-                    self.temporaries += words
                 if value in results:
                     self.results.append(Buffer(value, size, time, end))
                 else:
@@ -229,5 +223,10 @@ class Schedule:
 
 def writes_in_place(node: Node) -> bool:
     """Return True if a kernel may write to the memory of an operand that it reads last."""
+    if node.kind != "equation":
+        return False
     like = traits(node.eqn)
-    return node.kind == "equation" and ((node.fusible and like.elementwise) or like.updates)
+    if node.fusible:
+        return like.elementwise or like.updates
+    needed = None if node.held is not None else workspace(node.eqn)
+    return like.updates or (needed is not None and needed.in_place)

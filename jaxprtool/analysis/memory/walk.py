@@ -7,7 +7,7 @@ reads last. A call that XLA keeps, a loop and a branch also need the memory of t
 
 from __future__ import annotations
 
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from itertools import takewhile
@@ -21,6 +21,7 @@ from jaxprtool.analysis.memory.schedule import (
     loop_values_of,
     writes_in_place,
 )
+from jaxprtool.analysis.memory.workspaces import workspace
 from jaxprtool.ir.dataflow.slicing import Run
 
 #: No room is searched for a value of less than this fraction of all bytes.
@@ -54,6 +55,7 @@ class BodyMemory:
         outside: The values that are not in the room of a result.
         in_rooms: The values that are in the room of a result.
         inner: The memory of the bodies of equations, by the time when the equation runs.
+        workspaces: The bytes that kernels need besides their operands and results, by the time.
         needs: The bytes needed at each time.
         replaced: The bytes of the operand that a kernel overwrites, by the time when it runs.
         at: The time of the peak; None if nothing is computed.
@@ -63,6 +65,7 @@ class BodyMemory:
     outside: tuple[Buffer, ...]
     in_rooms: tuple[ValueInRoom, ...]
     inner: Mapping[int, Inner]
+    workspaces: Mapping[int, int]
     needs: tuple[int, ...]
     replaced: Mapping[int, int]
     at: int | None
@@ -87,6 +90,8 @@ class Bodies:
     def __init__(self, opened: bool = False) -> None:
         self._opens: Opens = "all" if opened else "inlined"
         self._known: dict[tuple[Run, LoopValues | None], BodyMemory] = {}
+        #: The number of equations of each primitive whose own memory is unknown.
+        self.unknown: Counter[str] = Counter()
 
     def memory(
         self,
@@ -119,6 +124,7 @@ class Bodies:
                 last[buffer.end].add(buffer.size)
         live, needs = 0, list[int]()
         inside, replaced = dict[int, Inner](), dict[int, int]()
+        workspaces = dict[int, int]()
         for time, number in enumerate(schedule.order):
             node, new = schedule.kernels.nodes[number], made[time]
             needs.append(live + new)
@@ -128,11 +134,31 @@ class Bodies:
             if node.held is not None:
                 inside[time] = self._inner(node)
                 needs[-1] += inside[time].memory.peak
+            elif extra := self._workspace(node, schedule.kernels):
+                workspaces[time] = extra
+                needs[-1] += extra
             live += new - freed[time]
         at = max(range(len(needs)), key=needs.__getitem__) if needs else None
         return BodyMemory(
-            schedule, tuple(outside), tuple(in_rooms), inside, tuple(needs), replaced, at
+            schedule,
+            tuple(outside),
+            tuple(in_rooms),
+            inside,
+            workspaces,
+            tuple(needs),
+            replaced,
+            at,
         )
+
+    def _workspace(self, node: Node, kernels: Kernels) -> int:
+        """Return the bytes that a kernel needs besides its operands and results."""
+        if node.kind != "equation":
+            return 0
+        needed = workspace(node.eqn)
+        if needed is None:
+            self.unknown[node.eqn.primitive.name] += 1
+            return 0
+        return needed.bytes + (_copies(node, kernels) if needed.by_columns else 0)
 
     def _inner(self, node: Node) -> Inner:
         assert node.held is not None and node.live is not None
@@ -142,6 +168,13 @@ class Bodies:
             for number, (live, region) in enumerate(bodies)
         )
         return max(inner, key=lambda each: each.memory.peak)
+
+
+def _copies(node: Node, kernels: Kernels) -> int:
+    """Return the bytes of the copies by columns of a kernel's matrices."""
+    given = [v for v in node.reads[:1] if kernels.defined_by[v] < 0]
+    asked = [v for v in node.makes if v in kernels.results]
+    return max(sum(kernels.sizes[v] for v in values) for values in (given, asked))
 
 
 def _donated(schedule: Schedule, donated: Mapping[int, int]) -> tuple[dict[int, int], list[Buffer]]:

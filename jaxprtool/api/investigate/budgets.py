@@ -11,7 +11,7 @@ from __future__ import annotations
 import tempfile
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Literal, TypeAlias, get_args
 
 from jaxprtool import jaxcompat
@@ -61,7 +61,8 @@ class Measure:
         quantity: The quantity.
         amount: The amount.
         parts: The amount by place, the largest part first.
-        notes: A sentence for each compilation with its reason, for "compiles".
+        notes: A sentence for each compilation with its reason, for "compiles"; what is not counted,
+            for "peak_bytes".
     """
 
     quantity: Quantity
@@ -178,7 +179,9 @@ def _peak_bytes(program: Program) -> Measure:
     by_place: Counter[str] = Counter()
     for live in found.live:
         by_place[_own(live.source) or live.name] += live.bytes
-    return _measure("peak_bytes", found.peak_bytes, by_place)
+    measure = _measure("peak_bytes", found.peak_bytes, by_place)
+    left_out = ", ".join(found.unknown)
+    return replace(measure, notes=(f"not counted inside: {left_out}",)) if left_out else measure
 
 
 def _equations(program: Program) -> Measure:

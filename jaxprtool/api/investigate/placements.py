@@ -93,7 +93,8 @@ def measured(program: Program, only: Only, policy: str, compiled: bool = False) 
     assert found is not None
     flops = sum(cost(half).total.work.flops for _, half in gradient.items())
     stated = _compiled_bytes(whole) if compiled else None
-    return Placement(only, policy, found, memory(whole).peak_bytes, flops, stated)
+    peak = memory(whole)
+    return Placement(only, policy, found, peak.peak_bytes, flops, stated, tuple(peak.unknown))
 
 
 def _checkpointed(program: Program, only: Only, policy: str) -> Program:

@@ -35,6 +35,8 @@ class Traits:
         commutative_bits: The kinds for which the exchange changes no bit of the result, except the
             bits of a NaN.
         broadcasts: Takes two operands, and broadcasts scalars and dimensions of size 1 itself.
+        neutral: The number that returns the first operand if it is the second; if the primitive is
+            commutative, it also returns the second if it is the first.
         shape_exact: Computes each element from the elements of the operands at the same position,
             with the same bits in an array of any shape. XLA's `exp`, `log` and `tanh` round
             differently in another shape.
@@ -55,6 +57,8 @@ class Traits:
             its result.
         updates: Returns its first operand with some elements replaced. A compiler updates that
             array in place if nothing else needs it.
+        joins: Joins its operands along the axis in its parameter `dimension` or `axis`.
+        branches: Its code has branches, so that a compiler does not repeat it in one kernel.
         fills: Expands a small value to a large array. Computing it is as cheap as reading a
             constant.
         reduces: Combines elements along axes.
@@ -69,6 +73,8 @@ class Traits:
             unknown.
         costly: Is elementwise, but so expensive that a compiler stores its result instead of
             recomputing it.
+        floats_of_complex: The number of arrays of floats that XLA stores to compute it on complex
+            numbers.
         may_merge: Two equations with equal operands and parameters, and without effects, may be
             merged. An equation that may not be merged may not be hoisted or folded either.
         may_hoist: An equation may be moved out of a loop in which its operands are constant.
@@ -94,6 +100,7 @@ class Traits:
     commutative: str = ""
     commutative_bits: str = ""
     broadcasts: bool = False
+    neutral: float | None = None
     shape_exact: bool = False
     elementwise: bool = False
     bilinear: bool = False
@@ -104,6 +111,8 @@ class Traits:
     gives: Literal["", "same", "layout", "part", "cast"] = ""
     moves: bool = False
     updates: bool = False
+    joins: bool = False
+    branches: bool = False
     fills: bool = False
     reduces: bool = False
     narrows: bool = False
@@ -112,6 +121,7 @@ class Traits:
     expensive: bool = False
     opaque: bool = False
     costly: bool = False
+    floats_of_complex: int = 0
     may_merge: bool = True
     may_hoist: bool = True
     may_fold: bool = True
@@ -228,6 +238,10 @@ add_traits("mul", commutative="iufcV", commutative_bits="iufV")
 add_traits("max", "min", commutative="biufV", commutative_bits="biu")
 add_traits("and", "or", "xor", commutative="biu", commutative_bits="biu")
 add_traits("eq", "ne", commutative="biufcVE", commutative_bits="biufcV")
+add_traits("add", "sub", neutral=0.0)
+add_traits("mul", "div", neutral=1.0)
+add_traits("max", neutral=-math.inf)
+add_traits("min", neutral=math.inf)
 
 add_traits(
     *("add", "and", "atan2", "complex", "div", "eq", "ge", "gt", "le", "lt", "max", "min", "mul"),
@@ -317,6 +331,10 @@ add_traits(
     *("logistic", "pow", "rem", "rsqrt", "sin", "sinh", "sqrt", "tan", "tanh"),
     costly=True,
 )
+add_traits("gather", costly=True)
+add_traits("acos", "asin", "asinh", floats_of_complex=7)
+add_traits("acosh", floats_of_complex=8)
+add_traits("sqrt", floats_of_complex=2)
 add_traits(
     *("argmax", "argmin", "cumlogsumexp", "cummax", "cummin", "cumprod", "cumsum", "reduce"),
     *("reduce_and", "reduce_max", "reduce_min", "reduce_or", "reduce_prod", "reduce_sum"),
@@ -361,6 +379,8 @@ add_traits(
 add_traits("name", "stop_gradient", gives="same", moves=True)
 add_traits("convert_element_type", "reduce_precision", gives="cast")
 add_traits("bitcast_convert_type", "concatenate", "pad", "stack", moves=True)
+add_traits("concatenate", "stack", joins=True)
+add_traits("concatenate", "dynamic_update_slice", "pad", "stack", branches=True)
 add_traits("random_clone", "random_unwrap", "random_wrap", moves=True)
 add_traits("iota", "iota_2x32_shape", moves=True)
 add_traits("iota", "broadcast_in_dim", "broadcast_to", "tile", fills=True)

@@ -124,6 +124,14 @@ def array_digest(array: np.ndarray | jax.Array) -> tuple[Hashable, ...] | None:
     return array.dtype, array.shape, _device_digest(array)
 
 
+def content_key(value: Any) -> Hashable:
+    """Return a key that is equal for constants of equal dtype, shape and content, if known."""
+    if isinstance(value, (np.ndarray, jax.Array)) and not is_extended(value.dtype):
+        digest = array_digest(value)
+        return id(value) if digest is None else digest
+    return id(value)
+
+
 #: Longer arrays are identified by a digest of this many bytes; shorter ones by their content.
 _DIGEST = 32
 

@@ -10,6 +10,7 @@ from rich.padding import Padding
 from rich.text import Text
 
 from jaxprtool.ir.basics.quantities import in_bytes, plural, times
+from jaxprtool.render.reports.memory import unknown_text
 from jaxprtool.render.terminal import theme
 from jaxprtool.render.terminal.rendering import Rendering
 from jaxprtool.render.terminal.tables import add_more, new_table, number, share_text, text
@@ -55,7 +56,8 @@ def heading_text(found: CompiledPeak) -> str:
     each = f" on each of {found.devices} devices" if found.devices > 1 else ""
     size, estimate = in_bytes(found.peak_bytes), in_bytes(found.estimate_bytes)
     whole = " with whole arrays" if found.estimate_is_whole else ""
-    return f"{found.name}: {size} compiled{each}, {estimate} estimated{whole}"
+    left_out = f", {more}" if (more := unknown_text(found.unknown)) else ""
+    return f"{found.name}: {size} compiled{each}, {estimate} estimated{whole}{left_out}"
 
 
 def facts(found: CompiledPeak) -> Iterator[str]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING
 
 from rich.console import Group, RenderableType
@@ -68,8 +68,16 @@ def memory_table(found: Memory, width: int, top: int | None, option: str = ALL) 
 
 def peak_text(found: Memory) -> str:
     """Return the peak and its place: `loss: 1.5 MiB, peak at model.py:9 dot_general`."""
-    where = place_text(found.at)
-    return f"{found.name}: {in_bytes(found.peak_bytes)}{f', peak at {where}' if where else ''}"
+    where, left_out = place_text(found.at), unknown_text(found.unknown)
+    if left_out:
+        left_out = f", {left_out} (--compiled counts it)"
+    place = f", peak at {where}" if where else ""
+    return f"{found.name}: {in_bytes(found.peak_bytes)}{left_out}{place}"
+
+
+def unknown_text(unknown: Iterable[str]) -> str:
+    """Return the primitives inside which nothing is counted: `not counted inside: eig`; or ""."""
+    return f"not counted inside: {', '.join(unknown)}" if unknown else ""
 
 
 def kinds_text(found: Memory) -> str:
@@ -97,6 +105,8 @@ def what_texts(live: Live) -> tuple[str, str]:
         return live.name, ""
     if live.kind == "room":
         return f"buffer for {live.name}", ""
+    if live.kind == "workspace":
+        return live.source or "unknown line", f"inside {live.primitive}"
     if live.kind == "row" and live.name:
         return f"a row of {live.name}", ""
     if live.name:

@@ -15,6 +15,7 @@ from rich.text import Text
 
 from jaxprtool.ir.basics.paths import common_path, without_numbers
 from jaxprtool.ir.basics.quantities import in_bytes, plural, times, with_prefix
+from jaxprtool.render.reports.memory import unknown_text
 from jaxprtool.render.terminal import theme
 from jaxprtool.render.terminal.rendering import Rendering
 from jaxprtool.render.terminal.tables import (
@@ -145,7 +146,8 @@ def _proposal(name: str, found: Proposal, width: int) -> Iterator[RenderableType
 def _peak_text(placement: Placement) -> str:
     """Return the estimated peak, and that of XLA if it is known."""
     if placement.compiled_bytes is None:
-        return in_bytes(placement.peak_bytes)
+        left_out = unknown_text(placement.unknown)
+        return f"{in_bytes(placement.peak_bytes)}{f' ({left_out})' if left_out else ''}"
     compiled = in_bytes(placement.compiled_bytes)
     return f"{compiled} (estimated: {in_bytes(placement.peak_bytes)})"
 

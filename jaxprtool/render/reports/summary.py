@@ -82,6 +82,8 @@ def parts(found: Summary) -> Iterator[Part]:
     else:
         where = memory.place_text(known.at)
         fact = f"{in_bytes(known.peak_bytes)}{f' at {where}' if where else ''}"
+        if left_out := memory.unknown_text(known.unknown):
+            fact = f"{fact}; {left_out}"
         rows = [_live(each, known.peak_bytes) for each in found.live]
         yield Part("peak of memory", fact, rows)
     kept = found.facts.residuals

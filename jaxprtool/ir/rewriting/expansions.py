@@ -1,0 +1,116 @@
+"""Expand equations into what JAX lowers them to: an open table of rules, and JAX's own functions.
+
+    @rule("expand", "my_primitive")
+    def _(eqn):
+        return jax.make_jaxpr(my_implementation)(*(v.aval for v in eqn.invars))
+
+Many primitives are lowered by tracing a function of JAX: `cumsum` is a `reduce_window`, a sparse
+product is gathers and a scatter. An analysis that must see inside such a primitive works on the
+expanded program, in which a call of the traced function takes the place of the equation.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable, Sequence
+
+from jaxprtool import jaxcompat
+from jaxprtool.ir.basics.rules import RuleTable, rule
+from jaxprtool.ir.core.equations import equations, fuses
+from jaxprtool.ir.core.regions import regions
+from jaxprtool.ir.core.structured import call, holds_jaxpr, sub_jaxprs
+from jaxprtool.ir.rewriting.rewrite import map_equations
+from jaxprtool.jaxcompat import AnyJaxpr, ClosedJaxpr, JaxprEqn, Primitive
+
+#: A function that returns what an equation expands to, a jaxpr with its operands as arguments and
+#: its results as results; None if it does not expand.
+ExpansionRule = Callable[[JaxprEqn], ClosedJaxpr | None]
+
+expansion_rules: RuleTable[ExpansionRule] = RuleTable()
+
+
+def expanded(jaxpr: AnyJaxpr) -> AnyJaxpr:
+    """Replace each equation that JAX expands when it lowers it by a call of its expansion.
+
+    An equation expands by a rule of the table, into its only body, or into JAX's function for the
+    CPU; so do the equations of the expansion. Equations with regions or effects stay. So do those
+    that a compiler fuses with their readers, unless they expand into loops.
+
+    Args:
+        jaxpr: The jaxpr, closed or open.
+
+    Returns:
+        The jaxpr with the same arguments and results; the same object if nothing expands.
+    """
+    return _Expander().expanded(jaxpr)
+
+
+class _Expander:
+    """Expands jaxprs. Equal equations share one expansion."""
+
+    def __init__(self) -> None:
+        self._known: dict[Hashable, ClosedJaxpr | None] = {}
+        self._has_function: dict[Primitive, bool] = {}
+
+    def expanded(self, jaxpr: AnyJaxpr) -> AnyJaxpr:
+        if not any(map(self._may_expand, equations(jaxcompat.open_jaxpr(jaxpr)))):
+            return jaxpr
+        return map_equations(jaxpr, self._rule)
+
+    def _may_expand(self, eqn: JaxprEqn) -> bool:
+        """Return True if an equation holds a body, or its primitive has a rule or a function."""
+        primitive = eqn.primitive
+        if primitive not in self._has_function:
+            self._has_function[primitive] = (
+                expansion_rules.get(primitive.name) is not None
+                or jaxcompat.lowering_function(primitive) is not None
+            )
+        return self._has_function[primitive] or holds_jaxpr(eqn.params.values())
+
+    def _rule(self, eqn: JaxprEqn) -> Sequence[JaxprEqn] | None:
+        if eqn.effects or not self._may_expand(eqn) or regions(eqn):
+            return None
+        body = self._expansion(eqn)
+        return None if body is None else [call(body, eqn.invars, eqn.outvars, eqn)]
+
+    def _expansion(self, eqn: JaxprEqn) -> ClosedJaxpr | None:
+        rule = expansion_rules.get(eqn.primitive.name)
+        if rule is None and (body := _called_body(eqn)) is not None:
+            return body
+        avals = tuple(v.aval for v in eqn.invars)
+        key = eqn.primitive, avals, tuple(eqn.params.items())
+        try:
+            if key in self._known:
+                return self._known[key]
+        except TypeError:  # a parameter that cannot be hashed
+            return self._traced(eqn, rule)
+        self._known[key] = self._traced(eqn, rule)
+        return self._known[key]
+
+    def _traced(self, eqn: JaxprEqn, rule: ExpansionRule | None) -> ClosedJaxpr | None:
+        body = jaxcompat.traced_lowering(eqn) if rule is None else rule(eqn)
+        if body is None or (fuses(eqn) and all(map(fuses, equations(jaxcompat.open_jaxpr(body))))):
+            return None
+        return self.expanded(map_equations(body, _without_source))
+
+
+def _without_source(eqn: JaxprEqn) -> list[JaxprEqn]:
+    return [eqn.replace(source_info=jaxcompat.NO_SOURCE)]
+
+
+def _called_body(eqn: JaxprEqn) -> ClosedJaxpr | None:
+    """Return the only body of an equation if it has the equation's operands and results."""
+    held = [jaxcompat.close_jaxpr(body) for _, body in sub_jaxprs(eqn)]
+    if len(held) != 1:
+        return None
+    pairs = (held[0].in_avals, eqn.invars), (held[0].out_avals, eqn.outvars)
+    types = [([_type(a) for a in avals], [_type(v.aval) for v in vs]) for avals, vs in pairs]
+    return held[0] if all(inner == outer for inner, outer in types) else None
+
+
+def _type(aval: object) -> tuple[object, object]:
+    return getattr(aval, "shape", None), getattr(aval, "dtype", None)
+
+
+@rule(expansion_rules, "argmax", "argmin", "conj", "threefry2x32")
+def _stays(eqn: JaxprEqn) -> None:
+    """Keep what a compiler has as one kernel."""

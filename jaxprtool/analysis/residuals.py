@@ -135,8 +135,10 @@ class Proposal:
         flops: The FLOPs of the gradient with the policy.
         flops_before: The FLOPs of the gradient without the policy.
         before: The gradient without the policy.
-        placement: The place of the policy that lowers the estimated peak most; None if no place
-            lowers it.
+        placement: The place and the policy within the budget that lower the peak most; None if no
+            place lowers it.
+        cheaper: A place and a policy with fewer FLOPs, that lower the peak at least half as much;
+            None if there are none.
     """
 
     budget: int
@@ -147,6 +149,7 @@ class Proposal:
     flops_before: int
     before: Placement | None = None
     placement: Placement | None = None
+    cheaper: Placement | None = None
 
 
 @dataclass(frozen=True)
@@ -164,6 +167,9 @@ class Residuals(Printed):
             each place; empty if not requested.
         is_inside: Whether the program is a training step with the gradient inside, which has no
             policies.
+        argnums: The positional arguments that the program is differentiated with respect to; empty
+            for a training step.
+        with_respect_to: The names of these arguments.
     """
 
     name: str
@@ -173,6 +179,8 @@ class Residuals(Printed):
     proposal: Proposal | None = None
     placements: tuple[Placement, ...] = ()
     is_inside: bool = False
+    argnums: tuple[int, ...] = ()
+    with_respect_to: tuple[str, ...] = ()
 
 
 def residuals(

@@ -88,11 +88,13 @@ class Kept:
         total: The bytes of all residuals except those of symbolic size.
         arguments: The bytes of residuals that are arguments.
         elsewhere: The bytes of residuals that no line of the user computes.
+        with_respect_to: The names of the arguments of the gradient.
     """
 
     total: int
     arguments: int
     elsewhere: int
+    with_respect_to: tuple[str, ...]
 
 
 @document(
@@ -199,8 +201,16 @@ def is_some(group: Group) -> bool:
     return any(type(number) is not int or number for number in group.work)
 
 
-def with_residuals(source: Source, residuals: Iterable[Residual]) -> Source:
-    """Add to each line the bytes of the residuals that it computes."""
+def with_residuals(
+    source: Source, residuals: Iterable[Residual], with_respect_to: tuple[str, ...]
+) -> Source:
+    """Add to each line the bytes of the residuals that it computes.
+
+    Args:
+        source: The lines.
+        residuals: The residuals of a gradient.
+        with_respect_to: The names of the arguments of this gradient.
+    """
     total = arguments = 0
     kept: Counter[str] = Counter()
     for each in residuals:
@@ -216,7 +226,8 @@ def with_residuals(source: Source, residuals: Iterable[Residual]) -> Source:
             replace(line, kept=kept.pop(f"{file.path}:{line.number}", 0)) for line in file.lines
         )
         files.append(replace(file, lines=tuple(lines)))
-    return replace(source, files=tuple(files), kept=Kept(total, arguments, kept.total()))
+    found = Kept(total, arguments, kept.total(), with_respect_to)
+    return replace(source, files=tuple(files), kept=found)
 
 
 def with_times(source: Source, profile: Profile) -> Source:

@@ -214,7 +214,9 @@ def _about_memory(facts: Facts, command: CommandLine) -> Iterator[Suggestion]:
     """Yield what lowers the peak of a gradient, or else what the peak is made of."""
     memory, kept = facts.memory, facts.residuals
     if not isinstance(kept, str) and (fact := _residuals_fact(kept, memory)):
-        yield Suggestion(fact, command("residuals", None))
+        argnums = ",".join(map(str, kept.argnums))
+        option = "" if argnums in ("", "0") else f" --argnums {argnums}"
+        yield Suggestion(fact, command(f"residuals{option}", None))
     elif not isinstance(memory, str) and memory.temporary_bytes > max(
         memory.argument_bytes, memory.result_bytes, memory.constant_bytes
     ):

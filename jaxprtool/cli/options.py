@@ -92,6 +92,17 @@ def format_in(arguments: Sequence[str]) -> FormatChoice:
     return found[1] if found else "text"  # type: ignore[return-value]
 
 
+def argnums_option(panel: Panel) -> Any:
+    """Return the declaration of `--argnums`."""
+    return panel.option(
+        "--argnums",
+        "N,…",
+        "The positions of the arguments that the gradient is with respect to. Default: 0, the "
+        "first.",
+        parser=numbers,
+    )
+
+
 def numbers(text: str) -> tuple[int, ...]:
     """Return the numbers of a list such as `0,2`."""
     try:

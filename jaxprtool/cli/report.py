@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 from jaxprtool.cli import options, output
 from jaxprtool.cli.lint import configured_codes
 from jaxprtool.cli.measured import Measure, measured, require_measure
+from jaxprtool.cli.options import Panel
 from jaxprtool.cli.partitioned import Compiled, partitioned
 from jaxprtool.cli.running import require_device
 from jaxprtool.cli.session import Session, command, only_program
@@ -26,12 +28,14 @@ if TYPE_CHECKING:
 #: The groupings of the tables of costs.
 _GROUPINGS: tuple[By, ...] = ("line", "scope", "primitive")
 
+_Argnums = Annotated[Any, options.argnums_option(Panel("Report"))]
 _Out = Annotated[str | None, options.out_option("Write the page to this file.", "FILE.html")]
 
 
 @command
 def report(
     session: Session,
+    argnums: _Argnums = None,
     compiled: Compiled = False,
     measure: Measure = False,
     backend: options.Backend = None,
@@ -47,7 +51,8 @@ def report(
     next.
 
     Cost and memory are those of the program after the passes. Residuals are those of the gradient
-    of the function as traced. Nothing is compiled without --measure or --compiled.
+    of the function as traced, with respect to its first argument, unless --argnums has others.
+    Nothing is compiled without --measure or --compiled.
 
     [bold]Examples[/]
 
@@ -77,7 +82,7 @@ def report(
     known = Report(
         [cost(program, by) for _, program in programs for by in _GROUPINGS],
         [_memory(program) for _, program in programs],
-        _residuals(traced.program),
+        _residuals(traced.program, argnums or 0),
         times,
         partitioned(session, traced, programs) if compiled else None,
     )
@@ -132,7 +137,7 @@ def _memory(program: Program) -> Memory | str:
         return str(error)
 
 
-def _residuals(program: Program) -> Residuals | str:
+def _residuals(program: Program, argnums: int | Sequence[int]) -> Residuals | str:
     """Return the residuals of a loss or a training step, or the reason that there are none."""
     from jaxprtool.api.investigate.inner_gradient import halves_inside
     from jaxprtool.api.investigate.residuals import residuals
@@ -144,6 +149,6 @@ def _residuals(program: Program) -> Residuals | str:
             "and it has no gradient inside"
         )
     try:
-        return residuals(program, peaks=True)
+        return residuals(program, argnums=argnums, peaks=True)
     except JaxprToolError as error:
         return str(error)

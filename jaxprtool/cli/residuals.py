@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import Annotated, Any
 
 from jaxprtool.cli import options, output
 from jaxprtool.cli.options import Panel
@@ -22,9 +22,13 @@ _Compiled = Annotated[
 ]
 
 
+_Argnums = Annotated[Any, options.argnums_option(Panel("Residuals"))]
+
+
 @command
 def residuals(
     session: Session,
+    argnums: _Argnums = None,
     budget: _Budget = None,
     compiled: _Compiled = False,
     top: options.TopTall = None,
@@ -33,10 +37,11 @@ def residuals(
 ) -> None:
     """Show the values that a gradient keeps for its backward pass.
 
-    For each residual, show its line, what reads it, and the operations to recompute it from the
-    others. Also show the residual bytes and the peak memory under each policy of jax.checkpoint,
-    applied to the whole function and to parts of it. With --budget, show which values to save so
-    that the residuals fit, how many more FLOPs that takes, and the peak memory.
+    The gradient is with respect to the first argument, unless --argnums has others. For each
+    residual, show its line, what reads it, and the operations to recompute it from the others. Also
+    show the residual bytes and the peak memory under each policy of jax.checkpoint, applied to the
+    whole function and to parts of it. With --budget, show what to save so that the residuals fit,
+    how many more FLOPs that takes, and the peak memory.
 
     [bold]Examples[/]
 
@@ -53,7 +58,7 @@ def residuals(
     limit = None if budget is None else bytes_of(budget)
     program = only_program("residuals takes", session.programs())
     session.on_progress("differentiating")
-    found = found_residuals(program, limit, peaks=True, compiled=compiled)
+    found = found_residuals(program, limit, argnums=argnums or 0, peaks=True, compiled=compiled)
     if json:
         output.write_json(found)
     else:

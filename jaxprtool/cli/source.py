@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import Annotated, Any
 
 from jaxprtool.cli import options, output
 from jaxprtool.cli.cost import Device, require_numbers
@@ -21,6 +21,7 @@ _Residuals = Annotated[
         "Show the residual bytes of each line, or not. Default: if the result is one float.",
     ),
 ]
+_Argnums = Annotated[Any, options.argnums_option(Panel("Cost"))]
 _Full = Annotated[bool, OUTPUT.flag("--full", "Show whole files, including lines of little cost.")]
 
 
@@ -28,6 +29,7 @@ _Full = Annotated[bool, OUTPUT.flag("--full", "Show whole files, including lines
 def source(
     session: Session,
     residuals: _Residuals = None,
+    argnums: _Argnums = None,
     device: Device = None,
     compiled: Compiled = False,
     measure: Measure = False,
@@ -65,7 +67,9 @@ def source(
     split = partitioned(session, traced, programs) if compiled else None
     session.on_progress("counting")
     found = [
-        found_source(each, residuals=residuals, profile=times, shardings=split)
+        found_source(
+            each, residuals=residuals, argnums=argnums or 0, profile=times, shardings=split
+        )
         for _, each in programs
     ]
     for each in found:

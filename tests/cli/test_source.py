@@ -48,13 +48,13 @@ def rows(text):
 def test_relevant_lines_have_numbers_and_their_functions(cli):
     found = cli(*LOSS)
     assert found.code == 0
-    assert found.out.startswith("loss: 543 FLOP, 900 bytes, keeps 512 bytes\n\nkept.py\n")
+    assert found.out.startswith("loss: 543 FLOP, 900 bytes, keeps 256 bytes\n\nkept.py\n")
     shown = rows(found.out)
     assert set(shown) == {5, 6, 7, 10, 11, 12, 13}
     assert shown[5] == shown[6] == shown[11] == []
     assert shown[7][:2] == ["94.6%", "512"] and "bytes" in shown[7]
     assert "    return jnp.sin(x @ w)" in found.out and "…" in found.out
-    assert "384 bytes of the residuals are arguments" in found.out
+    assert "with respect to w; 128 bytes are arguments" in found.out
 
 
 def test_full_shows_whole_files(cli):
@@ -82,7 +82,7 @@ def test_json_has_all_lines_and_adds_up_to_cost(cli):
         assert sum(line["total"][key] for line in file["lines"]) == cost["total"][key]
     assert [line["line"] for line in file["lines"]] == [7, 13]
     assert sum(line["residual_bytes"] for line in file["lines"]) == 128
-    assert program["residual_bytes"] == 512 and program["elsewhere"] == 0
+    assert program["residual_bytes"] == 256 and program["elsewhere"] == 0
 
 
 def test_residuals_are_those_of_the_loss_by_default(cli):

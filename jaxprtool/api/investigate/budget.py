@@ -2,13 +2,13 @@
 
 The names to save are chosen by a model (`analysis.saving`) and verified: the program is
 differentiated under `jax.checkpoint` with them. If it keeps other values than predicted, the model
-is updated and the choice repeated. Then the place of `jax.checkpoint` is chosen by the peak memory
-(`placements`).
+is updated and the choice repeated. Of these names and of JAX's policies, in each place
+(`placements`), the one with the lowest peak memory is proposed.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from typing import Any, NamedTuple
@@ -25,7 +25,7 @@ from jaxprtool.analysis.residuals import (
     total_bytes,
 )
 from jaxprtool.analysis.saving import Saving
-from jaxprtool.api.investigate.placements import measured, places
+from jaxprtool.api.investigate.placements import Argnums, measured, places
 from jaxprtool.errors import ArgumentsError, UnsupportedError
 from jaxprtool.ir.basics.paths import unique
 from jaxprtool.ir.basics.quantities import in_bytes
@@ -37,21 +37,33 @@ from jaxprtool.passes.transforms.calls import Checkpoint
 from jaxprtool.passes.transforms.linear import Vjp
 from jaxprtool.passes.transforms.named_values import name_values
 
+#: A part of the names of policies that move values to the memory of the host.
+_OFFLOAD = "offload"
+
 #: The number of times a choice is repeated with an updated model.
 _TRIES = 5
 
 
-def proposal(program: Program, gradient: Programs, budget: int, compiled: bool = False) -> Proposal:
-    """Return the values to save so that the gradient of a program stays within a budget.
+def proposal(
+    program: Program,
+    argnums: Argnums,
+    gradient: Programs,
+    budget: int,
+    rows: Sequence[Placement],
+    compiled: bool = False,
+) -> Proposal:
+    """Return what to save so that the gradient of a program stays within a budget.
 
     Args:
         program: The program.
+        argnums: The positional arguments to differentiate with respect to.
         gradient: The result of the pass `vjp` on it, forward and backward.
         budget: The number of bytes that may be kept.
+        rows: The memory of the gradient as it is, and with each policy in each place.
         compiled: Whether to compile the gradients, for the peaks that XLA states.
 
     Raises:
-        ArgumentsError: If no choice stays within the budget, with the minimum possible; if sizes
+        ArgumentsError: If nothing stays within the budget, with the minimum possible; if sizes
             are symbolic.
     """
     kept, flops = total_bytes(gradient["backward"]), _flops(gradient)
@@ -60,47 +72,86 @@ def proposal(program: Program, gradient: Programs, budget: int, compiled: bool =
         raise ArgumentsError("a budget needs sizes that are numbers", hint)
     if kept <= budget:
         return Proposal(budget, "", (), kept, flops, flops)
-    candidates, places = _with_names(program)
-    labelled = Vjp()(candidates)
-    jaxpr = jaxcompat.open_jaxpr(labelled["forward"].jaxpr)
-    given = checkpoint_names(program)
-    model = Saving(jaxpr, kept_values(labelled["forward"], labelled["backward"]), given)
-    proven = _choose(candidates, model, budget)
-    largest = sorted(proven.names, key=lambda name: -model.bytes[name])
-    new = [label for label in largest if label not in given]
-    # New names differ from those in the program, whose other values would be saved too.
-    called = unique([*given, *(places[label].name for label in new)])[len(given) :]
-    names = {**dict(zip(given, given, strict=True)), **dict(zip(new, called, strict=True))}
-    values = [
-        SavedValue(names[label], places[label].source, places[label].code, model.bytes[label])
-        for label in largest
-    ]
-    policy = _policy([value.name for value in values])
-    before = measured(program, (), "", compiled)
-    placement = _placed(candidates, proven.names, budget, before, compiled)
-    if placement is not None and placement.policy == _policy(proven.names):
-        placement = replace(placement, policy=policy)
-    found = proven.bytes, proven.flops, flops
-    return Proposal(budget, policy, tuple(values), *found, before, placement)
+    before, *tested = rows
+    choice = _Choice(program, argnums, budget)
+    tested += choice.placements(compiled)
+    least = min(choice.bytes, *(each.total_bytes for each in tested))
+    if least > budget:
+        raise ArgumentsError(
+            f"no choice of values to save keeps {program.name} within {budget:,} bytes: the "
+            f"minimum is {least:,}, including arguments that are read again",
+            f"the minimum budget is {least}, which is {in_bytes(least)}",
+        )
+    fitting = [each for each in tested if each.total_bytes <= budget]
+    lower = [each for each in fitting if peak_of(each) < peak_of(before)]
+    best = min(lower, key=_rank, default=None)
+    found = choice.policy, choice.values, choice.bytes, choice.flops
+    if choice.bytes > budget:
+        fits = min(fitting, key=lambda each: each.flops)
+        found = fits.policy, (), fits.total_bytes, fits.flops
+    cheaper = None if best is None else _cheaper(best, before, lower)
+    return Proposal(budget, *found, flops, before, best, cheaper)
 
 
-def _placed(
-    program: Program, names: Sequence[str], budget: int, before: Placement, compiled: bool
-) -> Placement | None:
-    """Return the place of `jax.checkpoint` within the budget that lowers the peak most.
+def _rank(placement: Placement) -> tuple[object, ...]:
+    """Return a sort key for placements, the best first."""
+    offloads = _OFFLOAD in placement.policy  # its transfers are in no figure
+    is_simple = placement.policy == _policy(())
+    return peak_of(placement), offloads, placement.flops, placement.total_bytes, not is_simple
 
-    If there is none that saves the names, try to save nothing.
+
+def _cheaper(best: Placement, before: Placement, lower: Sequence[Placement]) -> Placement | None:
+    """Return the placement of the fewest FLOPs that saves at least half as much as the best."""
+    limit = (peak_of(best) + peak_of(before)) / 2
+    worth = [p for p in lower if peak_of(p) <= limit and _OFFLOAD not in p.policy]
+    found = min(worth, key=lambda each: (each.flops, peak_of(each)), default=best)
+    return found if found.flops < best.flops else None
+
+
+class _Choice:
+    """The named values to save within a budget, with the fewest FLOPs.
+
+    Args:
+        program: The program.
+        argnums: The positional arguments to differentiate with respect to.
+        budget: The number of bytes that may be kept.
+
+    Attributes:
+        policy: The policy that saves them, as source.
+        values: The values.
+        bytes: The bytes that are kept with the policy around the whole program. More than the
+            budget if no choice fits.
+        flops: The FLOPs of the gradient with it.
     """
-    for policy in dict.fromkeys((_policy(names), _policy(()))):
-        tested = list[Placement]()
-        for only in places(program):
+
+    def __init__(self, program: Program, argnums: Argnums, budget: int) -> None:
+        self._argnums = argnums
+        self._program, places = _with_names(program)
+        labelled = Vjp(argnums=argnums)(self._program)
+        jaxpr = jaxcompat.open_jaxpr(labelled["forward"].jaxpr)
+        given = checkpoint_names(program)
+        model = Saving(jaxpr, kept_values(labelled["forward"], labelled["backward"]), given)
+        proven = _choose(self._program, argnums, model, budget)
+        largest = sorted(proven.names, key=lambda name: -model.bytes[name])
+        new = [label for label in largest if label not in given]
+        # New names differ from those in the program, whose other values would be saved too.
+        called = unique([*given, *(places[label].name for label in new)])[len(given) :]
+        names = {**dict(zip(given, given, strict=True)), **dict(zip(new, called, strict=True))}
+        self.values = tuple(
+            SavedValue(names[label], places[label].source, places[label].code, model.bytes[label])
+            for label in largest
+        )
+        self._labels = proven.names
+        self.policy = _policy([value.name for value in self.values])
+        self.bytes, self.flops = proven.bytes, proven.flops
+
+    def placements(self, compiled: bool) -> Iterator[Placement]:
+        """Yield the memory of the gradient with these values saved, in each place."""
+        for only in places(self._program) if self.values else ():
             with suppress(UnsupportedError):  # it has effects
-                tested.append(measured(program, only, policy, compiled))
-        fitting = [each for each in tested if each.total_bytes <= budget]
-        lower = [each for each in fitting if peak_of(each) < peak_of(before)]
-        if lower:
-            return min(lower, key=lambda each: (peak_of(each), each.flops))
-    return None
+                policy = _policy(self._labels)
+                found = measured(self._program, self._argnums, only, policy, compiled)
+                yield replace(found, policy=self.policy)
 
 
 def _flops(gradient: Programs) -> Any:
@@ -150,33 +201,28 @@ class _Proven(NamedTuple):
     flops: int
 
 
-def _choose(program: Program, model: Saving, budget: int) -> _Proven:
-    """Return the best names to save within a budget."""
+def _choose(program: Program, argnums: Argnums, model: Saving, budget: int) -> _Proven:
+    """Return the best names to save within a budget, or those that keep least if none fit."""
     proven: dict[tuple[str, ...], _Proven] = {}
     limit = budget
     for _ in range(_TRIES):
         names = model.choose(limit)
         if names is None or names in proven:
             break
-        proven[names] = _prove(program, names)
+        proven[names] = _prove(program, argnums, names)
         limit = budget + model.kept(names) - proven[names].bytes
     if not any(each.bytes <= budget for each in proven.values()):
         for names in ((), model.least()):
-            proven.setdefault(names, _prove(program, names))
+            proven.setdefault(names, _prove(program, argnums, names))
     fitting = [each for each in proven.values() if each.bytes <= budget]
     if not fitting:
-        least = min(each.bytes for each in proven.values())
-        raise ArgumentsError(
-            f"no choice of values to save keeps {program.name} within {budget:,} bytes: the "
-            f"minimum is {least:,}, including arguments that are read again",
-            f"the minimum budget is {least}, which is {in_bytes(least)}",
-        )
+        return min(proven.values(), key=lambda each: each.bytes)
     return min(fitting, key=lambda each: (each.flops, each.bytes))
 
 
-def _prove(program: Program, names: Sequence[str]) -> _Proven:
+def _prove(program: Program, argnums: Argnums, names: Sequence[str]) -> _Proven:
     """Return the measurements of a program's gradient under `jax.checkpoint` with names saved."""
-    gradient = Vjp()(Checkpoint(_policy(names))(program))
+    gradient = Vjp(argnums=argnums)(Checkpoint(_policy(names))(program))
     return _Proven(tuple(names), total_bytes(gradient["backward"]) or 0, _flops(gradient))
 
 

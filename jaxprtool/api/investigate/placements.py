@@ -27,6 +27,9 @@ from jaxprtool.passes.transforms.scoped_checkpoint import checkpoint_levels
 #: The patterns of scopes that are put under `jax.checkpoint`, the outermost first; () for all.
 Only: TypeAlias = tuple[str, ...]
 
+#: The positional arguments that a program is differentiated with respect to.
+Argnums: TypeAlias = tuple[int, ...]
+
 #: The maximum number of places besides the whole function.
 _MOST_PLACES = 6
 
@@ -41,7 +44,7 @@ def places(program: Program) -> list[Only]:
 
 
 def placements(
-    program: Program, policies: Sequence[str], compiled: bool = False
+    program: Program, argnums: Argnums, policies: Sequence[str], compiled: bool = False
 ) -> Iterator[Placement]:
     """Yield the memory of a program's gradient as it is, and with each policy in each place.
 
@@ -50,36 +53,40 @@ def placements(
 
     Args:
         program: A program with differentiable results, and sizes that are numbers.
+        argnums: The positional arguments to differentiate with respect to.
         policies: The policies, as source. The first, which saves everything, is used only for the
             whole function.
         compiled: Whether to compile each gradient, for the peak that XLA states.
     """
-    plain = measured(program, (), "", compiled)
+    plain = measured(program, argnums, (), "", compiled)
     yield plain
     for only in places(program):
-        if only and not _drops(program, only, plain):
+        if only and not _drops(program, argnums, only, plain):
             continue
         for policy in policies if only == () else policies[1:]:
             try:
-                yield measured(program, only, policy, compiled)
+                yield measured(program, argnums, only, policy, compiled)
             except UnsupportedError:
                 break
 
 
-def _drops(program: Program, only: Only, plain: Placement) -> bool:
+def _drops(program: Program, argnums: Argnums, only: Only, plain: Placement) -> bool:
     """Return True if `jax.checkpoint` in a place drops any residuals."""
     try:
-        gradient = Vjp()(_checkpointed(program, only, "nothing_saveable"))
+        gradient = Vjp(argnums=argnums)(_checkpointed(program, only, "nothing_saveable"))
     except UnsupportedError:  # it has effects
         return False
     return (total_bytes(gradient["backward"]) or 0) < plain.total_bytes
 
 
-def measured(program: Program, only: Only, policy: str, compiled: bool = False) -> Placement:
+def measured(
+    program: Program, argnums: Argnums, only: Only, policy: str, compiled: bool = False
+) -> Placement:
     """Return the memory and FLOPs of a program's gradient with `jax.checkpoint` in a place.
 
     Args:
         program: The program.
+        argnums: The positional arguments to differentiate with respect to.
         only: The place.
         policy: The policy, as source; "" for the program as it is.
         compiled: Whether to compile the gradient, for the peak that XLA states.
@@ -87,7 +94,7 @@ def measured(program: Program, only: Only, policy: str, compiled: bool = False) 
     Raises:
         UnsupportedError: If the place has effects.
     """
-    gradient = Vjp()(_checkpointed(program, only, policy) if policy else program)
+    gradient = Vjp(argnums=argnums)(_checkpointed(program, only, policy) if policy else program)
     whole = joined(gradient)
     found = total_bytes(gradient["backward"])
     assert found is not None

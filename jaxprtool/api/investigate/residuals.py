@@ -6,7 +6,7 @@ found.total_bytes, found.residuals[0].source, found.policies["dots_saveable"]
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 from jax.dtypes import float0
@@ -17,14 +17,14 @@ from jaxprtool.analysis.residuals import Placement, Residuals, total_size
 from jaxprtool.api.investigate.budget import checkpoint_names, proposal
 from jaxprtool.api.investigate.inner_gradient import halves_inside
 from jaxprtool.api.investigate.placements import placements
-from jaxprtool.api.investigate.source import gives_one_float
+from jaxprtool.api.investigate.source import differentiated, gives_one_float
 from jaxprtool.errors import ArgumentsError
 from jaxprtool.ir.basics.collector import without_collector
 from jaxprtool.ir.basics.quantities import bytes_of
 from jaxprtool.ir.programs.checkpoint_policies import POLICIES, POLICY_FACTORIES
 from jaxprtool.ir.programs.program import Program
 from jaxprtool.jaxcompat import Literal
-from jaxprtool.passes.framework.retrace import reported
+from jaxprtool.passes.framework.retrace import positional, reported
 from jaxprtool.passes.transforms.calls import Checkpoint
 from jaxprtool.passes.transforms.linear import Vjp
 
@@ -41,6 +41,7 @@ def residuals(
     program: Program,
     budget: int | str | None = None,
     *,
+    argnums: int | Sequence[int] = 0,
     peaks: bool = False,
     compiled: bool = False,
 ) -> Residuals:
@@ -53,12 +54,14 @@ def residuals(
         program: A `Program` with differentiable results.
         budget: The maximum size of the residuals, in bytes or as text, `"8GiB"`. Adds a proposal of
             values to save.
+        argnums: The positional arguments to differentiate with respect to, as in `jax.grad`. They
+            are those of the user's function, also in a recorded program.
         peaks: Whether to add the peak memory of the gradient under each policy in each place.
         compiled: Whether to compile, and add XLA's own figures of the peaks.
 
     Raises:
         ArgumentsError: If no choice of values to save stays within the budget, or the budget is
-            invalid.
+            invalid; if there is no argument at a position, or it has no floating-point array.
         UnsupportedError: As in the pass `vjp`.
     """
     limit = bytes_of(budget) if isinstance(budget, str) else budget
@@ -71,18 +74,25 @@ def residuals(
         forward, backward = inside["forward"], inside["backward"]
         found, total = analysis.residuals(forward, backward, {}), analysis.total_bytes(backward)
         return Residuals(program.name, total, found, {}, is_inside=True)
+    program, numbers, names = differentiated(program, argnums)
     policies = policies_of(program)
     with without_collector():
-        differentiated = Vjp()(program)
-        forward, backward = differentiated["forward"], differentiated["backward"]
+        gradient = Vjp(argnums=numbers)(program)
+        forward, backward = gradient["forward"], gradient["backward"]
         found = analysis.residuals(forward, backward, policies)
-        kept = bytes_by_policy(program, policies)
+        kept = bytes_by_policy(program, policies, numbers)
         total = analysis.total_bytes(backward)
-        proposed = None if limit is None else proposal(program, differentiated, limit, compiled)
         placed: tuple[Placement, ...] = ()
-        if peaks and total is not None:
-            placed = tuple(placements(program, [*policies, *_offloading(program)], compiled))
-    return Residuals(program.name, total, found, kept, proposed, placed)
+        if total is not None and (peaks or (limit is not None and limit < total)):
+            sources = [*policies, *_offloading(program)]
+            placed = tuple(placements(program, numbers, sources, compiled))
+        proposed = None
+        if limit is not None:
+            proposed = proposal(program, numbers, gradient, limit, placed, compiled)
+    placed = placed if peaks else ()
+    return Residuals(
+        program.name, total, found, kept, proposed, placed, argnums=numbers, with_respect_to=names
+    )
 
 
 def _offloading(program: Program) -> Iterator[str]:
@@ -96,24 +106,26 @@ def _offloading(program: Program) -> Iterator[str]:
 
 
 def bytes_by_policy(
-    program: Program, policies: Mapping[str, Callable[..., Any]]
+    program: Program, policies: Mapping[str, Callable[..., Any]], argnums: Sequence[int]
 ) -> dict[str, int | None]:
     """Return the bytes that the gradient of a program keeps under each policy.
 
-    They equal those of `checkpoint(policy=…), vjp`. The program is differentiated once for all
-    policies, without building the backward half.
+    They equal those of `checkpoint(policy=…), vjp(argnums=…)`. The program is differentiated once
+    for all policies, without building the backward half.
 
     Args:
         program: The program.
         policies: Policies of `jax.checkpoint` by name.
+        argnums: The positional arguments to differentiate with respect to.
 
     Raises:
         UnsupportedError: If JAX cannot differentiate the program under `jax.checkpoint`.
     """
     whole = Checkpoint()(program)
     jaxpr = jaxcompat.open_jaxpr(whole.jaxpr)
-    count = whole.in_tree.children()[0].num_leaves
-    moving = {v for v in jaxpr.invars[:count] if v.aval.to_tangent_aval().dtype != float0}
+    groups = positional(whole)
+    chosen = [jaxpr.invars[i] for number in argnums for i in groups[number]]
+    moving = {v for v in chosen if v.aval.to_tangent_aval().dtype != float0}
     (call,) = jaxpr.eqns
     tangents = [type(v) is not Literal and v in moving for v in call.invars]
     constants = set(jaxpr.constvars)

@@ -6,7 +6,9 @@ found.files[0].lines[0].total.work.flops
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
+from itertools import groupby
 
 import jax.numpy as jnp
 
@@ -21,11 +23,19 @@ from jaxprtool.analysis.source_lines import (
     with_residuals,
     with_times,
 )
-from jaxprtool.errors import JaxprToolError
+from jaxprtool.errors import ArgumentsError, JaxprToolError
+from jaxprtool.ir.core.equations import type_of
 from jaxprtool.ir.programs.program import Program
+from jaxprtool.ir.programs.trees import filled, structure
 from jaxprtool.ir.source.frame_choice import current_frame_view, frames
 from jaxprtool.ir.source.frames import frames_now
 from jaxprtool.jaxcompat import Aval
+from jaxprtool.passes.framework.retrace import (
+    chosen_argnums,
+    positional,
+    positional_roots,
+    root_of,
+)
 from jaxprtool.passes.transforms.linear import Vjp
 
 
@@ -33,6 +43,7 @@ def source(
     program: Program,
     *,
     residuals: bool | None = None,
+    argnums: int | Sequence[int] = 0,
     profile: Profile | None = None,
     shardings: Shardings | None = None,
 ) -> Source:
@@ -45,22 +56,25 @@ def source(
         residuals: Whether to count the bytes that each line keeps for the gradient. By default they
             are counted if the program returns a single float, such as a loss, and is not a
             gradient.
+        argnums: The positional arguments of this gradient.
         profile: A profile of the program, `jaxprtool.profile(program)`, whose times are added.
         shardings: The shardings of the program, `jaxprtool.shardings(program)`, whose bytes sent by
             each device are added.
 
     Raises:
+        ArgumentsError: If residuals are counted, and there is no floating-point array in an
+            argument of `argnums`.
         UnsupportedError: If residuals are counted and `vjp` raises it.
     """
     found = source_lines(program)
     package = "" if found.files else called_package(program)
     if not package:
-        found = _with_residuals(found, program, residuals)
+        found = _with_residuals(found, program, residuals, argnums)
         found = found if profile is None else with_times(found, profile)
         return _with_collectives(found, program, shardings)
     with frames(current_frame_view().choice, package):
         found = replace(source_lines(program), package=package)
-        found = _with_residuals(found, program, residuals)
+        found = _with_residuals(found, program, residuals, argnums)
         if profile is not None and profile.trace is not None:
             lines = profile_of(profile.trace, profile.name, frames_now(program.roots)).lines
             found = with_times(found, replace(profile, lines=lines))
@@ -73,18 +87,73 @@ def _with_collectives(found: Source, program: Program, shardings: Shardings | No
     return with_collectives(found, shardings, frames_now(program.roots))
 
 
-def _with_residuals(found: Source, program: Program, residuals: bool | None) -> Source:
+def _with_residuals(
+    found: Source, program: Program, residuals: bool | None, argnums: int | Sequence[int]
+) -> Source:
     is_loss = gives_one_float(program) and any(map(_is_float, program.in_avals))
     if residuals or (residuals is None and is_loss and not found.has_backward):
         try:
-            differentiated = Vjp()(program)
+            program, numbers, names = differentiated(program, argnums)
+            gradient = Vjp(argnums=numbers)(program)
         except JaxprToolError as fault:
             if residuals:
                 raise
             return replace(found, why_not_kept=fault.message)
-        kept = found_residuals(differentiated["forward"], differentiated["backward"], {})
-        found = with_residuals(found, kept)
+        kept = found_residuals(gradient["forward"], gradient["backward"], {})
+        found = with_residuals(found, kept, names)
     return found
+
+
+def differentiated(
+    program: Program, argnums: int | Sequence[int]
+) -> tuple[Program, tuple[int, ...], tuple[str, ...]]:
+    """Return a program with the user's arguments, and which are differentiated, with their names.
+
+    Args:
+        program: The program. That of a function of a library, such as `eqx.filter_jit`, takes the
+            user's arguments in one; they are told apart by their names.
+        argnums: The positions of the user's arguments.
+
+    Raises:
+        ArgumentsError: If there is no argument at a position, or it has no floating-point array.
+    """
+    program = _with_own_arguments(program)
+    numbers = chosen_argnums(program, "residuals", argnums)
+    roots, groups = positional_roots(program), positional(program)
+    names = [root or f"argument {number}" for number, root in enumerate(roots)]
+    moving = [any(_is_inexact(program.in_avals[i]) for i in group) for group in groups]
+    for number in numbers:
+        if not moving[number]:
+            types = [type_of(program.in_avals[i]) for i in groups[number]]
+            what = f"is {types[0]}" if len(types) == 1 else "has no floating-point array"
+            floats = ", ".join(f"{i} ({names[i]})" for i, flag in enumerate(moving) if flag)
+            raise ArgumentsError(
+                f"{program.name} has no gradient with respect to argument {number}: "
+                f"{names[number]} {what}",
+                f"--argnums takes the position of another: {floats}" if floats else None,
+            )
+    return program, numbers, tuple(names[number] for number in numbers)
+
+
+def _with_own_arguments(program: Program) -> Program:
+    """Return a program with one positional argument for each of the user's.
+
+    The program changes only if one of its arguments holds several, and they are in order.
+    """
+    groups = positional(program)
+    roots = [root_of(name) for name in program.arg_names]
+    if all(len({roots[i] for i in group}) <= 1 for group in groups):
+        return program
+    flat = [i for group in groups for i in group]
+    runs = [list(run) for _, run in groupby(flat, lambda i: roots[i])]
+    if len(runs) > len({roots[i] for i in flat}):
+        return program
+    _, keywords = filled(program.in_tree, range(len(program.arg_names)))
+    return program.replace(in_tree=structure((tuple(runs), keywords)))
+
+
+def _is_inexact(aval: Aval) -> bool:
+    return jnp.issubdtype(getattr(aval, "dtype", None), jnp.inexact)
 
 
 def gives_one_float(program: Program) -> bool:

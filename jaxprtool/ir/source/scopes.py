@@ -115,6 +115,10 @@ class ScopeReader:
             self._levels[traceback] = tuple(function_levels(frames, self._frames))
         return self._levels[traceback]
 
+    def functions(self, eqn: JaxprEqn) -> set[str]:
+        """Return the names of the functions that an equation comes from, without their classes."""
+        return {level.name.rpartition(".")[2] for level in self._functions(eqn)}
+
     def _name_scopes(self, eqn: JaxprEqn) -> NameScopes:
         text = jaxcompat.name_stack(eqn)
         if text not in self._names:

@@ -187,7 +187,7 @@ def positional(program: Program) -> list[list[int]]:
 def positional_roots(program: Program) -> list[str]:
     """Return the name of each positional argument of a program; "" if it has no arrays."""
     names = [program.arg_names[flat[0]] if flat else "" for flat in positional(program)]
-    return [_root(name) for name in names]
+    return [root_of(name) for name in names]
 
 
 def chosen(
@@ -228,10 +228,11 @@ def chosen_argnums(
 
 def _roots(program: Program) -> str:
     """Return the names of the whole arguments of a program: `params` for `params['w']`."""
-    return ", ".join(dict.fromkeys(map(_root, program.arg_names)))
+    return ", ".join(dict.fromkeys(map(root_of, program.arg_names)))
 
 
-def _root(name: str) -> str:
+def root_of(name: str) -> str:
+    """Return the name of a whole argument: `params` for `params['w']`."""
     return re.split(r"[\[.]", name)[0]
 
 

@@ -59,6 +59,12 @@ class Vjp(WithAux):
     `checkpoint_name`. `backward` takes the residuals and the cotangents of the results, and returns
     those of the arguments.
 
+    Args:
+        argnums: The positional arguments to differentiate with respect to; by default all.
+
+    Raises:
+        ArgumentsError: If `argnums` contains a position without an argument, or one twice.
+
     Example:
         def f(x):
             return jnp.sin(x)
@@ -74,19 +80,39 @@ class Vjp(WithAux):
     name: ClassVar[str] = "vjp"
     group: ClassVar[str] = "split"
 
+    argnums: int | tuple[int, ...] | None = None
+
     def __call__(self, program: Program) -> Programs:
         """Return `forward`, and `backward`, which takes (residuals, cotangents).
 
-        `backward` returns a tuple of cotangents, one for each positional argument. Raises
-        ArgumentsError, and UnsupportedError as `retraced` does.
+        `backward` returns a tuple of cotangents, one for each argument in `argnums`, or a single
+        one if `argnums` is a number. Raises ArgumentsError, and UnsupportedError as `retraced`
+        does.
         """
         program = as_pair(program)
+        at = tuple(range(len(positional(program))))
+        if self.argnums is not None:
+            at = chosen_argnums(program, self.name, self.argnums)
         count = len(main_results(program, self.name, self.has_aux))
         tree = program.out_tree.children()[0] if self.has_aux else program.out_tree
         example = filled(tree, range(count))
         avals = [aval.to_ct_aval() for aval in program.out_avals[:count]]
         given = _BackwardArguments((example,), avals, paths("cotangents", example))
-        return _forward_and_backward(program, self.name, jax.vjp, self.has_aux, given)
+
+        def vjp(fun: Function, *primals: object, has_aux: bool) -> tuple[object, ...]:
+            def moving(*args: object) -> object:
+                return fun(*(dict(enumerate(primals)) | dict(zip(at, args, strict=True))).values())
+
+            out, pulled, *aux = jax.vjp(moving, *(primals[n] for n in at), has_aux=has_aux)
+            if isinstance(self.argnums, int):
+                pulled = jax.tree_util.Partial(_first, pulled)
+            return out, pulled, *aux
+
+        return _forward_and_backward(program, self.name, vjp, self.has_aux, given)
+
+
+def _first(function: Function, *args: object) -> object:
+    return function(*args)[0]
 
 
 @dataclass(frozen=True)

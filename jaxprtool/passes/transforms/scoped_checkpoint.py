@@ -3,13 +3,15 @@
     checkpoint(only='Block_*', policy='dots_saveable')
 
 A scope is one of `ir.source.scopes`: a name scope as modules open them, or a called function.
-The body of a loop is one too, with the name of its function. Of nested matching scopes the
-outermost is taken. Its equations are consecutive; they become one call, which computes the same.
+A call that JAX keeps, such as that of a function under `jax.jit`, and the body of a loop are scopes
+too, with the names of their functions. Of nested matching scopes the outermost is taken. Its
+equations are consecutive; they become one call, which computes the same.
 """
 
 from __future__ import annotations
 
 import glob
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
@@ -78,7 +80,7 @@ class Level:
 
 
 def checkpoint_levels(program: Program) -> tuple[Level, ...]:
-    """Return the bodies of loops, and the scopes with expensive equations, the outermost first."""
+    """Return the bodies of loops, and scopes and calls with products, the outermost first."""
     plan = _Plan("", program)
     plan.look_into(jaxcompat.open_jaxpr(program.jaxpr), ())
     return tuple(plan.levels.values())
@@ -120,14 +122,15 @@ class _Plan:
         positions = {id(eqn): position for position, eqn in enumerate(jaxpr.eqns)}
 
         def walk(parts: Sequence[Part], path: tuple[str, ...]) -> None:
-            for part in parts:
-                inside = (*path, *_names_of(part))
+            for part, names in zip(parts, self._names_of(parts), strict=True):
+                inside = (*path, *names)
                 if self._matches(inside, len(path)):
                     eqns = list(_equations(part))
                     self._add(jaxpr, eqns, read, positions[id(eqns[-1])])
-                elif isinstance(part, Scope):
-                    if inside != path and any(map(_has_product, _equations(part))):
-                        self._add_level(inside, False)
+                    continue
+                if inside != path and any(map(_has_product, _equations(part))):
+                    self._add_level(inside, False)
+                if isinstance(part, Scope):
                     walk(part.parts, inside)
                 else:
                     self._look_inside(part, inside)
@@ -136,6 +139,29 @@ class _Plan:
             self._add(jaxpr, jaxpr.eqns, read, len(jaxpr.eqns) - 1)
         else:
             walk(self._scopes.parts(jaxpr), path)
+
+    def _names_of(self, parts: Sequence[Part]) -> Iterator[tuple[str, ...]]:
+        """Yield the scopes that each part opens: those of a scope, or a called function."""
+        calls = ["" if isinstance(part, Scope) else self._called(part) for part in parts]
+        numbers = Counter[str]()
+        for part, name in zip(parts, calls, strict=True):
+            numbers[name] += 1
+            if isinstance(part, Scope):
+                yield tuple(part.name.split("/"))
+            elif name and calls.count(name) > 1:
+                yield (f"{name} #{numbers[name]}",)
+            else:
+                yield (name,) if name else ()
+
+    def _called(self, eqn: JaxprEqn) -> str:
+        """Return the name of the user's function that an equation calls, or ""."""
+        if traits(eqn).call in ("", "remat"):
+            return ""
+        for _, body in bodies(eqn):
+            name = str(eqn.params.get("name") or body.debug_info.func_name)
+            if any(name in self._scopes.functions(inner) for inner in body.eqns):
+                return name
+        return ""
 
     def _look_inside(self, eqn: JaxprEqn, path: tuple[str, ...]) -> None:
         held = None if traits(eqn).custom_derivative else regions(eqn)
@@ -172,12 +198,6 @@ class _Plan:
             [v for eqn in eqns for v in eqn.outvars if read.get(v, -1) > last],
         )
         self.groups.update((eqn.outvars[0], group) for eqn in eqns)
-
-
-def _names_of(part: Part) -> tuple[str, ...]:
-    """Return the scopes of a part: for an equation, none."""
-    text = part.name if isinstance(part, Scope) else ""
-    return tuple(text.split("/")) if text else ()
 
 
 def _is_like(name: str, pattern: str) -> bool:

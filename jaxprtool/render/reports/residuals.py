@@ -14,7 +14,7 @@ from rich.table import Table
 from rich.text import Text
 
 from jaxprtool.ir.basics.paths import common_path, without_numbers
-from jaxprtool.ir.basics.quantities import in_bytes, plural, times, with_prefix
+from jaxprtool.ir.basics.quantities import in_bytes, plural, some, times, with_prefix
 from jaxprtool.render.reports.memory import unknown_text
 from jaxprtool.render.terminal import theme
 from jaxprtool.render.terminal.rendering import Rendering
@@ -42,6 +42,9 @@ PLACEMENTS = "peaks under jax.checkpoint"
 
 #: The maximum length of a policy's arguments in the table.
 _MOST_ARGUMENTS = 40
+
+#: The maximum number of arguments in the first line.
+_MOST_NAMES = 4
 
 
 def residuals_table(found: Residuals, width: int, top: int | None) -> Rendering:
@@ -107,7 +110,7 @@ def policy_text(policy: str) -> str:
 
 
 def _proposal(name: str, found: Proposal, width: int) -> Iterator[RenderableType]:
-    """Yield a proposal within a budget: the names and their places, the policy, and its cost."""
+    """Yield what a proposal saves within a budget and where, and a cheaper one if there is one."""
     heading = f"within {in_bytes(found.budget)}"
     if not found.policy:
         yield Text(f"{heading}: all residuals of {name} fit, without a policy")
@@ -117,6 +120,16 @@ def _proposal(name: str, found: Proposal, width: int) -> Iterator[RenderableType
         peak = "" if before is None else f", {_peak_text(before)}"
         yield Text(f"{heading}: no place of jax.checkpoint lowers the peak of its gradient{peak}")
         return
+    yield from _placement(name, heading, found, placement, before, width)
+    if found.cheaper is not None:
+        heading = "with fewer FLOPs"
+        yield from (Text(), *_placement(name, heading, found, found.cheaper, before, width))
+
+
+def _placement(
+    name: str, heading: str, found: Proposal, placement: Placement, before: Placement, width: int
+) -> Iterator[RenderableType]:
+    """Yield the names to save and their lines, the policy and where to put it, and its cost."""
     values = found.values if placement.policy == found.policy else ()
     if values:
         columns = number("bytes"), text("line", theme.BINDER), text("saved value")
@@ -125,7 +138,9 @@ def _proposal(name: str, found: Proposal, width: int) -> Iterator[RenderableType
             table.add_row(in_bytes(value.bytes), value.source, _to_write(value))
         yield from (table, Text())
     else:
-        yield Text(f"{heading}, save nothing")
+        policy = policy_text(placement.policy)
+        saved = "save nothing" if policy == "nothing_saveable" else f"save as {policy} does"
+        yield Text(f"{heading}, {saved}")
     # Break lines only between names, so that the code can be pasted.
     lines = textwrap.TextWrapper(
         width, subsequent_indent="    ", break_long_words=False, break_on_hyphens=False
@@ -186,11 +201,12 @@ def _merged(group: Sequence[Residual]) -> Residual:
 
 
 def total_text(found: Residuals) -> str:
-    """Return the total: `loss keeps 3 residuals, 1.5 MiB`."""
+    """Return the total: `loss keeps 3 residuals, 1.5 MiB, with respect to params`."""
     kept = plural(len(found.residuals), "residual")
     size = "" if found.total_bytes is None else f", {in_bytes(found.total_bytes)}"
     name = f"the gradient inside {found.name}" if found.is_inside else found.name
-    return f"{name} keeps {kept}{size}"
+    names = f", with respect to {some(found.with_respect_to, _MOST_NAMES)}"
+    return f"{name} keeps {kept}{size}{names if found.with_respect_to else ''}"
 
 
 def size_text(number: int | None) -> str:

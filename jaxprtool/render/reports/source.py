@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from rich.console import Group as Parts
 from rich.text import Text
 
-from jaxprtool.ir.basics.quantities import in_bytes, plural
+from jaxprtool.ir.basics.quantities import in_bytes, plural, some
 from jaxprtool.render.reports import profile
 from jaxprtool.render.reports.cost import (
     RANGE,
@@ -33,6 +33,9 @@ if TYPE_CHECKING:
     from jaxprtool.analysis.cost.devices import Device
     from jaxprtool.analysis.profile import Profile
     from jaxprtool.analysis.source_lines import Source, SourceFile, SourceLine
+
+#: The maximum number of arguments of the gradient in a note.
+_MOST_NAMES = 4
 
 #: The minimum share of the work, the bytes, the residuals or the time of a line that is shown.
 _SHARE = 0.01
@@ -271,8 +274,10 @@ def _notes(found: Source, hidden: int, device: Device | None) -> Iterator[str]:
     if found.elsewhere:
         yield f"{plural(found.elsewhere, 'equation')} not from your lines"
     kept = found.kept
-    if kept is not None and kept.arguments:
-        yield f"{in_bytes(kept.arguments)} of the residuals are arguments"
+    if kept is not None:
+        names = some(kept.with_respect_to, _MOST_NAMES)
+        arguments = f"; {in_bytes(kept.arguments)} are arguments" if kept.arguments else ""
+        yield f"residuals are of the gradient with respect to {names}{arguments}"
     if kept is not None and kept.elsewhere:
         yield f"{in_bytes(kept.elsewhere)} of the residuals do not come from your lines"
     if found.sent_bytes is not None:

@@ -71,7 +71,7 @@ def test_the_cheapest_set_of_names_that_fits_is_proposed():
         for chosen in itertools.combinations(names, count):
             policy = jax.checkpoint_policies.save_only_these_names(*chosen)
             program = trace(jax.checkpoint(with_names, policy=policy), W, X)
-            halves = program.apply("vjp")
+            halves = program.apply("vjp(argnums=0)")
             flops = sum(jaxprtool.cost(half).total.work.flops for _, half in halves.items())
             measured.append((residuals(program).total_bytes, flops))
     for budget in sorted({size for size, _ in measured}):
@@ -121,7 +121,7 @@ def test_naming_the_proposed_values_saves_the_predicted_bytes(fun, budget):
     room = dict(globals())
     exec(source, room)
     policy = f"checkpoint(policy={found.policy!r})"
-    halves = trace(room[fun.__name__], W, X).apply(f"{policy}, vjp")
+    halves = trace(room[fun.__name__], W, X).apply(f"{policy}, vjp(argnums=0)")
     assert total_bytes(halves["backward"]) == found.total_bytes <= budget
     assert sum(jaxprtool.cost(half).total.work.flops for _, half in halves.items()) == found.flops
 

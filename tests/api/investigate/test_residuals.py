@@ -46,10 +46,11 @@ def test_each_residual_has_its_line_and_readers():
     weights = found["w"]
     assert weights.source == "" and weights.argument == "w" and weights.recompute == 0
     assert {each.primitive for each in weights.readers} == {"dot_general"}
-    assert {each.source.rpartition(":")[2] for each in weights.readers} == {
-        str(start + 1),
-        str(start + 4),
-    }
+    # Its product with x is read for the gradient of x alone.
+    lines = [str(start + number) for number in (1, 4)]
+    assert {each.source.rpartition(":")[2] for each in weights.readers} == set(lines[1:])
+    both = by_primitive(residuals(trace(net, W, X), argnums=(0, 1)))
+    assert {each.source.rpartition(":")[2] for each in both["w"].readers} == set(lines)
 
 
 def test_the_cost_is_that_of_the_equations_between_a_residual_and_other_saved_values():

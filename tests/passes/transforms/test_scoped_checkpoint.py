@@ -44,6 +44,36 @@ def scanned(w, x):
     return x.sum() + sums.sum()
 
 
+def calls(w, x):
+    called = jax.jit(block)
+    x = called(w, called(w, x))
+    return jnp.exp(called(w, x)).sum()
+
+
+def calls_in_a_loop(w, x):
+    called = jax.jit(block)
+    return jax.lax.scan(lambda x, _: (called(w, called(w, x)), None), x, length=3)[0].sum()
+
+
+def calls_in_a_call(w, x):
+    called = jax.jit(block)
+    return jax.jit(lambda w, x: jnp.sin(called(w, called(w, x))))(w, x).sum()
+
+
+@jax.custom_jvp
+def ruled(w, x):
+    return block(w, x)
+
+
+@ruled.defjvp
+def _(primals, tangents):
+    return jax.jvp(block, primals, tangents)
+
+
+def with_a_rule(w, x):
+    return ruled(w, jnp.exp(-ruled(w, x))).sum()
+
+
 def remats(program):
     eqns = equations(jaxcompat.open_jaxpr(program.jaxpr))
     return [eqn for eqn in eqns if eqn.primitive.name == "remat2"]
@@ -59,6 +89,11 @@ def remats(program):
         (scopes, "Block_?/I*", 3),
         (functions, "block", 2),
         (scanned, "layer", 1),
+        (calls, "block", 3),
+        (calls, "block #2", 1),
+        (calls_in_a_loop, "block #*", 2),
+        (calls_in_a_call, "block", 2),
+        (with_a_rule, "ruled", 2),
     ],
 )
 @pytest.mark.parametrize("policy", ["nothing_saveable", "dots_saveable"])

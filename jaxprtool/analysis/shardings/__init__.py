@@ -217,8 +217,9 @@ class Constraint:
     Attributes:
         line: The line of the operation that computes the value.
         value: The operation and its line.
-        spec: The spec for `with_sharding_constraint`.
+        spec: The spec for `with_sharding_constraint`; "" if the constraint is removed.
         replaces: Whether the operation is a constraint already, and only its spec changes.
+        replaced: The spec that such a constraint has in the source; else "".
         sent_bytes: The bytes that each device sends in a call with this constraint.
         memory_bytes: The bytes of memory on each device with this constraint.
     """
@@ -227,6 +228,7 @@ class Constraint:
     value: str
     spec: str
     replaces: bool
+    replaced: str
     sent_bytes: int
     memory_bytes: int
 
@@ -253,6 +255,7 @@ class Shardings(Printed):
             device.
         constraints: Constraints that help, each tried alone, the best first; None if none were
             tried.
+        tried: The number of constraints that were compiled.
     """
 
     name: str
@@ -267,6 +270,7 @@ class Shardings(Printed):
     products_share: float = 1.0
     compute_seconds: float | None = None
     constraints: tuple[Constraint, ...] | None = None
+    tried: int = 0
 
     @property
     def sent_bytes(self) -> int:

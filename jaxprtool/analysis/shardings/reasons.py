@@ -406,7 +406,7 @@ class Reasons:
         if moved.kind in REDUCTIONS or found.mixes or not is_alike:
             return found
         for _ in range(_STEPS):
-            if _is_constraint(consumer):
+            if is_constraint(consumer):
                 before = self._whole.spec(operand) if found.before is None else found.before
                 after, axes = self._whole.spec(consumer), set(map(_axis, moved.axes))
                 if before is None or after is None:
@@ -415,7 +415,7 @@ class Reasons:
                     return found
                 return found._replace(edge=Edge(operand, consumer), needed=after)
             users = self._whole.users[consumer.id]
-            constraints = [each for each in users if _is_constraint(each)]
+            constraints = [each for each in users if is_constraint(each)]
             alike = (each for each in users if self._is_alike(consumer, each))
             following = next(iter(constraints), None) or next(alike, None)
             if following is None:
@@ -557,7 +557,8 @@ def _is_of_type(operand: Shape, moved: Shape) -> bool:
     return types[0] == types[1] or all(each.startswith(("f", "bf")) for each in types)
 
 
-def _is_constraint(instruction: Instruction) -> bool:
+def is_constraint(instruction: Instruction) -> bool:
+    """Return True for a constraint of the source."""
     return instruction.path.rpartition("/")[2] in ("sharding_constraint", "reshard")
 
 

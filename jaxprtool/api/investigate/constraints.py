@@ -1,10 +1,14 @@
 """Propose sharding constraints that reduce communication. Each is compiled before it is proposed.
 
-For a value that the partitioner reshards, the candidates keep its sharding: the spec of the operand
-is put on the operation that needs another sharding, or the same mesh axes on another dimension. A
-constraint applies to every equation of its line. A constraint in the source may be changed on any
-line. A new one is tried only on lines without a gradient, since JAX would constrain the gradient
-too.
+Each constraint of the source is tried with the specs that its operand and its readers suggest,
+removed, and with its mesh axes on other dimensions. For a value that the partitioner reshards, the
+candidates keep its sharding: the spec of the operand is put on the operation that needs another
+sharding, or the same mesh axes on another dimension. A constraint applies to every equation of its
+line, as an edit of the source does: in a gradient, also to the constraint of the cotangent. A new
+one is tried only on lines without a gradient, since JAX would constrain the gradient too.
+
+Compiling takes most of the time, so the first candidate of each constraint is tried before the
+second of any, beginning with the largest value whose surroundings suggest another spec.
 """
 
 from __future__ import annotations
@@ -13,12 +17,14 @@ import ast
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
+from itertools import zip_longest
 from math import prod
 from typing import NamedTuple
 
 from jax.sharding import AbstractMesh, AxisType, Mesh, NamedSharding, PartitionSpec
 
 from jaxprtool.analysis.shardings import Collective, Constraint, Shardings
+from jaxprtool.analysis.shardings.constraint_specs import ConstraintSpecs
 from jaxprtool.errors import JaxprToolError, UnsupportedError
 from jaxprtool.ir.core.equations import equations
 from jaxprtool.ir.hlo.mesh_axes import spec_text
@@ -30,26 +36,33 @@ from jaxprtool.jaxcompat import JaxprEqn
 from jaxprtool.passes.transforms.constrained_values import constrain_values
 
 #: The number of collectives for which constraints are tried, and of constraints.
-_COLLECTIVES, _TRIES = 4, 8
+_COLLECTIVES, _TRIES = 4, 16
 
 #: The share of the bytes that a constraint has to save.
 _LEAST = 0.01
 
 
 class _Candidate(NamedTuple):
-    """A constraint to try: the equations of a line with results of one shape, and a spec."""
+    """A constraint to try: the equations of a line with results of one shape, and a spec.
+
+    A constraint of the source is removed if the spec is None.
+    """
 
     equations: tuple[JaxprEqn, ...]
-    spec: PartitionSpec
+    spec: PartitionSpec | None
 
 
 def with_constraints(
-    found: Shardings, program: Program, compile: Callable[[Program], Shardings]
+    found: Shardings,
+    source: Sequence[ConstraintSpecs],
+    program: Program,
+    compile: Callable[[Program], Shardings],
 ) -> Shardings:
     """Return sharding facts with the constraints that reduce communication.
 
     Args:
         found: The facts of the program as it is.
+        source: Its constraints, with the specs that their surroundings suggest.
         program: The program.
         compile: Compiles a program, and returns its facts.
 
@@ -59,10 +72,11 @@ def with_constraints(
     """
     mesh = _mesh(program, found)
     frames = frames_now(program.roots)
-    helpful = []
-    for each in _candidates(found, program, frames):
-        sharding = NamedSharding(mesh, each.spec)
+    helpful, tried = [], 0
+    for each in _candidates(found, source, program, frames):
+        sharding = None if each.spec is None else NamedSharding(mesh, each.spec)
         wanted = {eqn.outvars[0]: sharding for eqn in each.equations}
+        tried += 1
         try:
             changed = compile(constrain_values(program, wanted))
         except (JaxprToolError, ValueError):
@@ -70,7 +84,7 @@ def with_constraints(
         if changed.sent_bytes < found.sent_bytes * (1 - _LEAST):
             helpful.append(_constraint(each, frames, changed))
     helpful.sort(key=lambda each: each.sent_bytes)
-    return replace(found, constraints=tuple(helpful))
+    return replace(found, constraints=tuple(helpful), tried=tried)
 
 
 def _mesh(program: Program, found: Shardings) -> Mesh | AbstractMesh:
@@ -85,20 +99,59 @@ def _mesh(program: Program, found: Shardings) -> Mesh | AbstractMesh:
     raise UnsupportedError(f"no constraints are tried: {program.name} names no mesh of its devices")
 
 
-def _candidates(found: Shardings, program: Program, frames: Frames) -> Iterator[_Candidate]:
-    """Yield the constraints to try, in the order of the collectives."""
+def _candidates(
+    found: Shardings, source: Sequence[ConstraintSpecs], program: Program, frames: Frames
+) -> Iterator[_Candidate]:
+    """Yield the constraints to try, in turns: one for each constraint and collective."""
     found_equations = list(equations(top_jaxpr(program)))
     backward = {frames.line_of([eqn]) for eqn in found_equations if is_backward(eqn)}
     by_name = defaultdict[str, list[JaxprEqn]](list)
     for eqn in found_equations:
-        if _is_constraint(eqn) or frames.line_of([eqn]) not in backward:
+        if not _is_constraint(eqn) and frames.line_of([eqn]) not in backward:
             by_name[frames.named([eqn])].append(eqn)
-    tried: dict[tuple[object, PartitionSpec], _Candidate] = {}
     added = [each for each in found.collectives if each.reason is not None and each.axes]
-    for each in added[:_COLLECTIVES]:
-        for candidate in _of_collective(each, by_name, found):
+    of_source = list(_of_source(source, found_equations, frames, found)) if added else []
+    of_values = [_of_collective(each, by_name, found) for each in added[:_COLLECTIVES]]
+    tried: dict[object, _Candidate] = {}
+    for turn in zip_longest(*of_source, *of_values):
+        for candidate in filter(None, turn):
             tried.setdefault((candidate.equations[0].outvars[0], candidate.spec), candidate)
     yield from list(tried.values())[:_TRIES]
+
+
+def _of_source(
+    source: Sequence[ConstraintSpecs],
+    found_equations: Sequence[JaxprEqn],
+    frames: Frames,
+    found: Shardings,
+) -> Iterator[list[_Candidate]]:
+    """Yield the candidates of each constraint of the source: other specs, and none."""
+    by_place = defaultdict[tuple[str, tuple[int, ...], str], list[JaxprEqn]](list)
+    for eqn in filter(_is_constraint, found_equations):
+        line = frames.line_of([eqn]).partition(BEHIND)[0]
+        by_place[line, eqn.outvars[0].aval.shape, _source_spec(eqn)].append(eqn)
+    for each in source:
+        eqns = tuple(by_place.get((each.line, each.shape, each.spec), ()))
+        if not eqns:
+            continue
+        now = _entries(each.spec)
+        axes = [axis for entry in now for axis in _without((), entry)]
+        groups = [axes] if axes else [[axis] for axis in found.mesh]
+        suggested = map(_entries, each.suggested)
+        moved = (spec for group in groups for spec in _specs(group, now, now, len(each.shape)))
+        listed = [spec for spec in dict.fromkeys((*suggested, *moved)) if spec != now]
+        specs: list[PartitionSpec | None] = [
+            spec for spec in listed if _divides(spec, each.shape, found.mesh)
+        ]
+        specs.insert(min(len(each.suggested), len(specs), 1), None)
+        yield [_Candidate(eqns, spec) for spec in specs]
+
+
+def _source_spec(eqn: JaxprEqn) -> str:
+    """Return the spec of a constraint as text."""
+    spec = getattr(eqn.params["sharding"], "spec", PartitionSpec())
+    entries = tuple(_without((), entry) for entry in spec if entry is not spec.UNCONSTRAINED)
+    return spec_text(entries)
 
 
 def _of_collective(
@@ -156,12 +209,14 @@ def _is_constraint(eqn: JaxprEqn) -> bool:
 
 
 def _constraint(candidate: _Candidate, frames: Frames, changed: Shardings) -> Constraint:
-    eqn = candidate.equations[0]
+    eqn, spec = candidate.equations[0], candidate.spec
+    replaces = _is_constraint(eqn)
     return Constraint(
         frames.line_of([eqn]).partition(BEHIND)[0],
         frames.named([eqn]),
-        spec_text(tuple(_without((), entry) for entry in candidate.spec)),
-        _is_constraint(eqn),
+        "" if spec is None else spec_text(tuple(_without((), entry) for entry in spec)),
+        replaces,
+        _source_spec(eqn) if replaces else "",
         changed.sent_bytes,
         changed.memory_bytes,
     )

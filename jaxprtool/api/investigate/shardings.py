@@ -16,6 +16,7 @@ from jax.sharding import Mesh
 
 from jaxprtool.analysis.shardings import Shardings
 from jaxprtool.analysis.shardings.collectives import found_collectives
+from jaxprtool.analysis.shardings.constraint_specs import constraint_specs
 from jaxprtool.analysis.shardings.repeated_work import repeated_work
 from jaxprtool.analysis.shardings.sharded_module import ShardedModule
 from jaxprtool.analysis.shardings.values import found_values
@@ -30,7 +31,7 @@ from jaxprtool.ir.hlo.products import product_flops
 from jaxprtool.ir.programs.meshes import mesh_of
 from jaxprtool.ir.programs.program import Program
 from jaxprtool.ir.programs.ref_contents import with_contents
-from jaxprtool.ir.source.frames import frames_now
+from jaxprtool.ir.source.frames import Frames, frames_now
 
 
 def shardings(
@@ -68,24 +69,29 @@ def shardings(
         )
     program = with_contents(program)
     compile = partial(_shardings, arguments=arguments, devices=devices)
-    found = compile(program)
-    return with_constraints(found, program, compile) if propose else found
+    found, whole = compile(program)
+    if not propose:
+        return found
+    return with_constraints(found, constraint_specs(whole), program, lambda p: compile(p)[0])
 
 
 def _shardings(
     program: Program, arguments: Sequence[object], devices: Sequence[jax.Device]
-) -> Shardings:
+) -> tuple[Shardings, ShardedModule]:
+    """Return the facts of a program, and its module before the partitioner."""
     with compiled_afresh():
         found = partitioned(program, arguments, devices)
-    with without_collector():
-        return _described(program, found)
-
-
-def _described(program: Program, found: Partitioned) -> Shardings:
-    devices = found.devices
-    axes = _axes(program, found, devices)
+    axes = _axes(program, found, found.devices)
     frames = frames_now(program.roots)
     whole = ShardedModule(found.before, axes, frames, program.out_names)
+    with without_collector():
+        return _described(program, found, whole, frames), whole
+
+
+def _described(
+    program: Program, found: Partitioned, whole: ShardedModule, frames: Frames
+) -> Shardings:
+    devices, axes = found.devices, whole.axes
     memory = found.compiled.memory_analysis()
     memory_bytes = (
         memory.argument_size_in_bytes

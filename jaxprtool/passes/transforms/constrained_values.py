@@ -12,7 +12,7 @@ from jaxprtool.jaxcompat import Atom, JaxprEqn, Var
 
 
 def constrain_values(
-    program: Program, shardings: Mapping[Var, jax.sharding.NamedSharding]
+    program: Program, shardings: Mapping[Var, jax.sharding.NamedSharding | None]
 ) -> Program:
     """Return a program in which variables, at any depth, have these shardings.
 
@@ -20,7 +20,7 @@ def constrain_values(
 
     Args:
         program: The program.
-        shardings: The shardings of results of its equations.
+        shardings: The shardings of results of its equations; None removes a constraint.
     """
 
     def visitor(writer: Writer) -> RewriteRule:
@@ -31,6 +31,9 @@ def constrain_values(
             is_constraint = eqn.primitive.name == "sharding_constraint"
             outs = list(eqn.invars) if is_constraint else writer.add(eqn)
             by_old = dict(zip(eqn.outvars, outs, strict=True))
+            wanted = [v for v in wanted if shardings[v] is not None]
+            if not wanted:
+                return outs
             placed = [shardings[v] for v in wanted]
             new = writer.trace(
                 lambda *values: list(map(jax.lax.with_sharding_constraint, values, placed)),

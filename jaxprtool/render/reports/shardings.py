@@ -241,16 +241,21 @@ def _times(factor: float) -> str:
 def _constraints(found: Shardings) -> Iterator[Text | Table]:
     """Yield a table of the constraints that reduce communication, each by itself."""
     if not found.constraints:
-        yield Text("no constraint was found that reduces communication")
+        tried = plural(found.tried, "other constraint")
+        yield Text(f"no constraint was found that reduces communication: {tried} compiled")
         return
     columns = number("sent"), number("memory"), text("line and constraint")
-    table = new_table("with one of these constraints, as compiled", *columns)
+    title = f"with one of these constraints, as compiled ({found.tried} tried)"
+    table = new_table(title, *columns)
     for each in found.constraints:
         code = f"with_sharding_constraint({'…' if each.replaces else each.value}, {each.spec})"
-        cell = Text(each.line, style=theme.BINDER).append(f"\n  {code}", style="default")
+        below = Text(code if each.spec else "without the constraint")
         if each.replaces:
-            cell.append(" instead of the constraint in the source", style=theme.COMMENT)
-        table.add_row(in_bytes(each.sent_bytes), in_bytes(each.memory_bytes), cell)
+            instead = "instead of " if each.spec else ""
+            below.append(f" {instead}{each.replaced} in the source", style=theme.COMMENT)
+        sizes = in_bytes(each.sent_bytes), in_bytes(each.memory_bytes)
+        table.add_row(*sizes, Text(each.line, style=theme.BINDER))
+        table.add_row("", "", Padding(below, (0, 0, 0, 2)))
     yield table
 
 

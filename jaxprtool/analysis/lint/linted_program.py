@@ -9,9 +9,11 @@ from functools import cached_property
 
 import numpy as np
 
+from jaxprtool.analysis.lint.derivatives import Differentiable, has_derivative
 from jaxprtool.analysis.lint.graph import GraphBuilder, Node, Scope, Value, mark_live
 from jaxprtool.analysis.lint.sources import Sources
 from jaxprtool.ir.core.equations import is_inexact
+from jaxprtool.ir.equality.structural_key import Unkeyable, parameters_key
 from jaxprtool.ir.evaluation.exact_numpy import evaluate_exactly
 from jaxprtool.ir.programs.donation import Donations, donations
 from jaxprtool.ir.programs.program import Program
@@ -92,19 +94,25 @@ class LintedProgram:
     def is_differentiated(self, node: Node) -> bool:
         """Return True if JAX differentiates an equation, or would in the gradient of a loss.
 
-        In a program with a gradient, it does if the line has equations of the backward part. A loss
-        is differentiated with respect to its first argument, as by `jax.grad`; if that has no
-        floats, with respect to all arguments.
+        In a program with a gradient, it does if the expression has equations of the backward part.
+        A loss is differentiated with respect to its first argument, as by `jax.grad`; if that has
+        no floats, with respect to all arguments.
         """
         if self.has_backward:
-            frame = self.frame(node)
-            return frame is not None and (frame.file, frame.line) in self._backward_lines
-        return self.is_loss and any(value in self._varying for value in node.ins)
+            return self.frame(node) in self._backward_expressions
+        varies = self.is_loss and any(value in self._varying for value in node.ins)
+        return varies and any(value in self.differentiable for value in node.outs)
 
     @cached_property
-    def _backward_lines(self) -> set[tuple[str, int]]:
-        frames = (self.frame(node) for node in self.nodes if node.is_backward)
-        return {(frame.file, frame.line) for frame in frames if frame is not None}
+    def _backward_expressions(self) -> set[UserFrame | None]:
+        return {self.frame(node) for node in self.nodes if node.is_backward} - {None}
+
+    @cached_property
+    def differentiable(self) -> set[Value]:
+        """The floats from which a path of equations with derivatives leads to a result."""
+        found = Differentiable()
+        found.arguments(self.top, (True,) * len(self.top.results))
+        return found.moved
 
     @cached_property
     def _varying(self) -> set[Value]:
@@ -112,7 +120,7 @@ class LintedProgram:
         floats = [value for value in self.top.arguments if is_inexact(value)]
         found = set([self.top.arguments[i] for i in self.first_argument] or floats)
         for node in self.every:  # those of bodies follow their loop
-            if any(value in found for value in node.ins):
+            if any(value in found for value in node.ins) and has_derivative(node):
                 found.update(out for out in node.outs if is_inexact(out))
                 found.update(v for scope in node.inner for v in scope.arguments if is_inexact(v))
         return found
@@ -219,6 +227,30 @@ def origin(value: Value, gives: Sequence[str] = ("same", "layout"), most: int = 
         else:
             break
     return value
+
+
+def is_same(one: Value, two: Value, steps: int = 8) -> bool:
+    """Return True if two values are computed alike from the same values, up to their layout."""
+    one, two = (origin(each, ("same", "layout", "cast")) for each in (one, two))
+    if one is two:
+        return True
+    if one.literal is not None and two.literal is not None:
+        return bool(one.literal == two.literal)
+    if one.node is None or two.node is None or not steps or not one.node.traits.may_merge:
+        return False
+    return (
+        (one.node.name, one.index, len(one.node.ins)) == (two.node.name, two.index, len(two.node.ins))
+        and not one.node.inner
+        and _parameters(one.node) == _parameters(two.node)
+        and all(is_same(a, b, steps - 1) for a, b in zip(one.node.ins, two.node.ins, strict=True))
+    )
+
+
+def _parameters(node: Node) -> object:
+    try:
+        return parameters_key(node.eqn)
+    except Unkeyable:
+        return node
 
 
 def ends(

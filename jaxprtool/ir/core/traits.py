@@ -49,7 +49,7 @@ class Traits:
             empty or has another kind of dtype.
         finite_between: The open interval of values of its first operand for which the result is
             finite; None if it is finite for every number.
-        stops_derivative: Its result has no derivative.
+        stops_derivative: Its result has no derivative, or one that is zero everywhere.
         gives: The relation of the result to the first operand. "same": the operand itself;
             "layout": all its elements, in another shape or order, or repeated; "part": some of its
             elements; "cast": its elements in another precision.
@@ -313,7 +313,7 @@ add_traits(
     *("squeeze", "stop_gradient", "sub", "tan", "tanh", "tile", "transpose", "unstack"),
     narrows=True,
 )
-add_traits("stop_gradient", stops_derivative=True)
+add_traits("ceil", "floor", "round", "sign", "stop_gradient", stops_derivative=True)
 add_traits("dot_general", bilinear=True)
 add_traits(
     *("conv_general_dilated", "dot_general", "fft", "ragged_dot_general", "scaled_dot"),

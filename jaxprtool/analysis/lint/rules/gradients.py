@@ -6,16 +6,13 @@ from collections.abc import Iterator
 
 import jax
 
-from jaxprtool.analysis.gradient_flow import Stop, gradient_flow
+from jaxprtool.analysis.gradient_flow import GradientFlow, Stop, gradient_flow
 from jaxprtool.analysis.lint.findings import Found
-from jaxprtool.analysis.lint.graph import Node, Scope
+from jaxprtool.analysis.lint.graph import Node, Value
 from jaxprtool.analysis.lint.linted_program import LintedProgram
-from jaxprtool.analysis.lint.ranges import step_rules
 from jaxprtool.analysis.lint.table import lint_rule
-from jaxprtool.ir.basics.caches import cached_method
 from jaxprtool.ir.basics.quantities import some
 from jaxprtool.ir.core.equations import is_inexact
-from jaxprtool.ir.core.regions import Regions
 from jaxprtool.ir.core.traits import traits
 from jaxprtool.ir.programs.program import Program
 
@@ -86,65 +83,67 @@ def zero_gradients(program: LintedProgram) -> Iterator[Found]:
     """The gradient of a loss with respect to an array of its first argument is zero.
 
     Every path from the array to the result goes through an operation without a derivative: `round`,
-    a comparison, a cast to integers, `argmax`. The rule does not report `stop_gradient`, nor
-    functions without any gradient, such as an accuracy.
+    a comparison, a cast to integers, `argmax`. The rule does not report `stop_gradient`, unless the
+    gradient with respect to every argument is zero, nor metrics that count, such as an accuracy.
     """
     if program.has_backward or not program.is_loss or not isinstance(program.program, Program):
         return
-    moved = _Differentiable().arguments(program.top, (True,))
     top = program.top.arguments
-    stopped = [i for i in program.first_argument if top[i].live_readers and not moved[i]]
-    if len(stopped) == len(program.first_argument):
-        return  # a metric, such as an accuracy, which has no gradient at all
-    for position in stopped[:_MOST_ARRAYS]:
+    floats = [i for i, value in enumerate(top) if is_inexact(value) and value.live_readers]
+    moved = [i for i in floats if top[i] in program.differentiable]
+    stopped = [i for i in program.first_argument if i in floats and i not in moved]
+    if not moved:
+        yield from _without_gradient(program, stopped)
+    elif len(stopped) == len(program.first_argument):
+        return  # the first argument is data
+    for position in stopped[:_MOST_ARRAYS] if moved else ():
         flow = gradient_flow(program.program, [position])
         meant = any(stop.primitive == "stop_gradient" for stop in flow.stops)
         if flow.reached or not flow.zero or not flow.stops or meant:
             continue
-        names = some([f"{each.primitive} ({each.source})" for each in flow.stops], 3)
-        verb = "stops" if len(flow.stops) == 1 else "stop"
-        yield Found(
-            _node(program, flow.stops[0]),
-            f"the gradient with respect to {flow.argument} is zero: {names} {verb} every path",
-            "pass the gradient straight through: x + stop_gradient(round(x) - x)",
-            "{bytes} that are never trained",
-            bytes=program.about.arguments[position].bytes or 0,
-        )
+        yield _zero(program, flow, flow.argument, program.about.arguments[position].bytes or 0)
 
 
-class _Differentiable:
-    """Finds the arguments from which a path of equations with derivatives leads to results.
-
-    Equations of which nothing is known count as having a derivative. JAX's own rules, by which
-    `gradient_flow` decides, take longer.
-    """
-
-    @cached_method
-    def arguments(self, scope: Scope, wanted: tuple[bool, ...]) -> tuple[bool, ...]:
-        """Return which arguments of a scope lead to some of its results."""
-        ends = zip(scope.results, wanted, strict=True)
-        moved = {value for value, flag in ends if flag and is_inexact(value)}
-        for node in reversed(scope.nodes):
-            flags = [out in moved for out in node.outs]
-            if not any(flags) or not _has_derivative(node):
-                continue
-            operands = [True] * len(node.ins)
-            if node.held is not None:
-                operands = self._through(node, node.held, flags)
-            pairs = zip(node.ins, operands, strict=True)
-            moved.update(value for value, flag in pairs if flag and is_inexact(value))
-        return tuple(value in moved for value in scope.arguments)
-
-    def _through(self, node: Node, held: Regions, flags: list[bool]) -> list[bool]:
-        def through(number: int, asked: list[bool]) -> tuple[bool, ...]:
-            return self.arguments(node.inner[number], tuple(asked))
-
-        return held.backward(flags, through)
+def _without_gradient(program: LintedProgram, stopped: list[int]) -> Iterator[Found]:
+    """Yield a finding if the gradient with respect to all arguments is zero."""
+    arrays = [i for i in stopped if program.top.arguments[i].elements > 1]
+    if not arrays or _counts(program.top.results[0]):
+        return
+    assert isinstance(program.program, Program)
+    flow = gradient_flow(program.program, stopped)
+    if not flow.reached and flow.zero and flow.stops:
+        size = sum(program.about.arguments[i].bytes or 0 for i in arrays)
+        yield _zero(program, flow, "every argument", size)
 
 
-def _has_derivative(node: Node) -> bool:
-    is_step = step_rules.get(node.name) is not None or node.traits.stops_derivative
-    return node.has_rule or not is_step
+def _zero(program: LintedProgram, flow: GradientFlow, what: str, size: int) -> Found:
+    names = some([f"{each.primitive} ({each.source})" for each in flow.stops], 3)
+    verb = "stops" if len(flow.stops) == 1 else "stop"
+    return Found(
+        _node(program, flow.stops[0]),
+        f"the gradient with respect to {what} is zero: {names} {verb} every path",
+        "pass the gradient straight through: x + stop_gradient(round(x) - x)",
+        "{bytes} that are never trained",
+        bytes=size,
+    )
+
+
+def _counts(value: Value, most: int = 1000) -> bool:
+    """Return True for a metric: a number computed from comparisons, and not from other steps."""
+    todo, seen = [value], {value}
+    for each in todo:
+        node = each.node
+        if node is None or each.dtype == bool:
+            continue
+        if node.traits.stops_derivative or node.inner or len(seen) > most:
+            return False
+        if not is_inexact(each) and not node.traits.reduces and node.traits.gives != "cast":
+            return False
+        for other in node.ins:
+            if other not in seen:
+                seen.add(other)
+                todo.append(other)
+    return True
 
 
 def _node(program: LintedProgram, stop: Stop) -> Node | None:

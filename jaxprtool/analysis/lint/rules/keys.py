@@ -4,11 +4,17 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Hashable, Iterator
+from typing import NamedTuple
+
+import numpy as np
 
 from jaxprtool.analysis.lint.findings import Found
 from jaxprtool.analysis.lint.graph import Node, Scope, Value
-from jaxprtool.analysis.lint.linted_program import LintedProgram
+from jaxprtool.analysis.lint.linted_program import LintedProgram, ancestors, is_same, origin
 from jaxprtool.analysis.lint.table import lint_rule
+
+#: The number of values that a key is compared with.
+_MOST_ALIKE = 256
 
 _BAD = """
     import jax, jax.numpy as jnp
@@ -41,19 +47,19 @@ def reused_keys(program: LintedProgram) -> Iterator[Found]:
     """A random key is used twice, for draws or splits.
 
     Draws from the same key are equal or depend on each other. So are the keys that it is split
-    into. In a loop, a key from outside the loop gives the same numbers in each iteration.
+    into. `fold_in` of the same key with the same number gives the same key, as does `key` of the
+    same seed. In a loop, a key from outside the loop gives the same numbers in each iteration.
     """
-    users = defaultdict[Hashable, list[Node]](list)
+    users, keys = defaultdict[Hashable, list[tuple[Node, Node | None]]](list), _Keys(program)
     for node in program.nodes:
-        key = _key_used(node)
+        key = keys.used(node)
         if key is None:
             continue
-        root, name = _identity(key)
-        earlier = next((e for e in users[name] if not _may_reuse(program, e, node)), None)
-        users[name].append(node)
+        earlier = next((e for e in users[key.name] if not _may_reuse(program, e[0], node)), None)
+        users[key.name].append((node, key.made))
         if earlier is not None:
-            yield _reuse(program, earlier, node)
-        elif _repeats(node, root) and not _is_recomputed(program, node):
+            yield _reuse(program, earlier, (node, key.made))
+        elif _repeats(node, key.roots) and not _is_recomputed(program, node):
             yield Found(
                 node,
                 "a key from outside of this loop is used in each iteration",
@@ -62,45 +68,107 @@ def reused_keys(program: LintedProgram) -> Iterator[Found]:
             )
 
 
-def _reuse(program: LintedProgram, earlier: Node, node: Node) -> Found:
-    place = program.frame(earlier)
+def _reuse(
+    program: LintedProgram, earlier: tuple[Node, Node | None], later: tuple[Node, Node | None]
+) -> Found:
+    """Return the finding about a key that is used again, or is made again and used."""
+    is_made = later[1] is not None and later[1] is not earlier[1]
+    first, node = (pair[is_made] or pair[0] for pair in (earlier, later))
+    place = program.frame(first)
     at = "" if place is None else f", first at {program.frames.text(place)}"
-    return Found(
-        node,
-        f"this key is used again{at}",
-        "split it, and use each of its keys once",
-        "random numbers that are equal or correlated",
-    )
+    cost = "random numbers that are equal or correlated"
+    if not is_made:
+        return Found(node, f"this key is used again{at}", _ONCE, cost)
+    what = "fold_in of the same key with the same number" if _folds(node) else "the same seed"
+    return Found(node, f"{what} gives the same key{at}", f"{_OTHER}, or {_ONCE}", cost)
 
 
-def _key_used(node: Node) -> Value | None:
-    """Return the key that an equation draws from or splits; None for other equations."""
-    if node.name == "random_split" or (node.traits.draws and not node.traits.key_words):
-        return node.ins[0] if node.ins else None
-    return None
+_ONCE = "split it, and use each of its keys once"
+_OTHER = "use another number"
 
 
-def _identity(key: Value) -> tuple[Value, Hashable]:
-    """Return the value that a key is, or is a part of, and a name for the key.
+def _folds(node: Node) -> bool:
+    return node.name == "random_fold_in"
 
-    Keys are unpacked from an array by static slices, and wrapped from words and unwrapped again.
+
+class _Key(NamedTuple):
+    """A key that an equation uses.
+
+    Attributes:
+        name: Equal for equal keys.
+        roots: The values that it is computed from.
+        made: The equation that makes it of a number.
     """
-    parts: list[Hashable] = []
-    value = key
-    while True:
-        node = value.node
-        if value.outer is not None:
-            value = value.outer
-        elif node is None:
-            break
-        elif node.traits.gives in ("same", "layout") or _is_wrapping(node):
-            value = node.ins[0]
-        elif node.name == "slice":
-            parts.append((node.eqn.params["start_indices"], node.eqn.params["limit_indices"]))
-            value = node.ins[0]
-        else:
-            break
-    return value, (value, tuple(parts))
+
+    name: Hashable
+    roots: list[Value]
+    made: Node | None
+
+
+class _Keys:
+    """Names keys, so that equal keys have the same name."""
+
+    def __init__(self, program: LintedProgram) -> None:
+        self._program = program
+        self._values = defaultdict[Hashable, list[Value]](list)
+
+    def used(self, node: Node) -> _Key | None:
+        """Return the key that an equation draws from or splits; None for other equations."""
+        words = node.traits.key_words
+        if node.name == "random_split" or (node.traits.draws and words < 2):
+            return self._identity(node.ins[0]) if node.ins else None
+        if not node.traits.draws:
+            return None
+        parts = [self._number(value) for value in node.ins]  # the words, and the counts
+        return _Key(tuple(name for name, _ in parts), [r for _, roots in parts for r in roots], None)
+
+    def _identity(self, key: Value) -> _Key:
+        """Return the name of a key, and the values that it, or what it is a part of, comes from.
+
+        Keys are unpacked from an array by static slices, wrapped from words and unwrapped again,
+        and made of another key or a seed, and a number.
+        """
+        parts: list[Hashable] = []
+        value = key
+        while True:
+            node = value.node
+            if value.outer is not None:
+                value = value.outer
+            elif node is None:
+                break
+            elif node.traits.gives in ("same", "layout") or _is_wrapping(node):
+                value = node.ins[0]
+            elif node.name == "slice":
+                parts.append((node.eqn.params["start_indices"], node.eqn.params["limit_indices"]))
+                value = node.ins[0]
+            else:
+                break
+        if node is not None and node.name in ("random_fold_in", "random_seed"):
+            name, roots = self._number(node.ins[-1])
+            if _folds(node):
+                base = self._identity(node.ins[0])
+                name, roots = (base.name, name), [*base.roots, *roots]
+            return _Key((node.name, name, tuple(parts)), roots, node)
+        return _Key((self._representative(value), tuple(parts)), [value], None)
+
+    def _number(self, value: Value) -> tuple[Hashable, list[Value]]:
+        """Return a name for a number, equal for equal numbers, and the values it is computed from."""
+        array = self._program.array(value)
+        if array is not None:
+            return (array.shape, array.astype(np.int64).tobytes()), []
+        roots = [each for each in ancestors(value) if each.node is None or each.node.inner]
+        return self._representative(value), [each for each in roots if each.outer is None]
+
+    def _representative(self, value: Value) -> Hashable:
+        """Return the first value that is equal to a value."""
+        value = origin(value)
+        alike = self._values[None if value.node is None else value.node.name]
+        if value.node is not None:
+            for other in alike[:_MOST_ALIKE]:
+                if is_same(value, other):
+                    return other
+        alike.append(value)
+        return value
 
 
 def _is_wrapping(node: Node) -> bool:
@@ -145,16 +213,13 @@ def _branches(scope: Scope) -> Iterator[tuple[Node, int]]:
         scope = scope.parent.scope
 
 
-def _repeats(node: Node, root: Value) -> bool:
+def _repeats(node: Node, roots: list[Value]) -> bool:
     """Return True if a key comes from outside of a loop around the equation that uses it."""
     loop = node.scope.loop
-    if loop is None or root.scope is None:
+    if loop is None:
         return False
-    scope: Scope | None = node.scope
-    while scope is not None and scope.parent is not None:
-        if scope is root.scope:
-            return False
-        if scope.parent is loop:
-            return root.scope is not scope
+    inside, scope = {node.scope}, node.scope
+    while scope.parent is not None and scope.parent is not loop:
         scope = scope.parent.scope
-    return False
+        inside.add(scope)
+    return not any(root.scope in inside for root in roots)

@@ -12,11 +12,12 @@ from jaxprtool.analysis.lint.graph import Node, Value
 from jaxprtool.analysis.lint.linted_program import LintedProgram, ancestors, ends, origin
 from jaxprtool.analysis.lint.ranges import (
     MOVES,
-    is_bounded_above,
+    bounds,
     is_guarded,
     is_positive_number,
     is_variable,
-    known_numbers,
+    is_nan,
+    squared,
 )
 from jaxprtool.analysis.lint.table import lint_rule
 from jaxprtool.ir.core.equations import is_inexact
@@ -135,16 +136,16 @@ def exp_without_max(program: LintedProgram) -> Iterator[Found]:
     exponentials are 0, and the softmax divides 0 by 0.
     """
     for node in program.of("exp"):
-        if _is_left_out(program, node) or is_bounded_above(node.ins[0]):
+        limit = float(np.log(float(jnp.finfo(node.outs[0].dtype).max)))
+        if _is_left_out(program, node) or bounds(node.ins[0]).high <= limit:
             continue
         sums = [r for _, r in ends(node.outs[0], MOVES) if r is not None and r.name == "reduce_sum"]
         if any(_normalizes(each, node) for each in sums):
-            limit = int(np.log(float(jnp.finfo(node.outs[0].dtype).max)))
             yield Found(
                 node,
                 "the exponentials of a softmax or logsumexp overflow: no maximum is subtracted",
                 "use jax.nn.softmax or jax.nn.logsumexp, or subtract the maximum",
-                f"NaN or infinity for scores above {limit}",
+                f"NaN or infinity for scores above {int(limit)}",
             )
 
 
@@ -172,7 +173,7 @@ def single_where(program: LintedProgram) -> Iterator[Found]:
     gradient, and functions that return one real number.
     """
     for select in _in_forward(program, "select_n"):
-        if any(map(_is_nan, select.ins[1:])) or not _is_stated(program, select):
+        if any(map(is_nan, select.ins[1:])) or not _is_stated(program, select):
             continue
         for case in select.ins[1:]:
             node = origin(case, MOVES).node
@@ -221,12 +222,6 @@ def _is_masked_mean(node: Node) -> bool:
         return False
     masks = {origin(each, MOVES) for each in ancestors(node.ins[1])}
     return origin(chosen.ins[0], MOVES) in masks
-
-
-def _is_nan(value: Value) -> bool:
-    """Return True for the number NaN, which `jnp.var` chooses for no elements."""
-    numbers = known_numbers(value)
-    return numbers is not None and bool(np.isnan(numbers).all())
 
 
 def _varies(value: Value) -> bool:
@@ -298,7 +293,7 @@ def roots_of_zero(program: LintedProgram) -> Iterator[Found]:
         total = origin(node.ins[0], MOVES).node
         if total is None or total.name != "reduce_sum" or not program.is_differentiated(node):
             continue
-        difference = _squared(origin(total.ins[0], MOVES).node)
+        difference = squared(origin(total.ins[0], MOVES).node)
         if difference is None or difference.node is None or difference.node.name != "sub":
             continue
         one, two = (origin(each, MOVES) for each in difference.node.ins)
@@ -311,14 +306,3 @@ def roots_of_zero(program: LintedProgram) -> Iterator[Found]:
                 "add a where before the root and one after it (the double where)",
                 "a gradient of NaN",
             )
-
-
-def _squared(node: Node | None) -> Value | None:
-    """Return the value that an equation squares, or None."""
-    if node is None:
-        return None
-    is_power = node.name == "integer_pow" and node.eqn.params["y"] == 2
-    is_product = node.name == "mul" and node.ins[0] is node.ins[1]
-    if node.name == "square" or is_power or is_product:
-        return origin(node.ins[0], ("same", "cast"))
-    return None

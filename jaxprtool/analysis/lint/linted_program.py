@@ -239,7 +239,8 @@ def is_same(one: Value, two: Value, steps: int = 8) -> bool:
     if one.node is None or two.node is None or not steps or not one.node.traits.may_merge:
         return False
     return (
-        (one.node.name, one.index, len(one.node.ins)) == (two.node.name, two.index, len(two.node.ins))
+        (one.node.name, one.index, len(one.node.ins))
+        == (two.node.name, two.index, len(two.node.ins))
         and not one.node.inner
         and _parameters(one.node) == _parameters(two.node)
         and all(is_same(a, b, steps - 1) for a, b in zip(one.node.ins, two.node.ins, strict=True))

@@ -397,7 +397,7 @@ def _norm(value: Value, lengths: Iterable[_Length]) -> float | None:
     if node is None:
         return None
     if node.name == "select_n":  # zero, if the norm is
-        norms = [_norm(case, lengths) for case in node.ins[1:] if not _is_zero(case)]
+        norms = [_norm(case, lengths) for case in node.ins[1:] if not is_zero(case)]
         return None if None in norms else max((n for n in norms if n is not None), default=None)
     for inner, more in _divisions(node):
         norm = _norm(inner, more)
@@ -406,7 +406,8 @@ def _norm(value: Value, lengths: Iterable[_Length]) -> float | None:
     return None
 
 
-def _is_zero(value: Value) -> bool:
+def is_zero(value: Value) -> bool:
+    """Return True for a literal, or a constant, of zeros."""
     numbers = known_numbers(value)
     return numbers is not None and not numbers.any()
 

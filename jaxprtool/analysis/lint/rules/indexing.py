@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from math import prod
+from typing import NamedTuple
 
 import numpy as np
 
@@ -97,12 +98,14 @@ def gathers_of_slices(program: LintedProgram) -> Iterator[Found]:
     for node in program.of("gather"):
         if node.is_backward or node.bytes < LEAST_BYTES or not _is_indexing(program, node):
             continue
-        step = _step(node, program.array(node.ins[1]))
-        if step is not None:
+        steps = _steps(node, program.array(node.ins[1]))
+        if steps:
+            spaced = "" if set(steps) == {1} else f" (every {', '.join(map(str, steps))})"
+            axes = (f"start:stop:{step}".removesuffix(":1") for step in steps)
             yield Found(
                 node,
-                f"a gather at known, evenly spaced indices{_every(step)} is a slice",
-                "write the slice: x[start:stop" + ("]" if step == 1 else f":{step}]"),
+                f"a gather at known, evenly spaced indices{spaced} is a slice",
+                f"write the slice: x[{', '.join(axes)}]",
                 "a gather of {bytes}",
                 bytes=node.bytes,
             )
@@ -114,37 +117,36 @@ def _is_indexing(program: LintedProgram, node: Node) -> bool:
     return text.endswith("]") or "take(" in text or ".at[" in text
 
 
-def _every(step: int) -> str:
-    return "" if step == 1 else f" (every {step})"
-
-
-def _step(node: Node, indices: np.ndarray | None) -> int | None:
-    """Return the step of the slice that a gather is, or None."""
+def _steps(node: Node, indices: np.ndarray | None) -> list[int]:
+    """Return the steps of the slice that a gather is, by axis; empty if it is not one."""
     if indices is None or indices.size == 0:
-        return None
+        return []
     numbers, sizes = node.eqn.params["dimension_numbers"], node.eqn.params["slice_sizes"]
     shape, indexed = node.ins[0].shape, numbers.start_index_map
     whole = all(sizes[i] == n for i, n in enumerate(shape) if i not in indexed)
     if not whole or any(sizes[i] != 1 for i in indexed) or numbers.operand_batching_dims:
-        return None
-    if sum(n > 1 for n in indices.shape[:-1]) != 1:
-        return None
-    rows = indices.reshape(-1, indices.shape[-1]).astype(np.int64)
-    steps = np.diff(rows, axis=0)
-    if (steps != steps[0]).any() or np.count_nonzero(steps[0]) != 1 or steps.max() <= 0:
-        return None
-    ends = np.array([shape[i] for i in indexed])
-    if (rows < 0).any() or (rows >= ends).any():
-        return None
-    return int(steps.max())
+        return []
+    rows = indices.astype(np.int64)
+    if (rows < 0).any() or (rows >= np.array([shape[i] for i in indexed])).any():
+        return []
+    by_axis: dict[int, int] = {}
+    for dimension in range(rows.ndim - 1):
+        if rows.shape[dimension] > 1:
+            spaces = np.diff(rows, axis=dimension).reshape(-1, rows.shape[-1])
+            (moving,) = np.nonzero(spaces[0])
+            if (spaces != spaces[0]).any() or len(moving) != 1 or int(moving[0]) in by_axis:
+                return []
+            by_axis[int(moving[0])] = int(spaces[0, moving[0]])
+    return [by_axis[axis] for axis in sorted(by_axis)]
 
 
 @lint_rule("JT402", "undeclared-unique", bad=_BAD_SCATTER, good=_GOOD_SCATTER)
 def undeclared_unique(program: LintedProgram) -> Iterator[Found]:
     """A scatter does not declare that its indices are unique, although they are known to be.
 
-    XLA then applies the updates one after the other, or with atomics on a GPU. In the backward pass
-    of a gradient, the scatter belongs to an indexing in the forward pass.
+    A GPU then applies the updates with atomics. XLA for the CPU applies them one after the other in
+    either case. In the backward pass of a gradient, the scatter belongs to an indexing in the
+    forward pass.
     """
     for node in program.where(lambda node: node.name.startswith("scatter") and node.traits.updates):
         params = node.eqn.params
@@ -167,20 +169,124 @@ def undeclared_unique(program: LintedProgram) -> Iterator[Found]:
             node,
             f"the {count:,} indices of this {node.name} are unique, but not declared so",
             f"pass {where}, or index with a slice or take_along_axis",
-            "{bytes} of updates that are applied one by one, or with atomics on a GPU",
+            "{bytes} of updates that a GPU applies with atomics (nothing on a CPU)",
             bytes=node.ins[2].bytes * node.scope.runs,
         )
 
 
+class _Column(NamedTuple):
+    """How one of the indices of a scatter depends on its position among the updates.
+
+    Attributes:
+        constant: The axes of the updates along which it is constant.
+        distinct: The axes along which it differs, for each position on the others.
+    """
+
+    constant: frozenset[int]
+    distinct: frozenset[int]
+
+
 def _are_unique(program: LintedProgram, indices: Value) -> bool:
-    """Return True if index vectors are known to differ: in all their parts, or already in one."""
+    """Return True if index vectors are known to differ: in all their parts, or already in some."""
     known = program.array(indices)
-    columns = [] if known is None else [known.reshape(-1, known.shape[-1])]
-    node = indices.node
-    if node is not None and node.name == "concatenate":
-        found = [program.array(value) for value in node.ins if value.shape[-1:] == (1,)]
-        columns += [each.reshape(-1, 1) for each in found if each is not None]
-    return any(len(each) > 0 and len(np.unique(each, axis=0)) == len(each) for each in columns)
+    if known is not None:
+        vectors = known.reshape(-1, known.shape[-1])
+        return len(vectors) > 0 and len(np.unique(vectors, axis=0)) == len(vectors)
+    node, last = indices.node, len(indices.shape) - 1
+    parts = node.ins if node is not None and node.name in ("concatenate", "stack") else (indices,)
+    columns = [_column(program, value) for value in parts]
+    missing = {axis for axis, size in enumerate(indices.shape[:last]) if size > 1}
+    while missing:  # a column that depends on some axes alone tells the positions on them
+        found = (c.distinct & missing for c in columns if c.constant >= missing - c.distinct)
+        axes = next(filter(None, found), frozenset())
+        if not axes:
+            return False
+        missing -= axes
+    return True
+
+
+_NOTHING = _Column(frozenset(), frozenset())
+
+
+def _column(program: LintedProgram, value: Value, steps: int = 24) -> _Column:
+    """Return how integers depend on their position in an array."""
+    array, node = program.array(value), value.node
+    if value.outer is not None:
+        return _column(program, value.outer, steps)
+    if array is not None:
+        return _column_of(array)
+    if node is None or not steps:
+        return _NOTHING
+    operand = _index(node)
+    if node.name in ("sort", "top_k"):
+        axis = node.eqn.params.get("dimension", len(value.shape) - 1)
+        is_order = node.name == "top_k" and value.index == 1
+        moved = node.ins[0 if node.name == "top_k" else value.index]
+        is_permuted = is_order or axis in _column(program, moved, steps - 1).distinct
+        return _Column(frozenset(), frozenset([axis])) if is_permuted else _NOTHING
+    return _NOTHING if operand is None else _moved(node, _column(program, operand, steps - 1))
+
+
+def _column_of(array: np.ndarray) -> _Column:
+    axes = range(array.ndim)
+    constant = (
+        [axis for axis in axes if (array == array.take([0], axis)).all()] if array.size else []
+    )
+    distinct = [axis for axis in axes if (np.diff(np.sort(array, axis), axis=axis) != 0).all()]
+    if array.size and len(np.unique(array)) != array.size:
+        # Along one axis at most: rows that differ in themselves may be equal to each other.
+        distinct = [axis for axis in distinct if axis not in constant][:1]
+    return _Column(frozenset(constant), frozenset(distinct))
+
+
+def _index(node: Node) -> Value | None:
+    """Return the operand whose elements a result has, shifted or reordered; else None."""
+    if node.name == "select_n" and node.ins[0].node is not None:
+        # A negative index counts from the end: select(i < 0, i, i + n).
+        compared = node.ins[0].node
+        is_sign = compared.name == "lt" and compared.ins[0] is node.ins[1]
+        return node.ins[1] if is_sign else None
+    if node.name in ("add", "sub", "mul"):
+        one, two = node.ins
+        for value, other in ((one, two), (two, one)):
+            if other.literal is not None and (node.name != "mul" or other.literal != 0):
+                return value
+        return None
+    is_moved = node.traits.gives in ("same", "layout", "cast") or node.name == "slice"
+    return node.ins[0] if is_moved and node.ins else None
+
+
+def _moved(node: Node, column: _Column) -> _Column:
+    """Return the axes of a column after an equation that moves its elements."""
+    before, after = node.ins[0].shape, node.outs[0].shape
+    if node.name == "broadcast_in_dim":
+        places = node.eqn.params["broadcast_dimensions"]
+        repeated = {new for old, new in enumerate(places) if before[old] != after[new]}
+        repeated |= set(range(len(after))) - set(places)
+        return _Column(
+            frozenset(places[axis] for axis in column.constant) | repeated,
+            frozenset(places[axis] for axis in column.distinct) - repeated,
+        )
+    if node.name == "transpose":
+        places = [node.eqn.params["permutation"].index(axis) for axis in range(len(before))]
+    elif node.name in ("reshape", "squeeze"):
+        old, new = ([axis for axis, n in enumerate(shape) if n != 1] for shape in (before, after))
+        if [before[axis] for axis in old] != [after[axis] for axis in new]:
+            return _NOTHING
+        by_old = dict(zip(old, new, strict=True))
+        units = frozenset(axis for axis, n in enumerate(after) if n == 1)
+        constant = frozenset(by_old[axis] for axis in column.constant if axis in by_old)
+        return _Column(
+            constant | units, frozenset(by_old[a] for a in column.distinct if a in by_old)
+        )
+    elif len(before) == len(after) or node.name in ("add", "sub", "mul", "select_n"):
+        return column
+    else:
+        return _NOTHING
+    return _Column(
+        frozenset(places[axis] for axis in column.constant),
+        frozenset(places[axis] for axis in column.distinct),
+    )
 
 
 @lint_rule("JT403", "sort-for-top-k", bad=_BAD_SORT, good=_GOOD_SORT)

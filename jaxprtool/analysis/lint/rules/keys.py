@@ -120,7 +120,9 @@ class _Keys:
         if not node.traits.draws:
             return None
         parts = [self._number(value) for value in node.ins]  # the words, and the counts
-        return _Key(tuple(name for name, _ in parts), [r for _, roots in parts for r in roots], None)
+        return _Key(
+            tuple(name for name, _ in parts), [r for _, roots in parts for r in roots], None
+        )
 
     def _identity(self, key: Value) -> _Key:
         """Return the name of a key, and the values that it, or what it is a part of, comes from.
@@ -152,7 +154,7 @@ class _Keys:
         return _Key((self._representative(value), tuple(parts)), [value], None)
 
     def _number(self, value: Value) -> tuple[Hashable, list[Value]]:
-        """Return a name for a number, equal for equal numbers, and the values it is computed from."""
+        """Return a name for a number, equal for equal ones, and the values it is computed from."""
         array = self._program.array(value)
         if array is not None:
             return (array.shape, array.astype(np.int64).tobytes()), []

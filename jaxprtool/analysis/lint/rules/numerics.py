@@ -9,14 +9,22 @@ import numpy as np
 
 from jaxprtool.analysis.lint.findings import Found
 from jaxprtool.analysis.lint.graph import Node, Value
-from jaxprtool.analysis.lint.linted_program import LintedProgram, ancestors, ends, origin
+from jaxprtool.analysis.lint.linted_program import (
+    LintedProgram,
+    ancestors,
+    ends,
+    is_same,
+    origin,
+)
 from jaxprtool.analysis.lint.ranges import (
     MOVES,
     bounds,
     is_guarded,
+    is_nan,
     is_positive_number,
     is_variable,
-    is_nan,
+    is_zero,
+    known_numbers,
     squared,
 )
 from jaxprtool.analysis.lint.table import lint_rule
@@ -250,10 +258,11 @@ def log_of_softmax(program: LintedProgram) -> Iterator[Found]:
     Small probabilities are rounded to 0. Their logarithm is minus infinity, and its gradient NaN.
     `log_softmax` and `log_sigmoid` are accurate there.
     """
-    for node in program.of("log"):
+    for node in program.where(lambda node: node.name in ("log", "log1p", "log2")):
         if _is_left_out(program, node):
             continue
-        what = _probability(node.ins[0])
+        value = node.ins[0]
+        what = _share_below_one(value) if node.name == "log1p" else _probability(value)
         if what is not None:
             yield Found(
                 node,
@@ -263,22 +272,81 @@ def log_of_softmax(program: LintedProgram) -> Iterator[Found]:
             )
 
 
+#: The relations of a result to an operand of which it has some elements.
+_PARTS = (*MOVES, "part")
+
+
 def _probability(value: Value) -> str | None:
     """Return the function that a value is a probability of: "softmax" or "sigmoid"; else None."""
-    node = origin(value, MOVES).node
+    value = _picked(value)
+    node = value.node
     if node is None:
         return None
     if node.name == "logistic":
         return "sigmoid"
     if node.name == "sub" and is_positive_number(node.ins[0]):
-        inner = origin(node.ins[1], MOVES).node
-        return "sigmoid" if inner is not None and inner.name == "logistic" else None
+        return _share_below_one(node.ins[1], sign=1)
     if node.name != "div":
         return None
-    above, below = (origin(each, MOVES).node for each in node.ins)
-    if above is None or below is None or above.name != "exp" or below.name != "reduce_sum":
+    above, below = _picked(node.ins[0]), _picked(node.ins[1])
+    if below.node is None:
         return None
-    return "softmax" if origin(below.ins[0], MOVES).node is above else None
+    if is_positive_number(above) and below.node.name == "add":
+        terms = [_picked(each).node for each in below.node.ins]
+        has_exponential = any(each is not None and each.name == "exp" for each in terms)
+        return (
+            "sigmoid" if has_exponential and any(map(is_positive_number, below.node.ins)) else None
+        )
+    if above.node is None or above.node.name != "exp" or below.node.name != "reduce_sum":
+        return None
+    summed = origin(below.node.ins[0], MOVES)
+    if summed is above:
+        return "softmax"
+    is_alike = summed.node is not None and summed.node.name == "exp"
+    of_parts = is_alike and is_same(_picked(summed.node.ins[0]), _picked(above.node.ins[0]))
+    return "softmax" if of_parts else None
+
+
+def _share_below_one(value: Value, sign: int = -1) -> str | None:
+    """Return "sigmoid" if a value is that of a probability, or minus it, which is added to one."""
+    node = _picked(value).node
+    if sign < 0:
+        node = _picked(node.ins[0]).node if node is not None and node.name == "neg" else None
+    return "sigmoid" if node is not None and node.name == "logistic" else None
+
+
+def _picked(value: Value, most: int = 16) -> Value:
+    """Return the value that elements are picked from: by indices, or by a product with a mask."""
+    for _ in range(most):
+        value = origin(value, _PARTS)
+        node = value.node
+        if node is None or node.name not in ("dot_general", "reduce_sum"):
+            break
+        product = node if node.name == "dot_general" else origin(node.ins[0], MOVES).node
+        if product is None or product.name not in ("dot_general", "mul", "select_n"):
+            break
+        cases = product.ins
+        if product.name == "select_n":
+            mask, *cases = cases
+            chosen = [each for each in cases if not is_zero(each)]
+            if not _is_one_hot(mask) or len(chosen) != 1:
+                break
+            value = chosen[0]
+            continue
+        chosen = [each for each, other in (cases, cases[::-1]) if _is_one_hot(other)]
+        if not chosen:
+            break
+        value = chosen[0]
+    return value
+
+
+def _is_one_hot(value: Value) -> bool:
+    """Return True for a comparison with the positions along an axis, as `jax.nn.one_hot` is."""
+    node = origin(value, MOVES).node
+    if node is None or node.name != "eq":
+        return False
+    nodes = (origin(each, MOVES).node for each in node.ins)
+    return any(each is not None and each.name == "iota" for each in nodes)
 
 
 @lint_rule("JT704", "root-of-zero", bad=_BAD_DISTANCE, good=_GOOD_DISTANCE, kind="wrong")
@@ -289,20 +357,75 @@ def roots_of_zero(program: LintedProgram) -> Iterator[Found]:
     the gradient is NaN. The rule checks programs that have a gradient, and functions that return
     one real number.
     """
-    for node in _in_forward(program, "sqrt"):
-        total = origin(node.ins[0], MOVES).node
-        if total is None or total.name != "reduce_sum" or not program.is_differentiated(node):
-            continue
+    for primitive in ("pow", "rsqrt", "sqrt"):
+        for node in _in_forward(program, primitive):
+            if not _is_root(node) or not program.is_differentiated(node):
+                continue
+            total = _above_zero(node.ins[0])
+            if total is not None and (_is_sum_of_differences(total) or _is_expanded(total)):
+                yield Found(
+                    node,
+                    "this is a root of zero: the distance of each point to itself",
+                    "add a where before the root and one after it (the double where)",
+                    "a gradient of NaN",
+                )
+
+
+def _is_root(node: Node) -> bool:
+    """Return True unless an equation is a power whose derivative is finite at zero."""
+    if node.name != "pow":
+        return True
+    powers = known_numbers(node.ins[1])
+    return powers is not None and bool(((powers > 0) & (powers < 1)).all())
+
+
+def _above_zero(value: Value) -> Node | None:
+    """Return the equation that computes a value, before negative numbers are replaced by zero."""
+    node = origin(value, MOVES).node
+    while node is not None and node.name in ("abs", "clamp", "max"):
+        floors = node.ins[:1] if node.name == "clamp" else node.ins
+        if node.name == "abs":
+            value = node.ins[0]
+        elif any(map(is_zero, floors)):
+            value = node.ins[1] if node.name == "clamp" or is_zero(node.ins[0]) else node.ins[0]
+        else:
+            return None
+        node = origin(value, MOVES).node
+    return node
+
+
+def _is_sum_of_differences(total: Node) -> bool:
+    """Return True for the sum of the squared differences of all pairs of the same points."""
+    if total.name not in ("dot_general", "reduce_sum"):
+        return False
+    if total.name == "reduce_sum":
         difference = squared(origin(total.ins[0], MOVES).node)
-        if difference is None or difference.node is None or difference.node.name != "sub":
-            continue
-        one, two = (origin(each, MOVES) for each in difference.node.ins)
-        last = len(difference.shape) - 1
-        of_pairs = last > len(one.shape) - 1 and total.eqn.params["axes"] == (last,)
-        if one is two and is_variable(one) and of_pairs:
-            yield Found(
-                node,
-                "this is a root of zero: the distance of each point to itself",
-                "add a where before the root and one after it (the double where)",
-                "a gradient of NaN",
-            )
+    else:
+        difference = total.ins[0] if is_same(*total.ins) else None
+    if difference is None or difference.node is None or difference.node.name != "sub":
+        return False
+    one, two = (origin(each, MOVES) for each in difference.node.ins)
+    return one is two and is_variable(one) and total.outs[0].elements > _points(one, difference)
+
+
+def _points(points: Value, difference: Value) -> int:
+    """Return the number of points, given all their differences."""
+    return points.elements // max(difference.shape[-1] if difference.shape else 1, 1)
+
+
+def _is_expanded(total: Node) -> bool:
+    """Return True for `x² + y² - 2xy` of all pairs of the same points, by their Gram matrix."""
+    terms, todo = list[Node](), [total.outs[0]]
+    while todo:
+        node = origin(todo.pop(), MOVES).node
+        if node is None or len(terms) > 2:
+            return False
+        if node.name in ("add", "neg", "sub"):
+            todo += node.ins
+        elif node.name == "mul" and any(known_numbers(each) is not None for each in node.ins):
+            todo += [each for each in node.ins if known_numbers(each) is None]
+        else:
+            terms.append(node)
+    products = [node for node in terms if node.name == "dot_general" and is_same(*node.ins)]
+    norms = [node.outs[0] for node in terms if node not in products]
+    return len(products) == 1 and len(norms) == 2 and is_same(*norms)

@@ -188,6 +188,15 @@ class Scan(View):
     def trips(self) -> Any:
         return self.length
 
+    @property
+    def copies(self) -> int:
+        """The number of times that JAX lowers the body, which `unroll` sets; 1 if it is a loop."""
+        if not isinstance(self.length, int):
+            return self.unroll
+        return (
+            self.length if self.unroll >= self.length else self.unroll + self.length % self.unroll
+        )
+
     def params(self) -> Params:
         counts = len(self.consts), len(self.carry), len(self.xs), len(self.ys)
         return {

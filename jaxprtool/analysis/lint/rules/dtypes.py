@@ -113,7 +113,8 @@ def unwanted_f64(program: LintedProgram) -> Iterator[Found]:
             node,
             f"{_name(node)} computes {type_of(out.aval)}, but no argument has 64-bit floats",
             "convert the 64-bit values there, such as NumPy arrays, to the type of the arguments",
-            "{bytes} more than in 32 bits, in all values computed from it",
+            "{bytes} more than in 32 bits on a GPU or TPU, in all values computed from it (on a CPU, "
+            "in those that XLA does not fuse)",
             bytes=sum(value.bytes for value in reached) // 2 * node.scope.runs,
         )
 
@@ -161,7 +162,8 @@ def _widening(node: Node, narrow: Value, other: Value) -> Found:
         node,
         f"{type_of(other.aval)} widens {type_of(narrow.aval)} to {more.dtype.name}",
         f"convert the smaller operand to {narrow.dtype.name} first",
-        f"{{bytes}} more than in {bits} bits, in all values computed from it{with_products}",
+        f"{{bytes}} more than in {bits} bits on a GPU or TPU, in all values computed from it"
+        f"{with_products} (little on a CPU, which computes in f32)",
         bytes=saved,
         flops=sum(each.operations for each in products),
     )

@@ -8,6 +8,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from jaxprtool.analysis.lint.elements import Elements, element_rules
 from jaxprtool.analysis.lint.findings import Found
 from jaxprtool.analysis.lint.graph import Node, Value
 from jaxprtool.analysis.lint.linted_program import LintedProgram, ends
@@ -329,3 +330,79 @@ def _top_of_all(value: Value, axis: int) -> int | None:
     counts = [_top(end, reader, axis) for end, reader in ends(value, ("same",))]
     known = [count for count in counts if count is not None]
     return max(known) if known and len(known) == len(counts) else None
+
+
+# --- overflow -------------------------------------------------------------------------------------
+
+_BAD_OVERFLOW = """
+    import jax.numpy as jnp
+    import jaxprtool
+
+
+    @jaxprtool.example("f32[8]")
+    def f(x):
+        row, column = jnp.indices((50_000, 50_000))
+        position = row * 50_000 + column  # JT404
+        return x[position % 8].sum()
+"""
+
+_GOOD_OVERFLOW = """
+    import jax.numpy as jnp
+    import jaxprtool
+
+
+    @jaxprtool.example("f32[8]")
+    def f(x):
+        row, column = jnp.indices((50_000, 50_000))
+        position = (row % 8) * (50_000 % 8) + column
+        return x[position % 8].sum()
+"""
+
+
+@lint_rule("JT404", "index-overflow", bad=_BAD_OVERFLOW, good=_GOOD_OVERFLOW, kind="wrong")
+def overflowing_indices(program: LintedProgram) -> Iterator[Found]:
+    """The arithmetic of indices overflows their type.
+
+    JAX's integers have 32 bits, also those of `jnp.indices` with `jax_enable_x64`. Above
+    2,147,483,647 they become negative, without a message. The rule computes the first and last
+    elements of integers that depend on sizes and positions alone.
+    """
+    elements = Elements()
+    for node in program.nodes:
+        for value in node.outs:
+            if getattr(value.dtype, "kind", "") == "i" and _is_used(value):
+                elements.visit_corners(value)
+        size = _unreachable(node)
+        if size and program.is_own(node):
+            yield _overflow(node, f"an axis of {size:,} elements is indexed", node.ins[-1])
+    for node, number in elements.overflows.items():
+        if program.is_own(node):
+            yield _overflow(node, f"this {node.name} is {number:,} at one end", node.outs[0])
+
+
+def _overflow(node: Node, what: str, value: Value) -> Found:
+    return Found(
+        node,
+        f"{what}, which does not fit in {value.dtype}",
+        "compute it in int64 (jax_enable_x64 and a dtype), or index each axis by itself",
+        "numbers that are wrong, without a message",
+    )
+
+
+def _is_used(value: Value) -> bool:
+    """Return True unless only arithmetic with integers reads a value."""
+    return value.is_result or any(
+        reader.name not in element_rules
+        or any(getattr(out.dtype, "kind", "") not in "iu" for out in reader.outs)
+        for reader in value.live_readers
+    )
+
+
+def _unreachable(node: Node) -> int:
+    """Return the size of an axis whose last element an index is too small for; 0 if none is."""
+    if node.name not in ("dynamic_slice", "dynamic_update_slice"):
+        return 0
+    dtype = node.ins[-1].dtype
+    largest = np.iinfo(dtype).max if getattr(dtype, "kind", "") in "iu" else 0
+    sizes = [size for size in node.ins[0].shape if isinstance(size, int)]
+    return max((size for size in sizes if size - 1 > largest), default=0)

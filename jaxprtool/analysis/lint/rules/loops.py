@@ -1,4 +1,4 @@
-"""Loops that stack results nobody reads, and branches that all run under vmap."""
+"""Loops that stack results nobody reads or are unrolled, and branches that all run under vmap."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from jaxprtool.analysis.lint.findings import Found
 from jaxprtool.analysis.lint.graph import Node, Value
 from jaxprtool.analysis.lint.linted_program import LintedProgram, ends
 from jaxprtool.analysis.lint.table import lint_rule
+from jaxprtool.ir.basics.quantities import plural
 from jaxprtool.ir.core.equations import type_of
 from jaxprtool.ir.core.structured import Scan
 from jaxprtool.jaxcompat.source_locations import selects_branches
@@ -142,3 +143,58 @@ def _only_for(select: Node, most: int = 10_000) -> set[Node]:
             found.add(node)
             todo += node.ins
     return found
+
+
+# --- unrolled scans -------------------------------------------------------------------------------
+
+#: Fewer copies of a body, or equations in all, compile fast enough.
+LEAST_COPIES, LEAST_EQUATIONS = 8, 100
+
+_BAD_UNROLL = """
+    import jax, jax.numpy as jnp
+    import jaxprtool
+
+
+    @jaxprtool.example("f32[4,32]", "f32[256,32,32]")
+    def f(x, layers):
+        def layer(x, w):
+            return jnp.tanh(x @ w) + jnp.sin(x), None
+
+        return jax.lax.scan(layer, x, layers, unroll=64)[0]  # JT504
+"""
+
+_GOOD_UNROLL = """
+    import jax, jax.numpy as jnp
+    import jaxprtool
+
+
+    @jaxprtool.example("f32[4,32]", "f32[256,32,32]")
+    def f(x, layers):
+        def layer(x, w):
+            return jnp.tanh(x @ w) + jnp.sin(x), None
+
+        return jax.lax.scan(layer, x, layers, unroll=4)[0]
+"""
+
+
+@lint_rule("JT504", "unrolled-scan", bad=_BAD_UNROLL, good=_GOOD_UNROLL)
+def unrolled_scans(program: LintedProgram) -> Iterator[Found]:
+    """The option `unroll` of a loop makes XLA compile its body again and again.
+
+    With `unroll=True`, XLA compiles it once for each iteration. `jax.lax.fori_loop` and
+    `jnp.polyval` have the option too.
+    """
+    for node in program.of("scan"):
+        held = node.held
+        if held is None or not isinstance(held.view, Scan):
+            continue
+        copies = held.view.copies
+        size = sum(len(jaxpr.eqns) for jaxpr in held.jaxprs)
+        if copies >= LEAST_COPIES and copies * size >= LEAST_EQUATIONS:
+            yield Found(
+                node,
+                f"unroll={held.view.unroll} makes XLA compile this loop's "
+                f"{plural(size, 'equation')} {copies:,} times",
+                "unroll a few iterations, or none",
+                f"{(copies - 1) * size:,} equations more to lower and compile",
+            )

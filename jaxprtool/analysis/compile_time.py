@@ -5,6 +5,10 @@ once for kernels that are equal. So twelve equal layers take little more than on
 of an unrolled loop over the rows of an array take their full time each, because the position of the
 row is a constant of the kernel. The estimate counts the different kernels of the model in
 `kernels`, with the equations that XLA recomputes in them.
+
+It was compared with XLA for networks: programs of matrix products and convolutions with short
+elementwise chains between them (`docs/benchmarks.md`). Elsewhere it was wrong by factors of 0.04 to
+20, for example in gradients of stencils and of Runge-Kutta steps, and so there is no estimate.
 """
 
 from __future__ import annotations
@@ -16,13 +20,16 @@ from typing import TypeAlias
 
 from jaxprtool import jaxcompat
 from jaxprtool.analysis.kernels import Kernels, Node, UnknownSize
+from jaxprtool.analysis.stats import count_equations
 from jaxprtool.ir.basics.documents import document
+from jaxprtool.ir.core.equations import equations
 from jaxprtool.ir.core.structured import Scan
 from jaxprtool.ir.core.traits import traits
 from jaxprtool.ir.equality.structural_key import Unkeyable, parameters_key
 from jaxprtool.ir.equality.value_keys import atom_key
 from jaxprtool.ir.programs.program import Program
 from jaxprtool.ir.programs.program_signature import top_jaxpr
+from jaxprtool.ir.source.frames import frames_now
 from jaxprtool.jaxcompat import Jaxpr, Literal
 
 #: CPU seconds for a kernel, for an equation in a kernel, and for an equation of the program, as
@@ -34,6 +41,11 @@ DRAW = 0.2
 
 #: XLA does not inline more equations than this into one kernel.
 _LARGEST = 60
+
+#: The programs for which the estimate was compared with XLA: they have at most this many equations
+#: for each product, this share of kernels with this many equations, and so many products with
+#: vectors, which XLA compiles one by one, for each kernel.
+_PER_PRODUCT, _LARGE_SHARE, _LARGE, _VECTORS = 40, 0.05, 30, 3
 
 
 #: The key of a kernel, and the numbers of the nodes in it.
@@ -48,13 +60,14 @@ class CompileEstimate:
         equations: The number of equations, those of each body once.
         kernels: The number of kernels of these.
         different: The number of different kernels.
-        seconds: The CPU time to compile them.
+        seconds: The CPU time to compile them; None for a kind of program for which the estimate was
+            not compared with XLA.
     """
 
     equations: int
     kernels: int
     different: int
-    seconds: float
+    seconds: float | None
 
 
 @document(flat=("estimate",), optional=("cpu_seconds",))
@@ -75,14 +88,53 @@ class CompileWay:
     cpu_seconds: float | None = None
 
 
-def compile_estimate(program: Program) -> CompileEstimate | None:
-    """Estimate the cost of compiling a program. Return None if sizes are symbolic."""
+@dataclass(frozen=True)
+class UnrolledLoop:
+    """A loop whose body XLA compiles several times because of its option `unroll`.
+
+    Attributes:
+        source: The user's line; "" if unknown.
+        unroll: The option; the number of iterations for `unroll=True`.
+        copies: How often XLA compiles the body.
+        equations: The number of equations of the body.
+    """
+
+    source: str
+    unroll: int
+    copies: int
+    equations: int
+
+
+def unrolled_loops(program: Program) -> list[UnrolledLoop]:
+    """Return the loops of a program that `unroll` makes XLA compile several times."""
+    found, frames = list[UnrolledLoop](), frames_now(program.roots)
+    for eqn in dict.fromkeys(equations(top_jaxpr(program))):
+        if eqn.primitive.name == "scan" and (scan := Scan.of(eqn)).copies > 1:
+            location = frames.location_of((eqn,))
+            line = "" if location is None else frames.text(location.frame)
+            size = count_equations(scan.body)
+            found.append(UnrolledLoop(line, scan.unroll, scan.copies, size))
+    return found
+
+
+def compile_estimate(
+    program: Program, like: CompileEstimate | None = None
+) -> CompileEstimate | None:
+    """Estimate the cost of compiling a program. Return None if sizes are symbolic.
+
+    Args:
+        program: The program.
+        like: The estimate of the program that this one was made of by `outline` or `roll`, which
+            decides if there is an estimate of the time.
+    """
     counts = _Counts()
     try:
         counts.visit(top_jaxpr(program))
     except UnknownSize:
         return None
-    return CompileEstimate(counts.equations, counts.kernels, len(counts.seen), counts.seconds)
+    compared = counts.was_compared() if like is None else like.seconds is not None
+    seconds = counts.seconds if compared else None
+    return CompileEstimate(counts.equations, counts.kernels, len(counts.seen), seconds)
 
 
 @dataclass
@@ -94,6 +146,20 @@ class _Counts:
     seconds: float = 0.0
     seen: set[Hashable] = field(default_factory=set)
     bodies: set[Jaxpr] = field(default_factory=set)
+    products: int = 0
+    vectors: int = 0
+    large: int = 0
+    unrolled: bool = False
+
+    def was_compared(self) -> bool:
+        """Return True if the estimate of such programs was compared with XLA."""
+        different = len(self.seen)
+        return (
+            not self.unrolled
+            and self.equations <= _PER_PRODUCT * self.products
+            and self.large <= _LARGE_SHARE * different
+            and self.vectors <= _VECTORS * different
+        )
 
     def visit(self, body: Jaxpr, marked: bool = False) -> None:
         """Count the kernels of a body, marked to be shared or not, and those of bodies in it."""
@@ -124,8 +190,13 @@ class _Counts:
             self.visit(inner, marked or jaxcompat.mark_of(node.eqn) != "plain")
         if _is_draw(node) and not marked and jaxcompat.compiles_draws_slowly():
             self.seconds += DRAW
+        if traits(node.eqn).expensive and traits(node.eqn).narrows:  # a product or a convolution
+            self.products += 1
+            self.vectors += min(len(v.aval.shape) for v in node.eqn.invars) < 2
         if node.eqn.primitive.name == "scan":
-            self._add_rows(Scan.of(node.eqn))
+            scan = Scan.of(node.eqn)
+            self.unrolled |= scan.copies > 1
+            self._add_rows(scan)
 
     def _add(self, node: Node, used: Set[int], key: Hashable, size: int) -> None:
         """Count a kernel; one of a library, such as a product, is not compiled."""
@@ -148,6 +219,7 @@ class _Counts:
     def _add_different(self, key: Hashable, size: int) -> None:
         if key not in self.seen:
             self.seen.add(key)
+            self.large += size >= _LARGE
             self.seconds += KERNEL + EQUATION * size
 
 

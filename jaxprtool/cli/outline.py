@@ -100,8 +100,10 @@ def outline(
     if backend is not None and not compiles:
         raise OutputError("--backend needs --compile or --compile-profile")
     session.start()
+    from jaxprtool.analysis.compile_time import unrolled_loops
     from jaxprtool.passes.loops.outline import Outline
     from jaxprtool.render.reports import repetition as render
+    from jaxprtool.render.reports.compile_ways import unrolled_lines
 
     given = {"copies": copies, "equations": equations, "mark": mark}
     outlining = Outline(**{name: value for name, value in given.items() if value is not None})  # type: ignore[arg-type]
@@ -122,12 +124,18 @@ def outline(
         _found(outlining, old, new) for (_, old), (new, _) in zip(programs, outlined, strict=True)
     ]
     ways = _ways(session, traced, programs, outlining)
-    measured = profile = None
+    loops = [loop for _, program in programs for loop in unrolled_loops(program)]
+    measured = profile = rolled = None
     if to_run is not None and compile_profile:
         profile, ways = _profiled(to_run, trace_time, ways, session.on_progress)
+        rolled = _without_unroll(to_run, session.on_progress) if loops else None
     output.say_if_partitioned((each for _, each in programs), json)
     if not json:
         _write(found, [way for way, _ in ways], profile, most)
+        if loops:
+            seconds = (profile.compile_cpu, rolled) if profile and rolled is not None else None
+            output.write("")
+            output.write_rendered(unrolled_lines(loops, seconds, output.width()))
     if to_run is not None and compile:
         ((_, before),), ((after, outline_time),) = programs, outlined
         with printed_by_functions(json):
@@ -142,7 +150,8 @@ def outline(
     if json:
         from jaxprtool.render.documents.found import OutlineDocument
 
-        output.write_json(OutlineDocument(found, measured, [way for way, _ in ways], profile))
+        shown = [way for way, _ in ways]
+        output.write_json(OutlineDocument(found, measured, shown, loops, profile))
 
 
 def _write(
@@ -195,6 +204,16 @@ def _profiled(
             seconds = compile_seconds(program, arguments, device)
         measured.append((replace(way, cpu_seconds=seconds), program))
     return profile, measured
+
+
+def _without_unroll(prepared: Ready, on_progress: OnProgress) -> float:
+    """Return the CPU time of XLA to compile a program whose loops are not unrolled, in seconds."""
+    from jaxprtool.api.investigate.compile_ways import without_unroll
+    from jaxprtool.execute.running.compile_profile import compile_seconds
+
+    on_progress(f"compiling {prepared.program.name} without unroll")
+    program = without_unroll(prepared.program)
+    return compile_seconds(program, prepared.filled.arguments, prepared.device)
 
 
 def _found(outlining: Outline, before: Program, after: Program) -> Repetition:

@@ -85,10 +85,45 @@ def test_the_kernels_are_those_that_xla_compiles():
 
 def test_random_bits_count_where_they_are_slow_to_compile(monkeypatch):
     def noisy(key, x):
-        return jnp.sin(x) + jax.random.normal(key, x.shape)
+        return jnp.sin(x @ x) + jax.random.normal(key, x.shape)
 
-    program = jaxprtool.trace(noisy, jax.random.key(0), jnp.ones(4))
+    program = jaxprtool.trace(noisy, jax.random.key(0), jnp.ones((4, 4)))
     monkeypatch.setattr(jaxcompat, "compiles_draws_slowly", lambda: False)
     fast = compile_estimate(program).seconds
     monkeypatch.setattr(jaxcompat, "compiles_draws_slowly", lambda: True)
     assert compile_estimate(program).seconds == pytest.approx(fast + DRAW)
+
+
+def elementwise(count):
+    """Return the gradient of a long elementwise chain without a product."""
+
+    def loss(x):
+        for _ in range(count):
+            x = jnp.sin(x) * x + 1
+        return x.sum()
+
+    return jaxprtool.trace(jax.grad(loss), jax.ShapeDtypeStruct((4,), jnp.float32))
+
+
+def unrolled(unroll):
+    """Return a loop of products, with the option `unroll`."""
+
+    def loss(w, x):
+        return jax.lax.fori_loop(0, 9, lambda i, x: jnp.tanh(x @ w), x, unroll=unroll)
+
+    matrix = jax.ShapeDtypeStruct((4, 4), jnp.float32)
+    return jaxprtool.trace(loss, matrix, matrix)
+
+
+def test_there_is_a_time_only_for_kinds_of_programs_that_were_compared_with_xla():
+    for program in (layers(4), recurrence(5), unrolled(1)):
+        assert compile_estimate(program).seconds is not None
+    for program in (elementwise(20), unrolled(4)):
+        estimate = compile_estimate(program)
+        assert estimate.seconds is None and estimate.kernels > 0
+
+
+def test_a_program_made_by_a_pass_is_of_the_kind_of_its_origin():
+    program, other = layers(4), elementwise(20)
+    assert compile_estimate(other, compile_estimate(program)).seconds is not None
+    assert compile_estimate(program, compile_estimate(other)).seconds is None

@@ -45,6 +45,22 @@ MODEL = """
     def small(x):
         return jnp.sin(x).sum()
 
+    @jaxprtool.example("f32[16]")
+    def stepped(x):
+        v = jnp.zeros_like(x)
+        for _ in range(12):
+            v = v - 0.1 * jnp.sin(x - jnp.roll(x, 1))
+            x = x + 0.1 * v
+        return (x**2).sum()
+
+    @jaxprtool.example("f32[4]", "f32[20,4]")
+    def scanned(x, xs):
+        return jax.lax.scan(lambda x, y: (jnp.sin(x) * y, None), x, xs, unroll=8)[0]
+
+    @jaxprtool.example("f32[4]")
+    def looped(x):
+        return jax.lax.fori_loop(0, 12, lambda i, x: jnp.sin(x), x, unroll=True)
+
     @jaxprtool.example("f32[n]")
     def symbolic(x):
         return jnp.sin(x).sum()
@@ -71,7 +87,7 @@ def test_bodies_have_copies_equations_share_and_lines(cli):
     assert lines[1].split() == ["repeated", "body", "copies", "equations", "share", "source"]
     assert re.fullmatch(r"layer +3 +\d+ +\d\d\.\d% +model\.py:5-7", lines[3])
     assert lines[-4].startswith("the rest ")
-    total = r"(\d+) equations as traced, (\d+) after outlining: \d\.\d times fewer equations"
+    total = r"(\d+) equations with calls inlined, (\d+) after outlining: \d\.\d times fewer equations"
     before, after = map(int, re.fullmatch(total, lines[-2]).groups())
     assert lines[0] == f"loss: {before} equations" and after < before
     memory = r"temporary memory: about \d+ bytes, \d+\.\d times as much as traced"
@@ -82,7 +98,7 @@ def test_the_command_has_the_options_of_the_pass(cli):
     assert "no repetition" in cli("outline", LOSS, "--copies", "4", "--equations", "8").out
     assert "no repetition" in cli("outline", LOSS, "--equations", "1000").out
     plain = cli("outline", LOSS, "--equations", "8", "--mark", "plain").out
-    count = re.search(r"(\d+) equations as traced, (\d+) after outlining\n", plain)
+    count = re.search(r"(\d+) equations with calls inlined, (\d+) after outlining\n", plain)
     assert count[1] == count[2] and "1.0 times as much as traced" in plain
 
 
@@ -143,7 +159,7 @@ def test_opt_warns_about_memory(cli):
 
 def test_the_json_document(cli):
     document = json.loads(cli("outline", LOSS, "--equations", "8", "--json").out)
-    assert list(document) == ["programs", "ways"]
+    assert list(document) == ["programs", "ways", "unrolled"]
     (program,) = document["programs"]
     (layer,) = program["bodies"]
     assert layer["name"] == "layer" and layer["copies"] == 3 and layer["bodies"] == []
@@ -247,6 +263,34 @@ def test_equal_kernels_are_no_reason_to_outline(cli):
         r"kernels are different, and XLA compiles equal ones once"
     )
     assert re.search(pattern, " ".join(out.split())), out
+
+
+def test_a_time_is_not_estimated_where_the_estimate_was_never_compared_with_xla(cli):
+    out = cli("outline", "model.py:stepped", "-p", "grad").out
+    assert re.search(r"^passes +kernels +different +memory$", out, re.MULTILINE)
+    pattern = (
+        r'-p "roll, grad" leaves \d+ of \d+ different kernels; whether it compiles faster is not '
+        r"known for a program like this: measure with --compile-profile"
+    )
+    assert re.search(pattern, " ".join(out.split())), out
+
+
+def test_a_loop_with_unroll_is_reported_with_the_copies_of_its_body(cli):
+    out = " ".join(cli("outline", "model.py:scanned").out.split())
+    wanted = (
+        "XLA compiles the body of the loop at model.py:48 12 times because of unroll=8: 24 "
+        "equations, 2 without unroll what that costs: --compile-profile"
+    )
+    assert out == f"scanned: 3 equations, no repetition {wanted}"
+    (loop,) = json.loads(cli("outline", "model.py:looped", "--json").out)["unrolled"]
+    assert (loop["unroll"], loop["copies"]) == (12, 12)
+    assert json.loads(cli("outline", LOSS, "--json").out)["unrolled"] == []
+
+
+def test_a_profile_measures_a_loop_without_unroll(cli):
+    out = cli("outline", "model.py:looped", "--compile-profile").out
+    pattern = r"without unroll, XLA takes [\d.]+ m?s instead of [\d.]+ m?s"
+    assert re.search(pattern, out), out
 
 
 def test_a_profile_of_compilation_has_stages_passes_and_bodies(cli):

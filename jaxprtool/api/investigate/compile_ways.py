@@ -1,24 +1,29 @@
 """Find pipelines that make a program compile faster, by trying them.
 
 `outline` and `roll` are inserted before the first transformation of a pipeline, such as `grad`, or
-after its last pass. Each pipeline is run, and the compile time of its result is estimated.
+after its last pass. Each pipeline is run, and the compile time of its result is estimated, or its
+kernels are counted.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 
-from jaxprtool.analysis.compile_time import CompileWay, compile_estimate
+from jaxprtool.analysis.compile_time import CompileEstimate, CompileWay, compile_estimate
 from jaxprtool.analysis.memory import temporary_memory
 from jaxprtool.errors import JaxprToolError
+from jaxprtool.ir.core.structured import Scan
 from jaxprtool.ir.programs.program import Program
+from jaxprtool.ir.rewriting.rewrite import map_equations
+from jaxprtool.jaxcompat import JaxprEqn
 from jaxprtool.passes.framework.pipeline import Pipeline, Step
 from jaxprtool.passes.loops.outline import Outline
 from jaxprtool.passes.loops.roll import Roll
 
 #: A pipeline helps if it lowers the estimated compile time by this factor, and by this many seconds
-#: of CPU time.
-FACTOR, LEAST_SECONDS = 1.25, 0.2
+#: of CPU time. Without an estimate, the number of different kernels counts, of programs of this
+#: many equations.
+FACTOR, LEAST_SECONDS, LEAST_EQUATIONS = 1.25, 0.2, 100
 
 
 def compile_ways(
@@ -40,18 +45,40 @@ def compile_ways(
     if given is None:
         return []
     found: list[tuple[CompileWay, Program]] = []
-    for other in _others(pipeline, outlining) if given.estimate.seconds > LEAST_SECONDS else ():
+    for other in _others(pipeline, outlining) if _is_slow(given.estimate) else ():
         try:
             program = other(traced)
         except JaxprToolError:
             continue  # a pass does not support the result of roll or outline
         if not isinstance(program, Program):
             continue
-        way = _way(str(other), program)
-        if way is not None and way.estimate.seconds * FACTOR < given.estimate.seconds:
+        way = _way(str(other), program, given.estimate)
+        if way is not None and _work(way.estimate) * FACTOR < _work(given.estimate):
             found.append((way, program))
-    found.sort(key=lambda each: each[0].estimate.seconds)
+    found.sort(key=lambda each: _work(each[0].estimate))
     return [(given, result), *found]
+
+
+def without_unroll(program: Program) -> Program:
+    """Return a program whose loops are compiled as loops, whatever their option `unroll` says."""
+
+    def loop(eqn: JaxprEqn) -> list[JaxprEqn] | None:
+        if eqn.primitive.name != "scan" or (scan := Scan.of(eqn)).copies == 1:
+            return None
+        return [scan.rebuild(unroll=1)]
+
+    return program.replace(jaxpr=map_equations(program.jaxpr, loop))
+
+
+def _is_slow(estimate: CompileEstimate) -> bool:
+    if estimate.seconds is None:
+        return estimate.equations >= LEAST_EQUATIONS
+    return estimate.seconds > LEAST_SECONDS
+
+
+def _work(estimate: CompileEstimate) -> float:
+    """Return the seconds to compile a program, or without an estimate the different kernels."""
+    return estimate.different if estimate.seconds is None else estimate.seconds
 
 
 def _others(pipeline: Pipeline, outlining: Outline) -> Iterator[Pipeline]:
@@ -64,8 +91,8 @@ def _others(pipeline: Pipeline, outlining: Outline) -> Iterator[Pipeline]:
         yield Pipeline((*steps, inserted))
 
 
-def _way(pipeline: str, program: Program) -> CompileWay | None:
-    estimate = compile_estimate(program)
+def _way(pipeline: str, program: Program, like: CompileEstimate | None = None) -> CompileWay | None:
+    estimate = compile_estimate(program, like)
     if estimate is None:
         return None
     return CompileWay(pipeline, estimate, temporary_memory(program))

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, NamedTuple
 from jaxprtool.ir.basics.documents import document
 
 if TYPE_CHECKING:
-    from jaxprtool.analysis.compile_time import CompileWay
+    from jaxprtool.analysis.compile_time import CompileWay, UnrolledLoop
     from jaxprtool.analysis.cost import Cost, Group
     from jaxprtool.analysis.diff import BorderChange, DiffTimes, Size
     from jaxprtool.analysis.memory import Live, Memory, Point
@@ -75,6 +75,9 @@ class OutlineDocument(NamedTuple):
         Sequence[CompileWay],
         "The given pipeline, then those that compile faster; empty if the program has symbolic "
         "sizes, or there are several.",
+    ] = ()
+    unrolled: Annotated[
+        Sequence[UnrolledLoop], "The loops that `unroll` makes XLA compile several times."
     ] = ()
     profile: Annotated[
         CompileProfile | None, "With `--compile-profile`: the compile time by stage, pass and body."

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from rich.console import Group
 from rich.text import Text
 
-from jaxprtool.ir.basics.quantities import in_bytes
+from jaxprtool.ir.basics.quantities import in_bytes, plural
 from jaxprtool.ir.source.frames import frames_now
 from jaxprtool.render.reports.repetition import lines
 from jaxprtool.render.reports.runs import duration
@@ -17,7 +17,7 @@ from jaxprtool.render.terminal.rendering import Rendering
 from jaxprtool.render.terminal.tables import new_table, number, share_text, text
 
 if TYPE_CHECKING:
-    from jaxprtool.analysis.compile_time import CompileWay
+    from jaxprtool.analysis.compile_time import CompileWay, UnrolledLoop
     from jaxprtool.execute.running.compile_profile import CompileProfile
     from jaxprtool.ir.programs.repetition import Repetition
     from jaxprtool.ir.source.frames import Root
@@ -44,20 +44,48 @@ def table(ways: Sequence[CompileWay], found: Repetition, width: int) -> Renderin
         return None
     given = ways[0].estimate
     if len(ways) == 1:
-        if given.seconds < _LEAST_SECONDS:
+        if given.seconds is None or given.seconds < _LEAST_SECONDS:
             return None
         return Rendering(Text(_nothing_helps(ways[0])), width)
     measured = any(way.cpu_seconds is not None for way in ways)
-    counts = map(number, ("kernels", "different", "compile", *["measured"] * measured, "memory"))
-    rows = new_table("", text("passes", theme.SHARED_NAME), *counts)
+    compared = given.seconds is not None
+    titles = ("kernels", "different", *["compile"] * compared, *["measured"] * measured, "memory")
+    rows = new_table("", text("passes", theme.SHARED_NAME), *map(number, titles))
     for way in ways:
         estimate = way.estimate
-        cells = [f"{estimate.kernels:,}", f"{estimate.different:,}", duration(estimate.seconds)]
+        cells = [f"{estimate.kernels:,}", f"{estimate.different:,}"]
+        if compared:
+            cells.append("" if estimate.seconds is None else duration(estimate.seconds))
         if measured:
             cells.append("" if way.cpu_seconds is None else duration(way.cpu_seconds))
         cells.append("" if way.memory is None else in_bytes(way.memory))
         rows.add_row(way.pipeline or "as traced", *cells)
     return Rendering(Group(rows, Text(), Text(_best(ways))), width)
+
+
+def unrolled_lines(
+    loops: Sequence[UnrolledLoop], seconds: tuple[float, float] | None, width: int
+) -> Rendering:
+    """Return a line for each loop that `unroll` makes XLA compile several times.
+
+    Args:
+        loops: The loops.
+        seconds: The measured CPU seconds of XLA, and those without `unroll`.
+        width: The width in characters.
+    """
+    lines = []
+    for loop in loops:
+        place = f" at {loop.source}" if loop.source else ""
+        total = plural(loop.copies * loop.equations, "equation")
+        lines.append(
+            f"XLA compiles the body of the loop{place} {loop.copies:,} times because of "
+            f"unroll={loop.unroll}: {total}, {loop.equations:,} without unroll"
+        )
+    if seconds is None:
+        lines.append("what that costs: --compile-profile")
+    else:
+        lines.append("without unroll, XLA takes {1} instead of {0}".format(*map(duration, seconds)))
+    return Rendering(Text("\n".join(lines)), width)
 
 
 def profile_tables(profile: CompileProfile, roots: Sequence[Root], width: int) -> Rendering:
@@ -92,7 +120,14 @@ def _best(ways: Sequence[CompileWay]) -> str:
     """Return a line that names the fastest pipeline, as measured if known, else as estimated."""
     given, *others = ways
     if given.cpu_seconds is None:
-        times = given.estimate.seconds / others[0].estimate.seconds
+        was, best = given.estimate, others[0].estimate
+        if was.seconds is None or best.seconds is None:
+            return (
+                f'-p "{others[0].pipeline}" leaves {best.different:,} of {was.different:,} '
+                "different kernels; whether it compiles faster is not known for a program like "
+                "this: measure with --compile-profile"
+            )
+        times = was.seconds / best.seconds
         return f'-p "{others[0].pipeline}" compiles about {times:.1f} times faster, as estimated'
     seconds, best = min((way.cpu_seconds, way.pipeline) for way in others if way.cpu_seconds)
     times = given.cpu_seconds / seconds

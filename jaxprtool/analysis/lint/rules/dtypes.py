@@ -113,8 +113,8 @@ def unwanted_f64(program: LintedProgram) -> Iterator[Found]:
             node,
             f"{_name(node)} computes {type_of(out.aval)}, but no argument has 64-bit floats",
             "convert the 64-bit values there, such as NumPy arrays, to the type of the arguments",
-            "{bytes} more than in 32 bits on a GPU or TPU, in all values computed from it (on a CPU, "
-            "in those that XLA does not fuse)",
+            "{bytes} more than in 32 bits on a GPU or TPU, in all values computed from it (on a "
+            "CPU, in those that XLA does not fuse)",
             bytes=sum(value.bytes for value in reached) // 2 * node.scope.runs,
         )
 

@@ -190,8 +190,8 @@ def useless_checkpoints(program: LintedProgram) -> Iterator[Found]:
                         "one checkpoint holds nearly all of the function: it does not lower the "
                         "peak",
                         "checkpoint parts (each layer), or remove it",
-                        "{flops} that a GPU or TPU computes again in the backward pass (XLA for the "
-                        "CPU merges them with the forward pass)",
+                        "{flops} that a GPU or TPU computes again in the backward pass (XLA for "
+                        "the CPU merges them with the forward pass)",
                         flops=own,
                     )
 

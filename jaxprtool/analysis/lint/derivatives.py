@@ -6,6 +6,10 @@ from jaxprtool.analysis.lint.graph import Node, Scope, Value
 from jaxprtool.ir.basics.caches import cached_method
 from jaxprtool.ir.core.equations import is_inexact
 from jaxprtool.ir.core.regions import Regions
+from jaxprtool.ir.core.structured import Scan
+
+#: The maximum number of iterations of a loop that are followed one by one.
+_MAX_ITERATIONS = 64
 
 
 class Differentiable:
@@ -42,7 +46,22 @@ class Differentiable:
         def through(number: int, asked: list[bool]) -> tuple[bool, ...]:
             return self.arguments(node.inner[number], tuple(asked))
 
-        return held.backward(flags, through)
+        scan = held.view if isinstance(held.view, Scan) else None
+        if scan is None or not isinstance(scan.length, int) or scan.length < 1:
+            return held.backward(flags, through)
+        # At least one iteration computes the carries, so they are not those before the loop.
+        first, count = len(scan.consts), len(scan.carry)
+        asked, operands = list(flags), [False] * len(node.ins)
+        for _ in range(min(scan.length, _MAX_ITERATIONS)):
+            flags_in = through(0, asked)
+            pairs = zip(operands, flags_in, strict=True)
+            operands = [a or b for a, b in pairs]
+            carries = list(flags_in[first : first + count])
+            again, asked = asked, [*carries, *flags[count:]]
+            if again == asked:
+                break
+        operands[first : first + count] = carries
+        return operands
 
 
 def has_derivative(node: Node) -> bool:

@@ -91,6 +91,11 @@ class LintedProgram:
         results = self.top.results
         return len(results) == 1 and results[0].shape == () and is_inexact(results[0])
 
+    @property
+    def differentiates(self) -> bool:
+        """True if the program has a gradient, or is a loss."""
+        return self.has_backward or self.is_loss
+
     def is_differentiated(self, node: Node) -> bool:
         """Return True if JAX differentiates an equation, or would in the gradient of a loss.
 
@@ -255,13 +260,14 @@ def _parameters(node: Node) -> object:
 
 
 def ends(
-    value: Value, gives: Sequence[str] = ("same", "layout")
+    value: Value, gives: Sequence[str] = ("same", "layout"), *, dead: bool = False
 ) -> list[tuple[Value, Node | None]]:
     """Return the readers of a value, past equations that only pass its elements on.
 
     Args:
         value: The value.
         gives: The relations of results to operands to follow, of the trait `gives`.
+        dead: Return also readers that no result depends on.
 
     Returns:
         Pairs of the value in its last form and the equation that reads it; None in place of the
@@ -272,7 +278,7 @@ def ends(
     for each in todo:
         if each.is_result:
             found.append((each, None))
-        for node in dict.fromkeys(each.live_readers):
+        for node in dict.fromkeys(each.readers if dead else each.live_readers):
             if node.traits.gives in gives and node.ins[0] is each:
                 todo += node.outs
             else:

@@ -347,7 +347,7 @@ def _is_share(above: Value, below: Value) -> bool:
         return False
     if node.name == "reduce_sum":
         is_exponential = value.node is not None and value.node.name in ("exp", "exp2")
-        return is_exponential and origin(node.ins[0], MOVES) is value
+        return is_exponential and is_same(node.ins[0], value)
     terms = [origin(each, MOVES).node for each in node.ins] if node.name == "add" else []
     sizes = [each for each in terms if each is not None and each.name == "abs"]
     is_own = any(origin(each.ins[0], MOVES) is value for each in sizes)
@@ -414,12 +414,13 @@ def is_zero(value: Value) -> bool:
 
 def _divisions(node: Node) -> list[tuple[Value, list[_Length]]]:
     """Return the values that an equation divides by norms, with the norms."""
+    found: list[tuple[Value, list[_Length]]] = []
     if node.name == "div":
-        return [(node.ins[0], _lengths(node.ins[1]))]
-    if node.name == "mul":
+        found = [(node.ins[0], _lengths(node.ins[1]))]
+    elif node.name == "mul":
         one, two = node.ins
-        return [(one, _inverse_lengths(two)), (two, _inverse_lengths(one))]
-    return []
+        found = [(one, _inverse_lengths(two)), (two, _inverse_lengths(one))]
+    return [(value, lengths) for value, lengths in found if lengths]
 
 
 def _inverse_lengths(value: Value) -> list[_Length]:
@@ -436,9 +437,30 @@ def _lengths(value: Value) -> list[_Length]:
         return []
     if node.name == "sqrt":
         return _squares(node.ins[0])
-    if node.name in ("add", "clamp", "max", "mul", "select_n"):
+    if node.name == "mul":
+        return _product_of(node, _lengths, lambda count: 1 / count)
+    if node.name == "add" and not any(map(is_positive_number, node.ins)):
+        return []
+    if node.name in ("add", "clamp", "max", "select_n"):
         return [length for each in node.ins for length in _lengths(each)]
     return []
+
+
+def _product_of(
+    node: Node, parts: Callable[[Value], list[_Length]], scale: Callable[[float], float]
+) -> list[_Length]:
+    """Return the norms in a product of norms and numbers; nothing if it has other factors."""
+    found, factor = list[_Length](), 1.0
+    for value in node.ins:
+        numbers, own = known_numbers(value), parts(value)
+        root = origin(value, MOVES)
+        if own:
+            found += own
+        elif numbers is not None and numbers.size and numbers.min() > 0:
+            factor *= scale(float(numbers.min()))
+        elif root.node is not None or not is_variable(root) or root.elements > 1:
+            return []
+    return [(vector, size * factor) for vector, size in found]
 
 
 def _squares(value: Value) -> list[_Length]:
@@ -451,13 +473,15 @@ def _squares(value: Value) -> list[_Length]:
         vector = node.ins[0]
     if vector is not None:
         return [(vector, 1.0)]
-    if node.name in ("div", "mul"):
-        above, below = node.ins
-        numbers = known_numbers(below)
-        if numbers is not None and numbers.size and numbers.min() > 0:
-            count = float(numbers.max() if node.name == "div" else 1 / numbers.min())
-            return [(each, factor * math.sqrt(count)) for each, factor in _squares(above)]
-    if node.name in ("add", "clamp", "max", "mul", "select_n"):
+    if node.name == "mul":
+        return _product_of(node, _squares, lambda share: share**-0.5)
+    if node.name == "div":
+        count = bounds(node.ins[1])
+        root = math.sqrt(count.high) if 0 < count.low <= count.high < math.inf else 0.0
+        return [(each, factor * root) for each, factor in _squares(node.ins[0]) if root]
+    if node.name == "add" and not any(map(is_positive_number, node.ins)):
+        return []
+    if node.name in ("add", "clamp", "max", "select_n"):
         return [square for each in node.ins for square in _squares(each)]
     return []
 

@@ -135,14 +135,11 @@ def _counts(value: Value, most: int = 1000) -> bool:
         node = each.node
         if node is None or each.dtype == bool:
             continue
-        if node.traits.stops_derivative or node.inner or len(seen) > most:
+        is_cut = not is_inexact(each) and any(map(is_inexact, node.ins))
+        if is_cut or node.traits.stops_derivative or node.inner or len(seen) > most:
             return False
-        if not is_inexact(each) and not node.traits.reduces and node.traits.gives != "cast":
-            return False
-        for other in node.ins:
-            if other not in seen:
-                seen.add(other)
-                todo.append(other)
+        todo += [other for other in node.ins if other not in seen]
+        seen.update(node.ins)
     return True
 
 
@@ -167,7 +164,10 @@ def useless_checkpoints(program: LintedProgram) -> Iterator[Found]:
     total = sum(node.operations for node in program.nodes if node.scope is program.top)
     if total < LEAST_OPERATIONS:
         return
-    seen = set[int]()
+    seen, around_others = set[int](), set[int]()
+    for node in program.nodes:
+        calls = [eqn for eqn in node.around if traits(eqn).call == "remat"]
+        around_others.update(map(id, calls[:-1]))
     for node in program.nodes:
         for depth, eqn in enumerate(node.around):
             if traits(eqn).call != "remat" or id(eqn) in seen:
@@ -182,7 +182,7 @@ def useless_checkpoints(program: LintedProgram) -> Iterator[Found]:
                     "use another policy, or remove the checkpoint",
                     "the memory of all residuals",
                 )
-            elif policy is None and _is_only_checkpoint(node, depth):
+            elif policy is None and node.scope.parent is None and id(eqn) not in around_others:
                 own = program.top.number(node.scope.count.of(eqn))
                 if own >= _WHOLE * total:
                     yield Found(
@@ -194,9 +194,3 @@ def useless_checkpoints(program: LintedProgram) -> Iterator[Found]:
                         "the CPU merges them with the forward pass)",
                         flops=own,
                     )
-
-
-def _is_only_checkpoint(node: Node, depth: int) -> bool:
-    """Return True for a checkpoint outside of loops, and without checkpoints in it."""
-    inner = (traits(each).call == "remat" for each in node.around[depth + 1 :])
-    return node.scope.parent is None and not any(inner)

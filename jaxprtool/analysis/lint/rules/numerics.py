@@ -117,15 +117,14 @@ _GOOD_DISTANCE = """
 """
 
 
-def _in_forward(program: LintedProgram, primitive: str) -> Iterator[Node]:
-    """Yield the equations of a primitive that may be differentiated, of the user's own lines.
+def _in_forward(program: LintedProgram, *primitives: str) -> Iterator[Node]:
+    """Yield the equations of some primitives in the forward part, of the user's own lines.
 
     If only the gradient is a result, the last equations of the forward part are dead.
     """
-    if program.has_backward or program.is_loss:
-        for node in program.every if program.has_backward else program.of(primitive):
-            if node.name == primitive and not _is_left_out(program, node):
-                yield node
+    for node in program.every if program.has_backward else program.nodes:
+        if node.name in primitives and not _is_left_out(program, node):
+            yield node
 
 
 def _is_left_out(program: LintedProgram, node: Node) -> bool:
@@ -143,11 +142,12 @@ def exp_without_max(program: LintedProgram) -> Iterator[Found]:
     In f32, exp overflows above 88, and the softmax is NaN. If all scores are below -103, all
     exponentials are 0, and the softmax divides 0 by 0.
     """
-    for node in program.of("exp"):
+    for node in _in_forward(program, "exp"):
         limit = float(np.log(float(jnp.finfo(node.outs[0].dtype).max)))
-        if _is_left_out(program, node) or bounds(node.ins[0]).high <= limit:
+        if bounds(node.ins[0]).high <= limit:
             continue
-        sums = [r for _, r in ends(node.outs[0], MOVES) if r is not None and r.name == "reduce_sum"]
+        readers = [reader for _, reader in ends(node.outs[0], MOVES, dead=program.has_backward)]
+        sums = [each for each in readers if each is not None and each.name == "reduce_sum"]
         if any(_normalizes(each, node) for each in sums):
             yield Found(
                 node,
@@ -159,12 +159,12 @@ def exp_without_max(program: LintedProgram) -> Iterator[Found]:
 
 def _normalizes(total: Node, exp: Node) -> bool:
     """Return True if a sum divides its own exponentials, or if its logarithm is taken."""
-    for value, reader in ends(total.outs[0], MOVES):
+    for value, reader in ends(total.outs[0], MOVES, dead=True):
         if reader is not None and reader.name == "log":
             return True
         if reader is None or reader.name != "div" or reader.ins[1] is not value:
             continue
-        if origin(reader.ins[0], MOVES) is exp.outs[0]:
+        if is_same(reader.ins[0], exp.outs[0]):
             return True
     return False
 
@@ -180,13 +180,12 @@ def single_where(program: LintedProgram) -> Iterator[Found]:
     multiplies a zero cotangent by an infinite derivative. The rule checks programs that have a
     gradient, and functions that return one real number.
     """
-    for select in _in_forward(program, "select_n"):
+    for select in _in_forward(program, "select_n") if program.differentiates else ():
         if any(map(is_nan, select.ins[1:])) or not _is_stated(program, select):
             continue
-        for case in select.ins[1:]:
-            node = origin(case, MOVES).node
-            risky = None if node is None else _risky(node)
-            if node is None or risky is None or node.has_rule or not is_inexact(risky):
+        for node in _computed_for(select):
+            risky = _risky(node)
+            if risky is None or node.has_rule or not is_inexact(risky):
                 continue
             if is_guarded(risky) or not _depends(select.ins[0], risky):
                 continue
@@ -198,6 +197,19 @@ def single_where(program: LintedProgram) -> Iterator[Found]:
                 "add a where that replaces the operand by a safe number (the double where)",
                 "a gradient of NaN where the guard is false",
             )
+
+
+def _computed_for(select: Node, most: int = 8) -> list[Node]:
+    """Return the elementwise equations that compute the cases of a select, the last ones first."""
+    todo = [origin(case, MOVES).node for case in select.ins[1:]]
+    found = dict[Node, None]()
+    for node in todo:
+        if node is None or node.name == "select_n" or len(found) == most or node in found:
+            continue
+        found[node] = None
+        if node.traits.elementwise:
+            todo += [origin(value, MOVES).node for value in node.ins]
+    return [*found]
 
 
 def _is_stated(program: LintedProgram, select: Node) -> bool:
@@ -258,9 +270,7 @@ def log_of_softmax(program: LintedProgram) -> Iterator[Found]:
     Small probabilities are rounded to 0. Their logarithm is minus infinity, and its gradient NaN.
     `log_softmax` and `log_sigmoid` are accurate there.
     """
-    for node in program.where(lambda node: node.name in ("log", "log1p", "log2")):
-        if _is_left_out(program, node):
-            continue
+    for node in _in_forward(program, "log", "log1p", "log2"):
         value = node.ins[0]
         what = _share_below_one(value) if node.name == "log1p" else _probability(value)
         if what is not None:
@@ -357,18 +367,18 @@ def roots_of_zero(program: LintedProgram) -> Iterator[Found]:
     the gradient is NaN. The rule checks programs that have a gradient, and functions that return
     one real number.
     """
-    for primitive in ("pow", "rsqrt", "sqrt"):
-        for node in _in_forward(program, primitive):
-            if not _is_root(node) or not program.is_differentiated(node):
-                continue
-            total = _above_zero(node.ins[0])
-            if total is not None and (_is_sum_of_differences(total) or _is_expanded(total)):
-                yield Found(
-                    node,
-                    "this is a root of zero: the distance of each point to itself",
-                    "add a where before the root and one after it (the double where)",
-                    "a gradient of NaN",
-                )
+    roots = ("pow", "rsqrt", "sqrt")
+    for node in _in_forward(program, *roots) if program.differentiates else ():
+        if not _is_root(node) or not program.is_differentiated(node):
+            continue
+        total = _above_zero(node.ins[0])
+        if total is not None and (_is_sum_of_differences(total) or _is_expanded(total)):
+            yield Found(
+                node,
+                "this is a root of zero: the distance of each point to itself",
+                "add a where before the root and one after it (the double where)",
+                "a gradient of NaN",
+            )
 
 
 def _is_root(node: Node) -> bool:
@@ -426,6 +436,17 @@ def _is_expanded(total: Node) -> bool:
             todo += [each for each in node.ins if known_numbers(each) is None]
         else:
             terms.append(node)
-    products = [node for node in terms if node.name == "dot_general" and is_same(*node.ins)]
+    products = [node for node in terms if node.name == "dot_general" and _is_gram(node)]
     norms = [node.outs[0] for node in terms if node not in products]
     return len(products) == 1 and len(norms) == 2 and is_same(*norms)
+
+
+def _is_gram(product: Node) -> bool:
+    """Return True for the product of a value and itself, up to a number."""
+    operands = []
+    for value in product.ins:
+        node = origin(value, MOVES).node
+        scaled = node.ins if node is not None and node.name == "mul" else ()
+        others = [each for each in scaled if known_numbers(each) is None]
+        operands.append(others[0] if len(others) == 1 else value)
+    return is_same(*operands)

@@ -218,13 +218,16 @@ def _is_stated(program: LintedProgram, select: Node) -> bool:
 
 
 def _risky(node: Node) -> Value | None:
-    """Return the operand at some of whose values a derivative is infinite, or None."""
+    """Return the operand if a derivative is infinite at some of its values, or None."""
     if node.name == "div":
-        return node.ins[1] if _varies(node.ins[1]) else None
+        low, high = bounds(node.ins[1])
+        return node.ins[1] if low <= 0 <= high and _varies(node.ins[1]) else None
     between = node.traits.finite_between
     if between is None or not node.traits.elementwise or not is_inexact(node.outs[0]):
         return None
-    return node.ins[0]
+    low, high = bounds(node.ins[0])
+    is_inside = between[0] < low and (high < between[1] or between[1] == np.inf)
+    return None if is_inside else node.ins[0]
 
 
 def _is_masked_mean(node: Node) -> bool:

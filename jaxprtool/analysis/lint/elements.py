@@ -82,7 +82,7 @@ class Elements:
 
     def _record(self, value: Value, number: int | None) -> None:
         if value.node is not None and number is not None and _overflows(value, number):
-            self.overflows.setdefault(value.node, number)
+            self.overflows[value.node] = max(number, self.overflows.get(value.node, 0), key=abs)
 
 
 def _overflows(value: Value, number: int | None) -> bool:
@@ -197,7 +197,6 @@ _ARITHMETIC: dict[str, Callable[..., int]] = {
     "le": operator.le,
     "lt": operator.lt,
     "max": max,
-    "min": min,
     "mul": operator.mul,
     "ne": operator.ne,
     "neg": operator.neg,
@@ -277,6 +276,15 @@ def _clamped(node: Node, out: int, index: Index, at: At) -> int | None:
 @rule(element_rules, "convert_element_type", "copy", "optimization_barrier")
 def _converted(node: Node, out: int, index: Index, at: At) -> int | None:
     return at(node.ins[out], index)
+
+
+@rule(element_rules, "min")
+def _limited(node: Node, out: int, index: Index, at: At) -> int | None:
+    """Return the limit for an element that is not known, as for a clipped index."""
+    shape = node.outs[0].shape
+    whole = [value for value in node.ins if value.shape in ((), shape)]
+    numbers = [at(value, index if value.shape else ()) for value in whole]
+    return min((number for number in numbers if number is not None), default=None)
 
 
 @rule(element_rules, "select_n")

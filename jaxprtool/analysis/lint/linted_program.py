@@ -64,7 +64,7 @@ class LintedProgram:
         self._by_name: dict[str, list[Node]] = {}
         for node in self.nodes:
             self._by_name.setdefault(node.name, []).append(node)
-        self._lines: dict[object, dict[tuple[str, int], UserFrame]] = {}
+        self._lines: dict[object, tuple[UserFrame, ...]] = {}
         self._arrays: dict[Value, np.ndarray | None] = {}
 
     def of(self, primitive: str) -> list[Node]:
@@ -167,12 +167,12 @@ class LintedProgram:
         """
         return self.sources.expression(next(iter(self.frames.stack(node.path)), None))
 
-    def user_lines(self, node: Node) -> dict[tuple[str, int], UserFrame]:
-        """Return the frames of the user's lines that lead to an equation, by file and line."""
+    def user_frames(self, node: Node) -> tuple[UserFrame, ...]:
+        """Return the frames of the user's lines that lead to an equation."""
         traceback = node.eqn.source_info.traceback
-        if traceback not in self._lines or not self._lines[traceback]:
+        if not self._lines.get(traceback):
             own = (f for f in self.frames.stack(node.path) if self.frames.is_users(f.file))
-            found = {(frame.file, frame.line): frame for frame in own}
+            found = tuple(dict.fromkeys(own))
             if not self.frames.of(node.eqn):
                 return found  # those of the calls around it
             self._lines[traceback] = found

@@ -469,7 +469,7 @@ def _squares(value: Value) -> list[_Length]:
     if node is None:
         return []
     vector = squared(origin(node.ins[0], MOVES).node if node.name == "reduce_sum" else node)
-    if node.name == "dot_general" and is_same(*node.ins):
+    if node.name == "dot_general" and is_same(node.ins[0], node.ins[1]):
         vector = node.ins[0]
     if vector is not None:
         return [(vector, 1.0)]

@@ -120,14 +120,14 @@ def _best(ways: Sequence[CompileWay]) -> str:
     """Return a line that names the fastest pipeline, as measured if known, else as estimated."""
     given, *others = ways
     if given.cpu_seconds is None:
-        was, best = given.estimate, others[0].estimate
-        if was.seconds is None or best.seconds is None:
+        was, new = given.estimate, others[0].estimate
+        if was.seconds is None or new.seconds is None:
             return (
-                f'-p "{others[0].pipeline}" leaves {best.different:,} of {was.different:,} '
+                f'-p "{others[0].pipeline}" leaves {new.different:,} of {was.different:,} '
                 "different kernels; whether it compiles faster is not known for a program like "
                 "this: measure with --compile-profile"
             )
-        times = was.seconds / best.seconds
+        times = was.seconds / new.seconds
         return f'-p "{others[0].pipeline}" compiles about {times:.1f} times faster, as estimated'
     seconds, best = min((way.cpu_seconds, way.pipeline) for way in others if way.cpu_seconds)
     times = given.cpu_seconds / seconds

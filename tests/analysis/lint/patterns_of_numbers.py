@@ -4,6 +4,8 @@ A program is a line with its arguments, whose result follows `=>`. The statement
 are on lines of their own.
 """
 
+# ruff: noqa: E501
+
 NUMBERS: dict[str, tuple[str, str]] = {
     "JT701": (
         # --- finds

@@ -110,3 +110,60 @@ def test_ten_thousand_equations_take_at_most_a_second():
     start = time.process_time()
     lint(program)
     assert time.process_time() - start < 1.0
+
+
+def test_integers_reported_to_overflow_do_and_are_the_exact_numbers():
+    def position(count):
+        row, column = jnp.indices((count, 2))
+        return (row * 2 + column) * 1_000_000
+
+    (found,) = lint(jaxprtool.trace(lambda: position(2000)))
+    assert found.code == "JT404" and "this mul is 3,999,000,000 at one end" in found.message
+    assert position(2000).min() < 0 and not len(lint(jaxprtool.trace(lambda: position(1000))))
+    assert position(1000).min() == 0
+
+
+def test_a_callback_in_a_branch_under_vmap_runs_for_every_element():
+    seen = []
+
+    def one(x):
+        jax.lax.cond(x > 2, lambda: jax.debug.callback(seen.append, x), lambda: None)
+        return x
+
+    x = jnp.arange(4.0)
+    assert [each.code for each in lint(jaxprtool.trace(jax.vmap(one), x))] == ["JT603"]
+    jax.vmap(one)(x)
+    jax.effects_barrier()
+    assert len(seen) == 4
+
+
+def test_fold_ins_reported_as_equal_are_and_others_are_not():
+    def keys(key, first, second):
+        pair = [jax.random.fold_in(key, number) for number in (first, second)]
+        return [jax.random.normal(each, (4,)) for each in pair]
+
+    for second in (1, 2):
+        equal = bool((jnp.stack(keys(jax.random.key(0), 1, second)).std(0) == 0).all())
+        program = jaxprtool.trace(lambda key, n=second: keys(key, 1, n), jax.random.key(0))
+        assert len(lint(program)) == equal == (second == 1)
+
+
+def test_a_loss_without_any_gradient_is_reported_and_its_gradients_are_zero():
+    def loss(w, x):
+        return jnp.square(jnp.round(w * x)).mean()
+
+    w = jnp.linspace(0.1, 3.0, 16)
+    (found,) = lint(jaxprtool.trace(loss, w, w))
+    assert found.message.startswith("the gradient with respect to every argument is zero: round")
+    assert not any(gradient.any() for gradient in jax.grad(loss, (0, 1))(w, w))
+
+
+@pytest.mark.parametrize("step", [2, -1, -3])
+def test_the_suggested_slice_is_not_a_gather(step):
+    def gathered(x):
+        return x[jnp.arange(0, 64)[::step]]
+
+    (found,) = lint(jaxprtool.trace(gathered, jnp.ones((64, 16))))
+    assert found.advice == f"write the slice: x[start:stop:{step}]"
+    sliced = str(jax.make_jaxpr(lambda x: x[::step])(jnp.ones((64, 8))))
+    assert "gather" not in sliced

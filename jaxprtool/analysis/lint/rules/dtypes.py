@@ -240,6 +240,8 @@ def round_trips(program: LintedProgram) -> Iterator[Found]:
             continue
         if program.frame(first) == program.frame(node) or _same_line(program, first, node):
             continue
+        if _is_accumulation(node, middle):
+            continue
         yield Found(
             node,
             f"{start.dtype.name} is converted to {middle.dtype.name} and back for nothing",
@@ -247,6 +249,14 @@ def round_trips(program: LintedProgram) -> Iterator[Found]:
             f"{{bytes}} that are rounded to {jnp.finfo(middle.dtype).nmant + 1} bits",
             bytes=start.bytes * node.scope.runs,
         )
+
+
+def _is_accumulation(node: Node, narrow: Value) -> bool:
+    """Return True if a conversion is for a sum alone whose result is narrow again, as in JAX's."""
+    sums = node.outs[0].live_readers
+    readers = [reader for each in sums for reader in each.outs[0].live_readers]
+    is_sum = all(each.traits.reduces for each in sums)
+    return is_sum and any(each.outs[0].dtype == narrow.dtype for each in readers)
 
 
 def _same_line(program: LintedProgram, first: Node, second: Node) -> bool:

@@ -11,7 +11,7 @@ import numpy as np
 from jaxprtool.analysis.lint.elements import Elements, element_rules
 from jaxprtool.analysis.lint.findings import Found
 from jaxprtool.analysis.lint.graph import Node, Value
-from jaxprtool.analysis.lint.linted_program import LintedProgram, ends
+from jaxprtool.analysis.lint.linted_program import LintedProgram, ends, is_same
 from jaxprtool.analysis.lint.table import lint_rule
 
 #: Smaller gathers are not reported.
@@ -298,9 +298,10 @@ def sorts_for_top(program: LintedProgram) -> Iterator[Found]:
         length = node.outs[0].shape[axis]
         if not isinstance(length, int) or length < LEAST_SORTED or node.is_backward:
             continue
-        kept = [
-            _top(end, reader, axis) for out in node.outs for end, reader in ends(out, ("same",))
-        ]
+        # XLA merges equal sorts.
+        equal = [each for each in program.of("sort") if is_same(each.outs[0], node.outs[0])]
+        outs = [out for each in equal for out in each.outs]
+        kept = [_top(end, reader, axis) for out in outs for end, reader in ends(out, ("same",))]
         if kept and all(count is not None and count * TOP_SHARE <= length for count in kept):
             most = max(count for count in kept if count is not None)
             instead = "jnp.min or jnp.max" if most == 1 else "jax.lax.top_k, of -x for the smallest"

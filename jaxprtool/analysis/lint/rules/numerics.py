@@ -315,9 +315,10 @@ def _probability(value: Value) -> str | None:
     summed = origin(below.node.ins[0], MOVES)
     if summed is above:
         return "softmax"
-    is_alike = summed.node is not None and summed.node.name == "exp"
-    of_parts = is_alike and is_same(_picked(summed.node.ins[0]), _picked(above.node.ins[0]))
-    return "softmax" if of_parts else None
+    if summed.node is None or summed.node.name != "exp":
+        return None
+    scores, picked = _picked(summed.node.ins[0]), _picked(above.node.ins[0])
+    return "softmax" if is_same(scores, picked) else None
 
 
 def _share_below_one(value: Value, sign: int = -1) -> str | None:
@@ -340,13 +341,9 @@ def _picked(value: Value, most: int = 16) -> Value:
             break
         cases = product.ins
         if product.name == "select_n":
-            mask, *cases = cases
-            chosen = [each for each in cases if not is_zero(each)]
-            if not _is_one_hot(mask) or len(chosen) != 1:
-                break
-            value = chosen[0]
-            continue
-        chosen = [each for each, other in (cases, cases[::-1]) if _is_one_hot(other)]
+            chosen = [each for each in cases[1:] if not is_zero(each) and _is_one_hot(cases[0])]
+        else:
+            chosen = [each for each, other in (cases, cases[::-1]) if _is_one_hot(other)]
         if not chosen:
             break
         value = chosen[0]
@@ -414,7 +411,7 @@ def _is_sum_of_differences(total: Node) -> bool:
     if total.name == "reduce_sum":
         difference = squared(origin(total.ins[0], MOVES).node)
     else:
-        difference = total.ins[0] if is_same(*total.ins) else None
+        difference = total.ins[0] if is_same(total.ins[0], total.ins[1]) else None
     if difference is None or difference.node is None or difference.node.name != "sub":
         return False
     one, two = (origin(each, MOVES) for each in difference.node.ins)
@@ -441,7 +438,7 @@ def _is_expanded(total: Node) -> bool:
             terms.append(node)
     products = [node for node in terms if node.name == "dot_general" and _is_gram(node)]
     norms = [node.outs[0] for node in terms if node not in products]
-    return len(products) == 1 and len(norms) == 2 and is_same(*norms)
+    return len(products) == 1 and len(norms) == 2 and is_same(norms[0], norms[1])
 
 
 def _is_gram(product: Node) -> bool:
@@ -452,4 +449,4 @@ def _is_gram(product: Node) -> bool:
         scaled = node.ins if node is not None and node.name == "mul" else ()
         others = [each for each in scaled if known_numbers(each) is None]
         operands.append(others[0] if len(others) == 1 else value)
-    return is_same(*operands)
+    return is_same(operands[0], operands[1])

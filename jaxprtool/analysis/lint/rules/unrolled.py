@@ -87,7 +87,7 @@ def _is_outlined(node: Node) -> bool:
 
 def _loops(program: LintedProgram, node: Node) -> dict[tuple[str, int], None]:
     """Return the loops of the user's files that lead to an equation, by file and line."""
-    frames = program.user_lines(node).values()
+    frames = program.user_frames(node)
     return {(f.file, line): None for f in frames for line in program.sources.loops(f)}
 
 

@@ -22,8 +22,8 @@ from jaxprtool import jaxcompat
 from jaxprtool.analysis.kernels import Kernels, Node, UnknownSize
 from jaxprtool.analysis.stats import count_equations
 from jaxprtool.ir.basics.documents import document
-from jaxprtool.ir.core.equations import equations
-from jaxprtool.ir.core.structured import Scan
+from jaxprtool.ir.core.equations import bodies, equations
+from jaxprtool.ir.core.structured import Scan, copies_of_body
 from jaxprtool.ir.core.traits import traits
 from jaxprtool.ir.equality.structural_key import Unkeyable, parameters_key
 from jaxprtool.ir.equality.value_keys import atom_key
@@ -35,6 +35,9 @@ from jaxprtool.jaxcompat import Jaxpr, Literal
 #: CPU seconds for a kernel, for an equation in a kernel, and for an equation of the program, as
 #: measured on one machine. Only ratios of estimates are of use on another.
 KERNEL, EQUATION, PASSES = 0.013, 0.002, 0.000025
+
+#: The equations for each coefficient of a polynomial, which has no body: a product and a sum.
+_POLYNOMIAL = 2
 
 #: CPU seconds for a draw of random bits outside of marked bodies, in JAX releases where it is slow.
 DRAW = 0.2
@@ -109,11 +112,12 @@ def unrolled_loops(program: Program) -> list[UnrolledLoop]:
     """Return the loops of a program that `unroll` makes XLA compile several times."""
     found, frames = list[UnrolledLoop](), frames_now(program.roots)
     for eqn in dict.fromkeys(equations(top_jaxpr(program))):
-        if eqn.primitive.name == "scan" and (scan := Scan.of(eqn)).copies > 1:
+        copies = copies_of_body(eqn)
+        if copies > 1:
             location = frames.location_of((eqn,))
             line = "" if location is None else frames.text(location.frame)
-            size = count_equations(scan.body)
-            found.append(UnrolledLoop(line, scan.unroll, scan.copies, size))
+            size = sum(count_equations(body) for _, body in bodies(eqn)) or _POLYNOMIAL
+            found.append(UnrolledLoop(line, eqn.params["unroll"], copies, size))
     return found
 
 
@@ -190,13 +194,12 @@ class _Counts:
             self.visit(inner, marked or jaxcompat.mark_of(node.eqn) != "plain")
         if _is_draw(node) and not marked and jaxcompat.compiles_draws_slowly():
             self.seconds += DRAW
+        self.unrolled |= copies_of_body(node.eqn) > 1
         if traits(node.eqn).expensive and traits(node.eqn).narrows:  # a product or a convolution
             self.products += 1
             self.vectors += min(len(v.aval.shape) for v in node.eqn.invars) < 2
         if node.eqn.primitive.name == "scan":
-            scan = Scan.of(node.eqn)
-            self.unrolled |= scan.copies > 1
-            self._add_rows(scan)
+            self._add_rows(Scan.of(node.eqn))
 
     def _add(self, node: Node, used: Set[int], key: Hashable, size: int) -> None:
         """Count a kernel; one of a library, such as a product, is not compiled."""

@@ -87,7 +87,9 @@ def test_bodies_have_copies_equations_share_and_lines(cli):
     assert lines[1].split() == ["repeated", "body", "copies", "equations", "share", "source"]
     assert re.fullmatch(r"layer +3 +\d+ +\d\d\.\d% +model\.py:5-7", lines[3])
     assert lines[-4].startswith("the rest ")
-    total = r"(\d+) equations with calls inlined, (\d+) after outlining: \d\.\d times fewer equations"
+    total = (
+        r"(\d+) equations with calls inlined, (\d+) after outlining: \d\.\d times fewer equations"
+    )
     before, after = map(int, re.fullmatch(total, lines[-2]).groups())
     assert lines[0] == f"loss: {before} equations" and after < before
     memory = r"temporary memory: about \d+ bytes, \d+\.\d times as much as traced"

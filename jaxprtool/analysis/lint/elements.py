@@ -181,6 +181,12 @@ def _stacked(node: Node, out: int, index: Index, at: At) -> int | None:
     return at(node.ins[index[axis]], (*index[:axis], *index[axis + 1 :]))
 
 
+@rule(element_rules, "unstack")
+def _unstacked(node: Node, out: int, index: Index, at: At) -> int | None:
+    axis = node.eqn.params["axis"]
+    return at(node.ins[0], (*index[:axis], out, *index[axis:]))
+
+
 # --- arithmetic -----------------------------------------------------------------------------------
 
 

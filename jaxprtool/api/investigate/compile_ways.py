@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from jaxprtool.analysis.compile_time import CompileEstimate, CompileWay, compile_estimate
 from jaxprtool.analysis.memory import temporary_memory
 from jaxprtool.errors import JaxprToolError
-from jaxprtool.ir.core.structured import Scan
+from jaxprtool.ir.core.structured import copies_of_body
 from jaxprtool.ir.programs.program import Program
 from jaxprtool.ir.rewriting.rewrite import map_equations
 from jaxprtool.jaxcompat import JaxprEqn
@@ -63,9 +63,9 @@ def without_unroll(program: Program) -> Program:
     """Return a program whose loops are compiled as loops, whatever their option `unroll` says."""
 
     def loop(eqn: JaxprEqn) -> list[JaxprEqn] | None:
-        if eqn.primitive.name != "scan" or (scan := Scan.of(eqn)).copies == 1:
+        if copies_of_body(eqn) == 1:
             return None
-        return [scan.rebuild(unroll=1)]
+        return [eqn.replace(params={**eqn.params, "unroll": 1})]
 
     return program.replace(jaxpr=map_equations(program.jaxpr, loop))
 

@@ -188,15 +188,6 @@ class Scan(View):
     def trips(self) -> Any:
         return self.length
 
-    @property
-    def copies(self) -> int:
-        """The number of times that JAX lowers the body, which `unroll` sets; 1 if it is a loop."""
-        if not isinstance(self.length, int):
-            return self.unroll
-        return (
-            self.length if self.unroll >= self.length else self.unroll + self.length % self.unroll
-        )
-
     def params(self) -> Params:
         counts = len(self.consts), len(self.carry), len(self.xs), len(self.ys)
         return {
@@ -510,6 +501,18 @@ class _Kinds(dict[type, int]):
 
 
 _KINDS = _Kinds()
+
+
+def copies_of_body(eqn: JaxprEqn) -> int:
+    """Return how often JAX lowers the body of an equation because of its option `unroll`; else 1.
+
+    In JAX 0.12, `jnp.polyval` is one equation with this option, whose body has no jaxpr.
+    """
+    unroll = eqn.params.get("unroll", 1)
+    length = eqn.params.get("length", len(eqn.invars) - 1)
+    if not isinstance(length, int) or unroll <= 1:
+        return int(unroll)
+    return length if unroll >= length else unroll + length % unroll
 
 
 def sub_jaxprs(eqn: JaxprEqn) -> Iterator[tuple[str, AnyJaxpr]]:

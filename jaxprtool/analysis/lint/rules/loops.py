@@ -10,7 +10,7 @@ from jaxprtool.analysis.lint.linted_program import LintedProgram, ends
 from jaxprtool.analysis.lint.table import lint_rule
 from jaxprtool.ir.basics.quantities import plural
 from jaxprtool.ir.core.equations import type_of
-from jaxprtool.ir.core.structured import Scan
+from jaxprtool.ir.core.structured import Scan, copies_of_body
 from jaxprtool.jaxcompat.source_locations import selects_branches
 
 #: Branches of fewer operations may as well both run.
@@ -150,6 +150,9 @@ def _only_for(select: Node, most: int = 10_000) -> set[Node]:
 #: Fewer copies of a body, or equations in all, compile fast enough.
 LEAST_COPIES, LEAST_EQUATIONS = 8, 100
 
+#: The equations for each coefficient of a polynomial, which has no body: a product and a sum.
+POLYNOMIAL = 2
+
 _BAD_UNROLL = """
     import jax, jax.numpy as jnp
     import jaxprtool
@@ -184,16 +187,13 @@ def unrolled_scans(program: LintedProgram) -> Iterator[Found]:
     With `unroll=True`, XLA compiles it once for each iteration. `jax.lax.fori_loop` and
     `jnp.polyval` have the option too.
     """
-    for node in program.of("scan"):
-        held = node.held
-        if held is None or not isinstance(held.view, Scan):
-            continue
-        copies = held.view.copies
-        size = sum(len(jaxpr.eqns) for jaxpr in held.jaxprs)
+    for node in program.where(lambda node: "unroll" in node.eqn.params):
+        copies = copies_of_body(node.eqn)
+        size = sum(1 for inner in node.inner for _ in inner.walk()) or POLYNOMIAL
         if copies >= LEAST_COPIES and copies * size >= LEAST_EQUATIONS:
             yield Found(
                 node,
-                f"unroll={held.view.unroll} makes XLA compile this loop's "
+                f"unroll={node.eqn.params['unroll']} makes XLA compile this loop's "
                 f"{plural(size, 'equation')} {copies:,} times",
                 "unroll a few iterations, or none",
                 f"{(copies - 1) * size:,} equations more to lower and compile",

@@ -136,7 +136,7 @@ class Traits:
     holds_constants: bool = False
     ends_ref: bool = False
     transposes_integers: bool = True
-    parameters: frozenset[str] = frozenset()
+    parameters: tuple[str, ...] = ()
     defaults: tuple[tuple[str, Any], ...] = ()
 
     def commutes(self, dtype: DType, *, to_the_bit: bool = False) -> bool:
@@ -474,7 +474,7 @@ add_traits("while", may_fold=False)
 
 
 def _add_parameters(*primitives: str, names: str, **defaults: Any) -> None:
-    add_traits(*primitives, parameters=frozenset(names.split()), defaults=tuple(defaults.items()))
+    add_traits(*primitives, parameters=tuple(names.split()), defaults=tuple(defaults.items()))
 
 
 _add_parameters("bitcast_convert_type", names="new_dtype")

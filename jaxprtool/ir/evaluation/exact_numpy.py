@@ -100,8 +100,16 @@ def _reshape(eqn: JaxprEqn, x: np.ndarray) -> np.ndarray:
     return x.reshape(eqn.outvars[0].aval.shape)
 
 
-#: Rules by primitive.
-RULES: dict[str, Evaluation] = {
+def _without_options(rule: Evaluation) -> Evaluation:
+    """Return a rule that leaves equations with options to the backend."""
+
+    def plain(eqn: JaxprEqn, *operands: np.ndarray) -> np.ndarray | None:
+        return None if options(eqn) else rule(eqn, *operands)
+
+    return plain
+
+
+_RULES: dict[str, Evaluation] = {
     "add": _on("iuf", np.add),
     "sub": _on("iuf", np.subtract),
     "mul": _on("iuf", np.multiply),
@@ -135,9 +143,12 @@ RULES: dict[str, Evaluation] = {
     "concatenate": lambda eqn, *xs: np.concatenate(xs, eqn.params["dimension"]),
 }
 
+#: Rules by primitive.
+RULES = {name: _without_options(rule) for name, rule in _RULES.items()}
+
 
 def evaluate_exactly(eqn: JaxprEqn, operands: Sequence[np.ndarray]) -> np.ndarray | None:
     """Return the result of an equation, or None if a backend might compute other bits."""
     rule = RULES.get(eqn.primitive.name)
-    result = None if rule is None or options(eqn) else rule(eqn, *operands)
+    result = None if rule is None else rule(eqn, *operands)
     return None if result is None else np.array(result, order="C")

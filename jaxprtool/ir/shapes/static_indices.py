@@ -19,17 +19,26 @@ from jax.lax import GatherScatterMode
 
 from jaxprtool.ir.core.equations import needed_equations, substitute, variables, with_operands
 from jaxprtool.ir.dataflow.def_use import DefUse
-from jaxprtool.ir.evaluation.exact_numpy import evaluate_exactly
+from jaxprtool.ir.evaluation.exact_numpy import RULES, Evaluation
 from jaxprtool.jaxcompat import Atom, JaxprEqn, Literal, Var
 
 #: The maximum number of elements of an array of indices to evaluate.
 _MOST = 1 << 16
 
 
-#: The primitives by which JAX computes indices from sizes.
-_COMPUTED = frozenset(
-    ("iota", "add", "mul", "lt", "select_n", "convert_element_type", "copy", "rev", "concatenate")
-) | {"broadcast_in_dim"}
+#: How to evaluate the primitives by which JAX computes indices from sizes.
+_COMPUTED: dict[str, Evaluation] = {
+    "iota": RULES["iota"],
+    "add": RULES["add"],
+    "mul": RULES["mul"],
+    "lt": RULES["lt"],
+    "select_n": RULES["select_n"],
+    "convert_element_type": RULES["convert_element_type"],
+    "copy": RULES["copy"],
+    "rev": RULES["rev"],
+    "concatenate": RULES["concatenate"],
+    "broadcast_in_dim": RULES["broadcast_in_dim"],
+}
 
 
 def with_slices(
@@ -112,8 +121,8 @@ class _IndexEvaluator:
                 todo.pop()
                 continue
             eqn = self._defined.equation(var)
-            computed = eqn is not None and eqn.primitive.name in _COMPUTED
-            if eqn is None or not computed or not _is_small(getattr(var.aval, "shape", None)):
+            compute = None if eqn is None else _COMPUTED.get(eqn.primitive.name)
+            if eqn is None or compute is None or not _is_small(getattr(var.aval, "shape", None)):
                 self._values[var] = None
                 continue
             missing = [v for v in variables(eqn.invars) if v not in self._values]
@@ -123,7 +132,7 @@ class _IndexEvaluator:
             known = (self._known(each) for each in eqn.invars)
             operands = [value for value in known if value is not None]
             complete = len(operands) == len(eqn.invars)
-            self._values[var] = evaluate_exactly(eqn, operands) if complete else None
+            self._values[var] = compute(eqn, *operands) if complete else None
         return self._known(atom)
 
     def _known(self, atom: Atom) -> np.ndarray | None:

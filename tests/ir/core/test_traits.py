@@ -6,10 +6,11 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from jax import lax
 
 from jaxprtool import jaxcompat
 from jaxprtool.ir.basics.dtypes import dtype_kind
-from jaxprtool.ir.core.traits import Traits, add_traits, primitives_with, traits
+from jaxprtool.ir.core.traits import Traits, add_traits, options, primitives_with, traits
 
 #: Zeros of both signs, a subnormal number, and numbers whose products and sums are rounded.
 REALS = [0.0, -0.0, 1e-40, np.inf, -np.inf, np.nan, 0.1, 1 / 3, -7.7e5]
@@ -70,3 +71,23 @@ def test_traits_are_added_to_existing_ones():
     add_traits("test_traits", may_merge=False)
     expected = Traits(gives="layout", may_merge=False, may_hoist=False, may_fold=False)
     assert traits("test_traits") == expected
+
+
+def test_an_option_that_is_not_at_its_default_is_named():
+    x = jax.ShapeDtypeStruct((3, 2), "int8")
+
+    def options_of(function):
+        (eqn,) = jax.make_jaxpr(function)(x).eqns
+        return options(eqn)
+
+    assert options_of(lambda x: lax.cumsum(x, 1)) == set()
+    assert options_of(lambda x: lax.cumsum(x, 1, reverse=True)) == {"reverse"}
+    assert options_of(lambda x: lax.mul(x, x, out_dtype="int32")) == {"out_dtype"}
+    assert options_of(lambda x: lax.sort(x)) == set()
+    assert options_of(lambda x: lax.sort(x, is_stable=False)) == {"is_stable"}
+
+
+def test_an_unknown_parameter_is_an_option():
+    (eqn,) = jax.make_jaxpr(lax.neg)(1.0).eqns
+    for value, found in ("set", {"later"}), (0, {"later"}), (None, set()), (False, set()):
+        assert options(eqn.replace(params={"later": value})) == found

@@ -10,6 +10,11 @@ value (`0` is not `-0`; `~0` has all bits set), and `*xs` all other operands. `u
 squeeze, `layout` is a reshape, squeeze or broadcast. A rule that is exact only under a condition
 requires `fast` if the condition does not hold.
 
+An option of a primitive, such as `out_dtype` of `mul`, may change what it computes. A rule applies
+to an equation with an option that is not at its default only if its pattern names the option:
+`cumsum[reverse](x)`. This includes options that a later JAX adds, and parameters of a plug-in's
+primitive that its trait `parameters` does not list.
+
 `simplify_rules` is the open list of rows; a plug-in appends its own, also for its own primitives
 (`row.py` defines rows, `pattern.py` the syntax of patterns). `jaxprtool explain simplify` prints
 the list. By default only exact rules apply. They keep every bit of a result and of its derivatives

@@ -222,8 +222,8 @@ class Kernels:
                 if any(behind := jaxcompat.behind_barrier(eqn)):
                     reads = self._barrier(eqn, reads, behind, calls)
                 env.update(zip(eqn.outvars, reads, strict=False))
-            elif like.neutral is not None and (i := self._simplified(eqn, reads)) is not None:
-                env[eqn.outvars[0]] = reads[i]
+            elif like.neutral is not None and (kept := self._simplified(eqn, reads)) is not None:
+                env[eqn.outvars[0]] = reads[kept]
             else:
                 if (orders := operand_orders.get(eqn.primitive.name)) is not None:
                     reads = self._copied(eqn, reads, orders(eqn), calls)

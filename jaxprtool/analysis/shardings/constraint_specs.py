@@ -24,16 +24,16 @@ _STEPS = 24
 class ConstraintSpecs(NamedTuple):
     """A constraint of the source, and the specs that its surroundings suggest.
 
+    It may apply to several values, as in a gradient or for a tree.
+
     Attributes:
         line: Its line.
-        shape: The shape of its value.
-        bytes: The bytes of its value.
+        bytes: The bytes of its largest value.
         spec: Its spec.
         suggested: Other specs: first that of its operand, then those of its readers.
     """
 
     line: str
-    shape: tuple[int, ...]
     bytes: int
     spec: str
     suggested: tuple[str, ...]
@@ -46,19 +46,19 @@ def constraint_specs(whole: ShardedModule) -> list[ConstraintSpecs]:
         whole: The module before the partitioner.
     """
     specs = _Specs(whole)
-    found: dict[tuple[str, tuple[int, ...], str], ConstraintSpecs] = {}
+    found: dict[tuple[str, str], ConstraintSpecs] = {}
     for each in whole.module.instructions.values():
         is_one = is_constraint(each) and len(each.operands) == 1
         tiles = whole.tiles(each) if is_one else None
         own = None if tiles is None or tiles.is_local else whole.spec(each)
         if own is None:
             continue
-        key = whole.line(each).partition(BEHIND)[0], each.shape.sizes, spec_text(own)
+        line, text = whole.line(each).partition(BEHIND)[0], spec_text(own)
         texts = [spec_text(spec) for spec in specs.around(each) if spec != own]
-        earlier = found[key].suggested if key in found else ()
-        suggested = tuple(dict.fromkeys((*earlier, *texts)))
-        line, shape, text = key
-        found[key] = ConstraintSpecs(line, shape, each.shape.bytes, text, suggested)
+        earlier = found.get((line, text), ConstraintSpecs(line, 0, text, ()))
+        suggested = tuple(dict.fromkeys((*earlier.suggested, *texts)))
+        largest = max(earlier.bytes, each.shape.bytes)
+        found[line, text] = ConstraintSpecs(line, largest, text, suggested)
     return sorted(found.values(), key=lambda each: (not each.suggested, -each.bytes))
 
 

@@ -23,6 +23,7 @@ from typing import NamedTuple
 
 from jax.sharding import AbstractMesh, AxisType, Mesh, NamedSharding, PartitionSpec
 
+from jaxprtool import jaxcompat
 from jaxprtool.analysis.shardings import Collective, Constraint, Shardings
 from jaxprtool.analysis.shardings.constraint_specs import ConstraintSpecs
 from jaxprtool.errors import JaxprToolError, UnsupportedError
@@ -107,7 +108,8 @@ def _candidates(
     backward = {frames.line_of([eqn]) for eqn in found_equations if is_backward(eqn)}
     by_name = defaultdict[str, list[JaxprEqn]](list)
     for eqn in found_equations:
-        if not _is_constraint(eqn) and frames.line_of([eqn]) not in backward:
+        is_new = not (_is_constraint(eqn) or _is_batched(eqn))
+        if is_new and frames.line_of([eqn]) not in backward:
             by_name[frames.named([eqn])].append(eqn)
     added = [each for each in found.collectives if each.reason is not None and each.axes]
     of_source = list(_of_source(source, found_equations, frames, found)) if added else []
@@ -126,32 +128,51 @@ def _of_source(
     found: Shardings,
 ) -> Iterator[list[_Candidate]]:
     """Yield the candidates of each constraint of the source: other specs, and none."""
-    by_place = defaultdict[tuple[str, tuple[int, ...], str], list[JaxprEqn]](list)
+    by_place = defaultdict[tuple[str, str], list[JaxprEqn]](list)
     for eqn in filter(_is_constraint, found_equations):
-        line = frames.line_of([eqn]).partition(BEHIND)[0]
-        by_place[line, eqn.outvars[0].aval.shape, _source_spec(eqn)].append(eqn)
-    for each in source:
-        eqns = tuple(by_place.get((each.line, each.shape, each.spec), ()))
-        if not eqns:
-            continue
-        now = _entries(each.spec)
-        axes = [axis for entry in now for axis in _without((), entry)]
-        groups = [axes] if axes else [[axis] for axis in found.mesh]
-        suggested = map(_entries, each.suggested)
-        moved = (spec for group in groups for spec in _specs(group, now, now, len(each.shape)))
-        listed = [spec for spec in dict.fromkeys((*suggested, *moved)) if spec != now]
-        specs: list[PartitionSpec | None] = [
-            spec for spec in listed if _divides(spec, each.shape, found.mesh)
-        ]
-        specs.insert(min(len(each.suggested), len(specs), 1), None)
-        yield [_Candidate(eqns, spec) for spec in specs]
+        by_place[frames.line_of([eqn]).partition(BEHIND)[0], _source_spec(eqn)].append(eqn)
+    suggested = {(each.line, each.spec): each.suggested for each in source}
+    order = {place: i for i, place in enumerate(suggested)}
+    for place in sorted(by_place, key=lambda place: order.get(place, len(order))):
+        eqns = tuple(by_place[place])
+        is_partial = any(_is_batched(e) or e.params["unconstrained_dims"] for e in eqns)
+        others = [] if is_partial else _others(eqns, suggested.get(place, ()), found)
+        candidates = [_Candidate(eqns, spec) for spec in others]
+        removed = _Candidate(eqns, None)
+        yield [*candidates[:1], removed, *candidates[1:]]
+
+
+def _others(
+    eqns: Sequence[JaxprEqn], suggested: Sequence[str], found: Shardings
+) -> list[PartitionSpec]:
+    """Return specs for a constraint of the source: those suggested, and its axes elsewhere."""
+    now = _entries(_source_spec(eqns[0]))
+    shapes = [eqn.outvars[0].aval.shape for eqn in eqns]
+    rank = min(map(len, shapes))
+    axes = [axis for entry in now for axis in _without((), entry)]
+    groups = [axes] if axes else [[axis] for axis in found.mesh]
+    moved = (spec for group in groups for spec in _specs(group, now, now, rank))
+    specs = dict.fromkeys((*map(_entries, suggested), *moved))
+    return [
+        spec
+        for spec in specs
+        if spec != now
+        and len(spec) <= rank
+        and all(_divides(spec, shape, found.mesh) for shape in shapes)
+    ]
+
+
+def _is_batched(eqn: JaxprEqn) -> bool:
+    """Return True for an equation under `vmap`: the source constrains a slice of its value."""
+    return "vmap(" in jaxcompat.name_stack(eqn)
 
 
 def _source_spec(eqn: JaxprEqn) -> str:
-    """Return the spec of a constraint as text."""
-    spec = getattr(eqn.params["sharding"], "spec", PartitionSpec())
-    entries = tuple(_without((), entry) for entry in spec if entry is not spec.UNCONSTRAINED)
-    return spec_text(entries)
+    """Return the spec of a constraint as text, without the dimensions that `vmap` adds."""
+    spec, free = getattr(eqn.params["sharding"], "spec", ()), eqn.params["unconstrained_dims"]
+    added = free if _is_batched(eqn) else ()
+    kept = (() if i in free else _without((), each) for i, each in enumerate(spec))
+    return spec_text(tuple(entry for i, entry in enumerate(kept) if i not in added))
 
 
 def _of_collective(

@@ -136,6 +136,24 @@ def branched(constrain):
     return Sharded(under_jit(chosen, mesh, P(), P("data")), (flag, floats(64, 16)), mesh)
 
 
+def tree(constrain):
+    """A constraint on arrays of different shapes."""
+
+    def split(x, w):
+        both = constrain({"product": x @ w, "half": jnp.sin(x)[:, :8]})
+        return both["product"] @ w, both["half"] * 2.0
+
+    mesh = mesh_of(data=8)
+    return Sharded(under_jit(split, mesh, P("data"), P()), (floats(64, 16), floats(16, 16)), mesh)
+
+
+def batched(constrain):
+    """A constraint on the rows of a batch."""
+    rows = jax.vmap(lambda row, w: constrain(jnp.tanh(row @ w)), (0, None))
+    mesh = mesh_of(data=8)
+    return Sharded(under_jit(rows, mesh, P("data"), P()), (floats(64, 16), floats(16, 16)), mesh)
+
+
 #: Programs with a bad constraint: its spec, the spec that mends it, and the bytes that are left.
 BAD = {
     attention: (P(None, None, "data"), "P('data')", 0),
@@ -143,6 +161,8 @@ BAD = {
     rematerialized: (P(None, "data"), "P('data')", None),
     two_axes: (P("model", "data"), "P('data', 'model')", 2 * 1 / 2 * 16 * 16 * 4),
     branched: (P(None, "data"), "P('data')", 0),
+    tree: (P(None, "data"), "P('data')", 0),
+    batched: (P("data"), "", 0),
 }
 
 

@@ -55,6 +55,12 @@ def mesh_conflict(message: str) -> MeshConflictError | None:
         return None
     found = MeshConflictError(message, "the function has a mesh of its own; omit --mesh")
     meshes = _MESH.findall(message)
+    if meshes and meshes[0][1] == AxisType.Manual.name:
+        found.hint = (
+            "the function maps over devices within a pmap or shard_map, which JAX refuses; "
+            "use vmap for one of them, or a shard_map over both axes"
+        )
+        return found
     if len(meshes) != 2:  # a long message is cut
         return found
     (axes, kind_set), (own_axes, kind) = meshes

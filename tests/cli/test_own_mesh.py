@@ -17,6 +17,8 @@ def summed(mesh):
 
 
 mesh = Mesh(jax.devices()[:4], ("x",))
+nested = jax.pmap(jax.pmap(jnp.sin))
+named = jax.pmap(jax.pmap(jnp.sin, "i"), "j")
 auto, abstract = summed(mesh), summed(mesh.abstract_mesh)
 bare = summed(jax.sharding.AbstractMesh((4,), ("x",), axis_types=(AxisType.Auto,)))
 explicit = summed(
@@ -62,3 +64,10 @@ def test_another_mesh_is_a_one_line_error_with_the_option_to_write(own, name, ar
     result = own("run", name, args, *options)
     assert result.code == 3 and result.err.count("error: ") == 1
     assert hint in result.err
+
+
+@pytest.mark.parametrize("name", ["nested", "named"])
+def test_a_nested_pmap_has_its_own_hint(cli, own, name):
+    found = cli("run", f"own.py:{name}", "--args", "f32[2,2]")
+    assert found.code != 0 and "maps over devices within a pmap or shard_map" in found.err
+    assert "--in-specs" not in found.err and "omit --mesh" not in found.err

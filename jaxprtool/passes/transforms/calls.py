@@ -17,10 +17,12 @@ from typing import Any, ClassVar
 import jax
 
 from jaxprtool.errors import ArgumentsError, PipelineError, UnsupportedError, did_you_mean
+from jaxprtool.ir.core.equations import equations, named
 from jaxprtool.ir.notation import expressions
 from jaxprtool.ir.programs.checkpoint_policies import POLICIES, POLICY_FACTORIES
 from jaxprtool.ir.programs.jit_options import JitOptions
 from jaxprtool.ir.programs.program import Program
+from jaxprtool.ir.programs.program_signature import top_jaxpr
 from jaxprtool.ir.programs.specs import Specs
 from jaxprtool.ir.programs.trees import filled
 from jaxprtool.passes.cleanup.inline import Inline
@@ -238,7 +240,8 @@ class Pmap(Pass):
 
     Raises:
         ArgumentsError: If there is no argument at a position.
-        UnsupportedError: If there are fewer devices than `axis_size`.
+        UnsupportedError: If there are fewer devices than `axis_size`, or the program already maps
+            over devices, by `pmap` or `shard_map`.
 
     Example:
         $ XLA_FLAGS=--xla_force_host_platform_device_count=4 \
@@ -270,8 +273,14 @@ class Pmap(Pass):
 
         Raises:
             BatchError: If the axes do not fit the program, as `batch` does.
-            UnsupportedError: If there are not enough devices.
+            UnsupportedError: If there are not enough devices, or the program maps over devices.
         """
+        inner = (e for e in equations(top_jaxpr(program)) if e.primitive.name == "shard_map")
+        if (eqn := next(inner, None)) is not None:
+            raise UnsupportedError(
+                f"pmap cannot be nested: {program.name} already maps over devices, by {named(eqn)}",
+                'JAX refuses nested pmap; map over one of the axes by -p "batch, pmap"',
+            )
         dims, size = program_axes(program, self.in_axes, self._size())
         if size > (there := jax.local_device_count()):
             raise UnsupportedError(

@@ -1,6 +1,7 @@
 """checkpoint, jit, pmap, named_call and disable_jit: results, options and errors."""
 
-from dataclasses import replace
+import inspect
+from dataclasses import fields, replace
 
 import jax
 import jax.numpy as jnp
@@ -15,7 +16,7 @@ from jaxprtool.ir.equality.equivalence import difference
 from jaxprtool.ir.programs.program import type_check
 from jaxprtool.jaxcompat import name_stack, open_jaxpr
 from jaxprtool.passes.mapping.batch.axes import BatchError
-from jaxprtool.passes.transforms.calls import Checkpoint, Jit, NamedCall
+from jaxprtool.passes.transforms.calls import Checkpoint, Jit, NamedCall, Pmap
 
 X = jnp.ones((2, 3))
 policies = jax.checkpoint_policies
@@ -281,3 +282,22 @@ def test_pmap_donates_and_runs_on_the_given_devices():
     assert [each.donated for each in applied.jit.of_arguments(applied.arguments)] == [True, False]
     with pytest.raises(UnsupportedError, match="there is no device 99"):
         program.apply("pmap(devices=(99,))")
+
+
+#: The options of JAX's functions that their passes do not take, as docs/passes.md says.
+NOT_TAKEN = {"static_argnums", "static_argnames", "static_broadcasted_argnums", "backend", "device",
+             "concrete"}  # fmt: skip
+
+
+@pytest.mark.parametrize("kind", [Checkpoint, Jit, Pmap, NamedCall])
+def test_the_options_are_those_of_jax(kind):
+    options = set(inspect.signature(getattr(jax, kind.name)).parameters) - {"fun"}
+    assert options - {each.name for each in fields(kind)} <= NOT_TAKEN
+
+
+@pytest.mark.parametrize("between", ["", "batch(axis_size=1), "])
+def test_pmap_of_a_program_that_maps_over_devices_is_refused(between):
+    with pytest.raises(UnsupportedError, match=r"pmap cannot be nested: .* by shard_map"):
+        trace(jnp.sin, 1.0).apply(f"pmap(axis_size=1), {between}pmap(axis_size=1)")
+    with pytest.raises(UnsupportedError, match="pmap cannot be nested"):
+        trace(jax.pmap(jnp.sin), jnp.ones((1,))).apply("pmap(axis_size=1)")

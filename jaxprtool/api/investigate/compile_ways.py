@@ -39,7 +39,8 @@ def compile_ways(
 
     Returns:
         The given pipeline and its program; then the pipelines that help, the fastest first, each
-        with the program that it returns. Empty if sizes are symbolic.
+        with the program that it returns. Without an estimate of the time, those with the fewest
+        kernels are first. Empty if sizes are symbolic.
     """
     given = _way(str(pipeline), result)
     if given is None:
@@ -55,7 +56,7 @@ def compile_ways(
         way = _way(str(other), program, given.estimate)
         if way is not None and _work(way.estimate) * FACTOR < _work(given.estimate):
             found.append((way, program))
-    found.sort(key=lambda each: _work(each[0].estimate))
+    found.sort(key=lambda each: _order(each[0].estimate))
     return [(given, result), *found]
 
 
@@ -79,6 +80,10 @@ def _is_slow(estimate: CompileEstimate) -> bool:
 def _work(estimate: CompileEstimate) -> float:
     """Return the seconds to compile a program, or without an estimate the different kernels."""
     return estimate.different if estimate.seconds is None else estimate.seconds
+
+
+def _order(estimate: CompileEstimate) -> float:
+    return estimate.kernels if estimate.seconds is None else estimate.seconds
 
 
 def _others(pipeline: Pipeline, outlining: Outline) -> Iterator[Pipeline]:

@@ -123,9 +123,9 @@ def _best(ways: Sequence[CompileWay]) -> str:
         was, new = given.estimate, others[0].estimate
         if was.seconds is None or new.seconds is None:
             return (
-                f'-p "{others[0].pipeline}" leaves {new.different:,} of {was.different:,} '
-                "different kernels; whether it compiles faster is not known for a program like "
-                "this: measure with --compile-profile"
+                f'-p "{others[0].pipeline}" leaves {new.kernels:,} of {was.kernels:,} kernels; '
+                "how long XLA takes is not known for a program like this: measure with "
+                "--compile-profile"
             )
         times = was.seconds / new.seconds
         return f'-p "{others[0].pipeline}" compiles about {times:.1f} times faster, as estimated'

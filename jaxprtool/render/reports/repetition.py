@@ -56,7 +56,7 @@ def _rendering(
         table = _table(heading, [*_nested(found.bodies)], path, top)
         rest = f"{found.rest:,}", f"{found.rest / found.equations:.1%}"
         table.add_row(Text("the rest", style=theme.COMMENT), "", *rest, "")
-        total = f"{size} with calls inlined, {found.compiled:,} after outlining"
+        total = f"{size} inlined, {found.compiled:,} after outlining"
         if saved := _change(found.equations, found.compiled, less="fewer"):
             total += f": {saved} equations"
         if found.memory is not None:

@@ -346,7 +346,7 @@ def _is_share(above: Value, below: Value) -> bool:
     if node is None:
         return False
     if node.name == "reduce_sum":
-        is_exponential = value.node is not None and value.node.name in ("exp", "exp2")
+        is_exponential = value.node is not None and value.node.name == "exp"
         return is_exponential and is_same(node.ins[0], value)
     terms = [origin(each, MOVES).node for each in node.ins] if node.name == "add" else []
     sizes = [each for each in terms if each is not None and each.name == "abs"]
@@ -430,20 +430,81 @@ def _inverse_lengths(value: Value) -> list[_Length]:
     return _lengths(node.ins[1]) if node is not None and node.name == "div" else []
 
 
+#: Rules from a divisor to the norms that it is the product of; it may be larger by an epsilon.
+length_rules: RuleTable[Callable[[Node], list[_Length]]] = RuleTable()
+
+#: Rules from a value to the vectors whose squared norm, or the mean of their squares, it is.
+square_rules: RuleTable[Callable[[Node], list[_Length]]] = RuleTable()
+
+
 def _lengths(value: Value) -> list[_Length]:
-    """Return the norms that a divisor is the product of; it may be larger by an epsilon."""
+    node = origin(value, MOVES).node
+    known = None if node is None else length_rules.get(node.name)
+    return [] if known is None else list(known(node))
+
+
+def _squares(value: Value) -> list[_Length]:
     node = origin(value, MOVES).node
     if node is None:
         return []
-    if node.name == "sqrt":
-        return _squares(node.ins[0])
-    if node.name == "mul":
-        return _product_of(node, _lengths, lambda count: 1 / count)
-    if node.name == "add" and not any(map(is_positive_number, node.ins)):
-        return []
-    if node.name in ("add", "clamp", "max", "select_n"):
-        return [length for each in node.ins for length in _lengths(each)]
-    return []
+    vector = squared(node)
+    known = square_rules.get(node.name)
+    if vector is not None:
+        return [(vector, 1.0)]
+    return [] if known is None else list(known(node))
+
+
+@rule(length_rules, "sqrt")
+def _root_of_square(node: Node) -> list[_Length]:
+    return _squares(node.ins[0])
+
+
+@rule(length_rules, "mul")
+def _product_of_lengths(node: Node) -> list[_Length]:
+    return _product_of(node, _lengths, lambda count: 1 / count)
+
+
+@rule(length_rules, "add")
+def _length_and_epsilon(node: Node) -> list[_Length]:
+    return _any_length(node) if any(map(is_positive_number, node.ins)) else []
+
+
+@rule(length_rules, "clamp", "max", "select_n")
+def _any_length(node: Node) -> list[_Length]:
+    return [length for each in node.ins for length in _lengths(each)]
+
+
+@rule(square_rules, "reduce_sum")
+def _sum_of_squares(node: Node) -> list[_Length]:
+    vector = squared(origin(node.ins[0], MOVES).node)
+    return [] if vector is None else [(vector, 1.0)]
+
+
+@rule(square_rules, "dot_general")
+def _product_with_itself(node: Node) -> list[_Length]:
+    return [(node.ins[0], 1.0)] if is_same(node.ins[0], node.ins[1]) else []
+
+
+@rule(square_rules, "mul")
+def _product_of_squares(node: Node) -> list[_Length]:
+    return _product_of(node, _squares, lambda share: share**-0.5)
+
+
+@rule(square_rules, "div")
+def _mean_of_squares(node: Node) -> list[_Length]:
+    count = bounds(node.ins[1])
+    root = math.sqrt(count.high) if 0 < count.low <= count.high < math.inf else 0.0
+    return [(each, factor * root) for each, factor in _squares(node.ins[0]) if root]
+
+
+@rule(square_rules, "add")
+def _square_and_epsilon(node: Node) -> list[_Length]:
+    return _any_square(node) if any(map(is_positive_number, node.ins)) else []
+
+
+@rule(square_rules, "clamp", "max", "select_n")
+def _any_square(node: Node) -> list[_Length]:
+    return [square for each in node.ins for square in _squares(each)]
 
 
 def _product_of(
@@ -461,29 +522,6 @@ def _product_of(
         elif root.node is not None or not is_variable(root) or root.elements > 1:
             return []
     return [(vector, size * factor) for vector, size in found]
-
-
-def _squares(value: Value) -> list[_Length]:
-    """Return the vectors whose squared norm, or the mean of their squares, a value is."""
-    node = origin(value, MOVES).node
-    if node is None:
-        return []
-    vector = squared(origin(node.ins[0], MOVES).node if node.name == "reduce_sum" else node)
-    if node.name == "dot_general" and is_same(node.ins[0], node.ins[1]):
-        vector = node.ins[0]
-    if vector is not None:
-        return [(vector, 1.0)]
-    if node.name == "mul":
-        return _product_of(node, _squares, lambda share: share**-0.5)
-    if node.name == "div":
-        count = bounds(node.ins[1])
-        root = math.sqrt(count.high) if 0 < count.low <= count.high < math.inf else 0.0
-        return [(each, factor * root) for each, factor in _squares(node.ins[0]) if root]
-    if node.name == "add" and not any(map(is_positive_number, node.ins)):
-        return []
-    if node.name in ("add", "clamp", "max", "select_n"):
-        return [square for each in node.ins for square in _squares(each)]
-    return []
 
 
 def squared(node: Node | None) -> Value | None:

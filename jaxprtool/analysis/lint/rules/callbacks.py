@@ -136,7 +136,7 @@ def _in_selected_branches(program: LintedProgram, scope: Scope) -> Iterator[tupl
     """
     cond, callers = None, set[tuple[str, str]]()
     for node in scope.nodes:
-        if node.name in ("eq", "select_n") and selects_branches(node.eqn):
+        if selects_branches(node.eqn):
             cond, callers = node, _functions(program, node)
         elif cond is not None and not callers.isdisjoint(_functions(program, node)):
             cond = None

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from math import prod
-from typing import NamedTuple
+from typing import NamedTuple, TypeAlias
 
 import numpy as np
 
@@ -13,6 +13,7 @@ from jaxprtool.analysis.lint.findings import Found
 from jaxprtool.analysis.lint.graph import Node, Value
 from jaxprtool.analysis.lint.linted_program import LintedProgram, ends, is_same
 from jaxprtool.analysis.lint.table import lint_rule
+from jaxprtool.ir.basics.rules import RuleTable, rule
 
 #: Smaller gathers are not reported.
 LEAST_BYTES = 1 << 10
@@ -194,7 +195,8 @@ def _are_unique(program: LintedProgram, indices: Value) -> bool:
         vectors = known.reshape(-1, known.shape[-1])
         return len(vectors) > 0 and len(np.unique(vectors, axis=0)) == len(vectors)
     node, last = indices.node, len(indices.shape) - 1
-    parts = node.ins if node is not None and node.name in ("concatenate", "stack") else (indices,)
+    is_joined = node is not None and node.traits.moves and len(node.ins) > 1
+    parts = node.ins if is_joined and node is not None else (indices,)
     columns = [_column(program, value) for value in parts]
     missing = {axis for axis, size in enumerate(indices.shape[:last]) if size > 1}
     while missing:  # a column that depends on some axes alone tells the positions on them
@@ -209,23 +211,29 @@ def _are_unique(program: LintedProgram, indices: Value) -> bool:
 _NOTHING = _Column(frozenset(), frozenset())
 
 
+#: Returns the column of an operand.
+_Look: TypeAlias = Callable[[Value], _Column]
+
+#: Rules from an equation, the number of its result, and its operands' columns, to a column.
+column_rules: RuleTable[Callable[[Node, int, _Look], _Column]] = RuleTable()
+
+
 def _column(program: LintedProgram, value: Value, steps: int = 24) -> _Column:
     """Return how integers depend on their position in an array."""
-    array, node = program.array(value), value.node
     if value.outer is not None:
         return _column(program, value.outer, steps)
+    array, node = program.array(value), value.node
     if array is not None:
         return _column_of(array)
     if node is None or not steps:
         return _NOTHING
-    operand = _index(node)
-    if node.name in ("sort", "top_k"):
-        axis = node.eqn.params.get("dimension", len(value.shape) - 1)
-        is_order = node.name == "top_k" and value.index == 1
-        moved = node.ins[0 if node.name == "top_k" else value.index]
-        is_permuted = is_order or axis in _column(program, moved, steps - 1).distinct
-        return _Column(frozenset(), frozenset([axis])) if is_permuted else _NOTHING
-    return _NOTHING if operand is None else _moved(node, _column(program, operand, steps - 1))
+    known = column_rules.get(node.name)
+    if known is None and node.traits.gives in ("same", "cast"):
+        return _column(program, node.ins[0], steps - 1)
+    if known is None:
+        return _NOTHING
+    column: _Column = known(node, value.index, lambda other: _column(program, other, steps - 1))
+    return column
 
 
 def _column_of(array: np.ndarray) -> _Column:
@@ -240,54 +248,70 @@ def _column_of(array: np.ndarray) -> _Column:
     return _Column(frozenset(constant), frozenset(distinct))
 
 
-def _index(node: Node) -> Value | None:
-    """Return the operand whose elements a result has, shifted or reordered; else None."""
-    if node.name == "select_n" and node.ins[0].node is not None:
-        # A negative index counts from the end: select(i < 0, i, i + n).
-        compared = node.ins[0].node
-        is_sign = compared.name == "lt" and compared.ins[0] is node.ins[1]
-        return node.ins[1] if is_sign else None
-    if node.name in ("add", "sub", "mul"):
-        one, two = node.ins
-        for value, other in ((one, two), (two, one)):
-            if other.literal is not None and (node.name != "mul" or other.literal != 0):
-                return value
-        return None
-    is_moved = node.traits.gives in ("same", "layout", "cast") or node.name == "slice"
-    return node.ins[0] if is_moved and node.ins else None
+@rule(column_rules, "rev", "slice")
+def _reordered(node: Node, out: int, look: _Look) -> _Column:
+    return look(node.ins[0])
 
 
-def _moved(node: Node, column: _Column) -> _Column:
-    """Return the axes of a column after an equation that moves its elements."""
-    before, after = node.ins[0].shape, node.outs[0].shape
-    if node.name == "broadcast_in_dim":
-        places = node.eqn.params["broadcast_dimensions"]
-        repeated = {new for old, new in enumerate(places) if before[old] != after[new]}
-        repeated |= set(range(len(after))) - set(places)
-        return _Column(
-            frozenset(places[axis] for axis in column.constant) | repeated,
-            frozenset(places[axis] for axis in column.distinct) - repeated,
-        )
-    if node.name == "transpose":
-        places = [node.eqn.params["permutation"].index(axis) for axis in range(len(before))]
-    elif node.name in ("reshape", "squeeze"):
-        old, new = ([axis for axis, n in enumerate(shape) if n != 1] for shape in (before, after))
-        if [before[axis] for axis in old] != [after[axis] for axis in new]:
-            return _NOTHING
-        by_old = dict(zip(old, new, strict=True))
-        units = frozenset(axis for axis, n in enumerate(after) if n == 1)
-        constant = frozenset(by_old[axis] for axis in column.constant if axis in by_old)
-        return _Column(
-            constant | units, frozenset(by_old[a] for a in column.distinct if a in by_old)
-        )
-    elif len(before) == len(after) or node.name in ("add", "sub", "mul", "select_n"):
-        return column
-    else:
-        return _NOTHING
+@rule(column_rules, "sort")
+def _permuted(node: Node, out: int, look: _Look) -> _Column:
+    axis = node.eqn.params["dimension"]
+    is_distinct = axis in look(node.ins[out]).distinct
+    return _Column(frozenset(), frozenset([axis])) if is_distinct else _NOTHING
+
+
+@rule(column_rules, "top_k")
+def _places_of_top(node: Node, out: int, look: _Look) -> _Column:
+    last = frozenset([len(node.outs[out].shape) - 1])
+    return _Column(frozenset(), last) if out == 1 else _NOTHING
+
+
+@rule(column_rules, "select_n")
+def _counted_from_the_end(node: Node, out: int, look: _Look) -> _Column:
+    """Return the column of an index, whose negative numbers count from the end of the axis."""
+    compared = node.ins[0].node
+    is_sign = compared is not None and compared.name == "lt" and compared.ins[0] is node.ins[1]
+    return look(node.ins[1]) if is_sign else _NOTHING
+
+
+@rule(column_rules, "add", "mul", "sub")
+def _shifted(node: Node, out: int, look: _Look) -> _Column:
+    one, two = node.ins
+    for value, other in ((one, two), (two, one)):
+        if other.literal is not None and (node.name != "mul" or other.literal != 0):
+            return look(value)
+    return _NOTHING
+
+
+@rule(column_rules, "broadcast_in_dim")
+def _broadcast(node: Node, out: int, look: _Look) -> _Column:
+    column, before, after = look(node.ins[0]), node.ins[0].shape, node.outs[0].shape
+    places = node.eqn.params["broadcast_dimensions"]
+    repeated = {new for old, new in enumerate(places) if before[old] != after[new]}
+    repeated |= set(range(len(after))) - set(places)
     return _Column(
-        frozenset(places[axis] for axis in column.constant),
-        frozenset(places[axis] for axis in column.distinct),
+        frozenset(places[axis] for axis in column.constant) | repeated,
+        frozenset(places[axis] for axis in column.distinct) - repeated,
     )
+
+
+@rule(column_rules, "transpose")
+def _transposed(node: Node, out: int, look: _Look) -> _Column:
+    order, column = node.eqn.params["permutation"], look(node.ins[0])
+    constant, distinct = (frozenset(map(order.index, axes)) for axes in column)
+    return _Column(constant, distinct)
+
+
+@rule(column_rules, "reshape", "squeeze")
+def _reshaped(node: Node, out: int, look: _Look) -> _Column:
+    """Return the column after axes of size 1 are added or removed."""
+    column, before, after = look(node.ins[0]), node.ins[0].shape, node.outs[0].shape
+    old, new = ([axis for axis, n in enumerate(shape) if n != 1] for shape in (before, after))
+    if [before[axis] for axis in old] != [after[axis] for axis in new]:
+        return _NOTHING
+    by_old = dict(zip(old, new, strict=True))
+    constant, distinct = (frozenset(by_old[a] for a in axes if a in by_old) for axes in column)
+    return _Column(constant.union(axis for axis, n in enumerate(after) if n == 1), distinct)
 
 
 @lint_rule("JT403", "sort-for-top-k", bad=_BAD_SORT, good=_GOOD_SORT)
@@ -401,7 +425,7 @@ def _is_used(value: Value) -> bool:
 
 def _unreachable(node: Node) -> int:
     """Return the size of an axis whose last element an index is too small for; 0 if none is."""
-    if node.name not in ("dynamic_slice", "dynamic_update_slice"):
+    if not node.name.startswith("dynamic_"):
         return 0
     dtype = node.ins[-1].dtype
     largest = np.iinfo(dtype).max if getattr(dtype, "kind", "") in "iu" else 0

@@ -145,7 +145,7 @@ class _Keys:
                 value = node.ins[0]
             else:
                 break
-        if node is not None and node.name in ("random_fold_in", "random_seed"):
+        if node is not None and (_folds(node) or node.name == "random_seed"):
             name, roots = self._number(node.ins[-1])
             if _folds(node):
                 base = self._identity(node.ins[0])

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import jax.numpy as jnp
 import numpy as np
@@ -28,6 +28,7 @@ from jaxprtool.analysis.lint.ranges import (
     squared,
 )
 from jaxprtool.analysis.lint.table import lint_rule
+from jaxprtool.ir.basics.rules import RuleTable, rule
 from jaxprtool.ir.core.equations import is_inexact
 
 _BAD_SOFTMAX = """
@@ -334,16 +335,17 @@ def _picked(value: Value, most: int = 16) -> Value:
     for _ in range(most):
         value = origin(value, _PARTS)
         node = value.node
-        if node is None or node.name not in ("dot_general", "reduce_sum"):
+        if node is not None and node.name == "reduce_sum":
+            node = origin(node.ins[0], MOVES).node
+        elif node is None or not node.traits.bilinear:
             break
-        product = node if node.name == "dot_general" else origin(node.ins[0], MOVES).node
-        if product is None or product.name not in ("dot_general", "mul", "select_n"):
-            break
-        cases = product.ins
-        if product.name == "select_n":
-            chosen = [each for each in cases[1:] if not is_zero(each) and _is_one_hot(cases[0])]
-        else:
-            chosen = [each for each, other in (cases, cases[::-1]) if _is_one_hot(other)]
+        chosen: list[Value] = []
+        if node is not None and node.name == "select_n":
+            mask, *cases = node.ins
+            chosen = [each for each in cases if not is_zero(each) and _is_one_hot(mask)]
+        elif node is not None and (node.name == "mul" or node.traits.bilinear):
+            pairs = (node.ins, node.ins[::-1])
+            chosen = [each for each, other in pairs if _is_one_hot(other)]
         if not chosen:
             break
         value = chosen[0]
@@ -367,9 +369,8 @@ def roots_of_zero(program: LintedProgram) -> Iterator[Found]:
     the gradient is NaN. The rule checks programs that have a gradient, and functions that return
     one real number.
     """
-    roots = ("pow", "rsqrt", "sqrt")
-    for node in _in_forward(program, *roots) if program.differentiates else ():
-        if not _is_root(node) or not program.is_differentiated(node):
+    for node in _in_forward(program, *root_rules) if program.differentiates else ():
+        if not root_rules[node.name](node) or not program.is_differentiated(node):
             continue
         total = _above_zero(node.ins[0])
         if total is not None and (_is_sum_of_differences(total) or _is_expanded(total)):
@@ -381,37 +382,45 @@ def roots_of_zero(program: LintedProgram) -> Iterator[Found]:
             )
 
 
+#: Rules that decide if the derivative of an equation is infinite where its operand is zero.
+root_rules: RuleTable[Callable[[Node], bool]] = RuleTable()
+
+
+@rule(root_rules, "rsqrt", "sqrt")
 def _is_root(node: Node) -> bool:
-    """Return True unless an equation is a power whose derivative is finite at zero."""
-    if node.name != "pow":
-        return True
+    return True
+
+
+@rule(root_rules, "pow")
+def _is_fraction(node: Node) -> bool:
     powers = known_numbers(node.ins[1])
     return powers is not None and bool(((powers > 0) & (powers < 1)).all())
 
 
-def _above_zero(value: Value) -> Node | None:
+def _above_zero(value: Value, most: int = 8) -> Node | None:
     """Return the equation that computes a value, before negative numbers are replaced by zero."""
-    node = origin(value, MOVES).node
-    while node is not None and node.name in ("abs", "clamp", "max"):
-        floors = node.ins[:1] if node.name == "clamp" else node.ins
+    for _ in range(most):
+        node = origin(value, MOVES).node
+        if node is None:
+            return None
         if node.name == "abs":
             value = node.ins[0]
-        elif any(map(is_zero, floors)):
-            value = node.ins[1] if node.name == "clamp" or is_zero(node.ins[0]) else node.ins[0]
+        elif node.name == "clamp" and is_zero(node.ins[0]):
+            value = node.ins[1]
+        elif node.name == "max" and any(map(is_zero, node.ins)):
+            value = next((each for each in node.ins if not is_zero(each)), node.ins[0])
         else:
-            return None
-        node = origin(value, MOVES).node
-    return node
+            return node
+    return None
 
 
 def _is_sum_of_differences(total: Node) -> bool:
     """Return True for the sum of the squared differences of all pairs of the same points."""
-    if total.name not in ("dot_general", "reduce_sum"):
-        return False
+    difference = None
     if total.name == "reduce_sum":
         difference = squared(origin(total.ins[0], MOVES).node)
-    else:
-        difference = total.ins[0] if is_same(total.ins[0], total.ins[1]) else None
+    elif total.traits.bilinear and is_same(total.ins[0], total.ins[1]):
+        difference = total.ins[0]
     if difference is None or difference.node is None or difference.node.name != "sub":
         return False
     one, two = (origin(each, MOVES) for each in difference.node.ins)
@@ -430,12 +439,11 @@ def _is_expanded(total: Node) -> bool:
         node = origin(todo.pop(), MOVES).node
         if node is None or len(terms) > 2:
             return False
-        if node.name in ("add", "neg", "sub"):
-            todo += node.ins
-        elif node.name == "mul" and any(known_numbers(each) is not None for each in node.ins):
-            todo += [each for each in node.ins if known_numbers(each) is None]
-        else:
+        operands = term_rules[node.name](node) if node.name in term_rules else None
+        if operands is None:
             terms.append(node)
+        else:
+            todo += operands
     products = [node for node in terms if node.name == "dot_general" and _is_gram(node)]
     norms = [node.outs[0] for node in terms if node not in products]
     return len(products) == 1 and len(norms) == 2 and is_same(norms[0], norms[1])
@@ -450,3 +458,18 @@ def _is_gram(product: Node) -> bool:
         others = [each for each in scaled if known_numbers(each) is None]
         operands.append(others[0] if len(others) == 1 else value)
     return is_same(operands[0], operands[1])
+
+
+#: Rules that return the terms of a sum, up to numbers; None if there are none.
+term_rules: RuleTable[Callable[[Node], list[Value] | None]] = RuleTable()
+
+
+@rule(term_rules, "add", "neg", "sub")
+def _terms(node: Node) -> list[Value] | None:
+    return [*node.ins]
+
+
+@rule(term_rules, "mul")
+def _scaled_term(node: Node) -> list[Value] | None:
+    others = [each for each in node.ins if known_numbers(each) is None]
+    return others if len(others) == 1 else None

@@ -77,7 +77,7 @@ class SourcePane(LinePane):
         frame, frames = self.frame, self.document.frames
         if frame is None or self._eqn is None:
             return "no source"
-        missing = "" if self._lines else " (unavailable)"
+        missing = "" if self._lines else f" ({self._sources.fault(frame.file)})"
         if self._shown == 0:
             return BEHIND.join(self.document.frames.texts(self._eqn)) + missing
         return f"{frames.text(frame)}{missing}  frame {self._shown + 1} of {len(self._frames)}"

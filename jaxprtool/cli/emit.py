@@ -164,6 +164,7 @@ def emit(
         platform=backend,
         platforms=platforms or (),
         callbacks=callbacks,
+        on_opaque=output.note,
     )
     if json and emission.is_binary and out is None:
         raise OutputError(f"{to} is binary, and JSON is text", "write a file: -o FILE")

@@ -175,9 +175,8 @@ def opt(
         shown = ShowOptions(names=True, terse=True, source=source is not False)
         output.write_states(pipeline_steps.states(watcher, programs), shown, out)
     elif out is not None:
-        output.write_files(
-            programs, Emission(Format.jaxpr, callbacks=callbacks, source=source), out
-        )
+        emission = Emission(Format.jaxpr, callbacks=callbacks, source=source, on_opaque=output.note)
+        output.write_files(programs, emission, out)
     if json:
         from jaxprtool.render.documents.programs import OptDocument
         from jaxprtool.render.reports.as_json import program_document

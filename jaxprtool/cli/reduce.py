@@ -168,7 +168,7 @@ def _write(found: Reduction, check: Check, out: str) -> None:
     """Write the program and, if possible, a script next to it that shows the fault."""
     from jaxprtool.api.investigate.reduction.script import script
 
-    emission = Emission(Format.jaxpr, callbacks="stub")
+    emission = Emission(Format.jaxpr, callbacks="stub", on_opaque=output.note)
     output.write_files([(found.program.name, found.program)], emission, out)
     beside = _script_of(out)
     try:

@@ -523,10 +523,18 @@ def command(body: Callable) -> Callable:
                 given[name] = group(**values, on_progress=on_progress)
                 stack.enter_context(given[name].viewed())
                 stack.enter_context(given[name].devices_hinted())
+            stack.callback(_note_withheld)
             body(**given, **({"on_progress": on_progress} if "on_progress" in hints else {}))
 
     run.__signature__ = inspect.Signature([*_parameters(body), _TRACEBACK])  # type: ignore[attr-defined]
     return run
+
+
+def _note_withheld() -> None:
+    """Say which source files were not shown, if one was read for a program."""
+    source_text = sys.modules.get("jaxprtool.ir.source.source_text")
+    for each in source_text.withheld() if source_text else ():
+        output.note(each)
 
 
 @functools.cache

@@ -146,7 +146,9 @@ def unzip(
                     program, dict(programs), values, seed, backend, function.on_progress
                 )
         if out is not None:
-            emission = Emission(Format.jaxpr, callbacks=callbacks, source=source)
+            emission = Emission(
+                Format.jaxpr, callbacks=callbacks, source=source, on_opaque=output.note
+            )
             output.say_written(emission.write(programs, out))
         if file and ran:
             save_arrays(ran.variables, file)

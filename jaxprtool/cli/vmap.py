@@ -137,7 +137,8 @@ def vmap(
     function.on_progress("rendering")
     if out is not None:
         format = Format.python if out.endswith(".py") else Format.jaxpr
-        output.write_files(programs, Emission(format, callbacks=callbacks, source=source), out)
+        emission = Emission(format, callbacks=callbacks, source=source, on_opaque=output.note)
+        output.write_files(programs, emission, out)
     if json:
         output.write_json(_document(batch, program, row, programs))
     elif out != STDOUT:

@@ -7,7 +7,7 @@ help.
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from enum import StrEnum
@@ -19,6 +19,7 @@ from jaxprtool.files import file_written_whole
 if TYPE_CHECKING:
     from jax import Device
 
+    from jaxprtool.formats.jaxpr.notation import Opaque
     from jaxprtool.formats.xla_computation import XlaComputation
     from jaxprtool.ir.programs.program import Program
 
@@ -120,6 +121,8 @@ class Emission:
         computation: The options of `xla_computation` for `stablehlo`, `hlo` and `hlo_proto`; None
             for the lowering of `jax.jit`.
         callbacks: "refuse" or "stub": how Python functions that the program calls are handled.
+        on_opaque: Called with the reason of each equation that is opaque in a `.jaxpr` file because
+            it cannot be written; if None, it is refused.
     """
 
     format: Format
@@ -133,6 +136,7 @@ class Emission:
     devices: Sequence[Device] = ()
     callbacks: str = "refuse"
     computation: XlaComputation | None = None
+    on_opaque: Callable[[str], None] | None = None
 
     @property
     def suffix(self) -> str:
@@ -159,7 +163,10 @@ class Emission:
             case Format.jaxpr:
                 from jaxprtool.formats.jaxpr import write
 
-                return write.text(program, self.callbacks, self._source)
+                options = self.callbacks, self._source, self._opaque
+                text, reasons = write.text_with_opaque(program, *options)
+                self._say_opaque(reasons)
+                return text
         from jaxprtool.ir.source.frames import frames_now
         from jaxprtool.jaxcompat import source_paths_without
 
@@ -242,15 +249,28 @@ class Emission:
             raise
         return [path for _, path in paths]
 
+    @property
+    def _opaque(self) -> Opaque:
+        from jaxprtool.formats.jaxpr.notation import Opaque
+
+        return Opaque.none if self.on_opaque is None else Opaque.unwritable
+
+    def _say_opaque(self, reasons: Sequence[str]) -> None:
+        for reason in reasons:
+            assert self.on_opaque is not None
+            self.on_opaque(reason)
+
     def _write_all(self, paths: list[tuple[Program, str]]) -> None:
         if self.format is Format.python:
             from jaxprtool.formats.python.emit import write_all
 
             return write_all(paths, self.callbacks, self._source)
         if self.format is Format.jaxpr:
-            from jaxprtool.formats.jaxpr.write import write_all
+            from jaxprtool.formats.jaxpr import write
 
-            return write_all(paths, self.callbacks, self._source)
+            reasons = write.write_all(paths, self.callbacks, self._source, self._opaque)
+            self._say_opaque(reasons)
+            return
         with ExitStack() as files:
             for program, path in paths:
                 file = files.enter_context(file_written_whole(path))

@@ -183,6 +183,16 @@ from jaxprtool.jaxcompat.marked_calls import (
     jaxpr_as_fun,
 )
 from jaxprtool.jaxcompat.marks import Mark, convolves, mark_of, marked, marked_name
+from jaxprtool.jaxcompat.opaque import (
+    OpaqueDType,
+    OpaqueMemory,
+    OpaquePrimitive,
+    defining_module,
+    effect_texts,
+    effects_of,
+    is_opaque,
+    opaque_primitive,
+)
 from jaxprtool.jaxcompat.printing import (
     add_printing_rule,
     is_unspecified,

@@ -32,6 +32,7 @@ from jax.sharding import Mesh
 from jaxprtool.jaxcompat.aliases import AnyJaxpr, Atom, Aval, Effect, Params
 from jaxprtool.jaxcompat.jaxprs import axes_bound
 from jaxprtool.jaxcompat.marked_calls import MarkedCall
+from jaxprtool.jaxcompat.opaque import OpaquePrimitive
 from jaxprtool.jaxcompat.rebound import rebound
 from jaxprtool.jaxcompat.values import AbstractRef, nested_type
 
@@ -49,7 +50,7 @@ def registered_primitives() -> dict[str, Primitive]:
         primitive.name: primitive
         for table in tables
         for primitive in table
-        if not isinstance(primitive, MarkedCall)
+        if not isinstance(primitive, MarkedCall | OpaquePrimitive)
     }
 
 

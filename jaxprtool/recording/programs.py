@@ -11,6 +11,7 @@ from jax.sharding import NamedSharding
 
 from jaxprtool import jaxcompat
 from jaxprtool.files import file_written_whole
+from jaxprtool.formats.jaxpr.notation import Opaque
 from jaxprtool.formats.jaxpr.write import rendered
 from jaxprtool.formats.npz import write_npz
 from jaxprtool.formats.with_constants import constants_file
@@ -101,10 +102,11 @@ class ConstantsStore:
         folder: The folder.
         limit: The maximum size of all constants, in bytes. A program whose constants do not fit
             takes them as arguments `closed_over[i]`.
+        since: The time since when the script runs: files that are edited later are not its source.
     """
 
-    def __init__(self, folder: str, limit: int) -> None:
-        self._folder, self._left = folder, limit
+    def __init__(self, folder: str, limit: int, since: float | None = None) -> None:
+        self._folder, self._left, self._since = folder, limit, since
 
     def write(self, program: Program, name: str) -> None:
         """Write a program to a file of this name.
@@ -115,7 +117,9 @@ class ConstantsStore:
         """
         if self._large(program) > self._left:
             program = with_constants_lifted(program)
-        text, arrays = rendered(program, "constants", stubs=True)
+        text, arrays = rendered(
+            program, "constants", stubs=True, opaque=Opaque.foreign, since=self._since
+        )
         if arrays:
             path = os.path.join(self._folder, constants_file("constants", arrays))
             if not os.path.exists(path):

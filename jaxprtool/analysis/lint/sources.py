@@ -11,13 +11,13 @@ from __future__ import annotations
 
 import ast
 import builtins
-import linecache
 import re
 import sys
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
 from jaxprtool.ir.basics.caches import cached_method
+from jaxprtool.ir.source import source_text
 from jaxprtool.ir.source.source_names import SourceNames
 from jaxprtool.jaxcompat.source_locations import UserFrame
 
@@ -56,7 +56,7 @@ class Sources:
 
     def is_silenced(self, frame: UserFrame, code: str) -> bool:
         """Return True if a comment silences a code at a line."""
-        lines = linecache.getlines(frame.file)
+        lines = source_text.lines(frame.file)
         numbers = {*range(frame.line, max(frame.line, frame.end_line) + 1)}
         above = frame.line - 1
         if 1 <= above <= len(lines) and lines[above - 1].lstrip().startswith("#"):
@@ -81,7 +81,7 @@ class Sources:
 
     def code(self, frame: UserFrame) -> str:
         """Return the text of a line."""
-        return linecache.getline(frame.file, frame.line)
+        return source_text.line(frame.file, frame.line)
 
     def expression(self, frame: UserFrame | None) -> str:
         """Return the text of an expression, on one line; "" if it is unknown."""
@@ -132,7 +132,7 @@ class Sources:
     @cached_method
     def _tree(self, file: str) -> ast.Module:
         try:
-            return ast.parse("".join(linecache.getlines(file)))
+            return ast.parse(source_text.text(file))
         except (SyntaxError, ValueError, RecursionError):
             return ast.parse("")
 

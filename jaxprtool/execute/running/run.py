@@ -343,6 +343,8 @@ def compiled(
             # Calls of `jitted` reuse this executable, and are faster than calling it directly.
             compile_time, executable = _timed(lowered.compile)
         compile_cpu = time.process_time() - start
+    except JaxprToolError:
+        raise
     except Exception as error:  # lowering rules may raise anything
         kind = _kind(error, UnsupportedError)
         raise kind(f"{program.name} cannot be compiled: {_one_line(error)}") from error

@@ -25,12 +25,14 @@ from jaxprtool.errors import ProgramFileError, described, did_you_mean
 from jaxprtool.formats.jaxpr import params, values
 from jaxprtool.formats.jaxpr.body_checks import RULE_CHECKS, check_bodies
 from jaxprtool.formats.jaxpr.constants import Constants
+from jaxprtool.formats.jaxpr.opaque import OPAQUE, is_whole
 from jaxprtool.formats.jaxpr.params import Params
 from jaxprtool.formats.jaxpr.source import MAX_DEPTH, Expression
 from jaxprtool.formats.jaxpr.syntax import Binder, Body, Equation, File, Operation, Parameter
 from jaxprtool.formats.jaxpr.types import TypeReader
 from jaxprtool.ir.basics.plugins import missing_plugin
 from jaxprtool.ir.core.equations import type_of
+from jaxprtool.ir.source.frames import frames_now
 from jaxprtool.jaxcompat import (
     Atom,
     Aval,
@@ -39,6 +41,7 @@ from jaxprtool.jaxcompat import (
     DropVar,
     JaxprEqn,
     Literal,
+    Primitive,
     Var,
 )
 
@@ -70,7 +73,11 @@ class ReadParams:
 
 
 class Builder:
-    """Builds the jaxprs of one file; `source_infos` has the source info of each comment."""
+    """Builds the jaxprs of one file.
+
+    `source_infos` has the source info of each comment, and `modules` the module of each primitive
+    that `import jax` does not define.
+    """
 
     def __init__(
         self,
@@ -78,12 +85,14 @@ class Builder:
         types: TypeReader,
         constants: Constants,
         source_infos: Mapping[str | None, object],
+        modules: Mapping[str, str],
     ):
         self.file = file
         self.source = file.source
         self.types = types
         self.constants = constants
         self.source_infos = source_infos
+        self.modules = modules
         #: The meaning of names in all parameters.
         self.type_names: dict[str, Any] = {"aval": types, "dim": types.dimension}
         self._literals: dict[str, Literal] = {}
@@ -92,6 +101,10 @@ class Builder:
         self._rules: dict[tuple[Body, Scope], Callable[[], ClosedJaxpr]] = {}
         self._waiting: list[Callable[[], object]] = []
         self._depth = 0
+        #: The number of opaque equations whose bodies are being built.
+        self._opaque = 0
+        #: The equations around the jaxpr that is being built, for their names and places.
+        self._around: list[JaxprEqn] = []
 
     def program(self, debug_info: DebugInfo) -> ClosedJaxpr:
         """Return the program's closed jaxpr. Raises ProgramFileError."""
@@ -209,7 +222,12 @@ class Builder:
 
     def _equation(self, tree: Equation, env: dict[str, Atom], scope: Scope) -> JaxprEqn:
         operands = self._atoms(tree.operands, env, tree.operands_at)
-        known = self._params.get((tree.operation, scope)) or self._read(tree.operation, scope)
+        known = self._params.get((tree.operation, scope))
+        if known is None:
+            name, info = tree.operation.primitive, self.source_infos[tree.comment]
+            self._around.append(_only_with_place(name, info))
+            known = self._read(tree.operation, scope)
+            self._around.pop()
         key = *(id(atom.aval) for atom in operands), None, *tree.types
         like = known.checked.get(key)
         if like is None:
@@ -228,7 +246,7 @@ class Builder:
             results.append(variable)
         info = self.source_infos[tree.comment]
         eqn = JaxprEqn(operands, results, like.primitive, like.params, like.effects, info, like.ctx)
-        if like.primitive.name in RULE_CHECKS:
+        if like.primitive.name in RULE_CHECKS and not jaxcompat.is_opaque(like):
             self._waiting.append(partial(self._check_rules, tree, eqn))
         return eqn
 
@@ -242,11 +260,52 @@ class Builder:
             None if text is None else self._type(text, self._result_position(tree, i))
             for i, text in enumerate(tree.types)
         ]
+        is_opaque = OPAQUE in read.settings
+        if (is_opaque or self._opaque) and None not in declared:
+            try:
+                if is_opaque and not is_whole([*read.given.values()]):
+                    return self._opaque_equation(tree, operands, read, declared)
+                return self._real_equation(tree, operands, read, declared)
+            except ProgramFileError:
+                return self._opaque_equation(tree, operands, read, declared)
+        return self._real_equation(tree, operands, read, declared)
+
+    def _opaque_equation(
+        self, tree: Equation, operands: list[Atom], read: ReadParams, declared: Sequence[Any]
+    ) -> JaxprEqn:
+        """Return an equation that is only described by the file."""
         name, types = tree.operation.primitive, [atom.aval for atom in operands]
+        settings = {k: v for k, v in read.settings.items() if k != OPAQUE}
+        info = self.source_infos[tree.comment]
+        with self._faults_in(tree):
+            context = params.decode_context(settings, types, declared, self.types.mesh)
+            eqn = _only_with_place(name, info).replace(
+                invars=operands, params=read.given, ctx=context
+            )
+            effects = jaxcompat.effects_of(read.settings.get(OPAQUE, ()))
+            place = frames_now().named([*self._around, eqn])
+            primitive = jaxcompat.opaque_primitive(
+                name, tuple(types), tuple(declared), effects, place, self._hint(name)
+            )
+            known, resolved = jaxcompat.inferred_types(primitive, read.given, operands)
+        variables = [Var(aval) for aval in known]
+        return eqn.replace(primitive=primitive, outvars=variables, effects=resolved)
+
+    def _hint(self, primitive: str) -> str:
+        """Return the hint for a primitive that this process does not have."""
+        if module := self.modules.get(primitive):
+            return missing_plugin(primitive) or f"--plugin {module} imports the primitive"
+        return "give the function itself as the TARGET, FILE:FUNCTION"
+
+    def _real_equation(
+        self, tree: Equation, operands: list[Atom], read: ReadParams, declared: Sequence[Any]
+    ) -> JaxprEqn:
+        name, types = tree.operation.primitive, [atom.aval for atom in operands]
+        settings = {k: v for k, v in read.settings.items() if k != OPAQUE}
         with self._faults_in(tree):
             primitive, parameters = params.decode_params(name, read.given, types, declared)
             known = [aval for aval in declared if aval is not None]
-            context = params.decode_context(read.settings, types, known, self.types.mesh)
+            context = params.decode_context(settings, types, known, self.types.mesh)
             eqn = JaxprEqn(operands, [], primitive, parameters, set(), None, context)
             check_bodies(eqn)
             with context.manager:
@@ -264,6 +323,7 @@ class Builder:
             raise
         except params.UnknownPrimitive as error:
             hint = missing_plugin(name) or did_you_mean(name, jaxcompat.registered_primitives())
+            hint = self._hint(name) if name in self.modules else hint
             raise self.source.fail(tree.operation.position, str(error), hint) from error
         except Exception as error:  # the file may contain anything, and rules may raise anything
             hint = None
@@ -306,13 +366,19 @@ class Builder:
                 raise self.source.fail(parameter.value.position, message, hint)
             table = read.settings if parameter.name[0] == "@" else read.given
             table[parameter.name.removeprefix("@")] = value
+        if OPAQUE in read.settings:
+            read.reusable = False
         if not holding:
-            self._params[operation, scope] = read
+            if read.reusable:
+                self._params[operation, scope] = read
             return read
-        with self._inside(operation, scope, read.given) as inner:
+        is_opaque = OPAQUE in read.settings
+        self._opaque += is_opaque
+        with self._inside(operation, scope, read.given, is_opaque) as inner:
             for parameter in holding:
-                held = self._holder(operation.primitive, parameter, inner, read.given)
+                held = self._holder(operation.primitive, parameter, inner, read.given, is_opaque)
                 read.given[parameter.name] = held
+        self._opaque -= is_opaque
         return read
 
     def _mentions_jaxpr(self, parameter: Parameter) -> bool:
@@ -327,11 +393,13 @@ class Builder:
         with self._faults_of(parameter.value):
             return values.decode(parameter.value.parse(self.source), names)
 
-    def _holder(self, primitive: str, parameter: Parameter, scope: Scope, given: Params) -> object:
+    def _holder(
+        self, primitive: str, parameter: Parameter, scope: Scope, given: Params, is_opaque: bool
+    ) -> object:
         """Return the value of a parameter that contains jaxprs."""
         label = given.get("name")
         names = _Names(self, parameter, scope, label if isinstance(label, str) else "")
-        is_rule = parameter.name in params.RULES.get(primitive, ())
+        is_rule = parameter.name in params.RULES.get(primitive, ()) and not is_opaque
         if parameter.named is None and not is_rule:
             return self._value(parameter, names)
         with self._faults_of(parameter.named or parameter.value):
@@ -367,9 +435,11 @@ class Builder:
         return self._shared[key]
 
     @contextmanager
-    def _inside(self, operation: Operation, scope: Scope, given: Params) -> Iterator[Scope]:
+    def _inside(
+        self, operation: Operation, scope: Scope, given: Params, is_opaque: bool
+    ) -> Iterator[Scope]:
         """Enter the settings and the scope of an equation's bodies."""
-        if operation.primitive != "shard_map":
+        if operation.primitive != "shard_map" or is_opaque:
             yield scope
             return
         with ExitStack() as stack:
@@ -416,6 +486,11 @@ class _Names(Mapping[str, Any]):
 
     def _known(self) -> tuple[Mapping[str, object], ...]:
         return self.parameter.value.bodies, self.builder.file.shared, self.builder.type_names
+
+
+def _only_with_place(name: str, source_info: object) -> JaxprEqn:
+    """Return an equation with only the name of its primitive and where it comes from."""
+    return JaxprEqn([], [], Primitive(name), {}, set(), source_info, None)
 
 
 _WORD = re.compile(r"[^\W\d]\w*")

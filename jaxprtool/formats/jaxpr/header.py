@@ -45,7 +45,7 @@ _WIDTH = 100
 def header_text(
     program: Program,
     constants: str | None,
-    sources: Mapping[str, Mapping[str, str]],
+    tables: Mapping[str, Mapping[str, str]],
     types: TypeWriter,
     usual_mesh: AbstractMesh,
 ) -> str:
@@ -54,7 +54,7 @@ def header_text(
     Args:
         program: The program.
         constants: The name of its constants file, if it has one.
-        sources: The tables that comments refer to, `files` and `stacks`.
+        tables: The entries that are tables of texts, written if they are not empty.
         types: The writer of its types.
         usual_mesh: The abstract mesh of its equations.
     """
@@ -79,7 +79,7 @@ def header_text(
         entries["symbols"] = values.encode(
             tuple(c.text for c in jaxcompat.symbolic_constraints(types.scope))
         )
-    entries |= {name: _table(table) for name, table in sources.items() if table}
+    entries |= {name: _table(table) for name, table in tables.items() if table}
     return "".join(f"{name} = {text}\n" for name, text in entries.items())
 
 
@@ -164,7 +164,10 @@ class Header:
     arguments: tuple[PyTreeDef, tuple[str, ...]]
     results: tuple[PyTreeDef, tuple[str, ...]]
     constants: str | None = None
+    foreign: Mapping[str, str] = field(default_factory=dict)
+    modules: Mapping[str, str] = field(default_factory=dict)
     files: Mapping[str, str] = field(default_factory=dict)
+    digests: Mapping[str, str] = field(default_factory=dict)
     stacks: Mapping[str, str] = field(default_factory=dict)
     axis_env: tuple[tuple[Hashable, int], ...] = ()
     bounds: Mapping[str, Any] = field(default_factory=dict)
@@ -293,7 +296,13 @@ _READERS: dict[str, Callable[[Any], Any]] = {
     "arguments": lambda value: _structure(_checked_arguments(value)),
     "results": _structure,
     "constants": _file_name,
+    "foreign": _checked(
+        lambda value: _is_printable(value) and all(map(str.isidentifier, value)),
+        "write foreign dtypes as {'name': 'i32[]', ...}, and memory spaces as {'name': ''}",
+    ),
+    "modules": _checked(_is_printable, "write modules as {'primitive': 'module', ...}"),
     "files": _checked(_is_printable, "write files as {'name in comments': 'path', ...}"),
+    "digests": _checked(_is_printable, "write digests as {'name in comments': 'digest', ...}"),
     "stacks": _checked(
         _is_printable, "write stacks as {'2': 'model.py:12:9-12:20 (loss) from 1', ...}"
     ),

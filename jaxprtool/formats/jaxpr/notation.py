@@ -10,6 +10,7 @@ from __future__ import annotations
 import keyword
 import re
 from collections.abc import Callable, Hashable, Iterable, Sequence
+from enum import Enum
 from typing import Any
 
 import jax
@@ -19,8 +20,9 @@ from jaxprtool import jaxcompat
 from jaxprtool.errors import UnsupportedError
 from jaxprtool.formats.jaxpr import constants, params, values
 from jaxprtool.formats.jaxpr.constants import ConstantWriter
+from jaxprtool.formats.jaxpr.opaque import OPAQUE, encode_opaque
 from jaxprtool.formats.jaxpr.types import NO_MESH, TypeWriter
-from jaxprtool.formats.jaxpr.values import Unwritable
+from jaxprtool.formats.jaxpr.values import Encoder, Unwritable
 from jaxprtool.ir.basics.plugins import missing_plugin
 from jaxprtool.ir.core.equations import named
 from jaxprtool.ir.core.traits import traits
@@ -32,10 +34,32 @@ from jaxprtool.ir.rewriting.high import lower_hijax
 from jaxprtool.jaxcompat import AnyJaxpr, Aval, ClosedJaxpr, Jaxpr, JaxprEqn, Literal, Var
 from jaxprtool.jaxcompat.identity import identity
 
-#: Represents a jaxpr in the text of a value.
+#: Encloses the position of a jaxpr in the text of a value.
 _MARK = "\0"
 
+NOT_WRITABLE = "cannot be written to a file"
+
 _PRIMITIVE = re.compile(r"[^\W\d][\w.-]*")
+
+
+class Opaque(Enum):
+    """Which equations are written as opaque ones: see `jaxcompat.opaque`.
+
+    Attributes:
+        none: None. An equation that cannot be written is refused.
+        unwritable: Those that cannot be written, and those of JAX's kernel languages.
+        foreign: These, and all whose primitives `import jax` does not define.
+    """
+
+    none = "none"
+    unwritable = "unwritable"
+    foreign = "foreign"
+
+    def includes(self, module: str | None) -> bool:
+        """Return True for every equation of a primitive that this module defines."""
+        if module is None or self is Opaque.none:
+            return False
+        return self is Opaque.foreign or module.startswith("jax.")
 
 
 class Names(VariableNames):
@@ -56,15 +80,28 @@ class FileNotation(Notation):
     """The notation of a file being written, and the data it collects for the header.
 
     `quoted` are words that need quotes because they are names of jaxprs; `words` are all words
-    written without quotes. With `stubs`, callbacks are written as stubs.
+    written without quotes. With `stubs`, callbacks are written as stubs. `opaque` says which
+    equations are written as opaque ones; `reasons` has the reason of each that cannot be rebuilt,
+    and `modules` the module of each primitive of another package.
     """
 
     variable_names = Names
 
-    def __init__(self, inline: bool, quoted: Iterable[str] = (), stubs: bool = False):
+    def __init__(
+        self,
+        inline: bool,
+        quoted: Iterable[str] = (),
+        stubs: bool = False,
+        opaque: Opaque = Opaque.none,
+    ):
         super().__init__()
-        self._stubs = stubs
-        self.types = TypeWriter()
+        self._stubs, self._opaque = stubs, opaque
+        self.types = TypeWriter(opaque is not Opaque.none)
+        self.reasons: list[tuple[JaxprEqn, str]] = []
+        self.modules: dict[str, str] = {}
+        self._bodies_of_opaque: set[Jaxpr] = set()
+        #: Whether the jaxpr that is being written is such a body.
+        self._in_opaque = False
         self.constants = ConstantWriter(inline)
         self.quoted = frozenset(quoted)
         self.words: set[str] = set()
@@ -103,9 +140,20 @@ class FileNotation(Notation):
 
     # --- equations --------------------------------------------------------------------------------
 
+    def signatures(self, jaxpr: Jaxpr) -> list[Signature]:
+        outer, self._in_opaque = self._in_opaque, jaxpr in self._bodies_of_opaque
+        found = super().signatures(jaxpr)
+        self._in_opaque = outer
+        return found
+
     def context_key(self, eqn: JaxprEqn) -> tuple[Hashable, ...]:
         """Return a key of an equation's context, the mesh of its types, and if it has results."""
         atoms = eqn.outvars or eqn.invars
+        if eqn.effects and self._opaque is not Opaque.none:
+            return self._context_key(eqn, atoms), jaxcompat.effect_texts(eqn)
+        return self._context_key(eqn, atoms)
+
+    def _context_key(self, eqn: JaxprEqn, atoms: Sequence[Any]) -> tuple[Hashable, ...]:
         if not atoms:
             return identity(eqn.primitive), identity(eqn.ctx), -1
         mesh = self._meshes.get(identity(atoms[0].aval))
@@ -121,25 +169,62 @@ class FileNotation(Notation):
             written = type(eqn.params["_prim"]) in jaxcompat.HIGH_PRIMITIVES
             eqn = eqn if written else lower_hijax(eqn)
         eqn = stubbed(eqn) if self._stubs else eqn
-        name, parameter = params.primitive_name(eqn), ""
+        name = params.primitive_name(eqn)
+        module = jaxcompat.defining_module(eqn.primitive)
+        if module is not None and not module.startswith("jax."):
+            self.modules[name] = module
+        try:
+            if jaxcompat.is_opaque(eqn):
+                pairs = self._opaque_pairs(eqn)
+            else:
+                pairs = self._pairs(eqn, name, self._opaque.includes(module))
+        except UnsupportedError as error:
+            if self._opaque is Opaque.none or error.hint in (HINT, BATCHING_HINT):
+                raise
+            if not self._in_opaque:
+                reason = error.message.partition(f"{NOT_WRITABLE}: ")[2] or error.message
+                self.reasons.append((eqn, reason))
+            pairs = self._opaque_pairs(eqn)
+        # Without results and brackets, this would be read as an operand of the previous equation.
+        primitive = PrimitiveName(self._noted(name if pairs or eqn.outvars else f"{name}[]"))
+        given = eqn.params.get("name")
+        called = tuple(found for _, value in pairs for found in _bodies(value, given))
+        return Signature(primitive, pairs, called, named_by_call=name == "jit")
+
+    def _settings(self, eqn: JaxprEqn, is_opaque: bool) -> dict[str, Any]:
         operands, results = ([v.aval for v in atoms] for atoms in (eqn.invars, eqn.outvars))
+        mesh = params.implied_mesh(operands, results, self.usual_mesh)
+        settings = {f"@{k}": v for k, v in params.encode_context(eqn.ctx, mesh).items()}
+        return {f"@{OPAQUE}": jaxcompat.effect_texts(eqn), **settings} if is_opaque else settings
+
+    def _pairs(
+        self, eqn: JaxprEqn, name: str, is_opaque: bool
+    ) -> list[tuple[ParameterToken, Value]]:
+        """Return the settings and parameters of an equation, with their texts and jaxprs."""
+        parameter, pairs = "", []
         try:
             if not _PRIMITIVE.fullmatch(name):
                 raise Unwritable("a name that is not a word")
-            mesh = params.implied_mesh(operands, results, self.usual_mesh)
-            settings = params.encode_context(eqn.ctx, mesh)
-            shown = {**{f"@{k}": v for k, v in settings.items()}, **params.encode_params(eqn)}
-            pairs: list[tuple[ParameterToken, Value]] = []
-            for parameter, value in shown.items():
+            settings = self._settings(eqn, is_opaque)
+            for parameter, value in {**settings, **params.encode_params(eqn)}.items():
                 token = ParameterToken(self._noted(f"{parameter}="))
                 pairs.append((token, self._encoded(name, parameter, value)))
         except Unwritable as error:
             raise unsupported(eqn, error, parameter) from error
-        # Without results and brackets, this would be read as an operand of the previous equation.
-        primitive = PrimitiveName(self._noted(name if pairs or results else f"{name}[]"))
-        given = eqn.params.get("name")
-        called = tuple(found for _, value in pairs for found in _bodies(value, given))
-        return Signature(primitive, pairs, called, named_by_call=name == "jit")
+        return pairs
+
+    def _opaque_pairs(self, eqn: JaxprEqn) -> list[tuple[ParameterToken, Value]]:
+        """Return what `_pairs` does for an opaque equation, from which no value is left out."""
+        if not _PRIMITIVE.fullmatch(eqn.primitive.name):
+            raise unsupported(eqn, Unwritable("a name that is not a word"))
+        shown = {**self._settings(eqn, True), **dict(sorted(eqn.params.items()))}
+        outer, self._in_opaque = self._in_opaque, True
+        pairs = [
+            (ParameterToken(self._noted(f"{k}=")), self._text(v, k == "name", encode_opaque))
+            for k, v in shown.items()
+        ]
+        self._in_opaque = outer
+        return pairs
 
     # --- values -----------------------------------------------------------------------------------
 
@@ -154,28 +239,29 @@ class FileNotation(Notation):
             return tuple(map(self.hold, value))
         return self._text(value, parameter == "name")
 
-    def _text(self, value: Any, is_name: bool = False) -> Value:
-        bodies: list[Jaxpr] = []
+    def _text(self, value: Any, is_name: bool = False, opaque: Encoder | None = None) -> Value:
+        marked: list[Jaxpr] = []
 
         def mark(jaxpr: AnyJaxpr) -> str:
-            bodies.append(self.hold(jaxpr))
-            return _MARK if isinstance(jaxpr, ClosedJaxpr) else f"open({_MARK})"
+            marked.append(self.hold(jaxpr))
+            text = f"{_MARK}{len(marked) - 1}{_MARK}"
+            return text if isinstance(jaxpr, ClosedJaxpr) else f"open({text})"
 
-        text = values.encode(value, {**self._special, ClosedJaxpr: mark, Jaxpr: mark})
+        text = values.encode(value, {**self._special, ClosedJaxpr: mark, Jaxpr: mark}, opaque)
         if type(value) is str and text == value and not is_name:
             self.words.add(value)
             text = repr(value) if value in self.quoted else text
-        if not bodies:
+        if _MARK not in text:
             return self._noted(text)
-        first, *rest = map(self._noted, text.split(_MARK))
-        pieces: list[str | Jaxpr] = [first]
-        for body, after in zip(bodies, rest, strict=True):
-            pieces += body, after
+        texts = text.split(_MARK)  # every second one is the position of a jaxpr
+        pieces = [marked[int(t)] if i % 2 else self._noted(t) for i, t in enumerate(texts)]
         return Pieces(piece for piece in pieces if piece)
 
     def hold(self, jaxpr: AnyJaxpr) -> Jaxpr:
         """Return the open jaxpr of a closed one in the program, and record its constants."""
         body = jaxcompat.open_jaxpr(jaxpr)
+        if self._in_opaque:
+            self._bodies_of_opaque.add(body)
         consts = getattr(jaxpr, "consts", ())
         if any(isinstance(const, jax.core.Tracer) for const in consts):
             raise Unwritable("a traced value, which its function closes over")
@@ -220,5 +306,5 @@ def unsupported(eqn: JaxprEqn, fault: Exception, parameter: str = "") -> Unsuppo
     name = eqn.primitive.name
     hint = HINT if traits(name).callback else missing_plugin(name)
     hint = BATCHING_HINT if name == "custom_vmap_call" else hint
-    message = f"{named(eqn)} cannot be written to a file: {holder} holds {fault}"
+    message = f"{named(eqn)} {NOT_WRITABLE}: {holder} holds {fault}"
     return UnsupportedError(message, hint)

@@ -29,6 +29,7 @@ from jaxprtool.formats.jaxpr.types import TypeReader
 from jaxprtool.ir.basics.collector import without_collector
 from jaxprtool.ir.programs.program import Program
 from jaxprtool.ir.shapes.bounds import Bound
+from jaxprtool.ir.source import source_text
 from jaxprtool.ir.source.frames import Root
 from jaxprtool.jaxcompat import DebugInfo
 
@@ -43,9 +44,8 @@ def read(path: str | os.PathLike[str], sources: Root | None = None) -> Program:
 
     Args:
         path: The file.
-        sources: The folder of the user's source files that equations come from. Files older than
-            the program are shown next to its equations. By default none are shown, since they may
-            have changed.
+        sources: The folder of the user's source files that equations come from, by default the
+            current one. Their lines are shown next to equations if they have not changed.
 
     Raises:
         ProgramFileError: If the file does not exist, is malformed, or has ill-typed equations; the
@@ -117,21 +117,21 @@ def parse(
 def _program(source: FileText, path: Path | None, sources: Root | None) -> Program:
     file = syntax.parse(source)
     header = read_header(source, file.header)
-    files = header.files
-    if sources is not None and path is not None:
-        written = path.stat().st_mtime
-        files = {key: _unchanged(sources, each, written) for key, each in files.items()}
+    files = _files(header, path, sources)
     try:
         stacks = read_stacks(header.stacks, files)
     except ValueError as error:
         raise source.fail(file.header["stacks"].position, str(error)) from None
     infos = source_infos((comment for _, comment in source.comments), files, stacks)
-    types = TypeReader(header.meshes, header.symbols, header.mesh)
+    try:
+        types = TypeReader(header.meshes, header.symbols, header.mesh, header.foreign)
+    except ValueError as error:
+        raise source.fail(file.header["foreign"].position, str(error)) from None
     debug_info = DebugInfo("jit", header.name, header.arguments[1], header.results[1])
     _check_counts(source, file, header)
     constants = Constants(_constants_files(path, header.constants))
     with closing(constants), _precision(source), jaxcompat.axes_bound(header.axis_env):
-        builder = Builder(file, types, constants, infos)
+        builder = Builder(file, types, constants, infos, header.modules)
         jaxpr = builder.program(debug_info)
     program = Program(
         name=header.name,
@@ -152,13 +152,31 @@ def _program(source: FileText, path: Path | None, sources: Root | None) -> Progr
         raise source.fail(file.header["jit"].position, str(error)) from None
 
 
-def _unchanged(sources: Root, path: str, written: float) -> str:
-    """Return the absolute path of a source file that has not changed since a time, else `path`."""
-    file = os.path.join(sources.base, path)
+def _files(header: Header, path: Path | None, sources: Root | None) -> dict[str, str]:
+    """Return the source files by their names in comments: the paths of those that are as they were.
+
+    Others keep the relative paths in the file. Without `sources`, all do, and files are looked for
+    in the current folder.
+    """
+    files = dict(header.files)
+    for name, relative in header.files.items():
+        if name not in header.digests and (sources is None or path is None):
+            continue
+        file = os.path.join("" if sources is None else sources.base, relative)
+        if name in header.digests:
+            is_same = source_text.check(relative, file, header.digests[name])
+        else:  # written before files had digests
+            is_same = _is_older(file, path)
+        if is_same and sources is not None:
+            files[name] = file
+    return files
+
+
+def _is_older(file: str, path: Path | None) -> bool:
     try:
-        return file if os.stat(file).st_mtime <= written else path
+        return path is not None and os.stat(file).st_mtime <= path.stat().st_mtime
     except OSError:
-        return path
+        return False
 
 
 def _constants_files(path: Path | None, name: str | None) -> list[Path]:

@@ -23,6 +23,7 @@ from jaxprtool import jaxcompat
 from jaxprtool.formats.jaxpr.call_stacks import StackWriter, frame_text, read_frame
 from jaxprtool.ir.notation.names import VariableNames
 from jaxprtool.ir.notation.user_names import source_names
+from jaxprtool.ir.source import source_text
 from jaxprtool.ir.source.frames import BEHIND, Root, frames_now
 from jaxprtool.jaxcompat import Jaxpr, JaxprEqn
 from jaxprtool.jaxcompat.identity import identity
@@ -56,6 +57,7 @@ class SourceComments:
 
     def __init__(self, root: Jaxpr, source: bool, roots: Sequence[Root]) -> None:
         self.files: dict[str, str] = {}
+        self._users: dict[str, str] = {}
         self._source = source
         # An unused result of the program is written as `_` and has no name when it is read.
         unread = VariableNames(root, set())
@@ -71,6 +73,14 @@ class SourceComments:
     def stacks(self) -> Mapping[str, str]:
         """The table of the call stacks that the comments mention."""
         return self._stacks.table
+
+    def digests(self, since: float | None = None) -> dict[str, str]:
+        """Return a digest of each of the user's files that the comments mention.
+
+        Args:
+            since: As for `source_text.digest`.
+        """
+        return {name: source_text.digest(file, since) for name, file in self._users.items()}
 
     def comment(self, eqn: JaxprEqn) -> tuple[str, ...]:
         """Return `# file.py:12:8 (function) in scope as name`, or known parts, as one token."""
@@ -119,6 +129,8 @@ class SourceComments:
             self._names[file, library] = name
             if name is not None:
                 self.files[name] = path
+                if not library and not file.startswith("<"):
+                    self._users[name] = file
         return self._names[file, library]
 
     def _distinct(self, path: str) -> str:

@@ -27,11 +27,15 @@ class TypeWriter:
     """Writes types, and collects the header entries needed to read them.
 
     `meshes` has the name of each mesh; `scope` is the scope of the symbolic dimensions, or None.
+    With `opaque`, a type may name another package's dtype or memory space: `foreign` has for each
+    dtype the text of the type that stores an element, and "" for a memory space.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, opaque: bool = False) -> None:
         self.meshes: dict[AbstractMesh, str] = {}
         self.scope: Any = None
+        self.foreign: dict[str, str] = {}
+        self._opaque = opaque
 
     def __call__(self, aval: Aval) -> str:
         """Return the text of a type. Raises Unwritable."""
@@ -44,7 +48,7 @@ class TypeWriter:
         else:
             raise Unwritable(f"a type of {type(aval).__module__}.{type(aval).__qualname__}")
         # Most types have only a shape and a dtype. Others may have parts that JAX's listing drops.
-        if not _PLAIN.fullmatch(text) and not self._reads_back(text, aval):
+        if not (_PLAIN.fullmatch(text) or self._reads_back(text, aval) or self._is_foreign(aval)):
             raise Unwritable(f"a type that {text} does not fully describe")
         return text
 
@@ -63,9 +67,19 @@ class TypeWriter:
         except Exception:  # JAX may raise anything
             return False
 
+    def _is_foreign(self, aval: Aval) -> bool:
+        """Return True for a type in a memory space that JAX does not have; note its name."""
+        name = getattr(getattr(aval, "memory_space", None), "name", None)
+        if not (self._opaque and isinstance(name, str) and name.isidentifier()):
+            return False
+        return self.foreign.setdefault(name.lower(), "") == ""
+
     def _array(self, aval: Aval) -> str:
         if is_foreign(aval.dtype):
-            raise Unwritable(f"the element type {aval.dtype}, which a package defines")
+            name = str(aval.dtype)
+            if not (self._opaque and name.isidentifier()):
+                raise Unwritable(f"the element type {aval.dtype}, which a package defines")
+            self.foreign[name] = jaxcompat.physical_element(aval.dtype).str_short(True)
         if not jaxcompat.has_plain_layout(aval):
             raise Unwritable(f"a type with its own layout ({aval})")
         for size in aval.shape:
@@ -99,7 +113,8 @@ class TypeReader:
     """Reads types, with a cache by text.
 
     `meshes` are the header's, by name; `scope` is that of the symbolic dimensions, or None if the
-    header has none; `mesh` is the one in which equations are traced, for their readers.
+    header has none; `mesh` is the one in which equations are traced, for their readers. `foreign`
+    is a `TypeWriter`'s.
     """
 
     def __init__(
@@ -107,11 +122,16 @@ class TypeReader:
         meshes: Mapping[str, AbstractMesh] | None = None,
         scope: Any = None,
         mesh: AbstractMesh = NO_MESH,
+        foreign: Mapping[str, str] | None = None,
     ):
         self.mesh = mesh
+        self._known: dict[str, Aval] = {}
         self._meshes = meshes or {}
         self._scope = scope
-        self._known: dict[str, Aval] = {}
+        self._foreign: dict[str, Any] = {}
+        for name, stored in (foreign or {}).items():
+            known = jaxcompat.OpaqueDType(name, self(stored)) if stored else None
+            self._foreign[name] = known or jaxcompat.OpaqueMemory(name)
 
     def __call__(self, text: str) -> Aval:
         """Return the type of this text. Raises ValueError."""
@@ -136,10 +156,11 @@ class TypeReader:
             return jaxcompat.ABSTRACT_TOKEN
         if reference := _REFERENCE.fullmatch(text):
             space, inner = reference.groups()
-            return jaxcompat.AbstractRef(self(inner), space and types.memory_space_named(space))
+            memory = self._foreign.get(space) or (space and types.memory_space_named(space))
+            return jaxcompat.AbstractRef(self(inner), memory)
         parsed = types.parse(text)
         sizes = [self.dimension(dim.size) for dim in parsed.dims]
-        return types.array_type(parsed, sizes, self._mesh(parsed))
+        return types.array_type(parsed, sizes, self._mesh(parsed), self._foreign)
 
     def _mesh(self, parsed: types.TypeText) -> AbstractMesh | None:
         """Return the mesh that a type names, or None."""

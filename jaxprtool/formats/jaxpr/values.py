@@ -135,27 +135,40 @@ def add_late_record(module: str, name: str) -> None:
 # --- writing ------------------------------------------------------------------------------------
 
 
-def encode(value: Any, special: Mapping[type, Callable[[Any], str]] | None = None) -> str:
+def encode(
+    value: Any,
+    special: Mapping[type, Callable[[Any], str]] | None = None,
+    opaque: Encoder | None = None,
+) -> str:
     """Return the text of a parameter's value.
 
     Args:
         value: The value.
         special: The encoder of classes with the file's own notation (jaxprs, types), anywhere in
             the value.
+        opaque: The encoder of a value, anywhere in the value, that cannot be written otherwise.
 
     Raises:
-        Unwritable: If the value contains a class that is not in the table.
+        Unwritable: If the value contains a class that is not in the table, and `opaque` is None.
     """
     if type(value) is str:
         return value if is_bare(value) else repr(value)
     special = special or {}
 
     def inside(value: Any) -> str:
+        try:
+            return known(value)
+        except Unwritable:
+            if opaque is None:
+                raise
+            return opaque(value, inside)
+
+    def known(value: Any) -> str:
         cls = type(value)
         if cls in special:
             return special[cls](value)
-        known = ENCODERS.get(cls) or _LATE.get((cls.__module__, cls.__qualname__))
-        encoder = known or _inherited(cls)
+        exact = ENCODERS.get(cls) or _LATE.get((cls.__module__, cls.__qualname__))
+        encoder = exact or _inherited(cls)
         if encoder is None:
             raise Unwritable(f"a value of {cls.__module__}.{cls.__qualname__}")
         return encoder(value, inside)

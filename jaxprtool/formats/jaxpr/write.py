@@ -17,13 +17,14 @@ Optional entries: `constants`, the name of the file with the large constants; `a
 named axes with their sizes; `bounds`, the largest values of arguments that are sizes, and the
 largest sums of lengths; `jit`, the options of `jax.jit`; `mesh`, the mesh in which the program is
 traced; `meshes`, by their names in types; `symbols`, the constraints on symbolic dimensions;
-`files`, by their names in comments.
+`foreign`, the dtypes and memory spaces that JAX does not have; `modules`, those of primitives that
+`import jax` does not define; `files`, by their names in comments; `digests`, of the user's files.
 """
 
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator, Sequence
 
 import numpy as np
 
@@ -31,20 +32,21 @@ from jaxprtool import jaxcompat
 from jaxprtool.errors import UnsupportedError
 from jaxprtool.files import check_path, is_stream
 from jaxprtool.formats.jaxpr.header import header_text
-from jaxprtool.formats.jaxpr.notation import FileNotation, unsupported
+from jaxprtool.formats.jaxpr.notation import FileNotation, Opaque, unsupported
 from jaxprtool.formats.jaxpr.source import MAX_DEPTH
 from jaxprtool.formats.jaxpr.source_comments import SourceComments
 from jaxprtool.formats.jaxpr.syntax import VERSION
 from jaxprtool.formats.jaxpr.values import Unwritable
 from jaxprtool.formats.with_constants import Text, constants_file, write_texts
-from jaxprtool.ir.core.equations import equations
+from jaxprtool.ir.core.equations import bodies, equations
 from jaxprtool.ir.core.structured import sub_jaxprs
 from jaxprtool.ir.notation.layout import Layout
 from jaxprtool.ir.notation.selection import Selection
 from jaxprtool.ir.programs.program import Program
 from jaxprtool.ir.rewriting.callbacks import are_stubs
 from jaxprtool.ir.rewriting.custom_rules import rules_followed
-from jaxprtool.jaxcompat import Jaxpr, context_settings
+from jaxprtool.ir.source.frames import frames_now
+from jaxprtool.jaxcompat import Jaxpr, JaxprEqn, context_settings
 
 #: The width of a listing in a pipe.
 WIDTH = 80
@@ -81,14 +83,29 @@ def write_all(
     programs: Iterable[tuple[Program, str | os.PathLike[str]]],
     callbacks: str = "refuse",
     source: bool = True,
-) -> None:
-    """Write programs with `write`: all of them, or none if one cannot be written."""
+    opaque: Opaque = Opaque.none,
+) -> list[str]:
+    """Write programs with `write`: all of them, or none if one cannot be written.
+
+    Args:
+        programs: The programs, each with its file.
+        callbacks: As for `write`.
+        source: As for `write`.
+        opaque: The equations that are written as opaque ones.
+
+    Returns:
+        For each equation that is opaque because it cannot be written, the reason.
+    """
     texts, stubs = [], are_stubs(callbacks)
+    reasons: dict[str, None] = {}
     for program, path in programs:
         name = check_path(path)
-        content, arrays = _rendered(program, None if is_stream(name) else name, stubs, source)
+        beside = None if is_stream(name) else name
+        content, arrays, opaque_here = _rendered(program, beside, stubs, source, opaque)
         texts.append(Text(name, content, arrays))
+        reasons |= opaque_here
     write_texts(texts)
+    return [*reasons]
 
 
 def text(program: Program, callbacks: str = "refuse", source: bool = True) -> str:
@@ -96,8 +113,20 @@ def text(program: Program, callbacks: str = "refuse", source: bool = True) -> st
     return _rendered(program, None, are_stubs(callbacks), source)[0]
 
 
+def text_with_opaque(
+    program: Program, callbacks: str, source: bool, opaque: Opaque
+) -> tuple[str, list[str]]:
+    """Return what `text` does, with opaque equations, and the reasons as `write_all` does."""
+    content, _, reasons = _rendered(program, None, are_stubs(callbacks), source, opaque)
+    return content, [*reasons]
+
+
 def rendered(
-    program: Program, beside: str, stubs: bool = False
+    program: Program,
+    beside: str,
+    stubs: bool = False,
+    opaque: Opaque = Opaque.none,
+    since: float | None = None,
 ) -> tuple[str, dict[str, np.ndarray]]:
     """Return the text of a program's file, and the arrays of its constants file by digest.
 
@@ -105,16 +134,18 @@ def rendered(
         program: The program.
         beside: The name that the constants file begins with, as `constants_file` makes it.
         stubs: Whether Python functions are written as stubs of the same type.
+        opaque: The equations that are written as opaque ones.
+        since: The time at which the user's files were read; they may have been edited later.
 
     Raises:
         UnsupportedError: As for `write`.
     """
-    return _rendered(program, beside, stubs)
+    return _rendered(program, beside, stubs, opaque=opaque, since=since)[:2]
 
 
 def require_writable(program: Program, callbacks: str = "refuse") -> None:
     """Raise UnsupportedError for a program that cannot be written to a file."""
-    _rendered(program, "", are_stubs(callbacks))
+    _rendered(program, "", are_stubs(callbacks), opaque=Opaque.unwritable)
 
 
 @rules_followed()
@@ -123,11 +154,16 @@ def _rendered(
     path: str | None,
     stubs: bool,
     source: bool = True,
+    opaque: Opaque = Opaque.none,
+    since: float | None = None,
     quoted: frozenset[str] = frozenset(),
-) -> tuple[str, dict[str, np.ndarray]]:
-    """Return the text of a program's file, and its stored arrays: none without a path."""
+) -> tuple[str, dict[str, np.ndarray], dict[str, None]]:
+    """Return the text of a program's file, and its stored arrays: none without a path.
+
+    The last value has the reasons why equations are opaque.
+    """
     _require_shallow(program)
-    notation = FileNotation(path is None, quoted, stubs)
+    notation = FileNotation(path is None, quoted, stubs, opaque)
     comments = SourceComments(jaxcompat.open_jaxpr(program.jaxpr), source, program.roots)
     try:
         root = notation.hold(program.jaxpr)
@@ -137,17 +173,50 @@ def _rendered(
         # A word without quotes is read as a text unless it is the name of a jaxpr.
         clashes = notation.words.intersection(layout.shared.values()) - quoted
         if clashes:
-            return _rendered(program, path, stubs, source, frozenset(clashes))
+            return _rendered(program, path, stubs, source, opaque, since, frozenset(clashes))
         body = "".join(layout.tokens())
         arrays = notation.constants.stored
         beside = constants_file(path, arrays) if path and arrays else None
-        sources = {"files": comments.files, "stacks": comments.stacks}
-        header = header_text(program, beside, sources, notation.types, notation.usual_mesh)
+        tables = {
+            "foreign": notation.types.foreign,
+            "modules": notation.modules,
+            "files": comments.files,
+            "digests": comments.digests(since),
+            "stacks": comments.stacks,
+        }
+        header = header_text(program, beside, tables, notation.types, notation.usual_mesh)
     except Unwritable as error:
         culprit = _culprit(jaxcompat.open_jaxpr(program.jaxpr), notation)
         message = f"{program.name} cannot be written to a file: it holds {error}"
         raise culprit or UnsupportedError(message) from error
-    return f"jaxprtool {VERSION}\n{header}\n{body}\n", arrays
+    reasons = _reasons(root, notation.reasons)
+    return f"jaxprtool {VERSION}\n{header}\n{body}\n", arrays, reasons
+
+
+def _reasons(root: Jaxpr, opaque: Sequence[tuple[JaxprEqn, str]]) -> dict[str, None]:
+    """Return messages that name equations by the user's lines, from equations with reasons."""
+    if not opaque:
+        return {}
+    around = {id(eqn): outer for outer, eqn in _nested(root)}
+    return {
+        f"{frames_now().named([*around.get(id(eqn), ()), eqn])} is opaque in the file, which "
+        f"cannot be run: {reason}": None
+        for eqn, reason in opaque
+    }
+
+
+def _nested(root: Jaxpr) -> Iterator[tuple[tuple[JaxprEqn, ...], JaxprEqn]]:
+    """Yield each equation, those of a shared body once, after the equations around it."""
+    seen = {root}
+    stack: list[tuple[tuple[JaxprEqn, ...], Jaxpr]] = [((), root)]
+    while stack:
+        outer, jaxpr = stack.pop()
+        for eqn in jaxpr.eqns:
+            yield outer, eqn
+            for _, body in bodies(eqn):
+                if body not in seen:
+                    seen.add(body)
+                    stack.append(((*outer, eqn), body))
 
 
 def _require_shallow(program: Program) -> None:

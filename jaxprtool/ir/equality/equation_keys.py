@@ -18,6 +18,7 @@ import numpy as np
 from jax.tree_util import PyTreeDef
 
 from jaxprtool import jaxcompat
+from jaxprtool.ir.basics.records import fields_of
 from jaxprtool.ir.core.structured import holds_jaxpr
 from jaxprtool.ir.core.traits import traits
 from jaxprtool.ir.equality.equivalence import readable_params, same_rules, without_hijax
@@ -140,6 +141,10 @@ class EquationKeys:
         if isinstance(value, np.ndarray | jax.Array):
             digest = array_digest(value)
             return ("object", id(value)) if digest is None else ("array", *digest)
+        if isinstance(value, jaxcompat.AbstractRef):
+            return "type", type_key(value)
+        if (record := fields_of(value)) is not None:
+            return "record", record[0], self.value(record[1])
         key = parameter_key(value)
         return ("object", id(value)) if key is None else key
 

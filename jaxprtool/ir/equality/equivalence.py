@@ -11,11 +11,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Sequence
 
+import jax
 import numpy as np
 from jax.tree_util import PyTreeDef
 
 from jaxprtool import jaxcompat
 from jaxprtool.errors import UnsupportedError
+from jaxprtool.ir.basics.records import fields_of
 from jaxprtool.ir.basics.rules import RuleTable, rule
 from jaxprtool.ir.core.equations import type_of
 from jaxprtool.ir.core.structured import holds_jaxpr
@@ -202,7 +204,10 @@ class _Comparison:
     def _equations(self, p: JaxprEqn, q: JaxprEqn) -> None:
         if p.primitive is not q.primitive:
             p, q = map(without_hijax, (p, q))
-        _check(p.primitive is q.primitive, p.primitive.name, q.primitive.name)
+        # Opaque equations have the lines of their source in their primitives.
+        names, opaque = (p.primitive.name, q.primitive.name), map(jaxcompat.is_opaque, (p, q))
+        alike = names[0] == names[1] if all(opaque) else p.primitive is q.primitive
+        _check(alike, *names)
         _at("operands", self._atoms, p.invars, q.invars)
         self.operation(p, q)
         _at("context", _check, p.ctx is q.ctx, p.ctx, q.ctx)
@@ -247,8 +252,13 @@ class _Comparison:
         elif isinstance(p, dict) and isinstance(q, dict):
             self._values(sorted(p), sorted(q))
             self._values([p[k] for k in sorted(p)], [q[k] for k in sorted(q)])
+        elif isinstance(p, _TYPES) and isinstance(q, _TYPES):
+            _check(_same_type(p, q), repr(p), repr(q))
         elif _is_array(p) or _is_array(q):
             _check(same_array(p, q), p, q)
+        elif (record := fields_of(p)) and (other := fields_of(q)):
+            _check(record[0] == other[0], p, q)
+            self._value(record[1], other[1])
         else:
             _check(_same_plain(p, q), p, q)
 
@@ -303,6 +313,9 @@ def _rules(eqn: JaxprEqn) -> Params:
 
 
 # --- values -----------------------------------------------------------------------------------
+
+
+_TYPES = (jax.core.ShapedArray, jaxcompat.AbstractRef)
 
 
 def _is_array(value: object) -> bool:

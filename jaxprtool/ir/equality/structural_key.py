@@ -22,6 +22,7 @@ import numpy as np
 
 from jaxprtool import jaxcompat
 from jaxprtool.ir.basics.caches import process_cache
+from jaxprtool.ir.basics.records import fields_of
 from jaxprtool.ir.core.traits import traits
 from jaxprtool.ir.equality.equivalence import readable_params
 from jaxprtool.ir.equality.value_keys import array_digest, effect_kinds, literal_key
@@ -146,6 +147,8 @@ def _key(value: Any, held: list[Structure]) -> Hashable:
     # this id while a jaxpr with this key lives, since the jaxpr holds the object.
     if cls.__hash__ is object.__hash__:
         return "object", id(value)
+    if (record := fields_of(value)) is not None:
+        return record[0], *[(name, _key(field, held)) for name, field in record[1].items()]
     try:
         hash(value)
     except TypeError:

@@ -28,15 +28,13 @@ from jaxprtool.jaxcompat import Atom, Aval, JaxprEqn, Literal
 def type_key(aval: Aval) -> Hashable:
     """Return a key for a type. Symbolic dimensions of different scopes compare by their texts."""
     if isinstance(aval, jaxcompat.AbstractRef):
-        return type_key(aval.inner_aval), aval.update(inner_aval=_ANY_TYPE)
+        # A kernel's memory space has only a name in a program from a file.
+        return type_key(aval.inner_aval), str(aval.memory_space).lower(), aval.kind
     shape = getattr(aval, "shape", ())
     texts = tuple(map(str, shape))
     if any(map(jaxcompat.is_symbolic_dimension, shape)):
         return aval.update(shape=(0,) * len(shape)), texts
     return aval, texts
-
-
-_ANY_TYPE = jax.core.ShapedArray((), np.dtype(bool))
 
 
 def plain_key(value: Any) -> Hashable:

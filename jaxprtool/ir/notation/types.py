@@ -197,23 +197,30 @@ def memory_space_named(name: str) -> Any:
     raise ValueError(f"unknown memory space '{name}'")
 
 
-def array_type(parsed: TypeText, sizes: Sequence[Any], mesh: AbstractMesh | None = None) -> Aval:
+def array_type(
+    parsed: TypeText,
+    sizes: Sequence[Any],
+    mesh: AbstractMesh | None = None,
+    foreign: Mapping[str, Any] | None = None,
+) -> Aval:
     """Return the abstract value of a type.
 
     Args:
         parsed: The type as written.
         sizes: The size of each dimension.
         mesh: The mesh whose axes the type names; None if it names none.
+        foreign: The dtypes and memory spaces that JAX does not have, by name.
 
     Raises:
         ValueError: If the dtype, memory space or axes are unknown, or the mesh does not divide a
             dimension.
     """
+    foreign, space = foreign or {}, parsed.memory_space or "device"
     return jaxcompat.array_type(
         sizes,
-        dtype_named(parsed.dtype),
+        foreign[parsed.dtype] if parsed.dtype in foreign else dtype_named(parsed.dtype),
         parsed.weak,
-        memory_space=memory_space_named(parsed.memory_space or "device"),
+        memory_space=foreign[space] if space in foreign else memory_space_named(space),
         **({} if mesh is None else _layout(parsed, mesh)),
     )
 

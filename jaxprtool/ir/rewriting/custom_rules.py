@@ -46,8 +46,8 @@ _LIVE = {"custom_jvp_call": ("jvp_jaxpr_fun",), "custom_vjp_call": ("fwd_jaxpr_t
 
 
 def has_rule(eqn: JaxprEqn) -> bool:
-    """Return True for a custom_jvp or custom_vjp call."""
-    return eqn.primitive.name in _LIVE
+    """Return True for a custom_jvp or custom_vjp call whose rules are known."""
+    return eqn.primitive.name in _LIVE and not jaxcompat.is_opaque(eqn)
 
 
 def custom_rule(eqn: JaxprEqn) -> CustomRule:
@@ -183,7 +183,7 @@ class _Rules:
             self.count += 1
             self.equations += len(inside)
         for eqn in inside:
-            if traits(eqn).custom_derivative:
+            if traits(eqn).custom_derivative and not jaxcompat.is_opaque(eqn):
                 source = origin if jaxcompat.user_frame(origin) else eqn
                 self.origins.setdefault(_origin_key(eqn), (within + 1, source))
 
@@ -203,6 +203,8 @@ _rules: ContextVar[_Rules | None] = ContextVar("rules", default=None)
 
 
 def _followed(eqn: JaxprEqn, trace: Callable[[JaxprEqn], Any]) -> Any:
+    if jaxcompat.is_opaque(eqn):
+        raise eqn.primitive.refusal("differentiated")
     made_from = _made_from(eqn)
 
     def traced(eqn: JaxprEqn) -> Any:

@@ -14,7 +14,6 @@ by their source uses `own_frame`, which does not read the folders.
 
 from __future__ import annotations
 
-import linecache
 import os
 import re
 import sys
@@ -22,6 +21,7 @@ from collections.abc import Sequence
 from pathlib import PurePath
 from typing import NamedTuple
 
+from jaxprtool.ir.source import source_text
 from jaxprtool.ir.source.frame_choice import FrameChoice, FrameView, current_frame_view
 from jaxprtool.jaxcompat import JaxprEqn
 from jaxprtool.jaxcompat.source_locations import (
@@ -233,7 +233,7 @@ class Frames:
         location = self.location_of(eqns)
         if location is None:
             return ""
-        return " ".join(linecache.getline(location.frame.file, location.frame.line).split())
+        return " ".join(source_text.line(location.frame.file, location.frame.line).split())
 
     def text(self, frame: UserFrame) -> str:
         """Return `file.py:3` for a frame."""

@@ -14,13 +14,13 @@ is not found has no name.
 from __future__ import annotations
 
 import ast
-import linecache
 import re
 from bisect import bisect_right
 from collections.abc import Collection
 from itertools import chain
 from typing import Any
 
+from jaxprtool.ir.source import source_text
 from jaxprtool.jaxcompat.source_locations import UserFrame
 
 #: The range of an expression: lines from 1, columns in bytes from 0.
@@ -200,7 +200,7 @@ class SourceNames:
         _, node = self._find(frame)
         if not isinstance(node, ast.expr):
             return None
-        text = ast.get_source_segment("".join(linecache.getlines(frame.file)), node)
+        text = ast.get_source_segment(source_text.text(frame.file), node)
         return None if text is None else " ".join(text.split())
 
     def target(self, frame: UserFrame) -> str | None:
@@ -232,7 +232,7 @@ class SourceNames:
 def _parsed(name: str) -> ast.Module:
     """Return the syntax tree of a file; an empty one if the file is missing or is not Python."""
     try:
-        return ast.parse("".join(linecache.getlines(name)))
+        return ast.parse(source_text.text(name))
     except (SyntaxError, ValueError, RecursionError):
         return ast.parse("")
 

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import linecache
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
+from jaxprtool.ir.source import source_text
 from jaxprtool.render.page import environment, hash_of, static
 from jaxprtool.render.page.report import Cell, Lines, Table
 from jaxprtool.render.page.sources import Sources
@@ -29,7 +29,7 @@ def profile_page(found: Profile) -> str:
     for each in found.lines:
         if each.line is not None and each.line.own:
             path = each.name.rpartition(":")[0]
-            if path not in texts and (code := "".join(linecache.getlines(each.line.file))):
+            if path not in texts and (code := source_text.text(each.line.file)):
                 texts[path] = code
     sources = Sources(ShowOptions(), True, (), texts)
     script = static("shared.js")

@@ -7,8 +7,6 @@ whose files may have changed and are not shown.
 
 from __future__ import annotations
 
-import linecache
-import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
@@ -18,6 +16,7 @@ from pygments import highlight
 from pygments.formatters import HtmlFormatter
 from pygments.lexers import PythonLexer
 
+from jaxprtool.ir.source import source_text
 from jaxprtool.ir.source.frames import BEHIND, Root, frames_now
 from jaxprtool.jaxcompat import JaxprEqn
 from jaxprtool.jaxcompat.source_locations import is_installed
@@ -121,9 +120,9 @@ class Sources:
         if known := self._known.get(self._frames.path(file)):
             return known
         shown = self._frames.is_own(file) or (self._choice != "mine" and is_installed(file))
-        if not (shown and os.path.isabs(file) and file.endswith(".py")):
+        if not (shown and file.endswith(".py")):
             return None
-        text = "".join(linecache.getlines(file))
+        text = source_text.text(file)
         path = _printable(self._frames.path(file))
         return SourceFile(len(self.files()), path, _colored(text)) if text else None
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import linecache
 import re
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
@@ -17,6 +16,7 @@ from rich.text import Text
 
 from jaxprtool.ir.basics.paths import alike
 from jaxprtool.ir.basics.quantities import in_bytes, plural, with_prefix
+from jaxprtool.ir.source import source_text
 from jaxprtool.ir.source.frames import BEHIND
 from jaxprtool.render.reports.runs import duration
 from jaxprtool.render.terminal import theme
@@ -176,7 +176,7 @@ def _name(found: Cost, group: Group, width: int) -> Text:
     name = Text("  " * (len(group.path) - 1) + called).append(behind, style=theme.COMMENT)
     line = group.line
     places = [] if line is None else [(line.file, line.line), *line.behind]
-    if places and (code := linecache.getline(*places[-1]).strip()):
+    if places and (code := source_text.line(*places[-1])):
         innermost = Text("\n" + code, style=theme.COMMENT)
         innermost.truncate(width, overflow="ellipsis")
         name.append(innermost)

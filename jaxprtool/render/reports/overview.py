@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import linecache
 from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
@@ -26,6 +25,7 @@ from jaxprtool.ir.programs.program_signature import (
     program_signature,
     size_of_values,
 )
+from jaxprtool.ir.source import source_text
 from jaxprtool.ir.source.frames import Frames, frames_now
 from jaxprtool.jaxcompat import AnyJaxpr
 from jaxprtool.render.terminal.grid import GAP, columns
@@ -143,7 +143,7 @@ def _lines(found: Overview, frames: Frames) -> list[tuple[str, Cell]]:
     most = max((len(f"{number:,}") for _, number in found.lines), default=0)
     lines: list[tuple[str, Cell]] = []
     for frame, number in found.lines:
-        code = Comment(" ".join(linecache.getline(frame.file, frame.line).split()))
+        code = Comment(" ".join(source_text.line(frame.file, frame.line).split()))
         lines.append((Comment(frames.text(frame)), [f"{number:{most},} equations  ", code]))
     return lines
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import linecache
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -12,6 +11,7 @@ from rich.table import Table
 from rich.text import Text
 
 from jaxprtool.ir.basics.quantities import in_bytes, plural, with_prefix
+from jaxprtool.ir.source import source_text
 from jaxprtool.ir.source.frames import BEHIND
 from jaxprtool.render.reports.runs import duration
 from jaxprtool.render.terminal import theme
@@ -147,7 +147,7 @@ def _name(each: Timed, by: By, width: int) -> Text:
     name = Text("  " * (len(each.path) - 1) + (each.path[-1] if each.path else each.name))
     if each.library:
         name.append(f"{BEHIND}{each.library}", style=theme.COMMENT)
-    if each.line is not None and (code := linecache.getline(*each.line[:2]).strip()):
+    if each.line is not None and (code := source_text.line(*each.line[:2])):
         below = Text(f"\n{code}", style=theme.COMMENT)
         below.truncate(width, overflow="ellipsis")
         name.append(below)

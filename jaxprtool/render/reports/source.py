@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -25,7 +24,7 @@ from jaxprtool.render.reports.runs import duration
 from jaxprtool.render.terminal import theme
 from jaxprtool.render.terminal.grid import GAP
 from jaxprtool.render.terminal.rendering import Rendering
-from jaxprtool.render.terminal.source_text import Sources, is_of_session
+from jaxprtool.render.terminal.source_text import Sources
 from jaxprtool.render.terminal.tables import share_text
 
 if TYPE_CHECKING:
@@ -176,9 +175,8 @@ class _File:
     def __init__(self, found: Source, file: SourceFile, sources: Sources):
         self._file = file
         self._columns = _columns(found)
-        # Source files named in a program file may have changed since it was written.
-        known = os.path.isabs(file.file) or is_of_session(file.file)
-        self._code = sources.lines(file.file) if known else []
+        self._missing = sources.fault(file.file)
+        self._code = sources.lines(file.file)
 
     def text(self, numbers: Collection[int], width: int) -> Iterator[Text]:
         """Yield the path, the headings, and some lines of the file."""
@@ -214,7 +212,7 @@ class _File:
     def _fault(self, shown: Sequence[SourceLine]) -> str:
         """Return the fault of the file's text, or ""."""
         if not self._code:
-            return " (source unavailable)"
+            return f" (source {self._missing})"
         for line in shown:
             code = self._code[line.number - 1].plain if line.number <= len(self._code) else ""
             if not code.strip() or code.lstrip().startswith("#"):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import linecache
 import shlex
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, NamedTuple
@@ -13,6 +12,7 @@ from rich.table import Table
 from rich.text import Text
 
 from jaxprtool.ir.basics.quantities import in_bytes, plural, times
+from jaxprtool.ir.source import source_text
 from jaxprtool.render.reports import cost, memory, profile, residuals
 from jaxprtool.render.reports.overview import facts
 from jaxprtool.render.terminal import theme
@@ -100,12 +100,12 @@ def parts(found: Summary) -> Iterator[Part]:
 def _costly(found: Summary, group: Group) -> Row:
     share = share_text(cost.weight_of(group), cost.weight_of(found.total))
     line = group.line
-    code = "" if line is None else linecache.getline(line.file, line.line).strip()
+    code = "" if line is None else source_text.line(line.file, line.line)
     return Row(share, cost.number_text(group, "flops") or "0", group.name, code, group.name)
 
 
 def _timed(line: TimedLine) -> Row:
-    code = "" if line.line is None else linecache.getline(line.line.file, line.line.line).strip()
+    code = "" if line.line is None else source_text.line(line.line.file, line.line.line)
     time = profile.numbers(line)["time"]
     return Row(f"{line.share:.1%}", time, line.name, code, line.name)
 

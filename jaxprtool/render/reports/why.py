@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import linecache
 from collections.abc import Sequence
 from functools import partial
 from typing import TYPE_CHECKING
@@ -10,6 +9,7 @@ from typing import TYPE_CHECKING
 from jaxprtool.ir.basics.quantities import listed, plural
 from jaxprtool.ir.notation.tokens import Comment, Heading, PrimitiveName, SourceLine, Type
 from jaxprtool.ir.programs.program_signature import covering
+from jaxprtool.ir.source import source_text
 from jaxprtool.ir.source.frames import BEHIND, short_paths
 from jaxprtool.render.terminal.grid import GAP
 from jaxprtool.render.terminal.lines import Cell, cut, joined, printable, wrapped
@@ -165,7 +165,7 @@ def _source(line: SlicedLine, room: int) -> Cell:
     first = next(iter(line.primitives))
     more = line.equations - line.primitives[first]
     primitives = f"({first}, {more:,} more)" if more else f"({first})"
-    code = "" if line.line is None else linecache.getline(line.line.file, line.line.line)
+    code = "" if line.line is None else source_text.line(line.line.file, line.line.line)
     text = " ".join(code.split())
     if not text:
         return cut([Comment(primitives)], room)
@@ -198,7 +198,7 @@ def path_text(found: Path, width: int, top: int | None) -> Listing:
     places, room = _fitting(places, width - longest - types - 3 * len(GAP))
     for step, name, place in zip(steps, names, places, strict=True):
         row = [PrimitiveName(f"{name:{longest}}"), GAP, Type(f"{step.type:{types}}"), GAP]
-        code = "" if step.frame is None else linecache.getline(step.frame.file, step.frame.line)
+        code = "" if step.frame is None else source_text.line(step.frame.file, step.frame.line)
         if step.frame is not None:
             row += [SourceLine(place), GAP, *cut([" ".join(code.split())], room)]
         tokens += "\n", *row

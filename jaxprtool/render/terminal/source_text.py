@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import linecache
-import os
 
 from rich.style import Style
 from rich.text import Text
 
+from jaxprtool.ir.source import source_text
 from jaxprtool.render.terminal.colors import BLUE, CYAN, GREEN, MAGENTA, named
 
 #: Longer files are shown without colors, which are slow to compute.
@@ -34,24 +34,17 @@ class Sources:
     def lines(self, file: str) -> list[Text]:
         """Return the lines of a file; empty if it does not exist."""
         if file not in self._files:
-            self._files[file] = _colored(_read(file))
+            self._files[file] = _colored(source_text.text(file).expandtabs(4))
         return self._files[file]
+
+    def fault(self, file: str) -> str:
+        """Return why a file has no lines."""
+        return source_text.reason(file) or "unavailable"
 
     def forget(self) -> None:
         """Clear the cache, since files may have been edited."""
         self._files.clear()
         linecache.checkcache()
-
-
-def is_of_session(file: str) -> bool:
-    """Return True if this is not a file but a notebook cell or prompt input."""
-    return file.startswith("<")
-
-
-def _read(file: str) -> str:
-    if not (os.path.isabs(file) or os.path.isfile(file) or is_of_session(file)):
-        return ""  # the file of a program from another machine
-    return "".join(linecache.getlines(file)).expandtabs(4)
 
 
 def _colored(source: str) -> list[Text]:

@@ -1,0 +1,216 @@
+"""Opaque equations: those that a file describes, but from which JAX cannot rebuild what they run.
+
+An equation of a kernel has a compiler's objects among its parameters; one of another package has a
+primitive that may be unknown where the file is read. Each has an `OpaquePrimitive` of its own
+signature. It has the name of the original, the types of its operands and results, and its effects,
+so a program with it can be looked at, checked and rewritten around it. Whatever needs to know how
+it computes (running, lowering, derivatives, batching) raises UnsupportedError.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import cache
+from types import SimpleNamespace
+from typing import Any, NoReturn
+
+import jax
+from jax._src import core, dtypes, effects
+from jax._src.state import types as state_types
+from jax.extend.core import JaxprEqn, Primitive
+from jax.interpreters import ad, batching, mlir
+
+from jaxprtool.errors import UnsupportedError
+from jaxprtool.jaxcompat.aliases import Aval, Effect
+from jaxprtool.jaxcompat.callbacks import DEBUG_EFFECTS
+
+
+class OpaquePrimitive(Primitive):
+    """The primitive of opaque equations with one signature at one line of the user's.
+
+    Args:
+        name: The name of the original primitive.
+        operands: The types of the operands.
+        results: The types of the results.
+        effects: The effects; those on refs name the position of an operand.
+        place: The equation in messages: `pallas_call at model.py:9`.
+        hint: What the user can do, or None.
+    """
+
+    multiple_results = True
+
+    def __init__(
+        self,
+        name: str,
+        operands: tuple[Aval, ...],
+        results: tuple[Aval, ...],
+        effects: frozenset[Effect],
+        place: str,
+        hint: str | None,
+    ) -> None:
+        super().__init__(name)
+        self.operands, self.results, self.place, self.hint = operands, results, place, hint
+        self._effects = effects
+        self.def_effectful_abstract_eval(self._types)
+        self.def_impl(self._refuse("run"))
+        mlir.register_lowering(self, self._refuse("compiled"))
+        batching.primitive_batchers[self] = self._refuse("batched")
+        ad.primitive_jvps[self] = self._refuse("differentiated")
+        ad.primitive_transposes[self] = self._refuse("transposed")
+
+    def refusal(self, what: str) -> UnsupportedError:
+        """Return the error for a use that needs to know how the equation computes."""
+        message = f"{self.place} is opaque in the file of this program, so it cannot be {what}"
+        return UnsupportedError(message, self.hint)
+
+    def _refuse(self, what: str) -> Callable[..., NoReturn]:
+        def refuse(*args: Any, **kwargs: Any) -> NoReturn:
+            raise self.refusal(what)
+
+        return refuse
+
+    def _types(self, *operands: Aval, **params: Any) -> tuple[list[Aval], frozenset[Effect]]:
+        found, known = ([aval.str_short() for aval in avals] for avals in (operands, self.operands))
+        if found != known:
+            raise self.refusal("given other operands")
+        return list(self.results), self._effects
+
+
+opaque_primitive = cache(OpaquePrimitive)
+
+
+def is_opaque(eqn: JaxprEqn) -> bool:
+    """Return True if an equation is opaque."""
+    return isinstance(eqn.primitive, OpaquePrimitive)
+
+
+# --- effects --------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class OpaqueEffect(effects.Effect):
+    """An effect of another package, by its name."""
+
+    name: str
+
+    def __str__(self) -> str:
+        return self.name
+
+
+for _table in (
+    effects.lowerable_effects,
+    effects.control_flow_allowed_effects,
+    effects.custom_derivatives_allowed_effects,
+    effects.remat_allowed_effects,
+):
+    _table.add_type(OpaqueEffect)
+
+_ON_REFS = {
+    cls.__name__: cls
+    for cls in (state_types.ReadEffect, state_types.WriteEffect, state_types.AccumEffect)
+}
+_AXIS = core.NamedAxisEffect.__name__
+
+
+def effect_texts(eqn: JaxprEqn) -> tuple[Any, ...]:
+    """Return the effects of an equation as texts, sorted, or pairs of a text and an operand."""
+    texts = [
+        (type(e).__name__, eqn.invars.index(e.input))
+        if isinstance(e, state_types.RefEffect)
+        else (_AXIS, e.name)
+        if isinstance(e, core.NamedAxisEffect)
+        else next((name for name, known in DEBUG_EFFECTS.items() if e is known), type(e).__name__)
+        for e in eqn.effects
+    ]
+    return tuple(sorted(texts, key=str))
+
+
+def effects_of(texts: Sequence[Any]) -> frozenset[Effect]:
+    """Return the effects that `effect_texts` wrote. Raises ValueError."""
+    return frozenset(map(_effect, texts))
+
+
+def _effect(text: Any) -> Effect:
+    match text:
+        case (str(name), int(operand)) if name in _ON_REFS:
+            return _ON_REFS[name](operand)
+        case (str(name), axis) if name == _AXIS:
+            return core.NamedAxisEffect(axis)
+        case str(name):
+            return DEBUG_EFFECTS.get(name) or OpaqueEffect(name)
+    raise ValueError(f"{text!r} is not an effect")
+
+
+# --- types ----------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class OpaqueMemory:
+    """A memory space of a kernel, by its name."""
+
+    name: str
+
+    def __str__(self) -> str:
+        return self.name
+
+
+@dataclass(frozen=True)
+class OpaqueDType(dtypes.ExtendedDType):
+    """A dtype of another package, by its name, stored as an element of a known type."""
+
+    name: str
+    physical: Aval
+
+    type = dtypes.extended
+
+    @property
+    def _rules(self) -> Any:  # JAX asks for the rules by this name
+        return SimpleNamespace(
+            allow_conversion=False,
+            physical_element_aval=lambda dtype: self.physical,
+            tangent_dtype=lambda dtype: jax.dtypes.float0,
+        )
+
+    def __repr__(self) -> str:
+        return self.name
+
+
+# --- primitives -----------------------------------------------------------------------------------
+
+
+def defining_module(primitive: Primitive) -> str | None:
+    """Return the module that defines a primitive; None if `import jax` defines it.
+
+    A primitive does not know its module: it is that of its rules. A script is the module that other
+    processes import it as.
+    """
+    lowerings = (mlir._lowerings, *mlir._platform_specific_lowerings.values())
+    rules = [
+        *(getattr(table.get(primitive), "rule", None) for table in lowerings),
+        *(getattr(primitive, name, None) for name in ("impl", "abstract_eval")),
+        ad.primitive_jvps.get(primitive),
+    ]
+    modules = [module for rule in rules for module in _modules(rule)]
+    others = (module for module in modules if not module.startswith(_OF_JAX))
+    extensions = (module for module in modules if module.startswith(_EXTENSIONS))
+    found = next(others, None) or next(extensions, None)
+    if found == "__main__":
+        script = getattr(sys.modules[found], "__file__", None) or found
+        return os.path.splitext(os.path.basename(script))[0]
+    return found
+
+
+#: Python's and JAX's modules. JAX's own extensions are imported separately.
+_OF_JAX = ("functools", "builtins", "jax.", "jax._src.", "jaxlib.", "jaxprtool.")
+_EXTENSIONS = ("jax._src.pallas.", "jax.experimental.", "jax._src.tpu_custom_call")
+
+
+def _modules(rule: Any) -> list[str]:
+    """Return the modules of a rule, and of the functions that a wrapper of JAX's closes over."""
+    cells = [cell.cell_contents for cell in getattr(rule, "__closure__", None) or ()]
+    functions = [getattr(rule, "func", None), *filter(callable, cells), rule]
+    found = (getattr(function, "__module__", None) for function in functions)
+    return [module for module in found if isinstance(module, str)]

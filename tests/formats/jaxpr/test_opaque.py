@@ -1,0 +1,135 @@
+"""Equations that a file describes but cannot rebuild: kernels, other packages' primitives."""
+
+import jax
+import jax.numpy as jnp
+import pytest
+from jax.experimental import pallas as pl
+from jax.experimental.custom_partitioning import custom_partitioning
+from jax.extend.core import Primitive
+
+import jaxprtool
+from jaxprtool import jaxcompat, trace
+from jaxprtool.errors import UnsupportedError
+from jaxprtool.formats.jaxpr.notation import Opaque
+from jaxprtool.formats.jaxpr.read import parse
+from jaxprtool.formats.jaxpr.write import rendered, text, write_all
+from jaxprtool.ir.core.equations import equations
+
+X = jnp.ones((8, 128))
+
+
+def scaled(factor, **options):
+    """Return a function with one kernel, which branches and has a loop."""
+
+    def kernel(x_ref, y_ref):
+        @pl.when(pl.program_id(0) == 0)
+        def _():
+            y_ref[...] = factor * x_ref[...]
+
+        jax.lax.fori_loop(0, 2, lambda i, _: None, None)
+
+    def function(x):
+        y = pl.pallas_call(kernel, jax.ShapeDtypeStruct(x.shape, x.dtype), grid=(2,), **options)(x)
+        return jnp.tanh(y).sum()
+
+    return function
+
+
+def again(program, opaque=Opaque.unwritable):
+    return parse(rendered(program, "", opaque=opaque)[0], "p.jaxpr")
+
+
+def kernel_of(program):
+    return next(eqn for eqn in program.jaxpr.eqns if eqn.primitive.name == "pallas_call")
+
+
+def test_a_kernel_has_its_types_grid_and_body_in_a_file():
+    program = trace(scaled(2.0, interpret=True), X)
+    read = again(program)
+    eqn = kernel_of(read)
+    assert jaxcompat.is_opaque(eqn) and not eqn.effects
+    assert read.out_avals == program.out_avals and eqn.outvars[0].aval.shape == X.shape
+    assert eqn.params["grid_mapping"].grid == (2,)
+    names = [inner.primitive.name for inner in equations(eqn.params["jaxpr"])]
+    assert {"program_id", "cond", "get", "mul", "swap"} <= {*names}
+    assert again(read).jaxpr.in_avals == read.jaxpr.in_avals
+
+
+def test_what_only_looks_works_and_what_rebuilds_names_the_equation_and_its_line():
+    read = again(trace(scaled(2.0), X))
+    assert str(read) and "pallas_call" in str(read.apply("-O2"))
+    place = r"^pallas_call at .*test_opaque\.py:\d+ is opaque in the file"
+    uses = {
+        "run": lambda: read(X),
+        "differentiated": lambda: read.apply("grad"),
+        "batched": lambda: read.apply("batch(axis_size=2)"),
+    }
+    for what, use in uses.items():
+        with pytest.raises(UnsupportedError, match=f"{place}.* cannot be {what}"):
+            use()
+
+
+def test_kernels_are_compared_by_their_fields_and_bodies():
+    same, other = (again(trace(scaled(2.0), X)) for _ in range(2))
+    assert jaxprtool.equivalent(same, other)
+    assert jaxprtool.equivalent(trace(scaled(2.0), X), trace(scaled(2.0), X))
+    assert not jaxprtool.equivalent(same, again(trace(scaled(3.0), X)))
+
+
+def test_a_file_that_should_be_run_is_refused_and_the_command_line_gives_the_reason(tmp_path):
+    program = trace(scaled(2.0), X)
+    with pytest.raises(UnsupportedError, match=r"pallas_call at .*test_opaque\.py:\d+ cannot be"):
+        text(program)
+    [reason] = write_all([(program, tmp_path / "p.jaxpr")], opaque=Opaque.unwritable)
+    assert "pallas_call at " in reason and "which cannot be run: its parameter" in reason
+
+
+@custom_partitioning
+def partitioned(x):
+    return jnp.sin(x)
+
+
+partitioned.def_partition(
+    infer_sharding_from_operands=lambda *_: None,
+    partition=lambda *_: None,
+    sharding_rule="i j -> i j",
+)
+
+
+def with_policy(x):
+    return jax.grad(jax.checkpoint(lambda y: jnp.sin(y).sum(), policy=lambda *_, **__: True))(x)
+
+
+def without_backward(x):
+    function = jax.custom_vjp(jnp.sin)
+    function.defvjp(lambda x: (jnp.sin(x), x), lambda x, g: 1 // 0)
+    return function(x)
+
+
+@pytest.mark.parametrize("function", [partitioned, with_policy, without_backward])
+def test_any_equation_that_cannot_be_written_is_opaque_with_its_bodies(function):
+    program = trace(lambda x: function(x) + 1, X)
+    read = again(program)
+    [eqn] = filter(jaxcompat.is_opaque, equations(read.jaxpr))
+    assert any("lambda ;" in str(value) for value in eqn.params.values())
+    assert read.out_avals == program.out_avals
+    with pytest.raises(UnsupportedError, match=f"{eqn.primitive.name} at .*test_opaque"):
+        read(X)
+
+
+thrice_p = Primitive("thrice")
+thrice_p.def_impl(lambda x: x * 3)
+thrice_p.def_abstract_eval(lambda x: x)
+
+
+def test_a_primitive_that_a_reader_lacks_is_opaque_in_a_recorded_program():
+    program = trace(lambda x: thrice_p.bind(x).sum(), X)
+    content = rendered(program, "", opaque=Opaque.foreign)[0]
+    assert f"modules = {{'thrice': '{__name__}'}}" in content
+    unknown = parse(content, "p.jaxpr")
+    with pytest.raises(UnsupportedError, match="thrice at ") as caught:
+        unknown(X)
+    assert caught.value.hint == f"--plugin {__name__} imports the primitive"
+    with pytest.raises(jaxprtool.errors.ProgramFileError, match="unknown primitive") as caught:
+        parse(text(program), "p.jaxpr")
+    assert caught.value.hint == f"--plugin {__name__} imports the primitive"

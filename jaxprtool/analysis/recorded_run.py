@@ -106,6 +106,8 @@ class Compilation:
         process: The process that compiled it.
         file: The file of the program below the run's folder; "" if it was not written.
         error: Why JAX could not lower or compile it, or why its program was not written.
+        unfinished_seconds: How long XLA had been compiling it when its process ended, or until now;
+            None if it was not.
     """
 
     name: str
@@ -126,11 +128,32 @@ class Compilation:
     process: int = 0
     file: str = ""
     error: str = ""
+    unfinished_seconds: float | None = None
 
     @property
     def seconds(self) -> float:
         """The time of tracing, lowering and compiling."""
-        return self.trace_seconds + self.lower_seconds + (self.compile_seconds or 0.0)
+        compiling = self.compile_seconds or self.unfinished_seconds or 0.0
+        return self.trace_seconds + self.lower_seconds + compiling
+
+
+@dataclass(frozen=True)
+class Unfinished:
+    """What a process was doing when it ended, or does now if it still runs.
+
+    Attributes:
+        phase: What: "tracing", "lowering" or "compiling".
+        name: The function; for a program that was lowered, its name.
+        line: The user's line of the call that caused it.
+        seconds: For how long; None if it is unknown when the process ended.
+        process: The process.
+    """
+
+    phase: str
+    name: str
+    line: str
+    seconds: float | None
+    process: int = 0
 
 
 @dataclass(frozen=True)
@@ -264,6 +287,7 @@ class Run(Printed):
         differing: The names of programs that differ between processes.
         calls_counted: Whether calls were counted.
         files: The file of each path that lines show.
+        unfinished: What was not finished at the end.
     """
 
     folder: str
@@ -277,6 +301,7 @@ class Run(Printed):
     differing: tuple[str, ...] = ()
     calls_counted: bool = False
     files: Mapping[str, str] = field(default_factory=dict)
+    unfinished: tuple[Unfinished, ...] = ()
 
     @cached_property
     def compilations(self) -> tuple[Compilation, ...]:

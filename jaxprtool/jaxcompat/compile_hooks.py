@@ -77,6 +77,7 @@ class Lowering:
         seconds: The time of lowering.
         cpu: Its CPU time.
         error: The exception that lowering raised, or None.
+        begun: What the observer returned when it began.
     """
 
     name: str
@@ -90,6 +91,7 @@ class Lowering:
     seconds: float = 0.0
     cpu: float = 0.0
     error: BaseException | None = None
+    begun: Any = None
 
 
 @dataclass(frozen=True)
@@ -121,8 +123,20 @@ class Observer(Protocol):
     def describe(self, call: JitCall) -> Any:
         """Describe a call whose arguments are freed before it is lowered: `jit(f).trace(...)`."""
 
+    def begins(self, phase: str, name: str) -> Any:
+        """A function begins to be traced or lowered: phase "tracing" or "lowering".
+
+        The result is given to `traced`, or is `begun` of the lowering.
+        """
+
+    def traced(self, begun: Any) -> None:
+        """Tracing has ended, or raised."""
+
     def lowered(self, lowering: Lowering) -> Any:
-        """A program was lowered. The result is given to `compiled`."""
+        """A program was lowered. The result is given to `compiling` and `compiled`."""
+
+    def compiling(self, lowered: Any) -> None:
+        """XLA begins to compile it."""
 
     def compiled(self, lowered: Any, times: CompileTimes) -> None:
         """XLA has compiled it."""
@@ -275,8 +289,16 @@ class _Hooks:
         def infer_params(fun: Any, info: Any, args: Any, kwargs: Any) -> Any:
             if not core.trace_ctx.is_top_level():
                 return original(fun, info, args, kwargs)
+            begun = None
+            if not is_operation(fun):
+                name = getattr(fun, "__name__", type(fun).__name__)
+                begun = self.tell(self.observer.begins, "tracing", name)
             start, cpu, clock = time.time(), time.process_time(), time.perf_counter()
-            params, flat = original(fun, info, args, kwargs)
+            try:
+                params, flat = original(fun, info, args, kwargs)
+            finally:
+                if begun is not None:
+                    self.tell(self.observer.traced, begun)
             seconds, cpu = time.perf_counter() - clock, time.process_time() - cpu
             jaxpr = params.params["jaxpr"]
             is_new = jaxpr not in self.traced
@@ -337,6 +359,7 @@ class _Hooks:
                 about,
                 time.time(),
             )
+            lowering.begun = self.tell(self.observer.begins, "lowering", name)
             cpu, clock = time.process_time(), time.perf_counter()
             try:
                 computation = original(
@@ -371,6 +394,7 @@ class _Hooks:
             if computation._executable is not None:
                 return original(*args, **kwargs)
             hits, error = self.state.hits, None
+            self.tell(self.observer.compiling, known)
             cpu, clock = time.process_time(), time.perf_counter()
             try:
                 return original(*args, **kwargs)

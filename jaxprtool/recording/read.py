@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import signal
+import time
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
@@ -19,6 +20,7 @@ from jaxprtool.analysis.recorded_run import (
     Process,
     Run,
     Transfer,
+    Unfinished,
 )
 from jaxprtool.errors import TargetError, did_you_mean
 from jaxprtool.formats.jaxpr.read import read
@@ -47,6 +49,8 @@ def read_run(path: str) -> Run:
     about = _about(path)
     found = [_Process.read(each) for each in folder.processes(path)]
     shown = _Shown(about.get("folder", ""))
+    for each in found:
+        each.end = _end(each, about)
     functions = tuple(_functions(found, about["start"], shown))
     seconds = about.get("seconds")
     return Run(
@@ -61,6 +65,7 @@ def read_run(path: str) -> Run:
         differing=tuple(_differing(path, functions)),
         calls_counted=bool(about.get("calls")),
         files=shown.files,
+        unfinished=tuple(u for each in found for u in _unfinished(each, shown)),
     )
 
 
@@ -149,6 +154,8 @@ class _Process:
     events: list[Event]
     counters: list[tuple[float, ...]]
     compiled: dict[int, Event] = field(default_factory=dict)
+    #: When it ended, or now if it still runs; None if that is not known.
+    end: float | None = None
 
     @classmethod
     def read(cls, path: str) -> _Process:
@@ -165,6 +172,10 @@ class _Process:
     @property
     def number(self) -> int:
         return int(self.about["number"])
+
+    def since(self, event: Event) -> float | None:
+        """Return the seconds from an event to the end of the process."""
+        return None if self.end is None else max(self.end - event["time"], 0.0)
 
     def of(self, kind: str) -> Iterable[Event]:
         """Return the events of a kind, in order."""
@@ -268,6 +279,7 @@ def _compilation(
 ) -> Compilation:
     done = process.compiled.get(event["id"], {})
     nearest, why = reasons(key, earlier) if earlier else (0, ())
+    begun = [each for each in process.of("compiling") if each["id"] == event["id"]]
     error = event.get("error") or done.get("error") or ""
     unwritten = event.get("unwritten", "")
     return Compilation(
@@ -289,6 +301,7 @@ def _compilation(
         process=process.number,
         file=f"{os.path.basename(process.path)}/{event['file']}" if "file" in event else "",
         error=error or unwritten,
+        unfinished_seconds=process.since(begun[0]) if begun and not done else None,
     )
 
 
@@ -392,6 +405,31 @@ def _described(process: _Process, run: Mapping[str, Any]) -> Process:
         jax=about.get("jax", ""),
         ending="; ".join(filter(None, endings)),
     )
+
+
+#: The event that ends each phase of a compilation.
+_ENDS = {"tracing": "traced", "lowering": "lowered", "compiling": "compiled"}
+
+
+def _unfinished(process: _Process, shown: _Shown) -> Iterable[Unfinished]:
+    """Return the phases that a process was in at its end, the innermost first."""
+    ended = {kind: {event["id"] for event in process.of(kind)} for kind in _ENDS.values()}
+    begun = [event for event in process.events if event.get("event") in _ENDS]
+    for event in reversed(begun):
+        phase = event["event"]
+        if event["id"] not in ended[_ENDS[phase]]:
+            line, seconds = shown.line(event["user"]), process.since(event)
+            yield Unfinished(phase, event["name"], line, seconds, process.number)
+
+
+def _end(process: _Process, run: Mapping[str, Any]) -> float | None:
+    """Return when a process ended: as it wrote, with the run, or now if it still runs."""
+    if ended := next(iter(process.of("ended")), None):
+        return float(ended["time"])
+    if "seconds" in run:
+        return float(run["start"] + run["seconds"])
+    pid = process.about.get("pid")
+    return time.time() if pid and _is_alive(pid) else None
 
 
 def _sudden(about: Mapping[str, Any], run: Mapping[str, Any]) -> str:

@@ -54,9 +54,10 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class _Written:
-    """A program whose lowering was written, with the number of its event."""
+    """A function or a program of which an event was written, with the number of the event."""
 
     number: int
+    name: str
 
 
 class Recorder:
@@ -64,6 +65,7 @@ class Recorder:
 
     def __init__(self, settings: Settings) -> None:
         self.settings = settings
+        self._since = time.time()
         self._folder = ProcessFolder(settings.run)
         self._sites = Sites()
         self._lock = threading.RLock()
@@ -143,11 +145,31 @@ class Recorder:
     def describe(self, call: JitCall) -> Key:
         return self._key(call, self._sites.here())
 
-    def lowered(self, lowering: Lowering) -> _Written:
-        site = self._sites.here()
+    def begins(self, phase: str, name: str) -> _Written:
+        written = _Written(self._number(), name)
+        self._write_phase(phase, written)
+        return written
+
+    def traced(self, begun: _Written) -> None:
+        self._write({"event": "traced", "id": begun.number})
+
+    def compiling(self, lowered: _Written) -> None:
+        self._write_phase("compiling", lowered)
+
+    def _number(self) -> int:
         with self._lock:
             self._next += 1
-            number = self._next
+            return self._next
+
+    def _write_phase(self, phase: str, written: _Written) -> None:
+        """Write that a phase begins, before a process may be killed in it."""
+        user = self._sites.here().user
+        about = {"name": written.name, "user": user, "time": time.time()}
+        self._write({"event": phase, "id": written.number, **about})
+
+    def lowered(self, lowering: Lowering) -> _Written:
+        site = self._sites.here()
+        number = self._number() if lowering.begun is None else lowering.begun.number
         begun = lowering.start
         event = {
             "event": "lowered",
@@ -168,7 +190,7 @@ class Recorder:
             else:
                 event |= self._program(lowering, function, site)
             self._write(event)
-        return _Written(number)
+        return _Written(number, str(event.get("program", lowering.name)))
 
     def compiled(self, lowered: _Written, times: CompileTimes) -> None:
         event = {
@@ -306,7 +328,8 @@ class Recorder:
 
         try:
             if self._constants is None:
-                self._constants = ConstantsStore(self._folder.path, self.settings.constants)
+                limit = self.settings.constants
+                self._constants = ConstantsStore(self._folder.path, limit, self._since)
             self._constants.write(program, file)
         except OutputError as error:
             self._stop(error)

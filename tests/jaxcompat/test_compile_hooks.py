@@ -21,6 +21,15 @@ class Observer:
     def describe(self, call):
         return None
 
+    def begins(self, phase, name):
+        return None
+
+    def traced(self, begun):
+        pass
+
+    def compiling(self, lowered):
+        pass
+
     def lowered(self, lowering):
         return None
 

@@ -16,6 +16,7 @@ from jaxprtool.api.targets import find
 from jaxprtool.errors import ArgumentsError, OutputError, TargetError
 from jaxprtool.jaxcompat.source_locations import user_frame
 from jaxprtool.recording.read import read_run
+from jaxprtool.render.reports.record import summary
 from tests.jax_state import changed, jax_state
 
 
@@ -89,6 +90,9 @@ def test_source_lines_are_shown_until_their_file_changes(run):
     (eqn,) = find("run/f").trace().jaxpr.eqns
     assert user_frame(eqn).file == str(module.absolute())
     module.touch()
+    (eqn,) = find("run/f").trace().jaxpr.eqns
+    assert user_frame(eqn).file == str(module.absolute())
+    module.write_text("# a comment\n" + module.read_text())
     (eqn,) = find("run/f").trace().jaxpr.eqns
     assert user_frame(eqn).file == "module.py"
 
@@ -441,6 +445,47 @@ def test_a_truncated_event_is_ignored(tmp_path, monkeypatch):
     found = read_run("run")
     assert found.compilations[0].compile_seconds is None
     assert found.processes[0].ending
+
+
+@pytest.mark.parametrize("phase", ["tracing", "lowering", "compiling"])
+def test_a_process_that_is_killed_says_in_what_and_for_how_long(tmp_path, monkeypatch, phase):
+    monkeypatch.chdir(tmp_path)
+
+    def step(x):
+        return x + 1
+
+    with record("run"):
+        jax.jit(step)(1.0)
+    file = Path("run/process-0/events.jsonl")
+    lines = file.read_bytes().splitlines(keepends=True)
+    begins = next(i for i, line in enumerate(lines) if f'"{phase}"'.encode() in line)
+    file.write_bytes(b"".join(lines[: begins + 1]))
+    about = json.loads(Path("run/run.json").read_text())
+    about["seconds"] = json.loads(lines[begins])["time"] - about["start"] + 395
+    Path("run/run.json").write_text(json.dumps(about))
+    found = read_run("run")
+    [unfinished] = found.unfinished
+    assert (unfinished.phase, unfinished.name) == (phase, "step")
+    assert "test_recorder.py:" in unfinished.line
+    assert unfinished.seconds == pytest.approx(395)
+    said = " ".join(summary(found, 200).plain().split())
+    assert f"{phase} step for 395 s, not finished" in said
+    if phase == "compiling":
+        assert found.compilations[0].unfinished_seconds == pytest.approx(395)
+        assert (found.compile_seconds > 395 and "100.0%" in said) or "99." in said
+
+
+def test_what_a_running_process_does_is_known(run):
+    def step(x):
+        found.append(recording.run.unfinished)
+        return x + 1
+
+    found = []
+    with run() as recording:
+        jax.jit(step)(1.0)
+        assert recording.run.unfinished == ()
+    [unfinished] = found[0]
+    assert (unfinished.phase, unfinished.name) == ("tracing", "step")
 
 
 def test_a_running_recording_has_not_ended(run):

@@ -572,7 +572,7 @@ def _bar(function: int, each: Compilation, end: float) -> _Bar:
         phases = {
             "trace": each.trace_seconds,
             "lower": each.lower_seconds,
-            "compile": each.compile_seconds or 0.0,
+            "compile": each.compile_seconds or each.unfinished_seconds or 0.0,
         }
         kinds += ["tiny", max(phases, key=phases.__getitem__)]
     title = [one_line(each.name), *_facts(each, False), *map(reason_text, each.reasons[:3])]
@@ -588,6 +588,8 @@ def _facts(each: Compilation, several: bool) -> Iterator[str]:
     if each.compile_seconds is not None:
         cached = " from the persistent cache" if each.cached else ""
         yield f"compiled {duration(each.compile_seconds)}{cached}"
+    elif each.unfinished_seconds is not None:
+        yield f"compiling for {duration(each.unfinished_seconds)}, not finished"
     else:
         yield "not compiled"
     yield f"CPU {duration(each.cpu_seconds)}"

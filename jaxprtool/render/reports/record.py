@@ -31,6 +31,7 @@ if TYPE_CHECKING:
         Reason,
         Run,
         Transfer,
+        Unfinished,
     )
 
 #: The number of lines of a summary, unless a number of rows is asked for.
@@ -155,12 +156,19 @@ def facts(run: Run) -> Iterator[str]:
             yield f"{duration(run.compile_seconds)} of compiling {programs}"
         if cached := sum(each.cached for each in run.compilations):
             yield f"{cached:,} from the persistent cache"
+    yield from map(unfinished_text, run.unfinished[:1])
     if len(run.processes) > 1:
         yield f"{len(run.processes):,} processes"
     if run.exit_code is None:
         yield "its end is unknown"
     elif run.command:
         yield f"exit code {run.exit_code}"
+
+
+def unfinished_text(each: Unfinished) -> str:
+    """Return `compiling step for 395 s, not finished`."""
+    time = "" if each.seconds is None else f" for {duration(each.seconds)}"
+    return f"{each.phase} {one_line(each.name)}{time}, not finished"
 
 
 def notes(run: Run) -> Iterator[str]:
@@ -173,7 +181,7 @@ def notes(run: Run) -> Iterator[str]:
 
 def warnings(run: Run) -> Iterator[str]:
     """Yield a sentence for what failed, differs between processes, or was kept."""
-    if not (run.functions or run.outside_jit):
+    if not (run.functions or run.outside_jit or run.unfinished):
         used = any(each.jax for each in run.processes)
         yield "Nothing was compiled." if used else "JAX was not imported: nothing was recorded."
     failed = [each for each in run.compilations if has_failed(each)]
@@ -183,6 +191,9 @@ def warnings(run: Run) -> Iterator[str]:
             first = f"{found[0].name}: {found[0].error}"
             more = f", and {len(found) - 1:,} more" if found[1:] else ""
             yield f"{what}: {one_line(first, 2 * _LONGEST)}{more}"
+    for each in run.unfinished:
+        at = f" at {one_line(each.line)}" if each.line else ""
+        yield f"not finished: {unfinished_text(each).removesuffix(', not finished')}{at}"
     if ended := [each for each in run.processes if each.ending]:
         first = f"process {ended[0].number}: {ended[0].ending}"
         more = f", and {len(ended) - 1:,} more" if ended[1:] else ""
@@ -260,7 +271,10 @@ def _cut_list(text: str, longest: int) -> str:
 
 @dataclass(frozen=True)
 class Times:
-    """The total times of compilations, in seconds; `compile` is None if nothing was compiled."""
+    """The total times of compilations, in seconds, also of unfinished ones.
+
+    `compile` is None if nothing was compiled.
+    """
 
     trace: float
     lower: float
@@ -270,7 +284,11 @@ class Times:
 def times_of(compilations: Iterable[Compilation]) -> Times:
     """Return the total times of compilations."""
     every = list(compilations)
-    known = [each.compile_seconds for each in every if each.compile_seconds is not None]
+    times = [
+        each.unfinished_seconds if each.compile_seconds is None else each.compile_seconds
+        for each in every
+    ]
+    known = [seconds for seconds in times if seconds is not None]
     return Times(
         sum(each.trace_seconds for each in every),
         sum(each.lower_seconds for each in every),

@@ -129,11 +129,8 @@ def _failure_to_start(error: Exception) -> JaxprToolError | None:
 
     The user's code and plug-ins may start them too, and JAX raises exceptions of any type.
     """
-    if "jax" not in sys.modules:
-        return None
-    from jaxprtool.ir.basics.backends import failure_to_start
-
-    return failure_to_start(error)
+    backends = sys.modules.get("jaxprtool.ir.basics.backends")  # unless the command imports no JAX
+    return None if backends is None else backends.failure_to_start(error)
 
 
 def _write_document(text: ErrorText, format: FormatChoice) -> None:

@@ -117,6 +117,7 @@ def vmap(
 #: What JAX says where the size of an array is not a number.
 _NO_SIZE = re.compile(
     r"in the jnp\.\w+ argument|Shapes must be 1D sequences|must have static start/stop/step"
+    r"|Slice entries must be static integers"
 )
 
 

@@ -51,6 +51,12 @@ def test_the_page_has_all_views(cli, folder):
     assert "<b>grad</b>" in text and "<b>dce</b>" in text
 
 
+def test_the_summary_cuts_no_figure(cli):
+    args = "--args", "{'w': f32[256,256]}, f32[256,256]"
+    out = cli("report", "model.py:loss", *args, "-o", "report.html").out
+    assert out.count("%  256.0 KiB  ") >= 4
+
+
 def test_a_vector_result_has_no_residuals_and_symbolic_sizes_no_memory(cli, folder):
     assert cli("report", "model.py:sin", "--args", "f32[n]", "-o", "sin.html").code == 0
     text = (folder / "sin.html").read_text()

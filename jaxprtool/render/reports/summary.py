@@ -160,15 +160,20 @@ def _table(rows: Sequence[Row], shown: Sequence[Part], width: int) -> Table:
     widths = [max(map(len, column)) for column in zip(*every, strict=True)][:3]
     widths[2] = min(max(len(row.name) for row in rows), width // 2)
     is_cut = any(row.share for row in rows)
-    table = Table.grid(padding=(0, _GAP, 0, 0))
+    # The gaps are columns: Rich 14.0 and older reserves padding behind the last column too, cuts
+    # others for it, and figures with them.
+    table = Table.grid()
     for size in widths[:2]:
         table.add_column(justify="right", width=size, no_wrap=True)
+        table.add_column(width=_GAP)
     table.add_column(style=theme.BINDER, width=widths[2], overflow="fold")
+    table.add_column(width=_GAP)
     room = width - sum(widths) - 3 * _GAP
     overflow: OverflowMethod = "ellipsis" if is_cut else "fold"
     table.add_column(style=theme.COMMENT, width=room, no_wrap=is_cut, overflow=overflow)
     for row in rows:
-        table.add_row(*map(Text, row[:4]))
+        share, number, name, about = map(Text, row[:4])
+        table.add_row(share, "", number, "", name, "", about)
     return table
 
 

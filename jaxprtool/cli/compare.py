@@ -48,15 +48,14 @@ _Rtol = Annotated[
     _TOLERANCE.option(
         "--rtol",
         "ERROR",
-        "Relative tolerance. Default: that of JAX's tests for the dtype, 1e-6 for f32, 1e-2 for "
-        "bf16.",
+        "Relative tolerance, also without --atol. Default: the errors that rounding explains.",
         min=0,
     ),
 ]
 _Atol = Annotated[
     float | None,
     _TOLERANCE.option(
-        "--atol", "ERROR", "Absolute tolerance. Default: that of JAX's tests, as for --rtol.", min=0
+        "--atol", "ERROR", "Absolute tolerance, also without --rtol. Default: as for --rtol.", min=0
     ),
 ]
 _Isolate = Annotated[

@@ -29,14 +29,14 @@ _Rtol = Annotated[
     _SEARCH.option(
         "--rtol",
         "ERROR",
-        "Relative tolerance. Default: that of JAX's tests for the narrow dtype, 1e-2 for bf16, "
-        "1e-3 for f16.",
+        "Relative tolerance. Default: 1e-2 for bf16, 1e-3 for f16, of an element or of the root "
+        "mean square of its array.",
         min=0,
     ),
 ]
 _Atol = Annotated[
     float | None,
-    _SEARCH.option("--atol", "ERROR", "Absolute tolerance. Default: as for --rtol.", min=0),
+    _SEARCH.option("--atol", "ERROR", "Absolute tolerance, also without --rtol.", min=0),
 ]
 _Trials = Annotated[
     int,

@@ -1,9 +1,9 @@
 """Runs two programs on the same inputs and compares their results and effects.
 
-Integers, booleans, keys, types, NaNs and infinities must be equal, floats and complex numbers
-within the tolerance of their dtype. XLA fuses the bodies of loops and branches, and differences in
-rounding may grow. So programs whose results differ are also run one equation at a time, and that
-run decides.
+Integers, booleans, keys, types, NaNs and infinities must be equal, floats and complex numbers up to
+the errors that rounding explains (`execute.running.rounding`). XLA fuses the bodies of loops and
+branches, and differences in rounding may grow. So programs whose results differ are also run one
+equation at a time, and that run decides.
 
 Random integers are small indices. A program without effects is also run on negative and large
 ones, unless it raises for them. There the results need not be finite.
@@ -19,9 +19,12 @@ from __future__ import annotations
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property, partial
 from typing import Any
 
 import jax
+import jax.numpy as jnp
+import numpy as np
 from jax.experimental import checkify
 
 from jaxprtool import jaxcompat
@@ -39,8 +42,9 @@ from jaxprtool.execute.running.arguments import (
     flat_arguments,
     require_runnable,
 )
-from jaxprtool.execute.running.arrays import Difference, difference, values_agree
+from jaxprtool.execute.running.arrays import Difference, value_difference
 from jaxprtool.execute.running.fill import refitted, with_wide_integers
+from jaxprtool.execute.running.rounding import Rounding, WideProgram, explained
 from jaxprtool.execute.running.run import failures_reported, has_effects
 from jaxprtool.execute.stepping.effects import Effects, Event, effects_differ
 from jaxprtool.execute.stepping.execution_trace import ExecutionTrace, first_difference
@@ -134,7 +138,8 @@ class Runs:
         if fault is not None:
             message = f"{after.name} has different effects: {fault}"
             raise CheckError(message, details=self._about(fault))
-        fault = difference(old.values, new.values, values_agree, after.out_names)
+        faults = self._faults(runs, old.values, new.values)
+        fault = next(iter(faults.values()), None)
         if fault is not None:
             on_progress("looking for the first equation that differs")
         if fault is not None and (where := self._where_first(runs)) is not None:
@@ -184,14 +189,29 @@ class Runs:
                 )
         return [known[name] for name in after.arg_names]
 
+    def _faults(
+        self, after: Runs, before_values: Sequence[Any], after_values: Sequence[Any]
+    ) -> dict[int, Difference]:
+        """Return the differences of results that rounding does not explain, by position."""
+        found = {}
+        triples = zip(after.program.out_names, before_values, after_values, strict=True)
+        for i, (name, a, b) in enumerate(triples):
+            agree = partial(_agree, self._rounding, after._rounding, i)
+            fault = value_difference(name, a, b, agree)
+            if fault is not None:
+                found[i] = fault
+        return found
+
+    @cached_property
+    def _rounding(self) -> Rounding:
+        return Rounding(WideProgram(self.program), self._arguments)
+
     def _where_first(self, after: Runs) -> Details | None:
         """Return the first differing equations; None if results agree when run one by one."""
         old = ExecutionTrace(self.program.jaxpr, self._arguments, Effects())
         new = ExecutionTrace(after.program.jaxpr, after._arguments, Effects(old.effects.events))
-        pairs = zip(old.results, new.results, strict=True)
-        wrong = [
-            i for i, (a, b) in enumerate(pairs) if difference([a.data], [b.data], values_agree)
-        ]
+        pairs = [x.data for x in old.results], [x.data for x in new.results]
+        wrong = list(self._faults(after, *pairs))
         return first_difference(old, new, wrong) if wrong else None
 
 
@@ -217,6 +237,14 @@ def random_runs(program: Program, given: Mapping[str, Any], seed: int = 0) -> Ru
             for each in with_wide_integers(program, filled, seed)
         ]
     return runs
+
+
+def _agree(
+    before: Rounding, after: Rounding, place: int, a: np.ndarray, b: np.ndarray
+) -> tuple[np.ndarray, np.ndarray]:
+    if not jnp.issubdtype(a.dtype, jnp.inexact):
+        return a == b, np.zeros(a.shape)
+    return explained(before, after, place, a, b)
 
 
 @unchecked()

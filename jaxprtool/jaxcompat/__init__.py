@@ -238,6 +238,7 @@ from jaxprtool.jaxcompat.source_locations import (
 from jaxprtool.jaxcompat.tracing import (
     bind_jit,
     default_settings,
+    double_precision,
     is_staging,
     setting_of,
     trace_flat,

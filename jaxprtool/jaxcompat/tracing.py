@@ -71,6 +71,13 @@ def default_settings(x64: bool) -> Iterator[None]:
         config.xla_metadata_context_manager.set_local(metadata)
 
 
+@contextmanager
+def double_precision() -> Iterator[None]:
+    """Enable 64-bit types."""
+    with config.config_states["jax_enable_x64"](True):
+        yield
+
+
 def trace_flat(fun: Callable[..., Any], name: str, avals: Sequence[Aval]) -> ClosedJaxpr:
     """Return the closed jaxpr of a function of flat arguments of the given types.
 

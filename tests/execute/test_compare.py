@@ -35,10 +35,13 @@ def test_one_unit_in_the_last_place_is_counted_as_one(dtype):
 
 
 def test_tolerances_are_those_of_jax_by_dtype_or_given():
-    assert USUAL.of(np.dtype(np.float32)) == (1e-6, 1e-6)
-    assert USUAL.of(np.dtype(np.float32), jnp.dtype(jnp.bfloat16)) == (1e-2, 1e-2)
-    assert Tolerance(0.5).of(np.dtype(np.float32)) == (0.5, 1e-6)
-    assert Tolerance(0.5, 0.5).of(np.dtype(bool)) == (0.0, 0.0)
+    f32, bf16 = np.dtype(np.float32), jnp.dtype(jnp.bfloat16)
+    assert USUAL.relative(f32) == 1e-6 and USUAL.relative(f32, bf16) == 1e-2
+    assert (Tolerance(0.5).relative(f32), Tolerance(atol=0.5).relative(f32)) == (0.5, 0.0)
+    assert Tolerance(0.5, 0.5).relative(np.dtype(bool)) == 0.0
+    values = np.array([1e-9, 0.0, -1e-9], np.float32)
+    np.testing.assert_allclose(USUAL.tolerated(values, f32), [1e-15, 8.2e-16, 1e-15], rtol=0.01)
+    assert list(Tolerance(atol=0.5).tolerated(values, f32)) == [0.5, 0.5, 0.5]
 
 
 def test_errors_are_of_finite_pairs_and_a_single_nan_exceeds_any_tolerance():

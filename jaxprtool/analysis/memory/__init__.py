@@ -29,7 +29,7 @@ from jaxprtool.ir.basics.printed import Printed
 from jaxprtool.ir.core.equations import equations, size_of, type_of
 from jaxprtool.ir.core.structured import sub_jaxprs
 from jaxprtool.ir.dataflow.slicing import live_part
-from jaxprtool.ir.equality.value_keys import content_key
+from jaxprtool.ir.equality.value_keys import constant_key
 from jaxprtool.ir.programs.auto_sharding import left_to_partitioner
 from jaxprtool.ir.programs.donation import UnusedDonation, donations
 from jaxprtool.ir.programs.program import Program
@@ -144,7 +144,7 @@ def _constants(program: Program | AnyJaxpr, about: ProgramSignature) -> list[Nam
     for jaxpr in chain((whole,), held):
         values = getattr(jaxpr, "consts", ())
         for i, var in enumerate(jaxcompat.open_jaxpr(jaxpr).constvars):
-            key = content_key(values[i]) if i < len(values) else var
+            key = constant_key(values[i]) if i < len(values) else var
             name = f"constant[{len(found)}]"
             found.setdefault(key, NamedValue(name, type_of(var.aval), size_of(var.aval)))
     return list(found.values())

@@ -40,6 +40,7 @@ from jaxprtool.execute.compare.variants import (
 )
 from jaxprtool.execute.nans.finite import finite_fill
 from jaxprtool.execute.running.fill import Filled, fill, with_wide_integers
+from jaxprtool.execute.running.rounding import Rounding, WideProgram
 from jaxprtool.execute.verify import other_effects
 from jaxprtool.ir.basics.quantities import plural
 from jaxprtool.ir.programs.program import Program
@@ -72,8 +73,8 @@ def compare(
         precisions: Default precisions of matrix products and convolutions, as for
             `jax.default_matmul_precision`.
         op_by_op: Whether each variant also runs op by op, so that nothing is fused.
-        rtol: The relative tolerance; by default that of JAX's own tests for the dtype.
-        atol: The absolute tolerance; by default that of JAX's own tests.
+        rtol: The relative tolerance. By default, the errors that rounding explains are tolerated.
+        atol: The absolute tolerance; if only one of the two is given, the other is 0.
         seed: The seed of random values.
         bisect: Whether to search for the pass and the equation at which variants diverge.
         isolate: Whether each variant runs in its own process, so that a compiler crash does not end
@@ -168,6 +169,7 @@ class _Variants:
                 "--isolate cannot be combined with several trials, which run in one process"
             )
         runner = IsolatedRunner if checks.isolate else Runner
+        self._wide = {each.variant.name: WideProgram(each.variant.program) for each in plan}
         self._runners = {each.variant.name: runner(each.variant, on_progress) for each in plan}
 
     def require_same_types(self, arguments: Sequence[Any]) -> None:
@@ -212,7 +214,11 @@ class _Variants:
         variant = planned.variant
         values = arguments_of(variant, self._reference.variant.program, arguments)
         run = partial(self._runners[variant.name], values)
-        done = compared(variant, results, run, self._tolerance)
+        roundings = (
+            Rounding(self._wide[self._reference.variant.name], arguments),
+            Rounding(self._wide[variant.name], values),
+        )
+        done = compared(variant, results, run, self._tolerance, roundings)
         if done.error:
             return done
         programs = self._reference.variant.program, variant.program

@@ -24,7 +24,7 @@ from jaxprtool.api.investigate.reduction.chunks import minimal_subset
 from jaxprtool.api.investigate.variants import inputs_from
 from jaxprtool.api.targets import RunInputs
 from jaxprtool.errors import ArgumentsError, JaxprToolError
-from jaxprtool.execute.compare.measures import Tolerance, error_ratio
+from jaxprtool.execute.compare.measures import Tolerance
 from jaxprtool.execute.compare.precision import KeptPlace, Needs, Precision
 from jaxprtool.execute.compare.variants import Compared, OnProgress, Runner, Variant, compared
 from jaxprtool.execute.nans.finite import finite_fill
@@ -63,8 +63,9 @@ def precision(
             values.
         dtype: The narrow dtype: `bfloat16`, `float16`, or `float32` for double precision.
         by: The kind of places: the user's "line", or the "scope" that modules open.
-        rtol: The relative tolerance; by default that of JAX's own tests for the narrow dtype.
-        atol: The absolute tolerance; by default that of JAX's own tests for the narrow dtype.
+        rtol: The relative tolerance. By default that of JAX's own tests for the narrow dtype,
+            relative to an element, or to the root mean square of its array if that is larger.
+        atol: The absolute tolerance; if only one of the two is given, the other is 0.
         seed: The seed of random values.
         trials: The number of random inputs of the search.
 
@@ -96,12 +97,8 @@ def found_precision(
     given: RunInputs, request: Request, on_progress: OnProgress = lambda doing: None
 ) -> Precision:
     """Return the result of `precision` for a program with its inputs."""
-    usual = jaxcompat.default_tolerance(MixedPrecision(request.dtype).jax_dtype)
-    asked = request.tolerance
-    tolerance = Tolerance(
-        usual if asked.rtol is None else asked.rtol, usual if asked.atol is None else asked.atol
-    )
-    request = replace(request, tolerance=tolerance)
+    dtype = MixedPrecision(request.dtype).jax_dtype
+    request = replace(request, tolerance=replace(request.tolerance, dtype=dtype))
     filled = fill(given.program, given.values, request.seed)
     program = given.program
     if program.symbols:
@@ -207,8 +204,7 @@ class _Search:
         done = self._compared(kept, given)
         if done.error:
             return float("inf")
-        pairs = zip(given[1], done.values, strict=True)
-        return max((error_ratio(a, b, self._tolerance) for a, b in pairs), default=0.0)
+        return max((each.error for each in done.results), default=0.0)
 
     def _ratio(self, kept: Sequence[str]) -> float:
         """Return the largest error on all inputs of the search, relative to the tolerated one."""
@@ -238,8 +234,6 @@ class _Search:
         ratios = [self._ratio_on(kept, given) for given in inputs]
         worst = inputs[ratios.index(max(ratios))]
         done = self._compared(kept, worst)
-        rtol, atol = self._tolerance.rtol, self._tolerance.atol
-        assert rtol is not None and atol is not None
         return Precision(
             self._program.name,
             self._request.dtype,
@@ -247,8 +241,8 @@ class _Search:
             len(self._codes),
             tuple(self._places(kept)),
             str(chosen),
-            rtol,
-            atol,
+            self._tolerance.relative(self._tolerance.dtype),
+            self._tolerance.atol,
             narrow_error,
             max(ratios),
             done.results,

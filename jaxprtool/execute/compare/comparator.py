@@ -59,14 +59,14 @@ class Comparator:
         return ~same if self.exact else ~(same | self._near(a, b))
 
     def _near(self, a: np.ndarray, b: np.ndarray) -> np.ndarray:
-        rtol, atol = self.tolerance.of(a.dtype, b.dtype)
+        relative, given = self.tolerance.relative(a.dtype, b.dtype), self.tolerance.atol or 0.0
+        sizes = np.abs(wide(a))
         if not self.strict:
             rounding = _ROUNDINGS * max(float(jnp.finfo(x.dtype).eps) for x in (a, b))
-            sizes = np.abs(wide(a)[np.isfinite(a)])
-            largest = float(sizes.max(initial=0.0))
-            given = 0.0 if self.tolerance.atol is None else atol
-            rtol, atol = 0.0, max(rtol, rounding) * largest + given
-        return np.isclose(wide(b), wide(a), rtol=rtol, atol=atol, equal_nan=True)
+            relative, sizes = max(relative, rounding), sizes[np.isfinite(sizes)].max(initial=0.0)
+        with np.errstate(all="ignore"):
+            errors = np.abs(wide(b) - wide(a))
+            return np.asarray(np.isfinite(errors) & (errors <= given + relative * sizes))
 
     def differ(self, reference: Any, value: Any) -> bool:
         """Return True if some element differs."""

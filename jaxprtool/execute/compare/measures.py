@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeAlias
 
 import jax
 import jax.numpy as jnp
@@ -13,22 +14,32 @@ from jaxprtool import jaxcompat
 from jaxprtool.errors import ArgumentsError
 from jaxprtool.execute.nans.finite import is_mostly_nonfinite, nonfinite
 from jaxprtool.execute.running.arrays import as_numpy, bits_agree, wide
-from jaxprtool.ir.basics.documents import document
+from jaxprtool.ir.basics.documents import AnyFloat, document
 from jaxprtool.ir.basics.dtypes import is_extended
 from jaxprtool.ir.core.equations import type_of
+
+#: Returns a mask of the elements of a value that agree with the reference, and tolerated errors.
+Explain: TypeAlias = Callable[[np.ndarray, np.ndarray], tuple[np.ndarray, np.ndarray]]
 
 
 @dataclass(frozen=True)
 class Tolerance:
-    """The tolerated errors: |b - a| <= atol + rtol |a|, where a is the reference.
+    """The tolerated errors, given or by default.
+
+    A given tolerance is |b - a| <= atol + rtol |a|, where a is the reference; the one that is not
+    given is 0. By default, the error is relative to the element, or to the root mean square of its
+    array if that is larger. (`execute.running.rounding` has the default for results of programs.)
 
     Attributes:
-        rtol: The relative error; None for the tolerance of JAX's own tests for the dtype.
-        atol: The absolute error; None for the tolerance of JAX's own tests for the dtype.
+        rtol: The relative error.
+        atol: The absolute error.
+        dtype: The dtype whose tolerance in JAX's own tests is the default; None for the dtypes of
+            the values.
     """
 
     rtol: float | None = None
     atol: float | None = None
+    dtype: Any = None
 
     def __post_init__(self) -> None:
         """Raise ArgumentsError for a tolerance that is negative or not a number."""
@@ -36,12 +47,31 @@ class Tolerance:
             if error is not None and not error >= 0:
                 raise ArgumentsError(f"{name} must be a number of at least 0, not {error}")
 
-    def of(self, *dtypes: Any) -> tuple[float, float]:
-        """Return the relative and the absolute tolerance for values of these dtypes."""
+    @property
+    def is_given(self) -> bool:
+        """Whether any tolerance is given."""
+        return not (self.rtol is None and self.atol is None)
+
+    def relative(self, *dtypes: Any) -> float:
+        """Return the relative tolerance for values of these dtypes."""
         if any(map(_is_exact, dtypes)):
-            return 0.0, 0.0
-        usual = max(map(jaxcompat.default_tolerance, dtypes))
-        return usual if self.rtol is None else self.rtol, usual if self.atol is None else self.atol
+            return 0.0
+        if self.is_given:
+            return self.rtol or 0.0
+        return max(map(jaxcompat.default_tolerance, dtypes if self.dtype is None else [self.dtype]))
+
+    def tolerated(self, reference: np.ndarray, dtype: Any) -> np.ndarray:
+        """Return the tolerated error of each element of a value of some dtype."""
+        if any(map(_is_exact, (reference.dtype, dtype))):
+            return np.zeros(reference.shape)
+        relative = self.relative(reference.dtype, dtype)
+        sizes = np.abs(wide(reference))
+        if self.is_given:
+            return (self.atol or 0.0) + relative * sizes
+        finite = sizes[np.isfinite(sizes)]
+        largest = float(finite.max(initial=0.0))  # whose square may overflow
+        scale = largest * float(np.sqrt(np.mean(np.square(finite / largest)))) if largest else 0.0
+        return relative * np.fmax(sizes, scale)
 
 
 def _is_exact(dtype: Any) -> bool:
@@ -66,8 +96,10 @@ class Measure:
         type: The type of the value.
         equal: Whether types and bits are equal. All NaNs count as equal.
         within: Whether each element is within tolerance. NaNs and infinities must match.
-        rtol: The relative tolerance.
-        atol: The absolute tolerance.
+        rtol: The relative tolerance, if given.
+        atol: The absolute tolerance, if given.
+        tolerated: The tolerated absolute error at `position`, or the largest one.
+        error: The largest error relative to the tolerated one; infinite where none is tolerated.
         differing: The number of elements whose bits differ.
         beyond: The number of elements outside of the tolerance.
         size: The number of elements.
@@ -87,8 +119,10 @@ class Measure:
     type: str
     equal: bool
     within: bool
-    rtol: float
-    atol: float
+    rtol: float | None
+    atol: float | None
+    tolerated: float
+    error: AnyFloat
     differing: int
     beyond: int
     size: int
@@ -127,33 +161,34 @@ class Measure:
 
 
 @jax.transfer_guard("allow")
-def measured(name: str, reference: Any, value: Any, tolerance: Tolerance) -> Measure:
-    """Return the measure of a value relative to a reference of the same shape."""
+def measured(
+    name: str, reference: Any, value: Any, tolerance: Tolerance, explain: Explain | None = None
+) -> Measure:
+    """Return the measure of a value relative to a reference of the same shape.
+
+    Args:
+        name: The name of the value.
+        reference: The reference.
+        value: The value.
+        tolerance: The tolerance, if given; otherwise it is the default without `explain`.
+        explain: Returns the errors that rounding explains.
+    """
     types = type_of(jax.typeof(reference)), type_of(jax.typeof(value))
+    given = tolerance.rtol, tolerance.atol
     if not all(hasattr(x, "dtype") for x in (reference, value)):  # tokens have no data
-        return Measure(
-            name,
-            *types,
-            True,
-            True,
-            0.0,
-            0.0,
-            0,
-            0,
-            0,
-            None,
-            None,
-            None,
-            None,
-            None,
-            (0, 0),
-            (0, 0),
-        )
+        reference = value = np.zeros(0, bool)
     extended = any(is_extended(x.dtype) for x in (reference, value) if hasattr(x, "dtype"))
     a, b = as_numpy(reference), as_numpy(value)
-    rtol, atol = (0.0, 0.0) if extended else tolerance.of(a.dtype, b.dtype)
     same = _same_bits(a, b)
-    within = same | _within(a, b, rtol, atol)
+    inexact = not extended and all(jnp.issubdtype(x.dtype, jnp.inexact) for x in (a, b))
+    if extended:
+        within, tolerated = same, np.zeros(a.shape)
+    elif explain is not None and not tolerance.is_given and inexact:
+        within, tolerated = explain(a, b)
+    else:
+        tolerated = tolerance.tolerated(a, b.dtype)
+        is_exact = tolerance.is_given and not tolerated.any()
+        within = same if is_exact else same | _within(a, b, tolerated)
     absolute, relative, place = _errors(a, b, same)
     if not within.all():
         place = tuple(map(int, np.argwhere(~within)[0]))
@@ -162,8 +197,10 @@ def measured(name: str, reference: Any, value: Any, tolerance: Tolerance) -> Mea
         *types,
         equal=bool(same.all()) and types[0] == types[1],
         within=bool(within.all()),
-        rtol=rtol,
-        atol=atol,
+        rtol=given[0],
+        atol=given[1],
+        tolerated=float(tolerated.max(initial=0.0) if place is None else tolerated[place]),
+        error=_error_ratio(a, b, same, within, tolerated),
         differing=int((~same).sum()),
         beyond=int((~within).sum()),
         size=a.size,
@@ -177,23 +214,21 @@ def measured(name: str, reference: Any, value: Any, tolerance: Tolerance) -> Mea
     )
 
 
-@jax.transfer_guard("allow")
-def error_ratio(reference: Any, value: Any, tolerance: Tolerance) -> float:
-    """Return the largest error of an element relative to the tolerated one: at most 1 if `within`.
+def _error_ratio(
+    a: np.ndarray, b: np.ndarray, same: np.ndarray, within: np.ndarray, tolerated: np.ndarray
+) -> float:
+    """Return the largest error of an element relative to the tolerated one.
 
     It is infinite where NaNs or infinities do not match, or no error is tolerated.
     """
-    if not measured("", reference, value, tolerance).size:
-        return 0.0
-    a, b = as_numpy(reference), as_numpy(value)
-    same = _same_bits(a, b)
     if same.all():
         return 0.0
-    rtol, atol = tolerance.of(a.dtype, b.dtype)
-    wide_a, wide_b = wide(a)[~same], wide(b)[~same]
+    if jax.dtypes.float0 in (a.dtype, b.dtype) or same.shape != a.shape:
+        return float("inf")
     with np.errstate(all="ignore"):
-        ratios = np.abs(wide_b - wide_a) / (atol + rtol * np.abs(wide_a))
-    return float(np.where(np.isnan(ratios), np.inf, ratios).max())
+        ratios = np.abs(wide(b)[~same] - wide(a)[~same]) / tolerated[~same]
+    ratio = float(np.where(np.isnan(ratios), np.inf, ratios).max())
+    return ratio if within.all() else max(ratio, 1.0)
 
 
 def _same_bits(a: np.ndarray, b: np.ndarray) -> np.ndarray:
@@ -204,10 +239,12 @@ def _same_bits(a: np.ndarray, b: np.ndarray) -> np.ndarray:
     return bits_agree(a, b)
 
 
-def _within(a: np.ndarray, b: np.ndarray, rtol: float, atol: float) -> np.ndarray:
-    if not (rtol or atol) or jax.dtypes.float0 in (a.dtype, b.dtype):
-        return np.zeros(a.shape, bool)  # equal bits are within tolerance already
-    return np.isclose(wide(b), wide(a), rtol=rtol, atol=atol, equal_nan=True)
+def _within(a: np.ndarray, b: np.ndarray, tolerated: np.ndarray) -> np.ndarray:
+    if jax.dtypes.float0 in (a.dtype, b.dtype):
+        return np.zeros(a.shape, bool)
+    with np.errstate(all="ignore"):
+        errors = np.abs(wide(b) - wide(a))
+    return np.asarray(np.isfinite(errors) & (errors <= tolerated))
 
 
 def _errors(

@@ -60,7 +60,7 @@ class Precision(Printed):
         kept: The places that have to stay in the wide dtype.
         pipeline: The pass, with these places.
         rtol: The relative tolerance.
-        atol: The absolute tolerance.
+        atol: The absolute tolerance, if a tolerance is given.
         narrow_error: The largest error if no place is kept, relative to the tolerated error.
         error: The same with the kept places, on all inputs.
         results: The difference of each result, on the input with the largest error.
@@ -80,7 +80,7 @@ class Precision(Printed):
     kept: tuple[KeptPlace, ...]
     pipeline: str
     rtol: float
-    atol: float
+    atol: float | None
     narrow_error: AnyFloat
     error: AnyFloat
     results: tuple[Measure, ...]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import jax
@@ -11,6 +12,7 @@ import jax
 from jaxprtool.errors import ArgumentsError, JaxprToolError, UnsupportedError, described
 from jaxprtool.execute.compare.measures import Measure, Tolerance, measured
 from jaxprtool.execute.running.arguments import require_runnable
+from jaxprtool.execute.running.rounding import Rounding, explained
 from jaxprtool.execute.running.run import choose_device, compiled, failures_reported, ready
 from jaxprtool.ir.basics.documents import document
 from jaxprtool.ir.basics.dtypes import as_array
@@ -113,17 +115,26 @@ class Runner:
 
 
 def compared(
-    variant: Variant, reference: Sequence[Any], run: Callable[[], Sequence[Any]], t: Tolerance
+    variant: Variant,
+    reference: Sequence[Any],
+    run: Callable[[], Sequence[Any]],
+    tolerance: Tolerance,
+    roundings: tuple[Rounding, Rounding] | None = None,
 ) -> Compared:
-    """Return the comparison of the results of `run` with those of the reference."""
+    """Return the comparison of the results of `run` with those of the reference.
+
+    `roundings` are those of the reference and the variant, for the default tolerance.
+    """
     try:
         results = run()
     except JaxprToolError as error:
         return Compared(variant.name, (), error.message)
     names = variant.program.out_names
-    triples = zip(names, reference, results, strict=True)
-    measures = tuple(measured(*each, t) for each in triples)
-    return Compared(variant.name, measures, values=tuple(results))
+    measures = []
+    for i, (name, a, b) in enumerate(zip(names, reference, results, strict=True)):
+        explain = None if roundings is None else partial(explained, *roundings, i)
+        measures.append(measured(name, a, b, tolerance, explain))
+    return Compared(variant.name, tuple(measures), values=tuple(results))
 
 
 def positions_of(program: Program, reference: Program) -> list[int]:

@@ -161,7 +161,7 @@ class _Values:
             return True
         if not jnp.issubdtype(array.dtype, jnp.inexact):
             return False
-        return any(values_agree(known, array).all() for known in self._exact.values())
+        return any(values_agree(known, array)[0].all() for known in self._exact.values())
 
 
 def first_difference(

@@ -122,7 +122,7 @@ def array_digest(array: np.ndarray | jax.Array) -> tuple[Hashable, ...] | None:
     return array.dtype, array.shape, _device_digest(array)
 
 
-def content_key(value: Any) -> Hashable:
+def constant_key(value: Any) -> Hashable:
     """Return a key that is equal for constants of equal dtype, shape and content, if known."""
     if isinstance(value, (np.ndarray, jax.Array)) and not is_extended(value.dtype):
         digest = array_digest(value)

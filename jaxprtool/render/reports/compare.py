@@ -123,9 +123,4 @@ def _kind(each: Measure) -> Hashable:
 
 def _worst_first(results: Sequence[Measure]) -> list[Measure]:
     """Return the results by error, the largest first, those beyond tolerance before others."""
-    return sorted(results, key=lambda each: (each.within, each.equal, -_error(each)))
-
-
-def _error(each: Measure) -> float:
-    """Return the largest error in units of the tolerance."""
-    return (each.absolute or 0.0) / (each.atol or each.rtol or 1.0)
+    return sorted(results, key=lambda each: (each.within, each.equal, -each.error))

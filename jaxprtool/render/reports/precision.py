@@ -86,7 +86,7 @@ def _fitting(place: KeptPlace, width: int) -> str:
 
 
 def _facts(found: Precision) -> Iterator[tuple[str, str]]:
-    tolerance = f"{found.atol:g} + {found.rtol:g} |x|"
+    tolerance = f"{found.rtol:g}" if found.atol is None else f"{found.atol:g} + {found.rtol:g} |x|"
     if found.failure:
         yield "failure", found.failure
     nothing = "" if not found.kept else f"; with nothing kept {ratio_text(found.narrow_error)}"

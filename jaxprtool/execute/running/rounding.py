@@ -1,0 +1,402 @@
+"""The difference that rounding explains between two programs that compute the same.
+
+A result of 1e-9 may be wrong by a factor of 100 where no absolute tolerance sees it, and one that
+is the difference of large terms may have no correct digit without a fault. So the tolerance of each
+element is estimated from the reference, by Monte Carlo arithmetic (Parker, 1997): the program runs
+in double precision, with the operands and the results of each equation changed at random by a
+rounding error of their dtype, and the spread of an element over some runs is its error. Sums of n
+terms get errors of sqrt(n) roundings. `MARGIN` times the error is tolerated.
+
+Where this is more than `CLEAR` of the element itself, as in bf16 or after cancellation, the two
+programs are compared in double precision too. Rounding to the dtypes of the programs is left out
+there, so they agree if, and only if, they compute the same.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from functools import cached_property, partial
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+
+from jaxprtool import jaxcompat
+from jaxprtool.execute.running.arrays import as_numpy, bits_agree, wide
+from jaxprtool.ir.basics.dtypes import is_extended
+from jaxprtool.ir.core.equations import equations
+from jaxprtool.ir.core.structured import Cond, Scan, While, holds_jaxpr
+from jaxprtool.ir.core.traits import traits
+from jaxprtool.ir.evaluation.interpret import Interpreter, LoopOperands, bind
+from jaxprtool.ir.programs.program import Program
+from jaxprtool.jaxcompat import Aval, ClosedJaxpr, Jaxpr, JaxprEqn
+
+#: The tolerated multiple of the estimated error.
+MARGIN = 8.0
+
+#: A difference from a result, relative to it, that is no fault if rounding explains it.
+CLEAR = 2.0**-8
+
+#: The number of runs with random errors.
+_RUNS = 8
+
+_EPS64 = 2.0**-52
+
+
+class WideProgram:
+    """A program that can run in double precision, with random rounding errors.
+
+    Attributes:
+        program: The program.
+        narrow: The primitives that only ran in their own dtypes, after the first run.
+    """
+
+    def __init__(self, program: Program):
+        self.program = program
+        self.narrow: list[str] = []
+
+        def run(seed: Any, sizes: Any, arguments: list[Any]) -> list[Any]:
+            return _Moved(seed, sizes, self.narrow).results(program.jaxpr, arguments)
+
+        self._compiled = jax.jit(run)
+
+    @property
+    def is_exact(self) -> bool:
+        """Whether double precision is finer than the dtypes of the program."""
+        return min(self._roundings, default=0.0) > _EPS64 and not self.narrow
+
+    @jax.transfer_guard("allow")
+    def run(
+        self, arguments: Sequence[Any], seed: int, amplitude: float = 0.0, relative: float = 0.0
+    ) -> list[Any] | None:
+        """Return the results with random errors; None if the program cannot be run so.
+
+        Args:
+            arguments: The arguments.
+            seed: The seed of the errors.
+            amplitude: Their size in roundings of the dtype of each value.
+            relative: Their size relative to each value, in addition.
+        """
+        if not self._is_pure:
+            return None
+        try:
+            values = [_widened(_on_host(x)) for x in arguments]
+            with jaxcompat.double_precision(), jax.default_device(jax.devices("cpu")[0]):
+                out = self._compiled(np.uint32(seed), np.array([amplitude, relative]), values)
+                return [_on_host(x) for x in out]
+        except Exception:  # primitives may raise anything in other dtypes
+            return None
+
+    @cached_property
+    def _equations(self) -> list[JaxprEqn]:
+        return list(equations(jaxcompat.open_jaxpr(self.program.jaxpr)))
+
+    @cached_property
+    def _is_pure(self) -> bool:
+        """Whether no equation with results has effects or calls back. Prints are left out."""
+        return not any(
+            traits(eqn).callback
+            or not (holds_jaxpr(eqn.params.values()) or jaxcompat.only_names_axes(eqn.effects))
+            for eqn in self._equations
+            if eqn.outvars
+        )
+
+    @cached_property
+    def _roundings(self) -> list[float]:
+        avals = [v.aval for eqn in self._equations for v in (*eqn.invars, *eqn.outvars)]
+        return [rounding(aval.dtype) for aval in avals if _is_inexact(aval)]
+
+
+class Rounding:
+    """The results of a program on fixed arguments in double precision, and their errors."""
+
+    def __init__(self, wide_program: WideProgram, arguments: Sequence[Any]):
+        self.wide, self._arguments = wide_program, arguments
+
+    @cached_property
+    def values(self) -> list[Any] | None:
+        """The results in double precision; None if the program cannot be run so."""
+        return self.wide.run(self._arguments, 0)
+
+    @cached_property
+    def errors(self) -> list[Any] | None:
+        """The error of each element of each result, from one rounding in each equation."""
+        return self._spread(amplitude=1.0)
+
+    @cached_property
+    def wide_errors(self) -> list[Any] | None:
+        """The same if each equation is rounded to double precision."""
+        return self._spread(relative=_EPS64)
+
+    def _spread(self, **sizes: float) -> list[Any] | None:
+        """Return the largest changes of results by random errors."""
+        exact = self.values
+        if exact is None:
+            return None
+        found = [np.zeros(np.shape(x)) for x in exact]
+        for i in range(_RUNS):
+            moved = self.wide.run(self._arguments, i + 1, **sizes)
+            assert moved is not None
+            for error, a, b in zip(found, exact, moved, strict=True):
+                if _is_inexact(a):
+                    with np.errstate(all="ignore"):
+                        spread = np.abs(b - a)
+                    np.fmax(error, spread, out=error, where=np.isfinite(spread))
+        return found
+
+
+def rounding(dtype: Any) -> float:
+    """Return the relative distance of neighboring numbers of an inexact dtype."""
+    return float(jnp.finfo(dtype).eps)
+
+
+def _smallest(dtype: Any) -> float:
+    """Return the rounding error near zero. XLA flushes subnormals to zero, but not those of f16."""
+    limits = jnp.finfo(dtype)
+    normal = float(limits.smallest_normal)
+    return normal if normal < 2.0**-100 else float(limits.smallest_subnormal)
+
+
+def explained(
+    before: Rounding, after: Rounding, place: int, a: np.ndarray, b: np.ndarray
+) -> tuple[np.ndarray, np.ndarray]:
+    """Return a mask of the elements of a result that agree, and the tolerated errors.
+
+    Args:
+        before: The errors of the reference.
+        after: Those of the other program.
+        place: The position of the result.
+        a: The result of the reference.
+        b: The result of the other program.
+    """
+    eps = max(rounding(a.dtype), rounding(b.dtype))
+    sizes, same = np.abs(wide(a)), _same(a, b)
+    with np.errstate(all="ignore"):
+        difference = np.abs(wide(b) - wide(a))
+        difference = np.where(np.isfinite(difference), difference, np.inf)
+        tolerated = np.where(np.isfinite(sizes), MARGIN * eps * sizes, 0.0)
+        if same.all() or (MARGIN * eps < CLEAR and (same | (difference <= tolerated)).all()):
+            return np.ones(a.shape, bool), tolerated
+        tolerated = np.fmax(tolerated, MARGIN * _error(before, place, a, eps))
+        close = difference <= tolerated
+        doubtful = close & ~same & (tolerated > CLEAR * sizes)
+        if doubtful.any():
+            close &= ~doubtful | _agree_exactly(before, after, place)
+    return same | close, tolerated
+
+
+def _error(before: Rounding, place: int, a: np.ndarray, eps: float) -> np.ndarray:
+    """Return the error of each element of a result of the reference."""
+    if before.errors is not None:
+        return np.asarray(before.errors[place] * (eps / rounding(a.dtype)))
+    sizes = np.abs(wide(a))  # the largest element stands for the terms of all
+    return np.full(a.shape, 8 * eps * sizes[np.isfinite(sizes)].max(initial=0.0))
+
+
+def _agree_exactly(before: Rounding, after: Rounding, place: int) -> np.ndarray:
+    """Return a mask of the elements of a result that agree in double precision."""
+    if before.values is None or after.values is None or before.wide_errors is None:
+        return np.ones(1, bool)
+    if not (before.wide.is_exact and after.wide.is_exact):
+        return np.ones(1, bool)
+    x, y, noise = before.values[place], after.values[place], MARGIN * before.wide_errors[place]
+    return np.asarray((x == y) | (np.abs(y - x) <= CLEAR * np.abs(x) + noise))
+
+
+def _same(a: np.ndarray, b: np.ndarray) -> np.ndarray:
+    return bits_agree(a, b) if a.dtype == b.dtype else bits_agree(wide(a), wide(b))
+
+
+# --- the run with random errors -------------------------------------------------------------------
+
+
+class _Moved(Interpreter):
+    """Evaluates a jaxpr in double precision, and changes all values of equations at random.
+
+    Values that do not depend on arguments are computed in their own dtypes: rewrites that compute
+    them ahead of time round them.
+
+    Args:
+        seed: The seed of the random errors.
+        sizes: Their sizes: in roundings of the dtype of each value, and relative to it.
+        narrow: Filled with the primitives that only ran in their own dtypes.
+    """
+
+    def __init__(self, seed: Any, sizes: Any, narrow: list[str]):
+        self._seed, self._sizes, self._narrow = seed, sizes, narrow
+        self._count = 0
+
+    def results(self, closed: ClosedJaxpr, arguments: Sequence[Any]) -> list[Any]:
+        """Return the results of a closed jaxpr, in double precision."""
+        return [_widened(x) for x in self.run(closed, arguments)]
+
+    def constant(self, value: Any, aval: Aval) -> Any:
+        return np.asarray(value, aval.dtype) if _is_inexact(aval) else value
+
+    def evaluate(self, eqn: JaxprEqn, operands: list[Any]) -> Sequence[Any]:
+        if not eqn.outvars:  # a print or a check
+            return []
+        if not any(isinstance(x, jax.core.Tracer) for x in operands):
+            if sum(math.prod(v.aval.shape) for v in eqn.outvars) <= _CONSTANT:
+                with jax.ensure_compile_time_eval():
+                    return bind(eqn, operands)
+            return [_widened(x) for x in bind(eqn, operands)]
+        row = traits(eqn)
+        moves = row.gives or row.moves or not any(_is_inexact(v.aval) for v in eqn.invars)
+        size = 0.0 if moves else math.sqrt(_terms(eqn))
+        operands = [
+            self._moved(_widened(x), v.aval, size)
+            for x, v in zip(operands, eqn.invars, strict=True)
+        ]
+        results = self._wide(eqn, operands)
+        return [self._moved(x, v.aval, size) for x, v in zip(results, eqn.outvars, strict=True)]
+
+    def _wide(self, eqn: JaxprEqn, operands: list[Any]) -> list[Any]:
+        """Return the results of an equation in double precision, or else in its own dtypes."""
+        try:
+            params = {name: _wide_parameter(value) for name, value in eqn.params.items()}
+            found = list(bind(eqn.replace(params=params), operands))
+        except Exception:  # not every primitive has every dtype
+            found = []
+        if [_type(x) for x in found] == [_wide_type(v.aval) for v in eqn.outvars]:
+            return found
+        if any(map(_is_inexact, operands)) and any(_is_inexact(v.aval) for v in eqn.outvars):
+            self._narrow.append(eqn.primitive.name)
+        own = [_of_type(x, v.aval) for x, v in zip(operands, eqn.invars, strict=True)]
+        return [_widened(x) for x in bind(eqn, own)]
+
+    def _moved(self, x: Any, aval: Aval, size: float) -> Any:
+        """Return a value with random errors of some roundings of its dtype."""
+        if not size or not _is_inexact(aval):
+            return x
+        self._count += 1
+        salt = self._seed + np.uint32(self._count * 0x9E3779B9 % 2**32)
+        amplitude, relative = self._sizes[0], self._sizes[1]
+        errors = (amplitude * rounding(aval.dtype) + relative) * jnp.abs(x)
+        errors += jnp.where(x == 0, 0, amplitude * _smallest(aval.dtype))
+        return x + (_noise(salt, x.shape) * size * errors).astype(x.dtype)
+
+    # --- bodies -------------------------------------------------------------------------------
+
+    def _inside(self, seed: Any) -> _Moved:
+        return _Moved(seed, self._sizes, self._narrow)
+
+    def _next(self) -> Any:
+        self._count += 1
+        return self._seed * np.uint32(747796405) + np.uint32(self._count * 2891336453 % 2**32)
+
+    def scan(self, scan: Scan, operands: list[Any]) -> list[Any]:
+        _, consts, carry, xs = LoopOperands.of(scan, map(_widened, operands))
+
+        def body(state: Any, rows: Any) -> Any:
+            inner = self._inside(state[0])
+            outs = inner.results(scan.body, [*consts, *state[1], *rows])
+            return (inner._next(), outs[: len(carry)]), outs[len(carry) :]
+
+        (_, carry), ys = lax.scan(
+            body, (self._next(), carry), xs, length=scan.length, reverse=scan.reverse
+        )
+        return [*carry, *ys]
+
+    def while_loop(self, loop: While, operands: list[Any]) -> list[Any]:
+        cond_consts, consts, carry, _ = LoopOperands.of(loop, map(_widened, operands))
+
+        def cond(state: Any) -> Any:
+            return self._inside(state[0]).run(loop.cond, [*cond_consts, *state[1]])[0]
+
+        def body(state: Any) -> Any:
+            inner = self._inside(state[0])
+            outs = inner.results(loop.body, [*consts, *state[1]])
+            return inner._next(), outs
+
+        return lax.while_loop(cond, body, (self._next(), carry))[1]
+
+    def branch(self, cond: Cond, operands: list[Any]) -> list[Any]:
+        def taken(branch: ClosedJaxpr, seed: Any, *args: Any) -> list[Any]:
+            return self._inside(seed).results(branch, args)
+
+        index = jnp.asarray(operands[0]).astype(np.int32)
+        branches = [partial(taken, branch) for branch in cond.branches]
+        return lax.switch(index, branches, self._next(), *map(_widened, operands[1:]))
+
+
+#: The number of elements of the largest constants that are computed ahead of time.
+_CONSTANT = 1 << 16
+
+
+def _terms(eqn: JaxprEqn) -> float:
+    """Return the number of terms that an equation sums for each element of its results."""
+    row = traits(eqn)
+    shapes = [v.aval.shape for v in eqn.invars if hasattr(v.aval, "shape")]
+    sizes = list(map(math.prod, shapes))
+    if row.elementwise or not sizes:
+        return 1.0
+    out = max([1, *(math.prod(v.aval.shape) for v in eqn.outvars)])
+    if row.bilinear or (len(sizes) == 2 and row.expensive):
+        return max(1.0, math.sqrt(math.prod(sizes[:2]) / out))
+    return float(max(1, max(sizes) / out, *(max(shape, default=1) for shape in shapes)))
+
+
+def _noise(salt: Any, shape: Sequence[int]) -> Any:
+    """Return numbers between -1 and 1 by a hash of their positions (the finalizer of murmur3)."""
+    x = lax.iota(np.uint32, math.prod(shape)) * np.uint32(0x9E3779B9) + salt
+    for shift, factor in ((16, 0x85EBCA6B), (13, 0xC2B2AE35)):
+        x = (x ^ (x >> np.uint32(shift))) * np.uint32(factor)
+    x = x ^ (x >> np.uint32(16))
+    return x.astype(np.int32).astype(np.float64).reshape(shape) * 2.0**-31
+
+
+# --- double precision -----------------------------------------------------------------------------
+
+
+def _is_inexact(x: Any) -> bool:
+    dtype = getattr(x, "dtype", None)
+    return dtype is not None and not is_extended(dtype) and jnp.issubdtype(dtype, jnp.inexact)
+
+
+def _wide_dtype(dtype: Any) -> Any:
+    inexact = not is_extended(dtype) and jnp.issubdtype(dtype, jnp.inexact)
+    if not inexact:
+        return dtype
+    return np.dtype(np.complex128 if jnp.issubdtype(dtype, jnp.complexfloating) else np.float64)
+
+
+def _widened(x: Any) -> Any:
+    if not _is_inexact(x):
+        return x
+    return x.astype(_wide_dtype(x.dtype))
+
+
+def _of_type(x: Any, aval: Aval) -> Any:
+    return x.astype(aval.dtype) if _is_inexact(aval) else x
+
+
+def _type(x: Any) -> Any:
+    return np.shape(x), getattr(x, "dtype", None)
+
+
+def _wide_type(aval: Aval) -> Any:
+    return aval.shape, _wide_dtype(aval.dtype)
+
+
+def _wide_parameter(value: Any) -> Any:
+    """Return a parameter for double precision: with wide dtypes, without algorithms of products."""
+    if isinstance(value, np.dtype):
+        return _wide_dtype(value)
+    if isinstance(value, Jaxpr | ClosedJaxpr):
+        closed = jaxcompat.close_jaxpr(value)
+        types = [jax.ShapeDtypeStruct(*_wide_type(v.aval)) for v in closed.invars]
+        made = jax.make_jaxpr(lambda *args: Interpreter().run(closed, args))(*types)
+        return made if isinstance(value, ClosedJaxpr) else jaxcompat.open_jaxpr(made)
+    if isinstance(value, tuple) and holds_jaxpr(value):
+        items = list(map(_wide_parameter, value))
+        return type(value)(*items) if hasattr(value, "_fields") else tuple(items)
+    return None if isinstance(value, lax.DotAlgorithm | lax.DotAlgorithmPreset) else value
+
+
+def _on_host(x: Any) -> Any:
+    extended = hasattr(x, "dtype") and is_extended(x.dtype)
+    return x if extended else as_numpy(x)

@@ -1,0 +1,71 @@
+"""The tolerance for results: no reassociation exceeds it, and no wrong result is within it."""
+
+from collections import Counter
+
+import jax
+import numpy as np
+import pytest
+
+from jaxprtool import jaxcompat
+from jaxprtool.execute.running.rounding import MARGIN, Rounding, WideProgram, explained
+from tests.execute.programs import program
+from tests.programs.reassociated import case
+from tests.share import HALF
+
+#: The number of programs, each of which runs on arguments of twenty magnitudes.
+PROGRAMS = 100
+
+
+def agree(roundings, values, i):
+    """Return whether the results of two programs agree: the reference, and the variant `i`."""
+    mask, _ = explained(roundings[0], roundings[i], 0, values[0], values[i])
+    return bool(mask.all())
+
+
+def is_determined(reference, value):
+    """Return False if rounding leaves no digit of a result: there is nothing to compare."""
+    if reference.wide.is_exact:
+        error = np.abs(value.astype(np.float64) - reference.values[0])
+    else:
+        error = 50 * MARGIN * reference.wide_errors[0]
+    return np.linalg.norm(error) <= 0.5 * np.linalg.norm(reference.values[0])
+
+
+def outcomes(seed):
+    """Return the outcomes of the variants of a program for each magnitude of its arguments."""
+    found = Counter()
+    with jaxcompat.double_precision():
+        drawn = case(seed)
+        functions = drawn.reference, drawn.same, drawn.wrong
+        traced = [program(f, *drawn.arguments[0]) for f in functions]
+        variants, compiled = list(map(WideProgram, traced)), list(map(jax.jit, functions))
+        for arguments in drawn.arguments:
+            values = [np.asarray(f(*arguments)) for f in compiled]
+            roundings = [Rounding(each, arguments) for each in variants]
+            finite = all(np.isfinite(x.astype(float)).all() for x in values)
+            if not (finite and values[0].any() and is_determined(roundings[0], values[0])):
+                found["undetermined"] += 1
+                continue
+            found["same" if agree(roundings, values, 1) else "different"] += 1
+            if not np.array_equal(values[0], values[2]):
+                found["missed" if agree(roundings, values, 2) else "found"] += 1
+    return found, drawn.name
+
+
+@pytest.mark.parametrize("seed", range(HALF, 8, 2))
+def test_reassociations_agree_and_wrong_results_do_not(seed):
+    found, name = outcomes(seed)
+    assert not found["different"] and not found["missed"], (name, found)
+
+
+@pytest.mark.sweep
+def test_all_reassociations_agree_and_no_wrong_result_does():
+    total = Counter()
+    faults = []
+    for seed in range(PROGRAMS):
+        found, name = outcomes(seed)
+        total += found
+        if found["different"] or found["missed"]:
+            faults.append((seed, name, dict(found)))
+    print(dict(total), faults)
+    assert not faults and total["same"] > 1500 and total["found"] > 1500, (total, faults)

@@ -45,6 +45,24 @@ def test_the_first_of_many_equations_is_found_with_the_different_literal():
     assert found.results[0].relative == pytest.approx(0.1 / 1.5, rel=1e-3)
 
 
+@pytest.mark.parametrize("narrow", [False, True])
+def test_a_difference_in_a_literal_or_a_cast_is_named_before_equations_that_pass_it_on(narrow):
+    def f(eps, dtype):
+        def normalized(x, w):
+            n = x * lax.rsqrt((x * x).mean(-1, keepdims=True) + eps)
+            y = (n.astype(dtype) @ w.astype(dtype)).astype(jnp.float32)
+            return jnp.tanh((y @ w) @ w)
+
+        return normalized
+
+    rng = np.random.default_rng(0)
+    args = [jnp.asarray(50 * rng.standard_normal((8, 16)), jnp.float32), jnp.eye(16) + 0.1]
+    wrong = f(1e-5, jnp.bfloat16) if narrow else f(1e-2, jnp.float32)
+    found = parted(f(1e-5, jnp.float32), wrong, *args, rtol=1e-6)
+    assert found.primitive == ("dot_general" if narrow else "add")
+    assert all(each.equal for each in found.operands if each.name != "a literal")
+
+
 def test_equal_programs_have_no_difference():
     found = parted(chain(1.5), chain(1.5), X)
     assert not found.found and found.why == "every result is within tolerance"

@@ -9,7 +9,8 @@ It enters calls, the branch taken, and the first diverging iteration of a loop.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from itertools import chain
 from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
@@ -21,6 +22,9 @@ from jaxprtool.execute.compare.iterations import first_iteration
 from jaxprtool.ir.core.equations import variables
 from jaxprtool.ir.core.regions import Regions, regions
 from jaxprtool.ir.core.structured import Cond, Scan, ShardMap, While, view
+from jaxprtool.ir.equality.equation_keys import is_cast
+from jaxprtool.ir.equality.equivalence import same_operation
+from jaxprtool.ir.equality.value_keys import literal_key
 from jaxprtool.ir.evaluation.interpret import branch_of
 from jaxprtool.ir.graphs.counterparts import MatchedBody, counterparts
 from jaxprtool.jaxcompat import AbstractRef, Atom, ClosedJaxpr, Jaxpr, JaxprEqn, Literal, Var
@@ -141,9 +145,8 @@ class DivergenceSearch:
         if not wrong:
             return None
         counterpart = self._matches.of(a.jaxpr, b.jaxpr, positions)
-        return self._inward(
-            _Level(self._comparator, a, b, counterpart, wrong).found(path, self._on_progress)
-        )
+        level = _Level(self._comparator, a, b, counterpart, wrong)
+        return self._inward(level.cause(level.found(path, self._on_progress)))
 
     def _inward(self, found: Found) -> Found:
         """Return the divergence inside the bodies of an equation, or `found` if there is none."""
@@ -259,6 +262,28 @@ class _Level:
         other = self._b.definitions.get((wrong or pairs)[0][1])
         return self._found(path, (eqn, other), wrong or pairs)
 
+    def cause(self, found: Found) -> Found:
+        """Return the first difference of the programs before a point that only passes it on.
+
+        The search may miss it, since it tolerates more of intermediate values than of results.
+        """
+        exact = replace(self._comparator, exact=True)
+
+        def wrong(pairs: Sequence[Pair]) -> list[Pair]:
+            self._compute(pairs)
+            return [p for p in pairs if exact.differ(self._a.value(p[0]), self._b.value(p[1]))]
+
+        old, new = found.eqns
+        is_same = old is not None and new is not None and _is_same(old, new)
+        if not is_same or not all(map(is_cast, chain(*found.between))) or not wrong(found.operands):
+            return found
+        for eqn in needed(self._a.jaxpr, variables([v for v, _ in found.operands]), ()):
+            pairs = [(v, self._counterparts[v]) for v in eqn.outvars if v in self._counterparts]
+            other = self._b.definitions.get(pairs[0][1]) if pairs else None
+            if other is not None and not _is_same(eqn, other) and (first := wrong(pairs)):
+                return self._found(found.path, (eqn, other), first)
+        return found
+
     def _narrowed(self, low: int, high: int) -> tuple[int, int]:
         """Return a narrower pair of points, the first of which agrees and the second does not."""
         inside = high - low - 1
@@ -319,6 +344,14 @@ class _Level:
             for found, own in zip((removed, added), eqns, strict=True)
         )
         return Found((self._a, self._b), path, eqns, wrong, pairs, between)  # type: ignore[arg-type]
+
+
+def _is_same(old: JaxprEqn, new: JaxprEqn) -> bool:
+    """Return True if two equations compute the same from equal operands; literals are equal."""
+    literals = [
+        [literal_key(v) if type(v) is Literal else None for v in e.invars] for e in (old, new)
+    ]
+    return literals[0] == literals[1] and same_operation(old, new)
 
 
 def _literals(old: JaxprEqn | None, new: JaxprEqn | None) -> Iterator[Pair]:

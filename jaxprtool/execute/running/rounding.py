@@ -7,9 +7,9 @@ in double precision, with the operands and the results of each equation changed 
 rounding error of their dtype, and the spread of an element over some runs is its error. Sums of n
 terms get errors of sqrt(n) roundings. `MARGIN` times the error is tolerated.
 
-Where this is more than `CLEAR` of the element itself, as in bf16 or after cancellation, the two
-programs are compared in double precision too. Rounding to the dtypes of the programs is left out
-there, so they agree if, and only if, they compute the same.
+Where a difference is more than some roundings of the element itself, and always in bf16 and f16,
+the two programs are compared in double precision too. Rounding to the dtypes of the programs is
+left out there, so they agree if, and only if, they compute the same.
 """
 
 from __future__ import annotations
@@ -37,7 +37,8 @@ from jaxprtool.jaxcompat import Aval, ClosedJaxpr, Jaxpr, JaxprEqn
 #: The tolerated multiple of the estimated error.
 MARGIN = 8.0
 
-#: A difference from a result, relative to it, that is no fault if rounding explains it.
+#: A difference in double precision, relative to the result, that the rounding of a constant may
+#: explain.
 CLEAR = 2.0**-8
 
 #: The number of runs with random errors.
@@ -178,13 +179,14 @@ def explained(
         difference = np.abs(wide(b) - wide(a))
         difference = np.where(np.isfinite(difference), difference, np.inf)
         tolerated = np.where(np.isfinite(sizes), MARGIN * eps * sizes, 0.0)
-        if same.all() or (MARGIN * eps < CLEAR and (same | (difference <= tolerated)).all()):
-            return np.ones(a.shape, bool), tolerated
+        clear = same | ((difference <= tolerated) & (MARGIN * eps < CLEAR))
+        if clear.all():
+            return clear, tolerated
         tolerated = np.fmax(tolerated, MARGIN * _error(before, place, a, eps))
         close = difference <= tolerated
-        doubtful = close & ~same & (tolerated > CLEAR * sizes)
+        doubtful = close & ~clear
         if doubtful.any():
-            close &= ~doubtful | _agree_exactly(before, after, place)
+            close &= ~doubtful | _agree_exactly(before, after, place, eps)
     return same | close, tolerated
 
 
@@ -196,14 +198,17 @@ def _error(before: Rounding, place: int, a: np.ndarray, eps: float) -> np.ndarra
     return np.full(a.shape, 8 * eps * sizes[np.isfinite(sizes)].max(initial=0.0))
 
 
-def _agree_exactly(before: Rounding, after: Rounding, place: int) -> np.ndarray:
+def _agree_exactly(before: Rounding, after: Rounding, place: int, eps: float) -> np.ndarray:
     """Return a mask of the elements of a result that agree in double precision."""
-    if before.values is None or after.values is None or before.wide_errors is None:
+    if before.errors is None or before.wide_errors is None or after.values is None:
         return np.ones(1, bool)
     if not (before.wide.is_exact and after.wide.is_exact):
         return np.ones(1, bool)
+    assert before.values is not None
     x, y, noise = before.values[place], after.values[place], MARGIN * before.wide_errors[place]
-    return np.asarray((x == y) | (np.abs(y - x) <= CLEAR * np.abs(x) + noise))
+    one = np.fmax(2 * eps * np.abs(x), before.errors[place] / 32)  # of a constant, say
+    rounded = np.fmin(CLEAR * np.abs(x), one)
+    return np.asarray((x == y) | (np.abs(y - x) <= rounded + noise))
 
 
 def _same(a: np.ndarray, b: np.ndarray) -> np.ndarray:

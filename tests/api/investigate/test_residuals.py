@@ -9,6 +9,7 @@ import pytest
 from jax.ad_checkpoint import checkpoint_name, print_saved_residuals
 
 from jaxprtool import residuals, trace
+from jaxprtool.errors import ArgumentsError
 from jaxprtool.loading.argspec import read_args
 
 W = np.ones((8, 8), np.float32)
@@ -209,3 +210,23 @@ def test_each_branch_that_computes_a_residual_has_its_own_cost(turned):
     found = by_primitive(residuals(trace(loss, w, w)))
     assert found["cos"].recompute == 2 * 8**3 + 64
     assert found["exp"].recompute == 64 + 8 * 7 + 8
+
+
+def test_a_library_function_has_the_users_arguments():
+    """`eqx.filter_jit` passes all arguments as one; their names tell them apart."""
+    program = trace(lambda held: jnp.sin(held["x"] @ held["model"]).sum(), {"model": W, "x": X})
+    names = {"held['model']": "model.weight", "held['x']": "x"}
+    program = program.replace(arg_names=tuple(names[name] for name in program.arg_names))
+    assert residuals(program).with_respect_to == ("model",)
+    assert residuals(program, argnums=1).with_respect_to == ("x",)
+
+
+def test_only_an_argument_without_floats_is_refused():
+    def loss(state, key):
+        return (jax.random.normal(key) * jnp.sin(state["w"])).sum() + state["step"]
+
+    program = trace(loss, {"w": W, "step": 3}, jax.random.key(0))
+    assert residuals(program).with_respect_to == ("state",)
+    with pytest.raises(ArgumentsError, match=r"argument 1: key is key<fry>\[\]") as error:
+        residuals(program, argnums=1)
+    assert "0 (state)" in error.value.hint

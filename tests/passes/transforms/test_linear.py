@@ -12,7 +12,7 @@ from jaxprtool import trace
 from jaxprtool.errors import ArgumentsError, UnsupportedError
 from jaxprtool.ir.equality.equivalence import difference
 from jaxprtool.ir.programs.program import type_check
-from jaxprtool.passes.transforms.linear import LinearTranspose
+from jaxprtool.passes.transforms.linear import LinearTranspose, Vjp
 
 PARAMS = {"w": jnp.full((3, 4), 0.1), "b": jnp.ones(4)}
 X = jnp.ones((2, 3))
@@ -267,3 +267,15 @@ def test_a_program_that_is_not_linear_has_no_transpose():
 def test_a_while_loop_has_no_reverse_mode():
     with pytest.raises(UnsupportedError, match=r"vjp of .* Reverse-mode"):
         trace(lambda x: jax.lax.while_loop(lambda c: c < 3, jnp.exp, x), 1.0).apply("vjp")
+
+
+def test_vjp_differentiates_the_arguments_of_argnums():
+    program = trace(lambda w, x, y: jnp.sin(x @ w).sum() * y, jnp.ones((3, 2)), jnp.ones(3), 2.0)
+    _, pull = jax.vjp(program, jnp.ones((3, 2)), jnp.ones(3), 2.0)
+    for argnums, expected in [(0, pull(1.0)[0]), ((2, 0), pull(1.0)[::-2])]:
+        halves = Vjp(argnums=argnums)(program)
+        _, kept = halves["forward"](jnp.ones((3, 2)), jnp.ones(3), 2.0)
+        found = halves["backward"](kept, jnp.float32(1.0))
+        jax.tree.map(np.testing.assert_allclose, found, expected)
+    with pytest.raises(ArgumentsError, match="no positional argument 3 for argnums"):
+        Vjp(argnums=3)(program)

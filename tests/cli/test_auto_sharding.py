@@ -107,3 +107,10 @@ def test_the_warning_remains_after_passes(folder):
     with jax.set_mesh(explicit):
         typed = jax.device_put(jnp.ones(8), P("x"))
         assert left_to_partitioner(trace(lambda v: v * 2, typed)) == ("v", "result")
+
+
+@pytest.mark.parametrize("command", ["cost", "memory", "show"])
+def test_an_unreduced_argument_is_on_several_devices(cli, folder, command):
+    (folder / "twice.py").write_text("def twice(x):\n    return x + x\n")
+    found = cli(command, "twice.py:twice", "--args", "f32[64]{U:x}", "--mesh", "x=2")
+    assert found.code == 0, found.err

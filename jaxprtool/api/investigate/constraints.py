@@ -169,7 +169,8 @@ def _is_batched(eqn: JaxprEqn) -> bool:
 
 def _source_spec(eqn: JaxprEqn) -> str:
     """Return the spec of a constraint as text, without the dimensions that `vmap` adds."""
-    spec, free = getattr(eqn.params["sharding"], "spec", ()), eqn.params["unconstrained_dims"]
+    spec = getattr(eqn.params["sharding"], "spec", PartitionSpec()).partitions
+    free = eqn.params["unconstrained_dims"]
     added = free if _is_batched(eqn) else ()
     kept = (() if i in free else _without((), each) for i, each in enumerate(spec))
     return spec_text(tuple(entry for i, entry in enumerate(kept) if i not in added))

@@ -10,7 +10,7 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 import jax
-from jax.sharding import AxisType
+from jax.sharding import AxisType, PartitionSpec
 
 from jaxprtool.ir.core.equations import equations, named
 from jaxprtool.ir.programs.program import Program
@@ -81,6 +81,6 @@ def _is_sharded(aval: Any) -> bool:
     """Return True if a type states that its values are sharded over devices: `f32[8@x]`."""
     sharding = getattr(aval, "sharding", None)
     sizes = {} if sharding is None else sharding.mesh.shape
-    spec = () if sharding is None else sharding.spec
-    axes = (*jax.tree.leaves(tuple(spec)), *getattr(spec, "unreduced", ()))
+    spec = PartitionSpec() if sharding is None else sharding.spec
+    axes = (*jax.tree.leaves(spec.partitions), *spec.unreduced)
     return any(sizes.get(axis, 1) > 1 for axis in axes)

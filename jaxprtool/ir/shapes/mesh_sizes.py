@@ -225,7 +225,7 @@ class MeshChange(Substitution):
         sharding = placement.sharding if isinstance(placement, Format) else placement
         if not isinstance(sharding, NamedSharding) or sharding.mesh.empty:
             return
-        for size, entry in zip(aval.shape, sharding.spec, strict=False):
+        for size, entry in zip(aval.shape, sharding.spec.partitions, strict=False):
             if entry is None or entry is PartitionSpec.UNCONSTRAINED or not isinstance(size, int):
                 continue
             axes = entry if isinstance(entry, tuple) else (entry,)

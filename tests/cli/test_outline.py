@@ -48,7 +48,7 @@ MODEL = """
     @jaxprtool.example("f32[16]")
     def stepped(x):
         v = jnp.zeros_like(x)
-        for _ in range(12):
+        for _ in range(6):
             v = v - 0.1 * jnp.sin(x - jnp.roll(x, 1))
             x = x + 0.1 * v
         return (x**2).sum()

@@ -7,6 +7,7 @@ Every error a user can cause is a `JaxprToolError`; the command line prints its 
 """
 
 import os
+import re
 import sys
 from collections.abc import Iterable, Sequence
 from difflib import get_close_matches
@@ -147,9 +148,19 @@ def did_you_mean(name: str, candidates: Iterable[str], likeness: float = 0.6) ->
     return f"did you mean '{near[0]}'?" if near else None
 
 
+#: The end of a message of XLA: a link, and the places in XLA's own source.
+_SOURCE_TRACE = re.compile(
+    r"(?:\s*See https?://\S+[^\n]*)?\s*=== Source Location Trace:.*", re.DOTALL
+)
+#: An instruction of HLO in a sentence, after its name.
+_INSTRUCTION = re.compile(r"(%[\w.-]+) = .*?(?=\. [A-Z]|\.?$)")
+
+
 def described(error: BaseException) -> str:
     """Return an exception as the last line of its traceback: `ValueError: too many values`."""
-    text = " ".join(str(error).split())
+    text = " ".join(_SOURCE_TRACE.sub("", str(error)).split())
+    if "RESOURCE_EXHAUSTED" in text:  # the figures come after the whole instruction
+        text = _INSTRUCTION.sub(r"\1", text)
     # XLA repeats the message for each enclosing computation; the cause comes last.
     text = ": ".join(part for part, _ in groupby(text.split(": ")))
     text = text if len(text) <= 300 else text[:297] + "..."

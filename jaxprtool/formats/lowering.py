@@ -8,7 +8,8 @@ of their indices.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any
 
@@ -252,9 +253,16 @@ def reported(program: Program, done: str) -> Iterator[None]:
         if failure := failure_to_start(error):
             raise failure from error
         text = described(error)
-        found = (eqn for eqn in equations(top_jaxpr(program)) if _is_meant(eqn, text))
+        meant = _is_named_in(str(error)) or _is_meant
+        found = (eqn for eqn in equations(top_jaxpr(program)) if meant(eqn, text))
         where = next((f" because of {named(eqn)}" for eqn in found), "")
         raise UnsupportedError(f"{program.name} cannot be {done}{where}: {text}") from error
+
+
+def _is_named_in(error: str) -> Callable[[JaxprEqn, str], bool] | None:
+    """Return a test for the equations of an instruction in an error of XLA; None without one."""
+    found = re.search(r'op_name="[^"]*?([\w-]+)"', error)
+    return found and (lambda eqn, text: eqn.primitive.name == found[1])
 
 
 def _is_meant(eqn: JaxprEqn, text: str) -> bool:

@@ -116,9 +116,17 @@ def test_programs_without_lines_are_a_one_line_error(cli):
 
 def test_missing_or_changed_files_are_reported(cli, folder):
     assert cli("emit", *LOSS[1:], "-o", "loss.jaxpr").code == 0
-    found = cli("source", "loss.jaxpr").out
-    assert "kept.py (source unavailable)" in found and "94.6%" in found
-    assert "jnp.sin" not in found
+    assert "jnp.sin" in cli("source", "loss.jaxpr").out
+    path = folder / "kept.py"
+    text = path.read_text()
+    path.write_text("# a comment\n" + text)
+    changed = cli("source", "loss.jaxpr")
+    assert "kept.py (source has changed since it was recorded: record it again)" in changed.out
+    assert "94.6%" in changed.out and "jnp.sin" not in changed.out
+    assert "note: kept.py has changed since it was recorded" in changed.err
+    path.rename(folder / "gone.py")
+    assert "jnp.sin" not in cli("source", "loss.jaxpr").out
+    path.write_text(text)
     cli("emit", *LOSS[1:], "-o", "bare.jaxpr", "--no-source")
     assert "come from no known line of your files" in cli("source", "bare.jaxpr").err
 

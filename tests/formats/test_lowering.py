@@ -14,7 +14,7 @@ from jax.extend.mlir.dialects import stablehlo
 from jaxlib import xla_client
 
 from jaxprtool import nest, sow, trace, variable
-from jaxprtool.errors import BackendError, UnsupportedError
+from jaxprtool.errors import BackendError, UnsupportedError, described
 from jaxprtool.formats import lowering
 from jaxprtool.loading.example import Static
 from tests.programs import harness_programs, sample_programs
@@ -345,3 +345,13 @@ def test_some_of_jaxs_programs_are_lowered():
 
 
 SWEEP = [Part("lowering: harnesses", Harnesses(), prove)]
+
+
+def test_the_figures_of_an_error_out_of_memory_are_not_cut():
+    instruction = "%f.1 = bf16[4096,4096]{1,0} custom-call(%x), config={" + "a" * 500 + "}"
+    figures = "Scoped allocation with size 48.00M and limit 16.00M exceeded it by 32.00M."
+    message = f"RESOURCE_EXHAUSTED: E1001:\nRan out of memory for {instruction}. {figures}"
+    trace = "\nSee https://openxla.org/e for more.\n=== Source Location Trace: ===\nfile.cc:1\n"
+    assert described(RuntimeError(message + trace)) == (
+        f"RuntimeError: RESOURCE_EXHAUSTED: E1001: Ran out of memory for %f.1. {figures}"
+    )

@@ -22,6 +22,7 @@ from jaxprtool.errors import (
     OutOfMemoryError,
     UnsupportedError,
     UserFunctionError,
+    described,
 )
 from jaxprtool.execute.running import backends
 from jaxprtool.execute.running.arguments import fitting, flat_arguments, require_runnable
@@ -422,5 +423,7 @@ def devices_of(outs: Sequence[object], device: jax.Device | None) -> tuple[jax.D
 
 
 def _one_line(error: BaseException) -> str:
+    if "RESOURCE_EXHAUSTED" in str(error):
+        return described(error)
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
     return lines[0] if lines else type(error).__name__

@@ -19,6 +19,8 @@ _changed: set[str] = set()
 _found: dict[str, str] = {}
 #: The digest that a program from a file has of each file; "" if two programs differ in it.
 _digests: dict[str, str] = {}
+#: The path of each name in the programs that were read last.
+_paths: dict[str, str] = {}
 #: The changed files of which text was wanted.
 _withheld: dict[str, None] = {}
 
@@ -71,15 +73,21 @@ def check(name: str, file: str, known: str) -> bool:
         file: Its path.
         known: Its digest at that time; "" if it had already changed then.
     """
+    path = os.path.abspath(file)
+    if _paths.setdefault(name, path) != path:  # of another folder
+        _paths[name] = path
+        _changed.discard(name)
+        for table in (_found, _digests, _withheld):
+            table.pop(name, None)
     if not os.path.isabs(name):
         same = _digests.setdefault(name, known) == known
         _digests[name] = known if same else ""
     if not os.path.isfile(file):
         return False
-    if not known or digest(os.path.abspath(file)) != known:
+    if not known or digest(path) != known:
         _changed.add(name)
         return False
-    _found[name] = os.path.abspath(file)
+    _found[name] = path
     return name not in _changed
 
 

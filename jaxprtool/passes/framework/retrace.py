@@ -6,8 +6,8 @@ operations, from the same source locations, as if they ran the user's own functi
 
 from __future__ import annotations
 
-import os
 import re
+import traceback
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -30,7 +30,9 @@ from jaxprtool.ir.core.equations import equations, named
 from jaxprtool.ir.programs.program import Program
 from jaxprtool.ir.programs.state import Changed
 from jaxprtool.ir.rewriting.closed_over import holds_ended_tracer, refused, with_closed_over
-from jaxprtool.jaxcompat import Aval, ClosedJaxpr
+from jaxprtool.ir.source.frames import frames_now
+from jaxprtool.jaxcompat import Aval, ClosedJaxpr, JaxprEqn
+from jaxprtool.jaxcompat.source_locations import UserFrame
 from jaxprtool.passes.framework.base import Pass
 
 #: The maximum number of characters of JAX's error message that are shown.
@@ -153,14 +155,38 @@ def reported(program: Program, transform: str, hint: str | None = None) -> Itera
     except Exception as error:  # JAX's rules raise many types, and a user's rules any
         if user_frames(error):
             raise UserFunctionError(f"{transform} of {program.name}: {described(error)}") from error
-        message = f"{transform} of {program.name}{_place(error)}: {_reason(error)}"
+        kernel = _kernel(program, error)
+        if kernel is not None:
+            raise UnsupportedError(
+                f"{transform} of {program.name}: JAX has no rule for the kernel of the "
+                f"{named(kernel)}",
+                "give the function that calls the kernel its derivative with `jax.custom_vjp`",
+            ) from error
+        message = f"{transform} of {program.name}{_place(program, error)}: {_reason(error)}"
         raise UnsupportedError(message, hint) from error
 
 
-def _place(error: Exception) -> str:
+def _kernel(program: Program, error: Exception) -> JaxprEqn | None:
+    """Return the kernel that one of JAX's rules for kernels could not transform, or None."""
+    modules = {
+        frame.f_globals.get("__name__", "") for frame, _ in traceback.walk_tb(error.__traceback__)
+    }
+    if not any(name.startswith("jax._src.pallas.") for name in modules):
+        return None
+    eqns = equations(jaxcompat.open_jaxpr(program.jaxpr))
+    return next((eqn for eqn in eqns if eqn.primitive.name == "pallas_call"), None)
+
+
+def _place(program: Program, error: Exception) -> str:
     """Return the source line of the equation at fault: JAX attaches its traceback to the error."""
     frames = [] if error.__cause__ is None else user_frames(error.__cause__)  # type: ignore[arg-type]
-    return f" at {os.path.basename(frames[-1].filename)}:{frames[-1].lineno}" if frames else ""
+    found = [
+        UserFrame(frame.filename, frame.lineno or 0, frame.name, 0, 0, 0)
+        for frame in reversed(frames)
+    ]
+    shown = frames_now(program.roots)
+    text = shown.location_text(shown.location_in(found))
+    return f" at {text}" if text else ""
 
 
 def _reason(error: Exception) -> str:

@@ -213,6 +213,11 @@ def _values(named: Sequence[NamedValue], texts: Iterable[Markup]) -> list[Values
     return found
 
 
+#: Equations of deeper bodies are only counted: browsers do not nest elements any further, and
+#: Python does not nest the macros of the template.
+_DEEPEST = 48
+
+
 class _Builder:
     """Builds the rows of a program."""
 
@@ -240,6 +245,8 @@ class _Builder:
 
     def items(self, jaxpr: Jaxpr, before: str, depth: int = 0) -> list[Item]:
         """Return the rows of the equations of a jaxpr, with their scopes around them."""
+        if depth > _DEEPEST:
+            return [Skipped(self._selection.count(jaxpr))]
         rows: list[Row | Skipped] = []
         last, rest = None, 0
         paths = self._scopes.paths(jaxpr)

@@ -69,6 +69,12 @@ def test_what_only_looks_works_and_what_rebuilds_names_the_equation_and_its_line
             use()
 
 
+def test_the_gradient_of_a_kernel_names_it_and_custom_vjp():
+    with pytest.raises(UnsupportedError, match="kernel of the pallas_call at ") as caught:
+        trace(scaled(2.0, interpret=True), X).apply("grad")
+    assert "jax.custom_vjp" in caught.value.hint
+
+
 def test_kernels_are_compared_by_their_fields_and_bodies():
     same, other = (again(trace(scaled(2.0), X)) for _ in range(2))
     assert jaxprtool.equivalent(same, other)
@@ -130,6 +136,9 @@ def test_a_primitive_that_a_reader_lacks_is_opaque_in_a_recorded_program():
     with pytest.raises(UnsupportedError, match="thrice at ") as caught:
         unknown(X)
     assert caught.value.hint == f"--plugin {__name__} imports the primitive"
+    with pytest.raises(UnsupportedError, match="thrice at ") as caught:
+        jaxprtool.to_python(program)
+    assert "--plugin" in caught.value.hint
     with pytest.raises(jaxprtool.errors.ProgramFileError, match="unknown primitive") as caught:
         parse(text(program), "p.jaxpr")
     assert caught.value.hint == f"--plugin {__name__} imports the primitive"

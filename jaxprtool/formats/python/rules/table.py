@@ -19,6 +19,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any, TypeAlias
 
+from jaxprtool import jaxcompat
 from jaxprtool.errors import UnsupportedError
 from jaxprtool.formats.python.expressions import Proposal, Slot
 from jaxprtool.ir.basics.plugins import missing_plugin
@@ -41,7 +42,11 @@ def proposals(eqn: JaxprEqn, *operands: Slot) -> Iterable[Proposal]:
 def unsupported(eqn: JaxprEqn, why: str) -> UnsupportedError:
     """Return the error for an equation that cannot be written as Python."""
     message = f"{named(eqn)} cannot be written as Python: {why}"
-    return UnsupportedError(message, missing_plugin(eqn.primitive.name))
+    name, module = eqn.primitive.name, jaxcompat.defining_module(eqn.primitive)
+    hint = missing_plugin(name)
+    if hint is None and module is not None and not module.startswith("jax."):
+        hint = f"add a rule with @rule('python', {name!r}) to a module, and --plugin MODULE"
+    return UnsupportedError(message, hint)
 
 
 def options(params: Mapping[str, Any], **defaults: object) -> dict[str, Any]:

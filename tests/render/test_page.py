@@ -346,3 +346,12 @@ def test_additions_of_a_pass_are_marked():
     text = page(states_of("jvp"), SHOWN, stats, work_by_equation)
     assert re.search(r'class="added"><code><ins title="added">\+</ins>', text)
     assert "equations added by jvp" in text
+
+
+def test_bodies_nested_deeper_than_a_browser_shows_are_counted():
+    function = jnp.sin
+    for _ in range(90):
+        function = jax.jit(lambda x, inner=function: inner(x) * 2)
+    program = jaxprtool.trace(function, X)
+    text = page([State({program.name: program})], SHOWN, stats, work_by_equation)
+    assert "equations</p>" in text and text.count('class="inside"') < 60

@@ -45,6 +45,7 @@ KEYLESS = frozenset(
     {
         "brax_pendulum",
         "diffrax_gradient",
+        "dynamax_em",
         "dynamiqs_cavity",
         "e3nn_harmonics",
         "exponax_burgers",
@@ -66,6 +67,7 @@ KEYLESS = frozenset(
         "penzai_mlp",
         "plain_gpt",
         "pyhf_fit",
+        "qwix_qat",
         "s5_layer",
         "tinygp_fit",
         "tokamax_attention",

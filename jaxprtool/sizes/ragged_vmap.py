@@ -218,8 +218,8 @@ def _same_lengths(first: Ragged, second: Ragged) -> bool:
     """Return False if two batches are known to have different lengths."""
     if jnp.shape(first.lengths) != jnp.shape(second.lengths) or _rows(first) != _rows(second):
         return False
-    lengths = known_array(first.lengths), known_array(second.lengths)
-    return lengths[0] is None or lengths[1] is None or np.array_equal(*lengths)
+    one, other = known_array(first.lengths), known_array(second.lengths)
+    return one is None or other is None or np.array_equal(one, other)
 
 
 def _rows(ragged: Ragged) -> int:

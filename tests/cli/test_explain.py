@@ -178,7 +178,7 @@ def test_unknown_names_are_reported(cli):
 def test_a_primitive_is_explained_by_its_traits_and_rules(cli):
     result = cli("explain", "dot_general")
     assert result.code == 0 and "Costs far more than reading its result." in result.out
-    assert "  cost, jaxpr, mask, python, ragged" in result.out.splitlines()
+    assert "  cost, jaxpr, mask, memory, python, ragged" in result.out.splitlines()
     explained = json.loads(cli("explain", "max", "--json").out)
     assert {"name": "broadcasts", "value": "True"}.items() <= explained["traits"][2].items()
     assert {rule["pattern"] for rule in explained["rules"]} == {"max(x, C)", "max(x, x)"}

@@ -423,7 +423,7 @@ def devices_of(outs: Sequence[object], device: jax.Device | None) -> tuple[jax.D
 
 
 def _one_line(error: BaseException) -> str:
-    if "RESOURCE_EXHAUSTED" in str(error):
-        return described(error)
+    if "RESOURCE_EXHAUSTED" in str(error):  # the figures are not in the first line
+        return described(error).removeprefix(f"{type(error).__name__}: ")
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
     return lines[0] if lines else type(error).__name__

@@ -29,12 +29,11 @@ def ways(fun, text, *shapes):
 
 def test_passes_are_tried_before_and_after_transformations():
     shapes = (4, 4), (20, 4)
-    assert ways(loss, "grad", *shapes) == ["grad", "roll, grad", "grad, roll"]
+    first, *others = ways(loss, "grad", *shapes)  # the others take about the same time
+    assert first == "grad" and set(others) == {"roll, grad", "grad, roll"}
     assert ways(loss, "", *shapes) == ["", "roll"]
-    assert ways(loss, "cse, grad, dce", *shapes)[1:] == [
-        "roll, cse, grad, dce",
-        "cse, grad, dce, roll",
-    ]
+    others = ways(loss, "cse, grad, dce", *shapes)[1:]
+    assert set(others) == {"roll, cse, grad, dce", "cse, grad, dce, roll"}
     assert ways(jax.grad(loss), "", *shapes) == ["", "roll"]
 
 

@@ -239,8 +239,8 @@ def test_an_unrolled_recurrence_is_reported_with_the_passes_that_roll_it(cli):
     assert "no repetition" not in out
     assert re.search(r"^recurrence +19 +5 +\d\d\.\d% +model\.py:19$", out, re.MULTILINE)
     rows = [re.split("  +", line)[0] for line in out.splitlines()]
-    assert rows.index("grad") < rows.index("roll, grad") < rows.index("grad, roll")
-    pattern = r'-p "roll, grad" compiles about \d\.\d times faster, as estimated'
+    assert rows.index("grad") < min(rows.index("roll, grad"), rows.index("grad, roll"))
+    pattern = r'-p "(roll, grad|grad, roll)" compiles about \d\.\d times faster, as estimated'
     assert re.fullmatch(pattern, out.splitlines()[-1])
 
 

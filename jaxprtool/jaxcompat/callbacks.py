@@ -64,7 +64,7 @@ def numbered_errors(eqn: JaxprEqn, operands: Sequence[Any]) -> list[Any]:
 
     JAX 0.10 numbers all errors of the process, so that each trace has other numbers.
     """
-    if eqn.primitive is not checkify.check_p or checked_errors(eqn) is None:
+    if "err_tree" not in eqn.params or checked_errors(eqn) is None:
         return list(operands)
     error = jax.tree.unflatten(eqn.params["err_tree"], operands)
     codes = jax.tree.map(lambda code: np.searchsorted(sorted(error._metadata), code), error._code)

@@ -164,7 +164,7 @@ class OpaqueDType(dtypes.ExtendedDType):
     name: str
     physical: Aval
 
-    type = dtypes.extended
+    type = jax.dtypes.extended
 
     @property
     def _rules(self) -> Any:  # JAX asks for the rules by this name

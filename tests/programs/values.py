@@ -8,10 +8,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from jaxprtool.execute.running import arrays
 from jaxprtool.execute.running.arrays import (
     Comparison,
     Difference,
-    bits_agree,
     difference,
     value_difference,
     values_agree,
@@ -64,17 +64,24 @@ def on_host(x: Any) -> Any:
     return x if jnp.issubdtype(dtype, jax.dtypes.extended) else np.asarray(x, dtype)
 
 
-def flushed_bits_agree(a: np.ndarray, b: np.ndarray) -> np.ndarray:
+def bits_agree(a: np.ndarray, b: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Return where the bits are equal, as a `Comparison` that tolerates no error."""
+    return arrays.bits_agree(a, b), np.zeros(a.shape)
+
+
+def flushed_bits_agree(a: np.ndarray, b: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """Return where the bits are equal after subnormal numbers are flushed to zero.
 
     The CPU flushes them in arithmetic, but not in moves.
     """
-    if np.iscomplexobj(a):
-        return flushed_bits_agree(a.real, b.real) & flushed_bits_agree(a.imag, b.imag)
     return bits_agree(_flushed(a), _flushed(b))
 
 
 def _flushed(x: np.ndarray) -> np.ndarray:
+    if np.iscomplexobj(x):
+        flushed = np.empty_like(x)
+        flushed.real, flushed.imag = _flushed(x.real), _flushed(x.imag)
+        return flushed
     if not jnp.issubdtype(x.dtype, jnp.floating):
         return x
     return np.where(np.abs(x) < jnp.finfo(x.dtype).tiny, np.copysign(np.zeros_like(x), x), x)

@@ -34,6 +34,7 @@ from jaxprtool.ir.programs.auto_sharding import left_to_partitioner
 from jaxprtool.ir.programs.donation import UnusedDonation, donations
 from jaxprtool.ir.programs.program import Program
 from jaxprtool.ir.programs.program_signature import NamedValue, ProgramSignature, program_signature
+from jaxprtool.ir.rewriting.array_literals import as_constants
 from jaxprtool.ir.rewriting.expansions import expanded
 from jaxprtool.ir.shapes.symbols import symbols_of
 from jaxprtool.ir.source.frames import Frames, frames_now
@@ -138,7 +139,7 @@ def _size(values: Sequence[NamedValue]) -> int:
 
 def _constants(program: Program | AnyJaxpr, about: ProgramSignature) -> list[NamedValue]:
     """Return the different constants of a program and of its bodies: XLA keeps equal ones once."""
-    whole = program.jaxpr if isinstance(program, Program) else program
+    whole = program.jaxpr if isinstance(program, Program) else as_constants(program)
     held = (body for eqn in equations(about.jaxpr) for _, body in sub_jaxprs(eqn))
     found = dict[object, NamedValue]()
     for jaxpr in chain((whole,), held):

@@ -42,7 +42,8 @@ class FiniteCheck:
             value = value[...]
         if not jnp.issubdtype(value.dtype, jnp.inexact):
             return None
-        with jax.ensure_compile_time_eval():  # also while JAX traces a function around this
+        # Also while JAX traces a function around this.
+        with unchecked(), jax.ensure_compile_time_eval():
             if self.nans and bool(jnp.isnan(value).any()):
                 return "a NaN"
             return "an infinity" if self.infs and bool(jnp.isinf(value).any()) else None

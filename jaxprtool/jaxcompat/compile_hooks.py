@@ -24,6 +24,7 @@ from jax._src.lib import xla_client
 
 from jaxprtool.jaxcompat import jitted, observed_jit
 from jaxprtool.jaxcompat.aliases import AnyJaxpr
+from jaxprtool.jaxcompat.jaxprs import open_jaxpr
 from jaxprtool.jaxcompat.observed_jit import Around, ObservedJit
 
 
@@ -60,6 +61,28 @@ class JitCall:
     trace_cpu: float
 
 
+@dataclass(frozen=True)
+class TransformedCall:
+    """A call of a function under `jax.jit` whose arguments are traced outside of `jit`.
+
+    Attributes:
+        fun: The function that was given to `jax.jit`.
+        statics: The static arguments by name.
+        source: The name and place of its function in JAX's debug information, which the jaxprs that
+            JAX makes of it have too.
+        start: When tracing began, by `time.time`.
+        trace_seconds: The time of tracing; 0 if JAX had the jaxpr.
+        trace_cpu: The CPU time of tracing.
+    """
+
+    fun: Any
+    statics: dict[str, Any]
+    source: str
+    start: float
+    trace_seconds: float
+    trace_cpu: float
+
+
 @dataclass(eq=False)
 class Lowering:
     """A jaxpr that JAX lowers.
@@ -72,6 +95,8 @@ class Lowering:
         options: The compiler options of `jax.jit`, as pairs.
         call: The call that it is lowered for, with its arguments; None if it is not a call of
             `jit`'s own, as under `jax.grad`.
+        origin: The call of `jit` that JAX transforms, if the jaxpr is made of it by `jax.vmap` or
+            `jax.grad` outside of `jit`, while the call runs; else None.
         described: The observer's description of the call, if it was given before the lowering.
         start: When lowering began, by `time.time`.
         seconds: The time of lowering.
@@ -86,6 +111,7 @@ class Lowering:
     donated: tuple[bool, ...]
     options: tuple[tuple[str, Any], ...]
     call: JitCall | None
+    origin: TransformedCall | None
     described: Any
     start: float
     seconds: float = 0.0
@@ -208,13 +234,15 @@ def trace_settings() -> dict[str, Any]:
 class _Leaves(list[Any]):
     """The flat arguments of a call, which JAX keeps as long as the call lasts, and the call."""
 
-    call: JitCall
+    call: JitCall | None = None
+    origin: TransformedCall | None = None
 
 
 class _State(threading.local):
     """What happens in a thread at the moment."""
 
     leaves: weakref.ref[_Leaves] | None = None
+    is_tracing: bool = False
     hits: int = 0
     waits: int = 0
 
@@ -287,26 +315,37 @@ class _Hooks:
     def _infer_params(self, original: Callable[..., Any]) -> Callable[..., Any]:
         @wraps(original)
         def infer_params(fun: Any, info: Any, args: Any, kwargs: Any) -> Any:
-            if not core.trace_ctx.is_top_level():
-                return original(fun, info, args, kwargs)
+            is_transformed = not core.trace_ctx.is_top_level()
+            around = self.state.is_tracing
+            if is_transformed and around:
+                return original(fun, info, args, kwargs)  # a part of another function's program
             begun = None
-            if not is_operation(fun):
+            if not (is_transformed or is_operation(fun)):
                 name = getattr(fun, "__name__", type(fun).__name__)
                 begun = self.tell(self.observer.begins, "tracing", name)
             start, cpu, clock = time.time(), time.process_time(), time.perf_counter()
+            self.state.is_tracing = True
             try:
                 params, flat = original(fun, info, args, kwargs)
             finally:
+                self.state.is_tracing = around
                 if begun is not None:
                     self.tell(self.observer.traced, begun)
             seconds, cpu = time.perf_counter() - clock, time.process_time() - cpu
             jaxpr = params.params["jaxpr"]
             is_new = jaxpr not in self.traced
             self.traced.add(jaxpr)
+            times = (seconds, cpu) if is_new else (0.0, 0.0)
+            statics = jitted.static_values(info, args, kwargs)
+            if is_transformed:
+                leaves, source = _Leaves(flat), open_jaxpr(jaxpr).debug_info.func_src_info
+                leaves.origin = TransformedCall(fun, statics, source, start, *times)
+                self.state.leaves = weakref.ref(leaves)
+                return params, leaves
             call = JitCall(
                 fun,
                 info,
-                jitted.static_values(info, args, kwargs),
+                statics,
                 flat[len(params.consts) :],
                 params.in_avals,
                 jitted.options_of(params.params, len(params.consts)),
@@ -314,8 +353,7 @@ class _Hooks:
                 params.out_tree,
                 tuple(params.arg_names),
                 start,
-                seconds if is_new else 0.0,
-                cpu if is_new else 0.0,
+                *times,
             )
             if sys._getframe(1).f_code.co_name != "cache_miss":  # `jit(f).trace(...)`
                 about = self.tell(self.observer.describe, call)
@@ -344,7 +382,9 @@ class _Hooks:
             **options: Any,
         ) -> Any:
             leaves = None if self.state.leaves is None else self.state.leaves()
-            call, about = (None if leaves is None else leaves.call), None
+            call, about, origin = (None if leaves is None else leaves.call), None, None
+            if leaves is not None and _is_made_of(jaxpr, leaves.origin):
+                origin, leaves.origin = leaves.origin, None
             if call is None and jaxpr in self.described:
                 call, about = self.described[jaxpr]
             if call is not None and len(call.arg_names) != len(jaxpr.in_avals):
@@ -356,6 +396,7 @@ class _Hooks:
                 tuple(donated),
                 tuple(options["compiler_options_kvs"]),
                 call,
+                origin,
                 about,
                 time.time(),
             )
@@ -455,3 +496,8 @@ class _Hooks:
     def _waited(self, array: Any, clock: float) -> None:
         self.state.waits += 1
         self.tell(self.observer.waited, array, time.perf_counter() - clock)
+
+
+def _is_made_of(jaxpr: Any, call: TransformedCall | None) -> bool:
+    """Return True if a jaxpr has the function of a call, by JAX's debug information."""
+    return call is not None and call.source == open_jaxpr(jaxpr).debug_info.func_src_info

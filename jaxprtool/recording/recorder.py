@@ -81,6 +81,7 @@ class Recorder:
         self._jits: dict[int, tuple[int, Site, int]] = {}
         self._made: Counter[Line] = Counter()
         self._names: dict[str, str] = {}
+        self._origins: dict[str, set[Line]] = {}
         self._loops: Counter[str] = Counter()
         self._compilations: Counter[str] = Counter()
         self._cleared = 0
@@ -170,14 +171,14 @@ class Recorder:
     def lowered(self, lowering: Lowering) -> _Written:
         site = self._sites.here()
         number = self._number() if lowering.begun is None else lowering.begun.number
-        begun = lowering.start
+        traced = lowering.call or lowering.origin
         event = {
             "event": "lowered",
             "id": number,
-            "start": begun if lowering.call is None else lowering.call.start,
-            "trace": 0.0 if lowering.call is None else lowering.call.trace_seconds,
+            "start": lowering.start if traced is None else traced.start,
+            "trace": 0.0 if traced is None else traced.trace_seconds,
             "lower": lowering.seconds,
-            "cpu": lowering.cpu + (0.0 if lowering.call is None else lowering.call.trace_cpu),
+            "cpu": lowering.cpu + (0.0 if traced is None else traced.trace_cpu),
             "user": site.user,
             "library": site.library,
         }
@@ -272,14 +273,29 @@ class Recorder:
     def _function(self, lowering: Lowering) -> _Function:
         """Return the function that is lowered: the user's, inside the wrappers of libraries."""
         if lowering.call is None:
-            info = open_jaxpr(lowering.jaxpr).debug_info
-            line = _defined(info)
+            line = self._origin(lowering)
             return _Function(lowering.name, line, f"{line} {lowering.name}")
         if is_operation(lowering.call.fun):
             info = _body(lowering).debug_info if _is_loop(lowering) else None
             line = Line("", 0) if info is None else _defined(info)
             return _Function(lowering.name, line, f"{line} {lowering.name}")
         return self._described(lowering.call.fun, lowering.call.statics)
+
+    def _origin(self, lowering: Lowering) -> Line:
+        """Return the line of the user's function that JAX has transformed.
+
+        JAX names the function that was given to `jax.jit`, which may be a library's. Of a backward
+        pass, which JAX lowers when the call has ended, the user's is that of the forward pass.
+        """
+        info, call = open_jaxpr(lowering.jaxpr).debug_info, lowering.origin
+        if call is None:
+            lines = self._origins.get(info.func_src_info, set())
+            return next(iter(lines)) if len(lines) == 1 else _defined(info)
+        line = self._described(call.fun, call.statics).line
+        if not line.file:
+            line = _defined(info)
+        self._origins.setdefault(info.func_src_info, set()).add(line)
+        return line
 
     def _described(self, fun: Any, statics: Mapping[str, Any]) -> _Function:
         about = describe.call(fun, None, (), statics, self._numbers).function

@@ -74,6 +74,26 @@ def test_equinox_modules_have_the_users_names(tmp_path):
     assert functions["evaluate"].calls.count == 3
 
 
+def test_functions_of_equinox_that_are_transformed_have_the_users_lines(tmp_path):
+    eqx = pytest.importorskip("equinox")
+
+    @eqx.filter_jit
+    def sample(x):
+        return x * 2.0
+
+    @eqx.filter_jit
+    def loss(x):
+        return jax.numpy.sin(x)
+
+    with record(tmp_path / "run") as recording:
+        jax.vmap(sample)(np.ones(3, np.float32))
+        jax.grad(loss)(1.0)
+    found = {each.name: each for each in recording.run.functions}
+    assert found["sample"].line.endswith(f":{sample.__wrapped__.__code__.co_firstlineno}")
+    assert found["loss"].line.endswith(f":{loss.__wrapped__.__code__.co_firstlineno}")
+    assert len(found["loss"].compilations) == 2  # the forward pass and the backward pass
+
+
 @pytest.mark.models
 def test_modules_updated_by_nnx_jit_have_their_outer_names(tmp_path):
     nnx = pytest.importorskip("flax.nnx")

@@ -320,6 +320,41 @@ def test_a_counted_function_can_be_used_like_any_other(run):
     assert double(4.0) == 8.0  # after the block
 
 
+def test_a_transformed_function_behind_a_wrapper_has_the_users_line_and_its_time_of_tracing(run):
+    def jitted_by_a_package(fun):
+        return jax.jit(Shared(fun))
+
+    class Shared:  # JAX's debug information has one place for all of these: the class
+        def __init__(self, fun):
+            self.__wrapped__ = fun
+
+        def __call__(self, x):
+            return self.__wrapped__(x)
+
+    @jitted_by_a_package  # the batched function
+    def batched(x):
+        return jnp.sin(x) * 2.0
+
+    @jitted_by_a_package  # the differentiated function
+    def differentiated(x):
+        return jnp.sin(x) * 3.0
+
+    with run() as recording:
+        jax.vmap(batched)(jnp.ones(3))
+        jax.vmap(batched)(jnp.ones(3))
+        jax.grad(differentiated)(1.0)
+        jax.jit(lambda x: jax.vmap(batched)(x))(jnp.ones(4))
+    lines = {each.line: each for each in recording.run.functions}
+    expected = {
+        here("# the batched"),
+        here("# the differentiated"),
+        here("jax.jit(lambda x: jax.vmap"),
+    }
+    assert set(lines) == expected
+    for function in lines.values():
+        assert function.compilations[0].trace_seconds > 0
+
+
 # --- the flight recorder --------------------------------------------------------------------------
 
 

@@ -38,7 +38,7 @@ def test_a_loop_with_a_new_body_is_compiled_again(tmp_path):
 
 def test_while_loops_and_branches_are_programs_and_operations_are_not(tmp_path):
     with record(tmp_path / "run") as recording:
-        x = jnp.ones(3) * 2
+        x = jnp.ones(1237) * 2  # a size whose operations no other test has compiled
         jax.lax.while_loop(lambda v: (v < 9).all(), lambda v: v + 1, x)
         jax.lax.cond(x.sum() > 0, lambda: 1.0, lambda: 2.0)
         found = recording.run

@@ -97,8 +97,10 @@ def reason(file: str) -> str:
 
 
 def withheld() -> list[str]:
-    """Return the reason for each file whose text was wanted and is not shown."""
-    return [
+    """Return the reason for each file whose text was wanted, and is not shown, since the last call."""
+    reasons = [
         f"{file} has changed since it was recorded, so its lines are not shown: record it again"
         for file in _withheld
     ]
+    _withheld.clear()
+    return reasons

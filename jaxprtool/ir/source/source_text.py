@@ -97,7 +97,7 @@ def reason(file: str) -> str:
 
 
 def withheld() -> list[str]:
-    """Return the reason for each file whose text was wanted, and is not shown, since the last call."""
+    """Return why each file has no text whose text was wanted since the last call."""
     reasons = [
         f"{file} has changed since it was recorded, so its lines are not shown: record it again"
         for file in _withheld

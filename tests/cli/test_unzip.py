@@ -329,7 +329,7 @@ MISTAKES = {
     ),
     "a key that is no key": (
         [*NET, "--key-args", "1"],
-        "argument 'x' of net is f32[8,3], which is",
+        "Variables do not cut dependence graph. x -> ",
     ),
     "a static key": (["unzip", "nets.py:several", "--key-args", "0"], "argument 0 is static"),
     "a tag of nothing": ([*NET, "--tag", "no"], "net sows nothing under the tag 'no'"),

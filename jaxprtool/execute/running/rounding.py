@@ -148,7 +148,8 @@ class Rounding:
         found = [np.zeros(np.shape(x)) for x in exact]
         for i in range(_RUNS):
             moved = self.wide.run(self._arguments, i + 1, **sizes)
-            assert moved is not None
+            if moved is None:
+                return None
             for error, a, b in zip(found, exact, moved, strict=True):
                 if _is_inexact(a):
                     with np.errstate(all="ignore"):

@@ -192,6 +192,7 @@ from jaxprtool.jaxcompat.opaque import (
     effects_of,
     is_opaque,
     opaque_primitive,
+    raised_by_pallas,
 )
 from jaxprtool.jaxcompat.printing import (
     add_printing_rule,

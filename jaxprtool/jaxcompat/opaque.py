@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import os
 import sys
+import traceback
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cache
@@ -214,3 +215,10 @@ def _modules(rule: Any) -> list[str]:
     functions = [getattr(rule, "func", None), *filter(callable, cells), rule]
     found = (getattr(function, "__module__", None) for function in functions)
     return [module for module in found if isinstance(module, str)]
+
+
+def raised_by_pallas(error: BaseException) -> bool:
+    """Return True if an exception passed through JAX's rules for kernels."""
+    frames = traceback.walk_tb(error.__traceback__)
+    modules = (frame.f_globals.get("__name__", "") for frame, _ in frames)
+    return any(name.startswith(_EXTENSIONS[0]) for name in modules)

@@ -7,7 +7,6 @@ operations, from the same source locations, as if they ran the user's own functi
 from __future__ import annotations
 
 import re
-import traceback
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -168,10 +167,7 @@ def reported(program: Program, transform: str, hint: str | None = None) -> Itera
 
 def _kernel(program: Program, error: Exception) -> JaxprEqn | None:
     """Return the kernel that one of JAX's rules for kernels could not transform, or None."""
-    modules = {
-        frame.f_globals.get("__name__", "") for frame, _ in traceback.walk_tb(error.__traceback__)
-    }
-    if not any(name.startswith("jax._src.pallas.") for name in modules):
+    if not jaxcompat.raised_by_pallas(error):
         return None
     eqns = equations(jaxcompat.open_jaxpr(program.jaxpr))
     return next((eqn for eqn in eqns if eqn.primitive.name == "pallas_call"), None)

@@ -53,6 +53,8 @@ _ARRAYS = (jax.ShapeDtypeStruct, jax.Array, np.ndarray, np.generic, bool, int, f
 
 _TYPES_HINT = "write types as a jaxpr prints them: f32[8,128], bf16[], i32[3], key<fry>[]"
 _ONE_STRING_HINT = "give one string per argument"
+#: The hints that give way to a more precise one.
+_REPLACEABLE_HINTS = (None, _TYPES_HINT, _ONE_STRING_HINT)
 
 
 def read_args(
@@ -180,8 +182,8 @@ def _dtypes_hinted(text: str) -> Iterator[None]:
     try:
         yield
     except ArgumentsError as error:
-        written = _with_dtypes(text)
-        if written and error.hint in (None, _TYPES_HINT, _ONE_STRING_HINT):
+        written = _with_dtypes(text) if len(text) <= expressions.MAX_LENGTH else None
+        if written and error.hint in _REPLACEABLE_HINTS:
             error.hint = f"write types as a jaxpr prints them: {written}"
         raise
 

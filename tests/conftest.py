@@ -1,12 +1,20 @@
-"""Configure JAX and hypothesis for tests: quiet, deterministic, on eight CPU devices.
+"""Configure JAX, hypothesis and pytest: quiet, deterministic, on eight CPU devices.
 
 JAX is configured without importing it where possible, so that tests of code that must not import it
 can run in the same process. Hence environment variables and not `jax.config`.
+
+`pytest` leaves out the proofs: what is tested on many programs, on all pages, or in processes of
+its own. A test is a proof if the name of its file has the word, if it tests the programs of proofs,
+if it asks for the fixture `processes`, or if it has the mark. `pytest --all` runs them too. A file
+that is named runs whole.
 """
 
 import gc
 import os
+import resource
 import sys
+import time
+from collections import Counter
 from importlib.metadata import version
 from pathlib import Path
 
@@ -45,11 +53,29 @@ settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "default"))
 
 
 #: Above this resident memory in bytes, JAX's caches are cleared. Below, tests reuse compilations of
-#: earlier tests.
-_MOST_MEMORY = 3 * 2**30
+#: earlier tests. Memory that is not returned to the system does not count again.
+_most_memory = 3 * 2**30
 
 #: The threshold of garbage collection: JAX's traces make many small objects, few of them in cycles.
 _THRESHOLD = (50_000, 20, 50)
+
+#: The most CPU seconds of a test that is no proof.
+_LIMIT = 2.0
+
+#: The CPU seconds of each test so far, in the process that reports, and whether it is a proof.
+_seconds: Counter[tuple[str, bool]] = Counter()
+#: The CPU seconds of this process at the last report.
+_before = 0.0
+
+
+def pytest_addoption(parser):
+    group = parser.getgroup("jaxprtool")
+    group.addoption("--all", action="store_true", help="run the proofs too")
+    group.addoption(
+        "--dearest",
+        action="store_true",
+        help=f"list the dearest tests, and fail if one without proofs takes {_LIMIT:g} CPU seconds",
+    )
 
 
 @pytest.hookimpl(wrapper=True)
@@ -64,14 +90,47 @@ def pytest_collection():
         gc.freeze()  # modules are permanent, so garbage collections can skip them
 
 
+def _has_proofs(path: Path) -> bool:
+    """Return True if the place of a file of tests says that they are proofs."""
+    folder = Path(__file__).parent
+    return "proof" in path.name or bool({folder / "programs", folder / "sweep"} & {*path.parents})
+
+
+def pytest_ignore_collect(collection_path, config):
+    is_left_out = collection_path.suffix == ".py" and _has_proofs(collection_path)
+    return True if is_left_out and not config.option.all else None
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(config, items):
+    """Mark the proofs, and leave them out."""
+    chosen, proofs = [], []
+    for item in items:
+        if _has_proofs(item.path) or "processes" in item.fixturenames:
+            item.add_marker("proof")
+        is_proof = item.get_closest_marker("proof") is not None
+        is_named = item.session.isinitpath(item.path)
+        (proofs if is_proof and not (config.option.all or is_named) else chosen).append(item)
+    if proofs:
+        config.hook.pytest_deselected(items=proofs)
+        items[:] = chosen
+
+
+@pytest.fixture
+def processes():
+    """Mark a test as a proof, since it starts processes that import JAX."""
+
+
 def pytest_runtest_teardown(item, nextitem):
     """Clear JAX's caches between two files if they have grown large."""
+    global _most_memory
     is_last = nextitem is None or nextitem.path != item.path
-    if is_last and "jax" in sys.modules and _resident_bytes() > _MOST_MEMORY:
+    if is_last and "jax" in sys.modules and _resident_bytes() > _most_memory:
         sys.modules["jax"].clear_caches()
         gc.unfreeze()
         gc.collect()
         gc.freeze()
+        _most_memory = max(_most_memory, _resident_bytes() + 2**30)
 
 
 def _resident_bytes() -> int:
@@ -79,3 +138,54 @@ def _resident_bytes() -> int:
         return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGESIZE")
     except OSError:  # not Linux
         return 0
+
+
+def _cpu_seconds() -> float:
+    """Return the CPU seconds of this process, and of its children that have ended."""
+    children = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return time.process_time() + children.ru_utime + children.ru_stime
+
+
+def pytest_runtest_logstart():
+    global _before
+    _before = _cpu_seconds()
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(item):
+    """Add to a report what its phase took, and whether the test is a proof."""
+    global _before
+    report = yield
+    now = _cpu_seconds()
+    report.cpu_seconds, _before = now - _before, now
+    report.is_proof = item.get_closest_marker("proof") is not None
+    return report
+
+
+def pytest_runtest_logreport(report):
+    if report.when != "teardown":  # which may clear the caches of all tests
+        _seconds[report.nodeid, report.is_proof] += report.cpu_seconds
+
+
+def _too_dear() -> list[str]:
+    """Return the tests that take too long for tests that are no proofs."""
+    return [name for (name, is_proof), s in _seconds.items() if s > _LIMIT and not is_proof]
+
+
+def pytest_sessionfinish(session):
+    if session.config.option.dearest and not session.exitstatus and _too_dear():
+        session.exitstatus = pytest.ExitCode.TESTS_FAILED
+
+
+def pytest_terminal_summary(terminalreporter, config):
+    if not config.option.dearest:
+        return
+    terminalreporter.section("dearest tests, in CPU seconds")
+    for (name, is_proof), seconds in _seconds.most_common(20):
+        terminalreporter.line(f"{seconds:6.2f}  {'proof' if is_proof else '     '}  {name}")
+    for name in _too_dear():
+        terminalreporter.line(
+            f"{name} takes more than {_LIMIT:g} CPU seconds: make it cheaper, or a proof"
+            " (CONTRIBUTING.md)",
+            red=True,
+        )

@@ -23,6 +23,17 @@ def share(items: Sequence[T]) -> Sequence[T]:
 
 
 def for_sweep_unless(chosen: Sequence[str], names: Iterable[str]) -> list[Any]:
-    """Return the names as parameters of a test. Names that are not chosen are marked `sweep`."""
-    sweep = pytest.mark.sweep
-    return [name if name in chosen else pytest.param(name, marks=sweep) for name in names]
+    """Return the names as parameters of a test. Names that are not chosen are marked `sweep`.
+
+    All chosen ones but the first are proofs.
+    """
+    first, *proofs = chosen
+    marks = {first: (), **dict.fromkeys(proofs, pytest.mark.proof)}
+    return [pytest.param(name, marks=marks.get(name, pytest.mark.sweep)) for name in names]
+
+
+def first_and_proofs(items: Iterable[Any]) -> list[Any]:
+    """Return the items as parameters of a test, tuples as several. All but the first are proofs."""
+    first, *others = (item if isinstance(item, tuple) else (item,) for item in items)
+    proofs = (pytest.param(*values, marks=pytest.mark.proof) for values in others)
+    return [pytest.param(*first), *proofs]

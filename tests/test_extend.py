@@ -115,6 +115,7 @@ def test_every_name_of_a_submodule_of_the_public_api_exists(name):
     assert [name for name in module.__all__ if not hasattr(module, name)] == []
 
 
+@pytest.mark.usefixtures("processes")
 def test_the_public_api_imports_only_what_all_extensions_need():
     code = "import sys, jaxprtool.extend; print(*sys.modules)"
     run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)

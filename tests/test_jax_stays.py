@@ -6,6 +6,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 ROOT = Path(__file__).parents[1]
 
 
@@ -23,6 +25,7 @@ def printed(code: str, **environment: str) -> list[str]:
     return json.loads(run.stdout.splitlines()[-1])
 
 
+@pytest.mark.usefixtures("processes")
 def test_importing_every_public_name_does_not_change_jax():
     code = """
 before, filled = jax_state(), caches()
@@ -81,6 +84,7 @@ COMMANDS = {
 }
 
 
+@pytest.mark.usefixtures("processes")
 def test_no_command_changes_jax(tmp_path):
     (tmp_path / "f.py").write_text(FUNCTIONS)
     code = f"""
@@ -103,6 +107,7 @@ print(json.dumps([outcomes]))
     assert outcomes == {name: [int(name in different), []] for name in COMMANDS}
 
 
+@pytest.mark.usefixtures("processes")
 def test_changes_are_detected():
     """Of a function, a row, the config, and a row that is added for a primitive of JAX."""
     code = """

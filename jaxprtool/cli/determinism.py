@@ -68,7 +68,7 @@ def determinism(
 
     [bold]Examples[/]
 
-      jaxprtool determinism samples/transformer.py:loss -p grad
+      jaxprtool determinism samples/rnn.py:loss -p grad
       jaxprtool determinism samples/rnn.py:loss --threads 1,2,16
       jaxprtool determinism samples/rnn.py:loss --xla-options default
     """

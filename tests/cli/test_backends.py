@@ -64,6 +64,7 @@ def failures(document):
     return [failure["name"] for failure in json.loads(document)["failures"]]
 
 
+@pytest.mark.usefixtures("processes")
 def test_a_platform_that_does_not_start_is_one_line():
     chosen = ["run m.py:f --backend gpu", "show m.py:random", "show on_import.py:f --args f32[3]"]
     found = outcomes(["cuda", "CPU"], [*chosen, "backends --json"])

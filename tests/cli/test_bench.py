@@ -60,6 +60,7 @@ def test_a_single_variant_is_named_by_its_passes(cli):
     assert variant["name"] == "-O1" and json.loads(found.out)["ratios"] == []
 
 
+@pytest.mark.usefixtures("processes")
 @needs("git")
 def test_a_git_revision_is_a_variant_traced_elsewhere(cli, folder):
     def git(*arguments):

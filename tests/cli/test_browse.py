@@ -87,6 +87,7 @@ class Terminal:
         return self.process.wait()
 
 
+@pytest.mark.usefixtures("processes")
 def test_the_terminal_is_restored_however_browse_ends(tmp_path):
     log, editor = tmp_path / "log", tmp_path / "editor"
     editor.write_text(f"#!/bin/sh\necho $@ > {log}; sleep 0.1; echo edited\n")

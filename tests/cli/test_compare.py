@@ -79,6 +79,7 @@ LAYERS = """
 """
 
 
+@pytest.mark.proof
 def test_many_equal_results_are_one_row_with_the_errors_of_the_worst(cli, folder):
     (folder / "layers.py").write_text(textwrap.dedent(LAYERS))
     lines = cli("compare", "layers.py:exact", "layers.py:rounded").out.splitlines()
@@ -101,6 +102,7 @@ BROKEN = """
 """
 
 
+@pytest.mark.proof
 def test_a_result_with_a_new_nan_has_a_row_of_its_own(cli, folder):
     (folder / "broken.py").write_text(textwrap.dedent(BROKEN))
     out = cli("compare", "broken.py:exact", "broken.py:broken").out

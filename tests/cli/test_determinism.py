@@ -46,6 +46,7 @@ def impure(folder):
     jaxprtool.write(jaxprtool.trace(jnp.sin, 1.0), folder / "pure.jaxpr")
 
 
+@pytest.mark.usefixtures("processes")
 def test_a_program_that_depends_on_the_order_of_a_set_differs_between_processes(cli):
     found = cli("determinism", "sets.py:in_any_order", "--threads", "")
     assert found.code == 1 and found.err == ""
@@ -56,6 +57,7 @@ def test_a_program_that_depends_on_the_order_of_a_set_differs_between_processes(
     assert max(map(len, lines)) <= 80
 
 
+@pytest.mark.usefixtures("processes")
 def test_a_callback_is_reported_with_its_line_as_a_risk(cli):
     found = cli("determinism", "counter.py:counter", "--threads", "1", "--json")
     document = json.loads(found.out)

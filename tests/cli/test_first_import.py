@@ -101,6 +101,7 @@ LINES = (
 )
 
 
+@pytest.mark.usefixtures("processes")
 @pytest.mark.parametrize("part", range(2))
 def test_backends_start_only_after_the_import(tmp_path, part):
     for name in ("first", "second"):

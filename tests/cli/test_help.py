@@ -105,6 +105,7 @@ def examples():
                 yield line.strip()
 
 
+@pytest.mark.proof
 @pytest.mark.parametrize("example", share(sorted(set(examples()))))
 def test_every_example_of_the_help_works(capfd, monkeypatch, tmp_path, example):
     monkeypatch.chdir(tmp_path)

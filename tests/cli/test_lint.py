@@ -1,9 +1,13 @@
 """`jaxprtool lint` prints findings by line, and exits with 1 if there are any."""
 
+import contextlib
 import json
+import shutil
 import textwrap
 
 import pytest
+
+from jaxprtool.cli.main import main
 
 FUNCTIONS = """
     import jax
@@ -133,20 +137,25 @@ RECORDED = """
 """
 
 
+@pytest.fixture(scope="module")
+def run_once(tmp_path_factory):
+    """Return the folder of the recorded script: recording starts a process."""
+    folder = tmp_path_factory.mktemp("recorded")
+    (folder / "script.py").write_text(textwrap.dedent(RECORDED))
+    with contextlib.chdir(folder):
+        assert main(["record", "-o", "run", "script.py"]) == 0
+    return folder
+
+
 @pytest.fixture
-def recorded(folder, cli):
-    """Record a script, and return the folder of the run."""
-
-    def recorded(text):
-        (folder / "script.py").write_text(textwrap.dedent(text))
-        assert cli("record", "-o", "run", "script.py").code == 0
-        return "run"
-
-    return recorded
+def recorded(run_once, folder):
+    """Return the folder of the run, in that of the test."""
+    shutil.copytree(run_once, folder, dirs_exist_ok=True)
+    return "run"
 
 
 def test_a_line_is_reported_once_in_all_programs_of_a_run_where_it_costs_most(run, recorded):
-    found = run(f"{recorded(RECORDED)}/", code=1).out.splitlines()
+    found = run(f"{recorded}/", code=1).out.splitlines()
     assert [line for line in found if not line.startswith(" ")] == [
         "script.py:5: JT701 the exponentials of a softmax or logsumexp overflow: no maximum is "
         "subtracted",
@@ -164,14 +173,15 @@ def test_a_line_is_reported_once_in_all_programs_of_a_run_where_it_costs_most(ru
     assert alone["programs"] == 1 and alone["findings"][0]["programs"] == ["best"]
 
 
-def test_a_run_without_readable_programs_is_an_error(run, recorded, folder):
-    recorded("import jax.numpy as jnp; jnp.ones(8) + 1")
+@pytest.mark.usefixtures("processes")
+def test_a_run_without_readable_programs_is_an_error(run, cli, folder):
+    (folder / "script.py").write_text("import jax.numpy as jnp; jnp.ones(8) + 1")
+    assert cli("record", "-o", "run", "script.py").code == 0
     empty = run("run", code=2)
     assert empty.err == "error: 'run' is a recorded run without programs: nothing was compiled\n"
 
 
 def test_unreadable_programs_are_noted_and_the_others_linted(run, recorded, folder):
-    recorded(RECORDED)
     (folder / "run/process-0/best@2.jaxpr").write_text("nothing")
     found = run("run", "--select", "JT403", code=1)
     assert "1,0" not in found.out and "in best, best@3" in found.out
@@ -179,7 +189,6 @@ def test_unreadable_programs_are_noted_and_the_others_linted(run, recorded, fold
 
 
 def test_passes_and_arguments_need_one_program_of_a_run(run, recorded):
-    recorded(RECORDED)
     for option in (("-p", "dce"), ("--args", "f32[8]"), ("--mesh", "x=2")):
         wrong = run("run", *option, code=2)
         assert wrong.err == (
@@ -192,7 +201,7 @@ def test_programs_by_name_are_linted_together(recorded):
     import jaxprtool
     from jaxprtool.api.record import Recording
 
-    found = jaxprtool.lint(Recording(recorded(RECORDED)).programs, select="JT4")
+    found = jaxprtool.lint(Recording(recorded).programs, select="JT4")
     assert [each.programs for each in found] == [("best", "best@2", "best@3")]
     assert found.name == "5 programs" and found.silenced == 1
 

@@ -7,6 +7,8 @@ import sys
 import numpy as np
 import pytest
 
+from tests.share import first_and_proofs
+
 MODULE = """
 import jax, jax.numpy as jnp, jaxprtool
 from functools import partial
@@ -95,6 +97,7 @@ def tool(there):
     return lambda *arguments, **more: there("-m", "jaxprtool", *arguments, **more)
 
 
+@pytest.mark.usefixtures("processes")
 @pytest.mark.parametrize(("target", "specs"), [("step", IN_SPECS), ("typed", ())])
 def test_a_file_written_on_eight_devices_returns_the_same_on_two(tool, folder, target, specs):
     tool("opt", f"model.py:{target}", *EIGHT, *specs, "-o", "eight.jaxpr")
@@ -110,11 +113,13 @@ def test_a_file_written_on_eight_devices_returns_the_same_on_two(tool, folder, t
     assert f"{target}: equivalent" in tool(*diff).stdout
 
 
+@pytest.mark.usefixtures("processes")
 def test_a_file_is_read_and_put_on_two_devices_from_python(there):
     there("-c", WRITER, JAX_NUM_CPU_DEVICES="8")
     there("-c", READER, JAX_NUM_CPU_DEVICES="2")
 
 
+@pytest.mark.usefixtures("processes")
 def test_too_few_devices_name_the_option_and_the_axes_of_the_file(tool, cli, folder):
     tool("opt", "model.py:typed", *EIGHT, "-o", "eight.jaxpr")
     result = tool("run", "eight.jaxpr", "--host-devices", "2", code=2)
@@ -152,7 +157,7 @@ def files(cli, folder):
     ],
     ids=" ".join,
 )
-@pytest.mark.parametrize("name", ["step", "typed"])
+@pytest.mark.parametrize("name", first_and_proofs(["step", "typed"]))
 def test_every_command_puts_a_file_on_the_mesh(cli, files, name, command):
     first, *options = command
     result = cli(first, f"{name}.jaxpr", "--mesh", "data=2", *options)

@@ -81,6 +81,7 @@ def shown(run="run"):
     return json.loads(asked("show", f"{run}/", "--json"))
 
 
+@pytest.mark.usefixtures("processes")
 def test_a_script_runs_as_without_record(folder):
     alone = subprocess.run(
         [sys.executable, "script.py", "--steps", "-x"], capture_output=True, text=True, input="in"
@@ -106,6 +107,7 @@ def test_a_script_runs_as_without_record(folder):
     assert "f32[4]" in asked("show", "run/step@2")
 
 
+@pytest.mark.usefixtures("processes")
 @pytest.mark.parametrize(
     ("how", "code", "ending"),
     [
@@ -123,6 +125,7 @@ def test_records_are_complete_however_the_script_ends(folder, how, code, ending)
     assert found["exit_code"] == code
 
 
+@pytest.mark.usefixtures("processes")
 def test_a_signal_reaches_the_script(folder):
     command = [sys.executable, "-m", "jaxprtool", "record", "script.py", "wait"]
     with subprocess.Popen(
@@ -137,6 +140,7 @@ def test_a_signal_reaches_the_script(folder):
     assert "killed by SIGTERM" in said
 
 
+@pytest.mark.usefixtures("processes")
 def test_processes_started_by_the_script_are_recorded_too(folder):
     done = jaxprtool("record", "pool.py")
     assert (done.returncode, done.stdout) == (0, "[2.0, 3.0]\n")
@@ -147,6 +151,7 @@ def test_processes_started_by_the_script_are_recorded_too(folder):
     asked("diff", "run/process-0/scaled", "run/process-1/scaled", code=1)
 
 
+@pytest.mark.usefixtures("processes")
 def test_any_command_that_starts_python_can_be_recorded(folder):
     Path("test_it.py").write_text(
         "import jax\ndef test_it():\n    assert jax.jit(lambda x: x + 1)(1.0) == 2.0\n"
@@ -158,6 +163,7 @@ def test_any_command_that_starts_python_can_be_recorded(folder):
     assert [each["name"] for each in shown()["functions"]] == ["lambda"]
 
 
+@pytest.mark.usefixtures("processes")
 def test_a_module_and_another_sitecustomize_can_be_recorded(folder):
     Path("package").mkdir()
     Path("package/train.py").write_text("import jax, marked; print(jax.jit(lambda x: x)(2.0))\n")
@@ -169,6 +175,7 @@ def test_a_module_and_another_sitecustomize_can_be_recorded(folder):
     assert [each["line"] for each in shown()["functions"]] == ["package/train.py:1"]
 
 
+@pytest.mark.usefixtures("processes")
 def test_a_script_without_jax_is_reported(folder):
     done = jaxprtool("record", "plain.py")
     assert (done.returncode, done.stdout) == (4, "plain\n")
@@ -196,6 +203,7 @@ def test_mistakes_are_one_line_errors(folder, words, message, hint):
     assert not Path("run").exists()
 
 
+@pytest.mark.usefixtures("processes")
 def test_a_run_is_kept_unless_it_is_to_be_replaced(folder):
     for path in ("run", "run-2"):
         assert jaxprtool("record", "plain.py").returncode == 4
@@ -206,6 +214,7 @@ def test_a_run_is_kept_unless_it_is_to_be_replaced(folder):
     assert jaxprtool("record", "-o", "run", "--overwrite", "plain.py").returncode == 4
 
 
+@pytest.mark.usefixtures("processes")
 def test_full_shows_every_reason(folder):
     Path("reasons.py").write_text(
         "import jax, numpy as np\n"
@@ -219,6 +228,7 @@ def test_full_shows_every_reason(folder):
     assert all(f"{name}: f32[1] → f32[2]" in shown for name in "abc")
 
 
+@pytest.mark.usefixtures("processes")
 def test_functions_to_keep_that_were_never_called_are_named(folder):
     done = jaxprtool("record", "--keep", "stp", "script.py", input="")
     assert done.returncode == 0
@@ -242,6 +252,7 @@ STEPS = """
 """
 
 
+@pytest.mark.usefixtures("processes")
 def test_steps_of_a_script_are_profiled_once_compiled(folder):
     Path("steps.py").write_text(textwrap.dedent(STEPS))
     done = jaxprtool("record", "--profile", "3", "steps.py")
@@ -252,6 +263,7 @@ def test_steps_of_a_script_are_profiled_once_compiled(folder):
     assert "compiling" not in {each["kind"] for each in found["own"]}
 
 
+@pytest.mark.usefixtures("processes")
 def test_a_script_without_steps_is_reported(folder):
     done = jaxprtool("record", "--profile", "3", "script.py", input="")
     assert done.returncode == 0 and "steps begin with a third call of a function" in done.stderr

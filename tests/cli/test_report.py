@@ -160,6 +160,7 @@ def test_the_summary_is_printed_and_fits_the_terminal(terminal, folder, blocks):
     assert places == sorted(places)
 
 
+@pytest.mark.proof
 def test_a_suggestion_has_a_fact_and_a_working_command(cli, folder):
     (folder / "samples").symlink_to(ROOT / "samples")
     (found,) = summaries(cli, "samples/layers.py:loss", "-p", "grad", "--frames", "mine")
@@ -195,6 +196,7 @@ def test_without_facts_nothing_is_suggested(cli, folder, blocks):
     assert "what to do next" not in (folder / "page.html").read_text()
 
 
+@pytest.mark.proof
 def test_measuring_is_not_suggested_after_a_measurement(cli, terminal, blocks):
     (found,) = summaries(cli, "blocks.py:loss", "--measure")
     assert found["measured"] and "measured" not in summaries(cli, "blocks.py:loss")[0]

@@ -121,6 +121,7 @@ def test_nothing_is_proposed_that_does_not_lower_the_peak(cli):
     assert "jax.checkpoint(" not in found.out
 
 
+@pytest.mark.proof
 def test_the_peak_has_columns_for_the_whole_the_parts_and_xla(cli):
     args = "residuals", "kept.py:scanned", "--args", "f32[6,64,256], f32[512,64]"
     found = cli(*args, "--compiled").out
@@ -169,6 +170,7 @@ def test_types_of_a_symbolic_program_are_shown_whole(cli):
     assert "f32[n,d]" in found.out
 
 
+@pytest.mark.usefixtures("processes")
 def test_functions_under_the_new_checkpoint_have_residuals(folder):
     code = "import jax\n\n@jax.checkpoint\ndef kept(x):\n    return jax.numpy.cos(x * 2).sum()\n"
     (folder / "remat.py").write_text(code)

@@ -133,6 +133,7 @@ def test_times_are_those_of_an_interconnect_and_a_device(cli):
     assert wrong.code == 2 and "did you mean 'nvlink4'?" in wrong.err
 
 
+@pytest.mark.proof
 def test_constraints_are_proposed_on_request(cli):
     found = cli(*STEP, "--propose")
     assert found.code == 0
@@ -165,6 +166,7 @@ MODULES = {
 }
 
 
+@pytest.mark.usefixtures("processes")
 @pytest.mark.parametrize("start", MODULES)
 def test_virtual_devices_are_created_unless_the_module_sets_their_number(model, start):
     count = MODULES[start]
@@ -220,6 +222,7 @@ step(weights, batch)
 """
 
 
+@pytest.mark.usefixtures("processes")
 def test_a_recorded_program_is_partitioned_like_its_arguments(cli, model):
     (model / "train.py").write_text(SCRIPT)
     env = {**os.environ, "JAX_NUM_CPU_DEVICES": "8"}

@@ -41,6 +41,9 @@ LISTING = {
 #: lists for large programs only.
 BOUNDED = sorted(LISTING.keys() - {"nans", "profile", "record", "outline", "precision"})
 
+#: Those that compile a program several times.
+COMPILING = ("compare", "residuals", "shardings")
+
 #: The functions of `long.py`: the computation of each line, and the result.
 FUNCTIONS = {
     "values": ("jnp.tanh({i}.5 * jnp.repeat(x, {i}, axis=1))", "[{names}]"),
@@ -94,7 +97,10 @@ def test_at_least_one_row_is_shown(cli, command):
     assert cli(command, "--top", "0", "functions.py:double").code == 2
 
 
-@pytest.mark.parametrize("command", BOUNDED)
+@pytest.mark.parametrize(
+    "command",
+    [pytest.param(name, marks=pytest.mark.proof if name in COMPILING else ()) for name in BOUNDED],
+)
 def test_lists_end_with_the_number_of_further_rows(cli, long, command):
     some, two, every = (
         cli(command, *LISTING[command], *asked).out for asked in ([], ["--top", "2"], ["--all"])

@@ -411,6 +411,7 @@ def test_the_uncut_path_has_source_lines(cli):
 # --- processes ------------------------------------------------------------------------------------
 
 
+@pytest.mark.usefixtures("processes")
 def test_a_process_unzips_a_piped_program(nets):
     command = f"{sys.executable} -m jaxprtool"
     line = (

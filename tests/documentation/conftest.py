@@ -1,7 +1,8 @@
 """Run pages as if nothing had run in this process before."""
 
+import functools
+import os
 import sys
-from pathlib import Path
 
 import jax
 import pytest
@@ -10,12 +11,15 @@ import jaxprtool
 from jaxprtool.passes.framework import registry
 from tests.documentation.blocks import ROOT
 
+#: The folder without symbolic links, of each folder that has modules.
+_real = functools.cache(os.path.realpath)
+
 
 def forget(folder=ROOT / "samples"):
     """Forget the modules of a folder, their traces, and their registrations."""
     for name, module in list(sys.modules.items()):
         path = getattr(module, "__file__", None)
-        if path and Path(path).resolve().parent == folder:
+        if path and _real(os.path.dirname(path)) == str(folder):
             del sys.modules[name]
     jax.clear_caches()
     jaxprtool.clear_caches()

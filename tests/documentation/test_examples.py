@@ -24,15 +24,19 @@ from tests.documentation.blocks import PAGES, ROOT, blocks
 SINGLE = [page for page in PAGES if not page.startswith(("docs/tutorials/", "docs/howto/"))]
 
 
-def examples():
-    """Return each distinct command of the pages, with the output that the page shows."""
-    for _, text in blocks("console", SINGLE):
+def examples(pages):
+    """Return each distinct command of pages, with the output that the page shows."""
+    found = {}
+    for _, text in blocks("console", pages):
         for part in re.split(r"^\$ ", text, flags=re.MULTILINE)[1:]:
             command, _, output = part.partition("\n")
-            yield command, output
+            found[command, output] = None
+    return list(found)
 
 
-EXAMPLES = list(dict.fromkeys(examples()))
+#: The examples of the README, and those of other pages.
+EXAMPLES = examples(["README.md"])
+OTHERS = [each for each in examples(SINGLE) if each not in EXAMPLES]
 BLOCKS = [*blocks("python", SINGLE), *blocks("toml", SINGLE)]
 FILES = {
     text.partition("\n")[0].removeprefix("# "): text for _, text in BLOCKS if text.startswith("# ")
@@ -94,7 +98,13 @@ def pattern(lines):
 FAILING = tuple(f"jaxprtool {name}" for name in ("nans", "compare", "determinism", "diff", "lint"))
 
 
-@pytest.mark.parametrize("command, output", EXAMPLES, ids=[command for command, _ in EXAMPLES])
+@pytest.mark.parametrize(
+    "command, output",
+    [
+        *(pytest.param(*each, id=each[0]) for each in EXAMPLES),
+        *(pytest.param(*each, id=each[0], marks=pytest.mark.proof) for each in OTHERS),
+    ],
+)
 def test_a_command_prints_the_output_on_its_page(command, output, folder):
     code, printed = shell.run(command)
     failed = (1, 2) if "shapecheck" in command or "--limit" in command else (2,)
@@ -106,6 +116,7 @@ def test_a_command_prints_the_output_on_its_page(command, output, folder):
         assert actual.splitlines() == expected  # fails, and shows the difference
 
 
+@pytest.mark.usefixtures("processes")
 def test_the_first_command_of_the_quick_start_ends_with_what_was_compiled(folder):
     first, second = (text.strip() for _, text in blocks("sh", ["README.md"])[:2])
     install, command = first.split(" && ")

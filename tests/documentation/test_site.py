@@ -21,6 +21,8 @@ from tests.render import browser
 
 pytest.importorskip("furo")
 
+pytestmark = pytest.mark.proof
+
 
 @pytest.fixture(scope="module")
 def site(tmp_path_factory):

@@ -24,6 +24,7 @@ def place(tmp_path_factory):
     return tmp_path_factory.mktemp("tutorial")
 
 
+@pytest.mark.proof
 @pytest.mark.parametrize("page", STORIES)
 def test_a_page_prints_what_it_shows(page, place, monkeypatch):
     release = re.search(r"figures are those\sof\sJAX (\d+\.\d+)\.\s", PAGES[page])

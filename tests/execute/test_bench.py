@@ -148,6 +148,7 @@ def test_results_may_differ_and_arguments_may_not():
         jaxprtool.bench([loss, other])
 
 
+@pytest.mark.usefixtures("processes")
 def test_isolated_variants_are_measured_like_others_and_a_crash_is_one_line():
     program = jaxprtool.trace(lambda key, x: x * jax.random.normal(key, x.shape), KEY, X)
     found = jaxprtool.bench(program, (KEY, X), passes=["", "dce"], repeat=7, isolate=True)
@@ -159,6 +160,7 @@ def test_isolated_variants_are_measured_like_others_and_a_crash_is_one_line():
 KEY = jax.random.key(0)
 
 
+@pytest.mark.usefixtures("processes")
 def test_errors_in_another_process_are_reported_in_one_line(monkeypatch, tmp_path):
     def running(program):
         variant = Variant("f", program)

@@ -492,7 +492,7 @@ def test_loops_with_effects_and_keys_are_run_too():
             jax.debug.print("{}", x)
             return (key, jnp.log(x) * jax.random.normal(one)), key
 
-        return lax.scan(body, (key, x), None, length=200)
+        return lax.scan(body, (key, x), None, length=40)
 
     found = found_in(function, jax.random.key(0), 0.5)
     assert found[0].primitive == "log" and found[0].kind == "NaN"
@@ -709,6 +709,7 @@ def test_jax_config_does_not_affect_the_search():
 # --- JAX's own test programs ------------------------------------------------------------------
 
 
+@pytest.mark.proof
 def test_every_nan_in_a_result_is_explained():
     looked_at = 0
     for case in share(harness_programs(40)):

@@ -145,6 +145,7 @@ def test_without_flatbuffers_the_error_explains_what_to_install(program, monkeyp
         assert "pip install flatbuffers" in caught.value.hint
 
 
+@pytest.mark.proof
 @pytest.mark.parametrize("file", ["branches.py", "rnn.py"])
 def test_samples_compute_the_same_as_artifacts(file):
     for sample in sample_programs(file):

@@ -21,6 +21,7 @@ from tests.programs import harness_programs, sample_programs
 from tests.programs.corpus import prove_corpus
 from tests.programs.outlined import layers
 from tests.programs.samples import sample_files
+from tests.share import first_and_proofs
 from tests.sweep.corpora import Harnesses
 from tests.sweep.parts import Part
 
@@ -310,7 +311,7 @@ def test_a_collective_without_a_lowering_is_named():
 # --- many programs ----------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("file", sample_files())
+@pytest.mark.parametrize("file", first_and_proofs(sample_files()))
 def test_every_sample_is_lowered_as_jit_lowers_it(file):
     for sample in sample_programs(file):
         entry = getattr(sample, "entry", None)
@@ -322,6 +323,7 @@ def test_every_sample_is_lowered_as_jit_lowers_it(file):
             assert lowering.stablehlo(sample.program()) == expected, sample.name
 
 
+@pytest.mark.proof
 def test_random_programs_are_lowered():
     def prove(number, case):
         with case.setting():
@@ -339,6 +341,7 @@ def prove(number, case):
         assert lowering.hlo(program).startswith("HloModule")
 
 
+@pytest.mark.proof
 def test_some_of_jaxs_programs_are_lowered():
     for number, case in enumerate(harness_programs(every=1)[::500]):
         prove(number, case)

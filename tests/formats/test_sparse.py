@@ -24,6 +24,7 @@ def products(x):
     return matrix @ x, matrix.T @ x, (matrix @ matrix).todense(), rows @ x, triples @ x
 
 
+@pytest.mark.usefixtures("processes")
 def test_sparse_products_are_read_from_files():
     program = jaxprtool.trace(products, x)
     again = parse(text(program), "products")
@@ -32,6 +33,7 @@ def test_sparse_products_are_read_from_files():
         np.testing.assert_array_equal(got, wanted)
 
 
+@pytest.mark.usefixtures("processes")
 def test_a_file_imports_the_modules_of_its_primitives(tmp_path):
     jaxprtool.write(jaxprtool.trace(products, x), tmp_path / "products.jaxpr")
     read = "jaxprtool.read(sys.argv[1]).jaxpr.eqns"

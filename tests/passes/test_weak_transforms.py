@@ -185,6 +185,7 @@ def test_some_harnesses_keep_weak_types(kind):
     assert sum((prove(kind, i, case) for i, case in enumerate(cases)), Counter())
 
 
+@pytest.mark.proof
 def test_some_harnesses_with_symbols_keep_weak_types():
     cases = harness_programs(1)[::2500]
     assert sum((prove_symbolic(i, case) for i, case in enumerate(cases)), Counter())

@@ -5,9 +5,12 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 ROOT = Path(__file__).parents[2]
 
 
+@pytest.mark.usefixtures("processes")
 def test_the_samples_pass_the_check_of_this_repository():
     command = [sys.executable, "-m", "jaxprtool", "check", "--json"]
     ended = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=300)

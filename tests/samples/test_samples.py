@@ -17,6 +17,7 @@ from jaxprtool.jaxcompat import jaxpr_as_fun, open_jaxpr
 from jaxprtool.loading.argspec import read_strings
 from jaxprtool.loading.load import find
 from jaxprtool.loading.target import import_place
+from tests.share import first_and_proofs
 
 SAMPLES = Path(__file__).parents[2] / "samples"
 NAMES = sorted(path.stem for path in SAMPLES.glob("*.py") if "__main__" not in path.read_text())
@@ -63,7 +64,7 @@ def test_a_sample_names_its_topic_and_the_commands_to_try(name):
         assert function in functions or "--args" in command
 
 
-@pytest.mark.parametrize("target", TARGETS)
+@pytest.mark.parametrize("target", first_and_proofs(TARGETS))
 def test_every_sample_runs_on_its_example_arguments_and_is_finite(target):
     loaded = entry(target)
     program = loaded.trace()
@@ -96,6 +97,7 @@ DATA = {
 }
 
 
+@pytest.mark.proof
 @pytest.mark.parametrize("name", DATA)
 def test_the_gradient_of_a_loss_agrees_with_finite_differences(name):
     module = sample(name)
@@ -117,6 +119,7 @@ def test_the_gradient_of_a_loss_agrees_with_finite_differences(name):
         np.testing.assert_allclose(slope, differences, rtol=1e-4)
 
 
+@pytest.mark.proof
 def test_a_transformer_is_causal_and_learns():
     transformer = sample("transformer")
     params = transformer.init(jax.random.key(0))
@@ -200,6 +203,7 @@ def test_custom_rules_are_correct_where_the_plain_derivative_is_not():
     np.testing.assert_allclose(gradient[:4], -10.0)  # 100 times the limit of 0.1
 
 
+@pytest.mark.proof
 def test_the_same_key_draws_the_same_numbers():
     random = sample("random_numbers")
     key, other = jax.random.split(jax.random.key(0))
@@ -213,6 +217,7 @@ def test_the_same_key_draws_the_same_numbers():
     assert abs(random.monte_carlo_pi(key) - np.pi) < 0.1
 
 
+@pytest.mark.proof
 def test_sharded_functions_agree_with_a_single_device():
     sharded = sample("sharded")
     assert len(jax.devices("cpu")) > 1
@@ -242,6 +247,7 @@ CUT = [
 ]
 
 
+@pytest.mark.proof
 @pytest.mark.parametrize("target", CUT)
 def test_apply_of_the_variables_agrees_with_the_function_of_the_key(target):
     loaded = entry(target)
@@ -261,6 +267,7 @@ def test_apply_of_the_variables_agrees_with_the_function_of_the_key(target):
 FALLS_TO = {"mlp_variables": 0.25, "transformer_variables": 0.35, "vae_variables": 0.5}
 
 
+@pytest.mark.proof
 @pytest.mark.parametrize("name", FALLS_TO)
 def test_a_hundred_training_steps_reduce_the_loss(name):
     _, losses = jax.jit(sample(name).train)(jax.random.key(0))
@@ -269,6 +276,7 @@ def test_a_hundred_training_steps_reduce_the_loss(name):
     assert losses[-1] < FALLS_TO[name] * losses[0]
 
 
+@pytest.mark.proof
 def test_a_scan_over_layers_is_a_scan_over_stacks_of_weights():
     module = sample("transformer_variables")
     tokens = jnp.zeros((8, 16), jnp.int32)
@@ -291,6 +299,7 @@ def test_noise_from_the_key_of_the_weights_is_refused_with_its_path():
     assert "vae_variables.py:" in path
 
 
+@pytest.mark.proof
 def test_an_autoencoder_learns_the_positions_of_the_spots():
     module = sample("vae_variables")
     key = jax.random.key(0)
@@ -378,6 +387,7 @@ def test_a_captured_array_is_a_constant_and_a_function_called_twice_is_one_jaxpr
     assert first.params["jaxpr"] is second.params["jaxpr"]
 
 
+@pytest.mark.proof
 def test_the_step_of_lengths_is_correct_at_every_length():
     lengths = sample("lengths")
     w = jax.random.normal(jax.random.key(0), (8, 8))

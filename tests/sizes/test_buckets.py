@@ -148,6 +148,7 @@ def test_arrays_of_keys_and_of_small_floats_are_padded_too():
 # --- features of jax.jit --------------------------------------------------------------------------
 
 
+@pytest.mark.proof
 def test_weakly_typed_arrays_and_their_gradients_stay_weakly_typed():
     def fun(s, x: f32[n]):  # noqa: F821
         return s * 2, x * s, jnp.sin(x), x.sum() * s

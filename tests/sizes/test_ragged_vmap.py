@@ -469,6 +469,7 @@ def next_token_loss(tokens, w):
     return -jnp.take_along_axis(scores, tokens[1:, None], 1).mean()
 
 
+@pytest.mark.proof
 def test_examples_with_a_minimum_number_of_rows():
     w = jnp.arange(32.0).reshape(4, 8) / 9
     examples = [np.arange(n, dtype=np.int32) % 8 for n in (5, 2, 3)]

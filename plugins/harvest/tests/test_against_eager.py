@@ -278,6 +278,7 @@ def check_differentiated(plan, fun):
     near(derivative(X), jax.jvp(eager, (X,), (X + 1.0,))[1])
 
 
+@pytest.mark.proof
 @pytest.mark.parametrize("group", range(3))
 def test_random_functions_are_harvested_as_python_would(group):
     tried = 0

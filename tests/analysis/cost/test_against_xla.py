@@ -132,6 +132,7 @@ def test_plain_programs_cost_the_same_as_in_xla(name):
     assert compared(trace(fun, X), jax.jit(fun).lower(X)) == "agrees"
 
 
+@pytest.mark.proof
 def test_harnesses_cost_the_same_as_in_xla():
     found = Counter(prove(0, case) for case in harness_programs(1)[::80])
     assert found["agrees"] > 30, found

@@ -12,7 +12,7 @@ from tests.analysis.lint.programs import HEAD, PROGRAMS
 from tests.programs import harness_share
 from tests.programs.corpus import corpus, wasteful_corpus
 from tests.programs.samples import sample_files, sample_programs
-from tests.share import share
+from tests.share import first_and_proofs, share
 
 RULES = {rule.code: rule for rule in all_rules()}
 
@@ -60,12 +60,13 @@ def test_all_marked_lines_are_found_and_no_others(name, linted):
     assert places(found) == wanted
 
 
-@pytest.mark.parametrize("file", sample_files())
+@pytest.mark.parametrize("file", first_and_proofs(sample_files()))
 def test_samples_have_no_findings(file):
     for case in sample_programs(file):
         assert places(lint(case.program())) == []
 
 
+@pytest.mark.proof
 def test_random_programs_and_jaxs_own_are_linted():
     cases = [case for _, case in share((*corpus(), *wasteful_corpus()))] + harness_share()[::4]
     assert len(cases) > 100

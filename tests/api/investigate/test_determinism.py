@@ -118,6 +118,7 @@ def test_an_xla_option_changes_bits_and_the_equation_is_named(option, function, 
         assert not any(each.equal for each in cause.divergence.results)
 
 
+@pytest.mark.usefixtures("processes")
 def test_products_depend_on_the_number_of_threads():
     def weight_gradient(x, dy):
         return jnp.einsum("bi,bo->io", x, jnp.tanh(dy))

@@ -19,6 +19,7 @@ def f(key, x):
 ARGS = jax.random.key(1), jnp.arange(4.0)
 
 
+@pytest.mark.usefixtures("processes")
 def test_results_of_any_dtype_are_returned_unchanged():
     program = jaxprtool.trace(f, *ARGS)
     runner = isolated.IsolatedRunner(isolated.Variant("f", program))
@@ -26,6 +27,7 @@ def test_results_of_any_dtype_are_returned_unchanged():
     assert [jax.typeof(x).dtype for x in runner(ARGS)] == [x.dtype for x in here]
 
 
+@pytest.mark.usefixtures("processes")
 def test_a_crash_is_one_line_with_its_signal_and_the_others_continue(monkeypatch, tmp_path):
     (tmp_path / "sitecustomize.py").write_text("import os, signal; os.kill(os.getpid(), 11)")
     run, calls = isolated.processes.run, []

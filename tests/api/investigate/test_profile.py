@@ -176,6 +176,7 @@ print(found.lines[0].name, found.explained <= 1)
 """
 
 
+@pytest.mark.usefixtures("processes")
 def test_a_program_on_a_mesh_of_several_devices_is_profiled(tmp_path):
     (tmp_path / "mesh.py").write_text(MESH)
     devices = {"XLA_FLAGS": "--xla_force_host_platform_device_count=2", "JAX_PLATFORMS": "cpu"}

@@ -256,6 +256,7 @@ def test_an_invalid_check_is_reported_with_the_syntax(check, usage):
         checks.parse(check)
 
 
+@pytest.mark.usefixtures("processes")
 def test_the_search_ends_with_its_parent(tmp_path):
     # A try sleeps. The parent of the search is killed. No process must be left.
     code = """

@@ -40,6 +40,7 @@ def commands(tmp_path):
 DOUBLE = ("model.py:double", "--args", "f32[3]")
 
 
+@pytest.mark.usefixtures("processes")
 def test_the_backend_of_a_plugin_is_used_by_its_name(tmp_path, commands):
     written.install(tmp_path, "dummy_pjrt", written.DUMMY)
     done = commands(
@@ -55,6 +56,7 @@ def test_the_backend_of_a_plugin_is_used_by_its_name(tmp_path, commands):
     assert "dummy (1 device)" in done.stderr and "hint: did you mean 'dummy'?" in done.stderr
 
 
+@pytest.mark.usefixtures("processes")
 def test_backends_lists_plugins_and_the_reasons_of_failures(tmp_path, commands):
     written.install(tmp_path, "dummy_pjrt", written.DUMMY)
     written.install(tmp_path, "abacus_pjrt", written.NO_LIBRARY)
@@ -78,6 +80,7 @@ def test_backends_lists_plugins_and_the_reasons_of_failures(tmp_path, commands):
     assert done.stderr == ""
 
 
+@pytest.mark.usefixtures("processes")
 def test_a_plugin_that_stops_jax_is_named_with_its_reason(tmp_path, commands):
     written.install(tmp_path, "silent_pjrt", written.NO_DEVICE.format(quietly=False))
     done = commands(("backends", "--json"), ("run", *DOUBLE))
@@ -86,6 +89,7 @@ def test_a_plugin_that_stops_jax_is_named_with_its_reason(tmp_path, commands):
     assert document["failures"] == [{"name": "silent", "reason": "no device answers"}]
 
 
+@pytest.mark.usefixtures("processes")
 def test_a_plugin_that_breaks_jax_is_a_one_line_error(tmp_path, commands):
     written.install(tmp_path, "odd_pjrt", written.RAISES)
     done = commands(("backends",))
@@ -96,6 +100,7 @@ def test_a_plugin_that_breaks_jax_is_a_one_line_error(tmp_path, commands):
     ]
 
 
+@pytest.mark.usefixtures("processes")
 @pytest.mark.parametrize("command", ["run", "emit --to hlo-optimized"])
 def test_a_missing_backend_is_refused_within_two_seconds(command, commands):
     start = time.perf_counter()

@@ -138,6 +138,7 @@ assert "stacks = {" in written and text(parse(written, "f")) == written
 """
 
 
+@pytest.mark.usefixtures("processes")
 def test_code_without_columns_is_written_and_read(tmp_path):
     path = tmp_path / "script.py"
     path.write_text(SCRIPT)

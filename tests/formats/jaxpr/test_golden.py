@@ -14,6 +14,7 @@ from jaxprtool.ir.programs.program import Program, type_check
 from jaxprtool.ir.programs.trees import same_tree
 from tests.formats.jaxpr.golden import CASES, FOLDER, programs, random_case
 from tests.programs import same
+from tests.share import first_and_proofs
 
 FILES = sorted(FOLDER.glob("*/*.jaxpr"))
 IDS = [f"{path.parent.name}/{path.stem}" for path in FILES]
@@ -27,7 +28,7 @@ def test_every_release_has_written_every_program():
     assert all(names == set(programs()) for names in written.values())
 
 
-@pytest.mark.parametrize("path", FILES, ids=IDS)
+@pytest.mark.parametrize("path", first_and_proofs(FILES), ids=IDS)
 def test_a_golden_file_returns_the_results_of_the_function(path: Path):
     read_back = read(path)
     if path.stem == "over_an_axis":

@@ -45,6 +45,7 @@ def check(folder, count):
     assert read <= 0.2 and compared <= 1.2, (read, compared)
 
 
+@pytest.mark.usefixtures("processes")
 def test_constants_are_read_and_compared_in_place(tmp_path):
     check(tmp_path, 64)
 

@@ -27,6 +27,7 @@ CHUNKS = 4
 LIVE = ("callback", "custom_lin", "CustomRoot")
 
 
+@pytest.mark.proof
 @pytest.mark.parametrize("chunk", range(CHUNKS))
 def test_a_share_of_the_harnesses_round_trips(chunk):
     outcomes = count(harness_share()[chunk::CHUNKS], run_every=10)
@@ -69,6 +70,7 @@ SWEEP = [
 # --- objects of JAX 0.12 --------------------------------------------------------------------------
 
 
+@pytest.mark.proof
 @pytest.mark.parametrize("wrap", [lambda f: f, jax.jit, jax.checkpoint])
 @pytest.mark.parametrize(
     "function",

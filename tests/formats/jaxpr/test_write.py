@@ -440,6 +440,7 @@ def test_a_sown_value_may_have_nodes_of_classes_that_a_reader_lacks():
     assert again.jaxpr.eqns[0].params["tree"].num_leaves == 2
 
 
+@pytest.mark.usefixtures("processes")
 def test_sown_values_are_read_in_a_process_that_has_sown_nothing(tmp_path):
     write(trace(lambda x: variable(x, name="w"), X), tmp_path / "p.jaxpr")
     code = "from jaxprtool.formats.jaxpr.read import read; print(read('p.jaxpr').jaxpr)"

@@ -25,7 +25,7 @@ from tests.formats.python.kinds import kinds
 from tests.programs import harness_share, same, sample_programs
 from tests.programs.corpus import prove_corpus
 from tests.programs.samples import sample_files
-from tests.share import share
+from tests.share import first_and_proofs, share
 from tests.sweep.corpora import Harnesses, RandomPrograms, Samples
 from tests.sweep.parts import Part
 
@@ -68,13 +68,14 @@ def prove(number: int, case: Any) -> str:
     return found
 
 
+@pytest.mark.proof
 def test_a_share_of_jaxs_test_programs_round_trips() -> None:
     total = Counter(prove(*numbered) for numbered in enumerate(harness_share()))
     assert total["identical"] == 0
     assert total["equivalent"] > 250
 
 
-@pytest.mark.parametrize("file", share(sample_files()))
+@pytest.mark.parametrize("file", first_and_proofs(share(sample_files())))
 def test_samples_and_their_gradients_round_trip(file: str) -> None:
     for case in sample_programs(file):
         with case.setting():
@@ -82,6 +83,7 @@ def test_samples_and_their_gradients_round_trip(file: str) -> None:
         assert (case.name, found) == (case.name, "equivalent")
 
 
+@pytest.mark.proof
 def test_samples_round_trip_after_passes() -> None:
     total: Counter[str] = Counter()
     cases = [case for file in sample_files() for case in sample_programs(file)[:1]]
@@ -118,6 +120,7 @@ def prove_after_passes(number: int, case: Any) -> Counter[str]:
     return after_passes(case, PASSES)
 
 
+@pytest.mark.proof
 def test_random_programs_round_trip() -> None:
     prove_corpus(12, prove_random)
 

@@ -473,6 +473,7 @@ def test_a_failed_write_leaves_no_files(tmp_path: Path) -> None:
     assert [p.name for p in tmp_path.iterdir()] == ["taken.py"]
 
 
+@pytest.mark.usefixtures("processes")
 def test_a_file_without_large_constants_is_self_contained(tmp_path: Path) -> None:
     write_python(trace(jnp.sin, X), tmp_path / "sin.py")
     assert [p.name for p in tmp_path.iterdir()] == ["sin.py"]
@@ -754,6 +755,7 @@ def test_deep_bodies_are_moved_to_the_top_of_the_module(tmp_path: Path) -> None:
 # --- form -----------------------------------------------------------------------------------------
 
 
+@pytest.mark.usefixtures("processes")
 def test_emission_is_deterministic() -> None:
     target = f"{SAMPLES / 'rnn.py'}:encode"
     code = "import jaxprtool, sys; print(jaxprtool.to_python(jaxprtool.load(sys.argv[1])))"
@@ -787,6 +789,7 @@ def sources_of(cases: Any) -> dict[str, str]:
     return sources
 
 
+@pytest.mark.usefixtures("processes")
 def test_sources_are_formatted_and_pass_ruff(tmp_path: Path) -> None:
     sources = sources_of(harness_programs(40)) | {"settings": to_python(trace(with_settings, X))}
     for file in sample_files():

@@ -14,6 +14,7 @@ from jaxprtool import jaxcompat
 from jaxprtool.ir.equality.equivalence import difference, equivalent
 from tests.programs import harness_programs, sample_programs
 from tests.programs.samples import sample_files
+from tests.share import first_and_proofs
 
 X = jax.ShapeDtypeStruct((4,), jnp.float32)
 
@@ -53,7 +54,7 @@ def scoped(scope):
     return lambda x: jaxprtool.nest(jnp.sin, scope=scope)(x)
 
 
-@pytest.mark.parametrize("file", sample_files())
+@pytest.mark.parametrize("file", first_and_proofs(sample_files()))
 def test_every_sample_is_equivalent_to_itself_traced_again(file):
     for case in sample_programs(file):
         first = case.program()
@@ -64,6 +65,7 @@ def test_every_sample_is_equivalent_to_itself_traced_again(file):
         assert found is None or (opaque and "parameter _prim" in found), (case.name, found)
 
 
+@pytest.mark.proof
 def test_jaxs_own_programs_are_equivalent_to_themselves_traced_again():
     for case in harness_programs(40):
         assert difference(case.program(), case.trace()) is None, case.name

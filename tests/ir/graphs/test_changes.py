@@ -148,6 +148,7 @@ def test_large_programs_are_compared_in_linear_time(passes):
     assert time.process_time() - start < 3  # 0.2 s; a quadratic algorithm takes a minute
 
 
+@pytest.mark.proof
 @hypothesis.seed(0)
 @settings(max_examples=10)
 @given(random_programs())

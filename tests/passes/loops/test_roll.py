@@ -176,6 +176,7 @@ def test_layers_of_other_shapes_stay_outside():
 # --- operands and results ---------------------------------------------------------------------
 
 
+@pytest.mark.proof
 def test_rows_of_an_array_are_not_stacked_again():
     def lstm(wi, wh, xs):
         h, c = jnp.zeros((2, 3)), jnp.zeros((2, 3))

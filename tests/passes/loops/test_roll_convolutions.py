@@ -79,6 +79,7 @@ def test_an_iteration_with_a_convolution_is_one_call_of_a_unit():
     assert jaxcompat.marked_name(body[0]) == body[0].params["name"] == "block"
 
 
+@pytest.mark.proof
 def test_each_half_of_a_gradient_is_a_unit_with_its_own_name():
     rolled = GRADIENT.apply("roll")
     assert all(len(body) == 1 for body in rounds(rolled))
@@ -177,6 +178,7 @@ def test_effects_happen_in_each_iteration(ordered):
 # --- other transformations ------------------------------------------------------------------------
 
 
+@pytest.mark.proof
 def test_jax_differentiates_and_batches_units():
     params = kernels(4)
     rolled = jaxprtool.trace(loss, params, x).apply("roll")

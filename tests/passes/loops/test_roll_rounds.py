@@ -240,6 +240,7 @@ def random_loop(seed):
     return fun, tuple(a + i for i in range(count))
 
 
+@pytest.mark.proof
 def test_random_loops_compute_the_same():
     lengths = [rolled(fun, *args)[1] for fun, args in map(random_loop, range(4))]
     assert sum(map(bool, lengths)) > 2

@@ -10,6 +10,7 @@ from jaxprtool import trace
 from tests.programs.case import Case
 from tests.programs.masking import prove_masked
 from tests.programs.symbolic import symbolic_program
+from tests.share import first_and_proofs
 
 
 def product(w, x):
@@ -35,7 +36,7 @@ def layers(w, x):
 CASES = [(product, {(1, 0): "n"}), (rounds, {(1, 0): "n"}), (held, {(0, 0): "n", (1, 0): "n"})]
 
 
-@pytest.mark.parametrize(("function", "axes"), [*CASES, (layers, {(1, 0): "n"})])
+@pytest.mark.parametrize(("function", "axes"), first_and_proofs([*CASES, (layers, {(1, 0): "n"})]))
 def test_padding_does_not_affect_second_derivatives(function, axes):
     draw = np.random.RandomState(0).normal
     args = [jnp.asarray(draw(size=(3, 3)), jnp.float32) for _ in range(2)]
@@ -45,7 +46,7 @@ def test_padding_does_not_affect_second_derivatives(function, axes):
     assert found["reverse, twice"] == 1, found
 
 
-@pytest.mark.parametrize("stride", [1, 2, 3])
+@pytest.mark.parametrize("stride", first_and_proofs([2, 1, 3]))
 @pytest.mark.parametrize("select, first", [(lax.max, -np.inf), (lax.min, np.inf), (lax.add, 0.0)])
 def test_a_pool_whose_windows_leave_rows_over_is_differentiated_after_masking(
     select, first, stride

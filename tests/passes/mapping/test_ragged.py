@@ -10,7 +10,7 @@ from jaxprtool import trace
 from jaxprtool.errors import ArgumentsError, PipelineError, UnsupportedError
 from jaxprtool.ir.core.equations import equations, named
 from jaxprtool.loading.argspec import read_args
-from tests.share import for_sweep_unless, share
+from tests.share import first_and_proofs, for_sweep_unless, share
 
 LENGTHS = np.array([2, 0, 5, 1, 3], np.int32)
 FILLED = np.array([2, 4, 1], np.int32)
@@ -242,7 +242,7 @@ def test_padding_of_the_operands_of_an_equation_has_its_line():
     assert gathers and all("test_ragged.py" in named(eqn) for eqn in gathers)
 
 
-@pytest.mark.parametrize("longest", [None, 6])
+@pytest.mark.parametrize("longest", first_and_proofs([6, None]))
 def test_scans_over_an_unknown_number_of_rows_are_packed(longest):
     def scans(x, w):
         ends = lax.cumsum(x[:, 0], 0, True), lax.cumprod(x[:, 1], 0, True)

@@ -130,6 +130,7 @@ def test_operations_without_a_rule_for_pairs_are_padded_and_continue_as_pairs():
     check(_sorted, LENGTHS)
 
 
+@pytest.mark.proof
 def test_pairs_within_a_band_are_padded_and_continue_as_pairs(small_blocks):
     lengths = np.tile(LENGTHS, 2)
     x = rows(lengths)

@@ -109,6 +109,7 @@ def test_values_and_derivatives_equal_those_of_a_loop(fun, kind):
         np.testing.assert_allclose(found, wanted, rtol=1e-3, atol=1e-4)
 
 
+@pytest.mark.proof
 def test_other_transformations_of_ragged_scans():
     """Batched, so that no block is skipped; forward derivatives; and without compilation."""
     x = rows(LENGTHS)

@@ -8,6 +8,7 @@ import pytest
 from jaxprtool import jaxcompat, residuals, trace
 from jaxprtool.errors import PipelineError, UnsupportedError
 from jaxprtool.ir.core.equations import equations
+from tests.share import first_and_proofs
 
 RANDOM = np.random.default_rng(0)
 W = RANDOM.normal(0, 0.3, (8, 8)).astype(np.float32)
@@ -96,7 +97,7 @@ def remats(program):
         (with_a_rule, "ruled", 2),
     ],
 )
-@pytest.mark.parametrize("policy", ["nothing_saveable", "dots_saveable"])
+@pytest.mark.parametrize("policy", first_and_proofs(["nothing_saveable", "dots_saveable"]))
 def test_each_scope_is_a_call_and_gradients_are_the_same(fun, only, count, policy):
     program = trace(fun, W, X)
     found = program.apply(f"checkpoint(only='{only}', policy='{policy}')")

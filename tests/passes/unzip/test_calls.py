@@ -330,6 +330,7 @@ def test_shard_map_with_a_variable_of_each_shard_stacks_them(check_vma):
     assert not out[1].any() and out[2].any()
 
 
+@pytest.mark.proof
 def test_shard_map_with_axis_index_collectives_and_gradients():
     def inner(key, x):
         w = variable(
@@ -347,6 +348,7 @@ def test_shard_map_with_axis_index_collectives_and_gradients():
     assert_trees_close(found, {"w": x, "b": jnp.ones(3)})
 
 
+@pytest.mark.proof
 def test_shard_map_over_two_axes():
     def inner(key, x):
         i, j = lax.axis_index("i"), lax.axis_index("j")
@@ -360,6 +362,7 @@ def test_shard_map_over_two_axes():
     assert jax.tree.map(jnp.shape, init(KEY)) == {"both": (8,), "one": (2,)}
 
 
+@pytest.mark.proof
 def test_a_scan_inside_shard_map():
     def inner(keys, x):
         layers = jax.random.split(keys[0], 2)

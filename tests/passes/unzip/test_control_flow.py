@@ -13,6 +13,7 @@ from jaxprtool.errors import UnsupportedError
 from jaxprtool.ir.core.equations import equations
 from jaxprtool.passes.unzip import UnzipError
 from tests.programs.init_apply import primitives, unzips
+from tests.share import first_and_proofs
 
 KEY = jax.random.key(0)
 X = jnp.linspace(-1.0, 1.0, 3)
@@ -37,6 +38,7 @@ def layer(key, x):
 # --- scan ---------------------------------------------------------------------------------------
 
 
+@pytest.mark.proof
 def test_a_scan_over_layers_is_a_scan_over_stacked_variables():
     def f(key, x):
         keys = jax.random.split(key, 4)
@@ -54,7 +56,9 @@ def test_a_scan_over_layers_is_a_scan_over_stacked_variables():
 
 
 @pytest.mark.parametrize("reverse", [False, True])
-@pytest.mark.parametrize("length, unroll", [(0, 1), (1, 1), (5, 1), (5, 2), (5, True)])
+@pytest.mark.parametrize(
+    "length, unroll", first_and_proofs([(5, 2), (0, 1), (1, 1), (5, 1), (5, True)])
+)
 def test_scans_of_any_length_direction_and_unrolling(length, unroll, reverse):
     def f(key, x):
         def body(carry, xs):
@@ -74,6 +78,7 @@ def test_scans_of_any_length_direction_and_unrolling(length, unroll, reverse):
     assert all(params[k] == original.params[k] for k in ("reverse", "unroll", "length"))
 
 
+@pytest.mark.proof
 def test_nested_scans_stack_twice_outer_axis_first():
     def f(key, x):
         def inner(x, key):
@@ -277,7 +282,7 @@ LOOPS = {
 }
 
 
-@pytest.mark.parametrize("name", LOOPS)
+@pytest.mark.parametrize("name", first_and_proofs(LOOPS))
 def test_a_loop_of_static_length_is_a_scan(name):
     init, apply = unzips(LOOPS[name], KEY, X, count=1)
     assert shapes(init(KEY)) == {"w": (3, 3, 3)}
@@ -309,6 +314,7 @@ def test_a_loop_that_never_runs():
     np.testing.assert_array_equal(apply(init(KEY), X), X)
 
 
+@pytest.mark.proof
 def test_a_static_loop_inside_a_scan_and_vice_versa():
     def f(key, x):
         def inner(i, x):

@@ -91,6 +91,7 @@ def prove(number, case):
     return "compared"
 
 
+@pytest.mark.proof
 def test_text_of_jaxs_own_test_programs_equals_jaxs():
     cases = enumerate(harness_programs(every=15))
     assert [prove(*numbered) for numbered in cases].count("compared") > 300

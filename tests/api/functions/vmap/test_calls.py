@@ -62,6 +62,7 @@ def test_tracers_do_not_outlive_the_call():
         assert re.match("Encountered an unexpected tracer", ours)
 
 
+@pytest.mark.proof
 def test_leaks_of_the_user_are_found_and_vmap_makes_none():
     def leaking(v):
         saved = []

@@ -182,6 +182,7 @@ def test_gradients_are_unchanged():
     assert count_equations(Dce()(after).jaxpr) < count_equations(before.jaxpr)
 
 
+@pytest.mark.proof
 @pytest.mark.parametrize("file", share(["transformer.py", "rnn.py"]))
 def test_samples_and_their_gradients_compute_the_same(file):
     for case in sample_programs(file):

@@ -478,6 +478,7 @@ def prove(number, case, chunk=None):
         return "same"
 
 
+@pytest.mark.proof
 def test_random_programs_in_chunks_compute_the_same():
     outcomes = prove_corpus(20, lambda number, case: prove(number, case, 1 + number % 3))
     assert outcomes["same"] >= 8

@@ -21,8 +21,8 @@ def quick(session):
 
 @nox.session
 def proofs(session):
-    """Run all tests but the exhaustive ones."""
-    session.run("pytest", *session.posargs)
+    """Run all tests but the exhaustive ones, the proofs too."""
+    session.run("pytest", "--all", *session.posargs)
 
 
 @nox.session

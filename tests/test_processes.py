@@ -10,6 +10,7 @@ import time
 import pytest
 
 from jaxprtool import processes
+from tests.external import needs
 
 #: Starts a process that starts another one in its own session. Writes the ids of both.
 FAMILY = """
@@ -82,6 +83,7 @@ def test_after_a_timeout_all_descendants_are_killed(tmp_path):
     assert not any(map(is_alive, family(tmp_path / "pids")))
 
 
+@needs("setsid")
 def test_descendants_left_by_a_command_are_killed_without_waiting(tmp_path):
     command = f"setsid sh -c 'echo $$ > {tmp_path}/pid; exec sleep 300' & echo done; sleep 0.2"
     done = processes.run(["sh", "-c", command])

@@ -61,7 +61,7 @@ def repository(tmp_path):
 
 
 @pytest.mark.usefixtures("processes")
-@needs("bash")
+@needs("bash", "realpath")
 def test_an_exceeded_budget_is_annotated_and_written_as_sarif(repository, tmp_path):
     ended = repository(1, CHECK_SARIF="found.sarif")
     assert ended.returncode == 1, ended.stderr
@@ -77,7 +77,7 @@ def test_an_exceeded_budget_is_annotated_and_written_as_sarif(repository, tmp_pa
 
 
 @pytest.mark.usefixtures("processes")
-@needs("bash")
+@needs("bash", "realpath")
 def test_passing_named_targets_exit_with_0_and_a_mistake_with_2(repository, tmp_path):
     ended = repository(1, CHECK_TARGETS="other", GITHUB_STEP_SUMMARY="")
     assert (ended.returncode, ended.stdout) == (0, ""), ended.stderr

@@ -22,13 +22,18 @@ def scanned(weights, x):
     return jax.lax.scan(layer, x, weights)
 
 
+def compiled(function, *args):
+    """Compile without JAX's cache: a cached executable may have the lines of another file."""
+    with compiled_afresh():
+        return compiled_module(jax.jit(function).lower(*args).compile())
+
+
 @pytest.fixture(scope="module")
 def module():
     def loss(weights, x):
         return scanned(weights, x)[0].sum()
 
-    weights, x = jnp.ones((4, 64, 64)), jnp.ones((32, 64))
-    return compiled_module(jax.jit(jax.grad(loss)).lower(weights, x).compile())
+    return compiled(jax.grad(loss), jnp.ones((4, 64, 64)), jnp.ones((32, 64)))
 
 
 @pytest.fixture(scope="module")
@@ -65,7 +70,7 @@ def scoped(w, x):
 
 def test_scopes_are_those_of_cost():
     w, x = jnp.ones((64, 64)), jnp.ones((64, 64))
-    module = compiled_module(jax.jit(scoped).lower(w, x).compile())
+    module = compiled(scoped, w, x)
     found = Origins(module, frames_now(), frozenset(module.by_name))
     scopes = {origin.scope for name in module.by_name for origin, _ in found.of(name)}
     cost = jaxprtool.cost(jaxprtool.trace(scoped, w, x), by="scope")

@@ -11,15 +11,14 @@ that is named runs whole.
 
 import gc
 import os
-import resource
 import sys
-import time
-from collections import Counter
 from importlib.metadata import version
 from pathlib import Path
 
 import pytest
 from hypothesis import HealthCheck, settings
+
+from tests import cpu_times
 
 # Tests run on the CPU whatever the machine has. Tests of other backends name them explicitly.
 os.environ.setdefault("JAX_PLATFORMS", "cpu")
@@ -59,14 +58,6 @@ _most_memory = 3 * 2**30
 #: The threshold of garbage collection: JAX's traces make many small objects, few of them in cycles.
 _THRESHOLD = (50_000, 20, 50)
 
-#: The most CPU seconds of a test that is no proof.
-_LIMIT = 2.0
-
-#: The CPU seconds of each test so far, in the process that reports, and whether it is a proof.
-_seconds: Counter[tuple[str, bool]] = Counter()
-#: The CPU seconds of this process at the last report.
-_before = 0.0
-
 
 def pytest_addoption(parser):
     group = parser.getgroup("jaxprtool")
@@ -74,8 +65,12 @@ def pytest_addoption(parser):
     group.addoption(
         "--dearest",
         action="store_true",
-        help=f"list the dearest tests, and fail if one without proofs takes {_LIMIT:g} CPU seconds",
+        help="list the dearest tests, and fail if one that is no proof takes too long",
     )
+
+
+def pytest_configure(config):
+    config.pluginmanager.register(cpu_times)  # for the tests of plug-ins too
 
 
 @pytest.hookimpl(wrapper=True)
@@ -138,54 +133,3 @@ def _resident_bytes() -> int:
         return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGESIZE")
     except OSError:  # not Linux
         return 0
-
-
-def _cpu_seconds() -> float:
-    """Return the CPU seconds of this process, and of its children that have ended."""
-    children = resource.getrusage(resource.RUSAGE_CHILDREN)
-    return time.process_time() + children.ru_utime + children.ru_stime
-
-
-def pytest_runtest_logstart():
-    global _before
-    _before = _cpu_seconds()
-
-
-@pytest.hookimpl(wrapper=True)
-def pytest_runtest_makereport(item):
-    """Add to a report what its phase took, and whether the test is a proof."""
-    global _before
-    report = yield
-    now = _cpu_seconds()
-    report.cpu_seconds, _before = now - _before, now
-    report.is_proof = item.get_closest_marker("proof") is not None
-    return report
-
-
-def pytest_runtest_logreport(report):
-    if report.when != "teardown":  # which may clear the caches of all tests
-        _seconds[report.nodeid, report.is_proof] += report.cpu_seconds
-
-
-def _too_dear() -> list[str]:
-    """Return the tests that take too long for tests that are no proofs."""
-    return [name for (name, is_proof), s in _seconds.items() if s > _LIMIT and not is_proof]
-
-
-def pytest_sessionfinish(session):
-    if session.config.option.dearest and not session.exitstatus and _too_dear():
-        session.exitstatus = pytest.ExitCode.TESTS_FAILED
-
-
-def pytest_terminal_summary(terminalreporter, config):
-    if not config.option.dearest:
-        return
-    terminalreporter.section("dearest tests, in CPU seconds")
-    for (name, is_proof), seconds in _seconds.most_common(20):
-        terminalreporter.line(f"{seconds:6.2f}  {'proof' if is_proof else '     '}  {name}")
-    for name in _too_dear():
-        terminalreporter.line(
-            f"{name} takes more than {_LIMIT:g} CPU seconds: make it cheaper, or a proof"
-            " (CONTRIBUTING.md)",
-            red=True,
-        )

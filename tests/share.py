@@ -35,5 +35,10 @@ def for_sweep_unless(chosen: Sequence[str], names: Iterable[str]) -> list[Any]:
 def first_and_proofs(items: Iterable[Any]) -> list[Any]:
     """Return the items as parameters of a test, tuples as several. All but the first are proofs."""
     first, *others = (item if isinstance(item, tuple) else (item,) for item in items)
-    proofs = (pytest.param(*values, marks=pytest.mark.proof) for values in others)
-    return [pytest.param(*first), *proofs]
+    return [_parameter(first), *(_parameter(other, pytest.mark.proof) for other in others)]
+
+
+def _parameter(item: tuple[Any, ...], *marks: Any) -> Any:
+    if isinstance(item, type(pytest.param())):
+        return pytest.param(*item.values, id=item.id, marks=[*item.marks, *marks])
+    return pytest.param(*item, marks=marks)

@@ -133,8 +133,9 @@ def check_document(command, document):
 
 
 @pytest.fixture
-def cli(folder, capfd):
+def cli(folder, capfd, monkeypatch):
     environment = dict(os.environ)
+    monkeypatch.setattr(gc, "freeze", lambda: None)  # the objects of a command are not permanent
 
     def run(*arguments: str) -> Result:
         capfd.readouterr()
@@ -145,6 +146,5 @@ def cli(folder, capfd):
         return Result(code, out, err)
 
     yield run
-    gc.unfreeze()
     for name in os.environ.keys() - environment.keys():
         del os.environ[name]

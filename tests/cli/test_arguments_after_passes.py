@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 import jaxprtool
+from tests.share import first_and_proofs
 
 TRAINING = """
     import jax, jax.numpy as jnp, jaxprtool
@@ -98,13 +99,15 @@ def results(cli, files):
 )
 @pytest.mark.parametrize(
     "args",
-    [
-        BOTH,
-        "params=load('params.npz'), x=load('batch.npz')",
-        "load('params.npz'), load('batch.npz')['values'], load('batch.npz')['lengths']",
-        "load('params.npz'), load('batch.npz')['values'], [3, 1, 5]",
-        "load('params.npz'), {'values': load('batch.npz')['values'], 'lengths': [3, 1, 5]}",
-    ],
+    first_and_proofs(
+        [
+            BOTH,
+            "params=load('params.npz'), x=load('batch.npz')",
+            "load('params.npz'), load('batch.npz')['values'], load('batch.npz')['lengths']",
+            "load('params.npz'), load('batch.npz')['values'], [3, 1, 5]",
+            "load('params.npz'), {'values': load('batch.npz')['values'], 'lengths': [3, 1, 5]}",
+        ]
+    ),
 )
 def test_a_file_with_values_and_lengths_is_a_batch(results, target, more, args):
     found = results(target, RAGGED, args, *more)["result"]

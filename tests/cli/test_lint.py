@@ -1,13 +1,12 @@
 """`jaxprtool lint` prints findings by line, and exits with 1 if there are any."""
 
-import contextlib
 import json
-import shutil
+import runpy
 import textwrap
 
 import pytest
 
-from jaxprtool.cli.main import main
+import jaxprtool
 
 FUNCTIONS = """
     import jax
@@ -137,20 +136,12 @@ RECORDED = """
 """
 
 
-@pytest.fixture(scope="module")
-def run_once(tmp_path_factory):
-    """Return the folder of the recorded script: recording starts a process."""
-    folder = tmp_path_factory.mktemp("recorded")
-    (folder / "script.py").write_text(textwrap.dedent(RECORDED))
-    with contextlib.chdir(folder):
-        assert main(["record", "-o", "run", "script.py"]) == 0
-    return folder
-
-
 @pytest.fixture
-def recorded(run_once, folder):
-    """Return the folder of the run, in that of the test."""
-    shutil.copytree(run_once, folder, dirs_exist_ok=True)
+def recorded(folder):
+    """Return the folder of the recorded script."""
+    (folder / "script.py").write_text(textwrap.dedent(RECORDED))
+    with jaxprtool.record("run"):
+        runpy.run_path("script.py")
     return "run"
 
 
@@ -198,7 +189,6 @@ def test_passes_and_arguments_need_one_program_of_a_run(run, recorded):
 
 
 def test_programs_by_name_are_linted_together(recorded):
-    import jaxprtool
     from jaxprtool.api.record import Recording
 
     found = jaxprtool.lint(Recording(recorded).programs, select="JT4")

@@ -19,6 +19,7 @@ import pytest
 
 from tests.documentation import shell
 from tests.documentation.blocks import PAGES, ROOT, blocks
+from tests.share import share
 
 #: Pages whose commands are independent of each other.
 SINGLE = [page for page in PAGES if not page.startswith(("docs/tutorials/", "docs/howto/"))]
@@ -34,9 +35,9 @@ def examples(pages):
     return list(found)
 
 
-#: The examples of the README, and those of other pages.
+#: The examples of the README, and the share of those of other pages.
 EXAMPLES = examples(["README.md"])
-OTHERS = [each for each in examples(SINGLE) if each not in EXAMPLES]
+OTHERS = share([each for each in examples(SINGLE) if each not in EXAMPLES])
 BLOCKS = [*blocks("python", SINGLE), *blocks("toml", SINGLE)]
 FILES = {
     text.partition("\n")[0].removeprefix("# "): text for _, text in BLOCKS if text.startswith("# ")
@@ -58,6 +59,7 @@ def folder(place, monkeypatch):
     for name, text in FILES.items():
         (place / name).write_text(text)
     monkeypatch.chdir(place)
+    monkeypatch.setattr(gc, "freeze", lambda: None)  # the objects of a command are not permanent
     monkeypatch.setenv("COLUMNS", "80")
     monkeypatch.setenv("NO_COLOR", "1")
     monkeypatch.delenv("FORCE_COLOR", raising=False)
@@ -65,7 +67,6 @@ def folder(place, monkeypatch):
     environment, path = dict(os.environ), list(sys.path)
     yield place
     sys.path[:] = path
-    gc.unfreeze()
     for name in os.environ.keys() - environment.keys():
         del os.environ[name]
 

@@ -16,7 +16,7 @@ from jaxprtool.execute.nans import find_nan
 from jaxprtool.execute.stepping import effects
 from jaxprtool.ir.evaluation.interpret import bind
 from tests.programs import harness_programs
-from tests.share import share
+from tests.share import first_and_proofs, share
 
 X = jnp.arange(4.0)
 
@@ -226,7 +226,7 @@ WAYS = {
 }
 
 
-@pytest.mark.parametrize("case", WAYS)
+@pytest.mark.parametrize("case", first_and_proofs(WAYS))
 def test_the_path_follows_the_element_it_starts_at(case):
     function, expected = WAYS[case]
     way = found_in(function, X)[0].way

@@ -13,6 +13,7 @@ from jaxprtool.errors import ArgumentsError, UnsupportedError
 from jaxprtool.execute.watch import collected, numbers, pieces, watch
 from jaxprtool.execute.watch.numbers import FORMATS, Tally, tallies
 from jaxprtool.ir.basics.dtypes import array_dtypes
+from tests.share import first_and_proofs
 
 X = jnp.arange(4.0)
 
@@ -346,7 +347,7 @@ def emptied(x, n):
 
 
 @pytest.mark.parametrize("n", [0, 3])
-@pytest.mark.parametrize("by", ["line", "scope", "equation"])
+@pytest.mark.parametrize("by", first_and_proofs(["line", "scope", "equation"]))
 def test_empty_arrays_and_loops_without_iterations_are_watched(mode, by, n):
     for rounds in (None, [0, -1]):
         found = watched(emptied, X, n, by=by, rounds=rounds, values=True)

@@ -19,6 +19,7 @@ from tests.programs import harness_programs, sample_programs
 from tests.programs.corpus import prove_corpus
 from tests.programs.outlined import layers
 from tests.programs.samples import sample_files
+from tests.share import first_and_proofs
 
 NODE = re.compile(r"^ *(n\d+) \[label=<(.*)>, fillcolor=\"(#\w+)\", color=\"#\w+\"\];$")
 EDGE = re.compile(r"^  (n\d+) -> (n\d+) \[(.*)\];$")
@@ -309,7 +310,7 @@ def test_an_unused_argument_is_shown():
     assert graph.nodes[graph.named("tree")] == ["tree", "2 arrays, 8 bytes"]
 
 
-@pytest.mark.parametrize("file", sample_files())
+@pytest.mark.parametrize("file", first_and_proofs(sample_files()))
 def test_every_sample_is_drawn(file):
     for sample in sample_programs(file):
         program = sample.program()
@@ -319,6 +320,7 @@ def test_every_sample_is_drawn(file):
         Read(dot(program))
 
 
+@pytest.mark.proof
 def test_random_programs_are_drawn():
     def prove(number, case):
         with case.setting():

@@ -25,6 +25,7 @@ from tests.programs.weak_transforms import (
     prove_unzip,
 )
 from tests.programs.weakening import prove_weak_types, weakened
+from tests.share import first_and_proofs
 from tests.sweep.corpora import Harnesses, RandomPrograms, Samples
 from tests.sweep.parts import Part
 
@@ -43,7 +44,7 @@ PIPELINES = (
 )
 
 
-@pytest.mark.parametrize("proof", PROOFS.values(), ids=PROOFS)
+@pytest.mark.parametrize("proof", first_and_proofs(PROOFS.values()), ids=PROOFS)
 @pytest.mark.parametrize(("name", "fun", "args"), CASES, ids=[case[0] for case in CASES])
 def test_programs_of_python_numbers(proof, name, fun, args):
     outcomes = proof(Case(name, fun, args), random.Random(name))
@@ -144,7 +145,7 @@ SIZED = [
 SHAPES = [*(pytest.param(each, marks=pytest.mark.sweep) for each in ("n", "3,n", "n,m")), "n,3"]
 
 
-@pytest.mark.parametrize("shape", SHAPES)
+@pytest.mark.parametrize("shape", first_and_proofs(SHAPES))
 @pytest.mark.parametrize(("name", "fun"), SIZED, ids=[case[0] for case in SIZED])
 def test_programs_of_numbers_and_symbols(name, fun, shape):
     def traced(sizes):

@@ -23,6 +23,7 @@ from tests.programs.weakening import (
     prove_weak_types,
     weakened,
 )
+from tests.share import first_and_proofs
 from tests.sweep.corpora import Harnesses, RandomPrograms, Samples
 from tests.sweep.parts import Part
 
@@ -82,7 +83,9 @@ CASES = [
 ]
 
 
-@pytest.mark.parametrize(("name", "fun", "args"), CASES, ids=[case[0] for case in CASES])
+@pytest.mark.parametrize(
+    ("name", "fun", "args"), first_and_proofs(CASES), ids=[case[0] for case in CASES]
+)
 def test_results_and_gradients_of_numbers_keep_their_weak_types(name, fun, args):
     assert prove_weak_types(Case(name, fun, args))["rewritten"]
     wanted = jax.jit(fun)(*args)

@@ -326,7 +326,7 @@ def batch_of(size):
     return params, {"features": features, "label": rng.integers(0, 8, size)}
 
 
-@pytest.mark.parametrize("function", ["loss", "grad_loss", "pull"])
+@pytest.mark.parametrize("function", first_and_proofs(["loss", "grad_loss", "pull"]))
 @pytest.mark.parametrize("options", ["", ", chunk=4"])
 def test_a_batch_equals_its_examples_one_by_one(function, options):
     params, examples = batch_of(10)

@@ -186,6 +186,7 @@ def test_static_arguments_methods_and_defaults():
     close(Model().total(jnp.arange(3.0)), 3.0)
 
 
+@pytest.mark.proof
 def test_bucketed_functions_can_be_differentiated_and_mapped():
     fun, x = jaxprtool.jit(loss, shapes={"n": (4, 8)}), jnp.asarray(rows(3))
     for argnum in (0, 1):

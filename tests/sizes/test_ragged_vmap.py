@@ -11,6 +11,7 @@ from jax import lax
 import jaxprtool
 from jaxprtool import Ragged, vmap
 from jaxprtool.errors import JaxprToolError
+from tests.share import first_and_proofs
 
 LENGTHS = {
     "some empty": [0, 3, 0, 1],
@@ -116,13 +117,15 @@ FEW_LENGTHS = ["some empty"]
 
 @pytest.mark.parametrize(
     ("name", "lengths"),
-    [
-        (name, lengths)
-        if name in FEW_CASES and lengths in FEW_LENGTHS
-        else pytest.param(name, lengths, marks=pytest.mark.sweep)
-        for name in CASES
-        for lengths in LENGTHS
-    ],
+    first_and_proofs(
+        [
+            (name, lengths)
+            if name in FEW_CASES and lengths in FEW_LENGTHS
+            else pytest.param(name, lengths, marks=pytest.mark.sweep)
+            for name in CASES
+            for lengths in LENGTHS
+        ]
+    ),
 )
 def test_results_and_derivatives_equal_those_of_a_loop_over_examples(name, lengths):
     numbers = np.array(LENGTHS[lengths], np.int32)
@@ -492,7 +495,7 @@ def test_examples_with_a_minimum_number_of_rows():
     )
 
 
-@pytest.mark.parametrize("name", CUT)
+@pytest.mark.parametrize("name", first_and_proofs(CUT))
 @pytest.mark.parametrize("lengths", [[3, 0, 5], [1, 6, 2]])
 def test_a_shared_array_is_sliced_to_the_rows_of_each_example(name, lengths):
     values = jnp.asarray(np.random.default_rng(0).normal(size=(sum(lengths), 4)), jnp.float32)

@@ -14,6 +14,7 @@ from jaxprtool.errors import UnsupportedError
 from jaxprtool.jaxcompat.batching import NO_SOURCE
 from jaxprtool.loading.argspec import read_args
 from tests.programs.samples import sample_files, sample_programs
+from tests.share import first_and_proofs
 
 X = jnp.full((256, 256), 0.5)
 SIZE = X.nbytes
@@ -358,7 +359,7 @@ def test_a_program_without_sources_has_primitives_as_names():
     assert {live.source for live in each.live} == {""}
 
 
-@pytest.mark.parametrize("file", sample_files())
+@pytest.mark.parametrize("file", first_and_proofs(sample_files()))
 def test_samples_add_up(file):
     for case in sample_programs(file):
         assert adds_up(memory(case.program())), case.name

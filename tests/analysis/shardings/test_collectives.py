@@ -15,6 +15,7 @@ from jaxprtool.ir.hlo.module import compiled_module
 from tests.programs import sharded
 from tests.programs.collectives import collectives as read_from_text
 from tests.programs.sharded import MISTAKES, SHARDED, Sharded, floats, mesh_of, under_jit
+from tests.share import first_and_proofs
 
 PROGRAMS = {**SHARDED, **MISTAKES}
 
@@ -41,7 +42,7 @@ def found():
     return {name: shardings(make()) for name, make in PROGRAMS.items()}
 
 
-@pytest.mark.parametrize("name", PROGRAMS)
+@pytest.mark.parametrize("name", first_and_proofs(PROGRAMS))
 def test_bytes_agree_with_an_independent_parser(found, name):
     listed, by_kind = totals(found[name], PROGRAMS[name]())
     assert listed == by_kind

@@ -16,6 +16,7 @@ import jaxprtool
 from tests.analysis.shardings.test_collectives import shardings, totals
 from tests.programs.sharded import MISTAKES, SHARDED, Sharded, floats, mesh_of, under_jit
 from tests.programs.sharded_features import FEATURES
+from tests.share import first_and_proofs
 
 PROGRAMS = {**FEATURES, **SHARDED, **MISTAKES}
 
@@ -25,7 +26,7 @@ def found():
     return {name: shardings(make()) for name, make in FEATURES.items()}
 
 
-@pytest.mark.parametrize("name", FEATURES)
+@pytest.mark.parametrize("name", first_and_proofs(FEATURES))
 def test_bytes_agree_with_an_independent_parser(found, name):
     listed, by_kind = totals(found[name], FEATURES[name]())
     assert listed == by_kind
@@ -85,7 +86,7 @@ _GATHER = re.compile(r"%([\w.-]+) = \S+ all-gather\(%([\w.-]+)\)")
 _PARAMETER = re.compile(r"%([\w.-]+) = \S+ parameter\((\d+)\)")
 
 
-@pytest.mark.parametrize("name", PROGRAMS)
+@pytest.mark.parametrize("name", first_and_proofs(PROGRAMS))
 def test_arguments_that_are_gathered_directly_have_their_names(found, name):
     """The module that runs says which argument a gather reads, independently."""
     made = PROGRAMS[name]()
@@ -106,7 +107,7 @@ _OPERAND = re.compile(r"%([\w.-]+) = \S+ (?:all-gather|all-to-all)\(%([\w.-]+)\)
 _FUSION = re.compile(r"%([\w.-]+) = \S+ fusion\(.*calls=%([\w.-]+)")
 
 
-@pytest.mark.parametrize("name", PROGRAMS)
+@pytest.mark.parametrize("name", first_and_proofs(PROGRAMS))
 def test_a_computed_value_that_moves_is_not_named_after_an_argument(found, name):
     """The module that runs says which operands of collectives are computed, independently."""
     made = PROGRAMS[name]()

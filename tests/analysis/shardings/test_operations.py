@@ -8,6 +8,7 @@ import pytest
 import jaxprtool
 from tests.programs.collectives import collectives as read_from_text
 from tests.programs.sharded_operations import OPERATIONS
+from tests.share import first_and_proofs
 
 #: Programs that every run of the tests compiles; `sweep` marks the others.
 QUICK = frozenset({
@@ -40,7 +41,7 @@ def facts(found, name):
     return found[name]
 
 
-@pytest.mark.parametrize("name", list(map(_program, OPERATIONS)))
+@pytest.mark.parametrize("name", first_and_proofs(list(map(_program, OPERATIONS))))
 def test_bytes_add_up_and_each_collective_has_a_line_and_a_reason(found, name):
     listed, by_kind = Counter(), Counter()
     for each in shardings(found, name):

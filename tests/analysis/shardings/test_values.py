@@ -9,6 +9,7 @@ from jax.sharding import PartitionSpec as P
 
 import jaxprtool
 from tests.programs.sharded import MISTAKES, SHARDED, Sharded, floats, mesh_of, under_jit
+from tests.share import first_and_proofs
 
 PROGRAMS = {**SHARDED, **MISTAKES}
 
@@ -19,7 +20,7 @@ def shardings(made: Sharded):
         return jaxprtool.shardings(program, program.in_avals)
 
 
-@pytest.mark.parametrize("name", PROGRAMS)
+@pytest.mark.parametrize("name", first_and_proofs(PROGRAMS))
 def test_shardings_of_arguments_and_results_are_those_of_xla(name):
     made = PROGRAMS[name]()
     compiled, found = made.compiled(), shardings(made)

@@ -16,6 +16,7 @@ from jaxprtool.analysis.residuals import total_bytes
 from jaxprtool.errors import ArgumentsError
 from jaxprtool.ir.basics.quantities import bytes_of
 from jaxprtool.loading.argspec import read_args
+from tests.share import first_and_proofs
 
 RANDOM = np.random.default_rng(0)
 W = {
@@ -48,7 +49,7 @@ def scanned(w, x):
     return jax.lax.scan(layer, x, length=4)[0].sum()
 
 
-@pytest.mark.parametrize("fun", [plain, with_names, scanned])
+@pytest.mark.parametrize("fun", first_and_proofs([plain, with_names, scanned]))
 def test_a_proposal_fits_and_more_bytes_never_need_more_flops(fun):
     program = trace(fun, W, X)
     found = residuals(program)
@@ -64,6 +65,7 @@ def test_a_proposal_fits_and_more_bytes_never_need_more_flops(fun):
     assert flops[0] > flops[-1]
 
 
+@pytest.mark.proof
 def test_the_cheapest_set_of_names_that_fits_is_proposed():
     names = ("hidden", "wide", "narrow", "again", "last")
     measured = []
@@ -110,7 +112,7 @@ def test_new_names_are_proposed_in_addition_to_existing_ones():
 
 
 @pytest.mark.parametrize("fun", [plain, one_name])
-@pytest.mark.parametrize("budget", [4500, 6000, 9000, 11000])
+@pytest.mark.parametrize("budget", first_and_proofs([4500, 6000, 9000, 11000]))
 def test_naming_the_proposed_values_saves_the_predicted_bytes(fun, budget):
     found = residuals(trace(fun, W, X), budget).proposal
     source = inspect.getsource(fun)
@@ -133,6 +135,7 @@ def test_a_scan_counts_all_iterations_and_library_internals_are_not_named():
     assert by_name.get('x @ w["up"]', 4 * 16 * 32 * 4) == 4 * 16 * 32 * 4
 
 
+@pytest.mark.proof
 def test_gradients_of_the_named_program_are_unchanged():
     from jaxprtool.api.investigate.budget import _with_names
 

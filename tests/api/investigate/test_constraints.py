@@ -15,6 +15,7 @@ from jaxprtool.ir.core.equations import equations
 from jaxprtool.passes.transforms.constrained_values import constrain_values
 from tests.analysis.shardings.test_collectives import shardings, totals
 from tests.programs.sharded import MISTAKES, SHARDED, Sharded, floats, mesh_of, trained, under_jit
+from tests.share import first_and_proofs
 
 
 def proposed(made: Sharded):
@@ -23,7 +24,7 @@ def proposed(made: Sharded):
         return jaxprtool.shardings(program, program.in_avals, propose=True)
 
 
-@pytest.mark.parametrize("name", ["missing_constraint", "gathered_in_loop"])
+@pytest.mark.parametrize("name", first_and_proofs(["missing_constraint", "gathered_in_loop"]))
 def test_a_wrong_constraint_is_changed(name):
     found = proposed(MISTAKES[name]())
     best = found.constraints[0]
@@ -32,6 +33,7 @@ def test_a_wrong_constraint_is_changed(name):
     assert best.sent_bytes < found.sent_bytes / 100
 
 
+@pytest.mark.proof
 def test_a_new_constraint_is_proposed_without_differentiation():
     mesh = mesh_of(data=8)
 

@@ -9,6 +9,7 @@ import pytest
 
 import jaxprtool
 from jaxprtool.errors import ArgumentsError
+from tests.share import first_and_proofs
 
 X = jnp.asarray(np.random.default_rng(0).standard_normal((64, 64)), jnp.float32)
 
@@ -89,20 +90,22 @@ def test_a_function_that_traces_to_other_equations_is_reported_with_the_line():
 
 @pytest.mark.parametrize(
     "option, function, x",
-    [
-        ({"xla_cpu_enable_fast_math": True}, lambda x: x * 1.7 + x * x * x - 2 * x, X),
-        ({"xla_backend_optimization_level": 0}, lambda x: x * 1.7 + x * x * x - 2 * x, X),
-        (
-            {"xla_allow_excess_precision": False},
-            lambda x: jax.nn.softmax(x * 2 + 1),
-            X.astype(jnp.bfloat16),
-        ),
-        (
-            {"xla_cpu_enable_platform_dependent_math": False},
-            lambda x: 1 / jnp.sqrt(x * x + 1),
-            X,
-        ),
-    ],
+    first_and_proofs(
+        [
+            ({"xla_cpu_enable_fast_math": True}, lambda x: x * 1.7 + x * x * x - 2 * x, X),
+            ({"xla_backend_optimization_level": 0}, lambda x: x * 1.7 + x * x * x - 2 * x, X),
+            (
+                {"xla_allow_excess_precision": False},
+                lambda x: jax.nn.softmax(x * 2 + 1),
+                X.astype(jnp.bfloat16),
+            ),
+            (
+                {"xla_cpu_enable_platform_dependent_math": False},
+                lambda x: 1 / jnp.sqrt(x * x + 1),
+                X,
+            ),
+        ]
+    ),
     ids=["fast math", "optimization level", "excess precision", "library of the platform"],
 )
 def test_an_xla_option_changes_bits_and_the_equation_is_named(option, function, x):

@@ -14,6 +14,7 @@ import pytest
 import jaxprtool
 from jaxprtool.errors import UnsupportedError
 from jaxprtool.execute.running.compile_cache import compiled_afresh
+from tests.share import first_and_proofs
 
 
 def sorts(x):
@@ -66,7 +67,9 @@ def line_in(function, mark="# planted"):
     return f"tests/api/investigate/test_profile.py:{first + at}"
 
 
-@pytest.mark.parametrize("function", PLANTED, ids=lambda function: function.__name__)
+@pytest.mark.parametrize(
+    "function", first_and_proofs(PLANTED), ids=lambda function: function.__name__
+)
 def test_the_most_expensive_line_is_the_planted_one(function):
     args = PLANTED[function]()
     with jax.enable_x64(function is upcasts):

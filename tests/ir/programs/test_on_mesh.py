@@ -18,6 +18,7 @@ from jaxprtool.ir.equality.equivalence import difference
 from jaxprtool.ir.programs.meshes import on_axes
 from tests.programs import sharded
 from tests.programs.sharded import SHARDED, mesh_of
+from tests.share import first_and_proofs
 
 KINDS = pytest.mark.parametrize("kind", [AxisType.Auto, AxisType.Explicit], ids=["auto", "typed"])
 
@@ -54,7 +55,8 @@ def typed(mesh: Any, spec: Any, *shape: int, dtype: Any = "float32") -> jax.Shap
 
 @pytest.mark.parametrize("size", [1, 2])
 @pytest.mark.parametrize(
-    "name", ["data", "tensor", "fsdp", "scanned", "sequence", "uneven", "explicit"]
+    "name",
+    first_and_proofs(["data", "tensor", "fsdp", "scanned", "sequence", "uneven", "explicit"]),
 )
 def test_a_program_on_eight_devices_equals_its_trace_on_fewer(name, size, monkeypatch):
     def make(mesh_of_program: Any) -> tuple[Any, Any]:
@@ -172,7 +174,7 @@ def refs(mesh):
 
 
 @KINDS
-@pytest.mark.parametrize("make", [rules, loops, keys, constants, objects, refs])
+@pytest.mark.parametrize("make", first_and_proofs([rules, loops, keys, constants, objects, refs]))
 def test_objects_with_a_mesh_equal_those_traced_on_fewer_or_more_devices(make, kind):
     eight, two = (mesh_of(kind, x=size) for size in (8, 2))
     on_eight, on_two = traced(make, eight), traced(make, two)

@@ -16,6 +16,7 @@ from jaxprtool.analysis.stats import stats
 from jaxprtool.ir.core.equations import equations
 from jaxprtool.ir.core.structured import sub_jaxprs
 from jaxprtool.ir.rewriting.array_literals import as_constants
+from tests.share import first_and_proofs
 
 X = jnp.array([0.5, -1.0, 2.0])
 W = jnp.arange(9.0).reshape(3, 3) / 10
@@ -101,7 +102,7 @@ def sizes(program):
     )
 
 
-@pytest.mark.parametrize("name", FUNCTIONS)
+@pytest.mark.parametrize("name", first_and_proofs(FUNCTIONS))
 def test_a_program_is_the_same_with_and_without_the_option(name, request, tmp_path):
     fun = FUNCTIONS[name]
     plain = jaxprtool.trace(fun, X)

@@ -20,6 +20,7 @@ from jaxprtool.passes.loops.schedule import (
     sunk,
 )
 from tests.programs import Case, prove
+from tests.share import first_and_proofs
 
 X = jnp.arange(8.0)
 ROW = 32  # the size of X in bytes
@@ -114,13 +115,15 @@ def test_an_order_that_cannot_be_improved_is_the_same_object(transform):
 @PASSES
 @pytest.mark.parametrize(
     "wrap",
-    [
-        jax.jit,
-        jax.checkpoint,
-        lambda f: lambda a: lax.scan(lambda c, r: (f(c) + r, c), a, jnp.stack([a, a])),
-        lambda f: lambda a: lax.while_loop(lambda c: c[0] < 1, f, a),
-        lambda f: lambda a: lax.cond(a[0] > 1, f, jnp.sin, a),
-    ],
+    first_and_proofs(
+        [
+            jax.jit,
+            jax.checkpoint,
+            lambda f: lambda a: lax.scan(lambda c, r: (f(c) + r, c), a, jnp.stack([a, a])),
+            lambda f: lambda a: lax.while_loop(lambda c: c[0] < 1, f, a),
+            lambda f: lambda a: lax.cond(a[0] > 1, f, jnp.sin, a),
+        ]
+    ),
     ids=["jit", "remat", "scan", "while", "cond"],
 )
 def test_bodies_are_reordered_too(transform, wrap):

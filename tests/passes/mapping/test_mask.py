@@ -137,6 +137,7 @@ def test_the_gradient_of_values_computed_from_padding_is_zero():
     assert np.isfinite(np.asarray(got)).all()
 
 
+@pytest.mark.proof
 @pytest.mark.parametrize("name", for_sweep_unless(share(list(FUNCTIONS)), FUNCTIONS))
 def test_results_and_gradients_equal_those_at_every_size(name):
     fun, program = jax.jit(FUNCTIONS[name]), masked(FUNCTIONS[name])

@@ -242,6 +242,7 @@ def test_padding_of_the_operands_of_an_equation_has_its_line():
     assert gathers and all("test_ragged.py" in named(eqn) for eqn in gathers)
 
 
+@pytest.mark.proof
 @pytest.mark.parametrize("longest", first_and_proofs([6, None]))
 def test_scans_over_an_unknown_number_of_rows_are_packed(longest):
     def scans(x, w):

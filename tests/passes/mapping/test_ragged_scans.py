@@ -94,6 +94,7 @@ def one_by_one(fun):
     return run
 
 
+@pytest.mark.proof
 @pytest.mark.parametrize(("fun", "kind"), CASES)
 def test_values_and_derivatives_equal_those_of_a_loop(fun, kind):
     lengths = np.array(ALL_LENGTHS[kind], np.int32)

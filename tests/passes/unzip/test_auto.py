@@ -28,6 +28,7 @@ from tests.programs.init_apply import prove_unzip
 from tests.programs.recorder import record
 from tests.programs.samples import sample_files
 from tests.programs.values import difference, values_agree
+from tests.share import first_and_proofs
 from tests.sweep.corpora import RandomPrograms
 from tests.sweep.parts import Part
 
@@ -149,19 +150,21 @@ def without_rest(key, x):
 
 @pytest.mark.parametrize(
     ("fun", "expected"),
-    [
-        (dense, {"w": "f32[4,3]"}),
-        (mlp, {"w": "f32[4,8]", "w_1": "f32[8,2]"}),
-        (dropout, {"keep": "bool[2,4]"}),
-        (autoencoder, {"eps": "f32[2,4]"}),
-        (sampled, {"gumbel": "f32[2,4]"}),
-        (transposed, {"w": "f32[3,4]"}),
-        (spread, {"b": "f32[4]"}),
-        (gradient, {"w": "f32[4,8]", "w_1": "f32[8,2]"}),
-        (activated, {"w": "f32[4,3]"}),
-        (two_uses, {"w": "f32[4]"}),
-        (without_rest, {"without_rest": "f32[]"}),
-    ],
+    first_and_proofs(
+        [
+            (dense, {"w": "f32[4,3]"}),
+            (mlp, {"w": "f32[4,8]", "w_1": "f32[8,2]"}),
+            (dropout, {"keep": "bool[2,4]"}),
+            (autoencoder, {"eps": "f32[2,4]"}),
+            (sampled, {"gumbel": "f32[2,4]"}),
+            (transposed, {"w": "f32[3,4]"}),
+            (spread, {"b": "f32[4]"}),
+            (gradient, {"w": "f32[4,8]", "w_1": "f32[8,2]"}),
+            (activated, {"w": "f32[4,3]"}),
+            (two_uses, {"w": "f32[4]"}),
+            (without_rest, {"without_rest": "f32[]"}),
+        ]
+    ),
 )
 @pytest.mark.parametrize("key", [KEY, jax.random.PRNGKey(0)], ids=["typed", "raw"])
 def test_a_function_of_a_key_splits(fun, expected, key):
@@ -351,18 +354,20 @@ def early_branches(key, x):
 
 @pytest.mark.parametrize(
     ("fun", "expected"),
-    [
-        (shared_calls, {"w": "f32[4,4]", "w_1": "f32[4,4]"}),
-        (shared_calls_that_draw, {"w": "f32[4,4]", "w_1": "f32[4,4]"}),
-        (scanned_keys, {"w": "f32[5,4,4]"}),
-        (carried_key, {"w": "f32[6,4,4]"}),
-        (nested_loops, {"u": "f32[4,4]", "v": "f32[3,4,4]", "w": "f32[3,2,4,4]"}),
-        (last_of_a_loop, {"last": "f32[4]"}),
-        (counted, {"w": "f32[3,4,4]"}),
-        (uncounted_with_one_weight, {"w": "f32[4,4]"}),
-        (branches, {"v": "f32[4,3]", "w": "f32[4,3]"}),
-        (early_branches, {"w": "f32[4]"}),
-    ],
+    first_and_proofs(
+        [
+            (shared_calls, {"w": "f32[4,4]", "w_1": "f32[4,4]"}),
+            (shared_calls_that_draw, {"w": "f32[4,4]", "w_1": "f32[4,4]"}),
+            (scanned_keys, {"w": "f32[5,4,4]"}),
+            (carried_key, {"w": "f32[6,4,4]"}),
+            (nested_loops, {"u": "f32[4,4]", "v": "f32[3,4,4]", "w": "f32[3,2,4,4]"}),
+            (last_of_a_loop, {"last": "f32[4]"}),
+            (counted, {"w": "f32[3,4,4]"}),
+            (uncounted_with_one_weight, {"w": "f32[4,4]"}),
+            (branches, {"v": "f32[4,3]", "w": "f32[4,3]"}),
+            (early_branches, {"w": "f32[4]"}),
+        ]
+    ),
 )
 def test_a_cut_lies_as_deep_as_necessary(fun, expected):
     check_auto(fun, KEY, X, expected=expected)

@@ -277,6 +277,7 @@ def test_remat_with_its_policy_in_both_programs(policy):
     assert remat.params["policy"] is policy and remat.params["prevent_cse"] is False
 
 
+@pytest.mark.proof
 def test_remat_of_a_scan_of_remat():
     @jax.checkpoint
     def body(x, key):
@@ -315,6 +316,7 @@ def test_shard_map_with_a_variable_that_all_shards_share(check_vma):
         np.testing.assert_array_equal(init(KEY)["w"], jax.random.normal(KEY, (3, 3)))
 
 
+@pytest.mark.proof
 @pytest.mark.parametrize("check_vma", [True, False])
 def test_shard_map_with_a_variable_of_each_shard_stacks_them(check_vma):
     def inner(keys, x):

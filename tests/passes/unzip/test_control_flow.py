@@ -428,7 +428,7 @@ def test_variables_of_both_branches_are_returned_and_the_selected_ones_used():
     assert primitives(apply)["cond"] == 1 and primitives(init)["cond"] == 0
 
 
-@pytest.mark.parametrize("index", [-1, 0, 1, 2, 9])
+@pytest.mark.parametrize("index", first_and_proofs([-1, 0, 1, 2, 9]))
 def test_switch_with_variables_in_some_branches(index):
     def f(key, x, i):
         branches = [

@@ -9,6 +9,7 @@ from jax.ad_checkpoint import checkpoint_name
 
 import jaxprtool
 from jaxprtool.passes.unzip import Unzip, UnzipError
+from tests.share import first_and_proofs
 
 KEY, OTHER = jax.random.key(0), jax.random.key(1)
 WORDS = jax.random.key_data(KEY)
@@ -63,22 +64,24 @@ def one_of(x, keys):
 @pytest.mark.parametrize("words", [False, True], ids=["typed", "words"])
 @pytest.mark.parametrize(
     ("fun", "args", "kwargs", "init_names", "other_names"),
-    [
-        (in_a_state, ({"rng": KEY, "w": X}, X), {}, ("state['rng']",), ("state['w']", "x")),
-        (by_keyword, (X,), {"key": KEY, "scale": 2.0}, ("key",), ("x", "scale")),
-        (
-            after_data,
-            (X, {"dropout": KEY, "params": OTHER}),
-            {},
-            ("keys['dropout']", "keys['params']"),
-            ("x",),
-        ),
-        (in_a_loop, (X, KEY), {}, ("key",), ("x",)),
-        (in_a_branch, (X, KEY), {}, ("key",), ("x",)),
-        (in_a_while, (X, KEY), {}, ("key",), ("x",)),
-        (over_keys, (X, jax.random.split(KEY, 2)), {}, ("keys",), ("x",)),
-        (one_of, (X, jax.random.split(KEY, 2)), {}, ("keys",), ("x",)),
-    ],
+    first_and_proofs(
+        [
+            (in_a_state, ({"rng": KEY, "w": X}, X), {}, ("state['rng']",), ("state['w']", "x")),
+            (by_keyword, (X,), {"key": KEY, "scale": 2.0}, ("key",), ("x", "scale")),
+            (
+                after_data,
+                (X, {"dropout": KEY, "params": OTHER}),
+                {},
+                ("keys['dropout']", "keys['params']"),
+                ("x",),
+            ),
+            (in_a_loop, (X, KEY), {}, ("key",), ("x",)),
+            (in_a_branch, (X, KEY), {}, ("key",), ("x",)),
+            (in_a_while, (X, KEY), {}, ("key",), ("x",)),
+            (over_keys, (X, jax.random.split(KEY, 2)), {}, ("keys",), ("x",)),
+            (one_of, (X, jax.random.split(KEY, 2)), {}, ("keys",), ("x",)),
+        ]
+    ),
 )
 def test_keys_are_found_by_type_anywhere(fun, args, kwargs, init_names, other_names, words):
     def is_key(leaf):

@@ -11,6 +11,7 @@ from rich.cells import cell_len
 
 from jaxprtool.render.reports.sharding_picture import sharding_picture
 from jaxprtool.render.terminal.rendering import Rendering
+from tests.share import first_and_proofs
 
 WIDTHS = [80, 160]
 
@@ -104,7 +105,7 @@ def specs(axes, rank):
             yield P(*spec)
 
 
-@pytest.mark.parametrize("width", WIDTHS)
+@pytest.mark.parametrize("width", first_and_proofs(WIDTHS))
 @pytest.mark.parametrize("order", ORDERS)
 @pytest.mark.parametrize(("sizes", "axes"), MESHES)
 def test_each_device_is_in_the_block_that_jax_assigns(sizes, axes, order, width):

@@ -9,6 +9,7 @@ from jax.sharding import AxisType, PartitionSpec
 
 from jaxprtool import vmap
 from tests.api.functions.vmap.beside import MATRIX, VECTOR, assert_alike, assert_both_raise, jvp_of
+from tests.share import first_and_proofs
 
 SUMS = {
     "one result": (lambda x: 2.0 * x, (VECTOR,), {"out_axes": None}),
@@ -75,7 +76,7 @@ AROUND = {
 }
 
 
-@pytest.mark.parametrize("name", AROUND)
+@pytest.mark.parametrize("name", first_and_proofs(AROUND))
 def test_transformations_around_sums(name):
     x = jnp.stack([MATRIX, MATRIX - 5], axis=1) if "vmap" in name else MATRIX
     options = {"in_axes": (None, 0), "out_axes": None, "sum_match": True}

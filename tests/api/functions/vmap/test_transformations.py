@@ -10,6 +10,7 @@ from jax import lax
 
 from jaxprtool import vmap
 from tests.api.functions.vmap.beside import MATRIX, VECTOR, assert_alike, assert_both_raise, jvp_of
+from tests.share import first_and_proofs
 
 WEIGHTS = jnp.linspace(0.1, 2.0, 20).reshape(4, 5)
 
@@ -56,7 +57,7 @@ def filled(x):
     return ref[...]
 
 
-@pytest.mark.parametrize("name", INSIDE)
+@pytest.mark.parametrize("name", first_and_proofs(INSIDE))
 def test_contents_of_a_mapped_function(name):
     assert_alike(INSIDE[name], MATRIX)
 
@@ -102,7 +103,7 @@ AROUND = {
 }
 
 
-@pytest.mark.parametrize("name", AROUND)
+@pytest.mark.parametrize("name", first_and_proofs(AROUND))
 def test_transformations_around_vmap(name):
     x = jnp.stack([MATRIX, MATRIX - 5]) if "vmap" in name else MATRIX
     in_axes = (None, 0)

@@ -13,6 +13,7 @@ from jaxprtool import trace
 from jaxprtool.passes.mapping.batch import Axis, Batch, BatchUnsupported
 from tests.programs.beside import same_derivatives
 from tests.programs.mapped import Mapping, flat, ours, prove_mapped, theirs
+from tests.share import first_and_proofs
 
 LANES = 4
 
@@ -240,7 +241,7 @@ def _(primals, tangents):
 BODIES = [in_scan, in_cond, in_while, in_remat, lambda x, y: summed(x[0]) * y]
 
 
-@pytest.mark.parametrize("fun", BODIES, ids=lambda f: f.__name__)
+@pytest.mark.parametrize("fun", first_and_proofs(BODIES), ids=lambda f: f.__name__)
 @pytest.mark.parametrize("in_axes", [0, (1, None), (None, 1)])
 def test_collectives_in_bodies(fun, in_axes):
     over(

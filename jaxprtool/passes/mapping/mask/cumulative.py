@@ -7,23 +7,30 @@ from typing import Any
 
 from jaxprtool.ir.basics.rules import rule
 from jaxprtool.jaxcompat import JaxprEqn
+from jaxprtool.passes.mapping.mask.reductions import identities, one
 from jaxprtool.passes.mapping.mask.slicing import flip_logical
 from jaxprtool.passes.mapping.mask.table import MaskContext, MaskRule, mask_rules
 from jaxprtool.passes.mapping.mask.values import Facts, Filled, Padded
 
 
-def _cumulative(identity: Callable[[Any], Any]) -> MaskRule:
-    """Return the rule of a cumulative sum or product with this identity."""
+def _cumulative(neutral: int, identity: Callable[[Any], Any]) -> MaskRule:
+    """Return the rule of a cumulative sum or product.
+
+    Args:
+        neutral: The number that changes no finite sum or product, for the derivative.
+        identity: The identity, a function of the dtype. Forward, the padding comes last, and the
+            values need none.
+    """
 
     def apply(context: MaskContext, eqn: JaxprEqn, x: Padded) -> Any:
         axis, reverse = eqn.params["axis"], eqn.params["reverse"]
-        fills = {axis: identity(x.dtype)}
+        fills = identities(context, x, [axis], identity) if reverse else {}
         made = context.apply(
             lambda array: context.bind(eqn, array),
             [x],
             x.shape,
-            needed=[fills if reverse else {}],
-            derivative=[fills],
+            needed=[fills],
+            derivative=[{axis: neutral}],
             mixed=[axis],
         )
         return Filled(made, fills) if reverse else made
@@ -31,8 +38,8 @@ def _cumulative(identity: Callable[[Any], Any]) -> MaskRule:
     return apply
 
 
-rule(mask_rules, "cumsum")(_cumulative(lambda dtype: 0))
-rule(mask_rules, "cumprod")(_cumulative(lambda dtype: 1))
+rule(mask_rules, "cumsum")(_cumulative(0, lambda dtype: 0))
+rule(mask_rules, "cumprod")(_cumulative(1, one))
 
 
 @rule(mask_rules, "cummax", "cummin", "cumlogsumexp")

@@ -42,11 +42,29 @@ def _limit(dtype: Any, *, lowest: bool) -> Any:
     return float(jnp.finfo(dtype).min if lowest else jnp.finfo(dtype).max)
 
 
+def one(dtype: Any) -> Any:
+    """Return the identity of a product.
+
+    Raises ValueError for complex numbers: an infinity times 1+0j has NaN as its imaginary part.
+    """
+    if jnp.issubdtype(dtype, jnp.complexfloating):
+        raise ValueError("no number in the padding keeps a product of complex infinities")
+    return 1
+
+
+def identities(
+    context: MaskContext, x: Padded, axes: Sequence[int], identity: Callable[[Any], Any]
+) -> dict[int, Any]:
+    """Return the fills of the padded axes of a reduction with this identity."""
+    padded = context.axes(x)
+    return {axis: identity(x.dtype) for axis in axes if axis in padded}
+
+
 def reduction(identity: Callable[[Any], Any]) -> MaskRule:
     """Return the rule of a reduction with this identity, a function of the dtype."""
 
     def apply(context: MaskContext, eqn: JaxprEqn, x: Padded) -> Any:
-        fills = dict.fromkeys(eqn.params["axes"], identity(x.dtype))
+        fills = identities(context, x, eqn.params["axes"], identity)
         return context.bind(eqn, context.filled(x, fills))
 
     return apply
@@ -57,7 +75,7 @@ def _all_bits(dtype: Any) -> Any:
 
 
 rule(mask_rules, "reduce_sum", "reduce_or", "reduce_xor")(reduction(lambda dtype: 0))
-rule(mask_rules, "reduce_prod")(reduction(lambda dtype: 1))
+rule(mask_rules, "reduce_prod")(reduction(one))
 rule(mask_rules, "reduce_and")(reduction(_all_bits))
 
 
@@ -111,7 +129,7 @@ rule(mask_rules, "reduce_min")(_extreme(largest))
 #: The identity of each primitive that the jaxpr of a `reduce` may consist of, by dtype.
 _IDENTITIES: dict[str, Callable[[Any], Any]] = {
     "add": lambda dtype: 0,
-    "mul": lambda dtype: 1,
+    "mul": one,
     "max": least,
     "min": largest,
     "or": lambda dtype: 0,
@@ -138,11 +156,11 @@ def _reduce(context: MaskContext, eqn: JaxprEqn, *operands: Padded) -> Any:
     identity = identity_of(jaxpr)
     if identity is not None:
         (x,), start = xs, inits[0].facts.literal
-        if start is not None and number(start, x.dtype) != identity(x.dtype):
+        fills = identities(context, x, axes, identity)
+        if start is not None and any(number(start, x.dtype) != fill for fill in fills.values()):
             raise refusal(
                 eqn, "its initial value is not the neutral element, so its result is undefined"
             )
-        fills = dict.fromkeys(axes, identity(x.dtype))
         return context.bind(eqn, context.filled(x, fills), *inits)
     return _reduced_with_flags(context, eqn, xs, inits)
 

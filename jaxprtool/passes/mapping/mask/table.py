@@ -109,9 +109,13 @@ class MaskContext(RuleContext):
         Args:
             x: The value.
             fills: The numbers, by axis. Axes without padding are ignored.
+
+        Raises:
+            ValueError: If the dtype of the value does not have such a number.
         """
         array = x.array
         for axis, value in self._needed(x, fills).items():
+            _require_number(value, x.dtype)
             array = with_fill(array, axis, value, self.valid(x.shape[axis]))
         return array
 
@@ -159,6 +163,8 @@ class MaskContext(RuleContext):
         positions = {n: i for i, n in enumerate(dict.fromkeys([*sizes, *(shape[i] for i in ends)]))}
 
         def placed(x: Padded, fills: Fills) -> list[MaskedFill]:
+            for value in fills.values():
+                _require_number(value, x.dtype)
             return [(axis, value, positions[x.shape[axis]]) for axis, value in fills.items()]
 
         guard = Guard(
@@ -198,3 +204,11 @@ def _is(known: np.ndarray | None, wanted: Any, dtype: Any) -> bool:
     if known is None or isinstance(wanted, jax.core.Tracer):
         return False
     return np.array_equal(known, np.asarray(wanted, dtype), equal_nan=True)
+
+
+def _require_number(value: Any, dtype: Any) -> None:
+    """Raise ValueError for a number that a dtype does not have: f8_e8m0fnu has no zero."""
+    if isinstance(value, jax.core.Tracer) or value != value:
+        return
+    if complex(np.asarray(value, dtype)) != complex(value):
+        raise ValueError(f"{np.dtype(dtype).name} has no {value} for the padding")

@@ -9,6 +9,7 @@ import pytest
 from jax import lax
 
 from jaxprtool import trace
+from jaxprtool.errors import UnsupportedError
 from tests.passes.mapping.mask.proving import marked, prove
 
 #: Functions of x: f32[n,3] and i: i32[n,3].
@@ -74,3 +75,33 @@ def test_padding_is_no_extreme_of_a_type_without_infinities(name):
     for size, wanted in (1, (-3, -3)), (2, (2, -3)), (6, (7, -3)):
         found = jax.tree.leaves(masked(x, jnp.int32(size)))
         assert [complex(v) for v in found] == [complex(v) for v in wanted]
+
+
+def masked(fun, dtype):
+    """Return a function of x: dtype[n,2] with `n` masked to at most 4."""
+    (n,) = jax.export.symbolic_shape("n")
+    return trace(fun, jax.ShapeDtypeStruct((n, 2), jnp.dtype(dtype))).apply("mask(n=4)")
+
+
+@pytest.mark.parametrize(
+    ("fun", "dtype", "reason"),
+    {
+        "sum": (lambda x: lax.reduce_sum(x, [0]), "float8_e8m0fnu", "float8_e8m0fnu has no 0"),
+        "product": (lambda x: lax.reduce_prod(x, [0]), "complex64", "complex infinities"),
+        "mul": (lambda x: lax.reduce(x, jnp.complex64(1), lax.mul, (0,)), "complex64", "complex"),
+        "reverse": (lambda x: lax.cumprod(x, 0, reverse=True), "complex64", "complex infinities"),
+    }.values(),
+)
+def test_a_type_without_a_neutral_element_is_refused_by_equation(fun, dtype, reason):
+    with pytest.raises(UnsupportedError, match=rf"at .*test_ordering\.py:\d+.* masked: .*{reason}"):
+        masked(fun, dtype)
+
+
+def test_complex_products_that_no_padding_reaches_keep_their_infinities():
+    def fun(x):
+        return lax.cumprod(x, 0), lax.reduce_prod(x, [1])
+
+    x = jnp.array([[jnp.inf, 1], [1j, 2], [5, 5], [5, 5]], "complex64")
+    results = jax.tree.leaves(masked(fun, "complex64")(x, jnp.int32(2)))[:2]  # and sizes
+    for got, wanted in zip(results, fun(x), strict=True):
+        assert str(got[:2]) == str(wanted[:2])

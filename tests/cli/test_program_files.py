@@ -1,10 +1,15 @@
 """Programs in files and pipes, from the command line."""
 
+import importlib
 import os
+import re
+import textwrap
 
+import jax.numpy as jnp
 import pytest
 
 import jaxprtool
+from tests.cli.platforms import lines
 
 
 def test_opt_writes_a_file_for_show_run_and_opt(cli, folder):
@@ -149,3 +154,75 @@ def test_a_program_that_takes_refs_is_a_file_that_every_command_runs(cli, folder
     assert "error: argument 'x' is a Ref, but the program takes f32[3]" in refused.lines
     hint = 'pass them, e.g. --args "new_ref(f32[8,128]), f32[8,128]"'
     assert hint in cli("show", "refs.py:step").err
+
+
+# --- programs with opaque equations ---------------------------------------------------------------
+
+KERNEL = """
+    import jax
+    import jax.numpy as jnp
+    from jax.experimental import pallas as pl
+
+    def double(x_ref, y_ref):
+        y_ref[...] = 2 * x_ref[...]
+
+    @jax.jit
+    def step(x):
+        y = pl.pallas_call(double, jax.ShapeDtypeStruct(x.shape, x.dtype), interpret=True)(x)
+        return jnp.tanh(y).sum()
+"""
+
+#: Commands that only look at a program, or rewrite what is around an opaque equation.
+LOOKING = """
+    show run/step
+    show run/step --format tree
+    show run/step --format table
+    show run/step --json
+    show run/step -o page.html
+    source run/step
+    cost run/step
+    memory run/step
+    lint run/step
+    outline run/step
+    why run/step x
+    diff run/step run/step
+    report run/step -o report.html
+    opt run/step -p -O2
+    emit run/step --to jaxpr
+    emit run/step --to dot
+"""
+
+#: Commands that run, compile or differentiate it.
+RUNNING = """
+    run run/step
+    nans run/step
+    watch run/step
+    bench run/step
+    profile run/step
+    determinism run/step
+    cost run/step --compiled
+    memory run/step --compiled
+    residuals run/step
+    opt run/step -p grad
+    vmap run/step --axis-size 2
+    emit run/step --to hlo
+    emit run/step --to python
+"""
+
+
+def test_a_recorded_step_with_a_kernel_is_a_target_of_all_but_what_runs_it(
+    cli, folder, monkeypatch
+):
+    monkeypatch.syspath_prepend(folder)
+    (folder / "kernel.py").write_text(textwrap.dedent(KERNEL))
+    with jaxprtool.record("run"):
+        importlib.import_module("kernel").step(jnp.ones((8, 128)))
+    results = {line: cli(*line.split()) for line in lines(LOOKING)}
+    assert not [(line, result.err) for line, result in results.items() if result.code]
+    for line, result in list(results.items())[:3]:
+        assert result.out.count("# opaque: cannot be run here") == 1, line
+    assert "opaque: cannot be run here" in (folder / "page.html").read_text()
+    for line in lines(RUNNING):
+        result = cli(*line.split())
+        assert result.code == 2, (line, result)
+        assert re.match(r"error: .*pallas_call at kernel\.py:11", result.lines[0]), result.lines

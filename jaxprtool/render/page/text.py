@@ -10,8 +10,10 @@ from operator import add
 
 from markupsafe import Markup, escape
 
+from jaxprtool import jaxcompat
 from jaxprtool.ir.notation import tokens
 from jaxprtool.jaxcompat import Atom, DropVar, JaxprEqn, Literal, Var
+from jaxprtool.render.terminal.comments import OPAQUE
 from jaxprtool.render.terminal.lines import printable
 from jaxprtool.render.terminal.rows import Reader
 
@@ -42,7 +44,10 @@ class Text:
         self._made: dict[tuple[type[str], str], str] = {}
 
     def equation(self, eqn: JaxprEqn, holds_jaxprs: bool, types: bool) -> Markup:
-        """Return `c:f32[3] = mul[...] a b`, without jaxprs in parameters."""
+        """Return `c:f32[3] = mul[...] a b`, without jaxprs in parameters.
+
+        An opaque equation has its mark behind it.
+        """
         head, parameters = self._reader.head(eqn), self._reader.parameter_tokens(eqn)
         if not holds_jaxprs:
             head = head[:1]
@@ -53,6 +58,7 @@ class Text:
             + "".join(map(self._token, head))
             + (f"[{''.join(map(self._token, parameters))}]" if parameters else "")
             + (" " + self._read(eqn.invars) if eqn.invars else "")
+            + (f" <small>{OPAQUE}</small>" if jaxcompat.is_opaque(eqn) else "")
         )
 
     def bound(self, variables: Sequence[Var], types: bool) -> Markup:

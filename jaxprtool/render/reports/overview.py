@@ -28,6 +28,7 @@ from jaxprtool.ir.programs.program_signature import (
 from jaxprtool.ir.source import source_text
 from jaxprtool.ir.source.frames import Frames, frames_now
 from jaxprtool.jaxcompat import AnyJaxpr
+from jaxprtool.render.terminal.comments import SourceComments
 from jaxprtool.render.terminal.grid import GAP, columns
 from jaxprtool.render.terminal.lines import Cell, cut, lines_of, printable
 from jaxprtool.render.terminal.listing import Listing
@@ -177,7 +178,7 @@ def _listing(
         width,
         True,
         options.selection(),
-        None,
+        SourceComments(options, about.roots).commenter(about.jaxpr),
         notation,
         cut=4,
         arguments=size_of_values("argument", about.arguments) if many else "",

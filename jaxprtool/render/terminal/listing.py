@@ -66,11 +66,12 @@ class Listing:
 def listing(program: Program | AnyJaxpr, options: ShowOptions = DEFAULTS) -> Listing:
     """Return the listing of a program; source and scope are a comment at the end of a line.
 
+    A comment also marks each opaque equation.
+
     With `fold`, many arguments are folded to their size, and the largest of them listed below.
     """
     about, selection = program_signature(program), options.selection()
-    comments = SourceComments(options, about.roots)
-    comment = comments.comment if options.source or options.scopes else None
+    comment = SourceComments(options, about.roots).commenter(about.jaxpr)
     notation = options.notation(about)
     many = options.fold and len(about.arguments) > MOST_IN_A_ROW
     layout = Layout(

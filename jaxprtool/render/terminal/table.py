@@ -12,7 +12,7 @@ from jaxprtool.ir.notation.tokens import Comment, ParameterToken, PrimitiveName,
 from jaxprtool.ir.programs.program import Program
 from jaxprtool.ir.programs.program_signature import program_signature
 from jaxprtool.jaxcompat import AnyJaxpr, Jaxpr, JaxprEqn
-from jaxprtool.render.terminal.comments import SourceComments
+from jaxprtool.render.terminal.comments import OPAQUE, SourceComments
 from jaxprtool.render.terminal.grid import Cell, fits, grid
 from jaxprtool.render.terminal.lines import printable
 from jaxprtool.render.terminal.listing import Listing
@@ -77,6 +77,8 @@ def _rest(atoms: Sequence[object], shown: Sequence[object]) -> Cell:
 
 def _parameters(reader: Reader, eqn: JaxprEqn, selection: Selection) -> Cell:
     tokens = reader.parameter_tokens(eqn)
+    if jaxcompat.is_opaque(eqn):
+        tokens = [Comment(f"# {OPAQUE} "), *tokens]
     for path, body in bodies(eqn):
         space = [" "] if tokens else []
         shared = reader.shared.get(body)

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import TypeVar
 
+from jaxprtool import jaxcompat
 from jaxprtool.ir.core.equations import bodies
 from jaxprtool.ir.notation.selection import equations
 from jaxprtool.ir.notation.tokens import Comment, ParameterToken, SharedName, Type
@@ -63,8 +64,10 @@ class _Lines:
                 yield [mark, *self._reader.line(eqn, self._types), *self._comment(eqn)]
             elif len(inside) == 1:
                 _, body = inside[0]
-                types = self.signature(body)
-                yield [mark, *self._reader.head(eqn), " ", *types, *self._comment(eqn)]
+                types, comment = [" ", *self.signature(body)], self._comment(eqn)
+                # The line is cut at its end, which must not hide that the equation is opaque.
+                behind = [*comment, " ", *types] if jaxcompat.is_opaque(eqn) else [*types, *comment]
+                yield [mark, *self._reader.head(eqn), *behind]
                 yield from self.equations(body, depth + 1, below)
             else:
                 yield [mark, *self._reader.head(eqn), *self._comment(eqn)]

@@ -18,6 +18,7 @@ from typer.main import get_command
 from jaxprtool.cli import completion, errors, launch, options, output, signs, start
 from jaxprtool.cli.command_help import Command
 from jaxprtool.errors import OutputError
+from jaxprtool.ir.basics import recursion
 
 PROGRAM = "jaxprtool"
 _COMPLETE = "_JAXPRTOOL_COMPLETE"
@@ -218,7 +219,11 @@ def answer(arguments: list[str]) -> int:
         if _COMPLETE in os.environ:
             completion.answer(group, arguments, PROGRAM)
         launch.command_line.set(tuple(arguments))
-        with start.jax_settings_restored(), group.make_context(PROGRAM, arguments) as context:
+        with (
+            recursion.limit_raised(),
+            start.jax_settings_restored(),
+            group.make_context(PROGRAM, arguments) as context,
+        ):
             group.invoke(context)
     launch.leave_at_once(ending.code)
     return ending.code

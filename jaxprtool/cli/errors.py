@@ -43,6 +43,9 @@ FRAMES = 8
 #: The hint of an out-of-memory error that does not state how much memory was needed.
 _LIMITS = "give the process more memory or threads: `ulimit -a` lists its limits"
 
+#: The hint of a program that is nested too deeply.
+_WHERE = "--traceback shows where"
+
 #: Messages of Python, JAX and the dynamic loader when the system has no more memory.
 _MEMORY = re.compile(
     r"RESOURCE_EXHAUSTED|[Cc]annot allocate memory|failed to map segment|can't start new thread"
@@ -154,6 +157,9 @@ def _error_text(error: Exception, show_traceback: bool) -> ErrorText:
     if _is_of_memory(error):
         message = f"out of memory: {_one_line(str(error)) or type(error).__name__}"
         return ErrorText(message, _LIMITS, (), OutOfMemoryError.exit_code)
+    if isinstance(error, RecursionError):
+        message = "the bodies of the program are nested too deeply for this command"
+        return ErrorText(message, _WHERE, (), JaxprToolError.exit_code)
     message = f"internal error: {type(error).__name__}: {_one_line(str(error))}"
     report = None if show_traceback else "report it with the output of --traceback"
     return ErrorText(message, report, (), INTERNAL)

@@ -29,6 +29,7 @@ from jaxprtool.errors import (
     did_you_mean,
     user_frames,
 )
+from jaxprtool.ir.basics import recursion
 from jaxprtool.ir.source.frames import Root, target_root
 
 _FORM = "write package.module:function or path/file.py:function"
@@ -200,7 +201,8 @@ def _import(name: str, shown: str) -> ModuleType:
 def _guarded(load: Callable[[], Any], name: str, shown: str) -> Any:
     """Import with `load`; report a missing module differently from one that raises."""
     try:
-        return load()
+        with recursion.limit_of_user():
+            return load()
     except ModuleNotFoundError as error:
         missing = error.name or ""
         if not user_frames(error) and (missing == name or name.startswith(f"{missing}.")):

@@ -21,6 +21,7 @@ import numpy as np
 
 from jaxprtool import jaxcompat
 from jaxprtool.errors import ArgumentsError, JaxprToolError, UserFunctionError, did_you_mean
+from jaxprtool.ir.basics import recursion
 from jaxprtool.ir.basics.paths import unique
 from jaxprtool.ir.basics.quantities import plural
 from jaxprtool.ir.programs.auto_sharding import is_over_devices
@@ -162,14 +163,15 @@ def trace_call(
     jitted = Jitted.find(fun) if opens_jit else None
     traced_options: jaxcompat.TracedOptions | None = None
     try:
-        if jitted is None:
-            jaxpr, out = _made(name, fun, call, axis_env)
-        else:
-            positional = [arg for arg, _ in call.positional]
-            keywords = {name: arg for name, (arg, _) in call.keywords.items()}
-            watched = warn_about_changes(name, fun, _by_name(fun, positional, keywords))
-            with watched, jaxcompat.axes_bound(axis_env or ()):
-                jaxpr, out, traced_options = jitted.trace(call.positional, call.keywords)
+        with recursion.limit_of_user():
+            if jitted is None:
+                jaxpr, out = _made(name, fun, call, axis_env)
+            else:
+                positional = [arg for arg, _ in call.positional]
+                keywords = {name: arg for name, (arg, _) in call.keywords.items()}
+                watched = warn_about_changes(name, fun, _by_name(fun, positional, keywords))
+                with watched, jaxcompat.axes_bound(axis_env or ()):
+                    jaxpr, out, traced_options = jitted.trace(call.positional, call.keywords)
     except JaxprToolError:
         raise
     except (Exception, SystemExit) as error:

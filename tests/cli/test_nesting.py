@@ -54,7 +54,6 @@ LINES = """
     show TARGET -o page.html
     show TARGET --format tree
     show TARGET --format table
-    show TARGET --json
     source TARGET
     diff TARGET TARGET
     why TARGET x

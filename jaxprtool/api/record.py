@@ -14,9 +14,10 @@ from jaxprtool.analysis.recorded_run import Compilation, Reason, Run
 from jaxprtool.errors import JaxprToolError
 from jaxprtool.files import file_written_whole
 from jaxprtool.ir.programs.program import Program
+from jaxprtool.ir.source import source_text
 from jaxprtool.jaxcompat.source_locations import is_installed
 from jaxprtool.recording import folder
-from jaxprtool.recording.read import definitions, read_program, read_run
+from jaxprtool.recording.read import definitions, read_about, read_program, read_run
 from jaxprtool.recording.recorder import Recorder
 from jaxprtool.recording.settings import Settings, require_until
 
@@ -187,14 +188,18 @@ def finished(path: str) -> Run:
     from jaxprtool.formats.perfetto import perfetto
     from jaxprtool.render.page import record as pages
 
-    run = read_run(path)
+    run, about = read_run(path), read_about(path)
+    files = [file for file in run.files.values() if not is_installed(file)]
+    digests = {file: source_text.digest(file, since=about["start"]) for file in files}
+    folder.write_json(os.path.join(path, folder.RUN), about | {"digests": digests})
     with file_written_whole(os.path.join(path, folder.TRACE)) as file:
         file.write(perfetto(run).encode())
     details = {}
     for each in pages.with_listing(run):
         with contextlib.suppress(JaxprToolError):  # a plug-in of the script's is missing here
             details[each.file] = _details(read_program(path, os.path.join(path, each.file)))
-    page = pages.page(run, details, dict(_sources(run)), folder.TRACE, dict(_differences(run)))
+    texts = dict(_sources(run, digests))
+    page = pages.page(run, details, texts, folder.TRACE, dict(_differences(run)))
     with file_written_whole(os.path.join(path, folder.PAGE)) as file:
         file.write(page.encode())
     return run
@@ -236,10 +241,13 @@ def _differences(run: Run) -> Iterator[tuple[str, str]]:
                     break
 
 
-def _sources(run: Run) -> Iterator[tuple[str, str]]:
-    """Yield the user's files that lines of a run are in, and their texts."""
+def _sources(run: Run, digests: Mapping[str, str]) -> Iterator[tuple[str, str]]:
+    """Yield the user's files that lines of a run are in, and their texts.
+
+    A file that was edited while the script ran has no digest: its lines may be others now.
+    """
     for path, file in run.files.items():
-        if not is_installed(file):
+        if digests.get(file):
             with (
                 contextlib.suppress(OSError, UnicodeDecodeError),
                 open(file, encoding="utf-8") as text,

@@ -14,7 +14,7 @@ import inspect
 import shlex
 import sys
 import typing
-from collections.abc import Callable, Hashable, Iterator, Sequence
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from math import prod
@@ -29,6 +29,7 @@ from jaxprtool.cli.packages import require_package
 from jaxprtool.cli.progress import OnProgress, silent
 from jaxprtool.cli.start import start_jax, use_cache, use_host_devices, use_virtual_devices
 from jaxprtool.errors import ArgumentsError, MeshConflictError, PipelineError, TooFewDevicesError
+from jaxprtool.ir.source import source_text
 
 if TYPE_CHECKING:
     from jaxprtool.api.targets import ProgramEntry, RunInputs, Traced
@@ -523,18 +524,17 @@ def command(body: Callable) -> Callable:
                 given[name] = group(**values, on_progress=on_progress)
                 stack.enter_context(given[name].viewed())
                 stack.enter_context(given[name].devices_hinted())
-            stack.callback(_note_withheld)
+            stack.callback(_note_changed, stack.enter_context(source_text.citations()))
             body(**given, **({"on_progress": on_progress} if "on_progress" in hints else {}))
 
     run.__signature__ = inspect.Signature([*_parameters(body), _TRACEBACK])  # type: ignore[attr-defined]
     return run
 
 
-def _note_withheld() -> None:
-    """Say which source files were not shown, if one was read for a program."""
-    source_text = sys.modules.get("jaxprtool.ir.source.source_text")
-    for each in source_text.withheld() if source_text else ():
-        output.note(each)
+def _note_changed(files: Mapping[str, str]) -> None:
+    """Say which source files have changed whose lines a command shows, by their `citations`."""
+    for path in dict.fromkeys(files.values()):
+        output.note(source_text.citation_note(path))
 
 
 @functools.cache

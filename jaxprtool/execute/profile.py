@@ -116,7 +116,7 @@ def with_modules(trace: Trace, protos: Iterable[bytes]) -> Trace:
     if not missing:
         return trace
     wanted = {trace.names[program] for program in missing}
-    modules = [read_module(data) for data in protos if module_name(data) in wanted]
+    modules = [read_module(data, trace.since) for data in protos if module_name(data) in wanted]
     modules.sort(key=lambda module: len(module.by_name))
     found = dict(trace.modules)
     for program, ran in missing.items():

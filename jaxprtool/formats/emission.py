@@ -167,10 +167,15 @@ class Emission:
                 text, reasons = write.text_with_opaque(program, *options)
                 self._say_opaque(reasons)
                 return text
+        from jaxprtool.ir.core.equations import equations
         from jaxprtool.ir.source.frames import frames_now
-        from jaxprtool.jaxcompat import source_paths_without
+        from jaxprtool.jaxcompat import open_jaxpr, source_paths_without
 
-        with source_paths_without(frames_now(program.roots).folders()):
+        frames = frames_now(program.roots)
+        if self.source or self.format in (Format.hlo, Format.hlo_optimized):
+            for eqn in equations(open_jaxpr(program.jaxpr)):
+                frames.texts(eqn)  # JAX writes the lines itself; this cites their files
+        with source_paths_without(frames.folders()):
             return self._lowered(program, path)
 
     def _lowered(self, program: Program, path: str) -> str | bytes:

@@ -7,6 +7,7 @@ from itertools import count
 from typing import Any, NamedTuple
 
 from jaxprtool import jaxcompat
+from jaxprtool.ir.source import source_text
 from jaxprtool.jaxcompat.source_locations import UserFrame
 
 
@@ -50,7 +51,9 @@ def profile(name: str, sample_types: Sequence[tuple[str, str]], samples: Iterabl
     for sample in samples:
         innermost = functions["", sample.name]
         places = [locations[innermost, 0]]
-        places += [locations[functions[f.file, f.function], f.line] for f in sample.frames]
+        for frame in sample.frames:
+            function = functions[source_text.path(frame.file), frame.function]
+            places.append(locations[function, frame.line])
         rows.append({"location_id": places, "value": list(map(int, sample.values))})
     document = {
         "sample_type": [

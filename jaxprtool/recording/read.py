@@ -26,8 +26,10 @@ from jaxprtool.errors import TargetError, did_you_mean
 from jaxprtool.formats.jaxpr.read import read
 from jaxprtool.ir.basics.quantities import plural
 from jaxprtool.ir.programs.program import Program
+from jaxprtool.ir.source import source_text
 from jaxprtool.ir.source.frames import Frames, Root
-from jaxprtool.jaxcompat import replace_jaxpr
+from jaxprtool.jaxcompat import open_jaxpr, replace_jaxpr
+from jaxprtool.jaxcompat.source_locations import FrameReader
 from jaxprtool.recording import folder
 from jaxprtool.recording.counters import read_counters
 from jaxprtool.recording.kept import kept_calls
@@ -46,9 +48,9 @@ def read_run(path: str) -> Run:
     Raises:
         TargetError: If the folder holds no run.
     """
-    about = _about(path)
+    about = read_about(path)
     found = [_Process.read(each) for each in folder.processes(path)]
-    shown = _Shown(about.get("folder", ""))
+    shown = _Shown(about.get("folder", ""), about.get("digests", {}))
     for each in found:
         each.end = _end(each, about)
     functions = tuple(_functions(found, about["start"], shown))
@@ -80,14 +82,28 @@ def read_program(run: str, file: str, lines: Mapping[str, str] | None = None) ->
     Raises:
         ProgramFileError: If the file is damaged.
     """
-    base = _about(run).get("folder")
+    base = read_about(run).get("folder")
     program = read(file, Root(base, base) if base else None)
     lines = definitions(os.path.dirname(file)) if lines is None else lines
     source, _, number = lines.get(os.path.basename(file), "").rpartition(":")
-    if not source or not _is_older(source, file):
+    name = _name_in(program, source, base or "") or (source if _is_older(source, file) else "")
+    if not name:
         return program
-    debug = program.jaxpr.debug_info._replace(func_src_info=f"{program.name} at {source}:{number}")
+    debug = program.jaxpr.debug_info._replace(func_src_info=f"{program.name} at {name}:{number}")
     return program.replace(jaxpr=replace_jaxpr(program.jaxpr, debug_info=debug))
+
+
+def _name_in(program: Program, source: str, base: str) -> str:
+    """Return the name of a source file in the frames of a program, which says if it has changed.
+
+    The result is "" if no equation at the top level comes from it.
+    """
+    reader = FrameReader()
+    for eqn in open_jaxpr(program.jaxpr).eqns:
+        for frame in reader.frames(eqn):
+            if os.path.join(base, source_text.path(frame.file)) == source:
+                return frame.file
+    return ""
 
 
 def definitions(process: str) -> dict[str, str]:
@@ -134,7 +150,7 @@ def program_file(path: str, name: str) -> str:
     raise TargetError(f"the run '{path}' has no program '{name}'", hint)
 
 
-def _about(path: str) -> dict[str, Any]:
+def read_about(path: str) -> dict[str, Any]:
     """Return the contents of `run.json` of a run. Raises TargetError."""
     try:
         with open(os.path.join(path, folder.RUN), encoding="utf-8") as file:
@@ -183,10 +199,21 @@ class _Process:
 
 
 class _Shown:
-    """Shows lines as `train.py:24`, relative to the folder of the run."""
+    """Shows lines as `train.py:24`, relative to the folder of the run.
 
-    def __init__(self, base: str) -> None:
+    Args:
+        base: The folder of the run.
+        digests: The digests of source files at the end of the run, if it has ended.
+    """
+
+    def __init__(self, base: str, digests: Mapping[str, str]) -> None:
         self._frames = Frames((Root(base, base),) if base else ())
+        self._names = {
+            file: source_text.name_read(
+                file, file, recorded, recorded != "" and recorded == source_text.digest(file)
+            )
+            for file, recorded in digests.items()
+        }
         self.files: dict[str, str] = {}
 
     def line(self, place: Any) -> str:
@@ -194,7 +221,7 @@ class _Shown:
         file, line = place or ("", 0)
         if not file:
             return ""
-        path = self._frames.path(file)
+        path = self._frames.path(self._names.get(file, file))
         self.files[path] = file
         return f"{path}:{line}"
 

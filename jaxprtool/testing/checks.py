@@ -15,8 +15,12 @@ from jaxprtool.analysis.lint import lint
 from jaxprtool.api.investigate.budgets import Growth, Measure, Quantity, grown_lines, measure
 from jaxprtool.errors import JaxprToolError, UserFunctionError, user_frames
 from jaxprtool.formats.jaxpr.read import read
+from jaxprtool.ir.core.equations import equations
 from jaxprtool.ir.programs.program import Program
+from jaxprtool.ir.source import source_text
 from jaxprtool.ir.source.frames import Root, frames_now
+from jaxprtool.jaxcompat import open_jaxpr
+from jaxprtool.jaxcompat.source_locations import FrameReader
 from jaxprtool.render.documents.problems import Place, Problem
 from jaxprtool.render.reports.lint import finding_problem
 from jaxprtool.testing.assertions import (
@@ -128,9 +132,8 @@ def _over_budget(
 ) -> Problem:
     since, grown = _grown(program, found.quantity, snapshot)
     lines = over_budget(name, found, limit, since, grown).splitlines()
-    roots = () if program is None else program.roots
     places = [*(each.where for each in grown), *(each.where for each in found.parts)]
-    line, place = next(_places(places, roots), ("", None))
+    line, place = next(_places(places, program), ("", None))
     return Problem(_key(found.quantity), line, lines[0], lines[1:], place)
 
 
@@ -166,17 +169,21 @@ def _contents(name: str, program: Program, expected: Expectations, width: int) -
 
 
 def _problem(code: str, text: str, places: Sequence[str], program: Program) -> Problem:
-    line, place = next(_places(places, program.roots), ("", None))
+    line, place = next(_places(places, program), ("", None))
     first, *others = text.splitlines()
     return Problem(code, line, first, others, place)
 
 
-def _places(texts: Sequence[str], roots: Sequence[Root]) -> Iterator[tuple[str, Place]]:
-    """Yield the lines that texts begin with, if they are in the user's files."""
-    bases = [os.getcwd(), *(root.base for root in roots)]
+def _places(texts: Sequence[str], program: Program | None) -> Iterator[tuple[str, Place]]:
+    """Yield the lines that texts begin with, if they are in the user's files.
+
+    Lines of files that have changed since the program was written are others now.
+    """
+    bases = [os.getcwd(), *(root.base for root in (() if program is None else program.roots))]
+    changed = set() if program is None else _changed_files(program)
     for text in texts:
         found = _LINE.match(text.strip())
-        if found is None:
+        if found is None or found[1] in changed:
             continue
         for base in bases:
             file = os.path.join(base, found[1])
@@ -192,3 +199,11 @@ def _key(quantity: Quantity) -> str:
 
 def _shown(path: Path) -> str:
     return os.path.relpath(path)
+
+
+def _changed_files(program: Program) -> set[str]:
+    """Return the paths of the source files that have changed since a program was written."""
+    reader = FrameReader()
+    eqns = equations(open_jaxpr(program.jaxpr))
+    files = {frame.file for eqn in eqns for frame in reader.frames(eqn)}
+    return {source_text.path(file) for file in files if source_text.reason(file)}

@@ -580,6 +580,18 @@ def test_findings_of_lint_are_written_in_both_formats(project, cli):
     assert cli(*line, "--format", "github", "--select", "JT1").out == ""
 
 
+def test_no_line_of_a_file_that_has_changed_is_annotated(project, check, cli, folder):
+    cli("emit", "model.py:softmax", "--args", "f32[8]", "-o", "softmax.jaxpr")
+    (folder / "model.py").write_text("# a comment\n" + (folder / "model.py").read_text())
+    found = cli("lint", "softmax.jaxpr", "--format", "github")
+    assert found.out.startswith("::error title=jaxprtool JT701::model.py:37: JT701 the exponent")
+    project('[tool.jaxprtool.targets.softmax]\ntarget = "softmax.jaxpr"\nno = ["exp"]\n')
+    found = check("--format", "github", code=1)
+    assert found.out.startswith("::error file=pyproject.toml,line=1,title=jaxprtool no::")
+    assert "model.py:37" in found.out
+    assert "note: model.py has changed since it was recorded" in found.err
+
+
 def test_an_error_is_written_in_the_format_too(project, check, cli):
     project("[tool.jaxprtool]\nx = 1\n")
     message = "pyproject.toml: tool.jaxprtool.x: unknown key; the keys are targets"

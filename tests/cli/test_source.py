@@ -131,6 +131,35 @@ def test_missing_or_changed_files_are_reported(cli, folder):
     assert "come from no known line of your files" in cli("source", "bare.jaxpr").err
 
 
+def test_every_command_that_cites_a_changed_file_says_so_once(cli, folder):
+    cli("emit", *LOSS[1:], "-o", "loss.jaxpr")
+    cli("emit", "kept.py:layer", *LOSS[2:], "-o", "layer.jaxpr")
+    path = folder / "kept.py"
+    path.write_text("# a comment\n" + path.read_text())
+    commands = (
+        ("cost", "loss.jaxpr"),
+        ("memory", "loss.jaxpr"),
+        ("residuals", "loss.jaxpr"),
+        ("why", "loss.jaxpr", "result"),
+        ("diff", "loss.jaxpr", "layer.jaxpr"),
+        ("show", "loss.jaxpr", "--source"),
+        ("show", "loss.jaxpr", "-o", "page.html"),
+        ("report", "loss.jaxpr", "-o", "report.html"),
+        ("emit", "loss.jaxpr", "--to", "python"),
+        ("emit", "loss.jaxpr", "--to", "stablehlo", "--source"),
+    )
+    for command in commands:
+        found = cli(*command)
+        assert found.err.count("kept.py has changed since it was recorded") == 1, command
+        assert "# a comment" not in found.out  # the line of that number now
+    for name in ("page.html", "report.html"):
+        text = (folder / name).read_text()
+        assert "kept.py has changed since it was recorded" in text
+        assert "# a comment" not in text
+    assert "changed since" not in cli("cost", *LOSS[1:]).err
+    assert "changed since" not in cli("cost", "loss.jaxpr", "--by", "primitive").err
+
+
 def test_a_line_that_is_now_empty_means_that_the_file_changed(folder):
     import jaxprtool
     from jaxprtool.render.reports.source import source_text

@@ -14,6 +14,7 @@ import pytest
 from jaxprtool.api.record import record
 from jaxprtool.api.targets import find
 from jaxprtool.errors import ArgumentsError, OutputError, TargetError
+from jaxprtool.ir.source import source_text
 from jaxprtool.jaxcompat.source_locations import user_frame
 from jaxprtool.recording.read import read_run
 from jaxprtool.render.reports.record import summary
@@ -90,11 +91,35 @@ def test_source_lines_are_shown_until_their_file_changes(run):
     (eqn,) = find("run/f").trace().jaxpr.eqns
     assert user_frame(eqn).file == str(module.absolute())
     module.touch()
+    with source_text.citations() as cited:
+        read_run("run")
+    assert not cited
     (eqn,) = find("run/f").trace().jaxpr.eqns
     assert user_frame(eqn).file == str(module.absolute())
     module.write_text("# a comment\n" + module.read_text())
-    (eqn,) = find("run/f").trace().jaxpr.eqns
-    assert user_frame(eqn).file == "module.py"
+    os.utime(module, (0, 0))  # a new text with an old time
+    with source_text.citations() as cited:
+        assert read_run("run").functions[0].line == "module.py:4"
+    assert [*cited.values()] == ["module.py"]
+    program = find("run/f").trace()
+    file = user_frame(program.jaxpr.eqns[0]).file
+    assert source_text.path(file) == "module.py" and source_text.reason(file)
+    assert program.jaxpr.debug_info.func_src_info == f"f at {file}:4"
+
+
+def test_the_page_of_a_run_has_no_text_that_was_edited_while_it_ran(run):
+    module = Path("module.py")
+    module.write_text("import jax\n\n\n@jax.jit\ndef f(x):\n    return x * 2\n")
+    os.utime(module, (0, 0))
+    for edited in (False, True):
+        names = {}
+        with run(overwrite=True):
+            exec(compile(module.read_text(), str(module.absolute()), "exec"), names)
+            names["f"](1.0)
+            if edited:
+                module.write_text("# a comment\n" + module.read_text())
+        page = Path("run/index.html").read_text()
+        assert ('<p class="facts">module.py has changed since it was' in page) == edited
 
 
 def test_jaxs_operations_and_functions_are_grouped_by_the_users_line(run):

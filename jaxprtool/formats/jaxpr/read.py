@@ -32,6 +32,7 @@ from jaxprtool.ir.shapes.bounds import Bound
 from jaxprtool.ir.source import source_text
 from jaxprtool.ir.source.frames import Root
 from jaxprtool.jaxcompat import DebugInfo
+from jaxprtool.jaxcompat.source_locations import is_installed
 
 #: The entry of the header with the JAX release.
 _RELEASE = re.compile(r"^jax = '([^']*)'\r?$", re.MULTILINE)
@@ -153,22 +154,22 @@ def _program(source: FileText, path: Path | None, sources: Root | None) -> Progr
 
 
 def _files(header: Header, path: Path | None, sources: Root | None) -> dict[str, str]:
-    """Return the source files by their names in comments: the paths of those that are as they were.
+    """Return the names of source files in frames, by their names in comments.
 
-    Others keep the relative paths in the file. Without `sources`, all do, and files are looked for
-    in the current folder.
+    The user's files have the names of `source_text.name_read`. Without `sources`, they are looked
+    for in the current folder. Libraries keep their paths in the folder of packages.
     """
     files = dict(header.files)
     for name, relative in header.files.items():
-        if name not in header.digests and (sources is None or path is None):
+        recorded = header.digests.get(name)
+        if recorded is None and is_installed(relative):
             continue
         file = os.path.join("" if sources is None else sources.base, relative)
-        if name in header.digests:
-            is_same = source_text.check(relative, file, header.digests[name])
-        else:  # written before files had digests
-            is_same = _is_older(file, path)
-        if is_same and sources is not None:
-            files[name] = file
+        if recorded is None:  # written before files had digests
+            is_same = sources is not None and _is_older(file, path)
+        else:
+            is_same = recorded != "" and recorded == source_text.digest(file)
+        files[name] = source_text.name_read(relative, file, recorded or "", is_same)
     return files
 
 

@@ -129,7 +129,7 @@ class SourceComments:
             self._names[file, library] = name
             if name is not None:
                 self.files[name] = path
-                if not library and not file.startswith("<"):
+                if not library and not path.startswith("<"):
                     self._users[name] = file
         return self._names[file, library]
 

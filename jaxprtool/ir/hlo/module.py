@@ -26,6 +26,7 @@ from jaxprtool.ir.hlo.wire import (
     submessages,
     text,
 )
+from jaxprtool.ir.source import source_text
 from jaxprtool.jaxcompat.source_locations import UserFrame
 
 #: `PrimitiveType` of xla_data.proto: the name and the bits of each element type.
@@ -157,6 +158,7 @@ class Module:
         entry: The function that is run.
         schedule: The order in which the instructions of a function run, by the function's number.
         devices: The number of devices that it was compiled for.
+        since: The time of the file that it was read from. Source files written later have changed.
     """
 
     name: str
@@ -165,6 +167,7 @@ class Module:
     schedule: dict[int, tuple[int, ...]]
     devices: int
     stack_frames: Message = field(repr=False)
+    since: float | None = None
 
     @cached_property
     def instructions(self) -> dict[int, Instruction]:
@@ -221,6 +224,7 @@ class Module:
             [each.decode(errors="replace") for each in self.stack_frames.get(number, ())]
             for number in (1, 2)
         )
+        files = [source_text.name_since(file, self.since) for file in files]
         found = []
         for each in submessages(self.stack_frames, 3):
             line, column, end_line, end_column = (integer(each, n) for n in (3, 4, 5, 6))
@@ -243,8 +247,13 @@ def module_name(data: bytes) -> str:
     return text(message(data), 1)
 
 
-def read_module(data: bytes) -> Module:
-    """Return a module from an `HloModuleProto`."""
+def read_module(data: bytes, since: float | None = None) -> Module:
+    """Return a module from an `HloModuleProto`.
+
+    Args:
+        data: The proto.
+        since: The time when the file that has it was written, if it was read from one.
+    """
     fields = message(data)
     shapes: dict[bytes, Shape] = {}
     made = (_computation(each, shapes) for each in submessages(fields, 3))
@@ -258,6 +267,7 @@ def read_module(data: bytes) -> Module:
         {integer(each, 1): tuple(integers(submessage(each, 2), 1)) for each in sequences},
         max(integer(assignment, 1) * integer(assignment, 2), 1),
         submessage(fields, 17),
+        since,
     )
 
 

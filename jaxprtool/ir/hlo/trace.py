@@ -12,6 +12,7 @@ are in the trace, unless the profiler was told to leave them out. Field numbers 
 
 from __future__ import annotations
 
+import os
 from collections import defaultdict, deque
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
@@ -78,6 +79,7 @@ class Trace:
         modules: The compiled modules, by `Event.program`.
         names: The names of all modules, by the same keys.
         is_cut: Whether there were more operations than are read.
+        since: The time of the file that it was read from; see `read_module`.
     """
 
     events: tuple[Event, ...]
@@ -86,6 +88,7 @@ class Trace:
     modules: Mapping[str, Module]
     names: Mapping[str, str]
     is_cut: bool = False
+    since: float | None = None
 
 
 @without_collector()
@@ -101,14 +104,15 @@ def read_trace(path: str, modules: bool = True) -> Trace:
         ValueError: If it is not a trace.
     """
     with open(path, "rb") as file:
-        data = file.read()
+        data, since = file.read(), os.fstat(file.fileno()).st_mtime
     space = message(data)
     try:
         profile = ProfileData.from_serialized_xspace(data)
     except RuntimeError as error:
         raise ValueError(str(error)) from None
     found = _read_events(profile)
-    return replace(found, modules=_modules(space, set(found.names) if modules else set()))
+    used = set(found.names) if modules else set()
+    return replace(found, modules=_modules(space, used, since), since=since)
 
 
 def _read_events(data: Any) -> Trace:
@@ -184,8 +188,8 @@ def _operation(event: Any, thread: str, names: dict[str, str]) -> Event | None:
     return None
 
 
-def _modules(space: Message, used: set[str]) -> dict[str, Module]:
-    """Return the compiled modules in a trace that its events refer to."""
+def _modules(space: Message, used: set[str], since: float) -> dict[str, Module]:
+    """Return the compiled modules in a trace that its events refer to; see `read_module`."""
     found = {}
     for plane in submessages(space, 1):
         if text(plane, 2) != "/host:metadata":
@@ -194,5 +198,5 @@ def _modules(space: Message, used: set[str]) -> dict[str, Module]:
             each = submessage(entry, 2)
             data = [stat[6][-1] for stat in submessages(each, 5) if 6 in stat]
             if data and (name := text(each, 2)) in used:
-                found[name] = read_module(message(data[0])[1][-1])
+                found[name] = read_module(message(data[0])[1][-1], since)
     return found

@@ -95,8 +95,8 @@ def frames_now(roots: Sequence[Root] = (), chosen: bool = True) -> Frames:
     try:
         folder = os.getcwd()
     except OSError:  # the folder was removed
-        return Frames(tuple(roots), view)
-    return Frames((Root(folder, folder), *roots), view)
+        return Frames(tuple(roots), view, chosen)
+    return Frames((Root(folder, folder), *roots), view, chosen)
 
 
 _DEFAULT = FrameView()
@@ -109,10 +109,13 @@ class Frames:
         roots: The folders of the user's files. The first one that a file lies in determines its
             path.
         view: Which frames are shown. If these are the library's, all files count as the user's.
+        cites: Whether paths are displayed, so that changed files are in `source_text.citations`.
     """
 
-    def __init__(self, roots: tuple[Root, ...] = (), view: FrameView = _DEFAULT):
-        self._roots, self._view = roots, view
+    def __init__(
+        self, roots: tuple[Root, ...] = (), view: FrameView = _DEFAULT, cites: bool = True
+    ):
+        self._roots, self._view, self._cites = roots, view, cites
         self._paths: dict[str, tuple[bool, str]] = {}
         #: The file that each path stands for.
         self._files: dict[str, str] = {}
@@ -159,7 +162,10 @@ class Frames:
 
     def path(self, file: str) -> str:
         """Return the displayed path of a file: from the user's folder, or a library's package."""
-        return self._path(file)[1]
+        path = self._path(file)[1]
+        if self._cites:
+            source_text.cite(file, path)
+        return path
 
     def package(self, file: str) -> str:
         """Return the name of the package of a file, or of a lone module."""
@@ -242,7 +248,7 @@ class Frames:
     def folders(self) -> str:
         """Return a pattern of the prefix that `path` removes from an absolute path."""
         bases = "".join(f"{re.escape(os.path.join(root.base, ''))}|" for root in self._roots)
-        return rf"^(?:/.*/(?:site|dist)-packages/|{bases}/(?:.*/)?)"
+        return rf"^(?:{source_text.MARK}|/.*/(?:site|dist)-packages/|{bases}/(?:.*/)?)"
 
     def _path(self, file: str) -> tuple[bool, str]:
         if file not in self._paths:
@@ -265,6 +271,7 @@ class Frames:
         return next((p for p in paths if self._files.setdefault(p, file) == file), path)
 
     def _in_roots(self, file: str) -> tuple[bool, str]:
+        file = source_text.path(file)
         if cell := _cell(file):
             return True, cell
         if not os.path.isabs(file):  # in a program read from a file, or an interactive session

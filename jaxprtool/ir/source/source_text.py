@@ -1,8 +1,14 @@
 """The text of source files, for all that shows or reads source lines.
 
 A line's number is that of the file when the program was traced. A program in a file comes with
-digests of its source files (`digest`), and `check` compares them when it is read: a file that has
-changed since then, or for which nothing is known, has no text. `withheld` says which, and why.
+digests of its source files, which are compared when it is read (`name_read`). A file that is as it
+was then has its absolute path in the program's frames. Others have a name that no file can have, so
+that the program itself says which of its files have no text, why, and what they were:
+
+    <changed 93d1c0a8e5b7f246>/model.py
+    <unknown 93d1c0a8e5b7f246>/model.py     not found, or nothing is known of it
+
+`path` is the path in such a name. `citations` collects the changed files that a command shows.
 """
 
 from __future__ import annotations
@@ -10,30 +16,28 @@ from __future__ import annotations
 import hashlib
 import linecache
 import os
+import re
+from collections.abc import Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
 
 #: The number of digits of a digest.
 _DIGITS = 16
 
-#: The files whose text is not what it was, and the files that other names stand for.
-_changed: set[str] = set()
-_found: dict[str, str] = {}
-#: The digest that a program from a file has of each file; "" if two programs differ in it.
-_digests: dict[str, str] = {}
-#: The path of each name in the programs that were read last.
-_paths: dict[str, str] = {}
-#: The changed files of which text was wanted.
-_withheld: dict[str, None] = {}
+#: The beginning of the name of a file without text.
+MARK = r"<(?:changed|unknown)(?: (?P<digest>[0-9a-f]+))?>/"
+_MARKED = re.compile(rf"{MARK}(?P<path>.+)", re.DOTALL)
+_DIGEST = re.compile(r"[0-9a-f]+")
+
+#: The changed files that a command shows, and their displayed paths, if it collects them.
+_cited: ContextVar[dict[str, str] | None] = ContextVar("cited", default=None)
 
 
 def lines(file: str) -> list[str]:
     """Return the lines of a file, with their ends; empty if its text is not known."""
-    if file in _changed:
-        _withheld[file] = None
-        return []
+    cite(file, path(file))
     is_known = os.path.isabs(file) or file.startswith("<") or file in linecache.cache
-    if not (is_known or file in _found):
-        return []  # in a program from a file, for which nothing was checked
-    return linecache.getlines(_found.get(file, file))
+    return linecache.getlines(file) if is_known and not _MARKED.match(file) else []
 
 
 def line(file: str, number: int) -> str:
@@ -47,15 +51,21 @@ def text(file: str) -> str:
     return "".join(lines(file))
 
 
+def path(file: str) -> str:
+    """Return the path in the name of a file without text; any other name as it is."""
+    marked = _MARKED.match(file)
+    return marked["path"] if marked else file
+
+
 def digest(file: str, since: float | None = None) -> str:
-    """Return a digest of the text of a file; "" if it is not known.
+    """Return a digest of the text that a file had for its program; "" if it is not known.
 
     Args:
         file: The file.
         since: A time. The file's text is not known if it was written after this.
     """
-    if file in _digests:
-        return _digests[file]
+    if marked := _MARKED.match(file):
+        return marked["digest"] or ""
     try:
         if since is not None and os.stat(file).st_mtime > since:
             return ""
@@ -65,42 +75,69 @@ def digest(file: str, since: float | None = None) -> str:
         return ""
 
 
-def check(name: str, file: str, known: str) -> bool:
-    """Return True if a source file is as it was when a program was written.
+def name_read(relative: str, file: str, recorded: str, is_same: bool) -> str:
+    """Return the name of a source file in the frames of a program that is read.
 
     Args:
-        name: The name of the file in the program. `lines` takes it from now on.
-        file: Its path.
-        known: Its digest at that time; "" if it had already changed then.
+        relative: The path of the file in the program.
+        file: Where the file is, if it exists.
+        recorded: Its digest when the program was written; "" if it is not known.
+        is_same: Whether the file is as it was then.
     """
-    path = os.path.abspath(file)
-    if _paths.setdefault(name, path) != path:  # of another folder
-        _paths[name] = path
-        _changed.discard(name)
-        for table in (_found, _digests, _withheld):
-            table.pop(name, None)
-    if not os.path.isabs(name):
-        same = _digests.setdefault(name, known) == known
-        _digests[name] = known if same else ""
-    if not os.path.isfile(file):
-        return False
-    if not known or digest(path) != known:
-        _changed.add(name)
-        return False
-    _found[name] = path
-    return name not in _changed
+    if is_same:
+        name = os.path.abspath(file)
+        linecache.checkcache(name)  # which may have the text of an earlier time
+        return name
+    state = "changed" if os.path.isfile(file) else "unknown"
+    known = f" {recorded}" if _DIGEST.fullmatch(recorded) else ""
+    return f"<{state}{known}>/{relative}"
+
+
+def name_since(file: str, since: float | None) -> str:
+    """Return the name of a source file in frames that were recorded at a time; None for now."""
+    try:
+        changed = since is not None and os.path.isabs(file) and os.stat(file).st_mtime > since
+    except OSError:
+        changed = False
+    return f"<changed>/{file}" if changed else file
 
 
 def reason(file: str) -> str:
-    """Return that a file `has changed`, the reason why it has no text; "" otherwise."""
-    return "has changed since it was recorded: record it again" if file in _changed else ""
+    """Return why a file has no text: it `has changed since ...`; "" if it is not known to have."""
+    changed = file.startswith("<changed") and _MARKED.match(file)
+    return "has changed since it was recorded: record it again" if changed else ""
 
 
-def withheld() -> list[str]:
-    """Return why each file has no text whose text was wanted since the last call."""
-    reasons = [
-        f"{file} has changed since it was recorded, so its lines are not shown: record it again"
-        for file in _withheld
-    ]
-    _withheld.clear()
-    return reasons
+def cite(file: str, shown: str) -> None:
+    """Add a file to the innermost `citations`, if it has changed.
+
+    Args:
+        file: The file.
+        shown: Its displayed path.
+    """
+    cited = _cited.get()
+    if cited is not None and reason(file):
+        cited.setdefault(file, shown)
+
+
+@contextmanager
+def citations() -> Iterator[dict[str, str]]:
+    """Collect the changed files whose lines are cited or wanted, in a `with` block.
+
+    Yields:
+        The displayed path of each file.
+    """
+    cited: dict[str, str] = {}
+    token = _cited.set(cited)
+    try:
+        yield cited
+    finally:
+        _cited.reset(token)
+
+
+def citation_note(path: str) -> str:
+    """Return that a file has changed, and what that means for its lines, by its displayed path."""
+    return (
+        f"{path} has changed since it was recorded, so the numbers of its lines are those of then,"
+        " and their text is not shown: record it again"
+    )

@@ -7,6 +7,7 @@ from typing import NamedTuple
 
 from jaxprtool.ir.basics.paths import unique
 from jaxprtool.ir.dataflow.defining_equations import DefiningEquations
+from jaxprtool.ir.source import source_text
 from jaxprtool.ir.source.frames import own_frame, short_paths
 from jaxprtool.jaxcompat import ClosedJaxpr, JaxprEqn, Var
 
@@ -52,4 +53,4 @@ def _origin(value: Var, computed: DefiningEquations, known: Mapping[Var, str]) -
 
 def _location(eqn: JaxprEqn) -> str:
     frame = own_frame(eqn)
-    return f"{frame.file}:{frame.line}" if frame else ""
+    return f"{source_text.path(frame.file)}:{frame.line}" if frame else ""

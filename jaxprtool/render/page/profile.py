@@ -25,12 +25,12 @@ _SHOWN: tuple[By, ...] = ("line", "scope", "function", "primitive")
 
 def profile_page(found: Profile) -> str:
     """Return a page of the tables of a profile, beside the user's files."""
-    texts: dict[str, str] = {}
+    files: dict[str, str] = {}
     for each in found.lines:
         if each.line is not None and each.line.own:
-            path = each.name.rpartition(":")[0]
-            if path not in texts and (code := source_text.text(each.line.file)):
-                texts[path] = code
+            files.setdefault(each.name.rpartition(":")[0], each.line.file)
+    texts = {path: code for path, file in files.items() if (code := source_text.text(file))}
+    changed = [path for path, file in files.items() if source_text.reason(file)]
     sources = Sources(ShowOptions(), True, (), texts)
     script = static("shared.js")
     tables = [_groups(found, by, sources.line_of) for by in _SHOWN]
@@ -39,7 +39,7 @@ def profile_page(found: Profile) -> str:
         .get_template("profile.html")
         .render(
             title=title(found),
-            notes=list(notes(found)),
+            notes=[*notes(found), *map(source_text.citation_note, changed)],
             tables=[*tables, _operations(found, sources.line_of), _own(found, sources.line_of)],
             files=sources.files(),
             times={each.name: each for each in found.lines},

@@ -1,8 +1,8 @@
 """The source files on a page, and the locations of equations in them.
 
 Only the user's own Python files are shown in full, and those of installed packages if their frames
-are selected; others are referred to by path. A program read from a file has relative source paths,
-whose files may have changed and are not shown.
+are selected; others are referred to by path. A file that has changed since a program was recorded
+has no lines; the page says why.
 """
 
 from __future__ import annotations
@@ -43,11 +43,15 @@ class SourceLink:
 
 @dataclass(frozen=True, eq=False)
 class SourceFile:
-    """A displayed file: its number on the page, its path, and its lines in HTML."""
+    """A displayed file: its number on the page, its path, and its lines in HTML.
+
+    A file without lines has a `fault`, the reason.
+    """
 
     number: int
     path: str
     lines: Sequence[Markup]
+    fault: str = ""
 
 
 class Sources:
@@ -116,15 +120,16 @@ class Sources:
         return SourceLink(first, BEHIND.join(others), line, code)
 
     def _read(self, file: str) -> SourceFile | None:
-        """Return a file if its text is known, or if it may be shown."""
+        """Return a file if its text, or the reason why it has none, is known and may be shown."""
         if known := self._known.get(self._frames.path(file)):
             return known
         shown = self._frames.is_own(file) or (self._choice != "mine" and is_installed(file))
         if not (shown and file.endswith(".py")):
             return None
-        text = source_text.text(file)
-        path = _printable(self._frames.path(file))
-        return SourceFile(len(self.files()), path, _colored(text)) if text else None
+        text, path = source_text.text(file), _printable(self._frames.path(file))
+        fault = source_text.citation_note(path) if source_text.reason(file) else ""
+        lines = _colored(text) if text else ()
+        return SourceFile(len(self.files()), path, lines, fault) if text or fault else None
 
 
 def _printable(path: str) -> str:

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from jaxprtool.ir.basics.quantities import plural, some
 from jaxprtool.ir.notation.tokens import Comment, PrimitiveName, SourceLine
+from jaxprtool.ir.source import source_text
 from jaxprtool.render.documents.problems import Level, Place, Problem
 from jaxprtool.render.terminal.lines import joined, printable, wrapped
 from jaxprtool.render.terminal.listing import Listing
@@ -47,7 +48,8 @@ def finding_problem(finding: Finding) -> Problem:
         number = int(finding.line.rpartition(":")[2]) if finding.line else 0
         lines = (each for each in finding.frames if each.line == number)
         frame = next(lines, finding.frames[0])
-        place = Place(frame.file, frame.line)
+        if not source_text.reason(frame.file):  # else the line is another one now
+            place = Place(source_text.path(frame.file), frame.line)
     level: Level = "error" if finding.kind == "wrong" else "warning"
     message = f"{at}{finding.code} {finding.message}"
     return Problem(finding.code, finding.line, message, details, place, level)

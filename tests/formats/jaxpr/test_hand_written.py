@@ -11,6 +11,7 @@ import pytest
 from jaxprtool import jaxcompat
 from jaxprtool.formats.jaxpr.read import parse, read
 from jaxprtool.ir.programs.program import type_check
+from jaxprtool.ir.source import source_text
 from jaxprtool.render.terminal.listing import listing
 
 HEADER = """\
@@ -92,7 +93,13 @@ def test_a_hidden_parameter_may_be_given():
 
 def place(eqn) -> tuple:
     frame = jaxcompat.user_frame(eqn)
-    place = frame and (frame.file, frame.line, frame.column + 1, frame.function)
+    assert frame is None or not source_text.lines(frame.file)  # nothing is known of its text
+    place = frame and (
+        source_text.path(frame.file),
+        frame.line,
+        frame.column + 1,
+        frame.function,
+    )
     return place, jaxcompat.name_stack(eqn)
 
 

@@ -38,6 +38,7 @@ NOT_WRITTEN = {
     ("tokamax_attention", "file"): "remat_opt",
     ("tokamax_attention", "python"): "remat_opt",
     ("klujax_solve", "python"): "solve_f64",
+    ("s2fft_harmonics", "python"): "ftm_to_flm",
 }
 
 #: Models without a key, whose results cannot be separated from one.
@@ -68,6 +69,7 @@ KEYLESS = frozenset(
         "plain_gpt",
         "pyhf_fit",
         "qwix_qat",
+        "s2fft_harmonics",
         "s5_layer",
         "tinygp_fit",
         "tokamax_attention",

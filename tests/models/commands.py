@@ -39,6 +39,7 @@ NOT_WRITTEN = {
     ("tokamax_attention", "python"): "remat_opt",
     ("klujax_solve", "python"): "solve_f64",
     ("s2fft_harmonics", "python"): "ftm_to_flm",
+    ("sax_interferometer", "python"): "solve_c128",
 }
 
 #: Models without a key, whose results cannot be separated from one.
@@ -71,6 +72,7 @@ KEYLESS = frozenset(
         "qwix_qat",
         "s2fft_harmonics",
         "s5_layer",
+        "sax_interferometer",
         "tinygp_fit",
         "tokamax_attention",
     }

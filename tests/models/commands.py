@@ -46,6 +46,7 @@ NOT_WRITTEN = {
 KEYLESS = frozenset(
     {
         "brax_pendulum",
+        "dinosaur_waves",
         "diffrax_gradient",
         "dynamax_em",
         "dynamiqs_cavity",

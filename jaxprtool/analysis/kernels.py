@@ -302,10 +302,10 @@ class Kernels:
         """Add the broadcasts of smaller operands, each array to a shape once."""
         own = [v for v in reads if v is not None]
         counts = [self._counts[v] for v in own]
-        if counts[0] == counts[1] or 1 in counts:
+        _, count = self._measure(eqn.outvars[0].aval)
+        if counts == [count, count] or 1 in counts:
             return reads
         shape = eqn.outvars[0].aval.shape
-        _, count = self._measured(eqn.outvars[0].aval)
         given = list(reads)
         for i, value in enumerate(own):
             if counts[i] == count:
@@ -352,14 +352,18 @@ class Kernels:
         return self._opens == "all"
 
     def _value(self, aval: Aval, defined_by: int) -> int:
-        known = self._measures.get(identity(aval))
-        if known is None:
-            known = self._measures[identity(aval)] = self._measured(aval)
-        size, count = known
+        size, count = self._measure(aval)
         self.sizes.append(size)
         self.defined_by.append(defined_by)
         self._counts.append(count)
         return len(self.sizes) - 1
+
+    def _measure(self, aval: Aval) -> tuple[int, int]:
+        """Return what `_measured` does, computed once for each aval."""
+        known = self._measures.get(identity(aval))
+        if known is None:
+            known = self._measures[identity(aval)] = self._measured(aval)
+        return known
 
     def _measured(self, aval: Aval) -> tuple[int, int]:
         """Return the bytes and the number of elements of a value."""
@@ -488,10 +492,11 @@ class Kernels:
     def reads_one(self, node: Node) -> bool:
         """Return True if an equation reads at most one array of its own size from memory."""
         count = self._counts[node.makes[0]]
-        whole = [v for v in node.reads if self._counts[v] >= count and not self._fills(v)]
+        whole = {v for v in node.reads if self._counts[v] >= count and not self.fills(v)}
         return len(whole) <= 1
 
-    def _fills(self, value: int) -> bool:
+    def fills(self, value: int) -> bool:
+        """Return True if a value repeats a smaller one."""
         if self.defined_by[value] < 0:
             return False
         node = self.nodes[self.defined_by[value]]
@@ -510,7 +515,7 @@ class _Indices:
 
     def __init__(self, kernels: Kernels) -> None:
         self._kernels = kernels
-        #: For each value, the number of indices by kernel and by the node that computes them.
+        #: For each value, the number of indices by kernel and by the value that is computed there.
         self._of = [dict[tuple[int, int], int]() for _ in kernels.sizes]
 
     def emitted(self, value: int) -> int:
@@ -526,11 +531,11 @@ class _Indices:
         node = kernels.nodes[number]
         own = dict(self._of[made]) if kernels.inlined[made] else {}
         if kernels.written[made]:
-            own[number, number] = 1
+            own[number, made] = 1
         times = Counter[int]()
         for (kernel, _), count in own.items():
             times[kernel] += count
-        computed = {(kernel, number): count for kernel, count in times.items()}
+        computed = {(kernel, made): count for kernel, count in times.items()}
         for value, keeps in zip(node.reads, _keep_index(node), strict=True):
             if len(self._of[value]) < _MOST_INDICES:
                 self._of[value].update(own if keeps else computed)
@@ -580,14 +585,11 @@ def _product_orders(eqn: JaxprEqn) -> Iterator[Order | None]:
         [axis for axis in range(rank) if axis not in (*contracted[i], *batched[i])]
         for i, rank in enumerate(ranks)
     ]
-    small = len(contracted[0]) <= 1 and all(len(axes) <= 1 for axes in free)
-    if small and all(tuple(axes) == tuple(range(len(axes))) for axes in batched):
-        yield from (None, None)
-        return
-    first = (*batched[0], *free[0], *contracted[0])
-    second = (*batched[1], *contracted[1], *free[1])
-    for order, rank in zip((first, second), ranks, strict=True):
-        yield order if rank > 2 and order != tuple(range(rank)) else None
+    orders = (*batched[0], *free[0], *contracted[0]), (*batched[1], *contracted[1], *free[1])
+    for axes, own, order in zip(batched, free, orders, strict=True):
+        is_matrix = len(own) <= 1 and len(contracted[0]) <= 1
+        fits = is_matrix and tuple(axes) == tuple(range(len(axes)))
+        yield None if fits or order == tuple(range(len(order))) or len(order) <= 2 else order
 
 
 @rule(operand_orders, "conv_general_dilated")

@@ -210,9 +210,12 @@ from jaxprtool.jaxcompat.running import (
     default_tolerance,
     failure_to_start,
     failures_to_start,
+    fuses_pads,
     has_backends,
     has_checks,
     keep_backend_probing_quiet,
+    keeps_bfloat16,
+    lgamma_reads_tables,
     primitive_test_programs,
     untested_version,
 )

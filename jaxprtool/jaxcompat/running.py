@@ -26,6 +26,21 @@ def compiles_draws_slowly() -> bool:
     return jax.__version_info__ >= (0, 12)
 
 
+def fuses_pads() -> bool:
+    """Return True if XLA's kernels for the CPU fuse `pad` with a reduction."""
+    return jax.__version_info__ >= (0, 12)
+
+
+def keeps_bfloat16() -> bool:
+    """Return True if XLA for the CPU multiplies matrices of bf16 to a result in bf16."""
+    return jax.__version_info__ >= (0, 12)
+
+
+def lgamma_reads_tables() -> bool:
+    """Return True if JAX lowers `lgamma` to polynomials whose coefficients it looks up."""
+    return jax.__version_info__ >= (0, 12)
+
+
 def untested_version() -> str | None:
     """Return the running JAX's version if the test suite does not cover its release, else None."""
     return None if jax.__version_info__[:2] in TESTED_VERSIONS else jax.__version__

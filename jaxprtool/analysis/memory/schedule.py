@@ -102,11 +102,27 @@ class Schedule:
             self._reuse_loop_values(loop_values)
 
     def in_place(self, buffer: Buffer) -> bool:
-        """Return True if a value may be written to the memory of an operand that is read last.
+        """Return True if a value may be written to the memory of an operand that is read last."""
+        return self.writes_in_place(self.kernels.nodes[self.kernels.defined_by[buffer.value]])
 
-        It may if it is elementwise, or an update of the operand.
+    def writes_in_place(self, node: Node) -> bool:
+        """Return True if a kernel may write to the memory of an operand that it reads last.
+
+        It may if it is elementwise, or an update of an array, unless it inlines an array that
+        repeats a number: XLA fills memory of its own with the number.
         """
-        return writes_in_place(self.kernels.nodes[self.kernels.defined_by[buffer.value]])
+        if node.kind != "equation":
+            return False
+        like = traits(node.eqn)
+        if like.updates:
+            array = node.places[0]
+            if array is None:
+                return False
+            return self.kernels.written[array] or not self.kernels.fills(array)
+        if node.fusible:
+            return like.elementwise
+        needed = None if node.held is not None else workspace(node.eqn)
+        return needed is not None and needed.in_place
 
     def _levels(self) -> dict[int, int]:
         kernels, levels = self.kernels, dict[int, int]()
@@ -219,14 +235,3 @@ class Schedule:
         asked = set(values)
         nodes = (node for node in self.kernels.nodes if not node.fusible and not node.absorbed)
         return {value for node in nodes for value in node.reads if value in asked}
-
-
-def writes_in_place(node: Node) -> bool:
-    """Return True if a kernel may write to the memory of an operand that it reads last."""
-    if node.kind != "equation":
-        return False
-    like = traits(node.eqn)
-    if node.fusible:
-        return like.elementwise or like.updates
-    needed = None if node.held is not None else workspace(node.eqn)
-    return like.updates or (needed is not None and needed.in_place)

@@ -19,7 +19,6 @@ from jaxprtool.analysis.memory.schedule import (
     LoopValues,
     Schedule,
     loop_values_of,
-    writes_in_place,
 )
 from jaxprtool.analysis.memory.workspaces import workspace
 from jaxprtool.ir.dataflow.slicing import Run
@@ -90,7 +89,7 @@ class Bodies:
     def __init__(self, opened: bool = False) -> None:
         self._opens: Opens = "all" if opened else "inlined"
         self._known: dict[tuple[Run, LoopValues | None], BodyMemory] = {}
-        #: The number of equations of each primitive whose own memory is unknown.
+        #: The number of equations of each primitive whose own memory is unknown, or a part of it.
         self.unknown: Counter[str] = Counter()
 
     def memory(
@@ -128,7 +127,7 @@ class Bodies:
         for time, number in enumerate(schedule.order):
             node, new = schedule.kernels.nodes[number], made[time]
             needs.append(live + new)
-            if new and new in last[time] and writes_in_place(node):
+            if new and new in last[time] and schedule.writes_in_place(node):
                 replaced[time] = new
                 needs[-1] = live
             if node.held is not None:
@@ -155,8 +154,10 @@ class Bodies:
         if node.kind != "equation":
             return 0
         needed = workspace(node.eqn)
+        name = node.eqn.primitive.name if needed is None else needed.not_counted
+        if name:
+            self.unknown[name] += 1
         if needed is None:
-            self.unknown[node.eqn.primitive.name] += 1
             return 0
         return needed.bytes + (_copies(node, kernels) if needed.by_columns else 0)
 

@@ -17,8 +17,10 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
+import jax.numpy as jnp
 import numpy as np
 
+from jaxprtool import jaxcompat
 from jaxprtool.ir.basics.dtypes import itemsize
 from jaxprtool.ir.basics.rules import RuleTable, rule
 from jaxprtool.ir.core.equations import size_in_bytes
@@ -35,11 +37,13 @@ class Workspace:
         in_place: Whether it may write a result to the memory of an operand that it reads last.
         by_columns: Whether its matrices are stored by columns, as LAPACK has them. XLA copies those
             that are arguments or results of the program, which are stored by rows.
+        not_counted: The primitive, and what of its memory is not counted; "" if all is.
     """
 
     bytes: int = 0
     in_place: bool = False
     by_columns: bool = False
+    not_counted: str = ""
 
 
 NOTHING = Workspace()
@@ -82,7 +86,7 @@ def _matrices(eqn: JaxprEqn, rows: int, columns: int, more_bytes: int = 0) -> in
 
 
 @rule(workspace_rules, "after_all", "axis_index", "check", "create_linear", "create_token")
-@rule(workspace_rules, "dce_sink", "device_put", "dim_as_value", "dimension_size", "dot_general")
+@rule(workspace_rules, "dce_sink", "device_put", "dim_as_value", "dimension_size")
 @rule(workspace_rules, "empty", "empty2", "fft", "from_edtype", "inspect_sharding")
 @rule(workspace_rules, "layout_constraint", "multiple_of", "pin", "rng_bit_generator")
 @rule(workspace_rules, "platform_index", "reduce", "reduce_and", "reduce_max", "reduce_min")
@@ -96,6 +100,12 @@ def _nothing(eqn: JaxprEqn) -> Workspace:
     return NOTHING
 
 
+@rule(workspace_rules, "lgamma")
+def _lgamma(eqn: JaxprEqn) -> Workspace | None:
+    """Return None where XLA writes none to 13 of the coefficients that `lgamma` looks up."""
+    return None if jaxcompat.lgamma_reads_tables() else NOTHING
+
+
 # --- random bits ----------------------------------------------------------------------------------
 
 
@@ -106,7 +116,28 @@ def _random_words(eqn: JaxprEqn) -> Workspace:
     return Workspace(3 * 4 * words)
 
 
-# --- convolutions and windows ---------------------------------------------------------------------
+# --- products and windows -------------------------------------------------------------------------
+
+
+def _widened(eqn: JaxprEqn) -> str:
+    """Return what is not counted if XLA for the CPU copies small floats to f32 for a product.
+
+    XLA for accelerators multiplies them as they are, so these copies are named, not counted.
+    """
+    dtypes = (v.aval.dtype for v in (*eqn.invars, *eqn.outvars))
+    small = [d.name for d in dtypes if jnp.issubdtype(d, jnp.floating) and itemsize(d) < 4]
+    return f"{eqn.primitive.name} of {small[0]} on the CPU" if small else ""
+
+
+@rule(workspace_rules, "dot_general")
+def _product(eqn: JaxprEqn) -> Workspace:
+    ((left, right), (batch, other)), out = eqn.params["dimension_numbers"], eqn.outvars[0].aval
+    sizes = [v.aval.ndim - len(batch) for v in eqn.invars]
+    rows_by_columns = (*left, *right) == (eqn.invars[0].aval.ndim - 1, len(batch))
+    plain = rows_by_columns and sizes == [2, 2] and batch == other == tuple(range(len(batch)))
+    bf16 = all(v.aval.dtype == jnp.bfloat16 for v in eqn.invars)
+    as_they_are = plain and bf16 and (out.dtype == jnp.float32 or jaxcompat.keeps_bfloat16())
+    return Workspace(not_counted="" if as_they_are else _widened(eqn))
 
 
 @rule(workspace_rules, "conv_general_dilated")
@@ -115,7 +146,8 @@ def _convolution(eqn: JaxprEqn) -> Workspace:
     out, spec = eqn.outvars[0].aval, eqn.params["dimension_numbers"].out_spec
     batch, feature, *space = spec
     long = [axis for axis in (batch, *space, feature) if out.shape[axis] != 1]
-    return Workspace(0 if long == sorted(long) else size_in_bytes(out))
+    copied = 0 if long == sorted(long) else size_in_bytes(out)
+    return Workspace(copied, not_counted=_widened(eqn))
 
 
 #: XLA sums at most this many elements of a window in one step of a cumulative sum.
@@ -143,6 +175,17 @@ def _select_and_scatter(eqn: JaxprEqn) -> Workspace:
     return Workspace(indices + count * itemsize(operand.aval.dtype))
 
 
+@rule(workspace_rules, "scatter", "scatter-add", "scatter-max", "scatter-min", "scatter-mul")
+@rule(workspace_rules, "scatter-sub")
+def _scatter(eqn: JaxprEqn) -> Workspace:
+    """Count the indices that XLA completes by those of batch axes, and another layout of them."""
+    indices, numbers = eqn.invars[1].aval, eqn.params["dimension_numbers"]
+    batched = len(numbers.operand_batching_dims)
+    width = batched + len(numbers.scatter_dims_to_operand_dims)
+    count = math.prod(indices.shape[:-1])
+    return Workspace(2 * bool(batched) * count * width * itemsize(indices.dtype))
+
+
 # --- sorts ----------------------------------------------------------------------------------------
 
 
@@ -151,17 +194,14 @@ def _sort(eqn: JaxprEqn) -> Workspace:
     return Workspace(in_place=True)
 
 
-@rule(workspace_rules, "top_k")
+@rule(workspace_rules, "top_k", "approx_top_k")
 def _top_k(eqn: JaxprEqn) -> Workspace:
-    return NOTHING
-
-
-@rule(workspace_rules, "approx_top_k")
-def _approx_top_k(eqn: JaxprEqn) -> Workspace:
-    """Count a sorted copy of the operand and its positions, which XLA needs from rank 3 on."""
+    """Count a sorted copy of the operand and its positions; XLA has a kernel for f32 alone."""
     operand = eqn.invars[0].aval
-    sorts = len(operand.shape) > 2
-    return Workspace(sorts * (size_in_bytes(operand) + 4 * math.prod(operand.shape)))
+    dimension = eqn.params.get("reduction_dimension", -1) % operand.ndim
+    if operand.dtype == np.float32 and dimension == operand.ndim - 1:
+        return NOTHING
+    return Workspace(size_in_bytes(operand) + 4 * math.prod(operand.shape))
 
 
 # --- linear algebra -------------------------------------------------------------------------------

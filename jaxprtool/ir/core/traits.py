@@ -17,6 +17,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, fields, replace
 from typing import Any, Literal
 
+from jaxprtool import jaxcompat
 from jaxprtool.ir.basics.caches import clear_caches
 from jaxprtool.ir.basics.dtypes import dtype_kind
 from jaxprtool.ir.basics.plugins import load_rules_of
@@ -353,6 +354,8 @@ add_traits(
     *("tanh", "transpose"),
     absorbed=True,
 )
+if jaxcompat.fuses_pads():
+    add_traits("pad", absorbed=True)
 # JAX treats conversions of integers as constant, and does not transpose products that keep them.
 add_traits(
     *("convert_element_type", "dot_general", "conv_general_dilated"), transposes_integers=False

@@ -1,12 +1,14 @@
 """The estimate counts what is inside a primitive, as XLA allocates it, or names the primitive."""
 
+from functools import partial
+
 import jax
 import jax.numpy as jnp
 import pytest
 from jax import lax
 
 import jaxprtool
-from jaxprtool import memory, trace
+from jaxprtool import jaxcompat, memory, trace
 from jaxprtool.render.reports.compiled_memory import heading_text
 from jaxprtool.render.reports.memory import peak_text
 from tests.benchmarks.bench_memory_primitives import compared, programs
@@ -18,9 +20,12 @@ MIB = 1 << 20
 SAMPLE = (
     *("ragged_dot", "custom_vmap", "equal constants", "roll", "roll by a known shift"),
     *("cumsum over axis 1", "cumlogsumexp over axis 1", "gather of pairs", "circuit", "svd"),
-    *("convolution of signals", "complex inverse", "select and sort"),
+    *("convolution of signals", "complex inverse", "select and sort", "pad"),
 )
-GRADIENTS = "max pooling", "convolution", "stack"
+GRADIENTS = (
+    *("max pooling", "convolution", "stack", "take_along_axis", "kron", "roll of two axes"),
+    "dot_general, transposed",
+)
 
 
 @pytest.fixture(autouse=True)
@@ -39,6 +44,34 @@ def test_the_estimate_is_within_a_factor_of_one_and_a_half(name):
         function, types = gradient(function, types)
     row = compared(name, trace(function, *types))
     assert row.agrees and not row.unknown, row
+
+
+def test_top_k_of_integers_sorts_a_copy():
+    types = (jax.ShapeDtypeStruct((512, 1024), jnp.int32),)
+    row = compared("", trace(lambda x: lax.top_k(x, 4), *types))
+    assert row.agrees and not row.unknown, row
+
+
+def test_copies_of_small_floats_that_only_xla_for_the_cpu_makes_are_named():
+    def half(dtype, rank=2):
+        return jax.ShapeDtypeStruct((64,) * rank, dtype)
+
+    def named(function, *types):
+        return dict(memory(trace(function, *types)).unknown)
+
+    f16, bf16 = half(jnp.float16), half(jnp.bfloat16)
+    assert named(jnp.matmul, f16, f16) == {"dot_general of float16 on the CPU": 1}
+    by_columns = named(partial(jnp.einsum, "ki,kj->ij"), bf16, bf16)
+    assert by_columns == {"dot_general of bfloat16 on the CPU": 1}
+    into_f32 = partial(jnp.matmul, preferred_element_type=jnp.float32)
+    assert not named(into_f32, bf16, bf16) and not named(jnp.matmul, half("float32"), half("int8"))
+    convolve = named(lambda x, k: lax.conv(x, k, (1,), "SAME"), *(half(jnp.bfloat16, 3),) * 2)
+    assert convolve == {"conv_general_dilated of bfloat16 on the CPU": 1}
+
+
+def test_lgamma_is_named_where_its_coefficients_are_looked_up():
+    found = memory(trace(lax.igamma, jnp.ones(4096), jnp.ones(4096)))
+    assert found.unknown == ({"lgamma": 1} if jaxcompat.lgamma_reads_tables() else {})
 
 
 @pytest.mark.sweep

@@ -12,11 +12,12 @@ BENCHMARKS = Path(__file__).parent / "tests" / "benchmarks"
 
 @nox.session
 def quick(session):
-    """Lint, format, types, the rules of the house, and the tests that are named."""
+    """Lint, format, types, the rules of the house, and the tests that are named, without proofs."""
     session.run("ruff", "check")
     session.run("ruff", "format", "--check")
     session.run("mypy")
-    session.run("pytest", "-n", "0", "tests/test_architecture.py", *session.posargs)
+    tests = ("tests/test_architecture.py", *session.posargs)
+    session.run("pytest", "-n", "0", "-m", "not proof and not sweep and not models", *tests)
 
 
 @nox.session

@@ -196,6 +196,32 @@ def test_bisect_of_two_functions_or_a_mode_names_no_pass(cli):
     assert where["pass"] == "" and where["found"] and where["passes"] == 0
 
 
+NEARLY_EQUAL = """
+import jax, jaxprtool
+
+def normalized(x, eps):
+    return jax.numpy.tanh(x * jax.lax.rsqrt((x * x).mean() + eps))
+
+@jaxprtool.example("f32[64]")
+def usual(x):
+    return normalized(1000 * x, 0.0)
+
+@jaxprtool.example("f32[64]")
+def other(x):
+    return normalized(1000 * x, 1.0)
+"""
+
+
+def test_bisect_names_a_different_literal_of_programs_that_are_within_tolerance(cli, folder):
+    (folder / "nearly.py").write_text(NEARLY_EQUAL)
+    command = "compare", "nearly.py:usual", "nearly.py:other", "--bisect"
+    found = cli(*command, "--json")
+    (where,) = json.loads(found.out)["partings"]
+    assert found.code == 0 and where["within"] and where["primitive"] == "add"
+    assert where["operands"][-1]["absolute"] == 1.0
+    assert "within tolerance; this is the first equation whose bits" in cli(*command).out
+
+
 def test_html_is_a_page_with_every_result_and_the_first_difference(cli, folder):
     found = cli("compare", "parts.py:exact", "parts.py:rounded", "--bisect", "-o", "page.html")
     page = (folder / "page.html").read_text()

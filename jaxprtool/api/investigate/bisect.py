@@ -76,6 +76,11 @@ class Bisection:
             return replace(found, variant=other.variant.name)
         return self._by_passes(chain, other)
 
+    def within(self, other: Planned, results: Sequence[Any]) -> Divergence:
+        """Return where the bits of another program, with results within tolerance, first differ."""
+        variants = self._reference.variant, other.variant
+        return replace(self._divergence(*variants, (self._results, results), True), within=True)
+
     def _by_passes(self, chain: Sequence[_Link], other: Planned) -> Divergence:
         low, high = 0, len(chain) - 1
         while high - low > 1:
@@ -151,6 +156,7 @@ class Bisection:
         first: Variant,
         second: Variant,
         results: Any = None,
+        exact: bool = False,
     ) -> Divergence:
         """Return the equation at which two variants diverge."""
         given = tuple(
@@ -162,7 +168,13 @@ class Bisection:
         def searched(variants: tuple[Variant, Variant]) -> Divergence:
             values = given[0], given[1]
             return find_divergence(
-                variants, values, results, self._tolerance, self._on_progress, positions
+                variants,
+                values,
+                results,
+                self._tolerance,
+                self._on_progress,
+                positions,
+                exact,
             )
 
         found = searched((first, second))

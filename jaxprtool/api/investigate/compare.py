@@ -202,11 +202,19 @@ class _Variants:
                 self._reference, arguments, results, self._tolerance, self._on_progress
             )
             partings = tuple(
-                search.of(each, done.values)
+                search.within(each, done.values)
+                if all(result.within for result in done.results)
+                else search.of(each, done.values)
                 for each, done in zip(self._others, variants, strict=True)
-                if not (done.error or all(each.within for each in done.results))
+                if self._diverges(each, done)
             )
         return replace(found, variants=variants, partings=partings)
+
+    def _diverges(self, planned: Planned, done: Compared) -> bool:
+        """Return True if results are beyond tolerance, or only those of another program differ."""
+        others = planned.target != self._reference.target
+        agree = all(each.equal if others else each.within for each in done.results)
+        return not (done.error or agree)
 
     def _compared(
         self, planned: Planned, results: Sequence[Any], arguments: Sequence[Any]

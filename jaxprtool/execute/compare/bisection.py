@@ -36,6 +36,8 @@ class Divergence:
         found: Whether an equation was found.
         why: Why no equation was found, or "".
         strict: Whether it was found only by applying the tolerance to each element.
+        within: Whether all results are within tolerance. The equation is then the first whose bits
+            differ.
         primitive: The primitive of the equation.
         source: The user's line of the equation, followed by the library's.
         code: The source text of that line, if its file exists.
@@ -59,6 +61,7 @@ class Divergence:
     found: bool = False
     why: str = ""
     strict: bool = False
+    within: bool = False
     primitive: str = ""
     source: str = ""
     code: str = ""

@@ -60,6 +60,11 @@ def known(found: Divergence) -> Iterator[tuple[str, str]]:
         yield "removed", some(dict.fromkeys(found.removed), _FEW)
     if found.added:
         yield "added", some(dict.fromkeys(found.added), _FEW)
+    if found.within:
+        yield (
+            "note",
+            "all results are within tolerance; this is the first equation whose bits differ",
+        )
     if found.strict:
         yield "note", "about a rounding error in size; found with a tolerance for each element"
 

@@ -13,7 +13,8 @@ from jax.extend.core import Primitive
 from jax.interpreters import mlir
 
 from jaxprtool.errors import ArgumentsError, CheckError, UnsupportedError
-from jaxprtool.execute.verify import verify
+from jaxprtool.execute.running.rounding import WideProgram
+from jaxprtool.execute.verify import Runs, verify
 from jaxprtool.ir.rewriting.rewrite import map_equations
 from jaxprtool.jaxcompat import jaxpr_as_fun
 from jaxprtool.passes.cleanup.dce import Dce
@@ -95,6 +96,38 @@ def test_different_rounding_by_xla_is_not_a_difference(monkeypatch):
     wrong = program(jnp.cos, X)
     after = wrong
     refuses(before, wrong, X, match="computes something else")
+
+
+@pytest.fixture
+def seeds(monkeypatch):
+    """The seeds of the random errors of all runs in double precision; 0 for runs without."""
+    drawn, run = [], WideProgram.run
+
+    def counted(self, arguments, seed=0, **sizes):
+        drawn.append(seed)
+        return run(self, arguments, seed, **sizes)
+
+    monkeypatch.setattr(WideProgram, "run", counted)
+    return drawn
+
+
+def test_calls_that_xla_fuses_need_no_estimate_of_errors(seeds):
+    f = jax.jit(lambda x: jnp.tanh(x * 3.1 + 0.7 * jnp.sin(x)) - x)
+    x = jnp.linspace(-9, 9, 999)
+    verify(program(f, x), program(f.__wrapped__, x), (x,))
+    assert not seeds
+
+
+def test_errors_are_estimated_once_for_several_rewrites(seeds):
+    numbers = np.random.default_rng(0).standard_normal(999).astype(np.float32)
+    x = jnp.concatenate([numbers, -numbers])  # the sum is one of rounding errors
+    first, *others = (
+        program(f, x) for f in (jnp.sum, lambda x: jnp.cumsum(x)[-1], lambda x: x @ (0 * x + 1))
+    )
+    runs = Runs(first, [x])
+    for after in others:
+        runs = runs.compare(after)
+    assert seeds.count(1) == 2  # by the dtypes of the program, and in double precision
 
 
 WRONG_FOR_OTHER_INTEGERS = {

@@ -15,7 +15,7 @@ left out there, so they agree if, and only if, they compute the same.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from functools import cached_property, partial
 from typing import Any
 
@@ -25,7 +25,13 @@ import numpy as np
 from jax import lax
 
 from jaxprtool import jaxcompat
-from jaxprtool.execute.running.arrays import as_numpy, bits_agree, wide
+from jaxprtool.execute.running.arrays import (
+    Difference,
+    as_numpy,
+    bits_agree,
+    value_difference,
+    wide,
+)
 from jaxprtool.ir.basics.dtypes import is_extended
 from jaxprtool.ir.core.equations import equations
 from jaxprtool.ir.core.structured import Cond, Scan, While, holds_jaxpr
@@ -63,10 +69,11 @@ class WideProgram:
         self.narrow: list[str] = []
 
         def exact(arguments: list[Any]) -> list[Any]:
-            return _Moved(np.uint32(0), None, self.narrow).results(program.jaxpr, arguments)
+            return _Moved(None, self.narrow, np.uint32(0)).results(program.jaxpr, arguments)
 
         def moved(seed: Any, sizes: Any, arguments: list[Any]) -> list[Any]:
-            return _Moved(seed, sizes, self.narrow).results(program.jaxpr, arguments)
+            errors = _Errors(seed, sizes, {aval.dtype for aval in self._inexact}, self._largest)
+            return _Moved(errors, self.narrow, np.uint32(0)).results(program.jaxpr, arguments)
 
         self._exact = jax.jit(exact, compiler_options=_QUICK)
         self._moved = jax.jit(moved, compiler_options=_QUICK)
@@ -74,7 +81,8 @@ class WideProgram:
     @property
     def is_exact(self) -> bool:
         """Whether double precision is finer than the dtypes of the program."""
-        return min(self._roundings, default=0.0) > _EPS64 and not self.narrow
+        epsilons = (rounding(aval.dtype) for aval in self._inexact)
+        return min(epsilons, default=0.0) > _EPS64 and not self.narrow
 
     @jax.transfer_guard("allow")
     def run(
@@ -114,16 +122,34 @@ class WideProgram:
         )
 
     @cached_property
-    def _roundings(self) -> list[float]:
-        avals = [v.aval for eqn in self._equations for v in (*eqn.invars, *eqn.outvars)]
-        return [rounding(aval.dtype) for aval in avals if _is_inexact(aval)]
+    def _inexact(self) -> list[Any]:
+        """The types of the operands and results with rounding errors."""
+        avals = (v.aval for eqn in self._equations for v in (*eqn.invars, *eqn.outvars))
+        return list(filter(_is_inexact, avals))
+
+    @property
+    def _largest(self) -> int:
+        """The number of elements of the largest of them."""
+        return max((math.prod(aval.shape) for aval in self._inexact), default=1)
 
 
 class Rounding:
-    """The results of a program on fixed arguments in double precision, and their errors."""
+    """The results of a program on fixed arguments in double precision, and their errors.
 
-    def __init__(self, wide_program: WideProgram, arguments: Sequence[Any]):
-        self.wide, self._arguments = wide_program, arguments
+    Args:
+        wide_program: The program.
+        arguments: The arguments.
+        reference: The one whose errors are those of this program too, if any: that of the program
+            that passes rewrote to this one.
+    """
+
+    def __init__(
+        self,
+        wide_program: WideProgram,
+        arguments: Sequence[Any],
+        reference: Rounding | None = None,
+    ):
+        self.wide, self._arguments, self._reference = wide_program, arguments, reference
 
     @cached_property
     def values(self) -> list[Any] | None:
@@ -133,12 +159,12 @@ class Rounding:
     @cached_property
     def errors(self) -> list[Any] | None:
         """The error of each element of each result, from one rounding in each equation."""
-        return self._spread(amplitude=1.0)
+        return self._reference.errors if self._reference else self._spread(amplitude=1.0)
 
     @cached_property
     def wide_errors(self) -> list[Any] | None:
         """The same if each equation is rounded to double precision."""
-        return self._spread(relative=_EPS64)
+        return self._reference.wide_errors if self._reference else self._spread(relative=_EPS64)
 
     def _spread(self, **sizes: float) -> list[Any] | None:
         """Return the largest changes of results by random errors."""
@@ -170,6 +196,30 @@ def _smallest(dtype: Any) -> float:
     return normal if normal < 2.0**-100 else float(limits.smallest_subnormal)
 
 
+def unexplained(
+    before: Rounding,
+    after: Rounding,
+    values: Sequence[object],
+    others: Sequence[object],
+    names: Sequence[str],
+) -> dict[int, Difference]:
+    """Return the differences of results that rounding does not explain, by position.
+
+    Args:
+        before: The errors of the reference.
+        after: Those of the other program.
+        values: The results of the reference.
+        others: The results of the other program.
+        names: Their names.
+    """
+    faults = {}
+    for i, (name, a, b) in enumerate(zip(names, values, others, strict=True)):
+        fault = value_difference(name, a, b, partial(explained, before, after, i))
+        if fault is not None:
+            faults[i] = fault
+    return faults
+
+
 def explained(
     before: Rounding, after: Rounding, place: int, a: np.ndarray, b: np.ndarray
 ) -> tuple[np.ndarray, np.ndarray]:
@@ -182,21 +232,41 @@ def explained(
         a: The result of the reference.
         b: The result of the other program.
     """
-    eps = max(rounding(a.dtype), rounding(b.dtype))
-    sizes, same = np.abs(wide(a)), _same(a, b)
+    clear, tolerated = near(a, b)
+    if clear.all() or not _is_inexact(a):
+        return clear, tolerated
+    eps = _coarser(a, b)
+    with np.errstate(all="ignore"):
+        tolerated = np.fmax(tolerated, MARGIN * _error(before, place, a, eps))
+        doubtful = (_distance(a, b) <= tolerated) & ~clear
+        if doubtful.any():
+            doubtful &= _agree_exactly(before, after, place, eps, a.shape)
+    return clear | doubtful, tolerated
+
+
+def near(a: np.ndarray, b: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Return a mask of the elements that surely agree, and the tolerated errors.
+
+    They differ by at most some roundings of themselves, or not at all in dtypes as coarse as bf16.
+    """
+    if not _is_inexact(a):
+        return a == b, np.zeros(a.shape)
+    eps = _coarser(a, b)
+    with np.errstate(all="ignore"):
+        sizes = np.abs(wide(a))
+        tolerated = np.where(np.isfinite(sizes), MARGIN * eps * sizes, 0.0)
+    same = bits_agree(a, b) if a.dtype == b.dtype else bits_agree(wide(a), wide(b))
+    return same | ((_distance(a, b) <= tolerated) & (MARGIN * eps < CLEAR)), tolerated
+
+
+def _coarser(a: np.ndarray, b: np.ndarray) -> float:
+    return max(rounding(a.dtype), rounding(b.dtype))
+
+
+def _distance(a: np.ndarray, b: np.ndarray) -> np.ndarray:
     with np.errstate(all="ignore"):
         difference = np.abs(wide(b) - wide(a))
-        difference = np.where(np.isfinite(difference), difference, np.inf)
-        tolerated = np.where(np.isfinite(sizes), MARGIN * eps * sizes, 0.0)
-        clear = same | ((difference <= tolerated) & (MARGIN * eps < CLEAR))
-        if clear.all():
-            return clear, tolerated
-        tolerated = np.fmax(tolerated, MARGIN * _error(before, place, a, eps))
-        close = difference <= tolerated
-        doubtful = close & ~clear
-        if doubtful.any():
-            close &= ~doubtful | _agree_exactly(before, after, place, eps, a.shape)
-    return same | close, tolerated
+    return np.where(np.isfinite(difference), difference, np.inf)
 
 
 def _error(before: Rounding, place: int, a: np.ndarray, eps: float) -> np.ndarray:
@@ -225,11 +295,44 @@ def _agree_exactly(
     return np.asarray((x == y) | (np.abs(y - x) <= rounded + noise))
 
 
-def _same(a: np.ndarray, b: np.ndarray) -> np.ndarray:
-    return bits_agree(a, b) if a.dtype == b.dtype else bits_agree(wide(a), wide(b))
-
-
 # --- the run with random errors -------------------------------------------------------------------
+
+
+class _Errors:
+    """Random errors of the sizes of rounding errors.
+
+    They are slices of one array of random numbers, from random places: a program that computes
+    them anew for each value takes several times as long to compile.
+
+    Args:
+        seed: The seed.
+        sizes: Their sizes: in roundings of the dtype of each value, and relative to it.
+        dtypes: The dtypes of values.
+        largest: The number of elements of the largest value.
+    """
+
+    def __init__(self, seed: Any, sizes: Any, dtypes: Iterable[Any], largest: int):
+        self._numbers = _random(seed, _PLACES + largest)
+        #: The size relative to values, and the smallest one, by dtype.
+        self._sizes = {
+            dtype: (sizes[0] * rounding(dtype) + sizes[1], sizes[0] * _smallest(dtype))
+            for dtype in dtypes
+        }
+
+    def of(self, x: Any, dtype: Any, number: float, place: Any) -> Any:
+        """Return the errors of `number` roundings to a dtype, from a random place."""
+        relative, smallest = self._sizes[dtype]
+        by_size = lax.mul(lax.abs(x), lax.full(x.shape, number * relative))
+        sizes = lax.max(by_size, lax.full(x.shape, number * smallest))
+        errors = lax.mul(self._slice(x.shape, place), sizes)
+        if jnp.issubdtype(x.dtype, jnp.complexfloating):
+            other = self._slice(x.shape, place ^ np.uint32(1 << 31))
+            errors = lax.complex(errors, lax.mul(other, sizes))
+        return errors
+
+    def _slice(self, shape: Sequence[int], place: Any) -> Any:
+        start = _mixed(place) & np.uint32(_PLACES - 1)
+        return lax.reshape(lax.dynamic_slice(self._numbers, [start], [math.prod(shape)]), shape)
 
 
 class _Moved(Interpreter):
@@ -239,14 +342,13 @@ class _Moved(Interpreter):
     them ahead of time round them.
 
     Args:
-        seed: The seed of the random errors.
-        sizes: Their sizes: in roundings of the dtype of each value, and relative to it. None for no
-            errors.
+        errors: The random errors; None for none.
         narrow: Filled with the primitives that only ran in their own dtypes.
+        state: The state of a generator of random places.
     """
 
-    def __init__(self, seed: Any, sizes: Any, narrow: list[str]):
-        self._seed, self._sizes, self._narrow = seed, sizes, narrow
+    def __init__(self, errors: _Errors | None, narrow: list[str], state: Any):
+        self._errors, self._narrow, self._state = errors, narrow, state
         self._count = 0
 
     def results(self, closed: ClosedJaxpr, arguments: Sequence[Any]) -> list[Any]:
@@ -290,23 +392,20 @@ class _Moved(Interpreter):
 
     def _moved(self, x: Any, aval: Aval, size: float) -> Any:
         """Return a value with random errors of some roundings of its dtype."""
-        if self._sizes is None or not size or not _is_inexact(aval):
+        if self._errors is None or not size or not _is_inexact(aval):
             return x
-        self._count += 1
-        salt = self._seed + np.uint32(self._count * 0x9E3779B9 % 2**32)
-        amplitude, relative = self._sizes[0], self._sizes[1]
-        errors = (amplitude * rounding(aval.dtype) + relative) * jnp.abs(x)
-        errors += jnp.where(x == 0, 0, amplitude * _smallest(aval.dtype))
-        return x + (_noise(salt, x.shape) * size * errors).astype(x.dtype)
+        moved = lax.add(x, self._errors.of(x, aval.dtype, size, self._next()))
+        return lax.select(lax.eq(x, lax.full_like(x, 0)), x, moved)
 
     # --- bodies -------------------------------------------------------------------------------
 
-    def _inside(self, seed: Any) -> _Moved:
-        return _Moved(seed, self._sizes, self._narrow)
+    def _inside(self, state: Any) -> _Moved:
+        return _Moved(self._errors, self._narrow, state)
 
     def _next(self) -> Any:
         self._count += 1
-        return self._seed * np.uint32(747796405) + np.uint32(self._count * 2891336453 % 2**32)
+        with np.errstate(over="ignore"):
+            return self._state * np.uint32(747796405) + np.uint32(self._count * 2891336453 % 2**32)
 
     def scan(self, scan: Scan, operands: list[Any]) -> list[Any]:
         _, consts, carry, xs = LoopOperands.of(scan, map(_widened, operands))
@@ -335,8 +434,8 @@ class _Moved(Interpreter):
         return lax.while_loop(cond, body, (self._next(), carry))[1]
 
     def branch(self, cond: Cond, operands: list[Any]) -> list[Any]:
-        def taken(branch: ClosedJaxpr, seed: Any, *args: Any) -> list[Any]:
-            return self._inside(seed).results(branch, args)
+        def taken(branch: ClosedJaxpr, state: Any, *args: Any) -> list[Any]:
+            return self._inside(state).results(branch, args)
 
         index = jnp.asarray(operands[0]).astype(np.int32)
         branches = [partial(taken, branch) for branch in cond.branches]
@@ -345,6 +444,9 @@ class _Moved(Interpreter):
 
 #: The number of elements of the largest constants that are computed ahead of time.
 _CONSTANT = 1 << 16
+
+#: The number of places at which the random errors of a value may start, a power of two.
+_PLACES = 1 << 16
 
 
 def _terms(eqn: JaxprEqn) -> float:
@@ -360,13 +462,18 @@ def _terms(eqn: JaxprEqn) -> float:
     return float(max(1, max(sizes) / out, *(max(shape, default=1) for shape in shapes)))
 
 
-def _noise(salt: Any, shape: Sequence[int]) -> Any:
-    """Return numbers between -1 and 1 by a hash of their positions (the finalizer of murmur3)."""
-    x = lax.iota(np.uint32, math.prod(shape)) * np.uint32(0x9E3779B9) + salt
-    for shift, factor in ((16, 0x85EBCA6B), (13, 0xC2B2AE35)):
-        x = (x ^ (x >> np.uint32(shift))) * np.uint32(factor)
-    x = x ^ (x >> np.uint32(16))
-    return x.astype(np.int32).astype(np.float64).reshape(shape) * 2.0**-31
+def _random(seed: Any, count: int) -> Any:
+    """Return numbers between -1 and 1."""
+    x = _mixed(lax.iota(np.uint32, count) * np.uint32(0x9E3779B9) + seed)
+    return x.astype(np.int32).astype(np.float64) * 2.0**-31
+
+
+def _mixed(x: Any) -> Any:
+    """Return a hash of 32-bit integers: the finalizer of murmur3."""
+    with np.errstate(over="ignore"):
+        for shift, factor in ((16, 0x85EBCA6B), (13, 0xC2B2AE35)):
+            x = (x ^ (x >> np.uint32(shift))) * np.uint32(factor)
+        return x ^ (x >> np.uint32(16))
 
 
 # --- double precision -----------------------------------------------------------------------------

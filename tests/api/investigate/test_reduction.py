@@ -8,6 +8,7 @@ import time
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import pytest
 from jax import lax
 
@@ -213,6 +214,23 @@ def test_a_nan_is_found_besides_a_constant_one_and_from_finite_arguments_only(mo
     assert made.startswith("sqrt ")
     with pytest.raises(ArgumentsError, match="argument 'x' is not finite"):
         checks.parse("nan").evidence(program, {name: jnp.full(3, jnp.nan)})
+
+
+def test_a_mismatch_is_a_difference_that_rounding_does_not_explain(monkeypatch):
+    numbers = np.random.default_rng(0).standard_normal(99).astype(np.float32)
+    x = jnp.concatenate([numbers, -numbers])  # the sum is one of rounding errors
+
+    def programs(sum_of, factor):
+        return jaxprtool.trace(lambda x: (sum_of(x), jnp.array([1, factor * 1e-9]) * x[0]), x)
+
+    def mismatch(other):
+        monkeypatch.setattr(checks.Mismatch, "pair", lambda self, program: (program, other))
+        return checks.parse("mismatch -p dce").evidence(before, {before.arg_names[0]: x})
+
+    monkeypatch.setattr(checks, "keep_kernels", lambda: None)
+    before = programs(jnp.sum, 1)
+    assert mismatch(programs(lambda x: jnp.cumsum(x)[-1], 1)) is None
+    assert mismatch(programs(jnp.sum, 100)) == "result[1] differs in 1 of 2 elements"
 
 
 @pytest.mark.sweep

@@ -34,8 +34,9 @@ from jaxprtool.errors import (
 )
 from jaxprtool.execute.nans import find_nan, nan_cone
 from jaxprtool.execute.running import backends
-from jaxprtool.execute.running.arrays import difference, values_agree
+from jaxprtool.execute.running.arrays import difference
 from jaxprtool.execute.running.fill import random_argument
+from jaxprtool.execute.running.rounding import Rounding, WideProgram, near, unexplained
 from jaxprtool.execute.sandbox.forks import ForkOutcome
 from jaxprtool.formats.jaxpr.write import text, write
 from jaxprtool.ir.core.equations import is_flat
@@ -260,9 +261,11 @@ class Mismatch(Check):
     def evidence(self, program: Program, values: Values) -> Any:
         arguments = self.arguments(program, values)
         if self.backends:
-            one, other = (self._on(name, program, arguments) for name in self.backends)
-            fault = difference(one, other, values_agree, program.out_names)
-            return None if fault is None else str(fault)
+            return _mismatch(
+                (program, program),
+                arguments,
+                *(self._on(name, program, arguments) for name in self.backends),
+            )
         try:
             before, after = self.pair(program)
             if before.arg_names != program.arg_names:
@@ -272,18 +275,30 @@ class Mismatch(Check):
             return None
         keep_kernels()
         one, other = (_ByEquation().run(each.jaxpr, arguments) for each in (before, after))
-        fault = difference(one, other, values_agree, before.out_names)
-        if fault is not None and not is_flat(jaxcompat.open_jaxpr(before.jaxpr)):
+        if difference(one, other, near) is None:
+            return None
+        if not is_flat(jaxcompat.open_jaxpr(before.jaxpr)):
             # XLA may round differently inside a loop: compare again, iteration by iteration.
             one, other = (Interpreter().run(each.jaxpr, arguments) for each in (before, after))
-            fault = difference(one, other, values_agree, before.out_names)
-        return None if fault is None else str(fault)
+        return _mismatch((before, after), arguments, one, other)
 
     def _on(self, name: str, program: Program, arguments: Sequence[Any]) -> list[Any]:
         device = backends.device(name, 0)
         with jax.default_device(device):
             placed = [jax.device_put(value, device) for value in arguments]
             return [np.asarray(out) for out in compiled(program, placed)(*placed)]
+
+
+def _mismatch(
+    programs: tuple[Program, Program],
+    arguments: Sequence[Any],
+    values: Sequence[Any],
+    others: Sequence[Any],
+) -> str | None:
+    """Return the first difference of results that rounding does not explain; None if none."""
+    before, after = (Rounding(WideProgram(program), arguments) for program in programs)
+    faults = unexplained(before, after, values, others, programs[0].out_names)
+    return next(map(str, faults.values()), None)
 
 
 class Error(Check):

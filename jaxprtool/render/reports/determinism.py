@@ -40,13 +40,11 @@ def determinism(found: Determinism, width: int) -> Rendering:
 def heading(found: Determinism) -> str:
     """Return the program, its inputs, the device, and the verdict, on one line."""
     on = f" on {found.reference}" if found.reference else ""
-    differing = sum(not each.equal for each in found.repetitions)
-    verdict = (
-        f"{differing} of {plural(len(found.repetitions), 'run')} differ"
-        if differing
-        else "the same bits in all runs"
-    )
-    return f"{found.name}{on}, {found.inputs}: {verdict}"
+    failed = sum(bool(each.error) for each in found.repetitions)
+    differing = sum(not each.equal for each in found.repetitions) - failed
+    runs = plural(len(found.repetitions), "run")
+    counts = [f"{n} of {runs} {verb}" for n, verb in ((differing, "differ"), (failed, "failed")) if n]
+    return f"{found.name}{on}, {found.inputs}: {', '.join(counts) or 'the same bits in all runs'}"
 
 
 def _runs(found: Determinism) -> Table:

@@ -8,7 +8,9 @@ import numpy as np
 import pytest
 
 import jaxprtool
-from jaxprtool.errors import ArgumentsError
+from jaxprtool.api.investigate.determinism import Ways, run_again
+from jaxprtool.errors import ArgumentsError, UnsupportedError
+from jaxprtool.render.reports.determinism import heading
 from tests.share import first_and_proofs
 
 X = jnp.asarray(np.random.default_rng(0).standard_normal((64, 64)), jnp.float32)
@@ -49,6 +51,19 @@ def test_a_pure_function_returns_the_same_bits_on_every_device():
     assert [*rows(found)][:2] == ["run again", "compiled again"]
     assert "on cpu:1" in rows(found)
     assert rows(found)["run again"].results[0].size == 64 * 64
+
+
+def test_a_run_that_fails_does_not_count_as_one_that_differs():
+    program = jaxprtool.trace(lambda x: x * 2, 1.0)
+
+    def cannot_be_written(environment):
+        raise UnsupportedError("the program cannot be written to a file")
+
+    found = run_again(program, (1.0,), Ways(runs=2, threads=(), run_fresh=cannot_be_written))
+    failed = [each for each in found.repetitions if each.error]
+    assert failed and not found.equal
+    runs = len(found.repetitions)
+    assert heading(found).endswith(f": {len(failed)} of {runs} runs failed")
 
 
 def test_a_counting_callback_is_the_first_equation_that_differs():

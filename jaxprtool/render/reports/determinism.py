@@ -43,7 +43,9 @@ def heading(found: Determinism) -> str:
     failed = sum(bool(each.error) for each in found.repetitions)
     differing = sum(not each.equal for each in found.repetitions) - failed
     runs = plural(len(found.repetitions), "run")
-    counts = [f"{n} of {runs} {verb}" for n, verb in ((differing, "differ"), (failed, "failed")) if n]
+    counts = [
+        f"{n} of {runs} {verb}" for n, verb in ((differing, "differ"), (failed, "failed")) if n
+    ]
     return f"{found.name}{on}, {found.inputs}: {', '.join(counts) or 'the same bits in all runs'}"
 
 

@@ -6,6 +6,7 @@ it, and computed again in each of them. Its value is *written* to memory by a ke
 - if a reader takes its operands from memory: a product, a loop, a call that XLA keeps, the caller;
 - if it is costly, such as an exponential, and several kernels read it; or such as a quotient of two
   arrays, and several equations do;
+- if several equations read it, and one of them also reads a written value that is computed from it;
 - if the kernels would repeat its code too often: a kernel has the code of a value once for each
   index at which it reads the value, and never twice if the code has branches, as that of `pad`.
 
@@ -24,7 +25,7 @@ from __future__ import annotations
 import math
 import typing
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from heapq import heapify, heappop, heappush
 from types import MappingProxyType
@@ -67,6 +68,9 @@ _MOST_EMITTED = 15
 
 #: The maximum number of indices of a value that are followed.
 _MOST_INDICES = 256
+
+#: The maximum number of nodes of a body in which paths are followed.
+_MOST_FOLLOWED = 4096
 
 #: XLA copies the parts of an array along its last axis in a kernel of its own, if the axis and the
 #: array have at least so many bytes; and more than so many parts in any case.
@@ -383,7 +387,7 @@ class Kernels:
         # Whether a reader takes the value from memory; and the kernel that inlines it, or _SEVERAL.
         needed = [False] * len(self.sizes)
         inlining: list[int | None] = [None] * len(self.sizes)
-        indices = _Indices(self)
+        indices, paths = _Indices(self), _Paths(self)
         readers = self._readers()
         for result in self.results:
             needed[result] = True
@@ -402,12 +406,15 @@ class Kernels:
             if not node.fusible:
                 for value in node.reads:
                     needed[value] = True
+                paths.read(number)
                 continue
             like = traits(node.eqn) if node.kind == "equation" else _MOVES
             for made in node.makes:  # several of `split` and `unstack`
                 most = 1 if like.branches else _MOST_EMITTED
                 repeated = indices.emitted(made) > most or (like.branches and readers[made] > 1)
                 if repeated and not like.fills:
+                    needed[made] = True
+                if readers[made] > 1 and paths.rejoin(made) and not self.reads_one(node):
                     needed[made] = True
                 if like.costly:
                     again = readers[made] > 1 and not self.reads_one(node)
@@ -424,6 +431,7 @@ class Kernels:
                         inlining[value] = _joined(inlining[value], number)
                     if inlined and inlining[made] is not None:
                         inlining[value] = _joined(inlining[value], inlining[made])
+            paths.read(number)
 
     def _readers(self) -> list[int]:
         """Return the number of nodes that read each value."""
@@ -520,10 +528,7 @@ class _Indices:
 
     def emitted(self, value: int) -> int:
         """Return how often the code of a value would be in a kernel that inlines it, at most."""
-        times = Counter[int]()
-        for (kernel, _), count in self._of[value].items():
-            times[kernel] += count
-        return max(times.values(), default=0)
+        return max(_by_kernel(self._of[value]).values(), default=0)
 
     def read(self, number: int, made: int) -> None:
         """Add the indices at which a node reads its operands to compute one of its results."""
@@ -532,13 +537,58 @@ class _Indices:
         own = dict(self._of[made]) if kernels.inlined[made] else {}
         if kernels.written[made]:
             own[number, made] = 1
-        times = Counter[int]()
-        for (kernel, _), count in own.items():
-            times[kernel] += count
-        computed = {(kernel, made): count for kernel, count in times.items()}
+        computed: dict[tuple[int, int], int] | None = None
         for value, keeps in zip(node.reads, _keep_index(node), strict=True):
-            if len(self._of[value]) < _MOST_INDICES:
-                self._of[value].update(own if keeps else computed)
+            if len(self._of[value]) >= _MOST_INDICES:
+                continue
+            if not keeps and computed is None:
+                computed = {(kernel, made): count for kernel, count in _by_kernel(own).items()}
+            self._of[value].update(own if keeps or computed is None else computed)
+
+
+def _by_kernel(indices: Mapping[tuple[int, int], int]) -> Mapping[int, int]:
+    """Return the number of indices in each kernel."""
+    if len(indices) == 1:
+        ((kernel, _), count) = next(iter(indices.items()))
+        return {kernel: count}
+    times = Counter[int]()
+    for (kernel, _), count in indices.items():
+        times[kernel] += count
+    return times
+
+
+class _Paths:
+    """The nodes that each value leads to, and those that it leads to through a written value.
+
+    Sets of nodes are bits of integers. Paths are not followed in bodies of too many nodes.
+
+    Args:
+        kernels: The nodes, which are visited from the last to the first.
+    """
+
+    def __init__(self, kernels: Kernels) -> None:
+        count = len(kernels.sizes)
+        self._kernels = kernels
+        self._is_followed = len(kernels.nodes) <= _MOST_FOLLOWED
+        self._readers, self._after, self._after_written = [0] * count, [0] * count, [0] * count
+
+    def rejoin(self, value: int) -> bool:
+        """Return True if a node reads a value, and also one that a written value leads to."""
+        return bool(self._readers[value] & self._after_written[value])
+
+    def read(self, number: int) -> None:
+        """Add the paths from the operands of a node."""
+        if not self._is_followed:
+            return
+        node, after, after_written = self._kernels.nodes[number], 1 << number, 0
+        for made in node.makes:
+            after |= self._after[made]
+            inlined = node.fusible and self._kernels.inlined[made]
+            after_written |= self._after_written[made] if inlined else self._after[made]
+        for value in node.reads:
+            self._readers[value] |= 1 << number
+            self._after[value] |= after
+            self._after_written[value] |= after_written
 
 
 def _keep_index(node: Node) -> Iterator[bool]:

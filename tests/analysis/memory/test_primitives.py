@@ -24,7 +24,7 @@ SAMPLE = (
 )
 GRADIENTS = (
     *("max pooling", "convolution", "stack", "take_along_axis", "kron", "roll of two axes"),
-    "dot_general, transposed",
+    *("dot_general, transposed", "circuit"),
 )
 
 

@@ -210,7 +210,7 @@ from jaxprtool.jaxcompat.running import (
     default_tolerance,
     failure_to_start,
     failures_to_start,
-    fuses_pads,
+    fuses_sines_and_pads,
     has_backends,
     has_checks,
     keep_backend_probing_quiet,

@@ -26,8 +26,8 @@ def compiles_draws_slowly() -> bool:
     return jax.__version_info__ >= (0, 12)
 
 
-def fuses_pads() -> bool:
-    """Return True if XLA's kernels for the CPU fuse `pad` with a reduction."""
+def fuses_sines_and_pads() -> bool:
+    """Return True if XLA's kernels for the CPU fuse `sin` and `pad` with a reduction."""
     return jax.__version_info__ >= (0, 12)
 
 

@@ -347,15 +347,15 @@ add_traits("reduce_max", "reduce_min", "reduce_sum", absorbs=True)
 # If one of these is compiled alone with a sum on the CPU, XLA does not store its result. It stores
 # those of comparisons, slices, `select_n`, `cbrt`, `is_finite`, `asin` and `atan2`.
 add_traits(
-    *("abs", "add", "add_any", "broadcast_in_dim", "ceil", "convert_element_type", "cos", "div"),
+    *("abs", "add", "add_any", "broadcast_in_dim", "ceil", "convert_element_type", "div"),
     *("dot_general", "erf", "exp", "exp2", "expm1", "floor", "integer_pow", "iota", "log", "log1p"),
     *("logistic", "max", "min", "mul", "neg", "pow", "reduce_max", "reduce_min", "reduce_sum"),
-    *("reshape", "round", "rsqrt", "sign", "sin", "sqrt", "square", "squeeze", "sub", "tan"),
-    *("tanh", "transpose"),
+    *("reshape", "round", "rsqrt", "sign", "sqrt", "square", "squeeze", "sub", "tanh"),
+    "transpose",
     absorbed=True,
 )
-if jaxcompat.fuses_pads():
-    add_traits("pad", absorbed=True)
+if jaxcompat.fuses_sines_and_pads():
+    add_traits("cos", "pad", "sin", "tan", absorbed=True)
 # JAX treats conversions of integers as constant, and does not transpose products that keep them.
 add_traits(
     *("convert_element_type", "dot_general", "conv_general_dilated"), transposes_integers=False

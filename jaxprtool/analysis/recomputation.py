@@ -53,7 +53,10 @@ class Recomputation:
                 self._holders[around].add(id(holder))
 
     def operations(self, definition: DefiningEquation) -> Any:
-        """Return the FLOPs and transcendentals that recompute the results of an equation."""
+        """Return the FLOPs and transcendentals that recompute the results of an equation.
+
+        None if the cost of an equation that runs again is unknown.
+        """
         path = (*definition.around, definition.eqn)
         keys = self._keys(path)
         levels = [self._top, *map(self._level, definition.around, keys[1:])]
@@ -62,12 +65,14 @@ class Recomputation:
             runs.append(runs[-1] * (runs_of(level.held) or 1))
         slices = list(map(self._slices_of, keys, levels))
         found = slices[-1].of_results(definition.eqn)
-        total = found.work * runs[-1]
+        works = [(found.work, runs[-1])]
         for depth in range(len(path) - 2, -1, -1):
             operands = _begins_with(levels[depth + 1], found.arguments)
             found = slices[depth].of_operands(operands)
-            total += found.work * runs[depth]
-        return total
+            works.append((found.work, runs[depth]))
+        if any(work is None for work, _ in works):
+            return None
+        return sum(work * times for work, times in works)
 
     def _keys(self, path: Sequence[JaxprEqn]) -> list[_Key]:
         """Return the key of the jaxpr that each equation of a path is in."""
@@ -134,7 +139,7 @@ class _Slice(NamedTuple):
     """The backward slice of some values within a jaxpr.
 
     Attributes:
-        work: The operations of its equations.
+        work: The operations of its equations; None if that of one is unknown.
         arguments: The positions of the jaxpr's arguments in it.
     """
 
@@ -163,6 +168,8 @@ class _Slices:
     ) -> None:
         self._count = first = len(jaxpr.invars)
         self._weights = list(_weights(jaxpr, first, operations))
+        unknown = [i for i, e in enumerate(jaxpr.eqns, first) if not operations.is_known(e)]
+        self._unknown = _bits(unknown) if unknown else 0
         self._definitions: dict[int, _Slice] = {}
         self._values = {v: 1 << i for i, v in enumerate(jaxpr.invars) if v not in kept}
         # Drop a slice after its last reader: together they would take quadratic memory.
@@ -192,7 +199,9 @@ class _Slices:
         return self._slice(reduce(or_, masks, 0))
 
     def _slice(self, found: int) -> _Slice:
-        work = sum(amount * (found & same).bit_count() for amount, same in self._weights)
+        work = None
+        if not found & self._unknown:
+            work = sum(amount * (found & same).bit_count() for amount, same in self._weights)
         return _Slice(work, [i for i in range(self._count) if found >> i & 1])
 
 

@@ -52,7 +52,7 @@ class Residual:
         name: Its name from `checkpoint_name`, or "".
         readers: The equations of the backward half that read it, products first.
         recompute: The FLOPs and transcendentals needed to recompute it from the other residuals and
-            the arguments.
+            the arguments; None if the cost of an equation for it is unknown.
         policies: The policies of `jax.checkpoint` that would not save it.
     """
 
@@ -63,7 +63,7 @@ class Residual:
     source: str
     name: str
     readers: tuple[Reader, ...]
-    recompute: Number
+    recompute: Number | None
     policies: tuple[str, ...]
 
 

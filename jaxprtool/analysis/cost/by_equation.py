@@ -29,10 +29,17 @@ class Operations:
         held = regions(eqn)
         if held is not None:
             return self._held(held)
-        if cost_rules.get(eqn.primitive.name) is None and (inside := list(run_jaxprs(eqn))):
-            return sum(self._body(jaxcompat.open_jaxpr(body)) for _, body in inside)
+        if inner := _inner(eqn):
+            return sum(map(self._body, inner))
         work = None if traits(eqn).collective else work_of(eqn)
         return 0 if work is None else work.flops + work.transcendentals
+
+    def is_known(self, eqn: JaxprEqn) -> bool:
+        """Return whether the costs of an equation and of all equations in its bodies are known."""
+        held = regions(eqn)
+        if bodies := _inner(eqn) if held is None else held.jaxprs:
+            return all(map(self._is_known, bodies))
+        return traits(eqn).collective or work_of(eqn) is not None
 
     def _held(self, held: Regions) -> Any:
         each = list(map(self._body, held.jaxprs))
@@ -44,3 +51,14 @@ class Operations:
     @cached_method
     def _body(self, jaxpr: Jaxpr) -> Any:
         return sum(map(self.of, jaxpr.eqns))
+
+    @cached_method
+    def _is_known(self, jaxpr: Jaxpr) -> bool:
+        return all(map(self.is_known, jaxpr.eqns))
+
+
+def _inner(eqn: JaxprEqn) -> list[Jaxpr]:
+    """Return the jaxprs that an equation without regions runs; none if a rule has its cost."""
+    if cost_rules.get(eqn.primitive.name) is not None:
+        return []
+    return [jaxcompat.open_jaxpr(body) for _, body in run_jaxprs(eqn)]

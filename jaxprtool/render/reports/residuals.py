@@ -192,11 +192,12 @@ def grouped(residuals: Sequence[Residual]) -> list[tuple[int, Residual]]:
 
 def _merged(group: Sequence[Residual]) -> Residual:
     sizes = [each.bytes for each in group if each.bytes is not None]
+    costs = [each.recompute for each in group if each.recompute is not None]
     return replace(
         group[0],
         argument=common_path([each.argument for each in group]),
         bytes=sum(sizes) if len(sizes) == len(group) else None,
-        recompute=sum(each.recompute for each in group),
+        recompute=sum(costs) if len(costs) == len(group) else None,
     )
 
 
@@ -215,10 +216,12 @@ def size_text(number: int | None) -> str:
 
 
 def recompute_text(residual: Residual) -> str:
-    """Return the operations that recompute a residual; empty for an argument."""
+    """Return the operations that recompute a residual; empty for an argument, "?" if unknown."""
     number = residual.recompute
     if residual.argument:
         return ""
+    if number is None:
+        return "?"
     return with_prefix(number) if type(number) is int else str(number)
 
 

@@ -11,6 +11,7 @@ from jax.ad_checkpoint import checkpoint_name, print_saved_residuals
 from jaxprtool import residuals, trace
 from jaxprtool.errors import ArgumentsError
 from jaxprtool.loading.argspec import read_args
+from jaxprtool.render.reports.residuals import recompute_text
 
 W = np.ones((8, 8), np.float32)
 X = np.ones((4, 8), np.float32)
@@ -59,6 +60,21 @@ def test_the_cost_is_that_of_the_equations_between_a_residual_and_other_saved_va
     product, elements = 2 * 4 * 8 * 8, 4 * 8
     # The cosine is computed from the carry of its iteration, which is saved.
     assert found["cos"].recompute == 3 * (product + elements)
+
+
+def test_the_cost_is_unknown_if_that_of_an_equation_on_the_way_is():
+    strange = jax.extend.core.Primitive("strange_of_residuals")
+    strange.def_abstract_eval(lambda x: x)
+    f = jax.custom_jvp(strange.bind)
+    f.defjvp(lambda primals, tangents: (strange.bind(*primals), tangents[0]))
+
+    def loss(x):
+        body = jax.lax.scan(lambda y, _: (jnp.sin(y), jnp.exp(f(y))), x, length=2)[1]
+        return jnp.cos(jax.jit(f)(x)).sum() + body.sum()
+
+    found = residuals(trace(loss, X))
+    costs = {each.primitive: recompute_text(each) for each in found.residuals}
+    assert costs == {"cos": str(2 * X.size), "sin": "?", "exp": "?"}
 
 
 def test_the_cost_of_values_on_an_unsaved_chain_counts_the_chain_once():

@@ -130,6 +130,20 @@ def test_errors_are_estimated_once_for_several_rewrites(seeds):
     assert seeds.count(1) == 2  # by the dtypes of the program, and in double precision
 
 
+def test_infinite_masks_have_no_rounding_errors():
+    scores = jnp.asarray(np.random.default_rng(0).standard_normal((9, 99)), jnp.float32)
+
+    def attention(total):
+        def f(x):
+            weights = jax.nn.softmax(jnp.where(jnp.arange(99) < 80, x, -jnp.inf))
+            return total((weights * (x - (weights * x).sum(1, keepdims=True))).ravel())
+
+        return f
+
+    before = program(attention(jnp.sum), scores)
+    verify(before, program(attention(lambda x: jnp.cumsum(x)[-1]), scores), (scores,))
+
+
 WRONG_FOR_OTHER_INTEGERS = {
     "negative": (abs, lambda n: n),
     "rounded towards zero": (lambda n: n // 2, lambda n: lax.div(n, jnp.int32(2))),

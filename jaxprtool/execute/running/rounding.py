@@ -395,7 +395,7 @@ class _Moved(Interpreter):
         if self._errors is None or not size or not _is_inexact(aval):
             return x
         moved = lax.add(x, self._errors.of(x, aval.dtype, size, self._next()))
-        return lax.select(lax.eq(x, lax.full_like(x, 0)), x, moved)
+        return lax.select(lax.eq(x, lax.add(x, x)), x, moved)  # zeros and infinities are exact
 
     # --- bodies -------------------------------------------------------------------------------
 

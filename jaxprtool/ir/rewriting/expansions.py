@@ -17,7 +17,7 @@ from jaxprtool import jaxcompat
 from jaxprtool.ir.basics.rules import RuleTable, rule
 from jaxprtool.ir.core.equations import equations, fuses
 from jaxprtool.ir.core.regions import regions
-from jaxprtool.ir.core.structured import call, holds_jaxpr, sub_jaxprs
+from jaxprtool.ir.core.structured import call, copies_of_body, holds_jaxpr, sub_jaxprs
 from jaxprtool.ir.rewriting.rewrite import map_equations
 from jaxprtool.jaxcompat import AnyJaxpr, ClosedJaxpr, JaxprEqn, Primitive
 
@@ -27,13 +27,17 @@ ExpansionRule = Callable[[JaxprEqn], ClosedJaxpr | None]
 
 expansion_rules: RuleTable[ExpansionRule] = RuleTable()
 
+#: The most equations of the iterations of a scan that expands.
+_MOST_EQUATIONS = 10_000
+
 
 def expanded(jaxpr: AnyJaxpr) -> AnyJaxpr:
     """Replace each equation that JAX expands when it lowers it by a call of its expansion.
 
     An equation expands by a rule of the table, into its only body, or into JAX's function for the
-    CPU; so do the equations of the expansion. Equations with regions or effects stay. So do those
-    that a compiler fuses with their readers, unless they expand into loops.
+    CPU; so do the equations of the expansion. A scan that `unroll` makes a sequence of iterations
+    expands into them. Other equations with regions stay, and those with effects. So do those that a
+    compiler fuses with their readers, unless they expand into loops.
 
     Args:
         jaxpr: The jaxpr, closed or open.
@@ -67,7 +71,7 @@ class _Expander:
         return self._has_function[primitive] or holds_jaxpr(eqn.params.values())
 
     def _rule(self, eqn: JaxprEqn) -> Sequence[JaxprEqn] | None:
-        if eqn.effects or not self._may_expand(eqn) or regions(eqn):
+        if eqn.effects or not self._may_expand(eqn) or (regions(eqn) and not _is_unrolled(eqn)):
             return None
         body = self._expansion(eqn)
         return None if body is None else [call(body, eqn.invars, eqn.outvars, eqn)]
@@ -90,7 +94,17 @@ class _Expander:
         body = jaxcompat.traced_lowering(eqn) if rule is None else rule(eqn)
         if body is None or (fuses(eqn) and all(map(fuses, equations(jaxcompat.open_jaxpr(body))))):
             return None
-        return self.expanded(map_equations(body, _without_source))
+        # The iterations of a scan have the lines of the user's body.
+        return self.expanded(body if regions(eqn) else map_equations(body, _without_source))
+
+
+def _is_unrolled(eqn: JaxprEqn) -> bool:
+    """Return True if JAX lowers an equation to its iterations, without a loop."""
+    copies = copies_of_body(eqn)
+    if copies < 2 or copies != eqn.params.get("length"):
+        return False
+    (body,) = (jaxcompat.open_jaxpr(inner) for _, inner in sub_jaxprs(eqn))
+    return copies * len(body.eqns) <= _MOST_EQUATIONS
 
 
 def _without_source(eqn: JaxprEqn) -> list[JaxprEqn]:

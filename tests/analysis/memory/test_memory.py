@@ -304,6 +304,14 @@ def measured(function, donate, *args):
     return sum(sizes) - stats.alias_size_in_bytes - (table if table > 8 else 0)
 
 
+def test_the_iterations_of_an_unrolled_scan_are_fused_as_by_xla():
+    def horner(x):
+        start = jnp.zeros_like(x)
+        return jax.lax.scan(lambda y, c: (y * x + c, None), start, jnp.arange(8.0), unroll=8)[0]
+
+    assert memory(jaxprtool.trace(horner, X)).peak_bytes <= measured(horner, (), X) * 1.1
+
+
 def layers(params, x):
     def layer(x, w):
         hidden = jax.nn.gelu(x @ w["up"])

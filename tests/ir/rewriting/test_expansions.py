@@ -86,6 +86,23 @@ def opaque(name):
     return primitive
 
 
+@pytest.mark.parametrize("unroll, is_loop", [(1, True), (2, True), (4, False), (9, False)])
+def test_a_scan_whose_iterations_are_all_unrolled_is_no_loop(unroll, is_loop):
+    def product(x):
+        def step(carry, row):
+            return carry * x[0, 0] + row, carry
+
+        return lax.scan(step, jnp.zeros(4), jnp.tile(x, (2, 1))[:4], unroll=unroll)
+
+    program = trace(product, X)
+    found = expanded(program.jaxpr)
+    assert ("scan" in names(found)) == is_loop
+    for one, other in zip(
+        jaxcompat.jaxpr_as_fun(found)(X), jax.tree.leaves(product(X)), strict=True
+    ):
+        np.testing.assert_array_equal(one, other)
+
+
 def test_plug_ins_add_expansions_and_workspaces():
     spread, thick = opaque("test_spread"), opaque("test_thick")
     sizes = jnp.ones((512, 512))

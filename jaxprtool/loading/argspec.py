@@ -330,7 +330,8 @@ class _Reader:
             impl, known = name[4:-1], dtypes.key_dtypes()
             if impl not in known:
                 message = f"unknown kind of key '{impl}'"
-                raise self.source.fail_at(at + 4, message, f"available: {_list(known)}")
+                public = [kind for kind in known if not kind.startswith("_")]  # others are JAX's own
+                raise self.source.fail_at(at + 4, message, f"available: {_list(public)}")
             return known[impl]
         dtype = dtypes.array_dtypes().get(name)
         if dtype is None:

@@ -33,10 +33,10 @@ def filled(folder):
 def test_a_page_has_the_peak_a_curve_and_live_values(cli):
     found = cli(*LOSS, "-p", "grad(argnums=0)")
     heading, totals, *_ = found.out.splitlines()
-    assert found.code == 0 and re.match(r"loss: \d+\.\d KiB, peak at filled.py:\d \w+$", heading)
+    assert found.code == 0 and re.match(r"loss: \d+\.\d KiB, peak at filled.py:\d \S+$", heading)
     assert totals.startswith("arguments 80.0 KiB, results 48.0 KiB, temporaries")
     assert "3 x f32[64,64]" in found.out and "params[0..2]" in found.out
-    assert re.search(r"filled.py:\d \w+\n +until \w+", found.out)
+    assert re.search(r"filled.py:\d \S+\n +until \w+", found.out)
     assert "⣿⣿⣿" in found.out and "peak\n" in found.out
     assert max(map(len, found.out.splitlines())) <= 80
     assert re.search(r"… \d+ more", cli(*LOSS, "--top", "1").out)

@@ -148,7 +148,7 @@ def files(cli, folder):
         ("cost",),
         ("source",),
         ("memory", "--compiled"),
-        ("nans",),
+        pytest.param(("nans",), marks=pytest.mark.proof),
         ("watch",),
         ("opt", "-p", "dce", "--verify"),
         ("opt", "-O2", "--verify"),

@@ -85,6 +85,7 @@ def test_completion_imports_neither_jax_nor_numpy(folder, words):
     assert result.stdout.strip()
 
 
+@pytest.mark.usefixtures("processes")
 def test_a_process_prints_a_program(folder):
     done = run("show", "functions.py:double")
     assert (done.returncode, done.stdout[:8]) == (0, "{ lambda")

@@ -210,6 +210,7 @@ RUNNING = """
 """
 
 
+@pytest.mark.proof
 def test_a_recorded_step_with_a_kernel_is_a_target_of_all_but_what_runs_it(
     cli, folder, monkeypatch
 ):

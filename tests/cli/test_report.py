@@ -138,6 +138,7 @@ def summaries(cli, *words):
     return json.loads(done.out)["programs"]
 
 
+@pytest.mark.proof
 def test_a_report_starts_with_an_overview_and_the_most_expensive_parts(cli, folder, blocks):
     (found,) = summaries(cli, "blocks.py:loss", "-p", "grad")
     assert found["name"] == "loss" and found["arguments"]["count"] == 13

@@ -312,6 +312,7 @@ def test_compiled_iterations_run_in_groups(monkeypatch):
     assert found.values["mul_1"].shape == (23,)
 
 
+@pytest.mark.proof
 @pytest.mark.parametrize("function", [layered, jax.grad(layered)], ids=["forward", "gradient"])
 def test_groups_of_iterations_have_the_same_values_as_single_ones(monkeypatch, function):
     found = []

@@ -3,6 +3,7 @@
 import jax
 import jax.numpy as jnp
 import numpy as np
+import pytest
 
 from jaxprtool.api.record import record
 
@@ -46,6 +47,7 @@ def test_while_loops_and_branches_are_programs_and_operations_are_not(tmp_path):
     assert found.outside_jit
 
 
+@pytest.mark.proof
 def test_a_cleared_cache_is_the_reason_for_the_same_loop_again(tmp_path):
     def body(v):
         return v + 1

@@ -57,6 +57,7 @@ def test_equivalent_samples_are_equivalent():
     assert_equivalent(program("rnn:loss").apply("grad"), program("rnn:grad_loss"))
 
 
+@pytest.mark.proof
 def test_the_script_donates_its_parameters_and_recompiles_for_its_last_batch(jax_compiles):
     spec = importlib.util.spec_from_file_location("train", SAMPLES / "train.py")
     train = importlib.util.module_from_spec(spec)

@@ -55,6 +55,7 @@ def close(ours, theirs):
     jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-5), ours, theirs)
 
 
+@pytest.mark.proof
 def test_a_program_is_compiled_once_for_each_bucket():
     fun = jaxprtool.jit(encode, shapes={"n": (8, 4)})
     counts = []

@@ -221,6 +221,7 @@ def test_other_arguments_are_mapped_or_shared_as_in_vmap():
     np.testing.assert_allclose(pairs[0].T, [x.sum(0) for x in batch], rtol=1e-5)
 
 
+@pytest.mark.proof
 def test_two_independent_lengths():
     sources, targets = ragged([3, 1, 2]), ragged([2, 4, 1], axis="m", seed=3)
 
@@ -260,6 +261,7 @@ def test_under_other_transformations():
     np.testing.assert_allclose(program(batch.values), fun(batch.values), rtol=1e-6)
 
 
+@pytest.mark.proof
 @pytest.mark.parametrize("array", [np.array, jnp.array])
 def test_lengths_that_are_known_may_be_used_where_jax_traces(array):
     values, lengths = np.arange(12, dtype=np.float32).reshape(4, 3), array([1, 0, 3])

@@ -79,6 +79,7 @@ def test_amounts_that_would_look_equal_are_shown_in_full():
     )
 
 
+@pytest.mark.proof
 def test_the_compilations_of_a_call_are_counted_with_their_reasons():
     double = jax.jit(lambda x: 2 * x)
 

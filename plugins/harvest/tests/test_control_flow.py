@@ -323,6 +323,7 @@ def sharded(check_vma, kind=AxisType.Auto):
     return mesh, jax.shard_map(f, mesh=mesh, **options)
 
 
+@pytest.mark.proof
 def test_a_value_that_differs_between_shards_gets_an_axis_over_the_mesh():
     _, f = sharded(check_vma=True)
     x = jnp.arange(64.0).reshape(8, 8)
@@ -387,6 +388,7 @@ def test_without_a_check_every_value_gets_the_axis():
     near(plant_t(f)(reaps, jnp.zeros((8, 8))), f(x))
 
 
+@pytest.mark.proof
 def test_explicit_shardings_are_followed():
     mesh, f = sharded(check_vma=True, kind=AxisType.Explicit)
     with jax.set_mesh(mesh):

@@ -134,6 +134,7 @@ def test_bytes_exclude_fused_values():
     assert row.bytes_read < 4 * 600
 
 
+@pytest.mark.proof
 def test_a_shared_body_counts_at_each_call_and_is_analyzed_once():
     f, calls = jax.jit(jnp.negative), 1
     for _ in range(8):

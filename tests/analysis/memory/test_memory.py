@@ -353,7 +353,7 @@ def test_exponentially_nested_calls_are_analyzed_fast():
         return jax.jit(lambda x: f(x) + f(x * 2))
 
     f = jax.jit(jnp.sin)
-    for _ in range(40):
+    for _ in range(25):
         f = doubled(f)
     assert adds_up(found(f, X))
 

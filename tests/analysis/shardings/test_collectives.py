@@ -37,9 +37,17 @@ def totals(found, made: Sharded):
     return listed, by_kind
 
 
+class _Found(dict):
+    """The shardings of each program, computed when they are first wanted."""
+
+    def __missing__(self, name):
+        self[name] = shardings(PROGRAMS[name]())
+        return self[name]
+
+
 @pytest.fixture(scope="module")
 def found():
-    return {name: shardings(make()) for name, make in PROGRAMS.items()}
+    return _Found()
 
 
 @pytest.mark.parametrize("name", first_and_proofs(PROGRAMS))
@@ -178,7 +186,7 @@ def test_a_gather_of_more_than_needed_names_the_intermediate_spec(found):
     reason = gathered.reason
     assert (reason.operand_spec, reason.consumer_spec) == ("P('data')", "P(None, 'model')")
     assert reason.way_spec == "P()" and gathered.bytes == 32 * 16 * 4
-    others = [e.reason for f in found.values() for e in f.collectives if e.reason]
+    others = [e.reason for name in PROGRAMS for e in found[name].collectives if e.reason]
     assert [each for each in others if each.way_spec] == [reason]
 
 

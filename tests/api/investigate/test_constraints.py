@@ -176,6 +176,7 @@ def _made(make):
     return pytest.param(make, marks=[] if make is micro_batches else pytest.mark.sweep)
 
 
+@pytest.mark.proof
 @pytest.mark.parametrize("make", map(_made, BAD))
 def test_a_bad_constraint_is_mended_and_each_proposal_comes_true(make):
     bad, mend, left = BAD[make]

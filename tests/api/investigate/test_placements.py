@@ -152,6 +152,7 @@ def xla_bytes(model, block):
     )
 
 
+@pytest.mark.proof
 @pytest.mark.parametrize("name", for_sweep_unless(["a call"], MODELS))
 def test_a_proposal_keeps_its_promise_in_xla(name):
     model, block = MODELS[name]

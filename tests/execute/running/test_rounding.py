@@ -53,6 +53,7 @@ def outcomes(seed):
     return found, drawn.name
 
 
+@pytest.mark.proof
 @pytest.mark.parametrize("seed", range(HALF, 4, 2))
 def test_reassociations_agree_and_wrong_results_do_not(seed):
     found, name = outcomes(seed)

@@ -47,6 +47,7 @@ def test_samples_and_their_gradients_round_trip(file):
     assert any(outcomes)
 
 
+@pytest.mark.proof
 @pytest.mark.parametrize("chunk", first_and_proofs(share(range(4))))
 def test_random_programs_round_trip(chunk):
     prove_corpus(10, prove_written, start=chunk // 2, step=2)

@@ -78,6 +78,7 @@ def as_shown(written: str) -> str:
     return " ".join(shown.split())
 
 
+@pytest.mark.proof
 def test_a_file_has_the_listing_that_is_shown():
     outcomes: Counter[str] = Counter()
     for case in harness_programs(10):

@@ -105,11 +105,13 @@ def small_blocks(monkeypatch):
     monkeypatch.setattr(bands, "SMALLEST_BLOCK", 2)
 
 
+@pytest.mark.proof
 @pytest.mark.parametrize("name", names(FUNCTIONS, ["of JAX", "sums"]))
 def test_pairs_of_all_rows_equal_a_loop(name):
     check(FUNCTIONS[name], LENGTHS, "packed")
 
 
+@pytest.mark.proof
 @pytest.mark.parametrize("name", names(FUNCTIONS, FEW))
 def test_pairs_within_a_band_equal_a_loop(name, small_blocks):
     check(FUNCTIONS[name], LENGTHS, "packed", longest=5)
@@ -211,6 +213,7 @@ def test_unused_rows_affect_no_result_and_no_derivative(name):
     np.testing.assert_allclose(of_w, wanted_w, rtol=1e-4, atol=1e-5)
 
 
+@pytest.mark.proof
 @pytest.mark.parametrize("bad", [np.nan, np.inf])
 def test_a_non_finite_example_affects_no_result_of_another(bad):
     rng = np.random.default_rng(0)

@@ -307,6 +307,7 @@ def assert_unzips(f, key, x, other):
     return init, apply
 
 
+@pytest.mark.proof
 @pytest.mark.parametrize("check_vma", [True, False])
 def test_shard_map_with_a_variable_that_all_shards_share(check_vma):
     f = on_devices(layer, 4, (P(), P("i")), P("i"), check_vma=check_vma)

@@ -55,6 +55,7 @@ def test_a_scan_over_layers_is_a_scan_over_stacked_variables():
     assert not primitives(apply)["random_bits"] and not primitives(init)["tanh"]
 
 
+@pytest.mark.proof
 @pytest.mark.parametrize("reverse", [False, True])
 @pytest.mark.parametrize(
     "length, unroll", first_and_proofs([(5, 2), (0, 1), (1, 1), (5, 1), (5, True)])
@@ -97,6 +98,7 @@ def test_nested_scans_stack_twice_outer_axis_first():
     np.testing.assert_array_equal(variables["w"][3, 1], jax.random.normal(key, (3, 3)))
 
 
+@pytest.mark.proof
 def test_a_carried_key_is_carried_in_init_only():
     def f(key, x):
         def body(carry, _):
@@ -169,6 +171,7 @@ def test_a_variable_that_is_a_key_is_stacked():
     assert init.out_avals[0].dtype == KEY.dtype and init.out_avals[0].shape == (2,)
 
 
+@pytest.mark.proof
 def test_early_results_of_a_scan_are_in_init_only():
     def f(key, x):
         def body(x, key):
@@ -183,6 +186,7 @@ def test_early_results_of_a_scan_are_in_init_only():
     assert primitives(apply)["random_bits"] == 0
 
 
+@pytest.mark.proof
 def test_append_and_scopes_in_a_scan():
     def f(key, x):
         def body(x, key):

@@ -188,6 +188,7 @@ def test_parts_of_registered_types_are_summed_if_requested_unmapped():
     assert ours == theirs == Named((), 6.0)
 
 
+@pytest.mark.proof
 def test_sparse_arrays_registered_by_jax():
     def batches(count):
         dense = jnp.arange(1.0, 9.0).reshape(count, -1, 2)

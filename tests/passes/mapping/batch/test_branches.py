@@ -72,6 +72,7 @@ def test_a_cond_whose_branches_differ_in_mapped_results():
         prove(mixed, FLAG, X, X + 1, in_axes=in_axes, derivatives=0)
 
 
+@pytest.mark.proof
 def test_conds_in_loops_and_in_conds():
     def looped(p, x, w):
         def body(c, r):
@@ -156,6 +157,7 @@ def test_random_keys_and_empty_branches():
 # --- derivatives and effects --------------------------------------------------------------------
 
 
+@pytest.mark.proof
 @pytest.mark.parametrize("branches", [2, 3])
 def test_a_branch_that_is_not_taken_does_not_affect_the_gradient(branches):
     def root(x):

@@ -313,6 +313,7 @@ def test_one_call_is_differentiated_by_some_operands_and_then_by_others():
         jax.tree.map(functools.partial(np.testing.assert_allclose, rtol=1e-5), got, expected)
 
 
+@pytest.mark.proof
 def test_no_tracer_leaks():
     with jax.checking_leaks():
         jax.grad(lambda x: vmap(both_kinds, (0, None))(x, W)[0].sum())(array(3, 4))

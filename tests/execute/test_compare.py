@@ -160,3 +160,13 @@ def test_a_failing_variant_is_reported_and_the_others_continue():
 def test_arguments_that_a_program_donates_are_available_to_the_others():
     program = jaxprtool.trace(jax.jit(lambda x: x + 1, donate_argnums=0), jnp.ones(3))
     assert jaxprtool.compare(program, (jnp.ones(3),), passes=["", "-O1"]).within
+
+
+def test_a_backend_that_does_not_start_is_an_error_and_no_result(monkeypatch):
+    def missing():
+        raise BackendError("JAX cannot start the backend 'cuda'")
+
+    monkeypatch.setattr("jaxprtool.api.investigate.compare.start_backends", missing)
+    programs = [jaxprtool.trace(fun, X) for fun in (jnp.sin, jnp.cos)]
+    with pytest.raises(BackendError, match="cannot start"):
+        jaxprtool.compare(programs)

@@ -42,6 +42,7 @@ from jaxprtool.execute.nans.finite import finite_fill
 from jaxprtool.execute.running.fill import Filled, fill, with_wide_integers
 from jaxprtool.execute.running.rounding import Rounding, WideProgram
 from jaxprtool.execute.verify import other_effects
+from jaxprtool.ir.basics.backends import start_backends
 from jaxprtool.ir.basics.quantities import plural
 from jaxprtool.ir.programs.program import Program
 from jaxprtool.passes.framework.pipeline import Pipeline
@@ -128,6 +129,7 @@ def comparison(
             "compare needs at least two variants",
             'add -p "" -p "-O2", --backends cpu,gpu, --op-by-op, or another TARGET',
         )
+    start_backends()  # otherwise the failure of each variant would be a result
     given = inputs(plan[0].variant.program)
     filled = fill(given.program, given.values, checks.seed)
     shapes = [getattr(value, "shape", ()) for value in filled.arguments]

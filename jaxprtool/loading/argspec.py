@@ -330,7 +330,7 @@ class _Reader:
             impl, known = name[4:-1], dtypes.key_dtypes()
             if impl not in known:
                 message = f"unknown kind of key '{impl}'"
-                public = [kind for kind in known if not kind.startswith("_")]  # others are JAX's own
+                public = (kind for kind in known if not kind.startswith("_"))  # not of JAX itself
                 raise self.source.fail_at(at + 4, message, f"available: {_list(public)}")
             return known[impl]
         dtype = dtypes.array_dtypes().get(name)

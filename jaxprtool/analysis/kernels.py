@@ -306,10 +306,10 @@ class Kernels:
         """Add the broadcasts of smaller operands, each array to a shape once."""
         own = [v for v in reads if v is not None]
         counts = [self._counts[v] for v in own]
-        _, count = self._measure(eqn.outvars[0].aval)
-        if counts == [count, count] or 1 in counts:
+        if counts[0] == counts[1] or 1 in counts:
             return reads
         shape = eqn.outvars[0].aval.shape
+        _, count = self._measure(eqn.outvars[0].aval)
         given = list(reads)
         for i, value in enumerate(own):
             if counts[i] == count:

@@ -23,7 +23,7 @@ SAMPLE = (
     *("convolution of signals", "complex inverse", "select and sort", "pad"),
 )
 GRADIENTS = (
-    *("max pooling", "convolution", "stack", "take_along_axis", "kron", "roll of two axes"),
+    *("max pooling", "convolution", "stack", "take_along_axis", "roll of two axes"),
     *("dot_general, transposed", "circuit"),
 )
 

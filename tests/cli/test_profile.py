@@ -81,8 +81,8 @@ def test_a_folder_of_jaxs_profiler_is_a_target(cli, folder):
         sorts(jnp.ones((300, 300))).block_until_ready()
     found = cli("profile", "trace")
     assert found.code == 0 and "test_profile.py:" in found.out
-    (file,) = (folder / "trace").rglob("*.xplane.pb")
-    assert "return jnp.sort(x, axis=0)" in cli("profile", str(file)).out
+    (file,) = (path.relative_to(folder) for path in (folder / "trace").rglob("*.xplane.pb"))
+    assert "test_profile.py:" in cli("profile", str(file)).out
     os.utime(file, (0, 0))
     older = cli("profile", str(file), "-o", "older.html")  # than the source
     assert "test_profile.py:" in older.out and "return jnp.sort" not in older.out

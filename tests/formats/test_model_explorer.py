@@ -152,6 +152,7 @@ def test_every_sample_follows_the_rules(file):
         assert {*program.arg_names, *program.out_names} <= labels
 
 
+@pytest.mark.proof
 def test_random_programs_follow_the_rules():
     def prove(number, case):
         with case.setting():

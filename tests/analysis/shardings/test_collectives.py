@@ -201,6 +201,7 @@ def test_groups_along_no_axis_are_counted():
     assert only.axes is None and only.devices == 2 and only.source == "program"
 
 
+@pytest.mark.proof
 def test_sources_agree_with_those_written_by_xla(found):
     """JAX 0.12 marks what the partitioner added. JAX 0.10 marks nothing."""
     marks = Counter()

@@ -90,6 +90,7 @@ def test_programs_of_jax_match_themselves():
         prove(case, number)
 
 
+@pytest.mark.proof
 def test_random_programs_match_themselves():
     prove_corpus(15, lambda number, case: prove(case, number))
 

@@ -84,11 +84,9 @@ def test_a_folder_of_jaxs_profiler_is_a_target(cli, folder):
     (file,) = (path.relative_to(folder) for path in (folder / "trace").rglob("*.xplane.pb"))
     assert "test_profile.py:" in cli("profile", str(file)).out
     os.utime(file, (0, 0))
-    older = cli("profile", str(file), "-o", "older.html")  # than the source
+    older = cli("profile", str(file))  # than the source
     assert "test_profile.py:" in older.out and "return jnp.sort" not in older.out
     assert "test_profile.py has changed since it was recorded" in older.err
-    page = (folder / "older.html").read_text()
-    assert "test_profile.py has changed since it was recorded" in page
     for broken in (file.read_bytes()[:-9], b"\x0a\x02\x0a\x05"):
         (folder / "broken.xplane.pb").write_bytes(broken)
         found = cli("profile", "broken.xplane.pb")

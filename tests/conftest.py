@@ -88,24 +88,31 @@ def pytest_collection():
 def _has_proofs(path: Path) -> bool:
     """Return True if the place of a file of tests says that they are proofs."""
     folder = Path(__file__).parent
-    return "proof" in path.name or bool({folder / "programs", folder / "sweep"} & {*path.parents})
+    return "proof" in path.name or any(
+        path.is_relative_to(folder / n) for n in ("programs", "sweep")
+    )
+
+
+def _leaves_proofs_out(config) -> bool:
+    """Return True unless proofs are asked for, or other tests than usual: `pytest -m sweep`."""
+    return not config.option.all and "not sweep" in config.option.markexpr
 
 
 def pytest_ignore_collect(collection_path, config):
-    is_left_out = collection_path.suffix == ".py" and _has_proofs(collection_path)
-    return True if is_left_out and not config.option.all else None
+    is_proof = collection_path.suffix == ".py" and _has_proofs(collection_path)
+    return True if is_proof and _leaves_proofs_out(config) else None
 
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(config, items):
     """Mark the proofs, and leave them out."""
-    chosen, proofs = [], []
+    chosen, proofs, left_out = [], [], _leaves_proofs_out(config)
     for item in items:
         if _has_proofs(item.path) or "processes" in item.fixturenames:
             item.add_marker("proof")
         is_proof = item.get_closest_marker("proof") is not None
         is_named = item.session.isinitpath(item.path)
-        (proofs if is_proof and not (config.option.all or is_named) else chosen).append(item)
+        (proofs if is_proof and left_out and not is_named else chosen).append(item)
     if proofs:
         config.hook.pytest_deselected(items=proofs)
         items[:] = chosen

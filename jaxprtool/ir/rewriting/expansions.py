@@ -103,8 +103,8 @@ def _is_unrolled(eqn: JaxprEqn) -> bool:
     copies = copies_of_body(eqn)
     if copies < 2 or copies != eqn.params.get("length"):
         return False
-    (body,) = (jaxcompat.open_jaxpr(inner) for _, inner in sub_jaxprs(eqn))
-    return copies * len(body.eqns) <= _MOST_EQUATIONS
+    size = sum(len(jaxcompat.open_jaxpr(body).eqns) for _, body in sub_jaxprs(eqn))
+    return copies * size <= _MOST_EQUATIONS
 
 
 def _without_source(eqn: JaxprEqn) -> list[JaxprEqn]:

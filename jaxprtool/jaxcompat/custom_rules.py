@@ -190,7 +190,7 @@ def _forget(rule: object) -> None:
     """Clear the `_memoize` caches of a function, and of those that it closes over."""
     if isinstance(rule, WrappedFun):
         _forget(rule.f)
-    elif isinstance(rule, FunctionType) and (rule.__module__ or "").startswith(WRAPPERS):
+    elif _is_wrapper(rule):
         for name, held in cells_of(rule).items():
             if name == "cells" and isinstance(held, dict):
                 held.clear()
@@ -302,6 +302,7 @@ _COUNTS: dict[str, dict[str, Callable[[Any], Any]]] = {
     "dce_jvp_jaxpr_thunk": _AFTER_DCE,
     "dce_fwd_jaxpr_thunk": _AFTER_DCE,
     "dce_bwd": _AFTER_DCE,
+    "wrapped_fwd": {"debug_fun": lambda debug: None, "debug_fwd": lambda debug: None},
 }
 
 
@@ -316,7 +317,7 @@ def live_key(value: object) -> Hashable:
             if (passed_on := _forwarded_rule(value)) is not None:
                 return live_key(passed_on)
             return live_key(value.f), live_key(tuple(filter(_counts, value.transforms)))
-        case FunctionType() if (value.__module__ or "").startswith(WRAPPERS):
+        case FunctionType() if _is_wrapper(value):
             held = cells_of(value)
             for name, what_counts in _COUNTS.get(value.__code__.co_name, {}).items():
                 if name in held:
@@ -367,6 +368,13 @@ def _counts(transform: tuple[Any, ...]) -> bool:
     """Return True if a transformation has an effect; one that handles no constants has none."""
     function, args = transform[0], transform[1]
     return function.__name__ != "_handle_consts_in_bwd" or any(map(len, args))
+
+
+def _is_wrapper(function: object) -> bool:
+    """Return True for a function of JAX or ours, though `functools.wraps` names another module."""
+    if not isinstance(function, FunctionType):
+        return False
+    return str(function.__globals__.get("__name__", "")).startswith(WRAPPERS)
 
 
 def cells_of(function: object) -> dict[str, Any]:

@@ -17,7 +17,7 @@ from jaxprtool.api.investigate.budgets import Quantity, measure
 from jaxprtool.errors import JaxprToolError
 from jaxprtool.execute.verify import random_runs
 from jaxprtool.ir.programs.program import Program
-from jaxprtool.ir.rewriting.high import lower_hijax
+from jaxprtool.ir.rewriting.high import LIVE, without_live_objects
 from jaxprtool.ir.rewriting.rewrite import RewriteRule, Writer, map_equations, rewrite
 from jaxprtool.jaxcompat import Atom, JaxprEqn
 from jaxprtool.passes.framework.pipeline import Pipeline
@@ -39,10 +39,10 @@ def _in_older_primitives(program: Program) -> Program:
     """Return a program without primitives that older releases lack or trace to others."""
 
     def lowered(eqn: JaxprEqn) -> Sequence[JaxprEqn] | None:
-        if eqn.primitive.name != jaxcompat.CALL_HIGH:
+        if eqn.primitive.name not in LIVE:
             return None
         try:
-            return [lower_hijax(eqn)]
+            return [without_live_objects(eqn)]
         except JaxprToolError:  # without an older form it is compared as it is
             return None
 

@@ -42,7 +42,7 @@ ON_DEVICES = """
     compare m.py:f --backends cpu,gpu
     precision m.py:loss
     determinism m.py:f
-    reduce m.py:infinite --check nan -o reduced.jaxpr --overwrite
+    reduce m.py:infinite --check nan -o reduced.jaxpr
     opt m.py:constant -p pmap
     emit m.py:f --to hlo
     emit m.py:f --to stablehlo

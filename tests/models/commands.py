@@ -30,13 +30,12 @@ BEFORE_FILES = {
     "dynamiqs_cavity": "drop_checks",
     "e3nn_harmonics": "inline(calls=('custom_jvp',))",
     "optimistix_fit": "drop_checks",
+    "tokamax_attention": "inline(calls=('custom_vmap',))",
 }
 
 #: Primitives of models that cannot be written, and the commands: they hold Python functions of
 #: JAX, or belong to a package and have no public function.
 NOT_WRITTEN = {
-    ("tokamax_attention", "file"): "remat_opt",
-    ("tokamax_attention", "python"): "remat_opt",
     ("klujax_solve", "python"): "solve_f64",
     ("s2fft_harmonics", "python"): "ftm_to_flm",
     ("sax_interferometer", "python"): "solve_c128",

@@ -30,7 +30,7 @@ from jaxprtool.ir.notation.names import VariableNames
 from jaxprtool.ir.notation.signatures import Notation, Pieces, Signature, Value
 from jaxprtool.ir.notation.tokens import LiteralToken, ParameterToken, PrimitiveName, Type
 from jaxprtool.ir.rewriting.callbacks import BATCHING_HINT, HINT, stubbed
-from jaxprtool.ir.rewriting.high import lower_hijax
+from jaxprtool.ir.rewriting.high import without_live_objects
 from jaxprtool.jaxcompat import AnyJaxpr, Aval, ClosedJaxpr, Jaxpr, JaxprEqn, Literal, Var
 from jaxprtool.jaxcompat.identity import identity
 
@@ -165,9 +165,8 @@ class FileNotation(Notation):
         return identity(eqn.primitive), identity(eqn.ctx), identity(mesh), bool(eqn.outvars)
 
     def _make(self, eqn: JaxprEqn) -> Signature:
-        if eqn.primitive.name == jaxcompat.CALL_HIGH:
-            written = type(eqn.params["_prim"]) in jaxcompat.HIGH_PRIMITIVES
-            eqn = eqn if written else lower_hijax(eqn)
+        if type(eqn.params.get("_prim")) not in jaxcompat.HIGH_PRIMITIVES:
+            eqn = without_live_objects(eqn)
         eqn = stubbed(eqn) if self._stubs else eqn
         name = params.primitive_name(eqn)
         module = jaxcompat.defining_module(eqn.primitive)

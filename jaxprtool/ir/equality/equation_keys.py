@@ -21,7 +21,7 @@ from jaxprtool import jaxcompat
 from jaxprtool.ir.basics.records import fields_of
 from jaxprtool.ir.core.structured import holds_jaxpr
 from jaxprtool.ir.core.traits import traits
-from jaxprtool.ir.equality.equivalence import readable_params, same_rules, without_hijax
+from jaxprtool.ir.equality.equivalence import readable_params, same_rules
 from jaxprtool.ir.equality.function_keys import parameter_key
 from jaxprtool.ir.equality.value_keys import (
     array_digest,
@@ -31,6 +31,7 @@ from jaxprtool.ir.equality.value_keys import (
 )
 from jaxprtool.ir.programs.trees import same_tree
 from jaxprtool.ir.rewriting.custom_rules import has_rule, rule_key
+from jaxprtool.ir.rewriting.high import without_live_objects
 from jaxprtool.jaxcompat import AnyJaxpr, Aval, ClosedJaxpr, Jaxpr, JaxprEqn, Literal, Params, Var
 
 
@@ -192,8 +193,7 @@ class EquationKeys:
         return eqn.primitive.name, len(eqn.invars), *own, *shapes
 
     def _same(self, eqn: JaxprEqn) -> tuple[Hashable, ...]:
-        if eqn.primitive.name == jaxcompat.CALL_HIGH:
-            eqn = without_hijax(eqn)
+        eqn = without_live_objects(eqn)
         # To JAX, a parameter that is None is the same as one left out.
         own = [
             (name, value if type(value) is str else self.value(value))

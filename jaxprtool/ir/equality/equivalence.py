@@ -31,7 +31,7 @@ from jaxprtool.ir.equality.value_keys import (
 from jaxprtool.ir.programs.program import Program
 from jaxprtool.ir.programs.trees import same_tree
 from jaxprtool.ir.rewriting.custom_rules import custom_rule, has_rule, rule_key, rules_followed
-from jaxprtool.ir.rewriting.high import lower_hijax
+from jaxprtool.ir.rewriting.high import without_live_objects
 from jaxprtool.jaxcompat import Atom, Aval, ClosedJaxpr, Jaxpr, JaxprEqn, Literal, Params, Var
 
 
@@ -203,7 +203,7 @@ class _Comparison:
 
     def _equations(self, p: JaxprEqn, q: JaxprEqn) -> None:
         if p.primitive is not q.primitive:
-            p, q = map(without_hijax, (p, q))
+            p, q = map(without_live_objects, (p, q))
         # Opaque equations have the lines of their source in their primitives.
         names, opaque = (p.primitive.name, q.primitive.name), map(jaxcompat.is_opaque, (p, q))
         alike = names[0] == names[1] if all(opaque) else p.primitive is q.primitive
@@ -263,11 +263,6 @@ class _Comparison:
             _check(_same_plain(p, q), p, q)
 
 
-def without_hijax(eqn: JaxprEqn) -> JaxprEqn:
-    """Return an equation as a file stores it: a hijax primitive as a call with rules."""
-    return lower_hijax(eqn) if eqn.primitive.name == jaxcompat.CALL_HIGH else eqn
-
-
 #: For primitives that hold live Python objects, or differ between JAX releases: functions that
 #: return an equation's parameters as plain data.
 readable_params: RuleTable[Callable[[JaxprEqn], Params]] = RuleTable()
@@ -291,6 +286,13 @@ def _custom(eqn: JaxprEqn) -> Params:
 def _reduce(eqn: JaxprEqn) -> Params:
     """Return a reduction's parameters, without the function that its jaxpr was traced from."""
     return {k: v for k, v in eqn.params.items() if k != "computation"}
+
+
+@rule(readable_params, "remat_opt")
+def _remat_opt(eqn: JaxprEqn) -> Params:
+    """Return the parameters of an optimized forward rule, with the function itself as a jaxpr."""
+    rest = {k: v for k, v in eqn.params.items() if k != "fun_jaxpr_thunk"}
+    return {**rest, "fun_jaxpr": eqn.params["fun_jaxpr_thunk"]()[0]}
 
 
 @rule(readable_params, "linear_call")

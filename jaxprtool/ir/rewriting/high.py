@@ -1,8 +1,10 @@
-"""Convert `call_hi_primitive` equations to older primitives, which files and Python code support.
+"""Convert equations that hold live objects to calls, which files and Python code support.
 
-Such an equation holds a live object: its computation, and its own rules for derivatives and
-batching. A call with a custom derivative computes the same and has the same derivatives; it is
-batched by batching its body.
+A `call_hi_primitive` holds its computation, and its own rules for derivatives and batching. A call
+with a custom derivative computes the same and has the same derivatives; it is batched by batching
+its body. A `remat_opt`, the forward rule of a `custom_vjp` with `optimize_remat`, holds a thunk of
+the function without the rule, by which JAX replaces it where no residual is used. It computes, and
+is differentiated, like a call of its body.
 """
 
 from __future__ import annotations
@@ -20,13 +22,23 @@ from jaxprtool.ir.core.structured import High, call
 from jaxprtool.ir.rewriting.custom_rules import jvp_params, unsupported, vjp_params
 from jaxprtool.jaxcompat import ClosedJaxpr, JaxprEqn, JVPRule, Var
 
+#: The primitives whose equations hold live objects that have an equivalent without them.
+LIVE = (jaxcompat.CALL_HIGH, "remat_opt")
 
-def lower_hijax(eqn: JaxprEqn) -> JaxprEqn:
-    """Return an equation that is equivalent to a `call_hi_primitive`, with the same derivatives.
 
-    Raises UnsupportedError if JAX cannot expand the equation, or its rules are more than functions
-    of arrays. The rules are traced when they are needed.
+def without_live_objects(eqn: JaxprEqn) -> JaxprEqn:
+    """Return the equation, or an equivalent one without live objects, with the same derivatives.
+
+    The rules of a hijax operation are traced when they are needed.
+
+    Raises:
+        UnsupportedError: If JAX cannot expand a hijax operation, or its rules are more than
+            functions of arrays.
     """
+    if eqn.primitive.name not in LIVE:
+        return eqn
+    if eqn.primitive.name != jaxcompat.CALL_HIGH:
+        return call(eqn.params["fwd_jaxpr"], eqn.invars, eqn.outvars, eqn)
     older = jaxcompat.older_form(eqn)
     if older is not None:
         return older

@@ -25,7 +25,7 @@ from jaxprtool.ir.rewriting.custom_rules import (
     map_rule,
     rule_key,
 )
-from jaxprtool.ir.rewriting.high import lower_hijax
+from jaxprtool.ir.rewriting.high import LIVE, without_live_objects
 from jaxprtool.ir.rewriting.rewrite import Memo
 from jaxprtool.jaxcompat import (
     AnyJaxpr,
@@ -104,8 +104,8 @@ class Body:
 
     def equation(self, eqn: JaxprEqn) -> JaxprEqn | None:
         """Return the rewritten equation, or None to remove it."""
-        if eqn.primitive.name == jaxcompat.CALL_HIGH and self.owner.changes(eqn):
-            eqn = lower_hijax(eqn)  # the object in the equation is bound to its old types
+        if eqn.primitive.name in LIVE and self.owner.changes(eqn):
+            eqn = without_live_objects(eqn)  # the object in the equation is bound to its old types
         operands = [self.atom(atom) for atom in eqn.invars]
         params = self.owner.params(eqn)
         context = self.owner.context(eqn.ctx)

@@ -7,9 +7,9 @@ from typing import Any
 
 from jaxprtool.ir.core.equations import equations
 from jaxprtool.ir.core.structured import Scan, While
-from jaxprtool.ir.equality.equivalence import without_hijax
 from jaxprtool.ir.programs.program import Program
 from jaxprtool.ir.rewriting.custom_rules import jvp_rule, rules_followed, vjp_rule
+from jaxprtool.ir.rewriting.high import without_live_objects
 from jaxprtool.jaxcompat import JaxprEqn, Literal, open_jaxpr
 
 
@@ -24,7 +24,7 @@ def kinds(program: Program) -> set[str]:
 def _note(jaxpr: Any, found: set[str], rules: set[int]) -> None:
     for eqn in equations(open_jaxpr(jaxpr)):
         found.update(_kinds(eqn))
-        eqn = without_hijax(eqn)
+        eqn = without_live_objects(eqn)
         if eqn.primitive.name == "custom_jvp_call":
             held = [jvp_rule(eqn).jaxpr]
         elif eqn.primitive.name == "custom_vjp_call":

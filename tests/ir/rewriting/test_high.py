@@ -1,6 +1,7 @@
 """Operations with their own rules, such as `jnp.frexp` and `custom_root` on JAX 0.12.
 
-On older JAX, the same functions are made of ordinary equations, with the same results.
+On older JAX, the same functions are made of ordinary equations, with the same results. The forward
+rules of a `custom_vjp` with `optimize_remat` hold live objects on each release.
 """
 
 import functools
@@ -184,6 +185,58 @@ def test_the_new_remat_and_custom_derivatives_keep_their_rules(new_kinds, tmp_pa
     close(jax.grad(total(jaxprtool.jit(fun)))(X), slope)
     close(jax.grad(total(read))(X), slope)
     close(jax.grad(total(as_python(program)))(X), slope)
+
+
+# --- forward rules that JAX replaces where no residual is used ------------------------------------
+
+
+@jax.custom_vjp
+def optimized(x):
+    return jnp.sin(x)
+
+
+def _optimized_fwd(x):
+    return optimized(x), (x, jnp.cos(x))
+
+
+def _optimized_bwd(residuals, g):
+    x, cosine = residuals
+    return (g * (cosine + 0 * x),)
+
+
+optimized.defvjp(_optimized_fwd, _optimized_bwd, optimize_remat=True)
+
+
+def optimized_slope(x):
+    return jax.grad(total(lambda x: optimized(2 * x)))(x)
+
+
+def test_an_optimized_forward_rule_is_in_files_and_python(tmp_path):
+    program = trace(optimized_slope, X).replace(name="fun")
+    read, python = in_file(program, tmp_path), as_python(program)
+    assert "remat_opt" in str(program) and "remat_opt" not in str(read)
+    assert jaxprtool.equivalent(read, program)
+    batch = jnp.stack([X, 1.5 * X])
+    for again in (program, program.apply("-O2"), read, python):
+        close(again(X), optimized_slope(X))
+        close(jax.vmap(again)(batch), jax.vmap(optimized_slope)(batch))
+    close(program.apply("batch(axis_size=2)")(batch), jax.vmap(optimized_slope)(batch))
+
+
+def test_an_optimized_forward_rule_without_readers_is_the_function():
+    program = trace(lambda x: jax.vjp(optimized, x)[0], X)
+    assert "remat_opt" not in str(program.apply("dce"))
+
+
+def test_optimized_forward_rules_are_equal_if_the_rules_and_the_functions_are():
+    def other(x):
+        function = jax.custom_vjp(lambda x: jnp.cos(x))
+        function.defvjp(_optimized_fwd, _optimized_bwd, optimize_remat=True)
+        return jax.grad(total(lambda x: function(2 * x)))(x)
+
+    program = trace(optimized_slope, X)
+    assert jaxprtool.equivalent(trace(lambda x: optimized_slope(x), X), program)
+    assert not jaxprtool.equivalent(trace(other, X), program)
 
 
 def test_endlessly_nested_rules_are_refused(new_kinds):

@@ -38,7 +38,7 @@ from jaxprtool.ir.core.equations import equations
 from jaxprtool.ir.core.structured import CALLS, ShardMap, sub_jaxprs
 from jaxprtool.ir.equality.structural_key import Unkeyable, structure
 from jaxprtool.ir.rewriting.custom_rules import jvp_rule, rule_key, vjp_rule
-from jaxprtool.ir.rewriting.high import lower_hijax
+from jaxprtool.ir.rewriting.high import LIVE, without_live_objects
 from jaxprtool.jaxcompat import AnyJaxpr, Atom, Aval, JaxprEqn, Literal
 from jaxprtool.primitives import scope_of
 
@@ -334,9 +334,9 @@ def _custom_vjp(eqn: JaxprEqn, *operands: Slot) -> Iterator[Proposal]:
     yield _custom(eqn, "vjp", (forward, backward), operands, group(outs))
 
 
-@rule(python_rules, jaxcompat.CALL_HIGH)
-def _high(eqn: JaxprEqn, *operands: Slot) -> Iterator[Proposal]:
-    yield from proposals(lower_hijax(eqn), *operands)
+@rule(python_rules, *LIVE)
+def _live(eqn: JaxprEqn, *operands: Slot) -> Iterator[Proposal]:
+    yield from proposals(without_live_objects(eqn), *operands)
 
 
 # --- shard_map --------------------------------------------------------------------------------

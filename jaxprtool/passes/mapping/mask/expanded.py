@@ -1,20 +1,20 @@
-"""Structured masking rules for `call_hi_primitive` and `custom_linear_solve`."""
+"""Structured masking rules for calls with live objects and `custom_linear_solve`."""
 
 from __future__ import annotations
 
 from dataclasses import replace
 
 from jaxprtool.ir.basics.rules import rule
-from jaxprtool.ir.rewriting.high import lower_hijax
+from jaxprtool.ir.rewriting.high import LIVE, without_live_objects
 from jaxprtool.jaxcompat import Atom, JaxprEqn
 from jaxprtool.passes.mapping.mask.body import MaskBodyBuilder, structured_mask_rules
 from jaxprtool.passes.mapping.mask.table import refusal
 from jaxprtool.passes.mapping.mask.values import Facts
 
 
-@rule(structured_mask_rules, "call_hi_primitive")
-def _high(builder: MaskBodyBuilder, eqn: JaxprEqn) -> bool:
-    older = lower_hijax(eqn)
+@rule(structured_mask_rules, *LIVE)
+def _live(builder: MaskBodyBuilder, eqn: JaxprEqn) -> bool:
+    older = without_live_objects(eqn)
     if not builder.structured(older):
         raise refusal(eqn, "no masking rule for the operation that it computes")
     return True

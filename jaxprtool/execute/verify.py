@@ -20,9 +20,11 @@ from __future__ import annotations
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cache
 from typing import Any
 
 import jax
+import numpy as np
 from jax.experimental import checkify
 
 from jaxprtool import jaxcompat
@@ -40,9 +42,15 @@ from jaxprtool.execute.running.arguments import (
     flat_arguments,
     require_runnable,
 )
-from jaxprtool.execute.running.arrays import Difference, difference
+from jaxprtool.execute.running.arrays import Comparison, Difference, difference, values_agree
 from jaxprtool.execute.running.fill import refitted, with_wide_integers
-from jaxprtool.execute.running.rounding import Rounding, WideProgram, near, unexplained
+from jaxprtool.execute.running.rounding import (
+    Rounding,
+    WideProgram,
+    explained,
+    near,
+    unexplained,
+)
 from jaxprtool.execute.running.run import failures_reported, has_effects
 from jaxprtool.execute.stepping.effects import Effects, Event, effects_differ
 from jaxprtool.execute.stepping.execution_trace import ExecutionTrace, first_difference
@@ -157,7 +165,8 @@ class Runs:
         except JaxprToolError as error:
             message = f"{after.name} can no longer be run: {error.message}"
             raise CheckError(message, details=self._about()) from error
-        fault = effects_differ(effects, new.effects)
+        agree = _operands_agree(self.rounding, runs.rounding, effects, new.effects)
+        fault = effects_differ(effects, new.effects, agree)
         if fault is not None:
             message = f"{after.name} has different effects: {fault}"
             raise CheckError(message, details=self._about(fault))
@@ -290,6 +299,7 @@ def random_runs(program: Program, given: Mapping[str, Any], seed: int = 0) -> Ru
 def other_effects(
     programs: tuple[Program, Program],
     arguments: tuple[Sequence[Any], Sequence[Any]],
+    roundings: tuple[Rounding, Rounding],
     checks: bool = True,
 ) -> str:
     """Return the first difference in the effects of two programs; "" if there is none.
@@ -301,7 +311,37 @@ def other_effects(
     old = _run(programs[0], arguments[0], True, ())
     effects = [e for e in old.effects if checks or not is_check(e.eqn)]
     new = _run(programs[1], arguments[1], True, effects)
-    return str(effects_differ(effects, new.effects) or "")
+    agree = _operands_agree(*roundings, effects, new.effects)
+    return str(effects_differ(effects, new.effects, agree) or "")
+
+
+def _operands_agree(
+    before: Rounding, after: Rounding, effects: Sequence[Event], others: Sequence[Event]
+) -> Callable[[int, int], Comparison]:
+    """Return the function that returns the comparison of operands of effects.
+
+    Operands of effects outside of loops and branches are compared like results. Operands that are
+    close are the same at once, since estimating errors takes time.
+    """
+
+    @cache
+    def places() -> list[dict[int, int]]:
+        pairs = ((before, effects), (after, others))
+        return [rounding.operand_places([e.eqn for e in events]) for rounding, events in pairs]
+
+    def agree(number: int, i: int) -> Comparison:
+        def compare(a: np.ndarray, b: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+            clear, tolerated = near(a, b)
+            if clear.all():
+                return clear, tolerated
+            one, other = (table.get(number) for table in places())
+            if one is None or other is None or "err_tree" in effects[number].eqn.params:
+                return values_agree(a, b)
+            return explained(before, after, (one + i, other + i), a, b)
+
+        return compare
+
+    return agree
 
 
 def _same_results_declared(before: Program, after: Program) -> None:

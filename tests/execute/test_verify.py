@@ -354,6 +354,22 @@ def test_effects_must_be_the_same(changed, what):
     refuses(before, program(lambda x: prints(x, **changed), X), X, match=what)
 
 
+@pytest.mark.parametrize("repeated", [False, True])
+def test_operands_of_effects_have_the_tolerance_of_results(repeated):
+    def shown(x, small=1.0, halves=False):
+        total = x[:50].sum() + x[50:].sum() if halves else x.sum()
+        if repeated:
+            lax.fori_loop(0, 2, lambda i, c: (jax.debug.print("{}", x * i), c)[1], 0)
+        jax.debug.print("{} {}", jnp.stack([x[0], 1e-6 * small * x[1]]), total - 4950 * x[1])
+        return x
+
+    values = jnp.sqrt(jnp.arange(100.0) ** 2 + 0.01).at[1].set(1.0)
+    before = program(shown, values)
+    verify(before, program(lambda x: shown(x, halves=True), values), values)
+    wrong = program(lambda x: shown(x, small=2.0), values)
+    refuses(before, wrong, values, match="different values: value 0 differs in 1 of 2")
+
+
 def test_callbacks_must_call_the_same_function():
     def calling(factor):
         def host(v):

@@ -234,7 +234,9 @@ class _Variants:
         programs = self._reference.variant.program, variant.program
         checks = self._reference.keeps_checks and planned.keeps_checks
         try:
-            return replace(done, effects=other_effects(programs, (arguments, values), checks))
+            return replace(
+                done, effects=other_effects(programs, (arguments, values), roundings, checks)
+            )
         except JaxprToolError as error:
             return replace(done, error=error.message)
 

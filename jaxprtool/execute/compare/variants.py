@@ -132,7 +132,7 @@ def compared(
     names = variant.program.out_names
     measures = []
     for i, (name, a, b) in enumerate(zip(names, reference, results, strict=True)):
-        explain = None if roundings is None else partial(explained, *roundings, i)
+        explain = None if roundings is None else partial(explained, *roundings, (i, i))
         measures.append(measured(name, a, b, tolerance, explain))
     return Compared(variant.name, tuple(measures), values=tuple(results))
 

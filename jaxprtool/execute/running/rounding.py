@@ -62,18 +62,27 @@ class WideProgram:
     Attributes:
         program: The program.
         narrow: The primitives that only ran in their own dtypes, after the first run.
+        effects: The equations without results that are outside of loops and branches, in order,
+            after the first run. Their operands follow the results.
     """
 
     def __init__(self, program: Program):
         self.program = program
         self.narrow: list[str] = []
+        self.effects: list[JaxprEqn] = []
+
+        def run(errors: _Errors | None, arguments: list[Any]) -> list[Any]:
+            moved = _Moved(errors, self.narrow, np.uint32(0))
+            results = moved.results(program.jaxpr, arguments)
+            self.effects = [eqn for eqn, _ in moved.effects]
+            return [*results, *(x for _, operands in moved.effects for x in operands)]
 
         def exact(arguments: list[Any]) -> list[Any]:
-            return _Moved(None, self.narrow, np.uint32(0)).results(program.jaxpr, arguments)
+            return run(None, arguments)
 
         def moved(seed: Any, sizes: Any, arguments: list[Any]) -> list[Any]:
             errors = _Errors(seed, sizes, {aval.dtype for aval in self._inexact}, self._largest)
-            return _Moved(errors, self.narrow, np.uint32(0)).results(program.jaxpr, arguments)
+            return run(errors, arguments)
 
         self._exact = jax.jit(exact, compiler_options=_QUICK)
         self._moved = jax.jit(moved, compiler_options=_QUICK)
@@ -88,7 +97,9 @@ class WideProgram:
     def run(
         self, arguments: Sequence[Any], seed: int = 0, amplitude: float = 0.0, relative: float = 0.0
     ) -> list[Any] | None:
-        """Return the results with random errors; None if the program cannot be run so.
+        """Return the results, and the operands of effects, with random errors.
+
+        Return None if the program cannot be run so.
 
         Args:
             arguments: The arguments.
@@ -166,6 +177,22 @@ class Rounding:
         """The same if each equation is rounded to double precision."""
         return self._reference.wide_errors if self._reference else self._spread(relative=_EPS64)
 
+    def operand_places(self, effects: Sequence[JaxprEqn]) -> dict[int, int]:
+        """Return the place of the first operand of effects among the values, by their position.
+
+        Effects in loops and branches have none.
+        """
+        if self.values is None:
+            return {}
+        places, first, rest = {}, len(self.wide.program.jaxpr.outvars), list(self.wide.effects)
+        for i, eqn in enumerate(effects):
+            skipped = next((k for k, other in enumerate(rest) if other is eqn), None)
+            if skipped is not None:
+                places[i] = first + sum(len(other.invars) for other in rest[:skipped])
+                first = places[i] + len(eqn.invars)
+                del rest[: skipped + 1]
+        return places
+
     def _spread(self, **sizes: float) -> list[Any] | None:
         """Return the largest changes of results by random errors."""
         exact = self.values
@@ -214,21 +241,21 @@ def unexplained(
     """
     faults = {}
     for i, (name, a, b) in enumerate(zip(names, values, others, strict=True)):
-        fault = value_difference(name, a, b, partial(explained, before, after, i))
+        fault = value_difference(name, a, b, partial(explained, before, after, (i, i)))
         if fault is not None:
             faults[i] = fault
     return faults
 
 
 def explained(
-    before: Rounding, after: Rounding, place: int, a: np.ndarray, b: np.ndarray
+    before: Rounding, after: Rounding, places: tuple[int, int], a: np.ndarray, b: np.ndarray
 ) -> tuple[np.ndarray, np.ndarray]:
     """Return a mask of the elements of a result that agree, and the tolerated errors.
 
     Args:
         before: The errors of the reference.
         after: Those of the other program.
-        place: The position of the result.
+        places: The position of the result in each.
         a: The result of the reference.
         b: The result of the other program.
     """
@@ -237,10 +264,10 @@ def explained(
         return clear, tolerated
     eps = _coarser(a, b)
     with np.errstate(all="ignore"):
-        tolerated = np.fmax(tolerated, MARGIN * _error(before, place, a, eps))
+        tolerated = np.fmax(tolerated, MARGIN * _error(before, places[0], a, eps))
         doubtful = (_distance(a, b) <= tolerated) & ~clear
         if doubtful.any():
-            doubtful &= _agree_exactly(before, after, place, eps, a.shape)
+            doubtful &= _agree_exactly(before, after, places, eps, a.shape)
     return clear | doubtful, tolerated
 
 
@@ -279,7 +306,11 @@ def _error(before: Rounding, place: int, a: np.ndarray, eps: float) -> np.ndarra
 
 
 def _agree_exactly(
-    before: Rounding, after: Rounding, place: int, eps: float, shape: tuple[int, ...]
+    before: Rounding,
+    after: Rounding,
+    places: tuple[int, int],
+    eps: float,
+    shape: tuple[int, ...],
 ) -> np.ndarray:
     """Return a mask of the elements of a result that agree in double precision."""
     if before.errors is None or before.wide_errors is None or after.values is None:
@@ -287,10 +318,11 @@ def _agree_exactly(
     if not (before.wide.is_exact and after.wide.is_exact):
         return np.ones(1, bool)
     assert before.values is not None
-    if before.values[place].shape != shape:
+    x, y = before.values[places[0]], after.values[places[1]]
+    if x.shape != shape:
         return np.ones(1, bool)
-    x, y, noise = before.values[place], after.values[place], MARGIN * before.wide_errors[place]
-    one = np.fmax(2 * eps * np.abs(x), before.errors[place] / 32)  # of a constant, say
+    noise = MARGIN * before.wide_errors[places[0]]
+    one = np.fmax(2 * eps * np.abs(x), before.errors[places[0]] / 32)  # of a constant, say
     rounded = np.fmin(CLEAR * np.abs(x), one)
     return np.asarray((x == y) | (np.abs(y - x) <= rounded + noise))
 
@@ -345,11 +377,15 @@ class _Moved(Interpreter):
         errors: The random errors; None for none.
         narrow: Filled with the primitives that only ran in their own dtypes.
         state: The state of a generator of random places.
+
+    Attributes:
+        effects: The equations without results, but those in loops and branches, with operands.
     """
 
     def __init__(self, errors: _Errors | None, narrow: list[str], state: Any):
         self._errors, self._narrow, self._state = errors, narrow, state
         self._count = 0
+        self.effects: list[tuple[JaxprEqn, list[Any]]] = []
 
     def results(self, closed: ClosedJaxpr, arguments: Sequence[Any]) -> list[Any]:
         """Return the results of a closed jaxpr, in double precision."""
@@ -360,6 +396,7 @@ class _Moved(Interpreter):
 
     def evaluate(self, eqn: JaxprEqn, operands: list[Any]) -> Sequence[Any]:
         if not eqn.outvars:  # a print or a check
+            self.effects.append((eqn, list(map(_widened, operands))))
             return []
         if not any(isinstance(x, jax.core.Tracer) for x in operands):
             if sum(math.prod(v.aval.shape) for v in eqn.outvars) <= _CONSTANT:

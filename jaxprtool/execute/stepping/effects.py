@@ -6,13 +6,19 @@ with results is executed, or replaced by its results in an earlier run.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from itertools import zip_longest
 from typing import Any
 
 from jaxprtool import jaxcompat
-from jaxprtool.execute.running.arrays import Difference, difference, values_agree
+from jaxprtool.execute.running.arrays import (
+    Comparison,
+    Difference,
+    value_difference,
+    values_agree,
+)
 from jaxprtool.ir.core.equations import bodies, equations, named
 from jaxprtool.ir.core.structured import holds_jaxpr
 from jaxprtool.ir.equality.equivalence import action_difference
@@ -28,21 +34,25 @@ class Event:
     operands: list[Any]
     results: Sequence[object] = ()
 
-    def difference(self, other: Event) -> Difference | None:
-        """Return the difference from another call, or None."""
+    def difference(
+        self, other: Event, agree: Callable[[int], Comparison] = lambda i: values_agree
+    ) -> Difference | None:
+        """Return the difference from another call, or None; `agree(i)` compares operand `i`."""
         if self.eqn.primitive.name != other.eqn.primitive.name:
             return Difference(f"is {named(self.eqn)} before, {named(other.eqn)} after")
         other_action = _action_difference(self.eqn, other.eqn)
         if other_action is not None:
             return Difference(f"({named(other.eqn)}) does something else: {other_action}")
-        operands = [jaxcompat.numbered_errors(e.eqn, e.operands) for e in (self, other)]
-        fault = difference(operands[0], operands[1], values_agree)
-        if fault is None:
-            return None
-        message = f"({named(other.eqn)}) receives different values: {fault}"
-        return Difference(
-            message, [("operand" if k == "result" else k, v) for k, v in fault.details]
-        )
+        operands, others = (jaxcompat.numbered_errors(e.eqn, e.operands) for e in (self, other))
+        different = f"({named(other.eqn)}) receives different values: "
+        if len(operands) != len(others):
+            return Difference(f"{different}{len(operands)} values before, {len(others)} after")
+        for i, (a, b) in enumerate(zip(operands, others, strict=True)):
+            fault = value_difference(f"value {i}", a, b, agree(i))
+            if fault is not None:
+                details = [("operand" if k == "result" else k, v) for k, v in fault.details]
+                return Difference(f"{different}{fault}", details)
+        return None
 
 
 def _action_difference(before: JaxprEqn, after: JaxprEqn) -> str | None:
@@ -98,8 +108,18 @@ def has_external_effect(eqn: JaxprEqn) -> bool:
     return not any(isinstance(atom.aval, jaxcompat.AbstractRef) for atom in atoms)
 
 
-def effects_differ(before: Sequence[Event], after: Sequence[Event]) -> Difference | None:
-    """Return the first call in which two runs differ; None if there is none."""
+def effects_differ(
+    before: Sequence[Event],
+    after: Sequence[Event],
+    agree: Callable[[int, int], Comparison],
+) -> Difference | None:
+    """Return the first call in which two runs differ; None if there is none.
+
+    Args:
+        before: The calls of the first run.
+        after: Those of the second run.
+        agree: Returns the comparison of an operand, by the position of its call and its own.
+    """
     for number, (old, new) in enumerate(zip_longest(before, after), 1):
         if new is None:
             of = f"effect {number} of {len(before)}"
@@ -107,7 +127,7 @@ def effects_differ(before: Sequence[Event], after: Sequence[Event]) -> Differenc
         if old is None:
             message = f"{named(new.eqn)} is called, but was not before (effect {number})"
             return Difference(message)
-        fault = old.difference(new)
+        fault = old.difference(new, partial(agree, number - 1))
         if fault is not None:
             return Difference(f"effect {number} {fault}", fault.details)
     return None

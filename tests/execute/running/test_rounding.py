@@ -18,7 +18,7 @@ PROGRAMS = 100
 
 def agree(roundings, values, i):
     """Return whether the results of two programs agree: the reference, and the variant `i`."""
-    mask, _ = explained(roundings[0], roundings[i], 0, values[0], values[i])
+    mask, _ = explained(roundings[0], roundings[i], (0, 0), values[0], values[i])
     return bool(mask.all())
 
 

@@ -6,6 +6,8 @@ Public names are imported when they are first used, so that `import jaxprtool` d
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
+from jaxprtool.ir.basics.printed import METHODS
+
 __version__ = "0.1.0"
 
 if TYPE_CHECKING:
@@ -170,6 +172,28 @@ def __getattr__(name: str) -> Any:
     if name not in _HOME:
         raise AttributeError(f"module 'jaxprtool' has no attribute {name!r}")
     return getattr(import_module(_HOME[name]), name)
+
+
+#: Where the methods of values are that need the rooms above them: the module and the function.
+_METHODS = {
+    "apply": ("jaxprtool.api.methods", "applied"),
+    "origin_of": ("jaxprtool.api.methods", "origin_of"),
+    "program_html": ("jaxprtool.api.methods", "html"),
+    "program_summary": ("jaxprtool.api.methods", "summary"),
+    "program_text": ("jaxprtool.api.methods", "text"),
+    "result_html": ("jaxprtool.api.printed_results", "html"),
+    "result_text": ("jaxprtool.api.printed_results", "text"),
+}
+
+
+def _imported_when_called(module: str, name: str) -> Any:
+    def call(*arguments: Any) -> Any:
+        return getattr(import_module(module), name)(*arguments)
+
+    return call
+
+
+METHODS.update({method: _imported_when_called(*where) for method, where in _METHODS.items()})
 
 
 def load_ipython_extension(shell: Any) -> None:

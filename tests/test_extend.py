@@ -14,6 +14,7 @@ from jax.interpreters import batching
 
 import jaxprtool
 from jaxprtool import extend
+from jaxprtool.errors import PluginError
 from jaxprtool.extend import python
 from jaxprtool.ir.basics import plugins
 
@@ -173,3 +174,18 @@ def test_a_trait_added_after_merging_a_program_is_used():
     assert count(program.apply("cse"), "jit") == 1
     extend.add_traits(late_p.name, may_merge=False)
     assert count(program.apply("cse"), "jit") == 2
+
+
+@pytest.mark.parametrize("name", extend.TABLES)
+def test_tables_are_found_by_name(name, monkeypatch):
+    marker = object()
+    assert extend.rule(name, "test_rules")(marker) is marker
+    module = __import__(extend.TABLES[name][0], fromlist=["_"])
+    table = getattr(module, extend.TABLES[name][1])
+    assert isinstance(table, extend.RuleTable) and table.pop("test_rules") is marker
+
+
+def test_an_unknown_table_is_refused_with_a_hint():
+    with pytest.raises(PluginError, match="unknown table of rules 'pyhton'") as caught:
+        extend.rule("pyhton", "sin")
+    assert "python" in caught.value.hint

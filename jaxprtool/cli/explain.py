@@ -128,7 +128,7 @@ def _pass_or_primitive(name: str, on_progress: OnProgress) -> _Explanation:
 
 
 def _primitive(name: str) -> PrimitiveDocument:
-    from jaxprtool.ir.basics import rules
+    from jaxprtool import extend
     from jaxprtool.ir.core import traits
     from jaxprtool.passes.cleanup.simplify import Simplify
     from jaxprtool.render.documents import passes as documents
@@ -140,7 +140,7 @@ def _primitive(name: str) -> PrimitiveDocument:
             documents.Trait(trait, repr(value), text)
             for trait, (value, text) in traits.described(name).items()
         ],
-        [table for table in rules.TABLES if rules.table_named(table).get(name) is not None],
+        [table for table in extend.TABLES if extend.table_named(table).get(name) is not None],
         [
             documents.RewriteRule(**rule)
             for rule in Simplify.rules()

@@ -24,8 +24,14 @@ A package lists the primitives for which it has rules and traits in the entry-po
 `jaxprtool.errors`.
 """
 
+from collections.abc import Callable
+from importlib import import_module
+from typing import Any, TypeVar
+
+from jaxprtool.errors import PluginError, did_you_mean
+from jaxprtool.ir.basics import rules
 from jaxprtool.ir.basics.dtypes import is_extended
-from jaxprtool.ir.basics.rules import TABLES, RuleTable, rule
+from jaxprtool.ir.basics.rules import RuleTable
 from jaxprtool.ir.core.equations import (
     Contains,
     bodies,
@@ -198,3 +204,50 @@ __all__ = [
     "weakly_typed",
     "with_bodies",
 ]
+
+R = TypeVar("R")
+
+#: Where each table is: the module that fills it, and its name there.
+TABLES: dict[str, tuple[str, str]] = {
+    "batch": ("jaxprtool.passes.mapping.batch", "batch_rules"),
+    "batch_bodies": ("jaxprtool.passes.mapping.batch", "structured_rules"),
+    "cost": ("jaxprtool.analysis.cost.rules", "cost_rules"),
+    "dce": ("jaxprtool.passes.cleanup.dce", "dce_rules"),
+    "equivalence": ("jaxprtool.ir.equality.equivalence", "readable_params"),
+    "expand": ("jaxprtool.ir.rewriting.expansions", "expansion_rules"),
+    "jaxpr": ("jaxprtool.formats.jaxpr.params", "forms"),
+    "mask": ("jaxprtool.passes.mapping.mask", "mask_rules"),
+    "mask_bodies": ("jaxprtool.passes.mapping.mask", "structured_mask_rules"),
+    "memory": ("jaxprtool.analysis.memory.workspaces", "workspace_rules"),
+    "python": ("jaxprtool.formats.python.emit", "python_rules"),
+    "ragged": ("jaxprtool.passes.mapping.ragged", "ragged_rules"),
+    "ragged_bodies": ("jaxprtool.passes.mapping.ragged", "structured_ragged_rules"),
+    "unzip": ("jaxprtool.passes.unzip", "unzip_rules"),
+    "view": ("jaxprtool.ir.core.structured", "views"),
+}
+
+
+def table_named(name: str) -> RuleTable[Any]:
+    """Return the filled table with a name, one of `TABLES`. Raises PluginError."""
+    if name not in TABLES:
+        hint = did_you_mean(name, TABLES) or f"available: {', '.join(TABLES)}"
+        raise PluginError(f"unknown table of rules '{name}'", hint)
+    module, variable = TABLES[name]
+    return getattr(import_module(module), variable)
+
+
+def rule(table: RuleTable[R] | str, *primitives: str) -> Callable[[R], R]:
+    """Return a decorator that adds a rule to a table.
+
+    Args:
+        table: The table, or its name: one of `TABLES`, whose module is then imported.
+        primitives: The names of the primitives that the rule is for.
+
+    Returns:
+        A function that puts its argument in the table, and returns it as it is.
+
+    Raises:
+        PluginError: If there is no table of this name.
+    """
+    filled: RuleTable[R] = table_named(table) if isinstance(table, str) else table
+    return rules.rule(filled, *primitives)

@@ -1,26 +1,26 @@
-"""Results that print as their command does: `print(jaxprtool.cost(program))`."""
+"""Values that print as their command shows them, and the functions of higher rooms that do so."""
 
 from __future__ import annotations
 
-from importlib import import_module
+from collections.abc import Callable
 from typing import Any
+
+#: The functions of higher rooms that methods of values call, by name. `jaxprtool` registers them,
+#: so that they are imported when they are called.
+METHODS: dict[str, Callable[..., Any]] = {}
 
 
 class Printed:
-    """A result that prints as its command shows it, and is a table in a notebook.
+    """A result that prints as its command does, `print(jaxprtool.cost(program))`.
 
-    The packages that render results are imported when one is printed.
+    In a notebook it is a table.
     """
 
     def __str__(self) -> str:
-        return str(_renderers().text(self))
+        return str(METHODS["result_text"](self))
 
     def _repr_html_(self) -> str:
-        return str(_renderers().html(self))
+        return str(METHODS["result_html"](self))
 
     def _repr_pretty_(self, printer: Any, cycle: bool) -> None:
         printer.text(str(self))
-
-
-def _renderers() -> Any:
-    return import_module("jaxprtool.api.printed_results")

@@ -10,7 +10,6 @@ from __future__ import annotations
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from importlib import import_module
 from types import MappingProxyType
 from typing import Any
 
@@ -23,6 +22,7 @@ from jax.tree_util import PyTreeDef
 from jaxprtool import jaxcompat
 from jaxprtool.errors import ArgumentsError, CheckError, StructureError
 from jaxprtool.ir.basics.dtypes import as_array, needs_x64
+from jaxprtool.ir.basics.printed import METHODS
 from jaxprtool.ir.basics.reachability import reachable
 from jaxprtool.ir.core.equations import holders, type_of
 from jaxprtool.ir.core.structured import ShardMap, view
@@ -171,7 +171,7 @@ class Program:
         """
         for position, (name, result) in enumerate(zip(self.out_names, results, strict=True)):
             if fault := check.fault(result):
-                origin = _higher_level("origin_of")(self, arguments, position, check)
+                origin = METHODS["origin_of"](self, arguments, position, check)
                 raise FloatingPointError(f"{name} of {self.name} has {fault}, from {origin}")
 
     def _evaluated(self, flat: Sequence[Any], donate: bool = True) -> list[Any]:
@@ -351,24 +351,16 @@ class Program:
         Args:
             passes: A pass, or a pipeline such as `"dce, cse"`.
         """
-        return _higher_level("applied")(self, passes)  # type: ignore[no-any-return]
+        return METHODS["apply"](self, passes)  # type: ignore[no-any-return]
 
     def __str__(self) -> str:
-        return str(_higher_level("text")(self))
+        return str(METHODS["program_text"](self))
 
     def __repr__(self) -> str:
-        return str(_higher_level("summary")(self))
+        return str(METHODS["program_summary"](self))
 
     def _repr_html_(self) -> str:
-        return str(_higher_level("html")(self))
-
-
-def _higher_level(name: str) -> Callable[..., Any]:
-    """Return a function of `api.methods`, which has the methods that need higher-level packages.
-
-    These packages are imported when a method is called.
-    """
-    return getattr(import_module("jaxprtool.api.methods"), name)  # type: ignore[no-any-return]
+        return str(METHODS["program_html"](self))
 
 
 def _as_result(value: object, aval: Aval) -> Any:
@@ -399,7 +391,7 @@ class Programs(Mapping[str, Program]):
         return len(self._programs)
 
     def _repr_html_(self) -> str:
-        return str(_higher_level("html")(self))
+        return str(METHODS["program_html"](self))
 
     def __repr__(self) -> str:
         return f"Programs({', '.join(self._programs)})"

@@ -15,7 +15,7 @@ import sys
 import time
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, ClassVar, Unpack
+from typing import TYPE_CHECKING, Any, ClassVar, Unpack
 
 import jax
 
@@ -33,12 +33,12 @@ from jaxprtool.ir.shapes.symbols import Sizes, found_sizes, symbolic_sizes
 from jaxprtool.loading import argspec
 from jaxprtool.loading import load as functions
 from jaxprtool.loading.load import Entry
-from jaxprtool.loading.remote_target import RemoteTarget, written_elsewhere
 from jaxprtool.loading.trace import BoundCall, StaticArguments
 from jaxprtool.loading.typed_call import Arguments
 from jaxprtool.recording.folder import split
-from jaxprtool.recording.replay import replayed
-from jaxprtool.sizes.fitting import fitted
+
+if TYPE_CHECKING:
+    from jaxprtool.loading.remote_target import RemoteTarget
 
 STDIN = "-"
 
@@ -119,10 +119,7 @@ def find(
             f"{_shown(target)} is a program, so --factory and static arguments do not apply",
             _FUNCTION,
         )
-    recorded = split(target)
-    program, kept = (
-        (_program(target, _data(target)), None) if recorded is None else replayed(*recorded)
-    )
+    program, kept = _stored(target)
     if not jax.config.jax_enable_x64 and has_64_bit_types(program.jaxpr):
         raise TargetError(
             f"{_shown(target)} has 64-bit types, which are not enabled",
@@ -133,6 +130,8 @@ def find(
     own = tuple(jax.ShapeDtypeStruct(aval.shape, aval.dtype) for aval in program.in_avals)
     if args is None:
         return ProgramEntry(program, own if kept is None else tuple(kept))
+    from jaxprtool.sizes.fitting import fitted
+
     given = argspec.read_args(args)
     if symbolic and program.symbols and not symbolic_sizes(jax.tree.leaves(given)):
         return ProgramEntry(program, own, given)
@@ -154,6 +153,8 @@ def find_elsewhere(place: RemoteTarget, options: Sequence[str]) -> ProgramEntry:
 
     `options` are those of `jaxprtool opt`. Raises the errors of `written_elsewhere`.
     """
+    from jaxprtool.loading.remote_target import written_elsewhere
+
     with written_elsewhere(place, options) as file:
         return find(file)  # type: ignore[return-value]
 
@@ -165,6 +166,16 @@ def is_file(target: str) -> bool:
     if target.endswith(".py") or ":" in target:
         return False
     return os.path.isfile(target) or split(target) is not None
+
+
+def _stored(target: str) -> tuple[Program, Sequence[object] | None]:
+    """Return a program, and the arguments that its run keeps, if it is one of a recorded run."""
+    recorded = split(target)
+    if recorded is None:
+        return _program(target, _data(target)), None
+    from jaxprtool.recording.replay import replayed
+
+    return replayed(*recorded)
 
 
 def _data(target: str) -> bytes:
@@ -251,6 +262,8 @@ class Traced:
         program = with_contents(program)
         if self.after is None:
             return RunInputs(program, *refitted(program, self.values))
+        from jaxprtool.sizes.fitting import fitted
+
         try:
             values = fitted(program, *self.after)
         except (ArgumentsError, StructureError) as error:

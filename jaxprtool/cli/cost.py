@@ -13,6 +13,7 @@ from jaxprtool.cli.session import Session, command, only_program
 from jaxprtool.errors import OutputError
 
 if TYPE_CHECKING:
+    from jaxprtool.analysis.cost.interconnects import Interconnect
     from jaxprtool.api.targets import RunInputs
     from jaxprtool.ir.programs.program import Program
 
@@ -91,13 +92,10 @@ def cost(
     session.start()
     from jaxprtool.analysis.cost import cost as found_cost
     from jaxprtool.analysis.cost.devices import device_named, with_times
-    from jaxprtool.analysis.cost.interconnects import interconnect_named
-    from jaxprtool.analysis.shardings.times import timed
     from jaxprtool.render.reports import cost as render
-    from jaxprtool.render.reports.shardings import device_tables
 
     on = None if device is None else device_named(device)
-    link = None if bandwidth is None else interconnect_named(bandwidth)
+    link = _interconnect(bandwidth)
     traced = session.traced()
     named = session.programs(traced)
     programs = [each for _, each in named]
@@ -109,8 +107,12 @@ def cost(
         program = only_program("--pprof takes", [(each.name, each) for each in programs])
         with output.written_file(pprof) as file:
             file.write(_profile(program))
-    split = timed(partitioned(session, traced, named), link, on) if compiled else None
-    if split is None:
+    split = None
+    if compiled:
+        from jaxprtool.analysis.shardings.times import timed
+
+        split = timed(partitioned(session, traced, named), link, on)
+    else:
         output.say_if_partitioned(programs, json)
     taken = [
         _seconds(traced.given_to(p), session.on_progress) if measure else seconds for p in programs
@@ -123,10 +125,21 @@ def cost(
         output.write_json(CostDocument(first.total, first.groups, found, split))
         return
     if split is not None:
+        from jaxprtool.render.reports.shardings import device_tables
+
         output.write_rendered(device_tables(split, output.width(), most))
         output.write("")
     beside = split is not None
     output.write_each(render.cost_table(each, output.width(), most, on, beside) for each in found)
+
+
+def _interconnect(bandwidth: str | None) -> Interconnect | None:
+    """Return the interconnect of `--bandwidth`, if it is given."""
+    if bandwidth is None:
+        return None
+    from jaxprtool.analysis.cost.interconnects import interconnect_named
+
+    return interconnect_named(bandwidth)
 
 
 def require_numbers(is_symbolic: object) -> None:

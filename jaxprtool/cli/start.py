@@ -55,7 +55,6 @@ def start_jax(on_progress: OnProgress, x64: bool = False) -> None:
     # Imported objects stay alive, so garbage collection during the import is useless.
     gc.disable()
     with _interrupts_delayed():
-        import jaxprtool.api.program  # noqa: F401  (what most commands need)
         from jaxprtool import jaxcompat
     gc.freeze()
     gc.enable()

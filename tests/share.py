@@ -5,13 +5,15 @@ CI runs two releases, which together prove all programs. The sweep proves all on
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from importlib.metadata import version
 from typing import Any, TypeVar
+from zlib import crc32
 
 import pytest
 
 T = TypeVar("T")
+Test = TypeVar("Test", bound=Callable[..., None])
 
 #: 0 on JAX 0.10, 1 on later releases. Found without importing JAX, when tests are collected.
 HALF = int(version("jax").split(".")[1] != "10")
@@ -20,6 +22,22 @@ HALF = int(version("jax").split(".")[1] != "10")
 def share(items: Sequence[T]) -> Sequence[T]:
     """Return every second item, starting with the first or the second by release."""
     return items[HALF::2]
+
+
+def on_one_release(test: Test) -> Test:
+    """Mark a test whose outcome does not depend on the JAX release, such as one of processes.
+
+    It is a proof on one of CI's two releases, chosen by its name, and marked `sweep` on the other.
+    """
+    is_here = crc32(test.__name__.encode()) % 2 == HALF
+    return (pytest.mark.proof if is_here else pytest.mark.sweep)(test)
+
+
+def shared_proofs(items: Sequence[T]) -> list[Any]:
+    """Return the items as parameters of a test: proofs in this release's share, others `sweep`."""
+    shared = share(items)
+    marks = (pytest.mark.proof if item in shared else pytest.mark.sweep for item in items)
+    return [_parameter(item, mark) for item, mark in zip(items, marks, strict=True)]
 
 
 def for_sweep_unless(chosen: Sequence[str], names: Iterable[str]) -> list[Any]:
@@ -34,11 +52,11 @@ def for_sweep_unless(chosen: Sequence[str], names: Iterable[str]) -> list[Any]:
 
 def first_and_proofs(items: Iterable[Any]) -> list[Any]:
     """Return the items as parameters of a test, tuples as several. All but the first are proofs."""
-    first, *others = (item if isinstance(item, tuple) else (item,) for item in items)
+    first, *others = items
     return [_parameter(first), *(_parameter(other, pytest.mark.proof) for other in others)]
 
 
-def _parameter(item: tuple[Any, ...], *marks: Any) -> Any:
+def _parameter(item: Any, *marks: Any) -> Any:
     if isinstance(item, type(pytest.param())):
         return pytest.param(*item.values, id=item.id, marks=[*item.marks, *marks])
-    return pytest.param(*item, marks=marks)
+    return pytest.param(*(item if isinstance(item, tuple) else (item,)), marks=marks)

@@ -17,6 +17,7 @@ from jaxprtool import extend
 from jaxprtool.errors import PluginError
 from jaxprtool.extend import python
 from jaxprtool.ir.basics import plugins
+from tests.share import on_one_release
 
 X = jnp.arange(6.0).reshape(2, 3)
 
@@ -116,7 +117,7 @@ def test_every_name_of_a_submodule_of_the_public_api_exists(name):
     assert [name for name in module.__all__ if not hasattr(module, name)] == []
 
 
-@pytest.mark.usefixtures("processes")
+@on_one_release
 def test_the_public_api_imports_only_what_all_extensions_need():
     code = "import sys, jaxprtool.extend; print(*sys.modules)"
     run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)

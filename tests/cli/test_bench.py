@@ -9,6 +9,7 @@ import pytest
 from jaxprtool.execute.bench import measured
 from jaxprtool.render.reports import bench as render
 from tests.external import needs
+from tests.share import on_one_release
 
 FUNCTIONS = """
     import jax, jax.numpy as jnp, jaxprtool
@@ -60,7 +61,7 @@ def test_a_single_variant_is_named_by_its_passes(cli):
     assert variant["name"] == "-O1" and json.loads(found.out)["ratios"] == []
 
 
-@pytest.mark.usefixtures("processes")
+@on_one_release
 @needs("git")
 def test_a_git_revision_is_a_variant_traced_elsewhere(cli, folder):
     def git(*arguments):

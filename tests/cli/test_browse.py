@@ -14,6 +14,7 @@ import pytest
 
 from jaxprtool.browse import app
 from jaxprtool.ir.source.frame_choice import current_frame_view
+from tests.share import on_one_release
 
 ROOT = Path(__file__).parents[2]
 NET = str(ROOT / "tests" / "browse" / "tiny.py") + ":net"
@@ -87,7 +88,7 @@ class Terminal:
         return self.process.wait()
 
 
-@pytest.mark.usefixtures("processes")
+@on_one_release
 def test_the_terminal_is_restored_however_browse_ends(tmp_path):
     log, editor = tmp_path / "log", tmp_path / "editor"
     editor.write_text(f"#!/bin/sh\necho $@ > {log}; sleep 0.1; echo edited\n")

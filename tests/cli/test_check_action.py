@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from tests.external import needs
+from tests.share import on_one_release
 
 ROOT = Path(__file__).parents[2]
 SCRIPT = ROOT / ".github" / "action" / "check.sh"
@@ -60,7 +61,7 @@ def repository(tmp_path):
     return run
 
 
-@pytest.mark.usefixtures("processes")
+@on_one_release
 @needs("bash", "realpath")
 def test_an_exceeded_budget_is_annotated_and_written_as_sarif(repository, tmp_path):
     ended = repository(1, CHECK_SARIF="found.sarif")
@@ -76,7 +77,7 @@ def test_an_exceeded_budget_is_annotated_and_written_as_sarif(repository, tmp_pa
     assert (tmp_path / "output").read_text() == f"sarif={tmp_path}/found.sarif\n"
 
 
-@pytest.mark.usefixtures("processes")
+@on_one_release
 @needs("bash", "realpath")
 def test_passing_named_targets_exit_with_0_and_a_mistake_with_2(repository, tmp_path):
     ended = repository(1, CHECK_TARGETS="other", GITHUB_STEP_SUMMARY="")

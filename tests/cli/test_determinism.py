@@ -7,6 +7,7 @@ import jax.numpy as jnp
 import pytest
 
 import jaxprtool
+from tests.share import on_one_release
 
 COUNTER = """
     import itertools
@@ -46,7 +47,7 @@ def impure(folder):
     jaxprtool.write(jaxprtool.trace(jnp.sin, 1.0), folder / "pure.jaxpr")
 
 
-@pytest.mark.usefixtures("processes")
+@on_one_release
 def test_a_program_that_depends_on_the_order_of_a_set_differs_between_processes(cli):
     found = cli("determinism", "sets.py:in_any_order", "--threads", "")
     assert found.code == 1 and found.err == ""
@@ -57,7 +58,7 @@ def test_a_program_that_depends_on_the_order_of_a_set_differs_between_processes(
     assert max(map(len, lines)) <= 80
 
 
-@pytest.mark.usefixtures("processes")
+@on_one_release
 def test_a_callback_is_reported_with_its_line_as_a_risk(cli):
     found = cli("determinism", "counter.py:counter", "--threads", "1", "--json")
     document = json.loads(found.out)

@@ -8,6 +8,7 @@ import textwrap
 import pytest
 
 from tests.external import missing, needs
+from tests.share import on_one_release
 
 BEFORE = """
     import jax
@@ -269,7 +270,7 @@ def repository(folder):
     return folder
 
 
-@pytest.mark.usefixtures("processes")
+@on_one_release
 @pytest.mark.parametrize(
     "target", ["package/model.py:loss", pytest.param("package.model:loss", marks=pytest.mark.sweep)]
 )
@@ -282,7 +283,7 @@ def test_a_revision_is_traced_with_its_own_modules_and_by_another_python(cli, re
     assert status.split() == ["M", "broken.py", "M", "package/scale.py"]
 
 
-@pytest.mark.usefixtures("processes")
+@on_one_release
 @pytest.mark.parametrize(
     ("target", "message"),
     [
@@ -297,7 +298,7 @@ def test_unknown_revisions_are_errors(cli, repository, target, message):
     assert found.code in (2, 3) and message in found.err and found.err.count("error:") == 1
 
 
-@pytest.mark.usefixtures("processes")
+@on_one_release
 def test_callbacks_of_a_revision_are_equal_if_their_source_is(cli, folder, repository):
     source = """
         import jax

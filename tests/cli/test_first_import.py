@@ -6,6 +6,7 @@ import sys
 import pytest
 
 from jaxprtool.cli.app import COMMANDS, command
+from tests.share import share
 
 MODULE = """
 import jax, jaxprtool
@@ -101,12 +102,17 @@ LINES = (
 )
 
 
-@pytest.mark.usefixtures("processes")
-@pytest.mark.parametrize("part", range(2))
-def test_backends_start_only_after_the_import(tmp_path, part):
+@pytest.mark.proof
+@pytest.mark.parametrize(
+    "lines",
+    [
+        pytest.param(share(LINES), id="share"),
+        pytest.param(LINES, id="all", marks=pytest.mark.sweep),
+    ],
+)
+def test_backends_start_only_after_the_import(tmp_path, lines):
     for name in ("first", "second"):
         (tmp_path / f"{name}.py").write_text(MODULE)
-    lines = LINES[part::2]
     command = [sys.executable, "-c", RUNS, *lines]
     ended = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=300)
     codes = [line for line in ended.stderr.splitlines() if line.startswith("exit code")]

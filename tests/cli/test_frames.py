@@ -11,6 +11,7 @@ import pytest
 import jaxprtool
 from jaxprtool import load
 from jaxprtool.errors import ArgumentsError
+from tests.share import on_one_release
 
 LIBRARY = """\
 import jax
@@ -273,7 +274,7 @@ def test_a_target_in_another_folder_or_a_library_counts_as_the_users(out, folder
     assert comments(shown) == ["tinylib/layers.py:20"]
 
 
-@pytest.mark.usefixtures("processes")
+@on_one_release
 def test_the_command_line_itself_is_not_a_location(folder, project):
     """Neither is the script that starts a package's command, in the user's folder."""
     (folder / "bin").mkdir()

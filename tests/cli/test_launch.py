@@ -16,6 +16,7 @@ import numpy as np
 import pytest
 
 from jaxprtool.cli import launch
+from tests.share import on_one_release
 
 SAMPLES = Path(__file__).parents[2] / "samples"
 
@@ -113,7 +114,7 @@ def test_ten_steps_in_two_processes_agree_with_one_process(cli, programs):
         assert one["result[0]"][9] < one["result[0]"][0]
 
 
-@pytest.mark.usefixtures("processes")
+@on_one_release
 def test_processes_with_different_programs_end_with_an_error_about_the_difference(cli, programs):
     result = cli("run", "programs.py:differs", "--args", "1.0", "--launch", "2")
     assert result.code == 1
@@ -133,7 +134,7 @@ def double(x):
 SHARDED = ("--args", "f32[8@data]", "--repeat", "0", "--launch", "2")
 
 
-@pytest.mark.usefixtures("processes")
+@on_one_release
 def test_a_module_may_set_the_devices_of_each_process(cli, programs):
     (programs / "configured.py").write_text(CONFIGURED)
     result = cli("run", "configured.py:double", *SHARDED, "--mesh", "data=4")
@@ -141,7 +142,7 @@ def test_a_module_may_set_the_devices_of_each_process(cli, programs):
     assert len(re.findall(r"cpu:\d+", result.out)) == 4
 
 
-@pytest.mark.usefixtures("processes")
+@on_one_release
 @pytest.mark.parametrize(
     ("target", "options", "code", "message"),
     [
@@ -159,7 +160,7 @@ def test_the_failure_of_a_process_ends_the_others_soon(
     assert not list(programs.glob("*.npz"))
 
 
-@pytest.mark.usefixtures("processes")
+@on_one_release
 def test_a_file_has_all_shards_of_a_result(cli, programs):
     result = cli("run", "programs.py:whole", "--mesh", "data=2", *SHARDED, "--save", "out.npz")
     assert result.code == 0, result.err
@@ -169,7 +170,7 @@ def test_a_file_has_all_shards_of_a_result(cli, programs):
         assert np.array_equal(together["result"], one["result"])
 
 
-@pytest.mark.usefixtures("processes")
+@on_one_release
 def test_a_killed_process_ends_the_run_and_is_named(cli, programs):
     start = time.monotonic()
     result = cli("run", "programs.py:killed", "--args", "1.0", "--launch", "2", "--save", "out.npz")
@@ -180,7 +181,7 @@ def test_a_killed_process_ends_the_run_and_is_named(cli, programs):
     assert not list(programs.glob("*.npz"))
 
 
-@pytest.mark.usefixtures("processes")
+@on_one_release
 def test_a_run_with_a_timeout_leaves_no_process(cli, programs):
     result = cli("run", "programs.py:sleeping", "--args", "1.0", "--launch", "2", "--timeout", "8")
     assert result.code == 124
@@ -221,7 +222,7 @@ def unused_job():
     raise AssertionError("no port is free")
 
 
-@pytest.mark.usefixtures("processes")
+@on_one_release
 def test_stdout_of_a_process_without_a_supervisor_is_one_document(programs):
     (programs / "sums.py").write_text(SUMMED)
     options = ("--args", "f32[4@x,2@y]", "--mesh", "x=2,y=2", "--repeat", "0", "--json")
@@ -246,7 +247,7 @@ def assert_ended(folder):
             os.kill(int(file.read_text()), 0)
 
 
-@pytest.mark.usefixtures("processes")
+@on_one_release
 @pytest.mark.parametrize("number, code", [(signal.SIGTERM, -signal.SIGTERM), (signal.SIGINT, 130)])
 def test_an_interrupted_run_leaves_no_process(programs, number, code):
     command = ["run", "programs.py:sleeping", "--args", "1.0", "--launch", "2"]

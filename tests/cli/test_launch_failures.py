@@ -8,6 +8,8 @@ import time
 
 import pytest
 
+from tests.share import on_one_release
+
 MODULE = """
 import os
 import resource
@@ -124,7 +126,7 @@ def assert_one_line(err, line):
     assert "Traceback" not in err
 
 
-@pytest.mark.usefixtures("processes")
+@on_one_release
 @pytest.mark.parametrize(
     ("target", "message"),
     [
@@ -154,7 +156,7 @@ def test_a_program_that_fails_to_compile_or_allocate_ends_all_processes(
     assert left(programs) == [] and "result" not in result.out
 
 
-@pytest.mark.usefixtures("processes")
+@on_one_release
 def test_devices_that_do_not_start_are_a_one_line_error(cli, programs, monkeypatch):
     monkeypatch.setenv("JAX_PLATFORMS", "no_such_platform")
     result = cli("run", "failing.py:disk_full", "--args", "1.0", *LAUNCHED)
@@ -163,7 +165,7 @@ def test_devices_that_do_not_start_are_a_one_line_error(cli, programs, monkeypat
     assert "internal error" not in result.err
 
 
-@pytest.mark.usefixtures("processes")
+@on_one_release
 @pytest.mark.parametrize(
     ("target", "path", "number"),
     [
@@ -181,7 +183,7 @@ def test_a_full_disk_leaves_no_files_of_any_process(cli, programs, target, path,
     assert left(programs) == []
 
 
-@pytest.mark.usefixtures("processes")
+@on_one_release
 @pytest.mark.parametrize("path", ["out", "out.npz"])
 def test_a_signal_during_save_leaves_no_files(programs, path):
     command = ["run", "failing.py:stopped", *SHARDED, "--save", path]

@@ -2,11 +2,13 @@
 
 import json
 import runpy
+import shutil
 import textwrap
 
 import pytest
 
 import jaxprtool
+from tests.share import on_one_release
 
 FUNCTIONS = """
     import jax
@@ -136,12 +138,22 @@ RECORDED = """
 """
 
 
-@pytest.fixture
-def recorded(folder):
-    """Return the folder of the recorded script."""
+@pytest.fixture(scope="module")
+def place(tmp_path_factory):
+    """Return the folder of the script, with its run."""
+    folder = tmp_path_factory.mktemp("recorded")
     (folder / "script.py").write_text(textwrap.dedent(RECORDED))
-    with jaxprtool.record("run"):
-        runpy.run_path("script.py")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(folder)
+        with jaxprtool.record("run"):
+            runpy.run_path("script.py")
+    return folder
+
+
+@pytest.fixture
+def recorded(folder, place, monkeypatch):
+    """Return the run of the recorded script, in whose folder the test runs."""
+    monkeypatch.chdir(place)
     return "run"
 
 
@@ -164,7 +176,7 @@ def test_a_line_is_reported_once_in_all_programs_of_a_run_where_it_costs_most(ru
     assert alone["programs"] == 1 and alone["findings"][0]["programs"] == ["best"]
 
 
-@pytest.mark.usefixtures("processes")
+@on_one_release
 def test_a_run_without_readable_programs_is_an_error(run, cli, folder):
     (folder / "script.py").write_text("import jax.numpy as jnp; jnp.ones(8) + 1")
     assert cli("record", "-o", "run", "script.py").code == 0
@@ -173,8 +185,9 @@ def test_a_run_without_readable_programs_is_an_error(run, cli, folder):
 
 
 def test_unreadable_programs_are_noted_and_the_others_linted(run, recorded, folder):
+    shutil.copytree(recorded, folder / "run")
     (folder / "run/process-0/best@2.jaxpr").write_text("nothing")
-    found = run("run", "--select", "JT403", code=1)
+    found = run(f"{folder}/run", "--select", "JT403", code=1)
     assert "1,0" not in found.out and "in best, best@3" in found.out
     assert found.err.startswith("note: 1 program cannot be read: best@2: ")
 

@@ -7,7 +7,8 @@ import sys
 import numpy as np
 import pytest
 
-from tests.share import first_and_proofs
+from jaxprtool.cli.main import main
+from tests.share import first_and_proofs, on_one_release
 
 MODULE = """
 import jax, jax.numpy as jnp, jaxprtool
@@ -73,7 +74,6 @@ np.testing.assert_allclose(out, wanted, rtol=1e-5)
 """
 
 IN_SPECS = ("--in-specs", "(P(), P('data'), P('data'))")
-EIGHT = ("--mesh", "data=8", "--host-devices", "8")
 TWO = ("--mesh", "data=2", "--host-devices", "2")
 
 
@@ -97,12 +97,13 @@ def tool(there):
     return lambda *arguments, **more: there("-m", "jaxprtool", *arguments, **more)
 
 
-@pytest.mark.usefixtures("processes")
+@on_one_release
 @pytest.mark.parametrize(("target", "specs"), [("step", IN_SPECS), ("typed", ())])
-def test_a_file_written_on_eight_devices_returns_the_same_on_two(tool, folder, target, specs):
-    tool("opt", f"model.py:{target}", *EIGHT, *specs, "-o", "eight.jaxpr")
+def test_a_file_written_on_eight_devices_returns_the_same_on_two(cli, tool, folder, target, specs):
+    written = cli("opt", f"model.py:{target}", "--mesh", "data=8", *specs, "-o", "eight.jaxpr")
+    assert written.code == 0, written.err
     run = "run", "eight.jaxpr", "--repeat", "0"
-    assert "8 devices" in tool(*run, "--host-devices", "8", "--save", "eight.npz").stdout
+    assert "8 devices" in cli(*run, "--save", "eight.npz").out
     assert "cpu:0, cpu:1" in tool(*run, *TWO, "--save", "two.npz").stdout
     eight, two = np.load(folder / "eight.npz"), np.load(folder / "two.npz")
     assert eight.files == two.files
@@ -113,15 +114,15 @@ def test_a_file_written_on_eight_devices_returns_the_same_on_two(tool, folder, t
     assert f"{target}: equivalent" in tool(*diff).stdout
 
 
-@pytest.mark.usefixtures("processes")
+@on_one_release
 def test_a_file_is_read_and_put_on_two_devices_from_python(there):
     there("-c", WRITER, JAX_NUM_CPU_DEVICES="8")
     there("-c", READER, JAX_NUM_CPU_DEVICES="2")
 
 
-@pytest.mark.usefixtures("processes")
+@on_one_release
 def test_too_few_devices_name_the_option_and_the_axes_of_the_file(tool, cli, folder):
-    tool("opt", "model.py:typed", *EIGHT, "-o", "eight.jaxpr")
+    assert cli("opt", "model.py:typed", "--mesh", "data=8", "-o", "eight.jaxpr").code == 0
     result = tool("run", "eight.jaxpr", "--host-devices", "2", code=2)
     assert "typed runs on a mesh of 8 devices (data=8)" in result.stderr
     assert "hint: --mesh data=… puts it on a smaller mesh; --host-devices 8" in result.stderr
@@ -132,13 +133,24 @@ def test_too_few_devices_name_the_option_and_the_axes_of_the_file(tool, cli, fol
 # --- in this process, which has eight devices -----------------------------------------------------
 
 
-@pytest.fixture
-def files(cli, folder):
+@pytest.fixture(scope="module")
+def place(tmp_path_factory):
+    """Return the folder of the module, with a file of each of its functions."""
+    folder = tmp_path_factory.mktemp("files")
     (folder / "model.py").write_text(MODULE)
-    for name, more in ("step", IN_SPECS), ("typed", ()), ("shards", ()):
-        written = cli("opt", f"model.py:{name}", "--mesh", "data=4", *more, "-o", f"{name}.jaxpr")
-        assert written.code == 0, written.err
-    assert cli("opt", "model.py:plain", "--args", "f32[8]", "-o", "plain.jaxpr").code == 0
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(folder)
+        for name, more in ("step", IN_SPECS), ("typed", ()), ("shards", ()):
+            options = "--mesh", "data=4", *more, "-o", f"{name}.jaxpr"
+            assert main(("opt", f"model.py:{name}", *options)) == 0
+        assert main(("opt", "model.py:plain", "--args", "f32[8]", "-o", "plain.jaxpr")) == 0
+    return folder
+
+
+@pytest.fixture
+def files(cli, place, monkeypatch):
+    """Run the test in the folder of the files."""
+    monkeypatch.chdir(place)
 
 
 @pytest.mark.parametrize(

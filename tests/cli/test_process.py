@@ -9,6 +9,8 @@ import textwrap
 
 import pytest
 
+from tests.share import on_one_release
+
 COMMAND = [sys.executable, "-m", "jaxprtool"]
 
 SLOW = """
@@ -50,7 +52,7 @@ def test_help_and_usage_errors_import_neither_jax_nor_numpy(command):
     )
 
 
-@pytest.mark.usefixtures("processes")
+@on_one_release
 def test_residuals_without_a_budget_import_no_solver(folder):
     (folder / "kept.py").write_text("import jax.numpy as jnp\ndef f(x): return jnp.sin(x).sum()\n")
     script = (
@@ -91,7 +93,7 @@ def test_a_process_prints_a_program(folder):
     assert (done.returncode, done.stdout[:8]) == (0, "{ lambda")
 
 
-@pytest.mark.usefixtures("processes")
+@on_one_release
 def test_exit_codes_and_streams_of_a_process(folder):
     missing = run("show", "functions.py:none")
     assert missing.returncode == 2 and missing.stdout == ""
@@ -109,7 +111,7 @@ def test_hlo_contains_only_the_users_source_paths(folder):
         assert files == ['1 "functions.py"']
 
 
-@pytest.mark.usefixtures("processes")
+@on_one_release
 @pytest.mark.parametrize("options", [[], ["--json"], ["--format", "table"]])
 def test_a_closed_pipe_is_quiet(folder, options):
     reader, writer = os.pipe()
@@ -126,7 +128,7 @@ def test_a_closed_pipe_is_quiet(folder, options):
     assert result.stderr.splitlines() == ["imported", "traced"]
 
 
-@pytest.mark.usefixtures("processes")
+@on_one_release
 @pytest.mark.parametrize("name", ["traced.py", "imported.py"])
 def test_an_interrupt_ends_quietly_with_130(folder, name):
     (folder / name).write_text(textwrap.dedent(SLOW))
@@ -174,13 +176,13 @@ def in_terminal(*arguments, **environment):
     return written.decode()
 
 
-@pytest.mark.usefixtures("processes")
+@on_one_release
 def test_a_terminal_gets_colors_unless_no_color(folder):
     assert "\x1b[" in in_terminal("show", "functions.py:double")
     assert "\x1b[" not in in_terminal("show", "functions.py:double", NO_COLOR="1")
 
 
-@pytest.mark.usefixtures("processes")
+@on_one_release
 def test_a_terminal_gets_one_page_by_default_and_everything_on_request(folder):
     (folder / "long.py").write_text(
         "import jax.numpy as jnp\n"
@@ -197,7 +199,7 @@ def test_a_terminal_gets_one_page_by_default_and_everything_on_request(folder):
     assert "sines: 60 equations" in in_terminal("opt", *command[1:], "-p", "dce", NO_COLOR="1")
 
 
-@pytest.mark.usefixtures("processes")
+@on_one_release
 def test_a_terminal_gets_the_times_first_and_at_most_twenty_results(folder):
     (folder / "many.py").write_text(
         "import jax.numpy as jnp\n"
@@ -212,13 +214,13 @@ def test_a_terminal_gets_the_times_first_and_at_most_twenty_results(folder):
     assert lines[-1] == "… 5 more: --all"
 
 
-@pytest.mark.usefixtures("processes")
+@on_one_release
 def test_the_pager_receives_the_listing(folder):
     shown = in_terminal("show", "functions.py:double", "--pager", PAGER="sed s/lambda/PAGED/")
     assert "PAGED" in shown
 
 
-@pytest.mark.usefixtures("processes")
+@on_one_release
 def test_a_missing_pager_is_a_one_line_error(folder):
     master, slave = pty.openpty()
     result = subprocess.run(

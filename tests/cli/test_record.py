@@ -14,6 +14,7 @@ from pathlib import Path
 import pytest
 
 from jaxprtool.cli.main import main
+from tests.share import on_one_release
 
 SCRIPT = """
     import os, sys, signal
@@ -107,7 +108,7 @@ def test_a_script_runs_as_without_record(folder):
     assert "f32[4]" in asked("show", "run/step@2")
 
 
-@pytest.mark.usefixtures("processes")
+@on_one_release
 @pytest.mark.parametrize(
     ("how", "code", "ending"),
     [
@@ -116,16 +117,16 @@ def test_a_script_runs_as_without_record(folder):
         ("exit", 5, "it called os._exit(5)"),
     ],
 )
-def test_records_are_complete_however_the_script_ends(folder, how, code, ending):
-    done = jaxprtool("record", "-o", "here", "script.py", how, input="")
-    assert done.returncode == code
+def test_records_are_complete_however_the_script_ends(cli, folder, how, code, ending):
+    done = cli("record", "-o", "here", "script.py", how)
+    assert done.code == code
     found = shown("here")
     assert [each["name"] for each in found["functions"][0]["compilations"]] == ["step", "step@2"]
     assert found["processes"][0]["ending"] == ending
     assert found["exit_code"] == code
 
 
-@pytest.mark.usefixtures("processes")
+@on_one_release
 def test_a_signal_reaches_the_script(folder):
     command = [sys.executable, "-m", "jaxprtool", "record", "script.py", "wait"]
     with subprocess.Popen(
@@ -140,10 +141,10 @@ def test_a_signal_reaches_the_script(folder):
     assert "killed by SIGTERM" in said
 
 
-@pytest.mark.usefixtures("processes")
-def test_processes_started_by_the_script_are_recorded_too(folder):
-    done = jaxprtool("record", "pool.py")
-    assert (done.returncode, done.stdout) == (0, "[2.0, 3.0]\n")
+@on_one_release
+def test_processes_started_by_the_script_are_recorded_too(cli, folder):
+    done = cli("record", "pool.py")
+    assert (done.code, done.out) == (0, "[2.0, 3.0]\n")
     found = shown()
     assert len(found["processes"]) == 2
     assert [len(each["compilations"]) for each in found["functions"]] == [2]
@@ -151,35 +152,35 @@ def test_processes_started_by_the_script_are_recorded_too(folder):
     asked("diff", "run/process-0/scaled", "run/process-1/scaled", code=1)
 
 
-@pytest.mark.usefixtures("processes")
-def test_any_command_that_starts_python_can_be_recorded(folder):
+@on_one_release
+def test_any_command_that_starts_python_can_be_recorded(cli, folder, monkeypatch):
+    monkeypatch.setenv("PYTEST_DISABLE_PLUGIN_AUTOLOAD", "1")  # they take long to load
     Path("test_it.py").write_text(
         "import jax\ndef test_it():\n    assert jax.jit(lambda x: x + 1)(1.0) == 2.0\n"
     )
     command = ("-m", "pytest", "-q", "-p", "no:cacheprovider", "test_it.py")
-    done = jaxprtool("record", "--", sys.executable, *command)
-    assert done.returncode == 0
-    assert "1 passed" in done.stdout
+    done = cli("record", "--", sys.executable, *command)
+    assert done.code == 0
+    assert "1 passed" in done.out
     assert [each["name"] for each in shown()["functions"]] == ["lambda"]
 
 
-@pytest.mark.usefixtures("processes")
-def test_a_module_and_another_sitecustomize_can_be_recorded(folder):
+@on_one_release
+def test_a_module_and_another_sitecustomize_can_be_recorded(cli, folder, monkeypatch):
     Path("package").mkdir()
     Path("package/train.py").write_text("import jax, marked; print(jax.jit(lambda x: x)(2.0))\n")
     Path("sitecustomize.py").write_text("import sys; sys.modules['marked'] = sys\n")
     paths = [str(folder), *filter(None, [os.environ.get("PYTHONPATH")])]
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(paths)}
-    done = jaxprtool("record", "-m", "package.train", env=environment)
-    assert (done.returncode, done.stdout) == (0, "2.0\n")
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join(paths))
+    done = cli("record", "-m", "package.train")
+    assert (done.code, done.out) == (0, "2.0\n")
     assert [each["line"] for each in shown()["functions"]] == ["package/train.py:1"]
 
 
-@pytest.mark.usefixtures("processes")
-def test_a_script_without_jax_is_reported(folder):
-    done = jaxprtool("record", "plain.py")
-    assert (done.returncode, done.stdout) == (4, "plain\n")
-    assert "JAX was not imported: nothing was recorded." in done.stderr
+def test_a_script_without_jax_is_reported(cli, folder):
+    done = cli("record", "plain.py")
+    assert (done.code, done.out) == (4, "plain\n")
+    assert "JAX was not imported: nothing was recorded." in done.err
 
 
 @pytest.mark.parametrize(
@@ -193,29 +194,28 @@ def test_a_script_without_jax_is_reported(folder):
         (("--until", "inf", "plain.py"), "--until inf: only nan is known", ""),
     ],
 )
-def test_mistakes_are_one_line_errors(folder, words, message, hint):
-    done = jaxprtool("record", *words)
-    assert done.returncode == 2
-    assert done.stdout == ""
-    error, *hints = done.stderr.splitlines()
+def test_mistakes_are_one_line_errors(cli, folder, words, message, hint):
+    done = cli("record", *words)
+    assert done.code == 2
+    assert done.out == ""
+    error, *hints = done.err.splitlines()
     assert error.startswith(f"error: {message}")
     assert hint in "".join(hints)
     assert not Path("run").exists()
 
 
-@pytest.mark.usefixtures("processes")
-def test_a_run_is_kept_unless_it_is_to_be_replaced(folder):
+def test_a_run_is_kept_unless_it_is_to_be_replaced(cli, folder):
     for path in ("run", "run-2"):
-        assert jaxprtool("record", "plain.py").returncode == 4
+        assert cli("record", "plain.py").code == 4
         assert Path(path, "run.json").exists()
-    done = jaxprtool("record", "-o", "run", "plain.py")
-    assert (done.returncode, done.stdout) == (2, "")
-    assert "--overwrite" in done.stderr
-    assert jaxprtool("record", "-o", "run", "--overwrite", "plain.py").returncode == 4
+    done = cli("record", "-o", "run", "plain.py")
+    assert (done.code, done.out) == (2, "")
+    assert "--overwrite" in done.err
+    assert cli("record", "-o", "run", "--overwrite", "plain.py").code == 4
 
 
-@pytest.mark.usefixtures("processes")
-def test_full_shows_every_reason(folder):
+@on_one_release
+def test_full_shows_every_reason(cli, folder):
     Path("reasons.py").write_text(
         "import jax, numpy as np\n"
         "total = jax.jit(lambda a, b, c: a.sum() + b.sum() + c.sum())\n"
@@ -223,16 +223,16 @@ def test_full_shows_every_reason(folder):
         "for each in ((one, one, one), (two, one, one), (one, two, one), (one, one, two)):\n"
         "    total(*each)\n"
     )
-    assert jaxprtool("record", "reasons.py").returncode == 0
-    shown = jaxprtool("show", "run", "--full").stdout
+    assert cli("record", "reasons.py").code == 0
+    shown = cli("show", "run", "--full").out
     assert all(f"{name}: f32[1] → f32[2]" in shown for name in "abc")
 
 
-@pytest.mark.usefixtures("processes")
-def test_functions_to_keep_that_were_never_called_are_named(folder):
-    done = jaxprtool("record", "--keep", "stp", "script.py", input="")
-    assert done.returncode == 0
-    assert "warning: --keep stp: no such function was called; did you mean 'step'?" in done.stderr
+@on_one_release
+def test_functions_to_keep_that_were_never_called_are_named(cli, folder):
+    done = cli("record", "--keep", "stp", "script.py")
+    assert done.code == 0
+    assert "warning: --keep stp: no such function was called; did you mean 'step'?" in done.err
 
 
 STEPS = """
@@ -252,21 +252,21 @@ STEPS = """
 """
 
 
-@pytest.mark.usefixtures("processes")
-def test_steps_of_a_script_are_profiled_once_compiled(folder):
+@on_one_release
+def test_steps_of_a_script_are_profiled_once_compiled(cli, folder):
     Path("steps.py").write_text(textwrap.dedent(STEPS))
-    done = jaxprtool("record", "--profile", "3", "steps.py")
-    assert done.returncode == 0 and "the mean of 3 calls" in done.stderr
-    assert "return jnp.sort(x, axis=0) + 1" in done.stderr
-    found = json.loads(jaxprtool("profile", "run", "--json").stdout)
+    done = cli("record", "--profile", "3", "steps.py")
+    assert done.code == 0 and "the mean of 3 calls" in done.err
+    assert "return jnp.sort(x, axis=0) + 1" in done.err
+    found = json.loads(cli("profile", "run", "--json").out)
     assert found["calls"] == 3 and found["lines"][0]["line"] == "steps.py:10"
     assert "compiling" not in {each["kind"] for each in found["own"]}
 
 
-@pytest.mark.usefixtures("processes")
-def test_a_script_without_steps_is_reported(folder):
-    done = jaxprtool("record", "--profile", "3", "script.py", input="")
-    assert done.returncode == 0 and "steps begin with a third call of a function" in done.stderr
+@on_one_release
+def test_a_script_without_steps_is_reported(cli, folder):
+    done = cli("record", "--profile", "3", "script.py")
+    assert done.code == 0 and "steps begin with a third call of a function" in done.err
 
 
 def test_names_of_recorded_programs_are_completed(folder):

@@ -13,6 +13,7 @@ import jaxlib
 import pytest
 
 import jaxprtool
+from tests.share import on_one_release
 
 FUNCTIONS = """
     import jax, jax.numpy as jnp
@@ -55,7 +56,7 @@ def test_a_nan_is_reduced_to_a_script_that_fails_on_its_own(cli, folder):
     assert done.returncode == 1 and done.stderr == "the result has NaN\n"
 
 
-@pytest.mark.usefixtures("processes")
+@on_one_release
 def test_a_command_as_check_can_return_json(cli):
     found = cli(*CASE, "--check", "grep -q 'sin ' {}", "--json")
     document = json.loads(found.out)
@@ -63,7 +64,7 @@ def test_a_command_as_check_can_return_json(cli):
     assert 5 < document["tries"] < 40 and document["seconds"] > 0 and document["smaller"]
 
 
-@pytest.mark.usefixtures("processes")
+@on_one_release
 def test_an_invalid_check_is_a_one_line_error(cli):
     refused = cli(*CASE, "--check", "echo never >&2; false {}")
     assert refused.code == 2 and refused.err.endswith(
@@ -179,7 +180,7 @@ BROKEN = """
 """
 
 
-@pytest.mark.usefixtures("processes")
+@on_one_release
 def test_a_pass_that_fails_leaves_a_reproducer_which_reduce_takes(cli, folder):
     (folder / "broken.py").write_text(textwrap.dedent(BROKEN))
     plugin = "--plugin", "broken.py"
@@ -214,7 +215,7 @@ def test_an_invalid_reproducer_is_a_one_line_error(cli, folder, written):
     assert found.code == 2 and "reproducer.json' is not a reproducer: " in found.err
 
 
-@pytest.mark.usefixtures("processes")
+@on_one_release
 def test_a_program_with_callbacks_is_reduced_with_stubs(cli, folder):
     functions = """
         import jax, jax.numpy as jnp
@@ -234,7 +235,7 @@ def test_a_program_with_callbacks_is_reduced_with_stubs(cli, folder):
     assert cli("reduce", "bad", "-o", "smaller.jaxpr").code == 0
 
 
-@pytest.mark.usefixtures("processes")
+@on_one_release
 def test_a_program_on_which_a_pass_fails_is_reduced(cli, folder):
     plugin = """
     from dataclasses import dataclass

@@ -9,6 +9,8 @@ import textwrap
 
 import pytest
 
+from tests.share import on_one_release
+
 MODEL = """
     import jax
     import jax.numpy as jnp
@@ -166,7 +168,7 @@ MODULES = {
 }
 
 
-@pytest.mark.usefixtures("processes")
+@on_one_release
 @pytest.mark.parametrize("start", MODULES)
 def test_virtual_devices_are_created_unless_the_module_sets_their_number(model, start):
     count = MODULES[start]
@@ -222,7 +224,7 @@ step(weights, batch)
 """
 
 
-@pytest.mark.usefixtures("processes")
+@on_one_release
 def test_a_recorded_program_is_partitioned_like_its_arguments(cli, model):
     (model / "train.py").write_text(SCRIPT)
     env = {**os.environ, "JAX_NUM_CPU_DEVICES": "8"}

@@ -8,6 +8,7 @@ import pytest
 
 from jaxprtool.cli import signs
 from jaxprtool.cli.main import main
+from tests.share import on_one_release
 
 
 @pytest.fixture
@@ -83,7 +84,7 @@ def test_lines_and_dots_have_ascii_equivalents(sign, text):
     assert signs.in_ascii(sign) == text
 
 
-@pytest.mark.usefixtures("processes")
+@on_one_release
 @pytest.mark.skipif(sys.platform != "linux", reason="/dev/full is Linux's")
 @pytest.mark.parametrize("redirected", ["> /dev/full", ">&-", "2> /dev/full", "2>&-"])
 def test_an_unwritable_stream_is_a_one_line_error(redirected):

@@ -6,6 +6,8 @@ import sys
 
 import pytest
 
+from tests.share import on_one_release
+
 MODULE = """
 import jax, jax.numpy as jnp, jaxprtool
 from jax.sharding import PartitionSpec as P
@@ -58,7 +60,7 @@ def test_a_mesh_larger_than_the_machine_names_the_option(cli):
     assert "--host-devices 64" in result.err
 
 
-@pytest.mark.usefixtures("processes")
+@on_one_release
 def test_virtual_devices_cannot_be_created_after_a_backend_started(cli, folder):
     result = cli("run", *SPECS, "--host-devices", "3")
     assert result.code == 2 and "--host-devices 3 comes too late" in result.err

@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 
 import jaxprtool
+from tests.share import on_one_release
 
 NETS = """
     import jax, jax.numpy as jnp, jaxprtool
@@ -411,7 +412,7 @@ def test_the_uncut_path_has_source_lines(cli):
 # --- processes ------------------------------------------------------------------------------------
 
 
-@pytest.mark.usefixtures("processes")
+@on_one_release
 def test_a_process_unzips_a_piped_program(nets):
     command = f"{sys.executable} -m jaxprtool"
     line = (

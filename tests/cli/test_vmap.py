@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 
 import jaxprtool
+from tests.share import on_one_release
 
 LANES = """
     import jax, jax.numpy as jnp, jaxprtool
@@ -283,7 +284,7 @@ def test_a_mistake_is_a_one_line_error_and_nothing_is_written(cli, lanes, comman
     assert set(os.listdir(lanes)) - before <= {"__pycache__"}
 
 
-@pytest.mark.usefixtures("processes")
+@on_one_release
 def test_a_process_maps_a_piped_program(lanes):
     command = f"{sys.executable} -m jaxprtool"
     line = f"{command} opt lanes.py:layer -o - | {command} vmap - --axis-size 3 --chunk 2"

@@ -8,7 +8,7 @@ import sys
 import tomllib
 from pathlib import Path
 
-import pytest
+from tests.share import on_one_release
 
 ROOT = Path(__file__).parents[2]
 TEXT = (ROOT / "CONTRIBUTING.md").read_text()
@@ -121,7 +121,7 @@ def test_every_named_place_exists():
         assert any((ROOT / base / place).exists() for base in ("", "jaxprtool")), place
 
 
-@pytest.mark.usefixtures("processes")
+@on_one_release
 def test_additions_at_the_named_places_work(tmp_path):
     shutil.copytree(ROOT / "jaxprtool", tmp_path / "jaxprtool")
     shutil.copy(ROOT / "pyproject.toml", tmp_path)

@@ -179,6 +179,10 @@ def _short(nodeid: str) -> str:
     return nodeid.partition("::")[2]
 
 
+#: The mark, and what adds it in `tests/share.py`.
+_SWEEPS = re.compile(r"mark\.sweep|\b(for_sweep_unless|on_one_release|shared_proofs)\b")
+
+
 def find_parts() -> list[Part | MarkedTests]:
     """Return every part: those of the lists named `SWEEP`, and the files with marked tests."""
     parts: list[Part | MarkedTests] = []
@@ -187,6 +191,6 @@ def find_parts() -> list[Part | MarkedTests]:
         if re.search(r"^SWEEP\b", text, re.MULTILINE):
             module = ".".join(path.relative_to(ROOT).with_suffix("").parts)
             parts += importlib.import_module(module).SWEEP
-        if "mark.sweep" in text and "models" not in path.parts:
+        if _SWEEPS.search(text) and "models" not in path.parts:
             parts.append(MarkedTests(path))
     return parts

@@ -7,6 +7,7 @@ from importlib.metadata import entry_points
 import pytest
 
 from jaxprtool.testing.places import TestPlace
+from tests.share import on_one_release
 
 pytest_plugins = "pytester"
 
@@ -60,7 +61,7 @@ def run(pytester, monkeypatch):
     return run
 
 
-@pytest.mark.usefixtures("processes")
+@on_one_release
 def test_fixtures_and_assertions_in_a_run(pytester, run):
     pytester.makepyfile(test_model=TESTS)
     result = run()
@@ -97,7 +98,7 @@ def test_collecting_tests_does_not_import_jax(pytester, run):
     result.stdout.fnmatch_lines(["test_model.py::test_a", "JAX False"])
 
 
-@pytest.mark.usefixtures("processes")
+@on_one_release
 def test_pytest_finds_the_plugin_and_jaxprtool_does_not_need_pytest():
     (point,) = (each for each in entry_points(group="pytest11") if each.name == "jaxprtool")
     assert point.value == "jaxprtool.testing.pytest_plugin"

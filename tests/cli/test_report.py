@@ -10,6 +10,7 @@ from itertools import pairwise
 import pytest
 
 from tests.documentation.blocks import ROOT
+from tests.share import on_one_release
 
 MODEL = """
     import jax
@@ -161,7 +162,7 @@ def test_the_summary_is_printed_and_fits_the_terminal(terminal, folder, blocks):
     assert places == sorted(places)
 
 
-@pytest.mark.proof
+@on_one_release
 def test_a_suggestion_has_a_fact_and_a_working_command(cli, folder):
     (folder / "samples").symlink_to(ROOT / "samples")
     (found,) = summaries(cli, "samples/layers.py:loss", "-p", "grad", "--frames", "mine")
@@ -197,7 +198,7 @@ def test_without_facts_nothing_is_suggested(cli, folder, blocks):
     assert "what to do next" not in (folder / "page.html").read_text()
 
 
-@pytest.mark.proof
+@on_one_release
 def test_measuring_is_not_suggested_after_a_measurement(cli, terminal, blocks):
     (found,) = summaries(cli, "blocks.py:loss", "--measure")
     assert found["measured"] and "measured" not in summaries(cli, "blocks.py:loss")[0]

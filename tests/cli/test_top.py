@@ -11,6 +11,7 @@ from jaxprtool.cli.compiled_memory import buffers_shown
 from jaxprtool.cli.main import main
 from jaxprtool.cli.progress import silent
 from jaxprtool.errors import OutOfMemoryError
+from tests.share import shared_proofs
 
 #: The number of values, lines, results and residuals in `long.py`.
 MANY = 30
@@ -99,7 +100,10 @@ def test_at_least_one_row_is_shown(cli, command):
 
 @pytest.mark.parametrize(
     "command",
-    [pytest.param(name, marks=pytest.mark.proof if name in COMPILING else ()) for name in BOUNDED],
+    [
+        *(name for name in BOUNDED if name not in COMPILING),
+        *shared_proofs(COMPILING),
+    ],
 )
 def test_lists_end_with_the_number_of_further_rows(cli, long, command):
     some, two, every = (

@@ -19,7 +19,7 @@ import pytest
 
 from tests.documentation import shell
 from tests.documentation.blocks import PAGES, ROOT, blocks
-from tests.share import share
+from tests.share import share, shared_proofs
 
 #: Pages whose commands are independent of each other.
 SINGLE = [page for page in PAGES if not page.startswith(("docs/tutorials/", "docs/howto/"))]
@@ -38,6 +38,7 @@ def examples(pages):
 #: The examples of the README, and the share of those of other pages.
 EXAMPLES = examples(["README.md"])
 OTHERS = share([each for each in examples(SINGLE) if each not in EXAMPLES])
+SESSIONS = blocks("pycon")
 BLOCKS = [*blocks("python", SINGLE), *blocks("toml", SINGLE)]
 FILES = {
     text.partition("\n")[0].removeprefix("# "): text for _, text in BLOCKS if text.startswith("# ")
@@ -142,7 +143,7 @@ def test_examples_of_the_api_reference_return_the_results_shown(folder):
     assert found.attempted > 30 and found.failed == 0
 
 
-@pytest.mark.parametrize("page, text", blocks("pycon"))
+@pytest.mark.parametrize("page, text", [SESSIONS[0], *shared_proofs(SESSIONS[1:])])
 def test_a_python_session_prints_the_output_on_its_page(page, text, folder):
     runner = doctest.DocTestRunner(optionflags=doctest.ELLIPSIS | doctest.REPORT_NDIFF)
     test = doctest.DocTestParser().get_doctest(text, {}, page, page, 0)

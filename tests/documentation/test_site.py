@@ -8,6 +8,7 @@ import runpy
 import subprocess
 import sys
 from html.parser import HTMLParser
+from importlib.util import find_spec
 from urllib.parse import unquote, urldefrag
 
 import pytest
@@ -19,9 +20,10 @@ from tests.documentation.blocks import ROOT
 from tests.external import needs
 from tests.render import browser
 
-pytest.importorskip("furo")
-
-pytestmark = pytest.mark.proof
+pytestmark = [
+    pytest.mark.proof,
+    pytest.mark.skipif(find_spec("furo") is None, reason="needs the extra `docs`"),
+]
 
 
 @pytest.fixture(scope="module")

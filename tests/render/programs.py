@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import partial
+from functools import cache, partial
 from typing import Any, NamedTuple
 
 import jax
@@ -18,8 +18,8 @@ PROGRAMS: dict[str, Callable[[], Any]] = {}
 
 
 def program(function: Callable[[], Any]) -> Callable[[], Any]:
-    """Add to PROGRAMS a function that returns a closed jaxpr."""
-    PROGRAMS[function.__name__] = function
+    """Add to PROGRAMS a function that returns a closed jaxpr, which is traced once."""
+    PROGRAMS[function.__name__] = cache(function)
     return function
 
 

@@ -19,10 +19,12 @@ from jaxprtool.ir.programs.program import Programs
 from jaxprtool.render.page import State, cell, page
 from jaxprtool.render.terminal.rendering import ShowOptions
 from tests.render.programs import PROGRAMS, X
-from tests.share import first_and_proofs
+from tests.share import shared_proofs
 
 SHOWN = ShowOptions(names=True, terse=True, source=True)
 HOSTILE = "</script><script>alert(1)</script><img src=x onerror=alert(1)>'\"&\x1b[31m\u202e"
+
+FIRST, *OTHERS = PROGRAMS
 
 #: Void elements.
 VOID = {"meta", "input", "img"}
@@ -84,7 +86,7 @@ def program():
     return jaxprtool.trace(nested, X)
 
 
-@pytest.mark.parametrize("name", first_and_proofs(PROGRAMS))
+@pytest.mark.parametrize("name", [FIRST, *shared_proofs(OTHERS)])
 def test_every_equation_is_a_row_of_a_page_that_is_well_formed(name):
     program = traced(name)
     read = Reading(page_of(program))
@@ -101,7 +103,7 @@ def test_every_equation_is_a_row_of_a_page_that_is_well_formed(name):
     assert len(read.ids) == len(set(read.ids))
 
 
-@pytest.mark.parametrize("name", first_and_proofs(PROGRAMS))
+@pytest.mark.parametrize("name", [FIRST, *shared_proofs(OTHERS)])
 def test_links_have_targets(name):
     for text in (page_of(traced(name)), traced(name)._repr_html_()):
         read = Reading(text)

@@ -210,13 +210,13 @@ def test_a_training_step_is_compiled_once_for_each_bucket():
     outside = jax.grad(jaxprtool.jit(loss, shapes={"n": (4, 8)}))
     of_gradient = jaxprtool.jit(jax.value_and_grad(loss, 1), shapes={"n": (4, 8)})
     inside(PARAMS, rows(3)), outside(PARAMS, rows(3)), of_gradient(PARAMS, rows(3))
+    references = [jax.jit(f) for f in (step, jax.grad(loss), jax.value_and_grad(loss, 1))]
     for n in (1, 2, 4):
         with compiles_counted() as compiled:
             made = inside(PARAMS, rows(n)), outside(PARAMS, rows(n)), of_gradient(PARAMS, rows(n))
         assert not compiled
-        close(made[0], step(PARAMS, rows(n)))
-        close(made[1], jax.grad(loss)(PARAMS, rows(n)))
-        close(made[2], jax.value_and_grad(loss, 1)(PARAMS, rows(n)))
+        for result, reference in zip(made, references, strict=True):
+            close(result, reference(PARAMS, rows(n)))
 
 
 def test_traced_values_may_be_closed_over():

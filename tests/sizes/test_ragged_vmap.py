@@ -157,6 +157,10 @@ def test_the_program_compiles_once_for_all_lengths_with_the_same_number_of_rows(
     traces = []
 
     @jax.jit
+    def one(x):
+        return jax.nn.softmax(x @ x.T).sum(0).max()
+
+    @jax.jit
     def sums(batch):
         traces.append(batch)
         return vmap(lambda x: jax.nn.softmax(x @ x.T).sum(0).max())(batch)
@@ -164,7 +168,7 @@ def test_the_program_compiles_once_for_all_lengths_with_the_same_number_of_rows(
     for lengths in ([3, 4, 1], [0, 8, 0], [2, 2, 2]):
         batch = Ragged.of([ragged([n], seed=n).values for n in lengths], rows=8)
         if sum(lengths) < 8 or traces == []:
-            expected = [jax.nn.softmax(x @ x.T).sum(0).max() if len(x) else -np.inf for x in batch]
+            expected = [one(x) if len(x) else -np.inf for x in batch]
             np.testing.assert_allclose(sums(batch), expected, rtol=1e-5)
     assert len(traces) <= 2  # the second is of unused rows
 
@@ -180,7 +184,7 @@ def test_the_program_compiles_once_for_all_lengths_with_the_same_number_of_rows(
 )
 def test_a_batch_may_have_no_examples(fun):
     batch = Ragged(jnp.zeros((0, 4)), jnp.zeros(0, jnp.int32))
-    for result in jax.tree.leaves(vmap(fun)(batch)):
+    for result in jax.tree.leaves(jax.jit(vmap(fun))(batch)):
         assert result.shape[0] == 0
 
 
@@ -235,7 +239,7 @@ def test_two_independent_lengths():
 
 def test_rows_of_other_lengths_are_returned_with_these():
     batch = ragged([3, 0, 1])
-    result = vmap(lambda x: x[1:] - x[:-1])(batch)
+    result = jax.jit(vmap(lambda x: x[1:] - x[:-1]))(batch)
     assert result.lengths.tolist() == [2, 0, 0] and result.axis == "n_minus_1"
     assert_alike(result, [x[1:] - x[:-1] for x in batch])
     doubled = jax.jit(vmap(lambda x: jnp.concatenate([x, x])))(batch)
@@ -502,6 +506,6 @@ def test_examples_with_a_minimum_number_of_rows():
 def test_a_shared_array_is_sliced_to_the_rows_of_each_example(name, lengths):
     values = jnp.asarray(np.random.default_rng(0).normal(size=(sum(lengths), 4)), jnp.float32)
     batch = Ragged(values, jnp.array(lengths), longest=6)
-    found = list(vmap(CUT[name])(batch))
+    found = list(jax.jit(vmap(CUT[name]))(batch))
     for one, example in zip(found, batch, strict=True):
-        np.testing.assert_allclose(one, CUT[name](example), rtol=1e-4, atol=1e-4)
+        np.testing.assert_allclose(one, jax.jit(CUT[name])(example), rtol=1e-4, atol=1e-4)

@@ -301,9 +301,8 @@ def test_unused_results_do_not_shadow_a_variable_called_underscore(function) -> 
     program = trace(function, jnp.float32(3.0), x)
     source, again = emitted(program)
     assert difference(program, again) is None
-    for got, expected in zip(
-        jax.tree.leaves(defined(source)(3.0, x)), jax.tree.leaves(program(3.0, x)), strict=True
-    ):
+    results = (jax.tree.leaves(jax.jit(f)(3.0, x)) for f in (defined(source), program))
+    for got, expected in zip(*results, strict=True):
         np.testing.assert_allclose(got, expected, rtol=1e-6)
 
 
@@ -496,8 +495,8 @@ def test_a_rule_calls_its_function_that_captures_an_array(kind, around) -> None:
         scaled.defvjp(lambda x: (scaled(x), None), lambda _, ct: (3 * weights * ct,))
     program = trace(lambda x: around(scaled)(x), X)
     function, x = defined(to_python(program)), jnp.ones(X.shape)
-    np.testing.assert_array_equal(function(x), program(x))
-    grads = [jax.grad(lambda x, f=f: f(x).sum())(x) for f in (function, program)]
+    np.testing.assert_array_equal(jax.jit(function)(x), jax.jit(program)(x))
+    grads = [jax.jit(jax.grad(lambda x, f=f: f(x).sum()))(x) for f in (function, program)]
     np.testing.assert_array_equal(*grads)
 
 

@@ -28,20 +28,19 @@ def pairs(dtype):
     return (x.ravel() for x in np.meshgrid(values, values))
 
 
-def both_orders(name, dtype):
+def both_orders(name, dtypes):
     """Return the results of a primitive on pairs of values, in both orders, with all NaNs equal."""
     primitive = jaxcompat.registered_primitives()[name]
-    x, y = pairs(dtype)
-    fun = jax.jit(primitive.bind)
-    return [np.where(np.isnan(z), np.nan, z).astype(z.dtype) for z in (fun(x, y), fun(y, x))]
+    xs, ys = zip(*map(pairs, dtypes), strict=True)
+    fun = jax.jit(lambda xs, ys: [primitive.bind(x, y) for x, y in zip(xs, ys, strict=True)])
+    results = zip(fun(xs, ys), fun(ys, xs), strict=True)
+    return [[np.where(np.isnan(z), np.nan, z).astype(z.dtype) for z in both] for both in results]
 
 
 @pytest.mark.parametrize("name", COMMUTATIVE)
 def test_operands_of_commutative_primitives_can_be_swapped(name):
-    for dtype in map(np.dtype, DTYPES):
-        if not traits(name).commutes(dtype):
-            continue
-        first, second = both_orders(name, dtype)
+    dtypes = [dtype for dtype in map(np.dtype, DTYPES) if traits(name).commutes(dtype)]
+    for dtype, (first, second) in zip(dtypes, both_orders(name, dtypes), strict=True):
         if traits(name).commutes(dtype, to_the_bit=True):
             assert first.tobytes() == second.tobytes(), dtype
         elif dtype_kind(dtype) == "V":

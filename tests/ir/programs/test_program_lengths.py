@@ -89,7 +89,7 @@ def test_each_axis_has_its_own_rows_and_lengths():
 def test_lengths_must_agree_with_a_number_of_rows_that_is_an_argument(program):
     masked = program.apply("mask(N=8)")
     padded = np.concatenate([ROWS, np.full((2, 3), np.nan, np.float32)])
-    found, _ = masked(padded, np.array([4, 0, 2]), 6)
+    found, _ = jax.jit(masked)(padded, np.array([4, 0, 2]), 6)
     np.testing.assert_allclose(found[:6], expected([4, 0, 2]), atol=1e-5)
     with pytest.raises(ArgumentsError, match="'lengths' of centred adds up to 6, but there are 5"):
         masked(padded, np.array([4, 0, 2]), 5)

@@ -423,13 +423,15 @@ def static_and_none(x):
 def test_a_rule_with_static_and_missing_arguments_works_in_passes(fun):
     x = jnp.array([1.0, -2.0, 0.5])
     program = jaxprtool.trace(fun, x)
+    value, gradient = jax.jit(jax.value_and_grad(fun))(x)
     for passes in ("dce", "-O1", "-O3"):
-        np.testing.assert_allclose(program.apply(passes)(x), fun(x), rtol=1e-5)
+        np.testing.assert_allclose(jax.jit(program.apply(passes))(x), value, rtol=1e-5)
         slope = program.apply(f"{passes}, grad, {passes}")
-        np.testing.assert_allclose(slope(x), jax.grad(fun)(x), rtol=1e-5)
-    lanes = jnp.stack([x, x + 1])
+        np.testing.assert_allclose(jax.jit(slope)(x), gradient, rtol=1e-5)
+    lanes = np.stack([x, x + 1])
     mapped = program.apply("batch(axis_size=2), -O2")
-    np.testing.assert_allclose(mapped(lanes), jax.vmap(fun)(lanes), rtol=1e-5)
+    expected = jax.jit(jax.vmap(fun))(lanes)
+    np.testing.assert_allclose(jax.jit(mapped)(lanes), expected, rtol=1e-5)
     after = program.apply("-O1")
     assert jaxprtool.equivalent(parse(text(after), "test"), after)
 

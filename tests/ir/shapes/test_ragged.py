@@ -71,7 +71,7 @@ def test_positions_of_rows(rows, lengths):
     examples = [i for i, n in enumerate(lengths) for _ in range(n)]
     positions = [p for n in lengths for p in range(n)]
     left = range(rows - len(examples))
-    found = row_positions(np.array(lengths, np.int32), rows)
+    found = jax.jit(row_positions, static_argnums=1)(np.array(lengths, np.int32), rows)
     assert found.examples.tolist() == examples + [len(lengths) for _ in left]
     assert found.positions.tolist() == positions + list(left)
 

@@ -57,9 +57,10 @@ def test_a_pool_whose_windows_leave_rows_over_is_differentiated_after_masking(
     (n,) = jax.export.symbolic_shape("n")
     masked = trace(f, jax.ShapeDtypeStruct((n,), np.float32)).apply("mask(n=6)")
     x = np.float32([3, 1, 4, 1, 5, 9])
+    gradient, expected = jax.jit(jax.grad(lambda x, length: masked(x, length))), jax.jit(jax.grad(f))
     for length in range(2, 7):
-        found = jax.grad(lambda x, length=length: masked(x, length))(x)
-        np.testing.assert_array_equal(found[:length], jax.grad(f)(x[:length]))
+        found = np.asarray(gradient(x, length))
+        np.testing.assert_array_equal(found[:length], expected(x[:length]))
         assert not found[length:].any()
 
 
@@ -73,8 +74,9 @@ def test_a_singular_matrix_has_no_derivative_unless_it_meets_no_rows(left):
     program = trace(f, *(jax.ShapeDtypeStruct(shape, np.float32) for shape in types))
     masked = program.apply("mask(m=2)")
     singular, b = jnp.zeros((3, 3)), jnp.ones((3, 2) if left else (2, 3))
-    assert not jax.grad(lambda a: masked(a, b, 0))(singular).any()
-    assert jnp.isnan(jax.grad(lambda a: masked(a, b, 1))(singular)).any()
+    gradient = jax.jit(jax.grad(lambda a, rows: masked(a, b, rows)))
+    assert not np.any(gradient(singular, 0))
+    assert np.isnan(gradient(singular, 1)).any()
 
 
 def test_the_rule_of_a_primitive_without_derivative_is_not_called():
@@ -84,4 +86,4 @@ def test_the_rule_of_a_primitive_without_derivative_is_not_called():
     (n,) = jax.export.symbolic_shape("n")
     masked = trace(f, jax.ShapeDtypeStruct((n,), np.float32)).apply("mask(n=3)")
     x = np.float32([0.5, 1.5, np.nan])
-    np.testing.assert_array_equal(jax.grad(lambda x: masked(x, 2))(x), [1.0, 3.0, 0.0])
+    np.testing.assert_array_equal(jax.jit(jax.grad(lambda x: masked(x, 2)))(x), [1.0, 3.0, 0.0])

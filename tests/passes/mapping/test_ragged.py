@@ -281,7 +281,7 @@ def test_other_arguments_are_shared_or_batched():
     x, w = rows(LENGTHS), np.stack([W * i for i in range(5)])
     made = program.apply("ragged(axis='n', lanes=5, in_axes=(0, 0))")
     assert made.arg_names == ("x", "w", "lengths", "b")
-    result = made(x, w, LENGTHS, b=W[1])
+    result = jax.jit(made)(x, w, LENGTHS, b=W[1])
     expected = [part @ v + W[1] for part, v in zip(examples(x, LENGTHS), w, strict=True)]
     np.testing.assert_allclose(result[0], np.concatenate(expected), rtol=1e-5, atol=1e-6)
     np.testing.assert_allclose(result[1], w.sum((1, 2)), rtol=1e-5)
@@ -296,8 +296,8 @@ def test_axes_of_independent_lengths():
     lengths = FILLED, np.array([1, 0, 3], np.int32)
     x, y = map(rows, lengths)
     pairs = zip(examples(x, lengths[0]), examples(y, lengths[1]), strict=True)
-    expected = [fun(*pair) for pair in pairs]
-    result = program(x, y, *lengths)
+    expected = [jax.jit(fun)(*pair) for pair in pairs]
+    result = jax.jit(program)(x, y, *lengths)
     np.testing.assert_allclose(result[0], np.concatenate([a for a, _ in expected]), rtol=1e-5)
     np.testing.assert_allclose(result[1], np.stack([b for _, b in expected]), rtol=1e-5)
 
@@ -413,7 +413,8 @@ def test_a_missing_bound_that_an_equation_needs_is_reported():
         traced(fun, "f32[n,3]").apply("ragged(axis='n', lanes=2)")
     assert error.value.hint == "give it with longest=512"
     x = rows(FILLED)
-    found = traced(fun, "f32[n,4]").apply("ragged(axis='n', lanes=3, longest=8)")(x, FILLED)
+    program = traced(fun, "f32[n,4]").apply("ragged(axis='n', lanes=3, longest=8)")
+    found = jax.jit(program)(x, FILLED)
     expected = np.concatenate([fun(each) for each in examples(x, FILLED)])
     np.testing.assert_allclose(found, expected, rtol=1e-5, atol=1e-5)
 
@@ -461,7 +462,7 @@ def test_types_determine_the_minimum_length():
     (x,), _ = read_args("f32[n>=2]")
     program = trace(fun, x).apply("ragged(axis='n', lanes=3)")
     assert dict(program.bounds)["lengths"].shortest == 2
-    found = program(jnp.arange(9.0) ** 2, np.array([2, 4, 3]))
+    found = jax.jit(program)(np.arange(9, dtype=np.float32) ** 2, np.array([2, 4, 3]))
     np.testing.assert_array_equal(found[:6], [1, 5, 7, 9, 13, 15])
     with pytest.raises(ArgumentsError, match=r"is 1 at \[1\], but must be a length of at least 2"):
         program(jnp.arange(9.0), np.array([5, 1, 3]))

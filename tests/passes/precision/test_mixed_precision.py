@@ -34,8 +34,8 @@ def results(program, primitive):
 
 
 def assert_near(before, after, *args, tolerance=0.05):
-    pairs = zip(jax.tree.leaves(before(*args)), jax.tree.leaves(after(*args)), strict=True)
-    for expected, actual in pairs:
+    results = (jax.tree.leaves(jax.jit(program)(*args)) for program in (before, after))
+    for expected, actual in zip(*results, strict=True):
         np.testing.assert_allclose(actual, expected, rtol=tolerance, atol=tolerance)
 
 

@@ -70,9 +70,10 @@ def test_the_result_is_the_function_of_the_constants(make):
     assert held(program) and not held(apply)
     values = constants()
     assert sorted(map(id, values)) == sorted(map(id, (W, B)))  # each once
-    np.testing.assert_array_equal(apply(X, values), program(X))
+    run = jax.jit(apply)
+    np.testing.assert_array_equal(run(X, values), jax.jit(program)(X))
     new = [value * 0.5 for value in values]
-    np.testing.assert_allclose(apply(X, new), make(W * 0.5, B * 0.5)(X), rtol=1e-6)
+    np.testing.assert_allclose(run(X, new), jax.jit(make(W * 0.5, B * 0.5))(X), rtol=1e-6)
 
 
 @pytest.mark.parametrize("make", [make for make in FUNCTIONS if make is not looping])
@@ -80,8 +81,8 @@ def test_the_result_is_differentiable_by_the_constants(make):
     _, constants, apply = opened(make(W, B), X)
     values = constants()
     order = [next(i for i, v in enumerate(values) if v is value) for value in (W, B)]
-    got = jax.grad(lambda c: apply(X, c).sum())(values)
-    want = jax.grad(lambda w, b: make(w, b)(X).sum(), (0, 1))(W, B)
+    got = jax.jit(jax.grad(lambda c: apply(X, c).sum()))(values)
+    want = jax.jit(jax.grad(lambda w, b: make(w, b)(X).sum(), (0, 1)))(W, B)
     for i, expected in zip(order, want, strict=True):
         np.testing.assert_allclose(got[i], expected, rtol=1e-5, atol=1e-6)
 

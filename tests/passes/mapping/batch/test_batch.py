@@ -65,8 +65,8 @@ def test_batch_returns_what_vmap_returns(axes):
     args = jax.tree.unflatten(program.in_tree, [values(*aval.shape) for aval in program.in_avals])[
         0
     ]
-    expected = jax.vmap(loss, options.in_axes, options.out_axes)(*args)
-    actual = program(*args)
+    expected = jax.jit(jax.vmap(loss, options.in_axes, options.out_axes))(*args)
+    actual = jax.jit(program)(*args)
     assert jax.tree.structure(actual) == jax.tree.structure(expected)
     jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-5), actual, expected)
 
@@ -324,8 +324,9 @@ def test_gradients_of_a_batched_program_are_those_of_vmap():
 
     program = Batch(in_axes=(None, 0), axis_size=5)(trace(f, values(3, 4), values(3)))
     w, x = values(3, 4), values(5, 3)
-    expected = jax.grad(lambda w: jax.vmap(f, (None, 0))(w, x).sum())(w)
-    np.testing.assert_allclose(jax.grad(lambda w: program(w, x).sum())(w), expected, rtol=1e-5)
+    expected = jax.jit(jax.grad(lambda w: jax.vmap(f, (None, 0))(w, x).sum()))(w)
+    got = jax.jit(jax.grad(lambda w: program(w, x).sum()))(w)
+    np.testing.assert_allclose(got, expected, rtol=1e-5)
 
 
 def test_every_equation_of_a_batched_gradient_is_batched():

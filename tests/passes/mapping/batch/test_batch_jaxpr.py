@@ -25,12 +25,12 @@ def jaxpr():
 
 
 def run(mapped, *args):
-    return jaxcompat.jaxpr_as_fun(mapped)(*args)
+    return jax.jit(jaxcompat.jaxpr_as_fun(mapped))(*args)
 
 
 def expected(out_axes, in_axes=(0, None)):
     xs = jnp.moveaxis(XS, 0, in_axes[0])
-    return jax.vmap(fun, in_axes, out_axes, axis_name="i")(xs, Y)
+    return jax.jit(jax.vmap(fun, in_axes, out_axes, axis_name="i"))(xs, Y)
 
 
 def test_results_have_their_natural_axes_by_default():

@@ -22,7 +22,8 @@ def test_mapped_results_without_an_axis_are_summed_as_in_jax(out_axes, chunk):
     options = {"in_axes": (None, 0), "out_axes": out_axes}
     text = f"batch(in_axes=(None, 0), out_axes={out_axes}, axis_size=4, chunk={chunk}"
     program = trace(several, 2.0, ROWS[0]).apply(f"{text}, sum_match=True)")
-    got, expected = program(2.0, ROWS), jax.vmap(several, sum_match=True, **options)(2.0, ROWS)
+    mapped = jax.vmap(several, sum_match=True, **options)
+    got, expected = (jax.jit(f)(2.0, ROWS) for f in (program, mapped))
     assert jax.tree.structure(got) == jax.tree.structure(expected)
     for ours, theirs in zip(jax.tree.leaves(got), jax.tree.leaves(expected), strict=True):
         assert jax.typeof(ours) == jax.typeof(theirs)

@@ -109,8 +109,8 @@ def test_without_tile_size_the_number_of_tiles_is_a_symbol(rows):
     assert str(result.in_avals[0].shape[0]) == ("tiles" if rows == 1 else "3*tiles")
     for tiles in (1, 4):
         x = X[: rows * tiles]
-        parts = [fun(part, 2.0) for part in np.split(x, tiles)]
-        flipped, totals = result(x, 2.0)
+        parts = [jax.jit(fun)(part, 2.0) for part in np.split(x, tiles)]
+        flipped, totals = jax.jit(result)(x, 2.0)
         np.testing.assert_array_equal(flipped, np.concatenate([part for part, _ in parts]))
         np.testing.assert_allclose(totals, np.concatenate([t for _, t in parts]), rtol=1e-6)
     four = result.apply("specialize(tiles=4)")

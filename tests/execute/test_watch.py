@@ -460,6 +460,17 @@ def test_jax_config_does_not_affect_it():
     assert row.numbers.mean == pytest.approx(np.log(2) / 2)
 
 
+def test_each_of_many_nested_branches_is_traced_once():
+    def nested(x, levels):
+        if levels == 0:
+            return jnp.sin(x)
+        return lax.cond(x > 0, lambda y: nested(y, levels - 1), lambda y: y * 2, x)
+
+    found = rows(lambda x: nested(x, 30), 1.0, by="equation")
+    (path,) = (row.path for row in found if row.primitives == ("sin",))
+    assert [each.split()[0] for each in path].count("cond") == 30
+
+
 @pytest.mark.parametrize("index", [-3, 0, 1, 7])
 def test_the_branch_of_an_invalid_index_is_the_last_as_in_xla(index):
     (eqn,) = jax.make_jaxpr(lambda i, x: lax.cond(i, lax.sin, lax.neg, x))(True, 1.0).eqns[-1:]

@@ -14,6 +14,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
+from jaxprtool import jaxcompat
 from jaxprtool.execute.stepping.effects import has_external_effect
 from jaxprtool.execute.stepping.iterations import Progress, advanced, put_at
 from jaxprtool.execute.stepping.shards import on_shards
@@ -118,30 +119,40 @@ class Collector(Interpreter):
         index = jnp.where((number < 0) | (number > last), last, number)
         number = len(self.values)
         self.values.append(index)
-        known: list[Collector] = []
-        shapes = []
-        for branch in cond.branches:
-
-            def alone(*given: Any, branch: Any = branch) -> Any:
-                outs, inner = self.inside(branch, given)
-                known.append(inner)
-                return outs, inner.values
-
-            shapes.append(jax.eval_shape(alone, *operands[1:])[1])
+        inners, traced = zip(*(self._traced(b, operands[1:]) for b in cond.branches), strict=True)
+        avals = [closed.out_avals[len(cond.outs) :] for closed in traced]
 
         def taken(i: int) -> Callable[..., Any]:
             def branch(*given: Any) -> Any:
-                outs, inner = self.inside(cond.branches[i], given)
-                others = [[_zeros(x) for x in each] for each in shapes]
-                return outs, [*others[:i], inner.values, *others[i + 1 :]]
+                results = jaxcompat.jaxpr_as_fun(traced[i])(*given)
+                outs, values = results[: len(cond.outs)], results[len(cond.outs) :]
+                others = [[_zeros(aval) for aval in of_branch] for of_branch in avals]
+                return outs, [*others[:i], values, *others[i + 1 :]]
 
             return branch
 
         branches = [taken(i) for i in range(len(cond.branches))]
         outs, values = jax.lax.switch(index, branches, *operands[1:])
-        for i, (inner, of_branch) in enumerate(zip(known, values, strict=True)):
+        for i, (inner, of_branch) in enumerate(zip(inners, values, strict=True)):
             self.add(inner, of_branch, ((number, i),))
         return list(outs)
+
+    def _traced(
+        self, branch: ClosedJaxpr, operands: Sequence[Any]
+    ) -> tuple[Collector, ClosedJaxpr]:
+        """Return the collector of a branch, and its trace: results, then the collected values.
+
+        Each branch is traced once, so that nested ones take linear time.
+        """
+        collector = Collector(self.wanted)
+
+        def alone(*given: Any) -> list[Any]:
+            nonlocal collector
+            outs, collector = self.inside(branch, given)
+            return [*outs, *collector.values]
+
+        closed = jax.make_jaxpr(alone)(*operands)
+        return collector, closed
 
     def add(
         self, inner: Collector, values: Sequence[Any], taken: tuple[tuple[int, int], ...] = ()

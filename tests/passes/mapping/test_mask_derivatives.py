@@ -57,7 +57,10 @@ def test_a_pool_whose_windows_leave_rows_over_is_differentiated_after_masking(
     (n,) = jax.export.symbolic_shape("n")
     masked = trace(f, jax.ShapeDtypeStruct((n,), np.float32)).apply("mask(n=6)")
     x = np.float32([3, 1, 4, 1, 5, 9])
-    gradient, expected = jax.jit(jax.grad(lambda x, length: masked(x, length))), jax.jit(jax.grad(f))
+    gradient, expected = (
+        jax.jit(jax.grad(lambda x, length: masked(x, length))),
+        jax.jit(jax.grad(f)),
+    )
     for length in range(2, 7):
         found = np.asarray(gradient(x, length))
         np.testing.assert_array_equal(found[:length], expected(x[:length]))

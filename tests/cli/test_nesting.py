@@ -19,7 +19,8 @@ NESTED = """
     def remat(f): return lambda x: jax.checkpoint(lambda y: f(y) * y)(x)
     def cond(f): return lambda x: jax.lax.cond(x.sum() > 0, f, lambda y: y * 2, x)
     def loop(f): return lambda x: jax.lax.while_loop(lambda y: y.sum() < 0, lambda y: f(y) + 1, x)
-    def scan(f): return lambda x: jax.lax.scan(lambda c, _: (f(c), ()), x, length=2)[0]
+    # Of one iteration: 90 nested scans of two would never end.
+    def scan(f): return lambda x: jax.lax.scan(lambda c, _: (f(c), ()), x, length=1)[0]
 
     def custom_jvp(f):
         g = jax.custom_jvp(f)
@@ -134,7 +135,8 @@ def test_every_command_works_on_deep_programs_or_says_why_not(nested, cli, name)
     for line in lines(LINES):
         result = cli(*line.replace("TARGET", f"nested.py:{name}").split(" "))
         errors = sum(text.startswith("error: ") for text in result.lines)
-        # Python's own limit ends the tracing of more bodies than JAX could compile.
-        failed = 3 if name == "all_300" else 2
+        # JAX's own tracing may need more than Python's limit.
+        untraced = result.code == 3 and "RecursionError" in result.lines[-1]
+        failed = errors == 1 and (result.code == 2 or untraced)
         done = result.code in (0, 1) and not errors
-        assert done or (result.code == failed and errors == 1), (line, result.code, result.err)
+        assert done or failed, (line, result.code, result.err)

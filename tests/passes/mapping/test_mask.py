@@ -115,7 +115,7 @@ def masked(fun, types="f32[n,4], f32[4,4]", bound=BOUND):
 
 
 def padded(x, junk, bound=BOUND):
-    return np.concatenate([x, np.full((bound - len(x), *x.shape[1:]), junk, x.dtype)])
+    return jnp.concatenate([x, jnp.full((bound - len(x), *x.shape[1:]), junk, x.dtype)])
 
 
 def arguments(n):
@@ -132,9 +132,8 @@ def test_the_gradient_of_values_computed_from_padding_is_zero():
     def loss(scale, x, n):
         return program(x * scale, w, n)
 
-    gradient, scale = jax.jit(jax.grad(loss)), np.asarray(w[0])
-    got = gradient(scale, padded(x, 0.0), 3)
-    close(got, gradient(scale, padded(x, 1.0), 3), 3)
+    got = jax.grad(loss)(w[0], padded(x, 0.0), 3)
+    close(got, jax.grad(loss)(w[0], padded(x, 1.0), 3), 3)
     assert np.isfinite(np.asarray(got)).all()
 
 
@@ -258,17 +257,17 @@ def test_masks_are_inserted_only_where_needed():
 
 def test_batched_programs_take_a_size_for_each_batch_element():
     program = masked(_attention)
-    xs = np.stack([padded(arguments(n)[0], np.nan) for n in (1, 4, 5)])
+    xs = jnp.stack([padded(arguments(n)[0], jnp.nan) for n in (1, 4, 5)])
     w = arguments(1)[1]
-    got, _ = jax.jit(jax.vmap(program, (0, None, 0)))(xs, w, np.array([1, 4, 5]))
-    for lane, n in zip(np.asarray(got), (1, 4, 5), strict=True):
-        close(lane, jax.jit(_attention)(arguments(n)[0], w), n)
+    got, _ = jax.vmap(program, (0, None, 0))(xs, w, jnp.array([1, 4, 5]))
+    for lane, n in zip(got, (1, 4, 5), strict=True):
+        close(lane, _attention(arguments(n)[0], w), n)
 
 
 def test_gradients_of_batched_iterations_are_summed_over_the_batch():
     program, w = masked(_rnn), arguments(1)[1]
     lengths = (1, 4, 5)
-    xs = np.stack([padded(arguments(n)[0], np.nan) for n in lengths])
+    xs = jnp.stack([padded(arguments(n)[0], jnp.nan) for n in lengths])
 
     def loss(w):
         (last, _), _ = jax.vmap(program, (0, None, 0))(xs, w, jnp.array(lengths))
@@ -277,8 +276,7 @@ def test_gradients_of_batched_iterations_are_summed_over_the_batch():
     def wanted(w):
         return sum(_rnn(arguments(n)[0], w)[0].sum() for n in lengths)
 
-    got, expected = (jax.jit(jax.grad(f))(w) for f in (loss, wanted))
-    np.testing.assert_allclose(got, expected, 1e-3)
+    np.testing.assert_allclose(jax.grad(loss)(w), jax.grad(wanted)(w), 1e-3)
 
 
 def test_batched_iterations_store_one_mask_of_each_shape_for_a_gradient():
@@ -306,11 +304,7 @@ def test_masked_programs_are_written_to_files_with_their_derivatives(name, tmp_p
 
 
 def _tangents(program, primals, tangents):
-    @jax.jit
-    def both(primals, tangents):
-        return jax.jvp(lambda *xs: program(*xs, 3)[0], primals, tangents)
-
-    return jax.tree.leaves(both(primals, tangents))
+    return jax.tree.leaves(jax.jvp(lambda *xs: program(*xs, 3)[0], primals, tangents))
 
 
 @pytest.mark.parametrize(

@@ -19,7 +19,6 @@ if TYPE_CHECKING:
     from jaxprtool.analysis.slices import why
     from jaxprtool.api.functions.jit import jit
     from jaxprtool.api.functions.lower import make_jaxpr, xla_computation
-    from jaxprtool.api.functions.unzip import unzip
     from jaxprtool.api.functions.vmap import vmap
     from jaxprtool.api.investigate.bench import bench
     from jaxprtool.api.investigate.compare import compare
@@ -32,7 +31,7 @@ if TYPE_CHECKING:
     from jaxprtool.api.investigate.residuals import residuals
     from jaxprtool.api.investigate.shardings import shardings
     from jaxprtool.api.investigate.source import source
-    from jaxprtool.api.program import load, trace
+    from jaxprtool.api.program import load, trace, unzip
     from jaxprtool.api.record import record
     from jaxprtool.execute.nans import find_nan
     from jaxprtool.execute.verify import verify
@@ -101,7 +100,7 @@ _HOME = {
     "static": "jaxprtool.loading.example",
     "to_python": "jaxprtool.formats.python.emit",
     "trace": "jaxprtool.api.program",
-    "unzip": "jaxprtool.api.functions.unzip",
+    "unzip": "jaxprtool.api.program",
     "variable": "jaxprtool.primitives",
     "verify": "jaxprtool.execute.verify",
     "vmap": "jaxprtool.api.functions.vmap",

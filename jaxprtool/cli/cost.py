@@ -13,7 +13,6 @@ from jaxprtool.cli.session import Session, command, only_program
 from jaxprtool.errors import OutputError
 
 if TYPE_CHECKING:
-    from jaxprtool.analysis.cost.interconnects import Interconnect
     from jaxprtool.api.targets import RunInputs
     from jaxprtool.ir.programs.program import Program
 
@@ -92,10 +91,11 @@ def cost(
     session.start()
     from jaxprtool.analysis.cost import cost as found_cost
     from jaxprtool.analysis.cost.devices import device_named, with_times
+    from jaxprtool.analysis.cost.interconnects import interconnect_named
     from jaxprtool.render.reports import cost as render
 
     on = None if device is None else device_named(device)
-    link = _interconnect(bandwidth)
+    link = None if bandwidth is None else interconnect_named(bandwidth)
     traced = session.traced()
     named = session.programs(traced)
     programs = [each for _, each in named]
@@ -131,15 +131,6 @@ def cost(
         output.write("")
     beside = split is not None
     output.write_each(render.cost_table(each, output.width(), most, on, beside) for each in found)
-
-
-def _interconnect(bandwidth: str | None) -> Interconnect | None:
-    """Return the interconnect of `--bandwidth`, if it is given."""
-    if bandwidth is None:
-        return None
-    from jaxprtool.analysis.cost.interconnects import interconnect_named
-
-    return interconnect_named(bandwidth)
 
 
 def require_numbers(is_symbolic: object) -> None:

@@ -460,6 +460,35 @@ def test_jax_config_does_not_affect_it():
     assert row.numbers.mean == pytest.approx(np.log(2) / 2)
 
 
+def test_values_of_many_nested_scans_are_refused_with_the_line():
+    def nested(x, levels):
+        if levels == 0:
+            return jnp.sin(x)
+        return lax.scan(lambda c, _: (nested(c, levels - 1), None), x, length=1)[0]
+
+    message = r"the scan at tests/execute/test_watch.py:\d+ is inside 32 scans or more"
+    with pytest.raises(UnsupportedError, match=message):
+        rows(lambda x: nested(x, 40), 1.0)
+
+
+def test_branches_on_devices_vary_over_the_axes_of_their_values():
+    mesh = jax.sharding.Mesh(np.array(jax.devices()[:4]), ("b",))
+
+    def body(x):
+        return lax.cond(
+            x.sum() > 6,
+            lambda y: jnp.sin(y),
+            lambda y: lax.cond(y[0] > 1, lambda z: jnp.cos(z), lambda z: jnp.exp(z), y),
+            x,
+        )
+
+    spec = jax.sharding.PartitionSpec("b")
+    on_devices = jax.shard_map(body, mesh=mesh, in_specs=spec, out_specs=spec)
+    found = {row.primitives: row for row in rows(on_devices, jnp.arange(8.0), by="equation")}
+    times = {name: found[name,].times for name in ("exp", "cos", "sin")}
+    assert times == {"exp": 1, "cos": 1, "sin": 2}
+
+
 def test_each_of_many_nested_branches_is_traced_once():
     def nested(x, levels):
         if levels == 0:

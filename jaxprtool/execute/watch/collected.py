@@ -15,13 +15,15 @@ import jax
 import jax.numpy as jnp
 
 from jaxprtool import jaxcompat
+from jaxprtool.errors import UnsupportedError
 from jaxprtool.execute.stepping.effects import has_external_effect
 from jaxprtool.execute.stepping.iterations import Progress, advanced, put_at
 from jaxprtool.execute.stepping.shards import on_shards
+from jaxprtool.ir.core.equations import named
 from jaxprtool.ir.core.structured import Call, Cond, CustomJVP, Scan, ShardMap, While, view
 from jaxprtool.ir.evaluation.interpret import Interpreter, LoopOperands, bind
 from jaxprtool.ir.programs.meshes import mesh_of
-from jaxprtool.jaxcompat import AbstractRef, ClosedJaxpr, JaxprEqn
+from jaxprtool.jaxcompat import AbstractRef, Aval, ClosedJaxpr, JaxprEqn
 
 #: The limit in bytes of the values of one chunk.
 ITERATION_BYTES = 1 << 25
@@ -62,6 +64,9 @@ class Site:
     taken: tuple[tuple[int, int], ...] = ()
     offset: int = 0
 
+
+#: The most nested scans of which values are collected. Arrays of NumPy have at most 64 axes.
+_MOST_LOOPS = 32
 
 #: Decides which results of equations are watched.
 Wanted = Callable[[JaxprEqn, int], bool]
@@ -109,6 +114,11 @@ class Collector(Interpreter):
         return inner.run(body, arguments), inner
 
     def scan(self, scan: Scan, operands: list[Any]) -> list[Any]:
+        if sum(isinstance(view(eqn), Scan) for eqn in self.around) > _MOST_LOOPS:
+            raise UnsupportedError(
+                f"the {named(scan.eqn)} is inside {_MOST_LOOPS} scans or more: its values would "
+                "have an axis for each"
+            )
         carry, ys, inner, values = _scanned(self, scan, LoopOperands.of(scan, operands))
         self.add(inner, values)
         return [*carry, *ys]
@@ -144,15 +154,13 @@ class Collector(Interpreter):
 
         Each branch is traced once, so that nested ones take linear time.
         """
-        collector = Collector(self.wanted)
+        inner = Collector(self.wanted, self.around)
 
         def alone(*given: Any) -> list[Any]:
-            nonlocal collector
-            outs, collector = self.inside(branch, given)
-            return [*outs, *collector.values]
+            return [*inner.run(branch, given), *inner.values]
 
         closed = jax.make_jaxpr(alone)(*operands)
-        return collector, closed
+        return inner, closed
 
     def add(
         self, inner: Collector, values: Sequence[Any], taken: tuple[tuple[int, int], ...] = ()
@@ -181,9 +189,9 @@ def _scanned(
     return carry, ys, inner, values
 
 
-def _zeros(aval: Any) -> Any:
+def _zeros(aval: Aval) -> Any:
     zeros = jnp.zeros(aval.shape, aval.dtype)
-    axes = tuple(getattr(aval, "vma", None) or ())
+    axes = tuple(jaxcompat.varying_axes(aval))
     return jax.lax.pcast(zeros, axes, to="varying") if axes else zeros
 
 

@@ -290,9 +290,14 @@ def _reduce(eqn: JaxprEqn) -> Params:
 
 @rule(readable_params, "remat_opt")
 def _remat_opt(eqn: JaxprEqn) -> Params:
-    """Return the parameters of an optimized forward rule, with the function itself as a jaxpr."""
+    """Return the parameters of an optimized forward rule, with the function itself as a jaxpr.
+
+    A value of the enclosing trace that the function captures is only the same as itself.
+    """
     rest = {k: v for k, v in eqn.params.items() if k != "fun_jaxpr_thunk"}
-    return {**rest, "fun_jaxpr": eqn.params["fun_jaxpr_thunk"]()[0]}
+    jaxpr, consts = eqn.params["fun_jaxpr_thunk"]()
+    values = [id(x) if isinstance(x, jax.core.Tracer) else x for x in consts]
+    return {**rest, "fun_jaxpr": jaxpr, "fun_consts": values}
 
 
 @rule(readable_params, "linear_call")

@@ -229,14 +229,26 @@ def test_an_optimized_forward_rule_without_readers_is_the_function():
 
 
 def test_optimized_forward_rules_are_equal_if_the_rules_and_the_functions_are():
-    def other(x):
-        function = jax.custom_vjp(lambda x: jnp.cos(x))
-        function.defvjp(_optimized_fwd, _optimized_bwd, optimize_remat=True)
-        return jax.grad(total(lambda x: function(2 * x)))(x)
+    def slope_of(make):
+        def slope(x):
+            function = jax.custom_vjp(make(x))
+            function.defvjp(_optimized_fwd, _optimized_bwd, optimize_remat=True)
+            return jax.grad(total(lambda x: function(2 * x)))(x)
 
-    program = trace(optimized_slope, X)
-    assert jaxprtool.equivalent(trace(lambda x: optimized_slope(x), X), program)
-    assert not jaxprtool.equivalent(trace(other, X), program)
+        return trace(slope, X)
+
+    weights = [jnp.arange(4.0), jnp.ones(4)]
+    makes = [lambda _: jnp.sin, lambda _: jnp.cos]
+    makes += [lambda _, w=w: lambda x: x * w for w in weights]
+    makes.append(lambda traced: lambda x: x * traced)
+    programs = [slope_of(make) for make in makes]
+    for i, program in enumerate(programs):
+        equal = [jaxprtool.equivalent(other, program) for other in programs]
+        assert equal == [i == j for j in range(len(programs))]
+    assert [jaxprtool.equivalent(slope_of(m), p) for m, p in zip(makes, programs, strict=True)] == [
+        *(True, True, True, True),
+        False,  # of the other trace's own value, which may not be compared
+    ]
 
 
 def test_endlessly_nested_rules_are_refused(new_kinds):

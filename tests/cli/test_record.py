@@ -155,6 +155,7 @@ def test_processes_started_by_the_script_are_recorded_too(cli, folder):
 @on_one_release
 def test_any_command_that_starts_python_can_be_recorded(cli, folder, monkeypatch):
     monkeypatch.setenv("PYTEST_DISABLE_PLUGIN_AUTOLOAD", "1")  # they take long to load
+    monkeypatch.delenv("PYTEST_ADDOPTS", raising=False)  # ours may need a plug-in: -n of xdist
     Path("test_it.py").write_text(
         "import jax\ndef test_it():\n    assert jax.jit(lambda x: x + 1)(1.0) == 2.0\n"
     )

@@ -11,10 +11,11 @@ it, and computed again in each of them. Its value is *written* to memory by a ke
   index at which it reads the value, and never twice if the code has branches, as that of `pad`.
 
 A written value is read from memory by all readers, unless computing it again reads at most one
-array. A reduction *absorbs* the equations that lead to it alone, as far as XLA's library of kernels
-has them, and reads the operands of these from memory. Calls are inlined, except those that XLA
-keeps, and a reshape is the same array as its operand. Dead equations are left out if the live ones
-are given.
+array. A reduction of floats *absorbs* the equations that lead to it alone, as far as XLA's library
+of kernels has them, and reads the operands of these from memory. Other reductions inline their
+operands if their axes are short or they give positions too, and are written. Calls are inlined,
+except those that XLA keeps. A reshape is the same array as its operand, and a part of joined arrays
+is the array that was joined. Dead equations are left out if the live ones are given.
 
 A *barrier* separates the recomputation of `jax.checkpoint` from the forward pass, if XLA keeps it:
 the arguments of the call are read from memory, and none of them before all are written.
@@ -32,13 +33,14 @@ from types import MappingProxyType
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 
 from jaxprtool import jaxcompat
 from jaxprtool.analysis.stats import count_equations
 from jaxprtool.ir.basics.dtypes import itemsize
 from jaxprtool.ir.basics.rules import RuleTable, rule
-from jaxprtool.ir.core.equations import fuses, is_inexact, size_of
+from jaxprtool.ir.core.equations import fuses, size_of
 from jaxprtool.ir.core.regions import Regions, regions
 from jaxprtool.ir.core.traits import traits
 from jaxprtool.ir.dataflow.slicing import Run
@@ -57,11 +59,19 @@ MOST_OPENED = 300_000
 #: The value of each operand; None for a literal.
 Places: typing.TypeAlias = tuple[int | None, ...]
 
+Shape: typing.TypeAlias = tuple[int, ...]
+
 #: An order of axes.
 Order: typing.TypeAlias = tuple[int, ...]
 
 #: The minimum number of elements of an equation for XLA's library of CPU kernels.
 _LEAST_ABSORBED = 4096
+
+#: The dtypes of XLA's library of CPU kernels.
+_ABSORBED_DTYPES = frozenset(map(np.dtype, (jnp.bfloat16, "float32", "float64")))
+
+#: XLA splits a reduction along a longer axis into several, whose operands are in memory.
+_LONGEST_INLINED = 32
 
 #: The maximum number of different indices at which XLA inlines a value into a kernel.
 _MOST_EMITTED = 15
@@ -97,7 +107,7 @@ class Node:
         kind: What it is: the equation, a "barrier" before it, whose results are its operands, or a
             "copy" of an operand with its axes in the order that a product needs, or the "broadcast"
             of a smaller operand.
-        absorbed: Whether the only reduction that reads it has absorbed it.
+        absorbed: Whether the only reduction that reads it has absorbed it, or nothing reads it.
         live: The live parts of its bodies; None if all of them are.
     """
 
@@ -149,8 +159,13 @@ class Kernels:
         self._before: dict[int, int] = {}
         #: The copies of values with their axes in another order, by value and order.
         self._copies: dict[tuple[int, tuple[int, ...]], int] = {}
-        #: The broadcasts of values by value and shape.
-        self._broadcasts: dict[tuple[int, tuple[int, ...]], int] = {}
+        #: The broadcasts of values by value, its shape, the shape of the broadcast, and the call
+        #: that recomputes it.
+        self._broadcasts: dict[tuple[int, Shape, Shape, int | None], int] = {}
+        #: The parts of joined values, by value, shape, first and last indices.
+        self._parts: dict[tuple[int, Shape, Shape, Shape], int] = {}
+        #: The joined values of which a part is read.
+        self._divided: set[int] = set()
         #: The values that are one number, in an array of any shape.
         self._numbers: dict[int, Any] = {}
         #: The numbers that arguments of opened calls are, if they are literals.
@@ -228,6 +243,8 @@ class Kernels:
                 env.update(zip(eqn.outvars, reads, strict=False))
             elif like.neutral is not None and (kept := self._simplified(eqn, reads)) is not None:
                 env[eqn.outvars[0]] = reads[kept]
+            elif (whole := self._whole(eqn, reads)) is not None:
+                env[eqn.outvars[0]] = whole
             else:
                 if (orders := operand_orders.get(eqn.primitive.name)) is not None:
                     reads = self._copied(eqn, reads, orders(eqn), calls)
@@ -235,9 +252,11 @@ class Kernels:
                     reads = self._broadcast(eqn, reads, calls)
                 makes = tuple([self._value(v.aval, len(self.nodes)) for v in eqn.outvars])
                 env.update(zip(eqn.outvars, makes, strict=True))
+                if like.joins:
+                    self._join(eqn, reads, makes[0])
                 own = tuple([v for v in reads if v is not None])
                 places = tuple(map(self._origin, reads)) if self._before else reads
-                fusible = _is_fusible(eqn)
+                fusible = self._is_fusible(eqn)
                 self.nodes.append(Node(eqn, held, own, makes, fusible, places, calls))
                 if like.gives in ("cast", "layout"):
                     number = self._number(eqn.invars[0], reads[0])
@@ -303,27 +322,62 @@ class Kernels:
         return tuple(given)
 
     def _broadcast(self, eqn: JaxprEqn, reads: Places, calls: tuple[JaxprEqn, ...]) -> Places:
-        """Add the broadcasts of smaller operands, each array to a shape once."""
-        own = [v for v in reads if v is not None]
-        counts = [self._counts[v] for v in own]
-        if counts[0] == counts[1] or 1 in counts:
-            return reads
+        """Add the broadcasts of smaller operands, each array to a shape once.
+
+        What `jax.checkpoint` recomputes is not merged with the forward pass.
+        """
         shape = eqn.outvars[0].aval.shape
         _, count = self._measure(eqn.outvars[0].aval)
+        counts = [0 if v is None else self._counts[v] for v in reads]
+        if counts == [count, count] or 1 in counts:
+            return reads
+        recomputes = (id(call) for call in reversed(calls) if jaxcompat.has_barrier(call))
+        recomputing = next(recomputes, None)
         given = list(reads)
-        for i, value in enumerate(own):
-            if counts[i] == count:
+        for i, (value, atom) in enumerate(zip(reads, eqn.invars, strict=True)):
+            if value is None or counts[i] == count:
                 continue
-            if (value, shape) not in self._broadcasts:
-                self._broadcasts[value, shape] = len(self.sizes)
+            key = value, atom.aval.shape, shape, recomputing
+            if key not in self._broadcasts:
+                self._broadcasts[key] = len(self.sizes)
                 self.sizes.append(self.sizes[value] // counts[i] * count)
                 self._counts.append(count)
                 self.defined_by.append(len(self.nodes))
                 made = (len(self.sizes) - 1,)
                 node = Node(eqn, None, (value,), made, True, (value,), calls, "broadcast")
                 self.nodes.append(node)
-            given[i] = self._broadcasts[value, shape]
+            given[i] = self._broadcasts[key]
         return tuple(given)
+
+    def _join(self, eqn: JaxprEqn, reads: Places, joined: int) -> None:
+        """Note the parts of the joined operands of an equation."""
+        shape, axis = eqn.outvars[0].aval.shape, eqn.params.get("dimension")
+        if axis is None:  # a stack, whose parts have another rank
+            return
+        start = 0
+        for atom, value in zip(eqn.invars, reads, strict=True):
+            first, last = [0] * len(shape), list(shape)
+            first[axis] = start
+            start = last[axis] = start + atom.aval.shape[axis]
+            if value is not None:
+                self._parts[joined, shape, tuple(first), tuple(last)] = value
+
+    def _whole(self, eqn: JaxprEqn, reads: Places) -> int | None:
+        """Return the value that an equation takes back from joined values, or joins to nothing."""
+        like = traits(eqn)
+        if like.joins and "dimension" in eqn.params:
+            full = [v for v, atom in zip(reads, eqn.invars, strict=True) if size_of(atom.aval)]
+            return full[0] if len(full) == 1 else None
+        if like.gives != "part" or not self._parts or "limit_indices" not in eqn.params:
+            return None
+        params, value = eqn.params, reads[0]
+        if value is None or set(params["strides"] or ()) > {1}:
+            return None
+        key = value, eqn.invars[0].aval.shape, params["start_indices"], params["limit_indices"]
+        part = self._parts.get(key)
+        if part is not None:
+            self._divided.add(value)
+        return part
 
     def _number(self, atom: Atom, value: int | None) -> Any:
         """Return the number that all elements of an operand are; None if unknown."""
@@ -372,15 +426,39 @@ class Kernels:
     def _measured(self, aval: Aval) -> tuple[int, int]:
         """Return the bytes and the number of elements of a value."""
         shape, dtype = getattr(aval, "shape", None), getattr(aval, "dtype", None)
-        if shape is not None and self._symbols:
-            shape = tuple(value_of(n, self._symbols) for n in shape)
-        if not all(type(n) is int for n in shape or ()):
-            raise UnknownSize
-        count = math.prod(shape or ())
+        count = math.prod(self._shape(aval))
         is_counted = shape is not None and dtype is not None and not _is_on_host(aval)
         return count * itemsize(dtype) if is_counted else 0, count
 
+    def _shape(self, aval: Aval) -> Shape:
+        """Return the shape of a value, in numbers."""
+        shape: Shape = getattr(aval, "shape", ())
+        if self._symbols:
+            shape = tuple(value_of(n, self._symbols) for n in shape)
+        if not all(type(n) is int for n in shape):
+            raise UnknownSize
+        return shape
+
     # --- fusion -----------------------------------------------------------------------------------
+
+    def _is_fusible(self, eqn: JaxprEqn) -> bool:
+        """Return True if a kernel may inline the results of an equation."""
+        like = traits(eqn)
+        if like.floats_of_complex and np.issubdtype(eqn.invars[0].aval.dtype, np.complexfloating):
+            return False
+        axes = eqn.params.get("axes", eqn.params.get("dimensions"))
+        if like.reduces and axes is not None:
+            gives_positions = len(eqn.outvars) > 1 or "index_dtype" in eqn.params
+            shape = self._shape(eqn.invars[0].aval)
+            return gives_positions or all(shape[axis] <= _LONGEST_INLINED for axis in axes)
+        if like.joins and _is_joined_apart(eqn, self._shape(eqn.outvars[0].aval)):
+            return False
+        if like.bilinear and _sums_nothing(eqn):
+            return True
+        if like.gives == "part" and like.costly:
+            return True
+        is_code = like.elementwise or like.moves or like.updates or like.gives or like.collective
+        return fuses(eqn) and bool(is_code or not (like.may_merge or like.callback))
 
     def _fuse(self) -> None:
         """Decide which values are written and which inlined, from the last node to the first."""
@@ -392,6 +470,7 @@ class Kernels:
         for result in self.results:
             needed[result] = True
             readers[result] += 1
+        self._leave_out_unread(readers)
         copied = {value for value, _ in self._copies}
         grown = self._grown(readers)
         for number in range(len(self.nodes) - 1, -1, -1):
@@ -411,12 +490,13 @@ class Kernels:
             like = traits(node.eqn) if node.kind == "equation" else _MOVES
             for made in node.makes:  # several of `split` and `unstack`
                 most = 1 if like.branches else _MOST_EMITTED
-                repeated = indices.emitted(made) > most or (like.branches and readers[made] > 1)
-                if repeated and not like.fills:
+                several = readers[made] > 1 or inlining[made] == _SEVERAL
+                repeated = indices.emitted(made) > most or (like.branches and several)
+                if (repeated and not like.fills) or like.reduces:
                     needed[made] = True
                 if readers[made] > 1 and paths.rejoin(made) and not self.reads_one(node):
                     needed[made] = True
-                if like.costly:
+                if like.costly or like.reduces:
                     again = readers[made] > 1 and not self.reads_one(node)
                     written = needed[made] or inlining[made] == _SEVERAL or again
                     inlined = not written
@@ -441,6 +521,19 @@ class Kernels:
                 readers[value] += 1
         return readers
 
+    def _leave_out_unread(self, readers: list[int]) -> None:
+        """Leave out joins of which only parts are read, and the nodes that lead to them alone."""
+        todo = [self.defined_by[value] for value in self._divided]
+        while todo:
+            node = self.nodes[todo.pop()]
+            if node.absorbed or node.eqn.effects or any(readers[made] for made in node.makes):
+                continue
+            for value in node.reads:
+                readers[value] -= 1
+                if self.defined_by[value] >= 0:
+                    todo.append(self.defined_by[value])
+            node.absorbed, node.reads = True, ()
+
     def _grown(self, readers: list[int]) -> set[int]:
         """Return the reductions that absorb equations, and the equations that follow them alone."""
         found = set[int]()
@@ -450,7 +543,7 @@ class Kernels:
             like = traits(node.eqn)
             if like.absorbs:
                 large = node.reads and self._counts[node.reads[0]] >= _LEAST_ABSORBED
-                if large and is_inexact(node.eqn.outvars[0]):
+                if large and node.eqn.outvars[0].aval.dtype.name in like.absorbs:
                     found.add(number)
             elif (
                 found
@@ -495,7 +588,11 @@ class Kernels:
         like = traits(node.eqn)
         if node.kind != "equation":
             return node.kind == "broadcast"
-        return like.absorbed and (like.moves or self._counts[node.makes[0]] >= _LEAST_ABSORBED)
+        if not like.absorbed:
+            return False
+        atoms = (*node.eqn.invars, *node.eqn.outvars)
+        large = like.moves or self._counts[node.makes[0]] >= _LEAST_ABSORBED
+        return large and all(v.aval.dtype in _ABSORBED_DTYPES for v in atoms)
 
     def reads_one(self, node: Node) -> bool:
         """Return True if an equation reads at most one array of its own size from memory."""
@@ -657,35 +754,20 @@ def _is_on_host(aval: Aval) -> bool:
     return getattr(aval, "memory_space", None) is jax.memory.Space.Host
 
 
-def _is_fusible(eqn: JaxprEqn) -> bool:
-    like = traits(eqn)
-    if like.floats_of_complex and np.issubdtype(eqn.invars[0].aval.dtype, np.complexfloating):
-        return False
-    if like.joins and _is_joined_apart(eqn):
-        return False
-    if like.bilinear and _sums_nothing(eqn):
-        return True
-    if like.gives == "part" and like.costly:
-        return True
-    is_code = like.elementwise or like.moves or like.updates or like.gives or like.collective
-    return fuses(eqn) and bool(is_code or not (like.may_merge or like.callback))
-
-
 def _sums_nothing(eqn: JaxprEqn) -> bool:
     """Return True if a product sums over no axis longer than 1, and is elementwise in XLA."""
     (contracted, _), _ = eqn.params["dimension_numbers"]
     return all(eqn.invars[0].aval.shape[axis] == 1 for axis in contracted)
 
 
-def _is_joined_apart(eqn: JaxprEqn) -> bool:
-    """Return True if XLA joins the operands of an equation in a kernel of its own."""
-    out = eqn.outvars[0].aval
-    if len(out.shape) < 2:
+def _is_joined_apart(eqn: JaxprEqn, shape: Shape) -> bool:
+    """Return True if XLA joins operands to an array of a shape in a kernel of its own."""
+    if len(shape) < 2:
         return len(eqn.invars) > _MOST_PARTS
     axis = eqn.params["dimension"] if "dimension" in eqn.params else eqn.params["axis"]
-    size = itemsize(out.dtype)
-    is_last = axis % len(out.shape) == len(out.shape) - 1
-    long = out.shape[-1] * size >= _LEAST_JOINED and math.prod(out.shape) * size >= _LEAST_ARRAY
+    size = itemsize(eqn.outvars[0].aval.dtype)
+    is_last = axis % len(shape) == len(shape) - 1
+    long = shape[-1] * size >= _LEAST_JOINED and math.prod(shape) * size >= _LEAST_ARRAY
     return (is_last and long) or len(eqn.invars) > _MOST_PARTS
 
 
@@ -694,6 +776,8 @@ def _is_operand(eqn: JaxprEqn) -> bool:
     like = traits(eqn)
     if like.gives == "same":
         return True
+    if like.gives == "part" and like.moves and len(eqn.outvars) == 1:
+        return bool(eqn.outvars[0].aval.shape == eqn.invars[0].aval.shape)
     if "new_dtype" in eqn.params:  # JAX converts weak types to the same dtype
         return bool(eqn.invars[0].aval.dtype == eqn.outvars[0].aval.dtype)
     if like.gives != "layout":

@@ -68,7 +68,7 @@ from jaxprtool.jaxcompat.checking import (
     inside_shard_map,
     registered_primitives,
 )
-from jaxprtool.jaxcompat.checkpointed import CheckpointedJvp, behind_barrier
+from jaxprtool.jaxcompat.checkpointed import CheckpointedJvp, behind_barrier, has_barrier
 from jaxprtool.jaxcompat.closed_over import (
     has_ended,
     holds_ended,

@@ -33,11 +33,22 @@ def behind_barrier(eqn: JaxprEqn) -> Sequence[bool]:
 
     JAX inserts a barrier before the equations that a differentiated `jax.checkpoint` recomputes.
     """
-    prevents: bool | tuple[bool, ...] = eqn.primitive.name == "optimization_barrier"
+    prevents = _BARRIERS_STAY and _prevents_merging(eqn)
+    return prevents if isinstance(prevents, tuple) else (prevents,) * len(eqn.invars)
+
+
+def has_barrier(eqn: JaxprEqn) -> bool:
+    """Return True if JAX inserts a barrier before the equations of a call, kept by XLA or not."""
+    prevents = _prevents_merging(eqn)
+    return any(prevents) if isinstance(prevents, tuple) else prevents
+
+
+def _prevents_merging(eqn: JaxprEqn) -> bool | tuple[bool, ...]:
+    """Return whether an equation is behind a barrier, or whether each of its operands is."""
     if eqn.primitive is remat_p and eqn.params["differentiated"]:
-        prevents = eqn.params["prevent_cse"]
-    each = prevents if isinstance(prevents, tuple) else (prevents,) * len(eqn.invars)
-    return each if _BARRIERS_STAY else (False,) * len(eqn.invars)
+        prevents: bool | tuple[bool, ...] = eqn.params["prevent_cse"]
+        return prevents
+    return eqn.primitive.name == "optimization_barrier"
 
 
 class CheckpointedJvp:

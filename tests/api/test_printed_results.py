@@ -16,11 +16,11 @@ def program():
 
 INPUTS = jnp.ones((8, 8)), jnp.ones((4, 8))
 RESULTS = {
-    "cost": (jaxprtool.cost, "575 FLOP, 900 bytes"),
+    "cost": (jaxprtool.cost, "575 FLOP, 644 bytes"),
     "memory": (jaxprtool.memory, "516 bytes, peak at "),
     "residuals": (jaxprtool.residuals, "loss keeps "),
     "lint": (jaxprtool.lint, "nothing found in loss"),
-    "source": (jaxprtool.source, "loss: 575 FLOP, 900 bytes, keeps "),
+    "source": (jaxprtool.source, "loss: 575 FLOP, 644 bytes, keeps "),
     "why": (
         lambda program: jaxprtool.why(program, "w"),
         "w affects all 4 equations and the result",

@@ -79,6 +79,8 @@ def rows(name: str) -> Iterator[tuple[str, ...]]:
             continue
         estimate = compile_estimate(made)
         measured = compile_seconds(made)
+        if estimate.seconds is None:  # programs about which the estimate says nothing
+            continue
         ratio = estimate.seconds / measured
         seconds = f"{estimate.seconds:.2f}", f"{measured:.2f}", f"{ratio:.2f}"
         yield "" if way else name, way or "as traced", f"{estimate.different:,}", *seconds

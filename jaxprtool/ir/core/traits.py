@@ -65,8 +65,8 @@ class Traits:
         reduces: Combines elements along axes.
         narrows: May compute in a narrower float dtype, with the same parameters. It accumulates
             nothing, or a backend accumulates in a wider dtype.
-        absorbs: Is a reduction of floats that XLA's CPU kernels fuse with its operands: with
-            `absorbed` equations that nothing else reads.
+        absorbs: The dtypes for which it is a reduction that XLA's CPU kernels fuse with its
+            operands: with `absorbed` equations that nothing else reads.
         absorbed: Is fused by XLA's CPU kernels into an `absorbs` reduction that alone reads it, so
             that its result is not written to memory.
         expensive: Costs far more than reading its result.
@@ -117,7 +117,7 @@ class Traits:
     fills: bool = False
     reduces: bool = False
     narrows: bool = False
-    absorbs: bool = False
+    absorbs: tuple[str, ...] = ()
     absorbed: bool = False
     expensive: bool = False
     opaque: bool = False
@@ -343,7 +343,8 @@ add_traits(
     *("sort", "top_k"),
     reduces=True,
 )
-add_traits("reduce_max", "reduce_min", "reduce_sum", absorbs=True)
+add_traits("reduce_sum", absorbs=("float32", "float64"))
+add_traits("reduce_max", "reduce_min", absorbs=("bfloat16", "float32", "float64"))
 # If one of these is compiled alone with a sum on the CPU, XLA does not store its result. It stores
 # those of comparisons, slices, `select_n`, `cbrt`, `is_finite`, `asin` and `atan2`.
 add_traits(

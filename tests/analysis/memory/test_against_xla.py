@@ -43,6 +43,11 @@ def test_nine_tenths_are_within_a_fifth_and_the_ranking_is_that_of_xla():
         (one, other)
         for one, (their_one, our_one) in found.items()
         for other, (their_other, our_other) in found.items()
-        if their_one > 1.2 * their_other and our_one < our_other and one not in apart
+        if their_one > _clear(one, other) * their_other and our_one < our_other and one not in apart
     ]
     assert exchanged == []
+
+
+def _clear(one, other):
+    """Return how far apart two programs must be for a ranking: less if they are one model."""
+    return 1.2 if one.partition(", ")[0] == other.partition(", ")[0] else 1.5

@@ -24,7 +24,7 @@ SAMPLE = (
 )
 GRADIENTS = (
     *("max pooling", "convolution", "stack", "take_along_axis", "roll of two axes"),
-    *("dot_general, transposed", "circuit"),
+    *("dot_general, transposed", "circuit", "kron", "outer"),
 )
 
 

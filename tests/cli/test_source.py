@@ -48,7 +48,7 @@ def rows(text):
 def test_relevant_lines_have_numbers_and_their_functions(cli):
     found = cli(*LOSS)
     assert found.code == 0
-    assert found.out.startswith("loss: 543 FLOP, 900 bytes, keeps 256 bytes\n\nkept.py\n")
+    assert found.out.startswith("loss: 543 FLOP, 644 bytes, keeps 256 bytes\n\nkept.py\n")
     shown = rows(found.out)
     assert set(shown) == {5, 6, 7, 10, 11, 12, 13}
     assert shown[5] == shown[6] == shown[11] == []

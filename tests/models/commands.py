@@ -29,9 +29,13 @@ BEFORE_FILES = {
     "diffrax_gradient": "drop_checks",
     "dynamiqs_cavity": "drop_checks",
     "e3nn_harmonics": "inline(calls=('custom_jvp',))",
+    "galsim_shear": "drop_checks",
     "optimistix_fit": "drop_checks",
     "tokamax_attention": "inline(calls=('custom_vmap',))",
 }
+
+#: The models of packages that enable x64 when they are imported, for the whole process.
+X64 = frozenset({"klujax_solve", "sax_interferometer"})
 
 #: Primitives of models that cannot be written, and the commands: they hold Python functions of
 #: JAX, or belong to a package and have no public function.
@@ -55,12 +59,15 @@ KEYLESS = frozenset(
         "flowjax_flow",
         "folx_energy",
         "galax_orbit",
+        "galsim_shear",
         "gpjax_fit",
         "haiku_resnet",
         "jax_cfd_flow",
         "jax_md_nve",
         "jaxley_cell",
+        "jaxsim_pendulum",
         "jraph_network",
+        "keras_step",
         "klujax_solve",
         "mamba_layer",
         "mjx_pendulum",
@@ -73,6 +80,7 @@ KEYLESS = frozenset(
         "s2fft_harmonics",
         "s5_layer",
         "sax_interferometer",
+        "tensorcircuit_vqe",
         "tinygp_fit",
         "tokamax_attention",
     }
@@ -84,6 +92,11 @@ class Model:
     """A module of `tests.models.zoo`, as a TARGET and as a Python object."""
 
     name: str
+
+    def prepare(self) -> None:
+        """Import the model, whose package may set x64, and set it as this model needs it."""
+        importlib.import_module(f"tests.models.zoo.{self.name}")
+        jax.config.update("jax_enable_x64", self.name in X64)
 
     @property
     def target(self) -> str:

@@ -23,6 +23,7 @@ ZOO = Path(__file__).parent / "zoo"
 def row(model: Model, commands: dict[str, Command]) -> list[str]:
     """Return the cells of a model, and print failures."""
     cells = []
+    model.prepare()
     for title, command in commands.items():
         with tempfile.TemporaryDirectory() as folder:
             try:

@@ -36,4 +36,6 @@ def test_the_command_works_on_the_model(name, command, made, tmp_path):
     from tests.models.steps import ROWS
 
     assert [*COMMANDS, *QUESTIONS, *ROWS] == COLUMNS + ASKED + IN_A_ROW
-    (COMMANDS | QUESTIONS | ROWS)[command](made.setdefault(name, Model(name)), tmp_path)
+    model = made.setdefault(name, Model(name))
+    model.prepare()
+    (COMMANDS | QUESTIONS | ROWS)[command](model, tmp_path)

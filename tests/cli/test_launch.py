@@ -258,7 +258,7 @@ def test_an_interrupted_run_leaves_no_process(programs, number, code):
         while len(list(programs.glob("pid*"))) < 2 and time.monotonic() < end:
             time.sleep(0.1)
         run.send_signal(number)
-        _, said = run.communicate(timeout=20)
+        _, said = run.communicate(timeout=60)
     assert run.returncode == code and "Traceback" not in said
     assert len(list(programs.glob("pid*"))) == 2
     assert_ended(programs)

@@ -6,20 +6,16 @@ Public names are imported when they are first used, so that `import jaxprtool` d
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-from jaxprtool.ir.basics.printed import METHODS
+from jaxprtool.ir.documents import METHODS
 
 __version__ = "0.1.0"
 
 if TYPE_CHECKING:
     from jaxprtool.analysis.cost import cost
     from jaxprtool.analysis.diff import diff
-    from jaxprtool.analysis.flow_paths import flow_path
     from jaxprtool.analysis.lint import lint
     from jaxprtool.analysis.memory import memory
-    from jaxprtool.analysis.slices import why
-    from jaxprtool.api.functions.jit import jit
-    from jaxprtool.api.functions.lower import make_jaxpr, xla_computation
-    from jaxprtool.api.functions.vmap import vmap
+    from jaxprtool.analysis.slices import flow_path, why
     from jaxprtool.api.investigate.bench import bench
     from jaxprtool.api.investigate.compare import compare
     from jaxprtool.api.investigate.compiled_memory import compiled_memory
@@ -31,25 +27,26 @@ if TYPE_CHECKING:
     from jaxprtool.api.investigate.residuals import residuals
     from jaxprtool.api.investigate.shardings import shardings
     from jaxprtool.api.investigate.source import source
-    from jaxprtool.api.program import load, trace, unzip
+    from jaxprtool.api.jit import jit
+    from jaxprtool.api.program import load, make_jaxpr, trace, unzip, xla_computation
     from jaxprtool.api.record import record
+    from jaxprtool.api.vmap import vmap
     from jaxprtool.execute.nans import find_nan
     from jaxprtool.execute.verify import verify
     from jaxprtool.execute.watch import watch
     from jaxprtool.formats.jaxpr.read import read
     from jaxprtool.formats.jaxpr.write import write
     from jaxprtool.formats.python.emit import python_rules, to_python
-    from jaxprtool.ir.basics.caches import clear_caches
-    from jaxprtool.ir.equality.equivalence import equivalent
-    from jaxprtool.ir.programs.program import Program, Programs
-    from jaxprtool.ir.shapes.ragged import Ragged
-    from jaxprtool.ir.source.frame_choice import frames
+    from jaxprtool.ir.backends import clear_caches
+    from jaxprtool.ir.equivalence import equivalent
+    from jaxprtool.ir.frames import frames
+    from jaxprtool.ir.program import Program, Programs
+    from jaxprtool.ir.ragged import Ragged
     from jaxprtool.loading.example import example, static
     from jaxprtool.passes.cleanup.dce import dce_jaxpr
     from jaxprtool.passes.framework.base import Pass
-    from jaxprtool.passes.framework.pipeline import Pipeline
-    from jaxprtool.passes.framework.registry import register
-    from jaxprtool.passes.mapping.batch.jaxprs import batch_jaxpr
+    from jaxprtool.passes.framework.pipeline import Pipeline, register
+    from jaxprtool.passes.mapping.batch import batch_jaxpr
     from jaxprtool.passes.patterns import Rewrite, rewrite
     from jaxprtool.primitives import nest, sow, variable
     from jaxprtool.sizes.mask import mask
@@ -58,28 +55,28 @@ if TYPE_CHECKING:
 _HOME = {
     "Pass": "jaxprtool.passes.framework.base",
     "Pipeline": "jaxprtool.passes.framework.pipeline",
-    "Program": "jaxprtool.ir.programs.program",
-    "Programs": "jaxprtool.ir.programs.program",
-    "Ragged": "jaxprtool.ir.shapes.ragged",
+    "Program": "jaxprtool.ir.program",
+    "Programs": "jaxprtool.ir.program",
+    "Ragged": "jaxprtool.ir.ragged",
     "Rewrite": "jaxprtool.passes.patterns",
-    "batch_jaxpr": "jaxprtool.passes.mapping.batch.jaxprs",
+    "batch_jaxpr": "jaxprtool.passes.mapping.batch",
     "bench": "jaxprtool.api.investigate.bench",
-    "clear_caches": "jaxprtool.ir.basics.caches",
+    "clear_caches": "jaxprtool.ir.backends",
     "compare": "jaxprtool.api.investigate.compare",
     "compiled_memory": "jaxprtool.api.investigate.compiled_memory",
     "cost": "jaxprtool.analysis.cost",
     "dce_jaxpr": "jaxprtool.passes.cleanup.dce",
     "determinism": "jaxprtool.api.investigate.determinism",
     "diff": "jaxprtool.analysis.diff",
-    "equivalent": "jaxprtool.ir.equality.equivalence",
+    "equivalent": "jaxprtool.ir.equivalence",
     "example": "jaxprtool.loading.example",
     "find_nan": "jaxprtool.execute.nans",
-    "flow_path": "jaxprtool.analysis.flow_paths",
-    "frames": "jaxprtool.ir.source.frame_choice",
-    "jit": "jaxprtool.api.functions.jit",
+    "flow_path": "jaxprtool.analysis.slices",
+    "frames": "jaxprtool.ir.frames",
+    "jit": "jaxprtool.api.jit",
     "lint": "jaxprtool.analysis.lint",
     "load": "jaxprtool.api.program",
-    "make_jaxpr": "jaxprtool.api.functions.lower",
+    "make_jaxpr": "jaxprtool.api.program",
     "mask": "jaxprtool.sizes.mask",
     "memory": "jaxprtool.analysis.memory",
     "nest": "jaxprtool.primitives",
@@ -90,7 +87,7 @@ _HOME = {
     "read": "jaxprtool.formats.jaxpr.read",
     "record": "jaxprtool.api.record",
     "reduce": "jaxprtool.api.investigate.reduction",
-    "register": "jaxprtool.passes.framework.registry",
+    "register": "jaxprtool.passes.framework.pipeline",
     "residuals": "jaxprtool.api.investigate.residuals",
     "shardings": "jaxprtool.api.investigate.shardings",
     "rewrite": "jaxprtool.passes.patterns",
@@ -103,12 +100,12 @@ _HOME = {
     "unzip": "jaxprtool.api.program",
     "variable": "jaxprtool.primitives",
     "verify": "jaxprtool.execute.verify",
-    "vmap": "jaxprtool.api.functions.vmap",
+    "vmap": "jaxprtool.api.vmap",
     "watch": "jaxprtool.execute.watch",
     "why": "jaxprtool.analysis.slices",
     "why_gradient": "jaxprtool.api.investigate.gradient",
     "write": "jaxprtool.formats.jaxpr.write",
-    "xla_computation": "jaxprtool.api.functions.lower",
+    "xla_computation": "jaxprtool.api.program",
 }
 
 __all__ = [

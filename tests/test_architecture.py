@@ -14,9 +14,9 @@ import pytest
 
 import jaxprtool
 from jaxprtool import jaxcompat
-from jaxprtool.ir.basics.plugins import _KNOWN
-from jaxprtool.ir.core.traits import primitives_with
-from jaxprtool.passes.framework import registry
+from jaxprtool.ir.rules import _KNOWN
+from jaxprtool.ir.traits import primitives_with
+from jaxprtool.passes.framework import pipeline
 from tests.external import needs
 from tests.share import on_one_release
 
@@ -113,12 +113,15 @@ def test_imports_go_downward():
 
 #: The layers of the modules in a package. Modules of the same layer do not import each other.
 INNER_FLOORS = {
-    "ir": "graphs|equality|programs|shapes|notation|rewriting dataflow evaluation|core hlo|source"
-    "|basics",
+    "ir": "differences|body_matching repetition|conversions donation equivalence meshes|program"
+    "|mesh_sizes|ragged specialization|expansions matching symbols|custom_rules notation state"
+    "|dataflow rewrite|equations evaluation|regions scopes traits"
+    "|checkpoints frames hlo keys rules source_names"
+    "|backends documents dtypes paths process source_text trees",
     "passes": "loops patterns precision reduction unzip|transforms|mapping|cleanup|framework",
     "render": "page|reports|terminal|documents",
-    "execute": "checked verify bench profile|compare watch vanishing|nans|stepping|running sandbox",
-    "api": "notebook|methods printed_results program|functions|investigate|record targets",
+    "execute": "bench checked|compare verify|nans watch|profile stepping|running sandbox",
+    "api": "notebook|methods printed_results program|jit vmap|investigate|record targets",
 }
 
 
@@ -186,20 +189,19 @@ def test_there_are_no_circular_imports():
 
 #: Files with lists of primitive names, and their purpose.
 NAME_LISTS = {
-    "analysis/profile/origins.py": "operations of XLA, and primitives that are copies in it",
-    "analysis/shardings/reasons.py": "the two primitives by which users state a sharding",
-    "analysis/shardings/sharded_module.py": "operations of XLA",
-    "analysis/shardings/repeated_work.py": "operations of XLA",
-    "ir/basics/plugins.py": "whose primitives they are, for the hint to install it",
-    "ir/core/traits.py": "the table",
-    "ir/hlo/live_ranges.py": "XLA's instructions, which are not primitives",
-    "ir/hlo/trip_counts.py": "XLA's instructions",
+    "analysis/profile.py": "operations of XLA, and primitives that are copies in it",
+    "analysis/shardings/reasons.py": "primitives that state a sharding, and operations of XLA",
+    "analysis/shardings/__init__.py": "operations of XLA",
+    "ir/rules.py": "whose primitives they are, for the hint to install it",
+    "ir/traits.py": "the table",
+    "ir/hlo/buffers.py": "XLA's instructions, which are not primitives",
+    "ir/hlo/module.py": "XLA's instructions",
     "jaxcompat/checking.py": "what rules of JAX's own look at; stands below the table",
     "formats/jaxpr/params.py": "parameters of primitives, by name",
-    "formats/python/rules/elementwise.py": "a rule for each operator, registered in a loop",
+    "formats/python/rules/arrays.py": "a rule for each operator, registered in a loop",
     "passes/cleanup/inline.py": "an option: the kinds of calls, which have names of primitives",
-    "passes/patterns/tracing.py": "the same option",
-    "passes/cleanup/simplify/pattern.py": "words of the language of patterns",
+    "passes/patterns/definition.py": "the same option",
+    "passes/cleanup/simplify/engine.py": "words of the language of patterns",
     "passes/cleanup/simplify/reductions.py": "rules, as text",
 }
 
@@ -310,18 +312,18 @@ def test_a_non_public_import_is_detected(tmp_path):
     lines = [
         "from jaxprtool import trace, jaxcompat",
         "from jaxprtool.extend import rule, python",
-        "import jaxprtool.ir.programs.program",
+        "import jaxprtool.ir.program",
         "from jaxprtool.package.own import thing",
         "def late():",
         "    from jaxprtool.passes.cleanup import dce",
-        "    return import_module('jaxprtool.api.functions.jit')",
+        "    return import_module('jaxprtool.api.jit')",
     ]
     (folder / "module.py").write_text("\n".join(lines))
     assert [text.partition(":")[2] for text in deep_imports(folder, own=("package",))] == [
         "1 imports jaxprtool.jaxcompat",
-        "3 imports jaxprtool.ir.programs.program",
+        "3 imports jaxprtool.ir.program",
         "6 imports jaxprtool.passes.cleanup.dce",
-        "7 imports jaxprtool.api.functions.jit",
+        "7 imports jaxprtool.api.jit",
     ]
 
 
@@ -366,7 +368,7 @@ OTHER_MEANINGS = {"output.py": {"fold": "how Rich breaks lines"}, "why.py": {"fo
 
 def test_commands_know_no_pass_by_name():
     # A pass reports its work itself (`Pass.notes`), like a plug-in's pass.
-    points = entry_points(group=registry.GROUP)
+    points = entry_points(group=pipeline.GROUP)
     ours = {p.name: p.value for p in points if p.value.startswith("jaxprtool.")}
     modules = {".".join(v.partition(":")[0].split(".")[:4]) for v in ours.values()}
     found, imported = {}, {}

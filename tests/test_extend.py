@@ -16,7 +16,7 @@ import jaxprtool
 from jaxprtool import extend
 from jaxprtool.errors import PluginError
 from jaxprtool.extend import python
-from jaxprtool.ir.basics import plugins
+from jaxprtool.ir import rules
 from tests.share import on_one_release
 
 X = jnp.arange(6.0).reshape(2, 3)
@@ -97,7 +97,7 @@ def test_traits_and_rules_of_an_installed_plugin_are_found_on_demand(monkeypatch
             extend.add_traits("test_lazy", expensive=True)
             extend.rule("dce", "test_lazy")("the rule")
 
-    monkeypatch.setattr(plugins, "_installed", lambda: {"test_lazy": Point()})
+    monkeypatch.setattr(rules, "_installed", lambda: {"test_lazy": Point()})
     assert extend.traits("test_lazy").expensive
     from jaxprtool.passes.cleanup.dce import dce_rules
 

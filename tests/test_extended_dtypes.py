@@ -6,11 +6,10 @@ import numpy as np
 import pytest
 
 from jaxprtool import equivalent, errors, jit, to_python, trace, unzip, verify, write
-from jaxprtool.execute.running.summary import summarize
-from jaxprtool.ir.equality.structural_key import structure
-from jaxprtool.ir.evaluation.interpret import evaluate
-from jaxprtool.ir.evaluation.nonfinite import FiniteCheck
-from jaxprtool.sizes.fitting import fitted
+from jaxprtool.execute.running.arrays import summarize
+from jaxprtool.ir.equivalence import structure
+from jaxprtool.ir.evaluation import FiniteCheck, evaluate
+from jaxprtool.sizes.buckets import fitted
 from tests.programs.extended import (
     PairArray,
     captured,

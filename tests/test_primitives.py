@@ -11,7 +11,7 @@ import pytest
 from jax.sharding import PartitionSpec as P
 
 from jaxprtool import nest, sow, variable
-from jaxprtool.ir.core.structured import sub_jaxprs
+from jaxprtool.ir.regions import sub_jaxprs
 from jaxprtool.primitives import scope_of
 
 X = jnp.arange(1.0, 5.0)

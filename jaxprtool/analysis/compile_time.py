@@ -21,15 +21,14 @@ from typing import TypeAlias
 from jaxprtool import jaxcompat
 from jaxprtool.analysis.kernels import Kernels, Node, UnknownSize
 from jaxprtool.analysis.stats import count_equations
-from jaxprtool.ir.basics.documents import document
-from jaxprtool.ir.core.equations import bodies, equations
-from jaxprtool.ir.core.structured import Scan, copies_of_body
-from jaxprtool.ir.core.traits import traits
-from jaxprtool.ir.equality.structural_key import Unkeyable, parameters_key
-from jaxprtool.ir.equality.value_keys import atom_key
-from jaxprtool.ir.programs.program import Program
-from jaxprtool.ir.programs.program_signature import top_jaxpr
-from jaxprtool.ir.source.frames import frames_now
+from jaxprtool.ir.documents import document
+from jaxprtool.ir.equations import bodies, equations
+from jaxprtool.ir.equivalence import Unkeyable, parameters_key
+from jaxprtool.ir.frames import frames_now
+from jaxprtool.ir.keys import atom_key
+from jaxprtool.ir.program import Program, top_jaxpr
+from jaxprtool.ir.regions import Scan, copies_of_body
+from jaxprtool.ir.traits import traits
 from jaxprtool.jaxcompat import Jaxpr, Literal
 
 #: CPU seconds for a kernel, for an equation in a kernel, and for an equation of the program, as

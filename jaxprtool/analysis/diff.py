@@ -3,7 +3,7 @@
     diff(p, q).verdict
     diff(p, q).hunks[0].lines[0].source
 
-Programs are matched as graphs (`ir.graphs.counterparts`), so names, source lines, and the order of
+Programs are matched as graphs (`ir.differences`), so names, source lines, and the order of
 independent equations make no difference.
 """
 
@@ -11,30 +11,30 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any, Literal, NamedTuple, TypeAlias
 
 from jaxprtool import jaxcompat
 from jaxprtool.analysis.cost import cost
-from jaxprtool.analysis.cost.work import Work
+from jaxprtool.analysis.cost.rules import Work
+from jaxprtool.analysis.profile import Profile, TimedLine
 from jaxprtool.analysis.stats import count_equations
 from jaxprtool.errors import UnsupportedError
-from jaxprtool.ir.basics.documents import Number, document
-from jaxprtool.ir.basics.printed import Printed
-from jaxprtool.ir.core.equations import weak_marks
-from jaxprtool.ir.equality.equation_keys import is_cast
-from jaxprtool.ir.graphs.counterparts import MatchedBody, counterparts
-from jaxprtool.ir.graphs.differences import (
+from jaxprtool.ir.body_matching import MatchedBody
+from jaxprtool.ir.custom_rules import has_stubs, with_stubs
+from jaxprtool.ir.differences import (
     Difference,
+    counterparts,
     differences,
     has_other_operand_types,
     type_difference,
 )
-from jaxprtool.ir.programs.program import Program
-from jaxprtool.ir.programs.program_signature import ProgramSignature, covering, program_signature
-from jaxprtool.ir.rewriting.callbacks import has_stubs, with_stubs
-from jaxprtool.ir.source.frames import frames_now
+from jaxprtool.ir.documents import Number, Printed, document
+from jaxprtool.ir.equations import bodies, weak_marks
+from jaxprtool.ir.equivalence import is_cast
+from jaxprtool.ir.frames import frames_now
+from jaxprtool.ir.program import Program, ProgramSignature, covering, program_signature
 from jaxprtool.jaxcompat import AnyJaxpr, JaxprEqn
 from jaxprtool.jaxcompat import Literal as LiteralAtom
 
@@ -556,3 +556,101 @@ def _removed_first(lines: Sequence[Line]) -> list[Line]:
             added = []
         ordered.append(line)
     return ordered + added
+
+
+# --- diff times -----------------------------------------------------------------------------------
+# The measured times of the differences between two programs, by source line.
+#
+# Times are measured by line, not by equation. The lines of a hunk in one program are those of its
+# equations, and those of the counterparts of equations at the hunk's lines in the other program. So
+# the time of a line that gained a small equation is compared with its time before.
+
+#: The lines of a hunk in the first and in the second program, by name: `model.py:9`.
+_Lines = tuple[set[str], set[str]]
+
+
+def with_times(found: Diff, before: Profile, after: Profile) -> Diff:
+    """Add the measured times of two programs, and sort the hunks by how much their time changed.
+
+    Args:
+        found: The diff of the programs.
+        before: The profile of the first program.
+        after: The profile of the second program.
+    """
+    profiles = before, after
+    known = tuple({line.name: line for line in each.lines if line.name} for each in profiles)
+    reader = _LineNames(found)
+    timed = [(hunk, reader.of_hunk(hunk)) for hunk in found.hunks]
+    times = [(hunk, _seconds(known, lines)) for hunk, lines in timed]
+    times.sort(key=lambda each: -abs(each[1].after - each[1].before))
+    differing: _Lines = set(), set()
+    for _, lines in timed:
+        for all_of_them, some in zip(differing, lines, strict=True):
+            all_of_them |= some
+    others = set(known[0]) - differing[0], set(known[1]) - differing[1]
+    whole = Seconds(before.wall_seconds, after.wall_seconds, False)
+    parts = _seconds(known, differing), _seconds(known, others)
+    rest = Seconds(
+        max(whole.before - sum(each.before for each in parts), 0.0),
+        max(whole.after - sum(each.after for each in parts), 0.0),
+        False,
+    )
+    hunks = tuple(hunk for hunk, _ in times)
+    by_hunk = tuple(seconds for _, seconds in times)
+    return replace(found, hunks=hunks, times=DiffTimes(whole, *parts, rest, by_hunk))
+
+
+def _seconds(known: Sequence[dict[str, TimedLine]], lines: _Lines) -> Seconds:
+    """Return the time of lines of both programs. Lines without operations take no time."""
+    timed = [
+        [of[name] for name in names if name in of] for of, names in zip(known, lines, strict=True)
+    ]
+    before, after = (sum(each.seconds for each in found) for found in timed)
+    return Seconds(before, after, any(each.is_split for found in timed for each in found))
+
+
+class _LineNames:
+    """Finds the lines of hunks.
+
+    Args:
+        found: The diff.
+    """
+
+    def __init__(self, found: Diff) -> None:
+        self._frames = [frames_now(each.roots) for each in found.signatures]
+        #: The lines of equations that correspond, for each line of a program.
+        self._counterparts: tuple[dict[str, set[str]], dict[str, set[str]]] = ({}, {})
+        for body in found.bodies:
+            around = [[pair[which] for pair in body.path] for which in (0, 1)]
+            for i, j in body.pairs.items():
+                eqns = body.bodies[0].eqns[i], body.bodies[1].eqns[j]
+                names = [self._name(k, [*around[k], eqns[k]]) for k in (0, 1)]
+                if all(names):
+                    for k in (0, 1):
+                        self._counterparts[k].setdefault(names[k], set()).add(names[1 - k])
+
+    def of_hunk(self, hunk: Hunk) -> _Lines:
+        """Return the lines of a hunk in both programs."""
+        own: _Lines = set(), set()
+        for line in hunk.lines:
+            for which, eqn in enumerate((line.before, line.after)):
+                if eqn is not None:
+                    around = [pair[which] for pair in hunk.body.path]
+                    own[which].update(self._names(which, [*around, eqn]))
+        return own[0] | self._across(own[1], 1), own[1] | self._across(own[0], 0)
+
+    def _across(self, names: Iterable[str], which: int) -> set[str]:
+        """Return the lines in the other program of the counterparts of equations at some lines."""
+        return {each for name in names for each in self._counterparts[which].get(name, ())}
+
+    def _names(self, which: int, around: Sequence[JaxprEqn]) -> Iterator[str]:
+        """Yield the lines of the last equation in `around`, and of all equations in its bodies."""
+        if name := self._name(which, around):
+            yield name
+        for _, body in bodies(around[-1]):
+            for eqn in body.eqns:
+                yield from self._names(which, [*around, eqn])
+
+    def _name(self, which: int, around: Sequence[JaxprEqn]) -> str:
+        location = self._frames[which].location_of(around)
+        return "" if location is None else self._frames[which].text(location.frame)

@@ -38,15 +38,15 @@ import numpy as np
 
 from jaxprtool import jaxcompat
 from jaxprtool.analysis.stats import count_equations
-from jaxprtool.ir.basics.dtypes import itemsize
-from jaxprtool.ir.basics.rules import RuleTable, rule
-from jaxprtool.ir.core.equations import fuses, size_of
-from jaxprtool.ir.core.regions import Regions, regions
-from jaxprtool.ir.core.traits import traits
-from jaxprtool.ir.dataflow.slicing import Run
-from jaxprtool.ir.shapes.symbols import Sizes, value_of
+from jaxprtool.ir.dataflow import Run
+from jaxprtool.ir.dtypes import itemsize
+from jaxprtool.ir.equations import fuses, size_of
+from jaxprtool.ir.regions import Regions, regions
+from jaxprtool.ir.rules import RuleTable, rule
+from jaxprtool.ir.symbols import Sizes, value_of
+from jaxprtool.ir.traits import traits
 from jaxprtool.jaxcompat import Atom, Aval, Jaxpr, JaxprEqn, Literal, Var
-from jaxprtool.jaxcompat.identity import identity
+from jaxprtool.jaxcompat.jaxprs import identity
 
 #: The calls that are opened, so that their equations are nodes: those that XLA inlines, all, or
 #: none.

@@ -23,16 +23,14 @@ from typing import Literal, TypeAlias, get_args
 
 from jaxprtool.analysis.stats import constants_of
 from jaxprtool.errors import PointError, did_you_mean
-from jaxprtool.ir.basics.paths import named_by_end, parts_of_paths
-from jaxprtool.ir.basics.quantities import listed
-from jaxprtool.ir.dataflow.dataflow import DataFlow, Value
-from jaxprtool.ir.dataflow.slicing import Start
-from jaxprtool.ir.notation.naming import Naming
+from jaxprtool.ir.dataflow import DataFlow, Start, Value
+from jaxprtool.ir.documents import listed
+from jaxprtool.ir.frames import frames_now
+from jaxprtool.ir.notation.layout import Naming
+from jaxprtool.ir.notation.names import UserNames
 from jaxprtool.ir.notation.signatures import Notation
-from jaxprtool.ir.notation.user_names import UserNames
-from jaxprtool.ir.programs.program import Program
-from jaxprtool.ir.programs.program_signature import program_signature
-from jaxprtool.ir.source.frames import frames_now
+from jaxprtool.ir.paths import named_by_end, parts_of_paths
+from jaxprtool.ir.program import Program, program_signature
 from jaxprtool.jaxcompat import AnyJaxpr, Jaxpr, JaxprEqn
 from jaxprtool.jaxcompat import Literal as LiteralValue
 from jaxprtool.jaxcompat.source_locations import UserFrame

@@ -11,8 +11,7 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Literal
 
-from jaxprtool.ir.basics.documents import document
-from jaxprtool.ir.basics.printed import Printed
+from jaxprtool.ir.documents import Printed, document
 
 #: The kinds of differences between a compilation and an earlier one of the same function.
 ReasonKind = Literal[

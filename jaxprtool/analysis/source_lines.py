@@ -6,22 +6,19 @@ from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 
-from jaxprtool.analysis.cost import Group, Sides, cost_by_side
-from jaxprtool.analysis.cost.groupings import LineReader
-from jaxprtool.analysis.cost.work import NOTHING
+from jaxprtool.analysis.cost import Group, LineReader, Sides, cost_by_side
+from jaxprtool.analysis.cost.rules import NOTHING
 from jaxprtool.analysis.profile import Profile, TimedLine
 from jaxprtool.analysis.residuals import Residual
 from jaxprtool.analysis.shardings import Shardings
 from jaxprtool.analysis.slices import EquationsByLine
-from jaxprtool.ir.basics.collector import without_collector
-from jaxprtool.ir.basics.documents import document
-from jaxprtool.ir.basics.printed import Printed
-from jaxprtool.ir.core.equations import equations
-from jaxprtool.ir.dataflow.slicing import everything
-from jaxprtool.ir.programs.auto_sharding import left_to_partitioner
-from jaxprtool.ir.programs.program import Program
-from jaxprtool.ir.programs.program_signature import program_signature
-from jaxprtool.ir.source.frames import BEHIND, Frames, frames_now
+from jaxprtool.ir.dataflow import everything
+from jaxprtool.ir.documents import Printed, document
+from jaxprtool.ir.equations import equations
+from jaxprtool.ir.frames import BEHIND, Frames, frames_now
+from jaxprtool.ir.meshes import left_to_partitioner
+from jaxprtool.ir.process import without_collector
+from jaxprtool.ir.program import Program, program_signature
 from jaxprtool.jaxcompat import AnyJaxpr
 
 _NONE = Group("", NOTHING, NOTHING)

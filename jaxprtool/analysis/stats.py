@@ -13,12 +13,10 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import ClassVar, Literal
 
-from jaxprtool.ir.basics.caches import JaxprCache
-from jaxprtool.ir.basics.documents import document
-from jaxprtool.ir.basics.printed import Printed
-from jaxprtool.ir.core.equations import inner_jaxprs, size_of, type_of
-from jaxprtool.ir.programs.program import Program
-from jaxprtool.ir.programs.program_signature import NamedValue, program_signature, top_jaxpr
+from jaxprtool.ir.backends import JaxprCache
+from jaxprtool.ir.documents import Printed, document
+from jaxprtool.ir.equations import inner_jaxprs, size_of, type_of
+from jaxprtool.ir.program import NamedValue, Program, program_signature, top_jaxpr
 from jaxprtool.jaxcompat import AnyJaxpr, ClosedJaxpr, Jaxpr, Var
 
 

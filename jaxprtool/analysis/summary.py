@@ -1,4 +1,4 @@
-"""The most important facts about a program, and the commands to run next.
+"""Summarize a program: its most important facts, its signature, its bodies and its lines.
 
 A suggestion is a command and the counted or measured fact that supports it. Without such a fact
 there is none: a program with nothing to gain has no suggestions.
@@ -6,6 +6,7 @@ there is none: a program with nothing to gain has no suggestions.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import islice
@@ -16,11 +17,24 @@ from jaxprtool.analysis.lint import Finding, Findings
 from jaxprtool.analysis.memory import Live, Memory, Point
 from jaxprtool.analysis.profile import Profile, TimedLine
 from jaxprtool.analysis.residuals import Placement, Residuals
-from jaxprtool.analysis.stats import Stats
-from jaxprtool.ir.basics.documents import document
-from jaxprtool.ir.basics.quantities import in_bytes, plural
-from jaxprtool.ir.programs.program_signature import NamedValue, bytes_of_values
-from jaxprtool.ir.programs.repetition import Repetition
+from jaxprtool.analysis.stats import Stats, count_equations, stats
+from jaxprtool.ir.documents import document, in_bytes, plural
+from jaxprtool.ir.equations import holders, inner_jaxprs, outer_first
+from jaxprtool.ir.frames import Frames, frames_now
+from jaxprtool.ir.program import (
+    NamedValue,
+    Program,
+    ValueGroup,
+    bytes_of_values,
+    grouped,
+    program_signature,
+)
+from jaxprtool.ir.repetition import Repetition
+from jaxprtool.jaxcompat import AnyJaxpr, Jaxpr
+from jaxprtool.jaxcompat.source_locations import UserFrame
+
+# --- summary --------------------------------------------------------------------------------------
+# The most important facts about a program, and the commands to run next.
 
 #: The maximum number of lines, values and findings, and of suggestions.
 _MOST, _MOST_SUGGESTIONS = 3, 5
@@ -296,3 +310,95 @@ def _shares_of_flops(found: Cost) -> dict[str, float]:
 
 def _operations(group: Group) -> Any:
     return group.work.flops + group.work.transcendentals
+
+
+# --- overview -------------------------------------------------------------------------------------
+# Summarize a program: its signature in the user's names, its bodies and its source lines.
+#
+# Equations are counted as in `stats`: where they run, with the body of a jit at each call.
+
+
+@dataclass(frozen=True)
+class HeldBody:
+    """A body in a program.
+
+    Attributes:
+        kind: The primitive of the equations that hold it.
+        name: The name of the function, or of the parameter that the body is.
+        calls: The number of times that it is held, over all copies of its holders.
+        equations: The number of its equations, at every depth.
+    """
+
+    kind: str
+    name: str
+    calls: int
+    equations: int
+
+
+@dataclass(frozen=True)
+class Overview:
+    """A summary of a program. The largest parts come first.
+
+    Attributes:
+        stats: Its size.
+        arguments: Its arguments, grouped by the user's names, in order.
+        outputs: Its results likewise.
+        bodies: The bodies of more than one equation.
+        lines: The number of equations by line of the user's own source.
+    """
+
+    stats: Stats
+    arguments: tuple[ValueGroup, ...]
+    outputs: tuple[ValueGroup, ...]
+    bodies: tuple[HeldBody, ...]
+    lines: tuple[tuple[UserFrame, int], ...]
+
+
+def overview(program: Program | AnyJaxpr) -> Overview:
+    """Return the summary of a program."""
+    counted, about = stats(program), program_signature(program)
+    runs = _runs(about.jaxpr)
+    return Overview(
+        counted,
+        grouped(counted.arguments),
+        grouped(counted.outputs),
+        tuple(_bodies(runs)),
+        tuple(_lines(runs, frames_now(about.roots))),
+    )
+
+
+def _runs(top: Jaxpr) -> dict[Jaxpr, int]:
+    """Return how often each body occurs in a program, callers before callees."""
+    runs = dict.fromkeys(outer_first(top), 0)
+    runs[top] = 1
+    for jaxpr, number in runs.items():
+        for body in inner_jaxprs(jaxpr):
+            runs[body] += number
+    return runs
+
+
+def _bodies(runs: dict[Jaxpr, int]) -> list[HeldBody]:
+    """Return the bodies of several equations, sorted by the equations in all their copies."""
+    found: dict[Jaxpr, HeldBody] = {}
+    for jaxpr in runs:
+        for eqn, held in holders(jaxpr):
+            for path, body in held:
+                if body not in found and len(body.eqns) > 1:
+                    named = str(eqn.params.get("name") or path)
+                    size = count_equations(body)
+                    found[body] = HeldBody(eqn.primitive.name, named, runs[body], size)
+    return sorted(found.values(), key=lambda body: -body.calls * body.equations)
+
+
+def _lines(runs: dict[Jaxpr, int], reader: Frames) -> list[tuple[UserFrame, int]]:
+    """Return the lines that equations come from, each with its number of equations."""
+    counts: Counter[tuple[str, int]] = Counter()
+    frames: dict[tuple[str, int], UserFrame] = {}
+    for jaxpr, number in runs.items():
+        copies = Counter(eqn.source_info.traceback for eqn in jaxpr.eqns)
+        for traceback, eqn in {eqn.source_info.traceback: eqn for eqn in jaxpr.eqns}.items():
+            if (location := reader.location(eqn)) is not None:
+                frame = location.frame
+                counts[frame.file, frame.line] += number * copies[traceback]
+                frames[frame.file, frame.line] = frame
+    return [(frames[line], number) for line, number in counts.most_common()]

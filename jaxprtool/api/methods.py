@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from jaxprtool.ir.evaluation.nonfinite import FiniteCheck
-from jaxprtool.ir.programs.program import Program, Programs
+from jaxprtool.ir.evaluation import FiniteCheck
+from jaxprtool.ir.program import Program, Programs
 
 
 def applied(
@@ -29,9 +29,9 @@ def text(program: Program) -> str:
 def summary(program: Program) -> str:
     """Return a one-line summary of a program."""
     from jaxprtool.analysis.stats import count_equations
-    from jaxprtool.render.reports.overview import summary
+    from jaxprtool.render.reports.summary import program_line
 
-    return summary(program, count_equations(program))
+    return program_line(program, count_equations(program))
 
 
 def html(program: Program | Programs) -> str:

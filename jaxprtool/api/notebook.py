@@ -20,8 +20,7 @@ from IPython.display import HTML, display
 
 from jaxprtool.api.record import record
 from jaxprtool.errors import JaxprToolError
-from jaxprtool.recording.folder import PAGE, free_folder
-from jaxprtool.recording.settings import kept_calls_of
+from jaxprtool.recording.folder import PAGE, free_folder, kept_calls_of
 from jaxprtool.render.page.record import record_cell
 
 

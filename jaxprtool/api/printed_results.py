@@ -1,4 +1,4 @@
-"""The text and HTML of results, as their commands show them; see `ir.basics.printed`."""
+"""The text and HTML of results, as their commands show them; see `ir.documents`."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Any
 
 from rich.console import Console
 
-from jaxprtool.render.terminal.top import ROWS, TALL_ROWS
+from jaxprtool.render.terminal.tables import ROWS, TALL_ROWS
 
 #: For each type of result, the module of `render.reports` that renders it, and the call that does
 #: so, with the defaults of the command.
@@ -18,7 +18,7 @@ _RENDERERS: dict[str, tuple[str, Callable[[Any, int, Any], Any]]] = {
     "Bench": ("bench", lambda found, width, module: module.table(found, width)),
     "Comparison": ("compare", lambda found, width, module: module.comparison(found, width, ROWS)),
     "CompiledPeak": (
-        "compiled_memory",
+        "memory",
         lambda found, width, module: module.compiled_table(found, width, TALL_ROWS),
     ),
     "Cost": ("cost", lambda found, width, module: module.cost_table(found, width, ROWS, None)),
@@ -26,7 +26,7 @@ _RENDERERS: dict[str, tuple[str, Callable[[Any, int, Any], Any]]] = {
     "Diff": ("diff", lambda found, width, module: module.diff_text(found, width, ROWS)),
     "Findings": ("lint", lambda found, width, module: module.findings_by_line(found, width, ROWS)),
     "GradientAnswer": (
-        "gradient",
+        "why",
         lambda found, width, module: module.gradient_text(found, width, module.CAUSES),
     ),
     "Memory": ("memory", lambda found, width, module: module.memory_table(found, width, ROWS)),
@@ -53,7 +53,7 @@ _RENDERERS: dict[str, tuple[str, Callable[[Any, int, Any], Any]]] = {
         "source",
         lambda found, width, module: module.source_text(found, width, False, None),
     ),
-    "Stats": ("stats", lambda found, width, module: module.stats(found, width, ROWS)),
+    "Stats": ("summary", lambda found, width, module: module.stats(found, width, ROWS)),
     "Watched": ("watch", lambda found, width, module: module.watched_text(found, width, ROWS)),
     "Why": ("why", lambda found, width, module: module.slices_by_line(found, width, ROWS)),
 }

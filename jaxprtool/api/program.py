@@ -1,23 +1,36 @@
-"""Public functions for loading and splitting programs."""
+"""Public functions for loading and splitting programs, and for lowering functions to HLO."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import functools
+from collections.abc import Callable, Hashable, Sequence
+from dataclasses import replace
 from typing import Any
 
+import jax
+
+from jaxprtool import jaxcompat
 from jaxprtool.api.targets import find
-from jaxprtool.ir.programs.program import Program, Programs
-from jaxprtool.loading.trace import StaticArguments, bind_arguments, trace
+from jaxprtool.errors import ArgumentsError
+from jaxprtool.formats import lowering
+from jaxprtool.formats.lowering import XlaComputation
+from jaxprtool.ir.program import Program, Programs
+from jaxprtool.ir.trees import filled
+from jaxprtool.loading.trace import (
+    BoundCall,
+    StaticArguments,
+    bind_arguments,
+    function_name,
+    trace,
+    trace_call,
+)
 from jaxprtool.passes.unzip import Unzip
 from jaxprtool.primitives import VARIABLE
 
-__all__ = [
-    "Program",
-    "Programs",
-    "load",
-    "trace",
-    "unzip",
-]
+__all__ = ["Program", "Programs", "load", "trace", "unzip"]
+
+# --- program --------------------------------------------------------------------------------------
+# Public functions for loading and splitting programs.
 
 
 def load(
@@ -101,3 +114,118 @@ def unzip(
         return parts.init, parts.apply
 
     return unzipped
+
+
+# --- lower ----------------------------------------------------------------------------------------
+# `xla_computation`, formerly in JAX: the HLO of a function; and `make_jaxpr`.
+#
+# Both accept any object with a shape and a dtype as an argument. Free named axes (`axis_env`) are
+# axes of replicas, as in `pmap`: collectives over them have replica groups, and the computation is
+# for one replica per combination of indices.
+
+Indices = int | Sequence[int]
+AxisEnv = Sequence[tuple[Hashable, int]]
+
+
+def make_jaxpr(
+    fun: Callable,
+    static_argnums: Indices = (),
+    axis_env: AxisEnv | None = None,
+    return_shape: bool = False,
+) -> Callable:
+    """Return a function from the arguments of `fun` to the closed jaxpr of `fun`.
+
+    The jaxpr is that of `jax.make_jaxpr`: a function under `jax.jit` is one equation.
+
+    Args:
+        fun: The function.
+        static_argnums: Positions of arguments that are passed to `fun` unchanged.
+        axis_env: Names and sizes of axes for collectives, `[('i', 4), ('j', 2)]`.
+        return_shape: Whether to return a pair: the jaxpr, and a `jax.ShapeDtypeStruct` for each
+            result, in the tree of the results.
+
+    Raises:
+        JaxprToolError: From the returned function, the errors of `trace`.
+    """
+
+    @functools.wraps(fun)
+    def make(*args: object, **kwargs: object) -> object:
+        call = replace(bind_arguments(fun, args, kwargs, static_argnums), shared=None)
+        program = trace_call(function_name(fun), fun, call, axis_env, opens_jit=False)
+        return (program.jaxpr, _shapes(program)) if return_shape else program.jaxpr
+
+    return make
+
+
+def xla_computation(
+    fun: Callable,
+    static_argnums: Indices = (),
+    axis_env: AxisEnv | None = None,
+    in_parts: object = None,
+    out_parts: object = None,
+    backend: str | None = None,
+    tuple_args: bool | None = False,
+    instantiate_const_outputs: bool | None = True,
+    return_shape: bool = False,
+    donate_argnums: Indices = (),
+) -> Callable:
+    """Return a function from the arguments of `fun` to the `XlaComputation` of `fun`.
+
+    That object has `as_hlo_text()`, `as_serialized_hlo_module_proto()`, `as_hlo_dot_graph()` and
+    `program_shape()`; its result is always a tuple, and unused arguments are kept.
+
+    Args:
+        fun: The function.
+        static_argnums: Positions of arguments that are passed to `fun` unchanged.
+        axis_env: Names and sizes of axes for collectives, `[('i', 4), ('j', 2)]`.
+        in_parts: A prefix of the tree of the positional arguments, with `PartitionSpec(2, 1)`, the
+            number of parts per dimension, or None for replicated values.
+        out_parts: The same for the results.
+        backend: The platform to lower for (cpu, gpu, tpu), whether or not this machine has it.
+        tuple_args: Whether all arguments are passed as one tuple; None for more than a hundred.
+        instantiate_const_outputs: Without effect, as in JAX since 2021: constant results are always
+            part of the computation.
+        return_shape: Whether to return a pair: the computation, and a `jax.ShapeDtypeStruct` for
+            each result, in the tree of the results.
+        donate_argnums: Positions of arguments whose memory may be reused for results.
+
+    Raises:
+        ArgumentsError: From the returned function, for arguments, parts and positions that do not
+            fit `fun`.
+        UserFunctionError: From the returned function, if `fun` raises.
+        UnsupportedError: From the returned function, for a program that JAX cannot lower.
+        BackendError: From the returned function, for an unknown platform.
+    """
+
+    @functools.wraps(fun)
+    def compute(*args: object, **kwargs: object) -> object:
+        call = replace(bind_arguments(fun, args, kwargs, static_argnums), shared=None)
+        program = trace_call(function_name(fun), fun, call, axis_env)
+        lowering.require_sizes(program)
+        donated = _donated(donate_argnums, len(args), call)
+        options = XlaComputation(in_parts, out_parts, tuple_args, donated)
+        module = options.module(program, backend)
+        jaxcompat.rename_module(module, f"xla_computation_{program.name}")
+        built = options.computation(program, module)
+        return (built, _shapes(program)) if return_shape else built
+
+    return compute
+
+
+def _shapes(program: Program) -> object:
+    """Return the types of the results, in their tree."""
+    return filled(
+        program.out_tree,
+        [jax.ShapeDtypeStruct(a.shape, a.dtype, weak_type=a.weak_type) for a in program.out_avals],
+    )
+
+
+def _donated(positions: Indices, count: int, call: BoundCall) -> tuple[int, ...]:
+    """Return the positions in the program of the arguments at `positions`, out of `count`."""
+    wanted = [positions] if isinstance(positions, int) else list(positions)
+    for position in wanted:
+        if not -count <= position < count:
+            raise ArgumentsError(
+                f"donate_argnums has {position}, but the function has {count} positional arguments"
+            )
+    return tuple(call.position(position) for position in wanted)

@@ -13,13 +13,13 @@ from typing import TYPE_CHECKING, Any
 from jaxprtool.analysis.recorded_run import Compilation, Reason, Run
 from jaxprtool.errors import JaxprToolError
 from jaxprtool.files import file_written_whole
-from jaxprtool.ir.programs.program import Program
-from jaxprtool.ir.source import source_text
+from jaxprtool.ir import source_text
+from jaxprtool.ir.program import Program
 from jaxprtool.jaxcompat.source_locations import is_installed
 from jaxprtool.recording import folder
+from jaxprtool.recording.folder import Settings, require_until
 from jaxprtool.recording.read import definitions, read_about, read_program, read_run
 from jaxprtool.recording.recorder import Recorder
-from jaxprtool.recording.settings import Settings, require_until
 
 if TYPE_CHECKING:
     from jaxprtool.analysis.memory import Memory
@@ -185,7 +185,7 @@ def every_program(
 
 def finished(path: str) -> Run:
     """Write the page and the trace of a run, and return the run."""
-    from jaxprtool.formats.perfetto import perfetto
+    from jaxprtool.formats.traces import perfetto
     from jaxprtool.render.page import record as pages
 
     run, about = read_run(path), read_about(path)
@@ -207,8 +207,7 @@ def finished(path: str) -> Run:
 
 def _details(program: Program) -> Details:
     """Return the facts about a program for the page."""
-    from jaxprtool.analysis.cost import cost
-    from jaxprtool.analysis.cost.all_runs import work_by_equation
+    from jaxprtool.analysis.cost import cost, work_by_equation
     from jaxprtool.analysis.memory import memory
     from jaxprtool.analysis.stats import stats
     from jaxprtool.render.page.record import Details

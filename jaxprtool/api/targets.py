@@ -20,21 +20,18 @@ from typing import TYPE_CHECKING, Any, ClassVar, Unpack
 import jax
 
 from jaxprtool.errors import ArgumentsError, StructureError, TargetError
-from jaxprtool.execute.running.fill import refitted
+from jaxprtool.execute.running.arrays import refitted
 from jaxprtool.files import is_device, opened_plain
-from jaxprtool.ir.core.equations import has_64_bit_types
-from jaxprtool.ir.programs.meshes import on_axes
-from jaxprtool.ir.programs.program import Program
-from jaxprtool.ir.programs.program_signature import grouped, program_signature
-from jaxprtool.ir.programs.ref_contents import with_contents
-from jaxprtool.ir.programs.specs import NO_SPECS, Specs
-from jaxprtool.ir.programs.trees import filled
-from jaxprtool.ir.shapes.symbols import Sizes, found_sizes, symbolic_sizes
+from jaxprtool.ir.conversions import with_contents
+from jaxprtool.ir.equations import has_64_bit_types
+from jaxprtool.ir.meshes import NO_SPECS, Specs, on_axes
+from jaxprtool.ir.program import Program, grouped, program_signature
+from jaxprtool.ir.symbols import Sizes, found_sizes, symbolic_sizes
+from jaxprtool.ir.trees import filled
 from jaxprtool.loading import argspec
 from jaxprtool.loading import load as functions
-from jaxprtool.loading.load import Entry
+from jaxprtool.loading.load import Arguments, Entry
 from jaxprtool.loading.trace import BoundCall, StaticArguments
-from jaxprtool.loading.typed_call import Arguments
 from jaxprtool.recording.folder import split
 
 if TYPE_CHECKING:
@@ -130,7 +127,7 @@ def find(
     own = tuple(jax.ShapeDtypeStruct(aval.shape, aval.dtype) for aval in program.in_avals)
     if args is None:
         return ProgramEntry(program, own if kept is None else tuple(kept))
-    from jaxprtool.sizes.fitting import fitted
+    from jaxprtool.sizes.buckets import fitted
 
     given = argspec.read_args(args)
     if symbolic and program.symbols and not symbolic_sizes(jax.tree.leaves(given)):
@@ -173,7 +170,7 @@ def _stored(target: str) -> tuple[Program, Sequence[object] | None]:
     recorded = split(target)
     if recorded is None:
         return _program(target, _data(target)), None
-    from jaxprtool.recording.replay import replayed
+    from jaxprtool.recording.read import replayed
 
     return replayed(*recorded)
 
@@ -197,8 +194,8 @@ def _data(target: str) -> bytes:
 
 def _program(target: str, data: bytes) -> Program:
     # Most targets are functions; import the readers only for a file.
-    from jaxprtool.formats.exported import is_exported, read_exported
     from jaxprtool.formats.jaxpr.read import is_program, parse, read
+    from jaxprtool.formats.lowering import is_exported, read_exported
 
     if is_exported(data):
         return read_exported(data, _shown(target))
@@ -262,7 +259,7 @@ class Traced:
         program = with_contents(program)
         if self.after is None:
             return RunInputs(program, *refitted(program, self.values))
-        from jaxprtool.sizes.fitting import fitted
+        from jaxprtool.sizes.buckets import fitted
 
         try:
             values = fitted(program, *self.after)

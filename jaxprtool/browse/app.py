@@ -1,35 +1,38 @@
-"""The Textual app of the browser: panes, keys, and exit."""
+"""The Textual app of the browser: panes, dialogs, keys, the user's editor, and exit."""
 
 from __future__ import annotations
 
 import asyncio
 import os
+import shlex
 import signal
+import subprocess
 import threading
 from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Collection, Sequence
 from typing import ClassVar
 
 from rich.text import Text
+from textual import events
 from textual.app import App, ComposeResult, SuspendNotSupported
 from textual.binding import Binding, BindingType
 from textual.containers import Container, VerticalScroll
-from textual.widgets import Input, Static
+from textual.screen import ModalScreen
+from textual.widgets import Input, OptionList, Static
+from textual.widgets.option_list import Option
 
-from jaxprtool.browse import editor, search
-from jaxprtool.browse.dialogs import Chooser, Keys
-from jaxprtool.browse.document import Document
-from jaxprtool.browse.info import info
-from jaxprtool.browse.line_pane import LinePane
+from jaxprtool.browse import navigation
+from jaxprtool.browse.document import Document, State
 from jaxprtool.browse.navigation import Navigator, Way, counterpart, way_text
 from jaxprtool.browse.outline import Kind, Node, Outline
-from jaxprtool.browse.program_pane import ProgramPane
-from jaxprtool.browse.source_pane import SourcePane
-from jaxprtool.browse.states import State
-from jaxprtool.errors import JaxprToolError
+from jaxprtool.browse.panes import LinePane, ProgramPane, SourcePane, info
+from jaxprtool.errors import JaxprToolError, OutputError
 from jaxprtool.extend.analysis import Start, backward_slice, forward_slice, left_to_partitioner
 from jaxprtool.extend.listing import plural
 from jaxprtool.extend.sources import Sources
+
+# --- app ------------------------------------------------------------------------------------------
+# The Textual app of the browser: panes, keys, and exit.
 
 _FOOTER = (
     ("/", "search"),
@@ -102,7 +105,7 @@ class Browser(App[None]):
         self._documents: dict[tuple[State, bool], Document] = {}
         self._outlines: dict[tuple[State, bool], Outline] = {}
         self._by_scope = False
-        self._matches: list[search.Match] = []
+        self._matches: list[navigation.Match] = []
         self._match = -1
         #: The kind of marks, 1 for dependents of a row, 2 for its dependencies; and that row.
         self._marked: tuple[int, Node | None] = 0, None
@@ -371,7 +374,7 @@ class Browser(App[None]):
         self._leave_search()
         if not event.value.strip():
             return
-        self._matches = search.matches(self.program.document, event.value)
+        self._matches = navigation.matches(self.program.document, event.value)
         if self._matches:
             self._match = self._next([_number(self.program.document, m) for m in self._matches], 0)
             self._show_match()
@@ -515,7 +518,7 @@ class Browser(App[None]):
             return
         try:
             with self.suspend():
-                editor.edit(*place)
+                edit(*place)
             self._say("")
         except SuspendNotSupported:
             self._say("this terminal cannot run another program")
@@ -553,7 +556,7 @@ class Browser(App[None]):
         self.push_screen(Keys())
 
 
-def _number(document: Document, match: search.Match) -> int:
+def _number(document: Document, match: navigation.Match) -> int:
     """Return the position of a match in the program."""
     where, index = match
     if isinstance(where, Kind):
@@ -575,3 +578,175 @@ def browse(states: Sequence[State]) -> None:
     if app.stopped_by is not None:
         signal.signal(app.stopped_by, signal.SIG_DFL)
         os.kill(os.getpid(), app.stopped_by)
+
+
+# --- dialogs --------------------------------------------------------------------------------------
+# Dialogs above the panes: a list of choices, and the keys.
+
+#: The number of choices with a digit.
+_DIGITS = 9
+
+
+class Chooser(ModalScreen[int | None]):
+    """A list from which the user chooses by digit or with the cursor.
+
+    Args:
+        title: The title of the list.
+        choices: The choices.
+        current: The choice initially at the cursor.
+    """
+
+    BINDINGS: ClassVar[list[BindingType]] = [
+        Binding("escape,q", "leave", show=False),
+        Binding("j", "app.simulate_key('down')", show=False),
+        Binding("k", "app.simulate_key('up')", show=False),
+    ]
+
+    DEFAULT_CSS = """
+    Chooser { align: center middle; background: transparent; }
+    Chooser OptionList {
+        width: auto; min-width: 40; max-width: 90%; height: auto; max-height: 80%;
+        border: solid $foreground; background: $background; padding: 0 1;
+        text-wrap: nowrap; text-overflow: ellipsis;
+        border-title-color: $foreground; border-subtitle-color: $foreground;
+    }
+    Chooser OptionList:focus { border: solid $foreground; }
+    """
+
+    def __init__(self, title: str, choices: Sequence[str], current: int = 0):
+        super().__init__()
+        self._title, self._choices, self._current = title, choices, current
+
+    def compose(self) -> ComposeResult:
+        """Create the list."""
+        options = [
+            Option(
+                Text(f"{i if i <= _DIGITS else ' '} {choice}", no_wrap=True, overflow="ellipsis")
+            )
+            for i, choice in enumerate(self._choices, 1)
+        ]
+        choices = OptionList(*options)
+        choices.border_title = self._title
+        choices.border_subtitle = "digit or enter chooses; escape closes"
+        yield choices
+
+    def on_mount(self) -> None:
+        """Put the cursor on the current choice."""
+        self.query_one(OptionList).highlighted = self._current
+
+    def on_key(self, event: events.Key) -> None:
+        """Choose by a digit."""
+        if event.key.isdigit() and 1 <= int(event.key) <= min(len(self._choices), _DIGITS):
+            event.stop()
+            self.dismiss(int(event.key) - 1)
+
+    def on_option_list_option_selected(self, event: OptionList.OptionSelected) -> None:
+        """Choose the item at the cursor."""
+        self.dismiss(event.option_index)
+
+    def action_leave(self) -> None:
+        """Choose nothing."""
+        self.dismiss(None)
+
+
+_KEYS = (
+    ("", "moving"),
+    ("↑ ↓ k j", "one row up or down; also page up, page down, g, G"),
+    ("enter", "fold or unfold; also ← →"),
+    ("* -", "unfold or fold everything"),
+    ("tab", "to the source, to the details of the row, and back"),
+    ("t", "group by nesting, or by scopes too"),
+    ("", "finding"),
+    ("/", "search: dot_general  f32[8,3]  params['w']  Dense_0  model.py:9"),
+    ("n N", "the next match, the previous one"),
+    ("d", "definitions of the operands; for a call, the equations of its results"),
+    ("u", "uses of the results; also marks all rows that depend on them"),
+    ("m", "mark the rows that depend on this one, its dependencies, nothing"),
+    ("< >", "back and forth; also alt+←, alt+→"),
+    ("", "the source"),
+    ("enter", "in the source: go to the equations of the line, then n N"),
+    ("f", "the next frame: your line, the library's behind it"),
+    ("e", "open $EDITOR at the line"),
+    ("", "passes"),
+    ("[ ]", "the program before, and after a pass;  + added, - removed next, ± both"),
+    ("s", "choose among all states"),
+    ("c C", "the next changed row, the previous one"),
+    ("", "other"),
+    ("y", "copy a path, a line, an equation, or its dependencies"),
+    ("v", "your names, or JAX's letters"),
+    ("i", "hide or show the panes beside the program"),
+    ("escape", "remove marks, and leave a search"),
+    ("q", "quit"),
+)
+
+
+class Keys(ModalScreen[None]):
+    """The list of keys."""
+
+    BINDINGS: ClassVar[list[BindingType]] = [
+        Binding("escape,q,question_mark,enter", "dismiss", show=False)
+    ]
+
+    DEFAULT_CSS = """
+    Keys { align: center middle; background: transparent; }
+    Keys VerticalScroll {
+        width: 78; max-width: 100%; height: auto; max-height: 100%;
+        border: solid $foreground; background: $background; padding: 0 1;
+    }
+    """
+
+    def compose(self) -> ComposeResult:
+        """Create the table."""
+        text = Text()
+        for key, meaning in _KEYS:
+            if key:
+                text.append(f"{key:<9}", "bold")
+                text.append(f"{meaning}\n")
+            else:
+                text.append(f"{meaning}\n", "bold underline")
+        text.rstrip()
+        box = VerticalScroll(Static(text))
+        box.border_title = "keys"
+        yield box
+
+
+# --- editor ---------------------------------------------------------------------------------------
+# The user's editor, opened at a line of a file.
+
+#: The line options of editors that do not accept `+LINE FILE`.
+_PLACES = {
+    "code": ("-g", "{file}:{line}"),
+    "codium": ("-g", "{file}:{line}"),
+    "cursor": ("-g", "{file}:{line}"),
+    "subl": ("{file}:{line}",),
+    "zed": ("{file}:{line}",),
+    "hx": ("{file}:{line}",),
+    "helix": ("{file}:{line}",),
+    "pycharm": ("--line", "{line}", "{file}"),
+}
+
+
+def command(file: str, line: int) -> list[str]:
+    """Return the command that opens a file at a line in $VISUAL or $EDITOR, or vi."""
+    chosen = os.environ.get("VISUAL") or os.environ.get("EDITOR") or "vi"
+    try:
+        editor = shlex.split(chosen)
+    except ValueError:
+        editor = []
+    if not editor:
+        raise OutputError(f"the editor '{chosen}' is not a command", "set EDITOR to a command")
+    place = _PLACES.get(os.path.basename(editor[0]), ("+{line}", "{file}"))
+    return [*editor, *(part.format(file=file, line=line) for part in place)]
+
+
+def edit(file: str, line: int) -> None:
+    """Run the editor until the user quits it. Raises OutputError if it cannot be started."""
+    given = command(file, line)
+    try:
+        code = subprocess.run(given).returncode
+    except OSError as error:
+        raise OutputError(
+            f"cannot start the editor '{given[0]}': {error.strerror}", "set EDITOR to a command"
+        ) from error
+    if code:
+        raise OutputError(f"the editor '{given[0]}' exited with code {code}")

@@ -1,12 +1,13 @@
-"""A state of a program as shown by the browser: tokens of rows, source locations, values."""
+"""A program as shown by the browser: its states, and the rows, sources and values of each."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from functools import cached_property
 
+from jaxprtool import Program, Programs
 from jaxprtool.browse.outline import Kind, Node
-from jaxprtool.browse.states import State
 from jaxprtool.extend import (
     Atom,
     Jaxpr,
@@ -16,8 +17,9 @@ from jaxprtool.extend import (
     bodies,
     is_flat,
     program_signature,
+    top_jaxpr,
 )
-from jaxprtool.extend.analysis import DataFlow, Start, backward_slice
+from jaxprtool.extend.analysis import Changes, DataFlow, Start, backward_slice, changes
 from jaxprtool.extend.listing import (
     BinderToken,
     Comment,
@@ -31,7 +33,11 @@ from jaxprtool.extend.listing import (
     plural,
     printable,
 )
+from jaxprtool.extend.pipelines import Observer, Step
 from jaxprtool.extend.sources import ScopeReader, SourceLocation, UserFrame, frames_now
+
+# --- document -------------------------------------------------------------------------------------
+# A state of a program as shown by the browser: tokens of rows, source locations, values.
 
 #: The maximum number of results, and operands, of an equation named in its row.
 _MOST_NAMED = 6
@@ -259,3 +265,65 @@ class Document:
             atom = node.jaxpr.outvars[node.index]
             return [] if isinstance(atom, Literal) else [(node.jaxpr, atom)]
         return []
+
+
+# --- states ---------------------------------------------------------------------------------------
+# The states of a program: as traced, and after each pass that changed it.
+
+
+@dataclass(eq=False)
+class State:
+    """A program between two passes.
+
+    Attributes:
+        label: The pass that produced it, or its name.
+        program: The program.
+        before: The state from which it was produced; None if traced.
+        after: The states produced from it.
+    """
+
+    label: str
+    program: Program
+    before: State | None = None
+    after: list[State] = field(default_factory=list)
+
+    @cached_property
+    def changes(self) -> Changes:
+        """The changes of the pass that produced this state."""
+        if self.before is None:
+            return Changes(frozenset(), frozenset())
+        return changes(top_jaxpr(self.before.program), top_jaxpr(self.program))
+
+    @cached_property
+    def marks(self) -> Mapping[int, str]:
+        """The marks of equations, by `id`, that a pass added or will remove."""
+        removed = [each.changes.removed for each in self.after]
+        goes = removed[0].intersection(*removed) if removed else frozenset()
+        added = self.changes.added
+        return {**dict.fromkeys(goes, "-"), **{k: "±" if k in goes else "+" for k in added}}
+
+    @property
+    def is_compared(self) -> bool:
+        """Whether `marks` and `changes` are computed, which takes time for large programs."""
+        return "marks" in vars(self)
+
+
+class Recorder(Observer):
+    """Records the states of the programs in a pipeline, in order of creation."""
+
+    def __init__(self, program: Program):
+        self.states = [State("traced", program)]
+        self._latest = {id(program): self.states[0]}
+
+    def after(
+        self, step: Step, program: Program, result: Program | Programs, seconds: float
+    ) -> None:
+        before = self._latest[id(program)]
+        if result is program:
+            return
+        several = isinstance(result, Mapping)
+        for name, each in result.items() if isinstance(result, Mapping) else [("", result)]:
+            state = State(f"{step} {name}" if several else str(step), each, before)
+            before.after.append(state)
+            self.states.append(state)
+            self._latest[id(each)] = state

@@ -15,10 +15,10 @@ import typer
 from typer.core import TyperCommand, TyperGroup
 from typer.main import get_command
 
-from jaxprtool.cli import completion, errors, launch, options, output, signs, start
-from jaxprtool.cli.command_help import Command
+from jaxprtool.cli import completion, errors, launch, options, output, start
 from jaxprtool.errors import OutputError
-from jaxprtool.ir.basics import recursion
+from jaxprtool.ir import process
+from jaxprtool.render.terminal.tables import CYAN, GREEN, MAGENTA, RED, YELLOW, named
 
 PROGRAM = "jaxprtool"
 _COMPLETE = "_JAXPRTOOL_COMPLETE"
@@ -214,16 +214,37 @@ def answer(arguments: list[str]) -> int:
     with errors.guarded(show_traceback, options.format_in(arguments)) as ending:
         if sys.stdout is None:
             raise OutputError("stdout is closed")
-        signs.use_ascii_where_needed()
+        errors.use_ascii_where_needed()
         group: Any = _with_brackets_escaped(get_command(app))
         if _COMPLETE in os.environ:
             completion.answer(group, arguments, PROGRAM)
         launch.command_line.set(tuple(arguments))
         with (
-            recursion.limit_raised(),
+            process.limit_raised(),
             start.jax_settings_restored(),
             group.make_context(PROGRAM, arguments) as context,
         ):
             group.invoke(context)
     launch.leave_at_once(ending.code)
     return ending.code
+
+
+# --- command help ---------------------------------------------------------------------------------
+# The help of a command: Typer's, in colors that can be read on black and on white.
+
+
+class Command(TyperCommand):
+    """A command whose help has the colors of `render.terminal.tables`."""
+
+    def format_help(self, ctx: Any, formatter: Any) -> None:
+        """Write the help to stdout."""
+        from typer import rich_utils  # slow to import
+
+        rich_utils.STYLE_OPTION = f"bold {named(CYAN)}"
+        rich_utils.STYLE_SWITCH = f"bold {named(GREEN)}"
+        rich_utils.STYLE_NEGATIVE_OPTION = f"bold {named(MAGENTA)}"
+        rich_utils.STYLE_NEGATIVE_SWITCH = f"bold {named(RED)}"
+        rich_utils.STYLE_TYPES = f"bold {named(YELLOW)}"
+        rich_utils.STYLE_USAGE = named(YELLOW)
+        rich_utils.STYLE_REQUIRED_SHORT = named(RED)
+        super().format_help(ctx, formatter)

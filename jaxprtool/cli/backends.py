@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from jaxprtool.cli import options, output
-from jaxprtool.cli.progress import OnProgress
+from jaxprtool.cli.output import OnProgress
 from jaxprtool.cli.session import command
 from jaxprtool.cli.start import start_jax
 
@@ -27,7 +27,7 @@ def backends(json: options.Json = False, *, on_progress: OnProgress) -> None:
     start_jax(on_progress)
     on_progress("looking for devices")
     from jaxprtool.execute.running.backends import survey
-    from jaxprtool.ir.basics.backends import platforms_hint
+    from jaxprtool.ir.backends import platforms_hint
 
     found = survey()
     if json:
@@ -60,7 +60,7 @@ def backends(json: options.Json = False, *, on_progress: OnProgress) -> None:
 
 def _memory(device: Device) -> str:
     from jaxprtool.execute.running.backends import memory_of
-    from jaxprtool.ir.basics.quantities import in_bytes
+    from jaxprtool.ir.documents import in_bytes
 
     size = memory_of(device)
     return "—" if size is None else in_bytes(size)

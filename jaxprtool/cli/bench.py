@@ -17,7 +17,7 @@ from jaxprtool.errors import CheckError, OutputError
 
 if TYPE_CHECKING:
     from jaxprtool.api.targets import Traced
-    from jaxprtool.execute.bench.measured import Bench
+    from jaxprtool.execute.bench import Bench
     from jaxprtool.passes.framework.pipeline import Pipeline
 
 _BASELINE = Panel("Baseline")
@@ -120,8 +120,7 @@ def bench(
     function.start(cache=False)
     from jaxprtool.api.investigate.bench import Options, benched
     from jaxprtool.api.investigate.variants import Axes, planned
-    from jaxprtool.execute.bench.baseline import read_baseline, with_baseline
-    from jaxprtool.execute.bench.turns import Limits
+    from jaxprtool.execute.bench import Limits, read_baseline, with_baseline
     from jaxprtool.execute.running.run import has_effects
     from jaxprtool.render.reports import bench as render
 
@@ -182,7 +181,7 @@ def _traced(
 
 
 def _document(found: Bench) -> str:
-    from jaxprtool.ir.basics.documents import as_json
+    from jaxprtool.ir.documents import as_json
 
     return json_module.dumps(as_json(found), indent=2, allow_nan=False)
 

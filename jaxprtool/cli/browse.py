@@ -30,7 +30,7 @@ def browse(
     _require_textual()
     session.start()
     traced = session.traced()
-    from jaxprtool.browse.states import Recorder
+    from jaxprtool.browse.document import Recorder
 
     recorder = Recorder(traced.program)
     session.programs(traced, recorder)

@@ -12,10 +12,10 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from jaxprtool.cli import completion, options, output
-from jaxprtool.cli.config_file import found_file
+from jaxprtool.cli.completion import found_file
+from jaxprtool.cli.errors import write_problems
 from jaxprtool.cli.options import Panel
-from jaxprtool.cli.problems import write_problems
-from jaxprtool.cli.progress import OnProgress
+from jaxprtool.cli.output import OnProgress
 from jaxprtool.cli.session import command, only_program
 from jaxprtool.cli.start import (
     start_jax,
@@ -28,7 +28,7 @@ from jaxprtool.errors import JaxprToolError
 
 if TYPE_CHECKING:
     from jaxprtool.cli.check_config import Configuration, ConfiguredTarget
-    from jaxprtool.ir.programs.program import Program
+    from jaxprtool.ir.program import Program
     from jaxprtool.render.documents.problems import Change, CheckedTarget
     from jaxprtool.testing.checks import Checked
 
@@ -84,20 +84,20 @@ def check(
     start_jax(on_progress)
     from jaxprtool.cli import check_config
     from jaxprtool.render.documents.problems import CheckDocument
-    from jaxprtool.testing import report
+    from jaxprtool.testing import checks
 
     path = found_file(config)
     with contextlib.chdir(path.parent):
         found = check_config.configuration(path, names or (), on_progress)
         results, changes = _results(found, update, on_progress)
-        targets = report.worst_first(results)
+        targets = checks.worst_first(results)
         if chosen == "json":
             output.write_json(CheckDocument(targets, changes))
         elif chosen == "text":
-            output.write_rendered(report.check_text(targets, changes, output.width()))
+            output.write_rendered(checks.check_text(targets, changes, output.width()))
         else:
             write_problems([each for target in targets for each in target.problems], chosen)
-            output.say(report.summary_text(targets, changes))
+            output.say(checks.summary_text(targets, changes))
     if not all(each.passed for each in targets):
         raise typer.Exit(1)
 

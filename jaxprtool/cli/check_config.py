@@ -23,8 +23,8 @@ import typer
 
 from jaxprtool.analysis.lint.table import chosen_rules
 from jaxprtool.api.investigate.budgets import QUANTITIES, Quantity, amount_of
-from jaxprtool.cli.config_file import tool_table
-from jaxprtool.cli.progress import OnProgress, silent
+from jaxprtool.cli.completion import tool_table
+from jaxprtool.cli.output import OnProgress, silent
 from jaxprtool.cli.session import CheckSession, reader
 from jaxprtool.errors import ConfigurationError, JaxprToolError, did_you_mean
 from jaxprtool.render.documents.problems import Place

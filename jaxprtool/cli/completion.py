@@ -1,4 +1,4 @@
-"""Shell completion of targets and pass names, without importing JAX or a user's module.
+"""Shell completion, and pyproject.toml and packages read, without importing JAX.
 
 A target is completed from the file tree and from the functions in its file, read with `ast`. If
 only one file matches, its functions are offered directly, so that the shell stops after the colon
@@ -12,14 +12,21 @@ import contextlib
 import glob
 import io
 import os
+import pkgutil
 import re
 import sys
+import tomllib
 import warnings
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from importlib.machinery import PathFinder
+from pathlib import Path
 from typing import Any
 
-from jaxprtool.errors import JaxprToolError
+from jaxprtool.errors import ArgumentsError, ConfigurationError, JaxprToolError, did_you_mean
 from jaxprtool.recording.folder import is_run, program_names
+
+# --- completion -----------------------------------------------------------------------------------
+# Shell completion of targets and pass names, without importing JAX or a user's module.
 
 #: Larger files are not read during completion.
 MAX_FILE = 1_000_000
@@ -89,7 +96,7 @@ def _names(tree: ast.Module) -> Iterator[str]:
 
 def complete_passes(incomplete: str) -> list[str]:
     """Return pipelines with this prefix, with the last pass completed."""
-    from jaxprtool.passes.framework.levels import levels
+    from jaxprtool.passes.framework.pipeline import levels
 
     if incomplete.count("(") > incomplete.count(")"):
         return []  # inside the options of a pass
@@ -113,8 +120,6 @@ def _installed_passes() -> list[str]:
 
 def complete_configured(incomplete: str) -> list[str]:
     """Return the names of the targets in the nearest pyproject.toml with this prefix."""
-    from jaxprtool.cli.config_file import found_file, target_names
-
     try:
         return [name for name in target_names(found_file()) if name.startswith(incomplete)]
     except JaxprToolError:
@@ -176,3 +181,84 @@ def _join_bash_words() -> bool:
     position = int(os.environ.get("COMP_CWORD", "0"))
     os.environ["COMP_CWORD"] = str(position - (2 if typed else 1))
     return True
+
+
+# --- config file ----------------------------------------------------------------------------------
+# The pyproject.toml with the table `[tool.jaxprtool]`, found and read without importing JAX.
+
+NAME = "pyproject.toml"
+
+
+def found_file(given: str | None = None) -> Path:
+    """Return the file of `--config`, or the nearest pyproject.toml with a table `[tool.jaxprtool]`.
+
+    Raises:
+        ConfigurationError: If there is none, or it cannot be read.
+    """
+    if given is not None:
+        path = Path(os.path.abspath(given))
+        tool_table(path)  # report what cannot be read
+        return path
+    if (nearest := nearest_file()) is not None:
+        return nearest
+    raise ConfigurationError(
+        f"no {NAME} here or above has a table [tool.jaxprtool]",
+        'write one: [tool.jaxprtool.targets.step] with target = "train.py:step" and flops = 0; '
+        "`jaxprtool check --update` writes the measured amounts",
+    )
+
+
+def nearest_file() -> Path | None:
+    """Return the nearest pyproject.toml with a table `[tool.jaxprtool]`, here or above, or None."""
+    here = Path.cwd()
+    for folder in (here, *here.parents):
+        if (folder / NAME).is_file() and "jaxprtool" in tool_table(folder / NAME):
+            return folder / NAME
+    return None
+
+
+def tool_table(path: Path) -> Mapping[str, Any]:
+    """Return the table `[tool]` of a file. Raises ConfigurationError if it cannot be read."""
+    try:
+        document = tomllib.loads(path.read_bytes().decode())
+    except OSError as error:
+        raise ConfigurationError(f"cannot read '{path}': {error.strerror or error}") from None
+    except ValueError as error:  # of TOML, or of UTF-8
+        raise ConfigurationError(f"{os.path.relpath(path)} is not valid TOML: {error}") from None
+    tool = document.get("tool", {})
+    return tool if isinstance(tool, dict) else {}
+
+
+def target_names(path: Path) -> list[str]:
+    """Return the names of the targets in a file."""
+    own = tool_table(path).get("jaxprtool", {})
+    targets = own.get("targets", {}) if isinstance(own, dict) else {}
+    return list(targets) if isinstance(targets, dict) else []
+
+
+# --- packages -------------------------------------------------------------------------------------
+# The packages that `--mine` may name.
+
+
+def require_package(name: str, target: str) -> None:
+    """Raise ArgumentsError if a package is not installed; a program file may name any package."""
+    top = name.partition(".")[0].replace("-", "_")
+    if target == "-" or target.endswith(".jaxpr") or not top.isidentifier():
+        return
+    if top not in sys.modules and not PathFinder.find_spec(top, [os.getcwd(), *sys.path]):
+        known = {module.name for module in pkgutil.iter_modules()}
+        held = _package_of_distribution(name)
+        hint = f"write --mine {held}" if held else did_you_mean(top, known)
+        raise ArgumentsError(f"--mine: no package '{name}' is installed", hint)
+
+
+def _package_of_distribution(name: str) -> str:
+    """Return the package in a distribution, `mujoco.mjx` in `mujoco-mjx`; "" if none."""
+    import importlib.metadata
+
+    try:
+        files = importlib.metadata.files(name) or []
+    except importlib.metadata.PackageNotFoundError:
+        return ""
+    folders = [file.parts[:-1] for file in files if file.name == "__init__.py"]
+    return ".".join(sorted(folders, key=len)[0]) if folders else ""

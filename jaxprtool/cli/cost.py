@@ -6,15 +6,14 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 from jaxprtool.cli import options, output
 from jaxprtool.cli.options import OUTPUT, Panel
-from jaxprtool.cli.partitioned import Compiled, bandwidth_option, partitioned
-from jaxprtool.cli.progress import OnProgress
-from jaxprtool.cli.running import ready
+from jaxprtool.cli.output import OnProgress
+from jaxprtool.cli.running import Compiled, bandwidth_option, partitioned, ready
 from jaxprtool.cli.session import Session, command, only_program
 from jaxprtool.errors import OutputError
 
 if TYPE_CHECKING:
     from jaxprtool.api.targets import RunInputs
-    from jaxprtool.ir.programs.program import Program
+    from jaxprtool.ir.program import Program
 
 _COUNTED = Panel("Cost")
 
@@ -90,8 +89,7 @@ def cost(
         raise OutputError("--bandwidth times the collectives of --compiled", "add --compiled")
     session.start()
     from jaxprtool.analysis.cost import cost as found_cost
-    from jaxprtool.analysis.cost.devices import device_named, with_times
-    from jaxprtool.analysis.cost.interconnects import interconnect_named
+    from jaxprtool.analysis.cost.devices import device_named, interconnect_named, with_times
     from jaxprtool.render.reports import cost as render
 
     on = None if device is None else device_named(device)
@@ -109,7 +107,7 @@ def cost(
             file.write(_profile(program))
     split = None
     if compiled:
-        from jaxprtool.analysis.shardings.times import timed
+        from jaxprtool.analysis.shardings import timed
 
         split = timed(partitioned(session, traced, named), link, on)
     else:
@@ -119,7 +117,7 @@ def cost(
     ]
     found = [with_times(each, on, time) for each, time in zip(found, taken, strict=True)]
     if json:
-        from jaxprtool.render.documents.found import CostDocument
+        from jaxprtool.render.documents.programs import CostDocument
 
         first = found[0]
         output.write_json(CostDocument(first.total, first.groups, found, split))
@@ -142,8 +140,8 @@ def require_numbers(is_symbolic: object) -> None:
 
 def _profile(program: Program) -> bytes:
     """Return the cost of a program by call stack, as a profile."""
-    from jaxprtool.analysis.cost.stacks import cost_by_stack
-    from jaxprtool.formats.pprof import Sample, profile
+    from jaxprtool.analysis.cost import cost_by_stack
+    from jaxprtool.formats.traces import Sample, profile
 
     sample_types = [("flops", "count"), ("transcendentals", "count"), ("bytes", "bytes")]
     found = [

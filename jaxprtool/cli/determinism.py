@@ -73,15 +73,15 @@ def determinism(
       jaxprtool determinism samples/rnn.py:loss --xla-options default
     """
     session.start(cache=False)
-    from jaxprtool.api.investigate import fresh
+    from jaxprtool.api.investigate import determinism
     from jaxprtool.api.investigate.determinism import Ways, default_options, run_again
     from jaxprtool.api.targets import STDIN, is_file
     from jaxprtool.render.reports import determinism as render
 
     prepared = ready(session.given("determinism takes"), seed)
     program, arguments = prepared.program, prepared.filled.arguments
-    if (folder := os.environ.get(fresh.FOLDER)) is not None:
-        fresh.write_fresh(folder, program, arguments)
+    if (folder := os.environ.get(determinism.FOLDER)) is not None:
+        determinism.write_fresh(folder, program, arguments)
         return
     ways = Ways(runs, threads, xla_options or {})
     lacking: list[str] = []
@@ -96,7 +96,7 @@ def determinism(
         ways = replace(
             ways,
             trace_again=lambda: session.given("determinism takes").program,
-            run_fresh=lambda environment: fresh.run_fresh(line, environment, program),
+            run_fresh=lambda environment: determinism.run_fresh(line, environment, program),
         )
     with printed_by_functions(json):
         found = run_again(program, arguments, ways, session.on_progress)

@@ -9,15 +9,15 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from jaxprtool.cli import completion, options, output
-from jaxprtool.cli.measured import Measure, measured, require_measure
 from jaxprtool.cli.options import FUNCTION, OUTPUT, PASSES, Panel
+from jaxprtool.cli.profile import Measure, measured, require_measure
 from jaxprtool.cli.running import require_device
 from jaxprtool.cli.session import Function, command, only_program, pipeline
 from jaxprtool.errors import TargetError
 
 if TYPE_CHECKING:
     from jaxprtool.api.targets import Traced
-    from jaxprtool.ir.programs.program import Program
+    from jaxprtool.ir.program import Program
 
 _OTHER = Panel("Other releases of JAX")
 
@@ -139,7 +139,7 @@ def diff(
     made = _programs(two, (jax_a, jax_b), passes, plugin, measure)
     found = compare(*(program for _, program in made))
     if measure:
-        from jaxprtool.analysis.diff_times import with_times
+        from jaxprtool.analysis.diff import with_times
 
         where = seed, backend, device, json, two.on_progress
         profiles = [

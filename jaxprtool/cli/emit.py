@@ -23,8 +23,8 @@ from jaxprtool.formats.emission import (
 
 if TYPE_CHECKING:
     from jaxprtool.api.targets import Traced
-    from jaxprtool.formats.xla_computation import XlaComputation
-    from jaxprtool.ir.programs.program import Program
+    from jaxprtool.formats.lowering import XlaComputation
+    from jaxprtool.ir.program import Program
     from jaxprtool.render.documents.programs import EmittedProgram
 
 _EMITTED = Panel("Format")
@@ -222,7 +222,7 @@ def _check(emission: Emission, out: str | None) -> None:
         what = "bytecode" if emission.binary else f"{to}"
         raise OutputError(f"{what} is binary, but stdout is a terminal", "write a file: -o FILE")
     if to is Format.dot and picture_format(out):
-        from jaxprtool.formats.picture import require_graphviz
+        from jaxprtool.formats.pictures import require_graphviz
 
         require_graphviz(out or "")
 
@@ -241,7 +241,7 @@ def _check_computation(to: Format, given: dict[str, Any]) -> None:
 def _computation(
     parts: dict[str, str | None], tuple_args: bool, donate: Sequence[int] | None, traced: Traced
 ) -> XlaComputation:
-    from jaxprtool.formats.xla_computation import OptionNames, XlaComputation, read_parts
+    from jaxprtool.formats.lowering import OptionNames, XlaComputation, read_parts
 
     ins, outs = (text and read_parts(text, option) for option, text in parts.items())
     donated = tuple(map(traced.position, donate or ()))
@@ -250,7 +250,7 @@ def _computation(
 
 
 def _say_result_types(programs: Sequence[tuple[str, Program]]) -> None:
-    from jaxprtool.formats.xla_computation import result_types
+    from jaxprtool.formats.lowering import result_types
 
     for name, program in programs:
         output.note(f"{name} returns {result_types(program)}")

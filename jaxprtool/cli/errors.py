@@ -1,4 +1,4 @@
-"""The end of a command: errors as one line on stderr, and exit codes for scripts.
+"""The end of a command: errors and problems, exit codes, and streams of ASCII.
 
 0    done
 1    a check failed
@@ -11,21 +11,23 @@
 
 from __future__ import annotations
 
+import codecs
 import errno
+import os
 import re
 import sys
 import traceback
+import unicodedata
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from itertools import groupby
-from typing import Any, NamedTuple, TypeGuard
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeGuard
 
 import typer
 
 from jaxprtool.cli import output
 from jaxprtool.cli.options import FormatChoice
-from jaxprtool.cli.problems import write_problems
 from jaxprtool.errors import (
     Details,
     JaxprToolError,
@@ -34,6 +36,12 @@ from jaxprtool.errors import (
     UserFunctionError,
     user_frames,
 )
+
+if TYPE_CHECKING:
+    from jaxprtool.render.documents.problems import Problem
+
+# --- errors ---------------------------------------------------------------------------------------
+# The end of a command: errors as one line on stderr, and exit codes for scripts.
 
 INTERNAL, INTERRUPTED, BROKEN_PIPE = 70, 130, 141
 
@@ -132,7 +140,7 @@ def _failure_to_start(error: Exception) -> JaxprToolError | None:
 
     The user's code and plug-ins may start them too, and JAX raises exceptions of any type.
     """
-    backends = sys.modules.get("jaxprtool.ir.basics.backends")  # unless the command imports no JAX
+    backends = sys.modules.get("jaxprtool.ir.backends")  # unless the command imports no JAX
     return None if backends is None else backends.failure_to_start(error)
 
 
@@ -175,7 +183,7 @@ def _show_frames(error: UserFunctionError) -> None:
 
     Consecutive library frames are represented by the innermost one, on one line.
     """
-    from jaxprtool.ir.source.frames import BEHIND, Root, frames_now
+    from jaxprtool.ir.frames import BEHIND, Root, frames_now
 
     frames = frames_now([Root(*root) for root in error.roots])
     shown: list[list[str]] = []
@@ -223,3 +231,107 @@ def _is_of_stdout(error: Exception) -> TypeGuard[OSError]:
     """Return True if an error is from a full or broken disk behind stdout."""
     full = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO)
     return isinstance(error, OSError) and error.filename is None and error.errno in full
+
+
+# --- problems -------------------------------------------------------------------------------------
+# Problems on stdout, in the formats that other programs read.
+
+
+def write_problems(
+    problems: Sequence[Problem], format: FormatChoice, failure: str | None = None
+) -> None:
+    """Write problems to stdout, with paths from the root of the git repository.
+
+    Args:
+        problems: The problems.
+        format: "sarif" or "github".
+        failure: Why the command could not look for problems; None if it did.
+    """
+    from jaxprtool import __version__
+    from jaxprtool.render.documents.problems import Problem
+    from jaxprtool.render.reports.lint import github_annotations, repository_root, sarif
+
+    root = repository_root(os.getcwd())
+    if format == "sarif":
+        output.write_json(sarif(problems, __version__, root, _about(problems), failure))
+    elif failure is not None:
+        output.write(github_annotations([Problem("error", "", failure, ())], root))
+    elif problems:
+        output.write(github_annotations(problems, root))
+
+
+def _about(problems: Sequence[Problem]) -> dict[str, str]:
+    """Return the descriptions of the codes of problems."""
+    if not problems:
+        return {}
+    from jaxprtool.analysis.lint.table import all_rules
+
+    return {**_CHECKS, **{rule.code: rule.about for rule in all_rules()}}
+
+
+#: Descriptions of the checks that are not rules of `lint`.
+_CHECKS = {
+    "flops": "The program takes more FLOPs than its budget.",
+    "peak-bytes": "The program needs more memory at its peak than its budget.",
+    "equations": "The program has more equations than its budget.",
+    "residual-bytes": "The gradient keeps more between its passes than its budget.",
+    "collectives-bytes": "Each device sends more than its budget.",
+    "compiles": "The function compiles more programs than its budget.",
+    "no": "The program has a primitive or a dtype that it may not have.",
+    "donated": "Arguments are not donated, or their memory is not used.",
+    "snapshot": "The program differs from its snapshot.",
+    "error": "The program cannot be checked.",
+}
+
+
+# --- signs ----------------------------------------------------------------------------------------
+# ASCII substitutes for symbols of listings, curves and tables, if a stream's encoding lacks them.
+#
+# The encoding of a pipe on Windows lacks box-drawing characters and arrows. Other characters, such
+# as in names, are written as escapes. Programs meant to be read again are never changed in this
+# way: see `output`.
+
+#: The name of the error handler.
+_HANDLER = "jaxprtool.signs"
+
+#: Python's default error handlers for characters that a stream lacks; PYTHONIOENCODING sets others.
+_DEFAULTS = ("strict", "surrogateescape", "backslashreplace")
+
+#: Symbols in ASCII; bars are in order of height.
+_SIGNS = {
+    **dict(zip("▁▂▃▄▅▆▇█", "_.-:=+*#", strict=True)),
+    **dict(zip("↑↓▾▼▸►·•µ", "^vvv>>.*u", strict=True)),
+    "→": "->",
+    "←": "<-",
+    "…": "...",
+    "≤": "<=",
+    "≥": ">=",
+    "±": "+-",
+}
+
+
+def use_ascii_where_needed() -> None:
+    """Set stdout and stderr to write characters that their encodings lack in ASCII."""
+    codecs.register_error(_HANDLER, _replaced)
+    for stream in (sys.stdout, sys.stderr):
+        if getattr(stream, "errors", None) in _DEFAULTS and hasattr(stream, "reconfigure"):
+            stream.reconfigure(errors=_HANDLER)
+
+
+def _replaced(error: UnicodeError) -> tuple[str, int]:
+    assert isinstance(error, UnicodeEncodeError)
+    return "".join(map(in_ascii, error.object[error.start : error.end])), error.end
+
+
+def in_ascii(sign: str) -> str:
+    """Return a character in ASCII: a similar symbol, or else its escape."""
+    if sign in _SIGNS:
+        return _SIGNS[sign]
+    name = unicodedata.name(sign, "")
+    if name.startswith("BRAILLE"):
+        return " " if name.endswith("BLANK") else "*"
+    if name.startswith("BOX DRAWINGS"):
+        lines = [line for line in ("HORIZONTAL", "VERTICAL") if line in name]
+        ends = any(end in name for end in ("UP", "DOWN", "LEFT", "RIGHT"))
+        return "+" if ends or len(lines) != 1 else "-" if lines == ["HORIZONTAL"] else "|"
+    return sign.encode("ascii", "backslashreplace").decode()

@@ -3,20 +3,23 @@
 from __future__ import annotations
 
 import sys
+import textwrap
 from typing import TYPE_CHECKING, Annotated, TypeAlias
 
 import typer
 
 from jaxprtool.cli import completion, options, output
-from jaxprtool.cli.passes import write_passes
-from jaxprtool.cli.progress import OnProgress
+from jaxprtool.cli.output import OnProgress
 from jaxprtool.cli.session import command, load_plugins
 from jaxprtool.cli.start import start_jax
-from jaxprtool.errors import PipelineError, did_you_mean
+from jaxprtool.errors import PipelineError, PluginError, did_you_mean
+
+if TYPE_CHECKING:
+    from jaxprtool.render.documents.passes import PassSummary
 
 if TYPE_CHECKING:
     from jaxprtool.render.documents.passes import PassDocument, PipelineDocument, PrimitiveDocument
-    from jaxprtool.render.terminal.rendering import Rendering
+    from jaxprtool.render.terminal.listing import Rendering
 
     _Explanation: TypeAlias = PassDocument | PipelineDocument | PrimitiveDocument
 
@@ -58,7 +61,7 @@ def explain(
       jaxprtool explain dot_general
       jaxprtool explain -O1
     """
-    from jaxprtool.passes.framework.levels import levels
+    from jaxprtool.passes.framework.pipeline import levels
 
     load_plugins(plugin)
     wanted = f"O{level}" if level is not None else (name or "").removeprefix("-")
@@ -92,16 +95,15 @@ def _rendered(document: _Explanation, full: bool) -> Rendering:
 
 
 def _level(name: str) -> _Explanation:
-    from jaxprtool.passes.framework import registry
+    from jaxprtool.passes.framework import pipeline
     from jaxprtool.passes.framework.base import summary
-    from jaxprtool.passes.framework.levels import levels
-    from jaxprtool.passes.framework.pipeline import Pipeline
+    from jaxprtool.passes.framework.pipeline import Pipeline, levels
     from jaxprtool.render.documents import passes as documents
 
     level = levels[name]
     parts = (("repeated", level.repeated), ("once, at the end", level.last))
     steps = [
-        documents.PipelineStep(str(step), when, summary(registry.find(step.transform.name)))
+        documents.PipelineStep(str(step), when, summary(pipeline.find(step.transform.name)))
         for when, text in parts
         for step in Pipeline.parse(text).steps
     ]
@@ -109,9 +111,9 @@ def _level(name: str) -> _Explanation:
 
 
 def _pass_or_primitive(name: str, on_progress: OnProgress) -> _Explanation:
-    from jaxprtool.passes.framework import registry
+    from jaxprtool.passes.framework import pipeline
 
-    if name in registry.available():
+    if name in pipeline.available():
         return _pass(name)
     start_jax(on_progress)
     from jaxprtool import jaxcompat
@@ -123,13 +125,13 @@ def _pass_or_primitive(name: str, on_progress: OnProgress) -> _Explanation:
     try:
         return _pass(name)  # one installed since, or raises the error
     except PipelineError as error:
-        known = [*registry.available(), *primitives]
+        known = [*pipeline.available(), *primitives]
         raise PipelineError(error.message, did_you_mean(name, known) or error.hint) from None
 
 
 def _primitive(name: str) -> PrimitiveDocument:
     from jaxprtool import extend
-    from jaxprtool.ir.core import traits
+    from jaxprtool.ir import traits
     from jaxprtool.passes.cleanup.simplify import Simplify
     from jaxprtool.render.documents import passes as documents
 
@@ -150,17 +152,17 @@ def _primitive(name: str) -> PrimitiveDocument:
 
 
 def _pass(name: str) -> PassDocument:
-    from jaxprtool.passes.framework import base, registry
+    from jaxprtool.passes.framework import base, pipeline
     from jaxprtool.passes.framework.docstrings import documentation
     from jaxprtool.render.documents import passes as documents
 
-    cls = registry.find(name)
+    cls = pipeline.find(name)
     said = documentation(cls)
     return documents.PassDocument(
         name,
         said.text,
         cls.group,
-        registry.available()[name].origin,
+        pipeline.available()[name].origin,
         _pipelines(name),
         [
             documents.Option(
@@ -179,8 +181,7 @@ def _pass(name: str) -> PassDocument:
 
 def _pipelines(name: str) -> list[str]:
     """Return the named pipelines that contain a pass."""
-    from jaxprtool.passes.framework.levels import levels
-    from jaxprtool.passes.framework.pipeline import Pipeline
+    from jaxprtool.passes.framework.pipeline import Pipeline, levels
 
     return [
         f"-{level}"
@@ -188,3 +189,55 @@ def _pipelines(name: str) -> list[str]:
         for text in (passes.repeated, passes.last)
         if name in {step.transform.name for step in Pipeline.parse(text).steps}
     ]
+
+
+# --- passes ---------------------------------------------------------------------------------------
+# The list of passes and named pipelines, as `jaxprtool explain` without a name shows it.
+
+#: The groups of built-in passes, in listing order; plug-ins may add others.
+_GROUPS = "clean up", "transform", "split", "schedule and compile"
+
+
+def write_passes(json: bool) -> None:
+    """Write the passes by group, and the named pipelines."""
+    from jaxprtool.passes.framework import pipeline
+    from jaxprtool.passes.framework.base import summary
+    from jaxprtool.passes.framework.pipeline import levels
+    from jaxprtool.render.documents.passes import PassesDocument, PassSummary
+
+    pipelines = {f"-{name}": str(level) for name, level in levels.items()}
+    found = []
+    for source in pipeline.available().values():
+        try:
+            cls = source.load()
+        except PluginError as error:
+            output.warning(error.message)
+            continue
+        found.append(PassSummary(source.name, summary(cls), cls.group, source.origin))
+    if json:
+        output.write_json(PassesDocument(found, pipelines))
+        return
+    _write_groups({**_grouped(found), "pipelines": list(pipelines.items())})
+
+
+def _grouped(passes: list[PassSummary]) -> dict[str, list[tuple[str, str]]]:
+    """Return names and help of passes by group, with ungrouped passes last."""
+    groups: dict[str, list[tuple[str, str]]] = {title: [] for title in _GROUPS}
+    for each in sorted(passes, key=lambda each: not each.group):
+        title = each.group or f"from {each.origin}"
+        origin = f" ({each.origin})" if each.group and each.origin != "jaxprtool" else ""
+        groups.setdefault(title, []).append((each.name, each.help + origin))
+    return groups
+
+
+def _write_groups(groups: dict[str, list[tuple[str, str]]]) -> None:
+    """Write each group with its title; on a terminal, a pass has one line."""
+    names = max(len(name) for rows in groups.values() for name, _ in rows)
+    room = output.width() - names - 4 if sys.stdout.isatty() else None
+    for i, (title, rows) in enumerate(groups.items()):
+        output.write(("\n" if i else "") + title)
+        for name, text in rows:
+            lines = textwrap.wrap(text, room) if room else [text]
+            if room and len(lines) > 1 and not name.startswith("-"):
+                lines = [textwrap.shorten(text, room, placeholder=" …")]
+            output.write(f"  {name:<{names}}  " + f"\n{'':<{names + 4}}".join(lines))

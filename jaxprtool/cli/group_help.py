@@ -17,7 +17,7 @@ from rich.table import Table
 from rich.text import Text
 
 from jaxprtool.cli import output
-from jaxprtool.render.terminal.colors import CYAN, YELLOW, named
+from jaxprtool.render.terminal.tables import CYAN, YELLOW, named
 
 
 def write(group: Any, context: Any, panels: Mapping[str, Mapping[str, str]]) -> None:

@@ -29,8 +29,8 @@ from jaxprtool.files import SUPERVISED, remove_unfinished
 
 if TYPE_CHECKING:
     from jaxprtool.cli.session import Function
-    from jaxprtool.ir.programs.program import Program
-    from jaxprtool.processes.group import Failure, Place, Stream
+    from jaxprtool.ir.program import Program
+    from jaxprtool.processes import Failure, Place, Stream
 
 #: The exit code of a run whose time was up, as of the command `timeout`.
 TIMED_OUT = 124
@@ -97,8 +97,7 @@ def supervise(
         raise typer.BadParameter("--launch starts its own cluster: omit --coordinator")
     if is_supervised() or not (launch or place or timeout):
         return
-    from jaxprtool.processes import ended_by_signals
-    from jaxprtool.processes.group import run_together
+    from jaxprtool.processes import ended_by_signals, run_together
 
     mark = os.urandom(8).hex()
     bare = _without("--timeout", _without("--launch", command_line.get()))
@@ -135,7 +134,7 @@ def place_of(coordinator: str | None, count: int | None, number: int | None) -> 
         raise typer.BadParameter(f"--coordinator takes HOST:PORT, not '{coordinator}'")
     if number >= count:
         raise typer.BadParameter(f"--process-id is {number}, but there are {count} processes")
-    from jaxprtool.processes.group import Place
+    from jaxprtool.processes import Place
 
     return Place(coordinator, count, number)
 
@@ -153,7 +152,8 @@ def joined(place: Place | None, function: Function) -> bool:
         BackendError: If this process cannot join or start its devices, or the mesh does not use all
             devices of the cluster.
     """
-    from jaxprtool.execute.running import backends, cluster
+    from jaxprtool.execute.running import backends
+    from jaxprtool.execute.running import backends as cluster
 
     if place is None and not cluster.is_started_by_cluster():
         return True
@@ -208,8 +208,8 @@ def require_same(program: Program) -> None:
 
     They would otherwise wait for each other's collectives without end.
     """
-    from jaxprtool.api.investigate.same_program import differing
-    from jaxprtool.execute.running.cluster import exchanged
+    from jaxprtool.api.investigate.determinism import differing
+    from jaxprtool.execute.running.backends import exchanged
     from jaxprtool.render.reports.diff import diff_text
 
     found = differing(program)

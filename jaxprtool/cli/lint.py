@@ -8,16 +8,16 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from jaxprtool.cli import options, output
-from jaxprtool.cli.config_file import nearest_file
+from jaxprtool.cli.completion import nearest_file
+from jaxprtool.cli.errors import write_problems
 from jaxprtool.cli.options import Panel
-from jaxprtool.cli.problems import write_problems
 from jaxprtool.cli.session import Session, command
 from jaxprtool.errors import ArgumentsError, JaxprToolError, TargetError
-from jaxprtool.ir.basics.quantities import plural
+from jaxprtool.ir.documents import plural
 
 if TYPE_CHECKING:
     from jaxprtool.analysis.lint import Findings
-    from jaxprtool.ir.programs.program import Program
+    from jaxprtool.ir.program import Program
 
 _FINDINGS = Panel("Findings")
 

@@ -2,15 +2,22 @@
 
 from __future__ import annotations
 
+import contextlib
+import sys
+from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Annotated
 
 from jaxprtool.cli import options, output
-from jaxprtool.cli.compiled_memory import peak_of, require_within
 from jaxprtool.cli.options import OUTPUT, Panel
 from jaxprtool.cli.session import Session, command, only_program
+from jaxprtool.errors import CheckError, OutOfMemoryError, UnsupportedError
 
 if TYPE_CHECKING:
     from jaxprtool.analysis.memory import Memory
+    from jaxprtool.analysis.memory.compiled import CompiledPeak
+    from jaxprtool.api.targets import RunInputs
+    from jaxprtool.cli.output import OnProgress
+    from jaxprtool.render.terminal.listing import Rendering
 
 _Out = Annotated[
     str | None,
@@ -65,16 +72,16 @@ def memory(
       jaxprtool memory samples/transformer.py:train_step --top 5 -o memory.svg
       jaxprtool memory samples/transformer.py:train_step --compiled --limit 16GiB
     """
-    from jaxprtool.ir.basics.quantities import bytes_of
-    from jaxprtool.render.reports import memory_picture
+    from jaxprtool.ir.documents import bytes_of
+    from jaxprtool.render.reports import memory
 
     shown = options.rows(top, all, options.TALL_ROWS if compiled else options.ROWS)
     most = None if limit is None else bytes_of(limit)
-    picture_format = None if out is None else memory_picture.picture_format(out)
+    picture_format = None if out is None else memory.picture_format(out)
     session.start()
     from jaxprtool.analysis.memory import memory as found_memory
     from jaxprtool.render.reports import memory as render
-    from jaxprtool.render.reports.compiled_memory import compiled_table
+    from jaxprtool.render.reports.memory import compiled_table
 
     traced = session.traced()
     programs = session.programs(traced)
@@ -89,7 +96,7 @@ def memory(
     if out is not None and picture_format is not None:
         session.on_progress("drawing")
         with output.written_file(out) as file:
-            file.write(memory_picture.picture(found[0], picture_format))
+            file.write(memory.picture(found[0], picture_format))
     if pprof is not None:
         with output.written_file(pprof) as file:
             file.write(_profile(found[0]))
@@ -101,7 +108,7 @@ def memory(
         output.say_if_partitioned((each for _, each in programs), json)
     output.say_unused_donations(each for _, each in programs)
     if json:
-        from jaxprtool.render.documents.found import MemoryDocument
+        from jaxprtool.render.documents.programs import MemoryDocument
 
         first = found[0]
         output.write_json(MemoryDocument(first.peak_bytes, first.at, first.live, found, peak))
@@ -115,7 +122,7 @@ def memory(
 
 def _profile(found: Memory) -> bytes:
     """Return the live values at the peak by call stack, as a profile."""
-    from jaxprtool.formats.pprof import Sample, profile
+    from jaxprtool.formats.traces import Sample, profile
 
     sample_types = [("bytes", "bytes"), ("values", "count")]
     alive = [
@@ -127,3 +134,65 @@ def _profile(found: Memory) -> bytes:
         for live in found.live
     ]
     return profile(found.name, sample_types, alive)
+
+
+# --- compiled memory ------------------------------------------------------------------------------
+# The memory of compiled programs in several commands: tables, limits, and full devices.
+
+#: The number of lines in the table of a program that does not fit.
+_TOP = 8
+
+
+def peak_of(given: RunInputs) -> CompiledPeak:
+    """Return XLA's buffers at the peak of a program, compiled for the devices of its arguments."""
+    from jaxprtool.api.investigate.compiled_memory import compiled_memory
+
+    names = given.program.arg_names
+    return compiled_memory(given.program, [given.values.get(name) for name in names])
+
+
+def require_within(limit: int, found: Sequence[Memory | CompiledPeak]) -> None:
+    """Raise CheckError for the first program that needs more than `limit` bytes."""
+    from jaxprtool.analysis.memory import Memory
+    from jaxprtool.analysis.memory.compiled import estimated_lines
+    from jaxprtool.ir.documents import in_bytes
+
+    for each in found:
+        if each.peak_bytes <= limit:
+            continue
+        if isinstance(each, Memory):
+            lines = estimated_lines(each)
+        else:
+            lines = {line.line: line.bytes for line in each.lines}
+        line = max(lines, key=lambda name: lines[name])
+        raise CheckError(
+            f"{each.name} needs {in_bytes(each.peak_bytes)}, "
+            f"{in_bytes(each.peak_bytes - limit)} more than --limit {in_bytes(limit)}; "
+            f"{in_bytes(lines[line])} of it {'at' if ':' in line else 'are'} {line}"
+        )
+
+
+@contextlib.contextmanager
+def buffers_shown(given: RunInputs, on_progress: OnProgress) -> Iterator[None]:
+    """Add to an OutOfMemoryError a table of the memory that the program needs.
+
+    The table has XLA's buffers if the program can be compiled, and is an estimate otherwise.
+    """
+    try:
+        yield
+    except OutOfMemoryError as error:
+        on_progress(f"{error.message}: finding its buffers")
+        lines = [("", line) for line in _table(given).plain().splitlines()]
+        raise OutOfMemoryError(error.message, error.hint, lines) from error.__cause__
+
+
+def _table(given: RunInputs) -> Rendering:
+    from jaxprtool.analysis.memory import memory
+    from jaxprtool.render.reports.memory import compiled_table, memory_table
+
+    width = output.width(sys.stderr) - 4
+    try:
+        found = peak_of(given)
+    except UnsupportedError:
+        return memory_table(memory(given.program), width, _TOP, "")
+    return compiled_table(found, width, _TOP, "")

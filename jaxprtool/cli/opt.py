@@ -9,15 +9,14 @@ from typing import TYPE_CHECKING, Annotated, Literal
 import typer
 
 from jaxprtool.cli import options, output
-from jaxprtool.cli.options import OUTPUT, PASSES, Panel
-from jaxprtool.cli.progress import OnProgress
-from jaxprtool.cli.reproducer import Reproducer, ReproducerOption
+from jaxprtool.cli.options import OUTPUT, PASSES, Panel, Reproducer, ReproducerOption
+from jaxprtool.cli.output import OnProgress
 from jaxprtool.cli.session import AxesFunction, Named, command, only_program, pipeline
 from jaxprtool.errors import JaxprToolError, OutputError, PipelineError, did_you_mean
 from jaxprtool.formats.emission import STDOUT, Emission, Format
 
 if TYPE_CHECKING:
-    from jaxprtool.api.investigate.verification import Verified, Verifier
+    from jaxprtool.api.investigate.variants import Verified, Verifier
     from jaxprtool.api.targets import RunInputs
     from jaxprtool.passes.framework.pipeline import Pipeline
     from jaxprtool.passes.patterns import NamedRewrites
@@ -131,7 +130,7 @@ def opt(
     if strict and not verify:
         raise OutputError("--strict needs --verify", "add --verify")
     function.start(not no_cache if verify else None)
-    from jaxprtool.api.investigate.verification import Verifier
+    from jaxprtool.api.investigate.variants import Verifier
     from jaxprtool.api.targets import RunInputs
     from jaxprtool.cli import pipeline_steps
     from jaxprtool.passes.patterns import NamedRewrites
@@ -170,7 +169,7 @@ def opt(
     _write_matches(users)
     pipeline_steps.write_notes(watcher.noted)
     if as_page:
-        from jaxprtool.render.terminal.rendering import ShowOptions
+        from jaxprtool.render.terminal.listing import ShowOptions
 
         shown = ShowOptions(names=True, terse=True, source=source is not False)
         output.write_states(pipeline_steps.states(watcher, programs), shown, out)

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 from jaxprtool.cli import options, output
 from jaxprtool.cli.options import RUN, Panel
-from jaxprtool.cli.progress import OnProgress, silent
+from jaxprtool.cli.output import OnProgress, silent
 from jaxprtool.cli.running import Ready, printed_by_functions, ready, require_device
 from jaxprtool.cli.session import Session, command, only_program
 from jaxprtool.errors import OutputError
@@ -21,8 +21,8 @@ if TYPE_CHECKING:
     from jaxprtool.cli.session import Named
     from jaxprtool.execute.running.compile_profile import CompileProfile
     from jaxprtool.execute.running.run import RunReport
-    from jaxprtool.ir.programs.program import Program
-    from jaxprtool.ir.programs.repetition import Repetition
+    from jaxprtool.ir.program import Program
+    from jaxprtool.ir.repetition import Repetition
     from jaxprtool.passes.loops.outline import Outline
 
 _OUTLINED = Panel("Outlining")
@@ -102,8 +102,8 @@ def outline(
     session.start()
     from jaxprtool.analysis.compile_time import unrolled_loops
     from jaxprtool.passes.loops.outline import Outline
-    from jaxprtool.render.reports import repetition as render
-    from jaxprtool.render.reports.compile_ways import unrolled_lines
+    from jaxprtool.render.reports import outline as render
+    from jaxprtool.render.reports.outline import unrolled_lines
 
     given = {"copies": copies, "equations": equations, "mark": mark}
     outlining = Outline(**{name: value for name, value in given.items() if value is not None})  # type: ignore[arg-type]
@@ -148,7 +148,7 @@ def outline(
             output.write("")
             output.write_table(titles, rows, titles[1:3])
     if json:
-        from jaxprtool.render.documents.found import OutlineDocument
+        from jaxprtool.render.documents.programs import OutlineDocument
 
         shown = [way for way, _ in ways]
         output.write_json(OutlineDocument(found, measured, shown, loops, profile))
@@ -161,14 +161,14 @@ def _write(
     top: int | None,
 ) -> None:
     """Write the repetition in programs, the ways to compile faster, and the compile profile."""
-    from jaxprtool.render.reports import compile_ways, repetition
+    from jaxprtool.render.reports import outline
 
     width = output.width()
-    tables = [repetition.repetition_table(each, width, top) for each in found]
-    if shown := compile_ways.table(ways, found[0], width):
+    tables = [outline.repetition_table(each, width, top) for each in found]
+    if shown := outline.table(ways, found[0], width):
         tables.append(shown)
     if profile is not None:
-        tables.append(compile_ways.profile_tables(profile, found[0].roots, width))
+        tables.append(outline.profile_tables(profile, found[0].roots, width))
     output.write_each(tables)
 
 
@@ -219,7 +219,7 @@ def _without_unroll(prepared: Ready, on_progress: OnProgress) -> float:
 def _found(outlining: Outline, before: Program, after: Program) -> Repetition:
     """Return the repetition in a program, including bodies that gain too little."""
     from jaxprtool.analysis.memory import outlined_memory
-    from jaxprtool.ir.programs.repetition import repetition
+    from jaxprtool.ir.repetition import repetition
     from jaxprtool.passes.loops.outline import LEAST, SHORTEST
 
     found = repetition(after, before)
@@ -251,8 +251,8 @@ def _run(
 ) -> list[RunReport]:
     """Compile and run a program as traced and, if it differs, outlined."""
     from jaxprtool.execute.running import run
-    from jaxprtool.execute.running.compile_cache import compiled_afresh
-    from jaxprtool.ir.programs.ref_contents import with_contents
+    from jaxprtool.execute.running.backends import compiled_afresh
+    from jaxprtool.ir.conversions import with_contents
 
     programs = {"as traced": before} | ({} if after is before else {"outlined": after})
     reports = []

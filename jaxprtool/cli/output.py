@@ -1,28 +1,36 @@
-"""Output: results to stdout, everything else to stderr; files are written atomically."""
+"""Output: results to stdout, all else to stderr, a status line, and files written atomically."""
 
 from __future__ import annotations
 
+import contextlib
 import os
+import stat
 import sys
+import threading
+import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from contextvars import ContextVar
-from typing import IO, TYPE_CHECKING, Any, BinaryIO, TextIO
+from typing import IO, TYPE_CHECKING, Any, BinaryIO, TextIO, TypeAlias
 
 from jaxprtool.errors import OutputError
 from jaxprtool.files import file_written_whole, is_stream
 from jaxprtool.formats.emission import STDOUT, SUFFIXES, Emission, Format, suffix_of
-from jaxprtool.render.terminal.colors import CYAN, RED, YELLOW
+from jaxprtool.render.terminal.tables import CYAN, RED, YELLOW
 
 if TYPE_CHECKING:
     from rich.console import Console
+    from rich.live import Live
+    from rich.spinner import Spinner
 
     from jaxprtool.errors import Details
-    from jaxprtool.ir.programs.program import Program
+    from jaxprtool.ir.program import Program
     from jaxprtool.render.page import State
     from jaxprtool.render.page.report import Report
-    from jaxprtool.render.terminal.listing import Listing
-    from jaxprtool.render.terminal.rendering import Rendering, ShowOptions
+    from jaxprtool.render.terminal.listing import Listing, Rendering, ShowOptions
+
+# --- output ---------------------------------------------------------------------------------------
+# Output: results to stdout, everything else to stderr; files are written atomically.
 
 STDOUT_DESCRIPTOR, STDERR_DESCRIPTOR = 1, 2
 
@@ -191,7 +199,7 @@ def say_if_partitioned(programs: Iterable[Program], json: bool) -> None:
 
     With JSON output, this is a note on stderr.
     """
-    from jaxprtool.ir.programs.auto_sharding import left_to_partitioner, partitioner_note
+    from jaxprtool.ir.meshes import left_to_partitioner, partitioner_note
 
     for program in programs:
         if text := partitioner_note(program.name, left_to_partitioner(program)):
@@ -200,7 +208,7 @@ def say_if_partitioned(programs: Iterable[Program], json: bool) -> None:
 
 def say_unused_donations(programs: Iterable[Program]) -> None:
     """Print notes on donated arguments whose memory no result can use, and why, on stderr."""
-    from jaxprtool.ir.programs.donation import donation_notes, donations
+    from jaxprtool.ir.donation import donation_notes, donations
 
     for program in programs:
         for text in donation_notes(program.name, donations(program).unused):
@@ -227,8 +235,7 @@ def write_listings(
     programs: Sequence[tuple[str, Program]], stream: TextIO | None = None, **shown: Any
 ) -> None:
     """Write whole programs in JAX's notation at the stream's width; `shown` are `ShowOptions`."""
-    from jaxprtool.render.terminal.listing import listing
-    from jaxprtool.render.terminal.rendering import ShowOptions
+    from jaxprtool.render.terminal.listing import ShowOptions, listing
 
     stream = stream or sys.stdout
     options = ShowOptions(width=width(stream), fit=stream.isatty(), **shown)
@@ -243,11 +250,10 @@ def write_pages(programs: Sequence[tuple[str, Program]], above: int = 0) -> None
     if not sys.stdout.isatty():
         write_listings(programs)
         return
-    from jaxprtool.analysis.overview import overview
     from jaxprtool.analysis.stats import count_equations
-    from jaxprtool.render.reports.overview import overview_page
-    from jaxprtool.render.terminal.listing import listing
-    from jaxprtool.render.terminal.rendering import ShowOptions
+    from jaxprtool.analysis.summary import overview
+    from jaxprtool.render.reports.summary import overview_page
+    from jaxprtool.render.terminal.listing import ShowOptions, listing
 
     columns, lines = _size(sys.stdout)
     height = lines - above - 3  # the command above and a prompt below
@@ -323,7 +329,7 @@ def written_file(path: str) -> Iterator[BinaryIO]:
 
 def say_written(paths: Iterable[str]) -> None:
     """Print the path and size of each file that was written, on stderr."""
-    from jaxprtool.ir.basics.quantities import in_bytes
+    from jaxprtool.ir.documents import in_bytes
 
     for path in paths:
         if not is_stream(path):
@@ -343,7 +349,7 @@ def write_states(
     states: Sequence[State], shown: ShowOptions, out: str | None, report: Report | None = None
 ) -> None:
     """Write a page of programs to the file of -o, with a tab for each of their states."""
-    from jaxprtool.analysis.cost.all_runs import work_by_equation
+    from jaxprtool.analysis.cost import work_by_equation
     from jaxprtool.analysis.stats import stats
     from jaxprtool.render.page import page
 
@@ -381,7 +387,7 @@ def write_json(document: object) -> None:
     """Write a result as JSON to stdout."""
     import json
 
-    from jaxprtool.ir.basics.documents import as_json
+    from jaxprtool.ir.documents import as_json
 
     write(json.dumps(as_json(document), indent=2, allow_nan=False))
     has_written_json.set(True)
@@ -462,3 +468,197 @@ class _PagerInput:
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._pipe, name)
+
+
+# --- progress -------------------------------------------------------------------------------------
+# A status line on the terminal that shows what a slow command is doing.
+#
+# The line is shown on stderr if that is a terminal. It is cleared before anything else is written
+# to the terminal, and shown again after a second without output, so that it never mixes with the
+# user's output or a prompt.
+
+#: Called with a short description of the current work; an empty text hides the line.
+OnProgress: TypeAlias = Callable[[str], object]
+
+#: Seconds without output before the line is shown.
+PATIENCE = 1.0
+
+#: Seconds between two updates of the line.
+_TICK = 0.1
+
+
+def silent(doing: str) -> None:
+    """Ignore progress messages."""
+
+
+@contextlib.contextmanager
+def shown() -> Iterator[OnProgress]:
+    """Yield a function that shows progress messages."""
+    if not sys.stderr.isatty() or os.environ.get("TERM", "dumb") in ("dumb", "unknown"):
+        yield silent
+        return
+    line = _StatusLine(sys.stderr)
+    with contextlib.ExitStack() as streams:
+        for name in ("stdin", "stdout", "stderr"):
+            streams.enter_context(_watched(name, line))
+        line.start()
+        try:
+            yield line.describe
+        finally:
+            line.close()
+
+
+class _StatusLine:
+    """A line drawn on a terminal by a separate thread: the current work and its duration."""
+
+    def __init__(self, terminal: TextIO):
+        self.lock = threading.RLock()
+        self._terminal = terminal
+        self._doing, self._since = "", time.monotonic()
+        self._silent_since = self._since
+        self._at_margin = True
+        self._live: Live | None = None
+        self._closed = threading.Event()
+        self._thread = threading.Thread(target=self._run, daemon=True)
+
+    def start(self) -> None:
+        self._thread.start()
+
+    def describe(self, doing: str) -> None:
+        """Set the description of the current work."""
+        with self.lock:
+            self._doing, self._since = doing, time.monotonic()
+            if not doing:
+                self._clear()
+
+    def give_way(self, at_margin: bool | None = None) -> None:
+        """Clear the line for other output; `at_margin` is True if that ends a line."""
+        with self.lock:
+            self._clear()
+            self._silent_since = time.monotonic()
+            if at_margin is not None:
+                self._at_margin = at_margin
+
+    def close(self) -> None:
+        """Clear the line and stop."""
+        self._closed.set()
+        self._thread.join()
+        with self.lock:
+            self._clear()
+
+    def _run(self) -> None:
+        if self._closed.wait(PATIENCE):
+            return
+        import rich.live
+        import rich.spinner  # noqa: F401  (outside the lock, since the module may print)
+
+        with contextlib.suppress(OSError):  # the terminal is gone
+            while not self._closed.wait(_TICK):
+                with self.lock:
+                    self._draw()
+
+    def _draw(self) -> None:
+        from rich.text import Text
+
+        now = time.monotonic()
+        if self._live is None:
+            waiting = now - self._silent_since >= PATIENCE
+            if not (waiting and self._doing and self._at_margin and self._is_ours()):
+                return
+            self._spinner, self._live = self._drawing()
+        seconds = int(now - self._since)
+        text = Text(self._doing + (f" · {seconds} s" if seconds else ""))
+        text.truncate(self._live.console.width - 3, overflow="ellipsis")
+        self._spinner.update(text=text)
+        self._live.refresh()
+
+    def _is_ours(self) -> bool:
+        """Return True unless this is a background job of the terminal's shell."""
+        try:
+            return os.tcgetpgrp(self._terminal.fileno()) == os.getpgrp()
+        except OSError:  # a terminal without a shell
+            return True
+
+    def _drawing(self) -> tuple[Spinner, Live]:
+        from rich.console import Console
+        from rich.live import Live
+        from rich.spinner import Spinner
+
+        console = Console(file=self._terminal)
+        ascii_only = not console.encoding.startswith("utf")
+        spinner = Spinner("line" if ascii_only else "dots")
+        live = Live(
+            spinner,
+            console=console,
+            transient=True,
+            auto_refresh=False,
+            redirect_stdout=False,
+            redirect_stderr=False,
+        )
+        live.start()
+        console.show_cursor(True)  # a stopped or killed process leaves it hidden
+        return spinner, live
+
+    def _clear(self) -> None:
+        if self._live is not None:
+            live, self._live = self._live, None
+            with contextlib.suppress(OSError):
+                live.stop()
+
+
+@contextlib.contextmanager
+def _watched(name: str, line: _StatusLine) -> Iterator[None]:
+    """Replace a stream of `sys` to the terminal by one that clears the line first."""
+    stream = getattr(sys, name)
+    if stream is None or not (stream.isatty() or (name == "stdout" and _is_pipe(stream))):
+        yield
+        return
+    watched = (_Input if name == "stdin" else _Output)(stream, line)
+    setattr(sys, name, watched)
+    try:
+        yield
+    finally:
+        if getattr(sys, name) is watched:  # the user's code may have replaced it
+            setattr(sys, name, stream)
+
+
+def _is_pipe(stream: TextIO) -> bool:
+    """Return True if a stream is a pipe, whose reader (`less`) may write to the terminal."""
+    try:
+        return stat.S_ISFIFO(os.fstat(stream.fileno()).st_mode)
+    except (OSError, ValueError):
+        return False
+
+
+class _Output:
+    """An output stream to the terminal of the line."""
+
+    def __init__(self, stream: TextIO, line: _StatusLine):
+        self._stream, self._line = stream, line
+
+    def write(self, text: str) -> int:
+        with self._line.lock:
+            self._line.give_way(text.endswith("\n") if text else None)
+            return self._stream.write(text)
+
+    def writelines(self, lines: Any) -> None:
+        for text in lines:
+            self.write(text)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._stream, name)
+
+
+class _Input:
+    """An input stream from the terminal; a reader has written a prompt."""
+
+    def __init__(self, stream: TextIO, line: _StatusLine):
+        self._stream, self._line = stream, line
+
+    def __iter__(self) -> Iterator[str]:
+        self._line.give_way(at_margin=False)
+        return iter(self._stream)
+
+    def __getattr__(self, name: str) -> Any:
+        self._line.give_way(at_margin=False)
+        return getattr(self._stream, name)

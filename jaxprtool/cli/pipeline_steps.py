@@ -9,14 +9,14 @@ from typing import TYPE_CHECKING
 
 from jaxprtool.analysis.stats import count_equations
 from jaxprtool.cli import output
-from jaxprtool.cli.progress import OnProgress
-from jaxprtool.ir.programs.program import Program, Programs
+from jaxprtool.cli.output import OnProgress
+from jaxprtool.ir.program import Program, Programs
 from jaxprtool.passes.framework.base import Pass
 from jaxprtool.passes.framework.pipeline import Observer, Pipeline, Step
 from jaxprtool.render.documents.programs import PassRun
 
 if TYPE_CHECKING:
-    from jaxprtool.cli.reproducer import Reproducer
+    from jaxprtool.cli.options import Reproducer
     from jaxprtool.render.page import State
 
 
@@ -147,7 +147,7 @@ def states(watcher: Watcher, programs: Sequence[tuple[str, Program]]) -> list[St
 def write_notes(noted: Iterable[tuple[Pass, Program, Program | Programs]]) -> None:
     """Print the notes of passes on stderr."""
     from jaxprtool.analysis.memory import outlined_memory
-    from jaxprtool.render.reports.repetition import memory_line
+    from jaxprtool.render.reports.outline import memory_line
 
     for each, before, after in noted:
         for note in each.notes(before, after):

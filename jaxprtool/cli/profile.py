@@ -10,12 +10,13 @@ from jaxprtool.cli import options, output
 from jaxprtool.cli.options import OUTPUT, RUN, Panel
 from jaxprtool.cli.running import printed_by_functions, ready, require_device
 from jaxprtool.cli.session import RunSession, command, only_program
-from jaxprtool.errors import OutputError, TargetError
+from jaxprtool.errors import OutputError, TargetError, UnsupportedError
 
 if TYPE_CHECKING:
     from jaxprtool.analysis.profile import Profile
+    from jaxprtool.api.targets import RunInputs
     from jaxprtool.cli.running import Ready
-    from jaxprtool.ir.programs.program import Program
+    from jaxprtool.ir.program import Program
 
 _MEASURED = Panel("Time")
 
@@ -159,7 +160,7 @@ def _write_estimate(program: Program, top: int | None, json: bool) -> None:
 
     found = cost(program)
     if json:
-        from jaxprtool.render.documents.found import CostDocument
+        from jaxprtool.render.documents.programs import CostDocument
 
         output.write_json(CostDocument(found.total, found.groups, [found]))
     else:
@@ -182,7 +183,7 @@ def write(
         with output.written_file(pprof) as file:
             file.write(_stacks(found))
     if perfetto is not None:
-        from jaxprtool.formats.perfetto_profile import perfetto_of_profile
+        from jaxprtool.formats.traces import perfetto_of_profile
 
         with output.written_file(perfetto) as file:
             file.write(perfetto_of_profile(found).encode())
@@ -215,10 +216,54 @@ UNEXPLAINED = ("between operations", "dispatch", "compiling", "idle")
 
 def _stacks(found: Profile) -> bytes:
     """Return the time by call stack, as a profile."""
-    from jaxprtool.formats.pprof import Sample, profile
+    from jaxprtool.formats.traces import Sample, profile
 
     samples = [
         Sample(frames, primitive, (round(seconds * 1e9),))
         for (frames, primitive), seconds in found.stacks.items()
     ]
     return profile(found.name, [("time", "nanoseconds")], samples)
+
+
+# --- measured -------------------------------------------------------------------------------------
+# `--measure`: measured times in the output of other commands.
+
+Measure = Annotated[
+    bool,
+    RUN.flag(
+        "--measure", "Compile and run the program as `profile` does, and show the measured times."
+    ),
+]
+
+
+def measured(
+    given: RunInputs,
+    target: str,
+    seed: int,
+    backend: str | None,
+    device: int | None,
+    json: bool,
+    on_progress: Callable[[str], object],
+) -> Profile:
+    """Run a program under the profiler; print which arguments are random, and warnings.
+
+    Raises:
+        UnsupportedError: If it cannot be compiled, or the profiler records nothing on the device.
+    """
+    from jaxprtool.analysis.profile import NoOperationsError
+
+    prepared = ready(given, seed, backend, device)
+    try:
+        found = profiled(prepared, None, json, on_progress)
+    except NoOperationsError as error:
+        raise UnsupportedError(error.message, "leave out --measure") from None
+    prepared.note_random(target)
+    warn_unexplained(found)
+    return found
+
+
+def require_measure(measure: bool, backend: str | None, device: int | None = None) -> None:
+    """Raise OutputError for a device to run on if nothing is run."""
+    if not measure and (backend is not None or device is not None):
+        option = "--device" if backend is None else "--backend"
+        raise OutputError(f"{option} needs --measure, which runs the program", "add --measure")

@@ -12,12 +12,12 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from jaxprtool.cli import options, output
-from jaxprtool.cli.command_help import Command
+from jaxprtool.cli.app import Command
 from jaxprtool.cli.options import OUTPUT, Panel
 from jaxprtool.cli.session import command
 from jaxprtool.errors import did_you_mean
-from jaxprtool.ir.basics.quantities import bytes_of
-from jaxprtool.render.terminal.top import ALL
+from jaxprtool.ir.documents import bytes_of
+from jaxprtool.render.terminal.tables import ALL
 
 if TYPE_CHECKING:
     from jaxprtool.analysis.recorded_run import Run
@@ -113,7 +113,7 @@ def record(
     """
     options.rows(top, all)  # refuse both before the script runs
     from jaxprtool.recording import folder, launch
-    from jaxprtool.recording.settings import Settings, kept_calls_of, require_until
+    from jaxprtool.recording.folder import Settings, kept_calls_of, require_until
 
     kept = kept_calls_of(keep or [])
     require_until(until or "", kept)

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from jaxprtool.cli import options, output, reproducer
+from jaxprtool.cli import options, output
 from jaxprtool.cli.options import OUTPUT, RUN, Panel
 from jaxprtool.cli.session import RunSession, command, only_program
 from jaxprtool.errors import JaxprToolError, OutputError
@@ -77,7 +77,7 @@ def reduce(
     if out is not None:
         _check_output(out)  # before the search, which may take minutes
     if os.path.isdir(session.target):
-        failure = reproducer.read(session.target)
+        failure = options.read(session.target)
         session = replace(
             session,
             target=failure.program,
@@ -89,10 +89,10 @@ def reduce(
         raise JaxprToolError("--check is missing", "add --check crash, or see --help")
     session.start()
     from jaxprtool.api.investigate.reduction import checks, reduce
-    from jaxprtool.execute.running.fill import fill
+    from jaxprtool.execute.running.arrays import fill
 
     session.import_module()
-    wanted = checks.parse(check, seed)
+    wanted = checks.parse_check(check, seed)
     traced = session.traced(wanted.reads_values)
     try:
         programs = session.programs(traced)
@@ -101,7 +101,7 @@ def reduce(
             raise
         # The passes fail: reduce the program before them.
         check = f"{check} -p {shlex.quote(str(session.passes))}"
-        wanted = checks.parse(check, seed)
+        wanted = checks.parse_check(check, seed)
         programs = [(traced.program.name, traced.program)]
     given = traced.given_to(only_program("reduce takes", programs))
     program, values = given.program, _arrays(given.values)
@@ -166,7 +166,7 @@ def _script_of(out: str) -> str:
 
 def _write(found: Reduction, check: Check, out: str) -> None:
     """Write the program and, if possible, a script next to it that shows the fault."""
-    from jaxprtool.api.investigate.reduction.script import script
+    from jaxprtool.api.investigate.reduction import script
 
     emission = Emission(Format.jaxpr, callbacks="stub", on_opaque=output.note)
     output.write_files([(found.program.name, found.program)], emission, out)

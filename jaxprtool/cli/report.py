@@ -9,10 +9,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from jaxprtool.cli import options, output
 from jaxprtool.cli.lint import configured_codes
-from jaxprtool.cli.measured import Measure, measured, require_measure
 from jaxprtool.cli.options import Panel
-from jaxprtool.cli.partitioned import Compiled, partitioned
-from jaxprtool.cli.running import require_device
+from jaxprtool.cli.profile import Measure, measured, require_measure
+from jaxprtool.cli.running import Compiled, partitioned, require_device
 from jaxprtool.cli.session import Session, command, only_program
 from jaxprtool.errors import JaxprToolError, OutputError
 
@@ -22,7 +21,7 @@ if TYPE_CHECKING:
     from jaxprtool.analysis.residuals import Residuals
     from jaxprtool.analysis.summary import Summary
     from jaxprtool.cli.session import Named
-    from jaxprtool.ir.programs.program import Program
+    from jaxprtool.ir.program import Program
     from jaxprtool.render.page.report import Report
 
 #: The groupings of the tables of costs.
@@ -68,7 +67,7 @@ def report(
     from jaxprtool.analysis.cost import cost
     from jaxprtool.cli import pipeline_steps
     from jaxprtool.render.page.report import Report
-    from jaxprtool.render.terminal.rendering import ShowOptions
+    from jaxprtool.render.terminal.listing import ShowOptions
 
     watcher = pipeline_steps.Watcher(keeps=True)
     require_device(session, backend, device)
@@ -139,8 +138,7 @@ def _memory(program: Program) -> Memory | str:
 
 def _residuals(program: Program, argnums: int | Sequence[int]) -> Residuals | str:
     """Return the residuals of a loss or a training step, or the reason that there are none."""
-    from jaxprtool.api.investigate.inner_gradient import halves_inside
-    from jaxprtool.api.investigate.residuals import residuals
+    from jaxprtool.api.investigate.residuals import halves_inside, residuals
     from jaxprtool.api.investigate.source import gives_one_float
 
     if not gives_one_float(program) and halves_inside(program) is None:

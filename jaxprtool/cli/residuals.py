@@ -52,7 +52,7 @@ def residuals(
     most = options.rows(top, all, options.TALL_ROWS)
     session.start()
     from jaxprtool.api.investigate.residuals import residuals as found_residuals
-    from jaxprtool.ir.basics.quantities import bytes_of
+    from jaxprtool.ir.documents import bytes_of
     from jaxprtool.render.reports import residuals as render
 
     limit = None if budget is None else bytes_of(budget)

@@ -9,9 +9,8 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Annotated, Any
 
 from jaxprtool.cli import completion, launch, options, output
-from jaxprtool.cli.compiled_memory import buffers_shown
-from jaxprtool.cli.options import OUTPUT, RUN
-from jaxprtool.cli.reproducer import Reproducer, ReproducerOption
+from jaxprtool.cli.memory import buffers_shown
+from jaxprtool.cli.options import OUTPUT, RUN, Reproducer, ReproducerOption
 from jaxprtool.cli.running import (
     printed_by_functions,
     ready,
@@ -94,7 +93,7 @@ def run(
     session.start(not no_cache)
     shows = launch.joined(place, session)
     from jaxprtool.execute import checked
-    from jaxprtool.execute.running import cluster, run
+    from jaxprtool.execute.running import backends, run
     from jaxprtool.render.reports import runs
 
     checked.require_checks(check or ())
@@ -120,7 +119,7 @@ def run(
             if check:
                 session.on_progress(f"checking the values of {report.name}")
                 found = checked.findings(program, arguments, check, prepared.device)
-        cluster.wait_for_all()  # a run that fails in another process has no results
+        backends.wait_for_all()  # a run that fails in another process has no results
         if save:
             save_results({out.name: out.value for out in report.outputs}, save, file, shows)
     prepared.note_random(session.target)

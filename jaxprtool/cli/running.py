@@ -1,4 +1,4 @@
-"""Common parts of commands that run a program: its arguments, its device, and messages."""
+"""Common parts of commands that run or compile a program: arguments, devices, partitions."""
 
 from __future__ import annotations
 
@@ -6,18 +6,26 @@ import contextlib
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, BinaryIO
+from math import prod
+from typing import TYPE_CHECKING, Annotated, Any, BinaryIO
 
 from jaxprtool.cli import output
+from jaxprtool.cli.options import Panel
+from jaxprtool.cli.session import Session, only_program
+from jaxprtool.errors import BackendError, UnsupportedError
 from jaxprtool.files import is_stream
 
 if TYPE_CHECKING:
     import jax
 
-    from jaxprtool.api.targets import RunInputs
+    from jaxprtool.analysis.shardings import Shardings
+    from jaxprtool.api.targets import RunInputs, Traced
     from jaxprtool.cli.session import Function
-    from jaxprtool.execute.running.fill import Filled
-    from jaxprtool.ir.programs.program import Program
+    from jaxprtool.execute.running.arrays import Filled
+    from jaxprtool.ir.program import Program
+
+# --- running --------------------------------------------------------------------------------------
+# Common parts of commands that run a program: its arguments, its device, and messages.
 
 
 @dataclass(frozen=True)
@@ -49,7 +57,7 @@ def ready(
     given: RunInputs, seed: int, backend: str | None = None, device: int | None = None
 ) -> Ready:
     """Return a program with its device, and random values for arguments given by type."""
-    from jaxprtool.execute.running.fill import fill
+    from jaxprtool.execute.running.arrays import fill
     from jaxprtool.execute.running.run import choose_device
 
     filled = fill(given.program, given.values, seed)
@@ -83,7 +91,7 @@ def file_to_save(path: str | None) -> contextlib.AbstractContextManager[BinaryIO
 
 def save_arrays(arrays: Mapping[str, object], file: BinaryIO) -> None:
     """Write arrays by name, for `--save`."""
-    from jaxprtool.execute.running.summary import plain
+    from jaxprtool.execute.running.arrays import plain
     from jaxprtool.formats.npz import write_npz
 
     write_npz(file, {name: plain(array) for name, array in arrays.items()})
@@ -99,7 +107,7 @@ def results_file(
     """
     if path is None or path.endswith(".npz") or is_stream(path):
         return file_to_save(path if is_first else None)
-    from jaxprtool.ir.programs.checkpoints import check_folder
+    from jaxprtool.ir.checkpoints import check_folder
 
     check_folder(path)
     return contextlib.nullcontext()
@@ -113,8 +121,8 @@ def save_results(
     A path without an open file becomes a folder if a result is sharded over devices, and a file
     otherwise. Each process of a cluster writes its shards to a folder; the first writes a file.
     """
-    from jaxprtool.execute.running.summary import plain
-    from jaxprtool.ir.programs.checkpoints import is_spread, write_checkpoint
+    from jaxprtool.execute.running.arrays import plain
+    from jaxprtool.ir.checkpoints import is_spread, write_checkpoint
 
     is_file = path.endswith(".npz") or is_stream(path)
     if not is_file and any(map(is_spread, arrays.values())):
@@ -136,3 +144,82 @@ def note_random(filled: Filled, seed: int, dropped: Sequence[str] = ()) -> None:
     if dropped:
         given, do = ("values", "do") if len(dropped) > 1 else ("value", "does")
         output.note(f"the {given} given for {output.some(dropped)} {do} not fit after the passes")
+
+
+# --- partitioned ----------------------------------------------------------------------------------
+# How XLA partitions a program over devices, for `shardings` and for `--compiled`.
+
+_DEVICES = Panel("Several devices")
+
+Compiled = Annotated[
+    bool,
+    _DEVICES.flag(
+        "--compiled",
+        "Compile the function for its mesh, and show what each device sends, as `shardings` does.",
+    ),
+]
+
+
+def bandwidth_option(panel: Panel = _DEVICES) -> Any:
+    """Return the declaration of `--bandwidth`."""
+    return panel.option(
+        "--bandwidth",
+        "NAME|SPEED",
+        "Show the minimum time of collectives over an interconnect: nvlink4, tpu-v5e, pcie5, "
+        "300GB/s.",
+    )
+
+
+def partitioned(
+    session: Session,
+    traced: Traced,
+    programs: Sequence[tuple[str, Program]],
+    *,
+    backend: str | None = None,
+    propose: bool = False,
+) -> Shardings:
+    """Compile the only program, and return its shardings and collectives.
+
+    Args:
+        session: The options of the command.
+        traced: The traced TARGET.
+        programs: The programs after the passes.
+        backend: A backend to compile for, or a TPU that this machine lacks: `tpu:v5e:2x2`.
+        propose: Whether to try other sharding constraints.
+
+    Raises:
+        UnsupportedError: If it runs on one device.
+        BackendError: If there is no such backend, or it has too few devices.
+    """
+    from jaxprtool.api.investigate.shardings import shardings
+
+    given = traced.given_to(only_program("the partitioner takes", programs))
+    session.on_progress(f"compiling {given.program.name}")
+    if backend is not None:
+        return _on_backend(given.program, backend, propose)
+    arguments = [given.values.get(name) for name in given.program.arg_names]
+    with session.mesh_set_for(traced):
+        return shardings(given.program, arguments, propose=propose)
+
+
+def _on_backend(program: Program, backend: str, propose: bool) -> Shardings:
+    import numpy as np
+    from jax.sharding import Mesh
+
+    from jaxprtool.api.investigate.shardings import shardings
+    from jaxprtool.execute.running.backends import devices_to_compile_for
+
+    devices = devices_to_compile_for(backend)
+    if not program.meshes:
+        raise UnsupportedError(
+            f"{program.name} names no mesh to compile for '{backend}'", "name its axes: --mesh x=4"
+        )
+    mesh = max(program.meshes, key=lambda each: len(each.shape))
+    count = prod(mesh.axis_sizes)
+    if len(devices) < count:
+        raise BackendError(
+            f"{program.name} runs on a mesh of {count} devices, but '{backend}' has {len(devices)}"
+        )
+    chosen = np.array(devices[:count]).reshape(mesh.axis_sizes)
+    there = program.on_mesh(Mesh(chosen, mesh.axis_names, axis_types=mesh.axis_types))
+    return shardings(there, devices=devices[:count], propose=propose)

@@ -3,7 +3,7 @@
 A command is a function under `@command`: its options, one call that returns programs and their
 arguments, a call of the API, and its output. A parameter annotated with a group of options, such as
 `Session`, represents all of them; `--traceback` is an option of every command. `on_progress` is not
-an option but the receiver of progress messages (`cli.progress`).
+an option but the receiver of progress messages (`cli.output`).
 """
 
 from __future__ import annotations
@@ -23,18 +23,18 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 import typer
 from typer.main import get_command
 
-from jaxprtool.cli import options, output, progress
+from jaxprtool.cli import options, output
+from jaxprtool.cli.completion import require_package
 from jaxprtool.cli.options import FUNCTION, OUTPUT
-from jaxprtool.cli.packages import require_package
-from jaxprtool.cli.progress import OnProgress, silent
+from jaxprtool.cli.output import OnProgress, silent
 from jaxprtool.cli.start import start_jax, use_cache, use_host_devices, use_virtual_devices
 from jaxprtool.errors import ArgumentsError, MeshConflictError, PipelineError, TooFewDevicesError
-from jaxprtool.ir.source import source_text
+from jaxprtool.ir import source_text
 
 if TYPE_CHECKING:
     from jaxprtool.api.targets import ProgramEntry, RunInputs, Traced
-    from jaxprtool.cli.reproducer import Reproducer
-    from jaxprtool.ir.programs.program import Program
+    from jaxprtool.cli.options import Reproducer
+    from jaxprtool.ir.program import Program
     from jaxprtool.loading.load import Entry
     from jaxprtool.passes.framework.pipeline import Observer, Pipeline
 
@@ -165,7 +165,7 @@ class Function:
 
     def viewed(self) -> contextlib.AbstractContextManager[None]:
         """Apply --frames and --mine in a `with` block."""
-        from jaxprtool.ir.source.frame_choice import frames
+        from jaxprtool.ir.frames import frames
 
         packages = [name for each in self.mine or () for name in options.names(each)]
         for name in packages:
@@ -347,7 +347,7 @@ class Function:
         """
         if not self.mesh or has_own:
             return contextlib.nullcontext()
-        from jaxprtool.ir.programs.meshes import mesh_set
+        from jaxprtool.ir.meshes import mesh_set
 
         return mesh_set(self.mesh, self._explicit, self._on_virtual_devices)
 
@@ -518,7 +518,7 @@ def command(body: Callable) -> Callable:
     def run(**given: Any) -> None:
         del given["traceback"]
         with contextlib.ExitStack() as stack:
-            on_progress = stack.enter_context(progress.shown())
+            on_progress = stack.enter_context(output.shown())
             for name, group in groups.items():
                 values = {key: given.pop(key) for key in _hints(group) if key != "on_progress"}
                 given[name] = group(**values, on_progress=on_progress)
@@ -580,10 +580,10 @@ _TRACEBACK = inspect.Parameter(
 
 def load_plugins(plugins: list[str] | None) -> None:
     """Import plug-ins; warn about one that fails."""
-    from jaxprtool.passes.framework import registry
+    from jaxprtool.passes.framework import pipeline
 
     for plugin in plugins or []:
-        registry.load_plugin(plugin)
+        pipeline.load_plugin(plugin)
 
 
 def pipeline(text: str | None, plugins: list[str] | None) -> Pipeline:

@@ -8,7 +8,7 @@ import typer
 
 from jaxprtool.cli import options, output
 from jaxprtool.cli.options import FUNCTION
-from jaxprtool.cli.progress import OnProgress
+from jaxprtool.cli.output import OnProgress
 from jaxprtool.cli.session import Function, command
 
 _Target = Annotated[

@@ -7,10 +7,10 @@ from typing import TYPE_CHECKING, Annotated
 from jaxprtool.cli import options, output
 from jaxprtool.cli.cost import Device
 from jaxprtool.cli.options import Panel
-from jaxprtool.cli.partitioned import bandwidth_option, partitioned
+from jaxprtool.cli.running import bandwidth_option, partitioned
 from jaxprtool.cli.session import PartitionSession, command
 from jaxprtool.errors import ArgumentsError, OutputError, did_you_mean
-from jaxprtool.ir.basics.quantities import some
+from jaxprtool.ir.documents import some
 
 if TYPE_CHECKING:
     from jaxprtool.analysis.shardings import ShardedValue, Shardings
@@ -79,9 +79,8 @@ def shardings(
     if picture is not None and (json or replicated):
         raise OutputError("--picture cannot be combined with --json or --replicated")
     session.start()
-    from jaxprtool.analysis.cost.devices import device_named
-    from jaxprtool.analysis.cost.interconnects import interconnect_named
-    from jaxprtool.analysis.shardings.times import timed
+    from jaxprtool.analysis.cost.devices import device_named, interconnect_named
+    from jaxprtool.analysis.shardings import timed
     from jaxprtool.render.reports.shardings import pictures, shardings_tables
 
     link = None if bandwidth is None else interconnect_named(bandwidth)

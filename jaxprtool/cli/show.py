@@ -17,10 +17,9 @@ from jaxprtool.cli.session import AxesSession, Named, Session, command, only_pro
 from jaxprtool.errors import OutputError, did_you_mean
 
 if TYPE_CHECKING:
-    from jaxprtool.ir.programs.program import Program
+    from jaxprtool.ir.program import Program
     from jaxprtool.render.documents.programs import ShowDocument, StatsDocument
-    from jaxprtool.render.terminal.listing import Listing
-    from jaxprtool.render.terminal.rendering import Rendering, ShowOptions
+    from jaxprtool.render.terminal.listing import Listing, Rendering, ShowOptions
 
 _SHOWN = Panel("Contents")
 
@@ -149,7 +148,7 @@ def show(
     session.start()
     programs = session.programs()
     output.say_unused_donations(each for _, each in programs)
-    from jaxprtool.render.terminal.rendering import ShowOptions
+    from jaxprtool.render.terminal.listing import ShowOptions
 
     sliced = {}
     if uses is not None:
@@ -266,12 +265,13 @@ def _document(
 
 def _stats(program: Program, options: ShowOptions, top: int | None) -> Rendering:
     from jaxprtool.analysis.stats import stats
-    from jaxprtool.render.reports.stats import stats as tables
+    from jaxprtool.render.reports.summary import stats as tables
 
     return tables(stats(program), options.width, top)
 
 
 def _form(format: Format) -> Callable[..., Rendering | Listing]:
     """Return the function that renders a program in a format."""
-    name = "listing" if format == "text" else format
-    return getattr(import_module(f"jaxprtool.render.terminal.{name}"), name)
+    if format == "text":
+        return import_module("jaxprtool.render.terminal.listing").listing  # type: ignore[no-any-return]
+    return getattr(import_module("jaxprtool.render.terminal.tree"), format)

@@ -6,10 +6,9 @@ from typing import Annotated, Any
 
 from jaxprtool.cli import options, output
 from jaxprtool.cli.cost import Device, require_numbers
-from jaxprtool.cli.measured import Measure, measured, require_measure
 from jaxprtool.cli.options import OUTPUT, Panel
-from jaxprtool.cli.partitioned import Compiled, partitioned
-from jaxprtool.cli.running import require_device
+from jaxprtool.cli.profile import Measure, measured, require_measure
+from jaxprtool.cli.running import Compiled, partitioned, require_device
 from jaxprtool.cli.session import Session, command, only_program
 from jaxprtool.errors import OutputError
 
@@ -84,7 +83,7 @@ def source(
     if split is None:
         output.say_if_partitioned((each for _, each in programs), json)
     if json:
-        from jaxprtool.render.documents.found import SourceDocument
+        from jaxprtool.render.documents.programs import SourceDocument
 
         output.write_json(SourceDocument(found))
         return

@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from contextvars import ContextVar
 
 from jaxprtool.cli import output
-from jaxprtool.cli.progress import OnProgress
+from jaxprtool.cli.output import OnProgress
 from jaxprtool.errors import BackendError
 
 #: Called when the command has ended.
@@ -69,7 +69,7 @@ def start_jax(on_progress: OnProgress, x64: bool = False) -> None:
 
 def x64_enabled() -> bool:
     """Return whether JAX's 64-bit types are enabled."""
-    from jaxprtool.ir.basics import dtypes
+    from jaxprtool.ir import dtypes
 
     return dtypes.x64_enabled()
 
@@ -118,15 +118,15 @@ def use_virtual_devices(count: int) -> None:
 
 def use_cache(wanted: bool) -> None:
     """Enable JAX's compilation cache in the user's cache folder, or disable it."""
-    from jaxprtool.execute.running import compile_cache
+    from jaxprtool.execute.running import backends
 
-    _at_end.get().callback(compile_cache.forget)
-    _restore_at_end(*compile_cache.SETTINGS)
+    _at_end.get().callback(backends.forget)
+    _restore_at_end(*backends.SETTINGS)
     if not wanted:
-        compile_cache.compile_afresh()
+        backends.compile_afresh()
         return
     try:
-        compile_cache.keep_compiled()
+        backends.keep_compiled()
     except OSError as error:
         output.warning(f"compiled programs are not cached: {error.strerror or error}")
 

@@ -20,10 +20,10 @@ from jaxprtool.errors import ArgumentsError, OutputError
 from jaxprtool.formats.emission import STDOUT, Emission, Format
 
 if TYPE_CHECKING:
-    from jaxprtool.execute.running.init_apply import InitApplyReport
-    from jaxprtool.ir.programs.program import Program
-    from jaxprtool.ir.source.frames import Frames
-    from jaxprtool.passes.unzip.programs import VariableLeaf
+    from jaxprtool.execute.running.run import InitApplyReport
+    from jaxprtool.ir.frames import Frames
+    from jaxprtool.ir.program import Program
+    from jaxprtool.passes.unzip import VariableLeaf
     from jaxprtool.render.documents.programs import UnzipDocument
 
 _SPLIT = Panel("Splitting")
@@ -123,9 +123,9 @@ def unzip(
     _check_output(run, backend, no_cache, save, out)
     function.start(not no_cache if run else None)
     from jaxprtool.cli import pipeline_steps
-    from jaxprtool.execute.running.init_apply import run_init_apply
-    from jaxprtool.ir.programs.program import Programs
-    from jaxprtool.passes.unzip.request import Request
+    from jaxprtool.execute.running.run import run_init_apply
+    from jaxprtool.ir.program import Programs
+    from jaxprtool.passes.unzip import Request
 
     steps = pipeline(passes, plugin)
     require_device(function, backend)
@@ -156,7 +156,7 @@ def unzip(
     if ran:
         note_random(ran.filled, seed)
     if json:
-        from jaxprtool.ir.source.frames import frames_now
+        from jaxprtool.ir.frames import frames_now
 
         frames = frames_now(program.roots)
         output.write_json(_document(variables, programs, ran, split_time, frames))

@@ -13,7 +13,7 @@ from jaxprtool.formats.emission import STDOUT, Emission, Format
 from jaxprtool.ir.notation import expressions
 
 if TYPE_CHECKING:
-    from jaxprtool.ir.programs.program import Program
+    from jaxprtool.ir.program import Program
     from jaxprtool.passes.mapping.batch import Batch
     from jaxprtool.render.documents.programs import PassRun, VmapDocument
 
@@ -150,7 +150,7 @@ def vmap(
 
 def _summary(batch: Batch, program: Program, row: PassRun) -> str:
     """Return a one-line summary: `32 batch elements: x at axis 0, w unmapped; ...`."""
-    from jaxprtool.passes.mapping.batch.mapped import mapped_arguments, names_by_axis
+    from jaxprtool.passes.mapping.batch import mapped_arguments, names_by_axis
 
     summary = "1 batch element" if batch.axis_size == 1 else f"{batch.axis_size} batch elements"
     if batch.axis_name is not None:
@@ -168,7 +168,7 @@ def _summary(batch: Batch, program: Program, row: PassRun) -> str:
 def _document(
     batch: Batch, program: Program, row: PassRun, programs: Sequence[tuple[str, Program]]
 ) -> VmapDocument:
-    from jaxprtool.passes.mapping.batch.mapped import mapped_arguments
+    from jaxprtool.passes.mapping.batch import mapped_arguments
     from jaxprtool.render.documents.programs import MappedArgument, VmapDocument
     from jaxprtool.render.reports.as_json import program_document
 

@@ -21,7 +21,7 @@ from jaxprtool.errors import OutputError
 
 if TYPE_CHECKING:
     from jaxprtool.execute.watch import Stopped
-    from jaxprtool.ir.programs.program import Program
+    from jaxprtool.ir.program import Program
 
 _WATCHED = Panel("Values")
 
@@ -126,7 +126,7 @@ def watch(
     output.refuse_stdout("--save", save, "watch")
     session.start(cache=True)
     from jaxprtool.execute.watch import watch
-    from jaxprtool.ir.programs.scalar_predicates import with_scalar_predicates
+    from jaxprtool.ir.conversions import with_scalar_predicates
     from jaxprtool.render.reports import watch as render
 
     require_device(session, backend, device)

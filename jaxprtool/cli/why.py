@@ -16,7 +16,7 @@ from jaxprtool.errors import OutputError
 
 if TYPE_CHECKING:
     from jaxprtool.analysis.slices import Why
-    from jaxprtool.ir.programs.program import Program
+    from jaxprtool.ir.program import Program
 
 _SLICE = Panel("Dependencies")
 
@@ -120,9 +120,9 @@ def why(
     if gradient is None and (to is not None or seed is not None):
         raise OutputError(f"{'--to' if to is not None else '--seed'} needs --gradient ARG")
     function.start(cache=True if gradient else None)
-    from jaxprtool.analysis.flow_paths import flow_path
+    from jaxprtool.analysis.slices import flow_path
     from jaxprtool.analysis.slices import why as found_why
-    from jaxprtool.api.functions.gradients import zero_gradients
+    from jaxprtool.api.investigate.gradient import zero_gradients
     from jaxprtool.render.reports import why as render
 
     session = Session(**vars(function), passes=passes, plugin=plugin)
@@ -172,7 +172,7 @@ def _write_gradient(
 ) -> None:
     """Write why a gradient is missing, zero or NaN."""
     from jaxprtool.api.investigate.gradient import why_gradient
-    from jaxprtool.render.reports.gradient import CAUSES, gradient_text
+    from jaxprtool.render.reports.why import CAUSES, gradient_text
 
     traced = session.traced(runs=True)
     program = only_program("why takes", session.programs(traced))
@@ -195,7 +195,7 @@ def _write_gradient(
 
 def _write_equations(program: Program, found: Why, format: Format) -> None:
     """Write the equations of a slice, with a sentence for each direction."""
-    from jaxprtool.formats.dot import dot
+    from jaxprtool.formats.pictures import dot
     from jaxprtool.render.reports.why import slices_with_sentences
 
     slices = slices_with_sentences(found)
@@ -204,8 +204,7 @@ def _write_equations(program: Program, found: Why, format: Format) -> None:
         ends = [end for each, _, _ in slices for end in (*each.arguments, *each.results)]
         output.write(dot(program, among=members, ends={*found.ends, *ends}))
         return
-    from jaxprtool.render.terminal.listing import listing
-    from jaxprtool.render.terminal.rendering import ShowOptions
+    from jaxprtool.render.terminal.listing import ShowOptions, listing
     from jaxprtool.render.terminal.tree import tree
 
     for number, (each, sentence, others) in enumerate(slices):

@@ -22,7 +22,7 @@ from jaxprtool.errors import TargetError, UnsupportedError
 from jaxprtool.execute.running.run import compiled, failures_reported, ready
 from jaxprtool.ir.hlo.module import module_name, read_module
 from jaxprtool.ir.hlo.trace import STEP, Trace, read_trace
-from jaxprtool.ir.programs.program import Program
+from jaxprtool.ir.program import Program
 
 T = TypeVar("T")
 

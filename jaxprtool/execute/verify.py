@@ -35,15 +35,15 @@ from jaxprtool.errors import (
     UnsupportedError,
     described,
 )
-from jaxprtool.execute.nans.finite import finite_fill, nonfinite, unproven
-from jaxprtool.execute.running.arguments import (
-    at_one_size,
-    fitting,
-    flat_arguments,
-    require_runnable,
+from jaxprtool.execute.nans import finite_fill, nonfinite, unproven
+from jaxprtool.execute.running.arrays import (
+    Comparison,
+    Difference,
+    difference,
+    refitted,
+    values_agree,
+    with_wide_integers,
 )
-from jaxprtool.execute.running.arrays import Comparison, Difference, difference, values_agree
-from jaxprtool.execute.running.fill import refitted, with_wide_integers
 from jaxprtool.execute.running.rounding import (
     Rounding,
     WideProgram,
@@ -51,18 +51,29 @@ from jaxprtool.execute.running.rounding import (
     near,
     unexplained,
 )
-from jaxprtool.execute.running.run import failures_reported, has_effects
-from jaxprtool.execute.stepping.effects import Effects, Event, effects_differ
-from jaxprtool.execute.stepping.execution_trace import ExecutionTrace, first_difference
-from jaxprtool.execute.stepping.interpreter import SteppingInterpreter
-from jaxprtool.ir.basics.backends import start_backends
-from jaxprtool.ir.core.equations import type_of
-from jaxprtool.ir.evaluation.interpret import Interpreter
-from jaxprtool.ir.evaluation.nonfinite import unchecked
-from jaxprtool.ir.programs.meshes import spread
-from jaxprtool.ir.programs.program import Program
-from jaxprtool.ir.programs.ref_contents import with_contents
-from jaxprtool.ir.rewriting.callbacks import is_check
+from jaxprtool.execute.running.run import (
+    at_one_size,
+    failures_reported,
+    fitting,
+    flat_arguments,
+    has_effects,
+    require_runnable,
+)
+from jaxprtool.execute.stepping import (
+    Effects,
+    Event,
+    ExecutionTrace,
+    SteppingInterpreter,
+    effects_differ,
+    first_difference,
+)
+from jaxprtool.ir.backends import start_backends
+from jaxprtool.ir.conversions import with_contents
+from jaxprtool.ir.custom_rules import is_check
+from jaxprtool.ir.equations import type_of
+from jaxprtool.ir.evaluation import Interpreter, unchecked
+from jaxprtool.ir.meshes import spread
+from jaxprtool.ir.program import Program
 from jaxprtool.jaxcompat import JaxprEqn
 
 

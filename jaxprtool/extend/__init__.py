@@ -29,27 +29,33 @@ from importlib import import_module
 from typing import Any, TypeVar
 
 from jaxprtool.errors import PluginError, did_you_mean
-from jaxprtool.ir.basics import rules
-from jaxprtool.ir.basics.dtypes import is_extended
-from jaxprtool.ir.basics.rules import RuleTable
-from jaxprtool.ir.core.equations import (
+from jaxprtool.ir import rules
+from jaxprtool.ir.conversions import contents, is_ref
+from jaxprtool.ir.custom_rules import jvp_params, jvp_rule, vjp_params, vjp_rule
+from jaxprtool.ir.dtypes import is_extended
+from jaxprtool.ir.equations import (
     Contains,
+    as_weak_as,
     bodies,
     equations,
     free_variables,
     is_flat,
+    is_weak,
     named,
     size_of,
+    strongly_typed,
     type_of,
 )
-from jaxprtool.ir.core.regions import Region, Regions, regions
-from jaxprtool.ir.core.structured import (
+from jaxprtool.ir.program import NamedValue, program_signature, top_jaxpr
+from jaxprtool.ir.regions import (
     Call,
     Cond,
     CustomJVP,
     CustomVJP,
     Edges,
     High,
+    Region,
+    Regions,
     Scan,
     ShardMap,
     View,
@@ -58,22 +64,11 @@ from jaxprtool.ir.core.structured import (
     holds_jaxpr,
     keep,
     map_sub_jaxprs,
+    regions,
     sub_jaxprs,
     view,
 )
-from jaxprtool.ir.core.traits import Traits, add_traits, primitives_with, traits
-from jaxprtool.ir.core.weak_types import as_weak_as, is_weak, strongly_typed
-from jaxprtool.ir.programs.program_signature import NamedValue, program_signature, top_jaxpr
-from jaxprtool.ir.programs.ref_contents import contents, is_ref
-from jaxprtool.ir.rewriting.custom_rules import (
-    JVPRule,
-    VJPRule,
-    jvp_params,
-    jvp_rule,
-    vjp_params,
-    vjp_rule,
-)
-from jaxprtool.ir.rewriting.rewrite import (
+from jaxprtool.ir.rewrite import (
     Memo,
     RewriteRule,
     Writer,
@@ -83,6 +78,8 @@ from jaxprtool.ir.rewriting.rewrite import (
     rewrite,
     with_bodies,
 )
+from jaxprtool.ir.rules import RuleTable
+from jaxprtool.ir.traits import Traits, add_traits, primitives_with, traits
 from jaxprtool.jaxcompat import (
     AbstractRef,
     Atom,
@@ -91,9 +88,11 @@ from jaxprtool.jaxcompat import (
     DropVar,
     Jaxpr,
     JaxprEqn,
+    JVPRule,
     Literal,
     Primitive,
     Var,
+    VJPRule,
     close_jaxpr,
     hide_frames,
     inferred_types,
@@ -213,17 +212,17 @@ TABLES: dict[str, tuple[str, str]] = {
     "batch_bodies": ("jaxprtool.passes.mapping.batch", "structured_rules"),
     "cost": ("jaxprtool.analysis.cost.rules", "cost_rules"),
     "dce": ("jaxprtool.passes.cleanup.dce", "dce_rules"),
-    "equivalence": ("jaxprtool.ir.equality.equivalence", "readable_params"),
-    "expand": ("jaxprtool.ir.rewriting.expansions", "expansion_rules"),
+    "equivalence": ("jaxprtool.ir.equivalence", "readable_params"),
+    "expand": ("jaxprtool.ir.expansions", "expansion_rules"),
     "jaxpr": ("jaxprtool.formats.jaxpr.params", "forms"),
     "mask": ("jaxprtool.passes.mapping.mask", "mask_rules"),
     "mask_bodies": ("jaxprtool.passes.mapping.mask", "structured_mask_rules"),
-    "memory": ("jaxprtool.analysis.memory.workspaces", "workspace_rules"),
+    "memory": ("jaxprtool.analysis.memory.walk", "workspace_rules"),
     "python": ("jaxprtool.formats.python.emit", "python_rules"),
     "ragged": ("jaxprtool.passes.mapping.ragged", "ragged_rules"),
     "ragged_bodies": ("jaxprtool.passes.mapping.ragged", "structured_ragged_rules"),
     "unzip": ("jaxprtool.passes.unzip", "unzip_rules"),
-    "view": ("jaxprtool.ir.core.structured", "views"),
+    "view": ("jaxprtool.ir.regions", "views"),
 }
 
 

@@ -7,11 +7,9 @@ them. `changes` compares a program with the result of a pass; `left_to_partition
 that XLA partitions over devices.
 """
 
-from jaxprtool.ir.dataflow.dataflow import DataFlow, Holder
-from jaxprtool.ir.dataflow.def_use import DefUse
-from jaxprtool.ir.dataflow.slicing import Start, backward_slice, forward_slice
-from jaxprtool.ir.graphs.changes import Changes, changes
-from jaxprtool.ir.programs.auto_sharding import left_to_partitioner
+from jaxprtool.ir.dataflow import DataFlow, DefUse, Holder, Start, backward_slice, forward_slice
+from jaxprtool.ir.differences import Changes, changes
+from jaxprtool.ir.meshes import left_to_partitioner
 
 __all__ = [
     "Changes",

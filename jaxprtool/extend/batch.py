@@ -13,6 +13,6 @@ from jaxprtool.passes.mapping.batch import (
     batch_body,
     jaxs_rule,
 )
-from jaxprtool.passes.mapping.batch.axis import Dim
+from jaxprtool.passes.mapping.batch.axes import Dim
 
 __all__ = ["Axis", "BatchBodyBuilder", "BatchDomain", "Dim", "batch_body", "jaxs_rule"]

@@ -16,7 +16,7 @@ from jaxprtool.formats.jaxpr.values import (
     add_name,
     add_record,
 )
-from jaxprtool.ir.equality.equivalence import readable_params
+from jaxprtool.ir.equivalence import readable_params
 from jaxprtool.jaxcompat import NO_AXIS_NAME
 
 __all__ = [

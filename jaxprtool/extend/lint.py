@@ -8,10 +8,8 @@ depth, with calls opened. The function yields a `Found` for each finding. A pack
 modules of rules in the entry-point group `jaxprtool.lint`.
 """
 
-from jaxprtool.analysis.lint.findings import Found
-from jaxprtool.analysis.lint.graph import Node, Scope, Value
-from jaxprtool.analysis.lint.linted_program import LintedProgram, ancestors, ends, origin
-from jaxprtool.analysis.lint.table import LintRule, lint_rule
+from jaxprtool.analysis.lint.graph import LintedProgram, Node, Scope, Value, ancestors, ends, origin
+from jaxprtool.analysis.lint.table import Found, LintRule, lint_rule
 
 __all__ = [
     "Found",

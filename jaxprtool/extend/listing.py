@@ -6,9 +6,8 @@ an equation's parts; `ShowOptions` has the options. `with_roles` pairs each toke
 equations.
 """
 
-from jaxprtool.ir.basics.primitive_docs import summary
-from jaxprtool.ir.basics.quantities import in_bytes, plural
-from jaxprtool.ir.notation.selection import Selection
+from jaxprtool.ir.documents import in_bytes, plural
+from jaxprtool.ir.notation.layout import Selection
 from jaxprtool.ir.notation.tokens import (
     AddedToken,
     BinderToken,
@@ -20,10 +19,10 @@ from jaxprtool.ir.notation.tokens import (
     Type,
     with_roles,
 )
-from jaxprtool.render.terminal.lines import printable
-from jaxprtool.render.terminal.rendering import ShowOptions
-from jaxprtool.render.terminal.rows import Reader
-from jaxprtool.render.terminal.theme import STYLES
+from jaxprtool.ir.rules import summary
+from jaxprtool.render.terminal.listing import ShowOptions, printable
+from jaxprtool.render.terminal.tables import STYLES
+from jaxprtool.render.terminal.tree import Reader
 
 __all__ = [
     "STYLES",

@@ -8,6 +8,6 @@ masked programs; see `extend.domains`. A loop or branch that has a view needs no
 """
 
 from jaxprtool.passes.mapping.mask import Filled, MaskBodyBuilder, MaskContext, MaskDomain, Padded
-from jaxprtool.passes.mapping.mask.values import Facts
+from jaxprtool.passes.mapping.mask.table import Facts
 
 __all__ = ["Facts", "Filled", "MaskBodyBuilder", "MaskContext", "MaskDomain", "Padded"]

@@ -6,10 +6,13 @@ user chose. `Program.specialized` replaces symbols by sizes. A `SizeBound` or `L
 argument is in `Program.bounds`. A `jaxprtool.Ragged` is a batch of examples of different lengths.
 """
 
-from jaxprtool.ir.programs.program import MOST_SIZES
-from jaxprtool.ir.shapes.bounds import MOST, Bound, LengthsBound, SizeBound
-from jaxprtool.ir.shapes.ragged import known_array, ragged_parts, unchecked, written_lengths
-from jaxprtool.ir.shapes.symbols import (
+from jaxprtool.ir.program import MOST_SIZES
+from jaxprtool.ir.ragged import known_array, ragged_parts, unchecked, written_lengths
+from jaxprtool.ir.symbols import (
+    MOST,
+    Bound,
+    LengthsBound,
+    SizeBound,
     Sizes,
     check_symbols,
     chosen_sizes,

@@ -5,11 +5,10 @@ of an equation and the text of a frame; `Sources` has the lines of source files.
 finds the scopes around equations, by which `cost --by scope` groups them.
 """
 
-from jaxprtool.ir.source.frame_choice import FrameChoice
-from jaxprtool.ir.source.frames import BEHIND, Frames, SourceLocation, frames_now
-from jaxprtool.ir.source.scopes import ScopeReader
+from jaxprtool.ir.frames import BEHIND, FrameChoice, Frames, SourceLocation, frames_now
+from jaxprtool.ir.scopes import ScopeReader
 from jaxprtool.jaxcompat.source_locations import UserFrame
-from jaxprtool.render.terminal.source_text import Sources
+from jaxprtool.render.terminal.tables import Sources
 
 __all__ = [
     "BEHIND",

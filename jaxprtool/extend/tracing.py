@@ -7,7 +7,7 @@ evaluates immediately, even then. `with_lifted` turns traced values that a funct
 arguments of its program.
 """
 
-from jaxprtool.ir.programs.lifted import CLOSED_OVER, with_lifted
+from jaxprtool.ir.program import CLOSED_OVER, with_lifted
 from jaxprtool.jaxcompat import at_once, evaluated, hide_from_tracebacks
 from jaxprtool.loading.argspec import read_args, read_results, read_strings, require_sequence
 from jaxprtool.loading.example import Static

@@ -5,10 +5,9 @@ are not arrays, and `structure` returns the structure of a value. `matched_leave
 argument that matches a structure, and raises `Mismatch` otherwise.
 """
 
-from jaxprtool.ir.basics.paths import paths, unique
-from jaxprtool.ir.programs.matching import Mismatch, matched_leaves
-from jaxprtool.ir.programs.static_leaf import StaticLeaf
-from jaxprtool.ir.programs.trees import filled, leaf_paths, structure
+from jaxprtool.ir.matching import Mismatch, matched_leaves
+from jaxprtool.ir.paths import paths, unique
+from jaxprtool.ir.trees import StaticLeaf, filled, leaf_paths, structure
 
 __all__ = [
     "Mismatch",

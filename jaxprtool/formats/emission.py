@@ -19,9 +19,9 @@ from jaxprtool.files import file_written_whole
 if TYPE_CHECKING:
     from jax import Device
 
-    from jaxprtool.formats.jaxpr.notation import Opaque
-    from jaxprtool.formats.xla_computation import XlaComputation
-    from jaxprtool.ir.programs.program import Program
+    from jaxprtool.formats.jaxpr.write import Opaque
+    from jaxprtool.formats.lowering import XlaComputation
+    from jaxprtool.ir.program import Program
 
 STDOUT = "-"
 
@@ -167,8 +167,8 @@ class Emission:
                 text, reasons = write.text_with_opaque(program, *options)
                 self._say_opaque(reasons)
                 return text
-        from jaxprtool.ir.core.equations import equations
-        from jaxprtool.ir.source.frames import frames_now
+        from jaxprtool.ir.equations import equations
+        from jaxprtool.ir.frames import frames_now
         from jaxprtool.jaxcompat import open_jaxpr, source_paths_without
 
         frames = frames_now(program.roots)
@@ -197,11 +197,11 @@ class Emission:
             case Format.dot:
                 return self._graph(program, path)
             case Format.model_explorer:
-                from jaxprtool.formats.model_explorer import model_explorer
+                from jaxprtool.formats.pictures import model_explorer
 
                 return model_explorer(program)
             case Format.exported:
-                from jaxprtool.formats.exported import exported
+                from jaxprtool.formats.lowering import exported
 
                 return exported(program, self.platforms)
         raise AssertionError(f"{self.format} is not a format of a compiler")
@@ -222,15 +222,15 @@ class Emission:
         return bytes(built.as_serialized_hlo_module_proto())
 
     def _graph(self, program: Program, path: str) -> str | bytes:
-        from jaxprtool.formats import lowering, picture
-        from jaxprtool.formats.dot import dot
+        from jaxprtool.formats import lowering, pictures
+        from jaxprtool.formats.pictures import dot
 
         if self.graph is GraphKind.hlo:
             graph = lowering.hlo_dot(program, self.platform)
         else:
             graph = dot(program, self.depth, self.full)
         format_name = picture_format(path)
-        return picture.picture(graph, format_name, path) if format_name else graph
+        return pictures.picture(graph, format_name, path) if format_name else graph
 
     def write(self, programs: Sequence[tuple[str, Program]], out: str) -> list[str]:
         """Write programs and their additional files to `out`: all of them, or none.
@@ -256,7 +256,7 @@ class Emission:
 
     @property
     def _opaque(self) -> Opaque:
-        from jaxprtool.formats.jaxpr.notation import Opaque
+        from jaxprtool.formats.jaxpr.write import Opaque
 
         return Opaque.none if self.on_opaque is None else Opaque.unwritable
 

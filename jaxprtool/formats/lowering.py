@@ -1,4 +1,4 @@
-"""Lowering of programs to StableHLO by JAX, and to HLO by XLA.
+"""Programs lowered: StableHLO, HLO, artifacts of `jax.export`, and XLA's partitioned modules.
 
 The result is the lowering of `jax.jit` of the function, with the names of the program, its
 arguments and its results; unused arguments are dropped, as by `jax.jit`. A function under `jax.jit`
@@ -8,31 +8,48 @@ of their indices.
 
 from __future__ import annotations
 
+import ast
+import math
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
+from dataclasses import dataclass
+from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import jax
 from jax import export
 from jax.extend import backend as jax_backend
+from jax.sharding import PartitionSpec
 
 from jaxprtool import jaxcompat
 from jaxprtool.errors import (
+    ArgumentsError,
     BackendError,
     JaxprToolError,
+    OutputError,
+    ProgramFileError,
     UnsupportedError,
     described,
     did_you_mean,
 )
-from jaxprtool.ir.basics.backends import failure_to_start, start_backends
-from jaxprtool.ir.core.equations import equations, named, size_of, type_of
-from jaxprtool.ir.core.traits import traits
-from jaxprtool.ir.programs.auto_sharding import is_over_devices
-from jaxprtool.ir.programs.meshes import concrete_mesh, mesh_in_types
-from jaxprtool.ir.programs.program import Program
-from jaxprtool.ir.programs.program_signature import top_jaxpr
-from jaxprtool.jaxcompat import ClosedJaxpr, JaxprEqn
+from jaxprtool.ir.backends import failure_to_start, start_backends
+from jaxprtool.ir.dtypes import is_foreign
+from jaxprtool.ir.equations import equations, named, size_of, type_of
+from jaxprtool.ir.hlo.module import Module, compiled_module, message, read_module
+from jaxprtool.ir.meshes import SpecReader, concrete_mesh, is_over_devices, mesh_in_types
+from jaxprtool.ir.paths import paths
+from jaxprtool.ir.process import without_collector
+from jaxprtool.ir.program import Program, top_jaxpr
+from jaxprtool.ir.regions import view
+from jaxprtool.ir.state import has_objects
+from jaxprtool.ir.traits import traits
+from jaxprtool.ir.trees import filled
+from jaxprtool.jaxcompat import Aval, ClosedJaxpr, JaxprEqn
+
+# --- lowering -------------------------------------------------------------------------------------
+# Lowering of programs to StableHLO by JAX, and to HLO by XLA.
 
 #: Platforms that JAX can lower for, whether or not this machine has them.
 PLATFORMS = ("cpu", "cuda", "rocm", "tpu")
@@ -289,3 +306,372 @@ def _bordered(program: Program) -> ClosedJaxpr:
     names = {"arg_names": program.arg_names, "result_paths": program.out_names}
     debug = program.jaxpr.debug_info._replace(**names)
     return jaxcompat.replace_jaxpr(program.jaxpr, debug_info=debug)
+
+
+# --- partitioning ---------------------------------------------------------------------------------
+# The modules of a program over several devices: before and after XLA's partitioner, and compiled.
+#
+#     found = partitioned(program)
+#     found.before.entry.instructions, found.final.entry.instructions
+#
+# XLA writes them while it compiles (`xla_dump_to`). In the first, each instruction has the sharding
+# that Shardy assigned to it, and arrays have their whole size. The partitioner splits the arrays
+# and adds collectives, which later passes merge and move. The *final* module is the one that runs.
+
+#: The options that make XLA write the module. They take precedence over the user's `XLA_FLAGS`.
+_DUMP = {
+    "xla_dump_hlo_pass_re": "spmd-partitioning",
+    "xla_dump_hlo_module_re": ".*",
+    "xla_dump_hlo_pipeline_re": ".*",
+    "xla_dump_max_hlo_modules": -1,
+    "xla_dump_hlo_as_proto": True,
+    "xla_dump_compress_protos": False,
+}
+
+
+@dataclass(frozen=True, eq=False)
+class Partitioned:
+    """A program compiled for several devices.
+
+    Attributes:
+        compiled: The compiled program.
+        devices: Its devices.
+        before: Its module before the partitioner, with the sharding of each instruction.
+        after: Its module after the partitioner, in which operations keep their names and lines.
+        final: The module of one device that runs.
+    """
+
+    compiled: jax.stages.Compiled
+    devices: Sequence[jax.Device]
+    before: Module
+    after: Module
+    final: Module
+
+
+def partitioned(
+    program: Program, arguments: Sequence[object] = (), devices: Sequence[jax.Device] = ()
+) -> Partitioned:
+    """Compile a program for the devices of its mesh, and return its modules.
+
+    JAX's persistent compilation cache must be off, since a cached program is not partitioned again.
+
+    Args:
+        program: The program.
+        arguments: Its flat arguments, if known. Arguments on several devices keep their shardings.
+        devices: The devices for its mesh, or descriptions of devices that this machine lacks; by
+            default JAX's.
+
+    Raises:
+        UnsupportedError: If it runs on one device; for free named axes or symbolic sizes; or if XLA
+            cannot compile it, or writes no modules.
+        BackendError: If there are too few devices for its mesh.
+    """
+    if program.symbols:
+        names = "=…, ".join(program.symbols)
+        raise UnsupportedError(
+            f"the partitioner needs sizes of {program.name} that are numbers",
+            f'write them in --args, or -p "specialize({names}=…)"',
+        )
+    with TemporaryDirectory(prefix="jaxprtool-") as folder:
+        options = {**_DUMP, "xla_dump_to": folder}
+        first = devices[0] if devices else None
+        found = compiled(program, arguments, first, devices, compiler_options=options)
+        used = _devices(found)
+        if len(used) == 1:
+            raise UnsupportedError(
+                f"{program.name} is not partitioned: it is compiled for one device",
+                "give its arguments shardings over a mesh, by jax.jit(in_shardings=…), shard_map, "
+                "or types such as f32[8@x,4]",
+            )
+        before = sorted(Path(folder).glob("*.before_*spmd-partitioning*.pb"))
+        after = sorted(Path(folder).glob("*.after_*spmd-partitioning*.pb"))
+        if not (before and after):
+            raise UnsupportedError(f"XLA did not write the modules of {program.name}")
+        with without_collector():
+            modules = _dumped(before[0]), _dumped(after[-1]), compiled_module(found)
+            return Partitioned(found, used, *modules)
+
+
+def _devices(found: jax.stages.Compiled) -> Sequence[jax.Device]:
+    """Return the devices of a compiled program, in the order of their numbers in its module."""
+    executable = found.runtime_executable()
+    if hasattr(executable, "local_devices"):
+        return list(executable.local_devices())
+    # Compiled for descriptions of devices, on which nothing can be loaded.
+    placed = jax.tree.leaves((found.input_shardings, found.output_shardings))
+    meshes = (mesh for each in placed if (mesh := getattr(each, "mesh", None)) is not None)
+    return next((list(mesh.devices.flat) for mesh in meshes), list(placed[0].device_set))
+
+
+def _dumped(path: Path) -> Module:
+    """Return the module in a file that XLA wrote: an `HloProto`, whose field 1 is the module."""
+    return read_module(message(path.read_bytes())[1][-1])
+
+
+# --- exported -------------------------------------------------------------------------------------
+# Programs as artifacts of `jax.export`: StableHLO with pytree structures.
+#
+# Plain `jax.export.deserialize(data).call(*args)` takes the arguments of the function.
+# `read_exported` returns a program of one `call_exported` equation with the same names, which can
+# be shown and run.
+
+_FLATBUFFERS = "pip install flatbuffers"
+
+
+def exported(program: Program, platforms: Sequence[str] = ()) -> bytes:
+    """Return the artifact for these platforms, or for JAX's default one.
+
+    Unused arguments are kept, so that it takes the function's arguments. Raises UnsupportedError if
+    the program cannot be exported, BackendError for a platform unknown to JAX, and OutputError if
+    the package flatbuffers is not installed.
+    """
+    names = platform_names(platforms)
+    _require_portable(program)
+    with under_mesh(program), reported(program, "exported"):
+        artifact = export.export(_Wrapped(program), platforms=names)()
+    try:
+        return bytes(artifact.serialize())
+    except ImportError as error:
+        raise OutputError(f"cannot export {program.name}: {error}", _FLATBUFFERS) from error
+    except Exception as error:  # a tree with nodes that JAX cannot serialize
+        raise UnsupportedError(f"{program.name} cannot be exported: {described(error)}") from error
+
+
+def _require_portable(program: Program) -> None:
+    """Raise UnsupportedError for Python callbacks and free named axes."""
+    refused = f"{program.name} cannot be exported"
+    for eqn in equations(top_jaxpr(program)):
+        if traits(eqn).callback:
+            hint = "stablehlo and hlo show such a call as a custom_call"
+            raise UnsupportedError(f"{refused}: {named(eqn)} calls a Python function", hint)
+    for name, aval in (*program.arguments, *program.results):
+        if is_foreign(getattr(aval, "dtype", None)):
+            what = f"elements of {aval.dtype}, a type defined by a package"
+            raise UnsupportedError(f"{refused}: {name} has {what}")
+    if has_objects(filled(program.in_tree, program.in_avals)):
+        raise UnsupportedError(
+            f"{refused}: it takes objects of Flax NNX, which an artifact cannot hold",
+            "take nnx.to_pure_dict(nnx.state(model)) instead, update a model with it in the "
+            "function with nnx.update, and return the new state",
+        )
+    if program.axis_env:
+        axes = ", ".join(str(name) for name, _ in program.axis_env)
+        raise UnsupportedError(f"{refused}: nothing binds its axes {axes}")
+
+
+class _Wrapped:
+    """A program with the interface of a jitted function (`jax.stages.Wrapped`), for `export`."""
+
+    def __init__(self, program: Program):
+        self._program = program
+
+    def trace(self, *args: object, **kwargs: object) -> jax.stages.Traced:
+        return traced(self._program, keep_unused=True)
+
+    def lower(self, *args: object, **kwargs: object) -> jax.stages.Lowered:
+        return self.trace().lower()
+
+    def eval_shape(self, *args: object, **kwargs: object) -> object:
+        return self.trace().out_info
+
+    def __call__(self, *args: object, **kwargs: object) -> object:
+        return self._program(*args, **kwargs)
+
+
+# --- reading ----------------------------------------------------------------------------------
+
+
+def is_exported(data: bytes) -> bool:
+    """Return True if these bytes look like an artifact: a flatbuffer with a StableHLO module."""
+    return b"ML\xefR" in data[4:] and b"StableHLO" in data and not data.startswith(b"ML\xefR")
+
+
+def read_exported(data: bytes, path: str = "the artifact") -> Program:
+    """Return the program in an artifact; `path` is its name in errors.
+
+    Raises ProgramFileError for any other bytes, OutputError if flatbuffers is not installed.
+    """
+    try:
+        artifact = export.deserialize(bytearray(data))
+        arg_names, out_names = _names(artifact)
+        shapes = [jax.ShapeDtypeStruct(a.shape, a.dtype) for a in artifact.in_avals]
+        args, kwargs = filled(artifact.in_tree, shapes)
+        jaxpr = jax.make_jaxpr(artifact.call)(*args, **kwargs)
+        if not artifact.has_vjp():  # JAX's derivative rule around the call would only raise
+            (eqn,) = jaxpr.eqns
+            jaxpr = view(eqn).body
+    except ImportError as error:
+        raise OutputError(f"cannot read {path}: {error}", _FLATBUFFERS) from error
+    except Exception as error:  # a decoder may raise anything on foreign bytes
+        raise ProgramFileError(
+            f"{path} is not an artifact of jax.export: {described(error)}"
+        ) from error
+    return Program(
+        name=artifact.fun_name,
+        jaxpr=jaxpr,
+        in_tree=artifact.in_tree,
+        out_tree=artifact.out_tree,
+        arg_names=arg_names,
+        out_names=out_names,
+    )
+
+
+def _names(artifact: export.Exported) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """Return a name per flat argument and result: from the module, or else the tree path."""
+    arg_names, out_names = jaxcompat.exported_names(artifact)
+    args, kwargs = filled(artifact.in_tree, artifact.in_avals)
+    results = filled(artifact.out_tree, artifact.out_avals)
+    arg_paths = [*paths("args", args)]
+    for name, value in kwargs.items():
+        arg_paths += paths(name, value)
+    return _one_each(arg_names, arg_paths), _one_each(out_names, paths("result", results))
+
+
+def _one_each(names: dict[int, str], paths: Sequence[str]) -> tuple[str, ...]:
+    chosen = tuple(names.get(i, path) for i, path in enumerate(paths))
+    return chosen if len(set(chosen)) == len(chosen) else tuple(paths)
+
+
+# --- xla computation ------------------------------------------------------------------------------
+# The computation of a program as `xla_computation` of JAX 2022 made it.
+#
+# Unlike the lowering of `jax.jit`, it keeps unused arguments, and its result is always a tuple.
+# Arguments and results may be split into parts, arguments donated, or passed as one tuple.
+
+#: With `tuple_args=None`, more arguments than this are passed as one tuple.
+MOST_SEPARATE_ARGUMENTS = 100
+
+
+@dataclass(frozen=True)
+class OptionNames:
+    """How errors name options: by default as parameters of `xla_computation`."""
+
+    in_parts: str = "in_parts"
+    out_parts: str = "out_parts"
+    donated: str = "donate_argnums"
+
+
+@dataclass(frozen=True)
+class XlaComputation:
+    """The options of `xla_computation`.
+
+    Attributes:
+        in_parts: A prefix of the tree of positional arguments, with a `PartitionSpec` of numbers of
+            parts, or None for replicated values.
+        out_parts: The same for the results.
+        tuple_args: Whether all arguments are passed as one tuple; None for more than a hundred.
+        donated: The positions of arguments whose memory results may reuse, among the positional
+            ones of the program.
+        names: How errors name these options.
+    """
+
+    in_parts: object = None
+    out_parts: object = None
+    tuple_args: bool | None = False
+    donated: tuple[int, ...] = ()
+    names: OptionNames = OptionNames()
+
+    def module(self, program: Program, platform: str | None = None) -> Any:
+        """Return the StableHLO module of a program in JAX's MLIR bindings.
+
+        Raises ArgumentsError for parts and positions that do not fit it, and the errors of
+        `lowering.module`.
+        """
+        args, _ = filled(program.in_tree, range(len(program.arg_names)))
+        for position in self.donated:
+            if position >= len(args):
+                raise ArgumentsError(
+                    f"{self.names.donated} has {position}, but {program.name} has {len(args)} "
+                    "positional arguments"
+                )
+        donated = jax.tree.leaves([args[position] for position in sorted(set(self.donated))])
+        ins = _partitions(self.names.in_parts, self.in_parts, args, program.arguments)
+        results = filled(program.out_tree, range(len(program.out_names)))
+        outs = _partitions(self.names.out_parts, self.out_parts, results, program.results)
+        lowered = module(program, platform, donated=donated, keep_unused=True)
+        if self.in_parts is not None or self.out_parts is not None:
+            jaxcompat.partition_module(lowered, ins, outs)
+        return lowered
+
+    def computation(self, program: Program, module: Any) -> Any:
+        """Return the `XlaComputation` of jaxlib for a module of `module`."""
+        require_sizes(program)
+        count = len(program.in_avals)
+        in_tuple = count > MOST_SEPARATE_ARGUMENTS if self.tuple_args is None else self.tuple_args
+        with reported(program, "written as HLO"):
+            return jaxcompat.xla_computation(module, in_tuple, return_tuple=True)
+
+
+def result_types(program: Program) -> str:
+    """Return the types of the results, in their tree: `{'y': f32[3], 'total': f32[]}`."""
+    return repr(filled(program.out_tree, [_Shown(type_of(aval)) for aval in program.out_avals]))
+
+
+class _Shown(str):
+    """A text without quotes in the representation of a tree."""
+
+    def __repr__(self) -> str:
+        return str(self)
+
+
+# --- parts --------------------------------------------------------------------------------------
+
+
+def read_parts(text: str, option: str) -> object:
+    """Return the tree of parts in a text: `(P(2, 1), None)`. It is never evaluated.
+
+    Raises ArgumentsError for text that cannot be read, with its place.
+    """
+    positional, named = _PartReader(text, option).trees()
+    if named or not positional:
+        raise ArgumentsError(
+            f"{option} takes parts by position, not '{text}'",
+            "write (P(2, 1), None), with an entry for each argument or result",
+        )
+    return positional[0] if len(positional) == 1 else positional
+
+
+class _PartReader(SpecReader):
+    entries, examples = "numbers of parts", "P(2, 1)"
+
+    def entry(self, node: ast.expr) -> Any:
+        return self.source.literal(node)
+
+
+def _partitions(
+    option: str, parts: object, tree: object, values: Sequence[tuple[str, Aval]]
+) -> list[str | None]:
+    """Return the HLO sharding of each flat value; None for all if there are no parts."""
+    if parts is None:
+        return [None] * len(values)
+    try:
+        flat = jax.tree.leaves(
+            jax.tree.broadcast(parts, tree, is_leaf=_is_partition), is_leaf=_is_partition
+        )
+    except (ValueError, TypeError) as error:
+        detail = " ".join(str(error).split())[:200]
+        raise ArgumentsError(f"{option} is not a prefix of the tree of values: {detail}") from error
+    flat += [None] * (len(values) - len(flat))  # keyword arguments
+    return [_sharding(option, part, *each) for part, each in zip(flat, values, strict=True)]
+
+
+def _is_partition(node: object) -> bool:
+    return node is None or isinstance(node, PartitionSpec)
+
+
+def _sharding(option: str, parts: Any, name: str, aval: Aval) -> str:
+    """Return `{devices=[2,1]0,1}`: device numbers in row-major order over a grid of parts."""
+    if parts is None:
+        return "{replicated}"
+    counts = [1 if part is None else part for part in parts] if _is_partition(parts) else [parts]
+    if not _is_partition(parts) or not all(type(n) is int and n > 0 for n in counts):
+        raise ArgumentsError(
+            f"{option} has {parts} for {name}; it must be a PartitionSpec of numbers, or None",
+            "PartitionSpec(2, 1) splits the first dimension in two; for mesh axes use jax.jit",
+        )
+    if len(counts) != len(aval.shape):
+        raise ArgumentsError(
+            f"{option} has {parts} for {name}, which has {len(aval.shape)} dimensions"
+        )
+    devices = ",".join(map(str, range(math.prod(counts))))
+    return f"{{devices=[{','.join(map(str, counts))}]{devices}}}"

@@ -23,8 +23,7 @@ from jax._src.interpreters import pxla
 from jax._src.lib import xla_client
 
 from jaxprtool.jaxcompat import jitted, observed_jit
-from jaxprtool.jaxcompat.aliases import AnyJaxpr
-from jaxprtool.jaxcompat.jaxprs import open_jaxpr
+from jaxprtool.jaxcompat.jaxprs import AnyJaxpr, open_jaxpr
 from jaxprtool.jaxcompat.observed_jit import Around, ObservedJit
 
 

@@ -1,25 +1,50 @@
-"""The live rules of custom_jvp and custom_vjp: their jaxprs, and rules made from jaxprs."""
+"""The live rules of custom_jvp and custom_vjp: as jaxprs, closed over, mapped and retyped."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Iterator, Sequence
+from collections.abc import Callable, Container, Hashable, Iterator, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
-from types import FunctionType
+from dataclasses import dataclass, replace
+from functools import partial
+from inspect import signature
+from types import CellType, FunctionType
 from typing import Any
+from weakref import WeakSet
 
 import jax
+from jax._src import core
 from jax._src import linear_util as lu
+from jax._src.interpreters import ad, batching
+from jax._src.interpreters import partial_eval as pe
+from jax._src.util import Hashable as HashableWrapper
+from jax._src.util import Unhashable
 from jax.custom_derivatives import SymbolicZero
-from jax.extend.core import ClosedJaxpr, DebugInfo, Jaxpr, JaxprEqn, Literal, TraceTag
-from jax.extend.linear_util import WrappedFun
-from jax.interpreters.ad import Zero, zeros_like_aval
+from jax.extend.core import ClosedJaxpr, DebugInfo, Jaxpr, JaxprEqn, Literal, TraceTag, Var
+from jax.extend.linear_util import StoreException, WrappedFun
+from jax.interpreters.ad import JVPTrace, Zero, zeros_like_aval
+from jax.interpreters.partial_eval import DynamicJaxprTracer
 from jax.tree_util import PyTreeDef
 
-from jaxprtool.jaxcompat.aliases import AnyJaxpr, Aval, Params
-from jaxprtool.jaxcompat.jaxprs import open_jaxpr
-from jaxprtool.jaxcompat.marked_calls import jaxpr_as_fun
-from jaxprtool.jaxcompat.tracing import attach_constants, detach_constants, setting_of, trace_flat
+from jaxprtool.jaxcompat.jaxprs import (
+    AnyJaxpr,
+    Aval,
+    MappedAxis,
+    Params,
+    is_symbolic_dimension,
+    open_jaxpr,
+    replace_jaxpr,
+)
+from jaxprtool.jaxcompat.marks import jaxpr_as_fun
+from jaxprtool.jaxcompat.tracing import (
+    attach_constants,
+    axis_mapped,
+    detach_constants,
+    setting_of,
+    trace_flat,
+)
+
+# --- custom rules ---------------------------------------------------------------------------------
+# The live rules of custom_jvp and custom_vjp: their jaxprs, and rules made from jaxprs.
 
 
 @dataclass(frozen=True, eq=False)
@@ -395,3 +420,536 @@ BWD_RETURNS_LOGS = hasattr(jax.custom_vjp, "defvjp_with_logs")
 def custom_name(eqn: JaxprEqn) -> str:
     """Return the name of the function with the custom rule of a call."""
     return str(open_jaxpr(eqn.params["call_jaxpr"]).debug_info.func_name)
+
+
+# --- closed over ----------------------------------------------------------------------------------
+# Rules of custom_jvp and custom_vjp that close over values of the trace that calls them.
+#
+# `jax.vmap` runs a rule while the tracers that it closes over are live. If a call is staged first,
+# its rule runs when the staged jaxpr is differentiated. The values that it closes over must then be
+# operands of the call, like those that the function closes over.
+
+_RULE_PARAMS = {"custom_jvp_call": "jvp_jaxpr_fun", "custom_vjp_call": "fwd_jaxpr_thunk"}
+
+
+def derivatives_around(trace: Any) -> int:
+    """Return how often a call under `trace` may be differentiated while its tracers live."""
+    count = 0
+    while trace is not None and type(trace) is not pe.DynamicJaxprTrace:
+        count += isinstance(trace, JVPTrace | ad.LinearizeTrace)
+        trace = getattr(trace, "parent_trace", None)
+    return count
+
+
+def unperturbed(value: object) -> Any:
+    """Return the value, such that differentiating with respect to it is an error."""
+    return _unperturbed(value)
+
+
+@jax.custom_jvp
+def _unperturbed(value: object) -> Any:
+    return value
+
+
+@_unperturbed.defjvp
+def _refuse(primals: Any, tangents: Any) -> Any:
+    raise jax.errors.UnexpectedTracerError(
+        "Detected differentiation of a custom_jvp or custom_vjp function with respect to a "
+        "closed-over value, which its derivative rule does not take as an argument."
+    )
+
+
+@dataclass(frozen=True)
+class ClosedOver:
+    """The values that the rules of custom calls close over.
+
+    Attributes:
+        owned: Returns True if a constant of a rule is one of the closed-over values.
+        depth: The number of times that a call is differentiated, since rules contain calls with
+            rules.
+    """
+
+    owned: Callable[[Any], bool]
+    depth: int
+
+    def values(self, eqn: JaxprEqn) -> list[Any]:
+        """Return the values that a call's rule closes over; [] for other equations.
+
+        Raises:
+            Exception: The exception of the user's rule.
+        """
+        if self.depth == 0 or eqn.primitive.name not in _RULE_PARAMS:
+            return []
+        inner = replace(self, depth=self.depth - 1)
+        found: list[Any] = []
+        for rule in _traced(eqn):
+            found += filter(self.owned, rule.consts)
+            found += [value for each in rule.eqns for value in inner.values(each)]
+        return list({id(value): value for value in found}.values())
+
+    def params(self, eqn: JaxprEqn, values: Sequence[Any]) -> Params:
+        """Return the parameters of a call that takes `values` after its other operands.
+
+        The call must not be differentiated with respect to them.
+        """
+        made = self._jvp if "jvp_jaxpr_fun" in eqn.params else self._vjp
+        body = self._taking(eqn.params["call_jaxpr"], values, len(eqn.invars))
+        return {**eqn.params, "call_jaxpr": body, **made(eqn, values)}
+
+    def _jvp(self, eqn: JaxprEqn, values: Sequence[Any]) -> Params:
+        rule, count = eqn.params["jvp_jaxpr_fun"], _num_primals(eqn)
+
+        def jvp(*in_zeros: bool) -> tuple[Jaxpr, Sequence[Any], Sequence[bool]]:
+            *traced, out_zeros = rule.call_wrapped(*in_zeros[:count])
+            closed = self._taking(attach_constants(*traced), values, count)
+            unused = [
+                Var(jax.typeof(value).to_tangent_aval())
+                for value, zero in zip(values, in_zeros[count:], strict=True)
+                if not zero
+            ]
+            made = _with_parts(closed, [*closed.invars, *unused], closed.eqns)
+            return *detach_constants(made), out_zeros
+
+        return {"jvp_jaxpr_fun": lu.wrap_init(jvp, debug_info=rule.debug_info)}
+
+    def _vjp(self, eqn: JaxprEqn, values: Sequence[Any]) -> Params:
+        rule, count = eqn.params["fwd_jaxpr_thunk"], _num_primals(eqn)
+        backward = eqn.params["bwd"]
+
+        def fwd(*perturbed: bool) -> tuple[Jaxpr, Sequence[Any]]:
+            closed = attach_constants(*rule.call_wrapped(*perturbed[:count]))
+            return detach_constants(self._taking(closed, values, count))
+
+        def bwd(*args: Any) -> Any:
+            zeros = [Zero(jax.typeof(value).to_ct_aval()) for value in values]
+            if not BWD_RETURNS_LOGS:
+                return [*backward.call_wrapped(*args), *zeros]
+            cotangents, logs = backward.call_wrapped(*args)
+            return [*cotangents, *zeros], logs
+
+        return {
+            "fwd_jaxpr_thunk": lu.wrap_init(fwd, debug_info=rule.debug_info),
+            "bwd": lu.wrap_init(bwd, debug_info=backward.debug_info),
+        }
+
+    def _taking(self, closed: ClosedJaxpr, values: Sequence[Any], place: int) -> ClosedJaxpr:
+        """Return a closed jaxpr that takes `values`, which may be its constants, from `place` on.
+
+        Its custom calls, which are differentiated once less, take them too, and also the values of
+        this jaxpr that their rules close over.
+        """
+        known = {id(c): v for v, c in zip(closed.constvars, closed.consts, strict=True)}
+        taken = {id(x): known.get(id(x)) or Var(jax.typeof(x)) for x in values}
+        invars = [*closed.invars[:place], *taken.values(), *closed.invars[place:]]
+        inner = replace(self, depth=self.depth - 1)
+
+        def with_taken(eqn: JaxprEqn) -> JaxprEqn:
+            held = [value for value in inner.values(eqn) if id(value) in taken]
+            if not held:
+                return eqn
+            operands = [*eqn.invars, *(taken[id(value)] for value in held)]
+            return eqn.replace(invars=operands, params=inner.params(eqn, held))
+
+        in_scope = {*closed.constvars, *invars}
+        eqns: list[JaxprEqn] = []
+        for eqn in closed.eqns:
+            eqns += with_closed_over(with_taken(eqn), in_scope)
+            in_scope.update(eqn.outvars)
+        return _with_parts(closed, invars, eqns)
+
+
+def _traced(eqn: JaxprEqn) -> list[ClosedJaxpr]:
+    """Return the rule of a call as closed jaxprs.
+
+    A rule that requires symbolic zeros is traced for each operand separately.
+    """
+    thunk, count = eqn.params[_RULE_PARAMS[eqn.primitive.name]], _num_primals(eqn)
+    perturbed_is = "fwd_jaxpr_thunk" in eqn.params
+
+    def traced(places: Sequence[int]) -> ClosedJaxpr:
+        flags = [(i in places) is perturbed_is for i in range(count)]
+        return attach_constants(*thunk.call_wrapped(*flags)[:2])
+
+    try:
+        return [traced(range(count))]
+    except Exception:
+        if not eqn.params["symbolic_zeros"]:
+            raise
+    found = []
+    for i in range(count):
+        with suppress(Exception):
+            found.append(traced([i]))
+    return found
+
+
+def _num_primals(eqn: JaxprEqn) -> int:
+    return len(eqn.invars) - eqn.params["num_consts"]
+
+
+def _with_parts(
+    closed: ClosedJaxpr, invars: Sequence[Var], eqns: Sequence[JaxprEqn]
+) -> ClosedJaxpr:
+    """Return a closed jaxpr with other invars and equations; new invars are no longer constants."""
+    taken = set(invars)
+    pairs = zip(closed.constvars, closed.consts, strict=True)
+    consts = {v: c for v, c in pairs if v not in taken}
+    parts = {"constvars": [*consts], "consts": [*consts.values()], "invars": invars}
+    return replace_jaxpr(closed, eqns=eqns, **parts)
+
+
+# --- traces that have ended -----------------------------------------------------------------------
+
+#: The number of times that a call may be differentiated if it takes the values that its rule closes
+#: over.
+_MOST_DERIVATIVES = 3
+
+#: Traces that have ended, but whose tracers are still held by rules.
+_ended: WeakSet[Any] = WeakSet()
+
+
+def with_closed_over(eqn: JaxprEqn, in_scope: Container[Var]) -> list[JaxprEqn]:
+    """Return the equations that replace one of a traced jaxpr.
+
+    A call whose rule closes over values of the jaxpr takes them as operands. JAX runs the rule when
+    the jaxpr is differentiated, and the tracers of these values are dead by then.
+
+    Args:
+        eqn: The equation.
+        in_scope: The variables that it may take.
+    """
+    if eqn.primitive.name not in _RULE_PARAMS or not (held := _tracers(eqn)):
+        return [eqn]
+    live = list(_traces_around())
+    _ended.update(each._trace for each in held if each._trace not in live)
+    rules = ClosedOver(
+        lambda value: isinstance(value, DynamicJaxprTracer) and value.val in in_scope,
+        _MOST_DERIVATIVES,
+    )
+    try:
+        values = rules.values(eqn)
+    except Exception:  # the rule is the user's, and may raise anything
+        return [eqn]
+    if not values:
+        return [eqn]
+    first, taken = [], []
+    for value in values:
+        made = jax.make_jaxpr(unperturbed)(jax.ShapeDtypeStruct(value.aval.shape, value.aval.dtype))
+        out = Var(value.aval)
+        (call,) = made.eqns
+        first.append(call.replace(invars=[value.val], outvars=[out], source_info=eqn.source_info))
+        taken.append(out)
+    params = rules.params(eqn, values)
+    return [*first, eqn.replace(invars=[*eqn.invars, *taken], params=params)]
+
+
+def some_ended() -> bool:
+    """Return True if any rule holds a tracer beyond the end of its trace."""
+    return bool(_ended)
+
+
+def has_ended(value: object) -> bool:
+    """Return True for a tracer that a rule holds beyond the end of its trace."""
+    return isinstance(value, DynamicJaxprTracer) and value._trace in _ended
+
+
+def holds_ended(eqn: JaxprEqn) -> bool:
+    """Return True for a call whose rule closes over a tracer of a trace that has ended."""
+    return eqn.primitive.name in _RULE_PARAMS and any(map(has_ended, _tracers(eqn)))
+
+
+def _traces_around() -> Iterator[Any]:
+    trace = core.trace_ctx.trace
+    while trace is not None:
+        yield trace
+        trace = getattr(trace, "parent_trace", None)
+
+
+def _tracers(eqn: JaxprEqn) -> list[Any]:
+    """Return the tracers that the rules of a call, and the functions that they call, hold."""
+    names = ("jvp_jaxpr_fun", "fwd_jaxpr_thunk", "bwd")
+    todo: list[Any] = [eqn.params[name] for name in names if name in eqn.params]
+    seen: set[int] = set()
+    found = []
+    while todo:
+        value = todo.pop()
+        if id(value) in seen:
+            continue
+        seen.add(id(value))
+        match value:
+            case DynamicJaxprTracer():
+                found.append(value)
+            case WrappedFun():
+                todo += [value.f, *value.transforms]
+            case FunctionType():
+                todo += [*cells_of(value).values(), *(value.__defaults__ or ())]
+            case partial():
+                todo += [value.func, *value.args, *value.keywords.values()]
+            case HashableWrapper() | Unhashable():
+                todo.append(value.val)
+            case jax.custom_jvp() | jax.custom_vjp():
+                todo += vars(value).values()
+            case tuple() | list():
+                todo += value
+            case dict():
+                todo += value.values()
+    return found
+
+
+# --- mapped rules ---------------------------------------------------------------------------------
+# The live rules of custom_jvp and custom_vjp calls that are mapped over an axis.
+#
+# JAX keeps these rules as functions that are traced when the call is differentiated. A mapped rule
+# then traces the old one, and maps its jaxpr by `batch(jaxpr, dims, outs)`, an argument of the
+# functions below. `batch` takes a closed jaxpr and the mapped dimensions of its operands, and
+# returns the new jaxpr and the mapped dimensions of its results, which are `outs` unless these are
+# None.
+
+#: Since 0.12 a mapped backward rule also takes the number of its residuals.
+BWD_TAKES_NUM_RESIDUALS = "num_res" in signature(batching.batch_custom_vjp_bwd).parameters
+
+Dims = Sequence[int | None]
+Batch = Callable[[ClosedJaxpr, Dims, Dims], tuple[ClosedJaxpr, Dims]]
+
+
+# --- custom_jvp ---------------------------------------------------------------------------------
+
+
+def mapped_jvp_params(
+    params: Params, axis: MappedAxis, batch: Batch, dims: Dims, out_dims: Dims
+) -> Params:
+    """Return the rule of a custom_jvp call, as a parameter of the mapped call.
+
+    `dims` are those of the operands that the rule takes, `out_dims` those of the results.
+    """
+    rule = params["jvp_jaxpr_fun"]
+
+    def mapped_jvp(*in_zeros: bool) -> tuple[Jaxpr, Sequence[Any], Sequence[bool]]:
+        mapped, given, out_zeros = _mapped_jvp(rule, axis, batch, dims, in_zeros, out_dims)
+        _require_unmapped(rule, given, out_dims)
+        nonzero = (dim for dim, zero in zip(out_dims, out_zeros, strict=True) if not zero)
+        _require_unmapped(rule, given[len(out_dims) :], [*nonzero])
+        return *detach_constants(mapped), list(out_zeros)
+
+    return {"jvp_jaxpr_fun": lu.wrap_init(mapped_jvp, debug_info=rule.debug_info)}
+
+
+def _mapped_jvp(
+    rule: WrappedFun,
+    axis: MappedAxis,
+    batch: Batch,
+    dims: Dims,
+    in_zeros: Sequence[bool],
+    out_dims: Dims,
+) -> tuple[ClosedJaxpr, Dims, Sequence[bool]]:
+    """Return a rule's mapped jaxpr, and the mapped dimensions of its results and their tangents.
+
+    The last value is True for each tangent that is zero.
+    """
+    with axis_mapped(axis):
+        jaxpr, consts, out_zeros = rule.call_wrapped(*in_zeros)
+        tangents = [dim for dim, zero in zip(dims, in_zeros, strict=True) if not zero]
+        outs = [dim for dim, zero in zip(out_dims, out_zeros, strict=True) if not zero]
+        closed = attach_constants(jaxpr, consts)
+        return *batch(closed, (*dims, *tangents), (*out_dims, *outs)), out_zeros
+
+
+def jvp_result_dims(eqn: JaxprEqn, axis: MappedAxis, batch: Batch, dims: Dims) -> Dims:
+    """Return the mapped dimensions of a custom_jvp rule's results, or of their tangents.
+
+    Its operands are mapped at `dims`. Raises the exception of the rule.
+    """
+    rule, count = eqn.params["jvp_jaxpr_fun"], len(eqn.outvars)
+    with setting_of(eqn):
+        everything, free = (False,) * len(dims), (None,) * count
+        _, given, out_zeros = _mapped_jvp(rule, axis, batch, dims, everything, free)
+    tangents = iter(given[count:])
+    pairs = zip(given, out_zeros, strict=False)
+    both = [(dim, None if zero else next(tangents)) for dim, zero in pairs]
+    return [tangent if dim is None else dim for dim, tangent in both]
+
+
+# --- custom_vjp ---------------------------------------------------------------------------------
+
+
+def mapped_vjp_params(
+    params: Params, axis: MappedAxis, batch: Batch, dims: Dims, out_dims: Dims
+) -> Params:
+    """Return the rules of a custom_vjp call, as parameters of the mapped call.
+
+    The arguments are those of `mapped_jvp_params`. JAX maps the backward rule itself: it sums the
+    cotangents of unmapped operands.
+    """
+    fwd, bwd, out_trees = params["fwd_jaxpr_thunk"], params["bwd"], params["out_trees"]
+    num_consts = params["num_consts"]
+    residual_dims: list[int | None] = []
+
+    def mapped_fwd(*perturbed: bool) -> tuple[Jaxpr, Sequence[Any]]:
+        mapped, given = _mapped_fwd(fwd, axis, batch, dims, perturbed, out_dims)
+        count = len(given) - len(out_dims)
+        _require_unmapped(fwd, given[count:], out_dims)
+        residual_dims[:] = given[:count]
+        return detach_constants(mapped)
+
+    def bwd_dims() -> Dims:
+        own = iter(residual_dims)
+        forwarded = [next(own) if i is None else dims[i - num_consts] for i in out_trees()[2]]
+        return [*forwarded, *out_dims]
+
+    more: tuple[Any, ...] = ()
+    if BWD_TAKES_NUM_RESIDUALS:
+        more = (lambda: len(out_trees()[2])), params["call_jaxpr"].debug_info.func_name
+    backward = batching.batch_custom_vjp_bwd(bwd, TraceTag(), axis, bwd_dims, tuple(dims), *more)
+
+    def mapped_bwd(*args: Any) -> Any:
+        with axis_mapped(axis):
+            return backward.call_wrapped(*args)
+
+    return {
+        "fwd_jaxpr_thunk": lu.wrap_init(mapped_fwd, debug_info=fwd.debug_info),
+        "bwd": lu.wrap_init(mapped_bwd, debug_info=bwd.debug_info),
+    }
+
+
+def _mapped_fwd(
+    fwd: WrappedFun,
+    axis: MappedAxis,
+    batch: Batch,
+    dims: Dims,
+    perturbed: Sequence[bool],
+    out_dims: Dims,
+) -> tuple[ClosedJaxpr, Dims]:
+    """Return a forward rule's mapped jaxpr, and the mapped dimensions of all of its results."""
+    with axis_mapped(axis):
+        closed = attach_constants(*fwd.call_wrapped(*perturbed))
+        residuals = (None,) * (len(closed.outvars) - len(out_dims))
+        return batch(closed, dims, (*residuals, *out_dims))
+
+
+def vjp_result_dims(eqn: JaxprEqn, axis: MappedAxis, batch: Batch, dims: Dims) -> Dims:
+    """Return the mapped dimensions of the results of a custom_vjp's forward rule.
+
+    Its operands are mapped at `dims`. Raises the exception of the rule.
+    """
+    fwd, count = eqn.params["fwd_jaxpr_thunk"], len(eqn.outvars)
+    with setting_of(eqn), retraced(fwd):
+        everything, free = (True,) * len(dims), (None,) * count
+        _, given = _mapped_fwd(fwd, axis, batch, dims, everything, free)
+    return given[len(given) - count :]
+
+
+def _require_unmapped(rule: WrappedFun, given: Dims, wanted: Dims) -> None:
+    """Refuse a rule that returns a mapped value for a result that is unmapped."""
+    if any(dim is None and got is not None for dim, got in zip(wanted, given, strict=False)):
+        raise NotImplementedError(
+            f"under vmap, the rule {rule.debug_info.func_name} returns a mapped value for a result "
+            "that is not mapped"
+        )
+
+
+# --- retyped rules --------------------------------------------------------------------------------
+# Live rules of custom derivatives, converted to calls of other types.
+#
+# JAX wraps a user's rule in functions that close over the types of the call. These functions are
+# created again around the same user's function, with other types.
+
+_RETYPED_PARAMS = ("jvp_jaxpr_fun", "fwd_jaxpr_thunk", "bwd", "out_trees")
+
+
+def retyped_rules(params: Params, value: Callable[[Any], Any]) -> Params:
+    """Return the live rules among the parameters of a custom call, for other types.
+
+    Args:
+        params: The parameters of the call.
+        value: Maps a type, a size, or a container of these to the new one; anything else to itself.
+    """
+    made = _Retyping(value)
+    return {name: made(params[name]) for name in _RETYPED_PARAMS if name in params}
+
+
+def closes_over_sizes(params: Params) -> bool:
+    """Return True if a user's rule, or a static argument of it, has a symbolic dimension itself."""
+    todo: list[Any] = [params[name] for name in _RETYPED_PARAMS if name in params]
+    seen: set[int] = set()
+    while todo:
+        value = todo.pop()
+        if is_symbolic_dimension(value):
+            return True
+        if id(value) in seen:
+            continue
+        seen.add(id(value))
+        match value:
+            case WrappedFun():
+                todo += [value.f, value.transforms]
+            case FunctionType():
+                read = map(value.__globals__.get, value.__code__.co_names)
+                todo += [*filter(is_symbolic_dimension, read), *cells_of(value).values()]
+            case partial():
+                todo += [value.func, *value.args, *value.keywords.values()]
+            case HashableWrapper() | Unhashable():
+                todo.append(value.val)
+            case tuple() | list():
+                todo += value
+    return False
+
+
+class _Retyping:
+    """Creates objects again, each once, since the writers and readers of a store share it."""
+
+    def __init__(self, value: Callable[[Any], Any]) -> None:
+        self._value = value
+        self._made: dict[int, tuple[Any, Any]] = {}  # with the old objects, to keep their ids
+
+    def __call__(self, old: Any) -> Any:
+        if id(old) not in self._made:
+            new = self._new(old)
+            self._made.setdefault(id(old), (old, new))
+        return self._made[id(old)][1]
+
+    def _new(self, old: Any) -> Any:
+        match old:
+            case WrappedFun():
+                return self._wrapped(old)
+            case lu.Store() | lu.EqualStore():
+                return self._store(old)
+            case FunctionType() if (old.__module__ or "").startswith(WRAPPERS):
+                return self._function(old)
+            case partial():
+                keywords = {name: self(each) for name, each in old.keywords.items()}
+                return partial(self(old.func), *map(self, old.args), **keywords)
+            case JaxprEqn():
+                params = {name: self(each) for name, each in old.params.items()}
+                return old.replace(params=params)
+            case HashableWrapper() | Unhashable():
+                return type(old)(self(old.val))
+            case tuple() | list() if not hasattr(old, "_fields"):
+                return type(old)(map(self, old))
+            case _:
+                return self._value(old)
+
+    def _wrapped(self, old: WrappedFun) -> WrappedFun:
+        new = lu.wrap_init(self(old.f), dict(old.params), debug_info=old.debug_info)
+        steps = list(zip(old.transforms, old.stores, strict=True))
+        for (transform, args), store in reversed(steps):
+            new = new.wrap(transform, self(args), self(store))
+        return new
+
+    def _store(self, old: lu.Store | lu.EqualStore) -> lu.Store | lu.EqualStore:
+        new = type(old)()
+        with suppress(StoreException):  # it may be empty
+            new.store(self(old.val))
+        return new
+
+    def _function(self, old: FunctionType) -> FunctionType:
+        cells = [CellType() for _ in old.__closure__ or ()]
+        new = FunctionType(
+            old.__code__, old.__globals__, old.__name__, old.__defaults__, tuple(cells)
+        )
+        new.__kwdefaults__ = old.__kwdefaults__
+        self._made[id(old)] = old, new  # it may close over itself
+        vars(new).update({name: self(each) for name, each in vars(old).items()})
+        named = dict(zip(old.__code__.co_freevars, cells, strict=True))
+        for name, held in cells_of(old).items():
+            # Its cached traces are of the old types.
+            memory = name == "cells" and isinstance(held, dict)
+            named[name].cell_contents = {} if memory else self(held)
+        return new

@@ -20,10 +20,9 @@ from jax.extend.core import ClosedJaxpr, JaxprEqn
 from jax.extend.core.primitives import name_p, remat_p
 from jax.interpreters.ad import Zero, primitive_jvps
 
-from jaxprtool.jaxcompat.aliases import AnyJaxpr, Aval
 from jaxprtool.jaxcompat.custom_rules import JVPRule, VJPRule, live_key
-from jaxprtool.jaxcompat.jaxprs import ONE_JAXPR_CLASS, close_jaxpr, open_jaxpr
-from jaxprtool.jaxcompat.marked_calls import jaxpr_as_fun
+from jaxprtool.jaxcompat.jaxprs import ONE_JAXPR_CLASS, AnyJaxpr, Aval, close_jaxpr, open_jaxpr
+from jaxprtool.jaxcompat.marks import jaxpr_as_fun
 from jaxprtool.jaxcompat.tracing import setting_of, trace_flat
 
 #: The class of the objects.

@@ -15,9 +15,7 @@ from jax.experimental.layout import Format
 from jax.extend.core import ClosedJaxpr
 from jax.tree_util import PyTreeDef
 
-from jaxprtool.jaxcompat.aliases import AnyJaxpr
-from jaxprtool.jaxcompat.jaxprs import replace_jaxpr
-from jaxprtool.jaxcompat.values import UNSPECIFIED
+from jaxprtool.jaxcompat.jaxprs import UNSPECIFIED, AnyJaxpr, replace_jaxpr
 
 #: Raises TypeError for objects that JAX cannot transform: generators, static methods,
 #: non-functions.

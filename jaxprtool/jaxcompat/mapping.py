@@ -8,14 +8,16 @@ same as outside: a number, an array, or a tracer of an outer transformation.
 from __future__ import annotations
 
 import operator
+import types
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from functools import cache
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 import numpy as np
+from jax import numpy as jnp
 from jax._src import api, api_util, config, core, dtypes, literals
 from jax._src.interpreters import batching
 from jax._src.interpreters import partial_eval as pe
@@ -34,14 +36,21 @@ from jax.extend.core import (
 )
 from jax.interpreters.batching import fancy_primitive_batchers
 from jax.interpreters.partial_eval import DynamicJaxprTracer, dce_jaxpr, dce_rules
+from jax.tree_util import PyTreeDef
 
-from jaxprtool.jaxcompat.aliases import Atom, Aval, Effect, MappedAxis, Params
-from jaxprtool.jaxcompat.batching import names_axis, renamed_effects
-from jaxprtool.jaxcompat.closed_over import ClosedOver, derivatives_around, unperturbed
-from jaxprtool.jaxcompat.jaxprs import open_jaxpr, replace_jaxpr
-from jaxprtool.jaxcompat.marked_calls import for_jax
-from jaxprtool.jaxcompat.shapes import mentions_symbols
-from jaxprtool.jaxcompat.tracing import attach_constants, is_staging
+from jaxprtool.jaxcompat.custom_rules import ClosedOver, derivatives_around, unperturbed
+from jaxprtool.jaxcompat.jaxprs import (
+    Atom,
+    Aval,
+    Effect,
+    MappedAxis,
+    Params,
+    mentions_symbols,
+    open_jaxpr,
+    replace_jaxpr,
+)
+from jaxprtool.jaxcompat.marks import for_jax
+from jaxprtool.jaxcompat.tracing import attach_constants, is_staging, names_axis, renamed_effects
 
 
 class _ElementTracer(DynamicJaxprTracer):
@@ -565,3 +574,37 @@ def _renamed_effects(eqn: JaxprEqn, operands: list[Any]) -> set[Any]:
     """Return the effects of an equation on these operands, with refs renamed to them."""
     pairs = zip(eqn.invars, operands, strict=True)
     return renamed_effects(eqn.effects, {v: t.val for v, t in pairs if type(v) is Var})
+
+
+# --- pmapped --------------------------------------------------------------------------------------
+# Find the user's function in the function of flat arrays that `jax.pmap` gives to `jax.jit`.
+
+
+@dataclass(frozen=True)
+class MappedCall:
+    """A call of a function under `jax.pmap`.
+
+    Attributes:
+        fun: The user's function.
+        tree: The tree of its arguments, `(args, kwargs)`, without those that are static.
+        statics: The values of static arguments, by position.
+    """
+
+    fun: Callable[..., Any]
+    tree: PyTreeDef
+    statics: dict[int, object]
+
+
+def mapped_call(fun: Any) -> MappedCall | None:
+    """Return the user's call that `jax.pmap` gives to `jax.jit`, or None for another function."""
+    inner = vars(fun).get("__wrapped__") if type(fun) is types.FunctionType else None
+    if type(inner) is not types.FunctionType or inner.__module__ != "jax._src.pmap":
+        return None
+    cells = zip(inner.__code__.co_freevars, inner.__closure__ or (), strict=True)
+    known: dict[str, Any] = {name: cell.cell_contents for name, cell in cells}
+    wrapped, statics = known["fun"], dict[int, object]()
+    for _, parameters in wrapped.transforms:
+        dynamic, fixed = parameters
+        places = set(range(len(dynamic) + len(fixed))) - set(dynamic)
+        statics |= dict(zip(sorted(places), (each.val for each in fixed), strict=True))
+    return MappedCall(wrapped.f, known["in_tree"], statics)

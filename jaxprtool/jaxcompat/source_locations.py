@@ -21,7 +21,7 @@ from jax._src.lib import xla_client
 from jax.extend.core import JaxprEqn
 from jax.extend.source_info_util import SourceInfo, new_name_stack, register_exclusion
 
-from jaxprtool.jaxcompat.identity import identity
+from jaxprtool.jaxcompat.jaxprs import identity
 
 #: Our own frames are hidden, as JAX hides its own, since users look for equations in their code.
 _PACKAGE = os.path.join(os.path.dirname(os.path.dirname(os.path.abspath(__file__))), "")

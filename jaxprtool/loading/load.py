@@ -6,33 +6,37 @@ function's own example arguments.
 
 from __future__ import annotations
 
+import ast
 import functools
 import inspect
 import sys
+import textwrap
 import time
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from types import ModuleType
-from typing import Any, Unpack
+from typing import Any, TypeAlias, Unpack
 
 import jax
 
 from jaxprtool.errors import ArgumentsError, TargetError, UserFunctionError, described
-from jaxprtool.ir.basics.quantities import in_bytes
-from jaxprtool.ir.programs.program import Program
-from jaxprtool.ir.programs.specs import NO_SPECS, Specs
-from jaxprtool.ir.shapes.symbols import symbolic_sizes
-from jaxprtool.ir.source.frames import Root
+from jaxprtool.ir.documents import in_bytes
+from jaxprtool.ir.frames import Root
+from jaxprtool.ir.meshes import NO_SPECS, Specs
+from jaxprtool.ir.program import Program
+from jaxprtool.ir.ragged import ragged_parts
+from jaxprtool.ir.symbols import symbolic_sizes
 from jaxprtool.loading import argspec
 from jaxprtool.loading.example import Example
-from jaxprtool.loading.hints import class_hint, module_hint, require_arrays, target_hint
-from jaxprtool.loading.missing_arguments import (
-    require_no_arguments,
-    required,
-    suggestion,
-)
 from jaxprtool.loading.parameter_types import ParameterTypes
-from jaxprtool.loading.target import Target, resolve
+from jaxprtool.loading.target import (
+    Target,
+    class_hint,
+    module_hint,
+    require_arrays,
+    resolve,
+    target_hint,
+)
 from jaxprtool.loading.trace import (
     BoundCall,
     StaticArguments,
@@ -41,10 +45,10 @@ from jaxprtool.loading.trace import (
     positional_names,
     shown_signature,
     signature,
+    static_places,
     trace_call,
     unwrapped,
 )
-from jaxprtool.loading.typed_call import Arguments, typed_call
 
 _FACTORY_GIVES = (
     "a factory must return function, (function, args) or (function, args, kwargs), with args a "
@@ -357,3 +361,228 @@ def _user_error(what: str, error: BaseException) -> UserFunctionError:
 
 def _described_type(value: object) -> str:
     return "None" if value is None else f"a value of type {type(value).__name__}"
+
+
+# --- missing arguments ----------------------------------------------------------------------------
+# Suggest `--args`, a factory or `record` if the arguments of a function are missing.
+#
+# Arrays can be written on the command line. Models and optimizers are Python objects: a factory
+# creates them by abstract evaluation, so that no values are computed.
+
+#: The suggestion for --args by a parameter's name; any other parameter is suggested an array.
+_SUGGESTIONS = {
+    "key": "key(0)",
+    "rng": "key(0)",
+    "params": "{'w': f32[3,4]}",
+    "training": "static(False)",
+    "train": "static(False)",
+    "deterministic": "static(True)",
+}
+_ARRAY = "f32[8,128]"
+
+#: Names that libraries' examples give to parameters that are objects.
+_OBJECTS = {
+    *("model", "module", "net", "network", "agent", "policy", "solver", "metrics"),
+    *("optimizer", "optim", "opt", "opt_state", "state", "train_state"),
+}
+
+#: Names of parameters that are the model.
+_MODELS = {"model", "module", "net", "network"}
+
+#: How each library makes a model without values, by the library's usual name in a file.
+_ABSTRACT = {
+    "nnx": "nnx.eval_shape(lambda: {model}({sizes}rngs=nnx.Rngs(0)))",
+    "eqx": "eqx.filter_eval_shape({model}, {sizes}key=jax.random.key(0))",
+}
+
+
+def require_no_arguments(fun: Callable, target: str, hint: str | None) -> None:
+    """Raise ArgumentsError, with a suggestion, if a function needs arguments.
+
+    Args:
+        fun: The function.
+        target: The target that names it, without a call.
+        hint: A suggestion to use instead, if one is known.
+    """
+    known = signature(fun)
+    if known is not None and not (needed := required(known)):
+        return
+    objects = _objects(fun, [each.name for each in needed]) if known else []
+    if objects and not hint:
+        hint = _factory_hint(fun, target, [each.name for each in needed], objects)
+    raise ArgumentsError(
+        f"{shown_signature(fun)} needs arguments",
+        hint
+        or f'pass them, e.g. --args "{suggestion(fun)}", or attach @jaxprtool.example(...) to the '
+        "function",
+    )
+
+
+def suggestion(fun: Callable) -> str:
+    """Return a text for --args that fits the number and names of a function's parameters."""
+    parts: list[str] = []
+    by_name, known = False, signature(fun)
+    for parameter in required(known) if known else ():
+        value = _SUGGESTIONS.get(parameter.name, _ARRAY)
+        if parameter.annotation in (jax.Ref, "jax.Ref", "Ref"):
+            value = f"new_ref({_ARRAY})"
+        by_name = by_name or parameter.kind is parameter.KEYWORD_ONLY
+        parts.append(f"{parameter.name}={value}" if by_name else value)
+    return ", ".join(parts) or _ARRAY
+
+
+def required(known: inspect.Signature) -> list[inspect.Parameter]:
+    """Return the parameters without a default value."""
+    optional = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
+    return [
+        p
+        for p in known.parameters.values()
+        if p.default is inspect.Parameter.empty and p.kind not in optional
+    ]
+
+
+# --- objects ----------------------------------------------------------------------------------
+
+
+def _objects(fun: Callable, names: Sequence[str]) -> list[str]:
+    """Return the parameters that are not arrays, judged by their names and use in the function."""
+    used = set(_used_as_objects(fun))
+    return [name for name in names if name in used or name.lower() in _OBJECTS]
+
+
+def _used_as_objects(fun: Callable) -> Iterator[str]:
+    """Yield names that a function calls, or whose attributes it reads that arrays do not have."""
+    try:
+        tree = ast.parse(textwrap.dedent(inspect.getsource(inspect.unwrap(fun))))
+    except (OSError, TypeError, SyntaxError, ValueError):
+        return  # its source is unavailable
+    for node in ast.walk(tree):
+        match node:
+            case ast.Call(func=ast.Name(id=name)):
+                yield name
+            case ast.Attribute(value=ast.Name(id=name), attr=attribute):
+                if not hasattr(jax.Array, attribute):
+                    yield name
+
+
+def _factory_hint(fun: Callable, target: str, names: Sequence[str], objects: list[str]) -> str:
+    """Return a factory to paste into the module, and the command that uses it."""
+    place, _, name = target.rpartition(":")
+    module = inspect.getmodule(inspect.unwrap(fun))
+    array = 'jax.ShapeDtypeStruct((8, 128), "float32")'
+    given = ", ".join(each if each in objects else array for each in names)
+    listed = " and ".join([", ".join(objects[:-1]), objects[-1]] if objects[1:] else objects)
+    lines = (
+        f"{listed} {'are Python objects' if objects[1:] else 'is a Python object'}; create "
+        f"{'them' if objects[1:] else 'it'} in a factory, and trace {place}:case --factory",
+        "  def case():",
+        *(f"      {each} = {_made(module, each)}" for each in objects),
+        f"      return {name}, ({given}{'' if names[1:] else ','})",
+        "or record a script that calls the function: jaxprtool record SCRIPT.py",
+    )
+    return "\n".join(lines)
+
+
+def _made(module: ModuleType | None, name: str) -> str:
+    """Return an expression that makes an object, without values if it is a model of a library."""
+    known = vars(module) if module else {}
+    library = next((each for each in _ABSTRACT if each in known), None)
+    models = [each for each in known.values() if _is_model(each, module)]
+    if library is None or not models or name.lower() not in _MODELS:
+        return "...  # as your script makes it"
+    model = models[-1]  # what is defined last usually is the whole model
+    needed = [each.name for each in required(inspect.signature(model.__init__))]
+    sizes = "".join(f"{each}=..., " for each in needed[1:] if each not in ("rngs", "key"))
+    return _ABSTRACT[library].format(model=model.__name__, sizes=sizes)
+
+
+def _is_model(value: object, module: ModuleType | None) -> bool:
+    """Return True for a class of modules that is defined in a file."""
+    return (
+        isinstance(value, type)
+        and module is not None
+        and value.__module__ == module.__name__
+        and any(base.__name__ == "Module" for base in value.__mro__[1:])
+    )
+
+
+# --- typed call -----------------------------------------------------------------------------------
+# Find the types to trace a function with if `--args` are for the program after the passes.
+#
+# A pass may add arguments, as `ragged` adds lengths, or change their types. The function is then
+# traced with the given types, those of its parameters, or those of its example arguments. An
+# argument without a type has the type of its value in `--args`.
+
+#: Positional and keyword arguments.
+Arguments: TypeAlias = tuple[tuple[Any, ...], dict[str, Any]]
+
+
+def typed_call(
+    fun: Callable,
+    types: ParameterTypes,
+    own: Arguments | None,
+    given: Arguments,
+    **static: Unpack[StaticArguments],
+) -> tuple[Arguments, Arguments]:
+    """Return the arguments to trace a function with, and those of the program after the passes.
+
+    Args:
+        fun: The function.
+        types: The known types of its parameters.
+        own: Its example arguments, or those of a factory.
+        given: The arguments of the program, including the function's static ones. A parameter with
+            a default and no type must be given by name, because passes add positional arguments.
+        static: The static arguments, as in options of `jax.jit`.
+    """
+    args, kwargs = given
+    positions, names = static_places(fun, args, kwargs, **static)
+    after = (
+        tuple(arg for i, arg in enumerate(args) if i not in positions),
+        {name: arg for name, arg in kwargs.items() if name not in names},
+    )
+    own = types.call(fun, positions, names) or own
+    if own is None:
+        call = _of_the_function(fun, types, given, positions)
+    else:
+        call = (
+            tuple(
+                args[i] if i in positions and i < len(args) else arg for i, arg in enumerate(own[0])
+            ),
+            own[1] | {name: arg for name, arg in kwargs.items() if name in names},
+        )
+    traced = types.replaced(*_with_rows(types, *call), lambda values: [v.type for v in values])
+    return traced, after
+
+
+def _of_the_function(
+    fun: Callable, types: ParameterTypes, given: Arguments, static: set[int]
+) -> Arguments:
+    """Return the arguments that the function takes, without those that passes add."""
+    args, kwargs = given
+    known = signature(fun)
+    parameters: Mapping[str, inspect.Parameter] = known.parameters if known else {}
+    needed = {name for name, p in parameters.items() if p.default is p.empty} | {*types.by_name}
+    positional = positional_names(fun, len(types.positions))
+    last = max([*static, *(i for i, name in enumerate(positional) if name in needed)], default=-1)
+    return args[: last + 1], {
+        name: arg for name, arg in kwargs.items() if name in parameters or name in types.by_name
+    }
+
+
+def _with_rows(types: ParameterTypes, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Arguments:
+    """Return a call with examples of different lengths replaced by rows."""
+    names = [*types.positions, *[""] * len(args)]
+    return (
+        tuple(_rows(types.by_name.get(name), arg) for name, arg in zip(names, args, strict=False)),
+        {name: _rows(types.by_name.get(name), arg) for name, arg in kwargs.items()},
+    )
+
+
+def _rows(type_: Any, arg: Any) -> Any:
+    """Return an argument with each Ragged replaced by rows where an array type is expected."""
+    if isinstance(type_, dict) and type(arg) is dict:
+        return {name: _rows(type_.get(name), part) for name, part in arg.items()}
+    if isinstance(type_, list | tuple) and type(arg) is type(type_) and len(arg) == len(type_):
+        return type(arg)(map(_rows, type_, arg))
+    parts = ragged_parts(arg) if hasattr(type_, "shape") else None
+    return parts[0] if parts else arg

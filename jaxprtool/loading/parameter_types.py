@@ -20,11 +20,11 @@ from typing import Any
 import jax
 
 from jaxprtool.errors import ArgumentsError
-from jaxprtool.ir.basics.dtypes import array_dtypes
-from jaxprtool.ir.basics.quantities import plural
-from jaxprtool.ir.core.equations import type_of
-from jaxprtool.ir.programs.ref_contents import is_ref
-from jaxprtool.ir.shapes.symbols import symbolic_sizes
+from jaxprtool.ir.conversions import is_ref
+from jaxprtool.ir.documents import plural
+from jaxprtool.ir.dtypes import array_dtypes
+from jaxprtool.ir.equations import type_of
+from jaxprtool.ir.symbols import symbolic_sizes
 from jaxprtool.jaxcompat import Aval
 from jaxprtool.loading import argspec
 from jaxprtool.loading.example import Example

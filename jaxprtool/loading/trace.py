@@ -6,28 +6,37 @@ function and is reported as such.
 
 from __future__ import annotations
 
+import ast
 import contextlib
 import functools
 import inspect
 import operator
 import re
 import sys
-from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
+import textwrap
+import warnings
+from collections import deque
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from inspect import getattr_static
+from types import CodeType, FunctionType, MethodType
 from typing import Any, TypedDict
 
 import jax
 import numpy as np
+from jax import numpy as jnp
 
 from jaxprtool import jaxcompat
 from jaxprtool.errors import ArgumentsError, JaxprToolError, UserFunctionError, did_you_mean
-from jaxprtool.ir.basics import recursion
-from jaxprtool.ir.basics.paths import unique
-from jaxprtool.ir.basics.quantities import plural
-from jaxprtool.ir.programs.auto_sharding import is_over_devices
-from jaxprtool.ir.programs.jit_options import JitOptions
-from jaxprtool.ir.programs.program import Program
-from jaxprtool.ir.programs.state import (
+from jaxprtool.ir import process
+from jaxprtool.ir.custom_rules import with_closed_over
+from jaxprtool.ir.documents import plural
+from jaxprtool.ir.frames import frames_now
+from jaxprtool.ir.meshes import is_over_devices
+from jaxprtool.ir.paths import unique
+from jaxprtool.ir.program import JitOptions, Program
+from jaxprtool.ir.ragged import bounds_of_lengths
+from jaxprtool.ir.state import (
     Changed,
     call_tracked,
     has_objects,
@@ -36,15 +45,11 @@ from jaxprtool.ir.programs.state import (
     sharing,
     without_unchanged,
 )
-from jaxprtool.ir.programs.static_leaf import StaticLeaf
-from jaxprtool.ir.programs.trees import filled, structure
-from jaxprtool.ir.rewriting.closed_over import with_closed_over
-from jaxprtool.ir.shapes.ragged import bounds_of_lengths
+from jaxprtool.ir.trees import StaticLeaf, filled, release, structure
 from jaxprtool.jaxcompat import ClosedJaxpr
+from jaxprtool.jaxcompat.source_locations import is_installed, is_users_file
 from jaxprtool.loading.example import Static
-from jaxprtool.loading.hints import mesh_conflict, value_needed
-from jaxprtool.loading.jitted import Jitted
-from jaxprtool.loading.plain_objects import warn_about_changes
+from jaxprtool.loading.target import mesh_conflict, value_needed
 
 
 class StaticArguments(TypedDict, total=False):
@@ -61,7 +66,7 @@ class BoundCall:
     `static_args` maps positions, and `static_kwargs` names, to Python values. `args` and `kwargs`
     are the traced arguments, with leaves that are not arrays moved into the tree structure.
     `shared` tells which Flax NNX Variables are the same object
-    (`ir.programs.state.shared_variables`); it is None if changes of such objects are not results.
+    (`ir.state.shared_variables`); it is None if changes of such objects are not results.
     """
 
     args: tuple[object, ...]
@@ -163,7 +168,7 @@ def trace_call(
     jitted = Jitted.find(fun) if opens_jit else None
     traced_options: jaxcompat.TracedOptions | None = None
     try:
-        with recursion.limit_of_user():
+        with process.limit_of_user():
             if jitted is None:
                 jaxpr, out = _made(name, fun, call, axis_env)
             else:
@@ -614,3 +619,286 @@ def _raised(name: str, error: BaseException, fun: Callable, call: BoundCall) -> 
         hint = "set a mesh with --mesh data=4 and --in-specs \"P('data')\", or jax.set_mesh"
     message = f"{name} raised {type_name}: {text}" if text else f"{name} raised {type_name}"
     return mesh_conflict(message) or UserFunctionError(message, hint)
+
+
+# --- jitted ---------------------------------------------------------------------------------------
+# Trace functions under `jax.jit` by their own `trace`.
+#
+# Partials of such functions and methods are also supported. Their bound values are arguments to
+# JAX, and constants of the Program.
+
+
+@dataclass(frozen=True)
+class Jitted:
+    """A function under `jax.jit`, and the arguments that are bound to it."""
+
+    fun: Any
+    args: tuple[object, ...] = ()
+    kwargs: tuple[tuple[str, object], ...] = ()
+
+    @classmethod
+    def find(cls, fun: Any) -> Jitted | None:
+        """Return the function under `jax.jit` that a callable is or binds arguments of."""
+        args: tuple[object, ...] = ()
+        kwargs: dict[str, object] = {}
+        while not jaxcompat.is_jitted(fun):
+            if isinstance(fun, functools.partial):
+                args, kwargs = (*fun.args, *args), {**fun.keywords, **kwargs}
+                fun = fun.func
+            elif inspect.ismethod(fun):
+                args, fun = (fun.__self__, *args), fun.__func__
+            elif jaxcompat.is_jitted(vars(type(fun)).get("__call__")):
+                args, fun = (fun, *args), type(fun).__call__
+            else:
+                return None
+        return cls(fun, args, tuple(kwargs.items()))
+
+    def static_places(self, count: int) -> tuple[set[int], set[str]]:
+        """Return the static positions among `count` positional arguments, and the static names."""
+        numbers, names = self._static(len(self.args) + count)
+        return {number - len(self.args) for number in numbers if number >= len(self.args)}, names
+
+    def _static(self, count: int) -> tuple[set[int], set[str]]:
+        """Return the same for `count` arguments including the bound ones."""
+        numbers, names = jaxcompat.jit_static_arguments(self.fun)
+        places = {number + count if number < 0 else number for number in numbers}
+        return places & set(range(count)), set(names)
+
+    def trace(
+        self, positional: Sequence[tuple[object, bool]], keywords: Mapping[str, tuple[object, bool]]
+    ) -> tuple[ClosedJaxpr, object, jaxcompat.TracedOptions]:
+        """Return the jaxpr of a call, the types of its results in their tree, and the options.
+
+        The jaxpr takes the traced arguments. Bound arguments, and those that are static in the call
+        but not for `jax.jit`, are constants.
+
+        Args:
+            positional: The positional arguments, and whether each is static.
+            keywords: The keyword arguments by name, and whether each is static.
+        """
+        args = [*((arg, True) for arg in self.args), *positional]
+        kwargs = {**{name: (arg, True) for name, arg in self.kwargs}, **keywords}
+        # JAX rejects values that are not arrays.
+        given = release((tuple(arg for arg, _ in args), {k: arg for k, (arg, _) in kwargs.items()}))
+        stage = self.fun.trace(*given[0], **given[1])
+        leaves = self._dynamic_leaves(args, kwargs)
+        return self._without_bound(stage, leaves)
+
+    def _dynamic_leaves(
+        self, args: Sequence[tuple[object, bool]], kwargs: dict[str, tuple[object, bool]]
+    ) -> list[tuple[object, bool]]:
+        """Return each flat argument that JAX traces, and whether to make it a constant."""
+        numbers, names = self._static(len(args))
+        values = [pair for i, pair in enumerate(args) if i not in numbers]
+        values += [kwargs[name] for name in sorted(kwargs) if name not in names]
+        return [(leaf, bound) for value, bound in values for leaf in jax.tree.leaves(value)]
+
+    @staticmethod
+    def _without_bound(
+        stage: jax.stages.Traced, leaves: Sequence[tuple[object, bool]]
+    ) -> tuple[ClosedJaxpr, object, jaxcompat.TracedOptions]:
+        captured = jaxcompat.captured_values(stage)
+        traced_options = jaxcompat.traced_options(stage)
+        constants = dict(enumerate(captured))
+        constants |= {
+            len(captured) + i: jnp.asarray(leaf) for i, (leaf, bound) in enumerate(leaves) if bound
+        }
+        jaxpr = jaxcompat.with_constants(
+            jaxcompat.from_jax(stage.jaxpr), list(constants), list(constants.values())
+        )
+        kept = [i for i, (_, bound) in enumerate(leaves) if not bound]
+        traced_options = traced_options._replace(
+            donated=tuple(traced_options.donated[i] for i in kept),
+            in_placements=tuple(traced_options.in_placements[i] for i in kept),
+        )
+        return jaxpr, filled(stage.out_tree, jaxpr.out_avals), traced_options
+
+
+# --- plain objects --------------------------------------------------------------------------------
+# Find plain Python objects that a function mutates when it is traced; its Program does not.
+#
+#     losses.append(loss)      self.count += 1      cache["x"] = x
+#
+# Objects reachable from a function are compared before and after tracing: its arguments, its
+# closure, and the globals read by it and by the user's functions that it calls. The contents of
+# lists, dicts, sets and objects of the user's classes are recorded. Arrays are not copied.
+
+#: The maximum number of objects that are compared, the nearest first.
+_MOST = 1000
+
+_CONTAINERS = (dict, list, set, deque, tuple)
+
+#: The name of a method's own object.
+_SELF = "self"
+
+#: Types whose values are compared by equality.
+_COMPARED_TYPES = (bool, int, float, complex, str, bytes)
+
+_MUTATORS = {
+    *("append", "extend", "insert", "pop", "remove", "clear", "sort", "reverse"),
+    *("update", "setdefault", "popitem", "add", "discard", "appendleft", "popleft"),
+}
+
+
+@contextlib.contextmanager
+def warn_about_changes(name: str, fun: Any, given: Mapping[str, object]) -> Iterator[None]:
+    """Warn once about plain objects that a function mutates in a `with` block.
+
+    Args:
+        name: The function's name.
+        fun: The function.
+        given: Its arguments by name.
+    """
+    reached = _Reached(fun, given)
+    yield
+    changed = reached.changed()
+    if changed:
+        first, *others = changed
+        line = reached.line(first)
+        more = f" and {len(others)} more" if others else ""
+        warnings.warn(
+            f"{name} changes {first}{more} in place{f' at {line}' if line else ''}: the change "
+            "happens once, during tracing, and not when the Program is called",
+            stacklevel=2,
+        )
+
+
+class _Reached:
+    """The objects reachable from a function, by path, and their contents."""
+
+    def __init__(self, fun: Any, given: Mapping[str, object]) -> None:
+        self._functions: list[FunctionType] = []
+        #: The path of each object, the object, and its contents by path.
+        self._held: list[tuple[str, object, dict[str, object]]] = []
+        seen: set[int] = set()
+        called = getattr_static(type(fun), "__call__", None)
+        todo: list[tuple[str, object]] = [*given.items(), (_SELF, fun), (_SELF, called)]
+        for path, value in todo:
+            if id(value) in seen:
+                continue
+            seen.add(id(value))
+            held = self._contents(path, value)
+            if held is not None:
+                self._held.append((path, value, held))
+                todo += held.items()
+            if len(todo) > _MOST:
+                break
+
+    def changed(self) -> list[str]:
+        """Return the paths of changed values, the nearest first."""
+        found: dict[str, None] = {}
+        for path, value, before in self._held:
+            after = self._contents(path, value) or {}
+            if isinstance(value, FunctionType):
+                found.update((n, None) for n in after if not _same(before.get(n), after[n]))
+            elif before.keys() != after.keys() or not all(
+                _same(before[name], after[name]) for name in before
+            ):
+                found[path] = None
+        return list(found)
+
+    def line(self, path: str) -> str:
+        """Return the part of the source line that changes the value at a path, or ""."""
+        root = path.partition(".")[0].partition("[")[0]
+        for fun in self._functions:
+            if (line := _changing_line(fun, root)) is not None:
+                return f"{frames_now().path(fun.__code__.co_filename)}:{line}"
+        return ""
+
+    def _contents(self, path: str, value: object) -> dict[str, object] | None:
+        """Return the contents of an object by path; None if it is not inspected."""
+        if isinstance(value, functools.partial):
+            args = {f"args[{i}]": each for i, each in enumerate(value.args)}
+            return {**args, **value.keywords, _SELF: value.func}
+        if isinstance(value, MethodType):
+            return {_SELF: value.__self__, "__func__": value.__func__}
+        if isinstance(value, FunctionType):
+            return self._of_function(value)
+        wrapped = None if isinstance(value, type) else getattr_static(value, "__wrapped__", None)
+        if callable(wrapped):
+            return {_SELF: wrapped}
+        cls = type(value)
+        if isinstance(value, _CONTAINERS) and cls.__module__ in ("builtins", "collections"):
+            if len(value) > _MOST:
+                return {f"len({path})": len(value)}
+            items = value.items() if isinstance(value, dict) else enumerate(value)
+            return {f"{path}[{_text(key)}]": each for key, each in items}
+        if not isinstance(value, type) and _is_users(cls) and not has_objects(value):
+            fields = getattr(value, "__dict__", {})
+            held: dict[str, object] = {f"{path}.{name}": each for name, each in fields.items()}
+            return held
+        return None
+
+    def _of_function(self, fun: FunctionType) -> dict[str, object] | None:
+        """Return the closure of a user's function and the globals that it names."""
+        file = fun.__code__.co_filename
+        if is_installed(file) or not is_users_file(file):
+            return {_SELF: fun.__wrapped__} if hasattr(fun, "__wrapped__") else None
+        if fun not in self._functions:
+            self._functions.append(fun)
+        held: dict[str, object] = {_SELF: fun.__wrapped__} if hasattr(fun, "__wrapped__") else {}
+        for name, cell in zip(fun.__code__.co_freevars, fun.__closure__ or (), strict=True):
+            with contextlib.suppress(ValueError):  # a closure variable that is not assigned yet
+                held[name] = cell.cell_contents
+        names = {name for code in _codes(fun.__code__) for name in code.co_names}
+        known = fun.__globals__
+        return {**{name: known[name] for name in sorted(names) if name in known}, **held}
+
+
+def _codes(code: CodeType) -> Iterator[CodeType]:
+    """Yield the code of a function and of the functions defined in it."""
+    yield code
+    for each in code.co_consts:
+        if isinstance(each, CodeType):
+            yield from _codes(each)
+
+
+def _is_users(cls: type) -> bool:
+    """Return True if a class is defined in one of the user's files."""
+    file = getattr(sys.modules.get(cls.__module__), "__file__", None)
+    return file is not None and is_users_file(file) and not is_installed(file)
+
+
+def _text(key: object) -> str:
+    return repr(key) if isinstance(key, str | int) else f"<{id(key)}>"
+
+
+def _same(before: object, after: object) -> bool:
+    if before is after:
+        return True
+    return type(before) is type(after) and type(before) in _COMPARED_TYPES and before == after
+
+
+def _changing_line(fun: FunctionType, name: str) -> int | None:
+    """Return the first line in a function that changes the variable `name`."""
+    try:
+        lines, first = inspect.getsourcelines(fun)
+        tree = ast.parse(textwrap.dedent("".join(lines)))
+    except (OSError, TypeError, SyntaxError):
+        return None
+    found = [
+        node.lineno + max(first, 1) - 1
+        for node in ast.walk(tree)
+        if isinstance(node, ast.stmt | ast.expr)
+        for target in _targets(node)
+        if _root(target) == name
+    ]
+    return min(found, default=None)
+
+
+def _targets(node: ast.AST) -> list[ast.expr]:
+    """Return the expressions that a statement or a call changes."""
+    match node:
+        case ast.Assign(targets=targets) | ast.Delete(targets=targets):
+            return targets
+        case ast.AugAssign(target=target) | ast.AnnAssign(target=target):
+            return [target]
+        case ast.Call(func=ast.Attribute(value=value, attr=attr)) if attr in _MUTATORS:
+            return [value]
+    return []
+
+
+def _root(target: ast.expr) -> str:
+    while isinstance(target, ast.Attribute | ast.Subscript):
+        target = target.value
+    return target.id if isinstance(target, ast.Name) else ""

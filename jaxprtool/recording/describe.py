@@ -1,4 +1,4 @@
-"""Describe functions and the arguments of their calls, for the `Key` of a compilation.
+"""Describe functions, their arguments and settings: the `Key` of a compilation.
 
 This runs in the user's script, once for each compilation. It never raises, and keeps no reference
 to a value.
@@ -6,26 +6,33 @@ to a value.
 
 from __future__ import annotations
 
+import dataclasses
 import dis
 import functools
 import os
+import re
 import types
 import zlib
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
-from functools import lru_cache
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, field, fields, replace
+from functools import cached_property, lru_cache
+from itertools import islice
 from pathlib import PurePath
-from typing import Any
+from typing import Any, Literal, NamedTuple
 
 import jax
 from jax.tree_util import PyTreeDef
 
-from jaxprtool.jaxcompat.pmapped import mapped_call
+from jaxprtool.analysis.recorded_run import Argument
+from jaxprtool.jaxcompat import TracedOptions
+from jaxprtool.jaxcompat.compile_hooks import trace_settings
+from jaxprtool.jaxcompat.mapping import mapped_call
 from jaxprtool.jaxcompat.source_locations import is_installed
 from jaxprtool.recording import libraries
-from jaxprtool.recording.keys import FunctionKind, FunctionObject
-from jaxprtool.recording.structures import Structure
-from jaxprtool.recording.values import Numbers, Values, attributes, cell_content, is_empty
+from jaxprtool.recording.values import LIMIT, Numbers, Values, attributes, cell_content, is_empty
+
+# --- describe -------------------------------------------------------------------------------------
+# Describe functions and the arguments of their calls, for the `Key` of a compilation.
 
 #: The maximum number of variables of a closure.
 _MOST_VARIABLES = 50
@@ -408,3 +415,382 @@ def _filtered(
                     structure.texts[path] = f"={text}"
         start = end
     return Call(function, structure.texts, statics, libraries.renamed(names, paths))
+
+
+# --- keys -----------------------------------------------------------------------------------------
+# The cache key of one compilation: JAX looks up a compiled function by it.
+#
+# JAX compiles again if the key differs from those of all earlier calls. `reasons` compares keys.
+
+FunctionKind = Literal["function", "lambda", "partial", "method", "object"]
+
+
+@dataclass(frozen=True)
+class FunctionObject:
+    """The Python function of a compilation.
+
+    Attributes:
+        number: A number that identifies the function object.
+        jit: A number that identifies the result of `jax.jit`.
+        made: The user's line that made the object or called `jit` on it, if it is known.
+        kind: "function", "lambda", "partial", "method" or "object" (a callable of another class).
+        closure: The closed-over variables, the defaults, the arguments bound by a `partial` or a
+            method, and the globals that are numbers or strings, as text by name. The text is the
+            value of a number or a string, the type of an array, and the class and identity of any
+            other object.
+        name: Its name; for a callable object, the name of its class.
+        library: Whether it is defined in an installed package, so that the user cannot change it.
+        wrapper: The library's function that called `jax.jit`: `equinox.filter_jit`, `nnx.jit`. For
+            a loop outside of `jit`, the function that made it: `jax.lax.scan`. Else "".
+    """
+
+    number: int
+    jit: int
+    made: str
+    kind: FunctionKind
+    closure: dict[str, str]
+    name: str = ""
+    wrapper: str = ""
+    library: bool = False
+
+
+@dataclass(frozen=True)
+class Key:
+    """The cache key of a compilation.
+
+    Attributes:
+        function: The Python function.
+        structure: The structure of the dynamic arguments, by path: `batch: dict(ids, mask)`, `None`
+            for a None, `=0.1` for a value that is part of the structure, such as a static field of
+            a dataclass. The entry "" has the names of the arguments: `(params, batch, key=)`.
+        arguments: The flat arguments: their types, shardings and donation.
+        statics: The static arguments by name, as text.
+        options: The options of `jax.jit`: donated arguments, shardings, compiler options, as text.
+        context: The settings of JAX that a trace depends on, by name, as text: `enable_x64`,
+            `default_matmul_precision`, `mesh`, …
+        cleared: The number of times that JAX's caches, or this function's, were cleared before.
+        cleared_line: The user's line that cleared them last.
+        in_loop: The number of earlier calls of `jit` by the same line.
+        line: The user's line of the call.
+    """
+
+    function: FunctionObject
+    structure: dict[str, str]
+    arguments: tuple[Argument, ...]
+    statics: dict[str, str]
+    options: dict[str, str]
+    context: dict[str, str]
+    cleared: int = 0
+    cleared_line: str = ""
+    in_loop: int = 0
+    line: str = ""
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the key as values for the module `json`. An argument is a list."""
+        found = {each: getattr(self, each) for each in _KEY_FIELDS}
+        return {
+            **found,
+            "function": asdict(self.function),
+            "arguments": [[getattr(a, each) for each in _ARGUMENT_FIELDS] for a in self.arguments],
+        }
+
+    @classmethod
+    def from_json(cls, document: Mapping[str, Any]) -> Key:
+        """Return the key that `to_json` wrote. Unknown fields of the document are ignored.
+
+        Raises:
+            KeyError, TypeError: If `to_json` did not write the document.
+        """
+        found = {each: document[each] for each in _KEY_FIELDS if each in document}
+        function = {k: v for k, v in document["function"].items() if k in _FUNCTION_FIELDS}
+        return cls(
+            **found | {"function": FunctionObject(**function)},
+            arguments=tuple(
+                Argument(path, dtype, tuple(shape), *rest)
+                for path, dtype, shape, *rest in document["arguments"]
+            ),
+        )
+
+    @cached_property
+    def parts(self) -> frozenset[tuple[str, int]]:
+        """A hash of each part that JAX compares: the function, each argument, each setting.
+
+        An argument of the function is one part, with all its leaves and its structure.
+        """
+        parts = {"function": hash(self.function.number)}
+        parts |= {f"argument {name}": hash(each) for name, each in self.leaves.items()}
+        named = {"static": self.statics, "option": self.options, "context": self.context}
+        for kind, values in named.items():
+            parts |= {f"{kind} {name}": hash(value) for name, value in values.items()}
+        return frozenset(parts.items())
+
+    @cached_property
+    def leaves(self) -> dict[str, frozenset[int]]:
+        """The hashes of the leaves and of the structure, by argument of the function."""
+        found: dict[str, list[int]] = {}
+        for path, text in self.structure.items():
+            found.setdefault(root(path), []).append(hash((path, text)))
+        for each in self.arguments:
+            found.setdefault(root(each.path), []).append(hash(comparable(each)))
+        return {name: frozenset(hashes) for name, hashes in found.items()}
+
+
+def comparable(argument: Argument) -> tuple[Any, ...]:
+    """Return the path of a flat argument, and the parts of it that JAX compares."""
+    each = argument
+    return each.path, each.dtype, each.shape, each.weak, each.sharding, each.donated
+
+
+def root(path: str) -> str:
+    """Return the argument of the function that a path is in: `params` of `params['w']`."""
+    found = _ROOT.match(path)
+    return path if found is None else found[0]
+
+
+#: A step of a path: `params`, `['w']`, `.kernel`, `[0]`.
+STEP = re.compile(r"""\[(?:'(?:[^'\\]|\\.)*'|"(?:[^"\\]|\\.)*"|[^\]]*)\]|\.?[^.\[]+""")
+
+_ROOT = re.compile(r"\w+")
+
+_ARGUMENT_FIELDS = [each.name for each in fields(Argument)]
+_FUNCTION_FIELDS = {each.name for each in fields(FunctionObject)}
+_KEY_FIELDS = [each.name for each in fields(Key) if each.name != "arguments"]
+
+
+# --- structures -----------------------------------------------------------------------------------
+# Describe the structure of arguments: a text for each container, by path.
+#
+# It is read from the PyTreeDef that JAX has made. Of the user's code, only `__repr__` of static
+# fields is called.
+
+
+class Structure:
+    """The structure of arguments.
+
+    Attributes:
+        texts: The text of each container by its path; `=text` for a static field.
+        leaves: The paths of the leaves.
+    """
+
+    def __init__(self, values: Values, names: Sequence[str] | None = None):
+        self.texts: dict[str, str] = {}
+        self.leaves: list[str] = []
+        self._values, self._names = values, names
+
+    def add(self, tree: PyTreeDef, path: str) -> None:
+        """Add a tree at a path. Leaves are named by the given names, or else by their paths."""
+        data = tree.node_data()
+        if data is None:
+            self.leaves.append(path if self._names is None else self._names[len(self.leaves)])
+            return
+        kind, aux = data
+        if kind is type(None):
+            self.texts[path] = "None"
+            return
+        if libraries.is_node_states(kind):
+            self._add_module(tree, path)
+            return
+        children = tree.children()
+        node = self._node(kind, aux, children, path)
+        self.texts[path] = node.text
+        if aux is not None and not issubclass(kind, tuple | list | dict):
+            for name, value in _statics(kind, aux, node):
+                self.texts[f"{path}{name}"] = f"={self._values(value)}"
+        names, leaves = self._names, self.leaves
+        for step, child in zip(node.steps, children, strict=True):
+            if child.num_nodes > 1 or child.num_leaves == 0:
+                self.add(child, f"{path}{step}")
+            else:
+                leaves.append(f"{path}{step}" if names is None else names[len(leaves)])
+
+    def root(self, tree: PyTreeDef, name: str) -> str:
+        """Return the name of the next argument: the given one, unless its leaves have another."""
+        if self._names is None or tree.num_leaves == 0:
+            return name
+        first = self._names[len(self.leaves)]
+        if tree.num_nodes == 1:
+            return first
+        found = STEP.match(first)
+        return name if found is None or first.startswith(name) else found[0]
+
+    def signature(self, names: Sequence[str]) -> None:
+        """Add the names of the arguments."""
+        self.texts[""] = f"({', '.join(names)})"
+
+    def _node(self, kind: type, aux: Any, children: Sequence[PyTreeDef], path: str) -> _Node:
+        """Return the description of a node: the steps to its children, its text, its statics."""
+        count = len(children)
+        if kind is dict:
+            # Do not hash keys of other classes: that would call the user's code.
+            plain = set(map(type, aux)) <= {str, int}
+            return _dict_node(tuple(aux)) if plain else _Node.of(kind, [f"[{k!r}]" for k in aux])
+        if issubclass(kind, dict):  # JAX puts the factory of a defaultdict before the keys
+            keys = aux[1] if type(aux) is tuple and len(aux) == 2 else aux
+            if isinstance(keys, tuple | list) and len(keys) == count:
+                return _Node.of(kind, [f"[{key!r}]" for key in keys])
+        node = _known_node(kind, count)
+        return node or _Node.of(kind, list(self._named_steps(children, path)))
+
+    def _named_steps(self, children: Sequence[PyTreeDef], path: str) -> Iterator[str]:
+        """Yield the steps to children, read from the names of their leaves."""
+        position, names = len(self.leaves), self._names
+        for i, child in enumerate(children):
+            found = None
+            if names is not None and child.num_leaves and names[position].startswith(path):
+                found = STEP.match(names[position], len(path))
+            yield f"[{i}]" if found is None else found[0]
+            position += child.num_leaves
+
+    def _add_module(self, tree: PyTreeDef, path: str) -> None:
+        """Add a module of Flax NNX, which JAX sees as a graph and a list of variables."""
+        start = len(self.leaves)
+        self.texts[path] = tree.node_data()[0].__name__  # type: ignore[index]
+        try:
+            paths = libraries.add_graph(tree, path, self.texts, self._values)
+        except Exception:  # another release of Flax
+            paths = []
+        given = [path] * tree.num_leaves if self._names is None else self._names[start:]
+        named = len(paths) == tree.num_leaves
+        self.leaves += paths if named else islice(given, tree.num_leaves)
+
+
+class _Node(NamedTuple):
+    """A kind of node of JAX's trees.
+
+    Attributes:
+        steps: The steps of a path to its children: `['w']`, `[0]`, `.kernel`.
+        text: Its text: `dict(ids, mask)`.
+        statics: The steps to its static fields, if it is a dataclass.
+    """
+
+    steps: Sequence[str]
+    text: str
+    statics: Sequence[str] = ()
+
+    @classmethod
+    def of(cls, kind: type, steps: Sequence[str]) -> _Node:
+        """Return the node of a class, with children at these steps."""
+        fields = dataclasses.fields(kind) if dataclasses.is_dataclass(kind) else ()
+        statics = [f".{each.name}" for each in fields if _is_static(each)]
+        if len(statics) + len(steps) != len(fields):
+            # `register_dataclass` was told which fields are children.
+            statics = [f".{each.name}" for each in fields if f".{each.name}" not in steps]
+        return cls(steps, f"{kind.__name__}({_shown(steps)})", statics)
+
+
+@lru_cache(1000)
+def _dict_node(keys: tuple[str | int, ...]) -> _Node:
+    return _Node.of(dict, [f"[{key!r}]" for key in keys])
+
+
+@lru_cache(1000)
+def _known_node(kind: type, count: int) -> _Node | None:
+    """Return the node of a class whose children have known names, or None."""
+    if kind is tuple or kind is list:
+        return _Node.of(kind, [f"[{i}]" for i in range(count)])
+    names = list(getattr(kind, "_fields", ()))
+    if not names and dataclasses.is_dataclass(kind):
+        names = [each.name for each in dataclasses.fields(kind) if not _is_static(each)]
+    if not names or len(names) != count:
+        return None
+    return _Node.of(kind, [f".{name}" for name in names])
+
+
+def _is_static(field: dataclasses.Field) -> bool:
+    """Return True for a static field of JAX's, Equinox's and Flax's dataclasses."""
+    return field.metadata.get("static") is True or field.metadata.get("pytree_node") is False
+
+
+def _statics(kind: type, aux: Any, node: _Node) -> Iterator[tuple[str, Any]]:
+    """Return the static fields of a node of the tree, by their steps of a path."""
+    values = libraries.static_fields(kind, aux)
+    if len(node.statics) == len(values):
+        yield from zip(node.statics, values, strict=True)
+    else:
+        yield (".func" if kind.__name__ == "Partial" else ".<static>"), aux
+
+
+def _shown(steps: Sequence[str]) -> str:
+    """Return the steps to children as short text: `ids, mask`, `3`."""
+    if steps and steps[0] == "[0]":
+        return str(len(steps))
+    text = ", ".join(each.strip(".[]'") for each in steps[:20])
+    if len(steps) > 20 or len(text) > LIMIT:
+        text = f"{text[:LIMIT]}… {len(steps)}"
+    return text
+
+
+# --- arguments ------------------------------------------------------------------------------------
+# Describe the flat arguments and results of a compilation: types and shardings.
+
+
+def given_argument(path: str, aval: Any, leaf: Any, donated: bool) -> Argument:
+    """Describe a flat argument that a function is called with."""
+    host = ""
+    if not isinstance(leaf, jax.Array | jax.ShapeDtypeStruct):
+        host = "numpy" if hasattr(leaf, "shape") else "python"
+    return argument(path, aval, _sharding(leaf), donated, host)
+
+
+def argument(
+    path: str, aval: Any, sharding: str = "", donated: bool = False, host: str = ""
+) -> Argument:
+    """Describe a flat argument or result by its type; the other parameters are fields of it."""
+    text = aval.str_short(short_dtypes=True) if hasattr(aval, "str_short") else str(aval)
+    shape = tuple(n if isinstance(n, int) else str(n) for n in getattr(aval, "shape", ()))
+    dtype = text.removeprefix("~").partition("[")[0]
+    return Argument(
+        path, dtype, shape, bool(getattr(aval, "weak_type", False)), sharding, donated, host
+    )
+
+
+def _sharding(leaf: Any) -> str:
+    """Return the sharding of an array over several devices, or the device it is committed to."""
+    sharding = getattr(leaf, "sharding", None)
+    if sharding is None:
+        return ""
+    if len(sharding.device_set) > 1:
+        spec, mesh = getattr(sharding, "spec", None), getattr(sharding, "mesh", None)
+        if spec is None or mesh is None:
+            return str(sharding)
+        axes = ", ".join(f"{name}={size}" for name, size in mesh.shape.items())
+        return f"{spec} on {axes}".replace("PartitionSpec", "P")
+    if not getattr(leaf, "committed", False):
+        return ""
+    return str(next(iter(sharding.device_set)))
+
+
+# --- context --------------------------------------------------------------------------------------
+# Read the settings of JAX that a trace depends on, and the options of `jax.jit`, as text.
+
+#: The maximum length of the text of a setting.
+_LONGEST = 200
+
+
+def context() -> dict[str, str]:
+    """Return the current settings of JAX, such as `enable_x64` and `mesh`."""
+    return {name: _text(value) for name, value in trace_settings().items()}
+
+
+def jit_options(options: TracedOptions) -> dict[str, str]:
+    """Return the options of `jax.jit` that are part of its cache key, without default values."""
+    found: dict[str, Any] = {
+        "in_shardings": _placements(options.in_placements),
+        "out_shardings": _placements(options.out_placements),
+        "compiler_options": dict(options.compiler_options),
+        "keep_unused": options.keep_unused,
+    }
+    return {name: str(value)[:_LONGEST] for name, value in found.items() if value}
+
+
+def _placements(placements: tuple[Any, ...]) -> str:
+    if all(each is None for each in placements):
+        return ""
+    return ", ".join(_text(getattr(each, "spec", each)) for each in placements)
+
+
+def _text(value: object) -> str:
+    try:
+        return value if isinstance(value, str) else repr(value)[:_LONGEST]
+    except Exception:  # the context of a library may raise anything
+        return type(value).__name__

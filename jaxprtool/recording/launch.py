@@ -16,7 +16,7 @@ from typing import Any
 
 from jaxprtool.errors import TargetError, did_you_mean
 from jaxprtool.recording import folder
-from jaxprtool.recording.settings import VARIABLE, Settings
+from jaxprtool.recording.folder import VARIABLE, Settings
 
 #: The folder whose `sitecustomize` starts the recording.
 _SITE = os.path.join(os.path.dirname(os.path.abspath(__file__)), "site")

@@ -12,8 +12,8 @@ import json
 import os
 import sys
 
+from jaxprtool.recording.folder import VARIABLE, Settings
 from jaxprtool.recording.recorder import Recorder
-from jaxprtool.recording.settings import VARIABLE, Settings
 
 
 def begin() -> None:

@@ -1,17 +1,19 @@
-"""Find why JAX compiled a function again: the differences from its nearest earlier compilation."""
+"""Find why JAX compiled a function again, and how to avoid it."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import accumulate, takewhile
 
 from jaxprtool.analysis.recorded_run import Argument, Reason, ReasonKind
-from jaxprtool.ir.basics.paths import common_path, without_numbers
-from jaxprtool.ir.basics.quantities import listed
-from jaxprtool.recording import advice
-from jaxprtool.recording.keys import STEP, Key, root
+from jaxprtool.ir.documents import listed
+from jaxprtool.ir.paths import common_path, without_numbers
+from jaxprtool.recording.describe import STEP, Key, root
+
+# --- reasons --------------------------------------------------------------------------------------
+# Find why JAX compiled a function again: the differences from its nearest earlier compilation.
 
 #: The maximum number of reasons of one kind for one argument; more are merged to one.
 _MOST = 6
@@ -23,7 +25,7 @@ NOT_GIVEN = "not given"
 LIMIT = 70
 
 #: The number of an object in a text of a static value.
-_NUMBER = re.compile(r" #\d+\b")
+_OBJECT_NUMBER = re.compile(r" #\d+\b")
 
 
 def reasons(key: Key, earlier: Sequence[Key]) -> tuple[int, tuple[Reason, ...]]:
@@ -95,7 +97,7 @@ def _of_function(key: Key, before: Key, earlier: Sequence[Key]) -> Iterator[Reas
     if function.number == old.number:
         return
     line = function.made or key.line
-    again = advice.jit_once(key, earlier)
+    again = jit_once(key, earlier)
     # A variable that only one of them has belongs to a wrapper.
     earlier_values, values = (
         {name: text for name, text in each.closure.items() if name in other.closure}
@@ -103,7 +105,7 @@ def _of_function(key: Key, before: Key, earlier: Sequence[Key]) -> Iterator[Reas
     )
     closure = _changed(earlier_values, values)
     for name, was, now in closure:
-        say = advice.closed_over(name, was, now, key, again)
+        say = closed_over(name, was, now, key, again)
         yield Reason("closure", name, was, now, line, say)
     if not closure:
         where = f" of {old.made}" if old.made and old.made != function.made else ""
@@ -116,7 +118,7 @@ def _of_settings(key: Key, before: Key, earlier: Sequence[Key]) -> Iterator[Reas
     for name, was, now in _changed(before.statics, key.statics):
         was, now = _given(name, was, before), _given(name, now, key)
         values = {each.statics[name] for each in (*earlier, key) if name in each.statics}
-        say = advice.static(name, was, now, values, key)
+        say = static(name, was, now, values, key)
         yield Reason("static", name, *shown(was, now), key.line, say)
     for name, was, now in _changed(before.options, key.options):
         kind: ReasonKind = "sharding" if "sharding" in name else "function"
@@ -153,7 +155,7 @@ def shown(before: str, after: str) -> tuple[str, str]:
 
     The numbers of objects are omitted if the values differ without them.
     """
-    short = _NUMBER.sub("", before), _NUMBER.sub("", after)
+    short = _OBJECT_NUMBER.sub("", before), _OBJECT_NUMBER.sub("", after)
     same = short[0] == short[1]
     before, after = (before, after) if same else short
     if max(len(before), len(after)) <= LIMIT:
@@ -206,14 +208,14 @@ def _of_arguments(key: Key, before: Key, earlier: Sequence[Key]) -> list[Reason]
     joined = _joined(list(groups.values()))
     told = [_reason(group, key, new, old) for group in joined]
     # Sizes of several arguments may have to agree, so one advice covers all of them.
-    shapes = [i for i, reason in enumerate(told) if reason.kind == "shape"]
+    shape_indices = [i for i, reason in enumerate(told) if reason.kind == "shape"]
     result = []
     for i, (group, reason) in enumerate(zip(joined, told, strict=True)):
-        if i not in shapes:
+        if i not in shape_indices:
             say = _advice(group, reason, key, before, earlier)
-        elif i == shapes[0]:
-            paths = [each.path for i in shapes for each in joined[i]]
-            say = advice.shapes(paths, listed([told[i].path for i in shapes], 3), key, earlier)
+        elif i == shape_indices[0]:
+            paths = [each.path for i in shape_indices for each in joined[i]]
+            say = shapes(paths, listed([told[i].path for i in shape_indices], 3), key, earlier)
         else:
             say = ""
         result.append(replace(reason, line=key.line, advice=say))
@@ -457,12 +459,244 @@ def _advice(
     """Return advice for a difference of arguments, or ""."""
     paths = [each.path for each in group]
     if reason.kind == "weak_type" or reason.kind == "dtype":
-        return advice.types(paths, reason.kind, key, before)
+        return types(paths, reason.kind, key, before)
     if reason.kind == "sharding" and group[0].before == "not placed" and not key.function.library:
         return f"jax.device_put before the first call places {reason.path} once"
     if reason.kind == "static":
         path = paths[0]
         values = {each.structure[path][1:] for each in (*earlier, key) if path in each.structure}
         texts = before.structure[path][1:], key.structure[path][1:]
-        return advice.static(path, *texts, values, key) if len(group) == 1 else ""
+        return static(path, *texts, values, key) if len(group) == 1 else ""
     return ""
+
+
+# --- advice ---------------------------------------------------------------------------------------
+# Advice on how to avoid a compilation, given where one remedy is clearly right.
+#
+# No advice is given on code inside libraries.
+
+#: The maximum number of leaves of an argument whose type is written out, and the maximum length of
+#: that text.
+_MOST_LEAVES, _LONGEST = 4, 60
+
+#: Two sizes are padded to the larger one only if it is at most this many times the smaller one.
+_MOST_PADDING = 32
+
+#: Names of arguments that are a model or its state, whose sizes are not lengths of data.
+_MODELS = {"self", "model", "params", "variables", "weights", "state", "train_state", "opt_state"}
+
+_NUMERAL = re.compile(r"-?\d[\d_.]*(e[-+]?\d+)?", re.IGNORECASE)
+_OBJECT = re.compile(r" #\d+\b")  # the number of an object in a text
+_DTYPE = re.compile(r"(bf|f|i|u|c)(8|16|32|64|128)")
+_LONG = {"bf": "bfloat", "f": "float", "i": "int", "u": "uint", "c": "complex"}
+
+
+def jit_once(key: Key, earlier: Sequence[Key]) -> str:
+    """Return advice for a function object that is created again for each call."""
+    if key.function.library:
+        return ""
+    line, jit = key.function.made, key.function.wrapper or "jax.jit"
+    if _is_loop(key):
+        return f"call {jit} under jax.jit: outside of it, each new body is compiled"
+    same_line = {each.function.number for each in (*earlier, key) if each.function.made == line}
+    times = max(key.in_loop + 1, len(same_line)) if line else 0
+    if times > 1:
+        return f"{line} led to {times} calls of {jit}: make one, outside of any loop"
+    return f"make the function and call {jit} once, and keep the result"
+
+
+def _is_loop(key: Key) -> bool:
+    """Return True for a loop or a branch outside of `jit`."""
+    return key.function.wrapper.startswith("jax.lax.")
+
+
+def closed_over(name: str, before: str, after: str, key: Key, again: str) -> str:
+    """Return advice for a closed-over variable whose value changed, or ""."""
+    if _is_number(before) and _is_number(after) and not key.function.library:
+        return f"make {name} an argument, unless a shape depends on it; {again}"
+    return ""
+
+
+def static(name: str, before: str, after: str, values: set[str], key: Key) -> str:
+    """Return advice for a static argument that has had these values, or ""."""
+    if key.function.library:
+        return ""
+    if before != after and _OBJECT.sub("", before) == _OBJECT.sub("", after):  # a new object
+        if ".py:" in after:
+            return f"make {name} once: JAX compares functions by identity"
+        known = _OBJECT.sub("", after).partition("(")[0]
+        return f"pass one {known}, or define __eq__ and __hash__ if the two are equal"
+    if _is_loop(key) or not all(map(_is_number, values)):
+        return ""
+    if key.function.wrapper == "equinox.filter_jit":
+        return f"pass jnp.asarray({name}), unless a shape depends on it"
+    if len(values) > 2 and name.isidentifier():
+        return f"{len(values)} values: do not make {name} static, unless a shape depends on it"
+    return ""
+
+
+def types(paths: Sequence[str], kind: str, key: Key, before: Key) -> str:
+    """Return advice for arguments that differ in their weak types, or ""."""
+    if key.function.library:
+        return ""
+    place, leaf = next((i, each) for i, each in enumerate(key.arguments) if each.path == paths[0])
+    was = _at(before, place, paths[0])
+    if was is None:
+        return ""
+    dtypes = sorted((was.dtype, leaf.dtype), key=lambda dtype: "iufbc".find(dtype[0]))
+    if kind == "dtype" and not (was.weak and leaf.weak and dtypes[0][0] != dtypes[1][0]):
+        return ""
+    dtype = _long_dtype(dtypes[-1])
+    if not dtype:
+        return ""
+    name = paths[0] if len(paths) == 1 else "value"
+    return f"pass jnp.asarray({name}, jnp.{dtype}) in every call"
+
+
+def _at(key: Key, place: int, path: str) -> Argument | None:
+    """Return the flat argument with a path, or None. Look first at the position `place`."""
+    if place < len(key.arguments) and key.arguments[place].path == path:
+        return key.arguments[place]
+    return next((each for each in key.arguments if each.path == path), None)
+
+
+def shapes(paths: Sequence[str], shown: str, key: Key, earlier: Sequence[Key]) -> str:
+    """Return advice to compile once for arguments that differ in their sizes, or ""."""
+    if _is_loop(key) or len(paths) > _MOST_LEAVES:
+        return ""
+    if any(root(path) in _MODELS for path in paths):
+        return ""
+    sizes = _Sizes.found(paths, key, earlier)
+    if sizes is None:
+        return ""
+    buckets = sizes.buckets()
+    if not buckets:
+        return ""
+    typed = _typed_call(paths, key, sizes, buckets)
+    if typed:
+        return typed
+    if len(buckets) > 1:
+        return f"pad {shown} to fixed sizes"
+    [sizes_of_one] = buckets.values()
+    if len(sizes_of_one) == 1:
+        return f"pad {shown} to {sizes_of_one[0]}"
+    return f"pad {shown} to a few sizes: {', '.join(map(str, sizes_of_one))}"
+
+
+class _Sizes:
+    """The sizes that differ between calls, as symbols.
+
+    Attributes:
+        symbols: The symbol of each size that differs, by path and axis.
+        seen: The values of each symbol in all calls.
+    """
+
+    def __init__(self) -> None:
+        self.symbols: dict[tuple[str, int], str] = {}
+        self.seen: dict[str, set[int]] = {}
+
+    @classmethod
+    def found(cls, paths: Sequence[str], key: Key, earlier: Sequence[Key]) -> _Sizes | None:
+        """Return the sizes of arguments that varied; None if their ranks also varied."""
+        result = cls()
+        wanted = set(paths)
+        places = {i: each.path for i, each in enumerate(key.arguments) if each.path in wanted}
+        history = {
+            path: [found.shape for other in (*earlier, key) if (found := _at(other, place, path))]
+            for place, path in places.items()
+        }
+        names: dict[tuple[int | str, ...], str] = {}
+        for path, shapes in history.items():
+            if len({len(shape) for shape in shapes}) != 1:
+                return None
+            for axis, sizes in enumerate(zip(*shapes, strict=True)):
+                if len(set(sizes)) > 1:
+                    if not all(isinstance(size, int) for size in sizes):
+                        return None
+                    if sizes not in names:  # axes of the same sizes in all calls are one symbol
+                        if len(names) == len(_SYMBOLS):
+                            return None
+                        names[sizes] = _SYMBOLS[len(names)]
+                    symbol = names[sizes]
+                    result.symbols[path, axis] = symbol
+                    result.seen[symbol] = {n for n in sizes if isinstance(n, int)}
+        return result
+
+    def buckets(self) -> dict[str, tuple[int, ...]]:
+        """Return the sizes to pad each symbol to; empty if that would be mostly padding."""
+        found: dict[str, tuple[int, ...]] = {}
+        for symbol, seen in self.seen.items():
+            least, most = min(seen), max(seen)
+            if least == 0 or (len(seen) == 2 and most > least * _MOST_PADDING):
+                return {}
+            powers = sorted({1 << (size - 1).bit_length() for size in seen})
+            found[symbol] = (most,) if len(seen) == 2 else tuple(powers)
+        return found
+
+
+_SYMBOLS = "nmkp"
+
+
+def _typed_call(
+    paths: Sequence[str], key: Key, sizes: _Sizes, buckets: Mapping[str, tuple[int, ...]]
+) -> str:
+    """Return `jaxprtool.jit(step, types="batch=i32[4,n]", shapes={"n": 17})`, or "" if unknown."""
+    function = key.function
+    if function.kind != "function" or not function.name.isidentifier() or function.library:
+        return ""
+    if function.wrapper == "nnx.jit":  # the new state of modules would be lost
+        return ""
+    texts = []
+    for name in dict.fromkeys(map(root, paths)):
+        text = _type_text(name, key, sizes)
+        if not text:
+            return ""
+        texts.append(f"{name}={text}")
+    types = ", ".join(texts)
+    if len(types) > _LONGEST:
+        return ""
+    shapes = ", ".join(
+        f'"{symbol}": {each[0] if len(each) == 1 else each}' for symbol, each in buckets.items()
+    )
+    compiled = " once" if all(len(each) == 1 for each in buckets.values()) else " once per size"
+    call = f'jaxprtool.jit({function.name}, types="{types}", shapes={{{shapes}}})'
+    return f"{call} pads and compiles{compiled}"
+
+
+def _type_text(name: str, key: Key, sizes: _Sizes) -> str:
+    """Return the type of an argument of the function with symbols, or "" if it is a large tree."""
+    leaves = [each for each in key.arguments if root(each.path) == name]
+    inside = {path: text for path, text in key.structure.items() if root(path) == name}
+    if not 1 <= len(leaves) <= _MOST_LEAVES or any(each.sharding for each in leaves):
+        return ""
+    if [each.path for each in leaves] == [name]:
+        return _symbolic(leaves[0], sizes)
+    if inside.keys() != {name}:
+        return ""
+    steps = [each.path.removeprefix(name) for each in leaves]
+    types = [_symbolic(each, sizes) for each in leaves]
+    kind = inside[name].partition("(")[0]
+    if kind == "dict" and all(re.fullmatch(r"\['\w+'\]", step) for step in steps):
+        pairs = zip(steps, types, strict=True)
+        return "{" + ", ".join(f"{step[1:-1]}: {each}" for step, each in pairs) + "}"
+    if kind in ("tuple", "list") and steps == [f"[{i}]" for i in range(len(steps))]:
+        inner = ", ".join(types)
+        return f"[{inner}]" if kind == "list" else f"({inner}{',' * (len(types) == 1)})"
+    return ""
+
+
+def _symbolic(leaf: Argument, sizes: _Sizes) -> str:
+    shape = (sizes.symbols.get((leaf.path, axis), size) for axis, size in enumerate(leaf.shape))
+    return f"{leaf.dtype}[{','.join(map(str, shape))}]"
+
+
+def _is_number(text: str) -> bool:
+    return _NUMERAL.fullmatch(text) is not None
+
+
+def _long_dtype(dtype: str) -> str:
+    """Return `float32` for `f32`; "" for a dtype without a name in `jnp`."""
+    if dtype == "bool":
+        return "bool_"
+    found = _DTYPE.fullmatch(dtype)
+    return _LONG[found[1]] + found[2] if found else ""

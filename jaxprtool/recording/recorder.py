@@ -10,16 +10,29 @@ import threading
 import time
 import weakref
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from types import FrameType
+from typing import Any, NamedTuple
 
 import jax
+import numpy as np
+from jax.sharding import NamedSharding
 
-from jaxprtool.errors import JaxprToolError, OutputError
-from jaxprtool.ir.basics.collector import without_collector
-from jaxprtool.ir.basics.documents import as_json
-from jaxprtool.ir.core.equations import bodies
+from jaxprtool import jaxcompat
+from jaxprtool.errors import JaxprToolError, OutputError, UnsupportedError
+from jaxprtool.execute.profile import MODULE, finish, live_modules, start, step
+from jaxprtool.files import file_written_whole
+from jaxprtool.formats.jaxpr.write import Opaque, rendered
+from jaxprtool.formats.npz import constants_file, write_npz
+from jaxprtool.ir.custom_rules import with_closed_over
+from jaxprtool.ir.documents import as_json
+from jaxprtool.ir.equations import bodies, equations
+from jaxprtool.ir.meshes import is_over_devices
+from jaxprtool.ir.paths import unique
+from jaxprtool.ir.process import without_collector
+from jaxprtool.ir.program import JitOptions, Program, with_lifted
+from jaxprtool.ir.trees import structure
 from jaxprtool.jaxcompat import open_jaxpr
 from jaxprtool.jaxcompat.compile_hooks import (
     CompileTimes,
@@ -27,29 +40,26 @@ from jaxprtool.jaxcompat.compile_hooks import (
     Lowering,
     is_operation,
     observed,
+    unobserved,
 )
 from jaxprtool.jaxcompat.observed_jit import Around
-from jaxprtool.jaxcompat.source_locations import is_users_file
+from jaxprtool.jaxcompat.source_locations import is_installed, is_users_file
 from jaxprtool.recording import describe, libraries
-from jaxprtool.recording.arguments import argument, given_argument
-from jaxprtool.recording.call_sites import Line, Site, Sites
-from jaxprtool.recording.calls import CallClock
-from jaxprtool.recording.context import context, jit_options
-from jaxprtool.recording.counters import Counters
-from jaxprtool.recording.folder import COUNTERS, ProcessFolder
-from jaxprtool.recording.keys import FunctionObject, Key
-from jaxprtool.recording.settings import Settings
+from jaxprtool.recording.calls import CallClock, CountedCalls, Counters, KeptCalls
+from jaxprtool.recording.describe import (
+    FunctionObject,
+    Key,
+    argument,
+    context,
+    given_argument,
+    jit_options,
+)
+from jaxprtool.recording.folder import COUNTERS, ProcessFolder, Settings
 from jaxprtool.recording.values import Numbers
-from jaxprtool.recording.watched_calls import CountedCalls, KeptCalls
 
 #: The functions that make loops and branches, by primitive, and parameters that are numbers.
 _LOOPS = {"while": "jax.lax.while_loop", "scan": "jax.lax.scan", "cond": "jax.lax.cond"}
 _LOOP_PARAMETERS = ("length", "reverse", "unroll")
-
-if TYPE_CHECKING:
-    from jaxprtool.ir.programs.program import Program
-    from jaxprtool.recording.profiled_steps import ProfiledSteps
-    from jaxprtool.recording.programs import ConstantsStore
 
 
 @dataclass(frozen=True)
@@ -260,8 +270,6 @@ class Recorder:
             folder, limit = self._folder.path, settings.keep_bytes
             call = KeptCalls(call, folder, name, last, limit, settings.until, self._write)
         if settings.profile:
-            from jaxprtool.recording.profiled_steps import ProfiledCalls, ProfiledSteps
-
             if self._steps is None:
                 steps = settings.profile
                 self._steps = ProfiledSteps(self._folder.path, steps, self.failed)
@@ -304,7 +312,6 @@ class Recorder:
     def _program(self, lowering: Lowering, function: _Function, site: Site) -> dict[str, Any]:
         """Write a program, and return the facts about it."""
         # Imported late: it takes long, and not every script has a program to write.
-        from jaxprtool.recording.programs import equation_count, program_of
 
         call = lowering.call
         if call is None:
@@ -340,8 +347,6 @@ class Recorder:
 
     def _written(self, program: Program, file: str) -> dict[str, Any]:
         """Write a program to a file, and return the facts about the file."""
-        from jaxprtool.recording.programs import ConstantsStore
-
         try:
             if self._constants is None:
                 limit = self.settings.constants
@@ -537,3 +542,283 @@ def _in_short(error: BaseException | None) -> str:
     except Exception:  # `__str__` of a user's exception may raise anything
         text = ""
     return f"{type(error).__name__}: {text[:300]}" if text else type(error).__name__
+
+
+# --- programs -------------------------------------------------------------------------------------
+# Make a Program from a lowering of JAX, and write it with its constants, shared and limited.
+
+#: Constants of fewer bytes are part of a program's text, and are always written.
+SMALL = 1024
+
+
+def program_of(lowering: Lowering, arguments: Sequence[str]) -> Program:
+    """Return the program that JAX lowers, with the trees of its call.
+
+    Args:
+        lowering: The lowering.
+        arguments: The user's names of the flat arguments.
+    """
+    jaxpr = with_closed_over(jaxcompat.from_jax(lowering.jaxpr))
+    in_avals, out_avals = jaxpr.in_avals, jaxpr.out_avals
+    call = lowering.call
+    if call is None:
+        in_tree, out_tree = structure((tuple(in_avals), {})), structure(list(out_avals))
+    else:
+        in_tree, out_tree = call.in_tree, call.out_tree
+    known = jaxcompat.open_jaxpr(lowering.jaxpr).debug_info
+    own = arguments if len(arguments) == len(in_avals) else known.arg_names
+    arg_names = _names(own, len(in_avals), "arg")
+    results: Sequence[str | None] | None = known.result_paths
+    if call is not None and results is not None:
+        results = libraries.result_paths(call.fun, call.out_tree, [each or "" for each in results])
+    out_names = _names(results, len(out_avals), "result")
+    taken = list(zip(arg_names, in_avals, strict=True))
+    options = None
+    if call is not None:
+        given = list(zip(out_names, out_avals, strict=True))
+        options = JitOptions.from_traced(taken, given, call.options)
+    placements = [_over_mesh(each) for each in lowering.in_shardings]
+    if any(placements):
+        # JAX compiles for the devices of arguments that lie on several devices.
+        options = (options or JitOptions()).placing(taken, placements)
+    return Program(
+        name=lowering.name,
+        jaxpr=jaxpr,
+        in_tree=in_tree,
+        out_tree=out_tree,
+        arg_names=arg_names,
+        out_names=out_names,
+        jit=options,
+        sharded=tuple(
+            name
+            for name, sharding in zip(arg_names, lowering.in_shardings, strict=True)
+            if is_over_devices(sharding) and not isinstance(sharding, NamedSharding)
+        ),
+    )
+
+
+def _over_mesh(sharding: Any) -> NamedSharding | None:
+    """Return a sharding if it is over a mesh of several devices, else None."""
+    is_known = isinstance(sharding, NamedSharding) and is_over_devices(sharding)
+    return sharding if is_known else None
+
+
+def _names(known: Sequence[str | None] | None, count: int, root: str) -> tuple[str, ...]:
+    """Return unique names for `count` values; `root[i]` for values that JAX has not named."""
+    found = list(known or ())
+    if len(found) != count:
+        found = [None] * count
+    return unique([name or f"{root}[{i}]" for i, name in enumerate(found)])
+
+
+def equation_count(program: Program) -> int:
+    """Return the number of equations of a program, at all depths."""
+    return sum(1 for _ in equations(jaxcompat.open_jaxpr(program.jaxpr)))
+
+
+class ConstantsStore:
+    """Writes programs to a folder, and each set of large constants once.
+
+    Args:
+        folder: The folder.
+        limit: The maximum size of all constants, in bytes. A program whose constants do not fit
+            takes them as arguments `closed_over[i]`.
+        since: The time since when the script runs: files that are edited later are not its source.
+    """
+
+    def __init__(self, folder: str, limit: int, since: float | None = None) -> None:
+        self._folder, self._left, self._since = folder, limit, since
+
+    def write(self, program: Program, name: str) -> None:
+        """Write a program to a file of this name.
+
+        Raises:
+            UnsupportedError: If the program cannot be written to a file.
+            OutputError: If the file cannot be written.
+        """
+        if self._large(program) > self._left:
+            program = with_constants_lifted(program)
+        text, arrays = rendered(
+            program, "constants", stubs=True, opaque=Opaque.foreign, since=self._since
+        )
+        if arrays:
+            path = os.path.join(self._folder, constants_file("constants", arrays))
+            if not os.path.exists(path):
+                with file_written_whole(path) as file:
+                    write_npz(file, arrays)
+                self._left -= sum(array.nbytes for array in arrays.values())
+        with file_written_whole(os.path.join(self._folder, name)) as file:
+            file.write(text.encode())
+
+    def _large(self, program: Program) -> int:
+        return sum(size for size in map(_bytes, program.jaxpr.consts) if size >= SMALL)
+
+
+def with_constants_lifted(program: Program) -> Program:
+    """Return a program that takes its large constants as arguments `closed_over[i]`."""
+    jaxpr = program.jaxpr
+    pairs = list(zip(jaxcompat.open_jaxpr(jaxpr).constvars, jaxpr.consts, strict=True))
+    lifted = [var for var, value in pairs if _bytes(value) >= SMALL]
+    kept = [(var, value) for var, value in pairs if _bytes(value) < SMALL]
+    new = jaxcompat.replace_jaxpr(
+        jaxpr,
+        constvars=[var for var, _ in kept],
+        consts=[value for _, value in kept],
+        invars=[*jaxcompat.open_jaxpr(jaxpr).invars, *lifted],
+    )
+    return with_lifted(program, new, len(lifted))
+
+
+def _bytes(value: Any) -> int:
+    shape, dtype = getattr(value, "shape", ()), getattr(value, "dtype", None)
+    return int(np.prod(shape, dtype=np.int64)) * getattr(dtype, "itemsize", 0)
+
+
+# --- profiled steps -------------------------------------------------------------------------------
+# Implement `--profile`: run JAX's profiler during the first steps of a script.
+#
+# A step is a call of the first function under `jax.jit` that is called three times; by then it is
+# compiled. A step lasts until the next call, so that it includes what the script does in between.
+
+#: The call of a function that begins the first step.
+_FIRST = 3
+
+#: The folder of the profile in that of a process.
+FOLDER = "profile"
+
+
+class ProfiledSteps:
+    """Profiles the first steps of a process.
+
+    Args:
+        folder: The folder of the process.
+        steps: The number of steps to profile.
+        failed: Called with the error if nothing can be profiled.
+    """
+
+    def __init__(self, folder: str, steps: int, failed: Callable[[Exception], None]) -> None:
+        self._folder, self._left, self._failed = os.path.join(folder, FOLDER), steps, failed
+        self._counts: Counter[str] = Counter()
+        self._function: str | None = None
+        self._step: contextlib.AbstractContextManager[object] | None = None
+        # Without this, programs from JAX's compilation cache may have lines of an earlier source.
+        jax.config.update("jax_compilation_cache_include_metadata_in_key", True)
+
+    def called(self, function: str) -> None:
+        """Note that a function is about to be called."""
+        if self._function is None:
+            self._counts[function] += 1
+            if self._counts[function] == _FIRST:
+                self._start(function)
+        elif function == self._function and self._step is not None:
+            self._left -= 1
+            if self._left:
+                self._step.__exit__(None, None, None)
+                self._begin()
+            else:
+                self.stop()
+
+    def stop(self) -> None:
+        """End the last step, and write the profile."""
+        if self._step is None:
+            return
+        with unobserved():
+            finish()
+        self._step.__exit__(None, None, None)
+        self._step = None
+        jax.profiler.stop_trace()
+        # The profiler lacks the modules that come from JAX's compilation cache.
+        for number, data in enumerate(live_modules()):
+            with open(os.path.join(self._folder, f"{number}{MODULE}"), "wb") as file:
+                file.write(data)
+
+    def _start(self, function: str) -> None:
+        self._function = function
+        with unobserved():
+            finish()
+        try:
+            start(self._folder)
+        except UnsupportedError as error:  # the script runs its own profiler
+            self._failed(error)
+        else:
+            self._begin()
+
+    def _begin(self) -> None:
+        self._step = step()
+        self._step.__enter__()
+
+
+class ProfiledCalls:
+    """Reports each call of a function to the steps.
+
+    Args:
+        call: Calls the function.
+        name: The name of the function in the run.
+        steps: The steps of the process.
+    """
+
+    def __init__(self, call: Callable[..., Any], name: str, steps: ProfiledSteps) -> None:
+        self._call, self._name, self._steps = call, name, steps
+
+    def __call__(self, jitted: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        self._steps.called(self._name)
+        return self._call(jitted, args, kwargs)
+
+
+# --- call sites -----------------------------------------------------------------------------------
+# Find the user's line that is running: the nearest frame of the user's code on the stack.
+
+
+class Line(NamedTuple):
+    """A line of a file. `file` is "" if no line is known."""
+
+    file: str
+    line: int
+
+
+class Site(NamedTuple):
+    """Where a call comes from.
+
+    Attributes:
+        user: The nearest line of the user's code, or of a library if there is none.
+        library: The innermost line of a library called from there; without a file if there is none.
+    """
+
+    user: Line
+    library: Line
+
+
+NOWHERE = Line("", 0)
+
+
+class Sites:
+    """Reads sites from the running stack.
+
+    The kind of each file is cached, so that reading a stack takes a few microseconds.
+    """
+
+    def __init__(self) -> None:
+        self._kinds: dict[str, int] = {}
+
+    def here(self) -> Site:
+        """Return the site of the caller."""
+        frame: FrameType | None = sys._getframe(1)
+        library = NOWHERE
+        while frame is not None:
+            file = frame.f_code.co_filename
+            kind = self._kinds.get(file)
+            if kind is None:
+                kind = self._kinds[file] = _kind(file)
+            if kind == 2:
+                return Site(Line(file, frame.f_lineno), library)
+            if kind == 1 and not library.file:
+                library = Line(file, frame.f_lineno)
+            frame = frame.f_back
+        return Site(library, NOWHERE)
+
+
+def _kind(file: str) -> int:
+    """Return 0 for a file of Python, JAX or this package, 1 for a library, 2 for the user."""
+    if file.startswith("<frozen ") or not is_users_file(file):
+        return 0
+    return 1 if is_installed(file) else 2

@@ -1,4 +1,4 @@
-"""`mask`, formerly in JAX: apply a function to padded arrays of any length.
+"""`mask`, formerly in JAX, and `specialize`: functions on padded arrays, and at given sizes.
 
 summed = jaxprtool.mask(jnp.sum, "f32[n]", "f32[]")
 summed([jnp.array([3.0, 1.0, 4.0, 1.0, 5.0])], dict(n=3))    # 8.0
@@ -8,19 +8,30 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Hashable, Mapping, Sequence
-from typing import Any
+from dataclasses import dataclass
+from typing import Any, ClassVar
 
 import jax
 import numpy as np
 
-from jaxprtool import Program
-from jaxprtool.errors import ArgumentsError
+from jaxprtool import Pass, Program
+from jaxprtool.errors import ArgumentsError, PipelineError
 from jaxprtool.extend import replace_jaxpr
 from jaxprtool.extend.padding import check_sizes, masked
-from jaxprtool.extend.sizes import MOST_SIZES, check_symbols, found_sizes, symbolic_sizes
+from jaxprtool.extend.sizes import (
+    MOST_SIZES,
+    check_symbols,
+    chosen_sizes,
+    found_sizes,
+    symbolic_sizes,
+    symbols_of,
+)
 from jaxprtool.extend.tracing import CLOSED_OVER, TypedValue, with_lifted
 from jaxprtool.extend.trees import filled
 from jaxprtool.sizes.shapecheck import check_claim, traced
+
+# --- mask -----------------------------------------------------------------------------------------
+# `mask`, formerly in JAX: apply a function to padded arrays of any length.
 
 
 def mask(fun: Callable, in_types: Any, out_types: Any = None) -> Callable:
@@ -149,3 +160,59 @@ def _types(program: Program, sizes: Any) -> Any:
 
 def _number(size: Any) -> Any:
     return size if isinstance(size, jax.core.Tracer) else int(size)
+
+
+# --- specialize -----------------------------------------------------------------------------------
+# specialize: replace the symbols in the types of a program's arguments by sizes.
+#
+# program.apply("specialize(n=512)")
+# program.apply("specialize(n=512, m='2*k')")
+
+
+@dataclass(frozen=True)
+class Specialize(Pass):
+    """Replace symbolic sizes by numbers, as if the function were traced at these sizes.
+
+    Symbols without a size stay symbolic, and so do those in an expression. A size must satisfy the
+    constraints of the symbols (`jax.export.symbolic_shape`).
+
+    Args:
+        sizes: The size of each symbol, by its name: a number, n=512, or an expression of other
+            symbols, m='2*n'.
+
+    Raises:
+        ArgumentsError: If a name is not a symbol of the program, or a size violates a constraint.
+        UnsupportedError: If an equation would have a negative size.
+
+    Note:
+        JAX traces some functions to other equations if it knows a size (the number of iterations of
+        a fori_loop, the gradient of a slice). The result keeps the equations of the symbolic trace,
+        which compute the same.
+
+    Example:
+        def f(x):
+            return x.mean()
+
+        $ jaxprtool opt f.py:f --args "f32[n]" -p "specialize(n=4)"
+        { lambda ; a:f32[4]. let
+            b:f32[] = reduce_sum[axes=(0,) out_sharding=None] a
+            c:f32[] = div b 4.0:f32[]
+          in (c,) }
+    """
+
+    name: ClassVar[str] = "specialize"
+    group: ClassVar[str] = "transform"
+    symbolic: ClassVar[bool] = True
+    more_options: ClassVar[str] = "sizes"
+
+    sizes: dict[str, int | str]
+
+    def __post_init__(self) -> None:
+        if not self.sizes:
+            raise PipelineError(
+                "pass 'specialize' needs the size of a symbol", "specialize(n=512) sets n to 512"
+            )
+
+    def __call__(self, program: Program) -> Program:
+        what = f"specialize: {program.name}"
+        return program.specialized(chosen_sizes(what, symbols_of(program.jaxpr), self.sizes))

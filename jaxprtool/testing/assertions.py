@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import tempfile
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import Any
 
 import jax
@@ -15,25 +18,24 @@ from jaxprtool.api.investigate.budgets import (
     Measure,
     Quantity,
     amount_of,
+    compile_measure,
     grown_lines,
     measure,
 )
+from jaxprtool.api.record import Recording, recorded_compilations
 from jaxprtool.errors import ArgumentsError, JaxprToolError, did_you_mean
-from jaxprtool.ir.basics.dtypes import array_dtypes
-from jaxprtool.ir.basics.quantities import plural
-from jaxprtool.ir.core.equations import holders
-from jaxprtool.ir.core.traits import primitives_with
-from jaxprtool.ir.programs.donation import donations
-from jaxprtool.ir.programs.program import Program
-from jaxprtool.ir.programs.program_signature import program_signature
-from jaxprtool.ir.source.frames import frames_now
+from jaxprtool.ir.documents import plural
+from jaxprtool.ir.donation import donations
+from jaxprtool.ir.dtypes import array_dtypes
+from jaxprtool.ir.equations import holders
+from jaxprtool.ir.frames import frames_now
+from jaxprtool.ir.program import Program, program_signature
+from jaxprtool.ir.traits import primitives_with
 from jaxprtool.jaxcompat import DType, Jaxpr, JaxprEqn
 from jaxprtool.loading.trace import function_name
 from jaxprtool.render.reports.diff import diff_text
-from jaxprtool.testing.messages import over_budget
 from jaxprtool.testing.places import current_test
-from jaxprtool.testing.programs import program_of, without_frames
-from jaxprtool.testing.snapshots import earlier
+from jaxprtool.testing.snapshots import earlier, over_budget, program_of, without_frames
 
 #: pytest leaves the frames of this module out of tracebacks.
 __tracebackhide__ = True
@@ -277,3 +279,70 @@ def donation_failure(program: Program, name: str) -> str:
         lines = [f"  {each.argument}, {each.type}: {each.reason}" for each in found.unused]
         return "\n".join([f"{name} cannot use {count}:", *lines])
     return ""
+
+
+# --- compiles -------------------------------------------------------------------------------------
+# Limit how many programs a block compiles; failures have the reasons of `jaxprtool.record`.
+
+#: pytest leaves the frames of this module out of tracebacks.
+
+
+@dataclass(frozen=True, repr=False)
+class CompileLimit:
+    """A `with` block that may compile a limited number of programs.
+
+    Attributes:
+        recording: The recording, which began with the test.
+        at_most: The maximum number of programs.
+        before: The number of programs that the test had compiled before the block.
+    """
+
+    recording: Recording
+    at_most: float
+    before: int
+
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        if kind is None:
+            found = compile_measure(self.recording.compilations[self.before :])
+            if found.amount > self.at_most:
+                raise AssertionError(over_budget("the block", found, self.at_most))
+
+
+@dataclass(frozen=True, repr=False)
+class CompileCounter:
+    """The fixture `jax_compiles`, which records from the start of a test.
+
+    A reason compares a compilation with all earlier ones of the test.
+
+    Attributes:
+        recording: The recording.
+    """
+
+    recording: Recording
+
+    @without_frames
+    def __call__(self, *, at_most: int) -> CompileLimit:
+        """Return a context manager that limits the number of programs that a block compiles.
+
+        If the block compiles more, an AssertionError with the reasons is raised at its end.
+
+        Args:
+            at_most: The maximum number of programs. Single operations outside of `jit` do not
+                count, nor do programs that JAX has compiled before.
+
+        Raises:
+            ArgumentsError: If `at_most` is not a number.
+        """
+        return CompileLimit(
+            self.recording, amount_of("compiles", at_most), len(self.recording.compilations)
+        )
+
+
+@contextmanager
+def counting_compiles() -> Iterator[CompileCounter]:
+    """Record what JAX compiles in a `with` block."""
+    with tempfile.TemporaryDirectory() as folder, recorded_compilations(folder) as recording:
+        yield CompileCounter(recording)

@@ -1,10 +1,11 @@
-"""Check a program against its expectations in pyproject.toml, without a test.
+"""Check a program against its expectations in pyproject.toml, and show the results.
 
 `checked` returns as problems what the assertions of `jaxprtool.testing` raise as failures.
 """
 
 from __future__ import annotations
 
+import math
 import os
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -12,25 +13,38 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from jaxprtool.analysis.lint import lint
-from jaxprtool.api.investigate.budgets import Growth, Measure, Quantity, grown_lines, measure
+from jaxprtool.api.investigate.budgets import (
+    Growth,
+    Measure,
+    Quantity,
+    amount_text,
+    grown_lines,
+    measure,
+    quantity_of,
+)
 from jaxprtool.errors import JaxprToolError, UserFunctionError, user_frames
 from jaxprtool.formats.jaxpr.read import read
-from jaxprtool.ir.core.equations import equations
-from jaxprtool.ir.programs.program import Program
-from jaxprtool.ir.source import source_text
-from jaxprtool.ir.source.frames import Root, frames_now
+from jaxprtool.ir import source_text
+from jaxprtool.ir.documents import plural
+from jaxprtool.ir.equations import equations
+from jaxprtool.ir.frames import Root, frames_now
+from jaxprtool.ir.notation.tokens import Comment, Heading, PrimitiveName
+from jaxprtool.ir.program import Program
 from jaxprtool.jaxcompat import open_jaxpr
 from jaxprtool.jaxcompat.source_locations import FrameReader
-from jaxprtool.render.documents.problems import Place, Problem
+from jaxprtool.render.documents.problems import Change, CheckedTarget, Place, Problem
 from jaxprtool.render.reports.lint import finding_problem
+from jaxprtool.render.terminal.listing import Cell, Listing, grid, joined, printable, wrapped
 from jaxprtool.testing.assertions import (
     banned_places,
     banned_text,
     donation_failure,
     require_bannable,
 )
-from jaxprtool.testing.messages import over_budget
-from jaxprtool.testing.snapshots import difference
+from jaxprtool.testing.snapshots import difference, over_budget
+
+# --- checks ---------------------------------------------------------------------------------------
+# Check a program against its expectations in pyproject.toml, without a test.
 
 #: A source line in the text of a measure or a finding: `model.py:9`.
 _LINE = re.compile(r"(.+\.\w+):(\d+)\b")
@@ -207,3 +221,110 @@ def _changed_files(program: Program) -> set[str]:
     eqns = equations(open_jaxpr(program.jaxpr))
     files = {frame.file for eqn in eqns for frame in reader.frames(eqn)}
     return {source_text.path(file) for file in files if source_text.reason(file)}
+
+
+# --- report ---------------------------------------------------------------------------------------
+# The results of `check` as text: a table of budgets, the problems, and a summary.
+
+#: The extra indent of continuation lines.
+_HANGING = "    "
+
+_HEADINGS = "name", "quantity", "budget", "measured", "used"
+
+
+def check_text(
+    targets: Sequence[CheckedTarget], updated: Sequence[Change] | None, width: int
+) -> Listing:
+    """Return checked targets as text, the worst first.
+
+    Args:
+        targets: The targets.
+        updated: The values that `--update` has written; None without it.
+        width: The width in columns.
+    """
+    blocks = [_table(targets, width), *(_problems(each, width) for each in targets)]
+    blocks.append([joined(_changes(updated or ()))])
+    shown = [tokens for block in blocks for tokens in block if tokens]
+    summary = [Comment(summary_text(targets, updated))]
+    spaced = [token for tokens in shown for token in (*tokens, "\n\n")]
+    return Listing(printable([*spaced, *summary]))
+
+
+def summary_text(targets: Sequence[CheckedTarget], updated: Sequence[Change] | None) -> str:
+    """Return how many targets passed, in one line."""
+    failed = sum(not each.passed for each in targets)
+    count = plural(len(targets), "target")
+    text = f"{failed} of {count} failed" if failed else f"{count} passed"
+    return text if updated is None else f"{text}; {plural(len(updated), 'value')} updated"
+
+
+def worst_first(targets: Sequence[CheckedTarget]) -> list[CheckedTarget]:
+    """Sort targets: failed ones first, and then by the largest share of a budget that they use."""
+    return sorted(targets, key=lambda each: (each.passed, -max([0.0, *_shares(each).values()])))
+
+
+def _shares(target: CheckedTarget) -> dict[str, float]:
+    """Return the share of each budget that is used, the largest first."""
+    shares: dict[str, float] = {}
+    for quantity, amount in target.measured.items():
+        if budget := target.budget[quantity]:
+            shares[quantity] = amount / budget
+        else:
+            shares[quantity] = math.inf if amount else 0.0
+    return dict(sorted(shares.items(), key=lambda item: -item[1]))
+
+
+def _table(targets: Sequence[CheckedTarget], width: int) -> list[list[str]]:
+    rows: list[list[Cell]] = []
+    for target in targets:
+        for quantity, share in _shares(target).items():
+            rows.append(_row(target, quantity, share))
+    return [grid(_HEADINGS, rows, width)] if rows else []
+
+
+def _row(target: CheckedTarget, quantity: str, share: float) -> list[Cell]:
+    budget, measured = target.budget[quantity], target.measured[quantity]
+    known = quantity_of(quantity)
+    used = f"{share:.1%}" if budget else ("" if measured <= budget else "over")
+    if measured > budget and used == "100.0%":  # the difference is in digits that are not shown
+        used = f"+{measured - budget:,.0f}"
+    is_over = PrimitiveName if measured > budget else str
+    return [
+        [target.name],
+        [quantity.replace("_", "-")],
+        [amount_text(known, budget)],
+        [amount_text(known, measured)],
+        [is_over(used)],
+    ]
+
+
+def _problems(target: CheckedTarget, width: int) -> list[list[str]]:
+    """Return the problems of a target, each as a block of lines."""
+    blocks = []
+    for each in target.problems:
+        lines: list[Cell] = [*_wrapped(Heading(each.message), width)]
+        for detail in each.details:
+            is_hint = detail.lstrip().startswith("hint: ")
+            lines += _wrapped(Comment(detail) if is_hint else detail, width)
+        blocks.append(joined(lines))
+    return blocks
+
+
+def _wrapped(text: str, width: int) -> Iterator[Cell]:
+    """Wrap a line at the width, and indent its continuation lines."""
+    if len(text) <= width:
+        yield [text]
+        return
+    bare = type(text)(text.lstrip())
+    indent = " " * (len(text) - len(bare))
+    first, *others = wrapped([bare], max(width - len(indent) - len(_HANGING), 20))
+    yield [indent, *first]
+    yield from ([indent, _HANGING, *line] for line in others)
+
+
+def _changes(updated: Sequence[Change]) -> Iterator[Cell]:
+    for each in updated:
+        if each.before:
+            yield [f"{each.name}: {each.key} = {each.before} → {each.after}"]
+        else:
+            yield [f"{each.name}: wrote {each.after}"]

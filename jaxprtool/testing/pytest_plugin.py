@@ -14,7 +14,7 @@ import pytest
 from jaxprtool.testing.places import TestPlace, running
 
 if TYPE_CHECKING:
-    from jaxprtool.testing.compiles import CompileCounter
+    from jaxprtool.testing.assertions import CompileCounter
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -52,7 +52,7 @@ def jax_compiles() -> Iterator[CompileCounter]:
 
     `with jax_compiles(at_most=1): train()`. Operations outside of `jit` do not count.
     """
-    from jaxprtool.testing.compiles import counting_compiles
+    from jaxprtool.testing.assertions import counting_compiles
 
     with counting_compiles() as counter:
         yield counter

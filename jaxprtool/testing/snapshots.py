@@ -1,29 +1,268 @@
-"""Snapshots: programs in files beside tests, and how programs differ from them.
+"""Snapshots: programs in files beside tests, how programs differ from them, and messages.
 
-A program matches its snapshot if `diff` finds them equivalent: names, lines, and the order of
-independent equations may change. A snapshot of another JAX release is compared by `releases`.
+Releases trace a function to different equations. So both programs are simplified, and newer
+primitives are replaced by older ones. If the programs still differ, for example in the formula of a
+derivative, they are run on the same random inputs, unless that is expensive.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import functools
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any, ParamSpec, TypeVar
 
 import jax
+from jax import lax
 
+from jaxprtool import jaxcompat
 from jaxprtool.analysis.diff import Diff, diff
-from jaxprtool.api.investigate.budgets import Quantity, grown_lines
+from jaxprtool.api.investigate.budgets import (
+    Growth,
+    Measure,
+    Quantity,
+    amount_text,
+    grown_lines,
+    measure,
+)
 from jaxprtool.errors import ArgumentsError, JaxprToolError, ProgramFileError
+from jaxprtool.execute.verify import random_runs
 from jaxprtool.formats.jaxpr.read import read, release_of
 from jaxprtool.formats.jaxpr.write import write
-from jaxprtool.ir.programs.program import Program
+from jaxprtool.ir.documents import plural
+from jaxprtool.ir.donation import with_donation_of_call
+from jaxprtool.ir.expansions import LIVE, without_live_objects
+from jaxprtool.ir.program import Program
+from jaxprtool.ir.rewrite import RewriteRule, Writer, map_equations, rewrite
+from jaxprtool.jaxcompat import Atom, JaxprEqn
+from jaxprtool.loading.trace import trace
+from jaxprtool.passes.framework.pipeline import Pipeline
 from jaxprtool.render.reports.diff import diff_text
-from jaxprtool.render.terminal.top import ALL, ROWS
-from jaxprtool.testing.messages import grown_text
+from jaxprtool.render.terminal.tables import ALL, ROWS
 from jaxprtool.testing.places import TestPlace
-from jaxprtool.testing.programs import program_of, without_frames
-from jaxprtool.testing.releases import same_results, simplified_diff
+
+# --- releases -------------------------------------------------------------------------------------
+# Compare programs of one function that different JAX releases traced.
+
+_SIMPLER = "-O1"
+
+#: The maximum cost of a program that a test may run.
+_LIMITS: dict[Quantity, float] = {"flops": 1e10, "peak_bytes": 1 << 30}
+
+
+def simplified_diff(before: Program, after: Program) -> Diff:
+    """Return the differences of two programs, except those that the JAX release explains."""
+    simpler = Pipeline.parse(_SIMPLER)
+    programs = (simpler(_in_older_primitives(each)) for each in (before, after))
+    return diff(*(each for each in programs if isinstance(each, Program)))
+
+
+def _in_older_primitives(program: Program) -> Program:
+    """Return a program without primitives that older releases lack or trace to others."""
+
+    def lowered(eqn: JaxprEqn) -> Sequence[JaxprEqn] | None:
+        if eqn.primitive.name not in LIVE:
+            return None
+        try:
+            return [without_live_objects(eqn)]
+        except JaxprToolError:  # without an older form it is compared as it is
+            return None
+
+    jaxpr = map_equations(program.jaxpr, lowered)
+    return program.replace(jaxpr=rewrite(jaxpr, _without_unstack))
+
+
+def _without_unstack(writer: Writer) -> RewriteRule:
+    def rule(eqn: JaxprEqn) -> Sequence[Atom] | None:
+        if eqn.primitive.name != "unstack":
+            return None
+        return writer.trace(_rows(eqn.params["axis"]), eqn.invars, eqn)
+
+    return rule
+
+
+def _rows(axis: int) -> Callable[..., list[object]]:
+    """Return a function that slices an array along an axis, as indexing by a number does."""
+
+    def rows(array: jaxcompat.Aval) -> list[object]:
+        parts = (lax.slice_in_dim(array, i, i + 1, axis=axis) for i in range(array.shape[axis]))
+        return [lax.squeeze(part, (axis,)) for part in parts]
+
+    return rows
+
+
+def same_results(before: Program, after: Program) -> bool:
+    """Run two programs, if they are small, and return True if their finite results are the same."""
+    try:
+        for program in (before, after):
+            found = measure(program, _LIMITS)
+            if any(found[quantity].amount > most for quantity, most in _LIMITS.items()):
+                return False
+        return not random_runs(before, {}).compare(after).unproven()
+    except JaxprToolError:  # they differ, or cannot be run here: then their differences are shown
+        return False
+
+
+# --- messages -------------------------------------------------------------------------------------
+# The messages of failures: the excess, the lines that cost most, and the lines that grew.
+
+#: The maximum number of source lines in a message.
+_MOST = 5
+
+#: The verb of a message by quantity: `loss takes 3 GFLOP`.
+_VERBS: dict[Quantity, str] = {
+    "flops": "takes",
+    "peak_bytes": "needs",
+    "equations": "has",
+    "residual_bytes": "keeps",
+    "collectives_bytes": "sends",
+    "compiles": "compiled",
+}
+
+_WHAT: dict[Quantity, str] = {
+    "peak_bytes": " at its peak",
+    "residual_bytes": " of residuals",
+    "collectives_bytes": " from each device",
+}
+
+
+def over_budget(
+    name: str, measure: Measure, limit: float, since: str = "", grown: Sequence[Growth] = ()
+) -> str:
+    """Return the message that a measure exceeds its budget, with the lines that contribute most.
+
+    Args:
+        name: The name of the program.
+        measure: The amount.
+        limit: The budget.
+        since: The name of an earlier program: "the snapshot test_step.jaxpr"; "" without one.
+        grown: The lines that grew since that program.
+    """
+    quantity = measure.quantity
+    what = _WHAT.get(quantity, "")
+    text = amount_text(quantity, measure.amount)
+    budget = amount_text(quantity, limit)
+    if text == budget:  # the difference is in digits that are not shown
+        text, budget = (f"{round(number):,}" for number in (measure.amount, limit))
+    by = "" if quantity == "compiles" else _more(measure.amount, limit)
+    lines = [f"{name} {_VERBS[quantity]} {text}{what}, but the budget is {budget}{by}"]
+    if since:
+        lines += grown_text(quantity, since, grown)
+    lines += _indented(measure.notes)
+    if not measure.parts:
+        return "\n".join(lines)
+    rows = [
+        (part.where or "no line", amount_text(quantity, part.amount), _share(part.amount, measure))
+        for part in measure.parts[:_MOST]
+    ]
+    heading = "the largest parts" if measure.parts[_MOST:] else "the parts"
+    return "\n".join([*lines, f"{heading}:", *_table(rows)])
+
+
+def grown_text(quantity: Quantity, since: str, grown: Sequence[Growth]) -> list[str]:
+    """Return the lines that grew since an earlier program, as text."""
+    if not grown:
+        return [f"no line grew since {since}"]
+    rows = []
+    for each in grown[:_MOST]:
+        more, before, after = (
+            amount_text(quantity, n) for n in (each.after - each.before, each.before, each.after)
+        )
+        change = f"{before} → {after}" if each.before else "new"
+        rows.append((each.where or "no line", f"+{more}", change))
+    left = len(grown) - _MOST
+    rest = [f"  … {plural(left, 'more line')}"] if left > 0 else []
+    return [f"{_OF[quantity]} grew since {since}:", *_table(rows), *rest]
+
+
+_OF: dict[Quantity, str] = {
+    "flops": "FLOPs",
+    "peak_bytes": "bytes at the peak",
+    "equations": "equations",
+    "residual_bytes": "residuals",
+    "collectives_bytes": "bytes sent",
+}
+
+
+def _indented(notes: Sequence[str]) -> list[str]:
+    return [f"  {line}" for note in notes for line in note.splitlines()]
+
+
+def _table(rows: Sequence[tuple[str, ...]]) -> list[str]:
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    return [
+        "  " + "  ".join(cell.ljust(n) for cell, n in zip(row, widths, strict=True)).rstrip()
+        for row in rows
+    ]
+
+
+def _share(amount: float, measure: Measure) -> str:
+    return _percent(amount / measure.amount) if measure.amount else ""
+
+
+def _more(amount: float, limit: float) -> str:
+    """Return by how much an amount exceeds a budget: `, 7.4% more`."""
+    if not limit:
+        return ""
+    ratio = amount / limit
+    return f", {_percent(ratio - 1)} more" if ratio < 2 else f": {ratio:,.1f} times as much"
+
+
+def _percent(share: float) -> str:
+    return f"{share:.1%}"
+
+
+# --- programs -------------------------------------------------------------------------------------
+# Parts that the assertions share: the program to check, and errors without inner frames.
+
+#: pytest leaves the frames of this module out of tracebacks.
+
+P = ParamSpec("P")
+R = TypeVar("R")
+
+
+def program_of(program_or_function: object, args: Sequence[object]) -> Program:
+    """Return a Program as it is, or trace a function with its arguments.
+
+    Raises:
+        ArgumentsError: If a Program is given with arguments, or the object is neither a Program nor
+            a function.
+        UserFunctionError: If the function raises.
+    """
+    if isinstance(program_or_function, Program):
+        if args:
+            raise ArgumentsError(f"{program_or_function.name} is a program: it takes no arguments")
+        return program_or_function
+    if not callable(program_or_function):
+        kind = type(program_or_function).__name__
+        raise ArgumentsError(f"expected a Program or a function, not an object of type {kind}")
+    return with_donation_of_call(trace(program_or_function, *args))
+
+
+def without_frames(function: Callable[P, R]) -> Callable[P, R]:
+    """Decorate a function to raise its failures and usage errors without the frames below it."""
+
+    @functools.wraps(function)
+    def called(*args: P.args, **kwargs: P.kwargs) -> R:
+        try:
+            return function(*args, **kwargs)
+        except JaxprToolError as error:
+            if error.hint:
+                error.add_note(f"hint: {error.hint}")
+            raise error.with_traceback(None)  # noqa: B904  (its own cause is kept)
+        except AssertionError as error:
+            failure: Any = error
+        raise failure.with_traceback(None)
+
+    return called
+
+
+# --- snapshots ------------------------------------------------------------------------------------
+# Snapshots: programs in files beside tests, and how programs differ from them.
+#
+# A program matches its snapshot if `diff` finds them equivalent: names, lines, and the order of
+# independent equations may change. A snapshot of another JAX release is compared by `releases`.
 
 #: pytest leaves the frames of this module out of tracebacks.
 __tracebackhide__ = True

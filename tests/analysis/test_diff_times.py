@@ -5,9 +5,9 @@ import jax.numpy as jnp
 import pytest
 
 import jaxprtool
-from jaxprtool.analysis.diff_times import with_times
+from jaxprtool.analysis.diff import with_times
 from jaxprtool.analysis.profile import Profile, TimedLine
-from jaxprtool.ir.source.frames import frames_now
+from jaxprtool.ir.frames import frames_now
 
 X = jnp.ones((4, 3))
 

@@ -7,7 +7,7 @@ import pytest
 from jax import lax
 
 import jaxprtool
-from jaxprtool.analysis.gradient_flow import gradient_flow
+from jaxprtool.analysis.gradients import gradient_flow
 
 w = jnp.linspace(-2.0, 2.3, 12).reshape(3, 4)
 x = jnp.linspace(0.5, 9.0, 12)

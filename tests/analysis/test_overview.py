@@ -4,8 +4,8 @@ import jax
 import jax.numpy as jnp
 
 import jaxprtool
-from jaxprtool.analysis.overview import overview
 from jaxprtool.analysis.stats import stats
+from jaxprtool.analysis.summary import overview
 
 PARAMS = {"embedding": jnp.ones((4, 3)), "layers": [{"w": jnp.ones((3, 3))}] * 2}
 

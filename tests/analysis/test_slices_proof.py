@@ -15,10 +15,10 @@ import numpy as np
 import pytest
 
 from jaxprtool import jaxcompat
-from jaxprtool.analysis.flow_paths import flow_path
-from jaxprtool.ir.core.equations import bodies, equations
-from jaxprtool.ir.core.regions import regions
-from jaxprtool.ir.dataflow.slicing import Start, backward_slice, forward_slice
+from jaxprtool.analysis.slices import flow_path
+from jaxprtool.ir.dataflow import Start, backward_slice, forward_slice
+from jaxprtool.ir.equations import bodies, equations
+from jaxprtool.ir.regions import regions
 from jaxprtool.passes.cleanup.dce import dce_jaxpr
 from tests.programs import Case, harness_programs, sample_programs
 from tests.programs.corpus import prove_corpus

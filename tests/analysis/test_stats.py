@@ -5,7 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxprtool.analysis.stats import PrimitiveCount, count_equations, stats
-from jaxprtool.ir.programs.program_signature import NamedValue
+from jaxprtool.ir.program import NamedValue
 
 X = np.arange(3, dtype=np.float32)
 

@@ -3,7 +3,7 @@ import pytest
 
 import jaxprtool
 from jaxprtool.api.printed_results import _RENDERERS
-from jaxprtool.ir.basics.printed import Printed
+from jaxprtool.ir.documents import Printed
 
 
 @pytest.fixture(scope="module")

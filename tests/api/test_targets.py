@@ -15,7 +15,7 @@ import jaxprtool
 from jaxprtool.api.targets import ProgramEntry, find
 from jaxprtool.errors import ArgumentsError, TargetError
 from jaxprtool.loading import argspec
-from jaxprtool.sizes.fitting import fitted
+from jaxprtool.sizes.buckets import fitted
 
 Pair = namedtuple("Pair", "first second")
 
@@ -68,7 +68,7 @@ def test_a_program_file_is_recognized_by_its_first_line(file, program, tmp_path)
 
 
 def test_an_exported_artifact_is_a_target(program, tmp_path):
-    from jaxprtool.formats.exported import exported
+    from jaxprtool.formats.lowering import exported
 
     path = tmp_path / "scaled.bin"
     path.write_bytes(exported(program))

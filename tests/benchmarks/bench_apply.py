@@ -31,7 +31,7 @@ sys.path.insert(0, str(Path(__file__).parents[2]))
 
 import jaxprtool
 from jaxprtool import jaxcompat, trace
-from jaxprtool.ir.programs.program import Program, type_check
+from jaxprtool.ir.program import Program, type_check
 from tests.benchmarks.models import transformer_loss, transformer_shapes
 
 LANES = 8

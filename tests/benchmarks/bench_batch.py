@@ -35,8 +35,8 @@ from rich.console import Console
 from rich.table import Table
 
 from jaxprtool import jaxcompat
-from jaxprtool.ir.basics.caches import clear_caches
-from jaxprtool.ir.programs.program import Program
+from jaxprtool.ir.backends import clear_caches
+from jaxprtool.ir.program import Program
 from tests.benchmarks.mapped_models import models
 from tests.benchmarks.models import synthetic, transformer_gradient
 from tests.programs.mapped import Mapping, cost, flat, ours, stacked, theirs

@@ -26,11 +26,10 @@ from rich.console import Console
 from rich.table import Table
 
 import jaxprtool
-from jaxprtool.execute.bench.statistics import paired_ratio
-from jaxprtool.execute.bench.turns import Limits, TurnsHere, rounds
+from jaxprtool.execute.bench import Limits, TurnsHere, paired_ratio, rounds
 from jaxprtool.execute.compare.variants import Variant
 from jaxprtool.execute.running.run import compiled, ready
-from jaxprtool.ir.basics.collector import without_collector
+from jaxprtool.ir.process import without_collector
 
 
 def small(x: Any) -> Any:

@@ -10,7 +10,7 @@ import jax.numpy as jnp
 
 import jaxprtool
 from jaxprtool.browse.app import Browser
-from jaxprtool.browse.states import Recorder
+from jaxprtool.browse.document import Recorder
 
 ROUNDS, PAGES = 5, 40
 

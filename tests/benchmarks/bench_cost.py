@@ -31,7 +31,7 @@ from rich.table import Table
 sys.path.insert(0, str(Path(__file__).parents[2]))
 
 from jaxprtool import cost, memory, residuals, trace
-from jaxprtool.ir.basics.quantities import with_prefix
+from jaxprtool.ir.documents import with_prefix
 from tests.benchmarks.gradient_models import losses
 from tests.benchmarks.mapped_models import scanned_transformer, tokens, transformer_parameters
 from tests.benchmarks.models import synthetic, transformer_loss, transformer_shapes

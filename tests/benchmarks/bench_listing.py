@@ -23,8 +23,7 @@ from rich.table import Table
 sys.path.insert(0, str(Path(__file__).parents[2]))
 
 from jaxprtool import jaxcompat
-from jaxprtool.render.terminal.listing import listing
-from jaxprtool.render.terminal.rendering import ShowOptions
+from jaxprtool.render.terminal.listing import ShowOptions, listing
 from tests.benchmarks.models import synthetic, transformer_gradient
 
 

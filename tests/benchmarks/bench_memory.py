@@ -26,7 +26,7 @@ from rich.table import Table
 sys.path.insert(0, str(Path(__file__).parents[2]))
 
 from jaxprtool import jaxcompat, memory, trace
-from jaxprtool.ir.programs.program import Program
+from jaxprtool.ir.program import Program
 from tests.benchmarks import gradient_models, mapped_models
 from tests.benchmarks.memory_models import cases
 from tests.benchmarks.models import synthetic

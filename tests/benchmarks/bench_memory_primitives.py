@@ -21,7 +21,7 @@ sys.path.insert(0, str(Path(__file__).parents[2]))
 
 from jaxprtool import jaxcompat, memory, trace
 from jaxprtool.errors import JaxprToolError
-from jaxprtool.ir.programs.program import Program
+from jaxprtool.ir.program import Program
 from tests.programs.megabytes import PROGRAMS, batched_harnesses, gradient
 
 #: The factor that an estimate may be off by.

@@ -26,11 +26,11 @@ from rich.table import Table
 
 sys.path.insert(0, str(Path(__file__).parents[2]))
 
-from jaxprtool.ir.core.equations import equations
-from jaxprtool.ir.programs.program_signature import ProgramSignature, program_signature
-from jaxprtool.ir.source.frames import frames_now
-from jaxprtool.render.terminal.rendering import ShowOptions
-from jaxprtool.render.terminal.rows import Reader
+from jaxprtool.ir.equations import equations
+from jaxprtool.ir.frames import frames_now
+from jaxprtool.ir.program import ProgramSignature, program_signature
+from jaxprtool.render.terminal.listing import ShowOptions
+from jaxprtool.render.terminal.tree import Reader
 
 LOOP = """
 from jax import lax

@@ -32,7 +32,7 @@ sys.path.insert(0, str(Path(__file__).parents[2]))
 
 import jaxprtool
 from jaxprtool import jaxcompat
-from jaxprtool.execute.running.arguments import fitting, flat_arguments
+from jaxprtool.execute.running.run import fitting, flat_arguments
 from tests.benchmarks.models import transformer_loss, transformer_shapes
 
 

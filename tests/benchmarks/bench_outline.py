@@ -43,7 +43,7 @@ from rich.console import Console
 from rich.table import Table
 
 import jaxprtool
-from jaxprtool.ir.basics.caches import clear_caches
+from jaxprtool.ir.backends import clear_caches
 from tests.benchmarks.outline_models import MODELS, Case
 from tests.programs.interpreter import bodies
 from tests.programs.same import count_equations

@@ -32,8 +32,8 @@ from rich.console import Console
 from rich.table import Table
 
 import jaxprtool
-from jaxprtool.ir.basics.caches import clear_caches
-from jaxprtool.passes.framework import registry
+from jaxprtool.ir.backends import clear_caches
+from jaxprtool.passes.framework import pipeline
 from tests.benchmarks.bench_outline import written_equations
 from tests.benchmarks.models import transformer_loss, transformer_shapes
 from tests.programs.same import count_equations
@@ -111,7 +111,7 @@ def seconds(function: Callable[[], Any]) -> float:
 
 def row(name: str, size: int, rounds: int) -> Iterator[str]:
     """Return the cells of one program's row."""
-    outline = registry.find("outline")()
+    outline = pipeline.find("outline")()
     fun, args = PROGRAMS[name](size)
     tracing, outlining = [], []
     for _ in range(rounds):

@@ -26,15 +26,14 @@ sys.path.insert(0, str(Path(__file__).parents[2]))
 import jax
 
 from jaxprtool import trace
-from jaxprtool.analysis.cost import cost
-from jaxprtool.analysis.cost.all_runs import work_by_equation
+from jaxprtool.analysis.cost import cost, work_by_equation
 from jaxprtool.analysis.stats import count_equations, stats
-from jaxprtool.ir.programs.program import Program
+from jaxprtool.ir.program import Program
 from jaxprtool.passes.framework.pipeline import Observer, Pipeline, Step
 from jaxprtool.render.page import State, page
 from jaxprtool.render.page.record import Details, with_listing
 from jaxprtool.render.page.record import page as run_page
-from jaxprtool.render.terminal.rendering import ShowOptions
+from jaxprtool.render.terminal.listing import ShowOptions
 from tests.benchmarks.models import transformer_loss, transformer_shapes
 from tests.render.browser import chromium
 from tests.render.recorded import large

@@ -26,8 +26,8 @@ import jaxprtool
 from jaxprtool.analysis.cost import cost
 from jaxprtool.analysis.profile import profile_of
 from jaxprtool.execute.profile import recorded, step
-from jaxprtool.ir.programs.program import Program
-from jaxprtool.ir.source.frames import frames_now
+from jaxprtool.ir.frames import frames_now
+from jaxprtool.ir.program import Program
 from jaxprtool.render.reports.runs import duration
 from tests.models.zoo import equinox_vit, flax_gpt, nnx_resnet
 

@@ -28,8 +28,8 @@ sys.path.insert(0, str(Path(__file__).parents[2]))
 from jaxprtool import jaxcompat
 from jaxprtool.formats.jaxpr.read import parse
 from jaxprtool.formats.jaxpr.write import text
-from jaxprtool.ir.equality.equivalence import difference
-from jaxprtool.ir.programs.program import Program
+from jaxprtool.ir.equivalence import difference
+from jaxprtool.ir.program import Program
 from tests.benchmarks.models import synthetic, transformer_gradient
 
 COLUMNS = ("program", "equations", "write", "read", "str", "serialize", "deserialize", "(export)")

@@ -47,10 +47,10 @@ from rich.table import Table
 import jaxprtool
 from jaxprtool import jaxcompat
 from jaxprtool.errors import UnsupportedError
-from jaxprtool.ir.basics.caches import clear_caches
-from jaxprtool.ir.core.equations import equations
-from jaxprtool.ir.programs.program import Program
-from jaxprtool.ir.shapes.ragged import unchecked
+from jaxprtool.ir.backends import clear_caches
+from jaxprtool.ir.equations import equations
+from jaxprtool.ir.program import Program
+from jaxprtool.ir.ragged import unchecked
 from jaxprtool.passes.mapping.mask import Mask
 from jaxprtool.passes.mapping.ragged import Ragged as RaggedPass
 from tests.benchmarks.length_models import MODELS, Model

@@ -28,10 +28,9 @@ from rich.console import Console
 from rich.table import Table
 
 import jaxprtool
-from jaxprtool.formats.lowering import compiled
-from jaxprtool.formats.partitioning import partitioned
-from jaxprtool.ir.core.equations import equations
-from jaxprtool.ir.programs.program import Program
+from jaxprtool.formats.lowering import compiled, partitioned
+from jaxprtool.ir.equations import equations
+from jaxprtool.ir.program import Program
 from tests.programs.sharded import floats, mesh_of, trained, under_jit
 
 LAYERS = 10, 100, 300

@@ -18,7 +18,7 @@ sys.path.insert(0, str(Path(__file__).parents[2]))
 
 from jaxprtool import flow_path, why
 from jaxprtool.analysis.source_lines import source_lines
-from jaxprtool.ir.programs.program_signature import program_signature
+from jaxprtool.ir.program import program_signature
 from tests.benchmarks.bench_cost import median
 from tests.benchmarks.models import synthetic
 

@@ -36,11 +36,10 @@ sys.path.insert(0, str(Path(__file__).parents[2]))
 
 import jaxprtool
 from jaxprtool import jaxcompat
-from jaxprtool.ir.core.equations import equations
-from jaxprtool.ir.programs.program import Program
+from jaxprtool.ir.equations import equations
+from jaxprtool.ir.program import Program
 from jaxprtool.passes.unzip import Unzip
-from jaxprtool.passes.unzip.binding_times import EARLY, READY, Context
-from jaxprtool.passes.unzip.split import split
+from jaxprtool.passes.unzip.split import EARLY, READY, Context, split
 from tests.benchmarks.models import with_variables_inside
 
 try:

@@ -24,8 +24,8 @@ from rich.table import Table
 sys.path.insert(0, str(Path(__file__).parents[2]))
 
 import jaxprtool
-from jaxprtool.ir.core.structured import Cond, Scan, While, view
-from jaxprtool.ir.evaluation.interpret import Interpreter, bind
+from jaxprtool.ir.evaluation import Interpreter, bind
+from jaxprtool.ir.regions import Cond, Scan, While, view
 from jaxprtool.jaxcompat import JaxprEqn
 from tests.benchmarks.bench_nans import layers, rounds
 

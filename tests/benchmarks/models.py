@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 
 from jaxprtool import jaxcompat, nest, trace, variable
-from jaxprtool.ir.programs.program import Program
+from jaxprtool.ir.program import Program
 from jaxprtool.jaxcompat import Var
 
 

@@ -6,10 +6,9 @@ import pytest
 
 import jaxprtool
 from jaxprtool.browse.app import Browser
-from jaxprtool.browse.document import Document
+from jaxprtool.browse.document import Document, Recorder
 from jaxprtool.browse.navigation import Navigator
 from jaxprtool.browse.outline import Outline
-from jaxprtool.browse.states import Recorder
 from jaxprtool.passes.framework.pipeline import Pipeline
 
 ROOT = Path(__file__).parents[2]

@@ -10,7 +10,7 @@ from textual.widgets import Input, OptionList
 
 import jaxprtool
 from jaxprtool.browse import document
-from jaxprtool.browse.dialogs import Chooser, Keys
+from jaxprtool.browse.app import Chooser, Keys
 
 
 def plain(widget):

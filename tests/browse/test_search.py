@@ -2,8 +2,8 @@
 
 import pytest
 
+from jaxprtool.browse.navigation import matches
 from jaxprtool.browse.outline import Kind
-from jaxprtool.browse.search import matches
 
 
 def found(shown, query):

@@ -1,7 +1,7 @@
 """The states of a program before and after passes, with their changes."""
 
 import jaxprtool
-from jaxprtool.ir.core.equations import equations
+from jaxprtool.ir.equations import equations
 
 
 def marked(state):

@@ -9,7 +9,7 @@ from jax.sharding import AxisType, NamedSharding
 from jax.sharding import PartitionSpec as P
 
 from jaxprtool import trace
-from jaxprtool.ir.programs.auto_sharding import left_to_partitioner
+from jaxprtool.ir.meshes import left_to_partitioner
 
 MODULE = """
 import jax, jaxprtool

@@ -6,7 +6,7 @@ import textwrap
 
 import pytest
 
-from jaxprtool.execute.bench import measured
+from jaxprtool.execute import bench
 from jaxprtool.render.reports import bench as render
 from tests.external import needs
 from tests.share import on_one_release
@@ -164,4 +164,4 @@ def test_bad_input_is_a_one_line_error_with_exit_code_2(cli, arguments, message)
     ],
 )
 def test_a_ratio_is_described_in_words(ratio, low, high, message):
-    assert render.verdict(measured.Ratio("a", "b", ratio, low, high)) == message
+    assert render.verdict(bench.Ratio("a", "b", ratio, low, high)) == message

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from jaxprtool.browse import app
-from jaxprtool.ir.source.frame_choice import current_frame_view
+from jaxprtool.ir.frames import current_frame_view
 from tests.share import on_one_release
 
 ROOT = Path(__file__).parents[2]
@@ -46,7 +46,7 @@ from jaxprtool.cli.main import main
 print("ended", main(["browse", {NET!r}, "-p", "dce"]))
 print("ended", main(["browse", {NET!r}]))
 from jaxprtool.browse import app
-from jaxprtool.ir.source.frame_choice import current_frame_view
+from jaxprtool.ir.frames import current_frame_view
 app.Browser.action_names = lambda self: 1 / 0
 print("ended", main(["browse", {NET!r}]))
 main(["browse", {NET!r}])

@@ -13,8 +13,8 @@ import pytest
 from jax.sharding import AxisType, NamedSharding
 from jax.sharding import PartitionSpec as P
 
-from jaxprtool.ir.programs.checkpoints import read_stored, stored_arrays, write_checkpoint
-from jaxprtool.loading.files import load_arrays
+from jaxprtool.ir.checkpoints import read_stored, stored_arrays, write_checkpoint
+from jaxprtool.loading.argspec import load_arrays
 
 MODULE = """
     import jax, jax.numpy as jnp

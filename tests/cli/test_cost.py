@@ -6,7 +6,7 @@ import textwrap
 
 import pytest
 
-from jaxprtool.jaxcompat.profiles import read_pprof
+from jaxprtool.jaxcompat.lowering import read_pprof
 
 FUNCTIONS = """
     import jax

@@ -7,7 +7,7 @@ import pytest
 from jaxprtool.cli import output
 from jaxprtool.errors import OutputError
 from jaxprtool.files import file_written_whole
-from jaxprtool.ir.basics.documents import as_json
+from jaxprtool.ir.documents import as_json
 
 
 class Terminal(io.StringIO):

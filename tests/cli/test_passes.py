@@ -2,7 +2,7 @@ import json
 
 import pytest
 
-from jaxprtool.passes.framework import registry
+from jaxprtool.passes.framework import pipeline
 
 PLUGIN = """
 import dataclasses, typing, jaxprtool
@@ -26,10 +26,10 @@ class Port(Own):
 @pytest.fixture
 def registered():
     """Forget the passes that a test registers."""
-    before = dict(registry._registered)
+    before = dict(pipeline._registered)
     yield
-    registry._registered.clear()
-    registry._registered.update(before)
+    pipeline._registered.clear()
+    pipeline._registered.update(before)
 
 
 def groups(text):

@@ -8,8 +8,8 @@ import jax
 import jax.numpy as jnp
 import pytest
 
-from jaxprtool.execute.running.compile_cache import compiled_afresh
-from jaxprtool.jaxcompat.profiles import read_pprof
+from jaxprtool.execute.running.backends import compiled_afresh
+from jaxprtool.jaxcompat.lowering import read_pprof
 
 FUNCTIONS = """
     import jax

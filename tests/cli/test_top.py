@@ -7,9 +7,9 @@ import pytest
 import jaxprtool
 from jaxprtool.api.targets import RunInputs
 from jaxprtool.cli.app import COMMANDS
-from jaxprtool.cli.compiled_memory import buffers_shown
 from jaxprtool.cli.main import main
-from jaxprtool.cli.progress import silent
+from jaxprtool.cli.memory import buffers_shown
+from jaxprtool.cli.output import silent
 from jaxprtool.errors import OutOfMemoryError
 from tests.share import shared_proofs
 

@@ -16,23 +16,22 @@ from functools import cache
 from pathlib import Path
 from typing import Annotated, Any, NotRequired, TypedDict, Union, get_args, get_origin
 
-from jaxprtool.analysis.flow_paths import Path as FlowPath
-from jaxprtool.analysis.gradient_causes import GradientAnswer
+from jaxprtool.analysis.gradients import GradientAnswer
 from jaxprtool.analysis.lint import Findings
 from jaxprtool.analysis.profile import Profile
 from jaxprtool.analysis.recorded_run import Run
 from jaxprtool.analysis.residuals import Residuals
 from jaxprtool.analysis.shardings import Shardings
+from jaxprtool.analysis.slices import Path as FlowPath
 from jaxprtool.analysis.slices import Why
 from jaxprtool.api.investigate.reduction import Reduction
-from jaxprtool.execute.bench.measured import Bench
-from jaxprtool.execute.compare.comparison import Comparison
-from jaxprtool.execute.compare.precision import Precision
-from jaxprtool.execute.compare.repeated import Determinism
+from jaxprtool.execute.bench import Bench
+from jaxprtool.execute.compare.bisection import Comparison, Determinism
+from jaxprtool.execute.compare.variants import Precision
 from jaxprtool.execute.watch import Watched
-from jaxprtool.ir.basics import documents
+from jaxprtool.ir import documents
 from jaxprtool.passes.framework.docstrings import documentation
-from jaxprtool.render.documents import found, passes, problems, programs
+from jaxprtool.render.documents import passes, problems, programs
 
 #: The documents of each command.
 DOCUMENTS = {
@@ -41,23 +40,23 @@ DOCUMENTS = {
     "opt": (programs.OptDocument,),
     "run": (programs.RunDocument,),
     "unzip": (programs.UnzipDocument,),
-    "outline": (found.OutlineDocument,),
-    "cost": (found.CostDocument,),
-    "profile": (Profile, found.CostDocument),
+    "outline": (programs.OutlineDocument,),
+    "cost": (programs.CostDocument,),
+    "profile": (Profile, programs.CostDocument),
     "shardings": (Shardings,),
-    "memory": (found.MemoryDocument,),
-    "source": (found.SourceDocument,),
+    "memory": (programs.MemoryDocument,),
+    "source": (programs.SourceDocument,),
     "residuals": (Residuals,),
     "lint": (Findings,),
     "check": (problems.CheckDocument,),
     "why": (Why, FlowPath, GradientAnswer),
-    "nans": (found.NansDocument,),
+    "nans": (programs.NansDocument,),
     "watch": (Watched,),
     "compare": (Comparison,),
     "precision": (Precision,),
     "determinism": (Determinism,),
     "bench": (Bench,),
-    "diff": (found.DiffDocument,),
+    "diff": (programs.DiffDocument,),
     "reduce": (Reduction,),
     "emit": (programs.EmitDocument,),
     "report": (programs.ReportDocument,),

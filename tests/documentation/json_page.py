@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from jaxprtool.cli.errors import ErrorDocument
-from jaxprtool.ir.basics import documents
+from jaxprtool.ir import documents
 from tests.documentation.documents import DOCUMENTS, schema, schemas
 
 PATH = Path(__file__).parents[2] / "docs" / "json.md"

@@ -39,7 +39,7 @@ PASS = '''
 from dataclasses import dataclass
 from typing import ClassVar
 
-from jaxprtool.ir.programs.program import Program
+from jaxprtool.ir.program import Program
 from jaxprtool.passes.framework.base import Pass
 
 
@@ -61,7 +61,7 @@ PROGRAM = """
 import jax, jax.numpy as jnp
 import jaxprtool
 from jax.extend.core import Primitive
-from jaxprtool.ir.core.regions import regions
+from jaxprtool.ir.regions import regions
 from jaxprtool.passes.cleanup import dce
 from repeat import repeat
 
@@ -85,7 +85,7 @@ jaxprtool.verify(loop, loop.apply("-O2, nothing"), (jnp.ones((4, 3)), jnp.ones(3
 
 RULE = """
 
-from jaxprtool.ir.basics.rules import rule
+from jaxprtool.ir.rules import rule
 
 ASKED = []
 
@@ -138,10 +138,10 @@ def test_additions_at_the_named_places_work(tmp_path):
     line = 'nothing = "jaxprtool.passes.cleanup.nothing:Nothing"\n'
     project.write_text(project.read_text().replace(header, header + line))
     install(tmp_path)
-    append(package / "ir/core/traits.py", TRAITS)
+    append(package / "ir/traits.py", TRAITS)
     view = view[view.index("@rule") :].replace("ClassVar[Edges | None]", "ClassVar[Any]")
     view = view.replace('@rule("view"', "@rule(views")
-    append(package / "ir/core/structured.py", f"\n\n{view}")
+    append(package / "ir/regions.py", f"\n\n{view}")
     append(package / "passes/cleanup/dce.py", RULE)
 
     (tmp_path / "program.py").write_text(PROGRAM)

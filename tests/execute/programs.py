@@ -2,7 +2,7 @@
 
 import jax
 
-from jaxprtool.ir.programs.program import Program
+from jaxprtool.ir.program import Program
 
 
 def program(fun, *args) -> Program:

@@ -11,17 +11,20 @@ import pytest
 import jaxprtool
 from jaxprtool.api.investigate import isolated_turns
 from jaxprtool.errors import ArgumentsError, BackendError, PipelineError, UnsupportedError
-from jaxprtool.execute.bench.baseline import read_baseline, with_baseline
-from jaxprtool.execute.bench.statistics import (
+from jaxprtool.execute.bench import (
     LEAST,
     Interval,
+    Limits,
+    TurnsHere,
     median_interval,
     paired_ratio,
+    read_baseline,
+    rounds,
     unpaired_ratio,
+    with_baseline,
 )
-from jaxprtool.execute.bench.turns import Limits, TurnsHere, rounds
 from jaxprtool.execute.compare.variants import Variant
-from jaxprtool.ir.basics.documents import as_json
+from jaxprtool.ir.documents import as_json
 
 X = jnp.arange(4.0)
 

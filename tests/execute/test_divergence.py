@@ -9,8 +9,7 @@ from jax.sharding import PartitionSpec as P
 
 import jaxprtool
 from jaxprtool.execute.compare.bisection import find_divergence
-from jaxprtool.execute.compare.comparator import Comparator
-from jaxprtool.execute.compare.measures import Tolerance
+from jaxprtool.execute.compare.measures import Comparator, Tolerance
 from jaxprtool.execute.compare.variants import Variant
 
 X = np.linspace(0.5, 1.5, 8, dtype=np.float32)

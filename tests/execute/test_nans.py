@@ -11,10 +11,9 @@ from jax.sharding import PartitionSpec as P
 
 import jaxprtool
 from jaxprtool.errors import ArgumentsError, StructureError, UnsupportedError
-from jaxprtool.execute import nans
+from jaxprtool.execute import nans, stepping
 from jaxprtool.execute.nans import find_nan
-from jaxprtool.execute.stepping import effects
-from jaxprtool.ir.evaluation.interpret import bind
+from jaxprtool.ir.evaluation import bind
 from tests.programs import harness_programs
 from tests.share import first_and_proofs, share
 
@@ -287,7 +286,7 @@ def by_hand(monkeypatch):
         names.append(eqn.primitive.name)
         return bind(eqn, operands)
 
-    monkeypatch.setattr(effects, "bind", counted)
+    monkeypatch.setattr(stepping, "bind", counted)
     return names
 
 
@@ -652,11 +651,11 @@ def test_a_program_with_many_infinities_is_not_screened_as_a_whole(monkeypatch):
 
     # As many as in a gradient by Diffrax, which fills its buffers with infinities, are screened.
     many = jaxprtool.trace(partial(function, 110), X)
-    infinity = nans.screening.INF
-    jax.eval_shape(lambda x: nans.screening.flags_of(many.jaxpr, [x], [infinity])[0], X)
+    infinity = nans.compiled.INF
+    jax.eval_shape(lambda x: nans.compiled.flags_of(many.jaxpr, [x], [infinity])[0], X)
     infinite = X.at[1].set(jnp.inf)
     program = jaxprtool.trace(partial(function, 8), X)
-    monkeypatch.setattr(nans.screening, "_INFINITE", 4)
+    monkeypatch.setattr(nans.compiled, "_INFINITE", 4)
     assert nans.screened(program.jaxpr, [infinite]) is None
     assert nans.screened(program.jaxpr, [X]) == (False, set())
 
@@ -668,7 +667,7 @@ def test_screening_does_not_keep_large_values_alive():
         return x
 
     program = jaxprtool.trace(function, jnp.ones(100_000))
-    look = jax.jit(lambda x: nans.screening.flags_of(program.jaxpr, [x], [0])[0])
+    look = jax.jit(lambda x: nans.compiled.flags_of(program.jaxpr, [x], [0])[0])
     memory = look.lower(jnp.ones(100_000)).compile().memory_analysis()
     assert memory.temp_size_in_bytes < 8 * 400_000
 

@@ -4,9 +4,8 @@ import jax.numpy as jnp
 import numpy as np
 
 import jaxprtool
-from jaxprtool.execute.compare.body_runs import Executor
-from jaxprtool.execute.compare.prefixes import differing_prefix
-from jaxprtool.execute.compare.variants import Variant
+from jaxprtool.execute.compare.divergence import differing_prefix
+from jaxprtool.execute.compare.variants import Executor, Variant
 
 X = jnp.linspace(0.1, 1, 8)
 

@@ -5,7 +5,7 @@ import jax.numpy as jnp
 import pytest
 
 import jaxprtool
-from jaxprtool.execute.compare.risks import risks
+from jaxprtool.execute.compare.variants import risks
 
 X, ROWS = jnp.ones(8), jnp.zeros(8, int)
 

@@ -7,7 +7,7 @@ import pytest
 
 import jaxprtool
 from jaxprtool.errors import ArgumentsError
-from jaxprtool.execute.compare.trials import described, minimized, scaled
+from jaxprtool.execute.compare.bisection import described, minimized, scaled
 
 
 def test_an_input_shrinks_to_the_one_element_that_matters():

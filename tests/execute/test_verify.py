@@ -15,10 +15,10 @@ from jax.interpreters import mlir
 from jaxprtool.errors import ArgumentsError, CheckError, UnsupportedError
 from jaxprtool.execute.running.rounding import WideProgram
 from jaxprtool.execute.verify import Runs, verify
-from jaxprtool.ir.rewriting.rewrite import map_equations
+from jaxprtool.ir.rewrite import map_equations
 from jaxprtool.jaxcompat import jaxpr_as_fun
 from jaxprtool.passes.cleanup.dce import Dce
-from jaxprtool.sizes.specialize import Specialize
+from jaxprtool.sizes.mask import Specialize
 from tests.execute.programs import program
 
 X = jnp.arange(1.0, 4.0)

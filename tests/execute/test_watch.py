@@ -10,9 +10,11 @@ from jax import lax
 import jaxprtool
 from jaxprtool.analysis.points import point
 from jaxprtool.errors import ArgumentsError, UnsupportedError
-from jaxprtool.execute.watch import collected, numbers, pieces, watch
-from jaxprtool.execute.watch.numbers import FORMATS, Tally, tallies
-from jaxprtool.ir.basics.dtypes import array_dtypes
+from jaxprtool.execute import watch as watch_package
+from jaxprtool.execute.watch import values as watch_values
+from jaxprtool.execute.watch import watch
+from jaxprtool.execute.watch.values import FORMATS, Tally, tallies
+from jaxprtool.ir.dtypes import array_dtypes
 from tests.share import first_and_proofs
 
 X = jnp.arange(4.0)
@@ -32,7 +34,7 @@ def rows(function, *args, **options):
 @pytest.mark.filterwarnings("error")
 def test_histograms_are_made_without_a_warning():
     for bits in (32, 64):
-        numbers._Bins(bits)
+        watch_values._Bins(bits)
 
 
 def spread():
@@ -60,8 +62,8 @@ def test_the_loss_of_a_format_is_that_of_a_cast(name, wide):
 def test_the_kernel_of_a_device_counts_like_the_host():
     values = np.array([*spread(), np.nan], np.float32).reshape(4, -1)
     of_rows = tallies(values, 4)
-    made = numbers._tallies(
-        values.dtype, values.shape[1], *numbers._on_device(jnp.array(values), 4, values.dtype)
+    made = watch_values._tallies(
+        values.dtype, values.shape[1], *watch_values._on_device(jnp.array(values), 4, values.dtype)
     )
     for ours, theirs in zip(of_rows, made, strict=True):
         assert (ours.counts == theirs.counts).all()
@@ -205,9 +207,9 @@ MODES = "together", "loop by loop", "by step"
 
 def set_mode(monkeypatch, mode):
     """Compile the whole program, only its loops, or none of it."""
-    monkeypatch.setattr(pieces, "ITERATION_BYTES", 1 << 25 if mode == "together" else -1)
+    monkeypatch.setattr(watch_package, "ITERATION_BYTES", 1 << 25 if mode == "together" else -1)
     if mode == "by step":
-        monkeypatch.setattr(pieces, "is_stepped", lambda eqn: True)
+        monkeypatch.setattr(watch_package, "is_stepped", lambda eqn: True)
 
 
 @pytest.fixture(params=MODES)
@@ -297,7 +299,7 @@ def test_nested_loops_have_an_iteration_of_each(mode):
 
 def test_compiled_iterations_run_in_groups(monkeypatch):
     set_mode(monkeypatch, "loop by loop")
-    monkeypatch.setattr(collected, "ITERATION_BYTES", 4 * 4 * 7)
+    monkeypatch.setattr(watch_values, "ITERATION_BYTES", 4 * 4 * 7)
 
     def function(xs):
         def body(c, x):

@@ -11,9 +11,8 @@ import pytest
 import jaxprtool
 from jaxprtool import trace
 from jaxprtool.errors import OutputError
-from jaxprtool.formats.dot import dot
-from jaxprtool.formats.folding import MOST_BOXES
-from jaxprtool.formats.picture import picture
+from jaxprtool.formats.graph import MOST_BOXES
+from jaxprtool.formats.pictures import dot, picture
 from tests.external import missing
 from tests.programs import harness_programs, sample_programs
 from tests.programs.corpus import prove_corpus

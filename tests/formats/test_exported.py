@@ -9,8 +9,8 @@ import pytest
 
 from jaxprtool import trace
 from jaxprtool.errors import BackendError, OutputError, ProgramFileError, UnsupportedError
-from jaxprtool.formats.exported import exported, is_exported, read_exported
-from jaxprtool.ir.programs.program import type_check
+from jaxprtool.formats.lowering import exported, is_exported, read_exported
+from jaxprtool.ir.program import type_check
 from tests.programs import same, sample_programs
 from tests.programs.outlined import layers
 from tests.sweep.corpora import Harnesses

@@ -11,9 +11,9 @@ from jax.sharding import AxisType, NamedSharding, PartitionSpec
 
 import jaxprtool
 from jaxprtool.errors import ProgramFileError, UnsupportedError
-from jaxprtool.formats.exported import exported
 from jaxprtool.formats.jaxpr.read import parse
 from jaxprtool.formats.jaxpr.write import text
+from jaxprtool.formats.lowering import exported
 
 X = jnp.arange(1.0, 9.0)
 PARAMS = {"w": X, "b": jnp.ones(3)}

@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import pytest
 
 from jaxprtool import trace
-from jaxprtool.formats.model_explorer import model_explorer
+from jaxprtool.formats.pictures import model_explorer
 from tests.formats.test_dot import deep_model
 from tests.programs import harness_programs, sample_programs
 from tests.programs.corpus import prove_corpus

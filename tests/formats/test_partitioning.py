@@ -6,9 +6,9 @@ import pytest
 
 import jaxprtool
 from jaxprtool.errors import UnsupportedError
-from jaxprtool.execute.running.compile_cache import compiled_afresh
-from jaxprtool.formats.partitioning import partitioned
-from jaxprtool.ir.hlo.collectives import collectives
+from jaxprtool.execute.running.backends import compiled_afresh
+from jaxprtool.formats.lowering import partitioned
+from jaxprtool.ir.hlo.partitions import collectives
 from tests.programs.sharded import SHARDED, floats
 
 

@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from jaxprtool.analysis.recorded_run import Process, Run
-from jaxprtool.formats.perfetto import perfetto
+from jaxprtool.formats.traces import perfetto
 from tests.render.recorded import PROCESS, compilation, hostile, large, step, training
 
 #: The required and the optional keys of an event, by phase.

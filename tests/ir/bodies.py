@@ -6,7 +6,7 @@ from jax import lax
 
 import jaxprtool
 from jaxprtool import jaxcompat
-from jaxprtool.ir.dataflow.dataflow import DataFlow
+from jaxprtool.ir.dataflow import DataFlow
 
 X = jnp.arange(3.0)
 

@@ -10,9 +10,9 @@ import pytest
 import jaxprtool
 from jaxprtool import jaxcompat
 from jaxprtool.errors import CheckError
-from jaxprtool.ir.core.equations import equations
-from jaxprtool.ir.programs.program import type_check
-from jaxprtool.ir.rewriting.rewrite import map_equations
+from jaxprtool.ir.equations import equations
+from jaxprtool.ir.program import type_check
+from jaxprtool.ir.rewrite import map_equations
 from tests.programs import harness_programs, sample_programs
 from tests.programs.samples import sample_files
 from tests.sweep.corpora import Harnesses

@@ -9,7 +9,7 @@ from jax.experimental.jet import jet
 
 import jaxprtool
 from jaxprtool import jaxcompat
-from jaxprtool.ir.core.equations import equations
+from jaxprtool.ir.equations import equations
 from tests.jax_state import changed, jax_state
 from tests.programs.outlined import assert_layers, layers, with_marked_calls
 

@@ -13,7 +13,7 @@ from jax.sharding import PartitionSpec as P
 
 import jaxprtool
 from jaxprtool import jaxcompat
-from jaxprtool.ir.programs.program import Program
+from jaxprtool.ir.program import Program
 from jaxprtool.jaxcompat import Mark, mark_of, marked
 
 WEIGHTS = tuple(np.linspace(-1, 1, 16, dtype="f").reshape(4, 4) * s for s in (1, 2, 3))
@@ -303,10 +303,10 @@ def rejecting(monkeypatch):
 
         compile_ = jax.stages.Lowered.compile
         monkeypatch.setattr(jax.stages.Lowered, "compile", compiled)
-        jaxcompat.marked_lowering._supported.cache_clear()
+        jaxcompat.marks._supported.cache_clear()
 
     yield reject
-    jaxcompat.marked_lowering._supported.cache_clear()
+    jaxcompat.marks._supported.cache_clear()
 
 
 @pytest.mark.parametrize(
@@ -329,7 +329,7 @@ def test_a_backend_gets_the_marks_that_it_supports(rejecting, attribute, left) -
 
 
 def test_a_backend_that_supports_all_is_probed_without_the_users_settings() -> None:
-    jaxcompat.marked_lowering._supported.cache_clear()
+    jaxcompat.marks._supported.cache_clear()
     axes = mesh(AxisType.Explicit, 1)
     with jax.set_mesh(axes), jax.transfer_guard("disallow"), jax.debug_nans(True):
         lowered = jaxprtool.jit(model, passes=marking("unit")).lower(X, WEIGHTS)

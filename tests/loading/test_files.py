@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from jaxprtool.errors import ArgumentsError
-from jaxprtool.loading.files import Arrays, load_arrays
+from jaxprtool.loading.argspec import Arrays, load_arrays
 
 
 def safetensors(header, data=b""):

@@ -9,10 +9,11 @@ import numpy as np
 import pytest
 
 from jaxprtool.errors import ArgumentsError, UserFunctionError, user_frames
-from jaxprtool.ir.programs.program import type_check
-from jaxprtool.ir.rewriting.array_literals import as_constants
+from jaxprtool.ir.paths import unique
+from jaxprtool.ir.program import type_check
+from jaxprtool.ir.rewrite import as_constants
 from jaxprtool.loading.example import static
-from jaxprtool.loading.trace import trace, unique
+from jaxprtool.loading.trace import trace
 
 X = jax.ShapeDtypeStruct((3,), jnp.float32)
 

@@ -330,7 +330,7 @@ def test_jit_for_buckets_refuses_to_lose_the_new_state():
 
 
 def test_an_artifact_takes_the_state_of_nnx_objects():
-    from jaxprtool.formats.exported import exported
+    from jaxprtool.formats.lowering import exported
 
     def call(model, x):
         return model(x)

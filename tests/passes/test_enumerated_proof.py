@@ -16,7 +16,7 @@ from typing import Any, ClassVar
 import pytest
 
 import jaxprtool
-from jaxprtool.ir.programs.program import Program
+from jaxprtool.ir.program import Program
 from jaxprtool.passes.framework.pipeline import Pipeline
 from tests.programs.enumerated.bodies import Bodies
 from tests.programs.enumerated.evaluation import Values

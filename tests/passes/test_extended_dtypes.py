@@ -8,8 +8,8 @@ import pytest
 from jaxprtool import jit, trace, vmap
 from jaxprtool.analysis.stats import stats
 from jaxprtool.errors import UnsupportedError
-from jaxprtool.formats.exported import exported
-from jaxprtool.ir.basics.dtypes import itemsize
+from jaxprtool.formats.lowering import exported
+from jaxprtool.ir.dtypes import itemsize
 from tests.programs.extended import Pair, paired
 
 X = jnp.arange(3.0)

@@ -9,8 +9,8 @@ from jax.extend.core import Literal
 import jaxprtool
 from jaxprtool import trace, variable
 from jaxprtool.analysis.stats import stats
-from jaxprtool.formats.dot import dot
-from jaxprtool.ir.core.structured import view
+from jaxprtool.formats.pictures import dot
+from jaxprtool.ir.regions import view
 from jaxprtool.passes.cleanup.dce import dce_jaxpr
 from tests.programs.repeat import repeat
 

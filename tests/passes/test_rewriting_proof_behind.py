@@ -15,7 +15,7 @@ import jax.numpy as jnp
 import pytest
 
 from jaxprtool.errors import UnsupportedError
-from jaxprtool.ir.programs.program import Program, type_check
+from jaxprtool.ir.program import Program, type_check
 from jaxprtool.passes.framework.pipeline import Pipeline
 from jaxprtool.passes.unzip import Unzip, UnzipError
 from jaxprtool.primitives import VARIABLE

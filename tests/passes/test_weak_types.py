@@ -14,7 +14,7 @@ from jax import lax
 import jaxprtool
 from jaxprtool import Pass, jaxcompat
 from jaxprtool.errors import CheckError
-from jaxprtool.ir.programs.program import type_check
+from jaxprtool.ir.program import type_check
 from tests.programs import Case, harness_programs, random_programs, sample_programs
 from tests.programs.samples import sample_files
 from tests.programs.waste import WASTE, wasteful

@@ -13,7 +13,7 @@ from typing import Any
 import jax
 
 from jaxprtool import jaxcompat
-from jaxprtool.ir.programs.program import Program
+from jaxprtool.ir.program import Program
 from jaxprtool.loading.trace import trace
 from tests.programs.gradients import Gradients, gradients_of
 from tests.programs.mapped import Mapping, Outcome, flat, ours, prove_mapped, theirs

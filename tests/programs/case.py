@@ -10,7 +10,7 @@ from typing import Any
 
 import jax
 
-from jaxprtool.ir.programs.program import Program
+from jaxprtool.ir.program import Program
 from jaxprtool.loading.trace import trace
 
 

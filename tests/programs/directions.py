@@ -11,7 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxprtool import jaxcompat
-from jaxprtool.ir.programs.program import Program
+from jaxprtool.ir.program import Program
 from tests.programs.values import on_device
 
 

@@ -18,8 +18,8 @@ import numpy as np
 
 from jaxprtool import jaxcompat
 from jaxprtool.errors import UserFunctionError
-from jaxprtool.ir.core.equations import equations
-from jaxprtool.ir.programs.program import Program, type_check
+from jaxprtool.ir.equations import equations
+from jaxprtool.ir.program import Program, type_check
 from jaxprtool.loading.trace import trace
 from jaxprtool.passes.unzip import Unzip
 from tests.programs import stepwise

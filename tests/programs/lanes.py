@@ -19,11 +19,11 @@ from jaxprtool.errors import (
     UnsupportedError,
     UserFunctionError,
 )
-from jaxprtool.ir.programs.program import Program, type_check
-from jaxprtool.ir.shapes.specialization import specialized
-from jaxprtool.ir.shapes.symbols import names_of, value_of
+from jaxprtool.ir.program import Program, type_check
+from jaxprtool.ir.specialization import specialized
+from jaxprtool.ir.symbols import names_of, value_of
 from jaxprtool.passes.mapping.batch.axes import BatchError
-from jaxprtool.passes.mapping.ragged import Layout, Ragged, bands
+from jaxprtool.passes.mapping.ragged import Layout, Ragged, table
 from tests.programs.directions import function_of, places, random_direction
 from tests.programs.gradients import NO_DERIVATIVE
 from tests.programs.interpreter import evaluate
@@ -69,7 +69,7 @@ def _ragged(program: Program, name: str, layout: Layout | None) -> tuple[Program
     Blocks are small, so that pairs of rows have several.
     """
     try:
-        with mock.patch.object(bands, "SMALLEST_BLOCK", 2):
+        with mock.patch.object(table, "SMALLEST_BLOCK", 2):
             return Ragged(name, LANES, layout, max(LENGTHS))(program), layout
     except UnsupportedError:
         if layout != "packed":

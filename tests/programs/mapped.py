@@ -28,11 +28,11 @@ import numpy as np
 
 from jaxprtool import jaxcompat
 from jaxprtool.errors import JaxprToolError, UnsupportedError
-from jaxprtool.ir.equality.equivalence import equivalent
-from jaxprtool.ir.programs.program import Program, type_check
+from jaxprtool.ir.equivalence import equivalent
+from jaxprtool.ir.program import Program, type_check
 from jaxprtool.passes.framework.pipeline import Pipeline
 from jaxprtool.passes.mapping.batch import Batch
-from jaxprtool.passes.mapping.batch.axis import Axis
+from jaxprtool.passes.mapping.batch.axes import Axis
 from jaxprtool.passes.mapping.batch.body import batch_body
 from tests.programs.interpreter import Cond, Scan, bodies, read
 from tests.programs.recorder import Event, Recording, recording

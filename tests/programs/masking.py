@@ -22,10 +22,10 @@ import numpy as np
 
 from jaxprtool import jaxcompat
 from jaxprtool.errors import CheckError, JaxprToolError, UnsupportedError
-from jaxprtool.ir.core.equations import equations
-from jaxprtool.ir.programs.program import Program, type_check
-from jaxprtool.ir.shapes.specialization import specialized
-from jaxprtool.ir.shapes.symbols import names_of, value_of
+from jaxprtool.ir.equations import equations
+from jaxprtool.ir.program import Program, type_check
+from jaxprtool.ir.specialization import specialized
+from jaxprtool.ir.symbols import names_of, value_of
 from jaxprtool.loading.trace import trace
 from jaxprtool.passes.mapping.mask import Mask
 from tests.programs.directions import (

@@ -11,8 +11,8 @@ import jax
 
 from jaxprtool.errors import UnsupportedError
 from jaxprtool.execute.running.arrays import as_numpy
-from jaxprtool.ir.equality.equivalence import equivalent
-from jaxprtool.ir.programs.program import Program
+from jaxprtool.ir.equivalence import equivalent
+from jaxprtool.ir.program import Program
 from tests.programs.symbolic import SymbolicProgram
 
 #: The outcome for a program that is equivalent to an earlier one with the same arguments.

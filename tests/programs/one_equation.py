@@ -12,7 +12,7 @@ import numpy as np
 
 from jaxprtool.jaxcompat import Literal
 from jaxprtool.passes.mapping.batch import Axis, batch_rules, jaxs_rule
-from jaxprtool.passes.mapping.batch.axis import Dim
+from jaxprtool.passes.mapping.batch.axes import Dim
 from tests.programs.mapped import Cost, cost, stacked
 
 Dims = tuple[Dim, ...]

@@ -13,13 +13,12 @@ from heapq import heappop, heappush
 from typing import Any
 
 from jaxprtool import jaxcompat
-from jaxprtool.ir.basics.caches import anchor
-from jaxprtool.ir.core.structured import holds_jaxpr, sub_jaxprs
-from jaxprtool.ir.equality.equivalence import difference
-from jaxprtool.ir.equality.structural_key import Unkeyable, value_key
-from jaxprtool.ir.equality.value_keys import literal_key
-from jaxprtool.ir.programs.program import Program
-from jaxprtool.ir.rewriting.rewrite import with_bodies
+from jaxprtool.ir.backends import anchor
+from jaxprtool.ir.equivalence import Unkeyable, difference, value_key
+from jaxprtool.ir.keys import literal_key
+from jaxprtool.ir.program import Program
+from jaxprtool.ir.regions import holds_jaxpr, sub_jaxprs
+from jaxprtool.ir.rewrite import with_bodies
 from jaxprtool.jaxcompat import Atom, JaxprEqn, Literal, Var
 
 

@@ -9,8 +9,8 @@ import jax
 import jax.numpy as jnp
 
 from jaxprtool import jaxcompat
-from jaxprtool.ir.programs.program import Program
-from jaxprtool.ir.rewriting.rewrite import map_equations
+from jaxprtool.ir.program import Program
+from jaxprtool.ir.rewrite import map_equations
 from jaxprtool.jaxcompat import JaxprEqn
 from jaxprtool.loading.trace import trace
 

@@ -12,10 +12,10 @@ from typing import Any
 
 from jaxprtool import jaxcompat
 from jaxprtool.errors import UnsupportedError
-from jaxprtool.ir.core.equations import equations
-from jaxprtool.ir.equality.equivalence import difference
-from jaxprtool.ir.programs.program import Program, type_check
-from jaxprtool.ir.rewriting.rewrite import map_equations
+from jaxprtool.ir.equations import equations
+from jaxprtool.ir.equivalence import difference
+from jaxprtool.ir.program import Program, type_check
+from jaxprtool.ir.rewrite import map_equations
 from jaxprtool.jaxcompat import JaxprEqn
 from jaxprtool.passes.cleanup.inline import Inline
 from jaxprtool.passes.framework.pipeline import Pipeline

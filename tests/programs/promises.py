@@ -13,9 +13,9 @@ import numpy as np
 from jax.lax import GatherDimensionNumbers, GatherScatterMode, ScatterDimensionNumbers
 
 from jaxprtool import jaxcompat
-from jaxprtool.ir.core.equations import equations
-from jaxprtool.ir.programs.program import Program
-from jaxprtool.ir.shapes.specialization import specialized
+from jaxprtool.ir.equations import equations
+from jaxprtool.ir.program import Program
+from jaxprtool.ir.specialization import specialized
 from tests.programs.interpreter import evaluate
 from tests.programs.stepwise import interpret
 from tests.programs.symbolic import Sizes

@@ -32,7 +32,7 @@ from typing import Any
 import jax
 
 from jaxprtool import jaxcompat
-from jaxprtool.ir.programs.program import Program, type_check
+from jaxprtool.ir.program import Program, type_check
 from tests.programs import stepwise
 from tests.programs.case import Case
 from tests.programs.gradients import (

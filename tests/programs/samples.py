@@ -14,8 +14,8 @@ import jax
 import jax.numpy as jnp
 
 from jaxprtool import jaxcompat
-from jaxprtool.execute.running.fill import fill
-from jaxprtool.ir.programs.program import Program
+from jaxprtool.execute.running.arrays import fill
+from jaxprtool.ir.program import Program
 from jaxprtool.loading.load import Entry, find
 from tests.programs.case import Case
 from tests.programs.gradients import NO_DERIVATIVE

@@ -19,8 +19,8 @@ from typing import Any
 import jax
 
 from jaxprtool import jaxcompat
-from jaxprtool.ir.core.structured import Call, Cond, Scan, While, view
-from jaxprtool.ir.programs.program import Program
+from jaxprtool.ir.program import Program
+from jaxprtool.ir.regions import Call, Cond, Scan, While, view
 from jaxprtool.primitives import VARIABLE, sow_p
 from tests.programs.case import Case
 from tests.programs.rules import with_jvp_rule, with_vjp_rule

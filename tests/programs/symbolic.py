@@ -24,7 +24,7 @@ import numpy as np
 from hypothesis import strategies as st
 
 from jaxprtool.errors import JaxprToolError
-from jaxprtool.ir.programs.program import Program
+from jaxprtool.ir.program import Program
 from jaxprtool.loading.trace import trace
 from tests.programs.build import arguments_of, function_of
 from tests.programs.case import Case

@@ -13,7 +13,7 @@ import pytest
 from jax import lax
 
 from jaxprtool import jaxcompat
-from jaxprtool.ir.evaluation import interpret
+from jaxprtool.ir import evaluation
 from jaxprtool.loading.trace import trace
 from tests.programs import harness_programs, interpreter
 from tests.programs.recorder import record, recording
@@ -41,7 +41,7 @@ def with_a_rule(x):
 
 
 evaluators = pytest.mark.parametrize(
-    "evaluate", [interpreter.evaluate, interpret.evaluate], ids=["oracles", "package"]
+    "evaluate", [interpreter.evaluate, evaluation.evaluate], ids=["oracles", "package"]
 )
 
 

@@ -45,7 +45,7 @@ def test_indices_are_checked_at_each_size(name):
 
 
 def test_a_wrong_result_is_detected_where_promises_hold(monkeypatch):
-    from jaxprtool.passes.mapping.mask.indexing import mask_rules
+    from jaxprtool.passes.mapping.mask.table import mask_rules
 
     gather = mask_rules["gather"]
     broken = {**mask_rules, "gather": lambda *args: gather(*args).array * 0}

@@ -9,17 +9,8 @@ import jax.numpy as jnp
 import numpy as np
 from hypothesis import Phase, given, settings
 
-from jaxprtool.ir.core.structured import (
-    Call,
-    Cond,
-    CustomJVP,
-    CustomVJP,
-    Scan,
-    While,
-    sub_jaxprs,
-    view,
-)
-from jaxprtool.ir.programs.program import type_check
+from jaxprtool.ir.program import type_check
+from jaxprtool.ir.regions import Call, Cond, CustomJVP, CustomVJP, Scan, While, sub_jaxprs, view
 from jaxprtool.jaxcompat import Literal, Var
 from tests.programs import plans, random_programs
 from tests.programs.build import arguments_of, function_of

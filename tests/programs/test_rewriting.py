@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jaxprtool.ir.programs.program import Program
+from jaxprtool.ir.program import Program
 from jaxprtool.loading.trace import trace
 from tests.programs.case import Case
 from tests.programs.ops import OPS, Type, coerce

@@ -21,15 +21,14 @@ from jax import lax
 
 from jaxprtool import jaxcompat
 from jaxprtool.errors import ArgumentsError, JaxprToolError, UnsupportedError
-from jaxprtool.ir.programs.program import Program, type_check
+from jaxprtool.ir.program import Program, type_check
 from jaxprtool.loading.trace import trace
 from jaxprtool.passes.framework.pipeline import Pipeline
-from jaxprtool.passes.mapping.batch import Batch
-from jaxprtool.passes.mapping.batch.tile import Tile
+from jaxprtool.passes.mapping.batch import Batch, Tile
 from jaxprtool.passes.mapping.mask import Mask
 from jaxprtool.passes.mapping.ragged import Ragged
 from jaxprtool.passes.unzip import Unzip
-from jaxprtool.sizes.specialize import Specialize
+from jaxprtool.sizes.mask import Specialize
 from tests.programs.case import Case
 from tests.programs.gradients import NO_DERIVATIVE, NO_DERIVATIVE_OF_REFS
 from tests.programs.mapped import flat, mappings, ours, theirs

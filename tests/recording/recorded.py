@@ -9,7 +9,7 @@ import jax
 
 from jaxprtool.analysis.recorded_run import Argument
 from jaxprtool.recording import describe
-from jaxprtool.recording.keys import Key
+from jaxprtool.recording.describe import Key
 from jaxprtool.recording.values import Numbers, array_type
 
 

@@ -13,7 +13,7 @@ import pytest
 
 import jaxprtool
 from jaxprtool.analysis.recorded_run import Reason
-from jaxprtool.recording.keys import Key
+from jaxprtool.recording.describe import Key
 from jaxprtool.recording.reasons import nearest, reasons, shown
 from tests.recording.recorded import Calls
 

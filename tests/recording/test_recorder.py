@@ -14,7 +14,7 @@ import pytest
 from jaxprtool.api.record import record
 from jaxprtool.api.targets import find
 from jaxprtool.errors import ArgumentsError, OutputError, TargetError
-from jaxprtool.ir.source import source_text
+from jaxprtool.ir import source_text
 from jaxprtool.jaxcompat.source_locations import user_frame
 from jaxprtool.recording.read import read_run
 from jaxprtool.render.reports.record import summary
@@ -474,7 +474,7 @@ def test_an_internal_exception_is_recorded_and_not_raised(tmp_path, monkeypatch)
     def broken(*args):
         raise RuntimeError("of ours")
 
-    monkeypatch.setattr("jaxprtool.recording.programs.program_of", broken)
+    monkeypatch.setattr("jaxprtool.recording.recorder.program_of", broken)
     with record(tmp_path / "run") as recording:
         assert jax.jit(lambda x: x + 1)(1.0) == 2.0
     assert events(tmp_path / "run", "failed")[0]["error"] == "RuntimeError: of ours"

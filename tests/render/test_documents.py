@@ -11,14 +11,13 @@ import numpy as np
 import pytest
 
 from jaxprtool.analysis.stats import stats
-from jaxprtool.ir.basics.documents import as_json
-from jaxprtool.ir.programs.program import Program
+from jaxprtool.ir.documents import as_json
+from jaxprtool.ir.program import Program
 from jaxprtool.loading.trace import trace
 from jaxprtool.render.reports.as_json import program_document
-from jaxprtool.render.reports.stats import stats as stats_tables
-from jaxprtool.render.terminal.rendering import ShowOptions
-from jaxprtool.render.terminal.table import table
-from jaxprtool.render.terminal.tree import tree
+from jaxprtool.render.reports.summary import stats as stats_tables
+from jaxprtool.render.terminal.listing import ShowOptions
+from jaxprtool.render.terminal.tree import table, tree
 from tests.render.programs import PROGRAMS, X, jaxpr_of
 
 

@@ -12,12 +12,12 @@ import jax.numpy as jnp
 import pytest
 
 import jaxprtool
-from jaxprtool.analysis.cost.all_runs import work_by_equation
+from jaxprtool.analysis.cost import work_by_equation
 from jaxprtool.analysis.stats import count_equations, stats
-from jaxprtool.ir.core.equations import equations
-from jaxprtool.ir.programs.program import Programs
+from jaxprtool.ir.equations import equations
+from jaxprtool.ir.program import Programs
 from jaxprtool.render.page import State, cell, page
-from jaxprtool.render.terminal.rendering import ShowOptions
+from jaxprtool.render.terminal.listing import ShowOptions
 from tests.render.programs import PROGRAMS, X
 from tests.share import shared_proofs
 
@@ -90,10 +90,7 @@ def program():
 def test_every_equation_is_a_row_of_a_page_that_is_well_formed(name):
     program = traced(name)
     read = Reading(page_of(program))
-    wanted = Counter(
-        e.primitive.name
-        for e in equations(jaxprtool.ir.programs.program_signature.top_jaxpr(program))
-    )
+    wanted = Counter(e.primitive.name for e in equations(jaxprtool.ir.program.top_jaxpr(program)))
     rows = [
         attributes
         for tag, attributes in read.elements

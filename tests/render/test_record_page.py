@@ -10,8 +10,7 @@ import jax.numpy as jnp
 import pytest
 
 import jaxprtool
-from jaxprtool.analysis.cost import cost
-from jaxprtool.analysis.cost.all_runs import work_by_equation
+from jaxprtool.analysis.cost import cost, work_by_equation
 from jaxprtool.analysis.memory import memory
 from jaxprtool.analysis.recorded_run import Run
 from jaxprtool.analysis.stats import stats

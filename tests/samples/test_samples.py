@@ -10,9 +10,9 @@ import pytest
 from jax.test_util import check_grads
 
 import jaxprtool
-from jaxprtool.execute.running.fill import fill
-from jaxprtool.ir.core.structured import sub_jaxprs
-from jaxprtool.ir.programs.program import type_check
+from jaxprtool.execute.running.arrays import fill
+from jaxprtool.ir.program import type_check
+from jaxprtool.ir.regions import sub_jaxprs
 from jaxprtool.jaxcompat import jaxpr_as_fun, open_jaxpr
 from jaxprtool.loading.argspec import read_strings
 from jaxprtool.loading.load import find

@@ -13,9 +13,9 @@ from jax.experimental import pallas
 import jaxprtool
 from jaxprtool import equivalent, trace
 from jaxprtool.errors import ArgumentsError, PipelineError, UnsupportedError
-from jaxprtool.ir.core.equations import equations
+from jaxprtool.ir.equations import equations
 from jaxprtool.loading.argspec import read_args
-from jaxprtool.sizes.specialize import Specialize
+from jaxprtool.sizes.mask import Specialize
 
 
 def traced(fun, args):

@@ -18,10 +18,10 @@ from hypothesis import given, settings
 
 from jaxprtool import jaxcompat
 from jaxprtool.errors import JaxprToolError, UnsupportedError
-from jaxprtool.ir.core.equations import equations
-from jaxprtool.ir.equality.equivalence import difference
-from jaxprtool.ir.programs.program import Program, type_check
-from jaxprtool.sizes.specialize import Specialize
+from jaxprtool.ir.equations import equations
+from jaxprtool.ir.equivalence import difference
+from jaxprtool.ir.program import Program, type_check
+from jaxprtool.sizes.mask import Specialize
 from tests.programs import harness_programs
 from tests.programs.same import Original
 from tests.programs.symbolic import SymbolicPlan, SymbolicProgram, symbolic_plans, symbolic_programs

@@ -9,7 +9,7 @@ import pytest
 
 import jaxprtool
 from jaxprtool.errors import ArgumentsError
-from jaxprtool.testing.compiles import counting_compiles
+from jaxprtool.testing.assertions import counting_compiles
 
 
 def test_a_block_is_compared_with_earlier_compilations():

@@ -1,30 +1,114 @@
-"""The cost of each primitive: an open table of rules.
+"""The cost of one equation: its quantities, trip counts, and an open table of rules.
 
-    @rule("cost", "my_primitive")
-    def _(eqn):
-        return Work(flops=2 * eqn.outvars[0].aval.size)
-
-A rule returns the cost of one run of an equation. Operations are counted as XLA counts them before
-it optimizes (`jax.stages.Lowered.cost_analysis`): an elementwise operation is one FLOP or one
-transcendental per element, on integers and booleans too. Bytes are added later, from the fusion of
-equations; a rule returns them only if its primitive reads or writes a part of an array.
+If sizes are symbolic, so are the quantities: `2*n**2*d`, as in the types of the jaxpr.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any
+import math
+from collections.abc import Callable, Iterable
+from functools import reduce
+from typing import Any, NamedTuple
 
 import jax
 import numpy as np
 from jax import lax
 
 from jaxprtool import jaxcompat
-from jaxprtool.analysis.cost.work import NOTHING, Work, count, is_number
-from jaxprtool.ir.basics.rules import RuleTable, rule
-from jaxprtool.ir.core.equations import equations, size_in_bytes
-from jaxprtool.ir.core.traits import traits
-from jaxprtool.jaxcompat import DropVar, JaxprEqn
+from jaxprtool.ir.backends import cached_method
+from jaxprtool.ir.documents import Number
+from jaxprtool.ir.equations import equations, size_in_bytes
+from jaxprtool.ir.regions import Regions, ShardMap, While, regions, run_jaxprs
+from jaxprtool.ir.rules import RuleTable, rule
+from jaxprtool.ir.traits import traits
+from jaxprtool.jaxcompat import Atom, DropVar, Jaxpr, JaxprEqn, Literal
+
+# --- work -----------------------------------------------------------------------------------------
+# The quantities that a cost consists of: FLOPs, bytes and so on.
+
+
+class Work(NamedTuple):
+    """The cost of one or more equations.
+
+    Attributes:
+        flops: Arithmetic operations on numbers of any dtype; a multiply-add is two.
+        transcendentals: Exponentials, logarithms, square roots and so on. They are not in `flops`.
+        bytes_read: Bytes read from memory.
+        bytes_written: Bytes written to memory.
+        random_numbers: Random numbers drawn, or words of random bits.
+        bytes_communicated: Bytes that a device sends in collectives.
+    """
+
+    flops: Number = 0
+    transcendentals: Number = 0
+    bytes_read: Number = 0
+    bytes_written: Number = 0
+    random_numbers: Number = 0
+    bytes_communicated: Number = 0
+
+    @property
+    def bytes(self) -> Any:
+        """The bytes read and written."""
+        return self.bytes_read + self.bytes_written
+
+    def times(self, count: Any) -> Work:
+        """Return the cost of `count` runs, or on `count` devices."""
+        return self if count == 1 else self.map(lambda number: number * count)
+
+    def __add__(self, other: Work) -> Work:  # type: ignore[override]
+        return total((self, other))
+
+    def map(self, function: Callable[[Any], Any]) -> Work:
+        """Apply a function to each quantity."""
+        return Work(*map(function, self))
+
+
+NOTHING = Work()
+
+
+def total(works: Iterable[Work]) -> Work:
+    """Return the sum of costs."""
+    return Work(*map(sum, zip(*works, strict=True)))
+
+
+def largest(works: Iterable[Work]) -> Work:
+    """Return the maximum of each quantity."""
+    return _reduced(works, jax.core.max_dim)
+
+
+def smallest(works: Iterable[Work]) -> Work:
+    """Return the minimum of each quantity."""
+    return _reduced(works, jax.core.min_dim)
+
+
+def _reduced(works: Iterable[Work], symbolic: Callable[[Any, Any], Any]) -> Work:
+    first, *others = works
+    for each in others:
+        first = Work(*map(symbolic, first, each))
+    return first
+
+
+def count(shape: Iterable[Any]) -> Any:
+    """Return the number of elements of an array of a shape."""
+    return math.prod(shape)
+
+
+def is_number(value: Any) -> bool:
+    """Return True if a size is a number, not symbolic."""
+    return not jaxcompat.is_symbolic_dimension(value)
+
+
+# --- rules ----------------------------------------------------------------------------------------
+# The cost of each primitive: an open table of rules.
+#
+#     @rule("cost", "my_primitive")
+#     def _(eqn):
+#         return Work(flops=2 * eqn.outvars[0].aval.size)
+#
+# A rule returns the cost of one run of an equation. Operations are counted as XLA counts them
+# before it optimizes (`jax.stages.Lowered.cost_analysis`): an elementwise operation is one FLOP or
+# one transcendental per element, on integers and booleans too. Bytes are added later, from the
+# fusion of equations; a rule returns them only if its primitive reads or writes a part of an array.
 
 #: A function that returns the cost of one run of an equation, or None if unknown.
 CostRule = Callable[[JaxprEqn], Work | None]
@@ -546,3 +630,117 @@ def _pallas_call(eqn: JaxprEqn) -> Work | None:
     written = sum(size_in_bytes(v.aval) for v in eqn.outvars)
     read = max(estimate.bytes_accessed - written, 0)
     return Work(estimate.flops, estimate.transcendentals, read, written)
+
+
+# --- by equation ----------------------------------------------------------------------------------
+# Count the operations of an equation, including its bodies.
+
+
+class Operations:
+    """The FLOPs and transcendentals of equations; each body is visited once.
+
+    The most expensive branch counts, and all devices of a `shard_map`. A loop with an unknown trip
+    count counts as one iteration, and an equation with an unknown cost as 0.
+    """
+
+    def of(self, eqn: JaxprEqn) -> Any:
+        """Return the number of operations of an equation, which may be symbolic."""
+        held = regions(eqn)
+        if held is not None:
+            return self._held(held)
+        if inner := _inner(eqn):
+            return sum(map(self._body, inner))
+        work = None if traits(eqn).collective else work_of(eqn)
+        return 0 if work is None else work.flops + work.transcendentals
+
+    def is_known(self, eqn: JaxprEqn) -> bool:
+        """Return whether the costs of an equation and of all equations in its bodies are known."""
+        held = regions(eqn)
+        if bodies := _inner(eqn) if held is None else held.jaxprs:
+            return all(map(self._is_known, bodies))
+        return traits(eqn).collective or work_of(eqn) is not None
+
+    def _held(self, held: Regions) -> Any:
+        each = list(map(self._body, held.jaxprs))
+        if held.kind == "branch":
+            return reduce(jax.core.max_dim, each)
+        devices = held.view.mesh.size if isinstance(held.view, ShardMap) else 1
+        return sum(each) * runs_of(held) * devices
+
+    @cached_method
+    def _body(self, jaxpr: Jaxpr) -> Any:
+        return sum(map(self.of, jaxpr.eqns))
+
+    @cached_method
+    def _is_known(self, jaxpr: Jaxpr) -> bool:
+        return all(map(self.is_known, jaxpr.eqns))
+
+
+def _inner(eqn: JaxprEqn) -> list[Jaxpr]:
+    """Return the jaxprs that an equation without regions runs; none if a rule has its cost."""
+    if cost_rules.get(eqn.primitive.name) is not None:
+        return []
+    return [jaxcompat.open_jaxpr(body) for _, body in run_jaxprs(eqn)]
+
+
+# --- trip counts ----------------------------------------------------------------------------------
+# Find the trip count of a loop.
+
+
+def trip_count(held: Regions) -> Any:
+    """Return the number of times that the bodies of an equation run, or None if unknown.
+
+    The trip count of a `while` is known if it counts up by 1 to a constant, as `fori_loop` does.
+    """
+    trips = held.view.trips
+    return _counted(held.view) if trips is None and isinstance(held.view, While) else trips
+
+
+def runs_of(held: Regions | None) -> Any:
+    """Return the number of times that bodies run, which is 1 if it is unknown."""
+    count = None if held is None else trip_count(held)
+    return 1 if count is None else count
+
+
+def _counted(loop: While) -> int | None:
+    cond, body = jaxcompat.open_jaxpr(loop.cond), jaxcompat.open_jaxpr(loop.body)
+    if len(cond.eqns) != 1 or cond.eqns[0].primitive.name != "lt":
+        return None
+    counter, end = cond.eqns[0].invars
+    position = _position(counter, cond.invars[len(loop.cond_consts) :])
+    limit = _literal(end)
+    if limit is None:
+        place = _position(end, cond.invars)
+        outside = (*loop.cond_consts, *loop.carry)
+        # A limit that is carried is constant if the body passes it on.
+        if place is None or not _stays(loop, place - len(loop.cond_consts)):
+            return None
+        limit = _literal(outside[place])
+    start = None if position is None else _literal(loop.carry[position])
+    if position is None or start is None or limit is None:
+        return None
+    inside = body.invars[len(loop.body_consts) + position]
+    step = next((e for e in body.eqns if body.outvars[position] in e.outvars), None)
+    return max(limit - start, 0) if step is not None and _adds_one(step, inside) else None
+
+
+def _position(atom: Atom, among: Any) -> int | None:
+    return next((i for i, each in enumerate(among) if each is atom), None)
+
+
+def _literal(atom: Atom) -> int | None:
+    whole = type(atom) is Literal and getattr(atom.aval, "dtype", None) is not None
+    return (
+        int(atom.val) if whole and atom.aval.shape == () and atom.aval.dtype.kind in "iu" else None
+    )
+
+
+def _stays(loop: While, position: int) -> bool:
+    """Return True if a carried value never changes. Constants have a negative position."""
+    body = jaxcompat.open_jaxpr(loop.body)
+    return position < 0 or body.outvars[position] is body.invars[len(loop.body_consts) + position]
+
+
+def _adds_one(eqn: JaxprEqn, counter: Atom) -> bool:
+    values = [_literal(v) for v in eqn.invars]
+    return eqn.primitive.name == "add" and counter in eqn.invars and 1 in values

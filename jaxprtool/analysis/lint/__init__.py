@@ -16,13 +16,20 @@ from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from typing import TypeAlias
 
-from jaxprtool.analysis.lint.findings import Finding, FindingCost, Findings, Found
-from jaxprtool.analysis.lint.linted_program import LintedProgram
-from jaxprtool.analysis.lint.sources import Sources
-from jaxprtool.analysis.lint.table import LintRule, all_rules, chosen_rules, lint_rule
-from jaxprtool.ir.basics.collector import without_collector
-from jaxprtool.ir.basics.quantities import in_bytes, plural, with_prefix
-from jaxprtool.ir.programs.program import Program
+from jaxprtool.analysis.lint.graph import LintedProgram, Sources
+from jaxprtool.analysis.lint.table import (
+    Finding,
+    FindingCost,
+    Findings,
+    Found,
+    LintRule,
+    all_rules,
+    chosen_rules,
+    lint_rule,
+)
+from jaxprtool.ir.documents import in_bytes, plural, with_prefix
+from jaxprtool.ir.process import without_collector
+from jaxprtool.ir.program import Program
 from jaxprtool.jaxcompat import AnyJaxpr
 from jaxprtool.jaxcompat.source_locations import UserFrame
 

@@ -6,15 +6,49 @@ found.collectives[0].line, found.collectives[0].reason, found.values[0].spec
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import Literal, TypeAlias
+from collections import Counter, defaultdict
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+from math import prod
+from types import MappingProxyType
+from typing import Literal, NamedTuple, TypeAlias
 
-from jaxprtool.analysis.cost.interconnects import bytes_sent
-from jaxprtool.ir.basics.documents import document
-from jaxprtool.ir.basics.printed import Printed
-from jaxprtool.ir.hlo.collectives import REDUCTIONS
-from jaxprtool.ir.hlo.device_tiles import DeviceTiles
+import numpy as np
+
+from jaxprtool.analysis.cost.devices import Device, Interconnect, bytes_sent
+from jaxprtool.analysis.shardings.reasons import (
+    LAYOUT,
+    MAPPED,
+    Found,
+    Moved,
+    Place,
+    Reasons,
+    ShardedModule,
+    own_frames,
+    unreduced_sum,
+)
+from jaxprtool.ir.documents import Printed, document
+from jaxprtool.ir.frames import BEHIND
+from jaxprtool.ir.hlo import partitions as hlo
+from jaxprtool.ir.hlo.buffers import CALLS
+from jaxprtool.ir.hlo.module import (
+    Computation,
+    Instruction,
+    Module,
+    Shape,
+    executed,
+    flops_of,
+    integer,
+    integers,
+)
+from jaxprtool.ir.hlo.partitions import (
+    REDUCTIONS,
+    DeviceTiles,
+    collectives,
+    device_tiles,
+    spec_text,
+)
 from jaxprtool.jaxcompat.source_locations import UserFrame
 
 #: The share of the memory on a device above which a value is large.
@@ -280,3 +314,620 @@ class Shardings(Printed):
     def is_large_copy(self, value: ShardedValue) -> bool:
         """Return True if each device holds all of a value that takes 1 % of its memory."""
         return value.replicated and value.bytes_per_device > self.memory_bytes * LARGE
+
+
+# --- values ---------------------------------------------------------------------------------------
+# The shardings of the arguments, the results and the large values of a program.
+#
+# A value is large if it takes more than a hundredth of the memory on a device. Since XLA fuses most
+# values, a value counts only if the compiled module has an operation of its name, its lines and its
+# size on a device.
+
+#: Operations that compute nothing: they pass values on, or return constants.
+_NOT_MADE = frozenset(
+    {"parameter", "tuple", "get-tuple-element", "constant", "bitcast", "iota", "broadcast"}
+)
+
+
+def found_values(
+    whole: ShardedModule,
+    final: Module,
+    memory_bytes: int,
+    reduced: Mapping[str, Sequence[str]] = MappingProxyType({}),
+) -> tuple[ShardedValue, ...]:
+    """Return the arguments, the results and the large values, the largest on a device first.
+
+    Args:
+        whole: The module before the partitioner.
+        final: The module that runs.
+        memory_bytes: The memory of the program on a device.
+        reduced: The axes that the types of arguments and results name as reduced, by name. XLA
+            does not know them.
+    """
+    given = (each for each in whole.module.entry.instructions if each.opcode == "parameter")
+    named = ((each, whole.name(each)) for each in given)
+    arguments = (
+        _described(whole, each, name, "argument", whole.tiles(each), reduced.get(name, ()))
+        for each, name in named
+    )
+    results = (
+        _described(whole, made, name, "result", whole.result_tiles[name], reduced.get(name, ()))
+        for name, made in whole.results.items()
+    )
+    returned = {whole.maker(each).id for each in whole.results.values()}
+    found = [each for each in (*arguments, *results) if each is not None]
+    found += _large(whole, final, memory_bytes, returned)
+    return tuple(sorted(found, key=lambda each: -each.bytes_per_device * each.count))
+
+
+def _large(
+    whole: ShardedModule, final: Module, memory_bytes: int, returned: set[int]
+) -> Iterator[ShardedValue]:
+    """Yield the large values that are not arguments or results; equal ones of a line once."""
+    made = set(_made(final, final.entry))
+    counts, first = Counter[tuple[str, ...]](), dict[tuple[str, ...], ShardedValue]()
+    for each in whole.module.instructions.values():
+        if each.opcode in _NOT_MADE or each.id in returned or not _is_moved(whole, each):
+            continue
+        value = _described(whole, each, whole.name(each), "value", whole.tiles(each))
+        if value is None or value.bytes_per_device <= memory_bytes * LARGE:
+            continue
+        local = str(_local(each.shape, value.tiles))
+        if any((place, local) in made for place in whole.places(each)):
+            key = value.name, value.type, value.spec
+            first.setdefault(key, value)
+            counts[key] += 1
+    yield from (
+        ShardedValue(**{**vars(value), "count": counts[key]}) for key, value in first.items()
+    )
+
+
+def _is_moved(whole: ShardedModule, instruction: Instruction) -> bool:
+    """Return True unless an instruction is a copy with the sharding of its operand."""
+    if instruction.opcode != "copy":
+        return True
+    before, after = whole.tiles(next(whole.operands(instruction))), whole.tiles(instruction)
+    return before is None or after is None or not before.is_as(after)
+
+
+def _made(module: Module, computation: Computation) -> Iterator[tuple[Place, str]]:
+    """Yield the place and the type of each value that a compiled module computes.
+
+    Values inside a fusion are left out: they are not written to memory.
+    """
+    for each in computation.instructions:
+        if each.opcode not in _NOT_MADE:
+            place = Place(each.path, own_frames(module, each))
+            yield from ((place, str(shape)) for shape in each.shape.parts or (each.shape,))
+        if each.opcode in CALLS:
+            for number in each.calls:
+                yield from _made(module, module.computations[number])
+
+
+def _local(shape: Shape, tiles: DeviceTiles) -> Shape:
+    """Return the shape on a device, with padding."""
+    pairs = zip(shape.sizes, tiles.parts, strict=True)
+    return Shape(shape.dtype, tuple(-(-size // parts) for size, parts in pairs))
+
+
+def _described(
+    whole: ShardedModule,
+    instruction: Instruction,
+    name: str,
+    kind: Literal["argument", "result", "value"],
+    tiles: DeviceTiles | None,
+    reduced: Sequence[str] = (),
+) -> ShardedValue | None:
+    """Return a value; None if it is not an array, or is in the body of a `shard_map`."""
+    if tiles is None or tiles.is_local:
+        return None
+    shape = instruction.shape
+    local = _local(shape, tiles)
+    return ShardedValue(
+        name,
+        kind,
+        str(shape),
+        shape.sizes,
+        local.sizes,
+        whole.text_of(tiles, reduced),
+        whole.axes.unreduced(tiles),
+        shape.bytes,
+        local.bytes,
+        tiles.copies,
+        local.bytes * prod(tiles.parts) - shape.bytes,
+        1,
+        "" if kind == "argument" else whole.line(instruction),
+        tiles,
+    )
+
+
+# --- collectives ----------------------------------------------------------------------------------
+# The collectives of a partitioned program by source line, and the reason for each.
+
+#: Operations that pass their operand on: their readers count as its readers.
+_PASSED_ON = LAYOUT | {"get-tuple-element"}
+
+
+class _Part(NamedTuple):
+    """A value that a collective moves: its metadata, and its result on one device."""
+
+    place: Place
+    shape: Shape
+
+
+def found_collectives(
+    whole: ShardedModule, parts: ShardedModule, final: Module
+) -> tuple[Collective, ...]:
+    """Return the collectives of a partitioned module, the one that sends most first.
+
+    Args:
+        whole: The module before the partitioner.
+        parts: The module after it.
+        final: The module that runs.
+    """
+    reader = _Reader(whole, parts, final)
+    found = [each for one in hlo.collectives(final) for each in reader.read(one)]
+    return tuple(sorted(found, key=lambda each: -each.sent_bytes))
+
+
+class _Reader:
+    """Describes the collectives of a module."""
+
+    def __init__(self, whole: ShardedModule, parts: ShardedModule, final: Module):
+        self._whole, self._final = whole, final
+        self._reasons = Reasons(whole)
+        self._moves = Moves(whole, parts)
+        self._independent = independent_products(final)
+        # The values that the program moves, by place: `psum` of a tree moves many from one.
+        self._asked = defaultdict[Place, list[tuple[Instruction, Shape]]](list)
+        # The sums of unreduced values, by place.
+        self._sums = defaultdict[Place, list[Found]](list)
+        for each in hlo.collectives(whole.module):
+            if why := unreduced_sum(whole, each.instruction):
+                self._sums[_place(whole.module, each.instruction)].append(why)
+                continue
+            shape = each.instruction.shape
+            results = shape.parts or (shape,)
+            moved = list(zip(whole.operands(each.instruction), results, strict=False))
+            for place in whole.places(each.instruction):
+                self._asked[place] += moved
+
+    def read(self, found: hlo.Collective) -> Iterator[Collective]:
+        """Yield the values that a collective moves."""
+        axes, devices = self._groups(found)
+        parts = self._parts(found)
+        for part in parts:
+            asked = self._asked_value(part)
+            why = None
+            if (sums := self._sums.get(part.place)) and found.kind in hlo.REDUCTIONS:
+                why = sums.pop(0) if len(sums) > 1 else sums[0]
+            elif asked is None and axes:
+                readers = self._readers(found) if len(parts) == 1 else frozenset()
+                moved = Moved(found.kind, axes, *part, self._dimension(found), readers)
+                why = self._reasons.of(self._moves.located(moved, found.instruction))
+            frames = (self._frames(why) if why else ()) or part.place.frames
+            yield Collective(
+                found.kind,
+                axes,
+                devices,
+                part.shape.bytes,
+                found.count,
+                self._whole.line_of(frames),
+                self._value(why, asked, part),
+                "partitioner" if asked is None else "program",
+                None if why is None else self._reason(why),
+                len(parts),
+                found.instruction.name,
+                self._independent.get(found.instruction.name, {}),
+                frames,
+            )
+
+    def _asked_value(self, part: _Part) -> Instruction | None:
+        """Return the next value that the program moves at a place; None if it moves none."""
+        if part.place not in self._asked:
+            return None
+        moved = self._asked[part.place]
+        alike = [each for each in moved if each[1].sizes == part.shape.sizes] or moved
+        if len(alike) > 1:
+            moved.remove(alike[0])
+        return alike[0][0]
+
+    def _dimension(self, found: hlo.Collective) -> int | None:
+        """Return the dimension along which a collective concatenates parts."""
+        if found.kind != "all-gather":
+            return None
+        return next(iter(integers(found.instruction.fields, 14)), None)
+
+    def _readers(self, found: hlo.Collective) -> frozenset[Place]:
+        """Return the places of the operations that read the result of a collective."""
+        result = self._final.ends.get(found.instruction.id, found.instruction)
+        values, places = [result], set[Place]()
+        while values:
+            for user in self._users[values.pop().id]:
+                if user.opcode in _PASSED_ON:
+                    values.append(user)
+                    continue
+                inside = (user, *self._final.inside(user))
+                places |= {_place(self._final, each) for each in inside}
+        return frozenset(places)
+
+    @cached_property
+    def _users(self) -> dict[int, list[Instruction]]:
+        """The readers of each value in the module that runs, by the value's number."""
+        users = defaultdict[int, list[Instruction]](list)
+        for each in self._final.instructions.values():
+            for operand in each.operands:
+                users[operand].append(each)
+        return users
+
+    def _groups(self, found: hlo.Collective) -> tuple[tuple[str, ...] | None, int]:
+        """Return the axes that a collective is along, and the number of devices in a group."""
+        axes = self._whole.axes
+        if found.kind == "collective-permute":
+            along = axes.of_pairs(hlo.device_pairs(found.instruction))
+            return along, prod(axes.shape[each] for each in along)
+        groups = hlo.device_groups(found.instruction, axes.devices)
+        return axes.of_groups(groups), max(map(len, groups))
+
+    def _parts(self, found: hlo.Collective) -> list[_Part]:
+        """Return the values that a collective moves: several, if XLA merged operations."""
+        return [
+            _Part(_place(self._final, each), shape)
+            for each, shape in hlo.moved_values(self._final, found.instruction)
+        ]
+
+    def _value(self, why: Found | None, asked: Instruction | None, part: _Part) -> str:
+        """Return the name of the value that moves."""
+        if why is not None:
+            return self._whole.value_name(why.edge.operand)
+        if asked is not None:
+            return self._whole.value_name(asked)
+        return part.place.path.rpartition("/")[2]
+
+    def _frames(self, why: Found) -> tuple[UserFrame, ...]:
+        """Return the call stack of a consumer, or that of its operand if XLA added the consumer."""
+        edge = why.edge
+        stacks = (self._whole.places(each)[0].frames for each in (edge.consumer, edge.operand))
+        return next(filter(None, stacks), ())
+
+    def _reason(self, why: Found) -> Reason:
+        whole, edge = self._whole, why.edge
+        operand = whole.value_name(edge.operand)
+        consumer = whole.reader_name(edge.consumer, edge.position)
+        before = whole.spec_text(edge.operand) if why.before is None else spec_text(why.before)
+        needed = spec_text(why.needed)
+        way = "" if why.way is None else spec_text(why.way)
+        return Reason(operand, before, consumer, needed, way)
+
+
+def _place(module: Module, instruction: Instruction) -> Place:
+    return Place(instruction.path, own_frames(module, instruction))
+
+
+# --- moves ----------------------------------------------------------------------------------------
+# What each collective moves: read from the module after the partitioner.
+#
+# In the module that runs, operations are fused, and some have lost their names. Right after the
+# partitioner each operation still has the path and the lines of the operation that it is a part of.
+
+#: The operations that the partitioner adds around collectives.
+_AROUND = LAYOUT | {"dynamic-slice", "slice", "get-tuple-element"}
+
+#: The maximum number of operations through which a value is followed.
+_STEPS = 32
+
+
+class Moves:
+    """Finds the operations that compute, and that read, what collectives move.
+
+    Args:
+        whole: The module before the partitioner.
+        parts: The module after it.
+    """
+
+    def __init__(self, whole: ShardedModule, parts: ShardedModule):
+        self._whole, self._parts = whole, parts
+        self._at = defaultdict[tuple[str, Place], list[Instruction]](list)
+        for each in hlo.collectives(parts.module):
+            for place in parts.places(each.instruction):
+                self._at[each.kind, place].append(each.instruction)
+        self._originals = defaultdict[tuple[str, Place], set[int]](set)
+        for instruction in whole.module.instructions.values():
+            for place in whole.places(instruction):
+                self._originals[instruction.opcode, place].add(instruction.id)
+
+    def located(self, moved: Moved, collective: Instruction) -> Moved:
+        """Return what a collective moves with its makers and readers, if they are found.
+
+        Args:
+            moved: What it moves.
+            collective: The collective in the module that runs.
+        """
+        found = self._partitioned(moved, collective)
+        if found is None:
+            return moved
+        moved = replace(moved, readers=moved.readers | set(self._readers(found)))
+        return self._with_makers(moved, found)
+
+    def _partitioned(self, moved: Moved, collective: Instruction) -> Instruction | None:
+        """Return the collective right after the partitioner; of several, that of its channel."""
+        listed = self._at[moved.kind, moved.place]
+        alike = [each for each in listed if hlo.result_shape(each).bytes == moved.shape.bytes]
+        own = (each for each in alike if _channel(each) == _channel(collective))
+        found = next(own, None) or next(iter(alike), None)
+        if found is not None and len(alike) > 1:
+            listed.remove(found)
+        return found
+
+    def _with_makers(self, moved: Moved, collective: Instruction) -> Moved:
+        """Return what moves with its makers, and the axes along which it was gathered before."""
+        value, made, gathered = collective, None, set[str]()
+        for _ in range(_STEPS):
+            value = self._parts.maker(next(self._parts.operands(value)))
+            if value.opcode == "all-gather":
+                axes = self._parts.axes
+                gathered |= set(axes.of_groups(hlo.device_groups(value, axes.devices)) or ())
+            elif makers := self._original(value):
+                made = made or value.shape
+                return replace(
+                    moved, makers=frozenset(makers), made=made, gathered=frozenset(gathered)
+                )
+            elif value.opcode == "dynamic-slice":  # a device's part of a value that all compute
+                made = made or value.shape
+            elif not (value.opcode in LAYOUT or value.opcode in hlo.KINDS):
+                return moved
+        return moved
+
+    def _readers(self, collective: Instruction) -> Iterator[Place]:
+        """Yield the places of the operations that read what was moved."""
+        values, seen = [collective], {collective.id}
+        while values:
+            for user in self._parts.users[values.pop().id]:
+                if user.id in seen:
+                    continue
+                seen.add(user.id)
+                is_added = user.opcode in _AROUND or user.opcode in hlo.KINDS
+                if is_added and not self._original(user):
+                    values.append(user)
+                else:
+                    yield from self._parts.places(user)
+
+    def _original(self, part: Instruction) -> set[int]:
+        """Return the operations before the partitioner that an operation is a part of."""
+        if self._parts.is_argument(part):
+            entry = self._whole.module.entry.instructions
+            number = part.parameter_number
+            return {
+                each.id
+                for each in entry
+                if each.opcode == "parameter" and each.parameter_number == number
+            }
+        places = self._parts.places(part)
+        return {n for place in places if place.path for n in self._originals[part.opcode, place]}
+
+
+def _channel(collective: Instruction) -> int:
+    return integer(collective.fields, 26)
+
+
+# --- times ----------------------------------------------------------------------------------------
+# Lower bounds of the times of the collectives and the products of a partitioned program.
+#
+# found = timed(shardings, interconnect, device)
+# found.collectives[0].seconds, found.compute_seconds
+
+#: The names of `Device.products` for element types that XLA names otherwise.
+_NAMES = {"s8": "i8", "f8e4m3fn": "f8_e4m3fn", "f8e5m2": "f8_e5m2"}
+
+
+def timed(found: Shardings, link: Interconnect | None, device: Device | None) -> Shardings:
+    """Return sharding facts with times.
+
+    Args:
+        found: The facts.
+        link: The interconnect of the devices; without it, collectives have no time.
+        device: The device; without it, products have no time.
+    """
+    compute = None if device is None else _seconds(found.products, device)
+    collectives = tuple(_timed(each, link, device) for each in found.collectives)
+    return replace(found, compute_seconds=compute, collectives=collectives)
+
+
+def _timed(found: Collective, link: Interconnect | None, device: Device | None) -> Collective:
+    if link is None:
+        return found
+    once = link.seconds(found.kind, found.bytes, found.devices)
+    if once is None:
+        return found
+    runs = 1 if found.count is None else found.count
+    if device is None:
+        return replace(found, seconds=once * runs)
+    hidden = min(once, _seconds(found.overlapping, device))
+    return replace(found, seconds=once * runs, overlap_seconds=hidden * runs)
+
+
+def _seconds(products: Mapping[str, int], device: Device) -> float:
+    """Return a lower bound of the time of matrix products on a device."""
+    return sum(flops / device.rate(_NAMES.get(name, name)) for name, flops in products.items())
+
+
+# --- overlap --------------------------------------------------------------------------------------
+# Find the matrix products that can run at the same time as a collective.
+#
+# They are in the same function of the compiled module, and neither need the collective's result nor
+# compute what it needs. On a GPU or TPU, collectives can run in the background; XLA for the CPU
+# runs one operation after the other.
+
+
+def independent_products(module: Module) -> dict[str, Counter[str]]:
+    """Return the FLOPs of the independent products of each collective.
+
+    Args:
+        module: A compiled module.
+
+    Returns:
+        The FLOPs in one run of the collective's function by element type, by the collective's name.
+    """
+    wanted = {each.instruction.id for each in collectives(module)}
+    found: dict[str, Counter[str]] = {}
+    for computation in module.computations.values():
+        if any(each.id in wanted for each in computation.instructions):
+            found |= _in(module, computation, wanted)
+    return found
+
+
+def _in(module: Module, computation: Computation, wanted: set[int]) -> dict[str, Counter[str]]:
+    """Return the FLOPs of independent products for the collectives in one function.
+
+    A set of products is an integer with a bit for each, so that unions are fast.
+    """
+    products: list[tuple[int, Counter[str]]] = []
+    before: dict[int, int] = {}
+    for each in computation.instructions:  # operands come first
+        bits = 0
+        for operand in each.operands:
+            bits |= before.get(operand, 0)
+        if flops := flops_of(module, each):
+            bits |= 1 << len(products)
+            products.append((each.id, flops))
+        before[each.id] = bits
+    after = _read_later(computation, {number: 1 << i for i, (number, _) in enumerate(products)})
+    dtypes = {dtype for _, flops in products for dtype in flops}
+    counts = {dtype: np.array([flops[dtype] for _, flops in products]) for dtype in dtypes}
+    found = {}
+    for each in computation.instructions:
+        if each.id in wanted:
+            free = ~_chosen(before[each.id] | after.get(each.id, 0), len(products))
+            sums = {dtype: int(flops[free].sum()) for dtype, flops in counts.items()}
+            found[each.name] = +Counter(sums)
+    return found
+
+
+def _chosen(bits: int, count: int) -> np.ndarray:
+    """Return which of the first bits of a number are set."""
+    data = np.frombuffer(bits.to_bytes(count // 8 + 1, "little"), np.uint8)
+    return np.unpackbits(data, count=count, bitorder="little").astype(bool)
+
+
+def _read_later(computation: Computation, bits: Mapping[int, int]) -> dict[int, int]:
+    """Return the products that depend on each instruction."""
+    after: dict[int, int] = {}
+    for each in reversed(computation.instructions):
+        reached = after.get(each.id, 0) | bits.get(each.id, 0)
+        for operand in each.operands:
+            after[operand] = after.get(operand, 0) | reached
+    return after
+
+
+# --- repeated work --------------------------------------------------------------------------------
+# Find the operations of which each device computes more than its share.
+#
+# The partitioner cannot split every operation: it gathers the operands of a grouped convolution or
+# a factorization, and each device computes all of it. Work is compared right before and after the
+# partitioner, where operations still have the same paths and lines.
+
+#: Products, whose work is counted in FLOPs.
+_PRODUCTS = frozenset({"dot", "convolution"})
+
+#: Other operations that compute more than one operation for each element of their result.
+_OTHERS = frozenset({
+    "fft", "sort", "topk", "cholesky", "triangular-solve", "reduce-window", "select-and-scatter",
+    "scatter", "gather", "custom-call",
+})  # fmt: skip
+
+#: The least number of times its share that counts: padding is not repeated work.
+_LEAST = 1.5
+
+
+@dataclass
+class _Work:
+    """The work of the operations with the same path and call stack.
+
+    Attributes:
+        original: The first of them, before the partitioner.
+        whole: The work of all devices, each loop counted once.
+        part: The work of each device, each loop counted once.
+        flops: The FLOPs of products on each device in a call.
+        elements: The elements of the results on each device in a call.
+    """
+
+    original: Instruction
+    whole: int = 0
+    part: int = 0
+    flops: int = 0
+    elements: int = 0
+
+
+def repeated_work(
+    whole: ShardedModule, parts: ShardedModule
+) -> tuple[tuple[RepeatedWork, ...], float]:
+    """Return the large operations of which each device computes more than its share.
+
+    Args:
+        whole: The module before the partitioner.
+        parts: The module after it.
+
+    Returns:
+        The operations, those with most FLOPs first; and the part of the FLOPs of all products on a
+        device that would be left if no device computed more than its share.
+    """
+    devices = whole.axes.devices
+    works = _works(whole, parts)
+    times = [each.part * devices / each.whole for each in works]
+    flops = sum(each.flops for each in works)
+    shares = sum(each.flops / max(n, 1.0) for each, n in zip(works, times, strict=True))
+    most = max((each.elements for each in works), default=0)
+    rows: dict[object, RepeatedWork] = {}
+    for each, n in zip(works, times, strict=True):
+        is_large = each.flops > flops * LARGE if each.flops else each.elements > most * LARGE
+        if n < _LEAST or not is_large:
+            continue
+        line = whole.line(each.original).partition(BEHIND)[0]
+        key = line, whole.name(each.original), round(n, 2)
+        row = rows.get(key, RepeatedWork(*key, 0, 0, 0))
+        rows[key] = replace(
+            row,
+            flops=row.flops + each.flops,
+            elements=row.elements + each.elements,
+            count=row.count + 1,
+        )
+    listed = sorted(rows.values(), key=lambda each: (-each.flops, -each.elements))
+    return tuple(listed), shares / flops if flops else 1.0
+
+
+def _works(whole: ShardedModule, parts: ShardedModule) -> list[_Work]:
+    """Return the work of products and other large operations outside of `shard_map`."""
+    found: dict[object, _Work] = {}
+    local = set()
+    for each, _ in executed(whole.module):
+        if _amount(whole, each):
+            key = each.opcode, each.path, whole.frames(each)
+            found.setdefault(key, _Work(each)).whole += _amount(whole, each)
+            tiles = device_tiles(each, whole.axes.devices)
+            if any(array is not None and array.is_local for array in tiles):
+                local.add(key)
+    for each, count in executed(parts.module):
+        key = each.opcode, each.path, parts.frames(each)
+        if key in found and (amount := _amount(parts, each)):
+            runs = 1 if count is None else count
+            work = found[key]
+            work.part += amount
+            work.flops += sum(flops_of(parts.module, each).values()) * runs
+            work.elements += _elements(each.shape) * runs
+    return [work for key, work in found.items() if key not in local and work.part]
+
+
+def _amount(module: ShardedModule, instruction: Instruction) -> int:
+    """Return the work of an operation in FLOPs or elements; 0 if it is not a large one."""
+    if instruction.opcode in _PRODUCTS:
+        return sum(flops_of(module.module, instruction).values())
+    target = instruction.custom_call_target
+    if instruction.opcode not in _OTHERS or target in MAPPED or "callback" in target:
+        return 0
+    if instruction.opcode == "scatter":
+        return _elements(list(module.operands(instruction))[-1].shape)
+    return _elements(instruction.shape)
+
+
+def _elements(shape: Shape) -> int:
+    return sum(map(_elements, shape.parts)) if shape.parts else prod(shape.sizes)

@@ -3,7 +3,7 @@
 A collective has the name and the frames of an operation of the module before the partitioner.
 Depending on the release of JAX, that operation computes the value that moves, or reads it, so both
 its operands and its readers are candidates. The sharding in which an operation needs an operand
-follows from that of its result, dimension by dimension (`ir.hlo.dimensions`). Along a dimension
+follows from that of its result, dimension by dimension (`ir.hlo.partitions`). Along a dimension
 that it mixes, as a sum or a sort does, it needs values of other devices in any case.
 """
 
@@ -16,12 +16,21 @@ from functools import cached_property
 from math import prod
 from typing import NamedTuple
 
-from jaxprtool.analysis.shardings.sharded_module import LAYOUT, Place, ShardedModule
-from jaxprtool.ir.basics.caches import cached_method
-from jaxprtool.ir.hlo.collectives import REDUCTIONS
-from jaxprtool.ir.hlo.dimensions import Reading, contracted, reading
-from jaxprtool.ir.hlo.mesh_axes import Spec
-from jaxprtool.ir.hlo.module import Instruction, Shape
+from jaxprtool.ir.backends import cached_method
+from jaxprtool.ir.frames import BEHIND, Frames
+from jaxprtool.ir.hlo.module import Instruction, Module, Shape
+from jaxprtool.ir.hlo.partitions import (
+    REDUCTIONS,
+    DeviceTiles,
+    MeshAxes,
+    Reading,
+    Spec,
+    contracted,
+    device_tiles,
+    reading,
+    spec_text,
+)
+from jaxprtool.jaxcompat.source_locations import UserFrame
 
 #: Collectives that exchange parts of the same size. They neither gather nor reduce.
 _MOVES = frozenset({"all-to-all", "ragged-all-to-all", "collective-permute"})
@@ -30,7 +39,7 @@ _MOVES = frozenset({"all-to-all", "ragged-all-to-all", "collective-permute"})
 RESULT = -1
 
 #: The maximum number of operations before a constraint that get its spec.
-_STEPS = 8
+_MOST_CONSTRAINT_STEPS = 8
 
 
 @dataclass(frozen=True, eq=False)
@@ -269,7 +278,7 @@ class Reasons:
 
     def _same(self, value: Instruction) -> Iterator[Instruction]:
         """Yield a value, and the values of the same sharding that are passed on to it unchanged."""
-        for _ in range(_STEPS):
+        for _ in range(_MOST_CONSTRAINT_STEPS):
             yield value
             before = self._whole.passed(value)
             if before is None or self._whole.spec(before) != self._whole.spec(value):
@@ -405,7 +414,7 @@ class Reasons:
         is_alike = consumer.opcode in LAYOUT or consumer.shape.sizes == operand.shape.sizes
         if moved.kind in REDUCTIONS or found.mixes or not is_alike:
             return found
-        for _ in range(_STEPS):
+        for _ in range(_MOST_CONSTRAINT_STEPS):
             if is_constraint(consumer):
                 before = self._whole.spec(operand) if found.before is None else found.before
                 after, axes = self._whole.spec(consumer), set(map(_axis, moved.axes))
@@ -568,3 +577,465 @@ def _axis(text: str) -> str:
 
 def _axes(spec: Iterable[Sequence[str]]) -> set[str]:
     return {_axis(each) for axes in spec for each in axes}
+
+
+# --- sharded module -------------------------------------------------------------------------------
+# A module before XLA's partitioner: its values with their specs, lines and names.
+#
+# In this module arrays have their global shapes. Values pass through tuples, calls and loops;
+# `maker` finds the operation that computes a value.
+
+#: Operations that pass on an operand, or lay it out anew.
+LAYOUT = frozenset({"bitcast", "copy", "reshape", "transpose", "convert"})
+
+#: Custom calls that pass a value into a `shard_map`, and out of it.
+MAPPED = frozenset({"SPMDFullToShardShape", "SPMDShardToFullShape"})
+
+#: The maximum number of instructions through which a value is followed.
+_MOST_VALUE_STEPS = 64
+
+
+class Place(NamedTuple):
+    """The path and call stack that JAX gave an operation.
+
+    Attributes:
+        path: The path that JAX gave it.
+        frames: Its call stack, the innermost frame first.
+    """
+
+    path: str
+    frames: tuple[UserFrame, ...]
+
+    def inside(self, call: Place) -> Place:
+        """Return the place of the operation after a call of its function is inlined."""
+        path = "/".join(filter(None, (call.path, self.path)))
+        return Place(path, tuple(dict.fromkeys((*self.frames, *call.frames))))
+
+
+_NOWHERE = Place("", ())
+
+
+class ShardedModule:
+    """The values of a module before the partitioner.
+
+    Args:
+        module: The module.
+        axes: The axes of the user's mesh.
+        frames: Reads frames, and decides which are the user's.
+        result_names: The names of the results of the program.
+    """
+
+    def __init__(
+        self, module: Module, axes: MeshAxes, frames: Frames, result_names: Sequence[str] = ()
+    ):
+        self.module, self.axes, self._frames = module, axes, frames
+        self._result_names = result_names
+        self._known: dict[tuple[bytes, int], DeviceTiles | None] = {}
+
+    @cached_property
+    def users(self) -> dict[int, list[Instruction]]:
+        """The instructions that read each instruction, by number."""
+        found = defaultdict[int, list[Instruction]](list)
+        for each in self.module.instructions.values():
+            for operand in dict.fromkeys(each.operands):
+                found[operand].append(each)
+        return found
+
+    @cached_property
+    def results(self) -> dict[str, Instruction]:
+        """The instruction that returns each result, by name."""
+        root = self.module.entry.root
+        given = list(self.operands(root)) if root.opcode == "tuple" else [root]
+        # The tokens of effects come before the results of the program.
+        return dict(zip(self._result_names[::-1], given[::-1], strict=False))
+
+    @cached_property
+    def result_tiles(self) -> dict[str, DeviceTiles | None]:
+        """The tiles of each result, by name. XLA may move a value before it returns it."""
+        root = self.module.entry.root
+        if root.opcode != "tuple" or 40 not in root.fields:  # then results do not move
+            return {name: self.tiles(made) for name, made in self.results.items()}
+        found = device_tiles(root, self.axes.devices)
+        return dict(zip(self._result_names[::-1], found[::-1], strict=False))
+
+    @cached_property
+    def _names_of_results(self) -> dict[int, str]:
+        return {each.id: name for name, each in self.results.items()}
+
+    @cached_property
+    def _callers(self) -> dict[int, list[Instruction]]:
+        """The instructions that call each computation, by number."""
+        callers = defaultdict[int, list[Instruction]](list)
+        for each in self.module.instructions.values():
+            for number in each.calls:
+                callers[number].append(each)
+        return callers
+
+    @cached_property
+    def _computation_of(self) -> dict[int, int]:
+        computations = self.module.computations.values()
+        return {i.id: each.id for each in computations for i in each.instructions}
+
+    @cached_method
+    def tiles(self, instruction: Instruction) -> DeviceTiles | None:
+        """Return the tiles of an array; None for a tuple, or an array on one device."""
+        if instruction.shape.dtype == "tuple":
+            return None
+        key = bytes(instruction.fields.get(40, [b""])[-1]), len(instruction.shape.sizes)
+        if key not in self._known:  # many instructions share a sharding
+            self._known[key] = device_tiles(instruction, self.axes.devices)[0]
+        return self._known[key]
+
+    @cached_method
+    def spec(self, instruction: Instruction) -> Spec | None:
+        """Return the spec of an array; None if it has none."""
+        tiles = self.tiles(instruction)
+        return None if tiles is None else self._spec_of(tiles)
+
+    def is_on_one_device(self, instruction: Instruction) -> bool:
+        """Return True for an array that only one device has, as the result of a callback."""
+        is_array = instruction.shape.dtype not in ("tuple", "token")
+        return is_array and self.tiles(instruction) is None
+
+    def result_for(self, consumer: Instruction, position: int) -> Shape:
+        """Return the shape of the result; of several results, that of the one for an operand."""
+        parts = consumer.shape.parts
+        return parts[min(position, len(parts) - 1)] if parts else consumer.shape
+
+    @cached_method
+    def spec_for(self, consumer: Instruction, position: int) -> Spec | None:
+        """Return the spec of the result; of several results, that of the one for an operand.
+
+        For a result on one device it is a spec without axes.
+        """
+        shape, parts = self.result_for(consumer, position), consumer.shape.parts
+        found = device_tiles(consumer, self.axes.devices) if parts else (self.tiles(consumer),)
+        if shape.dtype in ("tuple", "token") or len(found) != max(len(parts), 1):
+            return None
+        tiles = found[min(position, len(found) - 1)]
+        return ((),) * len(shape.sizes) if tiles is None else self._spec_of(tiles)
+
+    @cached_method
+    def _spec_of(self, tiles: DeviceTiles) -> Spec | None:
+        return self.axes.spec(tiles)
+
+    def spec_text(self, instruction: Instruction) -> str:
+        """Return the spec of an array as text, "" if it has none."""
+        tiles = None if instruction.shape.dtype == "tuple" else self.tiles(instruction)
+        if tiles is None:
+            return "one device" if self.is_on_one_device(instruction) else ""
+        return self.text_of(tiles)
+
+    def text_of(self, tiles: DeviceTiles, reduced: Sequence[str] = ()) -> str:
+        """Return the spec of tiles as text, "" if axes cannot describe them.
+
+        Args:
+            tiles: The tiles.
+            reduced: The axes that a type names as reduced, which have no effect on tiles.
+        """
+        spec = self._spec_of(tiles)
+        unreduced = self.axes.unreduced(tiles)
+        return "" if spec is None else spec_text(spec, unreduced=unreduced, reduced=reduced)
+
+    def frames(self, instruction: Instruction) -> tuple[UserFrame, ...]:
+        """Return the call stack of an instruction, the innermost frame first."""
+        return own_frames(self.module, instruction)
+
+    @cached_method
+    def places(self, instruction: Instruction) -> tuple[Place, ...]:
+        """Return the path and the call stack of an instruction after XLA inlined its function.
+
+        There is one place for each call of the function.
+        """
+        own = Place(instruction.path, self.frames(instruction))
+        return tuple(map(own.inside, self._around(self._computation_of[instruction.id])))
+
+    @cached_method
+    def _around(self, computation: int) -> tuple[Place, ...]:
+        """Return the places of the calls, or of the loop, that run a computation."""
+        found: dict[Place, None] = {}
+        for caller in self._callers[computation]:
+            is_call = caller.opcode == "call"
+            outer = self._around(self._computation_of[caller.id])
+            found |= dict.fromkeys(self.places(caller) if is_call else outer)
+        return tuple(found)[:_MOST_VALUE_STEPS] or (_NOWHERE,)
+
+    def line(self, instruction: Instruction) -> str:
+        """Return the user's line of an instruction, followed by the library's; "" if unknown."""
+        return self.line_of(self.frames(instruction))
+
+    def line_of(self, frames: Sequence[UserFrame]) -> str:
+        """Return the user's line of a call stack, followed by the library's; "" if unknown."""
+        return self._frames.location_text(self._frames.location_in(frames))
+
+    def name(self, instruction: Instruction) -> str:
+        """Return the path of an argument, or an operation and its line: `tanh at model.py:9`."""
+        if self.is_argument(instruction):
+            return instruction.op_name or instruction.name
+        if not instruction.op_name and instruction.id in self._names_of_results:
+            return self._names_of_results[instruction.id]
+        if instruction.opcode == "get-tuple-element":
+            caller = self._caller(self.module.instructions[instruction.operands[0]])
+            if caller is not None and caller.opcode == "while":
+                return f"carry of {self.name(caller)}"
+        line = self.line(instruction).partition(BEHIND)[0]
+        scope, _, primitive = instruction.path.rpartition("/")
+        if not (primitive and (scope or line)):  # XLA's own, which it numbers
+            primitive = instruction.opcode
+        return " at ".join(filter(None, (primitive, line)))
+
+    def value_name(self, instruction: Instruction) -> str:
+        """Return the name of a value's operation; for a slice of a `scan`, `slice of params`."""
+        made = found = self.maker(instruction)
+        is_slice = False
+        while found.opcode in ("reshape", "dynamic-slice"):
+            is_slice |= found.opcode == "dynamic-slice"
+            found = self.maker(next(self.operands(found)))
+        is_inside = self._computation_of[made.id] != self.module.entry.id
+        if is_slice and is_inside and self.is_argument(found) and found.op_name:
+            return f"slice of {found.op_name}"
+        return self.name(made)
+
+    def reader_name(self, consumer: Instruction, position: int) -> str:
+        """Return the name of an operation; for a tuple, that of the result or loop that it is for.
+
+        Args:
+            consumer: The operation.
+            position: The position of the operand that it reads; negative for the operation's own
+                result.
+        """
+        if position < 0:
+            return self._names_of_results.get(consumer.id, self.name(consumer))
+        if consumer.opcode != "tuple":
+            return self.name(consumer)
+        if consumer is self.module.entry.root:
+            first = len(consumer.operands) - len(self._result_names)  # tokens come before
+            return self._result_names[position - first] if position >= first else "token"
+        computation = self.module.computations[self._computation_of[consumer.id]]
+        readers = self.users[consumer.id]
+        if consumer is computation.root:
+            readers = self._callers[computation.id]
+        return self.name(readers[0] if readers else consumer)
+
+    def is_argument(self, instruction: Instruction) -> bool:
+        """Return True for an argument of the program."""
+        is_entry = self._computation_of.get(instruction.id) == self.module.entry.id
+        return instruction.opcode == "parameter" and is_entry
+
+    def maker(self, instruction: Instruction) -> Instruction:
+        """Return the operation that computes a value, or the argument that it is.
+
+        Copies, tuples, branches, and loops that only read the value are passed through.
+        """
+        found = instruction
+        for _ in range(_MOST_VALUE_STEPS):
+            before = self.passed(found)
+            if before is None:
+                return found
+            found = before
+        return found
+
+    def passed(self, instruction: Instruction) -> Instruction | None:
+        """Return the value that an instruction passes on unchanged; None if it computes one."""
+        is_mapped = instruction.custom_call_target in MAPPED
+        if instruction.opcode in ("copy", "bitcast", "opt-barrier") or is_mapped:
+            return self._operand(instruction, 0)
+        if instruction.opcode == "get-tuple-element":
+            operand = self._operand(instruction, 0)
+            return None if operand is None else self._element(operand, instruction.tuple_index)
+        if instruction.opcode == "call":
+            return self.module.computations[instruction.calls[0]].root
+        return self._given_to(instruction)
+
+    def _given_to(self, parameter: Instruction) -> Instruction | None:
+        """Return the operand that a call or a branch passes to a parameter."""
+        caller = self._caller(parameter)
+        if caller is not None and caller.opcode == "call":
+            return self._operand(caller, parameter.parameter_number)
+        if caller is not None and caller.opcode == "conditional":
+            branch = caller.calls.index(self._computation_of[parameter.id])
+            return self._operand(caller, 1 + branch)
+        return None
+
+    def _element(self, value: Instruction, index: int) -> Instruction | None:
+        """Return an element of a tuple; for a loop-invariant element, the operand of the loop."""
+        for _ in range(_MOST_VALUE_STEPS):
+            if value.opcode == "tuple":
+                return self._operand(value, index)
+            caller = self._caller(value)
+            if caller is not None and caller.opcode == "while":
+                if not self._is_kept(value, index):
+                    return None
+                value = self.module.instructions[caller.operands[0]]
+            elif value.opcode == "call":
+                value = self.module.computations[value.calls[0]].root
+            elif (given := self._given_to(value)) is not None:
+                value = given
+            elif value.opcode in ("copy", "opt-barrier"):
+                value = self.module.instructions[value.operands[0]]
+            else:
+                return None
+        return None
+
+    def _is_kept(self, carry: Instruction, index: int) -> bool:
+        """Return True if the body of a loop returns an element of its carry unchanged."""
+        root = self.module.computations[self._computation_of[carry.id]].root
+        returned = self._operand(root, index) if root.opcode == "tuple" else None
+        while returned is not None and returned.opcode == "copy":
+            returned = self._operand(returned, 0)
+        return (
+            returned is not None
+            and returned.opcode == "get-tuple-element"
+            and returned.operands == (carry.id,)
+            and returned.tuple_index == index
+        )
+
+    def _caller(self, instruction: Instruction) -> Instruction | None:
+        """Return the instruction that calls the computation of a parameter."""
+        return self.caller(instruction) if instruction.opcode == "parameter" else None
+
+    def caller(self, instruction: Instruction) -> Instruction | None:
+        """Return the instruction that calls the computation of an instruction; None if none."""
+        return next(iter(self._callers[self._computation_of[instruction.id]]), None)
+
+    def _operand(self, instruction: Instruction, position: int) -> Instruction | None:
+        if position >= len(instruction.operands):
+            return None
+        return self.module.instructions.get(instruction.operands[position])
+
+    def operands(self, instruction: Instruction) -> Iterator[Instruction]:
+        """Yield the operands of an instruction."""
+        return (self.module.instructions[each] for each in instruction.operands)
+
+
+def own_frames(module: Module, instruction: Instruction) -> tuple[UserFrame, ...]:
+    """Return the call stack of an instruction, each frame once, the innermost first.
+
+    The body of a loop has the stack of the loop behind its own.
+    """
+    return tuple(dict.fromkeys(module.frames(instruction)))
+
+
+# --- constraint specs -----------------------------------------------------------------------------
+# The specs that the operands and the readers of each sharding constraint suggest for it.
+#
+# A constraint determines the specs of the operations around it. What they would be without it
+# follows from the arguments and the other constraints, dimension by dimension
+# (`ir.hlo.partitions`).
+
+#: The maximum number of operations through which a spec is derived.
+_MOST_SPEC_STEPS = 24
+
+
+class ConstraintSpecs(NamedTuple):
+    """A constraint of the source, and the specs that its surroundings suggest.
+
+    It may apply to several values, as in a gradient or for a tree.
+
+    Attributes:
+        line: Its line.
+        bytes: The bytes of its largest value.
+        spec: Its spec.
+        suggested: Other specs: first that of its operand, then those of its readers.
+    """
+
+    line: str
+    bytes: int
+    spec: str
+    suggested: tuple[str, ...]
+
+
+def constraint_specs(whole: ShardedModule) -> list[ConstraintSpecs]:
+    """Return the constraints of a program; first those with suggestions, the largest of them first.
+
+    Args:
+        whole: The module before the partitioner.
+    """
+    specs = _DerivedSpecs(whole)
+    found: dict[tuple[str, str], ConstraintSpecs] = {}
+    for each in whole.module.instructions.values():
+        is_one = is_constraint(each) and len(each.operands) == 1
+        tiles = whole.tiles(each) if is_one else None
+        own = None if tiles is None or tiles.is_local else whole.spec(each)
+        if own is None:
+            continue
+        line, text = whole.line(each).partition(BEHIND)[0], spec_text(own)
+        texts = [spec_text(spec) for spec in specs.around(each) if spec != own]
+        earlier = found.get((line, text), ConstraintSpecs(line, 0, text, ()))
+        suggested = tuple(dict.fromkeys((*earlier.suggested, *texts)))
+        largest = max(earlier.bytes, each.shape.bytes)
+        found[line, text] = ConstraintSpecs(line, largest, text, suggested)
+    return sorted(found.values(), key=lambda each: (not each.suggested, -each.bytes))
+
+
+class _DerivedSpecs:
+    """Derives the specs that values would have without some constraint."""
+
+    def __init__(self, whole: ShardedModule):
+        self._whole = whole
+
+    def around(self, constraint: Instruction) -> Iterator[Spec]:
+        """Yield the specs that the operand of a constraint, and its readers, suggest for it."""
+        (operand,) = self._whole.operands(constraint)
+        yield self._natural(operand, _MOST_SPEC_STEPS)
+        values = [constraint]
+        for value in values[:_MOST_SPEC_STEPS]:
+            for user in self._whole.users[value.id]:
+                if user.shape.sizes == constraint.shape.sizes and user.opcode in LAYOUT:
+                    values.append(user)
+                    if is_constraint(user) and (spec := self._whole.spec(user)):
+                        yield spec
+                yield from self._of_reader(user, value)
+
+    def _of_reader(self, reader: Instruction, value: Instruction) -> Iterator[Spec]:
+        """Yield the spec of an operand that the other operands of its reader suggest."""
+        operands = list(self._whole.operands(reader))
+        for position, operand in enumerate(operands):
+            how = reading(reader, position, operand.shape) if operand is value else None
+            if how is None:
+                continue
+            entries: dict[int, tuple[str, ...]] = {}
+            for other, each in enumerate(operands):
+                their = reading(reader, other, each.shape)
+                if other == position or their is None:
+                    continue
+                spec = self._natural(each, _MOST_SPEC_STEPS)
+                pairs = zip(their.dimensions, spec, strict=True)
+                targets = {target: entry for target, entry in pairs if target is not None}
+                for i, target in enumerate(how.dimensions):
+                    if target is not None and not entries.get(i):
+                        entries[i] = targets.get(target, ())
+                for pair in contracted(reader):
+                    entries[pair[position]] = spec[pair[other]]
+            if any(entries.values()):
+                rank = len(operand.shape.sizes)
+                yield _without_twice(entries.get(i, ()) for i in range(rank))
+
+    @cached_method
+    def _natural(self, value: Instruction, steps: int) -> Spec:
+        """Return the spec that follows from the operands of a value, and from theirs."""
+        maker = self._whole.maker(value)
+        own = self._whole.spec(maker) or ((),) * len(value.shape.sizes)
+        operands = list(self._whole.operands(maker))
+        if not (steps and operands) or is_constraint(maker) or maker.opcode == "get-tuple-element":
+            return own
+        entries: list[tuple[str, ...]] = [()] * len(maker.shape.sizes)
+        for position, operand in enumerate(operands):
+            how = reading(maker, position, operand.shape)
+            if how is None:
+                return own
+            pairs = zip(how.dimensions, self._natural(operand, steps - 1), strict=True)
+            for target, entry in pairs:
+                if target is not None and target < len(entries) and not entries[target]:
+                    entries[target] = entry
+        return _without_twice(entries)
+
+
+def _without_twice(entries: Iterable[tuple[str, ...]]) -> Spec:
+    """Return a spec in which each axis cuts only the first dimension that has it."""
+    seen: set[str] = set()
+    spec = []
+    for entry in entries:
+        spec.append(tuple(axis for axis in entry if axis not in seen))
+        seen.update(entry)
+    return tuple(spec)

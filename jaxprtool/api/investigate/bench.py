@@ -3,8 +3,8 @@
     found = jaxprtool.bench(program, (params, batch), passes=["", "-O2"], precision=0.02)
     found.variants[1].median_seconds, found.ratios[0].ratio, found.ratios[0].differs
 
-Variants are all combinations of programs and pipelines. They take turns (`execute.bench.turns`),
-and each is compared with the first one, round by round (`execute.bench.statistics`).
+Variants are all combinations of programs and pipelines. They take turns (`execute.bench`),
+and each is compared with the first one, round by round (`execute.bench`).
 """
 
 from __future__ import annotations
@@ -25,16 +25,26 @@ from jaxprtool.api.investigate.variants import (
 )
 from jaxprtool.api.targets import RunInputs
 from jaxprtool.errors import ArgumentsError, UnsupportedError
-from jaxprtool.execute.bench.baseline import this_machine
-from jaxprtool.execute.bench.measured import Bench, BenchedVariant, Ratio
-from jaxprtool.execute.bench.statistics import LEAST, median_interval
-from jaxprtool.execute.bench.turns import Limits, Start, Turns, TurnsHere, intervals, rounds
+from jaxprtool.execute.bench import (
+    LEAST,
+    Bench,
+    BenchedVariant,
+    Limits,
+    Ratio,
+    Start,
+    Turns,
+    TurnsHere,
+    intervals,
+    median_interval,
+    rounds,
+    this_machine,
+)
 from jaxprtool.execute.compare.variants import OnProgress, Variant, taken_by
-from jaxprtool.execute.running.compile_cache import compiled_afresh
-from jaxprtool.execute.running.fill import fill
+from jaxprtool.execute.running.arrays import fill
+from jaxprtool.execute.running.backends import compiled_afresh
 from jaxprtool.execute.running.run import has_effects
-from jaxprtool.ir.core.equations import type_of
-from jaxprtool.ir.programs.program import Program
+from jaxprtool.ir.equations import type_of
+from jaxprtool.ir.program import Program
 from jaxprtool.passes.framework.pipeline import Pipeline
 
 

@@ -15,8 +15,7 @@ from dataclasses import dataclass, replace
 from typing import Any, Literal, TypeAlias, get_args
 
 from jaxprtool import jaxcompat
-from jaxprtool.analysis.cost import cost
-from jaxprtool.analysis.cost.groupings import LineReader
+from jaxprtool.analysis.cost import LineReader, cost
 from jaxprtool.analysis.diff import Diff, diff
 from jaxprtool.analysis.memory import memory
 from jaxprtool.analysis.recorded_run import Compilation
@@ -25,11 +24,10 @@ from jaxprtool.api.investigate.residuals import residuals
 from jaxprtool.api.investigate.shardings import shardings
 from jaxprtool.api.record import recorded_compilations
 from jaxprtool.errors import ArgumentsError, did_you_mean
-from jaxprtool.ir.basics.quantities import bytes_of, flops_of, in_bytes, plural, with_prefix
-from jaxprtool.ir.dataflow.slicing import everything
-from jaxprtool.ir.programs.program import Program
-from jaxprtool.ir.programs.program_signature import program_signature
-from jaxprtool.ir.source.frames import BEHIND, frames_now
+from jaxprtool.ir.dataflow import everything
+from jaxprtool.ir.documents import bytes_of, flops_of, in_bytes, plural, with_prefix
+from jaxprtool.ir.frames import BEHIND, frames_now
+from jaxprtool.ir.program import Program, program_signature
 from jaxprtool.render.reports.record import reason_text
 
 #: The quantities that a budget may limit.

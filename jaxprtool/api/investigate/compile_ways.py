@@ -12,9 +12,9 @@ from collections.abc import Iterator
 from jaxprtool.analysis.compile_time import CompileEstimate, CompileWay, compile_estimate
 from jaxprtool.analysis.memory import temporary_memory
 from jaxprtool.errors import JaxprToolError
-from jaxprtool.ir.core.structured import copies_of_body
-from jaxprtool.ir.programs.program import Program
-from jaxprtool.ir.rewriting.rewrite import map_equations
+from jaxprtool.ir.program import Program
+from jaxprtool.ir.regions import copies_of_body
+from jaxprtool.ir.rewrite import map_equations
 from jaxprtool.jaxcompat import JaxprEqn
 from jaxprtool.passes.framework.pipeline import Pipeline, Step
 from jaxprtool.passes.loops.outline import Outline

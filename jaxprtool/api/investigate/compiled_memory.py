@@ -12,11 +12,11 @@ from jaxprtool.analysis.memory import memory
 from jaxprtool.analysis.memory.compiled import CompiledPeak
 from jaxprtool.analysis.memory.compiled import compiled_memory as analysis
 from jaxprtool.errors import ArgumentsError
-from jaxprtool.execute.running.compile_cache import compiled_afresh
+from jaxprtool.execute.running.backends import compiled_afresh
 from jaxprtool.formats.lowering import compiled
-from jaxprtool.ir.basics.quantities import some
-from jaxprtool.ir.programs.program import Program
-from jaxprtool.ir.programs.ref_contents import with_contents
+from jaxprtool.ir.conversions import with_contents
+from jaxprtool.ir.documents import some
+from jaxprtool.ir.program import Program
 
 
 def compiled_memory(program: Program, arguments: Sequence[object] = ()) -> CompiledPeak:

@@ -9,6 +9,7 @@ threads, reads the program from a file. A program that calls Python functions ha
 
 from __future__ import annotations
 
+import hashlib
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -16,29 +17,33 @@ from typing import Any, TypeAlias
 
 import jax
 
-from jaxprtool.analysis.diff import Hunk, diff
-from jaxprtool.api.investigate.isolated import IsolatedRunner
+from jaxprtool import processes
+from jaxprtool.analysis.diff import Diff, Hunk, diff
+from jaxprtool.api.investigate.isolated import IsolatedRunner, dump, load, logical
 from jaxprtool.api.investigate.isolated_pieces import piece_runner
 from jaxprtool.api.investigate.variants import inputs_from
 from jaxprtool.errors import ArgumentsError, JaxprToolError, UnsupportedError
-from jaxprtool.execute.compare.bisection import find_divergence
-from jaxprtool.execute.compare.body_runs import Executor
+from jaxprtool.execute.compare.bisection import (
+    Cause,
+    Determinism,
+    FreshRun,
+    Kind,
+    Repetition,
+    find_divergence,
+)
+from jaxprtool.execute.compare.divergence import differing_prefix
 from jaxprtool.execute.compare.measures import Measure, Tolerance, measured
-from jaxprtool.execute.compare.prefixes import differing_prefix
-from jaxprtool.execute.compare.repeated import Cause, Determinism, FreshRun, Kind, Repetition
-from jaxprtool.execute.compare.risks import risks
-from jaxprtool.execute.compare.variants import OnProgress, Runner, Variant
-from jaxprtool.execute.running.backends import backends
-from jaxprtool.execute.running.compile_cache import compiled_afresh
-from jaxprtool.execute.running.fill import fill
+from jaxprtool.execute.compare.variants import Executor, OnProgress, Runner, Variant, risks
+from jaxprtool.execute.running.arrays import as_numpy, fill
+from jaxprtool.execute.running.backends import backends, compiled_afresh, exchanged, is_first
 from jaxprtool.execute.running.run import own_devices
 from jaxprtool.formats.jaxpr import write
 from jaxprtool.formats.jaxpr.read import parse
-from jaxprtool.ir.basics.quantities import plural
-from jaxprtool.ir.core.equations import variables
-from jaxprtool.ir.programs.jit_options import JitOptions
-from jaxprtool.ir.programs.program import Program, Programs
-from jaxprtool.ir.source.frames import frames_now
+from jaxprtool.ir.backends import start_backends
+from jaxprtool.ir.documents import plural
+from jaxprtool.ir.equations import variables
+from jaxprtool.ir.frames import frames_now
+from jaxprtool.ir.program import JitOptions, Program, Programs
 from jaxprtool.passes.cleanup.inline import Inline
 
 _EXACT = Tolerance(0, 0)
@@ -396,3 +401,88 @@ def _text(program: Program) -> str:
 
 def _devices(value: Any) -> Sequence[Any]:
     return sorted(value.devices(), key=str) if isinstance(value, jax.Array) else ()
+
+
+# --- fresh ----------------------------------------------------------------------------------------
+# Trace and run a function in another process, and return its program and its results.
+#
+# The process runs the same command line. If the environment variable FOLDER is set, the command
+# writes its program and results to that folder, and does nothing else.
+
+#: The environment variable that names the folder.
+FOLDER = "JAXPRTOOL_FRESH_RUN"
+
+_FILE = "run.pickle"
+
+
+def run_fresh(command: Sequence[str], environment: Mapping[str, str], program: Program) -> FreshRun:
+    """Run a command line in a new process, and return the program and the results it writes.
+
+    `program` is the program of this process, whose types the results get. Raises UnsupportedError
+    if the process fails.
+    """
+    with processes.temporary_folder() as folder:
+        outcome = processes.run(command, env={**os.environ, **environment, FOLDER: folder})
+        if outcome.status != 0:
+            raise UnsupportedError(f"the process failed: {outcome}")
+        text, results = load(os.path.join(folder, _FILE))
+    if list(results) == list(program.out_names):
+        values = logical(list(results.values()), program.out_avals)
+        results = dict(zip(results, values, strict=True))
+    return FreshRun(text, results)
+
+
+def write_fresh(folder: str, program: Program, arguments: Sequence[Any]) -> None:
+    """Run a program on flat arguments, and write it and its results to the folder."""
+    values = map(as_numpy, Runner(Variant(program.name, program))(arguments))
+    results = dict(zip(program.out_names, values, strict=True))
+    dump((write.text(program, callbacks="stub"), results), os.path.join(folder, _FILE))
+
+
+# --- same program ---------------------------------------------------------------------------------
+# Compare the program of this process with those of the other processes of its cluster.
+
+
+@dataclass(frozen=True)
+class Differing:
+    """Two processes of a cluster that do not run the same program.
+
+    Attributes:
+        pair: Their numbers; the first is 0.
+        why: The kind of difference.
+        first: Whether this is process 0.
+        diff: The differences of their programs; None if they could not be compared.
+    """
+
+    pair: tuple[int, int]
+    why: str
+    first: bool
+    diff: Diff | None
+
+
+def differing(program: Program) -> Differing | None:
+    """Return the first process whose program differs from that of process 0, or None.
+
+    The programs' text without source lines, JAX's release and the platform are compared. All
+    processes must call this; a single process returns None.
+    """
+    start_backends()
+    if jax.process_count() == 1:
+        return None
+    setting = f"JAX {jax.__version__} on {jax.default_backend()}, {jax.device_count()} devices"
+    text = write.text(program, callbacks="stub", source=False)
+    marks = exchanged(hashlib.sha256(text.encode()).digest() + setting.encode())
+    other = next((i for i, mark in enumerate(marks) if mark != marks[0]), None)
+    if other is None:
+        return None
+    settings = [mark[32:].decode() for mark in (marks[0], marks[other])]
+    if settings[0] != settings[1]:
+        return Differing((0, other), " against ".join(settings), is_first(), None)
+    texts = exchanged(text.encode())
+    found = None
+    try:
+        found = diff(parse(texts[0], "<process 0>"), parse(texts[other], f"<process {other}>"))
+        why = f"they are {found.verdict}"
+    except JaxprToolError as error:
+        why = f"their texts differ ({error.message})"
+    return Differing((0, other), why, is_first(), found)

@@ -3,7 +3,7 @@
     answer = jaxprtool.why_gradient(program, "params['w']", (params, batch))
     answer.groups[0].kind, answer.groups[0].causes
 
-The program is analysed first, without running it (`analysis.gradient_causes`). If a path of
+The program is analysed first, without running it (`analysis.gradients`). If a path of
 operations with derivatives leads to the result, the gradient is run on the inputs.
 """
 
@@ -17,32 +17,34 @@ import jax
 import numpy as np
 
 from jaxprtool import jaxcompat
-from jaxprtool.analysis.gradient_causes import (
+from jaxprtool.analysis.gradients import (
     SINGULAR,
     ZERO_DERIVATIVE,
     Cause,
     GradientAnswer,
+    GradientFlow,
     GradientGroup,
     Reason,
     differentiated_result,
+    gradient_flow,
     known_gradient,
 )
 from jaxprtool.analysis.points import point
+from jaxprtool.execute.checked import Path, vanishing
 from jaxprtool.execute.nans import BadValue, find_nan
-from jaxprtool.execute.running.arguments import flat_arguments
-from jaxprtool.execute.running.fill import fill
-from jaxprtool.execute.running.run import run
-from jaxprtool.execute.vanishing import Path, vanishing
-from jaxprtool.ir.core.regions import regions
-from jaxprtool.ir.core.structured import sub_jaxprs
-from jaxprtool.ir.core.traits import traits
-from jaxprtool.ir.programs.program import Program
-from jaxprtool.ir.programs.ref_contents import with_contents
-from jaxprtool.ir.programs.trees import structure
-from jaxprtool.ir.source.frames import BEHIND, frames_now
+from jaxprtool.execute.running.arrays import fill
+from jaxprtool.execute.running.run import flat_arguments, run
+from jaxprtool.ir.conversions import with_contents
+from jaxprtool.ir.frames import BEHIND, frames_now
+from jaxprtool.ir.program import Program
+from jaxprtool.ir.regions import regions, sub_jaxprs
+from jaxprtool.ir.traits import traits
+from jaxprtool.ir.trees import structure
 from jaxprtool.jaxcompat import Jaxpr, JaxprEqn
 from jaxprtool.passes.cleanup.dce import Dce
+from jaxprtool.passes.framework.pipeline import Pipeline
 from jaxprtool.passes.framework.retrace import retraced
+from jaxprtool.passes.transforms.derivatives import Grad, ValueAndGrad
 
 T = TypeVar("T")
 
@@ -297,3 +299,38 @@ def _paths(jaxpr: Jaxpr, around: Path) -> Iterator[Path]:
 def _name(eqn: JaxprEqn) -> str:
     named = traits(eqn).custom_derivative and "call_jaxpr" in eqn.params
     return jaxcompat.custom_name(eqn) if named else str(eqn.primitive.name)
+
+
+# --- gradients ------------------------------------------------------------------------------------
+# Zero gradients, and the equations of the differentiated program that stop them.
+
+
+def zero_gradients(
+    traced: Program, gradient: Program, pipeline: Pipeline, results: Sequence[str]
+) -> Iterator[GradientFlow]:
+    """Yield the equations that stop the gradient for each zero result.
+
+    Args:
+        traced: The program before the passes.
+        gradient: The program after them.
+        pipeline: The passes. Yields nothing unless they differentiate the traced program.
+        results: Names of results of `gradient`.
+    """
+    passes = [each for each in pipeline.passes() if not each.preserves]
+    if len(passes) != 1 or not isinstance(passes[0], Grad | ValueAndGrad):
+        return
+    argnums = passes[0].argnums
+    numbers = (argnums,) if isinstance(argnums, int) else argnums
+    sizes = [tree.num_leaves for tree in traced.in_tree.children()[0].children()]
+    leaves: list[int] = []
+    for number in numbers:
+        first = sum(sizes[: number % len(sizes)])
+        leaves += range(first, first + sizes[number])
+    # The gradients are after the value and before the forwarded results.
+    first = 1 if isinstance(passes[0], ValueAndGrad) else 0
+    names = gradient.out_names[first : first + len(leaves)]
+    for name, position in zip(names, leaves, strict=False):
+        if name in results:
+            flow = gradient_flow(traced, [position])
+            if flow.zero and not flow.reached:
+                yield flow

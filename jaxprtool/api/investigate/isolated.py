@@ -21,8 +21,8 @@ from jaxprtool.execute.running.arrays import as_numpy
 from jaxprtool.files import file_written_whole
 from jaxprtool.formats.jaxpr.read import read
 from jaxprtool.formats.jaxpr.write import write
-from jaxprtool.ir.basics.dtypes import is_extended, x64_enabled
-from jaxprtool.ir.programs.program import Program
+from jaxprtool.ir.dtypes import is_extended, x64_enabled
+from jaxprtool.ir.program import Program
 from jaxprtool.jaxcompat import Aval
 
 _PROGRAM, _REQUEST, _RESULTS = "program.jaxpr", "request.pickle", "results.pickle"

@@ -19,9 +19,8 @@ import jax
 from jaxprtool import processes
 from jaxprtool.api.investigate import isolated
 from jaxprtool.errors import UnsupportedError
-from jaxprtool.execute.compare.body_runs import Executor
-from jaxprtool.execute.compare.variants import Variant
-from jaxprtool.ir.programs.program import Program
+from jaxprtool.execute.compare.variants import Executor, Variant
+from jaxprtool.ir.program import Program
 from jaxprtool.jaxcompat import ClosedJaxpr
 
 _STDERR = "stderr.txt"

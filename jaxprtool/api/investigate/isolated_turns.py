@@ -19,11 +19,11 @@ from typing import Any
 from jaxprtool import errors, jaxcompat, processes
 from jaxprtool.api.investigate.isolated import read_request, write_request
 from jaxprtool.errors import JaxprToolError, UnsupportedError
-from jaxprtool.execute.bench.turns import Start, TurnsHere
+from jaxprtool.execute.bench import Start, TurnsHere
 from jaxprtool.execute.compare.variants import OnProgress, Variant
-from jaxprtool.execute.running.compile_cache import compiled_afresh
+from jaxprtool.execute.running.backends import compiled_afresh
 from jaxprtool.execute.running.run import CompiledMemory
-from jaxprtool.ir.basics.documents import as_json
+from jaxprtool.ir.documents import as_json
 
 _STDERR = "stderr.txt"
 

@@ -20,22 +20,28 @@ import jax.numpy as jnp
 from jaxprtool import jaxcompat
 from jaxprtool.analysis.cost import cost
 from jaxprtool.analysis.memory import memory
-from jaxprtool.api.investigate.reduction.chunks import minimal_subset
+from jaxprtool.api.investigate.reduction.search import minimal_subset
 from jaxprtool.api.investigate.variants import inputs_from
 from jaxprtool.api.targets import RunInputs
 from jaxprtool.errors import ArgumentsError, JaxprToolError
 from jaxprtool.execute.compare.measures import Tolerance
-from jaxprtool.execute.compare.precision import KeptPlace, Needs, Precision
-from jaxprtool.execute.compare.variants import Compared, OnProgress, Runner, Variant, compared
-from jaxprtool.execute.nans.finite import finite_fill
-from jaxprtool.execute.running.fill import fill
+from jaxprtool.execute.compare.variants import (
+    Compared,
+    KeptPlace,
+    Needs,
+    OnProgress,
+    Precision,
+    Runner,
+    Variant,
+    compared,
+)
+from jaxprtool.execute.nans import finite_fill
+from jaxprtool.execute.running.arrays import fill
 from jaxprtool.execute.watch import watch
-from jaxprtool.ir.programs.program import Program
-from jaxprtool.ir.programs.ref_contents import with_contents
-from jaxprtool.ir.source.frames import BEHIND, frames_now
-from jaxprtool.passes.precision.mixed_precision import MixedPrecision
-from jaxprtool.passes.precision.narrowing import Narrowing
-from jaxprtool.passes.precision.places import By, EquationPath, places_of
+from jaxprtool.ir.conversions import with_contents
+from jaxprtool.ir.frames import BEHIND, frames_now
+from jaxprtool.ir.program import Program
+from jaxprtool.passes.precision import By, EquationPath, MixedPrecision, Narrowing, places_of
 
 #: The number of fresh random inputs that the result is compared on.
 _FRESH = 3

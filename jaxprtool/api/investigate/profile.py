@@ -32,11 +32,11 @@ from jaxprtool.execute.profile import (
     step,
     with_modules,
 )
-from jaxprtool.execute.running.arguments import flat_arguments, require_count, require_program
-from jaxprtool.execute.running.fill import fill
+from jaxprtool.execute.running.arrays import fill
+from jaxprtool.execute.running.run import flat_arguments, require_count, require_program
+from jaxprtool.ir.frames import frames_now
 from jaxprtool.ir.hlo.trace import read_trace
-from jaxprtool.ir.programs.program import Program
-from jaxprtool.ir.source.frames import frames_now
+from jaxprtool.ir.program import Program
 
 
 def profile(

@@ -1,4 +1,4 @@
-"""`residuals`: the values that a gradient keeps for its backward pass, also under each policy.
+"""`residuals`: what a gradient keeps for its backward pass, by policy, and what to save instead.
 
 found = jaxprtool.residuals(program)
 found.total_bytes, found.residuals[0].source, found.policies["dots_saveable"]
@@ -7,26 +7,52 @@ found.total_bytes, found.residuals[0].source, found.policies["dots_saveable"]
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any
+from contextlib import suppress
+from dataclasses import replace
+from typing import Any, NamedTuple, TypeAlias
 
+import jax
 from jax.dtypes import float0
 
 from jaxprtool import jaxcompat
 from jaxprtool.analysis import residuals as analysis
-from jaxprtool.analysis.residuals import Placement, Residuals, total_size
-from jaxprtool.api.investigate.budget import checkpoint_names, proposal
-from jaxprtool.api.investigate.inner_gradient import halves_inside
-from jaxprtool.api.investigate.placements import placements
+from jaxprtool.analysis.cost import cost
+from jaxprtool.analysis.memory import memory
+from jaxprtool.analysis.residuals import (
+    Named,
+    Placement,
+    Proposal,
+    Residuals,
+    SavedValue,
+    Saving,
+    kept_values,
+    nameable_values,
+    named,
+    peak_of,
+    residual_count,
+    total_bytes,
+    total_size,
+)
 from jaxprtool.api.investigate.source import differentiated, gives_one_float
-from jaxprtool.errors import ArgumentsError
-from jaxprtool.ir.basics.collector import without_collector
-from jaxprtool.ir.basics.quantities import bytes_of
-from jaxprtool.ir.programs.checkpoint_policies import POLICIES, POLICY_FACTORIES
-from jaxprtool.ir.programs.program import Program
-from jaxprtool.jaxcompat import Literal
+from jaxprtool.errors import ArgumentsError, UnsupportedError
+from jaxprtool.ir.custom_rules import POLICIES, POLICY_FACTORIES
+from jaxprtool.ir.documents import bytes_of, in_bytes
+from jaxprtool.ir.equations import equations, free_variables
+from jaxprtool.ir.frames import BEHIND, frames_now
+from jaxprtool.ir.paths import unique
+from jaxprtool.ir.process import without_collector
+from jaxprtool.ir.program import Program, Programs
+from jaxprtool.ir.scopes import is_backward
+from jaxprtool.ir.trees import filled, structure
+from jaxprtool.jaxcompat import ClosedJaxpr, JaxprEqn, Literal
+from jaxprtool.passes.cleanup.inline import Inline
 from jaxprtool.passes.framework.retrace import positional, reported
 from jaxprtool.passes.transforms.calls import Checkpoint
 from jaxprtool.passes.transforms.linear import Vjp
+from jaxprtool.passes.transforms.scoped_checkpoint import checkpoint_levels, name_values
+
+# --- residuals ------------------------------------------------------------------------------------
+# `residuals`: the values that a gradient keeps for its backward pass, also under each policy.
 
 #: The compared policies: those of JAX without arguments, each under one name.
 _NAMES = (
@@ -145,3 +171,369 @@ def policies_of(program: Program) -> dict[str, Any]:
             *names
         )
     return found
+
+
+# --- budget ---------------------------------------------------------------------------------------
+# Proposals of values that `jax.checkpoint` should save within a budget of bytes.
+#
+# The names to save are chosen by a model (`analysis.residuals`) and verified: the program is
+# differentiated under `jax.checkpoint` with them. If it keeps other values than predicted, the
+# model is updated and the choice repeated. Of these names and of JAX's policies, in each place
+# (`placements`), the one with the lowest peak memory is proposed.
+
+#: A part of the names of policies that move values to the memory of the host.
+_OFFLOAD = "offload"
+
+#: The number of times a choice is repeated with an updated model.
+_TRIES = 5
+
+
+def proposal(
+    program: Program,
+    argnums: Argnums,
+    gradient: Programs,
+    budget: int,
+    rows: Sequence[Placement],
+    compiled: bool = False,
+) -> Proposal:
+    """Return what to save so that the gradient of a program stays within a budget.
+
+    Args:
+        program: The program.
+        argnums: The positional arguments to differentiate with respect to.
+        gradient: The result of the pass `vjp` on it, forward and backward.
+        budget: The number of bytes that may be kept.
+        rows: The memory of the gradient as it is, and with each policy in each place.
+        compiled: Whether to compile the gradients, for the peaks that XLA states.
+
+    Raises:
+        ArgumentsError: If nothing stays within the budget, with the minimum possible; if sizes
+            are symbolic.
+    """
+    kept, flops = total_bytes(gradient["backward"]), _flops(gradient)
+    if kept is None:
+        hint = 'write them in --args, or -p "specialize(n=512)"'
+        raise ArgumentsError("a budget needs sizes that are numbers", hint)
+    if kept <= budget:
+        return Proposal(budget, "", (), kept, flops, flops)
+    before, *tested = rows
+    choice = _Choice(program, argnums, budget)
+    tested += choice.placements(compiled)
+    least = min(choice.bytes, *(each.total_bytes for each in tested))
+    if least > budget:
+        raise ArgumentsError(
+            f"no choice of values to save keeps {program.name} within {budget:,} bytes: the "
+            f"minimum is {least:,}, including arguments that are read again",
+            f"the minimum budget is {least}, which is {in_bytes(least)}",
+        )
+    fitting = [each for each in tested if each.total_bytes <= budget]
+    lower = [each for each in fitting if peak_of(each) < peak_of(before)]
+    best = min(lower, key=_rank, default=None)
+    found = choice.policy, choice.values, choice.bytes, choice.flops
+    if choice.bytes > budget:
+        fits = min(fitting, key=lambda each: each.flops)
+        found = fits.policy, (), fits.total_bytes, fits.flops
+    cheaper = None if best is None else _cheaper(best, before, lower)
+    return Proposal(budget, *found, flops, before, best, cheaper)
+
+
+def _rank(placement: Placement) -> tuple[object, ...]:
+    """Return a sort key for placements, the best first."""
+    offloads = _OFFLOAD in placement.policy  # its transfers are in no figure
+    is_simple = placement.policy == _policy(())
+    return peak_of(placement), offloads, placement.flops, placement.total_bytes, not is_simple
+
+
+def _cheaper(best: Placement, before: Placement, lower: Sequence[Placement]) -> Placement | None:
+    """Return the placement of the fewest FLOPs that saves at least half as much as the best."""
+    limit = (peak_of(best) + peak_of(before)) / 2
+    worth = [p for p in lower if peak_of(p) <= limit and _OFFLOAD not in p.policy]
+    found = min(worth, key=lambda each: (each.flops, peak_of(each)), default=best)
+    return found if found.flops < best.flops else None
+
+
+class _Choice:
+    """The named values to save within a budget, with the fewest FLOPs.
+
+    Args:
+        program: The program.
+        argnums: The positional arguments to differentiate with respect to.
+        budget: The number of bytes that may be kept.
+
+    Attributes:
+        policy: The policy that saves them, as source.
+        values: The values.
+        bytes: The bytes that are kept with the policy around the whole program. More than the
+            budget if no choice fits.
+        flops: The FLOPs of the gradient with it.
+    """
+
+    def __init__(self, program: Program, argnums: Argnums, budget: int) -> None:
+        self._argnums = argnums
+        self._program, places = _with_names(program)
+        labelled = Vjp(argnums=argnums)(self._program)
+        jaxpr = jaxcompat.open_jaxpr(labelled["forward"].jaxpr)
+        given = checkpoint_names(program)
+        model = Saving(jaxpr, kept_values(labelled["forward"], labelled["backward"]), given)
+        proven = _choose(self._program, argnums, model, budget)
+        largest = sorted(proven.names, key=lambda name: -model.bytes[name])
+        new = [label for label in largest if label not in given]
+        # New names differ from those in the program, whose other values would be saved too.
+        called = unique([*given, *(places[label].name for label in new)])[len(given) :]
+        names = {**dict(zip(given, given, strict=True)), **dict(zip(new, called, strict=True))}
+        self.values = tuple(
+            SavedValue(names[label], places[label].source, places[label].code, model.bytes[label])
+            for label in largest
+        )
+        self._labels = proven.names
+        self.policy = _policy([value.name for value in self.values])
+        self.bytes, self.flops = proven.bytes, proven.flops
+
+    def placements(self, compiled: bool) -> Iterator[Placement]:
+        """Yield the memory of the gradient with these values saved, in each place."""
+        for only in places(self._program) if self.values else ():
+            with suppress(UnsupportedError):  # it has effects
+                policy = _policy(self._labels)
+                found = measured(self._program, self._argnums, only, policy, compiled)
+                yield replace(found, policy=self.policy)
+
+
+def _flops(gradient: Programs) -> Any:
+    """Return the FLOPs of a gradient: of its forward and backward programs."""
+    return sum(cost(program).total.work.flops for _, program in gradient.items())
+
+
+# --- values that can be saved -----------------------------------------------------------------
+
+
+def checkpoint_names(program: Program) -> list[str]:
+    """Return the names of `checkpoint_name` in a program."""
+    return sorted({str(eqn.params["name"]) for eqn in _names(program)})
+
+
+def _names(program: Program) -> list[JaxprEqn]:
+    eqns = equations(jaxcompat.open_jaxpr(program.jaxpr))
+    return [eqn for eqn in eqns if eqn.primitive.name == "name"]
+
+
+def _with_names(program: Program) -> tuple[Program, dict[str, Named]]:
+    """Return a program with a name for each value of a user's expression, and the named values.
+
+    A value that already has a name keeps it.
+    """
+    frames, jaxpr = frames_now(program.roots), jaxcompat.open_jaxpr(program.jaxpr)
+    places: dict[str, Named] = {}
+    for eqn in _names(program):
+        name = str(eqn.params["name"])
+        places.setdefault(name, Named(name, BEHIND.join(frames.texts(eqn)), ""))
+    found = nameable_values(jaxpr, frames)
+    primitives = {v: str(e.primitive.name) for e in equations(jaxpr) for v in e.outvars}
+    new = unique([*places, *map(str, range(len(found)))])[len(places) :]
+    labels = {v: label for label, each in zip(new, found.values(), strict=True) for v in each}
+    places.update(zip(new, named(found, primitives, frames), strict=True))
+    return name_values(program, labels), places
+
+
+# --- choice of the saved values ---------------------------------------------------------------
+
+
+class _Proven(NamedTuple):
+    """Names to save, and the measured bytes and FLOPs of the gradient with them."""
+
+    names: tuple[str, ...]
+    bytes: int
+    flops: int
+
+
+def _choose(program: Program, argnums: Argnums, model: Saving, budget: int) -> _Proven:
+    """Return the best names to save within a budget, or those that keep least if none fit."""
+    proven: dict[tuple[str, ...], _Proven] = {}
+    limit = budget
+    for _ in range(_TRIES):
+        names = model.choose(limit)
+        if names is None or names in proven:
+            break
+        proven[names] = _prove(program, argnums, names)
+        limit = budget + model.kept(names) - proven[names].bytes
+    if not any(each.bytes <= budget for each in proven.values()):
+        for names in ((), model.least()):
+            proven.setdefault(names, _prove(program, argnums, names))
+    fitting = [each for each in proven.values() if each.bytes <= budget]
+    if not fitting:
+        return min(proven.values(), key=lambda each: each.bytes)
+    return min(fitting, key=lambda each: (each.flops, each.bytes))
+
+
+def _prove(program: Program, argnums: Argnums, names: Sequence[str]) -> _Proven:
+    """Return the measurements of a program's gradient under `jax.checkpoint` with names saved."""
+    gradient = Vjp(argnums=argnums)(Checkpoint(_policy(names))(program))
+    return _Proven(tuple(names), total_bytes(gradient["backward"]) or 0, _flops(gradient))
+
+
+def _policy(names: Sequence[str]) -> str:
+    """Return the source of a policy that saves these names."""
+    return f"save_only_these_names({', '.join(map(repr, names))})" if names else "nothing_saveable"
+
+
+# --- placements -----------------------------------------------------------------------------------
+# Find where `jax.checkpoint` lowers the peak memory of a program's gradient.
+#
+# The places are the whole function, the scopes that hold products, each call of such a scope, the
+# bodies of loops, and a loop's body together with that of a nested loop. For each place, the
+# program is rewritten and differentiated, and the memory of the result is estimated or taken from
+# XLA.
+
+#: The patterns of scopes that are put under `jax.checkpoint`, the outermost first; () for all.
+Only: TypeAlias = tuple[str, ...]
+
+#: The positional arguments that a program is differentiated with respect to.
+Argnums: TypeAlias = tuple[int, ...]
+
+#: The maximum number of places besides the whole function.
+_MOST_PLACES = 6
+
+
+def places(program: Program) -> list[Only]:
+    """Return the places for `jax.checkpoint`: the whole function first."""
+    levels = checkpoint_levels(program)[:_MOST_PLACES]
+    alone = [(level.pattern,) for level in levels]
+    loops = [level for level in levels if level.is_loop]
+    nested = [(around, level.pattern) for level in loops for around in level.around]
+    return [(), *alone, *nested][: 1 + _MOST_PLACES]
+
+
+def placements(
+    program: Program, argnums: Argnums, policies: Sequence[str], compiled: bool = False
+) -> Iterator[Placement]:
+    """Yield the memory of a program's gradient as it is, and with each policy in each place.
+
+    Places with effects, which `jax.checkpoint` does not support, and places where it drops no
+    residual are left out.
+
+    Args:
+        program: A program with differentiable results, and sizes that are numbers.
+        argnums: The positional arguments to differentiate with respect to.
+        policies: The policies, as source. The first, which saves everything, is used only for the
+            whole function.
+        compiled: Whether to compile each gradient, for the peak that XLA states.
+    """
+    plain = measured(program, argnums, (), "", compiled)
+    yield plain
+    for only in places(program):
+        if only and not _drops(program, argnums, only, plain):
+            continue
+        for policy in policies if only == () else policies[1:]:
+            try:
+                yield measured(program, argnums, only, policy, compiled)
+            except UnsupportedError:
+                break
+
+
+def _drops(program: Program, argnums: Argnums, only: Only, plain: Placement) -> bool:
+    """Return True if `jax.checkpoint` in a place drops any residuals."""
+    try:
+        gradient = Vjp(argnums=argnums)(_checkpointed(program, only, "nothing_saveable"))
+    except UnsupportedError:  # it has effects
+        return False
+    return (total_bytes(gradient["backward"]) or 0) < plain.total_bytes
+
+
+def measured(
+    program: Program, argnums: Argnums, only: Only, policy: str, compiled: bool = False
+) -> Placement:
+    """Return the memory and FLOPs of a program's gradient with `jax.checkpoint` in a place.
+
+    Args:
+        program: The program.
+        argnums: The positional arguments to differentiate with respect to.
+        only: The place.
+        policy: The policy, as source; "" for the program as it is.
+        compiled: Whether to compile the gradient, for the peak that XLA states.
+
+    Raises:
+        UnsupportedError: If the place has effects.
+    """
+    gradient = Vjp(argnums=argnums)(_checkpointed(program, only, policy) if policy else program)
+    whole = joined(gradient)
+    found = total_bytes(gradient["backward"])
+    assert found is not None
+    flops = sum(cost(half).total.work.flops for _, half in gradient.items())
+    stated = _compiled_bytes(whole) if compiled else None
+    peak = memory(whole)
+    return Placement(only, policy, found, peak.peak_bytes, flops, stated, tuple(peak.unknown))
+
+
+def _checkpointed(program: Program, only: Only, policy: str) -> Program:
+    if not only:
+        return Checkpoint(policy)(program)
+    for pattern in reversed(only):
+        program = Checkpoint(policy, only=pattern)(program)
+    return program
+
+
+def joined(gradient: Programs) -> ClosedJaxpr:
+    """Return the halves of a gradient as one jaxpr, of arguments and cotangents."""
+    forward, backward = gradient["forward"], gradient["backward"]
+    main = filled(forward.out_tree, range(forward.out_tree.num_leaves))[0]
+    first, count = len(jax.tree.leaves(main)), residual_count(backward)
+    run_forward = jaxcompat.jaxpr_as_fun(forward.jaxpr)
+    run_backward = jaxcompat.jaxpr_as_fun(backward.jaxpr)
+    arguments = len(forward.in_avals)
+
+    def whole(*flat: Any) -> list[Any]:
+        outs = run_forward(*flat[:arguments])
+        back = run_backward(*outs[first : first + count], *flat[arguments:])
+        return [*outs[:first], *outs[first + count :], *back]
+
+    avals = [*forward.in_avals, *backward.in_avals[count:]]
+    return jaxcompat.trace_flat(whole, "gradient", avals)
+
+
+def _compiled_bytes(jaxpr: ClosedJaxpr) -> int | None:
+    """Return the peak memory that XLA states for a jaxpr, in bytes; None if it states none."""
+    args = [jax.ShapeDtypeStruct(aval.shape, aval.dtype) for aval in jaxpr.in_avals]
+    told: Any = jax.jit(jaxcompat.jaxpr_as_fun(jaxpr)).lower(*args).compile().memory_analysis()
+    if told is None:
+        return None
+    sizes = told.argument_size_in_bytes, told.output_size_in_bytes, told.temp_size_in_bytes
+    return int(sum(sizes) - told.alias_size_in_bytes)
+
+
+# --- inner gradient -------------------------------------------------------------------------------
+# Split a training step, which has its gradient inside, into a forward and a backward part.
+#
+# JAX marks the equations of a backward pass in their name stacks: `transpose(jvp(…))`. The values
+# that they read from other equations are the residuals.
+
+
+def halves_inside(program: Program) -> Programs | None:
+    """Return the forward and the backward part of a gradient in a program; None without one.
+
+    The forward part is the whole program, with the residuals as its only results. The backward part
+    takes the residuals, like that of the pass `vjp`.
+    """
+    inlined = Inline()(program)
+    jaxpr = inlined.jaxpr
+    eqns = [eqn for eqn in jaxpr.eqns if is_backward(eqn)]
+    if not eqns:
+        return None
+    constants = set(jaxcompat.open_jaxpr(jaxpr).constvars)
+    held = [v for v in free_variables(eqns) if v not in constants]
+    named = {f"{position:06}": 0 for position in range(len(held))}
+    outs = [v for eqn in eqns for v in eqn.outvars]
+    debug = jaxcompat.open_jaxpr(jaxpr).debug_info
+    consts = dict(zip(jaxpr.constvars, jaxpr.consts, strict=True))
+    backward = jaxcompat.new_jaxpr(list(consts), list(consts.values()), held, outs, eqns, debug)
+    forward = inlined.replace(
+        jaxpr=jaxcompat.replace_jaxpr(jaxpr, outvars=held),
+        out_tree=structure(((), named)),
+        out_names=tuple(named),
+    )
+    late = inlined.replace(
+        jaxpr=backward,
+        in_tree=structure(((named,), {})),
+        arg_names=tuple(named),
+        out_tree=structure([0] * len(outs)),
+        out_names=tuple(f"result[{i}]" for i in range(len(outs))),
+    )
+    return Programs({"forward": forward, "backward": late})

@@ -24,11 +24,10 @@ from jaxprtool.analysis.source_lines import (
     with_times,
 )
 from jaxprtool.errors import ArgumentsError, JaxprToolError
-from jaxprtool.ir.core.equations import type_of
-from jaxprtool.ir.programs.program import Program
-from jaxprtool.ir.programs.trees import filled, structure
-from jaxprtool.ir.source.frame_choice import current_frame_view, frames
-from jaxprtool.ir.source.frames import frames_now
+from jaxprtool.ir.equations import type_of
+from jaxprtool.ir.frames import current_frame_view, frames, frames_now
+from jaxprtool.ir.program import Program
+from jaxprtool.ir.trees import filled, structure
 from jaxprtool.jaxcompat import Aval
 from jaxprtool.passes.framework.retrace import (
     chosen_argnums,

@@ -12,8 +12,8 @@ from jaxprtool.analysis.stats import stats
 from jaxprtool.analysis.summary import Facts
 from jaxprtool.api.investigate.source import gives_one_float
 from jaxprtool.errors import JaxprToolError
-from jaxprtool.ir.programs.program import Program
-from jaxprtool.ir.programs.repetition import Repetition, repetition
+from jaxprtool.ir.program import Program
+from jaxprtool.ir.repetition import Repetition, repetition
 from jaxprtool.passes.loops.outline import Outline
 
 if TYPE_CHECKING:

@@ -1,22 +1,38 @@
-"""Variants of programs: pipelines, precisions, backends, and op by op."""
+"""Variants of programs: pipelines, precisions, backends, and op by op; and their verification."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import product
+from types import MappingProxyType
 from typing import Any
 
-from jaxprtool.api.investigate.matmul_precision import with_precision
+import jax
+
 from jaxprtool.api.targets import RunInputs
-from jaxprtool.errors import PipelineError
+from jaxprtool.errors import ArgumentsError, CheckError, PipelineError, did_you_mean
 from jaxprtool.execute.compare.variants import OnProgress, Variant
 from jaxprtool.execute.running import backends as devices
-from jaxprtool.execute.running.arguments import flat_arguments, require_count, require_program
-from jaxprtool.execute.running.fill import refitted
-from jaxprtool.ir.programs.program import Program, Programs
-from jaxprtool.ir.programs.ref_contents import with_contents
+from jaxprtool.execute.running.arrays import refitted
+from jaxprtool.execute.running.run import (
+    at_one_size,
+    flat_arguments,
+    require_count,
+    require_program,
+    require_runnable,
+)
+from jaxprtool.execute.verify import Runs, random_runs
+from jaxprtool.ir.conversions import with_contents
+from jaxprtool.ir.program import Program, Programs
+from jaxprtool.ir.rewrite import map_equations
+from jaxprtool.ir.symbols import Sizes
+from jaxprtool.jaxcompat import JaxprEqn
+from jaxprtool.passes.framework.base import Pass
 from jaxprtool.passes.framework.pipeline import Observer, Pipeline, Step
+
+# --- variants -------------------------------------------------------------------------------------
+# Variants of programs: pipelines, precisions, backends, and op by op.
 
 #: The name of the variant without passes.
 AS_TRACED = "as traced"
@@ -196,3 +212,145 @@ class _States(Observer):
         self.keeps_checks &= getattr(step.transform, "keeps_checks", True)
         if isinstance(result, Program) and result is not program:
             self.found.append((str(step), result))
+
+
+# --- matmul precision -----------------------------------------------------------------------------
+# Set the precision of matrix products and convolutions that have none.
+
+#: The valid precisions, as in `jax.default_matmul_precision`.
+PRECISIONS = ("default", "high", "highest", "bfloat16", "tensorfloat32", "float32")
+
+
+def with_precision(program: Program, name: str) -> Program:
+    """Return a program in which products and convolutions without a precision have this one.
+
+    The result is that of tracing under `jax.default_matmul_precision(name)`. Raises ArgumentsError
+    for a name that is not in `PRECISIONS`.
+    """
+    if name not in PRECISIONS:
+        raise ArgumentsError(
+            f"unknown precision '{name}'",
+            did_you_mean(name, PRECISIONS) or f"available: {', '.join(PRECISIONS)}",
+        )
+    precision: Any = jax.lax.Precision(name)
+
+    def rule(eqn: JaxprEqn) -> list[JaxprEqn] | None:
+        if eqn.params.get("precision", eqn) is not None:
+            return None
+        return [eqn.replace(params={**eqn.params, "precision": (precision, precision)})]
+
+    return program.replace(jaxpr=map_equations(program.jaxpr, rule))
+
+
+# --- verification ---------------------------------------------------------------------------------
+# Verification of a pipeline: compares the results of the programs before and after each pass.
+#
+# The programs are run after all passes are done, so that errors of passes are reported first.
+
+
+@dataclass(frozen=True)
+class Verified:
+    """The outcome of a verification.
+
+    Attributes:
+        passes: The number of passes that preserved the results.
+        changed: The number of these that changed the program; the others were not run.
+        unproven: A message for each result that is not finite in most elements, which proves
+            little.
+        nonfinite: The number of NaNs and infinities in the results.
+        elements: The number of elements of the results.
+    """
+
+    passes: int
+    changed: int
+    unproven: tuple[str, ...]
+    nonfinite: int
+    elements: int
+
+
+class Verifier(Observer):
+    """Compares the programs before and after passes on the same inputs.
+
+    Args:
+        inner: Another observer, which is also notified of each pass.
+        note: Called once for each pass that is not compared, with the reason.
+    """
+
+    def __init__(self, inner: Observer, note: Callable[[str], None]):
+        self._inner, self._note = inner, note
+        self._made: list[tuple[Step, Program, Program]] = []
+        self._runs: dict[int, Runs] = {}
+        self._compared: set[int] = set()
+        self._left: set[int] = set()
+
+    def before(self, step: Step, program: Program) -> None:
+        self._inner.before(step, program)
+
+    def after(
+        self, step: Step, program: Program, result: Program | Programs, seconds: float
+    ) -> None:
+        self._inner.after(step, program, result, seconds)
+        assert isinstance(step.transform, Pass)
+        if isinstance(result, Programs) or not step.transform.preserves:
+            self._leave(step, "it changes the computation")
+        elif program.axis_env:
+            self._leave(step, f"{program.name} has free named axes")
+        else:
+            self._compared.add(id(step))
+            if result is not program:
+                self._made.append((step, program, result))
+
+    def verify(
+        self,
+        given: Mapping[str, object],
+        sizes: Sizes = MappingProxyType({}),
+        on_progress: Callable[[str], object] = lambda doing: None,
+    ) -> Verified:
+        """Compare the programs after the pipeline is done, and return the outcome.
+
+        Args:
+            given: Arguments by name. One that is only a type, was added by a pass, or whose shape a
+                pass changed, is filled with random values.
+            sizes: The sizes of symbols; other symbols get small sizes.
+            on_progress: Called with progress messages.
+
+        Raises:
+            CheckError: For the first pass that changed the results of a program.
+        """
+        unproven: dict[str, None] = {}
+        counts: dict[str, tuple[int, int]] = {}
+        for i, (step, program, result) in enumerate(self._made, 1):
+            if program.symbols and {*program.symbols, *result.symbols} <= sizes.keys():
+                program, result = program.specialized(sizes), result.specialized(sizes)
+            elif program.symbols:
+                program, result = at_one_size(program, result)
+            which = f"verify: {type(step.transform).name} {i}/{len(self._made)}"
+            runs = self._runs.pop(id(program), None)
+            if runs is None:
+                require_runnable(program)
+                on_progress(f"{which} · running the program before the pass")
+                runs = random_runs(program, given)
+            assert isinstance(step.transform, Pass)
+            try:
+                compared = runs.compare(
+                    result,
+                    step.transform.keeps_checks,
+                    lambda doing, which=which: on_progress(f"{which} · {doing}"),  # type: ignore[misc]
+                )
+                self._runs[id(result)] = compared
+                unproven |= dict.fromkeys(f"{what}, {runs.inputs}" for what in compared.unproven())
+                counts[result.name] = compared.nonfinite()
+            except CheckError as error:
+                hint = (
+                    "show the program after the pass with --print-after "
+                    f"{type(step.transform).name}"
+                )
+                message = f"pass '{step}': {error.message}"
+                raise CheckError(message, error.hint or hint, error.details) from error
+        nonfinite, elements = (sum(each[i] for each in counts.values()) for i in (0, 1))
+        return Verified(len(self._compared), len(self._made), tuple(unproven), nonfinite, elements)
+
+    def _leave(self, step: Step, why: str) -> None:
+        if id(step) not in self._left:
+            self._left.add(id(step))
+            self._note(f"pass '{step}' is not compared: {why}")

@@ -1,25 +1,31 @@
-"""Description of where two variants diverge."""
+"""Results of variants compared: where they diverge, on which inputs, and from run to run."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
-from typing import Any
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any, NamedTuple, TypeAlias
+from typing import Literal as OneOf
 
-from jaxprtool.execute.compare.body_runs import Executor
-from jaxprtool.execute.compare.comparator import Comparator
-from jaxprtool.execute.compare.divergence import DivergenceSearch, Found, Pair
-from jaxprtool.execute.compare.measures import Measure, Tolerance, measured
-from jaxprtool.execute.compare.variants import Variant
-from jaxprtool.ir.basics.documents import document
-from jaxprtool.ir.core.equations import all_jaxprs
-from jaxprtool.ir.core.regions import regions
-from jaxprtool.ir.core.structured import holds_jaxpr
-from jaxprtool.ir.programs.program_signature import top_jaxpr
-from jaxprtool.ir.programs.scalar_predicates import with_scalar_predicates
-from jaxprtool.ir.source.frames import frames_now
-from jaxprtool.ir.source.scopes import ScopePaths
+import jax
+import numpy as np
+from jax import numpy as jnp
+
+from jaxprtool.execute.compare.divergence import DivergenceSearch, Found, Pair, Prefix
+from jaxprtool.execute.compare.measures import Comparator, Measure, Tolerance, measured
+from jaxprtool.execute.compare.variants import Compared, Executor, Risk, Variant
+from jaxprtool.ir.conversions import with_scalar_predicates
+from jaxprtool.ir.documents import Printed, document
+from jaxprtool.ir.dtypes import is_extended
+from jaxprtool.ir.equations import all_jaxprs
+from jaxprtool.ir.frames import frames_now
+from jaxprtool.ir.program import top_jaxpr
+from jaxprtool.ir.regions import holds_jaxpr, regions
+from jaxprtool.ir.scopes import ScopePaths
 from jaxprtool.jaxcompat import Atom, JaxprEqn, Literal
+
+# --- bisection ------------------------------------------------------------------------------------
+# Description of where two variants diverge.
 
 
 @document(without=("reference", "code", "at_call"), names={"step": "pass"})
@@ -192,3 +198,282 @@ def _other_parameters(old: JaxprEqn | None, new: JaxprEqn | None) -> tuple[str, 
         return ()
     pairs = ((k, a, new.params.get(k)) for k, a in old.params.items() if not holds_jaxpr([a]))
     return tuple(f"{k}: {b} instead of {a}" for k, a, b in pairs if str(a) != str(b))
+
+
+# --- trials ---------------------------------------------------------------------------------------
+# Random inputs, and the reduction of an input on which two variants differ.
+
+#: The number of inputs tried during a reduction.
+MOST_TRIES = 300
+
+#: The maximum number of elements of an input that is described.
+_FEW = 4
+
+#: The scales of floats after the first trial, as powers of ten.
+_POWERS = (-2, -1, 0, 1, 2)
+
+
+def scaled(values: Sequence[Any], random: Sequence[bool], trial: int) -> list[Any]:
+    """Return the inputs of a trial; after the first, random floats are scaled."""
+    rng = np.random.default_rng((trial, len(values)))
+    return [
+        (np.asarray(x) * 10.0 ** int(rng.choice(_POWERS))).astype(x.dtype)
+        if trial and is_random and _is_number(x) and jnp.issubdtype(x.dtype, jnp.inexact)
+        else x
+        for x, is_random in zip(values, random, strict=True)
+    ]
+
+
+def _is_number(x: Any) -> bool:
+    dtype = getattr(x, "dtype", None)
+    return dtype is not None and not is_extended(dtype) and dtype != jax.dtypes.float0
+
+
+def minimized(
+    values: Sequence[Any], free: Sequence[bool], fails: Callable[[Sequence[Any]], bool]
+) -> tuple[list[Any], int]:
+    """Return a reduced input that still fails, and the number of inputs tried.
+
+    An argument becomes zero, or else keeps as few nonzero elements as needed, by bisection. The
+    remaining elements become one, or else integers.
+
+    Args:
+        values: Flat arguments.
+        free: Whether each argument may change.
+        fails: Returns True if the failure occurs for values of the same types.
+    """
+    search = _Minimizer(list(values), fails)
+    for place, is_free in enumerate(free):
+        if is_free and _is_number(values[place]):
+            search.minimize(place)
+    return search.values, search.tries
+
+
+class _Minimizer:
+    def __init__(self, values: list[Any], fails: Callable[[Sequence[Any]], bool]):
+        self.values, self.tries, self._fails = values, 0, fails
+
+    def minimize(self, place: int) -> None:
+        """Reduce one argument."""
+        array = np.asarray(self.values[place])
+        if not array.any() or self._take(place, np.zeros_like(array)):
+            return
+        self._drop(place)
+        left = np.asarray(self.values[place])
+        if self._take(place, (left != 0).astype(left.dtype)) or left.dtype == bool:
+            return
+        if jnp.issubdtype(left.dtype, jnp.floating):
+            self._take(place, np.rint(left.astype(np.float64)).astype(left.dtype))
+
+    def _drop(self, place: int) -> None:
+        """Set elements to zero, starting with large parts, as long as it still fails."""
+        parts = 2
+        while self.tries < MOST_TRIES:
+            array = np.asarray(self.values[place])
+            nonzero = np.flatnonzero(array)
+            if len(nonzero) < 2:
+                return
+            parts = min(parts, len(nonzero))
+            if any(self._take(place, each) for each in _without(array, nonzero, parts)):
+                parts = max(parts - 1, 2)
+            elif parts == len(nonzero):
+                return
+            else:
+                parts *= 2
+
+    def _take(self, place: int, array: np.ndarray) -> bool:
+        """Replace an argument by an array if it still fails; return whether it was replaced."""
+        if self.tries >= MOST_TRIES or np.array_equal(array, np.asarray(self.values[place])):
+            return False
+        self.tries += 1
+        tried = [*self.values[:place], array, *self.values[place + 1 :]]
+        if not self._fails(tried):
+            return False
+        self.values = tried
+        return True
+
+
+def _without(array: np.ndarray, nonzero: np.ndarray, parts: int) -> Iterator[np.ndarray]:
+    for part in np.array_split(nonzero, parts):
+        made = array.copy()
+        made.reshape(-1)[part] = 0
+        yield made
+
+
+def described(value: Any) -> str:
+    """Return an input in words: `zero except [2, 1] = 1.0`."""
+    if not _is_number(value):
+        return "random"
+    array = np.asarray(value)
+    indices = np.argwhere(array)
+    if not len(indices):
+        return "zero"
+    if array.ndim == 0:
+        return str(array)
+    if len(indices) > _FEW:
+        return f"{len(indices):,} of {array.size:,} elements are not zero"
+    parts = (f"{list(map(int, place))} = {array[tuple(place)]}" for place in indices)
+    return "zero except " + ", ".join(parts)
+
+
+# --- comparison -----------------------------------------------------------------------------------
+# Results of variants of a program compared with a reference.
+
+
+class SmallestArgument(NamedTuple):
+    """An argument of the smallest failing input.
+
+    Attributes:
+        name: The name of the argument.
+        value: Its value in words: `zero except [2] = 1.0`.
+    """
+
+    name: str
+    value: str
+
+
+@document(without=("arguments",), also=("within",))
+@dataclass(frozen=True)
+class Comparison(Printed):
+    """The results of variants of a program on the same inputs.
+
+    Attributes:
+        name: The name of the program.
+        reference: The name of the variant that the others are compared with.
+        inputs: A description of the inputs.
+        random: The names of the arguments that are random.
+        variants: The other variants, with the differences of their results.
+        error: Why the reference has no results to compare with, or "".
+        partings: The first diverging equation of each variant outside of the tolerance, if
+            requested.
+        arguments: The flat arguments of the compared runs.
+        smallest: If trials failed, the arguments of the smallest failing input.
+    """
+
+    name: str
+    reference: str
+    inputs: str
+    random: tuple[str, ...]
+    variants: tuple[Compared, ...]
+    error: str = ""
+    partings: tuple[Divergence, ...] = ()
+    arguments: tuple[Any, ...] = field(default=(), repr=False, compare=False)
+    smallest: tuple[SmallestArgument, ...] = ()
+
+    @property
+    def unproven(self) -> list[str]:
+        """A message for each result with mostly non-finite elements, which prove nothing."""
+        results = {each.name: each for variant in self.variants for each in variant.unproven}
+        return [
+            f"{name} is not finite in {max(each.nonfinite):,} of {each.size:,} elements"
+            for name, each in results.items()
+        ]
+
+    @property
+    def within(self) -> bool:
+        """Whether all variants ran, and all results are within tolerance."""
+        return not self.error and all(each.within for each in self.variants)
+
+
+# --- repeated -------------------------------------------------------------------------------------
+# The results of `determinism`: the differences between runs of a program.
+
+#: The change for a run: none, a new compilation, a new trace, another process, ….
+Kind: TypeAlias = OneOf["run", "compile", "trace", "process", "device", "threads", "option"]
+
+
+@document(also=("equal", "differing"))
+@dataclass(frozen=True)
+class Repetition:
+    """A run compared with the first one, bit for bit.
+
+    Attributes:
+        name: The change: `compiled again`, `8 threads (NPROC=8)`.
+        kind: The kind of this change.
+        results: The difference of each result; empty if the results cannot be compared.
+        other_program: How its traced program differs from that of the first run, or "".
+        error: Why the run has no results, in one line, or "".
+    """
+
+    name: str
+    kind: Kind
+    results: tuple[Measure, ...] = ()
+    other_program: str = ""
+    error: str = ""
+
+    @property
+    def equal(self) -> bool:
+        """Whether it ran, and the program and all bits are the same. All NaNs count as equal."""
+        return not (self.error or self.other_program) and self.differing == 0
+
+    @property
+    def differing(self) -> int:
+        """The number of results that differ."""
+        return sum(not each.equal for each in self.results)
+
+
+@dataclass(frozen=True)
+class Cause:
+    """Where a run begins to differ from the first one.
+
+    Attributes:
+        name: The name of the run.
+        divergence: The first equation whose results differ for equal operands, with intermediate
+            values as results; or why none was found.
+        prefix: If no equation was found, the smallest prefix of the program that differs when
+            compiled as a whole; null if there is none.
+    """
+
+    name: str
+    divergence: Divergence
+    prefix: Prefix | None = None
+
+
+@document(also=("equal",))
+@dataclass(frozen=True)
+class Determinism(Printed):
+    """A program run again in several ways, compared bit for bit with its first run.
+
+    Attributes:
+        name: The name of the program.
+        inputs: A description of the inputs.
+        random: The names of the arguments that are random.
+        reference: The device of the first run.
+        repetitions: The other runs.
+        causes: Where runs begin to differ, one for each kind of change and each option.
+        risks: Equations that may differ in other runs, or on other devices.
+        not_tried: The kinds of runs that were not tried, each with the reason.
+    """
+
+    name: str
+    inputs: str
+    random: tuple[str, ...]
+    reference: str
+    repetitions: tuple[Repetition, ...]
+    causes: tuple[Cause, ...] = ()
+    risks: tuple[Risk, ...] = ()
+    not_tried: tuple[str, ...] = ()
+
+    @property
+    def equal(self) -> bool:
+        """Whether all runs gave the same bits, and all traces the same program."""
+        return all(each.equal for each in self.repetitions)
+
+    @property
+    def unproven(self) -> tuple[Measure, ...]:
+        """The results with mostly non-finite elements, whose equal bits prove nothing."""
+        results = {m.name: m for each in self.repetitions for m in each.results if not m.is_proof}
+        return tuple(results.values())
+
+
+@dataclass(frozen=True)
+class FreshRun:
+    """The program and the results of the same function in another process.
+
+    Attributes:
+        program: The text of its program, with stubs for callbacks.
+        results: Its results by name.
+    """
+
+    program: str
+    results: dict[str, Any]

@@ -1,4 +1,4 @@
-"""The first equation at which two variants diverge.
+"""The first equation, iteration and prefix at which two variants diverge.
 
 Both are run piece by piece on the same inputs. At several cuts through the reference, all values
 that are live at the cut are compared with their counterparts in the variant. The search continues
@@ -13,21 +13,27 @@ from dataclasses import dataclass, replace
 from itertools import chain
 from typing import Any, NamedTuple, TypeAlias
 
+import jax
 import numpy as np
 
 from jaxprtool import jaxcompat
-from jaxprtool.execute.compare.body_runs import BodyRun, Executor, needed
-from jaxprtool.execute.compare.comparator import Comparator, comparable
-from jaxprtool.execute.compare.iterations import first_iteration
-from jaxprtool.ir.core.equations import variables
-from jaxprtool.ir.core.regions import Regions, regions
-from jaxprtool.ir.core.structured import Cond, Scan, ShardMap, While, view
-from jaxprtool.ir.equality.equation_keys import is_cast
-from jaxprtool.ir.equality.equivalence import same_operation
-from jaxprtool.ir.equality.value_keys import literal_key
-from jaxprtool.ir.evaluation.interpret import branch_of
-from jaxprtool.ir.graphs.counterparts import MatchedBody, counterparts
+from jaxprtool.execute.compare.measures import Comparator, Measure, Tolerance, comparable, measured
+from jaxprtool.execute.compare.variants import BodyRun, Executor, needed
+from jaxprtool.execute.stepping import Progress, advanced, started
+from jaxprtool.ir.body_matching import MatchedBody
+from jaxprtool.ir.differences import counterparts
+from jaxprtool.ir.dtypes import as_array
+from jaxprtool.ir.equations import variables
+from jaxprtool.ir.equivalence import is_cast, same_operation
+from jaxprtool.ir.evaluation import LoopOperands, branch_of, row_of, slice_number
+from jaxprtool.ir.frames import frames_now
+from jaxprtool.ir.keys import literal_key
+from jaxprtool.ir.program import Program
+from jaxprtool.ir.regions import Cond, Regions, Scan, ShardMap, While, regions, view
 from jaxprtool.jaxcompat import AbstractRef, Atom, ClosedJaxpr, Jaxpr, JaxprEqn, Literal, Var
+
+# --- divergence -----------------------------------------------------------------------------------
+# The first equation at which two variants diverge.
 
 #: The number of cuts compared at once.
 CUTS = 32
@@ -378,3 +384,251 @@ def _roots(
 def _between(run: BodyRun, wanted: Sequence[Atom], known: Any) -> list[JaxprEqn]:
     """Return the equations that compute values from those with a counterpart."""
     return needed(run.jaxpr, variables(wanted), known)
+
+
+# --- iterations -----------------------------------------------------------------------------------
+# The first iteration of a loop in which two variants diverge.
+#
+# Iterations are compiled for a dynamic count and start from known carries, so that the binary
+# search runs no iteration more than twice.
+
+#: An upper bound on the iterations of a loop.
+_ALL = np.iinfo(np.int32).max
+
+
+@dataclass(frozen=True)
+class Iteration:
+    """An iteration in which two variants diverge.
+
+    Attributes:
+        number: Its number, from 0; for a scan, the index of the row it reads.
+        bodies: The diverging body of each variant.
+        arguments: The arguments of each body.
+    """
+
+    number: int
+    bodies: tuple[ClosedJaxpr, ClosedJaxpr]
+    arguments: tuple[list[Any], list[Any]]
+
+
+class _Iterations:
+    """The iterations of a variant's loop.
+
+    Args:
+        executor: Runs the iterations.
+        loop: The loop.
+        operands: Its operands.
+    """
+
+    def __init__(self, executor: Executor, loop: Scan | While, operands: Sequence[Any]):
+        self._executor, self.loop = executor, loop
+        self.operands = LoopOperands.of(loop, map(as_array, operands))
+        self._compiled = jax.jit(self._until)
+
+    def run(self, number: int, carry: Sequence[Any], stop: int) -> tuple[int, list[Any]]:
+        """Run the iterations from `number` on to `stop`, or until the loop ends.
+
+        Returns the total number of iterations run, and the carry after them.
+        """
+        run = self._one_by_one if self._executor.op_by_op else self._compiled
+        with self._executor.running():
+            end = run(self.operands, np.int32(number), list(carry), np.int32(stop))
+        return int(end.number), list(end.carry)
+
+    def _until(self, given: LoopOperands, number: Any, carry: list[Any], stop: Any) -> Progress:
+        return jax.lax.while_loop(  # type: ignore[no-any-return]
+            lambda progress: progress.more & (progress.number < stop),
+            lambda progress: advanced(self.loop, given, progress),
+            started(self.loop, given, number, carry),
+        )
+
+    def _one_by_one(self, given: LoopOperands, number: Any, carry: Any, stop: Any) -> Progress:
+        progress = started(self.loop, given, number, carry, self._executor.run)
+        while progress.more and progress.number < stop:
+            progress = advanced(self.loop, given, progress, self._executor.run, row_of)
+        return progress
+
+    def given(self, number: int, carry: Sequence[Any]) -> list[Any]:
+        """Return the arguments of the body in an iteration."""
+        with self._executor.running():
+            rows = [row_of(x, slice_number(self.loop, number)) for x in self.operands.xs]
+        return [*self.operands.consts, *carry, *rows]
+
+
+def first_iteration(
+    comparator: Comparator,
+    executors: tuple[Executor, Executor],
+    loops: tuple[Scan | While, Scan | While],
+    operands: tuple[Sequence[Any], Sequence[Any]],
+    results: tuple[Sequence[Any], Sequence[Any]],
+) -> Iteration | None:
+    """Return the first iteration in which two loops diverge, or None.
+
+    Args:
+        comparator: Determines which values differ.
+        executors: The executor of each.
+        loops: The two loops.
+        operands: The operands of each.
+        results: The results of each.
+    """
+    last = _first_row(comparator, loops[0], results)
+    a = _Iterations(executors[0], loops[0], operands[0])
+    b = _Iterations(executors[1], loops[1], operands[1])
+    runs, starts = (a, b), [a.operands.carry, b.operands.carry]
+    stop = _ALL if last is None else last
+    ends = [each.run(0, start, stop) for each, start in zip(runs, starts, strict=True)]
+    count = min(number for number, _ in ends)
+    uneven = ends[0][0] != ends[1][0]
+    if uneven:
+        ends = [each.run(0, start, count) for each, start in zip(runs, starts, strict=True)]
+    carries = [carry for _, carry in ends]
+    if not _diverge(comparator, carries):
+        if last is None and not uneven:
+            return None
+        return _condition(count, runs, carries) if uneven else _body(count, runs, carries)
+    known, wrong, carries = 0, count, starts
+    while wrong - known > 1:
+        middle = (known + wrong) // 2
+        middles = [
+            each.run(known, carry, middle)[1] for each, carry in zip(runs, carries, strict=True)
+        ]
+        if _diverge(comparator, middles):
+            wrong = middle
+        else:
+            known, carries = middle, middles
+    return _body(known, runs, carries)
+
+
+def _body(number: int, runs: tuple[_Iterations, _Iterations], carries: Sequence[Any]) -> Iteration:
+    a, b = runs
+    given = a.given(number, carries[0]), b.given(number, carries[1])
+    return Iteration(slice_number(a.loop, number), (a.loop.body, b.loop.body), given)
+
+
+def _condition(
+    number: int, runs: tuple[_Iterations, _Iterations], carries: Sequence[Any]
+) -> Iteration:
+    a, b = runs
+    assert isinstance(a.loop, While) and isinstance(b.loop, While)
+    given = [*a.operands.cond_consts, *carries[0]], [*b.operands.cond_consts, *carries[1]]
+    return Iteration(number, (a.loop.cond, b.loop.cond), given)
+
+
+def _diverge(comparator: Comparator, carries: Sequence[Sequence[Any]]) -> bool:
+    return any(comparator.differ(*pair) for pair in zip(*carries, strict=True))
+
+
+def _first_row(
+    comparator: Comparator, loop: Scan | While, results: tuple[Sequence[Any], Sequence[Any]]
+) -> int | None:
+    """Return the number of the first iteration with a differing row in a stacked result."""
+    if not isinstance(loop, Scan):
+        return None
+    count = len(loop.carry)
+    found = []
+    for pair in zip(*(each[count:] for each in results), strict=True):
+        wrong = comparator.wrong(*pair)
+        rows = np.flatnonzero(wrong.any(axis=tuple(range(1, wrong.ndim))))
+        if len(rows):
+            found.append(loop.length - 1 - int(rows[-1]) if loop.reverse else int(rows[0]))
+    return min(found, default=None)
+
+
+# --- prefixes -------------------------------------------------------------------------------------
+# Find the smallest prefix of a program that two variants compute differently, compiled whole.
+#
+# Values in the middle of a program become results of the prefix only where the rest of the program
+# reads them, so that the compiler may fuse all equations before, as in the whole program.
+
+_EXACT = Comparator(Tolerance(0, 0), exact=True)
+
+
+@dataclass(frozen=True)
+class Prefix:
+    """The shortest prefix of a program for which a search has found different values.
+
+    The prefix without its last equation gave equal values.
+
+    Attributes:
+        count: The number of equations of the prefix.
+        total: The number of equations of the program, at its outer level.
+        primitive: The primitive of its last equation.
+        source: The user's line of that equation, followed by the library's.
+        code: The source text of that line, if its file exists.
+        results: The values that differ, of those that the rest of the program reads.
+    """
+
+    count: int
+    total: int
+    primitive: str
+    source: str
+    code: str
+    results: tuple[Measure, ...]
+
+
+def differing_prefix(
+    program: Program,
+    executors: tuple[Executor, Executor],
+    on_progress: Callable[[str], object] = lambda doing: None,
+) -> Prefix | None:
+    """Return a prefix whose values differ, while those of one equation fewer are bitwise equal.
+
+    Args:
+        program: The program that both run.
+        executors: The executor of each variant.
+        on_progress: Called with progress messages.
+
+    Returns:
+        None if the values of the whole program are equal.
+    """
+    search = _Search(program, executors)
+    eqns = jaxcompat.open_jaxpr(program.jaxpr).eqns
+    low, high = 0, len(eqns)
+    wrong = search.wrong(high)
+    while wrong and high - low > 1:
+        middle = (low + high) // 2
+        on_progress(f"comparing the first {middle:,} of {len(eqns):,} equations")
+        found = search.wrong(middle)
+        if found:
+            high, wrong = middle, found
+        else:
+            low = middle
+    if not wrong:
+        return None
+    eqn, frames = eqns[high - 1], frames_now(program.roots)
+    return Prefix(
+        high,
+        len(eqns),
+        str(eqn.primitive.name),
+        frames.line_of((eqn,)),
+        frames.code_of((eqn,)),
+        tuple(wrong),
+    )
+
+
+class _Search:
+    def __init__(self, program: Program, executors: tuple[Executor, Executor]):
+        self._program, self._executors = program, executors
+        self._jaxpr = jaxcompat.open_jaxpr(program.jaxpr)
+        self._frames = frames_now(program.roots)
+        self._definitions = {v: eqn for eqn in self._jaxpr.eqns for v in eqn.outvars}
+
+    def wrong(self, count: int) -> list[Measure]:
+        """Return the values that differ after the first `count` equations."""
+        live = self._live(count)
+        old, new = (self._values(executor, live) for executor in self._executors)
+        return [
+            measured(self._frames.named([self._definitions[var]]), a, b, Tolerance(0, 0))
+            for var, a, b in zip(live, old, new, strict=True)
+            if _EXACT.differ(a, b)
+        ]
+
+    def _values(self, executor: Executor, live: Sequence[Var]) -> list[Any]:
+        return BodyRun(executor, self._program.jaxpr, executor.arguments).values(live)
+
+    def _live(self, count: int) -> list[Var]:
+        """Return the values of the first `count` equations that are read later, or are results."""
+        made = {v for eqn in self._jaxpr.eqns[:count] for v in eqn.outvars}
+        later = [atom for eqn in self._jaxpr.eqns[count:] for atom in eqn.invars]
+        read = dict.fromkeys(variables([*later, *self._jaxpr.outvars]))
+        return [v for v in read if v in made and comparable(v)]

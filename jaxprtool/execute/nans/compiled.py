@@ -1,28 +1,315 @@
-"""Counts and origins of NaNs and infinities in a compiled body.
+"""NaNs and infinities in compiled bodies: screening, counts, origins, iterations and shards.
 
-Each equation of the body, at any depth, has two counts: the executions that produced a NaN, and
-those that produced an infinity. Origins that are known before the body runs are followed: each
-value has a mask of the possible origins of its non-finite elements.
+Most programs produce neither, and need no further search. The flag may have false positives but no
+false negatives, apart from differences in XLA's computation.
+
+Few values are checked. A value is not checked if a non-finite element would make a value computed
+from it non-finite as well (`add`, `dot_general`), which is checked instead, up to operations that
+may hide it: a comparison, a `where` or a division. Infinities in constants and arguments are
+followed through operations that usually forward them, such as a mask; other values computed from
+them must be finite.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import cached_property, partial, reduce
 from operator import or_
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
-import jax.numpy as jnp
+import numpy as np
+from jax import numpy as jnp
 
 from jaxprtool import jaxcompat
-from jaxprtool.execute.nans.states import has_state, is_inexact, may_make, nonfinite
-from jaxprtool.execute.stepping import iterations
-from jaxprtool.execute.stepping.iterations import advanced, started
-from jaxprtool.ir.core.structured import Cond, Scan, While
-from jaxprtool.ir.core.traits import traits
-from jaxprtool.ir.evaluation.interpret import Interpreter, LoopOperands, bind
-from jaxprtool.jaxcompat import Aval, ClosedJaxpr, JaxprEqn
+from jaxprtool.execute import stepping
+from jaxprtool.execute.nans.values import (
+    FINITE,
+    INF,
+    NAN,
+    Evaluation,
+    Origin,
+    Tracked,
+    has_state,
+    is_inexact,
+    may_make,
+    moves_constants,
+    nonfinite,
+    origins_of,
+    state_of,
+    union,
+)
+from jaxprtool.execute.stepping import (
+    Progress,
+    advanced,
+    bodies_of,
+    has_external_effect,
+    on_shards,
+    started,
+)
+from jaxprtool.ir.dataflow import DataFlow
+from jaxprtool.ir.equations import Contains, equations
+from jaxprtool.ir.evaluation import Interpreter, LoopOperands, bind
+from jaxprtool.ir.regions import Call, Cond, CustomJVP, Scan, ShardMap, While, view
+from jaxprtool.ir.traits import traits
+from jaxprtool.jaxcompat import (
+    AbstractRef,
+    Atom,
+    Aval,
+    ClosedJaxpr,
+    DropVar,
+    Jaxpr,
+    JaxprEqn,
+    Literal,
+    Var,
+)
+
+# --- screening ------------------------------------------------------------------------------------
+# Screening: the program is compiled as a whole, with a flag for any NaN or infinity produced.
+
+#: The maximum number of elements of values that are concatenated for the check; larger ones would
+#: be kept alive.
+_SMALL = 1024
+
+#: The maximum number of values with a possible infinity in one body. Each needs its own kernels,
+#: into which XLA duplicates the computation of the value.
+_INFINITE = 250
+
+
+class _TooMany(Exception):
+    """Too many values may have an infinity."""
+
+
+class _Screened:
+    """A traced value.
+
+    Attributes:
+        data: The value.
+        state: The non-finite elements it may have while no flag is set.
+        held: Whether it is a constant, possibly moved.
+    """
+
+    def __init__(self, data: Any, state: int = FINITE, held: bool = False):
+        self.data, self.state, self.held = data, state, held
+
+    @cached_property
+    def has_inf(self) -> Any:
+        """Whether it has an infinity."""
+        return jnp.isinf(self.data).any() if self.state & INF else False
+
+
+def screened(closed: ClosedJaxpr, arguments: Sequence[Any]) -> tuple[bool, set[int]] | None:
+    """Return whether a program may produce a NaN or infinity, and the `id`s of loops that do not.
+
+    Only outermost loops are included. Returns None if unknown: an argument has a NaN, the program
+    has effects or a `shard_map`, or an infinity is forwarded to many values.
+    """
+    states = list(map(state_of, arguments))
+    if any(state & NAN for state in states) or _refused(closed):
+        return None
+    loops: list[JaxprEqn] = []
+
+    def flags(*data: Any) -> Any:
+        whole, of_loops = flags_of(closed, data, states)
+        loops[:] = [eqn for eqn, _ in of_loops]
+        return whole, [flag for _, flag in of_loops]
+
+    try:
+        whole, of_loops = jax.jit(flags)(*arguments)
+    except _TooMany:
+        return None
+    pairs = list(zip(map(id, loops), map(bool, of_loops), strict=True))
+    return bool(whole), {loop for loop, _ in pairs} - {loop for loop, flag in pairs if flag}
+
+
+def flags_of(
+    closed: ClosedJaxpr, data: Sequence[Any], states: Sequence[int]
+) -> tuple[Any, list[tuple[JaxprEqn, Any]]]:
+    """Return the flag of a program for traced arguments, and those of its loops.
+
+    Args:
+        closed: The program's jaxpr.
+        data: The arguments.
+        states: The state of each: its possible non-finite elements.
+    """
+    run = _Screener()
+    for value in run.run(closed, list(map(_Screened, data, states))):
+        run.require(value, INF)
+    return run.flag(), run.loops
+
+
+@Contains
+def _refused(eqn: JaxprEqn) -> bool:
+    held = view(eqn)
+    if isinstance(held, While | Cond | Call | CustomJVP):
+        return False
+    if isinstance(held, Scan):
+        return not isinstance(held.length, int)
+    refs = any(isinstance(v.aval, AbstractRef) for v in (*eqn.invars, *eqn.outvars))
+    return refs or isinstance(held, ShardMap) or bool(eqn.effects and eqn.outvars)
+
+
+class _Screener(Interpreter):
+    """Evaluates a jaxpr under tracing, and collects the values that must be finite."""
+
+    def __init__(self) -> None:
+        #: The outermost loops, each with its flag.
+        self.loops: list[tuple[JaxprEqn, Any]] = []
+        self._flags: list[Any] = []
+        #: Values to check unless their readers are checked, by `id`, and values to check in any
+        #: case.
+        self._unchecked: dict[int, Any] = {}
+        self._checked: list[Any] = []
+
+    def flag(self) -> Any:
+        """Return the traced flag for any NaN or infinity produced."""
+        by_dtype: dict[Any, list[Any]] = {}
+        whole: list[Any] = []
+        for x in map(jnp.asarray, (*self._unchecked.values(), *self._checked)):
+            if x.size > _SMALL:
+                whole.append(x)
+            else:
+                by_dtype.setdefault(x.dtype, []).append(jnp.ravel(x))
+        # One concatenated array needs one kernel, which compiles faster than many.
+        whole += map(jnp.concatenate, by_dtype.values())
+        flags = [*(~jnp.isfinite(x).all() for x in whole), *self._flags]
+        return reduce(or_, flags, jnp.array(False))
+
+    def require(self, value: _Screened, allowed: int) -> None:
+        """Set the flag if a value has a state that is not allowed."""
+        forbidden = value.state & ~allowed
+        if forbidden & INF:
+            self._checked.append(value.data)
+        elif forbidden:
+            self._flags.append(jnp.isnan(value.data).any())
+
+    def constant(self, value: object, aval: Aval) -> _Screened:
+        return _Screened(value, state_of(value), held=True)
+
+    def evaluate(self, eqn: JaxprEqn, operands: list[Any]) -> Sequence[_Screened]:
+        if has_external_effect(eqn) and not eqn.outvars:
+            return []
+        results = bind(eqn, [x.data for x in operands])
+        state = reduce(or_, (x.state for x in operands), FINITE)
+        if state and moves_constants(eqn) and all(x.held for x in operands):
+            return [_Screened(x, state if has_state(x) else FINITE, held=True) for x in results]
+        return [self._result(eqn, operands, state, x) for x in results]
+
+    def _result(self, eqn: JaxprEqn, operands: list[_Screened], state: int, data: Any) -> _Screened:
+        if not has_state(data) or not jnp.size(data):
+            return _Screened(data)
+        like = traits(eqn)
+        makes = may_make(eqn) or bool(state & NAN)
+        passes_through = like.keeps_finite or like.broadcasts or like.gives or like.updates
+        if state & INF and passes_through:
+            result = _Screened(data, INF)
+            if makes:
+                if len(self._flags) > 2 * _INFINITE:
+                    raise _TooMany
+                given = reduce(or_, (x.has_inf for x in operands), jnp.array(False))
+                self._flags += [jnp.isnan(data).any(), result.has_inf & ~given]
+            return result
+        if like.keeps_nonfinite:
+            left = [self._unchecked.pop(id(x.data), None) is not None for x in operands]
+            makes |= any(left)
+        if makes or state & INF:
+            if like.costly:
+                # XLA may combine the product of two of these into one, whose result may be finite.
+                self._checked.append(data)
+            else:
+                self._unchecked[id(data)] = data
+        return _Screened(data)
+
+    # --- loops and branches -----------------------------------------------------------------------
+
+    def equation(self, eqn: JaxprEqn, operands: list[Any]) -> Sequence[_Screened]:
+        match held := view(eqn):
+            case Scan() | While():
+                for value in operands:
+                    self.require(value, INF)
+                loop = self._scanned if isinstance(held, Scan) else self._looped
+                results, flag = loop(held, operands)  # type: ignore[arg-type]
+                self.loops.append((eqn, flag))
+                self._flags.append(flag)
+                return results
+            case Cond():
+                return self._branched(held, operands)
+        return super().equation(eqn, operands)
+
+    def _inside(
+        self, body: ClosedJaxpr, data: Sequence[Any], states: Sequence[int]
+    ) -> tuple[list[_Screened], _Screener]:
+        run = _Screener()
+        return run.run(body, list(map(_Screened, data, states))), run
+
+    def _scanned(self, scan: Scan, operands: list[_Screened]) -> tuple[list[_Screened], Any]:
+        n, k = len(scan.consts), len(scan.carry)
+        data, states = _data(operands), [x.state & INF for x in operands]
+        stacked: list[int] = []
+
+        def one(state: Any, rows: Any) -> Any:
+            outs, run = self._inside(scan.body, [*data[:n], *state[0], *rows], states)
+            for value, allowed in zip(outs, states[n : n + k], strict=False):
+                run.require(value, allowed)
+            stacked[:] = [value.state for value in outs[k:]]
+            new = _data(outs)
+            return (new[:k], state[1] | run.flag()), new[k:]
+
+        start = data[n : n + k], jnp.array(False)
+        (carry, flag), ys = jax.lax.scan(
+            one, start, data[n + k :], scan.length, scan.reverse, scan.unroll
+        )
+        held = [jnp.isnan(y).any() for y, state in zip(ys, stacked, strict=True) if state & NAN]
+        states = [*states[n : n + k], *(state & INF for state in stacked)]
+        return list(map(_Screened, (*carry, *ys), states)), reduce(or_, held, flag)
+
+    def _looped(self, loop: While, operands: list[_Screened]) -> tuple[list[_Screened], Any]:
+        c, b = len(loop.cond_consts), len(loop.cond_consts) + len(loop.body_consts)
+        data, states = _data(operands), [x.state & INF for x in operands]
+
+        def asked(carry: Sequence[Any]) -> tuple[Any, Any]:
+            outs, run = self._inside(loop.cond, [*data[:c], *carry], [*states[:c], *states[b:]])
+            return outs[0].data, run.flag()
+
+        def one(state: Any) -> Any:
+            outs, run = self._inside(loop.body, [*data[c:b], *state[0]], states[c:])
+            for value, allowed in zip(outs, states[b:], strict=True):
+                run.require(value, allowed)
+            more, flag = asked(_data(outs))
+            return _data(outs), more, state[2] | run.flag() | flag
+
+        carry, _, flag = jax.lax.while_loop(
+            lambda state: state[1], one, (data[b:], *asked(data[b:]))
+        )
+        return list(map(_Screened, carry, states[b:])), flag
+
+    def _branched(self, cond: Cond, operands: list[_Screened]) -> list[_Screened]:
+        states = [FINITE] * len(cond.eqn.outvars)
+
+        def branch(body: ClosedJaxpr) -> Callable[..., Any]:
+            def taken(*data: Any) -> Any:
+                outs, run = self._inside(body, data, [x.state for x in operands[1:]])
+                states[:] = map(or_, states, (value.state for value in outs))
+                return _data(outs), run.flag()
+
+            return taken
+
+        branches = list(map(branch, cond.branches))
+        outs, flag = jax.lax.switch(operands[0].data, branches, *_data(operands[1:]))
+        self._flags.append(flag)
+        return list(map(_Screened, outs, states))
+
+
+def _data(values: Sequence[_Screened]) -> list[Any]:
+    return [value.data for value in values]
+
+
+# --- compiled -------------------------------------------------------------------------------------
+# Counts and origins of NaNs and infinities in a compiled body.
+#
+# Each equation of the body, at any depth, has two counts: the executions that produced a NaN, and
+# those that produced an infinity. Origins that are known before the body runs are followed: each
+# value has a mask of the possible origins of its non-finite elements.
 
 #: The number of origins that are followed, each by an element of a mask; further ones share the
 #: last.
@@ -226,13 +513,13 @@ class OriginCounter(Interpreter):
 
 def row_at(stack: Masked, i: Any) -> Masked:
     """Return the row at an index of the first axis, with the origins of the whole array."""
-    return Masked(iterations.row_at(stack.data, i), stack.mask)
+    return Masked(stepping.row_at(stack.data, i), stack.mask)
 
 
 def put_at(stack: Masked, row: Masked, i: Any) -> Masked:
     """Return a stack with the row at an index replaced."""
     (mask,) = either([stack.mask], [row.mask])
-    return Masked(iterations.put_at(stack.data, row.data, i), mask)
+    return Masked(stepping.put_at(stack.data, row.data, i), mask)
 
 
 def no_origins() -> Mask:
@@ -248,3 +535,324 @@ def any_of(masks: Sequence[Mask]) -> Mask:
 def either(masks: Sequence[Mask], others: Sequence[Mask]) -> list[Mask]:
     """Return the elementwise unions of two lists of masks."""
     return [None if a is None else a | b for a, b in zip(masks, others, strict=True)]
+
+
+# --- origin table ---------------------------------------------------------------------------------
+# Origins followed through a compiled body.
+
+
+class OriginTable:
+    """Origins by their mask index; false if there are none.
+
+    Args:
+        made: The origins of equations of the body, by `id` and state.
+        values: The arguments of the body.
+    """
+
+    def __init__(self, made: Mapping[tuple[int, int], Origin], values: Iterable[Tracked]):
+        origins = union([*origins_of(values), *made.values()])
+        self._indices = {origin: min(i, FOLLOWED - 1) for i, origin in enumerate(origins)}
+        self._made = made
+
+    def __bool__(self) -> bool:
+        return bool(self._indices)
+
+    def indices(self, eqns: Sequence[JaxprEqn]) -> np.ndarray:
+        """Return for each equation the mask indices of its NaN and its infinity, or -1."""
+        rows = [[self._made_at(id(eqn), state) for state in (NAN, INF)] for eqn in eqns]
+        return np.array(rows, np.int32).reshape(-1, 2)
+
+    def _made_at(self, eqn: int, state: int) -> int:
+        origin = self._made.get((eqn, state))
+        return -1 if origin is None else self._indices[origin]
+
+    def traced(self, values: Iterable[Tracked]) -> list[Masked]:
+        """Return values as arguments of a compiled body, with masks if any origin is followed."""
+        return [Masked(value.data, self._mask(value)) for value in values]
+
+    def _mask(self, value: Tracked) -> Mask:
+        if not self or not has_state(value.data):
+            return None
+        mask = np.zeros(FOLLOWED, bool)
+        mask[[self._indices[origin] for origin in value.origins]] = True
+        return mask
+
+    def origins(self, value: Masked) -> tuple[Origin, ...]:
+        """Return the origins of a result of a compiled body."""
+        if value.mask is None:
+            return ()
+        mask = np.asarray(value.mask)
+        return tuple(origin for origin, index in self._indices.items() if mask[index])
+
+
+# --- iterations -----------------------------------------------------------------------------------
+# Compiled iterations of a loop, which run until an equation produces a NaN or an infinity.
+#
+# A loop stops before the first iteration that produces a NaN or an infinity that is not ignored, or
+# whose results have an origin that no value had before, so that this iteration can be rerun
+# equation by equation.
+
+
+class SearchState(NamedTuple):
+    """The state of the search before iterations run.
+
+    Attributes:
+        ignored: For each equation, whether a NaN and an infinity that it produces are ignored.
+        indices: For each equation, the mask indices of the NaN and the infinity that it is known to
+            produce, or -1; None if nothing is followed.
+        watched: Whether to stop if a result of an iteration has an origin that no value had before.
+    """
+
+    ignored: Any
+    indices: Any
+    watched: Any
+
+
+def body_equations(loop: Scan | While) -> list[JaxprEqn]:
+    """Return the equations with counts: those in the bodies of a loop, at any depth."""
+    found = {id(e): e for body in bodies_of(loop) for e in equations(jaxcompat.open_jaxpr(body))}
+    return list(found.values())
+
+
+def compiled_iterations(loop: Scan | While) -> Callable[..., tuple[Progress, Any]]:
+    """Return a function that runs iterations of a loop.
+
+    It takes the `SearchState` state, the progress of the loop, and its operands. It returns the new
+    progress, and how often each equation produced a NaN and an infinity.
+    """
+    numbers = {id(eqn): i for i, eqn in enumerate(body_equations(loop))}
+
+    @jax.jit
+    def run(known: SearchState, start: Progress, given: LoopOperands) -> tuple[Progress, Any]:
+        def one(state: Any) -> Any:
+            before, counts, _ = state
+            inner = OriginCounter(numbers, known.indices)
+            after = advanced(loop, given, before, inner.results, row_at, put_at)
+            made = inner.counts()
+            values = *given.cond_consts, *given.consts, *given.xs, *before.carry, *before.ys
+            new = _origins(after.carry, after.ys) & ~_origins(values)
+            stops = ((made > 0) & ~known.ignored).any() | (known.watched & new.any())
+            # Stacked results need not be restored: the iteration rewrites its rows.
+            pair = (before._replace(ys=[]), counts), (after._replace(ys=[]), counts + made)
+            kept, counts = jax.tree.map(lambda a, b: jnp.where(stops, a, b), *pair)
+            return kept._replace(ys=after.ys), counts, stops
+
+        counts = jnp.zeros((len(numbers), 2), jnp.int32)
+        state = start, counts, jnp.array(False)
+        return jax.lax.while_loop(lambda state: state[0].more & ~state[2], one, state)[:2]
+
+    return run
+
+
+def _origins(*groups: Any) -> Any:
+    return any_of([x.mask for group in groups for x in group])
+
+
+# --- shards ---------------------------------------------------------------------------------------
+# NaNs and infinities produced by the equations of a `shard_map` on each device.
+
+
+class ShardOrigin(NamedTuple):
+    """An equation of a `shard_map` that produces a NaN or an infinity.
+
+    Attributes:
+        eqn: The equation.
+        state: Which of the two.
+        devices: The devices on which it does.
+        operands: Its operands on the first of them; empty in a loop or a branch.
+        results: Its results there.
+    """
+
+    eqn: JaxprEqn
+    state: int
+    devices: tuple[str, ...]
+    operands: Sequence[Any]
+    results: Sequence[Any]
+
+
+class CheckedShards:
+    """A `shard_map` compiled as a whole with checks of its equations.
+
+    Args:
+        view: The `shard_map`.
+        operands: Its operands.
+    """
+
+    def __init__(self, view: ShardMap, operands: Sequence[Any]):
+        self._view, self._operands = view, operands
+        #: The equations inside, at any depth.
+        self.equations = list(equations(jaxcompat.open_jaxpr(view.body)))
+        self._numbers = {id(eqn): i for i, eqn in enumerate(self.equations)}
+        outs, counts = self._run(None, list(map(Masked, operands)))
+        #: The results.
+        self.results = [x.data for x in outs]
+        self._flags = np.asarray(counts) > 0
+
+    def made(self) -> Iterator[ShardOrigin]:
+        """Yield each equation that produces a NaN, or else an infinity."""
+        for number in np.flatnonzero(self._flags.any((0, 2))):
+            nan, inf = self._flags[:, number].T
+            state, flags = (NAN, nan) if nan.any() else (INF, inf)
+            yield self._recorded(self.equations[number], state, flags)
+
+    def sources(self, eqn: JaxprEqn) -> list[JaxprEqn | int | None]:
+        """Return the source of each operand of an equation.
+
+        It is the equation that computes the operand, or the position of the `shard_map` operand of
+        which it is a shard; None for a literal or a constant.
+        """
+        top = jaxcompat.open_jaxpr(self._view.body)
+        flow = DataFlow(top)
+        jaxpr = next(body for body in flow.holders if any(each is eqn for each in body.eqns))
+        return [_source(flow, jaxpr, atom) for atom in eqn.invars]
+
+    def followed(self, indices: Any, operands: Sequence[Masked]) -> list[Masked]:
+        """Return the results with their masks.
+
+        Args:
+            indices: For each equation, the mask indices of its NaN and its infinity.
+            operands: The operands with their masks.
+        """
+        return self._run(indices, operands)[0]
+
+    def _run(self, indices: Any, operands: Sequence[Masked]) -> tuple[list[Masked], Any]:
+        """Return the results and the counts on each device."""
+        axes = self._view.mesh.axis_names
+        varying = bool(self._view.eqn.params["check_vma"])
+        masks = [x.mask for x in operands]
+
+        def checked(*shards: Any) -> Any:
+            run = OriginCounter(self._numbers, indices, axes, varying)
+            outs = run.results(self._view.body, list(map(Masked, shards, masks)))
+            noted = [x.mask for x in outs], run.counts()
+            return [x.data for x in outs], jax.tree.map(lambda x: x[None], noted)
+
+        run = jax.jit(on_shards(self._view, checked))
+        outs, (of_devices, counts) = run(*(x.data for x in operands))
+        everywhere = (None if mask is None else np.asarray(mask).any(0) for mask in of_devices)
+        return list(map(Masked, outs, everywhere)), counts
+
+    def _recorded(self, eqn: JaxprEqn, state: int, flags: np.ndarray) -> ShardOrigin:
+        """Return the NaN or infinity of an equation, with its values on the first such device."""
+        place, count = int(flags.argmax()), len(eqn.invars)
+
+        def recorded(*shards: Any) -> Any:
+            run = _Recorder(eqn)
+            run.run(self._view.body, list(map(Masked, shards)))
+            return [jnp.asarray(x)[None] for x in run.values]
+
+        found = jax.jit(on_shards(self._view, recorded, with_results=False))(*self._operands)
+        values = [x[place] for x in found]
+        devices = self._view.mesh.devices.flatten()
+        names = tuple(str(device) for device, flag in zip(devices, flags, strict=True) if flag)
+        return ShardOrigin(eqn, state, names, values[:count], values[count:])
+
+
+def _source(flow: DataFlow, jaxpr: Jaxpr, atom: Atom) -> JaxprEqn | int | None:
+    """Return the equation of an atom, or its argument position, looking through calls."""
+    while type(atom) is not Literal:
+        position = flow.definition(jaxpr, atom)
+        if position is not None:
+            return jaxpr.eqns[position]
+        position = flow.argument(jaxpr, atom)
+        if position is None or jaxpr is flow.top:
+            return position
+        origins = flow.origins(flow.holders[jaxpr][0], position)
+        if not origins:
+            return None
+        jaxpr, atom = origins[0]
+    return None
+
+
+class _Recorder(OriginCounter):
+    """Records operands and results of equations outside of loops and branches."""
+
+    def __init__(self, wanted: JaxprEqn):
+        super().__init__({})
+        self._wanted = wanted
+        self.values: list[Any] = []
+
+    def evaluate(self, eqn: JaxprEqn, operands: list[Any]) -> Sequence[Any]:
+        results = self.bound(eqn, operands)
+        if eqn is self._wanted:
+            self.values = [x.data for x in (*operands, *results)]
+        return results
+
+    def inner(self) -> _Recorder:
+        return _Recorder(self._wanted)
+
+
+# --- cone -----------------------------------------------------------------------------------------
+# The jaxpr of the equations that lead from finite values to one equation.
+#
+# The values come from one run. Calls and loops are flattened: each value is the result of the
+# equation that computed it, in whichever body and iteration.
+
+#: The maximum number of equations of a cone.
+_MOST = 64
+
+
+def cone_of(step: Evaluation, operands: Sequence[Tracked]) -> tuple[ClosedJaxpr, list[Any]]:
+    """Return the equation of a step, and those that produced its non-finite operands.
+
+    Args:
+        step: The step.
+        operands: The operands of its equation.
+
+    Returns:
+        The jaxpr, with the results of the equation, and the values of its arguments.
+    """
+    cone = _Cone()
+    outs = cone.add(step, operands)
+    jaxpr = jaxcompat.replace_jaxpr(
+        jaxcompat.trace_in_setting(list, [], step.eqn),
+        invars=list(cone.arguments),
+        outvars=[v for v in outs if type(v) is not DropVar],
+        eqns=cone.equations,
+    )
+    return jaxpr, list(cone.arguments.values())
+
+
+class _Cone:
+    """The equations that lead from finite values to one equation, in order.
+
+    Attributes:
+        equations: The equations, with new variables.
+        arguments: The variables that they read but do not compute, with their values.
+    """
+
+    def __init__(self) -> None:
+        self.equations: list[JaxprEqn] = []
+        self.arguments: dict[Var, Any] = {}
+        self._atoms: dict[int, Atom] = {}
+        self._begun = 0
+
+    def add(self, step: Evaluation, operands: Sequence[Tracked]) -> Sequence[Var]:
+        """Add the equation of a step after those that computed its operands."""
+        self._begun += 1
+        eqn = step.eqn
+        pairs = zip(eqn.invars, operands, strict=True)
+        invars = [v if type(v) is Literal else self._atom(v, x) for v, x in pairs]
+        outvars = [v if type(v) is DropVar else Var(v.aval) for v in eqn.outvars]
+        source = eqn.source_info
+        for call in reversed(step.around):
+            source = jaxcompat.source_under(call)(source)
+        self.equations.append(eqn.replace(invars=invars, outvars=outvars, source_info=source))
+        return outvars
+
+    def _atom(self, var: Atom, value: Tracked) -> Atom:
+        if id(value) not in self._atoms:
+            step = value.step
+            if step is not None and self._begun < _MOST and _is_made_by(value, step):
+                (self._atoms[id(value)],) = self.add(step, step.operands)
+            else:
+                self._atoms[id(value)] = new = Var(var.aval)
+                self.arguments[new] = value.data
+        return self._atoms[id(value)]
+
+
+def _is_made_by(value: Tracked, step: Evaluation) -> bool:
+    """Return True if a non-finite value is the only result of a step, not just a row of it."""
+    outs = step.eqn.outvars
+    is_whole = len(outs) == 1 and getattr(outs[0].aval, "shape", None) == np.shape(value.data)
+    return value.state != FINITE and is_whole and len(step.operands) == len(step.eqn.invars)

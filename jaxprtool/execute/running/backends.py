@@ -1,4 +1,4 @@
-"""The devices of this machine by PJRT platform, and lookup of a device by name.
+"""Where programs run: devices by platform, clusters of processes, and the compilation cache.
 
 Platforms have JAX's names (`cpu`, `cuda`, `rocm`, `tpu`, or a plug-in's own name); `gpu` is `cuda`
 or `rocm`, whichever this machine has. A query starts all backends known to JAX, which logs each
@@ -7,17 +7,26 @@ missing one; here, only a missing backend that was requested is reported.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import hashlib
+import os
+import platform
+import socket
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import jax
-from jax.experimental import topologies
+import numpy as np
+from jax.experimental import multihost_utils, topologies
+from jax.experimental.compilation_cache import compilation_cache
 from jax.extend import backend as jax_backend
 
 from jaxprtool import jaxcompat
 from jaxprtool.errors import BackendError, BackendStartError, described, did_you_mean
-from jaxprtool.ir.basics.backends import (
+from jaxprtool.ir.backends import (
     ALIASES,
     KNOWN,
     NO_NVIDIA_GPU,
@@ -29,6 +38,10 @@ from jaxprtool.ir.basics.backends import (
     plugins,
     start_backends,
 )
+from jaxprtool.processes import Place
+
+# --- backends -------------------------------------------------------------------------------------
+# The devices of this machine by PJRT platform, and lookup of a device by name.
 
 
 @dataclass(frozen=True)
@@ -149,10 +162,10 @@ def backends() -> list[Backend]:
 def _started(default: Any) -> list[Backend]:
     """Return the backends that have started; `default` is the client of the default one."""
     found = []
-    for platform, client in jax_backend.backends().items():
+    for platform_name, client in jax_backend.backends().items():
         version = _first_line(client.platform_version)
         devices = tuple(client.local_devices())
-        found.append(Backend(platform, version, devices, client is default))
+        found.append(Backend(platform_name, version, devices, client is default))
     return sorted(found, key=lambda b: (not b.default, b.platform))
 
 
@@ -219,3 +232,253 @@ def _host_devices_hint(backend: Backend, index: int) -> str | None:
 
 def _first_line(text: object) -> str:
     return str(text).strip().partition("\n")[0]
+
+
+# --- cluster --------------------------------------------------------------------------------------
+# The cluster of processes that run one program: joining it, and values that all of them share.
+
+#: The time limit for the start of all processes of a cluster, in seconds.
+PATIENCE = 60
+
+#: The variables with the number of processes that `srun` or `mpirun` starts. In the script of a
+#: job of Slurm, which is one process, the first one is not set; SLURM_NTASKS is.
+_SIZES = ("SLURM_STEP_NUM_TASKS", "OMPI_COMM_WORLD_SIZE")
+
+
+def is_started_by_cluster(env: Mapping[str, str] = os.environ) -> bool:
+    """Return True if Slurm, Open MPI or Kubernetes has started this process in a cluster."""
+    sizes = [env.get(name, "") for name in _SIZES]
+    several = any(size.isdigit() and int(size) > 1 for size in sizes)
+    return several or ("KUBERNETES_SERVICE_HOST" in env and "JOB_COMPLETION_INDEX" in env)
+
+
+def join(place: Place | None, seconds: float = PATIENCE) -> None:
+    """Join a cluster, before JAX starts a backend.
+
+    Args:
+        place: The place of this process; None to let JAX detect it.
+        seconds: The time to wait for the other processes.
+
+    Raises:
+        BackendError: If the coordinator does not answer, or JAX cannot join.
+    """
+    try:
+        if place is None:
+            jax.distributed.initialize(initialization_timeout=int(seconds))
+            return
+        if place.number:
+            _await_coordinator(place.coordinator, seconds)
+        jax.distributed.initialize(
+            place.coordinator, place.count, place.number, initialization_timeout=int(seconds)
+        )
+    except (RuntimeError, ValueError) as error:
+        text = str(error).strip().partition("\n")[0]
+        raise BackendError(f"this process cannot join the cluster: {text}") from error
+
+
+def _await_coordinator(address: str, seconds: float) -> None:
+    """Wait until the coordinator listens, since JAX aborts the process if it does not."""
+    host, _, port = address.rpartition(":")
+    end = time.monotonic() + seconds
+    while True:
+        try:
+            socket.create_connection((host, int(port)), timeout=max(0.1, min(5, seconds))).close()
+            return
+        except OSError as error:
+            if time.monotonic() >= end:
+                raise BackendError(
+                    f"the coordinator {address} did not answer within {seconds:.0f} s: "
+                    f"{error.strerror or error}",
+                    "start the command with --process-id 0 on that machine",
+                ) from error
+            time.sleep(0.2)
+
+
+def require_all(size: int) -> None:
+    """Raise BackendError if a mesh of `size` devices does not use all devices of the cluster."""
+    if size < jax.device_count():
+        raise BackendError(
+            f"the mesh has {size} device{'s' if size > 1 else ''}, but the {jax.process_count()} "
+            f"processes have {jax.device_count()}",
+            "a run in several processes uses all devices: make the mesh larger, or give each "
+            "process fewer devices with --host-devices",
+        )
+
+
+def is_first() -> bool:
+    """Return True in the process that shows results: the only one, or number 0 of a cluster."""
+    return jax.process_index() == 0
+
+
+@contextmanager
+def _together() -> Iterator[None]:
+    """Raise BackendError if a collective fails, because another process has ended."""
+    try:
+        yield
+    except (jax.errors.JaxRuntimeError, ValueError) as error:  # ValueError for a failed compilation
+        text = str(error).strip().partition("\n")[0]
+        raise BackendError(f"another process of the cluster has ended: {text}") from error
+
+
+def wait_for_all() -> None:
+    """Wait until all processes of the cluster have called this.
+
+    Raises:
+        BackendError: If one has ended instead.
+    """
+    if jax.process_count() > 1:
+        with _together():
+            multihost_utils.process_allgather(np.int32(0))
+
+
+def whole(array: Any) -> Any:
+    """Return an array with all of its shards; all processes of the cluster must call this."""
+    if isinstance(array, jax.Array) and not array.is_fully_addressable:
+        with _together():
+            return multihost_utils.process_allgather(array, tiled=True)
+    return array
+
+
+def exchanged(data: bytes) -> list[bytes]:
+    """Return the `data` of each process of the cluster, by process number."""
+    with _together():
+        sizes = multihost_utils.process_allgather(np.int32(len(data))).ravel()
+        padded = np.zeros(max(1, int(sizes.max())), np.uint8)
+        padded[: len(data)] = np.frombuffer(data, np.uint8)
+        rows = multihost_utils.process_allgather(padded)
+    return [bytes(row[:size]) for row, size in zip(rows, sizes, strict=True)]
+
+
+# --- compile cache --------------------------------------------------------------------------------
+# The persistent compilation cache of JAX in the user's cache folder.
+#
+# JAX bounds its cache by a scan of all entries for each new one, which takes longer than compiling
+# the small kernels of `--verify`. Also, JAX 0.10 adds no entries after a process was killed between
+# the two files of an entry. Therefore this module enforces the bound, once a day.
+
+#: The JAX settings changed by this module.
+SETTINGS = (
+    "jax_compilation_cache_dir",
+    "jax_persistent_cache_min_compile_time_secs",
+    "jax_enable_compilation_cache",
+)
+
+#: The limit of all entries in bytes; above it the least recently used ones are removed.
+LIMIT = 2**30
+
+#: Seconds between two checks of the size.
+_INTERVAL = 24 * 60 * 60
+
+#: The file that marks a cache for backup tools; its age is that of the last check.
+_TAG = "CACHEDIR.TAG"
+_TAG_TEXT = (
+    "Signature: 8a477f597d28d172789f06886806bc55\n# Programs compiled by XLA, for jaxprtool.\n"
+)
+
+
+def keep_compiled() -> None:
+    """Enable JAX's compilation cache in the user's cache folder.
+
+    A cache that is already configured (`JAX_COMPILATION_CACHE_DIR`) or disabled is left as it is.
+
+    Raises:
+        OSError: If the folder cannot be written.
+    """
+    if jax.config.jax_compilation_cache_dir or not jax.config.jax_enable_compilation_cache:
+        return
+    import platformdirs  # only needed to run a program
+
+    whole = Path(platformdirs.user_cache_dir("jaxprtool")) / "xla"
+    folder = whole / _machine()
+    folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+    tag = whole / _TAG
+    if not tag.exists() or time.time() - tag.stat().st_mtime > _INTERVAL:
+        tag.write_text(_TAG_TEXT)
+        prune(whole, LIMIT)
+    if not os.access(folder, os.W_OK):
+        raise PermissionError(f"no permission to write in {folder}")
+    jax.config.update("jax_compilation_cache_dir", str(folder))
+    if jax.config.jax_persistent_cache_min_compile_time_secs == 1:  # JAX's default
+        jax.config.update("jax_persistent_cache_min_compile_time_secs", 0)
+
+
+def compile_afresh() -> None:
+    """Disable JAX's compilation cache."""
+    _enable(False)
+
+
+@contextmanager
+def compiled_afresh() -> Iterator[None]:
+    """Disable JAX's persistent cache in a `with` block, to measure compile times.
+
+    One-time initialization of the backend's compiler is done before. Raises BackendError if JAX
+    cannot start.
+    """
+    start_backends()
+    enabled = jax.config.jax_enable_compilation_cache
+    _enable(False)
+    jax.jit(lambda: jax.numpy.zeros(())).lower().compile()
+    try:
+        yield
+    finally:
+        _enable(enabled)
+
+
+def _enable(enabled: bool) -> None:
+    jax.config.update("jax_enable_compilation_cache", enabled)
+    forget()
+
+
+def forget() -> None:
+    """Reset JAX's cache, since JAX reads its location only once."""
+    compilation_cache.reset_cache()
+
+
+def prune(folder: Path, limit: int) -> None:
+    """Remove the least recently used files of a folder if its size exceeds `limit`.
+
+    Afterwards a quarter of the limit is free. Other processes may use the folder meanwhile.
+    """
+    files = []
+    for path in folder.rglob("*"):
+        with suppress(OSError):  # removed by another process
+            if path.is_file() and path.name != _TAG:
+                status = path.stat()
+                files.append((max(status.st_atime, status.st_mtime), status.st_size, path))
+    total = sum(size for _, size, _ in files)
+    room = limit if total <= limit else limit * 3 // 4
+    for _, size, path in sorted(files):
+        if total <= room:
+            break
+        with suppress(OSError):
+            path.unlink()
+        total -= size
+
+
+@contextmanager
+def hits_counted() -> Iterator[Callable[[], int]]:
+    """Yield a function that returns the number of cache hits in the `with` block."""
+    hits = 0
+
+    def heard(event: str, **_: object) -> None:
+        nonlocal hits
+        hits += event == "/jax/compilation_cache/cache_hits"
+
+    jax.monitoring.register_event_listener(heard)
+    try:
+        yield lambda: hits
+    finally:
+        jax.monitoring.unregister_event_listener(heard)
+
+
+def _machine() -> str:
+    """Return a name shared by processors with the same instruction set extensions.
+
+    JAX's cache key does not include the processor, and home folders may be shared.
+    """
+    instructions = platform.processor()
+    with suppress(OSError):
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+        known = (line for line in lines if line.startswith(("flags", "Features")))
+        instructions = next(known, instructions)
+    return f"{platform.machine()}-{hashlib.sha256(instructions.encode()).hexdigest()[:8]}"

@@ -22,12 +22,12 @@ import jax
 
 from jaxprtool.errors import UnsupportedError
 from jaxprtool.execute.running import run
-from jaxprtool.execute.running.compile_cache import compiled_afresh
+from jaxprtool.execute.running.backends import compiled_afresh
+from jaxprtool.ir.conversions import with_contents
+from jaxprtool.ir.frames import Frames, frames_now
 from jaxprtool.ir.hlo.module import Module, compiled_module
-from jaxprtool.ir.programs.program import Program
-from jaxprtool.ir.programs.ref_contents import with_contents
-from jaxprtool.ir.programs.repetition import SourceRange
-from jaxprtool.ir.source.frames import Frames, frames_now
+from jaxprtool.ir.program import Program
+from jaxprtool.ir.repetition import SourceRange
 from jaxprtool.jaxcompat.source_locations import UserFrame
 
 #: The maximum number of passes, and of bodies.

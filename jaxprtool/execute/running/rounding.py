@@ -32,12 +32,12 @@ from jaxprtool.execute.running.arrays import (
     value_difference,
     wide,
 )
-from jaxprtool.ir.basics.dtypes import is_extended
-from jaxprtool.ir.core.equations import equations
-from jaxprtool.ir.core.structured import Cond, Scan, While, holds_jaxpr
-from jaxprtool.ir.core.traits import traits
-from jaxprtool.ir.evaluation.interpret import Interpreter, LoopOperands, bind
-from jaxprtool.ir.programs.program import Program
+from jaxprtool.ir.dtypes import is_extended
+from jaxprtool.ir.equations import equations
+from jaxprtool.ir.evaluation import Interpreter, LoopOperands, bind
+from jaxprtool.ir.program import Program
+from jaxprtool.ir.regions import Cond, Scan, While, holds_jaxpr
+from jaxprtool.ir.traits import traits
 from jaxprtool.jaxcompat import Aval, ClosedJaxpr, Jaxpr, JaxprEqn
 
 #: The tolerated multiple of the estimated error.

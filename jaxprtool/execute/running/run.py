@@ -4,40 +4,46 @@ from __future__ import annotations
 
 import statistics
 import time
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, nullcontext
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, nullcontext, suppress
+from dataclasses import dataclass, field, replace
 from functools import cached_property
+from itertools import islice
 from typing import Any
 
 import jax
 import numpy as np
 from jax.experimental import checkify
 from jax.experimental.layout import Format
+from jax.tree_util import PyTreeDef
 
 from jaxprtool import jaxcompat
 from jaxprtool.errors import (
+    ArgumentsError,
     BackendError,
     JaxprToolError,
     OutOfMemoryError,
+    OutputError,
+    PipelineError,
+    StructureError,
     UnsupportedError,
     UserFunctionError,
     described,
 )
 from jaxprtool.execute.running import backends
-from jaxprtool.execute.running.arguments import fitting, flat_arguments, require_runnable
-from jaxprtool.execute.running.calls import CallForm, call_form, seconds_of
-from jaxprtool.execute.running.compile_cache import hits_counted
-from jaxprtool.execute.running.summary import Summary, summarize
-from jaxprtool.ir.basics.backends import start_backends
-from jaxprtool.ir.basics.collector import without_collector
-from jaxprtool.ir.basics.documents import document
-from jaxprtool.ir.core.equations import equations
-from jaxprtool.ir.evaluation.nonfinite import FiniteCheck, unchecked
-from jaxprtool.ir.programs.meshes import concrete_mesh, mesh_in_types, placed, spread
-from jaxprtool.ir.programs.program import Program
-from jaxprtool.ir.programs.ref_contents import with_contents
-from jaxprtool.ir.programs.scalar_predicates import with_scalar_predicates
+from jaxprtool.execute.running.arrays import Filled, Summary, fill, summarize
+from jaxprtool.execute.running.backends import hits_counted
+from jaxprtool.ir.backends import start_backends
+from jaxprtool.ir.conversions import all_contents, with_contents, with_scalar_predicates
+from jaxprtool.ir.documents import document
+from jaxprtool.ir.dtypes import as_array
+from jaxprtool.ir.equations import equations
+from jaxprtool.ir.evaluation import FiniteCheck, unchecked
+from jaxprtool.ir.meshes import concrete_mesh, mesh_in_types, placed, spread
+from jaxprtool.ir.process import without_collector
+from jaxprtool.ir.program import Program
+from jaxprtool.ir.symbols import example_sizes, found_sizes
+from jaxprtool.ir.trees import SubstituteNode, filled, leaf_paths
 
 #: The number of timed calls of a program without effects.
 REPEATS = 10
@@ -427,3 +433,260 @@ def _one_line(error: BaseException) -> str:
         return described(error).removeprefix(f"{type(error).__name__}: ")
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
     return lines[0] if lines else type(error).__name__
+
+
+# --- calls ----------------------------------------------------------------------------------------
+# Calls of a compiled program as `jax.jit` calls the function that it was traced from.
+#
+# A call of `jax.jit` flattens its arguments and builds the containers of its results. With hundreds
+# of arrays this takes as long as the rest of the call, so a program is compiled as a function of
+# the arguments that it was traced with, and its times are those of the user's own calls.
+
+#: The bytes that copies of donated arguments may take, for several calls.
+_MOST_COPIES = 1 << 26
+
+
+@dataclass(frozen=True)
+class CallForm:
+    """The function that is compiled for a program, and how it is called.
+
+    Attributes:
+        fun: The function.
+        keywords: The keyword arguments of `jax.jit` for it.
+        donated: The positions of the donated arguments of the program.
+        groups: The structure of each argument of the function; None if the arguments are flat.
+        effects: Whether the program has effects, for which a call waits.
+    """
+
+    fun: Callable[..., Any]
+    keywords: dict[str, Any] = field(default_factory=dict)
+    donated: frozenset[int] = frozenset()
+    groups: Sequence[Any] | None = None
+    effects: bool = False
+
+    def nested(self, flat: Sequence[Any]) -> Sequence[Any]:
+        """Return the arguments of a call from the flat arguments of the program."""
+        if self.groups is None:
+            return flat
+        rest = iter(flat)
+        return [filled(group, islice(rest, group.num_leaves)) for group in self.groups]
+
+    def calls(self, flat: Sequence[Any], count: int) -> list[Sequence[Any]]:
+        """Return the arguments of several calls, with a copy of donated ones for each."""
+        if not self.donated:
+            return [self.nested(flat)] * count
+        return [self.nested(self._copied(flat)) for _ in range(count)]
+
+    def most(self, flat: Sequence[Any]) -> int:
+        """Return the number of calls for which donated arguments may be copied at once."""
+        size = sum(getattr(flat[i], "nbytes", 0) for i in self.donated)
+        return max(1, _MOST_COPIES // max(size, 1))
+
+    def _copied(self, flat: Sequence[Any]) -> Sequence[Any]:
+        arrays = {i: flat[i] for i in self.donated if isinstance(flat[i], jax.Array)}
+        copies = jax.block_until_ready(_copies(arrays))  # not part of the call
+        return [copies.get(i, a) for i, a in enumerate(flat)]
+
+
+@jax.jit
+def _copies(arrays: dict[int, jax.Array]) -> dict[int, jax.Array]:
+    """Return copies, which are made at once: hundreds of small programs would delay the call."""
+    return {i: array.copy() for i, array in arrays.items()}
+
+
+def call_form(program: Program) -> CallForm:
+    """Return the function to compile for a program.
+
+    It takes the arguments of the traced function, keyword arguments last. It takes flat arguments
+    if `jax.jit` cannot take those: with shardings, if only some leaves of an argument are donated,
+    or if the class of a container accepts only arrays.
+    """
+    flat = jaxcompat.jaxpr_as_fun(program.jaxpr)
+    keywords, effects = program.jit_keywords, bool(program.jaxpr.effects)
+    donated = frozenset(keywords.get("donate_argnums", ()))
+    groups = [each for part in program.in_tree.children() for each in part.children()]
+    leaves = iter(range(len(program.in_avals)))
+    owned = [[i in donated for i in islice(leaves, group.num_leaves)] for group in groups]
+    is_partly_donated = any(any(flags) and not all(flags) for flags in owned)
+    is_placed = not keywords.keys().isdisjoint(("in_shardings", "out_shardings"))
+    if is_partly_donated or is_placed or not all(map(_suits, (program.in_tree, program.out_tree))):
+        return CallForm(flat, keywords, donated, None, effects)
+
+    def call(*args: Any) -> Any:
+        return filled(program.out_tree, flat(*jax.tree.leaves(args)))
+
+    call.__name__ = program.name
+    if keywords:
+        keywords["donate_argnums"] = tuple(i for i, flags in enumerate(owned) if any(flags))
+    return CallForm(call, keywords, donated, groups, effects)
+
+
+def _suits(tree: PyTreeDef) -> bool:
+    """Return True if the container classes accept placeholders of JAX instead of arrays."""
+    made = filled(tree, [object() for _ in range(tree.num_leaves)])
+    leaves = jax.tree.leaves(made, is_leaf=lambda each: isinstance(each, SubstituteNode))
+    return not any(isinstance(each, SubstituteNode) for each in leaves)
+
+
+def seconds_of(form: CallForm, call: Callable[..., Any], each: list[Sequence[Any]]) -> float:
+    """Return the seconds that calls take, each of which waits until its results are ready.
+
+    If arguments are donated, results are kept until the end: a user's loop passes them to the next
+    call, so the time to release hundreds of arrays is not part of a call.
+
+    Args:
+        form: The form of the call.
+        call: The function, with or without `jax.jit`.
+        each: The arguments of each call, from `calls`. If some are donated, the list is emptied.
+    """
+    kept, ready = [], jax.block_until_ready
+    start = time.perf_counter()
+    if form.donated:
+        while each:
+            kept.append(ready(call(*each.pop())))
+    else:
+        for args in each:
+            ready(call(*args))
+    if form.effects:
+        jax.effects_barrier()
+    return time.perf_counter() - start
+
+
+# --- arguments ------------------------------------------------------------------------------------
+# Checks and conversions of a program's flat arguments before it is run.
+
+
+def require_program(program: object) -> None:
+    """Raise ArgumentsError unless this is a `Program`, for instance for an untraced function."""
+    if not isinstance(program, Program):
+        name = getattr(program, "__name__", None) or type(program).__name__
+        hint = "create one with jaxprtool.trace(function, *arguments)"
+        raise ArgumentsError(f"{name} is not a Program", hint)
+
+
+def require_count(program: Program, arguments: Sequence[object]) -> None:
+    """Raise ArgumentsError unless the number of flat arguments matches the program."""
+    count = len(program.in_avals)
+    if len(arguments) != count:
+        raise ArgumentsError(f"{program.name} takes {count} arrays, not {len(arguments)}")
+
+
+def flat_arguments(program: Program, args: object) -> list[Any]:
+    """Return the flat arguments of a call, with keyword arguments last, or of any other pytree.
+
+    A Ref is replaced by its value.
+
+    Raises:
+        ArgumentsError: If `program` is not a Program, or one Ref is given for two arguments.
+    """
+    require_program(program)
+    positional, keywords = filled(program.in_tree, program.in_avals)
+    if isinstance(args, tuple | list) and len(args) == len(positional) + len(keywords):
+        with suppress(StructureError):
+            named = dict(zip(keywords, args[len(positional) :], strict=True))
+            return all_contents(program, program.matched(args[: len(positional)], named).leaves)
+    return all_contents(program, jax.tree.leaves(args))
+
+
+def at_one_size(
+    before: Program, after: Program, arguments: Sequence[Any] | None = None
+) -> tuple[Program, Program]:
+    """Return the programs at the sizes of the flat arguments of `before`, or at small sizes.
+
+    Raises ArgumentsError if no sizes fit.
+    """
+    if arguments is not None and len(arguments) == len(before.in_avals):
+        before = before.at(list(map(np.shape, arguments)))
+    elif before.arg_names == after.arg_names:  # `after` may have fewer symbols than `before`
+        after = after.specialized(example_sizes(after.name, after.in_avals))
+        return before.at([aval.shape for aval in after.in_avals]), after
+    else:
+        before = before.specialized(example_sizes(before.name, before.in_avals))
+    shapes = {name: aval.shape for name, aval in before.arguments}
+    known = [(name, aval) for name, aval in after.arguments if name in shapes]
+    found = found_sizes(after.name, known, [shapes[name] for name, _ in known])
+    return before, after.specialized(found)
+
+
+def require_runnable(program: Program) -> None:
+    """Raise UnsupportedError for a program that cannot be run on its own."""
+    if program.axis_env:
+        axes = ", ".join(repr(name) for name, _ in program.axis_env)
+        raise UnsupportedError(
+            f"{program.name} cannot be run: it has the free named axes {axes}",
+            "bind one with batch(axis_name=…)",
+        )
+
+
+def fitting(program: Program, arguments: Sequence[object]) -> list[Any]:
+    """Return flat arguments as arrays of a program's argument types.
+
+    Raises:
+        ArgumentsError: If their number or a type differs, if one is a type instead of an array, or
+            if a size exceeds its bound.
+    """
+    require_count(program, arguments)
+    return [as_array(x) for x in program.checked(arguments)]
+
+
+# --- init apply -----------------------------------------------------------------------------------
+# Running of the two programs of `unzip`: init, and apply on its results.
+
+
+@dataclass(frozen=True)
+class InitApplyReport:
+    """The runs of init and apply.
+
+    Attributes:
+        init: The run of init.
+        apply: The run of apply.
+        variables: The variables, by path.
+        filled: The arguments of the whole program, and which of them are random.
+    """
+
+    init: RunReport
+    apply: RunReport
+    variables: dict[str, jax.Array]
+    filled: Filled
+
+
+def run_init_apply(
+    whole: Program,
+    parts: Mapping[str, Program],
+    arguments: Sequence[object],
+    seed: int,
+    platform: str | None,
+    on_progress: Callable[[str], object] = lambda doing: None,
+) -> InitApplyReport:
+    """Run init, and apply on its results, with the arguments that `run` would use.
+
+    Args:
+        whole: The program before the split.
+        parts: `init` and `apply`.
+        arguments: The flat arguments of the whole: arrays, or types to be filled.
+        seed: The seed of random values.
+        platform: The platform to run on; None for JAX's default.
+        on_progress: Called with progress messages: "compiling init".
+
+    Raises:
+        PipelineError: If `parts` are not init and apply.
+        OutputError: If two variables have the same path.
+        ArgumentsError: As in `fill`.
+    """
+    if parts.keys() != {"init", "apply"}:
+        names = ", ".join(parts)
+        raise PipelineError(f"--run takes init and apply, but the passes returned {names}")
+    whole, init, apply = map(with_contents, (whole, parts["init"], parts["apply"]))
+    filled = fill(whole, dict(zip(whole.arg_names, arguments, strict=True)), seed)
+    values = dict(zip(whole.arg_names, filled.arguments, strict=True))
+    device = choose_device(init, platform, None)
+    made = run(init, fill(init, values).arguments, device, 0, on_progress)
+    paths = leaf_paths(init.out_tree)
+    variables = dict(zip(paths, (out.value for out in made.outputs), strict=True))
+    if len(variables) < len(paths):
+        twice = next(path for path in paths if paths.count(path) > 1)
+        raise OutputError(f"two variables have the path '{twice}'")
+    values |= {out.name: out.value for out in made.outputs}
+    device = choose_device(apply, platform, None)
+    given = run(apply, fill(apply, values).arguments, device, on_progress=on_progress)
+    return InitApplyReport(made, given, variables, filled)

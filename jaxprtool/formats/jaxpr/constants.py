@@ -25,8 +25,7 @@ import numpy as np
 
 from jaxprtool import jaxcompat
 from jaxprtool.formats.jaxpr import values
-from jaxprtool.formats.jaxpr.jax_values import as_scalar, number
-from jaxprtool.formats.jaxpr.values import Unreadable, Unwritable
+from jaxprtool.formats.jaxpr.values import Unreadable, Unwritable, as_scalar, number
 from jaxprtool.formats.npz import NpzReader, storable
 from jaxprtool.jaxcompat import Aval, KeyType
 

@@ -1,4 +1,4 @@
-"""The header of a `.jaxpr` file as values: the parts of a Program besides its jaxpr.
+"""The header of a `.jaxpr` file, and the source locations in it and in comments.
 
 Argument and result structures are written with the name of each leaf in its place: `({'w':
 "params['w']"}, 'x')` is a tree with two leaves and their names. The entry `jit` has the options of
@@ -15,10 +15,13 @@ Argument and result structures are written with the name of each leaf in its pla
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Hashable, Iterator, Mapping
+import re
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from itertools import chain
-from typing import Any
+from functools import partial
+from itertools import chain, count
+from pathlib import PurePath
+from typing import Any, TypeAlias
 
 import jax
 from jax.experimental.layout import Format
@@ -28,12 +31,20 @@ from jax.tree_util import PyTreeDef
 from jaxprtool import jaxcompat
 from jaxprtool.errors import ProgramFileError, did_you_mean
 from jaxprtool.formats.jaxpr import values
-from jaxprtool.formats.jaxpr.source import Expression, FileText
-from jaxprtool.formats.jaxpr.types import NO_MESH, TypeReader, TypeWriter
-from jaxprtool.ir.programs.jit_options import JitOptions
-from jaxprtool.ir.programs.program import Program
-from jaxprtool.ir.programs.trees import Tree, describe
-from jaxprtool.ir.shapes.bounds import Bound, LengthsBound, SizeBound
+from jaxprtool.formats.jaxpr.syntax import Expression, FileText
+from jaxprtool.formats.jaxpr.values import NO_MESH, TypeReader, TypeWriter
+from jaxprtool.ir import source_text
+from jaxprtool.ir.frames import BEHIND, Root, frames_now
+from jaxprtool.ir.notation.names import VariableNames, source_names
+from jaxprtool.ir.program import JitOptions, Program
+from jaxprtool.ir.symbols import Bound, LengthsBound, SizeBound
+from jaxprtool.ir.trees import Tree, describe
+from jaxprtool.jaxcompat import Jaxpr, JaxprEqn
+from jaxprtool.jaxcompat.jaxprs import identity
+from jaxprtool.jaxcompat.source_locations import PACKAGES, UserFrame, is_installed, naming_frame
+
+# --- header ---------------------------------------------------------------------------------------
+# The header of a `.jaxpr` file as values: the parts of a Program besides its jaxpr.
 
 #: The maximal width of a header line.
 _WIDTH = 100
@@ -351,3 +362,265 @@ def jit_options(program: Program, parts: Mapping[str, Any]) -> JitOptions:
         inline=parts["inline"],
     )
     return JitOptions.from_traced(program.arguments, program.results, options)
+
+
+# --- call stacks ----------------------------------------------------------------------------------
+# Call stacks of equations in the header of a `.jaxpr` file.
+#
+#     stacks = {
+#         '1': 'train.py:30:13-30:24 (train_step)',
+#         '2': 'model.py:12:9-12:20 (Block.__call__) from 1',
+#     }
+#
+# An entry is a frame and the entry of the frame that called it. A range of columns is that of the
+# call expression. `# model.py:12:9 (Block.__call__) from 2` refers to an entry, so a program has
+# the same layers after it is written and read.
+
+#: The maximal number of frames in a stack. Reading recurses once for each frame.
+DEEPEST = 200
+
+_FRAME = re.compile(
+    r"(?P<file>\S.*?):(?P<line>\d{1,8})"
+    r"(?::(?P<column>\d{1,8})(?:-(?P<end_line>\d{1,8}):(?P<end_column>\d{1,8}))?)?"
+    r"(?: \((?P<function>[^()]*)\))?"
+)
+_ENTRY = re.compile(r"(?P<frame>.*?)(?: from (?P<caller>\w+))?")
+
+
+def frame_text(file: str, frame: UserFrame, ends: bool = False) -> str:
+    """Return `model.py:12:9 (loss)`; with the end of the expression, `model.py:12:9-12:20 (loss)`.
+
+    Args:
+        file: The name of the frame's file.
+        frame: The frame.
+        ends: Whether to write the end of its expression.
+    """
+    function = frame.function
+    known = function.isprintable() and not set(function) & set("()")
+    has_range = frame.column >= 0 and frame[-2:] >= (frame.line, frame.column)  # else unknown
+    until = f"-{frame.end_line}:{frame.end_column + 1}" if ends and has_range else ""
+    named = f" ({function})" if known else ""
+    return f"{file}:{frame.line}:{frame.column + 1}{until}{named}"
+
+
+def read_frame(text: str, files: Mapping[str, str]) -> UserFrame | None:
+    """Return the frame that `frame_text` wrote.
+
+    The result is None if the text has another form, another file, or an invalid range.
+    """
+    found = _FRAME.fullmatch(text)
+    if found is None or found["file"] not in files:
+        return None
+    line, column = int(found["line"]), int(found["column"] or 1) - 1
+    end_line, end_column = line, column
+    if found["end_line"]:
+        end_line, end_column = int(found["end_line"]), int(found["end_column"]) - 1
+        if column < 0 or end_column < 0 or (end_line, end_column) < (line, column):
+            return None
+    function = found["function"] or "<unknown>"
+    return UserFrame(files[found["file"]], line, function, column, end_line, end_column)
+
+
+class StackWriter:
+    """Numbers the call stacks of equations."""
+
+    def __init__(self) -> None:
+        self._numbers: dict[str, str] = {}
+
+    @property
+    def table(self) -> dict[str, str]:
+        """The text of each entry, by its number."""
+        return {number: text for text, number in self._numbers.items()}
+
+    def entry(self, frames: Sequence[str]) -> str:
+        """Return the entry of a call stack, the innermost frame first; "" if it is too deep."""
+        if len(frames) > DEEPEST:
+            return ""
+        entry = ""
+        for frame in reversed(frames):
+            text = f"{frame} from {entry}" if entry else frame
+            entry = self._numbers.setdefault(text, str(len(self._numbers) + 1))
+        return entry
+
+
+def read_stacks(
+    table: Mapping[str, str], files: Mapping[str, str]
+) -> dict[str, tuple[UserFrame, ...]]:
+    """Return the frames of each entry, the outermost first. Raises ValueError."""
+    stacks: dict[str, tuple[UserFrame, ...]] = {}
+    for number, text in table.items():
+        entry = _ENTRY.fullmatch(text)
+        frame = read_frame(entry["frame"], files) if entry else None
+        if entry is None or frame is None:
+            raise ValueError(f"entry {number!r} of stacks is not a frame of a file: {text!r}")
+        caller = entry["caller"]
+        if caller is not None and caller not in stacks:
+            raise ValueError(f"entry {number!r} of stacks comes before its caller {caller!r}")
+        stacks[number] = (*stacks.get(caller or "", ()), frame)
+        if len(stacks[number]) > DEEPEST:
+            raise ValueError(f"entry {number!r} of stacks has more than {DEEPEST - 1} callers")
+    return stacks
+
+
+# --- source comments ------------------------------------------------------------------------------
+# Source locations of equations in the comments of a `.jaxpr` file.
+#
+#     # model.py:12:8 (loss) ← flax/linen/linear.py:199:8 (call) from 4 in layer/dense as hidden
+#
+# First comes the user's own frame, then the library frame that it calls, if any; `from 4`, if there
+# are more frames, is their entry in the header's table of call stacks. Then come the name scopes,
+# and the names of the results in the user's source, `low, _` if only the first of two has one. Each
+# part may be missing. The header's table has the paths of the files: relative to the user's folder
+# or, for libraries, to the folder of installed packages on the reading machine. A comment that
+# names none of these files, or has another form, is an ordinary comment.
+
+#: The frames of an equation, outermost first, and the name scopes around it.
+Location: TypeAlias = tuple[tuple[UserFrame, ...], str]
+
+_LOCATION = re.compile(
+    r"(?:(?P<frames>\S.*?:\d{1,8}(?::\d{1,8})?(?: \([^()]*\))?)(?: from (?P<stack>\w+))?)?"
+    r"(?:(?:^| )in (?:'(?P<quoted>[^']+)'|(?P<scope>\S+)))?"
+    r"(?:(?:^| )as (?P<names>\w+(?:, \w+)*))?"
+)
+
+
+class SourceComments:
+    """The source locations of equations as comments, with their files and call stacks.
+
+    Each location is looked up once; the equations must outlive this object.
+
+    Args:
+        root: The jaxpr of the program.
+        source: Whether the comments include source lines and not only name scopes.
+        roots: The folders of the user's files, as a `Program` has them.
+    """
+
+    def __init__(self, root: Jaxpr, source: bool, roots: Sequence[Root]) -> None:
+        self.files: dict[str, str] = {}
+        self._users: dict[str, str] = {}
+        self._source = source
+        # An unused result of the program is written as `_` and has no name when it is read.
+        unread = VariableNames(root, set())
+        names = source_names(root, roots) if source else {}
+        self._given = {var: name for var, name in names.items() if var not in unread}
+        self._reader = frames_now(roots, chosen=False)
+        self._names: dict[tuple[str, bool], str | None] = {}
+        self._comments: dict[Hashable, tuple[str, ...]] = {}
+        self._frames: dict[object, str] = {}
+        self._stacks = StackWriter()
+
+    @property
+    def stacks(self) -> Mapping[str, str]:
+        """The table of the call stacks that the comments mention."""
+        return self._stacks.table
+
+    def digests(self, since: float | None = None) -> dict[str, str]:
+        """Return a digest of each of the user's files that the comments mention.
+
+        Args:
+            since: As for `source_text.digest`.
+        """
+        return {name: source_text.digest(file, since) for name, file in self._users.items()}
+
+    def comment(self, eqn: JaxprEqn) -> tuple[str, ...]:
+        """Return `# file.py:12:8 (function) in scope as name`, or known parts, as one token."""
+        info = eqn.source_info
+        names = tuple(self._given.get(var, "_") for var in eqn.outvars)
+        key = identity(info.traceback), identity(info.name_stack), names
+        if key not in self._comments:
+            scope = _scope_text(jaxcompat.name_stack(eqn))
+            parts = [self._frame(eqn) if self._source else "", f"in {scope}" if scope else ""]
+            parts.append(f"as {', '.join(names)}" if set(names) - {"_"} else "")
+            text = " ".join(filter(None, parts))
+            self._comments[key] = (f"# {text}",) if text else ()
+        return self._comments[key]
+
+    def _frame(self, eqn: JaxprEqn) -> str:
+        traceback = eqn.source_info.traceback
+        if traceback not in self._frames:
+            self._frames[traceback] = self._location_text(eqn)
+        return self._frames[traceback]
+
+    def _location_text(self, eqn: JaxprEqn) -> str:
+        frames = self._reader.of(eqn)
+        if not frames:
+            return ""
+        own = self._reader.nearest(frames)
+        # All that the user's own frame calls is written as a library's, and read as such.
+        libraries = [i < own or not self._reader.is_users(f.file) for i, f in enumerate(frames)]
+        shown = dict.fromkeys((own, 0))
+        text = BEHIND.join(filter(None, (self._frame_text(frames[i], libraries[i]) for i in shown)))
+        if not text or len(frames) == len(shown):
+            return text
+        texts = map(partial(self._frame_text, ends=True), frames, libraries)
+        entry = self._stacks.entry([*filter(None, texts)])
+        return f"{text} from {entry}" if entry else text
+
+    def _frame_text(self, frame: UserFrame, library: bool, ends: bool = False) -> str:
+        name = self._file(frame.file, library)
+        return "" if name is None else frame_text(name, frame, ends)
+
+    def _file(self, file: str, library: bool) -> str | None:
+        """Return the name of a file in comments: a library's path, else the shortest name."""
+        if (file, library) not in self._names:
+            path = self._reader.path(file)
+            path = f"{PACKAGES}/{path}" if library else path
+            name = self._distinct(path) if path.isprintable() else None
+            self._names[file, library] = name
+            if name is not None:
+                self.files[name] = path
+                if not library and not path.startswith("<"):
+                    self._users[name] = file
+        return self._names[file, library]
+
+    def _distinct(self, path: str) -> str:
+        parts = [re.sub(r"[^\w./+-]", "_", part) for part in PurePath(path).parts] or ["file"]
+        if is_installed(path):
+            parts = ["/".join(parts[1:])]
+        names = ("/".join(parts[-n:]) for n in range(1, len(parts) + 1))
+        numbered = (f"{parts[-1]}.{n}" for n in count(2))
+        return next(n for names in (names, numbered) for n in names if n not in self.files)
+
+
+def _scope_text(scope: str) -> str:
+    """Return a name scope in a comment, quoted if it has spaces, without invalid characters."""
+    if "'" in scope or not scope.isprintable():
+        scope = "".join(c if c.isprintable() and c != "'" else "_" for c in scope)
+    return f"'{scope}'" if " " in scope else scope
+
+
+def source_infos(
+    comments: Iterable[str], files: Mapping[str, str], stacks: Mapping[str, tuple[UserFrame, ...]]
+) -> dict[str | None, object]:
+    """Return the `source_info` for each comment, and for equations without one.
+
+    Args:
+        comments: The comments.
+        files: The path of each file by its name in comments.
+        stacks: The call stacks by their names in comments, the outermost frame first.
+    """
+    texts = list(dict.fromkeys(comments))
+    locations: list[Location] = [((), ""), *(_location(text, files, stacks) for text in texts)]
+    return dict(zip((None, *texts), jaxcompat.source_infos(locations), strict=True))
+
+
+def _location(
+    comment: str, files: Mapping[str, str], stacks: Mapping[str, tuple[UserFrame, ...]]
+) -> Location:
+    found = _LOCATION.fullmatch(comment)
+    if not comment.isprintable() or not found:
+        return (), ""
+    frames: list[UserFrame] = []
+    for text in found["frames"].split(BEHIND) if found["frames"] else ():
+        frame = read_frame(text, files)
+        if frame is None:
+            return (), ""
+        frames.append(frame)
+    if found["stack"]:
+        if found["stack"] not in stacks:
+            return (), ""
+        frames = [*stacks[found["stack"]]]
+    if frames or found["names"]:  # a result has the name of the file or none: the source may differ
+        names = (found["names"] or "").split(", ")
+        frames.append(naming_frame([name.strip("_") and name for name in names]))
+    return tuple(frames), found["scope"] or found["quoted"] or ""

@@ -26,22 +26,22 @@ from jax.sharding import AbstractMesh
 from jax.tree_util import PyTreeDef
 
 from jaxprtool import jaxcompat, primitives
-from jaxprtool.formats.jaxpr.values import Unwritable
-from jaxprtool.ir.basics.plugins import load_rules_of
-from jaxprtool.ir.basics.rules import RuleTable, rule
-from jaxprtool.ir.core.structured import CALLS, NO_OPTIONS
-from jaxprtool.ir.core.traits import traits
-from jaxprtool.ir.programs.trees import build, describe
-from jaxprtool.ir.rewriting.callbacks import Stub, batching_rule, custom_vmap_params
-from jaxprtool.ir.rewriting.custom_rules import (
-    JVPRule,
-    VJPRule,
+from jaxprtool.formats.jaxpr.values import Encode, Unwritable, add_class, call
+from jaxprtool.ir.custom_rules import (
+    Stub,
+    batching_rule,
+    custom_vmap_params,
     jvp_params,
     jvp_rule,
     vjp_params,
     vjp_rule,
 )
-from jaxprtool.jaxcompat import ClosedJaxpr, JaxprEqn, Primitive
+from jaxprtool.ir.equations import Record, fields_of
+from jaxprtool.ir.regions import CALLS, NO_OPTIONS
+from jaxprtool.ir.rules import RuleTable, load_rules_of, rule
+from jaxprtool.ir.traits import traits
+from jaxprtool.ir.trees import Placeholder, StaticLeaf, build, describe, description
+from jaxprtool.jaxcompat import ClosedJaxpr, JaxprEqn, JVPRule, Primitive, VJPRule
 
 
 class BadParameter(ValueError):
@@ -531,3 +531,49 @@ def _read_custom_vmap(given: Params, operands: Avals, results: Avals) -> Params:
 
 _VMAP_NAMES = frozenset({"name", "call_jaxpr", "rule"})
 rule(forms, "custom_vmap_call")(Form(_write_custom_vmap, _read_custom_vmap, names=_VMAP_NAMES))
+
+
+# --- opaque ---------------------------------------------------------------------------------------
+# The parameters of opaque equations in a `.jaxpr` file: see `jaxcompat.opaque`.
+#
+#     y:f32[8,128] = pallas_call[
+#       @opaque=()
+#       compiler_params=Record('jax…CompilerParams', dimension_semantics=('arbitrary',), …)
+#       jaxpr=open({ lambda ; … })
+#       …
+#     ] x
+#
+# `@opaque` has the equation's effects. A value that the file cannot have is a record of its fields,
+# if it has some, or else the description of an object. Jaxprs in records are written as jaxprs.
+
+#: The setting of an opaque equation that has its effects.
+OPAQUE = "opaque"
+
+
+def encode_opaque(value: Any, encode: Encode) -> str:
+    """Return the text of a value that cannot be written otherwise: a record, or a description."""
+    record = fields_of(value)
+    if record is None:
+        return encode(StaticLeaf(Placeholder(_described(value))))
+    class_name, fields = record
+    return call("Record", repr(class_name), **{k: encode(field) for k, field in fields.items()})
+
+
+def _described(value: Any) -> str:
+    """Return the description of an object, whose `repr` may raise."""
+    try:
+        return " ".join(description(value).split())
+    except Exception:
+        return f"a value of {type(value).__module__}.{type(value).__qualname__}"
+
+
+def is_whole(value: Any) -> bool:
+    """Return True if a value that was read is the value that was written."""
+    if isinstance(value, Record | StaticLeaf):
+        return False
+    if isinstance(value, dict):
+        return all(map(is_whole, value.values()))
+    return not isinstance(value, tuple | list) or all(map(is_whole, value))
+
+
+add_class(Record, encode_opaque, Record=Record)

@@ -20,17 +20,22 @@ from jaxprtool.errors import ProgramFileError
 from jaxprtool.files import opened_plain
 from jaxprtool.formats.jaxpr import syntax
 from jaxprtool.formats.jaxpr.build import Builder
-from jaxprtool.formats.jaxpr.call_stacks import read_stacks
 from jaxprtool.formats.jaxpr.constants import Constants
-from jaxprtool.formats.jaxpr.header import Header, bound_of, jit_options, read_header
-from jaxprtool.formats.jaxpr.source import FileText
-from jaxprtool.formats.jaxpr.source_comments import source_infos
-from jaxprtool.formats.jaxpr.types import TypeReader
-from jaxprtool.ir.basics.collector import without_collector
-from jaxprtool.ir.programs.program import Program
-from jaxprtool.ir.shapes.bounds import Bound
-from jaxprtool.ir.source import source_text
-from jaxprtool.ir.source.frames import Root
+from jaxprtool.formats.jaxpr.header import (
+    Header,
+    bound_of,
+    jit_options,
+    read_header,
+    read_stacks,
+    source_infos,
+)
+from jaxprtool.formats.jaxpr.syntax import FileText
+from jaxprtool.formats.jaxpr.values import TypeReader
+from jaxprtool.ir import source_text
+from jaxprtool.ir.frames import Root
+from jaxprtool.ir.process import without_collector
+from jaxprtool.ir.program import Program
+from jaxprtool.ir.symbols import Bound
 from jaxprtool.jaxcompat import DebugInfo
 from jaxprtool.jaxcompat.source_locations import is_installed
 

@@ -1,4 +1,4 @@
-"""Line breaks of emitted Python, the same as those of `ruff format`.
+"""Line breaks of emitted Python, the same as those of `ruff format`, and unique names.
 
 Text consists of pieces: strings, holes for operands, and brackets whose items may be on separate
 lines. Most statements fit on one line and are written flat. Others are broken as by ruff: the
@@ -8,10 +8,17 @@ comma.
 
 from __future__ import annotations
 
+import builtins
+import keyword
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import count, product
+from string import ascii_lowercase
 from typing import TypeAlias
+
+# --- layout ---------------------------------------------------------------------------------------
+# Line breaks of emitted Python, the same as those of `ruff format`.
 
 #: The maximal length of a line, including its comment.
 WIDTH = 88
@@ -68,14 +75,14 @@ def holes_of(pieces: Sequence[Piece]) -> Iterator[Hole]:
                 yield from holes_of(item)
 
 
-def filled(pieces: Sequence[Piece], texts: dict[int, str]) -> list[Piece]:
+def filled_holes(pieces: Sequence[Piece], texts: dict[int, str]) -> list[Piece]:
     """Return the pieces with holes replaced by the texts of operands."""
     result: list[Piece] = []
     for piece in pieces:
         if isinstance(piece, Hole):
             result.append(texts[piece.index])
         elif isinstance(piece, Bracket):
-            result.append(replace(piece, items=[filled(item, texts) for item in piece.items]))
+            result.append(replace(piece, items=[filled_holes(item, texts) for item in piece.items]))
         else:
             result.append(piece)
     if "**" in result and not _SIMPLE.fullmatch(flat(result)):
@@ -181,3 +188,76 @@ def definition(
         return statement(f"def {name}", [Bracket("(", items, ")", call=True)], ":", depth)
     targets: Targets = list(zip(parameters, types, strict=True))
     return [f"{margin}def {name}(", *_target_lines(targets, margin)[1:-1], f"{margin}):"]
+
+
+# --- naming ---------------------------------------------------------------------------------------
+# Names for definitions of an emitted module: unique identifiers that shadow nothing.
+
+#: Names that an emitted module must not shadow; linters reject `l`.
+RESERVED = frozenset({*keyword.kwlist, *dir(builtins), "l"})
+
+
+def identifier(text: str) -> str:
+    """Return an identifier as similar to `text` as possible: `lambda_` for `<lambda>`."""
+    name = re.sub(r"\W+", "_", text, flags=re.ASCII).strip("_" if text.startswith("<") else "")
+    if not name or name[0].isdigit():
+        name = f"_{name}"
+    return f"{name}_" if name in RESERVED else name
+
+
+class LocalNames:
+    """The names taken in a function; `outer` are those of its module.
+
+    Names of a function do not shadow names of the module or vice versa: `everywhere` has both.
+    """
+
+    def __init__(self, outer: set[str], everywhere: set[str]):
+        self._taken: set[str] = set()
+        self._outer = outer
+        self._everywhere = everywhere
+        self._letters = _letters()
+
+    def fresh(self) -> str:
+        """Return the next free name of a, b, c, …, z, aa, ab and so on."""
+        for name in self._letters:
+            if self._is_free(name):
+                return self.take(name)
+        raise AssertionError("there are endlessly many names")
+
+    def claim(self, hint: str) -> str:
+        """Return `hint` as an identifier, with a number after it if it is taken."""
+        return self.take(next(filter(self._is_free, numbered(hint))))
+
+    def unused(self) -> str:
+        """Return the name of unused values: `_`, or `__` if a variable is called `_`."""
+        name = next(filter(self._is_free, map("_".__mul__, count(1))))
+        self._everywhere.add(name)  # no later function of the module may have this name
+        return name
+
+    def inside(self, captured: Iterable[str]) -> LocalNames:
+        """Return names for a nested function, which may shadow names that it does not capture."""
+        names = LocalNames(self._outer, self._everywhere)
+        names._taken.update(captured)
+        names._letters = self._letters
+        return names
+
+    def _is_free(self, name: str) -> bool:
+        return name not in self._taken and name not in self._outer and name not in RESERVED
+
+    def take(self, name: str) -> str:
+        """Mark a name as taken."""
+        self._taken.add(name)
+        self._everywhere.add(name)
+        return name
+
+
+def numbered(hint: str) -> Iterator[str]:
+    """Yield `hint` as an identifier, then with 2, 3, … after it."""
+    name = identifier(hint)
+    yield name
+    yield from (f"{name}_{n}" for n in count(2))
+
+
+def _letters() -> Iterator[str]:
+    for length in count(1):
+        yield from map("".join, product(ascii_lowercase, repeat=length))

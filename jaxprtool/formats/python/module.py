@@ -1,4 +1,4 @@
-"""A module being written: its imports and definitions."""
+"""A module being written: its imports, definitions and constants."""
 
 from __future__ import annotations
 
@@ -9,10 +9,12 @@ from contextlib import AbstractContextManager, ExitStack, contextmanager
 from functools import cached_property
 from typing import Any, NamedTuple
 
+import jax
 import numpy as np
 
+from jaxprtool import jaxcompat
+from jaxprtool.errors import UnsupportedError
 from jaxprtool.formats.jaxpr.constants import digest
-from jaxprtool.formats.python import constants
 from jaxprtool.formats.python.expressions import (
     ATOM,
     ROOTS,
@@ -22,26 +24,42 @@ from jaxprtool.formats.python.expressions import (
     ModuleValue,
     Name,
     PythonFunction,
+    Scope,
     Subscript,
+    array,
+    bindings,
     call,
+    determines_its_symbols,
+    dtype_name,
+    literal,
     method,
     pieces_of,
 )
-from jaxprtool.formats.python.helpers import HELPERS, NAMED
-from jaxprtool.formats.python.layout import flat, statement
-from jaxprtool.formats.python.naming import RESERVED, LocalNames, identifier, numbered
+from jaxprtool.formats.python.layout import (
+    INDENT,
+    RESERVED,
+    WIDTH,
+    LocalNames,
+    flat,
+    identifier,
+    numbered,
+    statement,
+)
 from jaxprtool.formats.python.rules import calls
+from jaxprtool.formats.python.rules.table import FROM_HEX, HELPERS, NAMED
 from jaxprtool.formats.python.selection import TextTemplates
-from jaxprtool.formats.python.symbols import bindings, determines_its_symbols
-from jaxprtool.formats.python.values import dtype_name, literal
-from jaxprtool.ir.core.equations import equations
-from jaxprtool.ir.core.traits import traits
-from jaxprtool.ir.programs.program import Program
-from jaxprtool.ir.shapes.symbols import sizes_by_symbol
-from jaxprtool.ir.source.frames import BEHIND, SourceLocation, frames_now, short_paths
+from jaxprtool.ir.dtypes import is_foreign
+from jaxprtool.ir.equations import equations
+from jaxprtool.ir.frames import BEHIND, SourceLocation, frames_now, short_paths
+from jaxprtool.ir.program import Program
+from jaxprtool.ir.symbols import sizes_by_symbol
+from jaxprtool.ir.traits import traits
 from jaxprtool.jaxcompat import AnyJaxpr, JaxprEqn, Literal, Var, open_jaxpr
 from jaxprtool.jaxcompat.source_locations import UserFrame
 from jaxprtool.primitives import scope_of
+
+# --- module ---------------------------------------------------------------------------------------
+# A module being written: its imports and definitions.
 
 #: Creates the context in which JAX traces a body.
 Setting = Callable[[], AbstractContextManager[object]]
@@ -227,7 +245,7 @@ class Module:
         if name is None:
             name = self._constants[id(value)] = self.claim("CONSTANT")
             store = None if self.file is None else self._stored
-            self.definitions += constants.definition_of(name, value, self, store)
+            self.definitions += definition_of(name, value, self, store)
         return name
 
     def _stored(self, data: np.ndarray) -> Expression:
@@ -312,3 +330,82 @@ def _function_names(jaxpr: AnyJaxpr) -> set[str]:
     called = (eqn for eqn in equations(open_jaxpr(jaxpr)) if traits(eqn).call)
     names = {identifier(scope_of(eqn) or calls.called_name(eqn)) for eqn in called}
     return {"mesh", "CONSTANT", *names}
+
+
+# --- constants ------------------------------------------------------------------------------------
+# The constants of a program in Python: small ones as lists, others as bytes or in an .npz file.
+#
+# They are JAX arrays, so that each is traced as one constant regardless of its number of uses, and
+# a scalar as a constant instead of a literal.
+
+#: The maximum number of elements of an array written as a list, and the maximum number of bytes of
+#: an array in the text.
+_MOST_ELEMENTS, MOST_BYTES = 16, 2048
+
+
+#: Stores an array in the file next to the module, and returns the expression that reads it.
+Store = Callable[[np.ndarray], Expression]
+
+
+def definition_of(name: str, value: Any, scope: Scope, store: Store | None) -> list[str]:
+    """Return the lines that define a constant; large ones are passed to `store`, if given."""
+    if isinstance(value, jax.Ref):  # with its current value
+        made = call("jax.new_ref", Name(name))
+        lines = definition_of(name, value[...], scope, store)
+        return lines + statement(f"{name} = ", pieces_of(made, scope), "", 0)
+    if jax.dtypes.issubdtype(value.dtype, jax.dtypes.prng_key):
+        return _keys(name, value, scope, store)
+    if is_foreign(value.dtype):
+        raise UnsupportedError(
+            f"a constant of the element type {value.dtype}, which a package defines, cannot be "
+            "written as Python"
+        )
+    if jax.typeof(value).weak_type:
+        dtype, strong = dtype_name(value.dtype), np.asarray(value)
+        bind = call(
+            "lax.convert_element_type_p.bind",
+            Name(name),
+            new_dtype=dtype,
+            weak_type=True,
+            sharding=None,
+        )
+        lines = definition_of(name, strong, scope, store)
+        return lines + statement(f"{name} = ", pieces_of(bind, scope), "", 0)
+    data = np.asarray(value)
+    if data.dtype == jax.dtypes.float0:
+        expression: Expression = call("np.zeros", data.shape, data.dtype)
+    elif data.size <= _MOST_ELEMENTS:
+        expression = array(data, "jnp")
+    elif store and data.nbytes > MOST_BYTES:
+        expression = call("jnp.asarray", store(data))
+    else:
+        return _bytes(name, data, scope)
+    return statement(f"{name} = ", pieces_of(expression, scope), "", 0)
+
+
+def _keys(name: str, value: Any, scope: Scope, store: Store | None) -> list[str]:
+    words = f"{name}_DATA"
+    implementation = jaxcompat.key_implementation(value.dtype).name
+    scope.mention("jax.random")
+    return [
+        *definition_of(words, jax.random.key_data(value), scope, store),
+        f'{name} = jax.random.wrap_key_data({words}, impl="{implementation}")',
+    ]
+
+
+def _bytes(name: str, data: np.ndarray, scope: Scope) -> list[str]:
+    from_hex = scope.helper(FROM_HEX)
+    text = data.tobytes().hex()
+    width = WIDTH - 2 * len(INDENT)
+    rows = [f"{INDENT}{text[i : i + width]}" for i in range(0, len(text), width)]
+    dtype = "".join(map(str, pieces_of(dtype_name(data.dtype), scope)))
+    shape = [f"{INDENT}{size}," for size in data.shape]
+    return [
+        f"{name} = {from_hex}(",
+        f'{INDENT}"""',
+        *rows,
+        f'{INDENT}""",',
+        f"{INDENT}{dtype},",
+        *shape,
+        ")",
+    ]

@@ -1,4 +1,4 @@
-"""The operations of a compiled module, with the names and source lines that JAX gave them.
+"""The operations of a compiled module: names, lines, trip counts, products; and how it is read.
 
     module = compiled_module(jax.jit(f).lower(x).compile())
     for op in module.entry.instructions:
@@ -10,24 +10,20 @@ in all supported releases of jaxlib.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import json
+from collections import Counter
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from math import prod
 from typing import Any
 
-from jaxprtool.ir.basics.caches import cached_method
-from jaxprtool.ir.hlo.wire import (
-    Message,
-    integer,
-    integers,
-    message,
-    submessage,
-    submessages,
-    text,
-)
-from jaxprtool.ir.source import source_text
+from jaxprtool.ir import source_text
+from jaxprtool.ir.backends import cached_method
 from jaxprtool.jaxcompat.source_locations import UserFrame
+
+# --- module ---------------------------------------------------------------------------------------
+# The operations of a compiled module, with the names and source lines that JAX gave them.
 
 #: `PrimitiveType` of xla_data.proto: the name and the bits of each element type.
 _ELEMENTS: dict[int, tuple[str, int]] = {
@@ -308,3 +304,263 @@ def _shape(data: bytes) -> Shape:
     name, _ = _ELEMENTS.get(kind, (f"type{kind}", 0))
     layout = tuple(integers(submessage(fields, 5), 1))
     return Shape(name, tuple(integers(fields, 3)), (), layout)
+
+
+# --- wire -----------------------------------------------------------------------------------------
+# Read protocol buffers without their schema.
+#
+# XLA describes compiled modules and their memory in protocol buffers, and no package that we depend
+# on has their descriptors. The readers of this folder name the numbers of the fields that they
+# read, and the file of XLA's sources that declares them. The format is described at
+# https://protobuf.dev/programming-guides/encoding/.
+
+#: The fields of a message by number, each with its values in order: an integer, or the bytes of a
+#: text, a message or packed numbers.
+Message = dict[int, list[Any]]
+
+_VARINT, _FIXED64, _BYTES, _FIXED32 = 0, 1, 2, 5
+
+
+def message(data: bytes) -> Message:
+    """Return the fields of a message.
+
+    Fixed-width numbers are returned as bytes.
+
+    Raises:
+        ValueError: If the data are not a message.
+    """
+    try:
+        return _fields(data)
+    except IndexError:
+        raise ValueError("the message is cut off") from None
+
+
+def _fields(data: bytes) -> Message:
+    found: Message = {}
+    position, end = 0, len(data)
+    while position < end:
+        key = data[position]
+        position += 1
+        if key > 0x7F:
+            key, position = _varint(data, position - 1)
+        kind = key & 7
+        value: int | bytes
+        if kind == _VARINT:
+            value = data[position]
+            position += 1
+            if value > 0x7F:
+                value, position = _varint(data, position - 1)
+        else:
+            if kind == _BYTES:
+                size, position = _varint(data, position)
+            elif kind == _FIXED64:
+                size = 8
+            elif kind == _FIXED32:
+                size = 4
+            else:
+                raise ValueError(f"no wire type has number {kind}")
+            value = data[position : position + size]
+            position += size
+        if (field := key >> 3) in found:
+            found[field].append(value)
+        else:
+            found[field] = [value]
+    if position != end:
+        raise ValueError("the message is cut off")
+    return found
+
+
+def _varint(data: bytes, position: int) -> tuple[int, int]:
+    """Return the integer at a position, and the position after it."""
+    value = shift = 0
+    while True:
+        byte = data[position]
+        position += 1
+        value |= (byte & 0x7F) << shift
+        if byte < 0x80:
+            return value, position
+        shift += 7
+
+
+def integer(fields: Message, number: int, default: int = 0) -> int:
+    """Return an integer field; negative ones are read as 64 bits."""
+    values = fields.get(number)
+    if not values:
+        return default
+    value: int = values[-1]
+    return value - (1 << 64) if value >= 1 << 63 else value
+
+
+def text(fields: Message, number: int) -> str:
+    """Return a text field, "" if it is missing."""
+    values = fields.get(number)
+    return values[-1].decode(errors="replace") if values else ""
+
+
+def integers(fields: Message, number: int) -> list[int]:
+    """Return a repeated integer field, packed or not."""
+    found: list[int] = []
+    for value in fields.get(number, ()):
+        if isinstance(value, int):
+            found.append(value)
+            continue
+        position = 0
+        while position < len(value):
+            each, position = _varint(value, position)
+            found.append(each)
+    return [each - (1 << 64) if each >= 1 << 63 else each for each in found]
+
+
+def submessage(fields: Message, number: int) -> Message:
+    """Return a message field, empty if it is missing."""
+    values = fields.get(number)
+    return message(values[-1]) if values else {}
+
+
+def submessages(fields: Message, number: int) -> list[Message]:
+    """Return a repeated message field."""
+    values: Sequence[bytes] = fields.get(number, ())
+    return [message(each) for each in values]
+
+
+# --- trip counts ----------------------------------------------------------------------------------
+# The number of iterations of a loop in a compiled module.
+#
+# XLA for CPU and GPU states known trip counts in the module. XLA for TPU does not: there, loops are
+# recognized that count up to a constant, as `scan` and `fori_loop` do. Field numbers are those of
+# XLA's `xla/service/hlo.proto` and `xla/xla_data.proto`.
+
+#: Operations that pass on their operand.
+_SAME = frozenset({"copy", "bitcast", "copy-start", "copy-done"})
+
+
+def trip_count(module: Module, loop: Instruction) -> int | None:
+    """Return the number of iterations of a `while`; None if it is unknown before the loop runs."""
+    config = text(loop.fields, 43)
+    known = json.loads(config).get("known_trip_count", {}) if config.startswith("{") else {}
+    return int(known["n"]) if "n" in known else counted_trips(module, loop)
+
+
+def executed(
+    module: Module, computation: Computation | None = None, count: int | None = 1
+) -> Iterator[tuple[Instruction, int | None]]:
+    """Yield the instructions of a module, and how often each runs in a call of the module.
+
+    The count is the product of the trip counts of the loops around it; None if one of these is
+    known only when the loop runs. In a branch it is counted as if the branch were taken.
+
+    Args:
+        module: The module.
+        computation: A function of it; by default the one that is run.
+        count: How often that function runs.
+    """
+    for each in (computation or module.entry).instructions:
+        yield each, count
+        inner = count
+        if each.opcode == "while":
+            trips = trip_count(module, each)
+            inner = None if trips is None or count is None else count * trips
+        # The end of an operation in the background names the computation that its start runs.
+        for number in () if each.opcode in ("async-update", "async-done") else each.calls:
+            yield from executed(module, module.computations[number], inner)
+
+
+def counted_trips(module: Module, loop: Instruction) -> int | None:
+    """Return the iterations of a loop that counts from a constant up to a constant, or None."""
+    body, condition = (module.computations[each] for each in loop.calls[:2])
+    compare = condition.root
+    if compare.opcode != "compare" or text(compare.fields, 63) != "LT":
+        return None
+    counter, limit = (module.instructions[each] for each in compare.operands)
+    end = _constant(module, limit)
+    index = _carried(module, counter)
+    if index is None or end is None or body.root.opcode != "tuple":
+        return None
+    start = _constant(module, _element(module, module.instructions[loop.operands[0]], index))
+    step = _step(module, _element(module, body.root, index), index)
+    if start is None or not step or step < 0:
+        return None
+    return max(0, -(-(end - start) // step))
+
+
+def _element(module: Module, value: Instruction, index: int) -> Instruction:
+    """Return an element of a tuple; the value itself if it is not made as one."""
+    return module.instructions[value.operands[index]] if value.opcode == "tuple" else value
+
+
+def _step(module: Module, made: Instruction, index: int) -> int | None:
+    """Return the constant that is added to an element of a loop's carry, or None."""
+    made = _passed(module, made)
+    if made.opcode != "add":
+        return None
+    operands = [_passed(module, module.instructions[each]) for each in made.operands]
+    counters = [_carried(module, each) == index for each in operands]
+    if counters == [True, False]:
+        return _constant(module, operands[1])
+    return _constant(module, operands[0]) if counters == [False, True] else None
+
+
+def _carried(module: Module, value: Instruction) -> int | None:
+    """Return the index of a value in a loop's carry, in the body or the condition, or None."""
+    if value.opcode != "get-tuple-element":
+        return None
+    is_carry = module.instructions[value.operands[0]].opcode == "parameter"
+    return value.tuple_index if is_carry else None
+
+
+def _constant(module: Module, value: Instruction) -> int | None:
+    """Return the value of an integer constant, or None."""
+    value = _passed(module, value)
+    if value.opcode != "constant" or value.shape.sizes or value.shape.dtype not in ("s32", "s64"):
+        return None
+    literal = submessage(value.fields, 8)
+    (found,) = integers(literal, 4) or integers(literal, 5) or [0]
+    return found
+
+
+def _passed(module: Module, value: Instruction) -> Instruction:
+    """Return the value that a chain of copies and bitcasts starts from."""
+    while value.opcode in _SAME and value.operands:
+        value = module.instructions[value.operands[0]]
+    return value
+
+
+# --- products -------------------------------------------------------------------------------------
+# The floating-point operations of matrix products and convolutions in a compiled module.
+#
+# Field numbers are those of XLA's `xla/service/hlo.proto` and `xla/xla_data.proto`.
+
+
+def product_flops(module: Module, computation: Computation | None = None) -> Counter[str]:
+    """Return the operations of products in a call, by the element type of the first operand.
+
+    A loop with an unknown trip count is counted once; all branches are counted.
+
+    Args:
+        module: The module.
+        computation: A function of it; by default the one that is run.
+    """
+    found = Counter[str]()
+    for each in (computation or module.entry).instructions:
+        found += flops_of(module, each)
+    return found
+
+
+def flops_of(module: Module, instruction: Instruction) -> Counter[str]:
+    """Return the operations of the products in an instruction, by their element type."""
+    if instruction.opcode in ("dot", "convolution"):
+        first, second = (module.instructions[each] for each in instruction.operands[:2])
+        if instruction.opcode == "dot":
+            dimensions = integers(submessage(instruction.fields, 30), 1)
+            terms = prod(first.shape.sizes[each] for each in dimensions)
+        else:
+            features = integer(submessage(instruction.fields, 16), 4)
+            terms = prod(second.shape.sizes) // second.shape.sizes[features]
+        return Counter({first.shape.dtype: 2 * prod(instruction.shape.sizes) * terms})
+    if instruction.opcode in ("async-update", "async-done") or not instruction.calls:
+        return Counter()
+    times = (trip_count(module, instruction) or 1) if instruction.opcode == "while" else 1
+    found = Counter[str]()
+    for number in instruction.calls:
+        found += product_flops(module, module.computations[number])
+    return Counter({dtype: flops * times for dtype, flops in found.items()})

@@ -20,9 +20,16 @@ from typing import Any, NamedTuple
 
 from jax.profiler import ProfileData
 
-from jaxprtool.ir.basics.collector import without_collector
-from jaxprtool.ir.hlo.module import Module, read_module
-from jaxprtool.ir.hlo.wire import Message, message, submessage, submessages, text
+from jaxprtool.ir.hlo.module import (
+    Message,
+    Module,
+    message,
+    read_module,
+    submessage,
+    submessages,
+    text,
+)
+from jaxprtool.ir.process import without_collector
 
 #: The name of the annotation around each measured call or step.
 STEP = "jaxprtool.step"

@@ -1,4 +1,4 @@
-"""Break a listing into lines: a jaxpr as a flat list of tokens.
+"""Break a listing into lines: a jaxpr, or the selected part of it, as a flat list of tokens.
 
 The layout is that of JAX's own formatter. A group is a jaxpr, the parameters of an equation, or a
 row of variables. It goes on the current line if all of it fits there; to test this, it is written
@@ -11,17 +11,21 @@ A variable's name includes the space before it, so that it is one string whereve
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from fnmatch import fnmatchcase
 from itertools import islice
 from typing import Any, TypeAlias
 
 from jaxprtool import jaxcompat
-from jaxprtool.ir.notation.naming import Naming
-from jaxprtool.ir.notation.selection import Selection, equations
+from jaxprtool.ir.equations import Contains, bodies, holders
+from jaxprtool.ir.notation.names import shared_jaxprs
 from jaxprtool.ir.notation.signatures import Notation, Pieces, Signature, Value
 from jaxprtool.ir.notation.tokens import BINDER, Comment, Keyword, SharedName, Token, Type
 from jaxprtool.jaxcompat import Atom, Aval, DropVar, Jaxpr, JaxprEqn, Literal, Var
-from jaxprtool.jaxcompat.identity import identity
+from jaxprtool.jaxcompat.jaxprs import identity
+
+# --- layout ---------------------------------------------------------------------------------------
+# Break a listing into lines: a jaxpr as a flat list of tokens.
 
 #: The column where comments begin, unless the line is longer than that.
 COMMENT_COLUMN = 50
@@ -567,3 +571,163 @@ def _after_space(cell: tuple[str, ...]) -> tuple[str, ...]:
 
 def _end_of_tuple(values: Sequence[object]) -> str:
     return ",)" if len(values) == 1 else ")"
+
+
+# --- selection ------------------------------------------------------------------------------------
+# Select the part of a program that is shown: its depth, and its equations.
+#
+# `depth` folds the bodies that are nested deeper. `only` keeps the equations whose primitive
+# matches a pattern, and the equations around them. `among` keeps some equations, such as those of a
+# slice. Everything left out is counted, including the equations inside it.
+
+
+class Selection:
+    """The equations of a program to show, and to which depth.
+
+    Args:
+        depth: The depth to show bodies to; None for all. A program's own equations are at depth 0.
+        only: Patterns of primitives to show, as for `fnmatch`; None for all primitives.
+        among: The equations to show, by `id`; None for all.
+        others: Describes the equations left out: "that x does not touch".
+    """
+
+    def __init__(
+        self,
+        depth: int | None = None,
+        only: Sequence[str] | None = None,
+        among: frozenset[int] | None = None,
+        others: str = "",
+    ):
+        self.depth = depth
+        self.only = None if only is None else tuple(only)
+        self.among = among
+        self._others = f" {others}" if others else ""
+        self._counts: dict[Jaxpr, int] = {}
+        self._fits: dict[str, bool] = {}
+        self._contains = Contains(self.fits)
+
+    @property
+    def everything(self) -> bool:
+        """True if nothing is left out."""
+        return self.depth is None and self.has_all
+
+    @property
+    def has_all(self) -> bool:
+        """True if no equation is left out at the depths that are shown."""
+        return self.only is None and self.among is None
+
+    def folds(self, depth: int) -> bool:
+        """Return True if a body whose equations are at `depth` is shown only as a count."""
+        return self.depth is not None and depth > self.depth
+
+    def count(self, jaxpr: Jaxpr) -> int:
+        """Return the number of equations of `jaxpr`, including those of its bodies at each call."""
+        found = self._counts.get(jaxpr)
+        if found is None:
+            inside = (body for _, held in holders(jaxpr) for _, body in held)
+            found = self._counts[jaxpr] = len(jaxpr.eqns) + sum(map(self.count, inside))
+        return found
+
+    def count_equation(self, eqn: JaxprEqn) -> int:
+        """Return the number of equations in an equation's bodies, plus one for itself."""
+        return 1 + sum(self.count(body) for _, body in bodies(eqn))
+
+    def shows(self, eqn: JaxprEqn) -> bool:
+        """Return True if an equation, or one inside it, is selected."""
+        return self.fits(eqn) or self._contains.inside(eqn)
+
+    def fits(self, eqn: JaxprEqn) -> bool:
+        """Return True if an equation itself is selected."""
+        if self.among is not None and id(eqn) not in self.among:
+            return False
+        if self.only is None:
+            return True
+        name = eqn.primitive.name
+        if name not in self._fits:
+            self._fits[name] = any(fnmatchcase(name, pattern) for pattern in self.only)
+        return self._fits[name]
+
+    def left_out(self, count: int) -> str:
+        """Return `… 12 equations` for equations that are not selected."""
+        return f"{equations(count)}{self._others}"
+
+    def rows(self, jaxpr: Jaxpr) -> Iterator[tuple[int, JaxprEqn] | int]:
+        """Yield the equations to show with their indices, and how many are left out between."""
+        skipped = 0
+        for index, eqn in enumerate(jaxpr.eqns):
+            if not self.shows(eqn):
+                skipped += self.count_equation(eqn)
+                continue
+            if skipped:
+                yield skipped
+                skipped = 0
+            yield index, eqn
+        if skipped:
+            yield skipped
+
+
+def equations(count: int) -> str:
+    """Return `… 12 equations`, for those left out."""
+    return f"… {count:,} equation{'' if count == 1 else 's'}"
+
+
+# --- naming ---------------------------------------------------------------------------------------
+# The names in the listing of a whole program, without writing the listing.
+
+
+class Naming:
+    """The names of a program's variables and shared jaxprs in a notation.
+
+    Attributes:
+        shared: The jaxprs that are written once, each with its name, in the order of the listing.
+        variables: The names of variables, each assigned at its first mention.
+    """
+
+    def __init__(self, root: Jaxpr, notation: Notation):
+        self._root = root
+        self._notation = notation
+        self.shared = shared_jaxprs(root, notation.called)
+        self.variables = notation.variable_names(root, set(self.shared.values()))
+
+    def name_all(self) -> None:
+        """Mention each variable in the order of the listing."""
+        for jaxpr in (*self.shared, self._root):
+            self._name(jaxpr)
+
+    def name_call(self, eqn: JaxprEqn, signature: Signature) -> None:
+        """Name the variables of the bodies of a jit after those of the call."""
+        for _, body in signature.called:
+            if body not in self.shared:
+                self.variables.follow_call(eqn, body)
+
+    def _name(self, jaxpr: Jaxpr) -> None:
+        self._mention(jaxpr.constvars)
+        self._mention(jaxpr.invars)
+        known, mention = self.variables.spaced, self.variables.mention
+        for eqn, signature in zip(jaxpr.eqns, self._notation.signatures(jaxpr), strict=True):
+            if signature.by_rule:
+                jaxcompat.print_with_rule(eqn, self.variables, self.shared, types=False)
+                continue
+            if signature.named_by_call:
+                self.name_call(eqn, signature)
+            for var in eqn.outvars:
+                if identity(var) not in known:
+                    mention(var)
+            if signature.head is None:
+                for _, value in signature.pairs:
+                    for body in _inside(value):
+                        if body not in self.shared:
+                            self._name(body)
+
+    def _mention(self, variables: Iterable[Var]) -> None:
+        for var in variables:
+            self.variables.mention(var)
+
+
+def _inside(value: Value) -> Iterator[Jaxpr]:
+    """Yield the jaxprs in a parameter, in the order in which they are written."""
+    if isinstance(value, Jaxpr):
+        yield value
+    elif isinstance(value, tuple):
+        for part in value:
+            yield from _inside(part)

@@ -1,4 +1,4 @@
-"""How JAX writes a type, a literal, and the parameters of an equation.
+"""How JAX writes a type, a literal and parameters, in full and in short.
 
 Few programs have more than a hundred different kinds of equation, so the text of an equation's
 primitive and parameters, its `Signature`, is computed once for all equations that look alike.
@@ -14,12 +14,15 @@ from typing import Any, TypeAlias
 import numpy as np
 
 from jaxprtool import jaxcompat
-from jaxprtool.ir.core.equations import type_of
-from jaxprtool.ir.core.structured import holds_jaxpr
+from jaxprtool.ir.equations import type_of
 from jaxprtool.ir.notation.names import VariableNames
 from jaxprtool.ir.notation.tokens import LiteralToken, ParameterToken, PrimitiveName, Type, width_of
+from jaxprtool.ir.regions import holds_jaxpr
 from jaxprtool.jaxcompat import Aval, ClosedJaxpr, Jaxpr, JaxprEqn, Literal, Params
-from jaxprtool.jaxcompat.identity import identity
+from jaxprtool.jaxcompat.jaxprs import identity
+
+# --- signatures -----------------------------------------------------------------------------------
+# How JAX writes a type, a literal, and the parameters of an equation.
 
 
 class Pieces(tuple):
@@ -316,3 +319,113 @@ def _without_addresses(text: str) -> str:
     if " at 0x" not in text:
         return text
     return _ADDRESS.sub(lambda match: " at 0x" + "X" * len(match[1]), text)
+
+
+# --- terse ----------------------------------------------------------------------------------------
+# JAX's notation in short: without default values of parameters, and with long values cut.
+#
+# split[axis=0 sizes=(3, 4)]            of JAX's split[axis=0 sizes=(np.int64(3), np.int64(4))]
+
+#: The maximum length of a parameter's value.
+_LONGEST = 100
+
+_NUMPY_SCALAR = re.compile(r"\bnp\.(?:u?int|float)\d+\(([^()]*)\)")
+
+
+class TerseNotation(Notation):
+    """Writes equations without parameters at their defaults: None, known flags, steps of one.
+
+    A longer value of a parameter is cut in its middle, and NumPy's numbers are written as Python's.
+
+    Args:
+        whole: Whether to write values as they are.
+    """
+
+    def __init__(self, whole: bool = False) -> None:
+        super().__init__()
+        self._whole = whole
+
+    def text(self, value: object) -> str:
+        """Return the text of a parameter's value that is not a jaxpr."""
+        if self._whole:
+            return super().text(value)
+        text = _NUMPY_SCALAR.sub(r"\1", super().text(value))
+        if len(text) <= _LONGEST:
+            return text
+        half = (_LONGEST - 1) // 2
+        return self._noted(f"{text[:half]}…{text[-half:]}")
+
+    def context_key(self, eqn: JaxprEqn) -> tuple[Hashable, ...]:
+        """Return a key for the primitive, and for the dtype, which a default may depend on."""
+        return (*super().context_key(eqn), _result_dtype(eqn))
+
+    def _make(self, eqn: JaxprEqn) -> Signature:
+        whole = super()._make(eqn)
+        pairs = [
+            (name, value)
+            for name, value in whole.pairs
+            if not _is_default(name.removesuffix("="), eqn)
+        ]
+        if len(pairs) == len(whole.pairs):
+            return whole
+        return Signature(whole.name, pairs, whole.called, whole.by_rule, whole.named_by_call)
+
+
+#: The defaults of parameters with two values. All other parameters are written, since the default
+#: of one primitive may not be that of another.
+_BOOLEANS = {
+    "compute_left_eigenvectors": True,
+    "compute_right_eigenvectors": True,
+    "compute_uv": True,
+    "conjugate_a": False,
+    "full_matrices": True,
+    "indices_are_sorted": False,
+    "is_stable": True,
+    "prevent_cse": True,
+    "reverse": False,
+    "symbolic_zeros": False,
+    "symmetrize_input": True,
+    "transpose_a": False,
+    "unique_indices": False,
+    "unit_diagonal": False,
+    "weak_type": False,
+}
+
+#: Parameters that are numbers, or tuples of numbers, and are one by default.
+_ONE = {
+    "base_dilation",
+    "batch_group_count",
+    "feature_group_count",
+    "lhs_dilation",
+    "rhs_dilation",
+    "strides",
+    "unroll",
+    "window_dilation",
+    "window_strides",
+}
+
+
+def _is_default(name: str, eqn: JaxprEqn) -> bool:
+    value = eqn.params.get(name, ...)
+    if isinstance(value, bool):
+        return value is _BOOLEANS.get(name)
+    if name == "preferred_element_type":
+        return value is None or value == _result_dtype(eqn)
+    if name in _ONE:
+        return value is None or _numbers(value) == {1}
+    if name == "padding":
+        return isinstance(value, tuple) and _numbers(value) == {0}
+    if name == "linear":
+        return isinstance(value, tuple) and not any(value)
+    return value is None
+
+
+def _numbers(value: Any) -> set[Any]:
+    """Return the numbers in a number, or in a tuple of tuples of numbers."""
+    if not isinstance(value, tuple):
+        return {value}
+    return set().union(*map(_numbers, value))
+
+
+def _result_dtype(eqn: JaxprEqn) -> Any:
+    return getattr(eqn.outvars[0].aval, "dtype", None) if eqn.outvars else None

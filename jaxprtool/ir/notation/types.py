@@ -24,7 +24,7 @@ import jax
 from jax.sharding import AbstractMesh, AxisType, NamedSharding, PartitionSpec
 
 from jaxprtool import jaxcompat
-from jaxprtool.ir.basics.dtypes import array_dtypes, key_dtypes
+from jaxprtool.ir.dtypes import array_dtypes, key_dtypes
 from jaxprtool.ir.notation.expressions import MAX_INTEGER_BITS, Source
 from jaxprtool.jaxcompat import Aval, DType
 

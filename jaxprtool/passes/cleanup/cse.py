@@ -3,7 +3,7 @@
 Equations are equal by structure: the same primitive on the same operands (in either order if that
 changes no bit), with equal parameters and contexts. Bodies are equal up to the names of their
 variables, arrays by content, numbers to the bit, functions only if they are identical; see
-`ir.equality.structural_key`. Custom derivatives are equal if their rules are the same functions.
+`ir.equivalence`. Custom derivatives are equal if their rules are the same functions.
 
 These are never merged: equations with effects, including reads of a ref, at any depth; `sow`, and
 equations that hold one; `optimization_barrier`, remat and `copy`, whose purpose is to keep
@@ -22,17 +22,12 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from jaxprtool import jaxcompat
-from jaxprtool.ir.core.equations import is_flat
-from jaxprtool.ir.core.traits import traits
-from jaxprtool.ir.equality.structural_key import (
-    Unkeyable,
-    parameters_key,
-    structure,
-    value_key,
-)
-from jaxprtool.ir.equality.value_keys import literal_key
-from jaxprtool.ir.programs.program import Program
-from jaxprtool.ir.rewriting.rewrite import RewriteRule, Writer, rewrite, with_bodies
+from jaxprtool.ir.equations import is_flat
+from jaxprtool.ir.equivalence import Unkeyable, parameters_key, structure, value_key
+from jaxprtool.ir.keys import literal_key
+from jaxprtool.ir.program import Program
+from jaxprtool.ir.rewrite import RewriteRule, Writer, rewrite, with_bodies
+from jaxprtool.ir.traits import traits
 from jaxprtool.jaxcompat import AnyJaxpr, Atom, Aval, ClosedJaxpr, DropVar, JaxprEqn, Literal, Var
 from jaxprtool.passes.framework.base import Pass
 

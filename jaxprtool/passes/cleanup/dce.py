@@ -2,7 +2,7 @@
 
 Liveness flows backwards: an equation stays if one of its results is used or if it has an effect
 that is visible from outside, and then its operands are used. Into bodies, liveness follows their
-edges (see `ir.core.regions`): dead code inside is removed, with the operands and results that only
+edges (see `ir.regions`): dead code inside is removed, with the operands and results that only
 it needed; the used carries of a loop are found by a fixed point.
 
 The contract of `dce_jaxpr` and of the rules is that of JAX's `jax.interpreters.partial_eval`. In
@@ -22,14 +22,13 @@ from operator import is_not
 from typing import ClassVar
 
 from jaxprtool import jaxcompat
-from jaxprtool.ir.basics.caches import JaxprCache
-from jaxprtool.ir.basics.rules import RuleTable
-from jaxprtool.ir.core.equations import is_flat
-from jaxprtool.ir.core.regions import regions
-from jaxprtool.ir.core.structured import holds_jaxpr, keep, views
-from jaxprtool.ir.programs.program import Program
-from jaxprtool.ir.programs.trees import filled, structure
-from jaxprtool.ir.rewriting.rewrite import with_bodies
+from jaxprtool.ir.backends import JaxprCache
+from jaxprtool.ir.equations import is_flat
+from jaxprtool.ir.program import Program
+from jaxprtool.ir.regions import holds_jaxpr, keep, regions, views
+from jaxprtool.ir.rewrite import with_bodies
+from jaxprtool.ir.rules import RuleTable
+from jaxprtool.ir.trees import filled, structure
 from jaxprtool.jaxcompat import AnyJaxpr, Atom, ClosedJaxpr, JaxprEqn, Literal, Var
 from jaxprtool.passes.framework.base import Pass
 

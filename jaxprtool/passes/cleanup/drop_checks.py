@@ -21,24 +21,24 @@ from typing import Any, ClassVar
 
 from jaxprtool import jaxcompat
 from jaxprtool.errors import UnsupportedError
-from jaxprtool.ir.basics.dtypes import is_float0
-from jaxprtool.ir.core.equations import equations, needed_equations, substitute
-from jaxprtool.ir.core.structured import Cond, CustomJVP, CustomVJP, view
-from jaxprtool.ir.programs.program import Program
-from jaxprtool.ir.rewriting.callbacks import callback_name, is_check
-from jaxprtool.ir.rewriting.custom_rules import (
+from jaxprtool.ir.custom_rules import (
     CustomRule,
-    JVPRule,
+    callback_name,
     custom_rule,
     following,
     has_rule,
+    is_check,
     map_rule,
     rule_jaxprs,
     rule_key,
     rules_followed,
 )
-from jaxprtool.ir.rewriting.rewrite import RewriteRule, Writer, rewrite
-from jaxprtool.jaxcompat import AnyJaxpr, Atom, ClosedJaxpr, JaxprEqn, Literal, Var
+from jaxprtool.ir.dtypes import is_float0
+from jaxprtool.ir.equations import equations, needed_equations, substitute
+from jaxprtool.ir.program import Program
+from jaxprtool.ir.regions import Cond, CustomJVP, CustomVJP, view
+from jaxprtool.ir.rewrite import RewriteRule, Writer, rewrite
+from jaxprtool.jaxcompat import AnyJaxpr, Atom, ClosedJaxpr, JaxprEqn, JVPRule, Literal, Var
 from jaxprtool.passes.cleanup.dce import dce_body
 from jaxprtool.passes.cleanup.inline import has_own_settings
 from jaxprtool.passes.framework.base import Pass

@@ -29,12 +29,11 @@ from functools import partial
 from typing import Any, ClassVar
 
 from jaxprtool import jaxcompat
-from jaxprtool.ir.core.equations import free_variables, substitute, with_operands
-from jaxprtool.ir.core.regions import Regions, regions
-from jaxprtool.ir.core.structured import NO_OPTIONS, Call, ShardMap, keep
-from jaxprtool.ir.equality.value_keys import atom_key
-from jaxprtool.ir.programs.program import Program
-from jaxprtool.ir.rewriting.rewrite import Memo, RewriteRule, Writer, rewrite
+from jaxprtool.ir.equations import free_variables, substitute, with_operands
+from jaxprtool.ir.keys import atom_key
+from jaxprtool.ir.program import Program
+from jaxprtool.ir.regions import NO_OPTIONS, Call, Regions, ShardMap, keep, regions
+from jaxprtool.ir.rewrite import Memo, RewriteRule, Writer, rewrite
 from jaxprtool.jaxcompat import Atom, Aval, ClosedJaxpr, DropVar, JaxprEqn, Literal, Var
 from jaxprtool.passes.framework.base import Pass
 

@@ -35,11 +35,11 @@ from typing import ClassVar
 
 from jaxprtool import jaxcompat
 from jaxprtool.errors import PipelineError, did_you_mean
-from jaxprtool.ir.core.equations import Contains, bodies, is_flat
-from jaxprtool.ir.core.structured import view
-from jaxprtool.ir.core.traits import primitives_with, traits
-from jaxprtool.ir.programs.program import Program
-from jaxprtool.ir.rewriting.rewrite import RewriteRule, Writer, rewrite
+from jaxprtool.ir.equations import Contains, bodies, is_flat
+from jaxprtool.ir.program import Program
+from jaxprtool.ir.regions import view
+from jaxprtool.ir.rewrite import RewriteRule, Writer, rewrite
+from jaxprtool.ir.traits import primitives_with, traits
 from jaxprtool.jaxcompat import AnyJaxpr, Atom, ClosedJaxpr, Jaxpr, JaxprEqn
 from jaxprtool.passes.framework.base import Pass
 from jaxprtool.primitives import scope_of, sow_p

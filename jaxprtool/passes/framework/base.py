@@ -28,7 +28,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from jaxprtool.errors import PipelineError, did_you_mean
 
 if TYPE_CHECKING:
-    from jaxprtool.ir.programs.program import Program, Programs
+    from jaxprtool.ir.program import Program, Programs
 
 
 @dataclass(frozen=True)

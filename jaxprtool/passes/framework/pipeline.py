@@ -1,4 +1,4 @@
-"""Pipelines: passes run one after the other, parsed from text such as `unzip, apply.dce`.
+"""Pipelines: passes found by name, and run one after the other.
 
 The text is a Python expression list that is parsed and never evaluated. Each item names a pass,
 with its options as literals: `dce`, `batch(axis_size=8)`. After a pass that returns several
@@ -12,11 +12,19 @@ caused it.
 from __future__ import annotations
 
 import ast
+import importlib
+import importlib.util
+import sys
 import time
-from collections.abc import Hashable, Iterator, Mapping
+import warnings
+from collections.abc import Callable, Hashable, Iterator, Mapping
 from dataclasses import dataclass, fields
+from functools import lru_cache, partial
+from importlib.metadata import EntryPoint, entry_points
 from itertools import chain
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from types import ModuleType
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from jaxprtool.errors import (
     CheckError,
@@ -27,12 +35,13 @@ from jaxprtool.errors import (
     did_you_mean,
 )
 from jaxprtool.ir.notation import expressions
-from jaxprtool.passes.framework import registry
 from jaxprtool.passes.framework.base import Pass, build
-from jaxprtool.passes.framework.levels import MAX_ITERATIONS, levels
 
 if TYPE_CHECKING:
-    from jaxprtool.ir.programs.program import Program, Programs
+    from jaxprtool.ir.program import Program, Programs
+
+# --- pipeline -------------------------------------------------------------------------------------
+# Pipelines: passes run one after the other, parsed from text such as `unzip, apply.dce`.
 
 
 @dataclass(frozen=True)
@@ -203,7 +212,7 @@ def _run_step(
 def _run_pass(step: Step, program: Program, observer: Observer, check: bool) -> Program | Programs:
     """Return the result of a pass on a program: the same object if it changes nothing."""
     # Imports JAX, which parsing a pipeline does not.
-    from jaxprtool.ir.programs.program import Program, check_results, type_check
+    from jaxprtool.ir.program import Program, check_results, type_check
 
     if isinstance(step.transform, Pipeline):
         return step.transform.run(program, observer, check=check)
@@ -238,8 +247,8 @@ def _unchanged(program: Program, result: Program | Programs) -> bool:
 
 def _apply(step: Step, program: Program) -> Program | Programs:
     """Return the result of a pass. An error of a plug-in becomes a PluginError that names it."""
-    from jaxprtool.ir.basics.backends import failure_to_start
-    from jaxprtool.ir.programs.program import Program, Programs
+    from jaxprtool.ir.backends import failure_to_start
+    from jaxprtool.ir.program import Program, Programs
 
     try:
         result = step.transform(program)
@@ -285,7 +294,7 @@ def _step(source: expressions.Source, node: ast.expr) -> Step:
         )
     if name in levels and call is node:
         return Step(_level(name), only or None)
-    cls = registry.find(name)
+    cls = find(name)
     args: list[Any] = []
     kwargs: dict[str, Any] = {}
     if isinstance(node, ast.Call):
@@ -322,3 +331,234 @@ def _dotted(node: ast.expr) -> str:
     if isinstance(node, ast.Attribute) and (prefix := _dotted(node.value)):
         return f"{prefix}.{node.attr}"
     return ""
+
+
+# --- registry -------------------------------------------------------------------------------------
+# The registry of passes: entry points, plug-in files and modules, and `register`.
+#
+# Every pass, built-in ones included, is found in the entry-point group `jaxprtool.passes`, and is
+# imported only when a pipeline names it. `register` adds a class by hand, and `load_plugin` imports
+# a file or module and registers the passes that it defines. A plug-in that cannot be imported, or
+# whose name is in use, causes a `PluginWarning` that names it; everything else continues to work.
+#
+# Reading the entry points of all installed packages takes tens of milliseconds. It is done once,
+# and again when `sys.path` has changed or a name is not found: the package may have been installed
+# since.
+
+GROUP = "jaxprtool.passes"
+
+P = TypeVar("P", bound=type[Pass])
+
+
+class PluginWarning(UserWarning):
+    """A plug-in was skipped, with the reason."""
+
+
+@dataclass(frozen=True)
+class PassSource:
+    """The source of a pass.
+
+    Attributes:
+        name: The name of the pass.
+        find_origin: Returns its package, file or module; reading a package's name takes time.
+        load: Imports the class.
+    """
+
+    name: str
+    find_origin: Callable[[], str]
+    load: Callable[[], type[Pass]]
+
+    @property
+    def origin(self) -> str:
+        """Return the package, file or module that defines the pass."""
+        return self.find_origin()
+
+
+_registered: dict[str, PassSource] = {}
+
+
+def register(cls: P) -> P:
+    """Make a Pass subclass available to pipelines under its `name`; usable as a decorator.
+
+    A class redefined under the same name in the same module replaces the old one, as when a
+    notebook cell is run again. A name that another module or package has taken is not replaced;
+    the class is ignored with a `PluginWarning`.
+
+    Args:
+        cls: The class, with a `name`.
+
+    Returns:
+        The class.
+
+    Raises:
+        TypeError: If `cls` is not a subclass of `Pass` with a name.
+    """
+    if not (isinstance(cls, type) and issubclass(cls, Pass) and cls.name):
+        raise TypeError(f"register takes a subclass of jaxprtool.Pass with a name, not {cls!r}")
+    _add(cls, cls.__module__)
+    return cls
+
+
+def _add(cls: type[Pass], origin: str) -> None:
+    taken = available().get(cls.name)
+    if taken is not None and taken.origin != origin:
+        _warn_of_clash(cls.name, origin, taken)
+        return
+    _registered[cls.name] = PassSource(cls.name, lambda: origin, lambda: cls)
+
+
+def _warn_of_clash(name: str, origin: str, taken: PassSource) -> None:
+    message = f"pass '{name}' of {origin} is ignored: {taken.origin} has a pass of that name"
+    warnings.warn(PluginWarning(message), stacklevel=3)
+
+
+def available() -> dict[str, PassSource]:
+    """Return every pass that a pipeline may name, sorted by name; imports none of them."""
+    return dict(sorted({**_registered, **_installed(tuple(sys.path))}.items()))
+
+
+@lru_cache(maxsize=1)
+def _installed(path: tuple[str, ...]) -> Mapping[str, PassSource]:
+    """Return the passes of the packages installed on `path`, which is `sys.path`."""
+    found: dict[str, PassSource] = {}
+    for point in sorted(entry_points(group=GROUP), key=_builtin_first):
+        source = PassSource(point.name, partial(_origin, point), partial(_load, point))
+        known = found.setdefault(point.name, source)
+        if known is not source and known.origin != source.origin:
+            _warn_of_clash(point.name, source.origin, known)
+    return found
+
+
+def _builtin_first(point: EntryPoint) -> tuple[bool, str]:
+    return (not point.value.startswith("jaxprtool."), point.value)
+
+
+def _origin(point: EntryPoint) -> str:
+    return point.dist.name if point.dist else point.module
+
+
+def _load(point: EntryPoint) -> type[Pass]:
+    try:
+        cls = point.load()
+    except (Exception, SystemExit) as error:
+        raise PluginError(
+            f"pass '{point.name}' of {_origin(point)} cannot be imported: {described(error)}"
+        ) from error
+    if not (isinstance(cls, type) and issubclass(cls, Pass)):
+        raise PluginError(
+            f"pass '{point.name}' of {_origin(point)} is not a subclass of jaxprtool.Pass"
+        )
+    return cls
+
+
+def find(name: str) -> type[Pass]:
+    """Import and return the pass class of that name.
+
+    Raises PipelineError, with the nearest name, for an unknown name, and PluginError if its module
+    cannot be imported.
+    """
+    sources = available()
+    if name not in sources:
+        _installed.cache_clear()
+        sources = available()
+    if name not in sources:
+        raise PipelineError(
+            f"unknown pass '{name}'",
+            did_you_mean(name, sources) or "`jaxprtool explain` lists the passes",
+        )
+    return sources[name].load()
+
+
+def load_plugin(where: str) -> None:
+    """Import a plug-in, a file `path/plugin.py` or a module's dotted name, and register its passes.
+
+    The passes are the Pass subclasses that the module itself defines; a plug-in may also only add
+    rules to the open tables (`dce_rules`). One that fails is skipped with a PluginWarning.
+    """
+    try:
+        if where.endswith(".py"):
+            module = import_file(Path(where), "jaxprtool_plugin")
+        else:
+            module = _import_module(where)
+    except (Exception, SystemExit) as error:
+        warnings.warn(
+            PluginWarning(f"plug-in {where} is ignored: {described(error)}"), stacklevel=2
+        )
+        return
+    for value in list(vars(module).values()):
+        ours = isinstance(value, type) and issubclass(value, Pass) and value is not Pass
+        if ours and value.__module__ == module.__name__ and value.name:
+            _add(value, where)
+
+
+def import_file(path: Path, prefix: str) -> ModuleType:
+    """Import a Python file as a separate module, whose name begins with `prefix`."""
+    if not path.is_file():
+        raise FileNotFoundError(f"no file {path}")
+    name = f"{prefix}_{path.stem}"
+    spec = importlib.util.spec_from_file_location(name, path)
+    assert spec is not None and spec.loader is not None, path
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[name] = module  # dataclasses look their module up there
+    try:
+        spec.loader.exec_module(module)
+    except BaseException:
+        del sys.modules[name]
+        raise
+    return module
+
+
+def _import_module(name: str) -> ModuleType:
+    if "" not in sys.path:
+        sys.path.insert(0, "")
+    return importlib.import_module(name)
+
+
+# --- levels ---------------------------------------------------------------------------------------
+# The named pipelines: `-O0` to `-O3`, in one table that plug-ins may extend.
+#
+# All are exact: values change only by the rounding of code that XLA compiles as a whole. None of
+# O1's passes ever returns more equations than it gets.
+
+#: The maximum number of repetitions.
+MAX_ITERATIONS = 10
+
+
+@dataclass(frozen=True)
+class Level:
+    """Passes to repeat until none changes anything, and passes to run once after them.
+
+    `help` describes their purpose.
+    """
+
+    repeated: str = ""
+    last: str = ""
+    help: str = ""
+
+    def __str__(self) -> str:
+        repeated = f"{self.repeated}, until nothing changes" if self.repeated else "none"
+        return f"{repeated}; then {self.last}" if self.last else repeated
+
+
+_EXACT = "inline, forward, fold, simplify, cse, dce"
+
+levels: dict[str, Level] = {
+    "O0": Level(help="Leave the program as it was traced."),
+    "O1": Level(
+        _EXACT,
+        help="Remove redundant and dead computations. The number of equations never grows, and "
+        "results differ at most by the rounding of XLA's compilation.",
+    ),
+    "O2": Level(
+        f"{_EXACT}, hoist",
+        last="schedule",
+        help="Run `-O1`, move loop-invariant computations out of loops, and order equations to "
+        "use less memory.",
+    ),
+    "O3": Level(
+        f"{_EXACT}, hoist",
+        last="schedule, outline",
+        help="Run `-O2`, then let XLA compile repeated bodies once, such as the layers of a "
+        "model, which shortens the compilation of deep models.",
+    ),
+}

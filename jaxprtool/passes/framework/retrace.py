@@ -24,12 +24,12 @@ from jaxprtool.errors import (
     described,
     user_frames,
 )
-from jaxprtool.ir.basics.paths import paths, unique
-from jaxprtool.ir.core.equations import equations, named
-from jaxprtool.ir.programs.program import Program
-from jaxprtool.ir.programs.state import Changed
-from jaxprtool.ir.rewriting.closed_over import holds_ended_tracer, refused, with_closed_over
-from jaxprtool.ir.source.frames import frames_now
+from jaxprtool.ir.custom_rules import holds_ended_tracer, refused, with_closed_over
+from jaxprtool.ir.equations import equations, named
+from jaxprtool.ir.frames import frames_now
+from jaxprtool.ir.paths import paths, unique
+from jaxprtool.ir.program import Program
+from jaxprtool.ir.state import Changed
 from jaxprtool.jaxcompat import Aval, ClosedJaxpr, JaxprEqn
 from jaxprtool.jaxcompat.source_locations import UserFrame
 from jaxprtool.passes.framework.base import Pass

@@ -34,7 +34,7 @@ from typing import Any, ClassVar
 
 import jax
 
-from jaxprtool.ir.core.equations import (
+from jaxprtool.ir.equations import (
     Contains,
     free_variables,
     is_array,
@@ -42,11 +42,10 @@ from jaxprtool.ir.core.equations import (
     size_in_bytes,
     variables,
 )
-from jaxprtool.ir.core.regions import Regions, regions
-from jaxprtool.ir.core.structured import holds_jaxpr, keep
-from jaxprtool.ir.core.traits import traits
-from jaxprtool.ir.programs.program import Program
-from jaxprtool.ir.rewriting.rewrite import Memo, RewriteRule, Writer, narrow, partition, rewrite
+from jaxprtool.ir.program import Program
+from jaxprtool.ir.regions import Regions, holds_jaxpr, keep, regions
+from jaxprtool.ir.rewrite import Memo, RewriteRule, Writer, narrow, partition, rewrite
+from jaxprtool.ir.traits import traits
 from jaxprtool.jaxcompat import Atom, ClosedJaxpr, JaxprEqn, Literal, Var
 from jaxprtool.passes.framework.base import Pass
 

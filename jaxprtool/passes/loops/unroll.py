@@ -24,10 +24,10 @@ from jax import lax
 
 from jaxprtool import jaxcompat
 from jaxprtool.errors import PipelineError
-from jaxprtool.ir.core.equations import Contains, equations
-from jaxprtool.ir.core.structured import Scan
-from jaxprtool.ir.programs.program import Program
-from jaxprtool.ir.rewriting.rewrite import RewriteRule, Writer, rewrite
+from jaxprtool.ir.equations import Contains, equations
+from jaxprtool.ir.program import Program
+from jaxprtool.ir.regions import Scan
+from jaxprtool.ir.rewrite import RewriteRule, Writer, rewrite
 from jaxprtool.jaxcompat import Atom, JaxprEqn, Literal
 from jaxprtool.passes.framework.base import Pass
 from jaxprtool.primitives import sow_p

@@ -17,14 +17,12 @@ from typing import Any, ClassVar
 import jax
 
 from jaxprtool.errors import ArgumentsError, PipelineError, UnsupportedError, did_you_mean
-from jaxprtool.ir.core.equations import equations, named
+from jaxprtool.ir.custom_rules import POLICIES, POLICY_FACTORIES
+from jaxprtool.ir.equations import equations, named
+from jaxprtool.ir.meshes import Specs
 from jaxprtool.ir.notation import expressions
-from jaxprtool.ir.programs.checkpoint_policies import POLICIES, POLICY_FACTORIES
-from jaxprtool.ir.programs.jit_options import JitOptions
-from jaxprtool.ir.programs.program import Program
-from jaxprtool.ir.programs.program_signature import top_jaxpr
-from jaxprtool.ir.programs.specs import Specs
-from jaxprtool.ir.programs.trees import filled
+from jaxprtool.ir.program import JitOptions, Program, top_jaxpr
+from jaxprtool.ir.trees import filled
 from jaxprtool.passes.cleanup.inline import Inline
 from jaxprtool.passes.framework.base import Pass
 from jaxprtool.passes.framework.retrace import (
@@ -33,8 +31,7 @@ from jaxprtool.passes.framework.retrace import (
     positional_roots,
     retraced,
 )
-from jaxprtool.passes.mapping.batch.axes import free_axes, program_axes
-from jaxprtool.passes.mapping.batch.axis import Axis
+from jaxprtool.passes.mapping.batch.axes import Axis, free_axes, program_axes
 from jaxprtool.passes.transforms.closed import Closed
 from jaxprtool.passes.transforms.scoped_checkpoint import checkpoint_scopes
 

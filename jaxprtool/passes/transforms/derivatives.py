@@ -17,9 +17,9 @@ import jax
 import jax.numpy as jnp
 
 from jaxprtool.errors import ArgumentsError, UnsupportedError
-from jaxprtool.ir.core.equations import type_of
-from jaxprtool.ir.programs.program import Program
-from jaxprtool.ir.programs.trees import filled, structure
+from jaxprtool.ir.equations import type_of
+from jaxprtool.ir.program import Program
+from jaxprtool.ir.trees import filled, structure
 from jaxprtool.jaxcompat import Aval
 from jaxprtool.passes.framework.base import Pass
 from jaxprtool.passes.framework.retrace import (

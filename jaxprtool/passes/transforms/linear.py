@@ -15,25 +15,27 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, ClassVar
+from typing import Any, ClassVar, NamedTuple
 
 import jax
-import jax.numpy as jnp
 import numpy as np
+from jax import numpy as jnp
 from jax.tree_util import PyTreeDef
 
 from jaxprtool import jaxcompat
 from jaxprtool.errors import ArgumentsError, UnsupportedError
-from jaxprtool.ir.basics.dtypes import is_float0
-from jaxprtool.ir.basics.paths import paths
-from jaxprtool.ir.core.equations import bodies, equations, free_variables, named, type_of
-from jaxprtool.ir.core.structured import Call, keep, view
-from jaxprtool.ir.core.traits import traits
-from jaxprtool.ir.programs.program import Program, Programs
-from jaxprtool.ir.programs.program_signature import top_jaxpr
-from jaxprtool.ir.programs.trees import filled, structure
-from jaxprtool.ir.rewriting.rewrite import Memo
-from jaxprtool.jaxcompat import Aval, Jaxpr, JaxprEqn, Literal, Var
+from jaxprtool.ir import source_text
+from jaxprtool.ir.dataflow import DefiningEquations
+from jaxprtool.ir.dtypes import is_float0
+from jaxprtool.ir.equations import bodies, equations, free_variables, named, type_of
+from jaxprtool.ir.frames import own_frame, short_paths
+from jaxprtool.ir.paths import paths, unique
+from jaxprtool.ir.program import Program, Programs, top_jaxpr
+from jaxprtool.ir.regions import Call, keep, view
+from jaxprtool.ir.rewrite import Memo
+from jaxprtool.ir.traits import traits
+from jaxprtool.ir.trees import filled, structure
+from jaxprtool.jaxcompat import Aval, ClosedJaxpr, Jaxpr, JaxprEqn, Literal, Var
 from jaxprtool.passes.framework.base import Pass
 from jaxprtool.passes.framework.retrace import (
     WithAux,
@@ -45,7 +47,6 @@ from jaxprtool.passes.framework.retrace import (
     retraced,
     with_names,
 )
-from jaxprtool.passes.transforms.residuals import residual_names
 
 Function = Callable[..., Any]
 
@@ -428,3 +429,51 @@ def _backward(
         in_tree=structure(((dict.fromkeys(residuals, 0), *given.example), {})),
         arg_names=arg_names,
     )
+
+
+# --- residuals ------------------------------------------------------------------------------------
+# The names of residuals: the source locations where they are computed.
+
+
+def residual_names(
+    values: Sequence[Var], jaxpr: ClosedJaxpr, arg_names: Sequence[str]
+) -> dict[Var, str]:
+    """Return a unique name for each variable of a closed jaxpr that is not a constant.
+
+    An argument has its own name; a value named with `checkpoint_name` has that one; others have the
+    file, line and primitive that computed them, `model.py:12 tanh`, with as many folders as are
+    needed to distinguish files.
+    """
+    known = dict(zip(jaxpr.invars, arg_names, strict=True))
+    computed = DefiningEquations(jaxpr)
+    origins = [_origin(value, computed, known) for value in values]
+    locations = short_paths([each.location for each in origins])
+    names = [
+        f"{location} {each.name}".strip() for location, each in zip(locations, origins, strict=True)
+    ]
+    return dict(zip(values, unique(names), strict=True))
+
+
+class _Origin(NamedTuple):
+    """The name of a value, and its source location with the full path; "" if not used."""
+
+    name: str
+    location: str = ""
+
+
+def _origin(value: Var, computed: DefiningEquations, known: Mapping[Var, str]) -> _Origin:
+    locations = [""]
+    while value not in known:
+        eqn, around, operand = computed.of(value)
+        locations += [location for each in (*around, eqn) if (location := _location(each))]
+        if not isinstance(operand, Var):
+            if eqn.primitive.name == "name":
+                return _Origin(str(eqn.params["name"]))
+            return _Origin(str(eqn.primitive.name), locations[-1])
+        value = operand
+    return _Origin(known[value])
+
+
+def _location(eqn: JaxprEqn) -> str:
+    frame = own_frame(eqn)
+    return f"{source_text.path(frame.file)}:{frame.line}" if frame else ""

@@ -1,8 +1,8 @@
-"""`jax.checkpoint` on parts of a program: on its scopes, and the bodies of its loops.
+"""`jax.checkpoint` on parts of a program, and names and sharding constraints on its values.
 
     checkpoint(only='Block_*', policy='dots_saveable')
 
-A scope is one of `ir.source.scopes`: a name scope as modules open them, or a called function.
+A scope is one of `ir.scopes`: a name scope as modules open them, or a called function.
 A call that JAX keeps, such as that of a function under `jax.jit`, and the body of a loop are scopes
 too, with the names of their functions. Of nested matching scopes the outermost is taken. Its
 equations are consecutive; they become one call, which computes the same.
@@ -12,23 +12,29 @@ from __future__ import annotations
 
 import glob
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
 from typing import Any
 
+import jax
+from jax.ad_checkpoint import checkpoint_name
+
 from jaxprtool import jaxcompat
 from jaxprtool.errors import PipelineError, UnsupportedError, did_you_mean
-from jaxprtool.ir.basics.paths import without_numbers
-from jaxprtool.ir.basics.quantities import some
-from jaxprtool.ir.core.equations import bodies, equations, free_variables, named
-from jaxprtool.ir.core.regions import regions
-from jaxprtool.ir.core.traits import traits
-from jaxprtool.ir.dataflow.def_use import DefUse
-from jaxprtool.ir.programs.program import Program
-from jaxprtool.ir.rewriting.rewrite import Writer, rewrite
-from jaxprtool.ir.source.scopes import Part, Scope, ScopeReader
+from jaxprtool.ir.dataflow import DefUse
+from jaxprtool.ir.documents import some
+from jaxprtool.ir.equations import bodies, equations, free_variables, named
+from jaxprtool.ir.paths import without_numbers
+from jaxprtool.ir.program import Program
+from jaxprtool.ir.regions import regions
+from jaxprtool.ir.rewrite import RewriteRule, Writer, rewrite
+from jaxprtool.ir.scopes import Part, Scope, ScopeReader
+from jaxprtool.ir.traits import traits
 from jaxprtool.jaxcompat import Atom, Jaxpr, JaxprEqn, Var
+
+# --- scoped checkpoint ----------------------------------------------------------------------------
+# `jax.checkpoint` on parts of a program: on its scopes, and the bodies of its loops.
 
 #: The number of scopes to list if none matches.
 _SHOWN = 8
@@ -240,3 +246,69 @@ class _Rule:
         fun = self._checkpointed(jaxcompat.jaxpr_as_fun(closed))
         outs = self._writer.trace(fun, operands, group.eqns[0])
         self._writer.env.update(zip(group.results, outs, strict=True))
+
+
+# --- named values ---------------------------------------------------------------------------------
+# Name values of a program, as `checkpoint_name` in its source would.
+
+
+def name_values(program: Program, names: Mapping[Var, str]) -> Program:
+    """Return a program in which variables, at any depth, are passed through `checkpoint_name`."""
+
+    def visitor(writer: Writer) -> RewriteRule:
+        def rule(eqn: JaxprEqn) -> Sequence[Atom] | None:
+            if not any(v in names for v in eqn.outvars):
+                return None
+            outs = writer.add(eqn)
+            new = [v for v in outs if v in names]
+            given = [names[v] for v in new]
+            named = writer.trace(
+                lambda *values: list(map(checkpoint_name, values, given)), new, eqn
+            )
+            by_old = dict(zip(new, named, strict=True))
+            return [by_old.get(v, v) for v in outs]
+
+        return rule
+
+    return program.replace(jaxpr=rewrite(program.jaxpr, visitor))
+
+
+# --- constrained values ---------------------------------------------------------------------------
+# Add sharding constraints to values, as `with_sharding_constraint` in the source would.
+
+
+def constrain_values(
+    program: Program, shardings: Mapping[Var, jax.sharding.NamedSharding | None]
+) -> Program:
+    """Return a program in which variables, at any depth, have these shardings.
+
+    A variable that is the result of a constraint gets another constraint in its place.
+
+    Args:
+        program: The program.
+        shardings: The shardings of results of its equations; None removes a constraint.
+    """
+
+    def visitor(writer: Writer) -> RewriteRule:
+        def rule(eqn: JaxprEqn) -> Sequence[Atom] | None:
+            wanted = [v for v in eqn.outvars if v in shardings]
+            if not wanted:
+                return None
+            is_constraint = eqn.primitive.name == "sharding_constraint"
+            outs = list(eqn.invars) if is_constraint else writer.add(eqn)
+            by_old = dict(zip(eqn.outvars, outs, strict=True))
+            wanted = [v for v in wanted if shardings[v] is not None]
+            if not wanted:
+                return outs
+            placed = [shardings[v] for v in wanted]
+            new = writer.trace(
+                lambda *values: list(map(jax.lax.with_sharding_constraint, values, placed)),
+                [by_old[v] for v in wanted],
+                eqn,
+            )
+            by_old |= dict(zip(wanted, new, strict=True))
+            return [by_old[v] for v in eqn.outvars]
+
+        return rule
+
+    return program.replace(jaxpr=rewrite(program.jaxpr, visitor))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Annotated, NamedTuple
 
-from jaxprtool.ir.basics.documents import document
+from jaxprtool.ir.documents import document
 
 
 class PassSummary(NamedTuple):

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Annotated, Any, Literal, NamedTuple, TypeAlias
 
-from jaxprtool.ir.basics.documents import document
+from jaxprtool.ir.documents import document
 
 #: The severity of a problem, in the terms of SARIF and GitHub.
 Level: TypeAlias = Literal["error", "warning"]

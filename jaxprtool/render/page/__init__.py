@@ -12,31 +12,49 @@ from __future__ import annotations
 import base64
 import gzip
 import hashlib
-from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+import sys
+from collections import Counter, deque
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import astuple, dataclass, field
 from functools import cache
-from itertools import pairwise
-from typing import TYPE_CHECKING, NamedTuple
+from itertools import groupby, pairwise, takewhile
+from operator import add
+from types import MappingProxyType
+from typing import TYPE_CHECKING, ClassVar, NamedTuple, TypeAlias
 
 from jinja2 import Environment, PackageLoader, StrictUndefined
-from markupsafe import Markup
+from markupsafe import Markup, escape
+from pygments import highlight
+from pygments.formatters import HtmlFormatter
+from pygments.lexers import PythonLexer
 
-from jaxprtool.ir.basics.quantities import in_bytes, plural
-from jaxprtool.ir.graphs.changes import Changes, changes
-from jaxprtool.ir.programs.program import Program
-from jaxprtool.ir.programs.program_signature import program_signature
-from jaxprtool.ir.source.frames import Root
-from jaxprtool.render.page.report import Lines, Report, View, summary_views, views
-from jaxprtool.render.page.shardings import shardings_view
-from jaxprtool.render.page.sources import Sources
-from jaxprtool.render.page.view import Listing, listing
-from jaxprtool.render.reports.overview import facts
+from jaxprtool import jaxcompat
+from jaxprtool.ir import source_text
+from jaxprtool.ir.differences import Changes, changes
+from jaxprtool.ir.documents import in_bytes, plural, with_prefix
+from jaxprtool.ir.equations import bodies
+from jaxprtool.ir.frames import BEHIND, Root, frames_now
+from jaxprtool.ir.notation import tokens
+from jaxprtool.ir.notation.layout import Selection
+from jaxprtool.ir.program import (
+    NamedValue,
+    Program,
+    ProgramSignature,
+    ValueGroup,
+    grouped,
+    program_signature,
+)
+from jaxprtool.ir.scopes import ScopeReader
+from jaxprtool.jaxcompat import Atom, DropVar, Jaxpr, JaxprEqn, Literal, Var
+from jaxprtool.jaxcompat.source_locations import is_installed
+from jaxprtool.render.page.report import Lines, Report, View, shardings_view, summary_views, views
 from jaxprtool.render.reports.runs import duration
-from jaxprtool.render.terminal.lines import printable
-from jaxprtool.render.terminal.rendering import ShowOptions
+from jaxprtool.render.reports.summary import facts
+from jaxprtool.render.terminal.listing import OPAQUE, ShowOptions, printable
+from jaxprtool.render.terminal.tree import Reader
 
 if TYPE_CHECKING:
-    from jaxprtool.analysis.cost.work import Work
+    from jaxprtool.analysis.cost.rules import Work
     from jaxprtool.analysis.stats import PrimitiveCount, Stats
 
 #: The maximum number of rows of a cell, since notebooks store their output.
@@ -278,3 +296,641 @@ def static(*names: str) -> Markup:
 def hash_of(script: str) -> str:
     """Return the hash of a script, by which a page's policy allows it."""
     return f"sha256-{base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()}"
+
+
+# --- view -----------------------------------------------------------------------------------------
+# The rows of a program's page: equations with their bodies, folded by nesting and by scope.
+#
+# Equations of one scope, as `cost --by scope` groups them, are in a `Scope`; so are consecutive
+# ones of one source line if they have no scope. Those of a nested jaxpr are in a `Body`. Equations
+# have the same place as in the table: `3.0` is equation 0 in the body of equation 3.
+
+#: The maximum number of rows initially visible, unless more cannot be folded.
+_IN_SIGHT = 60
+
+#: The minimum number of equations of a line without scope that are folded.
+_LEAST_OF_LINE = 4
+
+#: A row with more characters of HTML is clamped to a few lines.
+_LONG = 800
+
+
+@dataclass(eq=False, slots=True)
+class Row:
+    """An equation.
+
+    Attributes:
+        place: Its place, as in the table.
+        text: The equation, in one line.
+        is_long: Whether the text is very long.
+        source: Its source location.
+        path: The scopes around it in its jaxpr, the outermost first.
+        scope: The part of the path beyond the enclosing scopes.
+        mark: The change by passes: `added`, `removed`, or both.
+        repeats: Whether it has the same source location as the previous row.
+        inside: The number of equations in its bodies.
+        bodies: Its bodies.
+        opened: Whether the bodies are initially open.
+        heat: Its cost, if known.
+    """
+
+    kind: ClassVar[str] = "row"
+
+    place: str
+    text: Markup
+    is_long: bool
+    source: SourceLink | None
+    path: tuple[str, ...]
+    scope: tuple[str, ...]
+    mark: str = ""
+    repeats: bool = False
+    inside: int = 0
+    bodies: list[Body | Reference] = field(default_factory=list)
+    opened: bool = False
+    heat: Heat | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Several:
+    """A row of values: the arguments or results of a jaxpr."""
+
+    text: Markup
+    count: int
+
+
+@dataclass(frozen=True, slots=True)
+class Skipped:
+    """Equations that are left out."""
+
+    kind: ClassVar[str] = "skipped"
+    count: int
+
+
+@dataclass(frozen=True, slots=True)
+class Reference:
+    """A reference to a jaxpr shown above."""
+
+    kind: ClassVar[str] = "reference"
+    path: str
+    number: int
+
+
+@dataclass(eq=False, slots=True)
+class Scope:
+    """Consecutive equations of a scope, or of a source line if they have no scope."""
+
+    kind: ClassVar[str] = "scope"
+    name: str
+    line: SourceLink | None
+    items: Sequence[Item]
+    count: int
+    marks: Counter[str]
+    opened: bool
+    heat: Heat | None = None
+
+
+@dataclass(eq=False, slots=True)
+class Body:
+    """A nested jaxpr."""
+
+    kind: ClassVar[str] = "body"
+    path: str
+    number: int
+    count: int
+    parameters: Several
+    items: list[Item]
+    results: Several
+    opened: bool = False
+
+
+Item: TypeAlias = Row | Scope | Skipped
+
+
+class Values(NamedTuple):
+    """Arguments, constants or results that belong to one pytree."""
+
+    group: ValueGroup
+    rows: list[tuple[Markup, NamedValue]]
+
+
+class Listing(NamedTuple):
+    """A program's rows, arguments, constants and results.
+
+    Attributes:
+        lines: The number of rows for each line of the files shown.
+        arguments: The arguments of the program.
+        constants: Its constants.
+        results: Its results.
+        items: Its equations.
+        hot: Whether costs are known.
+    """
+
+    lines: Counter[str]
+    arguments: list[Values]
+    constants: list[Values]
+    results: list[Values]
+    items: list[Item]
+    hot: bool
+
+
+def listing(
+    about: ProgramSignature,
+    options: ShowOptions,
+    sources: Sources,
+    at: str,
+    titles: bool = False,
+    marks: Mapping[int, str] = MappingProxyType({}),
+    most: int = sys.maxsize,
+    works: Mapping[int, Work] = MappingProxyType({}),
+) -> Listing:
+    """Return the rows of a program.
+
+    Args:
+        about: The program.
+        options: The display options. Bodies are initially open up to `depth`.
+        sources: The source locations of equations.
+        at: The prefix of element ids.
+        titles: Whether types of values are in titles, for use without scripts.
+        marks: The marks of equations, by identity.
+        most: The number of rows beyond which equations are only counted.
+        works: The costs of equations, at every depth, by identity.
+    """
+    text = Text(Reader(about, options), at, titles)
+    jaxpr = about.jaxpr
+    heats = Heats(jaxpr, works)
+    builder = _Builder(text, options, sources, marks, most, heats, ScopeReader(about.roots))
+    items = builder.items(jaxpr, "")
+    if options.depth is None:
+        _open_what_fits(items)
+    return Listing(
+        builder.lines,
+        _values(about.arguments, [text.bound([var], False) for var in jaxpr.invars]),
+        _values(about.constants, [text.bound([var], False) for var in jaxpr.constvars]),
+        _values(about.outputs, [text.read([atom]) for atom in jaxpr.outvars]),
+        items,
+        bool(heats),
+    )
+
+
+def _values(named: Sequence[NamedValue], texts: Iterable[Markup]) -> list[Values]:
+    """Return arguments, constants or results grouped by pytree."""
+    rows, found, start = list(zip(texts, named, strict=True)), [], 0
+    for group in grouped(named):
+        found.append(Values(group, rows[start : start + group.values]))
+        start += group.values
+    return found
+
+
+#: Equations of deeper bodies are only counted: browsers do not nest elements any further, and
+#: Python does not nest the macros of the template.
+_DEEPEST = 48
+
+
+class _Builder:
+    """Builds the rows of a program."""
+
+    def __init__(
+        self,
+        text: Text,
+        options: ShowOptions,
+        sources: Sources,
+        marks: Mapping[int, str],
+        most: int,
+        heats: Heats,
+        scopes: ScopeReader,
+    ):
+        self.lines: Counter[str] = Counter()
+        self._text = text
+        self._types = options.types
+        self._depth = options.depth
+        self._selection = Selection(only=options.only, among=options.among)
+        self._sources = sources
+        self._marks = marks
+        self._left = most
+        self._heats = heats
+        self._bodies: dict[Jaxpr, int] = {}
+        self._scopes = scopes
+
+    def items(self, jaxpr: Jaxpr, before: str, depth: int = 0) -> list[Item]:
+        """Return the rows of the equations of a jaxpr, with their scopes around them."""
+        if depth > _DEEPEST:
+            return [Skipped(self._selection.count(jaxpr))]
+        rows: list[Row | Skipped] = []
+        last, rest = None, 0
+        paths = self._scopes.paths(jaxpr)
+        for found in self._selection.rows(jaxpr):
+            if isinstance(found, int):
+                rows.append(Skipped(found))
+            elif not self._left:
+                rest += self._selection.count_equation(found[1])
+            else:
+                self._left -= 1
+                row = self._row(*found, paths[found[0]], before, depth)
+                row.heat = self._heats.of(found[1])
+                row.repeats = row.source is not None and row.source == last
+                last = row.source
+                rows.append(row)
+        rows += [Skipped(rest)] if rest else []
+        return _in_scopes(rows, self._depth is not None)
+
+    def _row(
+        self, index: int, eqn: JaxprEqn, around: tuple[str, ...], before: str, depth: int
+    ) -> Row:
+        place = f"{before}{index}"
+        source = self._sources.location(eqn)
+        scope = tuple("".join(printable([name])) for name in around)
+        inside = bodies(eqn)
+        text = self._text.equation(eqn, bool(inside), self._types)
+        mark = self._marks.get(id(eqn), "")
+        row = Row(place, text, len(text) > _LONG, source, scope, scope, mark)
+        if source is not None and source.line:
+            self.lines[source.line] += 1
+        if inside:
+            row.inside = self._selection.count_equation(eqn) - 1
+            row.opened = self._depth is not None and depth < self._depth
+            for number, (path, body) in enumerate(inside):
+                which = f"[{number}]" if len(inside) > 1 else ""
+                row.bodies.append(self._body(path, body, f"{place}{which}.", depth + 1))
+        return row
+
+    def _body(self, path: str, jaxpr: Jaxpr, before: str, depth: int) -> Body | Reference:
+        if jaxpr in self._bodies:
+            return Reference(path, self._bodies[jaxpr])
+        number = self._bodies[jaxpr] = len(self._bodies)
+        bound = [*jaxpr.constvars, *jaxpr.invars]
+        parameters = Several(self._text.bound(bound, self._types), len(bound))
+        count = self._selection.count(jaxpr)
+        items = self.items(jaxpr, before, depth)
+        opened = self._depth is not None and depth <= self._depth
+        results = Several(self._text.read(jaxpr.outvars), len(jaxpr.outvars))
+        return Body(path, number, count, parameters, items, results, opened)
+
+
+# --- folding ----------------------------------------------------------------------------------
+
+
+def _in_scopes(rows: Sequence[Row | Skipped], opened: bool) -> list[Item]:
+    """Return rows grouped by scope, and by line for those without a scope."""
+    items: list[Item] = []
+    for (step, line), run in groupby(rows, _step_or_line):
+        together = list(run)
+        within = [row for row in together if isinstance(row, Row)]
+        if step and len(within) > 1:
+            around = _common([row.scope for row in within])
+            for row in within:
+                row.scope = row.scope[len(around) :]
+            items.append(_scope("/".join(around), None, _in_scopes(within, opened), within, opened))
+        elif line and _LEAST_OF_LINE <= len(within) < len(rows):
+            items.append(_scope("", within[0].source, within, within, opened))
+        else:
+            items += together
+    return items
+
+
+def _step_or_line(row: Row | Skipped) -> tuple[str, str]:
+    """Return the next part of a row's scope, or its source line if it has none."""
+    if isinstance(row, Skipped):
+        return "", ""
+    if row.scope:
+        return row.scope[0], ""
+    return "", row.source.text if row.source else ""
+
+
+def _scope(
+    name: str, line: SourceLink | None, items: Sequence[Item], rows: Sequence[Row], opened: bool
+) -> Scope:
+    marks = Counter(mark for row in rows for mark in row.mark.split())
+    heat = sum_of(row.heat for row in rows)
+    return Scope(name, line, items, sum(1 + row.inside for row in rows), marks, opened, heat)
+
+
+def _common(scopes: Sequence[tuple[str, ...]]) -> tuple[str, ...]:
+    """Return the scopes that all begin with."""
+    pairs = zip(min(scopes), max(scopes), strict=False)
+    return tuple(name for name, _ in takewhile(lambda pair: pair[0] == pair[1], pairs))
+
+
+def _open_what_fits(items: Sequence[Item]) -> None:
+    """Open all of a small program, or else the outer scopes that fit.
+
+    A lone item is open: the only call of a function that is jitted as a whole.
+    """
+    everything = list(_folded(items))
+    for each in everything:
+        everything += _folded(_items_of(each))
+    small = len(items) + sum(len(_items_of(each)) for each in everything) <= _IN_SIGHT
+    shown, todo = len(items), deque(_folded(items))
+    while todo:
+        each = todo.popleft()
+        inside = _items_of(each)
+        fits = isinstance(each, Scope) and each.name and shown + len(inside) <= _IN_SIGHT
+        alone = shown == 1
+        if small or fits or alone:
+            shown += len(inside) - alone
+            each.opened = True
+            todo += _folded(inside)
+
+
+def _folded(items: Iterable[Item | Body]) -> Iterator[Row | Scope | Body]:
+    for item in items:
+        if isinstance(item, Scope | Body) or (isinstance(item, Row) and item.bodies):
+            yield item
+
+
+def _items_of(folded: Row | Scope | Body) -> Sequence[Item | Body]:
+    if isinstance(folded, Row):
+        held = [body for body in folded.bodies if isinstance(body, Body)]
+        return held if len(held) > 1 else [item for body in held for item in body.items]
+    return folded.items
+
+
+# --- text -----------------------------------------------------------------------------------------
+# The text of equations in HTML, with links between definitions and uses of variables.
+#
+# Each role of a token has its own element with a short name, since a page has many.
+
+#: The HTML element of each role of token.
+_ELEMENTS: dict[type[str], str] = {
+    tokens.Type: "i",
+    tokens.PrimitiveName: "b",
+    tokens.ParameterToken: "u",
+    tokens.LiteralToken: "samp",
+    tokens.SharedName: "em",
+}
+
+
+class Text:
+    """Builds the text of a program's equations.
+
+    Args:
+        reader: The names of its variables.
+        at: The prefix of element ids.
+        titles: Whether operands have their type as a title.
+    """
+
+    def __init__(self, reader: Reader, at: str, titles: bool):
+        self._reader = reader
+        self._at = at
+        self._titles = titles
+        self._variables: dict[Var, int] = {}
+        self._made: dict[tuple[type[str], str], str] = {}
+
+    def equation(self, eqn: JaxprEqn, holds_jaxprs: bool, types: bool) -> Markup:
+        """Return `c:f32[3] = mul[...] a b`, without jaxprs in parameters.
+
+        An opaque equation has its mark behind it.
+        """
+        head, parameters = self._reader.head(eqn), self._reader.parameter_tokens(eqn)
+        if not holds_jaxprs:
+            head = head[:1]
+        elif len(head) > 1 and parameters[:1] == ["name="]:
+            parameters = parameters[3:]  # already in the head
+        return Markup(
+            (self._bound(eqn.outvars, types) + " = " if eqn.outvars else "")
+            + "".join(map(self._token, head))
+            + (f"[{''.join(map(self._token, parameters))}]" if parameters else "")
+            + (" " + self._read(eqn.invars) if eqn.invars else "")
+            + (f" <small>{OPAQUE}</small>" if jaxcompat.is_opaque(eqn) else "")
+        )
+
+    def bound(self, variables: Sequence[Var], types: bool) -> Markup:
+        """Return binders with spaces between them."""
+        return Markup(self._bound(variables, types))
+
+    def read(self, atoms: Sequence[Atom]) -> Markup:
+        """Return operands with spaces between them."""
+        return Markup(self._read(atoms))
+
+    def _bound(self, variables: Sequence[Var], types: bool) -> str:
+        texts = map(self._binder, variables)
+        if not types:
+            return " ".join(texts)
+        types_of = map(self._token, map(self._reader.type_of, variables))
+        return " ".join(map(add, texts, types_of))
+
+    def _read(self, atoms: Sequence[Atom]) -> str:
+        return " ".join(map(self._operand, atoms))
+
+    def _binder(self, var: Var) -> str:
+        name = self._reader.name(var)
+        if isinstance(var, DropVar) or name == "_":
+            return "_"
+        return f'<dfn id="{self._at}v{self._number(var)}">{_escaped(name)}</dfn>'
+
+    def _operand(self, atom: Atom) -> str:
+        text = self._reader.operand(atom)
+        if isinstance(atom, Literal):
+            return self._token(text)
+        title = f' title="{_escaped(self._reader.type_of(atom)[1:])}"' if self._titles else ""
+        return f'<a href="#{self._at}v{self._number(atom)}"{title}>{_escaped(text)}</a>'
+
+    def _number(self, var: Var) -> int:
+        return self._variables.setdefault(var, len(self._variables))
+
+    def _token(self, token: str) -> str:
+        key = type(token), token
+        found = self._made.get(key)
+        if found is None:
+            element, found = _ELEMENTS.get(type(token)), _escaped(token)
+            found = f"<{element}>{found}</{element}>" if element else found
+            self._made[key] = found
+        return found
+
+
+def _escaped(text: str) -> str:
+    """Return text escaped as HTML, with unprintable characters written out."""
+    return str(escape(text if text.isprintable() else "".join(printable([text]))))
+
+
+# --- heat -----------------------------------------------------------------------------------------
+# The costs of equations on a page as shares of the program's cost.
+#
+# The cost of an equation with bodies, or of a scope, is that of its contents.
+
+
+@dataclass(frozen=True, slots=True)
+class Heat:
+    """A cost in absolute numbers and in percent of the program's cost.
+
+    Attributes:
+        flops: FLOPs and transcendentals.
+        bytes: Bytes of memory traffic.
+        flops_percent: The share of the program's FLOPs.
+        bytes_percent: The share of the program's bytes.
+    """
+
+    flops: int
+    bytes: int
+    flops_percent: float
+    bytes_percent: float
+
+    @property
+    def text(self) -> str:
+        """The numbers."""
+        return f"{with_prefix(self.flops)} FLOPs, {in_bytes(self.bytes)}"
+
+
+class Heats:
+    """The costs of the equations of a program.
+
+    Args:
+        jaxpr: The program.
+        works: The cost of each equation, at every depth, by `id`. Costs with symbolic sizes are
+            left out, since they have no shares.
+    """
+
+    def __init__(self, jaxpr: Jaxpr, works: Mapping[int, Work]) -> None:
+        self._works = {key: found for key, work in works.items() if (found := _numbers(work))}
+        known = [self._works[id(eqn)] for eqn in jaxpr.eqns if id(eqn) in self._works]
+        self._flops, self._bytes = (sum(each[i] for each in known) for i in (0, 1))
+
+    def __bool__(self) -> bool:
+        """Return True if any cost is known."""
+        return bool(self._works)
+
+    def of(self, eqn: JaxprEqn) -> Heat | None:
+        """Return the cost of an equation; None if zero or unknown."""
+        flops, size = self._works.get(id(eqn), (0, 0))
+        if not (flops or size):
+            return None
+        parts = flops / (self._flops or 1), size / (self._bytes or 1)
+        return Heat(flops, size, *(100 * part for part in parts))
+
+
+def sum_of(heats: Iterable[Heat | None]) -> Heat | None:
+    """Return the sum of costs; None if zero or unknown."""
+    known = [astuple(each) for each in heats if each is not None]
+    return Heat(*map(sum, zip(*known, strict=True))) if known else None
+
+
+def _numbers(work: Work) -> tuple[int, int] | None:
+    flops, size = work.flops + work.transcendentals, work.bytes
+    return (flops, size) if type(flops) is int and type(size) is int else None
+
+
+# --- sources --------------------------------------------------------------------------------------
+# The source files on a page, and the locations of equations in them.
+#
+# Only the user's own Python files are shown in full, and those of installed packages if their
+# frames are selected; others are referred to by path. A file that has changed since a program was
+# recorded has no lines; the page says why.
+
+
+@dataclass(frozen=True)
+class SourceLink:
+    """The source location of an equation.
+
+    Attributes:
+        text: The nearest frame of the user's files, `model.py:9`, or its substitute.
+        behind: The library frames it calls, `flax/linen/linear.py:199`.
+        line: The line, if its file is shown.
+        code: The code of the line, if the file may be shown.
+    """
+
+    text: str
+    behind: str
+    line: str = ""
+    code: str = ""
+
+
+@dataclass(frozen=True, eq=False)
+class SourceFile:
+    """A displayed file: its number on the page, its path, and its lines in HTML.
+
+    A file without lines has a `fault`, the reason.
+    """
+
+    number: int
+    path: str
+    lines: Sequence[Markup]
+    fault: str = ""
+
+
+class Sources:
+    """The source locations of equations, and their files.
+
+    Args:
+        options: The display options: whether sources are shown, and which frames.
+        whole: Whether to show whole files instead of single lines.
+        roots: The folders of the user's files, as a `Program` has them.
+        texts: The text of files to show, by displayed path. The files need not exist.
+    """
+
+    def __init__(
+        self,
+        options: ShowOptions,
+        whole: bool,
+        roots: Sequence[Root],
+        texts: Mapping[str, str] = MappingProxyType({}),
+    ):
+        self._whole = whole
+        self._wanted = options.source
+        self._frames = frames_now(roots)
+        self._choice = options.frames or self._frames.choice
+        self._locations: dict[object, SourceLink | None] = {}
+        self._files: dict[str, SourceFile | None] = {}
+        self._known: dict[str, SourceFile] = {}
+        for path, text in texts.items():
+            self._known[path] = SourceFile(len(self._known), _printable(path), _colored(text))
+
+    def location(self, eqn: JaxprEqn) -> SourceLink | None:
+        """Return the source location of an equation; None if unknown or not shown."""
+        traceback = eqn.source_info.traceback
+        if not self._wanted or traceback is None:
+            return None
+        if traceback not in self._locations:
+            self._locations[traceback] = self._found(eqn)
+        return self._locations[traceback]
+
+    def files(self) -> list[SourceFile]:
+        """Return the displayed files in order of first use."""
+        read = [file for file in self._files.values() if file is not None]
+        return list(dict.fromkeys((*self._known.values(), *read)))
+
+    def line_of(self, name: str) -> SourceLink | None:
+        """Return a line by its name, `model.py:9`; None if its file is not shown."""
+        path, _, number = name.rpartition(":")
+        for file in self.files():
+            if file.path == path and number.isdecimal() and 0 < int(number) <= len(file.lines):
+                code = Markup(file.lines[int(number) - 1].strip())
+                return SourceLink(name, "", f"f{file.number}-{number}", code)
+        return None
+
+    def _found(self, eqn: JaxprEqn) -> SourceLink | None:
+        location = self._frames.location(eqn)
+        if location is None:
+            return None
+        frame, behind = location.chosen(self._choice)
+        if frame.file not in self._files:
+            self._files[frame.file] = self._read(frame.file)
+        file = self._files[frame.file]
+        first, *others = printable(map(self._frames.text, (frame, *behind)))
+        if file is None or not 0 < frame.line <= len(file.lines):
+            return SourceLink(first, BEHIND.join(others))
+        code = Markup(file.lines[frame.line - 1].strip())
+        line = f"f{file.number}-{frame.line}" if self._whole else ""
+        return SourceLink(first, BEHIND.join(others), line, code)
+
+    def _read(self, file: str) -> SourceFile | None:
+        """Return a file if its text, or the reason why it has none, is known and may be shown."""
+        if known := self._known.get(self._frames.path(file)):
+            return known
+        shown = self._frames.is_own(file) or (self._choice != "mine" and is_installed(file))
+        if not (shown and file.endswith(".py")):
+            return None
+        text, path = source_text.text(file), _printable(self._frames.path(file))
+        fault = source_text.citation_note(path) if source_text.reason(file) else ""
+        lines = _colored(text) if text else ()
+        return SourceFile(len(self.files()), path, lines, fault) if text or fault else None
+
+
+def _printable(path: str) -> str:
+    return "".join(printable([path]))
+
+
+def _colored(text: str) -> list[Markup]:
+    """Return the lines of Python source as HTML with Pygments classes."""
+    plain = "\n".join("".join(printable([line.expandtabs()])) for line in text.split("\n"))
+    lexer = PythonLexer(stripnl=False, ensurenl=False)
+    html = highlight(plain, lexer, HtmlFormatter(nowrap=True))
+    return [Markup(line) for line in html.removesuffix("\n").split("\n")]

@@ -5,12 +5,11 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from jaxprtool.render.page import environment
-from jaxprtool.render.reports import divergence
-from jaxprtool.render.reports.compare import heading, verdict
-from jaxprtool.render.reports.measures import COLUMNS, cells, types
+from jaxprtool.render.reports import compare
+from jaxprtool.render.reports.compare import COLUMNS, cells, heading, types, verdict
 
 if TYPE_CHECKING:
-    from jaxprtool.execute.compare.comparison import Comparison
+    from jaxprtool.execute.compare.bisection import Comparison
 
 
 def comparison_page(found: Comparison) -> str:
@@ -26,8 +25,8 @@ def comparison_page(found: Comparison) -> str:
             cells=cells,
             types=types,
             unmarked=lambda results: [("", each) for each in results],
-            where=divergence.heading,
-            known=divergence.known,
-            given=divergence.rows,
+            where=compare.divergence_heading,
+            known=compare.known,
+            given=compare.rows,
         )
     )

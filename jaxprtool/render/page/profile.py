@@ -5,13 +5,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from jaxprtool.ir.source import source_text
-from jaxprtool.render.page import environment, hash_of, static
+from jaxprtool.ir import source_text
+from jaxprtool.render.page import Sources, environment, hash_of, static
 from jaxprtool.render.page.report import Cell, Lines, Table
-from jaxprtool.render.page.sources import Sources
 from jaxprtool.render.reports.profile import moved_text, notes, numbers, title
 from jaxprtool.render.reports.runs import duration
-from jaxprtool.render.terminal.rendering import ShowOptions
+from jaxprtool.render.terminal.listing import ShowOptions
 
 if TYPE_CHECKING:
     from jaxprtool.analysis.profile import By, Profile, Timed

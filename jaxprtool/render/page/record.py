@@ -15,15 +15,21 @@ from functools import cache
 from types import MappingProxyType
 from typing import TYPE_CHECKING, NamedTuple
 
-from jaxprtool.ir.basics.quantities import in_bytes, listed
-from jaxprtool.ir.programs.program import Program
-from jaxprtool.ir.programs.program_signature import program_signature
-from jaxprtool.ir.source.frames import Root
-from jaxprtool.render.page import environment, hash_of, packed, static
+from jaxprtool.ir.documents import in_bytes, listed
+from jaxprtool.ir.frames import Root
+from jaxprtool.ir.program import Program, program_signature
+from jaxprtool.render.page import (
+    Listing,
+    SourceLink,
+    Sources,
+    environment,
+    hash_of,
+    listing,
+    packed,
+    static,
+)
 from jaxprtool.render.page.report import Cell, Table, View, cost_view, memory_view
-from jaxprtool.render.page.sources import SourceLink, Sources
-from jaxprtool.render.page.view import Listing, listing
-from jaxprtool.render.reports import overview
+from jaxprtool.render.reports import summary
 from jaxprtool.render.reports.record import (
     command_text,
     count_text,
@@ -37,12 +43,12 @@ from jaxprtool.render.reports.record import (
     warnings,
 )
 from jaxprtool.render.reports.runs import duration
-from jaxprtool.render.terminal.rendering import ShowOptions
+from jaxprtool.render.terminal.listing import ShowOptions
 from jaxprtool.render.terminal.tables import share_text
 
 if TYPE_CHECKING:
     from jaxprtool.analysis.cost import Cost
-    from jaxprtool.analysis.cost.work import Work
+    from jaxprtool.analysis.cost.rules import Work
     from jaxprtool.analysis.memory import Memory
     from jaxprtool.analysis.recorded_run import (
         Argument,
@@ -407,7 +413,7 @@ class _Page:
             at, about = f"p{number}-", program_signature(each.program)
             rows = listing(about, _SHOWN, self._sources, at, works=each.works)
             name = one_line(each.program.name, _LONGEST)
-            shown = _ShownProgram(at, name, overview.facts(each.size), (), rows)
+            shown = _ShownProgram(at, name, summary.facts(each.size), (), rows)
             html = template.render(
                 programs=[shown],
                 views=list(self._views(each)),

@@ -7,17 +7,15 @@ from dataclasses import replace
 from typing import Any
 
 from jaxprtool import jaxcompat
-from jaxprtool.ir.basics.documents import as_json
-from jaxprtool.ir.core.equations import bodies
+from jaxprtool.ir.documents import as_json
+from jaxprtool.ir.equations import bodies
+from jaxprtool.ir.frames import frames_now
 from jaxprtool.ir.notation.signatures import value_text
-from jaxprtool.ir.programs.program import Program
-from jaxprtool.ir.programs.program_signature import NamedValue, ProgramSignature, program_signature
-from jaxprtool.ir.source.frames import frames_now
+from jaxprtool.ir.program import NamedValue, Program, ProgramSignature, program_signature
 from jaxprtool.jaxcompat import AnyJaxpr, Atom, Jaxpr, JaxprEqn, Literal, Var
 from jaxprtool.render.documents import programs as documents
-from jaxprtool.render.terminal.comments import source_line
-from jaxprtool.render.terminal.rendering import DEFAULTS, ShowOptions
-from jaxprtool.render.terminal.rows import Reader
+from jaxprtool.render.terminal.listing import DEFAULTS, ShowOptions, source_line
+from jaxprtool.render.terminal.tree import Reader
 
 #: Documents include source locations by default.
 _WITH_PLACES = replace(DEFAULTS, source=True, scopes=True)

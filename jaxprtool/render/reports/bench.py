@@ -9,22 +9,22 @@ from rich.console import Group, RenderableType
 from rich.table import Column
 from rich.text import Text
 
-from jaxprtool.ir.basics.quantities import in_bytes, plural
+from jaxprtool.ir.documents import in_bytes, plural
 from jaxprtool.render.reports.runs import duration
-from jaxprtool.render.terminal import theme
-from jaxprtool.render.terminal.rendering import Rendering
+from jaxprtool.render.terminal import tables
+from jaxprtool.render.terminal.listing import Rendering
 from jaxprtool.render.terminal.tables import new_table, text
 
 if TYPE_CHECKING:
     from rich.table import Table
 
-    from jaxprtool.execute.bench.measured import BaselineRatios, Bench, BenchedVariant, Ratio
+    from jaxprtool.execute.bench import BaselineRatios, Bench, BenchedVariant, Ratio
 
 
 def table(found: Bench, width: int) -> Rendering:
     """Return the time of a call of each variant, and the one-time costs such as compilation."""
     parts: list[RenderableType] = [
-        Text(heading(found), style=theme.HEADING),
+        Text(heading(found), style=tables.HEADING),
         Text(),
         _calls(found),
         Text(),
@@ -46,7 +46,7 @@ def heading(found: Bench) -> str:
 
 
 def _calls(found: Bench) -> Table:
-    columns = [text("variant", theme.BINDER), *map(_number, ("a call", "±"))]
+    columns = [text("variant", tables.BINDER), *map(_number, ("a call", "±"))]
     if found.ratios:
         columns += [*map(_number, ("ratio", "95% interval")), text("")]
     made = new_table("", *columns)
@@ -97,7 +97,7 @@ _BYTES: _Numbers = {
 
 
 def _once(found: Bench, numbers: _Numbers, shown: Callable[[float], str]) -> Table:
-    made = new_table("", text("variant", theme.BINDER), *map(_number, numbers))
+    made = new_table("", text("variant", tables.BINDER), *map(_number, numbers))
     for variant in found.variants:
         values = [of(variant) for of in numbers.values()]
         made.add_row(variant.name, *("" if each is None else shown(each) for each in values))
@@ -105,7 +105,7 @@ def _once(found: Bench, numbers: _Numbers, shown: Callable[[float], str]) -> Tab
 
 
 def _baseline(baseline: BaselineRatios) -> RenderableType:
-    columns = text("variant", theme.BINDER), *map(_number, ("ratio", "95% interval"))
+    columns = text("variant", tables.BINDER), *map(_number, ("ratio", "95% interval"))
     made = new_table(f"compared with {baseline.file}", *columns)
     for each in baseline.ratios:
         made.add_row(each.of, *_ratio(each)[:2])

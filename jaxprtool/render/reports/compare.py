@@ -1,26 +1,35 @@
-"""Comparisons of variants as text."""
+"""Comparisons of variants as text: measures, tables, and divergence from the reference."""
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Sequence
+from collections.abc import Hashable, Iterator, Sequence
 from typing import TYPE_CHECKING
 
 from rich.console import Group, RenderableType
+from rich.table import Column, Table
 from rich.text import Text
 
-from jaxprtool.ir.basics.paths import Alike, alike
-from jaxprtool.ir.basics.quantities import plural
-from jaxprtool.render.reports.divergence import divergence
-from jaxprtool.render.reports.measures import cells, errors_of, types
-from jaxprtool.render.terminal import theme
-from jaxprtool.render.terminal.rendering import Rendering
-from jaxprtool.render.terminal.top import more, split
-from jaxprtool.render.terminal.wrapping import PathText
+from jaxprtool.ir.documents import plural, some, with_prefix
+from jaxprtool.ir.paths import Alike, alike
+from jaxprtool.render.terminal import tables
+from jaxprtool.render.terminal.listing import Rendering
+from jaxprtool.render.terminal.tables import (
+    PathText,
+    facts_table,
+    line_text,
+    more,
+    new_table,
+    split,
+    text,
+)
 
 if TYPE_CHECKING:
-    from jaxprtool.execute.compare.comparison import Comparison
+    from jaxprtool.execute.compare.bisection import Comparison, Divergence
     from jaxprtool.execute.compare.measures import Measure
     from jaxprtool.execute.compare.variants import Compared
+
+# --- compare --------------------------------------------------------------------------------------
+# Comparisons of variants as text.
 
 #: The terminal width from which types are shown next to names.
 _WIDE = 110
@@ -37,7 +46,7 @@ def comparison(found: Comparison, width: int, top: int | None) -> Rendering:
         width: The width in characters.
         top: The number of results shown of each variant; None for all.
     """
-    parts: list[RenderableType] = [Text(heading(found), style=theme.HEADING)]
+    parts: list[RenderableType] = [Text(heading(found), style=tables.HEADING)]
     parts += [Text(f"{name}: {what}") for name, what in found.smallest]
     for each in found.variants:
         parts += [Text(), _variant(each, width, top)]
@@ -93,7 +102,7 @@ def _variant(variant: Compared, width: int, top: int | None) -> RenderableType:
         # The first result of a group is its worst, and its errors are shown.
         groups = alike(results, lambda each: each.name, _kind)
     rows, others = split(groups, top)
-    said = Text(verdict(variant), style=theme.HEADING)
+    said = Text(verdict(variant), style=tables.HEADING)
     all_equal = all(each.equal for each in variant.results)
     if variant.error or (all_equal and not variant.unproven) or not rows:
         return said
@@ -104,14 +113,14 @@ def _variant(variant: Compared, width: int, top: int | None) -> RenderableType:
     if not rest:
         return Group(said, table)
     left_out = more(rest, ", with smaller differences")
-    return Group(said, table, Text(left_out, style=theme.COMMENT))
+    return Group(said, table, Text(left_out, style=tables.COMMENT))
 
 
 def _name(group: Alike[Measure], width: int) -> Text:
     each, count = group.items[0], len(group.items)
-    name = PathText(f"{count} x " if count > 1 else "").append(group.path, style=theme.BINDER)
+    name = PathText(f"{count} x " if count > 1 else "").append(group.path, style=tables.BINDER)
     if width >= _WIDE or each.type != each.reference_type:
-        name.append(f" {types(each)}", style=theme.TYPE)
+        name.append(f" {types(each)}", style=tables.TYPE)
     return name
 
 
@@ -124,3 +133,168 @@ def _kind(each: Measure) -> Hashable:
 def _worst_first(results: Sequence[Measure]) -> list[Measure]:
     """Return the results by error, the largest first, those beyond tolerance before others."""
     return sorted(results, key=lambda each: (each.within, each.equal, -each.error))
+
+
+# --- divergence -----------------------------------------------------------------------------------
+# The divergence of a variant from the reference, as text.
+
+#: The maximum number of equations named.
+_FEW = 4
+
+
+def divergence(found: Divergence) -> RenderableType:
+    """Return the details of where a variant diverges from the reference."""
+    parts: list[RenderableType] = [Text(divergence_heading(found), style=tables.HEADING)]
+    if not found.found:
+        return Group(*parts, Text(found.why))
+    if found.source:
+        parts.append(line_text(found.source, found.code))
+    facts = facts_table(known(found))
+    if facts.row_count:
+        parts.append(facts)
+    parts += [Text(), errors(found)]
+    return Group(*parts)
+
+
+def divergence_heading(found: Divergence) -> str:
+    """Return where a variant diverges, on one line."""
+    what = f"{found.variant} differs from {found.reference}"
+    if found.step:
+        what += f" after {found.step} (pass {found.place} of {found.passes})"
+    return f"{what} at {found.primitive or 'a result'}" if found.found else what
+
+
+def known(found: Divergence) -> Iterator[tuple[str, str]]:
+    """Yield the labelled details of the equation."""
+    if found.path:
+        yield "in", ", ".join(found.path)
+    if found.iteration:
+        yield "iteration", ", ".join(map(str, found.iteration)) + " (counted from 0)"
+    if found.scope:
+        yield "scope", found.scope
+    if found.counterpart:
+        yield "counterpart", found.counterpart
+    for each in found.parameters:
+        yield "parameter", each
+    if found.removed:
+        yield "removed", some(dict.fromkeys(found.removed), _FEW)
+    if found.added:
+        yield "added", some(dict.fromkeys(found.added), _FEW)
+    if found.within:
+        yield (
+            "note",
+            "all results are within tolerance; this is the first equation whose bits differ",
+        )
+    if found.strict:
+        yield "note", "about a rounding error in size; found with a tolerance for each element"
+
+
+def rows(found: Divergence) -> Iterator[tuple[str, Measure]]:
+    """Yield the operands and results of the equation, each with its role."""
+    yield from (("operand", each) for each in found.operands)
+    yield from (("result", each) for each in found.results)
+
+
+def errors(found: Divergence) -> Table:
+    """Return a table of the errors of the equation's operands and results."""
+    table = errors_table("", "value")
+    for which, each in rows(found):
+        name = Text(each.name, style=tables.PRIMITIVE).append(f" {types(each)}", style=tables.TYPE)
+        table.add_row(Text(which, style=tables.COMMENT), name, *cells(each))
+    return table
+
+
+# --- measures -------------------------------------------------------------------------------------
+# Measures of differences as cells of a table.
+
+#: The columns of a result: errors, and the number of elements beyond tolerance.
+COLUMNS = ("absolute", "relative", "ULPs", "cosine", "beyond")
+
+#: The space between columns.
+_GAP = "   "
+
+
+def errors_table(*headings: str) -> Table:
+    """Return an empty table of errors, without a title, which would be wrapped at its width."""
+    errors = (Column(name, justify="right", no_wrap=True) for name in COLUMNS)
+    return new_table("", *map(text, headings), *errors)
+
+
+def errors_of(names: Sequence[Text], rows: Sequence[list[str]], width: int) -> RenderableType:
+    """Return the errors of results, those of a long name below it.
+
+    Args:
+        names: The name of each result.
+        rows: The `cells` of each.
+        width: The width in characters.
+    """
+    sizes = [max(map(len, column)) for column in zip(COLUMNS, *rows, strict=True)]
+    room = width - sum(size + len(_GAP) for size in sizes)
+    if max(name.cell_len for name in names) <= room:
+        table = errors_table("result")
+        for name, row in zip(names, rows, strict=True):
+            table.add_row(name, *row)
+        return table
+    heading, *lines = (
+        _GAP.join(cell.rjust(size) for cell, size in zip(row, sizes, strict=True))
+        for row in (list(COLUMNS), *rows)
+    )
+    parts = [Text("result".ljust(room) + _GAP + heading, style=tables.HEADING), Text("─" * width)]
+    for name, line in zip(names, lines, strict=True):
+        if name.cell_len > room:
+            parts.append(name)
+            name = Text()
+        parts.append(name.copy().append(" " * (room - name.cell_len) + _GAP + line))
+    return Group(*parts)
+
+
+def cells(each: Measure) -> list[str]:
+    """Return the cells of a result for `COLUMNS`."""
+    if each.equal:
+        return ["same bits", "", "", "", _nonfinite_counts(each)]
+    return [
+        _number(each.absolute),
+        _number(each.relative),
+        "" if each.ulps is None else with_prefix(each.ulps),
+        _cosine(each.cosine),
+        _beyond(each),
+    ]
+
+
+def _number(error: float | None) -> str:
+    return "" if error is None else f"{error:.2g}"
+
+
+def _cosine(cosine: float | None) -> str:
+    """Return a cosine as text; near 1, as its distance from 1."""
+    if cosine is None:
+        return ""
+    below = 1 - cosine
+    return "1" if below < 1e-12 else f"1-{below:.0e}" if below < 1e-3 else f"{cosine:.3f}"
+
+
+def _nonfinite_counts(each: Measure) -> str:
+    """Return the number of NaNs and infinities, if equal to the reference's."""
+    counts = [(each.own_nans, "NaN"), (each.infinities, "inf")]
+    return ", ".join(f"{count:,} {what}" for count, what in counts if count)
+
+
+def _beyond(each: Measure) -> str:
+    """Return the numbers of elements beyond tolerance, of NaNs and of infinities."""
+    a, b = each.nans
+    alike = each.nans[0] == each.nans[1] and each.nonfinite[0] == each.nonfinite[1]
+    nans = f", {b:,} NaN, not {a:,}" if a != b else ""
+    if alike and (said := _nonfinite_counts(each)):
+        nans = f", {said}"
+    if not each.beyond:
+        return "none" + nans
+    if each.size < 1000:
+        return f"{each.beyond} of {each.size}{nans}"
+    share = 100 * each.beyond / each.size
+    return f"{share:.0f}%{nans}" if share >= 10 else f"{share:.2g}%{nans}"
+
+
+def types(each: Measure) -> str:
+    """Return the type of a result, and that of the reference if it differs."""
+    same = each.type == each.reference_type
+    return each.type if same else f"{each.type}, not {each.reference_type}"

@@ -14,15 +14,14 @@ from rich.console import RenderableType
 from rich.table import Column
 from rich.text import Text
 
-from jaxprtool.ir.basics.paths import alike
-from jaxprtool.ir.basics.quantities import in_bytes, plural, with_prefix
-from jaxprtool.ir.source import source_text
-from jaxprtool.ir.source.frames import BEHIND
+from jaxprtool.ir import source_text
+from jaxprtool.ir.documents import in_bytes, plural, with_prefix
+from jaxprtool.ir.frames import BEHIND
+from jaxprtool.ir.paths import alike
 from jaxprtool.render.reports.runs import duration
-from jaxprtool.render.terminal import theme
-from jaxprtool.render.terminal.rendering import Rendering
-from jaxprtool.render.terminal.tables import add_more, new_table, number, share_text, text
-from jaxprtool.render.terminal.top import split
+from jaxprtool.render.terminal import tables
+from jaxprtool.render.terminal.listing import Rendering
+from jaxprtool.render.terminal.tables import add_more, new_table, number, share_text, split, text
 
 if TYPE_CHECKING:
     from jaxprtool.analysis.cost import Cost, Group
@@ -70,13 +69,13 @@ def cost_table(
     shown, rest = split(groups, top)
     if found.by == "scope":
         shown = sorted(shown, key=_in_tree(shown))
-    times = number("min time"), Column("limit", style=theme.COMMENT)
+    times = number("min time"), Column("limit", style=tables.COMMENT)
     table = new_table(
         f"{found.name}: {total_text(found.total, whole_arrays)}",
         number("share"),
         *(times if found.total.seconds is not None else ()),
         *map(number, ("FLOPs", "bytes", "FLOPs/B")),
-        text(found.by, theme.BINDER),
+        text(found.by, tables.BINDER),
     )
     whole = weight_of(found.total)
     rows = [[*_cells(group, whole)] for group in shown]
@@ -172,12 +171,12 @@ def _in_tree(groups: Sequence[Group]) -> Callable[[Group], Any]:
 def _name(found: Cost, group: Group, width: int) -> Text:
     called, behind = name_texts(found, group)
     if not group.name:
-        return Text(called, style=theme.COMMENT)
-    name = Text("  " * (len(group.path) - 1) + called).append(behind, style=theme.COMMENT)
+        return Text(called, style=tables.COMMENT)
+    name = Text("  " * (len(group.path) - 1) + called).append(behind, style=tables.COMMENT)
     line = group.line
     places = [] if line is None else [(line.file, line.line), *line.behind]
     if places and (code := source_text.line(*places[-1])):
-        innermost = Text("\n" + code, style=theme.COMMENT)
+        innermost = Text("\n" + code, style=tables.COMMENT)
         innermost.truncate(width, overflow="ellipsis")
         name.append(innermost)
     return name

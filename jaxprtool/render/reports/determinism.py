@@ -8,16 +8,15 @@ from rich.console import Group, RenderableType
 from rich.table import Column, Table
 from rich.text import Text
 
-from jaxprtool.ir.basics.quantities import plural, some, with_prefix
-from jaxprtool.render.reports.divergence import divergence
-from jaxprtool.render.reports.measures import cells, errors_table, types
-from jaxprtool.render.terminal import theme
-from jaxprtool.render.terminal.rendering import Rendering
+from jaxprtool.ir.documents import plural, some, with_prefix
+from jaxprtool.render.reports.compare import cells, divergence, errors_table, types
+from jaxprtool.render.terminal import tables
+from jaxprtool.render.terminal.listing import Rendering
 from jaxprtool.render.terminal.tables import facts_table, line_text, new_table, number, text
 
 if TYPE_CHECKING:
-    from jaxprtool.execute.compare.prefixes import Prefix
-    from jaxprtool.execute.compare.repeated import Cause, Determinism, Repetition
+    from jaxprtool.execute.compare.bisection import Cause, Determinism, Repetition
+    from jaxprtool.execute.compare.divergence import Prefix
 
 #: The maximum number of lines of a risk that are named.
 _FEW = 3
@@ -25,15 +24,15 @@ _FEW = 3
 
 def determinism(found: Determinism, width: int) -> Rendering:
     """Return a row for each run, where runs begin to differ, and the risks."""
-    parts: list[RenderableType] = [Text(heading(found), style=theme.HEADING), Text(), _runs(found)]
+    parts: list[RenderableType] = [Text(heading(found), style=tables.HEADING), Text(), _runs(found)]
     for cause in found.causes:
         parts += [Text(), _cause(cause)]
     if found.risks:
-        parts += [Text(), Text("what may differ in other runs, or elsewhere", style=theme.HEADING)]
+        parts += [Text(), Text("what may differ in other runs, or elsewhere", style=tables.HEADING)]
         parts.append(_risks(found))
     if found.not_tried:
         parts.append(Text())
-        parts += [Text(f"not tried: {each}", style=theme.COMMENT) for each in found.not_tried]
+        parts += [Text(f"not tried: {each}", style=tables.COMMENT) for each in found.not_tried]
     return Rendering(Group(*parts), width)
 
 
@@ -95,11 +94,11 @@ def _prefix(cause: Cause, found: Prefix) -> list[RenderableType]:
     )
     table = errors_table("value")
     for each in found.results:
-        name = Text(each.name, style=theme.PRIMITIVE).append(f" {types(each)}", style=theme.TYPE)
+        name = Text(each.name, style=tables.PRIMITIVE).append(f" {types(each)}", style=tables.TYPE)
         table.add_row(name, *cells(each))
     where = f"{cause.name} differs from {cause.divergence.reference} by fusion, up to "
     return [
-        Text(f"{where}{found.primitive}", style=theme.HEADING),
+        Text(f"{where}{found.primitive}", style=tables.HEADING),
         *([line_text(found.source, found.code)] if found.source else []),
         Text(said),
         Text(),

@@ -7,10 +7,9 @@ from collections.abc import Hashable, Iterable, Iterator, Sequence
 from itertools import groupby
 from typing import TYPE_CHECKING, Any, TypeAlias
 
-from jaxprtool.ir.basics.paths import Alike, alike
-from jaxprtool.ir.basics.quantities import in_bytes, plural, with_prefix
-from jaxprtool.ir.core.equations import bodies, type_of, weak_marks
-from jaxprtool.ir.notation.selection import Selection, equations
+from jaxprtool.ir.documents import in_bytes, plural, with_prefix
+from jaxprtool.ir.equations import bodies, type_of, weak_marks
+from jaxprtool.ir.notation.layout import Selection, equations
 from jaxprtool.ir.notation.tokens import (
     AddedToken,
     BinderToken,
@@ -22,20 +21,26 @@ from jaxprtool.ir.notation.tokens import (
     RemovedToken,
     SourceLine,
 )
+from jaxprtool.ir.paths import Alike, alike
 from jaxprtool.jaxcompat import JaxprEqn
-from jaxprtool.render.documents.found import DiffDocument, DiffLine
+from jaxprtool.render.documents.programs import DiffDocument, DiffLine
 from jaxprtool.render.reports.profile import SPLIT
 from jaxprtool.render.reports.runs import duration
-from jaxprtool.render.terminal.grid import columns
-from jaxprtool.render.terminal.lines import Cell, joined, printable, wrapped
-from jaxprtool.render.terminal.listing import Listing
-from jaxprtool.render.terminal.rendering import ShowOptions
-from jaxprtool.render.terminal.rows import Reader
-from jaxprtool.render.terminal.top import ALL, more, split
+from jaxprtool.render.terminal.listing import (
+    Cell,
+    Listing,
+    ShowOptions,
+    columns,
+    joined,
+    printable,
+    wrapped,
+)
+from jaxprtool.render.terminal.tables import ALL, more, split
+from jaxprtool.render.terminal.tree import Reader
 
 if TYPE_CHECKING:
     from jaxprtool.analysis.diff import BorderChange, Diff, Hunk, Line, Seconds
-    from jaxprtool.ir.graphs.differences import Difference
+    from jaxprtool.ir.differences import Difference
 
 _MARKS = {
     "removed": RemovedToken("- "),

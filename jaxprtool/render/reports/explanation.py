@@ -12,11 +12,9 @@ from rich.table import Table
 from rich.text import Text
 
 from jaxprtool.ir.notation.tokens import PrimitiveName
-from jaxprtool.render.terminal import theme
-from jaxprtool.render.terminal.grid import columns
-from jaxprtool.render.terminal.listing import Listing
-from jaxprtool.render.terminal.prose import Code, Prose
-from jaxprtool.render.terminal.rendering import Rendering
+from jaxprtool.render.terminal import tables
+from jaxprtool.render.terminal.listing import Listing, Rendering, columns
+from jaxprtool.render.terminal.tables import Code, Prose
 
 if TYPE_CHECKING:
     from jaxprtool.render.documents.passes import (
@@ -92,12 +90,12 @@ def primitive_explanation(document: PrimitiveDocument, width: int, full: bool) -
 
 
 def _head(name: str, about: Iterable[str]) -> list[RenderableType]:
-    said = Text(f"   {'; '.join(filter(None, about))}", theme.COMMENT)
-    return [Text.assemble((name, theme.HEADING), said)]
+    said = Text(f"   {'; '.join(filter(None, about))}", tables.COMMENT)
+    return [Text.assemble((name, tables.HEADING), said)]
 
 
 def _section(title: str, *parts: RenderableType) -> list[RenderableType]:
-    return [Text(), Text(title, theme.HEADING), *(Padding(each, (0, 0, 0, 2)) for each in parts)]
+    return [Text(), Text(title, tables.HEADING), *(Padding(each, (0, 0, 0, 2)) for each in parts)]
 
 
 def _bullet(text: str) -> RenderableType:
@@ -110,9 +108,9 @@ def _option(option: Option) -> RenderableType:
     """Return `argnums: int = 0`, in Python syntax, with its meaning below."""
     default = option.default
     head = Text.assemble(
-        (option.name, theme.PARAMETER),
+        (option.name, tables.PARAMETER),
         f": {option.type}",
-        ("  (required)", theme.COMMENT) if default is None else f" = {default}",
+        ("  (required)", tables.COMMENT) if default is None else f" = {default}",
         overflow="fold",
     )
     return Group(head, Padding(Prose(option.help), (0, 0, 0, 4))) if option.help else head
@@ -121,7 +119,7 @@ def _option(option: Option) -> RenderableType:
 def _trait(name: str, value: str, text: str) -> RenderableType:
     said = f"No: {text}" if value == "False" else text
     shown = "" if value in ("True", "False") else f" = {value}"
-    head = Text.assemble((name, theme.PARAMETER), shown)
+    head = Text.assemble((name, tables.PARAMETER), shown)
     return Group(head, Padding(Prose(said), (0, 0, 0, 4)))
 
 
@@ -135,11 +133,11 @@ def _rules(rules: Sequence[RewriteRule], width: int, full: bool) -> Iterator[Ren
         shown = merged if full or len(merged) <= _FEW + 1 else merged[:_FEW]
         yield Text()
         if family or len(rules) > len(merged):
-            yield Text(f"{family or 'others'}", theme.KEYWORD)
+            yield Text(f"{family or 'others'}", tables.KEYWORD)
         yield Listing(columns([_row(rule) for rule in shown], width))
         if len(shown) < len(merged):
             more = f"… {len(merged) - len(shown)} more; --full shows them"
-            yield Text(more, theme.COMMENT)
+            yield Text(more, tables.COMMENT)
 
 
 def _row(rule: RewriteRule) -> tuple[list[str], ...]:

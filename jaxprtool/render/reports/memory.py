@@ -1,28 +1,38 @@
-"""The memory of a program as a curve and a table for the terminal."""
+"""The memory of a program for the terminal: the estimate, XLA's buffers, and pictures."""
 
 from __future__ import annotations
 
+import importlib.util
+import io
+import os
 from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING
 
 from rich.console import Group, RenderableType
+from rich.padding import Padding
 from rich.text import Text
 
-from jaxprtool.ir.basics.quantities import in_bytes, times
-from jaxprtool.render.terminal import theme
-from jaxprtool.render.terminal.rendering import Rendering
+from jaxprtool.errors import OutputError
+from jaxprtool.ir.documents import in_bytes, plural, times
+from jaxprtool.render.terminal import tables
+from jaxprtool.render.terminal.listing import Rendering
 from jaxprtool.render.terminal.tables import (
+    ALL,
     add_more,
     described,
     new_table,
     number,
     share_text,
+    split,
     text,
 )
-from jaxprtool.render.terminal.top import ALL, split
 
 if TYPE_CHECKING:
     from jaxprtool.analysis.memory import Live, Memory, Point
+    from jaxprtool.analysis.memory.compiled import CompiledPeak, LineBytes, PeakBuffer
+
+# --- memory ---------------------------------------------------------------------------------------
+# The memory of a program as a curve and a table for the terminal.
 
 #: The number of lines of a curve, and its maximum width in columns.
 _HEIGHT, _WIDEST = 12, 120
@@ -43,13 +53,13 @@ def memory_table(found: Memory, width: int, top: int | None, option: str = ALL) 
         top: The number of groups shown; None for all.
         option: The option that shows all; "" if none does.
     """
-    parts: list[RenderableType] = [Text(peak_text(found), style=theme.HEADING)]
+    parts: list[RenderableType] = [Text(peak_text(found), style=tables.HEADING)]
     if kinds := kinds_text(found):
         parts.append(Text(kinds))
     if found.temporary_bytes:
         parts += [Text(), _curve(found, min(width, _WIDEST))]
     if found.live:
-        columns = number("share"), number("bytes"), text("values", theme.TYPE)
+        columns = number("share"), number("bytes"), text("values", tables.TYPE)
         table = new_table("", *columns, text("value and last reader"))
         shown, others = split(found.live, top)
         for each in shown:
@@ -146,7 +156,7 @@ def _curve(found: Memory, width: int) -> Text:
     figure.label("equations in execution order", "x")
     text = figure.build().string(colorless=True)
     drawn = Text("\n".join(line.rstrip() for line in text.splitlines()), no_wrap=True)
-    drawn.highlight_regex(_BRAILLE, theme.BINDER)
+    drawn.highlight_regex(_BRAILLE, tables.BINDER)
     return drawn
 
 
@@ -169,3 +179,145 @@ def _steps(found: Memory, width: int) -> Iterator[tuple[float, int]]:
             point, following = following, next(curve, None)
             highest = max(highest, point.bytes)
         yield position, max(highest, point.bytes)
+
+
+# --- memory picture -------------------------------------------------------------------------------
+# Pictures of the memory curve of a program, drawn by matplotlib.
+
+_FORMATS = (".svg", ".png")
+
+
+def picture_format(path: str) -> str:
+    """Return the picture format of a file name.
+
+    Raises:
+        OutputError: If it has none, or matplotlib is not installed.
+    """
+    file_format = os.path.splitext(path)[1].lower()
+    if file_format not in _FORMATS:
+        raise OutputError(f"cannot draw '{path}': its name must end in .svg or .png")
+    if importlib.util.find_spec("matplotlib") is None:
+        raise OutputError(
+            f"cannot draw '{path}': matplotlib is not installed", 'pip install "jaxprtool[plot]"'
+        )
+    return file_format[1:]
+
+
+def picture(found: Memory, file_format: str) -> bytes:
+    """Return the curve of a program's memory as a picture, "svg" or "png"."""
+    from matplotlib import rc_context
+    from matplotlib.figure import Figure
+
+    with rc_context({"svg.fonttype": "none", "svg.hashsalt": "1"}):
+        figure = Figure(figsize=(8, 3.4), layout="constrained")
+        axes = figure.add_subplot()
+        positions = [point.position for point in found.curve]
+        axes.fill_between(positions, [point.bytes for point in found.curve], step="post", alpha=0.4)
+        axes.step(positions, [point.bytes for point in found.curve], where="post")
+        axes.plot([found.at.position], [found.at.bytes], "o", markersize=4)
+        axes.set_title(f"{found.name}: {in_bytes(found.peak_bytes)}", loc="left", parse_math=False)
+        axes.annotate(
+            place_text(found.at),
+            (found.at.position, found.at.bytes),
+            xytext=(0, 6),
+            textcoords="offset points",
+            ha="right" if found.at.position > positions[-1] / 2 else "left",
+            parse_math=False,
+        )
+        axes.set_xlim(0, max(positions[-1], 1))
+        axes.set_ylim(0, 1.15 * max(found.peak_bytes, 1))
+        axes.set_xlabel("equations in execution order")
+        ticks = marks(found.peak_bytes, 8)
+        axes.set_yticks(ticks, list(map(in_bytes, ticks)))
+        axes.spines[["top", "right"]].set_visible(False)
+        file = io.BytesIO()
+        figure.savefig(
+            file, format=file_format, metadata={"Date": None} if file_format == "svg" else None
+        )
+    return file.getvalue()
+
+
+# --- compiled memory ------------------------------------------------------------------------------
+# XLA's buffers at the peak of a compiled program, by line, as a table for the terminal.
+
+#: The number of buffers shown for a line.
+_BUFFERS = 4
+
+
+def compiled_table(
+    found: CompiledPeak, width: int, top: int | None, option: str = ALL
+) -> Rendering:
+    """Return the memory of a compiled program, and a row for each of the `top` largest lines.
+
+    Args:
+        found: XLA's buffers at the peak.
+        width: The width in characters.
+        top: The number of lines shown; None for all.
+        option: The option that shows all; "" if none does.
+    """
+    columns = number("share"), number("bytes"), number("estimate")
+    table = new_table("", *columns, text("line and its buffers"))
+    shown, rest = split(found.lines, top)
+    for line in shown:
+        share = share_text(line.bytes, found.peak_bytes)
+        sizes = in_bytes(line.bytes), in_bytes(line.estimate_bytes)
+        table.add_row(share, *sizes, Text(line.line, style=tables.BINDER))
+        for bytes_text, what in _buffers(line):
+            below = Padding(what, (0, 0, 0, 2))
+            table.add_row("", Text(bytes_text, style=tables.COMMENT), "", below)
+    size, estimate = sum(each.bytes for each in rest), sum(each.estimate_bytes for each in rest)
+    cells = share_text(size, found.peak_bytes), in_bytes(size), in_bytes(estimate)
+    add_more(table, len(rest), *cells, option=option)
+    heading = Text(heading_text(found), style=tables.HEADING)
+    return Rendering(Group(heading, *map(Text, facts(found)), Text(), table), width)
+
+
+def heading_text(found: CompiledPeak) -> str:
+    """Return the peak and the estimate: `loss: 1.5 MiB compiled, 1.4 MiB estimated`."""
+    each = f" on each of {found.devices} devices" if found.devices > 1 else ""
+    size, estimate = in_bytes(found.peak_bytes), in_bytes(found.estimate_bytes)
+    whole = " with whole arrays" if found.estimate_is_whole else ""
+    left_out = f", {more}" if (more := unknown_text(found.unknown)) else ""
+    return f"{found.name}: {size} compiled{each}, {estimate} estimated{whole}{left_out}"
+
+
+def facts(found: CompiledPeak) -> Iterator[str]:
+    """Yield lines with the place and the parts of the peak, and how values share memory."""
+    kinds = {
+        "arguments": found.argument_bytes,
+        "results": found.result_bytes,
+        "constants": found.constant_bytes,
+        "temporaries": found.temporary_bytes,
+    }
+    parts = ", ".join(f"{name} {in_bytes(size)}" for name, size in kinds.items() if size)
+    if found.donated_bytes:
+        parts += f"; {in_bytes(found.donated_bytes)} of the results reuse donated arguments"
+    if found.at:
+        yield f"peak at {found.at}"
+    if parts:
+        yield parts
+    if found.temporary_bytes:
+        values, held = in_bytes(found.unshared_bytes), in_bytes(found.temporary_bytes)
+        unused = share_text(found.unused_bytes, found.temporary_bytes)
+        yield f"values of {values} share the {held} of temporaries; {unused} is unused at the peak"
+
+
+def _buffers(line: LineBytes) -> Iterator[tuple[str, Text]]:
+    """Yield the size and a description of the largest buffers of a line."""
+    for each in line.buffers[:_BUFFERS]:
+        cell = Text()
+        if each.type:
+            cell.append(f"{times(each.count, each.type)} ", style=tables.TYPE)
+        cell.append(each.what, style=tables.PRIMITIVE)
+        if note := _note(each, line.line):
+            cell.append(f", {note}", style=tables.COMMENT)
+        yield in_bytes(each.bytes), cell
+    if rest := line.buffers[_BUFFERS:]:
+        size = sum(each.bytes for each in rest)
+        yield in_bytes(size), Text(f"{plural(len(rest), 'other')}", style=tables.COMMENT)
+
+
+def _note(buffer: PeakBuffer, line: str) -> str:
+    """Return the end of the lifetime of buffers, and the other uses of their memory."""
+    until = f"until {buffer.until.removesuffix(f' at {line}')}" if buffer.until else ""
+    return ", ".join(filter(None, (until, buffer.shares)))

@@ -9,19 +9,20 @@ from rich.console import Group, RenderableType
 from rich.table import Column, Table
 from rich.text import Text
 
-from jaxprtool.ir.basics.quantities import plural, some
-from jaxprtool.render.documents.found import NansDocument
-from jaxprtool.render.terminal import theme
-from jaxprtool.render.terminal.rendering import Rendering
+from jaxprtool.ir.documents import plural, some
+from jaxprtool.render.documents.programs import NansDocument
+from jaxprtool.render.terminal import tables
+from jaxprtool.render.terminal.listing import Rendering
 from jaxprtool.render.terminal.tables import (
+    ALL,
     add_more,
     facts_table,
     line_text,
     new_table,
     number,
+    split,
     text,
 )
-from jaxprtool.render.terminal.top import ALL, split
 
 if TYPE_CHECKING:
     from jaxprtool.execute.nans import BadValue, NanSearch, Operand
@@ -35,7 +36,7 @@ def first_found(found: NanSearch, width: int) -> Rendering:
     first = found.first
     if first is None:
         return Rendering(Text(f"{found.name}: no equation makes a NaN or an infinity"), width)
-    parts: list[RenderableType] = [Text(_heading(found, first), style=theme.HEADING), Text()]
+    parts: list[RenderableType] = [Text(_heading(found, first), style=tables.HEADING), Text()]
     if first.source:
         parts.append(line_text(first.source, first.code))
     parts.append(facts_table(_facts(first)))
@@ -47,7 +48,7 @@ def first_found(found: NanSearch, width: int) -> Rendering:
     if others:
         verb = "makes" if others == 1 else "make"
         said = f"{plural(others, 'other')} {verb} one; {ALL} shows them"
-        parts += [Text(), Text(said, style=theme.COMMENT)]
+        parts += [Text(), Text(said, style=tables.COMMENT)]
     return Rendering(Group(*parts), width)
 
 
@@ -61,7 +62,7 @@ def all_found(found: NanSearch, width: int, top: int | None) -> Rendering:
     """
     if not found.found:
         return first_found(found, width)
-    maker, line = Column("from", style=theme.PRIMITIVE), text("line", theme.BINDER)
+    maker, line = Column("from", style=tables.PRIMITIVE), text("line", tables.BINDER)
     columns = "what", maker, line, "iteration", text("reaches")
     table = new_table(f"{found.name}: {len(found.found):,} found", *columns)
     shown, rest = split(found.found, top)
@@ -121,13 +122,13 @@ def _facts(first: BadValue) -> Iterator[tuple[str, str]]:
 
 def _values(heading: str, values: Sequence[Operand]) -> Table:
     numbers = map(number, ("minimum", "maximum", "element"))
-    table = new_table(heading, text("value"), text("type", theme.TYPE), *numbers)
+    table = new_table(heading, text("value"), text("type", tables.TYPE), *numbers)
     for value in values:
-        what = Text(value.argument or value.primitive or "a constant", style=theme.PRIMITIVE)
-        what.append(f" {value.source}" if value.source else "", style=theme.BINDER)
+        what = Text(value.argument or value.primitive or "a constant", style=tables.PRIMITIVE)
+        what.append(f" {value.source}" if value.source else "", style=tables.BINDER)
         wrong = [(value.nans, "NaN"), (value.infs, "infinite")]
         bad = ", ".join(f"{count:,} {kind}" for count, kind in wrong if count)
-        what.append(f" ({bad})" if bad else "", style=theme.COMMENT)
+        what.append(f" ({bad})" if bad else "", style=tables.COMMENT)
         table.add_row(what, value.type, *map(_number, (value.low, value.high, value.element)))
     return table
 

@@ -9,21 +9,21 @@ from typing import TYPE_CHECKING
 from rich.console import Group, RenderableType
 from rich.text import Text
 
-from jaxprtool.ir.basics.quantities import in_bytes, plural
-from jaxprtool.render.terminal import theme
-from jaxprtool.render.terminal.rendering import Rendering
+from jaxprtool.ir.documents import in_bytes, plural
+from jaxprtool.render.terminal import tables
+from jaxprtool.render.terminal.listing import Rendering
 from jaxprtool.render.terminal.tables import (
     add_more,
     facts_table,
     line_text,
     new_table,
     number,
+    split,
     text,
 )
-from jaxprtool.render.terminal.top import split
 
 if TYPE_CHECKING:
-    from jaxprtool.execute.compare.precision import KeptPlace, Precision
+    from jaxprtool.execute.compare.variants import KeptPlace, Precision
 
 
 #: The heading of the table.
@@ -42,7 +42,7 @@ def precision_text(found: Precision, width: int, top: int | None) -> Rendering:
         width: The width in characters.
         top: The number of places shown; None for all.
     """
-    parts: list[RenderableType] = [Text(heading(found), style=theme.HEADING), Text()]
+    parts: list[RenderableType] = [Text(heading(found), style=tables.HEADING), Text()]
     if found.kept:
         columns = number("alone"), number("with others"), text(f"{found.by} to keep")
         table = new_table(_ERRORS, *columns)

@@ -10,18 +10,16 @@ from rich.console import RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from jaxprtool.ir.basics.quantities import in_bytes, plural, with_prefix
-from jaxprtool.ir.source import source_text
-from jaxprtool.ir.source.frames import BEHIND
+from jaxprtool.ir import source_text
+from jaxprtool.ir.documents import in_bytes, plural, with_prefix
+from jaxprtool.ir.frames import BEHIND
 from jaxprtool.render.reports.runs import duration
-from jaxprtool.render.terminal import theme
-from jaxprtool.render.terminal.rendering import Rendering
-from jaxprtool.render.terminal.tables import add_more, new_table, number, text
-from jaxprtool.render.terminal.top import ALL, split
+from jaxprtool.render.terminal import tables
+from jaxprtool.render.terminal.listing import Rendering
+from jaxprtool.render.terminal.tables import ALL, add_more, new_table, number, split, text
 
 if TYPE_CHECKING:
-    from jaxprtool.analysis.profile import By, OwnWork, Profile, Timed, TimedOperation
-    from jaxprtool.analysis.profile.collectives import MovedValues
+    from jaxprtool.analysis.profile import By, MovedValues, OwnWork, Profile, Timed, TimedOperation
 
 #: The width from which all columns are shown.
 _WIDE = 110
@@ -70,7 +68,7 @@ def profile_table(
     for each, row in zip(shown, rows, strict=True):
         table.add_row(*row, _named(each, by, max(width - taken, _LEAST)))
     add_more(table, len(rest), *[""] * (len(table.columns) - 1), option=option)
-    parts: list[RenderableType] = [Text(title(found), style=theme.HEADING), table]
+    parts: list[RenderableType] = [Text(title(found), style=tables.HEADING), table]
     if own := [each for each in found.own if each.share >= _SMALL]:
         parts += [Text(), _own_table(own)]
     parts += [Text(), *map(Text, notes(found))]
@@ -129,12 +127,12 @@ def _rate(value: float | None) -> str:
 
 
 def _groups(found: Profile, by: By, width: int) -> Table:
-    return new_table("", *map(number, columns(found, by, width)), text(by, theme.BINDER))
+    return new_table("", *map(number, columns(found, by, width)), text(by, tables.BINDER))
 
 
 def _operations(width: int) -> Table:
     wide = [number("calls")] if width >= _WIDE else []
-    return new_table("", number("share"), number("time"), *wide, text("operation", theme.BINDER))
+    return new_table("", number("share"), number("time"), *wide, text("operation", tables.BINDER))
 
 
 def _named(each: Any, by: By, width: int) -> Text:
@@ -143,18 +141,18 @@ def _named(each: Any, by: By, width: int) -> Text:
 
 def _name(each: Timed, by: By, width: int) -> Text:
     if not each.name:
-        return Text(_UNNAMED[by], style=theme.COMMENT)
+        return Text(_UNNAMED[by], style=tables.COMMENT)
     name = Text("  " * (len(each.path) - 1) + (each.path[-1] if each.path else each.name))
     if each.library:
-        name.append(f"{BEHIND}{each.library}", style=theme.COMMENT)
+        name.append(f"{BEHIND}{each.library}", style=tables.COMMENT)
     if each.line is not None and (code := source_text.line(*each.line[:2])):
-        below = Text(f"\n{code}", style=theme.COMMENT)
+        below = Text(f"\n{code}", style=tables.COMMENT)
         below.truncate(width, overflow="ellipsis")
         name.append(below)
     if each.own_seconds > _NOTED * each.seconds:
-        name.append(f"\n{duration(each.own_seconds)} is XLA's own work", style=theme.COMMENT)
+        name.append(f"\n{duration(each.own_seconds)} is XLA's own work", style=tables.COMMENT)
     if each.moved:
-        name.append(f"\n{moved_text(each.moved)}", style=theme.COMMENT)
+        name.append(f"\n{moved_text(each.moved)}", style=tables.COMMENT)
     return name
 
 
@@ -164,9 +162,9 @@ def moved_text(moved: Sequence[MovedValues]) -> str:
 
 
 def _operation(each: TimedOperation) -> Text:
-    name = Text(each.name).append(f" {each.own or each.opcode}", style=theme.COMMENT)
+    name = Text(each.name).append(f" {each.own or each.opcode}", style=tables.COMMENT)
     if each.lines:
-        name.append(f"\n{', '.join(each.lines)}", style=theme.COMMENT)
+        name.append(f"\n{', '.join(each.lines)}", style=tables.COMMENT)
     return name
 
 
@@ -175,7 +173,7 @@ def _own_table(own: Sequence[OwnWork]) -> Table:
     for each in own:
         what = Text(each.kind)
         if each.lines:
-            what.append(f"  {', '.join(each.lines)}", style=theme.COMMENT)
+            what.append(f"  {', '.join(each.lines)}", style=tables.COMMENT)
         table.add_row(f"{each.share:.1%}", duration(each.seconds), what)
     return table
 

@@ -14,14 +14,12 @@ from rich.padding import Padding
 from rich.table import Column, Table
 from rich.text import Text
 
-from jaxprtool.ir.basics.quantities import in_bytes, listed, plural
-from jaxprtool.ir.source.frames import short_paths
+from jaxprtool.ir.documents import in_bytes, listed, plural
+from jaxprtool.ir.frames import short_paths
 from jaxprtool.render.reports.runs import duration
-from jaxprtool.render.terminal import theme
-from jaxprtool.render.terminal.lines import printable
-from jaxprtool.render.terminal.rendering import Rendering
-from jaxprtool.render.terminal.tables import add_more, new_table, share_text
-from jaxprtool.render.terminal.top import ALL, more
+from jaxprtool.render.terminal import tables
+from jaxprtool.render.terminal.listing import Rendering, printable
+from jaxprtool.render.terminal.tables import ALL, add_more, more, new_table, share_text
 
 if TYPE_CHECKING:
     from jaxprtool.analysis.recorded_run import (
@@ -109,7 +107,7 @@ def count_rows(run: Run) -> int:
 
 
 def _summary(run: Run, width: int, page: str, rows: _Rows) -> Rendering:
-    parts: list[RenderableType] = [Text(heading(run), style=theme.HEADING)]
+    parts: list[RenderableType] = [Text(heading(run), style=tables.HEADING)]
     if run.functions:
         parts += [Text(), _functions_table(run, rows.functions, width)]
     if found := recompiled(run.functions):
@@ -352,9 +350,9 @@ def _name(name: str, line: str, width: int) -> Text:
     if len(name) > width:  # keep the end, where names of methods and layers differ
         end = (width - 1) // 2
         name = f"{name[: width - 1 - end]}…{name[len(name) - end :]}"
-    shown = Text(name, style=theme.BINDER)
+    shown = Text(name, style=tables.BINDER)
     if width - len(name) > _LEAST_LINE:
-        shown.append(f"  {line}", style=theme.COMMENT)
+        shown.append(f"  {line}", style=tables.COMMENT)
         shown.truncate(width, overflow="ellipsis")
     return shown
 
@@ -423,10 +421,10 @@ def _reasons_table(found: Sequence[Again], rows: _Rows, width: int) -> Group:
     ]
     room = max(width - max(len(name) + len(count) for name, count in names) - 5, _LEAST)
     for (name, count), again in zip(names, found, strict=False):
-        left = Text(name, style=theme.BINDER).append(f" {count}", style="default")
+        left = Text(name, style=tables.BINDER).append(f" {count}", style="default")
         table.add_row(left, _reasons(again.reasons, rows.reasons, room))
     add_more(table, len(found) - rows.again, option="")
-    title = Text("compiled more than once, and why", style=theme.HEADING)
+    title = Text("compiled more than once, and why", style=tables.HEADING)
     return Group(title, Padding(table, (0, 0, 0, 2)))
 
 
@@ -440,10 +438,10 @@ def _reasons(reasons: Sequence[tuple[Reason, int]], most: int, width: int) -> Te
         longest = _LONGEST if width > _LONGEST else width // 2
         line = Text(_cut(reason_text(reason, longest), 2 * width))
         if count > 1:
-            line.append(f", {count:,} times", style=theme.COMMENT)
+            line.append(f", {count:,} times", style=tables.COMMENT)
         lines.append(line)
     if others := more(max(len(reasons) - most, 0), option=""):
-        lines[-1].append(f" {others}", style=theme.COMMENT)
+        lines[-1].append(f" {others}", style=tables.COMMENT)
     advice = dict.fromkeys(each.advice for each, _ in reasons[:most] if each.advice)
-    lines += [Text(f"advice: {one_line(each, 3 * width)}", style=theme.LITERAL) for each in advice]
+    lines += [Text(f"advice: {one_line(each, 3 * width)}", style=tables.LITERAL) for each in advice]
     return Text("\n").join(lines)

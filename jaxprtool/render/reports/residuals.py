@@ -13,20 +13,20 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from jaxprtool.ir.basics.paths import common_path, without_numbers
-from jaxprtool.ir.basics.quantities import in_bytes, plural, some, times, with_prefix
+from jaxprtool.ir.documents import in_bytes, plural, some, times, with_prefix
+from jaxprtool.ir.paths import common_path, without_numbers
 from jaxprtool.render.reports.memory import unknown_text
-from jaxprtool.render.terminal import theme
-from jaxprtool.render.terminal.rendering import Rendering
+from jaxprtool.render.terminal import tables
+from jaxprtool.render.terminal.listing import Rendering
 from jaxprtool.render.terminal.tables import (
     add_more,
     described,
     new_table,
     number,
     share_text,
+    split,
     text,
 )
-from jaxprtool.render.terminal.top import split
 
 if TYPE_CHECKING:
     from jaxprtool.analysis.residuals import (
@@ -50,7 +50,7 @@ _MOST_NAMES = 4
 def residuals_table(found: Residuals, width: int, top: int | None) -> Rendering:
     """Return a row for each of the `top` largest groups (all if None), and the bytes per policy."""
     heading = total_text(found)
-    columns = number("share"), number("bytes"), text("type", theme.TYPE), number("cost")
+    columns = number("share"), number("bytes"), text("type", tables.TYPE), number("cost")
     table = new_table(heading, *columns, text("value and readers"))
     shown, rest = split(grouped(found.residuals), top)
     for count, residual in shown:
@@ -74,7 +74,7 @@ def _cells(count: int, residual: Residual, total: int | None) -> list[str | Text
 def _policies(found: Residuals) -> Table:
     if found.placements:
         return _placements(found)
-    columns = text("policy"), number("bytes"), text("largest dropped residual", theme.COMMENT)
+    columns = text("policy"), number("bytes"), text("largest dropped residual", tables.COMMENT)
     table = new_table("residuals under each policy of jax.checkpoint", *columns)
     for name, size in found.policies.items():
         table.add_row(name, size_text(size), dropped_text(found, name))
@@ -84,7 +84,7 @@ def _policies(found: Residuals) -> Table:
 def _placements(found: Residuals) -> Table:
     """Return the bytes and the peaks under each policy, in each place."""
     compiled = found.placements[0].compiled_bytes is not None
-    columns = [text("policy", theme.BINDER), number("bytes"), number("peak")]
+    columns = [text("policy", tables.BINDER), number("bytes"), number("peak")]
     columns += [number("XLA's peak")] if compiled else []
     table = new_table(PLACEMENTS, *columns)
     for only, group in groupby(found.placements, key=lambda each: each.only):
@@ -132,7 +132,7 @@ def _placement(
     """Yield the names to save and their lines, the policy and where to put it, and its cost."""
     values = found.values if placement.policy == found.policy else ()
     if values:
-        columns = number("bytes"), text("line", theme.BINDER), text("saved value")
+        columns = number("bytes"), text("line", tables.BINDER), text("saved value")
         table = new_table(f"{heading}, save {plural(len(values), 'name')}", *columns)
         for value in values:
             table.add_row(in_bytes(value.bytes), value.source, _to_write(value))

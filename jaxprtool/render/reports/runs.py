@@ -9,14 +9,12 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from jaxprtool.ir.basics.paths import Alike, alike
-from jaxprtool.ir.basics.quantities import plural
+from jaxprtool.ir.documents import plural
 from jaxprtool.ir.notation.tokens import BinderToken, Comment, Type
+from jaxprtool.ir.paths import Alike, alike
 from jaxprtool.render.documents import programs as documents
-from jaxprtool.render.terminal.grid import grid
-from jaxprtool.render.terminal.lines import Cell, printable
-from jaxprtool.render.terminal.listing import Listing
-from jaxprtool.render.terminal.top import more, split
+from jaxprtool.render.terminal.listing import Cell, Listing, grid, printable
+from jaxprtool.render.terminal.tables import more, split
 
 if TYPE_CHECKING:
     from jaxprtool.errors import Details

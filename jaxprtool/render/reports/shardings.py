@@ -1,33 +1,31 @@
-"""How XLA partitions a program, as tables: collectives by line, and shardings of values."""
+"""How XLA partitions a program: collectives, shardings of values, and pictures of them."""
 
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import TYPE_CHECKING, TypeVar
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
+from itertools import product
+from typing import TYPE_CHECKING, TypeAlias, TypeVar
 
+from rich.box import Box
 from rich.console import Group, RenderableType
 from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
-from jaxprtool.ir.basics.paths import common_path, without_numbers
-from jaxprtool.ir.basics.quantities import in_bytes, plural, times, with_prefix
-from jaxprtool.ir.source.frames import BEHIND
+from jaxprtool.ir.documents import in_bytes, plural, times, with_prefix
+from jaxprtool.ir.frames import BEHIND
+from jaxprtool.ir.paths import common_path, without_numbers
 from jaxprtool.render.reports.runs import duration
-from jaxprtool.render.reports.sharding_picture import sharding_picture
-from jaxprtool.render.terminal import theme
-from jaxprtool.render.terminal.rendering import Rendering
-from jaxprtool.render.terminal.tables import add_more, new_table, number, share_text, text
-from jaxprtool.render.terminal.top import split
+from jaxprtool.render.terminal import tables
+from jaxprtool.render.terminal.listing import Rendering
+from jaxprtool.render.terminal.tables import add_more, new_table, number, share_text, split, text
 
 if TYPE_CHECKING:
-    from jaxprtool.analysis.shardings import (
-        Collective,
-        RepeatedWork,
-        ShardedValue,
-        Shardings,
-    )
+    from jaxprtool.analysis.shardings import Collective, RepeatedWork, ShardedValue, Shardings
+
+# --- shardings ------------------------------------------------------------------------------------
+# How XLA partitions a program, as tables: collectives by line, and shardings of values.
 
 T = TypeVar("T")
 
@@ -53,7 +51,7 @@ def shardings_tables(
         top: The number of lines, and of values, that are shown; None for all.
         replicated: Whether to show only large values that each device holds whole.
     """
-    parts: list[Text | Table] = [Text(heading(found), style=theme.HEADING)]
+    parts: list[Text | Table] = [Text(heading(found), style=tables.HEADING)]
     parts += map(Text, facts(found))
     if replicated:
         parts += [Text(), _values(found, list(filter(found.is_large_copy, found.values)), top)]
@@ -69,7 +67,7 @@ def shardings_tables(
 
 def device_tables(found: Shardings, width: int, top: int | None) -> Rendering:
     """Return the work and the communication of each device, without the shardings of values."""
-    parts = [Text(heading(found), style=theme.HEADING), *map(Text, facts(found))]
+    parts = [Text(heading(found), style=tables.HEADING), *map(Text, facts(found))]
     return Rendering(Group(*parts, *_both_sources(found, top)), width)
 
 
@@ -77,7 +75,7 @@ def pictures(values: Iterable[ShardedValue], width: int) -> Rendering:
     """Return a picture of which devices hold which parts of values."""
     parts: list[RenderableType] = []
     for each in values:
-        title = Text(each.name, style=theme.BINDER).append(f" {each.type}", style=theme.TYPE)
+        title = Text(each.name, style=tables.BINDER).append(f" {each.type}", style=tables.TYPE)
         title.append(f" {each.spec}", style="default")
         parts += [title, sharding_picture(each.shape, each.ranges, width, each.terms)]
     return Rendering(Group(*parts), width)
@@ -141,11 +139,11 @@ def _collectives(
     shown, others = split(by_bytes, top)
     for line, here in shown:
         cells = share_text(_bytes(here), found.sent_bytes), in_bytes(_bytes(here))
-        name = Text(str(line or NO_LINE), style=theme.BINDER)
+        name = Text(str(line or NO_LINE), style=tables.BINDER)
         table.add_row(*cells, *_time(here, with_time), name)
         for alike in alike_collectives(here):
             below = Padding(_described(alike), (0, 0, 0, 2))
-            size = Text(in_bytes(_bytes(alike)), style=theme.COMMENT)
+            size = Text(in_bytes(_bytes(alike)), style=tables.COMMENT)
             table.add_row("", size, *_time(alike, with_time), below)
     rest = [each for _, here in others for each in here]
     cells = share_text(_bytes(rest), found.sent_bytes), in_bytes(_bytes(rest))
@@ -197,8 +195,8 @@ def collective_texts(alike: Sequence[Collective]) -> tuple[str, str]:
 def _described(alike: Sequence[Collective]) -> Text:
     what, why = collective_texts(alike)
     kind, _, rest = what.partition(" ")
-    cell = Text(kind, style=theme.PRIMITIVE).append(f" {rest}", style=theme.PARAMETER)
-    return cell.append(f"\n{why}", style=theme.COMMENT) if why else cell
+    cell = Text(kind, style=tables.PRIMITIVE).append(f" {rest}", style=tables.PARAMETER)
+    return cell.append(f"\n{why}", style=tables.COMMENT) if why else cell
 
 
 def _along(each: Collective) -> str:
@@ -213,9 +211,9 @@ def _repeated(found: Shardings, top: int | None) -> Table:
     table = new_table("computed by several devices alike", *columns)
     shown, others = split(found.repeated, top)
     for each in shown:
-        below = Text(repeated_text(each, found.devices), theme.COMMENT)
+        below = Text(repeated_text(each, found.devices), tables.COMMENT)
         _, sizes = repeated_work_texts(each)
-        table.add_row(*sizes, Text(each.line or NO_LINE, style=theme.BINDER))
+        table.add_row(*sizes, Text(each.line or NO_LINE, style=tables.BINDER))
         table.add_row("", "", Padding(below, (0, 0, 0, 2)))
     add_more(table, len(others), "", "")
     return table
@@ -252,9 +250,9 @@ def _constraints(found: Shardings) -> Iterator[Text | Table]:
         below = Text(code if each.spec else "without the constraint")
         if each.replaces:
             instead = "instead of " if each.spec else ""
-            below.append(f" {instead}{each.replaced} in the source", style=theme.COMMENT)
+            below.append(f" {instead}{each.replaced} in the source", style=tables.COMMENT)
         sizes = in_bytes(each.sent_bytes), in_bytes(each.memory_bytes)
-        table.add_row(*sizes, Text(each.line, style=theme.BINDER))
+        table.add_row(*sizes, Text(each.line, style=tables.BINDER))
         table.add_row("", "", Padding(below, (0, 0, 0, 2)))
     yield table
 
@@ -275,13 +273,13 @@ def _values(found: Shardings, listed: Sequence[ShardedValue], top: int | None) -
         first, count = each[0], sum(value.count for value in each)
         sizes = [first.bytes_per_device * count, first.bytes * count]
         is_named = first.kind == "value" or first.name.startswith(first.kind)
-        name = Text("" if is_named else f"{first.kind} ", style=theme.COMMENT)
-        name.append(common_path([value.name for value in each]), style=theme.BINDER)
+        name = Text("" if is_named else f"{first.kind} ", style=tables.COMMENT)
+        name.append(common_path([value.name for value in each]), style=tables.BINDER)
         local = f"[{','.join(map(str, first.shape_per_device))}]"
         part = "" if first.shape_per_device == first.shape else f" in {local}"
-        name.append(f" {times(count, first.type)}{part}", style=theme.TYPE)
+        name.append(f" {times(count, first.type)}{part}", style=tables.TYPE)
         for note in value_notes(first, found):
-            name.append(f", {note}", style=theme.COMMENT)
+            name.append(f", {note}", style=tables.COMMENT)
         table.add_row(*map(in_bytes, sizes), Text(first.spec or "no spec"), name)
     rest = [value for each in others for value in each]
     sizes = [sum(value.bytes_per_device for value in rest), sum(value.bytes for value in rest)]
@@ -321,3 +319,171 @@ def _by(items: Iterable[T], key: Callable[[T], object]) -> dict[object, list[T]]
     for each in items:
         found[key(each)].append(each)
     return found
+
+
+# --- sharding picture -----------------------------------------------------------------------------
+# A picture of which devices hold which parts of an array.
+#
+# Each block is a part of the array, with the numbers of the devices that hold it; the index ranges
+# of the blocks are on the edges. `jax.debug.visualize_array_sharding` draws arrays of rank 1 and 2.
+
+#: The first index of a dimension that a device holds, and the one after the last.
+Range: TypeAlias = tuple[int, int]
+
+#: The ranges of a row or column of blocks, one for each dimension that it represents.
+_Part: TypeAlias = tuple[Range, ...]
+
+#: The maximum numbers of rows and columns of blocks, and of runs of devices in a block.
+_MOST_ROWS, _MOST_COLUMNS, _MOST_RUNS = 16, 8, 8
+
+#: The width of a column besides its text: a space on both sides, and a line.
+_FRAME = 3
+
+
+def sharding_picture(
+    shape: Sequence[int],
+    ranges: Mapping[int, Sequence[Range]],
+    width: int,
+    terms: Mapping[int, int] | None = None,
+) -> RenderableType:
+    """Return a picture of the parts of an array that devices hold.
+
+    The last split dimension is drawn across and the others down. If only one dimension is split, it
+    is drawn down if it is not the last of the array, or has too many parts for a row.
+
+    Args:
+        shape: The shape of the array.
+        ranges: The range of indices that each device holds, for each dimension. Ranges may differ
+            in size; a device that holds nothing has an empty one.
+        width: The width in characters.
+        terms: The term of a sum that each device holds, if the array is unreduced.
+    """
+    held = {device: _clipped(shape, ranges[device]) for device in sorted(ranges)}
+    parts = [{own[d] for own in held.values()} for d in range(len(shape))]
+    split = [d for d, size in enumerate(shape) if parts[d] != {(0, size)}]
+    is_row = split == [len(shape) - 1] and _fits_a_row(parts[-1], width)
+    down = split[:-1] if len(split) > 1 or is_row else split
+    across = split[len(down) :]
+    blocks = defaultdict[tuple[_Part, _Part], list[int]](list)
+    for device, own in held.items():
+        blocks[tuple(own[d] for d in down), tuple(own[d] for d in across)].append(device)
+    terms = dict.fromkeys(held, 0) if terms is None else terms
+    caption = list(_caption(shape, down, across))
+    if len(set(terms.values())) > 1:
+        caption = caption if split else ["the array is not split"]
+        caption.append("unreduced: the value is the sum of what the devices joined by + hold")
+    return Group(*map(Text, caption), *_grid(blocks, terms, width))
+
+
+def _clipped(shape: Sequence[int], own: Sequence[Range]) -> tuple[Range, ...]:
+    """Return ranges, with all empty ones equal and at the end."""
+    both = zip(shape, own, strict=True)
+    return tuple(each if each[0] < each[1] else (size, size) for size, each in both)
+
+
+def _fits_a_row(parts: Set[Range], width: int) -> bool:
+    """Return True if the parts of a dimension can be drawn side by side."""
+    block_width = _longest(_part_text((part,)) for part in parts)
+    return len(parts) <= _MOST_COLUMNS and len(parts) * (block_width + _FRAME) < width
+
+
+def _caption(shape: Sequence[int], down: Sequence[int], across: Sequence[int]) -> Iterator[str]:
+    """Yield lines that describe the rows and columns, and name the dimensions not split."""
+    sides = {"down": down, "across": across}
+    drawn = [f"{_dimensions_text(each)} {side}" for side, each in sides.items() if each]
+    if not drawn:
+        yield "the array is not split: each device holds all of it"
+        return
+    yield ", ".join(drawn)
+    whole = [d for d in range(len(shape)) if d not in (*down, *across)]
+    if whole:
+        sizes = " x ".join(f"{shape[d]:,}" for d in whole)
+        yield f"not split: {_dimensions_text(whole)} ({sizes})"
+
+
+def _dimensions_text(dimensions: Sequence[int]) -> str:
+    """Return the numbers of dimensions as text: `dimensions 0, 2`."""
+    return f"dimension{'s' * (len(dimensions) > 1)} {', '.join(map(str, dimensions))}"
+
+
+def _grid(
+    blocks: Mapping[tuple[_Part, _Part], Sequence[int]], terms: Mapping[int, int], width: int
+) -> Iterator[RenderableType]:
+    """Yield a table of the blocks by row and column, and a line on what is left out."""
+    rows, columns = (sorted(set(each)) for each in zip(*blocks, strict=True))
+    drawn = product(rows[:_MOST_ROWS], columns[:_MOST_COLUMNS])
+    texts = {at: _terms_text(blocks[at], terms) for at in drawn if at in blocks}
+    labels = list(map(_part_text, rows[:_MOST_ROWS])) if rows != [()] else []
+    label_width = min(_longest(labels), max(width // 3, _longest_word(labels)))
+    room = width - 1 - (label_width + _FRAME if labels else 0)
+    heads = list(map(_part_text, columns[:_MOST_COLUMNS]))
+    # The range of a column may take two lines: its start with the colon, and its stop.
+    least = max(_longest_word(texts.values()), _longest(heads) // 2 + 1)
+    heads = heads[: max(room // (least + _FRAME), 1)]
+    block_width = max(_longest([*texts.values(), *heads]), 1)
+    block_width = min(block_width, max(room // len(heads) - _FRAME, 1))
+
+    has_heads = columns != [()]
+    table = Table(box=_frame(bool(labels), has_heads), show_lines=True, show_header=has_heads)
+    if labels:
+        table.add_column(width=label_width, justify="right", style=tables.COMMENT, overflow="fold")
+    for head in heads:
+        text = head if len(head) <= block_width else head.replace(":", ":\n")
+        heading = Text(text, tables.COMMENT)
+        table.add_column(heading, width=block_width, justify="center", overflow="fold")
+    for position, row in enumerate(rows[:_MOST_ROWS]):
+        cells = [texts.get((row, column), "") for column in columns[: len(heads)]]
+        table.add_row(*map(Text, labels[position : position + 1] + cells))
+    yield table
+    counts = {"rows": (len(rows), _MOST_ROWS), "columns": (len(columns), len(heads))}
+    out = [f"{n - m:,} of {n:,} {name}" for name, (n, m) in counts.items() if n > m]
+    if out:
+        yield Text(f"… {' and '.join(out)} are left out", tables.COMMENT)
+
+
+def _frame(has_labels: bool, has_heads: bool) -> Box:
+    """Return the lines around blocks. Labels and headings are outside, between marks of an edge."""
+    (top, row, bottom), side = ("───", " ") if has_labels else ("┌├└", "│")
+    above, inside, between, below = f"{top}─┬┐", f"{side} ││", f"{row}─┼┤", f"{bottom}─┴┘"
+    head = ["    ", "    "] if has_heads else [above, inside]
+    return Box("\n".join([*head, above, inside, between, between, inside, below]))
+
+
+def _part_text(part: _Part) -> str:
+    """Return ranges as text: `0:4, 8:16`."""
+    return ", ".join("empty" if start == stop else f"{start}:{stop}" for start, stop in part)
+
+
+def _terms_text(devices: Sequence[int], terms: Mapping[int, int]) -> str:
+    """Return the numbers of devices as text, those with different terms of a sum joined by +."""
+    by_term = defaultdict[int, list[int]](list)
+    for device in devices:
+        by_term[terms[device]].append(device)
+    if len(by_term) == 1:
+        return _devices_text(devices)
+    groups = [by_term[each] for each in sorted(by_term)]
+    texts = [f"({_devices_text(each)})" if len(each) > 1 else str(each[0]) for each in groups]
+    more = len(texts) - _MOST_RUNS
+    return " + ".join(texts[:_MOST_RUNS]) + (f" + … {more:,} more" if more > 0 else "")
+
+
+def _devices_text(devices: Sequence[int]) -> str:
+    """Return the numbers of devices as text, in their order: `0-3, 8, … 12 more`."""
+    runs: list[list[int]] = []
+    for device in devices:
+        if runs and device == runs[-1][-1] + 1:
+            runs[-1].append(device)
+        else:
+            runs.append([device])
+    # Two devices are shorter as `0, 1` than as a range.
+    texts = [(f"{run[0]}-{run[-1]}" if len(run) > 2 else ", ".join(map(str, run))) for run in runs]
+    more = sum(map(len, runs[_MOST_RUNS:]))
+    return ", ".join(texts[:_MOST_RUNS]) + (f", … {more:,} more" if more else "")
+
+
+def _longest(texts: Iterable[str]) -> int:
+    return max(map(len, texts), default=0)
+
+
+def _longest_word(texts: Iterable[str]) -> int:
+    return _longest(word for text in texts for word in text.split(" "))

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from rich.console import Group as Parts
 from rich.text import Text
 
-from jaxprtool.ir.basics.quantities import in_bytes, plural, some
+from jaxprtool.ir.documents import in_bytes, plural, some
 from jaxprtool.render.reports import profile
 from jaxprtool.render.reports.cost import (
     RANGE,
@@ -21,11 +21,9 @@ from jaxprtool.render.reports.cost import (
     weight_of,
 )
 from jaxprtool.render.reports.runs import duration
-from jaxprtool.render.terminal import theme
-from jaxprtool.render.terminal.grid import GAP
-from jaxprtool.render.terminal.rendering import Rendering
-from jaxprtool.render.terminal.source_text import Sources
-from jaxprtool.render.terminal.tables import share_text
+from jaxprtool.render.terminal import tables
+from jaxprtool.render.terminal.listing import GAP, Rendering
+from jaxprtool.render.terminal.tables import Sources, share_text
 
 if TYPE_CHECKING:
     from jaxprtool.analysis.cost import Group
@@ -67,7 +65,7 @@ def source_text(found: Source, width: int, full: bool, device: Device | None) ->
         total += f", each of {found.devices} devices sends {in_bytes(found.sent_bytes)}"
     if found.profile is not None:
         total += f", measured {profile.time_text(found.profile)}"
-    parts = [Text(f"{found.name}: {total}", style=theme.HEADING)]
+    parts = [Text(f"{found.name}: {total}", style=tables.HEADING)]
     matter = _Relevance(found)
     sources = Sources()
     hidden = 0
@@ -79,7 +77,7 @@ def source_text(found: Source, width: int, full: bool, device: Device | None) ->
         if wanted:
             parts += [Text(), *each.text(numbers, width)]
     notes = list(_notes(found, hidden, device))
-    parts += [Text(), *(Text(note, style=theme.COMMENT) for note in notes)] if notes else []
+    parts += [Text(), *(Text(note, style=tables.COMMENT) for note in notes)] if notes else []
     return Rendering(Parts(*parts), width)
 
 
@@ -188,20 +186,20 @@ class _File:
         while len(widths) > 2 and self._room(width, widths, digits) < _WANTED:
             widths.pop()  # drop the equations first
         room = max(self._room(width, widths, digits), _LEAST)
-        yield Text(f"{self._file.path}{self._fault(shown)}", style=theme.BINDER)
-        yield Text(_row(headings, widths), style=theme.COMMENT)
+        yield Text(f"{self._file.path}{self._fault(shown)}", style=tables.BINDER)
+        yield Text(_row(headings, widths), style=tables.COMMENT)
         last = 0
         for number in sorted(numbers):
             if number != last + 1 and last:
-                yield Text(f"{_row((), widths)}{GAP}{_ELLIPSIS:>{digits}}", style=theme.COMMENT)
+                yield Text(f"{_row((), widths)}{GAP}{_ELLIPSIS:>{digits}}", style=tables.COMMENT)
             last = number
             row = Text(_row(cells.get(number, ()), widths))
-            row.append(f"{GAP}{number:>{digits}}{GAP}", style=theme.COMMENT)
+            row.append(f"{GAP}{number:>{digits}}{GAP}", style=tables.COMMENT)
             if number <= len(self._code):
                 code = self._code[number - 1].copy()
                 code.truncate(room, overflow="ellipsis")
                 if number not in cells:
-                    code.stylize(theme.COMMENT)
+                    code.stylize(tables.COMMENT)
                 row.append_text(code)
             row.rstrip()
             yield row

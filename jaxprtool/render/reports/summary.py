@@ -1,9 +1,12 @@
-"""The summary of a program for the terminal, and its parts for a page."""
+"""The summary of a program, its overview, and its statistics, for the terminal."""
 
 from __future__ import annotations
 
 import shlex
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from functools import partial
+from itertools import chain, islice
 from typing import TYPE_CHECKING, NamedTuple
 
 from rich.console import Group as Parts
@@ -11,13 +14,52 @@ from rich.console import OverflowMethod, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from jaxprtool.ir.basics.quantities import in_bytes, plural, times
-from jaxprtool.ir.source import source_text
+from jaxprtool.ir import source_text
+from jaxprtool.ir.documents import in_bytes, listed, plural, times
+from jaxprtool.ir.frames import Frames, frames_now
+from jaxprtool.ir.notation.layout import Layout
+from jaxprtool.ir.notation.tokens import (
+    BinderToken,
+    Comment,
+    Heading,
+    PrimitiveName,
+    SharedName,
+    Type,
+)
+from jaxprtool.ir.paths import Alike, alike
+from jaxprtool.ir.program import (
+    NamedValue,
+    Program,
+    ValueGroup,
+    grouped,
+    program_signature,
+    size_of_values,
+)
+from jaxprtool.jaxcompat import AnyJaxpr
 from jaxprtool.render.reports import cost, memory, profile, residuals
-from jaxprtool.render.reports.overview import facts
-from jaxprtool.render.terminal import theme
-from jaxprtool.render.terminal.rendering import Rendering
-from jaxprtool.render.terminal.tables import share_text
+from jaxprtool.render.terminal import tables
+from jaxprtool.render.terminal.listing import (
+    GAP,
+    MOST_IN_A_ROW,
+    Cell,
+    Listing,
+    Rendering,
+    ShowOptions,
+    SourceComments,
+    columns,
+    cut,
+    lines_of,
+    printable,
+)
+from jaxprtool.render.terminal.tables import (
+    PathText,
+    add_more,
+    new_table,
+    number,
+    share_text,
+    split,
+    text,
+)
 
 if TYPE_CHECKING:
     from jaxprtool.analysis.cost import Group
@@ -25,7 +67,11 @@ if TYPE_CHECKING:
     from jaxprtool.analysis.memory import Live
     from jaxprtool.analysis.profile import TimedLine
     from jaxprtool.analysis.residuals import Residual
-    from jaxprtool.analysis.summary import Suggestion, Summary
+    from jaxprtool.analysis.stats import Stats
+    from jaxprtool.analysis.summary import HeldBody, Overview, Suggestion, Summary
+
+# --- summary --------------------------------------------------------------------------------------
+# The summary of a program for the terminal, and its parts for a page.
 
 #: The number of the largest residuals that are shown.
 _MOST = 3
@@ -137,20 +183,20 @@ def summary(found: Summary, width: int) -> Rendering:
         width: The width in characters.
     """
     shown = list(parts(found))
-    title = Text(f"{found.name}: {heading(found)}", style=theme.HEADING)
+    title = Text(f"{found.name}: {heading(found)}", style=tables.HEADING)
     rendered: list[RenderableType] = [title]
     for part in shown:
         rendered += [Text(), _title(part)]
         if part.rows:
             rendered.append(_table(part.rows, shown, width))
     if found.suggestions:
-        rendered += [Text(), Text(NEXT, style=theme.HEADING)]
+        rendered += [Text(), Text(NEXT, style=tables.HEADING)]
         rendered += [each for one in found.suggestions for each in _suggestion(one, width)]
     return Rendering(Parts(*rendered), width)
 
 
 def _title(part: Part) -> Text:
-    title = Text(part.title, style=theme.HEADING)
+    title = Text(part.title, style=tables.HEADING)
     return title.append(f": {part.fact}", style="default") if part.fact else title
 
 
@@ -166,11 +212,11 @@ def _table(rows: Sequence[Row], shown: Sequence[Part], width: int) -> Table:
     for size in widths[:2]:
         table.add_column(justify="right", width=size, no_wrap=True)
         table.add_column(width=_GAP)
-    table.add_column(style=theme.BINDER, width=widths[2], overflow="fold")
+    table.add_column(style=tables.BINDER, width=widths[2], overflow="fold")
     table.add_column(width=_GAP)
     room = width - sum(widths) - 3 * _GAP
     overflow: OverflowMethod = "ellipsis" if is_cut else "fold"
-    table.add_column(style=theme.COMMENT, width=room, no_wrap=is_cut, overflow=overflow)
+    table.add_column(style=tables.COMMENT, width=room, no_wrap=is_cut, overflow=overflow)
     for row in rows:
         share, number, name, about = map(Text, row[:4])
         table.add_row(share, "", number, "", name, "", about)
@@ -180,7 +226,7 @@ def _table(rows: Sequence[Row], shown: Sequence[Part], width: int) -> Table:
 def _suggestion(found: Suggestion, width: int) -> Iterator[Text]:
     """Yield a fact and its command, which is broken where a shell continues a line."""
     yield Text(found.fact)
-    yield Text("\n".join(_broken(found.command, width)), style=theme.BINDER)
+    yield Text("\n".join(_broken(found.command, width)), style=tables.BINDER)
 
 
 def _broken(command: str, width: int) -> Iterator[str]:
@@ -191,3 +237,259 @@ def _broken(command: str, width: int) -> Iterator[str]:
             line = _INDENT * 2
         line += f"{word} "
     yield line.rstrip()
+
+
+# --- overview -------------------------------------------------------------------------------------
+# An overview page of a program: size, signature, contents, and as much of the listing as fits.
+
+#: The maximum number of primitives named, and of items of any other kind.
+_MOST_PRIMITIVES, _MOST_LISTED = 12, 5
+
+#: The height below which fewer items are shown, and their number.
+_SMALL, _MOST_IN_SMALL = 30, 2
+
+#: The minimum number of lines of the listing, also of a small page.
+_LEAST, _LEAST_IN_SMALL = 10, 5
+
+_some = partial(listed, most=_MOST_LISTED)
+
+
+def overview_page(program: Program | AnyJaxpr, found: Overview, width: int, height: int) -> Listing:
+    """Return the overview of a program as a page.
+
+    Args:
+        program: The program.
+        found: Its overview.
+        width: The width of the terminal.
+        height: The number of lines of the page; exceeded if very small.
+    """
+    small = height < _SMALL
+    if small:
+        found = replace(found, bodies=())  # their equations are counted above
+    heading = [Heading(found.stats.name), ": ", "; ".join(map(_unbroken, facts(found.stats)))]
+    tokens = [*columns([[heading]], width), "\n\n", *columns(_primitives(found), width)]
+    frames = frames_now(program_signature(program).roots)
+    shown = _facts(found, width, frames, _MOST_IN_SMALL if small else _MOST_LISTED)
+    tokens += "\n", *columns(shown, width), "\n\n"
+    used = "".join(tokens).count("\n")
+    listed = _listing(
+        program, found, width, max(height - used, _LEAST_IN_SMALL if small else _LEAST)
+    )
+    return Listing(printable([*tokens, *listed]))
+
+
+def _unbroken(text: str) -> str:
+    return text.replace(" ", "\N{NO-BREAK SPACE}")
+
+
+def program_line(program: Program, equations: int) -> str:
+    """Return one line about a program: its name, its signature, its size."""
+    about = program_signature(program)
+    arguments = [f"{each.name}: {_size(each)}" for each in grouped(about.arguments)]
+    results = [_size(each) for each in grouped(about.outputs)]
+    signature = f"{about.name}({_some(arguments)}) -> {_some(results) or '()'}"
+    return "".join(printable([f"Program {signature}, {plural(equations, 'equation')}"]))
+
+
+def facts(counted: Stats) -> list[str]:
+    """Return the size of a program: numbers of equations, arguments and results."""
+    depth = len(counted.by_depth) - 1
+    parts = [plural(counted.equations, "equation") + (f", nested {depth} deep" if depth else "")]
+    signature = ("argument", counted.arguments), ("result", counted.outputs)
+    for what, values in (*signature, ("constant", counted.constants)):
+        parts += [size_of_values(what, values)] if values else []
+    return parts
+
+
+def _primitives(found: Overview) -> list[list[Cell]]:
+    """Return a row of the most frequent primitives."""
+    shown = found.stats.primitives[:_MOST_PRIMITIVES]
+    cell: list[str] = []
+    for primitive in shown:
+        cell += PrimitiveName(primitive.name), f"\N{NO-BREAK SPACE}{primitive.total:,}, "
+    if rest := found.stats.primitives[_MOST_PRIMITIVES:]:
+        cell.append(Comment(f"…\N{NO-BREAK SPACE}{len(rest)}\N{NO-BREAK SPACE}more"))
+    elif cell:
+        cell[-1] = cell[-1].removesuffix(", ")
+    return [[_label("primitives"), cell]] if shown else []
+
+
+def _facts(found: Overview, width: int, frames: Frames, most: int) -> list[list[Cell]]:
+    """Return rows of a label, a name and a description, one per line; at most `most` of a label."""
+    arguments, outputs = (
+        [(BinderToken(each.name), [_size(each)]) for each in group]
+        for group in (found.arguments, found.outputs)
+    )
+    bodies = [(SharedName(each.name), [_held(each)]) for each in found.bodies]
+    rows = [
+        *_rows("arguments", arguments, most),
+        *_rows("results", outputs, most),
+        *_rows("bodies", bodies, most),
+        *_rows("lines", _lines(found, frames), most),
+    ]
+    names = max((len("".join(name)) for _, name, _ in rows), default=0)
+    room = max(width - len(_label("")[0]) - names - 2 * len(GAP), _LEAST)
+    return [[label, name, cut(text, room)] for label, name, text in rows]
+
+
+def _rows(
+    label: str, found: Sequence[tuple[str, Cell]], most: int
+) -> list[tuple[Cell, Cell, Cell]]:
+    rows: list[tuple[Cell, Cell, Cell]] = [
+        (_label("" if i else label), [name], text) for i, (name, text) in enumerate(found)
+    ]
+    if len(rows) > most + 1:
+        rows[most:] = [(_label(""), [Comment(f"… {len(found) - most:,} more")], [])]
+    return rows
+
+
+def _lines(found: Overview, frames: Frames) -> list[tuple[str, Cell]]:
+    """Return source locations with their numbers of equations and their code."""
+    most = max((len(f"{number:,}") for _, number in found.lines), default=0)
+    lines: list[tuple[str, Cell]] = []
+    for frame, count in found.lines:
+        code = Comment(" ".join(source_text.line(frame.file, frame.line).split()))
+        lines.append((Comment(frames.text(frame)), [f"{count:{most},} equations  ", code]))
+    return lines
+
+
+def _label(text: str) -> Cell:
+    return [Comment(f"{text:10}")]
+
+
+def _size(group: ValueGroup) -> str:
+    if group.type is not None:
+        return Type(group.type)
+    size = "" if group.bytes is None else f" of {in_bytes(group.bytes)}"
+    return plural(group.values, "array") + size
+
+
+def _held(body: HeldBody) -> str:
+    times = "" if body.calls == 1 else f", {body.calls:,} times"
+    return f"{plural(body.equations, 'equation')}{times}, of {body.kind}"
+
+
+def _listing(
+    program: Program | AnyJaxpr, found: Overview, width: int, height: int
+) -> Sequence[str]:
+    """Return the listing folded to fit, and the option that shows the rest."""
+    about = program_signature(program)
+    options = ShowOptions(depth=_depth(found, height), names=True, terse=True)
+    notation = options.notation(about)
+    many = len(about.arguments) > MOST_IN_A_ROW
+    layout = Layout(
+        about.jaxpr,
+        width,
+        True,
+        options.selection(),
+        SourceComments(options, about.roots).commenter(about.jaxpr),
+        notation,
+        cut=4,
+        arguments=size_of_values("argument", about.arguments) if many else "",
+    )
+    lines = list(islice(lines_of(layout.tokens(height + 1)), height + 1))
+    fits = len(lines) <= height
+    shown = [["\n", *cut(line, width)] for line in (lines if fits else lines[: height - 1])]
+    tokens = list(chain.from_iterable(shown))[1:]
+    if not fits:
+        more = f"… --full or --pager shows all {found.stats.equations:,} equations"
+        tokens += "\n", *cut([Comment(more)], width)
+    return tokens
+
+
+def _depth(found: Overview, height: int) -> int:
+    """Return the depth at which a listing of a program roughly fills `height` lines."""
+    total = 0
+    for depth, count in enumerate(found.stats.by_depth):
+        if depth and total + count > height and total > height // 3:
+            return depth - 1
+        total += count
+    return len(found.stats.by_depth)
+
+
+# --- stats ----------------------------------------------------------------------------------------
+# The statistics of a program as tables: equations by primitive and depth, values by name.
+
+#: Greater depths share one column, so that a deep program fits a narrow terminal.
+MOST_DEPTHS = 6
+
+
+def stats(counted: Stats, width: int, top: int | None) -> Rendering:
+    """Return the tables of a program's `Stats`.
+
+    Args:
+        counted: The statistics.
+        width: The width in characters.
+        top: The number of primitives, and of values of each kind, shown; None for all.
+    """
+    parts: list[RenderableType] = [_equations(counted, top)]
+    values = {
+        "argument": counted.arguments,
+        "output": counted.outputs,
+        "constant": counted.constants,
+    }
+    for what, named in values.items():
+        if named:
+            parts += [Text(), values_table(what, named, top=top)]
+    return Rendering(Parts(*parts), width)
+
+
+def _equations(counted: Stats, top: int | None) -> Table:
+    depths = len(counted.by_depth)
+    columns = min(depths, MOST_DEPTHS)
+    heading = f"{counted.name}: {plural(counted.equations, 'equation')}"
+    grid = new_table(heading, text("primitive", tables.PRIMITIVE), number("in all"))
+    if depths > 1:
+        for depth in range(columns):
+            more = depth == columns - 1 and depths > columns
+            label = (
+                f"depth {depth}{'+' if more else ''}" if depth in (0, columns - 1) else str(depth)
+            )
+            grid.add_column(label, justify="right", style=tables.COMMENT)
+    shown, rest = split(counted.primitives, top)
+    for primitive in shown:
+        grid.add_row(primitive.name, *_counts(primitive.total, primitive.by_depth))
+    add_more(grid, len(rest))
+    grid.add_section()
+    grid.add_row("in all", *_counts(counted.equations, counted.by_depth))
+    return grid
+
+
+def _counts(total: int, by_depth: Sequence[int]) -> list[str]:
+    shown = [*by_depth[: MOST_DEPTHS - 1], sum(by_depth[MOST_DEPTHS - 1 :])]
+    depths = shown[: len(by_depth)] if len(by_depth) > 1 else []
+    return [f"{total:,}", *(f"{count:,}" if count else "·" for count in depths)]
+
+
+def values_table(
+    what: str,
+    values: Sequence[NamedValue],
+    sources: Sequence[str] | None = None,
+    top: int | None = None,
+) -> Table:
+    """Return a row for each value: its name, type, bytes, and source location.
+
+    If there are more than `top`, values whose names differ only in numbers share a row, with their
+    total size, and values left out are counted. `top` is None for a row for each value.
+    """
+    columns = text(what, tables.BINDER), text("type", tables.TYPE), number("bytes")
+    grid = new_table(size_of_values(what, values), *columns)
+    if sources is not None:
+        grid.add_column("source", style=tables.COMMENT, overflow="fold")
+    rows = list(zip(values, sources or [""] * len(values), strict=True))
+    groups = [Alike(value.name, [(value, source)]) for value, source in rows]
+    if split(groups, top)[1]:
+        groups = alike(rows, lambda row: row[0].name, lambda row: (row[0].described, row[1]))
+    shown, others = split(groups, top)
+    for group in shown:
+        value, source = group.items[0]
+        count = len(group.items)
+        sizes = [each.bytes for each, _ in group.items if each.bytes is not None]
+        grid.add_row(
+            PathText(group.path),
+            Text(f"{count} x {value.described}" if count > 1 else value.described),
+            f"{sum(sizes):,}" if len(sizes) == count else "?",
+            *([] if sources is None else [Text(source)]),
+        )
+    add_more(grid, sum(len(group.items) for group in others))
+    return grid

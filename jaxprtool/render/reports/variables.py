@@ -4,19 +4,18 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from jaxprtool.ir.core.equations import size_of, type_of
-from jaxprtool.ir.programs.program_signature import NamedValue
-from jaxprtool.ir.source.frames import BEHIND, short_paths
+from jaxprtool.ir.equations import size_of, type_of
+from jaxprtool.ir.frames import BEHIND, short_paths
+from jaxprtool.ir.program import NamedValue
 from jaxprtool.render.documents.programs import Variable
-from jaxprtool.render.reports.stats import values_table
-from jaxprtool.render.terminal.comments import SourceComments, source_line
-from jaxprtool.render.terminal.rendering import Rendering, ShowOptions
+from jaxprtool.render.reports.summary import values_table
+from jaxprtool.render.terminal.listing import Rendering, ShowOptions, SourceComments, source_line
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from jaxprtool.ir.source.frames import Frames, Root
-    from jaxprtool.passes.unzip.programs import VariableLeaf
+    from jaxprtool.ir.frames import Frames, Root
+    from jaxprtool.passes.unzip import VariableLeaf
 
 
 def variables_table(

@@ -11,10 +11,10 @@ from typing import TYPE_CHECKING
 from rich.console import Group
 from rich.text import Text
 
-from jaxprtool.ir.source.frames import BEHIND
-from jaxprtool.render.terminal import theme
-from jaxprtool.render.terminal.rendering import Rendering
-from jaxprtool.render.terminal.top import more, split
+from jaxprtool.ir.frames import BEHIND
+from jaxprtool.render.terminal import tables
+from jaxprtool.render.terminal.listing import Rendering
+from jaxprtool.render.terminal.tables import more, split
 
 if TYPE_CHECKING:
     from jaxprtool.execute.watch import Numbers, Watched, WatchedRow
@@ -45,12 +45,12 @@ def watched_text(found: Watched, width: int, top: int | None) -> Rendering:
     rows, rest = split(found.rows, top)
     numbered = max(len(_iteration(row)) for row in rows)
     lines = [
-        Text(f"{found.name}: values by {found.by}", style=theme.HEADING),
+        Text(f"{found.name}: values by {found.by}", style=tables.HEADING),
         Text(
             _INDENT
             + "".join([" " * numbered, *(f"{name:>{_NUMBER}}" for name in _NUMBERS)])
             + (f"  2^{low} … 2^{high}" if low <= high else ""),
-            style=theme.COMMENT,
+            style=tables.COMMENT,
         ),
     ]
     before: tuple[str, bool] | None = None
@@ -58,20 +58,20 @@ def watched_text(found: Watched, width: int, top: int | None) -> Rendering:
         if (row.name, row.backward) != before:
             lines.append(_name(found, row, width))
         before = row.name, row.backward
-        numbers = Text(_INDENT + f"{_iteration(row):<{numbered}}", style=theme.COMMENT)
+        numbers = Text(_INDENT + f"{_iteration(row):<{numbered}}", style=tables.COMMENT)
         numbers.append("".join(f"{_number(x):>{_NUMBER}}" for x in _four(row.numbers)), "default")
         histogram = f"  {_histogram(row.numbers, low, high, bars)}".rstrip()
-        numbers.append(histogram, style=theme.PARAMETER)
+        numbers.append(histogram, style=tables.PARAMETER)
         remarks = ", ".join(_remarks(row.numbers))
         room = width - len(numbers) - 2
         if remarks and len(remarks) <= room:
-            numbers.append(f"  {remarks}", style=theme.LITERAL)
+            numbers.append(f"  {remarks}", style=tables.LITERAL)
             remarks = ""
         lines.append(numbers)
         indent = _INDENT + " " * numbered
         for line in wrap(remarks, width, initial_indent=indent, subsequent_indent=indent):
-            lines.append(Text(line, style=theme.LITERAL))
-    lines += [Text(_more(rest), style=theme.COMMENT)] if rest else []
+            lines.append(Text(line, style=tables.LITERAL))
+    lines += [Text(_more(rest), style=tables.COMMENT)] if rest else []
     return Rendering(Group(*lines), width)
 
 
@@ -107,15 +107,15 @@ def _iteration(row: WatchedRow) -> str:
 
 def _name(found: Watched, row: WatchedRow, width: int) -> Text:
     name, behind, library = row.name.partition(BEHIND)
-    text = Text(name, style=theme.BINDER).append(behind + library, style=theme.COMMENT)
+    text = Text(name, style=tables.BINDER).append(behind + library, style=tables.COMMENT)
     if found.by == "equation":
         (primitive,), (type_text,) = row.primitives, row.types
         if primitive != row.name:
-            text.append(f" {primitive}", style=theme.PRIMITIVE)
-        text.append(f" {type_text}", style=theme.TYPE)
-        text.append(f" {row.source.partition(BEHIND)[0]}", style=theme.COMMENT)
+            text.append(f" {primitive}", style=tables.PRIMITIVE)
+        text.append(f" {type_text}", style=tables.TYPE)
+        text.append(f" {row.source.partition(BEHIND)[0]}", style=tables.COMMENT)
     if row.backward and found.by != "scope":
-        text.append(" backward", style=theme.KEYWORD)
+        text.append(" backward", style=tables.KEYWORD)
     if row.code:
         text.append(f"  {row.code}", style="default")
     text.truncate(width, overflow="ellipsis")

@@ -1,4 +1,4 @@
-"""Programs as trees: calls, loops and branches with their bodies.
+"""Programs as trees and as tables, and the rows of equations.
 
 Each equation is one line. One with bodies has its argument and result types and its number of
 equations; a shared jaxpr is unfolded at its first use.
@@ -10,21 +10,37 @@ from collections.abc import Iterator, Sequence
 from typing import TypeVar
 
 from jaxprtool import jaxcompat
-from jaxprtool.ir.core.equations import bodies
-from jaxprtool.ir.notation.selection import equations
-from jaxprtool.ir.notation.tokens import Comment, ParameterToken, SharedName, Type
-from jaxprtool.ir.programs.program import Program
-from jaxprtool.ir.programs.program_signature import (
-    ProgramSignature,
-    program_signature,
-    size_of_values,
+from jaxprtool.ir.equations import bodies
+from jaxprtool.ir.notation.layout import Naming, Selection, equations
+from jaxprtool.ir.notation.names import VariableNames
+from jaxprtool.ir.notation.signatures import Signature, value_text
+from jaxprtool.ir.notation.tokens import (
+    BinderToken,
+    Comment,
+    LiteralToken,
+    ParameterToken,
+    PrimitiveName,
+    SharedName,
+    Type,
 )
-from jaxprtool.jaxcompat import AnyJaxpr, Atom, Jaxpr, JaxprEqn
-from jaxprtool.render.terminal.comments import SourceComments
-from jaxprtool.render.terminal.lines import cut, printable
-from jaxprtool.render.terminal.listing import Listing
-from jaxprtool.render.terminal.rendering import DEFAULTS, MOST_IN_A_ROW, ShowOptions
-from jaxprtool.render.terminal.rows import Reader
+from jaxprtool.ir.program import Program, ProgramSignature, program_signature, size_of_values
+from jaxprtool.jaxcompat import AnyJaxpr, Atom, Jaxpr, JaxprEqn, Literal, Var
+from jaxprtool.render.terminal.listing import (
+    DEFAULTS,
+    MOST_IN_A_ROW,
+    OPAQUE,
+    Cell,
+    Listing,
+    ShowOptions,
+    SourceComments,
+    cut,
+    fits,
+    grid,
+    printable,
+)
+
+# --- tree -----------------------------------------------------------------------------------------
+# Programs as trees: calls, loops and branches with their bodies.
 
 T = TypeVar("T")
 
@@ -113,3 +129,234 @@ def _branches(items: Sequence[T], guides: str) -> Iterator[tuple[T, str, str]]:
             yield item, Comment(guides + "├── "), guides + "│   "
         else:
             yield item, Comment(guides + "└── "), guides + "    "
+
+
+# --- table ----------------------------------------------------------------------------------------
+# Programs as tables: one row for each equation in any body.
+
+#: The number of values shown of an equation with many, if folded.
+_FEW = 4
+
+
+def table(program: Program | AnyJaxpr, options: ShowOptions = DEFAULTS) -> Listing:
+    """Return the table of a program.
+
+    A row's place, such as `3.0` or `3[1].0`, is its path: equation 3, its body (or body 1 of
+    several), and equation 0 in the body. The rows of a shared body are at its first use. Parameters
+    that do not fit their column are below their equations.
+    """
+    about = program_signature(program)
+    reader, comments = Reader(about, options), SourceComments(options, about.roots)
+    selection = options.selection()
+    headings = ["#", "outputs", "primitive", "inputs", "parameters"]
+    headings += ["source"] if options.source else []
+    headings += ["scope"] if options.scopes else []
+    rows: list[list[Cell]] = []
+    for place, row in _rows(about.jaxpr, selection):
+        cells: list[Cell] = [[Comment(place)]]
+        if isinstance(row, int):
+            cells.append([Comment(equations(row))])
+            rows.append(cells + [[]] * (len(headings) - len(cells)))
+            continue
+        outs, ins = (_some(atoms, options) for atoms in (row.outvars, row.invars))
+        cells += [
+            [*reader.binder_tokens(outs, options.types), *_rest(row.outvars, outs)],
+            [PrimitiveName(row.primitive.name)],
+            [*reader.operand_tokens(ins), *_rest(row.invars, ins)],
+            _parameters(reader, row, selection),
+        ]
+        if options.source:
+            cells.append(comments.location(row))
+        if options.scopes:
+            cells.append([Comment(jaxcompat.name_stack(row))])
+        rows.append(cells)
+    below = None
+    if not fits(headings, rows, options.width):
+        at = headings.index("parameters")
+        del headings[at]
+        below = [row.pop(at) for row in rows]
+    return Listing(printable(grid(headings, rows, options.width, below)))
+
+
+def _some(atoms: Sequence[T], options: ShowOptions) -> Sequence[T]:
+    """Return the displayed values of an equation."""
+    return atoms[:_FEW] if options.fold and len(atoms) > MOST_IN_A_ROW else atoms
+
+
+def _rest(atoms: Sequence[object], shown: Sequence[object]) -> Cell:
+    more = f" …\N{NO-BREAK SPACE}{len(atoms) - len(shown):,}\N{NO-BREAK SPACE}more"
+    return [Comment(more)] if len(atoms) > len(shown) else []
+
+
+def _parameters(reader: Reader, eqn: JaxprEqn, selection: Selection) -> Cell:
+    tokens = reader.parameter_tokens(eqn)
+    if jaxcompat.is_opaque(eqn):
+        tokens = [Comment(f"# {OPAQUE} "), *tokens]
+    for path, body in bodies(eqn):
+        space = [" "] if tokens else []
+        shared = reader.shared.get(body)
+        shown = (
+            [Comment(f"{{{equations(selection.count(body))}}}")]
+            if shared is None
+            else [SharedName(shared)]
+        )
+        tokens = [*tokens, *space, ParameterToken(f"{path}="), *shown]
+    return tokens
+
+
+def _rows(root: Jaxpr, selection: Selection) -> Iterator[tuple[str, JaxprEqn | int]]:
+    """Yield each equation to show with its place, and counts of those skipped in between."""
+    seen: set[Jaxpr] = set()
+
+    def below(jaxpr: Jaxpr, before: str, depth: int) -> Iterator[tuple[str, JaxprEqn | int]]:
+        seen.add(jaxpr)
+        for row in selection.rows(jaxpr):
+            if isinstance(row, int):
+                yield f"{before}…", row
+                continue
+            index, eqn = row
+            yield f"{before}{index}", eqn
+            inside = bodies(eqn)
+            for number, (_, body) in enumerate(inside):
+                if body not in seen and not selection.folds(depth + 1):
+                    which = f"[{number}]" if len(inside) > 1 else ""
+                    yield from below(body, f"{before}{index}{which}.", depth + 1)
+
+    return below(root, "", 0)
+
+
+# --- rows -----------------------------------------------------------------------------------------
+# The parts of an equation for the tree, the table and the JSON document.
+#
+# A `Reader` names variables like the listing, so that names agree between them. The parts are
+# tokens of a listing, except for JSON.
+
+
+class _Unnamed:
+    """A placeholder for the names of variables that are not yet known."""
+
+    def __getitem__(self, var: Var) -> str:
+        return "·"
+
+
+class Reader:
+    """Names and texts of one program's variables, literals and parameters.
+
+    Args:
+        about: The program.
+        options: The display options.
+        named: Whether to compute the names of variables, which takes time for a large program.
+    """
+
+    def __init__(
+        self, about: ProgramSignature, options: ShowOptions = DEFAULTS, named: bool = True
+    ):
+        self._notation = options.notation(about)
+        self.shared: dict[Jaxpr, str] = {}
+        self._names: VariableNames | _Unnamed = _Unnamed()
+        if named:
+            naming = Naming(about.jaxpr, self._notation)
+            naming.name_all()
+            self._variables = naming.variables
+            self.shared = naming.shared
+            self._names = naming.variables
+        self._parameters: dict[Signature, list[str]] = {}
+
+    def name(self, var: Var) -> str:
+        """Return the name of a variable, as in the listing."""
+        return self._names[var]
+
+    def names(self) -> set[str]:
+        """Return the names of all variables that have one."""
+        return {name[1:] for name in self._variables.spaced.values()}
+
+    def rename(self, var: Var, name: str) -> None:
+        """Give a variable another name than in the listing."""
+        self._variables[var] = name
+
+    def value_text(self, eqn: JaxprEqn, parameter: str) -> str:
+        """Return the text of a parameter that is not a jaxpr."""
+        return self._notation.text(eqn.params.get(parameter))
+
+    def type_of(self, atom: Atom) -> Type:
+        """Return the type of a variable or literal in the form of a binder: `:f32[3]`."""
+        return self._notation.type_of(atom.aval)
+
+    def operand(self, atom: Atom) -> str:
+        """Return a variable's name, or a literal with its type."""
+        if not isinstance(atom, Literal):
+            return self.name(atom)
+        return LiteralToken(f"{value_text(atom)}{self.type_of(atom)}")
+
+    def parameters(self, eqn: JaxprEqn) -> dict[str, str]:
+        """Return the parameters shown in the listing, except jaxprs; all if JAX has a rule."""
+        signature = self._notation.signature(eqn)
+        if signature.by_rule:
+            return {k: self._notation.text(v) for k, v in sorted(eqn.params.items())}
+        pairs = [(name.removesuffix("="), value) for name, value in signature.pairs]
+        return {name: str(value) for name, value in pairs if isinstance(value, str) or not value}
+
+    # --- tokens -------------------------------------------------------------------------------
+
+    def binder_tokens(self, variables: Sequence[Var], types: bool) -> list[str]:
+        """Return `a:f32[3] b:i32[]`, without types if `types` is False."""
+        tokens: list[str] = []
+        for var in variables:
+            tokens += " ", BinderToken(self.name(var))
+            if types:
+                tokens.append(self.type_of(var))
+        return tokens[1:]
+
+    def operand_tokens(self, atoms: Sequence[Atom]) -> list[str]:
+        """Return the operands of an equation with spaces between them."""
+        return [token for atom in atoms for token in (" ", self.operand(atom))][1:]
+
+    def parameter_tokens(self, eqn: JaxprEqn) -> list[str]:
+        """Return the parameters of an equation with spaces between them."""
+        signature = self._notation.signature(eqn)
+        tokens = self._parameters.get(signature)
+        if tokens is None or signature.by_rule:
+            pairs = self.parameters(eqn).items()
+            tokens = [t for k, v in pairs for t in (" ", ParameterToken(f"{k}="), v)][1:]
+            self._parameters[signature] = tokens
+        return tokens
+
+    def head(self, eqn: JaxprEqn) -> list[str]:
+        """Return `jit log_softmax`: the primitive, and the name of the called function if any."""
+        name = eqn.params.get("name")
+        named = [" ", SharedName(name)] if isinstance(name, str) else []
+        return [PrimitiveName(eqn.primitive.name), *named]
+
+    def line(
+        self, eqn: JaxprEqn, types: bool, most: int | None = None, parameters: bool = True
+    ) -> list[str]:
+        """Return `c:f32[3] = mul[…] a b`, an equation on one line without its bodies.
+
+        Args:
+            eqn: The equation.
+            types: Whether to write the types of results.
+            most: The maximum number of results, and operands, to name; None for all.
+            parameters: Whether to write parameters instead of `…`.
+        """
+        shown = self.parameter_tokens(eqn)
+        return [
+            *self.results(eqn, types, most),
+            PrimitiveName(eqn.primitive.name),
+            *(["[", *(shown if parameters else [Comment("…")]), "]"] if shown else []),
+            " ",
+            *self.operands(eqn, most),
+        ]
+
+    def results(self, eqn: JaxprEqn, types: bool, most: int | None = None) -> list[str]:
+        """Return `a:f32[3] b:i32[] = ` for the results of an equation, at most `most`."""
+        names = self.binder_tokens(eqn.outvars[:most], types)
+        return [*names, *_more(eqn.outvars, most), " = "] if names else []
+
+    def operands(self, eqn: JaxprEqn, most: int | None = None) -> list[str]:
+        """Return the operands of an equation, at most `most`."""
+        return [*self.operand_tokens(eqn.invars[:most]), *_more(eqn.invars, most)]
+
+
+def _more(values: Sequence[object], most: int | None) -> list[str]:
+    left = 0 if most is None else len(values) - most
+    return [Comment(f" … {left} more")] if left > 0 else []

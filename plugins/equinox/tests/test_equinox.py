@@ -11,8 +11,8 @@ from jaxprtool_equinox import modules
 
 import jaxprtool
 from jaxprtool.errors import ProgramFileError, UnsupportedError
-from jaxprtool.ir.basics import plugins
-from jaxprtool.ir.core.structured import sub_jaxprs
+from jaxprtool.ir import rules
+from jaxprtool.ir.regions import sub_jaxprs
 
 X = jnp.arange(1.0, 4.0)
 MATRIX = jnp.array([[3.0, 1.0], [1.0, 2.0]])
@@ -173,8 +173,8 @@ def test_without_the_plugin_one_line_names_it(tmp_path, monkeypatch):
     jaxprtool.write(program, tmp_path / "p.jaxpr")
     text = (tmp_path / "p.jaxpr").read_text().replace("unvmap_max", "unvmap_min")
     (tmp_path / "p.jaxpr").write_text(text)
-    monkeypatch.setattr(plugins, "_installed", dict)
-    monkeypatch.setattr(plugins, "_KNOWN", {"jaxprtool-equinox": ("unvmap_min",)})
+    monkeypatch.setattr(rules, "_installed", dict)
+    monkeypatch.setattr(rules, "_KNOWN", {"jaxprtool-equinox": ("unvmap_min",)})
     with pytest.raises(ProgramFileError, match="unknown primitive 'unvmap_min'") as caught:
         jaxprtool.read(tmp_path / "p.jaxpr")
     assert caught.value.hint is not None and "jaxprtool-equinox" in caught.value.hint

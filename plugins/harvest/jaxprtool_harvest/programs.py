@@ -9,8 +9,7 @@ import jax
 
 from jaxprtool import Program
 from jaxprtool.errors import did_you_mean
-from jaxprtool.extend import dce_body, equations, sow_p, top_jaxpr
-from jaxprtool_harvest.harvester import replace_jaxpr
+from jaxprtool.extend import dce_body, equations, replace_jaxpr, sow_p, top_jaxpr
 from jaxprtool_harvest.planting import plant_jaxpr
 from jaxprtool_harvest.reaping import reap_jaxpr
 from jaxprtool_harvest.sites import HarvestError, Settings, Site, as_tree, types

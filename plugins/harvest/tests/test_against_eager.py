@@ -18,7 +18,7 @@ from jaxprtool_harvest import call_and_reap, harvest, plant
 import jaxprtool
 from jaxprtool import nest, sow
 from jaxprtool.errors import UnsupportedError
-from jaxprtool.ir.programs.program import type_check
+from jaxprtool.ir.program import type_check
 
 CALLS = ("jit", "remat", "custom", "nest")
 

@@ -12,7 +12,7 @@ from jaxprtool_harvest import HarvestError, call_and_reap, harvest, plant, reap
 
 from jaxprtool import nest, sow
 from jaxprtool.errors import JaxprToolError
-from jaxprtool.ir.core.equations import equations
+from jaxprtool.ir.equations import equations
 from jaxprtool.jaxcompat import open_jaxpr
 
 value = partial(sow, tag="t")

@@ -14,7 +14,7 @@ from jaxprtool_harvest import HarvestError, call_and_reap, harvest, plant, reap
 import jaxprtool
 from jaxprtool import nest, sow
 from jaxprtool.errors import UnsupportedError
-from jaxprtool.ir.programs.program import type_check
+from jaxprtool.ir.program import type_check
 
 value = partial(sow, tag="t")
 reap_t, plant_t, harvest_t = (partial(f, tag="t") for f in (reap, plant, harvest))

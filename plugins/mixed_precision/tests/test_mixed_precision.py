@@ -13,8 +13,8 @@ from jaxprtool_mixed_precision.casting import PRODUCTS
 
 import jaxprtool
 from jaxprtool.errors import PipelineError
-from jaxprtool.ir.core.structured import sub_jaxprs
-from jaxprtool.ir.programs.program import type_check
+from jaxprtool.ir.program import type_check
+from jaxprtool.ir.regions import sub_jaxprs
 from jaxprtool.jaxcompat import open_jaxpr, user_frame
 
 X = np.random.default_rng(0).standard_normal((4, 8)).astype(np.float32)

@@ -18,8 +18,8 @@ from jax import lax
 
 from jaxprtool import cost, jaxcompat, trace
 from jaxprtool.errors import JaxprToolError
-from jaxprtool.ir.core.equations import equations
-from jaxprtool.ir.programs.program import Program
+from jaxprtool.ir.equations import equations
+from jaxprtool.ir.program import Program
 from tests.programs import harness_programs
 from tests.sweep.corpora import Harnesses
 from tests.sweep.parts import Part

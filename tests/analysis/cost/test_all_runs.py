@@ -4,8 +4,8 @@ import jax.numpy as jnp
 from jax import jit, lax
 
 from jaxprtool import jaxcompat, trace
-from jaxprtool.analysis.cost.all_runs import work_by_equation
-from jaxprtool.ir.core.equations import equations
+from jaxprtool.analysis.cost import work_by_equation
+from jaxprtool.ir.equations import equations
 from tests.analysis.cost.test_cost import W, X
 
 

@@ -13,7 +13,7 @@ from jax.sharding import PartitionSpec as P
 
 from jaxprtool import cost, trace
 from jaxprtool.analysis.cost import BY
-from jaxprtool.analysis.cost.work import Work
+from jaxprtool.analysis.cost.rules import Work
 from jaxprtool.extend import rule
 from jaxprtool.loading.argspec import read_args
 

@@ -4,14 +4,14 @@ from fractions import Fraction
 
 import pytest
 
-from jaxprtool.analysis.cost.interconnects import (
+from jaxprtool.analysis.cost.devices import (
     INTERCONNECTS,
     Interconnect,
     bytes_sent,
     interconnect_named,
 )
 from jaxprtool.errors import ArgumentsError
-from jaxprtool.ir.hlo.collectives import KINDS
+from jaxprtool.ir.hlo.partitions import KINDS
 
 
 def ring_reduce_scatter(devices, chunk):

@@ -11,7 +11,7 @@ from jax.sharding import PartitionSpec as P
 import jaxprtool
 from jaxprtool import jaxcompat, memory, trace
 from jaxprtool.errors import UnsupportedError
-from jaxprtool.jaxcompat.batching import NO_SOURCE
+from jaxprtool.jaxcompat.tracing import NO_SOURCE
 from jaxprtool.loading.argspec import read_args
 from tests.programs.samples import sample_files, sample_programs
 from tests.share import first_and_proofs

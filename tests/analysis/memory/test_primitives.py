@@ -9,8 +9,7 @@ from jax import lax
 
 import jaxprtool
 from jaxprtool import jaxcompat, memory, trace
-from jaxprtool.render.reports.compiled_memory import heading_text
-from jaxprtool.render.reports.memory import peak_text
+from jaxprtool.render.reports.memory import heading_text, peak_text
 from tests.benchmarks.bench_memory_primitives import compared, programs
 from tests.programs.megabytes import PROGRAMS, gradient
 

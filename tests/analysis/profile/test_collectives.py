@@ -9,7 +9,7 @@ import pytest
 from jax.sharding import PartitionSpec as P
 
 import jaxprtool
-from jaxprtool.execute.running.compile_cache import compiled_afresh
+from jaxprtool.execute.running.backends import compiled_afresh
 from tests.programs.collectives import collectives
 from tests.programs.sharded import SHARDED, floats, mesh_of, under_jit
 

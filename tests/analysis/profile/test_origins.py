@@ -6,11 +6,11 @@ import pytest
 from jax.sharding import PartitionSpec as P
 
 import jaxprtool
-from jaxprtool.analysis.profile.origins import Origins
-from jaxprtool.execute.running.compile_cache import compiled_afresh
-from jaxprtool.ir.hlo.collectives import collectives
+from jaxprtool.analysis.profile import Origins
+from jaxprtool.execute.running.backends import compiled_afresh
+from jaxprtool.ir.frames import frames_now
 from jaxprtool.ir.hlo.module import compiled_module
-from jaxprtool.ir.source.frames import frames_now
+from jaxprtool.ir.hlo.partitions import collectives
 from tests.programs.sharded import floats, mesh_of, under_jit
 
 

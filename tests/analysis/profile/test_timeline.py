@@ -2,7 +2,7 @@
 
 import pytest
 
-from jaxprtool.analysis.profile.timeline import HANDED_ON, Span, clipped, divided
+from jaxprtool.analysis.profile import HANDED_ON, Span, clipped, divided
 
 
 def test_operations_that_run_at_the_same_time_share_it():

@@ -10,8 +10,8 @@ from jax.lax import with_sharding_constraint
 from jax.sharding import PartitionSpec as P
 
 import jaxprtool
-from jaxprtool.ir.hlo.collectives import collectives
 from jaxprtool.ir.hlo.module import compiled_module
+from jaxprtool.ir.hlo.partitions import collectives
 from tests.programs import sharded
 from tests.programs.collectives import collectives as read_from_text
 from tests.programs.sharded import MISTAKES, SHARDED, Sharded, floats, mesh_of, under_jit

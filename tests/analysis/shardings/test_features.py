@@ -126,7 +126,8 @@ def test_a_computed_value_that_moves_is_not_named_after_an_argument(found, name)
 
 _WARNED = """
 import sys
-from tests.analysis.shardings.test_features import PROGRAMS, shardings
+from tests.analysis.shardings.test_features import PROGRAMS
+from tests.analysis.shardings.test_collectives import shardings
 for name in ("moved_result", "explicit", "sorted_and_sliced", "grouped_batches", "fsdp"):
     listed = shardings(PROGRAMS[name]()).collectives
     said = sum(bool(each.reason and each.reason.rematerializes) for each in listed)

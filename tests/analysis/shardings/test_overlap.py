@@ -4,7 +4,7 @@ from collections import Counter
 
 from jaxlib._hlo import hlo_module_from_text
 
-from jaxprtool.analysis.shardings.overlap import independent_products
+from jaxprtool.analysis.shardings import independent_products
 from jaxprtool.ir.hlo.module import read_module
 
 #: `free` is independent of the gather; `before` computes its operand; `after` reads its result.

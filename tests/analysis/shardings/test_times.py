@@ -4,9 +4,8 @@ import jax
 import pytest
 
 import jaxprtool
-from jaxprtool.analysis.cost.devices import DEVICES
-from jaxprtool.analysis.cost.interconnects import interconnect_named
-from jaxprtool.analysis.shardings.times import timed
+from jaxprtool.analysis.cost.devices import DEVICES, interconnect_named
+from jaxprtool.analysis.shardings import timed
 from tests.programs.sharded import MISTAKES
 
 

@@ -14,7 +14,7 @@ import jaxprtool
 from jaxprtool import residuals, trace
 from jaxprtool.analysis.residuals import total_bytes
 from jaxprtool.errors import ArgumentsError
-from jaxprtool.ir.basics.quantities import bytes_of
+from jaxprtool.ir.documents import bytes_of
 from jaxprtool.loading.argspec import read_args
 from tests.share import first_and_proofs
 
@@ -137,7 +137,7 @@ def test_a_scan_counts_all_iterations_and_library_internals_are_not_named():
 
 @pytest.mark.proof
 def test_gradients_of_the_named_program_are_unchanged():
-    from jaxprtool.api.investigate.budget import _with_names
+    from jaxprtool.api.investigate.residuals import _with_names
 
     for fun in (plain, scanned):
         program = trace(fun, W, X)

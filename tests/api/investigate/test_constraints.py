@@ -11,8 +11,8 @@ from jax.sharding import PartitionSpec as P
 
 import jaxprtool
 from jaxprtool.errors import UnsupportedError
-from jaxprtool.ir.core.equations import equations
-from jaxprtool.passes.transforms.constrained_values import constrain_values
+from jaxprtool.ir.equations import equations
+from jaxprtool.passes.transforms.scoped_checkpoint import constrain_values
 from tests.analysis.shardings.test_collectives import shardings, totals
 from tests.programs.sharded import MISTAKES, SHARDED, Sharded, floats, mesh_of, trained, under_jit
 from tests.share import first_and_proofs

@@ -15,12 +15,12 @@ import numpy as np
 import pytest
 
 from jaxprtool import jaxcompat
-from jaxprtool.analysis.gradient_causes import known_gradient
+from jaxprtool.analysis.gradients import known_gradient
 from jaxprtool.api.investigate.gradient import only_result, pullback
 from jaxprtool.errors import JaxprToolError
-from jaxprtool.ir.core.equations import equations, is_inexact
-from jaxprtool.ir.dataflow.slicing import Start, forward_slice
-from jaxprtool.ir.programs.ref_contents import with_contents
+from jaxprtool.ir.conversions import with_contents
+from jaxprtool.ir.dataflow import Start, forward_slice
+from jaxprtool.ir.equations import equations, is_inexact
 from jaxprtool.loading.trace import trace
 from jaxprtool.passes.cleanup.inline import Inline
 from tests.programs import harness_programs, sample_programs

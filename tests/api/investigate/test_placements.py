@@ -6,7 +6,7 @@ import pytest
 from jax.ad_checkpoint import checkpoint_name
 
 from jaxprtool import residuals, trace
-from jaxprtool.api.investigate.placements import measured, places
+from jaxprtool.api.investigate.residuals import measured, places
 from jaxprtool.passes.transforms.calls import policy_of
 from tests.share import for_sweep_unless
 

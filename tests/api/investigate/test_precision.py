@@ -6,7 +6,7 @@ import pytest
 from jax import lax
 
 import jaxprtool
-from jaxprtool.api.investigate.reduction.chunks import minimal_subset
+from jaxprtool.api.investigate.reduction.search import minimal_subset
 from jaxprtool.errors import ArgumentsError, PipelineError
 
 X = np.random.default_rng(0).standard_normal((4, 8)).astype(np.float32)

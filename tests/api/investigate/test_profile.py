@@ -13,7 +13,7 @@ import pytest
 
 import jaxprtool
 from jaxprtool.errors import UnsupportedError
-from jaxprtool.execute.running.compile_cache import compiled_afresh
+from jaxprtool.execute.running.backends import compiled_afresh
 from tests.share import first_and_proofs
 
 

@@ -17,8 +17,8 @@ from jaxprtool.api.investigate.reduction import checks
 from jaxprtool.api.investigate.reduction.search import CallingOracle, Search, State
 from jaxprtool.errors import ArgumentsError
 from jaxprtool.formats.jaxpr.read import parse
-from jaxprtool.ir.core.equations import equations
-from jaxprtool.ir.programs.program import type_check
+from jaxprtool.ir.equations import equations
+from jaxprtool.ir.program import type_check
 from jaxprtool.jaxcompat import open_jaxpr
 
 
@@ -181,7 +181,7 @@ def test_the_equation_that_makes_a_nan_is_tried_on_its_own_first(monkeypatch):
         return lax.fori_loop(0, 3, lambda i, x: falling(jnp.cos(x)), x).sum()
 
     monkeypatch.setattr(checks, "keep_kernels", lambda: None)
-    check, x = checks.parse("nan"), jnp.array([0.5, 0.01])
+    check, x = checks.parse_check("nan"), jnp.array([0.5, 0.01])
     program = jaxprtool.trace(fun, x)
     seen = check.evidence(program, {"x": x})
     text, values = check.guess(program, {"x": x})
@@ -195,7 +195,10 @@ def test_the_infinities_that_lead_to_a_nan_are_reproduced(monkeypatch):
         return lax.scan(lambda carry, row: (carry * jnp.log(row), row), start, x)[0]
 
     monkeypatch.setattr(checks, "keep_kernels", lambda: None)
-    check, arguments = checks.parse("nan"), {"x": jnp.array([2.0, 0.0]), "start": jnp.zeros(())}
+    check, arguments = (
+        checks.parse_check("nan"),
+        {"x": jnp.array([2.0, 0.0]), "start": jnp.zeros(())},
+    )
     program = jaxprtool.trace(fun, *arguments.values())
     text, values = check.guess(program, arguments)
     alone = parse(text, "alone")
@@ -210,10 +213,10 @@ def test_a_nan_is_found_besides_a_constant_one_and_from_finite_arguments_only(mo
     monkeypatch.setattr(checks, "keep_kernels", lambda: None)
     program = jaxprtool.trace(fun, jnp.ones(3))
     (name,) = program.arg_names
-    (made,) = checks.parse("nan").evidence(program, {name: jnp.ones(3)})
+    (made,) = checks.parse_check("nan").evidence(program, {name: jnp.ones(3)})
     assert made.startswith("sqrt ")
     with pytest.raises(ArgumentsError, match="argument 'x' is not finite"):
-        checks.parse("nan").evidence(program, {name: jnp.full(3, jnp.nan)})
+        checks.parse_check("nan").evidence(program, {name: jnp.full(3, jnp.nan)})
 
 
 def test_a_mismatch_is_a_difference_that_rounding_does_not_explain(monkeypatch):
@@ -225,7 +228,7 @@ def test_a_mismatch_is_a_difference_that_rounding_does_not_explain(monkeypatch):
 
     def mismatch(other):
         monkeypatch.setattr(checks.Mismatch, "pair", lambda self, program: (program, other))
-        return checks.parse("mismatch -p dce").evidence(before, {before.arg_names[0]: x})
+        return checks.parse_check("mismatch -p dce").evidence(before, {before.arg_names[0]: x})
 
     monkeypatch.setattr(checks, "keep_kernels", lambda: None)
     before = programs(jnp.sum, 1)
@@ -271,7 +274,7 @@ def folder(tmp_path, monkeypatch):
 )
 def test_an_invalid_check_is_reported_with_the_syntax(check, usage):
     with pytest.raises(ArgumentsError, match=usage):
-        checks.parse(check)
+        checks.parse_check(check)
 
 
 @pytest.mark.usefixtures("processes")

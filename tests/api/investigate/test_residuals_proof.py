@@ -12,7 +12,7 @@ import pytest
 from jaxprtool.analysis.residuals import total_bytes
 from jaxprtool.api.investigate.residuals import bytes_by_policy
 from jaxprtool.errors import JaxprToolError
-from jaxprtool.ir.programs.checkpoint_policies import POLICIES, POLICY_FACTORIES
+from jaxprtool.ir.custom_rules import POLICIES, POLICY_FACTORIES
 from jaxprtool.passes.framework.retrace import positional
 from jaxprtool.passes.transforms.calls import Checkpoint
 from jaxprtool.passes.transforms.linear import Vjp

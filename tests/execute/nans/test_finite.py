@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 
 import jaxprtool
-from jaxprtool.execute.nans.finite import finite_fill, nonfinite
-from jaxprtool.execute.running.fill import fill
+from jaxprtool.execute.nans import finite_fill, nonfinite
+from jaxprtool.execute.running.arrays import fill
 
 X = jax.ShapeDtypeStruct((16,), "float32")
 

@@ -5,8 +5,8 @@ import socket
 import pytest
 
 from jaxprtool.errors import BackendError
-from jaxprtool.execute.running.cluster import is_started_by_cluster, join
-from jaxprtool.processes.group import Place
+from jaxprtool.execute.running.backends import is_started_by_cluster, join
+from jaxprtool.processes import Place
 
 
 @pytest.mark.parametrize(

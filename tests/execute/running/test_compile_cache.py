@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from jax.experimental.compilation_cache import compilation_cache
 
-from jaxprtool.execute.running import compile_cache
+from jaxprtool.execute.running import backends
 from jaxprtool.execute.running.run import run
 from tests.execute.programs import program
 
@@ -45,7 +45,7 @@ def cached(constant):
 
 
 def test_small_programs_are_compiled_once_too(home):
-    compile_cache.keep_compiled()
+    backends.keep_compiled()
     assert not cached(3)
     assert cached(3)
     assert not cached(4)
@@ -53,32 +53,32 @@ def test_small_programs_are_compiled_once_too(home):
 
 
 def test_another_processor_has_its_own_entries(home, monkeypatch):
-    compile_cache.keep_compiled()
+    backends.keep_compiled()
     own = jax.config.jax_compilation_cache_dir
     jax.config.update("jax_compilation_cache_dir", None)
-    monkeypatch.setattr(compile_cache.platform, "machine", lambda: "abacus")
-    compile_cache.keep_compiled()
+    monkeypatch.setattr(backends.platform, "machine", lambda: "abacus")
+    backends.keep_compiled()
     assert jax.config.jax_compilation_cache_dir != own
 
 
 def test_the_users_jax_configuration_takes_precedence(home):
     jax.config.update("jax_compilation_cache_dir", str(home / "own"))
-    compile_cache.keep_compiled()
+    backends.keep_compiled()
     assert jax.config.jax_compilation_cache_dir == str(home / "own")
     assert jax.config.jax_persistent_cache_min_compile_time_secs == 1
     jax.config.update("jax_compilation_cache_dir", None)
     jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.5)
-    compile_cache.keep_compiled()
+    backends.keep_compiled()
     assert jax.config.jax_persistent_cache_min_compile_time_secs == 0.5
     jax.config.update("jax_compilation_cache_dir", None)
     jax.config.update("jax_enable_compilation_cache", False)
-    compile_cache.keep_compiled()
+    backends.keep_compiled()
     assert jax.config.jax_compilation_cache_dir is None
 
 
 def test_the_cache_is_not_used_when_compiling_afresh(home):
-    compile_cache.keep_compiled()
-    compile_cache.compile_afresh()
+    backends.keep_compiled()
+    backends.compile_afresh()
     assert not cached(5) and not cached(5)
     assert entries(home) == []
 
@@ -86,7 +86,7 @@ def test_the_cache_is_not_used_when_compiling_afresh(home):
 def test_a_folder_that_cannot_be_made_is_an_error(home):
     (home / "jaxprtool").write_text("no folder")
     with pytest.raises(OSError):
-        compile_cache.keep_compiled()
+        backends.keep_compiled()
     assert jax.config.jax_compilation_cache_dir is None
 
 
@@ -96,15 +96,15 @@ def test_the_least_recently_used_entries_are_removed_first(tmp_path):
         path.parent.mkdir(exist_ok=True)
         path.write_bytes(b"x" * 100)
         os.utime(path, (1000 + (i if i != 1 else 50), 1000))  # the second was read last
-    compile_cache.prune(tmp_path, 800)
+    backends.prune(tmp_path, 800)
     assert len(entries(tmp_path)) == 8
-    compile_cache.prune(tmp_path, 600)
+    backends.prune(tmp_path, 600)
     assert sorted(path.name[0] for path in entries(tmp_path)) == ["1", "5", "6", "7"]
 
 
 def test_the_size_of_the_folder_is_limited_once_a_day(home, monkeypatch):
-    monkeypatch.setattr(compile_cache, "LIMIT", 100)
-    compile_cache.keep_compiled()
+    monkeypatch.setattr(backends, "LIMIT", 100)
+    backends.keep_compiled()
     folder = home / "jaxprtool" / "xla"
     big = folder / "cpu-cache"
     big.write_bytes(b"x" * 101)
@@ -112,6 +112,6 @@ def test_the_size_of_the_folder_is_limited_once_a_day(home, monkeypatch):
         then = time.time() - age
         os.utime(folder / "CACHEDIR.TAG", (then, then))
         jax.config.update("jax_compilation_cache_dir", None)
-        compile_cache.keep_compiled()
+        backends.keep_compiled()
         assert big.exists() == left
     assert (folder / "CACHEDIR.TAG").read_text().startswith("Signature: 8a477f597d28d172789f0688")

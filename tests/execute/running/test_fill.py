@@ -5,7 +5,7 @@ import pytest
 from jax import export
 
 from jaxprtool.errors import ArgumentsError
-from jaxprtool.execute.running.fill import fill, random_array, refitted, with_wide_integers
+from jaxprtool.execute.running.arrays import fill, random_array, refitted, with_wide_integers
 from tests.execute.programs import program
 
 S = jax.ShapeDtypeStruct

@@ -10,10 +10,8 @@ from jax.sharding import PartitionSpec as P
 
 import jaxprtool
 from jaxprtool.errors import BackendError, OutOfMemoryError, UnsupportedError, UserFunctionError
-from jaxprtool.execute.running.calls import call_form
-from jaxprtool.execute.running.fill import fill, random_array
-from jaxprtool.execute.running.run import choose_device, own_devices, run
-from jaxprtool.execute.running.summary import summarize
+from jaxprtool.execute.running.arrays import fill, random_array, summarize
+from jaxprtool.execute.running.run import call_form, choose_device, own_devices, run
 from tests.execute.programs import program
 
 X = np.arange(3, dtype=np.float32)

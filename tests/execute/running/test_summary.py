@@ -3,7 +3,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jaxprtool.execute.running.summary import Summary, plain, summarize
+from jaxprtool.execute.running.arrays import Summary, plain, summarize
 
 
 def test_small_arrays_are_shown_in_full():

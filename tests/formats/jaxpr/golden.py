@@ -22,7 +22,7 @@ from jax.sharding import AxisType, PartitionSpec
 
 from jaxprtool import nest, sow, variable
 from jaxprtool.formats.jaxpr.write import write
-from jaxprtool.ir.programs.program import Program
+from jaxprtool.ir.program import Program
 from jaxprtool.loading.trace import trace
 from tests.programs.case import Case
 

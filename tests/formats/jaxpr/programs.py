@@ -16,7 +16,7 @@ from jax.experimental.compute_on import compute_on
 from jax.sharding import AxisType, NamedSharding, PartitionSpec
 
 from jaxprtool import nest, sow, variable
-from jaxprtool.ir.programs.program import Program
+from jaxprtool.ir.program import Program
 from jaxprtool.loading.trace import trace
 
 PROGRAMS: dict[str, Callable[[], Program]] = {}

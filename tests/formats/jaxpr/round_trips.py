@@ -16,11 +16,11 @@ from jaxprtool import jaxcompat
 from jaxprtool.errors import UnsupportedError
 from jaxprtool.formats.jaxpr.read import parse
 from jaxprtool.formats.jaxpr.write import text
-from jaxprtool.ir.core.equations import equations
-from jaxprtool.ir.core.structured import sub_jaxprs
-from jaxprtool.ir.equality.equivalence import difference
-from jaxprtool.ir.programs.program import Program, type_check
-from jaxprtool.ir.source.frames import frames_now
+from jaxprtool.ir.equations import equations
+from jaxprtool.ir.equivalence import difference
+from jaxprtool.ir.frames import frames_now
+from jaxprtool.ir.program import Program, type_check
+from jaxprtool.ir.regions import sub_jaxprs
 from jaxprtool.render.terminal.listing import listing
 from tests.programs import Case, harness_programs, same
 

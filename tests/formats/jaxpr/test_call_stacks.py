@@ -13,10 +13,10 @@ import pytest
 
 from jaxprtool import jaxcompat
 from jaxprtool.errors import ProgramFileError
-from jaxprtool.formats.jaxpr.call_stacks import DEEPEST
+from jaxprtool.formats.jaxpr.header import DEEPEST
 from jaxprtool.formats.jaxpr.read import parse
 from jaxprtool.formats.jaxpr.write import text
-from jaxprtool.ir.source.scopes import ScopePaths
+from jaxprtool.ir.scopes import ScopePaths
 from jaxprtool.loading.trace import trace
 
 X = jax.ShapeDtypeStruct((4, 4), "float32")

@@ -21,7 +21,7 @@ from jaxprtool.formats.jaxpr.constants import (
 from jaxprtool.formats.jaxpr.values import Unreadable
 from jaxprtool.formats.jaxpr.write import text
 from jaxprtool.formats.npz import write_npz
-from jaxprtool.ir.basics.dtypes import array_dtypes
+from jaxprtool.ir.dtypes import array_dtypes
 from jaxprtool.loading.trace import trace
 
 RANDOM = np.random.RandomState(0)

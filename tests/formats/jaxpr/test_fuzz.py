@@ -25,7 +25,7 @@ from hypothesis import strategies as st
 
 from jaxprtool.errors import ProgramFileError
 from jaxprtool.formats.jaxpr.read import parse, read
-from jaxprtool.ir.programs.program import Program, type_check
+from jaxprtool.ir.program import Program, type_check
 from tests.formats.jaxpr.golden import FOLDER
 from tests.formats.jaxpr.mutations import MUTATIONS, Step, spoiled
 

@@ -9,9 +9,9 @@ import pytest
 
 from jaxprtool.formats.jaxpr.read import read
 from jaxprtool.formats.jaxpr.write import write
-from jaxprtool.ir.equality.equivalence import difference
-from jaxprtool.ir.programs.program import Program, type_check
-from jaxprtool.ir.programs.trees import same_tree
+from jaxprtool.ir.equivalence import difference
+from jaxprtool.ir.program import Program, type_check
+from jaxprtool.ir.trees import same_tree
 from tests.formats.jaxpr.golden import CASES, FOLDER, programs, random_case
 from tests.programs import same
 from tests.share import first_and_proofs

@@ -10,8 +10,8 @@ import pytest
 
 from jaxprtool import jaxcompat
 from jaxprtool.formats.jaxpr.read import parse, read
-from jaxprtool.ir.programs.program import type_check
-from jaxprtool.ir.source import source_text
+from jaxprtool.ir import source_text
+from jaxprtool.ir.program import type_check
 from jaxprtool.render.terminal.listing import listing
 
 HEADER = """\

@@ -10,10 +10,9 @@ from jax.extend.core import Primitive
 import jaxprtool
 from jaxprtool import jaxcompat, trace
 from jaxprtool.errors import UnsupportedError
-from jaxprtool.formats.jaxpr.notation import Opaque
 from jaxprtool.formats.jaxpr.read import parse
-from jaxprtool.formats.jaxpr.write import rendered, text, write_all
-from jaxprtool.ir.core.equations import equations
+from jaxprtool.formats.jaxpr.write import Opaque, rendered, text, write_all
+from jaxprtool.ir.equations import equations
 
 X = jnp.ones((8, 128))
 

@@ -7,9 +7,8 @@ import pytest
 from jax.sharding import AbstractMesh, AxisType, NamedSharding, PartitionSpec
 
 from jaxprtool import jaxcompat
-from jaxprtool.formats.jaxpr.types import TypeReader, TypeWriter
-from jaxprtool.formats.jaxpr.values import Unwritable
-from jaxprtool.ir.basics.dtypes import array_dtypes
+from jaxprtool.formats.jaxpr.values import TypeReader, TypeWriter, Unwritable
+from jaxprtool.ir.dtypes import array_dtypes
 
 MIXED = AbstractMesh(
     (2, 2, 2), ("x", "y", "i"), (AxisType.Explicit, AxisType.Explicit, AxisType.Manual)

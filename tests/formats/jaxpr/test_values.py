@@ -25,7 +25,7 @@ from jax.sharding import (
 from jaxprtool import jaxcompat
 from jaxprtool.formats.jaxpr import values
 from jaxprtool.formats.jaxpr.values import Unreadable, Unwritable, decode, encode
-from jaxprtool.ir.basics.dtypes import array_dtypes
+from jaxprtool.ir.dtypes import array_dtypes
 
 P = PartitionSpec
 POLICIES = jax.checkpoint_policies

@@ -23,13 +23,12 @@ import jaxprtool
 from jaxprtool import jaxcompat, variable
 from jaxprtool.errors import OutputError, UnsupportedError
 from jaxprtool.formats.jaxpr.read import parse
-from jaxprtool.formats.jaxpr.source import MAX_DEPTH
+from jaxprtool.formats.jaxpr.syntax import MAX_DEPTH
 from jaxprtool.formats.jaxpr.write import text, write, write_all
-from jaxprtool.ir.equality.equivalence import difference
-from jaxprtool.ir.programs.program import Program, type_check
+from jaxprtool.ir.equivalence import difference
+from jaxprtool.ir.program import Program, type_check
 from jaxprtool.loading.trace import trace
-from jaxprtool.render.terminal.listing import listing
-from jaxprtool.render.terminal.rendering import ShowOptions
+from jaxprtool.render.terminal.listing import ShowOptions, listing
 from tests.benchmarks.models import synthetic
 from tests.formats.jaxpr.programs import PROGRAMS
 from tests.programs import harness_programs

@@ -9,8 +9,8 @@ import jax
 
 from jaxprtool import jaxcompat
 from jaxprtool.formats.python.emit import to_python
-from jaxprtool.formats.python.helpers import HELPERS
-from jaxprtool.ir.programs.program import Program
+from jaxprtool.formats.python.rules.table import HELPERS
+from jaxprtool.ir.program import Program
 from jaxprtool.loading.trace import trace
 
 

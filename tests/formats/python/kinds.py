@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-from jaxprtool.ir.core.equations import equations
-from jaxprtool.ir.core.structured import Scan, While
-from jaxprtool.ir.programs.program import Program
-from jaxprtool.ir.rewriting.custom_rules import jvp_rule, rules_followed, vjp_rule
-from jaxprtool.ir.rewriting.high import without_live_objects
+from jaxprtool.ir.custom_rules import jvp_rule, rules_followed, vjp_rule
+from jaxprtool.ir.equations import equations
+from jaxprtool.ir.expansions import without_live_objects
+from jaxprtool.ir.program import Program
+from jaxprtool.ir.regions import Scan, While
 from jaxprtool.jaxcompat import JaxprEqn, Literal, open_jaxpr
 
 

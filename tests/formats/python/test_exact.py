@@ -11,7 +11,7 @@ import pytest
 from jax import lax
 
 from jaxprtool import trace
-from jaxprtool.ir.equality.equivalence import difference
+from jaxprtool.ir.equivalence import difference
 from tests.formats.python.emitting import defined, emitted
 
 X, Y = np.arange(1.0, 4.0, dtype=np.float32), np.arange(2.0, 5.0, dtype=np.float32)

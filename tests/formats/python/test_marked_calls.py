@@ -13,7 +13,7 @@ from jax.experimental.xla_metadata import set_xla_metadata
 
 from jaxprtool import jaxcompat
 from jaxprtool.formats.python.emit import to_python
-from jaxprtool.ir.equality.equivalence import difference
+from jaxprtool.ir.equivalence import difference
 from jaxprtool.loading.trace import trace
 from tests.formats.python.emitting import defined, emitted
 from tests.programs.outlined import assert_layers, layers, with_marked_calls

@@ -7,7 +7,7 @@ import pytest
 from jax.custom_derivatives import SymbolicZero
 
 from jaxprtool.formats.python.emit import to_python
-from jaxprtool.ir.equality.equivalence import difference
+from jaxprtool.ir.equivalence import difference
 from jaxprtool.loading.trace import trace
 from tests.formats.python.emitting import defined, emitted
 

@@ -16,10 +16,10 @@ import pytest
 
 from jaxprtool import Program
 from jaxprtool.errors import JaxprToolError, UnsupportedError
-from jaxprtool.execute.running.fill import fill
+from jaxprtool.execute.running.arrays import fill
 from jaxprtool.formats.python.emit import to_python
-from jaxprtool.ir.core.structured import sub_jaxprs
-from jaxprtool.ir.equality.equivalence import difference
+from jaxprtool.ir.equivalence import difference
+from jaxprtool.ir.regions import sub_jaxprs
 from tests.formats.python.emitting import defined, traced_again
 from tests.formats.python.kinds import kinds
 from tests.programs import harness_share, same, sample_programs

@@ -12,7 +12,7 @@ import pytest
 from jax.experimental.xla_metadata import set_xla_metadata
 
 from jaxprtool.formats.python.emit import to_python
-from jaxprtool.ir.equality.equivalence import difference
+from jaxprtool.ir.equivalence import difference
 from jaxprtool.loading.trace import trace
 from tests.formats.python.emitting import defined, traced_again
 

@@ -28,7 +28,7 @@ from jaxprtool.formats.jaxpr.read import parse
 from jaxprtool.formats.jaxpr.write import text
 from jaxprtool.formats.python.emit import python_rules, to_python, write_python
 from jaxprtool.formats.python.expressions import call, plain
-from jaxprtool.ir.equality.equivalence import difference
+from jaxprtool.ir.equivalence import difference
 from jaxprtool.jaxcompat import Primitive
 from jaxprtool.loading.load import find
 from jaxprtool.loading.trace import trace

@@ -16,8 +16,8 @@ from jax.core import max_dim
 
 from jaxprtool.errors import UnsupportedError
 from jaxprtool.formats.python.emit import to_python
-from jaxprtool.ir.equality.equivalence import difference
-from jaxprtool.ir.programs.program import Program
+from jaxprtool.ir.equivalence import difference
+from jaxprtool.ir.program import Program
 from jaxprtool.loading.argspec import read_args
 from jaxprtool.loading.trace import trace
 from jaxprtool.passes.framework.pipeline import Pipeline

@@ -1,6 +1,6 @@
 """Follow values forward and backward, one step at a time, across the boundaries of bodies."""
 
-from jaxprtool.ir.dataflow.dataflow import DataFlow
+from jaxprtool.ir.dataflow import DataFlow
 from tests.ir.bodies import called, looped, top_of, value
 
 

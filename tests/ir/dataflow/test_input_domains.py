@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import pytest
 
 import jaxprtool
-from jaxprtool.ir.dataflow.input_domains import POSITIVE, input_domains, shown
+from jaxprtool.ir.dataflow import POSITIVE, input_domains, shown
 
 X = jax.ShapeDtypeStruct((4,), "float32")
 

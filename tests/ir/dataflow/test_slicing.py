@@ -7,8 +7,8 @@ from jax import lax
 
 import jaxprtool
 from jaxprtool import jaxcompat
-from jaxprtool.ir.core.equations import equations
-from jaxprtool.ir.dataflow.slicing import Start, backward_slice, everything, forward_slice
+from jaxprtool.ir.dataflow import Start, backward_slice, everything, forward_slice
+from jaxprtool.ir.equations import equations
 from tests.ir.bodies import X, called, looped, top_of, value
 
 

@@ -6,8 +6,7 @@ import numpy as np
 import pytest
 from jax import lax
 
-from jaxprtool.ir.hlo.buffers import buffer_assignment
-from jaxprtool.ir.hlo.live_ranges import END, LiveRanges
+from jaxprtool.ir.hlo.buffers import END, LiveRanges, buffer_assignment
 from jaxprtool.ir.hlo.module import compiled_module
 
 W, X = jnp.ones((64, 64)), jnp.ones((32, 64))

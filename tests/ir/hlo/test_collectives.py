@@ -8,8 +8,8 @@ import pytest
 from jax.sharding import PartitionSpec as P
 from jaxlib._hlo import hlo_module_from_text
 
-from jaxprtool.ir.hlo.collectives import collectives, moved_values, started
 from jaxprtool.ir.hlo.module import compiled_module, read_module
+from jaxprtool.ir.hlo.partitions import collectives, moved_values, started
 from tests.programs.collectives import Collective
 from tests.programs.collectives import collectives as read_from_text
 from tests.programs.sharded import MISTAKES, SHARDED, floats, mesh_of, under_jit

@@ -9,11 +9,10 @@ from jax.sharding import AxisType, Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
 import jaxprtool
-from jaxprtool.execute.running.compile_cache import compiled_afresh
-from jaxprtool.formats.partitioning import partitioned
-from jaxprtool.ir.hlo.device_tiles import device_tiles, mesh_coordinates
-from jaxprtool.ir.hlo.mesh_axes import MeshAxes
-from jaxprtool.ir.hlo.wire import message
+from jaxprtool.execute.running.backends import compiled_afresh
+from jaxprtool.formats.lowering import partitioned
+from jaxprtool.ir.hlo.module import message
+from jaxprtool.ir.hlo.partitions import MeshAxes, device_tiles, mesh_coordinates
 from tests.programs.sharded import floats
 
 #: Specs of an array of shape (8, 16, 24) on a mesh of axes a=2, b=2, c=2.

@@ -3,8 +3,8 @@
 import pytest
 from jaxlib._hlo import hlo_module_from_text
 
-from jaxprtool.ir.hlo.dimensions import Reading, contracted, reading
 from jaxprtool.ir.hlo.module import read_module
+from jaxprtool.ir.hlo.partitions import Reading, contracted, reading
 
 ADD = """
 add { a = f32[] parameter(0)

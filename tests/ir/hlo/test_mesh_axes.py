@@ -8,8 +8,7 @@ import pytest
 from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
-from jaxprtool.ir.hlo.device_tiles import DeviceTiles
-from jaxprtool.ir.hlo.mesh_axes import MeshAxes, spec_text
+from jaxprtool.ir.hlo.partitions import DeviceTiles, MeshAxes, spec_text
 
 SHAPE = {"a": 2, "b": 2, "c": 2}
 

@@ -9,9 +9,16 @@ import pytest
 from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
 
-from jaxprtool.execute.running.compile_cache import compiled_afresh
-from jaxprtool.ir.hlo.module import Instruction, Shape, compiled_module
-from jaxprtool.ir.hlo.wire import integer, integers, message, text
+from jaxprtool.execute.running.backends import compiled_afresh
+from jaxprtool.ir.hlo.module import (
+    Instruction,
+    Shape,
+    compiled_module,
+    integer,
+    integers,
+    message,
+    text,
+)
 
 
 def scanned(weights, x):

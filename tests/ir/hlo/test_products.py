@@ -4,8 +4,7 @@ import jax
 import jax.numpy as jnp
 import pytest
 
-from jaxprtool.ir.hlo.module import compiled_module
-from jaxprtool.ir.hlo.products import product_flops
+from jaxprtool.ir.hlo.module import compiled_module, product_flops
 from tests.programs.sharded import floats
 
 

@@ -5,8 +5,7 @@ import jax.numpy as jnp
 import pytest
 from jaxlib._hlo import hlo_module_from_text
 
-from jaxprtool.ir.hlo.module import compiled_module, read_module
-from jaxprtool.ir.hlo.trip_counts import counted_trips, trip_count
+from jaxprtool.ir.hlo.module import compiled_module, counted_trips, read_module, trip_count
 from tests.programs.sharded import floats
 
 

@@ -6,8 +6,7 @@ import numpy as np
 import pytest
 
 import jaxprtool
-from jaxprtool.render.terminal.listing import listing
-from jaxprtool.render.terminal.rendering import ShowOptions
+from jaxprtool.render.terminal.listing import ShowOptions, listing
 from jaxprtool.render.terminal.tree import tree
 
 X = jnp.ones((4, 4))

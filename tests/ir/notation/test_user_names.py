@@ -5,12 +5,10 @@ import jax.numpy as jnp
 import pytest
 
 import jaxprtool
-from jaxprtool.ir.core.equations import bodies, equations
-from jaxprtool.ir.programs.program_signature import program_signature
-from jaxprtool.render.terminal.listing import listing
-from jaxprtool.render.terminal.rendering import ShowOptions
-from jaxprtool.render.terminal.rows import Reader
-from jaxprtool.render.terminal.tree import tree
+from jaxprtool.ir.equations import bodies, equations
+from jaxprtool.ir.program import program_signature
+from jaxprtool.render.terminal.listing import ShowOptions, listing
+from jaxprtool.render.terminal.tree import Reader, tree
 from tests.render.programs import PROGRAMS
 
 PARAMS = [{"w": jnp.ones((3, 3)), "b": jnp.ones(3)} for _ in range(2)]

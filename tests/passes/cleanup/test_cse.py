@@ -11,8 +11,8 @@ from jax.sharding import PartitionSpec as P
 
 import jaxprtool
 from jaxprtool import jaxcompat
-from jaxprtool.ir.core.structured import sub_jaxprs, view
-from jaxprtool.ir.programs.program import type_check
+from jaxprtool.ir.program import type_check
+from jaxprtool.ir.regions import sub_jaxprs, view
 from jaxprtool.passes.cleanup.cse import Cse
 from tests.programs.same import same
 

@@ -11,9 +11,9 @@ from jax.sharding import PartitionSpec as P
 
 import jaxprtool
 from jaxprtool import jaxcompat
-from jaxprtool.ir.core.structured import sub_jaxprs, view
-from jaxprtool.ir.programs.program import type_check
-from jaxprtool.ir.rewriting.array_literals import as_constants
+from jaxprtool.ir.program import type_check
+from jaxprtool.ir.regions import sub_jaxprs, view
+from jaxprtool.ir.rewrite import as_constants
 from jaxprtool.passes.cleanup.dce import Dce, dce_body, dce_jaxpr, dce_rules
 
 x = jnp.arange(12.0).reshape(3, 4) / 10

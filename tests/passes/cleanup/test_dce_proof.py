@@ -15,7 +15,7 @@ import jax.numpy as jnp
 import pytest
 
 from jaxprtool import jaxcompat
-from jaxprtool.ir.programs.program import Program, type_check
+from jaxprtool.ir.program import Program, type_check
 from jaxprtool.loading.trace import trace
 from jaxprtool.passes.cleanup.dce import Dce, dce_jaxpr
 from tests.programs import (

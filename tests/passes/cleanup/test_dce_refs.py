@@ -12,7 +12,7 @@ import pytest
 from jax import lax
 
 from jaxprtool import jaxcompat
-from jaxprtool.ir.core.structured import sub_jaxprs
+from jaxprtool.ir.regions import sub_jaxprs
 from jaxprtool.loading.trace import trace
 from jaxprtool.passes.cleanup.dce import Dce, dce_jaxpr
 from tests.programs.same import count_equations

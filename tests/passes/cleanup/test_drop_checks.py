@@ -12,8 +12,8 @@ from jax.experimental import checkify, io_callback
 import jaxprtool
 from jaxprtool.errors import CheckError
 from jaxprtool.execute.verify import Runs
-from jaxprtool.ir.core.structured import sub_jaxprs
-from jaxprtool.ir.programs.program import type_check
+from jaxprtool.ir.program import type_check
+from jaxprtool.ir.regions import sub_jaxprs
 
 x = jnp.arange(1.0, 4.0)
 

@@ -13,9 +13,9 @@ from jax import lax
 import jaxprtool
 from jaxprtool import jaxcompat, variable
 from jaxprtool.errors import PipelineError
-from jaxprtool.ir.core.structured import sub_jaxprs, view
-from jaxprtool.ir.evaluation.exact_numpy import RULES, evaluate_exactly
-from jaxprtool.ir.programs.program import type_check
+from jaxprtool.ir.evaluation import RULES, evaluate_exactly
+from jaxprtool.ir.program import type_check
+from jaxprtool.ir.regions import sub_jaxprs, view
 from jaxprtool.passes.cleanup.fold import Fold
 from tests.programs.same import count_equations, same
 from tests.programs.values import special_values

@@ -9,8 +9,8 @@ from jax.sharding import PartitionSpec as P
 
 import jaxprtool
 from jaxprtool import jaxcompat
-from jaxprtool.ir.core.equations import equations
-from jaxprtool.ir.core.structured import view
+from jaxprtool.ir.equations import equations
+from jaxprtool.ir.regions import view
 from jaxprtool.passes.cleanup.forward import Forward
 from tests.programs import Case, prove
 from tests.programs.same import count_equations

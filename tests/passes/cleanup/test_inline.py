@@ -14,10 +14,10 @@ from jax.sharding import PartitionSpec as P
 import jaxprtool
 from jaxprtool import jaxcompat, nest, sow
 from jaxprtool.errors import PipelineError
-from jaxprtool.ir.core.equations import equations
-from jaxprtool.ir.core.structured import sub_jaxprs, view
-from jaxprtool.ir.notation.user_names import source_names
-from jaxprtool.ir.programs.program import type_check
+from jaxprtool.ir.equations import equations
+from jaxprtool.ir.notation.names import source_names
+from jaxprtool.ir.program import type_check
+from jaxprtool.ir.regions import sub_jaxprs, view
 from jaxprtool.passes.cleanup.inline import Inline
 from tests.programs import Case, prove
 from tests.programs.rules import with_jvp_rule, with_vjp_rule

@@ -11,10 +11,8 @@ import jaxprtool
 from jaxprtool import jaxcompat
 from jaxprtool.errors import CheckError, PipelineError
 from jaxprtool.passes.framework import pipeline as pipeline_module
-from jaxprtool.passes.framework import registry
 from jaxprtool.passes.framework.base import Pass, options, summary
-from jaxprtool.passes.framework.levels import Level, levels
-from jaxprtool.passes.framework.pipeline import Observer, Pipeline
+from jaxprtool.passes.framework.pipeline import Level, Observer, Pipeline, levels
 
 
 @dataclass(frozen=True)
@@ -54,7 +52,7 @@ class Broken(Pass):
 
 @pytest.fixture(autouse=True)
 def passes(monkeypatch):
-    monkeypatch.setattr(registry, "_registered", {})
+    monkeypatch.setattr(pipeline_module, "_registered", {})
     for cls in (Split, Scale, Broken):
         jaxprtool.register(cls)
 

@@ -10,10 +10,15 @@ import pytest
 
 import jaxprtool
 from jaxprtool.errors import PipelineError, PluginError
-from jaxprtool.passes.framework import registry
+from jaxprtool.passes.framework import pipeline
 from jaxprtool.passes.framework.base import Pass
-from jaxprtool.passes.framework.pipeline import Pipeline
-from jaxprtool.passes.framework.registry import PluginWarning, available, find, load_plugin
+from jaxprtool.passes.framework.pipeline import (
+    Pipeline,
+    PluginWarning,
+    available,
+    find,
+    load_plugin,
+)
 
 PLUGIN = """
 from dataclasses import dataclass
@@ -32,7 +37,7 @@ class Mine(Pass):
 
 @pytest.fixture(autouse=True)
 def empty(monkeypatch):
-    monkeypatch.setattr(registry, "_registered", {})
+    monkeypatch.setattr(pipeline, "_registered", {})
 
 
 def distribution(folder, name, entry, value):
@@ -148,20 +153,20 @@ def test_an_unknown_pass_gets_the_nearest_name():
 
 
 def test_listing_passes_does_not_import_jax():
-    code = "import sys; from jaxprtool.passes.framework import registry; registry.available(); "
+    code = "import sys; from jaxprtool.passes.framework import pipeline; pipeline.available(); "
     code += "sys.exit('jax' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code]).returncode == 0
 
 
 def test_installed_packages_are_read_once(monkeypatch):
-    read, entry_points = [], registry.entry_points
+    read, entry_points = [], pipeline.entry_points
 
     def counted(**selection):
         read.append(selection)
         return entry_points(**selection)
 
-    monkeypatch.setattr(registry, "entry_points", counted)
-    registry._installed.cache_clear()
+    monkeypatch.setattr(pipeline, "entry_points", counted)
+    pipeline._installed.cache_clear()
     for text in ("dce, cse", "-O2", "dce"):
         Pipeline.parse(text)
     assert len(read) == 1

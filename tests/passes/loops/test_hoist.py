@@ -9,8 +9,8 @@ from jax.sharding import PartitionSpec as P
 
 import jaxprtool
 from jaxprtool import jaxcompat, sow
-from jaxprtool.ir.core.structured import view
-from jaxprtool.ir.programs.program import type_check
+from jaxprtool.ir.program import type_check
+from jaxprtool.ir.regions import view
 from jaxprtool.passes.cleanup.inline import Inline
 from jaxprtool.passes.loops.hoist import SMALL, Hoist
 from tests.programs import Case, prove

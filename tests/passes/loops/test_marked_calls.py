@@ -13,8 +13,8 @@ import pytest
 
 import jaxprtool
 from jaxprtool import jaxcompat
-from jaxprtool.ir.core.equations import equations
-from jaxprtool.ir.programs.program import Program
+from jaxprtool.ir.equations import equations
+from jaxprtool.ir.program import Program
 from jaxprtool.jaxcompat import JaxprEqn, mark_of
 
 X = np.sin(np.arange(32, dtype="f")).reshape(8, 4)

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 import jaxprtool
-from jaxprtool.ir.programs.program import Program
+from jaxprtool.ir.program import Program
 
 
 def calls(program: Program) -> list[str]:

@@ -9,7 +9,7 @@ import pytest
 
 import jaxprtool
 from jaxprtool.jaxcompat import mark_of
-from jaxprtool.passes.loops.outline.in_place import writes_into_arguments
+from jaxprtool.passes.loops.outline.choice import writes_into_arguments
 
 #: The sizes of a large and a small array: 128 KiB and 128 bytes.
 LARGE, SMALL = 2**15, 2**5

@@ -12,7 +12,7 @@ from jax import lax
 import jaxprtool
 from jaxprtool import jaxcompat, sow
 from jaxprtool.errors import PipelineError
-from jaxprtool.ir.core.equations import equations
+from jaxprtool.ir.equations import equations
 from jaxprtool.passes.loops.roll import Roll
 from tests.programs import Case, prove
 

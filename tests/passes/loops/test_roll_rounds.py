@@ -8,7 +8,7 @@ import pytest
 
 import jaxprtool
 from jaxprtool import jaxcompat
-from jaxprtool.ir.core.equations import equations
+from jaxprtool.ir.equations import equations
 from jaxprtool.passes.loops.roll import Roll
 from tests.programs import Case, prove
 

@@ -4,7 +4,7 @@ import jax
 import jax.numpy as jnp
 
 import jaxprtool
-from jaxprtool.passes.loops.roll.stacking import stacking
+from jaxprtool.passes.loops.roll.chains import stacking
 
 
 def loss(weights, x):

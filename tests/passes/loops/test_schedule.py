@@ -8,9 +8,9 @@ from jax import lax
 
 import jaxprtool
 from jaxprtool import jaxcompat
-from jaxprtool.ir.core.structured import view
-from jaxprtool.passes.loops.liveness import Liveness
+from jaxprtool.ir.regions import view
 from jaxprtool.passes.loops.schedule import (
+    Liveness,
     Schedule,
     Sink,
     _Scheduler,

@@ -10,9 +10,9 @@ from jax.sharding import PartitionSpec as P
 import jaxprtool
 from jaxprtool import jaxcompat, sow
 from jaxprtool.errors import PipelineError
-from jaxprtool.ir.core.equations import equations
-from jaxprtool.ir.core.structured import sub_jaxprs
-from jaxprtool.ir.programs.program import type_check
+from jaxprtool.ir.equations import equations
+from jaxprtool.ir.program import type_check
+from jaxprtool.ir.regions import sub_jaxprs
 from jaxprtool.passes.cleanup.inline import Inline
 from jaxprtool.passes.loops.unroll import Unroll
 from tests.programs import Case, prove

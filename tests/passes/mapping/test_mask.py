@@ -12,8 +12,8 @@ from jax import lax
 from jaxprtool import equivalent, mask, read, trace, write
 from jaxprtool.errors import ArgumentsError, PipelineError, UnsupportedError
 from jaxprtool.extend import add_traits, rule
-from jaxprtool.ir.core.equations import equations
-from jaxprtool.ir.shapes.bounds import SizeBound
+from jaxprtool.ir.equations import equations
+from jaxprtool.ir.symbols import SizeBound
 from jaxprtool.loading.argspec import read_args
 from tests.programs.masking import count_masks
 from tests.share import for_sweep_unless, share

@@ -8,7 +8,7 @@ from jax import lax
 
 from jaxprtool import trace
 from jaxprtool.errors import ArgumentsError, PipelineError, UnsupportedError
-from jaxprtool.ir.core.equations import equations, named
+from jaxprtool.ir.equations import equations, named
 from jaxprtool.loading.argspec import read_args
 from tests.share import first_and_proofs, for_sweep_unless, share
 

@@ -8,9 +8,9 @@ from jax import lax
 
 import jaxprtool
 from jaxprtool.errors import UnsupportedError
-from jaxprtool.ir.core.equations import equations
-from jaxprtool.ir.shapes.ragged import Ragged, unchecked
-from jaxprtool.passes.mapping.ragged import bands
+from jaxprtool.ir.equations import equations
+from jaxprtool.ir.ragged import Ragged, unchecked
+from jaxprtool.passes.mapping.ragged import table
 from tests.passes.mapping.test_ragged import (
     FILLED,
     LENGTHS,
@@ -102,7 +102,7 @@ FEW = ["heads", "of JAX", "biased", "sums", "layers", "gradient"]
 @pytest.fixture
 def small_blocks(monkeypatch):
     """Make blocks so small that a few rows span several."""
-    monkeypatch.setattr(bands, "SMALLEST_BLOCK", 2)
+    monkeypatch.setattr(table, "SMALLEST_BLOCK", 2)
 
 
 @pytest.mark.proof

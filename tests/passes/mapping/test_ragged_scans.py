@@ -8,9 +8,9 @@ from jax import lax
 
 import jaxprtool
 from jaxprtool import Ragged
-from jaxprtool.ir.core.equations import equations
-from jaxprtool.ir.shapes.ragged import unchecked
-from jaxprtool.passes.mapping.ragged.scans import _slot_assignment
+from jaxprtool.ir.equations import equations
+from jaxprtool.ir.ragged import unchecked
+from jaxprtool.passes.mapping.ragged.rules import _slot_assignment
 from tests.passes.mapping.test_ragged import FILLED, LENGTHS, W, examples, ragged, rows
 from tests.share import share
 

@@ -7,7 +7,7 @@ from typing import Any
 
 from jaxprtool import jaxcompat
 from jaxprtool.errors import PluginError
-from jaxprtool.ir.programs.program import Program
+from jaxprtool.ir.program import Program
 from jaxprtool.jaxcompat import JaxprEqn, Literal, Var
 from jaxprtool.passes.cleanup.inline import Inline
 from jaxprtool.passes.patterns import Rewrite, rewrite

@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 
 import jaxprtool
-from jaxprtool.execute.running.fill import fill
-from jaxprtool.ir.programs.program import type_check
+from jaxprtool.execute.running.arrays import fill
+from jaxprtool.ir.program import type_check
 from jaxprtool.jaxcompat import jaxpr_as_fun
 from jaxprtool.loading.load import find
 from jaxprtool.passes.patterns import load_rewrites

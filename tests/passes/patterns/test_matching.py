@@ -7,8 +7,8 @@ import pytest
 from jax import lax
 
 import jaxprtool
-from jaxprtool.ir.core.structured import sub_jaxprs
-from jaxprtool.ir.programs.program import type_check
+from jaxprtool.ir.program import type_check
+from jaxprtool.ir.regions import sub_jaxprs
 from jaxprtool.jaxcompat import jaxpr_as_fun
 from jaxprtool.passes.patterns import rewrite
 from tests.programs.rules import with_jvp_rule

@@ -13,7 +13,7 @@ from typing import Any
 
 import jax
 
-from jaxprtool.ir.programs.program import type_check
+from jaxprtool.ir.program import type_check
 from tests.passes.patterns.parts import rewrite_of_a_part
 from tests.programs import harness_programs, same
 from tests.programs.corpus import prove_corpus

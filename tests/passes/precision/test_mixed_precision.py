@@ -9,8 +9,8 @@ from jax.sharding import PartitionSpec as P
 
 import jaxprtool
 from jaxprtool.errors import PipelineError
-from jaxprtool.ir.core.equations import equations
-from jaxprtool.ir.programs.program import type_check
+from jaxprtool.ir.equations import equations
+from jaxprtool.ir.program import type_check
 from jaxprtool.jaxcompat import open_jaxpr
 from tests.share import first_and_proofs
 

@@ -10,7 +10,7 @@ from typing import Any
 
 import jax
 
-from jaxprtool.ir.programs.program import type_check
+from jaxprtool.ir.program import type_check
 from tests.programs import sample_programs
 from tests.programs.corpus import prove_corpus
 from tests.sweep.corpora import Harnesses, RandomPrograms, Samples

@@ -17,9 +17,9 @@ import numpy as np
 
 from jaxprtool import jaxcompat
 from jaxprtool.errors import JaxprToolError, UnsupportedError
-from jaxprtool.ir.core.equations import equations
-from jaxprtool.ir.equality.equivalence import difference
-from jaxprtool.ir.programs.program import Program, type_check
+from jaxprtool.ir.equations import equations
+from jaxprtool.ir.equivalence import difference
+from jaxprtool.ir.program import Program, type_check
 from jaxprtool.loading.trace import bind_arguments, trace
 from jaxprtool.passes.framework.pipeline import Pipeline
 from jaxprtool.passes.framework.retrace import function_of

@@ -11,9 +11,9 @@ from jaxprtool import Pipeline, nest, trace, variable
 from jaxprtool.analysis.memory import memory
 from jaxprtool.errors import ArgumentsError, PipelineError, UnsupportedError
 from jaxprtool.formats.lowering import stablehlo
-from jaxprtool.ir.core.equations import equations
-from jaxprtool.ir.equality.equivalence import difference
-from jaxprtool.ir.programs.program import type_check
+from jaxprtool.ir.equations import equations
+from jaxprtool.ir.equivalence import difference
+from jaxprtool.ir.program import type_check
 from jaxprtool.jaxcompat import name_stack, open_jaxpr
 from jaxprtool.passes.mapping.batch.axes import BatchError
 from jaxprtool.passes.transforms.calls import Checkpoint, Jit, NamedCall, Pmap

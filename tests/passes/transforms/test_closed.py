@@ -7,7 +7,7 @@ import pytest
 
 from jaxprtool import trace
 from jaxprtool.errors import ArgumentsError, PipelineError
-from jaxprtool.ir.programs.program import type_check
+from jaxprtool.ir.program import type_check
 from jaxprtool.passes.transforms.closed import Closed
 
 PARAMS = {"w": jnp.full((3, 4), 0.1), "b": jnp.arange(4.0)}

@@ -8,8 +8,8 @@ import pytest
 import jaxprtool
 from jaxprtool import trace
 from jaxprtool.errors import ArgumentsError, PipelineError, UnsupportedError
-from jaxprtool.ir.equality.equivalence import difference
-from jaxprtool.ir.programs.program import type_check
+from jaxprtool.ir.equivalence import difference
+from jaxprtool.ir.program import type_check
 
 PARAMS = {"w": jnp.ones((3, 4)), "b": jnp.ones(4)}
 X = jnp.ones((2, 3))

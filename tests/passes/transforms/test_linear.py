@@ -10,8 +10,8 @@ from jax.ad_checkpoint import checkpoint_name
 
 from jaxprtool import trace
 from jaxprtool.errors import ArgumentsError, UnsupportedError
-from jaxprtool.ir.equality.equivalence import difference
-from jaxprtool.ir.programs.program import type_check
+from jaxprtool.ir.equivalence import difference
+from jaxprtool.ir.program import type_check
 from jaxprtool.passes.transforms.linear import LinearTranspose, Vjp
 
 PARAMS = {"w": jnp.full((3, 4), 0.1), "b": jnp.ones(4)}

@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 
 from jaxprtool import equivalent, trace
-from jaxprtool.ir.core.equations import equations
-from jaxprtool.ir.core.structured import sub_jaxprs
-from jaxprtool.ir.programs.program import type_check
+from jaxprtool.ir.equations import equations
+from jaxprtool.ir.program import type_check
+from jaxprtool.ir.regions import sub_jaxprs
 from jaxprtool.jaxcompat import open_jaxpr
 from jaxprtool.passes.transforms.closed import Closed
 

@@ -9,7 +9,7 @@ import pytest
 
 from jaxprtool import jaxcompat, residuals, trace
 from jaxprtool.errors import PipelineError, UnsupportedError
-from jaxprtool.ir.core.equations import equations
+from jaxprtool.ir.equations import equations
 from tests.share import first_and_proofs
 
 RANDOM = np.random.default_rng(0)

@@ -13,14 +13,12 @@ from jax.sharding import PartitionSpec as P
 
 from jaxprtool import jaxcompat, nest, trace, unzip, variable
 from jaxprtool.errors import UnsupportedError
-from jaxprtool.ir.core.equations import equations
-from jaxprtool.ir.programs.program import type_check
-from jaxprtool.ir.programs.program_signature import top_jaxpr
+from jaxprtool.ir.equations import equations
+from jaxprtool.ir.program import top_jaxpr, type_check
 from jaxprtool.passes.cleanup.dce import Dce
-from jaxprtool.passes.unzip import UnzipError
+from jaxprtool.passes.unzip import UnzipError, unzipped
 from jaxprtool.passes.unzip.auto import sow_cut
-from jaxprtool.passes.unzip.keys import at_positions
-from jaxprtool.passes.unzip.programs import unzipped
+from jaxprtool.passes.unzip.split import at_positions
 from jaxprtool.primitives import sow_p
 from tests.programs import same, sample_programs
 from tests.programs.corpus import prove_corpus

@@ -14,7 +14,7 @@ from jax.sharding import PartitionSpec as P
 
 from jaxprtool import jaxcompat, nest, sow, trace, unzip, variable
 from jaxprtool.errors import UnsupportedError
-from jaxprtool.ir.core.equations import equations
+from jaxprtool.ir.equations import equations
 from jaxprtool.passes.unzip import UnzipError, unzip_rules
 from tests.programs.init_apply import unzips
 
@@ -422,7 +422,7 @@ def test_a_rule_for_a_user_defined_primitive(monkeypatch):
         asked.append((eqn.primitive.name, list(known)))
         return original(eqn, known, context)
 
-    from jaxprtool.passes.unzip.binding_times import whole as original
+    from jaxprtool.passes.unzip.split import whole as original
 
     asked = []
     monkeypatch.setitem(unzip_rules, "doubled", rule)

@@ -14,8 +14,8 @@ import pytest
 
 from jaxprtool import Program, jaxcompat, nest, sow, trace, unzip, variable
 from jaxprtool.errors import JaxprToolError
-from jaxprtool.ir.core.equations import equations
-from jaxprtool.ir.programs.program import type_check
+from jaxprtool.ir.equations import equations
+from jaxprtool.ir.program import type_check
 from jaxprtool.passes.framework.pipeline import Pipeline
 from jaxprtool.passes.unzip import Unzip, UnzipError
 

@@ -10,7 +10,7 @@ from jax import lax
 
 from jaxprtool import jaxcompat, nest, sow, trace, unzip, variable
 from jaxprtool.errors import UnsupportedError
-from jaxprtool.ir.core.equations import equations
+from jaxprtool.ir.equations import equations
 from jaxprtool.passes.unzip import UnzipError
 from tests.programs.init_apply import primitives, unzips
 from tests.share import first_and_proofs

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 import pytest
 
-from jaxprtool.passes.unzip.cut import SINK, SOURCE, Graph
+from jaxprtool.passes.unzip.flow import SINK, SOURCE, Graph
 
 MANY = 1 << 80
 

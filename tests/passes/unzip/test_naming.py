@@ -12,7 +12,7 @@ import pytest
 from jax.ad_checkpoint import checkpoint_name
 
 from jaxprtool import nest, unzip, variable
-from jaxprtool.passes.unzip.naming import _distinct
+from jaxprtool.passes.unzip.auto import _distinct
 
 KEY = jax.random.key(0)
 X = jnp.ones((2, 4))

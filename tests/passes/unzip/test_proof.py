@@ -17,7 +17,7 @@ import jax.numpy as jnp
 import pytest
 
 from jaxprtool.errors import UnsupportedError
-from jaxprtool.ir.programs.program import Program, type_check
+from jaxprtool.ir.program import Program, type_check
 from jaxprtool.passes.unzip import UnzipError
 from jaxprtool.primitives import VARIABLE
 from tests.programs import Case, harness_programs

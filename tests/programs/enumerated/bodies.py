@@ -19,8 +19,8 @@ from jax import lax
 from jax.extend.core import Literal
 
 from jaxprtool import trace
-from jaxprtool.ir.core.structured import Call, Cond, Scan, While
-from jaxprtool.ir.programs.program import Program
+from jaxprtool.ir.program import Program
+from jaxprtool.ir.regions import Call, Cond, Scan, While
 from jaxprtool.jaxcompat import as_literal, replace_jaxpr
 from tests.programs import interpreter
 from tests.programs.enumerated.graphs import EMPTY, Family

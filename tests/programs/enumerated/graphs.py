@@ -19,7 +19,7 @@ import numpy as np
 from jax.extend.core import JaxprEqn, Var
 
 from jaxprtool import trace
-from jaxprtool.ir.programs.program import Program
+from jaxprtool.ir.program import Program
 from jaxprtool.jaxcompat import replace_jaxpr, weakly_typed
 from tests.programs.enumerated.templates import Operation, Templates
 

@@ -7,8 +7,8 @@ import jax.numpy as jnp
 import pytest
 
 import jaxprtool
-from jaxprtool.analysis.overview import overview
-from jaxprtool.render.reports.overview import overview_page
+from jaxprtool.analysis.summary import overview
+from jaxprtool.render.reports.summary import overview_page
 
 
 def deep(params, x):

@@ -1,7 +1,7 @@
 """The table of repeated code fits the terminal."""
 
-from jaxprtool.ir.programs.repetition import RepeatedBody, Repetition, SourceRange
-from jaxprtool.render.reports.repetition import repetition_table
+from jaxprtool.ir.repetition import RepeatedBody, Repetition, SourceRange
+from jaxprtool.render.reports.outline import repetition_table
 
 SOURCE = SourceRange("/python/site-packages/models/attention.py", 10, 20)
 

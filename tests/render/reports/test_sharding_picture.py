@@ -9,8 +9,8 @@ from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 from rich.cells import cell_len
 
-from jaxprtool.render.reports.sharding_picture import sharding_picture
-from jaxprtool.render.terminal.rendering import Rendering
+from jaxprtool.render.reports.shardings import sharding_picture
+from jaxprtool.render.terminal.listing import Rendering
 from tests.share import first_and_proofs
 
 WIDTHS = [80, 160]

@@ -4,9 +4,11 @@ import pytest
 from rich.color import Color
 from rich.style import Style
 
-from jaxprtool.render.terminal import colors, source_text, theme
+from jaxprtool.render.terminal import tables
 
-COLORS = {name: number for name, number in vars(colors).items() if isinstance(number, int)}
+COLORS = {
+    name: getattr(tables, name) for name in ("BLUE", "CYAN", "GREEN", "MAGENTA", "RED", "YELLOW")
+}
 
 BACKGROUNDS = {
     "black": "#000000",
@@ -39,7 +41,7 @@ def test_a_color_has_contrast(name, background):
     assert (high + 0.05) / (low + 0.05) >= (3 if background in ("black", "white") else 2.95)
 
 
-@pytest.mark.parametrize("module", [theme, source_text], ids=lambda module: module.__name__)
+@pytest.mark.parametrize("module", [tables, tables], ids=lambda module: module.__name__)
 def test_styles_have_no_other_colors(module):
     tables = [each for each in vars(module).values() if isinstance(each, dict)]
     styles = [style for table in tables for style in table.values() if isinstance(style, Style)]

@@ -4,13 +4,11 @@ import jax.numpy as jnp
 import pytest
 
 import jaxprtool
-from jaxprtool.analysis.overview import overview
+from jaxprtool.analysis.summary import overview
 from jaxprtool.ir.notation.tokens import BinderToken, with_roles
-from jaxprtool.render.reports.overview import overview_page
-from jaxprtool.render.terminal.listing import listing
-from jaxprtool.render.terminal.rendering import ShowOptions
-from jaxprtool.render.terminal.table import table
-from jaxprtool.render.terminal.tree import tree
+from jaxprtool.render.reports.summary import overview_page
+from jaxprtool.render.terminal.listing import ShowOptions, listing
+from jaxprtool.render.terminal.tree import table, tree
 from tests.render.programs import PROGRAMS
 
 

@@ -13,15 +13,12 @@ import pytest
 from rich.console import Console
 
 from jaxprtool import jaxcompat
-from jaxprtool.ir.notation.layout import Layout
-from jaxprtool.ir.notation.naming import Naming
-from jaxprtool.ir.notation.selection import Selection
-from jaxprtool.ir.programs.program_signature import program_signature
-from jaxprtool.ir.rewriting.array_literals import as_constants
+from jaxprtool.ir.notation.layout import Layout, Naming, Selection
+from jaxprtool.ir.program import program_signature
+from jaxprtool.ir.rewrite import as_constants
 from jaxprtool.jaxcompat import jaxpr_as_fun
-from jaxprtool.render.terminal import theme
-from jaxprtool.render.terminal.listing import listing
-from jaxprtool.render.terminal.rendering import ShowOptions
+from jaxprtool.render.terminal import tables
+from jaxprtool.render.terminal.listing import ShowOptions, listing
 from tests.programs.harnesses import harness_programs
 from tests.render.programs import PROGRAMS, X, jaxpr_of
 from tests.sweep.corpora import Harnesses
@@ -207,8 +204,8 @@ def test_segments_have_the_styles_of_their_roles_and_the_same_text():
     segments = shown.segments()
     assert "".join(segment.text for segment in segments) == shown.plain()
     styles = {str(segment.style) for segment in segments if segment.style}
-    roles = theme.BINDER, theme.TYPE, theme.PRIMITIVE, theme.PARAMETER, theme.LITERAL
-    assert styles == set(map(str, (*roles, theme.KEYWORD, theme.COMMENT)))
+    roles = tables.BINDER, tables.TYPE, tables.PRIMITIVE, tables.PARAMETER, tables.LITERAL
+    assert styles == set(map(str, (*roles, tables.KEYWORD, tables.COMMENT)))
 
 
 def test_a_rich_console_prints_the_whole_text_in_color():

@@ -4,7 +4,7 @@ import pytest
 from rich.console import Console
 from rich.measure import Measurement
 
-from jaxprtool.render.terminal.wrapping import PathText
+from jaxprtool.render.terminal.tables import PathText
 
 CONSOLE = Console(width=80)
 

@@ -1,17 +1,19 @@
-"""Types that are wider than intended, and conversions there and back."""
+"""Types that are wider than intended, conversions there and back, and closed-over arrays."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 
-import jax.numpy as jnp
+from jax import numpy as jnp
 
-from jaxprtool.analysis.lint.findings import Found
-from jaxprtool.analysis.lint.graph import Node, Value
-from jaxprtool.analysis.lint.linted_program import LintedProgram, origin
-from jaxprtool.analysis.lint.table import lint_rule
-from jaxprtool.ir.basics.dtypes import itemsize
-from jaxprtool.ir.core.equations import is_inexact, type_of
+from jaxprtool.analysis.lint.graph import LintedProgram, Node, Value, origin
+from jaxprtool.analysis.lint.table import Found, lint_rule
+from jaxprtool.ir.documents import in_bytes
+from jaxprtool.ir.dtypes import itemsize
+from jaxprtool.ir.equations import is_inexact, type_of
+
+# --- dtypes ---------------------------------------------------------------------------------------
+# Types that are wider than intended, and conversions there and back.
 
 _BAD_F64 = """
     import jax, jax.numpy as jnp
@@ -262,3 +264,65 @@ def _is_accumulation(node: Node, narrow: Value) -> bool:
 def _same_line(program: LintedProgram, first: Node, second: Node) -> bool:
     one, two = program.frame(first), program.frame(second)
     return one is None or two is None or (one.file, one.line) == (two.file, two.line)
+
+
+# --- constants ------------------------------------------------------------------------------------
+# Arrays that a function closes over.
+
+#: Smaller constants are not reported.
+LEAST_BYTES = 1 << 20
+
+_CONSTANT_BAD = """
+    import jax.numpy as jnp
+    import numpy as np
+    import jaxprtool
+
+    TABLE = np.ones((1024, 512), np.float32)
+
+
+    @jaxprtool.example("f32[8,1024]")
+    def f(x):
+        return jnp.tanh(x @ TABLE)  # JT101
+"""
+
+_CONSTANT_GOOD = """
+    import jax.numpy as jnp
+    import jaxprtool
+
+
+    @jaxprtool.example("f32[8,1024]", "f32[1024,512]")
+    def f(x, table):
+        return jnp.tanh(x @ table)
+"""
+
+
+@lint_rule("JT101", "large-constant", bad=_CONSTANT_BAD, good=_CONSTANT_GOOD)
+def large_constants(program: LintedProgram) -> Iterator[Found]:
+    """A function closes over an array of 1 MiB or more.
+
+    The array becomes a constant of the program. Every executable has a copy of it, each compilation
+    hashes and keeps it, it cannot be donated or sharded, and a new array means a new compilation.
+    """
+    seen = dict[int, Value]()
+    for scope in program.top.inside():
+        for value in scope.constants:
+            if value.constant is None or value.bytes < LEAST_BYTES or not value.live_readers:
+                continue
+            if id(value.constant) in seen:
+                continue
+            seen[id(value.constant)] = value
+            yield _found(program, value)
+
+
+def _found(program: LintedProgram, value: Value) -> Found:
+    node = value.live_readers[0]
+    frame = program.frame(node)
+    name = "" if frame is None else program.sources.captured_name(frame, value.constant)
+    what = f"'{name}'" if name else "an array"
+    return Found(
+        node,
+        f"{what} is a constant of the program, {type_of(value.aval)} of {in_bytes(value.bytes)}",
+        "pass it as an argument, or compute it inside the function",
+        "{bytes} in every executable that is compiled from it",
+        bytes=value.bytes,
+    )

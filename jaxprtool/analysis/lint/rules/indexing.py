@@ -8,12 +8,10 @@ from typing import NamedTuple, TypeAlias
 
 import numpy as np
 
-from jaxprtool.analysis.lint.elements import Elements, element_rules
-from jaxprtool.analysis.lint.findings import Found
-from jaxprtool.analysis.lint.graph import Node, Value
-from jaxprtool.analysis.lint.linted_program import LintedProgram, ends, is_same
-from jaxprtool.analysis.lint.table import lint_rule
-from jaxprtool.ir.basics.rules import RuleTable, rule
+from jaxprtool.analysis.lint.graph import LintedProgram, Node, Value, ends, is_same
+from jaxprtool.analysis.lint.ranges import Elements, element_rules
+from jaxprtool.analysis.lint.table import Found, lint_rule
+from jaxprtool.ir.rules import RuleTable, rule
 
 #: Smaller gathers are not reported.
 LEAST_BYTES = 1 << 10

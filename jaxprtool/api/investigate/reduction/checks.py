@@ -34,18 +34,18 @@ from jaxprtool.errors import (
 )
 from jaxprtool.execute.nans import find_nan, nan_cone
 from jaxprtool.execute.running import backends
-from jaxprtool.execute.running.arrays import difference
-from jaxprtool.execute.running.fill import random_argument
+from jaxprtool.execute.running.arrays import difference, random_argument
 from jaxprtool.execute.running.rounding import Rounding, WideProgram, near, unexplained
-from jaxprtool.execute.sandbox.forks import ForkOutcome
+from jaxprtool.execute.sandbox import ForkOutcome
+from jaxprtool.formats.jaxpr.read import parse
 from jaxprtool.formats.jaxpr.write import text, write
-from jaxprtool.ir.core.equations import is_flat
-from jaxprtool.ir.core.structured import Cond, Scan, While, view
-from jaxprtool.ir.evaluation.interpret import Interpreter, bind
-from jaxprtool.ir.programs.program import Program, Programs
+from jaxprtool.ir.equations import is_flat
+from jaxprtool.ir.evaluation import Interpreter, bind
+from jaxprtool.ir.program import Program, Programs
+from jaxprtool.ir.regions import Cond, Scan, While, view
 from jaxprtool.jaxcompat import JaxprEqn
-from jaxprtool.passes.framework.pipeline import Pipeline
-from jaxprtool.passes.reduction.candidates import with_body
+from jaxprtool.passes.framework.pipeline import Pipeline, load_plugin
+from jaxprtool.passes.reduction import with_body
 
 #: The text of a program, and the values of its arguments.
 Guess: TypeAlias = tuple[str, dict[str, Any]]
@@ -363,7 +363,7 @@ CHECKS: dict[str, type[Check]] = {
 }
 
 
-def parse(text: str, seed: int = 0) -> Check:
+def parse_check(text: str, seed: int = 0) -> Check:
     """Parse a check, as `--check` takes it. Raises ArgumentsError if it is not valid."""
     try:
         name, *words = shlex.split(text) or [""]
@@ -429,3 +429,52 @@ def _gives_nan(program: Program, arguments: Sequence[Any]) -> bool:
     outs = compiled(program, arguments)(*arguments)
     floats = [out for out in outs if jax.numpy.issubdtype(out.dtype, np.inexact)]
     return any(bool(jax.numpy.isnan(out).any()) for out in floats)
+
+
+# --- calls ----------------------------------------------------------------------------------------
+# Calls of checks that can be pickled and sent to another Python; programs go as text.
+
+#: A function that can be pickled by its name.
+_Function: TypeAlias = Callable[[Check, Program, Values], Any]
+
+
+@dataclass(frozen=True)
+class Call:
+    """A call `function(check, program, values)`.
+
+    Attributes:
+        function: A function that can be pickled by its name.
+        check: The check.
+        program: The program.
+        values: The known values of its arguments, by name.
+        plugins: Files or modules with passes, to load before the call in another Python.
+    """
+
+    function: _Function
+    check: Check
+    program: Program
+    values: Values
+    plugins: Sequence[str]
+
+    def __call__(self) -> Any:
+        return self.function(self.check, self.program, self.values)
+
+    def __reduce__(self) -> Any:
+        x64 = bool(jax.config.jax_enable_x64)
+        program = text(self.program, callbacks="stub")
+        values = dict(self.values)
+        return _received, (self.function, self.check, program, values, self.plugins, x64)
+
+
+def _received(
+    function: _Function,
+    check: Check,
+    program: str,
+    values: Values,
+    plugins: Sequence[str],
+    x64: bool,
+) -> Call:
+    jax.config.update("jax_enable_x64", x64)
+    for plugin in plugins:
+        load_plugin(plugin)
+    return Call(function, check, parse(program, "a candidate"), values, plugins)

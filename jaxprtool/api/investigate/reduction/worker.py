@@ -55,13 +55,13 @@ def main(folder: str) -> None:
     from jaxprtool.api.investigate.reduction import checks
     from jaxprtool.api.investigate.reduction.search import ForkingOracle, Search, State
     from jaxprtool.errors import JaxprToolError
-    from jaxprtool.execute.sandbox.forks import Limits
+    from jaxprtool.execute.sandbox import Limits
     from jaxprtool.files import file_written_whole
     from jaxprtool.formats.jaxpr.read import read
     from jaxprtool.formats.jaxpr.write import write
-    from jaxprtool.ir.programs.program import Program
-    from jaxprtool.passes.framework.registry import load_plugin
-    from jaxprtool.passes.reduction.candidates import count_of
+    from jaxprtool.ir.program import Program
+    from jaxprtool.passes.framework.pipeline import load_plugin
+    from jaxprtool.passes.reduction import count_of
 
     os.environ[checks.FOLDER] = folder
     program: Program = read(os.path.join(folder, ORIGINAL))
@@ -78,7 +78,7 @@ def main(folder: str) -> None:
     try:
         for plugin in request.plugins:
             load_plugin(plugin)
-        check = checks.parse(request.check, request.seed)
+        check = checks.parse_check(request.check, request.seed)
         limits = Limits(request.seconds or 600.0, request.memory)
         oracle = ForkingOracle(check, request.jobs, limits, request.plugins)
         _say(doing="trying the original program", equations=count_of(program), tries=0)

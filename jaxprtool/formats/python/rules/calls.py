@@ -1,11 +1,13 @@
-"""Rules for calls: jit, checkpoint, custom derivatives, shard_map."""
+"""Rules for calls, custom derivatives, shard_map, loops, branches and linear solves."""
 
 from __future__ import annotations
 
 import builtins
 import itertools
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from functools import partial
+from itertools import accumulate
 from typing import Any
 
 import jax
@@ -15,32 +17,39 @@ from jaxprtool.formats.python.expressions import (
     CallExpression,
     Expression,
     Grouping,
+    Helper,
     MultiResult,
     Name,
     Proposal,
     PythonFunction,
     Slot,
     call,
+    literal,
 )
-from jaxprtool.formats.python.helpers import (
+from jaxprtool.formats.python.rules.table import (
+    BRANCH_AT,
     BWD_OF_ARRAYS,
     CLOSED_CALL,
     FWD_BY,
     JVP_BY,
     MARK_CALLS,
-    Helper,
+    PLATFORM_INDEX,
+    options,
+    proposals,
+    python_rules,
+    unsupported,
 )
-from jaxprtool.formats.python.rules.loops import group
-from jaxprtool.formats.python.rules.table import options, proposals, python_rules, unsupported
-from jaxprtool.formats.python.values import literal
-from jaxprtool.ir.basics.rules import rule
-from jaxprtool.ir.core.equations import equations
-from jaxprtool.ir.core.structured import CALLS, ShardMap, sub_jaxprs
-from jaxprtool.ir.equality.structural_key import Unkeyable, structure
-from jaxprtool.ir.rewriting.custom_rules import jvp_rule, rule_key, vjp_rule
-from jaxprtool.ir.rewriting.high import LIVE, without_live_objects
+from jaxprtool.ir.custom_rules import jvp_rule, rule_key, vjp_rule
+from jaxprtool.ir.equations import equations
+from jaxprtool.ir.equivalence import Unkeyable, structure
+from jaxprtool.ir.expansions import LIVE, without_live_objects
+from jaxprtool.ir.regions import CALLS, Cond, Scan, ShardMap, While, sub_jaxprs
+from jaxprtool.ir.rules import rule
 from jaxprtool.jaxcompat import AnyJaxpr, Atom, Aval, JaxprEqn, Literal
 from jaxprtool.primitives import scope_of
+
+# --- calls ----------------------------------------------------------------------------------------
+# Rules for calls: jit, checkpoint, custom derivatives, shard_map.
 
 _NUMPY = """
     clip floor_divide remainder true_divide tril triu outer cross append roll isclose allclose
@@ -363,3 +372,172 @@ def _shard_map(eqn: JaxprEqn, *operands: Slot) -> Iterator[Proposal]:
         decorators=(call("jax.shard_map", **said),),
         setting=partial(jaxcompat.inside_shard_map, **p),
     )
+
+
+# --- loops ----------------------------------------------------------------------------------------
+# Rules for loops, branches and linear solves, with their bodies as local functions.
+
+
+def group(indexes: Sequence[Any]) -> Any:
+    """Return the structure of values: a single one without a tuple, none as None."""
+    if len(indexes) == 1:
+        return indexes[0]
+    return tuple(indexes) or None
+
+
+def _own_name(jaxpr: AnyJaxpr, otherwise: str) -> str:
+    """Return the name of a body's Python function, or `otherwise` if it is generic."""
+    name = jaxcompat.open_jaxpr(jaxpr).debug_info.func_name
+    # A body read from a file is called "jaxpr".
+    says_something = name.isidentifier() and not name.startswith("_") and name != "jaxpr"
+    return name if says_something else otherwise
+
+
+@rule(python_rules, "scan")
+def _scan(eqn: JaxprEqn, *operands: Slot) -> Iterator[Proposal]:
+    loop = Scan.of(eqn)
+    n, k, total = len(loop.consts), len(loop.carry), len(operands)
+    outs = range(len(eqn.outvars))
+    results = (group(outs[:k]), group(outs[k:]))
+    step = PythonFunction(
+        loop.body,
+        _own_name(loop.body, "step"),
+        (group(range(n, n + k)), group(range(n + k, total))),
+        results,
+        ("carry", "x"),
+        captured=range(n),
+        passed=range(n, total),
+    )
+    arguments = [step, group(operands[n : n + k]), group(operands[n + k :])]
+    options: dict[str, object] = {}
+    if not loop.xs:
+        options["length"] = loop.length
+    if loop.reverse:
+        options["reverse"] = True
+    if loop.unroll != 1:
+        options["unroll"] = loop.unroll
+    yield MultiResult(call("lax.scan", *arguments, **options), results)
+
+
+@rule(python_rules, "while")
+def _while(eqn: JaxprEqn, *operands: Slot) -> Iterator[Proposal]:
+    loop = While.of(eqn)
+    if loop.cond.outvars[0].aval.shape:
+        return  # a batched loop runs while any of its predicates is true
+    c, b, k = len(loop.cond_consts), len(loop.body_consts), len(loop.carry)
+    carry, results = range(c + b, c + b + k), group(range(k))
+    condition = PythonFunction(
+        loop.cond,
+        _own_name(loop.cond, "condition"),
+        (group(range(c, c + k)),),
+        0,
+        ("carry",),
+        captured=range(c),
+        passed=carry,
+    )
+    body = PythonFunction(
+        loop.body,
+        _own_name(loop.body, "body"),
+        (group(range(b, b + k)),),
+        results,
+        ("carry",),
+        captured=range(c, c + b),
+        passed=carry,
+    )
+    start = group(operands[c + b :])
+    yield MultiResult(call("lax.while_loop", condition, body, start), results)
+
+
+@rule(python_rules, "cond")
+def _cond(eqn: JaxprEqn, index: Slot, *operands: Slot) -> Iterator[Proposal]:
+    functions, results, _ = _branches(eqn)
+    more = {k: v for k, v in eqn.params.items() if k != "branches"}
+    yield MultiResult(CallExpression(BRANCH_AT, (index, functions, *operands), more), results)
+
+
+@rule(python_rules, "platform_index")
+def _platform_index(eqn: JaxprEqn) -> Iterator[Proposal]:
+    yield CallExpression(PLATFORM_INDEX, eqn.params["platforms"])
+
+
+def on_number(eqn: JaxprEqn) -> MultiResult:
+    """Return the branch as `lax.switch`, which clamps its first operand."""
+    branches, results, (index, *operands) = _branches(eqn)
+    return MultiResult(call("lax.switch", index, branches, *operands), results)
+
+
+def on_predicate(eqn: JaxprEqn) -> MultiResult:
+    """Return the branch as `lax.cond`, which converts its first operand to an index."""
+    (otherwise, then), results, (predicate, *operands) = _branches(eqn)
+    return MultiResult(call("lax.cond", predicate, then, otherwise, *operands), results)
+
+
+def on_platform(eqn: JaxprEqn) -> MultiResult:
+    """Return the branch as `lax.platform_dependent`, which queries its first operand."""
+    functions, results, operands = _branches(eqn, 0)
+    by_platform = {
+        platform: function
+        for function, platforms in zip(functions, eqn.params["branches_platforms"], strict=True)
+        for platform in platforms or ("default",)
+    }
+    return MultiResult(call("lax.platform_dependent", *operands, **by_platform), results)
+
+
+def _branches(eqn: JaxprEqn, before: int = 1) -> tuple[list[PythonFunction], Grouping, list[Slot]]:
+    """Return the branches as functions, the structure of their results, and all operands.
+
+    In Python, `before` operands precede those of the branches.
+    """
+    choice = Cond.of(eqn)
+    results = group(range(len(choice.outs)))
+    names = ["otherwise", "then"] if before and len(choice.branches) == 2 else []
+    count = len(choice.operands)
+    functions = [
+        PythonFunction(
+            body,
+            names[i] if names else f"branch_{i}",
+            tuple(range(count)),
+            results,
+            passed=range(before, before + count),
+        )
+        for i, body in enumerate(choice.branches)
+    ]
+    return functions, results, [Slot(i) for i in range(before + count)]
+
+
+@rule(python_rules, "custom_linear_solve")
+def _linear_solve(eqn: JaxprEqn, *operands: Slot) -> Iterator[Proposal]:
+    lengths, jaxprs = eqn.params["const_lengths"], eqn.params["jaxprs"]
+    names = ("matvec", "vecmat", "solve", "transpose_solve")
+    starts = dict(zip(names, accumulate(lengths, initial=0), strict=False))
+    right = operands[sum(lengths) :]
+
+    def function(name: str, takes_operator: bool) -> PythonFunction:
+        body, first = getattr(jaxprs, name), starts[name]
+        count = getattr(lengths, name)
+        vector = group(range(count, len(body.invars)))
+        return PythonFunction(
+            body,
+            name,
+            (None, vector) if takes_operator else (vector,),
+            group(range(len(body.outvars))),
+            ("matvec", "b") if takes_operator else ("x",),
+            captured=range(first, first + count),
+        )
+
+    solved = len(eqn.outvars) - len(right)
+    given = group(range(len(right)))
+    options: dict[str, object] = {}
+    solve = function("solve", takes_operator=True)
+    if solved:
+        aux = tuple(range(len(right), len(eqn.outvars)))
+        given = (given, aux)
+        options["has_aux"] = True
+        solve = replace(solve, results=given)
+    if jaxprs.vecmat is not None and jaxprs.vecmat is jaxprs.matvec:
+        options["symmetric"] = True
+    elif jaxprs.transpose_solve is not None:
+        options["transpose_solve"] = function("transpose_solve", takes_operator=True)
+    matvec = function("matvec", takes_operator=False)
+    solution = call("lax.custom_linear_solve", matvec, group(right), solve, **options)
+    yield MultiResult(solution, given)

@@ -33,11 +33,17 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
-from jaxprtool.ir.programs.program import Program
+from jaxprtool.ir.program import Program
 from jaxprtool.passes.cleanup.simplify import elementwise, layout, reductions, slicing, together
-from jaxprtool.passes.cleanup.simplify.engine import simplified
-from jaxprtool.passes.cleanup.simplify.pattern import RowMatch
-from jaxprtool.passes.cleanup.simplify.row import Condition, Row, emit, equation, full
+from jaxprtool.passes.cleanup.simplify.engine import (
+    Condition,
+    Row,
+    RowMatch,
+    emit,
+    equation,
+    full,
+    simplified,
+)
 from jaxprtool.passes.framework.base import Pass
 
 __all__ = ["Condition", "Row", "RowMatch", "Simplify", "emit", "equation", "full", "simplify_rules"]

@@ -10,10 +10,10 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxprtool.jaxcompat import Atom
-from jaxprtool.passes.cleanup.simplify.pattern import RowMatch, scalar_value
-from jaxprtool.passes.cleanup.simplify.row import (
+from jaxprtool.passes.cleanup.simplify.engine import (
     Outcome,
     Row,
+    RowMatch,
     booleans,
     discrete,
     equation,
@@ -21,6 +21,7 @@ from jaxprtool.passes.cleanup.simplify.row import (
     full,
     integers,
     real,
+    scalar_value,
     signed,
 )
 

@@ -1,36 +1,552 @@
-"""The engine of `simplify`: rows looked up by primitive, tried on each equation until none applies.
+"""The rows of `simplify`: patterns and replacements as text, conditions, and their engine.
 
-A body is traversed once, from the front. The simplified form of an equation depends only on the
-equations before it, and those are final, so that one traversal reaches the fixed point.
+    pattern     := PRIMITIVE ( operand, … )                an equation of that primitive
+                 | PRIMITIVE [ option, … ] ( operand, … )  also with these options
+    operand     := x | C | *xs | number | pattern
 
-It terminates: a row replaces one equation by one atom, or by one equation; a row that writes two
-removes two or more. Rows whose pattern includes the definition of an operand return an equation
-that reads earlier values; those that match one equation alone change it to another primitive, or
-constant, that no row changes back. Rows of a plug-in that undo each other are reported, and so are
-rows that change the type of an equation.
+A lower-case letter represents any value, the same one wherever it is repeated. A capital represents
+a constant: a literal, or a scalar among the body's constants. A number represents that constant:
+`0` is +0 and not -0, which is written `-0`; `~0` has all bits set. `*xs` represents all remaining
+operands. A primitive may be several, `add|add_any(x, y)`, or one of `CLASSES`. The operands of a
+commutative primitive are tried in both orders.
+
+An equation with an option that is not at its default, such as `out_dtype` of `mul` or `reverse` of
+`cumsum`, matches only if the pattern names the option: `cumsum[reverse](x)`. Which parameters are
+options is in the table of traits (`ir.traits`).
 """
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Sequence
-from functools import lru_cache, partial
+import re
+from collections import Counter
+from collections.abc import Callable, Hashable, Sequence
+from dataclasses import dataclass
+from functools import cache, cached_property, lru_cache, partial
+from typing import Any, TypeAlias
 
 import jax
+import jax.extend.core.primitives
+import numpy as np
+from jax import numpy as jnp
 
 from jaxprtool import jaxcompat
 from jaxprtool.errors import PluginError
-from jaxprtool.ir.core.equations import named, type_of
-from jaxprtool.ir.rewriting.rewrite import RewriteRule, Writer, rewrite
-from jaxprtool.jaxcompat import AnyJaxpr, Atom, Aval, JaxprEqn, Literal
-from jaxprtool.passes.cleanup.simplify.pattern import (
-    NumberPattern,
-    OperationPattern,
-    RowMatch,
-    Uses,
-    rank,
-    scalar_value,
+from jaxprtool.ir.equations import named, type_of
+from jaxprtool.ir.rewrite import RewriteRule, Writer, rewrite
+from jaxprtool.ir.traits import options, primitives_with, traits
+from jaxprtool.jaxcompat import AnyJaxpr, Atom, Aval, JaxprEqn, Literal, Primitive, Var, open_jaxpr
+
+# --- pattern --------------------------------------------------------------------------------------
+# Patterns and replacements as text, `add(x, neg(y))` and `sub(x, y)`, and how they are matched.
+
+#: The names of classes of primitives in patterns.
+CLASSES: dict[str, tuple[str, ...]] = {
+    "elementwise2": primitives_with(lambda t: t.broadcasts),
+    "ordered2": primitives_with(lambda t: t.broadcasts and not t.commutative),
+    "unary": primitives_with(lambda t: t.shape_exact and not t.broadcasts),
+    "resize": ("reshape", "squeeze"),
+    "layout": ("reshape", "squeeze", "broadcast_in_dim"),
+}
+
+_TOKEN = re.compile(
+    r"\s*(\*?[A-Za-z_][\w-]*(?:\|[A-Za-z_][\w-]*)*(?:\[[\w, ]+\])?|-C|-D|-?inf"
+    r"|[~-]?\d+(?:\.\d+)?|[(),])"
 )
-from jaxprtool.passes.cleanup.simplify.row import NEVER_INEXACT, Outcome, Row, is_inexact
+
+
+@dataclass(frozen=True)
+class OperandPattern:
+    """Any value (`x`), any constant (`C`, negated `-C`), or all remaining operands (`*xs`)."""
+
+    text: str
+
+    @property
+    def is_constant(self) -> bool:
+        return self.text.isupper()
+
+
+@dataclass(frozen=True)
+class NumberPattern:
+    """A constant of this value, with the sign of its zero; `~0` has all bits set."""
+
+    text: str
+
+    def is_value(self, atom: Atom, writer: Writer) -> bool:
+        # Most constants are Python numbers, which are compared before an array is made of them.
+        known = writer.value(atom)
+        if isinstance(known, float | int) and self.text != "~0" and known != float(self.text):
+            return False
+        value = scalar_value(atom, writer)
+        if value is None:
+            return False
+        kind = value.dtype.kind
+        if self.text == "~0":
+            return bool(kind in "biu" and (value if kind == "b" else ~value == 0))
+        if value != float(self.text):
+            return False
+        if value != 0 or kind in "biu":
+            return True
+        parts = value.astype(np.complex128) if kind == "c" else value.astype(np.float64)
+        negative = np.signbit(parts.real) or np.signbit(parts.imag)
+        return bool(negative == self.text.startswith("-"))
+
+
+@dataclass(frozen=True)
+class OperationPattern:
+    """An equation of one of these primitives, with no options but these."""
+
+    primitives: frozenset[str]
+    operands: tuple[Node, ...]
+    text: str
+    options: frozenset[str]
+
+
+Node = OperandPattern | NumberPattern | OperationPattern
+
+
+def scalar_value(atom: Atom, writer: Writer) -> np.ndarray | None:
+    """Return the value of a scalar constant, in its dtype; None for all else, including keys."""
+    value = writer.value(atom)
+    if value is None or atom.aval.shape != ():
+        return None
+    try:
+        return np.asarray(value, dtype=atom.aval.dtype)
+    except TypeError:
+        return None
+
+
+@cache
+def parsed(text: str) -> Node:
+    """Return the tree of a pattern or a replacement. Raises ValueError if it is malformed."""
+    tokens = [re.sub(r"\s", "", m.group(1)) for m in _TOKEN.finditer(text)]
+    if "".join(tokens) != re.sub(r"\s", "", text):
+        raise ValueError(f"cannot read the pattern {text!r}")
+    tokens.append("")
+    node, position = _node(tokens, 0)
+    if tokens[position]:
+        raise ValueError(f"cannot read the pattern {text!r}: unexpected {tokens[position]!r}")
+    return node
+
+
+def _node(tokens: Sequence[str], at: int) -> tuple[Node, int]:
+    token = tokens[at]
+    if token in ("", "(", ")", ","):
+        raise ValueError(f"expected an operand in a pattern, not {token!r}")
+    if tokens[at + 1] != "(":
+        is_number = token.lstrip("~-")[:1].isdigit() or token.endswith("inf")
+        return (NumberPattern if is_number else OperandPattern)(token), at + 1
+    at, operands = at + 2, []
+    while tokens[at] != ")":
+        operand, at = _node(tokens, at)
+        operands.append(operand)
+        if tokens[at] == ",":
+            at += 1
+        elif tokens[at] != ")":
+            raise ValueError("a closing parenthesis is missing in a pattern")
+    token, _, known = token.rstrip("]").partition("[")
+    names = frozenset(n for part in token.split("|") for n in CLASSES.get(part, (part,)))
+    return OperationPattern(
+        names, tuple(operands), token, frozenset(known.split(",")) - {""}
+    ), at + 1
+
+
+class Uses:
+    """The number of live uses of each variable of a body while it is rewritten.
+
+    The counts are those of the rewritten body: a rule may have removed the only reader of an
+    equation, whose own operands then lose a use, or added a second one.
+    """
+
+    def __init__(self, writer: Writer) -> None:
+        self._writer = writer
+        self._counts: Counter[Atom] | None = None
+
+    @property
+    def counts(self) -> Counter[Atom]:
+        """The counts; they are initialized while the body is still unchanged."""
+        if self._counts is None:
+            jaxpr = open_jaxpr(self._writer.body)
+            self._counts = Counter(v for e in jaxpr.eqns for v in e.invars if type(v) is Var)
+            self._counts.update(v for v in jaxpr.outvars if type(v) is Var)
+        return self._counts
+
+    def is_only(self, eqn: JaxprEqn) -> bool:
+        """Return True if the result of an equation has exactly one use."""
+        return self.counts[eqn.outvars[0]] == 1
+
+    def replace(self, old: JaxprEqn, new: Sequence[JaxprEqn]) -> None:
+        """Update the counts for the replacement of an equation by others."""
+        self.counts.update(v for e in new for v in e.invars if type(v) is Var)
+        self._forget(old)
+
+    def rename(self, old: JaxprEqn, atom: Atom) -> None:
+        """Update the counts for the replacement of an equation's result by an atom."""
+        reads = self.counts.pop(old.outvars[0], 0)
+        if type(atom) is not Literal:
+            self.counts[atom] += reads
+        self._forget(old)
+
+    def _forget(self, eqn: JaxprEqn) -> None:
+        """Subtract the uses by an equation, and by the equations that are dead without it."""
+        removed = [eqn]
+        while removed:
+            for atom in removed.pop().invars:
+                if type(atom) is Literal:
+                    continue
+                self.counts[atom] -= 1
+                behind = self._writer.definition.get(atom)
+                if behind is None or behind.effects:
+                    continue
+                if not any(self.counts[v] for v in behind.outvars):
+                    self._writer.dead[id(behind)] = behind
+                    removed.append(behind)
+
+
+class RowMatch:
+    """A match of a pattern: the values of its names, and its equations, outermost first."""
+
+    __slots__ = ("eqns", "names", "uses", "writer")
+
+    def __init__(self, writer: Writer, uses: Uses) -> None:
+        self.writer = writer
+        self.uses = uses
+        self.eqns: list[JaxprEqn] = []
+        self.names: dict[str, Any] = {}
+
+    def __getitem__(self, name: str) -> Any:
+        return self.names[name]
+
+    @property
+    def eqn(self) -> JaxprEqn:
+        """The equation to be replaced."""
+        return self.eqns[0]
+
+    @property
+    def inner(self) -> JaxprEqn:
+        """The equation that defines its operand, or the first of several."""
+        return self.eqns[1]
+
+    @property
+    def out(self) -> Aval:
+        """The type of the result."""
+        return self.eqns[0].outvars[0].aval
+
+    def aval(self, name: str) -> Aval:
+        return self.names[name].aval
+
+    def value(self, name: str) -> np.ndarray:
+        """Return the value of a constant, in its dtype."""
+        value = scalar_value(self.names[name], self.writer)
+        assert value is not None, name
+        return value
+
+
+#: Return True if an operand, or an equation, matches; binds names, which are invalid otherwise.
+OperandMatcher = Callable[[RowMatch, Any], bool]
+Matcher = Callable[[RowMatch, JaxprEqn], bool]
+
+
+@cache
+def matcher(pattern: OperationPattern) -> Matcher:
+    """Return the function that matches a pattern with an equation of one of its primitives.
+
+    Patterns become functions because they are tried on most equations of a program.
+    """
+    nodes = pattern.operands
+    rest = nodes[-1].text[1:] if nodes and _is_rest(nodes[-1]) else None
+    count = len(nodes) - (rest is not None)
+    # The most selective operands are matched first.
+    ranked = sorted(enumerate(nodes[:count]), key=lambda pair: rank(pair[1]))
+    operands = [(i, _operand_matcher(node)) for i, node in ranked]
+
+    def options_known(eqn: JaxprEqn) -> bool:
+        return not eqn.params or options(eqn) <= pattern.options
+
+    def in_order(match: RowMatch, atoms: Sequence[Atom]) -> bool:
+        for i, fits in operands:
+            if not fits(match, atoms[i]):
+                return False
+        if rest is not None:
+            match.names[rest] = tuple(atoms[count:])
+        return True
+
+    def matches(match: RowMatch, eqn: JaxprEqn) -> bool:
+        atoms = eqn.invars
+        if len(atoms) != count and (rest is None or len(atoms) < count):
+            return False
+        match.eqns.append(eqn)
+        return in_order(match, atoms) and options_known(eqn)
+
+    def matches_in_any_order(match: RowMatch, eqn: JaxprEqn) -> bool:
+        eqns, names = len(match.eqns), dict(match.names)
+        if matches(match, eqn):
+            return True
+        if len(eqn.invars) != 2:
+            return False
+        del match.eqns[eqns + 1 :]
+        match.names = names
+        exchanged = in_order(match, eqn.invars[::-1]) and options_known(eqn)
+        return exchanged and traits(eqn).commutes(eqn.invars[0].aval.dtype)
+
+    if count != 2 or rest is not None or all(rank(node) == 3 for node in nodes):
+        return matches
+    may_swap = any(traits(name).commutative for name in pattern.primitives)
+    return matches_in_any_order if may_swap else matches
+
+
+def rank(node: Node) -> int:
+    """Return how rarely an operand matches: number 0, constant 1, operation 2, any value 3."""
+    if isinstance(node, OperandPattern):
+        return 1 if node.is_constant else 3
+    return 0 if isinstance(node, NumberPattern) else 2
+
+
+def _is_rest(node: Node) -> bool:
+    return isinstance(node, OperandPattern) and node.text.startswith("*")
+
+
+def _operand_matcher(node: Node) -> OperandMatcher:
+    if isinstance(node, NumberPattern):
+        return lambda match, atom: node.is_value(atom, match.writer)
+    if isinstance(node, OperandPattern):
+        text = node.text
+        if not node.is_constant:
+            return lambda match, atom: match.names.setdefault(text, atom) is atom
+        return lambda match, atom: (
+            scalar_value(atom, match.writer) is not None
+            and match.names.setdefault(text, atom) is atom
+        )
+    primitives, inner = node.primitives, matcher(node)
+
+    def defined(match: RowMatch, atom: Atom) -> bool:
+        eqn = None if type(atom) is Literal else match.writer.definition.get(atom)
+        if eqn is None or eqn.primitive.name not in primitives or len(eqn.outvars) != 1:
+            return False
+        return inner(match, eqn)
+
+    return defined
+
+
+# --- row ------------------------------------------------------------------------------------------
+# A rule of `simplify`: a row of text and conditions, and its outcome for a match.
+
+#: Returns True if a rule holds for a match; the first line of its docstring is shown to the user.
+Condition: TypeAlias = Callable[[RowMatch], bool]
+#: The parameters of an equation.
+Params: TypeAlias = dict[str, Any]
+#: The replacement of the equation: an atom for its result, another equation, or None for no change.
+Outcome: TypeAlias = Atom | JaxprEqn | None
+
+
+@dataclass(frozen=True, eq=False)
+class Row:
+    """One rule: an equation that matches `pattern` is replaced by `replacement` (see `pattern.py`).
+
+    All conditions in `when` must hold. `params` returns the parameters of the new equation, or None
+    if the rule does not apply; without it they are those of the first equation of the pattern with
+    the same primitive. `build` returns the whole outcome instead, and the replacement is then only
+    shown.
+
+    `exact` states if every bit of the result is kept, including NaN, infinities and the sign of
+    zero: always, never (only for `fast`), or on a condition. If the rule is `once`, the inner
+    equations of the pattern must have no other use, and are removed; `build` may then write one
+    equation fewer than these with `emit`.
+    """
+
+    pattern: str
+    replacement: str
+    when: tuple[Condition, ...] = ()
+    params: Callable[[RowMatch], Params | None] | None = None
+    build: Callable[[RowMatch], Outcome] | None = None
+    exact: bool | Condition = True
+    once: bool = False
+
+    @property
+    def name(self) -> str:
+        return f"{self.pattern} → {self.replacement}"
+
+    @cached_property
+    def tree(self) -> OperationPattern:
+        """The parsed pattern. Raises ValueError if it is malformed or not an equation."""
+        tree = parsed(self.pattern)
+        if not isinstance(tree, OperationPattern):
+            raise ValueError(f"the pattern {self.pattern!r} is not an equation")
+        return tree
+
+    @cached_property
+    def matches(self) -> Matcher:
+        return matcher(self.tree)
+
+    @cached_property
+    def result(self) -> Node:
+        return parsed(self.replacement)
+
+    @property
+    def condition(self) -> str:
+        """All conditions on a match, in words."""
+        functions = [*self.when, *(f for f in (self.params, self.build) if f is not None)]
+        once = ["the inner equations have no other use"] if self.once else []
+        return "; ".join([*filter(None, map(_description, functions)), *once])
+
+    @property
+    def exactness(self) -> str:
+        if callable(self.exact):
+            return f"exact if {_description(self.exact)}"
+        return "exact" if self.exact else "fast"
+
+    def outcome(self, match: RowMatch, fast: bool) -> Outcome:
+        """Return the outcome of the rule for a match of its pattern; None if it does not apply."""
+        for condition in self.when:
+            if not condition(match):
+                return None
+        if not (fast or self.exact is True or (callable(self.exact) and self.exact(match))):
+            return None
+        if self.once and not all(map(match.uses.is_only, match.eqns[1:])):
+            return None
+        if self.build is not None:
+            return self.build(match)
+        node = self.result
+        if isinstance(node, OperandPattern):
+            return match[node.text]
+        if isinstance(node, NumberPattern):
+            return full(match, float(node.text))
+        params = self._params(match, node) if self.params is None else self.params(match)
+        if params is None:
+            return None
+        return equation(match, node.text, _operands(match, node.operands), params)
+
+    def _params(self, match: RowMatch, node: OperationPattern) -> Params:
+        for eqn in match.eqns:
+            if eqn.primitive.name in node.primitives:
+                return eqn.params
+        return PARAMS.get(node.text, {})
+
+
+#: The default parameters of a primitive, for those that have any.
+PARAMS: dict[str, Params] = {"mul": {"out_dtype": None}}
+
+
+def _description(function: Callable[..., object]) -> str:
+    return (function.__doc__ or "").strip().partition("\n")[0].removesuffix(".")
+
+
+def _operands(match: RowMatch, nodes: Sequence[Node]) -> list[Atom]:
+    atoms: list[Atom] = []
+    for node in nodes:
+        if isinstance(node, NumberPattern):
+            raise ValueError("a number cannot be an operand in a replacement")
+        if isinstance(node, OperationPattern):
+            raise ValueError("a replacement must be one equation")
+        if node.text.startswith("*"):
+            atoms += match[node.text[1:]]
+        elif node.text.startswith("-"):
+            atom = match[node.text[1:]]
+            atoms.append(match.writer.constant(-match.value(node.text[1:]), atom.aval))
+        else:
+            atoms.append(match[node.text])
+    return atoms
+
+
+def equation(
+    match: RowMatch, name: str, operands: Sequence[Atom], params: Params | None = None
+) -> JaxprEqn:
+    """Return the equation to be replaced with another primitive, operands and parameters."""
+    name = match.eqn.primitive.name if name in CLASSES else name
+    if params is None:
+        params = PARAMS.get(name, {})
+    return match.eqn.replace(
+        primitive=_primitive(match, name), invars=list(operands), params=params
+    )
+
+
+def emit(match: RowMatch, name: str, operands: Sequence[Atom], params: Params, aval: Aval) -> Var:
+    """Write an equation with one result of this type before the one that is replaced."""
+    primitive, out = _primitive(match, name), Var(aval)
+    eqn = match.eqn.replace(
+        primitive=primitive, invars=list(operands), outvars=[out], params=params
+    )
+    match.writer.add(eqn)
+    return out
+
+
+def _primitive(match: RowMatch, name: str) -> Primitive:
+    for eqn in match.eqns:
+        if eqn.primitive.name == name:
+            return eqn.primitive
+    return getattr(jax.extend.core.primitives, f"{name}_p")
+
+
+def full(match: RowMatch, value: Any) -> Outcome:
+    """Return the result as one constant: a literal for a scalar, else a broadcast literal."""
+    aval = match.out
+    if any(map(jaxcompat.is_symbolic_dimension, aval.shape)) or jaxcompat.varying_axes(aval):
+        return None
+    data = np.asarray(value).astype(aval.dtype)
+    scalar = jax.core.ShapedArray((), aval.dtype, weak_type=aval.weak_type)
+    literal = jaxcompat.as_literal(data, scalar)
+    if literal is None or aval.shape == ():
+        return literal
+    params = {"shape": aval.shape, "broadcast_dimensions": (), "sharding": None}
+    return equation(match, "broadcast_in_dim", [literal], params)
+
+
+# --- conditions on the type that an equation computes in ----------------------------------------
+
+_KINDS = (jnp.floating, jnp.complexfloating, jnp.integer, jnp.bool_)
+#: The kind of floats that are powers of two, such as f8_e8m0fnu.
+_POWERS = "powers of two"
+
+
+@cache
+def _kind_of(dtype: np.dtype | None) -> type | str | None:
+    if jnp.issubdtype(dtype, jnp.floating) and float(jnp.finfo(dtype).min) > 0:
+        return _POWERS
+    return next((kind for kind in _KINDS if jnp.issubdtype(dtype, kind)), None)
+
+
+def has_zero(dtype: np.dtype) -> bool:
+    """Return False for a dtype without zero and negative numbers, which become NaN in it."""
+    return _kind_of(dtype) is not _POWERS
+
+
+def _computes_in(name: str, *kinds: type | str) -> Condition:
+    def condition(match: RowMatch) -> bool:
+        return _kind_of(match.eqn.invars[-1].aval.dtype) in kinds
+
+    condition.__doc__ = name
+    return condition
+
+
+real = _computes_in("reals", jnp.floating, jnp.integer)
+floats = _computes_in("floats", jnp.floating)
+signed = _computes_in(
+    "a type with negative numbers, or integers", jnp.floating, jnp.complexfloating, jnp.integer
+)
+discrete = _computes_in("integers or booleans", jnp.integer, jnp.bool_)
+integers = _computes_in("integers", jnp.integer)
+booleans = _computes_in("booleans", jnp.bool_)
+
+#: These never hold for floating-point or complex numbers.
+NEVER_INEXACT = frozenset({discrete, integers, booleans})
+
+
+def is_inexact(eqn: JaxprEqn) -> bool:
+    """Return True if an equation computes in floating-point or complex numbers."""
+    dtype = getattr(eqn.invars[-1].aval, "dtype", None) if eqn.invars else None
+    return _kind_of(dtype) in (jnp.floating, jnp.complexfloating, _POWERS)
+
+
+# --- engine ---------------------------------------------------------------------------------------
+# The engine of `simplify`: rows looked up by primitive, tried on each equation until none applies.
+#
+# A body is traversed once, from the front. The simplified form of an equation depends only on the
+# equations before it, and those are final, so that one traversal reaches the fixed point.
+#
+# It terminates: a row replaces one equation by one atom, or by one equation; a row that writes two
+# removes two or more. Rows whose pattern includes the definition of an operand return an equation
+# that reads earlier values; those that match one equation alone change it to another primitive, or
+# constant, that no row changes back. Rows of a plug-in that undo each other are reported, and so
+# are rows that change the type of an equation.
 
 #: Rows that do not undo each other never rewrite an equation this often.
 MOST_STEPS = 100

@@ -7,10 +7,16 @@ from collections.abc import Sequence
 import jax.numpy as jnp
 import numpy as np
 
-from jaxprtool.ir.core.traits import traits
+from jaxprtool.ir.traits import traits
 from jaxprtool.jaxcompat import Atom, JaxprEqn
-from jaxprtool.passes.cleanup.simplify.pattern import RowMatch
-from jaxprtool.passes.cleanup.simplify.row import Outcome, Params, Row, equation, has_zero
+from jaxprtool.passes.cleanup.simplify.engine import (
+    Outcome,
+    Params,
+    Row,
+    RowMatch,
+    equation,
+    has_zero,
+)
 
 
 def is_unit(size: object) -> bool:

@@ -7,9 +7,16 @@ import math
 import jax
 import numpy as np
 
+from jaxprtool.passes.cleanup.simplify.engine import (
+    Outcome,
+    Params,
+    Row,
+    RowMatch,
+    discrete,
+    equation,
+    integers,
+)
 from jaxprtool.passes.cleanup.simplify.layout import is_unit
-from jaxprtool.passes.cleanup.simplify.pattern import RowMatch
-from jaxprtool.passes.cleanup.simplify.row import Outcome, Params, Row, discrete, equation, integers
 
 
 def _unit_axes(match: RowMatch) -> Params | None:

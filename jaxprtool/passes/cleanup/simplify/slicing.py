@@ -8,9 +8,15 @@ from itertools import pairwise
 import numpy as np
 
 from jaxprtool.jaxcompat import Atom, JaxprEqn, Literal
+from jaxprtool.passes.cleanup.simplify.engine import (
+    Outcome,
+    Params,
+    Row,
+    RowMatch,
+    equation,
+    scalar_value,
+)
 from jaxprtool.passes.cleanup.simplify.layout import is_unit, same_shape
-from jaxprtool.passes.cleanup.simplify.pattern import RowMatch, scalar_value
-from jaxprtool.passes.cleanup.simplify.row import Outcome, Params, Row, equation
 
 
 def _known(*sizes: object) -> bool:

@@ -6,8 +6,16 @@ They write two equations for three or more, and so require that the inner ones h
 from __future__ import annotations
 
 from jaxprtool.jaxcompat import Var
-from jaxprtool.passes.cleanup.simplify.pattern import RowMatch
-from jaxprtool.passes.cleanup.simplify.row import Outcome, Params, Row, emit, equation, floats, real
+from jaxprtool.passes.cleanup.simplify.engine import (
+    Outcome,
+    Params,
+    Row,
+    RowMatch,
+    emit,
+    equation,
+    floats,
+    real,
+)
 
 
 def _same_permutation(match: RowMatch) -> Outcome:

@@ -18,27 +18,46 @@ The calls are marked for XLA: with `mark="unit"` it compiles each shared body on
 `mark="call"` it does not inline the calls; with `mark="plain"` it does. The pass `inline` inlines
 plain calls, and marked ones with `force=True`. A body that writes into a large argument is marked
 "call" instead of "unit" (see `in_place`). Marks that a backend does not support, or with which XLA
-cannot partition, are omitted in lowering (see `jaxcompat.marked_lowering`).
+cannot partition, are omitted in lowering (see `jaxcompat.marks`).
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+import re
+from collections import Counter
+from collections.abc import Hashable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import Any, ClassVar
 
+import numpy as np
+
+from jaxprtool import jaxcompat
 from jaxprtool.errors import PipelineError
-from jaxprtool.ir.programs.program import Program, Programs
-from jaxprtool.ir.programs.repetition import repetition
-from jaxprtool.jaxcompat import Mark
+from jaxprtool.ir.keys import atom_key
+from jaxprtool.ir.program import Program, Programs
+from jaxprtool.ir.repetition import repetition
+from jaxprtool.jaxcompat import Atom, DropVar, JaxprEqn, Literal, Mark, Var
 from jaxprtool.passes.cleanup.inline import Inline
 from jaxprtool.passes.framework.base import MemoryNote, Pass
-from jaxprtool.passes.loops.outline.bodies import Bodies, Item, Repeated
-from jaxprtool.passes.loops.outline.choice import Choice, Costs
-from jaxprtool.passes.loops.outline.names import Names
-from jaxprtool.passes.loops.outline.text import Text, Tokens, rough_tokens, text_of
-from jaxprtool.passes.loops.outline.windows import Windows
-from jaxprtool.passes.loops.outline.write import outlined
+from jaxprtool.passes.loops.outline.choice import (
+    Bodies,
+    Choice,
+    Costs,
+    Item,
+    OutlineBody,
+    Repeated,
+    Segment,
+    Text,
+    Tokens,
+    Windows,
+    calls,
+    copied,
+    first_equation,
+    rough_tokens,
+    scopes,
+    source_of_item,
+    text_of,
+)
 
 #: The minimum number of equations of a body, unless requested otherwise.
 LEAST = 10
@@ -166,3 +185,158 @@ def _replaced(
         items.append(item)
         start += length
     return items
+
+
+# --- write ----------------------------------------------------------------------------------------
+# The shared body of a segment, and the calls that replace its copies.
+#
+# Operands from outside become arguments of the body; operands that are the same atom in each copy
+# share one argument. A literal that is the same in all copies stays in the body. A value that is
+# read outside of some copy is a result of the body, which the calls of the other copies drop.
+
+
+def outlined(text: Text, segment: Segment, names: Names) -> tuple[OutlineBody, list[Repeated]]:
+    """Return the shared body of a segment, and the call of each copy."""
+    copies = [text.copy(start, segment.length) for start in segment.starts]
+    links = text.links(segment.starts[:1], segment.length)[0]
+    columns, argument = _arguments(copies, links)
+    used = text.results(segment.starts, segment.length)
+    kept = np.flatnonzero(used.any(0))
+    sources = names.sources(copies)
+    body = _body(copies[0], sources[0], links, argument, columns, kept)
+    body.name = names.name(copies)
+    calls = []
+    for i, copy in enumerate(copies):
+        values = [v for item in copy for v in item.outvars]
+        outs = [values[k] if used[i][k] else DropVar(values[k].aval) for k in kept]
+        operands = [column[i] for column in columns]
+        calls.append(Repeated(body, operands, outs, first_equation(copy), sources[1][i]))
+    return body, calls
+
+
+def _arguments(
+    copies: Sequence[Sequence[Item]], links: np.ndarray
+) -> tuple[list[list[Atom]], dict[int, int]]:
+    """Return the atom of each argument in each copy, and the argument for each operand."""
+    operands = [[v for item in copy for v in item.invars] for copy in copies]
+    columns: dict[Hashable, int] = {}
+    atoms: list[list[Atom]] = []
+    argument: dict[int, int] = {}
+    for slot in np.flatnonzero(links < 0).tolist():
+        column = [copy[slot] for copy in operands]
+        keys = tuple(map(atom_key, column))
+        if type(column[0]) is Literal and all(key == keys[0] for key in keys):
+            continue
+        if keys not in columns:
+            columns[keys] = len(atoms)
+            atoms.append(column)
+        argument[slot] = columns[keys]
+    return atoms, argument
+
+
+def _body(
+    items: Sequence[Item],
+    sources: Sequence[Any],
+    links: np.ndarray,
+    argument: dict[int, int],
+    columns: Sequence[Sequence[Atom]],
+    kept: np.ndarray,
+) -> OutlineBody:
+    """Return the body, on fresh variables."""
+    firsts = [next((v for v in column if type(v) is not Literal), column[0]) for column in columns]
+    invars = [Var(first.aval) for first in firsts]
+    read = {*links.tolist(), *kept.tolist()}
+    values: list[Var] = []
+    new: list[Item] = []
+    slot = 0
+    for item, source in zip(items, sources, strict=True):
+        operands = []
+        for atom in item.invars:
+            if links[slot] >= 0:
+                operands.append(values[links[slot]])
+            else:
+                operands.append(invars[argument[slot]] if slot in argument else atom)
+            slot += 1
+        outs = []
+        for var in item.outvars:
+            outs.append(Var(var.aval) if len(values) in read else DropVar(var.aval))
+            values.append(outs[-1])
+        new.append(copied(item, operands, outs, source))
+    return OutlineBody(new, invars, [values[k] for k in kept])
+
+
+# --- names ----------------------------------------------------------------------------------------
+# The names of shared bodies, and the source locations of them and their calls.
+#
+# A body has the name of the scope that most of its equations are in, without the number that
+# distinguishes copies (`layer` for `layer_3`); without a scope, the name of the user's function
+# that they were traced in, or of the called class. Backward equations decide if there are many of
+# them, and the name then has a suffix. The common part of the name stack of a copy goes to the
+# call, the rest to the body, as in every call.
+
+#: The number of equations of a long body whose scope and source are considered.
+_ASKED = 64
+
+#: The share of the equations with a scope, or function, that must be in the one that names them.
+_MOST = 0.75
+
+#: The share of the equations that must have a scope, or function.
+_ENOUGH = 0.5
+
+#: The share of backward equations from which they decide.
+_SOME = 0.25
+
+
+class Names:
+    """The names that are used in one program."""
+
+    def __init__(self, taken: Iterable[str]):
+        self._taken = set(taken)
+
+    def name(self, copies: Sequence[Sequence[Item]]) -> str:
+        """Return a unique name for the shared body of some copies."""
+        like = [item.like if isinstance(item, Repeated) else item for item in copies[0]]
+        like = like[:: max(1, len(like) // _ASKED)]
+        backward = [eqn for eqn in like if "transpose(" in jaxcompat.name_stack(eqn)]
+        if is_backward := len(backward) > _SOME * len(like):
+            like = backward
+        found = _common([*map(scopes, like)]) or _common([*map(_functions, like)]) or ""
+        name = re.sub(r"\W+", "_", re.sub(r"[_\d]+$", "", found)).strip("_") or "repeated"
+        return self.unique(name + "_transpose" * is_backward)
+
+    def unique(self, name: str) -> str:
+        """Return a name that is not in use yet, and reserve it."""
+        found, number = name, 1
+        while found in self._taken:
+            found, number = f"{name}_{number}", number + 1
+        self._taken.add(found)
+        return found
+
+    def sources(self, copies: Sequence[Sequence[Item]]) -> tuple[list[Any], list[Any]]:
+        """Return the source of each item of the body, and of the call of each copy."""
+        infos = [[source_of_item(item) for item in copy] for copy in copies]
+        depths = [jaxcompat.common_scope(copy) for copy in infos]
+        inside = [jaxcompat.in_scope(info, depths[0], None) for info in infos[0]]
+        calls = [
+            jaxcompat.in_scope(copy[0], 0, depth) for copy, depth in zip(infos, depths, strict=True)
+        ]
+        return inside, calls
+
+
+def _functions(eqn: JaxprEqn) -> list[str]:
+    """Return the names of the user's functions that an equation was traced in, outermost first."""
+    return [name for name, _ in calls(eqn)]
+
+
+def _common(paths: Sequence[Sequence[str]]) -> str | None:
+    """Return the last element of the longest path that most paths begin with; None if none.
+
+    Scopes of a few equations, such as those that `jnp.einsum` opens, name no body.
+    """
+    known = [path for path in paths if path]
+    if len(known) < _ENOUGH * len(paths):
+        return None
+    counts = Counter(tuple(path[:i]) for path in known for i in range(1, len(path) + 1))
+    most = [path for path, n in counts.items() if n >= _MOST * len(known)]
+    named = [path for path in most if re.match("[A-Za-z]", path[-1])]
+    return max(named, key=len)[-1] if named else None

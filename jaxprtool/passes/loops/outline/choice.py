@@ -1,4 +1,4 @@
-"""Choose the repeated segments that become calls: those that save most, best first.
+"""Choose the repeated segments that become calls, in a program as one sequence of tokens.
 
 The saving is measured in equations that a compiler processes: those of all copies but one, minus
 the cost of the calls, which grows with the number of values that cross their boundary. A segment is
@@ -13,18 +13,50 @@ must connect their values in the same way.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from dataclasses import dataclass
+import re
+from collections import Counter
+from collections.abc import Collection, Hashable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
 from heapq import heapify, heappop, heappush
-from itertools import count
+from itertools import chain, count
+from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
 
-from jaxprtool.passes.loops.outline.bodies import Repeated, first_equation
-from jaxprtool.passes.loops.outline.origin import nearness
-from jaxprtool.passes.loops.outline.text import Positions, Text
-from jaxprtool.passes.loops.outline.windows import GROWTH, Windows
+from jaxprtool import jaxcompat
+from jaxprtool.ir.backends import anchor, cached_method
+from jaxprtool.ir.equations import (
+    Contains,
+    bodies,
+    equations,
+    fuses,
+    holders,
+    reachable,
+    size_of,
+    substitute,
+)
+from jaxprtool.ir.equivalence import Unkeyable, parameters_key
+from jaxprtool.ir.regions import CustomJVP, call, holds_jaxpr, regions, sub_jaxprs, view
+from jaxprtool.ir.rewrite import with_bodies
+from jaxprtool.ir.traits import traits
+from jaxprtool.jaxcompat import (
+    AnyJaxpr,
+    Atom,
+    Aval,
+    ClosedJaxpr,
+    DropVar,
+    Jaxpr,
+    JaxprEqn,
+    Literal,
+    Mark,
+    Var,
+    open_jaxpr,
+)
+from jaxprtool.primitives import scope_of, sow_p
+
+# --- choice ---------------------------------------------------------------------------------------
+# Choose the repeated segments that become calls: those that save most, best first.
 
 #: The number of periods of consecutive windows that are compared by their origin, and operand by
 #: operand.
@@ -288,3 +320,703 @@ def _not_overlapping(starts: Positions, length: int) -> Positions:
             chosen.append(start)
             end = start + length
     return np.array(chosen, np.int64)
+
+
+# --- bodies ---------------------------------------------------------------------------------------
+# The bodies of a program while its repeated segments become calls.
+#
+# An `OutlineBody` is a jaxpr, or one of the new shared bodies, as a list of items: equations, and
+# `Repeated` ones, which will be calls. Items are replaced repeatedly; the calls are written at the
+# end, from the innermost bodies outwards, since a shared body may contain calls itself by then.
+
+
+@dataclass(eq=False)
+class OutlineBody:
+    """The items of one jaxpr.
+
+    Attributes:
+        items: Its equations and calls, in order.
+        invars: Its arguments.
+        outvars: Its results.
+        name: The name of the calls of a shared body.
+    """
+
+    items: list[Item]
+    invars: Sequence[Var]
+    outvars: Sequence[Atom]
+    name: str = ""
+
+
+@dataclass(eq=False)
+class Repeated:
+    """One copy of a segment: a call of its shared body.
+
+    Attributes:
+        body: The shared body.
+        invars: The operands.
+        outvars: The results.
+        like: The first equation of the copy.
+        source: The source info of the call.
+    """
+
+    body: OutlineBody
+    invars: Sequence[Atom]
+    outvars: Sequence[Var]
+    like: JaxprEqn
+    source: Any
+
+
+Item: TypeAlias = "JaxprEqn | Repeated"
+
+
+@dataclass(eq=False)
+class Bodies:
+    """All bodies of a program, from which the program is rebuilt with its calls.
+
+    Attributes:
+        jaxpr: The program's jaxpr.
+        found: A body for each jaxpr that calls may be written in, the outermost first.
+        shared: The new shared bodies.
+        names: The body names that calls of the program are already marked with.
+    """
+
+    jaxpr: AnyJaxpr
+    found: dict[Jaxpr, OutlineBody] = field(default_factory=dict)
+    shared: list[OutlineBody] = field(default_factory=list)
+    names: set[str] = field(default_factory=set)
+
+    def __post_init__(self) -> None:
+        for body in reachable((jaxcompat.open_jaxpr(self.jaxpr),), _open_jaxprs):
+            self.found[body] = OutlineBody(list(body.eqns), body.invars, body.outvars)
+            marked = (jaxcompat.marked_name(eqn) for eqn, _ in holders(body))
+            self.names.update(name for name in marked if name is not None)
+
+    def __iter__(self) -> Any:
+        yield from self.found.values()
+        yield from self.shared
+
+    def open_calls(self) -> None:
+        """Inline the calls of shared bodies that are called once, or consist of one call.
+
+        Such bodies remain when they were found as a part of others.
+        """
+        self._drop_unused()
+        mentions = Counter(
+            item.body for body in self for item in body.items if isinstance(item, Repeated)
+        )
+        removed = set()
+        for body in self.shared:
+            wraps = len(body.items) == 1 and isinstance(body.items[0], Repeated)
+            if wraps:
+                body.items[0].body.name = body.name
+            if wraps or mentions[body] < 2:
+                removed.add(body)
+        self.shared = [body for body in self.shared if body not in removed]
+        for body in self if removed else ():
+            body.items = list(chain.from_iterable(_without(removed, item) for item in body.items))
+
+    def _drop_unused(self) -> None:
+        """Forget the bodies that are no longer held or called: those of loops in copies."""
+        start = self.found[jaxcompat.open_jaxpr(self.jaxpr)]
+        reached = set(reachable((start,), self._inside))
+        self.found = {jaxpr: body for jaxpr, body in self.found.items() if body in reached}
+        self.shared = [body for body in self.shared if body in reached]
+
+    def _inside(self, body: OutlineBody) -> Iterator[OutlineBody]:
+        for item in body.items:
+            if isinstance(item, Repeated):
+                yield item.body
+            elif item.params and holds_jaxpr(item.params.values()) and _open(item):
+                yield from (self.found[jaxpr] for _, jaxpr in bodies(item))
+
+    def build(self, mark: Mark) -> AnyJaxpr:
+        """Return the program with its calls written, and marked."""
+        return _Builder(self, mark).closed(self.jaxpr)
+
+
+def first_equation(items: Sequence[Item]) -> JaxprEqn:
+    """Return the first equation among items; for a call, the first of its copy."""
+    first = items[0]
+    return first.like if isinstance(first, Repeated) else first
+
+
+def _without(removed: Collection[OutlineBody], item: Item) -> Iterator[Item]:
+    """Yield an item; for a call of one of these bodies, its equations on fresh variables."""
+    if not isinstance(item, Repeated) or item.body not in removed:
+        yield item
+        return
+    atoms: dict[Atom, Atom] = dict(zip(item.body.invars, item.invars, strict=True))
+    results = dict(zip(item.body.outvars, item.outvars, strict=True))
+    source_of = jaxcompat.source_under(item.like.replace(source_info=item.source))
+    for inner in item.body.items:
+        operands = substitute(inner.invars, atoms)
+        outs = [
+            out if type(out := results.get(v, v)) is not DropVar and out is not v else _fresh(v)
+            for v in inner.outvars
+        ]
+        atoms.update(zip(inner.outvars, outs, strict=True))
+        yield from _without(
+            removed, copied(inner, operands, outs, source_of(source_of_item(inner)))
+        )
+
+
+def _fresh(var: Var) -> Var:
+    return DropVar(var.aval) if type(var) is DropVar else Var(var.aval)
+
+
+def copied(item: Item, operands: list[Atom], outs: list[Var], source: Any) -> Item:
+    """Return an item with other operands, results and source info."""
+    if isinstance(item, Repeated):
+        return Repeated(item.body, operands, outs, item.like, source)
+    return item.replace(invars=operands, outvars=outs, source_info=source)
+
+
+def source_of_item(item: Item) -> Any:
+    """Return the `source_info` of an item."""
+    return item.source if isinstance(item, Repeated) else item.source_info
+
+
+def _open(eqn: JaxprEqn) -> bool:
+    """Return True if calls may be written in the bodies of an equation.
+
+    JAX differentiates the function of a custom derivative in place of its body.
+    """
+    seen = view(eqn)
+    return seen is not None and not isinstance(seen, CustomJVP)
+
+
+def _open_jaxprs(jaxpr: Jaxpr) -> Iterator[Jaxpr]:
+    """Return the bodies in a jaxpr that calls may be written in."""
+    return (body for eqn, held in holders(jaxpr) if _open(eqn) for _, body in held)
+
+
+class _Builder:
+    """The rebuilt jaxprs of bodies with their calls, each made once."""
+
+    def __init__(self, bodies: Bodies, mark: Mark):
+        self._bodies = bodies
+        self._mark = mark
+        self._closed: dict[Any, AnyJaxpr] = {}
+        self._calls: dict[OutlineBody, JaxprEqn] = {}
+
+    def closed(self, jaxpr: AnyJaxpr) -> AnyJaxpr:
+        """Return a jaxpr with the calls in it, at every depth."""
+        body = self._bodies.found.get(jaxcompat.open_jaxpr(jaxpr))
+        if body is None:
+            return jaxpr
+        key = anchor(jaxpr), type(jaxpr)
+        if key not in self._closed:
+            eqns = list(map(self._equation, body.items))
+            old = jaxcompat.open_jaxpr(jaxpr).eqns
+            same = len(eqns) == len(old) and all(a is b for a, b in zip(eqns, old, strict=True))
+            self._closed[key] = jaxpr if same else jaxcompat.replace_jaxpr(jaxpr, eqns=eqns)
+        return self._closed[key]
+
+    def _equation(self, item: Item) -> JaxprEqn:
+        if not isinstance(item, Repeated):
+            if item.params and holds_jaxpr(item.params.values()) and _open(item):
+                return with_bodies(item, self.closed)
+            return item
+        if item.body not in self._calls:
+            self._calls[item.body] = self._first_call(item)
+        return self._calls[item.body].replace(
+            invars=list(item.invars), outvars=list(item.outvars), source_info=item.source
+        )
+
+    def _first_call(self, item: Repeated) -> JaxprEqn:
+        body = item.body
+        closed = _jaxpr(body, list(map(self._equation, body.items)))
+        eqn = call(closed, item.invars, item.outvars, item.like)
+        mark = self._mark
+        if mark == "unit" and writes_into_arguments(closed):
+            mark = "call"
+        context = jaxcompat.marked(item.like.ctx, mark, body.name)
+        return eqn.replace(ctx=context, effects=closed.effects)
+
+
+def _jaxpr(body: OutlineBody, eqns: Sequence[JaxprEqn]) -> ClosedJaxpr:
+    debug = jaxcompat.DebugInfo("jit", body.name, ("",) * len(body.invars), None)
+    return jaxcompat.new_jaxpr((), (), body.invars, body.outvars, eqns, debug)
+
+
+# --- text -----------------------------------------------------------------------------------------
+# A program as one sequence of tokens, in which repetition is searched for.
+#
+# Each equation of each body is a position of the sequence, and equations with the same operation on
+# operands of the same types have the same token. A token does not depend on which operands these
+# are, on the values and weak types of literals, or on name scopes and source locations. Unique
+# tokens separate bodies. Equations that may not be moved into a call have a unique token too: those
+# with effects, and those whose meaning would change in a call.
+#
+# Arrays beside the tokens state where values are defined and last read, so that segments are
+# compared, and the values that cross a boundary counted, without visiting the equations.
+
+#: Positions in a text, or numbers of its operands or values.
+Positions = NDArray[np.int64]
+
+#: The last use of a value that is a result of its body.
+NEVER_DEAD = np.iinfo(np.int64).max
+
+#: The weight of an equation that only moves elements: it costs a compiler next to nothing.
+MOVE_WEIGHT = 0.25
+
+#: The weight of a reduction: XLA fuses it with everything around it, in superlinear time.
+REDUCTION_WEIGHT = 12.0
+
+
+@dataclass(frozen=True, eq=False)
+class Text:
+    """The sequence, with facts about each position, each operand and each value.
+
+    Attributes:
+        items: The item at each position; None between two bodies.
+        starts: The position at which each body begins.
+        tokens: The token of each position.
+        weights: The cumulative cost of compilation, in equations: that of the first i positions.
+        sizes: The cumulative number of equations, including those in bodies.
+        values: The number of the first value that each position defines.
+        slots: The number of the first operand of each position.
+        read: The value of each operand, or -1 if no item of the body defines it.
+        readers: The position of the item of each operand.
+        definitions: The position that defines each value.
+        last: The last position that reads each value; NEVER_DEAD if it is a result of the body.
+        fusible: True if a compiler fuses the item with those that read it or that it reads.
+    """
+
+    items: Sequence[Item | None]
+    starts: Sequence[int]
+    tokens: Positions
+    weights: NDArray[np.float64]
+    sizes: Positions
+    values: Positions
+    slots: Positions
+    read: Positions
+    readers: Positions
+    definitions: Positions
+    last: Positions
+    fusible: NDArray[np.bool_]
+
+    def copy(self, start: int, length: int) -> list[Item]:
+        """Return the items of a segment."""
+        return [item for item in self.items[start : start + length] if item is not None]
+
+    def fuses(self, start: int, length: int) -> bool:
+        """Return True if a compiler fuses all of a segment."""
+        return bool(self.fusible[start : start + length].all())
+
+    def links(self, starts: Positions, length: int) -> Positions:
+        """Return the number of the segment's value that each operand is; -1 for outside values.
+
+        There is a row for each segment. All rows have the same length, since the segments have the
+        same tokens.
+        """
+        first = int(starts[0])
+        operands = np.arange(int(self.slots[first + length] - self.slots[first]))
+        found = self.read[self.slots[starts][:, None] + operands] - self.values[starts][:, None]
+        return np.where(found >= 0, found, -1)
+
+    def results(self, starts: Positions, length: int) -> NDArray[np.bool_]:
+        """Return True for each value of each segment that is read outside of the segment."""
+        first = int(starts[0])
+        values = np.arange(int(self.values[first + length] - self.values[first]))
+        read: NDArray[np.bool_] = (
+            self.last[self.values[starts][:, None] + values] >= starts[:, None] + length
+        )
+        return read
+
+    def weight(self, start: int, length: int) -> float:
+        """Return the compilation cost of a segment, in equations."""
+        return float(self.weights[start + length] - self.weights[start])
+
+
+class Token(NamedTuple):
+    """The token of an item, its weight, and its total number of equations."""
+
+    number: int
+    weight: float
+    size: int
+
+
+class Tokens:
+    """The tokens of one run of the pass: equal for items with the same operation."""
+
+    def __init__(self) -> None:
+        self._known: dict[Hashable, int] = {}
+        self._types: dict[int, tuple[Aval, int]] = {}
+        self._unique_tokens = count(-1, -1)
+        self._sows = Contains(lambda eqn: eqn.primitive is sow_p or scope_of(eqn) is not None)
+        #: By the id of the item, which is kept alive here too.
+        self._items: dict[int, tuple[Item, Token]] = {}
+
+    def of(self, item: Item) -> Token:
+        """Return the token, weight and size of an item."""
+        known = self._items.get(id(item))
+        if known is None:
+            known = self._items[id(item)] = item, self._new(item)
+        return known[1]
+
+    def unique_token(self) -> int:
+        """Return a new, unique token."""
+        return next(self._unique_tokens)
+
+    def _new(self, item: Item) -> Token:
+        if isinstance(item, Repeated):
+            return Token(self._known.setdefault((item.body,), len(self._known)), 1.0, 1)
+        stays = not traits(item).may_outline
+        if item.effects and not jaxcompat.only_names_axes(item.effects):
+            stays = True
+        if item.params and holds_jaxpr(item.params.values()):
+            weight, size = self._costs(item)
+            stays = stays or any(item.params.get("donated_invars", ())) or self._sows.at(item)
+        else:
+            weight, size = _weight(item), 1
+        return Token(self.unique_token() if stays else self._number(item), weight, size)
+
+    def _number(self, eqn: JaxprEqn) -> int:
+        try:
+            key, _ = parameters_key(eqn)
+        except Unkeyable:
+            return self.unique_token()
+        types = [self._type(v.aval) for v in eqn.invars]
+        # A gradient is weakly typed if the variable it is taken by is, which a literal never is.
+        weak = [
+            type(v) is not Literal and getattr(v.aval, "weak_type", False)
+            for v in (*eqn.invars, *eqn.outvars)
+        ]
+        results = [self._type(v.aval) for v in eqn.outvars]
+        whole = eqn.primitive, key, *types, None, *results, *weak, id(eqn.ctx)
+        return self._known.setdefault(whole, len(self._known))
+
+    def _type(self, aval: Aval) -> int:
+        """Return a number for a type that does not depend on whether it is weak."""
+        known = self._types.get(id(aval))
+        if known is None:
+            strong = aval.strip_weak_type() if hasattr(aval, "strip_weak_type") else aval
+            known = aval, self._known.setdefault(strong, len(self._known))
+            self._types[id(aval)] = known
+        return known[1]
+
+    def _costs(self, eqn: JaxprEqn) -> tuple[float, int]:
+        """Return the weight of an equation with bodies, and its total number of equations."""
+        if jaxcompat.mark_of(eqn) != "plain":
+            return 1.0, 1  # its body is shared already
+        bodies = [self._costs_of(jaxcompat.open_jaxpr(body)) for _, body in sub_jaxprs(eqn)]
+        return 1 + sum(weight for weight, _ in bodies), 1 + sum(size for _, size in bodies)
+
+    @cached_method
+    def _costs_of(self, body: Jaxpr) -> tuple[float, int]:
+        found = [
+            self._costs(eqn) if holds_jaxpr(eqn.params.values()) else (_weight(eqn), 1)
+            for eqn in body.eqns
+        ]
+        return sum(weight for weight, _ in found), sum(size for _, size in found)
+
+
+def _weight(eqn: JaxprEqn) -> float:
+    """Return the weight of an equation without bodies."""
+    like = traits(eqn)
+    if like.reduces:
+        return REDUCTION_WEIGHT
+    return MOVE_WEIGHT if like.moves else 1.0
+
+
+def rough_tokens(jaxprs: Iterable[Jaxpr]) -> Positions:
+    """Return cheap tokens of jaxprs, which are equal at least where those of `Tokens` are."""
+    known: dict[Hashable, int] = {}
+    found: list[int] = []
+    for jaxpr in jaxprs:
+        for eqn in jaxpr.eqns:
+            outs = eqn.outvars
+            key = eqn.primitive, outs[0].aval if outs else None
+            found.append(known.setdefault(key, len(known)))
+        found.append(-1 - len(found))
+    return np.array(found)
+
+
+def text_of(bodies: Sequence[OutlineBody], tokens: Tokens) -> Text:
+    """Return the sequence of all items of some bodies."""
+    items: list[Item | None] = []
+    starts: list[int] = []
+    found: list[int] = []
+    weights: list[float] = [0.0]
+    sizes: list[int] = [0]
+    values: list[int] = [0]
+    slots: list[int] = [0]
+    read: list[int] = []
+    last: list[int] = []
+    fusible: list[bool] = []
+    for body in bodies:
+        starts.append(len(items))
+        numbers: dict[Atom, int] = {}
+        for item in body.items:
+            position = len(items)
+            token = tokens.of(item)
+            items.append(item)
+            found.append(token.number)
+            weights.append(token.weight)
+            sizes.append(token.size)
+            fusible.append(not isinstance(item, Repeated) and fuses(item))
+            for atom in item.invars:
+                value = -1 if type(atom) is Literal else numbers.get(atom, -1)
+                read.append(value)
+                if value >= 0:
+                    last[value] = position
+            for var in item.outvars:
+                numbers[var] = len(last)
+                last.append(-1)
+            slots.append(len(read))
+            values.append(len(last))
+        for atom in body.outvars:
+            if type(atom) is not Literal and atom in numbers:
+                last[numbers[atom]] = NEVER_DEAD
+        items.append(None)
+        found.append(tokens.unique_token())
+        weights.append(0.0)
+        sizes.append(0)
+        fusible.append(False)
+        slots.append(len(read))
+        values.append(len(last))
+    starts.append(len(items))
+    positions = np.arange(len(items))
+    return Text(
+        items,
+        starts,
+        np.array(found),
+        np.cumsum(weights),
+        np.cumsum(sizes),
+        np.array(values),
+        np.array(slots),
+        np.array(read, np.int64),
+        np.repeat(positions, np.diff(slots)),
+        np.repeat(positions, np.diff(values)),
+        np.array(last, np.int64),
+        np.array(fusible),
+    )
+
+
+# --- windows --------------------------------------------------------------------------------------
+# Windows of a text that have the same tokens, found by their hashes.
+#
+# A window of m tokens is hashed as a polynomial of them, modulo 2**64, from sums over prefixes (R.
+# M. Karp and M. O. Rabin, "Efficient randomized pattern-matching algorithms", 1987), so that all
+# windows of one length cost a few operations on arrays. Lengths grow by a factor: a segment is
+# found at the greatest of these lengths that it contains, and then extended. Equal hashes are
+# assumed to be equal windows here; callers compare the equations.
+
+#: The ratio of successive lengths.
+GROWTH = 1.4
+
+
+class Windows:
+    """The windows of a sequence of tokens."""
+
+    def __init__(self, tokens: NDArray[np.int64]):
+        n = len(tokens)
+        draw = np.random.default_rng(0)
+        _, numbers = np.unique(tokens, return_inverse=True)
+        values = draw.integers(1, 2**63, size=int(numbers.max(initial=0)) + 1, dtype=np.uint64)
+        base, inverse = _ODD, np.uint64(pow(int(_ODD), -1, 2**64))
+        self._powers = _powers(base, n + 1)
+        self._inverses = _powers(inverse, n + 1)
+        self._sums = np.zeros(n + 1, np.uint64)
+        np.cumsum(values[numbers] * self._powers[:n], out=self._sums[1:])
+
+    def hashes(self, starts: Positions, length: int) -> NDArray[np.uint64]:
+        """Return the hashes of the windows of a length at some starts."""
+        found: NDArray[np.uint64] = (
+            self._sums[starts + length] - self._sums[starts]
+        ) * self._inverses[starts]
+        return found
+
+    def groups(self, least: int, copies: int) -> Iterator[tuple[int, list[Positions]]]:
+        """Yield lengths, each with the groups of equal windows of that length.
+
+        A group that is another one shifted to the right by one position is omitted.
+
+        Args:
+            least: The first length.
+            copies: The minimum number of windows in a group.
+        """
+        n, length = len(self._sums) - 1, least
+        starts = np.arange(n - length + 1)
+        while len(starts) >= copies:
+            order, bounds = self._sorted(starts, length)
+            sizes = np.diff(bounds)
+            repeated = sizes >= copies
+            if not repeated.any():
+                return
+            group = np.full(n + 1, -1)
+            group[order] = np.repeat(np.where(repeated, np.arange(len(sizes)), -1), sizes)
+            before = group[order - 1]  # index -1 wraps to the last position, where it is -1
+            first, end = (
+                np.minimum.reduceat(before, bounds[:-1]),
+                np.maximum.reduceat(before, bounds[:-1]),
+            )
+            moved = (first == end) & (first >= 0) & (sizes[first] == sizes)
+            chosen = np.flatnonzero(repeated & ~moved)
+            yield length, [np.sort(order[bounds[i] : bounds[i + 1]]) for i in chosen]
+            starts = np.sort(order[np.repeat(repeated, sizes)])
+            length = max(length + 1, int(length * GROWTH))
+            starts = starts[starts + length <= n]
+
+    def _sorted(self, starts: Positions, length: int) -> tuple[Positions, Positions]:
+        """Return starts sorted by window, and the bounds of the groups of equal ones."""
+        found = self.hashes(starts, length)
+        order = np.argsort(found, kind="stable")
+        ordered = found[order]
+        edges = np.flatnonzero(ordered[1:] != ordered[:-1]) + 1
+        return starts[order], np.concatenate([[0], edges, [len(starts)]])
+
+    def periods(self, start: int, length: int) -> Iterator[int]:
+        """Yield the lengths of the shorter windows of which a window is repetitions."""
+        at = np.array([start])
+        for d in range(1, length // 2 + 1):
+            rest = length - d
+            if length % d == 0 and self.hashes(at, rest)[0] == self.hashes(at + d, rest)[0]:
+                yield d
+
+    def common(self, starts: Positions, length: int, most: int, *, left: bool = False) -> int:
+        """Return by how many positions equal windows can be extended while equal, up to `most`."""
+        low, high = 0, most
+        while low < high:
+            more = (low + high + 1) // 2
+            found = self.hashes(starts - more if left else starts, length + more)
+            if (found == found[0]).all():
+                low = more
+            else:
+                high = more - 1
+        return low
+
+
+#: An odd number, which has an inverse modulo 2**64.
+_ODD = np.uint64(0x9E3779B97F4A7C15)
+
+
+def _powers(base: np.uint64, count: int) -> NDArray[np.uint64]:
+    powers = np.full(count, base, np.uint64)
+    powers[:1] = 1
+    return np.cumprod(powers, dtype=np.uint64)
+
+
+# --- origin ---------------------------------------------------------------------------------------
+# The origin of an equation in the user's program: name scopes, and calls of functions.
+#
+# Where copies of a segment are consecutive, they can be cut at any period. The period that begins
+# where a layer does is the clearest: there the scope changes, or the source location goes back from
+# the last line of a function to its first.
+
+_TRANSFORMATIONS = frozenset({"", "jvp", "transpose", "vmap", "jit", "rematted_computation"})
+
+
+def scopes(eqn: JaxprEqn) -> list[str]:
+    """Return the name scopes of an equation, without the transformations around them."""
+    parts = re.split(r"[/()]", jaxcompat.name_stack(eqn))
+    return [part for part in parts if part not in _TRANSFORMATIONS]
+
+
+def calls(eqn: JaxprEqn) -> list[tuple[str, int]]:
+    """Return the user's functions that an equation was traced in, outermost first, with lines.
+
+    A special method, as `__call__`, has the name of its class.
+    """
+    found = []
+    for frame in reversed(jaxcompat.user_frames(eqn)):
+        *outer, name = frame.function.split(".")
+        found.append((outer[-1] if outer and name.startswith("__") else name, frame.line))
+    return found
+
+
+def nearness(before: JaxprEqn, after: JaxprEqn) -> tuple[int, int, int]:
+    """Return how near two consecutive equations are to each other; the smallest is the best cut.
+
+    Returns:
+        The number of common scopes, the number of common calls, and the negated distance of their
+        source lines.
+    """
+    path, other = calls(before), calls(after)
+    depth = _shared(path, other)
+    step = 0
+    if depth < min(len(path), len(other)):
+        step = abs(path[depth][1] - other[depth][1])
+    return _shared(scopes(before), scopes(after)), depth, -step
+
+
+def _shared(
+    path: list[str] | list[tuple[str, int]], other: list[str] | list[tuple[str, int]]
+) -> int:
+    """Return the length of the common prefix of two paths."""
+    depth = 0
+    while depth < min(len(path), len(other)) and path[depth] == other[depth]:
+        depth += 1
+    return depth
+
+
+# --- in place -------------------------------------------------------------------------------------
+# Find the bodies whose results a compiler writes into their arguments.
+#
+# It does so if the array is not needed afterwards, and some elements are updated, or all are
+# recomputed element by element, as in an optimizer's step on donated parameters. A unit is compiled
+# for any caller, so it allocates another array, which is copied at every call.
+
+#: The size in bytes of an array that may be copied at every call.
+MOST_COPIED = 2**16
+
+
+def writes_into_arguments(jaxpr: AnyJaxpr) -> bool:
+    """Return True if a body may write a result into a large argument when it is inlined.
+
+    It does if it, or a body within it, updates the argument, if the argument is a result, or if all
+    equations are elementwise; the latter would compile no faster as a unit.
+    """
+    body = open_jaxpr(jaxpr)
+    large = {v for v in body.invars if size_of(v.aval, 0) > MOST_COPIED}
+    return bool(large) and (
+        any(out in large for out in body.outvars) or _updates(body, large) or _is_elementwise(body)
+    )
+
+
+def _is_elementwise(jaxpr: Jaxpr) -> bool:
+    for eqn in equations(jaxpr):
+        found, held = traits(eqn), regions(eqn)
+        if found.reduces or found.expensive or found.collective or (held and held.repeats):
+            return False
+    return True
+
+
+def _updates(jaxpr: AnyJaxpr, arrays: set[Var]) -> bool:
+    """Return True if a body updates one of these arrays, which are variables of its own."""
+    same = set(arrays)
+    for eqn in open_jaxpr(jaxpr).eqns:
+        if not same:
+            return False
+        if not any(_is_in(atom, same) for atom in eqn.invars):
+            continue
+        found = traits(eqn)
+        if found.updates and _is_in(eqn.invars[0], same):
+            return True
+        if found.gives in ("same", "layout"):
+            same |= {v for v in eqn.outvars if size_of(v.aval, 0) > MOST_COPIED}
+        elif _updates_within(eqn, same):
+            return True
+    return False
+
+
+def _updates_within(eqn: JaxprEqn, arrays: set[Var]) -> bool:
+    """Return True if a body that an equation holds updates one of these arrays."""
+    structured = regions(eqn)
+    if structured is None:
+        return False
+    for body, region in zip(structured.bodies, structured.regions, strict=True):
+        whole = {
+            argument
+            for argument, i in zip(body.invars, region.ins, strict=True)
+            # A loop takes some of its operands a slice at a time.
+            if _is_in(eqn.invars[i], arrays) and argument.aval.shape == eqn.invars[i].aval.shape
+        }
+        if whole and _updates(body, whole):
+            return True
+    return False
+
+
+def _is_in(atom: Atom, arrays: set[Var]) -> bool:
+    return not isinstance(atom, Literal) and atom in arrays

@@ -55,24 +55,19 @@ from typing import ClassVar, Literal
 
 from jaxprtool import jaxcompat
 from jaxprtool.errors import PipelineError
-from jaxprtool.ir.basics.quantities import in_bytes, plural
-from jaxprtool.ir.core.equations import Contains, all_jaxprs, equations, holders
-from jaxprtool.ir.core.traits import traits
-from jaxprtool.ir.programs.program import Program, Programs
-from jaxprtool.ir.rewriting.rewrite import Memo, RewriteRule, Writer, rewrite, with_bodies
+from jaxprtool.ir.documents import in_bytes, plural
+from jaxprtool.ir.equations import Contains, all_jaxprs, equations, holders
+from jaxprtool.ir.program import Program, Programs
+from jaxprtool.ir.rewrite import Memo, RewriteRule, Writer, rewrite, with_bodies
+from jaxprtool.ir.traits import traits
 from jaxprtool.jaxcompat import AnyJaxpr, Atom, JaxprEqn
 from jaxprtool.passes.cleanup.dce import Dce
 from jaxprtool.passes.cleanup.inline import Inline, has_own_settings
 from jaxprtool.passes.framework.base import Pass
-from jaxprtool.passes.loops.outline import SHORTEST, with_calls
+from jaxprtool.passes.loops.outline import SHORTEST, Names, with_calls
 from jaxprtool.passes.loops.outline.choice import Costs
-from jaxprtool.passes.loops.outline.names import Names
-from jaxprtool.passes.loops.roll.arguments import with_stacked_arguments
-from jaxprtool.passes.loops.roll.chains import FEWEST
-from jaxprtool.passes.loops.roll.moving_slices import MovingSlices
-from jaxprtool.passes.loops.roll.rounds import with_rounds
-from jaxprtool.passes.loops.roll.stacking import stacking
-from jaxprtool.passes.loops.roll.writing import Roller, Stacks
+from jaxprtool.passes.loops.roll.chains import FEWEST, MovingSlices, stacking, with_rounds
+from jaxprtool.passes.loops.roll.writing import Roller, Stacks, with_stacked_arguments
 from jaxprtool.primitives import sow_p
 
 #: Consecutive copies come first: whole layers, not the parts that most layers have in common.

@@ -1,4 +1,4 @@
-"""Checks of `in_axes`, `out_axes` and `axis_size`, with the contract of `jax.vmap`.
+"""The axis that a program is mapped over: checks of `in_axes` and `out_axes`, and its values.
 
 An axes tree is an int, None, or a prefix of the tree of arguments or results with ints and None at
 its leaves. `Batch` reads it against a `Program`, whose arguments have no mapped axis yet, and
@@ -9,18 +9,22 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Hashable, Iterator, Sequence
-from functools import partial
+from dataclasses import dataclass
+from functools import cached_property, partial
 from operator import index
 from typing import Any
 
 import jax
 from jax.tree_util import PyTreeDef
 
+from jaxprtool import jaxcompat
 from jaxprtool.errors import JaxprToolError
-from jaxprtool.ir.programs.program import Program
-from jaxprtool.ir.programs.trees import filled
+from jaxprtool.ir.program import Program
+from jaxprtool.ir.trees import filled
 from jaxprtool.jaxcompat import Aval, is_symbolic_dimension
-from jaxprtool.passes.mapping.batch.axis import Dim
+
+# --- axes -----------------------------------------------------------------------------------------
+# Checks of `in_axes`, `out_axes` and `axis_size`, with the contract of `jax.vmap`.
 
 
 class BatchError(JaxprToolError, ValueError):
@@ -329,3 +333,39 @@ def _described(tree: PyTreeDef) -> str:
         return "None"
     name = f"a {node_type.__name__}"
     return f"{name} with keys {data}" if node_type is dict else f"{name} of {len(tree.children())}"
+
+
+# --- axis -----------------------------------------------------------------------------------------
+# The axis that a program is mapped over, and the batch dimensions of values.
+
+#: The batch dimension of a value; None if it is unmapped, the same in all batch elements.
+Dim = int | None
+
+
+@dataclass(frozen=True)
+class Axis:
+    """A mapped axis.
+
+    Attributes:
+        name: The name of the axis for collectives, or None.
+        size: The number of batch elements.
+        spmd_name: The mesh axes over which batch elements are sharded (`spmd_axis_name` of
+            `jax.vmap`).
+        mesh_axes: The explicit mesh axes over which the batch dimension of arguments is sharded.
+        derivatives: Map an unmapped result of a custom derivative call if its derivative is mapped.
+    """
+
+    name: Hashable
+    size: Any
+    spmd_name: tuple[Hashable, ...] | None = None
+    mesh_axes: tuple[Hashable, ...] | None = None
+    derivatives: bool = True
+
+    @cached_property
+    def data(self) -> Any:
+        """The axis in the form that JAX's own batching rules take."""
+        return jaxcompat.axis_data(self.name, self.size, self.spmd_name, self.mesh_axes)
+
+    def aval(self, aval: Aval, dim: Dim) -> Aval:
+        """Return the type of a value whose batch elements have type `aval`, batched at `dim`."""
+        return jaxcompat.mapped_aval(self.data, dim, aval)

@@ -1,4 +1,4 @@
-"""Batch a jaxpr: the domain of mapped programs (`mapping.domains`).
+"""Batch a jaxpr: the domain of mapped programs, and its loops, branches and calls.
 
 The kind of a value is its batch dimension; None if it is unmapped, the same in every batch element.
 An equation whose operands are all unmapped stays as it is, unless it names the mapped axis or has
@@ -8,15 +8,36 @@ an effect, which a rule may repeat. Every other equation is replaced by its temp
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Sequence
+import math
+from collections.abc import Callable, Hashable, Mapping, Sequence
+from contextvars import ContextVar
 from dataclasses import dataclass, field, replace
+from functools import cache, partial
 from typing import Any
+from weakref import ref
+
+import jax
+from jax import lax
+from jax import numpy as jnp
 
 from jaxprtool import jaxcompat
 from jaxprtool.errors import JaxprToolError
-from jaxprtool.ir.basics.caches import JaxprCache, process_cache
-from jaxprtool.ir.core.regions import Regions
-from jaxprtool.ir.core.structured import While
+from jaxprtool.ir.backends import JaxprCache, process_cache
+from jaxprtool.ir.custom_rules import rule_key
+from jaxprtool.ir.regions import (
+    CALLS,
+    Call,
+    Cond,
+    CustomJVP,
+    CustomVJP,
+    Regions,
+    ShardMap,
+    While,
+    holds_jaxpr,
+    regions,
+    sub_jaxprs,
+)
+from jaxprtool.ir.rules import rule
 from jaxprtool.jaxcompat import (
     AbstractRef,
     Atom,
@@ -25,13 +46,36 @@ from jaxprtool.jaxcompat import (
     Jaxpr,
     JaxprEqn,
     Literal,
+    Params,
+    Primitive,
     Var,
+    jaxpr_as_fun,
 )
-from jaxprtool.passes.mapping.batch.axis import Axis, Dim
-from jaxprtool.passes.mapping.batch.table import batch_rules, failed, refusal, structured_rules
-from jaxprtool.passes.mapping.batch.templates import template_of, trace_match
-from jaxprtool.passes.mapping.domains import BodyBuilder, Domain, Rewritten, Role
-from jaxprtool.passes.mapping.domains.templates import Template
+from jaxprtool.passes.mapping.batch.axes import Axis, Dim
+from jaxprtool.passes.mapping.batch.table import (
+    Operands,
+    batch_rules,
+    failed,
+    jaxs_rule,
+    refusal,
+    structured_rules,
+)
+from jaxprtool.passes.mapping.domains import (
+    BodyBuilder,
+    Domain,
+    Rewritten,
+    Role,
+    Solution,
+    Template,
+    by_edges,
+    has_float,
+    lifted,
+    solve,
+    write,
+)
+
+# --- body -----------------------------------------------------------------------------------------
+# Batch a jaxpr: the domain of mapped programs (`mapping.domains`).
 
 #: Batched bodies by their original body: a body that many equations share is batched once for each
 #: pattern of mapped arguments, and stays shared.
@@ -325,3 +369,399 @@ def domain_of(axis: Axis) -> BatchDomain:
         _domains.clear()
     key = axis, jaxcompat.tracing_context()
     return _domains.get(key) or _domains.setdefault(key, BatchDomain(axis))
+
+
+# --- branches -------------------------------------------------------------------------------------
+# Batching of cond and switch.
+#
+# If the index is unmapped, all batch elements take the same branch. Otherwise every branch is
+# computed, and each batch element selects its own.
+#
+# Operands are selected too, so that a NaN in the derivative of a branch that a batch element does
+# not take does not reach its gradient (jax-ml/jax#1052). Operands without a derivative need not be
+# selected, nor those that a branch only returns, since results are selected. If a branch has an
+# effect, every operand is mapped: its effects happen once for each batch element.
+
+
+@rule(structured_rules, "cond")
+def _cond(builder: BatchBodyBuilder, eqn: JaxprEqn) -> bool:
+    effects = set().union(*(branch.effects for branch in Cond.of(eqn).branches))
+    if reason := jaxcompat.forbidden_in_branches(effects):
+        raise refusal(eqn, reason)
+    return by_edges(builder, eqn)
+
+
+# --- a mapped index -----------------------------------------------------------------------------
+
+
+@rule(batch_rules, "cond")
+def _select(
+    axis: Axis, primitive: Primitive, operands: Operands, dims: Sequence[Dim], params: Params
+) -> tuple[list[jax.Array], list[Dim]]:
+    """Compute every branch. Batch elements that do not take it get operands without gradient."""
+    if "branches_platforms" in params:
+        return jaxs_rule(axis, primitive, operands, dims, params)
+    branches = [*map(jaxcompat.close_jaxpr, params["branches"])]
+    index = jaxcompat.match_axis(axis.data, dims[0], 0, operands[0])
+    if len(branches) == 2:
+        index = lax.gt(index, lax.full_like(index, 0, shape=()))  # a quarter of the bytes
+    selected = [jnp.issubdtype(x.dtype, jnp.inexact) for x in operands[1:]]
+    seen = any(not jaxcompat.is_removable_effect(e) for branch in branches for e in branch.effects)
+    ins = [
+        0 if dim is not None or flag or seen else None
+        for dim, flag in zip(dims[1:], selected, strict=True)
+    ]
+    triples = zip(operands[1:], dims[1:], ins, strict=True)
+    values = [
+        x if to is None else jaxcompat.match_axis(axis.data, dim, to, x) for x, dim, to in triples
+    ]
+    fixed = [lax.stop_gradient(x) if flag else x for x, flag in zip(values, selected, strict=True)]
+
+    @cache
+    def mask(shape: tuple[int, ...], i: int | None = None) -> jax.Array:
+        """Return the index, or a mask that is True where it is `i`, broadcast to a shape."""
+        which = index if i is None else lax.eq(index, lax.full_like(index, i, shape=()))
+        return which if which.ndim == len(shape) else lax.broadcast_in_dim(which, shape, (0,))
+
+    def in_branch(i: int, x: jax.Array, other: jax.Array) -> jax.Array:
+        """Return `x` in the batch elements that take branch `i`, and `other` in the rest."""
+        if len(branches) > 2:
+            return lax.select_n(mask(x.shape, i), other, x)
+        return lax.select_n(mask(x.shape), *((x, other) if i == 0 else (other, x)))
+
+    @cache
+    def whole(k: int) -> jax.Array:
+        """Return an operand with a batch dimension, broadcast once for all results."""
+        return jaxcompat.match_axis(axis.data, ins[k], 0, values[k])
+
+    outs: list[Dim] = [0] * len(branches[0].outvars)
+    given = []
+    for i, branch in enumerate(branches):
+        pairs = zip(values, fixed, strict=True)
+        own = [x if x is still else in_branch(i, x, still) for x, still in pairs]
+        body, _ = batch_body(branch, ins, axis, outs)
+        given.append(jaxpr_as_fun(body)(*own))
+    results = []
+    for r, cases in enumerate(zip(*given, strict=True)):
+        passed_on = [_passed_on(branch, r) for branch in branches]
+        cases = tuple(x if k is None else whole(k) for x, k in zip(cases, passed_on, strict=True))
+        same = passed_on[0] is not None and len(set(passed_on)) == 1
+        results.append(cases[0] if same else lax.select_n(mask(cases[0].shape), *cases))
+    return results, outs
+
+
+def _passed_on(branch: ClosedJaxpr, result: int) -> int | None:
+    """Return the number of the operand that a branch forwards as this result; None for others."""
+    atom = branch.outvars[result]
+    return branch.invars.index(atom) if atom in branch.invars else None
+
+
+# --- calls ----------------------------------------------------------------------------------------
+# Batching of jit, whose shardings have an entry for the batch dimension.
+
+#: The parameters of a jit that have an entry per operand, or per result, by parameter name.
+Layouts = dict[str, tuple[Any, ...]]
+
+rule(structured_rules, *CALLS)(by_edges)
+
+
+@rule(structured_rules, "jit")
+def _jit(builder: BatchBodyBuilder, eqn: JaxprEqn) -> bool:
+    found, axis = regions(eqn), builder.domain.axis
+    solution = None if found is None else solve(builder, found)
+    assert found is not None and solution is not None
+    call, ins, outs = Call.of(eqn), solution.operands, solution.results
+    write(
+        builder,
+        solution,
+        operand_params=_laid_out(call.operand_params, "in", call.operands, ins, eqn, axis),
+        out_params=_laid_out(call.out_params, "out", call.outs, outs, eqn, axis),
+    )
+    return True
+
+
+def _laid_out(
+    params: Layouts,
+    side: str,
+    atoms: Sequence[Atom],
+    dims: Sequence[Dim],
+    eqn: JaxprEqn,
+    axis: Axis,
+) -> Layouts:
+    """Return the parameters of a jit for operands, or results, with their batch dimensions."""
+    if any(layout is not None for layout in params[f"{side}_layouts"]):
+        raise refusal(eqn, "Concrete layouts are not supported for vmap(jit).")
+    shardings = tuple(
+        sharding
+        if dim is None or jaxcompat.is_unspecified(sharding)
+        else jaxcompat.mapped_sharding(
+            axis.data, sharding, dim, eqn.params["ctx_mesh"], axis.aval(atom.aval, dim)
+        )
+        for sharding, dim, atom in zip(params[f"{side}_shardings"], dims, atoms, strict=True)
+    )
+    return {**params, f"{side}_shardings": shardings}
+
+
+# --- loops ----------------------------------------------------------------------------------------
+# Batching of while loops.
+#
+# A while loop whose predicate is mapped runs until all batch elements are done, with every carry
+# mapped; JAX's `while` primitive then leaves the carries of finished batch elements unchanged.
+
+rule(structured_rules, "scan")(by_edges)
+
+
+@rule(structured_rules, "while")
+def _while(builder: BatchBodyBuilder, eqn: JaxprEqn) -> bool:
+    found, domain = regions(eqn), builder.domain
+    assert found is not None
+    cond, body = found.bodies
+    effects = cond.effects | body.effects
+    if reason := jaxcompat.forbidden_in_loops(effects, masked=False):
+        raise refusal(eqn, reason)
+    solution = solve(builder, found)
+    if solution is None:  # the predicate is mapped
+        if reason := jaxcompat.forbidden_in_loops(effects, masked=True):
+            raise refusal(eqn, reason)
+        carried = {i for i, _ in found.carried}
+        dims = [0 if i in carried else builder.kind(atom) for i, atom in enumerate(eqn.invars)]
+        outs: list[Dim] = [0] * len(carried)
+        conds, consts = ([dims[i] for i in region.ins] for region in found.regions)
+        bodies = [domain.body(cond, conds, [0]), domain.matched(body, consts, outs, None)]
+        solution = Solution(found, dims, outs, bodies)
+    write(builder, solution)
+    return True
+
+
+# --- sharding -------------------------------------------------------------------------------------
+# Batching of shard_map.
+#
+# Every shard of an operand has all batch elements, or, with `spmd_axis_name`, the batch elements
+# are distributed over these axes of the mesh.
+
+
+@rule(structured_rules, "shard_map")
+def _shard_map(builder: BatchBodyBuilder, eqn: JaxprEqn) -> bool:
+    found, axis = regions(eqn), builder.domain.axis
+    assert found is not None
+    call, inner = ShardMap.of(eqn), axis
+    if (spread := axis.spmd_name) is not None:
+        inner = replace(axis, size=axis.size // math.prod(call.mesh.shape[n] for n in spread))
+    dims = [*map(builder.kind, eqn.invars)]
+    in_specs = _specs(call.in_specs, dims, axis, "in_specs")
+    with jaxcompat.manual_mesh(**eqn.params):
+        made = domain_of(inner).body(call.body, dims)
+    out_specs = _specs(call.out_specs, made.kinds, axis, "out_specs")
+    solution = Solution(found, dims, [*made.kinds], [made])
+    write(builder, solution, in_specs=in_specs, out_specs=out_specs)
+    return True
+
+
+def _specs(specs: Sequence[jax.P], dims: Sequence[Dim], axis: Axis, what: str) -> tuple[jax.P, ...]:
+    """Return partition specs with an entry for the batch dimension."""
+    own = axis.spmd_name or axis.mesh_axes or ()
+    for spec in specs:
+        if (used := set(own).intersection(jaxcompat.axes_of_spec(spec))) and axis.spmd_name:
+            raise ValueError(f"vmap spmd_axis_name cannot appear in shard_map {what}: {used}")
+        if used:
+            raise ValueError(f"vmapped away explicit mesh axis cannot appear in shard_map {what}")
+    return tuple(
+        spec if dim is None else jaxcompat.spec_with_entry(spec, dim, axis.spmd_name)
+        for spec, dim in zip(specs, dims, strict=True)
+    )
+
+
+# --- custom derivatives ---------------------------------------------------------------------------
+# Batching of custom_jvp and custom_vjp calls: the function at once, its rules on demand.
+#
+# A result that is the same in all batch elements may have a mapped derivative, by the user's rule.
+# Such a result is mapped too, as in `grad` of `jax.vmap`, so that the call has this derivative. To
+# find out, the rule is traced, but only where a mapped call has an unmapped result. Rules may
+# contain such calls, to any depth: only a few are traced, and results of calls nested deeper stay
+# unmapped.
+#
+# Results also stay unmapped if mapping them would map a result of the program that must be
+# unmapped. Such a call is refused if it is differentiated after all and its derivative is mapped.
+
+
+@rule(structured_rules, *CustomJVP.primitives, *CustomVJP.primitives)
+def _custom_derivative(builder: BatchBodyBuilder, eqn: JaxprEqn) -> bool:
+    axis, dims = builder.domain.axis, [*map(builder.kind, eqn.invars)]
+    jvp = eqn.primitive.name in CustomJVP.primitives
+    call = (CustomJVP if jvp else CustomVJP).of(eqn)
+    own_dims = tuple(dims[eqn.params["num_consts"] :])
+
+    def batch(
+        rule: ClosedJaxpr, dims: Sequence[Dim], outs: Sequence[Dim]
+    ) -> tuple[ClosedJaxpr, tuple[Dim, ...]]:
+        return batch_body(rule, dims, axis, outs)
+
+    body, out_dims = batch_body(call.body, dims, axis)
+    if axis.derivatives and None in out_dims and own_dims != (None,) * len(own_dims):
+        more = _rule_dims(eqn, axis, batch, own_dims) or out_dims
+        wanted = [b if a is None else a for a, b in zip(out_dims, more, strict=True)]
+        body, out_dims = batch_body(call.body, dims, axis, wanted)
+    mapped = jaxcompat.mapped_jvp_params if jvp else jaxcompat.mapped_vjp_params
+    rules = mapped(eqn.params, axis.data, batch, own_dims, out_dims)
+    body, consts = lifted(body)
+    if consts:
+        rules |= jaxcompat.with_leading_consts(eqn.params, len(consts))
+    operands = [*map(builder.constant, consts), *map(builder.held, eqn.invars, dims)]
+    new = call.rebuild(operands=operands, outs=builder.outs(eqn.outvars, out_dims), body=body)
+    builder.add(new.replace(params={**new.params, **rules}), eqn, out_dims)
+    return True
+
+
+#: The maximum depth of nested rules to trace, and the maximum number of rules traced within one.
+_MOST_WITHIN, _MOST_TRACED = 3, 16
+
+#: The result dimensions of the rules traced within one; None while a rule is being traced.
+_known: ContextVar[dict[Hashable, Sequence[Dim] | None] | None] = ContextVar("known", default=None)
+
+
+def _rule_dims(
+    eqn: JaxprEqn, axis: Axis, batch: Callable[..., Any], dims: Sequence[Dim]
+) -> Sequence[Dim] | None:
+    """Return where the rules of a call map results or their tangents; None if not known."""
+    outer = _known.get()
+    known = {} if outer is None else outer
+    request = rule_key(eqn), tuple(dims)
+    within = sum(found is None for found in known.values())
+    if request in known or within == _MOST_WITHIN or len(known) == _MOST_TRACED:
+        return known.get(request)
+    jvp = eqn.primitive.name in CustomJVP.primitives
+    asked = jaxcompat.jvp_result_dims if jvp else jaxcompat.vjp_result_dims
+    token, known[request] = _known.set(known), None
+    try:
+        known[request] = asked(eqn, axis.data, batch, dims)
+    except Exception:  # the user's rule may not support these operands
+        known[request] = ()
+    finally:
+        _known.reset(token)
+    return known[request]
+
+
+# --- templates ------------------------------------------------------------------------------------
+# Batching rules, traced once for all similar equations to templates (`mapping.domains`).
+#
+# Templates are kept for the process (in domains, and in `_of_bodies`), which makes `jaxprtool.vmap`
+# and the next program of a kind fast; `jaxprtool.clear_caches` drops them.
+
+#: Templates of equations that hold jaxprs, by the first of these jaxprs.
+_of_bodies = JaxprCache()
+
+
+def template_of(
+    eqn: JaxprEqn,
+    avals: Sequence[Aval],
+    dims: Sequence[Dim],
+    aval_ids: Sequence[int],
+    domain: BatchDomain,
+) -> Template:
+    """Return the template of an equation, traced once for all with the same signature.
+
+    The template of an equation that holds jaxprs is kept with the first of them, weakly.
+
+    Args:
+        eqn: The equation.
+        avals: The types of its operands.
+        dims: The batch dimensions of its operands.
+        aval_ids: The ids of its operands; see `Domain.aval_id`.
+        domain: The domain that keeps the template.
+
+    Raises:
+        Exception: If its rule raises.
+    """
+    known, like = domain.templates, eqn
+    key: tuple[Hashable, ...] = ()
+    held = [body for _, body in sub_jaxprs(eqn)]
+    if held:
+        known, key = _of_bodies.of(held[0]), (domain,)
+        like = eqn.replace(params={name: _weak(value) for name, value in eqn.params.items()})
+    if any(map(has_float, like.params.values())):
+        domain.with_floats.add(eqn.primitive)
+    key += domain.key(like, aval_ids)
+    try:
+        template = known.get(key)
+    except TypeError:  # a parameter that is not hashable
+        return _trace_rule(eqn, avals, dims, domain)
+    if template is None:
+        template = _trace_rule(eqn, avals, dims, domain)
+        if not held or not any(
+            body is held[0] for step in template.steps for _, body in sub_jaxprs(step)
+        ):
+            template = known.setdefault(key, template) or template
+    return template
+
+
+def _trace_rule(
+    eqn: JaxprEqn, avals: Sequence[Aval], dims: Sequence[Dim], domain: BatchDomain
+) -> Template:
+    primitive, axis = eqn.primitive, domain.axis
+
+    def compute(_: Mapping[Any, Any], *operands: jax.Array) -> tuple[Operands, Sequence[Dim]]:
+        rule = batch_rules.get(primitive.name)
+        made = rule and rule(axis, primitive, operands, dims, eqn.params)
+        results, out_dims = made or jaxs_rule(axis, primitive, operands, dims, eqn.params)
+        return (results, out_dims) if primitive.multiple_results else ([results], [out_dims])
+
+    return domain.traced(compute, avals, (), eqn)
+
+
+def _weak(value: object) -> object:
+    """Return a parameter with weak references in place of jaxprs."""
+    if isinstance(value, (tuple, list)):
+        return type(value), *map(_weak, value)
+    return ref(value) if holds_jaxpr([value]) else value
+
+
+def trace_match(aval: Aval, source: Dim, target: int, domain: BatchDomain) -> Template:
+    """Trace the template that moves a value's batch dimension to `target`, or broadcasts it."""
+
+    def compute(_: Mapping[Any, Any], x: jax.Array) -> tuple[Operands, Sequence[Dim]]:
+        return [jaxcompat.match_axis(domain.axis.data, source, target, x)], [target]
+
+    return domain.traced(compute, [aval], (), None)
+
+
+# --- sums -----------------------------------------------------------------------------------------
+# `sum_match`: sum mapped results whose `out_axes` entry is None over the batch.
+
+
+def summed(
+    body: ClosedJaxpr, dims: Sequence[Dim], outs: Sequence[Dim]
+) -> tuple[ClosedJaxpr, tuple[Dim, ...]]:
+    """Sum the mapped results of a batched jaxpr that were requested to be unmapped.
+
+    The sum is that of the method `sum` of arrays, as in `jax.vmap`: small integers are widened. It
+    has the source line of the equation that computes the result, if one does.
+
+    Args:
+        body: The batched jaxpr.
+        dims: The batch dimensions of its results.
+        outs: The requested ones.
+
+    Returns:
+        The jaxpr with the sums, and the batch dimensions of its results.
+    """
+    definition = {v: eqn for eqn in body.eqns for v in eqn.outvars}
+    eqns, results, left = list(body.eqns), list(body.outvars), list(dims)
+    for i, (dim, out) in enumerate(zip(dims, outs, strict=True)):
+        if dim is None or out is not None:
+            continue
+        var = body.outvars[i]
+        eqn = definition.get(var)
+        total = jaxcompat.trace_in_setting(partial(_sums, dim), [var.aval], eqn)
+        (parameter,) = total.invars
+        for added in total.eqns:
+            bare = jaxcompat.source_info(None, added.source_info.name_stack)
+            source = bare if eqn is None else eqn.source_info
+            ins = [var if v is parameter else v for v in added.invars]
+            eqns.append(added.replace(invars=ins, source_info=source))
+        results[i], left[i] = total.outvars[0], None
+        assert type(results[i]) is not Literal
+    return jaxcompat.replace_jaxpr(body, eqns=eqns, outvars=results), tuple(left)
+
+
+def _sums(dim: int, array: jax.Array) -> list[jax.Array]:
+    return [array.sum(dim)]

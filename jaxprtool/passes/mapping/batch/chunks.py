@@ -28,10 +28,9 @@ from jax import lax
 
 from jaxprtool import jaxcompat
 from jaxprtool.errors import JaxprToolError
-from jaxprtool.ir.core.equations import bodies, equations, free_variables, named, variables
-from jaxprtool.ir.core.regions import Regions, regions
-from jaxprtool.ir.core.structured import Call, keep
-from jaxprtool.ir.rewriting.rewrite import Memo, map_equations, narrow
+from jaxprtool.ir.equations import bodies, equations, free_variables, named, variables
+from jaxprtool.ir.regions import Call, Regions, keep, regions
+from jaxprtool.ir.rewrite import Memo, map_equations, narrow
 from jaxprtool.jaxcompat import (
     AbstractRef,
     Atom,
@@ -42,8 +41,7 @@ from jaxprtool.jaxcompat import (
     Var,
     jaxpr_as_fun,
 )
-from jaxprtool.passes.mapping.batch.axes import BatchError, BatchTypeError
-from jaxprtool.passes.mapping.batch.axis import Axis, Dim
+from jaxprtool.passes.mapping.batch.axes import Axis, BatchError, BatchTypeError, Dim
 from jaxprtool.passes.mapping.batch.body import batch_body
 from jaxprtool.passes.mapping.batch.table import BatchUnsupported
 

@@ -18,30 +18,14 @@ import jax
 
 from jaxprtool import jaxcompat
 from jaxprtool.errors import ArgumentsError, PipelineError
-from jaxprtool.ir.basics.paths import paths
-from jaxprtool.ir.programs.program import Program, Programs
-from jaxprtool.ir.programs.trees import filled, structure
-from jaxprtool.ir.shapes.bounds import MOST, SizeBound
-from jaxprtool.ir.shapes.symbols import check_symbols, known_range
+from jaxprtool.ir.paths import paths
+from jaxprtool.ir.program import Program, Programs
+from jaxprtool.ir.symbols import MOST, SizeBound, check_symbols, known_range
+from jaxprtool.ir.trees import filled, structure
 from jaxprtool.jaxcompat import Aval
 from jaxprtool.passes.framework.base import Pass
-from jaxprtool.passes.mapping.domains.arguments import with_arguments
-from jaxprtool.passes.mapping.mask import (  # noqa: F401  # their rules
-    cumulative,
-    elementwise,
-    expanded,
-    indexing,
-    layout,
-    linear_algebra,
-    ordering,
-    products,
-    random,
-    reductions,
-    reshaping,
-    scans,
-    slicing,
-    windows,
-)
+from jaxprtool.passes.mapping.domains import with_arguments
+from jaxprtool.passes.mapping.mask import moves, reductions  # noqa: F401  # their rules
 from jaxprtool.passes.mapping.mask.body import (
     BodyContext,
     MaskBodyBuilder,
@@ -49,9 +33,17 @@ from jaxprtool.passes.mapping.mask.body import (
     MaskProgramBuilder,
     structured_mask_rules,
 )
-from jaxprtool.passes.mapping.mask.sizes import Bounds, check_constraints, with_own_constraints
-from jaxprtool.passes.mapping.mask.table import MaskContext, mask_rules, refusal
-from jaxprtool.passes.mapping.mask.values import Facts, Filled, Padded
+from jaxprtool.passes.mapping.mask.table import (
+    Bounds,
+    Facts,
+    Filled,
+    MaskContext,
+    Padded,
+    check_constraints,
+    mask_rules,
+    refusal,
+    with_own_constraints,
+)
 
 __all__ = [
     "Bounds",

@@ -1,4 +1,4 @@
-"""Mask a jaxpr: the domain of masked programs (`mapping.domains`).
+"""Mask a jaxpr: the domain of masked programs, and scans of masked length.
 
 Variables whose types mention a masked symbol become padded variables. The kind of a value is the
 known `Facts` about it.
@@ -6,7 +6,7 @@ known `Facts` about it.
 - An equation that mentions no masked symbol stays as it is.
 - An equation that holds jaxprs has a structured rule, which masks these in turn.
 - Any other equation is replaced by the equations of its rule. Equations with the same signature
-  share a template, for which the rule is traced once (`domains.templates`).
+  share a template, for which the rule is traced once (`mapping.domains`).
 
 A masked body takes the symbols that it needs as its first arguments. It computes each size and each
 mask from these once.
@@ -19,29 +19,48 @@ from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
 import jax
-import jax.numpy as jnp
 import numpy as np
+from jax import lax
+from jax import numpy as jnp
 
 from jaxprtool import jaxcompat
 from jaxprtool.errors import JaxprToolError
-from jaxprtool.ir.basics.rules import RuleTable, rule
-from jaxprtool.ir.core.regions import Regions
-from jaxprtool.ir.core.structured import CALLS, CustomJVP, CustomVJP
-from jaxprtool.ir.core.traits import traits
+from jaxprtool.ir.equations import Contains, as_weak_as
+from jaxprtool.ir.expansions import LIVE, without_live_objects
+from jaxprtool.ir.regions import CALLS, CustomJVP, CustomVJP, Regions, Scan, While, regions
+from jaxprtool.ir.rules import RuleTable, rule
+from jaxprtool.ir.traits import traits
 from jaxprtool.jaxcompat import Atom, Aval, ClosedJaxpr, JaxprEqn, Var
+from jaxprtool.passes.cleanup.cse import cse_body
 from jaxprtool.passes.mapping.domains import (
     BodyBuilder,
     Domain,
     Rewritten,
     Role,
+    StructuredRule,
     by_edges,
     custom_derivative,
+    solve,
+    write,
 )
-from jaxprtool.passes.mapping.domains.domain import StructuredRule
-from jaxprtool.passes.mapping.mask.guards import guarded, mixes_iterations
-from jaxprtool.passes.mapping.mask.sizes import Bounds, UnboundedSize
-from jaxprtool.passes.mapping.mask.table import FACTS, MaskContext, mask_rules, refusal
-from jaxprtool.passes.mapping.mask.values import Facts, Padded, is_float, result_facts
+from jaxprtool.passes.mapping.mask.table import (
+    FACTS,
+    Bounds,
+    Facts,
+    MaskContext,
+    Padded,
+    UnboundedSize,
+    guarded,
+    is_float,
+    mask_rules,
+    mixes_iterations,
+    refusal,
+    result_facts,
+    select_if,
+)
+
+# --- body -----------------------------------------------------------------------------------------
+# Mask a jaxpr: the domain of masked programs (`mapping.domains`).
 
 #: The type of a symbol.
 SCALAR = jax.core.ShapedArray((), np.dtype(np.int32))
@@ -279,3 +298,141 @@ def rule_of(eqn: JaxprEqn) -> Callable[..., Any]:
             'add one with @rule("mask", …) of jaxprtool.extend',
         )
     return found
+
+
+# --- scans ----------------------------------------------------------------------------------------
+# Masking of scans of masked length: the iterations of the padding change nothing.
+
+#: Return True if a jaxpr holds a while loop, at any depth.
+has_while = Contains(lambda eqn: eqn.primitive.name in While.primitives)
+
+
+@rule(structured_mask_rules, "scan")
+def _scan(builder: MaskBodyBuilder, eqn: JaxprEqn) -> bool:
+    domain, found = builder.domain, regions(eqn)
+    assert found is not None
+    scan = Scan.of(eqn)
+    if not domain.bounds.is_masked(scan.length):
+        return by_edges(builder, eqn)
+    if any(isinstance(v.aval, jaxcompat.AbstractRef) for v in eqn.invars) or eqn.effects:
+        raise refusal(eqn, "its iterations have effects, and their number is masked")
+    guards = not has_while(scan.body)
+    consts, carried = len(scan.consts), len(scan.carry)
+    facts = [*map(builder.kind, eqn.invars)]
+    varying = [replace(each, varies=each.varies or guards) for each in facts[consts:]]
+    solution = solve(builder, found, [*facts[:consts], *varying], BodyContext(guards, in_scan=True))
+    assert solution is not None
+    (masked,) = solution.bodies
+    names = (*(name for name in masked.extras if name != ITERATION), ITERATION)
+    body = masked.taking(domain, names)
+    iteration = _guarded_iteration if guards else _skipped_iteration
+    step = iteration(body, len(names) - 1, len(names) + consts, carried)
+    # Merge equal masks: JAX would store each of them in every iteration, for derivatives.
+    body = cse_body(jaxcompat.trace_in_setting(step, [v.aval for v in body.invars], eqn))
+    # Results differ between iterations of an outer scan only if the operands do.
+    outer = any(each.varies for each in facts)
+    solution = replace(
+        solution,
+        results=[replace(each, varies=outer) for each in solution.results],
+        bodies=[Rewritten[Facts](body, names, masked.kinds)],
+    )
+    flags = {ITERATION: builder.valid(scan.length)}
+    write(builder, solution, flags, length=domain.bounds.padded(scan.length))
+    return True
+
+
+def _guarded_iteration(
+    body: ClosedJaxpr, flag_at: int, start: int, carried: int
+) -> Callable[..., Any]:
+    """Return one iteration of a scan, in which the carry is kept if the flag is False.
+
+    An iteration in the padding may compute NaN, with a NaN derivative. The masked body keeps these
+    out of the derivatives of loop-invariant values. This function keeps them out of the carry.
+
+    Args:
+        body: The masked body.
+        flag_at: The position of the flag among its arguments.
+        start: The position of the first carry.
+        carried: The number of carries.
+    """
+    evaluate = jaxcompat.jaxpr_as_fun(body)
+
+    def guard(flag: Any, x: Any) -> Any:
+        return guarded(flag, x) if is_float(x) else x
+
+    def step(*args: Any) -> list[Any]:
+        flag, carry = args[flag_at], args[start : start + carried]
+        safe = [guard(flag, x) for x in carry]
+        outs = evaluate(*args[:start], *safe, *args[start + carried :])
+        kept = [select_if(flag, new, old) for new, old in zip(outs, carry, strict=False)]
+        return [*kept, *(guard(flag, y) for y in outs[carried:])]
+
+    return step
+
+
+def _skipped_iteration(
+    body: ClosedJaxpr, flag_at: int, start: int, carried: int
+) -> Callable[..., Any]:
+    """Return one iteration of a scan, which is skipped if the flag is False.
+
+    It is used for bodies with a while loop, which might not terminate in the padding. See
+    `_guarded_iteration` for the arguments.
+    """
+    evaluate = jaxcompat.jaxpr_as_fun(body)
+
+    def step(*args: Any) -> list[Any]:
+        def skip(*args: Any) -> list[Any]:
+            avals = (v.aval for v in body.outvars[carried:])
+            zeros = (as_weak_as(jnp.zeros(aval.shape, aval.dtype), aval) for aval in avals)
+            return [*args[start : start + carried], *zeros]
+
+        return lax.cond(args[flag_at], lambda *each: evaluate(*each), skip, *args)
+
+    return step
+
+
+# --- expanded -------------------------------------------------------------------------------------
+# Structured masking rules for calls with live objects and `custom_linear_solve`.
+
+
+@rule(structured_mask_rules, *LIVE)
+def _live(builder: MaskBodyBuilder, eqn: JaxprEqn) -> bool:
+    older = without_live_objects(eqn)
+    if not builder.structured(older):
+        raise refusal(eqn, "no masking rule for the operation that it computes")
+    return True
+
+
+@rule(structured_mask_rules, "custom_linear_solve")
+def _linear_solve(builder: MaskBodyBuilder, eqn: JaxprEqn) -> bool:
+    """Mask each of its functions for vectors of unknown padding, as derivatives pass them."""
+    lengths, jaxprs = eqn.params["const_lengths"], eqn.params["jaxprs"]
+    facts = [*map(builder.kind, eqn.invars)]
+    operands = [*map(builder.held, eqn.invars, facts)]
+    start = sum(lengths)
+    vectors = [Facts.unknown(each.shape, active=True) for each in facts[start:]]
+    ins: list[Atom] = []
+    new_lengths, new_jaxprs, at = [], [], 0
+    for length, jaxpr in zip(lengths, jaxprs, strict=True):
+        symbols: list[Atom] = []
+        if jaxpr is not None:
+            known = [*facts[at : at + length], *vectors]
+            masked = builder.domain.masked(jaxpr, known, in_scan=builder.context.in_scan)
+            symbols = [builder.extra(name) for name in masked.extras]
+            jaxpr = masked.jaxpr
+        new_jaxprs.append(jaxpr)
+        new_lengths.append(length + len(symbols))
+        ins += [*symbols, *operands[at : at + length]]
+        at += length
+    params = {
+        **eqn.params,
+        "const_lengths": type(lengths)(*new_lengths),
+        "jaxprs": type(jaxprs)(*new_jaxprs),
+    }
+    active = any(each.active for each in facts)
+    varies = any(each.varies for each in facts)
+    known = [Facts.unknown(var.aval.shape, active=active) for var in eqn.outvars]
+    outs = builder.outs(eqn.outvars, known)
+    new = eqn.replace(invars=[*ins, *operands[start:]], outvars=outs, params=params)
+    builder.add(new, eqn, [replace(each, varies=varies) for each in known])
+    return True

@@ -9,7 +9,7 @@ import pytest
 from jax import lax
 
 from jaxprtool import trace, vmap
-from jaxprtool.ir.programs.program import type_check
+from jaxprtool.ir.program import type_check
 from tests.api.functions.vmap.beside import MATRIX, VECTOR
 
 TABLE = np.linspace(0.0, 1.0, 12, dtype=np.float32).reshape(4, 3)

@@ -12,8 +12,8 @@ from jax import lax
 
 from jaxprtool import jaxcompat, trace
 from jaxprtool.errors import UserFunctionError
-from jaxprtool.ir.basics.dtypes import array_dtypes
-from jaxprtool.ir.programs.program import type_check
+from jaxprtool.ir.dtypes import array_dtypes
+from jaxprtool.ir.program import type_check
 from jaxprtool.passes.cleanup.dce import Dce
 from jaxprtool.passes.cleanup.simplify import simplify_rules
 from jaxprtool.passes.cleanup.simplify.engine import simplified

@@ -10,7 +10,7 @@ from jax import lax
 
 from jaxprtool import jaxcompat, trace
 from jaxprtool.errors import PluginError
-from jaxprtool.ir.programs.program import type_check
+from jaxprtool.ir.program import type_check
 from jaxprtool.jaxcompat import Primitive
 from jaxprtool.passes.cleanup.dce import Dce
 from jaxprtool.passes.cleanup.simplify import Row, RowMatch, Simplify, equation, simplify_rules

@@ -15,8 +15,8 @@ from jax.interpreters import batching
 import jaxprtool
 from jaxprtool import jaxcompat, trace
 from jaxprtool.errors import JaxprToolError
-from jaxprtool.ir.core.equations import equations
-from jaxprtool.ir.programs.program import Program, type_check
+from jaxprtool.ir.equations import equations
+from jaxprtool.ir.program import Program, type_check
 from jaxprtool.passes.framework.pipeline import Pipeline
 from jaxprtool.passes.mapping.batch import Batch, BatchUnsupported, batch_rules
 

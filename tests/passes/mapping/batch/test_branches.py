@@ -8,7 +8,7 @@ from jax import lax
 from jax.experimental import io_callback
 
 from jaxprtool import jaxcompat
-from jaxprtool.ir.core.structured import Cond, sub_jaxprs, view
+from jaxprtool.ir.regions import Cond, sub_jaxprs, view
 from jaxprtool.passes.mapping.batch import BatchUnsupported
 from tests.programs.beside import batched, prove
 from tests.programs.recorder import record

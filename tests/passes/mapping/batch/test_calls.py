@@ -11,7 +11,7 @@ from jax.sharding import PartitionSpec as P
 
 import jaxprtool
 from jaxprtool import jaxcompat
-from jaxprtool.ir.core.structured import Call, view
+from jaxprtool.ir.regions import Call, view
 from jaxprtool.loading.trace import trace
 from jaxprtool.passes.mapping.batch import Batch, BatchUnsupported
 from tests.programs.beside import batched, prove

@@ -12,9 +12,8 @@ from jax.experimental import io_callback
 
 from jaxprtool import jaxcompat, trace
 from jaxprtool.errors import JaxprToolError, UnsupportedError
-from jaxprtool.ir.core.equations import equations, named
-from jaxprtool.ir.programs.program import type_check
-from jaxprtool.ir.programs.program_signature import top_jaxpr
+from jaxprtool.ir.equations import equations, named
+from jaxprtool.ir.program import top_jaxpr, type_check
 from jaxprtool.passes.mapping.batch import Batch, BatchError, BatchTypeError, BatchUnsupported
 from tests.programs.corpus import prove_corpus
 from tests.programs.mapped import flat, mappings, ours, same_programs

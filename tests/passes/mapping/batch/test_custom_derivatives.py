@@ -13,9 +13,9 @@ from jax.custom_derivatives import SymbolicZero
 
 import jaxprtool
 from jaxprtool import jaxcompat
-from jaxprtool.api.functions.vmap import vmap
-from jaxprtool.ir.equality.equivalence import equivalent
-from jaxprtool.ir.rewriting.custom_rules import rule_key
+from jaxprtool.api.vmap import vmap
+from jaxprtool.ir.custom_rules import rule_key
+from jaxprtool.ir.equivalence import equivalent
 from jaxprtool.loading.trace import trace
 from jaxprtool.passes.cleanup.dce import Dce
 from jaxprtool.passes.mapping.batch import Batch

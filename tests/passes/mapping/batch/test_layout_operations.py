@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from jaxprtool import trace
-from jaxprtool.ir.programs.program import Program, type_check
+from jaxprtool.ir.program import Program, type_check
 from jaxprtool.passes.mapping.batch import Batch
 
 

@@ -7,7 +7,7 @@ import pytest
 from jax import lax
 from jax.experimental import io_callback
 
-from jaxprtool.ir.core.structured import Scan, While, view
+from jaxprtool.ir.regions import Scan, While, view
 from jaxprtool.passes.mapping.batch import BatchUnsupported
 from tests.programs.beside import batched, prove
 

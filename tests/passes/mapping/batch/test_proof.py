@@ -18,7 +18,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from jaxprtool.ir.programs.program import Program
+from jaxprtool.ir.program import Program
 from jaxprtool.loading.trace import trace
 from tests.programs import harness_share, random_programs, sample_programs
 from tests.programs.corpus import prove_corpus

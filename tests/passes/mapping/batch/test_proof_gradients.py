@@ -19,8 +19,8 @@ import numpy as np
 import pytest
 
 from jaxprtool import jaxcompat
-from jaxprtool.ir.core.structured import sub_jaxprs
-from jaxprtool.ir.programs.program import Program
+from jaxprtool.ir.program import Program
+from jaxprtool.ir.regions import sub_jaxprs
 from jaxprtool.loading.trace import trace
 from tests.programs import harness_programs
 from tests.programs.corpus import prove_corpus

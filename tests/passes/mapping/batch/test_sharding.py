@@ -9,8 +9,8 @@ from jax.sharding import AxisType
 from jax.sharding import PartitionSpec as P
 
 from jaxprtool import jaxcompat
-from jaxprtool.ir.core.structured import ShardMap, view
-from jaxprtool.ir.programs.program import type_check
+from jaxprtool.ir.program import type_check
+from jaxprtool.ir.regions import ShardMap, view
 from jaxprtool.loading.trace import trace
 from jaxprtool.passes.mapping.batch import Batch, BatchError
 from tests.programs.beside import batched, prove

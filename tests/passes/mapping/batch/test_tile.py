@@ -7,9 +7,8 @@ import pytest
 from jax import lax
 
 from jaxprtool import equivalent, trace
-from jaxprtool.ir.programs.program import type_check
-from jaxprtool.passes.mapping.batch import BatchError, BatchTypeError
-from jaxprtool.passes.mapping.batch.tile import Tile
+from jaxprtool.ir.program import type_check
+from jaxprtool.passes.mapping.batch import BatchError, BatchTypeError, Tile
 
 RNG = np.random.default_rng(0)
 X = RNG.standard_normal((12, 3)).astype(np.float32)

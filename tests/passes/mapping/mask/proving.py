@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 from jaxprtool import trace
-from jaxprtool.ir.shapes.symbols import value_of
+from jaxprtool.ir.symbols import value_of
 from jaxprtool.loading.argspec import read_args
 from tests.programs.masking import prove_masked
 from tests.programs.symbolic import Sizes, SymbolicProgram

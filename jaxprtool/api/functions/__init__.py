@@ -1,1 +1,0 @@
-"""The functions of the Python interface that take functions: jit, vmap, lowering."""

@@ -1,1 +1,0 @@
-"""Measured times of variants of a program, which take turns."""

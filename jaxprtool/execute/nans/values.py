@@ -1,0 +1,433 @@
+"""Tracked values: the steps that computed them, and the states and origins of their elements."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Any, NamedTuple
+
+import jax
+import numpy as np
+from jax import numpy as jnp
+
+from jaxprtool.execute.running.arrays import plain
+from jaxprtool.ir.dtypes import is_extended
+from jaxprtool.ir.evaluation import bind
+from jaxprtool.ir.regions import holds_jaxpr, regions
+from jaxprtool.ir.traits import traits
+from jaxprtool.jaxcompat import AbstractRef, JaxprEqn, Literal
+
+# --- tracked --------------------------------------------------------------------------------------
+# Tracked values: the step that computed each one, and the origins of non-finite elements.
+
+
+@dataclass(eq=False)
+class Evaluation:
+    """One execution of an equation.
+
+    Attributes:
+        eqn: The equation.
+        around: The equations around it, outermost first.
+        iterations: The number of the iteration of each loop around it.
+        operands: Its operands; empty once dropped.
+        held: Whether no operand depends on an argument.
+    """
+
+    eqn: JaxprEqn
+    around: tuple[JaxprEqn, ...]
+    iterations: tuple[int, ...]
+    operands: Sequence[Tracked]
+    held: bool = False
+
+    @property
+    def eqns(self) -> tuple[JaxprEqn, ...]:
+        """The enclosing equations, followed by the equation."""
+        return (*self.around, self.eqn)
+
+
+@dataclass(eq=False)
+class DataMovement:
+    """The slicing of a loop operand into a row, or the stacking of rows into a result.
+
+    Attributes:
+        operands: The sliced value, or the stacked rows; empty once dropped.
+        row: The index of the row; None for a stack.
+    """
+
+    operands: Sequence[Tracked]
+    row: int | None = None
+
+
+@dataclass(eq=False)
+class Origin:
+    """The origin of a NaN or an infinity: an equation, an argument or a constant.
+
+    Attributes:
+        state: Which of the two.
+        step: The step that produced it; None for an argument or a constant.
+        name: The argument that contains it, or "".
+        results: The results of the equation, or the argument.
+        operands: The operands of the equation.
+        provenance: The values from which it was computed, the nearest first.
+        number: Its consecutive number.
+        times: The number of executions of the equation that produced one.
+        reached: The positions of the results that it reaches.
+        dropped: The last equation that read a value with this origin and had finite results.
+        devices: The devices of a `shard_map` on which it was produced.
+        led_to: The origins that it caused, one per equation and state.
+        closed: Whether no live value has it.
+    """
+
+    state: int
+    step: Evaluation | None
+    name: str
+    results: Sequence[Tracked]
+    operands: Sequence[Tracked] = ()
+    provenance: Sequence[ProvenanceValue] = ()
+    number: int = 0
+    times: int = 1
+    reached: list[int] = field(default_factory=list)
+    dropped: Evaluation | None = None
+    devices: tuple[str, ...] = ()
+    led_to: dict[tuple[int, int], Origin] = field(default_factory=dict)
+    closed: bool = False
+
+    @property
+    def held(self) -> bool:
+        """Whether it is a NaN in a constant, which is intended unless it reaches a result."""
+        if self.step is None:
+            return not self.name
+        return self.state == NAN and any(
+            isinstance(x, ConstantValue) and x.has_nan for x in self.operands
+        )
+
+
+@dataclass(eq=False)
+class Tracked:
+    """A value with its step and origins.
+
+    Attributes:
+        data: The value.
+        step: The step that computed it; None for an argument or a constant.
+        origins: The origins of its non-finite elements.
+        name: The argument that it is or is a row of, or "".
+        position: Its index among the step's results.
+        moved: For a row or a stack, the move; `step` and `name` are then those of the source.
+    """
+
+    data: Any
+    step: Evaluation | None = None
+    origins: tuple[Origin, ...] = ()
+    name: str = ""
+    position: int = 0
+    moved: DataMovement | None = None
+
+    @cached_property
+    def state(self) -> int:
+        """Its state: the kinds of non-finite elements."""
+        return state_of(self.data)
+
+    @property
+    def held(self) -> bool:
+        """Whether it does not depend on an argument."""
+        return not self.name if self.step is None else self.step.held
+
+
+class ConstantValue(Tracked):
+    """A literal or a constant; a NaN in it is attributed to the equation that reads it."""
+
+    @cached_property
+    def state(self) -> int:
+        return state_of(self.data) & INF
+
+    @cached_property
+    def has_nan(self) -> bool:
+        """Whether it contains a NaN."""
+        return bool(state_of(self.data) & NAN)
+
+
+class ProvenanceValue(NamedTuple):
+    """A value on the path to an origin.
+
+    Attributes:
+        value: The value.
+        place: The position of the relevant element; None if unknown.
+    """
+
+    value: Tracked
+    place: tuple[int, ...] | None
+
+
+def representative(origins: Sequence[Origin]) -> Origin:
+    """Return the origin that represents all origins of an equation and state.
+
+    It is the first one that reaches a result, or else the first one.
+    """
+    found = next((each for each in origins if each.reached), origins[0])
+    others = [each for each in origins if each is not found]
+    found.times += sum(each.times for each in others)
+    found.reached = sorted({place for each in origins for place in each.reached})
+    return found
+
+
+def origins_of(values: Iterable[Tracked]) -> tuple[Origin, ...]:
+    """Return the distinct origins of some values."""
+    return union(origin for value in values for origin in value.origins)
+
+
+def union(origins: Iterable[Origin]) -> tuple[Origin, ...]:
+    """Return origins without duplicates."""
+    return tuple(dict.fromkeys(origins))
+
+
+def with_origins(value: Tracked, origins: Sequence[Origin]) -> Tracked:
+    """Return a value with these origins added if it is not finite."""
+    if origins and value.state != FINITE:
+        value.origins = tuple(origins)
+    return value
+
+
+# --- states ---------------------------------------------------------------------------------------
+# States of arrays: finite, with infinities, with NaNs; and equations that can change them.
+
+#: The states of an array as bits: all finite, has an infinity, has a NaN.
+FINITE, INF, NAN = 0, 1, 2
+
+
+def has_state(value: Any) -> bool:
+    """Return True if a value is an array with an inexact dtype."""
+    if isinstance(value, float | complex):
+        return True
+    dtype = getattr(value, "dtype", None)
+    if dtype is None or isinstance(jax.typeof(value), AbstractRef):
+        return False
+    return is_inexact(dtype)
+
+
+def is_inexact(dtype: Any) -> bool:
+    """Return True if a dtype has NaNs or infinities."""
+    return not is_extended(dtype) and bool(jnp.issubdtype(dtype, jnp.inexact))
+
+
+def nonfinite(value: Any) -> tuple[Any, Any]:
+    """Return whether an array has a NaN, and whether it has an infinity; it may be traced."""
+    if not has_state(value):
+        return False, False
+    return jnp.isnan(value).any(), jnp.isinf(value).any()
+
+
+@jax.jit
+def _state(array: Any) -> Any:
+    nan, inf = nonfinite(array)
+    return NAN * nan.astype(np.uint8) + INF * inf.astype(np.uint8)
+
+
+def state_of(value: Any) -> int:
+    """Return the state of a value; values without numbers are finite."""
+    if not has_state(value):
+        return FINITE
+    if isinstance(value, jax.Array) and not _is_on_host(value):
+        return int(_state(value))
+    # NumPy reads CPU memory directly without compiling.
+    array = plain(value)
+    if np.isfinite(array).all():
+        return FINITE
+    return NAN * bool(np.isnan(array).any()) + INF * bool(np.isinf(array).any())
+
+
+def _is_on_host(array: jax.Array) -> bool:
+    return len(array.devices()) == 1 and next(iter(array.devices())).platform == "cpu"
+
+
+def may_make(eqn: JaxprEqn) -> bool:
+    """Return True if an equation may compute a NaN or an infinity from operands without any.
+
+    A NaN in a literal or a constant counts as produced by the equation that reads it.
+    """
+    if not traits(eqn).keeps_finite:
+        return True
+    return any(type(atom) is Literal and state_of(atom.val) & NAN for atom in eqn.invars)
+
+
+def moves_constants(eqn: JaxprEqn) -> bool:
+    """Return True if an equation's results count as constants when its operands are constants."""
+    like = traits(eqn)
+    return bool(eqn.invars) and (like.moves or bool(like.gives))
+
+
+def is_moving(eqn: JaxprEqn) -> bool:
+    """Return True if the elements of an equation's results are elements of its operands."""
+    like = traits(eqn)
+    return like.moves or like.updates or like.gives in ("same", "layout", "part")
+
+
+# --- source elements ------------------------------------------------------------------------------
+# The elements of operands from which an element of a result is computed.
+
+#: An index of an array: one element or several.
+Index = tuple[Any, ...]
+
+
+class SourceElements(NamedTuple):
+    """Elements of a value from which an element of a result is computed.
+
+    Attributes:
+        value: The value.
+        where: The elements; None if any of them may be read.
+    """
+
+    value: Tracked
+    where: Index | None
+
+
+def source_elements(value: Tracked, place: Index | None) -> list[SourceElements]:
+    """Return the elements that an element of a value is computed from; empty for an argument."""
+    if value.moved is not None:
+        return [_before_movement(value.moved, place)] if value.moved.operands else []
+    step = value.step
+    if step is None or not step.operands:
+        return []
+    if place is not None and has_state(value.data) and not step.eqn.effects:
+        found = _elements(step, value, place) or _alike(step.operands, value, place)
+        if found:
+            return found
+    started = _start(step.eqn, value.position)
+    if started is not None and not step.operands[started].held:
+        return [SourceElements(step.operands[started], None)]
+    return [SourceElements(x, None) for x in step.operands]
+
+
+def _before_movement(moved: DataMovement, place: Index | None) -> SourceElements:
+    """Return the element of the stack or row that an element was moved from."""
+    if moved.row is not None:
+        return SourceElements(moved.operands[0], None if place is None else (moved.row, *place))
+    if place is None:
+        return SourceElements(moved.operands[-1], None)
+    return SourceElements(moved.operands[place[0]], place[1:])
+
+
+def _elements(step: Evaluation, value: Tracked, place: Index) -> list[SourceElements]:
+    """Return the elements that an element of a result is computed from; empty if unknown."""
+    eqn, operands = step.eqn, step.operands
+    like, name = traits(eqn), eqn.primitive.name
+    if like.gives == "same":
+        return [SourceElements(operands[value.position], place)]
+    if like.elementwise:
+        reads = [SourceElements(x, _broadcast(np.shape(x.data), place)) for x in operands]
+        chooses = _CHOOSES.get(name)
+        chosen = [] if chooses is None else list(chooses(reads, plain(value.data)[place]))
+        # If the selected value is a constant of the program, blame the value it replaces.
+        return [x for x in chosen if not x.value.held] or reads
+    if is_moving(eqn):
+        return _origin(step, value, place)
+    if like.reduces and "axes" in eqn.params:
+        return [
+            SourceElements(
+                operands[0], _reduced(np.ndim(operands[0].data), eqn.params["axes"], place)
+            )
+        ]
+    if name == "dot_general":
+        return list(map(SourceElements, operands, _contracted(step, place)))
+    return []
+
+
+def _alike(operands: Sequence[Tracked], value: Tracked, place: Index) -> list[SourceElements]:
+    """Return an operand's element that was probably forwarded: equal and nonzero."""
+    element = plain(value.data)[place]
+    for x in operands:
+        if element and has_state(x.data) and not x.held:
+            same = plain(x.data) == element
+            if same.any():
+                there = same.shape == np.shape(value.data) and same[place]
+                return [SourceElements(x, place if there else _first(same))]
+    return []
+
+
+def _broadcast(shape: Sequence[int], place: Index) -> Index:
+    return tuple(i if n > 1 else 0 for i, n in zip(place, shape, strict=False)) if shape else ()
+
+
+def _chosen(reads: Sequence[SourceElements], element: Any) -> Iterator[SourceElements]:
+    """Yield the selected case of a `select_n`: for an invalid integer, the nearest valid one."""
+    predicate, *cases = reads
+    number = int(plain(predicate.value.data)[predicate.where])
+    yield cases[min(max(number, 0), len(cases) - 1)]
+
+
+def _equal(reads: Sequence[SourceElements], element: Any) -> Iterator[SourceElements]:
+    """Yield the operands to which an element of a `max`, `min` or `clamp` is equal."""
+    for each in reads:
+        if np.array_equal(plain(each.value.data)[each.where], element, equal_nan=True):
+            yield each
+
+
+_CHOOSES: dict[str, Callable[[Sequence[SourceElements], Any], Iterator[SourceElements]]] = {
+    "select_n": _chosen,
+    "max": _equal,
+    "min": _equal,
+    "clamp": _equal,
+}
+
+
+def _origin(step: Evaluation, value: Tracked, place: Index) -> list[SourceElements]:
+    """Return the element moved to a place; empty if it is a fill value or computed.
+
+    To find it, the equation is run on element indices instead of elements.
+    """
+    eqn, movable = step.eqn, [x for x in step.operands if has_state(x.data)]
+    ends = np.cumsum([np.size(x.data) for x in movable])
+    if not movable or ends[-1] > np.iinfo(np.int32).max or holds_jaxpr(eqn.params.values()):
+        return []
+    data = [x.data for x in step.operands]
+    for i, x in enumerate(step.operands):
+        if has_state(x.data):
+            end = ends[movable.index(x)]
+            numbers = np.arange(end - np.size(x.data), end, dtype=np.int32)
+            data[i] = _like(x.data, numbers.reshape(np.shape(x.data)))
+    if "fill_value" in eqn.params:
+        eqn = eqn.replace(params={**eqn.params, "fill_value": -1})
+    number = int(plain(bind(eqn, data)[value.position])[place])
+    if not 0 <= number < ends[-1]:
+        return []
+    which = int(np.searchsorted(ends, number, side="right"))
+    x = movable[which]
+    index = np.unravel_index(number - ends[which] + np.size(x.data), np.shape(x.data))
+    return [SourceElements(x, tuple(map(int, index)))]
+
+
+def _like(array: Any, numbers: np.ndarray) -> Any:
+    """Return numbers placed on the devices of an array."""
+    sharding = getattr(array, "sharding", None)
+    return numbers if sharding is None else jax.device_put(numbers, sharding)
+
+
+def _reduced(rank: int, axes: Sequence[int], place: Index) -> Index:
+    kept = iter(place)
+    return tuple(slice(None) if axis in axes else next(kept) for axis in range(rank))
+
+
+def _first(flags: np.ndarray) -> Index:
+    return tuple(map(int, np.unravel_index(int(flags.argmax()), flags.shape)))
+
+
+def _contracted(step: Evaluation, place: Index) -> Iterator[Index]:
+    """Yield the operand elements from which an element of a `dot_general` is computed."""
+    contracted, batch = step.eqn.params["dimension_numbers"]
+    begin = len(batch[0])
+    for x, summed, shared in zip(step.operands, contracted, batch, strict=True):
+        rank = np.ndim(x.data)
+        index: list[Any] = [slice(None)] * rank
+        for axis, i in zip(shared, place, strict=False):
+            index[axis] = i
+        free = [axis for axis in range(rank) if axis not in (*summed, *shared)]
+        for axis, i in zip(free, place[begin:], strict=False):
+            index[axis] = i
+        begin += len(free)
+        yield tuple(index)
+
+
+def _start(eqn: JaxprEqn, position: int) -> int | None:
+    """Return the position of the operand with the initial value of a loop result, or None."""
+    held = regions(eqn) if holds_jaxpr(eqn.params.values()) else None
+    return None if held is None else {out: i for i, out in held.carried}.get(position)

@@ -1,1 +1,0 @@
-"""Running of functions in their own processes."""

@@ -1,0 +1,576 @@
+"""Step through a program: the base interpreter, loops, shards, effects, and execution traces.
+
+It tracks the enclosing equations and the iterations of loops, and records external calls in order.
+Subclasses observe the values, and compile loops where possible.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable, Iterable, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from itertools import zip_longest
+from typing import Any, NamedTuple
+
+import jax
+import numpy as np
+from jax import numpy as jnp
+from jax.sharding import Mesh, PartitionSpec
+
+from jaxprtool import jaxcompat
+from jaxprtool.errors import Details
+from jaxprtool.execute.running.arrays import (
+    Comparison,
+    Difference,
+    as_numpy,
+    type_of,
+    value_difference,
+    values_agree,
+)
+from jaxprtool.ir.dtypes import is_extended
+from jaxprtool.ir.equations import bodies, equations, named
+from jaxprtool.ir.equivalence import action_difference
+from jaxprtool.ir.evaluation import Interpreter, LoopOperands, bind, row_of, slice_number
+from jaxprtool.ir.meshes import mesh_of
+from jaxprtool.ir.regions import (
+    Call,
+    Cond,
+    CustomJVP,
+    Scan,
+    ShardMap,
+    View,
+    While,
+    holds_jaxpr,
+    view,
+)
+from jaxprtool.jaxcompat import Aval, ClosedJaxpr, JaxprEqn, Var
+
+# --- interpreter ----------------------------------------------------------------------------------
+# The base interpreter of `nans`, `watch` and `verify`, which runs a program by equation.
+
+
+@dataclass(eq=False)
+class Frame:
+    """An equation whose bodies are running.
+
+    Attributes:
+        eqn: The equation.
+        held: Its view.
+        length: The number of iterations of a loop, if known.
+        entered: The number of bodies entered.
+    """
+
+    eqn: JaxprEqn
+    held: View
+    length: int | None = None
+    entered: int = 0
+
+    @property
+    def iteration(self) -> int | None:
+        """The number of the iteration of a loop; for a scan, the index of the slice it reads."""
+        if isinstance(self.held, Scan):
+            return slice_number(self.held, self.entered - 1)  # type: ignore[no-any-return]
+        return (self.entered - 1) // 2 if isinstance(self.held, While) else None
+
+    def skip_to(self, number: int) -> None:
+        """Make the iteration `number` the next one."""
+        self.entered = number if isinstance(self.held, Scan) else 2 * number + 1
+
+
+class SteppingInterpreter(Interpreter):
+    """Steps through a program.
+
+    Attributes:
+        effects: The recorded external calls.
+        frames: The running equations, outermost first.
+    """
+
+    def __init__(self, earlier: Sequence[Event] = ()):
+        self.effects = Effects(earlier)
+        self.frames: list[Frame] = []
+
+    @property
+    def around(self) -> tuple[JaxprEqn, ...]:
+        """The equations whose bodies are running, outermost first."""
+        return tuple(frame.eqn for frame in self.frames)
+
+    @property
+    def iterations(self) -> tuple[int, ...]:
+        """The current iteration of each running loop."""
+        return tuple(n for frame in self.frames if (n := frame.iteration) is not None)
+
+    # --- hooks ------------------------------------------------------------------------------------
+
+    def frame(self, held: View, operands: list[Any]) -> Frame:
+        """Return the frame of an equation whose bodies are about to run."""
+        return Frame(held.eqn, held, held.length if isinstance(held, Scan) else None)
+
+    def is_compiled(self, loop: Scan | While) -> bool:
+        """Return True if the iterations of a compilable loop are to be compiled."""
+        return False
+
+    def compiled_loop(self, loop: Scan | While, operands: list[Any]) -> list[Any]:
+        """Return the results of a loop with compiled iterations."""
+        raise NotImplementedError
+
+    def shards(self, held: ShardMap, operands: list[Any]) -> Sequence[Any]:
+        """Return the results of a `shard_map` whose shards can be inspected."""
+        return self.evaluate(held.eqn, operands)
+
+    # --- evaluation -------------------------------------------------------------------------------
+
+    def evaluate(self, eqn: JaxprEqn, operands: list[Any]) -> Sequence[Any]:
+        return self.effects.results(eqn, operands)
+
+    def enter(self, body: ClosedJaxpr, operands: list[Any], predicate: Any = None) -> list[Any]:
+        self.frames[-1].entered += 1
+        return self.run(body, operands)
+
+    def equation(self, eqn: JaxprEqn, operands: list[Any]) -> Sequence[Any]:
+        held = view(eqn)
+        if isinstance(held, ShardMap) and can_be_checked(held):
+            return self.shards(held, operands)
+        if not isinstance(held, Scan | While | Cond | Call | CustomJVP):
+            return self.evaluate(eqn, operands)
+        self.frames.append(self.frame(held, operands))
+        if isinstance(held, Scan | While) and can_be_compiled(held) and self.is_compiled(held):
+            results: Sequence[Any] = self.compiled_loop(held, operands)
+        else:
+            results = super().equation(eqn, operands)
+        self.frames.pop()
+        return results
+
+
+# --- iterations -----------------------------------------------------------------------------------
+# Iterations of a scan or a while loop, shared by all code that compiles them.
+
+#: Returns the results of a body for given arguments.
+RunBody = Callable[[ClosedJaxpr, list[Any]], list[Any]]
+
+
+class Progress(NamedTuple):
+    """The progress of a loop.
+
+    Attributes:
+        number: The number of iterations run.
+        carry: The carry after them.
+        ys: The stacked results of a scan, if needed.
+        more: Whether there is another iteration.
+    """
+
+    number: Any
+    carry: list[Any]
+    ys: list[Any]
+    more: Any
+
+
+def row_at(stack: Any, i: Any) -> Any:
+    """Return the row at an index of the first axis, which may be traced."""
+    return jax.lax.dynamic_index_in_dim(stack, i, keepdims=False)
+
+
+def put_at(stack: Any, row: Any, i: Any) -> Any:
+    """Return a stack with the row at an index replaced."""
+    return jax.lax.dynamic_update_index_in_dim(stack, row, i, 0)
+
+
+def run_whole(body: ClosedJaxpr, arguments: list[Any]) -> list[Any]:
+    """Return the results of a body, with its loops and calls unchanged."""
+    return list(jaxcompat.jaxpr_as_fun(body)(*arguments))
+
+
+def started(
+    loop: Scan | While,
+    given: LoopOperands,
+    number: Any,
+    carry: Sequence[Any],
+    run: RunBody = run_whole,
+) -> Progress:
+    """Return the progress of a loop that continues from an iteration, without stacked results."""
+    return Progress(number, list(carry), [], _has_more(loop, given, number, carry, run))
+
+
+def advanced(
+    loop: Scan | While,
+    given: LoopOperands,
+    before: Progress,
+    run: RunBody = run_whole,
+    row: Callable[[Any, Any], Any] = row_at,
+    put: Callable[[Any, Any, Any], Any] = put_at,
+) -> Progress:
+    """Return the progress of a loop after one more iteration.
+
+    Args:
+        loop: The loop.
+        given: Its operands.
+        before: Its progress before.
+        run: Runs a body.
+        row: Returns the slice of a scanned operand at an index.
+        put: Returns a stacked result with a row at an index.
+    """
+    place, count = slice_number(loop, before.number), len(before.carry)
+    rows = [row(x, place) for x in given.xs]
+    outs = run(loop.body, [*given.consts, *before.carry, *rows])
+    number, carry = before.number + 1, outs[:count]
+    ys = [put(y, out, place) for y, out in zip(before.ys, outs[count:], strict=False)]
+    return Progress(number, carry, ys, _has_more(loop, given, number, carry, run))
+
+
+def _has_more(
+    loop: Scan | While, given: LoopOperands, number: Any, carry: Sequence[Any], run: RunBody
+) -> Any:
+    if isinstance(loop, Scan):
+        return number < loop.length
+    # A value may be a pytree with additional data; a predicate is not.
+    (more,) = jax.tree.leaves(run(loop.cond, [*given.cond_consts, *carry]))
+    return more
+
+
+def bodies_of(loop: Scan | While) -> tuple[ClosedJaxpr, ...]:
+    """Return the body of a scan, or the body and the condition of a while loop."""
+    return (loop.body,) if isinstance(loop, Scan) else (loop.body, loop.cond)
+
+
+def can_be_compiled(loop: Scan | While) -> bool:
+    """Return True if the iterations of a loop can be compiled and rerun."""
+    if loop.eqn.effects:
+        return False
+    if any(mesh_of(atom.aval) is not None for atom in (*loop.eqn.invars, *loop.eqn.outvars)):
+        return False
+    stacked = loop.ys if isinstance(loop, Scan) else ()
+    return not any(is_extended(var.aval.dtype) for var in stacked)
+
+
+# --- shards ---------------------------------------------------------------------------------------
+# A `shard_map` compiled as a whole, with results of its equations as additional results.
+
+
+def can_be_checked(held: ShardMap) -> bool:
+    """Return True if a `shard_map` runs on known devices and over all axes of their mesh."""
+    if not isinstance(held.mesh, Mesh) or held.eqn.effects:
+        return False
+    return held.eqn.params["newly_manual_axes"] == set(held.mesh.axis_names)
+
+
+def on_shards(
+    held: ShardMap, function: Callable[..., Any], with_results: bool = True
+) -> Callable[..., Any]:
+    """Return a function of shards under a `shard_map` like an existing one.
+
+    Args:
+        held: The `shard_map`.
+        function: Returns its results, and values to stack along a leading device axis.
+        with_results: If False, it returns only the latter.
+    """
+    everywhere = PartitionSpec(held.mesh.axis_names)
+    return jax.shard_map(
+        function,
+        mesh=held.mesh,
+        in_specs=tuple(held.in_specs),
+        out_specs=(list(held.out_specs), everywhere) if with_results else everywhere,
+        check_vma=held.eqn.params["check_vma"],
+    )
+
+
+# --- effects --------------------------------------------------------------------------------------
+# External calls of a program, recorded while it is stepped through.
+#
+# A call without results (a print, a debug callback, a check) is recorded but not executed. A call
+# with results is executed, or replaced by its results in an earlier run.
+
+
+@dataclass(eq=False)
+class Event:
+    """One call: the equation, its operands and its results."""
+
+    eqn: JaxprEqn
+    operands: list[Any]
+    results: Sequence[object] = ()
+
+    def difference(
+        self, other: Event, agree: Callable[[int], Comparison] = lambda i: values_agree
+    ) -> Difference | None:
+        """Return the difference from another call, or None; `agree(i)` compares operand `i`."""
+        if self.eqn.primitive.name != other.eqn.primitive.name:
+            return Difference(f"is {named(self.eqn)} before, {named(other.eqn)} after")
+        other_action = _action_difference(self.eqn, other.eqn)
+        if other_action is not None:
+            return Difference(f"({named(other.eqn)}) does something else: {other_action}")
+        operands, others = (jaxcompat.numbered_errors(e.eqn, e.operands) for e in (self, other))
+        different = f"({named(other.eqn)}) receives different values: "
+        if len(operands) != len(others):
+            return Difference(f"{different}{len(operands)} values before, {len(others)} after")
+        for i, (a, b) in enumerate(zip(operands, others, strict=True)):
+            fault = value_difference(f"value {i}", a, b, agree(i))
+            if fault is not None:
+                details = [("operand" if k == "result" else k, v) for k, v in fault.details]
+                return Difference(f"{different}{fault}", details)
+        return None
+
+
+def _action_difference(before: JaxprEqn, after: JaxprEqn) -> str | None:
+    """Return how two calls differ in what they do; those in bodies are compared in order."""
+    found = action_difference(before, after)
+    if found is not None:
+        return found
+    inside = (
+        [eqn for _, body in bodies(e) for eqn in equations(body) if has_external_effect(eqn)]
+        for e in (before, after)
+    )
+    for old, new in zip_longest(*inside):
+        if old is None or new is None:
+            return f"{named(old or new)} in it is {'removed' if new is None else 'added'}"
+        found = action_difference(old, new)
+        if found is not None:
+            return f"{named(new)} in it, {found}"
+    return None
+
+
+@dataclass
+class Effects:
+    """The calls of one run, in order; `earlier` are those of a previous run."""
+
+    earlier: Sequence[Event] = ()
+    events: list[Event] = field(default_factory=list)
+
+    def results(self, eqn: JaxprEqn, operands: list[Any]) -> list[Any]:
+        """Return the results of an equation that may have an external effect."""
+        run = self.call if has_external_effect(eqn) else bind
+        return list(run(eqn, operands))
+
+    def call(self, eqn: JaxprEqn, operands: list[Any]) -> Sequence[object]:
+        """Return the results of an equation for which `has_external_effect` holds."""
+        number, event = len(self.events), Event(eqn, operands)
+        self.events.append(event)
+        whole = holds_jaxpr(eqn.params.values())
+        if not eqn.outvars and not whole:
+            return []
+        known = self.earlier[number] if number < len(self.earlier) else None
+        if known is not None and not whole and known.difference(event) is None:
+            event.results = known.results
+        else:
+            event.results = bind(eqn, operands)
+        return event.results
+
+
+def has_external_effect(eqn: JaxprEqn) -> bool:
+    """Return True if an equation has external effects; writing to a ref is not one."""
+    if all(map(jaxcompat.is_removable_effect, eqn.effects)):
+        return False
+    atoms = (*eqn.invars, *eqn.outvars)
+    return not any(isinstance(atom.aval, jaxcompat.AbstractRef) for atom in atoms)
+
+
+def effects_differ(
+    before: Sequence[Event],
+    after: Sequence[Event],
+    agree: Callable[[int, int], Comparison],
+) -> Difference | None:
+    """Return the first call in which two runs differ; None if there is none.
+
+    Args:
+        before: The calls of the first run.
+        after: Those of the second run.
+        agree: Returns the comparison of an operand, by the position of its call and its own.
+    """
+    for number, (old, new) in enumerate(zip_longest(before, after), 1):
+        if new is None:
+            of = f"effect {number} of {len(before)}"
+            return Difference(f"{named(old.eqn)} is no longer called ({of})")
+        if old is None:
+            message = f"{named(new.eqn)} is called, but was not before (effect {number})"
+            return Difference(message)
+        fault = old.difference(new, partial(agree, number - 1))
+        if fault is not None:
+            return Difference(f"effect {number} {fault}", fault.details)
+    return None
+
+
+# --- execution trace ------------------------------------------------------------------------------
+# Find the first equation in which two programs differ, by comparing their execution traces.
+#
+# Both programs are evaluated one equation at a time. Their traces record the operands and results
+# of each equation, at every depth and in every iteration. A value has a *match* in the other trace
+# if an equation with the same primitive and source line, or the same line, or any equation,
+# returned an equal value up to the tolerance of its dtype. (Booleans and scalars easily match by
+# chance: for them only values of the same line count, if that line returned any.)
+#
+# Blame the first equation whose result has no match in the other trace and reaches a wrong result
+# only through values without a match: all of its operands have one. A correct rewrite may also
+# produce values without a match, but values computed from them match again before they reach a
+# result.
+
+
+@dataclass(eq=False)
+class Execution:
+    """One execution of an equation: its results and the executions on which they depend."""
+
+    number: int
+    eqn: JaxprEqn
+    needs: list[Execution]
+    results: list[Any] = field(default_factory=list)
+
+
+@dataclass(eq=False)
+class TracedValue:
+    """A value, and the executions that computed it."""
+
+    data: Any
+    made: tuple[Execution, ...] = ()
+
+
+class ExecutionTrace(Interpreter):
+    """Evaluates a program and records every execution, in order."""
+
+    def __init__(self, closed: ClosedJaxpr, args: Sequence[Any], effects: Effects):
+        self.effects = effects
+        self.executions: list[Execution] = []
+        #: Arguments and constants.
+        self.inputs: list[Any] = list(args)
+        self._predicates: list[TracedValue] = []
+        self._states: dict[int, TracedValue] = {}
+        self.results = self.run(closed, [TracedValue(x) for x in args])
+
+    def constant(self, value: Any, aval: Aval) -> TracedValue:
+        # A literal is a Python number with a dtype.
+        self.inputs.append(value if hasattr(value, "shape") else jnp.asarray(value))
+        return TracedValue(value)
+
+    def concrete(self, value: TracedValue) -> Any:
+        return value.data
+
+    def row(self, value: TracedValue, i: int) -> TracedValue:
+        return TracedValue(row_of(value.data, i), value.made)
+
+    def stack(self, rows: Sequence[TracedValue], var: Var) -> TracedValue:
+        executions = dict.fromkeys(execution for row in rows for execution in row.made)
+        return TracedValue(super().stack([row.data for row in rows], var), tuple(executions))
+
+    def enter(
+        self, body: ClosedJaxpr, operands: list[Any], predicate: TracedValue | None = None
+    ) -> list[Any]:
+        if predicate is None:
+            return self.run(body, operands)
+        self._predicates.append(predicate)
+        results = self.run(body, operands)
+        self._predicates.pop()
+        return results
+
+    def selected(self, values: list[Any], predicate: TracedValue) -> list[Any]:
+        return [TracedValue(value.data, (*value.made, *predicate.made)) for value in values]
+
+    def evaluate(self, eqn: JaxprEqn, operands: list[Any]) -> list[TracedValue]:
+        # The current value of a ref comes from the equation that wrote it last.
+        states = [self._states[id(x.data)] for x in operands if id(x.data) in self._states]
+        sources = [*operands, *states, *self._predicates]
+        needs = list(dict.fromkeys(execution for value in sources for execution in value.made))
+        execution = Execution(len(self.executions), eqn, needs)
+        self.executions.append(execution)
+        values = [x.data for x in operands]
+        results = self.effects.results(eqn, values)
+        for x in (*values, *results):
+            if isinstance(jax.typeof(x), jaxcompat.AbstractRef):
+                contents = x[...]
+                self._states[id(x)] = TracedValue(contents, (execution,))
+                execution.results.append(contents)
+        execution.results += [x for x in results if _is_array(x)]
+        return [TracedValue(x, (execution,)) for x in results]
+
+
+def _is_array(x: object) -> bool:
+    return not isinstance(jax.typeof(x), jaxcompat.AbstractRef) and hasattr(x, "dtype")
+
+
+class ValueIndex:
+    """The values of an execution trace, to look up matches in."""
+
+    def __init__(self, trace: ExecutionTrace):
+        self._groups: dict[Hashable, _Values] = {}
+        for value in trace.inputs:
+            if _is_array(value):
+                self._put([(type_of(value),)], value)
+        for execution in trace.executions:
+            for value in execution.results:
+                self._put(_keys(execution.eqn, value), value)
+
+    def _put(self, keys: Iterable[Hashable], value: Any) -> None:
+        array = as_numpy(value)
+        for key in keys:
+            self._groups.setdefault(key, _Values()).add(array)
+
+    def has(self, value: Any, eqn: JaxprEqn) -> bool:
+        """Return True if a value returned by an equation of another trace has a match here."""
+        array = as_numpy(value)
+        groups = [g for g in map(self._groups.get, _keys(eqn, value)) if g is not None]
+        if array.size <= 1 or array.dtype == bool:
+            groups = groups[:1]
+        return any(group.has(array) for group in groups)
+
+    def misses(self, execution: Execution) -> bool:
+        """Return True if some result of an execution in another trace has no match here."""
+        return not all(self.has(value, execution.eqn) for value in execution.results)
+
+
+def _keys(eqn: JaxprEqn, value: Any) -> list[Hashable]:
+    """Return the keys of the groups of a value, narrowest first."""
+    line, type_text = (jaxcompat.user_frame(eqn) or ())[:2], type_of(value)
+    return [(eqn.primitive.name, line, type_text), (line, type_text), (type_text,)]
+
+
+class _Values:
+    """Arrays of one type."""
+
+    def __init__(self) -> None:
+        self._exact: dict[bytes, np.ndarray] = {}
+
+    def add(self, array: np.ndarray) -> None:
+        self._exact[array.tobytes()] = array
+
+    def has(self, array: np.ndarray) -> bool:
+        if array.tobytes() in self._exact:
+            return True
+        if not jnp.issubdtype(array.dtype, jnp.inexact):
+            return False
+        return any(values_agree(known, array)[0].all() for known in self._exact.values())
+
+
+def first_difference(
+    before: ExecutionTrace, after: ExecutionTrace, wrong: Sequence[int]
+) -> Details:
+    """Return the first equations of both traces that lead to the differing results `wrong`."""
+    new = _first(after, ValueIndex(before), wrong)
+    old = _first(before, ValueIndex(after), wrong)
+    found = []
+    if new is not None:
+        found.append(("first equation", f"{_shown(new)}, from the same values as before"))
+    if old is not None:
+        label = "instead of" if new is not None else "removed"
+        found.append((label, _shown(old)))
+    same = "every equation computes the same values as before, but different values are passed on"
+    return found or [("equations", same)]
+
+
+def _first(trace: ExecutionTrace, index: ValueIndex, wrong: Sequence[int]) -> Execution | None:
+    todo = [execution for i in wrong for execution in trace.results[i].made]
+    seen: set[Execution] = set()
+    blamed: list[Execution] = []
+    while todo:
+        execution = todo.pop()
+        if execution in seen:
+            continue
+        seen.add(execution)
+        if index.misses(execution):
+            blamed.append(execution)
+            todo += execution.needs
+    return min(blamed, key=lambda e: e.number, default=None)
+
+
+def _shown(execution: Execution) -> str:
+    values = ", ".join(_short(value) for value in execution.results)
+    return f"{named(execution.eqn)}, giving {values}"
+
+
+def _short(value: Any) -> str:
+    array = as_numpy(value)
+    some = ", ".join(map(str, array.ravel()[:4])) + (", …" if array.size > 4 else "")
+    return f"{type_of(value)} {f'[{some}]' if array.ndim else some}"

@@ -1,1 +1,0 @@
-"""Shared parts of stepping interpreters: frames, iterations, shards."""

@@ -1,0 +1,327 @@
+"""Times for programs that show them: Perfetto, chrome://tracing, pprof and speedscope.
+
+Each process of the run is a process of the trace. Its first track has all compilations, each with
+its phases inside; each compiled function has its own track below. A compilation that
+begins before another has ended, in another thread, goes to a further track, since the slices of
+one track must nest. Times are in microseconds.
+"""
+
+from __future__ import annotations
+
+import json
+import shlex
+from collections import defaultdict
+from collections.abc import Hashable, Iterable, Iterator, Sequence
+from itertools import count
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from jaxprtool import jaxcompat
+from jaxprtool.ir import source_text
+from jaxprtool.ir.documents import as_json
+from jaxprtool.jaxcompat.source_locations import UserFrame
+
+if TYPE_CHECKING:
+    from jaxprtool.analysis.profile import Profile, TimedOperation
+    from jaxprtool.analysis.recorded_run import Compilation, Function, OutsideJit, Run
+    from jaxprtool.ir.hlo.trace import Event, Trace
+
+# --- perfetto -------------------------------------------------------------------------------------
+# A recorded run as a trace for Perfetto and chrome://tracing: Chrome's trace-event JSON.
+
+#: A trace event: an object of JSON.
+_Event = dict[str, Any]
+
+#: The maximum number of functions with their own track; the slowest to compile have one.
+_MOST_TRACKS = 200
+
+
+def perfetto(run: Run) -> str:
+    """Return a run as the text of a trace."""
+    document = {
+        "traceEvents": list(_events(run)),
+        "displayTimeUnit": "ms",
+        "otherData": {
+            "command": shlex.join(run.command),
+            "seconds": as_json(run.seconds),
+            "exit_code": "" if run.exit_code is None else str(run.exit_code),
+        },
+    }
+    return json.dumps(document, ensure_ascii=False, separators=(",", ":")) + "\n"
+
+
+def _events(run: Run) -> Iterator[_Event]:
+    # Perfetto treats process 0 as the idle process of the kernel, so numbers begin at 1.
+    for process in run.processes:
+        number = process.number + 1
+        command = " ".join(process.command) or "process"
+        yield _metadata(number, "process_name", name=f"{process.number}: {command}")
+        yield _metadata(number, "process_sort_index", sort_index=process.number)
+        labels = " ".join(filter(None, (process.jax and f"JAX {process.jax}", process.backend)))
+        if labels:
+            yield _metadata(number, "process_labels", labels=labels)
+        if process.seconds:
+            args = {"pid": process.pid, "ending": process.ending}
+            yield _metadata(number, "thread_name", thread=1, name="process")
+            end = process.start + process.seconds
+            yield _slice(number, 1, "process", command, process.start, end, args)
+    by_process: defaultdict[int, list[tuple[Function, Compilation]]] = defaultdict(list)
+    for function in run.functions:
+        for each in function.compilations:
+            by_process[each.process].append((function, each))
+    for process_number, found in sorted(by_process.items()):
+        yield from _process_events(process_number + 1, found, run.functions)
+    first = min((process.number for process in run.processes), default=0) + 1
+    for outside in run.outside_jit:
+        yield _outside(first, outside)
+
+
+def _process_events(
+    number: int, found: Sequence[tuple[Function, Compilation]], functions: Sequence[Function]
+) -> Iterator[_Event]:
+    """Yield the events of the compilations of a process, all together and by function."""
+    ordered = sorted(found, key=lambda pair: pair[1].start)
+    tracks = _Tracks(number, 2)
+    yield from tracks.events("compilations", ordered)
+    own: defaultdict[int, list[tuple[Function, Compilation]]] = defaultdict(list)
+    for function, each in ordered:
+        own[id(function)].append((function, each))
+    for function in functions[:_MOST_TRACKS]:
+        if id(function) in own:
+            yield from tracks.events(function.name, own[id(function)])
+
+
+class _Tracks:
+    """The tracks of a process; `thread` is the number of the next one."""
+
+    def __init__(self, process: int, thread: int):
+        self._process, self._thread = process, thread
+
+    def events(self, name: str, found: Sequence[tuple[Function, Compilation]]) -> Iterator[_Event]:
+        """Yield compilations in as many tracks as run at the same time."""
+        ends: list[float] = []
+        for function, each in found:
+            place = next((i for i, end in enumerate(ends) if end <= each.start), len(ends))
+            if place == len(ends):
+                ends.append(0.0)
+                thread = self._thread + place
+                yield _metadata(self._process, "thread_name", thread=thread, name=name)
+                yield _metadata(
+                    self._process, "thread_sort_index", thread=thread, sort_index=thread
+                )
+            ends[place] = each.start + each.seconds
+            yield from _compilation(self._process, self._thread + place, function, each)
+        self._thread += len(ends)
+
+
+def _compilation(
+    process: int, thread: int, function: Function, each: Compilation
+) -> Iterator[_Event]:
+    """Yield the slice of a compilation, and those of its phases within it."""
+    args: _Event = {
+        "function": function.name,
+        "defined at": function.line,
+        "called at": each.line,
+        "library": each.library,
+        "equations": each.equations,
+        "cached": each.cached,
+        "CPU seconds": as_json(each.cpu_seconds),
+        "compared with": each.nearest,
+        "error": each.error,
+        "static": as_json(each.statics),
+        "reasons": [_reason(reason) for reason in as_json(each.reasons)],
+    }
+    args = {key: value for key, value in args.items() if value not in ("", [], {})}
+    kind = "compiled again" if each.reasons else "compiled"
+    last = each.start + each.seconds
+    yield _slice(process, thread, kind, each.name, each.start, last, args)
+    start = each.start
+    for phase in ("trace", "lower", "compile"):
+        if seconds := getattr(each, f"{phase}_seconds"):
+            end = min(start + seconds, last)
+            yield _slice(process, thread, phase, phase, start, end, {})
+            start = end
+
+
+def _reason(reason: dict[str, str]) -> str:
+    change = " → ".join(filter(None, (reason["before"], reason["after"])))
+    parts = ": ".join(filter(None, (reason["kind"], reason["path"], change)))
+    line = f" at {reason['line']}" if reason["line"] else ""
+    advice = f" ({reason['advice']})" if reason.get("advice") else ""
+    return f"{parts}{line}{advice}"
+
+
+def _outside(process: int, each: OutsideJit) -> _Event:
+    """Return an instant event where the first small computation of a line was compiled."""
+    return {
+        "ph": "i",
+        "s": "p",
+        "name": f"{each.count} outside of jit at {each.line}",
+        "cat": "outside of jit",
+        "pid": process,
+        "tid": 1,
+        "ts": _microseconds(each.start),
+        "args": {"seconds": as_json(each.seconds), "operations": dict(each.names)},
+    }
+
+
+def _slice(
+    process: int, thread: int, kind: str, name: str, start: float, end: float, args: _Event
+) -> _Event:
+    # Round both ends instead of the duration, so that phases stay inside their compilation.
+    begin = _microseconds(start)
+    return {
+        "ph": "X",
+        "name": name,
+        "cat": kind,
+        "pid": process,
+        "tid": thread,
+        "ts": begin,
+        "dur": round(_microseconds(end) - begin, 3),
+        "args": args,
+    }
+
+
+def _metadata(process: int, kind: str, thread: int = 0, **args: Any) -> _Event:
+    return {"ph": "M", "name": kind, "pid": process, "tid": thread, "args": args}
+
+
+def _microseconds(seconds: float) -> float:
+    return round(seconds * 1e6, 3)
+
+
+# --- perfetto profile -----------------------------------------------------------------------------
+# A profile as a trace for Perfetto and chrome://tracing: the operations, with their lines.
+#
+# The format is Chrome's trace-event JSON. Times are in microseconds from the first measured call
+# on.
+
+#: The tracks of the process: the measured calls, and the work of the host; threads follow.
+_CALLS, _HOST = 1, 2
+
+
+def perfetto_of_profile(found: Profile) -> str:
+    """Return the operations of a profile, in time, as the text of a trace."""
+    assert found.trace is not None
+    document = {
+        "traceEvents": list(_profile_events(found, found.trace)),
+        "displayTimeUnit": "ms",
+        "otherData": {"name": found.name, "explained": f"{found.explained:.3f}"},
+    }
+    return json.dumps(document, ensure_ascii=False, separators=(",", ":")) + "\n"
+
+
+def _profile_events(found: Profile, trace: Trace) -> Iterator[dict[str, Any]]:
+    first = min((each.start for each in trace.events), default=0.0)
+    first = min(first, *(start for start, _ in trace.steps)) if trace.steps else first
+    known = {(each.module, each.name): each for each in found.operations}
+    threads = {name: i for i, name in enumerate(dict.fromkeys(e.thread for e in trace.events))}
+    names = {_CALLS: "calls", _HOST: "host"} | {i + 3: name for name, i in threads.items()}
+    yield {"ph": "M", "name": "process_name", "pid": 1, "tid": 0, "args": {"name": found.name}}
+    for thread, name in names.items():
+        yield {"ph": "M", "name": "thread_name", "pid": 1, "tid": thread, "args": {"name": name}}
+    for number, (start, end) in enumerate(trace.steps):
+        yield _profile_slice(_CALLS, "call", f"call {number + 1}", start - first, end - first, {})
+    for host in trace.host:
+        if host.kind != "between operations":
+            yield _profile_slice(_HOST, "host", host.kind, host.start - first, host.end - first, {})
+    for event in trace.events:
+        module = trace.names.get(event.program, "")
+        yield _operation(event, known.get((module, event.name)), threads[event.thread] + 3, first)
+
+
+def _operation(
+    event: Event, known: TimedOperation | None, thread: int, first: float
+) -> dict[str, Any]:
+    args: dict[str, Any] = {}
+    if known is not None:
+        args = {"lines": ", ".join(known.lines), "opcode": known.opcode, "module": known.module}
+    name = known.lines[0] if known is not None and known.lines else event.name
+    kind = (known.own if known is not None else "") or "operation"
+    args |= {"operation": event.name}
+    if event.done > event.end:
+        args["done after (µs)"] = round((event.done - event.start) / 1000, 3)
+    return _profile_slice(thread, kind, name, event.start - first, event.end - first, args)
+
+
+def _profile_slice(
+    thread: int, kind: str, name: str, start: float, end: float, args: dict[str, Any]
+) -> dict[str, Any]:
+    # Round both ends instead of the duration, so that slices stay inside their parents.
+    begin = round(start / 1000, 3)
+    return {
+        "ph": "X",
+        "name": name,
+        "cat": kind,
+        "pid": 1,
+        "tid": thread,
+        "ts": begin,
+        "dur": round(round(end / 1000, 3) - begin, 3),
+        "args": args,
+    }
+
+
+# --- pprof ----------------------------------------------------------------------------------------
+# Profiles of samples by stack, for pprof and speedscope.
+
+
+class Sample(NamedTuple):
+    """A row of a profile.
+
+    Attributes:
+        frames: The calls, innermost first.
+        name: The name of the callee.
+        values: A number per kind of sample.
+    """
+
+    frames: Sequence[UserFrame]
+    name: str
+    values: Sequence[int]
+
+
+class _Numbers(dict[Any, int]):
+    """Consecutive numbers for keys, from 1 on."""
+
+    def __init__(self) -> None:
+        self._next = count(1)
+
+    def __missing__(self, key: Hashable) -> int:
+        self[key] = next(self._next)
+        return self[key]
+
+
+def profile(name: str, sample_types: Sequence[tuple[str, str]], samples: Iterable[Sample]) -> bytes:
+    """Return a profile, compressed.
+
+    Args:
+        name: The name of the profiled program.
+        sample_types: The sampled values with their units: `("flops", "count")`. The first is the
+            default.
+        samples: The rows. The callee is the innermost function of each.
+    """
+    strings, functions, locations = _Numbers(), _Numbers(), _Numbers()
+    strings[""] = 0
+    rows = []
+    for sample in samples:
+        innermost = functions["", sample.name]
+        places = [locations[innermost, 0]]
+        for frame in sample.frames:
+            function = functions[source_text.path(frame.file), frame.function]
+            places.append(locations[function, frame.line])
+        rows.append({"location_id": places, "value": list(map(int, sample.values))})
+    document = {
+        "sample_type": [
+            {"type": strings[label], "unit": strings[unit]} for label, unit in sample_types
+        ],
+        "sample": rows,
+        "location": [
+            {"id": number, "line": [{"function_id": function, "line": line}]}
+            for (function, line), number in locations.items()
+        ],
+        "function": [
+            {"id": number, "name": strings[called], "filename": strings[file]}
+            for (file, called), number in functions.items()
+        ],
+        "comment": [strings[name]],
+        "default_sample_type": strings[sample_types[0][0]],
+    }
+    return jaxcompat.pprof({**document, "string_table": list(strings)})

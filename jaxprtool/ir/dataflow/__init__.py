@@ -1,1 +1,0 @@
-"""Definitions and uses of values, within a body and through bodies."""

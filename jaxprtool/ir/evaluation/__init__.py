@@ -1,1 +1,0 @@
-"""Evaluating jaxprs, equation by equation."""

@@ -1,1 +1,0 @@
-"""Matching the equations of two programs, and the differences that are left."""

@@ -1,0 +1,101 @@
+"""The process: Python's recursion limit and its garbage collector.
+
+JAX traces programs of about 140 nested bodies within Python's default limit of 1,000 calls. Passes,
+tables and pages take up to 15 calls for each body, twice as many as tracing, so a command raises
+the limit. A user's code still has the limit that it has without jaxprtool: twice as many bodies
+overflow the stack of XLA's compiler, which ends the process.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+import sys
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
+
+# --- recursion ------------------------------------------------------------------------------------
+# Python's recursion limit during a command, and while a user's code is imported or traced.
+
+#: The limit during a command.
+_LIMIT = 4000
+
+#: The stack in bytes for each call: what Python's default limit has of the usual 8 MiB. A call
+#: through C takes up to 3 kB of it, and a full stack ends the process without a word.
+_STACK_PER_CALL = 8192
+
+#: The limit that a command has raised, as it was before.
+_default: ContextVar[int | None] = ContextVar("_default", default=None)
+
+
+@contextlib.contextmanager
+def limit_raised() -> Iterator[None]:
+    """Raise the recursion limit, so that whatever JAX traces can be rewritten and shown.
+
+    The limit stays where the stack cannot grow: outside the main thread, under a hard limit of the
+    system, and on a system without such limits.
+    """
+    before = sys.getrecursionlimit()
+    with contextlib.ExitStack() as stack:
+        if threading.current_thread() is threading.main_thread() and before < _LIMIT:
+            with contextlib.suppress(ImportError, ValueError, OSError):
+                stack.enter_context(_stack_raised(_LIMIT * _STACK_PER_CALL))
+                stack.callback(sys.setrecursionlimit, before)
+                sys.setrecursionlimit(_LIMIT)
+                stack.callback(_default.reset, _default.set(before))
+        yield
+
+
+@contextlib.contextmanager
+def limit_of_user() -> Iterator[None]:
+    """Lower the recursion limit to that before the command, unless the user has set another one."""
+    default = _default.get()
+    if default is None or sys.getrecursionlimit() != _LIMIT:
+        yield
+        return
+    sys.setrecursionlimit(default)
+    try:
+        yield
+    finally:
+        if sys.getrecursionlimit() == default:
+            sys.setrecursionlimit(_LIMIT)
+
+
+@contextlib.contextmanager
+def _stack_raised(size: int) -> Iterator[None]:
+    """Let the stack of the main thread grow to a size in bytes.
+
+    Raises ImportError, ValueError or OSError if the system does not allow it.
+    """
+    import resource
+
+    soft, hard = resource.getrlimit(resource.RLIMIT_STACK)
+    if soft == resource.RLIM_INFINITY or soft >= size:
+        yield
+        return
+    resource.setrlimit(resource.RLIMIT_STACK, (size, hard))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_STACK, (soft, hard))
+
+
+# --- collector ------------------------------------------------------------------------------------
+# Pause Python's garbage collector while many long-lived objects are created.
+
+
+@contextmanager
+def without_collector() -> Iterator[None]:
+    """Pause the garbage collector, so that it does not scan new objects again and again.
+
+    All of them live until the work is done; the scans would take a third to a half of the time.
+    """
+    enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if enabled:
+            gc.enable()

@@ -1,1 +1,0 @@
-"""Rewriting jaxprs: equations, constants, custom derivative rules, callbacks."""

@@ -1,1 +1,0 @@
-"""Symbolic shapes: symbols, bounds, lengths, and programs at given sizes."""

@@ -1,1 +1,0 @@
-"""Source locations and name scopes of equations, and the user's names for values."""

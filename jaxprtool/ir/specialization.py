@@ -1,0 +1,726 @@
+"""Substitute in all parts of a jaxpr, and replace its symbols by sizes.
+
+For an array with symbolic sizes, JAX traces `x[1:]` to a `gather`, and `x[-1]` to a
+`dynamic_slice`, at indices computed from the size. These become the `slice` that JAX traces for
+known sizes, and the equations of the indices are removed if nothing else reads them. Likewise
+`jnp.arange` becomes a single `iota`, and the grid of a Pallas kernel, whose symbolic sizes are
+operands, becomes a parameter.
+"""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Callable, Hashable, Sequence
+from dataclasses import fields, is_dataclass, replace
+from typing import Any
+
+import jax
+import jax.export
+import numpy as np
+from jax.extend.core import primitives
+from jax.lax import GatherScatterMode
+
+from jaxprtool import jaxcompat
+from jaxprtool.errors import UnsupportedError
+from jaxprtool.ir.custom_rules import (
+    CustomRule,
+    custom_rule,
+    following,
+    has_rule,
+    map_rule,
+    rule_key,
+)
+from jaxprtool.ir.dataflow import DefUse
+from jaxprtool.ir.equations import (
+    named,
+    needed_equations,
+    substitute,
+    type_of,
+    variables,
+    with_operands,
+)
+from jaxprtool.ir.evaluation import RULES, Evaluation
+from jaxprtool.ir.expansions import LIVE, without_live_objects
+from jaxprtool.ir.regions import sub_jaxprs
+from jaxprtool.ir.rewrite import Memo
+from jaxprtool.ir.symbols import Sizes, value_of
+from jaxprtool.jaxcompat import AnyJaxpr, Atom, Aval, DropVar, Jaxpr, JaxprEqn, Literal, Params, Var
+
+# --- static indices -------------------------------------------------------------------------------
+# Simplify equations whose indices become constants once sizes are known.
+
+#: The maximum number of elements of an array of indices to evaluate.
+_MOST = 1 << 16
+
+
+#: How to evaluate the primitives by which JAX computes indices from sizes.
+_COMPUTED: dict[str, Evaluation] = {
+    "iota": RULES["iota"],
+    "add": RULES["add"],
+    "mul": RULES["mul"],
+    "lt": RULES["lt"],
+    "select_n": RULES["select_n"],
+    "convert_element_type": RULES["convert_element_type"],
+    "copy": RULES["copy"],
+    "rev": RULES["rev"],
+    "concatenate": RULES["concatenate"],
+    "broadcast_in_dim": RULES["broadcast_in_dim"],
+}
+
+
+def with_slices(
+    eqns: Sequence[JaxprEqn], results: Sequence[Atom], changed: Callable[[JaxprEqn], bool]
+) -> tuple[list[JaxprEqn], list[Atom]]:
+    """Replace gathers and dynamic slices at known indices by slices.
+
+    Args:
+        eqns: The equations of a body.
+        results: The results of the body.
+        changed: Returns True for an equation in which sizes were replaced. Others are kept.
+
+    Returns:
+        The new equations and results.
+    """
+    known = _IndexEvaluator(eqns)
+    written: list[JaxprEqn] = []
+    same: dict[Var, Atom] = {}
+
+    for eqn in eqns:
+        eqn = with_operands(eqn, same)
+        rule = _RULES.get(eqn.primitive.name)
+        made = rule(eqn, known) if rule and changed(eqn) else None
+        if isinstance(made, Var):
+            same[eqn.outvars[0]] = made
+        else:
+            written += [eqn] if made is None else made
+    results = substitute(results, same)
+    return _without(known.read, written, results) if known.read else written, results
+
+
+def _without(
+    indices: set[Var], eqns: Sequence[JaxprEqn], results: Sequence[Atom]
+) -> list[JaxprEqn]:
+    """Remove equations that computed indices, if nothing reads their results any more."""
+
+    def stays(eqn: JaxprEqn) -> bool:
+        return not (eqn.outvars and indices.issuperset(eqn.outvars))
+
+    return needed_equations(eqns, results, stays)
+
+
+class _IndexEvaluator:
+    """Evaluates indices.
+
+    Attributes:
+        read: The variables that known indices were computed from.
+    """
+
+    def __init__(self, eqns: Sequence[JaxprEqn]) -> None:
+        self._defined = DefUse(eqns)
+        self._values: dict[Var, np.ndarray | None] = {}
+        self.read: set[Var] = set()
+
+    def values(self, atoms: Sequence[Atom]) -> list[np.ndarray] | None:
+        """Return the values of indices, or None if one is unknown."""
+        found = [self._value(atom) for atom in atoms]
+        if any(value is None for value in found):
+            return None
+        todo = variables(atoms)
+        while todo:
+            var = todo.pop()
+            if var not in self.read:
+                self.read.add(var)
+                eqn = self._defined.equation(var)
+                todo += [] if eqn is None else variables(eqn.invars)
+        return found  # type: ignore[return-value]
+
+    def made_by(self, atom: Atom, primitive: str) -> bool:
+        """Return True if an atom is the result of an equation of this primitive."""
+        eqn = self._defined.equation(atom)
+        return eqn is not None and eqn.primitive.name == primitive
+
+    def _value(self, atom: Atom) -> np.ndarray | None:
+        """Evaluate an atom, with a stack in place of recursion: chains of equations are long."""
+        todo = [atom]
+        while todo:
+            var = todo[-1]
+            if type(var) is Literal or var in self._values:
+                todo.pop()
+                continue
+            eqn = self._defined.equation(var)
+            compute = None if eqn is None else _COMPUTED.get(eqn.primitive.name)
+            if eqn is None or compute is None or not _is_small(getattr(var.aval, "shape", None)):
+                self._values[var] = None
+                continue
+            missing = [v for v in variables(eqn.invars) if v not in self._values]
+            if missing:
+                todo += missing
+                continue
+            known = (self._known(each) for each in eqn.invars)
+            operands = [value for value in known if value is not None]
+            complete = len(operands) == len(eqn.invars)
+            self._values[var] = compute(eqn, *operands) if complete else None
+        return self._known(atom)
+
+    def _known(self, atom: Atom) -> np.ndarray | None:
+        if type(atom) is Literal:
+            return np.asarray(atom.val, atom.aval.dtype)
+        return self._values[atom]
+
+
+def _is_small(shape: Any) -> bool:
+    return _are_numbers(shape) and int(np.prod(shape, dtype=np.int64)) <= _MOST
+
+
+def _are_numbers(shape: Any) -> bool:
+    return shape is not None and all(isinstance(n, int) for n in shape)
+
+
+# --- rules ----------------------------------------------------------------------------------------
+
+
+def _dynamic_slice(eqn: JaxprEqn, known: _IndexEvaluator) -> list[JaxprEqn] | Var | None:
+    x, *indices = eqn.invars
+    # Literal indices come from the user's own `lax.dynamic_slice`, which JAX keeps.
+    if not _are_numbers(x.aval.shape) or all(type(index) is Literal for index in indices):
+        return None
+    found = known.values(indices)
+    if found is None:
+        return None
+    sizes = eqn.params["slice_sizes"]
+    pairs = zip(found, x.aval.shape, sizes, strict=True)
+    starts = [min(max(int(start), 0), whole - size) for start, whole, size in pairs]
+    return _cut(eqn, starts, sizes)
+
+
+def _gather(eqn: JaxprEqn, known: _IndexEvaluator) -> list[JaxprEqn] | Var | None:
+    params, numbers = eqn.params, eqn.params["dimension_numbers"]
+    x, indices = eqn.invars
+    shape, sizes, mapped = x.aval.shape, list(params["slice_sizes"]), numbers.start_index_map
+    static = params["mode"] == GatherScatterMode.PROMISE_IN_BOUNDS and _are_numbers(shape)
+    if not static or numbers.operand_batching_dims:
+        return None
+    found = known.values([indices])
+    if found is None:
+        return None
+    starts, strides, dropped = [0] * len(shape), [1] * len(shape), numbers.collapsed_slice_dims
+    if found[0].ndim == 1:
+        for dim, start in zip(mapped, found[0], strict=True):
+            starts[dim] = int(start)
+        kept = tuple(range(len(shape) - len(dropped)))
+    elif found[0].ndim == 2 and found[0].shape[1] == 1 and mapped == dropped:
+        (dim,), rows = mapped, found[0][:, 0]
+        steps = set(np.diff(rows).tolist())
+        if len(rows) == 0 or len(steps) > 1 or min(steps, default=1) < 1:
+            return None
+        starts[dim], strides[dim], sizes[dim] = int(rows[0]), steps.pop() if steps else 1, len(rows)
+        kept, dropped = tuple(i for i in range(len(shape)) if i != dim), ()
+    else:
+        return None
+    spans = zip(starts, sizes, strides, shape, strict=True)
+    inside = all(start >= 0 and start + (n - 1) * step < whole for start, n, step, whole in spans)
+    if numbers.offset_dims != kept or not inside:
+        return None
+    return _cut(eqn, starts, sizes, strides, dropped)
+
+
+def _cut(
+    eqn: JaxprEqn,
+    starts: Sequence[int],
+    sizes: Sequence[int],
+    strides: Sequence[int] = (),
+    dropped: Sequence[int] = (),
+) -> list[JaxprEqn] | Var:
+    """Return a slice of an equation's first operand, and a squeeze of the `dropped` axes.
+
+    JAX traces no slice of all elements. One would have a strongly typed gradient.
+    """
+    (out,), x = eqn.outvars, eqn.invars[0]
+    whole = tuple(sizes) == x.aval.shape
+    if not dropped:
+        same = whole and isinstance(x, Var)
+        return x if same else [_slice(eqn, out, starts, sizes, strides)]
+    inner = x if whole else Var(out.aval.update(shape=tuple(sizes)))
+    squeezed = eqn.replace(
+        primitive=primitives.squeeze_p, params={"dimensions": tuple(dropped)}, invars=[inner]
+    )
+    return [squeezed] if whole else [_slice(eqn, inner, starts, sizes, strides), squeezed]
+
+
+def _slice(
+    eqn: JaxprEqn,
+    out: Var,
+    starts: Sequence[int],
+    sizes: Sequence[int],
+    strides: Sequence[int],
+) -> JaxprEqn:
+    x = eqn.invars[0]
+    steps = tuple(strides) if any(step != 1 for step in strides) else None
+    ends = zip(starts, sizes, steps or (1,) * len(sizes), x.aval.shape, strict=True)
+    params = {
+        "start_indices": tuple(starts),
+        "limit_indices": tuple(min(start + n * step, whole) for start, n, step, whole in ends),
+        "strides": steps,
+    }
+    return eqn.replace(primitive=primitives.slice_p, params=params, invars=[x], outvars=[out])
+
+
+def _of_iota(neutral: int) -> Callable[[JaxprEqn, _IndexEvaluator], Var | None]:
+    """Return the rule that removes `iota + 0` or `iota * 1`, which `jnp.arange` adds."""
+
+    def rule(eqn: JaxprEqn, known: _IndexEvaluator) -> Var | None:
+        number, x = eqn.invars
+        if type(number) is not Literal or number.val != neutral or x.aval != eqn.outvars[0].aval:
+            return None
+        return x if known.made_by(x, "iota") else None
+
+    return rule
+
+
+def _grid(eqn: JaxprEqn, known: _IndexEvaluator) -> list[JaxprEqn] | None:
+    """Move the sizes of a Pallas grid, once known, from the first operands to the parameter."""
+    mapping = eqn.params["grid_mapping"]
+    count = mapping.num_dynamic_grid_bounds
+    sizes = known.values(eqn.invars[:count])
+    if not count or sizes is None:
+        return None
+    left = map(int, sizes)
+    grid = tuple(size if isinstance(size, int) else next(left) for size in mapping.grid)
+    params = eqn.params | {"grid_mapping": replace(mapping, grid=grid)}
+    return [eqn.replace(invars=eqn.invars[count:], params=params)]
+
+
+_RULES: dict[str, Callable[[JaxprEqn, _IndexEvaluator], list[JaxprEqn] | Var | None]] = {
+    "add": _of_iota(0),
+    "dynamic_slice": _dynamic_slice,
+    "gather": _gather,
+    "mul": _of_iota(1),
+    "pallas_call": _grid,
+}
+
+
+# --- substitution ---------------------------------------------------------------------------------
+# Substitute in all parts of a jaxpr: types, parameters, bodies and rules.
+#
+# A subclass of `Substitution` changes single types, parameter values and contexts; this module
+# applies it at every depth. All else stays the same object, and a body that several equations share
+# stays shared.
+
+
+class Body:
+    """One body while it is rewritten by the substitution `owner`.
+
+    Subclasses override `equation` and `finished`.
+    """
+
+    def __init__(self, owner: Any, jaxpr: AnyJaxpr) -> None:
+        self.owner = owner
+        self._jaxpr = jaxpr
+        #: The atoms that replace variables.
+        self.env: dict[Var, Atom] = {}
+
+    def made(self) -> AnyJaxpr:
+        """Return the rewritten body; the same object if nothing changes."""
+        old = jaxcompat.open_jaxpr(self._jaxpr)
+        invars = self.bound(old.invars)
+        constvars = self.bound(old.constvars)
+        eqns = [new for eqn in old.eqns if (new := self.equation(eqn)) is not None]
+        outvars = [self.atom(atom) for atom in old.outvars]
+        eqns, outvars = self.finished(eqns, outvars)
+        consts = getattr(self._jaxpr, "consts", ())
+        types = [var.aval for var in constvars]
+        new_consts = self.owner.constants(consts, types) if consts else consts
+        parts = zip(
+            (invars, constvars, eqns, outvars, new_consts),
+            (old.invars, old.constvars, old.eqns, old.outvars, consts),
+            strict=True,
+        )
+        if all(len(new) == len(was) and all(map(operator.is_, new, was)) for new, was in parts):
+            return self._jaxpr
+        return jaxcompat.replace_jaxpr(
+            self._jaxpr,
+            constvars=constvars,
+            consts=new_consts,
+            invars=invars,
+            outvars=outvars,
+            eqns=eqns,
+            debug_info=old.debug_info,
+        )
+
+    def finished(
+        self, eqns: list[JaxprEqn], outvars: list[Atom]
+    ) -> tuple[list[JaxprEqn], list[Atom]]:
+        """Return the final equations and results, once all have been rewritten."""
+        return eqns, outvars
+
+    def bound(self, variables: Sequence[Var]) -> list[Var]:
+        """Replace the variables whose types change by new ones."""
+        return [self._variable(var) for var in variables]
+
+    def _variable(self, var: Var) -> Var:
+        aval = self.owner.aval(var.aval)
+        if aval is var.aval:
+            return var
+        new = DropVar(aval) if type(var) is DropVar else Var(aval)
+        self.env[var] = new
+        return new
+
+    def atom(self, atom: Atom) -> Atom:
+        """Return the atom that replaces an atom."""
+        return self.owner.literal(atom) if type(atom) is Literal else self.env.get(atom, atom)
+
+    def equation(self, eqn: JaxprEqn) -> JaxprEqn | None:
+        """Return the rewritten equation, or None to remove it."""
+        if eqn.primitive.name in LIVE and self.owner.changes(eqn):
+            eqn = without_live_objects(eqn)  # the object in the equation is bound to its old types
+        operands = [self.atom(atom) for atom in eqn.invars]
+        params = self.owner.params(eqn)
+        context = self.owner.context(eqn.ctx)
+        outvars = self.bound(eqn.outvars)
+        same = (
+            params is eqn.params
+            and context is eqn.ctx
+            and all(map(operator.is_, (*operands, *outvars), (*eqn.invars, *eqn.outvars)))
+        )
+        if same:
+            return eqn
+        effects = eqn.effects and jaxcompat.renamed_effects(eqn.effects, self.env)
+        return eqn.replace(
+            invars=operands, outvars=outvars, params=params, effects=effects, ctx=context
+        )
+
+
+class Substitution:
+    """A substitution, with caches of the bodies, types and rules that it has rewritten.
+
+    Subclasses override `leaf` and `array_type`, and also `context` or `constants` if these change.
+    """
+
+    def __init__(self) -> None:
+        self._bodies = Memo()
+        self._rules: dict[Hashable, Callable[[], Any]] = {}
+
+    # --- for subclasses ---------------------------------------------------------------------------
+
+    def leaf(self, value: Any) -> Any:
+        """Substitute in a parameter value that is not a container; return the same if it stays."""
+        return value
+
+    def array_type(self, aval: Aval) -> Aval:
+        """Substitute in the type of an array; return the same object if it stays."""
+        return aval
+
+    def context(self, context: Any) -> Any:
+        """Substitute in the context of an equation (`eqn.ctx`)."""
+        return context
+
+    def constants(self, values: Sequence[Any], types: Sequence[Aval]) -> Sequence[Any]:
+        """Substitute in the constants of a jaxpr, which have these new types."""
+        return values
+
+    def rewrites_rule(self, eqn: JaxprEqn) -> bool:
+        """Return True if the rule of a call (a derivative or a transpose) is substituted in."""
+        return self.changes(eqn)
+
+    def rule(self, eqn: JaxprEqn) -> Callable[[], CustomRule]:
+        """Return a function that makes the derivative rule of a custom call on JAX's request."""
+        return SubstitutedRule(self, eqn)
+
+    def rewritten(self, jaxpr: AnyJaxpr) -> AnyJaxpr:
+        """Substitute in a jaxpr that was not rewritten before."""
+        return Body(self, jaxpr).made()
+
+    # --- at every depth ---------------------------------------------------------------------------
+
+    def jaxpr(self, jaxpr: AnyJaxpr) -> AnyJaxpr:
+        """Substitute in a jaxpr, closed or open; return the same object if nothing changes."""
+        return self._bodies(lambda: self.rewritten(jaxpr), jaxpr)
+
+    def aval(self, aval: Aval) -> Aval:
+        """Substitute in a type; return the same object if nothing changes."""
+        if isinstance(aval, jaxcompat.AbstractRef):
+            inner = self.aval(aval.inner_aval)
+            return aval if inner is aval.inner_aval else aval.update(inner_aval=inner)
+        return self.array_type(aval) if hasattr(aval, "shape") else aval
+
+    def value(self, value: Any) -> Any:
+        """Substitute in a parameter; return the same object if nothing changes."""
+        new = self.leaf(value)
+        if new is not value:
+            return new
+        if isinstance(value, Jaxpr | jaxcompat.ClosedJaxpr):
+            return self.jaxpr(value)
+        if isinstance(value, jax.core.AbstractValue):
+            return self.aval(value)
+        if isinstance(value, jax.ShapeDtypeStruct):
+            return self._described(value)
+        if isinstance(value, dict):
+            items = {name: self.value(item) for name, item in value.items()}
+            return value if all(items[k] is value[k] for k in items) else type(value)(items)
+        # An `Exported` is lowered as it is, and solves for its sizes when it is called.
+        if is_dataclass(value) and not isinstance(value, type | jax.export.Exported):
+            held = {each.name: getattr(value, each.name) for each in fields(value) if each.init}
+            items = self.value(held)
+            return value if items is held else replace(value, **items)
+        if not isinstance(value, tuple | list):
+            return value
+        found = [self.value(item) for item in value]
+        if all(map(operator.is_, found, value)):
+            return value
+        return type(value)(*found) if hasattr(value, "_fields") else type(value)(found)
+
+    def _described(self, value: jax.ShapeDtypeStruct) -> jax.ShapeDtypeStruct:
+        parts = {"shape": value.shape, "sharding": value.sharding}
+        new = {name: self.value(part) for name, part in parts.items()}
+        return value if all(new[k] is parts[k] for k in parts) else value.update(**new)
+
+    def literal(self, literal: Literal) -> Literal:
+        """Substitute in the type of a literal, which is a scalar."""
+        aval = self.aval(literal.aval)
+        if aval is literal.aval:
+            return literal
+        made = jaxcompat.as_literal(literal.val, aval)
+        assert made is not None
+        return made
+
+    def changes(self, eqn: JaxprEqn) -> bool:
+        """Return True if the substitution changes a type or a body of an equation."""
+        types = any(self.aval(v.aval) is not v.aval for v in (*eqn.invars, *eqn.outvars))
+        return types or any(self.jaxpr(body) is not body for _, body in sub_jaxprs(eqn))
+
+    def params(self, eqn: JaxprEqn) -> Params:
+        """Substitute in the parameters of an equation; return the same dict if nothing changes."""
+        params = {name: self.value(value) for name, value in eqn.params.items()}
+        if all(map(operator.is_, params.values(), eqn.params.values())):
+            params = eqn.params
+        # The derivative rules of a call are functions that JAX has bound to its types.
+        if has_rule(eqn) and self.rewrites_rule(eqn):
+            return params | self._custom(eqn, params)
+        if "transpose_thunk" in params and self.rewrites_rule(eqn):
+            transpose = jaxcompat.linear_call_transpose(eqn)
+            return params | jaxcompat.linear_call_transpose_param(self.jaxpr(transpose))
+        return params
+
+    def _custom(self, eqn: JaxprEqn, params: Params) -> Params:
+        """Return the parameters of a custom call whose derivative rule is substituted in."""
+        rule = self._rules.setdefault(rule_key(eqn), self.rule(eqn))
+        kept = params["num_consts"], params["symbolic_zeros"]
+        return following(eqn, params["call_jaxpr"], rule, *kept)
+
+    def with_rule(self, eqn: JaxprEqn) -> CustomRule:
+        """Return the derivative rule of a custom call, traced as it is, and substituted in."""
+        return map_rule(self.jaxpr, custom_rule(eqn))
+
+
+class SubstitutedRule:
+    """The derivative rule of a custom call after substitution, built when JAX first requests it."""
+
+    def __init__(self, owner: Any, eqn: JaxprEqn) -> None:
+        self.owner = owner
+        self.eqn = eqn
+        self._made: CustomRule | None = None
+
+    def __call__(self) -> CustomRule:
+        if self._made is None:
+            self._made = self.found()
+        return self._made
+
+    def found(self) -> CustomRule:
+        rule: CustomRule = self.owner.with_rule(self.eqn)
+        return rule
+
+
+# --- specialization -------------------------------------------------------------------------------
+# Replace symbols in a jaxpr by sizes. The result is that of tracing at these sizes.
+#
+# Everything that mentions a symbol is rewritten, at every depth: the types of variables, parameters
+# and bodies of equations, and the rules of custom derivatives. All else stays the same object, and
+# a body that several equations share stays shared. The value of a size (`dim_as_value`) becomes a
+# literal. So does arithmetic on sizes that Python computes when JAX traces at known sizes, such as
+# `x.shape[0] / 2`.
+
+#: Primitives that represent Python's arithmetic on sizes, and the conversions before it.
+_OPERATORS: dict[str, Callable[..., Any]] = {
+    "convert_element_type": operator.pos,
+    "copy": operator.pos,
+    "add": operator.add,
+    "sub": operator.sub,
+    "mul": operator.mul,
+    "div": operator.truediv,
+    "neg": operator.neg,
+}
+
+
+def specialized(jaxpr: AnyJaxpr, sizes: Sizes) -> AnyJaxpr:
+    """Replace symbols in a jaxpr by sizes.
+
+    Args:
+        jaxpr: A closed or open jaxpr.
+        sizes: The size of each symbol to replace, an integer or a symbolic dimension.
+
+    Returns:
+        The new jaxpr; the same object if it mentions none of the symbols.
+
+    Raises:
+        UnsupportedError: If an equation has a negative size, or divides by zero, at these sizes.
+    """
+    return _Substitution(sizes).jaxpr(jaxpr)
+
+
+class _Substitution(Substitution):
+    """A substitution of sizes for symbols."""
+
+    def __init__(self, sizes: Sizes) -> None:
+        super().__init__()
+        self._sizes = sizes
+        self._avals: dict[Aval, Aval] = {}
+
+    def leaf(self, value: Any) -> Any:
+        return value_of(value, self._sizes) if jaxcompat.is_symbolic_dimension(value) else value
+
+    def array_type(self, aval: Aval) -> Aval:
+        shape = aval.shape
+        if not any(map(jaxcompat.is_symbolic_dimension, shape)):
+            return aval
+        if aval not in self._avals:
+            new = self.value(tuple(shape))
+            self._avals[aval] = aval if new is shape else aval.update(shape=new)
+        return self._avals[aval]
+
+    def rewrites_rule(self, eqn: JaxprEqn) -> bool:
+        return self.changes(eqn) or jaxcompat.closes_over_sizes(eqn.params)
+
+    def rewritten(self, jaxpr: AnyJaxpr) -> AnyJaxpr:
+        return _Body(self, jaxpr).made()
+
+    # --- rules of custom derivatives ------------------------------------------------------------
+
+    def rule(self, eqn: JaxprEqn) -> _SizedRule:
+        return _SizedRule(self, eqn)
+
+    def retyped(self, eqn: JaxprEqn) -> JaxprEqn:
+        """Return a custom call with new types, whose rule JAX will trace at these types."""
+
+        def again(value: Any) -> Any:
+            return value.then(self) if isinstance(value, _SizedRule) else self.value(value)
+
+        params = {name: self.value(value) for name, value in eqn.params.items()}
+        return eqn.replace(
+            invars=[v if type(v) is Literal else Var(self.aval(v.aval)) for v in eqn.invars],
+            outvars=[Var(self.aval(v.aval)) for v in eqn.outvars],
+            params=params | jaxcompat.retyped_rules(eqn.params, again),
+        )
+
+    @property
+    def is_idempotent(self) -> bool:
+        """True if applying it twice is the same as once, which it is not for `n='2*n'`."""
+        return all(self.value(size) == size for size in self._sizes.values())
+
+    def then(self, after: _Substitution) -> _Substitution:
+        """Return the composition of this substitution and the one after it."""
+        sizes = {symbol: after.value(size) for symbol, size in self._sizes.items()}
+        return _Substitution({**after._sizes, **sizes})
+
+
+class _SizedRule(SubstitutedRule):
+    """The derivative rule of a custom call after substitution.
+
+    The user's rule is traced with symbols, which are then replaced by sizes. If JAX cannot trace it
+    with symbols, it is traced at the new sizes, and the symbols that it closes over are replaced
+    afterwards. The sizes in its types are then substituted in twice, so the substitution must be
+    idempotent.
+    """
+
+    def then(self, after: _Substitution) -> _SizedRule:
+        """Return the rule after another substitution."""
+        return _SizedRule(self.owner.then(after), self.eqn)
+
+    def found(self) -> CustomRule:
+        try:
+            found: CustomRule = self.owner.with_rule(self.eqn)
+        except UnsupportedError:
+            if not self.owner.is_idempotent:
+                raise
+        else:
+            if getattr(found, "raises", None) is None or not self.owner.is_idempotent:
+                return found
+        again: CustomRule = self.owner.with_rule(self.owner.retyped(self.eqn))
+        return again
+
+
+class _Body(Body):
+    """One body while sizes are substituted in."""
+
+    def __init__(self, owner: _Substitution, jaxpr: AnyJaxpr) -> None:
+        super().__init__(owner, jaxpr)
+        self._before = set(map(id, jaxcompat.open_jaxpr(jaxpr).eqns))
+        #: The variables whose values Python would have computed from sizes.
+        self._numbers: dict[Var, int | float] = {}
+
+    def finished(
+        self, eqns: list[JaxprEqn], outvars: list[Atom]
+    ) -> tuple[list[JaxprEqn], list[Atom]]:
+        if not self.env:
+            return eqns, outvars
+        return with_slices(eqns, outvars, lambda eqn: id(eqn) not in self._before)
+
+    def equation(self, eqn: JaxprEqn) -> JaxprEqn | None:
+        """Return the rewritten equation, or None if its result becomes a literal."""
+        if self._numbers or eqn.primitive.name == jaxcompat.DIM_AS_VALUE:
+            number = self._number(eqn)
+            if number is not None:
+                return None
+        try:
+            new = super().equation(eqn)
+        except ZeroDivisionError:
+            raise UnsupportedError(f"a size in the {named(eqn)} would divide by zero") from None
+        assert new is not None
+        for var in new.outvars:
+            if any(isinstance(n, int) and n < 0 for n in getattr(var.aval, "shape", ())):
+                raise UnsupportedError(
+                    f"the result of the {named(eqn)} would be {type_of(var.aval)}, which has a "
+                    "negative size"
+                )
+        return new
+
+    # --- numbers --------------------------------------------------------------------------------
+
+    def _number(self, eqn: JaxprEqn) -> int | float | None:
+        """Return the value of an equation if it is known, and replace its result by a literal."""
+        if eqn.primitive.name == jaxcompat.DIM_AS_VALUE:
+            number = self.owner.value(eqn.params["dim"])
+            if jaxcompat.is_symbolic_dimension(number):
+                return None
+        else:
+            known = [self._known(atom) for atom in eqn.invars]
+            if None in known or self._numbers.keys().isdisjoint(variables(eqn.invars)):
+                return None
+            number = _computed(eqn, known)
+            if number is None:
+                return None
+        (var,) = eqn.outvars
+        literal = jaxcompat.as_literal(number, var.aval)
+        assert literal is not None
+        self.env[var] = literal
+        if var.aval.weak_type:  # otherwise it is an array, with which JAX computes at run time
+            self._numbers[var] = number
+        return number
+
+    def _known(self, atom: Atom) -> Any:
+        if type(atom) is not Literal:
+            return self._numbers.get(atom)
+        return np.asarray(atom.val).item() if atom.aval.weak_type else None
+
+
+def _computed(eqn: JaxprEqn, operands: Sequence[Any]) -> int | float | None:
+    """Return the number that Python computes for an equation; None if JAX computes it."""
+    compute = _OPERATORS.get(eqn.primitive.name)
+    scalar_type = type(np.zeros((), eqn.outvars[0].aval.dtype).item())
+    if compute is None or scalar_type not in (int, float):
+        return None
+    if compute is operator.truediv and scalar_type is int:  # Python's // of sizes is a size
+        return None
+    try:
+        return scalar_type(compute(*operands))  # type: ignore[no-any-return]
+    except ZeroDivisionError:  # JAX computes inf or NaN instead
+        return None

@@ -1,0 +1,333 @@
+"""State that a function changes in place: that of Flax NNX objects among its arguments.
+
+To JAX these objects are pytrees, and a function changes copies of them. A function whose copies
+have changed when it returns also returns their new state, together with its result in a `Changed`;
+a call of its program then changes the caller's objects. Flax is not imported here: a caller with
+such objects has imported it.
+"""
+
+from __future__ import annotations
+
+import inspect
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax.tree_util import GetAttrKey, PyTreeDef, keystr
+
+from jaxprtool import jaxcompat
+from jaxprtool.errors import ArgumentsError
+from jaxprtool.ir.dataflow import DefUse
+from jaxprtool.ir.paths import paths, unique
+from jaxprtool.ir.regions import Call, view
+from jaxprtool.ir.trees import (
+    DESCRIBED_AS_TUPLES,
+    StaticLeaf,
+    filled,
+    is_no_array,
+    one_level,
+    release,
+)
+from jaxprtool.jaxcompat import AnyJaxpr, Atom, Literal, Var
+
+#: An internal attribute of NNX objects: the trace in which the object was created.
+_OWN = "_pytree__state"
+
+_MISSING: Any = object()
+
+
+@dataclass(frozen=True)
+class Change:
+    """The change of objects.
+
+    Attributes:
+        argument_keys: The arguments with the objects: positions, without static ones, and keywords.
+        before: The structure of these arguments, as a list, before the call.
+        after: Their structure after it.
+        sources: For each leaf of `after`, the leaf of `before` that it is, or its path in the
+            state.
+        keeps_shapes: Whether all leaves that change keep their shape.
+    """
+
+    argument_keys: tuple[int | str, ...]
+    before: PyTreeDef
+    after: PyTreeDef
+    sources: tuple[int | str, ...]
+    keeps_shapes: bool
+
+
+@dataclass(frozen=True)
+class Changed:
+    """The result of a function, and the state of the objects that it changed, by path."""
+
+    result: Any
+    state: dict[str, Any]
+    change: Change
+
+    def applied(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
+        """Change the objects among the arguments of a call, and return the result.
+
+        Returns `self` if the arguments do not have the function's structure any more. Raises
+        ArgumentsError if the new state is batched, but an object is not.
+        """
+        change = self.change
+        try:
+            objects = [args[p] if isinstance(p, int) else kwargs[p] for p in change.argument_keys]
+        except LookupError:
+            return self
+        leaves, tree = jax.tree.flatten(_held(objects))
+        if tree != change.before:
+            return self
+        if change.keeps_shapes:
+            self._require_shapes(leaves)
+        new = [leaves[s] if isinstance(s, int) else self.state[s] for s in change.sources]
+        for old, after in zip(objects, release(jax.tree.unflatten(change.after, new)), strict=True):
+            _updated(old, after)
+        return self.result
+
+    def _require_shapes(self, leaves: Sequence[Any]) -> None:
+        for source, leaf in zip(self.change.sources, leaves, strict=True):
+            if isinstance(source, int) or jnp.shape(self.state[source]) == jnp.shape(leaf):
+                continue
+            old, new = (list(jnp.shape(value)) for value in (leaf, self.state[source]))
+            raise ArgumentsError(
+                f"{source} has shape {old}, but its new value has shape {new}",
+                "map an object that the function changes in place with in_axes=0",
+            )
+
+
+jax.tree_util.register_pytree_with_keys(
+    Changed,
+    lambda node: (
+        ((GetAttrKey("result"), node.result), (GetAttrKey("state"), node.state)),
+        node.change,
+    ),
+    lambda change, children: Changed(children[0], children[1], change),
+)
+DESCRIBED_AS_TUPLES.add(Changed)
+
+
+def result_paths(out: object) -> tuple[str, ...]:
+    """Return the path of each flat result; `updated.model.w` for the new state of an argument."""
+    if not isinstance(out, Changed):
+        return paths("result", out)
+    return unique(
+        (*paths("result", out.result), *(f"updated.{path}" for path in sorted(out.state)))
+    )
+
+
+# --- objects --------------------------------------------------------------------------------------
+
+
+def _classes(*names: str) -> tuple[type, ...]:
+    """Return NNX classes by name; none if Flax is not imported."""
+    nnx = sys.modules.get("flax.nnx")
+    return tuple(cls for name in names if (cls := getattr(nnx, name, None)) is not None)
+
+
+def _is_variable(node: object) -> bool:
+    return isinstance(node, _classes("Variable"))
+
+
+def _is_object(node: object) -> bool:
+    return isinstance(node, _classes("Variable", "Pytree"))
+
+
+def has_objects(tree: Any) -> bool:
+    """Return True if a tree has NNX objects that a function could change."""
+    if "flax.nnx" not in sys.modules:
+        return False
+    return any(map(_is_object, jax.tree.leaves(tree, is_leaf=_is_object)))
+
+
+def uses_objects(fun: Any) -> bool:
+    """Return True for an NNX transformation, and for a function of a module that imports NNX."""
+    nnx = sys.modules.get("flax.nnx")
+    if nnx is None:
+        return False
+    fun = getattr(fun, "func", fun)  # a partial
+    if type(fun).__module__.startswith("flax.nnx"):
+        return True
+    known = getattr(inspect.unwrap(fun), "__globals__", {})
+    return any(value is nnx for value in known.values())
+
+
+def shared_variables(tree: Any) -> tuple[int, ...]:
+    """Return, for each Variable or other leaf, the index of the first leaf that is the same object.
+
+    The tuple is empty if no Variable occurs twice in the tree.
+    """
+    if not has_objects(tree):
+        return ()
+    leaves = [
+        leaf
+        for leaf in jax.tree.leaves(tree, is_leaf=_is_variable)
+        if _is_variable(leaf) or not is_no_array(leaf)  # held leaves
+    ]
+    first: dict[int, int] = {}
+    found = tuple(
+        first.setdefault(id(leaf), i) if _is_variable(leaf) else i for i, leaf in enumerate(leaves)
+    )
+    return found if found != tuple(range(len(found))) else ()
+
+
+def sharing(tree: Any, shared: Sequence[int]) -> Any:
+    """Return a tree in which Variables are shared as they are in another tree.
+
+    Objects held in its structure become leaves again.
+    """
+    leaves, structure = jax.tree.flatten(
+        tree, is_leaf=lambda node: isinstance(node, StaticLeaf) or _is_variable(node)
+    )
+    # This copies Variables, so it must come before they are shared.
+    own = [release(leaf) for leaf in leaves if not isinstance(leaf, StaticLeaf)]
+    in_order = iter([own[i] for i in shared] if shared else own)
+    return structure.unflatten(
+        [leaf.value if isinstance(leaf, StaticLeaf) else next(in_order) for leaf in leaves]
+    )
+
+
+def _held(tree: Any) -> Any:
+    return jax.tree.map(lambda leaf: StaticLeaf(leaf) if is_no_array(leaf) else leaf, tree)
+
+
+# --- calls ----------------------------------------------------------------------------------------
+
+
+def call_tracked(
+    fun: Callable,
+    args: Sequence[Any],
+    kwargs: Mapping[str, Any],
+    names: Sequence[str],
+    static: Sequence[bool] = (),
+) -> Any:
+    """Call a function, and return its result, with the state of objects that it changed.
+
+    Args:
+        fun: The function.
+        args: Its arguments by position. Their objects are the trace's own.
+        kwargs: Its arguments by name.
+        names: The name of each positional argument.
+        static: Which positional arguments are static.
+    """
+    static = [*static, *[False] * (len(args) - len(static))]
+    dynamic = [(name, arg) for name, arg, no in zip(names, args, static, strict=False) if not no]
+    given: list[tuple[int | str, str, Any]] = [
+        *((i, name, arg) for i, (name, arg) in enumerate(dynamic)),
+        *((name, name, arg) for name, arg in sorted(kwargs.items())),
+    ]
+    given = [each for each in given if has_objects(each[2])]
+    objects = [each[2] for each in given]
+    leaves, before = jax.tree.flatten(_held(objects))
+    out = fun(*args, **kwargs)
+    pairs, after = jax.tree_util.tree_flatten_with_path(_held(objects))
+    numbers = {id(leaf): i for i, leaf in reversed(list(enumerate(leaves)))}
+    state: dict[str, Any] = {}
+    sources: list[int | str] = []
+    paths_by_id: dict[int, str] = {}
+    for key_path, leaf in pairs:
+        if id(leaf) in numbers:
+            sources.append(numbers[id(leaf)])
+            continue
+        path = paths_by_id.setdefault(id(leaf), given[key_path[0].idx][1] + keystr(key_path[1:]))
+        state[path] = leaf
+        sources.append(path)
+    if not state and before == after:
+        return out
+    argument_keys = tuple(place for place, _, _ in given)
+    keeps_shapes = before == after and all(
+        jnp.shape(old) == jnp.shape(new) for old, (_, new) in zip(leaves, pairs, strict=True)
+    )
+    return Changed(out, state, Change(argument_keys, before, after, tuple(sources), keeps_shapes))
+
+
+def without_unchanged(jaxpr: AnyJaxpr, out: Changed, in_tree: PyTreeDef) -> tuple[AnyJaxpr, Any]:
+    """Drop the state that is an unchanged argument: `nnx.jit` returns all state of its objects.
+
+    Args:
+        jaxpr: The closed jaxpr of a function.
+        out: Its result: a tree of types.
+        in_tree: The structure of its arguments.
+
+    Returns:
+        The jaxpr without these results, and its new result.
+    """
+    args, kwargs = filled(in_tree, range(in_tree.num_leaves))
+    change = out.change
+    objects = [args[p] if isinstance(p, int) else kwargs[p] for p in change.argument_keys]
+    leaf_of = {jaxpr.invars[arg]: i for i, arg in enumerate(jax.tree.leaves(objects))}
+    first = len(jaxpr.outvars) - len(out.state)
+    origins = dict(zip(sorted(out.state), map(_Origins(jaxpr), jaxpr.outvars[first:]), strict=True))
+    same = {path: leaf_of[var] for path, var in origins.items() if var in leaf_of}
+    sources = tuple(same.get(s, s) if isinstance(s, str) else s for s in change.sources)
+    state = {path: value for path, value in out.state.items() if path not in same}
+    kept = [
+        var
+        for path, var in zip(sorted(out.state), jaxpr.outvars[first:], strict=True)
+        if path not in same
+    ]
+    jaxpr = jaxcompat.replace_jaxpr(jaxpr, outvars=[*jaxpr.outvars[:first], *kept])
+    if change.before == change.after and sources == tuple(range(len(sources))):
+        return jaxpr, out.result
+    return jaxpr, Changed(out.result, state, replace(change, sources=sources))
+
+
+class _Origins:
+    """Finds the argument of a jaxpr that a variable is, through calls that forward it, or None.
+
+    An argument that a call donates is deleted, so a result that forwards it is another array.
+    """
+
+    def __init__(self, jaxpr: AnyJaxpr):
+        body = jaxcompat.open_jaxpr(jaxpr)
+        self._arguments = set(body.invars)
+        self._defined = DefUse(body.eqns)
+
+    def __call__(self, atom: Atom) -> Var | None:
+        while not isinstance(atom, Literal) and atom not in self._arguments:
+            call = self._defined.equation(atom)
+            if call is None or not isinstance(seen := view(call), Call):
+                return None
+            inner = _Origins(seen.body)(seen.body.outvars[call.outvars.index(atom)])
+            if inner is None:
+                return None
+            position = list(seen.body.invars).index(inner)
+            if any(seen.operand_params.get("donated_invars", ())[position : position + 1]):
+                return None
+            atom = seen.operands[position]
+        return None if isinstance(atom, Literal) else atom
+
+
+def _updated(old: Any, new: Any) -> Any:
+    """Update an object in place with the state of another, and return it or its replacement."""
+    if _is_variable(old) and type(old) is type(new):
+        if old.get_raw_value() is not new.get_raw_value():
+            old.update_from_state(new)
+        return old
+    if _is_object(old) and type(old) is type(new):
+        for name in [name for name in vars(old) if name not in vars(new)]:
+            object.__delattr__(old, name)
+        for name, value in vars(new).items():
+            mine = vars(old).get(name, _MISSING)
+            if name != _OWN and (made := _updated(mine, value)) is not mine:
+                object.__setattr__(old, name, made)
+        return old
+    if not has_objects(old):
+        return (
+            old
+            if is_no_array(old) and is_no_array(new) and StaticLeaf(old) == StaticLeaf(new)
+            else new
+        )
+    return _updated_container(old, new)
+
+
+def _updated_container(old: Any, new: Any) -> Any:
+    (keys, mine, tree), (new_keys, theirs, new_tree) = map(one_level, (old, new))
+    if keys != new_keys:
+        return new
+    made = [_updated(*pair) for pair in zip(mine, theirs, strict=True)]
+    same = all(a is b for a, b in zip(made, mine, strict=True))
+    return old if same and tree == new_tree else new_tree.unflatten(made)

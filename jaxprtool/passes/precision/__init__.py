@@ -1,1 +1,0 @@
-"""Compute in a narrower dtype, except at places that stay in the program's dtype."""

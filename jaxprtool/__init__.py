@@ -174,12 +174,15 @@ def __getattr__(name: str) -> Any:
 #: Where the methods of values are that need the rooms above them: the module and the function.
 _METHODS = {
     "apply": ("jaxprtool.api.methods", "applied"),
+    "meshes_in": ("jaxprtool.ir.mesh_sizes", "meshes_in"),
+    "on_mesh": ("jaxprtool.ir.mesh_sizes", "on_mesh"),
     "origin_of": ("jaxprtool.api.methods", "origin_of"),
     "program_html": ("jaxprtool.api.methods", "html"),
     "program_summary": ("jaxprtool.api.methods", "summary"),
     "program_text": ("jaxprtool.api.methods", "text"),
     "result_html": ("jaxprtool.api.printed_results", "html"),
     "result_text": ("jaxprtool.api.printed_results", "text"),
+    "specialized": ("jaxprtool.ir.specialization", "specialized"),
 }
 
 

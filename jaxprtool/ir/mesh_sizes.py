@@ -23,6 +23,7 @@ from jaxprtool import jaxcompat
 from jaxprtool.errors import ArgumentsError, UnsupportedError
 from jaxprtool.ir.custom_rules import has_rule, rule_key, rules_followed
 from jaxprtool.ir.equations import named, type_of
+from jaxprtool.ir.program import JitOptions, Program, type_check
 from jaxprtool.ir.regions import Call, ShardMap, view
 from jaxprtool.ir.specialization import Body, SubstitutedRule, Substitution
 from jaxprtool.jaxcompat import AnyJaxpr, Aval, JaxprEqn
@@ -31,6 +32,32 @@ from jaxprtool.jaxcompat import AnyJaxpr, Aval, JaxprEqn
 def axes_text(sizes: Mapping[Any, int]) -> str:
     """Return the axes of a mesh as `--mesh` takes them: `data=2,model=4`."""
     return ",".join(f"{name}={size}" for name, size in sizes.items())
+
+
+def on_mesh(program: Program, mesh: Mesh | AbstractMesh) -> Program:
+    """Return a program for a mesh that has the same axes with other sizes: `Program.on_mesh`."""
+    found = program.meshes or meshes_in(program.jaxpr, rules=True)
+    change = mesh_change(program.name, found, mesh)
+    _check_division(program, change)
+    jit = program.jit and program.jit.placed_by(change.placement)
+    made = program.replace(jaxpr=change.jaxpr(program.jaxpr), jit=jit)
+    type_check(made)
+    return made
+
+
+def _check_division(program: Program, change: MeshChange) -> None:
+    """Raise ArgumentsError for an argument or result that a new mesh does not divide."""
+    options = program.jit or JitOptions()
+    for what, values, asked in (
+        ("argument", program.arguments, options.of_arguments(program.arguments)),
+        ("result", program.results, options.of_results(program.results)),
+    ):
+        for (name, aval), option in zip(values, asked, strict=True):
+            try:
+                change.aval(aval)
+                change.require_division(aval, option.placement)
+            except Indivisible as fault:
+                raise ArgumentsError(f"{what} '{name}' of {program.name}: {fault}") from None
 
 
 def meshes_in(

@@ -30,11 +30,9 @@ from jaxprtool.ir.equations import holders, reachable, size_of, type_of
 from jaxprtool.ir.evaluation import FiniteCheck, unchecked
 from jaxprtool.ir.frames import Root
 from jaxprtool.ir.matching import MatchedArguments, Mismatch, matched
-from jaxprtool.ir.mesh_sizes import Indivisible, MeshChange, mesh_change, meshes_in
 from jaxprtool.ir.paths import unique
 from jaxprtool.ir.regions import ShardMap, view
 from jaxprtool.ir.rewrite import as_constants
-from jaxprtool.ir.specialization import specialized
 from jaxprtool.ir.symbols import (
     Bound,
     LengthsBound,
@@ -289,7 +287,7 @@ class Program:
         made = self._specialized.pop(key, None)
         if made is None:
             bounds = tuple((name, bound.at(sizes)) for name, bound in self.bounds)
-            made = self.replace(jaxpr=specialized(self.jaxpr, sizes), bounds=bounds)
+            made = self.replace(jaxpr=METHODS["specialized"](self.jaxpr, sizes), bounds=bounds)
             if len(self._specialized) == MOST_SIZES:
                 del self._specialized[next(iter(self._specialized))]
         self._specialized[key] = made  # last, so that the first is the least recently used
@@ -315,7 +313,7 @@ class Program:
     @cached_property
     def meshes(self) -> list[Mesh | AbstractMesh]:
         """The meshes that the program mentions, without those in rules of custom derivatives."""
-        return meshes_in(self.jaxpr, self.jit)
+        return METHODS["meshes_in"](self.jaxpr, self.jit)  # type: ignore[no-any-return]
 
     def on_mesh(self, mesh: Mesh | AbstractMesh) -> Program:
         """Return the program for a mesh that has the same axes with other sizes.
@@ -335,27 +333,7 @@ class Program:
                 shards of other sizes. Names the equation and its line.
             CheckError: If a rule of JAX for types depends on the sizes otherwise.
         """
-        found = self.meshes or meshes_in(self.jaxpr, rules=True)
-        change = mesh_change(self.name, found, mesh)
-        self._check_division(change)
-        jit = self.jit and self.jit.placed_by(change.placement)
-        made = self.replace(jaxpr=change.jaxpr(self.jaxpr), jit=jit)
-        type_check(made)
-        return made
-
-    def _check_division(self, change: MeshChange) -> None:
-        """Raise ArgumentsError for an argument or result that a new mesh does not divide."""
-        options = self.jit or JitOptions()
-        for what, values, asked in (
-            ("argument", self.arguments, options.of_arguments(self.arguments)),
-            ("result", self.results, options.of_results(self.results)),
-        ):
-            for (name, aval), option in zip(values, asked, strict=True):
-                try:
-                    change.aval(aval)
-                    change.require_division(aval, option.placement)
-                except Indivisible as fault:
-                    raise ArgumentsError(f"{what} '{name}' of {self.name}: {fault}") from None
+        return METHODS["on_mesh"](self, mesh)  # type: ignore[no-any-return]
 
     def replace(self, **changes: Any) -> Program:
         """Return a copy with some fields changed. Bounds of removed arguments are dropped."""

@@ -14,7 +14,7 @@ import pytest
 
 #: The most CPU seconds of a test that is no proof, where suites share the cores and nothing is
 #: cached. It is two on an idle machine.
-LIMIT = 5.0
+LIMIT = 4.0
 
 #: The CPU seconds of each test so far, in the process that reports, and whether it is a proof.
 _seconds: Counter[tuple[str, bool]] = Counter()

@@ -67,7 +67,7 @@ def precision(
     [bold]Examples[/]
 
       jaxprtool precision samples/transformer.py:loss
-      jaxprtool precision samples/transformer.py:loss -p grad --dtype float16
+      jaxprtool precision samples/rnn.py:loss -p grad --dtype float16
       jaxprtool precision samples/transformer.py:loss --by scope --trials 2
     """
     rows = options.rows(top, all)

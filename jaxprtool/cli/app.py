@@ -92,7 +92,14 @@ _RENAMED = {
 }
 
 
-class _Commands(TyperGroup):
+class _OrderedHelp:
+    """Shows the names of the help option in one order: typer keeps them in a set."""
+
+    def get_help_option_names(self, ctx: Any) -> list[str]:
+        return sorted(super().get_help_option_names(ctx), key=len)  # type: ignore[misc]
+
+
+class _Commands(_OrderedHelp, TyperGroup):
     """The group of all commands. A command's module is imported when the command is called.
 
     The group's own help, and the completion of a command's name, need only the summaries.
@@ -233,7 +240,7 @@ def answer(arguments: list[str]) -> int:
 # The help of a command: Typer's, in colors that can be read on black and on white.
 
 
-class Command(TyperCommand):
+class Command(_OrderedHelp, TyperCommand):
     """A command whose help has the colors of `render.terminal.tables`."""
 
     def format_help(self, ctx: Any, formatter: Any) -> None:

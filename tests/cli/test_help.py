@@ -9,8 +9,10 @@ import sys
 from pathlib import Path
 
 import pytest
+from typer import Context
 
 import jaxprtool
+from jaxprtool.cli import app
 from jaxprtool.cli.app import COMMANDS
 from jaxprtool.cli.main import main
 from tests.external import missing
@@ -36,6 +38,13 @@ def test_the_help_names_every_command_and_exit_code(capsys):
     text = help_of(capsys, "--help")
     assert all(re.search(rf"^│ {command} ", text, re.MULTILINE) for command in COMMANDS)
     assert "Exit codes: 0 done" in text
+
+
+@pytest.mark.parametrize("name", ["", "cost", "record"])
+def test_the_short_name_of_the_help_option_is_first(name):
+    shown = app.command(name) if name else app._Commands()
+    context = Context(shown, help_option_names=["--help", "-h"])
+    assert shown.get_help_option_names(context) == ["-h", "--help"]
 
 
 def test_each_command_is_listed_with_the_first_line_of_its_docstring():

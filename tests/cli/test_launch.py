@@ -252,7 +252,11 @@ def assert_ended(folder):
 def test_an_interrupted_run_leaves_no_process(programs, number, code):
     command = ["run", "programs.py:sleeping", "--args", "1.0", "--launch", "2"]
     with subprocess.Popen(
-        [sys.executable, "-m", "jaxprtool", *command], stderr=subprocess.PIPE, text=True
+        [sys.executable, "-m", "jaxprtool", *command],
+        stderr=subprocess.PIPE,
+        text=True,
+        # A shell starts its background jobs with SIGINT ignored.
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
     ) as run:
         end = time.monotonic() + 60
         while len(list(programs.glob("pid*"))) < 2 and time.monotonic() < end:

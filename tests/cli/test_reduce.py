@@ -89,7 +89,13 @@ def test_ctrl_c_writes_the_smallest_so_far(folder):
     # The command hangs once the program has been reduced.
     check = "test $(wc -l < {}) -gt 15 || sleep 300; touch tried; grep -q 'sin ' {}"
     command = [sys.executable, "-m", "jaxprtool", *CASE, "--check", check, "-o", "small.jaxpr"]
-    child = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
+    child = subprocess.Popen(
+        command,
+        stderr=subprocess.PIPE,
+        text=True,
+        # A shell starts its background jobs with SIGINT ignored.
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
+    )
     deadline = time.monotonic() + 120
     while not os.path.exists("tried") and child.poll() is None and time.monotonic() < deadline:
         time.sleep(0.05)

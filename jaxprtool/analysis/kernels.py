@@ -366,12 +366,13 @@ class Kernels:
         """Return the value that an equation takes back from joined values, or joins to nothing."""
         like = traits(eqn)
         if like.joins and "dimension" in eqn.params:
-            full = [v for v, atom in zip(reads, eqn.invars, strict=True) if size_of(atom.aval)]
+            counts = [self._measure(atom.aval)[1] for atom in eqn.invars]
+            full = [v for v, count in zip(reads, counts, strict=True) if count]
             return full[0] if len(full) == 1 else None
         if like.gives != "part" or not self._parts or "limit_indices" not in eqn.params:
             return None
         params, value = eqn.params, reads[0]
-        if value is None or set(params["strides"] or ()) > {1}:
+        if value is None or set(params["strides"] or ()) - {1}:
             return None
         key = value, eqn.invars[0].aval.shape, params["start_indices"], params["limit_indices"]
         part = self._parts.get(key)

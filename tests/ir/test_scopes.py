@@ -185,4 +185,4 @@ def test_no_equation_of_a_random_program_is_lost_or_moved():
         with case.setting():
             check(case.program())
 
-    prove_corpus(3, prove)
+    prove_corpus(5, prove)

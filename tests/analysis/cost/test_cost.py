@@ -11,9 +11,10 @@ from jax.experimental.roofline import RooflineResult, register_roofline
 from jax.sharding import AbstractMesh, AxisType
 from jax.sharding import PartitionSpec as P
 
-from jaxprtool import cost, trace
+from jaxprtool import cost, jaxcompat, trace
 from jaxprtool.analysis.cost import BY
 from jaxprtool.analysis.cost.rules import Work
+from jaxprtool.analysis.kernels import Kernels
 from jaxprtool.extend import rule
 from jaxprtool.loading.argspec import read_args
 
@@ -51,6 +52,26 @@ def test_implicit_broadcasts_have_the_size_of_their_results_at_any_size():
     known = symbolic.apply("specialize(n=128)")
     any_size, one_size = (cost(each).total.work.bytes_read for each in (symbolic, known))
     assert any_size._evaluate({"n": 128}) == one_size
+
+
+def test_joined_arrays_are_whole_only_if_they_are_taken_back_without_strides():
+    def joined(x, y):
+        return jnp.concatenate([x, y])
+
+    (n,) = jax.export.symbolic_shape("n")
+    types = [jax.ShapeDtypeStruct((size,), np.float32) for size in (n, 64)]
+    any_size = cost(trace(joined, *types)).total.work.bytes_read
+    assert any_size._evaluate({"n": 64}) == 4 * 128
+    strided = kernels_of(lambda x, y: joined(x, y)[:64:2] * 2)
+    assert "concatenate" in strided
+    assert "concatenate" not in kernels_of(lambda x, y: joined(x, y)[:64] * 2)
+
+
+def kernels_of(f):
+    """Return the primitives that a program of two vectors keeps, as kernels are counted."""
+    program = trace(f, *[jax.ShapeDtypeStruct((64,), np.float32)] * 2)
+    nodes = Kernels(jaxcompat.open_jaxpr(program.jaxpr)).nodes
+    return [node.eqn.primitive.name for node in nodes if not node.absorbed]
 
 
 def test_the_body_of_a_scan_counts_in_each_iteration():

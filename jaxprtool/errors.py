@@ -61,6 +61,10 @@ class PluginError(JaxprToolError):
     """A plug-in that cannot be imported, or that provides no pass."""
 
 
+class PluginWarning(UserWarning):
+    """A plug-in was skipped, with the reason."""
+
+
 class PointError(JaxprToolError):
     """An argument, a result, a line or a variable that a program does not have."""
 

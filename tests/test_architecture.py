@@ -25,8 +25,9 @@ PACKAGE = Path(jaxprtool.__file__).parent
 #: A package may import from itself, and from packages of lower layers.
 FLOORS = [
     {"__main__"},
-    {"cli"},
     {"testing"},
+    {"commands"},
+    {"cli"},
     {"api", "browse"},
     {"sizes"},
     {"extend", "recording"},
@@ -121,7 +122,7 @@ INNER_FLOORS = {
     "passes": "loops patterns precision reduction unzip|transforms|mapping|cleanup|framework",
     "render": "page|reports|terminal|documents",
     "execute": "bench checked|compare verify|nans watch|profile stepping|running sandbox",
-    "api": "notebook|methods printed_results program|jit vmap|investigate|record targets",
+    "api": "notebook|methods program|jit vmap|investigate|record targets",
 }
 
 

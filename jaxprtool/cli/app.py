@@ -8,14 +8,14 @@ from __future__ import annotations
 import os
 import re
 import sys
-from importlib import import_module
 from typing import Annotated, Any
 
 import typer
 from typer.core import TyperCommand, TyperGroup
 from typer.main import get_command
 
-from jaxprtool.cli import completion, errors, launch, options, output, start
+from jaxprtool.cli import completion, errors, launch, options, output, registry, start
+from jaxprtool.cli.registry import CommandInfo
 from jaxprtool.errors import OutputError
 from jaxprtool.ir import process
 from jaxprtool.render.terminal.tables import CYAN, GREEN, MAGENTA, RED, YELLOW, named
@@ -28,57 +28,6 @@ _EPILOG = (
     "[dim]Exit codes: 0 done; 1 a check failed; 2 invalid usage or input; 3 your function "
     "raised; 70 internal error; 130 interrupted.[/]"
 )
-
-#: The panels of the help: a title, then its commands with the first lines of their docstrings. A
-#: command is the function of this name in the module of this name.
-_LISTED = """\
-Look
-show: Show a function's jaxpr in JAX's own notation.
-browse: Browse a jaxpr on the full screen, beside its source.
-source: Show each source line with its FLOPs, bytes and residuals.
-diff: Show by line which equations differ between two programs.
-why: Show what a value affects, and why a gradient is zero.
-
-Measure
-cost: Estimate FLOPs and memory traffic; --measure also times it.
-memory: Estimate the peak memory, and list what is live at the peak.
-residuals: Show the values that a gradient keeps for its backward pass.
-profile: Time a compiled function by your lines, with JAX's profiler.
-bench: Time variants in turns, with confidence intervals of ratios.
-outline: Show code that repeats, and what shortens compilation.
-report: Write an HTML report: each pass, cost, memory and residuals.
-
-Run and debug
-record: Run a script; record what JAX compiles, and why it recompiles.
-run: Compile a function, run it, and show its results and times.
-nans: Find the equation that produces the first NaN or infinity.
-watch: Run a function and summarize its intermediate values.
-compare: Measure how the results of variants of a function differ.
-precision: Find the lines that have to stay in f32.
-determinism: Run a function in several ways, and compare results bitwise.
-reduce: Shrink a function while a check holds, to reproduce a fault.
-
-Rewrite and export
-opt: Run passes over a function's jaxpr and print the result.
-emit: Export to Python, StableHLO, HLO, a graph or jax.export.
-unzip: Split a function into init and apply, by its variables.
-vmap: Map a function over an axis, as jax.vmap does.
-shapecheck: Check the types of results for all sizes of the arguments.
-
-Several devices
-shardings: Show how XLA partitions a function over devices, by line.
-backends: List the backends and devices, and those that do not start.
-
-In your repository
-check: Check the budgets in pyproject.toml.
-lint: Find wasted memory and time, and likely mistakes.
-
-Reference
-explain: List the passes; describe a pass, a pipeline or a primitive.
-"""
-_BLOCKS = [block.splitlines() for block in _LISTED.split("\n\n")]
-PANELS = {title: dict(line.split(": ", 1) for line in lines) for title, *lines in _BLOCKS}
-COMMANDS = {name: summary for panel in PANELS.values() for name, summary in panel.items()}
 
 #: Other names of commands.
 _ALIASES = {"deps": "why"}
@@ -105,21 +54,25 @@ class _Commands(_OrderedHelp, TyperGroup):
     The group's own help, and the completion of a command's name, need only the summaries.
     """
 
-    def __init__(self, **settings: Any) -> None:
-        super().__init__(**settings)
-        for name, summary in COMMANDS.items():
-            self.add_command(TyperCommand(name, help=summary))
+    def list_commands(self, context: Any) -> list[str]:
+        return list(registry.commands())
+
+    def get_command(self, context: Any, name: str) -> Any:
+        found = self.commands.get(name)
+        if found is None and (info := registry.info(name)) is not None:
+            return TyperCommand(name, help=info.summary)
+        return found
 
     def resolve_command(self, context: Any, arguments: list[str]) -> Any:
         arguments = _with_present_names(arguments)
-        if arguments[0] in COMMANDS:
-            self.add_command(command(arguments[0]))
+        if (info := registry.info(arguments[0])) is not None:
+            self.add_command(command(arguments[0], info))
         return super().resolve_command(context, arguments)
 
     def format_help(self, context: Any, formatter: object) -> None:
         from jaxprtool.cli import group_help
 
-        group_help.write(self, context, PANELS)
+        group_help.write(self, context, registry.panels())
 
 
 def _with_present_names(arguments: list[str]) -> list[str]:
@@ -139,13 +92,17 @@ def _present_name(former: str, name: str) -> str:
     return renamed or name
 
 
-def command(name: str) -> Any:
-    """Import the module of a command, and return its Click command."""
+def command(name: str, info: CommandInfo) -> Any:
+    """Import a command, and return its Click command.
+
+    Raises:
+        PluginError: If it cannot be imported.
+    """
     alone = typer.Typer(
         rich_markup_mode="rich", pretty_exceptions_enable=False, add_completion=False
     )
-    body = getattr(import_module(f"jaxprtool.cli.{name}"), name)
-    alone.command(cls=getattr(body, "click_class", Command), context_settings=_HELP)(body)
+    body = registry.imported(info.run)
+    alone.command(name, cls=getattr(body, "click_class", Command), context_settings=_HELP)(body)
     return _with_brackets_escaped(get_command(alone))
 
 

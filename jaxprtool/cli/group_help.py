@@ -17,10 +17,11 @@ from rich.table import Table
 from rich.text import Text
 
 from jaxprtool.cli import output
+from jaxprtool.cli.registry import CommandInfo
 from jaxprtool.render.terminal.tables import CYAN, YELLOW, named
 
 
-def write(group: Any, context: Any, panels: Mapping[str, Mapping[str, str]]) -> None:
+def write(group: Any, context: Any, panels: Mapping[str, Mapping[str, CommandInfo]]) -> None:
     """Write the help of the command group to stdout, with the commands by panel."""
     console = output.console(sys.stdout)
     usage = Text.assemble(
@@ -30,7 +31,8 @@ def write(group: Any, context: Any, panels: Mapping[str, Mapping[str, str]]) -> 
     console.print(Padding(Text.from_markup(inspect.cleandoc(group.help)), (0, 1, 1, 1)))
     width = max(len(name) for commands in panels.values() for name in commands)
     for title, commands in panels.items():
-        console.print(_panel(title, commands.items(), width))
+        rows = [(name, command.summary) for name, command in commands.items()]
+        console.print(_panel(title, rows, width))
     options = [(", ".join(each.opts), each.help) for each in group.get_params(context)]
     console.print(_panel("Options", options))
     console.print(Padding(Text.from_markup(group.epilog), (1, 1)))

@@ -194,7 +194,7 @@ def write(
     if json:
         output.write_json(found)
     else:
-        output.write_rendered(profile_table(found, by, output.width(), top))
+        output.write_rendered(profile_table(found, output.width(), by, top))
     warn_unexplained(found)
 
 

@@ -207,7 +207,7 @@ def _say_profile(path: str, top: int | None) -> None:
         return
     output.say("")
     width, whole = output.width(sys.stderr), f"profile {path} {ALL}"
-    output.write_rendered(profile_table(found, "line", width, top, whole), sys.stderr)
+    output.write_rendered(profile_table(found, width, "line", top, whole), sys.stderr)
 
 
 def _import_reader() -> None:

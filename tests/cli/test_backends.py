@@ -7,7 +7,7 @@ from pathlib import Path
 import jax
 import pytest
 
-from jaxprtool.cli.app import COMMANDS
+from jaxprtool.cli.registry import commands
 from tests.cli.platforms import ON_DEVICES, OTHERS, WITHOUT_DEVICES, lines
 from tests.share import HALF as RELEASE
 
@@ -98,7 +98,7 @@ def usual():
 @pytest.mark.sweep
 def test_each_command_has_a_line():
     named = {line.split()[0] for line in [*DEVICE, *REST]}
-    assert named == COMMANDS.keys() - {"browse"}  # which has no terminal here
+    assert named == commands().keys() - {"browse"}  # which has no terminal here
 
 
 @pytest.mark.sweep

@@ -5,7 +5,8 @@ import sys
 
 import pytest
 
-from jaxprtool.cli.app import COMMANDS, command
+from jaxprtool.cli.app import command
+from jaxprtool.cli.registry import commands, info
 from tests.share import share
 
 MODULE = """
@@ -82,7 +83,7 @@ MORE = (
 
 
 def options_of(name):
-    return {option for each in command(name).params for option in each.opts}
+    return {option for each in command(name, info(name)).params for option in each.opts}
 
 
 def lines_of(name):
@@ -97,7 +98,7 @@ def lines_of(name):
 
 
 LINES = (
-    *(line for name in COMMANDS if "target" in options_of(name) for line in lines_of(name)),
+    *(line for name in commands() if "target" in options_of(name) for line in lines_of(name)),
     *MORE,
 )
 

@@ -1,4 +1,3 @@
-import importlib
 import inspect
 import io
 import os
@@ -13,8 +12,8 @@ from typer import Context
 
 import jaxprtool
 from jaxprtool.cli import app
-from jaxprtool.cli.app import COMMANDS
 from jaxprtool.cli.main import main
+from jaxprtool.cli.registry import commands, imported, info
 from tests.external import missing
 from tests.share import share
 
@@ -36,39 +35,36 @@ def test_no_arguments_show_the_help(capsys, monkeypatch):
 
 def test_the_help_names_every_command_and_exit_code(capsys):
     text = help_of(capsys, "--help")
-    assert all(re.search(rf"^│ {command} ", text, re.MULTILINE) for command in COMMANDS)
+    assert all(re.search(rf"^│ {command} ", text, re.MULTILINE) for command in commands())
     assert "Exit codes: 0 done" in text
 
 
 @pytest.mark.parametrize("name", ["", "cost", "record"])
 def test_the_short_name_of_the_help_option_is_first(name):
-    shown = app.command(name) if name else app._Commands()
+    shown = app.command(name, info(name)) if name else app._Commands()
     context = Context(shown, help_option_names=["--help", "-h"])
     assert shown.get_help_option_names(context) == ["-h", "--help"]
 
 
 def test_each_command_is_listed_with_the_first_line_of_its_docstring():
-    folder = ROOT / "jaxprtool" / "cli"
-    modules = {p.stem: p for p in folder.glob("*.py") if "\n@command\n" in p.read_text()}
-    assert modules.keys() == COMMANDS.keys()
-    for name, summary in COMMANDS.items():
-        body = getattr(importlib.import_module(f"jaxprtool.cli.{name}"), name)
-        assert inspect.getdoc(body).splitlines()[0] == summary
+    for command in commands().values():
+        assert inspect.getdoc(imported(command.run)).splitlines()[0] == command.summary
 
 
 @pytest.mark.parametrize("arguments", [("--help",), ("show", "--help"), ("frob",)])
 def test_only_the_command_that_is_called_is_imported(arguments):
     code = (
-        "import sys; from jaxprtool.cli.app import COMMANDS; from jaxprtool.cli.main import main; "
-        "main(sys.argv[1:]); "
-        "print([name for name in COMMANDS if f'jaxprtool.cli.{name}' in sys.modules])"
+        "import sys; from jaxprtool.cli.registry import commands; "
+        "from jaxprtool.cli.main import main; main(sys.argv[1:]); "
+        "print([name for name, command in commands().items() "
+        "if command.run.partition(':')[0] in sys.modules])"
     )
     done = subprocess.run([sys.executable, "-c", code, *arguments], capture_output=True, text=True)
-    imported = [name for name in arguments if name in COMMANDS]
+    imported = [name for name in arguments if name in commands()]
     assert done.stdout.splitlines()[-1] == repr(imported)
 
 
-@pytest.mark.parametrize("command", COMMANDS)
+@pytest.mark.parametrize("command", commands())
 def test_the_help_of_a_command_fits_80_columns_and_has_examples(capsys, monkeypatch, command):
     monkeypatch.setenv("COLUMNS", "80")
     text = help_of(capsys, command, "--help")

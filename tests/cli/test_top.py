@@ -6,10 +6,10 @@ import pytest
 
 import jaxprtool
 from jaxprtool.api.targets import RunInputs
-from jaxprtool.cli.app import COMMANDS
 from jaxprtool.cli.main import main
 from jaxprtool.cli.memory import buffers_shown
 from jaxprtool.cli.output import silent
+from jaxprtool.cli.registry import commands
 from jaxprtool.errors import OutOfMemoryError
 from tests.share import shared_proofs
 
@@ -73,7 +73,7 @@ def more(text):
     return [int(number) for number in re.findall(r"… (\d+) more.*: --all$", text, re.MULTILINE)]
 
 
-@pytest.mark.parametrize("command", COMMANDS)
+@pytest.mark.parametrize("command", commands())
 def test_all_commands_that_list_rows_declare_both_options(command, capsys, monkeypatch):
     monkeypatch.setenv("COLUMNS", "160")
     assert main([command, "--help"]) == 0

@@ -31,6 +31,7 @@ from jaxprtool.errors import (
     JaxprToolError,
     PipelineError,
     PluginError,
+    PluginWarning,
     described,
     did_you_mean,
 )
@@ -348,10 +349,6 @@ def _dotted(node: ast.expr) -> str:
 GROUP = "jaxprtool.passes"
 
 P = TypeVar("P", bound=type[Pass])
-
-
-class PluginWarning(UserWarning):
-    """A plug-in was skipped, with the reason."""
 
 
 @dataclass(frozen=True)

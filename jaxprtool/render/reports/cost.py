@@ -51,7 +51,11 @@ WHOLE = " with whole arrays"
 
 
 def cost_table(
-    found: Cost, width: int, top: int | None, device: Device | None, beside_devices: bool = False
+    found: Cost,
+    width: int,
+    top: int | None = tables.ROWS,
+    device: Device | None = None,
+    beside_devices: bool = False,
 ) -> Rendering:
     """Return the cost of a program, with a row for each of the `top` most expensive groups.
 

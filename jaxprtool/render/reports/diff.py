@@ -35,7 +35,7 @@ from jaxprtool.render.terminal.listing import (
     printable,
     wrapped,
 )
-from jaxprtool.render.terminal.tables import ALL, more, split
+from jaxprtool.render.terminal.tables import ALL, ROWS, more, split
 from jaxprtool.render.terminal.tree import Reader
 
 if TYPE_CHECKING:
@@ -61,7 +61,7 @@ _LISTED = 3
 _INDENT = "      "
 
 
-def diff_text(found: Diff, width: int, top: int | None, option: str = ALL) -> Listing:
+def diff_text(found: Diff, width: int, top: int | None = ROWS, option: str = ALL) -> Listing:
     """Render the verdict, the sizes of both programs, and the hunks.
 
     Args:

@@ -12,7 +12,7 @@ from jaxprtool.ir.documents import plural, some
 from jaxprtool.ir.notation.tokens import Comment, PrimitiveName, SourceLine
 from jaxprtool.render.documents.problems import Level, Place, Problem
 from jaxprtool.render.terminal.listing import Listing, joined, printable, wrapped
-from jaxprtool.render.terminal.tables import more, split
+from jaxprtool.render.terminal.tables import ROWS, more, split
 
 if TYPE_CHECKING:
     from jaxprtool.analysis.lint import Finding, Findings
@@ -27,7 +27,7 @@ _INDENT = "    "
 _MOST_PROGRAMS = 3
 
 
-def findings_by_line(found: Findings, width: int, top: int | None) -> Listing:
+def findings_by_line(found: Findings, width: int, top: int | None = ROWS) -> Listing:
     """Return the findings, grouped by line.
 
     Args:

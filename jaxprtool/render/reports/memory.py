@@ -44,7 +44,9 @@ _BRAILLE = r"[\u2800-\u28ff]+"
 _MARKS = 4
 
 
-def memory_table(found: Memory, width: int, top: int | None, option: str = ALL) -> Rendering:
+def memory_table(
+    found: Memory, width: int, top: int | None = tables.ROWS, option: str = ALL
+) -> Rendering:
     """Return the curve of a program, and a row for each of the `top` largest groups at its peak.
 
     Args:
@@ -245,7 +247,7 @@ _BUFFERS = 4
 
 
 def compiled_table(
-    found: CompiledPeak, width: int, top: int | None, option: str = ALL
+    found: CompiledPeak, width: int, top: int | None = tables.TALL_ROWS, option: str = ALL
 ) -> Rendering:
     """Return the memory of a compiled program, and a row for each of the `top` largest lines.
 

@@ -48,7 +48,7 @@ _UNNAMED = {
 
 
 def profile_table(
-    found: Profile, by: By, width: int, top: int | None, option: str = ALL
+    found: Profile, width: int, by: By = "line", top: int | None = tables.ROWS, option: str = ALL
 ) -> Rendering:
     """Return the measured time by groups, the time of XLA's own work, and notes.
 

@@ -41,7 +41,7 @@ _REMATERIALIZATION = "an involuntary full rematerialization"
 
 
 def shardings_tables(
-    found: Shardings, width: int, top: int | None, replicated: bool = False
+    found: Shardings, width: int, top: int | None = tables.TALL_ROWS, replicated: bool = False
 ) -> Rendering:
     """Return the collectives by line, and the sharding of arguments, results and large values.
 

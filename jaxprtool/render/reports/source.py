@@ -49,7 +49,9 @@ _LONGEST = 24
 _ELLIPSIS = "…"
 
 
-def source_text(found: Source, width: int, full: bool, device: Device | None) -> Rendering:
+def source_text(
+    found: Source, width: int, full: bool = False, device: Device | None = None
+) -> Rendering:
     """Return the relevant lines of a user's files, each preceded by its cost.
 
     Args:

@@ -414,7 +414,7 @@ def _depth(found: Overview, height: int) -> int:
 MOST_DEPTHS = 6
 
 
-def stats(counted: Stats, width: int, top: int | None) -> Rendering:
+def stats(counted: Stats, width: int, top: int | None = tables.ROWS) -> Rendering:
     """Return the tables of a program's `Stats`.
 
     Args:

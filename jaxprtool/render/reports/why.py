@@ -49,7 +49,7 @@ _FEW = 3
 _some = partial(listed, most=_MOST_NAMED)
 
 
-def slices_by_line(found: Why, width: int, top: int | None) -> Listing:
+def slices_by_line(found: Why, width: int, top: int | None = tables.ROWS) -> Listing:
     """Return the slices of a point, with a row for each of the user's lines.
 
     Args:
@@ -194,7 +194,7 @@ def _source(line: SlicedLine, room: int) -> Cell:
 # --- paths ------------------------------------------------------------------------------------
 
 
-def path_text(found: Path, width: int, top: int | None) -> Listing:
+def path_text(found: Path, width: int, top: int | None = tables.ROWS) -> Listing:
     """Return a path with a row for each equation; those in bodies are indented.
 
     Args:
@@ -234,7 +234,7 @@ _CAUSED = "The first operation that makes one is:"
 _UNCAUSED = "No single operation makes it."
 
 
-def gradient_text(found: GradientAnswer, width: int, top: int | None) -> Rendering:
+def gradient_text(found: GradientAnswer, width: int, top: int | None = CAUSES) -> Rendering:
     """Return a paragraph for each group of arguments, with the operations that cause the result.
 
     Args:

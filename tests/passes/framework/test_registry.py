@@ -9,12 +9,11 @@ from typing import ClassVar
 import pytest
 
 import jaxprtool
-from jaxprtool.errors import PipelineError, PluginError
+from jaxprtool.errors import PipelineError, PluginError, PluginWarning
 from jaxprtool.passes.framework import pipeline
 from jaxprtool.passes.framework.base import Pass
 from jaxprtool.passes.framework.pipeline import (
     Pipeline,
-    PluginWarning,
     available,
     find,
     load_plugin,

@@ -2,7 +2,7 @@ import jax.numpy as jnp
 import pytest
 
 import jaxprtool
-from jaxprtool.api.printed_results import _RENDERERS
+from jaxprtool.cli.registry import renderers
 from jaxprtool.ir.documents import Printed
 
 
@@ -45,4 +45,4 @@ def test_every_printed_type_has_a_renderer():
     for name in jaxprtool.__all__:
         getattr(jaxprtool, name)
     known = {each.__name__ for each in Printed.__subclasses__()}
-    assert known <= _RENDERERS.keys()
+    assert known <= renderers().keys()

@@ -1,0 +1,69 @@
+"""The public names of jaxprtool, each with the module that it is imported from."""
+
+from .analysis.cost import cost as cost
+from .analysis.diff import diff as diff
+from .analysis.lint import lint as lint
+from .analysis.memory import memory as memory
+from .analysis.slices import flow_path as flow_path
+from .analysis.slices import why as why
+from .api.investigate.bench import bench as bench
+from .api.investigate.compare import compare as compare
+from .api.investigate.compiled_memory import compiled_memory as compiled_memory
+from .api.investigate.determinism import determinism as determinism
+from .api.investigate.gradient import why_gradient as why_gradient
+from .api.investigate.precision import precision as precision
+from .api.investigate.profile import profile as profile
+from .api.investigate.profile import profiling as profiling
+from .api.investigate.reduction import reduce as reduce
+from .api.investigate.residuals import residuals as residuals
+from .api.investigate.shardings import shardings as shardings
+from .api.investigate.source import source as source
+from .api.jit import jit as jit
+from .api.program import (
+    load as load,
+)
+from .api.program import (
+    make_jaxpr as make_jaxpr,
+)
+from .api.program import (
+    trace as trace,
+)
+from .api.program import (
+    unzip as unzip,
+)
+from .api.program import (
+    xla_computation as xla_computation,
+)
+from .api.record import record as record
+from .api.vmap import vmap as vmap
+from .execute.nans import find_nan as find_nan
+from .execute.verify import verify as verify
+from .execute.watch import watch as watch
+from .formats.jaxpr.read import read as read
+from .formats.jaxpr.write import write as write
+from .formats.python.emit import python_rules as python_rules
+from .formats.python.emit import to_python as to_python
+from .ir.backends import clear_caches as clear_caches
+from .ir.equivalence import equivalent as equivalent
+from .ir.frames import frames as frames
+from .ir.program import Program as Program
+from .ir.program import Programs as Programs
+from .ir.ragged import Ragged as Ragged
+from .loading.example import example as example
+from .loading.example import static as static
+from .passes.cleanup.dce import dce_jaxpr as dce_jaxpr
+from .passes.framework.base import Pass as Pass
+from .passes.framework.pipeline import Pipeline as Pipeline
+from .passes.framework.pipeline import register as register
+from .passes.mapping.batch import batch_jaxpr as batch_jaxpr
+from .passes.patterns import Rewrite as Rewrite
+from .passes.patterns import rewrite as rewrite
+from .primitives import nest as nest
+from .primitives import sow as sow
+from .primitives import variable as variable
+from .sizes.mask import mask as mask
+from .sizes.shapecheck import shapecheck as shapecheck
+
+__version__: str
+
+def load_ipython_extension(shell: object) -> None: ...

@@ -1,0 +1,33 @@
+"""The text and HTML of results, as their commands show them; see `ir.documents`."""
+
+from __future__ import annotations
+
+import io
+import shutil
+from typing import Any
+
+from rich.console import Console
+
+from jaxprtool.cli.registry import renderers
+
+#: The width of a result in a notebook, in characters.
+_NOTEBOOK_WIDTH = 100
+
+
+def text(found: object) -> str:
+    """Return a result as text, at the width of the terminal."""
+    return str(_rendering(found, shutil.get_terminal_size().columns).plain())
+
+
+def html(found: object) -> str:
+    """Return a result as HTML, with the colors of the terminal."""
+    console = Console(file=io.StringIO(), record=True, width=_NOTEBOOK_WIDTH)
+    console.print(_rendering(found, _NOTEBOOK_WIDTH), soft_wrap=True)
+    # The colors of the theme are for a light page; a notebook may be dark.
+    look = "overflow-x: auto; line-height: 1.3; padding: 0.5em; background: #fff; color: #111"
+    pre = f'<pre style="{look}">{{code}}</pre>'
+    return console.export_html(inline_styles=True, code_format=pre)
+
+
+def _rendering(found: object, width: int) -> Any:
+    return renderers()[type(found).__name__](found, width)

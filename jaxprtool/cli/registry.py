@@ -1,0 +1,153 @@
+"""The commands that are installed, found by entry points: ours and those of plug-ins.
+
+A package names its commands in the entry-point group `jaxprtool.commands`; each entry is a
+`CommandInfo`, in a module that is fast to import. The command itself is imported when it is called.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from functools import lru_cache
+from importlib import import_module
+from importlib.metadata import EntryPoint, PackageNotFoundError, distribution, entry_points
+from typing import Any
+
+from jaxprtool.errors import PluginError, PluginWarning, described
+
+GROUP = "jaxprtool.commands"
+
+#: The panels of `jaxprtool --help`, in order. Those of plug-ins follow.
+PANELS = (
+    "Look",
+    "Measure",
+    "Run and debug",
+    "Rewrite and export",
+    "Several devices",
+    "In your repository",
+    "Reference",
+)
+
+
+@dataclass(frozen=True)
+class CommandInfo:
+    """What is known of a command before it is imported.
+
+    Attributes:
+        panel: The panel of `jaxprtool --help` that lists it.
+        summary: What it does, in one line: the first line of its docstring.
+        run: The function that is the command, as "module:function".
+        tables: For each type of result, by its name, the function that renders it for the terminal,
+            as "module:function". It takes the result and the width.
+        position: Its place in its panel; commands without one follow, by name.
+    """
+
+    panel: str
+    summary: str
+    run: str
+    tables: Mapping[str, str] = field(default_factory=dict)
+    position: int = sys.maxsize
+
+
+def imported(path: str) -> Any:
+    """Import and return an object, named as "module:name"."""
+    module, _, name = path.partition(":")
+    return getattr(import_module(module), name)
+
+
+def info(name: str) -> CommandInfo | None:
+    """Return what is known of a command, or None if there is no such command.
+
+    Raises:
+        PluginError: If the package that has it cannot be imported.
+    """
+    point = _own(_path()).get(name) or _installed(_path()).get(name)
+    return None if point is None else _loaded(point)
+
+
+def panels() -> dict[str, dict[str, CommandInfo]]:
+    """Return the commands by panel, in the order of `jaxprtool --help`.
+
+    A command whose package cannot be imported is left out, with a warning.
+    """
+    commands: dict[str, CommandInfo] = {}
+    for name, point in _installed(_path()).items():
+        try:
+            commands[name] = _loaded(point)
+        except PluginError as error:
+            _warn(str(error))
+    titles = dict.fromkeys((*PANELS, *sorted(each.panel for each in commands.values())))
+    ordered = sorted(commands.items(), key=lambda command: (command[1].position, command[0]))
+    return {
+        title: {name: each for name, each in ordered if each.panel == title} for title in titles
+    }
+
+
+def commands() -> dict[str, CommandInfo]:
+    """Return all commands by name, in the order of `jaxprtool --help`."""
+    return {name: each for panel in panels().values() for name, each in panel.items()}
+
+
+@lru_cache(maxsize=1)
+def renderers() -> Mapping[str, Callable[[Any, int], Any]]:
+    """Return for each type of result, by its name, the function that renders it."""
+    return {
+        name: _when_called(path)
+        for command in commands().values()
+        for name, path in command.tables.items()
+    }
+
+
+def _when_called(path: str) -> Callable[[Any, int], Any]:
+    return lambda result, width: imported(path)(result, width)
+
+
+def _path() -> tuple[str, ...]:
+    return tuple(sys.path)
+
+
+@lru_cache(maxsize=1)
+def _own(path: tuple[str, ...]) -> Mapping[str, EntryPoint]:
+    """Return our own commands, which are found faster than those of all packages on `sys.path`."""
+    try:
+        points = distribution("jaxprtool").entry_points
+    except PackageNotFoundError:
+        return {}
+    return {point.name: point for point in points.select(group=GROUP)}
+
+
+@lru_cache(maxsize=1)
+def _installed(path: tuple[str, ...]) -> Mapping[str, EntryPoint]:
+    """Return the commands of all packages on `sys.path`."""
+    points = dict(_own(path))
+    for point in sorted(entry_points(group=GROUP), key=lambda point: point.value):
+        other = points.setdefault(point.name, point)
+        if other.value != point.value:
+            _warn(
+                f"command '{point.name}' of {_origin(point)} is ignored: {_origin(other)} has a "
+                "command of that name"
+            )
+    return points
+
+
+def _origin(point: EntryPoint) -> str:
+    return point.dist.name if point.dist else point.module
+
+
+def _loaded(point: EntryPoint) -> CommandInfo:
+    try:
+        loaded = point.load()
+    except (Exception, SystemExit) as error:
+        raise PluginError(
+            f"command '{point.name}' of {_origin(point)} cannot be imported: {described(error)}"
+        ) from error
+    if not isinstance(loaded, CommandInfo):
+        raise PluginError(f"command '{point.name}' of {_origin(point)} is not a CommandInfo")
+    return loaded
+
+
+def _warn(message: str) -> None:
+    import warnings
+
+    warnings.warn(PluginWarning(message), stacklevel=2)

@@ -1,0 +1,13 @@
+"""Measured times of variants of a program, with confidence intervals."""
+
+from jaxprtool.cli.registry import CommandInfo
+
+INFO = CommandInfo(
+    panel="Measure",
+    position=5,
+    summary="Time variants in turns, with confidence intervals of ratios.",
+    run="jaxprtool.cli.bench:bench",
+    tables={
+        "Bench": "jaxprtool.render.reports.bench:table",
+    },
+)

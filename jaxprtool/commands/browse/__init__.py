@@ -1,0 +1,10 @@
+"""A program on the full screen, beside its source."""
+
+from jaxprtool.cli.registry import CommandInfo
+
+INFO = CommandInfo(
+    panel="Look",
+    position=2,
+    summary="Browse a jaxpr on the full screen, beside its source.",
+    run="jaxprtool.cli.browse:browse",
+)

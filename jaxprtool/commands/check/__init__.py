@@ -1,0 +1,10 @@
+"""Budgets of programs, checked in a repository."""
+
+from jaxprtool.cli.registry import CommandInfo
+
+INFO = CommandInfo(
+    panel="In your repository",
+    position=1,
+    summary="Check the budgets in pyproject.toml.",
+    run="jaxprtool.cli.check:check",
+)

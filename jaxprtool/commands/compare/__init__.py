@@ -1,0 +1,13 @@
+"""The differences between the results of variants of a program."""
+
+from jaxprtool.cli.registry import CommandInfo
+
+INFO = CommandInfo(
+    panel="Run and debug",
+    position=5,
+    summary="Measure how the results of variants of a function differ.",
+    run="jaxprtool.cli.compare:compare",
+    tables={
+        "Comparison": "jaxprtool.render.reports.compare:comparison",
+    },
+)

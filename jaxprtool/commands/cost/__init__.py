@@ -1,0 +1,13 @@
+"""The cost of a program: FLOPs and bytes, by line, scope and so on, and bounds of its time."""
+
+from jaxprtool.cli.registry import CommandInfo
+
+INFO = CommandInfo(
+    panel="Measure",
+    position=1,
+    summary="Estimate FLOPs and memory traffic; --measure also times it.",
+    run="jaxprtool.cli.cost:cost",
+    tables={
+        "Cost": "jaxprtool.render.reports.cost:cost_table",
+    },
+)

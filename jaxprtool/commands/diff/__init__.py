@@ -1,0 +1,13 @@
+"""The differences between two programs, by line."""
+
+from jaxprtool.cli.registry import CommandInfo
+
+INFO = CommandInfo(
+    panel="Look",
+    position=4,
+    summary="Show by line which equations differ between two programs.",
+    run="jaxprtool.cli.diff:diff",
+    tables={
+        "Diff": "jaxprtool.render.reports.diff:diff_text",
+    },
+)

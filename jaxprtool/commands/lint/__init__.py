@@ -1,0 +1,13 @@
+"""What wastes time or memory in a program, and likely mistakes."""
+
+from jaxprtool.cli.registry import CommandInfo
+
+INFO = CommandInfo(
+    panel="In your repository",
+    position=2,
+    summary="Find wasted memory and time, and likely mistakes.",
+    run="jaxprtool.cli.lint:lint",
+    tables={
+        "Findings": "jaxprtool.render.reports.lint:findings_by_line",
+    },
+)

@@ -1,0 +1,10 @@
+"""Code that repeats, and what shortens compilation."""
+
+from jaxprtool.cli.registry import CommandInfo
+
+INFO = CommandInfo(
+    panel="Measure",
+    position=6,
+    summary="Show code that repeats, and what shortens compilation.",
+    run="jaxprtool.cli.outline:outline",
+)

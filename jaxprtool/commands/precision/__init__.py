@@ -1,0 +1,13 @@
+"""The lines of a program that have to stay in a wide dtype."""
+
+from jaxprtool.cli.registry import CommandInfo
+
+INFO = CommandInfo(
+    panel="Run and debug",
+    position=6,
+    summary="Find the lines that have to stay in f32.",
+    run="jaxprtool.cli.precision:precision",
+    tables={
+        "Precision": "jaxprtool.render.reports.precision:precision_text",
+    },
+)

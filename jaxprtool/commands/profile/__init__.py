@@ -1,0 +1,13 @@
+"""The measured time of a program by the user's lines, from JAX's profiler."""
+
+from jaxprtool.cli.registry import CommandInfo
+
+INFO = CommandInfo(
+    panel="Measure",
+    position=4,
+    summary="Time a compiled function by your lines, with JAX's profiler.",
+    run="jaxprtool.cli.profile:profile",
+    tables={
+        "Profile": "jaxprtool.render.reports.profile:profile_table",
+    },
+)

@@ -1,0 +1,13 @@
+"""What JAX compiles in a script or a block, and why it compiles again."""
+
+from jaxprtool.cli.registry import CommandInfo
+
+INFO = CommandInfo(
+    panel="Run and debug",
+    position=1,
+    summary="Run a script; record what JAX compiles, and why it recompiles.",
+    run="jaxprtool.cli.record:record",
+    tables={
+        "Run": "jaxprtool.render.reports.record:summary",
+    },
+)

@@ -1,0 +1,10 @@
+"""The smallest program for which a check still holds."""
+
+from jaxprtool.cli.registry import CommandInfo
+
+INFO = CommandInfo(
+    panel="Run and debug",
+    position=8,
+    summary="Shrink a function while a check holds, to reproduce a fault.",
+    run="jaxprtool.cli.reduce:reduce",
+)

@@ -1,0 +1,10 @@
+"""The page of a program: each pass, cost, memory and residuals."""
+
+from jaxprtool.cli.registry import CommandInfo
+
+INFO = CommandInfo(
+    panel="Measure",
+    position=7,
+    summary="Write an HTML report: each pass, cost, memory and residuals.",
+    run="jaxprtool.cli.report:report",
+)

@@ -1,0 +1,13 @@
+"""The residuals of a gradient, and what to save instead."""
+
+from jaxprtool.cli.registry import CommandInfo
+
+INFO = CommandInfo(
+    panel="Measure",
+    position=3,
+    summary="Show the values that a gradient keeps for its backward pass.",
+    run="jaxprtool.cli.residuals:residuals",
+    tables={
+        "Residuals": "jaxprtool.render.reports.residuals:residuals_table",
+    },
+)

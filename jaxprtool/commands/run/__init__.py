@@ -1,0 +1,10 @@
+"""A run of a program, with its results and times."""
+
+from jaxprtool.cli.registry import CommandInfo
+
+INFO = CommandInfo(
+    panel="Run and debug",
+    position=2,
+    summary="Compile a function, run it, and show its results and times.",
+    run="jaxprtool.cli.run:run",
+)

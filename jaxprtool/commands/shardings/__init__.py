@@ -1,0 +1,13 @@
+"""The partition of a program over devices, as XLA makes it."""
+
+from jaxprtool.cli.registry import CommandInfo
+
+INFO = CommandInfo(
+    panel="Several devices",
+    position=1,
+    summary="Show how XLA partitions a function over devices, by line.",
+    run="jaxprtool.cli.shardings:shardings",
+    tables={
+        "Shardings": "jaxprtool.render.reports.shardings:shardings_tables",
+    },
+)

@@ -1,0 +1,13 @@
+"""A program in JAX's own notation, as a tree or a table, or its summary."""
+
+from jaxprtool.cli.registry import CommandInfo
+
+INFO = CommandInfo(
+    panel="Look",
+    position=1,
+    summary="Show a function's jaxpr in JAX's own notation.",
+    run="jaxprtool.cli.show:show",
+    tables={
+        "Stats": "jaxprtool.render.reports.summary:stats",
+    },
+)

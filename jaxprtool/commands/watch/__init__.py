@@ -1,0 +1,13 @@
+"""Statistics of the values that a program computes."""
+
+from jaxprtool.cli.registry import CommandInfo
+
+INFO = CommandInfo(
+    panel="Run and debug",
+    position=4,
+    summary="Run a function and summarize its intermediate values.",
+    run="jaxprtool.cli.watch:watch",
+    tables={
+        "Watched": "jaxprtool.render.reports.watch:watched_text",
+    },
+)

@@ -25,9 +25,9 @@ PACKAGE = Path(jaxprtool.__file__).parent
 #: A package may import from itself, and from packages of lower layers.
 FLOORS = [
     {"__main__"},
-    {"testing"},
     {"commands"},
     {"cli"},
+    {"testing"},
     {"api", "browse"},
     {"sizes"},
     {"extend", "recording"},

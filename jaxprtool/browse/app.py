@@ -221,11 +221,11 @@ class Browser(App[None]):
         self.source.document = document
         self._marked, self._matches, self._match = (0, None), [], -1
         self.program.show_lines()
-        found = None if node is None else counterpart(node, document, outline)
-        if found is None:
+        target = None if node is None else counterpart(node, document, outline)
+        if target is None:
             self.program.go_to(self.program.cursor)
         else:
-            self.program.go_to_node(found)
+            self.program.go_to_node(target)
         self._tell_state()
         self._complete()
 
@@ -426,8 +426,8 @@ class Browser(App[None]):
         values = self.program.document.values(node)
         ids = frozenset[int]()
         if kind:
-            found = forward_slice if kind == 1 else backward_slice
-            ids = found(top, Start(values)).members()
+            slicer = forward_slice if kind == 1 else backward_slice
+            ids = slicer(top, Start(values)).members()
         if node.eqn is not None:
             ids -= {id(node.eqn)}
         self._mark_ids(ids)
@@ -441,19 +441,19 @@ class Browser(App[None]):
     def _mark_line(self) -> None:
         """Mark the equations of the source line at the cursor."""
         place = self.source.place
-        found = self.program.document.by_line.get(place, []) if place is not None else []
-        self._mark_ids({id(jaxpr.eqns[index]) for jaxpr, index in found})
-        count = plural(len(found), "equation")
-        self._say(f"{count} from this line   enter goes there" if found else "")
+        equations = self.program.document.by_line.get(place, []) if place is not None else []
+        self._mark_ids({id(jaxpr.eqns[index]) for jaxpr, index in equations})
+        count = plural(len(equations), "equation")
+        self._say(f"{count} from this line   enter goes there" if equations else "")
 
     def on_source_pane_taken(self) -> None:
         """Go to the first equation of the source line at the cursor."""
         place = self.source.place
-        found = self.program.document.by_line.get(place, []) if place is not None else []
-        if not found:
+        equations = self.program.document.by_line.get(place, []) if place is not None else []
+        if not equations:
             self._say("no equation comes from this line")
             return
-        self._matches, self._match = list(found), 0
+        self._matches, self._match = list(equations), 0
         self.program.focus()
         self._show_match()
 
@@ -741,12 +741,12 @@ def command(file: str, line: int) -> list[str]:
 
 def edit(file: str, line: int) -> None:
     """Run the editor until the user quits it. Raises OutputError if it cannot be started."""
-    given = command(file, line)
+    argv = command(file, line)
     try:
-        code = subprocess.run(given).returncode
+        code = subprocess.run(argv).returncode
     except OSError as error:
         raise OutputError(
-            f"cannot start the editor '{given[0]}': {error.strerror}", "set EDITOR to a command"
+            f"cannot start the editor '{argv[0]}': {error.strerror}", "set EDITOR to a command"
         ) from error
     if code:
-        raise OutputError(f"the editor '{given[0]}' exited with code {code}")
+        raise OutputError(f"the editor '{argv[0]}' exited with code {code}")

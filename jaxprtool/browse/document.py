@@ -83,8 +83,8 @@ class Document:
 
     def mark(self, eqn: JaxprEqn) -> str:
         """Return the mark of an equation that a pass changed, if known."""
-        known = self.is_complete or self.state.is_compared
-        return self.state.marks.get(id(eqn), "") if known else ""
+        is_known = self.is_complete or self.state.is_compared
+        return self.state.marks.get(id(eqn), "") if is_known else ""
 
     # --- scopes -----------------------------------------------------------------------------------
 
@@ -98,38 +98,38 @@ class Document:
 
     def location(self, eqn: JaxprEqn) -> SourceLocation | None:
         """Return the source location of an equation for the selected frames."""
-        found = self.frames.location(eqn)
-        return None if found is None else found.chosen(self.frames.choice)
+        location = self.frames.location(eqn)
+        return None if location is None else location.chosen(self.frames.choice)
 
     def all_frames(self, eqn: JaxprEqn) -> list[UserFrame]:
         """Return the frames of an equation, starting with the selected one."""
-        location, found = self.location(eqn), self.frames.location(eqn)
-        if location is None or found is None:
+        location, source_location = self.location(eqn), self.frames.location(eqn)
+        if location is None or source_location is None:
             return []
         outer = reversed(self.frames.of(eqn))
-        return list(dict.fromkeys([location.frame, *reversed(found.behind), *outer]))
+        return list(dict.fromkeys([location.frame, *reversed(source_location.behind), *outer]))
 
     @cached_property
     def by_line(self) -> dict[tuple[str, int], list[tuple[Jaxpr, int]]]:
         """The equations of each source line, at the first occurrence of their bodies."""
-        found: dict[tuple[str, int], list[tuple[Jaxpr, int]]] = {}
+        equations: dict[tuple[str, int], list[tuple[Jaxpr, int]]] = {}
         for jaxpr, index in self.order:
             if (location := self.location(jaxpr.eqns[index])) is not None:
-                found.setdefault(location.frame[:2], []).append((jaxpr, index))
-        return found
+                equations.setdefault(location.frame[:2], []).append((jaxpr, index))
+        return equations
 
     # --- order --------------------------------------------------------------------------------
 
     @cached_property
     def order(self) -> dict[tuple[Jaxpr, int], int]:
         """The number of each equation; a body follows the first equation that contains it."""
-        found: dict[tuple[Jaxpr, int], int] = {}
+        numbers: dict[tuple[Jaxpr, int], int] = {}
         seen, stack = {self.top}, [(self.top, 0)]
         while stack:
             jaxpr, index = stack.pop()
             has_bodies = not is_flat(jaxpr)
             while index < len(jaxpr.eqns):
-                found[jaxpr, index] = len(found)
+                numbers[jaxpr, index] = len(numbers)
                 new = (
                     [b for _, b in bodies(jaxpr.eqns[index]) if b not in seen] if has_bodies else []
                 )
@@ -139,7 +139,7 @@ class Document:
                     stack.append((jaxpr, index))
                     stack += [(body, 0) for body in reversed(list(dict.fromkeys(new)))]
                     break
-        return found
+        return numbers
 
     def number(self, node: Node) -> int:
         """Return the number of the first equation at or after a row."""
@@ -185,10 +185,10 @@ class Document:
     def _in_scope(self, node: Node) -> int:
         if id(node) not in self._counts:
             self._counts[id(node)] = sum(
-                self._in_scope(each)
-                if each.kind is Kind.scope
-                else self._selection.count_equation(each.jaxpr.eqns[each.index])
-                for each in node.children or ()
+                self._in_scope(child)
+                if child.kind is Kind.scope
+                else self._selection.count_equation(child.jaxpr.eqns[child.index])
+                for child in node.children or ()
             )
         return self._counts[id(node)]
 
@@ -199,8 +199,10 @@ class Document:
 
     def _ends(self, node: Node) -> list[str]:
         sizes = [value.bytes for value in self.ends(node.kind)]
-        known = [size for size in sizes if size is not None]
-        size = Comment(f"  {in_bytes(sum(known))}") if len(known) == len(sizes) > 0 else ""
+        known_sizes = [size for size in sizes if size is not None]
+        size = (
+            Comment(f"  {in_bytes(sum(known_sizes))}") if len(known_sizes) == len(sizes) > 0 else ""
+        )
         return [ParameterToken(plural(len(sizes), node.kind.value.removesuffix("s"))), size]
 
     _arguments = _results = _ends
@@ -297,7 +299,7 @@ class State:
     @cached_property
     def marks(self) -> Mapping[int, str]:
         """The marks of equations, by `id`, that a pass added or will remove."""
-        removed = [each.changes.removed for each in self.after]
+        removed = [state.changes.removed for state in self.after]
         goes = removed[0].intersection(*removed) if removed else frozenset()
         added = self.changes.added
         return {**dict.fromkeys(goes, "-"), **{k: "±" if k in goes else "+" for k in added}}
@@ -322,8 +324,8 @@ class Recorder(Observer):
         if result is program:
             return
         several = isinstance(result, Mapping)
-        for name, each in result.items() if isinstance(result, Mapping) else [("", result)]:
-            state = State(f"{step} {name}" if several else str(step), each, before)
+        for name, new_program in result.items() if isinstance(result, Mapping) else [("", result)]:
+            state = State(f"{step} {name}" if several else str(step), new_program, before)
             before.after.append(state)
             self.states.append(state)
-            self._latest[id(each)] = state
+            self._latest[id(new_program)] = state

@@ -46,17 +46,15 @@ class Navigator:
 
         An argument of a body is defined by the operand of the call, and by the carry of a loop.
         """
-        found: list[Way] = []
+        ways: list[Way] = []
         if (eqn := node.eqn) is not None:
             for atom in dict.fromkeys(v for v in eqn.invars if type(v) is not Literal):
-                found += self._definition(node.container, node.jaxpr, atom)
+                ways += self._definition(node.container, node.jaxpr, atom)
             if node.folds:
-                found += self._made_inside(node)
+                ways += self._made_inside(node)
         elif node.kind is Kind.result:
-            found += self._definition(
-                self._outline.root, node.jaxpr, node.jaxpr.outvars[node.index]
-            )
-        return _distinct(found)
+            ways += self._definition(self._outline.root, node.jaxpr, node.jaxpr.outvars[node.index])
+        return _distinct(ways)
 
     def sources(self, node: Node) -> list[str]:
         """Return a short description of the source of each operand of an equation."""
@@ -112,26 +110,26 @@ class Navigator:
         """Yield the rows in bodies that compute the results of a call or a loop."""
         eqn = node.jaxpr.eqns[node.index]
         for number, (_, body) in enumerate(bodies(eqn)):
-            held = self._outline.inside(node, body)
+            inside = self._outline.inside(node, body)
             for position, atom in enumerate(body.outvars):
                 index = None if type(atom) is Literal else self._flow.definition(body, atom)
-                if held is None or index is None:
+                if inside is None or index is None:
                     continue
                 for where, var in self._flow.destinations(
                     Holder(node.jaxpr, node.index, number), position
                 ):
                     if where is node.jaxpr:
                         label = f"{self._document.name(var)}, computed inside"
-                        yield Way(label, self._outline.leaf(held, index))
+                        yield Way(label, self._outline.leaf(inside, index))
 
     def uses(self, node: Node) -> list[Way]:
         """Return the uses of the values that a row binds, including those in bodies."""
-        found: list[Way] = []
+        ways: list[Way] = []
         container = self._outline.root if node.eqn is None else node.container
         for jaxpr, atom in self._document.values(node):
             if type(atom) is not Literal and node.kind is not Kind.result:
-                found += self._uses(container, jaxpr, atom, self._document.name(atom))
-        return _distinct(found)
+                ways += self._uses(container, jaxpr, atom, self._document.name(atom))
+        return _distinct(ways)
 
     def _uses(self, container: Node, jaxpr: Jaxpr, var: Var, label: str) -> Iterator[Way]:
         for index in self._flow.readers(jaxpr, var):
@@ -158,28 +156,28 @@ class Navigator:
         """Yield the rows in the bodies of an equation that use an operand's argument."""
         eqn = call.jaxpr.eqns[call.index]
         for number, (_, body) in enumerate(bodies(eqn)):
-            held = self._outline.inside(call, body)
+            inside = self._outline.inside(call, body)
             for position, arg in enumerate(body.invars):
                 readers = self._flow.readers(body, arg)
-                if held is None or not readers:
+                if inside is None or not readers:
                     continue
                 origins = self._flow.origins(Holder(call.jaxpr, call.index, number), position)
                 if origins and origins[0] == (call.jaxpr, var):
                     for index in readers:
-                        yield Way(f"{label}, inside", self._outline.leaf(held, index))
+                        yield Way(f"{label}, inside", self._outline.leaf(inside, index))
 
     def _holder(self, call: Node, container: Node) -> Holder:
-        held = bodies(call.jaxpr.eqns[call.index])
-        number = next(i for i, (_, body) in enumerate(held) if body is container.body)
+        nested = bodies(call.jaxpr.eqns[call.index])
+        number = next(i for i, (_, body) in enumerate(nested) if body is container.body)
         return Holder(call.jaxpr, call.index, number)
 
 
 def _distinct(ways: list[Way]) -> list[Way]:
     """Return the first way to each row."""
-    found: dict[int, Way] = {}
+    by_row: dict[int, Way] = {}
     for way in ways:
-        found.setdefault(id(way.node), way)
-    return list(found.values())
+        by_row.setdefault(id(way.node), way)
+    return list(by_row.values())
 
 
 def way_text(way: Way, document: Document) -> str:
@@ -198,10 +196,10 @@ def counterpart(node: Node, document: Document, outline: Outline) -> Node | None
     results = set(map(id, eqn.outvars))
     close: tuple[object, int] | None = None
     for jaxpr in document.flow.holders:
-        for index, each in enumerate(jaxpr.eqns):
-            if each is eqn:
+        for index, other in enumerate(jaxpr.eqns):
+            if other is eqn:
                 return outline.locate(jaxpr, index)
-            if close is None and any(id(var) in results for var in each.outvars):
+            if close is None and any(id(var) in results for var in other.outvars):
                 close = jaxpr, index
     return None if close is None else outline.locate(*close)  # type: ignore[arg-type]
 
@@ -271,10 +269,10 @@ class _Word:
 
     def fits_text(self, text: str) -> bool:
         """Return True if a text contains the word or matches its pattern."""
-        found = self._texts.get(text)
-        if found is None:
-            found = self._texts[text] = self._is_in(text)
-        return found
+        fits = self._texts.get(text)
+        if fits is None:
+            fits = self._texts[text] = self._is_in(text)
+        return fits
 
     def _is_in(self, text: str) -> bool:
         text = text.lower() if self._folds else text
@@ -298,21 +296,21 @@ class _Word:
 
     def _fits_value(self, atom: Atom) -> bool:
         key = id(atom.aval)
-        found = self._types.get(key)
-        if found is None:
-            found = self._types[key] = self.fits_text(type_of(atom.aval))
-        return found
+        fits = self._types.get(key)
+        if fits is None:
+            fits = self._types[key] = self.fits_text(type_of(atom.aval))
+        return fits
 
     def _fits_line(self, eqn: JaxprEqn) -> bool:
         assert self._line is not None
         traceback = eqn.source_info.traceback
-        found = self._tracebacks.get(traceback)
-        if found is None:
+        fits = self._tracebacks.get(traceback)
+        if fits is None:
             file, line = self._line
             shown = self._document.all_frames(eqn)
             path = self._document.frames.path
-            found = self._tracebacks[traceback] = any(
+            fits = self._tracebacks[traceback] = any(
                 frame.line == line and (not file or f"/{path(frame.file)}".endswith(f"/{file}"))
                 for frame in (shown if file else shown[:1])
             )
-        return found
+        return fits

@@ -126,11 +126,11 @@ class Outline:
         self.root = Node(Kind.program, None, flow.top, 0, body=flow.top)
         self.root.is_open = True
         self.rows = list(self._visible(self.root))
-        while len(found := [n for n in self.rows if n.folds and n.body is not None]) == 1:
+        while len(calls := [n for n in self.rows if n.folds and n.body is not None]) == 1:
             # A program that only calls a function is unfolded.
-            if found[0].is_open or len(self.rows) > 4:
+            if calls[0].is_open or len(self.rows) > 4:
                 break
-            self.toggle(self.rows.index(found[0]))
+            self.toggle(self.rows.index(calls[0]))
 
     # --- creation -----------------------------------------------------------------------------
 
@@ -149,8 +149,8 @@ class Outline:
             values = node.jaxpr.invars if arguments else node.jaxpr.outvars
             return [Node(kind, node, node.jaxpr, i) for i in range(len(values))]
         if node.kind is Kind.equation and node.body is None:
-            held = enumerate(bodies(node.jaxpr.eqns[node.index]))
-            return [Node(Kind.body, node, node.jaxpr, i, path, body) for i, (path, body) in held]
+            nested = enumerate(bodies(node.jaxpr.eqns[node.index]))
+            return [Node(Kind.body, node, node.jaxpr, i, path, body) for i, (path, body) in nested]
         return self._equations(node)
 
     def _ends(self, node: Node, arguments: bool) -> Iterator[Node]:
@@ -266,7 +266,7 @@ class Outline:
         """Return the row with this body of an equation: the row itself or a child."""
         if node.body is not None:
             return node if node.body is body else None
-        return next((each for each in self.children(node) if each.body is body), None)
+        return next((child for child in self.children(node) if child.body is body), None)
 
     def end_row(self, kind: Kind, index: int) -> Node:
         """Return the row of an argument or a result of the program."""
@@ -283,19 +283,19 @@ class Outline:
             chain.append((holder, body))
             body = holder.jaxpr
         container = self.root
-        for holder, held in reversed(chain):
-            found = self.inside(self.leaf(container, holder.index), held)
-            assert found is not None
-            container = found
+        for holder, inner in reversed(chain):
+            row = self.inside(self.leaf(container, holder.index), inner)
+            assert row is not None
+            container = row
         return self.leaf(container, index)
 
 
 def _leaf(parent: Node, jaxpr: Jaxpr, index: int) -> Node:
     node = Node(Kind.equation, parent, jaxpr, index)
-    held = bodies(jaxpr.eqns[index])
-    node.folds = bool(held)
-    if len(held) == 1:
-        node.body = held[0][1]
+    nested = bodies(jaxpr.eqns[index])
+    node.folds = bool(nested)
+    if len(nested) == 1:
+        node.body = nested[0][1]
     return node
 
 
@@ -312,7 +312,7 @@ def _runs(stacks: Sequence[tuple[str, ...]]) -> list[list[tuple[int, str]]]:
     Consecutive equations share a group for each common scope. Scopes that contain only one another
     are one group.
     """
-    found: list[list[tuple[int, str]]] = [[] for _ in stacks]
+    groups: list[list[tuple[int, str]]] = [[] for _ in stacks]
     todo = [(0, len(stacks), 0)]
     while todo:
         start, stop, level = todo.pop()
@@ -331,7 +331,7 @@ def _runs(stacks: Sequence[tuple[str, ...]]) -> list[list[tuple[int, str]]]:
                     label += f"/{stacks[i][deeper]}"
                     deeper += 1
                 for k in range(i, j):
-                    found[k].append((i, label))
+                    groups[k].append((i, label))
                 todo.append((i, j, deeper))
             i = j
-    return found
+    return groups

@@ -210,9 +210,9 @@ class ProgramPane(LinePane):
         change = "" if eqn is None else self.document.mark(eqn)
         mark = "*" if self.is_marked(node) else " "
         fold = (_UNFOLDED if node.is_open else _FOLDED) if node.folds else _FLAT
-        before = ["  " * node.depth, fold]
-        room = self.scrollable_content_region.width - len(f"> *{''.join(before)}")
-        text = styled([*before, *self.document.row(node, room)])
+        prefix = ["  " * node.depth, fold]
+        room = self.scrollable_content_region.width - len(f"> *{''.join(prefix)}")
+        text = styled([*prefix, *self.document.row(node, room)])
         if change:
             text.stylize(STYLES[_CHANGES.get(change, ChangedToken)])
         return f"{change or ' '}{mark}", text

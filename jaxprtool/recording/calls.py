@@ -110,10 +110,10 @@ class KeptCalls:
             if isinstance(leaf, jax.Array) and jnp.issubdtype(leaf.dtype, jnp.inexact)
         ]
         with unobserved(), jax.transfer_guard("allow"):
-            found = list(map(bool, _have_nan([leaf for _, leaf in floats])))
-        if not any(found):
+            flags = list(map(bool, _have_nan([leaf for _, leaf in floats])))
+        if not any(flags):
             return
-        first = next(i for (i, _), is_nan in zip(floats, found, strict=True) if is_nan)
+        first = next(i for (i, _), is_nan in zip(floats, flags, strict=True) if is_nan)
         paths = [f"result{jax.tree_util.keystr(path)}" for path, _ in leaves]
         result = result_paths(jitted.__wrapped__, jax.tree.structure(results), paths)[first]
         event = {"function": self._name, "call": self._count, "result": result}
@@ -196,18 +196,18 @@ class TimedResult:
     """Finds the result to wait for: the smallest array that is not donated to a later call."""
 
     def __init__(self, donated: Sequence[Any] = ()) -> None:
-        self._donated = {_type(each) for each in donated}
+        self._donated = {_type(array) for array in donated}
         self._steps: tuple[Any, ...] | None = None
 
     def of(self, results: Any) -> Any:
         """Return one array of the results of a call, or None if they have none."""
         if self._steps is not None:
             try:
-                found = results
+                result = results
                 for step in self._steps:
-                    found = found[step[0]] if type(step) is tuple else getattr(found, step)
-                if isinstance(found, jax.Array):
-                    return found
+                    result = result[step[0]] if type(step) is tuple else getattr(result, step)
+                if isinstance(result, jax.Array):
+                    return result
             except (KeyError, IndexError, AttributeError, TypeError):
                 pass  # the structure of the results has changed
         return self._searched(results)
@@ -217,11 +217,11 @@ class TimedResult:
         arrays = [(path, leaf) for path, leaf in leaves if isinstance(leaf, jax.Array)]
         if not arrays:
             return None
-        path, found = min(
-            arrays, key=lambda each: (_type(each[1]) in self._donated, each[1].nbytes)
+        path, array = min(
+            arrays, key=lambda pair: (_type(pair[1]) in self._donated, pair[1].nbytes)
         )
         self._steps = _steps(path)
-        return found
+        return array
 
 
 def _steps(path: Sequence[Any]) -> tuple[Any, ...] | None:
@@ -291,8 +291,8 @@ def write_call(folder: str, function: str, number: int, leaves: Sequence[Any], l
     """
     about, arrays = [], {}
     for i, leaf in enumerate(leaves):
-        array, known = _stored(leaf)
-        about.append(known)
+        array, leaf_type = _stored(leaf)
+        about.append(leaf_type)
         arrays[str(i)] = np.frombuffer(np.ascontiguousarray(array).tobytes(), np.uint8)
     arrays["about"] = np.frombuffer(json.dumps(about).encode(), np.uint8)
     path = os.path.join(folder, KEPT)
@@ -320,10 +320,10 @@ def kept_calls(process: str) -> list[KeptCall]:
         names = sorted(os.listdir(os.path.join(process, KEPT)))
     except OSError:
         return []
-    found = [(name, _FILE.fullmatch(name)) for name in names]
+    matches = [(name, _FILE.fullmatch(name)) for name in names]
     return [
         KeptCall(match[1], int(match[2]), os.path.join(process, KEPT, name))
-        for name, match in found
+        for name, match in matches
         if match is not None
     ]
 
@@ -353,7 +353,7 @@ def _about(data: np.ndarray) -> list[Leaf]:
 
 
 def _restored(data: np.ndarray, leaf: Leaf) -> Any:
-    dtypes = {str(np.dtype(each)): np.dtype(each) for each in array_dtypes().values()}
+    dtypes = {str(np.dtype(dtype)): np.dtype(dtype) for dtype in array_dtypes().values()}
     dtype = dtypes.get(leaf.dtype) or np.dtype(leaf.dtype)
     array = np.frombuffer(data.tobytes(), dtype)
     if leaf.key:

@@ -94,12 +94,12 @@ class Parameters:
 
     def of(self, key: object) -> str:
         """Return the name of the argument with a keyword: `x`, `kwargs['x']`."""
-        known = key in self.positional or key in self.keyword or not self.others
-        return str(key) if known else f"{self.others}[{key!r}]"
+        is_named = key in self.positional or key in self.keyword or not self.others
+        return str(key) if is_named else f"{self.others}[{key!r}]"
 
     def after(self, count: int, names: Mapping[str, object]) -> Parameters:
         """Return the parameters that are left when some are bound by position and by name."""
-        positional = tuple(each for each in self.positional[count:] if each not in names)
+        positional = tuple(name for name in self.positional[count:] if name not in names)
         bound_between = len(positional) < len(self.positional[count:])
         keyword = self.keyword + (self.positional[count:] if bound_between else ())
         return Parameters(positional, keyword, self.rest, self.others)
@@ -130,7 +130,7 @@ def call(
     statics: Mapping[str, object],
     numbers: Numbers,
     jitted: object = None,
-    made: str = "",
+    jit_line: str = "",
 ) -> Call:
     """Describe the call for which JAX compiles a function.
 
@@ -141,13 +141,13 @@ def call(
         statics: The values of the static arguments by name.
         numbers: The numbers of objects in this process.
         jitted: The result of `jax.jit`.
-        made: The user's line that called `jax.jit`, if it is known.
+        jit_line: The user's line that called `jax.jit`, if it is known.
     """
     values = Values(numbers)
     try:
         filtered = libraries.filtered_call(fun, statics)
         if filtered is not None:
-            return _filtered(filtered, tuple(names), values, jitted, made)
+            return _filtered(filtered, tuple(names), values, jitted, jit_line)
     except Exception:
         pass  # another release of Equinox: describe the call as JAX sees it
     try:
@@ -155,15 +155,15 @@ def call(
     except Exception:
         mapped = None  # another release of JAX
     if mapped is None:
-        function = described(fun, numbers, jitted, made)
+        function = described(fun, numbers, jitted, jit_line)
     else:  # JAX looks up the function of `pmap` at each call, where the user's line is unknown
         function = described(mapped.fun, numbers)
         function = replace(function, object=replace(function.object, wrapper="jax.pmap"))
-        statics = {function.parameters.at(i): each for i, each in mapped.statics.items()}
+        statics = {function.parameters.at(i): value for i, value in mapped.statics.items()}
         tree = mapped.tree if tree is not None else None
     static_texts = {name: _safe(values, value) for name, value in statics.items()}
     parameters = function.parameters
-    free = tuple(each for each in parameters.positional if each not in statics)
+    free = tuple(name for name in parameters.positional if name not in statics)
     parameters = Parameters(free, parameters.keyword, parameters.rest, parameters.others)
     structure = Structure(values, names if mapped is None else None)
     try:
@@ -171,12 +171,12 @@ def call(
             _arguments(structure, tree, parameters)
     except Exception:
         structure = Structure(values, names)
-    found = structure.leaves if len(structure.leaves) == len(names) else names
-    return Call(function, structure.texts, static_texts, tuple(found))
+    paths = structure.leaves if len(structure.leaves) == len(names) else names
+    return Call(function, structure.texts, static_texts, tuple(paths))
 
 
 def described(
-    fun: Callable[..., Any], numbers: Numbers, jitted: object = None, made: str = ""
+    fun: Callable[..., Any], numbers: Numbers, jitted: object = None, jit_line: str = ""
 ) -> Described:
     """Describe the function that `jax.jit` was called with. The arguments are those of `call`."""
     try:
@@ -190,12 +190,14 @@ def described(
         number = jit = 0
     name = core.name.strip("<>")
     closure = dict(list(core.closure.items())[:_MOST_VARIABLES])
-    function = FunctionObject(number, jit, made, core.kind, closure, name, libraries.wrapper(fun))
+    function = FunctionObject(
+        number, jit, jit_line, core.kind, closure, name, libraries.wrapper(fun)
+    )
     code = core.code
     if code is None:
         return Described(name, "", 0, f"{core.name} of no file", function, core.parameters)
     checksum = zlib.crc32(code.co_code + repr((code.co_names, _plain_constants(code))).encode())
-    around = "".join(f"{each}:" for each in core.wrappers)
+    around = "".join(f"{wrapper}:" for wrapper in core.wrappers)
     identity = f"{code.co_filename}:{code.co_firstlineno}:{checksum:08x}:{around}{core.name}"
     file, line = code.co_filename, code.co_firstlineno
     function = replace(function, library=_is_installed(file))
@@ -223,10 +225,10 @@ class _Core:
 
     def bind(self, args: Sequence[object], kwargs: Mapping[str, object], values: Values) -> None:
         """Add bound arguments to the closure."""
-        for i, each in enumerate(args):
-            self.closure[self.parameters.at(i)] = _safe(values, each)
-        for name, each in kwargs.items():
-            self.closure[self.parameters.of(name)] = _safe(values, each)
+        for i, value in enumerate(args):
+            self.closure[self.parameters.at(i)] = _safe(values, value)
+        for name, value in kwargs.items():
+            self.closure[self.parameters.of(name)] = _safe(values, value)
         self.parameters = self.parameters.after(len(args), kwargs)
 
 
@@ -276,9 +278,11 @@ def _function(fun: types.FunctionType, values: Values, depth: int) -> _Core:
     if wrapped is not None and callable(wrapped):
         wrapped = libraries.referent(wrapped)
         core = _core(wrapped, values, depth + 1)
-        own = _jaxs_transformation(fun, cells)
-        core.wrappers.append(own or f"{PurePath(code.co_filename).name}:{code.co_firstlineno}")
-        names = () if own else [k for k in cells if k not in core.closure]
+        transformation = _jaxs_transformation(fun, cells)
+        core.wrappers.append(
+            transformation or f"{PurePath(code.co_filename).name}:{code.co_firstlineno}"
+        )
+        names = () if transformation else [k for k in cells if k not in core.closure]
         cells = {k: cells[k] for k in names if cells[k] is not wrapped}
     else:
         core = _Core(fun.__name__, "lambda" if code.co_name == "<lambda>" else "function", code)
@@ -322,7 +326,11 @@ def global_names(code: types.CodeType) -> tuple[str, ...]:
     """Return the names of the globals that a function reads."""
     if not code.co_names:
         return ()
-    read = (each.argval for each in dis.get_instructions(code) if each.opname == "LOAD_GLOBAL")
+    read = (
+        instruction.argval
+        for instruction in dis.get_instructions(code)
+        if instruction.opname == "LOAD_GLOBAL"
+    )
     return tuple(dict.fromkeys(read))
 
 
@@ -338,8 +346,10 @@ def _parameters(code: types.CodeType) -> Parameters:
 def _plain_constants(code: types.CodeType) -> list[object]:
     """Return the constants of a code object whose text is the same in every process."""
     plain = (int, float, complex, str, bytes, type(None))
-    inner = [each.co_code for each in code.co_consts if isinstance(each, types.CodeType)]
-    return [*(each for each in code.co_consts if isinstance(each, plain)), *inner]
+    inner = [
+        constant.co_code for constant in code.co_consts if isinstance(constant, types.CodeType)
+    ]
+    return [*(constant for constant in code.co_consts if isinstance(constant, plain)), *inner]
 
 
 def _safe(values: Values, value: object) -> str:
@@ -356,55 +366,55 @@ def _arguments(structure: Structure, tree: PyTreeDef, parameters: Parameters) ->
     """Add the arguments `(args, kwargs)` to a structure."""
     args, kwargs = tree.children()
     shown = []
-    for i, each in enumerate(args.children()):
-        name = structure.root(each, parameters.at(i))
+    for i, child in enumerate(args.children()):
+        name = structure.root(child, parameters.at(i))
         shown.append(name)
-        structure.add(each, name)
-    for key, each in zip(kwargs.node_data()[1], kwargs.children(), strict=True):
-        name = structure.root(each, parameters.of(key))
+        structure.add(child, name)
+    for key, child in zip(kwargs.node_data()[1], kwargs.children(), strict=True):
+        name = structure.root(child, parameters.of(key))
         shown.append(f"{name}=")
-        structure.add(each, name)
+        structure.add(child, name)
     structure.signature(shown)
 
 
 def _filtered(
-    found: libraries.FilteredCall,
+    filtered: libraries.FilteredCall,
     names: tuple[str, ...],
     values: Values,
     jitted: object,
-    made: str,
+    jit_line: str,
 ) -> Call:
     """Describe a call of `equinox.filter_jit`, which passes its arguments on in another form."""
-    function = described(found.fun, values.numbers, jitted, made)
-    is_module = found.callee.num_nodes > 1 or not found.callee.num_leaves
+    function = described(filtered.fun, values.numbers, jitted, jit_line)
+    is_module = filtered.callee.num_nodes > 1 or not filtered.callee.num_leaves
     parameters = function.parameters.after(int(is_module), {})
-    name = found.name or function.name
+    name = filtered.name or function.name
     object = replace(function.object, wrapper="equinox.filter_jit", name=name)
     if is_module:
-        object = replace(object, kind="object" if found.name else "method", closure={})
-    code = f"{function.code.rpartition(':')[0]}:{name}" if found.name else function.code
+        object = replace(object, kind="object" if filtered.name else "method", closure={})
+    code = f"{function.code.rpartition(':')[0]}:{name}" if filtered.name else function.code
     function = replace(function, object=object, name=name, code=code, parameters=parameters)
     structure = Structure(values)
     paths: dict[tuple[str, int], str] = {}
     statics: dict[str, str] = {}
-    structure.add(found.callee, "self")
+    structure.add(filtered.callee, "self")
     ends = {"fun": len(structure.leaves)}
-    shown = [parameters.at(0)] if found.count else []
-    structure.add(found.first, "".join(shown))
+    shown = [parameters.at(0)] if filtered.count else []
+    structure.add(filtered.first, "".join(shown))
     ends["first"] = len(structure.leaves)
-    args, kwargs = found.rest.children()
-    for i, each in enumerate(args.children()[: max(found.count - 1, 0)]):
+    args, kwargs = filtered.rest.children()
+    for i, child in enumerate(args.children()[: max(filtered.count - 1, 0)]):
         shown.append(parameters.at(i + 1))
-        structure.add(each, shown[-1])
-    for key, each in zip(kwargs.node_data()[1], kwargs.children(), strict=True):
+        structure.add(child, shown[-1])
+    for key, child in zip(kwargs.node_data()[1], kwargs.children(), strict=True):
         shown.append(f"{parameters.of(key)}=")
-        structure.add(each, parameters.of(key))
+        structure.add(child, parameters.of(key))
     ends["rest"] = len(structure.leaves)
     structure.signature(shown)
     start = 0
     for part, end in ends.items():
         leaves = structure.leaves[start:end]
-        for i, (path, static) in enumerate(zip(leaves, found.leaves[part], strict=True)):
+        for i, (path, static) in enumerate(zip(leaves, filtered.leaves[part], strict=True)):
             if static is None:
                 paths[part, i] = path
             elif part != "fun" or is_module:
@@ -487,11 +497,11 @@ class Key:
 
     def to_json(self) -> dict[str, Any]:
         """Return the key as values for the module `json`. An argument is a list."""
-        found = {each: getattr(self, each) for each in _KEY_FIELDS}
+        values = {name: getattr(self, name) for name in _KEY_FIELDS}
         return {
-            **found,
+            **values,
             "function": asdict(self.function),
-            "arguments": [[getattr(a, each) for each in _ARGUMENT_FIELDS] for a in self.arguments],
+            "arguments": [[getattr(a, name) for name in _ARGUMENT_FIELDS] for a in self.arguments],
         }
 
     @classmethod
@@ -501,10 +511,10 @@ class Key:
         Raises:
             KeyError, TypeError: If `to_json` did not write the document.
         """
-        found = {each: document[each] for each in _KEY_FIELDS if each in document}
+        values = {name: document[name] for name in _KEY_FIELDS if name in document}
         function = {k: v for k, v in document["function"].items() if k in _FUNCTION_FIELDS}
         return cls(
-            **found | {"function": FunctionObject(**function)},
+            **values | {"function": FunctionObject(**function)},
             arguments=tuple(
                 Argument(path, dtype, tuple(shape), *rest)
                 for path, dtype, shape, *rest in document["arguments"]
@@ -518,7 +528,7 @@ class Key:
         An argument of the function is one part, with all its leaves and its structure.
         """
         parts = {"function": hash(self.function.number)}
-        parts |= {f"argument {name}": hash(each) for name, each in self.leaves.items()}
+        parts |= {f"argument {name}": hash(hashes) for name, hashes in self.leaves.items()}
         named = {"static": self.statics, "option": self.options, "context": self.context}
         for kind, values in named.items():
             parts |= {f"{kind} {name}": hash(value) for name, value in values.items()}
@@ -527,24 +537,24 @@ class Key:
     @cached_property
     def leaves(self) -> dict[str, frozenset[int]]:
         """The hashes of the leaves and of the structure, by argument of the function."""
-        found: dict[str, list[int]] = {}
+        by_argument: dict[str, list[int]] = {}
         for path, text in self.structure.items():
-            found.setdefault(root(path), []).append(hash((path, text)))
-        for each in self.arguments:
-            found.setdefault(root(each.path), []).append(hash(comparable(each)))
-        return {name: frozenset(hashes) for name, hashes in found.items()}
+            by_argument.setdefault(root(path), []).append(hash((path, text)))
+        for leaf in self.arguments:
+            by_argument.setdefault(root(leaf.path), []).append(hash(comparable(leaf)))
+        return {name: frozenset(hashes) for name, hashes in by_argument.items()}
 
 
 def comparable(argument: Argument) -> tuple[Any, ...]:
     """Return the path of a flat argument, and the parts of it that JAX compares."""
-    each = argument
-    return each.path, each.dtype, each.shape, each.weak, each.sharding, each.donated
+    leaf = argument
+    return leaf.path, leaf.dtype, leaf.shape, leaf.weak, leaf.sharding, leaf.donated
 
 
 def root(path: str) -> str:
     """Return the argument of the function that a path is in: `params` of `params['w']`."""
-    found = _ROOT.match(path)
-    return path if found is None else found[0]
+    match = _ROOT.match(path)
+    return path if match is None else match[0]
 
 
 #: A step of a path: `params`, `['w']`, `.kernel`, `[0]`.
@@ -552,9 +562,9 @@ STEP = re.compile(r"""\[(?:'(?:[^'\\]|\\.)*'|"(?:[^"\\]|\\.)*"|[^\]]*)\]|\.?[^.\
 
 _ROOT = re.compile(r"\w+")
 
-_ARGUMENT_FIELDS = [each.name for each in fields(Argument)]
-_FUNCTION_FIELDS = {each.name for each in fields(FunctionObject)}
-_KEY_FIELDS = [each.name for each in fields(Key) if each.name != "arguments"]
+_ARGUMENT_FIELDS = [field.name for field in fields(Argument)]
+_FUNCTION_FIELDS = {field.name for field in fields(FunctionObject)}
+_KEY_FIELDS = [field.name for field in fields(Key) if field.name != "arguments"]
 
 
 # --- structures -----------------------------------------------------------------------------------
@@ -610,8 +620,8 @@ class Structure:
         first = self._names[len(self.leaves)]
         if tree.num_nodes == 1:
             return first
-        found = STEP.match(first)
-        return name if found is None or first.startswith(name) else found[0]
+        match = STEP.match(first)
+        return name if match is None or first.startswith(name) else match[0]
 
     def signature(self, names: Sequence[str]) -> None:
         """Add the names of the arguments."""
@@ -635,10 +645,10 @@ class Structure:
         """Yield the steps to children, read from the names of their leaves."""
         position, names = len(self.leaves), self._names
         for i, child in enumerate(children):
-            found = None
+            match = None
             if names is not None and child.num_leaves and names[position].startswith(path):
-                found = STEP.match(names[position], len(path))
-            yield f"[{i}]" if found is None else found[0]
+                match = STEP.match(names[position], len(path))
+            yield f"[{i}]" if match is None else match[0]
             position += child.num_leaves
 
     def _add_module(self, tree: PyTreeDef, path: str) -> None:
@@ -649,9 +659,9 @@ class Structure:
             paths = libraries.add_graph(tree, path, self.texts, self._values)
         except Exception:  # another release of Flax
             paths = []
-        given = [path] * tree.num_leaves if self._names is None else self._names[start:]
+        names = [path] * tree.num_leaves if self._names is None else self._names[start:]
         named = len(paths) == tree.num_leaves
-        self.leaves += paths if named else islice(given, tree.num_leaves)
+        self.leaves += paths if named else islice(names, tree.num_leaves)
 
 
 class _Node(NamedTuple):
@@ -671,10 +681,10 @@ class _Node(NamedTuple):
     def of(cls, kind: type, steps: Sequence[str]) -> _Node:
         """Return the node of a class, with children at these steps."""
         fields = dataclasses.fields(kind) if dataclasses.is_dataclass(kind) else ()
-        statics = [f".{each.name}" for each in fields if _is_static(each)]
+        statics = [f".{field.name}" for field in fields if _is_static(field)]
         if len(statics) + len(steps) != len(fields):
             # `register_dataclass` was told which fields are children.
-            statics = [f".{each.name}" for each in fields if f".{each.name}" not in steps]
+            statics = [f".{field.name}" for field in fields if f".{field.name}" not in steps]
         return cls(steps, f"{kind.__name__}({_shown(steps)})", statics)
 
 
@@ -690,7 +700,7 @@ def _known_node(kind: type, count: int) -> _Node | None:
         return _Node.of(kind, [f"[{i}]" for i in range(count)])
     names = list(getattr(kind, "_fields", ()))
     if not names and dataclasses.is_dataclass(kind):
-        names = [each.name for each in dataclasses.fields(kind) if not _is_static(each)]
+        names = [field.name for field in dataclasses.fields(kind) if not _is_static(field)]
     if not names or len(names) != count:
         return None
     return _Node.of(kind, [f".{name}" for name in names])
@@ -714,7 +724,7 @@ def _shown(steps: Sequence[str]) -> str:
     """Return the steps to children as short text: `ids, mask`, `3`."""
     if steps and steps[0] == "[0]":
         return str(len(steps))
-    text = ", ".join(each.strip(".[]'") for each in steps[:20])
+    text = ", ".join(step.strip(".[]'") for step in steps[:20])
     if len(steps) > 20 or len(text) > LIMIT:
         text = f"{text[:LIMIT]}… {len(steps)}"
     return text
@@ -774,19 +784,19 @@ def context() -> dict[str, str]:
 
 def jit_options(options: TracedOptions) -> dict[str, str]:
     """Return the options of `jax.jit` that are part of its cache key, without default values."""
-    found: dict[str, Any] = {
+    values: dict[str, Any] = {
         "in_shardings": _placements(options.in_placements),
         "out_shardings": _placements(options.out_placements),
         "compiler_options": dict(options.compiler_options),
         "keep_unused": options.keep_unused,
     }
-    return {name: str(value)[:_LONGEST] for name, value in found.items() if value}
+    return {name: str(value)[:_LONGEST] for name, value in values.items() if value}
 
 
 def _placements(placements: tuple[Any, ...]) -> str:
-    if all(each is None for each in placements):
+    if all(placement is None for placement in placements):
         return ""
-    return ", ".join(_text(getattr(each, "spec", each)) for each in placements)
+    return ", ".join(_text(getattr(placement, "spec", placement)) for placement in placements)
 
 
 def _text(value: object) -> str:

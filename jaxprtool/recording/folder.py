@@ -63,8 +63,8 @@ def split(target: str) -> tuple[str, str] | None:
 
 def recorded_run(target: str) -> str | None:
     """Return the folder of the run if TARGET is a recorded run, else None."""
-    found = split(target)
-    return found[0] if found is not None and not found[1] else None
+    parts = split(target)
+    return parts[0] if parts is not None and not parts[1] else None
 
 
 def new_run(path: str, overwrite: bool) -> None:
@@ -104,24 +104,24 @@ def _remove_run(path: str) -> None:
 
 def processes(path: str) -> list[str]:
     """Return the folders of a run's processes, in order."""
-    found = [
+    names = [
         name
         for name in os.listdir(path)
         if name.startswith(PREFIX) and name.removeprefix(PREFIX).isdigit()
     ]
-    found.sort(key=lambda name: int(name.removeprefix(PREFIX)))
-    return [os.path.join(path, name) for name in found]
+    names.sort(key=lambda name: int(name.removeprefix(PREFIX)))
+    return [os.path.join(path, name) for name in names]
 
 
 def program_names(path: str) -> list[str]:
     """Return the names of the programs of a run."""
-    found = [
+    names = [
         file.removesuffix(".jaxpr")
-        for each in processes(path)
-        for file in os.listdir(each)
+        for process in processes(path)
+        for file in os.listdir(process)
         if file.endswith(".jaxpr")
     ]
-    return sorted(set(found))
+    return sorted(set(names))
 
 
 def free_folder() -> str:
@@ -190,18 +190,18 @@ class ProcessFolder:
 
 def read_events(path: str) -> list[dict[str, Any]]:
     """Return the events of a process, without one that was cut short."""
-    found = []
+    events = []
     try:
         with open(os.path.join(path, EVENTS), encoding="utf-8", errors="replace") as file:
             for line in file:
                 if line.endswith("\n"):
                     try:
-                        found.append(json.loads(line))
+                        events.append(json.loads(line))
                     except ValueError:
                         continue  # cut short by a full disk, and continued by the next
     except FileNotFoundError:
         pass
-    return found
+    return events
 
 
 # --- settings -------------------------------------------------------------------------------------
@@ -253,10 +253,10 @@ def kept_calls_of(texts: Sequence[str]) -> dict[str, int]:
     Raises:
         ArgumentsError: If a text is not of this form.
     """
-    found: dict[str, int] = {}
+    counts: dict[str, int] = {}
     for name in (part.strip() for text in texts for part in text.split(",")):
         function, _, count = name.partition(":")
         if not function or (count and not (count.isdigit() and int(count))):
             raise ArgumentsError(f"--keep {name}: write NAME, or NAME:N for the last N calls")
-        found[function] = int(count or 1)
-    return found
+        counts[function] = int(count or 1)
+    return counts

@@ -47,7 +47,7 @@ def script_command(script: str, args: Sequence[str]) -> list[str]:
         where, name = os.path.split(script)
         near = None
         with contextlib.suppress(OSError):
-            files = [each for each in os.listdir(where or ".") if each.endswith(".py")]
+            files = [file for file in os.listdir(where or ".") if file.endswith(".py")]
             near = did_you_mean(name, files)
         hint = near
         if near is None and shutil.which(script):
@@ -116,14 +116,14 @@ def _signals_passed_on() -> Iterator[list[subprocess.Popen]]:
         for process in receivers:
             process.send_signal(number)
 
-    before: dict[int, Any] = {}
+    handlers: dict[int, Any] = {}
     for name in _PASSED_ON:
         if (number := getattr(signal, name, None)) is not None:
-            before[number] = signal.signal(number, pass_on)
+            handlers[number] = signal.signal(number, pass_on)
     try:
         yield receivers
     finally:
-        for number, handler in before.items():
+        for number, handler in handlers.items():
             signal.signal(number, handler)
 
 

@@ -171,13 +171,13 @@ def renamed(names: Sequence[str], paths: Mapping[tuple[str, int], str]) -> tuple
         names: Their paths in JAX's debug information: `dynamic_nodonate['first'][2]`.
         paths: The user's path for each of "fun", "first" and "rest" and a number.
     """
-    found = []
+    user_paths = []
     for name in names:
         _, _, place = name.partition("['")
         part, _, number = place.partition("'][")
         key = part, int(number[:-1]) if number[:-1].isdecimal() else -1
-        found.append(paths.get(key, name))
-    return tuple(found)
+        user_paths.append(paths.get(key, name))
+    return tuple(user_paths)
 
 
 def static_fields(kind: type, aux: Any) -> Sequence[Any]:
@@ -191,7 +191,7 @@ def static_fields(kind: type, aux: Any) -> Sequence[Any]:
 @lru_cache(1000)
 def _is_equinox(kind: type) -> bool:
     """Return True for a module of Equinox."""
-    return any(_package(each) == "equinox._module._module" for each in kind.__mro__)
+    return any(_package(base) == "equinox._module._module" for base in kind.__mro__)
 
 
 # --- Flax NNX -------------------------------------------------------------------------------------
@@ -217,14 +217,14 @@ def add_graph(tree: PyTreeDef, path: str, texts: dict[str, str], values: Values)
     graph, states = tree.children()
     definition: Any = graph.node_data()[1]  # type: ignore[index]
     try:
-        found = _Graph(definition, values)
-        found.add(next(found.nodes), path)
+        module = _Graph(definition, values)
+        module.add(next(module.nodes), path)
     except Exception:
         text = repr(definition)
         texts[f"{path}.<graph>"] = f"={cut(text)}"
         return []
-    texts |= found.texts
-    return found.leaves if len(states.children()) == 1 else []
+    texts |= module.texts
+    return module.leaves if len(states.children()) == 1 else []
 
 
 def _graph_results(fun: Any, tree: PyTreeDef, paths: Sequence[str]) -> list[str]:
@@ -236,16 +236,16 @@ def _graph_results(fun: Any, tree: PyTreeDef, paths: Sequence[str]) -> list[str]
     inner = wrapped(fun)
 
     def outside(path: str) -> str:
-        found = _GRAPH_RESULT.fullmatch(path)
-        if found is None:
+        match = _GRAPH_RESULT.fullmatch(path)
+        if match is None:
             return path
-        root = f"updated.{found['keyword']}" if found["keyword"] else "result"
-        if found["position"]:
-            parameter = _parameter(inner, int(found["position"]))
+        root = f"updated.{match['keyword']}" if match["keyword"] else "result"
+        if match["position"]:
+            parameter = _parameter(inner, int(match["position"]))
             if not parameter:
                 return path
             root = f"updated.{parameter}"
-        return f"{root}{found['rest']}"
+        return f"{root}{match['rest']}"
 
     leaves = [outside(path) for path in paths]
     values, start, todo = Values(Numbers()), 0, [tree]
@@ -272,11 +272,11 @@ def _parameter(fun: Any, position: int) -> str:
         parameters = inspect.signature(fun).parameters.values()
     except (TypeError, ValueError):  # a callable without a signature
         return ""
-    for i, each in enumerate(parameters):
-        if each.kind is each.VAR_POSITIONAL:
-            return f"{each.name}[{position - i}]"
+    for i, parameter in enumerate(parameters):
+        if parameter.kind is parameter.VAR_POSITIONAL:
+            return f"{parameter.name}[{position - i}]"
         if i == position:
-            return each.name
+            return parameter.name
     return ""
 
 

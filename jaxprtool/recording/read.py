@@ -52,25 +52,25 @@ def read_run(path: str) -> Run:
         TargetError: If the folder holds no run.
     """
     about = read_about(path)
-    found = [_Process.read(each) for each in folder.processes(path)]
+    processes = [_Process.read(process_path) for process_path in folder.processes(path)]
     shown = _Shown(about.get("folder", ""), about.get("digests", {}))
-    for each in found:
-        each.end = _end(each, about)
-    functions = tuple(_functions(found, about["start"], shown))
+    for process in processes:
+        process.end = _end(process, about)
+    functions = tuple(_functions(processes, about["start"], shown))
     seconds = about.get("seconds")
     return Run(
         folder=path,
         command=tuple(about["command"]),
-        seconds=seconds if seconds is not None else _until(found, about),
+        seconds=seconds if seconds is not None else _until(processes, about),
         exit_code=about.get("exit_code"),
-        functions=tuple(sorted(_summed(functions), key=lambda each: -each.seconds)),
-        outside_jit=tuple(_outside_jit(found, about["start"], shown)),
-        transfers=tuple(_transfers(found, functions, shown)),
-        processes=tuple(_described(each, about) for each in found),
+        functions=tuple(sorted(_summed(functions), key=lambda function: -function.seconds)),
+        outside_jit=tuple(_outside_jit(processes, about["start"], shown)),
+        transfers=tuple(_transfers(processes, functions, shown)),
+        processes=tuple(_described(process, about) for process in processes),
         differing=tuple(_differing(path, functions)),
         calls_counted=bool(about.get("calls")),
         files=shown.files,
-        unfinished=tuple(u for each in found for u in _unfinished(each, shown)),
+        unfinished=tuple(u for process in processes for u in _unfinished(process, shown)),
     )
 
 
@@ -136,7 +136,7 @@ def program_file(path: str, name: str) -> str:
     """
     names = folder.program_names(path)
     has = "it has no programs" if not names else None
-    listed = [f"{path}/{each}" for each in names]
+    listed = [f"{path}/{program}" for program in names]
     if names:
         has = f"write {', '.join(listed[:6])}{', …' if len(listed) > 6 else ''}"
     if not name:
@@ -144,9 +144,11 @@ def program_file(path: str, name: str) -> str:
     process, _, program = name.rpartition("/")
     folders = folder.processes(path)
     if process:
-        folders = [each for each in folders if os.path.basename(each) == process]
-    for each in folders:
-        file = os.path.join(each, f"{program.removesuffix('@1')}.jaxpr")
+        folders = [
+            process_path for process_path in folders if os.path.basename(process_path) == process
+        ]
+    for process_path in folders:
+        file = os.path.join(process_path, f"{program.removesuffix('@1')}.jaxpr")
         if os.path.isfile(file):
             return file
     hint = did_you_mean(f"{path}/{name}", listed) or has
@@ -184,9 +186,9 @@ class _Process:
         except (OSError, ValueError):  # killed while it was written
             about = {"number": int(os.path.basename(path).removeprefix(folder.PREFIX))}
         counters = read_counters(os.path.join(path, folder.COUNTERS))
-        found = cls(path, about, folder.read_events(path), counters)
-        found.compiled = {each["id"]: each for each in found.of("compiled")}
-        return found
+        process = cls(path, about, folder.read_events(path), counters)
+        process.compiled = {event["id"]: event for event in process.of("compiled")}
+        return process
 
     @property
     def number(self) -> int:
@@ -235,17 +237,17 @@ class _Shown:
 
     def key(self, key: Key) -> Key:
         """Return a key with its lines shortened."""
-        made = replace(key.function, made=self.text(key.function.made))
+        function = replace(key.function, made=self.text(key.function.made))
         return replace(
             key,
-            function=made,
+            function=function,
             line=self.text(key.line),
             cleared_line=self.text(key.cleared_line),
         )
 
 
-def _functions(found: list[_Process], start: float, shown: _Shown) -> Iterable[Function]:
-    for process in found:
+def _functions(processes: list[_Process], start: float, shown: _Shown) -> Iterable[Function]:
+    for process in processes:
         by_name: defaultdict[str, list[Event]] = defaultdict(list)
         for event in process.of("lowered"):
             if "function" in event:
@@ -273,18 +275,18 @@ def _functions(found: list[_Process], start: float, shown: _Shown) -> Iterable[F
 
 def _summed(functions: Iterable[Function]) -> list[Function]:
     """Return the functions of all processes; those with the same name and line are merged."""
-    found: dict[tuple[str, str], Function] = {}
-    for each in functions:
-        old = found.get((each.name, each.line))
+    merged: dict[tuple[str, str], Function] = {}
+    for function in functions:
+        old = merged.get((function.name, function.line))
         if old is not None:
-            each = replace(
+            function = replace(
                 old,
-                compilations=(*old.compilations, *each.compilations),
-                calls=_added(old.calls, each.calls),
-                kept=old.kept + each.kept,
+                compilations=(*old.compilations, *function.compilations),
+                calls=_added(old.calls, function.calls),
+                kept=old.kept + function.kept,
             )
-        found[each.name, each.line] = each
-    return list(found.values())
+        merged[function.name, function.line] = function
+    return list(merged.values())
 
 
 def _added(calls: Calls | None, more: Calls | None) -> Calls | None:
@@ -305,11 +307,11 @@ def _compilation(
     shown: _Shown,
     key: Key,
     earlier: list[Key],
-    before: list[Compilation],
+    compilations: list[Compilation],
 ) -> Compilation:
     done = process.compiled.get(event["id"], {})
     nearest, why = reasons(key, earlier) if earlier else (0, ())
-    begun = [each for each in process.of("compiling") if each["id"] == event["id"]]
+    begun = [other for other in process.of("compiling") if other["id"] == event["id"]]
     error = event.get("error") or done.get("error") or ""
     unwritten = event.get("unwritten", "")
     return Compilation(
@@ -327,7 +329,7 @@ def _compilation(
         line=shown.line(event["user"]),
         library=shown.line(event["library"]),
         reasons=why,
-        nearest=before[nearest].name if why else "",
+        nearest=compilations[nearest].name if why else "",
         process=process.number,
         file=f"{os.path.basename(process.path)}/{event['file']}" if "file" in event else "",
         error=error or unwritten,
@@ -341,24 +343,24 @@ def _argument(document: Mapping[str, Any]) -> Argument:
 
 def _calls(process: _Process) -> dict[str, Calls]:
     """Return the counted calls of functions."""
-    found: dict[str, Calls] = {}
+    counted: dict[str, Calls] = {}
     for event in process.of("counter"):
         if event["of"] == "calls" and event["counter"] < len(process.counters):
             count, seconds, longest, timed = process.counters[event["counter"]]
             calls = Calls(int(count), int(timed), seconds, longest)
-            found[event["function"]] = _added(found.get(event["function"]), calls) or calls
-    return found
+            counted[event["function"]] = _added(counted.get(event["function"]), calls) or calls
+    return counted
 
 
-def _outside_jit(found: list[_Process], start: float, shown: _Shown) -> list[OutsideJit]:
+def _outside_jit(processes: list[_Process], start: float, shown: _Shown) -> list[OutsideJit]:
     lines: defaultdict[str, list[tuple[Event, float]]] = defaultdict(list)
-    for process in found:
+    for process in processes:
         for event in process.of("lowered"):
             if "operation" in event:
                 done = process.compiled.get(event["id"], {})
                 seconds = event["trace"] + event["lower"] + done.get("seconds", 0.0)
                 lines[shown.line(event["user"])].append((event, seconds))
-    made = [
+    computations = [
         OutsideJit(
             line=line,
             count=len(events),
@@ -368,15 +370,15 @@ def _outside_jit(found: list[_Process], start: float, shown: _Shown) -> list[Out
         )
         for line, events in lines.items()
     ]
-    return sorted(made, key=lambda each: -each.seconds)
+    return sorted(computations, key=lambda computation: -computation.seconds)
 
 
 def _transfers(
-    found: list[_Process], functions: Iterable[Function], shown: _Shown
+    processes: list[_Process], functions: Iterable[Function], shown: _Shown
 ) -> list[Transfer]:
     """Return the transfers between host and device, the longest first."""
     waits: dict[str, Transfer] = {}
-    for process in found:
+    for process in processes:
         for event in process.of("counter"):
             if event["of"] == "to_host" and event["counter"] < len(process.counters):
                 count, seconds, _, size = process.counters[event["counter"]]
@@ -391,17 +393,19 @@ def _transfers(
     copies = [
         Transfer(
             "to_device",
-            each.line,
+            compilation.line,
             _count(function),
             _size(argument) * _count(function),
             path=f"{function.name}: {argument.path}",
         )
         for function in functions
-        for each in function.compilations[-1:]
-        for argument in each.arguments
+        for compilation in function.compilations[-1:]
+        for argument in compilation.arguments
         if argument.host == "numpy" and _HIDDEN not in argument.path
     ]
-    return sorted((*waits.values(), *copies), key=lambda each: (-each.seconds, -each.bytes))
+    return sorted(
+        (*waits.values(), *copies), key=lambda transfer: (-transfer.seconds, -transfer.bytes)
+    )
 
 
 def _count(function: Function) -> int:
@@ -425,7 +429,7 @@ def _described(process: _Process, run: Mapping[str, Any]) -> Process:
     first = start if about.get("pid") == run.get("pid") else about.get("start", start)
     last = ended["time"] if ended else max(times, default=first)
     endings = [ended["error"] if ended else _sudden(about, run)]
-    endings += [f"recording failed: {each['error']}" for each in process.of("failed")][:1]
+    endings += [f"recording failed: {event['error']}" for event in process.of("failed")][:1]
     return Process(
         number=process.number,
         pid=about.get("pid", 0),
@@ -488,24 +492,24 @@ def _is_alive(pid: int) -> bool:
     return True
 
 
-def _until(found: list[_Process], run: Mapping[str, Any]) -> float:
+def _until(processes: list[_Process], run: Mapping[str, Any]) -> float:
     """Return the duration of a run whose end was not written, in seconds."""
-    ends = [_described(each, run) for each in found]
-    return max((each.start + each.seconds for each in ends), default=0.0)
+    ends = [_described(process, run) for process in processes]
+    return max((process.start + process.seconds for process in ends), default=0.0)
 
 
 def _differing(path: str, functions: Iterable[Function]) -> list[str]:
     """Return the programs whose texts differ between processes."""
     texts: defaultdict[str, dict[int, str]] = defaultdict(dict)
     for function in functions:
-        for each in function.compilations:
-            if each.file:
-                texts[each.name][each.process] = each.file
-    found = []
+        for compilation in function.compilations:
+            if compilation.file:
+                texts[compilation.name][compilation.process] = compilation.file
+    names = []
     for name, files in texts.items():
         if len(files) > 1 and len({_text(os.path.join(path, file)) for file in files.values()}) > 1:
-            found.append(name)
-    return found
+            names.append(name)
+    return names
 
 
 def _text(path: str) -> str:
@@ -542,8 +546,8 @@ def replayed(run: str, name: str) -> tuple[Program, list[Any] | None]:
     named = bool(at) or name.endswith("@1")
     for call in reversed(calls):
         types = kept_types(call)
-        for each in [file] if named else _compilations(process, function):
-            program = read_program(run, each)
+        for program_path in [file] if named else _compilations(process, function):
+            program = read_program(run, program_path)
             if _fits(types, program.in_avals):
                 return program, kept_arguments(call)
     return read_program(run, file), None
@@ -551,13 +555,13 @@ def replayed(run: str, name: str) -> tuple[Program, list[Any] | None]:
 
 def _compilations(process: str, function: str) -> list[str]:
     """Return the files of all compilations of a function, the last one first."""
-    found, count = [], 1
+    files, count = [], 1
     file = os.path.join(process, f"{function}.jaxpr")
     while os.path.isfile(file):
-        found.append(file)
+        files.append(file)
         count += 1
         file = os.path.join(process, f"{function}@{count}.jaxpr")
-    return found[::-1]
+    return files[::-1]
 
 
 def _fits(types: Sequence[Leaf], avals: Sequence[Aval]) -> bool:

@@ -42,11 +42,11 @@ def reasons(key: Key, earlier: Sequence[Key]) -> tuple[int, tuple[Reason, ...]]:
     if not earlier:
         return -1, ()
     index = nearest(key, earlier)
-    before = earlier[index]
-    found = [*_of_function(key, before, earlier), *_of_settings(key, before, earlier)]
-    found += _of_arguments(key, before, earlier)
-    found = found or [_of_cache(key, before)]
-    return index, tuple(sorted(found, key=lambda each: _ORDER[each.kind]))
+    old_key = earlier[index]
+    why = [*_of_function(key, old_key, earlier), *_of_settings(key, old_key, earlier)]
+    why += _of_arguments(key, old_key, earlier)
+    why = why or [_of_cache(key, old_key)]
+    return index, tuple(sorted(why, key=lambda reason: _ORDER[reason.kind]))
 
 
 #: The order of reasons: those that a user can most likely fix come first.
@@ -71,7 +71,7 @@ def nearest(key: Key, earlier: Sequence[Key]) -> int:
     the latest key.
     """
     parts, size = key.parts, len(key.parts)
-    distances = [max(size, len(each.parts)) - len(parts & each.parts) for each in earlier]
+    distances = [max(size, len(other.parts)) - len(parts & other.parts) for other in earlier]
     least = min(distances)
     tied = [i for i, distance in enumerate(distances) if distance == least]
     if len(tied) == 1 or least == 0:
@@ -92,16 +92,16 @@ def _differing_leaves(key: Key, other: Key) -> int:
 # --- the function, static arguments and settings --------------------------------------------------
 
 
-def _of_function(key: Key, before: Key, earlier: Sequence[Key]) -> Iterator[Reason]:
-    function, old = key.function, before.function
+def _of_function(key: Key, old_key: Key, earlier: Sequence[Key]) -> Iterator[Reason]:
+    function, old = key.function, old_key.function
     if function.number == old.number:
         return
     line = function.made or key.line
     again = jit_once(key, earlier)
     # A variable that only one of them has belongs to a wrapper.
     earlier_values, values = (
-        {name: text for name, text in each.closure.items() if name in other.closure}
-        for each, other in ((old, function), (function, old))
+        {name: text for name, text in one.closure.items() if name in other.closure}
+        for one, other in ((old, function), (function, old))
     )
     closure = _changed(earlier_values, values)
     for name, was, now in closure:
@@ -113,17 +113,17 @@ def _of_function(key: Key, before: Key, earlier: Sequence[Key]) -> Iterator[Reas
         yield Reason("function", "", f"the {old.kind}{where}", now, line, again)
 
 
-def _of_settings(key: Key, before: Key, earlier: Sequence[Key]) -> Iterator[Reason]:
+def _of_settings(key: Key, old_key: Key, earlier: Sequence[Key]) -> Iterator[Reason]:
     """Yield the differences of static arguments, options of `jax.jit`, and the context."""
-    for name, was, now in _changed(before.statics, key.statics):
-        was, now = _given(name, was, before), _given(name, now, key)
-        values = {each.statics[name] for each in (*earlier, key) if name in each.statics}
+    for name, was, now in _changed(old_key.statics, key.statics):
+        was, now = _given(name, was, old_key), _given(name, now, key)
+        values = {other.statics[name] for other in (*earlier, key) if name in other.statics}
         say = static(name, was, now, values, key)
         yield Reason("static", name, *shown(was, now), key.line, say)
-    for name, was, now in _changed(before.options, key.options):
+    for name, was, now in _changed(old_key.options, key.options):
         kind: ReasonKind = "sharding" if "sharding" in name else "function"
         yield Reason(kind, name, was, now, key.function.made or key.line)
-    for name, was, now in _changed(before.context, key.context, absent="not set"):
+    for name, was, now in _changed(old_key.context, key.context, absent="not set"):
         yield Reason("context", name, was, now, key.line)
 
 
@@ -134,8 +134,8 @@ def _given(name: str, text: str, key: Key) -> str:
     return f"{default} (default)" if text == NOT_GIVEN and default is not None else text
 
 
-def _of_cache(key: Key, before: Key) -> Reason:
-    if key.cleared != before.cleared:
+def _of_cache(key: Key, old_key: Key) -> Reason:
+    if key.cleared != old_key.cleared:
         line = key.cleared_line or key.line
         return Reason("cache", "", "compiled", "JAX's cache was cleared", line)
     return Reason("cache", "", "compiled", "JAX's cache no longer had it", key.line)
@@ -147,7 +147,7 @@ def _changed(
     """Return the names whose texts differ, with both texts."""
     names = [*after, *(name for name in before if name not in after)]
     pairs = ((name, before.get(name, absent), after.get(name, absent)) for name in names)
-    return [each for each in pairs if each[1] != each[2]]
+    return [change for change in pairs if change[1] != change[2]]
 
 
 def shown(before: str, after: str) -> tuple[str, str]:
@@ -170,7 +170,7 @@ def shown(before: str, after: str) -> tuple[str, str]:
 
 def _part(text: str, start: int) -> str:
     """Return a text from a position on, cut to the maximum length."""
-    start = start and max(text.rfind(each, 0, start) for each in " (=") + 1
+    start = start and max(text.rfind(separator, 0, start) for separator in " (=") + 1
     end = start + LIMIT
     return "…" * (start > 0) + text[start:end] + "…" * (len(text) > end)
 
@@ -199,12 +199,14 @@ class _Difference:
     facets: tuple[str, str]
 
 
-def _of_arguments(key: Key, before: Key, earlier: Sequence[Key]) -> list[Reason]:
-    new, old = _Nodes.differing(key, before)
-    found = [*_of_structure(new, old, key, before), *_of_leaves(new, old, key, before)]
+def _of_arguments(key: Key, old_key: Key, earlier: Sequence[Key]) -> list[Reason]:
+    new, old = _Nodes.differing(key, old_key)
+    differences = [*_of_structure(new, old, key, old_key), *_of_leaves(new, old, key, old_key)]
     groups: dict[object, list[_Difference]] = {}
-    for each in found:
-        groups.setdefault((each.kind, root(each.path), each.alike), []).append(each)
+    for difference in differences:
+        groups.setdefault((difference.kind, root(difference.path), difference.alike), []).append(
+            difference
+        )
     joined = _joined(list(groups.values()))
     told = [_reason(group, key, new, old) for group in joined]
     # Sizes of several arguments may have to agree, so one advice covers all of them.
@@ -212,9 +214,9 @@ def _of_arguments(key: Key, before: Key, earlier: Sequence[Key]) -> list[Reason]
     result = []
     for i, (group, reason) in enumerate(zip(joined, told, strict=True)):
         if i not in shape_indices:
-            say = _advice(group, reason, key, before, earlier)
+            say = _advice(group, reason, key, old_key, earlier)
         elif i == shape_indices[0]:
-            paths = [each.path for i in shape_indices for each in joined[i]]
+            paths = [difference.path for i in shape_indices for difference in joined[i]]
             say = shapes(paths, listed([told[i].path for i in shape_indices], 3), key, earlier)
         else:
             say = ""
@@ -235,15 +237,15 @@ class _Nodes:
     texts: dict[str, str]
 
     @classmethod
-    def differing(cls, key: Key, before: Key) -> tuple[_Nodes, _Nodes]:
+    def differing(cls, key: Key, old_key: Key) -> tuple[_Nodes, _Nodes]:
         """Return the arguments of the function that differ, of both keys."""
-        mine, its = key.leaves, before.leaves
+        mine, its = key.leaves, old_key.leaves
         roots = {name for name in mine.keys() | its.keys() if mine.get(name) != its.get(name)}
-        return cls._of(key, roots), cls._of(before, roots)
+        return cls._of(key, roots), cls._of(old_key, roots)
 
     @classmethod
     def _of(cls, key: Key, roots: set[str]) -> _Nodes:
-        leaves = {each.path: each for each in key.arguments if root(each.path) in roots}
+        leaves = {leaf.path: leaf for leaf in key.arguments if root(leaf.path) in roots}
         texts = {path: text for path, text in key.structure.items() if root(path) in roots}
         return cls(leaves, texts)
 
@@ -253,7 +255,7 @@ class _Nodes:
         return self.texts.get(path) if leaf is None else leaf.type
 
 
-def _of_structure(new: _Nodes, old: _Nodes, key: Key, before: Key) -> Iterator[_Difference]:
+def _of_structure(new: _Nodes, old: _Nodes, key: Key, old_key: Key) -> Iterator[_Difference]:
     """Yield the differences of the structure; of nested ones, only the outermost."""
     replaced: set[str] = set()  # another class or a leaf
     inner: list[str] = []  # the same class with other children
@@ -276,7 +278,7 @@ def _of_structure(new: _Nodes, old: _Nodes, key: Key, before: Key) -> Iterator[_
     for path in told:
         was, now = old.text(path), new.text(path)
         absent = NOT_GIVEN if path == root(path) else "absent"
-        was = _given(path, absent, before) if was is None else was.removeprefix("=")
+        was = _given(path, absent, old_key) if was is None else was.removeprefix("=")
         now = _given(path, absent, key) if now is None else now.removeprefix("=")
         yield _Difference("structure", path, was, now, (was, now), (was, now))
     for path, text in new.texts.items():
@@ -284,9 +286,9 @@ def _of_structure(new: _Nodes, old: _Nodes, key: Key, before: Key) -> Iterator[_
         if text != was and text[:1] == "=" == was[:1]:
             texts = shown(was[1:], text[1:])
             yield _Difference("static", path, *texts, texts, texts)
-    parents = {each for path in told for each in _ancestors(path)}
+    parents = {ancestor for path in told for ancestor in _ancestors(path)}
     for path in inner:
-        if path not in parents and not any(each in replaced for each in _ancestors(path)):
+        if path not in parents and not any(ancestor in replaced for ancestor in _ancestors(path)):
             was, now = old.texts[path], new.texts[path]
             yield _Difference("structure", path, was, now, (was, now), (was, now))
     names, others = new.texts.get(""), old.texts.get("")
@@ -303,8 +305,8 @@ def _ancestors(path: str) -> list[str]:
     return list(accumulate(STEP.findall(path)))[:-1]
 
 
-def _of_leaves(new: _Nodes, old: _Nodes, key: Key, before: Key) -> Iterator[_Difference]:
-    options_differ = key.options != before.options
+def _of_leaves(new: _Nodes, old: _Nodes, key: Key, old_key: Key) -> Iterator[_Difference]:
+    options_differ = key.options != old_key.options
     for path, leaf in new.leaves.items():
         was = old.leaves.get(path)
         if was is None or was == leaf:
@@ -333,7 +335,7 @@ def _of_leaves(new: _Nodes, old: _Nodes, key: Key, before: Key) -> Iterator[_Dif
 
 def _sizes(was: Argument, now: Argument) -> tuple[str, str]:
     """Return the shapes of both: `[4,17]`."""
-    shapes = (f"[{','.join(map(str, each.shape))}]" for each in (was, now))
+    shapes = (f"[{','.join(map(str, leaf.shape))}]" for leaf in (was, now))
     return next(shapes), next(shapes)
 
 
@@ -366,13 +368,13 @@ def _of_argument(difference: _Difference) -> object:
 def _join_by(
     groups: list[list[_Difference]], common: Callable[[_Difference], object]
 ) -> list[list[_Difference]]:
-    found: dict[object, list[list[_Difference]]] = {}
+    by_key: dict[object, list[list[_Difference]]] = {}
     for group in groups:
-        found.setdefault(common(group[0]), []).append(group)
+        by_key.setdefault(common(group[0]), []).append(group)
     result = []
-    for alike in found.values():
+    for alike in by_key.values():
         many = len(alike) > _MOST or (common is _alike and len(alike) > 3)
-        result += [[each for group in alike for each in group]] if many else alike
+        result += [[difference for group in alike for difference in group]] if many else alike
     return result
 
 
@@ -382,10 +384,10 @@ def _reason(group: list[_Difference], key: Key, new: _Nodes, old: _Nodes) -> Rea
     if count == 1:
         return Reason(first.kind, first.path, first.before, first.after, "")
     known = new.leaves.keys() if first.kind in _OF_LEAVES else new.leaves.keys() | new.texts.keys()
-    path = common([each.path for each in group], known)
-    if len({(each.before, each.after) for each in group}) == 1:
+    path = common([difference.path for difference in group], known)
+    if len({(difference.before, difference.after) for difference in group}) == 1:
         was, now = first.before, first.after
-    elif len({each.alike for each in group}) > 1:
+    elif len({difference.alike for difference in group}) > 1:
         return Reason(
             first.kind, path, f"{first.before}, …", f"{first.after}, … ({count} differ)", ""
         )
@@ -393,7 +395,9 @@ def _reason(group: list[_Difference], key: Key, new: _Nodes, old: _Nodes) -> Rea
         was, now = _common_sizes(group, new, old)
     else:
         was, now = first.facets
-    arrays = all(each.path in new.leaves or each.path in old.leaves for each in group)
+    arrays = all(
+        difference.path in new.leaves or difference.path in old.leaves for difference in group
+    )
     unit = "arrays" if arrays else "places"
     return Reason(first.kind, path, was, f"{now} ({count} {unit})", "")
 
@@ -403,11 +407,11 @@ _OF_LEAVES = ("shape", "dtype", "weak_type", "sharding")
 
 def _common_sizes(group: list[_Difference], new: _Nodes, old: _Nodes) -> tuple[str, str]:
     """Return one text for the shapes of several arrays, `[64,…]`, or for the sizes that differ."""
-    pairs = [(old.leaves[each.path], new.leaves[each.path]) for each in group]
+    pairs = [(old.leaves[difference.path], new.leaves[difference.path]) for difference in group]
     changed = [_changed_sizes(*pair) for pair in pairs]
-    if all(each == changed[0] for each in changed):
+    if all(axes == changed[0] for axes in changed):
         return _common_shape([was for was, _ in pairs]), _common_shape([now for _, now in pairs])
-    sizes = sorted({pair for each in changed for pair in each.values()}, key=str)
+    sizes = sorted({pair for axes in changed for pair in axes.values()}, key=str)
     before, after = (", ".join(f"size {pair[i]}" for pair in sizes) for i in (0, 1))
     return before, after
 
@@ -415,14 +419,14 @@ def _common_sizes(group: list[_Difference], new: _Nodes, old: _Nodes) -> tuple[s
 def _common_shape(leaves: Sequence[Argument]) -> str:
     """Return one text for several shapes, with `*` for sizes that differ, `…` for further axes."""
     sizes = [
-        str(each[0]) if len(set(each)) == 1 else "*" for each in zip(*_shapes(leaves), strict=False)
+        str(axis[0]) if len(set(axis)) == 1 else "*" for axis in zip(*_shapes(leaves), strict=False)
     ]
     more = ["…"] if len({len(shape) for shape in _shapes(leaves)}) > 1 else []
     return f"[{','.join(sizes + more)}]"
 
 
 def _shapes(leaves: Sequence[Argument]) -> list[tuple[int | str, ...]]:
-    return [each.shape for each in leaves]
+    return [leaf.shape for leaf in leaves]
 
 
 def common(paths: Sequence[str], known: Iterable[str]) -> str:
@@ -454,18 +458,18 @@ def common(paths: Sequence[str], known: Iterable[str]) -> str:
 
 
 def _advice(
-    group: list[_Difference], reason: Reason, key: Key, before: Key, earlier: Sequence[Key]
+    group: list[_Difference], reason: Reason, key: Key, old_key: Key, earlier: Sequence[Key]
 ) -> str:
     """Return advice for a difference of arguments, or ""."""
-    paths = [each.path for each in group]
+    paths = [difference.path for difference in group]
     if reason.kind == "weak_type" or reason.kind == "dtype":
-        return types(paths, reason.kind, key, before)
+        return types(paths, reason.kind, key, old_key)
     if reason.kind == "sharding" and group[0].before == "not placed" and not key.function.library:
         return f"jax.device_put before the first call places {reason.path} once"
     if reason.kind == "static":
         path = paths[0]
-        values = {each.structure[path][1:] for each in (*earlier, key) if path in each.structure}
-        texts = before.structure[path][1:], key.structure[path][1:]
+        values = {other.structure[path][1:] for other in (*earlier, key) if path in other.structure}
+        texts = old_key.structure[path][1:], key.structure[path][1:]
         return static(path, *texts, values, key) if len(group) == 1 else ""
     return ""
 
@@ -498,7 +502,7 @@ def jit_once(key: Key, earlier: Sequence[Key]) -> str:
     line, jit = key.function.made, key.function.wrapper or "jax.jit"
     if _is_loop(key):
         return f"call {jit} under jax.jit: outside of it, each new body is compiled"
-    same_line = {each.function.number for each in (*earlier, key) if each.function.made == line}
+    same_line = {other.function.number for other in (*earlier, key) if other.function.made == line}
     times = max(key.in_loop + 1, len(same_line)) if line else 0
     if times > 1:
         return f"{line} led to {times} calls of {jit}: make one, outside of any loop"
@@ -524,8 +528,8 @@ def static(name: str, before: str, after: str, values: set[str], key: Key) -> st
     if before != after and _OBJECT.sub("", before) == _OBJECT.sub("", after):  # a new object
         if ".py:" in after:
             return f"make {name} once: JAX compares functions by identity"
-        known = _OBJECT.sub("", after).partition("(")[0]
-        return f"pass one {known}, or define __eq__ and __hash__ if the two are equal"
+        class_name = _OBJECT.sub("", after).partition("(")[0]
+        return f"pass one {class_name}, or define __eq__ and __hash__ if the two are equal"
     if _is_loop(key) or not all(map(_is_number, values)):
         return ""
     if key.function.wrapper == "equinox.filter_jit":
@@ -535,12 +539,12 @@ def static(name: str, before: str, after: str, values: set[str], key: Key) -> st
     return ""
 
 
-def types(paths: Sequence[str], kind: str, key: Key, before: Key) -> str:
+def types(paths: Sequence[str], kind: str, key: Key, old_key: Key) -> str:
     """Return advice for arguments that differ in their weak types, or ""."""
     if key.function.library:
         return ""
-    place, leaf = next((i, each) for i, each in enumerate(key.arguments) if each.path == paths[0])
-    was = _at(before, place, paths[0])
+    place, leaf = next((i, leaf) for i, leaf in enumerate(key.arguments) if leaf.path == paths[0])
+    was = _at(old_key, place, paths[0])
     if was is None:
         return ""
     dtypes = sorted((was.dtype, leaf.dtype), key=lambda dtype: "iufbc".find(dtype[0]))
@@ -557,7 +561,7 @@ def _at(key: Key, place: int, path: str) -> Argument | None:
     """Return the flat argument with a path, or None. Look first at the position `place`."""
     if place < len(key.arguments) and key.arguments[place].path == path:
         return key.arguments[place]
-    return next((each for each in key.arguments if each.path == path), None)
+    return next((leaf for leaf in key.arguments if leaf.path == path), None)
 
 
 def shapes(paths: Sequence[str], shown: str, key: Key, earlier: Sequence[Key]) -> str:
@@ -600,9 +604,9 @@ class _Sizes:
         """Return the sizes of arguments that varied; None if their ranks also varied."""
         result = cls()
         wanted = set(paths)
-        places = {i: each.path for i, each in enumerate(key.arguments) if each.path in wanted}
+        places = {i: leaf.path for i, leaf in enumerate(key.arguments) if leaf.path in wanted}
         history = {
-            path: [found.shape for other in (*earlier, key) if (found := _at(other, place, path))]
+            path: [leaf.shape for other in (*earlier, key) if (leaf := _at(other, place, path))]
             for place, path in places.items()
         }
         names: dict[tuple[int | str, ...], str] = {}
@@ -624,14 +628,14 @@ class _Sizes:
 
     def buckets(self) -> dict[str, tuple[int, ...]]:
         """Return the sizes to pad each symbol to; empty if that would be mostly padding."""
-        found: dict[str, tuple[int, ...]] = {}
+        sizes: dict[str, tuple[int, ...]] = {}
         for symbol, seen in self.seen.items():
             least, most = min(seen), max(seen)
             if least == 0 or (len(seen) == 2 and most > least * _MOST_PADDING):
                 return {}
             powers = sorted({1 << (size - 1).bit_length() for size in seen})
-            found[symbol] = (most,) if len(seen) == 2 else tuple(powers)
-        return found
+            sizes[symbol] = (most,) if len(seen) == 2 else tuple(powers)
+        return sizes
 
 
 _SYMBOLS = "nmkp"
@@ -656,29 +660,30 @@ def _typed_call(
     if len(types) > _LONGEST:
         return ""
     shapes = ", ".join(
-        f'"{symbol}": {each[0] if len(each) == 1 else each}' for symbol, each in buckets.items()
+        f'"{symbol}": {bucket[0] if len(bucket) == 1 else bucket}'
+        for symbol, bucket in buckets.items()
     )
-    compiled = " once" if all(len(each) == 1 for each in buckets.values()) else " once per size"
+    compiled = " once" if all(len(bucket) == 1 for bucket in buckets.values()) else " once per size"
     call = f'jaxprtool.jit({function.name}, types="{types}", shapes={{{shapes}}})'
     return f"{call} pads and compiles{compiled}"
 
 
 def _type_text(name: str, key: Key, sizes: _Sizes) -> str:
     """Return the type of an argument of the function with symbols, or "" if it is a large tree."""
-    leaves = [each for each in key.arguments if root(each.path) == name]
+    leaves = [leaf for leaf in key.arguments if root(leaf.path) == name]
     inside = {path: text for path, text in key.structure.items() if root(path) == name}
-    if not 1 <= len(leaves) <= _MOST_LEAVES or any(each.sharding for each in leaves):
+    if not 1 <= len(leaves) <= _MOST_LEAVES or any(leaf.sharding for leaf in leaves):
         return ""
-    if [each.path for each in leaves] == [name]:
+    if [leaf.path for leaf in leaves] == [name]:
         return _symbolic(leaves[0], sizes)
     if inside.keys() != {name}:
         return ""
-    steps = [each.path.removeprefix(name) for each in leaves]
-    types = [_symbolic(each, sizes) for each in leaves]
+    steps = [leaf.path.removeprefix(name) for leaf in leaves]
+    types = [_symbolic(leaf, sizes) for leaf in leaves]
     kind = inside[name].partition("(")[0]
     if kind == "dict" and all(re.fullmatch(r"\['\w+'\]", step) for step in steps):
         pairs = zip(steps, types, strict=True)
-        return "{" + ", ".join(f"{step[1:-1]}: {each}" for step, each in pairs) + "}"
+        return "{" + ", ".join(f"{step[1:-1]}: {text}" for step, text in pairs) + "}"
     if kind in ("tuple", "list") and steps == [f"[{i}]" for i in range(len(steps))]:
         inner = ", ".join(types)
         return f"[{inner}]" if kind == "list" else f"({inner}{',' * (len(types) == 1)})"
@@ -698,5 +703,5 @@ def _long_dtype(dtype: str) -> str:
     """Return `float32` for `f32`; "" for a dtype without a name in `jnp`."""
     if dtype == "bool":
         return "bool_"
-    found = _DTYPE.fullmatch(dtype)
-    return _LONG[found[1]] + found[2] if found else ""
+    match = _DTYPE.fullmatch(dtype)
+    return _LONG[match[1]] + match[2] if match else ""

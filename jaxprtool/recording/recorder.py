@@ -320,7 +320,7 @@ class Recorder:
             key = self._key_of_loop(lowering, function, site)
         else:
             key = lowering.described or self._key(call, site)
-        program = program_of(lowering, [each.path for each in key.arguments])
+        program = program_of(lowering, [leaf.path for leaf in key.arguments])
         if key.function.wrapper == "jax.pmap":  # JAX compiles it under another name
             program = program.replace(name=key.function.name)
         with self._lock:
@@ -328,7 +328,7 @@ class Recorder:
             self._compilations[name] += 1
             count = self._compilations[name]
         stem = name if count == 1 else f"{name}@{count}"
-        known = {
+        event = {
             "function": name,
             "defined": function.line,
             "program": stem,
@@ -342,8 +342,8 @@ class Recorder:
             ),
         }
         if self.settings.programs:
-            known |= self._written(program, f"{stem}.jaxpr")
-        return known
+            event |= self._written(program, f"{stem}.jaxpr")
+        return event
 
     def _written(self, program: Program, file: str) -> dict[str, Any]:
         """Write a program to a file, and return the facts about the file."""
@@ -373,7 +373,7 @@ class Recorder:
         return self._names[group]
 
     def _key(self, call: JitCall, site: Site) -> Key:
-        _, made, in_loop = self._jits.get(id(call.jit), (0, site, 0))
+        _, jit_site, in_loop = self._jits.get(id(call.jit), (0, site, 0))
         about = describe.call(
             call.fun,
             call.in_tree,
@@ -381,7 +381,7 @@ class Recorder:
             call.statics,
             self._numbers,
             call.jit,
-            _text(made.user),
+            _text(jit_site.user),
         )
         return Key(
             function=about.function.object,
@@ -413,8 +413,8 @@ class Recorder:
             self._loops[same] += 1
             number = self._loops[same]
         name = eqn.primitive.name
-        made = FunctionObject(number, 0, key.line, "function", {}, name, _LOOPS.get(name, name))
-        return replace(key, function=made)
+        body = FunctionObject(number, 0, key.line, "function", {}, name, _LOOPS.get(name, name))
+        return replace(key, function=body)
 
     def _key_without_call(self, lowering: Lowering, site: Site) -> Key:
         """Return the key of a program that JAX derived, as the gradient of a jitted function."""
@@ -565,19 +565,19 @@ def program_of(lowering: Lowering, arguments: Sequence[str]) -> Program:
         in_tree, out_tree = structure((tuple(in_avals), {})), structure(list(out_avals))
     else:
         in_tree, out_tree = call.in_tree, call.out_tree
-    known = jaxcompat.open_jaxpr(lowering.jaxpr).debug_info
-    own = arguments if len(arguments) == len(in_avals) else known.arg_names
-    arg_names = _names(own, len(in_avals), "arg")
-    results: Sequence[str | None] | None = known.result_paths
+    debug_info = jaxcompat.open_jaxpr(lowering.jaxpr).debug_info
+    names = arguments if len(arguments) == len(in_avals) else debug_info.arg_names
+    arg_names = _names(names, len(in_avals), "arg")
+    results: Sequence[str | None] | None = debug_info.result_paths
     if call is not None and results is not None:
-        results = libraries.result_paths(call.fun, call.out_tree, [each or "" for each in results])
+        results = libraries.result_paths(call.fun, call.out_tree, [path or "" for path in results])
     out_names = _names(results, len(out_avals), "result")
     taken = list(zip(arg_names, in_avals, strict=True))
     options = None
     if call is not None:
-        given = list(zip(out_names, out_avals, strict=True))
-        options = JitOptions.from_traced(taken, given, call.options)
-    placements = [_over_mesh(each) for each in lowering.in_shardings]
+        outputs = list(zip(out_names, out_avals, strict=True))
+        options = JitOptions.from_traced(taken, outputs, call.options)
+    placements = [_over_mesh(sharding) for sharding in lowering.in_shardings]
     if any(placements):
         # JAX compiles for the devices of arguments that lie on several devices.
         options = (options or JitOptions()).placing(taken, placements)
@@ -603,12 +603,12 @@ def _over_mesh(sharding: Any) -> NamedSharding | None:
     return sharding if is_known else None
 
 
-def _names(known: Sequence[str | None] | None, count: int, root: str) -> tuple[str, ...]:
+def _names(jax_names: Sequence[str | None] | None, count: int, root: str) -> tuple[str, ...]:
     """Return unique names for `count` values; `root[i]` for values that JAX has not named."""
-    found = list(known or ())
-    if len(found) != count:
-        found = [None] * count
-    return unique([name or f"{root}[{i}]" for i, name in enumerate(found)])
+    names = list(jax_names or ())
+    if len(names) != count:
+        names = [None] * count
+    return unique([name or f"{root}[{i}]" for i, name in enumerate(names)])
 
 
 def equation_count(program: Program) -> int:

@@ -157,27 +157,29 @@ class _Writer:
 
     def _container(self, value: Any, kind: type, depth: int) -> str:
         """Return the text of a container, without calling methods of its class."""
-        base = next(each for each in (tuple, list, dict, set, frozenset) if issubclass(kind, each))
-        own = "" if kind is base else kind.__name__
+        base = next(
+            builtin for builtin in (tuple, list, dict, set, frozenset) if issubclass(kind, builtin)
+        )
+        prefix = "" if kind is base else kind.__name__
         count = base.__len__(value)
         if count > _MANY and base is not dict and set(map(type, base.__iter__(value))) <= _PLAIN:
             return f"{kind.__name__} of {count} ({_checksum(repr(list(base.__iter__(value))))})"
         if base is dict:
             pairs = itertools.islice(dict.items(value), _MOST)
             texts = [f"{self.write(k, depth + 1)}: {self.write(v, depth + 1)}" for k, v in pairs]
-            return f"{own}{{{', '.join(texts)}}}"
+            return f"{prefix}{{{', '.join(texts)}}}"
         texts = [
-            self.write(each, depth + 1) for each in itertools.islice(base.__iter__(value), _MOST)
+            self.write(item, depth + 1) for item in itertools.islice(base.__iter__(value), _MOST)
         ]
         names = getattr(kind, "_fields", ())
         if base is tuple and names and len(names) == len(texts):
-            shown = (f"{name}={each}" for name, each in zip(names, texts, strict=True))
-            return f"{own}({', '.join(shown)})"
+            shown = (f"{name}={text}" for name, text in zip(names, texts, strict=True))
+            return f"{prefix}({', '.join(shown)})"
         if base in (set, frozenset):
             texts.sort()
         start, end = _BRACKETS[base]
         comma = "," if base is tuple and len(texts) == 1 else ""
-        return f"{own}{start}{', '.join(texts)}{comma}{end}"
+        return f"{prefix}{start}{', '.join(texts)}{comma}{end}"
 
     def _array(self, value: Any) -> str:
         """Return the type of an array. A compared NumPy array also has a checksum."""
@@ -198,7 +200,7 @@ class _Writer:
         if kind is types.MethodType:
             return f"{value.__func__.__qualname__} of {self.write(value.__self__, depth + 1)}"
         if issubclass(kind, functools.partial):
-            texts = [self.write(each, depth + 1) for each in (value.func, *value.args)]
+            texts = [self.write(item, depth + 1) for item in (value.func, *value.args)]
             texts += [f"{k}={self.write(v, depth + 1)}" for k, v in value.keywords.items()]
             return f"partial({', '.join(texts)}){self.values.number(value, 'partial')}"
         if kind in _BUILTINS:
@@ -238,7 +240,7 @@ class _Writer:
             return f"{kind.__name__} #{self.values.numbers(value, kind.__name__)}"
         else:
             pairs = list(attributes(value).items())
-        shown = (f"{name}={self.write(each, depth + 1)}" for name, each in pairs)
+        shown = (f"{name}={self.write(item, depth + 1)}" for name, item in pairs)
         return f"{kind.__name__}({', '.join(shown)}){number}"
 
 
@@ -278,15 +280,15 @@ def short_name(qualname: str) -> str:
 
 def _dataclass_items(value: Any) -> list[tuple[str, Any]]:
     """Return the fields of a dataclass that are compared and differ from their defaults."""
-    held = attributes(value)
-    found = []
-    for each in dataclasses.fields(value):
-        if each.compare:
-            name = each.name
-            own = held[name] if name in held else object.__getattribute__(value, name)
-            if own is not each.default and (each.repr or own is not None):
-                found.append((name, own))
-    return found
+    attrs = attributes(value)
+    items = []
+    for field in dataclasses.fields(value):
+        if field.compare:
+            name = field.name
+            field_value = attrs[name] if name in attrs else object.__getattribute__(value, name)
+            if field_value is not field.default and (field.repr or field_value is not None):
+                items.append((name, field_value))
+    return items
 
 
 def _place(code: types.CodeType) -> str:

@@ -149,8 +149,8 @@ def page(
 
 
 def _views(report: Report, line_of: Lines) -> list[View]:
-    found = report.shardings
-    devices = [] if found is None else [shardings_view(found, line_of)]
+    shardings = report.shardings
+    devices = [] if shardings is None else [shardings_view(shardings, line_of)]
     return [*views(report, line_of), *devices]
 
 
@@ -170,11 +170,11 @@ def cell(programs: Mapping[str, Program], describe: Callable[[Program], Stats]) 
     sources = Sources(options, False, _roots(programs))
     shown = []
     for name, program in programs.items():
-        found = describe(program)
-        at = hashlib.sha256(f"{name} {found}".encode()).hexdigest()[:8] + "-"
+        size = describe(program)
+        at = hashlib.sha256(f"{name} {size}".encode()).hexdigest()[:8] + "-"
         about = program_signature(program)
         rows = listing(about, options, sources, at, titles=True, most=_MOST_IN_CELL)
-        shown.append(_Shown(at, _text(name), facts(found), (), rows))
+        shown.append(_Shown(at, _text(name), facts(size), (), rows))
     css = static("listing.css")
     template, none = environment().get_template("cell.html"), (0, "")
     return template.render(programs=shown, titles=True, css=css, at="", added=none, removed=none)
@@ -197,17 +197,17 @@ def _tabs(
     costs: Callable[[Program], Mapping[int, Work]],
 ) -> list[_Tab]:
     """Return the tabs of states; equations that a pass removes are marked in the listing before."""
-    made = [_NONE, *(_changes(*pair) for pair in pairwise(states))]
+    all_changes = [_NONE, *(_changes(*pair) for pair in pairwise(states))]
     template = environment().get_template("listing.html")
     tabs: list[_Tab] = []
     for i, state in enumerate(states):
         if i and not _differ(states[i - 1], state):
-            tabs.append(_Tab(state, made[i], Counter()))
+            tabs.append(_Tab(state, all_changes[i], Counter()))
             continue
         next_one = next((j for j in range(i + 1, len(states)) if _differ(state, states[j])), None)
-        added, removed = made[i].added, frozenset[int]()
+        added, removed = all_changes[i].added, frozenset[int]()
         if next_one is not None:
-            removed = made[next_one].removed
+            removed = all_changes[next_one].removed
         marks = {**dict.fromkeys(added, "added"), **dict.fromkeys(removed, "removed")}
         marks |= dict.fromkeys(added & removed, "added removed")
         at = f"p{i}-" if len(states) > 1 else ""
@@ -226,9 +226,9 @@ def _tabs(
             added=(len(added), state.label),
             removed=(len(removed), "" if next_one is None else states[next_one].label),
         )
-        counts: Counter[str] = sum((each.listing.lines for each in shown), Counter())
-        heated = any(each.listing.hot for each in shown)
-        tabs.append(_Tab(state, made[i], counts, Markup(html), heated=heated))
+        counts: Counter[str] = sum((data.listing.lines for data in shown), Counter())
+        heated = any(data.listing.hot for data in shown)
+        tabs.append(_Tab(state, all_changes[i], counts, Markup(html), heated=heated))
     return tabs
 
 
@@ -241,14 +241,14 @@ def _changes(before: State, after: State) -> Changes:
     olds = before.programs
     if len(olds) == len(after.programs) == 1:  # it may have been renamed
         olds = dict(zip(after.programs, olds.values(), strict=True))
-    found = [
+    all_changes = [
         changes(olds[name].jaxpr, program.jaxpr)
         for name, program in after.programs.items()
         if name in olds and olds[name] is not program
     ]
     return Changes(
-        frozenset().union(*(each.removed for each in found)),
-        frozenset().union(*(each.added for each in found)),
+        frozenset().union(*(change.removed for change in all_changes)),
+        frozenset().union(*(change.added for change in all_changes)),
     )
 
 
@@ -268,7 +268,7 @@ def packed(html: str) -> str:
 @cache
 def environment() -> Environment:
     """Return the template environment of pages."""
-    made = Environment(
+    env = Environment(
         loader=PackageLoader("jaxprtool.render.page"),
         keep_trailing_newline=True,
         autoescape=True,
@@ -276,13 +276,13 @@ def environment() -> Environment:
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    made.filters |= {
+    env.filters |= {
         "bytes": in_bytes,
         "duration": duration,
         "plural": plural,
         "printable": _text,
     }
-    return made
+    return env
 
 
 @cache
@@ -474,11 +474,11 @@ def listing(
 
 def _values(named: Sequence[NamedValue], texts: Iterable[Markup]) -> list[Values]:
     """Return arguments, constants or results grouped by pytree."""
-    rows, found, start = list(zip(texts, named, strict=True)), [], 0
+    rows, groups, start = list(zip(texts, named, strict=True)), [], 0
     for group in grouped(named):
-        found.append(Values(group, rows[start : start + group.values]))
+        groups.append(Values(group, rows[start : start + group.values]))
         start += group.values
-    return found
+    return groups
 
 
 #: Equations of deeper bodies are only counted: browsers do not nest elements any further, and
@@ -511,22 +511,22 @@ class _Builder:
         self._bodies: dict[Jaxpr, int] = {}
         self._scopes = scopes
 
-    def items(self, jaxpr: Jaxpr, before: str, depth: int = 0) -> list[Item]:
+    def items(self, jaxpr: Jaxpr, prefix: str, depth: int = 0) -> list[Item]:
         """Return the rows of the equations of a jaxpr, with their scopes around them."""
         if depth > _DEEPEST:
             return [Skipped(self._selection.count(jaxpr))]
         rows: list[Row | Skipped] = []
         last, rest = None, 0
         paths = self._scopes.paths(jaxpr)
-        for found in self._selection.rows(jaxpr):
-            if isinstance(found, int):
-                rows.append(Skipped(found))
+        for entry in self._selection.rows(jaxpr):
+            if isinstance(entry, int):
+                rows.append(Skipped(entry))
             elif not self._left:
-                rest += self._selection.count_equation(found[1])
+                rest += self._selection.count_equation(entry[1])
             else:
                 self._left -= 1
-                row = self._row(*found, paths[found[0]], before, depth)
-                row.heat = self._heats.of(found[1])
+                row = self._row(*entry, paths[entry[0]], prefix, depth)
+                row.heat = self._heats.of(entry[1])
                 row.repeats = row.source is not None and row.source == last
                 last = row.source
                 rows.append(row)
@@ -534,9 +534,9 @@ class _Builder:
         return _in_scopes(rows, self._depth is not None)
 
     def _row(
-        self, index: int, eqn: JaxprEqn, around: tuple[str, ...], before: str, depth: int
+        self, index: int, eqn: JaxprEqn, around: tuple[str, ...], prefix: str, depth: int
     ) -> Row:
-        place = f"{before}{index}"
+        place = f"{prefix}{index}"
         source = self._sources.location(eqn)
         scope = tuple("".join(printable([name])) for name in around)
         inside = bodies(eqn)
@@ -553,14 +553,14 @@ class _Builder:
                 row.bodies.append(self._body(path, body, f"{place}{which}.", depth + 1))
         return row
 
-    def _body(self, path: str, jaxpr: Jaxpr, before: str, depth: int) -> Body | Reference:
+    def _body(self, path: str, jaxpr: Jaxpr, prefix: str, depth: int) -> Body | Reference:
         if jaxpr in self._bodies:
             return Reference(path, self._bodies[jaxpr])
         number = self._bodies[jaxpr] = len(self._bodies)
         bound = [*jaxpr.constvars, *jaxpr.invars]
         parameters = Several(self._text.bound(bound, self._types), len(bound))
         count = self._selection.count(jaxpr)
-        items = self.items(jaxpr, before, depth)
+        items = self.items(jaxpr, prefix, depth)
         opened = self._depth is not None and depth <= self._depth
         results = Several(self._text.read(jaxpr.outvars), len(jaxpr.outvars))
         return Body(path, number, count, parameters, items, results, opened)
@@ -616,18 +616,18 @@ def _open_what_fits(items: Sequence[Item]) -> None:
     A lone item is open: the only call of a function that is jitted as a whole.
     """
     everything = list(_folded(items))
-    for each in everything:
-        everything += _folded(_items_of(each))
-    small = len(items) + sum(len(_items_of(each)) for each in everything) <= _IN_SIGHT
+    for folded in everything:
+        everything += _folded(_items_of(folded))
+    small = len(items) + sum(len(_items_of(folded)) for folded in everything) <= _IN_SIGHT
     shown, todo = len(items), deque(_folded(items))
     while todo:
-        each = todo.popleft()
-        inside = _items_of(each)
-        fits = isinstance(each, Scope) and each.name and shown + len(inside) <= _IN_SIGHT
+        folded = todo.popleft()
+        inside = _items_of(folded)
+        fits = isinstance(folded, Scope) and folded.name and shown + len(inside) <= _IN_SIGHT
         alone = shown == 1
         if small or fits or alone:
             shown += len(inside) - alone
-            each.opened = True
+            folded.opened = True
             todo += _folded(inside)
 
 
@@ -639,8 +639,8 @@ def _folded(items: Iterable[Item | Body]) -> Iterator[Row | Scope | Body]:
 
 def _items_of(folded: Row | Scope | Body) -> Sequence[Item | Body]:
     if isinstance(folded, Row):
-        held = [body for body in folded.bodies if isinstance(body, Body)]
-        return held if len(held) > 1 else [item for body in held for item in body.items]
+        nested = [body for body in folded.bodies if isinstance(body, Body)]
+        return nested if len(nested) > 1 else [item for body in nested for item in body.items]
     return folded.items
 
 
@@ -729,12 +729,12 @@ class Text:
 
     def _token(self, token: str) -> str:
         key = type(token), token
-        found = self._made.get(key)
-        if found is None:
-            element, found = _ELEMENTS.get(type(token)), _escaped(token)
-            found = f"<{element}>{found}</{element}>" if element else found
-            self._made[key] = found
-        return found
+        html = self._made.get(key)
+        if html is None:
+            element, html = _ELEMENTS.get(type(token)), _escaped(token)
+            html = f"<{element}>{html}</{element}>" if element else html
+            self._made[key] = html
+        return html
 
 
 def _escaped(text: str) -> str:
@@ -780,9 +780,9 @@ class Heats:
     """
 
     def __init__(self, jaxpr: Jaxpr, works: Mapping[int, Work]) -> None:
-        self._works = {key: found for key, work in works.items() if (found := _numbers(work))}
-        known = [self._works[id(eqn)] for eqn in jaxpr.eqns if id(eqn) in self._works]
-        self._flops, self._bytes = (sum(each[i] for each in known) for i in (0, 1))
+        self._works = {key: numbers for key, work in works.items() if (numbers := _numbers(work))}
+        pairs = [self._works[id(eqn)] for eqn in jaxpr.eqns if id(eqn) in self._works]
+        self._flops, self._bytes = (sum(pair[i] for pair in pairs) for i in (0, 1))
 
     def __bool__(self) -> bool:
         """Return True if any cost is known."""
@@ -799,8 +799,8 @@ class Heats:
 
 def sum_of(heats: Iterable[Heat | None]) -> Heat | None:
     """Return the sum of costs; None if zero or unknown."""
-    known = [astuple(each) for each in heats if each is not None]
-    return Heat(*map(sum, zip(*known, strict=True))) if known else None
+    amounts = [astuple(heat) for heat in heats if heat is not None]
+    return Heat(*map(sum, zip(*amounts, strict=True))) if amounts else None
 
 
 def _numbers(work: Work) -> tuple[int, int] | None:
@@ -913,8 +913,8 @@ class Sources:
 
     def _read(self, file: str) -> SourceFile | None:
         """Return a file if its text, or the reason why it has none, is known and may be shown."""
-        if known := self._known.get(self._frames.path(file)):
-            return known
+        if source_file := self._known.get(self._frames.path(file)):
+            return source_file
         shown = self._frames.is_own(file) or (self._choice != "mine" and is_installed(file))
         if not (shown and file.endswith(".py")):
             return None

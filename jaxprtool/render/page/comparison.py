@@ -12,19 +12,19 @@ if TYPE_CHECKING:
     from jaxprtool.execute.compare.bisection import Comparison
 
 
-def comparison_page(found: Comparison) -> str:
+def comparison_page(comparison: Comparison) -> str:
     """Return a page of all results of all variants, and of their divergences."""
     return (
         environment()
         .get_template("compare.html")
         .render(
-            found=found,
-            heading=heading(found),
+            found=comparison,
+            heading=heading(comparison),
             verdict=verdict,
             columns=COLUMNS,
             cells=cells,
             types=types,
-            unmarked=lambda results: [("", each) for each in results],
+            unmarked=lambda results: [("", result) for result in results],
             where=compare.divergence_heading,
             known=compare.known,
             given=compare.rows,

@@ -22,26 +22,26 @@ _MOST = 500
 _SHOWN: tuple[By, ...] = ("line", "scope", "function", "primitive")
 
 
-def profile_page(found: Profile) -> str:
+def profile_page(profile: Profile) -> str:
     """Return a page of the tables of a profile, beside the user's files."""
     files: dict[str, str] = {}
-    for each in found.lines:
-        if each.line is not None and each.line.own:
-            files.setdefault(each.name.rpartition(":")[0], each.line.file)
+    for line in profile.lines:
+        if line.line is not None and line.line.own:
+            files.setdefault(line.name.rpartition(":")[0], line.line.file)
     texts = {path: code for path, file in files.items() if (code := source_text.text(file))}
     changed = [path for path, file in files.items() if source_text.reason(file)]
     sources = Sources(ShowOptions(), True, (), texts)
     script = static("shared.js")
-    tables = [_groups(found, by, sources.line_of) for by in _SHOWN]
+    tables = [_groups(profile, by, sources.line_of) for by in _SHOWN]
     return (
         environment()
         .get_template("profile.html")
         .render(
-            title=title(found),
-            notes=[*notes(found), *map(source_text.citation_note, changed)],
-            tables=[*tables, _operations(found, sources.line_of), _own(found, sources.line_of)],
+            title=title(profile),
+            notes=[*notes(profile), *map(source_text.citation_note, changed)],
+            tables=[*tables, _operations(profile, sources.line_of), _own(profile, sources.line_of)],
             files=sources.files(),
-            times={each.name: each for each in found.lines},
+            times={line.name: line for line in profile.lines},
             css=static("listing.css", "page.css"),
             script=script,
             script_hash=hash_of(script),
@@ -53,75 +53,77 @@ def _table(caption: str, columns: Sequence[tuple[str, bool]], rows: list[list[Ce
     return Table(caption, columns, rows[:_MOST], max(len(rows) - _MOST, 0))
 
 
-def _groups(found: Profile, by: By, line_of: Lines) -> Table:
-    backward = any(each.backward_seconds for each in found.lines)
-    rated = by == "line" and found.flops_per_second is not None
+def _groups(profile: Profile, by: By, line_of: Lines) -> Table:
+    backward = any(line.backward_seconds for line in profile.lines)
+    rated = by == "line" and profile.flops_per_second is not None
     names = ["time", *(["backward"] if backward else []), "calls"]
-    names += ["moved"] if by == "line" and found.devices is not None else []
+    names += ["moved"] if by == "line" and profile.devices is not None else []
     names += ["FLOP/s", "bytes/s"] if rated else []
     columns = [("share", True), *((name, True) for name in names), (by, False)]
-    rows = [[_share(each), *_numbers(each, names), _name(each, line_of)] for each in found.by(by)]
+    rows = [
+        [_share(group), *_numbers(group, names), _name(group, line_of)] for group in profile.by(by)
+    ]
     return _table(f"by {by}", columns, rows)
 
 
-def _numbers(each: Timed, names: Sequence[str]) -> list[Cell]:
+def _numbers(group: Timed, names: Sequence[str]) -> list[Cell]:
     values = {
-        "time": each.seconds,
-        "backward": each.backward_seconds,
-        "calls": each.calls,
-        "moved": each.moved_bytes,
-        "FLOP/s": each.flops_per_second,
-        "bytes/s": each.bytes_per_second,
+        "time": group.seconds,
+        "backward": group.backward_seconds,
+        "calls": group.calls,
+        "moved": group.moved_bytes,
+        "FLOP/s": group.flops_per_second,
+        "bytes/s": group.bytes_per_second,
     }
-    texts = numbers(each)
+    texts = numbers(group)
     return [Cell(texts[name], values[name]) for name in names]
 
 
-def _name(each: Timed, line_of: Lines) -> Cell:
-    name = each.path[-1] if each.path else each.name
-    link = line_of(each.name) if each.line is not None else None
-    text = f"{name} ← {each.library}" if each.library else name
-    below = Cell(moved_text(each.moved)) if each.moved else None
-    return Cell(text or "unknown", link=link, indent=max(len(each.path) - 1, 0), below=below)
+def _name(group: Timed, line_of: Lines) -> Cell:
+    name = group.path[-1] if group.path else group.name
+    link = line_of(group.name) if group.line is not None else None
+    text = f"{name} ← {group.library}" if group.library else name
+    below = Cell(moved_text(group.moved)) if group.moved else None
+    return Cell(text or "unknown", link=link, indent=max(len(group.path) - 1, 0), below=below)
 
 
-def _operations(found: Profile, line_of: Lines) -> Table:
+def _operations(profile: Profile, line_of: Lines) -> Table:
     columns = (("share", True), ("time", True), ("calls", True), ("operation and lines", False))
     rows = [
         [
-            _share(each),
-            Cell(duration(each.seconds), each.seconds),
-            Cell(f"{each.calls:,.0f}", each.calls),
+            _share(operation),
+            Cell(duration(operation.seconds), operation.seconds),
+            Cell(f"{operation.calls:,.0f}", operation.calls),
             Cell(
-                f"{each.name} {each.own or each.opcode}",
-                below=Cell(", ".join(each.lines), link=line_of(each.lines[0]))
-                if each.lines
+                f"{operation.name} {operation.own or operation.opcode}",
+                below=Cell(", ".join(operation.lines), link=line_of(operation.lines[0]))
+                if operation.lines
                 else None,
             ),
         ]
-        for each in found.operations
+        for operation in profile.operations
     ]
     return _table("by compiled operation", columns, rows)
 
 
-def _own(found: Profile, line_of: Lines) -> Table:
+def _own(profile: Profile, line_of: Lines) -> Table:
     columns = (("share", True), ("time", True), ("work", False))
     rows = [
         [
-            _share(each),
-            Cell(duration(each.seconds), each.seconds),
+            _share(work),
+            Cell(duration(work.seconds), work.seconds),
             Cell(
-                each.kind,
-                below=Cell(", ".join(each.lines), link=line_of(each.lines[0]))
-                if each.lines
+                work.kind,
+                below=Cell(", ".join(work.lines), link=line_of(work.lines[0]))
+                if work.lines
                 else None,
             ),
         ]
-        for each in found.own
+        for work in profile.own
     ]
     return _table("XLA's own work, and idle time", columns, rows)
 
 
-def _share(each: Any) -> Cell:
-    percent = 100 * each.share
+def _share(row: Any) -> Cell:
+    percent = 100 * row.share
     return Cell(f"{percent:.1f}%", percent, percent=percent)

@@ -104,10 +104,10 @@ def with_listing(run: Run, most: int = MOST_EQUATIONS) -> list[Compilation]:
         most: The maximum total number of equations.
     """
     chosen: list[Compilation] = []
-    for each in sorted(run.compilations, key=lambda each: -each.seconds):
-        if each.file and each.equations <= most:
-            chosen.append(each)
-            most -= each.equations
+    for compilation in sorted(run.compilations, key=lambda compilation: -compilation.seconds):
+        if compilation.file and compilation.equations <= most:
+            chosen.append(compilation)
+            most -= compilation.equations
     return chosen
 
 
@@ -145,9 +145,9 @@ def record_cell(run: Run, link: str = "", whole: str = "") -> str:
         .get_template("record_cell.html")
         .render(
             run=run,
-            functions=[(each, times_of(each.compilations)) for each in shown],
+            functions=[(function, times_of(function.compilations)) for function in shown],
             more=len(run.functions) - len(shown),
-            share=lambda each: share_text(each.seconds, run.compile_seconds),
+            share=lambda function: share_text(function.seconds, run.compile_seconds),
             again=recompiled(run.functions)[:_MOST_IN_CELL],
             command=command_text(run.command, _LONGEST),
             facts=list(facts(run)),
@@ -270,19 +270,21 @@ class _Page:
 
     def __init__(self, run: Run, details: Mapping[str, Details], files: Mapping[str, str]):
         self._run, self._details = run, details
-        programs = (each.program for each in details.values())
-        roots: list[Root] = list(dict.fromkeys(root for each in programs for root in each.roots))
+        programs = (detail.program for detail in details.values())
+        roots: list[Root] = list(
+            dict.fromkeys(root for program in programs for root in program.roots)
+        )
         self._sources = Sources(_SHOWN, True, roots, files)
         # Making the listings adds files to `Sources`, so lines are looked up afterwards.
         self._listings = dict(self._packed_listings())
         self._line_of = cache(self._sources.line_of)
-        ends = (each.start + each.seconds for each in run.compilations)
+        ends = (compilation.start + compilation.seconds for compilation in run.compilations)
         self._end = max(run.seconds, *ends, 1e-3)
-        self._numbers = {each: i for i, each in enumerate(self._listings)}
+        self._numbers = {file: i for i, file in enumerate(self._listings)}
 
     def render(self, differences: Mapping[str, str], trace: str) -> str:
         run, script = self._run, static("shared.js", "pointing.js", "record.js")
-        rows = [self._row(i, each) for i, each in enumerate(run.functions)]
+        rows = [self._row(i, function) for i, function in enumerate(run.functions)]
         return (
             environment()
             .get_template("record.html")
@@ -295,7 +297,7 @@ class _Page:
                 lanes=self._lanes(rows),
                 columns=self._columns(),
                 rows=rows,
-                parts=[self._part(each) for each in run.functions],
+                parts=[self._part(function) for function in run.functions],
                 listings=list(self._listings.values()),
                 reasons=self._reasons_table(),
                 tables=list(self._tables()),
@@ -316,7 +318,7 @@ class _Page:
     # --- functions ------------------------------------------------------------------------------
 
     def _columns(self) -> list[str]:
-        calls = ["calls"] if any(each.calls for each in self._run.functions) else []
+        calls = ["calls"] if any(function.calls for function in self._run.functions) else []
         return ["programs", "trace", "lower", "compile", "total", *calls]
 
     def _row(self, number: int, function: Function) -> _FunctionRow:
@@ -335,72 +337,96 @@ class _Page:
             cells.append(
                 Cell(f"{calls.count:,}", calls.count, below=below) if calls else Cell("", -1)
             )
-        bars = [_bar(number, each, self._end) for each in function.compilations[:_MOST_ROWS]]
+        bars = [
+            _bar(number, compilation, self._end)
+            for compilation in function.compilations[:_MOST_ROWS]
+        ]
         lines = dict.fromkeys(
             line
-            for each in function.compilations
-            for line in (each.line, each.library, *(reason.line for reason in each.reasons))
+            for compilation in function.compilations
+            for line in (
+                compilation.line,
+                compilation.library,
+                *(reason.line for reason in compilation.reasons),
+            )
         )
-        kinds = dict.fromkeys(r.kind for each in function.compilations for r in each.reasons)
-        found = [function.jit_line, *lines, *kinds, *(each.name for each in function.compilations)]
-        searched = " ".join(one_line(each, _LONGEST) for each in found[:_MOST_ROWS] if each)
+        kinds = dict.fromkeys(
+            r.kind for compilation in function.compilations for r in compilation.reasons
+        )
+        words = [
+            function.jit_line,
+            *lines,
+            *kinds,
+            *(compilation.name for compilation in function.compilations),
+        ]
+        searched = " ".join(one_line(word, _LONGEST) for word in words[:_MOST_ROWS] if word)
         return _FunctionRow(function, number, cells, bars, searched)
 
     def _lanes(self, rows: Sequence[_FunctionRow]) -> list[_Lane]:
         """Return the lanes of the timeline, one for each of the first processes."""
         lanes: defaultdict[int, list[_Bar]] = defaultdict(list)
         for row in rows:
-            for each, bar in zip(row.function.compilations, row.bars, strict=False):
-                lanes[each.process].append(bar)
+            for compilation, bar in zip(row.function.compilations, row.bars, strict=False):
+                lanes[compilation.process].append(bar)
         for several_bars in lanes.values():  # short ones on top of long ones
             several_bars.sort(key=lambda bar: -bar.whole)
         several = len(lanes) > 1
-        found = [
+        timeline = [
             _Lane(f"process {number}" if several else "", lanes[number])
             for number in sorted(lanes)[:_MOST_LANES]
         ]
         if others := sorted(lanes)[_MOST_LANES:]:
             bars = [bar for number in others for bar in lanes[number]]
-            found.append(_Lane(f"{len(others):,} more", bars))
-        return found
+            timeline.append(_Lane(f"{len(others):,} more", bars))
+        return timeline
 
     def _part(self, function: Function) -> str:
         """Return the packed HTML that opens below the row of a function."""
-        earlier = {(each.process, each.name): each for each in function.compilations}
+        earlier = {
+            (compilation.process, compilation.name): compilation
+            for compilation in function.compilations
+        }
         shown = function.compilations[:_MOST_COMPILATIONS]
         template = environment().get_template("record_function.html")
         html = template.render(
             function=function,
             parts=[
-                self._compilation(each, earlier.get((each.process, each.nearest))) for each in shown
+                self._compilation(
+                    compilation, earlier.get((compilation.process, compilation.nearest))
+                )
+                for compilation in shown
             ],
             more=len(function.compilations) - len(shown),
             counted=self._run.calls_counted,
             count=count_text(function.compilations),
-            reason=lambda each: reason_text(each, _LONGEST),
+            reason=lambda reason: reason_text(reason, _LONGEST),
             place=self._link,
         )
         return packed(html)
 
-    def _compilation(self, each: Compilation, nearest: Compilation | None) -> _CompilationPart:
-        arguments = list(map(_Argument, each.arguments))
+    def _compilation(
+        self, compilation: Compilation, nearest: Compilation | None
+    ) -> _CompilationPart:
+        arguments = list(map(_Argument, compilation.arguments))
         if nearest is not None:
-            before = {argument.path: argument for argument in nearest.arguments}
-            compared = (_compared(value, before.get(value.path)) for value in each.arguments)
+            earlier = {argument.path: argument for argument in nearest.arguments}
+            compared = (
+                _compared(value, earlier.get(value.path)) for value in compilation.arguments
+            )
             arguments = [argument for argument in compared if argument.differs]
-        name, folder = each.name, self._run.folder.rstrip("/")
-        if len(self._run.processes) > 1 and each.file:
-            name = each.file.removesuffix(".jaxpr")
+        name, folder = compilation.name, self._run.folder.rstrip("/")
+        if len(self._run.processes) > 1 and compilation.file:
+            name = compilation.file.removesuffix(".jaxpr")
         target = shlex.quote(f"{folder}/{name}" if folder else name)
         return _CompilationPart(
-            each,
+            compilation,
             one_line(target, _LONGEST),
-            list(_facts(each, len(self._run.processes) > 1)),
+            list(_facts(compilation, len(self._run.processes) > 1)),
             arguments[:_MOST_ROWS],
-            len(each.arguments) - len(arguments[:_MOST_ROWS]),
+            len(compilation.arguments) - len(arguments[:_MOST_ROWS]),
             nearest is not None and len(arguments) <= _MOST_ROWS,
-            self._numbers.get(each.file),
-            next((_without_line(reason) for reason in each.reasons), ""),
+            self._numbers.get(compilation.file),
+            next((_without_line(reason) for reason in compilation.reasons), ""),
         )
 
     # --- listings -------------------------------------------------------------------------------
@@ -409,14 +435,14 @@ class _Page:
         """Yield the file of each program shown, and its cost, memory and listing, packed."""
         template = environment().get_template("record_program.html")
         none = (0, "")
-        for number, (file, each) in enumerate(self._details.items()):
-            at, about = f"p{number}-", program_signature(each.program)
-            rows = listing(about, _SHOWN, self._sources, at, works=each.works)
-            name = one_line(each.program.name, _LONGEST)
-            shown = _ShownProgram(at, name, summary.facts(each.size), (), rows)
+        for number, (file, detail) in enumerate(self._details.items()):
+            at, about = f"p{number}-", program_signature(detail.program)
+            rows = listing(about, _SHOWN, self._sources, at, works=detail.works)
+            name = one_line(detail.program.name, _LONGEST)
+            shown = _ShownProgram(at, name, summary.facts(detail.size), (), rows)
             html = template.render(
                 programs=[shown],
-                views=list(self._views(each)),
+                views=list(self._views(detail)),
                 titles=False,
                 at=at,
                 added=none,
@@ -424,17 +450,17 @@ class _Page:
             )
             yield file, packed(html)
 
-    def _views(self, each: Details) -> Iterator[View]:
-        if each.cost is not None:
-            yield cost_view([each.cost], self._sources.line_of)
-        if each.memory is not None:
-            yield memory_view([each.memory], self._sources.line_of)
+    def _views(self, detail: Details) -> Iterator[View]:
+        if detail.cost is not None:
+            yield cost_view([detail.cost], self._sources.line_of)
+        if detail.memory is not None:
+            yield memory_view([detail.memory], self._sources.line_of)
 
     # --- other tables ---------------------------------------------------------------------------
 
     def _reasons_table(self) -> Table | None:
         """Return a row for each reason of each function that was compiled more than once."""
-        numbers = {id(each): number for number, each in enumerate(self._run.functions)}
+        numbers = {id(function): number for number, function in enumerate(self._run.functions)}
         rows = []
         for again in recompiled(self._run.functions):
             name = one_line(again.function.name, _LONGEST)
@@ -461,44 +487,44 @@ class _Page:
             columns = ("line", False), ("programs", True), ("total", True), ("operations", False)
             rows = [
                 [
-                    self._line(each.line),
-                    Cell(f"{each.count:,}", each.count),
-                    _seconds(each.seconds),
-                    Cell(listed(_counts(each.names), 12)),
+                    self._line(computation.line),
+                    Cell(f"{computation.count:,}", computation.count),
+                    _seconds(computation.seconds),
+                    Cell(listed(_counts(computation.names), 12)),
                 ]
-                for each in run.outside_jit
+                for computation in run.outside_jit
             ]
             yield _table("Small computations compiled outside of jit", columns, rows)
         if run.transfers:
             columns = ("line", False), ("what", False), ("times", True), ("bytes", True)
             rows = [
                 [
-                    self._line(each.line),
+                    self._line(transfer.line),
                     Cell(
                         "Python waited for values from the device"
-                        if each.kind == "to_host"
+                        if transfer.kind == "to_host"
                         else "copied to the device at each call",
-                        below=Cell(_copied(each)),
+                        below=Cell(_copied(transfer)),
                     ),
-                    Cell(f"{each.count:,}", each.count),
-                    Cell(in_bytes(each.bytes), each.bytes),
-                    _seconds(each.seconds or None),
+                    Cell(f"{transfer.count:,}", transfer.count),
+                    Cell(in_bytes(transfer.bytes), transfer.bytes),
+                    _seconds(transfer.seconds or None),
                 ]
-                for each in run.transfers
+                for transfer in run.transfers
             ]
             yield _table("Transfers and waits", (*columns, ("waited", True)), rows)
         if run.processes:
             columns = ("process", True), ("command", False), ("start", True), ("time", True)
             rows = [
                 [
-                    Cell(f"{each.number:,}", each.number, below=Cell(f"pid {each.pid}")),
-                    Cell(command_text(each.command, _LONGEST)),
-                    _seconds(each.start),
-                    _seconds(each.seconds),
-                    Cell(" ".join(filter(None, (each.jax, each.backend))) or "not imported"),
-                    Cell(one_line(each.ending, _LONGEST)),
+                    Cell(f"{process.number:,}", process.number, below=Cell(f"pid {process.pid}")),
+                    Cell(command_text(process.command, _LONGEST)),
+                    _seconds(process.start),
+                    _seconds(process.seconds),
+                    Cell(" ".join(filter(None, (process.jax, process.backend))) or "not imported"),
+                    Cell(one_line(process.ending, _LONGEST)),
                 ]
-                for each in run.processes
+                for process in run.processes
             ]
             yield _table("Processes", (*columns, ("JAX", False), ("ended", False)), rows)
 
@@ -518,21 +544,23 @@ class _Page:
 
     def _weights(self) -> defaultdict[str, str]:
         """Return the compile time caused by each line, as text, by its id."""
-        found: defaultdict[str, float] = defaultdict(float)
+        weights: defaultdict[str, float] = defaultdict(float)
         for line, seconds in _lines(self._run):
-            found[self._link(line).line] += seconds
-        return defaultdict(str, {id: duration(each) for id, each in found.items() if each})
+            weights[self._link(line).line] += seconds
+        return defaultdict(
+            str, {id: duration(seconds) for id, seconds in weights.items() if seconds}
+        )
 
 
 def _lines(run: Run) -> Iterator[tuple[str, float]]:
     """Yield the lines in a run, with the compile time caused by each."""
     for function in run.functions:
         yield from ((function.line, 0.0), (function.jit_line, 0.0))
-        for each in function.compilations:
-            yield each.line, each.seconds
-            yield from ((reason.line, 0.0) for reason in each.reasons)
-    yield from ((each.line, each.seconds) for each in run.outside_jit)
-    yield from ((each.line, 0.0) for each in run.transfers)
+        for compilation in function.compilations:
+            yield compilation.line, compilation.seconds
+            yield from ((reason.line, 0.0) for reason in compilation.reasons)
+    yield from ((computation.line, computation.seconds) for computation in run.outside_jit)
+    yield from ((transfer.line, 0.0) for transfer in run.transfers)
 
 
 def _seconds(seconds: float | None) -> Cell:
@@ -541,23 +569,23 @@ def _seconds(seconds: float | None) -> Cell:
     return Cell(duration(seconds) if seconds else "0 s", seconds)
 
 
-def _compared(argument: Argument, before: Argument | None) -> _Argument:
+def _compared(argument: Argument, earlier: Argument | None) -> _Argument:
     """Return an argument, compared with the earlier one."""
-    if before is None or before == argument:
-        return _Argument(argument, differs=before is None)
-    type = before.type if before.type != argument.type else ""
-    moved = before.sharding != argument.sharding
-    return _Argument(argument, type, before.sharding or "none" if moved else "", True)
+    if earlier is None or earlier == argument:
+        return _Argument(argument, differs=earlier is None)
+    type = earlier.type if earlier.type != argument.type else ""
+    moved = earlier.sharding != argument.sharding
+    return _Argument(argument, type, earlier.sharding or "none" if moved else "", True)
 
 
 def _without_line(reason: Reason) -> str:
     return reason_text(replace(reason, line=""), _LONGEST)
 
 
-def _copied(each: Transfer) -> str:
+def _copied(transfer: Transfer) -> str:
     """Return what is copied at each call: `step: batch, 1.0 MiB`."""
-    size = in_bytes(each.bytes // (each.count or 1)) if each.kind == "to_device" else ""
-    return ", ".join(filter(None, (one_line(each.path, _LONGEST), size)))
+    size = in_bytes(transfer.bytes // (transfer.count or 1)) if transfer.kind == "to_device" else ""
+    return ", ".join(filter(None, (one_line(transfer.path, _LONGEST), size)))
 
 
 def _counts(names: Mapping[str, int]) -> Iterable[str]:
@@ -571,34 +599,43 @@ def _table(
     return Table(caption, columns, rows[:_MOST_ROWS], max(len(rows) - _MOST_ROWS, 0))
 
 
-def _bar(function: int, each: Compilation, end: float) -> _Bar:
-    kinds = ["failed"] if has_failed(each) else ["again"] if each.reasons else []
-    kinds += ["cached"] if each.cached else []
-    if each.seconds < end / _TINY:  # drawn in one color
+def _bar(function: int, compilation: Compilation, end: float) -> _Bar:
+    kinds = ["failed"] if has_failed(compilation) else ["again"] if compilation.reasons else []
+    kinds += ["cached"] if compilation.cached else []
+    if compilation.seconds < end / _TINY:  # drawn in one color
         phases = {
-            "trace": each.trace_seconds,
-            "lower": each.lower_seconds,
-            "compile": each.compile_seconds or each.unfinished_seconds or 0.0,
+            "trace": compilation.trace_seconds,
+            "lower": compilation.lower_seconds,
+            "compile": compilation.compile_seconds or compilation.unfinished_seconds or 0.0,
         }
         kinds += ["tiny", max(phases, key=phases.__getitem__)]
-    title = [one_line(each.name), *_facts(each, False), *map(reason_text, each.reasons[:3])]
-    times = (each.start, each.trace_seconds, each.lower_seconds, max(each.seconds, 1e-6))
-    return _Bar(function, one_line(each.name), "\n".join(title), " ".join(kinds), *times)
+    title = [
+        one_line(compilation.name),
+        *_facts(compilation, False),
+        *map(reason_text, compilation.reasons[:3]),
+    ]
+    times = (
+        compilation.start,
+        compilation.trace_seconds,
+        compilation.lower_seconds,
+        max(compilation.seconds, 1e-6),
+    )
+    return _Bar(function, one_line(compilation.name), "\n".join(title), " ".join(kinds), *times)
 
 
-def _facts(each: Compilation, several: bool) -> Iterator[str]:
+def _facts(compilation: Compilation, several: bool) -> Iterator[str]:
     """Yield the times of a compilation, and its size."""
-    yield f"at {duration(each.start)}"
-    yield f"traced {duration(each.trace_seconds)}"
-    yield f"lowered {duration(each.lower_seconds)}"
-    if each.compile_seconds is not None:
-        cached = " from the persistent cache" if each.cached else ""
-        yield f"compiled {duration(each.compile_seconds)}{cached}"
-    elif each.unfinished_seconds is not None:
-        yield f"compiling for {duration(each.unfinished_seconds)}, not finished"
+    yield f"at {duration(compilation.start)}"
+    yield f"traced {duration(compilation.trace_seconds)}"
+    yield f"lowered {duration(compilation.lower_seconds)}"
+    if compilation.compile_seconds is not None:
+        cached = " from the persistent cache" if compilation.cached else ""
+        yield f"compiled {duration(compilation.compile_seconds)}{cached}"
+    elif compilation.unfinished_seconds is not None:
+        yield f"compiling for {duration(compilation.unfinished_seconds)}, not finished"
     else:
         yield "not compiled"
-    yield f"CPU {duration(each.cpu_seconds)}"
-    yield f"{each.equations:,} equation{'' if each.equations == 1 else 's'}"
+    yield f"CPU {duration(compilation.cpu_seconds)}"
+    yield f"{compilation.equations:,} equation{'' if compilation.equations == 1 else 's'}"
     if several:
-        yield f"process {each.process}"
+        yield f"process {compilation.process}"

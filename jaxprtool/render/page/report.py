@@ -131,15 +131,15 @@ def summary_views(report: Report, line_of: Lines) -> list[SummaryView]:
     """Return the summaries that a report begins with; see `views`."""
     return [
         SummaryView(
-            each.name,
-            summary.heading(each),
+            program_summary.name,
+            summary.heading(program_summary),
             [
                 (part.title, part.fact, [_summary_row(row, line_of) for row in part.rows])
-                for part in summary.parts(each)
+                for part in summary.parts(program_summary)
             ],
-            each.suggestions,
+            program_summary.suggestions,
         )
-        for each in report.summaries
+        for program_summary in report.summaries
     ]
 
 
@@ -157,16 +157,16 @@ def views(report: Report, line_of: Lines) -> Iterator[View]:
     """
     yield cost_view(report.costs, line_of, report.profile, report.shardings)
     yield memory_view(report.memories, line_of, report.shardings)
-    found = report.residuals
-    if isinstance(found, str):
-        yield View("residuals", [found])
+    saved = report.residuals
+    if isinstance(saved, str):
+        yield View("residuals", [saved])
     else:
-        tables = [_residuals_table(found, line_of)]
-        if found.placements:
-            tables.append(_placements_table(found))
-        elif found.policies:
-            tables.append(_policies_table(found))
-        yield View("residuals", [residuals.total_text(found)], tables)
+        tables = [_residuals_table(saved, line_of)]
+        if saved.placements:
+            tables.append(_placements_table(saved))
+        elif saved.policies:
+            tables.append(_policies_table(saved))
+        yield View("residuals", [residuals.total_text(saved)], tables)
 
 
 def cost_view(
@@ -183,9 +183,15 @@ def cost_view(
         times: The measured time of the program, if there is only one.
         split: The shardings of the program, if it was compiled.
     """
-    several = len({each.name for each in costs}) > 1
-    tables = [_cost_table(each, line_of, several, times) for each in costs if each.groups]
-    facts = list(dict.fromkeys(_cost_fact(each, split is not None) for each in costs))
+    several = len({program_cost.name for program_cost in costs}) > 1
+    tables = [
+        _cost_table(program_cost, line_of, several, times)
+        for program_cost in costs
+        if program_cost.groups
+    ]
+    facts = list(
+        dict.fromkeys(_cost_fact(program_cost, split is not None) for program_cost in costs)
+    )
     facts = [*_notes(costs, split), *facts]
     if times is not None:
         facts.append("; ".join((profile.title(times), *profile.notes(times))))
@@ -196,23 +202,26 @@ def memory_view(
     memories: Sequence[Memory | str], line_of: Lines, split: Shardings | None = None
 ) -> View:
     """Return the view of the memory of programs, or why it is unknown; see `cost_view`."""
-    known = [each for each in memories if not isinstance(each, str)]
+    usages = [usage for usage in memories if not isinstance(usage, str)]
     return View(
         "memory",
         [
-            *_notes(known, split),
-            *(each if isinstance(each, str) else _memory_fact(each, split) for each in memories),
+            *_notes(usages, split),
+            *(
+                usage if isinstance(usage, str) else _memory_fact(usage, split)
+                for usage in memories
+            ),
         ],
-        [_memory_table(each, line_of) for each in known],
-        list(map(_curve, known)),
+        [_memory_table(usage, line_of) for usage in usages],
+        list(map(_curve, usages)),
     )
 
 
-def _notes(found: Sequence[Cost | Memory], split: Shardings | None) -> list[str]:
+def _notes(results: Sequence[Cost | Memory], split: Shardings | None) -> list[str]:
     """Return notes on programs that XLA would partition, or on the devices of a partitioned one."""
     if split is not None:
         return [shardings.heading(split)]
-    notes = (partitioner_note(each.name, each.left_to_partitioner) for each in found)
+    notes = (partitioner_note(result.name, result.left_to_partitioner) for result in results)
     return list(dict.fromkeys(filter(None, notes)))
 
 
@@ -245,13 +254,13 @@ def share(part: Any, whole: Any) -> Cell:
 _MEASURED = ("measured", True), ("share", True)
 
 
-def _cost_fact(found: Cost, is_split: bool) -> str:
-    total = cost.total_text(found.total, is_split and bool(found.left_to_partitioner))
-    return "; ".join((f"{found.name}: {total}", *cost.notes(found, None)))
+def _cost_fact(program_cost: Cost, is_split: bool) -> str:
+    total = cost.total_text(program_cost.total, is_split and bool(program_cost.left_to_partitioner))
+    return "; ".join((f"{program_cost.name}: {total}", *cost.notes(program_cost, None)))
 
 
-def _cost_table(found: Cost, line_of: Lines, several: bool, times: Profile | None) -> Table:
-    measured = times if found.by == "line" else None
+def _cost_table(program_cost: Cost, line_of: Lines, several: bool, times: Profile | None) -> Table:
+    measured = times if program_cost.by == "line" else None
     columns = (
         *(_MEASURED if measured is not None else ()),
         ("FLOPs", True),
@@ -259,22 +268,26 @@ def _cost_table(found: Cost, line_of: Lines, several: bool, times: Profile | Non
         ("bytes", True),
         ("share", True),
         ("FLOPs/B", True),
-        (found.by, False),
+        (program_cost.by, False),
     )
-    rows = [_cost_row(found, group, line_of) for group in found.groups]
+    rows = [_cost_row(program_cost, group, line_of) for group in program_cost.groups]
     if measured is not None:
-        rows = _with_times(found, rows, measured, line_of)
-    return table(f"{found.name}, by {found.by}" if several else f"by {found.by}", columns, rows)
+        rows = _with_times(program_cost, rows, measured, line_of)
+    return table(
+        f"{program_cost.name}, by {program_cost.by}" if several else f"by {program_cost.by}",
+        columns,
+        rows,
+    )
 
 
 def _with_times(
-    found: Cost, rows: Sequence[list[Cell]], times: Profile, line_of: Lines
+    program_cost: Cost, rows: Sequence[list[Cell]], times: Profile, line_of: Lines
 ) -> list[list[Cell]]:
     """Add the measured time to the rows of lines, and rows of lines without cost; sort by time."""
-    known = {each.name: each for each in times.lines}
-    pairs = zip(found.groups, rows, strict=True)
-    timed = [[*_time_cells(known.pop(group.name, None)), *row] for group, row in pairs]
-    for line in known.values():
+    by_name = {line.name: line for line in times.lines}
+    pairs = zip(program_cost.groups, rows, strict=True)
+    timed = [[*_time_cells(by_name.pop(group.name, None)), *row] for group, row in pairs]
+    for line in by_name.values():
         name = Cell(line.name or "unknown line", link=line_of(line.name))
         timed.append([*_time_cells(line), *[Cell("")] * 5, name])
     return sorted(timed, key=lambda row: -(row[0].number or 0.0))
@@ -291,17 +304,17 @@ def _time_cells(line: TimedLine | None) -> list[Cell]:
     ]
 
 
-def _cost_row(found: Cost, group: Group, line_of: Lines) -> list[Cell]:
+def _cost_row(program_cost: Cost, group: Group, line_of: Lines) -> list[Cell]:
     flops, size = (n if type(n) is int else None for n in (group.work.flops, group.work.bytes))
     intensity = flops / size if flops is not None and size else None
     return [
         Cell(cost.number_text(group, "flops") or "0", flops),
-        share(cost.weight_of(group), cost.weight_of(found.total)),
+        share(cost.weight_of(group), cost.weight_of(program_cost.total)),
         Cell(cost.bytes_text(group.work.bytes), size),
-        share(size, found.total.work.bytes),
+        share(size, program_cost.total.work.bytes),
         Cell("" if intensity is None else f"{intensity:.1f}", intensity),
         Cell(
-            "".join(cost.name_texts(found, group)),
+            "".join(cost.name_texts(program_cost, group)),
             link=line_of(group.name) if group.line is not None else None,
             indent=max(len(group.path) - 1, 0),
         ),
@@ -311,21 +324,21 @@ def _cost_row(found: Cost, group: Group, line_of: Lines) -> list[Cell]:
 # --- memory -----------------------------------------------------------------------------------
 
 
-def _memory_fact(found: Memory, split: Shardings | None) -> str:
-    is_whole = split is not None and found.left_to_partitioner
+def _memory_fact(usage: Memory, split: Shardings | None) -> str:
+    is_whole = split is not None and usage.left_to_partitioner
     whole = "arrays have their whole size" if is_whole else ""
-    return "; ".join(filter(None, (memory.peak_text(found), memory.kinds_text(found), whole)))
+    return "; ".join(filter(None, (memory.peak_text(usage), memory.kinds_text(usage), whole)))
 
 
-def _memory_table(found: Memory, line_of: Lines) -> Table:
+def _memory_table(usage: Memory, line_of: Lines) -> Table:
     columns = (
         ("bytes", True),
         ("share", True),
         ("values", False),
         ("value and last reader", False),
     )
-    rows = [_live_row(each, found.peak_bytes, line_of) for each in found.live]
-    return table(f"live at the peak of {found.name}", columns, rows)
+    rows = [_live_row(live, usage.peak_bytes, line_of) for live in usage.live]
+    return table(f"live at the peak of {usage.name}", columns, rows)
 
 
 def _live_row(live: Live, peak: int, line_of: Lines) -> list[Cell]:
@@ -342,9 +355,9 @@ def _live_row(live: Live, peak: int, line_of: Lines) -> list[Cell]:
     ]
 
 
-def _curve(found: Memory) -> Curve:
+def _curve(usage: Memory) -> Curve:
     """Return the curve of bytes over the equations in execution order."""
-    points, highest = found.curve, max(found.peak_bytes, 1)
+    points, highest = usage.curve, max(usage.peak_bytes, 1)
     last = points[-1].position + 1
     ends = [*(point.position for point in points[1:]), last]
     steps = []
@@ -352,7 +365,7 @@ def _curve(found: Memory) -> Curve:
         left, right = (round(_SCALE * at / last, 1) for at in (point.position, end))
         top = round(_SCALE * (1 - point.bytes / highest), 1)
         steps.append(Step(left, right, top, f"{in_bytes(point.bytes)} {memory.place_text(point)}"))
-    label = f"{found.name}: memory from the first equation to the last"
+    label = f"{usage.name}: memory from the first equation to the last"
     marks = [(round(100 * size / highest, 1), in_bytes(size)) for size in memory.marks(highest, 4)]
     return Curve(label, steps, marks)
 
@@ -360,7 +373,7 @@ def _curve(found: Memory) -> Curve:
 # --- residuals --------------------------------------------------------------------------------
 
 
-def _residuals_table(found: Residuals, line_of: Lines) -> Table:
+def _residuals_table(saved: Residuals, line_of: Lines) -> Table:
     columns = (
         ("bytes", True),
         ("share", True),
@@ -368,52 +381,52 @@ def _residuals_table(found: Residuals, line_of: Lines) -> Table:
         ("recompute", True),
         ("value and readers", False),
     )
-    groups = residuals.grouped(found.residuals)
-    rows = [_residual_row(*group, found.total_bytes, line_of) for group in groups]
+    groups = residuals.grouped(saved.residuals)
+    rows = [_residual_row(*group, saved.total_bytes, line_of) for group in groups]
     return table("residuals", columns, rows)
 
 
-def _residual_row(count: int, each: Residual, total: int | None, line_of: Lines) -> list[Cell]:
-    reader = each.readers[0].source if each.readers else ""
+def _residual_row(count: int, residual: Residual, total: int | None, line_of: Lines) -> list[Cell]:
+    reader = residual.readers[0].source if residual.readers else ""
     return [
-        Cell(residuals.size_text(each.bytes), each.bytes),
-        share(each.bytes, total),
-        Cell(times(count, each.type), count),
+        Cell(residuals.size_text(residual.bytes), residual.bytes),
+        share(residual.bytes, total),
+        Cell(times(count, residual.type), count),
         Cell(
-            residuals.recompute_text(each),
-            each.recompute if type(each.recompute) is int else None,
+            residuals.recompute_text(residual),
+            residual.recompute if type(residual.recompute) is int else None,
         ),
         Cell(
-            _joined(residuals.what_texts(each)),
-            link=linked(each.source, line_of),
-            below=Cell(residuals.readers_text(each), link=linked(reader, line_of)),
+            _joined(residuals.what_texts(residual)),
+            link=linked(residual.source, line_of),
+            below=Cell(residuals.readers_text(residual), link=linked(reader, line_of)),
         ),
     ]
 
 
-def _placements_table(found: Residuals) -> Table:
+def _placements_table(saved: Residuals) -> Table:
     columns = (("bytes", True), ("peak", True), ("place", False), ("policy", False))
     rows = [
         [
-            Cell(residuals.size_text(each.total_bytes), each.total_bytes),
-            Cell(residuals.size_text(each.peak_bytes), each.peak_bytes),
-            Cell(residuals.place_text(each)),
-            Cell(residuals.policy_text(each.policy)),
+            Cell(residuals.size_text(placement.total_bytes), placement.total_bytes),
+            Cell(residuals.size_text(placement.peak_bytes), placement.peak_bytes),
+            Cell(residuals.place_text(placement)),
+            Cell(residuals.policy_text(placement.policy)),
         ]
-        for each in found.placements
+        for placement in saved.placements
     ]
     return table(residuals.PLACEMENTS, columns, rows)
 
 
-def _policies_table(found: Residuals) -> Table:
+def _policies_table(saved: Residuals) -> Table:
     columns = (("bytes", True), ("policy", False), ("largest dropped residual", False))
     rows = [
         [
             Cell(residuals.size_text(size), size),
             Cell(name),
-            Cell(residuals.dropped_text(found, name)),
+            Cell(residuals.dropped_text(saved, name)),
         ]
-        for name, size in found.policies.items()
+        for name, size in saved.policies.items()
     ]
     return table("residuals under each policy of jax.checkpoint", columns, rows)
 
@@ -422,29 +435,29 @@ def _policies_table(found: Residuals) -> Table:
 # The view of a report on several devices: collectives by line, and how values are sharded.
 
 
-def shardings_view(found: Shardings, line_of: Lines) -> View:
+def shardings_view(split: Shardings, line_of: Lines) -> View:
     """Return the view of the shardings of a program.
 
     Args:
-        found: The facts.
+        split: The shardings.
         line_of: Returns a line of a displayed file by name.
     """
-    facts = [shardings.heading(found), *shardings.facts(found)]
-    tables = [_collectives(found, line_of), _values(found, line_of)]
-    if found.repeated:
-        tables.insert(1, _repeated(found, line_of))
+    facts = [shardings.heading(split), *shardings.facts(split)]
+    tables = [_collectives(split, line_of), _values(split, line_of)]
+    if split.repeated:
+        tables.insert(1, _repeated(split, line_of))
     return View("devices", facts, tables)
 
 
-def _collectives(found: Shardings, line_of: Lines) -> Table:
+def _collectives(split: Shardings, line_of: Lines) -> Table:
     columns = (("sent", True), ("share", True), ("collective", False))
-    groups = shardings.alike_collectives(found.collectives)
-    rows = [_collective_row(each, found.sent_bytes, line_of) for each in groups]
+    groups = shardings.alike_collectives(split.collectives)
+    rows = [_collective_row(alike, split.sent_bytes, line_of) for alike in groups]
     return table("collectives", columns, rows)
 
 
 def _collective_row(alike: Sequence[Collective], whole: int, line_of: Lines) -> list[Cell]:
-    first, sent = alike[0], sum(each.sent_bytes for each in alike)
+    first, sent = alike[0], sum(collective.sent_bytes for collective in alike)
     what, why = shardings.collective_texts(alike)
     asked = ", asked for by the program" if first.source == "program" else ""
     line = first.line or shardings.NO_LINE
@@ -455,28 +468,28 @@ def _collective_row(alike: Sequence[Collective], whole: int, line_of: Lines) -> 
     ]
 
 
-def _repeated(found: Shardings, line_of: Lines) -> Table:
+def _repeated(split: Shardings, line_of: Lines) -> Table:
     columns = (("each device", True), ("its share", True), ("operation", False))
     rows = []
-    for each in found.repeated:
-        work, sizes = shardings.repeated_work_texts(each)
-        what = Cell(each.line or shardings.NO_LINE, link=linked(each.line, line_of))
-        what = what._replace(below=Cell(shardings.repeated_text(each, found.devices)))
-        rows.append([Cell(sizes[0], work), Cell(sizes[1], work / each.times), what])
+    for operation in split.repeated:
+        work, sizes = shardings.repeated_work_texts(operation)
+        what = Cell(operation.line or shardings.NO_LINE, link=linked(operation.line, line_of))
+        what = what._replace(below=Cell(shardings.repeated_text(operation, split.devices)))
+        rows.append([Cell(sizes[0], work), Cell(sizes[1], work / operation.times), what])
     return table("computed by several devices alike", columns, rows)
 
 
-def _values(found: Shardings, line_of: Lines) -> Table:
+def _values(split: Shardings, line_of: Lines) -> Table:
     columns = (("per device", True), ("whole", True), ("spec", False), ("value", False))
-    rows = [_value_row(each, found, line_of) for each in shardings.alike_values(found.values)]
+    rows = [_value_row(alike, split, line_of) for alike in shardings.alike_values(split.values)]
     return table("arguments, results and large values", columns, rows)
 
 
-def _value_row(alike: Sequence[ShardedValue], found: Shardings, line_of: Lines) -> list[Cell]:
-    first, count = alike[0], sum(each.count for each in alike)
-    notes = shardings.value_notes(first, found)
+def _value_row(alike: Sequence[ShardedValue], split: Shardings, line_of: Lines) -> list[Cell]:
+    first, count = alike[0], sum(value.count for value in alike)
+    notes = shardings.value_notes(first, split)
     sizes = first.bytes_per_device * count, first.bytes * count
-    what = f"{common_path([each.name for each in alike])} {times(count, first.type)}"
+    what = f"{common_path([value.name for value in alike])} {times(count, first.type)}"
     return [
         *(Cell(in_bytes(size), size) for size in sizes),
         Cell(first.spec),

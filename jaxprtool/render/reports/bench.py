@@ -21,46 +21,50 @@ if TYPE_CHECKING:
     from jaxprtool.execute.bench import BaselineRatios, Bench, BenchedVariant, Ratio
 
 
-def table(found: Bench, width: int) -> Rendering:
+def table(bench: Bench, width: int) -> Rendering:
     """Return the time of a call of each variant, and the one-time costs such as compilation."""
     parts: list[RenderableType] = [
-        Text(heading(found), style=tables.HEADING),
+        Text(heading(bench), style=tables.HEADING),
         Text(),
-        _calls(found),
+        _calls(bench),
         Text(),
-        _once(found, _STEPS, duration),
+        _once(bench, _STEPS, duration),
         Text(),
-        _once(found, _BYTES, in_bytes),
+        _once(bench, _BYTES, in_bytes),
     ]
-    if found.baseline is not None:
-        parts += [Text(), _baseline(found.baseline)]
+    if bench.baseline is not None:
+        parts += [Text(), _baseline(bench.baseline)]
     return Rendering(Group(*parts), width)
 
 
-def heading(found: Bench) -> str:
+def heading(bench: Bench) -> str:
     """Return the program, its inputs and the number of rounds, on one line."""
-    turns = "in turns, each in its own process" if found.isolated else "in turns"
-    how = turns if len(found.variants) > 1 else "in its own process" if found.isolated else ""
-    rounds = f"{plural(found.rounds, 'round')} {how}".strip()
-    return f"{found.name} on {', '.join(found.devices[:4])}: {found.inputs}; {rounds}"
+    turns = "in turns, each in its own process" if bench.isolated else "in turns"
+    how = turns if len(bench.variants) > 1 else "in its own process" if bench.isolated else ""
+    rounds = f"{plural(bench.rounds, 'round')} {how}".strip()
+    return f"{bench.name} on {', '.join(bench.devices[:4])}: {bench.inputs}; {rounds}"
 
 
-def _calls(found: Bench) -> Table:
+def _calls(bench: Bench) -> Table:
     columns = [text("variant", tables.BINDER), *map(_number, ("a call", "±"))]
-    if found.ratios:
+    if bench.ratios:
         columns += [*map(_number, ("ratio", "95% interval")), text("")]
-    made = new_table("", *columns)
-    ratios = {each.of: each for each in found.ratios}
-    for each in found.variants:
-        cells = [each.name, duration(each.median_seconds), f"{each.interval.precision:.1%}"]
-        made.add_row(*cells, *(_ratio(ratios[each.name]) if each.name in ratios else ()))
-    return made
+    rows = new_table("", *columns)
+    ratios = {ratio.of: ratio for ratio in bench.ratios}
+    for variant in bench.variants:
+        cells = [
+            variant.name,
+            duration(variant.median_seconds),
+            f"{variant.interval.precision:.1%}",
+        ]
+        rows.add_row(*cells, *(_ratio(ratios[variant.name]) if variant.name in ratios else ()))
+    return rows
 
 
 def _ratio(ratio: Ratio) -> tuple[str, str, str]:
     number, low, high = (
-        f"{each:.3f}" if each < 10 else f"{each:,.1f}"
-        for each in (ratio.ratio, ratio.low, ratio.high)
+        f"{value:.3f}" if value < 10 else f"{value:,.1f}"
+        for value in (ratio.ratio, ratio.low, ratio.high)
     )
     return number, f"{low}-{high}", verdict(ratio)
 
@@ -82,34 +86,34 @@ _Numbers = Mapping[str, Callable[["BenchedVariant"], float | None]]
 
 #: The one-time measurements, by their headings.
 _STEPS: _Numbers = {
-    "trace": lambda each: each.trace_seconds,
-    "passes": lambda each: each.passes_seconds or None,
-    "lower": lambda each: each.lower_seconds,
-    "compile": lambda each: each.compile_seconds,
-    "first call": lambda each: each.first_call_seconds,
+    "trace": lambda variant: variant.trace_seconds,
+    "passes": lambda variant: variant.passes_seconds or None,
+    "lower": lambda variant: variant.lower_seconds,
+    "compile": lambda variant: variant.compile_seconds,
+    "first call": lambda variant: variant.first_call_seconds,
 }
 _BYTES: _Numbers = {
-    "arguments": lambda each: each.memory.arguments if each.memory else None,
-    "results": lambda each: each.memory.outputs if each.memory else None,
-    "temporary": lambda each: each.memory.temporary if each.memory else None,
-    "estimate": lambda each: each.estimated_temporary_bytes,
+    "arguments": lambda variant: variant.memory.arguments if variant.memory else None,
+    "results": lambda variant: variant.memory.outputs if variant.memory else None,
+    "temporary": lambda variant: variant.memory.temporary if variant.memory else None,
+    "estimate": lambda variant: variant.estimated_temporary_bytes,
 }
 
 
-def _once(found: Bench, numbers: _Numbers, shown: Callable[[float], str]) -> Table:
-    made = new_table("", text("variant", tables.BINDER), *map(_number, numbers))
-    for variant in found.variants:
+def _once(bench: Bench, numbers: _Numbers, shown: Callable[[float], str]) -> Table:
+    rows = new_table("", text("variant", tables.BINDER), *map(_number, numbers))
+    for variant in bench.variants:
         values = [of(variant) for of in numbers.values()]
-        made.add_row(variant.name, *("" if each is None else shown(each) for each in values))
-    return made
+        rows.add_row(variant.name, *("" if value is None else shown(value) for value in values))
+    return rows
 
 
 def _baseline(baseline: BaselineRatios) -> RenderableType:
     columns = text("variant", tables.BINDER), *map(_number, ("ratio", "95% interval"))
-    made = new_table(f"compared with {baseline.file}", *columns)
-    for each in baseline.ratios:
-        made.add_row(each.of, *_ratio(each)[:2])
-    return made
+    rows = new_table(f"compared with {baseline.file}", *columns)
+    for ratio in baseline.ratios:
+        rows.add_row(ratio.of, *_ratio(ratio)[:2])
+    return rows
 
 
 def _number(name: str) -> Column:

@@ -35,31 +35,35 @@ if TYPE_CHECKING:
 _WIDE = 110
 
 
+<<<<<<< HEAD
 def comparison(found: Comparison, width: int, top: int | None = tables.ROWS) -> Rendering:
+=======
+def comparison(report: Comparison, width: int, top: int | None) -> Rendering:
+>>>>>>> w1
     """Return a table per variant, with a row for each of the `top` results that differ most.
 
     If there are more, results whose names differ only in numbers share a row, which has the errors
     of the worst of them.
 
     Args:
-        found: The comparison.
+        report: The comparison.
         width: The width in characters.
         top: The number of results shown of each variant; None for all.
     """
-    parts: list[RenderableType] = [Text(heading(found), style=tables.HEADING)]
-    parts += [Text(f"{name}: {what}") for name, what in found.smallest]
-    for each in found.variants:
-        parts += [Text(), _variant(each, width, top)]
-    for where in found.partings:
-        parts += [Text(), divergence(where)]
+    parts: list[RenderableType] = [Text(heading(report), style=tables.HEADING)]
+    parts += [Text(f"{name}: {what}") for name, what in report.smallest]
+    for variant in report.variants:
+        parts += [Text(), _variant(variant, width, top)]
+    for parting in report.partings:
+        parts += [Text(), divergence(parting)]
     return Rendering(Group(*parts), width)
 
 
-def heading(found: Comparison) -> str:
+def heading(report: Comparison) -> str:
     """Return the program, its inputs, and the reference variant, on one line."""
-    if found.error:
-        return f"{found.name}: the reference {found.reference} failed: {found.error}"
-    return f"{found.name} on {found.inputs}; reference: {found.reference}"
+    if report.error:
+        return f"{report.name}: the reference {report.reference} failed: {report.error}"
+    return f"{report.name} on {report.inputs}; reference: {report.reference}"
 
 
 def verdict(variant: Compared) -> str:
@@ -75,14 +79,14 @@ def _of_results(variant: Compared) -> str:
     what = plural(count, "result")
     unproven = len(variant.unproven)
     if unproven:
-        beyond = sum(not each.within for each in variant.results)
+        beyond = sum(not result.within for result in variant.results)
         text = f"{what}, {unproven} not finite in most elements, which proves nothing"
         return f"{text}, {beyond} beyond tolerance" if beyond else text
-    same = sum(each.equal for each in variant.results)
+    same = sum(result.equal for result in variant.results)
     if same == len(variant.results):
         return f"{what}, bitwise equal{_nonfinite(variant)}"
     bits = f"{same} bitwise equal" if same else "none bitwise equal"
-    beyond = sum(not each.within for each in variant.results)
+    beyond = sum(not result.within for result in variant.results)
     if not beyond:
         return f"{what}, {bits}, all within tolerance"
     return f"{what}, {bits}, {beyond} beyond tolerance"
@@ -90,20 +94,20 @@ def _of_results(variant: Compared) -> str:
 
 def _nonfinite(variant: Compared) -> str:
     """Return the number of NaNs and infinities, for a verdict without a table."""
-    count = sum(each.nonfinite[1] for each in variant.results)
-    size = sum(each.size for each in variant.results)
+    count = sum(result.nonfinite[1] for result in variant.results)
+    size = sum(result.size for result in variant.results)
     return f", {count:,} of {size:,} elements not finite" if count else ""
 
 
 def _variant(variant: Compared, width: int, top: int | None) -> RenderableType:
     results = _worst_first(variant.results)
-    groups = [Alike(each.name, [each]) for each in results]
+    groups = [Alike(result.name, [result]) for result in results]
     if split(groups, top)[1]:
         # The first result of a group is its worst, and its errors are shown.
-        groups = alike(results, lambda each: each.name, _kind)
+        groups = alike(results, lambda result: result.name, _kind)
     rows, others = split(groups, top)
     said = Text(verdict(variant), style=tables.HEADING)
-    all_equal = all(each.equal for each in variant.results)
+    all_equal = all(result.equal for result in variant.results)
     if variant.error or (all_equal and not variant.unproven) or not rows:
         return said
     table = errors_of(
@@ -117,22 +121,22 @@ def _variant(variant: Compared, width: int, top: int | None) -> RenderableType:
 
 
 def _name(group: Alike[Measure], width: int) -> Text:
-    each, count = group.items[0], len(group.items)
+    first, count = group.items[0], len(group.items)
     name = PathText(f"{count} x " if count > 1 else "").append(group.path, style=tables.BINDER)
-    if width >= _WIDE or each.type != each.reference_type:
-        name.append(f" {types(each)}", style=tables.TYPE)
+    if width >= _WIDE or first.type != first.reference_type:
+        name.append(f" {types(first)}", style=tables.TYPE)
     return name
 
 
-def _kind(each: Measure) -> Hashable:
+def _kind(result: Measure) -> Hashable:
     """Return what results that share a row have in common: all but the size of their errors."""
-    kept = each.within, each.equal, each.nans, each.nonfinite
-    return each.type, each.reference_type, *kept
+    kept = result.within, result.equal, result.nans, result.nonfinite
+    return result.type, result.reference_type, *kept
 
 
 def _worst_first(results: Sequence[Measure]) -> list[Measure]:
     """Return the results by error, the largest first, those beyond tolerance before others."""
-    return sorted(results, key=lambda each: (each.within, each.equal, -each.error))
+    return sorted(results, key=lambda result: (result.within, result.equal, -result.error))
 
 
 # --- divergence -----------------------------------------------------------------------------------
@@ -142,65 +146,67 @@ def _worst_first(results: Sequence[Measure]) -> list[Measure]:
 _FEW = 4
 
 
-def divergence(found: Divergence) -> RenderableType:
+def divergence(parting: Divergence) -> RenderableType:
     """Return the details of where a variant diverges from the reference."""
-    parts: list[RenderableType] = [Text(divergence_heading(found), style=tables.HEADING)]
-    if not found.found:
-        return Group(*parts, Text(found.why))
-    if found.source:
-        parts.append(line_text(found.source, found.code))
-    facts = facts_table(known(found))
+    parts: list[RenderableType] = [Text(divergence_heading(parting), style=tables.HEADING)]
+    if not parting.found:
+        return Group(*parts, Text(parting.why))
+    if parting.source:
+        parts.append(line_text(parting.source, parting.code))
+    facts = facts_table(known(parting))
     if facts.row_count:
         parts.append(facts)
-    parts += [Text(), errors(found)]
+    parts += [Text(), errors(parting)]
     return Group(*parts)
 
 
-def divergence_heading(found: Divergence) -> str:
+def divergence_heading(parting: Divergence) -> str:
     """Return where a variant diverges, on one line."""
-    what = f"{found.variant} differs from {found.reference}"
-    if found.step:
-        what += f" after {found.step} (pass {found.place} of {found.passes})"
-    return f"{what} at {found.primitive or 'a result'}" if found.found else what
+    what = f"{parting.variant} differs from {parting.reference}"
+    if parting.step:
+        what += f" after {parting.step} (pass {parting.place} of {parting.passes})"
+    return f"{what} at {parting.primitive or 'a result'}" if parting.found else what
 
 
-def known(found: Divergence) -> Iterator[tuple[str, str]]:
+def known(parting: Divergence) -> Iterator[tuple[str, str]]:
     """Yield the labelled details of the equation."""
-    if found.path:
-        yield "in", ", ".join(found.path)
-    if found.iteration:
-        yield "iteration", ", ".join(map(str, found.iteration)) + " (counted from 0)"
-    if found.scope:
-        yield "scope", found.scope
-    if found.counterpart:
-        yield "counterpart", found.counterpart
-    for each in found.parameters:
-        yield "parameter", each
-    if found.removed:
-        yield "removed", some(dict.fromkeys(found.removed), _FEW)
-    if found.added:
-        yield "added", some(dict.fromkeys(found.added), _FEW)
-    if found.within:
+    if parting.path:
+        yield "in", ", ".join(parting.path)
+    if parting.iteration:
+        yield "iteration", ", ".join(map(str, parting.iteration)) + " (counted from 0)"
+    if parting.scope:
+        yield "scope", parting.scope
+    if parting.counterpart:
+        yield "counterpart", parting.counterpart
+    for parameter in parting.parameters:
+        yield "parameter", parameter
+    if parting.removed:
+        yield "removed", some(dict.fromkeys(parting.removed), _FEW)
+    if parting.added:
+        yield "added", some(dict.fromkeys(parting.added), _FEW)
+    if parting.within:
         yield (
             "note",
             "all results are within tolerance; this is the first equation whose bits differ",
         )
-    if found.strict:
+    if parting.strict:
         yield "note", "about a rounding error in size; found with a tolerance for each element"
 
 
-def rows(found: Divergence) -> Iterator[tuple[str, Measure]]:
+def rows(parting: Divergence) -> Iterator[tuple[str, Measure]]:
     """Yield the operands and results of the equation, each with its role."""
-    yield from (("operand", each) for each in found.operands)
-    yield from (("result", each) for each in found.results)
+    yield from (("operand", operand) for operand in parting.operands)
+    yield from (("result", result) for result in parting.results)
 
 
-def errors(found: Divergence) -> Table:
+def errors(parting: Divergence) -> Table:
     """Return a table of the errors of the equation's operands and results."""
     table = errors_table("", "value")
-    for which, each in rows(found):
-        name = Text(each.name, style=tables.PRIMITIVE).append(f" {types(each)}", style=tables.TYPE)
-        table.add_row(Text(which, style=tables.COMMENT), name, *cells(each))
+    for which, measure in rows(parting):
+        name = Text(measure.name, style=tables.PRIMITIVE).append(
+            f" {types(measure)}", style=tables.TYPE
+        )
+        table.add_row(Text(which, style=tables.COMMENT), name, *cells(measure))
     return table
 
 
@@ -248,16 +254,16 @@ def errors_of(names: Sequence[Text], rows: Sequence[list[str]], width: int) -> R
     return Group(*parts)
 
 
-def cells(each: Measure) -> list[str]:
+def cells(measure: Measure) -> list[str]:
     """Return the cells of a result for `COLUMNS`."""
-    if each.equal:
-        return ["same bits", "", "", "", _nonfinite_counts(each)]
+    if measure.equal:
+        return ["same bits", "", "", "", _nonfinite_counts(measure)]
     return [
-        _number(each.absolute),
-        _number(each.relative),
-        "" if each.ulps is None else with_prefix(each.ulps),
-        _cosine(each.cosine),
-        _beyond(each),
+        _number(measure.absolute),
+        _number(measure.relative),
+        "" if measure.ulps is None else with_prefix(measure.ulps),
+        _cosine(measure.cosine),
+        _beyond(measure),
     ]
 
 
@@ -273,28 +279,28 @@ def _cosine(cosine: float | None) -> str:
     return "1" if below < 1e-12 else f"1-{below:.0e}" if below < 1e-3 else f"{cosine:.3f}"
 
 
-def _nonfinite_counts(each: Measure) -> str:
+def _nonfinite_counts(measure: Measure) -> str:
     """Return the number of NaNs and infinities, if equal to the reference's."""
-    counts = [(each.own_nans, "NaN"), (each.infinities, "inf")]
+    counts = [(measure.own_nans, "NaN"), (measure.infinities, "inf")]
     return ", ".join(f"{count:,} {what}" for count, what in counts if count)
 
 
-def _beyond(each: Measure) -> str:
+def _beyond(measure: Measure) -> str:
     """Return the numbers of elements beyond tolerance, of NaNs and of infinities."""
-    a, b = each.nans
-    alike = each.nans[0] == each.nans[1] and each.nonfinite[0] == each.nonfinite[1]
+    a, b = measure.nans
+    alike = measure.nans[0] == measure.nans[1] and measure.nonfinite[0] == measure.nonfinite[1]
     nans = f", {b:,} NaN, not {a:,}" if a != b else ""
-    if alike and (said := _nonfinite_counts(each)):
+    if alike and (said := _nonfinite_counts(measure)):
         nans = f", {said}"
-    if not each.beyond:
+    if not measure.beyond:
         return "none" + nans
-    if each.size < 1000:
-        return f"{each.beyond} of {each.size}{nans}"
-    share = 100 * each.beyond / each.size
+    if measure.size < 1000:
+        return f"{measure.beyond} of {measure.size}{nans}"
+    share = 100 * measure.beyond / measure.size
     return f"{share:.0f}%{nans}" if share >= 10 else f"{share:.2g}%{nans}"
 
 
-def types(each: Measure) -> str:
+def types(measure: Measure) -> str:
     """Return the type of a result, and that of the reference if it differs."""
-    same = each.type == each.reference_type
-    return each.type if same else f"{each.type}, not {each.reference_type}"
+    same = measure.type == measure.reference_type
+    return measure.type if same else f"{measure.type}, not {measure.reference_type}"

@@ -51,45 +51,49 @@ WHOLE = " with whole arrays"
 
 
 def cost_table(
+<<<<<<< HEAD
     found: Cost,
     width: int,
     top: int | None = tables.ROWS,
     device: Device | None = None,
     beside_devices: bool = False,
+=======
+    cost: Cost, width: int, top: int | None, device: Device | None, beside_devices: bool = False
+>>>>>>> w1
 ) -> Rendering:
     """Return the cost of a program, with a row for each of the `top` most expensive groups.
 
     Args:
-        found: The cost.
+        cost: The cost.
         width: The width in characters.
         top: The number of groups shown; None for all.
         device: The device of the estimated times, if the groups have times.
         beside_devices: Whether it is shown next to the work of each device.
     """
-    whole_arrays = beside_devices and bool(found.left_to_partitioner)
-    groups = found.groups
-    if found.by == "scope" and split(groups, top)[1]:
+    whole_arrays = beside_devices and bool(cost.left_to_partitioner)
+    groups = cost.groups
+    if cost.by == "scope" and split(groups, top)[1]:
         groups = _merged_scopes(groups)
     shown, rest = split(groups, top)
-    if found.by == "scope":
+    if cost.by == "scope":
         shown = sorted(shown, key=_in_tree(shown))
     times = number("min time"), Column("limit", style=tables.COMMENT)
     table = new_table(
-        f"{found.name}: {total_text(found.total, whole_arrays)}",
+        f"{cost.name}: {total_text(cost.total, whole_arrays)}",
         number("share"),
-        *(times if found.total.seconds is not None else ()),
+        *(times if cost.total.seconds is not None else ()),
         *map(number, ("FLOPs", "bytes", "FLOPs/B")),
-        text(found.by, tables.BINDER),
+        text(cost.by, tables.BINDER),
     )
-    whole = weight_of(found.total)
+    whole = weight_of(cost.total)
     rows = [[*_cells(group, whole)] for group in shown]
     headings = [str(column.header) for column in table.columns[:-1]]
     taken = sum(max(map(len, column)) + 3 for column in zip(headings, *rows, strict=True))
     for group, cells in zip(shown, rows, strict=True):
-        table.add_row(*cells, _name(found, group, max(width - taken, _LEAST)))
+        table.add_row(*cells, _name(cost, group, max(width - taken, _LEAST)))
     add_more(table, len(rest), *[""] * (len(table.columns) - 1))
     parts: list[RenderableType] = [table]
-    lines = list(notes(found, device, whole_arrays))
+    lines = list(notes(cost, device, whole_arrays))
     if lines:
         parts += [Text(), *map(Text, lines)]
     return Rendering(Parts(*parts), width)
@@ -114,8 +118,8 @@ def _cells(group: Group, whole: float | None) -> Iterator[str]:
     work = group.work
     yield number_text(group, "flops") or "·"
     yield bytes_text(work.bytes) if type(work.bytes) is not int or work.bytes else "·"
-    known = type(work.flops) is int and type(work.bytes) is int and work.bytes
-    yield f"{work.flops / work.bytes:.1f}" if known else ""
+    is_known = type(work.flops) is int and type(work.bytes) is int and work.bytes
+    yield f"{work.flops / work.bytes:.1f}" if is_known else ""
 
 
 def weight_of(group: Group) -> float | None:
@@ -135,7 +139,7 @@ def number_text(group: Group, field: str) -> str:
     mark = _PER_ITERATION if group.per_round else ""
     if type(most) is not int:
         return f"{most}{mark}"
-    bounds = [with_prefix(each) for each in (least, most) if type(each) is int]
+    bounds = [with_prefix(bound) for bound in (least, most) if type(bound) is int]
     return f"{RANGE.join(dict.fromkeys(bounds))}{mark}"
 
 
@@ -151,14 +155,14 @@ def _merged_scopes(groups: Sequence[Group]) -> tuple[Group, ...]:
             same[0],
             name="/".join(path := tuple(joined.split("\n"))),
             path=path,
-            work=reduce(add, [each.work for each in same]),
-            least=reduce(add, [each.least for each in same]),
-            per_round=any(each.per_round for each in same),
-            seconds=None if same[0].seconds is None else sum(each.seconds or 0 for each in same),
+            work=reduce(add, [group.work for group in same]),
+            least=reduce(add, [group.least for group in same]),
+            per_round=any(group.per_round for group in same),
+            seconds=None if same[0].seconds is None else sum(group.seconds or 0 for group in same),
         )
-        for joined, same in alike(groups, lambda each: "\n".join(each.path), lambda each: None)
+        for joined, same in alike(groups, lambda group: "\n".join(group.path), lambda group: None)
     ]
-    return tuple(sorted(merged, key=lambda each: -(weight_of(each) or 0)))
+    return tuple(sorted(merged, key=lambda group: -(weight_of(group) or 0)))
 
 
 def _in_tree(groups: Sequence[Group]) -> Callable[[Group], Any]:
@@ -172,8 +176,8 @@ def _in_tree(groups: Sequence[Group]) -> Callable[[Group], Any]:
     return key
 
 
-def _name(found: Cost, group: Group, width: int) -> Text:
-    called, behind = name_texts(found, group)
+def _name(cost: Cost, group: Group, width: int) -> Text:
+    called, behind = name_texts(cost, group)
     if not group.name:
         return Text(called, style=tables.COMMENT)
     name = Text("  " * (len(group.path) - 1) + called).append(behind, style=tables.COMMENT)
@@ -186,37 +190,37 @@ def _name(found: Cost, group: Group, width: int) -> Text:
     return name
 
 
-def name_texts(found: Cost, group: Group) -> tuple[str, str]:
+def name_texts(cost: Cost, group: Group) -> tuple[str, str]:
     """Return the name of a group and its library frame: `model.py:9`, ` ← flax/core.py:3`.
 
     The name of a scope is its last part.
     """
     if not group.name:
-        return _UNNAMED[found.by], ""
+        return _UNNAMED[cost.by], ""
     behind = f"{BEHIND}{group.behind}" if group.behind else ""
     return (group.path[-1] if group.path else group.name), behind
 
 
-def notes(found: Cost, device: Device | None, whole_arrays: bool = False) -> Iterator[str]:
+def notes(cost: Cost, device: Device | None, whole_arrays: bool = False) -> Iterator[str]:
     """Yield the notes below the table; see `total_text`."""
     for field, noun in (("transcendentals", "transcendental"), ("random_numbers", "random number")):
-        if number := number_text(found.total, field):
+        if number := number_text(cost.total, field):
             yield f"{number} {noun}s"
-    if found.per_device is not None:
-        yield f"on each device: {total_text(found.per_device)}"
-    for each in found.collectives:
-        yield f"{each.name}: {bytes_text(each.work.bytes_communicated)}"
+    if cost.per_device is not None:
+        yield f"on each device: {total_text(cost.per_device)}"
+    for collective in cost.collectives:
+        yield f"{collective.name}: {bytes_text(collective.work.bytes_communicated)}"
     if device is not None:
-        yield bound_note(found.total, device, whole_arrays)
-    if found.seconds is not None and type(flops := found.total.work.flops) is int:
-        rate = with_prefix(round(flops / found.seconds), "FLOP/s")
-        rate = f"in {duration(found.seconds)}: {rate}"
+        yield bound_note(cost.total, device, whole_arrays)
+    if cost.seconds is not None and type(flops := cost.total.work.flops) is int:
+        rate = with_prefix(round(flops / cost.seconds), "FLOP/s")
+        rate = f"in {duration(cost.seconds)}: {rate}"
         if device is not None:
-            rate += f", {found.utilization:.1%} of the peak of {device.name}"
+            rate += f", {cost.utilization:.1%} of the peak of {device.name}"
         yield rate
-    if found.dead is not None:
-        yield from _dead_notes(found.dead, found.total)
-    yield from unknown_notes(found)
+    if cost.dead is not None:
+        yield from _dead_notes(cost.dead, cost.total)
+    yield from unknown_notes(cost)
 
 
 def _dead_notes(dead: Group, total: Group) -> Iterator[str]:
@@ -240,21 +244,21 @@ def bound_note(total: Group, device: Device, whole_arrays: bool = False) -> str:
     return f"{bound}; {flops} run on unknown units, at up to {rate}"
 
 
-def unknown_notes(found: Cost | Source) -> Iterator[str]:
+def unknown_notes(cost: Cost | Source) -> Iterator[str]:
     """Yield the unknowns of a cost: iterations of loops, and costs of primitives."""
-    if found.total.per_round:
+    if cost.total.per_round:
         yield (
             f"{_PER_ITERATION} counts one iteration of each loop "
             "whose number of iterations is unknown"
         )
-    if found.unknown:
-        names = (f"{name} ({plural(n, 'equation')})" for name, n in found.unknown.items())
+    if cost.unknown:
+        names = (f"{name} ({plural(n, 'equation')})" for name, n in cost.unknown.items())
         yield f"not counted, because the cost is unknown: {', '.join(names)}"
 
 
-def symbols_in(found: Cost) -> bool:
+def symbols_in(cost: Cost) -> bool:
     """Return True if any number in a program's cost is symbolic."""
-    return is_symbolic(found.total)
+    return is_symbolic(cost.total)
 
 
 def is_symbolic(group: Group) -> bool:

@@ -22,60 +22,68 @@ if TYPE_CHECKING:
 _FEW = 3
 
 
-def determinism(found: Determinism, width: int) -> Rendering:
+def determinism(report: Determinism, width: int) -> Rendering:
     """Return a row for each run, where runs begin to differ, and the risks."""
-    parts: list[RenderableType] = [Text(heading(found), style=tables.HEADING), Text(), _runs(found)]
-    for cause in found.causes:
+    parts: list[RenderableType] = [
+        Text(heading(report), style=tables.HEADING),
+        Text(),
+        _runs(report),
+    ]
+    for cause in report.causes:
         parts += [Text(), _cause(cause)]
-    if found.risks:
+    if report.risks:
         parts += [Text(), Text("what may differ in other runs, or elsewhere", style=tables.HEADING)]
-        parts.append(_risks(found))
-    if found.not_tried:
+        parts.append(_risks(report))
+    if report.not_tried:
         parts.append(Text())
-        parts += [Text(f"not tried: {each}", style=tables.COMMENT) for each in found.not_tried]
+        parts += [
+            Text(f"not tried: {untried}", style=tables.COMMENT) for untried in report.not_tried
+        ]
     return Rendering(Group(*parts), width)
 
 
-def heading(found: Determinism) -> str:
+def heading(report: Determinism) -> str:
     """Return the program, its inputs, the device, and the verdict, on one line."""
-    on = f" on {found.reference}" if found.reference else ""
-    failed = sum(bool(each.error) for each in found.repetitions)
-    differing = sum(not each.equal for each in found.repetitions) - failed
-    runs = plural(len(found.repetitions), "run")
+    on = f" on {report.reference}" if report.reference else ""
+    failed = sum(bool(repetition.error) for repetition in report.repetitions)
+    differing = sum(not repetition.equal for repetition in report.repetitions) - failed
+    runs = plural(len(report.repetitions), "run")
     counts = [
         f"{n} of {runs} {verb}" for n, verb in ((differing, "differ"), (failed, "failed")) if n
     ]
-    return f"{found.name}{on}, {found.inputs}: {', '.join(counts) or 'the same bits in all runs'}"
+    return f"{report.name}{on}, {report.inputs}: {', '.join(counts) or 'the same bits in all runs'}"
 
 
-def _runs(found: Determinism) -> Table:
+def _runs(report: Determinism) -> Table:
     table = new_table(
         "", Column("run", no_wrap=True), text("results"), *map(number, ("ULPs", "absolute"))
     )
-    for each in found.repetitions:
-        table.add_row(each.name, *_verdict(each))
+    for repetition in report.repetitions:
+        table.add_row(repetition.name, *_verdict(repetition))
     return table
 
 
-def _verdict(found: Repetition) -> tuple[str, str, str]:
+def _verdict(repetition: Repetition) -> tuple[str, str, str]:
     """Return whether the results are the same, and the largest errors."""
-    if found.error:
-        return f"failed: {found.error}", "", ""
-    wrong = [each for each in found.results if not each.equal]
-    ulps = [each.ulps for each in wrong if each.ulps is not None]
-    errors = [each.absolute for each in wrong if each.absolute is not None]
+    if repetition.error:
+        return f"failed: {repetition.error}", "", ""
+    wrong = [result for result in repetition.results if not result.equal]
+    ulps = [result.ulps for result in wrong if result.ulps is not None]
+    errors = [result.absolute for result in wrong if result.absolute is not None]
     numbers = (
         with_prefix(max(ulps)) if ulps else "",
         f"{max(errors):.2g}" if errors else "",
     )
-    if found.other_program:
-        return f"another program: {found.other_program}", *numbers
+    if repetition.other_program:
+        return f"another program: {repetition.other_program}", *numbers
     if not wrong:
         return "identical", "", ""
-    elements = f"{sum(each.differing for each in wrong):,} of {sum(each.size for each in wrong):,}"
-    if len(found.results) == 1:
+    elements = (
+        f"{sum(result.differing for result in wrong):,} of {sum(result.size for result in wrong):,}"
+    )
+    if len(repetition.results) == 1:
         return f"differs in {elements} elements", *numbers
-    many = f"{len(wrong)} of {plural(len(found.results), 'result')} differ"
+    many = f"{len(wrong)} of {plural(len(repetition.results), 'result')} differ"
     return f"{many}, in {elements} elements", *numbers
 
 
@@ -85,31 +93,33 @@ def _cause(cause: Cause) -> RenderableType:
     return Group(*_prefix(cause, cause.prefix))
 
 
-def _prefix(cause: Cause, found: Prefix) -> list[RenderableType]:
+def _prefix(cause: Cause, prefix: Prefix) -> list[RenderableType]:
     """Return the comparison of compiled prefixes, if no single equation differs."""
     said = (
         "With all intermediate values as results, no equation differs, so the difference comes "
-        f"from fusion. The first {plural(found.count, 'equation')} of {found.total}, compiled "
+        f"from fusion. The first {plural(prefix.count, 'equation')} of {prefix.total}, compiled "
         "together, differ; without the last one they do not."
     )
     table = errors_table("value")
-    for each in found.results:
-        name = Text(each.name, style=tables.PRIMITIVE).append(f" {types(each)}", style=tables.TYPE)
-        table.add_row(name, *cells(each))
+    for result in prefix.results:
+        name = Text(result.name, style=tables.PRIMITIVE).append(
+            f" {types(result)}", style=tables.TYPE
+        )
+        table.add_row(name, *cells(result))
     where = f"{cause.name} differs from {cause.divergence.reference} by fusion, up to "
     return [
-        Text(f"{where}{found.primitive}", style=tables.HEADING),
-        *([line_text(found.source, found.code)] if found.source else []),
+        Text(f"{where}{prefix.primitive}", style=tables.HEADING),
+        *([line_text(prefix.source, prefix.code)] if prefix.source else []),
         Text(said),
         Text(),
         table,
     ]
 
 
-def _risks(found: Determinism) -> Table:
+def _risks(report: Determinism) -> Table:
     rows = []
-    for each in found.risks:
-        name = f"{each.count} {each.primitive}" if each.count > 1 else each.primitive
-        where = f" ({some(each.lines, _FEW)})" if each.lines else ""
-        rows.append((name, f"{each.why}{where}"))
+    for risk in report.risks:
+        name = f"{risk.count} {risk.primitive}" if risk.count > 1 else risk.primitive
+        where = f" ({some(risk.lines, _FEW)})" if risk.lines else ""
+        rows.append((name, f"{risk.why}{where}"))
     return facts_table(rows)

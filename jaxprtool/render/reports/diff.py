@@ -61,34 +61,38 @@ _LISTED = 3
 _INDENT = "      "
 
 
+<<<<<<< HEAD
 def diff_text(found: Diff, width: int, top: int | None = ROWS, option: str = ALL) -> Listing:
+=======
+def diff_text(diff: Diff, width: int, top: int | None, option: str = ALL) -> Listing:
+>>>>>>> w1
     """Render the verdict, the sizes of both programs, and the hunks.
 
     Args:
-        found: The diff.
+        diff: The diff.
         width: The width of the terminal, in characters.
         top: The number of arguments and results, and of equations, shown; None for all.
         option: The option or command that shows all.
     """
-    lines = [*_summary(found), *_sizes(found, width)]
-    lines += _border(found, width, top, option)
-    lines += _hunks(found, width, top, option)
-    if found.retyped:
-        lines += [[], [Comment(_retyped(found))]]
+    lines = [*_summary(diff), *_sizes(diff, width)]
+    lines += _border(diff, width, top, option)
+    lines += _hunks(diff, width, top, option)
+    if diff.retyped:
+        lines += [[], [Comment(_retyped(diff))]]
     return Listing(printable(joined(lines)))
 
 
-def diff_stat(found: Diff, width: int, top: int | None) -> Listing:
+def diff_stat(diff: Diff, width: int, top: int | None) -> Listing:
     """Render the verdict, the sizes, and the number of equations that differ by source line.
 
     Args:
-        found: The diff.
+        diff: The diff.
         width: The width of the terminal, in characters.
         top: The number of arguments and results, and of lines, shown; None for all.
     """
-    lines = [*_summary(found), *_sizes(found, width), *_border(found, width, top, ALL)]
+    lines = [*_summary(diff), *_sizes(diff, width), *_border(diff, width, top, ALL)]
     counts: dict[str, Counter[str]] = {}
-    for line in found.lines:
+    for line in diff.lines:
         counts.setdefault(line.source or "unknown line", Counter())[line.kind] += 1
     rows: list[Sequence[Cell]] = []
     shown, rest = split([*counts.items()], top)
@@ -100,45 +104,45 @@ def diff_stat(found: Diff, width: int, top: int | None) -> Listing:
         rows.append([[SourceLine(source)], *marks])
     if rows:
         lines += [[], [*columns(rows, width)], *_more(len(rest), ALL)]
-    if found.retyped:
-        lines += [[], [Comment(_retyped(found))]]
+    if diff.retyped:
+        lines += [[], [Comment(_retyped(diff))]]
     return Listing(printable(joined(lines)))
 
 
-def _summary(found: Diff) -> Iterator[list[str]]:
-    names = dict.fromkeys((found.before.name, found.after.name))
+def _summary(diff: Diff) -> Iterator[list[str]]:
+    names = dict.fromkeys((diff.before.name, diff.after.name))
     counts = [
-        f"{len(each):,} {what}"
-        for what, each in (
-            ("removed", found.removed),
-            ("added", found.added),
-            ("changed", found.changed),
+        f"{len(lines):,} {what}"
+        for what, lines in (
+            ("removed", diff.removed),
+            ("added", diff.added),
+            ("changed", diff.changed),
         )
-        if each
+        if lines
     ]
     rest = f": {', '.join(counts)}" if counts else ""
-    yield [Heading(f"{' → '.join(names)}: {found.verdict}{rest}")]
+    yield [Heading(f"{' → '.join(names)}: {diff.verdict}{rest}")]
 
 
-def _sizes(found: Diff, width: int) -> Iterator[list[str]]:
+def _sizes(diff: Diff, width: int) -> Iterator[list[str]]:
     """Yield a table of the sizes of both programs; equal ones are shown once."""
     rows: list[Sequence[Cell]] = []
     for what, text in _QUANTITIES:
-        old, new = text(found.before), text(found.after)
+        old, new = text(diff.before), text(diff.after)
         same = old == new
         rows.append(
             [[Comment(what)], [old] if same else [RemovedToken(old), " → ", AddedToken(new)]]
         )
-    if (times := found.times) is not None:
+    if (times := diff.times) is not None:
         parts = times.whole, times.differing, times.others, times.no_line
         rows += [
-            [[Comment(what)], _seconds(each)]
-            for what, each in zip(_TIMES, parts, strict=True)
-            if each.before or each.after
+            [[Comment(what)], _seconds(part)]
+            for what, part in zip(_TIMES, parts, strict=True)
+            if part.before or part.after
         ]
     yield []
     yield [*columns(rows, width)]
-    if found.times is not None:
+    if diff.times is not None:
         note = "each program was measured separately; `bench` tells a difference from noise"
         yield from map(list, wrapped([Comment(note)], width))
 
@@ -173,19 +177,19 @@ def _more(count: int, option: str) -> list[list[str]]:
     return [[Comment(more(count, option=option))]] if count else []
 
 
-def _border(found: Diff, width: int, top: int | None, option: str) -> Iterator[list[str]]:
-    if found.border:
+def _border(diff: Diff, width: int, top: int | None, option: str) -> Iterator[list[str]]:
+    if diff.border:
         yield []
-    lines, others = split([*_border_lines(found)], top)
+    lines, others = split([*_border_lines(diff)], top)
     for mark, *rest in lines:
         for number, tokens in enumerate(wrapped(rest, width - len(mark))):
             yield [mark if number == 0 else _INDENT, *tokens]
     yield from _more(len(others), option)
 
 
-def _border_lines(found: Diff) -> Iterator[list[str]]:
+def _border_lines(diff: Diff) -> Iterator[list[str]]:
     """Yield a line for each changed argument or result; alike changes share a line."""
-    by_tree = groupby(found.border, lambda each: (each.what, each.within, not each.before))
+    by_tree = groupby(diff.border, lambda change: (change.what, change.within, not change.before))
     few: list[BorderChange] = []
     for (what, within, _), group in by_tree:
         changes = list(group)
@@ -200,7 +204,11 @@ def _border_lines(found: Diff) -> Iterator[list[str]]:
 
 
 def _alike(changes: Sequence[BorderChange]) -> list[Alike[BorderChange]]:
-    return alike(changes, lambda each: each.name, lambda each: (each.what, each.before, each.after))
+    return alike(
+        changes,
+        lambda change: change.name,
+        lambda change: (change.what, change.before, change.after),
+    )
 
 
 def _border_line(group: Alike[BorderChange]) -> list[str]:
@@ -219,31 +227,31 @@ def _named(what: str, name: str) -> list[str]:
     return ["" if name.startswith(what.removesuffix("s")) else f"{what} ", BinderToken(name), ": "]
 
 
-def _retyped(found: Diff) -> str:
-    has, their = ("has", "its") if len(found.retyped) == 1 else ("have", "their")
-    count = plural(len(found.retyped), "more equation")
+def _retyped(diff: Diff) -> str:
+    has, their = ("has", "its") if len(diff.retyped) == 1 else ("have", "their")
+    count = plural(len(diff.retyped), "more equation")
     return f"{count} {has} other types, because {their} operands do"
 
 
 # --- hunks ------------------------------------------------------------------------------------
 
 
-def _hunks(found: Diff, width: int, top: int | None, option: str) -> Iterator[list[str]]:
+def _hunks(diff: Diff, width: int, top: int | None, option: str) -> Iterator[list[str]]:
     """Yield the lines of the hunks, of at most `top` equations.
 
     Hunks that differ only in names are shown once with a count.
     """
-    if not found.hunks:
+    if not diff.hunks:
         return
-    texts = _Texts(found)
+    texts = _Texts(diff)
     alike: dict[Hashable, list[int]] = {}
-    for number, hunk in enumerate(found.hunks):
+    for number, hunk in enumerate(diff.hunks):
         alike.setdefault(texts.key(hunk), []).append(number)
     path: tuple[str, ...] = ()
     left, hidden = top, 0
     for hunks in alike.values():
-        hunk = found.hunks[hunks[0]]
-        rows, rest = split([[*each] for _, each in groupby(hunk.lines, texts.call)], left)
+        hunk = diff.hunks[hunks[0]]
+        rows, rest = split([[*lines] for _, lines in groupby(hunk.lines, texts.call)], left)
         hidden += len(rest)
         if not rows:
             continue
@@ -255,8 +263,8 @@ def _hunks(found: Diff, width: int, top: int | None, option: str) -> Iterator[li
         times = [[Comment(f"{len(hunks):,} times")]] if len(hunks) > 1 else []
         for tokens in (*places, *times):
             yield from map(list, wrapped(tokens, width))
-        if found.times is not None and any(line.equation is not None for line in hunk.lines):
-            yield [Comment("time of these lines: "), *_seconds(found.times.hunks[hunks[0]])]
+        if diff.times is not None and any(line.equation is not None for line in hunk.lines):
+            yield [Comment("time of these lines: "), *_seconds(diff.times.hunks[hunks[0]])]
         source = None
         for line, *others in rows:
             if line.source != source and line.equation is not None:
@@ -283,25 +291,25 @@ def _broken(line: Line, tokens: list[str], width: int) -> Iterator[list[str]]:
 class _Texts:
     """The texts of equations. A variable of the first program is named as its counterpart."""
 
-    def __init__(self, found: Diff):
+    def __init__(self, diff: Diff):
         # Two values may differ only where they would be cut.
         options = ShowOptions(names=True, terse=True, whole=True)
-        self._readers = tuple(Reader(about, options) for about in found.signatures)
+        self._readers = tuple(Reader(about, options) for about in diff.signatures)
         self._count = Selection().count
-        self._name_alike(found)
+        self._name_alike(diff)
 
-    def _name_alike(self, found: Diff) -> None:
+    def _name_alike(self, diff: Diff) -> None:
         old, new = self._readers
         taken = new.names()
-        known = set()
-        for v, w in (pair for body in found.bodies for pair in body.values):
+        renamed = set()
+        for v, w in (pair for body in diff.bodies for pair in body.values):
             # A result dropped in the second program may be used in the first.
-            if id(v) not in known and (name := new.name(w)) != "_":
+            if id(v) not in renamed and (name := new.name(w)) != "_":
                 old.rename(v, name)
-                known.add(id(v))
-        befores = dict.fromkeys(body.bodies[0] for body in found.bodies)
+                renamed.add(id(v))
+        befores = dict.fromkeys(body.bodies[0] for body in diff.bodies)
         for var in (var for body in befores for eqn in body.eqns for var in eqn.outvars):
-            if id(var) not in known and (name := old.name(var)) in taken:
+            if id(var) not in renamed and (name := old.name(var)) in taken:
                 old.rename(var, f"{name}'" if name != "_" else name)
 
     def key(self, hunk: Hunk) -> Hashable:
@@ -335,7 +343,11 @@ class _Texts:
         if line.before is not None and line.after is not None:
             return self._changed(line.before, line.after, line.differences)
         if line.equation is None:
-            return [token for each in line.differences for token in self._of_body(hunk, each)][1:]
+            return [
+                token
+                for difference in line.differences
+                for token in self._of_body(hunk, difference)
+            ][1:]
         reader = self._readers[line.before is None]
         tokens = reader.line(line.equation, types=True)
         return [*(tokens if line.equation.invars else tokens[:-1]), *self._inside(line.equation)]
@@ -351,10 +363,10 @@ class _Texts:
 
     def _inside(self, eqn: JaxprEqn) -> list[str]:
         """Return the number of equations in the bodies of an equation, as a comment."""
-        held = bodies(eqn)
-        if not held:
+        nested = bodies(eqn)
+        if not nested:
             return []
-        return [Comment(f" {{{equations(sum(self._count(body) for _, body in held))}}}")]
+        return [Comment(f" {{{equations(sum(self._count(body) for _, body in nested))}}}")]
 
     def _of_body(self, hunk: Hunk, difference: Difference) -> list[str]:
         what = difference.part
@@ -380,16 +392,20 @@ class _Texts:
     ) -> list[str]:
         """Return the tokens of a changed equation, with each change as `old → new`."""
         after = self._readers[1]
-        at = {(each.part, each.name or each.place): each for each in differences if _is_new(each)}
+        at = {
+            (difference.part, difference.name or difference.place): difference
+            for difference in differences
+            if _is_new(difference)
+        }
         binders: list[_Entry] = []
         for j, var in enumerate(new.outvars):
             name = [" ", BinderToken(after.name(var))]
-            found = at.get(("result", j))
-            if found is None or found.before is None:
-                binders.append((found is not None, [*name, after.type_of(var)]))
+            difference = at.get(("result", j))
+            if difference is None or difference.before is None:
+                binders.append((difference is not None, [*name, after.type_of(var)]))
             else:
-                was_weak, is_weak = weak_marks(found.before, found.after)
-                types = was_weak + type_of(found.before), is_weak + type_of(found.after)
+                was_weak, is_weak = weak_marks(difference.before, difference.after)
+                types = was_weak + type_of(difference.before), is_weak + type_of(difference.after)
                 binders.append((True, [*name, ":", *_arrow(*types)]))
         tokens = _folded(binders)
         tokens += [" = "] if tokens else []
@@ -409,7 +425,11 @@ class _Texts:
         self, old: JaxprEqn, new: JaxprEqn, differences: Sequence[Difference]
     ) -> list[str]:
         """Return the tokens of a changed equation's parameters: `[axes=(0,) → (1,)]`."""
-        changed = {each.name: each for each in differences if each.part == "parameter"}
+        changed = {
+            difference.name: difference
+            for difference in differences
+            if difference.part == "parameter"
+        }
         shown = [
             reader.parameters(eqn) for reader, eqn in zip(self._readers, (old, new), strict=True)
         ]
@@ -434,9 +454,17 @@ class _Texts:
     def _operands(self, new: JaxprEqn, differences: Sequence[Difference]) -> Iterator[_Entry]:
         """Yield the operands of a changed equation, with removed ones at their old places."""
         before, after = self._readers
-        differing = [each for each in differences if each.part == "operand"]
-        gone = {each.place: each.before for each in differing if each.after is None}
-        others = {each.place: each.before for each in differing if each.after is not None}
+        differing = [difference for difference in differences if difference.part == "operand"]
+        gone = {
+            difference.place: difference.before
+            for difference in differing
+            if difference.after is None
+        }
+        others = {
+            difference.place: difference.before
+            for difference in differing
+            if difference.after is not None
+        }
         place = 0  # in the first equation
         for j in range(len(new.invars) + 1):
             while place in gone:
@@ -483,26 +511,27 @@ def _arrow(old: str, new: str) -> list[str]:
 # --- as JSON ----------------------------------------------------------------------------------
 
 
-def diff_document(found: Diff) -> DiffDocument:
+def diff_document(diff: Diff) -> DiffDocument:
     """Return the document of a diff."""
-    texts = _Texts(found) if found.hunks else None
+    texts = _Texts(diff) if diff.hunks else None
     lines: dict[str, list[DiffLine]] = {"removed": [], "added": [], "changed": []}
-    for number, hunk in enumerate(found.hunks):
+    for number, hunk in enumerate(diff.hunks):
         for line in hunk.lines:
             assert texts is not None
             primitive = "" if line.equation is None else line.equation.primitive.name
-            text, kinds = "".join(texts.line(hunk, line)), {each.kind for each in line.differences}
+            text = "".join(texts.line(hunk, line))
+            kinds = {difference.kind for difference in line.differences}
             lines[line.kind].append(
                 DiffLine(number, primitive, text, line.source, hunk.path, sorted(kinds))
             )
     return DiffDocument(
-        found.verdict,
+        diff.verdict,
         lines["removed"],
         lines["added"],
         lines["changed"],
-        len(found.retyped),
-        found.border,
-        found.before,
-        found.after,
-        found.times,
+        len(diff.retyped),
+        diff.border,
+        diff.before,
+        diff.after,
+        diff.times,
     )

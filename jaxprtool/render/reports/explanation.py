@@ -95,7 +95,7 @@ def _head(name: str, about: Iterable[str]) -> list[RenderableType]:
 
 
 def _section(title: str, *parts: RenderableType) -> list[RenderableType]:
-    return [Text(), Text(title, tables.HEADING), *(Padding(each, (0, 0, 0, 2)) for each in parts)]
+    return [Text(), Text(title, tables.HEADING), *(Padding(part, (0, 0, 0, 2)) for part in parts)]
 
 
 def _bullet(text: str) -> RenderableType:
@@ -128,8 +128,8 @@ def _trait(name: str, value: str, text: str) -> RenderableType:
 
 def _rules(rules: Sequence[RewriteRule], width: int, full: bool) -> Iterator[RenderableType]:
     """Yield a table for each family of rules."""
-    for family, each in groupby(rules, key=lambda rule: rule.family):
-        merged = list(_merged(each))
+    for family, members in groupby(rules, key=lambda rule: rule.family):
+        merged = list(_merged(members))
         shown = merged if full or len(merged) <= _FEW + 1 else merged[:_FEW]
         yield Text()
         if family or len(rules) > len(merged):

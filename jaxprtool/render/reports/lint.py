@@ -27,19 +27,23 @@ _INDENT = "    "
 _MOST_PROGRAMS = 3
 
 
+<<<<<<< HEAD
 def findings_by_line(found: Findings, width: int, top: int | None = ROWS) -> Listing:
+=======
+def findings_by_line(findings: Findings, width: int, top: int | None) -> Listing:
+>>>>>>> w1
     """Return the findings, grouped by line.
 
     Args:
-        found: The findings, the worst first.
+        findings: The findings, the worst first.
         width: The width in columns.
         top: The number of findings to show; None for all.
     """
-    shown, rest = split(found.findings, top)
-    several = found.programs > 1
-    lines = [line for each in _grouped(shown) for line in _finding(each, several, width)]
+    shown, rest = split(findings.findings, top)
+    several = findings.programs > 1
+    lines = [line for finding in _grouped(shown) for line in _finding(finding, several, width)]
     lines += [[Comment(more(len(rest)))]] if rest else []
-    lines.append([Comment(_summary(found))])
+    lines.append([Comment(_summary(findings))])
     return Listing(printable(joined(lines)))
 
 
@@ -50,7 +54,7 @@ def finding_problem(finding: Finding) -> Problem:
     place = None
     if finding.frames:
         number = int(finding.line.rpartition(":")[2]) if finding.line else 0
-        lines = (each for each in finding.frames if each.line == number)
+        lines = (frame for frame in finding.frames if frame.line == number)
         frame = next(lines, finding.frames[0])
         if not source_text.reason(frame.file):  # else the line is another one now
             place = Place(source_text.path(frame.file), frame.line)
@@ -62,31 +66,31 @@ def finding_problem(finding: Finding) -> Problem:
 def _grouped(findings: Sequence[Finding]) -> Iterator[Finding]:
     """Yield findings, each followed by the others of its line."""
     by_line: dict[str, list[Finding]] = {}
-    for each in findings:
-        by_line.setdefault(each.line, []).append(each)
+    for finding in findings:
+        by_line.setdefault(finding.line, []).append(finding)
     for group in by_line.values():
         yield from group
 
 
-def _finding(found: Finding, several: bool, width: int) -> Iterator[list[str]]:
+def _finding(finding: Finding, several: bool, width: int) -> Iterator[list[str]]:
     """Yield the lines of a finding; if there are several programs, name those with the finding."""
-    place = SourceLine(found.line or "unknown line")
-    yield [place, ": ", PrimitiveName(found.code), f" {found.message}"]
-    cells: list[list[Any]] = [[f"costs {found.cost.text}"], [Comment(f"hint: {found.advice}")]]
+    place = SourceLine(finding.line or "unknown line")
+    yield [place, ": ", PrimitiveName(finding.code), f" {finding.message}"]
+    cells: list[list[Any]] = [[f"costs {finding.cost.text}"], [Comment(f"hint: {finding.advice}")]]
     if several:
-        cells.append([Comment(f"in {some(found.programs, _MOST_PROGRAMS)}")])
+        cells.append([Comment(f"in {some(finding.programs, _MOST_PROGRAMS)}")])
     for cell in cells:
         for line in wrapped(cell, max(width - len(_INDENT), 20)):
             yield [_INDENT, *line]
 
 
-def _summary(found: Findings) -> str:
-    count = len(found.findings)
-    place = found.name if found.programs == 1 else f"{found.programs:,} programs"
+def _summary(findings: Findings) -> str:
+    count = len(findings.findings)
+    place = findings.name if findings.programs == 1 else f"{findings.programs:,} programs"
     text = plural(count, "finding") if count else f"nothing found in {place}"
-    if count and found.programs > 1:
+    if count and findings.programs > 1:
         text = f"{text} in {place}"
-    return f"{text}; {found.silenced} silenced" if found.silenced else text
+    return f"{text}; {findings.silenced} silenced" if findings.silenced else text
 
 
 # --- problems -------------------------------------------------------------------------------------
@@ -120,7 +124,7 @@ def github_annotations(problems: Iterable[Problem], root: str) -> str:
         problems: The problems.
         root: The folder that paths are relative to.
     """
-    return "\n".join(_annotation(each, root) for each in problems)
+    return "\n".join(_annotation(problem, root) for problem in problems)
 
 
 def _annotation(problem: Problem, root: str) -> str:
@@ -128,8 +132,8 @@ def _annotation(problem: Problem, root: str) -> str:
     if problem.place is not None and (path := _relative(problem.place.file, root)):
         properties |= {"file": path, "line": problem.place.line}
     properties["title"] = f"jaxprtool {problem.code}"
-    given = ",".join(f"{name}={_property(str(value))}" for name, value in properties.items())
-    return f"::{problem.level} {given}::{_escaped(problem.text)}"
+    parameters = ",".join(f"{name}={_property(str(value))}" for name, value in properties.items())
+    return f"::{problem.level} {parameters}::{_escaped(problem.text)}"
 
 
 def _escaped(text: str) -> str:
@@ -157,7 +161,7 @@ def sarif(
         about: The description of each code.
         failure: Why the command could not look for problems; None if it did.
     """
-    codes = sorted({each.code for each in problems})
+    codes = sorted({problem.code for problem in problems})
     rules = [
         {"id": code, "shortDescription": {"text": about.get(code) or f"the check '{code}'"}}
         for code in codes
@@ -170,7 +174,7 @@ def sarif(
         "tool": {"driver": {"name": "jaxprtool", "version": version, "rules": rules}},
         "invocations": [invocation],
         "columnKind": "unicodeCodePoints",
-        "results": [_result(each, codes.index(each.code), root) for each in problems],
+        "results": [_result(problem, codes.index(problem.code), root) for problem in problems],
     }
     return {"$schema": _SCHEMA, "version": "2.1.0", "runs": [run]}
 

@@ -44,32 +44,36 @@ _BRAILLE = r"[\u2800-\u28ff]+"
 _MARKS = 4
 
 
+<<<<<<< HEAD
 def memory_table(
     found: Memory, width: int, top: int | None = tables.ROWS, option: str = ALL
 ) -> Rendering:
+=======
+def memory_table(memory: Memory, width: int, top: int | None, option: str = ALL) -> Rendering:
+>>>>>>> w1
     """Return the curve of a program, and a row for each of the `top` largest groups at its peak.
 
     Args:
-        found: The memory of the program.
+        memory: The memory of the program.
         width: The width in characters.
         top: The number of groups shown; None for all.
         option: The option that shows all; "" if none does.
     """
-    parts: list[RenderableType] = [Text(peak_text(found), style=tables.HEADING)]
-    if kinds := kinds_text(found):
+    parts: list[RenderableType] = [Text(peak_text(memory), style=tables.HEADING)]
+    if kinds := kinds_text(memory):
         parts.append(Text(kinds))
-    if found.temporary_bytes:
-        parts += [Text(), _curve(found, min(width, _WIDEST))]
-    if found.live:
+    if memory.temporary_bytes:
+        parts += [Text(), _curve(memory, min(width, _WIDEST))]
+    if memory.live:
         columns = number("share"), number("bytes"), text("values", tables.TYPE)
         table = new_table("", *columns, text("value and last reader"))
-        shown, others = split(found.live, top)
-        for each in shown:
-            share = share_text(each.bytes, found.peak_bytes)
-            what = described(*what_texts(each), how_long_text(each))
-            table.add_row(share, in_bytes(each.bytes), times(each.count, each.type), what)
-        rest = sum(each.bytes for each in others)
-        cells = share_text(rest, found.peak_bytes), in_bytes(rest), ""
+        shown, others = split(memory.live, top)
+        for live in shown:
+            share = share_text(live.bytes, memory.peak_bytes)
+            what = described(*what_texts(live), how_long_text(live))
+            table.add_row(share, in_bytes(live.bytes), times(live.count, live.type), what)
+        rest = sum(live.bytes for live in others)
+        cells = share_text(rest, memory.peak_bytes), in_bytes(rest), ""
         add_more(table, len(others), *cells, option=option)
         parts += [Text(), table]
     return Rendering(Group(*parts), width)
@@ -78,13 +82,13 @@ def memory_table(
 # --- texts ------------------------------------------------------------------------------------
 
 
-def peak_text(found: Memory) -> str:
+def peak_text(memory: Memory) -> str:
     """Return the peak and its place: `loss: 1.5 MiB, peak at model.py:9 dot_general`."""
-    where, left_out = place_text(found.at), unknown_text(found.unknown)
+    where, left_out = place_text(memory.at), unknown_text(memory.unknown)
     if left_out:
         left_out = f", {left_out} (--compiled counts it)"
     place = f", peak at {where}" if where else ""
-    return f"{found.name}: {in_bytes(found.peak_bytes)}{left_out}{place}"
+    return f"{memory.name}: {in_bytes(memory.peak_bytes)}{left_out}{place}"
 
 
 def unknown_text(unknown: Iterable[str]) -> str:
@@ -92,17 +96,17 @@ def unknown_text(unknown: Iterable[str]) -> str:
     return f"not counted inside: {', '.join(unknown)}" if unknown else ""
 
 
-def kinds_text(found: Memory) -> str:
+def kinds_text(memory: Memory) -> str:
     """Return the parts of the peak: `arguments 1.0 MiB, temporaries 512 bytes`."""
     kinds = {
-        "arguments": found.argument_bytes,
-        "results": found.result_bytes,
-        "constants": found.constant_bytes,
-        "temporaries": found.temporary_bytes,
+        "arguments": memory.argument_bytes,
+        "results": memory.result_bytes,
+        "constants": memory.constant_bytes,
+        "temporaries": memory.temporary_bytes,
     }
     text = ", ".join(f"{name} {in_bytes(size)}" for name, size in kinds.items() if size)
-    if found.donated_bytes:
-        text += f"; {in_bytes(found.donated_bytes)} of the results reuse donated arguments"
+    if memory.donated_bytes:
+        text += f"; {in_bytes(memory.donated_bytes)} of the results reuse donated arguments"
     return text
 
 
@@ -142,7 +146,7 @@ def _at(source: str) -> str:
 # --- the curve --------------------------------------------------------------------------------
 
 
-def _curve(found: Memory, width: int) -> Text:
+def _curve(memory: Memory, width: int) -> Text:
     """Return the curve as Braille dots, from zero bytes to slightly above the peak."""
     import plotext
 
@@ -150,11 +154,11 @@ def _curve(found: Memory, width: int) -> Text:
     figure = plotext.figure
     figure.clear()
     figure.plot_size(width, _HEIGHT)
-    signal = figure.signal(*zip(*_steps(found, width), strict=True), marker="braille")
+    signal = figure.signal(*zip(*_steps(memory, width), strict=True), marker="braille")
     figure.draw(signal.fillx())
-    ticks = marks(found.peak_bytes, _MARKS)
-    figure.ruler("y").lim(0, found.peak_bytes).ticks(ticks, list(map(in_bytes, ticks)))
-    figure.ruler("x").ticks([found.at.position], ["peak"])
+    ticks = marks(memory.peak_bytes, _MARKS)
+    figure.ruler("y").lim(0, memory.peak_bytes).ticks(ticks, list(map(in_bytes, ticks)))
+    figure.ruler("x").ticks([memory.at.position], ["peak"])
     figure.label("equations in execution order", "x")
     text = figure.build().string(colorless=True)
     drawn = Text("\n".join(line.rstrip() for line in text.splitlines()), no_wrap=True)
@@ -170,9 +174,9 @@ def marks(peak: int, most: int) -> list[int]:
     return list(range(0, peak + 1, step))
 
 
-def _steps(found: Memory, width: int) -> Iterator[tuple[float, int]]:
+def _steps(memory: Memory, width: int) -> Iterator[tuple[float, int]]:
     """Yield points dense enough to fill the area below them: two for each column of dots."""
-    last, curve, number = found.curve[-1].position, iter(found.curve), 4 * width
+    last, curve, number = memory.curve[-1].position, iter(memory.curve), 4 * width
     point = next(curve)
     following = next(curve, None)
     for i in range(number + 1):
@@ -205,7 +209,7 @@ def picture_format(path: str) -> str:
     return file_format[1:]
 
 
-def picture(found: Memory, file_format: str) -> bytes:
+def picture(memory: Memory, file_format: str) -> bytes:
     """Return the curve of a program's memory as a picture, "svg" or "png"."""
     from matplotlib import rc_context
     from matplotlib.figure import Figure
@@ -213,23 +217,27 @@ def picture(found: Memory, file_format: str) -> bytes:
     with rc_context({"svg.fonttype": "none", "svg.hashsalt": "1"}):
         figure = Figure(figsize=(8, 3.4), layout="constrained")
         axes = figure.add_subplot()
-        positions = [point.position for point in found.curve]
-        axes.fill_between(positions, [point.bytes for point in found.curve], step="post", alpha=0.4)
-        axes.step(positions, [point.bytes for point in found.curve], where="post")
-        axes.plot([found.at.position], [found.at.bytes], "o", markersize=4)
-        axes.set_title(f"{found.name}: {in_bytes(found.peak_bytes)}", loc="left", parse_math=False)
+        positions = [point.position for point in memory.curve]
+        axes.fill_between(
+            positions, [point.bytes for point in memory.curve], step="post", alpha=0.4
+        )
+        axes.step(positions, [point.bytes for point in memory.curve], where="post")
+        axes.plot([memory.at.position], [memory.at.bytes], "o", markersize=4)
+        axes.set_title(
+            f"{memory.name}: {in_bytes(memory.peak_bytes)}", loc="left", parse_math=False
+        )
         axes.annotate(
-            place_text(found.at),
-            (found.at.position, found.at.bytes),
+            place_text(memory.at),
+            (memory.at.position, memory.at.bytes),
             xytext=(0, 6),
             textcoords="offset points",
-            ha="right" if found.at.position > positions[-1] / 2 else "left",
+            ha="right" if memory.at.position > positions[-1] / 2 else "left",
             parse_math=False,
         )
         axes.set_xlim(0, max(positions[-1], 1))
-        axes.set_ylim(0, 1.15 * max(found.peak_bytes, 1))
+        axes.set_ylim(0, 1.15 * max(memory.peak_bytes, 1))
         axes.set_xlabel("equations in execution order")
-        ticks = marks(found.peak_bytes, 8)
+        ticks = marks(memory.peak_bytes, 8)
         axes.set_yticks(ticks, list(map(in_bytes, ticks)))
         axes.spines[["top", "right"]].set_visible(False)
         file = io.BytesIO()
@@ -246,76 +254,80 @@ def picture(found: Memory, file_format: str) -> bytes:
 _BUFFERS = 4
 
 
+<<<<<<< HEAD
 def compiled_table(
     found: CompiledPeak, width: int, top: int | None = tables.TALL_ROWS, option: str = ALL
 ) -> Rendering:
+=======
+def compiled_table(peak: CompiledPeak, width: int, top: int | None, option: str = ALL) -> Rendering:
+>>>>>>> w1
     """Return the memory of a compiled program, and a row for each of the `top` largest lines.
 
     Args:
-        found: XLA's buffers at the peak.
+        peak: XLA's buffers at the peak.
         width: The width in characters.
         top: The number of lines shown; None for all.
         option: The option that shows all; "" if none does.
     """
     columns = number("share"), number("bytes"), number("estimate")
     table = new_table("", *columns, text("line and its buffers"))
-    shown, rest = split(found.lines, top)
+    shown, rest = split(peak.lines, top)
     for line in shown:
-        share = share_text(line.bytes, found.peak_bytes)
+        share = share_text(line.bytes, peak.peak_bytes)
         sizes = in_bytes(line.bytes), in_bytes(line.estimate_bytes)
         table.add_row(share, *sizes, Text(line.line, style=tables.BINDER))
         for bytes_text, what in _buffers(line):
             below = Padding(what, (0, 0, 0, 2))
             table.add_row("", Text(bytes_text, style=tables.COMMENT), "", below)
-    size, estimate = sum(each.bytes for each in rest), sum(each.estimate_bytes for each in rest)
-    cells = share_text(size, found.peak_bytes), in_bytes(size), in_bytes(estimate)
+    size, estimate = sum(line.bytes for line in rest), sum(line.estimate_bytes for line in rest)
+    cells = share_text(size, peak.peak_bytes), in_bytes(size), in_bytes(estimate)
     add_more(table, len(rest), *cells, option=option)
-    heading = Text(heading_text(found), style=tables.HEADING)
-    return Rendering(Group(heading, *map(Text, facts(found)), Text(), table), width)
+    heading = Text(heading_text(peak), style=tables.HEADING)
+    return Rendering(Group(heading, *map(Text, facts(peak)), Text(), table), width)
 
 
-def heading_text(found: CompiledPeak) -> str:
+def heading_text(peak: CompiledPeak) -> str:
     """Return the peak and the estimate: `loss: 1.5 MiB compiled, 1.4 MiB estimated`."""
-    each = f" on each of {found.devices} devices" if found.devices > 1 else ""
-    size, estimate = in_bytes(found.peak_bytes), in_bytes(found.estimate_bytes)
-    whole = " with whole arrays" if found.estimate_is_whole else ""
-    left_out = f", {more}" if (more := unknown_text(found.unknown)) else ""
-    return f"{found.name}: {size} compiled{each}, {estimate} estimated{whole}{left_out}"
+    where = f" on each of {peak.devices} devices" if peak.devices > 1 else ""
+    size, estimate = in_bytes(peak.peak_bytes), in_bytes(peak.estimate_bytes)
+    whole = " with whole arrays" if peak.estimate_is_whole else ""
+    left_out = f", {more}" if (more := unknown_text(peak.unknown)) else ""
+    return f"{peak.name}: {size} compiled{where}, {estimate} estimated{whole}{left_out}"
 
 
-def facts(found: CompiledPeak) -> Iterator[str]:
+def facts(peak: CompiledPeak) -> Iterator[str]:
     """Yield lines with the place and the parts of the peak, and how values share memory."""
     kinds = {
-        "arguments": found.argument_bytes,
-        "results": found.result_bytes,
-        "constants": found.constant_bytes,
-        "temporaries": found.temporary_bytes,
+        "arguments": peak.argument_bytes,
+        "results": peak.result_bytes,
+        "constants": peak.constant_bytes,
+        "temporaries": peak.temporary_bytes,
     }
     parts = ", ".join(f"{name} {in_bytes(size)}" for name, size in kinds.items() if size)
-    if found.donated_bytes:
-        parts += f"; {in_bytes(found.donated_bytes)} of the results reuse donated arguments"
-    if found.at:
-        yield f"peak at {found.at}"
+    if peak.donated_bytes:
+        parts += f"; {in_bytes(peak.donated_bytes)} of the results reuse donated arguments"
+    if peak.at:
+        yield f"peak at {peak.at}"
     if parts:
         yield parts
-    if found.temporary_bytes:
-        values, held = in_bytes(found.unshared_bytes), in_bytes(found.temporary_bytes)
-        unused = share_text(found.unused_bytes, found.temporary_bytes)
-        yield f"values of {values} share the {held} of temporaries; {unused} is unused at the peak"
+    if peak.temporary_bytes:
+        values, room = in_bytes(peak.unshared_bytes), in_bytes(peak.temporary_bytes)
+        unused = share_text(peak.unused_bytes, peak.temporary_bytes)
+        yield f"values of {values} share the {room} of temporaries; {unused} is unused at the peak"
 
 
 def _buffers(line: LineBytes) -> Iterator[tuple[str, Text]]:
     """Yield the size and a description of the largest buffers of a line."""
-    for each in line.buffers[:_BUFFERS]:
+    for buffer in line.buffers[:_BUFFERS]:
         cell = Text()
-        if each.type:
-            cell.append(f"{times(each.count, each.type)} ", style=tables.TYPE)
-        cell.append(each.what, style=tables.PRIMITIVE)
-        if note := _note(each, line.line):
+        if buffer.type:
+            cell.append(f"{times(buffer.count, buffer.type)} ", style=tables.TYPE)
+        cell.append(buffer.what, style=tables.PRIMITIVE)
+        if note := _note(buffer, line.line):
             cell.append(f", {note}", style=tables.COMMENT)
-        yield in_bytes(each.bytes), cell
+        yield in_bytes(buffer.bytes), cell
     if rest := line.buffers[_BUFFERS:]:
-        size = sum(each.bytes for each in rest)
+        size = sum(buffer.bytes for buffer in rest)
         yield in_bytes(size), Text(f"{plural(len(rest), 'other')}", style=tables.COMMENT)
 
 

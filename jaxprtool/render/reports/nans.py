@@ -31,12 +31,12 @@ if TYPE_CHECKING:
 _FEW = 4
 
 
-def first_found(found: NanSearch, width: int) -> Rendering:
+def first_found(search: NanSearch, width: int) -> Rendering:
     """Return the details of the first one found, and the number of others."""
-    first = found.first
+    first = search.first
     if first is None:
-        return Rendering(Text(f"{found.name}: no equation makes a NaN or an infinity"), width)
-    parts: list[RenderableType] = [Text(_heading(found, first), style=tables.HEADING), Text()]
+        return Rendering(Text(f"{search.name}: no equation makes a NaN or an infinity"), width)
+    parts: list[RenderableType] = [Text(_heading(search, first), style=tables.HEADING), Text()]
     if first.source:
         parts.append(line_text(first.source, first.code))
     parts.append(facts_table(_facts(first)))
@@ -44,7 +44,7 @@ def first_found(found: NanSearch, width: int) -> Rendering:
         parts += [Text(), _values("operands", first.operands)]
         if first.way and first.way != first.operands:
             parts += [Text(), _values("earlier values, nearest first", first.way)]
-    others = len(found.found) - 1
+    others = len(search.found) - 1
     if others:
         verb = "makes" if others == 1 else "make"
         said = f"{plural(others, 'other')} {verb} one; {ALL} shows them"
@@ -52,46 +52,46 @@ def first_found(found: NanSearch, width: int) -> Rendering:
     return Rendering(Group(*parts), width)
 
 
-def all_found(found: NanSearch, width: int, top: int | None) -> Rendering:
+def all_found(search: NanSearch, width: int, top: int | None) -> Rendering:
     """Return a row for each value found; those that reach a result come first.
 
     Args:
-        found: The result of the search.
+        search: The result of the search.
         width: The width in characters.
         top: The number of rows; None for all.
     """
-    if not found.found:
-        return first_found(found, width)
+    if not search.found:
+        return first_found(search, width)
     maker, line = Column("from", style=tables.PRIMITIVE), text("line", tables.BINDER)
     columns = "what", maker, line, "iteration", text("reaches")
-    table = new_table(f"{found.name}: {len(found.found):,} found", *columns)
-    shown, rest = split(found.found, top)
-    for each in shown:
-        iterations = ", ".join(map(str, each.iteration))
-        made_by = each.primitive or each.argument or "the program"
-        reached = _reached(each)
-        reached = reached if len(reached) <= width // 2 else _reached(each, 1)
-        table.add_row(each.kind, made_by, each.source, iterations, reached)
+    table = new_table(f"{search.name}: {len(search.found):,} found", *columns)
+    shown, rest = split(search.found, top)
+    for value in shown:
+        iterations = ", ".join(map(str, value.iteration))
+        made_by = value.primitive or value.argument or "the program"
+        reached = _reached(value)
+        reached = reached if len(reached) <= width // 2 else _reached(value, 1)
+        table.add_row(value.kind, made_by, value.source, iterations, reached)
     add_more(table, len(rest), "", "", "", "")
     return Rendering(table, width)
 
 
-def _heading(found: NanSearch, first: BadValue) -> str:
+def _heading(search: NanSearch, first: BadValue) -> str:
     a = "a NaN" if first.kind == "NaN" else "an infinity"
     reached = f"reaches {_reached(first)}"
     if first.argument:
-        return f"{found.name}: argument {first.argument} contains {a}, which {reached}"
+        return f"{search.name}: argument {first.argument} contains {a}, which {reached}"
     if not first.primitive:
         verb = "is" if len(first.reaches) == 1 else "are"
-        return f"{found.name}: {_reached(first)} {verb} NaN (a constant of the program)"
-    return f"{found.name}: {first.primitive} makes {a}, which {reached}"
+        return f"{search.name}: {_reached(first)} {verb} NaN (a constant of the program)"
+    return f"{search.name}: {first.primitive} makes {a}, which {reached}"
 
 
-def _reached(found: BadValue, most: int = _FEW) -> str:
+def _reached(value: BadValue, most: int = _FEW) -> str:
     """Return the results that a value reaches, of which at most so many are named."""
-    if found.reaches:
-        return some(found.reaches, most)
-    return f"no result: {found.dropped} drops it" if found.dropped else "no result"
+    if value.reaches:
+        return some(value.reaches, most)
+    return f"no result: {value.dropped} drops it" if value.dropped else "no result"
 
 
 def _facts(first: BadValue) -> Iterator[tuple[str, str]]:
@@ -117,7 +117,7 @@ def _facts(first: BadValue) -> Iterator[tuple[str, str]]:
     if first.forward:
         yield "derivative of", first.forward
     if first.leads_to:
-        yield "leads to", some([f"one made by {each}" for each in first.leads_to], _FEW)
+        yield "leads to", some([f"one made by {name}" for name in first.leads_to], _FEW)
 
 
 def _values(heading: str, values: Sequence[Operand]) -> Table:
@@ -137,10 +137,10 @@ def _number(number: object) -> str:
     return "" if number is None else f"{number:.6g}" if isinstance(number, float) else str(number)
 
 
-def nans_document(found: NanSearch) -> NansDocument:
+def nans_document(search: NanSearch) -> NansDocument:
     """Return the document of the first one found and all others."""
-    first = found.first
+    first = search.first
     if first is None:
-        return NansDocument(found.name, False)
+        return NansDocument(search.name, False)
     of_first = first.primitive, first.source, first.path, first.iteration, first.operands
-    return NansDocument(found.name, True, *of_first, found.found)
+    return NansDocument(search.name, True, *of_first, search.found)

@@ -29,40 +29,40 @@ if TYPE_CHECKING:
 # Repetition in a program, and measurements as traced and outlined, as tables.
 
 
-def repetition_table(found: Repetition, width: int, top: int | None) -> Rendering:
+def repetition_table(repetition: Repetition, width: int, top: int | None) -> Rendering:
     """Return a row for each repeated body, followed by those that it calls, and the remainder.
 
     Args:
-        found: The repeated bodies.
+        repetition: The repeated bodies.
         width: The width in characters.
         top: The number of bodies shown; None for all.
     """
-    path = frames_now(found.roots).path
-    shown = _rendering(found, width, path, top)
+    path = frames_now(repetition.roots).path
+    shown = _rendering(repetition, width, path, top)
     if max(map(len, replace(shown, width=1000).plain().splitlines())) > width:
-        bodies = (body for _, body in _nested([*found.bodies, *found.small]))
+        bodies = (body for _, body in _nested([*repetition.bodies, *repetition.small]))
         files = [*dict.fromkeys(path(body.source.file) for body in bodies if body.source)]
         short = dict(zip(files, short_paths(files), strict=True))
-        return _rendering(found, width, lambda file: short[path(file)], top)
+        return _rendering(repetition, width, lambda file: short[path(file)], top)
     return shown
 
 
 def _rendering(
-    found: Repetition, width: int, path: Callable[[str], str], top: int | None
+    repetition: Repetition, width: int, path: Callable[[str], str], top: int | None
 ) -> Rendering:
-    size = plural(found.equations, "equation")
-    heading = f"{found.name}: {size}"
-    if found.bodies:
-        table = _table(heading, [*_nested(found.bodies)], path, top)
-        rest = f"{found.rest:,}", f"{found.rest / found.equations:.1%}"
+    size = plural(repetition.equations, "equation")
+    heading = f"{repetition.name}: {size}"
+    if repetition.bodies:
+        table = _table(heading, [*_nested(repetition.bodies)], path, top)
+        rest = f"{repetition.rest:,}", f"{repetition.rest / repetition.equations:.1%}"
         table.add_row(Text("the rest", style=tables.COMMENT), "", *rest, "")
-        total = f"{size} inlined, {found.compiled:,} after outlining"
-        if saved := _change(found.equations, found.compiled, less="fewer"):
+        total = f"{size} inlined, {repetition.compiled:,} after outlining"
+        if saved := _change(repetition.equations, repetition.compiled, less="fewer"):
             total += f": {saved} equations"
-        if found.memory is not None:
-            total += f"\ntemporary memory: {memory_line(found.memory)}"
-    elif found.small:
-        small = [(0, body) for body in found.small]
+        if repetition.memory is not None:
+            total += f"\ntemporary memory: {memory_line(repetition.memory)}"
+    elif repetition.small:
+        small = [(0, body) for body in repetition.small]
         table = _table(f"{heading}, too little repetition to outline", small, path, top)
         total = "--equations N outlines bodies of at least N equations anyway"
     else:
@@ -193,20 +193,20 @@ _SHOWN = 0.01
 _LEAST_SECONDS = 0.2
 
 
-def table(ways: Sequence[CompileWay], found: Repetition, width: int) -> Rendering | None:
+def table(ways: Sequence[CompileWay], repetition: Repetition, width: int) -> Rendering | None:
     """Return the given pipeline and those that compile faster, or a line that none does.
 
     Returns None if there is nothing to shorten: a program that compiles fast or repeats nothing.
     """
-    if not ways or (len(ways) == 1 and not (found.bodies or found.small)):
+    if not ways or (len(ways) == 1 and not (repetition.bodies or repetition.small)):
         return None
-    given = ways[0].estimate
+    current = ways[0].estimate
     if len(ways) == 1:
-        if given.seconds is None or given.seconds < _LEAST_SECONDS:
+        if current.seconds is None or current.seconds < _LEAST_SECONDS:
             return None
         return Rendering(Text(_nothing_helps(ways[0])), width)
     measured = any(way.cpu_seconds is not None for way in ways)
-    compared = given.seconds is not None
+    compared = current.seconds is not None
     titles = ("kernels", "different", *["compile"] * compared, *["measured"] * measured, "memory")
     rows = new_table("", text("passes", tables.SHARED_NAME), *map(number, titles))
     for way in ways:
@@ -259,9 +259,9 @@ def profile_tables(profile: CompileProfile, roots: Sequence[Root], width: int) -
     add("XLA", profile.compile)
     for stage in profile.stages:
         add(f"  {stage.name}", stage.seconds)
-        for each in profile.passes if stage.name == _WHOLE_PROGRAM else ():
-            if each.seconds > _SHOWN * whole:
-                add(f"    {each.name}", each.seconds)
+        for xla_pass in profile.passes if stage.name == _WHOLE_PROGRAM else ():
+            if xla_pass.seconds > _SHOWN * whole:
+                add(f"    {xla_pass.name}", xla_pass.seconds)
     cpu = Text(f"XLA took {duration(profile.compile_cpu)} of CPU time")
     if not profile.bodies:
         return Rendering(Group(stages, Text(), cpu), width)
@@ -276,9 +276,9 @@ def profile_tables(profile: CompileProfile, roots: Sequence[Root], width: int) -
 
 def _best(ways: Sequence[CompileWay]) -> str:
     """Return a line that names the fastest pipeline, as measured if known, else as estimated."""
-    given, *others = ways
-    if given.cpu_seconds is None:
-        was, new = given.estimate, others[0].estimate
+    current, *others = ways
+    if current.cpu_seconds is None:
+        was, new = current.estimate, others[0].estimate
         if was.seconds is None or new.seconds is None:
             return (
                 f'-p "{others[0].pipeline}" leaves {new.kernels:,} of {was.kernels:,} kernels; '
@@ -288,7 +288,7 @@ def _best(ways: Sequence[CompileWay]) -> str:
         times = was.seconds / new.seconds
         return f'-p "{others[0].pipeline}" compiles about {times:.1f} times faster, as estimated'
     seconds, best = min((way.cpu_seconds, way.pipeline) for way in others if way.cpu_seconds)
-    times = given.cpu_seconds / seconds
+    times = current.cpu_seconds / seconds
     if times < _CLEARLY:
         return "as measured, none of these compiles faster"
     return f'-p "{best}" compiles {times:.1f} times faster, as measured'

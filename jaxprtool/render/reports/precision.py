@@ -34,43 +34,48 @@ _ERRORS = "error relative to the tolerance, if narrow"
 _ERRORS_WIDTH = 30
 
 
+<<<<<<< HEAD
 def precision_text(found: Precision, width: int, top: int | None = tables.ROWS) -> Rendering:
+=======
+def precision_text(choice: Precision, width: int, top: int | None) -> Rendering:
+>>>>>>> w1
     """Return the places to keep, their errors, and what the pass saves.
 
     Args:
-        found: The places.
+        choice: The places.
         width: The width in characters.
         top: The number of places shown; None for all.
     """
-    parts: list[RenderableType] = [Text(heading(found), style=tables.HEADING), Text()]
-    if found.kept:
-        columns = number("alone"), number("with others"), text(f"{found.by} to keep")
+    parts: list[RenderableType] = [Text(heading(choice), style=tables.HEADING), Text()]
+    if choice.kept:
+        columns = number("alone"), number("with others"), text(f"{choice.by} to keep")
         table = new_table(_ERRORS, *columns)
-        shown, rest = split(found.kept, top)
+        shown, rest = split(choice.kept, top)
         for place in shown:
             errors = ratio_text(place.error), ratio_text(place.without)
             table.add_row(*errors, line_text(place.name, _fitting(place, width)))
         add_more(table, len(rest), "", "")
         parts += [table, Text()]
-    parts.append(facts_table(_facts(found)))
+    parts.append(facts_table(_facts(choice)))
     return Rendering(Group(*parts), width)
 
 
-def option_text(found: Precision, passes: str) -> str:
+def option_text(choice: Precision, passes: str) -> str:
     """Return the option `-p` with the pass, after the passes that ran before it."""
-    return f'-p "{passes}, {found.pipeline}"' if passes else f'-p "{found.pipeline}"'
+    return f'-p "{passes}, {choice.pipeline}"' if passes else f'-p "{choice.pipeline}"'
 
 
-def heading(found: Precision) -> str:
+def heading(choice: Precision) -> str:
     """Return the result on one line."""
-    places = plural(found.places, found.by)
-    if not found.within:
-        return f"{found.name}: no choice of {places} to keep is within tolerance"
-    if not found.kept:
-        return f"{found.name}: {'all ' if found.places > 1 else ''}{places} can be {found.dtype}"
-    verb = "stays" if len(found.kept) == 1 else "stay"
+    places = plural(choice.places, choice.by)
+    if not choice.within:
+        return f"{choice.name}: no choice of {places} to keep is within tolerance"
+    if not choice.kept:
+        return f"{choice.name}: {'all ' if choice.places > 1 else ''}{places} can be {choice.dtype}"
+    verb = "stays" if len(choice.kept) == 1 else "stay"
     return (
-        f"{found.name}: {len(found.kept)} of {places} {verb} wide, the others can be {found.dtype}"
+        f"{choice.name}: {len(choice.kept)} of {places} {verb} wide, "
+        f"the others can be {choice.dtype}"
     )
 
 
@@ -85,20 +90,25 @@ def _fitting(place: KeptPlace, width: int) -> str:
     return place.code if len(place.code) <= room else f"{place.code[: room - 1]}…" if room else ""
 
 
-def _facts(found: Precision) -> Iterator[tuple[str, str]]:
-    tolerance = f"{found.rtol:g}" if found.atol is None else f"{found.atol:g} + {found.rtol:g} |x|"
-    if found.failure:
-        yield "failure", found.failure
-    nothing = "" if not found.kept else f"; with nothing kept {ratio_text(found.narrow_error)}"
-    yield "error", f"{ratio_text(found.error)} the tolerance of {tolerance}{nothing}"
-    fresh = f", checked on {found.checked} more" if found.checked else ""
-    searched = plural(found.searched, "input")
-    yield "inputs", f"{searched} ({found.inputs}){fresh}; {plural(found.runs, 'program')} tried"
-    before, after = found.before, found.after
+def _facts(choice: Precision) -> Iterator[tuple[str, str]]:
+    tolerance = (
+        f"{choice.rtol:g}" if choice.atol is None else f"{choice.atol:g} + {choice.rtol:g} |x|"
+    )
+    if choice.failure:
+        yield "failure", choice.failure
+    nothing = "" if not choice.kept else f"; with nothing kept {ratio_text(choice.narrow_error)}"
+    yield "error", f"{ratio_text(choice.error)} the tolerance of {tolerance}{nothing}"
+    fresh = f", checked on {choice.checked} more" if choice.checked else ""
+    searched = plural(choice.searched, "input")
+    yield (
+        "inputs",
+        f"{searched} ({choice.inputs}){fresh}; {plural(choice.runs, 'program')} tried",
+    )
+    before, after = choice.before, choice.after
     yield "peak", _change(before.peak_bytes, after.peak_bytes)
     yield "traffic", _change(before.bytes, after.bytes)
     if after.flops:
-        yield "FLOPs", f"{after.narrow_flops / after.flops:.0%} in {found.dtype}"
+        yield "FLOPs", f"{after.narrow_flops / after.flops:.0%} in {choice.dtype}"
 
 
 def _change(before: int, after: int) -> str:

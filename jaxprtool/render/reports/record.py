@@ -47,9 +47,9 @@ class _Rows(NamedTuple):
 
 #: The sizes to try until the summary fits.
 _ROWS = (
-    *(_Rows(*each) for each in ((10, 5), (8, 5), (6, 5), (6, 4), (6, 3))),
-    *(_Rows(*each, 1) for each in ((6, 4), (5, 4), (5, 3), (4, 3), (4, 2), (3, 2))),
-    *(_Rows(*each, 1, 1) for each in ((4, 2), (3, 2), (3, 1), (1, 1))),
+    *(_Rows(*sizes) for sizes in ((10, 5), (8, 5), (6, 5), (6, 4), (6, 3))),
+    *(_Rows(*sizes, 1) for sizes in ((6, 4), (5, 4), (5, 3), (4, 3), (4, 2), (3, 2))),
+    *(_Rows(*sizes, 1, 1) for sizes in ((4, 2), (3, 2), (3, 1), (1, 1))),
 )
 
 #: The maximum number of lines and names in a sentence.
@@ -94,15 +94,15 @@ def summary(run: Run, width: int, page: str = "", top: int | None = None) -> Ren
     if top is not None:
         return _summary(run, width, page, _Rows(top, top, top))
     for rows in _ROWS:
-        found = _summary(run, width, page, rows)
-        if len(found.plain().splitlines()) <= SCREEN:
+        rendering = _summary(run, width, page, rows)
+        if len(rendering.plain().splitlines()) <= SCREEN:
             break
-    return found
+    return rendering
 
 
 def count_rows(run: Run) -> int:
     """Return a number of rows that is enough for every part of the summary of a run."""
-    reasons = sum(len(each.reasons) for each in run.compilations)
+    reasons = sum(len(compilation.reasons) for compilation in run.compilations)
     return len(run.functions) + len(run.outside_jit) + reasons
 
 
@@ -110,12 +110,12 @@ def _summary(run: Run, width: int, page: str, rows: _Rows) -> Rendering:
     parts: list[RenderableType] = [Text(heading(run), style=tables.HEADING)]
     if run.functions:
         parts += [Text(), _functions_table(run, rows.functions, width)]
-    if found := recompiled(run.functions):
-        parts += [Text(), _reasons_table(found, rows, width)]
+    if recompilations := recompiled(run.functions):
+        parts += [Text(), _reasons_table(recompilations, rows, width)]
     # Lines are broken between words: a sentence of twice the width may take three.
     longest = rows.lines * (width - 8 * (rows.lines - 1))
-    sentences = [_cut_list(each, longest) for each in notes(run)]
-    if len(run.functions) > rows.functions or _is_cut(found, rows):
+    sentences = [_cut_list(sentence, longest) for sentence in notes(run)]
+    if len(run.functions) > rows.functions or _is_cut(recompilations, rows):
         # It does not run the script again, as this option of `record` would.
         sentences.append(f"all rows: jaxprtool show {one_line(run.folder, 1000)}/ {ALL}")
     sentences += [f"page: {one_line(page, 1000)}"] if page else []
@@ -134,7 +134,7 @@ def heading(run: Run) -> str:
 
 def command_text(command: Sequence[str], longest: int = _LONGEST) -> str:
     """Return a command in one line: `python train.py`, wherever Python is."""
-    words = [" ".join(each.split()) for each in command]
+    words = [" ".join(word.split()) for word in command]
     words[:1] = map(os.path.basename, words[:1])
     return one_line(shlex.join(words), longest) or "a run"
 
@@ -142,7 +142,7 @@ def command_text(command: Sequence[str], longest: int = _LONGEST) -> str:
 def facts(run: Run) -> Iterator[str]:
     """Yield the time of a run, the share of compiling, and how it ended."""
     yield duration(run.seconds)
-    count, small = len(run.compilations), sum(each.count for each in run.outside_jit)
+    count, small = len(run.compilations), sum(computation.count for computation in run.outside_jit)
     if count or small:
         programs = plural(count, "program") if count else plural(small, "small program")
         if count and small:
@@ -152,7 +152,7 @@ def facts(run: Run) -> Iterator[str]:
             yield f"{duration(run.compile_seconds)} ({share}) of it compiling {programs}"
         else:  # in several processes or threads at a time
             yield f"{duration(run.compile_seconds)} of compiling {programs}"
-        if cached := sum(each.cached for each in run.compilations):
+        if cached := sum(compilation.cached for compilation in run.compilations):
             yield f"{cached:,} from the persistent cache"
     yield from map(unfinished_text, run.unfinished[:1])
     if len(run.processes) > 1:
@@ -163,10 +163,10 @@ def facts(run: Run) -> Iterator[str]:
         yield f"exit code {run.exit_code}"
 
 
-def unfinished_text(each: Unfinished) -> str:
+def unfinished_text(unfinished: Unfinished) -> str:
     """Return `compiling step for 395 s, not finished`."""
-    time = "" if each.seconds is None else f" for {duration(each.seconds)}"
-    return f"{each.phase} {one_line(each.name)}{time}, not finished"
+    time = "" if unfinished.seconds is None else f" for {duration(unfinished.seconds)}"
+    return f"{unfinished.phase} {one_line(unfinished.name)}{time}, not finished"
 
 
 def notes(run: Run) -> Iterator[str]:
@@ -180,26 +180,34 @@ def notes(run: Run) -> Iterator[str]:
 def warnings(run: Run) -> Iterator[str]:
     """Yield a sentence for what failed, differs between processes, or was kept."""
     if not (run.functions or run.outside_jit or run.unfinished):
-        used = any(each.jax for each in run.processes)
+        used = any(process.jax for process in run.processes)
         yield "Nothing was compiled." if used else "JAX was not imported: nothing was recorded."
-    failed = [each for each in run.compilations if has_failed(each)]
-    unwritten = [each for each in run.compilations if each.error and not has_failed(each)]
-    for what, found in (("failed", failed), ("not written", unwritten)):
-        if found:
-            first = f"{found[0].name}: {found[0].error}"
-            more = f", and {len(found) - 1:,} more" if found[1:] else ""
+    failed = [compilation for compilation in run.compilations if has_failed(compilation)]
+    unwritten = [
+        compilation
+        for compilation in run.compilations
+        if compilation.error and not has_failed(compilation)
+    ]
+    for what, compilations in (("failed", failed), ("not written", unwritten)):
+        if compilations:
+            first = f"{compilations[0].name}: {compilations[0].error}"
+            more = f", and {len(compilations) - 1:,} more" if compilations[1:] else ""
             yield f"{what}: {one_line(first, 2 * _LONGEST)}{more}"
-    for each in run.unfinished:
-        at = f" at {one_line(each.line)}" if each.line else ""
-        yield f"not finished: {unfinished_text(each).removesuffix(', not finished')}{at}"
-    if ended := [each for each in run.processes if each.ending]:
+    for unfinished in run.unfinished:
+        at = f" at {one_line(unfinished.line)}" if unfinished.line else ""
+        yield f"not finished: {unfinished_text(unfinished).removesuffix(', not finished')}{at}"
+    if ended := [process for process in run.processes if process.ending]:
         first = f"process {ended[0].number}: {ended[0].ending}"
         more = f", and {len(ended) - 1:,} more" if ended[1:] else ""
         yield one_line(first, 2 * _LONGEST) + more
     if run.differing:
         names = listed(map(one_line, run.differing), _MOST)
         yield f"programs that differ between processes: {names}{_diff_command(run)}"
-    if kept := [f"{one_line(each.name)} ({each.kept:,})" for each in run.functions if each.kept]:
+    if kept := [
+        f"{one_line(function.name)} ({function.kept:,})"
+        for function in run.functions
+        if function.kept
+    ]:
         yield f"kept calls, for nans, run, compare and reduce: {listed(kept, _MOST)}"
 
 
@@ -211,38 +219,47 @@ def has_failed(compilation: Compilation) -> bool:
 def _diff_command(run: Run) -> str:
     """Return the command that shows the diff of the first differing program; "" without one."""
     name = run.differing[0]
-    files = [each.file for each in run.compilations if each.name == name and each.file]
+    files = [
+        compilation.file
+        for compilation in run.compilations
+        if compilation.name == name and compilation.file
+    ]
     if len(files) < 2:
         return ""
     programs = (one_line(f"{run.folder}/{file.removesuffix('.jaxpr')}") for file in files[:2])
     return f"; jaxprtool diff {' '.join(programs)}"
 
 
-def outside_text(found: Sequence[OutsideJit]) -> str:
+def outside_text(computations: Sequence[OutsideJit]) -> str:
     """Return `61 small computations compiled outside of jit, 3.1 s: train.py:24 (38), …`."""
-    count = sum(each.count for each in found)
-    time = duration(sum(each.seconds for each in found))
-    lines = (f"{one_line(each.line) or 'unknown line'} ({each.count:,})" for each in found)
+    count = sum(computation.count for computation in computations)
+    time = duration(sum(computation.seconds for computation in computations))
+    lines = (
+        f"{one_line(computation.line) or 'unknown line'} ({computation.count:,})"
+        for computation in computations
+    )
     said = plural(count, "small computation")
     return f"{said} compiled outside of jit, {time}: {listed(lines, _MOST)}"
 
 
-def transfer_texts(found: Sequence[Transfer]) -> Iterator[str]:
+def transfer_texts(transfers: Sequence[Transfer]) -> Iterator[str]:
     """Yield a sentence about values copied to the host, and one about those to the device."""
-    to_host = [each for each in found if each.kind == "to_host"]
+    to_host = [transfer for transfer in transfers if transfer.kind == "to_host"]
     if to_host:
         count, time = (
-            sum(getattr(each, name) for each in to_host) for name in ("count", "seconds")
+            sum(getattr(transfer, name) for transfer in to_host) for name in ("count", "seconds")
         )
-        lines = listed((f"{one_line(each.line)} ({each.count:,})" for each in to_host), _MOST)
+        lines = listed(
+            (f"{one_line(transfer.line)} ({transfer.count:,})" for transfer in to_host), _MOST
+        )
         said = "once" if count == 1 else f"{count:,} times"
         said = f"Python waited {said} for values from the device"
         yield f"{said}, {duration(time)}: {lines}" if time else f"{said}: {lines}"
-    to_device = [each for each in found if each.kind == "to_device"]
+    to_device = [transfer for transfer in transfers if transfer.kind == "to_device"]
     if to_device:
         values = (
-            f"{one_line(each.path or each.line)} ({in_bytes(each.bytes // (each.count or 1))})"
-            for each in to_device
+            f"{one_line(copy.path or copy.line)} ({in_bytes(copy.bytes // (copy.count or 1))})"
+            for copy in to_device
         )
         yield f"copied to the device at each call: {listed(values, _MOST)}"
 
@@ -283,50 +300,52 @@ def times_of(compilations: Iterable[Compilation]) -> Times:
     """Return the total times of compilations."""
     every = list(compilations)
     times = [
-        each.unfinished_seconds if each.compile_seconds is None else each.compile_seconds
-        for each in every
+        compilation.unfinished_seconds
+        if compilation.compile_seconds is None
+        else compilation.compile_seconds
+        for compilation in every
     ]
-    known = [seconds for seconds in times if seconds is not None]
+    compile_times = [seconds for seconds in times if seconds is not None]
     return Times(
-        sum(each.trace_seconds for each in every),
-        sum(each.lower_seconds for each in every),
-        sum(known) if known else None,
+        sum(compilation.trace_seconds for compilation in every),
+        sum(compilation.lower_seconds for compilation in every),
+        sum(compile_times) if compile_times else None,
     )
 
 
 def count_text(compilations: Sequence[Compilation]) -> str:
     """Return the number of compilations as text: `3 times in 2 processes`."""
-    count, processes = len(compilations), len({each.process for each in compilations})
+    count, processes = len(compilations), len({compilation.process for compilation in compilations})
     said = "once" if count == 1 else f"{count:,} times"
     return f"{said} in {processes:,} processes" if processes > 1 else said
 
 
 def _functions_table(run: Run, most: int, width: int) -> Table:
     shown = run.functions[:most]
-    times = [times_of(each.compilations) for each in shown]
+    times = [times_of(function.compilations) for function in shown]
     columns: dict[str, list[str]] = {
-        "share": [share_text(each.seconds, run.compile_seconds) for each in shown],
-        "total": [duration(each.seconds) for each in shown],
-        "trace": [duration(each.trace) for each in times],
-        "lower": [duration(each.lower) for each in times],
-        "compile": ["" if each.compile is None else duration(each.compile) for each in times],
-        "programs": [f"{len(each.compilations):,}" for each in shown],
+        "share": [share_text(function.seconds, run.compile_seconds) for function in shown],
+        "total": [duration(function.seconds) for function in shown],
+        "trace": [duration(total.trace) for total in times],
+        "lower": [duration(total.lower) for total in times],
+        "compile": ["" if total.compile is None else duration(total.compile) for total in times],
+        "programs": [f"{len(function.compilations):,}" for function in shown],
     }
-    if any(each.calls for each in shown):
-        known = [each.calls for each in shown]
-        columns["calls"] = [f"{each.count:,}" if each else "" for each in known]
-        columns["in calls"] = [duration(each.seconds) if each else "" for each in known]
-    wanted = min(max(len(" ".join(each)) + 1 for each in _named(shown, 0)), _WIDEST)
+    if any(function.calls for function in shown):
+        all_calls = [function.calls for function in shown]
+        columns["calls"] = [f"{calls.count:,}" if calls else "" for calls in all_calls]
+        columns["in calls"] = [duration(calls.seconds) if calls else "" for calls in all_calls]
+    wanted = min(max(len(" ".join(texts)) + 1 for texts in _named(shown, 0)), _WIDEST)
     for name in ("lower", "trace"):
         if width - _taken(columns) < wanted:
             del columns[name]
     table = new_table(
         "",
-        *(Column(each, justify="right", no_wrap=True) for each in columns),
+        *(Column(name, justify="right", no_wrap=True) for name in columns),
         Column("function", no_wrap=True, overflow="ellipsis"),
     )
     room = max(width - _taken(columns), len("… 1,000 more"))
-    names = [_name(*each, room) for each in _named(shown, room)]
+    names = [_name(*texts, room) for texts in _named(shown, room)]
     for row in zip(*columns.values(), names, strict=True):
         table.add_row(*row)
     add_more(table, len(run.functions) - most, *[""] * len(columns), option="")
@@ -339,8 +358,8 @@ def _taken(columns: Mapping[str, Sequence[str]]) -> int:
 
 def _named(functions: Sequence[Function], width: int) -> list[tuple[str, str]]:
     """Return the names of functions and their lines, without folders if these are too long."""
-    names = [one_line(each.name) for each in functions]
-    lines = [one_line(each.line) for each in functions]
+    names = [one_line(function.name) for function in functions]
+    lines = [one_line(function.line) for function in functions]
     if max(len(name) + 2 + len(line) for name, line in zip(names, lines, strict=True)) > width:
         lines = short_paths(lines)
     return list(zip(names, lines, strict=True))
@@ -376,12 +395,14 @@ class Again:
     @property
     def seconds(self) -> float:
         """The time of all compilations that have a reason."""
-        return sum(each.seconds for each in self.function.compilations if each.reasons)
+        return sum(
+            compilation.seconds for compilation in self.function.compilations if compilation.reasons
+        )
 
 
 def recompiled(functions: Iterable[Function]) -> list[Again]:
     """Return the functions compiled more than once, the slowest to compile first."""
-    found = []
+    recompilations = []
     for function in functions:
         same: defaultdict[tuple[str, str], list[Reason]] = defaultdict(list)
         seconds: Counter[tuple[str, str]] = Counter()
@@ -392,9 +413,9 @@ def recompiled(functions: Iterable[Function]) -> list[Again]:
         if same:
             # The last advice has the most facts, such as how often a loop has called `jit`.
             kinds = (same[key] for key, _ in seconds.most_common())
-            reasons = [(replace(each[0], advice=each[-1].advice), len(each)) for each in kinds]
-            found.append(Again(function, reasons))
-    return sorted(found, key=lambda each: -each.seconds)
+            reasons = [(replace(group[0], advice=group[-1].advice), len(group)) for group in kinds]
+            recompilations.append(Again(function, reasons))
+    return sorted(recompilations, key=lambda again: -again.seconds)
 
 
 def reason_text(reason: Reason, longest: int = _LONGEST) -> str:
@@ -411,25 +432,27 @@ def reason_text(reason: Reason, longest: int = _LONGEST) -> str:
     return f"{said} at {line}" if line and not said.endswith(line) else said
 
 
-def _reasons_table(found: Sequence[Again], rows: _Rows, width: int) -> Group:
+def _reasons_table(recompilations: Sequence[Again], rows: _Rows, width: int) -> Group:
     table = Table.grid(padding=(0, 2))
     table.add_column(no_wrap=True, overflow="ellipsis")
     table.add_column(overflow="fold")
     names = [
-        (one_line(each.function.name, width // 4), count_text(each.function.compilations))
-        for each in found[: rows.again]
+        (one_line(again.function.name, width // 4), count_text(again.function.compilations))
+        for again in recompilations[: rows.again]
     ]
     room = max(width - max(len(name) + len(count) for name, count in names) - 5, _LEAST)
-    for (name, count), again in zip(names, found, strict=False):
+    for (name, count), again in zip(names, recompilations, strict=False):
         left = Text(name, style=tables.BINDER).append(f" {count}", style="default")
         table.add_row(left, _reasons(again.reasons, rows.reasons, room))
-    add_more(table, len(found) - rows.again, option="")
+    add_more(table, len(recompilations) - rows.again, option="")
     title = Text("compiled more than once, and why", style=tables.HEADING)
     return Group(title, Padding(table, (0, 0, 0, 2)))
 
 
-def _is_cut(found: Sequence[Again], rows: _Rows) -> bool:
-    return len(found) > rows.again or any(len(each.reasons) > rows.reasons for each in found)
+def _is_cut(recompilations: Sequence[Again], rows: _Rows) -> bool:
+    return len(recompilations) > rows.again or any(
+        len(again.reasons) > rows.reasons for again in recompilations
+    )
 
 
 def _reasons(reasons: Sequence[tuple[Reason, int]], most: int, width: int) -> Text:
@@ -442,6 +465,9 @@ def _reasons(reasons: Sequence[tuple[Reason, int]], most: int, width: int) -> Te
         lines.append(line)
     if others := more(max(len(reasons) - most, 0), option=""):
         lines[-1].append(f" {others}", style=tables.COMMENT)
-    advice = dict.fromkeys(each.advice for each, _ in reasons[:most] if each.advice)
-    lines += [Text(f"advice: {one_line(each, 3 * width)}", style=tables.LITERAL) for each in advice]
+    advice = dict.fromkeys(reason.advice for reason, _ in reasons[:most] if reason.advice)
+    lines += [
+        Text(f"advice: {one_line(sentence, 3 * width)}", style=tables.LITERAL)
+        for sentence in advice
+    ]
     return Text("\n").join(lines)

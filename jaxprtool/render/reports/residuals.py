@@ -47,20 +47,24 @@ _MOST_ARGUMENTS = 40
 _MOST_NAMES = 4
 
 
+<<<<<<< HEAD
 def residuals_table(found: Residuals, width: int, top: int | None = tables.TALL_ROWS) -> Rendering:
+=======
+def residuals_table(saved: Residuals, width: int, top: int | None) -> Rendering:
+>>>>>>> w1
     """Return a row for each of the `top` largest groups (all if None), and the bytes per policy."""
-    heading = total_text(found)
+    heading = total_text(saved)
     columns = number("share"), number("bytes"), text("type", tables.TYPE), number("cost")
     table = new_table(heading, *columns, text("value and readers"))
-    shown, rest = split(grouped(found.residuals), top)
+    shown, rest = split(grouped(saved.residuals), top)
     for count, residual in shown:
-        table.add_row(*_cells(count, residual, found.total_bytes))
+        table.add_row(*_cells(count, residual, saved.total_bytes))
     add_more(table, len(rest), "", "", "", "")
-    parts: list[RenderableType] = [table, Text()] if found.residuals else [Text(heading), Text()]
-    if found.policies:
-        parts.append(_policies(found))
-    if found.proposal is not None:
-        parts += [Text(), *_proposal(found.name, found.proposal, width)]
+    parts: list[RenderableType] = [table, Text()] if saved.residuals else [Text(heading), Text()]
+    if saved.policies:
+        parts.append(_policies(saved))
+    if saved.proposal is not None:
+        parts += [Text(), *_proposal(saved.name, saved.proposal, width)]
     return Rendering(Group(*parts), width)
 
 
@@ -71,30 +75,30 @@ def _cells(count: int, residual: Residual, total: int | None) -> list[str | Text
     return [share, size_text(residual.bytes), type_, recompute_text(residual), what]
 
 
-def _policies(found: Residuals) -> Table:
-    if found.placements:
-        return _placements(found)
+def _policies(saved: Residuals) -> Table:
+    if saved.placements:
+        return _placements(saved)
     columns = text("policy"), number("bytes"), text("largest dropped residual", tables.COMMENT)
     table = new_table("residuals under each policy of jax.checkpoint", *columns)
-    for name, size in found.policies.items():
-        table.add_row(name, size_text(size), dropped_text(found, name))
+    for name, size in saved.policies.items():
+        table.add_row(name, size_text(size), dropped_text(saved, name))
     return table
 
 
-def _placements(found: Residuals) -> Table:
+def _placements(saved: Residuals) -> Table:
     """Return the bytes and the peaks under each policy, in each place."""
-    compiled = found.placements[0].compiled_bytes is not None
+    compiled = saved.placements[0].compiled_bytes is not None
     columns = [text("policy", tables.BINDER), number("bytes"), number("peak")]
     columns += [number("XLA's peak")] if compiled else []
     table = new_table(PLACEMENTS, *columns)
-    for only, group in groupby(found.placements, key=lambda each: each.only):
+    for only, group in groupby(saved.placements, key=lambda placement: placement.only):
         rows = list(group)
         if only:
             table.add_row(place_text(rows[0]))
-        for each in rows:
-            sizes = [in_bytes(each.total_bytes), in_bytes(each.peak_bytes)]
-            sizes += [size_text(each.compiled_bytes)] if compiled else []
-            table.add_row(("  " if only else "") + policy_text(each.policy), *sizes)
+        for placement in rows:
+            sizes = [in_bytes(placement.total_bytes), in_bytes(placement.peak_bytes)]
+            sizes += [size_text(placement.compiled_bytes)] if compiled else []
+            table.add_row(("  " if only else "") + policy_text(placement.policy), *sizes)
     return table
 
 
@@ -109,28 +113,28 @@ def policy_text(policy: str) -> str:
     return f"{name}(…)" if len(arguments) > _MOST_ARGUMENTS else policy or "none"
 
 
-def _proposal(name: str, found: Proposal, width: int) -> Iterator[RenderableType]:
+def _proposal(name: str, proposal: Proposal, width: int) -> Iterator[RenderableType]:
     """Yield what a proposal saves within a budget and where, and a cheaper one if there is one."""
-    heading = f"within {in_bytes(found.budget)}"
-    if not found.policy:
+    heading = f"within {in_bytes(proposal.budget)}"
+    if not proposal.policy:
         yield Text(f"{heading}: all residuals of {name} fit, without a policy")
         return
-    placement, before = found.placement, found.before
+    placement, before = proposal.placement, proposal.before
     if placement is None or before is None:
         peak = "" if before is None else f", {_peak_text(before)}"
         yield Text(f"{heading}: no place of jax.checkpoint lowers the peak of its gradient{peak}")
         return
-    yield from _placement(name, heading, found, placement, before, width)
-    if found.cheaper is not None:
+    yield from _placement(name, heading, proposal, placement, before, width)
+    if proposal.cheaper is not None:
         heading = "with fewer FLOPs"
-        yield from (Text(), *_placement(name, heading, found, found.cheaper, before, width))
+        yield from (Text(), *_placement(name, heading, proposal, proposal.cheaper, before, width))
 
 
 def _placement(
-    name: str, heading: str, found: Proposal, placement: Placement, before: Placement, width: int
+    name: str, heading: str, proposal: Proposal, placement: Placement, before: Placement, width: int
 ) -> Iterator[RenderableType]:
     """Yield the names to save and their lines, the policy and where to put it, and its cost."""
-    values = found.values if placement.policy == found.policy else ()
+    values = proposal.values if placement.policy == proposal.policy else ()
     if values:
         columns = number("bytes"), text("line", tables.BINDER), text("saved value")
         table = new_table(f"{heading}, save {plural(len(values), 'name')}", *columns)
@@ -146,13 +150,13 @@ def _placement(
         width, subsequent_indent="    ", break_long_words=False, break_on_hyphens=False
     )
     policy = f"policy=jax.checkpoint_policies.{placement.policy}"
-    for each in placement.only or (name,):
-        around = f"jax.checkpoint({each}, {policy})"
-        yield Text(lines.fill(f"around each {each}, {policy}" if "*" in each else around))
+    for function in placement.only or (name,):
+        around = f"jax.checkpoint({function}, {policy})"
+        yield Text(lines.fill(f"around each {function}, {policy}" if "*" in function else around))
     named = ", with these names" if any(value.code for value in values) else ""
     yield Text(lines.fill(f"as a pass{named}: {placement.passes}"))
     more = placement.flops / before.flops - 1 if before.flops else 0
-    took, takes = (with_prefix(each.flops) for each in (before, placement))
+    took, takes = (with_prefix(place.flops) for place in (before, placement))
     yield Text(f"peak {_peak_text(placement)} instead of {_peak_text(before)}")
     kept = in_bytes(placement.total_bytes)
     yield Text(f"keeps {kept}, for {more:.1%} more FLOPs: {takes} instead of {took}")
@@ -182,32 +186,36 @@ def grouped(residuals: Sequence[Residual]) -> list[tuple[int, Residual]]:
     A group has the total bytes and recomputation cost. The largest is first.
     """
     groups: defaultdict[tuple[object, ...], list[Residual]] = defaultdict(list)
-    for each in residuals:
-        what, *made = what_texts(each)
-        alike = without_numbers(what) if each.argument else what, *made, readers_text(each)
-        groups[each.type, each.policies, *alike].append(each)
+    for residual in residuals:
+        what, *primitive = what_texts(residual)
+        alike = (
+            without_numbers(what) if residual.argument else what,
+            *primitive,
+            readers_text(residual),
+        )
+        groups[residual.type, residual.policies, *alike].append(residual)
     merged = [(len(group), _merged(group)) for group in groups.values()]
     return sorted(merged, key=lambda pair: -(pair[1].bytes or 0))
 
 
 def _merged(group: Sequence[Residual]) -> Residual:
-    sizes = [each.bytes for each in group if each.bytes is not None]
-    costs = [each.recompute for each in group if each.recompute is not None]
+    sizes = [residual.bytes for residual in group if residual.bytes is not None]
+    costs = [residual.recompute for residual in group if residual.recompute is not None]
     return replace(
         group[0],
-        argument=common_path([each.argument for each in group]),
+        argument=common_path([residual.argument for residual in group]),
         bytes=sum(sizes) if len(sizes) == len(group) else None,
         recompute=sum(costs) if len(costs) == len(group) else None,
     )
 
 
-def total_text(found: Residuals) -> str:
+def total_text(saved: Residuals) -> str:
     """Return the total: `loss keeps 3 residuals, 1.5 MiB, with respect to params`."""
-    kept = plural(len(found.residuals), "residual")
-    size = "" if found.total_bytes is None else f", {in_bytes(found.total_bytes)}"
-    name = f"the gradient inside {found.name}" if found.is_inside else found.name
-    names = f", with respect to {some(found.with_respect_to, _MOST_NAMES)}"
-    return f"{name} keeps {kept}{size}{names if found.with_respect_to else ''}"
+    kept = plural(len(saved.residuals), "residual")
+    size = "" if saved.total_bytes is None else f", {in_bytes(saved.total_bytes)}"
+    name = f"the gradient inside {saved.name}" if saved.is_inside else saved.name
+    names = f", with respect to {some(saved.with_respect_to, _MOST_NAMES)}"
+    return f"{name} keeps {kept}{size}{names if saved.with_respect_to else ''}"
 
 
 def size_text(number: int | None) -> str:
@@ -242,7 +250,7 @@ def readers_text(residual: Residual) -> str:
     return f"for {reader.primitive}{where}{more}"
 
 
-def dropped_text(found: Residuals, policy: str) -> str:
+def dropped_text(saved: Residuals, policy: str) -> str:
     """Return the largest residual that a policy drops: `f32[8] tanh`; empty if none."""
-    dropped = next((each for each in found.residuals if policy in each.policies), None)
+    dropped = next((residual for residual in saved.residuals if policy in residual.policies), None)
     return "" if dropped is None else f"{dropped.type} {dropped.name or dropped.primitive}"

@@ -105,32 +105,32 @@ def _in_short(group: Alike[Output], narrow: bool) -> str:
     In a `narrow` table, the mean and the values of vectors are left out.
     """
     first, digits = group.items[0], 3 if narrow else 4
-    known = {} if first.type.startswith("key<") else _of_all(group)
-    in_full = "min" not in known or not (narrow and first.value.ndim)
+    joint = {} if first.type.startswith("key<") else _of_all(group)
+    in_full = "min" not in joint or not (narrow and first.value.ndim)
     is_described = first.summary.value is not None or "true" in first.summary.statistics
     if not group.items[1:] and in_full and is_described:
         return " ".join(_described(first, 1000).split())
     parts = []
-    if known.get("min") is not None:
-        low, high = f"{known['min']:.{digits}g}", f"{known['max']:.{digits}g}"
+    if joint.get("min") is not None:
+        low, high = f"{joint['min']:.{digits}g}", f"{joint['max']:.{digits}g}"
         parts.append(low if low == high else f"{low} to {high}")
-    if known.get("mean") is not None and not narrow:
-        parts.append(f"mean {known['mean']:.3g}")
-    parts += [f"{known[name]:,} {name}" for name in ("nan", "inf") if known.get(name)]
+    if joint.get("mean") is not None and not narrow:
+        parts.append(f"mean {joint['mean']:.3g}")
+    parts += [f"{joint[name]:,} {name}" for name in ("nan", "inf") if joint.get(name)]
     return ", ".join(parts)
 
 
 def _of_all(group: Alike[Output]) -> dict[str, Any]:
     """Return joint statistics of results of one type; none if one of them has none."""
-    each = [out.summary.numbers for out in group.items]
-    if "min" not in each[0]:
+    statistics = [out.summary.numbers for out in group.items]
+    if "min" not in statistics[0]:
         return {}
-    known = [found for found in each if found["min"] is not None]
-    joined = {name: sum(found.get(name, 0) for found in each) for name in ("nan", "inf")}
-    if known:
-        joined["min"] = min(found["min"] for found in known)
-        joined["max"] = max(found["max"] for found in known)
-    means = [found["mean"] for found in each if found.get("mean") is not None]
+    finite = [numbers for numbers in statistics if numbers["min"] is not None]
+    joined = {name: sum(numbers.get(name, 0) for numbers in statistics) for name in ("nan", "inf")}
+    if finite:
+        joined["min"] = min(numbers["min"] for numbers in finite)
+        joined["max"] = max(numbers["max"] for numbers in finite)
+    means = [numbers["mean"] for numbers in statistics if numbers.get("mean") is not None]
     return joined | ({"mean": sum(means) / len(means)} if means else {})
 
 
@@ -160,8 +160,8 @@ def _described(out: Output, width: int) -> str:
     if summary.value is not None:
         return np.array2string(summary.value, separator=", ", max_line_width=width)
     # Minimum, maximum and mean are missing without finite elements.
-    known = {k: v for k, v in summary.statistics.items() if v is not None}
-    return ", ".join(f"{k} {_number(v)}" for k, v in known.items())
+    shown = {k: v for k, v in summary.statistics.items() if v is not None}
+    return ", ".join(f"{k} {_number(v)}" for k, v in shown.items())
 
 
 def _number(value: float) -> str:
@@ -194,9 +194,9 @@ _FEW = 4
 def finding_lines(findings: Sequence[Finding]) -> Details:
     """Return the findings of checks, one line for each of the first ones per check."""
     lines = []
-    for check, of_check in groupby(findings, key=lambda each: each.check):
+    for check, of_check in groupby(findings, key=lambda finding: finding.check):
         several = list(of_check)
-        lines += [(check, _finding(each)) for each in several[:_FEW]]
+        lines += [(check, _finding(finding)) for finding in several[:_FEW]]
         if len(several) > _FEW:
             lines.append((check, f"and in {len(several) - _FEW:,} more places"))
     return lines
@@ -204,8 +204,8 @@ def finding_lines(findings: Sequence[Finding]) -> Details:
 
 def _finding(finding: Finding) -> str:
     place = finding.source + (" backward" if finding.backward else "")
-    made = ", ".join(finding.primitives[:_FEW]) + (", …" if finding.primitives[_FEW:] else "")
-    parts = [" ".join(filter(None, (place, made)))]
+    primitives = ", ".join(finding.primitives[:_FEW]) + (", …" if finding.primitives[_FEW:] else "")
+    parts = [" ".join(filter(None, (place, primitives)))]
     if finding.iteration:
         parts.append(f"iteration {', '.join(map(str, finding.iteration))}")
     if finding.count:

@@ -41,112 +41,131 @@ _REMATERIALIZATION = "an involuntary full rematerialization"
 
 
 def shardings_tables(
+<<<<<<< HEAD
     found: Shardings, width: int, top: int | None = tables.TALL_ROWS, replicated: bool = False
+=======
+    shardings: Shardings, width: int, top: int | None, replicated: bool = False
+>>>>>>> w1
 ) -> Rendering:
     """Return the collectives by line, and the sharding of arguments, results and large values.
 
     Args:
-        found: The facts.
+        shardings: The shardings of the program.
         width: The width in characters.
         top: The number of lines, and of values, that are shown; None for all.
         replicated: Whether to show only large values that each device holds whole.
     """
-    parts: list[Text | Table] = [Text(heading(found), style=tables.HEADING)]
-    parts += map(Text, facts(found))
+    parts: list[Text | Table] = [Text(heading(shardings), style=tables.HEADING)]
+    parts += map(Text, facts(shardings))
     if replicated:
-        parts += [Text(), _values(found, list(filter(found.is_large_copy, found.values)), top)]
+        parts += [
+            Text(),
+            _values(shardings, list(filter(shardings.is_large_copy, shardings.values)), top),
+        ]
         return Rendering(Group(*parts), width)
-    parts += _both_sources(found, top)
-    if found.repeated:
-        parts += [Text(), _repeated(found, top)]
-    if found.constraints is not None:
-        parts += [Text(), *_constraints(found)]
-    parts += [Text(), _values(found, found.values, top)]
+    parts += _both_sources(shardings, top)
+    if shardings.repeated:
+        parts += [Text(), _repeated(shardings, top)]
+    if shardings.constraints is not None:
+        parts += [Text(), *_constraints(shardings)]
+    parts += [Text(), _values(shardings, shardings.values, top)]
     return Rendering(Group(*parts), width)
 
 
-def device_tables(found: Shardings, width: int, top: int | None) -> Rendering:
+def device_tables(shardings: Shardings, width: int, top: int | None) -> Rendering:
     """Return the work and the communication of each device, without the shardings of values."""
-    parts = [Text(heading(found), style=tables.HEADING), *map(Text, facts(found))]
-    return Rendering(Group(*parts, *_both_sources(found, top)), width)
+    parts = [Text(heading(shardings), style=tables.HEADING), *map(Text, facts(shardings))]
+    return Rendering(Group(*parts, *_both_sources(shardings, top)), width)
 
 
 def pictures(values: Iterable[ShardedValue], width: int) -> Rendering:
     """Return a picture of which devices hold which parts of values."""
     parts: list[RenderableType] = []
-    for each in values:
-        title = Text(each.name, style=tables.BINDER).append(f" {each.type}", style=tables.TYPE)
-        title.append(f" {each.spec}", style="default")
-        parts += [title, sharding_picture(each.shape, each.ranges, width, each.terms)]
+    for value in values:
+        title = Text(value.name, style=tables.BINDER).append(f" {value.type}", style=tables.TYPE)
+        title.append(f" {value.spec}", style="default")
+        parts += [title, sharding_picture(value.shape, value.ranges, width, value.terms)]
     return Rendering(Group(*parts), width)
 
 
-def heading(found: Shardings) -> str:
+def heading(shardings: Shardings) -> str:
     """Return the mesh and the traffic: `step: 8 devices (data=4, model=2), …`."""
-    axes = ", ".join(f"{axis}={size}" for axis, size in found.mesh.items())
+    axes = ", ".join(f"{axis}={size}" for axis, size in shardings.mesh.items())
     moved = (
-        f"each sends {in_bytes(found.sent_bytes)} a call" if found.collectives else "no collectives"
+        f"each sends {in_bytes(shardings.sent_bytes)} a call"
+        if shardings.collectives
+        else "no collectives"
     )
-    return f"{found.name}: {plural(found.devices, 'device')} ({axes}), {moved}"
+    return f"{shardings.name}: {plural(shardings.devices, 'device')} ({axes}), {moved}"
 
 
-def facts(found: Shardings) -> Iterator[str]:
+def facts(shardings: Shardings) -> Iterator[str]:
     """Yield lines with the memory, the times, and the compiler of the program."""
-    flops = with_prefix(sum(found.products.values()), "FLOP")
-    memory = in_bytes(found.memory_bytes)
-    share = f", {_times(1 / found.products_share)} its share" if found.products_share < 0.95 else ""
+    flops = with_prefix(sum(shardings.products.values()), "FLOP")
+    memory = in_bytes(shardings.memory_bytes)
+    share = (
+        f", {_times(1 / shardings.products_share)} its share"
+        if shardings.products_share < 0.95
+        else ""
+    )
     yield f"{memory} of memory and {flops} in matrix products on each device{share}"
-    if text := times_text(found):
+    if text := times_text(shardings):
         yield text
-    yield _SHARED.format(_PLATFORMS.get(found.platform, found.platform))
+    yield _SHARED.format(_PLATFORMS.get(shardings.platform, shardings.platform))
 
 
 _PLATFORMS = {"cpu": "CPU", "gpu": "GPU", "cuda": "GPU", "rocm": "GPU", "tpu": "TPU"}
 
 
-def times_text(found: Shardings) -> str:
+def times_text(shardings: Shardings) -> str:
     """Return the times of products and collectives; "" if they are not known."""
-    seconds = [each.seconds for each in found.collectives if each.seconds is not None]
+    seconds = [
+        collective.seconds for collective in shardings.collectives if collective.seconds is not None
+    ]
     parts = []
-    if found.compute_seconds is not None:
-        parts.append(f"products at least {duration(found.compute_seconds)}")
+    if shardings.compute_seconds is not None:
+        parts.append(f"products at least {duration(shardings.compute_seconds)}")
     if seconds:
         parts.append(f"collectives at least {duration(sum(seconds))}")
-    hidden = [each.overlap_seconds for each in found.collectives]
+    hidden = [collective.overlap_seconds for collective in shardings.collectives]
     if seconds and None not in hidden:
-        parts.append(f"{duration(sum(each or 0 for each in hidden))} of it could overlap products")
+        parts.append(
+            f"{duration(sum(overlap or 0 for overlap in hidden))} of it could overlap products"
+        )
     return ", ".join(parts)
 
 
-def _both_sources(found: Shardings, top: int | None) -> Iterator[Text | Table]:
+def _both_sources(shardings: Shardings, top: int | None) -> Iterator[Text | Table]:
     """Yield tables of the collectives that the partitioner added, and of those of the program."""
     sources = {"partitioner": "added by the partitioner", "program": "asked for by the program"}
     for source, title in sources.items():
-        if listed := [each for each in found.collectives if each.source == source]:
+        if listed := [
+            collective for collective in shardings.collectives if collective.source == source
+        ]:
             yield Text()
-            yield _collectives(found, listed, title, top)
+            yield _collectives(shardings, listed, title, top)
 
 
 def _collectives(
-    found: Shardings, listed: Sequence[Collective], title: str, top: int | None
+    shardings: Shardings, listed: Sequence[Collective], title: str, top: int | None
 ) -> Table:
     """Return a table with a row for each line, and its collectives below."""
-    with_time = any(each.seconds is not None for each in listed)
+    with_time = any(collective.seconds is not None for collective in listed)
     times = [number("time")] if with_time else []
     table = new_table(title, number("share"), number("sent"), *times, text("line and values"))
-    lines = _by(listed, lambda each: each.line)
+    lines = _by(listed, lambda collective: collective.line)
     by_bytes = sorted(lines.items(), key=lambda item: -_bytes(item[1]))
     shown, others = split(by_bytes, top)
     for line, here in shown:
-        cells = share_text(_bytes(here), found.sent_bytes), in_bytes(_bytes(here))
+        cells = share_text(_bytes(here), shardings.sent_bytes), in_bytes(_bytes(here))
         name = Text(str(line or NO_LINE), style=tables.BINDER)
         table.add_row(*cells, *_time(here, with_time), name)
         for alike in alike_collectives(here):
             below = Padding(_described(alike), (0, 0, 0, 2))
             size = Text(in_bytes(_bytes(alike)), style=tables.COMMENT)
             table.add_row("", size, *_time(alike, with_time), below)
-    rest = [each for _, here in others for each in here]
-    cells = share_text(_bytes(rest), found.sent_bytes), in_bytes(_bytes(rest))
+    rest = [collective for _, here in others for collective in here]
+    cells = share_text(_bytes(rest), shardings.sent_bytes), in_bytes(_bytes(rest))
     add_more(table, len(others), *cells, *_time(rest, with_time))
     return table
 
@@ -156,30 +175,42 @@ def alike_collectives(listed: Iterable[Collective]) -> list[list[Collective]]:
     return sorted(_by(listed, _likeness).values(), key=_bytes, reverse=True)
 
 
-def _likeness(each: Collective) -> object:
-    reason = each.reason
+def _likeness(collective: Collective) -> object:
+    reason = collective.reason
     specs = reason and (
         reason.operand_spec,
         reason.consumer_spec,
         reason.way_spec,
         without_numbers(reason.consumer),
     )
-    value = without_numbers(each.value)
-    return each.line, each.kind, each.axes, each.bytes, each.count, value, specs, each.source
+    value = without_numbers(collective.value)
+    return (
+        collective.line,
+        collective.kind,
+        collective.axes,
+        collective.bytes,
+        collective.count,
+        value,
+        specs,
+        collective.source,
+    )
 
 
 def collective_texts(alike: Sequence[Collective]) -> tuple[str, str]:
     """Return the description of a group of collectives on a line, and the reason for them."""
-    first, runs = alike[0], sum(1 if each.count is None else each.count for each in alike)
+    first = alike[0]
+    runs = sum(1 if collective.count is None else collective.count for collective in alike)
     what = f"{first.kind} {_along(first)}, {in_bytes(first.bytes)}"
     if first.count is None:
         what += f", {runs:,} in each iteration"
     elif runs > 1:
         what += f", {runs:,} times"
-    value = common_path([each.value for each in alike])
+    value = common_path([collective.value for collective in alike])
     if not first.reason:
         return what, value
-    consumer = common_path([each.reason.consumer for each in alike if each.reason])
+    consumer = common_path(
+        [collective.reason.consumer for collective in alike if collective.reason]
+    )
     consumer = consumer.removesuffix(f" at {first.line.partition(BEHIND)[0]}")
     before, after = first.reason.operand_spec, first.reason.consumer_spec
     if first.reduces and before != "one device":
@@ -199,21 +230,21 @@ def _described(alike: Sequence[Collective]) -> Text:
     return cell.append(f"\n{why}", style=tables.COMMENT) if why else cell
 
 
-def _along(each: Collective) -> str:
-    if each.axes is None:
-        return f"in groups of {each.devices}"
-    return f"along {', '.join(each.axes)}" if each.axes else "on one device"
+def _along(collective: Collective) -> str:
+    if collective.axes is None:
+        return f"in groups of {collective.devices}"
+    return f"along {', '.join(collective.axes)}" if collective.axes else "on one device"
 
 
-def _repeated(found: Shardings, top: int | None) -> Table:
+def _repeated(shardings: Shardings, top: int | None) -> Table:
     """Return a table of the operations of which each device computes more than its share."""
     columns = number("each device"), number("its share"), text("line and operation")
     table = new_table("computed by several devices alike", *columns)
-    shown, others = split(found.repeated, top)
-    for each in shown:
-        below = Text(repeated_text(each, found.devices), tables.COMMENT)
-        _, sizes = repeated_work_texts(each)
-        table.add_row(*sizes, Text(each.line or NO_LINE, style=tables.BINDER))
+    shown, others = split(shardings.repeated, top)
+    for work in shown:
+        below = Text(repeated_text(work, shardings.devices), tables.COMMENT)
+        _, sizes = repeated_work_texts(work)
+        table.add_row(*sizes, Text(work.line or NO_LINE, style=tables.BINDER))
         table.add_row("", "", Padding(below, (0, 0, 0, 2)))
     add_more(table, len(others), "", "")
     return table
@@ -236,23 +267,24 @@ def _times(factor: float) -> str:
     return f"{factor:.3g} times"
 
 
-def _constraints(found: Shardings) -> Iterator[Text | Table]:
+def _constraints(shardings: Shardings) -> Iterator[Text | Table]:
     """Yield a table of the constraints that reduce communication, each by itself."""
-    if not found.constraints:
-        tried = plural(found.tried, "other constraint")
+    if not shardings.constraints:
+        tried = plural(shardings.tried, "other constraint")
         yield Text(f"no constraint was found that reduces communication: {tried} compiled")
         return
     columns = number("sent"), number("memory"), text("line and constraint")
-    title = f"with one of these constraints, as compiled ({found.tried} tried)"
+    title = f"with one of these constraints, as compiled ({shardings.tried} tried)"
     table = new_table(title, *columns)
-    for each in found.constraints:
-        code = f"with_sharding_constraint({'…' if each.replaces else each.value}, {each.spec})"
-        below = Text(code if each.spec else "without the constraint")
-        if each.replaces:
-            instead = "instead of " if each.spec else ""
-            below.append(f" {instead}{each.replaced} in the source", style=tables.COMMENT)
-        sizes = in_bytes(each.sent_bytes), in_bytes(each.memory_bytes)
-        table.add_row(*sizes, Text(each.line, style=tables.BINDER))
+    for constraint in shardings.constraints:
+        value = "…" if constraint.replaces else constraint.value
+        code = f"with_sharding_constraint({value}, {constraint.spec})"
+        below = Text(code if constraint.spec else "without the constraint")
+        if constraint.replaces:
+            instead = "instead of " if constraint.spec else ""
+            below.append(f" {instead}{constraint.replaced} in the source", style=tables.COMMENT)
+        sizes = in_bytes(constraint.sent_bytes), in_bytes(constraint.memory_bytes)
+        table.add_row(*sizes, Text(constraint.line, style=tables.BINDER))
         table.add_row("", "", Padding(below, (0, 0, 0, 2)))
     yield table
 
@@ -260,28 +292,28 @@ def _constraints(found: Shardings) -> Iterator[Text | Table]:
 def _time(here: Sequence[Collective], with_time: bool) -> list[str]:
     if not with_time:
         return []
-    seconds = sum(each.seconds or 0 for each in here)
+    seconds = sum(collective.seconds or 0 for collective in here)
     return [duration(seconds) if seconds >= 1e-9 else "< 1 ns"]
 
 
-def _values(found: Shardings, listed: Sequence[ShardedValue], top: int | None) -> Table:
+def _values(shardings: Shardings, listed: Sequence[ShardedValue], top: int | None) -> Table:
     """Return a table of values; those whose names differ only in numbers share a row."""
     columns = number("per device"), number("whole"), text("spec"), text("value")
     table = new_table("arguments, results and large values", *columns)
     shown, others = split(alike_values(listed), top)
-    for each in shown:
-        first, count = each[0], sum(value.count for value in each)
+    for group in shown:
+        first, count = group[0], sum(value.count for value in group)
         sizes = [first.bytes_per_device * count, first.bytes * count]
         is_named = first.kind == "value" or first.name.startswith(first.kind)
         name = Text("" if is_named else f"{first.kind} ", style=tables.COMMENT)
-        name.append(common_path([value.name for value in each]), style=tables.BINDER)
+        name.append(common_path([value.name for value in group]), style=tables.BINDER)
         local = f"[{','.join(map(str, first.shape_per_device))}]"
         part = "" if first.shape_per_device == first.shape else f" in {local}"
         name.append(f" {times(count, first.type)}{part}", style=tables.TYPE)
-        for note in value_notes(first, found):
+        for note in value_notes(first, shardings):
             name.append(f", {note}", style=tables.COMMENT)
         table.add_row(*map(in_bytes, sizes), Text(first.spec or "no spec"), name)
-    rest = [value for each in others for value in each]
+    rest = [value for group in others for value in group]
     sizes = [sum(value.bytes_per_device for value in rest), sum(value.bytes for value in rest)]
     add_more(table, len(others), *map(in_bytes, sizes), "")
     return table
@@ -289,14 +321,14 @@ def _values(found: Shardings, listed: Sequence[ShardedValue], top: int | None) -
 
 def alike_values(listed: Iterable[ShardedValue]) -> list[list[ShardedValue]]:
     """Return values in groups whose names differ only in numbers, the largest first."""
-    found = list(_by(listed, _pattern).values())
-    found.sort(key=lambda each: -sum(v.bytes_per_device * v.count for v in each))
-    return found
+    groups = list(_by(listed, _pattern).values())
+    groups.sort(key=lambda group: -sum(v.bytes_per_device * v.count for v in group))
+    return groups
 
 
-def value_notes(value: ShardedValue, found: Shardings) -> Iterator[str]:
+def value_notes(value: ShardedValue, shardings: Shardings) -> Iterator[str]:
     """Yield notes on the sharding of a value: replication, terms of a sum, and padding."""
-    if found.is_large_copy(value):
+    if shardings.is_large_copy(value):
         yield "replicated"
     if value.terms is not None:
         along = f" along {', '.join(value.unreduced)}" if value.unreduced else ""
@@ -310,15 +342,15 @@ def _pattern(value: ShardedValue) -> object:
 
 
 def _bytes(here: Iterable[Collective]) -> int:
-    return sum(each.sent_bytes for each in here)
+    return sum(collective.sent_bytes for collective in here)
 
 
 def _by(items: Iterable[T], key: Callable[[T], object]) -> dict[object, list[T]]:
     """Return items by a key, in the order of the first of each."""
-    found = defaultdict[object, list[T]](list)
-    for each in items:
-        found[key(each)].append(each)
-    return found
+    groups = defaultdict[object, list[T]](list)
+    for item in items:
+        groups[key(item)].append(item)
+    return groups
 
 
 # --- sharding picture -----------------------------------------------------------------------------
@@ -358,16 +390,16 @@ def sharding_picture(
         width: The width in characters.
         terms: The term of a sum that each device holds, if the array is unreduced.
     """
-    held = {device: _clipped(shape, ranges[device]) for device in sorted(ranges)}
-    parts = [{own[d] for own in held.values()} for d in range(len(shape))]
+    regions = {device: _clipped(shape, ranges[device]) for device in sorted(ranges)}
+    parts = [{region[d] for region in regions.values()} for d in range(len(shape))]
     split = [d for d, size in enumerate(shape) if parts[d] != {(0, size)}]
     is_row = split == [len(shape) - 1] and _fits_a_row(parts[-1], width)
     down = split[:-1] if len(split) > 1 or is_row else split
     across = split[len(down) :]
     blocks = defaultdict[tuple[_Part, _Part], list[int]](list)
-    for device, own in held.items():
-        blocks[tuple(own[d] for d in down), tuple(own[d] for d in across)].append(device)
-    terms = dict.fromkeys(held, 0) if terms is None else terms
+    for device, region in regions.items():
+        blocks[tuple(region[d] for d in down), tuple(region[d] for d in across)].append(device)
+    terms = dict.fromkeys(regions, 0) if terms is None else terms
     caption = list(_caption(shape, down, across))
     if len(set(terms.values())) > 1:
         caption = caption if split else ["the array is not split"]
@@ -375,10 +407,10 @@ def sharding_picture(
     return Group(*map(Text, caption), *_grid(blocks, terms, width))
 
 
-def _clipped(shape: Sequence[int], own: Sequence[Range]) -> tuple[Range, ...]:
+def _clipped(shape: Sequence[int], ranges: Sequence[Range]) -> tuple[Range, ...]:
     """Return ranges, with all empty ones equal and at the end."""
-    both = zip(shape, own, strict=True)
-    return tuple(each if each[0] < each[1] else (size, size) for size, each in both)
+    both = zip(shape, ranges, strict=True)
+    return tuple(bounds if bounds[0] < bounds[1] else (size, size) for size, bounds in both)
 
 
 def _fits_a_row(parts: Set[Range], width: int) -> bool:
@@ -390,7 +422,9 @@ def _fits_a_row(parts: Set[Range], width: int) -> bool:
 def _caption(shape: Sequence[int], down: Sequence[int], across: Sequence[int]) -> Iterator[str]:
     """Yield lines that describe the rows and columns, and name the dimensions not split."""
     sides = {"down": down, "across": across}
-    drawn = [f"{_dimensions_text(each)} {side}" for side, each in sides.items() if each]
+    drawn = [
+        f"{_dimensions_text(dimensions)} {side}" for side, dimensions in sides.items() if dimensions
+    ]
     if not drawn:
         yield "the array is not split: each device holds all of it"
         return
@@ -410,7 +444,7 @@ def _grid(
     blocks: Mapping[tuple[_Part, _Part], Sequence[int]], terms: Mapping[int, int], width: int
 ) -> Iterator[RenderableType]:
     """Yield a table of the blocks by row and column, and a line on what is left out."""
-    rows, columns = (sorted(set(each)) for each in zip(*blocks, strict=True))
+    rows, columns = (sorted(set(parts)) for parts in zip(*blocks, strict=True))
     drawn = product(rows[:_MOST_ROWS], columns[:_MOST_COLUMNS])
     texts = {at: _terms_text(blocks[at], terms) for at in drawn if at in blocks}
     labels = list(map(_part_text, rows[:_MOST_ROWS])) if rows != [()] else []
@@ -461,8 +495,8 @@ def _terms_text(devices: Sequence[int], terms: Mapping[int, int]) -> str:
         by_term[terms[device]].append(device)
     if len(by_term) == 1:
         return _devices_text(devices)
-    groups = [by_term[each] for each in sorted(by_term)]
-    texts = [f"({_devices_text(each)})" if len(each) > 1 else str(each[0]) for each in groups]
+    groups = [by_term[term] for term in sorted(by_term)]
+    texts = [f"({_devices_text(group)})" if len(group) > 1 else str(group[0]) for group in groups]
     more = len(texts) - _MOST_RUNS
     return " + ".join(texts[:_MOST_RUNS]) + (f" + … {more:,} more" if more > 0 else "")
 

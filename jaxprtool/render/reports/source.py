@@ -49,54 +49,58 @@ _LONGEST = 24
 _ELLIPSIS = "…"
 
 
+<<<<<<< HEAD
 def source_text(
     found: Source, width: int, full: bool = False, device: Device | None = None
 ) -> Rendering:
+=======
+def source_text(source: Source, width: int, full: bool, device: Device | None) -> Rendering:
+>>>>>>> w1
     """Return the relevant lines of a user's files, each preceded by its cost.
 
     Args:
-        found: The costs of the lines.
+        source: The costs of the lines.
         width: The width in characters.
         full: Whether to show whole files.
         device: The device of the estimated times, if the lines have times.
     """
-    total = total_text(found.total, _is_whole(found))
-    if found.kept is not None:
-        total += f", keeps {in_bytes(found.kept.total)}"
-    if found.sent_bytes is not None:
-        total += f", each of {found.devices} devices sends {in_bytes(found.sent_bytes)}"
-    if found.profile is not None:
-        total += f", measured {profile.time_text(found.profile)}"
-    parts = [Text(f"{found.name}: {total}", style=tables.HEADING)]
-    matter = _Relevance(found)
+    total = total_text(source.total, _is_whole(source))
+    if source.kept is not None:
+        total += f", keeps {in_bytes(source.kept.total)}"
+    if source.sent_bytes is not None:
+        total += f", each of {source.devices} devices sends {in_bytes(source.sent_bytes)}"
+    if source.profile is not None:
+        total += f", measured {profile.time_text(source.profile)}"
+    parts = [Text(f"{source.name}: {total}", style=tables.HEADING)]
+    matter = _Relevance(source)
     sources = Sources()
     hidden = 0
-    for file in found.files:
+    for file in source.files:
         wanted = [line.number for line in file.lines if full or matter(line)]
-        each = _File(found, file, sources)
-        numbers = each.numbers(wanted, full)
+        numbered = _File(source, file, sources)
+        numbers = numbered.numbers(wanted, full)
         hidden += sum(line.number not in numbers for line in file.lines)
         if wanted:
-            parts += [Text(), *each.text(numbers, width)]
-    notes = list(_notes(found, hidden, device))
+            parts += [Text(), *numbered.text(numbers, width)]
+    notes = list(_notes(source, hidden, device))
     parts += [Text(), *(Text(note, style=tables.COMMENT) for note in notes)] if notes else []
     return Rendering(Parts(*parts), width)
 
 
-def _is_whole(found: Source) -> bool:
+def _is_whole(source: Source) -> bool:
     """Return True if whole arrays are counted, next to the communication of each device."""
-    return found.devices is not None and bool(found.left_to_partitioner)
+    return source.devices is not None and bool(source.left_to_partitioner)
 
 
 class _Relevance:
     """Decides whether a line has a relevant share; all lines have if shares are unknown."""
 
-    def __init__(self, found: Source):
-        work = found.total.work
-        self._work = weight_of(found.total)
+    def __init__(self, source: Source):
+        work = source.total.work
+        self._work = weight_of(source.total)
         self._bytes = work.bytes if type(work.bytes) is int else None
-        self._kept = 0 if found.kept is None else found.kept.total
-        self._sent = found.sent_bytes or 0
+        self._kept = 0 if source.kept is None else source.kept.total
+        self._sent = source.sent_bytes or 0
 
     def __call__(self, line: SourceLine) -> bool:
         if self._work is None or self._bytes is None:
@@ -126,21 +130,21 @@ class _Column:
     cell: Callable[[SourceLine], str]
 
 
-def _columns(found: Source) -> list[_Column]:
-    whole = weight_of(found.total)
-    columns = [] if found.profile is None else [_Column("measured", _measured)]
-    if found.sent_bytes is not None:
+def _columns(source: Source) -> list[_Column]:
+    whole = weight_of(source.total)
+    columns = [] if source.profile is None else [_Column("measured", _measured)]
+    if source.sent_bytes is not None:
         columns.append(_Column("sent", lambda e: _bytes(e.sent_bytes or 0)))
     columns.append(_Column("share", lambda e: share_text(weight_of(e.total) or None, whole)))
-    if found.total.seconds is not None:
+    if source.total.seconds is not None:
         columns.append(_Column("min time", lambda e: duration(e.total.seconds or 0.0)))
-    if found.has_backward:
+    if source.has_backward:
         columns.append(_Column("forward", lambda e: _flops(e.forward)))
         columns.append(_Column("backward", lambda e: _flops(e.backward)))
     else:
         columns.append(_Column("FLOPs", lambda e: _flops(e.total)))
     columns.append(_Column("bytes", lambda e: _cut(_bytes(e.total.work.bytes))))
-    if found.kept is not None:
+    if source.kept is not None:
         columns.append(_Column("kept", lambda e: _bytes(e.kept or 0)))
     return [*columns, _Column("equations", lambda e: f"{e.equations:,}")]
 
@@ -172,16 +176,16 @@ def _cut(text: str) -> str:
 class _File:
     """A file and the numbers before its lines."""
 
-    def __init__(self, found: Source, file: SourceFile, sources: Sources):
+    def __init__(self, source: Source, file: SourceFile, sources: Sources):
         self._file = file
-        self._columns = _columns(found)
+        self._columns = _columns(source)
         self._missing = sources.fault(file.file)
         self._code = sources.lines(file.file)
 
     def text(self, numbers: Collection[int], width: int) -> Iterator[Text]:
         """Yield the path, the headings, and some lines of the file."""
         shown = [line for line in self._file.lines if line.number in numbers]
-        cells = {line.number: [each.cell(line) for each in self._columns] for line in shown}
+        cells = {line.number: [column.cell(line) for column in self._columns] for line in shown}
         headings = [column.heading for column in self._columns]
         widths = [max(map(len, column)) for column in zip(headings, *cells.values(), strict=True)]
         digits = len(str(max(len(self._code), shown[-1].number)))
@@ -227,7 +231,7 @@ class _File:
         shown = set(wanted)
         for number in wanted if end else ():
             near = range(max(number - _AROUND, 1), min(number + _AROUND, end) + 1)
-            shown.update(each for each in near if self._belongs(each, number))
+            shown.update(neighbor for neighbor in near if self._belongs(neighbor, number))
             shown.update(self._around(number))
         shown.update([n for n in range(2, end) if {n - 1, n + 1} <= shown])
         return shown
@@ -264,37 +268,37 @@ def _row(cells: Sequence[str], widths: Sequence[int]) -> str:
 # --- notes ------------------------------------------------------------------------------------
 
 
-def _notes(found: Source, hidden: int, device: Device | None) -> Iterator[str]:
-    if found.package:
-        yield f"no lines are in your own files; these are from {found.package}"
+def _notes(source: Source, hidden: int, device: Device | None) -> Iterator[str]:
+    if source.package:
+        yield f"no lines are in your own files; these are from {source.package}"
     if hidden:
         yield f"… {plural(hidden, 'line')} below {_SHARE:.0%}; --full shows them"
-    if found.elsewhere:
-        yield f"{plural(found.elsewhere, 'equation')} not from your lines"
-    kept = found.kept
+    if source.elsewhere:
+        yield f"{plural(source.elsewhere, 'equation')} not from your lines"
+    kept = source.kept
     if kept is not None:
         names = some(kept.with_respect_to, _MOST_NAMES)
         arguments = f"; {in_bytes(kept.arguments)} are arguments" if kept.arguments else ""
         yield f"residuals are of the gradient with respect to {names}{arguments}"
     if kept is not None and kept.elsewhere:
         yield f"{in_bytes(kept.elsewhere)} of the residuals do not come from your lines"
-    if found.sent_bytes is not None:
-        here = sum(line.sent_bytes or 0 for file in found.files for line in file.lines)
-        if here < found.sent_bytes:
-            yield f"{in_bytes(found.sent_bytes - here)} of communication is not from your lines"
-    if found.why_not_kept:
-        yield f"residuals unknown: {found.why_not_kept}"
+    if source.sent_bytes is not None:
+        here = sum(line.sent_bytes or 0 for file in source.files for line in file.lines)
+        if here < source.sent_bytes:
+            yield f"{in_bytes(source.sent_bytes - here)} of communication is not from your lines"
+    if source.why_not_kept:
+        yield f"residuals unknown: {source.why_not_kept}"
     if device is not None:
-        yield bound_note(found.total, device, _is_whole(found))
-    if found.profile is not None:
-        yield from _time_notes(found, found.profile)
-    yield from unknown_notes(found)
+        yield bound_note(source.total, device, _is_whole(source))
+    if source.profile is not None:
+        yield from _time_notes(source, source.profile)
+    yield from unknown_notes(source)
 
 
-def _time_notes(found: Source, times: Profile) -> Iterator[str]:
+def _time_notes(source: Source, times: Profile) -> Iterator[str]:
     of_lines = sum(
         line.measured.seconds
-        for file in found.files
+        for file in source.files
         for line in file.lines
         if line.measured is not None
     )

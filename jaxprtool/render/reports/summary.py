@@ -109,42 +109,42 @@ class Part(NamedTuple):
     rows: Sequence[Row]
 
 
-def heading(found: Summary) -> str:
+def heading(report: Summary) -> str:
     """Return the size and cost of a program: equations, arguments, results and total cost."""
-    return "; ".join((*facts(found.facts.stats), cost.total_text(found.total)))
+    return "; ".join((*facts(report.facts.stats), cost.total_text(report.total)))
 
 
-def parts(found: Summary) -> Iterator[Part]:
+def parts(report: Summary) -> Iterator[Part]:
     """Yield the parts of a summary before the suggestions."""
-    if found.measured is not None and (times := found.facts.profile) is not None:
+    if report.measured is not None and (times := report.facts.profile) is not None:
         title = "lines by time"
-        yield Part(title, profile.time_text(times), [_timed(each) for each in found.measured])
-    if found.lines:
-        unknown = "; ".join(cost.unknown_notes(found.facts.cost))
-        yield Part("lines by FLOPs", unknown, [_costly(found, each) for each in found.lines])
-    known = found.facts.memory
-    if isinstance(known, str):
-        yield Part("peak of memory", known, ())
+        yield Part(title, profile.time_text(times), [_timed(line) for line in report.measured])
+    if report.lines:
+        unknown = "; ".join(cost.unknown_notes(report.facts.cost))
+        yield Part("lines by FLOPs", unknown, [_costly(report, group) for group in report.lines])
+    usage = report.facts.memory
+    if isinstance(usage, str):
+        yield Part("peak of memory", usage, ())
     else:
-        where = memory.place_text(known.at)
-        fact = f"{in_bytes(known.peak_bytes)}{f' at {where}' if where else ''}"
-        if left_out := memory.unknown_text(known.unknown):
+        where = memory.place_text(usage.at)
+        fact = f"{in_bytes(usage.peak_bytes)}{f' at {where}' if where else ''}"
+        if left_out := memory.unknown_text(usage.unknown):
             fact = f"{fact}; {left_out}"
-        rows = [_live(each, known.peak_bytes) for each in found.live]
+        rows = [_live(live, usage.peak_bytes) for live in report.live]
         yield Part("peak of memory", fact, rows)
-    kept = found.facts.residuals
+    kept = report.facts.residuals
     if not isinstance(kept, str):
         groups = residuals.grouped(kept.residuals)[:_MOST]
-        rows = [_kept(count, each, kept.total_bytes) for count, each in groups]
+        rows = [_kept(count, residual, kept.total_bytes) for count, residual in groups]
         yield Part("gradient", residuals.total_text(kept), rows)
-    count = found.finding_count
-    more = f", the first {len(found.findings)}" if count > len(found.findings) else ""
+    count = report.finding_count
+    more = f", the first {len(report.findings)}" if count > len(report.findings) else ""
     fact = f"{plural(count, 'finding')}{more}" if count else "nothing found"
-    yield Part("lint", fact, list(map(_finding, found.findings)))
+    yield Part("lint", fact, list(map(_finding, report.findings)))
 
 
-def _costly(found: Summary, group: Group) -> Row:
-    share = share_text(cost.weight_of(group), cost.weight_of(found.total))
+def _costly(report: Summary, group: Group) -> Row:
+    share = share_text(cost.weight_of(group), cost.weight_of(report.total))
     line = group.line
     code = "" if line is None else source_text.line(line.file, line.line)
     return Row(share, cost.number_text(group, "flops") or "0", group.name, code, group.name)
@@ -162,36 +162,38 @@ def _live(live: Live, peak: int) -> Row:
     return Row(share, size, name, times(live.count, live.type), live.source)
 
 
-def _kept(count: int, each: Residual, total: int | None) -> Row:
-    share, size = share_text(each.bytes, total), residuals.size_text(each.bytes)
-    name = " ".join(filter(None, residuals.what_texts(each)))
-    return Row(share, size, name, times(count, each.type), each.source)
+def _kept(count: int, residual: Residual, total: int | None) -> Row:
+    share, size = share_text(residual.bytes, total), residuals.size_text(residual.bytes)
+    name = " ".join(filter(None, residuals.what_texts(residual)))
+    return Row(share, size, name, times(count, residual.type), residual.source)
 
 
-def _finding(found: Finding) -> Row:
-    return Row("", found.code, found.line or "unknown line", found.message, found.line)
+def _finding(finding: Finding) -> Row:
+    return Row("", finding.code, finding.line or "unknown line", finding.message, finding.line)
 
 
 # --- the terminal -----------------------------------------------------------------------------
 
 
-def summary(found: Summary, width: int) -> Rendering:
+def summary(report: Summary, width: int) -> Rendering:
     """Return the summary of a program: its size, its most expensive parts, and what to do next.
 
     Args:
-        found: The summary.
+        report: The summary.
         width: The width in characters.
     """
-    shown = list(parts(found))
-    title = Text(f"{found.name}: {heading(found)}", style=tables.HEADING)
+    shown = list(parts(report))
+    title = Text(f"{report.name}: {heading(report)}", style=tables.HEADING)
     rendered: list[RenderableType] = [title]
     for part in shown:
         rendered += [Text(), _title(part)]
         if part.rows:
             rendered.append(_table(part.rows, shown, width))
-    if found.suggestions:
+    if report.suggestions:
         rendered += [Text(), Text(NEXT, style=tables.HEADING)]
-        rendered += [each for one in found.suggestions for each in _suggestion(one, width)]
+        rendered += [
+            line for suggestion in report.suggestions for line in _suggestion(suggestion, width)
+        ]
     return Rendering(Parts(*rendered), width)
 
 
@@ -223,10 +225,10 @@ def _table(rows: Sequence[Row], shown: Sequence[Part], width: int) -> Table:
     return table
 
 
-def _suggestion(found: Suggestion, width: int) -> Iterator[Text]:
+def _suggestion(suggestion: Suggestion, width: int) -> Iterator[Text]:
     """Yield a fact and its command, which is broken where a shell continues a line."""
-    yield Text(found.fact)
-    yield Text("\n".join(_broken(found.command, width)), style=tables.BINDER)
+    yield Text(suggestion.fact)
+    yield Text("\n".join(_broken(suggestion.command, width)), style=tables.BINDER)
 
 
 def _broken(command: str, width: int) -> Iterator[str]:
@@ -254,26 +256,28 @@ _LEAST, _LEAST_IN_SMALL = 10, 5
 _some = partial(listed, most=_MOST_LISTED)
 
 
-def overview_page(program: Program | AnyJaxpr, found: Overview, width: int, height: int) -> Listing:
+def overview_page(
+    program: Program | AnyJaxpr, overview: Overview, width: int, height: int
+) -> Listing:
     """Return the overview of a program as a page.
 
     Args:
         program: The program.
-        found: Its overview.
+        overview: Its overview.
         width: The width of the terminal.
         height: The number of lines of the page; exceeded if very small.
     """
     small = height < _SMALL
     if small:
-        found = replace(found, bodies=())  # their equations are counted above
-    heading = [Heading(found.stats.name), ": ", "; ".join(map(_unbroken, facts(found.stats)))]
-    tokens = [*columns([[heading]], width), "\n\n", *columns(_primitives(found), width)]
+        overview = replace(overview, bodies=())  # their equations are counted above
+    heading = [Heading(overview.stats.name), ": ", "; ".join(map(_unbroken, facts(overview.stats)))]
+    tokens = [*columns([[heading]], width), "\n\n", *columns(_primitives(overview), width)]
     frames = frames_now(program_signature(program).roots)
-    shown = _facts(found, width, frames, _MOST_IN_SMALL if small else _MOST_LISTED)
+    shown = _facts(overview, width, frames, _MOST_IN_SMALL if small else _MOST_LISTED)
     tokens += "\n", *columns(shown, width), "\n\n"
     used = "".join(tokens).count("\n")
     listed = _listing(
-        program, found, width, max(height - used, _LEAST_IN_SMALL if small else _LEAST)
+        program, overview, width, max(height - used, _LEAST_IN_SMALL if small else _LEAST)
     )
     return Listing(printable([*tokens, *listed]))
 
@@ -285,8 +289,8 @@ def _unbroken(text: str) -> str:
 def program_line(program: Program, equations: int) -> str:
     """Return one line about a program: its name, its signature, its size."""
     about = program_signature(program)
-    arguments = [f"{each.name}: {_size(each)}" for each in grouped(about.arguments)]
-    results = [_size(each) for each in grouped(about.outputs)]
+    arguments = [f"{group.name}: {_size(group)}" for group in grouped(about.arguments)]
+    results = [_size(group) for group in grouped(about.outputs)]
     signature = f"{about.name}({_some(arguments)}) -> {_some(results) or '()'}"
     return "".join(printable([f"Program {signature}, {plural(equations, 'equation')}"]))
 
@@ -301,31 +305,31 @@ def facts(counted: Stats) -> list[str]:
     return parts
 
 
-def _primitives(found: Overview) -> list[list[Cell]]:
+def _primitives(overview: Overview) -> list[list[Cell]]:
     """Return a row of the most frequent primitives."""
-    shown = found.stats.primitives[:_MOST_PRIMITIVES]
+    shown = overview.stats.primitives[:_MOST_PRIMITIVES]
     cell: list[str] = []
     for primitive in shown:
         cell += PrimitiveName(primitive.name), f"\N{NO-BREAK SPACE}{primitive.total:,}, "
-    if rest := found.stats.primitives[_MOST_PRIMITIVES:]:
+    if rest := overview.stats.primitives[_MOST_PRIMITIVES:]:
         cell.append(Comment(f"…\N{NO-BREAK SPACE}{len(rest)}\N{NO-BREAK SPACE}more"))
     elif cell:
         cell[-1] = cell[-1].removesuffix(", ")
     return [[_label("primitives"), cell]] if shown else []
 
 
-def _facts(found: Overview, width: int, frames: Frames, most: int) -> list[list[Cell]]:
+def _facts(overview: Overview, width: int, frames: Frames, most: int) -> list[list[Cell]]:
     """Return rows of a label, a name and a description, one per line; at most `most` of a label."""
     arguments, outputs = (
-        [(BinderToken(each.name), [_size(each)]) for each in group]
-        for group in (found.arguments, found.outputs)
+        [(BinderToken(tree.name), [_size(tree)]) for tree in group]
+        for group in (overview.arguments, overview.outputs)
     )
-    bodies = [(SharedName(each.name), [_held(each)]) for each in found.bodies]
+    bodies = [(SharedName(body.name), [_held(body)]) for body in overview.bodies]
     rows = [
         *_rows("arguments", arguments, most),
         *_rows("results", outputs, most),
         *_rows("bodies", bodies, most),
-        *_rows("lines", _lines(found, frames), most),
+        *_rows("lines", _lines(overview, frames), most),
     ]
     names = max((len("".join(name)) for _, name, _ in rows), default=0)
     room = max(width - len(_label("")[0]) - names - 2 * len(GAP), _LEAST)
@@ -333,21 +337,21 @@ def _facts(found: Overview, width: int, frames: Frames, most: int) -> list[list[
 
 
 def _rows(
-    label: str, found: Sequence[tuple[str, Cell]], most: int
+    label: str, named: Sequence[tuple[str, Cell]], most: int
 ) -> list[tuple[Cell, Cell, Cell]]:
     rows: list[tuple[Cell, Cell, Cell]] = [
-        (_label("" if i else label), [name], text) for i, (name, text) in enumerate(found)
+        (_label("" if i else label), [name], text) for i, (name, text) in enumerate(named)
     ]
     if len(rows) > most + 1:
-        rows[most:] = [(_label(""), [Comment(f"… {len(found) - most:,} more")], [])]
+        rows[most:] = [(_label(""), [Comment(f"… {len(named) - most:,} more")], [])]
     return rows
 
 
-def _lines(found: Overview, frames: Frames) -> list[tuple[str, Cell]]:
+def _lines(overview: Overview, frames: Frames) -> list[tuple[str, Cell]]:
     """Return source locations with their numbers of equations and their code."""
-    most = max((len(f"{number:,}") for _, number in found.lines), default=0)
+    most = max((len(f"{number:,}") for _, number in overview.lines), default=0)
     lines: list[tuple[str, Cell]] = []
-    for frame, count in found.lines:
+    for frame, count in overview.lines:
         code = Comment(" ".join(source_text.line(frame.file, frame.line).split()))
         lines.append((Comment(frames.text(frame)), [f"{count:{most},} equations  ", code]))
     return lines
@@ -370,11 +374,11 @@ def _held(body: HeldBody) -> str:
 
 
 def _listing(
-    program: Program | AnyJaxpr, found: Overview, width: int, height: int
+    program: Program | AnyJaxpr, overview: Overview, width: int, height: int
 ) -> Sequence[str]:
     """Return the listing folded to fit, and the option that shows the rest."""
     about = program_signature(program)
-    options = ShowOptions(depth=_depth(found, height), names=True, terse=True)
+    options = ShowOptions(depth=_depth(overview, height), names=True, terse=True)
     notation = options.notation(about)
     many = len(about.arguments) > MOST_IN_A_ROW
     layout = Layout(
@@ -392,19 +396,19 @@ def _listing(
     shown = [["\n", *cut(line, width)] for line in (lines if fits else lines[: height - 1])]
     tokens = list(chain.from_iterable(shown))[1:]
     if not fits:
-        more = f"… --full or --pager shows all {found.stats.equations:,} equations"
+        more = f"… --full or --pager shows all {overview.stats.equations:,} equations"
         tokens += "\n", *cut([Comment(more)], width)
     return tokens
 
 
-def _depth(found: Overview, height: int) -> int:
+def _depth(overview: Overview, height: int) -> int:
     """Return the depth at which a listing of a program roughly fills `height` lines."""
     total = 0
-    for depth, count in enumerate(found.stats.by_depth):
+    for depth, count in enumerate(overview.stats.by_depth):
         if depth and total + count > height and total > height // 3:
             return depth - 1
         total += count
-    return len(found.stats.by_depth)
+    return len(overview.stats.by_depth)
 
 
 # --- stats ----------------------------------------------------------------------------------------
@@ -484,7 +488,7 @@ def values_table(
     for group in shown:
         value, source = group.items[0]
         count = len(group.items)
-        sizes = [each.bytes for each, _ in group.items if each.bytes is not None]
+        sizes = [value.bytes for value, _ in group.items if value.bytes is not None]
         grid.add_row(
             PathText(group.path),
             Text(f"{count} x {value.described}" if count > 1 else value.described),

@@ -30,22 +30,26 @@ _NUMBER, _NARROW, _WIDE = 10, 16, 40
 _INDENT = "  "
 
 
+<<<<<<< HEAD
 def watched_text(found: Watched, width: int, top: int | None = tables.ROWS) -> Rendering:
+=======
+def watched_text(watched: Watched, width: int, top: int | None) -> Rendering:
+>>>>>>> w1
     """Return a row for each line, scope or equation: the source, then statistics.
 
     Args:
-        found: The values.
+        watched: The values.
         width: The width in characters.
         top: The number of rows; None for all.
     """
-    if not found.rows:
-        return Rendering(Text(f"{found.name}: no selected value is computed"), width)
-    low, high = _range(found.rows)
+    if not watched.rows:
+        return Rendering(Text(f"{watched.name}: no selected value is computed"), width)
+    low, high = _range(watched.rows)
     bars = max(_NARROW, min(_WIDE, width // 5))
-    rows, rest = split(found.rows, top)
+    rows, rest = split(watched.rows, top)
     numbered = max(len(_iteration(row)) for row in rows)
     lines = [
-        Text(f"{found.name}: values by {found.by}", style=tables.HEADING),
+        Text(f"{watched.name}: values by {watched.by}", style=tables.HEADING),
         Text(
             _INDENT
             + "".join([" " * numbered, *(f"{name:>{_NUMBER}}" for name in _NUMBERS)])
@@ -53,11 +57,11 @@ def watched_text(found: Watched, width: int, top: int | None = tables.ROWS) -> R
             style=tables.COMMENT,
         ),
     ]
-    before: tuple[str, bool] | None = None
+    previous: tuple[str, bool] | None = None
     for row in rows:
-        if (row.name, row.backward) != before:
-            lines.append(_name(found, row, width))
-        before = row.name, row.backward
+        if (row.name, row.backward) != previous:
+            lines.append(_name(watched, row, width))
+        previous = row.name, row.backward
         numbers = Text(_INDENT + f"{_iteration(row):<{numbered}}", style=tables.COMMENT)
         numbers.append("".join(f"{_number(x):>{_NUMBER}}" for x in _four(row.numbers)), "default")
         histogram = f"  {_histogram(row.numbers, low, high, bars)}".rstrip()
@@ -105,16 +109,16 @@ def _iteration(row: WatchedRow) -> str:
     return f"iteration {', '.join(map(str, row.iteration))} " if row.iteration else ""
 
 
-def _name(found: Watched, row: WatchedRow, width: int) -> Text:
+def _name(watched: Watched, row: WatchedRow, width: int) -> Text:
     name, behind, library = row.name.partition(BEHIND)
     text = Text(name, style=tables.BINDER).append(behind + library, style=tables.COMMENT)
-    if found.by == "equation":
+    if watched.by == "equation":
         (primitive,), (type_text,) = row.primitives, row.types
         if primitive != row.name:
             text.append(f" {primitive}", style=tables.PRIMITIVE)
         text.append(f" {type_text}", style=tables.TYPE)
         text.append(f" {row.source.partition(BEHIND)[0]}", style=tables.COMMENT)
-    if row.backward and found.by != "scope":
+    if row.backward and watched.by != "scope":
         text.append(" backward", style=tables.KEYWORD)
     if row.code:
         text.append(f"  {row.code}", style="default")

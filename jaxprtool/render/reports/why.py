@@ -49,40 +49,40 @@ _FEW = 3
 _some = partial(listed, most=_MOST_NAMED)
 
 
-def slices_by_line(found: Why, width: int, top: int | None = tables.ROWS) -> Listing:
+def slices_by_line(why: Why, width: int, top: int | None = tables.ROWS) -> Listing:
     """Return the slices of a point, with a row for each of the user's lines.
 
     Args:
-        found: The slices.
+        why: The slices.
         width: The width in characters.
         top: The number of lines shown of each slice; None for all.
     """
     tokens: list[str] = []
-    for each, sentence, note in slices_with_sentences(found):
+    for part, sentence, note in slices_with_sentences(why):
         tokens += ["\n\n"] if tokens else []
         for line in wrapped([Heading(sentence)], width):
             tokens += [*line, "\n"]
-        tokens += joined(_rows(each, note, width, top))
-    if found.gradient is not None and (said := gradient_sentence(found.gradient, found.what)):
+        tokens += joined(_rows(part, note, width, top))
+    if why.gradient is not None and (said := gradient_sentence(why.gradient, why.what)):
         tokens += ["\n\n", *joined(wrapped([said], width))]
     return Listing(printable(tokens))
 
 
-def slices_with_sentences(found: Why) -> list[tuple[Slice, str, str]]:
+def slices_with_sentences(why: Why) -> list[tuple[Slice, str, str]]:
     """Return each slice with a sentence about it, and a note on the lines that it excludes."""
     slices: list[tuple[Slice, str, str]] = []
-    name = found.what
-    several = len(found.ends) > 1
+    name = why.what
+    several = len(why.ends) > 1
     if several:
-        name += f" ({plural(len(found.ends), found.kind)})"
-    if (ahead := found.forward) is not None:
+        name += f" ({plural(len(why.ends), why.kind)})"
+    if (ahead := why.forward) is not None:
         verb = "affect" if several else "affects"
-        ends = _named("result", ahead.results, found.all_results)
+        ends = _named("result", ahead.results, why.all_results)
         sentence = f"{name} {verb} {_part(ahead)} and {ends}"
         slices.append((ahead, sentence, f"that {'they do' if several else 'it does'} not affect"))
-    if (behind := found.back) is not None:
+    if (behind := why.back) is not None:
         verb = "depend on" if several else "depends on"
-        ends = _named("argument", behind.arguments, found.all_arguments)
+        ends = _named("argument", behind.arguments, why.all_arguments)
         sentence = f"{name} {verb} {_part(behind)} and {ends}"
         slices.append(
             (behind, sentence, f"that {'they do' if several else 'it does'} not depend on")
@@ -94,7 +94,7 @@ def gradient_sentence(flow: GradientFlow, name: str) -> str:
     """Return what stops the gradient with respect to an argument; "" if nothing does."""
     if flow.type:
         return f"{name} is {flow.type}, which has no gradient."
-    stops = _some([f"{each.primitive} ({each.source or 'unknown line'})" for each in flow.stops])
+    stops = _some([f"{stop.primitive} ({stop.source or 'unknown line'})" for stop in flow.stops])
     verb = "stops" if len(flow.stops) == 1 else "stop"
     if flow.zero:
         why = f": {stops} {verb} every path" if stops else ""
@@ -108,12 +108,12 @@ def gradient_sentence(flow: GradientFlow, name: str) -> str:
     return ""
 
 
-def _part(found: Slice) -> str:
-    if not found.equations:
-        return f"none of {plural(found.of, 'equation')}" if found.of > 1 else "no equation"
-    if found.equations == found.of:
-        return f"all {plural(found.of, 'equation')}" if found.of != 1 else "the one equation"
-    return f"{found.equations:,} of {plural(found.of, 'equation')}"
+def _part(part: Slice) -> str:
+    if not part.equations:
+        return f"none of {plural(part.of, 'equation')}" if part.of > 1 else "no equation"
+    if part.equations == part.of:
+        return f"all {plural(part.of, 'equation')}" if part.of != 1 else "the one equation"
+    return f"{part.equations:,} of {plural(part.of, 'equation')}"
 
 
 def _named(noun: str, chosen: Sequence[str], names: Sequence[str]) -> str:
@@ -121,8 +121,8 @@ def _named(noun: str, chosen: Sequence[str], names: Sequence[str]) -> str:
     if not names:
         return f"no {noun}"
     if len(names) == 1:
-        own = f" {names[0]}" if names[0] != noun else ""
-        return f"{'' if chosen else 'not '}the {noun}{own}"
+        label = f" {names[0]}" if names[0] != noun else ""
+        return f"{'' if chosen else 'not '}the {noun}{label}"
     if not chosen:
         return f"none of {plural(len(names), noun)}"
     if len(chosen) == len(names):
@@ -137,24 +137,24 @@ def _named(noun: str, chosen: Sequence[str], names: Sequence[str]) -> str:
 # --- lines ------------------------------------------------------------------------------------
 
 
-def _rows(found: Slice, note: str, width: int, top: int | None) -> list[Cell]:
+def _rows(part: Slice, note: str, width: int, top: int | None) -> list[Cell]:
     """Return a row for each line of a slice, and a note on the others."""
-    lines, rest = split(found.lines, top)
+    lines, rest = split(part.lines, top)
     counts, places = _counts(lines), [line.name or "unknown line" for line in lines]
     taken = max(map(len, counts), default=0) + 2 * len(GAP)
     places, room = _fitting(places, width - taken)
     rows: list[Cell] = []
     indent = " " * (taken - len(GAP))
     for line, count, place in zip(lines, counts, places, strict=True):
-        own = line.line is not None and line.line.own
-        shown = (SourceLine if own else Comment)(place)
+        is_own = line.line is not None and line.line.own
+        shown = (SourceLine if is_own else Comment)(place)
         rows.append([count, GAP, shown, GAP, *_source(line, room)])
         if line.behind:
             rows.append(cut([Comment(f"{indent}{BEHIND.lstrip()}{line.behind}")], width))
     rows += [[Comment(more(len(rest)))]] if rest else []
-    left = found.of - found.equations
+    left = part.of - part.equations
     if left:
-        others = f" on {plural(found.other_lines, 'line')}" if found.other_lines else ""
+        others = f" on {plural(part.other_lines, 'line')}" if part.other_lines else ""
         rows.append([Comment(f"… {plural(left, 'equation')}{others} {note}")])
     return rows
 
@@ -172,7 +172,7 @@ def _counts(lines: Sequence[SlicedLine]) -> list[str]:
     """Return `3 of 4` for each line, or `4` if these are all, aligned."""
     numbers = [f"{line.equations:,}" for line in lines]
     wholes = [f" of {line.of:,}" if line.of != line.equations else "" for line in lines]
-    left, right = (max(map(len, each), default=0) for each in (numbers, wholes))
+    left, right = (max(map(len, texts), default=0) for texts in (numbers, wholes))
     return [f"{n:>{left}}{of:{right}}" for n, of in zip(numbers, wholes, strict=True)]
 
 
@@ -194,19 +194,19 @@ def _source(line: SlicedLine, room: int) -> Cell:
 # --- paths ------------------------------------------------------------------------------------
 
 
-def path_text(found: Path, width: int, top: int | None = tables.ROWS) -> Listing:
+def path_text(path: Path, width: int, top: int | None = tables.ROWS) -> Listing:
     """Return a path with a row for each equation; those in bodies are indented.
 
     Args:
-        found: The path.
+        path: The path.
         width: The width in characters.
         top: The number of equations shown; None for all.
     """
-    if found.steps is None:
-        return Listing(printable([f"{found.start} does not reach {found.end}"]))
-    sentence = f"{found.start} reaches {found.end} through {plural(len(found.steps), 'equation')}"
+    if path.steps is None:
+        return Listing(printable([f"{path.start} does not reach {path.end}"]))
+    sentence = f"{path.start} reaches {path.end} through {plural(len(path.steps), 'equation')}"
     tokens: list[str] = [Heading(sentence)]
-    steps, rest = split(found.steps, top)
+    steps, rest = split(path.steps, top)
     names = [f"{'  ' * step.depth}{step.primitive}" for step in steps]
     longest = max(map(len, names), default=0)
     types = max((len(step.type) for step in steps), default=0)
@@ -234,28 +234,28 @@ _CAUSED = "The first operation that makes one is:"
 _UNCAUSED = "No single operation makes it."
 
 
-def gradient_text(found: GradientAnswer, width: int, top: int | None = CAUSES) -> Rendering:
+def gradient_text(answer: GradientAnswer, width: int, top: int | None = CAUSES) -> Rendering:
     """Return a paragraph for each group of arguments, with the operations that cause the result.
 
     Args:
-        found: The answer.
+        answer: The answer.
         width: The width in characters.
         top: The number of operations shown of each group; None for all.
     """
     parts: list[RenderableType] = []
-    for group in found.groups:
+    for group in answer.groups:
         parts += [Text()] if parts else []
-        sentence = _sentence(found, group)
+        sentence = _sentence(answer, group)
         parts += [Text(line, style=tables.HEADING) for line in textwrap.wrap(sentence, width)]
         parts += [_causes(group, top)] if group.causes and group.kind != "nonzero" else []
     return Rendering(Group(*parts), width)
 
 
-def _sentence(found: GradientAnswer, group: GradientGroup) -> str:
+def _sentence(answer: GradientAnswer, group: GradientGroup) -> str:
     """Return a sentence on the gradients of a group."""
-    names, count = _group_name(found, group), len(group.causes)
+    names, count = _group_name(answer, group), len(group.causes)
     be, do = ("is", "does") if len(group.arguments) == 1 else ("are", "do")
-    of = f"The gradient of {found.result} with respect to {names} is"
+    of = f"The gradient of {answer.result} with respect to {names} is"
     operations, stop = plural(count, "operation"), "stops" if count == 1 else "stop"
     match group.kind:
         case "integer":
@@ -265,7 +265,7 @@ def _sentence(found: GradientAnswer, group: GradientGroup) -> str:
         case "missing":
             only = f", only {_some_lines(group.reaches)}" if group.reaches else ""
             last = "; the last of its operations:" if count else "."
-            return f"{names} {do} not affect {found.result}{only}: the gradient is zero{last}"
+            return f"{names} {do} not affect {answer.result}{only}: the gradient is zero{last}"
         case "zero":
             return f"{of} zero for all inputs" + (
                 f": {operations} {stop} every path." if count else "."
@@ -275,20 +275,22 @@ def _sentence(found: GradientAnswer, group: GradientGroup) -> str:
             return f"{of} zero on these inputs, although a path exists{where}"
         case "NaN" | "infinity":
             bad = "NaN" if group.kind == "NaN" else "infinite"
-            value = f"{found.result} itself is {str(found.value).replace('nan', 'NaN')}"
+            value = f"{answer.result} itself is {str(answer.value).replace('nan', 'NaN')}"
             return f"{of} {bad}; {value}. {_CAUSED if count else _UNCAUSED}"
         case "nonzero":
-            stops = [f"{each.primitive} ({each.source or 'unknown line'})" for each in group.causes]
+            stops = [
+                f"{cause.primitive} ({cause.source or 'unknown line'})" for cause in group.causes
+            ]
             others = f"; {_some_lines(stops)} {stop} other paths." if count else "."
             return f"{of} not zero: its norm is {group.norm:.4g}{others}"
 
 
-def _group_name(found: GradientAnswer, group: GradientGroup) -> str:
+def _group_name(answer: GradientAnswer, group: GradientGroup) -> str:
     """Return the names of the arguments of a group, or prefixes that cover just these."""
     count = len(group.arguments)
     if count == 1:
         return group.arguments[0]
-    names = [name for each in found.groups for name in each.arguments]
+    names = [name for other in answer.groups for name in other.arguments]
     chosen = set(group.arguments)
     paths = [*covering(names, [name in chosen for name in names])]
     return _some_lines(paths) + (f" ({count} arguments)" if len(paths) != count else "")
@@ -312,7 +314,7 @@ def _causes(group: GradientGroup, top: int | None) -> Table:
 def _lines(cause: Cause) -> Iterator[tuple[str, StyleType]]:
     """Yield the lines of a cause: code, loops and branches around it, reason and remedy."""
     yield cause.code, ""
-    around = [each for each in cause.path if not each.startswith("jit at ")]
+    around = [place for place in cause.path if not place.startswith("jit at ")]
     if cause.iteration:
         around.append(f"iteration {', '.join(map(str, cause.iteration))} (counted from 0)")
     if around:

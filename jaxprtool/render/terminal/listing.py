@@ -126,7 +126,7 @@ def fitted(tokens: Iterable[str], width: int) -> list[str]:
 
 def _broken(line: list[str], width: int) -> Iterator[str]:
     """Yield the tokens of a line broken into several lines."""
-    binders = (before is BINDER for before in ("", *line))
+    binders = (previous is BINDER for previous in ("", *line))
     line = [BinderToken(t) if bound else t for t, bound in zip(line, binders, strict=False)]
     indent = line.pop(0) if line[0].isspace() else ""
     end = len(line)
@@ -322,12 +322,12 @@ class Listing:
     def segments(self) -> list[Segment]:
         """Return the text as segments with styles, without a final newline."""
         # Cached, since the same few pieces (types, primitives, parameters) recur.
-        made: dict[tuple[str, type[str]], Segment] = {}
+        cached: dict[tuple[str, type[str]], Segment] = {}
         segments = []
         for piece in with_roles(self.tokens):
-            segment = made.get(piece)
+            segment = cached.get(piece)
             if segment is None:
-                segment = made[piece] = Segment(piece[0], STYLES.get(piece[1]))
+                segment = cached[piece] = Segment(piece[0], STYLES.get(piece[1]))
             segments.append(segment)
         return segments
 
@@ -442,9 +442,9 @@ class SourceComments:
             return ()
         location = location.chosen(self._options.frames or self._frames.choice)
         first, *behind = map(self._frames.text, (location.frame, *location.behind))
-        own = self._frames.is_users(location.frame.file)
-        tokens = [SourceLine(first) if own else Comment(first)]
-        return [*tokens, Comment("".join(BEHIND + each for each in behind))] if behind else tokens
+        is_own = self._frames.is_users(location.frame.file)
+        tokens = [SourceLine(first) if is_own else Comment(first)]
+        return [*tokens, Comment("".join(BEHIND + text for text in behind))] if behind else tokens
 
 
 def source_line(frames: Frames, frame: UserFrame) -> documents.SourcePosition:
@@ -512,7 +512,7 @@ def _widths(table: Sequence[Sequence[Cell]], width: int) -> list[int]:
     columns = list(zip(*table, strict=True))
     lengths = [sorted(sum(map(len, cell)) for cell in column) for column in columns]
     room = max(width - len(GAP) * (len(columns) - 1), len(columns))
-    longest = [each[-1] for each in lengths]
+    longest = [sizes[-1] for sizes in lengths]
     if sum(longest) <= room:
         return longest
     wanted = list(map(_of_most, lengths))

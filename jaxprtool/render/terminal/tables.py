@@ -105,11 +105,11 @@ def share_text(part: float | None, whole: float | None) -> str:
     return f"{part / whole:.1%}" if whole and part is not None else ""
 
 
-def described(name: str, made: str, below: str) -> Text:
+def described(name: str, primitive: str, below: str) -> Text:
     """Return a cell with a value's name, the primitive that computes it, and a line below."""
     cell = PathText(name, style=BINDER)
-    if made:
-        cell.append(f" {made}", style=PRIMITIVE)
+    if primitive:
+        cell.append(f" {primitive}", style=PRIMITIVE)
     if below:
         cell.append(f"\n{below}", style=COMMENT)
     return cell
@@ -176,7 +176,7 @@ class PathText(Text):
 
 
 def _parts(word: str) -> list[str]:
-    places = [0, *(found.start() for found in _BREAK.finditer(word)), len(word)]
+    places = [0, *(match.start() for match in _BREAK.finditer(word)), len(word)]
     return [word[start:stop] for start, stop in pairwise(places) if start < stop]
 
 
@@ -264,14 +264,14 @@ def _colored(source: str) -> list[Text]:
     from pygments import lex
     from pygments.lexers.python import PythonLexer
 
-    found = [Text()]
+    texts = [Text()]
     for kind, part in lex(source, PythonLexer(stripnl=False, ensurenl=False)):
         style = _style(str(kind))
         for number, piece in enumerate(part.split("\n")):
             if number:
-                found.append(Text())
-            found[-1].append(_printable(piece), style)
-    return found[: len(lines)]
+                texts.append(Text())
+            texts[-1].append(_printable(piece), style)
+    return texts[: len(lines)]
 
 
 def _style(kind: str) -> Style | None:

@@ -208,19 +208,19 @@ def _rows(root: Jaxpr, selection: Selection) -> Iterator[tuple[str, JaxprEqn | i
     """Yield each equation to show with its place, and counts of those skipped in between."""
     seen: set[Jaxpr] = set()
 
-    def below(jaxpr: Jaxpr, before: str, depth: int) -> Iterator[tuple[str, JaxprEqn | int]]:
+    def below(jaxpr: Jaxpr, prefix: str, depth: int) -> Iterator[tuple[str, JaxprEqn | int]]:
         seen.add(jaxpr)
         for row in selection.rows(jaxpr):
             if isinstance(row, int):
-                yield f"{before}…", row
+                yield f"{prefix}…", row
                 continue
             index, eqn = row
-            yield f"{before}{index}", eqn
+            yield f"{prefix}{index}", eqn
             inside = bodies(eqn)
             for number, (_, body) in enumerate(inside):
                 if body not in seen and not selection.folds(depth + 1):
                     which = f"[{number}]" if len(inside) > 1 else ""
-                    yield from below(body, f"{before}{index}{which}.", depth + 1)
+                    yield from below(body, f"{prefix}{index}{which}.", depth + 1)
 
     return below(root, "", 0)
 

@@ -102,17 +102,17 @@ def read_values(text: str, module: ModuleType, what: str) -> tuple[tuple[Any, ..
     return _ValueReader(text, what, module, Symbols()).arguments()
 
 
-def read_results(claim: Any, known: Mapping[str, Any]) -> Any:
+def read_results(claim: Any, argument_symbols: Mapping[str, Any]) -> Any:
     """Return the types of results from a text or a pytree of texts; several are a tuple.
 
     Args:
         claim: The text or the pytree. A size written as `_` is a new symbol.
-        known: The symbols of the arguments, by name.
+        argument_symbols: The symbols of the arguments, by name.
 
     Raises:
         ArgumentsError: If a text cannot be read, or uses an unknown symbol.
     """
-    symbols = _KnownSymbols(known)
+    symbols = _KnownSymbols(argument_symbols)
     if not _is_string(claim):
         return read_strings(claim, symbols=symbols)
     with _dtypes_hinted(claim):
@@ -336,12 +336,12 @@ class _Reader:
 
     def _dtype(self, name: str, at: int) -> np.dtype:
         if name.startswith("key<"):
-            impl, known = name[4:-1], dtypes.key_dtypes()
-            if impl not in known:
+            impl, impls = name[4:-1], dtypes.key_dtypes()
+            if impl not in impls:
                 message = f"unknown kind of key '{impl}'"
-                public = (kind for kind in known if not kind.startswith("_"))  # not of JAX itself
+                public = (kind for kind in impls if not kind.startswith("_"))  # not of JAX itself
                 raise self.source.fail_at(at + 4, message, f"available: {_list(public)}")
-            return known[impl]
+            return impls[impl]
         dtype = dtypes.array_dtypes().get(name)
         if dtype is None:
             raise self._unknown(name, at)
@@ -391,8 +391,8 @@ class _Reader:
         options = dict(zip(names, node.args, strict=False))
         for keyword in node.keywords:
             if keyword.arg not in names or keyword.arg in options:
-                given = "**" if keyword.arg is None else f"'{keyword.arg}'"
-                message = f"{name}(...) takes no argument {given} here"
+                shown = "**" if keyword.arg is None else f"'{keyword.arg}'"
+                message = f"{name}(...) takes no argument {shown} here"
                 raise self.source.fail(keyword.value, message, f"it takes {_list(names)}")
             options[keyword.arg] = keyword.value
         for missing in (n for n in required if n not in options):
@@ -567,8 +567,8 @@ class _Reader:
             return fail(at, f"{name} is a function: write {name}(...)")
         if name[0].isdigit():
             return fail(at, f"the literal {name} is not allowed in {self.source.what}", _TYPES_HINT)
-        known = [*dtypes.array_dtypes(), *self._FUNCTIONS]
-        hint = did_you_mean(name, known) or _TYPES_HINT
+        names = [*dtypes.array_dtypes(), *self._FUNCTIONS]
+        hint = did_you_mean(name, names) or _TYPES_HINT
         return fail(at, f"unknown name '{name}' in {self.source.what}", hint)
 
     def _not_allowed(self, node: ast.expr) -> NoReturn:
@@ -692,15 +692,15 @@ class Arrays(dict[str, Any]):
         """
         if path in self:
             return self.read([path])[path]  # type: ignore[no-any-return]
-        found = Arrays()
-        found.folder = self.folder
+        arrays = Arrays()
+        arrays.folder = self.folder
         for name, array in self.items():
             rest = name.removeprefix(path)
             if rest.startswith("/"):
-                found[rest[1:]] = array
+                arrays[rest[1:]] = array
             elif name.startswith((f"{path}[", f"{path}.")) and (steps := path_steps(f"_{rest}")):
-                found["/".join(steps)] = array
-        return found or self[path]
+                arrays["/".join(steps)] = array
+        return arrays or self[path]
 
     def read(self, names: Iterable[str] | None = None) -> dict[str, Any]:
         """Return the arrays of these names, or all, in a plain dict.
@@ -721,9 +721,9 @@ def load_arrays(path: str) -> np.ndarray | Arrays:
     """
     if os.path.isdir(path):
         with _named(path):
-            found = Arrays(stored_arrays(path))
-        found.folder = path
-        return found
+            arrays = Arrays(stored_arrays(path))
+        arrays.folder = path
+        return arrays
     suffix = os.path.splitext(path)[1].lower()
     reader = {".npy": _numpy, ".npz": _numpy, ".safetensors": _safetensors, "": _numpy}.get(suffix)
     if reader is None:

@@ -196,49 +196,49 @@ def find(
         ArgumentsError: If the arguments cannot be read or do not fit.
         UserFunctionError: If the user's code raises.
     """
-    found = resolve(target)
+    resolved = resolve(target)
     start = time.perf_counter()
-    factory = factory or found.call is not None
-    fun, own = _call_factory(found, target) if factory else (found.value, None)
+    factory = factory or resolved.call is not None
+    fun, example_args = _call_factory(resolved, target) if factory else (resolved.value, None)
     seconds = time.perf_counter() - start
     hint = target_hint(fun, target, args or types or suggestion(fun), factory)
-    call, after = _call(found, fun, own, args, types, symbolic, static)
+    call, after = _call(resolved, fun, example_args, args, types, symbolic, static)
     if symbolic and call and not (after or _symbols(call)):
         hint = hint or _NO_SIZES
-    known = call or _example(fun, found)
-    if known is None:
+    arguments = call or _example(fun, resolved)
+    if arguments is None:
         require_no_arguments(fun, target, hint)
-    positional, named = known or ((), {})
+    positional, named = arguments or ((), {})
     name = function_name(fun)
     if name == "lambda" and not factory:
-        name = found.name.rpartition(".")[2]
+        name = resolved.name.rpartition(".")[2]
     return Entry(
-        name, fun, positional, named, static, target, hint, seconds, after, found.roots, specs
+        name, fun, positional, named, static, target, hint, seconds, after, resolved.roots, specs
     )
 
 
 def _call(
-    found: Target,
+    resolved: Target,
     fun: Callable,
-    own: Arguments | None,
+    example_args: Arguments | None,
     args: str | None,
     types: str | None,
     symbolic: bool,
     static: StaticArguments,
 ) -> tuple[Arguments | None, Arguments | None]:
     """Return the arguments to `find`, if any, and those of the program after the passes."""
-    given = None if args is None else argspec.read_args(args, found.module)
-    if types is None and (given is None or not symbolic or _symbols(given)):
-        return given or own, None
-    own = own or _example(fun, found)
-    known = ParameterTypes.read(fun, types)
-    if types is None and not _symbols((own, known.leaves)):
-        return given, None
-    if given is not None:
-        return typed_call(fun, known, own, given, **static)
-    if own is None:
-        return _by_position(fun, *argspec.read_args(types or "", found.module, "types")), None
-    return typed_call(fun, known, own, ((), {}), **static)[0], None
+    arguments = None if args is None else argspec.read_args(args, resolved.module)
+    if types is None and (arguments is None or not symbolic or _symbols(arguments)):
+        return arguments or example_args, None
+    example_args = example_args or _example(fun, resolved)
+    param_types = ParameterTypes.read(fun, types)
+    if types is None and not _symbols((example_args, param_types.leaves)):
+        return arguments, None
+    if arguments is not None:
+        return typed_call(fun, param_types, example_args, arguments, **static)
+    if example_args is None:
+        return _by_position(fun, *argspec.read_args(types or "", resolved.module, "types")), None
+    return typed_call(fun, param_types, example_args, ((), {}), **static)[0], None
 
 
 def _by_position(fun: Callable, positional: tuple, named: Mapping[str, Any]) -> Arguments:
@@ -254,36 +254,38 @@ def _symbols(arguments: object) -> list[Any]:
     return symbolic_sizes(jax.tree.leaves(arguments))
 
 
-def _call_factory(found: Target, target: str) -> tuple[Callable, Arguments | None]:
+def _call_factory(resolved: Target, target: str) -> tuple[Callable, Arguments | None]:
     """Call a factory, and return its function, and its arguments if it returns any."""
-    known = signature(found.value)
-    if found.call is None and known is not None and required(known):
+    sig = signature(resolved.value)
+    if resolved.call is None and sig is not None and required(sig):
         raise TargetError(
-            f"the factory {shown_signature(found.value)} cannot be called without arguments",
-            class_hint(found.value)
+            f"the factory {shown_signature(resolved.value)} cannot be called without arguments",
+            class_hint(resolved.value)
             or (
                 f'write them in TARGET: "{target}(...)"; or omit --factory to trace the function '
                 "itself"
             ),
         )
-    args, kwargs = argspec.read_values(found.call or "", found.module, f"the call of {found.name}")
-    if known is not None:
+    args, kwargs = argspec.read_values(
+        resolved.call or "", resolved.module, f"the call of {resolved.name}"
+    )
+    if sig is not None:
         try:
-            known.bind(*args, **kwargs)
+            sig.bind(*args, **kwargs)
         except TypeError as error:
-            message = f"the arguments do not fit {shown_signature(found.value)}: {error}"
+            message = f"the arguments do not fit {shown_signature(resolved.value)}: {error}"
             raise TargetError(message) from None
     try:
-        result = found.value(*args, **kwargs)
+        result = resolved.value(*args, **kwargs)
     except (Exception, SystemExit) as error:
-        raise _user_error(f"the factory {found.name}", error) from error
+        raise _user_error(f"the factory {resolved.name}", error) from error
     if callable(result):
         return result, None
     if not isinstance(result, tuple | list) or len(result) not in (2, 3):
-        given = (
+        returned = (
             f"{len(result)} values" if isinstance(result, tuple | list) else _described_type(result)
         )
-        raise TargetError(f"the factory {found.name} returned {given}", _FACTORY_GIVES)
+        raise TargetError(f"the factory {resolved.name} returned {returned}", _FACTORY_GIVES)
     fun, args, kwargs = (*result, {})[:3]
     for good, what, value in (
         (callable(fun), "function", fun),
@@ -291,7 +293,9 @@ def _call_factory(found: Target, target: str) -> tuple[Callable, Arguments | Non
         (isinstance(kwargs, Mapping), "kwargs", kwargs),
     ):
         if not good:
-            message = f"the factory {found.name} returned {_described_type(value)} for its {what}"
+            message = (
+                f"the factory {resolved.name} returned {_described_type(value)} for its {what}"
+            )
             raise TargetError(message, _FACTORY_GIVES)
     return fun, (tuple(args), dict(kwargs))
 
@@ -299,15 +303,15 @@ def _call_factory(found: Target, target: str) -> tuple[Callable, Arguments | Non
 # --- example arguments ------------------------------------------------------------------------
 
 
-def _example(fun: object, found: Target) -> Arguments | None:
+def _example(fun: object, resolved: Target) -> Arguments | None:
     """Return the example arguments of a callable or of a function that it wraps."""
     for owner, bound in _wrapped(fun):
-        held = getattr(owner, "example_args", None)
-        if held is None:
+        attribute = getattr(owner, "example_args", None)
+        if attribute is None:
             continue
-        example = _as_example(held, found)
+        example = _as_example(attribute, resolved)
         args, kwargs = argspec.read_strings(
-            (example.args, dict(example.kwargs)), _module_of(owner, found)
+            (example.args, dict(example.kwargs)), _module_of(owner, resolved)
         )
         for partial in bound:
             args = args[len(partial.args) :]
@@ -332,26 +336,26 @@ def _wrapped(fun: Any) -> Iterator[tuple[Any, list[functools.partial]]]:
             fun = type(fun).__call__ if callable(fun) else None
 
 
-def _module_of(owner: object, found: Target) -> ModuleType:
+def _module_of(owner: object, resolved: Target) -> ModuleType:
     """Return the module for `ref` in an example: where the function is defined, if known."""
     name = None if isinstance(owner, functools.partial) else getattr(owner, "__module__", None)
-    return sys.modules.get(name or "", found.module)
+    return sys.modules.get(name or "", resolved.module)
 
 
-def _as_example(held: object, found: Target) -> Example:
-    if callable(held):
+def _as_example(attribute: object, resolved: Target) -> Example:
+    if callable(attribute):
         try:
-            held = held()
+            attribute = attribute()
         except (Exception, SystemExit) as error:
-            raise _user_error(f"example_args of {found.name}", error) from error
-    if isinstance(held, Example):
-        return held
-    if not isinstance(held, tuple | list):
+            raise _user_error(f"example_args of {resolved.name}", error) from error
+    if isinstance(attribute, Example):
+        return attribute
+    if not isinstance(attribute, tuple | list):
         raise ArgumentsError(
-            f"example_args of {found.name} is {_described_type(held)}",
+            f"example_args of {resolved.name} is {_described_type(attribute)}",
             "it must be a tuple of the arguments, or a function that returns one",
         )
-    return Example(tuple(held), {})
+    return Example(tuple(attribute), {})
 
 
 def _user_error(what: str, error: BaseException) -> UserFunctionError:
@@ -404,12 +408,12 @@ def require_no_arguments(fun: Callable, target: str, hint: str | None) -> None:
         target: The target that names it, without a call.
         hint: A suggestion to use instead, if one is known.
     """
-    known = signature(fun)
-    if known is not None and not (needed := required(known)):
+    sig = signature(fun)
+    if sig is not None and not (needed := required(sig)):
         return
-    objects = _objects(fun, [each.name for each in needed]) if known else []
+    objects = _objects(fun, [p.name for p in needed]) if sig else []
     if objects and not hint:
-        hint = _factory_hint(fun, target, [each.name for each in needed], objects)
+        hint = _factory_hint(fun, target, [p.name for p in needed], objects)
     raise ArgumentsError(
         f"{shown_signature(fun)} needs arguments",
         hint
@@ -421,8 +425,8 @@ def require_no_arguments(fun: Callable, target: str, hint: str | None) -> None:
 def suggestion(fun: Callable) -> str:
     """Return a text for --args that fits the number and names of a function's parameters."""
     parts: list[str] = []
-    by_name, known = False, signature(fun)
-    for parameter in required(known) if known else ():
+    by_name, sig = False, signature(fun)
+    for parameter in required(sig) if sig else ():
         value = _SUGGESTIONS.get(parameter.name, _ARRAY)
         if parameter.annotation in (jax.Ref, "jax.Ref", "Ref"):
             value = f"new_ref({_ARRAY})"
@@ -431,12 +435,12 @@ def suggestion(fun: Callable) -> str:
     return ", ".join(parts) or _ARRAY
 
 
-def required(known: inspect.Signature) -> list[inspect.Parameter]:
+def required(sig: inspect.Signature) -> list[inspect.Parameter]:
     """Return the parameters without a default value."""
     optional = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
     return [
         p
-        for p in known.parameters.values()
+        for p in sig.parameters.values()
         if p.default is inspect.Parameter.empty and p.kind not in optional
     ]
 
@@ -470,14 +474,14 @@ def _factory_hint(fun: Callable, target: str, names: Sequence[str], objects: lis
     place, _, name = target.rpartition(":")
     module = inspect.getmodule(inspect.unwrap(fun))
     array = 'jax.ShapeDtypeStruct((8, 128), "float32")'
-    given = ", ".join(each if each in objects else array for each in names)
+    call_args = ", ".join(arg if arg in objects else array for arg in names)
     listed = " and ".join([", ".join(objects[:-1]), objects[-1]] if objects[1:] else objects)
     lines = (
         f"{listed} {'are Python objects' if objects[1:] else 'is a Python object'}; create "
         f"{'them' if objects[1:] else 'it'} in a factory, and trace {place}:case --factory",
         "  def case():",
-        *(f"      {each} = {_made(module, each)}" for each in objects),
-        f"      return {name}, ({given}{'' if names[1:] else ','})",
+        *(f"      {arg} = {_made(module, arg)}" for arg in objects),
+        f"      return {name}, ({call_args}{'' if names[1:] else ','})",
         "or record a script that calls the function: jaxprtool record SCRIPT.py",
     )
     return "\n".join(lines)
@@ -485,14 +489,14 @@ def _factory_hint(fun: Callable, target: str, names: Sequence[str], objects: lis
 
 def _made(module: ModuleType | None, name: str) -> str:
     """Return an expression that makes an object, without values if it is a model of a library."""
-    known = vars(module) if module else {}
-    library = next((each for each in _ABSTRACT if each in known), None)
-    models = [each for each in known.values() if _is_model(each, module)]
+    namespace = vars(module) if module else {}
+    library = next((candidate for candidate in _ABSTRACT if candidate in namespace), None)
+    models = [value for value in namespace.values() if _is_model(value, module)]
     if library is None or not models or name.lower() not in _MODELS:
         return "...  # as your script makes it"
     model = models[-1]  # what is defined last usually is the whole model
-    needed = [each.name for each in required(inspect.signature(model.__init__))]
-    sizes = "".join(f"{each}=..., " for each in needed[1:] if each not in ("rngs", "key"))
+    needed = [p.name for p in required(inspect.signature(model.__init__))]
+    sizes = "".join(f"{arg}=..., " for arg in needed[1:] if arg not in ("rngs", "key"))
     return _ABSTRACT[library].format(model=model.__name__, sizes=sizes)
 
 
@@ -520,8 +524,8 @@ Arguments: TypeAlias = tuple[tuple[Any, ...], dict[str, Any]]
 def typed_call(
     fun: Callable,
     types: ParameterTypes,
-    own: Arguments | None,
-    given: Arguments,
+    example_args: Arguments | None,
+    arguments: Arguments,
     **static: Unpack[StaticArguments],
 ) -> tuple[Arguments, Arguments]:
     """Return the arguments to trace a function with, and those of the program after the passes.
@@ -529,38 +533,40 @@ def typed_call(
     Args:
         fun: The function.
         types: The known types of its parameters.
-        own: Its example arguments, or those of a factory.
-        given: The arguments of the program, including the function's static ones. A parameter with
-            a default and no type must be given by name, because passes add positional arguments.
+        example_args: Its example arguments, or those of a factory.
+        arguments: The arguments of the program, including the function's static ones. A parameter
+            with a default and no type must be given by name, because passes add positional
+            arguments.
         static: The static arguments, as in options of `jax.jit`.
     """
-    args, kwargs = given
+    args, kwargs = arguments
     positions, names = static_places(fun, args, kwargs, **static)
     after = (
         tuple(arg for i, arg in enumerate(args) if i not in positions),
         {name: arg for name, arg in kwargs.items() if name not in names},
     )
-    own = types.call(fun, positions, names) or own
-    if own is None:
-        call = _of_the_function(fun, types, given, positions)
+    example_args = types.call(fun, positions, names) or example_args
+    if example_args is None:
+        call = _of_the_function(fun, types, arguments, positions)
     else:
         call = (
             tuple(
-                args[i] if i in positions and i < len(args) else arg for i, arg in enumerate(own[0])
+                args[i] if i in positions and i < len(args) else arg
+                for i, arg in enumerate(example_args[0])
             ),
-            own[1] | {name: arg for name, arg in kwargs.items() if name in names},
+            example_args[1] | {name: arg for name, arg in kwargs.items() if name in names},
         )
     traced = types.replaced(*_with_rows(types, *call), lambda values: [v.type for v in values])
     return traced, after
 
 
 def _of_the_function(
-    fun: Callable, types: ParameterTypes, given: Arguments, static: set[int]
+    fun: Callable, types: ParameterTypes, arguments: Arguments, static: set[int]
 ) -> Arguments:
     """Return the arguments that the function takes, without those that passes add."""
-    args, kwargs = given
-    known = signature(fun)
-    parameters: Mapping[str, inspect.Parameter] = known.parameters if known else {}
+    args, kwargs = arguments
+    sig = signature(fun)
+    parameters: Mapping[str, inspect.Parameter] = sig.parameters if sig else {}
     needed = {name for name, p in parameters.items() if p.default is p.empty} | {*types.by_name}
     positional = positional_names(fun, len(types.positions))
     last = max([*static, *(i for i, name in enumerate(positional) if name in needed)], default=-1)

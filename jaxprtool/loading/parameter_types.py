@@ -83,15 +83,15 @@ class ParameterTypes:
     are_given: bool = False
 
     @classmethod
-    def read(cls, fun: Callable, given: TypesOption) -> ParameterTypes:
+    def read(cls, fun: Callable, option: TypesOption) -> ParameterTypes:
         """Return the types given for a function, or else its own.
 
         Its own are annotations, or the types with symbols in its example arguments.
 
         Args:
             fun: The function.
-            given: The types in the notation of the command line's `--args`, `"tokens=i32[n]"`; or a
-                dict by parameter name, or a sequence in parameter order with None for any type:
+            option: The types in the notation of the command line's `--args`, `"tokens=i32[n]"`; or
+                a dict by parameter name, or a sequence in parameter order with None for any type:
                 texts, `jax.ShapeDtypeStruct`s or pytrees of these.
 
         Raises:
@@ -100,24 +100,24 @@ class ParameterTypes:
         """
         named: Mapping[str, Any] = {}
         positional: Sequence[Any] = ()
-        are_given = given is not None
-        if given is None:
-            given = _annotations(fun)
-        if not given:
+        are_given = option is not None
+        if option is None:
+            option = _annotations(fun)
+        if not option:
             positional, named = _example(fun)
-        elif isinstance(given, str):
-            positional, named = argspec.read_args(given, what="types")
-        elif isinstance(given, Mapping):
-            named = argspec.read_strings(dict(given))
+        elif isinstance(option, str):
+            positional, named = argspec.read_args(option, what="types")
+        elif isinstance(option, Mapping):
+            named = argspec.read_strings(dict(option))
         else:
-            argspec.require_sequence(given)
-            positional = argspec.read_strings(list(given))
+            argspec.require_sequence(option)
+            positional = argspec.read_strings(list(option))
         require_parameters(fun, named, "types")
         _check_count(fun, len(positional))
         names = tuple(positional_names(fun, len(positional)))
         by_name = {**dict(zip(names, positional, strict=False)), **named}
-        by_name = {name: each for name, each in by_name.items() if each is not None}
-        types = jax.tree.map(_type, by_name, is_leaf=lambda each: each is None)
+        by_name = {name: tree for name, tree in by_name.items() if tree is not None}
+        types = jax.tree.map(_type, by_name, is_leaf=lambda leaf: leaf is None)
         return cls(function_name(fun), names, types, are_given)
 
     def call(
@@ -127,13 +127,13 @@ class ParameterTypes:
 
         Static arguments are replaced by None.
         """
-        known = signature(fun)
-        if not self.are_given or known is None or _ANY in jax.tree.leaves(self.by_name):
+        sig = signature(fun)
+        if not self.are_given or sig is None or _ANY in jax.tree.leaves(self.by_name):
             return None
-        parameters = known.parameters
+        parameters = sig.parameters
         variadic = inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD
-        for i, (name, each) in enumerate(parameters.items()):
-            optional = each.default is not each.empty or each.kind in variadic
+        for i, (name, parameter) in enumerate(parameters.items()):
+            optional = parameter.default is not parameter.empty or parameter.kind in variadic
             if not (optional or name in self.by_name or i in static or name in static_names):
                 return None
         used = [i for i, name in enumerate(self.positions) if name in self.by_name]
@@ -141,13 +141,13 @@ class ParameterTypes:
         names = positional_names(fun, count)[:count]
         if any(name not in self.by_name and i not in static for i, name in enumerate(names)):
             return None
-        named = {name: each for name, each in self.by_name.items() if name not in names}
+        named = {name: tree for name, tree in self.by_name.items() if name not in names}
         return tuple(map(self.by_name.get, names)), named
 
     @property
     def leaves(self) -> list[jax.ShapeDtypeStruct]:
         """All types."""
-        return [each for each in jax.tree.leaves(self.by_name) if each is not _ANY]
+        return [leaf for leaf in jax.tree.leaves(self.by_name) if leaf is not _ANY]
 
     def replaced(
         self,
@@ -162,44 +162,44 @@ class ParameterTypes:
         Raises:
             ArgumentsError: If the types of a parameter and the argument differ in structure.
         """
-        given = self.given(args, kwargs)
-        values = self.values(given)
-        made = iter(new([each for each in values if each is not None]))
-        leaves, tree = jax.tree.flatten(given)
+        arguments = self.given(args, kwargs)
+        values = self.values(arguments)
+        replacements = iter(new([value for value in values if value is not None]))
+        leaves, tree = jax.tree.flatten(arguments)
         flat = [
-            value if typed is None else next(made)
+            value if typed is None else next(replacements)
             for value, typed in zip(leaves, values, strict=True)
         ]
         return self.put(args, kwargs, jax.tree.unflatten(tree, flat))
 
     def given(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> dict[str, Any]:
         """Return the arguments of a call whose parameters have types, by parameter name."""
-        found = {name: args[i] for name, i in self._places.items() if i < len(args)}
-        return found | {name: arg for name, arg in kwargs.items() if name in self.by_name}
+        arguments = {name: args[i] for name, i in self._places.items() if i < len(args)}
+        return arguments | {name: arg for name, arg in kwargs.items() if name in self.by_name}
 
     def put(
-        self, args: Sequence[Any], kwargs: Mapping[str, Any], given: Mapping[str, Any]
+        self, args: Sequence[Any], kwargs: Mapping[str, Any], arguments: Mapping[str, Any]
     ) -> tuple[tuple[Any, ...], dict[str, Any]]:
         """Return the arguments of a call with those returned by `given` replaced."""
         placed = list(args)
         for name, i in self._places.items():
             if i < len(placed):
-                placed[i] = given[name]
-        return tuple(placed), {name: given.get(name, arg) for name, arg in kwargs.items()}
+                placed[i] = arguments[name]
+        return tuple(placed), {name: arguments.get(name, arg) for name, arg in kwargs.items()}
 
     @cached_property
     def _places(self) -> dict[str, int]:
         """The position of each positional parameter that has a type."""
         return {name: i for i, name in enumerate(self.positions) if name in self.by_name}
 
-    def values(self, given: Mapping[str, Any]) -> list[TypedValue | None]:
+    def values(self, arguments: Mapping[str, Any]) -> list[TypedValue | None]:
         """Return each leaf of arguments by name with its type; None if any type is accepted.
 
         Raises:
             ArgumentsError: If the types of a parameter and the argument differ in structure.
         """
         types: list[Any] = []
-        for name, value in sorted(given.items()):
+        for name, value in sorted(arguments.items()):
             try:
                 types += jax.tree.leaves(jax.tree.broadcast(self.by_name[name], value))
             except ValueError:
@@ -207,10 +207,10 @@ class ParameterTypes:
                     f"argument '{name}' of {self.name} has a different structure than its type: "
                     f"{jax.tree.structure(value)}, not {jax.tree.structure(self.by_name[name])}"
                 ) from None
-        leaves = jax.tree.leaves_with_path(dict(given))
+        leaves = jax.tree.leaves_with_path(dict(arguments))
         return [
-            None if each is _ANY else TypedValue(_path(way), value, each)
-            for (way, value), each in zip(leaves, types, strict=True)
+            None if leaf_type is _ANY else TypedValue(_path(way), value, leaf_type)
+            for (way, value), leaf_type in zip(leaves, types, strict=True)
         ]
 
 
@@ -222,35 +222,35 @@ def _path(way: Sequence[Any]) -> str:
     return f"{way[0].key}{jax.tree_util.keystr(tuple(way[1:]))}"
 
 
-def _type(given: Any) -> Any:
-    if given is None:
+def _type(leaf: Any) -> Any:
+    if leaf is None:
         return _ANY
-    if not (hasattr(given, "shape") and hasattr(given, "dtype")):
-        raise ArgumentsError(f"{given!r} is not a type: write types as 'f32[n,128]'")
-    return jax.ShapeDtypeStruct(given.shape, given.dtype, is_ref=is_ref(given))
+    if not (hasattr(leaf, "shape") and hasattr(leaf, "dtype")):
+        raise ArgumentsError(f"{leaf!r} is not a type: write types as 'f32[n,128]'")
+    return jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, is_ref=is_ref(leaf))
 
 
 def _annotations(fun: Callable) -> Mapping[str, str]:
     """Return the annotations in the notation of `--args`, by parameter."""
-    known = signature(fun)
+    sig = signature(fun)
     dtypes = "|".join(map(re.escape, array_dtypes()))
-    found = {}
-    for parameter in known.parameters.values() if known else ():
+    annotations = {}
+    for parameter in sig.parameters.values() if sig else ():
         text = parameter.annotation
         if isinstance(text, str) and text[:1] in ("'", '"'):  # from __future__ import annotations
             text = ast.literal_eval(text)
         if isinstance(text, str) and re.search(rf"(?<!\w)(?:{dtypes}|key<\w+>)\[", text):
-            found[parameter.name] = text
-    return found
+            annotations[parameter.name] = text
+    return annotations
 
 
 def _example(fun: Callable) -> tuple[Sequence[Any], Mapping[str, Any]]:
     """Return the example arguments of a function, with None for those without symbols."""
-    held = getattr(inspect.unwrap(fun), "example_args", None)
-    if not isinstance(held, Example):
+    example = getattr(inspect.unwrap(fun), "example_args", None)
+    if not isinstance(example, Example):
         return (), {}
     module = sys.modules.get(getattr(fun, "__module__", None) or "")
-    args, kwargs = argspec.read_strings((held.args, dict(held.kwargs)), module)
+    args, kwargs = argspec.read_strings((example.args, dict(example.kwargs)), module)
 
     def typed(argument: Any) -> Any:
         types = jax.tree.map(lambda x: x if symbolic_sizes([x]) else None, argument)
@@ -260,12 +260,12 @@ def _example(fun: Callable) -> tuple[Sequence[Any], Mapping[str, Any]]:
 
 
 def _check_count(fun: Callable, count: int) -> None:
-    known = signature(fun)
-    own = positional_names(fun, 0)
-    if known is None or any(p.kind is p.VAR_POSITIONAL for p in known.parameters.values()):
+    sig = signature(fun)
+    names = positional_names(fun, 0)
+    if sig is None or any(p.kind is p.VAR_POSITIONAL for p in sig.parameters.values()):
         return
-    if count > len(own):
-        takes = plural(len(own), "positional argument")
+    if count > len(names):
+        takes = plural(len(names), "positional argument")
         raise ArgumentsError(
             f"types has {count}, but the function takes {takes}", shown_signature(fun)
         )

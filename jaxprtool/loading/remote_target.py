@@ -94,11 +94,11 @@ def written_elsewhere(place: RemoteTarget, options: Sequence[str]) -> Iterator[s
 def _python(place: RemoteTarget) -> str:
     if place.python is None:
         return sys.executable
-    found = shutil.which(os.path.expanduser(place.python))
-    if found is None:
+    interpreter = shutil.which(os.path.expanduser(place.python))
+    if interpreter is None:
         hint = "name the interpreter of an environment, such as .venv/bin/python"
         raise TargetError(f"cannot run '{place.python}' as a Python interpreter", hint)
-    return os.path.abspath(found)
+    return os.path.abspath(interpreter)
 
 
 def _fault(place: RemoteTarget, outcome: processes.Outcome) -> JaxprToolError:
@@ -143,9 +143,9 @@ def _unpacked(place: RemoteTarget, folder: str) -> tuple[str, str, list[str]]:
     cwd = os.path.realpath(os.getcwd())
     there = os.path.join(folder, _below(cwd, top) or "")
     os.makedirs(there, exist_ok=True)
-    own = str(Path(__file__).resolve().parents[2])  # where this package is imported from
-    imported += [each for each in map(os.path.realpath, sys.path) if each != own]
-    mapped = [below for each in imported if (below := _below(each, top)) is not None]
+    package_root = str(Path(__file__).resolve().parents[2])  # where this package is imported from
+    imported += [entry for entry in map(os.path.realpath, sys.path) if entry != package_root]
+    mapped = [below for entry in imported if (below := _below(entry, top)) is not None]
     target = place.target
     if is_file:
         inside = _below(os.path.realpath(os.path.abspath(path)), top)
@@ -155,7 +155,7 @@ def _unpacked(place: RemoteTarget, folder: str) -> tuple[str, str, list[str]]:
         if not os.path.isfile(whole):
             raise TargetError(f"{place}: no file '{path}' in that revision")
         target = os.path.relpath(whole, there) + target[len(path) :]
-    return target, there, [os.path.join(folder, each) for each in dict.fromkeys(mapped)]
+    return target, there, [os.path.join(folder, entry) for entry in dict.fromkeys(mapped)]
 
 
 def _inside(member: tarfile.TarInfo, folder: str) -> tarfile.TarInfo | None:

@@ -64,11 +64,11 @@ def split_target(target: str) -> TargetText:
         TargetError: If a call is not closed, or something follows it.
     """
     call = None
-    if (found := _CALL.fullmatch(target)) is not None:
-        if not found[2].endswith(")"):
+    if (match := _CALL.fullmatch(target)) is not None:
+        if not match[2].endswith(")"):
             message = f"the target '{target}' must end with the ')' of its call"
             raise TargetError(message, "write file.py:make({'lr': 1e-3}), in quotes")
-        target, call = found[1], found[2][:-1]
+        target, call = match[1], match[2][:-1]
     place, colon, path = target.rpartition(":")
     return TargetText(place, path, call) if colon else TargetText(target, "", None)
 
@@ -113,11 +113,11 @@ def resolve(target: str) -> Target:
     value = _attribute(module, path, place)
     if not callable(value):
         type_name = type(value).__name__
-        own = [name for name in ("apply", "update", "init") if _is_callable(value, name)]
-        hint = " or ".join(f"{target}.{name}" for name in own)
+        methods = [name for name in ("apply", "update", "init") if _is_callable(value, name)]
+        hint = " or ".join(f"{target}.{name}" for name in methods)
         raise TargetError(
             f"'{path}' in {place} is not callable; its type is {type_name}",
-            f"write {hint}" if own and not isinstance(value, dict | set) else _listing(module),
+            f"write {hint}" if methods and not isinstance(value, dict | set) else _listing(module),
         )
     return Target(value, module, path, call)
 
@@ -348,19 +348,19 @@ def _short(path: str) -> str:
 # --- targets that are not the function to trace -----------------------------------------------
 
 
-def target_hint(fun: Callable, target: str, args: str, made: bool) -> str | None:
+def target_hint(fun: Callable, target: str, args: str, from_factory: bool) -> str | None:
     """Return what to write instead of a target that is a class or a Flax Linen module.
 
     Args:
         fun: The object that the target names, or the result of the factory that it names.
         target: The target.
         args: Its arguments, in the notation of `--args`.
-        made: Whether `fun` was returned by a factory.
+        from_factory: Whether `fun` was returned by a factory.
     """
     if hint := class_hint(fun):
         return hint
     if any(cls.__module__.startswith("flax.linen") for cls in type(fun).__mro__):
-        if made:
+        if from_factory:
             return "return the module's apply, with (variables, x) as its arguments"
         return (
             f'pass a key to create its variables: {target}.init_with_output --args "key(0), {args}"'
@@ -384,25 +384,25 @@ def mesh_conflict(message: str) -> MeshConflictError | None:
     """Return the error for the message of a function with a mesh of its own; None for others."""
     if "should match the mesh passed to shard_map" not in message:
         return None
-    found = MeshConflictError(message, "the function has a mesh of its own; omit --mesh")
+    error = MeshConflictError(message, "the function has a mesh of its own; omit --mesh")
     meshes = _MESH.findall(message)
     if meshes and meshes[0][1] == AxisType.Manual.name:
-        found.hint = (
+        error.hint = (
             "the function maps over devices within a pmap or shard_map, which JAX refuses; "
             "use vmap for one of them, or a shard_map over both axes"
         )
-        return found
+        return error
     if len(meshes) != 2:  # a long message is cut
-        return found
+        return error
     (axes, kind_set), (own_axes, kind) = meshes
-    found.is_alike = axes == own_axes and kind_set != kind
-    if found.is_alike:
-        found.hint = f"the axes of the function's own mesh are {kind}: " + (
+    error.is_alike = axes == own_axes and kind_set != kind
+    if error.is_alike:
+        error.hint = f"the axes of the function's own mesh are {kind}: " + (
             "shard its arguments with --in-specs, not by type"
             if kind == AxisType.Auto.name
             else "shard its arguments by type, f32[8@x], not with --in-specs"
         )
-    return found
+    return error
 
 
 def require_arrays(program: Program, target: str, hint: str | None) -> None:
@@ -501,27 +501,30 @@ _INSTEAD = {
 }
 
 
-def value_needed(text: str, name: str, given: Mapping[str, object]) -> tuple[str, str | None]:
+def value_needed(text: str, name: str, arguments: Mapping[str, object]) -> tuple[str, str | None]:
     """Return a shortened JAX message for a traced value that Python code needs, and a hint.
 
     Args:
         text: JAX's message, on one line.
         name: The name of the traced function.
-        given: Its flat arguments, by path.
+        arguments: Its flat arguments, by path.
     """
-    found = list(_ASKED_BY.finditer(text))  # one per value
-    if not found:
+    matches = list(_ASKED_BY.finditer(text))  # one per value
+    if not matches:
         return _size_needed(text)
     said = _ASKED_BY.sub("", text).rstrip(" .")
     asked = dict.fromkeys(
-        part for each in found for part in re.split(r", | and ", each["arguments"] or "") if part
+        part
+        for match in matches
+        for part in re.split(r", | and ", match["arguments"] or "")
+        if part
     )
     if not asked:
         return said, None
     said += f"; it depends on {', '.join(asked)}"
-    own = all(each["function"].strip("<>") == name for each in found)
-    if own and all(_is_setting(given.get(path)) for path in asked):
-        return said, _static_hint(list(asked), given)
+    in_function = all(match["function"].strip("<>") == name for match in matches)
+    if in_function and all(_is_setting(arguments.get(path)) for path in asked):
+        return said, _static_hint(list(asked), arguments)
     return said, next((hint for words, hint in _INSTEAD.items() if words in text), None)
 
 
@@ -558,9 +561,9 @@ def _size_needed(text: str) -> tuple[str, str | None]:
     )
 
 
-def _limit(found: re.Match[str]) -> int:
+def _limit(match: re.Match[str]) -> int:
     """Return the number that the symbol alone is compared with."""
-    return int(found["to"]) - int(f"{found['sign'] or ''}{found['added'] or 0}")
+    return int(match["to"]) - int(f"{match['sign'] or ''}{match['added'] or 0}")
 
 
 def _no_more(name: str, most: int) -> str:
@@ -573,12 +576,12 @@ def _rows(count: int, bound: str) -> str:
 
 def _comparison_hint(said: str) -> str:
     """Return a hint with a type that makes a comparison of sizes true or false."""
-    found = _COMPARED.search(said)
+    match = _COMPARED.search(said)
     if "floordiv" in said or "mod(" in said:
         return _MULTIPLE
-    if found is None:
+    if match is None:
         return "a symbol is any size from 1; f32[n+1] declares at least 2 rows"
-    name, least = found["name"], _limit(found) + (found["by"] in (">", "<="))
+    name, least = match["name"], _limit(match) + (match["by"] in (">", "<="))
     if least <= 1:
         return _no_more(name, 1)
     more = f"f32[{name}>={least}], or f32[{name}+{least - 1}], declares at least {least}"
@@ -596,10 +599,10 @@ def _is_setting(value: object) -> bool:
     )
 
 
-def _static_hint(paths: Sequence[str], given: Mapping[str, Any]) -> str:
-    if all(path.isidentifier() and isinstance(given[path], int) for path in paths):
+def _static_hint(paths: Sequence[str], arguments: Mapping[str, Any]) -> str:
+    if all(path.isidentifier() and isinstance(arguments[path], int) for path in paths):
         return f"to make it static, add --static-argnames {','.join(paths)}"
-    path, value = paths[0], given[paths[0]]
+    path, value = paths[0], arguments[paths[0]]
     if not isinstance(value, int):  # a type, or an array
         value = value.dtype == bool or 1
     return f"to make {path} static, write its value in --args as static({value})"

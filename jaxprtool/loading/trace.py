@@ -83,10 +83,10 @@ class BoundCall:
     @property
     def positional(self) -> list[tuple[object, bool]]:
         """Each positional argument, and whether it is static."""
-        given = [(arg, False) for arg in self.args]
+        positional = [(arg, False) for arg in self.args]
         for position, value in sorted(self.static_args.items()):
-            given.insert(position, (value, True))
-        return given
+            positional.insert(position, (value, True))
+        return positional
 
     @property
     def keywords(self) -> dict[str, tuple[object, bool]]:
@@ -254,26 +254,26 @@ _ANY = {inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD}
 def signature(fun: Callable) -> inspect.Signature | None:
     """Return a function's signature, or None if it is unknown."""
     try:
-        known = inspect.signature(fun)
-        if isinstance(fun, type) and {p.kind for p in known.parameters.values()} == _ANY:
+        sig = inspect.signature(fun)
+        if isinstance(fun, type) and {p.kind for p in sig.parameters.values()} == _ANY:
             # A metaclass may forward any arguments: use the method that receives them.
-            own = inspect.signature(fun.__init__)  # type: ignore[misc]
-            return own.replace(parameters=[*own.parameters.values()][1:])
-        return known
+            init_sig = inspect.signature(fun.__init__)  # type: ignore[misc]
+            return init_sig.replace(parameters=[*init_sig.parameters.values()][1:])
+        return sig
     except (ValueError, TypeError):
         return None
 
 
 def shown_signature(fun: Callable) -> str:
     """Return `loss(params, x, *, training)`, without annotations and on one line."""
-    known, empty = signature(fun), inspect.Signature.empty
-    if known is None:
+    sig, empty = signature(fun), inspect.Signature.empty
+    if sig is None:
         return f"{function_name(fun)}(...)"
     parameters = [
         p.replace(annotation=empty, default=p.default if _is_short(p.default) else _Dots())
-        for p in known.parameters.values()
+        for p in sig.parameters.values()
     ]
-    bare = known.replace(parameters=parameters, return_annotation=empty)
+    bare = sig.replace(parameters=parameters, return_annotation=empty)
     text = " ".join(f"{function_name(fun)}{bare}".split())
     return text if len(text) <= 200 else text[:197] + "..."
 
@@ -331,9 +331,9 @@ def named_leaves(fun: Callable, call: BoundCall) -> list[tuple[str, object]]:
     count = len(call.args) + len(call.static_args)
     names = positional_names(fun, count)
     dynamic = [names[i] for i in range(count) if i not in call.static_args]
-    known = signature(fun)
-    parameters = known.parameters if known else {}
-    spare = _parameter(known, inspect.Parameter.VAR_KEYWORD) or "kwargs"
+    sig = signature(fun)
+    parameters = sig.parameters if sig else {}
+    spare = _parameter(sig, inspect.Parameter.VAR_KEYWORD) or "kwargs"
     values = [
         *zip(dynamic, call.args, strict=True),
         *(
@@ -399,8 +399,8 @@ def released(
     def call(*args: object, **kwargs: object) -> object:
         static = [isinstance(arg, StaticLeaf) for arg in args]
         args, kwargs = sharing((args, kwargs), shared or ())
-        given = _by_name(fun, args, {**kwargs, **static_kwargs})
-        with warn_about_changes(watched, fun, given) if watched else contextlib.nullcontext():
+        by_name = _by_name(fun, args, {**kwargs, **static_kwargs})
+        with warn_about_changes(watched, fun, by_name) if watched else contextlib.nullcontext():
             if shared is None or not has_objects((args, kwargs)):
                 return held(fun, fun(*args, **kwargs, **static_kwargs))
             bound = functools.partial(fun, **static_kwargs)
@@ -408,9 +408,9 @@ def released(
             return held(fun, call_tracked(bound, args, kwargs, names, static))
 
     functools.update_wrapper(call, fun, updated=())
-    known = signature(functools.partial(fun, **static_kwargs))
-    if known is not None:
-        call.__signature__ = known  # type: ignore[attr-defined]
+    sig = signature(functools.partial(fun, **static_kwargs))
+    if sig is not None:
+        call.__signature__ = sig  # type: ignore[attr-defined]
     return call
 
 
@@ -462,8 +462,8 @@ def static_places(
     """
     positions, names = _static_arguments(fun, len(args), static_argnums, static_argnames)
     if jitted := Jitted.find(fun):
-        own = jitted.static_places(len(args))
-        positions, names = positions | own[0], names | own[1]
+        places = jitted.static_places(len(args))
+        positions, names = positions | places[0], names | places[1]
     return (
         positions | {i for i, arg in enumerate(args) if isinstance(arg, Static)},
         names | {name for name, arg in kwargs.items() if isinstance(arg, Static)},
@@ -494,26 +494,26 @@ def _static_arguments(
 
 def require_parameters(fun: Callable, names: Iterable[str], what: str) -> None:
     """Raise ArgumentsError for a name that is not a parameter; `what` names its source."""
-    known = signature(fun)
-    if known is None or _parameter(known, inspect.Parameter.VAR_KEYWORD):
+    sig = signature(fun)
+    if sig is None or _parameter(sig, inspect.Parameter.VAR_KEYWORD):
         return
     for name in names:
-        if name not in known.parameters:
-            hint = did_you_mean(name, known.parameters) or shown_signature(fun)
+        if name not in sig.parameters:
+            hint = did_you_mean(name, sig.parameters) or shown_signature(fun)
             raise ArgumentsError(f"{what} has '{name}', which is not a parameter", hint)
 
 
 def positional_names(fun: Callable, count: int) -> list[str]:
     """Return a name per position: those of the signature, and more if `count` exceeds them."""
-    known = signature(fun)
+    sig = signature(fun)
     kinds = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
-    names = [p.name for p in known.parameters.values() if p.kind in kinds] if known else []
-    rest = _parameter(known, inspect.Parameter.VAR_POSITIONAL) or "args"
+    names = [p.name for p in sig.parameters.values() if p.kind in kinds] if sig else []
+    rest = _parameter(sig, inspect.Parameter.VAR_POSITIONAL) or "args"
     return names + [f"{rest}[{i}]" for i in range(count - len(names))]
 
 
-def _parameter(known: inspect.Signature | None, kind: inspect._ParameterKind) -> str | None:
-    parameters = known.parameters.values() if known else ()
+def _parameter(sig: inspect.Signature | None, kind: inspect._ParameterKind) -> str | None:
+    parameters = sig.parameters.values() if sig else ()
     return next((p.name for p in parameters if p.kind is kind), None)
 
 
@@ -521,16 +521,16 @@ def _parameter(known: inspect.Signature | None, kind: inspect._ParameterKind) ->
 
 
 def _check_fit(fun: Callable, args: Sequence[object], kwargs: Mapping[str, object]) -> None:
-    known = signature(fun)
-    if known is None:
+    sig = signature(fun)
+    if sig is None:
         return
     try:
-        known.bind(*args, **kwargs)
+        sig.bind(*args, **kwargs)
     except TypeError as error:
         message = f"the arguments do not fit {shown_signature(fun)}: {error}"
         named = f", and {', '.join(kwargs)} by name" if kwargs else ""
         hint = f"got {plural(len(args), 'positional argument')}{named}"
-        if not known.parameters:
+        if not sig.parameters:
             hint = "if it returns the function that takes them, add --factory"
         raise ArgumentsError(message, hint) from None
 
@@ -679,8 +679,10 @@ class Jitted:
         args = [*((arg, True) for arg in self.args), *positional]
         kwargs = {**{name: (arg, True) for name, arg in self.kwargs}, **keywords}
         # JAX rejects values that are not arrays.
-        given = release((tuple(arg for arg, _ in args), {k: arg for k, (arg, _) in kwargs.items()}))
-        stage = self.fun.trace(*given[0], **given[1])
+        call_args = release(
+            (tuple(arg for arg, _ in args), {k: arg for k, (arg, _) in kwargs.items()})
+        )
+        stage = self.fun.trace(*call_args[0], **call_args[1])
         leaves = self._dynamic_leaves(args, kwargs)
         return self._without_bound(stage, leaves)
 
@@ -741,15 +743,15 @@ _MUTATORS = {
 
 
 @contextlib.contextmanager
-def warn_about_changes(name: str, fun: Any, given: Mapping[str, object]) -> Iterator[None]:
+def warn_about_changes(name: str, fun: Any, arguments: Mapping[str, object]) -> Iterator[None]:
     """Warn once about plain objects that a function mutates in a `with` block.
 
     Args:
         name: The function's name.
         fun: The function.
-        given: Its arguments by name.
+        arguments: Its arguments by name.
     """
-    reached = _Reached(fun, given)
+    reached = _Reached(fun, arguments)
     yield
     changed = reached.changed()
     if changed:
@@ -766,36 +768,36 @@ def warn_about_changes(name: str, fun: Any, given: Mapping[str, object]) -> Iter
 class _Reached:
     """The objects reachable from a function, by path, and their contents."""
 
-    def __init__(self, fun: Any, given: Mapping[str, object]) -> None:
+    def __init__(self, fun: Any, arguments: Mapping[str, object]) -> None:
         self._functions: list[FunctionType] = []
         #: The path of each object, the object, and its contents by path.
         self._held: list[tuple[str, object, dict[str, object]]] = []
         seen: set[int] = set()
         called = getattr_static(type(fun), "__call__", None)
-        todo: list[tuple[str, object]] = [*given.items(), (_SELF, fun), (_SELF, called)]
+        todo: list[tuple[str, object]] = [*arguments.items(), (_SELF, fun), (_SELF, called)]
         for path, value in todo:
             if id(value) in seen:
                 continue
             seen.add(id(value))
-            held = self._contents(path, value)
-            if held is not None:
-                self._held.append((path, value, held))
-                todo += held.items()
+            contents = self._contents(path, value)
+            if contents is not None:
+                self._held.append((path, value, contents))
+                todo += contents.items()
             if len(todo) > _MOST:
                 break
 
     def changed(self) -> list[str]:
         """Return the paths of changed values, the nearest first."""
-        found: dict[str, None] = {}
+        paths: dict[str, None] = {}
         for path, value, before in self._held:
             after = self._contents(path, value) or {}
             if isinstance(value, FunctionType):
-                found.update((n, None) for n in after if not _same(before.get(n), after[n]))
+                paths.update((n, None) for n in after if not _same(before.get(n), after[n]))
             elif before.keys() != after.keys() or not all(
                 _same(before[name], after[name]) for name in before
             ):
-                found[path] = None
-        return list(found)
+                paths[path] = None
+        return list(paths)
 
     def line(self, path: str) -> str:
         """Return the part of the source line that changes the value at a path, or ""."""
@@ -808,7 +810,7 @@ class _Reached:
     def _contents(self, path: str, value: object) -> dict[str, object] | None:
         """Return the contents of an object by path; None if it is not inspected."""
         if isinstance(value, functools.partial):
-            args = {f"args[{i}]": each for i, each in enumerate(value.args)}
+            args = {f"args[{i}]": arg for i, arg in enumerate(value.args)}
             return {**args, **value.keywords, _SELF: value.func}
         if isinstance(value, MethodType):
             return {_SELF: value.__self__, "__func__": value.__func__}
@@ -822,11 +824,13 @@ class _Reached:
             if len(value) > _MOST:
                 return {f"len({path})": len(value)}
             items = value.items() if isinstance(value, dict) else enumerate(value)
-            return {f"{path}[{_text(key)}]": each for key, each in items}
+            return {f"{path}[{_text(key)}]": item for key, item in items}
         if not isinstance(value, type) and _is_users(cls) and not has_objects(value):
             fields = getattr(value, "__dict__", {})
-            held: dict[str, object] = {f"{path}.{name}": each for name, each in fields.items()}
-            return held
+            contents: dict[str, object] = {
+                f"{path}.{name}": field for name, field in fields.items()
+            }
+            return contents
         return None
 
     def _of_function(self, fun: FunctionType) -> dict[str, object] | None:
@@ -836,21 +840,21 @@ class _Reached:
             return {_SELF: fun.__wrapped__} if hasattr(fun, "__wrapped__") else None
         if fun not in self._functions:
             self._functions.append(fun)
-        held: dict[str, object] = {_SELF: fun.__wrapped__} if hasattr(fun, "__wrapped__") else {}
+        closure: dict[str, object] = {_SELF: fun.__wrapped__} if hasattr(fun, "__wrapped__") else {}
         for name, cell in zip(fun.__code__.co_freevars, fun.__closure__ or (), strict=True):
             with contextlib.suppress(ValueError):  # a closure variable that is not assigned yet
-                held[name] = cell.cell_contents
+                closure[name] = cell.cell_contents
         names = {name for code in _codes(fun.__code__) for name in code.co_names}
-        known = fun.__globals__
-        return {**{name: known[name] for name in sorted(names) if name in known}, **held}
+        namespace = fun.__globals__
+        return {**{name: namespace[name] for name in sorted(names) if name in namespace}, **closure}
 
 
 def _codes(code: CodeType) -> Iterator[CodeType]:
     """Yield the code of a function and of the functions defined in it."""
     yield code
-    for each in code.co_consts:
-        if isinstance(each, CodeType):
-            yield from _codes(each)
+    for const in code.co_consts:
+        if isinstance(const, CodeType):
+            yield from _codes(const)
 
 
 def _is_users(cls: type) -> bool:
@@ -876,14 +880,14 @@ def _changing_line(fun: FunctionType, name: str) -> int | None:
         tree = ast.parse(textwrap.dedent("".join(lines)))
     except (OSError, TypeError, SyntaxError):
         return None
-    found = [
+    line_numbers = [
         node.lineno + max(first, 1) - 1
         for node in ast.walk(tree)
         if isinstance(node, ast.stmt | ast.expr)
         for target in _targets(node)
         if _root(target) == name
     ]
-    return min(found, default=None)
+    return min(line_numbers, default=None)
 
 
 def _targets(node: ast.AST) -> list[ast.expr]:

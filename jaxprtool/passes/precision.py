@@ -181,8 +181,8 @@ class _Body:
             v
             for eqn in self.jaxpr.eqns
             if eqn.primitive.name == "jit"
-            for v, given in zip(eqn.invars, eqn.params["donated_invars"], strict=True)
-            if given and type(v) is not Literal
+            for v, donated in zip(eqn.invars, eqn.params["donated_invars"], strict=True)
+            if donated and type(v) is not Literal
         }
         self._invars = []
         for var, is_narrow in zip(self.jaxpr.invars, narrow, strict=True):
@@ -268,9 +268,9 @@ class _Body:
 
     def _equation(self, eqn: JaxprEqn) -> None:
         self._definition.update(dict.fromkeys(eqn.outvars, eqn))
-        held = regions(eqn)
-        if held is not None:
-            self._held(eqn, held)
+        inside = regions(eqn)
+        if inside is not None:
+            self._held(eqn, inside)
         elif not self._can_be_narrow(eqn) or self._to.keeps((*self._around, eqn)):
             self._write(eqn, [self._form(x, eqn) for x in eqn.invars], eqn.outvars)
         elif eqn.primitive is _CAST:
@@ -324,10 +324,10 @@ class _Body:
 
     # --- bodies ---------------------------------------------------------------------------------
 
-    def _held(self, eqn: JaxprEqn, held: Regions) -> None:
+    def _held(self, eqn: JaxprEqn, inside: Regions) -> None:
         """Write an equation with bodies, with narrow operands and results where possible."""
-        fixed = held.edges.has_rule or traits(eqn).custom_derivative
-        carried_in = {i for i, _ in held.carried}
+        fixed = inside.edges.has_rule or traits(eqn).custom_derivative
+        carried_in = {i for i, _ in inside.carried}
         free = [
             not fixed
             and i not in carried_in
@@ -338,23 +338,23 @@ class _Body:
         narrow = [
             is_free and self.defined_narrow(x) for x, is_free in zip(eqn.invars, free, strict=True)
         ]
-        called = self._called(eqn, held, narrow)
+        called = self._called(eqn, inside, narrow)
         more = [
-            is_free and (is_narrow or self._casts(held, called, i))
+            is_free and (is_narrow or self._casts(inside, called, i))
             for i, (is_free, is_narrow) in enumerate(zip(free, narrow, strict=True))
         ]
         if more != narrow:
-            called = self._called(eqn, held, more)
+            called = self._called(eqn, inside, more)
         outs_narrow = [not fixed and self._to.is_wide(v) for v in eqn.outvars]
-        for _, carried in held.carried:
+        for _, carried in inside.carried:
             outs_narrow[carried] = False
-        for body, region in zip(called.bodies, held.regions, strict=True):
+        for body, region in zip(called.bodies, inside.regions, strict=True):
             for atom, out in zip(body.jaxpr.outvars, region.outs, strict=True):
                 if out is not None:
                     outs_narrow[out] &= body.defined_narrow(atom)
         bodies = [
             body.closed([out is not None and outs_narrow[out] for out in region.outs])
-            for body, region in zip(called.bodies, held.regions, strict=True)
+            for body, region in zip(called.bodies, inside.regions, strict=True)
         ]
         operands = [
             self._narrow_form(x, eqn) if is_narrow else self._form(x, eqn)
@@ -364,27 +364,27 @@ class _Body:
             self._new_narrow(v) if is_narrow else v
             for v, is_narrow in zip(eqn.outvars, outs_narrow, strict=True)
         ]
-        if any(new is not old for new, old in zip(bodies, held.bodies, strict=True)):
-            new = held.with_bodies(bodies)
+        if any(new is not old for new, old in zip(bodies, inside.bodies, strict=True)):
+            new = inside.with_bodies(bodies)
             new = new.replace(invars=operands, outvars=outs)
             self._eqns.append(new)
         else:
             self._write(eqn, operands, outs)
 
-    def _called(self, eqn: JaxprEqn, held: Regions, narrow: list[bool]) -> _Called:
+    def _called(self, eqn: JaxprEqn, inside: Regions, narrow: list[bool]) -> _Called:
         return _Called(
             [
                 _Body(self._to, body, [narrow[i] for i in region.ins], (*self._around, eqn))
-                for body, region in zip(held.bodies, held.regions, strict=True)
+                for body, region in zip(inside.bodies, inside.regions, strict=True)
             ],
             narrow,
         )
 
-    def _casts(self, held: Regions, called: _Called, operand: int) -> bool:
+    def _casts(self, inside: Regions, called: _Called, operand: int) -> bool:
         """Return True if the bodies read an operand, and only in its narrow form."""
         uses = [
-            called.bodies[number].only_cast(held.jaxprs[number].invars.index(var))
-            for number, var in held.arguments_by_operand[operand]
+            called.bodies[number].only_cast(inside.jaxprs[number].invars.index(var))
+            for number, var in inside.arguments_by_operand[operand]
         ]
         return bool(uses) and all(uses)
 
@@ -460,10 +460,10 @@ class KeptPlaces:
         for read, names, matches in self._readers:
             place = read(path)
             if place not in self._seen:
-                found = [name for name in names if matches(name, place.split("/"))]
-                for name in found:
+                matched = [name for name in names if matches(name, place.split("/"))]
+                for name in matched:
                     self._unmatched.pop("/".join(name), None)
-                self._seen[place] = bool(found)
+                self._seen[place] = bool(matched)
             kept |= self._seen[place]
         return kept
 
@@ -471,11 +471,11 @@ class KeptPlaces:
         """Raise PipelineError if no equation was at one of the places."""
         if not self._unmatched:
             return
-        name, known = next(iter(self._unmatched)), [place for place in self._seen if place]
-        there = f"it computes floats in: {some(known, _SHOWN)}" if known else None
+        name, places = next(iter(self._unmatched)), [place for place in self._seen if place]
+        there = f"it computes floats in: {some(places, _SHOWN)}" if places else None
         raise PipelineError(
             f"mixed_precision: {self._program.name} computes no floats in '{name}'",
-            did_you_mean(name, known) or there,
+            did_you_mean(name, places) or there,
         )
 
 

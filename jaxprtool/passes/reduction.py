@@ -106,10 +106,10 @@ def fresh_names(program: Program, prefix: str, count: int) -> list[str]:
     return [name for name in names if name not in taken][:count]
 
 
-def checked(candidate: Candidate, before: Program) -> bool:
+def checked(candidate: Candidate, original: Program) -> bool:
     """Return True if a candidate is well typed."""
     try:
-        type_check(candidate.program, before)
+        type_check(candidate.program, original)
     except JaxprToolError:
         return False
     return True
@@ -158,8 +158,8 @@ _Site: TypeAlias = Var
 
 def _every(program: Program) -> list[JaxprEqn]:
     """Return all equations with results, at every depth."""
-    found = equations(jaxcompat.open_jaxpr(program.jaxpr))
-    return [eqn for eqn in found if eqn.outvars]
+    eqns = equations(jaxcompat.open_jaxpr(program.jaxpr))
+    return [eqn for eqn in eqns if eqn.outvars]
 
 
 def _replaced(replacement: _Replacement) -> Callable[[Program, Sequence[_Site]], Candidate | None]:
@@ -186,20 +186,20 @@ def _replaced(replacement: _Replacement) -> Callable[[Program, Sequence[_Site]],
 
 def _held(eqn: JaxprEqn) -> Regions | None:
     """Return the regions of an equation; None for `shard_map`, whose body cannot be spliced."""
-    held = regions(eqn)
-    return None if held is None or isinstance(held.view, ShardMap) else held
+    inside = regions(eqn)
+    return None if inside is None or isinstance(inside.view, ShardMap) else inside
 
 
 def _calls(program: Program) -> Sequence[_Site]:
-    found = ((eqn, _held(eqn)) for eqn in _every(program))
-    return [eqn.outvars[0] for eqn, held in found if held is not None and held.kind == "call"]
+    pairs = ((eqn, _held(eqn)) for eqn in _every(program))
+    return [eqn.outvars[0] for eqn, inside in pairs if inside is not None and inside.kind == "call"]
 
 
 def _inlined(writer: Writer, eqn: JaxprEqn) -> Sequence[Atom] | None:
-    held = _held(eqn)
-    if held is None or not writer.can_hold(held.bodies[0]):
+    inside = _held(eqn)
+    if inside is None or not writer.can_hold(inside.bodies[0]):
         return None
-    return writer.splice(held.bodies[0], eqn.invars, eqn)
+    return writer.splice(inside.bodies[0], eqn.invars, eqn)
 
 
 def _loops(program: Program) -> Sequence[_Site]:
@@ -335,8 +335,8 @@ def _constants_as_arguments(program: Program, chosen: Sequence[int]) -> Candidat
         consts=[jaxpr.consts[i] for i in left],
         invars=[*jaxpr.invars, *new],
     )
-    made = with_body(program, body, [*program.arg_names, *names])
-    return Candidate(made, program, dict(zip(names, new, strict=True)))
+    result = with_body(program, body, [*program.arg_names, *names])
+    return Candidate(result, program, dict(zip(names, new, strict=True)))
 
 
 # --- parameters -------------------------------------------------------------------------------
@@ -344,13 +344,13 @@ def _constants_as_arguments(program: Program, chosen: Sequence[int]) -> Candidat
 
 def _options(program: Program) -> Sequence[tuple[Var, str, object]]:
     """Return the parameters that may be replaced, with the replacement."""
-    found: list[tuple[Var, str, object]] = []
+    options: list[tuple[Var, str, object]] = []
     for eqn in _every(program):
         for name, value in eqn.params.items():
             plain = _plain(eqn, name, value)
             if plain != value:
-                found.append((eqn.outvars[0], name, plain))
-    return found
+                options.append((eqn.outvars[0], name, plain))
+    return options
 
 
 def _plain(eqn: JaxprEqn, name: str, value: object) -> object:
@@ -429,16 +429,16 @@ def part(program: Program, kept: Sequence[JaxprEqn]) -> Candidate | None:
     outs: list[Atom] = [v for v in jaxpr.outvars if is_variable(v) and v in defined]
     ends = [v for eqn in kept for v in eqn.outvars if type(v) is not DropVar and v not in read]
     outs = list(dict.fromkeys([*outs, *(v for v in ends if is_array(v))]))
-    given = dict(zip(jaxpr.invars, program.arg_names, strict=True))
+    arguments = dict(zip(jaxpr.invars, program.arg_names, strict=True))
     free = free_variables(kept, outs)
-    new = [v for v in free if v not in given and v not in set(jaxpr.constvars)]
+    new = [v for v in free if v not in arguments and v not in set(jaxpr.constvars)]
     if not all(map(is_array, new)):
         return None
-    names = [name for v, name in given.items() if v in free]
+    names = [name for v, name in arguments.items() if v in free]
     names += fresh_names(program, "v", len(new))
-    invars = [*(v for v in given if v in free), *new]
+    invars = [*(v for v in arguments if v in free), *new]
     body = with_body(program, narrow(jaxpr, invars, outs, kept), names)
-    cut = {name: v for name, v in zip(names, invars, strict=True) if v not in given}
+    cut = {name: v for name, v in zip(names, invars, strict=True) if v not in arguments}
     return Candidate(body, program if cut else None, cut)
 
 
@@ -472,9 +472,9 @@ def _half(program: Program, chosen: Sequence[tuple[JaxprEqn, int]]) -> Candidate
     halves: list[JaxprEqn] = []
 
     def visitor(writer: Writer) -> RewriteRule:
-        def rule(each: JaxprEqn) -> Sequence[Atom] | None:
-            same = each.outvars and each.outvars[0] is eqn.outvars[0]
-            return _in_two(writer, view(each), halves) if same else None
+        def rule(other: JaxprEqn) -> Sequence[Atom] | None:
+            same = other.outvars and other.outvars[0] is eqn.outvars[0]
+            return _in_two(writer, view(other), halves) if same else None
 
         return rule
 
@@ -482,7 +482,7 @@ def _half(program: Program, chosen: Sequence[tuple[JaxprEqn, int]]) -> Candidate
     if len(halves) != 2:
         return None
     dropped = halves[1 - kept]
-    return part(whole, [each for each in whole.jaxpr.eqns if each is not dropped])
+    return part(whole, [other for other in whole.jaxpr.eqns if other is not dropped])
 
 
 def _in_two(writer: Writer, scan: Scan, halves: list[JaxprEqn]) -> list[Atom]:
@@ -600,11 +600,11 @@ def _smaller(program: Program, chosen: Sequence[tuple[int, int, bool]]) -> Candi
             return n
         return n // old * new
 
-    def aval(given: Aval) -> Aval:
-        shape = getattr(given, "shape", None)
-        if not shape or isinstance(given, jaxcompat.AbstractRef):
-            return given
-        return given.update(shape=tuple(map(size, shape)))
+    def aval(old: Aval) -> Aval:
+        shape = getattr(old, "shape", None)
+        if not shape or isinstance(old, jaxcompat.AbstractRef):
+            return old
+        return old.update(shape=tuple(map(size, shape)))
 
     def param(value: Any) -> Any:
         if type(value) is tuple:
@@ -638,9 +638,9 @@ def _is_float0(dtype: Any) -> bool:
 def _plainer(program: Program, chosen: Sequence[tuple[Any, Any]]) -> Candidate | None:
     dtypes = dict(chosen)
 
-    def aval(given: Aval) -> Aval:
-        dtype = getattr(given, "dtype", None)
-        return given.update(dtype=dtypes[dtype]) if dtype in dtypes else given
+    def aval(old: Aval) -> Aval:
+        dtype = getattr(old, "dtype", None)
+        return old.update(dtype=dtypes[dtype]) if dtype in dtypes else old
 
     def param(value: Any) -> Any:
         return dtypes.get(value, value) if isinstance(value, np.dtype) else value

@@ -99,17 +99,17 @@ class Buckets:
                 f"shapes must be buckets by symbol, {{'n': (64, 128)}}, not {shapes!r}"
             )
         read = ParameterTypes.read(fun, types)
-        known = sizes_by_symbol(read.leaves)
+        symbols = sizes_by_symbol(read.leaves)
         name = read.name
         for symbol in shapes:
-            if symbol not in known:
+            if symbol not in symbols:
                 say = (
                     f'declare the axes of size {symbol} with types="x=f32[{symbol},d]", or '
                     "annotate x with that type"
                 )
                 raise ArgumentsError(
                     f"no parameter of {name} has a type with the symbol '{symbol}'",
-                    did_you_mean(symbol, known) or say,
+                    did_you_mean(symbol, symbols) or say,
                 )
         sizes = {symbol: _buckets(symbol, shapes[symbol]) for symbol in shapes}
         return cls(read, sizes, (tuple(sizes.items()), types))
@@ -127,12 +127,12 @@ class Buckets:
         Raises:
             ArgumentsError: If an argument does not have its type, or a size is beyond the buckets.
         """
-        given = self.types.given(args, kwargs)
-        leaves, tree = jax.tree.flatten(given)
+        by_name = self.types.given(args, kwargs)
+        leaves, tree = jax.tree.flatten(by_name)
         key = tree, tuple(map(_type_key, leaves))
         call = self.calls.get(key)
         if call is None:
-            call = self._call(self.types.values(given))
+            call = self._call(self.types.values(by_name))
             _keep(self.calls, key, call)
         if call.pads:
             for i, shape in call.pads:
@@ -142,17 +142,19 @@ class Buckets:
 
     def _call(self, leaves: Sequence[TypedValue | None]) -> Call:
         """Return the padding of a call with these arguments."""
-        values = [each for each in leaves if each is not None]
+        values = [leaf for leaf in leaves if leaf is not None]
         sizes = self._sizes(values)
         bounds = {k: self._bucket(k, sizes[k], values) for k in sorted(self.sizes)}
         others = tuple((k, n) for k, n in sizes.items() if k not in bounds)
-        known = CallSizes({k: np.int32(sizes[k]) for k in bounds}, tuple(bounds.items()), others)
+        call_sizes = CallSizes(
+            {k: np.int32(sizes[k]) for k in bounds}, tuple(bounds.items()), others
+        )
         pads = [
             (i, shape)
-            for i, each in enumerate(leaves)
-            if each is not None and np.shape(each.value) != (shape := known.padded(each.type))
+            for i, leaf in enumerate(leaves)
+            if leaf is not None and np.shape(leaf.value) != (shape := call_sizes.padded(leaf.type))
         ]
-        return Call({k: sizes[k] for k in bounds}, known, pads)
+        return Call({k: sizes[k] for k in bounds}, call_sizes, pads)
 
     def cut(self, results: Any, call: Call) -> Any:
         """Return results without their padding."""
@@ -169,9 +171,9 @@ class Buckets:
         return jax.tree.unflatten(cuts.tree, leaves)
 
     def _sizes(self, values: Sequence[TypedValue]) -> Sizes:
-        for each in values:
-            each.check_dtype(self.name)
-        avals = [each.aval for each in values]
+        for value in values:
+            value.check_dtype(self.name)
+        avals = [v.aval for v in values]
         missing = sorted(self.sizes.keys() - sizes_by_symbol(avals).keys())
         if missing:
             raise ArgumentsError(
@@ -207,8 +209,8 @@ class Buckets:
         sizes: CallSizes = kwargs.pop(SIZES)
 
         def types(values: list[TypedValue]) -> list[jax.ShapeDtypeStruct]:
-            weak = [is_weak(jax.typeof(each.value)) for each in values]
-            symbolic = [sizes.symbolic(each.type) for each in values]
+            weak = [is_weak(jax.typeof(v.value)) for v in values]
+            symbolic = [sizes.symbolic(v.type) for v in values]
             return [x.update(weak_type=flag) for x, flag in zip(symbolic, weak, strict=True)]
 
         return PaddedCall(*self.types.replaced(args, kwargs, types), sizes)
@@ -235,15 +237,15 @@ class CallSizes:
     bounds: tuple[tuple[str, int], ...]
     others: tuple[tuple[str, int], ...]
 
-    def padded(self, given: jax.ShapeDtypeStruct) -> tuple[int, ...]:
+    def padded(self, arg_type: jax.ShapeDtypeStruct) -> tuple[int, ...]:
         """Return the padded shape of an argument of this type."""
-        shape = self.symbolic(given).shape
+        shape = self.symbolic(arg_type).shape
         return Bounds(dict(self.bounds)).shape(shape)
 
-    def symbolic(self, given: jax.ShapeDtypeStruct) -> jax.ShapeDtypeStruct:
+    def symbolic(self, arg_type: jax.ShapeDtypeStruct) -> jax.ShapeDtypeStruct:
         """Return a type with symbols without buckets replaced by sizes."""
-        shape = tuple(value_of(size, dict(self.others)) for size in given.shape)
-        return jax.ShapeDtypeStruct(shape, given.dtype)
+        shape = tuple(value_of(size, dict(self.others)) for size in arg_type.shape)
+        return jax.ShapeDtypeStruct(shape, arg_type.dtype)
 
 
 @dataclass(frozen=True)
@@ -272,7 +274,7 @@ class Unpadding:
     @classmethod
     def read(cls, results: Any, sizes: Mapping[str, int]) -> Unpadding:
         """Return the cuts of results for these sizes of symbols."""
-        parts, tree = jax.tree.flatten(results, is_leaf=lambda each: isinstance(each, ToCut))
+        parts, tree = jax.tree.flatten(results, is_leaf=lambda leaf: isinstance(leaf, ToCut))
         shapes = [
             (i, tuple(value_of(n, sizes) for n in part.shape))
             for i, part in enumerate(parts)
@@ -330,11 +332,11 @@ class BucketedFunction:
         if jax.config.jax_disable_jit:
             return self._jitted(*args, **kwargs)
         args, kwargs, call = self._buckets.padded(args, kwargs)
-        known = call.known
+        call_sizes = call.known
         if _is_guarded():
             with jax.transfer_guard_host_to_device("allow"):
-                known = jax.device_put(known)
-        results = self._jitted(*args, **kwargs, **{SIZES: known})
+                call_sizes = jax.device_put(call_sizes)
+        results = self._jitted(*args, **kwargs, **{SIZES: call_sizes})
         return self._buckets.cut(results, call)
 
     def lower(self, *args: Any, **kwargs: Any) -> jax.stages.Lowered:
@@ -349,16 +351,16 @@ class BucketedFunction:
 # --- reading --------------------------------------------------------------------------------------
 
 
-def _buckets(symbol: str, given: int | Sequence[int]) -> tuple[int, ...]:
+def _buckets(symbol: str, sizes: int | Sequence[int]) -> tuple[int, ...]:
     try:
-        found = sorted(map(operator.index, (given,) if isinstance(given, int) else given))
+        buckets = sorted(map(operator.index, (sizes,) if isinstance(sizes, int) else sizes))
     except TypeError:
-        found = []
-    if not found or found[0] < 1 or found[-1] > MOST:
+        buckets = []
+    if not buckets or buckets[0] < 1 or buckets[-1] > MOST:
         raise ArgumentsError(
-            f"the buckets of {symbol} must be sizes from 1 to {MOST}, not {given!r}"
+            f"the buckets of {symbol} must be sizes from 1 to {MOST}, not {sizes!r}"
         )
-    return tuple(found)
+    return tuple(buckets)
 
 
 def _type_key(value: Any) -> Hashable:
@@ -369,11 +371,11 @@ def _type_key(value: Any) -> Hashable:
         return np.shape(value), type(value)
 
 
-def _keep(known: dict[Hashable, Any], key: Hashable, value: Any) -> None:
+def _keep(cache: dict[Hashable, Any], key: Hashable, value: Any) -> None:
     """Add a value to a cache, which is cleared when it has `MOST_CALLS` entries."""
-    if len(known) >= MOST_CALLS:
-        known.clear()
-    known[key] = value
+    if len(cache) >= MOST_CALLS:
+        cache.clear()
+    cache[key] = value
 
 
 # --- padding and cutting --------------------------------------------------------------------------
@@ -485,7 +487,7 @@ def _nested(
 ) -> tuple[tuple[object, ...], dict[str, object]]:
     """Return the arguments, with each Ragged split and flat dicts converted to pytrees."""
     wanted, keywords = filled(program.in_tree, range(len(program.in_avals)))
-    by_name = {_root(program, each): each for each in wanted if jax.tree.leaves(each)} | keywords
+    by_name = {_root(program, want): want for want in wanted if jax.tree.leaves(want)} | keywords
     ragged = _RaggedArguments(program)
     args = tuple(map(ragged.rows, args, wanted)) + args[len(wanted) :]
     kwargs = {name: ragged.rows(arg, by_name.get(name)) for name, arg in kwargs.items()}
@@ -541,7 +543,9 @@ class _RaggedArguments:
 
     def _rows(self, values: Any, lengths: Any, position: int) -> Any:
         name, aval = self._program.arguments[position]
-        takes = [each for each, bound in self._lengths.items() if (bound.rows,) == aval.shape[:1]]
+        takes = [
+            argument for argument, bound in self._lengths.items() if (bound.rows,) == aval.shape[:1]
+        ]
         if len(takes) != 1:
             which = (
                 f"{' and '.join(takes)} may be its lengths" if takes else "has no lengths for it"
@@ -569,27 +573,27 @@ class _RaggedArguments:
             ArgumentsError: If the lengths are also given as an argument, or are part of another
                 argument.
         """
-        placed, given = list(args), dict(kwargs)
-        for i, each in enumerate(wanted):
-            name = self._program.arg_names[each] if isinstance(each, int) else None
+        placed, named = list(args), dict(kwargs)
+        for i, want in enumerate(wanted):
+            name = self._program.arg_names[want] if isinstance(want, int) else None
             if name not in self.found:
                 continue
             lengths = self.found.pop(name)
-            if name in given:
+            if name in named:
                 raise ArgumentsError(
                     f"argument '{name}' is given twice: by itself, and in a Ragged"
                 )
             if i <= len(placed):
                 placed.insert(i, lengths)
             else:
-                given[name] = lengths
+                named[name] = lengths
         if self.found:
             raise ArgumentsError(
                 f"the lengths of a Ragged, {next(iter(self.found))}, are part of another "
                 f"argument of {self._program.name}",
                 "pass both as arrays: load('batch.npz')['values']",
             )
-        return tuple(placed), given
+        return tuple(placed), named
 
 
 def _from_paths(program: Program, arg: Any, wanted: Any) -> Any:
@@ -638,8 +642,10 @@ def _as_saved(value: Any, aval: Aval) -> Any:
         words = jax.eval_shape(jax.random.key_data, aval)
         saved = (value.shape, value.dtype) == (words.shape, words.dtype)
         return jax.random.wrap_key_data(value, impl=aval.dtype) if saved else value
-    known = is_extended(aval.dtype) or aval.dtype.isbuiltin == 1 or aval.dtype == jax.dtypes.float0
-    if not known and isinstance(value, np.ndarray) and jnp.issubdtype(value.dtype, np.number):
+    keeps_dtype = (
+        is_extended(aval.dtype) or aval.dtype.isbuiltin == 1 or aval.dtype == jax.dtypes.float0
+    )
+    if not keeps_dtype and isinstance(value, np.ndarray) and jnp.issubdtype(value.dtype, np.number):
         narrow = value.astype(aval.dtype)
         if np.array_equal(narrow.astype(value.dtype), value, equal_nan=True):
             return narrow
@@ -670,30 +676,30 @@ def _fitted_leaf(program: Program, name: str, value: Any, aval: Aval) -> Any:
     if is_ref(value):
         message = f"argument '{name}' is a Ref, but the program takes {type_of(aval)}"
         raise ArgumentsError(message)
-    given = value
+    value_aval = value
     if not isinstance(value, jax.ShapeDtypeStruct):
         try:
-            given = jax.api_util.shaped_abstractify(value)
+            value_aval = jax.api_util.shaped_abstractify(value)
         except (TypeError, OverflowError):  # texts, objects, dates; integers of more than 64 bits
             shown = f"an array of {value.dtype}" if hasattr(value, "dtype") else value
             message = f"argument '{name}' is {shown}, but the program takes {type_of(aval)}"
             raise ArgumentsError(message) from None
-    if (given.shape, given.dtype) != (aval.shape, aval.dtype):
-        shown = type_of(jax.core.ShapedArray(given.shape, given.dtype))
+    if (value_aval.shape, value_aval.dtype) != (aval.shape, aval.dtype):
+        shown = type_of(jax.core.ShapedArray(value_aval.shape, value_aval.dtype))
         message = f"argument '{name}' is {shown}, but the program takes {type_of(aval)}"
-        raise ArgumentsError(message, _misfit_hint(program, given, aval))
+        raise ArgumentsError(message, _misfit_hint(program, value_aval, aval))
     return value
 
 
-def _misfit_hint(program: Program, given: Any, aval: Aval) -> str | None:
+def _misfit_hint(program: Program, value_aval: Any, aval: Aval) -> str | None:
     if aval.dtype == jax.dtypes.float0:
         return f"the only value has type {type_of(aval)}"
     sizes = [name for name, bound in program.bounds if isinstance(bound, SizeBound)]
-    fewer = len(given.shape) == len(aval.shape) and all(
+    fewer = len(value_aval.shape) == len(aval.shape) and all(
         isinstance(size, int) and size <= most
-        for size, most in zip(given.shape, aval.shape, strict=True)
+        for size, most in zip(value_aval.shape, aval.shape, strict=True)
     )
-    if sizes and fewer and given.dtype == aval.dtype:
+    if sizes and fewer and value_aval.dtype == aval.dtype:
         return (
             f"pad it, and pass its size as {' or '.join(sizes)}; jaxprtool.jit(shapes=…) pads "
             "automatically"

@@ -107,12 +107,12 @@ class _Masked:
             others = {symbol: n for symbol, n in padded.items() if symbol not in bounds}
             logical = program.specialized(others) if others else program
             check_sizes(logical, bounds)
-            made = logical, masked(logical, bounds)
+            programs = logical, masked(logical, bounds)
             if program is not self._program:
-                return made
+                return programs
             if len(self._masked) == MOST_SIZES:
                 del self._masked[next(iter(self._masked))]
-            self._masked[key] = made
+            self._masked[key] = programs
         return self._masked[key]
 
 
@@ -123,10 +123,10 @@ def _lifted(program: Program) -> tuple[Program, list[Any]]:
     """
     jaxpr = program.jaxpr
     consts = list(zip(jaxpr.constvars, jaxpr.consts, strict=True))
-    lifted = [each for each in consts if isinstance(each[1], jax.core.Tracer)]
+    lifted = [pair for pair in consts if isinstance(pair[1], jax.core.Tracer)]
     if not lifted:
         return program, []
-    kept = [each for each in consts if not isinstance(each[1], jax.core.Tracer)]
+    kept = [pair for pair in consts if not isinstance(pair[1], jax.core.Tracer)]
     new = replace_jaxpr(
         jaxpr,
         constvars=[var for var, _ in kept],
@@ -149,8 +149,10 @@ def _types(program: Program, sizes: Any) -> Any:
     """Return the logical types of results."""
     shapes: Sequence[Any] = [aval.shape for aval in program.out_avals]
     if sizes is not None:
-        known = program.out_tree.flatten_up_to(sizes)
-        shapes = [old if new is None else new for old, new in zip(shapes, known, strict=True)]
+        result_shapes = program.out_tree.flatten_up_to(sizes)
+        shapes = [
+            old if new is None else new for old, new in zip(shapes, result_shapes, strict=True)
+        ]
     types = [
         jax.ShapeDtypeStruct(tuple(map(_number, shape)), aval.dtype)
         for shape, aval in zip(shapes, program.out_avals, strict=True)

@@ -105,10 +105,10 @@ def ragged_vmap(
             f"{names()[place]} is a Ragged inside an example of another Ragged, which is not "
             "supported"
         )
-    known = _batches(values, axes, names)
+    batches = _batches(values, axes, names)
     count = _number_of_examples(values, axes, axis_size, names)
-    symbols = _symbols(values, known)
-    sizes = _sizes(known, symbols, count)
+    symbols = _symbols(values, batches)
+    sizes = _sizes(batches, symbols, count)
     axis = Axis(None, count)
     traced = TracedElement(axis.data, debug)
     with traced.inside(), _no_nesting():
@@ -125,17 +125,17 @@ def ragged_vmap(
         closed = traced.jaxpr([x for x, flag in zip(results, staged, strict=True) if flag])
     specs = flat_out_axes(out_tree, out_axes)
     names_out = _paths(out_tree)
-    held = [path for path, flag in zip(names_out, staged, strict=True) if flag]
-    made = ragged_jaxpr(closed, kinds, sizes, lambda: held)
-    lengths = [jnp.asarray(each.lengths, jnp.int32) for each in known.values()]
+    staged_paths = [path for path, flag in zip(names_out, staged, strict=True) if flag]
+    batched = ragged_jaxpr(closed, kinds, sizes, lambda: staged_paths)
+    lengths = [jnp.asarray(batch.lengths, jnp.int32) for batch in batches.values()]
     outs = zip(
-        evaluated(made.jaxpr, [*traced.operands, *lengths]),
-        made.kinds,
+        evaluated(batched.jaxpr, [*traced.operands, *lengths]),
+        batched.kinds,
         [v.aval for v in closed.outvars],
         strict=True,
     )
     traced.close()
-    assembled = _Results(sizes, known, symbols, axis)
+    assembled = _Results(sizes, batches, symbols, axis)
     flat = [
         assembled.result(*next(outs), spec, path)
         if flag
@@ -184,7 +184,7 @@ def _batches(values: Sequence[Any], axes: Sequence[Any], names: Names) -> dict[s
 
     Equal lengths get the bounds of all their arguments.
     """
-    known: dict[str, Ragged] = {}
+    batches: dict[str, Ragged] = {}
     first_places: dict[str, int] = {}
     for place, (value, axis) in enumerate(zip(values, axes, strict=True)):
         if not isinstance(value, Ragged):
@@ -200,7 +200,7 @@ def _batches(values: Sequence[Any], axes: Sequence[Any], names: Names) -> dict[s
                 "must be mapped over first"
             )
         _check_lengths(value, names()[place])
-        first = known.setdefault(value.axis, value)
+        first = batches.setdefault(value.axis, value)
         first_place = first_places.setdefault(value.axis, place)
         if not _same_lengths(first, value):
             raise BatchError(
@@ -208,10 +208,10 @@ def _batches(values: Sequence[Any], axes: Sequence[Any], names: Names) -> dict[s
                 f"but both have axis '{value.axis}'",
                 "give one of them another axis name: Ragged(values, lengths, axis='m')",
             )
-        longest = [each.longest for each in (first, value) if each.longest is not None]
+        longest = [ragged.longest for ragged in (first, value) if ragged.longest is not None]
         bounds = min(longest, default=None), first.full, max(first.shortest, value.shortest)
-        known[value.axis] = unchecked(first.values, first.lengths, value.axis, *bounds)
-    return known
+        batches[value.axis] = unchecked(first.values, first.lengths, value.axis, *bounds)
+    return batches
 
 
 def _same_lengths(first: Ragged, second: Ragged) -> bool:
@@ -231,9 +231,9 @@ def _check_lengths(ragged: Ragged, name: str) -> None:
     """Check the lengths of a Ragged again: its parts may have been set, or mapped by JAX."""
     dtype = jnp.result_type(ragged.lengths)
     fault = None if jnp.issubdtype(dtype, jnp.integer) else f"are of dtype {dtype}"
-    if not fault and (known := known_array(ragged.lengths)) is not None:
+    if not fault and (lengths := known_array(ragged.lengths)) is not None:
         bound = LengthsBound(_rows(ragged), ragged.longest, not ragged.full, ragged.shortest)
-        fault = bound.fault(known, {})
+        fault = bound.fault(lengths, {})
     if fault:
         raise BatchError(f"{name}.lengths {fault}")
 
@@ -264,30 +264,30 @@ def _own_symbols(ranges: tuple[tuple[str, int, int | None], ...]) -> dict[str, A
     return dict(zip(names, symbols, strict=True))
 
 
-def _symbols(values: Sequence[Any], known: Mapping[str, Ragged]) -> dict[str, Any]:
+def _symbols(values: Sequence[Any], batches: Mapping[str, Ragged]) -> dict[str, Any]:
     """Return symbols for the lengths, in the scope of the symbols in the arguments, if any."""
     there = symbolic_sizes(map(jax.typeof, jax.tree.leaves(list(values))))
     if not there:
         return _own_symbols(
-            tuple((name, each.shortest, each.longest) for name, each in known.items())
+            tuple((name, batch.shortest, batch.longest) for name, batch in batches.items())
         )
-    new = ",".join(f"{name}_of_one" for name in known)
-    return dict(zip(known, jax.export.symbolic_shape(new, scope=there[0].scope), strict=True))
+    new = ",".join(f"{name}_of_one" for name in batches)
+    return dict(zip(batches, jax.export.symbolic_shape(new, scope=there[0].scope), strict=True))
 
 
-def _sizes(known: dict[str, Ragged], symbols: dict[str, Any], batch_size: Any) -> Sizes:
+def _sizes(batches: dict[str, Ragged], symbols: dict[str, Any], batch_size: Any) -> Sizes:
     """Return the sizes of the program: batch size, total rows, and the longest example."""
     rows, longest, full = {}, {}, set()
-    for name, each in known.items():
+    for name, batch in batches.items():
         symbol = str(symbols[name])
-        rows[symbol] = _rows(each) if _rows(each) != 0 else 1
-        if each.longest is not None:
-            longest[symbol] = each.longest
-        elif (lengths := known_array(each.lengths)) is not None:
+        rows[symbol] = _rows(batch) if _rows(batch) != 0 else 1
+        if batch.longest is not None:
+            longest[symbol] = batch.longest
+        elif (lengths := known_array(batch.lengths)) is not None:
             longest[symbol] = max(int(lengths.max(initial=0)), 1)
         else:
             longest[symbol] = rows[symbol]
-        if each.full and _rows(each) != 0:
+        if batch.full and _rows(batch) != 0:
             full.add(symbol)
     return Sizes(batch_size, rows, longest, frozenset(full))
 
@@ -354,16 +354,16 @@ class _Results:
     def _ragged(self, values: Any, size: Any) -> Ragged:
         for name, symbol in self.symbols.items():
             if size == symbol:
-                given = self.known[name]
-                bounds = given.longest, given.full, given.shortest
-                return unchecked(values[: _rows(given)], given.lengths, name, *bounds)
-        is_known = all(known_array(each.lengths) is not None for each in self.known.values())
+                batch = self.known[name]
+                bounds = batch.longest, batch.full, batch.shortest
+                return unchecked(values[: _rows(batch)], batch.lengths, name, *bounds)
+        is_known = all(known_array(batch.lengths) is not None for batch in self.known.values())
         with jax.ensure_compile_time_eval() if is_known else nullcontext():
-            own = {
-                str(self.symbols[name]): jnp.asarray(each.lengths)
-                for name, each in self.known.items()
+            symbols = {
+                str(self.symbols[name]): jnp.asarray(batch.lengths)
+                for name, batch in self.known.items()
             }
-            lengths = RaggedContext(self.sizes, own, {}).lengths(size)
+            lengths = RaggedContext(self.sizes, symbols, {}).lengths(size)
         full = self.sizes.is_exact(size)
         if (numbers := known_array(lengths)) is not None:
             values, full = values[: int(numbers.sum())], True

@@ -157,17 +157,17 @@ def wrong_results(program: Program, claimed: Any) -> list[WrongResult]:
         claimed: The types, in the structure of the results. A symbol created for `_`, such as `_1`,
             that the program does not have matches any size.
     """
-    found = []
+    wrong = []
     wanted = [jax.core.ShapedArray(leaf.shape, leaf.dtype) for leaf in jax.tree.leaves(claimed)]
     results = zip(program.results, program.jaxpr.outvars, wanted, strict=True)
     for (name, aval), atom, want in results:
         if not _alike(aval, _filled(want, aval, program.symbols)):
             claim = _IN_TYPE.sub("_", type_of(want))
-            found.append(WrongResult(name, type_of(aval), claim, _origin(program, atom)))
-    return found
+            wrong.append(WrongResult(name, type_of(aval), claim, _origin(program, atom)))
+    return wrong
 
 
-def _filled(claimed: Aval, aval: Aval, known: Mapping[str, Any]) -> Aval:
+def _filled(claimed: Aval, aval: Aval, symbols: Mapping[str, Any]) -> Aval:
     """Return a claimed type with unknown symbols replaced by the result's sizes."""
     shape = getattr(aval, "shape", ())
     if len(shape) != len(claimed.shape):
@@ -175,7 +175,7 @@ def _filled(claimed: Aval, aval: Aval, known: Mapping[str, Any]) -> Aval:
     pairs = zip(claimed.shape, shape, strict=True)
     return claimed.update(
         shape=tuple(
-            size if _UNNAMED.fullmatch(str(want)) and str(want) not in known else want
+            size if _UNNAMED.fullmatch(str(want)) and str(want) not in symbols else want
             for want, size in pairs
         )
     )
@@ -205,19 +205,19 @@ def _definition(jaxpr: Jaxpr, atom: Atom) -> tuple[JaxprEqn | None, Atom]:
         inner = _inside(eqn, atom)
         if isinstance(inner, JaxprEqn):
             return inner, atom
-        before = inner
-        if before is None and _keeps_type(eqn):
-            before = next((v for v in eqn.invars if _alike(v.aval, atom.aval)), None)
-        if before is None:
+        source = inner
+        if source is None and _keeps_type(eqn):
+            source = next((v for v in eqn.invars if _alike(v.aval, atom.aval)), None)
+        if source is None:
             return eqn, atom
-        atom = before
+        atom = source
     return None, atom
 
 
 def _keeps_type(eqn: JaxprEqn) -> bool:
     """Return False if an operand has the result's type only by chance, as in a product."""
-    found = traits(eqn)
-    return not found.expensive and found.gives not in ("layout", "part")
+    like = traits(eqn)
+    return not like.expensive and like.gives not in ("layout", "part")
 
 
 def _inside(eqn: JaxprEqn, result: Var) -> JaxprEqn | Atom | None:

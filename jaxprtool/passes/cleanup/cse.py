@@ -115,10 +115,10 @@ class _Merger:
 def _operation(eqn: JaxprEqn) -> Hashable:
     """Return a key for an equation's operation; None if it must not be merged."""
     try:
-        key, held = parameters_key(eqn)
+        key, bodies = parameters_key(eqn)
     except Unkeyable:
         return None
-    return (key, eqn.ctx) if all(body.repeatable for body in held) else None
+    return (key, eqn.ctx) if all(body.repeatable for body in bodies) else None
 
 
 def _results(writer: Writer, index: int) -> Sequence[Var]:
@@ -149,8 +149,8 @@ def _share_constants(writer: Writer) -> None:
                 del writer.constant_values[var]
                 removed.add(i)
     if removed:
-        for held in writer.constvars, writer.consts:
-            held[:] = [item for i, item in enumerate(held) if i not in removed]
+        for items in writer.constvars, writer.consts:
+            items[:] = [item for i, item in enumerate(items) if i not in removed]
 
 
 def _constant_key(value: object) -> Hashable:

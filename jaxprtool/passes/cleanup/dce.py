@@ -143,12 +143,12 @@ def dce_body(
     count = len(body.invars)
     inputs = _flags(instantiate, count, "instantiate", "inputs")
     at_exit = _flags(live_inputs, count, "live_inputs", "inputs")
-    known = _cleaned.of(body)
+    results = _cleaned.of(body)
     request = tuple(used_outputs), tuple(inputs), tuple(at_exit)
-    if request not in known:
+    if request not in results:
         new, used = _dce(body, used_outputs, inputs, at_exit, constants=False)
-        known[request] = (None if new is body else new, used)
-    new, used = known[request]
+        results[request] = (None if new is body else new, used)
+    new, used = results[request]
     return (body if new is None else new), list(used)
 
 
@@ -221,8 +221,8 @@ def _live_equations(
 def _rule_of(primitive: str) -> DceRule | None:
     """Return the rule of a primitive; if its regions are known, the default is `dce_regions`."""
     rule, structured = dce_rules.get(primitive), views.get(primitive)
-    known = structured is not None and structured.edges is not None
-    return dce_regions if rule is None and known else rule
+    has_edges = structured is not None and structured.edges is not None
+    return dce_regions if rule is None and has_edges else rule
 
 
 @dataclass(frozen=True)
@@ -339,18 +339,18 @@ def _fallback(
 
 def _holds_the_same(new: JaxprEqn, old: JaxprEqn) -> bool:
     """Return True if an equation has the operands, results and parameters of another one."""
-    values = [(each.invars, each.outvars, each.params.values()) for each in (new, old)]
+    values = [(eqn.invars, eqn.outvars, eqn.params.values()) for eqn in (new, old)]
     return new.params.keys() == old.params.keys() and all(
         len(a) == len(b) and not any(map(is_not, a, b)) for a, b in zip(*values, strict=True)
     )
 
 
-def _clean(held: AnyJaxpr) -> AnyJaxpr:
-    if held.constvars and not isinstance(held, jaxcompat.ClosedJaxpr):
-        return held  # an open jaxpr whose constants its primitive passes in its own way
-    closed = jaxcompat.close_jaxpr(held)
+def _clean(jaxpr: AnyJaxpr) -> AnyJaxpr:
+    if jaxpr.constvars and not isinstance(jaxpr, jaxcompat.ClosedJaxpr):
+        return jaxpr  # an open jaxpr whose constants its primitive passes in its own way
+    closed = jaxcompat.close_jaxpr(jaxpr)
     new, _ = dce_body(closed, [True] * len(closed.outvars), instantiate=True)
     # The effects of the equation were computed from those of its bodies: they must not change.
     if new is closed or new.effects != closed.effects:
-        return held
-    return new if isinstance(held, jaxcompat.ClosedJaxpr) else jaxcompat.open_jaxpr(new)
+        return jaxpr
+    return new if isinstance(jaxpr, jaxcompat.ClosedJaxpr) else jaxcompat.open_jaxpr(new)

@@ -118,9 +118,9 @@ class _Dropper:
     ) -> Sequence[Atom] | None:
         if not self._has_checks(eqn):
             return None
-        given = _forwarded(call.body, eqn.invars)
-        if given is not None and self._forwards(eqn, call):
-            return given
+        results = _forwarded(call.body, eqn.invars)
+        if results is not None and self._forwards(eqn, call):
+            return results
         return writer.add(self._following(eqn))
 
     def _rule(self, eqn: JaxprEqn) -> CustomRule | None:
@@ -144,8 +144,8 @@ class _Dropper:
         calls, seen = [eqn], {rule_key(eqn)}
         for _ in range(_DEEPEST_RULES):
             rules = [rule for call in calls if (rule := self._rule(call)) is not None]
-            found = (body for rule in rules for body in rule_jaxprs(rule).values())
-            inside = [eqn for body in found for eqn in equations(jaxcompat.open_jaxpr(body))]
+            rule_bodies = (body for rule in rules for body in rule_jaxprs(rule).values())
+            inside = [eqn for body in rule_bodies for eqn in equations(jaxcompat.open_jaxpr(body))]
             if any(map(_is_dropped, inside)):
                 return True
             by_key = {rule_key(call): call for call in inside if has_rule(call)}
@@ -157,10 +157,10 @@ class _Dropper:
         """Return True if the rule of a call that forwards its operands forwards their tangents."""
         key = rule_key(eqn)
         if key not in self._forwarding:
-            known = dict(self._forwarding)
+            previous = dict(self._forwarding)
             self._forwarding[key] = True  # assume it for calls in the rule: a proof by induction
             if not self._rule_forwards(eqn, call):
-                self._forwarding = {**known, key: False}
+                self._forwarding = {**previous, key: False}
         return self._forwarding[key]
 
     def _rule_forwards(self, eqn: JaxprEqn, call: CustomJVP | CustomVJP) -> bool:
@@ -173,23 +173,23 @@ class _Dropper:
         if body.effects or not all(isinstance(v, Var) for v in call.body.outvars):
             return False
         primals, tangents = body.invars[: len(call.operands)], body.invars[len(call.operands) :]
-        given = iter(body.outvars[outs:])
+        out_tangents = iter(body.outvars[outs:])
         for i, (var, zero) in enumerate(zip(call.body.outvars, rule.out_zeros, strict=True)):
             source = call.body.invars.index(var)
             if body.outvars[i] is not primals[source]:
                 return False
             # The tangent of an integer has the type float0, and no information.
             if is_float0(var.aval.to_tangent_aval()):
-                zero or next(given)
-            elif zero or next(given) is not tangents[source]:
+                zero or next(out_tangents)
+            elif zero or next(out_tangents) is not tangents[source]:
                 return False
         return True
 
     def _following(self, eqn: JaxprEqn) -> JaxprEqn:
         """Return the call with its rule replaced by the one without checks."""
-        key, p, found = rule_key(eqn), eqn.params, self._rule(eqn)
-        assert found is not None
-        rule = self._unchecked.setdefault(key, cache(partial(map_rule, self.cleaned, found)))
+        key, p, original = rule_key(eqn), eqn.params, self._rule(eqn)
+        assert original is not None
+        rule = self._unchecked.setdefault(key, cache(partial(map_rule, self.cleaned, original)))
         rest = rule, p["num_consts"], p["symbolic_zeros"]
         return eqn.replace(params=following(eqn, p["call_jaxpr"], *rest))
 
@@ -230,7 +230,7 @@ def _does_nothing_but_raise(branch: ClosedJaxpr) -> bool:
 
 def _forwarded(body: ClosedJaxpr, operands: Sequence[Atom]) -> Sequence[Atom] | None:
     """Return the results of a call whose body only forwards operands and literals; else None."""
-    given = dict(zip(body.invars, operands, strict=True))
-    if body.effects or any(not isinstance(v, Literal) and v not in given for v in body.outvars):
+    env = dict(zip(body.invars, operands, strict=True))
+    if body.effects or any(not isinstance(v, Literal) and v not in env for v in body.outvars):
         return None
-    return substitute(body.outvars, given)
+    return substitute(body.outvars, env)

@@ -148,15 +148,15 @@ class _Folder:
 
     def visit(self, writer: Writer) -> RewriteRule:
         jaxpr = jaxcompat.open_jaxpr(writer.body)
-        known: dict[Var, Number] = {}
+        env: dict[Var, Number] = {}
         for var, value in writer.constant_values.items():
             number = self._values.of_constant(value) if is_plain_type(var.aval) else None
             if number is not None:
-                known[var] = number
-        found = self._values.follow(jaxpr.eqns, known)
+                env[var] = number
+        foldable = self._values.follow(jaxpr.eqns, env)
         values: dict[Var, Array | None] = {}
-        if not all(traits(eqn).fills for eqn in found):
-            values = self._needed_values(writer, known, found)
+        if not all(traits(eqn).fills for eqn in foldable):
+            values = self._needed_values(writer, env, foldable)
 
         def rule(eqn: JaxprEqn) -> Sequence[Atom] | None:
             if eqn.outvars and eqn.outvars[0] in values:
@@ -169,21 +169,21 @@ class _Folder:
         return rule
 
     def _needed_values(
-        self, writer: Writer, known: dict[Var, Number], found: Sequence[JaxprEqn]
+        self, writer: Writer, env: dict[Var, Number], foldable: Sequence[JaxprEqn]
     ) -> dict[Var, Array | None]:
         """Return the results of the removed equations, with the values of those that are needed.
 
         The value of a result that nothing needs is None.
         """
         jaxpr = jaxcompat.open_jaxpr(writer.body)
-        freed = _freed(writer, found) if writer.constvars else {}
-        folded, held = {id(eqn) for eqn in found}, set[Number]()
+        freed = _freed(writer, foldable) if writer.constvars else {}
+        folded, stored = {id(eqn) for eqn in foldable}, set[Number]()
         needed = {v for v in jaxpr.outvars if type(v) is not Literal}
         values: dict[Var, Array | None] = {}
         for eqn in reversed(jaxpr.eqns):
             if id(eqn) in folded and writer.donated.isdisjoint(eqn.outvars):
-                wanted = {v: known[v] for v in eqn.outvars if v in needed}
-                taken = self._taken(writer, eqn, wanted, freed.get(id(eqn), 0), held)
+                wanted = {v: env[v] for v in eqn.outvars if v in needed}
+                taken = self._taken(writer, eqn, wanted, freed.get(id(eqn), 0), stored)
                 if taken is not None:
                     values.update(dict.fromkeys(eqn.outvars))
                     values.update(taken)
@@ -199,11 +199,11 @@ class _Folder:
         eqn: JaxprEqn,
         wanted: dict[Var, Number],
         freed: int,
-        held: set[Number],
+        stored: set[Number],
     ) -> dict[Var, Array] | None:
         """Return the values of an equation's needed results; None if the equation must stay."""
         arrays = {v: number for v, number in wanted.items() if v.aval.shape != ()}
-        cost = sum(size_of(v.aval, 0) for v, number in arrays.items() if number not in held)
+        cost = sum(size_of(v.aval, 0) for v, number in arrays.items() if number not in stored)
         if arrays and (_expands(eqn) or cost - freed > max(self._left, 0)):
             return None
         if any(jax.dtypes.issubdtype(v.aval.dtype, jax.dtypes.extended) for v in wanted):
@@ -221,7 +221,7 @@ class _Folder:
                 return {eqn.outvars[0]: element}
         if arrays and not writer.holds_constants:
             return None
-        held.update(arrays.values())
+        stored.update(arrays.values())
         self._left -= cost - freed if cost else 0
         return values
 
@@ -236,14 +236,14 @@ def _drop_constants(writer: Writer, needed: set[Var]) -> None:
     writer.consts[:] = keep(writer.consts, flags)
 
 
-def _freed(writer: Writer, found: Sequence[JaxprEqn]) -> dict[int, int]:
+def _freed(writer: Writer, foldable: Sequence[JaxprEqn]) -> dict[int, int]:
     """Return the bytes of constants that removing each equation frees, by its id."""
     jaxpr = jaxcompat.open_jaxpr(writer.body)
     uses = Counter(v for eqn in jaxpr.eqns for v in eqn.invars if type(v) is not Literal)
     uses.update(v for v in jaxpr.outvars if type(v) is not Literal)
     free = {v: size_of(value, 0) for v, value in writer.constant_values.items() if v.aval.shape}
     by_equation: dict[int, int] = {}
-    for eqn in found:
+    for eqn in foldable:
         operands = (v for v in eqn.invars if type(v) is not Literal and uses[v] == 1)
         by_equation[id(eqn)] = total = sum(free.get(v, 0) for v in operands)
         if len(eqn.outvars) == 1:
@@ -303,10 +303,10 @@ class Values:
         self._results: dict[int, Sequence[Array] | None] = {}
         self._plain_settings: dict[object, bool] = {}
 
-    def of_atom(self, atom: Atom, known: dict[Var, Number]) -> Number | None:
+    def of_atom(self, atom: Atom, env: dict[Var, Number]) -> Number | None:
         """Return the number of a literal, or of a variable that is known."""
         if type(atom) is not Literal:
-            return known.get(atom)
+            return env.get(atom)
         return self._given(literal_key(atom), np.asarray(atom.val).astype(atom.aval.dtype))
 
     def of_constant(self, value: object) -> Number | None:
@@ -322,33 +322,33 @@ class Values:
         self._results.setdefault(number, [value])
         return number, 0
 
-    def follow(self, eqns: Sequence[JaxprEqn], known: dict[Var, Number]) -> list[JaxprEqn]:
-        """Return the equations whose results are known, and add these results to `known`."""
-        found = []
+    def follow(self, eqns: Sequence[JaxprEqn], env: dict[Var, Number]) -> list[JaxprEqn]:
+        """Return the equations whose results are known, and add these results to `env`."""
+        foldable = []
         for eqn in eqns:
             for atom in eqn.invars:
-                if type(atom) is not Literal and atom not in known:
+                if type(atom) is not Literal and atom not in env:
                     break
             else:
-                if (number := self._of_equation(eqn, known)) is not None:
-                    known.update((v, (number, i)) for i, v in enumerate(eqn.outvars))
-                    found.append(eqn)
-        return found
+                if (number := self._of_equation(eqn, env)) is not None:
+                    env.update((v, (number, i)) for i, v in enumerate(eqn.outvars))
+                    foldable.append(eqn)
+        return foldable
 
-    def _of_equation(self, eqn: JaxprEqn, known: dict[Var, Number]) -> int | None:
+    def _of_equation(self, eqn: JaxprEqn, env: dict[Var, Number]) -> int | None:
         if eqn.effects or not traits(eqn).may_fold or not self._is_plain(eqn):
             return None
         if not eqn.outvars:
             return None  # nothing to know; dce removes it
         try:
-            key, held = parameters_key(eqn)
+            key, bodies = parameters_key(eqn)
         except Unkeyable:
             return None
-        if held and not all(body.repeatable for body in held):
+        if bodies and not all(body.repeatable for body in bodies):
             return None
-        if held and self._steps(eqn) > _MOST_STEPS:
+        if bodies and self._steps(eqn) > _MOST_STEPS:
             return None
-        numbers = (self.of_atom(atom, known) for atom in eqn.invars)
+        numbers = (self.of_atom(atom, env) for atom in eqn.invars)
         operands = [number for number in numbers if number is not None]
         whole = eqn.primitive, key, eqn.ctx, *operands
         number = self._numbers.setdefault(whole, len(self._numbers))
@@ -469,13 +469,13 @@ Opener = Callable[[Writer, JaxprEqn, Values], Sequence[Atom] | None]
 
 def _numbers(writer: Writer, atoms: Sequence[Atom], values: Values) -> list[Number | None]:
     """Return the numbers of the atoms that are literals, or constants of the body."""
-    known = {
+    env = {
         v: number
         for v in atoms
         if type(v) is not Literal and v in writer.constant_values
         if (number := values.of_constant(writer.constant_values[v])) is not None
     }
-    return [values.of_atom(atom, known) for atom in atoms]
+    return [values.of_atom(atom, env) for atom in atoms]
 
 
 def _open_cond(writer: Writer, eqn: JaxprEqn, values: Values) -> Sequence[Atom] | None:
@@ -502,9 +502,9 @@ def _open_while(writer: Writer, eqn: JaxprEqn, values: Values) -> Sequence[Atom]
         return None
     loop = While.of(eqn)
     numbers = _numbers(writer, (*loop.cond_consts, *loop.carry), values)
-    known = {v: n for v, n in zip(loop.cond.invars, numbers, strict=True) if n is not None}
-    values.follow(loop.cond.eqns, known)
-    result = values.of_atom(loop.cond.outvars[0], known)
+    env = {v: n for v, n in zip(loop.cond.invars, numbers, strict=True) if n is not None}
+    values.follow(loop.cond.eqns, env)
+    result = values.of_atom(loop.cond.outvars[0], env)
     goes_on = None if result is None else values.value(result)
     return None if goes_on is None or np.any(goes_on) else loop.carry
 
@@ -533,7 +533,7 @@ def _without_iterations(writer: Writer, scan: Scan) -> Sequence[Atom] | None:
 
 def _with_one_iteration(writer: Writer, scan: Scan) -> Sequence[Atom] | None:
     """Return the results of the body inlined, or None if slicing and stacking cost too much."""
-    eqn, body, before = scan.eqn, scan.body, len(writer.eqns)
+    eqn, body, start = scan.eqn, scan.body, len(writer.eqns)
     if not writer.can_hold(body):
         return None
     read = {v for inner in body.eqns for v in inner.invars if type(v) is not Literal}
@@ -549,7 +549,7 @@ def _with_one_iteration(writer: Writer, scan: Scan) -> Sequence[Atom] | None:
         y if type(v) is DropVar else _stacked(writer, y, eqn)
         for y, v in zip(results[k:], scan.ys, strict=True)
     ]
-    if len(writer.eqns) - before > 1 + len(body.eqns):
+    if len(writer.eqns) - start > 1 + len(body.eqns):
         return None
     return [*results[:k], *ys]
 

@@ -69,11 +69,11 @@ class Forward(Pass):
     group: ClassVar[str] = "clean up"
 
     def __call__(self, program: Program) -> Program:
-        jaxpr, before = program.jaxpr, None
+        jaxpr, previous = program.jaxpr, None
         # A value that leaves or enters one body may be forwarded through the next.
-        while jaxpr is not before:
+        while jaxpr is not previous:
             visitor = partial(_visitor, Memo())
-            jaxpr, before = rewrite(jaxpr, visitor, flat=False), jaxpr
+            jaxpr, previous = rewrite(jaxpr, visitor, flat=False), jaxpr
         return program.replace(jaxpr=jaxpr) if jaxpr is not program.jaxpr else program
 
 
@@ -239,13 +239,13 @@ class _Forwarder:
                 return self._rename(arguments, literals)
         if type(atom) is Literal:
             return True
-        known = self._first.setdefault((field, atom, group), arguments)
-        if known is arguments:
+        first = self._first.setdefault((field, atom, group), arguments)
+        if first is arguments:
             return True
-        pairs = zip(known, arguments, strict=True)
+        pairs = zip(first, arguments, strict=True)
         if any(a.aval != b.aval for (_, a), (_, b) in pairs):
             return True
-        return self._rename(arguments, [var for _, var in known])
+        return self._rename(arguments, [var for _, var in first])
 
     def _rename(self, arguments: _Inside, atoms: Sequence[Atom]) -> bool:
         for (number, var), atom in zip(arguments, atoms, strict=True):
@@ -332,13 +332,13 @@ class _Forwarder:
         numbers = {key: number for number, key in enumerate(labels)}
         steps = [numbers[step.get(key, key)] for key in labels]
         classes = _stable_classes(list(labels.values()), steps)
-        own = [numbers[arguments[i]] for i, _ in carried]
+        states = [numbers[arguments[i]] for i, _ in carried]
         chosen: dict[int, int] = {}
         representatives: list[int | None] = [None] * len(carried)
         for number in sorted(
             range(len(carried)), key=lambda n: isinstance(eqn.outvars[carried[n][1]], DropVar)
         ):
-            at = own[number]
+            at = states[number]
             if not (loose[number] and classes[at] == classes[steps[at]]):
                 representatives[number] = chosen.setdefault(classes[at], number)
         return representatives
@@ -378,9 +378,9 @@ class _Forwarder:
     def _outside(self, result: int, sources: Sequence[tuple[int, Atom]]) -> Atom | None:
         """Return the value of a result outside, if it is the same whichever body runs."""
         stacked = result in self.stacked
-        found = [self._source(number, atom, stacked) for number, atom in sources]
-        if None not in found and len({atom_key(atom) for atom in found if atom is not None}) == 1:
-            return found[0]
+        atoms = [self._source(number, atom, stacked) for number, atom in sources]
+        if None not in atoms and len({atom_key(atom) for atom in atoms if atom is not None}) == 1:
+            return atoms[0]
         if stacked or len(sources) != 1:
             return None
         ((number, atom),) = sources

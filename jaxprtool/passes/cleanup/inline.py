@@ -88,7 +88,7 @@ class Inline(Pass):
     force: bool = False
 
     def __post_init__(self) -> None:
-        calls = primitives_with(lambda found: bool(found.call))
+        calls = primitives_with(lambda primitive: bool(primitive.call))
         kinds = list(dict.fromkeys(traits(name).call for name in calls))
         for call in self.calls:
             if call not in kinds:
@@ -128,7 +128,7 @@ class Inline(Pass):
 def _too_long(jaxpr: AnyJaxpr, opened: Callable[[JaxprEqn], ClosedJaxpr | None]) -> set[Jaxpr]:
     """Return the open bodies whose calls must stay to bound the growth of the program."""
     calls: dict[Jaxpr, list[Jaxpr]] = {}  # the bodies to inline, by the body that calls them
-    held = [jaxcompat.open_jaxpr(jaxpr)]  # the bodies of all other equations
+    other_bodies = [jaxcompat.open_jaxpr(jaxpr)]  # the bodies of all other equations
 
     def explore(body: Jaxpr) -> None:
         called, others = [], []
@@ -141,23 +141,23 @@ def _too_long(jaxpr: AnyJaxpr, opened: Callable[[JaxprEqn], ClosedJaxpr | None])
             if inner not in calls:
                 explore(inner)
         calls[body] = called  # after the bodies in it
-        held.extend(others)
+        other_bodies.extend(others)
 
-    explore(held[0])
-    mentions = Counter([*held, *chain.from_iterable(calls.values())])
+    explore(other_bodies[0])
+    mentions = Counter([*other_bodies, *chain.from_iterable(calls.values())])
     stay: set[Jaxpr] = set()
 
     def lengths(most: float) -> dict[Jaxpr, int]:
         """Return the new number of equations of each body, if longer shared ones stay."""
-        found: dict[Jaxpr, int] = {}
+        counts: dict[Jaxpr, int] = {}
         for body, inner in calls.items():
-            found[body] = len(body.eqns) + sum(found[b] - 1 for b in inner if b not in stay)
-            if found[body] > most and mentions[body] > 1:
+            counts[body] = len(body.eqns) + sum(counts[b] - 1 for b in inner if b not in stay)
+            if counts[body] > most and mentions[body] > 1:
                 stay.add(body)
-        return found
+        return counts
 
     inlined, now = lengths(math.inf), sum(len(body.eqns) for body in calls)
-    if sum(inlined[body] for body in set(held)) > max(MOST_EQUATIONS, 2 * now):
+    if sum(inlined[body] for body in set(other_bodies)) > max(MOST_EQUATIONS, 2 * now):
         lengths(LONG)
     return stay
 

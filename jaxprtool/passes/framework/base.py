@@ -87,14 +87,14 @@ class Pass:
 
     def __str__(self) -> str:
         """Return the pass as a pipeline text, with the options that differ from their defaults."""
-        given = [
+        arguments = [
             f"{name}={v!r}"
             for o in options(type(self))
             if (value := getattr(self, o.name)) != o.default
             for name, v in (value if o.name == self.more_options else {o.name: value}).items()
         ]
         name = type(self).name  # of an instance it may be an option, as of jit(name=...)
-        return f"{name}({', '.join(given)})" if given else name
+        return f"{name}({', '.join(arguments)})" if arguments else name
 
 
 @dataclass(frozen=True)
@@ -154,32 +154,32 @@ def build(cls: type[Pass], args: list[Any], kwargs: dict[str, Any]) -> Pass:
     Raises PipelineError if an option is unknown, missing or given twice, or a value has the wrong
     type.
     """
-    known = {option.name: option for option in options(cls)}
-    more = known.pop(cls.more_options, None)
-    others = {name: value for name, value in kwargs.items() if more and name not in known}
+    declared = {option.name: option for option in options(cls)}
+    more = declared.pop(cls.more_options, None)
+    others = {name: value for name, value in kwargs.items() if more and name not in declared}
     kwargs = {name: value for name, value in kwargs.items() if name not in others}
-    if len(args) > len(known):
+    if len(args) > len(declared):
         raise PipelineError(
-            f"pass '{cls.name}' takes at most {len(known)} options, not {len(args)}",
-            hint=f"its options are: {', '.join(known)}" if known else None,
+            f"pass '{cls.name}' takes at most {len(declared)} options, not {len(args)}",
+            hint=f"its options are: {', '.join(declared)}" if declared else None,
         )
-    given = dict(zip(known, args, strict=False))
+    values = dict(zip(declared, args, strict=False))
     for name in kwargs:
-        if name not in known:
-            has = f"it has: {', '.join(known)}" if known else "it has none"
+        if name not in declared:
+            has = f"it has: {', '.join(declared)}" if declared else "it has none"
             raise PipelineError(
-                f"pass '{cls.name}' has no option '{name}'; {has}", did_you_mean(name, known)
+                f"pass '{cls.name}' has no option '{name}'; {has}", did_you_mean(name, declared)
             )
-        if name in given:
+        if name in values:
             raise PipelineError(f"pass '{cls.name}' got option '{name}' twice")
-    given |= kwargs
-    for name, option in known.items():
-        if name not in given and option.required:
+    values |= kwargs
+    for name, option in declared.items():
+        if name not in values and option.required:
             raise PipelineError(f"pass '{cls.name}' needs option '{name}' ({option.type_name})")
-        if name in given and not _fits(given[name], option.type):
+        if name in values and not _fits(values[name], option.type):
             raise PipelineError(
                 f"option '{name}' of pass '{cls.name}' must be {option.type_name}, "
-                f"not {given[name]!r}"
+                f"not {values[name]!r}"
             )
     if more:
         (_, wanted) = typing.get_args(more.type)
@@ -189,8 +189,8 @@ def build(cls: type[Pass], args: list[Any], kwargs: dict[str, Any]) -> Pass:
                 raise PipelineError(
                     f"option '{name}' of pass '{cls.name}' must be {type_name}, not {value!r}"
                 )
-        given[more.name] = others
-    return cls(**given)
+        values[more.name] = others
+    return cls(**values)
 
 
 def _fits(value: Any, hint: Any) -> bool:

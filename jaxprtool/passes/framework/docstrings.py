@@ -46,19 +46,19 @@ def documentation(cls: type) -> Documentation:
 
 def _documentation(cls: type) -> Documentation:
     parsed = max(_parsed(inspect.cleandoc(cls.__doc__ or "")), key=lambda parsed: len(parsed.meta))
-    found = Documentation(_prose(parsed), {}, [], {})
+    documentation = Documentation(_prose(parsed), {}, [], {})
     for part in parsed.meta:
         text = part.description or ""
         if isinstance(part, DocstringParam):
-            found.parameters[part.arg_name] = text
+            documentation.parameters[part.arg_name] = text
         elif isinstance(part, DocstringRaises):
-            found.raises.append(text)
+            documentation.raises.append(text)
         else:
             snippet = getattr(part, "snippet", None)  # NumPy's, of an example
             title = _TITLES.get(part.args[0], part.args[0].replace("_", " ").capitalize())
-            lines = [found.sections.get(title), snippet, text]
-            found.sections[title] = "\n".join(filter(None, lines))
-    return found
+            lines = [documentation.sections.get(title), snippet, text]
+            documentation.sections[title] = "\n".join(filter(None, lines))
+    return documentation
 
 
 def _prose(parsed: Docstring) -> str:
@@ -68,11 +68,11 @@ def _prose(parsed: Docstring) -> str:
 
 def _parsed(text: str) -> list[Docstring]:
     """Return a docstring as parsed in each style; as plain text if neither parses it."""
-    found = []
+    docstrings = []
     for parser in (_GOOGLE, NumpydocParser()):
         with suppress(ParseError):  # a section that this style cannot parse
-            found.append(parser.parse(text))
-    if not found:
-        found.append(Docstring())
-        found[0].short_description = text
-    return found
+            docstrings.append(parser.parse(text))
+    if not docstrings:
+        docstrings.append(Docstring())
+        docstrings[0].short_description = text
+    return docstrings

@@ -173,13 +173,13 @@ class Pipeline:
         # The last argument of each step that it left unchanged.
         settled: dict[int, Program | Programs] = {}
         for _ in range(self.max_iterations):
-            before = result
+            previous = result
             for i, step in enumerate(self.steps):
                 if settled.get(i) is not result:
-                    given, result = result, _run_step(step, result, observer, check)
-                    if result is given:
+                    argument, result = result, _run_step(step, result, observer, check)
+                    if result is argument:
                         settled[i] = result
-            if result is before:
+            if result is previous:
                 break
         return result
 
@@ -200,11 +200,11 @@ def _run_step(
         if step.only not in (None, name):
             results[name] = program
             continue
-        made = _run_pass(step, program, observer, check)
-        if isinstance(made, Mapping):
-            results.update({f"{name}.{part}": each for part, each in made.items()})
+        result = _run_pass(step, program, observer, check)
+        if isinstance(result, Mapping):
+            results.update({f"{name}.{part}": new for part, new in result.items()})
         else:
-            results[name] = made
+            results[name] = result
     if len(results) == len(state) and all(results[name] is state[name] for name in state):
         return state
     return type(state)(results)
@@ -227,8 +227,8 @@ def _run_pass(step: Step, program: Program, observer: Observer, check: bool) -> 
     preserves = step.transform.preserves
     try:
         if check:
-            for each in result.values() if isinstance(result, Mapping) else [result]:
-                type_check(each, program, preserves=preserves)
+            for new in result.values() if isinstance(result, Mapping) else [result]:
+                type_check(new, program, preserves=preserves)
         elif preserves and not step.transform.symbolic and isinstance(result, Program):
             check_results(result, program)
     except CheckError as error:
@@ -281,9 +281,9 @@ def _step(source: expressions.Source, node: ast.expr) -> Step:
     if isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.USub):
         node = node.operand
         if not isinstance(node, ast.Name) or node.id not in levels:
-            known = ", ".join(f"-{name}" for name in levels)
+            names = ", ".join(f"-{name}" for name in levels)
             raise source.fail(
-                node, f"'-{source.segment(node)}' is not a pipeline", f"available: {known}"
+                node, f"'-{source.segment(node)}' is not a pipeline", f"available: {names}"
             )
     call = node.func if isinstance(node, ast.Call) else node
     only, _, name = _dotted(call).rpartition(".")
@@ -322,7 +322,7 @@ def _option(source: expressions.Source, is_expression: bool, node: ast.expr) -> 
 
 def _is_literal(node: ast.expr) -> bool:
     """Return True if a node has no names: all of it is a number, a text, or a display of them."""
-    return not any(isinstance(each, ast.Name) for each in ast.walk(node))
+    return not any(isinstance(child, ast.Name) for child in ast.walk(node))
 
 
 def _dotted(node: ast.expr) -> str:
@@ -417,13 +417,13 @@ def available() -> dict[str, PassSource]:
 @lru_cache(maxsize=1)
 def _installed(path: tuple[str, ...]) -> Mapping[str, PassSource]:
     """Return the passes of the packages installed on `path`, which is `sys.path`."""
-    found: dict[str, PassSource] = {}
+    sources: dict[str, PassSource] = {}
     for point in sorted(entry_points(group=GROUP), key=_builtin_first):
         source = PassSource(point.name, partial(_origin, point), partial(_load, point))
-        known = found.setdefault(point.name, source)
-        if known is not source and known.origin != source.origin:
-            _warn_of_clash(point.name, source.origin, known)
-    return found
+        first = sources.setdefault(point.name, source)
+        if first is not source and first.origin != source.origin:
+            _warn_of_clash(point.name, source.origin, first)
+    return sources
 
 
 def _builtin_first(point: EntryPoint) -> tuple[bool, str]:

@@ -176,12 +176,12 @@ def _kernel(program: Program, error: Exception) -> JaxprEqn | None:
 def _place(program: Program, error: Exception) -> str:
     """Return the source line of the equation at fault: JAX attaches its traceback to the error."""
     frames = [] if error.__cause__ is None else user_frames(error.__cause__)  # type: ignore[arg-type]
-    found = [
+    source_frames = [
         UserFrame(frame.filename, frame.lineno or 0, frame.name, 0, 0, 0)
         for frame in reversed(frames)
     ]
     shown = frames_now(program.roots)
-    text = shown.location_text(shown.location_in(found))
+    text = shown.location_text(shown.location_in(source_frames))
     return f" at {text}" if text else ""
 
 

@@ -224,15 +224,15 @@ def _split(inside: Regions, number: int, leaving: list[JaxprEqn]) -> _SplitBody:
     """Split a body into the hoisted equations and the rest."""
     body, region = inside.bodies[number], inside.regions[number]
     assert region.constants is not None
-    eqns, made = partition(body, leaving)
+    eqns, hoisted = partition(body, leaving)
     read = free_variables(eqns, body.outvars)
     # A constant that other bodies also take stays, whether it is read or not.
-    own = inside.operands[region.constants]
-    used = [i not in own or v in read for i, v in zip(region.ins, body.invars, strict=True)]
+    constants = inside.operands[region.constants]
+    used = [i not in constants or v in read for i, v in zip(region.ins, body.invars, strict=True)]
     stay = dict(zip(region.ins, used, strict=True))
     flags = [stay.get(i, True) for i in range(len(inside.eqn.invars))]
-    invars = inside.arguments(region, body.invars, {region.constants: made}, flags)
+    invars = inside.arguments(region, body.invars, {region.constants: hoisted}, flags)
     rest = narrow(body, invars, body.outvars, eqns)
     return _SplitBody(
-        narrow(body, keep(body.invars, region.loop_invariant), made, leaving), used, rest
+        narrow(body, keep(body.invars, region.loop_invariant), hoisted, leaving), used, rest
     )

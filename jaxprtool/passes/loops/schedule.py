@@ -244,14 +244,14 @@ def sunk(graph: DependencyGraph) -> Order:
     lifetimes = graph.lifetimes
     staying = []
     for i, makes in enumerate(lifetimes.makes):
-        made = sum(lifetimes.sizes[value] for value in makes)
+        allocated = sum(lifetimes.sizes[value] for value in makes)
         freed = sum(
             lifetimes.sizes[value]
             for value in lifetimes.reads[i]
             if lifetimes.readers[value][-1] == i and value not in lifetimes.kept
         )
         read = any(lifetimes.readers[value] or value in lifetimes.kept for value in makes)
-        staying.append(graph.pinned[i] or not read or freed > made)
+        staying.append(graph.pinned[i] or not read or freed > allocated)
     roots = [i for i, stays in enumerate(staying) if stays]
     return _from_roots(graph.before, (*roots, *range(len(staying))))
 
@@ -267,16 +267,18 @@ def depth_first(graph: DependencyGraph, *, by_need: bool) -> Order:
         before = []
         needs: list[int] = []
         extra: list[int] = []
-        made = [sum(graph.lifetimes.sizes[v] for v in makes) for makes in graph.lifetimes.makes]
+        result_bytes = [
+            sum(graph.lifetimes.sizes[v] for v in makes) for makes in graph.lifetimes.makes
+        ]
         for i, earlier in enumerate(graph.before):
             inner = sorted(earlier, key=extra.__getitem__, reverse=True)
             before.append(inner)
-            held = need = 0
+            allocated = need = 0
             for j in inner:
-                need = max(need, held + needs[j])
-                held += made[j]
-            needs.append(max(need, held + graph.lifetimes.working[i]))
-            extra.append(needs[i] - made[i])
+                need = max(need, allocated + needs[j])
+                allocated += result_bytes[j]
+            needs.append(max(need, allocated + graph.lifetimes.working[i]))
+            extra.append(needs[i] - result_bytes[i])
     roots = [i for i, later in enumerate(graph.after) if not later]
     return _from_roots(before, roots)
 
@@ -452,12 +454,12 @@ class Liveness:
     def lifetimes(self, eqns: Sequence[JaxprEqn], results: Sequence[Atom]) -> Lifetimes | None:
         """Return the definitions and uses of the values of equations; None if a size is unknown."""
         number: dict[Var, int] = {}
-        found = Lifetimes([], [], [], [], [], [], frozenset())
+        lifetimes = Lifetimes([], [], [], [], [], [], frozenset())
         for i, eqn in enumerate(eqns):
             reads = {number[v] for v in eqn.invars if type(v) is not Literal and v in number}
             for value in reads:
-                found.readers[value].append(i)
-            found.reads.append(sorted(reads))
+                lifetimes.readers[value].append(i)
+            lifetimes.reads.append(sorted(reads))
             total, makes = 0, []
             for var in eqn.outvars:
                 size = _size(var.aval)
@@ -466,18 +468,18 @@ class Liveness:
                 total += size
                 if isinstance(var, DropVar):
                     continue
-                number[var] = len(found.sizes)
+                number[var] = len(lifetimes.sizes)
                 makes.append(number[var])
-                found.sizes.append(size)
-                found.defined_by.append(i)
-                found.readers.append([])
+                lifetimes.sizes.append(size)
+                lifetimes.defined_by.append(i)
+                lifetimes.readers.append([])
             working = self._working(eqn, total)
             if working is None:
                 return None
-            found.makes.append(makes)
-            found.working.append(working)
+            lifetimes.makes.append(makes)
+            lifetimes.working.append(working)
         kept = frozenset(number[v] for v in results if type(v) is not Literal and v in number)
-        return Lifetimes(**{**vars(found), "kept": kept})
+        return Lifetimes(**{**vars(lifetimes), "kept": kept})
 
     def _working(self, eqn: JaxprEqn, results: int) -> int | None:
         """Return the bytes that an equation needs, given those of its results; None if unknown."""

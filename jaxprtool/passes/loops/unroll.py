@@ -75,8 +75,8 @@ class Unroll(Pass):
 
     def __call__(self, program: Program) -> Program:
         sows = Contains(lambda eqn: eqn.primitive is sow_p)
-        given = sum(1 for _ in equations(jaxcompat.open_jaxpr(program.jaxpr)))
-        most = max(MOST_EQUATIONS, self.max_length * given)
+        equation_count = sum(1 for _ in equations(jaxcompat.open_jaxpr(program.jaxpr)))
+        most = max(MOST_EQUATIONS, self.max_length * equation_count)
 
         def visitor(writer: Writer) -> RewriteRule:
             rows = _Rows()
@@ -112,19 +112,19 @@ class Unroll(Pass):
 _Rows = dict[Atom, Sequence[Atom]]
 
 
-def _taken_rows(eqn: JaxprEqn, known: _Rows) -> Sequence[Atom]:
+def _taken_rows(eqn: JaxprEqn, rows_of: _Rows) -> Sequence[Atom]:
     """Return the rows that a slice takes of an array with known rows; empty if not whole rows."""
     (array,), shape = eqn.invars, eqn.outvars[0].aval.shape
-    if type(array) is Literal or array not in known or shape[1:] != array.aval.shape[1:]:
+    if type(array) is Literal or array not in rows_of or shape[1:] != array.aval.shape[1:]:
         return ()
     step = (eqn.params["strides"] or (1,))[0]
-    return known[array][eqn.params["start_indices"][0] : eqn.params["limit_indices"][0] : step]
+    return rows_of[array][eqn.params["start_indices"][0] : eqn.params["limit_indices"][0] : step]
 
 
-def _unrolled(writer: Writer, scan: Scan, known: _Rows) -> list[Atom]:
+def _unrolled(writer: Writer, scan: Scan, rows_of: _Rows) -> list[Atom]:
     """Write the iterations of a scan one after the other, and return its results."""
     length = scan.length
-    columns = _columns(writer, scan, known)
+    columns = _columns(writer, scan, rows_of)
 
     def stacked(*values: jax.Array) -> list[jax.Array]:
         rows = (values[i::count] for i in range(count))
@@ -138,20 +138,22 @@ def _unrolled(writer: Writer, scan: Scan, known: _Rows) -> list[Atom]:
         carry, ys[i] = outs[: len(carry)], outs[len(carry) :]
     count = len(scan.ys)
     arrays = writer.trace(stacked, [y for row in ys for y in row], scan.eqn)
-    known.update(zip(arrays, map(list, zip(*ys, strict=True)), strict=True))
+    rows_of.update(zip(arrays, map(list, zip(*ys, strict=True)), strict=True))
     return [*carry, *arrays]
 
 
-def _columns(writer: Writer, scan: Scan, known: _Rows) -> list[Sequence[Atom]]:
+def _columns(writer: Writer, scan: Scan, rows_of: _Rows) -> list[Sequence[Atom]]:
     """Return the elements of each of the `xs`, which are sliced out if they are not known."""
-    sliced = [x for x in scan.xs if type(x) is Literal or x not in known]
+    sliced = [x for x in scan.xs if type(x) is Literal or x not in rows_of]
 
     def elements(*xs: jax.Array) -> list[jax.Array]:
         return [lax.index_in_dim(x, i, keepdims=False) for i in range(scan.length) for x in xs]
 
     rows = writer.trace(elements, sliced, scan.eqn)
-    found = iter([rows[i :: len(sliced)] for i in range(len(sliced))])
-    return [next(found) if type(x) is Literal or x not in known else known[x] for x in scan.xs]
+    sliced_rows = iter([rows[i :: len(sliced)] for i in range(len(sliced))])
+    return [
+        next(sliced_rows) if type(x) is Literal or x not in rows_of else rows_of[x] for x in scan.xs
+    ]
 
 
 def _not_run(writer: Writer, scan: Scan) -> list[Atom] | None:

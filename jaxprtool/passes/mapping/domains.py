@@ -86,8 +86,8 @@ class Rewritten(Generic[K]):
 
     def taking(self, domain: Domain[K], names: Sequence[Any]) -> ClosedJaxpr:
         """Return the jaxpr with exactly these extra arguments, used or not."""
-        own = dict(zip(self.extras, self.jaxpr.invars, strict=False))
-        first = [own.get(name) or Var(domain.extra_aval(name)) for name in names]
+        arguments = dict(zip(self.extras, self.jaxpr.invars, strict=False))
+        first = [arguments.get(name) or Var(domain.extra_aval(name)) for name in names]
         rest = self.jaxpr.invars[len(self.extras) :]
         return jaxcompat.replace_jaxpr(self.jaxpr, invars=[*first, *rest])
 
@@ -161,14 +161,14 @@ class Domain(Generic[K]):
         """Return the type of the array that holds a value of an old type."""
         return aval
 
-    def settled(self, kind: K, aval: Aval, role: Role, found: Regions) -> K:
+    def settled(self, kind: K, aval: Aval, role: Role, inside: Regions) -> K:
         """Return the kind of a value where several equations must agree on one.
 
         Args:
             kind: The kind of the value; with the role "row", that of the whole operand.
             aval: The old type of the value in the body.
             role: The role of the value in the equation.
-            found: The regions of the equation.
+            inside: The regions of the equation.
         """
         return kind
 
@@ -202,7 +202,7 @@ class Domain(Generic[K]):
         """Return True if parameters, such as the length of a loop, must be rewritten too."""
         return False
 
-    def context(self, context: Any, found: Regions) -> Any:
+    def context(self, context: Any, inside: Regions) -> Any:
         """Return the context of the bodies of an equation, from the context of the equation."""
         return context
 
@@ -245,9 +245,9 @@ class Domain(Generic[K]):
 
         If the results have these kinds anyway, the shared body for any kinds is returned.
         """
-        made = self.body(body, kinds, None, context)
-        fit = all(map(self.fits, made.kinds, wanted))
-        return made if fit else self.body(body, kinds, wanted, context)
+        rewritten = self.body(body, kinds, None, context)
+        fit = all(map(self.fits, rewritten.kinds, wanted))
+        return rewritten if fit else self.body(body, kinds, wanted, context)
 
     # --- templates ------------------------------------------------------------------------------
 
@@ -270,17 +270,17 @@ class Domain(Generic[K]):
         kinds: list[Sequence[Any]] = []
 
         def fun(*values: Any) -> list[Any]:
-            known: Mapping[Any, Any] = dict(zip(facts, values[len(avals) :], strict=True))
-            made = compute(known, *values[: len(avals)])
-            kinds[:] = [] if made is None else [made[1]]
-            return [] if made is None else [*made[0]]
+            by_fact: Mapping[Any, Any] = dict(zip(facts, values[len(avals) :], strict=True))
+            result = compute(by_fact, *values[: len(avals)])
+            kinds[:] = [] if result is None else [result[1]]
+            return [] if result is None else [*result[0]]
 
         jaxpr = jaxcompat.trace_in_setting(fun, types, eqn)
         if not kinds:
             return None
         jaxpr, _ = dce_body(jaxpr, [True] * len(jaxpr.outvars), instantiate=True)
-        found = self.template_kinds([v.aval for v in jaxpr.outvars], kinds[0])
-        return template_of_jaxpr(jaxpr, found)
+        out_kinds = self.template_kinds([v.aval for v in jaxpr.outvars], kinds[0])
+        return template_of_jaxpr(jaxpr, out_kinds)
 
     def template_kinds(self, avals: Sequence[Aval], kinds: Sequence[Any]) -> Sequence[Any]:
         """Return the kinds of results of these types in the form that templates keep."""
@@ -347,19 +347,19 @@ class BodyBuilder(Generic[K]):
         invars = self.arguments(body.invars, kinds)
         self.equations(jaxcompat.open_jaxpr(body))
         self.source = jaxcompat.NO_SOURCE
-        outvars, found = self.results(body.outvars, wanted)
-        made = self.consts.values()
+        outvars, out_kinds = self.results(body.outvars, wanted)
+        new_consts = self.consts.values()
         alike = not self.extras and len(outvars) == len(body.outvars)
         new = jaxcompat.replace_jaxpr(
             body,
-            constvars=[*body.constvars, *(var for var, _ in made)],
-            consts=[*body.consts, *(value for _, value in made)],
+            constvars=[*body.constvars, *(var for var, _ in new_consts)],
+            consts=[*body.consts, *(value for _, value in new_consts)],
             invars=[*self.extras.values(), *invars],
             outvars=outvars,
             eqns=self.eqns,
             debug_info=body.debug_info if alike else None,
         )
-        return Rewritten(new, tuple(self.extras), tuple(found))
+        return Rewritten(new, tuple(self.extras), tuple(out_kinds))
 
     def arguments(self, variables: Sequence[Var], kinds: Sequence[K]) -> list[Var]:
         """Return the arguments of the new body that hold those of the old body."""
@@ -395,13 +395,13 @@ class BodyBuilder(Generic[K]):
 
     def kind(self, atom: Atom) -> K:
         """Return the kind of an atom of the old body."""
-        found = None if type(atom) is Literal else self.values.get(atom)
-        return self.domain.kind_of(atom) if found is None else found[1]
+        entry = None if type(atom) is Literal else self.values.get(atom)
+        return self.domain.kind_of(atom) if entry is None else entry[1]
 
     def held(self, atom: Atom, kind: K) -> Atom:
         """Return the atom that holds an atom of the old body as this kind; convert it if needed."""
-        found = None if type(atom) is Literal else self.values.get(atom)
-        return atom if found is None else found[0]
+        entry = None if type(atom) is Literal else self.values.get(atom)
+        return atom if entry is None else entry[0]
 
     def bind(self, var: Var, kind: K, atom: Atom) -> None:
         """Record that an atom of the new body holds a variable of the old one, as this kind."""
@@ -433,8 +433,8 @@ class BodyBuilder(Generic[K]):
         if what == "extra":
             return self.extra(value)
         facts = self.domain.facts
-        before = facts[: facts.index(what)]
-        return self.computed(fact, lambda rules: rules.fact(what, value), [], [value], before)
+        earlier = facts[: facts.index(what)]
+        return self.computed(fact, lambda rules: rules.fact(what, value), [], [value], earlier)
 
     def constant(self, value: Any) -> Var:
         """Return the constvar of a constant that a rule has used."""
@@ -471,14 +471,14 @@ class BodyBuilder(Generic[K]):
             return apply(self, eqn)
         if not eqn.params or domain.rules.get(name) is not None:
             return False
-        found = regions(eqn)
-        if found is None or found.kind not in ("loop", "branch") or domain.in_params(eqn):
+        inside = regions(eqn)
+        if inside is None or inside.kind not in ("loop", "branch") or domain.in_params(eqn):
             return False
         return by_edges(self, eqn)
 
     # --- templates ------------------------------------------------------------------------------
 
-    def rule_context(self, name: str, known: dict[Any, Any]) -> Any:
+    def rule_context(self, name: str, facts: dict[Any, Any]) -> Any:
         """Return the context argument of a primitive's rule."""
         raise NotImplementedError
 
@@ -486,15 +486,15 @@ class BodyBuilder(Generic[K]):
         """Return an operand as it is passed to a rule."""
         raise NotImplementedError
 
-    def result(self, made: Any, eqn: JaxprEqn, var: Var, kinds: Sequence[K]) -> tuple[Any, K]:
+    def result(self, value: Any, eqn: JaxprEqn, var: Var, kinds: Sequence[K]) -> tuple[Any, K]:
         """Return the array of a result of a rule, and its kind, from the kinds of the operands."""
         raise NotImplementedError
 
     def uses(self, sizes: Iterable[Any], facts: Sequence[str] | None = None) -> list[Any]:
         """Return the facts that a rule may use if an equation mentions these sizes."""
         facts = self.domain.facts if facts is None else facts
-        found = [(what, size) for size in dict.fromkeys(sizes) for what in facts]
-        return [*(("extra", name) for name in self.domain.extras), *found]
+        of_sizes = [(what, size) for size in dict.fromkeys(sizes) for what in facts]
+        return [*(("extra", name) for name in self.domain.extras), *of_sizes]
 
     def computed(
         self,
@@ -514,12 +514,12 @@ class BodyBuilder(Generic[K]):
             facts: The facts that are passed to it; it computes any others itself.
         """
 
-        def one(known: dict[Any, Any], *arrays: Any) -> tuple[list[Any], list[None]]:
-            return [compute(self.rule_context("value", known), *arrays)], [None]
+        def one(by_fact: dict[Any, Any], *arrays: Any) -> tuple[list[Any], list[None]]:
+            return [compute(self.rule_context("value", by_fact), *arrays)], [None]
 
-        made = self.applied(key, one, operands, lambda: self.uses(sizes, facts))
-        assert made is not None
-        return made[0][0]
+        result = self.applied(key, one, operands, lambda: self.uses(sizes, facts))
+        assert result is not None
+        return result[0][0]
 
     def by_rule(
         self, eqn: JaxprEqn, apply: Callable[..., Any], kinds: Sequence[K], *key: Hashable
@@ -534,31 +534,31 @@ class BodyBuilder(Generic[K]):
         """
         domain, operands = self.domain, [*map(self.held, eqn.invars, kinds)]
 
-        def compute(known: dict[Any, Any], *arrays: Any) -> tuple[list[Any], list[K]] | None:
-            context, found = self.rule_context(eqn.primitive.name, known), list[K]()
+        def compute(facts: dict[Any, Any], *arrays: Any) -> tuple[list[Any], list[K]] | None:
+            context, out_kinds = self.rule_context(eqn.primitive.name, facts), list[K]()
             shapes = [tuple(getattr(atom.aval, "shape", ())) for atom in eqn.invars]
 
             def one(*arrays: Any) -> list[Any] | None:
-                made = apply(context, eqn, *map(self.operand, arrays, kinds, shapes))
-                if made is None:
+                output = apply(context, eqn, *map(self.operand, arrays, kinds, shapes))
+                if output is None:
                     return None
-                results = made if eqn.primitive.multiple_results else [made]
+                results = output if eqn.primitive.multiple_results else [output]
                 pairs = zip(results, eqn.outvars, strict=True)
-                both = [self.result(each, eqn, var, kinds) for each, var in pairs]
-                found[:] = [kind for _, kind in both]
+                both = [self.result(result, eqn, var, kinds) for result, var in pairs]
+                out_kinds[:] = [kind for _, kind in both]
                 return [array for array, _ in both]
 
             results = keep_weak_types(one, arrays, [v.aval for v in eqn.outvars], eqn)
-            return None if results is None else (results, found)
+            return None if results is None else (results, out_kinds)
 
         aval_ids = [domain.aval_id(a.aval, k) for a, k in zip(operands, kinds, strict=True)]
         template = domain.key(eqn, aval_ids), key, self.context
-        made = self.applied(
+        written = self.applied(
             template, compute, operands, lambda: self.uses(domain.sizes_of(eqn)), eqn
         )
-        if made is None:
+        if written is None:
             return False
-        for var, atom, kind in zip(eqn.outvars, *made, strict=True):
+        for var, atom, kind in zip(eqn.outvars, *written, strict=True):
             self.bind(var, kind, atom)
         return True
 
@@ -584,16 +584,16 @@ class BodyBuilder(Generic[K]):
         """
         templates = self.domain.templates
         try:
-            known = templates.get(key)
+            entry = templates.get(key)
         except TypeError:  # a parameter that is not hashable
             key = id(eqn)
-            known = templates.get(key)
-        if known is None:
+            entry = templates.get(key)
+        if entry is None:
             uses, avals = facts(), [atom.aval for atom in operands]
-            known = templates[key] = self.domain.traced(compute, avals, uses, eqn), uses
+            entry = templates[key] = self.domain.traced(compute, avals, uses, eqn), uses
             if eqn is not None and any(map(has_float, eqn.params.values())):
                 self.domain.with_floats.add(eqn.primitive)
-        template, uses = known
+        template, uses = entry
         if template is None:
             return None
         values: list[Any] = [*operands]
@@ -637,71 +637,71 @@ class Solution(Generic[K]):
 
 def by_edges(builder: BodyBuilder[K], eqn: JaxprEqn) -> bool:
     """Write a loop, branch or call; return False if a predicate or index is not uniform."""
-    found = regions(eqn)
-    assert found is not None
-    solution = solve(builder, found)
+    inside = regions(eqn)
+    assert inside is not None
+    solution = solve(builder, inside)
     if solution is not None:
         write(builder, solution)
     return solution is not None
 
 
 def solve(
-    builder: BodyBuilder[K], found: Regions, kinds: Sequence[K] | None = None, context: Any = None
+    builder: BodyBuilder[K], inside: Regions, kinds: Sequence[K] | None = None, context: Any = None
 ) -> Solution[K] | None:
     """Return the kinds that hold in every iteration, or None if a predicate is not uniform.
 
     Args:
         builder: The body that the equation is in. It is not written to.
-        found: The regions of the equation.
+        inside: The regions of the equation.
         kinds: The kinds of the operands, if they are not those in `builder`.
         context: The context of the bodies; if None, the one that the domain returns.
     """
     domain: Domain[K] = builder.domain
-    context = domain.context(builder.context, found) if context is None else context
-    kinds = [*map(builder.kind, found.eqn.invars)] if kinds is None else kinds
-    if not all(domain.uniform(kinds[i]) for i in found.predicates):
+    context = domain.context(builder.context, inside) if context is None else context
+    kinds = [*map(builder.kind, inside.eqn.invars)] if kinds is None else kinds
+    if not all(domain.uniform(kinds[i]) for i in inside.predicates):
         return None
-    types = [v.aval for v in found.eqn.invars]
-    for body, region in zip(found.bodies, found.regions, strict=True):
+    types = [v.aval for v in inside.eqn.invars]
+    for body, region in zip(inside.bodies, inside.regions, strict=True):
         for i, var in zip(region.ins, body.invars, strict=True):
             types[i] = var.aval
-    roles = _roles(found)
+    roles = _roles(inside)
     triples = zip(kinds, types, roles, strict=True)
-    start = [domain.settled(kind, aval, role, found) for kind, aval, role in triples]
+    start = [domain.settled(kind, aval, role, inside) for kind, aval, role in triples]
 
-    known: dict[int, Rewritten[K]] = {}
+    by_region: dict[int, Rewritten[K]] = {}
 
     def through(number: int, kinds: Sequence[K]) -> Sequence[Any]:
-        body, region = found.bodies[number], found.regions[number]
+        body, region = inside.bodies[number], inside.regions[number]
         if region.is_predicate:
             return (None,)  # rewritten below, once
-        known[number] = made = domain.body(body, kinds, None, context)
+        by_region[number] = rewritten = domain.body(body, kinds, None, context)
         result_roles: list[Role] = [
             "result" if operand is None else "carry" for operand in region.next_iteration
         ]
-        triples = zip(made.kinds, body.outvars, result_roles, strict=True)
-        return [domain.settled(kind, v.aval, role, found) for kind, v, role in triples]
+        triples = zip(rewritten.kinds, body.outvars, result_roles, strict=True)
+        return [domain.settled(kind, v.aval, role, inside) for kind, v, role in triples]
 
-    operands, results = found.forward(start, through, domain.join, domain.widened)
+    operands, results = inside.forward(start, through, domain.join, domain.widened)
     bodies = []
-    for number, region in enumerate(found.regions):
+    for number, region in enumerate(inside.regions):
         wanted = [None if out is None else results[out] for out in region.outs]
-        made = known.get(number)
-        if made is None or not all(map(domain.fits, made.kinds, wanted)):
+        rewritten = by_region.get(number)
+        if rewritten is None or not all(map(domain.fits, rewritten.kinds, wanted)):
             kinds = [operands[i] for i in region.ins]
-            made = domain.body(found.bodies[number], kinds, wanted, context)
-        if region.is_predicate and not domain.uniform(made.kinds[0]):
+            rewritten = domain.body(inside.bodies[number], kinds, wanted, context)
+        if region.is_predicate and not domain.uniform(rewritten.kinds[0]):
             return None
-        bodies.append(made)
-    return Solution(found, operands, results, bodies)
+        bodies.append(rewritten)
+    return Solution(inside, operands, results, bodies)
 
 
-def _roles(found: Regions) -> list[Role]:
+def _roles(inside: Regions) -> list[Role]:
     """Return the role of each operand in the bodies."""
-    roles: list[Role] = ["operand"] * len(found.eqn.invars)
-    for i, _ in found.carried:
+    roles: list[Role] = ["operand"] * len(inside.eqn.invars)
+    for i, _ in inside.carried:
         roles[i] = "carry"
-    for i in _positions(found.edges.sliced, found.operands):
+    for i in _positions(inside.edges.sliced, inside.operands):
         roles[i] = "row"
     return roles
 
@@ -725,77 +725,82 @@ def write(
             stacked operands. The others are taken from `builder`.
         changes: Fields of the view to change, such as the length of a scan.
     """
-    found, domain = solution.found, builder.domain
-    eqn, trips = found.eqn, found.view.trips
+    inside, domain = solution.found, builder.domain
+    eqn, trips = inside.eqn, inside.view.trips
 
     def whole(kinds: Sequence[K], rows: set[int]) -> list[K]:
         return [domain.stacked(kind, trips) if i in rows else kind for i, kind in enumerate(kinds)]
 
-    ins = whole(solution.operands, _positions(found.edges.sliced, found.operands))
-    outs = whole(solution.results, _positions(found.edges.stacked, found.results))
+    ins = whole(solution.operands, _positions(inside.edges.sliced, inside.operands))
+    outs = whole(solution.results, _positions(inside.edges.stacked, inside.results))
     bodies = solution.bodies
-    if found.kind == "call" and not traits(eqn).holds_constants:
+    if inside.kind == "call" and not traits(eqn).holds_constants:
         bodies = [_with_constants_as_extras(builder, body) for body in bodies]
     extras: dict[str, dict[Any, Atom]] = {}
-    for made, region in zip(bodies, found.regions, strict=True):
-        for name in made.extras:
+    for rewritten, region in zip(bodies, inside.regions, strict=True):
+        for name in rewritten.extras:
             row = None if by_iteration is None else by_iteration.get(name)
-            place = _place(found, region, row is not None)
+            place = _place(inside, region, row is not None)
             atom = name if isinstance(name, Var) else builder.extra(name) if row is None else row
             extras.setdefault(place, {})[name] = atom
     values = {"invars": [*map(builder.held, eqn.invars, ins)]}
     values["outvars"] = builder.outs(eqn.outvars, outs)
     # The fast path: nothing is added, and no effect names an operand that has been replaced.
     if not (extras or changes or eqn.effects):
-        rebuilt = found.with_bodies([made.jaxpr for made in bodies]).replace(**values)
+        rebuilt = inside.with_bodies([rewritten.jaxpr for rewritten in bodies]).replace(**values)
     else:
-        pairs = zip(bodies, found.regions, strict=True)
+        pairs = zip(bodies, inside.regions, strict=True)
         new = eqn.replace(**values)
-        rebuilt = Regions.of(replace(type(found.view).of(new), **changes)).rebuild(
-            [_with_extras(domain, found, region, made, extras) for made, region in pairs],
-            more={field: [*each.values()] for field, each in extras.items()},
+        rebuilt = Regions.of(replace(type(inside.view).of(new), **changes)).rebuild(
+            [
+                _with_extras(domain, inside, region, rewritten, extras)
+                for rewritten, region in pairs
+            ],
+            more={field: [*atoms.values()] for field, atoms in extras.items()},
             first=True,
         )
     builder.add(rebuilt, eqn, outs)
 
 
-def _place(found: Regions, region: Region, sliced: bool) -> str:
+def _place(inside: Regions, region: Region, sliced: bool) -> str:
     """Return the field of operands to which extra arguments of a body are added."""
-    edges = found.edges
+    edges = inside.edges
     changing = {field for field, _ in edges.carried}.union(edges.sliced)
     fields = edges.sliced if sliced else [f for f in region.groups if f not in changing]
     if not fields:
         raise UnsupportedError(
-            f"{named(found.eqn)} takes no constants, but its body now needs some"
+            f"{named(inside.eqn)} takes no constants, but its body now needs some"
         )
     return fields[0]
 
 
 def _with_extras(
     domain: Domain[K],
-    found: Regions,
+    inside: Regions,
     region: Region,
-    made: Rewritten[K],
+    rewritten: Rewritten[K],
     extras: Mapping[str, Mapping[Any, Atom]],
 ) -> ClosedJaxpr:
     """Return a body that takes, in each field, the extra arguments that were added to it."""
-    count = len(made.extras)
-    own = dict(zip(made.extras, made.jaxpr.invars, strict=False))
+    count = len(rewritten.extras)
+    arguments = dict(zip(rewritten.extras, rewritten.jaxpr.invars, strict=False))
     more = {
-        field: [own.pop(name, None) or Var(domain.extra_aval(name)) for name in extras[field]]
+        field: [arguments.pop(name, None) or Var(domain.extra_aval(name)) for name in extras[field]]
         for field in region.groups
         if field in extras
     }
-    invars = found.arguments(region, made.jaxpr.invars[count:], more, first=True)
-    if invars == made.jaxpr.invars:
-        return made.jaxpr  # shared by all equations whose bodies are rewritten to it
-    return jaxcompat.replace_jaxpr(made.jaxpr, invars=invars)
+    invars = inside.arguments(region, rewritten.jaxpr.invars[count:], more, first=True)
+    if invars == rewritten.jaxpr.invars:
+        return rewritten.jaxpr  # shared by all equations whose bodies are rewritten to it
+    return jaxcompat.replace_jaxpr(rewritten.jaxpr, invars=invars)
 
 
-def _with_constants_as_extras(builder: BodyBuilder[K], made: Rewritten[K]) -> Rewritten[K]:
+def _with_constants_as_extras(builder: BodyBuilder[K], rewritten: Rewritten[K]) -> Rewritten[K]:
     """Return a body whose constants are extra arguments, named by their variables."""
-    body, consts = lifted(made.jaxpr)
-    return replace(made, jaxpr=body, extras=(*map(builder.constant, consts), *made.extras))
+    body, consts = lifted(rewritten.jaxpr)
+    return replace(
+        rewritten, jaxpr=body, extras=(*map(builder.constant, consts), *rewritten.extras)
+    )
 
 
 def lifted(body: ClosedJaxpr) -> tuple[ClosedJaxpr, tuple[Any, ...]]:
@@ -805,12 +810,12 @@ def lifted(body: ClosedJaxpr) -> tuple[ClosedJaxpr, tuple[Any, ...]]:
     """
     if not body.consts:
         return body, ()
-    known = _lifted.of(body)
-    new = known.get("lifted")
+    cached = _lifted.of(body)
+    new = cached.get("lifted")
     if new is None:
         invars = [*body.constvars, *body.invars]
         new = jaxcompat.replace_jaxpr(body, constvars=(), consts=(), invars=invars)
-        known["lifted"] = new
+        cached["lifted"] = new
     return new, tuple(body.consts)
 
 
@@ -824,23 +829,23 @@ def lifted(body: ClosedJaxpr) -> tuple[ClosedJaxpr, tuple[Any, ...]]:
 
 def custom_derivative(builder: BodyBuilder[K], eqn: JaxprEqn) -> bool:
     """Write a `custom_jvp` or `custom_vjp` call."""
-    domain, p, found = builder.domain, eqn.params, regions(eqn)
-    assert found is not None
-    context, consts, names = domain.context(builder.context, found), p["num_consts"], domain.extras
+    domain, p, inside = builder.domain, eqn.params, regions(eqn)
+    assert inside is not None
+    context, consts, names = domain.context(builder.context, inside), p["num_consts"], domain.extras
     kinds = [*map(builder.kind, eqn.invars)]
-    (body,) = found.bodies
+    (body,) = inside.bodies
     plain = domain.body(body, kinds, None, context).kinds
     outs = [domain.differentiated(k, v.aval) for k, v in zip(plain, eqn.outvars, strict=True)]
     jaxpr = domain.matched(body, kinds, outs, context).taking(domain, names)
-    first, own, rest = _cut(jaxpr.invars, len(names), len(names) + consts)
-    jaxpr = jaxcompat.replace_jaxpr(jaxpr, invars=[*own, *first, *rest])
+    first, const_vars, rest = _cut(jaxpr.invars, len(names), len(names) + consts)
+    jaxpr = jaxcompat.replace_jaxpr(jaxpr, invars=[*const_vars, *first, *rest])
     rules = _Rules(domain, eqn, kinds[consts:], outs, context)
     key = rule_key(eqn), tuple(rules.primals), tuple(outs), context
     of_call = rules.jvp if eqn.primitive.name in CustomJVP.primitives else rules.vjp
-    made = domain.derivatives.setdefault(key, cache(of_call))
-    params = following(eqn, jaxpr, made, consts, p["symbolic_zeros"])
-    held = [*map(builder.held, eqn.invars, kinds)]
-    invars = [*held[:consts], *map(builder.extra, names), *held[consts:]]
+    rule = domain.derivatives.setdefault(key, cache(of_call))
+    params = following(eqn, jaxpr, rule, consts, p["symbolic_zeros"])
+    operands = [*map(builder.held, eqn.invars, kinds)]
+    invars = [*operands[:consts], *map(builder.extra, names), *operands[consts:]]
     outvars = builder.outs(eqn.outvars, outs)
     builder.add(eqn.replace(invars=invars, outvars=outvars, params={**p, **params}), eqn, outs)
     return True
@@ -863,39 +868,39 @@ class _Rules(Generic[K]):
 
     def jvp(self) -> JVPRule:
         """Return the rewritten rule of a `custom_jvp` call."""
-        found, domain, names = jvp_rule(self.eqn), self.domain, self.domain.extras
-        if found.jaxpr is None:
-            return found
+        rule, domain, names = jvp_rule(self.eqn), self.domain, self.domain.extras
+        if rule.jaxpr is None:
+            return rule
         count = len(self.primals)
-        pairs = zip(self.primals, found.jaxpr.invars[count:], strict=True)
+        pairs = zip(self.primals, rule.jaxpr.invars[count:], strict=True)
         kinds = [*self.primals, *(domain.tangent(kind, var.aval) for kind, var in pairs)]
-        moving = [k for k, zero in zip(self.outs, found.out_zeros, strict=True) if not zero]
-        made = domain.body(found.jaxpr, kinds, [*self.outs, *moving], self.context)
-        body = made.taking(domain, names)
+        moving = [k for k, zero in zip(self.outs, rule.out_zeros, strict=True) if not zero]
+        rewritten = domain.body(rule.jaxpr, kinds, [*self.outs, *moving], self.context)
+        body = rewritten.taking(domain, names)
         zeros = [Var(var.aval.to_tangent_aval()) for var in body.invars[: len(names)]]
         primals, tangents = _cut(body.invars, len(names) + count)
         new = jaxcompat.replace_jaxpr(body, invars=[*primals, *zeros, *tangents])
-        return replace(found, jaxpr=new, perturbed=(*(True for _ in names), *found.perturbed))
+        return replace(rule, jaxpr=new, perturbed=(*(True for _ in names), *rule.perturbed))
 
     def vjp(self) -> VJPRule:
         """Return the rewritten rules of a `custom_vjp` call."""
-        found, domain, names = vjp_rule(self.eqn), self.domain, self.domain.extras
-        new = sum(i is None for i in found.forwarded)
-        fwd = domain.body(found.fwd, self.primals, [*(None,) * new, *self.outs], self.context)
-        given = iter(fwd.kinds)
-        kinds = [next(given) if i is None else self.primals[i] for i in found.forwarded]
-        pairs = zip(self.outs, found.bwd.invars[len(kinds) :], strict=True)
+        rule, domain, names = vjp_rule(self.eqn), self.domain, self.domain.extras
+        new = sum(i is None for i in rule.forwarded)
+        fwd = domain.body(rule.fwd, self.primals, [*(None,) * new, *self.outs], self.context)
+        fwd_kinds = iter(fwd.kinds)
+        kinds = [next(fwd_kinds) if i is None else self.primals[i] for i in rule.forwarded]
+        pairs = zip(self.outs, rule.bwd.invars[len(kinds) :], strict=True)
         kinds += [domain.tangent(kind, var.aval) for kind, var in pairs]
-        moving = [k for k, zero in zip(self.primals, found.in_zeros, strict=True) if not zero]
+        moving = [k for k, zero in zip(self.primals, rule.in_zeros, strict=True) if not zero]
         more = (True,) * len(names)
-        shifted = [None if i is None else i + len(names) for i in found.forwarded]
+        shifted = [None if i is None else i + len(names) for i in rule.forwarded]
         return replace(
-            found,
+            rule,
             fwd=fwd.taking(domain, names),
-            bwd=domain.backward(found.bwd, kinds, moving, self.context),
+            bwd=domain.backward(rule.bwd, kinds, moving, self.context),
             forwarded=(*range(len(names)), *shifted),
-            in_zeros=(*more, *found.in_zeros),
-            perturbed=(*more, *found.perturbed),
+            in_zeros=(*more, *rule.in_zeros),
+            perturbed=(*more, *rule.perturbed),
         )
 
 
@@ -914,11 +919,11 @@ def with_arguments(
         bounds: The bound of each new argument, by its name.
         changes: Other fields of the program to change.
     """
-    own, new = body.invars[: -len(bounds)], body.invars[-len(bounds) :]
-    args, kwargs = filled(program.in_tree, range(len(own)))
+    old, new = body.invars[: -len(bounds)], body.invars[-len(bounds) :]
+    args, kwargs = filled(program.in_tree, range(len(old)))
     count = len(jax.tree.leaves(args))
     names = unique([*program.arg_names[:count], *bounds, *program.arg_names[count:]])
-    jaxpr = jaxcompat.replace_jaxpr(body, invars=[*own[:count], *new, *own[count:]])
+    jaxpr = jaxcompat.replace_jaxpr(body, invars=[*old[:count], *new, *old[count:]])
     out_names = changes.get("out_names", program.out_names)
     return program.replace(
         jaxpr=with_names(jaxpr, program.name, names, out_names),
@@ -948,9 +953,9 @@ class RuleContext:
     #: The class of an operand, whose attribute `array` is its array.
     operand: ClassVar[type[Any]]
 
-    def __init__(self, symbols: Mapping[str, Any], known: dict[tuple[str, Any], Any]) -> None:
+    def __init__(self, symbols: Mapping[str, Any], facts: dict[tuple[str, Any], Any]) -> None:
         self._symbols = symbols
-        self._known = known
+        self._known = facts
 
     def fact(self, what: str, size: Any) -> Any:
         """Return the fact of this name about a size."""

@@ -69,17 +69,17 @@ def rewrite(*args: Any, check: Check | None = None, name: str | None = None, **k
                 "as a decorator it takes the types of the pattern's arguments",
             )
         pattern, replacement, *examples = args
-        made = Rewrite(pattern, examples, kwargs, name)
-        made.to(replacement)
+        new = Rewrite(pattern, examples, kwargs, name)
+        new.to(replacement)
         if check is not None:
-            made.check(check)
-        return made
+            new.check(check)
+        return new
 
     def decorate(pattern: UserFunction) -> Rewrite:
-        made = Rewrite(pattern, args, kwargs, name)
+        new = Rewrite(pattern, args, kwargs, name)
         if check is not None:
-            made.check(check)
-        return made
+            new.check(check)
+        return new
 
     return decorate
 
@@ -147,10 +147,10 @@ def load_rewrites(path: str) -> list[Rewrite]:
         raise PluginError(
             f"{path} cannot be imported: {described(error)}", "see --traceback for the place"
         ) from error
-    found = list(dict.fromkeys(v for v in vars(module).values() if isinstance(v, Rewrite)))
-    if not found:
+    rewrites = list(dict.fromkeys(v for v in vars(module).values() if isinstance(v, Rewrite)))
+    if not rewrites:
         raise PluginError(f"{path} has no rewrites", "define one with @jaxprtool.rewrite(...)")
-    return found
+    return rewrites
 
 
 @dataclass(frozen=True)
@@ -176,30 +176,30 @@ class NamedRewrites:
         """
         self._passes: dict[str, type[CountingRewrite]] = {}
         for path in paths:
-            for made in load_rewrites(path):
-                taken = pipeline.available().get(made.name)
-                if made.name in self._passes or (taken and taken.origin != __name__):
+            for loaded in load_rewrites(path):
+                taken = pipeline.available().get(loaded.name)
+                if loaded.name in self._passes or (taken and taken.origin != __name__):
                     raise PluginError(
-                        f"rewrite '{made.name}' of {path} has the name of another pass",
+                        f"rewrite '{loaded.name}' of {path} has the name of another pass",
                         "give it another name with rewrite(..., name=...)",
                     )
                 fields: dict[str, object] = {
-                    "__doc__": made.__doc__ or CountingRewrite.__doc__,
+                    "__doc__": loaded.__doc__ or CountingRewrite.__doc__,
                     "__module__": __name__,
-                    "name": made.name,
-                    "rewrite": made,
+                    "name": loaded.name,
+                    "rewrite": loaded,
                     "found": [],
                 }
-                self._passes[made.name] = type(made.name, (CountingRewrite,), fields)
+                self._passes[loaded.name] = type(loaded.name, (CountingRewrite,), fields)
         for cls in self._passes.values():
             pipeline.register(cls)
 
     def before(self, pipeline: Pipeline) -> Pipeline:
         """Return a pipeline that begins with the rewrites it does not name itself, in order."""
-        named = {each.name for each in pipeline.passes()}
-        first = [Step(each()) for name, each in self._passes.items() if name not in named]
+        named = {instance.name for instance in pipeline.passes()}
+        first = [Step(cls()) for name, cls in self._passes.items() if name not in named]
         return Pipeline((*first, *pipeline.steps)) if first else pipeline
 
     def matches(self) -> dict[str, list[Match]]:
         """Return the matches of each rewrite so far."""
-        return {name: list(each.found) for name, each in self._passes.items()}
+        return {name: list(cls.found) for name, cls in self._passes.items()}

@@ -110,8 +110,8 @@ class Definition:
         self.pattern = pattern
         self.replacement: UserFunction | None = None
         self.condition: Check | None = None
-        given, self.arg_names = _arguments(self.name, pattern, args, kwargs)
-        leaves, self.in_tree = jax.tree.flatten(given)
+        example, self.arg_names = _arguments(self.name, pattern, args, kwargs)
+        leaves, self.in_tree = jax.tree.flatten(example)
         self.declarations = [
             declared(leaf, f"argument {path} of rewrite '{self.name}'")
             for leaf, path in zip(leaves, self.arg_names, strict=True)
@@ -137,17 +137,17 @@ class Definition:
         """
         key = floats, more, symbolic, dtypes.x64_enabled()
         if key not in self._skeletons:
-            found = self._forms(example_sizes(self.declarations), floats, more)
+            forms = self._forms(example_sizes(self.declarations), floats, more)
             if symbolic:
                 names = names_of(self.declarations)
-                found += self._forms(symbolic_sizes(names), floats, more)
-            self._skeletons[key] = found
+                forms += self._forms(symbolic_sizes(names), floats, more)
+            self._skeletons[key] = forms
         return self._skeletons[key]
 
     def _forms(self, sizes: dict[str, Any], floats: np.dtype | None, more: int) -> list[Pattern]:
         forms = []
         for weak in (False, True) if any(d.is_scalar for d in self.declarations) else (False,):
-            avals = tuple(each.aval(sizes, floats, more, weak) for each in self.declarations)
+            avals = tuple(d.aval(sizes, floats, more, weak) for d in self.declarations)
             at = self.pattern_at(avals, None)
             forms += [] if at is None else at[1]
         return forms
@@ -181,7 +181,7 @@ class Definition:
         assert self.replacement is not None
         what = f"the replacement of rewrite '{self.name}'"
         try:
-            made = Traced(self.replacement, self.in_tree, avals, like, results)
+            traced = Traced(self.replacement, self.in_tree, avals, like, results)
         except JaxprToolError:
             raise
         except Exception as error:
@@ -189,17 +189,17 @@ class Definition:
                 f"{what} raised {described(error)} for {match}",
                 f"exclude such matches with a check (@{self.name}.check)",
             ) from error
-        if made.out_tree != pattern.out_tree:
+        if traced.out_tree != pattern.out_tree:
             raise PluginError(
-                f"{what} returns {made.out_tree}, but the pattern returns {pattern.out_tree}"
+                f"{what} returns {traced.out_tree}, but the pattern returns {pattern.out_tree}"
             )
-        for new, old in zip(made.out_avals, results, strict=True):
+        for new, old in zip(traced.out_avals, results, strict=True):
             if old is not None and new != old:
                 types_of = f"{type_of(new)}, but the pattern returns {type_of(old)}"
                 raise PluginError(f"{what} returns {types_of}, for {match}")
-        if made.closed.effects:
-            raise PluginError(f"{what} has effects: {_shown_effects(made.closed)}")
-        return dce_body(made.closed, [old is not None for old in results], instantiate=True)[0]
+        if traced.closed.effects:
+            raise PluginError(f"{what} has effects: {_shown_effects(traced.closed)}")
+        return dce_body(traced.closed, [old is not None for old in results], instantiate=True)[0]
 
     def accepts(self, match: Match) -> bool:
         """Return True if the user's check, if any, accepts a match."""
@@ -215,7 +215,7 @@ class Definition:
     def _check_pattern(self) -> None:
         """Raise if the function is not a valid pattern."""
         sizes = example_sizes(self.declarations)
-        avals = [each.aval(sizes) for each in self.declarations]
+        avals = [d.aval(sizes) for d in self.declarations]
         what = f"the pattern of rewrite '{self.name}'"
         try:
             traced = Traced(self.pattern, self.in_tree, avals)
@@ -263,7 +263,7 @@ def _arguments(
     for parameter in bound.signature.parameters.values():
         value = bound.arguments.get(parameter.name, ())
         if parameter.kind is parameter.VAR_POSITIONAL:
-            bound_values += [(f"{parameter.name}[{i}]", each) for i, each in enumerate(value)]
+            bound_values += [(f"{parameter.name}[{i}]", element) for i, element in enumerate(value)]
         elif parameter.name in bound.arguments and parameter.kind is not parameter.VAR_KEYWORD:
             bound_values.append((parameter.name, value))
     bound_values = bound_values[: len(bound.args)] + sorted(bound.kwargs.items())
@@ -338,12 +338,12 @@ def declared(value: object, what: str) -> Declared:
 
 def kind(dtype: np.dtype) -> Any:
     """Return the kind of a dtype; dtypes of the same kind match each other."""
-    return next((each for each in _KINDS if jax.dtypes.issubdtype(dtype, each)), dtype)
+    return next((group for group in _KINDS if jax.dtypes.issubdtype(dtype, group)), dtype)
 
 
 def names_of(declarations: Sequence[Declared]) -> list[str]:
     """Return the names of sizes in declarations, in order."""
-    sizes = (dim for each in declarations for dim in each.dims if isinstance(dim, SizeExpression))
+    sizes = (dim for d in declarations for dim in d.dims if isinstance(dim, SizeExpression))
     return list(dict.fromkeys(name for size in sizes for name in size.names))
 
 
@@ -367,13 +367,13 @@ def sizes_in(declarations: Sequence[Declared], avals: Sequence[Aval]) -> dict[st
     """Return the sizes by name with which these types fit the declarations; None if they do not."""
     sizes: dict[str, Any] = {}
     expected: list[tuple[SizeExpression, Any]] = []
-    for each, aval in zip(declarations, avals, strict=True):
-        rank = len(each.dims)
-        if aval.ndim < rank or (aval.ndim > rank and not each.more_dims):
+    for declaration, aval in zip(declarations, avals, strict=True):
+        rank = len(declaration.dims)
+        if aval.ndim < rank or (aval.ndim > rank and not declaration.more_dims):
             return None
-        if kind(aval.dtype) is not kind(each.dtype):
+        if kind(aval.dtype) is not kind(declaration.dtype):
             return None
-        for dim, size in zip(each.dims, aval.shape[aval.ndim - rank :], strict=True):
+        for dim, size in zip(declaration.dims, aval.shape[aval.ndim - rank :], strict=True):
             if isinstance(dim, SizeExpression) and isinstance(dim.node, ast.Name):
                 if not _equal(sizes.setdefault(dim.node.id, size), size):
                     return None
@@ -412,9 +412,9 @@ def _read(text: str, what: str) -> Declared:
         raise source.fail(node, f"'{parsed.dtype}' is not a dtype", near or _HINT)
     more = bool(parsed.dims) and parsed.dims[0].size == "..."
     sizes = tuple(_dimension(source, where.start, dim) for dim in parsed.dims[more:])
-    made = Declared(dtypes.array_dtypes()[parsed.dtype], sizes, more)
-    made.aval(dict.fromkeys(names_of([made]), 97))
-    return made
+    declaration = Declared(dtypes.array_dtypes()[parsed.dtype], sizes, more)
+    declaration.aval(dict.fromkeys(names_of([declaration]), 97))
+    return declaration
 
 
 def _dimension(
@@ -531,10 +531,10 @@ class DataflowGraph(DefUse):
     @cached_property
     def by_primitive(self) -> dict[str, list[int]]:
         """The positions of the equations of each primitive, in order."""
-        found: dict[str, list[int]] = defaultdict(list)
+        positions: dict[str, list[int]] = defaultdict(list)
         for i, eqn in enumerate(self.eqns):
-            found[eqn.primitive.name].append(i)
-        return dict(found)
+            positions[eqn.primitive.name].append(i)
+        return dict(positions)
 
     @cached_property
     def dead(self) -> frozenset[int]:
@@ -544,14 +544,14 @@ class DataflowGraph(DefUse):
 
     def dead_after(self, removed: frozenset[int]) -> set[int]:
         """Return the dead equations that depend on results of these equations."""
-        found: set[int] = set()
+        dead: set[int] = set()
         todo = list(removed)
         while todo:
             for v in self.eqns[todo.pop()].outvars:
-                new = [i for i in self.readers(v) if i in self.dead and i not in found]
-                found.update(new)
+                new = [i for i in self.readers(v) if i in self.dead and i not in dead]
+                dead.update(new)
                 todo += new
-        return found - removed
+        return dead - removed
 
     def number(self, atom: Atom) -> Any:
         """Return the number that fills a value, as a NumPy scalar; None if unknown."""
@@ -666,32 +666,32 @@ def known_arguments(holders: Mapping[AnyJaxpr, Sequence[JaxprEqn]]) -> dict[Var,
     filled with a number, so is the argument. `holders` has the equations in each body that hold
     bodies, as `bodies_in` returns them.
     """
-    known: dict[Var, np.generic | None] = {}
+    numbers: dict[Var, np.generic | None] = {}
     changed = True
     while changed:  # a number becomes unknown if callers differ, and so do those derived from it
         changed = False
         for body, eqns in holders.items():
-            graph = DataflowGraph(body, known)
+            graph = DataflowGraph(body, numbers)
             for eqn in eqns:
                 for var, atom in _body_arguments(eqn):
                     number = None if atom is None else graph.number(atom)
-                    before = known.setdefault(var, number)
-                    if before is not None and not same_number(before, number):
-                        known[var] = None
+                    previous = numbers.setdefault(var, number)
+                    if previous is not None and not same_number(previous, number):
+                        numbers[var] = None
                         changed = True
-    return known
+    return numbers
 
 
 def bodies_in(jaxpr: AnyJaxpr) -> dict[AnyJaxpr, list[JaxprEqn]]:
     """Return a jaxpr and all bodies in it, outer before inner, with their structured equations."""
-    found: dict[AnyJaxpr, list[JaxprEqn]] = {}
+    holders: dict[AnyJaxpr, list[JaxprEqn]] = {}
     todo = [jaxpr]
     for body in todo:
-        if body not in found:
+        if body not in holders:
             eqns = [e for e in body.eqns if e.params and holds_jaxpr(e.params.values())]
-            found[body] = eqns
+            holders[body] = eqns
             todo += [inner for eqn in eqns for _, inner in sub_jaxprs(eqn)]
-    return found
+    return holders
 
 
 def _body_arguments(eqn: JaxprEqn) -> list[tuple[Var, Atom | None]]:

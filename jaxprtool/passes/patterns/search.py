@@ -199,17 +199,17 @@ class PatternSearch:
             return None
         results = zip(self.pattern.outputs, self.pattern.computed, strict=True)
         wanted = [v for v, flag in results if flag]
-        found: set[int] = set()
+        missing: set[int] = set()
         while wanted:
             position = self.pattern.position(wanted.pop())
-            if position is None or position in found or position in self.positions:
+            if position is None or position in missing or position in self.positions:
                 continue
-            found.add(position)
+            missing.add(position)
             wanted += [v for v in self.pattern.eqns[position].invars if type(v) is not Literal]
-        for i in sorted(found):
+        for i in sorted(missing):
             if any(type(v) is not Literal and v in self.atoms for v in self.pattern.eqns[i].invars):
                 return i
-        return min(found, default=None)
+        return min(missing, default=None)
 
     def _users(self, i: int) -> list[list[Goal]]:
         """Return the equations of the body that may match the pattern's `i`."""
@@ -319,18 +319,18 @@ class Application:
         planned = [f for f in self._plans[writer.body] if writer.can_hold(f.jaxpr)]
         if not planned:
             return lambda eqn: None
-        replaced = frozenset().union(*(found.replaced for found in planned))
-        at = {found.position: found for found in planned}
-        self.matches += [found.match for found in planned]
+        replaced = frozenset().union(*(plan.replaced for plan in planned))
+        at = {plan.position: plan for plan in planned}
+        self.matches += [plan.match for plan in planned]
         positions = iter(range(len(jaxcompat.open_jaxpr(writer.body).eqns)))
 
         def rule(eqn: JaxprEqn) -> Sequence[Atom] | None:
             position = next(positions)
             if position in at:
-                found = at[position]
-                operands = [writer.lookup(v) for v in found.operands]
-                made = writer.splice(found.jaxpr, operands, eqn, keep_source=False)
-                writer.env.update(zip(found.results, made, strict=True))
+                plan = at[position]
+                operands = [writer.lookup(v) for v in plan.operands]
+                outs = writer.splice(plan.jaxpr, operands, eqn, keep_source=False)
+                writer.env.update(zip(plan.results, outs, strict=True))
                 return [writer.lookup(v) for v in eqn.outvars]
             return eqn.outvars if position in replaced else None
 
@@ -352,29 +352,29 @@ class Application:
         planned: list[Found] = []
         taken: set[int] = set()
         for position in sorted(positions):
-            each = self._replaceable(body, taken, position, positions[position])
-            if position not in taken and (found := next(each, None)) is not None:
-                planned.append(found)
-                taken |= found.replaced
+            matches = self._replaceable(body, taken, position, positions[position])
+            if position not in taken and (plan := next(matches, None)) is not None:
+                planned.append(plan)
+                taken |= plan.replaced
         return planned
 
     def _skeletons(self, body: DataflowGraph) -> list[Pattern]:
         """Return the skeletons that the pattern may have in a body with these types."""
-        given = [v.aval for v in (*body.inputs, *body.constants)]
-        dtypes = {aval.dtype for aval in given if hasattr(aval, "dtype")}
+        avals = [v.aval for v in (*body.inputs, *body.constants)]
+        dtypes = {aval.dtype for aval in avals if hasattr(aval, "dtype")}
         for position in body.by_primitive.get("convert_element_type", ()):
             dtypes.add(body.eqns[position].params["new_dtype"])
         floats = [d for d in dtypes if definition.kind(d) is jnp.floating]
         symbolic = any(
-            jaxcompat.is_symbolic_dimension(n) for aval in given for n in getattr(aval, "shape", ())
+            jaxcompat.is_symbolic_dimension(n) for aval in avals for n in getattr(aval, "shape", ())
         )
         more_dims = _MORE_DIMS if any(d.more_dims for d in self._rewrite.declarations) else (0,)
-        found: dict[Hashable, Pattern] = {}
+        patterns: dict[Hashable, Pattern] = {}
         for dtype in (None, *sorted(floats, key=str)):
             for more in more_dims:
                 for pattern in self._rewrite.skeletons(dtype, more, symbolic):
-                    found.setdefault(pattern.skeleton, pattern)
-        return list(found.values())
+                    patterns.setdefault(pattern.skeleton, pattern)
+        return list(patterns.values())
 
     def _replaceable(
         self, body: DataflowGraph, taken: set[int], root: int, skeletons: Sequence[Pattern]
@@ -394,12 +394,12 @@ class Application:
                     if not rewrite.accepts(match):
                         continue
                     assert traced is not None
-                    made = self._replacement(form, fit, match, traced[0], body.eqns[root])
+                    jaxpr = self._replacement(form, fit, match, traced[0], body.eqns[root])
                     operands = tuple(fit.atoms[v] for v in form.inputs)
                     results = [fit.atoms[v] for v in compress(form.outputs, form.computed)]
                     dead = body.dead_after(replaced)
                     yield Found(
-                        match, max(replaced), replaced | dead, operands, made, tuple(results)
+                        match, max(replaced), replaced | dead, operands, jaxpr, tuple(results)
                     )
 
     def _rough(
@@ -437,8 +437,8 @@ class Application:
         avals = tuple(fit.atoms[v].aval for v in form.inputs)
         key = avals, results, like.ctx
         if key not in self._made:
-            made = self._rewrite.replacement_at(avals, like, match, traced, results)
-            self._made[key] = made
+            jaxpr = self._rewrite.replacement_at(avals, like, match, traced, results)
+            self._made[key] = jaxpr
         return self._made[key]
 
 

@@ -158,11 +158,11 @@ class Jit(Pass):
         Raises ArgumentsError for an unknown argument.
         """
         numbers = list(chosen(program, "jit", "donate_argnums", self.donate_argnums))
-        given = self.donate_argnames
+        argnames = self.donate_argnames
         keywords = program.in_tree.children()[1].node_data()[1]
         roots = positional_roots(program)
         names = []
-        for name in (given,) if isinstance(given, str) else given:
+        for name in (argnames,) if isinstance(argnames, str) else argnames:
             if name in keywords:
                 names.append(name)
             elif name in roots:
@@ -302,12 +302,14 @@ class Pmap(Pass):
             devices=devices,
         )
         program = program.replace(axis_env=free)
-        made = retraced(program, "pmap", mapped, avals=avals, out_names=program.out_names)
+        result = retraced(program, "pmap", mapped, avals=avals, out_names=program.out_names)
         if not donated:
-            return made
-        args, _ = filled(made.in_tree, range(len(made.arg_names)))
-        given = jax.tree.leaves([args[n] for n in donated])
-        return made.replace(jit=(made.jit or JitOptions()).donating(made.arguments, given))
+            return result
+        args, _ = filled(result.in_tree, range(len(result.arg_names)))
+        donated_leaves = jax.tree.leaves([args[n] for n in donated])
+        return result.replace(
+            jit=(result.jit or JitOptions()).donating(result.arguments, donated_leaves)
+        )
 
     def _chosen_devices(self) -> list[jax.Device] | None:
         """Return the devices at the indices. Raises UnsupportedError for one that is missing."""
@@ -371,11 +373,11 @@ def _policy(source: expressions.Source, node: ast.expr) -> Policy:
     called = isinstance(node, ast.Call)
     name_node = node.func if isinstance(node, ast.Call) else node
     name = source.segment(name_node).removeprefix("jax.").removeprefix("checkpoint_policies.")
-    known = {**POLICIES, **POLICY_FACTORIES}
-    if name not in known:
-        hint = did_you_mean(name, known) or f"available: {', '.join(sorted(known))}"
+    policies = {**POLICIES, **POLICY_FACTORIES}
+    if name not in policies:
+        hint = did_you_mean(name, policies) or f"available: {', '.join(sorted(policies))}"
         raise source.fail(node, f"JAX has no checkpoint policy '{name}'", hint)
-    policy = known[name]
+    policy = policies[name]
     if called is not (name in POLICY_FACTORIES):
         raise source.fail(node, f"the policy {name} takes {'no ' if called else ''}arguments")
     if not isinstance(node, ast.Call):

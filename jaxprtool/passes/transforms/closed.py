@@ -184,8 +184,8 @@ def _named(program: Program, key: str) -> tuple[list[int], PyTreeDef]:
             )
         if ends:
             return _named(program, *ends)
-    found = [i for i, name in enumerate(names) if name.startswith((f"{key}[", f"{key}."))]
-    if not found:
+    positions = [i for i, name in enumerate(names) if name.startswith((f"{key}[", f"{key}."))]
+    if not positions:
         roots = dict.fromkeys([*names, *(name.split("[")[0] for name in names)])
         raise ArgumentsError(
             f"closed: {program.name} has no argument '{key}'",
@@ -193,7 +193,7 @@ def _named(program: Program, key: str) -> tuple[list[int], PyTreeDef]:
         )
     example = filled(program.in_tree, range(len(names)))
     key_paths = [key_path for key_path, _ in jax.tree.leaves_with_path(example)]
-    first, suffix = found[0], names[found[0]][len(key) :]
+    first, suffix = positions[0], names[positions[0]][len(key) :]
     for depth in range(len(key_paths[first]) + 1):
         if jax.tree_util.keystr(key_paths[first][depth:]) == suffix:
             inside = [
@@ -201,11 +201,11 @@ def _named(program: Program, key: str) -> tuple[list[int], PyTreeDef]:
                 for i, key_path in enumerate(key_paths)
                 if key_path[:depth] == key_paths[first][:depth]
             ]
-            if inside == found:
-                return found, _subtree(program.in_tree, first, depth)
+            if inside == positions:
+                return positions, _subtree(program.in_tree, first, depth)
     raise ArgumentsError(
         f"closed: '{key}' is not a single part of the arguments of {program.name}",
-        f"bind each by its own name: {', '.join(names[i] for i in found)}",
+        f"bind each by its own name: {', '.join(names[i] for i in positions)}",
     )
 
 
@@ -239,16 +239,16 @@ def _of_type(name: str, value: Any, aval: Aval) -> Any:
             )
         return value
     try:
-        given = np.asarray(value)
+        array = np.asarray(value)
     except ValueError:  # lists of different lengths
         raise ArgumentsError(f"closed: the value of argument {name} is not an array") from None
-    if given.shape != shape:
+    if array.shape != shape:
         raise ArgumentsError(
-            f"closed: argument {name} is {shown}, but the value has shape {given.shape}"
+            f"closed: argument {name} is {shown}, but the value has shape {array.shape}"
         )
-    if not _holds(aval.dtype, given):
+    if not _holds(aval.dtype, array):
         raise ArgumentsError(f"closed: argument {name} is {shown}, which cannot hold {value!r}")
-    return value if getattr(value, "dtype", None) == aval.dtype else given.astype(aval.dtype)
+    return value if getattr(value, "dtype", None) == aval.dtype else array.astype(aval.dtype)
 
 
 #: The kinds of numbers, each of which holds those before it.
@@ -327,9 +327,9 @@ class OpenConstants(Pass):
         count = len(program.in_avals)
         args, kwargs = filled(program.in_tree, range(count))
         place = len(jax.tree.leaves(args))
-        own, names = body.invars[:count], program.arg_names
+        old, names = body.invars[:count], program.arg_names
         arg_names = unique([*names[:place], *paths("constants", values), *names[place:]])
-        invars = [*own[:place], *constants, *own[place:]]
+        invars = [*old[:place], *constants, *old[place:]]
         jaxpr = jaxcompat.replace_jaxpr(body, invars=invars)
         apply = program.replace(
             jaxpr=with_names(jaxpr, program.name, arg_names, program.out_names),
@@ -434,18 +434,18 @@ class _Pinned:
     def _leading(self, body: ClosedJaxpr, outs: Sequence[bool]) -> list[bool]:
         fixed = {v for v, flag in zip(body.outvars, outs, strict=True) if flag and _is_var(v)}
         for eqn in reversed(body.eqns):
-            given = [v in fixed for v in eqn.outvars]
+            fixed_outs = [v in fixed for v in eqn.outvars]
             inside = open_regions(eqn)
             if inside is None:
-                flags = [any(given)] * len(eqn.invars)
+                flags = [any(fixed_outs)] * len(eqn.invars)
                 if has_rule(eqn):
                     closed_over = eqn.params["num_consts"]
                     flags[:closed_over] = [True] * closed_over
                     self._note(_rule_constants(eqn))
-                for _, held in sub_jaxprs(eqn):
-                    self._note(_constants(held))
+                for _, inner in sub_jaxprs(eqn):
+                    self._note(_constants(inner))
             else:
-                flags = inside.backward(given, partial(self._through, inside.bodies))
+                flags = inside.backward(fixed_outs, partial(self._through, inside.bodies))
             fixed |= {v for v, flag in zip(eqn.invars, flags, strict=True) if flag and _is_var(v)}
         for var, value in zip(body.constvars, body.consts, strict=True):
             if var in fixed:
@@ -480,5 +480,5 @@ def _constants(jaxpr: AnyJaxpr) -> Iterator[Any]:
     closed = jaxcompat.close_jaxpr(jaxpr)
     yield from closed.consts
     for eqn in equations(jaxcompat.open_jaxpr(closed)):
-        for _, held in sub_jaxprs(eqn):
-            yield from getattr(held, "consts", ())
+        for _, inner in sub_jaxprs(eqn):
+            yield from getattr(inner, "consts", ())

@@ -98,7 +98,7 @@ class Vjp(WithAux):
         tree = program.out_tree.children()[0] if self.has_aux else program.out_tree
         example = filled(tree, range(count))
         avals = [aval.to_ct_aval() for aval in program.out_avals[:count]]
-        given = _BackwardArguments((example,), avals, paths("cotangents", example))
+        arguments = _BackwardArguments((example,), avals, paths("cotangents", example))
 
         def vjp(fun: Function, *primals: object, has_aux: bool) -> tuple[object, ...]:
             def moving(*args: object) -> object:
@@ -109,7 +109,7 @@ class Vjp(WithAux):
                 pulled = jax.tree_util.Partial(_first, pulled)
             return out, pulled, *aux
 
-        return _forward_and_backward(program, self.name, vjp, self.has_aux, given)
+        return _forward_and_backward(program, self.name, vjp, self.has_aux, arguments)
 
 
 def _first(function: Function, *args: object) -> object:
@@ -151,14 +151,14 @@ class Linearize(WithAux):
         count = tree.num_leaves
         avals = [aval.to_tangent_aval() for aval in program.in_avals[:count]]
         names = [f"d_{name}" for name in program.arg_names[:count]]
-        given = _BackwardArguments((filled(tree, range(count)),), avals, names)
+        arguments = _BackwardArguments((filled(tree, range(count)),), avals, names)
 
         def linearize(fun: Function, *primals: object, has_aux: bool) -> tuple[object, ...]:
             out, pushed, *aux = jax.linearize(fun, *primals, has_aux=has_aux)
             spread = jax.tree_util.Partial(_spread, pushed)
             return out, spread, *aux
 
-        return _forward_and_backward(program, self.name, linearize, self.has_aux, given)
+        return _forward_and_backward(program, self.name, linearize, self.has_aux, arguments)
 
 
 def _spread(function: Function, args: Sequence[object]) -> object:
@@ -221,10 +221,10 @@ class LinearTranspose(Pass):
 
         def transpose(*args: Any, **kwargs: object) -> object:
             *rest, cotangents = args
-            given = dict(zip(others, rest, strict=True))
+            fixed = dict(zip(others, rest, strict=True))
 
             def linear(values: Sequence[object]) -> object:
-                by_position = given | dict(zip(at, values, strict=True))
+                by_position = fixed | dict(zip(at, values, strict=True))
                 return fun(*(by_position[n] for n in range(count)), **kwargs)
 
             pulled = _transposed(linear, primals, cotangents)
@@ -261,8 +261,8 @@ def _transposed(fun: Function, primals: object, cotangents: object) -> Any:
     zeros = [np.zeros(x.shape, x.dtype) if is_float0(x) else None for x in leaves]
 
     def whole(values: Sequence[object]) -> object:
-        given = iter(values)
-        return jax.tree.unflatten(tree, [next(given) if x is None else x for x in zeros])
+        leaves = iter(values)
+        return jax.tree.unflatten(tree, [next(leaves) if x is None else x for x in zeros])
 
     def without(values: Sequence[object]) -> list[object]:
         return [x for x in values if not is_float0(x)]
@@ -276,8 +276,8 @@ def _transposed(fun: Function, primals: object, cotangents: object) -> Any:
 
 def _check_moving(program: Program, leaves: Sequence[int]) -> None:
     """Refuse types that JAX does not transpose: all must be inexact, or all integers."""
-    given = [(program.arg_names[i], program.in_avals[i]) for i in leaves]
-    values = [*given, *zip(program.out_names, program.out_avals, strict=True)]
+    arguments = [(program.arg_names[i], program.in_avals[i]) for i in leaves]
+    values = [*arguments, *zip(program.out_names, program.out_avals, strict=True)]
     seen: dict[bool, str] = {}
     for name, aval in values:
         if is_float0(aval):
@@ -303,10 +303,10 @@ _ARGNUMS_HINT = "argnums names the arguments in which a function is linear"
 
 def _check_integers(program: Program, leaves: Sequence[int]) -> None:
     """Refuse a program in which JAX's transpose would silently lose cotangents."""
-    found = _first_loss(top_jaxpr(program), frozenset(leaves), Memo())
-    if found is None:
+    loss = _first_loss(top_jaxpr(program), frozenset(leaves), Memo())
+    if loss is None:
         return
-    inner, outer = found
+    inner, outer = loss
     where = named(inner) if inner is outer else f"{inner.primitive.name} in {named(outer)}"
     hint = None
     if inner.primitive.name == "convert_element_type":
@@ -331,8 +331,8 @@ def _first_loss(
         if isinstance(view(eqn), Call):
             ((_, body),) = bodies(eqn)
             moved = frozenset(i for i, moves_it in enumerate(moves) if moves_it)
-            found = memo(partial(_first_loss, body, moved, memo), body, moved)
-            inside = [] if found is None else [found[0]]
+            loss = memo(partial(_first_loss, body, moved, memo), body, moved)
+            inside = [] if loss is None else [loss[0]]
         else:  # any equation in a loop or a branch may depend on them
             inside = [inner for _, body in bodies(eqn) for inner in equations(body)]
         for inner in (eqn, *inside):
@@ -354,7 +354,7 @@ class _BackwardArguments:
 
 
 def _forward_and_backward(
-    program: Program, transform: str, split: Function, has_aux: bool, given: _BackwardArguments
+    program: Program, transform: str, split: Function, has_aux: bool, arguments: _BackwardArguments
 ) -> Programs:
     """Return forward and backward.
 
@@ -372,14 +372,14 @@ def _forward_and_backward(
 
     whole = retraced(program, transform, both)
     count = whole.out_tree.children()[0].num_leaves
-    held = whole.jaxpr.outvars[count:]
+    residual_atoms = whole.jaxpr.outvars[count:]
     constants = dict(zip(whole.jaxpr.constvars, whole.jaxpr.consts, strict=True))
-    needed = [v for v in held if isinstance(v, Var) and v not in constants]
+    needed = [v for v in residual_atoms if isinstance(v, Var) and v not in constants]
     named = residual_names(list(dict.fromkeys(needed)), whole.jaxpr, whole.arg_names)
 
     def backward(residuals: dict[str, object], *args: object) -> object:
         values = {**constants, **{var: residuals[name] for var, name in named.items()}}
-        leaves = [v.val if isinstance(v, Literal) else values[v] for v in held]
+        leaves = [v.val if isinstance(v, Literal) else values[v] for v in residual_atoms]
         return jax.tree.unflatten(trees[0], leaves)(*args)
 
     by_name = dict(sorted((name, var) for var, name in named.items()))
@@ -387,15 +387,15 @@ def _forward_and_backward(
         program,
         transform,
         backward,
-        in_tree=structure(((dict.fromkeys(by_name, 0), *given.example), {})),
-        avals=[*(var.aval for var in by_name.values()), *given.avals],
-        arg_names=[*(f"residuals[{name!r}]" for name in by_name), *given.names],
+        in_tree=structure(((dict.fromkeys(by_name, 0), *arguments.example), {})),
+        avals=[*(var.aval for var in by_name.values()), *arguments.avals],
+        arg_names=[*(f"residuals[{name!r}]" for name in by_name), *arguments.names],
     )
     read = free_variables(late.jaxpr.eqns, late.jaxpr.outvars)
     kept = [v in read for v in late.jaxpr.invars[: len(by_name)]]
     residuals = dict(keep(list(by_name.items()), kept))
     forward = _forward(program.name, whole, residuals, count)
-    return Programs({"forward": forward, "backward": _backward(late, kept, residuals, given)})
+    return Programs({"forward": forward, "backward": _backward(late, kept, residuals, arguments)})
 
 
 def _forward(name: str, whole: Program, residuals: Mapping[str, Var], count: int) -> Program:
@@ -416,17 +416,17 @@ def _forward(name: str, whole: Program, residuals: Mapping[str, Var], count: int
 
 
 def _backward(
-    late: Program, kept: Sequence[bool], residuals: Mapping[str, Var], given: _BackwardArguments
+    late: Program, kept: Sequence[bool], residuals: Mapping[str, Var], arguments: _BackwardArguments
 ) -> Program:
     """Return the linear half, which only takes the residuals that it reads."""
-    flags = [*kept, *(True for _ in given.avals)]
+    flags = [*kept, *(True for _ in arguments.avals)]
     jaxpr, arg_names = late.jaxpr, keep(late.arg_names, flags)
     jaxpr = jaxcompat.replace_jaxpr(jaxpr, invars=keep(jaxpr.invars, flags))
     name = f"{late.name}_backward"
     return late.replace(
         name=name,
         jaxpr=with_names(jaxpr, name, arg_names, late.out_names),
-        in_tree=structure(((dict.fromkeys(residuals, 0), *given.example), {})),
+        in_tree=structure(((dict.fromkeys(residuals, 0), *arguments.example), {})),
         arg_names=arg_names,
     )
 
@@ -444,12 +444,13 @@ def residual_names(
     file, line and primitive that computed them, `model.py:12 tanh`, with as many folders as are
     needed to distinguish files.
     """
-    known = dict(zip(jaxpr.invars, arg_names, strict=True))
+    arguments = dict(zip(jaxpr.invars, arg_names, strict=True))
     computed = DefiningEquations(jaxpr)
-    origins = [_origin(value, computed, known) for value in values]
-    locations = short_paths([each.location for each in origins])
+    origins = [_origin(value, computed, arguments) for value in values]
+    locations = short_paths([origin.location for origin in origins])
     names = [
-        f"{location} {each.name}".strip() for location, each in zip(locations, origins, strict=True)
+        f"{location} {origin.name}".strip()
+        for location, origin in zip(locations, origins, strict=True)
     ]
     return dict(zip(values, unique(names), strict=True))
 
@@ -461,17 +462,17 @@ class _Origin(NamedTuple):
     location: str = ""
 
 
-def _origin(value: Var, computed: DefiningEquations, known: Mapping[Var, str]) -> _Origin:
+def _origin(value: Var, computed: DefiningEquations, arguments: Mapping[Var, str]) -> _Origin:
     locations = [""]
-    while value not in known:
+    while value not in arguments:
         eqn, around, operand = computed.of(value)
-        locations += [location for each in (*around, eqn) if (location := _location(each))]
+        locations += [location for e in (*around, eqn) if (location := _location(e))]
         if not isinstance(operand, Var):
             if eqn.primitive.name == "name":
                 return _Origin(str(eqn.params["name"]))
             return _Origin(str(eqn.primitive.name), locations[-1])
         value = operand
-    return _Origin(known[value])
+    return _Origin(arguments[value])
 
 
 def _location(eqn: JaxprEqn) -> str:

@@ -58,11 +58,11 @@ def checkpoint_scopes(program: Program, only: str, checkpointed: Checkpointed) -
     plan = _Plan(only, program)
     plan.look_into(jaxcompat.open_jaxpr(program.jaxpr), ())
     if not plan.groups:
-        known = list(plan.seen)
-        there = f"its scopes are: {some(known, _SHOWN)}" if known else None
+        scopes = list(plan.seen)
+        there = f"its scopes are: {some(scopes, _SHOWN)}" if scopes else None
         raise PipelineError(
             f"checkpoint: no scope of {program.name} matches '{only}'",
-            did_you_mean(only, known) or there or "it has no scopes",
+            did_you_mean(only, scopes) or there or "it has no scopes",
         )
     jaxpr = rewrite(
         program.jaxpr, lambda writer: _Rule(writer, plan, checkpointed), outside_in=True
@@ -170,10 +170,10 @@ class _Plan:
         return ""
 
     def _look_inside(self, eqn: JaxprEqn, path: tuple[str, ...]) -> None:
-        held = None if traits(eqn).custom_derivative else regions(eqn)
-        for body in () if held is None else held.jaxprs:
+        inside = None if traits(eqn).custom_derivative else regions(eqn)
+        for body in () if inside is None else inside.jaxprs:
             name = body.debug_info.func_name
-            loop = held is not None and held.kind == "loop" and name.isidentifier()
+            loop = inside is not None and inside.kind == "loop" and name.isidentifier()
             if loop:
                 self._add_level((*path, name), True)
             self.look_into(body, (*path, name) if loop else path)
@@ -208,20 +208,20 @@ class _Plan:
 
 def _is_like(name: str, pattern: str) -> bool:
     """Return True if a scope's name matches: `Block #2`, as that or as `Block`."""
-    return any(fnmatchcase(each, pattern) for each in (name, name.partition(" #")[0]))
+    return any(fnmatchcase(candidate, pattern) for candidate in (name, name.partition(" #")[0]))
 
 
 def _equations(part: Part) -> Iterator[JaxprEqn]:
     if isinstance(part, Scope):
-        for each in part.parts:
-            yield from _equations(each)
+        for child in part.parts:
+            yield from _equations(child)
     else:
         yield part
 
 
 def _has_product(eqn: JaxprEqn) -> bool:
-    inside = (each for _, body in bodies(eqn) for each in equations(body))
-    return any(traits(each).expensive for each in (eqn, *inside))
+    inside = (inner for _, body in bodies(eqn) for inner in equations(body))
+    return any(traits(inner).expensive for inner in (eqn, *inside))
 
 
 class _Rule:
@@ -261,9 +261,9 @@ def name_values(program: Program, names: Mapping[Var, str]) -> Program:
                 return None
             outs = writer.add(eqn)
             new = [v for v in outs if v in names]
-            given = [names[v] for v in new]
+            labels = [names[v] for v in new]
             named = writer.trace(
-                lambda *values: list(map(checkpoint_name, values, given)), new, eqn
+                lambda *values: list(map(checkpoint_name, values, labels)), new, eqn
             )
             by_old = dict(zip(new, named, strict=True))
             return [by_old.get(v, v) for v in outs]

@@ -191,10 +191,10 @@ class Unzipped:
         order = jax.tree.leaves(leaf_tree(self.variables))
         paths = leaf_paths(self.init.out_tree)
         eqns = [variable.eqn for variable in self.variables for _ in variable.avals]
-        found = zip(order, paths, self.init.out_avals, strict=True)
+        leaves = zip(order, paths, self.init.out_avals, strict=True)
         return [
             VariableLeaf(path, aval, eqns[i])
-            for i, path, aval in sorted(found, key=lambda leaf: leaf[0])
+            for i, path, aval in sorted(leaves, key=lambda leaf: leaf[0])
         ]
 
 
@@ -309,8 +309,8 @@ class Request:
         return parts
 
     def _split_at_sown(self, program: Program, keys: tuple[int, ...]) -> Unzipped:
-        found = equations(top_jaxpr(program))
-        tags = {eqn.params["tag"] for eqn in found if eqn.primitive is sow_p}
+        eqns = equations(top_jaxpr(program))
+        tags = {eqn.params["tag"] for eqn in eqns if eqn.primitive is sow_p}
         if self.tag is not None and self.tag not in tags:
             there = f"available: {', '.join(sorted(tags))}" if tags else None
             message = f"{program.name} sows nothing under the tag '{self.tag}'"
@@ -362,8 +362,8 @@ def check_cut(part: Split, tag: str, in_names: Sequence[str], out_names: Sequenc
     The path leads from the key to a result, or to an equation whose effect needs keys and other
     arguments.
     """
-    for atom, known, name in zip(part.body.outvars, part.outs, out_names, strict=True):
-        if not known.ready:
+    for atom, binding_time, name in zip(part.body.outvars, part.outs, out_names, strict=True):
+        if not binding_time.ready:
             raise _uncut(tag, *_path(part, atom), in_names, [name])
     if part.stuck:
         raise _uncut(tag, *_path_of(part, part.stuck[0]), in_names, [])
@@ -407,7 +407,7 @@ def _path(part: Split, atom: Atom) -> tuple[int, list[JaxprEqn]]:
 
 def _path_of(part: Split, eqn: JaxprEqn) -> tuple[int, list[JaxprEqn]]:
     """Return the path to an equation with an effect, into the body that holds the effect."""
-    position = next(i for i, each in enumerate(part.body.eqns) if each is eqn)
+    position = next(i for i, e in enumerate(part.body.eqns) if e is eqn)
     inner: list[JaxprEqn] = [eqn]
     operand = _unready(part, eqn)
     for body in part.parts.get(position, ()):
@@ -425,8 +425,8 @@ def _before(part: Split, position: int, atom: Var) -> tuple[Var, list[JaxprEqn]]
         (body,) = part.parts[position]
         index, steps = _path(body, body.body.outvars[eqn.outvars.index(atom)])
         # Equations inside a library's own call have no line of user code.
-        own = any(jaxcompat.user_frame(each) for each in steps)
-        return eqn.invars[index], steps if own else [eqn]
+        is_user_code = any(jaxcompat.user_frame(step) for step in steps)
+        return eqn.invars[index], steps if is_user_code else [eqn]
     return _unready(part, eqn), [eqn]
 
 

@@ -272,9 +272,9 @@ class _Namer:
         if (eqn := self.eqn(value)) is None:
             return value
         if eqn.primitive.name == "squeeze":  # the second step of `first, second = operand`
-            before = NestedValue(value.parts, value.calls, eqn.invars[0])
-            whole = self.eqn(before)
-            return before if whole is not None and whole.primitive.name == "slice" else value
+            operand = NestedValue(value.parts, value.calls, eqn.invars[0])
+            whole = self.eqn(operand)
+            return operand if whole is not None and whole.primitive.name == "slice" else value
         for body in parts_of(part, self.body(part).definitions[value.var][0], self.context)[-1:]:
             outs = body.body.outvars
             inner = outs[eqn.outvars.index(value.var)] if len(outs) == len(eqn.outvars) else None
@@ -290,8 +290,8 @@ class _Namer:
             return self.argument(value)
         if traits(eqn).names_value and eqn.params["name"]:
             return (eqn.params["name"],)
-        if (found := self.assigned(value, eqn)) is not None:
-            return found
+        if (names := self.assigned(value, eqn)) is not None:
+            return names
         source = operand_of(eqn, eqn.outvars.index(value.var))
         if source is not None and isinstance(operand := eqn.invars[source], Var):
             return self.name(NestedValue(value.parts, value.calls, operand))
@@ -314,10 +314,10 @@ class _Namer:
         """Return the name in the source; for a library's name, preceded by that in the user's."""
         others: dict[str, set[Range]] = {}
         for calls, user, _ in self.late_users(value):
-            for each in (*calls, user):
-                for frame in user_frames(each):
+            for caller in (*calls, user):
+                for frame in user_frames(caller):
                     others.setdefault(frame.file, set()).add(range_of(frame))
-        found: str | None = None
+        library_name: str | None = None
         for depth, (frame, result) in enumerate(_frames_of(value, eqn)):
             late = others.get(frame.file, set())
             if depth and range_of(frame) not in late and (name := self.sources.given(frame)):
@@ -325,9 +325,9 @@ class _Namer:
             if (name := self.sources.assigned(frame, late, result)) is None:
                 continue
             if not is_installed(frame.file):
-                return (name,) if found is None else (name, found)
-            found = found or name
-        return None if found is None else (found,)
+                return (name,) if library_name is None else (name, library_name)
+            library_name = library_name or name
+        return None if library_name is None else (library_name,)
 
     def late_users(
         self, value: NestedValue

@@ -104,14 +104,14 @@ class Graph:
         Raises ValueError if every cut has a node that cannot be chosen.
         """
         chosen: list[int] = []
-        before, count = math.inf, len(self.nodes)
-        while 0 < count < 0.9 * before:  # bounds the cost of all repetitions by that of ten
+        previous, count = math.inf, len(self.nodes)
+        while 0 < count < 0.9 * previous:  # bounds the cost of all repetitions by that of ten
             self.reduce()
             forced = self.after[SOURCE] & self.before[SINK]
             chosen += forced
             for node in forced:
                 self._unlink(node)
-            before, count = count, len(self.nodes)
+            previous, count = count, len(self.nodes)
         if SINK in self.after[SOURCE]:
             raise ValueError(_NO_CUT)
         for part in self._parts():
@@ -204,14 +204,14 @@ def _reached(
     start: Iterable[int], edges: Sequence[set[int]], among: Set[int] | None = None
 ) -> set[int]:
     """Return the nodes reachable from `start`; if `among` is given, only through these nodes."""
-    found = set(start)
-    todo = list(found)
+    reached = set(start)
+    todo = list(reached)
     while todo:
-        new = edges[todo.pop()] - found
+        new = edges[todo.pop()] - reached
         new = new if among is None else new & among
-        found |= new
+        reached |= new
         todo += new
-    return found
+    return reached
 
 
 def _cut_by_flow(graph: Graph, part: Sequence[int]) -> list[int]:
@@ -320,10 +320,10 @@ def parts_of(part: Split, position: int, context: Context) -> tuple[Split, ...]:
     if inside is None or not inside.predicates:
         return part.parts.get(position, ())
     # Variables of branches are computed whichever is taken: the index does not matter.
-    known = [part.times[v] if isinstance(v, Var) else BOTH for v in eqn.invars]
-    with context.under(meet((part.reached, *(known[i] for i in inside.predicates)))):
+    times = [part.times[v] if isinstance(v, Var) else BOTH for v in eqn.invars]
+    with context.under(meet((part.reached, *(times[i] for i in inside.predicates)))):
         return tuple(
-            split(body, [known[i] for i in region.ins], context)
+            split(body, [times[i] for i in region.ins], context)
             for body, region in zip(inside.bodies, inside.regions, strict=True)
         )
 
@@ -413,21 +413,21 @@ class _FlowBuilder:
         self.locations[node] = location
         return node
 
-    def result(self, var: Var, extra: float, before: Sequence[int | None]) -> None:
-        """Add a node for an early result of an equation; a late result needs `before`."""
+    def result(self, var: Var, extra: float, sources: Sequence[int | None]) -> None:
+        """Add a node for an early result of an equation; a late result needs `sources`."""
         self.mark(var, extra)
-        known = self.part.times[var]
-        if known == EARLY:
+        binding_time = self.part.times[var]
+        if binding_time == EARLY:
             node = self.nodes[var] = self.add(var, var)
-            self.need(before, node)
-        elif not known.early:
-            self.need(before)
+            self.need(sources, node)
+        elif not binding_time.early:
+            self.need(sources)
 
-    def need(self, before: Sequence[int | None], node: int = SINK) -> None:
+    def need(self, sources: Sequence[int | None], node: int = SINK) -> None:
         """Add edges from the nodes that `node` needs; None is ignored."""
-        for each in before:
-            if each is not None:
-                self.graph.link(each, node)
+        for source in sources:
+            if source is not None:
+                self.graph.link(source, node)
 
     # --- equations ----------------------------------------------------------------------------
 
@@ -443,7 +443,7 @@ class _FlowBuilder:
             extra = math.inf
             self.need(operands)
         again = extra == math.inf or not self.constraints.once or _is_layout(eqn)
-        before = operands if again else [SOURCE]
+        sources = operands if again else [SOURCE]
         like = traits(eqn)
         # Prefer a variable for the value itself, as in the source, to another layout of it. In
         # `first, second = x`, the source has the squeezed values.
@@ -453,7 +453,7 @@ class _FlowBuilder:
             integer = is_of(var.aval, jnp.integer) and not like.draws
             same = integer or like.gives == "layout" or extra == math.inf
             if self.part.times[var] == EARLY:
-                self.result(var, extra if same else 0, before)
+                self.result(var, extra if same else 0, sources)
                 self.graph.costs[self.nodes[var]] += anew
 
     def through(self, position: int, inside: Regions, parts: Sequence[Split]) -> None:
@@ -468,30 +468,30 @@ class _FlowBuilder:
         carry = self._carries(position, inside, parts, factors)
         ins = [carry.get(i, node) for i, node in enumerate(start)]
         predicates = [start[i] for i in inside.predicates]
-        before: list[list[int | None]] = [[] for _ in eqn.outvars]
+        sources: list[list[int | None]] = [[] for _ in eqn.outvars]
         extras: list[float] = [0] * len(eqn.outvars)
         for i, last in inside.carried:
-            before[last].append(start[i])
+            sources[last].append(start[i])
         axes = self._axes(inside.view)
         for number, (region, part) in enumerate(zip(inside.regions, parts, strict=True)):
             operands, nodes = ([values[i] for i in region.ins] for values in (eqn.invars, ins))
             location = position, number
             outs, costs = self.enter(location, part, operands, nodes, factors[number], axes)
-            known = dict(zip(region.ins, part.ins, strict=True))
+            times = dict(zip(region.ins, part.ins, strict=True))
             ends = zip(outs, costs, region.outs, region.next_iteration, strict=True)
             for end, extra, out, operand in ends:
                 if out is None:
                     predicates.append(end)
                     continue
-                before[out].append(end)
+                sources[out].append(end)
                 extras[out] = max(extras[out], extra)
                 if operand is not None and (node := carry[operand]) is not None:
                     self.need([end], node)
-                elif operand is not None and not known[operand].early:
+                elif operand is not None and not times[operand].early:
                     self.need([start[operand], end])
         if late:
             self.need(predicates)
-        for var, extra, needed in zip(eqn.outvars, extras, before, strict=True):
+        for var, extra, needed in zip(eqn.outvars, extras, sources, strict=True):
             self.result(var, extra, [*predicates, *needed])
             has_predicate = any(region.is_predicate for region in inside.regions)
             if self.constraints.once and self.part.of(var) == EARLY and has_predicate:
@@ -613,17 +613,17 @@ def hoisted(part: Split, context: Context) -> ClosedJaxpr:
     for position, eqn in enumerate(part.body.eqns):
         early = {v for v in eqn.invars if isinstance(v, Var) and part.times[v] == EARLY}
         new = eqn
-        before: list[JaxprEqn] = []
+        moved: list[JaxprEqn] = []
         inside = open_regions(eqn) if early else None
         if inside is not None:
             parts = parts_of(part, position, context)
-            inner = [hoisted(each, context) for each in parts]
-            if any(body is not each.body for body, each in zip(inner, parts, strict=True)):
+            inner = [hoisted(nested, context) for nested in parts]
+            if any(body is not nested.body for body, nested in zip(inner, parts, strict=True)):
                 new = inside.rebuild(inner)
                 inside = regions(new)
             if inside is not None and inside.repeats:
-                before, new = _moved_out(inside, early)
-        eqns += [*before, new]
+                moved, new = _moved_out(inside, early)
+        eqns += [*moved, new]
         changed |= new is not eqn
     return jaxcompat.replace_jaxpr(part.body, eqns=eqns) if changed else part.body
 
@@ -639,21 +639,21 @@ def _moved_out(inside: Regions, early: set[Var]) -> tuple[list[JaxprEqn], JaxprE
     outside: dict[Var, Atom] = {
         var: inside.eqn.invars[i] for var, i, is_invariant in pairs if is_invariant
     }
-    known = {var for var, atom in outside.items() if isinstance(atom, Var) and atom in early}
+    from_early = {var for var, atom in outside.items() if isinstance(atom, Var) and atom in early}
     same: list[JaxprEqn] = []
     for eqn in body.eqns:
         operands = variables(eqn.invars)
         if not eqn.effects and all(v in outside for v in operands):
             same.append(eqn)
             outside.update((v, Var(v.aval)) for v in eqn.outvars)
-            if not known.isdisjoint(operands):
-                known.update(eqn.outvars)
-    taken = needed_equations(same, (), lambda eqn: not known.isdisjoint(eqn.outvars))
+            if not from_early.isdisjoint(operands):
+                from_early.update(eqn.outvars)
+    taken = needed_equations(same, (), lambda eqn: not from_early.isdisjoint(eqn.outvars))
     if not taken or region.constants is None:
         return [], inside.eqn
-    eqns, made = partition(body, taken)
-    invars = inside.arguments(region, body.invars, {region.constants: made})
+    eqns, moved_vars = partition(body, taken)
+    invars = inside.arguments(region, body.invars, {region.constants: moved_vars})
     bodies = [*inside.bodies[:number], jaxcompat.replace_jaxpr(body, invars=invars, eqns=eqns)]
-    new = inside.rebuild(bodies, more={region.constants: [outside[v] for v in made]})
+    new = inside.rebuild(bodies, more={region.constants: [outside[v] for v in moved_vars]})
     moved = [with_operands(eqn, outside) for eqn in taken]
     return [eqn.replace(outvars=substitute(eqn.outvars, outside)) for eqn in moved], new

@@ -121,8 +121,8 @@ class _Parts:
         """Return the bodies of apply, with variables before the arguments of the first field."""
         bodies = []
         for part, region in zip(self.splits, self.inside.regions, strict=True):
-            before = itertools.takewhile(lambda name: name not in fields, region.groups)
-            positions = {i for name in before for i in self.inside.operands[name]}
+            earlier = itertools.takewhile(lambda name: name not in fields, region.groups)
+            positions = {i for name in earlier for i in self.inside.operands[name]}
             ready = zip(region.ins, part.ins, strict=True)
             at = sum(1 for i, times in ready if i in positions and times.ready)
             bodies.append(part.apply(self._results(region, marks), at))
@@ -326,20 +326,20 @@ def _variables_of_branches(parts: _Parts) -> tuple[tuple[JaxprEqn, ...], tuple[V
     for part, region in zip(parts.splits, parts.inside.regions, strict=True):
         if part.variables:
             outs = _fresh(_avals(part.variables))
-            given = keep([eqn.invars[i] for i in region.ins], _early(part.ins))
-            calls.append(call(part.init([False] * len(part.outs)), given, outs, eqn))
+            early_operands = keep([eqn.invars[i] for i in region.ins], _early(part.ins))
+            calls.append(call(part.init([False] * len(part.outs)), early_operands, outs, eqn))
             values += outs
     return tuple(calls), tuple(values)
 
 
 def _widened(body: ClosedJaxpr, position: int, parts: Sequence[Split]) -> ClosedJaxpr:
     """Return the apply of one branch with the variables of all branches as arguments, in order."""
-    own = len(parts[position].arguments)
+    count = len(parts[position].arguments)
     before, after = (
         _fresh([v.aval for part in group for v in part.arguments])
         for group in (parts[:position], parts[position + 1 :])
     )
-    invars = [*before, *body.invars[:own], *after, *body.invars[own:]]
+    invars = [*before, *body.invars[:count], *after, *body.invars[count:]]
     return jaxcompat.replace_jaxpr(body, invars=invars)
 
 
@@ -353,10 +353,10 @@ def _shard_map(eqn: JaxprEqn, times: Sequence[BindingTime], context: Context) ->
     parts = _parts(eqn, times, context)
     (part,), outs, shards = parts.splits, parts.outs, ShardMap.of(eqn)
     axes = [_axes(shards, aval) for aval in _avals(part.variables)]
-    specs = tuple(PartitionSpec(each) if each else PartitionSpec() for each in axes)
+    specs = tuple(PartitionSpec(names) if names else PartitionSpec() for names in axes)
     body = _with_shard_axes(part.init(_early(outs)), "outvars", axes)
-    own = {"outs": _fresh(_avals(part.variables))}
-    sharded = ShardMap.of(parts.rebuild(_early, [body], values=own))
+    init_outs = {"outs": _fresh(_avals(part.variables))}
+    sharded = ShardMap.of(parts.rebuild(_early, [body], values=init_outs))
     kept = len(sharded.outs) - len(specs)
     init = sharded.rebuild(out_specs=sharded.out_specs[:kept] + specs)
     types, _ = jaxcompat.inferred_types(init.primitive, init.params, init.invars)
@@ -390,8 +390,8 @@ def _with_shard_axes(
     first = side == "invars"
     atoms = list(body.invars if first else body.outvars)
     eqns = []
-    for i, each in enumerate(axes, start=0 if first else len(atoms) - len(axes)):
-        if each:
+    for i, names in enumerate(axes, start=0 if first else len(atoms) - len(axes)):
+        if names:
             outer = Var(jaxcompat.stacked_aval(1, atoms[i].aval))
             operand, result = (outer, atoms[i]) if first else (atoms[i], outer)
             reshape = partial(jnp.reshape, shape=result.aval.shape)
@@ -421,8 +421,8 @@ def _custom(eqn: JaxprEqn, times: Sequence[BindingTime], context: Context) -> Ou
     _check_independent(eqn, part)
     types = [v.aval for v in part.arguments]
     values, arguments = tuple(map(Var, types)), tuple(map(Var, types))
-    given = keep(eqn.invars, [v.early for v in times])
-    init = [call(part.init([False] * len(part.outs)), given, values, eqn)]
+    early_operands = keep(eqn.invars, [v.early for v in times])
+    init = [call(part.init([False] * len(part.outs)), early_operands, values, eqn)]
     ready = all(v.ready for v in part.outs)
     early = ready and all(v.early for v in times)
     apply = []
@@ -465,16 +465,16 @@ def _substituted_params(eqn: JaxprEqn, part: Split, context: Context) -> dict[st
     JAX. A rule that calls its own function holds the same call, which has the same rule.
     """
     request = rule_key(eqn), part.ins
-    made = context.custom_calls.get(request)
-    if made is None:
+    params = context.custom_calls.get(request)
+    if params is None:
         rules: list[Any] = []
         body = part.apply([True] * len(part.outs))
-        made = context.custom_calls[request] = following(eqn, body, lambda: rules[0])
+        params = context.custom_calls[request] = following(eqn, body, lambda: rules[0])
         jvp = eqn.primitive.name == "custom_jvp_call"
         rules.append((_substituted_jvp if jvp else _substituted_vjp)(eqn, part, body, context))
         # With symbolic zeros, JAX passes which operands are differentiated.
-        made["symbolic_zeros"] = not all(rules[0].perturbed)
-    return made
+        params["symbolic_zeros"] = not all(rules[0].perturbed)
+    return params
 
 
 class _SubstitutedRule:
@@ -507,17 +507,17 @@ class _SubstitutedRule:
 
     def __call__(self, values: Sequence[Any], operands: Sequence[Any]) -> dict[int, Any]:
         """Return the results that are ready, by number; reads only the ready `operands`."""
-        given = keep(operands, [v.ready for v in self.part.ins])
+        ready_operands = keep(operands, [v.ready for v in self.part.ins])
         apply = jaxcompat.jaxpr_as_fun(self.part.apply(self.outs))
-        results = apply(*(values[i] for i in self.order), *given)
+        results = apply(*(values[i] for i in self.order), *ready_operands)
         numbers = (i for i, ready in enumerate(self.outs) if ready)
         return dict(zip(numbers, results, strict=True))
 
 
 def _spread(values: Sequence[Any], marks: Sequence[bool], other: Any) -> list[Any]:
     """Return `values` at the marked positions, and `other` elsewhere."""
-    given = iter(values)
-    return [next(given) if mark else other for mark in marks]
+    rest = iter(values)
+    return [next(rest) if mark else other for mark in marks]
 
 
 def _substituted_jvp(eqn: JaxprEqn, part: Split, body: ClosedJaxpr, context: Context) -> JVPRule:
@@ -533,7 +533,7 @@ def _substituted_jvp(eqn: JaxprEqn, part: Split, body: ClosedJaxpr, context: Con
     if not all(substituted.outs):
         raise _refused(eqn, "its rule uses a key that does not pass through a variable")
     marks = [v.ready for v in part.ins]
-    own = [i for i, zero in enumerate(rule.out_zeros) if not zero]
+    nonzero = [i for i, zero in enumerate(rule.out_zeros) if not zero]
 
     def jvp(with_variables: bool, *args: Any) -> list[Any]:
         primals, tangents = args[: len(args) // 2], args[len(args) // 2 :]
@@ -544,7 +544,7 @@ def _substituted_jvp(eqn: JaxprEqn, part: Split, body: ClosedJaxpr, context: Con
             for v, t in zip(eqn.invars, _spread(tangents[num_values:], marks, None), strict=True)
         ]
         results = substituted(values, [*_spread(operands, marks, None)[n:], *dots_in[n:]])
-        dots = {i: results[count + k] for k, i in enumerate(own)}
+        dots = {i: results[count + k] for k, i in enumerate(nonzero)}
         if with_variables:
             _, by_values = jax.jvp(
                 lambda *v: jaxcompat.jaxpr_as_fun(body)(*v, *operands),
@@ -559,7 +559,7 @@ def _substituted_jvp(eqn: JaxprEqn, part: Split, body: ClosedJaxpr, context: Con
     avals = [v.aval for v in body.invars]
     types = [*avals, *(aval.to_tangent_aval() for aval in avals)]
     jaxpr, by_variables = _traced(eqn, jvp, rule.name, types)
-    zeros = tuple(not (by_variables or i in own) for i in range(count))
+    zeros = tuple(not (by_variables or i in nonzero) for i in range(count))
     perturbed = (*[by_variables] * num_values, *[True] * (len(avals) - num_values))
     return JVPRule(rule.name, jaxpr, zeros, perturbed)
 
@@ -572,8 +572,10 @@ def _substituted_vjp(eqn: JaxprEqn, part: Split, body: ClosedJaxpr, context: Con
     fwd = _SubstitutedRule(eqn, rule.fwd, part.ins[n:], part, context)
     if not all(fwd.outs):
         raise _refused(eqn, "its forward rule uses a key that does not pass through a variable")
-    held = [READY if i is None else part.ins[n + i] for i in rule.forwarded]
-    bwd = _SubstitutedRule(eqn, rule.bwd, [*held, *[READY] * len(eqn.outvars)], part, context)
+    residual_times = [READY if i is None else part.ins[n + i] for i in rule.forwarded]
+    bwd = _SubstitutedRule(
+        eqn, rule.bwd, [*residual_times, *[READY] * len(eqn.outvars)], part, context
+    )
     marks, num_values = [v.ready for v in part.ins], len(part.arguments)
     numbers = {i: k for k, i in enumerate(i for i, zero in enumerate(rule.in_zeros) if not zero)}
     wanted = [numbers.get(i) for i, ready in enumerate(marks, start=-n) if ready]
@@ -588,11 +590,11 @@ def _substituted_vjp(eqn: JaxprEqn, part: Split, body: ClosedJaxpr, context: Con
         return [results[i] for i in range(len(results))]
 
     def backward(with_variables: bool, *args: Any) -> list[Any]:
-        given, primals = iter(args[:num_given]), args[num_given : num_given + len(avals)]
+        saved, primals = iter(args[:num_given]), args[num_given : num_given + len(avals)]
         values, operands = primals[:num_values], primals[num_values:]
         cotangents = list(args[num_given + len(avals) :])
         full = _spread(operands, marks, None)
-        residuals = [next(given) if i is None else full[n + i] for i in rule.forwarded]
+        residuals = [next(saved) if i is None else full[n + i] for i in rule.forwarded]
         results = bwd(values, [*residuals, *cotangents])
         by_operands = [results[k] for k in wanted if k is not None]
         if not with_variables:

@@ -359,8 +359,8 @@ class Split:
         self.times.update(zip(eqn.outvars, outcome.times, strict=True))
         self._add_variables(outcome)
         for equations, eqns in ((self.early, outcome.init), (self.ready, outcome.apply)):
-            for each in eqns:
-                equations.add(each)
+            for new in eqns:
+                equations.add(new)
         if outcome.parts:
             self.parts[position] = outcome.parts
             stuck = any(part.stuck for part in outcome.parts)
@@ -378,8 +378,8 @@ class Split:
             values, arguments = outcome.values[start:end], outcome.arguments[start:end]
             start = end
             if variable.again and variable.path in self._first:
-                before, firsts = self._first[variable.path]
-                _check_same(before, variable)
+                earlier, firsts = self._first[variable.path]
+                _check_same(earlier, variable)
                 for place, first in zip(arguments, firsts, strict=True):
                     self._put_in_place(first, place, variable)
             else:
@@ -412,13 +412,13 @@ class Split:
 
     def _check_order(self, eqn: JaxprEqn, outcome: Outcome) -> None:
         """Check that ordered effects of init come first: init runs before all of apply."""
-        early = {e for each in outcome.init for e in each.effects}
+        early = {e for new in outcome.init for e in new.effects}
         if jaxcompat.ordered_effects(early) & self._ordered:
             raise UnsupportedError(
                 f"{named(eqn)} has an ordered effect that belongs to init, "
                 "and follows one that belongs to apply"
             )
-        ready = {e for each in outcome.apply for e in each.effects}
+        ready = {e for new in outcome.apply for e in new.effects}
         self._ordered |= jaxcompat.ordered_effects(ready)
 
 
@@ -479,14 +479,14 @@ _KNOWN: dict[tuple[bool, bool], BindingTime] = {
 }
 
 
-def _check_same(before: Variable, variable: Variable) -> None:
+def _check_same(earlier: Variable, variable: Variable) -> None:
     """Refuse a variable that may be another one of the same name, rather than recomputed.
 
     JAX keeps the location where a value was sown first. In a remat within a loop within a remat,
     JAX marks even values as recomputed that are computed for the first time.
     """
-    traces = (each.eqn.source_info.traceback for each in (before, variable))
-    if before.again or len(set(map(id, traces))) > 1:
+    traces = (v.eqn.source_info.traceback for v in (earlier, variable))
+    if earlier.again or len(set(map(id, traces))) > 1:
         raise UnsupportedError(
             f"'{variable.path[-1]}' is sown more than once by {named(variable.eqn)}, in a "
             "gradient through remat, so a recomputed variable cannot be told from a second one",
@@ -594,20 +594,20 @@ def leaf_tree(variables: Sequence[Variable]) -> dict[str, Any]:
             _check(variable, path[:depth], names.get(path[:depth]))
             scopes.setdefault(path[:depth], variable)
             level = level.setdefault(scope, {})
-        before = names.get(path)
-        if before is not None and before.mode == variable.mode == "append":
+        earlier = names.get(path)
+        if earlier is not None and earlier.mode == variable.mode == "append":
             level[path[-1]].append(value)
             continue
-        _check(variable, path, before or scopes.get(path))
+        _check(variable, path, earlier or scopes.get(path))
         names[path] = variable
         level[path[-1]] = [value] if variable.mode == "append" else value
     return tree
 
 
-def _check(variable: Variable, path: tuple[str, ...], before: Variable | None) -> None:
+def _check(variable: Variable, path: tuple[str, ...], earlier: Variable | None) -> None:
     """Refuse a variable if its name, or one of its scopes, is the name of another one."""
-    if before is not None:
-        both = f"{named(before.eqn)} and {named(variable.eqn)}"
+    if earlier is not None:
+        both = f"{named(earlier.eqn)} and {named(variable.eqn)}"
         raise UnzipError(f"Cannot use duplicate variable name: {'/'.join(path)} ({both})")
 
 
@@ -654,8 +654,8 @@ def by_type(program: Program) -> Arguments:
     An argument of keys alone is passed to init unchanged; any other key is a positional argument of
     init, and replaced by None in apply.
     """
-    found = _key_positions(program)
-    if not found:
+    key_positions = _key_positions(program)
+    if not key_positions:
         raise UnzipError(
             f"{program.name} has no key among its arguments: none has a key's type (key<fry>[]), "
             "or is used as a key (u32[2])",
@@ -664,31 +664,31 @@ def by_type(program: Program) -> Arguments:
         )
     args, kwargs = _positions(program)
     keys: list[Any] = []
-    late = tuple(rest for arg in args if (rest := _without(arg, found, keys)) is not _GONE)
+    late = tuple(rest for arg in args if (rest := _without(arg, key_positions, keys)) is not _GONE)
     named, others = {}, {}
     for name, arg in kwargs.items():
-        if _is_whole(arg, found):
+        if _is_whole(arg, key_positions):
             named[name] = arg
         else:
-            others[name] = _without(arg, found, keys)
+            others[name] = _without(arg, key_positions, keys)
     return Arguments((tuple(keys), named), (late, others))
 
 
 _GONE = object()
 
 
-def _without(arg: Any, found: set[int], keys: list[Any]) -> Any:
+def _without(arg: Any, key_positions: set[int], keys: list[Any]) -> Any:
     """Return an argument without its keys, which are added to `keys`; `_GONE` if empty."""
-    if _is_whole(arg, found):
+    if _is_whole(arg, key_positions):
         keys.append(arg)
         return _GONE
-    keys += [i for i in jax.tree.leaves(arg) if i in found]
-    return jax.tree.map(lambda i: None if i in found else i, arg)
+    keys += [i for i in jax.tree.leaves(arg) if i in key_positions]
+    return jax.tree.map(lambda i: None if i in key_positions else i, arg)
 
 
-def _is_whole(arg: object, found: set[int]) -> bool:
+def _is_whole(arg: object, key_positions: set[int]) -> bool:
     leaves = jax.tree.leaves(arg)
-    return bool(leaves) and found.issuperset(leaves)
+    return bool(leaves) and key_positions.issuperset(leaves)
 
 
 def _positions(program: Program) -> Any:
@@ -791,7 +791,7 @@ def as_scan(eqn: JaxprEqn, context: Context) -> JaxprEqn:
     length = _length(eqn, context)
     count_to_one = partial(jax.lax.scan, lambda count, _: (count + 1, None), 0, length=1)
     jaxpr = jaxcompat.traced_like(eqn, lambda: [count_to_one()[0]], ())
-    scan = Scan.of(next(each for each in jaxpr.eqns if each.primitive.name == "scan"))
+    scan = Scan.of(next(inner for inner in jaxpr.eqns if inner.primitive.name == "scan"))
     new = scan.rebuild(
         consts=loop.body_consts,
         carry=loop.carry,
@@ -834,13 +834,13 @@ def _counter(eqn: JaxprEqn) -> While:
     """Return the part of a loop that its condition depends on."""
     loop = While.of(eqn)
     # dce keeps equations with effects; here they have to be read as well.
-    bare = [each.replace(effects=set()) for each in loop.body.eqns]
+    bare = [inner.replace(effects=set()) for inner in loop.body.eqns]
     bare_loop = loop.rebuild(body=jaxcompat.replace_jaxpr(loop.body, eqns=bare))
     _, counter = dce_regions([False] * len(loop.outs), [True] * len(eqn.invars), bare_loop)
     part = While.of(counter)
-    read = {v for each in part.body.eqns for v in each.outvars}
+    read = {v for inner in part.body.eqns for v in inner.outvars}
     if loop.cond.effects or any(
-        each.effects and not read.isdisjoint(each.outvars) for each in loop.body.eqns
+        inner.effects and not read.isdisjoint(inner.outvars) for inner in loop.body.eqns
     ):
         raise _refused(eqn, "its condition depends on an effect")
     return part
@@ -849,8 +849,8 @@ def _counter(eqn: JaxprEqn) -> While:
 def _constants(atoms: Sequence[Atom], context: Context) -> list[jax.Array] | None:
     """Return the values of operands in the body being split; None if not all are constant."""
     body = context.bodies[-1]
-    held = zip(body.constvars, body.consts, strict=True)
-    constants = {v for v, value in held if not isinstance(value, jax.core.Tracer)}
+    pairs = zip(body.constvars, body.consts, strict=True)
+    constants = {v for v, value in pairs if not isinstance(value, jax.core.Tracer)}
     eqns = needed_equations(body.eqns, atoms)
     if not constants.issuperset(free_variables(eqns, atoms)):
         return None

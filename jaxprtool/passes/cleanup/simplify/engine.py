@@ -73,8 +73,8 @@ class NumberPattern:
 
     def is_value(self, atom: Atom, writer: Writer) -> bool:
         # Most constants are Python numbers, which are compared before an array is made of them.
-        known = writer.value(atom)
-        if isinstance(known, float | int) and self.text != "~0" and known != float(self.text):
+        constant = writer.value(atom)
+        if isinstance(constant, float | int) and self.text != "~0" and constant != float(self.text):
             return False
         value = scalar_value(atom, writer)
         if value is None:
@@ -143,10 +143,10 @@ def _node(tokens: Sequence[str], at: int) -> tuple[Node, int]:
             at += 1
         elif tokens[at] != ")":
             raise ValueError("a closing parenthesis is missing in a pattern")
-    token, _, known = token.rstrip("]").partition("[")
+    token, _, options = token.rstrip("]").partition("[")
     names = frozenset(n for part in token.split("|") for n in CLASSES.get(part, (part,)))
     return OperationPattern(
-        names, tuple(operands), token, frozenset(known.split(",")) - {""}
+        names, tuple(operands), token, frozenset(options.split(",")) - {""}
     ), at + 1
 
 
@@ -573,8 +573,8 @@ class ResultTypes:
         try:
             return self._known[key]
         except KeyError:
-            self._known[key] = found = self._inferred(eqn)
-            return found
+            self._known[key] = aval = self._inferred(eqn)
+            return aval
         except TypeError:  # a parameter that is not hashable
             return self._inferred(eqn)
 
@@ -718,9 +718,9 @@ def _keeps_type(row: Row, eqn: JaxprEqn, computed: Aval) -> bool:
     """
     aval = eqn.outvars[0].aval
     if computed.shape != aval.shape or computed.dtype != aval.dtype:
-        found, wanted = (type_of(each, weak=True) for each in (computed, aval))
+        actual, wanted = (type_of(each, weak=True) for each in (computed, aval))
         raise PluginError(
-            f"simplify: the rule {row.name} changes {wanted} to {found}, with {named(eqn)}"
+            f"simplify: the rule {row.name} changes {wanted} to {actual}, with {named(eqn)}"
         )
     return bool(computed.weak_type == aval.weak_type)
 

@@ -169,9 +169,9 @@ def _absorbed(match: RowMatch, primitive: str, params: Params) -> Outcome:
 def _cover_shape(operands: Sequence[Atom], shape: Sequence[object]) -> bool:
     """Return True if operands, scalar or of the result's rank, together have its shape."""
     shapes = [v.aval.shape for v in operands if v.aval.shape != ()]
-    if any(len(each) != len(shape) for each in shapes):
+    if any(len(dims) != len(shape) for dims in shapes):
         return False
-    return all(any(each[d] == size for each in shapes) for d, size in enumerate(shape))
+    return all(any(dims[d] == size for dims in shapes) for d, size in enumerate(shape))
 
 
 ROWS += [

@@ -28,17 +28,15 @@ def _ranges(params: Params) -> list[range] | None:
     """Return the indices of a slice by dimension; None if one is symbolic."""
     starts, limits = params["start_indices"], params["limit_indices"]
     strides = params["strides"] or (1,) * len(starts)
-    known = _known(*starts, *limits, *strides)
-    return list(map(range, starts, limits, strides)) if known else None
+    is_static = _known(*starts, *limits, *strides)
+    return list(map(range, starts, limits, strides)) if is_static else None
 
 
 def _slice(ranges: Sequence[range]) -> Params:
     return {
-        "start_indices": tuple(each.start for each in ranges),
-        "limit_indices": tuple(each.stop for each in ranges),
-        "strides": (
-            None if all(each.step == 1 for each in ranges) else tuple(each.step for each in ranges)
-        ),
+        "start_indices": tuple(r.start for r in ranges),
+        "limit_indices": tuple(r.stop for r in ranges),
+        "strides": (None if all(r.step == 1 for r in ranges) else tuple(r.step for r in ranges)),
     }
 
 
@@ -49,8 +47,8 @@ def _slice_of_slice(match: RowMatch) -> Params | None:
     outer, inner = (_ranges(eqn.params) for eqn in match.eqns)
     if outer is None or inner is None or 0 in match.out.shape:
         return None
-    both = [r[each.start : each.stop : each.step] for each, r in zip(outer, inner, strict=True)]
-    return _slice([range(each.start, each[-1] + 1, each.step) for each in both])
+    both = [r[cut.start : cut.stop : cut.step] for cut, r in zip(outer, inner, strict=True)]
+    return _slice([range(r.start, r[-1] + 1, r.step) for r in both])
 
 
 def _slice_of_part(match: RowMatch) -> Outcome:

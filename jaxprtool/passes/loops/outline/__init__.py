@@ -101,10 +101,10 @@ class Outline(Pass):
 
     def __post_init__(self) -> None:
         for option, least in (("copies", 2), ("equations", 1)):
-            given = getattr(self, option)
-            if given is not None and given < least:
+            value = getattr(self, option)
+            if value is not None and value < least:
                 raise PipelineError(
-                    f"option '{option}' of pass 'outline' must be at least {least}, not {given}"
+                    f"option '{option}' of pass 'outline' must be at least {least}, not {value}"
                 )
 
     def __call__(self, program: Program) -> Program:
@@ -113,9 +113,9 @@ class Outline(Pass):
     def notes(self, before: Program, after: Program | Programs) -> Iterator[str | MemoryNote]:
         """Yield a line on the repetition found, and a note on memory if there are calls."""
         assert isinstance(after, Program)
-        found = repetition(after, before)
-        yield found.line
-        if found.bodies:
+        summary = repetition(after, before)
+        yield summary.line
+        if summary.bodies:
             yield MemoryNote(after)
 
     def _costs(self) -> Costs:
@@ -137,12 +137,12 @@ def with_calls(program: Program, costs: Sequence[Costs], mark: Mark) -> Program:
         The new program; the same object if nothing is saved.
     """
     bodies = Bodies(Inline()(program).jaxpr)
-    if not any(_may_repeat(bodies, each) for each in costs):
+    if not any(_may_repeat(bodies, cost) for cost in costs):
         return program
     tokens, names = Tokens(), Names(bodies.names)
-    for each in costs:
+    for cost in costs:
         for _ in range(MAX_ITERATIONS):
-            if not _outline(bodies, tokens, names, each):
+            if not _outline(bodies, tokens, names, cost):
                 break
     if not bodies.shared:
         return program
@@ -159,15 +159,15 @@ def _may_repeat(bodies: Bodies, costs: Costs) -> bool:
 
 def _outline(bodies: Bodies, tokens: Tokens, names: Names, costs: Costs) -> bool:
     """Replace the segments that save most by calls; return False if none saves anything."""
-    before = list(bodies)
-    text = text_of(before, tokens)
+    old_bodies = list(bodies)
+    text = text_of(old_bodies, tokens)
     calls: dict[int, tuple[int, Repeated]] = {}
     for segment in Choice(text, costs).segments():
-        body, found = outlined(text, segment, names)
+        body, segment_calls = outlined(text, segment, names)
         bodies.shared.append(body)
-        for start, call in zip(segment.starts.tolist(), found, strict=True):
+        for start, call in zip(segment.starts.tolist(), segment_calls, strict=True):
             calls[start] = segment.length, call
-    for number, body in enumerate(before):
+    for number, body in enumerate(old_bodies):
         body.items = _replaced(text, text.starts[number], text.starts[number + 1] - 1, calls)
     bodies.open_calls()
     return bool(calls)
@@ -300,17 +300,17 @@ class Names:
         backward = [eqn for eqn in like if "transpose(" in jaxcompat.name_stack(eqn)]
         if is_backward := len(backward) > _SOME * len(like):
             like = backward
-        found = _common([*map(scopes, like)]) or _common([*map(_functions, like)]) or ""
-        name = re.sub(r"\W+", "_", re.sub(r"[_\d]+$", "", found)).strip("_") or "repeated"
+        scope = _common([*map(scopes, like)]) or _common([*map(_functions, like)]) or ""
+        name = re.sub(r"\W+", "_", re.sub(r"[_\d]+$", "", scope)).strip("_") or "repeated"
         return self.unique(name + "_transpose" * is_backward)
 
     def unique(self, name: str) -> str:
         """Return a name that is not in use yet, and reserve it."""
-        found, number = name, 1
-        while found in self._taken:
-            found, number = f"{name}_{number}", number + 1
-        self._taken.add(found)
-        return found
+        candidate, number = name, 1
+        while candidate in self._taken:
+            candidate, number = f"{name}_{number}", number + 1
+        self._taken.add(candidate)
+        return candidate
 
     def sources(self, copies: Sequence[Sequence[Item]]) -> tuple[list[Any], list[Any]]:
         """Return the source of each item of the body, and of the call of each copy."""
@@ -333,10 +333,10 @@ def _common(paths: Sequence[Sequence[str]]) -> str | None:
 
     Scopes of a few equations, such as those that `jnp.einsum` opens, name no body.
     """
-    known = [path for path in paths if path]
-    if len(known) < _ENOUGH * len(paths):
+    nonempty = [path for path in paths if path]
+    if len(nonempty) < _ENOUGH * len(paths):
         return None
-    counts = Counter(tuple(path[:i]) for path in known for i in range(1, len(path) + 1))
-    most = [path for path, n in counts.items() if n >= _MOST * len(known)]
+    counts = Counter(tuple(path[:i]) for path in nonempty for i in range(1, len(path) + 1))
+    most = [path for path, n in counts.items() if n >= _MOST * len(nonempty)]
     named = [path for path in most if re.match("[A-Za-z]", path[-1])]
     return max(named, key=len)[-1] if named else None

@@ -129,19 +129,19 @@ class Choice:
         heapify(heap)
         while heap:
             hoped, _, starts, length = heappop(heap)
-            found = self._segment(starts, length)
-            if found is None:
+            segment = self._segment(starts, length)
+            if segment is None:
                 continue
-            if heap and found.saved < 0.8 * -heap[0][0] and found.saved < 0.8 * -hoped:
-                heappush(heap, (-found.saved, next(number), starts, length))
+            if heap and segment.saved < 0.8 * -heap[0][0] and segment.saved < 0.8 * -hoped:
+                heappush(heap, (-segment.saved, next(number), starts, length))
                 continue
-            self._take(found)
-            yield found
-            heappush(heap, (-found.saved, next(number), starts, length))
+            self._take(segment)
+            yield segment
+            heappush(heap, (-segment.saved, next(number), starts, length))
 
-    def _take(self, found: Segment) -> None:
-        for start in found.starts:
-            self._free[start : start + found.length] = False
+    def _take(self, segment: Segment) -> None:
+        for start in segment.starts:
+            self._free[start : start + segment.length] = False
         np.cumsum(~self._free[:-1], out=self._taken[1:])
 
     def _at_most(self, starts: Positions, length: int) -> float:
@@ -179,10 +179,10 @@ class Choice:
             return None  # its period is a segment, and more copies of that are saved
         best = Segment(starts, length, 0.0)
         for moved in self._moved(starts, length):
-            found = self._alike(*moved)
-            if found.saved > best.saved:
-                best = found
-            if len(found.starts) == len(moved[0]):
+            segment = self._alike(*moved)
+            if segment.saved > best.saved:
+                best = segment
+            if len(segment.starts) == len(moved[0]):
                 break  # those that follow cannot save more
         return best if best.saved > 0 else None
 
@@ -278,8 +278,8 @@ class Choice:
         np.add.at(change, text.definitions[values] + 1, cost)
         np.add.at(change, last[values] + 1, -cost)
         crossing = np.cumsum(change)
-        found: NDArray[np.float64] = crossing[starts[:, None] + np.arange(length + 1)].sum(0)
-        return found
+        totals: NDArray[np.float64] = crossing[starts[:, None] + np.arange(length + 1)].sum(0)
+        return totals
 
     def _alike(self, starts: Positions, length: int, cost: float) -> Segment:
         """Return the copies that connect values in the same way, of the kind that saves most."""
@@ -289,11 +289,11 @@ class Choice:
         by_links: dict[bytes, list[int]] = {}
         for i, row in enumerate(links):
             by_links.setdefault(row.tobytes(), []).append(i)
-        found = [
+        candidates = [
             self._saving(starts[copies], length, links[copies[0]], cost)
             for copies in by_links.values()
         ]
-        return max(found, key=lambda segment: segment.saved)
+        return max(candidates, key=lambda segment: segment.saved)
 
     def _saving(self, starts: Positions, length: int, links: Positions, cost: float) -> Segment:
         text, costs = self._text, self._costs
@@ -487,7 +487,7 @@ def _open(eqn: JaxprEqn) -> bool:
 
 def _open_jaxprs(jaxpr: Jaxpr) -> Iterator[Jaxpr]:
     """Return the bodies in a jaxpr that calls may be written in."""
-    return (body for eqn, held in holders(jaxpr) if _open(eqn) for _, body in held)
+    return (body for eqn, inner in holders(jaxpr) if _open(eqn) for _, body in inner)
 
 
 class _Builder:
@@ -612,8 +612,8 @@ class Text:
         """
         first = int(starts[0])
         operands = np.arange(int(self.slots[first + length] - self.slots[first]))
-        found = self.read[self.slots[starts][:, None] + operands] - self.values[starts][:, None]
-        return np.where(found >= 0, found, -1)
+        numbers = self.read[self.slots[starts][:, None] + operands] - self.values[starts][:, None]
+        return np.where(numbers >= 0, numbers, -1)
 
     def results(self, starts: Positions, length: int) -> NDArray[np.bool_]:
         """Return True for each value of each segment that is read outside of the segment."""
@@ -650,10 +650,10 @@ class Tokens:
 
     def of(self, item: Item) -> Token:
         """Return the token, weight and size of an item."""
-        known = self._items.get(id(item))
-        if known is None:
-            known = self._items[id(item)] = item, self._new(item)
-        return known[1]
+        entry = self._items.get(id(item))
+        if entry is None:
+            entry = self._items[id(item)] = item, self._new(item)
+        return entry[1]
 
     def unique_token(self) -> int:
         """Return a new, unique token."""
@@ -689,12 +689,12 @@ class Tokens:
 
     def _type(self, aval: Aval) -> int:
         """Return a number for a type that does not depend on whether it is weak."""
-        known = self._types.get(id(aval))
-        if known is None:
+        entry = self._types.get(id(aval))
+        if entry is None:
             strong = aval.strip_weak_type() if hasattr(aval, "strip_weak_type") else aval
-            known = aval, self._known.setdefault(strong, len(self._known))
-            self._types[id(aval)] = known
-        return known[1]
+            entry = aval, self._known.setdefault(strong, len(self._known))
+            self._types[id(aval)] = entry
+        return entry[1]
 
     def _costs(self, eqn: JaxprEqn) -> tuple[float, int]:
         """Return the weight of an equation with bodies, and its total number of equations."""
@@ -705,11 +705,11 @@ class Tokens:
 
     @cached_method
     def _costs_of(self, body: Jaxpr) -> tuple[float, int]:
-        found = [
+        costs = [
             self._costs(eqn) if holds_jaxpr(eqn.params.values()) else (_weight(eqn), 1)
             for eqn in body.eqns
         ]
-        return sum(weight for weight, _ in found), sum(size for _, size in found)
+        return sum(weight for weight, _ in costs), sum(size for _, size in costs)
 
 
 def _weight(eqn: JaxprEqn) -> float:
@@ -722,22 +722,22 @@ def _weight(eqn: JaxprEqn) -> float:
 
 def rough_tokens(jaxprs: Iterable[Jaxpr]) -> Positions:
     """Return cheap tokens of jaxprs, which are equal at least where those of `Tokens` are."""
-    known: dict[Hashable, int] = {}
-    found: list[int] = []
+    numbers: dict[Hashable, int] = {}
+    tokens: list[int] = []
     for jaxpr in jaxprs:
         for eqn in jaxpr.eqns:
             outs = eqn.outvars
             key = eqn.primitive, outs[0].aval if outs else None
-            found.append(known.setdefault(key, len(known)))
-        found.append(-1 - len(found))
-    return np.array(found)
+            tokens.append(numbers.setdefault(key, len(numbers)))
+        tokens.append(-1 - len(tokens))
+    return np.array(tokens)
 
 
 def text_of(bodies: Sequence[OutlineBody], tokens: Tokens) -> Text:
     """Return the sequence of all items of some bodies."""
     items: list[Item | None] = []
     starts: list[int] = []
-    found: list[int] = []
+    token_numbers: list[int] = []
     weights: list[float] = [0.0]
     sizes: list[int] = [0]
     values: list[int] = [0]
@@ -752,7 +752,7 @@ def text_of(bodies: Sequence[OutlineBody], tokens: Tokens) -> Text:
             position = len(items)
             token = tokens.of(item)
             items.append(item)
-            found.append(token.number)
+            token_numbers.append(token.number)
             weights.append(token.weight)
             sizes.append(token.size)
             fusible.append(not isinstance(item, Repeated) and fuses(item))
@@ -770,7 +770,7 @@ def text_of(bodies: Sequence[OutlineBody], tokens: Tokens) -> Text:
             if type(atom) is not Literal and atom in numbers:
                 last[numbers[atom]] = NEVER_DEAD
         items.append(None)
-        found.append(tokens.unique_token())
+        token_numbers.append(tokens.unique_token())
         weights.append(0.0)
         sizes.append(0)
         fusible.append(False)
@@ -781,7 +781,7 @@ def text_of(bodies: Sequence[OutlineBody], tokens: Tokens) -> Text:
     return Text(
         items,
         starts,
-        np.array(found),
+        np.array(token_numbers),
         np.cumsum(weights),
         np.cumsum(sizes),
         np.array(values),
@@ -823,10 +823,10 @@ class Windows:
 
     def hashes(self, starts: Positions, length: int) -> NDArray[np.uint64]:
         """Return the hashes of the windows of a length at some starts."""
-        found: NDArray[np.uint64] = (
+        hashes: NDArray[np.uint64] = (
             self._sums[starts + length] - self._sums[starts]
         ) * self._inverses[starts]
-        return found
+        return hashes
 
     def groups(self, least: int, copies: int) -> Iterator[tuple[int, list[Positions]]]:
         """Yield lengths, each with the groups of equal windows of that length.
@@ -847,10 +847,10 @@ class Windows:
                 return
             group = np.full(n + 1, -1)
             group[order] = np.repeat(np.where(repeated, np.arange(len(sizes)), -1), sizes)
-            before = group[order - 1]  # index -1 wraps to the last position, where it is -1
+            previous = group[order - 1]  # index -1 wraps to the last position, where it is -1
             first, end = (
-                np.minimum.reduceat(before, bounds[:-1]),
-                np.maximum.reduceat(before, bounds[:-1]),
+                np.minimum.reduceat(previous, bounds[:-1]),
+                np.maximum.reduceat(previous, bounds[:-1]),
             )
             moved = (first == end) & (first >= 0) & (sizes[first] == sizes)
             chosen = np.flatnonzero(repeated & ~moved)
@@ -861,9 +861,9 @@ class Windows:
 
     def _sorted(self, starts: Positions, length: int) -> tuple[Positions, Positions]:
         """Return starts sorted by window, and the bounds of the groups of equal ones."""
-        found = self.hashes(starts, length)
-        order = np.argsort(found, kind="stable")
-        ordered = found[order]
+        hashes = self.hashes(starts, length)
+        order = np.argsort(hashes, kind="stable")
+        ordered = hashes[order]
         edges = np.flatnonzero(ordered[1:] != ordered[:-1]) + 1
         return starts[order], np.concatenate([[0], edges, [len(starts)]])
 
@@ -880,8 +880,8 @@ class Windows:
         low, high = 0, most
         while low < high:
             more = (low + high + 1) // 2
-            found = self.hashes(starts - more if left else starts, length + more)
-            if (found == found[0]).all():
+            hashes = self.hashes(starts - more if left else starts, length + more)
+            if (hashes == hashes[0]).all():
                 low = more
             else:
                 high = more - 1
@@ -919,11 +919,11 @@ def calls(eqn: JaxprEqn) -> list[tuple[str, int]]:
 
     A special method, as `__call__`, has the name of its class.
     """
-    found = []
+    frames = []
     for frame in reversed(jaxcompat.user_frames(eqn)):
         *outer, name = frame.function.split(".")
-        found.append((outer[-1] if outer and name.startswith("__") else name, frame.line))
-    return found
+        frames.append((outer[-1] if outer and name.startswith("__") else name, frame.line))
+    return frames
 
 
 def nearness(before: JaxprEqn, after: JaxprEqn) -> tuple[int, int, int]:
@@ -977,8 +977,8 @@ def writes_into_arguments(jaxpr: AnyJaxpr) -> bool:
 
 def _is_elementwise(jaxpr: Jaxpr) -> bool:
     for eqn in equations(jaxpr):
-        found, held = traits(eqn), regions(eqn)
-        if found.reduces or found.expensive or found.collective or (held and held.repeats):
+        like, inside = traits(eqn), regions(eqn)
+        if like.reduces or like.expensive or like.collective or (inside and inside.repeats):
             return False
     return True
 
@@ -991,10 +991,10 @@ def _updates(jaxpr: AnyJaxpr, arrays: set[Var]) -> bool:
             return False
         if not any(_is_in(atom, same) for atom in eqn.invars):
             continue
-        found = traits(eqn)
-        if found.updates and _is_in(eqn.invars[0], same):
+        like = traits(eqn)
+        if like.updates and _is_in(eqn.invars[0], same):
             return True
-        if found.gives in ("same", "layout"):
+        if like.gives in ("same", "layout"):
             same |= {v for v in eqn.outvars if size_of(v.aval, 0) > MOST_COPIED}
         elif _updates_within(eqn, same):
             return True

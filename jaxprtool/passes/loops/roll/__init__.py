@@ -143,10 +143,10 @@ class Roll(Pass):
         if after is before:
             yield f"{before.name} has no repetition"
             return
-        found = stacking(next(iter(after.values())) if isinstance(after, Programs) else after)
+        totals = stacking(next(iter(after.values())) if isinstance(after, Programs) else after)
         yield (
-            f"{before.name} has {plural(found.scans, 'scan')}; stacking copies "
-            f"{in_bytes(found.copied)}, and stacked results take {in_bytes(found.results)}"
+            f"{before.name} has {plural(totals.scans, 'scan')}; stacking copies "
+            f"{in_bytes(totals.copied)}, and stacked results take {in_bytes(totals.results)}"
         )
 
     def _rolled(self, program: Program, slices: MovingSlices) -> Program | Programs | None:
@@ -204,9 +204,9 @@ class _Bodies:
         """
         callers: dict[AnyJaxpr, set[AnyJaxpr]] = defaultdict(set)
         for body in all_jaxprs(jaxcompat.open_jaxpr(jaxpr)):
-            for eqn, held in holders(body):
-                for _, each in held if self._usable(eqn) else ():
-                    callers[each].add(body)
+            for eqn, inner in holders(body):
+                for _, callee in inner if self._usable(eqn) else ():
+                    callers[callee].add(body)
 
         def visitor(writer: Writer) -> RewriteRule:
             def rule(eqn: JaxprEqn) -> Sequence[Atom] | None:

@@ -126,7 +126,7 @@ def chains(calls: Sequence[JaxprEqn]) -> list[Chain]:
             best = max(free, key=lambda i: (len(read[i]), i))
             followed.add(best)
             links[j] = best, read[best]
-    found: list[Chain] = []
+    candidates: list[Chain] = []
     for last in range(len(calls)):
         if last in followed:
             continue
@@ -134,21 +134,21 @@ def chains(calls: Sequence[JaxprEqn]) -> list[Chain]:
         while path[-1] in links:
             path.append(links[path[-1]][0])
         path.reverse()
-        found += _alike([calls[i] for i in path], [links[i][1] for i in path[1:]])
-    return [chain for chain in found if len(chain.calls) >= FEWEST]
+        candidates += _alike([calls[i] for i in path], [links[i][1] for i in path[1:]])
+    return [chain for chain in candidates if len(chain.calls) >= FEWEST]
 
 
 def _alike(calls: Sequence[JaxprEqn], forwarded: Sequence[Mapping[int, int]]) -> list[Chain]:
     """Cut a sequence of calls where the passed results change, or values cannot be stacked."""
-    found: list[Chain] = []
+    pieces: list[Chain] = []
     start = 0
     for i, called in enumerate(calls[1:], 1):
         if forwarded[i - 1] != forwarded[start] or not fits(calls[start], called, forwarded[start]):
-            found.append(Chain(calls[start:i], forwarded[start]))
+            pieces.append(Chain(calls[start:i], forwarded[start]))
             start = i
     if start < len(forwarded):
-        found.append(Chain(calls[start:], forwarded[start]))
-    return found
+        pieces.append(Chain(calls[start:], forwarded[start]))
+    return pieces
 
 
 def fits(first: JaxprEqn, other: JaxprEqn, forwarded: Mapping[int, int]) -> bool:
@@ -201,7 +201,7 @@ def placement(chain: Chain, window: Sequence[JaxprEqn], pinned: Sequence[bool]) 
         pinned: For each of these, whether it must keep its order among pinned equations.
     """
     number = {id(call): i for i, call in enumerate(chain.calls)}
-    found = Placement([], [], [])
+    result = Placement([], [], [])
     dependent: set[Var] = set()
     called = behind = False  # is a pinned call in the loop; is a pinned equation after it
     for eqn, keeps_order in zip(window, pinned, strict=True):
@@ -212,18 +212,18 @@ def placement(chain: Chain, window: Sequence[JaxprEqn], pinned: Sequence[bool]) 
             for position, v in enumerate(eqn.invars)
         )
         if i is not None and not reads and not (keeps_order and behind):
-            found.calls.append(eqn)
+            result.calls.append(eqn)
             called |= keeps_order
         elif i is not None and chain.forwarded:
             break
         elif reads or (keeps_order and (behind or called)):
-            found.after.append(eqn)
+            result.after.append(eqn)
             behind |= keeps_order
         else:
-            found.before.append(eqn)
+            result.before.append(eqn)
             continue
         dependent.update(eqn.outvars)
-    return found
+    return result
 
 
 # --- rounds ---------------------------------------------------------------------------------------
@@ -282,7 +282,7 @@ def with_rounds(jaxpr: AnyJaxpr, usable: Callable[[JaxprEqn], bool]) -> AnyJaxpr
                 replaced |= rounds.joined()
     if not replaced:
         return jaxpr
-    new = [each for eqn in eqns for each in replaced.get(id(eqn), [eqn])]
+    new = [replacement for eqn in eqns for replacement in replaced.get(id(eqn), [eqn])]
     return jaxcompat.replace_jaxpr(jaxpr, eqns=new)
 
 
@@ -294,7 +294,7 @@ def _found(calls: Sequence[JaxprEqn]) -> list[_Rounds]:
     definitions = DefUse(calls).definitions
     references = [_references(i, eqn, definitions) for i, eqn in enumerate(calls)]
     for period in range(1, min(_LONGEST, len(calls) // FEWEST) + 1):
-        found = []
+        all_rounds = []
         for first, last in _periodic(references, period):
             last -= (last - first) % period  # only whole rounds
             pattern = references[last - period : last]
@@ -304,17 +304,17 @@ def _found(calls: Sequence[JaxprEqn]) -> list[_Rounds]:
             starts = range(first, last, period)
             rounds = _Rounds([calls[i : i + period] for i in starts], pattern).consistent()
             if rounds is not None:
-                found.append(rounds)
-        if found:
-            return found
+                all_rounds.append(rounds)
+        if all_rounds:
+            return all_rounds
     return []
 
 
 def _references(
     number: int, eqn: JaxprEqn, definitions: Mapping[Var, tuple[int, int]]
 ) -> _References:
-    found = (None if type(v) is Literal else definitions.get(v) for v in eqn.invars)
-    return tuple(at and (number - at[0], at[1]) for at in found)
+    sources = (None if type(v) is Literal else definitions.get(v) for v in eqn.invars)
+    return tuple(at and (number - at[0], at[1]) for at in sources)
 
 
 def _periodic(references: Sequence[_References], period: int) -> Iterator[tuple[int, int]]:
@@ -367,13 +367,13 @@ class _Rounds:
         """Return the rounds from which on each value has one source; None if they are too few."""
         operands = [self._operands(calls) for calls in self.calls]
         first = 0
-        for i, found in enumerate(operands):
-            if found is None or not all(_older(key) in found for key in self._passed):
+        for i, current in enumerate(operands):
+            if current is None or not all(_older(key) in current for key in self._passed):
                 first = i + 1
             elif i > first:
-                before = operands[i - 1]
-                assert before is not None
-                if any(not _same(found[key], before[_older(key)]) for key in self._passed):
+                previous = operands[i - 1]
+                assert previous is not None
+                if any(not _same(current[key], previous[_older(key)]) for key in self._passed):
                     first = i
         if len(self.calls) - first < FEWEST:
             return None
@@ -383,17 +383,17 @@ class _Rounds:
         """Return True if no equation between the calls of a round depends on one of them."""
         number = {id(eqn): i for i, eqn in enumerate(eqns)}
         for calls in self.calls:
-            own, made = set(map(id, calls)), {v for eqn in calls for v in eqn.outvars}
+            call_ids, results = set(map(id, calls)), {v for eqn in calls for v in eqn.outvars}
             window = eqns[number[id(calls[0])] : number[id(calls[-1])]]
-            between = [eqn for eqn in window if id(eqn) not in own]
-            if any(type(v) is not Literal and v in made for e in between for v in e.invars):
+            between = [eqn for eqn in window if id(eqn) not in call_ids]
+            if any(type(v) is not Literal and v in results for e in between for v in e.invars):
                 return False
         return True
 
     def joined(self) -> dict[int, list[JaxprEqn]]:
         """Return the equations in place of each call, by its id: a round in place of its last."""
         body = self._body()
-        found: dict[int, list[JaxprEqn]] = {}
+        replaced: dict[int, list[JaxprEqn]] = {}
         passed: list[Var] = []
         for calls in self.calls:
             operands = self._operands(calls)
@@ -402,9 +402,9 @@ class _Rounds:
             passed = [Var(body.invars[self._keys.index(key)].aval) for key in self._passed]
             outs = [v for eqn in calls for v in eqn.outvars]
             read = [operands[key] for key in self._keys]
-            found |= {id(eqn): [] for eqn in calls}
-            found[id(calls[-1])] = [call(body, read, [*outs, *passed], calls[0])]
-        return found
+            replaced |= {id(eqn): [] for eqn in calls}
+            replaced[id(calls[-1])] = [call(body, read, [*outs, *passed], calls[0])]
+        return replaced
 
     # --- the values of a round -----------------------------------------------------------------
 
@@ -433,13 +433,13 @@ class _Rounds:
 
     def _operands(self, calls: Sequence[JaxprEqn]) -> dict[_Past | _Given, Atom] | None:
         """Return the operands of a round; None if one of them has two values."""
-        found: dict[_Past | _Given, Atom] = {}
+        operands: dict[_Past | _Given, Atom] = {}
         for i, eqn in enumerate(calls):
             for position, atom in enumerate(eqn.invars):
                 key = self._key(i, position)
-                if not _is_inside(key) and not _same(found.setdefault(key, atom), atom):
+                if not _is_inside(key) and not _same(operands.setdefault(key, atom), atom):
                     return None
-        return found
+        return operands
 
     def _body(self) -> ClosedJaxpr:
         """Return the body of a round: its calls, on variables of its own."""
@@ -454,8 +454,8 @@ class _Rounds:
             ]
             eqns.append(eqn.replace(invars=read, outvars=[Var(v.aval) for v in eqn.outvars]))
             values |= {_Past(0, i, k): v for k, v in enumerate(eqns[-1].outvars)}
-        made = [v for eqn in eqns for v in eqn.outvars]
-        results = [*made, *(values[_older(key)] for key in self._passed)]
+        outs = [v for eqn in eqns for v in eqn.outvars]
+        results = [*outs, *(values[_older(key)] for key in self._passed)]
         invars = [values[key] for key in self._keys]
         debug = DebugInfo("jit", like[0].params["name"], ("",) * len(invars), None)
         return jaxcompat.new_jaxpr((), (), invars, results, eqns, debug)

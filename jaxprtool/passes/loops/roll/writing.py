@@ -106,12 +106,12 @@ class Roller:
         """Return the body with chains replaced by scans; the same object if there are none."""
         eqns = jaxcompat.open_jaxpr(self._jaxpr).eqns
         groups = calls_by_body(eqns, self._usable)
-        found = [chain for calls in groups for chain in chains(calls)]
-        for chain in sorted(found, key=lambda chain: -len(chain.calls)):
+        candidates = [chain for calls in groups for chain in chains(calls)]
+        for chain in sorted(candidates, key=lambda chain: -len(chain.calls)):
             self._roll(chain)
         if not self._replaced:
             return self._jaxpr
-        while aligned := [each for calls in groups if (each := self._row_by_row(calls))]:
+        while aligned := [rowwise for calls in groups if (rowwise := self._row_by_row(calls))]:
             # Equations that compute rows come before their readers: none is unstacked in between.
             chain = min(aligned, key=lambda chain: self._window(chain)[-1])
             self._write(chain, self._placement(chain))
@@ -130,11 +130,11 @@ class Roller:
         start = 0
         while len(chain.calls) - start >= FEWEST:
             rest = Chain(chain.calls[start:], chain.forwarded)
-            found = self._placement(rest)
-            if len(found.calls) >= FEWEST:
-                rest = rest.first(len(found.calls))
+            placed = self._placement(rest)
+            if len(placed.calls) >= FEWEST:
+                rest = rest.first(len(placed.calls))
                 self._write(rest, self._placement(rest))
-            start += max(len(found.calls), 1)
+            start += max(len(placed.calls), 1)
 
     def _row_by_row(self, calls: Sequence[JaxprEqn]) -> Chain | None:
         """Return calls on the rows of an array that a scan takes or returns, if there are any.
@@ -170,15 +170,15 @@ class Roller:
 
     # --- the scan ------------------------------------------------------------------------------
 
-    def _write(self, chain: Chain, found: Placement) -> None:
+    def _write(self, chain: Chain, placed: Placement) -> None:
         """Replace all calls of a chain by a scan."""
         window, length, calls = self._window(chain), len(chain.calls), chain.calls
         columns = [chain.column(i) for i in chain.xs]
 
         def usable(array: Var) -> bool:
             # Stacks made for another column of this chain are defined in its window.
-            made = self._made_in.get(self._rows.of_slices.get(array, array), window[0])
-            return made <= window[-1]
+            position = self._made_in.get(self._rows.of_slices.get(array, array), window[0])
+            return position <= window[-1]
 
         def cost(columns: Iterable[Sequence[Atom]]) -> tuple[int, int]:
             parts = [self._rows.parts(column, usable) for column in columns]
@@ -210,7 +210,7 @@ class Roller:
             if result.start is not None:
                 self._rows.add(result.start, array, length - 1 if reverse else 0)
         self._arrays.update(ys, (x for x in xs if type(x) is not Literal))
-        self._replace(window, chain, [*found.before, *writer.eqns, *found.after], writer.eqns)
+        self._replace(window, chain, [*placed.before, *writer.eqns, *placed.after], writer.eqns)
 
     def _carry_outs(self, chain: Chain) -> list[Var]:
         """Return the variables that hold the final carries, each once."""
@@ -225,9 +225,9 @@ class Roller:
         body, positions = chain.body, {out: i for i, out in chain.forwarded.items()}
         counts = Counter(chain.forwarded.values())
         for out, value in enumerate(body.outvars):
-            made = [call.outvars[out] for call in chain.calls]
-            inside = [counts[out]] * (len(made) - 1) + [0]
-            rows = [v if self._reads[v] > n else None for v, n in zip(made, inside, strict=True)]
+            outs = [call.outvars[out] for call in chain.calls]
+            inside = [counts[out]] * (len(outs) - 1) + [0]
+            rows = [v if self._reads[v] > n else None for v, n in zip(outs, inside, strict=True)]
             if out in positions:
                 rows[-1] = None  # the last carry
             if not any(rows):
@@ -375,11 +375,11 @@ def with_stacked_arguments(
         UnsupportedError: If an argument is also used outside of its stack, or has a sharding.
     """
     numbers = {v: i for i, v in enumerate(program.jaxpr.invars)}
-    made = {v for eqn in program.jaxpr.eqns for v in eqn.outvars}
+    computed = {v for eqn in program.jaxpr.eqns for v in eqn.outvars}
     groups = {
         array: [numbers[v] for v in rows if isinstance(v, Var)]
         for array, rows in stacks.items()
-        if array in made and all(isinstance(v, Var) and v in numbers for v in rows)
+        if array in computed and all(isinstance(v, Var) and v in numbers for v in rows)
     }
     groups = {array: rows for array, rows in groups.items() if len(set(rows)) == len(rows)}
     if not groups:
@@ -489,8 +489,8 @@ class _Arguments:
         before, after = self._both()
         arrays = {rows[0]: rows for rows in self.groups.values()}
 
-        def values(given: dict[int, Any], i: int) -> Any:
-            return lax.stack([given[j] for j in arrays[i]]) if i in arrays else given[i]
+        def values(leaves: dict[int, Any], i: int) -> Any:
+            return lax.stack([leaves[j] for j in arrays[i]]) if i in arrays else leaves[i]
 
         return self._traced("stack", before, after, values)
 
@@ -499,16 +499,16 @@ class _Arguments:
         before, after = self._both()
         row = {i: (rows[0], n) for rows in self.groups.values() for n, i in enumerate(rows)}
 
-        def values(given: dict[int, Any], i: int) -> Any:
+        def values(leaves: dict[int, Any], i: int) -> Any:
             if i not in row:
-                return given[i]
+                return leaves[i]
             array, number = row[i]
-            return lax.index_in_dim(given[array], number, keepdims=False)
+            return lax.index_in_dim(leaves[array], number, keepdims=False)
 
         return self._traced("unstack", after, before, values)
 
     def _traced(
-        self, name: str, taken: Any, given: Any, value: Callable[[dict[int, Any], int], Any]
+        self, name: str, taken: Any, returned: Any, value: Callable[[dict[int, Any], int], Any]
     ) -> Program:
         """Return a program from some arguments to others."""
         program, numbers = self.program, jax.tree.leaves(taken)
@@ -518,12 +518,12 @@ class _Arguments:
             if name == "stack"
             else {**dict(enumerate(program.in_avals)), **stacked}
         )
-        args, kwargs = given
+        args, kwargs = returned
         result = (args, kwargs) if kwargs else args[0] if len(args) == 1 else args
 
         def fun(*args: Any, **kwargs: Any) -> Any:
-            known = dict(zip(numbers, jax.tree.leaves((args, kwargs)), strict=True))
-            return jax.tree.map(lambda i: value(known, i), result)
+            leaves = dict(zip(numbers, jax.tree.leaves((args, kwargs)), strict=True))
+            return jax.tree.map(lambda i: value(leaves, i), result)
 
         return retraced(
             program.replace(name=f"{program.name}_{name}", jit=None),
@@ -613,11 +613,11 @@ def as_unit(body: ClosedJaxpr, name: str, like: JaxprEqn) -> ClosedJaxpr:
     old = jaxcompat.open_jaxpr(body)
     invars = [Var(v.aval) for v in old.invars]
     atoms = dict(zip(old.invars, invars, strict=True))
-    made = dict.fromkeys(v for v in old.outvars if type(v) is not Literal and v not in atoms)
-    atoms |= {v: Var(v.aval) for v in made}
+    computed = dict.fromkeys(v for v in old.outvars if type(v) is not Literal and v not in atoms)
+    atoms |= {v: Var(v.aval) for v in computed}
     debug = DebugInfo("jit", name, ("",) * len(invars), None)
-    unit = jaxcompat.replace_jaxpr(body, outvars=list(made), debug_info=debug)
-    eqn = call(unit, invars, [atoms[v] for v in made], like)
+    unit = jaxcompat.replace_jaxpr(body, outvars=list(computed), debug_info=debug)
+    eqn = call(unit, invars, [atoms[v] for v in computed], like)
     eqn = eqn.replace(ctx=jaxcompat.marked(like.ctx, "unit", name), effects=unit.effects)
     outvars = substitute(old.outvars, atoms)
     return jaxcompat.new_jaxpr((), (), invars, outvars, [eqn], debug)

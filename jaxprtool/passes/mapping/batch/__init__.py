@@ -280,8 +280,8 @@ def _between_reshapes(
         shape = (*aval.shape[:dim], tiles * aval.shape[dim], *aval.shape[dim + 1 :])
         return Var(aval.update(shape=shape, weak_type=is_weak(atom.aval)))
 
-    invars = [whole(*each) for each in zip(body.invars, program.in_avals, dims, strict=True)]
-    results = [whole(*each) for each in zip(body.outvars, program.out_avals, outs, strict=True)]
+    invars = [whole(*triple) for triple in zip(body.invars, program.in_avals, dims, strict=True)]
+    results = [whole(*triple) for triple in zip(body.outvars, program.out_avals, outs, strict=True)]
     cut = [_laid_out(x, v) for x, v in zip(invars, body.invars, strict=True) if x is not v]
     joined = [_laid_out(v, x) for x, v in zip(results, body.outvars, strict=True) if x is not v]
     return jaxcompat.replace_jaxpr(
@@ -344,30 +344,30 @@ def batch_jaxpr(
     dims = _axes("in_axes", in_axes, body.invars)
     asked = _axes("out_axes", out_axes, body.outvars)
     axis = Axis(axis_name, size)
-    made, outs = batch_body(body, dims, axis)
+    new, outs = batch_body(body, dims, axis)
     pairs = zip(asked, outs, strict=True)
     wanted = tuple(
         (None if out is None else 0) if ask == ZERO_IF_MAPPED else ask for ask, out in pairs
     )
-    return (made, outs) if wanted == (None,) * len(wanted) else batch_body(body, dims, axis, wanted)
+    return (new, outs) if wanted == (None,) * len(wanted) else batch_body(body, dims, axis, wanted)
 
 
 def _axes(option: str, axes: Any, variables: Sequence[Var]) -> tuple[Any, ...]:
     """Return the axis of each variable, counted from 0 in a value with one more axis."""
-    each = axes if isinstance(axes, Sequence) and not isinstance(axes, str) else None
-    each = [axes] * len(variables) if each is None else each
-    if len(each) != len(variables):
-        raise ValueError(f"{option} has {len(each)} entries for the jaxpr's {len(variables)}")
-    found = []
-    for axis, var in zip(each, variables, strict=True):
+    entries = axes if isinstance(axes, Sequence) and not isinstance(axes, str) else None
+    entries = [axes] * len(variables) if entries is None else entries
+    if len(entries) != len(variables):
+        raise ValueError(f"{option} has {len(entries)} entries for the jaxpr's {len(variables)}")
+    dims = []
+    for axis, var in zip(entries, variables, strict=True):
         rank = len(getattr(var.aval, "shape", ())) + 1
         if axis is None or (axis == ZERO_IF_MAPPED and option == "out_axes"):
-            found.append(axis)
+            dims.append(axis)
         elif type(axis) is int and -rank <= axis < rank:
-            found.append(axis % rank)
+            dims.append(axis % rank)
         else:
             raise ValueError(f"{option} has {axis!r} for a value with {rank} axes when mapped")
-    return tuple(found)
+    return tuple(dims)
 
 
 # --- mapped ---------------------------------------------------------------------------------------

@@ -110,13 +110,13 @@ def batch_body(
     """
     asked = outermost and outs is not None
     outs = (None,) * len(body.outvars) if outs is None else tuple(outs)
-    made = domain_of(axis).body(body, dims, outs, outermost)
-    if asked and (missed := _mapped_at(outs, made.kinds)):
+    rewritten = domain_of(axis).body(body, dims, outs, outermost)
+    if asked and (missed := _mapped_at(outs, rewritten.kinds)):
         narrow = replace(axis, derivatives=False)
         other = domain_of(narrow).body(body, dims, outs, outermost)
         if _mapped_at(outs, other.kinds) < missed:
-            made = other
-    return made.jaxpr, made.kinds
+            rewritten = other
+    return rewritten.jaxpr, rewritten.kinds
 
 
 def _mapped_at(outs: Sequence[Dim], dims: Sequence[Dim]) -> int:
@@ -139,8 +139,8 @@ class BatchBodyBuilder(BodyBuilder[Dim]):
     # --- values ---------------------------------------------------------------------------------
 
     def kind(self, atom: Atom) -> Dim:
-        found = None if type(atom) is Literal else self.numbered.get(atom)
-        return None if found is None else self.domain.kinds[found[1]]
+        entry = None if type(atom) is Literal else self.numbered.get(atom)
+        return None if entry is None else self.domain.kinds[entry[1]]
 
     def bind(self, var: Var, bdim: Dim, atom: Atom) -> None:
         if atom is not var or bdim is not None:
@@ -151,20 +151,20 @@ class BatchBodyBuilder(BodyBuilder[Dim]):
         value = None if type(atom) is Literal else self.numbered.get(atom)
         if value is None and bdim is None:
             return atom
-        found, aval_id = value or (atom, self.domain.aval_id(atom.aval, None))
+        current, aval_id = value or (atom, self.domain.aval_id(atom.aval, None))
         source = self.domain.kinds[aval_id]
         if bdim is None or bdim == source:
-            return found
-        known, key = self.domain.templates, ("match", aval_id, bdim)
-        if key not in known:
-            known[key] = trace_match(found.aval, source, bdim, self.domain)
-        return self.instantiate(known[key], [found], self.source)[0]
+            return current
+        templates, key = self.domain.templates, ("match", aval_id, bdim)
+        if key not in templates:
+            templates[key] = trace_match(current.aval, source, bdim, self.domain)
+        return self.instantiate(templates[key], [current], self.source)[0]
 
     # --- equations ------------------------------------------------------------------------------
 
     def equations(self, jaxpr: Jaxpr) -> None:
         """Batch every equation in turn. One-step templates, the common case, are written inline."""
-        values, known, written = self.numbered, self.domain.templates, self.eqns
+        values, templates, written = self.numbered, self.domain.templates, self.eqns
         unmapped, outermost, scopes = self._unmapped, self.context, self._scopes
         key_of, named = self.domain.key, self.domain.axis.name is not None
         SourceInfo = jaxcompat.source_info
@@ -186,7 +186,7 @@ class BatchBodyBuilder(BodyBuilder[Dim]):
                 written.append(eqn)
                 continue
             try:
-                template = known.get(key_of(eqn, aval_ids))
+                template = templates.get(key_of(eqn, aval_ids))
             except TypeError:  # a parameter that is not hashable
                 template = None
             if template is None or template.only_step is None:
@@ -235,8 +235,8 @@ class BatchBodyBuilder(BodyBuilder[Dim]):
     def structured(self, eqn: JaxprEqn) -> bool:
         # A plug-in's own rule for JAX is used here, too.
         theirs = eqn.primitive in jaxcompat.jaxs_batching_rules
-        known = not theirs or eqn.primitive.name in structured_rules
-        return known and super().structured(eqn)
+        applies = not theirs or eqn.primitive.name in structured_rules
+        return applies and super().structured(eqn)
 
     def add(self, eqn: JaxprEqn, like: JaxprEqn, bdims: Sequence[Dim]) -> None:
         if self.context:
@@ -287,10 +287,10 @@ class BatchDomain(Domain[Dim]):
     def aval(self, bdim: Dim, aval: Aval) -> Aval:
         if bdim is None:
             return aval
-        known = self._mapped.get((aval, bdim))
-        if known is None:
-            known = self._mapped[aval, bdim] = self.axis.aval(aval, bdim)
-        return known
+        mapped = self._mapped.get((aval, bdim))
+        if mapped is None:
+            mapped = self._mapped[aval, bdim] = self.axis.aval(aval, bdim)
+        return mapped
 
     def join(self, first: Dim, second: Dim) -> Dim:
         return second if first is None else first
@@ -298,7 +298,7 @@ class BatchDomain(Domain[Dim]):
     def uniform(self, bdim: Dim) -> bool:
         return bdim is None
 
-    def settled(self, bdim: Dim, aval: Aval, role: Role, found: Regions) -> Dim:
+    def settled(self, bdim: Dim, aval: Aval, role: Role, inside: Regions) -> Dim:
         """Return the batch dimension where JAX's rules place it: in front, except as follows.
 
         Refs cannot be moved. In a while loop whose predicate has dimensions, it comes after these,
@@ -307,25 +307,25 @@ class BatchDomain(Domain[Dim]):
         """
         if bdim is None:
             return None
-        if found.kind == "call" and found.eqn.primitive.name != "remat2":
+        if inside.kind == "call" and inside.eqn.primitive.name != "remat2":
             return bdim
         is_ref = isinstance(aval, AbstractRef)
         if role == "row" and is_ref:
             if bdim == 0:
                 reason = "it runs over a ref that is mapped along its leading axis"
-                raise refusal(found.eqn, reason)
+                raise refusal(inside.eqn, reason)
             return bdim - 1
         if role == "operand":
-            stays = found.kind == "call" or (
-                found.repeats and (is_ref or not _moves_constants(found))
+            stays = inside.kind == "call" or (
+                inside.repeats and (is_ref or not _moves_constants(inside))
             )
             return bdim if stays else 0
-        return len(found.view.cond.outvars[0].aval.shape) if isinstance(found.view, While) else 0
+        return len(inside.view.cond.outvars[0].aval.shape) if isinstance(inside.view, While) else 0
 
     def stacked(self, bdim: Dim, length: Any) -> Dim:
         return None if bdim is None else bdim + 1
 
-    def context(self, context: Any, found: Regions) -> bool:
+    def context(self, context: Any, inside: Regions) -> bool:
         return False
 
     def body(
@@ -336,11 +336,11 @@ class BatchDomain(Domain[Dim]):
         context: Any = None,
     ) -> Rewritten[Dim]:
         wanted = (None,) * len(body.outvars) if wanted is None else tuple(wanted)
-        known = _batched.of(body)
+        results = _batched.of(body)
         request = tuple(bdims), self.axis, wanted, bool(context), jaxcompat.tracing_context()
-        if request not in known:
-            known[request] = BatchBodyBuilder(self, context).body(body, bdims, wanted)
-        return known[request]
+        if request not in results:
+            results[request] = BatchBodyBuilder(self, context).body(body, bdims, wanted)
+        return results[request]
 
     def traced(self, *args: Any) -> Template:
         with jaxcompat.axis_mapped(self.axis.data):
@@ -352,9 +352,9 @@ class BatchDomain(Domain[Dim]):
         return [*map(self.aval_id, avals, bdims)]
 
 
-def _moves_constants(found: Regions) -> bool:
+def _moves_constants(inside: Regions) -> bool:
     """Return True for a loop whose constants JAX's rule moves: a scan, in some JAX releases."""
-    return bool(found.edges.sliced) and not jaxcompat.SCAN_LEAVES_CONSTS
+    return bool(inside.edges.sliced) and not jaxcompat.SCAN_LEAVES_CONSTS
 
 
 #: The domains of all axes and tracing contexts; all are dropped when there are too many templates.
@@ -364,7 +364,7 @@ _MOST_AXES, _MOST_TEMPLATES = 256, 100_000
 
 def domain_of(axis: Axis) -> BatchDomain:
     """Return the domain of an axis in the current tracing context."""
-    count = sum(len(each.templates) + len(each.kinds) for each in [*_domains.values()])
+    count = sum(len(domain.templates) + len(domain.kinds) for domain in [*_domains.values()])
     if len(_domains) > _MOST_AXES or count > _MOST_TEMPLATES:
         _domains.clear()
     key = axis, jaxcompat.tracing_context()
@@ -435,14 +435,14 @@ def _select(
         return jaxcompat.match_axis(axis.data, ins[k], 0, values[k])
 
     outs: list[Dim] = [0] * len(branches[0].outvars)
-    given = []
+    outputs = []
     for i, branch in enumerate(branches):
         pairs = zip(values, fixed, strict=True)
-        own = [x if x is still else in_branch(i, x, still) for x, still in pairs]
+        args = [x if x is still else in_branch(i, x, still) for x, still in pairs]
         body, _ = batch_body(branch, ins, axis, outs)
-        given.append(jaxpr_as_fun(body)(*own))
+        outputs.append(jaxpr_as_fun(body)(*args))
     results = []
-    for r, cases in enumerate(zip(*given, strict=True)):
+    for r, cases in enumerate(zip(*outputs, strict=True)):
         passed_on = [_passed_on(branch, r) for branch in branches]
         cases = tuple(x if k is None else whole(k) for x, k in zip(cases, passed_on, strict=True))
         same = passed_on[0] is not None and len(set(passed_on)) == 1
@@ -467,9 +467,9 @@ rule(structured_rules, *CALLS)(by_edges)
 
 @rule(structured_rules, "jit")
 def _jit(builder: BatchBodyBuilder, eqn: JaxprEqn) -> bool:
-    found, axis = regions(eqn), builder.domain.axis
-    solution = None if found is None else solve(builder, found)
-    assert found is not None and solution is not None
+    inside, axis = regions(eqn), builder.domain.axis
+    solution = None if inside is None else solve(builder, inside)
+    assert inside is not None and solution is not None
     call, ins, outs = Call.of(eqn), solution.operands, solution.results
     write(
         builder,
@@ -513,22 +513,22 @@ rule(structured_rules, "scan")(by_edges)
 
 @rule(structured_rules, "while")
 def _while(builder: BatchBodyBuilder, eqn: JaxprEqn) -> bool:
-    found, domain = regions(eqn), builder.domain
-    assert found is not None
-    cond, body = found.bodies
+    inside, domain = regions(eqn), builder.domain
+    assert inside is not None
+    cond, body = inside.bodies
     effects = cond.effects | body.effects
     if reason := jaxcompat.forbidden_in_loops(effects, masked=False):
         raise refusal(eqn, reason)
-    solution = solve(builder, found)
+    solution = solve(builder, inside)
     if solution is None:  # the predicate is mapped
         if reason := jaxcompat.forbidden_in_loops(effects, masked=True):
             raise refusal(eqn, reason)
-        carried = {i for i, _ in found.carried}
+        carried = {i for i, _ in inside.carried}
         dims = [0 if i in carried else builder.kind(atom) for i, atom in enumerate(eqn.invars)]
         outs: list[Dim] = [0] * len(carried)
-        conds, consts = ([dims[i] for i in region.ins] for region in found.regions)
+        conds, consts = ([dims[i] for i in region.ins] for region in inside.regions)
         bodies = [domain.body(cond, conds, [0]), domain.matched(body, consts, outs, None)]
-        solution = Solution(found, dims, outs, bodies)
+        solution = Solution(inside, dims, outs, bodies)
     write(builder, solution)
     return True
 
@@ -542,26 +542,26 @@ def _while(builder: BatchBodyBuilder, eqn: JaxprEqn) -> bool:
 
 @rule(structured_rules, "shard_map")
 def _shard_map(builder: BatchBodyBuilder, eqn: JaxprEqn) -> bool:
-    found, axis = regions(eqn), builder.domain.axis
-    assert found is not None
+    inside, axis = regions(eqn), builder.domain.axis
+    assert inside is not None
     call, inner = ShardMap.of(eqn), axis
     if (spread := axis.spmd_name) is not None:
         inner = replace(axis, size=axis.size // math.prod(call.mesh.shape[n] for n in spread))
     dims = [*map(builder.kind, eqn.invars)]
     in_specs = _specs(call.in_specs, dims, axis, "in_specs")
     with jaxcompat.manual_mesh(**eqn.params):
-        made = domain_of(inner).body(call.body, dims)
-    out_specs = _specs(call.out_specs, made.kinds, axis, "out_specs")
-    solution = Solution(found, dims, [*made.kinds], [made])
+        rewritten = domain_of(inner).body(call.body, dims)
+    out_specs = _specs(call.out_specs, rewritten.kinds, axis, "out_specs")
+    solution = Solution(inside, dims, [*rewritten.kinds], [rewritten])
     write(builder, solution, in_specs=in_specs, out_specs=out_specs)
     return True
 
 
 def _specs(specs: Sequence[jax.P], dims: Sequence[Dim], axis: Axis, what: str) -> tuple[jax.P, ...]:
     """Return partition specs with an entry for the batch dimension."""
-    own = axis.spmd_name or axis.mesh_axes or ()
+    names = axis.spmd_name or axis.mesh_axes or ()
     for spec in specs:
-        if (used := set(own).intersection(jaxcompat.axes_of_spec(spec))) and axis.spmd_name:
+        if (used := set(names).intersection(jaxcompat.axes_of_spec(spec))) and axis.spmd_name:
             raise ValueError(f"vmap spmd_axis_name cannot appear in shard_map {what}: {used}")
         if used:
             raise ValueError(f"vmapped away explicit mesh axis cannot appear in shard_map {what}")
@@ -624,21 +624,21 @@ def _rule_dims(
 ) -> Sequence[Dim] | None:
     """Return where the rules of a call map results or their tangents; None if not known."""
     outer = _known.get()
-    known = {} if outer is None else outer
+    results = {} if outer is None else outer
     request = rule_key(eqn), tuple(dims)
-    within = sum(found is None for found in known.values())
-    if request in known or within == _MOST_WITHIN or len(known) == _MOST_TRACED:
-        return known.get(request)
+    within = sum(result is None for result in results.values())
+    if request in results or within == _MOST_WITHIN or len(results) == _MOST_TRACED:
+        return results.get(request)
     jvp = eqn.primitive.name in CustomJVP.primitives
     asked = jaxcompat.jvp_result_dims if jvp else jaxcompat.vjp_result_dims
-    token, known[request] = _known.set(known), None
+    token, results[request] = _known.set(results), None
     try:
-        known[request] = asked(eqn, axis.data, batch, dims)
+        results[request] = asked(eqn, axis.data, batch, dims)
     except Exception:  # the user's rule may not support these operands
-        known[request] = ()
+        results[request] = ()
     finally:
         _known.reset(token)
-    return known[request]
+    return results[request]
 
 
 # --- templates ------------------------------------------------------------------------------------
@@ -672,25 +672,25 @@ def template_of(
     Raises:
         Exception: If its rule raises.
     """
-    known, like = domain.templates, eqn
+    templates, like = domain.templates, eqn
     key: tuple[Hashable, ...] = ()
-    held = [body for _, body in sub_jaxprs(eqn)]
-    if held:
-        known, key = _of_bodies.of(held[0]), (domain,)
+    jaxprs = [body for _, body in sub_jaxprs(eqn)]
+    if jaxprs:
+        templates, key = _of_bodies.of(jaxprs[0]), (domain,)
         like = eqn.replace(params={name: _weak(value) for name, value in eqn.params.items()})
     if any(map(has_float, like.params.values())):
         domain.with_floats.add(eqn.primitive)
     key += domain.key(like, aval_ids)
     try:
-        template = known.get(key)
+        template = templates.get(key)
     except TypeError:  # a parameter that is not hashable
         return _trace_rule(eqn, avals, dims, domain)
     if template is None:
         template = _trace_rule(eqn, avals, dims, domain)
-        if not held or not any(
-            body is held[0] for step in template.steps for _, body in sub_jaxprs(step)
+        if not jaxprs or not any(
+            body is jaxprs[0] for step in template.steps for _, body in sub_jaxprs(step)
         ):
-            template = known.setdefault(key, template) or template
+            template = templates.setdefault(key, template) or template
     return template
 
 
@@ -701,8 +701,8 @@ def _trace_rule(
 
     def compute(_: Mapping[Any, Any], *operands: jax.Array) -> tuple[Operands, Sequence[Dim]]:
         rule = batch_rules.get(primitive.name)
-        made = rule and rule(axis, primitive, operands, dims, eqn.params)
-        results, out_dims = made or jaxs_rule(axis, primitive, operands, dims, eqn.params)
+        batched = rule and rule(axis, primitive, operands, dims, eqn.params)
+        results, out_dims = batched or jaxs_rule(axis, primitive, operands, dims, eqn.params)
         return (results, out_dims) if primitive.multiple_results else ([results], [out_dims])
 
     return domain.traced(compute, avals, (), eqn)

@@ -67,8 +67,8 @@ def chunked_body(
     if axis.size <= chunk:
         return batch_body(body, dims, axis, outs, outermost=True)
     # An argument that is a result need not be cut and concatenated again.
-    made = [v for v in variables(body.outvars) if v not in body.invars]
-    wanted = jaxcompat.replace_jaxpr(body, outvars=made)
+    computed = [v for v in variables(body.outvars) if v not in body.invars]
+    wanted = jaxcompat.replace_jaxpr(body, outvars=computed)
     split_body = _split(wanted, [dim is not None for dim in dims], Memo())
     varying = split_body.second
     _check_no_ref_enters([*varying.constvars, *varying.invars], varying.eqns)
@@ -124,8 +124,8 @@ def _in_chunks(
         return None, keep(jaxpr_as_fun(mapped)(*args), [place is not None for place in places])
 
     rows = [_chunks_of(x, dim, count, chunk) for x, dim in operands if dim is not None]
-    _, given = lax.scan(scanned, None, rows, length=count)
-    stacks, lasts, last_places = iter(given), [], places
+    _, stacked = lax.scan(scanned, None, rows, length=count)
+    stacks, lasts, last_places = iter(stacked), [], places
     if rest:
         last, last_places = batched(rest)
         lasts = jaxpr_as_fun(last)(
@@ -162,11 +162,11 @@ def _reshaped(x: jax.Array, start: int, many: int, sizes: tuple[int, ...]) -> ja
 
 def _without_our_source(jaxpr: ClosedJaxpr, body: ClosedJaxpr) -> ClosedJaxpr:
     """Return a jaxpr in which only the equations of `body` have source locations."""
-    known = {id(eqn.source_info.traceback) for eqn in equations(jaxcompat.open_jaxpr(body))}
+    tracebacks = {id(eqn.source_info.traceback) for eqn in equations(jaxcompat.open_jaxpr(body))}
 
     def rule(eqn: JaxprEqn) -> list[JaxprEqn] | None:
         source = eqn.source_info
-        if id(source.traceback) in known:
+        if id(source.traceback) in tracebacks:
             return None
         return [eqn.replace(source_info=jaxcompat.source_info(None, source.name_stack))]
 
@@ -199,8 +199,8 @@ def _check_no_collectives(body: ClosedJaxpr, name: Hashable, chunk: int) -> None
     if name is None:
         return
     for eqn in equations(jaxcompat.open_jaxpr(body)):
-        inner = (each for _, held in bodies(eqn) for each in held.eqns)
-        if _is_over(eqn, name) and not any(_is_over(each, name) for each in inner):
+        inner = (sub_eqn for _, jaxpr in bodies(eqn) for sub_eqn in jaxpr.eqns)
+        if _is_over(eqn, name) and not any(_is_over(sub_eqn, name) for sub_eqn in inner):
             raise BatchUnsupported(
                 f"{named(eqn)} needs all elements of the mapped axis '{name}', but chunk={chunk} "
                 f"computes {chunk} at a time",
@@ -248,25 +248,25 @@ def _repeated_effect(
     """Return which results are mapped, and the first equation with an effect of unmapped values."""
 
     def inside(bodies: Sequence[ClosedJaxpr], number: int, mapped: Sequence[bool]) -> Any:
-        each = bodies[number]
-        return memo(partial(_repeated_effect, each, mapped, memo), each, tuple(mapped))
+        inner = bodies[number]
+        return memo(partial(_repeated_effect, inner, mapped, memo), inner, tuple(mapped))
 
-    env, found = set(keep(body.invars, mapped)), None
+    env, external = set(keep(body.invars, mapped)), None
     for eqn in body.eqns:
         facts = [type(v) is not Literal and v in env for v in eqn.invars]
         outs = [any(facts)] * len(eqn.outvars)
-        held = regions(eqn)
-        if held is not None:
-            look = partial(inside, held.bodies)
-            facts, outs = held.forward(facts, lambda *at, f=look: f(*at)[0], or_, control=True)
+        nested = regions(eqn)
+        if nested is not None:
+            look = partial(inside, nested.bodies)
+            facts, outs = nested.forward(facts, lambda *at, f=look: f(*at)[0], or_, control=True)
             # All branches of a mapped index are computed, with mapped operands.
-            chosen = any(facts[i] for i in held.predicates)
-            for number, region in enumerate(held.regions):
-                found = found or look(number, [chosen or facts[i] for i in region.ins])[1]
+            chosen = any(facts[i] for i in nested.predicates)
+            for number, region in enumerate(nested.regions):
+                external = external or look(number, [chosen or facts[i] for i in region.ins])[1]
         elif not any(facts) and any(map(_is_external, eqn.effects)):
-            found = found or eqn
+            external = external or eqn
         env.update(keep(eqn.outvars, outs))
-    return [type(v) is not Literal and v in env for v in body.outvars], found
+    return [type(v) is not Literal and v in env for v in body.outvars], external
 
 
 def _is_external(effect: Effect) -> bool:
@@ -299,7 +299,7 @@ def _split(body: ClosedJaxpr, mapped: Sequence[bool], memo: Memo) -> _SplitBody:
     for eqn in body.eqns:
         # A ref holds all batch elements, each of which may write to it: each chunk has its own.
         makes_ref = any(isinstance(v.aval, AbstractRef) for v in eqn.outvars) or any(
-            jaxcompat.allocates_refs(held) for _, held in bodies(eqn)
+            jaxcompat.allocates_refs(inner) for _, inner in bodies(eqn)
         )
         if inside.isdisjoint(variables(eqn.invars)) and not makes_ref:
             once.append(eqn)
@@ -330,11 +330,11 @@ def _split_call(call: Call, inside: set[Var], memo: Memo) -> tuple[list[JaxprEqn
     split_body = memo(partial(_split, call.body, mapped, memo), call.body, mapped)
     first, same = split_body.first, split_body.same
     # A call that only computes constants for the other saves nothing.
-    given = {
+    arguments = {
         v for v, x in zip(call.body.invars, call.operands, strict=True) if type(x) is not Literal
     }
     if not any(same) and not any(
-        eqn.effects or not given.isdisjoint(variables(eqn.invars)) for eqn in first.eqns
+        eqn.effects or not arguments.isdisjoint(variables(eqn.invars)) for eqn in first.eqns
     ):
         return [], call.eqn
     # Operands that both calls take can be donated to neither.

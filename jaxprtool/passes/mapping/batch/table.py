@@ -278,8 +278,8 @@ def _dynamic_update_slice(
         # the starts are, too.
         x, update = strongly_typed(x), strongly_typed(update)
     batched = _at_bdim(axis, x, bdim, 0), _at_bdim(axis, update, update_bdim, 0)
-    made = primitive.bind(*jaxcompat.varying_alike(*batched, *_with_zero(starts)))
-    return as_weak_as(made, like), 0
+    updated = primitive.bind(*jaxcompat.varying_alike(*batched, *_with_zero(starts)))
+    return as_weak_as(updated, like), 0
 
 
 def _is_left_to_jax(axis: Axis, starts: Operands, start_dims: Sequence[Dim]) -> bool:

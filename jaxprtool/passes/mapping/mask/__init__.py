@@ -114,13 +114,15 @@ class Mask(Pass):
                 "pass 'mask' needs the bound of a symbol",
                 "mask(n=512) declares that n is at most 512",
             )
-        given = self.buckets
-        several = list(given.values()) if isinstance(given, dict) else [given] if given else []
+        buckets = self.buckets
+        several = (
+            list(buckets.values()) if isinstance(buckets, dict) else [buckets] if buckets else []
+        )
         for name, bound in self.sizes.items():
             if not 1 <= bound <= MOST:
                 raise PipelineError(f"mask: the bound {name}={bound} must be from 1 to {MOST}")
         if self.buckets and not all(
-            isinstance(each, tuple) and _are_sizes(each) for each in several
+            isinstance(sizes, tuple) and _are_sizes(sizes) for sizes in several
         ):
             raise PipelineError(
                 f"mask: buckets must be sizes from 1 to {MOST}, not {self.buckets!r}"
@@ -131,33 +133,33 @@ class Mask(Pass):
         bounds = {**self.sizes, **{name: max(sizes) for name, sizes in buckets.items()}}
         check_sizes(program, bounds)
         choices = [[(name, bound) for bound in bounds] for name, bounds in buckets.items()]
-        made = {
-            "_".join(f"{name}{bound}" for name, bound in each): masked(
-                program, {**self.sizes, **dict(each)}
+        programs = {
+            "_".join(f"{name}{bound}" for name, bound in choice): masked(
+                program, {**self.sizes, **dict(choice)}
             )
-            for each in itertools.product(*choices)
+            for choice in itertools.product(*choices)
         }
-        return Programs(made) if buckets else made[""]
+        return Programs(programs) if buckets else programs[""]
 
     def _buckets(self, program: Program) -> dict[str, list[int]]:
         """Return the sorted bounds of each symbol with buckets."""
-        given = self.buckets
-        if isinstance(given, tuple):
-            if given and len(program.symbols) != 1:
+        buckets = self.buckets
+        if isinstance(buckets, tuple):
+            if buckets and len(program.symbols) != 1:
                 has = ", ".join(program.symbols) or "none"
                 raise ArgumentsError(
                     f"mask: buckets=(…) needs a program with one symbol; {program.name} has: {has}",
                     "name the symbol: buckets={'n': (64, 128)}",
                 )
-            given = dict.fromkeys(program.symbols, given) if given else {}
-        for name, bounds in given.items():
+            buckets = dict.fromkeys(program.symbols, buckets) if buckets else {}
+        for name, bounds in buckets.items():
             bound = self.sizes.get(name)
             if bound is not None and max(bounds, default=0) > bound:
                 raise ArgumentsError(
                     f"mask: the bucket {name}={max(bounds)} exceeds the bound {name}={bound}"
                 )
-        more = {name: [self.sizes[name]] for name in given if name in self.sizes}
-        return {name: sorted({*given[name], *more.get(name, [])}) for name in given}
+        more = {name: [self.sizes[name]] for name in buckets if name in self.sizes}
+        return {name: sorted({*buckets[name], *more.get(name, [])}) for name in buckets}
 
 
 def _are_sizes(bounds: tuple[int, ...]) -> bool:
@@ -185,8 +187,8 @@ def check_sizes(program: Program, bounds: Mapping[str, int]) -> None:
 
 def _least(program: Program, names: Iterable[str]) -> dict[str, int]:
     """Return the least size of each of these symbols that the program has."""
-    known = program.symbols
-    return {name: known_range(known[name])[0] for name in names if name in known}
+    symbols = program.symbols
+    return {name: known_range(symbols[name])[0] for name in names if name in symbols}
 
 
 def masked(program: Program, sizes: Mapping[str, int]) -> Program:
@@ -202,8 +204,8 @@ def masked(program: Program, sizes: Mapping[str, int]) -> Program:
         UnsupportedError: If an equation cannot be masked.
     """
     check_symbols(f"mask: {program.name}", sizes, program.symbols)
-    made = _masked(program, Bounds({name: sizes[name] for name in sorted(sizes)}))
-    return with_own_constraints(made)
+    result = _masked(program, Bounds({name: sizes[name] for name in sorted(sizes)}))
+    return with_own_constraints(result)
 
 
 def _masked(program: Program, bounds: Bounds) -> Program:
@@ -212,10 +214,10 @@ def _masked(program: Program, bounds: Bounds) -> Program:
     facts = [Facts.of(var, active=True) for var in old.invars]
     sizes = [n for aval in padded for n in aval.shape]
     domain = MaskDomain(bounds)
-    made = MaskProgramBuilder(domain, BodyContext(), sizes=sizes).body(
+    rewritten = MaskProgramBuilder(domain, BodyContext(), sizes=sizes).body(
         old, facts, (None,) * len(old.outvars)
     )
-    body, count = made.taking(domain, domain.extras), len(domain.extras)
+    body, count = rewritten.taking(domain, domain.extras), len(domain.extras)
     body = jaxcompat.replace_jaxpr(body, invars=[*body.invars[count:], *body.invars[:count]])
     least = _least(program, bounds)
     limits = {name: SizeBound(most, least[name]) for name, most in bounds.bounds.items()}

@@ -94,10 +94,10 @@ class MaskBodyBuilder(BodyBuilder[Facts]):
     _guarding = False
 
     def held(self, atom: Atom, facts: Facts) -> Atom:
-        found = super().held(atom, facts)
+        value = super().held(atom, facts)
         if not self._guarding or not facts.active or facts.varies:
-            return found
-        return self.fact(("guarded", found))
+            return value
+        return self.fact(("guarded", value))
 
     def rewrite(self, eqn: JaxprEqn) -> None:
         facts = [*map(self.kind, eqn.invars)]
@@ -118,11 +118,11 @@ class MaskBodyBuilder(BodyBuilder[Facts]):
             self.by_rule(eqn, rule_of(eqn), facts, tuple(v.aval.shape for v in eqn.outvars))
         self._guarding = False
 
-    def rule_context(self, name: str, known: dict[Any, Any]) -> MaskContext:
-        symbols = {fact: known.pop(("extra", fact)) for fact in self.domain.extras}
-        flag = known.pop(("extra", ITERATION))
+    def rule_context(self, name: str, facts: dict[Any, Any]) -> MaskContext:
+        symbols = {fact: facts.pop(("extra", fact)) for fact in self.domain.extras}
+        flag = facts.pop(("extra", ITERATION))
         flag = flag if self.context.iterations else None
-        return MaskContext(name, self.domain.bounds, symbols, known, flag, self.context.in_scan)
+        return MaskContext(name, self.domain.bounds, symbols, facts, flag, self.context.in_scan)
 
     def uses(self, sizes: Iterable[Any], facts: Sequence[str] | None = None) -> list[Any]:
         return [("extra", ITERATION), *super().uses(sizes, facts)]
@@ -131,9 +131,9 @@ class MaskBodyBuilder(BodyBuilder[Facts]):
         return Padded(array, facts)
 
     def result(
-        self, made: Any, eqn: JaxprEqn, var: Var, kinds: Sequence[Facts]
+        self, value: Any, eqn: JaxprEqn, var: Var, kinds: Sequence[Facts]
     ) -> tuple[Any, Facts]:
-        return result_facts(made, var.aval.shape, *_active_varies(eqn, kinds))
+        return result_facts(value, var.aval.shape, *_active_varies(eqn, kinds))
 
     # --- sizes and masks ------------------------------------------------------------------------
 
@@ -153,7 +153,7 @@ class MaskBodyBuilder(BodyBuilder[Facts]):
             return super().made_fact(fact)
         # A value whose derivative is zero in iterations of the padding.
         operands = [self.extra(ITERATION), value]
-        return self.computed((what, value.aval), lambda _, *each: guarded(*each), operands)
+        return self.computed((what, value.aval), lambda _, *args: guarded(*args), operands)
 
     def isolate_cotangent(self, atom: Atom, facts: Facts) -> Atom:
         """Return an argument of the program whose derivative is zero in its padding.
@@ -227,10 +227,10 @@ class MaskDomain(Domain[Facts]):
         shape = getattr(aval, "shape", ())
         return aval.update(shape=self.bounds.shape(shape)) if self.bounds.axes(shape) else aval
 
-    def settled(self, facts: Facts, aval: Aval, role: Role, found: Regions) -> Facts:
+    def settled(self, facts: Facts, aval: Aval, role: Role, inside: Regions) -> Facts:
         if role == "row":
             return replace(facts, shape=facts.shape[1:], fills=facts.fills[1:])
-        agrees = role != "operand" and found.kind != "call"
+        agrees = role != "operand" and inside.kind != "call"
         return replace(facts, literal=None) if agrees else facts
 
     def stacked(self, facts: Facts, length: Any) -> Facts:
@@ -257,11 +257,11 @@ class MaskDomain(Domain[Facts]):
             return jax.core.ShapedArray((self.bounds.padded(value),), jnp.bool_)
         return self.extra_aval(value) if what == "extra" else SCALAR
 
-    def context(self, context: BodyContext, found: Regions) -> BodyContext:
-        if found.kind == "call" and not found.edges.has_rule:
+    def context(self, context: BodyContext, inside: Regions) -> BodyContext:
+        if inside.kind == "call" and not inside.edges.has_rule:
             return context
         # JAX differentiates a loop in reverse if the number of its iterations is known.
-        in_scan = context.in_scan or (found.repeats and found.view.trips is not None)
+        in_scan = context.in_scan or (inside.repeats and inside.view.trips is not None)
         return BodyContext(in_scan=in_scan)
 
     def sizes_of(self, eqn: JaxprEqn) -> list[Any]:
@@ -278,8 +278,8 @@ class MaskDomain(Domain[Facts]):
 
 def _active_varies(eqn: JaxprEqn, facts: Sequence[Facts]) -> tuple[bool, bool]:
     """Return whether the results of an equation are active, and whether they vary."""
-    active = any(each.active for each in facts) and not traits(eqn).stops_derivative
-    return active, any(each.varies for each in facts)
+    active = any(operand.active for operand in facts) and not traits(eqn).stops_derivative
+    return active, any(operand.varies for operand in facts)
 
 
 def rule_of(eqn: JaxprEqn) -> Callable[..., Any]:
@@ -288,16 +288,16 @@ def rule_of(eqn: JaxprEqn) -> Callable[..., Any]:
     Raises:
         UnsupportedError: If its primitive has none.
     """
-    found = mask_rules.get(eqn.primitive.name)
-    if found is None and traits(eqn).elementwise:
-        found = mask_rules["elementwise"]
-    if found is None:
+    rule = mask_rules.get(eqn.primitive.name)
+    if rule is None and traits(eqn).elementwise:
+        rule = mask_rules["elementwise"]
+    if rule is None:
         raise refusal(
             eqn,
             f"no masking rule for '{eqn.primitive.name}'",
             'add one with @rule("mask", …) of jaxprtool.extend',
         )
-    return found
+    return rule
 
 
 # --- scans ----------------------------------------------------------------------------------------
@@ -309,8 +309,8 @@ has_while = Contains(lambda eqn: eqn.primitive.name in While.primitives)
 
 @rule(structured_mask_rules, "scan")
 def _scan(builder: MaskBodyBuilder, eqn: JaxprEqn) -> bool:
-    domain, found = builder.domain, regions(eqn)
-    assert found is not None
+    domain, inside = builder.domain, regions(eqn)
+    assert inside is not None
     scan = Scan.of(eqn)
     if not domain.bounds.is_masked(scan.length):
         return by_edges(builder, eqn)
@@ -319,8 +319,10 @@ def _scan(builder: MaskBodyBuilder, eqn: JaxprEqn) -> bool:
     guards = not has_while(scan.body)
     consts, carried = len(scan.consts), len(scan.carry)
     facts = [*map(builder.kind, eqn.invars)]
-    varying = [replace(each, varies=each.varies or guards) for each in facts[consts:]]
-    solution = solve(builder, found, [*facts[:consts], *varying], BodyContext(guards, in_scan=True))
+    varying = [replace(operand, varies=operand.varies or guards) for operand in facts[consts:]]
+    solution = solve(
+        builder, inside, [*facts[:consts], *varying], BodyContext(guards, in_scan=True)
+    )
     assert solution is not None
     (masked,) = solution.bodies
     names = (*(name for name in masked.extras if name != ITERATION), ITERATION)
@@ -330,10 +332,10 @@ def _scan(builder: MaskBodyBuilder, eqn: JaxprEqn) -> bool:
     # Merge equal masks: JAX would store each of them in every iteration, for derivatives.
     body = cse_body(jaxcompat.trace_in_setting(step, [v.aval for v in body.invars], eqn))
     # Results differ between iterations of an outer scan only if the operands do.
-    outer = any(each.varies for each in facts)
+    outer = any(operand.varies for operand in facts)
     solution = replace(
         solution,
-        results=[replace(each, varies=outer) for each in solution.results],
+        results=[replace(result, varies=outer) for result in solution.results],
         bodies=[Rewritten[Facts](body, names, masked.kinds)],
     )
     flags = {ITERATION: builder.valid(scan.length)}
@@ -386,7 +388,7 @@ def _skipped_iteration(
             zeros = (as_weak_as(jnp.zeros(aval.shape, aval.dtype), aval) for aval in avals)
             return [*args[start : start + carried], *zeros]
 
-        return lax.cond(args[flag_at], lambda *each: evaluate(*each), skip, *args)
+        return lax.cond(args[flag_at], lambda *operands: evaluate(*operands), skip, *args)
 
     return step
 
@@ -410,14 +412,14 @@ def _linear_solve(builder: MaskBodyBuilder, eqn: JaxprEqn) -> bool:
     facts = [*map(builder.kind, eqn.invars)]
     operands = [*map(builder.held, eqn.invars, facts)]
     start = sum(lengths)
-    vectors = [Facts.unknown(each.shape, active=True) for each in facts[start:]]
+    vectors = [Facts.unknown(operand.shape, active=True) for operand in facts[start:]]
     ins: list[Atom] = []
     new_lengths, new_jaxprs, at = [], [], 0
     for length, jaxpr in zip(lengths, jaxprs, strict=True):
         symbols: list[Atom] = []
         if jaxpr is not None:
-            known = [*facts[at : at + length], *vectors]
-            masked = builder.domain.masked(jaxpr, known, in_scan=builder.context.in_scan)
+            var_facts = [*facts[at : at + length], *vectors]
+            masked = builder.domain.masked(jaxpr, var_facts, in_scan=builder.context.in_scan)
             symbols = [builder.extra(name) for name in masked.extras]
             jaxpr = masked.jaxpr
         new_jaxprs.append(jaxpr)
@@ -429,10 +431,10 @@ def _linear_solve(builder: MaskBodyBuilder, eqn: JaxprEqn) -> bool:
         "const_lengths": type(lengths)(*new_lengths),
         "jaxprs": type(jaxprs)(*new_jaxprs),
     }
-    active = any(each.active for each in facts)
-    varies = any(each.varies for each in facts)
-    known = [Facts.unknown(var.aval.shape, active=active) for var in eqn.outvars]
-    outs = builder.outs(eqn.outvars, known)
+    active = any(operand.active for operand in facts)
+    varies = any(operand.varies for operand in facts)
+    var_facts = [Facts.unknown(var.aval.shape, active=active) for var in eqn.outvars]
+    outs = builder.outs(eqn.outvars, var_facts)
     new = eqn.replace(invars=[*ins, *operands[start:]], outvars=outs, params=params)
-    builder.add(new, eqn, [replace(each, varies=varies) for each in known])
+    builder.add(new, eqn, [replace(result, varies=varies) for result in var_facts])
     return True

@@ -67,32 +67,32 @@ def _elementwise(context: MaskContext, eqn: JaxprEqn, *operands: Padded) -> Any:
 
 def _repeated(context: MaskContext, x: Padded, shape: Sequence[Any]) -> Any:
     """Broadcast an active operand along the padded axes that it lacks, with a guard."""
-    own = range(len(shape) - x.ndim, len(shape)) if x.ndim else ()
+    kept_axes = range(len(shape) - x.ndim, len(shape)) if x.ndim else ()
     mixed = [
         axis
         for axis in context.bounds.axes(shape)
-        if axis not in own or x.shape[axis] != shape[axis]
+        if axis not in kept_axes or x.shape[axis] != shape[axis]
     ]
     if not (x.active and mixed):
         return x
     whole = context.bounds.shape(shape)
     return context.apply(
-        lambda array: lax.broadcast_in_dim(array, whole, tuple(own)), [x], shape, mixed=mixed
+        lambda array: lax.broadcast_in_dim(array, whole, tuple(kept_axes)), [x], shape, mixed=mixed
     )
 
 
 def _fill(eqn: JaxprEqn, operands: Sequence[Padded], axis: int) -> np.ndarray | None:
     """Return the fill of the result along an axis, or None if that of an operand is unknown."""
-    found = [_number(x, axis) for x in operands]
-    known = [value for value in found if value is not None]
-    if len(known) < len(found):
+    fills = [_number(x, axis) for x in operands]
+    known_fills = [value for value in fills if value is not None]
+    if len(known_fills) < len(fills):
         return None
     exact = _EXACT.get(eqn.primitive.name)
     if exact is not None:
-        return np.asarray(exact[1], known[0].dtype) if known[0] == exact[0] else None
+        return np.asarray(exact[1], known_fills[0].dtype) if known_fills[0] == exact[0] else None
     if traits(eqn).gives == "same":
-        return known[0]
-    return evaluate_exactly(eqn, known)
+        return known_fills[0]
+    return evaluate_exactly(eqn, known_fills)
 
 
 def _number(x: Padded, axis: int) -> np.ndarray | None:
@@ -127,15 +127,15 @@ def _iota(context: MaskContext, eqn: JaxprEqn, *shape: Padded) -> Any:
 def _broadcast_in_dim(context: MaskContext, eqn: JaxprEqn, x: Padded, *sizes: Padded) -> Any:
     shape, kept = eqn.params["shape"], eqn.params["broadcast_dimensions"]
     whole = context.bounds.shape(shape)
-    own = {axis: i for i, axis in enumerate(kept) if x.shape[i] == shape[axis]}
-    mixed = [axis for axis in context.bounds.axes(shape) if axis not in own]
-    made = context.apply(
+    unchanged = {axis: i for i, axis in enumerate(kept) if x.shape[i] == shape[axis]}
+    mixed = [axis for axis in context.bounds.axes(shape) if axis not in unchanged]
+    result = context.apply(
         lambda array: lax.broadcast_in_dim(array, whole, kept), [x], shape, mixed=mixed
     )
-    fills = {axis: x.fill(i) for axis, i in own.items()}
+    fills = {axis: x.fill(i) for axis, i in unchanged.items()}
     if x.facts.literal is not None:
         fills = dict.fromkeys(range(len(shape)), number(x.facts.literal, x.dtype))
-    return Filled(made, fills)
+    return Filled(result, fills)
 
 
 @rule(mask_rules, "transpose")
@@ -207,14 +207,14 @@ def reshaped(context: MaskContext, x: Padded, shape: Sequence[Any]) -> Any:
                 array = _fitted(array, axis, wanted[axis])
     array = lax.reshape(array, bounds.shape(shape))
     moved = [i for g in groups if g not in plain for i in g.after]
-    made = context.isolate_cotangent(array, shape, moved, active=x.active)
+    result = context.isolate_cotangent(array, shape, moved, active=x.active)
     fills = {}
     for group, size, other in zip(groups, sizes, wanted, strict=True):
         if group in plain and size == other:
             before = [i for i in group.before if bounds.is_masked(x.shape[i])]
             after = [i for i in group.after if bounds.is_masked(shape[i])]
             fills.update({j: x.fill(i) for i, j in zip(before, after, strict=True)})
-    return Filled(made, fills if sizes == wanted else {})
+    return Filled(result, fills if sizes == wanted else {})
 
 
 def _is_prefix(bounds: Bounds, before: Sequence[Any], after: Sequence[Any], group: _Group) -> bool:
@@ -301,15 +301,15 @@ def _tile(context: MaskContext, eqn: JaxprEqn, x: Padded) -> Any:
     """Repeat along new axes, and merge these with those of the operand by a reshape."""
     repeats, bounds = eqn.params["reps"], context.bounds
     shape = tuple(size for pair in zip(repeats, x.shape, strict=True) for size in pair)
-    own = tuple(range(1, len(shape), 2))
+    old_axes = tuple(range(1, len(shape), 2))
     whole = bounds.shape(shape)
     array = context.apply(
-        lambda array: lax.broadcast_in_dim(array, whole, own),
+        lambda array: lax.broadcast_in_dim(array, whole, old_axes),
         [x],
         shape,
-        mixed=[i for i in bounds.axes(shape) if i not in own],
+        mixed=[i for i in bounds.axes(shape) if i not in old_axes],
     )
-    fills = tuple(x.facts.fills[i // 2] if i in own else None for i in range(len(shape)))
+    fills = tuple(x.facts.fills[i // 2] if i in old_axes else None for i in range(len(shape)))
     repeated = Padded(array, Facts(shape, fills, x.active))
     return reshaped(context, repeated, eqn.outvars[0].aval.shape)
 
@@ -397,10 +397,10 @@ def cut(
     ends = [start + extent for start, extent in zip(starts, extents, strict=True)]
     array = lax.slice(array, starts, ends, strides)
     whole = [axis for axis in range(x.ndim) if limits[axis] == x.shape[axis]]
-    made = context.isolate_cotangent(
+    result = context.isolate_cotangent(
         array, shape, [i for i in range(x.ndim) if i not in whole], active=x.active
     )
-    return made if any(room) else Filled(made, {axis: x.fill(axis) for axis in whole})
+    return result if any(room) else Filled(result, {axis: x.fill(axis) for axis in whole})
 
 
 @rule(mask_rules, "slice")
@@ -455,9 +455,9 @@ def _rev(context: MaskContext, eqn: JaxprEqn, x: Padded) -> Any:
     axes = [axis for axis in padded if axis in axes]
     if not axes:
         return Filled(array, {axis: x.fill(axis) for axis in padded})
-    made = flip_logical(context, array, x.shape, axes)
+    flipped = flip_logical(context, array, x.shape, axes)
     zero = [axis for axis in padded if axis in axes or x.fill(axis) == 0]
-    return Filled(made, dict.fromkeys(zero, 0))
+    return Filled(flipped, dict.fromkeys(zero, 0))
 
 
 # --- dynamic slices -------------------------------------------------------------------------------
@@ -467,29 +467,29 @@ def _starts(
     context: MaskContext, starts: Sequence[Padded], wholes: Sequence[Any], sizes: Sequence[Any]
 ) -> list[Any]:
     """Return the starts of windows, clamped as JAX does, but to logical sizes."""
-    found = []
+    new_starts = []
     for start, whole, size in zip(starts, wholes, sizes, strict=True):
         masked = any(map(context.bounds.is_masked, (whole, size)))
         at = start.array
         if masked:
             zero = np.zeros((), at.dtype)
             at = zero if whole == size else clamped(at, context.size(whole - size))
-        found.append(at)
-    dtype = jnp.result_type(*(each.dtype for each in found))
-    return [jnp.asarray(each, dtype) for each in found]
+        new_starts.append(at)
+    dtype = jnp.result_type(*(start.dtype for start in new_starts))
+    return [jnp.asarray(start, dtype) for start in new_starts]
 
 
 @rule(mask_rules, "dynamic_slice")
 def _dynamic_slice(context: MaskContext, eqn: JaxprEqn, x: Padded, *starts: Padded) -> Any:
     sizes, bounds = eqn.params["slice_sizes"], context.bounds
     at = _starts(context, starts, x.shape, sizes)
-    room = [overhang(bounds, *each) for each in zip(x.shape, sizes, strict=True)]
-    made = window_at(pad_end(x.array, room), at, bounds.shape(sizes))
+    room = [overhang(bounds, *pair) for pair in zip(x.shape, sizes, strict=True)]
+    window = window_at(pad_end(x.array, room), at, bounds.shape(sizes))
     whole = [axis for axis in range(x.ndim) if sizes[axis] == x.shape[axis]]
-    made = context.isolate_cotangent(
-        made, sizes, [i for i in range(x.ndim) if i not in whole], active=x.active
+    window = context.isolate_cotangent(
+        window, sizes, [i for i in range(x.ndim) if i not in whole], active=x.active
     )
-    return made if any(room) else Filled(made, {axis: x.fill(axis) for axis in whole})
+    return window if any(room) else Filled(window, {axis: x.fill(axis) for axis in whole})
 
 
 @rule(mask_rules, "dynamic_update_slice")
@@ -497,7 +497,7 @@ def _dynamic_update_slice(
     context: MaskContext, eqn: JaxprEqn, x: Padded, update: Padded, *starts: Padded
 ) -> Any:
     at = _starts(context, starts, x.shape, update.shape)
-    room = [overhang(context.bounds, *each) for each in zip(x.shape, update.shape, strict=True)]
+    room = [overhang(context.bounds, *pair) for pair in zip(x.shape, update.shape, strict=True)]
     array, window = pad_end(x.array, room), update.array
     part = [axis for axis in context.axes(update) if update.shape[axis] != x.shape[axis]]
     if part:  # the operand must not change under the padding of the update
@@ -506,15 +506,15 @@ def _dynamic_update_slice(
             valid = context.valid(update.shape[axis])
             within = lax.broadcast_in_dim(valid, window.shape, (axis,))
             window = lax.select(within, window, under)
-    made = lax.dynamic_update_slice(array, window, at, allow_negative_indices=False)
+    updated = lax.dynamic_update_slice(array, window, at, allow_negative_indices=False)
     if any(room):
-        made = lax.slice(made, [0] * x.ndim, x.array.shape)
+        updated = lax.slice(updated, [0] * x.ndim, x.array.shape)
     kept = [
         axis
         for axis in range(x.ndim)
         if update.shape[axis] != x.shape[axis] or _same_fill(x, update, axis)
     ]
-    return Filled(made, {axis: x.fill(axis) for axis in kept})
+    return Filled(updated, {axis: x.fill(axis) for axis in kept})
 
 
 def _same_fill(x: Padded, y: Padded, axis: int) -> bool:
@@ -533,8 +533,8 @@ def _concatenate(context: MaskContext, eqn: JaxprEqn, *operands: Padded) -> Any:
     padded = [x for x in operands if bounds.is_masked(x.shape[axis])]
     if not padded:
         return Filled(context.bind(eqn, *operands), fills)
-    known = {x.facts.fills[axis] for x in padded}
-    held = padded[0].fill(axis) if len(known) == 1 else None
+    axis_fills = {x.facts.fills[axis] for x in padded}
+    common_fill = padded[0].fill(axis) if len(axis_fills) == 1 else None
     starts, end = [], 0
     for x in operands:
         starts.append(end)
@@ -543,7 +543,7 @@ def _concatenate(context: MaskContext, eqn: JaxprEqn, *operands: Padded) -> Any:
     pairs = zip(starts, operands, strict=True)
     ends = [bounds.padded(start) + bounds.padded(x.shape[axis]) for start, x in pairs]
     length = max(whole, *ends)
-    blank = 0 if held is None else held
+    blank = 0 if common_fill is None else common_fill
     after = [length - ends[0] if i == axis else 0 for i in range(first.ndim)]
     array = pad_end(first.array, after, blank)
     for start, x in zip(starts[1:], rest, strict=True):  # overwrites the padding before it
@@ -552,7 +552,7 @@ def _concatenate(context: MaskContext, eqn: JaxprEqn, *operands: Padded) -> Any:
         array = lax.dynamic_update_slice(array, x.array, at, allow_negative_indices=False)
     array = lax.slice_in_dim(array, 0, whole, axis=axis) if length != whole else array
     fills = {i: value for i, value in fills.items() if _is(value, blank)}
-    return Filled(array, {**fills, axis: held})
+    return Filled(array, {**fills, axis: common_fill})
 
 
 @rule(mask_rules, "stack")
@@ -568,7 +568,7 @@ def _stack(context: MaskContext, eqn: JaxprEqn, *operands: Padded) -> Any:
 def _unstack(context: MaskContext, eqn: JaxprEqn, x: Padded) -> Any:
     kept = [i for i in range(x.ndim) if i != eqn.params["axis"]]
     fills = {axis: x.fill(i) for axis, i in enumerate(kept)}
-    return [Filled(each, fills) for each in context.bind(eqn, x)]
+    return [Filled(row, fills) for row in context.bind(eqn, x)]
 
 
 @rule(mask_rules, "pad")
@@ -592,19 +592,19 @@ def _pad(context: MaskContext, eqn: JaxprEqn, x: Padded, value: Padded) -> Any:
             new[i] = (most, most - bounds.least(low) + bounds.padded(shape[i]), interior)
         else:
             new[i] = (low, bounds.padded(shape[i]) - reach, interior)
-    made = lax.pad(array, value.array, new)
+    result = lax.pad(array, value.array, new)
     if any(bounds.is_masked(low) for low, _, _ in config):
-        made = window_at(made, starts, bounds.shape(shape))
+        result = window_at(result, starts, bounds.shape(shape))
     mixed = [i for i in axes if value.active or not _is_number(config[i][1], at_least=0)]
-    made = context.isolate_cotangent(made, shape, mixed, active=x.active or value.active)
+    result = context.isolate_cotangent(result, shape, mixed, active=x.active or value.active)
     if literal is None:
-        return made
+        return result
     same = [i for i in context.axes(x) if i in behind or _is(x.fill(i), blank)]
-    return Filled(made, dict.fromkeys(same, blank))
+    return Filled(result, dict.fromkeys(same, blank))
 
 
-def _is(known: Any, wanted: Any) -> bool:
-    return known is not None and np.array_equal(known, wanted, equal_nan=True)
+def _is(value: Any, wanted: Any) -> bool:
+    return value is not None and np.array_equal(value, wanted, equal_nan=True)
 
 
 def _is_number(size: Any, at_least: float = -math.inf, at_most: float = math.inf) -> bool:
@@ -674,7 +674,7 @@ def _gather(context: MaskContext, eqn: JaxprEqn, x: Padded, indices: Padded) -> 
     if logical and mode != _PROMISE:
         at = (_clipped if mode == _CLIP else _or_outside)(context, _wide(at), ends)
     room = [overhang(bounds, *pair) for pair in zip(x.shape, sizes, strict=True)]
-    made = context.bind(
+    result = context.bind(
         eqn,
         pad_end(x.array, room),
         at,
@@ -692,10 +692,10 @@ def _gather(context: MaskContext, eqn: JaxprEqn, x: Padded, indices: Padded) -> 
     batch_dims = [i for i in range(len(shape)) if i not in numbers.offset_dims]
     paired = [batch_dims[i] for i in numbers.start_indices_batching_dims]
     mixed = [i for i in range(len(shape)) if i not in whole and i not in paired]
-    made = context.isolate_cotangent(made, shape, mixed, active=x.active)
+    result = context.isolate_cotangent(result, shape, mixed, active=x.active)
     if any(room) or mode == _DROP:
-        return made
-    return Filled(made, {axis: x.fill(d) for axis, d in whole.items()})
+        return result
+    return Filled(result, {axis: x.fill(d) for axis, d in whole.items()})
 
 
 def _is_masked(context: MaskContext, *sizes: Any) -> bool:
@@ -743,9 +743,9 @@ def _scatter(
         for d in part:
             at, numbers = _row_by_row(context, at, numbers, d, axes[d], sizes[d], updates.ndim)
         changed = {"mode": _DROP, "indices_are_sorted": False, "dimension_numbers": numbers}
-    made = context.bind(eqn, x, at, updates, **changed)
+    result = context.bind(eqn, x, at, updates, **changed)
     full = {d for d in axes if sizes[d] == x.shape[d]} | {*numbers.operand_batching_dims}
-    return Filled(made, {d: x.fill(d) for d in range(x.ndim) if d not in full})
+    return Filled(result, {d: x.fill(d) for d in range(x.ndim) if d not in full})
 
 
 def _row_by_row(

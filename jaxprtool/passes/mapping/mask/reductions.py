@@ -124,12 +124,12 @@ def _extreme(identity: Callable[[Any], Any]) -> MaskRule:
         @extreme.defjvp
         def masked_derivative(primals: Any, tangents: Any) -> tuple[Any, Any]:
             array, within = primals
-            found = extreme(array, within)
+            extremes = extreme(array, within)
             kept = [i for i in range(array.ndim) if i not in axes]
-            chosen = (array == lax.broadcast_in_dim(found, array.shape, kept)) & within
+            chosen = (array == lax.broadcast_in_dim(extremes, array.shape, kept)) & within
             tangent = lax.select(chosen, tangents[0], lax.full_like(array, 0))
             counts = lax.convert_element_type(chosen, array.dtype).sum(axes)
-            return found, tangent.sum(axes) / counts
+            return extremes, tangent.sum(axes) / counts
 
         return extreme(x.array, within)
 
@@ -220,7 +220,7 @@ def _cumulative(neutral: int, identity: Callable[[Any], Any]) -> MaskRule:
     def apply(context: MaskContext, eqn: JaxprEqn, x: Padded) -> Any:
         axis, reverse = eqn.params["axis"], eqn.params["reverse"]
         fills = identities(context, x, [axis], identity) if reverse else {}
-        made = context.apply(
+        result = context.apply(
             lambda array: context.bind(eqn, array),
             [x],
             x.shape,
@@ -228,7 +228,7 @@ def _cumulative(neutral: int, identity: Callable[[Any], Any]) -> MaskRule:
             derivative=[{axis: neutral}],
             mixed=[axis],
         )
-        return Filled(made, fills) if reverse else made
+        return Filled(result, fills) if reverse else result
 
     return apply
 
@@ -248,14 +248,14 @@ def _cumulative_extreme(context: MaskContext, eqn: JaxprEqn, x: Padded) -> Any:
     if turn:
         array = flip_logical(context, x.array, x.shape, [axis])
         x = Padded(array, Facts.unknown(x.shape, active=x.active))
-    made = context.apply(
+    result = context.apply(
         lambda array: context.bind(eqn, array, reverse=reverse and not turn),
         [x],
         x.shape,
         derivative=[{axis: 0}],
         mixed=[axis],
     )
-    return flip_logical(context, made, x.shape, [axis]) if turn else made
+    return flip_logical(context, result, x.shape, [axis]) if turn else result
 
 
 # --- ordering -------------------------------------------------------------------------------------
@@ -277,8 +277,8 @@ def _sort(context: MaskContext, eqn: JaxprEqn, *operands: Padded) -> Any:
     # The sort is stable, so elements whose keys are equal to the padding stay before it.
     filled = [context.filled(x, {axis: _last(x.dtype)}) for x in operands[:keys]]
     results = context.bind(eqn, *filled, *operands[keys:], is_stable=True)
-    known = [Filled(y, {axis: _last(y.dtype)}) for y in results[:keys]]
-    return [*known, *results[keys:]]
+    sorted_keys = [Filled(y, {axis: _last(y.dtype)}) for y in results[:keys]]
+    return [*sorted_keys, *results[keys:]]
 
 
 @rule(mask_rules, "top_k")
@@ -370,8 +370,8 @@ def _bitcast(context: MaskContext, eqn: JaxprEqn, x: Padded) -> Any:
 )
 def _over_leading_axes(context: MaskContext, eqn: JaxprEqn, x: Padded, *more: Padded) -> Any:
     _check_unpadded(context, eqn, x, len(eqn.params.get("fft_lengths", (0, 0))))
-    for each in more:
-        _check_unpadded(context, eqn, each, 1)
+    for operand in more:
+        _check_unpadded(context, eqn, operand, 1)
     return context.bind(eqn, x, *more)
 
 
@@ -398,8 +398,8 @@ def _with_identity(context: MaskContext, x: Padded) -> Any:
 
 @rule(mask_rules, "cholesky")
 def _cholesky(context: MaskContext, eqn: JaxprEqn, x: Padded) -> Any:
-    made = context.bind(eqn, _with_identity(context, x))
-    return context.isolate_cotangent(made, x.shape, (x.ndim - 2, x.ndim - 1), active=x.active)
+    factor = context.bind(eqn, _with_identity(context, x))
+    return context.isolate_cotangent(factor, x.shape, (x.ndim - 2, x.ndim - 1), active=x.active)
 
 
 @rule(mask_rules, "lu")
@@ -523,26 +523,26 @@ def _placed(context: MaskContext, x: Padded, axes: Sequence[_Axis], blank: Any) 
     window starts at index 0.
     """
     bounds = context.bounds
-    masked = [each for each in axes if each.is_masked(bounds)]
-    moved = [each for each in masked if bounds.is_masked(each.low)]
-    array = context.filled(x, {each.axis: blank for each in masked})
+    masked = [dim for dim in axes if dim.is_masked(bounds)]
+    moved = [dim for dim in masked if bounds.is_masked(dim.low)]
+    array = context.filled(x, {dim.axis: blank for dim in masked})
     padding, dilation = [], []
     config, starts, sizes = [(0, 0, 0)] * x.ndim, [np.int32(0)] * x.ndim, list(array.shape)
     facts = x.facts
-    for each in axes:
-        reach, length = each.reach(bounds), each.length(bounds)
-        if each in moved:
-            most, fewest = bounds.padded(each.low), bounds.least(each.low)
-            config[each.axis] = (most, max(0, reach - fewest - length), each.dilation - 1)
-            starts[each.axis] = most - context.size(each.low)
-            sizes[each.axis] = reach
-            facts = replace(facts, shape=_with(facts.shape, each.axis, reach))
+    for dim in axes:
+        reach, length = dim.reach(bounds), dim.length(bounds)
+        if dim in moved:
+            most, fewest = bounds.padded(dim.low), bounds.least(dim.low)
+            config[dim.axis] = (most, max(0, reach - fewest - length), dim.dilation - 1)
+            starts[dim.axis] = most - context.size(dim.low)
+            sizes[dim.axis] = reach
+            facts = replace(facts, shape=_with(facts.shape, dim.axis, reach))
             padding.append((0, 0))
             dilation.append(1)
         else:
-            high = reach - length - each.low if each in masked else each.high
-            padding.append((each.low, high))
-            dilation.append(each.dilation)
+            high = reach - length - dim.low if dim in masked else dim.high
+            padding.append((dim.low, high))
+            dilation.append(dim.dilation)
     if moved:
         # JAX's transposes of pads and slices return strongly typed gradients.
         strong = strongly_typed(array)
@@ -652,10 +652,10 @@ def _axes_of(
             strict=True,
         )
     ]
-    for each in axes:
-        alone = each.result == 1 and each.low == 0
-        if context.bounds.is_masked(each.window) and not alone:
-            raise refusal(eqn, f"its window has the masked size {each.window}")
+    for dim in axes:
+        alone = dim.result == 1 and dim.low == 0
+        if context.bounds.is_masked(dim.window) and not alone:
+            raise refusal(eqn, f"its window has the masked size {dim.window}")
     return axes
 
 
@@ -663,10 +663,10 @@ def _mixed(context: MaskContext, axes: Sequence[_Axis]) -> list[int]:
     """Return the padded axes along which windows combine, drop or shift elements."""
     alone = 1, 1, 0, 0
     return [
-        each.axis
-        for each in axes
-        if (each.window, each.stride, each.low, each.high) != alone
-        and context.bounds.is_masked(each.result)
+        dim.axis
+        for dim in axes
+        if (dim.window, dim.stride, dim.low, dim.high) != alone
+        and context.bounds.is_masked(dim.result)
     ]
 
 
@@ -675,8 +675,8 @@ def _pooled(context: MaskContext, eqn: JaxprEqn, x: Padded, blank: Any, *inits: 
     axes = _axes_of(context, eqn, x.shape, shape)
     placed = _cut(_placed(context, x, axes, blank))
     more = {"padding": tuple(placed.padding), "base_dilation": tuple(placed.dilation)}
-    made = context.bind(eqn, placed.x, *inits, **more)
-    (array,) = made if eqn.primitive.multiple_results else (made,)
+    outs = context.bind(eqn, placed.x, *inits, **more)
+    (array,) = outs if eqn.primitive.multiple_results else (outs,)
     array = context.isolate_cotangent(array, shape, _mixed(context, axes), active=x.active)
     return [array] if eqn.primitive.multiple_results else array
 
@@ -720,8 +720,8 @@ def _select_and_gather_add(context: MaskContext, eqn: JaxprEqn, tangent: Padded,
     moving = _cut(_placed(context, tangent, axes, 0))
     placed = _cut(_placed(context, x, axes, _rejected(eqn, x.dtype)))
     more = {"padding": tuple(placed.padding), "base_dilation": tuple(placed.dilation)}
-    made = context.bind(eqn, moving.x, placed.x, **more)
-    return context.isolate_cotangent(made, shape, _mixed(context, axes), active=tangent.active)
+    result = context.bind(eqn, moving.x, placed.x, **more)
+    return context.isolate_cotangent(result, shape, _mixed(context, axes), active=tangent.active)
 
 
 @rule(mask_rules, "select_and_scatter_add")
@@ -730,21 +730,21 @@ def _select_and_scatter_add(context: MaskContext, eqn: JaxprEqn, source: Padded,
     placed = _placed(context, x, axes, _rejected(eqn, x.dtype))
     cut = _cut(placed)
     source_array = context.filled(source, dict.fromkeys(_mixed(context, axes), 0))
-    made = context.bind(eqn, source_array, cut.x.array, padding=tuple(cut.padding))
+    result = context.bind(eqn, source_array, cut.x.array, padding=tuple(cut.padding))
     behind = zip(placed.x.array.shape, cut.x.array.shape, strict=True)
-    made = _with_ends(made, [whole - left for whole, left in behind])
-    moved = [each for each in axes if context.bounds.is_masked(each.low)]
+    result = _with_ends(result, [whole - left for whole, left in behind])
+    moved = [dim for dim in axes if context.bounds.is_masked(dim.low)]
     if not moved:
-        return made
+        return result
     # Undo the shift of the operand.
     config, starts = [(0, 0, 0)] * x.ndim, [np.int32(0)] * x.ndim
-    for each in moved:
-        before = max(0, -context.bounds.least(each.low))
-        config[each.axis] = (before, context.bounds.padded(each.size), 0)
-        starts[each.axis] = before + jnp.asarray(context.size(each.low), np.int32)
-    strong = strongly_typed(made)
+    for dim in moved:
+        low = max(0, -context.bounds.least(dim.low))
+        config[dim.axis] = (low, context.bounds.padded(dim.size), 0)
+        starts[dim.axis] = low + jnp.asarray(context.size(dim.low), np.int32)
+    strong = strongly_typed(result)
     strong = lax.pad(strong, lax.full_like(strong, 0, shape=()), config)
-    return as_weak_as(window_at(strong, starts, x.array.shape), jax.typeof(made))
+    return as_weak_as(window_at(strong, starts, x.array.shape), jax.typeof(result))
 
 
 # --- random ---------------------------------------------------------------------------------------

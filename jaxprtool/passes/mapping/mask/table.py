@@ -87,9 +87,9 @@ def fill(value: Any, dtype: Any) -> bytes:
     return np.asarray(value, dtype).tobytes()
 
 
-def number(held: bytes, dtype: Any) -> np.ndarray:
+def number(data: bytes, dtype: Any) -> np.ndarray:
     """Return the number of a fill, as an array of rank 0."""
-    return np.frombuffer(held, dtype).reshape(())
+    return np.frombuffer(data, dtype).reshape(())
 
 
 def is_number(aval: Any) -> bool:
@@ -138,8 +138,8 @@ class Padded:
 
     def fill(self, axis: int) -> np.ndarray | None:
         """Return the number that fills the padding along an axis, or None if it is unknown."""
-        held = self.facts.fills[axis]
-        return None if held is None else number(held, self.dtype)
+        data = self.facts.fills[axis]
+        return None if data is None else number(data, self.dtype)
 
 
 @dataclass(frozen=True, eq=False)
@@ -155,21 +155,21 @@ class Filled:
     fills: dict[int, Any]
 
 
-def result_facts(made: Any, shape: Sequence[Any], active: bool, varies: bool) -> tuple[Any, Facts]:
+def result_facts(value: Any, shape: Sequence[Any], active: bool, varies: bool) -> tuple[Any, Facts]:
     """Return the array that a rule returned, and the facts about it.
 
     Args:
-        made: The result of the rule: an array or a `Filled`.
+        value: The result of the rule: an array or a `Filled`.
         shape: Its logical shape.
         active: Whether an operand that it is computed from is active.
         varies: Whether an operand varies.
     """
-    array = made.array if isinstance(made, Filled) else made
-    fills = dict(made.fills) if isinstance(made, Filled) and is_number(array) else {}
-    held = tuple(
+    array = value.array if isinstance(value, Filled) else value
+    fills = dict(value.fills) if isinstance(value, Filled) and is_number(array) else {}
+    known_fills = tuple(
         fill(fills[i], array.dtype) if fills.get(i) is not None else None for i in range(len(shape))
     )
-    return array, Facts(tuple(shape), held, active and is_float(array), varies=varies)
+    return array, Facts(tuple(shape), known_fills, active and is_float(array), varies=varies)
 
 
 # --- table ----------------------------------------------------------------------------------------
@@ -221,11 +221,11 @@ class MaskContext(RuleContext):
         name: str,
         bounds: Bounds,
         symbols: Mapping[str, Any],
-        known: dict[tuple[str, Any], Any],
+        facts: dict[tuple[str, Any], Any],
         iteration: Any = None,
         in_scan: bool = False,
     ) -> None:
-        super().__init__(symbols, known)
+        super().__init__(symbols, facts)
         self.bounds = bounds
         self._name = name
         self._iteration = iteration
@@ -354,11 +354,11 @@ def refusal(eqn: JaxprEqn, reason: str, hint: str | None = None) -> UnsupportedE
     return UnsupportedError(f"{named(eqn)} cannot be masked: {reason}", hint)
 
 
-def _is(known: np.ndarray | None, wanted: Any, dtype: Any) -> bool:
+def _is(value: np.ndarray | None, wanted: Any, dtype: Any) -> bool:
     """Return True if padding is known to hold a number. 0.0 and -0.0 count as equal."""
-    if known is None or isinstance(wanted, jax.core.Tracer):
+    if value is None or isinstance(wanted, jax.core.Tracer):
         return False
-    return np.array_equal(known, np.asarray(wanted, dtype), equal_nan=True)
+    return np.array_equal(value, np.asarray(wanted, dtype), equal_nan=True)
 
 
 def _require_number(value: Any, dtype: Any) -> None:
@@ -408,11 +408,11 @@ class Bounds:
     def axes(self, shape: Sequence[Any]) -> tuple[int, ...]:
         """Return the padded axes of a logical shape."""
         key = tuple(shape)
-        found = self._axes.get(key)
-        if found is None:
-            found = tuple(i for i, size in enumerate(key) if self.is_masked(size))
-            self._axes[key] = found
-        return found
+        padded_axes = self._axes.get(key)
+        if padded_axes is None:
+            padded_axes = tuple(i for i, size in enumerate(key) if self.is_masked(size))
+            self._axes[key] = padded_axes
+        return padded_axes
 
     def padded(self, size: Any) -> Any:
         """Return the padded size of an axis: the largest value of a logical size.
@@ -425,10 +425,10 @@ class Bounds:
             return size
         if size not in self._padded:
             if names_of(size) <= self.bounds.keys():
-                found = _range(size, self.bounds)[1]
+                bound = _range(size, self.bounds)[1]
             else:
-                found = self._partly(size)
-            self._padded[size] = found
+                bound = self._partly(size)
+            self._padded[size] = bound
         return self._padded[size]
 
     def least(self, size: Any) -> Any:
@@ -492,7 +492,7 @@ def _range(
         if isinstance(base, str):
             return least.get(base, 0) ** exponent, bounds[base] ** exponent
         operation, *operands = base
-        low, high = _RANGES[operation](*(_range(each, bounds, least) for each in operands))
+        low, high = _RANGES[operation](*(_range(operand, bounds, least) for operand in operands))
         powers = [low**exponent, high**exponent]
         return (0 if low < 0 < high and exponent % 2 == 0 else min(powers)), max(powers)
 
@@ -500,7 +500,7 @@ def _range(
         return operator.index(size), operator.index(size)
     total = (0, 0)
     for coefficient, factors in jaxcompat.dimension_terms(size):
-        low, high = reduce(_product, (factor(*each) for each in factors), (1, 1))
+        low, high = reduce(_product, (factor(*power) for power in factors), (1, 1))
         low, high = _product((coefficient, coefficient), (low, high))
         total = total[0] + low, total[1] + high
     return total
@@ -528,8 +528,8 @@ def check_constraints(
             sides = [constraint.left, constraint.right]
             if names_of(sides).isdisjoint(bounds):
                 continue
-            known = names_of(sides) <= bounds.keys()
-            left, right = (_range(x, bounds, least) if known else (0, 1) for x in sides)
+            is_bounded = names_of(sides) <= bounds.keys()
+            left, right = (_range(x, bounds, least) if is_bounded else (0, 1) for x in sides)
             fixed = left == right and left[0] == left[1]
             if not (fixed if constraint.equal else left[0] >= right[1]):
                 raise ArgumentsError(
@@ -543,11 +543,11 @@ def with_own_constraints(program: Program) -> Program:
 
     JAX refuses to call a program with a constraint on a symbol that it cannot determine.
     """
-    known = symbols_of(program.jaxpr)
-    for scope in dict.fromkeys(size.scope for size in known.values()):
+    symbols = symbols_of(program.jaxpr)
+    for scope in dict.fromkeys(size.scope for size in symbols.values()):
         for constraint in jaxcompat.symbolic_constraints(scope):
-            if not names_of([constraint.left, constraint.right]) <= known.keys():
-                return program.specialized(chosen_sizes(program.name, known, {}))
+            if not names_of([constraint.left, constraint.right]) <= symbols.keys():
+                return program.specialized(chosen_sizes(program.name, symbols, {}))
     return program
 
 
@@ -589,7 +589,7 @@ def computed(size: Any, symbols: Mapping[str, Any]) -> Any:
     def factor(base: Any, exponent: int) -> Any:
         if not isinstance(base, str):
             operation, *operands = base
-            value = _COMPUTED[operation](*(computed(each, symbols) for each in operands))
+            value = _COMPUTED[operation](*(computed(operand, symbols) for operand in operands))
         elif base in symbols:
             value = symbols[base]
         else:
@@ -602,7 +602,7 @@ def computed(size: Any, symbols: Mapping[str, Any]) -> Any:
         if not factors:
             terms.append(jnp.int32(coefficient))
             continue
-        value = reduce(operator.mul, (factor(*each) for each in factors))
+        value = reduce(operator.mul, (factor(*power) for power in factors))
         terms.append(value if coefficient == 1 else value * coefficient)
     return reduce(operator.add, terms)
 
@@ -727,8 +727,8 @@ def mixes_iterations(facts: Sequence[Facts]) -> bool:
 
     The derivative with respect to the latter is a sum over the iterations.
     """
-    return any(each.varies for each in facts) and any(
-        each.active and not each.varies for each in facts
+    return any(operand.varies for operand in facts) and any(
+        operand.active and not operand.varies for operand in facts
     )
 
 

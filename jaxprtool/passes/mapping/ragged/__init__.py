@@ -141,7 +141,7 @@ class Ragged(Pass):
     def __call__(self, program: Program) -> Program:
         what = f"ragged: {program.name}"
         check_symbols(what, self.axes, program.symbols)
-        known = {name: self.longest or _longest(program.symbols[name]) for name in self.axes}
+        limits = {name: self.longest or _longest(program.symbols[name]) for name in self.axes}
         shortest = {name: known_range(program.symbols[name])[0] for name in self.axes}
         for name, least in shortest.items():
             if self.longest is not None and self.longest < least:
@@ -149,12 +149,12 @@ class Ragged(Pass):
                     f"{what}: longest={self.longest}, but {name} is at least {least}"
                 )
         check_constraints(
-            what, program.symbols, {name: most or MOST for name, most in known.items()}, shortest
+            what, program.symbols, {name: most or MOST for name, most in limits.items()}, shortest
         )
         rows = {name: self._rows(program, name) for name in self.axes}
-        longest = {name: known[name] or rows[name] for name in self.axes}
+        longest = {name: limits[name] or rows[name] for name in self.axes}
         sizes = Sizes(self.lanes, rows, longest, frozenset(self.axes), self.layout)
-        made = ragged_jaxpr(
+        result = ragged_jaxpr(
             jaxcompat.close_jaxpr(program.jaxpr),
             self._kinds(program, sizes),
             sizes,
@@ -162,16 +162,18 @@ class Ragged(Pass):
         )
         lengths = {
             "lengths" if len(self.axes) == 1 else f"{name}_lengths": LengthsBound(
-                rows[name], known[name], shortest=shortest[name]
+                rows[name], limits[name], shortest=shortest[name]
             )
             for name in self.axes
         }
-        return with_own_constraints(with_arguments(program, made.jaxpr, lengths, jit=None))
+        return with_own_constraints(with_arguments(program, result.jaxpr, lengths, jit=None))
 
     def _rows(self, program: Program, name: str) -> Any:
         """Return a new symbol for the number of all rows."""
         taken = set(program.symbols)
-        new = next(each for each in (name.upper(), f"{name}_rows") if each not in taken)
+        new = next(
+            candidate for candidate in (name.upper(), f"{name}_rows") if candidate not in taken
+        )
         return jax.export.symbolic_shape(new, scope=program.symbols[name].scope)[0]
 
     def _kinds(self, program: Program, sizes: Sizes) -> list[Kind]:
@@ -237,10 +239,10 @@ def ragged_jaxpr(
     """
     wanted = [_result_kind(sizes, v.aval, i, result_names) for i, v in enumerate(body.outvars)]
     domain = RaggedDomain(sizes)
-    made = _ProgramBuilder(domain).body(body, kinds, wanted)
-    jaxpr, count = made.taking(domain, domain.extras), len(domain.extras)
+    rewritten = _ProgramBuilder(domain).body(body, kinds, wanted)
+    jaxpr, count = rewritten.taking(domain, domain.extras), len(domain.extras)
     invars = [*jaxpr.invars[count:], *jaxpr.invars[:count]]
-    return RaggedJaxpr(jaxcompat.replace_jaxpr(jaxpr, invars=invars), made.kinds)
+    return RaggedJaxpr(jaxcompat.replace_jaxpr(jaxpr, invars=invars), rewritten.kinds)
 
 
 def _result_kind(
@@ -271,13 +273,13 @@ class _ProgramBuilder(RaggedBodyBuilder):
 
     def held(self, atom: Atom, kind: Kind) -> Atom:
         """Return the atom that holds an atom of the old body, with its spare rows defined."""
-        found = super().held(atom, kind)
+        value = super().held(atom, kind)
         if not isinstance(kind, Packed) or self.domain.sizes.is_exact(kind.size):
-            return found
+            return value
         if type(atom) is not Var or atom not in self._arguments:
-            return found
+            return value
         if atom not in self._spared:
-            self._spared[atom] = self._rows(_spared, found, kind)
+            self._spared[atom] = self._rows(_spared, value, kind)
         return self._spared[atom]
 
     def _rows(self, convert: Callable[..., Any], atom: Atom, kind: Packed) -> Atom:
@@ -292,11 +294,11 @@ class _ProgramBuilder(RaggedBodyBuilder):
         self, atoms: Sequence[Atom], wanted: Sequence[Kind | None]
     ) -> tuple[list[Atom], list[Kind]]:
         """Return the atoms of the results, with zeros in their spare rows."""
-        found, kinds = super().results(atoms, wanted)
+        outs, kinds = super().results(atoms, wanted)
         for i, kind in enumerate(kinds):
             if isinstance(kind, Packed) and not self.domain.sizes.is_exact(kind.size):
-                found[i] = self._rows(_cleared, found[i], kind)
-        return found, kinds
+                outs[i] = self._rows(_cleared, outs[i], kind)
+        return outs, kinds
 
 
 def _spared(context: RaggedContext, array: Any, kind: Packed) -> Any:

@@ -133,13 +133,13 @@ class RaggedBodyBuilder(BodyBuilder[Kind]):
         forms = {} if type(atom) is Literal else self.forms.setdefault(atom, {})
         if isinstance(kind, Shared):
             return forms.get(kind, atom)
-        for each, held in forms.items():
-            if isinstance(each, type(kind)):  # there is at most one of each class
-                return held
-        made = self._converted(atom, self.kind(atom), kind)
+        for other, form in forms.items():
+            if isinstance(other, type(kind)):  # there is at most one of each class
+                return form
+        converted = self._converted(atom, self.kind(atom), kind)
         if type(atom) is not Literal:
-            forms[kind] = made
-        return made
+            forms[kind] = converted
+        return converted
 
     def _converted(self, atom: Atom, source: Kind, kind: Kind) -> Atom:
         shape = tuple(atom.aval.shape)
@@ -148,8 +148,8 @@ class RaggedBodyBuilder(BodyBuilder[Kind]):
 
         def compute(context: RaggedContext, value: Any) -> Any:
             # The gradient of a gather of rows by JAX's transpose is strongly typed.
-            made = convert(context, Value(strongly_typed(value), source, shape))
-            return as_weak_as(made, array.aval)
+            converted = convert(context, Value(strongly_typed(value), source, shape))
+            return as_weak_as(converted, array.aval)
 
         sizes = (shape[axis] for axis in self.domain.sizes.axes(shape))
         return self.computed((convert, source, kind, array.aval), compute, [array], sizes)
@@ -161,15 +161,17 @@ class RaggedBodyBuilder(BodyBuilder[Kind]):
 
     # --- rules ----------------------------------------------------------------------------------
 
-    def rule_context(self, name: str, known: dict[Any, Any]) -> RaggedContext:
-        symbols = {fact: known.pop(("extra", fact)) for fact in self.domain.extras}
-        return RaggedContext(self.domain.sizes, symbols, known)
+    def rule_context(self, name: str, facts: dict[Any, Any]) -> RaggedContext:
+        symbols = {fact: facts.pop(("extra", fact)) for fact in self.domain.extras}
+        return RaggedContext(self.domain.sizes, symbols, facts)
 
     def operand(self, array: Any, kind: Kind, shape: tuple[Any, ...]) -> Value:
         return Value(array, kind, shape)
 
-    def result(self, made: Any, eqn: JaxprEqn, var: Var, kinds: Sequence[Kind]) -> tuple[Any, Kind]:
-        return made, self.domain.sizes.canonical(var.aval)
+    def result(
+        self, value: Any, eqn: JaxprEqn, var: Var, kinds: Sequence[Kind]
+    ) -> tuple[Any, Kind]:
+        return value, self.domain.sizes.canonical(var.aval)
 
     # --- equations ------------------------------------------------------------------------------
 
@@ -259,8 +261,8 @@ class RaggedDomain(Domain[Kind]):
     def aval(self, kind: Kind, aval: Aval) -> Aval:
         return self.sizes.aval(kind, aval)
 
-    def settled(self, kind: Kind, aval: Aval, role: Role, found: Regions) -> Kind:
-        if role == "operand" or found.kind == "call":
+    def settled(self, kind: Kind, aval: Aval, role: Role, inside: Regions) -> Kind:
+        if role == "operand" or inside.kind == "call":
             return kind
         return self.sizes.canonical(aval, shared=isinstance(kind, Shared))
 
@@ -384,14 +386,14 @@ def _by_example(builder: RaggedBodyBuilder, eqn: JaxprEqn) -> bool:
     types = tuple(zip((a.aval for a in operands), kinds, facts, strict=True))
     key: Hashable = ByExample, signature(eqn, (), domain.with_floats), types, outs
     try:
-        made = domain.by_example.get(key)
+        entry = domain.by_example.get(key)
     except TypeError:  # a parameter that is not hashable
-        key, made = id(eqn), None
-    if made is None:
-        domain.by_example[key] = made = _masked_and_batched(domain, eqn, kinds, facts)
-    lengths: list[Atom] = [builder.extra(name) for name in made.symbols]
-    results = builder.instantiate(made.template, [*lengths, *operands], eqn.source_info)
-    for var, kind, atom in zip(eqn.outvars, made.kinds, results, strict=True):
+        key, entry = id(eqn), None
+    if entry is None:
+        domain.by_example[key] = entry = _masked_and_batched(domain, eqn, kinds, facts)
+    lengths: list[Atom] = [builder.extra(name) for name in entry.symbols]
+    results = builder.instantiate(entry.template, [*lengths, *operands], eqn.source_info)
+    for var, kind, atom in zip(eqn.outvars, entry.kinds, results, strict=True):
         builder.bind(var, kind, atom)
     return True
 
@@ -412,13 +414,13 @@ def _masked_and_batched(
     dims += [None if isinstance(kind, Shared) else 0 for kind in kinds]
     axis = Axis(None, sizes.batch_size)
     wanted: list[int | None] = [0 if _axes(sizes, var) else None for var in outs]
-    batched, found = batch_body(masked.jaxpr, dims, axis, wanted)
-    if any(dim not in (None, 0) for dim in found):  # examples must be axis 0: batch again
-        wanted = [None if dim is None else 0 for dim in found]
-        batched, found = batch_body(masked.jaxpr, dims, axis, wanted)
+    batched, out_dims = batch_body(masked.jaxpr, dims, axis, wanted)
+    if any(dim not in (None, 0) for dim in out_dims):  # examples must be axis 0: batch again
+        wanted = [None if dim is None else 0 for dim in out_dims]
+        batched, out_dims = batch_body(masked.jaxpr, dims, axis, wanted)
     results = [
-        Stacked(known) if _axes(sizes, var) else Shared() if dim is None else Batched()
-        for var, dim, known in zip(outs, found, masked.kinds, strict=True)
+        Stacked(out_facts) if _axes(sizes, var) else Shared() if dim is None else Batched()
+        for var, dim, out_facts in zip(outs, out_dims, masked.kinds, strict=True)
     ]
     batched = _as_weak(batched, outs, eqn)
     return ByExample(masked.extras, template_of_jaxpr(batched, ()), tuple(results))
@@ -448,7 +450,7 @@ def _operand_kind(builder: RaggedBodyBuilder, atom: Atom) -> Kind:
     kind = builder.kind(atom)
     if not isinstance(kind, Packed | Pairs):
         return kind
-    stacked = [each for each in builder.forms[atom] if isinstance(each, Stacked)]
+    stacked = [form for form in builder.forms[atom] if isinstance(form, Stacked)]
     return stacked[0] if stacked else Stacked(_zero_padded(atom, kind))
 
 

@@ -75,9 +75,9 @@ def without_others(context: RaggedContext, array: Any, kind: Pairs, over: int) -
 
 def paired(context: RaggedContext, array: Any, kind: Pairs) -> Any:
     """Replace each invalid pair by a copy of the pair of its first row with itself."""
-    own = context.sizes.band(kind.size).own(lax.stop_gradient(array), kind.axes)
+    diagonal = context.sizes.band(kind.size).own(lax.stop_gradient(array), kind.axes)
     dims = [i for i in range(array.ndim) if i != kind.axes[1]]
-    others = lax.broadcast_in_dim(own, array.shape, dims)
+    others = lax.broadcast_in_dim(diagonal, array.shape, dims)
     return lax.select(in_same_example(context, array.shape, kind), array, others)
 
 
@@ -200,9 +200,11 @@ def _sum(context: RaggedContext, eqn: JaxprEqn, x: Value) -> Any:
     if over == [kind.axes[0]]:
         band, second = context.sizes.band(kind.size), kind.axes[1]
         blocks = jnp.moveaxis(band.blocks(summed, over[0]), over[0], second)
-        each = context.bind(eqn, blocks, axes=tuple(axis + (axis > second) for axis in axes))
-        found = band.summed(each, _kept(second, axes))
-        return of_rows(context, found, eqn)
+        partial_sums = context.bind(
+            eqn, blocks, axes=tuple(axis + (axis > second) for axis in axes)
+        )
+        sums = band.summed(partial_sums, _kept(second, axes))
+        return of_rows(context, sums, eqn)
     if len(over) == 1:
         return of_rows(context, context.bind(eqn, summed), eqn)
     rows = jnp.moveaxis(summed, kind.axes[0], 0)
@@ -252,15 +254,15 @@ def _over_one(context: RaggedContext, eqn: JaxprEqn, x: Value, reduce: Callable[
     if over == [first]:
         array = context.sizes.band(kind.size).exchanged(array, kind.axes)
         reduced = tuple(second if axis == first else axis for axis in axes)
-    found = reduce(array, reduced, in_same_example(context, array.shape, kind, second))
+    result = reduce(array, reduced, in_same_example(context, array.shape, kind, second))
     if over == [first]:
-        found = jnp.moveaxis(found, _kept(first, reduced), _kept(second, axes))
-    return of_rows(context, found, eqn)
+        result = jnp.moveaxis(result, _kept(first, reduced), _kept(second, axes))
+    return of_rows(context, result, eqn)
 
 
 def _kept(axis: int, axes: tuple[int, ...]) -> int:
     """Return the index of an axis after a reduction over others."""
-    return axis - sum(each < axis for each in axes)
+    return axis - sum(other < axis for other in axes)
 
 
 @partial(jax.custom_jvp, nondiff_argnums=(0, 1))
@@ -282,10 +284,10 @@ def _extreme_jvp(is_max: bool, axes: tuple[int, ...], primals: Any, tangents: An
     return best, (tangents[0] * is_best).sum(axes) / is_best.sum(axes)
 
 
-def of_rows(context: RaggedContext, found: Any, eqn: JaxprEqn) -> Any:
+def of_rows(context: RaggedContext, rows: Any, eqn: JaxprEqn) -> Any:
     """Return the packed result of a reduction over one ragged axis, with its spare rows set."""
     kind = result_kind(context, eqn)
-    return context.spared(found, kind.axis, kind.size)
+    return context.spared(rows, kind.axis, kind.size)
 
 
 # --- conversions --------------------------------------------------------------------------------
@@ -299,8 +301,8 @@ def pairs_to_stacked(context: RaggedContext, x: Value) -> Any:
     rows = context.starts(size)[:, None] + numbers
     pairs = jnp.moveaxis(x.array, (first, second), (0, 1))
     starts = taken(context.sizes.band(size).starts(), rows)
-    found = pairs.at[rows[:, :, None], rows[:, None] - starts[:, :, None]].get(mode="clip")
-    padded = jnp.moveaxis(found, (1, 2), (first + 1, second + 1))
+    gathered = pairs.at[rows[:, :, None], rows[:, None] - starts[:, :, None]].get(mode="clip")
+    padded = jnp.moveaxis(gathered, (1, 2), (first + 1, second + 1))
     if not is_number(x.array):
         return padded
     valid = numbers < context.lengths(size)[:, None]
@@ -323,8 +325,8 @@ def stacked_to_pairs(context: RaggedContext, x: Value) -> Any:
         context.sizes.band(size).at_second(at[None], (0, 1)),
         jnp.broadcast_to(at[:, None], shape),
     )
-    found = padded.at[of, at[:, None], others].get(mode="clip")
-    return jnp.moveaxis(found, (0, 1), (first, second))
+    gathered = padded.at[of, at[:, None], others].get(mode="clip")
+    return jnp.moveaxis(gathered, (0, 1), (first, second))
 
 
 # --- pair products --------------------------------------------------------------------------------
@@ -338,11 +340,11 @@ def _dot_general(context: RaggedContext, eqn: JaxprEqn, x: Value, y: Value) -> A
     if any(isinstance(v.kind, Batched) for v in both):
         return None
     axes = [_ragged_axes(v) for v in both]
-    if any(set(own) & set(dims) for own, dims in zip(axes, batch, strict=True)):
+    if any(set(ragged) & set(dims) for ragged, dims in zip(axes, batch, strict=True)):
         return None
     summed = [
-        [i for i, axis in enumerate(dims) if axis in own]
-        for own, dims in zip(axes, contracted, strict=True)
+        [i for i, axis in enumerate(dims) if axis in ragged]
+        for ragged, dims in zip(axes, contracted, strict=True)
     ]
     kind = result_kind(context, eqn)
     if not any(summed):
@@ -389,15 +391,15 @@ def _in_blocks(
     contracted, batch = (
         tuple(
             tuple(dim + (dim >= axis) for dim in dims)
-            for dims, (axis, _) in zip(each, cuts, strict=True)
+            for dims, (axis, _) in zip(pair, cuts, strict=True)
         )
-        for each in eqn.params["dimension_numbers"]
+        for pair in eqn.params["dimension_numbers"]
     )
     with_blocks = tuple((*dims, axis) for dims, (axis, _) in zip(batch, cuts, strict=True))
     blocks = [cut(factor, axis) for factor, (axis, cut) in zip(factors, cuts, strict=True)]
     params = {**eqn.params, "dimension_numbers": (contracted, with_blocks)}
-    found = eqn.primitive.bind(*blocks, **params)
-    return join(jnp.moveaxis(found, len(batch[0]), place), place)
+    result = eqn.primitive.bind(*blocks, **params)
+    return join(jnp.moveaxis(result, len(batch[0]), place), place)
 
 
 def _of_pairs_and_rows(

@@ -98,8 +98,8 @@ def _reshape(context: RaggedContext, eqn: JaxprEqn, x: Value) -> Any:
     shape = eqn.outvars[0].aval.shape
     if not x.is_packed or not context.sizes.axes(shape) or eqn.params["dimensions"] is not None:
         return None
-    before = math.prod(x.shape[: x.axis])
-    if before != math.prod(shape[: ragged_axis(context, shape)]):
+    leading = math.prod(x.shape[: x.axis])
+    if leading != math.prod(shape[: ragged_axis(context, shape)]):
         return None
     new = packed_shape(context, shape)
     return context.bind(eqn, x) if math.prod(new) == math.prod(x.array.shape) else None
@@ -305,9 +305,9 @@ def _rows(context: RaggedContext, eqn: JaxprEqn, x: Value, indices: Value) -> An
     if eqn.params["mode"] == GatherScatterMode.FILL_OR_DROP:
         rows = jnp.where((positions >= 0) & (positions < lengths), rows, -1)
     is_part = lax.broadcasted_iota(jnp.int32, array.shape, array.ndim - 1) == part
-    found = jnp.where(is_part, rows[..., None].astype(array.dtype), array)
+    row_indices = jnp.where(is_part, rows[..., None].astype(array.dtype), array)
     changes = {"indices_are_sorted": False, "unique_indices": False}
-    return context.bind(eqn, x, found, dimension_numbers=numbers, **changes)
+    return context.bind(eqn, x, row_indices, dimension_numbers=numbers, **changes)
 
 
 def _window(context: RaggedContext, eqn: JaxprEqn, x: Value, indices: Value) -> Any:
@@ -465,10 +465,10 @@ def _extremes(context: RaggedContext, eqn: JaxprEqn, x: Value) -> Any:
         return None  # a bitwise reduction of integers
     rows, others = _rows_first(eqn, x)
     rows = rows.astype(jnp.int32) if logical else rows
-    found = _extreme(
+    extremes = _extreme(
         _IS_MAX[name], others, rows, context.examples(x.size), context.sizes.batch_size
     )
-    return found > 0 if logical else found  # if empty, the least or largest integer
+    return extremes > 0 if logical else extremes  # if empty, the least or largest integer
 
 
 @rule(ragged_rules, "argmax", "argmin")
@@ -542,15 +542,15 @@ def _doubled(
     axis, size = x.axis, x.size
     longest = context.sizes.bounds.padded(size)
     steps = (longest - 1).bit_length() if isinstance(longest, int) else 31
-    before = context.positions(size)
+    positions = context.positions(size)
     if reverse:
         ends = context.at_rows(context.lengths(size), size) - 1
-        before = jnp.where(context.real(size), ends - before, 0)
+        positions = jnp.where(context.real(size), ends - positions, 0)
     rows = jnp.arange(x.array.shape[axis], dtype=jnp.int32)
 
     def step(value: Any, shift: Any) -> Any:
         other = taken(value, rows + shift if reverse else rows - shift, axis)
-        within = lax.broadcast_in_dim(before >= shift, value.shape, (axis,))
+        within = lax.broadcast_in_dim(positions >= shift, value.shape, (axis,))
         return combine(lax.select(within, other, lax.full_like(value, identity)), value), None
 
     shifts = 2 ** jnp.arange(steps, dtype=jnp.int32)
@@ -571,7 +571,7 @@ def _sort(context: RaggedContext, eqn: JaxprEqn, *operands: Value) -> Any:
         is_stable=eqn.params["is_stable"],
         num_keys=eqn.params["num_keys"] + 1,
     )
-    return [context.spared(each, axis, size) for each in results]
+    return [context.spared(result, axis, size) for result in results]
 
 
 @rule(ragged_rules, "top_k")
@@ -614,18 +614,20 @@ def _fits(scan: Scan, operands: Sequence[Value]) -> bool:
 
     Batched operands, and the carry, are stored for every row: see `_MAX_EXTRA`.
     """
-    before = len(scan.consts) + len(scan.carry)
-    rows = [v.aval for v in scan.body.invars[before:]]
+    start = len(scan.consts) + len(scan.carry)
+    rows = [v.aval for v in scan.body.invars[start:]]
     rows += [v.aval for v in scan.body.outvars[len(scan.carry) :]]
-    if any(x.is_packed for x in operands[:before]) or has_while(scan.body):
+    if any(x.is_packed for x in operands[:start]) or has_while(scan.body):
         return False
     if not all(map(is_number, (*scan.body.in_avals, *scan.body.out_avals))):
         return False
     more = [v.aval for v, x in zip(scan.body.invars, operands, strict=True) if _is_batched(x)]
     more += [scan.body.outvars[i].aval for i in _stacked(scan)[0] if i < len(scan.carry)]
-    extra, own = _elements(more), _elements(rows)
+    extra, row_elements = _elements(more), _elements(rows)
     return not more or (
-        isinstance(extra, int) and isinstance(own, int) and extra <= _MAX_EXTRA * own
+        isinstance(extra, int)
+        and isinstance(row_elements, int)
+        and extra <= _MAX_EXTRA * row_elements
     )
 
 
@@ -684,8 +686,8 @@ def _slot_assignment(lengths: Any, width: int) -> _SlotAssignment:
         dealt.append((slots[: len(dealt_lengths)], counts[: len(dealt_lengths)]))
         counts = counts.at[: len(dealt_lengths)].add(dealt_lengths)
     by_example = jnp.zeros((2, len(lengths)), lengths.dtype)
-    found = jnp.stack([jnp.concatenate(each) for each in zip(*dealt, strict=True)])
-    slots, starts = by_example.at[:, order].set(found)
+    assigned = jnp.stack([jnp.concatenate(parts) for parts in zip(*dealt, strict=True)])
+    slots, starts = by_example.at[:, order].set(assigned)
     return _SlotAssignment(slots, starts, counts.max())
 
 
@@ -736,7 +738,7 @@ def _by_slots(context: RaggedContext, scan: Scan, operands: Sequence[Value]) -> 
     rows = [position == first]
     rows += [context.at_rows(context.symbol(name), size) for name in masked.extras]
     rows += [_at_rows(context, x, size) for x in inner if not isinstance(x.kind, Shared)]
-    xs = [taken(each, index) for each in rows]
+    xs = [taken(array, index) for array in rows]
     stacked, places = _stacked(scan)
     shared = [x.array for x in inner if isinstance(x.kind, Shared)]
     body = _slot_body(scan, operands, masked, stacked, shape.width)
@@ -751,10 +753,10 @@ def _by_slots(context: RaggedContext, scan: Scan, operands: Sequence[Value]) -> 
     final = assignment.starts + (0 if scan.reverse else lengths - 1)
     carries = []
     for place, x in zip(places, operands[len(scan.consts) :], strict=False):
-        found = ys[place].at[final, assignment.slots].get(mode="clip")
-        given = x.array if _is_batched(x) else lax.broadcast(x.array, lengths.shape)
-        none = lax.broadcast_in_dim(lengths == 0, found.shape, (0,))
-        carries.append(lax.select(none, given, found))
+        last = ys[place].at[final, assignment.slots].get(mode="clip")
+        initial = x.array if _is_batched(x) else lax.broadcast(x.array, lengths.shape)
+        none = lax.broadcast_in_dim(lengths == 0, last.shape, (0,))
+        carries.append(lax.select(none, initial, last))
     return [*carries, *(y.at[time, slot].get(mode="clip") for y in ys[: len(scan.ys)])]
 
 
@@ -807,10 +809,10 @@ def _slot_body(
     shared = [i for i, x in enumerate(operands) if isinstance(x.kind, Shared)]
 
     def fun(begins: Any, *args: Any) -> list[Any]:
-        given = dict(zip([*by_row, *shared], args[m:], strict=False))
+        values = dict(zip([*by_row, *shared], args[m:], strict=False))
         carried = enumerate(args[m + len(operands) :], n)
-        carry = [lax.select(begins, given[i], x) for i, x in carried]
-        consts, xs = ([given[i] for i in places] for places in (range(n), range(k, len(operands))))
+        carry = [lax.select(begins, values[i], x) for i, x in carried]
+        consts, xs = ([values[i] for i in places] for places in (range(n), range(k, len(operands))))
         outs = evaluate(*args[:m], *consts, *carry, *xs)
         return [*outs[: k - n], *(outs[i] for i in stacked)]
 

@@ -192,10 +192,10 @@ class Sizes:
         return self._counts[size]
 
     def _counted(self, size: Any) -> Any:
-        found = self.names(size)
-        if len(found) != 1:
+        names = self.names(size)
+        if len(names) != 1:
             return None
-        (name,) = found
+        (name,) = names
         for _, factors in jaxcompat.dimension_terms(size):
             mentioned = [f for f in factors if f[0] == name]
             others = [f for f in factors if f[0] != name]
@@ -337,9 +337,9 @@ class RaggedContext(RuleContext):
     operand = Value
 
     def __init__(
-        self, sizes: Sizes, symbols: Mapping[str, Any], known: dict[tuple[str, Any], Any]
+        self, sizes: Sizes, symbols: Mapping[str, Any], facts: dict[tuple[str, Any], Any]
     ) -> None:
-        super().__init__(symbols, known)
+        super().__init__(symbols, facts)
         self.sizes = sizes
 
     # --- sizes ----------------------------------------------------------------------------------
@@ -600,8 +600,8 @@ class Band:
             return jnp.moveaxis(jnp.diagonal(array, 0, first, second), -1, first)
         blocks = self.blocks(array, first)
         within = lax.slice_in_dim(blocks, self.reach, self.reach + self.block, axis=second + 1)
-        own = jnp.moveaxis(jnp.diagonal(within, 0, first + 1, second + 1), -1, first + 1)
-        return self.merged(own, first)
+        diagonal = jnp.moveaxis(jnp.diagonal(within, 0, first + 1, second + 1), -1, first + 1)
+        return self.merged(diagonal, first)
 
     def exchanged(self, array: Any, axes: tuple[int, int]) -> Any:
         """Return the transpose: the pair (j, i) at (i, j). A pair outside the band is arbitrary."""
@@ -657,8 +657,8 @@ def packed_to_stacked(context: RaggedContext, x: Value, padding: Any = 0) -> Any
     bound = context.sizes.bounds.padded(size)
     numbers = jnp.arange(bound, dtype=jnp.int32)
     rows = context.starts(size)[:, None] + numbers
-    found = taken(x.array, rows, axis)
-    padded = jnp.moveaxis(found, axis, 0)
+    gathered = taken(x.array, rows, axis)
+    padded = jnp.moveaxis(gathered, axis, 0)
     if not is_number(x.array):
         return padded
     valid = numbers < context.lengths(size)[:, None]
@@ -680,10 +680,10 @@ def with_a_row(context: RaggedContext, padded: Any, *axes: int) -> Any:
 
     A gather with clipped indices needs at least one element.
     """
-    known = (*context.sizes.rows.values(), context.sizes.batch_size)
+    nonempty = (*context.sizes.rows.values(), context.sizes.batch_size)
 
     def may_be_empty(size: Any) -> bool:
-        return bool(size == 0) or (is_symbolic_dimension(size) and size not in known)
+        return bool(size == 0) or (is_symbolic_dimension(size) and size not in nonempty)
 
     empty = [axis for axis in axes if may_be_empty(padded.shape[axis])]
     if not empty:

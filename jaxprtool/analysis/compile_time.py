@@ -109,15 +109,15 @@ class UnrolledLoop:
 
 def unrolled_loops(program: Program) -> list[UnrolledLoop]:
     """Return the loops of a program that `unroll` makes XLA compile several times."""
-    found, frames = list[UnrolledLoop](), frames_now(program.roots)
+    loops, frames = list[UnrolledLoop](), frames_now(program.roots)
     for eqn in dict.fromkeys(equations(top_jaxpr(program))):
         copies = copies_of_body(eqn)
         if copies > 1:
             location = frames.location_of((eqn,))
             line = "" if location is None else frames.text(location.frame)
             size = sum(count_equations(body) for _, body in bodies(eqn)) or _POLYNOMIAL
-            found.append(UnrolledLoop(line, eqn.params["unroll"], copies, size))
-    return found
+            loops.append(UnrolledLoop(line, eqn.params["unroll"], copies, size))
+    return loops
 
 
 def compile_estimate(
@@ -169,21 +169,21 @@ class _Counts:
         if body in self.bodies:
             return
         self.bodies.add(body)
-        found = Kernels(body)
-        own = set(found.kernels())
-        used = {value for node in found.nodes for value in node.reads}.union(found.results)
+        kernels = Kernels(body)
+        kernel_numbers = set(kernels.kernels())
+        used = {value for node in kernels.nodes for value in node.reads}.union(kernels.results)
         inlined: dict[int, _Inlined] = {}
-        for number, node in enumerate(found.nodes):
+        for number, node in enumerate(kernels.nodes):
             if node.kind == "equation":
                 self._add_equation(node, marked)
             key, inside = _kernel(node, number, inlined)
-            again = node.kind == "equation" and node.fusible and found.reads_one(node)
-            for made in node.makes:
-                if not found.written[made]:
-                    inlined[made] = key, inside
-                elif again and found.inlined[made]:
-                    inlined[made] = key, frozenset([number])
-            if number in own and node.held is None:
+            again = node.kind == "equation" and node.fusible and kernels.reads_one(node)
+            for out in node.makes:
+                if not kernels.written[out]:
+                    inlined[out] = key, inside
+                elif again and kernels.inlined[out]:
+                    inlined[out] = key, frozenset([number])
+            if number in kernel_numbers and node.held is None:
                 self._add(node, used, key, min(len(inside), _LARGEST))
 
     def _add_equation(self, node: Node, marked: bool) -> None:
@@ -206,8 +206,8 @@ class _Counts:
         self.kernels += 1
         if node.kind == "equation" and like.expensive and like.bilinear:
             return
-        for result, made in enumerate(node.makes):
-            if made in used:  # each of `split` and `unstack` is at another position
+        for result, value in enumerate(node.makes):
+            if value in used:  # each of `split` and `unstack` is at another position
                 self._add_different((key, result), size)
 
     def _add_rows(self, scan: Scan) -> None:

@@ -220,8 +220,8 @@ class Diff(Printed):
             for line in (*self.removed, *self.added)
         }
         changed = (*self.changed, *self.retyped)
-        kinds |= {each.kind for line in changed for each in line.differences}
-        kinds |= {"dtype" if each.is_dtype else "border" for each in self.border}
+        kinds |= {difference.kind for line in changed for difference in line.differences}
+        kinds |= {"dtype" if change.is_dtype else "border" for change in self.border}
         if not kinds:
             return "equivalent"
         if kinds == {"constant"}:
@@ -258,9 +258,9 @@ def diff(p: Program | AnyJaxpr, q: Program | AnyJaxpr) -> Diff:
     arguments, results = _corresponding(p, q, about)
     try:
         bodies = counterparts(_held(p), _held(q), arguments, results)
-        found = _Found(about)
+        changes = _Found(about)
         for body in bodies:
-            found.add(body)
+            changes.add(body)
     except RecursionError:
         message = "the programs are too deeply nested to be compared"
         raise UnsupportedError(message) from None
@@ -269,8 +269,8 @@ def diff(p: Program | AnyJaxpr, q: Program | AnyJaxpr) -> Diff:
         _size(q, about[1]),
         about,
         tuple(_border_changes(p, q, about, bodies[0], arguments, results)),
-        tuple(found.hunks),
-        tuple(found.retyped),
+        tuple(changes.hunks),
+        tuple(changes.retyped),
         tuple(bodies),
     )
 
@@ -301,8 +301,8 @@ def _corresponding(
     same_ins = same_outs = False
     if isinstance(p, Program) and isinstance(q, Program):
         same_ins, same_outs = p.in_tree == q.in_tree, p.out_tree == q.out_tree
-    ins = [[value.name for value in each.arguments] for each in about]
-    outs = [[value.name for value in each.outputs] for each in about]
+    ins = [[value.name for value in signature.arguments] for signature in about]
+    outs = [[value.name for value in signature.outputs] for signature in about]
     return _by_name(ins[0], ins[1], same_ins), _by_name(outs[0], outs[1], same_outs)
 
 
@@ -326,10 +326,10 @@ def _border_changes(
     arguments: _Pairs,
     results: _Pairs,
 ) -> Iterator[BorderChange]:
-    jaxprs = [jaxcompat.open_jaxpr(each.jaxpr) for each in about]
+    jaxprs = [jaxcompat.open_jaxpr(side.jaxpr) for side in about]
     whats: tuple[tuple[Any, ...], ...] = (
-        ("argument", arguments, [each.arguments for each in about], [x.invars for x in jaxprs]),
-        ("result", results, [each.outputs for each in about], [x.outvars for x in jaxprs]),
+        ("argument", arguments, [side.arguments for side in about], [x.invars for x in jaxprs]),
+        ("result", results, [side.outputs for side in about], [x.outvars for x in jaxprs]),
     )
     for what, pairs, names, atoms in whats:
         kept = {i for i, _ in pairs}, {j for _, j in pairs}
@@ -340,15 +340,15 @@ def _border_changes(
                 old, new = weak_marks(*avals)
                 types = old + names[0][i].type, new + names[1][j].type
                 yield BorderChange(what, names[1][j].name, *types, kind == "dtype")
-        for own, has, is_old in zip(names, kept, (True, False), strict=True):
-            alone = [i not in has for i in range(len(own))]
-            for within, places in covering([value.name for value in own], alone).items():
-                for value in (own[i] for i in places):
+        for values, has, is_old in zip(names, kept, (True, False), strict=True):
+            alone = [i not in has for i in range(len(values))]
+            for within, places in covering([value.name for value in values], alone).items():
+                for value in (values[i] for i in places):
                     before, after = (value.type, "") if is_old else ("", value.type)
                     yield BorderChange(what, value.name, before, after, within=within)
     axes = [dict(x.axis_env) if isinstance(x, Program) else {} for x in (p, q)]
     for name in dict.fromkeys((*axes[0], *axes[1])):
-        sizes = [str(each.get(name, "")) for each in axes]
+        sizes = [str(env.get(name, "")) for env in axes]
         if sizes[0] != sizes[1]:
             yield BorderChange("axis", str(name), sizes[0], sizes[1])
 
@@ -362,7 +362,7 @@ class _Found:
     def __init__(self, about: tuple[ProgramSignature, ProgramSignature]) -> None:
         self.hunks: list[Hunk] = []
         self.retyped: list[Line] = []
-        self._frames = [frames_now(each.roots) for each in about]
+        self._frames = [frames_now(signature.roots) for signature in about]
 
     def add(self, body: MatchedBody) -> None:
         """Add the differences in a body."""
@@ -389,7 +389,7 @@ class _Found:
         Yields None for one or more equations that are not shown. Removed equations come before the
         counterpart of the equation that they stood before.
         """
-        before, after = (each.eqns for each in body.bodies)
+        before, after = (jaxpr.eqns for jaxpr in body.bodies)
         moved = _out_of_order(body)
         removed: list[Line] = []
         removed_before: dict[int, list[Line]] = {}
@@ -402,9 +402,9 @@ class _Found:
             elif removed and i in body.pairs:
                 removed_before[body.pairs[i]], removed = removed, []
         partners = {j: i for i, j in body.pairs.items()}
-        found = tuple(_constants(body)) if body.call is None else ()
-        if found:
-            yield Line("changed", None, None, found)
+        changes = tuple(_constants(body)) if body.call is None else ()
+        if changes:
+            yield Line("changed", None, None, changes)
         shown = range(len(after)) if self._is_listed(body, 1) else sorted(partners)
         last = -1
         for j in shown:
@@ -422,9 +422,9 @@ class _Found:
             else:
                 yield None
         yield from removed
-        found = tuple(_results(body)) if body.call is None else ()
-        if found:
-            yield Line("changed", None, None, found)
+        changes = tuple(_results(body)) if body.call is None else ()
+        if changes:
+            yield Line("changed", None, None, changes)
 
     @staticmethod
     def _is_listed(body: MatchedBody, which: int) -> bool:
@@ -445,13 +445,13 @@ class _Found:
 
     def _changed(self, body: MatchedBody, old: JaxprEqn, new: JaxprEqn, moved: bool) -> Line | None:
         """Return the line of two counterparts, or None if they are the same."""
-        found = differences(body, old, new)
+        changes = differences(body, old, new)
         if moved:
-            found.append(Difference("parameter", "order", "", 0, None, None))
-        if not found:
+            changes.append(Difference("parameter", "order", "", 0, None, None))
+        if not changes:
             return None
         places = self._source(body, 1, new), self._source(body, 0, old)
-        line = Line("changed", old, new, tuple(found), *places)
+        line = Line("changed", old, new, tuple(changes), *places)
         if _follows(body, line):
             self.retyped.append(line)
             return None
@@ -466,16 +466,16 @@ def _follows(body: MatchedBody, line: Line) -> bool:
         for eqn in (line.before, line.after)
     ]
     return all(
-        each.kind in ("dtype", "shape")
-        and (each.part != "parameter" or [each.before, each.after] == types)
-        for each in line.differences
+        difference.kind in ("dtype", "shape")
+        and (difference.part != "parameter" or [difference.before, difference.after] == types)
+        for difference in line.differences
     ) and has_other_operand_types(body, line.before, line.after)
 
 
 def _constants(body: MatchedBody) -> Iterator[Difference]:
     """Yield the constants of a body that have changed, or that only one program has."""
-    keys = [body.keys.constants(each) for each in (body.before, body.after)]
-    variables = [each.constvars for each in body.bodies]
+    keys = [body.keys.constants(jaxpr) for jaxpr in (body.before, body.after)]
+    variables = [jaxpr.constvars for jaxpr in body.bodies]
     places = {id(var): j for j, var in enumerate(variables[1])}
     kept = set()
     for i, var in enumerate(variables[0]):
@@ -506,11 +506,11 @@ def _results(body: MatchedBody) -> Iterator[Difference]:
 
 def _out_of_order(body: MatchedBody) -> frozenset[int]:
     """Return the positions in the second body of equations whose effects have changed places."""
-    before = body.bodies[0].eqns
+    eqns = body.bodies[0].eqns
     places = [
         j
         for i, j in body.pairs.items()
-        if before[i].effects and not jaxcompat.only_names_axes(before[i].effects)
+        if eqns[i].effects and not jaxcompat.only_names_axes(eqns[i].effects)
     ]
     return frozenset(places) - set(_longest_rise(places))
 
@@ -569,44 +569,47 @@ def _removed_first(lines: Sequence[Line]) -> list[Line]:
 _Lines = tuple[set[str], set[str]]
 
 
-def with_times(found: Diff, before: Profile, after: Profile) -> Diff:
+def with_times(comparison: Diff, before: Profile, after: Profile) -> Diff:
     """Add the measured times of two programs, and sort the hunks by how much their time changed.
 
     Args:
-        found: The diff of the programs.
+        comparison: The diff of the programs.
         before: The profile of the first program.
         after: The profile of the second program.
     """
     profiles = before, after
-    known = tuple({line.name: line for line in each.lines if line.name} for each in profiles)
-    reader = _LineNames(found)
-    timed = [(hunk, reader.of_hunk(hunk)) for hunk in found.hunks]
-    times = [(hunk, _seconds(known, lines)) for hunk, lines in timed]
-    times.sort(key=lambda each: -abs(each[1].after - each[1].before))
+    measured = tuple(
+        {line.name: line for line in profile.lines if line.name} for profile in profiles
+    )
+    reader = _LineNames(comparison)
+    timed = [(hunk, reader.of_hunk(hunk)) for hunk in comparison.hunks]
+    times = [(hunk, _seconds(measured, lines)) for hunk, lines in timed]
+    times.sort(key=lambda pair: -abs(pair[1].after - pair[1].before))
     differing: _Lines = set(), set()
     for _, lines in timed:
         for all_of_them, some in zip(differing, lines, strict=True):
             all_of_them |= some
-    others = set(known[0]) - differing[0], set(known[1]) - differing[1]
+    others = set(measured[0]) - differing[0], set(measured[1]) - differing[1]
     whole = Seconds(before.wall_seconds, after.wall_seconds, False)
-    parts = _seconds(known, differing), _seconds(known, others)
+    parts = _seconds(measured, differing), _seconds(measured, others)
     rest = Seconds(
-        max(whole.before - sum(each.before for each in parts), 0.0),
-        max(whole.after - sum(each.after for each in parts), 0.0),
+        max(whole.before - sum(part.before for part in parts), 0.0),
+        max(whole.after - sum(part.after for part in parts), 0.0),
         False,
     )
     hunks = tuple(hunk for hunk, _ in times)
     by_hunk = tuple(seconds for _, seconds in times)
-    return replace(found, hunks=hunks, times=DiffTimes(whole, *parts, rest, by_hunk))
+    return replace(comparison, hunks=hunks, times=DiffTimes(whole, *parts, rest, by_hunk))
 
 
-def _seconds(known: Sequence[dict[str, TimedLine]], lines: _Lines) -> Seconds:
+def _seconds(measured: Sequence[dict[str, TimedLine]], lines: _Lines) -> Seconds:
     """Return the time of lines of both programs. Lines without operations take no time."""
     timed = [
-        [of[name] for name in names if name in of] for of, names in zip(known, lines, strict=True)
+        [of[name] for name in names if name in of]
+        for of, names in zip(measured, lines, strict=True)
     ]
-    before, after = (sum(each.seconds for each in found) for found in timed)
-    return Seconds(before, after, any(each.is_split for found in timed for each in found))
+    before, after = (sum(line.seconds for line in side) for side in timed)
+    return Seconds(before, after, any(line.is_split for side in timed for line in side))
 
 
 class _LineNames:
@@ -616,11 +619,11 @@ class _LineNames:
         found: The diff.
     """
 
-    def __init__(self, found: Diff) -> None:
-        self._frames = [frames_now(each.roots) for each in found.signatures]
+    def __init__(self, comparison: Diff) -> None:
+        self._frames = [frames_now(signature.roots) for signature in comparison.signatures]
         #: The lines of equations that correspond, for each line of a program.
         self._counterparts: tuple[dict[str, set[str]], dict[str, set[str]]] = ({}, {})
-        for body in found.bodies:
+        for body in comparison.bodies:
             around = [[pair[which] for pair in body.path] for which in (0, 1)]
             for i, j in body.pairs.items():
                 eqns = body.bodies[0].eqns[i], body.bodies[1].eqns[j]
@@ -631,17 +634,17 @@ class _LineNames:
 
     def of_hunk(self, hunk: Hunk) -> _Lines:
         """Return the lines of a hunk in both programs."""
-        own: _Lines = set(), set()
+        by_side: _Lines = set(), set()
         for line in hunk.lines:
             for which, eqn in enumerate((line.before, line.after)):
                 if eqn is not None:
                     around = [pair[which] for pair in hunk.body.path]
-                    own[which].update(self._names(which, [*around, eqn]))
-        return own[0] | self._across(own[1], 1), own[1] | self._across(own[0], 0)
+                    by_side[which].update(self._names(which, [*around, eqn]))
+        return by_side[0] | self._across(by_side[1], 1), by_side[1] | self._across(by_side[0], 0)
 
     def _across(self, names: Iterable[str], which: int) -> set[str]:
         """Return the lines in the other program of the counterparts of equations at some lines."""
-        return {each for name in names for each in self._counterparts[which].get(name, ())}
+        return {line for name in names for line in self._counterparts[which].get(name, ())}
 
     def _names(self, which: int, around: Sequence[JaxprEqn]) -> Iterator[str]:
         """Yield the lines of the last equation in `around`, and of all equations in its bodies."""

@@ -207,12 +207,12 @@ def differentiated_result(program: Program, to: str | None) -> int:
     """
     results = list(zip(program.out_names, program.out_avals, strict=True))
     if to is not None:
-        found = point(program, to if to.startswith("result:") else f"result:{to}")
-        if len(found.ends) > 1:
-            hint = f"these are {listed(found.ends, _FEW)}"
-            message = f"'{to}' names {len(found.ends)} results, but a gradient is that of one"
+        target = point(program, to if to.startswith("result:") else f"result:{to}")
+        if len(target.ends) > 1:
+            hint = f"these are {listed(target.ends, _FEW)}"
+            message = f"'{to}' names {len(target.ends)} results, but a gradient is that of one"
             raise ArgumentsError(message, hint)
-        position = program.out_names.index(found.ends[0])
+        position = program.out_names.index(target.ends[0])
         name, aval = results[position]
         if not _is_scalar(aval):
             raise ArgumentsError(
@@ -366,7 +366,7 @@ def gradient_flow(program: Program | AnyJaxpr, positions: Sequence[int]) -> Grad
     whole = [calls for calls in on_the_way if id(calls[-1]) not in tangents.partial]
     if whole or any(moved[i] for i in ends):
         on_the_way = whole
-    names = [each.name for each in about.outputs]
+    names = [output.name for output in about.outputs]
     return GradientFlow(
         first.name,
         tuple(names[i] for i in ends if not moved[i]),
@@ -400,9 +400,9 @@ class _Tangents:
         self.partial: set[int] = set()
 
     @cached_method
-    def run(self, jaxpr: Jaxpr, given: tuple[bool, ...]) -> tuple[tuple[bool, ...], _Stops]:
+    def run(self, jaxpr: Jaxpr, perturbed: tuple[bool, ...]) -> tuple[tuple[bool, ...], _Stops]:
         """Return which results of a body have tangents, and where tangents stop."""
-        moving = {v for v, flag in zip(jaxpr.invars, given, strict=True) if flag}
+        moving = {v for v, flag in zip(jaxpr.invars, perturbed, strict=True) if flag}
         stops: list[tuple[JaxprEqn, ...]] = []
         for eqn in jaxpr.eqns:
             flags = [isinstance(v, Var) and v in moving for v in eqn.invars]
@@ -414,27 +414,27 @@ class _Tangents:
         return results, tuple(stops)
 
     def _through(self, eqn: JaxprEqn, flags: list[bool]) -> tuple[Sequence[bool], _Stops]:
-        held = None if traits(eqn).custom_derivative else regions(eqn)
-        if held is None:
+        control = None if traits(eqn).custom_derivative else regions(eqn)
+        if control is None:
             outs = self._flat(eqn, flags)
             pairs = zip(eqn.outvars, outs, strict=True)
             used = [flag for v, flag in pairs if not isinstance(v, DropVar)]
             if any(used) and not all(used):
                 self.partial.add(id(eqn))
             return outs, () if used and all(used) else ((eqn,),)
-        bodies = held.jaxprs
+        bodies = control.jaxprs
         stops: dict[tuple[JaxprEqn, ...], None] = {}
 
         def through(number: int, facts: list[bool]) -> tuple[bool, ...]:
             pairs = zip(bodies[number].invars, facts, strict=True)
-            given = tuple(flag and is_inexact(v) for v, flag in pairs)
-            results, inside = self.run(bodies[number], given)
+            perturbed = tuple(flag and is_inexact(v) for v, flag in pairs)
+            results, inside = self.run(bodies[number], perturbed)
             stops.update(dict.fromkeys((eqn, *calls) for calls in inside))
             return results
 
-        scan = held.view if isinstance(held.view, Scan) else None
+        scan = control.view if isinstance(control.view, Scan) else None
         last = None if scan is None else _last_iteration(scan, flags, through)
-        outs = held.forward(flags, through, or_)[1] if last is None else last
+        outs = control.forward(flags, through, or_)[1] if last is None else last
         return outs, tuple(stops)
 
     def _flat(self, eqn: JaxprEqn, flags: list[bool]) -> list[bool]:
@@ -496,9 +496,9 @@ def _of_custom_vjp(eqn: JaxprEqn, flags: Sequence[bool]) -> list[bool]:
     """Return True for all results if the cotangent of an operand depends on those of results."""
     rule = vjp_rule(eqn)
     backward = jaxcompat.open_jaxpr(rule.bwd)
-    given = [(backward, v) for v in backward.invars[len(rule.forwarded) :]]
-    reached = iter(forward_slice(backward, Start(given)).results)
+    cotangents = [(backward, v) for v in backward.invars[len(rule.forwarded) :]]
+    reached = iter(forward_slice(backward, Start(cotangents)).results)
     by_primal = [not zero and next(reached) for zero in rule.in_zeros]
     asked = flags[eqn.params["num_consts"] :]
-    moves = any(flag and each for flag, each in zip(asked, by_primal, strict=True))
+    moves = any(flag and is_reached for flag, is_reached in zip(asked, by_primal, strict=True))
     return [moves] * len(eqn.outvars)

@@ -202,7 +202,7 @@ class Kernels:
 
     def writes(self, node: Node) -> bool:
         """Return True if any value that a node makes is written."""
-        return any(self.written[made] for made in node.makes)
+        return any(self.written[out] for out in node.makes)
 
     def _open(
         self,
@@ -221,10 +221,10 @@ class Kernels:
                 continue
             # The garbage collector does not track tuples of numbers, as it does lists.
             reads: Places = tuple([None if type(v) is Literal else env.get(v) for v in eqn.invars])
-            held = regions(eqn)
-            runs = None if inside is None or held is None else inside[i]
-            if held is not None and held.kind == "call" and self._is_opened(eqn):
-                body, region = held.jaxprs[0], held.regions[0]
+            control = regions(eqn)
+            runs = None if inside is None or control is None else inside[i]
+            if control is not None and control.kind == "call" and self._is_opened(eqn):
+                body, region = control.jaxprs[0], control.regions[0]
                 if any(behind := jaxcompat.behind_barrier(eqn)):
                     reads = self._barrier(eqn, reads, behind, calls)
                 inner = dict.fromkeys(body.constvars) | {
@@ -254,28 +254,28 @@ class Kernels:
                 env.update(zip(eqn.outvars, makes, strict=True))
                 if like.joins:
                     self._join(eqn, reads, makes[0])
-                own = tuple([v for v in reads if v is not None])
+                values = tuple([v for v in reads if v is not None])
                 places = tuple(map(self._origin, reads)) if self._before else reads
                 fusible = self._is_fusible(eqn)
-                self.nodes.append(Node(eqn, held, own, makes, fusible, places, calls))
+                self.nodes.append(Node(eqn, control, values, makes, fusible, places, calls))
                 if like.gives in ("cast", "layout"):
                     number = self._number(eqn.invars[0], reads[0])
-                    self._numbers.update((made, number) for made in makes if number is not None)
-                if held is not None and runs is not None:
-                    self._leave_out_dead(self.nodes[-1], held, reads, runs)
+                    self._numbers.update((value, number) for value in makes if number is not None)
+                if control is not None and runs is not None:
+                    self._leave_out_dead(self.nodes[-1], control, reads, runs)
 
     def _leave_out_dead(
-        self, node: Node, held: Regions, reads: Places, runs: Sequence[Run]
+        self, node: Node, control: Regions, reads: Places, runs: Sequence[Run]
     ) -> None:
         """Leave out the dead operands and results of a loop or branch, as XLA removes them."""
-        read, made = set(held.predicates), set[int | None]()
-        for region, run in zip(held.regions, runs, strict=True):
+        read, returned = set(control.predicates), set[int | None]()
+        for region, run in zip(control.regions, runs, strict=True):
             read.update([i for i, flag in zip(region.ins, run.arguments, strict=True) if flag])
-            made.update([i for i, flag in zip(region.outs, run.results, strict=True) if flag])
+            returned.update([i for i, flag in zip(region.outs, run.results, strict=True) if flag])
         node.live = runs
         node.reads = tuple([v for i, v in enumerate(reads) if v is not None and i in read])
         for i, value in enumerate(node.makes):
-            if i not in made:
+            if i not in returned:
                 self.sizes[value] = 0
 
     def _barrier(
@@ -286,10 +286,10 @@ class Kernels:
         calls: tuple[JaxprEqn, ...],
     ) -> Places:
         """Add a barrier before some operands of an equation, and return the values after it."""
-        own = [v for v, flag in zip(reads, behind, strict=True) if flag and v is not None]
+        operands = [v for v, flag in zip(reads, behind, strict=True) if flag and v is not None]
         start, number = len(self.sizes), len(self.nodes)
         after = dict[int | None, int]()
-        for value in dict.fromkeys(own):
+        for value in dict.fromkeys(operands):
             after[value] = len(self.sizes)
             self._before[len(self.sizes)] = self.origin(value)
             self.sizes.append(self.sizes[value])
@@ -297,7 +297,7 @@ class Kernels:
             self.defined_by.append(number)
         makes = range(start, len(self.sizes))
         self.nodes.append(
-            Node(eqn, None, tuple(dict.fromkeys(own)), makes, False, reads, calls, "barrier")
+            Node(eqn, None, tuple(dict.fromkeys(operands)), makes, False, reads, calls, "barrier")
         )
         pairs = zip(reads, behind, strict=True)
         return tuple([after.get(v, v) if flag else v for v, flag in pairs])
@@ -310,7 +310,7 @@ class Kernels:
         calls: tuple[JaxprEqn, ...],
     ) -> Places:
         """Add copies of a product's operands whose axes it cannot read in their order."""
-        given = list(reads)
+        operands = list(reads)
         for i, (value, order) in enumerate(zip(reads, orders, strict=True)):
             if value is None or order is None:
                 continue
@@ -318,8 +318,8 @@ class Kernels:
                 copy = self._value(eqn.invars[i].aval, len(self.nodes))
                 self.nodes.append(Node(eqn, None, (value,), (copy,), True, (value,), calls, "copy"))
                 self._copies[value, order] = copy
-            given[i] = self._copies[value, order]
-        return tuple(given)
+            operands[i] = self._copies[value, order]
+        return tuple(operands)
 
     def _broadcast(self, eqn: JaxprEqn, reads: Places, calls: tuple[JaxprEqn, ...]) -> Places:
         """Add the broadcasts of smaller operands, each array to a shape once.
@@ -333,7 +333,7 @@ class Kernels:
             return reads
         recomputes = (id(call) for call in reversed(calls) if jaxcompat.has_barrier(call))
         recomputing = next(recomputes, None)
-        given = list(reads)
+        operands = list(reads)
         for i, (value, atom) in enumerate(zip(reads, eqn.invars, strict=True)):
             if value is None or counts[i] == count:
                 continue
@@ -343,11 +343,11 @@ class Kernels:
                 self.sizes.append(self.sizes[value] // counts[i] * count)
                 self._counts.append(count)
                 self.defined_by.append(len(self.nodes))
-                made = (len(self.sizes) - 1,)
-                node = Node(eqn, None, (value,), made, True, (value,), calls, "broadcast")
+                makes = (len(self.sizes) - 1,)
+                node = Node(eqn, None, (value,), makes, True, (value,), calls, "broadcast")
                 self.nodes.append(node)
-            given[i] = self._broadcasts[key]
-        return tuple(given)
+            operands[i] = self._broadcasts[key]
+        return tuple(operands)
 
     def _join(self, eqn: JaxprEqn, reads: Places, joined: int) -> None:
         """Note the parts of the joined operands of an equation."""
@@ -419,10 +419,10 @@ class Kernels:
 
     def _measure(self, aval: Aval) -> tuple[int, int]:
         """Return what `_measured` does, computed once for each aval."""
-        known = self._measures.get(identity(aval))
-        if known is None:
-            known = self._measures[identity(aval)] = self._measured(aval)
-        return known
+        measured = self._measures.get(identity(aval))
+        if measured is None:
+            measured = self._measures[identity(aval)] = self._measured(aval)
+        return measured
 
     def _measured(self, aval: Aval) -> tuple[int, int]:
         """Return the bytes and the number of elements of a value."""
@@ -477,8 +477,8 @@ class Kernels:
         for number in range(len(self.nodes) - 1, -1, -1):
             node = self.nodes[number]
             if node.absorbed:
-                for made in node.makes:
-                    self.written[made] = False
+                for out in node.makes:
+                    self.written[out] = False
                 continue
             if number in grown:
                 self._absorb(node, readers)
@@ -489,29 +489,29 @@ class Kernels:
                 paths.read(number)
                 continue
             like = traits(node.eqn) if node.kind == "equation" else _MOVES
-            for made in node.makes:  # several of `split` and `unstack`
+            for out in node.makes:  # several of `split` and `unstack`
                 most = 1 if like.branches else _MOST_EMITTED
-                several = readers[made] > 1 or inlining[made] == _SEVERAL
-                repeated = indices.emitted(made) > most or (like.branches and several)
+                several = readers[out] > 1 or inlining[out] == _SEVERAL
+                repeated = indices.emitted(out) > most or (like.branches and several)
                 if (repeated and not like.fills) or like.reduces:
-                    needed[made] = True
-                if readers[made] > 1 and paths.rejoin(made) and not self.reads_one(node):
-                    needed[made] = True
+                    needed[out] = True
+                if readers[out] > 1 and paths.rejoin(out) and not self.reads_one(node):
+                    needed[out] = True
                 if like.costly or like.reduces:
-                    again = readers[made] > 1 and not self.reads_one(node)
-                    written = needed[made] or inlining[made] == _SEVERAL or again
+                    again = readers[out] > 1 and not self.reads_one(node)
+                    written = needed[out] or inlining[out] == _SEVERAL or again
                     inlined = not written
                 else:
-                    written = needed[made]
-                    inlined = not written or made in copied or self.reads_one(node)
+                    written = needed[out]
+                    inlined = not written or out in copied or self.reads_one(node)
                     inlined = inlined and (like.fills or not repeated)
-                self.written[made], self.inlined[made] = written, inlined
-                indices.read(number, made)
+                self.written[out], self.inlined[out] = written, inlined
+                indices.read(number, out)
                 for value in node.reads:
                     if written:
                         inlining[value] = _joined(inlining[value], number)
-                    if inlined and inlining[made] is not None:
-                        inlining[value] = _joined(inlining[value], inlining[made])
+                    if inlined and inlining[out] is not None:
+                        inlining[value] = _joined(inlining[value], inlining[out])
             paths.read(number)
 
     def _readers(self) -> list[int]:
@@ -527,7 +527,7 @@ class Kernels:
         todo = [self.defined_by[value] for value in self._divided]
         while todo:
             node = self.nodes[todo.pop()]
-            if node.absorbed or node.eqn.effects or any(readers[made] for made in node.makes):
+            if node.absorbed or node.eqn.effects or any(readers[out] for out in node.makes):
                 continue
             for value in node.reads:
                 readers[value] -= 1
@@ -537,7 +537,7 @@ class Kernels:
 
     def _grown(self, readers: list[int]) -> set[int]:
         """Return the reductions that absorb equations, and the equations that follow them alone."""
-        found = set[int]()
+        grown = set[int]()
         for number, node in enumerate(self.nodes):
             if node.kind != "equation":
                 continue
@@ -545,20 +545,20 @@ class Kernels:
             if like.absorbs:
                 large = node.reads and self._counts[node.reads[0]] >= _LEAST_ABSORBED
                 if large and node.eqn.outvars[0].aval.dtype.name in like.absorbs:
-                    found.add(number)
+                    grown.add(number)
             elif (
-                found
+                grown
                 and node.fusible
                 and not like.moves
                 and self._may_absorb(node)
-                and any(self._follows(value, found, readers) for value in node.reads)
+                and any(self._follows(value, grown, readers) for value in node.reads)
             ):
-                found.add(number)
-        return found
+                grown.add(number)
+        return grown
 
-    def _follows(self, value: int, found: set[int], readers: list[int]) -> bool:
+    def _follows(self, value: int, grown: set[int], readers: list[int]) -> bool:
         while readers[value] == 1 and (number := self.defined_by[value]) >= 0:
-            if number in found:
+            if number in grown:
                 return True
             node = self.nodes[number]
             moves = traits(node.eqn).moves if node.kind == "equation" else node.kind == "broadcast"
@@ -628,20 +628,22 @@ class _Indices:
         """Return how often the code of a value would be in a kernel that inlines it, at most."""
         return max(_by_kernel(self._of[value]).values(), default=0)
 
-    def read(self, number: int, made: int) -> None:
+    def read(self, number: int, result: int) -> None:
         """Add the indices at which a node reads its operands to compute one of its results."""
         kernels = self._kernels
         node = kernels.nodes[number]
-        own = dict(self._of[made]) if kernels.inlined[made] else {}
-        if kernels.written[made]:
-            own[number, made] = 1
+        indices = dict(self._of[result]) if kernels.inlined[result] else {}
+        if kernels.written[result]:
+            indices[number, result] = 1
         computed: dict[tuple[int, int], int] | None = None
         for value, keeps in zip(node.reads, _keep_index(node), strict=True):
             if len(self._of[value]) >= _MOST_INDICES:
                 continue
             if not keeps and computed is None:
-                computed = {(kernel, made): count for kernel, count in _by_kernel(own).items()}
-            self._of[value].update(own if keeps or computed is None else computed)
+                computed = {
+                    (kernel, result): count for kernel, count in _by_kernel(indices).items()
+                }
+            self._of[value].update(indices if keeps or computed is None else computed)
 
 
 def _by_kernel(indices: Mapping[tuple[int, int], int]) -> Mapping[int, int]:
@@ -679,10 +681,10 @@ class _Paths:
         if not self._is_followed:
             return
         node, after, after_written = self._kernels.nodes[number], 1 << number, 0
-        for made in node.makes:
-            after |= self._after[made]
-            inlined = node.fusible and self._kernels.inlined[made]
-            after_written |= self._after_written[made] if inlined else self._after[made]
+        for out in node.makes:
+            after |= self._after[out]
+            inlined = node.fusible and self._kernels.inlined[out]
+            after_written |= self._after_written[out] if inlined else self._after[out]
         for value in node.reads:
             self._readers[value] |= 1 << number
             self._after[value] |= after
@@ -734,8 +736,8 @@ def _product_orders(eqn: JaxprEqn) -> Iterator[Order | None]:
         for i, rank in enumerate(ranks)
     ]
     orders = (*batched[0], *free[0], *contracted[0]), (*batched[1], *contracted[1], *free[1])
-    for axes, own, order in zip(batched, free, orders, strict=True):
-        is_matrix = len(own) <= 1 and len(contracted[0]) <= 1
+    for axes, free_axes, order in zip(batched, free, orders, strict=True):
+        is_matrix = len(free_axes) <= 1 and len(contracted[0]) <= 1
         fits = is_matrix and tuple(axes) == tuple(range(len(axes)))
         yield None if fits or order == tuple(range(len(order))) or len(order) <= 2 else order
 

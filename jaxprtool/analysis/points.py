@@ -103,7 +103,7 @@ class _Points:
             raise PointError(
                 f"'{what}' is both an argument and a result of {self._about.name}", hint
             )
-        found: Point | None = next((each for each in ends if each is not None), None)
+        found: Point | None = next((end for end in ends if end is not None), None)
         if found is None:
             found = self._variable_or_end(kinds, what)
         if found is None:
@@ -133,11 +133,11 @@ class _Points:
         return [
             (kind, name)
             for kind in kinds
-            for name in named_by_end((each.name for each in values.get(kind, ())), what)
+            for name in named_by_end((value.name for value in values.get(kind, ())), what)
         ]
 
     def _argument(self, what: str) -> Point | None:
-        names = [each.name for each in self._about.arguments]
+        names = [argument.name for argument in self._about.arguments]
         chosen = _below(names, what)
         if not chosen:
             return None
@@ -146,7 +146,7 @@ class _Points:
         return Point("argument", _single_quoted(what), ends, Start(values))
 
     def _result(self, what: str) -> Point | None:
-        names = [each.name for each in self._about.outputs]
+        names = [output.name for output in self._about.outputs]
         for path in (what, f"result{what}", f"result['{what}']", f"result.{what}"):
             if chosen := _below(names, path):
                 atoms = [self._top.outvars[i] for i in chosen]
@@ -194,20 +194,20 @@ class _Points:
         return self._read(self._frames.of)
 
     def _read(self, frames: Callable[[JaxprEqn], Iterable[UserFrame]]) -> _Lines:
-        found: _Lines = defaultdict(dict)
+        by_file: _Lines = defaultdict(dict)
         for jaxpr in DataFlow(self._top).holders:
-            known: dict[object, list[set[int]]] = {}
+            by_traceback: dict[object, list[set[int]]] = {}
             for eqn in jaxpr.eqns:
                 traceback = eqn.source_info.traceback
-                if traceback not in known:
+                if traceback not in by_traceback:
                     lines = {frame[:2] for frame in frames(eqn)}
-                    known[traceback] = [
-                        found[file].setdefault(line, {}).setdefault(jaxpr, set())
+                    by_traceback[traceback] = [
+                        by_file[file].setdefault(line, {}).setdefault(jaxpr, set())
                         for file, line in lines
                     ]
-                for ids in known[traceback]:
+                for ids in by_traceback[traceback]:
                     ids.add(id(eqn))
-        return found
+        return by_file
 
     # --- variables --------------------------------------------------------------------------------
 
@@ -226,14 +226,14 @@ class _Points:
 
     def _of_user(self, name: str) -> list[Value]:
         """Return the variable that has a name in the user's source."""
-        notation, paths = Notation(), [each.name for each in self._about.arguments]
+        notation, paths = Notation(), [argument.name for argument in self._about.arguments]
         notation.variable_names = lambda root, taken: UserNames(
             root, taken, paths, self._about.roots
         )
         values = self._named(notation).get(name, [])
         if len(values) < 2:
             return values
-        letters = [each for each, of in self._named(Notation()).items() if of[0] in values]
+        letters = [letter for letter, of in self._named(Notation()).items() if of[0] in values]
         raise PointError(
             f"{len(values)} variables of {self._about.name} are called '{name}'",
             f"use the letter that `show` prints for one: {_some(letters)}",
@@ -243,13 +243,13 @@ class _Points:
         """Return the variables by name, those of callers first."""
         naming = Naming(self._top, notation)
         naming.name_all()
-        found: dict[str, list[Value]] = defaultdict(list)
+        by_name: dict[str, list[Value]] = defaultdict(list)
         for jaxpr in DataFlow(self._top).holders:
             bound = chain(jaxpr.constvars, jaxpr.invars, *(eqn.outvars for eqn in jaxpr.eqns))
             for var in dict.fromkeys(bound):
                 if name := naming.variables.get(var):
-                    found[name].append((jaxpr, var))
-        return found
+                    by_name[name].append((jaxpr, var))
+        return by_name
 
     # --- errors -----------------------------------------------------------------------------------
 
@@ -257,16 +257,16 @@ class _Points:
         if (match := _LINE.fullmatch(what)) is not None:
             return self._missing_line(what, match[1], int(match[2]))
         name = self._about.name
-        arguments = [each.name for each in self._about.arguments]
-        outputs = [each.name for each in self._about.outputs]
-        known = dict.fromkeys(parts_of_paths([*arguments, *outputs]))
-        hint = did_you_mean(_single_quoted(what), known) or self._border_hint(arguments, outputs)
+        arguments = [argument.name for argument in self._about.arguments]
+        outputs = [output.name for output in self._about.outputs]
+        paths = dict.fromkeys(parts_of_paths([*arguments, *outputs]))
+        hint = did_you_mean(_single_quoted(what), paths) or self._border_hint(arguments, outputs)
         kinds = tuple(kinds)
         said = f"no {kinds[0]}" if len(kinds) == 1 else "no argument, result, line or variable"
         return PointError(f"{name} has {said} '{what}'", hint)
 
     def _border_hint(self, arguments: list[str], outputs: list[str]) -> str:
-        roots = dict.fromkeys(each.name.partition("[")[0] for each in self._about.arguments)
+        roots = dict.fromkeys(argument.name.partition("[")[0] for argument in self._about.arguments)
         return (
             f"arguments: {_some(roots)}; results: {_some(outputs)}; lines as model.py:30; "
             "variables as `show` prints them"
@@ -279,8 +279,10 @@ class _Points:
         files = self._files_called(name, self._lines)
         if not files:
             paths = [self._frames.path(file) for file in self._lines]
-            own = [self._frames.path(file) for file in self._lines if self._frames.is_users(file)]
-            hint = did_you_mean(name, paths, 0.4) or f"they come from {_some(own or paths)}"
+            user_paths = [
+                self._frames.path(file) for file in self._lines if self._frames.is_users(file)
+            ]
+            hint = did_you_mean(name, paths, 0.4) or f"they come from {_some(user_paths or paths)}"
             return PointError(f"no equation of {program} comes from a file '{name}'", hint)
         near: list[tuple[int, str]] = []
         for file in files:

@@ -85,7 +85,7 @@ class Timed:
     @property
     def moved_bytes(self) -> int | None:
         """The bytes of the results of its collectives on one device; None if there are none."""
-        return None if self.moved is None else sum(each.bytes for each in self.moved)
+        return None if self.moved is None else sum(moved.bytes for moved in self.moved)
 
 
 @document(
@@ -212,7 +212,7 @@ class Profile(Printed):
     @property
     def moved_bytes(self) -> int | None:
         """The bytes of the results of all collectives on one device; None if there are none."""
-        return None if self.devices is None else sum(each.moved_bytes or 0 for each in self.lines)
+        return None if self.devices is None else sum(line.moved_bytes or 0 for line in self.lines)
 
     def by(self, by: By) -> tuple[Any, ...]:
         """Return the groups by a criterion."""
@@ -243,10 +243,10 @@ def profile_of(trace: Trace, name: str, frames: Frames) -> Profile:
             f"the profile of {name} is empty: JAX's profiler recorded no operations"
         )
     steps = trace.steps or (
-        (min(each.start for each in trace.events), max(each.end for each in trace.events)),
+        (min(event.start for event in trace.events), max(event.end for event in trace.events)),
     )
-    found = _Runs(trace, steps, frames)
-    return found.profile(name)
+    runs = _Runs(trace, steps, frames)
+    return runs.profile(name)
 
 
 class _Part(NamedTuple):
@@ -267,15 +267,17 @@ class _Runs:
         self._calls = len(steps)
         self._wall = sum(end - start for start, end in steps) * 1e-9 / self._calls
         ran: defaultdict[str, set[str]] = defaultdict(set)
-        for each in trace.events:
-            ran[each.program].add(each.name)
+        for event in trace.events:
+            ran[event.program].add(event.name)
         self._origins = {
             key: Origins(module, frames, frozenset(ran[key]))
             for key, module in trace.modules.items()
         }
-        host = [Span(each.start, each.end, each.kind, _RANKS[each.kind]) for each in trace.host]
-        spans = clipped([span for each in trace.events for span in self._spans(each)], steps)
-        self._counts = Counter(each.key for each in spans if each.rank != HANDED_ON)
+        host = [
+            Span(event.start, event.end, event.kind, _RANKS[event.kind]) for event in trace.host
+        ]
+        spans = clipped([span for event in trace.events for span in self._spans(event)], steps)
+        self._counts = Counter(span.key for span in spans if span.rank != HANDED_ON)
         times = divided(spans + clipped(host, steps))
         per_call = 1e-9 / self._calls
         self._times: dict[tuple[str, str], float] = {
@@ -305,9 +307,9 @@ class _Runs:
             if origins is None:
                 continue
             of = origins.of(name)
-            own, calls = bool(origins.own(name)), self._counts[key] / self._calls
+            is_own, calls = bool(origins.own(name)), self._counts[key] / self._calls
             for origin, share in of:
-                yield _Part(origin, seconds * share, calls, own, len(of) > 1)
+                yield _Part(origin, seconds * share, calls, is_own, len(of) > 1)
 
     def profile(self, name: str) -> Profile:
         explained = sum(self._times.values())
@@ -338,7 +340,7 @@ class _Runs:
         moved = None if self._moved is None else self._moved.lines
         for line in moved or ():
             grouped[line]  # its collectives may have no time
-        for line, parts in sorted(grouped.items(), key=lambda each: -_seconds(each[1])):
+        for line, parts in sorted(grouped.items(), key=lambda item: -_seconds(item[1])):
             behind: defaultdict[str, float] = defaultdict(float)
             for part in parts:
                 behind[part.origin.library] += part.seconds
@@ -355,15 +357,15 @@ class _Runs:
             scope = part.origin.scope
             for end in range(1, len(scope) + 1) if scope else [0]:
                 grouped[scope[:end]].append(part)
-        for path, parts in sorted(grouped.items(), key=lambda each: -_seconds(each[1])):
+        for path, parts in sorted(grouped.items(), key=lambda item: -_seconds(item[1])):
             yield self._timed(parts, "/".join(path), path=path)
 
     def _grouped(self, name: Callable[[Origin], str]) -> tuple[Timed, ...]:
         grouped: defaultdict[str, list[_Part]] = defaultdict(list)
         for part in self._parts:
             grouped[name(part.origin)].append(part)
-        found = [self._timed(parts, name) for name, parts in grouped.items()]
-        return tuple(sorted(found, key=_by_time))
+        groups = [self._timed(parts, name) for name, parts in grouped.items()]
+        return tuple(sorted(groups, key=_by_time))
 
     def _timed(
         self, parts: Sequence[_Part], name: str, kind: type[Any] = Timed, **more: Any
@@ -423,10 +425,10 @@ class _Runs:
                 yield OwnWork(kind, seconds, seconds / self._wall, ())
 
     def _stacks(self) -> dict[tuple[tuple[UserFrame, ...], str], float]:
-        found: defaultdict[tuple[tuple[UserFrame, ...], str], float] = defaultdict(float)
+        stacks: defaultdict[tuple[tuple[UserFrame, ...], str], float] = defaultdict(float)
         for part in self._parts:
-            found[part.origin.frames, part.origin.primitive] += part.seconds
-        return dict(found)
+            stacks[part.origin.frames, part.origin.primitive] += part.seconds
+        return dict(stacks)
 
 
 #: The ranks of spans that get the instants at which no operation runs, the lowest first.
@@ -435,15 +437,15 @@ _RANKS = {"container": 2, "between operations": 3, "compiling": 4, "dispatch": 5
 
 def _largest(weights: Mapping[str, float]) -> tuple[str, ...]:
     """Return the keys, the one with the largest number first."""
-    return tuple(sorted(weights, key=lambda each: -weights[each]))
+    return tuple(sorted(weights, key=lambda key: -weights[key]))
 
 
 def _seconds(parts: Iterable[_Part]) -> float:
     return sum(part.seconds for part in parts)
 
 
-def _by_time(each: Any) -> float:
-    return -each.seconds
+def _by_time(timed: Any) -> float:
+    return -timed.seconds
 
 
 def with_plain_time(profile: Profile, seconds: float | None) -> Profile:
@@ -459,8 +461,8 @@ def with_cost(profile: Profile, cost: Cost, peaks: Peaks | None) -> Profile:
         cost: The cost of the program, by line.
         peaks: The highest rates of its device.
     """
-    known = {each.name: each for each in cost.groups}
-    lines = [_with_rates(each, known.get(each.name)) for each in profile.lines]
+    groups = {group.name: group for group in cost.groups}
+    lines = [_with_rates(line, groups.get(line.name)) for line in profile.lines]
     flops = _number(cost.total.work.flops + cost.total.work.transcendentals)
     rate = flops / profile.wall_seconds if flops is not None else None
     return replace(profile, lines=tuple(lines), flops_per_second=rate, peaks=peaks)
@@ -517,17 +519,17 @@ def clipped(spans: Iterable[Span], windows: Sequence[tuple[float, float]]) -> li
 
     XLA reports the end of some loops only during the next call. Windows are in order.
     """
-    starts, found = [start for start, _ in windows], []
+    starts, inside = [start for start, _ in windows], []
     for span in spans:
         place = bisect_right(starts, span.start) - 1
         if place >= 0 and span.start < (end := windows[place][1]):
-            found.append(span._replace(end=min(end, span.end)))
-    return found
+            inside.append(span._replace(end=min(end, span.end)))
+    return inside
 
 
 def divided(spans: Sequence[Span]) -> dict[Any, float]:
     """Return the time of each key. The sum is the time at which any span runs."""
-    found: defaultdict[Any, float] = defaultdict(float)
+    times: defaultdict[Any, float] = defaultdict(float)
     edges = [(span.start, 1, i) for i, span in enumerate(spans)]
     edges += [(span.end, 0, i) for i, span in enumerate(spans)]
     edges.sort()
@@ -542,13 +544,13 @@ def divided(spans: Sequence[Span]) -> dict[Any, float]:
             free = max(threads - running, 0 if running else 1)
             part = min(1.0, free / handed_on) if handed_on else 0.0
             if running or handed_on:
-                each = (at - now) / (running + part * handed_on)
-                had[RUNNING] += each
-                had[HANDED_ON] += each * part
+                share = (at - now) / (running + part * handed_on)
+                had[RUNNING] += share
+                had[HANDED_ON] += share * part
             elif others:
                 least = min(spans[other].rank for other in others)
                 key = next(spans[o].key for o in reversed(others) if spans[o].rank == least)
-                found[key] += at - now
+                times[key] += at - now
         now, span = at, spans[i]
         if span.rank > HANDED_ON:
             if begins:
@@ -558,8 +560,8 @@ def divided(spans: Sequence[Span]) -> dict[Any, float]:
         elif begins:
             began[span.rank][i] = had[span.rank]
         else:
-            found[span.key] += had[span.rank] - began[span.rank].pop(i)
-    return dict(found)
+            times[span.key] += had[span.rank] - began[span.rank].pop(i)
+    return dict(times)
 
 
 def _most_at_once(spans: Sequence[Span], edges: Iterable[tuple[float, int, int]]) -> int:
@@ -677,9 +679,9 @@ class Origins:
         if op is None:
             return ((self._unknown(name), 1.0),)
         weights: defaultdict[Origin, float] = defaultdict(float)
-        for each in self._inside(op):
-            if each.frame_id or each.op_name:
-                weights[self.origin(each)] += self._work(each)
+        for inner in self._inside(op):
+            if inner.frame_id or inner.op_name:
+                weights[self.origin(inner)] += self._work(inner)
         total = sum(weights.values())
         if not total:
             return ((self.origin(self._led_back(op)), 1.0),)
@@ -696,7 +698,7 @@ class Origins:
         if is_callback(op):
             return "Python callbacks"
         inside = self._inside(op)
-        if inside and all(self._is_own_copy(each) for each in inside):
+        if inside and all(self._is_own_copy(inner) for inner in inside):
             return "copies" if all(map(self._keeps_layout, inside)) else "layout changes"
         return ""
 
@@ -706,7 +708,7 @@ class Origins:
         op = self.module.by_name.get(name)
         if op is None or op.opcode not in CONTAINERS:
             return False
-        return any(each.name in self.ran for each in self._called(op))
+        return any(inner.name in self.ran for inner in self._called(op))
 
     def _inside(self, op: Instruction) -> list[Instruction]:
         """Return the operations among which an operation's time is split."""
@@ -716,15 +718,15 @@ class Origins:
             inside = [] if self.is_container(op.name) else self._called(op)
         else:
             inside = list(self.module.inside(op))
-        return [each for each in inside if each.opcode not in _FREE]
+        return [inner for inner in inside if inner.opcode not in _FREE]
 
     def _called(self, op: Instruction) -> list[Instruction]:
         """Return the operations in the bodies of an operation, at every depth."""
-        found: list[Instruction] = []
+        called: list[Instruction] = []
         for number in op.calls:
-            for each in self.module.computations[number].instructions:
-                found += [each, *(self._called(each) if each.calls else ())]
-        return found
+            for inner in self.module.computations[number].instructions:
+                called += [inner, *(self._called(inner) if inner.calls else ())]
+        return called
 
     def _is_own_copy(self, op: Instruction) -> bool:
         if op.opcode not in ("copy", "copy-start", "copy-done", "transpose"):
@@ -746,8 +748,8 @@ class Origins:
         return self._known[key]
 
     def _read(self, op: Instruction) -> Origin:
-        found = _one_stack(self.module.frames(op))
-        location = self.frames.location_in(found)
+        frames = _one_stack(self.module.frames(op))
+        location = self.frames.location_in(frames)
         scope = self._scopes.get((op.frame_id, op.op_name), ())
         transforms, scopes = _name_scopes(op)
         backward = "backward" in (*transforms, *scopes)
@@ -758,7 +760,7 @@ class Origins:
         line = Line(frame.file, frame.line, self.frames.is_users(frame.file))
         behind = self.frames.text(library) if library is not None else ""
         function = f"{self.frames.path(frame.file)}:{frame.function}"
-        return Origin(line, behind, function, scope, primitive, backward, found)
+        return Origin(line, behind, function, scope, primitive, backward, frames)
 
     @cached_property
     def _scopes(self) -> dict[tuple[int, str], tuple[str, ...]]:
@@ -778,48 +780,50 @@ class Origins:
 
     def _led_back(self, op: Instruction) -> Instruction:
         """Return the operation that computes the operand of an operation without a line."""
-        found = op
+        current = op
         for _ in range(_STEPS):
-            if found.frame_id:
-                return found
-            bodies = [each for each in self.module.inside(found) if each.frame_id]
+            if current.frame_id:
+                return current
+            bodies = [inner for inner in self.module.inside(current) if inner.frame_id]
             if bodies:
                 return bodies[-1]
-            operand = self._operand(found)
+            operand = self._operand(current)
             if operand is None:
                 break
-            found = operand
+            current = operand
         readers = [op]
-        for each in readers:
-            if each.frame_id:
-                return each
+        for reader in readers:
+            if reader.frame_id:
+                return reader
             if len(readers) < _STEPS:
-                readers += self._users.get(each.id, ())
+                readers += self._users.get(reader.id, ())
         return op
 
     def _operand(self, op: Instruction) -> Instruction | None:
-        operands = [self.module.instructions.get(each) for each in op.operands]
-        known = [each for each in operands if each is not None and each.opcode != "constant"]
-        if not known:
+        operands = [self.module.instructions.get(number) for number in op.operands]
+        computed = [
+            operand for operand in operands if operand is not None and operand.opcode != "constant"
+        ]
+        if not computed:
             return None
-        made = known[0]
-        if op.opcode == "get-tuple-element" and made.opcode == "tuple":
-            return self.module.instructions.get(made.operands[op.tuple_index])
-        return made
+        operand = computed[0]
+        if op.opcode == "get-tuple-element" and operand.opcode == "tuple":
+            return self.module.instructions.get(operand.operands[op.tuple_index])
+        return operand
 
     @cached_property
     def _users(self) -> dict[int, list[Instruction]]:
-        found: dict[int, list[Instruction]] = {}
-        for each in self.module.instructions.values():
-            for operand in each.operands:
-                found.setdefault(operand, []).append(each)
-        return found
+        users: dict[int, list[Instruction]] = {}
+        for user in self.module.instructions.values():
+            for operand in user.operands:
+                users.setdefault(operand, []).append(user)
+        return users
 
     def _work(self, op: Instruction) -> float:
         """Return the estimated work of an operation, in operations on elements."""
         elements = _elements(op.shape)
-        operands = [self.module.instructions.get(each) for each in op.operands]
-        read = [_elements(each.shape) for each in operands if each is not None]
+        operands = [self.module.instructions.get(number) for number in op.operands]
+        read = [_elements(operand.shape) for operand in operands if operand is not None]
         if op.opcode == "dot" and len(read) == 2:
             # (m k) (k n) -> (m n): the root of the product of all three sizes, without batches.
             return 2.0 * (read[0] * read[1] * elements) ** 0.5
@@ -836,7 +840,7 @@ def _name_scopes(op: Instruction) -> NameScopes:
     """Return the name scopes of an operation, without the names of JAX's own bodies."""
     names = op.path.split("/")
     transforms, scopes = name_scopes("/".join(names[names[0].startswith("jit(") : -1]))
-    return NameScopes(transforms, tuple(each for each in scopes if not _STRUCTURE.match(each)))
+    return NameScopes(transforms, tuple(scope for scope in scopes if not _STRUCTURE.match(scope)))
 
 
 def is_callback(op: Instruction) -> bool:
@@ -909,39 +913,43 @@ def moved_by_line(
         steps: The start and end of each call.
         origins: The origins of the operations of each module.
     """
-    found = {program: list(collectives(known.module)) for program, known in origins.items()}
-    if not any(found.values()):
+    by_program = {
+        program: list(collectives(op_origins.module)) for program, op_origins in origins.items()
+    }
+    if not any(by_program.values()):
         return None
     ran = _runs(trace, steps)
     sizes = defaultdict[Line | None, Counter[str]](Counter)
     counts = defaultdict[tuple[Line | None, str], float](float)
-    for program, listed in found.items():
-        known, module = origins[program], origins[program].module
+    for program, listed in by_program.items():
+        op_origins, module = origins[program], origins[program].module
         whole = _module_runs(module, ran[program])
-        for each in listed:
-            here = ran[program][each.instruction.name]
-            runs = (here if each.count is None else whole * each.count) / module.devices
-            for value, shape in moved_values(module, each.instruction):
-                line = known.origin(value).line
-                sizes[line][each.kind] += round(shape.bytes * runs / len(steps))
-                counts[line, each.kind] += runs / len(steps)
+        for collective in listed:
+            here = ran[program][collective.instruction.name]
+            runs = (here if collective.count is None else whole * collective.count) / module.devices
+            for value, shape in moved_values(module, collective.instruction):
+                line = op_origins.origin(value).line
+                sizes[line][collective.kind] += round(shape.bytes * runs / len(steps))
+                counts[line, collective.kind] += runs / len(steps)
     lines = {
         line: tuple(
             MovedValues(kind, size, counts[line, kind]) for kind, size in kinds.most_common()
         )
         for line, kinds in sizes.items()
     }
-    devices = max(origins[program].module.devices for program, listed in found.items() if listed)
+    devices = max(
+        origins[program].module.devices for program, listed in by_program.items() if listed
+    )
     return MovedByLine(devices, lines)
 
 
 def _runs(trace: Trace, steps: Sequence[tuple[float, float]]) -> dict[str, Counter[str]]:
     """Return how often each operation began in the steps, on all devices, by module."""
-    found = defaultdict[str, Counter[str]](Counter)
+    counts = defaultdict[str, Counter[str]](Counter)
     for event in trace.events:
         if any(start <= event.start <= end for start, end in steps):
-            found[event.program][event.name] += 1
-    return found
+            counts[event.program][event.name] += 1
+    return counts
 
 
 def _module_runs(module: Module, ran: Counter[str]) -> int:
@@ -950,5 +958,5 @@ def _module_runs(module: Module, ran: Counter[str]) -> int:
     It is the most frequent count among the operations of its entry computation, since some devices
     run an operation as several kernels.
     """
-    counts = [ran[each.name] for each in module.entry.instructions if ran[each.name]]
+    counts = [ran[op.name] for op in module.entry.instructions if ran[op.name]]
     return median_low(counts) if counts else 0

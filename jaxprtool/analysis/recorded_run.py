@@ -197,7 +197,7 @@ class Function:
     @property
     def seconds(self) -> float:
         """The time of all its compilations."""
-        return sum(each.seconds for each in self.compilations)
+        return sum(compilation.seconds for compilation in self.compilations)
 
 
 @dataclass(frozen=True)
@@ -305,11 +305,13 @@ class Run(Printed):
     @cached_property
     def compilations(self) -> tuple[Compilation, ...]:
         """All compilations of functions under `jax.jit`, in the order of their starts."""
-        found = [each for function in self.functions for each in function.compilations]
-        return tuple(sorted(found, key=lambda each: each.start))
+        compilations = [
+            compilation for function in self.functions for compilation in function.compilations
+        ]
+        return tuple(sorted(compilations, key=lambda compilation: compilation.start))
 
     @property
     def compile_seconds(self) -> float:
         """The time of tracing, lowering and compiling, of all programs."""
         inside = sum(function.seconds for function in self.functions)
-        return inside + sum(each.seconds for each in self.outside_jit)
+        return inside + sum(computation.seconds for computation in self.outside_jit)

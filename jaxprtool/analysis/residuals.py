@@ -204,8 +204,8 @@ def residuals(
         policies: Policies of `jax.checkpoint` by name.
     """
     reading = _Reading(forward, backward, policies)
-    found = [reading.residual(*pair) for pair in reading.pairs]
-    return tuple(sorted(found, key=lambda each: -(each.bytes or 0)))
+    listed = [reading.residual(*pair) for pair in reading.pairs]
+    return tuple(sorted(listed, key=lambda residual: -(residual.bytes or 0)))
 
 
 def peak_of(placement: Placement) -> int:
@@ -255,8 +255,10 @@ class _Reading:
         #: Each residual as a variable of the forward half, and as a variable of the backward half.
         self.pairs = list(zip(kept, back_jaxpr.invars, strict=False))
         self._definitions = {v: self._definition_of(v) for v in kept if type(v) is not Literal}
-        found = [definition for definition in self._definitions.values() if definition is not None]
-        self._recomputation = Recomputation(self._jaxpr, frozenset(self._definitions), found)
+        definitions = [
+            definition for definition in self._definitions.values() if definition is not None
+        ]
+        self._recomputation = Recomputation(self._jaxpr, frozenset(self._definitions), definitions)
 
     def residual(self, value: Atom, taken: Var) -> Residual:
         """Return the description of a residual."""
@@ -286,11 +288,11 @@ class _Reading:
         return None
 
     def _readers(self, taken: Var) -> Iterator[Reader]:
-        found = dict.fromkeys(
+        readers = dict.fromkeys(
             Reader(str(eqn.primitive.name), self._frames.line_of((eqn,)))
             for eqn in _reading(self._flow, taken)
         )
-        yield from sorted(found, key=lambda each: not traits(each.primitive).expensive)
+        yield from sorted(readers, key=lambda reader: not traits(reader.primitive).expensive)
 
     def _dropping(self, eqn: JaxprEqn) -> Iterator[str]:
         """Yield the policies that would not save the results of an equation."""
@@ -315,7 +317,7 @@ def _reading(flow: DataFlow, value: Var) -> Iterator[JaxprEqn]:
                 new += [(jaxpr, out) for out in eqn.outvars]
             else:
                 yield eqn
-        fresh = [each for each in new if each not in seen]
+        fresh = [pair for pair in new if pair not in seen]
         seen.update(fresh)
         todo += fresh
 
@@ -369,12 +371,12 @@ class Recomputation:
         for level in levels[1:]:
             runs.append(runs[-1] * (runs_of(level.held) or 1))
         slices = list(map(self._slices_of, keys, levels))
-        found = slices[-1].of_results(definition.eqn)
-        works = [(found.work, runs[-1])]
+        part = slices[-1].of_results(definition.eqn)
+        works = [(part.work, runs[-1])]
         for depth in range(len(path) - 2, -1, -1):
-            operands = _begins_with(levels[depth + 1], found.arguments)
-            found = slices[depth].of_operands(operands)
-            works.append((found.work, runs[depth]))
+            operands = _begins_with(levels[depth + 1], part.arguments)
+            part = slices[depth].of_operands(operands)
+            works.append((part.work, runs[depth]))
         if any(work is None for work, _ in works):
             return None
         return sum(work * times for work, times in works)
@@ -392,25 +394,25 @@ class Recomputation:
     def _level(self, eqn: JaxprEqn, key: _Key) -> _Level:
         """Return a body of an equation."""
         if key not in self._levels:
-            held, number = self._regions(eqn)[0], key[-1][1]
-            body = held.jaxprs[number]
+            control, number = self._regions(eqn)[0], key[-1][1]
+            body = control.jaxprs[number]
             around = self._levels[key[:-1]].kept
-            given = zip(held.regions[number].outs, body.outvars, strict=True)
+            pairs = zip(control.regions[number].outs, body.outvars, strict=True)
             kept = {
                 atom
-                for out, atom in given
+                for out, atom in pairs
                 if type(atom) is not Literal and out is not None and eqn.outvars[out] in around
             }
-            self._levels[key] = _Level(held, body, number, frozenset(kept - set(body.invars)))
+            self._levels[key] = _Level(control, body, number, frozenset(kept - set(body.invars)))
         return self._levels[key]
 
     def _regions(self, eqn: JaxprEqn) -> tuple[Regions, dict[int, int]]:
         """Return the regions of an equation, and by `id` the region of each equation in them."""
         if id(eqn) not in self._held:
-            held = regions(eqn)
-            assert held is not None
-            bodies = list(enumerate(held.jaxprs))[::-1]
-            self._held[id(eqn)] = held, {id(e): number for number, b in bodies for e in b.eqns}
+            control = regions(eqn)
+            assert control is not None
+            bodies = list(enumerate(control.jaxprs))[::-1]
+            self._held[id(eqn)] = control, {id(e): number for number, b in bodies for e in b.eqns}
         return self._held[id(eqn)]
 
 
@@ -432,12 +434,12 @@ class _Level(NamedTuple):
 
 def _begins_with(level: _Level, arguments: Sequence[int]) -> list[Atom]:
     """Return the operands of the equation that arguments of its body read, without carries."""
-    held = level.held
-    assert held is not None
-    region = held.regions[level.number]
-    carried = {operand for each in held.regions for operand in each.next_iteration}
+    control = level.held
+    assert control is not None
+    region = control.regions[level.number]
+    carried = {operand for other in control.regions for operand in other.next_iteration}
     places = (region.ins[i] for i in arguments)
-    return [held.eqn.invars[place] for place in places if place not in carried]
+    return [control.eqn.invars[place] for place in places if place not in carried]
 
 
 class _Slice(NamedTuple):
@@ -479,8 +481,8 @@ class _Slices:
         self._values = {v: 1 << i for i, v in enumerate(jaxpr.invars) if v not in kept}
         # Drop a slice after its last reader: together they would take quadratic memory.
         last = {v: uses[-1][0] for v, uses in DefUse(jaxpr.eqns).uses.items()}
-        held = (v for e in jaxpr.eqns if id(e) in holders for v in e.invars)
-        always = {v for v in held if type(v) is not Literal}
+        operands = (v for e in jaxpr.eqns if id(e) in holders for v in e.invars)
+        always = {v for v in operands if type(v) is not Literal}
         for i, eqn in enumerate(jaxpr.eqns):
             whole = 1 << first + i
             for v in eqn.invars:
@@ -503,11 +505,11 @@ class _Slices:
         masks = (self._values.get(v, 0) for v in operands if type(v) is not Literal)
         return self._slice(reduce(or_, masks, 0))
 
-    def _slice(self, found: int) -> _Slice:
+    def _slice(self, bits: int) -> _Slice:
         work = None
-        if not found & self._unknown:
-            work = sum(amount * (found & same).bit_count() for amount, same in self._weights)
-        return _Slice(work, [i for i in range(self._count) if found >> i & 1])
+        if not bits & self._unknown:
+            work = sum(amount * (bits & same).bit_count() for amount, same in self._weights)
+        return _Slice(work, [i for i in range(self._count) if bits >> i & 1])
 
 
 def _weights(jaxpr: Jaxpr, first: int, operations: Operations) -> Iterator[tuple[Any, int]]:
@@ -600,9 +602,9 @@ class Saving:
     def least(self) -> tuple[str, ...]:
         """Return the names to save so that as few bytes as possible are kept."""
         sizes = self._sizes()
-        found = self._solve(sizes / (sizes.sum() or 1), None)
-        assert found is not None
-        return found
+        names = self._solve(sizes / (sizes.sum() or 1), None)
+        assert names is not None
+        return names
 
     def kept(self, names: tuple[str, ...]) -> int:
         """Return the bytes that are kept if some names are saved: of values and arguments."""
@@ -661,13 +663,13 @@ class Saving:
 
     def _sources(self, jaxpr: Jaxpr, eqn: JaxprEqn, var: Any) -> Iterator[tuple[Jaxpr, Atom]]:
         """Yield the values that a result of an equation is computed from."""
-        held = regions(eqn)
-        if held is None:
+        control = regions(eqn)
+        if control is None:
             yield from ((jaxpr, atom) for atom in eqn.invars)
             return
-        yield from ((jaxpr, eqn.invars[i]) for i in held.predicates)
-        for number, atom in held.sources()[eqn.outvars.index(var)]:
-            yield held.jaxprs[number], atom
+        yield from ((jaxpr, eqn.invars[i]) for i in control.predicates)
+        for number, atom in control.sources()[eqn.outvars.index(var)]:
+            yield control.jaxprs[number], atom
 
     def _read(self, reader: int, values: Any, name: int = -1) -> None:
         for jaxpr, atom in values:
@@ -720,16 +722,16 @@ class Saving:
             unit = max(budget, 1)
             constraints.append(LinearConstraint(self._sizes()[None] / unit, -np.inf, budget / unit))
         options = {"mip_rel_gap": _GAP, "node_limit": _NODES}
-        found = milp(
+        solution = milp(
             cost,
             integrality=is_integer,
             bounds=Bounds(lower, 1),
             constraints=constraints,
             options=options,
         )
-        if found.x is None:
+        if solution.x is None:
             return None
-        return tuple(name for name, place in self._order.items() if found.x[count + place] > 0.5)
+        return tuple(name for name, place in self._order.items() if solution.x[count + place] > 0.5)
 
 
 # --- expressions ----------------------------------------------------------------------------------
@@ -766,27 +768,27 @@ class Named(NamedTuple):
 
 
 def named(
-    found: Mapping[UserFrame, Sequence[Var]], primitives: Mapping[Var, str], frames: Frames
+    expressions: Mapping[UserFrame, Sequence[Var]], primitives: Mapping[Var, str], frames: Frames
 ) -> list[Named]:
     """Return names for the values of expressions: from the source if possible, else the primitive.
 
     Several expressions may have the same name.
 
     Args:
-        found: The values of each expression.
+        expressions: The values of each expression.
         primitives: The primitive that computes each value.
         frames: Returns the names of files.
     """
     names = SourceNames()
-    places = set(map(range_of, found))
+    places = set(map(range_of, expressions))
     called = []
-    for frame, values in found.items():
+    for frame, values in expressions.items():
         name = names.target(frame) or names.called(frame)
         if name is None and names.returned(frame, places - {range_of(frame)}):
             name = _function(frame)
         called.append(name or primitives[values[0]])
-    texts = (names.text(frame) or "" for frame in found)
-    sources = map(frames.text, found)
+    texts = (names.text(frame) or "" for frame in expressions)
+    sources = map(frames.text, expressions)
     return list(map(Named, called, sources, texts))
 
 
@@ -816,8 +818,8 @@ class _ExpressionSearch:
             for var in eqn.outvars:
                 if type(var) is not DropVar and is_inexact(var) and self._leaves(jaxpr, var, frame):
                     self.found.setdefault(frame, []).append(var)
-        held = None if like.custom_derivative else regions(eqn)
-        return () if held is None or not self._opens(held) else held.jaxprs
+        control = None if like.custom_derivative else regions(eqn)
+        return () if control is None or not self._opens(control) else control.jaxprs
 
     def _frame(self, eqn: JaxprEqn) -> UserFrame | None:
         location = self._frames.location(eqn)
@@ -834,11 +836,11 @@ class _ExpressionSearch:
             self._frame(eqn) != frame and not traits(eqn).names_value for eqn in readers
         )
 
-    def _opens(self, held: Regions) -> bool:
+    def _opens(self, control: Regions) -> bool:
         """Return False for a call whose equations all belong to one expression."""
-        if held.kind != "call":
+        if control.kind != "call":
             return True
-        (body,) = held.jaxprs
+        (body,) = control.jaxprs
         return self._has_several(body)
 
     @cached_method

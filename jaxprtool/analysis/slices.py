@@ -141,26 +141,26 @@ def why(
     Raises:
         PointError: If the program has no such point, or several.
     """
-    about, found = program_signature(program), point(program, what)
+    about, start = program_signature(program), point(program, what)
     if forward is None and back is None:
-        forward, back = found.kind != "result", found.kind != "argument"
+        forward, back = start.kind != "result", start.kind != "argument"
     slices = _Slices(about)
     return Why(
         about.name,
-        found.name,
-        found.kind,
-        found.ends,
-        slices.forward(found) if forward else None,
-        slices.back(found) if back else None,
-        _gradient(program, about, found) if forward and found.kind == "argument" else None,
-        tuple(each.name for each in about.arguments),
-        tuple(each.name for each in about.outputs),
+        start.name,
+        start.kind,
+        start.ends,
+        slices.forward(start) if forward else None,
+        slices.back(start) if back else None,
+        _gradient(program, about, start) if forward and start.kind == "argument" else None,
+        tuple(argument.name for argument in about.arguments),
+        tuple(output.name for output in about.outputs),
     )
 
 
-def _gradient(program: Program | AnyJaxpr, about: ProgramSignature, found: Point) -> GradientFlow:
-    names = {each.name: i for i, each in enumerate(about.arguments)}
-    return gradient_flow(program, [names[name] for name in found.ends])
+def _gradient(program: Program | AnyJaxpr, about: ProgramSignature, start: Point) -> GradientFlow:
+    names = {argument.name: i for i, argument in enumerate(about.arguments)}
+    return gradient_flow(program, [names[name] for name in start.ends])
 
 
 #: The number of equations of each primitive, by line.
@@ -178,12 +178,12 @@ class _Slices:
 
     def forward(self, start: Point) -> Slice:
         run = forward_slice(self._about.jaxpr, start.start)
-        names = [each.name for each in self._about.outputs]
+        names = [output.name for output in self._about.outputs]
         return self._slice(run, results=_chosen(names, run.results))
 
     def back(self, start: Point) -> Slice:
         run = backward_slice(self._about.jaxpr, start.start)
-        names = [each.name for each in self._about.arguments]
+        names = [argument.name for argument in self._about.arguments]
         return self._slice(run, arguments=_chosen(names, run.arguments))
 
     def _slice(self, run: Run, **border: tuple[str, ...]) -> Slice:
@@ -233,8 +233,8 @@ class EquationsByLine:
             if count is None:
                 count = counts[line] = Counter()
             count[eqn.primitive.name] += 1
-            for held in inside:
-                for inner, more in self.of(held).items():
+            for inner_run in inside:
+                for inner, more in self.of(inner_run).items():
                     at = self._lines.line_around(inner, line)
                     counts.setdefault(at, Counter()).update(more)
         return counts
@@ -323,8 +323,8 @@ class _PathSearch:
         self._start = dict.fromkeys(_values(start))
         self._goals = set(_values(end))
         self._between = forward_slice(top, start).members() & backward_slice(top, end).members()
-        holders = (each for held in self._flow.holders.values() for each in held)
-        self._holders = {(each.jaxpr, each.index, each.number): each for each in holders}
+        holders = (holder for group in self._flow.holders.values() for holder in group)
+        self._holders = {(holder.jaxpr, holder.index, holder.number): holder for holder in holders}
         #: The predecessor of each state, and the equation between, if there is one.
         self._before: dict[_State, tuple[_State, JaxprEqn | None] | None] = {}
 
@@ -335,10 +335,10 @@ class _PathSearch:
             return None
         steps: list[PathStep] = []
         while (link := self._before[state]) is not None:
-            before, eqn = link
+            previous, eqn = link
             if eqn is not None:
-                steps.append(self._step(before, eqn, state))
-            state = before
+                steps.append(self._step(previous, eqn, state))
+            state = previous
         return tuple(reversed(steps))
 
     def _found(self) -> _State | None:
@@ -347,10 +347,10 @@ class _PathSearch:
             ((None, *value), None, None) for value in self._start
         )
         while todo:
-            state, before, eqn = todo.popleft()
+            state, previous, eqn = todo.popleft()
             if state in self._before:
                 continue
-            self._before[state] = None if before is None else (before, eqn)
+            self._before[state] = None if previous is None else (previous, eqn)
             if state[1:] in self._goals:
                 return state
             if len(self._before) > _MOST:
@@ -387,19 +387,19 @@ class _PathSearch:
     def _moves_out(self, state: _State) -> Iterator[tuple[_State, None]]:
         """Yield the states outside a body that its result or ref argument flows to."""
         calls, jaxpr, var = state
-        held: list[tuple[Holder, _Calls]] = (
+        callers: list[tuple[Holder, _Calls]] = (
             [calls] if calls else [(holder, None) for holder in self._flow.holders[jaxpr]]
         )
         positions, argument = self._flow.results(jaxpr, var), self._flow.argument(jaxpr, var)
-        for holder, outer in held:
-            found: list[tuple[Jaxpr, Atom]] = []
+        for holder, outer in callers:
+            destinations: list[tuple[Jaxpr, Atom]] = []
             for position in positions:
-                found += self._flow.controlled_results(holder) or self._flow.destinations(
+                destinations += self._flow.controlled_results(holder) or self._flow.destinations(
                     holder, position
                 )
             if argument is not None and is_ref(var):
-                found += self._flow.origins(holder, argument)[:1]
-            for where, value in found:
+                destinations += self._flow.origins(holder, argument)[:1]
+            for where, value in destinations:
                 if where is holder.jaxpr:
                     yield (outer, where, value), None
                 else:
@@ -409,8 +409,8 @@ class _PathSearch:
                     )
 
     def _holder(self, jaxpr: Jaxpr, index: int, body: Jaxpr) -> Holder:
-        held = [each for _, each in bodies(jaxpr.eqns[index])]
-        return self._holders[jaxpr, index, held.index(body)]
+        siblings = [inner for _, inner in bodies(jaxpr.eqns[index])]
+        return self._holders[jaxpr, index, siblings.index(body)]
 
     def _step(self, before: _State, eqn: JaxprEqn, after: _State) -> PathStep:
         location, depth, calls = self._frames.location(eqn), 0, before[0]

@@ -157,7 +157,7 @@ def source_lines(program: Program | AnyJaxpr) -> Source:
     frames = frames_now(about.roots)
     costs = cost_by_side(program)
     counts = EquationsByLine(LineReader(frames)).of(everything(about.jaxpr))
-    backward = any(is_some(each.backward) for each in costs.lines.values())
+    backward = any(is_some(sides.backward) for sides in costs.lines.values())
     line_type = GradientLine if backward else SourceLine
     by_file: dict[str, list[SourceLine]] = {}
     elsewhere = 0
@@ -165,13 +165,13 @@ def source_lines(program: Program | AnyJaxpr) -> Source:
         if line is None or not line.own:
             elsewhere += count.total()
             continue
-        found = costs.lines.get(line, _NOTHING)
-        by_file.setdefault(line.file, []).append(line_type(line.line, count.total(), *found))
+        sides = costs.lines.get(line, _NOTHING)
+        by_file.setdefault(line.file, []).append(line_type(line.line, count.total(), *sides))
     files = [
-        SourceFile(file, frames.path(file), tuple(sorted(lines, key=lambda each: each.number)))
+        SourceFile(file, frames.path(file), tuple(sorted(lines, key=lambda line: line.number)))
         for file, lines in by_file.items()
     ]
-    files.sort(key=lambda each: -sum(line.equations for line in each.lines))
+    files.sort(key=lambda file: -sum(line.equations for line in file.lines))
     return Source(
         about.name,
         costs.total,
@@ -188,8 +188,8 @@ def called_package(program: Program | AnyJaxpr) -> str:
     about, counts = program_signature(program), Counter[str]()
     frames = frames_now(about.roots)
     for eqn in equations(about.jaxpr):
-        if found := frames.of(eqn):
-            counts[frames.package(found[-1].file)] += 1
+        if stack := frames.of(eqn):
+            counts[frames.package(stack[-1].file)] += 1
     return max(counts, key=counts.__getitem__, default="")
 
 
@@ -210,26 +210,26 @@ def with_residuals(
     """
     total = arguments = 0
     kept: Counter[str] = Counter()
-    for each in residuals:
-        size = each.bytes or 0
+    for residual in residuals:
+        size = residual.bytes or 0
         total += size
-        if each.argument:
+        if residual.argument:
             arguments += size
         else:
-            kept[each.source.partition(BEHIND)[0]] += size
+            kept[residual.source.partition(BEHIND)[0]] += size
     files = []
     for file in source.files:
         lines = (
             replace(line, kept=kept.pop(f"{file.path}:{line.number}", 0)) for line in file.lines
         )
         files.append(replace(file, lines=tuple(lines)))
-    found = Kept(total, arguments, kept.total(), with_respect_to)
-    return replace(source, files=tuple(files), kept=found)
+    totals = Kept(total, arguments, kept.total(), with_respect_to)
+    return replace(source, files=tuple(files), kept=totals)
 
 
 def with_times(source: Source, profile: Profile) -> Source:
     """Add to each line its time in a profile of the program."""
-    times = {each.name: each for each in profile.lines}
+    times = {line.name: line for line in profile.lines}
     files = []
     for file in source.files:
         lines = (
@@ -248,9 +248,9 @@ def with_collectives(source: Source, shardings: Shardings, frames: Frames) -> So
         frames: Chooses the lines of collectives; pass the one that chose the lines of equations.
     """
     sent: Counter[str] = Counter()
-    for each in shardings.collectives:
-        sent[frames.location_text(frames.location_in(each.frames)).partition(BEHIND)[0]] += (
-            each.sent_bytes
+    for collective in shardings.collectives:
+        sent[frames.location_text(frames.location_in(collective.frames)).partition(BEHIND)[0]] += (
+            collective.sent_bytes
         )
     files = []
     for file in source.files:

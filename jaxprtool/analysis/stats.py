@@ -98,10 +98,10 @@ _totals = JaxprCache()
 def count_equations(program: Program | AnyJaxpr) -> int:
     """Return the number of equations of a `Program` or a jaxpr, at every depth, as `stats` does."""
     jaxpr = top_jaxpr(program)
-    known = _totals.of(jaxpr)
-    if "total" not in known:
-        known["total"] = len(jaxpr.eqns) + sum(map(count_equations, inner_jaxprs(jaxpr)))
-    return known["total"]  # type: ignore[no-any-return]
+    totals = _totals.of(jaxpr)
+    if "total" not in totals:
+        totals["total"] = len(jaxpr.eqns) + sum(map(count_equations, inner_jaxprs(jaxpr)))
+    return totals["total"]  # type: ignore[no-any-return]
 
 
 def _count(jaxpr: Jaxpr, counts: dict[Jaxpr, Counter[tuple[int, str]]]) -> None:

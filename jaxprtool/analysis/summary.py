@@ -159,7 +159,7 @@ def summarized(facts: Facts, command_line: CommandLine | None) -> Summary:
         command_line: Returns the command line of a suggestion; None for no suggestions.
     """
     memory, times = facts.memory, facts.profile
-    known = None if isinstance(memory, str) else memory
+    estimate = None if isinstance(memory, str) else memory
     suggested = () if command_line is None else _suggestions(facts, command_line)
     named = [line for line in times.lines if line.name] if times is not None else None
     return Summary(
@@ -170,8 +170,8 @@ def summarized(facts: Facts, command_line: CommandLine | None) -> Summary:
         facts.cost.total,
         tuple(_dearest(facts.cost)[:_MOST]),
         None if named is None else tuple(named[:_MOST]),
-        None if known is None else known.at,
-        () if known is None else known.live[:_MOST],
+        None if estimate is None else estimate.at,
+        () if estimate is None else estimate.live[:_MOST],
         len(facts.findings),
         facts.findings.findings[:_MOST],
         tuple(islice(suggested, _MOST_SUGGESTIONS)),
@@ -183,12 +183,12 @@ def _size(values: Sequence[NamedValue]) -> ValuesSize:
     return ValuesSize(len(values), bytes_of_values(values))
 
 
-def _dearest(found: Cost) -> list[Group]:
+def _dearest(cost: Cost) -> list[Group]:
     """Return the groups with a known line that have FLOPs or move bytes, the most FLOPs first."""
     return [
-        each
-        for each in found.groups
-        if each.name and any(number != 0 for number in each.work)  # numbers may be symbolic
+        group
+        for group in cost.groups
+        if group.name and any(number != 0 for number in group.work)  # numbers may be symbolic
     ]
 
 
@@ -201,23 +201,23 @@ def _suggestions(facts: Facts, command: CommandLine) -> Iterator[Suggestion]:
     yield from _about_memory(facts, command)
     yield from _about_repetition(facts.repetition, command)
     yield from _about_time(facts, command)
-    if (held := facts.cost.left_to_partitioner) and not facts.is_partitioned:
-        values = plural(len(held), "value")
+    if (left := facts.cost.left_to_partitioner) and not facts.is_partitioned:
+        values = plural(len(left), "value")
         fact = f"{values} with a sharding over several devices are counted whole"
         yield Suggestion(fact, command("shardings", ()))
 
 
 def _about_findings(facts: Facts, command: CommandLine) -> Iterator[Suggestion]:
-    found = facts.findings.findings
-    if not found:
+    findings = facts.findings.findings
+    if not findings:
         return
-    wrong = sum(each.kind == "wrong" for each in found)
-    fact = f"{plural(len(found), 'finding')} of lint"
+    wrong = sum(finding.kind == "wrong" for finding in findings)
+    fact = f"{plural(len(findings), 'finding')} of lint"
     if wrong:
-        some = "" if wrong == len(found) else f", {wrong:,} of which"
+        some = "" if wrong == len(findings) else f", {wrong:,} of which"
         fact += f"{some} may make results wrong"
     yield Suggestion(fact, command("lint", ()))
-    numeric = next((each for each in found if each.code.startswith(_NUMERICS)), None)
+    numeric = next((finding for finding in findings if finding.code.startswith(_NUMERICS)), None)
     if numeric is not None:
         passes = ["grad"] if facts.is_loss else []
         fact = f"{numeric.line}: {numeric.message}" if numeric.line else numeric.message
@@ -243,7 +243,7 @@ def _residuals_fact(kept: Residuals, memory: Memory | str) -> str:
     """Return what jax.checkpoint saves, or how much a step hands to its backward part; or ""."""
     if kept.placements:
         before = kept.placements[0]
-        best = min(kept.placements, key=lambda each: (each.peak_bytes, each.flops))
+        best = min(kept.placements, key=lambda placement: (placement.peak_bytes, placement.flops))
         return "" if best.peak_bytes >= before.peak_bytes else _placement_fact(before, best)
     if not kept.is_inside or isinstance(memory, str) or not kept.total_bytes:
         return ""
@@ -266,13 +266,13 @@ def _placement_fact(before: Placement, after: Placement) -> str:
     )
 
 
-def _about_repetition(found: Repetition | None, command: CommandLine) -> Iterator[Suggestion]:
-    if found is None or not found.bodies:
+def _about_repetition(repetition: Repetition | None, command: CommandLine) -> Iterator[Suggestion]:
+    if repetition is None or not repetition.bodies:
         return
-    body = found.bodies[0]
+    body = repetition.bodies[0]
     fact = f"{body.copies:,} copies of {body.name} are {body.share:.0%} of the equations"
-    fact += f"; outlined, {found.compiled:,} are compiled"
-    memory = found.memory
+    fact += f"; outlined, {repetition.compiled:,} are compiled"
+    memory = repetition.memory
     if memory is not None and memory.needs_warning:
         fact += f", with {in_bytes(memory.outlined)} of temporary memory"
         fact += f" instead of {in_bytes(memory.as_traced)}"
@@ -289,9 +289,9 @@ def _about_time(facts: Facts, command: CommandLine) -> Iterator[Suggestion]:
             yield Suggestion(f"{fact}; its time is not measured", command("profile", ()))
         return
     dearest = next((line for line in facts.profile.lines if line.name), None)
-    own = max(facts.profile.own, key=lambda each: each.share, default=None)
-    if own is not None and (dearest is None or own.share > dearest.share):
-        fact = f"{own.kind}: {own.share:.0%} of a call, more than any line takes"
+    overhead = max(facts.profile.own, key=lambda row: row.share, default=None)
+    if overhead is not None and (dearest is None or overhead.share > dearest.share):
+        fact = f"{overhead.kind}: {overhead.share:.0%} of a call, more than any line takes"
         yield Suggestion(fact, command("profile", ()))
     if dearest is not None and shares and dearest.name != first:
         fact = f"{dearest.name} takes {dearest.share:.0%} of a call"
@@ -299,10 +299,10 @@ def _about_time(facts: Facts, command: CommandLine) -> Iterator[Suggestion]:
         yield Suggestion(fact, command("source --measure", ()))
 
 
-def _shares_of_flops(found: Cost) -> dict[str, float]:
+def _shares_of_flops(cost: Cost) -> dict[str, float]:
     """Return the share of each line in FLOPs, as `cost` shows it; empty if they are symbolic."""
-    counts = {each.name: _operations(each) for each in _dearest(found)}
-    total = _operations(found.total)
+    counts = {group.name: _operations(group) for group in _dearest(cost)}
+    total = _operations(cost.total)
     if not total or not all(type(count) is int for count in counts.values()):
         return {}
     return {name: count / total for name, count in counts.items()}
@@ -379,15 +379,15 @@ def _runs(top: Jaxpr) -> dict[Jaxpr, int]:
 
 def _bodies(runs: dict[Jaxpr, int]) -> list[HeldBody]:
     """Return the bodies of several equations, sorted by the equations in all their copies."""
-    found: dict[Jaxpr, HeldBody] = {}
+    by_body: dict[Jaxpr, HeldBody] = {}
     for jaxpr in runs:
-        for eqn, held in holders(jaxpr):
-            for path, body in held:
-                if body not in found and len(body.eqns) > 1:
+        for eqn, inner in holders(jaxpr):
+            for path, body in inner:
+                if body not in by_body and len(body.eqns) > 1:
                     named = str(eqn.params.get("name") or path)
                     size = count_equations(body)
-                    found[body] = HeldBody(eqn.primitive.name, named, runs[body], size)
-    return sorted(found.values(), key=lambda body: -body.calls * body.equations)
+                    by_body[body] = HeldBody(eqn.primitive.name, named, runs[body], size)
+    return sorted(by_body.values(), key=lambda body: -body.calls * body.equations)
 
 
 def _lines(runs: dict[Jaxpr, int], reader: Frames) -> list[tuple[UserFrame, int]]:

@@ -111,8 +111,8 @@ def check_jaxpr(
                 faults[request] = fault
             else:
                 faults[request] = None
-        if (found := faults[request]) is not None:
-            raise found
+        if (error := faults[request]) is not None:
+            raise error
 
     def check(body: ClosedJaxpr) -> None:
         if jax.debug_key_reuse.value or alike is None or not alike.is_well_typed(body):
@@ -241,13 +241,13 @@ class _Alike:
 
     def _number(self, aval: Aval) -> int:
         """Return the number of a type. Raises TypeError for a ref's: refs must be distinct."""
-        found = self._by_id.get(id(aval))
-        if found is None:
+        entry = self._by_id.get(id(aval))
+        if entry is None:
             if isinstance(aval, AbstractRef):
                 raise TypeError
-            found = self._numbers.setdefault(aval, len(self._numbers)), aval
-            self._by_id[id(aval)] = found
-        return found[0]
+            entry = self._numbers.setdefault(aval, len(self._numbers)), aval
+            self._by_id[id(aval)] = entry
+        return entry[0]
 
 
 def _literal(literal: Literal) -> tuple[Any, ...]:
@@ -298,10 +298,10 @@ def _weak_type_fault(eqn: JaxprEqn) -> str:
     with eqn.ctx.manager:
         results, _ = inferred_types(eqn.primitive, eqn.params, eqn.invars)
     for var, aval in zip(eqn.outvars, results, strict=True):
-        weak, found = (getattr(each, "weak_type", False) for each in (var.aval, aval))
-        if weak != found and type(var) is not DropVar:
+        weak, inferred = (getattr(side, "weak_type", False) for side in (var.aval, aval))
+        if weak != inferred and type(var) is not DropVar:
             words = ["strongly", "weakly"]
-            return f"{eqn.primitive} gives a {words[found]} typed {aval.str_short()}, " + (
+            return f"{eqn.primitive} gives a {words[inferred]} typed {aval.str_short()}, " + (
                 f"annotated as {words[weak]} typed"
             )
     return ""
@@ -420,7 +420,7 @@ class CheckpointedJvp:
         known, staged, out_unknown, out_staged, residuals = internal_pe.partial_eval_jaxpr_custom(
             self._jaxpr, self._unknown, [True] * count, False, False, policy
         )
-        wanted = [unknown for unknown, each in zip(out_unknown, out_staged, strict=True) if each]
+        wanted = [unknown for unknown, flag in zip(out_unknown, out_staged, strict=True) if flag]
         _, read, *_ = jax_dce_jaxpr(staged, wanted)
         first = len(known.outvars) - residuals
         values = [v for v, is_read in zip(known.outvars[first:], read, strict=False) if is_read]

@@ -139,7 +139,7 @@ class CompileTimes:
 class Observer(Protocol):
     """The callbacks of `observed`. An exception in one goes to `failed`, not to the user."""
 
-    def jit_made(self, fun: Any, jit: Any, made: Any) -> Around | None:
+    def jit_made(self, fun: Any, jit: Any, result: Any) -> Around | None:
         """`jax.jit` was applied to `fun`; `jit` identifies the result in a `JitCall`.
 
         If a function is returned, calls of the jitted function go through it.
@@ -224,10 +224,10 @@ def trace_settings() -> dict[str, Any]:
 
     Those without a public name are one tuple, `others`.
     """
-    found = {name: getattr(jax.config, f"jax_{name}", None) for name in _SETTINGS}
+    settings = {name: getattr(jax.config, f"jax_{name}", None) for name in _SETTINGS}
     mesh = jax.sharding.get_abstract_mesh()
     others = config.trace_context()[:-1]  # the last one has the named axes of a trace around
-    return found | {"mesh": None if mesh.empty else mesh, "others": others}
+    return settings | {"mesh": None if mesh.empty else mesh, "others": others}
 
 
 class _Leaves(list[Any]):
@@ -253,12 +253,12 @@ _quiet = threading.local()
 @contextlib.contextmanager
 def unobserved() -> Iterator[None]:
     """Hide what a `with` block compiles from observers."""
-    before = getattr(_quiet, "on", False)
+    previous = getattr(_quiet, "on", False)
     _quiet.on = True
     try:
         yield
     finally:
-        _quiet.on = before
+        _quiet.on = previous
 
 
 @dataclass
@@ -304,10 +304,10 @@ class _Hooks:
     def _make_jit(self, original: Callable[..., Any]) -> Callable[..., Any]:
         @wraps(original)
         def make_jit(fun: Any, **options: Any) -> Any:
-            made = original(fun, **options)
+            function = original(fun, **options)
             jitted.JITTED.clear_cache = self.evict  # JAX has set its own again
-            around = self.tell(self.observer.jit_made, fun, made._jit_info, made)
-            return made if around is None else ObservedJit(made, around)
+            around = self.tell(self.observer.jit_made, fun, function._jit_info, function)
+            return function if around is None else ObservedJit(function, around)
 
         return make_jit
 
@@ -419,14 +419,14 @@ class _Hooks:
             finally:
                 lowering.seconds = time.perf_counter() - clock
                 lowering.cpu = time.process_time() - cpu
-                known = self.tell(self.observer.lowered, lowering)
-            if known is not None:
-                computation.compile = self._compile(computation, known)
+                record = self.tell(self.observer.lowered, lowering)
+            if record is not None:
+                computation.compile = self._compile(computation, record)
             return computation
 
         return lower_sharding_computation
 
-    def _compile(self, computation: Any, known: Any) -> Callable[..., Any]:
+    def _compile(self, computation: Any, record: Any) -> Callable[..., Any]:
         original = computation.compile
 
         @wraps(original)
@@ -434,7 +434,7 @@ class _Hooks:
             if computation._executable is not None:
                 return original(*args, **kwargs)
             hits, error = self.state.hits, None
-            self.tell(self.observer.compiling, known)
+            self.tell(self.observer.compiling, record)
             cpu, clock = time.process_time(), time.perf_counter()
             try:
                 return original(*args, **kwargs)
@@ -444,7 +444,7 @@ class _Hooks:
             finally:
                 seconds, cpu = time.perf_counter() - clock, time.process_time() - cpu
                 times = CompileTimes(seconds, cpu, self.state.hits > hits, error)
-                self.tell(self.observer.compiled, known, times)
+                self.tell(self.observer.compiled, record, times)
 
         return compile_computation
 
@@ -473,9 +473,9 @@ class _Hooks:
             if array._npy_value is not None:
                 return read(array)
             clock = time.perf_counter()
-            found = read(array)
+            result = read(array)
             self._waited(array, clock)
-            return found
+            return result
 
         return property(value)
 
@@ -485,10 +485,10 @@ class _Hooks:
         @wraps(original)
         def item(array: Any, *args: int) -> Any:
             waits, clock = self.state.waits, time.perf_counter()
-            found = original(array, *args)
+            result = original(array, *args)
             if self.state.waits == waits:
                 self._waited(array, clock)
-            return found
+            return result
 
         return item
 

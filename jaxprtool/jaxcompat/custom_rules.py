@@ -134,8 +134,8 @@ def custom_jvp_rule_param(name: str, rule: Callable[[Sequence[bool]], JVPRule]) 
     """
 
     def jvp(*in_zeros: bool) -> tuple[Jaxpr, Sequence[Any], list[bool]]:
-        found = rule([not zero for zero in in_zeros])
-        jaxpr, out_zeros = found.jaxpr, found.out_zeros
+        jvp_rule = rule([not zero for zero in in_zeros])
+        jaxpr, out_zeros = jvp_rule.jaxpr, jvp_rule.out_zeros
         if not any(in_zeros):
             return *detach_constants(jaxpr), list(out_zeros)
         avals = [v.aval for v in jaxpr.invars]
@@ -143,14 +143,14 @@ def custom_jvp_rule_param(name: str, rule: Callable[[Sequence[bool]], JVPRule]) 
         tangents = avals[num_primals:]
 
         def with_zeros(*args: Any) -> Any:
-            given = iter(args[num_primals:])
+            nonzero = iter(args[num_primals:])
             pairs = zip(in_zeros, tangents, strict=True)
-            full = [zeros_like_aval(a) if zero else next(given) for zero, a in pairs]
+            full = [zeros_like_aval(a) if zero else next(nonzero) for zero, a in pairs]
             return jaxpr_as_fun(jaxpr)(*args[:num_primals], *full)
 
-        given = [a for zero, a in zip(in_zeros, tangents, strict=True) if not zero]
-        made = trace_flat(with_zeros, name, [*avals[:num_primals], *given])
-        return *detach_constants(made), list(out_zeros)
+        nonzero_avals = [a for zero, a in zip(in_zeros, tangents, strict=True) if not zero]
+        traced = trace_flat(with_zeros, name, [*avals[:num_primals], *nonzero_avals])
+        return *detach_constants(traced), list(out_zeros)
 
     debug = DebugInfo("custom_jvp jvp", name, None, None)
     return {"jvp_jaxpr_fun": lu.wrap_init(jvp, debug_info=debug)}
@@ -170,21 +170,21 @@ def custom_vjp_rule(eqn: JaxprEqn, perturbed: Sequence[bool]) -> VJPRule:
         forward = attach_constants(*fwd.call_wrapped(*perturbed))
         _, res_tree, forwarded_operands = params["out_trees"]()
         forwarded = [None if i is None else i - num_consts for i in forwarded_operands]
-        given = iter(forward.outvars)
+        outs = iter(forward.outvars)
         operands = eqn.invars[num_consts:]
-        held = [operands[i] if i is not None else next(given) for i in forwarded]
-        residuals = [atom.aval for atom in held]
+        res_atoms = [operands[i] if i is not None else next(outs) for i in forwarded]
+        residuals = [atom.aval for atom in res_atoms]
         assert len(residuals) == res_tree.num_leaves
         cotangents = [v.aval.to_ct_aval() for v in eqn.outvars]
         zeros: list[bool] = []
 
         def backward(*args: Any) -> list[Any]:
             # A residual that fwd returns as a number is one for bwd too, which may branch on it.
-            known = [
+            res = [
                 atom.val if isinstance(atom, Literal) and i is None else arg
-                for atom, i, arg in zip(held, forwarded, args, strict=False)
+                for atom, i, arg in zip(res_atoms, forwarded, args, strict=False)
             ]
-            cts = bwd.call_wrapped(*known, *args[len(known) :])
+            cts = bwd.call_wrapped(*res, *args[len(res) :])
             if BWD_RETURNS_LOGS:
                 cts, logs = cts
                 if logs is not None:
@@ -192,9 +192,9 @@ def custom_vjp_rule(eqn: JaxprEqn, perturbed: Sequence[bool]) -> VJPRule:
             zeros[:] = [isinstance(ct, Zero | SymbolicZero) for ct in cts]
             return [ct for ct, zero in zip(cts, zeros, strict=True) if not zero]
 
-        made = trace_flat(backward, bwd.debug_info.func_name, [*residuals, *cotangents])
+        bwd_jaxpr = trace_flat(backward, bwd.debug_info.func_name, [*residuals, *cotangents])
     names = fwd.debug_info.func_name, bwd.debug_info.func_name
-    return VJPRule(*names, forward, made, tuple(forwarded), tuple(zeros), tuple(perturbed))
+    return VJPRule(*names, forward, bwd_jaxpr, tuple(forwarded), tuple(zeros), tuple(perturbed))
 
 
 @contextmanager
@@ -216,25 +216,25 @@ def _forget(rule: object) -> None:
     if isinstance(rule, WrappedFun):
         _forget(rule.f)
     elif _is_wrapper(rule):
-        for name, held in cells_of(rule).items():
-            if name == "cells" and isinstance(held, dict):
-                held.clear()
+        for name, cell in cells_of(rule).items():
+            if name == "cells" and isinstance(cell, dict):
+                cell.clear()
             else:
-                _forget(held)
+                _forget(cell)
 
 
 def with_leading_consts(params: Params, count: int) -> Params:
     """Return the parameters of a custom call that change if it takes `count` more constants."""
-    made: Params = {"num_consts": params["num_consts"] + count}
+    changed: Params = {"num_consts": params["num_consts"] + count}
     if "out_trees" not in params:
-        return made
+        return changed
     out_trees = params["out_trees"]
 
     def shifted() -> tuple[PyTreeDef, PyTreeDef, list[int | None]]:
         out_tree, res_tree, forwarded = out_trees()
         return out_tree, res_tree, [None if i is None else i + count for i in forwarded]
 
-    return {**made, "out_trees": shifted}
+    return {**changed, "out_trees": shifted}
 
 
 def custom_vjp_rule_params(
@@ -253,26 +253,26 @@ def custom_vjp_rule_params(
         return detach_constants(rules(perturbed).fwd)
 
     def bwd(*args: Any) -> Any:
-        found = rules(())
-        count = len(found.forwarded)
+        rule = rules(())
+        count = len(rule.forwarded)
         residuals, cts = args[:count], args[count:]
-        cotangents = [v.aval for v in found.bwd.invars[count:]]
+        cotangents = [v.aval for v in rule.bwd.invars[count:]]
         full = [
             zeros_like_aval(aval) if isinstance(ct, SymbolicZero) else ct
             for ct, aval in zip(cts, cotangents, strict=True)
         ]
-        given = iter(jaxpr_as_fun(found.bwd)(*residuals, *full))
+        nonzero = iter(jaxpr_as_fun(rule.bwd)(*residuals, *full))
         result = [
-            Zero(aval.to_ct_aval()) if zero else next(given)
-            for zero, aval in zip(found.in_zeros, primals, strict=True)
+            Zero(aval.to_ct_aval()) if zero else next(nonzero)
+            for zero, aval in zip(rule.in_zeros, primals, strict=True)
         ]
         return (result, None) if BWD_RETURNS_LOGS else result
 
     def out_trees() -> tuple[PyTreeDef, PyTreeDef, list[int | None]]:
-        found = rules(())
-        operands = [None if i is None else i + num_consts for i in found.forwarded]
+        rule = rules(())
+        operands = [None if i is None else i + num_consts for i in rule.forwarded]
         count = len(operands)
-        return _flat_tree(len(found.bwd.invars) - count), _flat_tree(count), operands
+        return _flat_tree(len(rule.bwd.invars) - count), _flat_tree(count), operands
 
     fwd_name, bwd_name = names
     fwd_debug = DebugInfo("custom_vjp fwd", fwd_name, None, None)
@@ -343,11 +343,11 @@ def live_key(value: object) -> Hashable:
                 return live_key(passed_on)
             return live_key(value.f), live_key(tuple(filter(_counts, value.transforms)))
         case FunctionType() if _is_wrapper(value):
-            held = cells_of(value)
+            cells = cells_of(value)
             for name, what_counts in _COUNTS.get(value.__code__.co_name, {}).items():
-                if name in held:
-                    held[name] = what_counts(held[name])
-            return value.__code__, tuple(map(live_key, held.values()))
+                if name in cells:
+                    cells[name] = what_counts(cells[name])
+            return value.__code__, tuple(map(live_key, cells.values()))
         case tuple() | list():
             return tuple(map(live_key, value))
         case set():
@@ -383,10 +383,10 @@ def _forwarded_rule(rule: WrappedFun) -> WrappedFun | None:
     lifted = thunk.get("jvp", thunk.get("fwd"))
     if not isinstance(lifted, WrappedFun) or lifted.transforms:
         return None
-    held = cells_of(lifted.f)
-    if held.get("num_consts") != 0:
+    cells = cells_of(lifted.f)
+    if cells.get("num_consts") != 0:
         return None
-    return held.get("jvp_jaxpr_fun", held.get("fwd_jaxpr_thunk"))
+    return cells.get("jvp_jaxpr_fun", cells.get("fwd_jaxpr_thunk"))
 
 
 def _counts(transform: tuple[Any, ...]) -> bool:
@@ -406,11 +406,11 @@ def cells_of(function: object) -> dict[str, Any]:
     """Return the values that a function closes over, by name."""
     if not isinstance(function, FunctionType):
         return {}
-    held = {}
+    cells = {}
     for name, cell in zip(function.__code__.co_freevars, function.__closure__ or (), strict=True):
         with suppress(ValueError):  # the variable has no value yet
-            held[name] = cell.cell_contents
-    return held
+            cells[name] = cell.cell_contents
+    return cells
 
 
 #: Since 0.12 a backward rule returns its cotangents and a log, which is None for most.
@@ -481,20 +481,20 @@ class ClosedOver:
         if self.depth == 0 or eqn.primitive.name not in _RULE_PARAMS:
             return []
         inner = replace(self, depth=self.depth - 1)
-        found: list[Any] = []
+        closed_over: list[Any] = []
         for rule in _traced(eqn):
-            found += filter(self.owned, rule.consts)
-            found += [value for each in rule.eqns for value in inner.values(each)]
-        return list({id(value): value for value in found}.values())
+            closed_over += filter(self.owned, rule.consts)
+            closed_over += [value for rule_eqn in rule.eqns for value in inner.values(rule_eqn)]
+        return list({id(value): value for value in closed_over}.values())
 
     def params(self, eqn: JaxprEqn, values: Sequence[Any]) -> Params:
         """Return the parameters of a call that takes `values` after its other operands.
 
         The call must not be differentiated with respect to them.
         """
-        made = self._jvp if "jvp_jaxpr_fun" in eqn.params else self._vjp
+        rule_params = self._jvp if "jvp_jaxpr_fun" in eqn.params else self._vjp
         body = self._taking(eqn.params["call_jaxpr"], values, len(eqn.invars))
-        return {**eqn.params, "call_jaxpr": body, **made(eqn, values)}
+        return {**eqn.params, "call_jaxpr": body, **rule_params(eqn, values)}
 
     def _jvp(self, eqn: JaxprEqn, values: Sequence[Any]) -> Params:
         rule, count = eqn.params["jvp_jaxpr_fun"], _num_primals(eqn)
@@ -507,8 +507,8 @@ class ClosedOver:
                 for value, zero in zip(values, in_zeros[count:], strict=True)
                 if not zero
             ]
-            made = _with_parts(closed, [*closed.invars, *unused], closed.eqns)
-            return *detach_constants(made), out_zeros
+            padded = _with_parts(closed, [*closed.invars, *unused], closed.eqns)
+            return *detach_constants(padded), out_zeros
 
         return {"jvp_jaxpr_fun": lu.wrap_init(jvp, debug_info=rule.debug_info)}
 
@@ -538,17 +538,17 @@ class ClosedOver:
         Its custom calls, which are differentiated once less, take them too, and also the values of
         this jaxpr that their rules close over.
         """
-        known = {id(c): v for v, c in zip(closed.constvars, closed.consts, strict=True)}
-        taken = {id(x): known.get(id(x)) or Var(jax.typeof(x)) for x in values}
+        by_id = {id(c): v for v, c in zip(closed.constvars, closed.consts, strict=True)}
+        taken = {id(x): by_id.get(id(x)) or Var(jax.typeof(x)) for x in values}
         invars = [*closed.invars[:place], *taken.values(), *closed.invars[place:]]
         inner = replace(self, depth=self.depth - 1)
 
         def with_taken(eqn: JaxprEqn) -> JaxprEqn:
-            held = [value for value in inner.values(eqn) if id(value) in taken]
-            if not held:
+            closed_over = [value for value in inner.values(eqn) if id(value) in taken]
+            if not closed_over:
                 return eqn
-            operands = [*eqn.invars, *(taken[id(value)] for value in held)]
-            return eqn.replace(invars=operands, params=inner.params(eqn, held))
+            operands = [*eqn.invars, *(taken[id(value)] for value in closed_over)]
+            return eqn.replace(invars=operands, params=inner.params(eqn, closed_over))
 
         in_scope = {*closed.constvars, *invars}
         eqns: list[JaxprEqn] = []
@@ -575,11 +575,11 @@ def _traced(eqn: JaxprEqn) -> list[ClosedJaxpr]:
     except Exception:
         if not eqn.params["symbolic_zeros"]:
             raise
-    found = []
+    rules = []
     for i in range(count):
         with suppress(Exception):
-            found.append(traced([i]))
-    return found
+            rules.append(traced([i]))
+    return rules
 
 
 def _num_primals(eqn: JaxprEqn) -> int:
@@ -617,10 +617,10 @@ def with_closed_over(eqn: JaxprEqn, in_scope: Container[Var]) -> list[JaxprEqn]:
         eqn: The equation.
         in_scope: The variables that it may take.
     """
-    if eqn.primitive.name not in _RULE_PARAMS or not (held := _tracers(eqn)):
+    if eqn.primitive.name not in _RULE_PARAMS or not (tracers := _tracers(eqn)):
         return [eqn]
     live = list(_traces_around())
-    _ended.update(each._trace for each in held if each._trace not in live)
+    _ended.update(tracer._trace for tracer in tracers if tracer._trace not in live)
     rules = ClosedOver(
         lambda value: isinstance(value, DynamicJaxprTracer) and value.val in in_scope,
         _MOST_DERIVATIVES,
@@ -633,9 +633,9 @@ def with_closed_over(eqn: JaxprEqn, in_scope: Container[Var]) -> list[JaxprEqn]:
         return [eqn]
     first, taken = [], []
     for value in values:
-        made = jax.make_jaxpr(unperturbed)(jax.ShapeDtypeStruct(value.aval.shape, value.aval.dtype))
+        body = jax.make_jaxpr(unperturbed)(jax.ShapeDtypeStruct(value.aval.shape, value.aval.dtype))
         out = Var(value.aval)
-        (call,) = made.eqns
+        (call,) = body.eqns
         first.append(call.replace(invars=[value.val], outvars=[out], source_info=eqn.source_info))
         taken.append(out)
     params = rules.params(eqn, values)
@@ -669,7 +669,7 @@ def _tracers(eqn: JaxprEqn) -> list[Any]:
     names = ("jvp_jaxpr_fun", "fwd_jaxpr_thunk", "bwd")
     todo: list[Any] = [eqn.params[name] for name in names if name in eqn.params]
     seen: set[int] = set()
-    found = []
+    tracers = []
     while todo:
         value = todo.pop()
         if id(value) in seen:
@@ -677,7 +677,7 @@ def _tracers(eqn: JaxprEqn) -> list[Any]:
         seen.add(id(value))
         match value:
             case DynamicJaxprTracer():
-                found.append(value)
+                tracers.append(value)
             case WrappedFun():
                 todo += [value.f, *value.transforms]
             case FunctionType():
@@ -692,7 +692,7 @@ def _tracers(eqn: JaxprEqn) -> list[Any]:
                 todo += value
             case dict():
                 todo += value.values()
-    return found
+    return tracers
 
 
 # --- mapped rules ---------------------------------------------------------------------------------
@@ -724,10 +724,10 @@ def mapped_jvp_params(
     rule = params["jvp_jaxpr_fun"]
 
     def mapped_jvp(*in_zeros: bool) -> tuple[Jaxpr, Sequence[Any], Sequence[bool]]:
-        mapped, given, out_zeros = _mapped_jvp(rule, axis, batch, dims, in_zeros, out_dims)
-        _require_unmapped(rule, given, out_dims)
+        mapped, rule_dims, out_zeros = _mapped_jvp(rule, axis, batch, dims, in_zeros, out_dims)
+        _require_unmapped(rule, rule_dims, out_dims)
         nonzero = (dim for dim, zero in zip(out_dims, out_zeros, strict=True) if not zero)
-        _require_unmapped(rule, given[len(out_dims) :], [*nonzero])
+        _require_unmapped(rule, rule_dims[len(out_dims) :], [*nonzero])
         return *detach_constants(mapped), list(out_zeros)
 
     return {"jvp_jaxpr_fun": lu.wrap_init(mapped_jvp, debug_info=rule.debug_info)}
@@ -761,9 +761,9 @@ def jvp_result_dims(eqn: JaxprEqn, axis: MappedAxis, batch: Batch, dims: Dims) -
     rule, count = eqn.params["jvp_jaxpr_fun"], len(eqn.outvars)
     with setting_of(eqn):
         everything, free = (False,) * len(dims), (None,) * count
-        _, given, out_zeros = _mapped_jvp(rule, axis, batch, dims, everything, free)
-    tangents = iter(given[count:])
-    pairs = zip(given, out_zeros, strict=False)
+        _, rule_dims, out_zeros = _mapped_jvp(rule, axis, batch, dims, everything, free)
+    tangents = iter(rule_dims[count:])
+    pairs = zip(rule_dims, out_zeros, strict=False)
     both = [(dim, None if zero else next(tangents)) for dim, zero in pairs]
     return [tangent if dim is None else dim for dim, tangent in both]
 
@@ -784,15 +784,15 @@ def mapped_vjp_params(
     residual_dims: list[int | None] = []
 
     def mapped_fwd(*perturbed: bool) -> tuple[Jaxpr, Sequence[Any]]:
-        mapped, given = _mapped_fwd(fwd, axis, batch, dims, perturbed, out_dims)
-        count = len(given) - len(out_dims)
-        _require_unmapped(fwd, given[count:], out_dims)
-        residual_dims[:] = given[:count]
+        mapped, rule_dims = _mapped_fwd(fwd, axis, batch, dims, perturbed, out_dims)
+        count = len(rule_dims) - len(out_dims)
+        _require_unmapped(fwd, rule_dims[count:], out_dims)
+        residual_dims[:] = rule_dims[:count]
         return detach_constants(mapped)
 
     def bwd_dims() -> Dims:
-        own = iter(residual_dims)
-        forwarded = [next(own) if i is None else dims[i - num_consts] for i in out_trees()[2]]
+        res_dims = iter(residual_dims)
+        forwarded = [next(res_dims) if i is None else dims[i - num_consts] for i in out_trees()[2]]
         return [*forwarded, *out_dims]
 
     more: tuple[Any, ...] = ()
@@ -833,13 +833,13 @@ def vjp_result_dims(eqn: JaxprEqn, axis: MappedAxis, batch: Batch, dims: Dims) -
     fwd, count = eqn.params["fwd_jaxpr_thunk"], len(eqn.outvars)
     with setting_of(eqn), retraced(fwd):
         everything, free = (True,) * len(dims), (None,) * count
-        _, given = _mapped_fwd(fwd, axis, batch, dims, everything, free)
-    return given[len(given) - count :]
+        _, rule_dims = _mapped_fwd(fwd, axis, batch, dims, everything, free)
+    return rule_dims[len(rule_dims) - count :]
 
 
-def _require_unmapped(rule: WrappedFun, given: Dims, wanted: Dims) -> None:
+def _require_unmapped(rule: WrappedFun, rule_dims: Dims, wanted: Dims) -> None:
     """Refuse a rule that returns a mapped value for a result that is unmapped."""
-    if any(dim is None and got is not None for dim, got in zip(wanted, given, strict=False)):
+    if any(dim is None and got is not None for dim, got in zip(wanted, rule_dims, strict=False)):
         raise NotImplementedError(
             f"under vmap, the rule {rule.debug_info.func_name} returns a mapped value for a result "
             "that is not mapped"
@@ -862,8 +862,8 @@ def retyped_rules(params: Params, value: Callable[[Any], Any]) -> Params:
         params: The parameters of the call.
         value: Maps a type, a size, or a container of these to the new one; anything else to itself.
     """
-    made = _Retyping(value)
-    return {name: made(params[name]) for name in _RETYPED_PARAMS if name in params}
+    retype = _Retyping(value)
+    return {name: retype(params[name]) for name in _RETYPED_PARAMS if name in params}
 
 
 def closes_over_sizes(params: Params) -> bool:
@@ -914,10 +914,10 @@ class _Retyping:
             case FunctionType() if (old.__module__ or "").startswith(WRAPPERS):
                 return self._function(old)
             case partial():
-                keywords = {name: self(each) for name, each in old.keywords.items()}
+                keywords = {name: self(value) for name, value in old.keywords.items()}
                 return partial(self(old.func), *map(self, old.args), **keywords)
             case JaxprEqn():
-                params = {name: self(each) for name, each in old.params.items()}
+                params = {name: self(value) for name, value in old.params.items()}
                 return old.replace(params=params)
             case HashableWrapper() | Unhashable():
                 return type(old)(self(old.val))
@@ -946,10 +946,10 @@ class _Retyping:
         )
         new.__kwdefaults__ = old.__kwdefaults__
         self._made[id(old)] = old, new  # it may close over itself
-        vars(new).update({name: self(each) for name, each in vars(old).items()})
+        vars(new).update({name: self(value) for name, value in vars(old).items()})
         named = dict(zip(old.__code__.co_freevars, cells, strict=True))
-        for name, held in cells_of(old).items():
+        for name, content in cells_of(old).items():
             # Its cached traces are of the old types.
-            memory = name == "cells" and isinstance(held, dict)
-            named[name].cell_contents = {} if memory else self(held)
+            memory = name == "cells" and isinstance(content, dict)
+            named[name].cell_contents = {} if memory else self(content)
         return new

@@ -45,43 +45,43 @@ def high_body(eqn: JaxprEqn) -> ClosedJaxpr | None:
 
     It has none if JAX cannot expand it, or must lower types of operands or results too.
     """
-    held = eqn.params["_prim"]
-    known = held.__dict__.get(_BODY)
-    if known is None:
-        known = held.__dict__[_BODY] = (_expanded(held, eqn),)
-    return known[0]
+    prim = eqn.params["_prim"]
+    cached = prim.__dict__.get(_BODY)
+    if cached is None:
+        cached = prim.__dict__[_BODY] = (_expanded(prim, eqn),)
+    return cached[0]
 
 
-def _expanded(held: Any, eqn: JaxprEqn) -> ClosedJaxpr | None:
-    if any(aval.is_high for aval in (*held.in_avals_flat, *held.out_avals_flat)):
+def _expanded(prim: Any, eqn: JaxprEqn) -> ClosedJaxpr | None:
+    if any(aval.is_high for aval in (*prim.in_avals_flat, *prim.out_avals_flat)):
         return None
-    if isinstance(held, ad_checkpoint.RematTraced):
-        return close_jaxpr(held.jaxpr)
+    if isinstance(prim, ad_checkpoint.RematTraced):
+        return close_jaxpr(prim.jaxpr)
 
     def expand(*operands: Any) -> list[Any]:
-        return hijax.call_hi_primitive_p.to_lojax(*operands, _prim=held)
+        return hijax.call_hi_primitive_p.to_lojax(*operands, _prim=prim)
 
     try:
         with setting_of(eqn):
-            return trace_flat(expand, high_name(eqn), held.in_avals_flat)
+            return trace_flat(expand, high_name(eqn), prim.in_avals_flat)
     except Exception:  # user code may raise anything; then JAX cannot compile the equation either
         return None
 
 
 def with_high_body(eqn: JaxprEqn, body: ClosedJaxpr) -> Any:
     """Return an equation's object, with its own rules, and another closed jaxpr to expand to."""
-    held = eqn.params["_prim"]
-    if isinstance(held, ad_checkpoint.RematTraced):
-        changed = {**held.params, "jaxpr": body}
-        return type(held)(**changed)
-    new = copy.copy(held)
+    prim = eqn.params["_prim"]
+    if isinstance(prim, ad_checkpoint.RematTraced):
+        changed = {**prim.params, "jaxpr": body}
+        return type(prim)(**changed)
+    new = copy.copy(prim)
 
     def expand(*args: Any) -> Any:
         outs = jaxpr_as_fun(body)(*jax.tree.leaves(args))
-        return jax.tree.unflatten(held.out_tree, outs)
+        return jax.tree.unflatten(prim.out_tree, outs)
 
     # JAX's listing shows some objects with a jaxpr, which would be the old one.
-    shown = {k: v for k, v in held.params.items() if isinstance(v, bool | int | str | tuple)}
+    shown = {k: v for k, v in prim.params.items() if isinstance(v, bool | int | str | tuple)}
     printed = {**shown, "expand": body}
     new.__dict__.update({"expand": expand, "pp_params": lambda: printed, _BODY: (body,)})
     return new
@@ -89,16 +89,16 @@ def with_high_body(eqn: JaxprEqn, body: ClosedJaxpr) -> Any:
 
 def high_name(eqn: JaxprEqn) -> str:
     """Return the name of the function that an object was created from, or that of its class."""
-    held = eqn.params["_prim"]
-    return str(getattr(held.params.get("traced"), "fun_name", type(held).__name__))
+    prim = eqn.params["_prim"]
+    return str(getattr(prim.params.get("traced"), "fun_name", type(prim).__name__))
 
 
 def high_key(eqn: JaxprEqn) -> Hashable:
     """Return a key that two objects share if they follow the same rules at the same types."""
-    held = eqn.params["_prim"]
-    params = {k: v for k, v in held.params.items() if k != "traced"}
-    types = tuple(held.in_avals_flat), held.in_tree, tuple(held.out_avals_flat)
-    return type(held), types, live_key(tuple(params.values()))
+    prim = eqn.params["_prim"]
+    params = {k: v for k, v in prim.params.items() if k != "traced"}
+    types = tuple(prim.in_avals_flat), prim.in_tree, tuple(prim.out_avals_flat)
+    return type(prim), types, live_key(tuple(params.values()))
 
 
 # --- derivatives --------------------------------------------------------------------------------
@@ -106,16 +106,16 @@ def high_key(eqn: JaxprEqn) -> Hashable:
 
 def high_derivative(eqn: JaxprEqn) -> str:
     """Return the kind of derivative that an object has: "body", "jvp" or "vjp"."""
-    held = eqn.params["_prim"]
-    if isinstance(held, _TRANSPARENT):
+    prim = eqn.params["_prim"]
+    if isinstance(prim, _TRANSPARENT):
         return "body"
-    own = [name for name in ("jvp", "vjp_fwd") if _overridden(held, name)]
-    only_reverse = own == ["vjp_fwd"] or isinstance(held, hijax.CustomVJPTraced)
+    rules = [name for name in ("jvp", "vjp_fwd") if _overridden(prim, name)]
+    only_reverse = rules == ["vjp_fwd"] or isinstance(prim, hijax.CustomVJPTraced)
     return "vjp" if only_reverse else "jvp"
 
 
-def _overridden(held: object, method: str) -> bool:
-    return getattr(type(held), method) is not getattr(HighPrimitive, method)
+def _overridden(prim: object, method: str) -> bool:
+    return getattr(type(prim), method) is not getattr(HighPrimitive, method)
 
 
 def _is_zero(value: object) -> bool:
@@ -131,21 +131,21 @@ def _zero(aval: Aval) -> bool:
 
 def high_jvp_rule(eqn: JaxprEqn) -> JVPRule:
     """Return an object's forward derivative. Raises the exception of the object's rule."""
-    held = eqn.params["_prim"]
-    primals = held.in_avals_flat
+    prim = eqn.params["_prim"]
+    primals = prim.in_avals_flat
     tangents = [aval.to_tangent_aval() for aval in primals]
     zeros: list[bool] = []
 
     def rule(*args: Any) -> list[Any]:
-        if all(map(_zero, held.out_avals_flat)):  # the object's rule may need sizes to be numbers
-            zeros[:] = [True] * len(held.out_avals_flat)
-            return list(hijax.call_hi_primitive_p.bind(*args[: len(primals)], _prim=held))
-        given = [
+        if all(map(_zero, prim.out_avals_flat)):  # the object's rule may need sizes to be numbers
+            zeros[:] = [True] * len(prim.out_avals_flat)
+            return list(hijax.call_hi_primitive_p.bind(*args[: len(primals)], _prim=prim))
+        in_dots = [
             Zero(aval) if _is_zero(t) else t
             for t, aval in zip(args[len(primals) :], tangents, strict=True)
         ]
         outs, dots = primitive_jvps[hijax.call_hi_primitive_p](
-            args[: len(primals)], given, _prim=held
+            args[: len(primals)], in_dots, _prim=prim
         )
         zeros[:] = map(_is_zero, dots)
         return [*outs, *(dot for dot, zero in zip(dots, zeros, strict=True) if not zero)]
@@ -162,13 +162,13 @@ def high_vjp_rule(eqn: JaxprEqn) -> VJPRule:
     Raises the exceptions of the object's rules, and TypeError for rules that are more than
     functions of residuals and cotangents.
     """
-    held = eqn.params["_prim"]
-    wanted = _differentiable(held)
+    prim = eqn.params["_prim"]
+    wanted = _differentiable(prim)
     trees: list[Any] = []
 
     def forward(*args: Any) -> list[Any]:
-        asked, given = (jax.tree.unflatten(held.in_tree, part) for part in (wanted, args))
-        out, *rest = held.vjp_fwd(asked, *given)
+        asked, primals = (jax.tree.unflatten(prim.in_tree, part) for part in (wanted, args))
+        out, *rest = prim.vjp_fwd(asked, *primals)
         if len(rest) > 2:
             raise TypeError("its residuals have a structure of their own")
         leaves, tree = jax.tree.flatten(rest[0])
@@ -179,33 +179,33 @@ def high_vjp_rule(eqn: JaxprEqn) -> VJPRule:
 
     def backward(*args: Any) -> list[Any]:
         count = trees[0].num_leaves
-        sums = [ad.ValAccum(aval.to_ct_aval()) for aval in held.in_avals_flat]
-        log = held.vjp_bwd(
+        sums = [ad.ValAccum(aval.to_ct_aval()) for aval in prim.in_avals_flat]
+        log = prim.vjp_bwd(
             jax.tree.unflatten(trees[0], args[:count]),
-            jax.tree.unflatten(held.out_tree, args[count:]),
-            *jax.tree.unflatten(held.in_tree, sums),
+            jax.tree.unflatten(prim.out_tree, args[count:]),
+            *jax.tree.unflatten(prim.in_tree, sums),
         )
         if log is not None:
             raise TypeError("its backward rule returns a log")
-        found = [each.freeze() for each in sums]
-        zeros[:] = map(_is_zero, found)
-        return [ct for ct, zero in zip(found, zeros, strict=True) if not zero]
+        cts = [accum.freeze() for accum in sums]
+        zeros[:] = map(_is_zero, cts)
+        return [ct for ct, zero in zip(cts, zeros, strict=True) if not zero]
 
-    cotangents = [aval.to_ct_aval() for aval in held.out_avals_flat]
+    cotangents = [aval.to_ct_aval() for aval in prim.out_avals_flat]
     names = f"{high_name(eqn)}_fwd", f"{high_name(eqn)}_bwd"
     with setting_of(eqn):
-        fwd = trace_flat(forward, names[0], held.in_avals_flat)
+        fwd = trace_flat(forward, names[0], prim.in_avals_flat)
         residuals = [atom.aval for atom in fwd.outvars[: trees[0].num_leaves]]
         bwd = trace_flat(backward, names[1], [*residuals, *cotangents])
     forwarded = (None,) * len(residuals)
     return VJPRule(*names, fwd, bwd, forwarded, tuple(zeros), (True,) * len(eqn.invars))
 
 
-def _differentiable(held: Any) -> list[bool]:
+def _differentiable(prim: Any) -> list[bool]:
     """Return, for each operand, True if an object's reverse rule returns a cotangent for it."""
-    flags = [not _zero(aval) for aval in held.in_avals_flat]
-    if isinstance(held, hijax.CustomVJPTraced):
-        closed_over = jax.tree.structure(held.in_avals[:2]).num_leaves
+    flags = [not _zero(aval) for aval in prim.in_avals_flat]
+    if isinstance(prim, hijax.CustomVJPTraced):
+        closed_over = jax.tree.structure(prim.in_avals[:2]).num_leaves
         if closed_over:
             raise TypeError("it closes over traced values")
     return flags
@@ -216,20 +216,20 @@ def _differentiable(held: Any) -> list[bool]:
 
 def older_form(eqn: JaxprEqn) -> JaxprEqn | None:
     """Return an equivalent `remat2` or `name` equation for the objects that replaced these."""
-    held = eqn.params["_prim"]
-    if isinstance(held, ad_checkpoint.CheckpointName):
-        return eqn.replace(primitive=name_p, params={"name": held.name})
-    if not isinstance(held, ad_checkpoint.RematTraced):
+    prim = eqn.params["_prim"]
+    if isinstance(prim, ad_checkpoint.CheckpointName):
+        return eqn.replace(primitive=name_p, params={"name": prim.name})
+    if not isinstance(prim, ad_checkpoint.RematTraced):
         return None
-    jaxpr = close_jaxpr(held.jaxpr)
+    jaxpr = close_jaxpr(prim.jaxpr)
     if jaxpr.consts:  # a remat takes them as operands
         return None
     body = jaxpr if ONE_JAXPR_CLASS else open_jaxpr(jaxpr)
     params = {
         "jaxpr": body,
-        "prevent_cse": held.params.get("prevent_cse", True),
+        "prevent_cse": prim.params.get("prevent_cse", True),
         "differentiated": False,
-        "policy": held.policy,
+        "policy": prim.policy,
     }
     return eqn.replace(primitive=remat_p, params=params)
 

@@ -88,8 +88,8 @@ def replace_jaxpr(
     results keep theirs if they are the same atoms; see `filter_debug_info`.
     """
     old = open_jaxpr(jaxpr)
-    given = {"constvars": constvars, "invars": invars, "outvars": outvars, "eqns": eqns}
-    parts = {k: getattr(old, k) if part is None else list(part) for k, part in given.items()}
+    changes = {"constvars": constvars, "invars": invars, "outvars": outvars, "eqns": eqns}
+    parts = {k: getattr(old, k) if part is None else list(part) for k, part in changes.items()}
     effs = pe.make_jaxpr_effects(*parts.values())
     if debug_info is None:
         debug_info = _with_names_of(old, parts["invars"], parts["outvars"])
@@ -107,8 +107,8 @@ def _with_names_of(old: Jaxpr, invars: Sequence[Var], outvars: Sequence[Atom]) -
     if debug_info.arg_names is not None and invars is not old.invars:
         names = debug_info.arg_names
         if len(names) == len(old.invars):
-            known = dict(zip(old.invars, names, strict=True))
-            names = tuple(known.get(v, "") for v in invars)
+            name_of = dict(zip(old.invars, names, strict=True))
+            names = tuple(name_of.get(v, "") for v in invars)
         else:
             names = None
         debug_info = debug_info._replace(arg_names=names)
@@ -220,9 +220,9 @@ def scan_count_params(
         return {"num_consts": num_consts, "num_carry": num_carry}
     sizes = (num_consts, num_carry, num_xs), (num_carry, num_ys)
     if "ft_in" in params:
-        held = {k: params[k] for k in ("ft_in", "ft_out")}
-        if tuple(tuple(map(len, tree.unpack())) for tree in held.values()) == sizes:
-            return held
+        trees = {k: params[k] for k in ("ft_in", "ft_out")}
+        if tuple(tuple(map(len, tree.unpack())) for tree in trees.values()) == sizes:
+            return trees
     return {"ft_in": _tree_of(*sizes[0]), "ft_out": _tree_of(*sizes[1])}
 
 
@@ -414,9 +414,9 @@ def weakly_typed(value: Any) -> jax.Array:
     if isinstance(value, jax.core.Tracer) or getattr(value, "weak_type", False):
         return value
     with jax.ensure_compile_time_eval(), jax.enable_x64(True), jax.transfer_guard("allow"):
-        held = jax.device_put(value)
-    aval = held.aval.update(weak_type=True)
-    return type(held)(aval, held.sharding, held._arrays, committed=held.committed)
+        array = jax.device_put(value)
+    aval = array.aval.update(weak_type=True)
+    return type(array)(aval, array.sharding, array._arrays, committed=array.committed)
 
 
 #: Returns the type of the array that represents one element of an extended dtype.
@@ -508,11 +508,11 @@ def equation_context(settings: dict[str, Any]) -> Any:
     for name, value in settings.items():
         if name not in _CONTEXT_SETTINGS and value != CONTEXT_DEFAULTS.get(name, settings):
             raise ValueError(f"JAX {jax.__version__} has no setting '{name}' of equations")
-    known = {**CONTEXT_DEFAULTS, **settings}
-    metadata = known["xla_metadata"]
-    known["xla_metadata"] = None if metadata is None else tuple(sorted(metadata.items()))
+    all_settings = {**CONTEXT_DEFAULTS, **settings}
+    metadata = all_settings["xla_metadata"]
+    all_settings["xla_metadata"] = None if metadata is None else tuple(sorted(metadata.items()))
     # By position: JAX caches one context for the same arguments, and distinguishes keywords.
-    return core.JaxprEqnContext._create(*[known[name] for name in _CONTEXT_SETTINGS])
+    return core.JaxprEqnContext._create(*[all_settings[name] for name in _CONTEXT_SETTINGS])
 
 
 def with_metadata(context: Any, metadata: dict[str, str | None]) -> Any:
@@ -598,8 +598,8 @@ def solved_symbols(avals: Sequence[Aval], shapes: Sequence[Sequence[Any]]) -> di
     """
     tree = jax.tree.structure(((0,) * len(avals), {}))
     solution, constraints, places = shape_poly.solve_dim_vars(tuple(avals), tree)
-    found = {name: shapes[argument][axis] for name, argument, axis in places}
-    evaluator = shape_poly.ShapeEvaluator(found)
+    env = {name: shapes[argument][axis] for name, argument, axis in places}
+    evaluator = shape_poly.ShapeEvaluator(env)
     constraints.check_statically(evaluator)
     sizes = {name: evaluator.evaluate(size) for name, size in solution.items()}
     return {
@@ -726,7 +726,7 @@ def rebound(function: Any, **names: Any) -> Any:
         The copy; the function itself if it mentions none of the names.
     """
     if isinstance(function, partial):
-        inner, *args = (rebound(each, **names) for each in (function.func, *function.args))
+        inner, *args = (rebound(part, **names) for part in (function.func, *function.args))
         return partial(inner, *args, **function.keywords)
     if not isinstance(function, FunctionType):
         return function

@@ -62,12 +62,12 @@ def jit_static_arguments(jitted: Any) -> tuple[tuple[int, ...], tuple[str, ...]]
 def static_values(info: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> dict[str, Any]:
     """Return the static arguments of a call by name, from the `_jit_info` of the function."""
     names = [] if info.fun_signature is None else list(info.fun_signature.parameters.values())
-    found = {}
+    values = {}
     for i in (number + len(args) * (number < 0) for number in info.static_argnums):
         if 0 <= i < len(args):
-            known = i < len(names) and names[i].kind is not inspect.Parameter.VAR_POSITIONAL
-            found[names[i].name if known else f"args[{i}]"] = args[i]
-    return found | {name: kwargs[name] for name in info.static_argnames if name in kwargs}
+            is_named = i < len(names) and names[i].kind is not inspect.Parameter.VAR_POSITIONAL
+            values[names[i].name if is_named else f"args[{i}]"] = args[i]
+    return values | {name: kwargs[name] for name in info.static_argnames if name in kwargs}
 
 
 def jit_arguments(jitted: Any) -> tuple[Any, dict[str, Any]]:
@@ -139,8 +139,8 @@ def with_constants(jaxpr: AnyJaxpr, places: Sequence[int], values: Sequence[Any]
 
 
 def _placement(sharding: object, layout: object) -> Any:
-    known = None if sharding is UNSPECIFIED else sharding
-    return known if layout is None else Format(layout, known)
+    specified = None if sharding is UNSPECIFIED else sharding
+    return specified if layout is None else Format(layout, specified)
 
 
 def static_arguments(

@@ -73,9 +73,9 @@ def lowering_function(primitive: Primitive) -> Callable[..., Any] | None:
     rule: Any = getattr(entry, "rule", None)
     if getattr(rule, "__code__", None) is not _LOWER_FUN.__code__:
         return None
-    held = inspect.getclosurevars(rule).nonlocals
-    fun = held["fun"]
-    return fun if held["multiple_results"] else lambda *args, **params: [fun(*args, **params)]
+    closure = inspect.getclosurevars(rule).nonlocals
+    fun = closure["fun"]
+    return fun if closure["multiple_results"] else lambda *args, **params: [fun(*args, **params)]
 
 
 _LOWERINGS = jax_lowering._platform_specific_lowerings
@@ -115,7 +115,7 @@ def module_under_axes(
     manual = (jax.sharding.AxisType.Manual,) * len(names)
     mesh = jax.sharding.AbstractMesh(sizes, names, axis_types=manual)
     avals = {"in_avals": jaxpr.in_avals, "out_avals": jaxpr.out_avals}
-    known = mlir.lower_jaxpr_to_module.__annotations__
+    parameters = mlir.lower_jaxpr_to_module.__annotations__
     with axes_bound(axis_env), _DENSE_REPLICA_GROUPS():
         jaxpr = lowered(for_jax(jaxpr))
         module = mlir.lower_jaxpr_to_module(
@@ -130,7 +130,7 @@ def module_under_axes(
             arg_names=open_jaxpr(jaxpr).debug_info.arg_names,
             result_names=open_jaxpr(jaxpr).debug_info.result_paths,
             lowering_parameters=mlir.LoweringParameters(hoist_constants_as_args=False),
-            **{key: avals[key] for key in avals if key in known},
+            **{key: avals[key] for key in avals if key in parameters},
         ).module
     _use_replicas(module, mesh.size)
     return module
@@ -150,10 +150,10 @@ def _use_replicas(module: ir.Module, count: int) -> None:
             if name in op.attributes:
                 del op.attributes[name]
         # A collective that StableHLO lacks is a custom call, in which channel 0 means none.
-        held = op.attributes.get("backend_config")
-        if isinstance(held, ir.DictAttr) and "channel_id" in held:
-            none = ir.IntegerAttr.get(held["channel_id"].type, 0)
-            kept = {item.name: item.attr for item in held} | {"channel_id": none}
+        backend_config = op.attributes.get("backend_config")
+        if isinstance(backend_config, ir.DictAttr) and "channel_id" in backend_config:
+            none = ir.IntegerAttr.get(backend_config["channel_id"].type, 0)
+            kept = {item.name: item.attr for item in backend_config} | {"channel_id": none}
             op.attributes["backend_config"] = ir.DictAttr.get(kept, op.context)
         if op.name == "stablehlo.partition_id":
             with ir.InsertionPoint(op), op.location:
@@ -193,8 +193,8 @@ def partition_module(
 
 def _with_shardings(attributes: Any, shardings: Sequence[str | None]) -> Any:
     noted = []
-    for known, sharding in zip(attributes, shardings, strict=True):
-        new = {item.name: item.attr for item in known}
+    for attrs, sharding in zip(attributes, shardings, strict=True):
+        new = {item.name: item.attr for item in attrs}
         if sharding is not None:
             new["mhlo.sharding"] = ir.StringAttr.get(sharding)
         noted.append(ir.DictAttr.get(new))
@@ -327,11 +327,11 @@ class _FailuresToStart(logging.Handler):
 
 def failure_to_start(message: str) -> tuple[str, str] | None:
     """Return the backend that a message of JAX says it cannot start, and the reason, if any."""
-    found = re.match(r"Unable to initialize backend '([^']*)': (.*)", message)
-    if found is None:
+    match = re.match(r"Unable to initialize backend '([^']*)': (.*)", message)
+    if match is None:
         return None
-    reason = re.sub(r" \((set|you may need to) .*$", "", found[2])
-    return found[1], reason
+    reason = re.sub(r" \((set|you may need to) .*$", "", match[2])
+    return match[1], reason
 
 
 def has_backends() -> bool:
@@ -360,14 +360,14 @@ def callback_failures() -> Iterator[list[BaseException]]:
     """
     handler = _Failures()
     loggers = [logging.getLogger(f"jax._src.{name}") for name in ("callback", "debugging")]
-    before = [logger.propagate for logger in loggers]
+    propagation = [logger.propagate for logger in loggers]
     for logger in loggers:
         logger.addHandler(handler)
         logger.propagate = False
     try:
         yield handler.errors
     finally:
-        for logger, propagate in zip(loggers, before, strict=True):
+        for logger, propagate in zip(loggers, propagation, strict=True):
             logger.removeHandler(handler)
             logger.propagate = propagate
 
@@ -413,8 +413,8 @@ def roofline_flops(eqn: JaxprEqn) -> int | None:
         pin_lhs_in_vmem=False,
         pin_rhs_in_vmem=False,
     )
-    found = rule(context, *map(RooflineShape.from_aval, avals), **eqn.params)
-    return found.flops or found.unfused_flops or None
+    result = rule(context, *map(RooflineShape.from_aval, avals), **eqn.params)
+    return result.flops or result.unfused_flops or None
 
 
 # --- profiles -------------------------------------------------------------------------------------

@@ -139,9 +139,9 @@ class _ElementTrace(pe.DynamicJaxprTrace):
             if isinstance(value, DynamicJaxprTracer) and value._trace is self:
                 break
         else:
-            found = self._effects(primitive, values, params)
-            if not (self._must_be_staged(found) or self._mentions_symbols(params, values)):
-                return self._evaluate_now(primitive, values, params, bool(found))
+            effs = self._effects(primitive, values, params)
+            if not (self._must_be_staged(effs) or self._mentions_symbols(params, values)):
+                return self._evaluate_now(primitive, values, params, bool(effs))
         return super().process_primitive(primitive, values, params)
 
     # Primitives that take functions. These may close over mapped values, so only tracing them
@@ -219,15 +219,17 @@ class _ElementTrace(pe.DynamicJaxprTrace):
         ins, outs = [Var(x.aval) for x in operands], list(map(Var, avals))
         eqn = new_jaxpr_eqn(ins, outs, primitive, params, effs)
         try:
-            held = self.rules.values(eqn)
+            values = self.rules.values(eqn)
         except Exception:
-            held = []
-        if not held:
+            values = []
+        if not values:
             return operands, params
-        params = self.rules.params(eqn, held)
+        params = self.rules.params(eqn, values)
         with set_current_trace(self):
-            held = [self.to_jaxpr_tracer(unperturbed(x), source_info_util.current()) for x in held]
-        return [*operands, *held], params
+            values = [
+                self.to_jaxpr_tracer(unperturbed(x), source_info_util.current()) for x in values
+            ]
+        return [*operands, *values], params
 
     @contextmanager
     def _tentatively(self, *functions: Any) -> Iterator[None]:
@@ -260,9 +262,9 @@ class _ElementTrace(pe.DynamicJaxprTrace):
         closed = self.closed([tracer])
         pure = replace_jaxpr(closed, eqns=[eqn for eqn in closed.eqns if not eqn.effects])
         needed, used = dce_jaxpr(open_jaxpr(pure), [True])
-        given = {*closed.constvars}.union(*(eqn.outvars for eqn in needed.eqns))
+        bound = {*closed.constvars}.union(*(eqn.outvars for eqn in needed.eqns))
         read = {v for eqn in needed.eqns for v in eqn.invars if isinstance(v, Var)}
-        if any(used) or not {*read, *needed.outvars} <= given:
+        if any(used) or not {*read, *needed.outvars} <= bound:
             return None
         with self._outside(), set_current_trace(self.parent_trace):
             return jax.core.eval_jaxpr(needed, closed.consts)[0]
@@ -601,10 +603,10 @@ def mapped_call(fun: Any) -> MappedCall | None:
     if type(inner) is not types.FunctionType or inner.__module__ != "jax._src.pmap":
         return None
     cells = zip(inner.__code__.co_freevars, inner.__closure__ or (), strict=True)
-    known: dict[str, Any] = {name: cell.cell_contents for name, cell in cells}
-    wrapped, statics = known["fun"], dict[int, object]()
+    closure: dict[str, Any] = {name: cell.cell_contents for name, cell in cells}
+    wrapped, statics = closure["fun"], dict[int, object]()
     for _, parameters in wrapped.transforms:
         dynamic, fixed = parameters
         places = set(range(len(dynamic) + len(fixed))) - set(dynamic)
-        statics |= dict(zip(sorted(places), (each.val for each in fixed), strict=True))
-    return MappedCall(wrapped.f, known["in_tree"], statics)
+        statics |= dict(zip(sorted(places), (static.val for static in fixed), strict=True))
+    return MappedCall(wrapped.f, closure["in_tree"], statics)

@@ -57,9 +57,9 @@ class MarkedName(str):
 
     def __new__(cls, name: str, mark: Mark, body: str) -> MarkedName:
         """Return the name of a call with this mark, whose body has the name `body`."""
-        made = super().__new__(cls, name)
-        made.mark, made.body = mark, body
-        return made
+        marked = super().__new__(cls, name)
+        marked.mark, marked.body = mark, body
+        return marked
 
 
 def marked(context: Any, mark: Mark, name: str) -> Any:
@@ -131,8 +131,8 @@ class MarkedCall(Primitive):
 
     def bind_with_trace(self, trace: Any, args: Any, avals: Any, params: Any) -> Any:
         """Bind it, or bind a `jit` if another package's transformation has rules only for that."""
-        known = type(trace).__module__.startswith(("jax._src.", "jaxprtool."))
-        if known:
+        of_jax = type(trace).__module__.startswith(("jax._src.", "jaxprtool."))
+        if of_jax:
             return super().bind_with_trace(trace, args, avals, params)
         params = {**params, "name": str(params["name"])}
         return jit_p.bind_with_trace(trace, args, avals, params)
@@ -195,17 +195,17 @@ def equation_for_jax(eqn: JaxprEqn) -> JaxprEqn:
 _Rule: TypeAlias = Callable[[JaxprEqn, str | None], JaxprEqn]
 
 
-def _mapped(jaxpr: AnyJaxpr, around: str | None, rule: _Rule, known: _Known) -> AnyJaxpr:
+def _mapped(jaxpr: AnyJaxpr, around: str | None, rule: _Rule, cache: _Known) -> AnyJaxpr:
     """Apply a rule to the equations of a jaxpr; `around` is the name of the marked body."""
     # In JAX 0.10 each view of an open body closes it again. Only the open jaxpr stays the same
     # object.
     lasting = jaxpr if getattr(jaxpr, "consts", ()) else open_jaxpr(jaxpr)
-    made, key = known.setdefault(lasting, {}), (type(jaxpr), around)
-    if key not in made:
+    results, key = cache.setdefault(lasting, {}), (type(jaxpr), around)
+    if key not in results:
         eqns = [rule(eqn, around) if _may_change(eqn) else eqn for eqn in jaxpr.eqns]
         same = all(new is old for new, old in zip(eqns, jaxpr.eqns, strict=True))
-        made[key] = None if same else replace_jaxpr(jaxpr, eqns=eqns)
-    return made[key] or jaxpr
+        results[key] = None if same else replace_jaxpr(jaxpr, eqns=eqns)
+    return results[key] or jaxpr
 
 
 def _may_change(eqn: JaxprEqn) -> bool:
@@ -309,11 +309,11 @@ def lower_marked_call(ctx: mlir.LoweringRuleContext, *args: Any, **params: Any) 
 @contextmanager
 def _unmarked() -> Iterator[None]:
     """Trace without metadata."""
-    before = config.xla_metadata_context_manager.swap_local(None)
+    previous = config.xla_metadata_context_manager.swap_local(None)
     try:
         yield
     finally:
-        config.xla_metadata_context_manager.set_local(before)
+        config.xla_metadata_context_manager.set_local(previous)
 
 
 def _body_module(
@@ -418,19 +418,19 @@ def _why_unsupported(mark: Mark, device: jax.Device) -> str | None:
         with set_xla_metadata(**metadata_for_xla(mark, "trial")):
             return body(body(x))
 
-    found: list[str | None] = []
+    faults: list[str | None] = []
 
     def run() -> None:
         try:
             with jax.default_device(device), jax.transfer_guard("allow"):
                 x = jax.device_put(np.float32(1), device)
                 result = float(jax.jit(trial).lower(x).compile()(x))
-            found.append(None if result == 4 else f"it computes 2 * (1 + 1) as {result}")
+            faults.append(None if result == 4 else f"it computes 2 * (1 + 1) as {result}")
         except Exception as error:  # the compiler's error for an unknown attribute
-            found.append((str(error).strip() or type(error).__name__).splitlines()[0])
+            faults.append((str(error).strip() or type(error).__name__).splitlines()[0])
 
     # A new thread has none of the settings under which the program is being lowered.
     thread = threading.Thread(target=run)
     thread.start()
     thread.join()
-    return found[0]
+    return faults[0]

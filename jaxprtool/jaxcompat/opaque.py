@@ -79,8 +79,8 @@ class OpaquePrimitive(Primitive):
         return refuse
 
     def _types(self, *operands: Aval, **params: Any) -> tuple[list[Aval], frozenset[Effect]]:
-        found, known = ([aval.str_short() for aval in avals] for avals in (operands, self.operands))
-        if found != known:
+        got, wanted = ([aval.str_short() for aval in avals] for avals in (operands, self.operands))
+        if got != wanted:
             raise self.refusal("given other operands")
         return list(self.results), self._effects
 
@@ -128,7 +128,7 @@ def effect_texts(eqn: JaxprEqn) -> tuple[Any, ...]:
         if isinstance(e, state_types.RefEffect)
         else (_AXIS, e.name)
         if isinstance(e, core.NamedAxisEffect)
-        else next((name for name, known in DEBUG_EFFECTS.items() if e is known), type(e).__name__)
+        else next((name for name, effect in DEBUG_EFFECTS.items() if e is effect), type(e).__name__)
         for e in eqn.effects
     ]
     return tuple(sorted(texts, key=str))
@@ -202,11 +202,11 @@ def defining_module(primitive: Primitive) -> str | None:
     modules = [module for rule in rules for module in _modules(rule)]
     others = (module for module in modules if not module.startswith(_OF_JAX))
     extensions = (module for module in modules if module.startswith(_EXTENSIONS))
-    found = next(others, None) or next(extensions, None)
-    if found == "__main__":
-        script = getattr(sys.modules[found], "__file__", None) or found
+    origin = next(others, None) or next(extensions, None)
+    if origin == "__main__":
+        script = getattr(sys.modules[origin], "__file__", None) or origin
         return os.path.splitext(os.path.basename(script))[0]
-    return found
+    return origin
 
 
 #: Python's and JAX's modules. JAX's own extensions are imported separately.
@@ -218,8 +218,8 @@ def _modules(rule: Any) -> list[str]:
     """Return the modules of a rule, and of the functions that a wrapper of JAX's closes over."""
     cells = [cell.cell_contents for cell in getattr(rule, "__closure__", None) or ()]
     functions = [getattr(rule, "func", None), *filter(callable, cells), rule]
-    found = (getattr(function, "__module__", None) for function in functions)
-    return [module for module in found if isinstance(module, str)]
+    modules = (getattr(function, "__module__", None) for function in functions)
+    return [module for module in modules if isinstance(module, str)]
 
 
 def raised_by_pallas(error: BaseException) -> bool:
@@ -268,12 +268,12 @@ def checked_errors(eqn: JaxprEqn) -> tuple[tuple[str, ...], ...] | None:
     cls, errors = eqn.params["err_tree"].node_data()
     if cls is not checkify.Error:
         return None
-    found = []
+    described = []
     for _, tree in sorted(errors.items()):
         cls, data = tree.node_data()
-        texts = [str(each) for each in jax.tree.leaves(data) if not isinstance(each, Traceback)]
-        found.append((cls.__name__, *texts))
-    return tuple(found)
+        texts = [str(leaf) for leaf in jax.tree.leaves(data) if not isinstance(leaf, Traceback)]
+        described.append((cls.__name__, *texts))
+    return tuple(described)
 
 
 def numbered_errors(eqn: JaxprEqn, operands: Sequence[Any]) -> list[Any]:
@@ -288,16 +288,16 @@ def numbered_errors(eqn: JaxprEqn, operands: Sequence[Any]) -> list[Any]:
     return jax.tree.leaves((error._pred, codes, error._payload))
 
 
-def callback_function(held: object) -> Any:
+def callback_function(callback: object) -> Any:
     """Return the user's function in an equation's parameter `callback`, or custom_vmap's `rule`."""
-    if isinstance(held, custom_batching.ClosedRule):
-        return held.rule
-    if isinstance(held, FunctionType) and held.__module__ == custom_batching.__name__:
-        closed = inspect.getclosurevars(held).nonlocals.get("rule")  # for its derivative
-        return held if closed is None else callback_function(closed)
-    if isinstance(held, FlatCallback):
-        return held.callback_func
-    if isinstance(held, FunctionType) and held.__module__ == debugging.__name__:
-        cells = zip(held.__code__.co_freevars, held.__closure__ or (), strict=True)
-        return next((c.cell_contents for name, c in cells if name == "callback"), held)
-    return held
+    if isinstance(callback, custom_batching.ClosedRule):
+        return callback.rule
+    if isinstance(callback, FunctionType) and callback.__module__ == custom_batching.__name__:
+        closed = inspect.getclosurevars(callback).nonlocals.get("rule")  # for its derivative
+        return callback if closed is None else callback_function(closed)
+    if isinstance(callback, FlatCallback):
+        return callback.callback_func
+    if isinstance(callback, FunctionType) and callback.__module__ == debugging.__name__:
+        cells = zip(callback.__code__.co_freevars, callback.__closure__ or (), strict=True)
+        return next((c.cell_contents for name, c in cells if name == "callback"), callback)
+    return callback

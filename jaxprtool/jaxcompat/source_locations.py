@@ -123,11 +123,11 @@ class FrameReader:
         Equations with the same traceback get the same list.
         """
         traceback = eqn.source_info.traceback
-        found = self._by_traceback.get(traceback)
-        if found is None:
-            found = [] if traceback is None else self.read(*traceback.raw_frames())
-            self._by_traceback[traceback] = found
-        return found
+        frames = self._by_traceback.get(traceback)
+        if frames is None:
+            frames = [] if traceback is None else self.read(*traceback.raw_frames())
+            self._by_traceback[traceback] = frames
+        return frames
 
     def read(self, codes: Sequence[CodeType], instructions: Sequence[int]) -> list[UserFrame]:
         """Return the frames of a traceback that are the user's or a library's.
@@ -136,14 +136,14 @@ class FrameReader:
             codes: The code of each frame, the innermost first.
             instructions: The offset of the instruction in each code, in bytes.
         """
-        found = []
+        frames = []
         for code, instruction in compress(zip(codes, instructions, strict=True), _kinds(codes)):
             entry = self._known.get((identity(code), instruction))
             if entry is None:
                 entry = code, self._frame(code, instruction)
                 self._known[identity(code), instruction] = entry
-            found.append(entry[1])
-        return found
+            frames.append(entry[1])
+        return frames
 
     def _frame(self, code: CodeType, instruction: int) -> UserFrame:
         number = identity(code)
@@ -205,9 +205,7 @@ def _behind(inner: Any, call: Any) -> Any:
         if codes[0].co_filename != _NAMES:
             return call
     reader = FrameReader()
-    frames = [
-        f for each in (inner, call) if each is not None for f in reader.read(*each.raw_frames())
-    ]
+    frames = [f for tb in (inner, call) if tb is not None for f in reader.read(*tb.raw_frames())]
     # Without its end, an expression in the call gives no name to an equation of the inlined body.
     begun = [f._replace(end_line=f.line, end_column=f.column) for f in reversed(frames)]
     return _tracebacks([begun])[0]
@@ -230,8 +228,8 @@ def source_under(
         if not (is_nearer or outer.stack):
             return info
         scopes = outer + info.name_stack if outer.stack else info.name_stack
-        own = _behind(info.traceback, traceback) if is_nearer else info.traceback
-        return SourceInfo(own, scopes)
+        merged = _behind(info.traceback, traceback) if is_nearer else info.traceback
+        return SourceInfo(merged, scopes)
 
     return source
 

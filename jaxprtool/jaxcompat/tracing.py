@@ -158,12 +158,12 @@ def trace_lifted(
         isinstance(const, jax.core.Tracer) or isinstance(var.aval, AbstractRef)
         for const, var in zip(consts, constvars, strict=True)
     ]
-    held = [not flag for flag in lifted]
-    known = debug.arg_names
-    names = None if known is None else (*[""] * sum(lifted), *known)
+    kept = [not flag for flag in lifted]
+    arg_names = debug.arg_names
+    names = None if arg_names is None else (*[""] * sum(lifted), *arg_names)
     closed = new_jaxpr(
-        list(compress(constvars, held)),
-        list(compress(consts, held)),
+        list(compress(constvars, kept)),
+        list(compress(consts, kept)),
         [*compress(constvars, lifted), *invars],
         jaxpr.outvars,
         jaxpr.eqns,
@@ -307,8 +307,8 @@ def names_axis(params: Params, name: object) -> bool:
             for value in params.values()
         ):
             return True
-        held = jax.tree.leaves(list(params.values()))
-        inner = {open_jaxpr(x) for x in held if isinstance(x, Jaxpr | ClosedJaxpr)} - seen
+        leaves = jax.tree.leaves(list(params.values()))
+        inner = {open_jaxpr(x) for x in leaves if isinstance(x, Jaxpr | ClosedJaxpr)} - seen
         seen.update(inner)
         return any(names(eqn.params) for jaxpr in inner for eqn in jaxpr.eqns)
 

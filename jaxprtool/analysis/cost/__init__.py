@@ -151,7 +151,7 @@ def cost(program: Program | AnyJaxpr, by: By = "line") -> Cost:
         _total(bodies, jaxpr),
         _total(bodies, jaxpr, all_devices=False) if bodies.has_mesh else None,
         tuple(sorted(groups, key=order)),
-        tuple(sorted((each for each in collectives if each.name), key=order)),
+        tuple(sorted((group for group in collectives if group.name), key=order)),
         dict(bodies.unknown),
         left_to_partitioner(program),
         dead=_dead(bodies, jaxpr),
@@ -235,7 +235,7 @@ def _groups(by: By, about: ProgramSignature, bodies: Bodies) -> list[Group]:
         scopes = _merged(_prefixes(Sums(bodies, ByScope(jaxpr, about.roots))[jaxpr]))
         return [_group(tally, "/".join(path), path=path) for path, tally in scopes.items()]
     if by == "argument":
-        names = argument_names([each.name for each in about.arguments], len(jaxpr.constvars))
+        names = argument_names([value.name for value in about.arguments], len(jaxpr.constvars))
         return _named(Sums(bodies, ByArgument())[jaxpr], names)
     name = {"primitive": primitive_name, "dtype": dtypes_of}[by]
     return _named(Sums(bodies, ByName(name))[jaxpr], str)
@@ -257,10 +257,10 @@ def _prefixes(sums: Tallies) -> Iterator[tuple[Any, Tally]]:
 
 
 def _merged(tallies: Iterable[tuple[Any, Tally]]) -> Tallies:
-    found: Tallies = {}
+    merged: Tallies = {}
     for key, tally in tallies:
-        found.setdefault(key, Tally()).add(tally)
-    return found
+        merged.setdefault(key, Tally()).add(tally)
+    return merged
 
 
 def _group(tally: Tally, name: str = "", **more: Any) -> Group:
@@ -344,9 +344,9 @@ def dtypes_of(eqn: JaxprEqn) -> str:
         for v in (*eqn.outvars[:1], *eqn.invars)
         if hasattr(v.aval, "dtype")
     ] or ["no array"]
-    given = list(dict.fromkeys(of))
-    if traits(eqn).expensive and given != [result]:
-        return f"{', '.join(given)} → {result}"
+    operands = list(dict.fromkeys(of))
+    if traits(eqn).expensive and operands != [result]:
+        return f"{', '.join(operands)} → {result}"
     return result
 
 
@@ -428,12 +428,12 @@ class ByLine:
         self._lines = lines
 
     def key(self, item: Item, body: CostedBody) -> Line | None:
-        found = None
+        line = None
         for eqn in (item.eqn, *reversed(item.node.calls)):
-            found = self._lines.line_around(found, self._lines.line(eqn))
-            if found is not None and found.own:
+            line = self._lines.line_around(line, self._lines.line(eqn))
+            if line is not None and line.own:
                 break
-        return found
+        return line
 
     def lifted(self, key: Key, item: Item, body: CostedBody, number: int) -> Key:
         if key is not None and key.own:
@@ -458,10 +458,10 @@ class BySide:
         if calls:
             return self._lines.key(item, body), any(map(is_backward, (*calls, item.eqn)))
         at = identity(info.traceback), identity(info.name_stack)
-        found = self._known.get(at)
-        if found is None:
-            found = self._known[at] = self._lines.key(item, body), is_backward(item.eqn)
-        return found
+        key = self._known.get(at)
+        if key is None:
+            key = self._known[at] = self._lines.key(item, body), is_backward(item.eqn)
+        return key
 
     def lifted(
         self, key: Key, item: Item, body: CostedBody, number: int
@@ -548,10 +548,10 @@ def argument_names(names: Iterable[str], constants: int) -> Callable[[Any], str]
         names: The names of the program's arguments.
         constants: The number of the program's constants.
     """
-    known = list(names)
+    all_names = list(names)
 
     def name(origins: _Origins) -> str:
-        return ", ".join(known[i - constants] for i in sorted(origins) if i >= constants)
+        return ", ".join(all_names[i - constants] for i in sorted(origins) if i >= constants)
 
     return name
 
@@ -636,20 +636,20 @@ def work_by_equation(program: Program | AnyJaxpr) -> dict[int, Work]:
     bodies = Bodies(dict.fromkeys(symbols_of(jaxpr), _SIZE))
     sums = Sums(bodies, Whole())
     runs = defaultdict[Jaxpr, Any](int, {jaxpr: 1})
-    found: defaultdict[int, list[Work]] = defaultdict(list)
+    by_eqn: defaultdict[int, list[Work]] = defaultdict(list)
 
     def inside(jaxpr: Jaxpr) -> Iterator[Jaxpr]:
         return (body for item in bodies[jaxpr].items for body in item.bodies)
 
-    for each in outer_first(jaxpr, inside):
-        body = bodies[each]
+    for outer in outer_first(jaxpr, inside):
+        body = bodies[outer]
         for item in body.items:
             work = item.work
             if item.bodies:
                 work = total(tally.most for tally in sums.inside(item, body).values())
-            work = work.times(runs[each] * item.devices)
+            work = work.times(runs[outer] * item.devices)
             for eqn in (*item.node.calls, item.eqn):
-                found[id(eqn)].append(work)
-            for held in item.bodies:
-                runs[held] += runs[each] * item.devices * runs_of(item.held)
-    return {key: total(works) for key, works in found.items()}
+                by_eqn[id(eqn)].append(work)
+            for inner in item.bodies:
+                runs[inner] += runs[outer] * item.devices * runs_of(item.held)
+    return {key: total(works) for key, works in by_eqn.items()}

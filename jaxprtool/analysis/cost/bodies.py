@@ -159,7 +159,7 @@ def _with_drops(node: Node, read: Container[int]) -> JaxprEqn:
     if len(eqn.outvars) == 1:
         return eqn
     pairs = zip(eqn.outvars, node.makes, strict=True)
-    return eqn.replace(outvars=[v if made in read else DropVar(v.aval) for v, made in pairs])
+    return eqn.replace(outvars=[v if value in read else DropVar(v.aval) for v, value in pairs])
 
 
 def _sizes(body: Jaxpr, kernels: Kernels) -> list[Any]:
@@ -285,7 +285,7 @@ class Sums:
     @cached_method
     def __getitem__(self, jaxpr: Jaxpr) -> Tallies:
         body, sums = self._bodies[jaxpr], Tallies()
-        own: defaultdict[Key, list[tuple[Work, str]]] = defaultdict(list)
+        works: defaultdict[Key, list[tuple[Work, str]]] = defaultdict(list)
         for item in body.items:
             devices = item.devices if self._all_devices else 1
             if item.bodies:
@@ -293,28 +293,28 @@ class Sums:
                     _add(sums, key, tally.times(devices))
             elif item.work is not NOTHING:
                 key = self._grouping.key(item, body)
-                own[key].append((item.work.times(devices), item.product))
-        for key, items in own.items():
+                works[key].append((item.work.times(devices), item.product))
+        for key, items in works.items():
             sums.setdefault(key, Tally()).add_items(items)
         return sums
 
     def inside(self, item: Item, body: CostedBody) -> Tallies:
         """Return the groups of an equation's bodies, lifted to it, for one run of the equation."""
         lifted = self._grouping.lifted
-        found: list[Tallies] = []
+        by_body: list[Tallies] = []
         for number, inside in enumerate(item.bodies):
             tallies: Tallies = {}
             for key, tally in self[inside].items():
                 _add(tallies, lifted(key, item, body, number), tally)
-            found.append(tallies)
+            by_body.append(tallies)
         if item.held is None:
-            return _together(found)
+            return _together(by_body)
         if item.held.kind == "branch":
-            return _either(found)
+            return _either(by_body)
         count = trip_count(item.held)
         if count is not None:
-            return {key: tally.times(count) for key, tally in _together(found).items()}
-        for tally in (together := _together(found)).values():
+            return {key: tally.times(count) for key, tally in _together(by_body).items()}
+        for tally in (together := _together(by_body)).values():
             tally.per_round = True
         return together
 
@@ -327,9 +327,9 @@ def _add(sums: Tallies, key: Key, tally: Tally) -> None:
         there.add(tally)
 
 
-def _together(found: Iterable[Tallies]) -> Tallies:
+def _together(by_body: Iterable[Tallies]) -> Tallies:
     sums: Tallies = {}
-    for tallies in found:
+    for tallies in by_body:
         for key, tally in tallies.items():
             _add(sums, key, tally)
     return sums
@@ -340,12 +340,12 @@ def _either(branches: list[Tallies]) -> Tallies:
     nothing = Tally()
     ranges: Tallies = {}
     for key in dict.fromkeys(key for tallies in branches for key in tallies):
-        each = [tallies.get(key, nothing) for tallies in branches]
+        costs = [tallies.get(key, nothing) for tallies in branches]
         ranges[key] = Tally(
-            smallest(tally.least for tally in each),
-            largest(tally.most for tally in each),
-            any(tally.per_round for tally in each),
-            {of: _most(of, each) for of in dict.fromkeys(of for t in each for of in t.products)},
+            smallest(tally.least for tally in costs),
+            largest(tally.most for tally in costs),
+            any(tally.per_round for tally in costs),
+            {of: _most(of, costs) for of in dict.fromkeys(of for t in costs for of in t.products)},
         )
     return ranges
 

@@ -82,7 +82,7 @@ class Device:
             group: The cost of the program.
             seconds: The measured time.
         """
-        products = (each for each in group.products.items() if each[0] != ANY_UNIT)
+        products = (product for product in group.products.items() if product[0] != ANY_UNIT)
         return sum(flops / self.rate(name) for name, flops in products) / seconds
 
 
@@ -99,26 +99,26 @@ class Bound:
     limit: str
 
 
-def timed(found: Any, device: Device) -> Any:
+def timed(value: Any, device: Device) -> Any:
     """Return a dataclass with the times on a device of all groups of equations in it."""
-    if isinstance(found, Group):
-        bound = device.bound(found)
-        return replace(found, seconds=bound.seconds, limit=bound.limit)
-    if type(found) is tuple:
-        return tuple(timed(each, device) for each in found)
-    if is_dataclass(found) and not isinstance(found, type):
-        inner = {each.name: timed(getattr(found, each.name), device) for each in fields(found)}
-        return replace(found, **inner)
-    return found
+    if isinstance(value, Group):
+        bound = device.bound(value)
+        return replace(value, seconds=bound.seconds, limit=bound.limit)
+    if type(value) is tuple:
+        return tuple(timed(part, device) for part in value)
+    if is_dataclass(value) and not isinstance(value, type):
+        inner = {field.name: timed(getattr(value, field.name), device) for field in fields(value)}
+        return replace(value, **inner)
+    return value
 
 
-def with_times(found: Cost, device: Device | None, seconds: float | None) -> Cost:
+def with_times(cost: Cost, device: Device | None, seconds: float | None) -> Cost:
     """Return a cost with the time of the program, and the times of its groups on a device."""
     if device is None:
-        return replace(found, seconds=seconds)
-    part = None if seconds is None else device.utilization(found.total, seconds)
+        return replace(cost, seconds=seconds)
+    part = None if seconds is None else device.utilization(cost.total, seconds)
     # Collectives have no time: the rates of links are not known.
-    on_device = replace(timed(found, device), collectives=found.collectives)
+    on_device = replace(timed(cost, device), collectives=cost.collectives)
     return replace(on_device, seconds=seconds, utilization=part)
 
 
@@ -168,8 +168,8 @@ def _with_fp8(device: Device, teraflops: float) -> Device:
 
 #: Dense rates, without sparsity.
 DEVICES: dict[str, Device] = {
-    each.name: each
-    for each in (
+    device.name: device
+    for device in (
         _with_fp8(
             _nvidia("h200", 989.4, 494.7, 66.9, 66.9, 1978.9, 4800, "NVIDIA H200 datasheet, SXM"),
             1978.9,
@@ -227,10 +227,10 @@ def device_named(name: str) -> Device:
     if name in DEVICES:
         return DEVICES[name]
     if not name.endswith(".toml"):
-        known = ", ".join(DEVICES)
+        names = ", ".join(DEVICES)
         raise ArgumentsError(
             f"unknown device '{name}'",
-            did_you_mean(name, DEVICES) or f"available: {known}; or a file of figures, FILE.toml",
+            did_you_mean(name, DEVICES) or f"available: {names}; or a file of figures, FILE.toml",
         )
     try:
         with open(name, "rb") as file:
@@ -248,10 +248,10 @@ _EXAMPLE = (
 
 
 def _read(path: str, figures: dict[str, Any]) -> Device:
-    known = ("name", "products", "vector", "bandwidth", "source")
+    allowed = ("name", "products", "vector", "bandwidth", "source")
     for key in figures:
-        if key not in known:
-            raise ArgumentsError(f"{path}: unknown figure '{key}'", did_you_mean(key, known))
+        if key not in allowed:
+            raise ArgumentsError(f"{path}: unknown figure '{key}'", did_you_mean(key, allowed))
     products = figures.get("products", {})
     if not isinstance(products, dict):
         raise ArgumentsError(f"{path}: products must be FLOP/s by dtype", _EXAMPLE)
@@ -363,8 +363,8 @@ def _ici(name: str, gigabytes: float, page: str) -> Interconnect:
 #: which is that of 32 links of 16 x 16 chips. The page of TPU v4 states no bandwidth of a chip; the
 #: bisection bandwidth of a pod, that of 512 links of 16 x 16 x 16 chips, gives 47 GB/s for a link.
 INTERCONNECTS: dict[str, Interconnect] = {
-    each.name: each
-    for each in (
+    interconnect.name: interconnect
+    for interconnect in (
         _of_both_directions("nvlink3", 600, "NVIDIA's page of NVLink, A100, 12 links"),
         _of_both_directions("nvlink4", 900, "NVIDIA's page of NVLink, H100, 18 links"),
         _of_both_directions("nvlink5", 1800, "NVIDIA's page of NVLink, Blackwell, 18 links"),
@@ -400,10 +400,10 @@ def interconnect_named(text: str) -> Interconnect:
     if text in INTERCONNECTS:
         return INTERCONNECTS[text]
     if not text[:1].isdigit():
-        known = ", ".join(INTERCONNECTS)
+        names = ", ".join(INTERCONNECTS)
         raise ArgumentsError(
             f"unknown interconnect '{text}'",
-            did_you_mean(text, INTERCONNECTS) or f"available: {known}; or a figure, 300GB/s",
+            did_you_mean(text, INTERCONNECTS) or f"available: {names}; or a figure, 300GB/s",
         )
     if _BITS.search(text):
         raise ArgumentsError(f"'{text}' is a figure in bits", _FIGURES)

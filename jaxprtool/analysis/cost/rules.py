@@ -83,8 +83,8 @@ def smallest(works: Iterable[Work]) -> Work:
 
 def _reduced(works: Iterable[Work], symbolic: Callable[[Any, Any], Any]) -> Work:
     first, *others = works
-    for each in others:
-        first = Work(*map(symbolic, first, each))
+    for work in others:
+        first = Work(*map(symbolic, first, work))
     return first
 
 
@@ -121,9 +121,9 @@ def work_of(eqn: JaxprEqn) -> Work | None:
 
     A primitive without a rule in the table gets that of `jax.experimental.roofline`.
     """
-    found = cost_rules.get(eqn.primitive.name)
-    if found is not None:
-        return found(eqn)
+    rule = cost_rules.get(eqn.primitive.name)
+    if rule is not None:
+        return rule(eqn)
     like = traits(eqn)
     if like.moves or like.gives in ("same", "layout"):
         return NOTHING
@@ -645,9 +645,9 @@ class Operations:
 
     def of(self, eqn: JaxprEqn) -> Any:
         """Return the number of operations of an equation, which may be symbolic."""
-        held = regions(eqn)
-        if held is not None:
-            return self._held(held)
+        control = regions(eqn)
+        if control is not None:
+            return self._held(control)
         if inner := _inner(eqn):
             return sum(map(self._body, inner))
         work = None if traits(eqn).collective else work_of(eqn)
@@ -655,17 +655,17 @@ class Operations:
 
     def is_known(self, eqn: JaxprEqn) -> bool:
         """Return whether the costs of an equation and of all equations in its bodies are known."""
-        held = regions(eqn)
-        if bodies := _inner(eqn) if held is None else held.jaxprs:
+        control = regions(eqn)
+        if bodies := _inner(eqn) if control is None else control.jaxprs:
             return all(map(self._is_known, bodies))
         return traits(eqn).collective or work_of(eqn) is not None
 
-    def _held(self, held: Regions) -> Any:
-        each = list(map(self._body, held.jaxprs))
-        if held.kind == "branch":
-            return reduce(jax.core.max_dim, each)
-        devices = held.view.mesh.size if isinstance(held.view, ShardMap) else 1
-        return sum(each) * runs_of(held) * devices
+    def _held(self, control: Regions) -> Any:
+        counts = list(map(self._body, control.jaxprs))
+        if control.kind == "branch":
+            return reduce(jax.core.max_dim, counts)
+        devices = control.view.mesh.size if isinstance(control.view, ShardMap) else 1
+        return sum(counts) * runs_of(control) * devices
 
     @cached_method
     def _body(self, jaxpr: Jaxpr) -> Any:
@@ -687,18 +687,18 @@ def _inner(eqn: JaxprEqn) -> list[Jaxpr]:
 # Find the trip count of a loop.
 
 
-def trip_count(held: Regions) -> Any:
+def trip_count(control: Regions) -> Any:
     """Return the number of times that the bodies of an equation run, or None if unknown.
 
     The trip count of a `while` is known if it counts up by 1 to a constant, as `fori_loop` does.
     """
-    trips = held.view.trips
-    return _counted(held.view) if trips is None and isinstance(held.view, While) else trips
+    trips = control.view.trips
+    return _counted(control.view) if trips is None and isinstance(control.view, While) else trips
 
 
-def runs_of(held: Regions | None) -> Any:
+def runs_of(control: Regions | None) -> Any:
     """Return the number of times that bodies run, which is 1 if it is unknown."""
-    count = None if held is None else trip_count(held)
+    count = None if control is None else trip_count(control)
     return 1 if count is None else count
 
 
@@ -725,7 +725,7 @@ def _counted(loop: While) -> int | None:
 
 
 def _position(atom: Atom, among: Any) -> int | None:
-    return next((i for i, each in enumerate(among) if each is atom), None)
+    return next((i for i, other in enumerate(among) if other is atom), None)
 
 
 def _literal(atom: Atom) -> int | None:

@@ -103,8 +103,8 @@ def lint_programs(
     """
     rules, sources = chosen_rules(select, ignore), Sources()
     collected = _Collected()
-    for each, program in programs:
-        collected.add(each, LintedProgram(program, sources), rules)
+    for program_name, program in programs:
+        collected.add(program_name, LintedProgram(program, sources), rules)
     return collected.findings(name)
 
 
@@ -122,37 +122,44 @@ class _Collected:
         self._programs += 1
         for rule in rules:
             groups = defaultdict[_Place, list[tuple[UserFrame | None, Found]]](list)
-            for each in rule.check(linted):
+            for finding in rule.check(linted):
                 frame = (
-                    each.where if isinstance(each.where, UserFrame) else linted.frame_of(each.path)
+                    finding.where
+                    if isinstance(finding.where, UserFrame)
+                    else linted.frame_of(finding.path)
                 )
                 # Findings without a line are distinguished by the name of the function.
                 line = (linted.about.name, 0) if frame is None else (frame.file, frame.line)
-                groups[rule.code, line, each.argument].append((frame, each))
+                groups[rule.code, line, finding.argument].append((frame, finding))
             for place, group in groups.items():
                 frame = group[0][0]
                 if frame is not None and linted.sources.is_silenced(frame, rule.code):
                     self._silenced.add(place)
                 else:
-                    found = [each for _, each in group]
-                    self._add(place, _finding(name, linted, rule, frame, found))
+                    findings = [finding for _, finding in group]
+                    self._add(place, _finding(name, linted, rule, frame, findings))
 
-    def _add(self, place: _Place, found: Finding) -> None:
+    def _add(self, place: _Place, finding: Finding) -> None:
         """Add a finding; of those at one place, the most expensive is kept."""
-        before = self._found.get(place)
-        if before is not None:
-            names = (*before.programs, *found.programs)
-            worst = max(before, found, key=lambda each: each.cost.weight)
-            found = replace(worst, programs=names)
-        self._found[place] = found
+        earlier = self._found.get(place)
+        if earlier is not None:
+            names = (*earlier.programs, *finding.programs)
+            worst = max(earlier, finding, key=lambda candidate: candidate.cost.weight)
+            finding = replace(worst, programs=names)
+        self._found[place] = finding
 
     def findings(self, name: str) -> Findings:
         """Return all findings, the worst first."""
-        found = sorted(
+        findings = sorted(
             self._found.values(),
-            key=lambda each: (each.kind != "wrong", -each.cost.weight, each.line, each.code),
+            key=lambda finding: (
+                finding.kind != "wrong",
+                -finding.cost.weight,
+                finding.line,
+                finding.code,
+            ),
         )
-        return Findings(name, tuple(found), self._programs, len(self._silenced))
+        return Findings(name, tuple(findings), self._programs, len(self._silenced))
 
 
 def _finding(
@@ -163,8 +170,8 @@ def _finding(
     group: list[Found],
 ) -> Finding:
     """Merge the findings of a rule on one line, and add up their costs."""
-    worst = max(group, key=lambda each: each.flops + 100 * each.bytes)
-    sizes, flops = sum(each.bytes for each in group), sum(each.flops for each in group)
+    worst = max(group, key=lambda finding: finding.flops + 100 * finding.bytes)
+    sizes, flops = sum(finding.bytes for finding in group), sum(finding.flops for finding in group)
     text = worst.cost.format(bytes=in_bytes(sizes), flops=with_prefix(flops, "FLOPs"))
     more = f" ({len(group)} times)" if len(group) > 1 else ""
     frames = (frame,) if not worst.path and frame is not None else ()

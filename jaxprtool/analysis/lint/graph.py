@@ -127,20 +127,20 @@ class LintedProgram:
     @cached_property
     def differentiable(self) -> set[Value]:
         """The floats from which a path of equations with derivatives leads to a result."""
-        found = Differentiable()
-        found.arguments(self.top, (True,) * len(self.top.results))
-        return found.moved
+        differentiable = Differentiable()
+        differentiable.arguments(self.top, (True,) * len(self.top.results))
+        return differentiable.moved
 
     @cached_property
     def _varying(self) -> set[Value]:
         """The floats that are computed from floats of the first argument."""
         floats = [value for value in self.top.arguments if is_inexact(value)]
-        found = set([self.top.arguments[i] for i in self.first_argument] or floats)
+        varying = set([self.top.arguments[i] for i in self.first_argument] or floats)
         for node in self.every:  # those of bodies follow their loop
-            if any(value in found for value in node.ins) and has_derivative(node):
-                found.update(out for out in node.outs if is_inexact(out))
-                found.update(v for scope in node.inner for v in scope.arguments if is_inexact(v))
-        return found
+            if any(value in varying for value in node.ins) and has_derivative(node):
+                varying.update(out for out in node.outs if is_inexact(out))
+                varying.update(v for scope in node.inner for v in scope.arguments if is_inexact(v))
+        return varying
 
     @cached_property
     def first_argument(self) -> tuple[int, ...]:
@@ -183,21 +183,21 @@ class LintedProgram:
         """Return the frames of the user's lines that lead to an equation."""
         traceback = node.eqn.source_info.traceback
         if not self._lines.get(traceback):
-            own = (f for f in self.frames.stack(node.path) if self.frames.is_users(f.file))
-            found = tuple(dict.fromkeys(own))
+            user_frames = (f for f in self.frames.stack(node.path) if self.frames.is_users(f.file))
+            frames = tuple(dict.fromkeys(user_frames))
             if not self.frames.of(node.eqn):
-                return found  # those of the calls around it
-            self._lines[traceback] = found
+                return frames  # those of the calls around it
+            self._lines[traceback] = frames
         return self._lines[traceback]
 
     @cached_property
     def function(self) -> UserFrame | None:
         """The line of the function's `def`; None if unknown."""
-        found = re.search(r"^(.*) at (.*):(\d+)$", self.about.jaxpr.debug_info.func_src_info or "")
-        if found is None:
+        match = re.search(r"^(.*) at (.*):(\d+)$", self.about.jaxpr.debug_info.func_src_info or "")
+        if match is None:
             return None
-        line = self.sources.definition(found[2], int(found[3]))
-        return UserFrame(found[2], line, found[1], 0, line, 0)
+        line = self.sources.definition(match[2], int(match[3]))
+        return UserFrame(match[2], line, match[1], 0, line, 0)
 
     # --- values ---------------------------------------------------------------------------------
 
@@ -210,18 +210,18 @@ class LintedProgram:
     def _computed(self, value: Value, steps: int) -> np.ndarray | None:
         if value.outer is not None:
             return self.array(value.outer, steps)
-        given = value.literal if value.literal is not None else value.constant
+        constant = value.literal if value.literal is not None else value.constant
         if not all(isinstance(n, int) for n in value.shape) or value.elements > _MOST_ELEMENTS:
             return None
-        if given is not None:
+        if constant is not None:
             kind = getattr(value.dtype, "kind", "")
-            return np.asarray(given, value.dtype) if kind in ("b", "i", "u", "f") else None
+            return np.asarray(constant, value.dtype) if kind in ("b", "i", "u", "f") else None
         node = value.node
         if node is None or node.inner or len(node.outs) != 1:
             return None
         operands = []
-        for each in node.ins:
-            array = self.array(each, steps)
+        for operand in node.ins:
+            array = self.array(operand, steps)
             if array is None:
                 return None
             operands.append(array)
@@ -248,7 +248,7 @@ def origin(value: Value, gives: Sequence[str] = ("same", "layout"), most: int = 
 
 def is_same(one: Value, two: Value, steps: int = 8) -> bool:
     """Return True if two values are computed alike from the same values, up to their layout."""
-    one, two = (origin(each, ("same", "layout", "cast")) for each in (one, two))
+    one, two = (origin(value, ("same", "layout", "cast")) for value in (one, two))
     if one is two:
         return True
     if one.literal is not None and two.literal is not None:
@@ -285,17 +285,17 @@ def ends(
         Pairs of the value in its last form and the equation that reads it; None in place of the
         equation if it is a result of its scope.
     """
-    found: list[tuple[Value, Node | None]] = []
+    readers: list[tuple[Value, Node | None]] = []
     todo = [value]
-    for each in todo:
-        if each.is_result:
-            found.append((each, None))
-        for node in dict.fromkeys(each.readers if dead else each.live_readers):
-            if node.traits.gives in gives and node.ins[0] is each:
+    for form in todo:
+        if form.is_result:
+            readers.append((form, None))
+        for node in dict.fromkeys(form.readers if dead else form.live_readers):
+            if node.traits.gives in gives and node.ins[0] is form:
                 todo += node.outs
             else:
-                found.append((each, node))
-    return found
+                readers.append((form, node))
+    return readers
 
 
 def ancestors(value: Value, most: int = 64) -> Iterator[Value]:
@@ -306,12 +306,12 @@ def ancestors(value: Value, most: int = 64) -> Iterator[Value]:
         most: The maximum number of values.
     """
     todo, seen = [value], {value}
-    for each in itertools.islice(todo, most):
-        yield each
-        before = [each.outer] if each.outer is not None else []
-        if each.node is not None and not each.node.inner:
-            before += each.node.ins
-        for other in before:
+    for ancestor in itertools.islice(todo, most):
+        yield ancestor
+        operands = [ancestor.outer] if ancestor.outer is not None else []
+        if ancestor.node is not None and not ancestor.node.inner:
+            operands += ancestor.node.ins
+        for other in operands:
             if other is not None and other not in seen:
                 seen.add(other)
                 todo.append(other)
@@ -536,36 +536,36 @@ class GraphBuilder:
     ) -> Scope:
         scope = Scope(parent, number, runs, self._sizes, self._operations)
         jaxpr = jaxcompat.open_jaxpr(closed)
-        known: dict[Var, Value] = {}
+        env: dict[Var, Value] = {}
         for i, var in enumerate(jaxpr.invars):
-            known[var] = Value(var.aval, scope, None, i)
-            scope.arguments.append(known[var])
-        self._add(scope, closed, known, around)
+            env[var] = Value(var.aval, scope, None, i)
+            scope.arguments.append(env[var])
+        self._add(scope, closed, env, around)
         for atom in jaxpr.outvars:
-            value = _literal(atom) if type(atom) is Literal else known[atom]
+            value = _literal(atom) if type(atom) is Literal else env[atom]
             value.is_result = True
             scope.results.append(value)
         return scope
 
     def _add(
-        self, scope: Scope, closed: Any, known: dict[Var, Value], around: tuple[JaxprEqn, ...]
+        self, scope: Scope, closed: Any, env: dict[Var, Value], around: tuple[JaxprEqn, ...]
     ) -> None:
         """Add the equations of a body, whose arguments are known, to a scope."""
         jaxpr = jaxcompat.open_jaxpr(closed)
         constants = closed.consts or [None] * len(jaxpr.constvars)  # none if the jaxpr is open
         for var, constant in zip(jaxpr.constvars, constants, strict=True):
-            value = known[var] = Value(var.aval, scope)
+            value = env[var] = Value(var.aval, scope)
             value.constant = constant
             scope.constants.append(value)
         self._count += len(jaxpr.eqns)
         flat = is_flat(jaxpr)
         for eqn in jaxpr.eqns:
-            ins = tuple([_literal(v) if type(v) is Literal else known[v] for v in eqn.invars])
-            held = None if flat else regions(eqn)
-            if held is not None and not self._may_enter(held):
-                held = None
-            if held is not None and held.kind == "call":
-                self._open(scope, held, ins, known, (*around, eqn))
+            ins = tuple([_literal(v) if type(v) is Literal else env[v] for v in eqn.invars])
+            control = None if flat else regions(eqn)
+            if control is not None and not self._may_enter(control):
+                control = None
+            if control is not None and control.kind == "call":
+                self._open(scope, control, ins, env, (*around, eqn))
                 continue
             node = Node(eqn, around, scope)
             node.ins = ins
@@ -574,42 +574,44 @@ class GraphBuilder:
             node.outs = tuple(
                 [Value(var.aval, scope, node, i) for i, var in enumerate(eqn.outvars)]
             )
-            known.update(zip(eqn.outvars, node.outs, strict=True))
+            env.update(zip(eqn.outvars, node.outs, strict=True))
             scope.nodes.append(node)
-            if held is not None:
-                self._hold(node, held)
+            if control is not None:
+                self._hold(node, control)
 
-    def _may_enter(self, held: Regions) -> bool:
+    def _may_enter(self, control: Regions) -> bool:
         """Return True if bodies are to be added; calls of calls may be exponentially many."""
-        seen = self._entered.issuperset(held.jaxprs)
-        self._entered.update(held.jaxprs)
+        seen = self._entered.issuperset(control.jaxprs)
+        self._entered.update(control.jaxprs)
         return not seen or self._count < _MOST_EQUATIONS
 
     def _open(
         self,
         scope: Scope,
-        held: Regions,
+        control: Regions,
         ins: tuple[Value, ...],
-        known: dict[Var, Value],
+        env: dict[Var, Value],
         around: tuple[JaxprEqn, ...],
     ) -> None:
-        (closed,), (body,), (region,) = held.bodies, held.jaxprs, held.regions
-        own = {var: ins[i] for i, var in zip(region.ins, body.invars, strict=True)}
-        self._add(scope, closed, own, around)
+        (closed,), (body,), (region,) = control.bodies, control.jaxprs, control.regions
+        inner_env = {var: ins[i] for i, var in zip(region.ins, body.invars, strict=True)}
+        self._add(scope, closed, inner_env, around)
         for out, atom in zip(region.outs, body.outvars, strict=True):
             assert out is not None
-            value = _literal(atom) if type(atom) is Literal else own[atom]
-            var = held.eqn.outvars[out]
+            value = _literal(atom) if type(atom) is Literal else inner_env[atom]
+            var = control.eqn.outvars[out]
             if not isinstance(var, DropVar):
-                known[var] = value
+                env[var] = value
 
-    def _hold(self, node: Node, held: Regions) -> None:
+    def _hold(self, node: Node, control: Regions) -> None:
         """Add the scopes of the bodies of a loop or a branch."""
-        node.held = held
-        count = trip_count(held)
+        node.held = control
+        count = trip_count(control)
         runs = node.scope.runs * (1 if count is None else node.scope.number(count))
         scopes = []
-        for number, (closed, region) in enumerate(zip(held.bodies, held.regions, strict=True)):
+        for number, (closed, region) in enumerate(
+            zip(control.bodies, control.regions, strict=True)
+        ):
             scope = self._body(closed, node, number, runs, node.path)
             pairs = zip(scope.arguments, region.ins, region.loop_invariant, strict=True)
             for value, place, is_same in pairs:
@@ -672,13 +674,13 @@ class Differentiable:
         self.moved |= moved
         return tuple(value in moved for value in scope.arguments)
 
-    def _through(self, node: Node, held: Regions, flags: list[bool]) -> list[bool]:
+    def _through(self, node: Node, control: Regions, flags: list[bool]) -> list[bool]:
         def through(number: int, asked: list[bool]) -> tuple[bool, ...]:
             return self.arguments(node.inner[number], tuple(asked))
 
-        scan = held.view if isinstance(held.view, Scan) else None
+        scan = control.view if isinstance(control.view, Scan) else None
         if scan is None or not isinstance(scan.length, int) or scan.length < 1:
-            return held.backward(flags, through)
+            return control.backward(flags, through)
         # At least one iteration computes the carries, so they are not those before the loop.
         first, count = len(scan.consts), len(scan.carry)
         asked, operands = list(flags), [False] * len(node.ins)
@@ -782,18 +784,18 @@ class Sources:
             expression that is not local, or is an attribute of an object; "" if there is not one.
         """
         module = next((m for m in list(sys.modules.values()) if _file_of(m) == frame.file), None)
-        own = {} if module is None else vars(module)
-        for name, value in list(own.items()):
+        variables = {} if module is None else vars(module)
+        for name, value in list(variables.items()):
             if value is array:
                 return name
         text = self._names.text(frame)
         local = frozenset[str]().union(*(scope.local for scope in self._around(frame)[-1:]))
-        found = dict.fromkeys(_dotted(ast.parse(text, mode="eval")) if text else ())
+        dotted_names = dict.fromkeys(_dotted(ast.parse(text, mode="eval")) if text else ())
         free, attributes = [], []
-        for dotted in found:
+        for dotted in dotted_names:
             base, _, rest = dotted.partition(".")
-            if base in own:
-                if _shape(own[base], rest) == array.shape:
+            if base in variables:
+                if _shape(variables[base], rest) == array.shape:
                     free.append(dotted)
             elif base not in local and not hasattr(builtins, base):
                 free.append(dotted)
@@ -853,7 +855,7 @@ def _scope(function: _Function) -> _Scope:
 def _dotted(tree: ast.AST) -> list[str]:
     """Return the names in an expression, with their attributes, without functions called."""
     called = {id(n.func) for n in ast.walk(tree) if isinstance(n, ast.Call)}
-    found, inner = [], set[int]()
+    names, inner = [], set[int]()
     for node in ast.walk(tree):
         if isinstance(node, ast.Attribute | ast.Name) and id(node) not in inner:
             inner.update(id(part) for part in ast.walk(node))
@@ -861,16 +863,16 @@ def _dotted(tree: ast.AST) -> list[str]:
             if id(node) in called:
                 text = text.rpartition(".")[0]  # the object of a method
             if re.fullmatch(r"[\w.]+", text):
-                found.append(text)
-    return found
+                names.append(text)
+    return names
 
 
 def _silences(line: str, code: str) -> bool:
-    found = _COMMENT.search(line)
-    if found is None:
+    comment = _COMMENT.search(line)
+    if comment is None:
         return False
-    given = [each.strip() for each in (found[1] or "").split(",")]
-    return found[1] is None or any(each and code.startswith(each) for each in given)
+    codes = [prefix.strip() for prefix in (comment[1] or "").split(",")]
+    return comment[1] is None or any(prefix and code.startswith(prefix) for prefix in codes)
 
 
 def _file_of(module: Any) -> str:

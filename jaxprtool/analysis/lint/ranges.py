@@ -60,10 +60,10 @@ def known_numbers(value: Value) -> np.ndarray | None:
     The literal may be an integer that is converted: `jnp.where(mask, x, 0)`.
     """
     root = origin(value, MOVES)
-    given: Any = root.literal if root.literal is not None else root.constant
-    if given is None or not is_inexact(value) or np.size(given) > _MOST_ELEMENTS:
+    numbers: Any = root.literal if root.literal is not None else root.constant
+    if numbers is None or not is_inexact(value) or np.size(numbers) > _MOST_ELEMENTS:
         return None
-    return np.asarray(given, np.float64) if np.isrealobj(given) else None
+    return np.asarray(numbers, np.float64) if np.isrealobj(numbers) else None
 
 
 def bounds(value: Value) -> Bounds:
@@ -88,10 +88,10 @@ def _bounds(value: Value, look: Look) -> Bounds:
         return look(root)
     if kind == "b":
         return Bounds(0.0, 1.0)
-    found = None if value.node is None else bounds_rules.get(value.node.name)
-    if value.node is None or found is None:
+    rule = None if value.node is None else bounds_rules.get(value.node.name)
+    if value.node is None or rule is None:
         return Bounds(low=0.0) if kind == "u" and is_variable(value) else ANY
-    low, high = found(value.node, look)
+    low, high = rule(value.node, look)
     return ANY if math.isnan(low) or math.isnan(high) else Bounds(low, high)
 
 
@@ -208,7 +208,7 @@ def _difference(node: Node, look: Look) -> Bounds:
 
 def _has_maximum(value: Value) -> bool:
     """Return True if a value is computed from a maximum, or by a loop, a few equations before."""
-    nodes = (each.node for each in ancestors(value, _MOST_VALUES))
+    nodes = (ancestor.node for ancestor in ancestors(value, _MOST_VALUES))
     return any(node is not None and ("max" in node.name or node.inner) for node in nodes)
 
 
@@ -299,7 +299,7 @@ def is_nan(value: Value) -> bool:
 
 
 def _union(cases: list[Bounds]) -> Bounds:
-    return Bounds(min(each.low for each in cases), max(each.high for each in cases))
+    return Bounds(min(case.low for case in cases), max(case.high for case in cases))
 
 
 @rule(bounds_rules, "concatenate", "pad", "stack")
@@ -352,9 +352,9 @@ def _is_share(above: Value, below: Value) -> bool:
     if node.name == "reduce_sum":
         is_exponential = value.node is not None and value.node.name == "exp"
         return is_exponential and is_same(node.ins[0], value)
-    terms = [origin(each, MOVES).node for each in node.ins] if node.name == "add" else []
-    sizes = [each for each in terms if each is not None and each.name == "abs"]
-    is_own = any(origin(each.ins[0], MOVES) is value for each in sizes)
+    terms = [origin(operand, MOVES).node for operand in node.ins] if node.name == "add" else []
+    sizes = [term for term in terms if term is not None and term.name == "abs"]
+    is_own = any(origin(size.ins[0], MOVES) is value for size in sizes)
     return is_own and any(map(is_positive_number, node.ins))
 
 
@@ -387,7 +387,7 @@ def _normalized(value: Value, lengths: tuple[_Length, ...] = ()) -> float | None
         product = origin(node.ins[0], MOVES).node
         factors = product.ins if product is not None and product.name == "mul" else ()
     if factors:  # the inequality of Cauchy and Schwarz
-        norms = [_norm(each, lengths) for each in factors]
+        norms = [_norm(factor, lengths) for factor in factors]
         return None if None in norms else math.prod(norm for norm in norms if norm is not None)
     return _norm(value, lengths)
 
@@ -418,13 +418,13 @@ def is_zero(value: Value) -> bool:
 
 def _divisions(node: Node) -> list[tuple[Value, list[_Length]]]:
     """Return the values that an equation divides by norms, with the norms."""
-    found: list[tuple[Value, list[_Length]]] = []
+    divisions: list[tuple[Value, list[_Length]]] = []
     if node.name == "div":
-        found = [(node.ins[0], _lengths(node.ins[1]))]
+        divisions = [(node.ins[0], _lengths(node.ins[1]))]
     elif node.name == "mul":
         one, two = node.ins
-        found = [(one, _inverse_lengths(two)), (two, _inverse_lengths(one))]
-    return [(value, lengths) for value, lengths in found if lengths]
+        divisions = [(one, _inverse_lengths(two)), (two, _inverse_lengths(one))]
+    return [(value, lengths) for value, lengths in divisions if lengths]
 
 
 def _inverse_lengths(value: Value) -> list[_Length]:
@@ -443,8 +443,8 @@ square_rules: RuleTable[Callable[[Node], list[_Length]]] = RuleTable()
 
 def _lengths(value: Value) -> list[_Length]:
     node = origin(value, MOVES).node
-    known = None if node is None else length_rules.get(node.name)
-    return [] if known is None else list(known(node))
+    rule = None if node is None else length_rules.get(node.name)
+    return [] if rule is None else list(rule(node))
 
 
 def _squares(value: Value) -> list[_Length]:
@@ -452,10 +452,10 @@ def _squares(value: Value) -> list[_Length]:
     if node is None:
         return []
     vector = squared(node)
-    known = square_rules.get(node.name)
+    rule = square_rules.get(node.name)
     if vector is not None:
         return [(vector, 1.0)]
-    return [] if known is None else list(known(node))
+    return [] if rule is None else list(rule(node))
 
 
 @rule(length_rules, "sqrt")
@@ -475,7 +475,7 @@ def _length_and_epsilon(node: Node) -> list[_Length]:
 
 @rule(length_rules, "clamp", "max", "select_n")
 def _any_length(node: Node) -> list[_Length]:
-    return [length for each in node.ins for length in _lengths(each)]
+    return [length for operand in node.ins for length in _lengths(operand)]
 
 
 @rule(square_rules, "reduce_sum")
@@ -498,7 +498,7 @@ def _product_of_squares(node: Node) -> list[_Length]:
 def _mean_of_squares(node: Node) -> list[_Length]:
     count = bounds(node.ins[1])
     root = math.sqrt(count.high) if 0 < count.low <= count.high < math.inf else 0.0
-    return [(each, factor * root) for each, factor in _squares(node.ins[0]) if root]
+    return [(vector, factor * root) for vector, factor in _squares(node.ins[0]) if root]
 
 
 @rule(square_rules, "add")
@@ -508,24 +508,24 @@ def _square_and_epsilon(node: Node) -> list[_Length]:
 
 @rule(square_rules, "clamp", "max", "select_n")
 def _any_square(node: Node) -> list[_Length]:
-    return [square for each in node.ins for square in _squares(each)]
+    return [square for operand in node.ins for square in _squares(operand)]
 
 
 def _product_of(
     node: Node, parts: Callable[[Value], list[_Length]], scale: Callable[[float], float]
 ) -> list[_Length]:
     """Return the norms in a product of norms and numbers; nothing if it has other factors."""
-    found, factor = list[_Length](), 1.0
+    norms, factor = list[_Length](), 1.0
     for value in node.ins:
-        numbers, own = known_numbers(value), parts(value)
+        numbers, lengths = known_numbers(value), parts(value)
         root = origin(value, MOVES)
-        if own:
-            found += own
+        if lengths:
+            norms += lengths
         elif numbers is not None and numbers.size and numbers.min() > 0:
             factor *= scale(float(numbers.min()))
         elif root.node is not None or not is_variable(root) or root.elements > 1:
             return []
-    return [(vector, size * factor) for vector, size in found]
+    return [(vector, size * factor) for vector, size in norms]
 
 
 def squared(node: Node | None) -> Value | None:
@@ -552,8 +552,8 @@ def is_guarded(value: Value) -> bool:
     value = origin(value, MOVES)
     if value.node is None:
         return not is_variable(value)
-    known = guarded_rules.get(value.node.name)
-    return not value.node.ins or (known is not None and known(value.node, _MOST_STEPS))
+    rule = guarded_rules.get(value.node.name)
+    return not value.node.ins or (rule is not None and rule(value.node, _MOST_STEPS))
 
 
 def is_positive_number(value: Value) -> bool:
@@ -579,8 +579,8 @@ def _is_choice(node: Node, steps: int) -> bool:
     predicate, *cases = node.ins
     if not any(map(_has_zero, cases)):
         return True
-    compared = {origin(each, MOVES) for each in ancestors(predicate, _MOST_VALUES)}
-    return any(origin(each, MOVES) in compared for each in cases if is_variable(each))
+    compared = {origin(ancestor, MOVES) for ancestor in ancestors(predicate, _MOST_VALUES)}
+    return any(origin(case, MOVES) in compared for case in cases if is_variable(case))
 
 
 def _has_zero(value: Value) -> bool:
@@ -647,10 +647,10 @@ class Elements:
         if array is not None:
             return int(np.asarray(array)[index]) if np.size(array) <= _MOST_ELEMENTS_READ else None
         node = value.node
-        found = None if node is None else element_rules.get(node.name)
-        if node is None or found is None:
+        rule = None if node is None else element_rules.get(node.name)
+        if node is None or rule is None:
             return None
-        if not all(isinstance(size, int) for each in (value, *node.ins) for size in each.shape):
+        if not all(isinstance(size, int) for v in (value, *node.ins) for size in v.shape):
             return None
 
         def at(operand: Value, place: Index) -> int | None:
@@ -660,7 +660,7 @@ class Elements:
             self._record(operand, number)
             return number
 
-        return found(node, value.index, index, at)
+        return rule(node, value.index, index, at)
 
     def _record(self, value: Value, number: int | None) -> None:
         if value.node is not None and number is not None and _overflows(value, number):

@@ -233,8 +233,8 @@ def _load() -> None:
             raise PluginError(message) from error
 
 
-def _codes(given: str | Iterable[str]) -> tuple[str, ...]:
-    parts = given.split(",") if isinstance(given, str) else given
+def _codes(codes: str | Iterable[str]) -> tuple[str, ...]:
+    parts = codes.split(",") if isinstance(codes, str) else codes
     return tuple(filter(None, (part.strip() for part in parts)))
 
 
@@ -253,10 +253,10 @@ def chosen_rules(
     """
     rules, select, ignore = all_rules(), _codes(select), _codes(ignore)
     codes = [rule.code for rule in rules]
-    for given in (*select, *ignore):
-        if not any(code.startswith(given) for code in codes):
-            hint = did_you_mean(given, codes) or f"the codes are {', '.join(codes)}"
-            raise ArgumentsError(f"no lint rule has the code '{given}'", hint)
+    for prefix in (*select, *ignore):
+        if not any(code.startswith(prefix) for code in codes):
+            hint = did_you_mean(prefix, codes) or f"the codes are {', '.join(codes)}"
+            raise ArgumentsError(f"no lint rule has the code '{prefix}'", hint)
     return [
         rule
         for rule in rules

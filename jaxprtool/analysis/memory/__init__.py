@@ -99,10 +99,10 @@ def memory(program: Program | AnyJaxpr) -> Memory:
     about = program_signature(program)
     frames = frames_now(about.roots)
     lent = donations(program)
-    given = lent.by_result
+    by_result = lent.by_result
     try:
         bodies = Bodies()
-        body = bodies.memory(live_part(expanded(about.jaxpr)), donated=given)
+        body = bodies.memory(live_part(expanded(about.jaxpr)), donated=by_result)
     except UnknownSize:
         names = "=…, ".join(symbols_of(about.jaxpr))
         raise UnsupportedError(
@@ -111,7 +111,7 @@ def memory(program: Program | AnyJaxpr) -> Memory:
         ) from None
     constant_values = _constants(program, about)
     arguments, results, constants = map(_size, (about.arguments, about.outputs, constant_values))
-    donated = _size([about.outputs[position] for position in given])
+    donated = _size([about.outputs[position] for position in by_result])
     base = arguments + results + constants - donated
     points = curve(body, base, frames)
     return Memory(
@@ -123,7 +123,7 @@ def memory(program: Program | AnyJaxpr) -> Memory:
         body.peak,
         donated,
         max(points, key=lambda point: point.bytes),
-        grouped(_alive(about, constant_values, body, frames, given)),
+        grouped(_alive(about, constant_values, body, frames, by_result)),
         points,
         left_to_partitioner(program),
         lent.unused,
@@ -138,15 +138,15 @@ def _size(values: Sequence[NamedValue]) -> int:
 def _constants(program: Program | AnyJaxpr, about: ProgramSignature) -> list[NamedValue]:
     """Return the different constants of a program and of its bodies: XLA keeps equal ones once."""
     whole = program.jaxpr if isinstance(program, Program) else as_constants(program)
-    held = (body for eqn in equations(about.jaxpr) for _, body in sub_jaxprs(eqn))
-    found = dict[object, NamedValue]()
-    for jaxpr in chain((whole,), held):
+    inner = (body for eqn in equations(about.jaxpr) for _, body in sub_jaxprs(eqn))
+    constants = dict[object, NamedValue]()
+    for jaxpr in chain((whole,), inner):
         values = getattr(jaxpr, "consts", ())
         for i, var in enumerate(jaxcompat.open_jaxpr(jaxpr).constvars):
             key = constant_key(values[i]) if i < len(values) else var
-            name = f"constant[{len(found)}]"
-            found.setdefault(key, NamedValue(name, type_of(var.aval), size_of(var.aval)))
-    return list(found.values())
+            name = f"constant[{len(constants)}]"
+            constants.setdefault(key, NamedValue(name, type_of(var.aval), size_of(var.aval)))
+    return list(constants.values())
 
 
 def _alive(
@@ -157,25 +157,25 @@ def _alive(
     donated: Mapping[int, int],
 ) -> Iterator[LiveValue]:
     """Yield the values that are live at the peak."""
-    for each in about.arguments:
-        yield LiveValue("argument", each.type, each.bytes or 0, each.name)
-    for each in constants:
-        yield LiveValue("constant", each.type, each.bytes or 0, each.name)
-    names = [each.name for each in (*about.constants, *about.arguments)]
+    for named in about.arguments:
+        yield LiveValue("argument", named.type, named.bytes or 0, named.name)
+    for named in constants:
+        yield LiveValue("constant", named.type, named.bytes or 0, named.name)
+    names = [named.name for named in (*about.constants, *about.arguments)]
     values, now = LiveValues(frames, names), levels(body)
     yield from values.of(now)
-    held = values.held_in_rooms(now)
+    room_bytes = values.held_in_rooms(now)
     kernels = body.schedule.kernels
-    made = {buffer.value: buffer.start for buffer in body.schedule.results}
+    starts = {buffer.value: buffer.start for buffer in body.schedule.results}
     for position, result in enumerate(about.outputs):
         if position in donated:
             continue
         value = kernels.given[position]
-        size = (result.bytes or 0) - held.pop(value, 0)
+        size = (result.bytes or 0) - room_bytes.pop(value, 0)
         if value is None or kernels.defined_by[value] < 0:
             yield LiveValue("result", result.type, size, result.name)
         elif size:
-            is_made = not now or made[value] <= now[0].time
+            is_made = not now or starts[value] <= now[0].time
             kind: Kind = "result" if is_made else "room"
             primitive, line, calls = values.made(kernels, value)
             yield LiveValue(kind, result.type, size, result.name, primitive, line, frames=calls)
@@ -273,15 +273,15 @@ class Level(NamedTuple):
 
 def levels(memory: BodyMemory) -> tuple[Level, ...]:
     """Return the bodies that run at the peak, the outermost first."""
-    found = list[Level]()
+    running = list[Level]()
     body, number = memory, 0
     while body.at is not None:
-        found.append(Level(body, body.at, number))
+        running.append(Level(body, body.at, number))
         inner = body.inner.get(body.at)
         if inner is None:
             break
         body, number = inner.memory, inner.number
-    return tuple(found)
+    return tuple(running)
 
 
 def grouped(values: Iterable[LiveValue]) -> tuple[Live, ...]:
@@ -290,7 +290,7 @@ def grouped(values: Iterable[LiveValue]) -> tuple[Live, ...]:
     for value in values:
         same = without_numbers(value.name), value.kind, value.type, *value[4:-1]
         groups[same].append(value)
-    found = (
+    merged = (
         Live(
             group[0].kind,
             len(group),
@@ -301,7 +301,7 @@ def grouped(values: Iterable[LiveValue]) -> tuple[Live, ...]:
         )
         for group in groups.values()
     )
-    return tuple(sorted(found, key=lambda each: -each.bytes))
+    return tuple(sorted(merged, key=lambda live: -live.bytes))
 
 
 class LiveValues:
@@ -330,21 +330,21 @@ class LiveValues:
                 yield self._value(buffer, level, levels[:depth], around)
             if size := level.memory.workspaces.get(level.time):
                 eqns = (*around, *level.node.calls, level.node.eqn)
-                made = eqns[-1].primitive.name, self._frames.line_of(eqns)
+                maker = eqns[-1].primitive.name, self._frames.line_of(eqns)
                 stack = self._frames.stack(eqns)
-                yield LiveValue("workspace", "", size, "", *made, frames=stack)
+                yield LiveValue("workspace", "", size, "", *maker, frames=stack)
         if levels:
-            for each in levels[0].memory.in_rooms:
-                if _is_alive(each.buffer, levels[0].time):
-                    yield self._value(each.buffer, levels[0], (), ())
+            for room in levels[0].memory.in_rooms:
+                if _is_alive(room.buffer, levels[0].time):
+                    yield self._value(room.buffer, levels[0], (), ())
 
     def held_in_rooms(self, levels: Sequence[Level]) -> dict[int | None, int]:
         """Return the bytes of other values in the memory of each result, by the result's value."""
         in_rooms = levels[0].memory.in_rooms if levels else ()
         return {
-            each.result.value: each.buffer.size
-            for each in in_rooms
-            if _is_alive(each.buffer, levels[0].time)
+            room.result.value: room.buffer.size
+            for room in in_rooms
+            if _is_alive(room.buffer, levels[0].time)
         }
 
     def made(self, kernels: Kernels, value: int, around: Sequence[JaxprEqn] = ()) -> Made:
@@ -373,11 +373,11 @@ class LiveValues:
         aval = _aval(kernels, buffer.value)
         is_made = kernels.defined_by[buffer.value] >= 0
         if is_made:
-            name, made = "", self.made(kernels, buffer.value, around)
+            name, maker = "", self.made(kernels, buffer.value, around)
         else:
-            name, made = self._origin(buffer.value, level, outer)
+            name, maker = self._origin(buffer.value, level, outer)
         kind: Kind = "value" if is_made else "row"
-        primitive, line, frames = made
+        primitive, line, frames = maker
         return LiveValue(
             kind, type_of(aval), buffer.size, name, primitive, line, reader, place, frames
         )
@@ -389,20 +389,22 @@ class LiveValues:
         if buffer.last is None:
             return "", ""
         node = kernels.nodes[buffer.last]
-        eqns, held = [*around, *node.calls, node.eqn], node.held
-        position = node.places.index(buffer.value) if held and buffer.value in node.places else None
-        while held is not None and position is not None:
-            eqn, position = self._last_inside(held, position)
+        eqns, control = [*around, *node.calls, node.eqn], node.held
+        position = (
+            node.places.index(buffer.value) if control and buffer.value in node.places else None
+        )
+        while control is not None and position is not None:
+            eqn, position = self._last_inside(control, position)
             if eqn is None:
                 break
             eqns.append(eqn)
-            held = regions(eqn)
+            control = regions(eqn)
         return eqns[-1].primitive.name, self._frames.line_of(eqns)
 
-    def _last_inside(self, held: Regions, operand: int) -> tuple[JaxprEqn | None, int | None]:
+    def _last_inside(self, control: Regions, operand: int) -> tuple[JaxprEqn | None, int | None]:
         """Return the last reader of an operand in the bodies, and the position of its operand."""
-        for number, value in held.arguments_by_operand[operand]:
-            body = held.jaxprs[number]
+        for number, value in control.arguments_by_operand[operand]:
+            body = control.jaxprs[number]
             variables = self._variables.setdefault(body, DefUse(body.eqns))
             if readers := variables.readers(value):
                 eqn = body.eqns[readers[-1]]
@@ -413,10 +415,10 @@ class LiveValues:
         """Return the name, or else the equation, of the outer value that an argument comes from."""
         while outer and level.kernels.defined_by[value] < 0:
             *outer, around = outer
-            held = around.node.held
-            assert held is not None
+            control = around.node.held
+            assert control is not None
             position = value - len(level.kernels.jaxpr.constvars)
-            operand = around.node.places[held.regions[level.number].ins[position]]
+            operand = around.node.places[control.regions[level.number].ins[position]]
             if operand is None:
                 return "", Made()
             value, level = operand, around
@@ -427,8 +429,8 @@ class LiveValues:
 
 def _home(kernels: Kernels, node: Node) -> Jaxpr:
     """Return the jaxpr that an equation is in: that of the opened call around it, or the body."""
-    held = regions(node.calls[-1]) if node.calls else None
-    return kernels.jaxpr if held is None else held.jaxprs[0]
+    control = regions(node.calls[-1]) if node.calls else None
+    return kernels.jaxpr if control is None else control.jaxprs[0]
 
 
 def _around(levels: Sequence[Level]) -> tuple[JaxprEqn, ...]:
@@ -453,10 +455,12 @@ def _live_buffers(level: Level) -> list[Buffer]:
     If a kernel writes in place, its result is returned and the operand that it replaces is not.
     """
     memory, time = level.memory, level.time
-    alive = [each for each in memory.outside if each.size and _is_alive(each, time)]
+    alive = [buffer for buffer in memory.outside if buffer.size and _is_alive(buffer, time)]
     replaced = memory.replaced.get(time)
     if replaced is not None:
-        last = (i for i, each in enumerate(alive) if each.end == time and each.size == replaced)
+        last = (
+            i for i, buffer in enumerate(alive) if buffer.end == time and buffer.size == replaced
+        )
         del alive[next(i for i in last if alive[i].start < time)]
     return alive
 

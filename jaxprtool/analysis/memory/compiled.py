@@ -159,25 +159,29 @@ def compiled_memory(program: Program, compiled: Any, estimate: Memory) -> Compil
     module = compiled_module(compiled)
     assignment = buffer_assignment(compiled, module)
     reader = _Reader(program, module, assignment)
-    counted = [each for each in assignment.allocations if not each.is_local]
-    temporaries = [each for each in counted if each.is_temporary]
+    counted = [allocation for allocation in assignment.allocations if not allocation.is_local]
+    temporaries = [allocation for allocation in counted if allocation.is_temporary]
     time = reader.ranges.peak(temporaries)
-    values = [reader.value(*each) for each in reader.ranges.live(temporaries, time)]
-    unused = _size(temporaries) - sum(each.bytes for each in values)
-    fixed = [found for each in counted for found in reader.fixed(each, time)]
+    values = [reader.value(*live) for live in reader.ranges.live(temporaries, time)]
+    unused = _size(temporaries) - sum(value.bytes for value in values)
+    fixed = [buffer for allocation in counted for buffer in reader.fixed(allocation, time)]
     rest = [PeakBuffer(unused, "", "between buffers", "unused", 1, "")] if unused else []
     buffers = _grouped([*fixed, *values, *rest])
     return CompiledPeak(
         program.name,
         len(compiled.runtime_executable().local_devices()),
         _size(counted),
-        _size(each for each in counted if each.parameter is not None),
-        _size(each for each in counted if each.is_result),
-        _size(each for each in counted if each.is_constant),
+        _size(allocation for allocation in counted if allocation.parameter is not None),
+        _size(allocation for allocation in counted if allocation.is_result),
+        _size(allocation for allocation in counted if allocation.is_constant),
         _size(temporaries),
-        _size(each for each in counted if each.is_result and each.parameter is not None),
+        _size(
+            allocation
+            for allocation in counted
+            if allocation.is_result and allocation.parameter is not None
+        ),
         unused,
-        sum(reader.unshared(each) for each in temporaries),
+        sum(reader.unshared(allocation) for allocation in temporaries),
         reader.at(time),
         estimate.peak_bytes,
         bool(estimate.left_to_partitioner),
@@ -188,7 +192,7 @@ def compiled_memory(program: Program, compiled: Any, estimate: Memory) -> Compil
 
 
 def _size(allocations: Iterable[Allocation]) -> int:
-    return sum(each.size for each in allocations)
+    return sum(allocation.size for allocation in allocations)
 
 
 class _Reader:
@@ -200,26 +204,26 @@ class _Reader:
         frames = frames_now(program.roots)
         self._origins = Origins(module, assignment, self.ranges, frames)
         self._places = {
-            placed.buffer.id: (each.index, placed)
-            for each in assignment.allocations
-            for placed in each.placed
+            placed.buffer.id: (allocation.index, placed)
+            for allocation in assignment.allocations
+            for placed in allocation.placed
         }
         self._results = self._named_results(program)
-        parameters = (each for each in module.entry.instructions if each.opcode == "parameter")
-        self._parameters = {each.parameter_number: each for each in parameters}
+        parameters = (op for op in module.entry.instructions if op.opcode == "parameter")
+        self._parameters = {parameter.parameter_number: parameter for parameter in parameters}
 
     def _named_results(self, program: Program) -> dict[int, tuple[Buffer, list[str]]]:
         """Return the buffer and the names of the results in each allocation."""
         root = self._module.entry.root
         parts = range(len(root.shape.parts))
         positions: list[Position] = [(root.id, (i,)) for i in parts] or [(root.id, ())]
-        found: dict[int, tuple[Buffer, list[str]]] = {}
+        results: dict[int, tuple[Buffer, list[str]]] = {}
         # The tokens of effects come before the results of the program.
         first = len(positions) - len(program.out_names)
         for name, position in zip(program.out_names, positions[first:], strict=True):
             if (buffer := self.ranges.buffer_at(position)) is not None:
-                found.setdefault(self._places[buffer.id][0], (buffer, []))[1].append(name)
-        return found
+                results.setdefault(self._places[buffer.id][0], (buffer, []))[1].append(name)
+        return results
 
     def fixed(self, allocation: Allocation, time: int) -> Iterator[PeakBuffer]:
         """Yield the argument, constant or result in an allocation.
@@ -227,22 +231,22 @@ class _Reader:
         Before a result is written, its memory may hold another value.
         """
         size = allocation.size
-        made, all_names = self._results.get(allocation.index, (None, []))
+        result, all_names = self._results.get(allocation.index, (None, []))
         names = ", ".join(all_names)
         if allocation.parameter is not None:
-            given = self._parameters[allocation.parameter]
-            name, shape = given.op_name or given.name, str(given.shape)
+            parameter = self._parameters[allocation.parameter]
+            name, shape = parameter.op_name or parameter.name, str(parameter.shape)
             shares = f"reused for {names}" if names else ""
             yield PeakBuffer(size, "", name, "argument", 1, shape, shares=shares)
         elif allocation.is_constant:
             shape = ", ".join(str(placed.buffer.shape) for placed in allocation.placed)
             yield PeakBuffer(size, "", "constant", "constant", 1, shape)
-        elif made is not None:
-            for placed, held in self.ranges.live([allocation], time):
-                if self._group(placed.buffer) != self._group(made):
-                    size -= held
-                    yield replace(self.value(placed, held), shares=f"in the memory of {names}")
-            origin, shape = self._origins.of(made), str(made.shape)
+        elif result is not None:
+            for placed, part in self.ranges.live([allocation], time):
+                if self._group(placed.buffer) != self._group(result):
+                    size -= part
+                    yield replace(self.value(placed, part), shares=f"in the memory of {names}")
+            origin, shape = self._origins.of(result), str(result.shape)
             yield PeakBuffer(size, origin.line, names, "result", 1, shape, frames=origin.frames)
         elif allocation.is_result:
             yield PeakBuffer(size, "", "table of the results", "pointers", 1, "")
@@ -265,11 +269,11 @@ class _Reader:
 
     def _written_over(self, placed: Placed) -> str:
         """Return the operand that the operation of a value overwrites, in words."""
-        made = placed.buffer
-        allocation, _ = self._places[made.id]
-        for operand in made.instruction.operands:
+        written = placed.buffer
+        allocation, _ = self._places[written.id]
+        for operand in written.instruction.operands:
             read = self.ranges.buffer_at((operand, ()))
-            if read is None or self._group(read) == self._group(made):
+            if read is None or self._group(read) == self._group(written):
                 continue
             where, other = self._places[read.id]
             if where == allocation and placed.common(other):
@@ -287,8 +291,8 @@ class _Reader:
         if running is None:
             return ""
         instruction = self._module.instructions[running]
-        made = self.ranges.buffer_at((running, (0,) if instruction.shape.parts else ()))
-        origin = self._origins.made(instruction) if made is None else self._origins.of(made)
+        buffer = self.ranges.buffer_at((running, (0,) if instruction.shape.parts else ()))
+        origin = self._origins.made(instruction) if buffer is None else self._origins.of(buffer)
         return " ".join(filter(None, (origin.line, origin.what)))
 
 
@@ -298,38 +302,38 @@ def _grouped(buffers: Iterable[PeakBuffer]) -> tuple[PeakBuffer, ...]:
     Tokens, which order effects, have no bytes and are left out.
     """
     groups = defaultdict[tuple[object, ...], list[PeakBuffer]](list)
-    for each in filter(lambda buffer: buffer.bytes, buffers):
-        same = each.kind, each.type, each.line, without_numbers(each.what)
-        groups[*same, each.until, without_numbers(each.shares)].append(each)
+    for value in filter(lambda buffer: buffer.bytes, buffers):
+        same = value.kind, value.type, value.line, without_numbers(value.what)
+        groups[*same, value.until, without_numbers(value.shares)].append(value)
     merged = (
         replace(
             group[0],
             count=len(group),
-            bytes=sum(each.bytes for each in group),
-            what=common_path([each.what for each in group]),
-            shares=common_path([each.shares for each in group]),
+            bytes=sum(value.bytes for value in group),
+            what=common_path([value.what for value in group]),
+            shares=common_path([value.shares for value in group]),
         )
         for group in groups.values()
     )
-    return tuple(sorted(merged, key=lambda each: -each.bytes))
+    return tuple(sorted(merged, key=lambda value: -value.bytes))
 
 
 def _lines(buffers: Iterable[PeakBuffer], estimate: Memory) -> tuple[LineBytes, ...]:
     """Return the buffers of each line, and their bytes beside those of the estimate."""
-    held = defaultdict[str, list[PeakBuffer]](list)
-    for each in buffers:
-        held[_line(each.kind, each.line)].append(each)
+    by_line = defaultdict[str, list[PeakBuffer]](list)
+    for buffer in buffers:
+        by_line[_line(buffer.kind, buffer.line)].append(buffer)
     estimated = estimated_lines(estimate)
-    found = (
+    lines = (
         LineBytes(
             line,
-            sum(each.bytes for each in held[line]),
+            sum(buffer.bytes for buffer in by_line[line]),
             estimated.get(line, 0),
-            tuple(held[line]),
+            tuple(by_line[line]),
         )
-        for line in dict.fromkeys([*held, *estimated])
+        for line in dict.fromkeys([*by_line, *estimated])
     )
-    return tuple(sorted(found, key=lambda each: (-each.bytes, -each.estimate_bytes)))
+    return tuple(sorted(lines, key=lambda line: (-line.bytes, -line.estimate_bytes)))
 
 
 def estimated_lines(estimate: Memory) -> dict[str, int]:
@@ -396,14 +400,14 @@ class Origins:
         self._numbers = assignment.groups
         self._known: dict[int, Origin] = {}
         self._groups = defaultdict[int, list[Buffer]](list)
-        for each in assignment.buffers():
-            self._groups[assignment.groups[each.id]].append(each)
+        for buffer in assignment.buffers():
+            self._groups[assignment.groups[buffer.id]].append(buffer)
 
     def until(self, buffer: Buffer) -> str:
         """Return the last operation that reads a buffer, or the carry that it becomes in a loop."""
         last = None
-        for each in self._groups[self._numbers[buffer.id]]:
-            reader = self._ranges.readers.get(each.id)
+        for member in self._groups[self._numbers[buffer.id]]:
+            reader = self._ranges.readers.get(member.id)
             if reader is not None and (
                 last is None or self._ranges.time[reader.id] > self._ranges.time[last.id]
             ):
@@ -427,42 +431,42 @@ class Origins:
     def _of(self, buffer: Buffer, seen: frozenset[int]) -> Origin:
         """Return the source of a buffer, without following buffers of the groups in `seen`."""
         if buffer.id not in self._known:
-            found = self._found(buffer, seen | {self._numbers[buffer.id]})
+            origin = self._found(buffer, seen | {self._numbers[buffer.id]})
             if seen:  # the result may be incomplete, as buffers in `seen` were not followed
-                return found
-            self._known[buffer.id] = found
+                return origin
+            self._known[buffer.id] = origin
         return self._known[buffer.id]
 
     def _found(self, buffer: Buffer, seen: frozenset[int]) -> Origin:
         instruction, number = buffer.instruction, self._numbers[buffer.id]
         if instruction.opcode == "parameter" and self._ranges.caller(instruction) is None:
             return Origin("", instruction.op_name or instruction.name)
-        around = list(dict.fromkeys(each.instruction for each in self._groups[number]))
-        around.sort(key=lambda each: each is not instruction)
-        computed = [each for each in around if each.opcode not in _HANDED_ON]
-        for each in (*computed, *around):
-            for op, stack in self._described(each):
-                if not self._is_of_loop(op, each, around):
+        around = list(dict.fromkeys(member.instruction for member in self._groups[number]))
+        around.sort(key=lambda candidate: candidate is not instruction)
+        computed = [candidate for candidate in around if candidate.opcode not in _HANDED_ON]
+        for candidate in (*computed, *around):
+            for op, stack in self._described(candidate):
+                if not self._is_of_loop(op, candidate, around):
                     return self._origin(op, stack)
-        for each in computed:
-            for word, moved in self._moved(each):
+        for candidate in computed:
+            for word, moved in self._moved(candidate):
                 if self._numbers[moved.id] not in seen:
                     origin = self._of(moved, seen)
                     is_made = origin.line and not origin.is_reader
                     located = origin if is_made else self._needed_by(instruction)
                     what = origin.what.removeprefix(word)  # a copy of a copy is a copy
                     return replace(located, what=f"{word}{what}")
-        for each in around:
-            if (made := self.made(each)).frames:
-                return made
+        for candidate in around:
+            if (source := self.made(candidate)).frames:
+                return source
         return replace(self._needed_by(instruction), what=_opcode(self._module, instruction))
 
     def _needed_by(self, instruction: Instruction) -> Origin:
         """Return the source of the first operation with a line that depends on an instruction."""
         seen, pending = {instruction.id}, [instruction]
         while pending:
-            made = pending.pop()
-            for buffer in self._written_by(made):
+            writer = pending.pop()
+            for buffer in self._written_by(writer):
                 reader = self._ranges.readers.get(buffer.id)
                 if reader is None or reader.id in seen:
                     continue
@@ -534,4 +538,6 @@ class Origins:
 def _opcode(module: Module, instruction: Instruction) -> str:
     """Return XLA's name of an operation; of a fusion, that of the last operation in it."""
     inside = [op.opcode for op in module.inside(instruction)]
-    return next((each for each in reversed(inside) if each not in _LAID_OUT), instruction.opcode)
+    return next(
+        (opcode for opcode in reversed(inside) if opcode not in _LAID_OUT), instruction.opcode
+    )

@@ -125,10 +125,10 @@ class Bodies:
     def _walked(self, schedule: Schedule, donated: Mapping[int, int]) -> BodyMemory:
         free_from, late = _donated(schedule, donated)
         outside, in_rooms = _placed(schedule, [*schedule.temporaries, *late], free_from)
-        made, freed = defaultdict[int, int](int), defaultdict[int, int](int)
+        allocated, freed = defaultdict[int, int](int), defaultdict[int, int](int)
         last = defaultdict[int, set[int]](set)
         for buffer in outside:
-            made[buffer.start] += buffer.size
+            allocated[buffer.start] += buffer.size
             freed[buffer.end] += buffer.size
             if buffer.start < buffer.end:
                 last[buffer.end].add(buffer.size)
@@ -136,7 +136,7 @@ class Bodies:
         inside, replaced = dict[int, Inner](), dict[int, int]()
         workspaces = dict[int, int]()
         for time, number in enumerate(schedule.order):
-            node, new = schedule.kernels.nodes[number], made[time]
+            node, new = schedule.kernels.nodes[number], allocated[time]
             needs.append(live + new)
             if new and new in last[time] and schedule.writes_in_place(node):
                 replaced[time] = new
@@ -179,14 +179,14 @@ class Bodies:
             Inner(number, self.memory(live, loop_values_of(node.held, region)))
             for number, (live, region) in enumerate(bodies)
         )
-        return max(inner, key=lambda each: each.memory.peak)
+        return max(inner, key=lambda body: body.memory.peak)
 
 
 def _copies(node: Node, kernels: Kernels) -> int:
     """Return the bytes of the copies by columns of a kernel's matrices."""
-    given = [v for v in node.reads[:1] if kernels.defined_by[v] < 0]
+    arguments = [v for v in node.reads[:1] if kernels.defined_by[v] < 0]
     asked = [v for v in node.makes if v in kernels.results]
-    return max(sum(kernels.sizes[v] for v in values) for values in (given, asked))
+    return max(sum(kernels.sizes[v] for v in values) for values in (arguments, asked))
 
 
 def _donated(schedule: Schedule, donated: Mapping[int, int]) -> tuple[dict[int, int], list[Buffer]]:
@@ -194,8 +194,8 @@ def _donated(schedule: Schedule, donated: Mapping[int, int]) -> tuple[dict[int, 
 
     A result that is computed while its donated argument is still needed lives in a copy until then.
     """
-    constants, given = len(schedule.kernels.jaxpr.constvars), schedule.kernels.given
-    arguments = {given[out]: constants + argument for out, argument in donated.items()}
+    constants, returned = len(schedule.kernels.jaxpr.constvars), schedule.kernels.given
+    arguments = {returned[out]: constants + argument for out, argument in donated.items()}
     free_from, late = dict[int, int](), list[Buffer]()
     for result in schedule.results:
         if result.value in arguments:
@@ -302,15 +302,15 @@ class LoopValues:
     stacked: tuple[int, ...]
 
 
-def loop_values_of(held: Regions, region: Region) -> LoopValues | None:
+def loop_values_of(control: Regions, region: Region) -> LoopValues | None:
     """Return how values pass between the iterations of a loop's body; None for other bodies."""
-    if not held.repeats or region.is_predicate:
+    if not control.repeats or region.is_predicate:
         return None
     places = {operand: i for i, operand in enumerate(region.ins)}
     carried = {
         i: places[operand] for i, operand in enumerate(region.next_iteration) if operand is not None
     }
-    going = {operand for operand, _ in held.carried}
+    going = {operand for operand, _ in control.carried}
     ins = enumerate(zip(region.ins, region.loop_invariant, strict=True))
     sliced = (i for i, (operand, is_invariant) in ins if not is_invariant and operand not in going)
     stacked = (i for i in range(len(region.outs)) if i not in carried)
@@ -383,9 +383,9 @@ class Schedule:
             level, fusible, is_barrier = 0, node.fusible, node.kind == "barrier"
             for v in node.reads:
                 level = max(level, self._level(v, fusible))
-            for made in node.makes:
-                self._inlined[made] = level
-                self._written[made] = level + 2 if is_barrier else level + 1
+            for out in node.makes:
+                self._inlined[out] = level
+                self._written[out] = level + 2 if is_barrier else level + 1
             if not is_barrier and (not fusible or kernels.writes(node)):
                 levels[number] = level
         return levels
@@ -411,12 +411,12 @@ class Schedule:
                 continue
             time = self._times.get(number, -1)
             if node.fusible:
-                time = max(time, *[inlined[made] for made in node.makes])
+                time = max(time, *[inlined[out] for out in node.makes])
             if node.kind == "barrier":  # a value lives until it is read after the barrier
-                for value, made in zip(node.reads, node.makes, strict=True):
-                    if written[made] > written[value]:
-                        written[value] = written[made]
-                        self._last_node[value] = self._last_node[made]
+                for value, after in zip(node.reads, node.makes, strict=True):
+                    if written[after] > written[value]:
+                        written[value] = written[after]
+                        self._last_node[value] = self._last_node[after]
                 continue
             for value in node.reads:
                 read(value, number, node.fusible, time)
@@ -448,15 +448,15 @@ class Schedule:
     # --- loops ------------------------------------------------------------------------------------
 
     def _reuse_loop_values(self, loop_values: LoopValues) -> None:
-        kernels, made = self.kernels, {each.value: each for each in self.results}
+        kernels, buffers = self.kernels, {result.value: result for result in self.results}
         self.results = []
         for position, argument in loop_values.carried:
-            buffer = made.get(self._outcome(position))
+            buffer = buffers.get(self._outcome(position))
             if buffer is not None and not self._takes_place(buffer, self._argument(argument)):
                 self.temporaries.append(buffer)
-                del made[buffer.value]
+                del buffers[buffer.value]
         for position in loop_values.stacked:
-            buffer = made.pop(self._outcome(position), None)
+            buffer = buffers.pop(self._outcome(position), None)
             if buffer is None:
                 continue
             buffer.end, buffer.last = self.last_read[buffer.value], self._last_node[buffer.value]
@@ -529,9 +529,9 @@ workspace_rules: RuleTable[WorkspaceRule] = RuleTable()
 
 def workspace(eqn: JaxprEqn) -> Workspace | None:
     """Return the workspace of an equation without regions, or None if it is unknown."""
-    found = workspace_rules.get(eqn.primitive.name)
-    if found is not None:
-        return found(eqn)
+    rule = workspace_rules.get(eqn.primitive.name)
+    if rule is not None:
+        return rule(eqn)
     like = traits(eqn)
     if like.floats_of_complex and _is_complex(eqn):
         count = math.prod(_shape(eqn.outvars[0]))

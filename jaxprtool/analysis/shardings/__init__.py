@@ -212,14 +212,14 @@ class ShardedValue:
     def ranges(self) -> dict[int, tuple[tuple[int, int], ...]]:
         """The range of indices that each device holds, for each dimension."""
         sizes = list(zip(self.shape, self.shape_per_device, strict=True))
-        found = {}
+        ranges = {}
         for device, place in enumerate(self.tiles.of_device.tolist()):
             starts = [(i * part, size) for i, (size, part) in zip(place, sizes, strict=True)]
             parts = zip(starts, self.shape_per_device, strict=True)
-            found[device] = tuple(
+            ranges[device] = tuple(
                 (min(start, size), min(start + part, size)) for (start, size), part in parts
             )
-        return found
+        return ranges
 
 
 @dataclass(frozen=True)
@@ -309,7 +309,7 @@ class Shardings(Printed):
     @property
     def sent_bytes(self) -> int:
         """The bytes that each device sends in a call."""
-        return sum(each.sent_bytes for each in self.collectives)
+        return sum(collective.sent_bytes for collective in self.collectives)
 
     def is_large_copy(self, value: ShardedValue) -> bool:
         """Return True if each device holds all of a value that takes 1 % of its memory."""
@@ -344,36 +344,36 @@ def found_values(
         reduced: The axes that the types of arguments and results name as reduced, by name. XLA
             does not know them.
     """
-    given = (each for each in whole.module.entry.instructions if each.opcode == "parameter")
-    named = ((each, whole.name(each)) for each in given)
+    parameters = (op for op in whole.module.entry.instructions if op.opcode == "parameter")
+    named = ((op, whole.name(op)) for op in parameters)
     arguments = (
-        _described(whole, each, name, "argument", whole.tiles(each), reduced.get(name, ()))
-        for each, name in named
+        _described(whole, op, name, "argument", whole.tiles(op), reduced.get(name, ()))
+        for op, name in named
     )
     results = (
-        _described(whole, made, name, "result", whole.result_tiles[name], reduced.get(name, ()))
-        for name, made in whole.results.items()
+        _described(whole, value, name, "result", whole.result_tiles[name], reduced.get(name, ()))
+        for name, value in whole.results.items()
     )
-    returned = {whole.maker(each).id for each in whole.results.values()}
-    found = [each for each in (*arguments, *results) if each is not None]
-    found += _large(whole, final, memory_bytes, returned)
-    return tuple(sorted(found, key=lambda each: -each.bytes_per_device * each.count))
+    returned = {whole.maker(value).id for value in whole.results.values()}
+    values = [value for value in (*arguments, *results) if value is not None]
+    values += _large(whole, final, memory_bytes, returned)
+    return tuple(sorted(values, key=lambda value: -value.bytes_per_device * value.count))
 
 
 def _large(
     whole: ShardedModule, final: Module, memory_bytes: int, returned: set[int]
 ) -> Iterator[ShardedValue]:
     """Yield the large values that are not arguments or results; equal ones of a line once."""
-    made = set(_made(final, final.entry))
+    computed = set(_made(final, final.entry))
     counts, first = Counter[tuple[str, ...]](), dict[tuple[str, ...], ShardedValue]()
-    for each in whole.module.instructions.values():
-        if each.opcode in _NOT_MADE or each.id in returned or not _is_moved(whole, each):
+    for op in whole.module.instructions.values():
+        if op.opcode in _NOT_MADE or op.id in returned or not _is_moved(whole, op):
             continue
-        value = _described(whole, each, whole.name(each), "value", whole.tiles(each))
+        value = _described(whole, op, whole.name(op), "value", whole.tiles(op))
         if value is None or value.bytes_per_device <= memory_bytes * LARGE:
             continue
-        local = str(_local(each.shape, value.tiles))
-        if any((place, local) in made for place in whole.places(each)):
+        local = str(_local(op.shape, value.tiles))
+        if any((place, local) in computed for place in whole.places(op)):
             key = value.name, value.type, value.spec
             first.setdefault(key, value)
             counts[key] += 1
@@ -395,12 +395,12 @@ def _made(module: Module, computation: Computation) -> Iterator[tuple[Place, str
 
     Values inside a fusion are left out: they are not written to memory.
     """
-    for each in computation.instructions:
-        if each.opcode not in _NOT_MADE:
-            place = Place(each.path, own_frames(module, each))
-            yield from ((place, str(shape)) for shape in each.shape.parts or (each.shape,))
-        if each.opcode in CALLS:
-            for number in each.calls:
+    for op in computation.instructions:
+        if op.opcode not in _NOT_MADE:
+            place = Place(op.path, own_frames(module, op))
+            yield from ((place, str(shape)) for shape in op.shape.parts or (op.shape,))
+        if op.opcode in CALLS:
+            for number in op.calls:
                 yield from _made(module, module.computations[number])
 
 
@@ -466,8 +466,8 @@ def found_collectives(
         final: The module that runs.
     """
     reader = _Reader(whole, parts, final)
-    found = [each for one in hlo.collectives(final) for each in reader.read(one)]
-    return tuple(sorted(found, key=lambda each: -each.sent_bytes))
+    listed = [collective for one in hlo.collectives(final) for collective in reader.read(one)]
+    return tuple(sorted(listed, key=lambda collective: -collective.sent_bytes))
 
 
 class _Reader:
@@ -482,43 +482,43 @@ class _Reader:
         self._asked = defaultdict[Place, list[tuple[Instruction, Shape]]](list)
         # The sums of unreduced values, by place.
         self._sums = defaultdict[Place, list[Found]](list)
-        for each in hlo.collectives(whole.module):
-            if why := unreduced_sum(whole, each.instruction):
-                self._sums[_place(whole.module, each.instruction)].append(why)
+        for collective in hlo.collectives(whole.module):
+            if why := unreduced_sum(whole, collective.instruction):
+                self._sums[_place(whole.module, collective.instruction)].append(why)
                 continue
-            shape = each.instruction.shape
+            shape = collective.instruction.shape
             results = shape.parts or (shape,)
-            moved = list(zip(whole.operands(each.instruction), results, strict=False))
-            for place in whole.places(each.instruction):
+            moved = list(zip(whole.operands(collective.instruction), results, strict=False))
+            for place in whole.places(collective.instruction):
                 self._asked[place] += moved
 
-    def read(self, found: hlo.Collective) -> Iterator[Collective]:
+    def read(self, collective: hlo.Collective) -> Iterator[Collective]:
         """Yield the values that a collective moves."""
-        axes, devices = self._groups(found)
-        parts = self._parts(found)
+        axes, devices = self._groups(collective)
+        parts = self._parts(collective)
         for part in parts:
             asked = self._asked_value(part)
             why = None
-            if (sums := self._sums.get(part.place)) and found.kind in hlo.REDUCTIONS:
+            if (sums := self._sums.get(part.place)) and collective.kind in hlo.REDUCTIONS:
                 why = sums.pop(0) if len(sums) > 1 else sums[0]
             elif asked is None and axes:
-                readers = self._readers(found) if len(parts) == 1 else frozenset()
-                moved = Moved(found.kind, axes, *part, self._dimension(found), readers)
-                why = self._reasons.of(self._moves.located(moved, found.instruction))
+                readers = self._readers(collective) if len(parts) == 1 else frozenset()
+                moved = Moved(collective.kind, axes, *part, self._dimension(collective), readers)
+                why = self._reasons.of(self._moves.located(moved, collective.instruction))
             frames = (self._frames(why) if why else ()) or part.place.frames
             yield Collective(
-                found.kind,
+                collective.kind,
                 axes,
                 devices,
                 part.shape.bytes,
-                found.count,
+                collective.count,
                 self._whole.line_of(frames),
                 self._value(why, asked, part),
                 "partitioner" if asked is None else "program",
                 None if why is None else self._reason(why),
                 len(parts),
-                found.instruction.name,
-                self._independent.get(found.instruction.name, {}),
+                collective.instruction.name,
+                self._independent.get(collective.instruction.name, {}),
                 frames,
             )
 
@@ -527,20 +527,20 @@ class _Reader:
         if part.place not in self._asked:
             return None
         moved = self._asked[part.place]
-        alike = [each for each in moved if each[1].sizes == part.shape.sizes] or moved
+        alike = [pair for pair in moved if pair[1].sizes == part.shape.sizes] or moved
         if len(alike) > 1:
             moved.remove(alike[0])
         return alike[0][0]
 
-    def _dimension(self, found: hlo.Collective) -> int | None:
+    def _dimension(self, collective: hlo.Collective) -> int | None:
         """Return the dimension along which a collective concatenates parts."""
-        if found.kind != "all-gather":
+        if collective.kind != "all-gather":
             return None
-        return next(iter(integers(found.instruction.fields, 14)), None)
+        return next(iter(integers(collective.instruction.fields, 14)), None)
 
-    def _readers(self, found: hlo.Collective) -> frozenset[Place]:
+    def _readers(self, collective: hlo.Collective) -> frozenset[Place]:
         """Return the places of the operations that read the result of a collective."""
-        result = self._final.ends.get(found.instruction.id, found.instruction)
+        result = self._final.ends.get(collective.instruction.id, collective.instruction)
         values, places = [result], set[Place]()
         while values:
             for user in self._users[values.pop().id]:
@@ -548,32 +548,32 @@ class _Reader:
                     values.append(user)
                     continue
                 inside = (user, *self._final.inside(user))
-                places |= {_place(self._final, each) for each in inside}
+                places |= {_place(self._final, op) for op in inside}
         return frozenset(places)
 
     @cached_property
     def _users(self) -> dict[int, list[Instruction]]:
         """The readers of each value in the module that runs, by the value's number."""
         users = defaultdict[int, list[Instruction]](list)
-        for each in self._final.instructions.values():
-            for operand in each.operands:
-                users[operand].append(each)
+        for instruction in self._final.instructions.values():
+            for operand in instruction.operands:
+                users[operand].append(instruction)
         return users
 
-    def _groups(self, found: hlo.Collective) -> tuple[tuple[str, ...] | None, int]:
+    def _groups(self, collective: hlo.Collective) -> tuple[tuple[str, ...] | None, int]:
         """Return the axes that a collective is along, and the number of devices in a group."""
         axes = self._whole.axes
-        if found.kind == "collective-permute":
-            along = axes.of_pairs(hlo.device_pairs(found.instruction))
-            return along, prod(axes.shape[each] for each in along)
-        groups = hlo.device_groups(found.instruction, axes.devices)
+        if collective.kind == "collective-permute":
+            along = axes.of_pairs(hlo.device_pairs(collective.instruction))
+            return along, prod(axes.shape[axis] for axis in along)
+        groups = hlo.device_groups(collective.instruction, axes.devices)
         return axes.of_groups(groups), max(map(len, groups))
 
-    def _parts(self, found: hlo.Collective) -> list[_Part]:
+    def _parts(self, collective: hlo.Collective) -> list[_Part]:
         """Return the values that a collective moves: several, if XLA merged operations."""
         return [
-            _Part(_place(self._final, each), shape)
-            for each, shape in hlo.moved_values(self._final, found.instruction)
+            _Part(_place(self._final, value), shape)
+            for value, shape in hlo.moved_values(self._final, collective.instruction)
         ]
 
     def _value(self, why: Found | None, asked: Instruction | None, part: _Part) -> str:
@@ -587,7 +587,7 @@ class _Reader:
     def _frames(self, why: Found) -> tuple[UserFrame, ...]:
         """Return the call stack of a consumer, or that of its operand if XLA added the consumer."""
         edge = why.edge
-        stacks = (self._whole.places(each)[0].frames for each in (edge.consumer, edge.operand))
+        stacks = (self._whole.places(end)[0].frames for end in (edge.consumer, edge.operand))
         return next(filter(None, stacks), ())
 
     def _reason(self, why: Found) -> Reason:
@@ -628,9 +628,9 @@ class Moves:
     def __init__(self, whole: ShardedModule, parts: ShardedModule):
         self._whole, self._parts = whole, parts
         self._at = defaultdict[tuple[str, Place], list[Instruction]](list)
-        for each in hlo.collectives(parts.module):
-            for place in parts.places(each.instruction):
-                self._at[each.kind, place].append(each.instruction)
+        for collective in hlo.collectives(parts.module):
+            for place in parts.places(collective.instruction):
+                self._at[collective.kind, place].append(collective.instruction)
         self._originals = defaultdict[tuple[str, Place], set[int]](set)
         for instruction in whole.module.instructions.values():
             for place in whole.places(instruction):
@@ -643,37 +643,37 @@ class Moves:
             moved: What it moves.
             collective: The collective in the module that runs.
         """
-        found = self._partitioned(moved, collective)
-        if found is None:
+        partitioned = self._partitioned(moved, collective)
+        if partitioned is None:
             return moved
-        moved = replace(moved, readers=moved.readers | set(self._readers(found)))
-        return self._with_makers(moved, found)
+        moved = replace(moved, readers=moved.readers | set(self._readers(partitioned)))
+        return self._with_makers(moved, partitioned)
 
     def _partitioned(self, moved: Moved, collective: Instruction) -> Instruction | None:
         """Return the collective right after the partitioner; of several, that of its channel."""
         listed = self._at[moved.kind, moved.place]
-        alike = [each for each in listed if hlo.result_shape(each).bytes == moved.shape.bytes]
-        own = (each for each in alike if _channel(each) == _channel(collective))
-        found = next(own, None) or next(iter(alike), None)
-        if found is not None and len(alike) > 1:
-            listed.remove(found)
-        return found
+        alike = [op for op in listed if hlo.result_shape(op).bytes == moved.shape.bytes]
+        same_channel = (op for op in alike if _channel(op) == _channel(collective))
+        best = next(same_channel, None) or next(iter(alike), None)
+        if best is not None and len(alike) > 1:
+            listed.remove(best)
+        return best
 
     def _with_makers(self, moved: Moved, collective: Instruction) -> Moved:
         """Return what moves with its makers, and the axes along which it was gathered before."""
-        value, made, gathered = collective, None, set[str]()
+        value, shape, gathered = collective, None, set[str]()
         for _ in range(_STEPS):
             value = self._parts.maker(next(self._parts.operands(value)))
             if value.opcode == "all-gather":
                 axes = self._parts.axes
                 gathered |= set(axes.of_groups(hlo.device_groups(value, axes.devices)) or ())
             elif makers := self._original(value):
-                made = made or value.shape
+                shape = shape or value.shape
                 return replace(
-                    moved, makers=frozenset(makers), made=made, gathered=frozenset(gathered)
+                    moved, makers=frozenset(makers), made=shape, gathered=frozenset(gathered)
                 )
             elif value.opcode == "dynamic-slice":  # a device's part of a value that all compute
-                made = made or value.shape
+                shape = shape or value.shape
             elif not (value.opcode in LAYOUT or value.opcode in hlo.KINDS):
                 return moved
         return moved
@@ -698,9 +698,7 @@ class Moves:
             entry = self._whole.module.entry.instructions
             number = part.parameter_number
             return {
-                each.id
-                for each in entry
-                if each.opcode == "parameter" and each.parameter_number == number
+                op.id for op in entry if op.opcode == "parameter" and op.parameter_number == number
             }
         places = self._parts.places(part)
         return {n for place in places if place.path for n in self._originals[part.opcode, place]}
@@ -720,30 +718,30 @@ def _channel(collective: Instruction) -> int:
 _NAMES = {"s8": "i8", "f8e4m3fn": "f8_e4m3fn", "f8e5m2": "f8_e5m2"}
 
 
-def timed(found: Shardings, link: Interconnect | None, device: Device | None) -> Shardings:
+def timed(facts: Shardings, link: Interconnect | None, device: Device | None) -> Shardings:
     """Return sharding facts with times.
 
     Args:
-        found: The facts.
+        facts: The facts.
         link: The interconnect of the devices; without it, collectives have no time.
         device: The device; without it, products have no time.
     """
-    compute = None if device is None else _seconds(found.products, device)
-    collectives = tuple(_timed(each, link, device) for each in found.collectives)
-    return replace(found, compute_seconds=compute, collectives=collectives)
+    compute = None if device is None else _seconds(facts.products, device)
+    collectives = tuple(_timed(collective, link, device) for collective in facts.collectives)
+    return replace(facts, compute_seconds=compute, collectives=collectives)
 
 
-def _timed(found: Collective, link: Interconnect | None, device: Device | None) -> Collective:
+def _timed(collective: Collective, link: Interconnect | None, device: Device | None) -> Collective:
     if link is None:
-        return found
-    once = link.seconds(found.kind, found.bytes, found.devices)
+        return collective
+    once = link.seconds(collective.kind, collective.bytes, collective.devices)
     if once is None:
-        return found
-    runs = 1 if found.count is None else found.count
+        return collective
+    runs = 1 if collective.count is None else collective.count
     if device is None:
-        return replace(found, seconds=once * runs)
-    hidden = min(once, _seconds(found.overlapping, device))
-    return replace(found, seconds=once * runs, overlap_seconds=hidden * runs)
+        return replace(collective, seconds=once * runs)
+    hidden = min(once, _seconds(collective.overlapping, device))
+    return replace(collective, seconds=once * runs, overlap_seconds=hidden * runs)
 
 
 def _seconds(products: Mapping[str, int], device: Device) -> float:
@@ -768,12 +766,12 @@ def independent_products(module: Module) -> dict[str, Counter[str]]:
     Returns:
         The FLOPs in one run of the collective's function by element type, by the collective's name.
     """
-    wanted = {each.instruction.id for each in collectives(module)}
-    found: dict[str, Counter[str]] = {}
+    wanted = {collective.instruction.id for collective in collectives(module)}
+    by_name: dict[str, Counter[str]] = {}
     for computation in module.computations.values():
-        if any(each.id in wanted for each in computation.instructions):
-            found |= _in(module, computation, wanted)
-    return found
+        if any(instruction.id in wanted for instruction in computation.instructions):
+            by_name |= _in(module, computation, wanted)
+    return by_name
 
 
 def _in(module: Module, computation: Computation, wanted: set[int]) -> dict[str, Counter[str]]:
@@ -783,24 +781,24 @@ def _in(module: Module, computation: Computation, wanted: set[int]) -> dict[str,
     """
     products: list[tuple[int, Counter[str]]] = []
     before: dict[int, int] = {}
-    for each in computation.instructions:  # operands come first
+    for instruction in computation.instructions:  # operands come first
         bits = 0
-        for operand in each.operands:
+        for operand in instruction.operands:
             bits |= before.get(operand, 0)
-        if flops := flops_of(module, each):
+        if flops := flops_of(module, instruction):
             bits |= 1 << len(products)
-            products.append((each.id, flops))
-        before[each.id] = bits
+            products.append((instruction.id, flops))
+        before[instruction.id] = bits
     after = _read_later(computation, {number: 1 << i for i, (number, _) in enumerate(products)})
     dtypes = {dtype for _, flops in products for dtype in flops}
     counts = {dtype: np.array([flops[dtype] for _, flops in products]) for dtype in dtypes}
-    found = {}
-    for each in computation.instructions:
-        if each.id in wanted:
-            free = ~_chosen(before[each.id] | after.get(each.id, 0), len(products))
+    by_name = {}
+    for instruction in computation.instructions:
+        if instruction.id in wanted:
+            free = ~_chosen(before[instruction.id] | after.get(instruction.id, 0), len(products))
             sums = {dtype: int(flops[free].sum()) for dtype, flops in counts.items()}
-            found[each.name] = +Counter(sums)
-    return found
+            by_name[instruction.name] = +Counter(sums)
+    return by_name
 
 
 def _chosen(bits: int, count: int) -> np.ndarray:
@@ -812,9 +810,9 @@ def _chosen(bits: int, count: int) -> np.ndarray:
 def _read_later(computation: Computation, bits: Mapping[int, int]) -> dict[int, int]:
     """Return the products that depend on each instruction."""
     after: dict[int, int] = {}
-    for each in reversed(computation.instructions):
-        reached = after.get(each.id, 0) | bits.get(each.id, 0)
-        for operand in each.operands:
+    for instruction in reversed(computation.instructions):
+        reached = after.get(instruction.id, 0) | bits.get(instruction.id, 0)
+        for operand in instruction.operands:
             after[operand] = after.get(operand, 0) | reached
     return after
 
@@ -873,48 +871,48 @@ def repeated_work(
     """
     devices = whole.axes.devices
     works = _works(whole, parts)
-    times = [each.part * devices / each.whole for each in works]
-    flops = sum(each.flops for each in works)
-    shares = sum(each.flops / max(n, 1.0) for each, n in zip(works, times, strict=True))
-    most = max((each.elements for each in works), default=0)
+    times = [work.part * devices / work.whole for work in works]
+    flops = sum(work.flops for work in works)
+    shares = sum(work.flops / max(n, 1.0) for work, n in zip(works, times, strict=True))
+    most = max((work.elements for work in works), default=0)
     rows: dict[object, RepeatedWork] = {}
-    for each, n in zip(works, times, strict=True):
-        is_large = each.flops > flops * LARGE if each.flops else each.elements > most * LARGE
+    for work, n in zip(works, times, strict=True):
+        is_large = work.flops > flops * LARGE if work.flops else work.elements > most * LARGE
         if n < _LEAST or not is_large:
             continue
-        line = whole.line(each.original).partition(BEHIND)[0]
-        key = line, whole.name(each.original), round(n, 2)
+        line = whole.line(work.original).partition(BEHIND)[0]
+        key = line, whole.name(work.original), round(n, 2)
         row = rows.get(key, RepeatedWork(*key, 0, 0, 0))
         rows[key] = replace(
             row,
-            flops=row.flops + each.flops,
-            elements=row.elements + each.elements,
+            flops=row.flops + work.flops,
+            elements=row.elements + work.elements,
             count=row.count + 1,
         )
-    listed = sorted(rows.values(), key=lambda each: (-each.flops, -each.elements))
+    listed = sorted(rows.values(), key=lambda row: (-row.flops, -row.elements))
     return tuple(listed), shares / flops if flops else 1.0
 
 
 def _works(whole: ShardedModule, parts: ShardedModule) -> list[_Work]:
     """Return the work of products and other large operations outside of `shard_map`."""
-    found: dict[object, _Work] = {}
+    works: dict[object, _Work] = {}
     local = set()
-    for each, _ in executed(whole.module):
-        if _amount(whole, each):
-            key = each.opcode, each.path, whole.frames(each)
-            found.setdefault(key, _Work(each)).whole += _amount(whole, each)
-            tiles = device_tiles(each, whole.axes.devices)
+    for instruction, _ in executed(whole.module):
+        if _amount(whole, instruction):
+            key = instruction.opcode, instruction.path, whole.frames(instruction)
+            works.setdefault(key, _Work(instruction)).whole += _amount(whole, instruction)
+            tiles = device_tiles(instruction, whole.axes.devices)
             if any(array is not None and array.is_local for array in tiles):
                 local.add(key)
-    for each, count in executed(parts.module):
-        key = each.opcode, each.path, parts.frames(each)
-        if key in found and (amount := _amount(parts, each)):
+    for instruction, count in executed(parts.module):
+        key = instruction.opcode, instruction.path, parts.frames(instruction)
+        if key in works and (amount := _amount(parts, instruction)):
             runs = 1 if count is None else count
-            work = found[key]
+            work = works[key]
             work.part += amount
-            work.flops += sum(flops_of(parts.module, each).values()) * runs
-            work.elements += _elements(each.shape) * runs
-    return [work for key, work in found.items() if key not in local and work.part]
+            work.flops += sum(flops_of(parts.module, instruction).values()) * runs
+            work.elements += _elements(instruction.shape) * runs
+    return [work for key, work in works.items() if key not in local and work.part]
 
 
 def _amount(module: ShardedModule, instruction: Instruction) -> int:

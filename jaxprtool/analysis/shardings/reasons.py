@@ -135,42 +135,42 @@ class Reasons:
             return None
         while len(fitting) > 1 and fitting[0].edge.key(moved.kind) in self._given:
             fitting.popleft()
-        found = fitting[0]
-        self._given.add(found.edge.key(moved.kind))
-        return self._named(self._constrained(moved, self._with_way(moved, found)))
+        best = fitting[0]
+        self._given.add(best.edge.key(moved.kind))
+        return self._named(self._constrained(moved, self._with_way(moved, best)))
 
     @cached_method
     def _fitting(self, moved: Moved) -> deque[Found]:
         """Return the edges that may explain a collective, the best first."""
-        known = self._at[moved.place] if moved.place.path else ()
-        near = [edge for each in known for edge in self._around(each, moved)]
-        found = self._best(moved, near) or self._in_steps(moved, near)
+        consumers = self._at[moved.place] if moved.place.path else ()
+        near = [edge for consumer in consumers for edge in self._around(consumer, moved)]
+        fits = self._best(moved, near) or self._in_steps(moved, near)
         if not near and moved.kind == "all-gather":
-            everywhere = [each for each in self._best(moved, self._edges) if not each.misfit]
+            everywhere = [fit for fit in self._best(moved, self._edges) if not fit.misfit]
             root = self._whole.module.entry.root
-            returned = [each for each in everywhere if each.edge.consumer is root]
+            returned = [fit for fit in everywhere if fit.edge.consumer is root]
             # Without a name, the value that moves is known only if no other has its size, or if all
             # that have are results of the program: then each of them moves.
-            if len({self._whole.maker(each.edge.operand).id for each in everywhere}) == 1:
-                found = everywhere
+            if len({self._whole.maker(fit.edge.operand).id for fit in everywhere}) == 1:
+                fits = everywhere
             elif len(returned) == len(everywhere):
-                found = returned
-        return deque(self._of_makers(moved, found))
+                fits = returned
+        return deque(self._of_makers(moved, fits))
 
-    def _of_makers(self, moved: Moved, found: Sequence[Found]) -> Sequence[Found]:
+    def _of_makers(self, moved: Moved, fits: Sequence[Found]) -> Sequence[Found]:
         """Return, of edges that fit, those of the value that moves; else the edge of that value.
 
         The partitioner may compute an operation where its operands are, and move the result: then
         the operands fit as well as the result does.
         """
         if not moved.makers:
-            return found
-        own = [f for f in found if self._ids(f.edge.operand) & moved.makers]
-        if own or moved.kind in REDUCTIONS or any(f.mixes for f in found):
-            return own or found
-        makers = [self._whole.module.instructions[each] for each in sorted(moved.makers)]
-        results = [self._result(moved, each) for each in makers]
-        return [each for each in results if each is not None] or found
+            return fits
+        matching = [f for f in fits if self._ids(f.edge.operand) & moved.makers]
+        if matching or moved.kind in REDUCTIONS or any(f.mixes for f in fits):
+            return matching or fits
+        makers = [self._whole.module.instructions[number] for number in sorted(moved.makers)]
+        results = [self._result(moved, maker) for maker in makers]
+        return [fit for fit in results if fit is not None] or fits
 
     def _ids(self, value: Instruction) -> set[int]:
         return {value.id, self._whole.maker(value).id}
@@ -199,15 +199,19 @@ class Reasons:
             return None
         return _Specs(before, after, how, frozenset()).needed()
 
-    def _computed(self, maker: Instruction, made: Shape | None) -> Spec | None:
+    def _computed(self, maker: Instruction, shape: Shape | None) -> Spec | None:
         """Return the spec in which an operation is computed; None if it is unknown.
 
         It is the operation's own spec, or that which follows from those of its operands, if it fits
         the shape of its result on a device.
         """
-        own = self._whole.spec(maker)
-        if made is None or own is None or made.sizes == self._local(maker.shape, own).sizes:
-            return own
+        maker_spec = self._whole.spec(maker)
+        if (
+            shape is None
+            or maker_spec is None
+            or shape.sizes == self._local(maker.shape, maker_spec).sizes
+        ):
+            return maker_spec
         entries: list[tuple[str, ...]] = [()] * len(maker.shape.sizes)
         for edge in self._into(maker):
             how = reading(maker, edge.position, edge.operand.shape)
@@ -216,21 +220,21 @@ class Reasons:
                 if target is not None and not entries[target]:
                     entries[target] = entry
         computed = tuple(entries)
-        return computed if self._local(maker.shape, computed).sizes == made.sizes else None
+        return computed if self._local(maker.shape, computed).sizes == shape.sizes else None
 
-    def _preferred(self, moved: Moved, found: Sequence[Found]) -> list[Found]:
+    def _preferred(self, moved: Moved, fits: Sequence[Found]) -> list[Found]:
         """Return, of edges that fit equally, those with the collective's name or readers.
 
         If an operation reads a value across devices, XLA moves the value and moves the result back,
         both under the name of that operation. Any other move is for an operation that reads it.
         """
         is_back = moved.kind in _MOVES
-        own = [f for f in found if is_back and f.mixes and moved.place in self._places(f)]
-        read = [f for f in found if moved.readers.intersection(self._places(f))]
-        return own or read or list(found)
+        named = [f for f in fits if is_back and f.mixes and moved.place in self._places(f)]
+        read = [f for f in fits if moved.readers.intersection(self._places(f))]
+        return named or read or list(fits)
 
-    def _places(self, found: Found) -> tuple[Place, ...]:
-        return self._whole.places(found.edge.consumer)
+    def _places(self, fit: Found) -> tuple[Place, ...]:
+        return self._whole.places(fit.edge.consumer)
 
     def _in_steps(self, moved: Moved, near: Sequence[Edge]) -> list[Found]:
         """Return the edge whose operand XLA moves in several steps, some along other axes.
@@ -239,7 +243,7 @@ class Reasons:
         """
         if moved.kind in REDUCTIONS:
             return []
-        found = []
+        fits = []
         for edge in near:
             spec = self._whole.spec(edge.operand)
             if not spec or not (axes := tuple(_axes(spec))):
@@ -247,50 +251,50 @@ class Reasons:
             least = self._local(edge.operand.shape, spec).bytes
             most = edge.operand.shape.bytes if moved.kind == "all-gather" else least
             gathered = Moved("all-gather", axes, moved.place, moved.shape)
-            each = self._found(edge, gathered)
-            if each and not each.mixes and least <= moved.shape.bytes <= most:
-                found.append(each)
-        values = {self._whole.maker(each.edge.operand).id for each in found}
-        return found if len(values) == 1 else []
+            fit = self._found(edge, gathered)
+            if fit and not fit.mixes and least <= moved.shape.bytes <= most:
+                fits.append(fit)
+        values = {self._whole.maker(fit.edge.operand).id for fit in fits}
+        return fits if len(values) == 1 else []
 
     @cached_property
     def _at(self) -> dict[Place, list[Instruction]]:
         """The operations of each path and call stack."""
-        found = defaultdict[Place, list[Instruction]](list)
-        for each in self._whole.module.instructions.values():
-            for place in self._whole.places(each):
-                found[place].append(each)
-        return found
+        by_place = defaultdict[Place, list[Instruction]](list)
+        for instruction in self._whole.module.instructions.values():
+            for place in self._whole.places(instruction):
+                by_place[place].append(instruction)
+        return by_place
 
     @cached_property
     def _edges(self) -> list[Edge]:
         instructions = self._whole.module.instructions.values()
-        return [edge for each in instructions for edge in self._into(each)]
+        return [edge for instruction in instructions for edge in self._into(instruction)]
 
     @cached_property
     def _readers(self) -> dict[int, list[Edge]]:
         """The edges from each value, also those behind tuples and calls, by its number."""
-        found = defaultdict[int, list[Edge]](list)
+        readers = defaultdict[int, list[Edge]](list)
         for edge in self._edges:
             for value in self._same(edge.operand):
-                found[value.id].append(edge)
-        return found
+                readers[value.id].append(edge)
+        return readers
 
     def _same(self, value: Instruction) -> Iterator[Instruction]:
         """Yield a value, and the values of the same sharding that are passed on to it unchanged."""
         for _ in range(_MOST_CONSTRAINT_STEPS):
             yield value
-            before = self._whole.passed(value)
-            if before is None or self._whole.spec(before) != self._whole.spec(value):
+            source = self._whole.passed(value)
+            if source is None or self._whole.spec(source) != self._whole.spec(value):
                 return
-            value = before
+            value = source
 
     def _into(self, consumer: Instruction) -> Iterator[Edge]:
         """Yield the edges into an operation; for an element of a tuple, from its value."""
         if consumer.opcode in ("get-tuple-element", "parameter"):
-            made = self._whole.passed(consumer)
-            if made is not None:
-                yield Edge(made, consumer)
+            source = self._whole.passed(consumer)
+            if source is not None:
+                yield Edge(source, consumer)
             return
         for position, operand in enumerate(self._whole.operands(consumer)):
             yield Edge(operand, consumer, position)
@@ -303,11 +307,11 @@ class Reasons:
 
     def _best(self, moved: Moved, edges: Sequence[Edge]) -> list[Found]:
         """Return the edges that fit best."""
-        found = [each for edge in edges if (each := self._found(edge, moved)) is not None]
-        least = min((each.misfit for each in found), default=0)
-        found = self._preferred(moved, [each for each in found if each.misfit == least])
-        mixes = all(each.mixes for each in found)
-        return [each for each in found if each.mixes == mixes]
+        fits = [fit for edge in edges if (fit := self._found(edge, moved)) is not None]
+        least = min((fit.misfit for fit in fits), default=0)
+        fits = self._preferred(moved, [fit for fit in fits if fit.misfit == least])
+        mixes = all(fit.mixes for fit in fits)
+        return [fit for fit in fits if fit.mixes == mixes]
 
     def _found(self, edge: Edge, moved: Moved) -> Found | None:
         """Return an edge with its fit to a collective; None if it cannot explain it."""
@@ -328,8 +332,8 @@ class Reasons:
         if moved.kind in REDUCTIONS:
             return self._reduced(edge, moved, specs)
         find = self._shifted if moved.kind in _MOVES else self._gathered
-        found = find(edge, moved, specs)
-        return found._replace(before=before) if found and is_part else found
+        fit = find(edge, moved, specs)
+        return fit._replace(before=before) if fit and is_part else fit
 
     def _reduced(self, edge: Edge, moved: Moved, specs: _Specs) -> Found | None:
         """Return the edge if the consumer sums over a dimension sharded along the axes."""
@@ -339,9 +343,9 @@ class Reasons:
         shape = self._whole.result_for(edge.consumer, edge.position)
         # The sum may be sharded as the result is, or not yet.
         whole = tuple(specs.axes & _axes(specs.after))
-        made = [self._local(shape, specs.after, along) for along in ((), whole)]
-        misfit = 0 if moved.shape.sizes in [each.sizes for each in made] else 1
-        misfit += 0 if moved.shape.bytes in [each.bytes for each in made] else 2
+        shapes = [self._local(shape, specs.after, along) for along in ((), whole)]
+        misfit = 0 if moved.shape.sizes in [local.sizes for local in shapes] else 1
+        misfit += 0 if moved.shape.bytes in [local.bytes for local in shapes] else 2
         misfit += 0 if specs.axes <= summed else 4
         if contracted(edge.consumer) and not specs.mixed <= self._summed(edge, specs):
             misfit += 1  # if a product adds up parts, both its operands are sharded alike
@@ -352,9 +356,9 @@ class Reasons:
         lost = specs.cut - specs.kept
         if not specs.axes <= specs.axes_of(lost | specs.mixed):
             return None
-        made = self._local(edge.operand.shape, specs.before, moved.axes)
-        misfit = 2 if made.bytes != moved.shape.bytes else 0
-        if not misfit and (made.sizes != moved.shape.sizes or moved.dimension not in specs.cut):
+        local = self._local(edge.operand.shape, specs.before, moved.axes)
+        misfit = 2 if local.bytes != moved.shape.bytes else 0
+        if not misfit and (local.sizes != moved.shape.sizes or moved.dimension not in specs.cut):
             misfit = 1
         if lost and lost <= self._summed(edge, specs):
             misfit += 3  # each device adds up its part: nothing needs to be gathered
@@ -370,18 +374,18 @@ class Reasons:
         """
         if edge.consumer.opcode == "reduce" and not edge.consumer.shape.parts:
             return specs.mixed
-        found = set()
+        dimensions = set()
         for pair in contracted(edge.consumer):
             other = self._whole.module.instructions[edge.consumer.operands[1 - edge.position]]
             spec = self._whole.spec(other)
             if spec and spec[pair[1 - edge.position]] == specs.before[pair[edge.position]]:
-                found.add(pair[edge.position])
-        return frozenset(found)
+                dimensions.add(pair[edge.position])
+        return frozenset(dimensions)
 
     def _shifted(self, edge: Edge, moved: Moved, specs: _Specs) -> Found | None:
         """Return the edge if the consumer shards other dimensions along the axes, or shifts one."""
-        made = self._local(edge.operand.shape, specs.before)
-        misfit = 0 if made.bytes == moved.shape.bytes else 1
+        local = self._local(edge.operand.shape, specs.before)
+        misfit = 0 if local.bytes == moved.shape.bytes else 1
         needed = specs.needed()
         ends = _axes(specs.before), _axes(needed)
         along = ends[0] | ends[1] if moved.kind == "collective-permute" else ends[0] & ends[1]
@@ -400,55 +404,55 @@ class Reasons:
         sizes = []
         for size, entry in zip(shape.sizes, spec, strict=True):
             parts = prod(map(self._whole.axes.size, entry))
-            taken = prod(self._whole.axes.size(each) for each in entry if each in gathered)
+            taken = prod(self._whole.axes.size(axis) for axis in entry if axis in gathered)
             sizes.append(-(-size // parts) * taken)
         return Shape(shape.dtype, tuple(sizes))
 
-    def _constrained(self, moved: Moved, found: Found) -> Found:
+    def _constrained(self, moved: Moved, fit: Found) -> Found:
         """Return the edge into the constraint that determines the consumer's spec, if there is one.
 
         The partitioner propagates the spec of a constraint to the elementwise operations and
         reshapes before it; the constraint is what the user wrote.
         """
-        operand, consumer = found.edge.operand, found.edge.consumer
+        operand, consumer = fit.edge.operand, fit.edge.consumer
         is_alike = consumer.opcode in LAYOUT or consumer.shape.sizes == operand.shape.sizes
-        if moved.kind in REDUCTIONS or found.mixes or not is_alike:
-            return found
+        if moved.kind in REDUCTIONS or fit.mixes or not is_alike:
+            return fit
         for _ in range(_MOST_CONSTRAINT_STEPS):
             if is_constraint(consumer):
-                before = self._whole.spec(operand) if found.before is None else found.before
+                before = self._whole.spec(operand) if fit.before is None else fit.before
                 after, axes = self._whole.spec(consumer), set(map(_axis, moved.axes))
                 if before is None or after is None:
-                    return found
-                if axes <= _axes(after) and after != found.needed:
-                    return found
-                return found._replace(edge=Edge(operand, consumer), needed=after)
+                    return fit
+                if axes <= _axes(after) and after != fit.needed:
+                    return fit
+                return fit._replace(edge=Edge(operand, consumer), needed=after)
             users = self._whole.users[consumer.id]
-            constraints = [each for each in users if is_constraint(each)]
-            alike = (each for each in users if self._is_alike(consumer, each))
+            constraints = [user for user in users if is_constraint(user)]
+            alike = (user for user in users if self._is_alike(consumer, user))
             following = next(iter(constraints), None) or next(alike, None)
             if following is None:
-                return found
+                return fit
             consumer = following
-        return found
+        return fit
 
-    def _with_way(self, moved: Moved, found: Found) -> Found:
+    def _with_way(self, moved: Moved, fit: Found) -> Found:
         """Return the edge of a gather, with the spec after it if that is more than needed."""
-        operand = found.edge.operand
-        before = self._whole.spec(operand) if found.before is None else found.before
-        if moved.kind != "all-gather" or found.mixes or found.misfit or before is None:
-            return found
+        operand = fit.edge.operand
+        before = self._whole.spec(operand) if fit.before is None else fit.before
+        if moved.kind != "all-gather" or fit.mixes or fit.misfit or before is None:
+            return fit
         way = _stripped(before, moved.axes)
-        needed, reached = (self._local(operand.shape, spec) for spec in (found.needed, way))
-        return found._replace(way=way) if needed.bytes < reached.bytes else found
+        needed, reached = (self._local(operand.shape, spec) for spec in (fit.needed, way))
+        return fit._replace(way=way) if needed.bytes < reached.bytes else fit
 
-    def _named(self, found: Found) -> Found:
+    def _named(self, fit: Found) -> Found:
         """Return an edge into the reader if the consumer is a copy that the partitioner added."""
-        consumer = found.edge.consumer
+        consumer = fit.edge.consumer
         users = self._whole.users[consumer.id]
         if consumer.opcode != "copy" or self._whole.frames(consumer) or not users:
-            return found
-        return found._replace(edge=Edge(found.edge.operand, users[0]))
+            return fit
+        return fit._replace(edge=Edge(fit.edge.operand, users[0]))
 
     def _is_alike(self, operand: Instruction, consumer: Instruction) -> bool:
         """Return True for an operation whose result has the spec of its operand."""
@@ -478,10 +482,10 @@ def unreduced_sum(whole: ShardedModule, collective: Instruction) -> Found | None
     while (user := next(iter(whole.users[value.id]), None)) and user.path == caller.path:
         value = user
     position = RESULT if user is None else user.operands.index(value.id)
-    made, needed = whole.maker(next(whole.operands(collective))), whole.spec(value)
+    operand, needed = whole.maker(next(whole.operands(collective))), whole.spec(value)
     if needed is None:
         return None
-    return Found(Edge(made, value if user is None else user, position), needed)
+    return Found(Edge(operand, value if user is None else user, position), needed)
 
 
 @dataclass(frozen=True)
@@ -543,10 +547,10 @@ class _Specs:
     @staticmethod
     def _without(entry: Sequence[str], axes: Collection[str]) -> tuple[str, ...]:
         """Return an entry of a spec without axes: an axis shards one dimension only."""
-        return tuple(each for each in entry if _axis(each) not in axes)
+        return tuple(axis for axis in entry if _axis(axis) not in axes)
 
     def _moving(self, dimension: int) -> set[str]:
-        return {each for each in self.before[dimension] if _axis(each) in self.axes}
+        return {axis for axis in self.before[dimension] if _axis(axis) in self.axes}
 
     def _target(self, dimension: int) -> tuple[str, ...]:
         target = self.how.dimensions[dimension]
@@ -562,8 +566,8 @@ def _stripped(spec: Spec, axes: Collection[str]) -> Spec:
 
 def _is_of_type(operand: Shape, moved: Shape) -> bool:
     """Return True if a moved value may be converted from an operand: XLA converts only floats."""
-    types = [(each.parts[0] if each.parts else each).dtype for each in (operand, moved)]
-    return types[0] == types[1] or all(each.startswith(("f", "bf")) for each in types)
+    types = [(shape.parts[0] if shape.parts else shape).dtype for shape in (operand, moved)]
+    return types[0] == types[1] or all(dtype.startswith(("f", "bf")) for dtype in types)
 
 
 def is_constraint(instruction: Instruction) -> bool:
@@ -576,7 +580,7 @@ def _axis(text: str) -> str:
 
 
 def _axes(spec: Iterable[Sequence[str]]) -> set[str]:
-    return {_axis(each) for axes in spec for each in axes}
+    return {_axis(axis) for axes in spec for axis in axes}
 
 
 # --- sharded module -------------------------------------------------------------------------------
@@ -635,46 +639,48 @@ class ShardedModule:
     @cached_property
     def users(self) -> dict[int, list[Instruction]]:
         """The instructions that read each instruction, by number."""
-        found = defaultdict[int, list[Instruction]](list)
-        for each in self.module.instructions.values():
-            for operand in dict.fromkeys(each.operands):
-                found[operand].append(each)
-        return found
+        users = defaultdict[int, list[Instruction]](list)
+        for user in self.module.instructions.values():
+            for operand in dict.fromkeys(user.operands):
+                users[operand].append(user)
+        return users
 
     @cached_property
     def results(self) -> dict[str, Instruction]:
         """The instruction that returns each result, by name."""
         root = self.module.entry.root
-        given = list(self.operands(root)) if root.opcode == "tuple" else [root]
+        returned = list(self.operands(root)) if root.opcode == "tuple" else [root]
         # The tokens of effects come before the results of the program.
-        return dict(zip(self._result_names[::-1], given[::-1], strict=False))
+        return dict(zip(self._result_names[::-1], returned[::-1], strict=False))
 
     @cached_property
     def result_tiles(self) -> dict[str, DeviceTiles | None]:
         """The tiles of each result, by name. XLA may move a value before it returns it."""
         root = self.module.entry.root
         if root.opcode != "tuple" or 40 not in root.fields:  # then results do not move
-            return {name: self.tiles(made) for name, made in self.results.items()}
-        found = device_tiles(root, self.axes.devices)
-        return dict(zip(self._result_names[::-1], found[::-1], strict=False))
+            return {name: self.tiles(value) for name, value in self.results.items()}
+        tiles = device_tiles(root, self.axes.devices)
+        return dict(zip(self._result_names[::-1], tiles[::-1], strict=False))
 
     @cached_property
     def _names_of_results(self) -> dict[int, str]:
-        return {each.id: name for name, each in self.results.items()}
+        return {value.id: name for name, value in self.results.items()}
 
     @cached_property
     def _callers(self) -> dict[int, list[Instruction]]:
         """The instructions that call each computation, by number."""
         callers = defaultdict[int, list[Instruction]](list)
-        for each in self.module.instructions.values():
-            for number in each.calls:
-                callers[number].append(each)
+        for caller in self.module.instructions.values():
+            for number in caller.calls:
+                callers[number].append(caller)
         return callers
 
     @cached_property
     def _computation_of(self) -> dict[int, int]:
         computations = self.module.computations.values()
-        return {i.id: each.id for each in computations for i in each.instructions}
+        return {
+            i.id: computation.id for computation in computations for i in computation.instructions
+        }
 
     @cached_method
     def tiles(self, instruction: Instruction) -> DeviceTiles | None:
@@ -709,10 +715,10 @@ class ShardedModule:
         For a result on one device it is a spec without axes.
         """
         shape, parts = self.result_for(consumer, position), consumer.shape.parts
-        found = device_tiles(consumer, self.axes.devices) if parts else (self.tiles(consumer),)
-        if shape.dtype in ("tuple", "token") or len(found) != max(len(parts), 1):
+        all_tiles = device_tiles(consumer, self.axes.devices) if parts else (self.tiles(consumer),)
+        if shape.dtype in ("tuple", "token") or len(all_tiles) != max(len(parts), 1):
             return None
-        tiles = found[min(position, len(found) - 1)]
+        tiles = all_tiles[min(position, len(all_tiles) - 1)]
         return ((),) * len(shape.sizes) if tiles is None else self._spec_of(tiles)
 
     @cached_method
@@ -747,18 +753,18 @@ class ShardedModule:
 
         There is one place for each call of the function.
         """
-        own = Place(instruction.path, self.frames(instruction))
-        return tuple(map(own.inside, self._around(self._computation_of[instruction.id])))
+        place = Place(instruction.path, self.frames(instruction))
+        return tuple(map(place.inside, self._around(self._computation_of[instruction.id])))
 
     @cached_method
     def _around(self, computation: int) -> tuple[Place, ...]:
         """Return the places of the calls, or of the loop, that run a computation."""
-        found: dict[Place, None] = {}
+        places: dict[Place, None] = {}
         for caller in self._callers[computation]:
             is_call = caller.opcode == "call"
             outer = self._around(self._computation_of[caller.id])
-            found |= dict.fromkeys(self.places(caller) if is_call else outer)
-        return tuple(found)[:_MOST_VALUE_STEPS] or (_NOWHERE,)
+            places |= dict.fromkeys(self.places(caller) if is_call else outer)
+        return tuple(places)[:_MOST_VALUE_STEPS] or (_NOWHERE,)
 
     def line(self, instruction: Instruction) -> str:
         """Return the user's line of an instruction, followed by the library's; "" if unknown."""
@@ -786,15 +792,15 @@ class ShardedModule:
 
     def value_name(self, instruction: Instruction) -> str:
         """Return the name of a value's operation; for a slice of a `scan`, `slice of params`."""
-        made = found = self.maker(instruction)
+        maker = source = self.maker(instruction)
         is_slice = False
-        while found.opcode in ("reshape", "dynamic-slice"):
-            is_slice |= found.opcode == "dynamic-slice"
-            found = self.maker(next(self.operands(found)))
-        is_inside = self._computation_of[made.id] != self.module.entry.id
-        if is_slice and is_inside and self.is_argument(found) and found.op_name:
-            return f"slice of {found.op_name}"
-        return self.name(made)
+        while source.opcode in ("reshape", "dynamic-slice"):
+            is_slice |= source.opcode == "dynamic-slice"
+            source = self.maker(next(self.operands(source)))
+        is_inside = self._computation_of[maker.id] != self.module.entry.id
+        if is_slice and is_inside and self.is_argument(source) and source.op_name:
+            return f"slice of {source.op_name}"
+        return self.name(maker)
 
     def reader_name(self, consumer: Instruction, position: int) -> str:
         """Return the name of an operation; for a tuple, that of the result or loop that it is for.
@@ -827,13 +833,13 @@ class ShardedModule:
 
         Copies, tuples, branches, and loops that only read the value are passed through.
         """
-        found = instruction
+        value = instruction
         for _ in range(_MOST_VALUE_STEPS):
-            before = self.passed(found)
-            if before is None:
-                return found
-            found = before
-        return found
+            source = self.passed(value)
+            if source is None:
+                return value
+            value = source
+        return value
 
     def passed(self, instruction: Instruction) -> Instruction | None:
         """Return the value that an instruction passes on unchanged; None if it computes one."""
@@ -869,8 +875,8 @@ class ShardedModule:
                 value = self.module.instructions[caller.operands[0]]
             elif value.opcode == "call":
                 value = self.module.computations[value.calls[0]].root
-            elif (given := self._given_to(value)) is not None:
-                value = given
+            elif (operand := self._given_to(value)) is not None:
+                value = operand
             elif value.opcode in ("copy", "opt-barrier"):
                 value = self.module.instructions[value.operands[0]]
             else:
@@ -905,7 +911,7 @@ class ShardedModule:
 
     def operands(self, instruction: Instruction) -> Iterator[Instruction]:
         """Yield the operands of an instruction."""
-        return (self.module.instructions[each] for each in instruction.operands)
+        return (self.module.instructions[number] for number in instruction.operands)
 
 
 def own_frames(module: Module, instruction: Instruction) -> tuple[UserFrame, ...]:
@@ -952,20 +958,20 @@ def constraint_specs(whole: ShardedModule) -> list[ConstraintSpecs]:
         whole: The module before the partitioner.
     """
     specs = _DerivedSpecs(whole)
-    found: dict[tuple[str, str], ConstraintSpecs] = {}
-    for each in whole.module.instructions.values():
-        is_one = is_constraint(each) and len(each.operands) == 1
-        tiles = whole.tiles(each) if is_one else None
-        own = None if tiles is None or tiles.is_local else whole.spec(each)
-        if own is None:
+    by_text: dict[tuple[str, str], ConstraintSpecs] = {}
+    for instruction in whole.module.instructions.values():
+        is_one = is_constraint(instruction) and len(instruction.operands) == 1
+        tiles = whole.tiles(instruction) if is_one else None
+        written = None if tiles is None or tiles.is_local else whole.spec(instruction)
+        if written is None:
             continue
-        line, text = whole.line(each).partition(BEHIND)[0], spec_text(own)
-        texts = [spec_text(spec) for spec in specs.around(each) if spec != own]
-        earlier = found.get((line, text), ConstraintSpecs(line, 0, text, ()))
+        line, text = whole.line(instruction).partition(BEHIND)[0], spec_text(written)
+        texts = [spec_text(spec) for spec in specs.around(instruction) if spec != written]
+        earlier = by_text.get((line, text), ConstraintSpecs(line, 0, text, ()))
         suggested = tuple(dict.fromkeys((*earlier.suggested, *texts)))
-        largest = max(earlier.bytes, each.shape.bytes)
-        found[line, text] = ConstraintSpecs(line, largest, text, suggested)
-    return sorted(found.values(), key=lambda each: (not each.suggested, -each.bytes))
+        largest = max(earlier.bytes, instruction.shape.bytes)
+        by_text[line, text] = ConstraintSpecs(line, largest, text, suggested)
+    return sorted(by_text.values(), key=lambda row: (not row.suggested, -row.bytes))
 
 
 class _DerivedSpecs:
@@ -995,11 +1001,11 @@ class _DerivedSpecs:
             if how is None:
                 continue
             entries: dict[int, tuple[str, ...]] = {}
-            for other, each in enumerate(operands):
-                their = reading(reader, other, each.shape)
+            for other, sibling in enumerate(operands):
+                their = reading(reader, other, sibling.shape)
                 if other == position or their is None:
                     continue
-                spec = self._natural(each, _MOST_SPEC_STEPS)
+                spec = self._natural(sibling, _MOST_SPEC_STEPS)
                 pairs = zip(their.dimensions, spec, strict=True)
                 targets = {target: entry for target, entry in pairs if target is not None}
                 for i, target in enumerate(how.dimensions):
@@ -1015,15 +1021,15 @@ class _DerivedSpecs:
     def _natural(self, value: Instruction, steps: int) -> Spec:
         """Return the spec that follows from the operands of a value, and from theirs."""
         maker = self._whole.maker(value)
-        own = self._whole.spec(maker) or ((),) * len(value.shape.sizes)
+        spec = self._whole.spec(maker) or ((),) * len(value.shape.sizes)
         operands = list(self._whole.operands(maker))
         if not (steps and operands) or is_constraint(maker) or maker.opcode == "get-tuple-element":
-            return own
+            return spec
         entries: list[tuple[str, ...]] = [()] * len(maker.shape.sizes)
         for position, operand in enumerate(operands):
             how = reading(maker, position, operand.shape)
             if how is None:
-                return own
+                return spec
             pairs = zip(how.dimensions, self._natural(operand, steps - 1), strict=True)
             for target, entry in pairs:
                 if target is not None and target < len(entries) and not entries[target]:

@@ -156,8 +156,8 @@ def _widening(node: Node, narrow: Value, other: Value) -> Found:
     wide = _reached(node.outs[0], lambda value: _is_wider(value, narrow))
     bits, more = 8 * itemsize(narrow.dtype), node.outs[0]
     saved = sum(v.bytes - v.elements * itemsize(narrow.dtype) for v in wide) * node.scope.runs
-    readers = {each for value in wide for each in value.live_readers}
-    products = [each for each in readers if each.traits.bilinear]
+    readers = {reader for value in wide for reader in value.live_readers}
+    products = [reader for reader in readers if reader.traits.bilinear]
     products += [node] if node.traits.bilinear else []
     with_products = ", and {flops} of products run in the wider type" if products else ""
     return Found(
@@ -167,7 +167,7 @@ def _widening(node: Node, narrow: Value, other: Value) -> Found:
         f"{{bytes}} more than in {bits} bits on a GPU or TPU, in all values computed from it"
         f"{with_products} (little on a CPU, which computes in f32)",
         bytes=saved,
-        flops=sum(each.operations for each in products),
+        flops=sum(product.operations for product in products),
     )
 
 
@@ -195,10 +195,10 @@ def _is_wider(value: Value, narrow: Value) -> bool:
 
 def _goes_back(value: Value, narrow: Value) -> bool:
     """Return True if all values computed from a value are narrow again before they are written."""
-    for each in _reached(value, lambda other: _is_wider(other, narrow)):
-        if each.is_result:
+    for wide in _reached(value, lambda other: _is_wider(other, narrow)):
+        if wide.is_result:
             return False
-        for node in each.live_readers:
+        for node in wide.live_readers:
             if not (node.traits.elementwise or node.traits.moves or node.traits.gives == "cast"):
                 return False
     return True
@@ -206,13 +206,13 @@ def _goes_back(value: Value, narrow: Value) -> bool:
 
 def _reached(value: Value, condition: Callable[[Value], bool], most: int = 1000) -> list[Value]:
     """Return the values of the scope that are computed from a value, and meet a condition."""
-    found = {value: None}
+    reached = {value: None}
     todo = [value]
-    for each in todo:
-        for node in each.live_readers:
+    for current in todo:
+        for node in current.live_readers:
             for out in node.outs:
-                if out not in found and len(found) < most and condition(out):
-                    found[out] = None
+                if out not in reached and len(reached) < most and condition(out):
+                    reached[out] = None
                     todo.append(out)
     return todo
 
@@ -256,9 +256,9 @@ def round_trips(program: LintedProgram) -> Iterator[Found]:
 def _is_accumulation(node: Node, narrow: Value) -> bool:
     """Return True if a conversion is for a sum alone whose result is narrow again, as in JAX's."""
     sums = node.outs[0].live_readers
-    readers = [reader for each in sums for reader in each.outs[0].live_readers]
-    is_sum = all(each.traits.reduces for each in sums)
-    return is_sum and any(each.outs[0].dtype == narrow.dtype for each in readers)
+    readers = [reader for reduction in sums for reader in reduction.outs[0].live_readers]
+    is_sum = all(reduction.traits.reduces for reduction in sums)
+    return is_sum and any(reader.outs[0].dtype == narrow.dtype for reader in readers)
 
 
 def _same_line(program: LintedProgram, first: Node, second: Node) -> bool:

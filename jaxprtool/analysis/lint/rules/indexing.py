@@ -188,9 +188,9 @@ class _Column(NamedTuple):
 
 def _are_unique(program: LintedProgram, indices: Value) -> bool:
     """Return True if index vectors are known to differ: in all their parts, or already in some."""
-    known = program.array(indices)
-    if known is not None:
-        vectors = known.reshape(-1, known.shape[-1])
+    array = program.array(indices)
+    if array is not None:
+        vectors = array.reshape(-1, array.shape[-1])
         return len(vectors) > 0 and len(np.unique(vectors, axis=0)) == len(vectors)
     node, last = indices.node, len(indices.shape) - 1
     is_joined = node is not None and node.traits.moves and len(node.ins) > 1
@@ -198,8 +198,8 @@ def _are_unique(program: LintedProgram, indices: Value) -> bool:
     columns = [_column(program, value) for value in parts]
     missing = {axis for axis, size in enumerate(indices.shape[:last]) if size > 1}
     while missing:  # a column that depends on some axes alone tells the positions on them
-        found = (c.distinct & missing for c in columns if c.constant >= missing - c.distinct)
-        axes = next(filter(None, found), frozenset())
+        axis_sets = (c.distinct & missing for c in columns if c.constant >= missing - c.distinct)
+        axes = next(filter(None, axis_sets), frozenset())
         if not axes:
             return False
         missing -= axes
@@ -225,12 +225,12 @@ def _column(program: LintedProgram, value: Value, steps: int = 24) -> _Column:
         return _column_of(array)
     if node is None or not steps:
         return _NOTHING
-    known = column_rules.get(node.name)
-    if known is None and node.traits.gives in ("same", "cast"):
+    rule = column_rules.get(node.name)
+    if rule is None and node.traits.gives in ("same", "cast"):
         return _column(program, node.ins[0], steps - 1)
-    if known is None:
+    if rule is None:
         return _NOTHING
-    column: _Column = known(node, value.index, lambda other: _column(program, other, steps - 1))
+    column: _Column = rule(node, value.index, lambda other: _column(program, other, steps - 1))
     return column
 
 
@@ -321,8 +321,8 @@ def sorts_for_top(program: LintedProgram) -> Iterator[Found]:
         if not isinstance(length, int) or length < LEAST_SORTED or node.is_backward:
             continue
         # XLA merges equal sorts.
-        equal = [each for each in program.of("sort") if is_same(each.outs[0], node.outs[0])]
-        outs = [out for each in equal for out in each.outs]
+        equal = [sort for sort in program.of("sort") if is_same(sort.outs[0], node.outs[0])]
+        outs = [out for sort in equal for out in sort.outs]
         kept = [_top(end, reader, axis) for out in outs for end, reader in ends(out, ("same",))]
         if kept and all(count is not None and count * TOP_SHARE <= length for count in kept):
             most = max(count for count in kept if count is not None)

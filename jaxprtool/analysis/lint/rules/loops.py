@@ -81,12 +81,12 @@ _GOOD_BRANCH = """
 def stacks_for_last(program: LintedProgram) -> Iterator[Found]:
     """A scan stacks a result of every iteration, but only the last one is read."""
     for node in program.of("scan"):
-        held = node.held
-        if held is None or not isinstance(held.view, Scan) or not isinstance(held.view.length, int):
+        loop = node.held
+        if loop is None or not isinstance(loop.view, Scan) or not isinstance(loop.view.length, int):
             continue
-        length = held.view.length
-        last = 0 if held.view.reverse else length - 1
-        for value in node.outs[-len(held.view.ys) :] if held.view.ys else ():
+        length = loop.view.length
+        last = 0 if loop.view.reverse else length - 1
+        for value in node.outs[-len(loop.view.ys) :] if loop.view.ys else ():
             read = ends(value, ("same",))
             if length > 1 and read and all(_is_row(reader, last) for _, reader in read):
                 yield Found(
@@ -121,7 +121,7 @@ def branches_under_vmap(program: LintedProgram) -> Iterator[Found]:
             continue  # JAX's own functions have branches inside too
         nodes = _only_for(node) - seen
         seen |= nodes
-        operations = sum(each.operations for each in nodes)
+        operations = sum(case_node.operations for case_node in nodes)
         if operations >= LEAST_OPERATIONS:
             yield Found(
                 node,
@@ -134,20 +134,20 @@ def branches_under_vmap(program: LintedProgram) -> Iterator[Found]:
 
 def _only_for(select: Node, most: int = 10_000) -> set[Node]:
     """Return the equations whose results only the cases of a select depend on."""
-    found = set[Node]()
+    nodes = set[Node]()
     todo: list[Value] = list(select.ins[1:])
-    while todo and len(found) < most:
+    while todo and len(nodes) < most:
         node = todo.pop().node
-        if node is None or node in found:
+        if node is None or node in nodes:
             continue
         readers = [reader for out in node.outs for reader in out.live_readers]
         within = all(
-            r in found or (r.name == "select_n" and r.ins[0] is select.ins[0]) for r in readers
+            r in nodes or (r.name == "select_n" and r.ins[0] is select.ins[0]) for r in readers
         )
         if within and not any(out.is_result for out in node.outs):
-            found.add(node)
+            nodes.add(node)
             todo += node.ins
-    return found
+    return nodes
 
 
 # --- unrolled scans -------------------------------------------------------------------------------
@@ -247,18 +247,18 @@ def callbacks_in_loops(program: LintedProgram) -> Iterator[Found]:
     """
     for node in program.where(lambda node: node.traits.callback):
         loops, in_branch = _around(node.scope)
-        runs, known = node.scope.runs, all(trip_count(loop) is not None for loop in loops)
-        if not loops or (known and runs < 2):
+        runs, is_counted = node.scope.runs, all(trip_count(loop) is not None for loop in loops)
+        if not loops or (is_counted and runs < 2):
             continue
         calls = f"at most {runs:,}" if in_branch else f"{runs:,}"
         iterations = "some iterations" if in_branch else "each iteration"
         yield Found(
             node,
             f"{node.name} in a loop calls the host "
-            + (f"{calls} times" if known else f"in {iterations}"),
+            + (f"{calls} times" if is_counted else f"in {iterations}"),
             "call it once after the loop, on stacked values, or remove it",
             f"{calls} calls to the host, which send it {{bytes}}"
-            if known
+            if is_counted
             else f"a call to the host in {iterations}, which sends it {{bytes}}",
             bytes=sum(value.bytes for value in (*node.ins, *node.outs)) * runs,
         )
@@ -268,10 +268,10 @@ def _around(scope: Scope) -> tuple[list[Regions], bool]:
     """Return the loops around a scope, and whether it is in a branch that may not be taken."""
     loops, in_branch = list[Regions](), False
     while scope.parent is not None and scope.parent.held is not None:
-        held = scope.parent.held
-        if held.kind == "loop":
-            loops.append(held)
-        in_branch |= held.kind == "branch"
+        control = scope.parent.held
+        if control.kind == "loop":
+            loops.append(control)
+        in_branch |= control.kind == "branch"
         scope = scope.parent.scope
     return loops, in_branch
 
@@ -337,8 +337,8 @@ def _in_selected_branches(program: LintedProgram, scope: Scope) -> Iterator[tupl
         elif cond is not None and not callers.isdisjoint(_functions(program, node)):
             cond = None
         elif cond is not None and "cond(" in program.expression(cond).replace("switch(", "cond("):
-            inside = (node, *(each for inner in node.inner for each in inner.walk()))
-            yield from ((each, cond) for each in inside if each.traits.callback)
+            inside = (node, *(nested for inner in node.inner for nested in inner.walk()))
+            yield from ((callback, cond) for callback in inside if callback.traits.callback)
 
 
 def _functions(program: LintedProgram, node: Node) -> set[tuple[str, str]]:
@@ -399,17 +399,17 @@ def _in_scope(program: LintedProgram, scope: Scope) -> Iterator[Found]:
             for place in _loops(program, node):
                 by_loop[place].append(node)
     taken = set[Node]()
-    for (file, line), nodes in sorted(by_loop.items(), key=lambda each: -len(each[1])):
+    for (file, line), nodes in sorted(by_loop.items(), key=lambda item: -len(item[1])):
         count = _iterations(nodes)
         if not count or len(taken.intersection(nodes)) * 2 > len(nodes):
             continue  # a loop in the iterations of another
         taken.update(nodes)
-        each = len(nodes) // count
+        per_iteration = len(nodes) // count
         yield Found(
             UserFrame(file, line, "", 0, line, 0),
-            f"a Python loop is unrolled: {count} iterations of {plural(each, 'equation')}",
+            f"a Python loop is unrolled: {count} iterations of {plural(per_iteration, 'equation')}",
             "use jax.lax.scan over stacked values, or the pass roll (-p roll)",
-            f"{len(nodes) - each:,} equations more to trace, lower and compile",
+            f"{len(nodes) - per_iteration:,} equations more to trace, lower and compile",
         )
 
 

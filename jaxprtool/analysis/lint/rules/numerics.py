@@ -156,8 +156,8 @@ def exp_without_max(program: LintedProgram) -> Iterator[Found]:
         if bounds(node.ins[0]).high <= limit:
             continue
         readers = [reader for _, reader in ends(node.outs[0], MOVES, dead=program.has_backward)]
-        sums = [each for each in readers if each is not None and each.name == "reduce_sum"]
-        if any(_normalizes(each, node) for each in sums):
+        sums = [reader for reader in readers if reader is not None and reader.name == "reduce_sum"]
+        if any(_normalizes(total, node) for total in sums):
             yield Found(
                 node,
                 "the exponentials of a softmax or logsumexp overflow: no maximum is subtracted",
@@ -211,14 +211,14 @@ def single_where(program: LintedProgram) -> Iterator[Found]:
 def _computed_for(select: Node, most: int = 8) -> list[Node]:
     """Return the elementwise equations that compute the cases of a select, the last ones first."""
     todo = [origin(case, MOVES).node for case in select.ins[1:]]
-    found = dict[Node, None]()
+    nodes = dict[Node, None]()
     for node in todo:
-        if node is None or node.name == "select_n" or len(found) == most or node in found:
+        if node is None or node.name == "select_n" or len(nodes) == most or node in nodes:
             continue
-        found[node] = None
+        nodes[node] = None
         if node.traits.elementwise:
             todo += [origin(value, MOVES).node for value in node.ins]
-    return [*found]
+    return [*nodes]
 
 
 def _is_stated(program: LintedProgram, select: Node) -> bool:
@@ -246,30 +246,30 @@ def _is_masked_mean(node: Node) -> bool:
     """
     if node.name != "div":
         return False
-    total, count = (origin(each, MOVES).node for each in node.ins)
+    total, count = (origin(operand, MOVES).node for operand in node.ins)
     if total is None or count is None or total.name != "reduce_sum":
         return False
     chosen = origin(total.ins[0], MOVES).node
     if chosen is None or chosen.name != "select_n":
         return False
-    masks = {origin(each, MOVES) for each in ancestors(node.ins[1])}
+    masks = {origin(ancestor, MOVES) for ancestor in ancestors(node.ins[1])}
     return origin(chosen.ins[0], MOVES) in masks
 
 
 def _varies(value: Value) -> bool:
     """Return True if a value is computed from arguments, and not from numbers alone."""
-    return any(each.node is None and is_variable(each) for each in ancestors(value))
+    return any(ancestor.node is None and is_variable(ancestor) for ancestor in ancestors(value))
 
 
 def _depends(predicate: Value, operand: Value) -> bool:
     """Return True if a predicate compares the operand, or a value that it is computed from."""
-    roots = {origin(each, MOVES) for each in ancestors(predicate, 16)}
+    roots = {origin(ancestor, MOVES) for ancestor in ancestors(predicate, 16)}
     root = origin(operand, MOVES)
     if root in roots:
         return True
     # A distance is guarded by the sum of squares that it is the root of, and so on.
-    before = root.node.ins if root.node is not None and root.node.traits.elementwise else ()
-    return any(origin(each, MOVES) in roots and is_variable(each) for each in before)
+    sources = root.node.ins if root.node is not None and root.node.traits.elementwise else ()
+    return any(origin(source, MOVES) in roots and is_variable(source) for source in sources)
 
 
 # --- log ------------------------------------------------------------------------------------------
@@ -314,8 +314,8 @@ def _probability(value: Value) -> str | None:
     if below.node is None:
         return None
     if is_positive_number(above) and below.node.name == "add":
-        terms = [_picked(each).node for each in below.node.ins]
-        has_exponential = any(each is not None and each.name == "exp" for each in terms)
+        terms = [_picked(operand).node for operand in below.node.ins]
+        has_exponential = any(term is not None and term.name == "exp" for term in terms)
         return (
             "sigmoid" if has_exponential and any(map(is_positive_number, below.node.ins)) else None
         )
@@ -350,10 +350,10 @@ def _picked(value: Value, most: int = 16) -> Value:
         chosen: list[Value] = []
         if node is not None and node.name == "select_n":
             mask, *cases = node.ins
-            chosen = [each for each in cases if not is_zero(each) and _is_one_hot(mask)]
+            chosen = [case for case in cases if not is_zero(case) and _is_one_hot(mask)]
         elif node is not None and (node.name == "mul" or node.traits.bilinear):
             pairs = (node.ins, node.ins[::-1])
-            chosen = [each for each, other in pairs if _is_one_hot(other)]
+            chosen = [factor for factor, other in pairs if _is_one_hot(other)]
         if not chosen:
             break
         value = chosen[0]
@@ -365,8 +365,8 @@ def _is_one_hot(value: Value) -> bool:
     node = origin(value, MOVES).node
     if node is None or node.name != "eq":
         return False
-    nodes = (origin(each, MOVES).node for each in node.ins)
-    return any(each is not None and each.name == "iota" for each in nodes)
+    nodes = (origin(operand, MOVES).node for operand in node.ins)
+    return any(maker is not None and maker.name == "iota" for maker in nodes)
 
 
 @lint_rule("JT704", "root-of-zero", bad=_BAD_DISTANCE, good=_GOOD_DISTANCE, kind="wrong")
@@ -416,7 +416,7 @@ def _above_zero(value: Value, most: int = 8) -> Node | None:
         elif node.name == "clamp" and is_zero(node.ins[0]):
             value = node.ins[1]
         elif node.name == "max" and any(map(is_zero, node.ins)):
-            value = next((each for each in node.ins if not is_zero(each)), node.ins[0])
+            value = next((operand for operand in node.ins if not is_zero(operand)), node.ins[0])
         else:
             return node
     return None
@@ -431,7 +431,7 @@ def _is_sum_of_differences(total: Node) -> bool:
         difference = total.ins[0]
     if difference is None or difference.node is None or difference.node.name != "sub":
         return False
-    one, two = (origin(each, MOVES) for each in difference.node.ins)
+    one, two = (origin(operand, MOVES) for operand in difference.node.ins)
     return one is two and is_variable(one) and total.outs[0].elements > _points(one, difference)
 
 
@@ -463,7 +463,7 @@ def _is_gram(product: Node) -> bool:
     for value in product.ins:
         node = origin(value, MOVES).node
         scaled = node.ins if node is not None and node.name == "mul" else ()
-        others = [each for each in scaled if known_numbers(each) is None]
+        others = [factor for factor in scaled if known_numbers(factor) is None]
         operands.append(others[0] if len(others) == 1 else value)
     return is_same(operands[0], operands[1])
 
@@ -479,7 +479,7 @@ def _terms(node: Node) -> list[Value] | None:
 
 @rule(term_rules, "mul")
 def _scaled_term(node: Node) -> list[Value] | None:
-    others = [each for each in node.ins if known_numbers(each) is None]
+    others = [factor for factor in node.ins if known_numbers(factor) is None]
     return others if len(others) == 1 else None
 
 
@@ -587,7 +587,7 @@ def _without_gradient(program: LintedProgram, stopped: list[int]) -> Iterator[Fo
 
 
 def _zero(program: LintedProgram, flow: GradientFlow, what: str, size: int) -> Found:
-    names = some([f"{each.primitive} ({each.source})" for each in flow.stops], 3)
+    names = some([f"{stop.primitive} ({stop.source})" for stop in flow.stops], 3)
     verb = "stops" if len(flow.stops) == 1 else "stop"
     return Found(
         _node(program, flow.stops[0]),
@@ -601,11 +601,11 @@ def _zero(program: LintedProgram, flow: GradientFlow, what: str, size: int) -> F
 def _counts(value: Value, most: int = 1000) -> bool:
     """Return True for a metric: a number computed from comparisons, and not from other steps."""
     todo, seen = [value], {value}
-    for each in todo:
-        node = each.node
-        if node is None or each.dtype == bool:
+    for current in todo:
+        node = current.node
+        if node is None or current.dtype == bool:
             continue
-        is_cut = not is_inexact(each) and any(map(is_inexact, node.ins))
+        is_cut = not is_inexact(current) and any(map(is_inexact, node.ins))
         if is_cut or node.traits.stops_derivative or node.inner or len(seen) > most:
             return False
         todo += [other for other in node.ins if other not in seen]
@@ -653,8 +653,8 @@ def useless_checkpoints(program: LintedProgram) -> Iterator[Found]:
                     "the memory of all residuals",
                 )
             elif policy is None and node.scope.parent is None and id(eqn) not in around_others:
-                own = program.top.number(node.scope.count.of(eqn))
-                if own >= _WHOLE * total:
+                operations = program.top.number(node.scope.count.of(eqn))
+                if operations >= _WHOLE * total:
                     yield Found(
                         where,
                         "one checkpoint holds nearly all of the function: it does not lower the "
@@ -662,5 +662,5 @@ def useless_checkpoints(program: LintedProgram) -> Iterator[Found]:
                         "checkpoint parts (each layer), or remove it",
                         "{flops} that a GPU or TPU computes again in the backward pass (XLA for "
                         "the CPU merges them with the forward pass)",
-                        flops=own,
+                        flops=operations,
                     )

@@ -189,8 +189,8 @@ def _in_dead_loop(node: Node) -> bool:
 
 def _is_last(nodes: list[Node]) -> bool:
     """Return True if only the line itself reads what it computes: it is the last one."""
-    own = set(nodes)
-    return all(reader in own for node in nodes for out in node.outs for reader in out.readers)
+    members = set(nodes)
+    return all(reader in members for node in nodes for out in node.outs for reader in out.readers)
 
 
 def _named(nodes: list[Node]) -> str:
@@ -205,14 +205,14 @@ def unusable_donations(program: LintedProgram) -> Iterator[Found]:
     result can use it.
     """
     sizes = {value.name: value.bytes or 0 for value in program.about.arguments}
-    for each in program.donations.unused:
+    for donation in program.donations.unused:
         yield Found(
             None,
-            f"the donated {each.argument}, {each.type}, cannot be used: {each.reason}",
+            f"the donated {donation.argument}, {donation.type}, cannot be used: {donation.reason}",
             "return a result of its type, or do not donate it",
             "{bytes} that are not saved",
-            bytes=sizes[each.argument],
-            argument=each.argument,
+            bytes=sizes[donation.argument],
+            argument=donation.argument,
         )
 
 
@@ -364,8 +364,8 @@ class _Keys:
         array = self._program.array(value)
         if array is not None:
             return (array.shape, array.astype(np.int64).tobytes()), []
-        roots = [each for each in ancestors(value) if each.node is None or each.node.inner]
-        return self._representative(value), [each for each in roots if each.outer is None]
+        roots = [root for root in ancestors(value) if root.node is None or root.node.inner]
+        return self._representative(value), [root for root in roots if root.outer is None]
 
     def _representative(self, value: Value) -> Hashable:
         """Return the first value that is equal to a value."""

@@ -79,14 +79,14 @@ def is_stream(path: str) -> bool:
 
 
 def _opened_stream(path: str) -> BinaryIO:
-    found = _DESCRIPTOR.fullmatch(path)
-    if found is None:
+    match = _DESCRIPTOR.fullmatch(path)
+    if match is None:
         return open(path, "wb")
     # Opening by path a file that stdout is redirected to would truncate it and create a second file
     # offset.
     sys.stdout.flush()
-    number = _STANDARD.get(found[1])
-    return os.fdopen(os.dup(int(found[1]) if number is None else number), "wb")
+    number = _STANDARD.get(match[1])
+    return os.fdopen(os.dup(int(match[1]) if number is None else number), "wb")
 
 
 @contextmanager

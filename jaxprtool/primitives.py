@@ -131,8 +131,8 @@ def _is_traced(leaf: object) -> bool:
 
 def _merged(traced: Sequence[Any], marks: Sequence[bool], leaves: Sequence[Any]) -> list[Any]:
     """Return the leaves, with those marked taken from `traced`."""
-    given = iter(traced)
-    return [next(given) if mark else leaf for mark, leaf in zip(marks, leaves, strict=True)]
+    remaining = iter(traced)
+    return [next(remaining) if mark else leaf for mark, leaf in zip(marks, leaves, strict=True)]
 
 
 def _debug_info(
@@ -187,7 +187,7 @@ def _transpose(cotangents: Any, *operands: Any, **_: Any) -> list[Any]:
     """
     values, key = operands[: len(cotangents)], operands[len(cotangents) :]
     pairs = [*zip(values, cotangents, strict=True), *((x, ad.Zero(x.aval)) for x in key)]
-    return [given if ad.is_undefined_primal(x) else None for x, given in pairs]
+    return [cotangent if ad.is_undefined_primal(x) else None for x, cotangent in pairs]
 
 
 ad.primitive_transposes[sow_p] = _transpose

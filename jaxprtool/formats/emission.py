@@ -96,7 +96,7 @@ def format_of(path: str | None, chosen: Format | None = None) -> tuple[Format, b
         return Format.dot, False
     if suffix:
         message = f"the extension of '{path}' is not a known format"
-        near = did_you_mean(suffix, [*(f".{each}" for each in _PICTURES), *SUFFIXES])
+        near = did_you_mean(suffix, [*(f".{name}" for name in _PICTURES), *SUFFIXES])
         raise OutputError(message, near or f"--to is one of {_ALL}")
     raise OutputError("--to is missing", f"--to is one of {_ALL}")
 

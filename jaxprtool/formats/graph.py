@@ -241,8 +241,8 @@ class _Builder:
                     self._frame.like = ""
                     self._add_parts(part.parts, origins)
             else:
-                found = self._draw(part, origins)
-                origins.update(zip(part.outvars, found, strict=True))
+                results = self._draw(part, origins)
+                origins.update(zip(part.outvars, results, strict=True))
 
     def _draw(self, eqn: JaxprEqn, origins: _Origins) -> list[_Origin]:
         inside = dict.fromkeys(body for _, body in bodies(eqn))
@@ -253,8 +253,12 @@ class _Builder:
                 self.graph.shared[node] = tuple(inside)
             return [(node, i) for i in range(len(eqn.outvars))]
         self._drawn.update(inside)
-        held = regions(eqn)
-        return _parts(self, eqn, origins) if held is None else _regions(self, held, origins)
+        eqn_regions = regions(eqn)
+        return (
+            _parts(self, eqn, origins)
+            if eqn_regions is None
+            else _regions(self, eqn_regions, origins)
+        )
 
     def body(self, closed: AnyJaxpr, inputs: Sequence[_Origin]) -> list[_Origin]:
         """Add a closed body whose arguments come from `inputs`."""
@@ -267,23 +271,23 @@ class _Builder:
         atoms = [*jaxpr.constvars, *jaxpr.invars]
         return self.jaxpr(jaxpr, dict(zip(atoms, [*constants, *inputs], strict=True)))
 
-    def equation(self, eqn: JaxprEqn, origins: _Origins, held: Iterable[Jaxpr] = ()) -> Node:
+    def equation(self, eqn: JaxprEqn, origins: _Origins, inside: Iterable[Jaxpr] = ()) -> Node:
         """Add the node of an equation with its incoming edges; literals are shown in the node.
 
-        It also represents the bodies `held`.
+        It also represents the bodies `inside`.
         """
-        found = [_origin(origins, atom) for atom in eqn.invars]
-        literals = [_literal(each) if isinstance(each, Literal) else "·" for each in found]
+        sources = [_origin(origins, atom) for atom in eqn.invars]
+        literals = [_literal(source) if isinstance(source, Literal) else "·" for source in sources]
         details = self._informative_parameters(eqn)
         if any(text != "·" for text in literals):
             details.insert(0, f"({', '.join(literals)})")
         called = eqn.params.get("name") if bodies(eqn) else None
         title = f"{eqn.primitive.name} {called}" if called else eqn.primitive.name
-        like = f"{self._like(eqn)} {literals} {[id(body) for body in held]}"
-        number = 1 + sum(map(self._selection.count, held))
+        like = f"{self._like(eqn)} {literals} {[id(body) for body in inside]}"
+        number = 1 + sum(map(self._selection.count, inside))
         types = tuple(v.aval for v in eqn.outvars)
         node = self.add(Node("equation", title, tuple(details), types, eqn, like, number))
-        for place, (atom, origin) in enumerate(zip(eqn.invars, found, strict=True)):
+        for place, (atom, origin) in enumerate(zip(eqn.invars, sources, strict=True)):
             if not isinstance(origin, Literal):
                 self.edge(origin, node, place, atom.aval)
         return node
@@ -324,14 +328,14 @@ def _literal(literal: Literal) -> str:
 def _regions(builder: _Builder, inside: Regions, origins: _Origins) -> list[_Origin]:
     """Draw a loop, a branch or a call as a frame with edges along the flow of its regions."""
     eqn = inside.eqn
-    given = [_origin(origins, atom) for atom in eqn.invars]
+    sources = [_origin(origins, atom) for atom in eqn.invars]
     results: dict[int, _Origin] = {}
     ends: list[Node] = []
     with builder.frame(_title(inside), eqn):
-        _ports(builder, inside, given)
+        _ports(builder, inside, sources)
         for number, (region, body) in enumerate(zip(inside.regions, inside.bodies, strict=True)):
             with _body_frame(builder, inside, number):
-                outs = builder.body(body, [given[i] for i in region.ins])
+                outs = builder.body(body, [sources[i] for i in region.ins])
                 if region.is_predicate:
                     builder.edge(outs[0], builder.port("predicate"))
                 if inside.predicates:
@@ -342,16 +346,16 @@ def _regions(builder: _Builder, inside: Regions, origins: _Origins) -> list[_Ori
                 if out is not None:
                     results[out] = origin
                 # A carry passes from the end of an iteration to the start of the next.
-                if operand is not None and origin != given[operand]:
-                    builder.edge(origin, _port(given[operand]), 1, back=True)
+                if operand is not None and origin != sources[operand]:
+                    builder.edge(origin, _port(sources[operand]), 1, back=True)
         if inside.predicates:
             types = tuple(v.aval for v in eqn.outvars)
             chosen = builder.add(Node("equation", eqn.primitive.name, (), types, eqn, "chosen"))
             results = {i: (chosen, i) for i in range(len(eqn.outvars))}
     if any(region.is_predicate for region in inside.regions):
-        results.update((out, given[i]) for i, out in inside.carried)
+        results.update((out, sources[i]) for i, out in inside.carried)
     for i in inside.predicates:
-        builder.edge(given[i], chosen, 0, eqn.invars[i].aval)
+        builder.edge(sources[i], chosen, 0, eqn.invars[i].aval)
     for place, end in enumerate(ends, 1):
         builder.edge((end, 0), chosen, place)
     return [results[i] for i in range(len(eqn.outvars))]
@@ -387,7 +391,7 @@ def _body_frame(builder: _Builder, inside: Regions, number: int) -> AbstractCont
     return builder.frame(f"branch {number}" if inside.predicates else name)
 
 
-def _ports(builder: _Builder, inside: Regions, given: list[_Origin]) -> None:
+def _ports(builder: _Builder, inside: Regions, sources: list[_Origin]) -> None:
     """Add a port for each carry and scanned value, with an edge from its initial value."""
     carried = [i for i, _ in inside.carried]
     rows = [i for field in inside.edges.sliced for i in inside.operands[field]]
@@ -401,8 +405,8 @@ def _ports(builder: _Builder, inside: Regions, given: list[_Origin]) -> None:
             aval = inside.eqn.invars[i].aval
             title = f"{name} {number}" if len(operands) > 1 else name
             port = builder.port(title, (arguments.get(i, aval),))
-            builder.edge(given[i], port, 0, aval)
-            given[i] = port, 0
+            builder.edge(sources[i], port, 0, aval)
+            sources[i] = port, 0
 
 
 def _parts(builder: _Builder, eqn: JaxprEqn, origins: _Origins) -> list[_Origin]:
@@ -607,8 +611,8 @@ class _Folding:
                 groups[node.kind, path_parts(node.title)[:1]][node] = None
         boxes = {key: _one_of(list(nodes)) for key, nodes in groups.items()}
         inside = [part for part in root.parts if part not in border]
-        given = [box for box in boxes.values() if box.kind != "result"]
-        root.parts = [*given, *inside, *(box for box in boxes.values() if box.kind == "result")]
+        inputs = [box for box in boxes.values() if box.kind != "result"]
+        root.parts = [*inputs, *inside, *(box for box in boxes.values() if box.kind == "result")]
         return [
             _Passing(
                 boxes[near(source, target)] if source in border else source,
@@ -714,7 +718,7 @@ def sliced(graph: Graph, among: Collection[int], ends: Collection[str]) -> Graph
     read = {edge.source for edge in graph.edges if edge.target in kept}
     kept |= ports | {node for node in nodes if node.kind == "constant" and node in read}
     edges = [edge for edge in graph.edges if edge.source in kept and edge.target in kept]
-    shared = {node: held for node, held in graph.shared.items() if node in kept}
+    shared = {node: jaxprs for node, jaxprs in graph.shared.items() if node in kept}
     return replace(graph, root=_frame(graph.root, kept), edges=edges, shared=shared)
 
 
@@ -726,14 +730,14 @@ def _stays(node: Node, among: Collection[int], ends: Collection[str]) -> bool:
 
 def _ports_from(nodes: Iterable[Node], next_to: Mapping[Node, list[Node]]) -> set[Node]:
     """Return the ports reachable from these nodes through ports only."""
-    found: set[Node] = set()
+    ports: set[Node] = set()
     todo = list(nodes)
     while todo:
         for node in next_to.get(todo.pop(), ()):
-            if node.kind == "port" and node not in found:
-                found.add(node)
+            if node.kind == "port" and node not in ports:
+                ports.add(node)
                 todo.append(node)
-    return found
+    return ports
 
 
 def _frame(frame: Frame, kept: Collection[Node]) -> Frame:

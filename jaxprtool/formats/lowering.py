@@ -133,7 +133,7 @@ def compiled(
         place: AbstractContextManager[object] = jax.set_mesh(mesh)
     else:
         place = nullcontext() if device is None else jax.default_device(device)
-    placed = [_placement(each) for each in arguments]
+    placed = [_placement(argument) for argument in arguments]
     results: list[jax.sharding.Sharding] = []
     if mesh is None and devices:  # JAX's default device must be one of this machine
         place, single = nullcontext(), jax.sharding.SingleDeviceSharding(devices[0])
@@ -271,15 +271,15 @@ def reported(program: Program, done: str) -> Iterator[None]:
             raise failure from error
         text = described(error)
         meant = _is_named_in(str(error)) or _is_meant
-        found = (eqn for eqn in equations(top_jaxpr(program)) if meant(eqn, text))
-        where = next((f" because of {named(eqn)}" for eqn in found), "")
+        matching = (eqn for eqn in equations(top_jaxpr(program)) if meant(eqn, text))
+        where = next((f" because of {named(eqn)}" for eqn in matching), "")
         raise UnsupportedError(f"{program.name} cannot be {done}{where}: {text}") from error
 
 
 def _is_named_in(error: str) -> Callable[[JaxprEqn, str], bool] | None:
     """Return a test for the equations of an instruction in an error of XLA; None without one."""
-    found = re.search(r'op_name="[^"]*?([\w-]+)"', error)
-    return found and (lambda eqn, text: eqn.primitive.name == found[1])
+    match = re.search(r'op_name="[^"]*?([\w-]+)"', error)
+    return match and (lambda eqn, text: eqn.primitive.name == match[1])
 
 
 def _is_meant(eqn: JaxprEqn, text: str) -> bool:
@@ -375,8 +375,8 @@ def partitioned(
     with TemporaryDirectory(prefix="jaxprtool-") as folder:
         options = {**_DUMP, "xla_dump_to": folder}
         first = devices[0] if devices else None
-        found = compiled(program, arguments, first, devices, compiler_options=options)
-        used = _devices(found)
+        executable = compiled(program, arguments, first, devices, compiler_options=options)
+        used = _devices(executable)
         if len(used) == 1:
             raise UnsupportedError(
                 f"{program.name} is not partitioned: it is compiled for one device",
@@ -388,18 +388,18 @@ def partitioned(
         if not (before and after):
             raise UnsupportedError(f"XLA did not write the modules of {program.name}")
         with without_collector():
-            modules = _dumped(before[0]), _dumped(after[-1]), compiled_module(found)
-            return Partitioned(found, used, *modules)
+            modules = _dumped(before[0]), _dumped(after[-1]), compiled_module(executable)
+            return Partitioned(executable, used, *modules)
 
 
-def _devices(found: jax.stages.Compiled) -> Sequence[jax.Device]:
+def _devices(program: jax.stages.Compiled) -> Sequence[jax.Device]:
     """Return the devices of a compiled program, in the order of their numbers in its module."""
-    executable = found.runtime_executable()
+    executable = program.runtime_executable()
     if hasattr(executable, "local_devices"):
         return list(executable.local_devices())
     # Compiled for descriptions of devices, on which nothing can be loaded.
-    placed = jax.tree.leaves((found.input_shardings, found.output_shardings))
-    meshes = (mesh for each in placed if (mesh := getattr(each, "mesh", None)) is not None)
+    placed = jax.tree.leaves((program.input_shardings, program.output_shardings))
+    meshes = (mesh for sharding in placed if (mesh := getattr(sharding, "mesh", None)) is not None)
     return next((list(mesh.devices.flat) for mesh in meshes), list(placed[0].device_set))
 
 
@@ -652,7 +652,7 @@ def _partitions(
         detail = " ".join(str(error).split())[:200]
         raise ArgumentsError(f"{option} is not a prefix of the tree of values: {detail}") from error
     flat += [None] * (len(values) - len(flat))  # keyword arguments
-    return [_sharding(option, part, *each) for part, each in zip(flat, values, strict=True)]
+    return [_sharding(option, part, *value) for part, value in zip(flat, values, strict=True)]
 
 
 def _is_partition(node: object) -> bool:

@@ -56,8 +56,8 @@ def storable(data: np.ndarray) -> np.ndarray:
     """Return an array in a dtype that NumPy's file format supports."""
     # For other dtypes the format keeps only the item size. `isbuiltin` is not usable: it is 0 for
     # an unpickled NumPy array.
-    own = data.dtype.type.__module__ == "numpy"
-    return data if own else data.view(f"u{data.dtype.itemsize}")
+    is_native = data.dtype.type.__module__ == "numpy"
+    return data if is_native else data.view(f"u{data.dtype.itemsize}")
 
 
 class NpzReader:
@@ -103,9 +103,9 @@ class NpzReader:
         size = math.prod(shape) * dtype.itemsize
         with self._archive.open(entry) as member:
             np.lib.format.read_magic(member)
-            found = np.lib.format.read_array_header_1_0(member)
+            header = np.lib.format.read_array_header_1_0(member)
             # Never more than the caller expects, whatever the file contains.
-            if found != (shape, False, as_stored) or entry.file_size != member.tell() + size:
+            if header != (shape, False, as_stored) or entry.file_size != member.tell() + size:
                 return None
             data = self._mapped(entry, member.tell(), size, see)
             if data is None:
@@ -115,15 +115,15 @@ class NpzReader:
     def _mapped(
         self,
         entry: zipfile.ZipInfo,
-        before: int,
+        offset: int,
         size: int,
         see: See,
     ) -> np.ndarray | None:
-        """Return a member's bytes after the first `before`, mapped if they are not compressed."""
+        """Return a member's bytes after the first `offset`, mapped if they are not compressed."""
         if entry.compress_type != zipfile.ZIP_STORED or not size:
             return None
         lengths = os.pread(self._file.fileno(), 4, entry.header_offset + 26)
-        start = entry.header_offset + 30 + sum(struct.unpack("<HH", lengths)) + before
+        start = entry.header_offset + 30 + sum(struct.unpack("<HH", lengths)) + offset
         if start % _ALIGNMENT:
             return None
         if self._map is None:
@@ -225,14 +225,14 @@ class _Target:
 
 def _remove_unused(target: _Target, replaced: bytes, keep_previous: bool) -> None:
     """Remove the former constants files of a text that no text in the folder names."""
-    found = [n for n in os.listdir(target.folder) if _CONSTANTS.fullmatch(n)]
-    was = {n for n in found if mention(n).encode() in replaced}
-    own = {n for n in found if _CONSTANTS.sub(r"\1", n) == target.name}
-    unused = (own | was) - {target.constants}
+    names = [n for n in os.listdir(target.folder) if _CONSTANTS.fullmatch(n)]
+    was = {n for n in names if mention(n).encode() in replaced}
+    of_target = {n for n in names if _CONSTANTS.sub(r"\1", n) == target.name}
+    unused = (of_target | was) - {target.constants}
     if keep_previous:
         unused = set() if target.constants in was else unused - was
     for entry in os.scandir(target.folder) if unused else ():
-        if not entry.name.startswith(TEMPORARY) and entry.name not in found and entry.is_file():
+        if not entry.name.startswith(TEMPORARY) and entry.name not in names and entry.is_file():
             head = _head(entry.path)
             unused -= {n for n in unused if mention(n).encode() in head}
     for n in unused:

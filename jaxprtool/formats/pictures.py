@@ -232,7 +232,7 @@ def model_explorer(program: Program) -> str:
     todo = [(about, MOST_INLINED_EQUATIONS)]
     for one, most in todo:
         graph = graph_of(one, most)
-        for body in (body for held in graph.shared.values() for body in held):
+        for body in (body for bodies in graph.shared.values() for body in bodies):
             if body not in ids:
                 inside = program_signature(body)
                 ids[body] = f"{inside.name} ({len(ids) + 1})"

@@ -66,28 +66,28 @@ def _events(run: Run) -> Iterator[_Event]:
             yield _slice(number, 1, "process", command, process.start, end, args)
     by_process: defaultdict[int, list[tuple[Function, Compilation]]] = defaultdict(list)
     for function in run.functions:
-        for each in function.compilations:
-            by_process[each.process].append((function, each))
-    for process_number, found in sorted(by_process.items()):
-        yield from _process_events(process_number + 1, found, run.functions)
+        for compilation in function.compilations:
+            by_process[compilation.process].append((function, compilation))
+    for process_number, pairs in sorted(by_process.items()):
+        yield from _process_events(process_number + 1, pairs, run.functions)
     first = min((process.number for process in run.processes), default=0) + 1
     for outside in run.outside_jit:
         yield _outside(first, outside)
 
 
 def _process_events(
-    number: int, found: Sequence[tuple[Function, Compilation]], functions: Sequence[Function]
+    number: int, pairs: Sequence[tuple[Function, Compilation]], functions: Sequence[Function]
 ) -> Iterator[_Event]:
     """Yield the events of the compilations of a process, all together and by function."""
-    ordered = sorted(found, key=lambda pair: pair[1].start)
+    ordered = sorted(pairs, key=lambda pair: pair[1].start)
     tracks = _Tracks(number, 2)
     yield from tracks.events("compilations", ordered)
-    own: defaultdict[int, list[tuple[Function, Compilation]]] = defaultdict(list)
-    for function, each in ordered:
-        own[id(function)].append((function, each))
+    by_function: defaultdict[int, list[tuple[Function, Compilation]]] = defaultdict(list)
+    for function, compilation in ordered:
+        by_function[id(function)].append((function, compilation))
     for function in functions[:_MOST_TRACKS]:
-        if id(function) in own:
-            yield from tracks.events(function.name, own[id(function)])
+        if id(function) in by_function:
+            yield from tracks.events(function.name, by_function[id(function)])
 
 
 class _Tracks:
@@ -96,11 +96,11 @@ class _Tracks:
     def __init__(self, process: int, thread: int):
         self._process, self._thread = process, thread
 
-    def events(self, name: str, found: Sequence[tuple[Function, Compilation]]) -> Iterator[_Event]:
+    def events(self, name: str, pairs: Sequence[tuple[Function, Compilation]]) -> Iterator[_Event]:
         """Yield compilations in as many tracks as run at the same time."""
         ends: list[float] = []
-        for function, each in found:
-            place = next((i for i, end in enumerate(ends) if end <= each.start), len(ends))
+        for function, compilation in pairs:
+            place = next((i for i, end in enumerate(ends) if end <= compilation.start), len(ends))
             if place == len(ends):
                 ends.append(0.0)
                 thread = self._thread + place
@@ -108,35 +108,35 @@ class _Tracks:
                 yield _metadata(
                     self._process, "thread_sort_index", thread=thread, sort_index=thread
                 )
-            ends[place] = each.start + each.seconds
-            yield from _compilation(self._process, self._thread + place, function, each)
+            ends[place] = compilation.start + compilation.seconds
+            yield from _compilation(self._process, self._thread + place, function, compilation)
         self._thread += len(ends)
 
 
 def _compilation(
-    process: int, thread: int, function: Function, each: Compilation
+    process: int, thread: int, function: Function, compilation: Compilation
 ) -> Iterator[_Event]:
     """Yield the slice of a compilation, and those of its phases within it."""
     args: _Event = {
         "function": function.name,
         "defined at": function.line,
-        "called at": each.line,
-        "library": each.library,
-        "equations": each.equations,
-        "cached": each.cached,
-        "CPU seconds": as_json(each.cpu_seconds),
-        "compared with": each.nearest,
-        "error": each.error,
-        "static": as_json(each.statics),
-        "reasons": [_reason(reason) for reason in as_json(each.reasons)],
+        "called at": compilation.line,
+        "library": compilation.library,
+        "equations": compilation.equations,
+        "cached": compilation.cached,
+        "CPU seconds": as_json(compilation.cpu_seconds),
+        "compared with": compilation.nearest,
+        "error": compilation.error,
+        "static": as_json(compilation.statics),
+        "reasons": [_reason(reason) for reason in as_json(compilation.reasons)],
     }
     args = {key: value for key, value in args.items() if value not in ("", [], {})}
-    kind = "compiled again" if each.reasons else "compiled"
-    last = each.start + each.seconds
-    yield _slice(process, thread, kind, each.name, each.start, last, args)
-    start = each.start
+    kind = "compiled again" if compilation.reasons else "compiled"
+    last = compilation.start + compilation.seconds
+    yield _slice(process, thread, kind, compilation.name, compilation.start, last, args)
+    start = compilation.start
     for phase in ("trace", "lower", "compile"):
-        if seconds := getattr(each, f"{phase}_seconds"):
+        if seconds := getattr(compilation, f"{phase}_seconds"):
             end = min(start + seconds, last)
             yield _slice(process, thread, phase, phase, start, end, {})
             start = end
@@ -150,17 +150,17 @@ def _reason(reason: dict[str, str]) -> str:
     return f"{parts}{line}{advice}"
 
 
-def _outside(process: int, each: OutsideJit) -> _Event:
+def _outside(process: int, outside: OutsideJit) -> _Event:
     """Return an instant event where the first small computation of a line was compiled."""
     return {
         "ph": "i",
         "s": "p",
-        "name": f"{each.count} outside of jit at {each.line}",
+        "name": f"{outside.count} outside of jit at {outside.line}",
         "cat": "outside of jit",
         "pid": process,
         "tid": 1,
-        "ts": _microseconds(each.start),
-        "args": {"seconds": as_json(each.seconds), "operations": dict(each.names)},
+        "ts": _microseconds(outside.start),
+        "args": {"seconds": as_json(outside.seconds), "operations": dict(outside.names)},
     }
 
 
@@ -199,24 +199,24 @@ def _microseconds(seconds: float) -> float:
 _CALLS, _HOST = 1, 2
 
 
-def perfetto_of_profile(found: Profile) -> str:
+def perfetto_of_profile(profile: Profile) -> str:
     """Return the operations of a profile, in time, as the text of a trace."""
-    assert found.trace is not None
+    assert profile.trace is not None
     document = {
-        "traceEvents": list(_profile_events(found, found.trace)),
+        "traceEvents": list(_profile_events(profile, profile.trace)),
         "displayTimeUnit": "ms",
-        "otherData": {"name": found.name, "explained": f"{found.explained:.3f}"},
+        "otherData": {"name": profile.name, "explained": f"{profile.explained:.3f}"},
     }
     return json.dumps(document, ensure_ascii=False, separators=(",", ":")) + "\n"
 
 
-def _profile_events(found: Profile, trace: Trace) -> Iterator[dict[str, Any]]:
-    first = min((each.start for each in trace.events), default=0.0)
+def _profile_events(profile: Profile, trace: Trace) -> Iterator[dict[str, Any]]:
+    first = min((event.start for event in trace.events), default=0.0)
     first = min(first, *(start for start, _ in trace.steps)) if trace.steps else first
-    known = {(each.module, each.name): each for each in found.operations}
+    by_name = {(operation.module, operation.name): operation for operation in profile.operations}
     threads = {name: i for i, name in enumerate(dict.fromkeys(e.thread for e in trace.events))}
     names = {_CALLS: "calls", _HOST: "host"} | {i + 3: name for name, i in threads.items()}
-    yield {"ph": "M", "name": "process_name", "pid": 1, "tid": 0, "args": {"name": found.name}}
+    yield {"ph": "M", "name": "process_name", "pid": 1, "tid": 0, "args": {"name": profile.name}}
     for thread, name in names.items():
         yield {"ph": "M", "name": "thread_name", "pid": 1, "tid": thread, "args": {"name": name}}
     for number, (start, end) in enumerate(trace.steps):
@@ -226,17 +226,17 @@ def _profile_events(found: Profile, trace: Trace) -> Iterator[dict[str, Any]]:
             yield _profile_slice(_HOST, "host", host.kind, host.start - first, host.end - first, {})
     for event in trace.events:
         module = trace.names.get(event.program, "")
-        yield _operation(event, known.get((module, event.name)), threads[event.thread] + 3, first)
+        yield _operation(event, by_name.get((module, event.name)), threads[event.thread] + 3, first)
 
 
 def _operation(
-    event: Event, known: TimedOperation | None, thread: int, first: float
+    event: Event, timed: TimedOperation | None, thread: int, first: float
 ) -> dict[str, Any]:
     args: dict[str, Any] = {}
-    if known is not None:
-        args = {"lines": ", ".join(known.lines), "opcode": known.opcode, "module": known.module}
-    name = known.lines[0] if known is not None and known.lines else event.name
-    kind = (known.own if known is not None else "") or "operation"
+    if timed is not None:
+        args = {"lines": ", ".join(timed.lines), "opcode": timed.opcode, "module": timed.module}
+    name = timed.lines[0] if timed is not None and timed.lines else event.name
+    kind = (timed.own if timed is not None else "") or "operation"
     args |= {"operation": event.name}
     if event.done > event.end:
         args["done after (µs)"] = round((event.done - event.start) / 1000, 3)

@@ -157,14 +157,15 @@ def plugins() -> list[Plugin]:
     """Return the installed plug-ins by module."""
     spec = find_spec(_GROUP)
     folders = spec.submodule_search_locations if spec is not None else None
-    found = {
-        each.name: Plugin(each.name) for each in pkgutil.iter_modules(folders or [], f"{_GROUP}.")
+    by_module = {
+        module.name: Plugin(module.name)
+        for module in pkgutil.iter_modules(folders or [], f"{_GROUP}.")
     }
     for entry in metadata.entry_points(group=_GROUP):
         package = entry.dist.name if entry.dist else ""
         version = entry.dist.version if entry.dist else ""
-        found[entry.value] = Plugin(entry.value, package, version)
-    return [found[module] for module in sorted(found)]
+        by_module[entry.value] = Plugin(entry.value, package, version)
+    return [by_module[module] for module in sorted(by_module)]
 
 
 def not_installed() -> list[str]:
@@ -233,11 +234,11 @@ def cached_method(method: Callable[Concatenate[S, A], R]) -> Callable[Concatenat
 
     @wraps(method)
     def cached(self: S, *args: A.args, **kwargs: A.kwargs) -> R:
-        known: dict[Hashable, R] = vars(self).setdefault(name, {})
+        results: dict[Hashable, R] = vars(self).setdefault(name, {})
         key = (*args, *kwargs.items())
-        if key not in known:
-            known[key] = method(self, *args, **kwargs)
-        return known[key]
+        if key not in results:
+            results[key] = method(self, *args, **kwargs)
+        return results[key]
 
     return cached
 
@@ -260,10 +261,10 @@ class JaxprCache:
     def of(self, jaxpr: AnyJaxpr) -> dict[Hashable, Any]:
         """Return the values kept for a jaxpr, by request."""
         key = anchor(jaxpr)
-        known = self._by_jaxpr.setdefault(key, {})
-        if len(known) > self._most:  # the old dictionary may still be in use
-            known = self._by_jaxpr[key] = {}
-        return known
+        values = self._by_jaxpr.setdefault(key, {})
+        if len(values) > self._most:  # the old dictionary may still be in use
+            values = self._by_jaxpr[key] = {}
+        return values
 
     def clear(self) -> None:
         self._by_jaxpr.clear()

@@ -59,25 +59,25 @@ def match_bodies(
         )
         for k, body in enumerate(bodies)
     )
-    found = MatchedBody(keys, (first, second))
+    matching = MatchedBody(keys, (first, second))
     a, b = first.jaxpr, second.jaxpr
     for i, j in arguments:
-        found.correspond(a.invars[i], b.invars[j])
-    _pair_constants(keys, found, by_type=True)
-    found.results = [(a.outvars[i], b.outvars[j]) for i, j in results]
-    _BodyMatching(keys, found).run()
-    return found
+        matching.correspond(a.invars[i], b.invars[j])
+    _pair_constants(keys, matching, by_type=True)
+    matching.results = [(a.outvars[i], b.outvars[j]) for i, j in results]
+    _BodyMatching(keys, matching).run()
+    return matching
 
 
-def _pair_constants(keys: EquationKeys, found: MatchedBody, by_type: bool) -> None:
+def _pair_constants(keys: EquationKeys, matching: MatchedBody, by_type: bool) -> None:
     """Pair constants with equal values and then, with `by_type`, those of the same type."""
-    values = [keys.constants(graph.held) for graph in found.graphs]
-    types = [[str(var.aval) for var in graph.jaxpr.constvars] for graph in found.graphs]
+    values = [keys.constants(graph.held) for graph in matching.graphs]
+    types = [[str(var.aval) for var in graph.jaxpr.constvars] for graph in matching.graphs]
     taken: tuple[set[int], set[int]] = set(), set()
-    a, b = (graph.jaxpr.constvars for graph in found.graphs)
+    a, b = (graph.jaxpr.constvars for graph in matching.graphs)
     for old, new in (values, types) if by_type else (values,):
         for i, j in in_order(enumerate(old), enumerate(new), taken):
-            found.correspond(a[i], b[j])
+            matching.correspond(a[i], b[j])
 
 
 class _BodyMatching:
@@ -90,11 +90,11 @@ class _BodyMatching:
             that nested searches share.
     """
 
-    def __init__(self, keys: EquationKeys, found: MatchedBody, budget: list[int] | None = None):
+    def __init__(self, keys: EquationKeys, matching: MatchedBody, budget: list[int] | None = None):
         self._keys = keys
-        self._found = found
+        self._found = matching
         # The number of ways to open nested calls may be exponential.
-        size = sum(len(graph.eqns) for graph in found.graphs)
+        size = sum(len(graph.eqns) for graph in matching.graphs)
         self._budget = [_OPENED_AT_LEAST + 4 * size] if budget is None else budget
 
     def run(self) -> None:
@@ -104,7 +104,10 @@ class _BodyMatching:
                 origins = [graph.origins(level).equations for graph in self._found.graphs]
                 uses = [graph.use_numbers(level) for graph in self._found.graphs]
                 self._pair_in_order(
-                    *(list(zip(*each, strict=True)) for each in zip(origins, uses, strict=True))
+                    *(
+                        list(zip(*numbers, strict=True))
+                        for numbers in zip(origins, uses, strict=True)
+                    )
                 )
                 self._pair_in_order(*origins)
                 self._pair_in_order(*uses)
@@ -126,7 +129,9 @@ class _BodyMatching:
         if not (left[0] and left[1]):
             return True
         keys = (graph.own(level) for graph in self._found.graphs)
-        first, second = ({own[i] for i in each} for own, each in zip(keys, left, strict=True))
+        first, second = (
+            {numbers[i] for i in positions} for numbers, positions in zip(keys, left, strict=True)
+        )
         return first.isdisjoint(second)
 
     # --- calls ------------------------------------------------------------------------------------
@@ -161,10 +166,10 @@ class _BodyMatching:
         if position in self._found.taken[which]:
             return False
         eqn, opened = self._found.graphs[which].eqns[position], jaxcompat.open_jaxpr(body)
-        given = [*zip(opened.invars, _call_operands(eqn), strict=True)]
+        operands = [*zip(opened.invars, _call_operands(eqn), strict=True)]
         constants = zip(opened.constvars, getattr(body, "consts", ()), strict=False)
         scalars = [(var, jaxcompat.as_literal(value, var.aval)) for var, value in constants]
-        literals = {var: atom for var, atom in given + scalars if type(atom) is Literal}
+        literals = {var: atom for var, atom in operands + scalars if type(atom) is Literal}
         inner = BodyGraph(self._keys, body, {}, {}, literals)
         self._budget[0] -= 1 + len(inner.eqns)
         if self._budget[0] < 0:
@@ -172,9 +177,9 @@ class _BodyMatching:
         inside = MatchedBody(self._keys, _in_place(self._found.graphs, which, inner))
         inside.taken = _in_place(self._found.taken, which, set())
         inside.literals = literals
-        known = (self._found.partner, self._found.inverse)[which]
-        for var, operand in given:
-            if (other := known.get(id(operand))) is not None:
+        partners = (self._found.partner, self._found.inverse)[which]
+        for var, operand in operands:
+            if (other := partners.get(id(operand))) is not None:
                 inside.correspond(*((var, other) if which == 0 else (other, var)))
         for atom, var in zip(opened.outvars, eqn.outvars, strict=True):
             if (read := self._read_for(which, var)) is not None:
@@ -184,13 +189,13 @@ class _BodyMatching:
             return False
         self._found.taken[which].add(position)
         self._found.opened_calls.append(InlinedCall(which, position, inside))
-        self._note_operands(which, dict(given), inside)
-        found = (inside.partner, inside.inverse)[which]
+        self._note_operands(which, dict(operands), inside)
+        inner_partners = (inside.partner, inside.inverse)[which]
         outvars = substitute(opened.outvars, inside.literals)
         for atom, var in zip(outvars, eqn.outvars, strict=True):
             if type(atom) is Literal:
                 self._found.literals[var] = atom
-            elif (other := found.get(id(atom))) is not None:
+            elif (other := inner_partners.get(id(atom))) is not None:
                 self._found.correspond(*((var, other) if which == 0 else (other, var)))
         return True
 
@@ -209,34 +214,36 @@ class _BodyMatching:
         self._open_calls(spread, (which,))
         _Spreader(self._found, MatchLevel.KIND).run()  # beyond loops that differ
         # Nested calls that are SIMILAR may have different bodies: only those that are SAME count.
-        flat = [not holds_jaxpr(each.params.values()) for each in inner.eqns]
+        flat = [not holds_jaxpr(eqn.params.values()) for eqn in inner.eqns]
         similar, same = (
             [graph.own(level) for graph in self._found.graphs]
             for level in (MatchLevel.SIMILAR, MatchLevel.SAME)
         )
-        found = []
+        matched = []
         for pair in self._found.order:
-            own = similar if flat[pair[which]] else same
-            if own[0][pair[0]] == own[1][pair[1]]:
-                found.append(pair[which])
-        found += [each.position for each in self._found.opened_calls]
-        known = flat.count(True) + sum(not flat[i] for i in found)
-        return 2 * len(found) >= min(known, left) and bool(found or not inner.eqns)
+            numbers = similar if flat[pair[which]] else same
+            if numbers[0][pair[0]] == numbers[1][pair[1]]:
+                matched.append(pair[which])
+        matched += [call.position for call in self._found.opened_calls]
+        total = flat.count(True) + sum(not flat[i] for i in matched)
+        return 2 * len(matched) >= min(total, left) and bool(matched or not inner.eqns)
 
-    def _note_operands(self, which: int, given: dict[Var, Atom], inside: MatchedBody) -> None:
+    def _note_operands(self, which: int, operands: dict[Var, Atom], inside: MatchedBody) -> None:
         """Record the atoms that the other body reads in place of the operands of an opened call."""
         eqns = [graph.eqns for graph in inside.graphs]
         pairs = [(eqns[0][i].invars, eqns[1][j].invars) for i, j in inside.order]
         for atoms in chain(inside.read, *(zip(*pair, strict=False) for pair in pairs)):
-            own, other = atoms[which], atoms[1 - which]
-            if type(own) is not Literal and own in given:
-                self._found.read.append((given[own], other) if which == 0 else (other, given[own]))
+            atom, other = atoms[which], atoms[1 - which]
+            if type(atom) is not Literal and atom in operands:
+                self._found.read.append(
+                    (operands[atom], other) if which == 0 else (other, operands[atom])
+                )
 
     def _read_for(self, which: int, var: Var) -> Atom | None:
         """Return the atom that the counterpart of a variable's reader reads in its place."""
         pairs = (self._found.pairs, self._found.paired)[which]
-        own, other = self._found.graphs[which], self._found.graphs[1 - which]
-        for i, place in own.uses.get(var, ()):
+        graph, other = self._found.graphs[which], self._found.graphs[1 - which]
+        for i, place in graph.uses.get(var, ()):
             if i in pairs and place < len(read := other.eqns[pairs[i]].invars):
                 return read[place]
         for pair in self._found.results:
@@ -251,22 +258,23 @@ class _BodyMatching:
 
         Many passes keep the variables of the equations that they do not change.
         """
-        own = graph.own(MatchLevel.SAME)
-        return [(key, *map(id, eqn.outvars)) for key, eqn in zip(own, graph.eqns, strict=True)]
+        keys = graph.own(MatchLevel.SAME)
+        return [(key, *map(id, eqn.outvars)) for key, eqn in zip(keys, graph.eqns, strict=True)]
 
     def _pair_in_order(self, old: Sequence[Hashable], new: Sequence[Hashable]) -> None:
         """Pair unpaired equations with equal keys, in order."""
         left = self._found.unpaired()
         olds, news = (
-            [(i, keys[i]) for i in each] for keys, each in zip((old, new), left, strict=True)
+            [(i, keys[i]) for i in positions]
+            for keys, positions in zip((old, new), left, strict=True)
         )
         for i, j in in_order(olds, news, (set(), set())):
             self._found.pair(i, j)
 
     def _pair_unique(self, level: MatchLevel, radius: int, spread: _Spreader) -> None:
         """Pair equations that their neighbourhoods identify."""
-        own = [graph.own(level) for graph in self._found.graphs]
-        for olds, news in self._alike_around(own, radius):
+        keys = [graph.own(level) for graph in self._found.graphs]
+        for olds, news in self._alike_around(keys, radius):
             if len(olds) == 1 or radius == _RADII[0]:
                 for i, j in zip(olds, news, strict=True):
                     if self._found.is_free(i, j) and not self._found.conflict(i, j):
@@ -277,19 +285,19 @@ class _BodyMatching:
         """Pair equations of different primitives that have the same neighbours."""
         if not all(self._found.unpaired()):
             return
-        own = [[len(eqn.outvars) for eqn in graph.eqns] for graph in self._found.graphs]
-        for olds, news in self._alike_around(own, _RADII[0]):
+        counts = [[len(eqn.outvars) for eqn in graph.eqns] for graph in self._found.graphs]
+        for olds, news in self._alike_around(counts, _RADII[0]):
             for i, j in zip(olds, news, strict=True):
                 if self._found.fit(i, j, MatchLevel.KIND) > 1:
                     self._found.pair(i, j)
 
     def _alike_around(
-        self, own: Sequence[Sequence[int]], radius: int
+        self, keys: Sequence[Sequence[int]], radius: int
     ) -> Iterator[tuple[list[int], list[int]]]:
         """Yield unpaired equations with equal neighbourhoods, if both bodies have equally many."""
         by_key: tuple[dict[Hashable, list[int]], ...] = defaultdict(list), defaultdict(list)
         for k, left in enumerate(self._found.unpaired()):
-            for i, key in _around(self._found, k, left, own[k], radius).items():
+            for i, key in _around(self._found, k, left, keys[k], radius).items():
                 by_key[k][key].append(i)
         for key, olds in by_key[0].items():
             news = by_key[1].get(key, [])
@@ -299,16 +307,16 @@ class _BodyMatching:
     def _pair_rest(self, level: MatchLevel, spread: _Spreader) -> None:
         """Pair each equation left with the candidate of the same key that fits it best."""
         left = self._found.unpaired()
-        own = [graph.own(level) for graph in self._found.graphs]
+        keys = [graph.own(level) for graph in self._found.graphs]
         free: dict[int, deque[int]] = defaultdict(deque)
         for j in left[1]:
-            free[own[1][j]].append(j)
+            free[keys[1][j]].append(j)
         for i in left[0]:
-            if i in self._found.taken[0] or own[0][i] not in free:
+            if i in self._found.taken[0] or keys[0][i] not in free:
                 continue
-            found = self._found.best(i, free[own[0][i]], level)
-            if found is not None:
-                self._found.pair(i, found)
+            best = self._found.best(i, free[keys[0][i]], level)
+            if best is not None:
+                self._found.pair(i, best)
                 spread.run()
 
 
@@ -378,12 +386,12 @@ class _Spreader:
         if type(x) is Literal or type(y) is Literal:
             return
         a, b = self._matching.graphs
-        made, other = a.definitions.get(x), b.definitions.get(y)
-        if not (made and other):
+        definition, other = a.definitions.get(x), b.definitions.get(y)
+        if not (definition and other):
             return
-        counts = [len(self._eqns[k][i].outvars) for k, (i, _) in enumerate((made, other))]
-        if made[1] == other[1] or counts[0] != counts[1]:
-            self._try(made[0], other[0])
+        counts = [len(self._eqns[k][i].outvars) for k, (i, _) in enumerate((definition, other))]
+        if definition[1] == other[1] or counts[0] != counts[1]:
+            self._try(definition[0], other[0])
 
     def _downwards(self, v: Var, w: Var) -> None:
         """Pair the equations that read two corresponding variables at the same place."""
@@ -434,29 +442,31 @@ def _call_operands(eqn: JaxprEqn) -> list[Atom]:
 
 
 def _around(
-    matching: MatchedBody, which: int, left: Sequence[int], own: Sequence[int], radius: int
+    matching: MatchedBody, which: int, left: Sequence[int], initial: Sequence[int], radius: int
 ) -> dict[int, Hashable]:
     """Return a key of the neighbourhood of each unpaired equation, above and below it.
 
-    This is Weisfeiler-Leman refinement: the keys begin with `own`, and each step hashes in those of
-    the neighbours. Paired neighbours are labelled by their pair. Opened calls, and equations paired
-    with one in an opened call, all have the same label.
+    This is Weisfeiler-Leman refinement: the keys begin with `initial`, and each step hashes in
+    those of the neighbours. Paired neighbours are labelled by their pair. Opened calls, and
+    equations paired with one in an opened call, all have the same label.
 
     Args:
         matching: The pairs known.
         which: The body, 0 or 1.
         left: The positions of its unpaired equations.
-        own: A key for each equation by itself.
+        initial: A key for each equation by itself.
         radius: The number of steps.
     """
     graph = matching.graphs[which]
     definitions, uses = graph.definitions, graph.uses
     labels = {id(pair[which]): number for number, pair in enumerate(matching.values)}
-    known = dict.fromkeys(matching.taken[which], 0)
-    known.update((pair[which], -1 - number) for number, pair in enumerate(matching.order))
+    paired = dict.fromkeys(matching.taken[which], 0)
+    paired.update((pair[which], -1 - number) for number, pair in enumerate(matching.order))
     returned = {id(pair[which]): number for number, pair in enumerate(matching.results)}
-    up = {i: own[i] for i in left}
-    down = {i: hash((own[i], *(returned.get(id(v)) for v in graph.eqns[i].outvars))) for i in left}
+    up = {i: initial[i] for i in left}
+    down = {
+        i: hash((initial[i], *(returned.get(id(v)) for v in graph.eqns[i].outvars))) for i in left
+    }
     for _ in range(radius):
         higher, lower = {}, {}
         for i in left:
@@ -468,7 +478,7 @@ def _around(
                 operands.append(labels.get(id(atom)) if definition is None else -1 - definition)
             higher[i] = hash((up[i], *operands))
             reads = [
-                tuple(sorted((known.get(r, down.get(r)), at) for r, at in uses.get(var, ())))
+                tuple(sorted((paired.get(r, down.get(r)), at) for r, at in uses.get(var, ())))
                 for var in graph.eqns[i].outvars
             ]
             lower[i] = hash((down[i], *reads))
@@ -561,8 +571,8 @@ class MatchedBody:
     def rollback(self, which: int) -> None:
         """Free the equations of a body that were paired with those of an opened call."""
         self.taken[which].difference_update(pair[which] for pair in self.order)
-        for each in self.opened_calls:
-            each.inside.rollback(which)
+        for call in self.opened_calls:
+            call.inside.rollback(which)
 
     # --- properties of the matching ---------------------------------------------------------------
 
@@ -583,7 +593,7 @@ class MatchedBody:
     def is_matched(self, which: int, var: Var) -> bool:
         """Return True if a variable of one of the bodies is paired, here or in an opened call."""
         return id(var) in (self.partner, self.inverse)[which] or any(
-            each.which != which and each.inside.is_matched(which, var) for each in self.opened_calls
+            call.which != which and call.inside.is_matched(which, var) for call in self.opened_calls
         )
 
     def is_equal(self, a: Atom, b: Atom) -> bool:
@@ -635,10 +645,10 @@ class MatchedBody:
     @cached_property
     def opened(self) -> tuple[set[int], set[int]]:
         """For each body, the positions of the calls that the other body has inlined."""
-        found: tuple[set[int], set[int]] = set(), set()
-        for each in self.opened_calls:
-            found[each.which].add(each.position)
-        return found
+        positions: tuple[set[int], set[int]] = set(), set()
+        for call in self.opened_calls:
+            positions[call.which].add(call.position)
+        return positions
 
     def is_alone(self, which: int, position: int) -> bool:
         """Return True if an equation has no counterpart, here or in an opened call."""
@@ -687,15 +697,15 @@ class MatchedBody:
         if len(old.outvars) == len(new.outvars):
             return [(k, k) for k in range(len(old.outvars))]
         eqns = old, new
-        known = [
+        partners = [
             [id(self.partner.get(id(v), v)) for v in old.outvars],
             [id(w) for w in new.outvars],
         ]
         begun = [self._initial_values(which, eqn) for which, eqn in enumerate(eqns)]
         uses = [self._uses(which, eqn) for which, eqn in enumerate(eqns)]
         types = [[str(var.aval) for var in eqn.outvars] for eqn in eqns]
-        both = [list(zip(*each, strict=True)) for each in zip(begun, uses, types, strict=True)]
-        return _paired_by(known, both, uses, begun, types)
+        both = [list(zip(*keys, strict=True)) for keys in zip(begun, uses, types, strict=True)]
+        return _paired_by(partners, both, uses, begun, types)
 
     def operand_pairs(self, old: JaxprEqn, new: JaxprEqn) -> list[tuple[int, int]]:
         """Return the positions of the corresponding operands of two counterparts.
@@ -713,18 +723,18 @@ class MatchedBody:
             for k, m in self.result_pairs(old, new)
             if k in carried[0] and m in carried[1]
         ]
-        unpaired = [set(each.values()) for each in carried]  # their results have no counterpart
+        unpaired = [set(ins.values()) for ins in carried]  # their results have no counterpart
         roles = [_roles(eqn) for eqn in eqns]
         values = [
             [
                 (role, self._identity(which, atom))
-                for role, atom in zip(each, eqn.invars, strict=True)
+                for role, atom in zip(eqn_roles, eqn.invars, strict=True)
             ]
-            for which, (each, eqn) in enumerate(zip(roles, eqns, strict=True))
+            for which, (eqn_roles, eqn) in enumerate(zip(roles, eqns, strict=True))
         ]
         types = [
-            [(role, str(atom.aval)) for role, atom in zip(each, eqn.invars, strict=True)]
-            for each, eqn in zip(roles, eqns, strict=True)
+            [(role, str(atom.aval)) for role, atom in zip(eqn_roles, eqn.invars, strict=True)]
+            for eqn_roles, eqn in zip(roles, eqns, strict=True)
         ]
         taken = {i for i, _ in pairs} | unpaired[0], {j for _, j in pairs} | unpaired[1]
         return sorted(pairs + _paired_by(values, types, taken=taken))
@@ -752,13 +762,13 @@ class MatchedBody:
     def _uses(self, which: int, eqn: JaxprEqn) -> list[Hashable]:
         """Return, for each result, a key of the paired equations and body results that read it."""
         returned = {id(pair[which]): n for n, pair in enumerate(self.results)}
-        found: list[Hashable] = []
+        keys: list[Hashable] = []
         for k, var in enumerate(eqn.outvars):
             uses = set(self._paired_readers(which, var))
             if id(var) in returned:
                 uses.add((-1, returned[id(var)]))
-            found.append(frozenset(uses) or (which, k))
-        return found
+            keys.append(frozenset(uses) or (which, k))
+        return keys
 
     def _paired_readers(self, which: int, var: Var) -> Iterator[tuple[int, int]]:
         """Yield the paired equations that read a variable, and the place of the operand.
@@ -786,9 +796,9 @@ class MatchedBody:
                 best, most = place, fit
         if best is None:
             return None
-        found = free[best]
+        candidate = free[best]
         del free[best]
-        return found
+        return candidate
 
     def fit(self, i: int, j: int, level: MatchLevel) -> int:
         """Score a pair of equations: 2 for each common operand or reader, and 1 for the scope.
@@ -822,8 +832,8 @@ def in_order(
         if j not in taken[1]:
             waiting[key].append(j)
     for i, key in old:
-        if i not in taken[0] and (found := waiting.get(key)):
-            j = found.popleft()
+        if i not in taken[0] and (positions := waiting.get(key)):
+            j = positions.popleft()
             taken[0].add(i)
             taken[1].add(j)
             yield i, j
@@ -877,14 +887,14 @@ class BodyGraph(DefUse):
     def __init__(
         self,
         keys: EquationKeys,
-        held: AnyJaxpr,
+        body: AnyJaxpr,
         arguments: dict[int, int],
         results: dict[int, int],
         literals: Mapping[Var, Literal] = MappingProxyType({}),
     ):
         self._keys = keys
-        self.held = held
-        self.jaxpr = jaxcompat.open_jaxpr(held)
+        self.held = body
+        self.jaxpr = jaxcompat.open_jaxpr(body)
         super().__init__(self.jaxpr.eqns)
         if literals:
             self.eqns = [with_operands(eqn, literals) for eqn in self.eqns]
@@ -920,35 +930,35 @@ class BodyGraph(DefUse):
         for i, atom in enumerate(self.jaxpr.outvars):
             if i in self._results:
                 uses[id(atom)].append(number(("result", self._results[i])))
-        found: list[int] = []
-        for own, eqn in zip(reversed(self.own(level)), reversed(self.eqns), strict=True):
+        keys: list[int] = []
+        for eqn_key, eqn in zip(reversed(self.own(level)), reversed(self.eqns), strict=True):
             results = [tuple(sorted(uses.pop(id(var), ()))) for var in eqn.outvars]
-            key = number((own, "used", *results))
+            key = number((eqn_key, "used", *results))
             for i, atom in enumerate(eqn.invars):
                 if type(atom) is not Literal:
                     uses[id(atom)].append(number((key, "operand", i)))
-            found.append(key)
-        return found[::-1]
+            keys.append(key)
+        return keys[::-1]
 
     def nearest_known(self, var: Var, known: dict[int, Var]) -> list[Var] | None:
         """Return the nearest `known` variables that `var` is computed from.
 
         Returns None if too many variables lie between them.
         """
-        found: list[Var] = []
+        nearest: list[Var] = []
         todo, seen = [var], {id(var)}
         while todo:
-            each = todo.pop()
-            if id(each) in known:
-                found.append(each)
-            elif (eqn := self.equation(each)) is not None:
+            node = todo.pop()
+            if id(node) in known:
+                nearest.append(node)
+            elif (eqn := self.equation(node)) is not None:
                 for atom in eqn.invars:
                     if type(atom) is not Literal and id(atom) not in seen:
                         seen.add(id(atom))
                         todo.append(atom)
             if len(seen) > _MOST_FOLLOWED:
                 return None
-        return found
+        return nearest
 
 
 def _called(eqn: JaxprEqn) -> AnyJaxpr | None:

@@ -42,8 +42,8 @@ def check_folder(path: str) -> None:
         raise OutputError(f"cannot write '{path}': it is a folder, but not a checkpoint")
     parent = os.path.dirname(os.path.realpath(path))
     if not os.path.isdir(parent) or not os.access(parent, os.W_OK):
-        found = "no permission" if os.path.isdir(parent) else "no such folder"
-        raise OutputError(f"cannot write '{path}': {found}: {parent}")
+        reason = "no permission" if os.path.isdir(parent) else "no such folder"
+        raise OutputError(f"cannot write '{path}': {reason}: {parent}")
 
 
 def is_checkpoint(path: str) -> bool:
@@ -111,9 +111,9 @@ def stored_arrays(folder: str) -> dict[str, Stored]:
         hint = f"name one of its steps: {os.path.join(folder, steps[-1])!r}" if steps else None
         raise ArgumentsError("the folder is not an Orbax checkpoint", hint)
     with _reader(folder) as (_, reader):
-        found = reader.metadata(os.path.realpath(folder)).item_metadata
-        arrays = {name: Stored(name) for name, _ in _by_name(_tree(found, folder))}
-        types = (found.custom_metadata or {}).get(_EMPTY, {})
+        metadata = reader.metadata(os.path.realpath(folder)).item_metadata
+        arrays = {name: Stored(name) for name, _ in _by_name(_tree(metadata, folder))}
+        types = (metadata.custom_metadata or {}).get(_EMPTY, {})
         for name, (dtype, shape) in types.items():
             arrays[name] = Stored(name, np.zeros(shape, array_dtypes()[dtype]))
     return arrays
@@ -128,8 +128,8 @@ def read_stored(folder: str, wanted: Mapping[str, Stored]) -> dict[str, np.ndarr
     Raises:
         ArgumentsError: If the checkpoint is damaged.
     """
-    read = {each.name: each.empty for each in wanted.values() if each.empty is not None}
-    names = {each.name for each in wanted.values()}
+    read = {stored.name: stored.empty for stored in wanted.values() if stored.empty is not None}
+    names = {stored.name for stored in wanted.values()}
     if len(read) < len(names):
         with _reader(folder) as (ocp, reader):
             path = os.path.realpath(folder)
@@ -143,12 +143,12 @@ def read_stored(folder: str, wanted: Mapping[str, Stored]) -> dict[str, np.ndarr
             values = jax.tree.leaves(reader.restore(path, args=args))
         pairs = zip(entries, values, strict=True)
         read |= {name: np.asarray(value) for (name, _), value in pairs if name in names}
-    return {key: read[each.name] for key, each in wanted.items()}
+    return {key: read[stored.name] for key, stored in wanted.items()}
 
 
-def _tree(found: Any, folder: str) -> Any:
+def _tree(metadata: Any, folder: str) -> Any:
     """Return the tree of entries in Orbax's metadata."""
-    tree = getattr(found, "tree", None)
+    tree = getattr(metadata, "tree", None)
     if tree is not None:
         return tree
     if os.path.exists(os.path.join(folder, "_METADATA")):
@@ -210,7 +210,7 @@ def _cause(error: BaseException) -> str:
         if isinstance(below, OSError) and below.strerror:
             return below.strerror
         below = below.__cause__ or below.__context__
-    for known in ("No space left on device", "File too large"):
-        if known in str(error):
-            return known
+    for reason in ("No space left on device", "File too large"):
+        if reason in str(error):
+            return reason
     return described(error)

@@ -72,28 +72,28 @@ def with_contents(program: Program, like: Program | None = None) -> Program:
     spare = _spare(program, like)
     if not refs and not spare:
         return program
-    made, read = _made_and_read(list(refs.values()))
-    held = {eqn.outvars[0]: eqn.invars[0] for eqn in made}
+    allocations, read = _made_and_read(list(refs.values()))
+    initial = {eqn.outvars[0]: eqn.invars[0] for eqn in allocations}
     freed = {eqn.invars[0] for eqn in body.eqns if traits(eqn).ends_ref}
     after: dict[str, Atom] = {
         f"{name}[...]": eqn.outvars[0]
         for (name, var), eqn in zip(refs.items(), read, strict=True)
         if var not in freed
     }
-    given = {name: Var(aval) for name, aval in spare.items()}
-    after |= {f"{name}[...]": var for name, var in given.items()}
+    spare_vars = {name: Var(aval) for name, aval in spare.items()}
+    after |= {f"{name}[...]": var for name, var in spare_vars.items()}
     wanted = after if like is None else [name for name in like.out_names if name in after]
     kept_read = [eqn for eqn in read if eqn.invars[0] not in freed]
     jaxpr = jaxcompat.replace_jaxpr(
         body,
-        constvars=[held.get(v, v) for v in body.constvars],
+        constvars=[initial.get(v, v) for v in body.constvars],
         consts=list(map(contents, body.consts)),
-        invars=[*(held.get(v, v) for v in body.invars), *given.values()],
+        invars=[*(initial.get(v, v) for v in body.invars), *spare_vars.values()],
         outvars=[*body.outvars, *(after[name] for name in wanted)],
-        eqns=[*made, *body.eqns, *kept_read],
+        eqns=[*allocations, *body.eqns, *kept_read],
     )
     in_tree = program.in_tree
-    if given:
+    if spare_vars:
         in_tree = jax.tree.structure((tuple(jaxpr.invars), {}))
     return program.replace(
         jaxpr=jaxpr,
@@ -101,7 +101,7 @@ def with_contents(program: Program, like: Program | None = None) -> Program:
         out_tree=jax.tree_util.treedef_tuple(
             [program.out_tree, jax.tree.structure([0] * len(wanted))]
         ),
-        arg_names=(*program.arg_names, *given),
+        arg_names=(*program.arg_names, *spare_vars),
         out_names=(*program.out_names, *wanted),
     )
 
@@ -121,11 +121,11 @@ def _made_and_read(refs: Sequence[Var]) -> tuple[list[JaxprEqn], list[JaxprEqn]]
     """Return equations that create Refs from their contents, and equations that read them."""
 
     def template(*values: Any) -> list[Any]:
-        made = [
+        new_refs = [
             jax.new_ref(x, memory_space=ref.aval.memory_space, kind=ref.aval.kind)
             for x, ref in zip(values, refs, strict=True)
         ]
-        return list(map(jax.freeze, made))
+        return list(map(jax.freeze, new_refs))
 
     jaxpr = jaxcompat.trace_flat(template, "contents", [ref.aval.inner_aval for ref in refs])
     count = len(refs)
@@ -182,7 +182,7 @@ def _with_scalar_predicate(eqn: JaxprEqn) -> list[JaxprEqn] | None:
             consts=[*cond.consts, *body.consts],
             invars=[*cond_consts, *body_consts, *carry],
             outvars=chosen,
-            eqns=[*cond.eqns, *(with_operands(each, names) for each in body.eqns), *choosing],
+            eqns=[*cond.eqns, *(with_operands(eqn, names) for eqn in body.eqns), *choosing],
         ),
         body_consts=(*loop.cond_consts, *loop.body_consts),
     )

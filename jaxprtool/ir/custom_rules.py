@@ -70,7 +70,7 @@ def custom_rule(eqn: JaxprEqn) -> CustomRule:
 def rule_jaxprs(rule: CustomRule) -> dict[str, ClosedJaxpr]:
     """Return the jaxprs of a rule, by field; a rule that only raises has none."""
     fields = ("fwd", "bwd") if isinstance(rule, VJPRule) else ("jaxpr",)
-    return {name: held for name in fields if (held := getattr(rule, name)) is not None}
+    return {name: jaxpr for name in fields if (jaxpr := getattr(rule, name)) is not None}
 
 
 def map_rule(function: Callable[[ClosedJaxpr], Any], rule: CustomRule) -> CustomRule:
@@ -130,8 +130,8 @@ def _rule_without_results(eqn: JaxprEqn) -> VJPRule:
     primals = [v.aval for v in eqn.invars[eqn.params["num_consts"] :]]
     forward = jax.make_jaxpr(lambda *_: ())(*primals)
     backward = jax.make_jaxpr(lambda: ())()
-    each = (True,) * len(primals)
-    return VJPRule("fwd", "bwd", forward, backward, (), each, each)
+    all_true = (True,) * len(primals)
+    return VJPRule("fwd", "bwd", forward, backward, (), all_true, all_true)
 
 
 @contextmanager
@@ -184,13 +184,13 @@ class _Rules:
                     "functions with custom rules never end",
                     hint=_WITHOUT_RULES,
                 )
-            self.traced[key] = found = trace(eqn)
-            self._note(found, within, origin)
+            self.traced[key] = traced = trace(eqn)
+            self._note(traced, within, origin)
         return self.traced[key]
 
-    def _note(self, found: Any, within: int, origin: JaxprEqn) -> None:
-        held = map(jaxcompat.open_jaxpr, rule_jaxprs(found).values())
-        inside = [eqn for jaxpr in held for eqn in equations(jaxpr)]
+    def _note(self, rule: Any, within: int, origin: JaxprEqn) -> None:
+        jaxprs = map(jaxcompat.open_jaxpr, rule_jaxprs(rule).values())
+        inside = [eqn for jaxpr in jaxprs for eqn in equations(jaxpr)]
         if within >= 3:
             self.count += 1
             self.equations += len(inside)
@@ -316,15 +316,15 @@ def jvp_params(
     # Do not close over the jaxpr: what this closes over is part of the `rule_key`.
     function = jaxcompat.open_jaxpr(call_jaxpr).debug_info.func_name
 
-    def made(perturbed: Sequence[bool]) -> JVPRule:
-        found = rule()
-        if found.raises is not None:
-            raise RuleRaised(f"{found.name} of {function}", found.raises)
-        _require(perturbed, found.perturbed, found.name)
-        return found
+    def checked_rule(perturbed: Sequence[bool]) -> JVPRule:
+        traced = rule()
+        if traced.raises is not None:
+            raise RuleRaised(f"{traced.name} of {function}", traced.raises)
+        _require(perturbed, traced.perturbed, traced.name)
+        return traced
 
-    own = jaxcompat.custom_jvp_rule_param(name, made)
-    return _params(call_jaxpr, num_consts, symbolic_zeros, rule, own)
+    rule_params = jaxcompat.custom_jvp_rule_param(name, checked_rule)
+    return _params(call_jaxpr, num_consts, symbolic_zeros, rule, rule_params)
 
 
 def vjp_params(
@@ -344,21 +344,25 @@ def vjp_params(
         symbolic_zeros: Whether the rules take symbolic zeros.
     """
 
-    def made(perturbed: Sequence[bool]) -> VJPRule:
-        found = rule()
-        _require(perturbed, found.perturbed, found.fwd_name)
-        return found
+    def checked_rule(perturbed: Sequence[bool]) -> VJPRule:
+        traced = rule()
+        _require(perturbed, traced.perturbed, traced.fwd_name)
+        return traced
 
     primals = [v.aval for v in call_jaxpr.invars[num_consts:]]
-    own = jaxcompat.custom_vjp_rule_params(names, made, primals, num_consts)
-    return _params(call_jaxpr, num_consts, symbolic_zeros, rule, own)
+    rule_params = jaxcompat.custom_vjp_rule_params(names, checked_rule, primals, num_consts)
+    return _params(call_jaxpr, num_consts, symbolic_zeros, rule, rule_params)
 
 
 def _params(
-    call_jaxpr: ClosedJaxpr, num_consts: int, symbolic_zeros: bool, rule: Any, own: dict[str, Any]
+    call_jaxpr: ClosedJaxpr,
+    num_consts: int,
+    symbolic_zeros: bool,
+    rule: Any,
+    rule_params: dict[str, Any],
 ) -> Params:
     params = {"call_jaxpr": call_jaxpr, "num_consts": num_consts, "symbolic_zeros": symbolic_zeros}
-    params |= own
+    params |= rule_params
     jaxcompat.live_function(params).made_from = rule
     return params
 
@@ -417,10 +421,10 @@ def _taking(jaxpr: AnyJaxpr, memo: Memo) -> AnyJaxpr:
 def holds_ended_tracer(jaxpr: AnyJaxpr) -> bool:
     """Return True if a rule in a jaxpr, at any depth, holds a tracer of a trace that has ended."""
     todo, seen = [jaxpr], {anchor(jaxpr)}
-    for each in todo:
-        if any(map(jaxcompat.has_ended, getattr(each, "consts", ()))):
+    for current in todo:
+        if any(map(jaxcompat.has_ended, getattr(current, "consts", ()))):
             return True
-        for eqn in jaxcompat.open_jaxpr(each).eqns:
+        for eqn in jaxcompat.open_jaxpr(current).eqns:
             new = [body for _, body in sub_jaxprs(eqn) if anchor(body) not in seen]
             seen.update(map(anchor, new))
             todo += new
@@ -449,8 +453,8 @@ def _rule_with_ended_tracer(jaxpr: AnyJaxpr, place: str | None) -> str | None:
             call = eqn.primitive.name + (f" at {at}" if at else "")
             return f"the rule of '{jaxcompat.custom_name(eqn)}', the {call},"
         for _, body in sub_jaxprs(eqn):
-            if (found := _rule_with_ended_tracer(body, at)) is not None:
-                return found
+            if (name := _rule_with_ended_tracer(body, at)) is not None:
+                return name
     return None
 
 
@@ -547,10 +551,10 @@ def stubbed(eqn: JaxprEqn) -> JaxprEqn:
     if eqn.primitive.name == "custom_vmap_call":
         rule, counts = stub(eqn.params["rule"]), (len(eqn.invars), len(eqn.outvars))
         return eqn.replace(params=custom_vmap_params(eqn.params["call"], rule, *counts))
-    held = eqn.params.get("callback")
-    if held is None or not traits(eqn).callback or isinstance(held, Stub):
+    callback = eqn.params.get("callback")
+    if callback is None or not traits(eqn).callback or isinstance(callback, Stub):
         return eqn
-    return eqn.replace(params={**eqn.params, "callback": stub(held)})
+    return eqn.replace(params={**eqn.params, "callback": stub(callback)})
 
 
 def has_stubs(jaxpr: AnyJaxpr) -> bool:

@@ -44,17 +44,17 @@ class DefUse:
     @cached_property
     def uses(self) -> dict[Var, list[tuple[int, int]]]:
         """The positions of the equations that read each variable, and of the operand, in order."""
-        found: dict[Var, list[tuple[int, int]]] = {}
+        uses: dict[Var, list[tuple[int, int]]] = {}
         for i, eqn in enumerate(self.eqns):
             for place, atom in enumerate(eqn.invars):
                 if type(atom) is not Literal:
-                    found.setdefault(atom, []).append((i, place))
-        return found
+                    uses.setdefault(atom, []).append((i, place))
+        return uses
 
     def position(self, atom: Atom) -> int | None:
         """Return the position of the equation that defines an atom, or None if no equation does."""
-        found = None if type(atom) is Literal else self.definitions.get(atom)
-        return None if found is None else found[0]
+        definition = None if type(atom) is Literal else self.definitions.get(atom)
+        return None if definition is None else definition[0]
 
     def equation(self, atom: Atom) -> JaxprEqn | None:
         """Return the equation that defines an atom; None for an argument, constant or literal."""
@@ -144,17 +144,17 @@ class DataFlow:
     @cached_property
     def holders(self) -> dict[Jaxpr, list[Holder]]:
         """The equations that hold each body, callers before callees."""
-        found: dict[Jaxpr, list[Holder]] = {self.top: []}
+        by_body: dict[Jaxpr, list[Holder]] = {self.top: []}
         todo = [self.top]
         for jaxpr in todo:
             for index, eqn in enumerate(() if is_flat(jaxpr) else jaxpr.eqns):
                 if eqn.params:
                     for number, (_, body) in enumerate(bodies(eqn)):
-                        if body not in found:
-                            found[body] = []
+                        if body not in by_body:
+                            by_body[body] = []
                             todo.append(body)
-                        found[body].append(Holder(jaxpr, index, number))
-        return found
+                        by_body[body].append(Holder(jaxpr, index, number))
+        return by_body
 
     def origins(self, holder: Holder, position: int) -> list[tuple[Jaxpr, Atom]]:
         """Return the sources of a body's argument: the operand, and results that are carried back.
@@ -165,22 +165,22 @@ class DataFlow:
         if inside is None or region is None:
             return []
         operand = region.ins[position]
-        found: list[tuple[Jaxpr, Atom]] = [(holder.jaxpr, holder.eqn.invars[operand])]
+        sources: list[tuple[Jaxpr, Atom]] = [(holder.jaxpr, holder.eqn.invars[operand])]
         for other, carrying in zip(inside.jaxprs, inside.regions, strict=True):
             pairs = zip(carrying.next_iteration, other.outvars, strict=True)
-            found += [(other, atom) for place, atom in pairs if place == operand]
-        return found
+            sources += [(other, atom) for place, atom in pairs if place == operand]
+        return sources
 
     def destinations(self, holder: Holder, position: int) -> list[Value]:
         """Return the destinations of a result of a body: results, or arguments of bodies."""
-        found: list[Value] = []
+        destinations: list[Value] = []
         inside, region = _region(holder)
         if inside is not None and region is not None:
             if (out := region.outs[position]) is not None:
-                found.append((holder.jaxpr, holder.eqn.outvars[out]))
+                destinations.append((holder.jaxpr, holder.eqn.outvars[out]))
             if (operand := region.next_iteration[position]) is not None:
-                found += _arguments(inside, operand)
-        return list(dict.fromkeys(found))
+                destinations += _arguments(inside, operand)
+        return list(dict.fromkeys(destinations))
 
     def controlled_results(self, holder: Holder) -> list[Value]:
         """Return the results of a loop if the body computes its predicate, and else []."""
@@ -263,16 +263,16 @@ class DefiningEquations:
             called = self._called(eqn)
             if called is None:
                 return DefiningEquation(eqn, around, None)
-            held, sources = called
+            inside, sources = called
             for number, atom in sources[index]:
-                body, region = held.jaxprs[number], held.regions[number]
+                body, region = inside.jaxprs[number], inside.regions[number]
                 within = self._within(body)
                 inner = within.equation(atom)
-                if inner is not None and not (held.predicates and _is_filler(inner, within)):
+                if inner is not None and not (inside.predicates and _is_filler(inner, within)):
                     around, defined = (*around, eqn), within
                     eqn, index = inner, inner.outvars.index(atom)
                     break
-                if not around and len(held.bodies) == 1 and atom in body.invars:
+                if not around and len(inside.bodies) == 1 and atom in body.invars:
                     operand = region.ins[body.invars.index(atom)]
                     if operand not in region.next_iteration:
                         return DefiningEquation(eqn, around, eqn.invars[operand])
@@ -285,8 +285,8 @@ class DefiningEquations:
 
     def _called(self, eqn: JaxprEqn) -> tuple[Regions, list[list[tuple[int, Atom]]]] | None:
         if id(eqn) not in self._held:
-            held = regions(eqn)
-            self._held[id(eqn)] = None if held is None else (held, held.sources())
+            inside = regions(eqn)
+            self._held[id(eqn)] = None if inside is None else (inside, inside.sources())
         return self._held[id(eqn)]
 
 
@@ -299,16 +299,16 @@ def _is_added(eqn: JaxprEqn) -> bool:
         return jaxcompat.user_frame(eqn) is None
     if eqn.primitive.name != "reduce_precision":
         return False
-    own = jnp.finfo(eqn.outvars[0].aval.dtype)
-    return (eqn.params["exponent_bits"], eqn.params["mantissa_bits"]) == (own.nexp, own.nmant)
+    finfo = jnp.finfo(eqn.outvars[0].aval.dtype)
+    return (eqn.params["exponent_bits"], eqn.params["mantissa_bits"]) == (finfo.nexp, finfo.nmant)
 
 
 def _is_filler(eqn: JaxprEqn, defined: DefUse) -> bool:
     """Return True if an equation only fills an array, as in a branch that lacks this residual."""
     if eqn.primitive.name == "broadcast_in_dim":
-        before = defined.equation(eqn.invars[0])
+        definition = defined.equation(eqn.invars[0])
         return isinstance(eqn.invars[0], Literal) or (
-            before is not None and _is_filler(before, defined)
+            definition is not None and _is_filler(definition, defined)
         )
     return eqn.primitive.name == "empty2"
 
@@ -347,11 +347,11 @@ class Run:
 
     def members(self) -> frozenset[int]:
         """Return the equations of the slice, by `id`, at every depth."""
-        found: set[int] = set()
+        ids: set[int] = set()
         for run in self.runs():
             eqns = run.jaxpr.eqns
-            found.update(id(eqns[i]) for i in run.inside)
-        return frozenset(found)
+            ids.update(id(eqns[i]) for i in run.inside)
+        return frozenset(ids)
 
     def runs(self) -> Iterator[Run]:
         """Yield this run and those inside it, each once."""
@@ -454,28 +454,28 @@ class _Slicer:
 
 class _Forward(_Slicer):
     @cached_method
-    def run(self, jaxpr: Jaxpr, given: _Flags) -> Run:
+    def run(self, jaxpr: Jaxpr, flags: _Flags) -> Run:
         """Return the part of a body that some of its arguments reach."""
-        reached = {var for var, flag in zip(jaxpr.invars, given, strict=True) if flag}
+        reached = {var for var, flag in zip(jaxpr.invars, flags, strict=True) if flag}
         reached |= self._values.get(jaxpr, set())
         begins = self._equations.get(jaxpr, ())
         inside: dict[int, tuple[Run, ...]] = {}
         flat = is_flat(jaxpr)
         for i, eqn in enumerate(jaxpr.eqns):
             first = id(eqn) in begins
-            held = None if flat else regions(eqn)
+            eqn_regions = None if flat else regions(eqn)
             if not (
                 first
                 or any(type(v) is not Literal and v in reached for v in eqn.invars)
-                or (held is not None and self._starts_inside(eqn))
+                or (eqn_regions is not None and self._starts_inside(eqn))
             ):
                 continue
             runs: tuple[Run, ...] | None
-            if held is None or first:
+            if eqn_regions is None or first:
                 runs = self._everything.within(eqn)
                 reached.update(eqn.outvars, _written_refs(eqn))
             else:
-                runs = self._through(eqn, held, reached)
+                runs = self._through(eqn, eqn_regions, reached)
             if runs is not None:
                 inside[i] = runs
         return Run(
@@ -485,28 +485,28 @@ class _Forward(_Slicer):
             inside,
         )
 
-    def _through(self, eqn: JaxprEqn, held: Regions, reached: set[Var]) -> tuple[Run, ...] | None:
+    def _through(self, eqn: JaxprEqn, inside: Regions, reached: set[Var]) -> tuple[Run, ...] | None:
         """Add the values reached through bodies; return None if nothing in them is reached."""
-        given = [type(v) is not Literal and v in reached for v in eqn.invars]
-        opened = held.jaxprs
+        operands = [type(v) is not Literal and v in reached for v in eqn.invars]
+        opened = inside.jaxprs
         runs: dict[int, Run] = {}
 
         def through(number: int, facts: list[bool]) -> _Flags:
             run = runs[number] = self.run(opened[number], tuple(facts))
             for place, arg, flag in zip(
-                held.regions[number].ins, opened[number].invars, run.arguments, strict=True
+                inside.regions[number].ins, opened[number].invars, run.arguments, strict=True
             ):
                 if flag and is_ref(arg):
-                    given[place] = True
+                    operands[place] = True
             return run.results
 
         while True:
-            before = list(given)
-            _, results = held.forward(given, through, or_, control=True)
-            if given == before:
+            previous = list(operands)
+            _, results = inside.forward(operands, through, or_, control=True)
+            if operands == previous:
                 break
         reached.update(var for var, flag in zip(eqn.outvars, results, strict=True) if flag)
-        written = [v for v, flag in zip(eqn.invars, given, strict=True) if flag and is_ref(v)]
+        written = [v for v, flag in zip(eqn.invars, operands, strict=True) if flag and is_ref(v)]
         reached.update(v for v in written if type(v) is not Literal)
         if not (any(results) or any(run.inside for run in runs.values())):
             return None
@@ -530,24 +530,24 @@ class _Backward(_Slicer):
         for i in range(len(eqns) - 1, -1, -1):
             eqn = eqns[i]
             first = id(eqn) in begins
-            held = None if flat else regions(eqn)
+            eqn_regions = None if flat else regions(eqn)
             if not (
                 first
                 or not needed.isdisjoint(eqn.outvars)
                 or (eqn.effects and not needed.isdisjoint(_written_refs(eqn)))
-                or (held is not None and self._starts_inside(eqn))
+                or (eqn_regions is not None and self._starts_inside(eqn))
             ):
                 continue
-            if held is None:
+            if eqn_regions is None:
                 inside[i] = self._everything.within(eqn)
                 needed.update(variables(eqn.invars))
             else:
-                inside[i] = self._through(eqn, held, needed, first)
+                inside[i] = self._through(eqn, eqn_regions, needed, first)
         arguments = tuple(v in needed for v in jaxpr.invars)
         return Run(jaxpr, arguments, wanted, dict(reversed(inside.items())))
 
     def _through(
-        self, eqn: JaxprEqn, held: Regions, needed: set[Var], first: bool
+        self, eqn: JaxprEqn, inside: Regions, needed: set[Var], first: bool
     ) -> tuple[Run, ...]:
         """Add the parts of bodies that the needed results of an equation depend on.
 
@@ -555,21 +555,21 @@ class _Backward(_Slicer):
         """
         results = [first or v in needed for v in eqn.outvars]
         later = [type(v) is not Literal and v in needed and is_ref(v) for v in eqn.invars]
-        opened = held.jaxprs
+        opened = inside.jaxprs
         runs: dict[int, Run] = {}
 
         def through(number: int, asked: list[bool]) -> _Flags:
-            refs = tuple(later[place] for place in held.regions[number].ins)
+            refs = tuple(later[place] for place in inside.regions[number].ins)
             run = runs[number] = self.run(opened[number], tuple(asked), refs)
             return run.arguments
 
         while True:
-            before = list(later)
-            operands = held.backward(results, through, control=True)
-            if held.repeats:  # an iteration may read what the previous one wrote
+            previous = list(later)
+            operands = inside.backward(results, through, control=True)
+            if inside.repeats:  # an iteration may read what the previous one wrote
                 read = [asked and is_ref(v) for v, asked in zip(eqn.invars, operands, strict=True)]
                 later = [a or b for a, b in zip(later, read, strict=True)]
-            if later == before:
+            if later == previous:
                 break
         pairs = zip(eqn.invars, operands, strict=True)
         needed.update(v for v, flag in pairs if flag and type(v) is not Literal)
@@ -610,8 +610,11 @@ _cache = JaxprCache()
 def input_domains(jaxpr: AnyJaxpr) -> list[Interval | None]:
     """Return the open interval that each argument must be in; None if any number is valid."""
     opened = jaxcompat.open_jaxpr(jaxpr)
-    found = _domains(opened, (None,) * len(opened.outvars))
-    return [POSITIVE if each is not None and _is_nearly_positive(each) else each for each in found]
+    domains = _domains(opened, (None,) * len(opened.outvars))
+    return [
+        POSITIVE if domain is not None and _is_nearly_positive(domain) else domain
+        for domain in domains
+    ]
 
 
 def _is_nearly_positive(interval: Interval) -> bool:
@@ -636,12 +639,12 @@ def shown(interval: Domain) -> str:
 
 def _domains(jaxpr: AnyJaxpr, wanted: tuple[Interval | None, ...]) -> tuple[Interval | None, ...]:
     """Return the intervals of a body's arguments, given those of its results."""
-    known = _cache.of(jaxpr)
-    if wanted not in known:
-        known[wanted] = (None,) * len(jaxpr.invars)  # in case the body contains itself
-        known[wanted] = _IntervalPropagator(jaxpr).arguments(wanted)
-    found: tuple[Interval | None, ...] = known[wanted]
-    return found
+    cached = _cache.of(jaxpr)
+    if wanted not in cached:
+        cached[wanted] = (None,) * len(jaxpr.invars)  # in case the body contains itself
+        cached[wanted] = _IntervalPropagator(jaxpr).arguments(wanted)
+    intervals: tuple[Interval | None, ...] = cached[wanted]
+    return intervals
 
 
 class _IntervalPropagator:
@@ -739,18 +742,18 @@ class _IntervalPropagator:
     def _bodies(self, eqn: JaxprEqn, inside: Regions) -> None:
         """Propagate through the bodies of an equation, and through those of loops several times."""
         for _ in range(_ITERATIONS if inside.repeats else 1):
-            before = [self._intervals.get(v) for v in eqn.invars if type(v) is not Literal]
+            previous = [self._intervals.get(v) for v in eqn.invars if type(v) is not Literal]
             for body, region in zip(inside.bodies, inside.regions, strict=True):
                 wanted: list[Interval | None] = []
                 for out, carried in zip(region.outs, region.next_iteration, strict=True):
                     atoms = [eqn.outvars[out]] if out is not None else []
                     atoms += [eqn.invars[carried]] if carried is not None else []
-                    known = [self._intervals[v] for v in atoms if _has(self._intervals, v)]
-                    wanted.append(known[0] if known else None)
-                found = _domains(jaxcompat.open_jaxpr(body), tuple(wanted))
-                for operand, interval in zip(region.ins, found, strict=True):
+                    intervals = [self._intervals[v] for v in atoms if _has(self._intervals, v)]
+                    wanted.append(intervals[0] if intervals else None)
+                domains = _domains(jaxcompat.open_jaxpr(body), tuple(wanted))
+                for operand, interval in zip(region.ins, domains, strict=True):
                     self._restrict(eqn.invars[operand], interval)
-            if before == [self._intervals.get(v) for v in eqn.invars if type(v) is not Literal]:
+            if previous == [self._intervals.get(v) for v in eqn.invars if type(v) is not Literal]:
                 return
 
 

@@ -70,21 +70,21 @@ def counterparts(
     a, b = jaxcompat.open_jaxpr(before), jaxcompat.open_jaxpr(after)
     ins = _in_place(a.invars, b.invars) if arguments is None else arguments
     outs = _in_place(a.outvars, b.outvars) if results is None else results
-    found: list[MatchedBody] = []
+    matches: list[MatchedBody] = []
     todo = deque([_Bodies(before, after, ins, outs)])
     seen = {(a, b)}
     while todo:
-        each = todo.popleft()
-        held = each.before, each.after
-        both = match_bodies(keys, held, each.arguments, each.results)
-        for matched in _with_opened(both, each.path):
-            found.append(matched)
+        bodies = todo.popleft()
+        pair = bodies.before, bodies.after
+        both = match_bodies(keys, pair, bodies.arguments, bodies.results)
+        for matched in _with_opened(both, bodies.path):
+            matches.append(matched)
             for inner in _bodies_of_pairs(matched):
                 opened = jaxcompat.open_jaxpr(inner.before), jaxcompat.open_jaxpr(inner.after)
                 if opened not in seen:
                     seen.add(opened)
                     todo.append(inner)
-    return found
+    return matches
 
 
 def _with_opened(
@@ -96,9 +96,9 @@ def _with_opened(
     matched.path, matched.call = path, call
     matched.pairs = dict(sorted(matched.pairs.items()))
     yield matched
-    for each in matched.opened_calls:
-        eqn = matched.graphs[each.which].eqns[each.position]
-        yield from _with_opened(each.inside, (*path, (eqn, eqn)), (each.which, eqn))
+    for inlined in matched.opened_calls:
+        eqn = matched.graphs[inlined.which].eqns[inlined.position]
+        yield from _with_opened(inlined.inside, (*path, (eqn, eqn)), (inlined.which, eqn))
 
 
 @dataclass(frozen=True, eq=False)
@@ -123,9 +123,9 @@ def _bodies_of_pairs(matched: MatchedBody) -> Iterator[_Bodies]:
             continue
         if old.primitive is not new.primitive and not (traits(old).call and traits(new).call):
             continue
-        held = [[body for _, body in sub_jaxprs(eqn)] for eqn in (old, new)]
+        bodies = [[body for _, body in sub_jaxprs(eqn)] for eqn in (old, new)]
         path = (*matched.path, (old, new))
-        for a, b in zip(*held, strict=False):
+        for a, b in zip(*bodies, strict=False):
             edges = _edges(old, a), _edges(new, b)
             arguments = _arguments(matched, (old, new), (a, b), edges)
             yield _Bodies(
@@ -166,18 +166,22 @@ def _arguments(
                 for i, k in enumerate(ins[0])
                 if others.get(k) in positions
             ]
-        given = [[eqn.invars[k] for k in each] for each, eqn in zip(ins, pair, strict=True)]
+        operands = [
+            [eqn.invars[k] for k in indices] for indices, eqn in zip(ins, pair, strict=True)
+        ]
         # The same place first: loops are often given the same value twice.
-        pairs = {i: i for i, (x, y) in enumerate(zip(*given, strict=False)) if matched.agree(x, y)}
+        pairs = {
+            i: i for i, (x, y) in enumerate(zip(*operands, strict=False)) if matched.agree(x, y)
+        }
         free: dict[int, deque[int]] = defaultdict(deque)
         taken = set(pairs.values())
-        for j, atom in enumerate(given[1]):
+        for j, atom in enumerate(operands[1]):
             if j not in taken:
                 free[id(atom)].append(j)
-        for i, atom in enumerate(given[0]):
+        for i, atom in enumerate(operands[0]):
             partner = None if type(atom) is Literal else matched.counterpart(atom)
-            if i not in pairs and (found := free.get(id(partner))):
-                pairs[i] = found.popleft()
+            if i not in pairs and (candidates := free.get(id(partner))):
+                pairs[i] = candidates.popleft()
     taken = set(pairs.values())
     left = (
         [i for i in range(counts[0]) if i not in pairs],
@@ -276,7 +280,7 @@ def _parameters(keys: EquationKeys, old: JaxprEqn, new: JaxprEqn) -> Iterator[Di
         if is_label(old, name) or keys.value_or_bodies(a) == keys.value_or_bodies(b):
             continue
         # A call with one more operand has a longer tuple: no difference if all elements are equal.
-        if is_call and (each := _one_for_each(a, old)) and each == _one_for_each(b, new):
+        if is_call and (common := _one_for_each(a, old)) and common == _one_for_each(b, new):
             continue
         kind: Kind = "dtype" if is_dtype(a) and is_dtype(b) else "parameter"
         texts = function_difference(a, b) if callable(a) and callable(b) else None
@@ -294,7 +298,7 @@ def _one_for_each(value: Any, eqn: JaxprEqn) -> tuple[Any, ...]:
     """Return the one value that a parameter has for all operands or results; () otherwise."""
     if not isinstance(value, tuple) or len(value) not in (len(eqn.invars), len(eqn.outvars)):
         return ()
-    return value[:1] if all(each is value[0] for each in value) else ()
+    return value[:1] if all(element is value[0] for element in value) else ()
 
 
 def _operands(matched: MatchedBody, old: JaxprEqn, new: JaxprEqn) -> Iterator[Difference]:

@@ -79,11 +79,11 @@ class Key(NamedTuple):
 def keys(cls: type) -> tuple[Key, ...]:
     """Return the keys of the JSON of a dataclass or a NamedTuple."""
     layout: _Layout = getattr(cls, "__document__", _Layout())
-    own = [each.name for each in fields(cls)] if is_dataclass(cls) else cls._fields  # type: ignore[attr-defined]
+    attributes = [field.name for field in fields(cls)] if is_dataclass(cls) else cls._fields  # type: ignore[attr-defined]
     return tuple(
-        Key(layout.names.get(each, each), each, each in layout.flat, each in layout.optional)
-        for each in (*own, *layout.also)
-        if each not in layout.without
+        Key(layout.names.get(name, name), name, name in layout.flat, name in layout.optional)
+        for name in (*attributes, *layout.also)
+        if name not in layout.without
     )
 
 
@@ -96,7 +96,7 @@ def as_json(value: Any) -> Any:
     if isinstance(value, _PLAIN):
         return value
     if isinstance(value, _OBJECTS):
-        return {str(key): as_json(each) for key, each in value.items()}
+        return {str(key): as_json(item) for key, item in value.items()}
     if isinstance(value, list) or type(value) is tuple:
         return list(map(as_json, value))
     if isinstance(value, float):
@@ -119,14 +119,14 @@ _NONFINITE = {"nan": "NaN", "inf": "Infinity", "-inf": "-Infinity"}
 
 
 def _object(value: Any) -> dict[str, Any]:
-    found: dict[str, Any] = {}
+    entries: dict[str, Any] = {}
     for key in keys(value.__class__):
-        each = getattr(value, key.attribute)
+        item = getattr(value, key.attribute)
         if key.is_flat:
-            found |= as_json(each)
-        elif not (key.is_optional and (each is None or each == "")):
-            found[key.name] = as_json(each)
-    return found
+            entries |= as_json(item)
+        elif not (key.is_optional and (item is None or item == "")):
+            entries[key.name] = as_json(item)
+    return entries
 
 
 # --- printed --------------------------------------------------------------------------------------

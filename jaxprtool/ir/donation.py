@@ -72,28 +72,28 @@ def donations(program: Program | AnyJaxpr) -> Donations:
     lent = set(by_result.values())
     unused = (about.arguments[i] for i in asked if i not in lent)
     dropped = {about.arguments[i].name for i in asked if not kept[i]}
-    found = (
-        UnusedDonation(each.name, each.type, _reason(each, about.outputs, each.name in dropped))
-        for each in unused
+    unusable = (
+        UnusedDonation(value.name, value.type, _reason(value, about.outputs, value.name in dropped))
+        for value in unused
     )
-    return Donations(by_result, tuple(found))
+    return Donations(by_result, tuple(unusable))
 
 
 def _paired(about: ProgramSignature, donated: Sequence[int]) -> dict[int, int]:
     """Return the donated argument of each result: first of the same type, then of the same size."""
     jaxpr = about.jaxpr
-    found = dict[int, int]()
+    by_result = dict[int, int]()
     for key in (lambda value, aval: value.type, lambda value, aval: (value.bytes, aval.size)):
         free = defaultdict[object, list[int]](list)
         for position in donated:
-            if position not in found.values():
+            if position not in by_result.values():
                 named = about.arguments[position], jaxpr.invars[position].aval
                 free[key(*named)].append(position)
         for position, named in enumerate(zip(about.outputs, jaxpr.outvars, strict=True)):
-            fitting = free[key(named[0], named[1].aval)] if position not in found else ()
+            fitting = free[key(named[0], named[1].aval)] if position not in by_result else ()
             if fitting:
-                found[position] = fitting.pop(0)
-    return found
+                by_result[position] = fitting.pop(0)
+    return by_result
 
 
 def with_donation_of_call(program: Program) -> Program:
@@ -114,8 +114,8 @@ def with_donation_of_call(program: Program) -> Program:
 
 def donation_notes(name: str, unused: Sequence[UnusedDonation]) -> Iterator[str]:
     """Yield a note for each donated argument of a program that cannot be used."""
-    for each in unused:
-        yield f"{name} cannot use the donated {each.argument}, {each.type}: {each.reason}"
+    for entry in unused:
+        yield f"{name} cannot use the donated {entry.argument}, {entry.type}: {entry.reason}"
 
 
 def _reason(argument: NamedValue, results: Sequence[NamedValue], is_dropped: bool) -> str:

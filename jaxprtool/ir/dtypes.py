@@ -29,20 +29,20 @@ def is_float0(value: object) -> bool:
 @cache
 def array_dtypes() -> dict[str, DType]:
     """Return each dtype of a JAX array by its short name (`f32`, `f8_e4m3fn`) and its long one."""
-    found: dict[str, DType] = {"float0": jax.dtypes.float0}
+    by_name: dict[str, DType] = {"float0": jax.dtypes.float0}
     for value in vars(jnp).values():
         if isinstance(value, type(jnp.float32)):
             dtype = np.dtype(value)
-            found[jaxcompat.short_dtype_name(dtype)] = found[dtype.name] = dtype
-    return found
+            by_name[jaxcompat.short_dtype_name(dtype)] = by_name[dtype.name] = dtype
+    return by_name
 
 
 def key_dtypes() -> dict[str, DType]:
     """Return each dtype of PRNG keys by its short name (`fry` in `key<fry>`) and its long one."""
-    found: dict[str, DType] = {}
+    by_name: dict[str, DType] = {}
     for short, implementation in sorted(jaxcompat.key_implementations().items()):
-        found[short] = found[implementation.name] = jaxcompat.KeyType(implementation)
-    return found
+        by_name[short] = by_name[implementation.name] = jaxcompat.KeyType(implementation)
+    return by_name
 
 
 def itemsize(dtype: DType) -> int:

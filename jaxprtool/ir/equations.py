@@ -74,12 +74,12 @@ _holders = JaxprCache()
 
 def holders(jaxpr: Jaxpr) -> list[tuple[JaxprEqn, list[tuple[str, Jaxpr]]]]:
     """Return the equations of an open jaxpr that hold jaxprs, each with its `bodies`."""
-    known = _holders.of(jaxpr)
-    if "holders" not in known:
+    cached = _holders.of(jaxpr)
+    if "holders" not in cached:
         eqns = () if is_flat(jaxpr) else jaxpr.eqns
-        held = (eqn for eqn in eqns if eqn.params and holds_jaxpr(eqn.params.values()))
-        known["holders"] = [(eqn, inside) for eqn in held if (inside := bodies(eqn))]
-    return known["holders"]  # type: ignore[no-any-return]
+        holding = (eqn for eqn in eqns if eqn.params and holds_jaxpr(eqn.params.values()))
+        cached["holders"] = [(eqn, inside) for eqn in holding if (inside := bodies(eqn))]
+    return cached["holders"]  # type: ignore[no-any-return]
 
 
 _flat = JaxprCache()
@@ -87,13 +87,13 @@ _flat = JaxprCache()
 
 def is_flat(jaxpr: Jaxpr) -> bool:
     """Return True if no equation of an open jaxpr is a loop, branch or call, or holds jaxprs."""
-    known = _flat.of(jaxpr)
-    if "flat" not in known:
+    cached = _flat.of(jaxpr)
+    if "flat" not in cached:
         names = {eqn.primitive.name for eqn in jaxpr.eqns}
-        known["flat"] = views.keys().isdisjoint(names) and not any(
+        cached["flat"] = views.keys().isdisjoint(names) and not any(
             eqn.params and holds_jaxpr(eqn.params.values()) for eqn in jaxpr.eqns
         )
-    return bool(known["flat"])
+    return bool(cached["flat"])
 
 
 def inner_jaxprs(jaxpr: Jaxpr) -> Iterator[Jaxpr]:
@@ -118,10 +118,10 @@ def outer_first(
     order: list[Jaxpr] = []
     seen, stack = {jaxpr}, [(jaxpr, iter(inside(jaxpr)))]
     while stack:
-        each, rest = stack[-1]
+        current, rest = stack[-1]
         new = next((body for body in rest if body not in seen), None)
         if new is None:
-            order.append(each)
+            order.append(current)
             stack.pop()
         else:
             seen.add(new)
@@ -131,8 +131,8 @@ def outer_first(
 
 def equations(jaxpr: Jaxpr) -> Iterator[JaxprEqn]:
     """Yield every equation of an open jaxpr, at every depth; those of a shared body once."""
-    for each in all_jaxprs(jaxpr):
-        yield from each.eqns
+    for body in all_jaxprs(jaxpr):
+        yield from body.eqns
 
 
 def donations(eqns: Iterable[JaxprEqn]) -> list[tuple[Var, int]]:
@@ -141,8 +141,8 @@ def donations(eqns: Iterable[JaxprEqn]) -> list[tuple[Var, int]]:
         (atom, i)
         for i, eqn in enumerate(eqns)
         if eqn.primitive.name == "jit" and any(eqn.params["donated_invars"])
-        for atom, given in zip(eqn.invars, eqn.params["donated_invars"], strict=True)
-        if given and type(atom) is not Literal
+        for atom, donated in zip(eqn.invars, eqn.params["donated_invars"], strict=True)
+        if donated and type(atom) is not Literal
     ]
 
 
@@ -201,12 +201,12 @@ def needed_equations(
         results: The results.
         stays: Returns True for an equation that is needed in any case, with its dependencies.
     """
-    needed, found = set(variables(results)), []
+    needed, kept = set(variables(results)), []
     for eqn in reversed(eqns):
         if stays(eqn) or not needed.isdisjoint(eqn.outvars):
             needed.update(variables(eqn.invars))
-            found.append(eqn)
-    return found[::-1]
+            kept.append(eqn)
+    return kept[::-1]
 
 
 def is_array(aval: Aval) -> bool:
@@ -382,8 +382,8 @@ def reachable(starts: Iterable[T], successors: Callable[[T], Iterable[T]]) -> It
     todo = list(dict.fromkeys(starts))
     seen = set(todo)
     while todo:
-        each = todo.pop()
-        yield each
-        new = [node for node in dict.fromkeys(successors(each)) if node not in seen]
+        current = todo.pop()
+        yield current
+        new = [node for node in dict.fromkeys(successors(current)) if node not in seen]
         seen.update(new)
         todo += new

@@ -81,8 +81,8 @@ def difference(p: object, q: object) -> str | None:
             p, q = p.jaxpr, q.jaxpr
         with rules_followed():
             _Comparison().jaxprs(p, q)
-    except _Different as found:
-        return ", ".join(reversed(found.where)) + f": {found}"
+    except _Different as error:
+        return ", ".join(reversed(error.where)) + f": {error}"
     except RecursionError:
         raise UnsupportedError("the programs are too deeply nested to be compared") from None
     return None
@@ -127,8 +127,8 @@ def action_difference(p: JaxprEqn, q: JaxprEqn) -> str | None:
     try:
         with rules_followed():
             _Comparison().operation(*(_without_bodies(eqn) for eqn in (p, q)))
-    except _Different as found:
-        return ", ".join(reversed(found.where)) + f": {found}"
+    except _Different as error:
+        return ", ".join(reversed(error.where)) + f": {error}"
     return None
 
 
@@ -158,8 +158,8 @@ def _at(where: str, compare: Callable[..., None], *args: object) -> None:
     """Run a comparison, and add `where` to the location of a difference found."""
     try:
         compare(*args)
-    except _Different as found:
-        found.where.append(where)
+    except _Different as error:
+        error.where.append(where)
         raise
 
 
@@ -197,8 +197,8 @@ class _Comparison:
         for i, (e, f) in enumerate(zip(a.eqns, b.eqns, strict=True)):
             try:
                 self._equations(e, f)
-            except _Different as found:
-                found.where.append(f"equation {i} ({e.primitive.name})")
+            except _Different as error:
+                error.where.append(f"equation {i} ({e.primitive.name})")
                 raise
         _at("results", self._atoms, a.outvars, b.outvars)
 
@@ -478,19 +478,19 @@ class EquationKeys:
 
     def type_number(self, aval: Aval, shape_only: bool = False) -> int:
         """Return the number of an aval, or of its shape. Symbolic dimensions compare by name."""
-        found = self._types.get(id(aval))
-        if found is None:
+        numbers = self._types.get(id(aval))
+        if numbers is None:
             shape = tuple(map(str, getattr(aval, "shape", ())))
-            found = self.number(("type", type_key(aval))), self.number(("shape", shape))
-            self._types[id(aval)] = found
-        return found[shape_only]
+            numbers = self.number(("type", type_key(aval))), self.number(("shape", shape))
+            self._types[id(aval)] = numbers
+        return numbers[shape_only]
 
     def literal(self, literal: Literal) -> int:
         """Return the number of a literal, by its type and value."""
-        found = self._literals.get(id(literal))
-        if found is None:
-            found = self._literals[id(literal)] = self.number(("literal", literal_key(literal)))
-        return found
+        number = self._literals.get(id(literal))
+        if number is None:
+            number = self._literals[id(literal)] = self.number(("literal", literal_key(literal)))
+        return number
 
     def value(self, value: Any) -> Hashable:
         """Return a key for the value of a parameter or constant, the same in every process.
@@ -526,8 +526,8 @@ class EquationKeys:
         return self.value(value)
 
     def _tree(self, tree: PyTreeDef) -> int:
-        for i, known in enumerate(self._trees):
-            if same_tree(known, tree):
+        for i, other in enumerate(self._trees):
+            if same_tree(other, tree):
                 return i
         self._trees.append(tree)
         return len(self._trees) - 1
@@ -539,12 +539,12 @@ class EquationKeys:
 
         Operands do not count, except that literals must be equal for equations to be the SAME.
         """
-        known = self._own[level]
-        found = known.get(id(eqn))
-        if found is None:
+        numbers = self._own[level]
+        number = numbers.get(id(eqn))
+        if number is None:
             key = (self._same, self._similar, self._kind)[level](eqn)
-            found = known[id(eqn)] = self.number((level, *key))
-        return found
+            number = numbers[id(eqn)] = self.number((level, *key))
+        return number
 
     def _kind(self, eqn: JaxprEqn) -> tuple[Hashable, ...]:
         return (eqn.primitive.name,)
@@ -552,18 +552,18 @@ class EquationKeys:
     def _similar(self, eqn: JaxprEqn) -> tuple[Hashable, ...]:
         if is_cast(eqn):
             return "cast", self.type_number(eqn.outvars[0].aval, shape_only=True)
-        own = [
+        params = [
             (name, self.value(value))
             for name, value in sorted(parameters(eqn).items())
             if not (is_label(eqn, name) or is_dtype(value) or holds_jaxpr((value,)))
         ]
         shapes = [self.type_number(v.aval, shape_only=True) for v in (*eqn.invars, *eqn.outvars)]
-        return eqn.primitive.name, len(eqn.invars), *own, *shapes
+        return eqn.primitive.name, len(eqn.invars), *params, *shapes
 
     def _same(self, eqn: JaxprEqn) -> tuple[Hashable, ...]:
         eqn = without_live_objects(eqn)
         # To JAX, a parameter that is None is the same as one left out.
-        own = [
+        params = [
             (name, value if type(value) is str else self.value(value))
             for name, value in sorted(parameters(eqn).items())
             if value is not None and not is_label(eqn, name)
@@ -574,7 +574,7 @@ class EquationKeys:
         results = [self.type_number(v.aval) for v in eqn.outvars]
         return (
             eqn.primitive.name,
-            tuple(own),
+            tuple(params),
             tuple(atoms),
             tuple(results),
             effect_kinds(eqn),
@@ -600,26 +600,26 @@ class EquationKeys:
 
     def jaxpr(self, jaxpr: AnyJaxpr) -> int:
         """Return the number of a jaxpr, equal for jaxprs that differ only in names and order."""
-        found = self._jaxprs.get(id(jaxpr))
-        if found is None:
+        number = self._jaxprs.get(id(jaxpr))
+        if number is None:
             body = jaxcompat.open_jaxpr(jaxpr)
             origins = Origins(self, jaxpr, [("argument", i) for i in range(len(body.invars))])
             types = tuple(self.type_number(v.aval) for v in (*body.constvars, *body.invars))
             results = tuple(map(origins.atom, body.outvars))
-            each = frozenset(Counter(origins.equations).items())
-            found = self.number(("body", types, results, origins.effects, each))
-            self._jaxprs[id(jaxpr)] = found
-        return found
+            counts = frozenset(Counter(origins.equations).items())
+            number = self.number(("body", types, results, origins.effects, counts))
+            self._jaxprs[id(jaxpr)] = number
+        return number
 
     def constants(self, jaxpr: AnyJaxpr) -> list[Hashable]:
         """Return a key for each constant of a jaxpr: its value, or its position if unknown."""
         body = jaxcompat.open_jaxpr(jaxpr)
-        held = tuple(getattr(jaxpr, "consts", ()))
-        if len(held) != len(body.constvars):
+        consts = tuple(getattr(jaxpr, "consts", ()))
+        if len(consts) != len(body.constvars):
             return [("constant", i) for i in range(len(body.constvars))]
         return [
             ("value", self.type_number(var.aval), self.value(value))
-            for var, value in zip(body.constvars, held, strict=True)
+            for var, value in zip(body.constvars, consts, strict=True)
         ]
 
 
@@ -716,12 +716,12 @@ _by_key: WeakValueDictionary[Hashable, Structure] = WeakValueDictionary()
 
 def structure(jaxpr: AnyJaxpr) -> Structure:
     """Return the structure of a jaxpr, closed or open. Raises Unkeyable if it has none."""
-    known = _structures.get(jaxpr)
-    if known is None:
-        found = _jaxpr_key(jaxpr)
-        known = _by_key.setdefault(found, Structure(*found))
-        _structures[jaxpr] = known
-    return known
+    result = _structures.get(jaxpr)
+    if result is None:
+        key = _jaxpr_key(jaxpr)
+        result = _by_key.setdefault(key, Structure(*key))
+        _structures[jaxpr] = result
+    return result
 
 
 def repeatable(eqn: JaxprEqn) -> bool:
@@ -745,8 +745,8 @@ def _jaxpr_key(jaxpr: AnyJaxpr) -> tuple[Hashable, bool]:
     borders = bound(body.constvars), bound(body.invars)
     may_repeat, equations = True, []
     for eqn in body.eqns:
-        params, held = parameters_key(eqn)
-        may_repeat &= repeatable(eqn) and all(inner.repeatable for inner in held)
+        params, structures = parameters_key(eqn)
+        may_repeat &= repeatable(eqn) and all(inner.repeatable for inner in structures)
         operands, effects = atoms(eqn.invars), effect_kinds(eqn)
         equations.append(
             (eqn.primitive, params, operands, bound(eqn.outvars), effects, id(eqn.ctx))
@@ -762,17 +762,17 @@ def parameters_key(eqn: JaxprEqn) -> tuple[Hashable, Sequence[Structure]]:
     params = eqn.params
     if not params:
         return (), ()
-    held: list[Structure] = []
+    structures: list[Structure] = []
     key: list[Hashable] = []
     if has_rule(eqn) or eqn.primitive.name == "reduce":  # live functions are not part of a key
         params = readable_params[eqn.primitive.name](eqn)
-        key += [_key(rule_key(eqn), held)] if has_rule(eqn) else []
+        key += [_key(rule_key(eqn), structures)] if has_rule(eqn) else []
     # JAX's rules treat a parameter that is None like one left out.
     for name in sorted(params):
         value = params[name]
         if value is not None:
-            key += name, value if type(value) in _PLAIN else _key(value, held)
-    return tuple(key), held
+            key += name, value if type(value) in _PLAIN else _key(value, structures)
+    return tuple(key), structures
 
 
 # --- values -----------------------------------------------------------------------------------
@@ -788,22 +788,22 @@ _PLAIN: frozenset[type] = frozenset({type(None), str, bytes, int})
 _INTEGERS: frozenset[type] = frozenset({int})
 
 
-def _key(value: Any, held: list[Structure]) -> Hashable:
+def _key(value: Any, structures: list[Structure]) -> Hashable:
     cls = type(value)
     if cls in _PLAIN:
         return value
     if cls is tuple and _INTEGERS.issuperset(map(type, value)):
         return value
     if isinstance(value, tuple | list):
-        return cls, *[_key(item, held) for item in value]
+        return cls, *[_key(item, structures) for item in value]
     if isinstance(value, np.dtype):
         return np.dtype, value
     if isinstance(value, Jaxpr | ClosedJaxpr):
         inner = structure(value)
-        held.append(inner)
+        structures.append(inner)
         return inner
     if isinstance(value, dict):
-        return cls, frozenset((name, _key(item, held)) for name, item in value.items())
+        return cls, frozenset((name, _key(item, structures)) for name, item in value.items())
     if isinstance(value, bool | int | float | complex | np.generic):
         return cls, getattr(value, "dtype", None), np.asarray(value).tobytes()
     if isinstance(value, np.ndarray | jax.Array):
@@ -813,7 +813,7 @@ def _key(value: Any, held: list[Structure]) -> Hashable:
     if cls.__hash__ is object.__hash__:
         return "object", id(value)
     if (record := fields_of(value)) is not None:
-        return record[0], *[(name, _key(field, held)) for name, field in record[1].items()]
+        return record[0], *[(name, _key(field, structures)) for name, field in record[1].items()]
     try:
         hash(value)
     except TypeError:

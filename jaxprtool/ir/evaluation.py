@@ -172,16 +172,16 @@ _last_reads = JaxprCache()
 
 def _last_read(closed: ClosedJaxpr) -> list[list[Var]]:
     """Return, for each equation of a jaxpr, the variables that it is the last to read."""
-    known = _last_reads.of(closed)
-    if "last" not in known:
+    cached = _last_reads.of(closed)
+    if "last" not in cached:
         live = {v for v in closed.outvars if type(v) is not Literal}
-        found: list[list[Var]] = []
+        reads: list[list[Var]] = []
         for eqn in reversed(closed.eqns):
             here = dict.fromkeys(v for v in (*eqn.invars, *eqn.outvars) if type(v) is not Literal)
-            found.append([v for v in here if v not in live])
+            reads.append([v for v in here if v not in live])
             live.update(here)
-        known["last"] = found[::-1]
-    return known["last"]  # type: ignore[no-any-return]
+        cached["last"] = reads[::-1]
+    return cached["last"]  # type: ignore[no-any-return]
 
 
 def bind(eqn: JaxprEqn, operands: Sequence[Any]) -> Sequence[Any]:
@@ -302,7 +302,7 @@ def _slice(eqn: JaxprEqn, x: np.ndarray) -> np.ndarray | None:
     p = eqn.params
     strides = p["strides"] or (1,) * x.ndim
     bounds = zip(p["start_indices"], p["limit_indices"], strides, strict=True)
-    return x[tuple(slice(*each) for each in bounds)]
+    return x[tuple(slice(*bound) for bound in bounds)]
 
 
 def _reshape(eqn: JaxprEqn, x: np.ndarray) -> np.ndarray:

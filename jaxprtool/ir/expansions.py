@@ -121,12 +121,12 @@ def _without_source(eqn: JaxprEqn) -> list[JaxprEqn]:
 
 def _called_body(eqn: JaxprEqn) -> ClosedJaxpr | None:
     """Return the only body of an equation if it has the equation's operands and results."""
-    held = [jaxcompat.close_jaxpr(body) for _, body in sub_jaxprs(eqn)]
-    if len(held) != 1:
+    bodies = [jaxcompat.close_jaxpr(body) for _, body in sub_jaxprs(eqn)]
+    if len(bodies) != 1:
         return None
-    pairs = (held[0].in_avals, eqn.invars), (held[0].out_avals, eqn.outvars)
+    pairs = (bodies[0].in_avals, eqn.invars), (bodies[0].out_avals, eqn.outvars)
     types = [([_type(a) for a in avals], [_type(v.aval) for v in vs]) for avals, vs in pairs]
-    return held[0] if all(inner == outer for inner, outer in types) else None
+    return bodies[0] if all(inner == outer for inner, outer in types) else None
 
 
 def _type(aval: object) -> tuple[object, object]:

@@ -206,9 +206,9 @@ class Frames:
 
     def location_in(self, frames: Sequence[UserFrame]) -> SourceLocation | None:
         """Return the location that a call stack shows, its innermost frame first."""
-        own = self.nearest(frames)
-        behind = tuple(reversed(frames[:own]))
-        return SourceLocation(frames[own], behind) if frames else None
+        index = self.nearest(frames)
+        behind = tuple(reversed(frames[:index]))
+        return SourceLocation(frames[index], behind) if frames else None
 
     def nearest(self, frames: Sequence[UserFrame]) -> int:
         """Return the position of the user's nearest frame among frames, the innermost first."""
@@ -293,8 +293,8 @@ class Frames:
 
     def named(self, eqns: Sequence[JaxprEqn]) -> str:
         """Return the innermost of nested equations with its line: `log at model.py:9`."""
-        own = self.line_of(eqns).partition(BEHIND)[0]
-        return " at ".join(filter(None, (str(eqns[-1].primitive.name), own)))
+        line = self.line_of(eqns).partition(BEHIND)[0]
+        return " at ".join(filter(None, (str(eqns[-1].primitive.name), line)))
 
     def path_of(self, eqns: Sequence[JaxprEqn]) -> tuple[str, ...]:
         """Return `named` for each of nested equations, the outermost first."""
@@ -374,13 +374,13 @@ def short_paths(locations: Sequence[str]) -> list[str]:
     def shortest(file: str) -> str:
         parts = file.split(os.sep)
         candidates = (os.sep.join(parts[i:]) for i in range(len(parts) - 1, 0, -1))
-        return next((each for each in candidates if len(ends[each]) == 1), file)
+        return next((path for path in candidates if len(ends[path]) == 1), file)
 
-    found = []
+    paths = []
     for location in locations:
         file, colon, line = location.rpartition(":")
-        found.append(f"{shortest(file)}:{line}" if colon else shortest(location))
-    return found
+        paths.append(f"{shortest(file)}:{line}" if colon else shortest(location))
+    return paths
 
 
 def _above_packages(folder: str) -> str:

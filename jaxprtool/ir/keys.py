@@ -50,10 +50,10 @@ def parameter_key(value: Any) -> Hashable:
 def function_difference(p: object, q: object) -> tuple[str, str] | None:
     """Return texts of the first part in which two callables differ; None if they are equal."""
     readers = _Reader(), _Reader()
-    parts = [dict(each.parts("", f)) for each, f in zip(readers, (p, q), strict=True)]
+    parts = [dict(reader.parts("", f)) for reader, f in zip(readers, (p, q), strict=True)]
     for place in dict.fromkeys([*parts[0], *parts[1]]):
         if parts[0].get(place, _NOTHING) != parts[1].get(place, _NOTHING):
-            one, other = (each.text(place) for each in readers)
+            one, other = (reader.text(place) for reader in readers)
             if one == other:
                 one, other = f"one {one}", f"another {other}"
             name = readers[0].text("name") if "name" in parts[0] else type(p).__qualname__
@@ -184,10 +184,10 @@ def _is_plain(value: Any) -> bool:
 def _definitions(value: type) -> dict[str, Any]:
     """Return the functions and the plain attributes that a class defines."""
     return {
-        name: each
-        for name, each in vars(value).items()
+        name: attribute
+        for name, attribute in vars(value).items()
         if name not in ("__module__", "__firstlineno__")
-        and (isinstance(each, FunctionType) or content_key(each) is not None)
+        and (isinstance(attribute, FunctionType) or content_key(attribute) is not None)
     }
 
 
@@ -300,7 +300,7 @@ _BLOCK = 1 << 24
 def same_array(p: object, q: object) -> bool:
     """Return True if two arrays, NumPy scalars or numbers are the same, bit by bit."""
     both = [getattr(value, "dtype", None) for value in (p, q)]
-    if any(each and is_extended(each) for each in both) and both[0] != both[1]:
+    if any(dtype and is_extended(dtype) for dtype in both) and both[0] != both[1]:
         return False
     a, b = (np.asarray(physical(value)) for value in (p, q))
     return a.dtype == b.dtype and a.shape == b.shape and _same_bytes(a, b)
@@ -310,7 +310,7 @@ def _same_bytes(a: np.ndarray, b: np.ndarray) -> bool:
     """Return True if two arrays of one shape and dtype have equal bytes. Copy no large ones."""
     if a.nbytes <= _BLOCK:
         return a.tobytes() == b.tobytes()
-    a, b = (np.ascontiguousarray(each).reshape(-1).view(np.uint8) for each in (a, b))
+    a, b = (np.ascontiguousarray(array).reshape(-1).view(np.uint8) for array in (a, b))
     for start in range(0, a.size, _BLOCK):
         block = slice(start, start + _BLOCK)
         if not np.array_equal(a[block], b[block]):
@@ -358,9 +358,9 @@ def _forget(digests: dict[int, Any], number: int, _: Any) -> None:
 
 
 def _device_digest(array: Any) -> bytes:
-    known = _digests.get(id(array))
-    if known is not None and known[0]() is array:
-        return known[1]
+    cached = _digests.get(id(array))
+    if cached is not None and cached[0]() is array:
+        return cached[1]
     number = id(array)
     with jax.ensure_compile_time_eval():  # also while JAX traces a function around this
         digest = _digest(np.asarray(physical(array)))

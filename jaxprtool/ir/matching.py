@@ -57,12 +57,12 @@ class MatchedArguments:
 
         Objects among the arguments whose new state is a result are updated.
         """
-        made = release(self._known(jax.tree.unflatten(tree, leaves)))
-        return made.applied(self.args, self.kwargs) if isinstance(made, Changed) else made
+        result = release(self._known(jax.tree.unflatten(tree, leaves)))
+        return result.applied(self.args, self.kwargs) if isinstance(result, Changed) else result
 
     def _known(self, value: object) -> Any:
         return jax.tree.map(
-            self._node, value, is_leaf=lambda each: isinstance(each, Opaque | StaticLeaf)
+            self._node, value, is_leaf=lambda part: isinstance(part, Opaque | StaticLeaf)
         )
 
     def _node(self, value: object) -> Any:
@@ -72,8 +72,8 @@ class MatchedArguments:
             return value
         _, parts, tree = one_level(value)
         described = node(tree, ())
-        known = self.nodes.get(described) or self._of_class(described, tree)
-        return jax.tree.unflatten(known, map(self._known, parts))
+        structure = self.nodes.get(described) or self._of_class(described, tree)
+        return jax.tree.unflatten(structure, map(self._known, parts))
 
     def _of_class(self, described: Tree, tree: PyTreeDef) -> PyTreeDef:
         """Return the structure of an Opaque node, with its class if that and its data are known."""
@@ -98,19 +98,19 @@ def matched(
     """
     wanted, keywords = filled(tree, range(tree.num_leaves))
     numbers, by_name = tree.children()
-    roots = [_root(each, names, f"args[{i}]") for i, each in enumerate(wanted)]
+    roots = [_root(example, names, f"args[{i}]") for i, example in enumerate(wanted)]
     args, kwargs = _by_position(roots, args, {**kwargs}, keywords)
     for name in (*keywords, *kwargs):
         if name not in kwargs:
             raise Mismatch(f"the keyword argument '{name}' is missing")
         if name not in keywords:
             raise Mismatch(f"the program takes no keyword argument '{name}'")
-    found = MatchedArguments(args, kwargs)
+    arguments = MatchedArguments(args, kwargs)
     for triple in zip(numbers.children(), wanted, args, roots, strict=True):
-        _match(found, *triple)
+        _match(arguments, *triple)
     for name, part in zip(keywords, by_name.children(), strict=True):
-        _match(found, part, keywords[name], kwargs[name], name)
-    return found
+        _match(arguments, part, keywords[name], kwargs[name], name)
+    return arguments
 
 
 def matched_leaves(tree: PyTreeDef, value: object, path: str) -> list[Any]:
@@ -124,9 +124,9 @@ def matched_leaves(tree: PyTreeDef, value: object, path: str) -> list[Any]:
     Raises:
         Mismatch: If the value has another structure.
     """
-    found = MatchedArguments()
-    _match(found, tree, filled(tree, range(tree.num_leaves)), value, path)
-    return found.leaves
+    arguments = MatchedArguments()
+    _match(arguments, tree, filled(tree, range(tree.num_leaves)), value, path)
+    return arguments.leaves
 
 
 def _by_position(
@@ -140,15 +140,15 @@ def _by_position(
     `roots` are the names of the positional arguments.
     """
     left = roots[len(args) :]
-    given = [name for name in left if name in kwargs and name not in keywords]
-    if len(args) + len(given) != len(roots):
+    by_name = [name for name in left if name in kwargs and name not in keywords]
+    if len(args) + len(by_name) != len(roots):
         arguments = "positional argument" + "s" * (len(roots) != 1)
-        missing = [name for name in left if name not in given]
+        missing = [name for name in left if name not in by_name]
         lacks = f": {', '.join(missing)} is missing" if len(missing) == 1 else ""
         raise Mismatch(
-            f"the program takes {len(roots)} {arguments}, not {len(args) + len(given)}{lacks}"
+            f"the program takes {len(roots)} {arguments}, not {len(args) + len(by_name)}{lacks}"
         )
-    return [*args, *(kwargs.pop(name) for name in given)], kwargs
+    return [*args, *(kwargs.pop(name) for name in by_name)], kwargs
 
 
 def _root(example: object, names: Sequence[str], otherwise: str) -> str:
@@ -161,79 +161,81 @@ def _root(example: object, names: Sequence[str], otherwise: str) -> str:
 
 
 def _match(
-    found: MatchedArguments, tree: PyTreeDef, example: object, given: object, path: str
+    arguments: MatchedArguments, tree: PyTreeDef, example: object, value: object, path: str
 ) -> None:
     """Match a value with the part of the structure at `path`; `example` is one such value."""
     keys, parts, _ = one_level(example)
-    given_keys, given_parts, given_tree = one_level(given)
-    wanted, own = node(tree, keys), node(given_tree, given_keys)
+    given_keys, given_parts, given_tree = one_level(value)
+    wanted, actual = node(tree, keys), node(given_tree, given_keys)
     if wanted.held is not None:
-        _match_held(found, wanted.held, given, path)
+        _match_held(arguments, wanted.held, value, path)
         return
-    is_other = wanted.kind == own.kind == "leaf" and is_no_array(given)
-    if is_other or not _fits(wanted, own, tree, given_tree):
-        raise Mismatch(f"{path} must be {_named(wanted)}, not {_shown(own, given)}")
+    is_other = wanted.kind == actual.kind == "leaf" and is_no_array(value)
+    if is_other or not _fits(wanted, actual, tree, given_tree):
+        raise Mismatch(f"{path} must be {_named(wanted)}, not {_shown(actual, value)}")
     if wanted.kind == "leaf":
-        found.leaves.append(given)
+        arguments.leaves.append(value)
         return
-    if wanted.kind == "custom" and wanted.type_name == own.type_name:
-        _match_data(found, wanted, own, tree, given_tree, path)
-    if (wanted.keys and own.keys) or wanted.kind in _DICTS:
+    if wanted.kind == "custom" and wanted.type_name == actual.type_name:
+        _match_data(arguments, wanted, actual, tree, given_tree, path)
+    if (wanted.keys and actual.keys) or wanted.kind in _DICTS:
         by_key = dict(zip(given_keys, given_parts, strict=True))
         given_parts = _by_name(wanted, keys, parts, by_key, path)
     elif len(parts) != len(given_parts):
         raise Mismatch(f"{path} must have {len(parts)} entries, not {len(given_parts)}")
     children = zip(tree.children(), parts, given_parts, map(str, keys), strict=True)
     for part, one, other, key in children:
-        _match(found, part, one, other, path + key)
+        _match(arguments, part, one, other, path + key)
 
 
-def _fits(wanted: Tree, own: Tree, tree: PyTreeDef, given_tree: PyTreeDef) -> bool:
+def _fits(wanted: Tree, actual: Tree, tree: PyTreeDef, given_tree: PyTreeDef) -> bool:
     """Return True if a node may replace another, apart from its children and its data."""
     if wanted.kind != "custom":
-        return wanted.kind == own.kind
-    if own.kind in ("leaf", "none", "held"):
+        return wanted.kind == actual.kind
+    if actual.kind in ("leaf", "none", "held"):
         return False
-    return tree.node_data()[0] is Opaque or wanted.type_name == own.type_name
+    return tree.node_data()[0] is Opaque or wanted.type_name == actual.type_name
 
 
-def _match_held(found: MatchedArguments, wanted: StaticLeaf, given: object, path: str) -> None:
-    value = given.value if isinstance(given, StaticLeaf) else given
+def _match_held(arguments: MatchedArguments, wanted: StaticLeaf, leaf: object, path: str) -> None:
+    value = leaf.value if isinstance(leaf, StaticLeaf) else leaf
     if wanted != StaticLeaf(value):
         raise Mismatch(
             f"{path} is not an array, so its value is fixed: it must be {_short(wanted.value)}, "
             f"not {_short(value)}"
         )
     if isinstance(wanted.value, Placeholder):
-        found.objects[wanted.value.text] = value
+        arguments.objects[wanted.value.text] = value
 
 
 def _match_data(
-    found: MatchedArguments,
+    arguments: MatchedArguments,
     wanted: Tree,
-    own: Tree,
+    actual: Tree,
     tree: PyTreeDef,
     given_tree: PyTreeDef,
     path: str,
 ) -> None:
     """Refuse a node with other auxiliary data, and record the node that an Opaque node matches."""
-    is_opaque = [each.node_data()[0] is Opaque for each in (tree, given_tree)]
-    data = (wanted.aux, own.aux) if any(is_opaque) else (tree.node_data(), given_tree.node_data())
+    is_opaque = [structure.node_data()[0] is Opaque for structure in (tree, given_tree)]
+    data = (
+        (wanted.aux, actual.aux) if any(is_opaque) else (tree.node_data(), given_tree.node_data())
+    )
     if data[0] != data[1]:
         raise Mismatch(
             f"{path}, of class {wanted.type_name}, must have the auxiliary data "
-            f"{wanted.aux[:_LONGEST]}, not {own.aux[:_LONGEST]}"
+            f"{wanted.aux[:_LONGEST]}, not {actual.aux[:_LONGEST]}"
         )
     if is_opaque == [True, False]:
-        found.nodes[wanted] = given_tree
-        found.classes[wanted.type_name] = given_tree.node_data()[0]
+        arguments.nodes[wanted] = given_tree
+        arguments.classes[wanted.type_name] = given_tree.node_data()[0]
 
 
 def _by_name(
-    wanted: Tree, keys: Sequence[Any], parts: Sequence[Any], given: Mapping[Any, Any], path: str
+    wanted: Tree, keys: Sequence[Any], parts: Sequence[Any], entries: Mapping[Any, Any], path: str
 ) -> list[Any]:
     """Return the given children in the order of `keys`. Those without leaves may be missing."""
-    by_name = {_simple(key): (key, part) for key, part in given.items()}
+    by_name = {_simple(key): (key, part) for key, part in entries.items()}
     children = []
     for key, part in zip(keys, parts, strict=True):
         if _simple(key) in by_name:

@@ -36,13 +36,13 @@ def axes_text(sizes: Mapping[Any, int]) -> str:
 
 def on_mesh(program: Program, mesh: Mesh | AbstractMesh) -> Program:
     """Return a program for a mesh that has the same axes with other sizes: `Program.on_mesh`."""
-    found = program.meshes or meshes_in(program.jaxpr, rules=True)
-    change = mesh_change(program.name, found, mesh)
+    meshes = program.meshes or meshes_in(program.jaxpr, rules=True)
+    change = mesh_change(program.name, meshes, mesh)
     _check_division(program, change)
     jit = program.jit and program.jit.placed_by(change.placement)
-    made = program.replace(jaxpr=change.jaxpr(program.jaxpr), jit=jit)
-    type_check(made)
-    return made
+    result = program.replace(jaxpr=change.jaxpr(program.jaxpr), jit=jit)
+    type_check(result)
+    return result
 
 
 def _check_division(program: Program, change: MeshChange) -> None:
@@ -112,25 +112,25 @@ class _Search(Substitution):
         return False
 
 
-def mesh_change(name: str, found: Sequence[Mesh | AbstractMesh], mesh: Any) -> MeshChange:
+def mesh_change(name: str, meshes: Sequence[Mesh | AbstractMesh], mesh: Any) -> MeshChange:
     """Return the substitution of a mesh for the one that a program is for.
 
     Args:
         name: The name of the program.
-        found: The meshes that it mentions.
+        meshes: The meshes that it mentions.
         mesh: The new mesh, with or without devices.
 
     Raises:
         ArgumentsError: If the program has no mesh, several, or one with other axes.
     """
-    if not found:
+    if not meshes:
         raise ArgumentsError(f"{name} has no mesh, so it cannot be put on {axes_text(mesh.shape)}")
-    known = {tuple(each.shape.items()): axes_text(each.shape) for each in found}
-    if len(known) > 1:
+    texts = {tuple(old_mesh.shape.items()): axes_text(old_mesh.shape) for old_mesh in meshes}
+    if len(texts) > 1:
         raise ArgumentsError(
-            f"{name} has several meshes ({'; '.join(known.values())}), so their sizes cannot change"
+            f"{name} has several meshes ({'; '.join(texts.values())}), so their sizes cannot change"
         )
-    ((sizes, text),) = known.items()
+    ((sizes, text),) = texts.items()
     old = dict(sizes)
     if old.keys() != mesh.shape.keys():
         raise ArgumentsError(

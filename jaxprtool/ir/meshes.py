@@ -80,8 +80,8 @@ def mesh_in_types(program: Program) -> AbstractMesh | None:
     """
     meshes = [mesh_of(aval) for aval in (*program.in_avals, *program.out_avals)]
     if program.jit is not None:
-        asked = (each.placement for each in (*program.jit.arguments, *program.jit.results))
-        meshes += [getattr(each, "mesh", None) for each in asked]
+        asked = (option.placement for option in (*program.jit.arguments, *program.jit.results))
+        meshes += [getattr(placement, "mesh", None) for placement in asked]
     if not any(isinstance(mesh, Mesh | AbstractMesh) for mesh in meshes):
         inside = program.meshes
         meshes = [] if any(isinstance(mesh, Mesh) for mesh in inside) else inside
@@ -102,9 +102,9 @@ def concrete_mesh(
     wanted = mesh_in_types(program)
     if wanted is None:
         return None
-    known = [jax.sharding.get_mesh(), *map(mesh_of, arguments)]
+    candidates = [jax.sharding.get_mesh(), *map(mesh_of, arguments)]
     if device is None:
-        for mesh in known:
+        for mesh in candidates:
             if isinstance(mesh, Mesh) and not mesh.empty and _alike(mesh.abstract_mesh, wanted):
                 return mesh
     devices = devices or jax.devices(None if device is None else device.platform)
@@ -132,16 +132,16 @@ def placed(program: Program, arguments: Sequence[Any], mesh: Mesh) -> list[Any]:
     option stays where it is if it is on the mesh already.
     """
     options = (program.jit or JitOptions()).of_arguments(program.arguments)
-    given = zip(arguments, program.in_avals, options, strict=True)
-    return [_placed(value, aval, asked.placement, mesh) for value, aval, asked in given]
+    triples = zip(arguments, program.in_avals, options, strict=True)
+    return [_placed(value, aval, asked.placement, mesh) for value, aval, asked in triples]
 
 
 def _placed(value: Any, aval: Any, placement: Any, mesh: Mesh) -> Any:
     sharding = getattr(placement, "sharding", placement)  # that of a layout
     if isinstance(sharding, NamedSharding) and not sharding.mesh.empty:
-        own = sharding.mesh if isinstance(sharding.mesh, Mesh) else mesh
+        concrete = sharding.mesh if isinstance(sharding.mesh, Mesh) else mesh
         kind = sharding.memory_kind
-        return jax.device_put(value, NamedSharding(own, sharding.spec, memory_kind=kind))
+        return jax.device_put(value, NamedSharding(concrete, sharding.spec, memory_kind=kind))
     if mesh_of(aval) is None or mesh_of(value) == mesh:
         return value
     return jax.device_put(value, NamedSharding(mesh, aval.sharding.spec))
@@ -156,7 +156,7 @@ def spread(program: Program, values: Sequence[Any]) -> list[Any]:
     """
     if program.jit is None:
         return list(values)
-    asked = (each.placement for each in program.jit.of_arguments(program.arguments))
+    asked = (option.placement for option in program.jit.of_arguments(program.arguments))
     return [
         jax.device_put(value, placement)
         if isinstance(value, jax.Array | np.ndarray)
@@ -222,7 +222,7 @@ def _parts(program: Program | AnyJaxpr) -> Iterator[str]:
         yield from (name for name in program.arg_names if name in program.sharded)
         if program.jit is not None:
             options = (*program.jit.arguments, *program.jit.results)
-            yield from (each.name for each in options if is_over_devices(each.placement))
+            yield from (option.name for option in options if is_over_devices(option.placement))
         yield from (
             name for name, aval in (*program.arguments, *program.results) if _is_sharded(aval)
         )
@@ -239,8 +239,8 @@ def _states_sharding(eqn: JaxprEqn) -> bool:
     if eqn.primitive.name == "shard_map":
         mesh = params["mesh"]
         pairs = zip(mesh.axis_names, mesh.axis_types, strict=True)
-        known = {name for name, axis_type in pairs if axis_type is AxisType.Manual}
-        rest = set(mesh.axis_names) - known - set(params["newly_manual_axes"])
+        manual = {name for name, axis_type in pairs if axis_type is AxisType.Manual}
+        rest = set(mesh.axis_names) - manual - set(params["newly_manual_axes"])
         return any(mesh.shape[axis] > 1 for axis in rest)
     return False
 
@@ -346,9 +346,9 @@ class Specs:
         if self.arguments is not None:
             tree = filled(program.in_tree, range(len(program.arg_names)))
             specs = _keyed(_AxisReader(self.arguments, of_arguments).trees())
-            found = _Matcher(of_arguments, mesh, program.arguments).arguments(specs, *tree)
+            shardings = _Matcher(of_arguments, mesh, program.arguments).arguments(specs, *tree)
             arguments = _placed_options(
-                options.of_arguments(program.arguments), found, of_arguments
+                options.of_arguments(program.arguments), shardings, of_arguments
             )
             options = replace(options, arguments=arguments)
         if self.results is not None:
@@ -435,22 +435,22 @@ class _Matcher:
         self, specs: tuple[Any, dict[str, Any]], args: Sequence[Any], kwargs: Mapping[str, Any]
     ) -> dict[int, NamedSharding]:
         """Return the shardings of flat arguments by position."""
-        given, named = specs
-        if isinstance(given, tuple | list) and not isinstance(given, PartitionSpec):
-            if len(given) > len(args) or (len(given) != len(args) and not named):
-                count = f"{len(given)} spec" + ("s" if len(given) != 1 else "")
+        positional, named = specs
+        if isinstance(positional, tuple | list) and not isinstance(positional, PartitionSpec):
+            if len(positional) > len(args) or (len(positional) != len(args) and not named):
+                count = f"{len(positional)} spec" + ("s" if len(positional) != 1 else "")
                 raise ArgumentsError(
                     f"{self.what} has {count} for {len(args)} traced positional arguments",
                     "write None for an argument that JAX places; leave out static arguments",
                 )
-            for number, (spec, arg) in enumerate(zip(given, args, strict=False)):
+            for number, (spec, arg) in enumerate(zip(positional, args, strict=False)):
                 self.match(spec, arg, f"argument {number}")
         else:
-            self.match(given, tuple(args), "the arguments")
+            self.match(positional, tuple(args), "the arguments")
         for name, spec in named.items():
             places = {self._root(arg): arg for arg in args} | dict(kwargs)
             if name not in places:
-                hint = did_you_mean(name, [each for each in places if each])
+                hint = did_you_mean(name, [place for place in places if place])
                 raise ArgumentsError(f"{self.what}: no traced argument is named '{name}'", hint)
             self.match(spec, places[name], f"argument {name}")
         return self.found
@@ -505,12 +505,12 @@ class _Matcher:
         return NamedSharding(self.mesh, spec)
 
     def _check_axis(self, axis: str, name: str, seen: set[str]) -> None:
-        known = list(map(str, self.mesh.axis_names))
-        if axis not in known:
+        axes = list(map(str, self.mesh.axis_names))
+        if axis not in axes:
             raise ArgumentsError(
                 f"{self.what}: the spec of {name} names the axis '{axis}', but the mesh has "
-                f"{', '.join(known)}",
-                did_you_mean(axis, known),
+                f"{', '.join(axes)}",
+                did_you_mean(axis, axes),
             )
         if axis in seen:
             raise ArgumentsError(f"{self.what}: the spec of {name} names the axis '{axis}' twice")
@@ -525,7 +525,7 @@ def _children(tree: Any) -> dict[Any, Any] | None:
     """Return the parts of a node by key, index or attribute; None for a leaf."""
     if jax.tree.structure(tree) == jax.tree.structure(0):
         return None
-    flat = jax.tree_util.tree_flatten_with_path(tree, is_leaf=lambda each: each is not tree)[0]
+    flat = jax.tree_util.tree_flatten_with_path(tree, is_leaf=lambda node: node is not tree)[0]
     children = {}
     for (key, *_), child in flat:
         children[getattr(key, "key", getattr(key, "name", getattr(key, "idx", str(key))))] = child
@@ -533,16 +533,16 @@ def _children(tree: Any) -> dict[Any, Any] | None:
 
 
 def _placed_options(
-    options: Sequence[ValueOptions], found: Mapping[int, NamedSharding], what: str
+    options: Sequence[ValueOptions], shardings: Mapping[int, NamedSharding], what: str
 ) -> tuple[ValueOptions, ...]:
     """Return options with these placements, without values that have no options."""
-    made = []
-    for i, each in enumerate(options):
-        if i in found and each.placement is not None and each.placement != found[i]:
+    updated = []
+    for i, option in enumerate(options):
+        if i in shardings and option.placement is not None and option.placement != shardings[i]:
             raise UnsupportedError(
-                f"{each.name} already has a sharding from the function's jax.jit, so {what} does "
+                f"{option.name} already has a sharding from the function's jax.jit, so {what} does "
                 "not apply",
                 "write None for it",
             )
-        made.append(replace(each, placement=found.get(i, each.placement)))
-    return tuple(each for each in made if each.donated or each.placement is not None)
+        updated.append(replace(option, placement=shardings.get(i, option.placement)))
+    return tuple(option for option in updated if option.donated or option.placement is not None)

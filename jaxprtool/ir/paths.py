@@ -77,11 +77,11 @@ def named_by_end(names: Iterable[str], end: str) -> list[str]:
     names, steps = list(names), _STEP.findall(end)
     if all(map(str.isdigit, steps)):
         return []
-    for known in (names, parts_of_paths(names)):
-        each_once = dict.fromkeys(known)
-        found = [each for each in each_once if _STEP.findall(each)[-len(steps) :] == steps]
-        if found:
-            return found
+    for candidates in (names, parts_of_paths(names)):
+        each_once = dict.fromkeys(candidates)
+        matches = [path for path in each_once if _STEP.findall(path)[-len(steps) :] == steps]
+        if matches:
+            return matches
     return []
 
 
@@ -146,7 +146,7 @@ def alike(
         path: Returns the path of an item.
         kind: Returns what the items of a group have in common, such as their type.
     """
-    found: dict[Hashable, list[T]] = {}
+    groups: dict[Hashable, list[T]] = {}
     for item in items:
-        found.setdefault((without_numbers(path(item)), kind(item)), []).append(item)
-    return [Alike(common_path(list(map(path, members))), members) for members in found.values()]
+        groups.setdefault((without_numbers(path(item)), kind(item)), []).append(item)
+    return [Alike(common_path(list(map(path, members))), members) for members in groups.values()]

@@ -37,14 +37,14 @@ def limit_raised() -> Iterator[None]:
     The limit stays where the stack cannot grow: outside the main thread, under a hard limit of the
     system, and on a system without such limits.
     """
-    before = sys.getrecursionlimit()
+    old_limit = sys.getrecursionlimit()
     with contextlib.ExitStack() as stack:
-        if threading.current_thread() is threading.main_thread() and before < _LIMIT:
+        if threading.current_thread() is threading.main_thread() and old_limit < _LIMIT:
             with contextlib.suppress(ImportError, ValueError, OSError):
                 stack.enter_context(_stack_raised(_LIMIT * _STACK_PER_CALL))
-                stack.callback(sys.setrecursionlimit, before)
+                stack.callback(sys.setrecursionlimit, old_limit)
                 sys.setrecursionlimit(_LIMIT)
-                stack.callback(_default.reset, _default.set(before))
+                stack.callback(_default.reset, _default.set(old_limit))
         yield
 
 

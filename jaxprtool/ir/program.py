@@ -120,9 +120,9 @@ class Program:
         if not (jax.config.jax_debug_nans or jax.config.jax_debug_infs):
             return match.result(self.out_tree, self._evaluated(leaves))
         with unchecked():
-            given = [x[...] if isinstance(x, jax.Ref) else x for x in leaves]
+            values = [x[...] if isinstance(x, jax.Ref) else x for x in leaves]
             outs = self._evaluated(leaves, donate=False)  # needed again, as in JAX
-        self.require_finite(FiniteCheck.from_config(), given, outs)
+        self.require_finite(FiniteCheck.from_config(), values, outs)
         return match.result(self.out_tree, outs)
 
     def checked(self, flat: Sequence[Any]) -> list[Any]:
@@ -284,14 +284,14 @@ class Program:
             UnsupportedError: If an equation cannot have these sizes.
         """
         key = tuple(sizes.items())
-        made = self._specialized.pop(key, None)
-        if made is None:
+        result = self._specialized.pop(key, None)
+        if result is None:
             bounds = tuple((name, bound.at(sizes)) for name, bound in self.bounds)
-            made = self.replace(jaxpr=METHODS["specialized"](self.jaxpr, sizes), bounds=bounds)
+            result = self.replace(jaxpr=METHODS["specialized"](self.jaxpr, sizes), bounds=bounds)
             if len(self._specialized) == MOST_SIZES:
                 del self._specialized[next(iter(self._specialized))]
-        self._specialized[key] = made  # last, so that the first is the least recently used
-        return made
+        self._specialized[key] = result  # last, so that the first is the least recently used
+        return result
 
     @cached_property
     def _specialized(self) -> dict[Hashable, Program]:
@@ -337,9 +337,9 @@ class Program:
 
     def replace(self, **changes: Any) -> Program:
         """Return a copy with some fields changed. Bounds of removed arguments are dropped."""
-        made = replace(self, **changes)
-        left = tuple(bound for bound in made.bounds if bound[0] in made.arg_names)
-        return made if left == made.bounds else replace(made, bounds=left)
+        result = replace(self, **changes)
+        left = tuple(bound for bound in result.bounds if bound[0] in result.arg_names)
+        return result if left == result.bounds else replace(result, bounds=left)
 
     def apply(self, passes: str | Callable[[Program], Program | Programs]) -> Program | Programs:
         """Return the program rewritten by a pass, or by a pipeline as text.
@@ -419,11 +419,11 @@ def type_check(program: Program, before: Program | None = None, *, preserves: bo
             raise CheckError(f"{program.name}: the numbers of {what} differ: {counts}")
     try:
         with jaxcompat.axes_bound(program.axis_env):
-            known = None
+            checked = None
             if before is not None:
                 same_axes = before.axis_env == program.axis_env
-                known = frozenset(map(id, _equations(before.jaxpr) if same_axes else ()))
-            jaxcompat.check_jaxpr(jaxcompat.open_jaxpr(jaxpr), known, weak_types=preserves)
+                checked = frozenset(map(id, _equations(before.jaxpr) if same_axes else ()))
+            jaxcompat.check_jaxpr(jaxcompat.open_jaxpr(jaxpr), checked, weak_types=preserves)
     except Exception as error:  # JAX's checker raises several exception types
         raise CheckError(f"{program.name} is not well typed: {_fault(error)}") from error
     if before is not None and preserves:
@@ -456,9 +456,9 @@ def check_results(program: Program, before: Program) -> None:
 def _require_weak_types(program: Program, before: Program) -> None:
     """Raise CheckError if an argument or result is weakly typed in only one of the programs."""
     for what in ("arguments", "results"):
-        known = dict(getattr(before, what))
+        old_avals = dict(getattr(before, what))
         for name, aval in getattr(program, what):
-            old, new = (type_of(each, weak=True) for each in (known.get(name, aval), aval))
+            old, new = (type_of(value, weak=True) for value in (old_avals.get(name, aval), aval))
             if old.startswith("~") != new.startswith("~"):
                 raise CheckError(
                     f"{what[:-1]} '{name}' of {program.name} was {old} before, but is {new} now"
@@ -469,9 +469,9 @@ def _equations(jaxpr: AnyJaxpr) -> list[JaxprEqn]:
     """Return the equations of a jaxpr at every depth, except for bodies that bind axes."""
 
     def inside(jaxpr: Jaxpr) -> Iterator[Jaxpr]:
-        for eqn, held in holders(jaxpr):
+        for eqn, inner in holders(jaxpr):
             if not isinstance(view(eqn), ShardMap | None):
-                yield from (body for _, body in held)
+                yield from (body for _, body in inner)
 
     bodies = reachable((jaxcompat.open_jaxpr(jaxpr),), inside)
     return [eqn for body in bodies for eqn in body.eqns]
@@ -546,8 +546,8 @@ class NamedLengths(NamedValue):
 
     @property
     def described(self) -> str:
-        each = range_of_lengths(self.at_least, self.at_most)
-        return f"{self.type} of {self.rows} rows{each}"
+        lengths = range_of_lengths(self.at_least, self.at_most)
+        return f"{self.type} of {self.rows} rows{lengths}"
 
 
 def size_of_values(noun: str, values: Sequence[NamedValue]) -> str:
@@ -558,8 +558,8 @@ def size_of_values(noun: str, values: Sequence[NamedValue]) -> str:
 
 def bytes_of_values(values: Sequence[NamedValue]) -> int | None:
     """Return the total bytes of values, or None if the size of one is unknown."""
-    known = [value.bytes for value in values if value.bytes is not None]
-    return sum(known) if len(known) == len(values) else None
+    sizes = [value.bytes for value in values if value.bytes is not None]
+    return sum(sizes) if len(sizes) == len(values) else None
 
 
 @dataclass(frozen=True)
@@ -637,11 +637,11 @@ def _named(
 
 
 def _bounded(value: NamedValue, bound: Bound | None) -> NamedValue:
-    own = value.name, value.type, value.bytes
+    common = value.name, value.type, value.bytes
     if isinstance(bound, SizeBound):
-        return NamedSize(*own, bound.at_most, bound.at_least)
+        return NamedSize(*common, bound.at_most, bound.at_least)
     if isinstance(bound, LengthsBound):
-        return NamedLengths(*own, str(bound.rows), bound.longest, bound.shortest)
+        return NamedLengths(*common, str(bound.rows), bound.longest, bound.shortest)
     return value
 
 
@@ -708,13 +708,13 @@ def covering(names: Sequence[str], chosen: Sequence[bool]) -> dict[str, list[int
         for end in range(1, len(path) + 1):
             total[path[:end]] += 1
             wanted[path[:end]] += flag
-    found: dict[str, list[int]] = {}
+    positions: dict[str, list[int]] = {}
     for i, (path, flag) in enumerate(zip(paths, chosen, strict=True)):
         if flag:
             whole = (path[:end] for end in range(1, len(path) + 1))
             begins = "".join(next((p for p in whole if total[p] == wanted[p]), path))
-            found.setdefault(begins, []).append(i)
-    return found
+            positions.setdefault(begins, []).append(i)
+    return positions
 
 
 # --- argument types -------------------------------------------------------------------------------
@@ -752,28 +752,28 @@ def of_types(values: Sequence[Any], types: Sequence[Aval]) -> list[Any]:
     A value that differs only in its weak type is converted, so that results have the types that the
     program states. Raises TypeMismatch for the first value of another shape or dtype.
     """
-    made = list(values)
+    converted = list(values)
     scalars = _SCALARS[x64_enabled()]
     for i, (value, wanted) in enumerate(zip(values, types, strict=True)):
         # Recognize the most common types here, in less than a microsecond each.
-        given = value if type(value) is np.ndarray else getattr(value, "aval", None)
-        if given is None:
-            given = scalars.get(type(value))
+        aval = value if type(value) is np.ndarray else getattr(value, "aval", None)
+        if aval is None:
+            aval = scalars.get(type(value))
         if (
-            given is not None
+            aval is not None
             and type(wanted) is ShapedArray
-            and given.shape == wanted.shape
-            and given.dtype == wanted.dtype
-            and getattr(given, "weak_type", False) == wanted.weak_type
-            and (given is not value or given.dtype.char not in _WIDE)
-            and not isinstance(given, jaxcompat.AbstractRef)
+            and aval.shape == wanted.shape
+            and aval.dtype == wanted.dtype
+            and getattr(aval, "weak_type", False) == wanted.weak_type
+            and (aval is not value or aval.dtype.char not in _WIDE)
+            and not isinstance(aval, jaxcompat.AbstractRef)
         ):
             continue
         try:
-            made[i] = _of_type(value, wanted)
+            converted[i] = _of_type(value, wanted)
         except _Fault as fault:
             raise TypeMismatch(i, str(fault)) from None
-    return made
+    return converted
 
 
 class _Fault(Exception):
@@ -781,17 +781,17 @@ class _Fault(Exception):
 
 
 def _of_type(value: Any, wanted: Aval) -> Any:
-    if (given := getattr(value, "aval", None)) is None:
+    if (aval := getattr(value, "aval", None)) is None:
         if hasattr(value, "__jax_array__"):
             value = value.__jax_array__()
-        given = _type_of_value(value)
-    if _without_weak_type(given) != _without_weak_type(wanted):
-        raise _Fault(f"is {type_of(given)}")
+        aval = _type_of_value(value)
+    if _without_weak_type(aval) != _without_weak_type(wanted):
+        raise _Fault(f"is {type_of(aval)}")
     weak = getattr(wanted, "weak_type", False)
-    if weak == getattr(given, "weak_type", False):
+    if weak == getattr(aval, "weak_type", False):
         return value
     with jax.transfer_guard("allow"):  # the guard is for the user's transfers
-        return jaxcompat.with_weak_type(value, given.dtype, weak)
+        return jaxcompat.with_weak_type(value, aval.dtype, weak)
 
 
 def _type_of_value(value: Any) -> Aval:
@@ -854,10 +854,10 @@ class JitOptions:
     def from_traced(cls, arguments: Values, results: Values, options: TracedOptions) -> JitOptions:
         """Return the options of a program from JAX's record of them, value by value."""
         taken = zip(arguments, options.in_placements, options.donated, strict=True)
-        given = zip(results, options.out_placements, strict=True)
+        returned = zip(results, options.out_placements, strict=True)
         return cls(
             tuple(filter(_has_options, (_options(*value, *asked) for value, *asked in taken))),
-            tuple(filter(_has_options, (_options(*value, *asked) for value, *asked in given))),
+            tuple(filter(_has_options, (_options(*value, *asked) for value, *asked in returned))),
             options.compiler_options,
             options.keep_unused,
             options.inline,
@@ -866,22 +866,22 @@ class JitOptions:
     def placing(self, arguments: Values, placements: Sequence[Any]) -> JitOptions:
         """Return these options with placements of arguments that have none; None adds none."""
         pairs = zip(self.of_arguments(arguments), placements, strict=True)
-        given = (
-            replace(each, placement=each.placement if placement is None else placement)
-            for each, placement in pairs
+        options = (
+            replace(option, placement=option.placement if placement is None else placement)
+            for option, placement in pairs
         )
-        return replace(self, arguments=tuple(filter(_has_options, given)))
+        return replace(self, arguments=tuple(filter(_has_options, options)))
 
     def donating(self, arguments: Values, positions: Collection[int]) -> JitOptions:
         """Return these options with the arguments at some positions also donated."""
         asked = enumerate(self.of_arguments(arguments))
-        given = (replace(each, donated=each.donated or i in positions) for i, each in asked)
-        return replace(self, arguments=tuple(filter(_has_options, given)))
+        options = (replace(option, donated=option.donated or i in positions) for i, option in asked)
+        return replace(self, arguments=tuple(filter(_has_options, options)))
 
     def placed_by(self, change: Callable[[Any], Any]) -> JitOptions:
         """Return these options with a change of each sharding or layout."""
         arguments, results = (
-            tuple(replace(each, placement=change(each.placement)) for each in values)
+            tuple(replace(option, placement=change(option.placement)) for option in values)
             for values in (self.arguments, self.results)
         )
         return replace(self, arguments=arguments, results=results)
@@ -896,13 +896,13 @@ class JitOptions:
 
     def keywords(self, arguments: Values, results: Values) -> dict[str, Any]:
         """Return the keyword arguments of `jax.jit` for a function of flat arguments."""
-        taken, given = self.of_arguments(arguments), self.of_results(results)
+        taken, returned = self.of_arguments(arguments), self.of_results(results)
         keywords: dict[str, Any] = {"keep_unused": self.keep_unused, "inline": self.inline}
         keywords["donate_argnums"] = tuple(i for i, o in enumerate(taken) if o.donated)
         if any(o.placement is not None for o in taken):
             keywords["in_shardings"] = tuple(o.placement for o in taken)
-        if any(o.placement is not None for o in given):
-            keywords["out_shardings"] = [o.placement for o in given]
+        if any(o.placement is not None for o in returned):
+            keywords["out_shardings"] = [o.placement for o in returned]
         if self.compiler_options:
             keywords["compiler_options"] = dict(self.compiler_options)
         return keywords
@@ -920,8 +920,8 @@ def _has_options(value: ValueOptions) -> bool:
     return value.donated or value.placement is not None
 
 
-def _matched(known: Sequence[ValueOptions], values: Values) -> list[ValueOptions]:
-    by_value = {(value.name, value.shape, value.dtype): value for value in known}
+def _matched(options: Sequence[ValueOptions], values: Values) -> list[ValueOptions]:
+    by_value = {(value.name, value.shape, value.dtype): value for value in options}
     plain = [_options(*value) for value in values]
     return [by_value.get((value.name, value.shape, value.dtype), value) for value in plain]
 

@@ -72,10 +72,10 @@ class Ragged:
             raise ArgumentsError(
                 f"Ragged: lengths must be i32[B], one for each example, not {_type_of(lengths)}"
             )
-        known = known_array(lengths)
-        if known is not None and isinstance(values.shape[0], int):
-            _check_lengths(known, values.shape[0], longest, shortest)
-        self._set(values, lengths, axis, longest, known is not None, shortest)
+        concrete = known_array(lengths)
+        if concrete is not None and isinstance(values.shape[0], int):
+            _check_lengths(concrete, values.shape[0], longest, shortest)
+        self._set(values, lengths, axis, longest, concrete is not None, shortest)
 
     def _set(
         self,
@@ -119,29 +119,29 @@ class Ragged:
             raise ArgumentsError(
                 f"Ragged.of: examples must be a sequence of arrays, not {examples!r}"
             )
-        arrays = [_array(f"example {i}", each) for i, each in enumerate(examples)]
+        arrays = [_array(f"example {i}", example) for i, example in enumerate(examples)]
         if not arrays:
             raise ArgumentsError("Ragged.of: examples must have at least one element")
-        for i, each in enumerate(arrays):
+        for i, array in enumerate(arrays):
             first = arrays[0]
-            same = each.shape[1:] == first.shape[1:] and each.dtype == first.dtype
-            if each.ndim == 0:
+            same = array.shape[1:] == first.shape[1:] and array.dtype == first.dtype
+            if array.ndim == 0:
                 raise ArgumentsError(
-                    f"Ragged.of: example {i} is {_type_of(each)}, which has no rows"
+                    f"Ragged.of: example {i} is {_type_of(array)}, which has no rows"
                 )
             if not same:
                 raise ArgumentsError(
-                    f"Ragged.of: example {i} is {_type_of(each)}, but example 0 is "
+                    f"Ragged.of: example {i} is {_type_of(array)}, but example 0 is "
                     f"{_type_of(first)}: examples may differ only in their number of rows"
                 )
-        lengths = np.array([each.shape[0] for each in arrays], np.int32)
+        lengths = np.array([array.shape[0] for array in arrays], np.int32)
         total = int(lengths.sum())
         rows = None if rows is None else _whole("Ragged.of: rows", rows, 0)
         if rows is not None and rows < total:
             raise ArgumentsError(f"Ragged.of: rows={rows}, but the examples have {total}")
         _check_lengths(lengths, total, longest, shortest)
         left = 0 if rows is None else rows - total
-        numpy = np if all(isinstance(each, np.ndarray) for each in arrays) else jnp
+        numpy = np if all(isinstance(array, np.ndarray) for array in arrays) else jnp
         over = [numpy.zeros((left, *arrays[0].shape[1:]), arrays[0].dtype)] if left else []
         values = numpy.concatenate([*arrays, *over])
         return unchecked(values, lengths, axis, longest, left == 0, shortest)
@@ -155,11 +155,11 @@ class Ragged:
         Raises:
             ArgumentsError: If an example is longer, or `size` is None and the lengths are traced.
         """
-        known = known_array(self.lengths)
-        if size is None and known is None:
+        concrete = known_array(self.lengths)
+        if size is None and concrete is None:
             raise ArgumentsError("Ragged.padded: the lengths are traced, so the size must be given")
         size = None if size is None else _whole("Ragged.padded: size", size, 0)
-        most = 0 if known is None else int(known.max(initial=0))
+        most = 0 if concrete is None else int(concrete.max(initial=0))
         size = most if size is None else size
         if most > size:
             raise ArgumentsError(f"Ragged.padded: size={size}, but an example has {most} rows")
@@ -197,8 +197,8 @@ class Ragged:
 
     def __repr__(self) -> str:
         lengths = _type_of(self.lengths)
-        if (known := known_array(self.lengths)) is not None:
-            numbers = known.tolist()
+        if (concrete := known_array(self.lengths)) is not None:
+            numbers = concrete.tolist()
             few = len(numbers) <= _SHOWN
             lengths = str(numbers) if few else f"{lengths} of {min(numbers)} to {max(numbers)}"
         bounds = "" if self.longest is None else f", longest={self.longest}"
@@ -210,9 +210,9 @@ def unchecked(
     values: Any, lengths: Any, axis: str, longest: int | None, full: bool, shortest: int = 0
 ) -> Ragged:
     """Return a Ragged without checking its parts, which need not be arrays."""
-    made = object.__new__(Ragged)
-    made._set(values, lengths, axis, longest, full, shortest)
-    return made
+    ragged = object.__new__(Ragged)
+    ragged._set(values, lengths, axis, longest, full, shortest)
+    return ragged
 
 
 # Unflatten without checks: JAX also makes trees of None, types, and its own markers.
@@ -225,7 +225,7 @@ jax.tree_util.register_pytree_with_keys(
         ],
         (ragged.axis, ragged.longest, ragged.full, ragged.shortest),
     ),
-    lambda own, children: unchecked(*children, *own),
+    lambda aux, children: unchecked(*children, *aux),
     lambda ragged: (
         (ragged.values, ragged.lengths),
         (ragged.axis, ragged.longest, ragged.full, ragged.shortest),

@@ -136,11 +136,11 @@ class Regions:
         """Return the regions of the equation of a view, whose edges must be known."""
         edges = structured.edges
         assert edges is not None
-        held = [as_tuple(getattr(structured, field)) for field, _, _ in edges.bodies]
+        groups = [as_tuple(getattr(structured, field)) for field, _, _ in edges.bodies]
         ins = tuple(len(as_tuple(getattr(structured, field))) for field in edges.operands)
         outs = tuple(len(getattr(structured, field)) for field in edges.results)
-        bodies = tuple(body for group in held for body in group)
-        shape = _shape(edges, ins, outs, tuple(map(len, held)))
+        bodies = tuple(body for group in groups for body in group)
+        shape = _shape(edges, ins, outs, tuple(map(len, groups)))
         return cls(structured, edges, bodies, *shape)
 
     @property
@@ -177,11 +177,11 @@ class Regions:
     @cached_property
     def arguments_by_operand(self) -> list[list[tuple[int, Var]]]:
         """For each operand, the arguments that start with it, each with its region number."""
-        found: list[list[tuple[int, Var]]] = [[] for _ in self.eqn.invars]
+        by_operand: list[list[tuple[int, Var]]] = [[] for _ in self.eqn.invars]
         for number, (body, region) in enumerate(zip(self.jaxprs, self.regions, strict=True)):
             for i, var in zip(region.ins, body.invars, strict=True):
-                found[i].append((number, var))
-        return found
+                by_operand[i].append((number, var))
+        return by_operand
 
     def sources(self) -> list[list[tuple[int, Atom]]]:
         """Return the possible sources of each result: results of bodies, by region number."""
@@ -221,9 +221,9 @@ class Regions:
         """
         edges = self.edges
         if edges.has_rule:
-            given: Any = self.view
+            call: Any = self.view
             results = [True] * len(self.eqn.outvars) if results is None else results
-            return given.with_outputs(results).rebuild(body=bodies[0])
+            return call.with_outputs(results).rebuild(body=bodies[0])
         # The view may have other operands and results than the equation from which it was created.
         ins, atoms = _selected(self.operands, self._values(edges.operands), operands, more, first)
         outs, outvars = _selected(self.results, self._values(edges.results), results, more_results)
@@ -238,11 +238,11 @@ class Regions:
 
     def _by_field(self, bodies: Sequence[ClosedJaxpr]) -> dict[str, Any]:
         """Return the fields of the view that hold the bodies."""
-        given, fields = iter(bodies), dict[str, Any]()
+        remaining, fields = iter(bodies), dict[str, Any]()
         for field, _, _ in self.edges.bodies:
-            held = getattr(self.view, field)
-            several = isinstance(held, tuple)
-            fields[field] = tuple(next(given) for _ in held) if several else next(given)
+            old = getattr(self.view, field)
+            several = isinstance(old, tuple)
+            fields[field] = tuple(next(remaining) for _ in old) if several else next(remaining)
         return fields
 
     def _values(self, fields: Sequence[str]) -> list[Any]:
@@ -270,9 +270,11 @@ class Regions:
             The values of the kept and the new arguments, field by field.
         """
         places = {field: self.operands[field] for field in region.groups}
-        own = dict(zip(region.ins, values, strict=True))
+        by_operand = dict(zip(region.ins, values, strict=True))
         return [
-            v for group in _selected(places, own, operands, more, first)[1].values() for v in group
+            v
+            for group in _selected(places, by_operand, operands, more, first)[1].values()
+            for v in group
         ]
 
     def outcomes(
@@ -282,8 +284,8 @@ class Regions:
         if region.is_predicate:
             return list(values)
         places = {field: self.results[field] for field in region.result_fields}
-        own = dict(zip(region.outs, values, strict=True))
-        _, fields = _selected(places, own, None, more)
+        by_result = dict(zip(region.outs, values, strict=True))
+        _, fields = _selected(places, by_result, None, more)
         return [value for group in fields.values() for value in group]
 
     # --- dataflow analysis -----------------------------------------------------------------------
@@ -311,7 +313,7 @@ class Regions:
         """
         facts, widen = list(facts), widen or meet
         while True:
-            before, results = list(facts), dict[int, T]()
+            previous, results = list(facts), dict[int, T]()
             predicates = [facts[i] for i in self.predicates]
             for number, region in enumerate(self.regions):
                 outs = through(number, [facts[i] for i in region.ins])
@@ -329,7 +331,7 @@ class Regions:
                 for i, _ in self.carried:
                     facts[i] = meet(facts[i], predicate)
                 results = {i: meet(fact, predicate) for i, fact in results.items()}
-            if facts == before:
+            if facts == previous:
                 results.update((out, facts[i]) for i, out in self.carried)
                 return facts, [results[i] for i in range(len(self.eqn.outvars))]
 
@@ -353,7 +355,7 @@ class Regions:
         for i, out in self.carried:
             facts[i] = results[out]
         while True:
-            before = list(facts)
+            previous = list(facts)
             for number, region in enumerate(self.regions):
                 asked = [
                     (operand is not None and facts[operand])
@@ -362,7 +364,7 @@ class Regions:
                 ]
                 for i, flag in zip(region.ins, through(number, asked), strict=True):
                     facts[i] |= flag
-            if facts == before:
+            if facts == previous:
                 return facts
 
 
@@ -392,12 +394,12 @@ def _selected(
     everything: list[int | None] = []
     fields = {}
     for field, positions in places.items():
-        own = [i for i in positions if flags is None or flags[i]]
+        chosen = [i for i in positions if flags is None or flags[i]]
         new = more.get(field, ())
-        kept = [values[i] for i in own]
+        kept = [values[i] for i in chosen]
         fields[field] = (*new, *kept) if first else (*kept, *new)
         nowhere = [None] * len(new)
-        everything += [*nowhere, *own] if first else [*own, *nowhere]
+        everything += [*nowhere, *chosen] if first else [*chosen, *nowhere]
     return everything, fields
 
 
@@ -536,8 +538,8 @@ class View:
 
     def _as_held(self, name: str, body: ClosedJaxpr) -> AnyJaxpr:
         """Return `body` in the form of this primitive's parameter `name`: open or closed."""
-        held = self.eqn.params[name]
-        return body if isinstance(held, ClosedJaxpr) else jaxcompat.open_jaxpr(body)
+        old = self.eqn.params[name]
+        return body if isinstance(old, ClosedJaxpr) else jaxcompat.open_jaxpr(body)
 
 
 @dataclass(frozen=True, eq=False)
@@ -884,8 +886,8 @@ class _Kinds(dict[type, int]):
     """Whether values of a type are jaxprs, may contain jaxprs, or neither."""
 
     def __missing__(self, kind: type) -> int:
-        found = _SEQUENCE if issubclass(kind, _SEQUENCES) else _LEAF
-        self[kind] = _HOLDER if issubclass(kind, _HOLDERS) else found
+        category = _SEQUENCE if issubclass(kind, _SEQUENCES) else _LEAF
+        self[kind] = _HOLDER if issubclass(kind, _HOLDERS) else category
         return self[kind]
 
 
@@ -923,7 +925,7 @@ _RUN_BODIES = {"custom_linear_solve": "jaxprs.solve"}
 def run_jaxprs(eqn: JaxprEqn) -> Iterator[tuple[str, AnyJaxpr]]:
     """Yield those of `sub_jaxprs` that run when the equation does."""
     path = _RUN_BODIES.get(eqn.primitive.name)
-    yield from (held for held in sub_jaxprs(eqn) if path in (None, held[0]))
+    yield from (pair for pair in sub_jaxprs(eqn) if path in (None, pair[0]))
 
 
 def _jaxprs_in(path: str, value: object) -> Iterator[tuple[str, AnyJaxpr]]:

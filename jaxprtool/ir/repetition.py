@@ -142,12 +142,12 @@ def repetition(program: Program, before: Program) -> Repetition:
             marked, are not repetitions, since XLA inlines them.
     """
     top, old, frames = top_jaxpr(program), top_jaxpr(before), frames_now(program.roots)
-    known = {old, *(body for eqn in equations(old) for _, body in bodies(eqn))}
-    graph = _CallGraph(top, known, frozenset(), frames)
+    old_bodies = {old, *(body for eqn in equations(old) for _, body in bodies(eqn))}
+    graph = _CallGraph(top, old_bodies, frozenset(), frames)
     once = {body for body, copies in graph.copies.items() if copies == 1}
-    found = _CallGraph(top, known, once, frames).repetition(program.name)
+    result = _CallGraph(top, old_bodies, once, frames).repetition(program.name)
     left = left_to_partitioner(before)
-    return replace(found, roots=program.roots, left_to_partitioner=left)
+    return replace(result, roots=program.roots, left_to_partitioner=left)
 
 
 @dataclass(frozen=True)
@@ -173,9 +173,11 @@ class _CallGraph:
         frames: Decides which files are the user's.
     """
 
-    def __init__(self, top: Jaxpr, known: Set[Jaxpr], single: Set[Jaxpr], frames: Frames) -> None:
+    def __init__(
+        self, top: Jaxpr, old_bodies: Set[Jaxpr], single: Set[Jaxpr], frames: Frames
+    ) -> None:
         self._frames = frames
-        self._top, self._known, self._single = top, known, single
+        self._top, self._known, self._single = top, old_bodies, single
         #: A call of each repeated body.
         self._bodies: dict[Jaxpr, JaxprEqn] = {}
         self._parts: dict[Jaxpr, _Part] = {}
@@ -269,25 +271,25 @@ def source_range(eqns: Iterable[JaxprEqn], reader: Frames) -> SourceRange | None
     count only if there are no others.
     """
     every = [frames[::-1] for eqn in eqns if (frames := reader.of(eqn))]
-    stacks = [own for stack in every if (own := [f for f in stack if reader.is_users(f.file)])]
+    stacks = [kept for stack in every if (kept := [f for f in stack if reader.is_users(f.file)])]
     stacks = stacks or every
     if not stacks:
         return None
     least = _MOST * len(stacks)
-    found: list[UserFrame] = []
+    common: list[UserFrame] = []
     for level in itertools.count():
         stacks = [stack for stack in stacks if len(stack) > level]
         frames = [stack[level] for stack in stacks]
-        if len(frames) < least or (found and _most(frames, _function)[1] < least):
+        if len(frames) < least or (common and _most(frames, _function)[1] < least):
             break
         place, count = _most(frames, _line)
         if count < least:
-            found = frames
+            common = frames
             break
         stacks = [stack for stack in stacks if _line(stack[level]) == place]
-        found = [stack[level] for stack in stacks]
-    file, _ = _most(found, _file)
-    lines = [frame.line for frame in found if frame.file == file]
+        common = [stack[level] for stack in stacks]
+    file, _ = _most(common, _file)
+    lines = [frame.line for frame in common if frame.file == file]
     return SourceRange(file, min(lines), max(lines))
 
 

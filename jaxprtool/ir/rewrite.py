@@ -126,8 +126,8 @@ def map_equations(jaxpr: AnyJaxpr, rule: EquationRule) -> AnyJaxpr:
             new = rule(eqn)
             if new is None:
                 return None
-            for each in new:
-                writer.add(each)
+            for new_eqn in new:
+                writer.add(new_eqn)
             return eqn.outvars
 
         return visit
@@ -183,8 +183,8 @@ def narrow(
         eqns: Its equations.
     """
     read = free_variables(eqns, outvars)
-    held = [v in read for v in body.constvars]
-    constants = {"constvars": keep(body.constvars, held), "consts": keep(body.consts, held)}
+    used = [v in read for v in body.constvars]
+    constants = {"constvars": keep(body.constvars, used), "consts": keep(body.consts, used)}
     return jaxcompat.replace_jaxpr(body, invars=invars, outvars=outvars, eqns=eqns, **constants)
 
 
@@ -203,8 +203,8 @@ class Memo:
         key = anchor(jaxpr), type(jaxpr), request
         if key not in self._made:
             self._made[key] = make()
-        made: T = self._made[key]
-        return made
+        result: T = self._made[key]
+        return result
 
 
 class Writer:
@@ -367,17 +367,17 @@ class Writer:
         if literal := jaxcompat.as_literal(value, aval):
             return literal
         if self._constant_of is None:
-            known = self.constant_values.items()
-            self._constant_of = {(id(held), var.aval): (var, held) for var, held in known}
+            constants = self.constant_values.items()
+            self._constant_of = {(id(const), var.aval): (var, const) for var, const in constants}
         if (id(value), aval) in self._constant_of:
             return self._constant_of[id(value), aval][0]
         if not self.holds_constants:
             raise ValueError("this body cannot hold constants")
-        held = jaxcompat.weakly_typed(value) if getattr(aval, "weak_type", False) else value
+        const = jaxcompat.weakly_typed(value) if getattr(aval, "weak_type", False) else value
         var = Var(aval)
         self.constvars.append(var)
-        self.consts.append(held)
-        self.constant_values[var] = held
+        self.consts.append(const)
+        self.constant_values[var] = const
         self._constant_of[id(value), aval] = var, value
         return var
 
@@ -527,8 +527,8 @@ def pass_constants(
     """
     fields = [_constants_field(inside, region) for region in inside.regions]
     wanted: dict[str, Taken] = {name: {} for name in fields}
-    for name, (_, own) in zip(fields, opened, strict=True):
-        wanted[name] = {**own, **wanted[name]}
+    for name, (_, consts) in zip(fields, opened, strict=True):
+        wanted[name] = {**consts, **wanted[name]}
     same = all(body is old for (body, _), old in zip(opened, inside.bodies, strict=True))
     if same and not any(wanted.values()):
         return inside.eqn
@@ -556,13 +556,15 @@ def _with_constants(
     inside: Regions,
     region: Region,
     body: ClosedJaxpr,
-    own: Taken,
+    consts: Taken,
     name: str,
     wanted: Taken,
     memo: Memo,
 ) -> ClosedJaxpr:
     """Return a body that takes all `wanted` constants, in the field of operands `name`."""
-    taken = {own[key][0] if key in own else Var(var.aval): key for key, (var, _) in wanted.items()}
+    taken = {
+        consts[key][0] if key in consts else Var(var.aval): key for key, (var, _) in wanted.items()
+    }
     invars = inside.arguments(region, body.invars[: len(region.ins)], {name: list(taken)})
     if invars == list(body.invars):
         return body
@@ -594,10 +596,10 @@ def as_constants(jaxpr: AnyJaxpr) -> AnyJaxpr:
     """
     if not _has_literals(jaxpr):
         return jaxpr
-    known, request = _known.of(jaxpr), ("without", type(jaxpr))
-    if request not in known:
-        known[request] = _Hoister().holding(jaxpr)
-    return known[request]
+    cached, request = _known.of(jaxpr), ("without", type(jaxpr))
+    if request not in cached:
+        cached[request] = _Hoister().holding(jaxpr)
+    return cached[request]
 
 
 def _is_array(atom: Atom) -> bool:
@@ -605,16 +607,16 @@ def _is_array(atom: Atom) -> bool:
 
 
 def _has_literals(jaxpr: AnyJaxpr) -> bool:
-    known = _known.of(jaxpr)
-    found = known.get("has")
-    if found is None:
+    cached = _known.of(jaxpr)
+    has_literals = cached.get("has")
+    if has_literals is None:
         body = jaxcompat.open_jaxpr(jaxpr)
         operands = [v for eqn in body.eqns for v in eqn.invars if type(v) is Literal]
-        found = any(map(_is_array, (*operands, *body.outvars)))
-        if not found and not is_flat(body):
-            found = any(_has_literals(inner) for eqn in body.eqns for inner in _bodies(eqn))
-        known["has"] = found
-    return found
+        has_literals = any(map(_is_array, (*operands, *body.outvars)))
+        if not has_literals and not is_flat(body):
+            has_literals = any(_has_literals(inner) for eqn in body.eqns for inner in _bodies(eqn))
+        cached["has"] = has_literals
+    return has_literals
 
 
 def _holds_its_own(eqn: JaxprEqn) -> bool:
@@ -648,9 +650,9 @@ class _Hoister:
         consts = getattr(jaxpr, "consts", ())
         pairs = zip(body.constvars, consts, strict=True) if consts else ()
         taken: Taken = {(identity(value), var.aval): (var, value) for var, value in pairs}
-        held = len(taken)
+        count = len(taken)
         eqns, outvars = self._parts(body.eqns, body.outvars, taken)
-        new = list(taken.values())[held:]
+        new = list(taken.values())[count:]
         return jaxcompat.replace_jaxpr(
             jaxpr,
             constvars=[*body.constvars, *(var for var, _ in new)],
@@ -683,14 +685,14 @@ class _Hoister:
             key = identity(atom.val), atom.aval
             return taken.setdefault(key, (Var(atom.aval), atom.val))[0]
 
-        made = []
+        rewritten = []
         for eqn in eqns:
             new = eqn
             if any(map(_is_array, eqn.invars)):
                 new = eqn.replace(invars=list(map(taking, eqn.invars)))
             inside = any(map(_has_literals, _bodies(eqn)))
-            made.append(self._inside(new, taken) if inside else new)
-        return made, list(map(taking, outvars))
+            rewritten.append(self._inside(new, taken) if inside else new)
+        return rewritten, list(map(taking, outvars))
 
     def _inside(self, eqn: JaxprEqn, taken: Taken) -> JaxprEqn:
         """Return an equation whose bodies have no array literals."""
@@ -708,13 +710,13 @@ class _Hoister:
     def _custom_call(self, inside: Regions, taken: Taken) -> JaxprEqn:
         """Return a custom call that takes its constants first; its rule does not take them."""
         eqn = inside.eqn
-        body, own = self._opened(inside.bodies[0])
+        body, consts = self._opened(inside.bodies[0])
         count = len(eqn.invars)
         invars = [*body.invars[count:], *body.invars[:count]]
         body = jaxcompat.replace_jaxpr(body, invars=invars)
         operands = [
-            taken.setdefault(key, (Var(var.aval), value))[0] for key, (var, value) in own.items()
+            taken.setdefault(key, (Var(var.aval), value))[0] for key, (var, value) in consts.items()
         ]
         call = inside.view.rebuild(operands=(*operands, *eqn.invars), body=body)
-        more = jaxcompat.with_leading_consts(call.params, len(own))
+        more = jaxcompat.with_leading_consts(call.params, len(consts))
         return call.replace(params={**call.params, **more})

@@ -47,14 +47,14 @@ class RuleTable(dict[str, R]):
         Raises:
             PluginError: If it cannot be imported.
         """
-        found = super().get(primitive)
-        if found is None:
+        rule = super().get(primitive)
+        if rule is None:
             load_rules_of(primitive)
-            found = super().get(primitive)
-            if found is None:
+            rule = super().get(primitive)
+            if rule is None:
                 self._missed.add(primitive)
                 return default
-        return found
+        return rule
 
     def __setitem__(self, primitive: str, function: R) -> None:
         if primitive in self or primitive in self._missed:
@@ -125,7 +125,7 @@ def missing_plugin(primitive: str) -> str | None:
     """Return the hint to install the plug-in for a primitive; None if that would not help."""
     if primitive in _installed():
         return None
-    package = next((name for name, known in _KNOWN.items() if primitive in known), None)
+    package = next((name for name, primitives in _KNOWN.items() if primitive in primitives), None)
     return package and f"install the plug-in {package}, which has rules for '{primitive}'"
 
 
@@ -175,12 +175,12 @@ def _functions(primitive: str) -> Iterator[object]:
     name = primitive.replace("-", "_")
     random = name.removeprefix("random_")
     places = [
-        *((jax.lax, each) for each in (name, f"{name}_loop", f"bitwise_{name}")),
-        *((jax, each) for each in (name, name.removesuffix("_call"))),
-        *((jax.random, each) for each in (random,) if each != name),
+        *((jax.lax, alias) for alias in (name, f"{name}_loop", f"bitwise_{name}")),
+        *((jax, alias) for alias in (name, name.removesuffix("_call"))),
+        *((jax.random, alias) for alias in (random,) if alias != name),
         (jax.numpy, name),
     ]
-    for module, each in places:
-        found = getattr(module, each, None)
-        if callable(found) and not inspect.ismodule(found):
-            yield found
+    for module, alias in places:
+        function = getattr(module, alias, None)
+        if callable(function) and not inspect.ismodule(function):
+            yield function

@@ -135,10 +135,10 @@ class ScopeReader:
         Calls of a function that is called several times are kept, but not the jaxpr's own
         `function`.
         """
-        known = [path for path in paths if path]
-        common = _common(known)
+        placed = [path for path in paths if path]
+        common = _common(placed)
         depth = _depth_of(function, common)
-        rows = [(path, None) for path in known]
+        rows = [(path, None) for path in placed]
         while depth < len(common) and len(list(self._calls(rows, depth))) == 1:
             depth += 1
         return [path[depth:] for path in paths]
@@ -289,7 +289,7 @@ def _with_name_scopes(
     rows: Sequence[tuple[NameScopes, tuple[_Level, ...]]],
 ) -> list[tuple[_Level, ...]]:
     """Return the levels of equations in order, given their name scopes and functions."""
-    found: list[tuple[_Level, ...]] = []
+    paths: list[tuple[_Level, ...]] = []
     for (transforms, outermost), run in groupby(rows, lambda row: (row[0][0], row[0][1][:1])):
         group = list(run)
         around = [_Level(name) for name in transforms]
@@ -297,8 +297,8 @@ def _with_name_scopes(
             inside = _in_scopes([(scopes.scopes, levels) for scopes, levels in group])
         else:
             inside = [levels for _, levels in group]
-        found += [(*around, *levels) for levels in inside]
-    return found
+        paths += [(*around, *levels) for levels in inside]
+    return paths
 
 
 def compiled_scopes(
@@ -312,13 +312,13 @@ def compiled_scopes(
         rows: The name scopes of each operation, and its functions.
         function: The name of the compiled function.
     """
-    known = [path for _, path in rows.values() if path]
+    placed = [path for _, path in rows.values() if path]
     # XLA drops the call stack of some operations: they have that of one with the same scopes.
     named = {scopes: path for scopes, path in rows.values() if path}
     levels = {key: path or named.get(scopes, ()) for key, (scopes, path) in rows.items()}
-    common = _common(known)
+    common = _common(placed)
     depth = _depth_of(function, common)
-    while depth < len(common) and len({path[depth].site for path in known}) == 1:
+    while depth < len(common) and len({path[depth].site for path in placed}) == 1:
         depth += 1
     order = sorted(rows, key=lambda key: (rows[key][0].transforms, rows[key][0].scopes[:1]))
     paths = _with_name_scopes([(rows[key][0], levels[key][depth:]) for key in order])
@@ -329,8 +329,8 @@ def compiled_scopes(
 
 def _depth_of(function: str, common: Sequence[_Level]) -> int:
     """Return the number of the functions around all equations, up to the given function."""
-    own = [i for i, level in enumerate(common) if level.name.rpartition(".")[2] == function]
-    return own[-1] + 1 if own else 0
+    indices = [i for i, level in enumerate(common) if level.name.rpartition(".")[2] == function]
+    return indices[-1] + 1 if indices else 0
 
 
 def _plain(name: str) -> str:
@@ -341,17 +341,17 @@ def _plain(name: str) -> str:
 # --- functions --------------------------------------------------------------------------------
 
 
-def function_levels(frames: Sequence[UserFrame], known: Frames) -> Iterator[_Level]:
+def function_levels(frames: Sequence[UserFrame], reader: Frames) -> Iterator[_Level]:
     """Yield the functions of frames that are levels of their own, the outermost first."""
-    own = [i for i, frame in enumerate(frames) if known.is_users(frame.file)]
-    first = own[0] if own else 0
-    last = own[-1] if own else -1
+    indices = [i for i, frame in enumerate(frames) if reader.is_users(frame.file)]
+    first = indices[0] if indices else 0
+    last = indices[-1] if indices else -1
     site = None
     for i, frame in enumerate(frames):
         # Frames in program files have only the beginning of an expression, which others may share.
         whole = (frame.line, frame.column) != (frame.end_line, frame.end_column)
         position = frame if whole else None
-        is_own = known.is_users(frame.file)
+        is_own = reader.is_users(frame.file)
         if i >= first and (is_own or i > last):
             name = frame.function.removesuffix(".__call__")
             inner = name.rpartition("<locals>.")[2]

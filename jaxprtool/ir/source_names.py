@@ -55,7 +55,7 @@ class _File:
         self.around: dict[ast.stmt, ast.stmt | None] = {}
         todo: list[tuple[Any, ast.stmt | None]] = [(tree, None)]
         for node, around in todo:
-            for child in chain.from_iterable(getattr(node, each, ()) for each in _BLOCKS):
+            for child in chain.from_iterable(getattr(node, field, ()) for field in _BLOCKS):
                 if isinstance(child, ast.stmt):
                     self.around[child] = around
                 todo.append((child, child if child in self.around else around))
@@ -104,7 +104,7 @@ def _children(node: ast.AST) -> list[ast.AST]:
 def _start(statement: ast.stmt) -> tuple[int, int]:
     """Return the beginning of a statement, including its decorators."""
     decorators = getattr(statement, "decorator_list", ())
-    return min((each.lineno, each.col_offset - 1) for each in (statement, *decorators))
+    return min((node.lineno, node.col_offset - 1) for node in (statement, *decorators))
 
 
 class SourceNames:
@@ -250,12 +250,12 @@ def _counterpart(file: _File, value: ast.Tuple | ast.List) -> ast.Tuple | ast.Li
     if not isinstance(target, ast.Tuple | ast.List) or len(target.elts) != len(value.elts):
         return None
     stars = (*target.elts, *value.elts)
-    return None if any(isinstance(each, ast.Starred) for each in stars) else target
+    return None if any(isinstance(element, ast.Starred) for element in stars) else target
 
 
 def _element(targets: ast.Tuple | ast.List, result: tuple[int, int] | None) -> str | None:
     """Return the name of one of several targets, if there are as many as results."""
-    starred = any(isinstance(each, ast.Starred) for each in targets.elts)
+    starred = any(isinstance(element, ast.Starred) for element in targets.elts)
     if result is None or starred or result[1] != len(targets.elts):
         return None
     return _target(targets.elts[result[0]])

@@ -42,8 +42,8 @@ def lines(file: str) -> list[str]:
 
 def line(file: str, number: int) -> str:
     """Return a line of a file, from 1, without spaces around it; "" if it is not known."""
-    found = lines(file)
-    return found[number - 1].strip() if 0 < number <= len(found) else ""
+    file_lines = lines(file)
+    return file_lines[number - 1].strip() if 0 < number <= len(file_lines) else ""
 
 
 def text(file: str) -> str:
@@ -89,8 +89,8 @@ def name_read(relative: str, file: str, recorded: str, is_same: bool) -> str:
         linecache.checkcache(name)  # which may have the text of an earlier time
         return name
     state = "changed" if os.path.isfile(file) else "unknown"
-    known = f" {recorded}" if _DIGEST.fullmatch(recorded) else ""
-    return f"<{state}{known}>/{relative}"
+    digest = f" {recorded}" if _DIGEST.fullmatch(recorded) else ""
+    return f"<{state}{digest}>/{relative}"
 
 
 def name_since(file: str, since: float | None) -> str:

@@ -81,20 +81,20 @@ def with_slices(
     Returns:
         The new equations and results.
     """
-    known = _IndexEvaluator(eqns)
+    evaluator = _IndexEvaluator(eqns)
     written: list[JaxprEqn] = []
     same: dict[Var, Atom] = {}
 
     for eqn in eqns:
         eqn = with_operands(eqn, same)
         rule = _RULES.get(eqn.primitive.name)
-        made = rule(eqn, known) if rule and changed(eqn) else None
-        if isinstance(made, Var):
-            same[eqn.outvars[0]] = made
+        new = rule(eqn, evaluator) if rule and changed(eqn) else None
+        if isinstance(new, Var):
+            same[eqn.outvars[0]] = new
         else:
-            written += [eqn] if made is None else made
+            written += [eqn] if new is None else new
     results = substitute(results, same)
-    return _without(known.read, written, results) if known.read else written, results
+    return _without(evaluator.read, written, results) if evaluator.read else written, results
 
 
 def _without(
@@ -122,8 +122,8 @@ class _IndexEvaluator:
 
     def values(self, atoms: Sequence[Atom]) -> list[np.ndarray] | None:
         """Return the values of indices, or None if one is unknown."""
-        found = [self._value(atom) for atom in atoms]
-        if any(value is None for value in found):
+        values = [self._value(atom) for atom in atoms]
+        if any(value is None for value in values):
             return None
         todo = variables(atoms)
         while todo:
@@ -132,7 +132,7 @@ class _IndexEvaluator:
                 self.read.add(var)
                 eqn = self._defined.equation(var)
                 todo += [] if eqn is None else variables(eqn.invars)
-        return found  # type: ignore[return-value]
+        return values  # type: ignore[return-value]
 
     def made_by(self, atom: Atom, primitive: str) -> bool:
         """Return True if an atom is the result of an equation of this primitive."""
@@ -156,8 +156,8 @@ class _IndexEvaluator:
             if missing:
                 todo += missing
                 continue
-            known = (self._known(each) for each in eqn.invars)
-            operands = [value for value in known if value is not None]
+            values = (self._known(v) for v in eqn.invars)
+            operands = [value for value in values if value is not None]
             complete = len(operands) == len(eqn.invars)
             self._values[var] = compute(eqn, *operands) if complete else None
         return self._known(atom)
@@ -179,37 +179,37 @@ def _are_numbers(shape: Any) -> bool:
 # --- rules ----------------------------------------------------------------------------------------
 
 
-def _dynamic_slice(eqn: JaxprEqn, known: _IndexEvaluator) -> list[JaxprEqn] | Var | None:
+def _dynamic_slice(eqn: JaxprEqn, evaluator: _IndexEvaluator) -> list[JaxprEqn] | Var | None:
     x, *indices = eqn.invars
     # Literal indices come from the user's own `lax.dynamic_slice`, which JAX keeps.
     if not _are_numbers(x.aval.shape) or all(type(index) is Literal for index in indices):
         return None
-    found = known.values(indices)
-    if found is None:
+    values = evaluator.values(indices)
+    if values is None:
         return None
     sizes = eqn.params["slice_sizes"]
-    pairs = zip(found, x.aval.shape, sizes, strict=True)
+    pairs = zip(values, x.aval.shape, sizes, strict=True)
     starts = [min(max(int(start), 0), whole - size) for start, whole, size in pairs]
     return _cut(eqn, starts, sizes)
 
 
-def _gather(eqn: JaxprEqn, known: _IndexEvaluator) -> list[JaxprEqn] | Var | None:
+def _gather(eqn: JaxprEqn, evaluator: _IndexEvaluator) -> list[JaxprEqn] | Var | None:
     params, numbers = eqn.params, eqn.params["dimension_numbers"]
     x, indices = eqn.invars
     shape, sizes, mapped = x.aval.shape, list(params["slice_sizes"]), numbers.start_index_map
     static = params["mode"] == GatherScatterMode.PROMISE_IN_BOUNDS and _are_numbers(shape)
     if not static or numbers.operand_batching_dims:
         return None
-    found = known.values([indices])
-    if found is None:
+    values = evaluator.values([indices])
+    if values is None:
         return None
     starts, strides, dropped = [0] * len(shape), [1] * len(shape), numbers.collapsed_slice_dims
-    if found[0].ndim == 1:
-        for dim, start in zip(mapped, found[0], strict=True):
+    if values[0].ndim == 1:
+        for dim, start in zip(mapped, values[0], strict=True):
             starts[dim] = int(start)
         kept = tuple(range(len(shape) - len(dropped)))
-    elif found[0].ndim == 2 and found[0].shape[1] == 1 and mapped == dropped:
-        (dim,), rows = mapped, found[0][:, 0]
+    elif values[0].ndim == 2 and values[0].shape[1] == 1 and mapped == dropped:
+        (dim,), rows = mapped, values[0][:, 0]
         steps = set(np.diff(rows).tolist())
         if len(rows) == 0 or len(steps) > 1 or min(steps, default=1) < 1:
             return None
@@ -268,20 +268,20 @@ def _slice(
 def _of_iota(neutral: int) -> Callable[[JaxprEqn, _IndexEvaluator], Var | None]:
     """Return the rule that removes `iota + 0` or `iota * 1`, which `jnp.arange` adds."""
 
-    def rule(eqn: JaxprEqn, known: _IndexEvaluator) -> Var | None:
+    def rule(eqn: JaxprEqn, evaluator: _IndexEvaluator) -> Var | None:
         number, x = eqn.invars
         if type(number) is not Literal or number.val != neutral or x.aval != eqn.outvars[0].aval:
             return None
-        return x if known.made_by(x, "iota") else None
+        return x if evaluator.made_by(x, "iota") else None
 
     return rule
 
 
-def _grid(eqn: JaxprEqn, known: _IndexEvaluator) -> list[JaxprEqn] | None:
+def _grid(eqn: JaxprEqn, evaluator: _IndexEvaluator) -> list[JaxprEqn] | None:
     """Move the sizes of a Pallas grid, once known, from the first operands to the parameter."""
     mapping = eqn.params["grid_mapping"]
     count = mapping.num_dynamic_grid_bounds
-    sizes = known.values(eqn.invars[:count])
+    sizes = evaluator.values(eqn.invars[:count])
     if not count or sizes is None:
         return None
     left = map(int, sizes)
@@ -459,15 +459,17 @@ class Substitution:
             return value if all(items[k] is value[k] for k in items) else type(value)(items)
         # An `Exported` is lowered as it is, and solves for its sizes when it is called.
         if is_dataclass(value) and not isinstance(value, type | jax.export.Exported):
-            held = {each.name: getattr(value, each.name) for each in fields(value) if each.init}
-            items = self.value(held)
-            return value if items is held else replace(value, **items)
+            attributes = {
+                field.name: getattr(value, field.name) for field in fields(value) if field.init
+            }
+            items = self.value(attributes)
+            return value if items is attributes else replace(value, **items)
         if not isinstance(value, tuple | list):
             return value
-        found = [self.value(item) for item in value]
-        if all(map(operator.is_, found, value)):
+        elements = [self.value(item) for item in value]
+        if all(map(operator.is_, elements, value)):
             return value
-        return type(value)(*found) if hasattr(value, "_fields") else type(value)(found)
+        return type(value)(*elements) if hasattr(value, "_fields") else type(value)(elements)
 
     def _described(self, value: jax.ShapeDtypeStruct) -> jax.ShapeDtypeStruct:
         parts = {"shape": value.shape, "sharding": value.sharding}
@@ -479,9 +481,9 @@ class Substitution:
         aval = self.aval(literal.aval)
         if aval is literal.aval:
             return literal
-        made = jaxcompat.as_literal(literal.val, aval)
-        assert made is not None
-        return made
+        result = jaxcompat.as_literal(literal.val, aval)
+        assert result is not None
+        return result
 
     def changes(self, eqn: JaxprEqn) -> bool:
         """Return True if the substitution changes a type or a body of an equation."""
@@ -637,13 +639,13 @@ class _SizedRule(SubstitutedRule):
 
     def found(self) -> CustomRule:
         try:
-            found: CustomRule = self.owner.with_rule(self.eqn)
+            rule: CustomRule = self.owner.with_rule(self.eqn)
         except UnsupportedError:
             if not self.owner.is_idempotent:
                 raise
         else:
-            if getattr(found, "raises", None) is None or not self.owner.is_idempotent:
-                return found
+            if getattr(rule, "raises", None) is None or not self.owner.is_idempotent:
+                return rule
         again: CustomRule = self.owner.with_rule(self.owner.retyped(self.eqn))
         return again
 
@@ -692,10 +694,10 @@ class _Body(Body):
             if jaxcompat.is_symbolic_dimension(number):
                 return None
         else:
-            known = [self._known(atom) for atom in eqn.invars]
-            if None in known or self._numbers.keys().isdisjoint(variables(eqn.invars)):
+            operands = [self._known(atom) for atom in eqn.invars]
+            if None in operands or self._numbers.keys().isdisjoint(variables(eqn.invars)):
                 return None
-            number = _computed(eqn, known)
+            number = _computed(eqn, operands)
             if number is None:
                 return None
         (var,) = eqn.outvars

@@ -151,8 +151,8 @@ def uses_objects(fun: Any) -> bool:
     fun = getattr(fun, "func", fun)  # a partial
     if type(fun).__module__.startswith("flax.nnx"):
         return True
-    known = getattr(inspect.unwrap(fun), "__globals__", {})
-    return any(value is nnx for value in known.values())
+    namespace = getattr(inspect.unwrap(fun), "__globals__", {})
+    return any(value is nnx for value in namespace.values())
 
 
 def shared_variables(tree: Any) -> tuple[int, ...]:
@@ -168,10 +168,10 @@ def shared_variables(tree: Any) -> tuple[int, ...]:
         if _is_variable(leaf) or not is_no_array(leaf)  # held leaves
     ]
     first: dict[int, int] = {}
-    found = tuple(
+    indices = tuple(
         first.setdefault(id(leaf), i) if _is_variable(leaf) else i for i, leaf in enumerate(leaves)
     )
-    return found if found != tuple(range(len(found))) else ()
+    return indices if indices != tuple(range(len(indices))) else ()
 
 
 def sharing(tree: Any, shared: Sequence[int]) -> Any:
@@ -183,8 +183,8 @@ def sharing(tree: Any, shared: Sequence[int]) -> Any:
         tree, is_leaf=lambda node: isinstance(node, StaticLeaf) or _is_variable(node)
     )
     # This copies Variables, so it must come before they are shared.
-    own = [release(leaf) for leaf in leaves if not isinstance(leaf, StaticLeaf)]
-    in_order = iter([own[i] for i in shared] if shared else own)
+    released = [release(leaf) for leaf in leaves if not isinstance(leaf, StaticLeaf)]
+    in_order = iter([released[i] for i in shared] if shared else released)
     return structure.unflatten(
         [leaf.value if isinstance(leaf, StaticLeaf) else next(in_order) for leaf in leaves]
     )
@@ -215,12 +215,12 @@ def call_tracked(
     """
     static = [*static, *[False] * (len(args) - len(static))]
     dynamic = [(name, arg) for name, arg, no in zip(names, args, static, strict=False) if not no]
-    given: list[tuple[int | str, str, Any]] = [
+    arguments: list[tuple[int | str, str, Any]] = [
         *((i, name, arg) for i, (name, arg) in enumerate(dynamic)),
         *((name, name, arg) for name, arg in sorted(kwargs.items())),
     ]
-    given = [each for each in given if has_objects(each[2])]
-    objects = [each[2] for each in given]
+    arguments = [argument for argument in arguments if has_objects(argument[2])]
+    objects = [argument[2] for argument in arguments]
     leaves, before = jax.tree.flatten(_held(objects))
     out = fun(*args, **kwargs)
     pairs, after = jax.tree_util.tree_flatten_with_path(_held(objects))
@@ -232,12 +232,14 @@ def call_tracked(
         if id(leaf) in numbers:
             sources.append(numbers[id(leaf)])
             continue
-        path = paths_by_id.setdefault(id(leaf), given[key_path[0].idx][1] + keystr(key_path[1:]))
+        path = paths_by_id.setdefault(
+            id(leaf), arguments[key_path[0].idx][1] + keystr(key_path[1:])
+        )
         state[path] = leaf
         sources.append(path)
     if not state and before == after:
         return out
-    argument_keys = tuple(place for place, _, _ in given)
+    argument_keys = tuple(place for place, _, _ in arguments)
     keeps_shapes = before == after and all(
         jnp.shape(old) == jnp.shape(new) for old, (_, new) in zip(leaves, pairs, strict=True)
     )
@@ -312,8 +314,8 @@ def _updated(old: Any, new: Any) -> Any:
             object.__delattr__(old, name)
         for name, value in vars(new).items():
             mine = vars(old).get(name, _MISSING)
-            if name != _OWN and (made := _updated(mine, value)) is not mine:
-                object.__setattr__(old, name, made)
+            if name != _OWN and (updated := _updated(mine, value)) is not mine:
+                object.__setattr__(old, name, updated)
         return old
     if not has_objects(old):
         return (
@@ -328,6 +330,6 @@ def _updated_container(old: Any, new: Any) -> Any:
     (keys, mine, tree), (new_keys, theirs, new_tree) = map(one_level, (old, new))
     if keys != new_keys:
         return new
-    made = [_updated(*pair) for pair in zip(mine, theirs, strict=True)]
-    same = all(a is b for a, b in zip(made, mine, strict=True))
-    return old if same and tree == new_tree else new_tree.unflatten(made)
+    updated = [_updated(*pair) for pair in zip(mine, theirs, strict=True)]
+    same = all(a is b for a, b in zip(updated, mine, strict=True))
+    return old if same and tree == new_tree else new_tree.unflatten(updated)

@@ -72,13 +72,13 @@ def symbols_of(jaxpr: AnyJaxpr) -> dict[str, Any]:
     body = jaxcompat.open_jaxpr(jaxpr)
     # JAX shares equal types, so looking at each object once is fast.
     avals = {identity(v.aval): v.aval for v in body.invars}
-    found = []
+    dims = []
     for eqn in equations(body):
         for v in eqn.outvars:
             avals[identity(v.aval)] = v.aval
         if eqn.primitive.name == jaxcompat.DIM_AS_VALUE:
-            found.append(eqn.params["dim"])
-    return _symbols_in([*symbolic_sizes(avals.values()), *found])
+            dims.append(eqn.params["dim"])
+    return _symbols_in([*symbolic_sizes(avals.values()), *dims])
 
 
 def _symbols_in(sizes: Iterable[Any]) -> dict[str, Any]:
@@ -104,8 +104,8 @@ def known_range(symbol: Any) -> tuple[int, int | None]:
         if left == symbol and not jaxcompat.is_symbolic_dimension(right):
             least = max(least, operator.index(right))
         elif right == symbol and not jaxcompat.is_symbolic_dimension(left):
-            known = operator.index(left)
-            largest = known if largest is None else min(largest, known)
+            bound = operator.index(left)
+            largest = bound if largest is None else min(largest, bound)
     return least, largest
 
 
@@ -118,10 +118,10 @@ class Symbols(Mapping[str, Any]):
     """
 
     def __init__(
-        self, known: Sizes = MappingProxyType({}), scope: jax.export.SymbolicScope | None = None
+        self, sizes: Sizes = MappingProxyType({}), scope: jax.export.SymbolicScope | None = None
     ) -> None:
-        self._scope = scope or next((size.scope for size in known.values()), None)
-        self._found = dict(known)
+        self._scope = scope or next((size.scope for size in sizes.values()), None)
+        self._found = dict(sizes)
         self._constraints: dict[str, None] = {}
 
     def __getitem__(self, name: str) -> Any:
@@ -170,15 +170,15 @@ def value_of(size: Any, sizes: Sizes) -> Any:
 
     def factor(base: Any, exponent: int) -> Any:
         if isinstance(base, str):
-            known = base in sizes
-            value = sizes[base] if known else jax.export.symbolic_shape(base, scope=scope)[0]
+            has_size = base in sizes
+            value = sizes[base] if has_size else jax.export.symbolic_shape(base, scope=scope)[0]
         else:
             operation, *operands = base
-            value = _OPERATIONS[operation](*(value_of(each, sizes) for each in operands))
+            value = _OPERATIONS[operation](*(value_of(operand, sizes) for operand in operands))
         return value**exponent
 
     terms = jaxcompat.dimension_terms(size)
-    values = [k * math.prod(factor(*each) for each in factors) for k, factors in terms]
+    values = [k * math.prod(factor(*power) for power in factors) for k, factors in terms]
     total = reduce(operator.add, values)
     return total if jaxcompat.is_symbolic_dimension(total) else operator.index(total)
 
@@ -195,17 +195,17 @@ _OPERATIONS: dict[str, Callable[[Any, Any], Any]] = {
 # --- sizes that fit -----------------------------------------------------------------------------
 
 
-def chosen_sizes(what: str, known: Mapping[str, Any], sizes: Mapping[str, int | str]) -> Sizes:
+def chosen_sizes(what: str, symbols: Mapping[str, Any], sizes: Mapping[str, int | str]) -> Sizes:
     """Return the new size of each symbol of a program, for sizes that the user chose.
 
     Args:
         what: The pass and the program, for errors.
-        known: The symbols of the program, as symbolic dimensions by name.
+        symbols: The symbols of the program, as symbolic dimensions by name.
         sizes: The chosen sizes by symbol: integers, or expressions of symbols as text, `2*n`. In an
             expression, symbols with a chosen integer are replaced by it.
 
     Returns:
-        The size of each symbol in `known`. Symbols without a chosen size stay symbolic, in a new
+        The size of each symbol in `symbols`. Symbols without a chosen size stay symbolic, in a new
         scope with the constraints that remain. A constraint is dropped if it mentions a symbol that
         the program lacks.
 
@@ -213,13 +213,13 @@ def chosen_sizes(what: str, known: Mapping[str, Any], sizes: Mapping[str, int | 
         ArgumentsError: If a name is not a symbol of the program, a size is not valid, or sizes
             violate a constraint.
     """
-    check_symbols(what, sizes, known)
-    scopes = dict.fromkeys(size.scope for size in known.values())
+    check_symbols(what, sizes, symbols)
+    scopes = dict.fromkeys(size.scope for size in symbols.values())
     constraints = [
         c
         for scope in scopes
         for c in jaxcompat.symbolic_constraints(scope)
-        if names_of([c.left, c.right]) <= known.keys()
+        if names_of([c.left, c.right]) <= symbols.keys()
     ]
     numbers = {name: n for name, n in sizes.items() if not isinstance(n, str) and n > 0}
     scope = jax.export.SymbolicScope()
@@ -227,30 +227,30 @@ def chosen_sizes(what: str, known: Mapping[str, Any], sizes: Mapping[str, int | 
     # first to get the constraints of the new scope, and again in this scope.
     for final in (False, True):
         scoped = Symbols(numbers, scope)
-        found = {name: _size(what, name, sizes.get(name, name), scoped) for name in known}
+        chosen = {name: _size(what, name, sizes.get(name, name), scoped) for name in symbols}
         if not final:
-            scope = _scope(what, found, constraints)
-    return found
+            scope = _scope(what, chosen, constraints)
+    return chosen
 
 
 _NO_SYMBOLS = "it has no symbols; trace it with a type such as f32[n,128] to have one"
 
 
-def check_symbols(what: str, names: Iterable[str], known: Collection[str]) -> None:
+def check_symbols(what: str, names: Iterable[str], symbols: Collection[str]) -> None:
     """Check that names are symbols of a program.
 
     Args:
         what: The pass and the program, for the error.
         names: The names.
-        known: The symbols of the program.
+        symbols: The symbols of the program.
 
     Raises:
         ArgumentsError: If a name is not one of them.
     """
     for name in names:
-        if name not in known:
-            has = f"its symbols are: {', '.join(known)}" if known else _NO_SYMBOLS
-            raise ArgumentsError(f"{what}: no symbol '{name}'", did_you_mean(name, known) or has)
+        if name not in symbols:
+            has = f"its symbols are: {', '.join(symbols)}" if symbols else _NO_SYMBOLS
+            raise ArgumentsError(f"{what}: no symbol '{name}'", did_you_mean(name, symbols) or has)
 
 
 #: Sizes to try a program at, starting with some that are not multiples of each other.
@@ -267,16 +267,16 @@ def example_sizes(what: str, avals: Sequence[Aval]) -> Sizes:
         ArgumentsError: If none of the sizes tried satisfies the constraints without negative
             dimensions.
     """
-    known = sizes_by_symbol(avals)
-    names = list(known)
+    symbols = sizes_by_symbol(avals)
+    names = list(symbols)
     # Try different sizes first: equal sizes, and sizes of 1, hide errors.
     numbers = itertools.chain(
         itertools.permutations(_EXAMPLES, len(names)),
         itertools.product((*_EXAMPLES, 1), repeat=len(names)),
     )
-    for each in itertools.islice(numbers, _MOST_TRIED):
+    for trial in itertools.islice(numbers, _MOST_TRIED):
         try:
-            sizes = chosen_sizes(what, known, dict(zip(names, each, strict=True)))
+            sizes = chosen_sizes(what, symbols, dict(zip(names, trial, strict=True)))
         except ArgumentsError:
             continue
         if all(value_of(size, sizes) >= 0 for size in symbolic_sizes(avals)):
@@ -287,18 +287,18 @@ def example_sizes(what: str, avals: Sequence[Aval]) -> Sizes:
     )
 
 
-def _size(what: str, name: str, given: int | str, known: Mapping[str, Any]) -> Any:
+def _size(what: str, name: str, chosen: int | str, symbols: Mapping[str, Any]) -> Any:
     """Return the size that the user gave as an integer, or as the text of an expression."""
-    size: Any = given
-    if isinstance(given, str):
-        source = expressions.read(given, f"the size of {name}", ArgumentsError)
+    size: Any = chosen
+    if isinstance(chosen, str):
+        source = expressions.read(chosen, f"the size of {name}", ArgumentsError)
         if len(source.args) != 1 or source.keywords:
-            raise ArgumentsError(f"{what}: {name}={given!r} is not a size")
+            raise ArgumentsError(f"{what}: {name}={chosen!r} is not a size")
         try:
-            size = SizeExpression(source, source.args[0])(known)
+            size = SizeExpression(source, source.args[0])(symbols)
         except (ValueError, ArithmeticError, TypeError) as error:  # of symbolic dimensions
             reason = str(error).partition("\n")[0]
-            raise ArgumentsError(f"{what}: {name}={given!r} is not a size: {reason}") from None
+            raise ArgumentsError(f"{what}: {name}={chosen!r} is not a size: {reason}") from None
     if not jaxcompat.is_symbolic_dimension(size) and size < 1:
         raise ArgumentsError(f"{what}: {name}={size} is not a size: a symbol is at least 1")
     return size
@@ -365,7 +365,7 @@ def found_sizes(
 
 def _misfit(what: str, names: Sequence[str], reason: str) -> ArgumentsError:
     """Return the error for arguments that do not fit, from JAX's message with arguments renamed."""
-    text = re.sub(r"args\[(\d+)\]", lambda found: names[int(found[1])], " ".join(reason.split()))
+    text = re.sub(r"args\[(\d+)\]", lambda match: names[int(match[1])], " ".join(reason.split()))
     text = text.partition(" Please see ")[0]
     solved = re.search(r"Obtained dimension variables: (.*?)[, .]*$", text)
     message = re.sub(r"\.? ?Using the following polymorphic shapes specifications.*", "", text)
@@ -427,8 +427,8 @@ class LengthsBound:
 
     def __str__(self) -> str:
         most = "at most " * self.left_over
-        each = range_of_lengths(self.shortest, self.longest)
-        return f"an array of lengths that add up to {most}{self.rows}{each}"
+        lengths = range_of_lengths(self.shortest, self.longest)
+        return f"an array of lengths that add up to {most}{self.rows}{lengths}"
 
     def fault(self, values: np.ndarray, sizes: Sizes) -> str | None:
         """Return a message about values out of bounds, or None."""

@@ -215,17 +215,17 @@ def described(primitive: str) -> dict[str, tuple[Any, str]]:
     """Return the traits of a primitive that are not the defaults, each with its description."""
     text = inspect.cleandoc(Traits.__doc__ or "").partition("Attributes:\n")[2]
     descriptions = dict(re.findall(r"^ *(\w+): (.*)$", re.sub(r"\n {6,}", " ", text), re.MULTILINE))
-    found = {field.name: getattr(traits(primitive), field.name) for field in fields(Traits)}
+    values = {field.name: getattr(traits(primitive), field.name) for field in fields(Traits)}
     return {
         name: (value, descriptions[name])
-        for name, value in found.items()
+        for name, value in values.items()
         if value != getattr(_UNKNOWN, name)
     }
 
 
 def primitives_with(condition: Callable[[Traits], bool]) -> tuple[str, ...]:
     """Return the names of the primitives in the table whose traits meet a condition."""
-    return tuple(name for name, found in _table.items() if condition(found))
+    return tuple(name for name, entry in _table.items() if condition(entry))
 
 
 # --- arithmetic -----------------------------------------------------------------------------------

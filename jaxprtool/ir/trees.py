@@ -71,7 +71,7 @@ class Opaque:
 jax.tree_util.register_pytree_with_keys(
     Opaque,
     lambda node: (zip(node.entries(), node.children, strict=True), _own(node)),
-    lambda own, children: Opaque(own[0], own[1], own[2], tuple(children)),
+    lambda aux, children: Opaque(aux[0], aux[1], aux[2], tuple(children)),
     lambda node: (node.children, _own(node)),
 )
 
@@ -96,7 +96,7 @@ def _key(text: str) -> Any:
 
 def one_level(node: object) -> tuple[list[Any], list[Any], PyTreeDef]:
     """Return the keys and children of a node, and the structure in which each child is a leaf."""
-    pairs, tree = jax.tree_util.tree_flatten_with_path(node, is_leaf=lambda each: each is not node)
+    pairs, tree = jax.tree_util.tree_flatten_with_path(node, is_leaf=lambda part: part is not node)
     return [path[0] for path, _ in pairs if path], [child for _, child in pairs], tree
 
 
@@ -125,7 +125,7 @@ class SubstituteNode:
 jax.tree_util.register_pytree_with_keys(
     SubstituteNode,
     lambda node: (zip(node.keys, node.children, strict=True), (node.owner, node.data, node.keys)),
-    lambda own, children: SubstituteNode(own[0], own[1], own[2], tuple(children)),
+    lambda aux, children: SubstituteNode(aux[0], aux[1], aux[2], tuple(children)),
     lambda node: (node.children, (node.owner, node.data, node.keys)),
 )
 
@@ -136,35 +136,35 @@ def filled(tree: PyTreeDef, leaves: Iterable[Any]) -> Any:
     A node is a `SubstituteNode` if its class refuses or converts them. `structure` is the inverse.
     """
     leaves = list(leaves)
-    made, is_made = _unflattened(tree, leaves)
-    return made if is_made else _filled(tree, iter(leaves))
+    result, is_made = _unflattened(tree, leaves)
+    return result if is_made else _filled(tree, iter(leaves))
 
 
 def _filled(tree: PyTreeDef, leaves: Iterator[Any]) -> Any:
-    own = tree.node_data()
-    if own is None:
+    node_data = tree.node_data()
+    if node_data is None:
         return next(leaves)
     children = [_filled(child, leaves) for child in tree.children()]
-    cls, data = own
+    cls, data = node_data
     if issubclass(cls, tuple) and cls is not tuple:  # a named tuple, whose constructor may check
         return tuple.__new__(cls, children)
-    made, is_made = _unflattened(_rooted(cls, data, [_LEAF] * len(children)), children)
+    result, is_made = _unflattened(_rooted(cls, data, [_LEAF] * len(children)), children)
     return (
-        made if is_made else SubstituteNode(cls, data, _keys(cls, len(children)), tuple(children))
+        result if is_made else SubstituteNode(cls, data, _keys(cls, len(children)), tuple(children))
     )
 
 
 def _unflattened(tree: PyTreeDef, leaves: Sequence[Any]) -> tuple[Any, bool]:
     """Return a tree, and True if it was made, kept its leaves, and can be flattened."""
     try:
-        made = jax.tree.unflatten(tree, leaves)
+        result = jax.tree.unflatten(tree, leaves)
     except Exception:  # the constructor is the user's, and may raise anything
         return None, False
     try:
-        kept = tree.flatten_up_to(made)
+        kept = tree.flatten_up_to(result)
     except Exception:  # as for a node whose data are not equal to themselves
-        return made, _flattens(made)
-    return made, all(map(is_, kept, leaves))
+        return result, _flattens(result)
+    return result, all(map(is_, kept, leaves))
 
 
 def _flattens(node: object) -> bool:
@@ -192,11 +192,11 @@ def _keys(cls: type, count: int) -> tuple[Any, ...]:
         return unknown
     node, children = object.__new__(cls), [object() for _ in range(count)]
     fields = dataclasses.fields(cls)
-    given = iter(children)
-    for each in fields:
-        metadata = each.metadata
+    remaining = iter(children)
+    for field in fields:
+        metadata = field.metadata
         is_data = not metadata.get("static", False) and metadata.get("pytree_node", True)
-        object.__setattr__(node, each.name, next(given, None) if is_data else None)
+        object.__setattr__(node, field.name, next(remaining, None) if is_data else None)
     try:
         keys, parts, _ = one_level(node)
     except Exception:  # as for a class that flattens other attributes than its fields
@@ -210,13 +210,13 @@ def structure(value: object) -> PyTreeDef:
 
 
 def _owned(tree: PyTreeDef) -> PyTreeDef:
-    own = tree.node_data()
-    if own is None:
+    node_data = tree.node_data()
+    if node_data is None:
         return tree
     old = tree.children()
     children = list(map(_owned, old))
-    cls, data = own if own[0] is not SubstituteNode else own[1][:2]
-    if own[0] is not SubstituteNode and all(map(is_, old, children)):
+    cls, data = node_data if node_data[0] is not SubstituteNode else node_data[1][:2]
+    if node_data[0] is not SubstituteNode and all(map(is_, old, children)):
         return tree
     return _rooted(cls, data, children)
 
@@ -284,9 +284,9 @@ def same_tree(a: PyTreeDef, b: PyTreeDef) -> bool:
 def _alike(a: Tree, b: Tree) -> bool:
     if a.kind == "custom" and not (a.keys and b.keys):
         a, b = replace(a, keys=()), replace(b, keys=())
-    own = [replace(tree, children=()) for tree in (a, b)]
+    bare = [replace(tree, children=()) for tree in (a, b)]
     return (
-        own[0] == own[1]
+        bare[0] == bare[1]
         and len(a.children) == len(b.children)
         and all(map(_alike, a.children, b.children))
     )
@@ -385,7 +385,7 @@ class StaticLeaf:
         return f"StaticLeaf({description(self.value)})"
 
 
-jax.tree_util.register_pytree_node(StaticLeaf, lambda held: ((), held), lambda held, _: held)
+jax.tree_util.register_pytree_node(StaticLeaf, lambda leaf: ((), leaf), lambda leaf, _: leaf)
 
 
 def is_no_array(leaf: object) -> bool:

@@ -47,15 +47,15 @@ def ended_by_signals() -> Iterator[None]:
     """
     is_main = threading.current_thread() is threading.main_thread()
     signals = (signal.SIGTERM, signal.SIGHUP) if is_main else ()
-    ending = [each for each in signals if signal.getsignal(each) is signal.SIG_DFL]
+    ending = [signum for signum in signals if signal.getsignal(signum) is signal.SIG_DFL]
 
     def terminate(number: int, _: object) -> NoReturn:
-        for each in ending:
-            signal.signal(each, signal.SIG_IGN)  # one signal is enough
+        for signum in ending:
+            signal.signal(signum, signal.SIG_IGN)  # one signal is enough
         raise Terminated(number)
 
-    for each in ending:
-        signal.signal(each, terminate)
+    for signum in ending:
+        signal.signal(signum, terminate)
     try:
         yield
     except Terminated as error:
@@ -63,8 +63,8 @@ def ended_by_signals() -> Iterator[None]:
         os.kill(os.getpid(), error.number)
         raise
     finally:
-        for each in ending:
-            signal.signal(each, signal.SIG_DFL)
+        for signum in ending:
+            signal.signal(signum, signal.SIG_DFL)
 
 
 @contextmanager
@@ -144,7 +144,7 @@ class Child:
         **options: Any,
     ):
         reading, self._lifeline = os.pipe()
-        given: dict[str, Any] = {
+        keywords: dict[str, Any] = {
             "stdin": subprocess.DEVNULL,
             "stdout": subprocess.PIPE,
             "stderr": subprocess.PIPE,
@@ -157,7 +157,7 @@ class Child:
                 start_new_session=True,
                 cwd=cwd,
                 env=env,
-                **given,
+                **keywords,
             )
         except BaseException:
             os.close(self._lifeline)
@@ -193,7 +193,7 @@ class Child:
             more, _ = self._read(None)
             read = [old + new for old, new in zip(read, more, strict=True)]
         code = self.popen.wait()
-        stdout, stderr = (each.decode(errors="replace") for each in read)
+        stdout, stderr = (output.decode(errors="replace") for output in read)
         return Outcome(
             status=code if code >= 0 and not self._killed else None,
             signal="SIGKILL" if self._killed else _signal_name(code),
@@ -223,7 +223,7 @@ class Child:
                     if len(read[key.data]) > 2 * _KEPT:
                         del read[key.data][:-_KEPT]
             in_time = not selector.get_map()
-        return [bytes(each[-_KEPT:]) for each in read], in_time
+        return [bytes(output[-_KEPT:]) for output in read], in_time
 
     def __enter__(self) -> Child:
         return self
@@ -410,5 +410,5 @@ def _wait(
         return None
     # An abort is how XLA itself ends a process whose peers are lost.
     killed = [m for m in members if m.code and m.code < 0 and m.code != -signal.SIGABRT]
-    own = [m for m in members if m.code and not any(map(_LOST.search, m.failure().said))]
-    return (killed or own or [first])[0].failure()
+    causes = [m for m in members if m.code and not any(map(_LOST.search, m.failure().said))]
+    return (killed or causes or [first])[0].failure()

@@ -94,7 +94,7 @@ def _kill(pid: int) -> None:
 
 def _children() -> list[int]:
     """Return the process ids of this process's children, from /proc."""
-    found = []
+    pids = []
     for name in os.listdir("/proc"):
         if name.isdigit():
             try:
@@ -103,8 +103,8 @@ def _children() -> list[int]:
             except OSError:
                 continue
             if parent == os.getpid():
-                found.append(int(name))
-    return found
+                pids.append(int(name))
+    return pids
 
 
 def _prctl(option: int, value: int) -> None:

@@ -187,11 +187,11 @@ class Builder:
 
     def _find(self, start: int, *texts: str) -> int:
         """Return the position of the last of several consecutive texts, from `start` on."""
-        found = end = start
+        position = end = start
         for text in texts:
-            found = self.source.text.index(text, end)
-            end = found + len(text)
-        return found
+            position = self.source.text.index(text, end)
+            end = position + len(text)
+        return position
 
     def _literal(self, text: str, env: Mapping[str, Atom], position: int) -> Literal:
         literal = self._literals.get(text)
@@ -230,18 +230,18 @@ class Builder:
 
     def _equation(self, tree: Equation, env: dict[str, Atom], scope: Scope) -> JaxprEqn:
         operands = self._atoms(tree.operands, env, tree.operands_at)
-        known = self._params.get((tree.operation, scope))
-        if known is None:
+        read = self._params.get((tree.operation, scope))
+        if read is None:
             name, info = tree.operation.primitive, self.source_infos[tree.comment]
             self._around.append(_only_with_place(name, info))
-            known = self._read(tree.operation, scope)
+            read = self._read(tree.operation, scope)
             self._around.pop()
         key = *(id(atom.aval) for atom in operands), None, *tree.types
-        like = known.checked.get(key)
+        like = read.checked.get(key)
         if like is None:
-            like = self._checked(tree, operands, known)
-            if known.reusable and not any(map(_is_ref, operands)):
-                known.checked[key] = like
+            like = self._checked(tree, operands, read)
+            if read.reusable and not any(map(_is_ref, operands)):
+                read.checked[key] = like
         results: list[Var] = []
         for name, var in zip(tree.results, like.outvars, strict=True):
             if name == "_":
@@ -295,8 +295,8 @@ class Builder:
             primitive = jaxcompat.opaque_primitive(
                 name, tuple(types), tuple(declared), effects, place, self._hint(name)
             )
-            known, resolved = jaxcompat.inferred_types(primitive, read.given, operands)
-        variables = [Var(aval) for aval in known]
+            avals, resolved = jaxcompat.inferred_types(primitive, read.given, operands)
+        variables = [Var(aval) for aval in avals]
         return eqn.replace(primitive=primitive, outvars=variables, effects=resolved)
 
     def _hint(self, primitive: str) -> str:
@@ -312,8 +312,8 @@ class Builder:
         settings = {k: v for k, v in read.settings.items() if k != OPAQUE}
         with self._faults_in(tree):
             primitive, parameters = params.decode_params(name, read.given, types, declared)
-            known = [aval for aval in declared if aval is not None]
-            context = params.decode_context(settings, types, known, self.types.mesh)
+            avals = [aval for aval in declared if aval is not None]
+            context = params.decode_context(settings, types, avals, self.types.mesh)
             eqn = JaxprEqn(operands, [], primitive, parameters, set(), None, context)
             check_bodies(eqn)
             with context.manager:
@@ -347,16 +347,16 @@ class Builder:
         if len(declared) != len(actual):
             message = f"{name} returns {len(actual)} results, not {len(declared)}"
             raise self.source.fail(tree.position, message)
-        for i, (said, found) in enumerate(zip(declared, actual, strict=True)):
-            if said is not None and not jaxcompat.fits(said, found):
-                message = f"declared {tree.types[i]}, but {name} returns {type_of(found)}"
+        for i, (said, inferred) in enumerate(zip(declared, actual, strict=True)):
+            if said is not None and not jaxcompat.fits(said, inferred):
+                message = f"declared {tree.types[i]}, but {name} returns {type_of(inferred)}"
                 raise self.source.fail(self._result_position(tree, i), message)
         pairs = zip(declared, actual, strict=True)
-        return [found if said is None else said for said, found in pairs]
+        return [inferred if said is None else said for said, inferred in pairs]
 
     def _result_position(self, tree: Equation, index: int) -> int:
-        before = zip(tree.results[:index], tree.types[:index], strict=True)
-        texts = [text or "" for pair in before for text in pair]
+        pairs = zip(tree.results[:index], tree.types[:index], strict=True)
+        texts = [text or "" for pair in pairs for text in pair]
         return self._find(tree.position, *texts, tree.results[index])
 
     # --- parameters ---------------------------------------------------------------------------
@@ -384,8 +384,8 @@ class Builder:
         self._opaque += is_opaque
         with self._inside(operation, scope, read.given, is_opaque) as inner:
             for parameter in holding:
-                held = self._holder(operation.primitive, parameter, inner, read.given, is_opaque)
-                read.given[parameter.name] = held
+                decoded = self._holder(operation.primitive, parameter, inner, read.given, is_opaque)
+                read.given[parameter.name] = decoded
         self._opaque -= is_opaque
         return read
 
@@ -402,10 +402,15 @@ class Builder:
             return values.decode(parameter.value.parse(self.source), names)
 
     def _holder(
-        self, primitive: str, parameter: Parameter, scope: Scope, given: Params, is_opaque: bool
+        self,
+        primitive: str,
+        parameter: Parameter,
+        scope: Scope,
+        parameters: Params,
+        is_opaque: bool,
     ) -> object:
         """Return the value of a parameter that contains jaxprs."""
-        label = given.get("name")
+        label = parameters.get("name")
         names = _Names(self, parameter, scope, label if isinstance(label, str) else "")
         is_rule = parameter.name in params.RULES.get(primitive, ()) and not is_opaque
         if parameter.named is None and not is_rule:
@@ -444,7 +449,7 @@ class Builder:
 
     @contextmanager
     def _inside(
-        self, operation: Operation, scope: Scope, given: Params, is_opaque: bool
+        self, operation: Operation, scope: Scope, parameters: Params, is_opaque: bool
     ) -> Iterator[Scope]:
         """Enter the settings and the scope of an equation's bodies."""
         if operation.primitive != "shard_map" or is_opaque:
@@ -452,7 +457,7 @@ class Builder:
             return
         with ExitStack() as stack:
             try:
-                bound = {k: given[k] for k in ("mesh", "newly_manual_axes", "check_vma")}
+                bound = {k: parameters[k] for k in ("mesh", "newly_manual_axes", "check_vma")}
                 inner = (*scope, tuple(bound.items()))
                 hash(inner)
                 stack.enter_context(jaxcompat.inside_shard_map(**bound))
@@ -484,7 +489,7 @@ class _Names(Mapping[str, Any]):
         return self.builder.type_names[name]
 
     def __contains__(self, name: object) -> bool:
-        return any(name in known for known in self._known())
+        return any(name in names for names in self._known())
 
     def __iter__(self) -> Iterator[str]:
         return chain(*self._known())
@@ -607,13 +612,13 @@ def _nonzero(avals: Sequence[Aval], zeros: Sequence[bool]) -> list[Aval]:
 
 def _fit(
     what: str,
-    found: Sequence[Aval],
+    avals: Sequence[Aval],
     wanted: Sequence[Aval],
     fits: Callable[[Aval, Aval], bool] = jaxcompat.fits,
 ) -> None:
-    if len(found) != len(wanted):
-        raise ValueError(f"{what} {len(found)} values, not {len(wanted)}")
-    for aval, other in zip(found, wanted, strict=True):
+    if len(avals) != len(wanted):
+        raise ValueError(f"{what} {len(avals)} values, not {len(wanted)}")
+    for aval, other in zip(avals, wanted, strict=True):
         if not fits(aval, other):
             raise ValueError(f"{what} {type_of(aval)}, not {type_of(other)}")
 

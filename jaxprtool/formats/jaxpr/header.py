@@ -79,7 +79,7 @@ def header_text(
     if program.axis_env:
         entries["axis_env"] = values.encode(tuple(program.axis_env))
     if program.bounds:
-        entries["bounds"] = _table({name: _bound(each, types) for name, each in program.bounds})
+        entries["bounds"] = _table({name: _bound(bound, types) for name, bound in program.bounds})
     if program.jit is not None:
         entries["jit"] = _table(_jit_parts(program, program.jit))
     if not usual_mesh.empty:
@@ -249,8 +249,8 @@ def _is_bound(value: object) -> bool:
         return type(value) is int and value >= 0
     if value.keys() == {"at_least", "at_most"}:
         return all(type(part) is int and part >= 0 for part in value.values())
-    known = {"rows": str, "longest": int, "shortest": int, "left_over": bool}
-    return "rows" in value and all(type(part) is known.get(k) for k, part in value.items())
+    types = {"rows": str, "longest": int, "shortest": int, "left_over": bool}
+    return "rows" in value and all(type(part) is types.get(k) for k, part in value.items())
 
 
 def _is_file_name(value: str) -> bool:
@@ -347,16 +347,16 @@ def bound_of(value: Any, types: TypeReader) -> Bound:
 
 def jit_options(program: Program, parts: Mapping[str, Any]) -> JitOptions:
     """Return the options in the entry `jit` of a program. Raises ValueError for unknown names."""
-    donated, placed, given = (parts.get(name, {}) for name in ("donated", "in", "out"))
-    pairs = ((*donated, *placed), program.arg_names), (tuple(given), program.out_names)
-    for named, known in pairs:
+    donated, placed, out_placed = (parts.get(name, {}) for name in ("donated", "in", "out"))
+    pairs = ((*donated, *placed), program.arg_names), (tuple(out_placed), program.out_names)
+    for named, allowed in pairs:
         for name in named:
-            if name not in known:
+            if name not in allowed:
                 raise ValueError(f"jit names '{name}', which the program does not have")
     options = jaxcompat.TracedOptions(
         donated=tuple(name in donated for name in program.arg_names),
         in_placements=tuple(placed.get(name) for name in program.arg_names),
-        out_placements=tuple(given.get(name) for name in program.out_names),
+        out_placements=tuple(out_placed.get(name) for name in program.out_names),
         compiler_options=tuple(parts.get("compiler_options", {}).items()),
         keep_unused=parts.get("keep_unused", False),
         inline=parts["inline"],
@@ -396,10 +396,10 @@ def frame_text(file: str, frame: UserFrame, ends: bool = False) -> str:
         ends: Whether to write the end of its expression.
     """
     function = frame.function
-    known = function.isprintable() and not set(function) & set("()")
+    is_shown = function.isprintable() and not set(function) & set("()")
     has_range = frame.column >= 0 and frame[-2:] >= (frame.line, frame.column)  # else unknown
     until = f"-{frame.end_line}:{frame.end_column + 1}" if ends and has_range else ""
-    named = f" ({function})" if known else ""
+    named = f" ({function})" if is_shown else ""
     return f"{file}:{frame.line}:{frame.column + 1}{until}{named}"
 
 
@@ -408,17 +408,17 @@ def read_frame(text: str, files: Mapping[str, str]) -> UserFrame | None:
 
     The result is None if the text has another form, another file, or an invalid range.
     """
-    found = _FRAME.fullmatch(text)
-    if found is None or found["file"] not in files:
+    match = _FRAME.fullmatch(text)
+    if match is None or match["file"] not in files:
         return None
-    line, column = int(found["line"]), int(found["column"] or 1) - 1
+    line, column = int(match["line"]), int(match["column"] or 1) - 1
     end_line, end_column = line, column
-    if found["end_line"]:
-        end_line, end_column = int(found["end_line"]), int(found["end_column"]) - 1
+    if match["end_line"]:
+        end_line, end_column = int(match["end_line"]), int(match["end_column"]) - 1
         if column < 0 or end_column < 0 or (end_line, end_column) < (line, column):
             return None
-    function = found["function"] or "<unknown>"
-    return UserFrame(files[found["file"]], line, function, column, end_line, end_column)
+    function = match["function"] or "<unknown>"
+    return UserFrame(files[match["file"]], line, function, column, end_line, end_column)
 
 
 class StackWriter:
@@ -545,10 +545,10 @@ class SourceComments:
         frames = self._reader.of(eqn)
         if not frames:
             return ""
-        own = self._reader.nearest(frames)
+        nearest = self._reader.nearest(frames)
         # All that the user's own frame calls is written as a library's, and read as such.
-        libraries = [i < own or not self._reader.is_users(f.file) for i, f in enumerate(frames)]
-        shown = dict.fromkeys((own, 0))
+        libraries = [i < nearest or not self._reader.is_users(f.file) for i, f in enumerate(frames)]
+        shown = dict.fromkeys((nearest, 0))
         text = BEHIND.join(filter(None, (self._frame_text(frames[i], libraries[i]) for i in shown)))
         if not text or len(frames) == len(shown):
             return text
@@ -607,20 +607,20 @@ def source_infos(
 def _location(
     comment: str, files: Mapping[str, str], stacks: Mapping[str, tuple[UserFrame, ...]]
 ) -> Location:
-    found = _LOCATION.fullmatch(comment)
-    if not comment.isprintable() or not found:
+    match = _LOCATION.fullmatch(comment)
+    if not comment.isprintable() or not match:
         return (), ""
     frames: list[UserFrame] = []
-    for text in found["frames"].split(BEHIND) if found["frames"] else ():
+    for text in match["frames"].split(BEHIND) if match["frames"] else ():
         frame = read_frame(text, files)
         if frame is None:
             return (), ""
         frames.append(frame)
-    if found["stack"]:
-        if found["stack"] not in stacks:
+    if match["stack"]:
+        if match["stack"] not in stacks:
             return (), ""
-        frames = [*stacks[found["stack"]]]
-    if frames or found["names"]:  # a result has the name of the file or none: the source may differ
-        names = (found["names"] or "").split(", ")
+        frames = [*stacks[match["stack"]]]
+    if frames or match["names"]:  # a result has the name of the file or none: the source may differ
+        names = (match["names"] or "").split(", ")
         frames.append(naming_frame([name.strip("_") and name for name in names]))
-    return tuple(frames), found["scope"] or found["quoted"] or ""
+    return tuple(frames), match["scope"] or match["quoted"] or ""

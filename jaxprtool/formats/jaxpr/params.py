@@ -91,7 +91,7 @@ class Form:
     """
 
     write: Callable[[JaxprEqn], Params] = _params
-    read: Callable[[Params, Avals, Avals], Params] = lambda given, operands, results: given
+    read: Callable[[Params, Avals, Avals], Params] = lambda params, operands, results: params
     defaults: Callable[[Params, Avals, Avals], Params] = lambda params, operands, results: {}
     names: frozenset[str] | None = None
 
@@ -129,13 +129,13 @@ def encode_params(eqn: JaxprEqn) -> Params:
 
 
 def decode_params(
-    primitive: str, given: Params, operands: Avals, results: Avals
+    primitive: str, stored: Params, operands: Avals, results: Avals
 ) -> tuple[Primitive, Params]:
     """Return this JAX's primitive and its parameters from the name and parameters in a file.
 
     Args:
         primitive: The name of the primitive in the file.
-        given: The parameters in the file, without equation contexts: see `decode_context`. Jaxprs
+        stored: The parameters in the file, without equation contexts: see `decode_context`. Jaxprs
             in it are closed.
         operands: The types of the equation's operands.
         results: The types of its results; None for a result without a type in the file.
@@ -147,19 +147,19 @@ def decode_params(
     load_rules_of(primitive)
     if primitive.startswith(_SPARSE):
         import_module("jax.experimental.sparse")
-    known = jaxcompat.registered_primitives()
-    if traits(primitive).call == "closed_call" and primitive not in known:
+    registered = jaxcompat.registered_primitives()
+    if traits(primitive).call == "closed_call" and primitive not in registered:
         primitive = "eval_jaxpr"
-    if primitive not in known:
+    if primitive not in registered:
         raise UnknownPrimitive(f"unknown primitive '{primitive}'")
-    found = known[primitive]
+    resolved = registered[primitive]
     form = forms.get(primitive, _PLAIN)
-    unknown = set() if form.names is None else given.keys() - form.names
+    unknown = set() if form.names is None else stored.keys() - form.names
     if unknown:
         raise BadParameter(f"unknown parameter '{min(unknown)}'")
     try:
-        given = {**_hidden(found), **form.defaults(given, operands, results), **given}
-        params = form.read(given, operands, results)
+        stored = {**_hidden(resolved), **form.defaults(stored, operands, results), **stored}
+        params = form.read(stored, operands, results)
     except KeyError as error:
         raise BadParameter(f"the parameter {error} is missing") from None
     if primitive in _OPTIONAL:
@@ -171,7 +171,7 @@ def decode_params(
             params.setdefault(name, default)
     for name in _OPEN_BODIES.get(primitive, ()):
         params[name] = jaxcompat.open_jaxpr(params.get(name))
-    return found, params
+    return resolved, params
 
 
 def _same(value: object, default: object) -> bool:
@@ -207,12 +207,14 @@ def encode_context(context: object, mesh: AbstractMesh) -> Params:
     return {name: value for name, value in named.items() if value != defaults[name]}
 
 
-def decode_context(given: Params, operands: Avals, results: Avals, usual_mesh: AbstractMesh) -> Any:
+def decode_context(
+    settings: Params, operands: Avals, results: Avals, usual_mesh: AbstractMesh
+) -> Any:
     """Return the context of an equation from the settings in a file. Raises BadParameter."""
-    unknown = given.keys() - _SETTINGS.keys()
+    unknown = settings.keys() - _SETTINGS.keys()
     if unknown:
         raise BadParameter(f"unknown setting '@{min(unknown)}' of equations")
-    named = {"mesh": implied_mesh(operands, results, usual_mesh), **given}
+    named = {"mesh": implied_mesh(operands, results, usual_mesh), **settings}
     try:
         return jaxcompat.equation_context({_SETTINGS[name]: v for name, v in named.items()})
     except (TypeError, ValueError, AttributeError) as error:
@@ -265,8 +267,8 @@ def is_open_body(primitive: str, parameter: str) -> bool:
 
 
 def _broadcast_defaults(params: Params, operands: Avals, results: Avals) -> Params:
-    known = bool(results) and results[0] is not None
-    shape = {"shape": results[0].shape} if known else {}
+    has_type = bool(results) and results[0] is not None
+    shape = {"shape": results[0].shape} if has_type else {}
     return {"sharding": None, "broadcast_dimensions": (), **shape}
 
 
@@ -279,9 +281,9 @@ def _write_dot(eqn: JaxprEqn) -> Params:
     return {**_params(eqn), "dimension_numbers": numbers}
 
 
-def _read_dot(given: Params, operands: Avals, results: Avals) -> Params:
-    numbers = tuple(tuple(map(tuple, pair)) for pair in given["dimension_numbers"])
-    return {**given, "dimension_numbers": numbers}
+def _read_dot(params: Params, operands: Avals, results: Avals) -> Params:
+    numbers = tuple(tuple(map(tuple, pair)) for pair in params["dimension_numbers"])
+    return {**params, "dimension_numbers": numbers}
 
 
 _DOT_OPTIONS = "precision", "preferred_element_type", "out_sharding"
@@ -293,10 +295,10 @@ def _write_jit(eqn: JaxprEqn) -> Params:
     return {"name": eqn.params["name"], **_params(eqn), "inline": inline}
 
 
-def _read_jit(given: Params, operands: Avals, results: Avals) -> Params:
-    if not isinstance(given["name"], str):
+def _read_jit(params: Params, operands: Avals, results: Avals) -> Params:
+    if not isinstance(params["name"], str):
         raise BadParameter("name must be a string")
-    return {**given, "inline": jaxcompat.inline_of_word(given["inline"])}
+    return {**params, "inline": jaxcompat.inline_of_word(params["inline"])}
 
 
 def _jit_defaults(params: Params, operands: Avals, results: Avals) -> Params:
@@ -321,20 +323,20 @@ def _write_scan(eqn: JaxprEqn) -> Params:
     return dict(sorted({**_params(eqn, "ft_in", "ft_out"), **counts}.items()))
 
 
-def _read_scan(given: Params, operands: Avals, results: Avals) -> Params:
-    consts, carry = given.pop("num_consts"), given.pop("num_carry")
+def _read_scan(params: Params, operands: Avals, results: Avals) -> Params:
+    consts, carry = params.pop("num_consts"), params.pop("num_carry")
     xs, ys = len(operands) - consts - carry, len(results) - carry
     if min(consts, carry, xs, ys) < 0:
         raise BadParameter("num_consts and num_carry exceed the number of operands or results")
-    return {**given, **jaxcompat.scan_count_params({}, consts, carry, xs, ys)}
+    return {**params, **jaxcompat.scan_count_params({}, consts, carry, xs, ys)}
 
 
 rule(forms, "scan")(Form(_write_scan, _read_scan))
 
 
-def _read_while(given: Params, operands: Avals, results: Avals) -> Params:
+def _read_while(params: Params, operands: Avals, results: Avals) -> Params:
     # In JAX's order, in which its listing numbers unnamed bodies.
-    return {k: given[k] for k in ("cond_nconsts", "cond_jaxpr", "body_nconsts", "body_jaxpr")}
+    return {k: params[k] for k in ("cond_nconsts", "cond_jaxpr", "body_nconsts", "body_jaxpr")}
 
 
 rule(forms, "while")(Form(read=_read_while))
@@ -348,14 +350,14 @@ def _write_reduce(eqn: JaxprEqn) -> Params:
     return {**_params(eqn), "computation": name}
 
 
-def _read_reduce(given: Params, operands: Avals, results: Avals) -> Params:
-    body = given["jaxpr"]
+def _read_reduce(params: Params, operands: Avals, results: Avals) -> Params:
+    body = params["jaxpr"]
 
     def computation(*args: Any) -> Any:
         return jaxcompat.jaxpr_as_fun(body)(*args)
 
-    computation.__qualname__ = given["computation"]
-    return {**given, "computation": computation}
+    computation.__qualname__ = params["computation"]
+    return {**params, "computation": computation}
 
 
 rule(forms, "reduce")(Form(_write_reduce, _read_reduce))
@@ -365,11 +367,11 @@ def _write_select(eqn: JaxprEqn) -> Params:
     return {**_params(eqn), "select_prim": eqn.params["select_prim"].name}
 
 
-def _read_select(given: Params, operands: Avals, results: Avals) -> Params:
-    found = {"ge": lax.ge_p, "le": lax.le_p}.get(given["select_prim"])
-    if found is None:
+def _read_select(params: Params, operands: Avals, results: Avals) -> Params:
+    primitive = {"ge": lax.ge_p, "le": lax.le_p}.get(params["select_prim"])
+    if primitive is None:
         raise BadParameter("select_prim must be ge or le")
-    return {**given, "select_prim": found}
+    return {**params, "select_prim": primitive}
 
 
 rule(forms, "select_and_gather_add", "select_and_scatter_add")(Form(_write_select, _read_select))
@@ -380,9 +382,9 @@ def _write_linear_call(eqn: JaxprEqn) -> Params:
     return {**_params(eqn, "transpose_thunk"), "transpose": transpose}
 
 
-def _read_linear_call(given: Params, operands: Avals, results: Avals) -> Params:
-    transpose = given.pop("transpose")
-    return {**given, **jaxcompat.linear_call_transpose_param(transpose)}
+def _read_linear_call(params: Params, operands: Avals, results: Avals) -> Params:
+    transpose = params.pop("transpose")
+    return {**params, **jaxcompat.linear_call_transpose_param(transpose)}
 
 
 rule(forms, "linear_call")(Form(_write_linear_call, _read_linear_call))
@@ -397,8 +399,8 @@ def _write_sow(eqn: JaxprEqn) -> Params:
     return {**{name: eqn.params[name] for name in _SOW_NAMES}, "tree": tree}
 
 
-def _read_sow(given: Params, operands: Avals, results: Avals) -> Params:
-    tag, name, mode, tree = (given[k] for k in _SOW_NAMES)
+def _read_sow(params: Params, operands: Avals, results: Avals) -> Params:
+    tag, name, mode, tree = (params[k] for k in _SOW_NAMES)
     if not (isinstance(tag, str) and isinstance(name, str | None)):
         raise BadParameter("tag and name must be strings")
     if mode not in primitives.MODES:
@@ -407,7 +409,7 @@ def _read_sow(given: Params, operands: Avals, results: Avals) -> Params:
         raise BadParameter(
             "tree must be the structure of a value, with at most as many leaves as operands"
         )
-    return given
+    return params
 
 
 _SOW_DEFAULTS = {"mode": "strict", "tree": primitives.LEAF}
@@ -421,9 +423,9 @@ _CALL_NAMES = frozenset({"name", "call_jaxpr", "num_consts", "symbolic_zeros", "
 
 def _call_params(eqn: JaxprEqn, rule_params: Params) -> Params:
     """Return the parameters of a custom_jvp or custom_vjp call, with the body's name first."""
-    own = {k: eqn.params[k] for k in ("call_jaxpr", "num_consts", "symbolic_zeros")}
-    name = jaxcompat.open_jaxpr(own["call_jaxpr"]).debug_info.func_name
-    return {"name": name, **dict(sorted({**own, **rule_params}.items()))}
+    call_params = {k: eqn.params[k] for k in ("call_jaxpr", "num_consts", "symbolic_zeros")}
+    name = jaxcompat.open_jaxpr(call_params["call_jaxpr"]).debug_info.func_name
+    return {"name": name, **dict(sorted({**call_params, **rule_params}.items()))}
 
 
 def _call_defaults(params: Params, operands: Avals, results: Avals) -> Params:
@@ -439,9 +441,9 @@ def _call_defaults(params: Params, operands: Avals, results: Avals) -> Params:
     }
 
 
-def _mask(given: Params, name: str, avals: Avals) -> tuple[bool, ...]:
+def _mask(params: Params, name: str, avals: Avals) -> tuple[bool, ...]:
     """Return a parameter with one bool per value."""
-    mask = given[name]
+    mask = params[name]
     if not isinstance(mask, tuple) or len(mask) != len(avals):
         raise BadParameter(f"{name} must have one entry for each of {len(avals)} values")
     return mask
@@ -454,8 +456,8 @@ def _write_custom_jvp(eqn: JaxprEqn) -> Params:
     return _call_params(eqn, {"jvp": jvp, "raises": rule.raises, **masks})
 
 
-def _read_custom_jvp(given: Params, operands: Avals, results: Avals) -> Params:
-    jvp, raises, num_consts = given["jvp"], given["raises"], given["num_consts"]
+def _read_custom_jvp(params: Params, operands: Avals, results: Avals) -> Params:
+    jvp, raises, num_consts = params["jvp"], params["raises"], params["num_consts"]
     if isinstance(jvp, NamedRule) == (raises is not None):
         raise BadParameter(
             "a rule must be a jaxpr, or the parameter 'raises' must have the exception that it "
@@ -464,13 +466,13 @@ def _read_custom_jvp(given: Params, operands: Avals, results: Avals) -> Params:
     if raises is not None and not (isinstance(jvp, str) and isinstance(raises, str)):
         raise BadParameter("a rule that raises needs two strings: its name, and the exception")
     name, jaxpr = jvp if raises is None else (jvp, None)
-    zeros = _mask(given, "out_zeros", results)
-    perturbed = _mask(given, "perturbed", operands[num_consts:])
+    zeros = _mask(params, "out_zeros", results)
+    perturbed = _mask(params, "perturbed", operands[num_consts:])
 
     def rule() -> JVPRule:
         return JVPRule(name, jaxpr and jaxpr(), zeros, perturbed, raises)
 
-    return jvp_params(_renamed(given), name, rule, num_consts, given["symbolic_zeros"])
+    return jvp_params(_renamed(params), name, rule, num_consts, params["symbolic_zeros"])
 
 
 def _write_custom_vjp(eqn: JaxprEqn) -> Params:
@@ -481,25 +483,25 @@ def _write_custom_vjp(eqn: JaxprEqn) -> Params:
     return _call_params(eqn, {**params, "forwarded": rule.forwarded if any_forwarded else None})
 
 
-def _read_custom_vjp(given: Params, operands: Avals, results: Avals) -> Params:
-    (fwd_name, fwd), (bwd_name, bwd) = given["fwd"], given["bwd"]
-    num_consts, forwarded = given["num_consts"], given["forwarded"]
-    in_zeros = _mask(given, "in_zeros", operands[num_consts:])
-    perturbed = _mask(given, "perturbed", operands[num_consts:])
+def _read_custom_vjp(params: Params, operands: Avals, results: Avals) -> Params:
+    (fwd_name, fwd), (bwd_name, bwd) = params["fwd"], params["bwd"]
+    num_consts, forwarded = params["num_consts"], params["forwarded"]
+    in_zeros = _mask(params, "in_zeros", operands[num_consts:])
+    perturbed = _mask(params, "perturbed", operands[num_consts:])
 
     def rule() -> VJPRule:
         backward = bwd()
         none = (None,) * (len(backward.invars) - len(results))
-        known = none if forwarded is None else forwarded
-        return VJPRule(fwd_name, bwd_name, fwd(), backward, known, in_zeros, perturbed)
+        forwards = none if forwarded is None else forwarded
+        return VJPRule(fwd_name, bwd_name, fwd(), backward, forwards, in_zeros, perturbed)
 
     names = fwd_name, bwd_name
-    return vjp_params(_renamed(given), names, rule, num_consts, given["symbolic_zeros"])
+    return vjp_params(_renamed(params), names, rule, num_consts, params["symbolic_zeros"])
 
 
-def _renamed(given: Mapping[str, Any]) -> ClosedJaxpr:
+def _renamed(params: Mapping[str, Any]) -> ClosedJaxpr:
     """Return the body of a custom call, renamed to the name shown in listings."""
-    body, name = given["call_jaxpr"], given["name"]
+    body, name = params["call_jaxpr"], params["name"]
     debug = jaxcompat.open_jaxpr(body).debug_info
     if debug.func_name == name:
         return body
@@ -523,10 +525,10 @@ def _write_custom_vmap(eqn: JaxprEqn) -> Params:
     return {"name": name, "call_jaxpr": eqn.params["call"], "rule": eqn.params["rule"]}
 
 
-def _read_custom_vmap(given: Params, operands: Avals, results: Avals) -> Params:
-    if not isinstance(given["rule"], Stub):
+def _read_custom_vmap(params: Params, operands: Avals, results: Avals) -> Params:
+    if not isinstance(params["rule"], Stub):
         raise BadParameter("rule must be a stub")
-    return custom_vmap_params(_renamed(given), given["rule"], len(operands), len(results))
+    return custom_vmap_params(_renamed(params), params["rule"], len(operands), len(results))
 
 
 _VMAP_NAMES = frozenset({"name", "call_jaxpr", "rule"})

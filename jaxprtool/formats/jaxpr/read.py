@@ -63,9 +63,9 @@ def read(path: str | os.PathLike[str], sources: Root | None = None) -> Program:
         try:
             return parse(data, name, Path(name), sources)
         except ProgramFileError:
-            before = version
+            old_version = version
             data, version = _contents(name)
-            if version == before:
+            if version == old_version:
                 raise
             # The file was replaced in the meantime, and its constants removed.
 
@@ -90,8 +90,8 @@ def release_of(path: str | os.PathLike[str]) -> str:
         ProgramFileError: If the file cannot be read.
     """
     data, _ = _contents(os.fsdecode(path))
-    found = _RELEASE.search(data.decode(errors="replace"))
-    return found[1] if found else ""
+    match = _RELEASE.search(data.decode(errors="replace"))
+    return match[1] if match else ""
 
 
 def is_program(data: bytes) -> bool:
@@ -209,25 +209,25 @@ def _check_counts(source: FileText, file: syntax.File, header: Header) -> None:
         ("arguments", header.arguments[1], file.body.arguments),
         ("results", header.results[1], file.body.results),
     )
-    for entry, names, held in counts:
-        if len(names) != len(held):
-            message = f"{len(names)} {entry} are named here, but the program has {len(held)}"
+    for entry, names, binders in counts:
+        if len(names) != len(binders):
+            message = f"{len(names)} {entry} are named here, but the program has {len(binders)}"
             raise source.fail(file.header[entry].position, message)
 
 
 def _bounds(
     source: FileText, file: syntax.File, program: Program, header: Header, types: TypeReader
 ) -> tuple[tuple[str, Bound], ...]:
-    avals, found = dict(program.arguments), []
+    avals, bounds = dict(program.arguments), []
     for name, value in header.bounds.items():
         position = file.header["bounds"].position
         if not np.issubdtype(getattr(avals.get(name), "dtype", None), np.integer):
             raise source.fail(position, f"'{name}' is not an argument that is a size")
         try:
-            found.append((name, bound_of(value, types)))
+            bounds.append((name, bound_of(value, types)))
         except ValueError as error:
             raise source.fail(position, str(error)) from None
-    return tuple(found)
+    return tuple(bounds)
 
 
 def _precision(source: FileText) -> AbstractContextManager[object]:

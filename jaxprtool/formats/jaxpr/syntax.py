@@ -182,11 +182,11 @@ class _Parser:
         self._version()
         header = self._header()
         shared: dict[str, Body] = {}
-        while found := _SHARED.match(self.text, self.at):
-            self.at = found.end()
-            if found[1] in shared:
-                raise self.source.fail(found.start(1), f"'{found[1]}' is defined twice")
-            shared[found[1]] = self._jaxpr()
+        while match := _SHARED.match(self.text, self.at):
+            self.at = match.end()
+            if match[1] in shared:
+                raise self.source.fail(match.start(1), f"'{match[1]}' is defined twice")
+            shared[match[1]] = self._jaxpr()
             self._expect(_IN, "'in'")
         body = self._jaxpr()
         if (end := self._next()) < len(self.text):
@@ -198,16 +198,16 @@ class _Parser:
 
     def _take(self, pattern: re.Pattern[str]) -> re.Match[str] | None:
         """Advance past a match at the current position, if there is one."""
-        found = pattern.match(self.text, self.at)
-        if found:
-            self.at = found.end()
-        return found
+        match = pattern.match(self.text, self.at)
+        if match:
+            self.at = match.end()
+        return match
 
     def _expect(self, pattern: re.Pattern[str], what: str) -> re.Match[str]:
-        found = self._take(pattern)
-        if found is None:
+        match = self._take(pattern)
+        if match is None:
             raise self._expected(what)
-        return found
+        return match
 
     def _expected(self, what: str) -> ProgramFileError:
         position = self._next()
@@ -221,9 +221,9 @@ class _Parser:
 
     def _next(self) -> int:
         """Return the position of the next text after spaces."""
-        found = _SPACE.match(self.text, self.at)
-        assert found
-        return found.end()
+        match = _SPACE.match(self.text, self.at)
+        assert match
+        return match.end()
 
     # --- the header ---------------------------------------------------------------------------
 
@@ -238,12 +238,12 @@ class _Parser:
 
     def _header(self) -> dict[str, Expression]:
         header: dict[str, Expression] = {}
-        while found := self._take(_ENTRY):
-            if found[1] in header:
-                raise self.source.fail(found.start(1), f"'{found[1]}' is given twice")
-            header[found[1]] = self._expression()
+        while match := self._take(_ENTRY):
+            if match[1] in header:
+                raise self.source.fail(match.start(1), f"'{match[1]}' is given twice")
+            header[match[1]] = self._expression()
             if not self._take(_END_OF_LINE):
-                raise self._expected(f"a new line after the value of '{found[1]}'")
+                raise self._expected(f"a new line after the value of '{match[1]}'")
         return header
 
     # --- jaxprs -------------------------------------------------------------------------------
@@ -269,8 +269,8 @@ class _Parser:
 
     def _binders(self) -> list[Binder]:
         binders: list[Binder] = []
-        while found := self._take(_BINDER):
-            binder = Binder(found[1], found[2], found.start(1))
+        while match := self._take(_BINDER):
+            binder = Binder(match[1], match[2], match.start(1))
             binders.append(binder)
             if self._take(_EQUALS):
                 self.at = self._next()
@@ -303,15 +303,15 @@ class _Parser:
     # --- equations ----------------------------------------------------------------------------
 
     def _equation(self) -> Equation:
-        found = _EQUATION.match(self.text, self.at)
-        if found is None:
+        match = _EQUATION.match(self.text, self.at)
+        if match is None:
             return self._unusual_equation()
-        name, type_, head = found.groups()
-        equation = Equation(found.start(1), _NO_OPERATION, [name], [type_], [], 0)
+        name, type_, head = match.groups()
+        equation = Equation(match.start(1), _NO_OPERATION, [name], [type_], [], 0)
         self.equations.append(equation)
-        known = self._operations.get(head)
-        equation.operation = known or self._plain_operation(head, found.start(3))
-        self._operands(equation, found.end())
+        operation = self._operations.get(head)
+        equation.operation = operation or self._plain_operation(head, match.start(3))
+        self._operands(equation, match.end())
         return equation
 
     def _unusual_equation(self) -> Equation:
@@ -319,11 +319,11 @@ class _Parser:
         self._take(_SEPARATOR)
         equation = Equation(self.at, _NO_OPERATION, [], [], [], 0)
         self.equations.append(equation)
-        while found := self._take(_BINDER):
-            equation.results.append(found[1])
-            equation.types.append(found[2])
-        if found := self._take(_UNTYPED):
-            equation.results.append(found[1])
+        while match := self._take(_BINDER):
+            equation.results.append(match[1])
+            equation.types.append(match[2])
+        if match := self._take(_UNTYPED):
+            equation.results.append(match[1])
             equation.types.append(None)
         if equation.results:
             self._expect(_EQUALS, "a variable with its type, or '='")
@@ -332,9 +332,9 @@ class _Parser:
                 "expected a variable before the '='; nan, inf, True, False and None are values"
             )
             raise self.source.fail(self._next(), message)
-        if found := self._take(_HEAD):
-            known = self._operations.get(found[1])
-            equation.operation = known or self._plain_operation(found[1], found.start(1))
+        if match := self._take(_HEAD):
+            operation = self._operations.get(match[1])
+            equation.operation = operation or self._plain_operation(match[1], match.start(1))
         else:
             equation.operation = self._long_operation()
         self._operands(equation, self.at)
@@ -342,11 +342,11 @@ class _Parser:
 
     def _operands(self, equation: Equation, at: int) -> None:
         """Read an equation's operands from `at` on."""
-        found = _OPERANDS.match(self.text, at)
-        assert found
+        match = _OPERANDS.match(self.text, at)
+        assert match
         equation.operands_at = at
-        equation.operands = found.group().split()
-        self.at = found.end()
+        equation.operands = match.group().split()
+        self.at = match.end()
         while _LITERAL.match(self.text, self.at) and not _IN.match(self.text, self.at):
             equation.operands.append(self._literal())
             more = _OPERANDS.match(self.text, self.at)
@@ -362,9 +362,9 @@ class _Parser:
             name, bracket, _ = head.partition("[")
             operation = self._operations[dense] = Operation(name, position, [])
             if bracket:
-                before, self.at = self.at, position + len(name) + 1
+                saved, self.at = self.at, position + len(name) + 1
                 operation.parameters = self._parameters()
-                self.at = before
+                self.at = saved
         self._operations[head] = operation
         return operation
 
@@ -378,16 +378,16 @@ class _Parser:
 
     def _parameters(self) -> list[Parameter]:
         """Return the parameters after a '['."""
-        found: dict[str, Parameter] = {}
+        by_name: dict[str, Parameter] = {}
         while not self._take(_BRACKET):
             name = self._expect(_PARAMETER, "a parameter, as in axis=0, or ']'")
-            if name[1] in found:
+            if name[1] in by_name:
                 raise self.source.fail(name.start(1), f"'{name[1]}' is given twice")
             parameter = Parameter(name[1], name.start(1), self._expression())
-            found[name[1]] = parameter
+            by_name[name[1]] = parameter
             if _TEXT.fullmatch(parameter.value.text) and self._take(_BEFORE_JAXPR):
                 parameter.named, parameter.value = parameter.value, self._expression()
-        return list(found.values())
+        return list(by_name.values())
 
     # --- values -------------------------------------------------------------------------------
 
@@ -399,9 +399,9 @@ class _Parser:
         pieces: list[str] = []
         at = done = start
         while at < len(text):
-            found = _PIECE.match(text, at)
-            assert found
-            what, piece = found.lastgroup, found.group()
+            match = _PIECE.match(text, at)
+            assert match
+            what, piece = match.lastgroup, match.group()
             if what == "jaxpr":
                 pieces.append(text[done:at])
                 self.at = at
@@ -424,7 +424,7 @@ class _Parser:
                     where = ":".join(map(str, self.source.line_and_column(opened)))
                     message = f"'{piece}' does not close the '{bracket}' at {where}"
                     raise self.source.fail(at, message)
-            at = found.end()
+            at = match.end()
         if brackets:
             bracket, position = brackets[-1]
             raise self.source.fail(position, f"'{bracket}' is not closed")
@@ -440,9 +440,9 @@ class _Parser:
         """Assign each comment to the last equation that begins before it on its line."""
         positions = [equation.position for equation in self.equations]
         for position, comment in self.source.comments:
-            before = bisect_left(positions, position) - 1
-            if before >= 0 and "\n" not in self.text[positions[before] : position]:
-                self.equations[before].comment = comment
+            index = bisect_left(positions, position) - 1
+            if index >= 0 and "\n" not in self.text[positions[index] : position]:
+                self.equations[index].comment = comment
 
 
 _NO_OPERATION = Operation("", 0, [])
@@ -492,17 +492,17 @@ class FileText:
             end = text.rfind("\n", start, start + MAX_LINE + 1)
             if end < 0:
                 end = text.find("\n", start) % (len(text) + 1)
-                constants = sum(len(found[0]) for found in _CONSTANTS.finditer(text, start, end))
+                constants = sum(len(match[0]) for match in _CONSTANTS.finditer(text, start, end))
                 if end - start - constants > MAX_LINE:
                     raise self.fail(start, f"a line is longer than {MAX_LINE:,} characters")
             start = end + 1
 
     def _blank(self, match: re.Match[str]) -> str:
-        found = match.group()
-        if found[0] != "#":
-            return found
-        self.comments.append((match.start(), found[1:].strip()))
-        return " " * len(found)
+        text = match.group()
+        if text[0] != "#":
+            return text
+        self.comments.append((match.start(), text[1:].strip()))
+        return " " * len(text)
 
     def fail(self, position: int, message: str, hint: str | None = None) -> ProgramFileError:
         """Return the error for a place, to be raised by the caller."""
@@ -551,12 +551,12 @@ class Expression:
     def position_of(self, node: ast.expr) -> int:
         """Return the position in the file of a node of the expression's tree."""
         lines = f"({self.text}".split("\n")
-        before = lines[node.lineno - 1].encode()[: node.col_offset]
-        return self._index(node.lineno, len(before.decode(errors="replace")))
+        prefix = lines[node.lineno - 1].encode()[: node.col_offset]
+        return self._index(node.lineno, len(prefix.decode(errors="replace")))
 
     def _index(self, line: int, column: int) -> int:
         """Return the position in the file of a line and column in `(text)`."""
         lines = self.text.split("\n")
-        before = sum(len(text) + 1 for text in lines[: line - 1])
-        last = min(max(before + column - (line == 1), 0), len(self.text))
+        offset = sum(len(text) + 1 for text in lines[: line - 1])
+        last = min(max(offset + column - (line == 1), 0), len(self.text))
         return self.position + last

@@ -154,13 +154,13 @@ def add_late_record(module: str, name: str) -> None:
     """
 
     def encode_record(value: Any, encode: Encode) -> str:
-        return call(name, **{word: encode(each) for word, each in value._asdict().items()})
+        return call(name, **{word: encode(item) for word, item in value._asdict().items()})
 
-    def made(**fields: Any) -> Any:
+    def construct(**fields: Any) -> Any:
         return getattr(import_module(module), name)(**fields)
 
     _LATE[module, name] = encode_record
-    CONSTRUCTORS[name] = made
+    CONSTRUCTORS[name] = construct
 
 
 # --- writing ------------------------------------------------------------------------------------
@@ -188,13 +188,13 @@ def encode(
 
     def inside(value: Any) -> str:
         try:
-            return known(value)
+            return encoded(value)
         except Unwritable:
             if opaque is None:
                 raise
             return opaque(value, inside)
 
-    def known(value: Any) -> str:
+    def encoded(value: Any) -> str:
         cls = type(value)
         if cls in special:
             return special[cls](value)
@@ -209,8 +209,8 @@ def encode(
 
 def is_bare(text: str) -> bool:
     """Return True if a text may be written without quotes as a whole parameter."""
-    known = text in NAMES or keyword.iskeyword(text)
-    return text.isidentifier() and text.isascii() and not known
+    is_reserved = text in NAMES or keyword.iskeyword(text)
+    return text.isidentifier() and text.isascii() and not is_reserved
 
 
 def call(name: str, *args: str, **keywords: str | None) -> str:
@@ -470,10 +470,10 @@ add_late_record("jax.experimental.sparse.coo", "COOInfo")
 
 def _high_primitive(value: Any, encode: Encode) -> str:
     """Return `Nonzero(aval('f32[8]'), size=3, ...)`: operand types, and the rest by name."""
-    known = {"out_dtype": getattr(value.out_aval, "dtype", None), **value.params}
+    values = {"out_dtype": getattr(value.out_aval, "dtype", None), **value.params}
     named = inspect.signature(type(value)).parameters.values()
-    given = {p.name: encode(known[p.name]) for p in named if p.kind is p.KEYWORD_ONLY}
-    return call(type(value).__name__, *map(encode, value.in_avals), **given)
+    keywords = {p.name: encode(values[p.name]) for p in named if p.kind is p.KEYWORD_ONLY}
+    return call(type(value).__name__, *map(encode, value.in_avals), **keywords)
 
 
 for _class in jaxcompat.HIGH_PRIMITIVES:
@@ -492,8 +492,8 @@ add_singleton("P.UNCONSTRAINED", PartitionSpec.UNCONSTRAINED)
 # --- callbacks ------------------------------------------------------------------------------------
 
 
-def _callback(held: Any, encode: Encode) -> str:
-    raise Unwritable(f"a Python function ({callback_name(held)})")
+def _callback(function: Any, encode: Encode) -> str:
+    raise Unwritable(f"a Python function ({callback_name(function)})")
 
 
 def _read_stub(name: str, source: str = "") -> Stub:
@@ -503,7 +503,7 @@ def _read_stub(name: str, source: str = "") -> Stub:
 
 
 def _written_stub(stub: Stub, encode: Encode) -> str:
-    return f"stub({', '.join(encode(each) for each in (stub.name, stub.source) if each)})"
+    return f"stub({', '.join(encode(part) for part in (stub.name, stub.source) if part)})"
 
 
 add_class(jaxcompat.FlatCallback, _callback)
@@ -516,18 +516,18 @@ for _name, _value in jaxcompat.DEBUG_EFFECTS.items():
 
 
 def _read_device(platform: str, number: int) -> jax.Device:
-    if found := _devices(platform, [number]):
-        return found[0]
+    if devices := _devices(platform, [number]):
+        return devices[0]
     raise ValueError("this machine has no such device")
 
 
 def _devices(platform: str, numbers: Sequence[int]) -> list[jax.Device] | None:
     """Return the devices of these numbers, or None if one is missing."""
     try:
-        known = {device.id: device for device in jax.devices(platform)}
+        by_number = {device.id: device for device in jax.devices(platform)}
     except RuntimeError:  # no such platform
         return None
-    return [known[n] for n in numbers] if all(n in known for n in numbers) else None
+    return [by_number[n] for n in numbers] if all(n in by_number for n in numbers) else None
 
 
 def _spec(spec: PartitionSpec, encode: Encode) -> str:
@@ -545,7 +545,7 @@ def _mesh(mesh: Mesh | AbstractMesh, encode: Encode) -> str:
     device, devices = mesh.abstract_mesh.abstract_device, None
     if isinstance(mesh, Mesh):
         devices = list(mesh.devices.flatten())
-        if len({each.platform for each in devices}) > 1:
+        if len({member.platform for member in devices}) > 1:
             raise Unwritable("a mesh of devices of several platforms")
     return call(
         type(mesh).__name__,
@@ -553,7 +553,7 @@ def _mesh(mesh: Mesh | AbstractMesh, encode: Encode) -> str:
         encode(mesh.axis_names),
         axis_types=encode(mesh.axis_types) if mesh.axis_names else None,
         abstract_device=None if device is None else encode(device),
-        devices=None if devices is None else encode(tuple(each.id for each in devices)),
+        devices=None if devices is None else encode(tuple(member.id for member in devices)),
     )
 
 
@@ -572,10 +572,10 @@ def _read_mesh(
     # JAX aborts the process on a sharding over a mesh with axes but no devices.
     if not devices or len(devices) != math.prod(axis_sizes):
         raise ValueError(f"{len(devices)} devices do not fill a mesh of {tuple(axis_sizes)}")
-    found = _devices(abstract_device.platform, devices)
-    if found is None:
+    local_devices = _devices(abstract_device.platform, devices)
+    if local_devices is None:
         return AbstractMesh(axis_sizes, axis_names, axis_types, abstract_device=abstract_device)
-    return Mesh(np.array(found).reshape(axis_sizes), axis_names, axis_types)
+    return Mesh(np.array(local_devices).reshape(axis_sizes), axis_names, axis_types)
 
 
 def _memory_kind(sharding: jax.sharding.Sharding, encode: Encode) -> str | None:
@@ -636,10 +636,10 @@ def _read_opaque(type_name: str, children: Any, aux: str = "") -> Opaque:
 add_class(Opaque, _opaque, Node=_read_opaque)
 
 
-def _held(held: StaticLeaf, encode: Encode) -> str:
-    if type(held.value) in LITERALS:
-        return f"Static({encode(held.value)})"
-    return f"Object({description(held.value)!r})"
+def _held(leaf: StaticLeaf, encode: Encode) -> str:
+    if type(leaf.value) in LITERALS:
+        return f"Static({encode(leaf.value)})"
+    return f"Object({description(leaf.value)!r})"
 
 
 def _static(value: Any) -> StaticLeaf:
@@ -695,26 +695,26 @@ def _arguments(policy: Policy) -> dict[str, Any]:
     """Return the arguments from which a policy was created; sets of names as sorted tuples."""
     if isinstance(policy, FunctionType):
         cells = zip(policy.__code__.co_freevars, policy.__closure__ or (), strict=True)
-        found = {name: cell.cell_contents for name, cell in cells}
+        arguments = {name: cell.cell_contents for name, cell in cells}
     else:
-        found = vars(policy)
+        arguments = vars(policy)
     sets = (set, frozenset)
-    return {k: tuple(sorted(v)) if isinstance(v, sets) else v for k, v in found.items()}
+    return {k: tuple(sorted(v)) if isinstance(v, sets) else v for k, v in arguments.items()}
 
 
 def _policy(policy: Policy, encode: Encode) -> str:
-    for name, known in POLICIES.items():
-        if policy is known or (not isinstance(policy, FunctionType) and policy == known):
+    for name, predefined in POLICIES.items():
+        if policy is predefined or (not isinstance(policy, FunctionType) and policy == predefined):
             return f"checkpoint_policies.{name}"
     name = _FAMILIES.get(_family(policy), "")
     if not name:
         raise Unwritable(f"a Python function ({getattr(policy, '__qualname__', policy)})")
-    found = _arguments(policy)
+    arguments = _arguments(policy)
     kinds = [p.kind for p in inspect.signature(POLICY_FACTORIES[name]).parameters.values()]
     if kinds == [inspect.Parameter.VAR_POSITIONAL]:
-        items = [encode(item) for names in found.values() for item in names]
+        items = [encode(item) for names in arguments.values() for item in names]
         return call(f"checkpoint_policies.{name}", *items)
-    return call(f"checkpoint_policies.{name}", **{k: encode(v) for k, v in found.items()})
+    return call(f"checkpoint_policies.{name}", **{k: encode(v) for k, v in arguments.items()})
 
 
 for _name, _value in POLICIES.items():
@@ -842,8 +842,8 @@ class TypeReader:
         self._scope = scope
         self._foreign: dict[str, Any] = {}
         for name, stored in (foreign or {}).items():
-            known = jaxcompat.OpaqueDType(name, self(stored)) if stored else None
-            self._foreign[name] = known or jaxcompat.OpaqueMemory(name)
+            dtype = jaxcompat.OpaqueDType(name, self(stored)) if stored else None
+            self._foreign[name] = dtype or jaxcompat.OpaqueMemory(name)
 
     def __call__(self, text: str) -> Aval:
         """Return the type of this text. Raises ValueError."""

@@ -163,9 +163,9 @@ class FileNotation(Notation):
 
     def signatures(self, jaxpr: Jaxpr) -> list[Signature]:
         outer, self._in_opaque = self._in_opaque, jaxpr in self._bodies_of_opaque
-        found = super().signatures(jaxpr)
+        signatures = super().signatures(jaxpr)
         self._in_opaque = outer
-        return found
+        return signatures
 
     def context_key(self, eqn: JaxprEqn) -> tuple[Hashable, ...]:
         """Return a key of an equation's context, the mesh of its types, and if it has results."""
@@ -207,8 +207,8 @@ class FileNotation(Notation):
             pairs = self._opaque_pairs(eqn)
         # Without results and brackets, this would be read as an operand of the previous equation.
         primitive = PrimitiveName(self._noted(name if pairs or eqn.outvars else f"{name}[]"))
-        given = eqn.params.get("name")
-        called = tuple(found for _, value in pairs for found in _bodies(value, given))
+        call_name = eqn.params.get("name")
+        called = tuple(body for _, value in pairs for body in _bodies(value, call_name))
         return Signature(primitive, pairs, called, named_by_call=name == "jit")
 
     def _settings(self, eqn: JaxprEqn, is_opaque: bool) -> dict[str, Any]:
@@ -285,8 +285,8 @@ class FileNotation(Notation):
         consts = getattr(jaxpr, "consts", ())
         if any(isinstance(const, jax.core.Tracer) for const in consts):
             raise Unwritable("a traced value, which its function closes over")
-        known = self._consts.setdefault(body, consts)
-        if len(known) != len(consts) or any(a is not b for a, b in zip(known, consts, strict=True)):
+        first = self._consts.setdefault(body, consts)
+        if len(first) != len(consts) or any(a is not b for a, b in zip(first, consts, strict=True)):
             raise Unwritable("one jaxpr with different constants in two places")
         return body
 

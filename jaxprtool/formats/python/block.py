@@ -144,13 +144,13 @@ class Block:
             self._hints[var] = hint
         return text
 
-    def arguments(self, places: Sequence[str], hints: Sequence[str], known: Sequence[str]) -> None:
+    def arguments(self, places: Sequence[str], hints: Sequence[str], names: Sequence[str]) -> None:
         """Name the arguments: parameters keep their names, others are assigned on separate lines.
 
         `places` are their expressions.
         """
         for var, place, hint in zip(self._jaxpr.invars, places, hints, strict=True):
-            if place in known:
+            if place in names:
                 self._texts[var] = self._hints[var] = place
             elif self._uses[var]:
                 last = _LAST_KEY.fullmatch(place)
@@ -198,8 +198,8 @@ class Block:
 
         `places` are the expressions of arguments without names.
         """
-        known = [(v, self._texts.get(v, places.get(i))) for i, v in enumerate(self._jaxpr.invars)]
-        reached = [(v, text) for v, text in known if text]
+        pairs = [(v, self._texts.get(v, places.get(i))) for i, v in enumerate(self._jaxpr.invars)]
+        reached = [(v, text) for v, text in pairs if text]
         bound = self._module.bindings(reached, self.lines)
         if bound and self.lines[start].lstrip().startswith(("def ", "@")):
             bound.append("")
@@ -214,8 +214,8 @@ class Block:
             eqn = stubbed(line.eqn) if self._module.stub_callbacks else line.eqn
             template = self._module.templates.of(self._without_unused(eqn), self)
         else:
-            given = line.expression
-            template = TextTemplate(given.of.pieces(self), given.of.level, given.results)
+            proposal = line.expression
+            template = TextTemplate(proposal.of.pieces(self), proposal.of.level, proposal.results)
         whole = self._filled(template, line.operands)
         if template.results == 0 and self._may_pend(outs[0], line.eqn, whole):
             origin = self._module.origin(line.eqn)
@@ -309,8 +309,8 @@ class Block:
         """Write a comment with the origin of the next lines, if it changes."""
         if origin is None or origin == self._origin:
             return
-        known = self._origin is not None and self._origin.file == origin.file
-        text = origin.function if known else f"{origin.function}, {origin.file}"
+        same_file = self._origin is not None and self._origin.file == origin.file
+        text = origin.function if same_file else f"{origin.function}, {origin.file}"
         self.lines.append(f"{INDENT * self._depth}# {text}{origin.behind}")
         self._origin = origin
 
@@ -463,10 +463,10 @@ def _undecorated(
         raised = statement("raise ", function.raises.pieces(module), "", depth + 1)
         return [*definition(name, function.titles, [None] * len(function.titles), depth), *raised]
     jaxpr = open_jaxpr(function.jaxpr)
-    own = jaxpr.debug_info.arg_names or ()
-    if len(own) == len(jaxpr.invars):
-        known = [i for i, text in enumerate(own) if text]
-        hints |= zip(known, local_names([own[i] for i in known]), strict=True)
+    arg_names = jaxpr.debug_info.arg_names or ()
+    if len(arg_names) == len(jaxpr.invars):
+        named = [i for i, text in enumerate(arg_names) if text]
+        hints |= zip(named, local_names([arg_names[i] for i in named]), strict=True)
     body = Block(module, function.jaxpr, texts, names, depth + 1)
     parameters: list[str] = []
     types: list[str | None] = []
@@ -549,34 +549,34 @@ def signature(program: Program) -> CallSignature:
     """Return the signature of the function that is emitted for a program."""
     count = program.in_tree.num_leaves
     args, kwargs = filled(program.in_tree, range(count))
-    made = CallSignature(places=[""] * count)
+    called = CallSignature(places=[""] * count)
     names = [_parameter(arg, program.arg_names, i) for i, arg in enumerate(args)]
     rest = _rest(names)
     for position, (arg, (name, _)) in enumerate(zip(args, names, strict=True)):
         if position < rest:
-            name = made.free(name)
-            made.parameters.append(name)
-            made.place(arg, name)
+            name = called.free(name)
+            called.parameters.append(name)
+            called.place(arg, name)
         else:
-            made.place(arg, f"{name}[{position - rest}]")
-    made.call += made.parameters
+            called.place(arg, f"{name}[{position - rest}]")
+    called.call += called.parameters
     if rest < len(args):
-        made.parameters.append(f"*{names[-1][0]}")
-        made.call.append(made.parameters[-1])
-    if all(_is_name(key) and key not in (*made.parameters, *ROOTS) for key in kwargs):
+        called.parameters.append(f"*{names[-1][0]}")
+        called.call.append(called.parameters[-1])
+    if all(_is_name(key) and key not in (*called.parameters, *ROOTS) for key in kwargs):
         if kwargs and rest == len(args):
-            made.parameters.append("*")
-        made.parameters += kwargs
-        made.call += [f"{key}={key}" for key in kwargs]
+            called.parameters.append("*")
+        called.parameters += kwargs
+        called.call += [f"{key}={key}" for key in kwargs]
         roots = {key: key for key in kwargs}
     else:
-        others = made.free("keywords")
-        made.parameters.append(f"**{others}")
-        made.call.append(f"**{others}")
+        others = called.free("keywords")
+        called.parameters.append(f"**{others}")
+        called.call.append(f"**{others}")
         roots = {key: f"{others}[{plain(key)}]" for key in kwargs}
     for key, arg in kwargs.items():
-        made.place(arg, roots[key])
-    return made
+        called.place(arg, roots[key])
+    return called
 
 
 def _rest(names: Sequence[tuple[str, int | None]]) -> int:
@@ -584,7 +584,7 @@ def _rest(names: Sequence[tuple[str, int | None]]) -> int:
     for start in range(len(names)):
         name = names[start][0]
         behind = enumerate(names[start:])
-        if all(found == (name, i) for i, found in behind):
+        if all(pair == (name, i) for i, pair in behind):
             return start
     return len(names)
 
@@ -596,13 +596,13 @@ def _with_held(tree: Any) -> list[Any]:
 
 def _leaves(tree: Any) -> list[tuple[int, str, str]] | None:
     """Return each leaf with its path in Python and in JAX; None if one has no Python path."""
-    found = []
+    leaves = []
     for path, leaf in tree_flatten_with_path(tree)[0]:
         steps = [_step(key) for key in path]
         if None in steps:
             return None
-        found.append((leaf, "".join(map(str, steps)), keystr(path)))
-    return found
+        leaves.append((leaf, "".join(map(str, steps)), keystr(path)))
+    return leaves
 
 
 def _step(key: Any) -> str | None:
@@ -628,9 +628,9 @@ def _parameter(arg: Any, names: Sequence[str], position: int) -> tuple[str, int 
         words = {names[i].removesuffix(path) for i, _, path in leaves}
     root = words.pop() if len(words) == 1 else ""
     root = f"{root}_" if root in ROOTS else root
-    found = re.fullmatch(r"(\w+)\[(\d+)\]", root)
-    if found and _is_name(found[1]):
-        return found[1], int(found[2])
+    match = re.fullmatch(r"(\w+)\[(\d+)\]", root)
+    if match and _is_name(match[1]):
+        return match[1], int(match[2])
     return (root if _is_name(root) else f"arg{position}"), None
 
 
@@ -673,11 +673,11 @@ def result_structure(program: Program, called: CallSignature) -> tuple[Any, str 
         if name in called.parameters and not name.startswith("*"):
             results.note(arg, name)
     count = program.out_tree.num_leaves
-    made = results.built(filled(program.out_tree, range(count)))
+    structure = results.built(filled(program.out_tree, range(count)))
     if not results.classes:
-        return made, None
+        return structure, None
     names = ", ".join(sorted(results.classes))
-    return made, f"These results are named tuples of a class's fields: {names}."
+    return structure, f"These results are named tuples of a class's fields: {names}."
 
 
 class _Results:
@@ -689,10 +689,10 @@ class _Results:
 
     def note(self, tree: Any, text: str) -> None:
         """Record the nodes of classes in an argument that have a path."""
-        keys, children, own = one_level(tree)
+        keys, children, structure = one_level(tree)
         if isinstance(tree, int):
             return
-        if _is_class(own):
+        if _is_class(structure):
             self.known.setdefault(jax.tree.structure(tree), (text, tree))
         for key, child in zip(keys, children, strict=True):
             step = _step(key)
@@ -705,13 +705,13 @@ class _Results:
             return Slot(tree)
         if isinstance(tree, StaticLeaf):
             return tree.value if type(tree.value) in LITERALS else None
-        keys, children, own = one_level(tree)
-        if _is_class(own) and jax.tree.structure(tree) in self.known:
+        keys, children, structure = one_level(tree)
+        if _is_class(structure) and jax.tree.structure(tree) in self.known:
             return self._like_an_argument(tree)
         parts = [self.built(child) for child in children]
         if (tree.owner if isinstance(tree, SubstituteNode) else type(tree)) in DESCRIBED_AS_TUPLES:
             return tuple(parts)
-        if not _is_class(own):
+        if not _is_class(structure):
             return _container(tree, keys, parts)
         if isinstance(tree, OrderedDict):
             return call("OrderedDict", _dictionary(tree, parts))
@@ -733,8 +733,8 @@ class _Results:
         if all(_is_name(name) and not name.startswith("_") for name in fields):
             name = identifier(class_name.rpartition(".")[2])
             self.classes.add(name)
-            made = call("namedtuple", name, fields)
-            cls = ModuleValue((name, *fields), name, made)
+            namedtuple_call = call("namedtuple", name, fields)
+            cls = ModuleValue((name, *fields), name, namedtuple_call)
             return CallExpression(cls, (), dict(zip(fields, parts, strict=True)))
         texts = [key.key if isinstance(key, DictKey) else None for key in keys]
         if all(type(text) is str for text in texts) and len(set(texts)) == len(texts):

@@ -191,8 +191,8 @@ _STANDARD = ("from collections", "from functools", "from pathlib")
 def _joined(parts: list[list[str]]) -> str:
     """Return the joined parts of a module, with two blank lines around functions, else one."""
     lines = list(parts[0])
-    for before, part in itertools.pairwise(parts):
-        functions = any(line.startswith("def ") for line in (*before, *part))
+    for previous, part in itertools.pairwise(parts):
+        functions = any(line.startswith("def ") for line in (*previous, *part))
         lines += [*([""] * (1 + functions)), *part]
     return "\n".join(lines) + "\n"
 
@@ -265,9 +265,9 @@ def _prefix(
 ) -> Any:
     """Return the placements of a tree of flat positions: one for all, or a tree of them."""
     positions = _positions(tree)
-    found = [placements[i] for i in positions]
-    if all(placement == found[0] for placement in found):
-        return found[0] if found else None
+    chosen = [placements[i] for i in positions]
+    if all(placement == chosen[0] for placement in chosen):
+        return chosen[0] if chosen else None
 
     def inside(part: Any) -> Any:
         return _prefix(program, part, placements, what, names)
@@ -286,13 +286,13 @@ def _prefix(
 
 def _positions(tree: Any) -> list[int]:
     """Return the flat positions in a tree, including those in its calls."""
-    found: list[int] = []
+    positions: list[int] = []
     for leaf in jax.tree.leaves(tree):
         if isinstance(leaf, CallExpression):
-            found += _positions((leaf.args, leaf.kwargs))
+            positions += _positions((leaf.args, leaf.kwargs))
         elif isinstance(leaf, Slot | int):
-            found.append(leaf.index if isinstance(leaf, Slot) else leaf)
-    return found
+            positions.append(leaf.index if isinstance(leaf, Slot) else leaf)
+    return positions
 
 
 def _refusal(program: Program, what: str, names: Sequence[str]) -> UnsupportedError:

@@ -374,7 +374,7 @@ def _constructed(value: object) -> object:
     construct = (
         constructors.get(cls)
         or late_constructors.get(f"{cls.__module__}.{cls.__qualname__}")
-        or next((make for each, make in constructors.items() if isinstance(value, each)), None)
+        or next((make for kind, make in constructors.items() if isinstance(value, kind)), None)
     )
     return construct(value) if construct else value
 
@@ -391,9 +391,9 @@ def as_expression(value: Any) -> Any:
         return type(value)(map(as_expression, value))
     if type(value) is dict:
         return {k: as_expression(v) for k, v in value.items()}
-    made = _constructed(value)
-    if made is not value:
-        return as_expression(made)
+    constructed = _constructed(value)
+    if constructed is not value:
+        return as_expression(constructed)
     plain(value)
     return value
 
@@ -414,8 +414,8 @@ def pieces_of(value: Any, scope: Scope) -> list[Piece]:
     if type(value) is dict:
         items = [[*pieces_of(k, scope), ": ", *pieces_of(v, scope)] for k, v in value.items()]
         return [Bracket("{", items, "}")]
-    made = _constructed(value)
-    return [plain(value)] if made is value else pieces_of(made, scope)
+    constructed = _constructed(value)
+    return [plain(value)] if constructed is value else pieces_of(constructed, scope)
 
 
 def plain(value: Any) -> str:
@@ -436,8 +436,8 @@ def _within(value: object, level: int, scope: Scope) -> list[Piece]:
     if isinstance(value, Slot):
         return [Hole(value.index, level)]
     pieces = pieces_of(value, scope)
-    own = value.level if isinstance(value, Expression) else ATOM
-    return ["(", *pieces, ")"] if own < level else pieces
+    value_level = value.level if isinstance(value, Expression) else ATOM
+    return ["(", *pieces, ")"] if value_level < level else pieces
 
 
 # --- symbols --------------------------------------------------------------------------------------
@@ -545,22 +545,22 @@ def solutions(sizes: Iterable[tuple[ArgumentSize, Any]]) -> dict[str, Solution]:
     As in JAX, only equations that are linear in one unknown symbol are solved.
     """
     equations = [(size, equal) for size, equal in sizes if jaxcompat.is_symbolic_dimension(equal)]
-    found: dict[str, Solution] = {}
+    solved: dict[str, Solution] = {}
     while True:
         # A lone symbol needs no arithmetic, so such equations come first.
         todo = sorted(equations, key=lambda e: len(jaxcompat.dimension_terms(e[1])))
-        new = next((s for e in todo if (s := _solved(*e, found)) is not None), None)
+        new = next((s for e in todo if (s := _solved(*e, solved)) is not None), None)
         if new is None:
-            return found
-        found[new[0]] = new[1]
+            return solved
+        solved[new[0]] = new[1]
 
 
 def _solved(
-    size: ArgumentSize, equation: Any, known: dict[str, Any]
+    size: ArgumentSize, equation: Any, solved: dict[str, Any]
 ) -> tuple[str, Solution] | None:
     """Return the only unknown symbol of an equation and its solution, if it is linear in it."""
     terms = jaxcompat.dimension_terms(equation)
-    unknown = [t for t in terms if any(names_of_factor(f) - known.keys() for f, _ in t[1])]
+    unknown = [t for t in terms if any(names_of_factor(f) - solved.keys() for f, _ in t[1])]
     if len(unknown) != 1:
         return None
     coefficient, ((name, exponent), *more) = unknown[0]
@@ -597,10 +597,10 @@ def determines_its_symbols(function: PythonFunction) -> bool:
 
 def _needed(jaxpr: Jaxpr) -> set[str]:
     """Return the symbols that an open jaxpr may use, at every depth."""
-    found = _in_shapes(jaxpr.outvars)
+    symbols = _in_shapes(jaxpr.outvars)
     for eqn in equations(jaxpr):
-        found |= names_of(list(eqn.params.values())) | _in_shapes(eqn.outvars)
-    return found
+        symbols |= names_of(list(eqn.params.values())) | _in_shapes(eqn.outvars)
+    return symbols
 
 
 def _in_shapes(variables: Sequence[Var]) -> set[str]:
@@ -618,10 +618,10 @@ def bindings(
     tree = ast.parse("\n".join(("def body():", *body)))
     used = {node.id for node in ast.walk(tree) if isinstance(node, ast.Name)}
     missing = {symbol for symbol, name in names.items() if name in used}
-    found = solutions(sizes_of(*zip(*arguments, strict=True))) if arguments else {}
+    solved = solutions(sizes_of(*zip(*arguments, strict=True))) if arguments else {}
     lines: list[str] = []
     # Last solution first: each is based on the ones before it.
-    for symbol, solution in reversed(found.items()):
+    for symbol, solution in reversed(solved.items()):
         if symbol in missing:
             missing.remove(symbol)
             missing |= names_of(solution.equation) - {symbol}
@@ -674,8 +674,8 @@ def _dtype(dtype: Any) -> Expression:
     if jax.dtypes.issubdtype(dtype, jax.dtypes.prng_key):
         name = jaxcompat.key_implementation(dtype).name
         # Created outside of any trace, which would otherwise capture the key.
-        made = Attribute(call("jax.random.key", 0, impl=name), "dtype")
-        return ModuleValue(("key", name), "key_dtype", made)
+        expression = Attribute(call("jax.random.key", 0, impl=name), "dtype")
+        return ModuleValue(("key", name), "key_dtype", expression)
     if is_foreign(dtype):
         raise TypeError(f"the element type {dtype} has no public name")
     if dtype == jax.dtypes.float0:
@@ -759,10 +759,10 @@ def _abstract_mesh(mesh: AbstractMesh) -> Expression:
         everything = call("jax.devices", abstract_device.platform)
         devices = Subscript(everything, (slice(None, mesh.size),))
         return ModuleValue(mesh, "mesh", Attribute(_mesh_of(devices, mesh), "abstract_mesh"))
-    made = call(
+    expression = call(
         "jax.sharding.AbstractMesh", mesh.axis_sizes, mesh.axis_names, **_types_if_needed(mesh)
     )
-    return ModuleValue(mesh, "mesh", made)
+    return ModuleValue(mesh, "mesh", expression)
 
 
 def _partition_spec(spec: PartitionSpec) -> Expression:
@@ -798,8 +798,8 @@ def array(value: Any, namespace: str = "np") -> Expression:
     if not value.size:
         return call(f"{namespace}.zeros", value.shape, dtype_name(value.dtype))
     if not _same_bits(np.array(nested(value), value.dtype), value):
-        made = _from_bits(value)
-        return call("jnp.asarray", made) if namespace == "jnp" else made
+        expression = _from_bits(value)
+        return call("jnp.asarray", expression) if namespace == "jnp" else expression
     if namespace == "jnp":
         return call("jnp.array", nested(value), dtype_name(value.dtype))
     return call("np.array", nested(value), _numpy_dtype(value.dtype))
@@ -811,15 +811,15 @@ def _from_bits(value: np.ndarray) -> Expression:
     size = value.dtype.itemsize // (2 if value.dtype.kind == "c" else 1)
     words = np.ascontiguousarray(value).reshape(-1).view(f"u{size}")
     listed = call("np.array", words.tolist(), Name(f"np.{words.dtype.name}"))
-    made = method(listed, "view", _numpy_dtype(value.dtype))
-    return made if value.ndim == 1 else method(made, "reshape", value.shape)
+    expression = method(listed, "view", _numpy_dtype(value.dtype))
+    return expression if value.ndim == 1 else method(expression, "reshape", value.shape)
 
 
 def _word(scalar: Any) -> Expression:
     """Return a NumPy scalar by its bits: `np.uint16(32705).view(jnp.bfloat16)`."""
     word = np.asarray(scalar).view(f"u{scalar.dtype.itemsize}")[()]
-    made = call(f"np.{word.dtype.name}", int(word))
-    return method(made, "view", _numpy_dtype(scalar.dtype))
+    expression = call(f"np.{word.dtype.name}", int(word))
+    return method(expression, "view", _numpy_dtype(scalar.dtype))
 
 
 def _numpy_dtype(dtype: np.dtype) -> Expression:
@@ -881,8 +881,8 @@ def _jaxpr(jaxpr: Any) -> Expression:
     results = range(len(closed.outvars))
     function = PythonFunction(closed, name, tuple(range(len(closed.invars))), tuple(results))
     shapes = [shape_of(v.aval) for v in closed.invars]
-    made = CallExpression(CallExpression(Name("jax.make_jaxpr"), (function,)), tuple(shapes))
-    return made if jaxpr is closed else Attribute(made, "jaxpr")
+    expression = CallExpression(CallExpression(Name("jax.make_jaxpr"), (function,)), tuple(shapes))
+    return expression if jaxpr is closed else Attribute(expression, "jaxpr")
 
 
 late_constructors.update(
@@ -986,8 +986,8 @@ def literal(atom: Any) -> LiteralText:
 def _python_number(value: Any, scalar: Any) -> Any:
     """Return a weakly typed literal with all digits of its Python number."""
     scalar_types: tuple[Any, ...] = (bool, int, float, complex)
-    known = (scalar_type(value) for scalar_type in scalar_types if isinstance(value, scalar_type))
-    return next(known, None) if isinstance(value, scalar_types) else number(scalar)
+    numbers = (scalar_type(value) for scalar_type in scalar_types if isinstance(value, scalar_type))
+    return next(numbers, None) if isinstance(value, scalar_types) else number(scalar)
 
 
 def _typed(scalar: Any, bare: Any) -> Any:

@@ -178,12 +178,12 @@ def definition(
 ) -> list[str]:
     """Return the lines of `def name(a, b):  # types`, one parameter per line if too long."""
     margin = INDENT * depth
-    known = [t for t in types if t is not None]
-    comment = "  # " + ", ".join(known) if known else ""
+    shown = [t for t in types if t is not None]
+    comment = "  # " + ", ".join(shown) if shown else ""
     line = f"{margin}def {name}({', '.join(parameters)}):{comment}"
     if len(line) <= WIDTH:
         return [line]
-    if not known:
+    if not shown:
         items: list[list[Piece]] = [[p] for p in parameters]
         return statement(f"def {name}", [Bracket("(", items, ")", call=True)], ":", depth)
     targets: Targets = list(zip(parameters, types, strict=True))

@@ -130,8 +130,8 @@ class Module:
     def claim(self, hint: str) -> str:
         """Return a name in the module that no function uses for a local name."""
         for name in numbered(hint):
-            own = name in self._reserved or name not in self._taken
-            if own and name not in self._everywhere and name not in RESERVED:
+            is_free = name in self._reserved or name not in self._taken
+            if is_free and name not in self._everywhere and name not in RESERVED:
                 self._taken.add(name)
                 self._everywhere.add(name)
                 return name
@@ -207,11 +207,11 @@ class Module:
     def settings_of(self, eqn: JaxprEqn) -> tuple[str, ...]:
         """Return the context managers of a `with` statement for an equation."""
         marked = calls.call_marks(eqn) is not None
-        found = self._contexts.get((id(eqn.ctx), marked))
-        if found is None:
-            found = tuple(flat(s.pieces(self)) for s in _settings(eqn.ctx, marked))
-            self._contexts[id(eqn.ctx), marked] = found
-        return found
+        settings = self._contexts.get((id(eqn.ctx), marked))
+        if settings is None:
+            settings = tuple(flat(s.pieces(self)) for s in _settings(eqn.ctx, marked))
+            self._contexts[id(eqn.ctx), marked] = settings
+        return settings
 
     def determines_symbols(self, function: PythonFunction) -> bool:
         """Return True if a function can be at module level: its arguments determine its symbols."""
@@ -251,23 +251,23 @@ class Module:
     def _stored(self, data: np.ndarray) -> Expression:
         """Return the expression that reads an array from the constants file."""
         key = digest(data)
-        own = data.dtype.type.__module__ == "numpy"
+        is_native = data.dtype.type.__module__ == "numpy"
         # NumPy's files support only NumPy's dtypes: others are stored as unsigned integers.
-        self.arrays[key] = data if own else data.view(f"u{data.dtype.itemsize}")
+        self.arrays[key] = data if is_native else data.view(f"u{data.dtype.itemsize}")
         self.mention("Path")
         self.mention("np")
         self.helpers["stored"] = []  # written last: the file name depends on all arrays
         stored = Subscript(Name("STORED"), (key,))
-        return stored if own else method(stored, "view", dtype_name(data.dtype))
+        return stored if is_native else method(stored, "view", dtype_name(data.dtype))
 
     def literal(self, atom: Literal, typed: bool) -> tuple[str, int]:
         """Return the text of a literal and its precedence."""
-        known = self._literals.get((id(atom), typed))
-        if known is None:
+        entry = self._literals.get((id(atom), typed))
+        if entry is None:
             text = flat(pieces_of(literal(atom).of(typed), self))
-            known = text, SIGN if text.startswith("-") else ATOM, atom
-            self._literals[id(atom), typed] = known
-        return known[:2]
+            entry = text, SIGN if text.startswith("-") else ATOM, atom
+            self._literals[id(atom), typed] = entry
+        return entry[:2]
 
     def origin(self, eqn: JaxprEqn) -> Origin | None:
         """Return the user's function from which an equation comes, if comments name it."""
@@ -286,8 +286,8 @@ class Module:
             (_function(f), self._file_name(f.file)) for f in (location.frame, *location.behind)
         ]
         behind = "".join(BEHIND + ", ".join(pair) for pair in pairs[1:])
-        found = Origin(*pairs[0], behind)
-        return found if all(map(str.isprintable, found)) else None  # must be one line
+        origin = Origin(*pairs[0], behind)
+        return origin if all(map(str.isprintable, origin)) else None  # must be one line
 
     def _file_name(self, file: str) -> str:
         """Return a file's name, with folders if another file of the program has the same name."""
@@ -350,9 +350,9 @@ Store = Callable[[np.ndarray], Expression]
 def definition_of(name: str, value: Any, scope: Scope, store: Store | None) -> list[str]:
     """Return the lines that define a constant; large ones are passed to `store`, if given."""
     if isinstance(value, jax.Ref):  # with its current value
-        made = call("jax.new_ref", Name(name))
+        new_ref = call("jax.new_ref", Name(name))
         lines = definition_of(name, value[...], scope, store)
-        return lines + statement(f"{name} = ", pieces_of(made, scope), "", 0)
+        return lines + statement(f"{name} = ", pieces_of(new_ref, scope), "", 0)
     if jax.dtypes.issubdtype(value.dtype, jax.dtypes.prng_key):
         return _keys(name, value, scope, store)
     if is_foreign(value.dtype):

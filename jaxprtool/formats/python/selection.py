@@ -99,13 +99,13 @@ class TextTemplates:
         outs = [(id(v.aval), type(v)) for v in eqn.outvars]
         ids = map(id, params.values())
         key = (id(eqn.primitive), id(eqn.ctx), *params, *ids, *operands, *outs)
-        found = self._by_identity.get(key)
-        if found is None:
+        template = self._by_identity.get(key)
+        if template is None:
             self._alive.append(eqn)
-            found = self._of_content(eqn, scope)
-            if not found.defines:
-                self._by_identity[key] = found
-        return found
+            template = self._of_content(eqn, scope)
+            if not template.defines:
+                self._by_identity[key] = template
+        return template
 
     def _of_content(self, eqn: JaxprEqn, scope: Scope) -> TextTemplate:
         """Return the template for equations of equal content, cached if it defines nothing."""
@@ -118,10 +118,10 @@ class TextTemplates:
             pieces = chosen.pieces(scope if defines else self._scope)
         except TypeError as error:
             raise unsupported(eqn, str(error)) from error
-        found = TextTemplate(pieces, chosen.level, results, typed, defines)
+        template = TextTemplate(pieces, chosen.level, results, typed, defines)
         if not defines:
-            self._by_content[key] = found
-        return found
+            self._by_content[key] = template
+        return template
 
     def _choice(self, eqn: JaxprEqn) -> tuple[Expression, Grouping, bool]:
         slots = [Slot(i) for i in range(len(eqn.invars))]
@@ -130,8 +130,8 @@ class TextTemplates:
             if isinstance(expression, MultiResult):
                 return expression.of, expression.results, True
             for typed in (False, True) if has_literals else (False,):
-                if found := self._check.results(expression, eqn, typed):
-                    return expression, found[0], typed
+                if results := self._check.results(expression, eqn, typed):
+                    return expression, results[0], typed
         outs = tuple(range(len(eqn.outvars)))
         return _bind(eqn, slots), outs if eqn.primitive.multiple_results else 0, True
 
@@ -291,18 +291,18 @@ def lines(jaxpr: Jaxpr) -> list[Line]:
     uses = Counter(
         id(v) for atoms in (*(e.invars for e in jaxpr.eqns), jaxpr.outvars) for v in atoms
     )
-    found: list[Line] = []
+    body_lines: list[Line] = []
     for eqn in jaxpr.eqns:
         fused = None
-        if eqn.primitive.name == "cond" and found and uses[id(eqn.invars[0])] == 1:
+        if eqn.primitive.name == "cond" and body_lines and uses[id(eqn.invars[0])] == 1:
             # JAX's functions bind the index directly before the branch and use it nowhere else.
-            fused = _condition(eqn, found[-1].eqn)
+            fused = _condition(eqn, body_lines[-1].eqn)
         if fused is None:
-            found.append(Line(eqn, tuple(eqn.invars)))
+            body_lines.append(Line(eqn, tuple(eqn.invars)))
         else:
-            before, expression = fused
-            found[-1] = Line(eqn, (*before, *eqn.invars[1:]), expression)
-    return found
+            operands, expression = fused
+            body_lines[-1] = Line(eqn, (*operands, *eqn.invars[1:]), expression)
+    return body_lines
 
 
 def _condition(eqn: JaxprEqn, definition: JaxprEqn) -> tuple[tuple[Atom, ...], MultiResult] | None:
@@ -332,11 +332,11 @@ def _forwards_operand(eqn: JaxprEqn) -> bool:
     bodies = list(map(open_jaxpr, choice.branches))
     places = [{v: i for i, v in enumerate(body.invars)} for body in bodies]
     for outs in zip(*(body.outvars for body in bodies), strict=True):
-        found = {
+        positions = {
             None if isinstance(v, Literal) else at.get(v)
             for v, at in zip(outs, places, strict=True)
         }
-        if len(found) == 1 and found != {None}:
+        if len(positions) == 1 and positions != {None}:
             return True
     return False
 

@@ -138,8 +138,8 @@ def buffer_assignment(compiled: Any, module: Module) -> Assignment:
     Raises:
         UnsupportedError: If the backend does not describe it.
     """
-    known = compiled.memory_analysis()
-    data = getattr(known, "serialized_buffer_assignment_proto", b"")
+    analysis = compiled.memory_analysis()
+    data = getattr(analysis, "serialized_buffer_assignment_proto", b"")
     if not data:
         platform = compiled.runtime_executable().local_devices()[0].platform
         raise UnsupportedError(f"XLA does not describe the buffers of a program for {platform}")
@@ -149,8 +149,8 @@ def buffer_assignment(compiled: Any, module: Module) -> Assignment:
 def read_assignment(data: bytes, module: Module) -> Assignment:
     """Return the memory of a module from a `BufferAssignmentProto`."""
     fields = message(data)
-    buffers = {each.id: each for each in (_buffer(b, module) for b in submessages(fields, 1))}
-    allocations = tuple(_allocation(each, buffers) for each in submessages(fields, 3))
+    buffers = {buffer.id: buffer for buffer in (_buffer(b, module) for b in submessages(fields, 1))}
+    allocations = tuple(_allocation(entry, buffers) for entry in submessages(fields, 3))
     return Assignment(allocations, _groups(submessages(fields, 2), buffers))
 
 
@@ -165,8 +165,8 @@ def _position(location: Message) -> Position:
 
 def _allocation(fields: Message, buffers: dict[int, Buffer]) -> Allocation:
     placed = tuple(
-        Placed(buffers[integer(each, 1)], integer(each, 2), integer(each, 3))
-        for each in submessages(fields, 9)
+        Placed(buffers[integer(entry, 1)], integer(entry, 2), integer(entry, 3))
+        for entry in submessages(fields, 9)
     )
     return Allocation(
         integer(fields, 1),
@@ -181,10 +181,10 @@ def _allocation(fields: Message, buffers: dict[int, Buffer]) -> Allocation:
 
 def _groups(aliases: list[Message], buffers: dict[int, Buffer]) -> dict[int, int]:
     """Return the smallest number of the buffers in each buffer's group."""
-    by_position = {each.position: each.id for each in buffers.values()}
+    by_position = {buffer.position: buffer.id for buffer in buffers.values()}
     groups = {number: number for number in buffers}
-    for each in aliases:
-        number, other = integer(each, 1), by_position[_position(submessage(each, 2))]
+    for alias in aliases:
+        number, other = integer(alias, 1), by_position[_position(submessage(alias, 2))]
         groups[number] = min(groups[number], other)
     return groups
 
@@ -263,7 +263,7 @@ class LiveRanges:
         self.time: dict[int, int] = {}
         self.readers: dict[int, Instruction] = {}
         self._module, self._assignment = module, assignment
-        self._defined = {each.position: each for each in assignment.buffers()}
+        self._defined = {buffer.position: buffer for buffer in assignment.buffers()}
         self._spans: dict[int, Span] = {}
         self._callers: dict[int, Instruction] = {}
         self._homes: dict[int, int] = {}
@@ -274,10 +274,10 @@ class LiveRanges:
 
     def of(self, buffer: Buffer) -> Span:
         """Return the time from a buffer's definition to its last use."""
-        made = buffer.instruction
-        home = self._homes.get(made.id)
-        start = self.time.get(made.id, 0)
-        if home is not None and made.opcode == "parameter":
+        instruction = buffer.instruction
+        home = self._homes.get(instruction.id)
+        start = self.time.get(instruction.id, 0)
+        if home is not None and instruction.opcode == "parameter":
             start = self._spans[home].start
         return Span(start, max(start, self._ends.get(buffer.id, 0)))
 
@@ -316,13 +316,13 @@ class LiveRanges:
                 number = self._assignment.groups[placed.buffer.id]
                 groups[number].append((self.of(placed.buffer), placed))
             for group in groups.values():
-                held: list[tuple[Span, Placed]] = []
-                for span, placed in sorted(group, key=lambda each: each[0]):
-                    if held and span.start > max(other.end for other, _ in held):
-                        yield _Use(allocation.index, held)
-                        held = []
-                    held.append((span, placed))
-                yield _Use(allocation.index, held)
+                adjacent: list[tuple[Span, Placed]] = []
+                for span, placed in sorted(group, key=lambda pair: pair[0]):
+                    if adjacent and span.start > max(other.end for other, _ in adjacent):
+                        yield _Use(allocation.index, adjacent)
+                        adjacent = []
+                    adjacent.append((span, placed))
+                yield _Use(allocation.index, adjacent)
 
     def caller(self, instruction: Instruction) -> Instruction | None:
         """Return the loop, branch or call whose computation an instruction is in, if any."""
@@ -340,32 +340,32 @@ class LiveRanges:
     def _origin(self, position: Position) -> Position:
         """Return the value that a value without its own buffer forwards."""
         number, index = position
-        made = self._module.instructions[number]
-        if made.opcode in _SAME:
-            return made.operands[0], index
-        if made.opcode == "get-tuple-element":
-            return made.operands[0], (made.tuple_index, *index)
-        if made.opcode == "tuple" and index:
-            return made.operands[index[0]], index[1:]
-        if made.opcode == "while":
-            return made.operands[0], index
-        if made.opcode in CALLS:
-            return self._module.computations[made.calls[0]].root.id, index
-        if made.opcode == "parameter" and (home := self._homes.get(number)) is not None:
+        instruction = self._module.instructions[number]
+        if instruction.opcode in _SAME:
+            return instruction.operands[0], index
+        if instruction.opcode == "get-tuple-element":
+            return instruction.operands[0], (instruction.tuple_index, *index)
+        if instruction.opcode == "tuple" and index:
+            return instruction.operands[index[0]], index[1:]
+        if instruction.opcode == "while":
+            return instruction.operands[0], index
+        if instruction.opcode in CALLS:
+            return self._module.computations[instruction.calls[0]].root.id, index
+        if instruction.opcode == "parameter" and (home := self._homes.get(number)) is not None:
             caller = self._callers.get(home)
             if caller is not None:
-                return _operand(caller, home, made.parameter_number), index
+                return _operand(caller, home, instruction.parameter_number), index
         return position
 
     def _order(self, computation: Computation, clock: int) -> int:
         """Number a computation's instructions in execution order; return the time after it."""
         start = clock
         for number in self._module.schedule[computation.id]:
-            made = self._module.instructions[number]
+            instruction = self._module.instructions[number]
             self._homes[number] = computation.id
-            if made.opcode in CALLS:
-                for called in made.calls:
-                    self._callers[called] = made
+            if instruction.opcode in CALLS:
+                for called in instruction.calls:
+                    self._callers[called] = instruction
                     clock = self._order(self._module.computations[called], clock + 1)
             clock += 1
             self.time[number] = clock
@@ -375,12 +375,12 @@ class LiveRanges:
     def _read(self, computation: Computation) -> None:
         """Extend the live ranges of what a computation reads and returns."""
         for number in self._module.schedule[computation.id]:
-            made = self._module.instructions[number]
-            if made.opcode in _PASSED_ON:
+            instruction = self._module.instructions[number]
+            if instruction.opcode in _PASSED_ON:
                 continue
-            for operand in made.operands:
+            for operand in instruction.operands:
                 for index in _indices(self._module.instructions[operand].shape):
-                    self._extend((operand, index), self._use(made, index), made)
+                    self._extend((operand, index), self._use(instruction, index), instruction)
         for index in _indices(computation.root.shape):
             self._extend((computation.root.id, index), self._returned(computation), None)
 
@@ -392,11 +392,13 @@ class LiveRanges:
         is_body = caller.opcode == "while" and caller.calls[0] == computation.id
         return self.time[caller.id] if is_body else self._spans[computation.id].end
 
-    def _use(self, made: Instruction, index: tuple[int, ...]) -> int:
+    def _use(self, instruction: Instruction, index: tuple[int, ...]) -> int:
         """Return the time until which an instruction reads the part of an operand."""
-        if made.opcode in CALLS and (made.opcode != "while" or (made.id, index) in self._defined):
-            return self._spans[made.calls[0]].start
-        return self.time[made.id]
+        if instruction.opcode in CALLS and (
+            instruction.opcode != "while" or (instruction.id, index) in self._defined
+        ):
+            return self._spans[instruction.calls[0]].start
+        return self.time[instruction.id]
 
     def _extend(self, position: Position, end: int, reader: Instruction | None) -> None:
         buffer = self.buffer_at(position)

@@ -168,35 +168,37 @@ class Module:
     @cached_property
     def instructions(self) -> dict[int, Instruction]:
         """All operations, by number."""
-        return {i.id: i for each in self.computations.values() for i in each.instructions}
+        return {
+            i.id: i for computation in self.computations.values() for i in computation.instructions
+        }
 
     @cached_property
     def by_name(self) -> dict[str, Instruction]:
         """All operations, by name."""
-        return {each.name: each for each in self.instructions.values()}
+        return {op.name: op for op in self.instructions.values()}
 
     @cached_property
     def elements(self) -> dict[int, list[Instruction]]:
         """The instructions that read an element of a tuple, by the number of the tuple."""
-        found: dict[int, list[Instruction]] = {}
-        for each in self.instructions.values():
-            if each.opcode == "get-tuple-element":
-                found.setdefault(each.operands[0], []).append(each)
-        return found
+        by_tuple: dict[int, list[Instruction]] = {}
+        for op in self.instructions.values():
+            if op.opcode == "get-tuple-element":
+                by_tuple.setdefault(op.operands[0], []).append(op)
+        return by_tuple
 
     @cached_property
     def ends(self) -> dict[int, Instruction]:
         """The ends of operations in the background, by the number of their start."""
         ends = (i for i in self.instructions.values() if i.opcode.endswith("-done"))
-        return {each.operands[0]: each for each in ends}
+        return {end.operands[0]: end for end in ends}
 
     @cached_method
     def inside(self, instruction: Instruction) -> tuple[Instruction, ...]:
         """Return the operations in a fusion's body; for another instruction, itself."""
         if instruction.opcode not in ("fusion", "call"):
             return (instruction,)
-        bodies = (self.computations[each].instructions for each in instruction.calls)
-        return tuple(each for body in bodies for op in body for each in self.inside(op))
+        bodies = (self.computations[number].instructions for number in instruction.calls)
+        return tuple(inner for body in bodies for op in body for inner in self.inside(op))
 
     def frames(self, instruction: Instruction) -> tuple[UserFrame, ...]:
         """Return the call stack of an operation, the innermost frame first."""
@@ -211,22 +213,22 @@ class Module:
 
     @cached_property
     def _frame_table(self) -> list[tuple[int, int]]:
-        found = submessages(self.stack_frames, 4)
-        return [(integer(each, 1), integer(each, 2)) for each in found]
+        frames = submessages(self.stack_frames, 4)
+        return [(integer(frame, 1), integer(frame, 2)) for frame in frames]
 
     @cached_property
     def _locations(self) -> list[UserFrame]:
         files, functions = (
-            [each.decode(errors="replace") for each in self.stack_frames.get(number, ())]
+            [name.decode(errors="replace") for name in self.stack_frames.get(number, ())]
             for number in (1, 2)
         )
         files = [source_text.name_since(file, self.since) for file in files]
-        found = []
-        for each in submessages(self.stack_frames, 3):
-            line, column, end_line, end_column = (integer(each, n) for n in (3, 4, 5, 6))
-            file, function = files[integer(each, 1) - 1], functions[integer(each, 2) - 1]
-            found.append(UserFrame(file, line, function, column, end_line or line, end_column))
-        return found
+        locations = []
+        for entry in submessages(self.stack_frames, 3):
+            line, column, end_line, end_column = (integer(entry, n) for n in (3, 4, 5, 6))
+            file, function = files[integer(entry, 1) - 1], functions[integer(entry, 2) - 1]
+            locations.append(UserFrame(file, line, function, column, end_line or line, end_column))
+        return locations
 
 
 def compiled_module(compiled: Any) -> Module:
@@ -252,15 +254,18 @@ def read_module(data: bytes, since: float | None = None) -> Module:
     """
     fields = message(data)
     shapes: dict[bytes, Shape] = {}
-    made = (_computation(each, shapes) for each in submessages(fields, 3))
-    computations = {each.id: each for each in made}
+    parsed = (_computation(entry, shapes) for entry in submessages(fields, 3))
+    computations = {computation.id: computation for computation in parsed}
     sequences = submessages(submessage(fields, 7), 1)
     assignment = submessage(fields, 15)  # replicas and partitions; missing before compilation
     return Module(
         text(fields, 1),
         computations,
         computations[integer(fields, 6)],
-        {integer(each, 1): tuple(integers(submessage(each, 2), 1)) for each in sequences},
+        {
+            integer(sequence, 1): tuple(integers(submessage(sequence, 2), 1))
+            for sequence in sequences
+        },
         max(integer(assignment, 1) * integer(assignment, 2), 1),
         submessage(fields, 17),
         since,
@@ -269,13 +274,13 @@ def read_module(data: bytes, since: float | None = None) -> Module:
 
 def _computation(fields: Message, shapes: dict[bytes, Shape]) -> Computation:
     """Return a function. `shapes` caches the shapes that were read: many values share few."""
-    instructions = tuple(_instruction(each, shapes) for each in submessages(fields, 2))
+    instructions = tuple(_instruction(entry, shapes) for entry in submessages(fields, 2))
     root = integer(fields, 6)
     return Computation(
         integer(fields, 5),
         text(fields, 1),
         instructions,
-        next(each for each in instructions if each.id == root),
+        next(op for op in instructions if op.id == root),
     )
 
 
@@ -336,7 +341,7 @@ def message(data: bytes) -> Message:
 
 
 def _fields(data: bytes) -> Message:
-    found: Message = {}
+    fields: Message = {}
     position, end = 0, len(data)
     while position < end:
         key = data[position]
@@ -361,13 +366,13 @@ def _fields(data: bytes) -> Message:
                 raise ValueError(f"no wire type has number {kind}")
             value = data[position : position + size]
             position += size
-        if (field := key >> 3) in found:
-            found[field].append(value)
+        if (field := key >> 3) in fields:
+            fields[field].append(value)
         else:
-            found[field] = [value]
+            fields[field] = [value]
     if position != end:
         raise ValueError("the message is cut off")
-    return found
+    return fields
 
 
 def _varint(data: bytes, position: int) -> tuple[int, int]:
@@ -399,16 +404,16 @@ def text(fields: Message, number: int) -> str:
 
 def integers(fields: Message, number: int) -> list[int]:
     """Return a repeated integer field, packed or not."""
-    found: list[int] = []
+    numbers: list[int] = []
     for value in fields.get(number, ()):
         if isinstance(value, int):
-            found.append(value)
+            numbers.append(value)
             continue
         position = 0
         while position < len(value):
-            each, position = _varint(value, position)
-            found.append(each)
-    return [each - (1 << 64) if each >= 1 << 63 else each for each in found]
+            varint, position = _varint(value, position)
+            numbers.append(varint)
+    return [n - (1 << 64) if n >= 1 << 63 else n for n in numbers]
 
 
 def submessage(fields: Message, number: int) -> Message:
@@ -420,7 +425,7 @@ def submessage(fields: Message, number: int) -> Message:
 def submessages(fields: Message, number: int) -> list[Message]:
     """Return a repeated message field."""
     values: Sequence[bytes] = fields.get(number, ())
-    return [message(each) for each in values]
+    return [message(value) for value in values]
 
 
 # --- trip counts ----------------------------------------------------------------------------------
@@ -437,8 +442,8 @@ _SAME = frozenset({"copy", "bitcast", "copy-start", "copy-done"})
 def trip_count(module: Module, loop: Instruction) -> int | None:
     """Return the number of iterations of a `while`; None if it is unknown before the loop runs."""
     config = text(loop.fields, 43)
-    known = json.loads(config).get("known_trip_count", {}) if config.startswith("{") else {}
-    return int(known["n"]) if "n" in known else counted_trips(module, loop)
+    count = json.loads(config).get("known_trip_count", {}) if config.startswith("{") else {}
+    return int(count["n"]) if "n" in count else counted_trips(module, loop)
 
 
 def executed(
@@ -454,24 +459,24 @@ def executed(
         computation: A function of it; by default the one that is run.
         count: How often that function runs.
     """
-    for each in (computation or module.entry).instructions:
-        yield each, count
+    for op in (computation or module.entry).instructions:
+        yield op, count
         inner = count
-        if each.opcode == "while":
-            trips = trip_count(module, each)
+        if op.opcode == "while":
+            trips = trip_count(module, op)
             inner = None if trips is None or count is None else count * trips
         # The end of an operation in the background names the computation that its start runs.
-        for number in () if each.opcode in ("async-update", "async-done") else each.calls:
+        for number in () if op.opcode in ("async-update", "async-done") else op.calls:
             yield from executed(module, module.computations[number], inner)
 
 
 def counted_trips(module: Module, loop: Instruction) -> int | None:
     """Return the iterations of a loop that counts from a constant up to a constant, or None."""
-    body, condition = (module.computations[each] for each in loop.calls[:2])
+    body, condition = (module.computations[number] for number in loop.calls[:2])
     compare = condition.root
     if compare.opcode != "compare" or text(compare.fields, 63) != "LT":
         return None
-    counter, limit = (module.instructions[each] for each in compare.operands)
+    counter, limit = (module.instructions[number] for number in compare.operands)
     end = _constant(module, limit)
     index = _carried(module, counter)
     if index is None or end is None or body.root.opcode != "tuple":
@@ -488,13 +493,13 @@ def _element(module: Module, value: Instruction, index: int) -> Instruction:
     return module.instructions[value.operands[index]] if value.opcode == "tuple" else value
 
 
-def _step(module: Module, made: Instruction, index: int) -> int | None:
+def _step(module: Module, value: Instruction, index: int) -> int | None:
     """Return the constant that is added to an element of a loop's carry, or None."""
-    made = _passed(module, made)
-    if made.opcode != "add":
+    value = _passed(module, value)
+    if value.opcode != "add":
         return None
-    operands = [_passed(module, module.instructions[each]) for each in made.operands]
-    counters = [_carried(module, each) == index for each in operands]
+    operands = [_passed(module, module.instructions[number]) for number in value.operands]
+    counters = [_carried(module, operand) == index for operand in operands]
     if counters == [True, False]:
         return _constant(module, operands[1])
     return _constant(module, operands[0]) if counters == [False, True] else None
@@ -514,8 +519,8 @@ def _constant(module: Module, value: Instruction) -> int | None:
     if value.opcode != "constant" or value.shape.sizes or value.shape.dtype not in ("s32", "s64"):
         return None
     literal = submessage(value.fields, 8)
-    (found,) = integers(literal, 4) or integers(literal, 5) or [0]
-    return found
+    (number,) = integers(literal, 4) or integers(literal, 5) or [0]
+    return number
 
 
 def _passed(module: Module, value: Instruction) -> Instruction:
@@ -540,19 +545,19 @@ def product_flops(module: Module, computation: Computation | None = None) -> Cou
         module: The module.
         computation: A function of it; by default the one that is run.
     """
-    found = Counter[str]()
-    for each in (computation or module.entry).instructions:
-        found += flops_of(module, each)
-    return found
+    total = Counter[str]()
+    for op in (computation or module.entry).instructions:
+        total += flops_of(module, op)
+    return total
 
 
 def flops_of(module: Module, instruction: Instruction) -> Counter[str]:
     """Return the operations of the products in an instruction, by their element type."""
     if instruction.opcode in ("dot", "convolution"):
-        first, second = (module.instructions[each] for each in instruction.operands[:2])
+        first, second = (module.instructions[number] for number in instruction.operands[:2])
         if instruction.opcode == "dot":
             dimensions = integers(submessage(instruction.fields, 30), 1)
-            terms = prod(first.shape.sizes[each] for each in dimensions)
+            terms = prod(first.shape.sizes[dimension] for dimension in dimensions)
         else:
             features = integer(submessage(instruction.fields, 16), 4)
             terms = prod(second.shape.sizes) // second.shape.sizes[features]
@@ -560,7 +565,7 @@ def flops_of(module: Module, instruction: Instruction) -> Counter[str]:
     if instruction.opcode in ("async-update", "async-done") or not instruction.calls:
         return Counter()
     times = (trip_count(module, instruction) or 1) if instruction.opcode == "while" else 1
-    found = Counter[str]()
+    total = Counter[str]()
     for number in instruction.calls:
-        found += product_flops(module, module.computations[number])
-    return Counter({dtype: flops * times for dtype, flops in found.items()})
+        total += product_flops(module, module.computations[number])
+    return Counter({dtype: flops * times for dtype, flops in total.items()})

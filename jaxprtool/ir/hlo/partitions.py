@@ -69,10 +69,10 @@ class Collective:
 
 def collectives(module: Module) -> Iterator[Collective]:
     """Yield the collectives of a module, in the order of its computations."""
-    for each, count in executed(module):
-        kind = each.opcode.removesuffix(_START)
+    for instruction, count in executed(module):
+        kind = instruction.opcode.removesuffix(_START)
         if kind in KINDS:
-            yield Collective(kind, result_shape(each).bytes, count, each)
+            yield Collective(kind, result_shape(instruction).bytes, count, instruction)
 
 
 def started(module: Module, instruction: Instruction) -> Instruction | None:
@@ -97,9 +97,9 @@ def moved_values(module: Module, collective: Instruction) -> list[tuple[Instruct
     whole = result_shape(collective)
     result = module.ends.get(collective.id, collective)
     elements: dict[int, Instruction] = {}
-    for each in module.elements.get(result.id, ()):
-        if each.op_name:
-            elements.setdefault(each.tuple_index, each)
+    for reader in module.elements.get(result.id, ()):
+        if reader.op_name:
+            elements.setdefault(reader.tuple_index, reader)
     kind = collective.opcode.removesuffix(_START)
     # An all-to-all may return a value in parts, one for each device.
     if not whole.parts or (kind == "all-to-all" and len(elements) < len(whole.parts)):
@@ -131,7 +131,7 @@ def device_groups(instruction: Instruction, devices: int) -> list[tuple[int, ...
     fields = instruction.fields
     legacy, listed = submessages(fields, 49), submessage(fields, 87)
     if lists := legacy or submessages(listed, 1):
-        return [tuple(integers(each, 1)) for each in lists]
+        return [tuple(integers(group, 1)) for group in lists]
     if ranged := submessage(fields, 92) or submessage(listed, 2):
         count, size = integer(ranged, 1), integer(ranged, 2)
         order = np.arange(count * size).reshape(integers(ranged, 3))
@@ -146,8 +146,8 @@ def _groups_along(mesh: Message, axes: Sequence[Message], devices: int) -> list[
     """Return the groups of devices that differ only along some axes of a mesh."""
     coordinates = mesh_coordinates(mesh, devices)
     outside = coordinates.copy()
-    for each in axes:
-        part = axis_part(each, mesh_sizes(mesh), coordinates)
+    for axis in axes:
+        part = axis_part(axis, mesh_sizes(mesh), coordinates)
         outside[:, part.axis] -= part.place * part.stride
     groups: dict[tuple[int, ...], list[int]] = {}
     for device, place in enumerate(outside.tolist()):
@@ -157,7 +157,7 @@ def _groups_along(mesh: Message, axes: Sequence[Message], devices: int) -> list[
 
 def device_pairs(instruction: Instruction) -> list[tuple[int, int]]:
     """Return the sources and targets of a collective permutation."""
-    return [(integer(each, 1), integer(each, 2)) for each in submessages(instruction.fields, 52)]
+    return [(integer(pair, 1), integer(pair, 2)) for pair in submessages(instruction.fields, 52)]
 
 
 # --- device tiles ---------------------------------------------------------------------------------
@@ -215,9 +215,9 @@ def device_tiles(instruction: Instruction, devices: int) -> tuple[DeviceTiles | 
     """
     leaves = tuple(_leaves(instruction.shape))
     fields = submessage(instruction.fields, 40)
-    given = submessages(fields, 5) if integer(fields, 1) == _TUPLE else [fields] * len(leaves)
-    pairs = zip(given, leaves, strict=True)
-    return tuple(_tiles(each, len(shape.sizes), devices) for each, shape in pairs)
+    shardings = submessages(fields, 5) if integer(fields, 1) == _TUPLE else [fields] * len(leaves)
+    pairs = zip(shardings, leaves, strict=True)
+    return tuple(_tiles(sharding, len(shape.sizes), devices) for sharding, shape in pairs)
 
 
 def _leaves(shape: Shape) -> Iterator[Shape]:
@@ -270,7 +270,7 @@ def _by_axes(fields: Message, rank: int, devices: int) -> DeviceTiles | None:
         return None if integers(mesh, 2) else _whole(rank, devices, is_local)
     coordinates = mesh_coordinates(mesh, devices)
     parts, columns = [1] * (rank + 1), np.zeros((devices, rank + 1), int)
-    axes_of = [submessages(each, 1) for each in submessages(fields, 3)]
+    axes_of = [submessages(entry, 1) for entry in submessages(fields, 3)]
     axes_of += [[]] * (rank - len(axes_of))
     for dimension, axes in enumerate([*axes_of, submessages(fields, 5)]):
         for axis in axes:
@@ -284,7 +284,7 @@ def _by_axes(fields: Message, rank: int, devices: int) -> DeviceTiles | None:
 
 def mesh_sizes(mesh: Message) -> list[int]:
     """Return the sizes of the axes in a `MeshProto`."""
-    return [integer(each, 2) for each in submessages(mesh, 1)]
+    return [integer(axis, 2) for axis in submessages(mesh, 1)]
 
 
 def mesh_coordinates(mesh: Message, devices: int) -> np.ndarray:
@@ -293,14 +293,14 @@ def mesh_coordinates(mesh: Message, devices: int) -> np.ndarray:
     The devices are listed, or, in JAX 0.10, a transposed range, or they are in order.
     """
     sizes = mesh_sizes(mesh)
-    found = np.zeros((devices, len(sizes)), int)
+    coordinates = np.zeros((devices, len(sizes)), int)
     order = integers(mesh, 2) or range(prod(sizes))
     if ranged := submessage(mesh, 3):
         numbers = np.arange(prod(sizes)).reshape(integers(ranged, 1))
         order = numbers.transpose(integers(ranged, 2)).ravel().tolist()
     for place, device in zip(np.ndindex(*sizes), order, strict=True):
-        found[device] = place
-    return found
+        coordinates[device] = place
+    return coordinates
 
 
 class AxisPart(NamedTuple):
@@ -322,8 +322,8 @@ class AxisPart(NamedTuple):
 def axis_part(reference: Message, sizes: Sequence[int], coordinates: np.ndarray) -> AxisPart:
     """Return the axis, or the part of one, that an `AxisRef` refers to in a mesh."""
     axis, part = integer(reference, 1), submessage(reference, 2)
-    before, size = (integer(part, 1), integer(part, 2)) if part else (1, sizes[axis])
-    stride = sizes[axis] // (before * size)
+    pre_size, size = (integer(part, 1), integer(part, 2)) if part else (1, sizes[axis])
+    stride = sizes[axis] // (pre_size * size)
     return AxisPart(axis, size, stride, coordinates[:, axis] // stride % size)
 
 
@@ -417,19 +417,19 @@ def _transpose(consumer: Instruction, position: int, operand: Shape) -> Reading:
 def _reshape(consumer: Instruction, position: int, operand: Shape) -> Reading:
     """Return the reading of a reshape: of dimensions that merge or split, the major one stays."""
     result = consumer.shape.sizes
-    found: list[int | None] = [None] * len(operand.sizes)
+    dims: list[int | None] = [None] * len(operand.sizes)
     sources = [i for i, size in enumerate(operand.sizes) if size > 1]
     targets = [i for i, size in enumerate(result) if size > 1]
     while sources and targets:
         source, target = sources.pop(0), targets.pop(0)
-        found[source] = target
+        dims[source] = target
         left, right = operand.sizes[source], result[target]
         while left != right:
             if left < right:
                 left *= operand.sizes[sources.pop(0)]
             else:
                 right *= result[targets.pop(0)]
-    return Reading(tuple(found), frozenset(i for i, each in enumerate(found) if each is None))
+    return Reading(tuple(dims), frozenset(i for i, dim in enumerate(dims) if dim is None))
 
 
 def _reduce(consumer: Instruction, position: int, operand: Shape) -> Reading:
@@ -441,37 +441,37 @@ def _reduce(consumer: Instruction, position: int, operand: Shape) -> Reading:
 
 def _numbered(rank: int, kept: Sequence[int], crossing: Iterable[int] = ()) -> Reading:
     """Return the reading of an operand whose kept dimensions are those of the result in order."""
-    found = tuple(kept.index(i) if i in kept else None for i in range(rank))
-    return Reading(found, frozenset(crossing) | {i for i in range(rank) if i not in kept})
+    dims = tuple(kept.index(i) if i in kept else None for i in range(rank))
+    return Reading(dims, frozenset(crossing) | {i for i in range(rank) if i not in kept})
 
 
 def _dot(consumer: Instruction, position: int, operand: Shape) -> Reading:
     numbers, rank = submessage(consumer.fields, 30), len(operand.sizes)
-    contracted, batch = (integers(numbers, each + position) for each in (1, 3))
+    contracted, batch = (integers(numbers, field + position) for field in (1, 3))
     free = [i for i in range(rank) if i not in contracted and i not in batch]
     start = len(consumer.shape.sizes) - len(free) if position else len(batch)
-    found: list[int | None] = [None] * rank
+    dims: list[int | None] = [None] * rank
     for place, i in enumerate(batch):
-        found[i] = place
+        dims[i] = place
     for place, i in enumerate(free):
-        found[i] = start + place
-    return Reading(tuple(found), frozenset(contracted))
+        dims[i] = start + place
+    return Reading(tuple(dims), frozenset(contracted))
 
 
 def _convolution(consumer: Instruction, position: int, operand: Shape) -> Reading:
     numbers = submessage(consumer.fields, 16)
-    found: list[int | None] = [None] * len(operand.sizes)
+    dims: list[int | None] = [None] * len(operand.sizes)
     if position:  # the kernel
-        found[integer(numbers, 4)] = integer(numbers, 10)
-        return Reading(tuple(found), frozenset(range(len(found))) - {integer(numbers, 4)})
-    found[integer(numbers, 7)] = integer(numbers, 9)
+        dims[integer(numbers, 4)] = integer(numbers, 10)
+        return Reading(tuple(dims), frozenset(range(len(dims))) - {integer(numbers, 4)})
+    dims[integer(numbers, 7)] = integer(numbers, 9)
     for source, target in zip(integers(numbers, 11), integers(numbers, 12), strict=True):
-        found[source] = target
-    return Reading(tuple(found), frozenset(range(len(found))) - {integer(numbers, 7)})
+        dims[source] = target
+    return Reading(tuple(dims), frozenset(range(len(dims))) - {integer(numbers, 7)})
 
 
 def _window(consumer: Instruction, position: int, operand: Shape) -> Reading:
-    sizes = [integer(each, 1) for each in submessages(submessage(consumer.fields, 15), 1)]
+    sizes = [integer(dimension, 1) for dimension in submessages(submessage(consumer.fields, 15), 1)]
     if len(operand.sizes) != len(sizes):  # the value to start from
         return _alike(len(operand.sizes))
     return _alike(len(sizes), (i for i, size in enumerate(sizes) if size > 1))
@@ -486,7 +486,7 @@ def _pad(consumer: Instruction, position: int, operand: Shape) -> Reading:
     if position:  # the value to pad with
         return _alike(0)
     edges = submessages(submessage(consumer.fields, 21), 1)
-    return _alike(len(operand.sizes), (i for i, each in enumerate(edges) if any(_values(each))))
+    return _alike(len(operand.sizes), (i for i, edge in enumerate(edges) if any(_values(edge))))
 
 
 def _values(fields: Message) -> list[int]:
@@ -517,20 +517,20 @@ def _gather(consumer: Instruction, position: int, operand: Shape) -> Reading:
     offsets, collapsed = integers(numbers, 1), integers(numbers, 2)
     batch = [i for i in range(len(consumer.shape.sizes)) if i not in offsets]
     vector = integer(numbers, 4)
-    found: list[int | None] = [None] * rank
+    dims: list[int | None] = [None] * rank
     if position:
         for source, target in zip((i for i in range(rank) if i != vector), batch, strict=True):
-            found[source] = target
-        return Reading(tuple(found), frozenset())
+            dims[source] = target
+        return Reading(tuple(dims), frozenset())
     slices = integers(consumer.fields, 34)
     batching = dict(zip(integers(numbers, 5), integers(numbers, 6), strict=True))
     for source, index in batching.items():
-        found[source] = batch[index - (index > vector)]
+        dims[source] = batch[index - (index > vector)]
     kept = (i for i in range(rank) if i not in collapsed and i not in batching)
     for source, target in zip(kept, offsets, strict=True):
-        found[source] = target
+        dims[source] = target
     crossing = (i for i in range(rank) if i not in batching and slices[i] != operand.sizes[i])
-    return Reading(tuple(found), frozenset(crossing))
+    return Reading(tuple(dims), frozenset(crossing))
 
 
 def _scatter(consumer: Instruction, position: int, operand: Shape) -> Reading:
@@ -540,13 +540,13 @@ def _scatter(consumer: Instruction, position: int, operand: Shape) -> Reading:
     count = (len(consumer.operands) - 1) // 2
     if position < count:
         return _alike(rank, integers(numbers, 3))
-    found: list[int | None] = [None] * rank
+    dims: list[int | None] = [None] * rank
     if position > count:
         whole = len(_shape(consumer, position - count - 1).sizes)
         kept = (i for i in range(whole) if i not in inserted and i not in batching)
         for source, target in zip(integers(numbers, 1), kept, strict=True):
-            found[source] = target
-    return Reading(tuple(found), frozenset(i for i, each in enumerate(found) if each is None))
+            dims[source] = target
+    return Reading(tuple(dims), frozenset(i for i, dim in enumerate(dims) if dim is None))
 
 
 _Rule = Callable[[Instruction, int, Shape], Reading]
@@ -627,7 +627,7 @@ class MeshAxes:
     def __init__(self, shape: Mapping[str, int], devices: Sequence[int] | None = None):
         self.shape = {str(axis): size for axis, size in shape.items()}
         self._factors = [part for axis, size in self.shape.items() for part in _factors(axis, size)]
-        sizes = [each.size for each in self._factors]
+        sizes = [factor.size for factor in self._factors]
         places = np.array(list(np.ndindex(*sizes)), int).reshape(-1, len(sizes))
         numbers = np.arange(len(places)) if devices is None else np.array(devices)
         # The index of each device along each factor.
@@ -636,7 +636,7 @@ class MeshAxes:
         self._first = int(numbers[0])
         # For each factor, the device after the first along it.
         strides = [prod(sizes[i + 1 :]) for i in range(len(sizes))]
-        self._next = [int(numbers[each]) for each in strides]
+        self._next = [int(numbers[stride]) for stride in strides]
 
     @property
     def devices(self) -> int:
@@ -652,8 +652,8 @@ class MeshAxes:
         if len(tiles.of_device) != self.devices:
             return None
         columns = zip(tiles.parts, tiles.of_device.T, strict=True)
-        found = [self._of_column(parts, column) for parts, column in columns]
-        return None if None in found else tuple(each for each in found if each is not None)
+        cuts = [self._of_column(parts, column) for parts, column in columns]
+        return None if None in cuts else tuple(axes for axes in cuts if axes is not None)
 
     def unreduced(self, tiles: DeviceTiles) -> tuple[str, ...]:
         """Return the axes along which an unreduced array is a sum over devices; () for others."""
@@ -682,7 +682,7 @@ class MeshAxes:
 
     def _of_column(self, parts: int, column: np.ndarray) -> tuple[str, ...] | None:
         """Return the axes whose indices number the tiles of a dimension, the major one first."""
-        strides = np.array([column[each] for each in self._next], int) - column[self._first]
+        strides = np.array([column[device] for device in self._next], int) - column[self._first]
         used = sorted(np.flatnonzero(strides), key=lambda i: -strides[i])
         is_all = prod(self._factors[i].size for i in used) == parts
         if not (is_all and np.array_equal(column, self._places @ strides)):
@@ -716,10 +716,10 @@ def _factors(axis: str, size: int) -> Iterable[_Factor]:
 def _joined(factors: Iterable[_Factor]) -> tuple[str, ...]:
     """Return factors as text, with adjacent factors of an axis joined."""
     joined: list[_Factor] = []
-    for each in factors:
+    for factor in factors:
         last = joined[-1] if joined else None
-        if last and last.axis == each.axis and last.before * last.size == each.before:
-            joined[-1] = last._replace(size=last.size * each.size)
+        if last and last.axis == factor.axis and last.before * last.size == factor.before:
+            joined[-1] = last._replace(size=last.size * factor.size)
         else:
-            joined.append(each)
+            joined.append(factor)
     return tuple(map(str, joined))

@@ -117,9 +117,9 @@ def read_trace(path: str, modules: bool = True) -> Trace:
         profile = ProfileData.from_serialized_xspace(data)
     except RuntimeError as error:
         raise ValueError(str(error)) from None
-    found = _read_events(profile)
-    used = set(found.names) if modules else set()
-    return replace(found, modules=_modules(space, used, since), since=since)
+    trace = _read_events(profile)
+    used = set(trace.names) if modules else set()
+    return replace(trace, modules=_modules(space, used, since), since=since)
 
 
 def _read_events(data: Any) -> Trace:
@@ -134,21 +134,21 @@ def _read_events(data: Any) -> Trace:
             continue
         for number, line in enumerate(plane.lines):
             thread = f"{plane.name} {line.name} {number}"
-            for each in line.events:
-                name = each.name
+            for event in line.events:
+                name = event.name
                 if name.startswith(_END):
-                    ends[name.removeprefix(_END)].append(each.start_ns)
+                    ends[name.removeprefix(_END)].append(event.start_ns)
                 elif name.startswith("ThreadpoolListener::"):
                     continue
                 elif kind := _host_kind(name):
-                    start = each.start_ns
-                    host.append(HostEvent(kind, start, start + each.duration_ns))
+                    start = event.start_ns
+                    host.append(HostEvent(kind, start, start + event.duration_ns))
                 elif name == STEP:
-                    steps.append((each.start_ns, each.start_ns + each.duration_ns))
+                    steps.append((event.start_ns, event.start_ns + event.duration_ns))
                 elif len(events) == MOST_EVENTS:
                     is_cut = True
-                elif found := _operation(each, thread, names):
-                    events.append(found)
+                elif operation := _operation(event, thread, names):
+                    events.append(operation)
     return Trace(_with_ends(events, ends), tuple(host), tuple(sorted(steps)), {}, names, is_cut)
 
 
@@ -157,14 +157,14 @@ def _with_ends(events: list[Event], ends: dict[str, list[float]]) -> tuple[Event
 
     The runs of an operation end in the order in which they begin.
     """
-    left = {name: deque(sorted(found)) for name, found in ends.items()}
-    found = []
-    for each in sorted(events, key=lambda each: each.start):
-        later = left.get(each.name, deque())
-        while later and later[0] < each.start:
+    left = {name: deque(sorted(times)) for name, times in ends.items()}
+    ordered = []
+    for event in sorted(events, key=lambda event: event.start):
+        later = left.get(event.name, deque())
+        while later and later[0] < event.start:
             later.popleft()
-        found.append(each._replace(done=max(each.end, later.popleft())) if later else each)
-    return tuple(found)
+        ordered.append(event._replace(done=max(event.end, later.popleft())) if later else event)
+    return tuple(ordered)
 
 
 def _host_kind(name: str) -> str | None:
@@ -197,13 +197,13 @@ def _operation(event: Any, thread: str, names: dict[str, str]) -> Event | None:
 
 def _modules(space: Message, used: set[str], since: float) -> dict[str, Module]:
     """Return the compiled modules in a trace that its events refer to; see `read_module`."""
-    found = {}
+    modules = {}
     for plane in submessages(space, 1):
         if text(plane, 2) != "/host:metadata":
             continue
         for entry in submessages(plane, 4):
-            each = submessage(entry, 2)
-            data = [stat[6][-1] for stat in submessages(each, 5) if 6 in stat]
-            if data and (name := text(each, 2)) in used:
-                found[name] = read_module(message(data[0])[1][-1], since)
-    return found
+            metadata = submessage(entry, 2)
+            data = [stat[6][-1] for stat in submessages(metadata, 5) if 6 in stat]
+            if data and (name := text(metadata, 2)) in used:
+                modules[name] = read_module(message(data[0])[1][-1], since)
+    return modules

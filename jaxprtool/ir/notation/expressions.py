@@ -169,8 +169,8 @@ class Source(WhitelistReader):
 
     def place(self, node: ast.expr) -> str:
         """Return a node's location: `column 5`, or `line 2, column 5` in text of several lines."""
-        before = self._lines[node.lineno - 2][: node.col_offset]
-        return self._place(node.lineno - 1, len(before.decode()) + 1)
+        prefix = self._lines[node.lineno - 2][: node.col_offset]
+        return self._place(node.lineno - 1, len(prefix.decode()) + 1)
 
     def segment(self, node: ast.expr) -> str:
         """Return the text of a node on one line, for a message."""
@@ -201,8 +201,8 @@ class Source(WhitelistReader):
 
         In it `^` is a power, as in JAX's notation.
         """
-        before, text = self.text[: where.start], self.text[where].replace("^", "**")
-        blank = "".join(c if c == "\n" else " " * len(c.encode()) for c in before)
+        prefix, text = self.text[: where.start], self.text[where].replace("^", "**")
+        blank = "".join(c if c == "\n" else " " * len(c.encode()) for c in prefix)
         try:
             node = ast.parse(f"_[\n{blank}{text}\n]", mode="eval").body
         except SyntaxError as error:
@@ -264,8 +264,8 @@ class Source(WhitelistReader):
     def _number_operand(self, node: ast.expr) -> Any:
         """Return the value of a bare or signed number, and None for anything else."""
         bare = node.operand if isinstance(node, ast.UnaryOp) else node
-        known = isinstance(bare, ast.Constant) and is_number(bare.value)
-        return self.literal(node) if known else None
+        is_literal = isinstance(bare, ast.Constant) and is_number(bare.value)
+        return self.literal(node) if is_literal else None
 
     @cached_property
     def _lines(self) -> list[bytes]:
@@ -289,14 +289,14 @@ def read(text: str, what: str, error: type[JaxprToolError], *, types: bool = Fal
             f"{what} is {len(text):,} characters long; the maximum is {MAX_LENGTH:,}",
         )
     source = Source(text.replace("\r\n", "\n").replace("\r", "\n"), what, error)
-    found = _check_brackets(source)
-    call = _parse(source, found if types else {})
+    type_ends = _check_brackets(source)
+    call = _parse(source, type_ends if types else {})
     _check_depth(call, source)
     return replace(
         source,
         args=tuple(call.args),
         keywords=_keywords(call, source),
-        types=found if types else {},
+        types=type_ends if types else {},
     )
 
 
@@ -324,8 +324,8 @@ def _check_brackets(source: Source) -> dict[int, int]:
         symbol = mark.group()
         if symbol in ("'", '"'):
             raise source.fail_at(mark.start(), f"a string in {source.what} is not closed")
-        before = max(0, mark.start() - 3), mark.start()
-        if symbol[0] in "'\"" and _FORMAT_PREFIX.search(text, *before):
+        span = max(0, mark.start() - 3), mark.start()
+        if symbol[0] in "'\"" and _FORMAT_PREFIX.search(text, *span):
             message = f"an f-string is not allowed in {source.what}"
             raise source.fail_at(mark.start(), message)
         if symbol in _CLOSING:
@@ -338,7 +338,7 @@ def _check_brackets(source: Source) -> dict[int, int]:
                 raise source.fail_at(mark.start(), message)
             opening = opened.pop()
             if symbol == "]" and (start := _type_start(text, opening.start())) is not None:
-                for inner in [each for each in types if each > start]:
+                for inner in [begin for begin in types if begin > start]:
                     del types[inner]
                 tail = _TYPE_TAIL.match(text, mark.end())
                 types[start] = tail.end() if tail else mark.end()

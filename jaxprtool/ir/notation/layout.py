@@ -222,13 +222,13 @@ class Layout:
         """Return the text after a primitive: each operand, starting with the space before it."""
         if not atoms:
             return [" "]
-        found: list[Any] = [*map(self.names.spaced.get, map(identity, atoms))]
-        if None in found:
+        texts: list[Any] = [*map(self.names.spaced.get, map(identity, atoms))]
+        if None in texts:
             for i, atom in enumerate(atoms):
-                if found[i] is None:
+                if texts[i] is None:
                     literal = isinstance(atom, Literal)
-                    found[i] = self._literal(atom) if literal else self.names.mention(atom)
-        return found
+                    texts[i] = self._literal(atom) if literal else self.names.mention(atom)
+        return texts
 
     def _literal(self, literal: Literal) -> str:
         text = self._literals.get(identity(literal))
@@ -622,11 +622,11 @@ class Selection:
 
     def count(self, jaxpr: Jaxpr) -> int:
         """Return the number of equations of `jaxpr`, including those of its bodies at each call."""
-        found = self._counts.get(jaxpr)
-        if found is None:
-            inside = (body for _, held in holders(jaxpr) for _, body in held)
-            found = self._counts[jaxpr] = len(jaxpr.eqns) + sum(map(self.count, inside))
-        return found
+        count = self._counts.get(jaxpr)
+        if count is None:
+            inside = (body for _, bodies in holders(jaxpr) for _, body in bodies)
+            count = self._counts[jaxpr] = len(jaxpr.eqns) + sum(map(self.count, inside))
+        return count
 
     def count_equation(self, eqn: JaxprEqn) -> int:
         """Return the number of equations in an equation's bodies, plus one for itself."""
@@ -703,7 +703,7 @@ class Naming:
     def _name(self, jaxpr: Jaxpr) -> None:
         self._mention(jaxpr.constvars)
         self._mention(jaxpr.invars)
-        known, mention = self.variables.spaced, self.variables.mention
+        named, mention = self.variables.spaced, self.variables.mention
         for eqn, signature in zip(jaxpr.eqns, self._notation.signatures(jaxpr), strict=True):
             if signature.by_rule:
                 jaxcompat.print_with_rule(eqn, self.variables, self.shared, types=False)
@@ -711,7 +711,7 @@ class Naming:
             if signature.named_by_call:
                 self.name_call(eqn, signature)
             for var in eqn.outvars:
-                if identity(var) not in known:
+                if identity(var) not in named:
                     mention(var)
             if signature.head is None:
                 for _, value in signature.pairs:

@@ -188,17 +188,17 @@ class UserNames(VariableNames):
         scopes = {root: Counter(taken)}
         self._assign_names(zip(root.invars, arguments, strict=True), scopes[root])
         finder = _Finder(roots)
-        held = DataFlow(root).holders
-        for jaxpr in held:
+        callers = DataFlow(root).holders
+        for jaxpr in callers:
             self._assign_names(finder.names(jaxpr), scopes[jaxpr])
             for eqn, inside in holders(jaxpr):
                 for _, body in inside:
                     if body not in scopes:
                         scopes[body] = Counter(taken)
-                        if len(held[body]) == 1:
+                        if len(callers[body]) == 1:
                             self._follow_flattened(eqn, body, scopes[body])
                         self._assign_names(_parameters(body), scopes[body])
-                        if len(held[body]) == 1:
+                        if len(callers[body]) == 1:
                             self._follow_captured(eqn, body, scopes[body])
         self.fresh = fresh_names(set().union(*scopes.values()))
 
@@ -277,22 +277,22 @@ class _Finder:
         """Return the named values of the equations of a jaxpr, and their names."""
         numbers = [*map(self._number, jaxpr.eqns)]
         uses = DefUse(jaxpr.eqns).uses
-        found = []
+        named = []
         for eqn, number in zip(jaxpr.eqns, numbers, strict=True):
-            known = self._own[number] or self._given[number]
-            if not known or self._is_transposed(eqn):
+            hints = self._own[number] or self._given[number]
+            if not hints or self._is_transposed(eqn):
                 continue
             for i, var in enumerate(eqn.outvars):
                 if isinstance(var, DropVar):
                     continue
                 result = (i, len(eqn.outvars)) if len(eqn.outvars) > 1 else None
-                if given := self._given[number]:
-                    name = given[i] if len(given) == len(eqn.outvars) else None
+                if names := self._given[number]:
+                    name = names[i] if len(names) == len(eqn.outvars) else None
                 else:
                     name = self._name(number, result, *(numbers[r] for r, _ in uses.get(var, ())))
                 if name:
-                    found.append((var, name))
-        return found
+                    named.append((var, name))
+        return named
 
     def _number(self, eqn: JaxprEqn) -> int:
         """Return the number of an equation's traceback; equal tracebacks have equal numbers."""
@@ -300,8 +300,8 @@ class _Finder:
         number = numbers.setdefault(eqn.source_info.traceback, len(numbers))
         if number == len(self._own):
             frames = self._reader.frames(eqn)
-            own = [f for f in frames if self._frames.is_users(f.file)]
-            self._own.append([(frame, range_of(frame)) for frame in own])
+            user_frames = [f for f in frames if self._frames.is_users(f.file)]
+            self._own.append([(frame, range_of(frame)) for frame in user_frames])
             self._given.append(names_given(eqn))
         return number
 
@@ -320,7 +320,7 @@ class _Finder:
             read = {p for reader in readers for f, p in self._own[reader] if f.file == frame.file}
             if returned:  # the next iteration of a loop may read it by the same call
                 read.discard(place)
-            if any(_within(place, each) for each in read):
+            if any(_within(place, other) for other in read):
                 return None
             name = self._sources.assigned(frame, read, result)
             if name is not None:

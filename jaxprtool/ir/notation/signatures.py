@@ -68,10 +68,10 @@ def _broadcast_in_dim(params: Params) -> Shown:
 _JIT_TRIVIAL: dict[str, Callable[[Any], bool]] = {
     "inline": lambda inline: True,
     "donated_invars": lambda donated: not any(donated),
-    "in_shardings": lambda each: all(map(jaxcompat.is_unspecified, each)),
-    "out_shardings": lambda each: all(map(jaxcompat.is_unspecified, each)),
-    "in_layouts": lambda each: all(layout is None for layout in each),
-    "out_layouts": lambda each: all(layout is None for layout in each),
+    "in_shardings": lambda shardings: all(map(jaxcompat.is_unspecified, shardings)),
+    "out_shardings": lambda shardings: all(map(jaxcompat.is_unspecified, shardings)),
+    "in_layouts": lambda layouts: all(layout is None for layout in layouts),
+    "out_layouts": lambda layouts: all(layout is None for layout in layouts),
     "keep_unused": lambda keep: not keep,
     "ctx_mesh": lambda mesh: mesh.empty,
     "compiler_options_kvs": lambda options: not options,
@@ -97,8 +97,8 @@ def _custom_derivative(functions: dict[str, str]) -> Callable:
         rest = {k: v for k, v in params.items() if k not in functions and k != "out_trees"}
         if not rest["num_consts"]:
             del rest["num_consts"]
-        for held, name in functions.items():
-            rest[name] = params[held].debug_info.func_name
+        for param, name in functions.items():
+            rest[name] = params[param].debug_info.func_name
         name = jaxcompat.open_jaxpr(params["call_jaxpr"]).debug_info.func_name
         return [("name", name), *sorted(rest.items())]
 
@@ -207,20 +207,20 @@ class Notation:
 
     def signatures(self, jaxpr: Jaxpr) -> list[Signature]:
         """Return the signature of each equation of `jaxpr`."""
-        made = self._of_jaxpr.get(jaxpr)
-        if made is None:
-            made = self._of_jaxpr[jaxpr] = []
-            known, context_key = self._signatures, self.context_key
+        signatures = self._of_jaxpr.get(jaxpr)
+        if signatures is None:
+            signatures = self._of_jaxpr[jaxpr] = []
+            cache, context_key = self._signatures, self.context_key
             for eqn in jaxpr.eqns:
                 params = eqn.params
                 key = context_key(eqn)
                 if params:
                     key = (*key, *params, *map(identity, params.values()))
-                found = known.get(key)
-                if found is None:
-                    found = known[key] = self.signature(eqn)
-                made.append(found)
-        return made
+                signature = cache.get(key)
+                if signature is None:
+                    signature = cache[key] = self.signature(eqn)
+                signatures.append(signature)
+        return signatures
 
     def signature(self, eqn: JaxprEqn) -> Signature:
         """Return the signature of one equation."""
@@ -232,10 +232,10 @@ class Notation:
             for value in eqn.params.values()
         ]
         key = (*self.context_key(eqn), *eqn.params, *values)
-        found = self._alike.get(key)
-        if found is None:
-            found = self._alike[key] = self._make(eqn)
-        return found
+        signature = self._alike.get(key)
+        if signature is None:
+            signature = self._alike[key] = self._make(eqn)
+        return signature
 
     def context_key(self, eqn: JaxprEqn) -> tuple[Hashable, ...]:
         """Return a key for what a signature depends on besides parameters: here the primitive."""
@@ -250,8 +250,8 @@ class Notation:
         rule = jaxcompat.printing_rule(primitive)
         by_rule = rule is not None and rule not in SHOWN_PARAMS
         if by_rule or holds_jaxpr(params.values()):
-            given = params.get("name")
-            called = tuple((given, body) for body in jaxcompat.printed_jaxprs(eqn))
+            call_name = params.get("name")
+            called = tuple((call_name, body) for body in jaxcompat.printed_jaxprs(eqn))
         else:
             called = ()
         if by_rule:

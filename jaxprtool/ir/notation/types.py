@@ -138,13 +138,13 @@ def constrained(dim: Dimension) -> tuple[Dimension, list[str]]:
 
 def _named_axes(text: str) -> dict[str, list[str]]:
     """Return the axes in `V:i, U:(j,k)` by kind."""
-    found = {}
+    by_kind = {}
     for item, _ in _items(text):
         kind, _, names = item.partition(":")
         if kind not in _AXES or not names:
             raise ValueError(f"'{item}' names no axes")
-        found[_AXES[kind]] = _names(names)
-    return found
+        by_kind[_AXES[kind]] = _names(names)
+    return by_kind
 
 
 def _names(text: str) -> list[str]:
@@ -179,14 +179,14 @@ def _split(text: str) -> list[str]:
 def dtype_named(name: str) -> DType:
     """Return the dtype of a name. Raises ValueError."""
     if name.startswith("key<"):
-        found = key_dtypes().get(name[4:-1])
-        if found is None:
+        dtype = key_dtypes().get(name[4:-1])
+        if dtype is None:
             raise ValueError(f"unknown random number generator '{name[4:-1]}'")
-        return found
-    found = array_dtypes().get(name)
-    if found is None:
+        return dtype
+    dtype = array_dtypes().get(name)
+    if dtype is None:
         raise ValueError(f"unknown dtype '{name}'")
-    return found
+    return dtype
 
 
 def memory_space_named(name: str) -> Any:

@@ -49,17 +49,17 @@ def one_or_all(values: Sequence[Any]) -> Any:
 
 
 def placed(
-    made: CallExpression, params: Mapping[str, Any], name: str = "sharding"
+    expression: CallExpression, params: Mapping[str, Any], name: str = "sharding"
 ) -> Iterator[CallExpression]:
     """Yield a call as it is, and with the equation's `out_sharding`, if any.
 
     The sharding may be only the spec if the rest follows from the current mesh.
     """
-    yield made
+    yield expression
     sharding = params.get(name)
     for out in (getattr(sharding, "spec", None), sharding):
         if out is not None:
-            yield replace(made, kwargs={**made.kwargs, "out_sharding": out})
+            yield replace(expression, kwargs={**expression.kwargs, "out_sharding": out})
 
 
 @rule(python_rules, "broadcast_in_dim")
@@ -203,11 +203,11 @@ def _dim_as_value(eqn: JaxprEqn) -> Iterator[Proposal]:
 def _empty(eqn: JaxprEqn) -> Iterator[Proposal]:
     shape, dtype = eqn.outvars[0].aval.shape, dtype_name(eqn.params["dtype"])
     # The parameter has the user's form: a class, a dtype or a name.
-    given = eqn.params["dtype"]
-    exact = given if isinstance(given, str) else call("jnp.dtype", jnp.dtype(given).name)
-    for each in (dtype, exact):
-        yield from placed(call("jnp.empty", shape, each), eqn.params, "out_sharding")
-        yield from placed(call("lax.empty", shape, each), eqn.params, "out_sharding")
+    param = eqn.params["dtype"]
+    exact = param if isinstance(param, str) else call("jnp.dtype", jnp.dtype(param).name)
+    for argument in (dtype, exact):
+        yield from placed(call("jnp.empty", shape, argument), eqn.params, "out_sharding")
+        yield from placed(call("lax.empty", shape, argument), eqn.params, "out_sharding")
 
 
 @rule(python_rules, "device_put")
@@ -225,12 +225,12 @@ def _device_put(eqn: JaxprEqn, *xs: Slot) -> Iterator[Proposal]:
 def _dynamic_slice(eqn: JaxprEqn, *operands: Slot) -> Iterator[Proposal]:
     if eqn.primitive.name == "dynamic_slice":
         sizes = ints(eqn.params["slice_sizes"])
-        made = call("lax.dynamic_slice", operands[0], operands[1:], sizes)
+        expression = call("lax.dynamic_slice", operands[0], operands[1:], sizes)
     else:
-        made = call("lax.dynamic_update_slice", *operands[:2], operands[2:])
-    yield made
+        expression = call("lax.dynamic_update_slice", *operands[:2], operands[2:])
+    yield expression
     # Negative starts are not normalized by further equations.
-    yield replace(made, kwargs={"allow_negative_indices": False})
+    yield replace(expression, kwargs={"allow_negative_indices": False})
 
 
 #: The lax names of the modes for out-of-bounds indices.
@@ -240,8 +240,8 @@ _MODES = {"FILL_OR_DROP": "fill", "CLIP": "clip", "PROMISE_IN_BOUNDS": "promise_
 def _index_options(eqn: JaxprEqn) -> dict[str, object]:
     """Return the keyword arguments common to gather and scatter."""
     mode = eqn.params["mode"]
-    known = {"mode": _MODES.get(getattr(mode, "name", ""), mode)}
-    return known | options(eqn.params, indices_are_sorted=False, unique_indices=False)
+    keywords = {"mode": _MODES.get(getattr(mode, "name", ""), mode)}
+    return keywords | options(eqn.params, indices_are_sorted=False, unique_indices=False)
 
 
 @rule(python_rules, "gather")
@@ -541,8 +541,8 @@ def _dot_general(eqn: JaxprEqn, x: Slot, y: Slot) -> Iterator[Proposal]:
         subscripts = _einsum(ranks, contract, batch)
         yield call("jnp.einsum", subscripts, x, y)
         yield call("jnp.einsum", subscripts, x, y, **more)
-    made = call("lax.dot_general", x, y, (contract, batch), **more)
-    yield from placed(made, p, "out_sharding")
+    expression = call("lax.dot_general", x, y, (contract, batch), **more)
+    yield from placed(expression, p, "out_sharding")
 
 
 def _einsum(
@@ -615,5 +615,5 @@ def _of_symmetric(eqn: JaxprEqn, x: Slot) -> Iterator[Proposal]:
 
 @rule(python_rules, "triangular_solve")
 def _triangular_solve(eqn: JaxprEqn, a: Slot, b: Slot) -> Iterator[Proposal]:
-    given = {k: v for k, v in eqn.params.items() if v}
-    yield call("lax.linalg.triangular_solve", a, b, **given)
+    params = {k: v for k, v in eqn.params.items() if v}
+    yield call("lax.linalg.triangular_solve", a, b, **params)

@@ -111,7 +111,7 @@ def call_marks(eqn: JaxprEqn) -> Mapping[str, Any] | None:
         return None
     body = jaxcompat.open_jaxpr(eqn.params["jaxpr"])
     inside = (inner.ctx.xla_metadata or {} for inner in equations(body))
-    return marks if any(not marks.items() <= found.items() for found in inside) else None
+    return marks if any(not marks.items() <= metadata.items() for metadata in inside) else None
 
 
 def _library(eqn: JaxprEqn, operands: tuple[Slot, ...]) -> Iterator[Proposal]:
@@ -127,7 +127,7 @@ def called_name(eqn: JaxprEqn) -> str:
     name = eqn.params.get("name")
     if isinstance(name, str):
         return name
-    body = next(found for _, found in sub_jaxprs(eqn))
+    body = next(jaxpr for _, jaxpr in sub_jaxprs(eqn))
     return jaxcompat.open_jaxpr(body).debug_info.func_name
 
 
@@ -165,8 +165,8 @@ def _jit_decorator(p: Mapping[str, Any]) -> Expression:
     keywords: dict[str, object] = {}
     for name in ("in_shardings", "out_shardings"):
         if not all(map(jaxcompat.is_unspecified, p[name])):
-            each = [None if jaxcompat.is_unspecified(s) else s for s in p[name]]
-            keywords[name] = group(each)
+            shardings = [None if jaxcompat.is_unspecified(s) else s for s in p[name]]
+            keywords[name] = group(shardings)
     donated = tuple(i for i, flag in enumerate(p["donated_invars"]) if flag)
     if donated:
         keywords["donate_argnums"] = group(donated)
@@ -199,8 +199,8 @@ def _checkpoint(eqn: JaxprEqn, *operands: Slot) -> Iterator[Proposal]:
 
 
 def _policy(eqn: JaxprEqn, policy: object) -> Expression:
-    for name, known in vars(jax.checkpoint_policies).items():
-        if known is policy:
+    for name, predefined in vars(jax.checkpoint_policies).items():
+        if predefined is policy:
             return Name(f"jax.checkpoint_policies.{name}")
     raise unsupported(eqn, "its checkpoint policy is a custom Python function")
 
@@ -218,21 +218,21 @@ def _plain_call(eqn: JaxprEqn, *operands: Slot) -> Iterator[Proposal]:
 @rule(python_rules, "custom_jvp_call")
 def _custom_jvp(eqn: JaxprEqn, *operands: Slot) -> Iterator[Proposal]:
     yield from _library(eqn, operands)
-    found = jvp_rule(eqn)
+    jvp = jvp_rule(eqn)
     primals = range(len(operands) - eqn.params["num_consts"])
     results = group(range(len(eqn.outvars)))
     numbers = itertools.count(len(eqn.outvars))
-    zeros = zip(eqn.outvars, found.out_zeros, strict=True)
+    zeros = zip(eqn.outvars, jvp.out_zeros, strict=True)
     nothing = _symbolic_zero if eqn.params["symbolic_zeros"] else _zeros
     tangents = [nothing(v.aval) if zero else next(numbers) for v, zero in zeros]
     rule_function = PythonFunction(
-        found.jaxpr,
-        _own(found.name, f"{called_name(eqn)}_jvp"),
+        jvp.jaxpr,
+        _own(jvp.name, f"{called_name(eqn)}_jvp"),
         (tuple(primals), tuple(i + len(primals) for i in primals)),
         (results, group(tangents)),
         ("primals", "tangents"),
-        decorators=_restricted(eqn, JVP_BY, found.perturbed),
-        raises=None if found.raises is None else _exception(found.raises),
+        decorators=_restricted(eqn, JVP_BY, jvp.perturbed),
+        raises=None if jvp.raises is None else _exception(jvp.raises),
     )
     yield _custom(eqn, "jvp", (rule_function,), operands, results)
 
@@ -245,8 +245,8 @@ def _own(name: str, otherwise: str) -> str:
 def _exception(described: str) -> Expression:
     """Return the constructor call for an exception given as the last line of a traceback."""
     name, _, message = described.partition(": ")
-    known = getattr(builtins, name, None)
-    if isinstance(known, type) and issubclass(known, Exception):
+    exception = getattr(builtins, name, None)
+    if isinstance(exception, type) and issubclass(exception, Exception):
         return call(name, *([message] if message else []))
     return call("RuntimeError", described)
 
@@ -283,9 +283,9 @@ def _custom(
         # If a pass changed the body, the rule still calls the original function.
         key=(called_name(eqn), rule_key(eqn), _structure(body)),
     )
-    given = zip(eqn.invars[count:], operands[count:], strict=True)
+    pairs = zip(eqn.invars[count:], operands[count:], strict=True)
     return MultiResult(
-        CallExpression(function, tuple(_array(atom, slot) for atom, slot in given)), results
+        CallExpression(function, tuple(_array(atom, slot) for atom, slot in pairs)), results
     )
 
 
@@ -316,27 +316,25 @@ def _symbolic_zero(aval: Aval) -> Expression:
 
 @rule(python_rules, "custom_vjp_call")
 def _custom_vjp(eqn: JaxprEqn, *operands: Slot) -> Iterator[Proposal]:
-    found = vjp_rule(eqn)
-    outs, kept = range(len(eqn.outvars)), len(found.forwarded)
-    given = found.forwarded.count(None)
+    vjp = vjp_rule(eqn)
+    outs, kept = range(len(eqn.outvars)), len(vjp.forwarded)
+    num_computed = vjp.forwarded.count(None)
     # A residual that the body does not return is passed to the rule as an argument.
     numbers = itertools.count()
-    residuals = [
-        next(numbers) if i is None else len(found.fwd.outvars) + i for i in found.forwarded
-    ]
+    residuals = [next(numbers) if i is None else len(vjp.fwd.outvars) + i for i in vjp.forwarded]
     forward = PythonFunction(
-        found.fwd,
-        _own(found.fwd_name, f"{called_name(eqn)}_fwd"),
+        vjp.fwd,
+        _own(vjp.fwd_name, f"{called_name(eqn)}_fwd"),
         tuple(range(len(operands) - eqn.params["num_consts"])),
-        (group([i + given for i in outs]), tuple(residuals)),
-        decorators=_restricted(eqn, FWD_BY, found.perturbed),
+        (group([i + num_computed for i in outs]), tuple(residuals)),
+        decorators=_restricted(eqn, FWD_BY, vjp.perturbed),
     )
     numbers = itertools.count()
     backward = PythonFunction(
-        found.bwd,
-        _own(found.bwd_name, f"{called_name(eqn)}_bwd"),
+        vjp.bwd,
+        _own(vjp.bwd_name, f"{called_name(eqn)}_bwd"),
         (tuple(range(kept)), group([i + kept for i in outs])),
-        tuple(None if zero else next(numbers) for zero in found.in_zeros),
+        tuple(None if zero else next(numbers) for zero in vjp.in_zeros),
         ("residuals", "cotangents"),
         decorators=(BWD_OF_ARRAYS,) if forward.decorators else (),
     )
@@ -483,14 +481,14 @@ def on_platform(eqn: JaxprEqn) -> MultiResult:
     return MultiResult(call("lax.platform_dependent", *operands, **by_platform), results)
 
 
-def _branches(eqn: JaxprEqn, before: int = 1) -> tuple[list[PythonFunction], Grouping, list[Slot]]:
+def _branches(eqn: JaxprEqn, leading: int = 1) -> tuple[list[PythonFunction], Grouping, list[Slot]]:
     """Return the branches as functions, the structure of their results, and all operands.
 
-    In Python, `before` operands precede those of the branches.
+    In Python, `leading` operands precede those of the branches.
     """
     choice = Cond.of(eqn)
     results = group(range(len(choice.outs)))
-    names = ["otherwise", "then"] if before and len(choice.branches) == 2 else []
+    names = ["otherwise", "then"] if leading and len(choice.branches) == 2 else []
     count = len(choice.operands)
     functions = [
         PythonFunction(
@@ -498,11 +496,11 @@ def _branches(eqn: JaxprEqn, before: int = 1) -> tuple[list[PythonFunction], Gro
             names[i] if names else f"branch_{i}",
             tuple(range(count)),
             results,
-            passed=range(before, before + count),
+            passed=range(leading, leading + count),
         )
         for i, body in enumerate(choice.branches)
     ]
-    return functions, results, [Slot(i) for i in range(before + count)]
+    return functions, results, [Slot(i) for i in range(leading + count)]
 
 
 @rule(python_rules, "custom_linear_solve")
@@ -526,18 +524,18 @@ def _linear_solve(eqn: JaxprEqn, *operands: Slot) -> Iterator[Proposal]:
         )
 
     solved = len(eqn.outvars) - len(right)
-    given = group(range(len(right)))
+    results = group(range(len(right)))
     options: dict[str, object] = {}
     solve = function("solve", takes_operator=True)
     if solved:
         aux = tuple(range(len(right), len(eqn.outvars)))
-        given = (given, aux)
+        results = (results, aux)
         options["has_aux"] = True
-        solve = replace(solve, results=given)
+        solve = replace(solve, results=results)
     if jaxprs.vecmat is not None and jaxprs.vecmat is jaxprs.matvec:
         options["symmetric"] = True
     elif jaxprs.transpose_solve is not None:
         options["transpose_solve"] = function("transpose_solve", takes_operator=True)
     matvec = function("matvec", takes_operator=False)
     solution = call("lax.custom_linear_solve", matvec, group(right), solve, **options)
-    yield MultiResult(solution, given)
+    yield MultiResult(solution, results)

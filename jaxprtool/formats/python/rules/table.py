@@ -37,8 +37,8 @@ python_rules: RuleTable[PythonRule] = RuleTable()
 
 def proposals(eqn: JaxprEqn, *operands: Slot) -> Iterable[Proposal]:
     """Return the table's proposals for an equation, most readable first."""
-    found = python_rules.get(eqn.primitive.name)
-    return found(eqn, *operands) if found else ()
+    rule = python_rules.get(eqn.primitive.name)
+    return rule(eqn, *operands) if rule else ()
 
 
 def unsupported(eqn: JaxprEqn, why: str) -> UnsupportedError:

@@ -35,11 +35,7 @@ if TYPE_CHECKING:
 _WIDE = 110
 
 
-<<<<<<< HEAD
-def comparison(found: Comparison, width: int, top: int | None = tables.ROWS) -> Rendering:
-=======
-def comparison(report: Comparison, width: int, top: int | None) -> Rendering:
->>>>>>> w1
+def comparison(report: Comparison, width: int, top: int | None = tables.ROWS) -> Rendering:
     """Return a table per variant, with a row for each of the `top` results that differ most.
 
     If there are more, results whose names differ only in numbers share a row, which has the errors

@@ -51,15 +51,11 @@ WHOLE = " with whole arrays"
 
 
 def cost_table(
-<<<<<<< HEAD
-    found: Cost,
+    cost: Cost,
     width: int,
     top: int | None = tables.ROWS,
     device: Device | None = None,
     beside_devices: bool = False,
-=======
-    cost: Cost, width: int, top: int | None, device: Device | None, beside_devices: bool = False
->>>>>>> w1
 ) -> Rendering:
     """Return the cost of a program, with a row for each of the `top` most expensive groups.
 

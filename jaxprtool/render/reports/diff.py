@@ -61,11 +61,7 @@ _LISTED = 3
 _INDENT = "      "
 
 
-<<<<<<< HEAD
-def diff_text(found: Diff, width: int, top: int | None = ROWS, option: str = ALL) -> Listing:
-=======
-def diff_text(diff: Diff, width: int, top: int | None, option: str = ALL) -> Listing:
->>>>>>> w1
+def diff_text(diff: Diff, width: int, top: int | None = ROWS, option: str = ALL) -> Listing:
     """Render the verdict, the sizes of both programs, and the hunks.
 
     Args:

@@ -27,11 +27,7 @@ _INDENT = "    "
 _MOST_PROGRAMS = 3
 
 
-<<<<<<< HEAD
-def findings_by_line(found: Findings, width: int, top: int | None = ROWS) -> Listing:
-=======
-def findings_by_line(findings: Findings, width: int, top: int | None) -> Listing:
->>>>>>> w1
+def findings_by_line(findings: Findings, width: int, top: int | None = ROWS) -> Listing:
     """Return the findings, grouped by line.
 
     Args:

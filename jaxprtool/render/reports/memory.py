@@ -44,13 +44,9 @@ _BRAILLE = r"[\u2800-\u28ff]+"
 _MARKS = 4
 
 
-<<<<<<< HEAD
 def memory_table(
-    found: Memory, width: int, top: int | None = tables.ROWS, option: str = ALL
+    memory: Memory, width: int, top: int | None = tables.ROWS, option: str = ALL
 ) -> Rendering:
-=======
-def memory_table(memory: Memory, width: int, top: int | None, option: str = ALL) -> Rendering:
->>>>>>> w1
     """Return the curve of a program, and a row for each of the `top` largest groups at its peak.
 
     Args:
@@ -254,13 +250,9 @@ def picture(memory: Memory, file_format: str) -> bytes:
 _BUFFERS = 4
 
 
-<<<<<<< HEAD
 def compiled_table(
-    found: CompiledPeak, width: int, top: int | None = tables.TALL_ROWS, option: str = ALL
+    peak: CompiledPeak, width: int, top: int | None = tables.TALL_ROWS, option: str = ALL
 ) -> Rendering:
-=======
-def compiled_table(peak: CompiledPeak, width: int, top: int | None, option: str = ALL) -> Rendering:
->>>>>>> w1
     """Return the memory of a compiled program, and a row for each of the `top` largest lines.
 
     Args:

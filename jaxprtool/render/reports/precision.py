@@ -34,11 +34,7 @@ _ERRORS = "error relative to the tolerance, if narrow"
 _ERRORS_WIDTH = 30
 
 
-<<<<<<< HEAD
-def precision_text(found: Precision, width: int, top: int | None = tables.ROWS) -> Rendering:
-=======
-def precision_text(choice: Precision, width: int, top: int | None) -> Rendering:
->>>>>>> w1
+def precision_text(choice: Precision, width: int, top: int | None = tables.ROWS) -> Rendering:
     """Return the places to keep, their errors, and what the pass saves.
 
     Args:

@@ -48,11 +48,7 @@ _UNNAMED = {
 
 
 def profile_table(
-<<<<<<< HEAD
-    found: Profile, width: int, by: By = "line", top: int | None = tables.ROWS, option: str = ALL
-=======
-    profile: Profile, by: By, width: int, top: int | None, option: str = ALL
->>>>>>> w1
+    profile: Profile, width: int, by: By = "line", top: int | None = tables.ROWS, option: str = ALL
 ) -> Rendering:
     """Return the measured time by groups, the time of XLA's own work, and notes.
 

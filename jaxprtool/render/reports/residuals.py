@@ -47,11 +47,7 @@ _MOST_ARGUMENTS = 40
 _MOST_NAMES = 4
 
 
-<<<<<<< HEAD
-def residuals_table(found: Residuals, width: int, top: int | None = tables.TALL_ROWS) -> Rendering:
-=======
-def residuals_table(saved: Residuals, width: int, top: int | None) -> Rendering:
->>>>>>> w1
+def residuals_table(saved: Residuals, width: int, top: int | None = tables.TALL_ROWS) -> Rendering:
     """Return a row for each of the `top` largest groups (all if None), and the bytes per policy."""
     heading = total_text(saved)
     columns = number("share"), number("bytes"), text("type", tables.TYPE), number("cost")

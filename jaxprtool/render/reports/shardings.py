@@ -41,11 +41,7 @@ _REMATERIALIZATION = "an involuntary full rematerialization"
 
 
 def shardings_tables(
-<<<<<<< HEAD
-    found: Shardings, width: int, top: int | None = tables.TALL_ROWS, replicated: bool = False
-=======
-    shardings: Shardings, width: int, top: int | None, replicated: bool = False
->>>>>>> w1
+    shardings: Shardings, width: int, top: int | None = tables.TALL_ROWS, replicated: bool = False
 ) -> Rendering:
     """Return the collectives by line, and the sharding of arguments, results and large values.
 

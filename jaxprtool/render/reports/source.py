@@ -49,13 +49,9 @@ _LONGEST = 24
 _ELLIPSIS = "…"
 
 
-<<<<<<< HEAD
 def source_text(
-    found: Source, width: int, full: bool = False, device: Device | None = None
+    source: Source, width: int, full: bool = False, device: Device | None = None
 ) -> Rendering:
-=======
-def source_text(source: Source, width: int, full: bool, device: Device | None) -> Rendering:
->>>>>>> w1
     """Return the relevant lines of a user's files, each preceded by its cost.
 
     Args:

@@ -30,11 +30,7 @@ _NUMBER, _NARROW, _WIDE = 10, 16, 40
 _INDENT = "  "
 
 
-<<<<<<< HEAD
-def watched_text(found: Watched, width: int, top: int | None = tables.ROWS) -> Rendering:
-=======
-def watched_text(watched: Watched, width: int, top: int | None) -> Rendering:
->>>>>>> w1
+def watched_text(watched: Watched, width: int, top: int | None = tables.ROWS) -> Rendering:
     """Return a row for each line, scope or equation: the source, then statistics.
 
     Args:

@@ -48,7 +48,7 @@ def parsed(path):
 
 
 #: The groups of entry points that have the name of a module.
-GROUPS = {"jaxprtool.passes", "jaxprtool.primitives"}
+GROUPS = {"jaxprtool.commands", "jaxprtool.passes", "jaxprtool.primitives"}
 
 
 @functools.cache

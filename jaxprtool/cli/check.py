@@ -6,6 +6,7 @@ import contextlib
 import math
 import os
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -182,6 +183,7 @@ class _Checker:
         if not expected.needs_program:
             return checked(target.name, None, expected, (), call)
         traced = session.traced(runs=True)  # without a note on arguments, which names no target
+        call = call and partial(call, traced.mesh_set)
         program = only_program("check takes", session.programs(traced))
         arguments: list[object] = []
         if "collectives_bytes" in expected.budgets:
@@ -190,7 +192,7 @@ class _Checker:
             arguments = [given.values.get(name) for name in program.arg_names]
         if self._update and expected.snapshot is not None:
             self._write_snapshot(target.name, program, expected.snapshot)
-        with session.mesh_set_for(traced):
+        with traced.mesh_set():
             return checked(target.name, program, expected, arguments, call, output.width())
 
     def _write_snapshot(self, name: str, program: Program, path: Path) -> None:

@@ -44,6 +44,9 @@ Named = Sequence[tuple[str, "Program"]]
 #: Which frames of an equation to show.
 FrameChoice = Literal["mine", "library", "all"]
 
+#: Sets a mesh in a `with` block.
+MeshSet = Callable[[], contextlib.AbstractContextManager[object]]
+
 #: The number of virtual devices for a module that needs several, if no mesh is given.
 _VIRTUAL_DEVICES = 8
 
@@ -235,24 +238,27 @@ class Function:
                 symbolic sizes.
         """
         self.import_module()
+
+        def on_mesh(explicit: bool) -> Traced:
+            mesh_set = self._mesh_set(explicit)
+            with self._for_functions(mesh_set), contextlib.redirect_stdout(sys.stderr):
+                entry = self._entry(pipeline, types, symbolic)
+                if not runs and (needless := entry.needless_work):
+                    output.note(needless)
+                found = self.trace_entry(entry, pipeline)
+            has_own = self._is_file and found.program.meshes and not pipeline.partitions
+            return found if has_own else replace(found, mesh_set=mesh_set)
+
+        explicit = not self._by_specs
         try:
-            return self._traced(pipeline, runs, types, symbolic)
+            return on_mesh(explicit)
         except MeshConflictError as conflict:
             if not (self.mesh and conflict.is_alike):
                 raise
-            vars(self)["_explicit"] = not self._explicit
             try:
-                return self._traced(pipeline, runs, types, symbolic)
+                return on_mesh(not explicit)
             except ArgumentsError:
                 raise conflict from conflict.__cause__
-
-    def _traced(self, pipeline: Pipeline, runs: bool, types: str | None, symbolic: bool) -> Traced:
-        """Return what `trace` returns, on the mesh of `_mesh_set`."""
-        with self._mesh_set(self._is_file), contextlib.redirect_stdout(sys.stderr):
-            entry = self._entry(pipeline, types, symbolic)
-            if not runs and (needless := entry.needless_work):
-                output.note(needless)
-            return self.trace_entry(entry, pipeline)
 
     def _entry(
         self, pipeline: Pipeline, types: str | None = None, symbolic: bool = False
@@ -274,10 +280,11 @@ class Function:
             may_lack_mesh=bool(pipeline.steps),  # passes may use the mesh
         )
 
-    def caller(self) -> Callable[[], object]:
+    def caller(self) -> Callable[..., object]:
         """Return a function that calls TARGET with its arguments, which must be values.
 
-        JAX then compiles what it would in a new process.
+        JAX then compiles what it would in a new process. The function takes the `mesh_set` of
+        TARGET as traced, if it was.
 
         Raises:
             ArgumentsError: If an argument is given by its type, or TARGET is a program.
@@ -288,17 +295,18 @@ class Function:
         from jaxprtool.passes.framework.pipeline import Pipeline
 
         self.import_module()
-        with self._mesh_set(self._is_file), contextlib.redirect_stdout(sys.stderr):
+        mesh_set = self._mesh_set(not self._by_specs)
+        with self._for_functions(mesh_set), contextlib.redirect_stdout(sys.stderr):
             entry = self._entry(Pipeline())
         if not isinstance(entry, Entry):
             raise ArgumentsError("compiles needs a function to call, not a program")
         entry.require_values()
 
-        def call() -> object:
+        def call(mesh_set: MeshSet = mesh_set) -> object:
             jax.clear_caches()
             given, sys.argv = sys.argv, [self.target]  # a script that parses sys.argv gets none
             try:
-                with self._mesh_set(False), contextlib.redirect_stdout(sys.stderr):
+                with mesh_set(), contextlib.redirect_stdout(sys.stderr):
                     return entry.run()
             finally:
                 sys.argv = given
@@ -338,28 +346,26 @@ class Function:
 
         return is_file(self.target)
 
-    def _mesh_set(self, has_own: bool) -> contextlib.AbstractContextManager[object]:
-        """Set the mesh of `--mesh`: on devices, or an abstract one if there are too few.
+    def _for_functions(self, mesh_set: MeshSet) -> contextlib.AbstractContextManager[object]:
+        """Set a mesh if TARGET is a function. A program file is read without one."""
+        return contextlib.nullcontext() if self._is_file else mesh_set()
+
+    def _mesh_set(self, explicit: bool) -> MeshSet:
+        """Return what sets the mesh of `--mesh`: on devices, or an abstract one if they are few.
 
         Its axes are Explicit, since types name them, or Auto if specs are given. If the function
-        has its own mesh, `trace` takes the axis types of that mesh. A program with its own mesh
-        needs no other.
+        has its own mesh, `trace` takes the axis types of that mesh.
         """
-        if not self.mesh or has_own:
-            return contextlib.nullcontext()
+        if not self.mesh:
+            return contextlib.nullcontext
         from jaxprtool.ir.meshes import mesh_set
 
-        return mesh_set(self.mesh, self._explicit, self._on_virtual_devices)
+        return functools.partial(mesh_set, self.mesh, explicit, self._on_virtual_devices)
 
     @property
     def _on_virtual_devices(self) -> bool:
         """Whether the mesh may have virtual devices, because the function is not run."""
         return False
-
-    @cached_property
-    def _explicit(self) -> bool:
-        """Whether the axes of `--mesh` are explicit."""
-        return not self._by_specs
 
     @property
     def _by_specs(self) -> bool:
@@ -401,7 +407,7 @@ class Session(Function):
         from jaxprtool.cli import pipeline_steps
 
         traced = traced or self.traced()
-        with self.mesh_set_for(traced):
+        with traced.mesh_set():
             return pipeline_steps.run(
                 self.pipeline, traced.program, self.on_progress, observer, reproducer=reproducer
             )
@@ -420,11 +426,6 @@ class Session(Function):
         words += ["-p", ", ".join(map(str, steps))] if steps else []
         words += [word for each in plugins for word in ("--plugin", each)]
         return shlex.join([*words, *more])
-
-    def mesh_set_for(self, traced: Traced) -> contextlib.AbstractContextManager[object]:
-        """Set the mesh of `--mesh`, as for tracing, while the program is used."""
-        has_own = self._is_file and bool(traced.program.meshes) and not self.pipeline.partitions
-        return self._mesh_set(has_own)
 
 
 @dataclass(frozen=True)

@@ -14,6 +14,7 @@ import os
 import sys
 import time
 from collections.abc import Callable, Hashable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, ClassVar, Unpack
 
@@ -242,6 +243,8 @@ class Traced:
         position: Returns the position in the program of a positional argument of the function.
         seconds: The time of tracing.
         after: The arguments of `--args` if they are for the program after the passes.
+        mesh_set: Sets the mesh of `--mesh` in a `with` block, as for tracing, for the programs that
+            passes derive from this one.
     """
 
     program: Program
@@ -249,6 +252,7 @@ class Traced:
     position: Callable[[int], int]
     seconds: float
     after: Arguments | None = None
+    mesh_set: Callable[[], AbstractContextManager[object]] = nullcontext
 
     def given_to(self, program: Program) -> RunInputs:
         """Return the arguments to run a program that passes derived from this one.

@@ -6,6 +6,7 @@ import contextlib
 import math
 import os
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -147,10 +148,11 @@ class _Checker:
         """Import the module of a target, with the precision of the target or of the module."""
         from jaxprtool.loading.target import split_target
 
-        place = split_target(target.session.target).place
-        wanted = self._x64[""] or target.session.x64
+        function = target.session.function
+        place = split_target(function.target).place
+        wanted = self._x64[""] or function.tracing.x64
         use_x64(wanted or self._x64.get(place, False))
-        target.session.import_module()
+        function.import_module()
         self._x64.setdefault(place, x64_enabled() and not wanted)
 
     def checked(self, target: ConfiguredTarget) -> CheckedTarget:
@@ -159,7 +161,7 @@ class _Checker:
         from jaxprtool.testing.checks import Checked, error_problem
 
         try:
-            with target.session.viewed(), target.session.devices_hinted():
+            with target.session.applied():
                 self._import(target)
                 found = self._measured(target)
         except JaxprToolError as error:
@@ -176,12 +178,14 @@ class _Checker:
         from jaxprtool.testing.checks import checked
 
         session, expected = target.session, target.expected
-        call = session.caller() if "compiles" in expected.budgets else None
+        call = session.function.caller() if "compiles" in expected.budgets else None
         if self._update:
             expected = replace(expected, budgets=dict.fromkeys(expected.budgets, math.inf))
         if not expected.needs_program:
             return checked(target.name, None, expected, (), call)
-        traced = session.traced(runs=True)  # without a note on arguments, which names no target
+        # With runs=True there is no note on arguments, which would not name the target.
+        traced = session.traced(runs=True, axis_env=target.axis_env, virtual=True)
+        call = call and partial(call, traced.mesh_set)
         program = only_program("check takes", session.programs(traced))
         arguments: list[object] = []
         if "collectives_bytes" in expected.budgets:
@@ -190,7 +194,7 @@ class _Checker:
             arguments = [given.values.get(name) for name in program.arg_names]
         if self._update and expected.snapshot is not None:
             self._write_snapshot(target.name, program, expected.snapshot)
-        with session.mesh_set_for(traced):
+        with traced.mesh_set():
             return checked(target.name, program, expected, arguments, call, output.width())
 
     def _write_snapshot(self, name: str, program: Program, path: Path) -> None:

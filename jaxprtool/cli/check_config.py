@@ -24,8 +24,9 @@ import typer
 from jaxprtool.analysis.lint.table import chosen_rules
 from jaxprtool.api.investigate.budgets import QUANTITIES, Quantity, amount_of
 from jaxprtool.cli.completion import tool_table
+from jaxprtool.cli.options import AxisEnv, Passes, Plugin
 from jaxprtool.cli.output import OnProgress, silent
-from jaxprtool.cli.session import CheckSession, reader
+from jaxprtool.cli.session import Function, Session, reader
 from jaxprtool.errors import ConfigurationError, JaxprToolError, did_you_mean
 from jaxprtool.render.documents.problems import Place
 from jaxprtool.testing.assertions import require_bannable
@@ -43,25 +44,39 @@ _SHOWING = ("--frames", "--host-devices", "--traceback", "--help")
 
 
 @dataclass(frozen=True)
+class _Loading:
+    """A group of options: how a target is loaded."""
+
+    function: Function
+    axis_env: AxisEnv = None
+    passes: Passes = None
+    plugin: Plugin = None
+
+
+@dataclass(frozen=True)
 class ConfiguredTarget:
     """A target of the table.
 
     Attributes:
         name: Its name.
         session: The options to load it with.
+        axis_env: Its named axes, and their sizes.
         expected: The checks.
         place: Its line in the file.
     """
 
     name: str
-    session: CheckSession
+    session: Session
+    axis_env: dict[str, int] | None
     expected: Expectations
     place: Place
 
     @property
     def needs_devices(self) -> bool:
         """Whether it is compiled for the devices of a mesh, or traced on a mesh."""
-        return bool(self.session.mesh) or "collectives_bytes" in self.expected.budgets
+        return (
+            bool(self.session.function.tracing.mesh) or "collectives_bytes" in self.expected.budgets
+        )
 
 
 @dataclass(frozen=True)
@@ -186,10 +201,10 @@ class _Reader:
             return None
         if "compiles" in table and "passes" in table:
             self._mistake(f"{where}.compiles", "cannot be combined with passes")
-        session = self._session(where, [*words, "--", table["target"]])
-        if session is None:
+        loaded = self._loaded(where, [*words, "--", table["target"]])
+        if loaded is None:
             return None
-        return ConfiguredTarget(name, session, expected, Place(str(self._path), self._line(name)))
+        return ConfiguredTarget(name, *loaded, expected, Place(str(self._path), self._line(name)))
 
     def _line(self, name: str) -> int:
         """Return the number of the line that opens the table of a target, from 1."""
@@ -283,11 +298,13 @@ class _Reader:
         else:
             yield f"--{key}={text}"
 
-    def _session(self, where: str, words: list[str]) -> CheckSession | None:
+    def _loaded(self, where: str, words: list[str]) -> tuple[Session, dict[str, int] | None] | None:
         """Return the options of a command line, checked as the command line does."""
         try:
-            with reader(CheckSession).make_context("check", words) as context:
-                session = context.command.invoke(context)
+            with reader(_Loading).make_context("check", words) as context:
+                given: _Loading = context.command.invoke(context)
+            function = replace(given.function, on_progress=self._on_progress)
+            session = Session(function, given.passes, given.plugin)
             _ = session.pipeline
         except typer.BadParameter as error:
             option = getattr(error.param, "opts", ["--target"])[-1]
@@ -296,12 +313,14 @@ class _Reader:
         except JaxprToolError as error:
             self._mistake(f"{where}.passes", _text_of(error))
             return None
-        return replace(session, on_progress=self._on_progress)
+        return session, given.axis_env
 
 
 def _virtual_devices(targets: Sequence[ConfiguredTarget]) -> int | None:
     """Return the number of devices for the meshes of all targets, checked or not."""
-    sizes = [each.session.virtual_devices for each in targets if each.needs_devices]
+    sizes = [
+        each.session.function.tracing.virtual_devices for each in targets if each.needs_devices
+    ]
     return max(sizes, default=None)
 
 
@@ -327,7 +346,7 @@ def _options() -> dict[str, Any]:
     """Return the options that say how a target is loaded, by name, without `--`."""
     names = {
         next(name for name in each.opts if name.startswith("--")): each
-        for each in reader(CheckSession).params
+        for each in reader(_Loading).params
         if each.opts[0].startswith("-")
     }
     return {name.lstrip("-"): each for name, each in names.items() if name not in _SHOWING}

@@ -12,7 +12,7 @@ import typer
 from jaxprtool.cli import launch, options, output
 from jaxprtool.cli.options import Panel, numbers
 from jaxprtool.cli.running import printed_by_functions, ready
-from jaxprtool.cli.session import RunSession, command
+from jaxprtool.cli.session import Session, command
 
 _AGAIN = Panel("Runs")
 
@@ -53,7 +53,8 @@ _Options = Annotated[
 
 @command
 def determinism(
-    session: RunSession,
+    session: Session,
+    types: options.Types = None,
     runs: _Runs = 3,
     threads: _Threads = "1,8",
     xla_options: _Options = "",
@@ -78,7 +79,7 @@ def determinism(
     from jaxprtool.api.targets import STDIN, is_file
     from jaxprtool.render.reports import determinism as render
 
-    prepared = ready(session.given("determinism takes"), seed)
+    prepared = ready(session.given("determinism takes", types), seed)
     program, arguments = prepared.program, prepared.filled.arguments
     if (folder := os.environ.get(determinism.FOLDER)) is not None:
         determinism.write_fresh(folder, program, arguments)
@@ -95,7 +96,7 @@ def determinism(
         line = [sys.executable, "-m", "jaxprtool", *launch.command_line.get()]
         ways = replace(
             ways,
-            trace_again=lambda: session.given("determinism takes").program,
+            trace_again=lambda: session.given("determinism takes", types).program,
             run_fresh=lambda environment: determinism.run_fresh(line, environment, program),
         )
     with printed_by_functions(json):

@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from jaxprtool.cli import completion, options, output
 from jaxprtool.cli.options import FUNCTION, OUTPUT, PASSES, Panel
+from jaxprtool.cli.output import OnProgress
 from jaxprtool.cli.profile import Measure, measured, require_measure
 from jaxprtool.cli.running import require_device
-from jaxprtool.cli.session import Function, command, only_program, pipeline
+from jaxprtool.cli.session import Function, SourceLines, Tracing, command, only_program, pipeline
 from jaxprtool.errors import TargetError
 
 if TYPE_CHECKING:
@@ -22,8 +24,8 @@ if TYPE_CHECKING:
 _OTHER = Panel("Other releases of JAX")
 
 
-@dataclass(frozen=True)
-class Two(Function):
+@dataclass(frozen=True, kw_only=True)
+class Two:
     """The group of options that name two programs: the TARGETs and their arguments."""
 
     target: Annotated[
@@ -47,15 +49,25 @@ class Two(Function):
             "EXPR",
             "The arguments of both: \"{'w': f32[3,4]}, f32[8,3]\". Given twice: of A, then of B.",
         ),
-    ] = None  # type: ignore[assignment]
+    ] = None
+    tracing: Tracing
+    lines: SourceLines
+    on_progress: OnProgress  # not an option: set by `command`
+
+    @property
+    def first(self) -> Function:
+        """A, without its arguments."""
+        return Function(self.target, None, self.tracing, self.lines, self.on_progress)
+
+    def applied(self) -> contextlib.AbstractContextManager[None]:
+        """Apply --frames and --mine in a `with` block; see `Function.applied`."""
+        return self.first.applied()
 
     def each(self) -> tuple[Function, Function]:
         """Return the options of A and of B."""
-        given = {field.name: getattr(self, field.name) for field in fields(Function)}
-        first, second = both("--args", self.args)
-        targets = self.target, self.other or self.target
-        a, b = Function(**{**given, "args": first}).each_of(targets)
-        return a, replace(b, args=second)
+        args = both("--args", self.args)
+        a, b = self.first.each_of([self.target, self.other or self.target])
+        return replace(a, args=args[0]), replace(b, args=args[1])
 
 
 def both(option: str, values: Sequence[str] | None) -> tuple[str | None, str | None]:
@@ -131,11 +143,11 @@ def diff(
     """
     rows = options.rows(top, all, None if pager else options.ROWS)
     require_measure(measure, backend, device)
-    two.start(True if measure else None)
+    two.first.start(True if measure else None)
     from jaxprtool.analysis.diff import diff as compare
     from jaxprtool.render.reports import diff as render
 
-    require_device(two, backend, device)
+    require_device(two.first, backend, device)
     made = _programs(two, (jax_a, jax_b), passes, plugin, measure)
     found = compare(*(program for _, program in made))
     if measure:

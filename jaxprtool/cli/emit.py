@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from jaxprtool.cli import options, output
 from jaxprtool.cli.options import Panel
-from jaxprtool.cli.session import AxesSession, command
+from jaxprtool.cli.session import Session, command
 from jaxprtool.errors import OutputError
 from jaxprtool.formats.emission import (
     STDOUT,
@@ -119,7 +119,8 @@ _Out = Annotated[
 
 @command
 def emit(
-    session: AxesSession,
+    session: Session,
+    axis_env: options.AxisEnv = None,
     to: _To = None,
     backend: _Backend = None,
     platforms: _Platforms = None,
@@ -173,9 +174,9 @@ def emit(
     asked = {**parts, "--tuple-args": tuple_args, "--donate": donate}
     _check_computation(to, {**asked, "--return-shape": return_shape})
     session.start()
-    session.import_module()
+    session.function.import_module()
     emission = _on_platforms(emission)
-    traced = session.traced()
+    traced = session.traced(axis_env=axis_env)
     programs = session.programs(traced)
     if any(asked.values()) or donate:
         emission = replace(emission, computation=_computation(parts, tuple_args, donate, traced))

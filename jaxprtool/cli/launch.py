@@ -161,8 +161,8 @@ def joined(place: Place | None, function: Function) -> bool:
     cluster.join(place)
     function.import_module()
     backends.backends()  # errors of their start are reported here
-    if function.mesh:
-        cluster.require_all(math.prod(function.mesh.values()))
+    if mesh := function.tracing.mesh:
+        cluster.require_all(math.prod(mesh.values()))
     if not cluster.is_first():
         sys.stdout = io.StringIO()
     return cluster.is_first()

@@ -113,7 +113,11 @@ def _of_run(run: str, session: Session, select: Iterable[str], ignore: Iterable[
     from jaxprtool.analysis.lint import lint_programs
     from jaxprtool.api.record import every_program
 
-    given = {"-p": session.passes, "--args": session.args, "--mesh": session.mesh}
+    given = {
+        "-p": session.passes,
+        "--args": session.function.args,
+        "--mesh": session.function.tracing.mesh,
+    }
     for option in (option for option, value in given.items() if value):
         hint = f"give the name of one program: {run}/NAME"
         raise ArgumentsError(f"{option} does not apply to a recorded run of programs", hint)

@@ -8,14 +8,15 @@ import typer
 
 from jaxprtool.cli import options, output
 from jaxprtool.cli.running import printed_by_functions, ready, require_device
-from jaxprtool.cli.session import RunSession, command
+from jaxprtool.cli.session import Session, command
 
 _Top = Annotated[int | None, options.top_option("only the first, in detail")]
 
 
 @command
 def nans(
-    session: RunSession,
+    session: Session,
+    types: options.Types = None,
     backend: options.Backend = None,
     seed: options.Seed = 0,
     top: _Top = None,
@@ -39,8 +40,8 @@ def nans(
     from jaxprtool.execute.nans import find_nan
     from jaxprtool.render.reports import nans as render
 
-    require_device(session, backend)
-    prepared = ready(session.given("nans takes"), seed, backend)
+    require_device(session.function, backend)
+    prepared = ready(session.given("nans takes", types), seed, backend)
     session.on_progress(f"running {prepared.program.name}, equation by equation")
     with printed_by_functions(json):
         found = find_nan(prepared.program, prepared.filled.arguments, prepared.device)

@@ -11,7 +11,7 @@ import typer
 from jaxprtool.cli import options, output
 from jaxprtool.cli.options import OUTPUT, PASSES, Panel, Reproducer, ReproducerOption
 from jaxprtool.cli.output import OnProgress
-from jaxprtool.cli.session import AxesFunction, Named, command, only_program, pipeline
+from jaxprtool.cli.session import Function, Named, command, only_program, pipeline
 from jaxprtool.errors import JaxprToolError, OutputError, PipelineError, did_you_mean
 from jaxprtool.formats.emission import STDOUT, Emission, Format
 
@@ -78,7 +78,8 @@ _Out = Annotated[
 
 @command
 def opt(
-    function: AxesFunction,
+    function: Function,
+    axis_env: options.AxisEnv = None,
     types: options.Types = None,
     passes: options.Passes = None,
     level: _Level = None,
@@ -145,7 +146,7 @@ def opt(
         as_page,
         print_changed,
     )
-    traced = function.trace(steps, runs=verify, types=types, symbolic=True)
+    traced = function.trace(steps, runs=verify, types=types, symbolic=True, axis_env=axis_env)
     given = RunInputs(traced.program, traced.values)
     verifier = Verifier(watcher, output.note) if verify else None
     writer = Reproducer(reproducer, plugin or ()) if reproducer else None

@@ -186,6 +186,15 @@ Types = Annotated[
         "program after the passes.",
     ),
 ]
+AxisEnv = Annotated[
+    Any,
+    FUNCTION.option(
+        "--axis-env",
+        "AXIS=N,…",
+        "Named axes that collectives such as psum(x, 'i') may use, and their sizes: i=4,j=2.",
+        parser=named_axes,
+    ),
+]
 Backend = Annotated[
     str | None,
     backend_option(

@@ -107,7 +107,7 @@ def outline(
 
     given = {"copies": copies, "equations": equations, "mark": mark}
     outlining = Outline(**{name: value for name, value in given.items() if value is not None})  # type: ignore[arg-type]
-    require_device(session, backend)
+    require_device(session.function, backend)
     traced = session.traced(runs=compiles)
     start = time.perf_counter()
     programs = session.programs(traced)

@@ -9,7 +9,7 @@ import typer
 from jaxprtool.cli import options, output
 from jaxprtool.cli.options import RUN, Panel
 from jaxprtool.cli.running import printed_by_functions, require_device
-from jaxprtool.cli.session import RunSession, command
+from jaxprtool.cli.session import Session, command
 
 _SEARCH = Panel("Search")
 
@@ -46,7 +46,8 @@ _Trials = Annotated[
 
 @command
 def precision(
-    session: RunSession,
+    session: Session,
+    types: options.Types = None,
     dtype: _Dtype = "bfloat16",
     by: _By = "line",
     rtol: _Rtol = None,
@@ -76,9 +77,9 @@ def precision(
     from jaxprtool.execute.compare.measures import Tolerance
     from jaxprtool.render.reports.precision import option_text, precision_text
 
-    require_device(session, None)
+    require_device(session.function, None)
     request = Request(dtype, by, Tolerance(rtol, atol), seed, trials)
-    given = session.given("precision takes")
+    given = session.given("precision takes", types)
     with printed_by_functions(json):
         found = found_precision(given, request, session.on_progress)
     if json:

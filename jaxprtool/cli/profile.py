@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 from jaxprtool.cli import options, output
 from jaxprtool.cli.options import OUTPUT, RUN, Panel
 from jaxprtool.cli.running import printed_by_functions, ready, require_device
-from jaxprtool.cli.session import RunSession, command, only_program
+from jaxprtool.cli.session import Session, command, only_program
 from jaxprtool.errors import OutputError, TargetError, UnsupportedError
 
 if TYPE_CHECKING:
@@ -61,7 +61,8 @@ OutOption = Annotated[
 
 @command
 def profile(
-    session: RunSession,
+    session: Session,
+    types: options.Types = None,
     by: ByOption = "line",
     calls: _Calls = None,
     estimate: _Estimate = False,
@@ -95,11 +96,11 @@ def profile(
     if _is_trace(session.target):
         from jaxprtool.api.investigate.profile import profile_in
 
-        _refuse_for_trace(session, calls)
+        _refuse_for_trace(session, types, calls)
         found = profile_in(session.target)
     else:
-        require_device(session, backend, device)
-        traced = session.traced()
+        require_device(session.function, backend, device)
+        traced = session.traced(runs=True, types=types, symbolic=True)
         program = only_program("profile takes", session.programs(traced))
         prepared = ready(traced.given_to(program), seed, backend, device)
         measured = _measured(session, prepared, calls, json, estimate)
@@ -117,16 +118,16 @@ def _is_trace(target: str) -> bool:
     return target.endswith(SUFFIX) or os.path.isdir(target)
 
 
-def _refuse_for_trace(session: RunSession, calls: int | None) -> None:
+def _refuse_for_trace(session: Session, types: str | None, calls: int | None) -> None:
     """Raise TargetError for an option that says what to run or how, if TARGET is a profile."""
-    given = {"-p": session.passes, "--types": session.types, "--calls": calls}
-    names = [*session.arguments(), *(name for name, value in given.items() if value)]
+    given = {"-p": session.passes, "--types": types, "--calls": calls}
+    names = [*session.function.arguments(), *(name for name, value in given.items() if value)]
     if names:
         raise TargetError(f"{names[0]} does not apply to '{session.target}', which is a profile")
 
 
 def _measured(
-    session: RunSession, prepared: Ready, calls: int | None, json: bool, estimate: bool
+    session: Session, prepared: Ready, calls: int | None, json: bool, estimate: bool
 ) -> Profile | None:
     """Return the profile of a program; with `estimate`, None instead of an empty one."""
     from jaxprtool.analysis.profile import NoOperationsError

@@ -11,7 +11,7 @@ import typer
 
 from jaxprtool.cli import options, output
 from jaxprtool.cli.options import OUTPUT, RUN, Panel
-from jaxprtool.cli.session import RunSession, command, only_program
+from jaxprtool.cli.session import Session, command, only_program
 from jaxprtool.errors import JaxprToolError, OutputError
 from jaxprtool.files import check_path
 from jaxprtool.formats.emission import STDOUT, Emission, Format
@@ -56,7 +56,8 @@ _Out = Annotated[
 
 @command
 def reduce(
-    session: RunSession,
+    session: Session,
+    types: options.Types = None,
     check: _CheckText = None,
     jobs: _Jobs = None,
     timeout: _Timeout = None,
@@ -78,10 +79,11 @@ def reduce(
         _check_output(out)  # before the search, which may take minutes
     if os.path.isdir(session.target):
         failure = options.read(session.target)
+        function = session.function
+        tracing = replace(function.tracing, x64=function.tracing.x64 or failure.x64)
         session = replace(
             session,
-            target=failure.program,
-            x64=session.x64 or failure.x64,
+            function=replace(function, target=failure.program, tracing=tracing),
             plugin=[*(session.plugin or ()), *failure.plugins],
         )
         check = check or failure.check
@@ -91,9 +93,9 @@ def reduce(
     from jaxprtool.api.investigate.reduction import checks, reduce
     from jaxprtool.execute.running.arrays import fill
 
-    session.import_module()
+    session.function.import_module()
     wanted = checks.parse_check(check, seed)
-    traced = session.traced(wanted.reads_values)
+    traced = session.traced(wanted.reads_values, types=types, symbolic=True)
     try:
         programs = session.programs(traced)
     except JaxprToolError:

@@ -70,7 +70,7 @@ def report(
     from jaxprtool.render.terminal.listing import ShowOptions
 
     watcher = pipeline_steps.Watcher(keeps=True)
-    require_device(session, backend, device)
+    require_device(session.function, backend, device)
     traced = session.traced(runs=measure)
     programs = session.programs(traced, watcher)
     times = None

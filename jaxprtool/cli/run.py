@@ -18,7 +18,7 @@ from jaxprtool.cli.running import (
     results_file,
     save_results,
 )
-from jaxprtool.cli.session import RunSession, command, only_program
+from jaxprtool.cli.session import Session, command, only_program
 from jaxprtool.errors import CheckError
 
 if TYPE_CHECKING:
@@ -58,7 +58,8 @@ _Check = Annotated[
 
 @command
 def run(
-    session: RunSession,
+    session: Session,
+    types: options.Types = None,
     backend: options.Backend = None,
     device: options.Device = None,
     repeat: _Repeat = None,
@@ -91,16 +92,16 @@ def run(
     place = launch.place_of(coordinator, num_processes, process_id)
     launch.supervise(launch_count, place, timeout, save)
     session.start(not no_cache)
-    shows = launch.joined(place, session)
+    shows = launch.joined(place, session.function)
     from jaxprtool.execute import checked
     from jaxprtool.execute.running import backends, run
     from jaxprtool.render.reports import runs
 
     checked.require_checks(check or ())
     writer = Reproducer(reproducer, session.plugin or ()) if reproducer else None
-    require_device(session, backend, device)
+    require_device(session.function, backend, device)
     with results_file(save, shows) as file:
-        traced = session.traced()
+        traced = session.traced(runs=True, types=types, symbolic=True)
         start = time.perf_counter()
         programs = session.programs(traced, reproducer=writer)
         program = only_program("run takes", programs)

@@ -198,7 +198,7 @@ def partitioned(
     if backend is not None:
         return _on_backend(given.program, backend, propose)
     arguments = [given.values.get(name) for name in given.program.arg_names]
-    with session.mesh_set_for(traced):
+    with traced.mesh_set():
         return shardings(given.program, arguments, propose=propose)
 
 

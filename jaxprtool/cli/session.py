@@ -1,9 +1,11 @@
 """The subject of a command: a TARGET, traced once, and its programs after passes.
 
 A command is a function under `@command`: its options, one call that returns programs and their
-arguments, a call of the API, and its output. A parameter annotated with a group of options, such as
-`Session`, represents all of them; `--traceback` is an option of every command. `on_progress` is not
-an option but the receiver of progress messages (`cli.output`).
+arguments, a call of the API, and its output. A parameter annotated with a group of options
+represents all of them. A group is a dataclass, whose fields are options or other groups: a
+`Session` has a `Function`, which has the options of `Tracing` and `SourceLines`. Options that few
+commands have, such as `--types`, are parameters of these commands. `--traceback` is an option of
+every command. `on_progress` is not an option but the receiver of progress messages (`cli.output`).
 """
 
 from __future__ import annotations
@@ -14,8 +16,8 @@ import inspect
 import shlex
 import sys
 import typing
-from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, is_dataclass, replace
 from functools import cached_property
 from math import prod
 from typing import TYPE_CHECKING, Annotated, Any, Literal
@@ -44,40 +46,20 @@ Named = Sequence[tuple[str, "Program"]]
 #: Which frames of an equation to show.
 FrameChoice = Literal["mine", "library", "all"]
 
+#: Sets a mesh in a `with` block.
+MeshSet = Callable[[], contextlib.AbstractContextManager[object]]
+
 #: The number of virtual devices for a module that needs several, if no mesh is given.
 _VIRTUAL_DEVICES = 8
 
-#: Options that do not apply to a program file, and their default values.
-_OF_FUNCTIONS: dict[str, Any] = {
-    "factory": False,
-    "static_argnums": None,
-    "static_argnames": None,
-    "in_specs": None,
-    "out_specs": None,
-}
+
+# --- groups of options ------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
-class Function:
-    """A group of options: TARGET, how to find it, and its arguments."""
+class Tracing:
+    """A group of options: how functions are found and traced."""
 
-    target: Annotated[
-        str,
-        options.target_argument(
-            "TARGET",
-            "The function: package.module:function or path/file.py:function; or a program: "
-            "file.jaxpr, or - for stdin.",
-        ),
-    ]
-    args: Annotated[
-        str | None,
-        FUNCTION.option(
-            "--args",
-            "EXPR",
-            "Its arguments: \"{'w': f32[3,4]}, f32[8,3], training=static(False)\". Default: its "
-            "example arguments.",
-        ),
-    ] = None
     factory: Annotated[
         bool,
         FUNCTION.flag(
@@ -136,6 +118,35 @@ class Function:
             "--host-devices", "N", "Run on N virtual devices of this machine's CPU.", min=1
         ),
     ] = None
+
+    @property
+    def has_specs(self) -> bool:
+        """Whether specs shard values over the mesh, and not types."""
+        return self.in_specs is not None or self.out_specs is not None
+
+    @property
+    def of_programs(self) -> Tracing:
+        """The options that also apply to a program file."""
+        return Tracing(x64=self.x64, mesh=self.mesh, host_devices=self.host_devices)
+
+    @property
+    def virtual_devices(self) -> int:
+        """The number of virtual devices: enough for `--mesh`, and for a mesh in the function."""
+        return max(prod((self.mesh or {}).values()), _VIRTUAL_DEVICES)
+
+    def mesh_set(self, explicit: bool, virtual: bool) -> MeshSet:
+        """Return what sets the mesh of `--mesh`: on devices, or an abstract one if they are few."""
+        if not self.mesh:
+            return contextlib.nullcontext
+        from jaxprtool.ir.meshes import mesh_set
+
+        return functools.partial(mesh_set, self.mesh, explicit, virtual)
+
+
+@dataclass(frozen=True)
+class SourceLines:
+    """A group of options: which source lines of an equation to show."""
+
     frames: Annotated[
         FrameChoice | None,
         OUTPUT.choice(
@@ -153,51 +164,79 @@ class Function:
             "Installed packages whose lines count as your own. May be repeated.",
         ),
     ] = None
+
+
+@dataclass(frozen=True)
+class Function:
+    """A group of options: TARGET, its arguments, and how to trace and show it."""
+
+    target: Annotated[
+        str,
+        options.target_argument(
+            "TARGET",
+            "The function: package.module:function or path/file.py:function; or a program: "
+            "file.jaxpr, or - for stdin.",
+        ),
+    ]
+    args: Annotated[
+        str | None,
+        FUNCTION.option(
+            "--args",
+            "EXPR",
+            "Its arguments: \"{'w': f32[3,4]}, f32[8,3], training=static(False)\". Default: its "
+            "example arguments.",
+        ),
+    ] = None
+    tracing: Tracing = Tracing()
+    lines: SourceLines = SourceLines()
     on_progress: OnProgress = silent  # not an option: set by `command`
 
     def start(self, cache: bool | None = None) -> None:
         """Import JAX. For a command that compiles, `cache` is whether to use the user's cache."""
-        start_jax(self.on_progress, self.x64)
-        if self.host_devices is not None:
-            use_host_devices(self.host_devices)
+        start_jax(self.on_progress, self.tracing.x64)
+        if self.tracing.host_devices is not None:
+            use_host_devices(self.tracing.host_devices)
         if cache is not None:
             use_cache(cache)
 
-    def viewed(self) -> contextlib.AbstractContextManager[None]:
-        """Apply --frames and --mine in a `with` block."""
+    @contextlib.contextmanager
+    def applied(self) -> Iterator[None]:
+        """Apply --frames and --mine in a `with` block.
+
+        A TooFewDevicesError of a program file gets the hint to pass a smaller `--mesh`.
+        """
         from jaxprtool.ir.frames import frames
 
-        packages = [name for each in self.mine or () for name in options.names(each)]
+        packages = [name for each in self.lines.mine or () for name in options.names(each)]
         for name in packages:
             require_package(name, self.target)
-        return frames(self.frames or "mine", packages)
-
-    @contextlib.contextmanager
-    def devices_hinted(self) -> Iterator[None]:
-        """Add to a TooFewDevicesError of a program file the hint to pass a smaller `--mesh`."""
-        try:
-            yield
-        except TooFewDevicesError as error:
-            if self._is_file:
-                axes = ",".join(f"{axis}=…" for axis in error.axes)
-                error.hint = f"--mesh {axes} puts it on a smaller mesh; {error.hint}"
-            raise
+        with frames(self.lines.frames or "mine", packages):
+            try:
+                yield
+            except TooFewDevicesError as error:
+                if self._is_file:
+                    axes = ",".join(f"{axis}=…" for axis in error.axes)
+                    error.hint = f"--mesh {axes} puts it on a smaller mesh; {error.hint}"
+                raise
 
     def listed(self, source: bool | None) -> dict[str, Any]:
         """Return the options of a listing; --frames implies source lines."""
-        return {"source": bool(source) or self.frames is not None}
+        return {"source": bool(source) or self.lines.frames is not None}
 
     def each_of(self, targets: Sequence[str]) -> list[Function]:
         """Return the options for each of several TARGETs.
 
-        A factory and static arguments apply to functions only, not to program files.
+        If some are functions, a factory, static arguments and specs apply to these only, not to
+        program files.
         """
         from jaxprtool.api.targets import is_file
 
         files = list(map(is_file, targets))
-        bare = {} if all(files) else _OF_FUNCTIONS
+        bare = self.tracing if all(files) else self.tracing.of_programs
         pairs = zip(targets, files, strict=True)
-        return [replace(self, target=t, **(bare if file else {})) for t, file in pairs]
+        return [
+            replace(self, target=t, tracing=bare if file else self.tracing) for t, file in pairs
+        ]
 
     def import_module(self) -> None:
         """Import the module of TARGET, once: it may set the number of devices.
@@ -214,6 +253,17 @@ class Function:
         with contextlib.redirect_stdout(sys.stderr):
             import_module(self.target)
 
+    def start_virtual_devices(self) -> None:
+        """Give a program that is compiled, and not run, virtual devices for its mesh.
+
+        The module of TARGET is imported. No device is added if the machine, its environment, the
+        module, or `--host-devices` sets their number.
+        """
+        if self.tracing.host_devices is None:
+            use_virtual_devices(self.tracing.virtual_devices)
+            self.import_module()
+            use_virtual_devices(self.tracing.virtual_devices)  # the module may set their number
+
     def trace(
         self,
         pipeline: Pipeline,
@@ -221,6 +271,9 @@ class Function:
         runs: bool = False,
         types: str | None = None,
         symbolic: bool = False,
+        axis_env: Mapping[str, int] | None = None,
+        auto: bool = False,
+        virtual: bool = False,
     ) -> Traced:
         """Return the program of TARGET and its arguments.
 
@@ -233,26 +286,34 @@ class Function:
             types: The types to trace with. --args are then for the program after the passes.
             symbolic: Whether --args are for the program after the passes also if the passes need
                 symbolic sizes.
+            axis_env: Named axes of the function, and their sizes.
+            auto: Whether the axes of `--mesh` are Auto, because the passes shard values over them.
+                They are also Auto if specs are given, and otherwise Explicit, since types name
+                them. A function with a mesh of its own is traced with the axis types of that mesh.
+            virtual: Whether the mesh may have virtual devices, because the program is not run.
         """
         self.import_module()
+
+        def on_mesh(explicit: bool) -> Traced:
+            mesh_set = self.tracing.mesh_set(explicit, virtual)
+            with self._for_functions(mesh_set), contextlib.redirect_stdout(sys.stderr):
+                entry = self._entry(pipeline, types, symbolic)
+                if not runs and (needless := entry.needless_work):
+                    output.note(needless)
+                found = self.trace_entry(entry, pipeline, axis_env)
+            has_own = self._is_file and found.program.meshes and not pipeline.partitions
+            return found if has_own else replace(found, mesh_set=mesh_set)
+
+        explicit = not (auto or self.tracing.has_specs)
         try:
-            return self._traced(pipeline, runs, types, symbolic)
+            return on_mesh(explicit)
         except MeshConflictError as conflict:
-            if not (self.mesh and conflict.is_alike):
+            if not (self.tracing.mesh and conflict.is_alike):
                 raise
-            vars(self)["_explicit"] = not self._explicit
             try:
-                return self._traced(pipeline, runs, types, symbolic)
+                return on_mesh(not explicit)
             except ArgumentsError:
                 raise conflict from conflict.__cause__
-
-    def _traced(self, pipeline: Pipeline, runs: bool, types: str | None, symbolic: bool) -> Traced:
-        """Return what `trace` returns, on the mesh of `_mesh_set`."""
-        with self._mesh_set(self._is_file), contextlib.redirect_stdout(sys.stderr):
-            entry = self._entry(pipeline, types, symbolic)
-            if not runs and (needless := entry.needless_work):
-                output.note(needless)
-            return self.trace_entry(entry, pipeline)
 
     def _entry(
         self, pipeline: Pipeline, types: str | None = None, symbolic: bool = False
@@ -263,21 +324,34 @@ class Function:
         return find(
             self.target,
             self.args,
-            self.factory,
+            self.tracing.factory,
             types,
             symbolic and any(each.symbolic for each in pipeline.passes()),
-            static_argnums=self.static_argnums or (),
-            static_argnames=self.static_argnames or (),
-            in_specs=self.in_specs,
-            out_specs=self.out_specs,
-            mesh=self.mesh,
+            static_argnums=self.tracing.static_argnums or (),
+            static_argnames=self.tracing.static_argnames or (),
+            in_specs=self.tracing.in_specs,
+            out_specs=self.tracing.out_specs,
+            mesh=self.tracing.mesh,
             may_lack_mesh=bool(pipeline.steps),  # passes may use the mesh
         )
 
-    def caller(self) -> Callable[[], object]:
+    def trace_entry(
+        self,
+        entry: Entry | ProgramEntry,
+        pipeline: Pipeline,
+        axis_env: Mapping[str, int] | None = None,
+    ) -> Traced:
+        """Return the program of an entry, with named axes: those given, and bound by the passes."""
+        from jaxprtool.api.targets import axes_under, traced
+
+        self.on_progress(f"tracing {entry.name}")
+        return traced(entry, axes_under(self.target, axis_env or {}, pipeline.bound_axes))
+
+    def caller(self) -> Callable[..., object]:
         """Return a function that calls TARGET with its arguments, which must be values.
 
-        JAX then compiles what it would in a new process.
+        JAX then compiles what it would in a new process. The function takes the `mesh_set` of
+        TARGET as traced, if it was.
 
         Raises:
             ArgumentsError: If an argument is given by its type, or TARGET is a program.
@@ -288,46 +362,37 @@ class Function:
         from jaxprtool.passes.framework.pipeline import Pipeline
 
         self.import_module()
-        with self._mesh_set(self._is_file), contextlib.redirect_stdout(sys.stderr):
+        mesh_set = self.tracing.mesh_set(not self.tracing.has_specs, virtual=True)
+        with self._for_functions(mesh_set), contextlib.redirect_stdout(sys.stderr):
             entry = self._entry(Pipeline())
         if not isinstance(entry, Entry):
             raise ArgumentsError("compiles needs a function to call, not a program")
         entry.require_values()
 
-        def call() -> object:
+        def call(mesh_set: MeshSet = mesh_set) -> object:
             jax.clear_caches()
             given, sys.argv = sys.argv, [self.target]  # a script that parses sys.argv gets none
             try:
-                with self._mesh_set(False), contextlib.redirect_stdout(sys.stderr):
+                with mesh_set(), contextlib.redirect_stdout(sys.stderr):
                     return entry.run()
             finally:
                 sys.argv = given
 
         return call
 
-    def trace_entry(self, entry: Entry | ProgramEntry, pipeline: Pipeline) -> Traced:
-        """Return the program of an entry, with the named axes bound by the passes."""
-        from jaxprtool.api.targets import traced
-
-        self.on_progress(f"tracing {entry.name}")
-        return traced(entry, self._axes(pipeline))
-
-    def _axes(self, pipeline: Pipeline) -> Sequence[tuple[Hashable, int]]:
-        """Return the named axes to trace under: those that the passes bind."""
-        return pipeline.bound_axes
-
     def arguments(self) -> list[str]:
         """Return these options as command-line arguments, without TARGET."""
+        tracing = self.tracing
         listed = {
             "--args": self.args,
-            "--static-argnums": ",".join(map(str, self.static_argnums or ())),
-            "--static-argnames": ",".join(self.static_argnames or ()),
-            "--mesh": ",".join(f"{axis}={size}" for axis, size in (self.mesh or {}).items()),
-            "--in-specs": self.in_specs,
-            "--out-specs": self.out_specs,
-            "--host-devices": str(self.host_devices or ""),
+            "--static-argnums": ",".join(map(str, tracing.static_argnums or ())),
+            "--static-argnames": ",".join(tracing.static_argnames or ()),
+            "--mesh": ",".join(f"{axis}={size}" for axis, size in (tracing.mesh or {}).items()),
+            "--in-specs": tracing.in_specs,
+            "--out-specs": tracing.out_specs,
+            "--host-devices": str(tracing.host_devices or ""),
         }
-        flags = {"--factory": self.factory, "--x64": self.x64}
+        flags = {"--factory": tracing.factory, "--x64": tracing.x64}
         given = [part for name, value in listed.items() if value for part in (name, value)]
         return [*given, *(name for name, flag in flags.items() if flag)]
 
@@ -338,58 +403,47 @@ class Function:
 
         return is_file(self.target)
 
-    def _mesh_set(self, has_own: bool) -> contextlib.AbstractContextManager[object]:
-        """Set the mesh of `--mesh`: on devices, or an abstract one if there are too few.
-
-        Its axes are Explicit, since types name them, or Auto if specs are given. If the function
-        has its own mesh, `trace` takes the axis types of that mesh. A program with its own mesh
-        needs no other.
-        """
-        if not self.mesh or has_own:
-            return contextlib.nullcontext()
-        from jaxprtool.ir.meshes import mesh_set
-
-        return mesh_set(self.mesh, self._explicit, self._on_virtual_devices)
-
-    @property
-    def _on_virtual_devices(self) -> bool:
-        """Whether the mesh may have virtual devices, because the function is not run."""
-        return False
-
-    @cached_property
-    def _explicit(self) -> bool:
-        """Whether the axes of `--mesh` are explicit."""
-        return not self._by_specs
-
-    @property
-    def _by_specs(self) -> bool:
-        """Whether specs shard values over the mesh, and not types."""
-        return self.in_specs is not None or self.out_specs is not None
+    def _for_functions(self, mesh_set: MeshSet) -> contextlib.AbstractContextManager[object]:
+        """Set a mesh if TARGET is a function. A program file is read without one."""
+        return contextlib.nullcontext() if self._is_file else mesh_set()
 
 
 @dataclass(frozen=True)
-class Session(Function):
+class Session:
     """A group of options: TARGET, and the passes to run on its program first."""
 
+    function: Function
     passes: options.Passes = None
     plugin: options.Plugin = None
+
+    @property
+    def target(self) -> str:
+        """TARGET."""
+        return self.function.target
+
+    @property
+    def on_progress(self) -> OnProgress:
+        """The receiver of progress messages."""
+        return self.function.on_progress
 
     @cached_property
     def pipeline(self) -> Pipeline:
         """The pipeline of -p."""
         return pipeline(self.passes, self.plugin)
 
-    @property
-    def _by_specs(self) -> bool:
-        return super()._by_specs or self.pipeline.partitions
+    def applied(self) -> contextlib.AbstractContextManager[None]:
+        """Apply --frames and --mine in a `with` block; see `Function.applied`."""
+        return self.function.applied()
 
     def start(self, cache: bool | None = None) -> None:
-        super().start(cache)
+        """Import JAX, and read -p. `cache` is as for `Function.start`."""
+        self.function.start(cache)
         _ = self.pipeline  # report errors in -p before anything is loaded
 
-    def traced(self, runs: bool = False) -> Traced:
-        """Return the program of TARGET and its arguments; see `trace`."""
-        return self.trace(self.pipeline, runs=runs)
+    def traced(self, runs: bool = False, **more: Any) -> Traced:
+        """Return the program of TARGET and its arguments; see `Function.trace`."""
+        auto = self.pipeline.partitions
+        return self.function.trace(self.pipeline, runs=runs, auto=auto, **more)
 
     def programs(
         self,
@@ -401,10 +455,19 @@ class Session(Function):
         from jaxprtool.cli import pipeline_steps
 
         traced = traced or self.traced()
-        with self.mesh_set_for(traced):
+        with traced.mesh_set():
             return pipeline_steps.run(
                 self.pipeline, traced.program, self.on_progress, observer, reproducer=reproducer
             )
+
+    def given(self, wanted: str, types: str | None) -> RunInputs:
+        """Return the single program after the passes, to be run, and its arguments.
+
+        `wanted` is the start of the error message for several programs, and `types` are those of
+        `--types`.
+        """
+        traced = self.traced(runs=True, types=types, symbolic=True)
+        return traced.given_to(only_program(wanted, self.programs(traced)))
 
     def command_line(self, command: str, passes: Sequence[str] | None = ()) -> str:
         """Return the command line of another command on the same programs.
@@ -416,89 +479,10 @@ class Session(Function):
         steps = [] if passes is None else [each for each in (self.passes, *passes) if each]
         plugins = [] if passes is None else self.plugin or []
         name, *more = command.split()
-        words = ["jaxprtool", name, self.target, *self.arguments()]
+        words = ["jaxprtool", name, self.target, *self.function.arguments()]
         words += ["-p", ", ".join(map(str, steps))] if steps else []
         words += [word for each in plugins for word in ("--plugin", each)]
         return shlex.join([*words, *more])
-
-    def mesh_set_for(self, traced: Traced) -> contextlib.AbstractContextManager[object]:
-        """Set the mesh of `--mesh`, as for tracing, while the program is used."""
-        has_own = self._is_file and bool(traced.program.meshes) and not self.pipeline.partitions
-        return self._mesh_set(has_own)
-
-
-@dataclass(frozen=True)
-class PartitionSession(Session):
-    """A group of options: TARGET, to be compiled for the devices of a mesh, and not run.
-
-    The mesh gets virtual devices unless the machine, its environment, or the module of TARGET sets
-    a number of devices.
-    """
-
-    def start(self, cache: bool | None = None) -> None:
-        """Import JAX and the module of TARGET."""
-        super().start(cache)
-        if self.host_devices is None:
-            use_virtual_devices(self.virtual_devices)
-            self.import_module()
-            use_virtual_devices(self.virtual_devices)  # the module may set their number
-
-    @property
-    def virtual_devices(self) -> int:
-        """The number of virtual devices: enough for `--mesh`, and for a mesh in the function."""
-        return max(prod((self.mesh or {}).values()), _VIRTUAL_DEVICES)
-
-    @property
-    def _on_virtual_devices(self) -> bool:
-        return True
-
-
-@dataclass(frozen=True)
-class AxesFunction(Function):
-    """A group of options: TARGET, traced under the named axes of `--axis-env`."""
-
-    axis_env: Annotated[
-        Any,
-        FUNCTION.option(
-            "--axis-env",
-            "AXIS=N,…",
-            "Named axes that collectives such as psum(x, 'i') may use, and their sizes: i=4,j=2.",
-            parser=options.named_axes,
-        ),
-    ] = None
-
-    def _axes(self, pipeline: Pipeline) -> Sequence[tuple[Hashable, int]]:
-        from jaxprtool.api.targets import axes_under
-
-        return axes_under(self.target, self.axis_env or {}, super()._axes(pipeline))
-
-
-@dataclass(frozen=True)
-class AxesSession(Session, AxesFunction):
-    """A group of options: TARGET under named axes, and the passes to run on its program first."""
-
-
-@dataclass(frozen=True)
-class CheckSession(PartitionSession, AxesSession):
-    """A group of options: TARGET to be checked, and compiled for the devices of a mesh."""
-
-
-@dataclass(frozen=True)
-class RunSession(Session):
-    """A group of options: TARGET, to be run after passes."""
-
-    types: options.Types = None
-
-    def traced(self, runs: bool = True) -> Traced:
-        return self.trace(self.pipeline, runs=runs, types=self.types, symbolic=True)
-
-    def given(self, wanted: str) -> RunInputs:
-        """Return the single program after the passes, and its arguments.
-
-        `wanted` is the start of the error message for several programs.
-        """
-        traced = self.traced()
-        return traced.given_to(only_program(wanted, self.programs(traced)))
 
 
 # --- commands ---------------------------------------------------------------------------------
@@ -511,21 +495,16 @@ def command(body: Callable) -> Callable:
 
     `cli.app` also checks for `--traceback`, before a command is known.
     """
-    hints = _hints(body)
-    groups = {name: hint for name, hint in hints.items() if _is_group(hint)}
+    groups = [name for name, hint in _hints(body).items() if _is_group(hint)]
 
     @functools.wraps(body)
     def run(**given: Any) -> None:
-        del given["traceback"]
         with contextlib.ExitStack() as stack:
-            on_progress = stack.enter_context(output.shown())
-            for name, group in groups.items():
-                values = {key: given.pop(key) for key in _hints(group) if key != "on_progress"}
-                given[name] = group(**values, on_progress=on_progress)
-                stack.enter_context(given[name].viewed())
-                stack.enter_context(given[name].devices_hinted())
+            arguments = _arguments(body, given, stack.enter_context(output.shown()))
+            for name in groups:
+                stack.enter_context(arguments[name].applied())
             stack.callback(_note_changed, stack.enter_context(source_text.citations()))
-            body(**given, **({"on_progress": on_progress} if "on_progress" in hints else {}))
+            body(**arguments)
 
     run.__signature__ = inspect.Signature([*_parameters(body), _TRACEBACK])  # type: ignore[attr-defined]
     return run
@@ -538,11 +517,11 @@ def _note_changed(files: Mapping[str, str]) -> None:
 
 
 @functools.cache
-def reader(group: type[Function]) -> Any:
+def reader(group: type) -> Any:
     """Return the Click command that reads a group of options alone, and returns it."""
 
-    def read(**given: Any) -> Function:
-        return group(**given)
+    def read(**given: Any) -> Any:
+        return group(**_arguments(group, given, silent))
 
     read.__signature__ = inspect.Signature([*_parameters(group)])  # type: ignore[attr-defined]
     alone = typer.Typer(pretty_exceptions_enable=False, add_completion=False)
@@ -551,16 +530,18 @@ def reader(group: type[Function]) -> Any:
 
 
 def _is_group(hint: Any) -> bool:
-    return isinstance(hint, type) and issubclass(hint, Function)
+    return isinstance(hint, type) and is_dataclass(hint)
 
 
 def _hints(what: Callable) -> dict[str, Any]:
+    """Return the types of the parameters of a command, or of the fields of a group."""
     hints = typing.get_type_hints(what, include_extras=True)
     hints.pop("return", None)
     return hints
 
 
 def _parameters(of: Callable) -> Iterator[inspect.Parameter]:
+    """Yield a parameter for each option of a command or a group."""
     hints = _hints(of)
     for parameter in inspect.signature(of).parameters.values():
         hint = hints[parameter.name]
@@ -568,6 +549,15 @@ def _parameters(of: Callable) -> Iterator[inspect.Parameter]:
             yield from _parameters(hint)
         elif parameter.name != "on_progress":
             yield parameter.replace(annotation=hint, kind=inspect.Parameter.KEYWORD_ONLY)
+
+
+def _arguments(of: Callable, given: Mapping[str, Any], on_progress: OnProgress) -> dict[str, Any]:
+    """Return the arguments of a command or a group, from the values of all options by name."""
+    values = {**given, "on_progress": on_progress}
+    return {
+        name: hint(**_arguments(hint, given, on_progress)) if _is_group(hint) else values[name]
+        for name, hint in _hints(of).items()
+    }
 
 
 _TRACEBACK = inspect.Parameter(

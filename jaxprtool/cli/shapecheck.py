@@ -9,7 +9,7 @@ import typer
 from jaxprtool.cli import options, output
 from jaxprtool.cli.options import FUNCTION
 from jaxprtool.cli.output import OnProgress
-from jaxprtool.cli.session import Function, command
+from jaxprtool.cli.session import Function, Tracing, command
 
 _Target = Annotated[
     str,
@@ -60,7 +60,9 @@ def shapecheck(
       jaxprtool shapecheck jax.numpy:outer "f32[n], f32[m]" "f32[n,m]"
       jaxprtool shapecheck jax.numpy:cumsum "f32[n,_], axis=static(0)" "f32[n,_]"
     """
-    function = Function(target, arguments, factory=factory, x64=x64, on_progress=on_progress)
+    function = Function(
+        target, arguments, Tracing(factory=factory, x64=x64), on_progress=on_progress
+    )
     function.start()
     from jaxprtool.passes.framework.pipeline import Pipeline
     from jaxprtool.sizes.shapecheck import check_claim

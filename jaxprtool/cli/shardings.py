@@ -8,7 +8,7 @@ from jaxprtool.cli import options, output
 from jaxprtool.cli.cost import Device
 from jaxprtool.cli.options import Panel
 from jaxprtool.cli.running import bandwidth_option, partitioned
-from jaxprtool.cli.session import PartitionSession, command
+from jaxprtool.cli.session import Session, command
 from jaxprtool.errors import ArgumentsError, OutputError, did_you_mean
 from jaxprtool.ir.documents import some
 
@@ -53,7 +53,7 @@ _Backend = Annotated[
 
 @command
 def shardings(
-    session: PartitionSession,
+    session: Session,
     replicated: _Replicated = False,
     picture: _Picture = None,
     propose: _Propose = False,
@@ -79,13 +79,14 @@ def shardings(
     if picture is not None and (json or replicated):
         raise OutputError("--picture cannot be combined with --json or --replicated")
     session.start()
+    session.function.start_virtual_devices()
     from jaxprtool.analysis.cost.devices import device_named, interconnect_named
     from jaxprtool.analysis.shardings import timed
     from jaxprtool.render.reports.shardings import pictures, shardings_tables
 
     link = None if bandwidth is None else interconnect_named(bandwidth)
     on = None if device is None else device_named(device)
-    traced = session.traced()
+    traced = session.traced(virtual=True)
     programs = session.programs(traced)
     found = partitioned(session, traced, programs, backend=backend, propose=propose)
     found = timed(found, link, on)

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from jaxprtool.cli import options, output
 from jaxprtool.cli.options import Panel
-from jaxprtool.cli.session import AxesSession, Named, Session, command, only_program
+from jaxprtool.cli.session import Named, Session, command, only_program
 from jaxprtool.errors import OutputError, did_you_mean
 
 if TYPE_CHECKING:
@@ -101,7 +101,8 @@ _Stats = Annotated[
 
 @command
 def show(
-    session: AxesSession,
+    session: Session,
+    axis_env: options.AxisEnv = None,
     format: _Format = None,
     depth: _Depth = None,
     only: _Only = None,
@@ -146,7 +147,7 @@ def show(
         hint = "`jaxprtool why` counts the equations"
         raise OutputError("--stats and --uses cannot be combined", hint)
     session.start()
-    programs = session.programs()
+    programs = session.programs(session.traced(axis_env=axis_env))
     output.say_unused_donations(each for _, each in programs)
     from jaxprtool.render.terminal.listing import ShowOptions
 
@@ -162,7 +163,7 @@ def show(
         width=output.width(),
         fit=sys.stdout.isatty(),
         fold=sys.stdout.isatty() and not (full or pager),
-        **session.listed(format == "html" if source is None else source),
+        **session.function.listed(format == "html" if source is None else source),
         scopes=scopes,
         types=not no_types,
         weak=weak,

@@ -56,7 +56,7 @@ def source(
     from jaxprtool.render.reports.cost import is_symbolic
 
     on = None if device is None else device_named(device)
-    require_device(session, backend)
+    require_device(session.function, backend)
     traced = session.traced(runs=measure)
     programs = session.programs(traced)
     times = None

@@ -16,7 +16,7 @@ from jaxprtool.cli.running import (
     require_device,
     save_arrays,
 )
-from jaxprtool.cli.session import RunSession, command
+from jaxprtool.cli.session import Session, command
 from jaxprtool.errors import OutputError
 
 if TYPE_CHECKING:
@@ -96,7 +96,8 @@ _Save = Annotated[
 
 @command
 def watch(
-    session: RunSession,
+    session: Session,
+    types: options.Types = None,
     by: _By = "line",
     only: _Only = None,
     rounds: _Rounds = None,
@@ -129,9 +130,9 @@ def watch(
     from jaxprtool.ir.conversions import with_scalar_predicates
     from jaxprtool.render.reports import watch as render
 
-    require_device(session, backend, device)
+    require_device(session.function, backend, device)
     with file_to_save(save) as file:
-        prepared = ready(session.given("watch takes"), seed, backend, device)
+        prepared = ready(session.given("watch takes", types), seed, backend, device)
         # Stop at equations of the program that is actually run.
         program = with_scalar_predicates(prepared.program)
         stops = _equations_of(program, stop, session.target) if stop else frozenset[int]()

@@ -125,7 +125,7 @@ def why(
     from jaxprtool.api.investigate.gradient import zero_gradients
     from jaxprtool.render.reports import why as render
 
-    session = Session(**vars(function), passes=passes, plugin=plugin)
+    session = Session(function, passes, plugin)
     if gradient is not None:
         _write_gradient(session, gradient, to, seed or 0, top, all, json)
         return

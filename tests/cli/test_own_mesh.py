@@ -45,6 +45,13 @@ def test_auto_axes_of_the_same_mesh_are_accepted(own, command, name):
     assert command != "run" or ("f32[] 28." in result.out and "cpu:3" in result.out)
 
 
+def test_check_calls_a_function_on_the_mesh_that_it_was_traced_on(cli, folder, own):
+    table = 'target = "own.py:auto"\nargs = "arange(f32[8])"\nmesh = "x=4"\nflops = 9\ncompiles = 9'
+    (folder / "pyproject.toml").write_text(f"[tool.jaxprtool.targets.own]\n{table}\n")
+    result = cli("check")
+    assert result.code == 0, result.err
+
+
 def test_explicit_axes_and_specs_work_as_before(own):
     assert own("run", "explicit", "f32[8@x]").code == 0
     assert own("run", "auto", "f32[8]", "--in-specs", "P('x')").code == 0

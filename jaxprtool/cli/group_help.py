@@ -31,7 +31,7 @@ def write(group: Any, context: Any, panels: Mapping[str, Mapping[str, str]]) -> 
     width = max(len(name) for commands in panels.values() for name in commands)
     for title, commands in panels.items():
         console.print(_panel(title, commands.items(), width))
-    options = [(", ".join(each.opts), each.help) for each in group.get_params(context)]
+    options = [(", ".join(param.opts), param.help) for param in group.get_params(context)]
     console.print(_panel("Options", options))
     console.print(Padding(Text.from_markup(group.epilog), (1, 1)))
 

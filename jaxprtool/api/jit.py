@@ -161,12 +161,12 @@ def _shared(
     key = transform.key, static, buckets and buckets.key
     entries = _shared_functions.setdefault(fun, {})
     try:
-        known = entries.get(key)
+        entry = entries.get(key)
     except TypeError:  # an option of a pass or a given type is not hashable
         return _rewritten(weak, transform, static, buckets)
-    if known is None or known.fun() is not fun:
-        known = entries[key] = _Shared(weak, _rewritten(weak, transform, static, buckets))
-    return known.rewritten
+    if entry is None or entry.fun() is not fun:
+        entry = entries[key] = _Shared(weak, _rewritten(weak, transform, static, buckets))
+    return entry.rewritten
 
 
 def _under_jit(jitted: Callable, options: Mapping[str, object]) -> tuple[Callable, dict[str, Any]]:
@@ -214,9 +214,11 @@ class _Stateful:
 
     def __init__(self, fun: Any, transform: _Transform, options: Mapping[str, Any]):
         self._fun, self._transform = fun, transform
-        own = getattr(fun, "jitted_fn", None)  # set by nnx.jit
-        if jaxcompat.is_jitted(own) and not any(name.startswith("static_arg") for name in options):
-            numbers, names = jaxcompat.jit_static_arguments(own)
+        jitted = getattr(fun, "jitted_fn", None)  # set by nnx.jit
+        if jaxcompat.is_jitted(jitted) and not any(
+            name.startswith("static_arg") for name in options
+        ):
+            numbers, names = jaxcompat.jit_static_arguments(jitted)
             options = {**options, "static_argnums": numbers, "static_argnames": names}
         self._options = options
         self._static = jaxcompat.static_arguments(
@@ -320,10 +322,10 @@ def _traced(
         named = {k: v for k, v in kwargs.items() if k not in static_kwargs}
         return jaxcompat.open_views((dynamic, named))
 
-    given, structure = opened(args, kwargs)
-    leaves, in_tree = jax.tree.flatten(given)
+    arguments, structure = opened(args, kwargs)
+    leaves, in_tree = jax.tree.flatten(arguments)
     traced_on = leaves if types is None else jax.tree.leaves(opened(*types)[0])
-    found: dict[str, Any] = {}
+    result: dict[str, Any] = {}
 
     def flat(*leaves: object) -> list[object]:
         traced, traced_kwargs = sharing(structure.unflatten(leaves), shared or ())
@@ -337,8 +339,8 @@ def _traced(
                 out = _without_state(fun, out, types is not None)
         else:
             out = fun(*full, **traced_kwargs, **static_kwargs)
-        found["names"] = result_paths(out)
-        outs, found["tree"] = jax.tree.flatten(out)
+        result["names"] = result_paths(out)
+        outs, result["tree"] = jax.tree.flatten(out)
         return outs
 
     debug = jax.api_util.debug_info(
@@ -348,7 +350,7 @@ def _traced(
         kwargs,
         static_argnums=tuple(positions),
         static_argnames=tuple(static_kwargs),
-    )._replace(result_paths=lambda: found["names"])
+    )._replace(result_paths=lambda: result["names"])
     with jaxcompat.axes_bound(bound_axes):
         closed, lifted = jaxcompat.trace_lifted(flat, debug, traced_on)
     names = debug.arg_names
@@ -358,9 +360,9 @@ def _traced(
         name=function_name(fun),
         jaxpr=closed,
         in_tree=in_tree,
-        out_tree=found["tree"],
+        out_tree=result["tree"],
         arg_names=unique(names),
-        out_names=found["names"],
+        out_names=result["names"],
         axis_env=tuple(bound_axes),
     )
     return _with_lifted_last(program, len(lifted)), [*leaves, *lifted]

@@ -42,16 +42,16 @@ class RecordMagics(Magics):
     @cell_magic("record")
     def record(self, line: str, cell: str) -> None:
         """Run the cell, and show what JAX compiled in it, how often, and why it recompiled."""
-        given = parse_argstring(self.record, line)
-        path = given.output or free_folder()
+        options = parse_argstring(self.record, line)
+        path = options.output or free_folder()
         try:
             recorder = record(
                 path,
-                overwrite=given.overwrite,
-                calls=given.calls,
-                keep=kept_calls_of([given.keep] if given.keep else []),
-                until=given.until,
-                constants=not given.no_constants,
+                overwrite=options.overwrite,
+                calls=options.calls,
+                keep=kept_calls_of([options.keep] if options.keep else []),
+                until=options.until,
+                constants=not options.no_constants,
             )
             with recorder as recording:
                 result = _run_cell(self._shell, cell)
@@ -71,15 +71,15 @@ def _run_cell(shell: Any, cell: str) -> Any:
 @contextlib.contextmanager
 def _replaced(shell: Any, name: str) -> Iterator[None]:
     """Let a method do nothing in a `with` block."""
-    own = vars(shell).get(name)
+    original = vars(shell).get(name)
     setattr(shell, name, lambda *args, **kwargs: None)
     try:
         yield
     finally:
-        if own is None:
+        if original is None:
             delattr(shell, name)
         else:
-            setattr(shell, name, own)
+            setattr(shell, name, original)
 
 
 def register(shell: Any) -> None:

@@ -58,11 +58,15 @@ class Recording:
     @property
     def reasons(self) -> Mapping[str, tuple[Reason, ...]]:
         """The reasons of each recompilation, by name: `step@2`."""
-        return {each.name: each.reasons for each in self.compilations if each.reasons}
+        return {
+            compilation.name: compilation.reasons
+            for compilation in self.compilations
+            if compilation.reasons
+        }
 
     def __repr__(self) -> str:
-        found = self.run
-        return f"<recorded run in '{self.folder}': {len(found.compilations)} compilations>"
+        run = self.run
+        return f"<recorded run in '{self.folder}': {len(run.compilations)} compilations>"
 
 
 @contextlib.contextmanager
@@ -151,11 +155,13 @@ def _recorded(where: str, settings: Settings) -> Iterator[Recording]:
 
 def programs(run: Run) -> dict[str, Program]:
     """Return the recorded programs of a run by name, those of its first process first."""
-    found: dict[str, Program] = {}
-    for each in sorted(run.compilations, key=lambda each: each.process):
-        if each.file and each.name not in found:
-            found[each.name] = read_program(run.folder, os.path.join(run.folder, each.file))
-    return found
+    by_name: dict[str, Program] = {}
+    for compilation in sorted(run.compilations, key=lambda compilation: compilation.process):
+        if compilation.file and compilation.name not in by_name:
+            by_name[compilation.name] = read_program(
+                run.folder, os.path.join(run.folder, compilation.file)
+            )
+    return by_name
 
 
 def every_program(
@@ -168,15 +174,15 @@ def every_program(
         on_error: Receives the names of programs that cannot be read, and why not.
     """
     lines = dict[str, Mapping[str, str]]()
-    for each in read_run(path).compilations:
-        if not each.file:
+    for compilation in read_run(path).compilations:
+        if not compilation.file:
             continue
-        process = os.path.join(path, os.path.dirname(each.file))
+        process = os.path.join(path, os.path.dirname(compilation.file))
         if process not in lines:
             lines[process] = definitions(process)
-        name = each.file.removesuffix(".jaxpr").removeprefix(f"{folder.PREFIX}0/")
+        name = compilation.file.removesuffix(".jaxpr").removeprefix(f"{folder.PREFIX}0/")
         try:
-            program = read_program(path, os.path.join(path, each.file), lines[process])
+            program = read_program(path, os.path.join(path, compilation.file), lines[process])
         except JaxprToolError as error:
             on_error(name, error)
             continue
@@ -195,9 +201,11 @@ def finished(path: str) -> Run:
     with file_written_whole(os.path.join(path, folder.TRACE)) as file:
         file.write(perfetto(run).encode())
     details = {}
-    for each in pages.with_listing(run):
+    for compilation in pages.with_listing(run):
         with contextlib.suppress(JaxprToolError):  # a plug-in of the script's is missing here
-            details[each.file] = _details(read_program(path, os.path.join(path, each.file)))
+            details[compilation.file] = _details(
+                read_program(path, os.path.join(path, compilation.file))
+            )
     texts = dict(_sources(run, digests))
     page = pages.page(run, details, texts, folder.TRACE, dict(_differences(run)))
     with file_written_whole(os.path.join(path, folder.PAGE)) as file:
@@ -231,12 +239,16 @@ def _differences(run: Run) -> Iterator[tuple[str, str]]:
     from jaxprtool.render.reports.diff import diff_text
 
     for name in run.differing:
-        files = [each.file for each in run.compilations if each.name == name and each.file]
+        files = [
+            compilation.file
+            for compilation in run.compilations
+            if compilation.name == name and compilation.file
+        ]
         with contextlib.suppress(JaxprToolError):
             first, *others = (read_program(run.folder, os.path.join(run.folder, f)) for f in files)
-            for found in (diff(first, other) for other in others):
-                if found.hunks or found.border:
-                    yield name, diff_text(found, _DIFF_WIDTH, None).plain()
+            for differences in (diff(first, other) for other in others):
+                if differences.hunks or differences.border:
+                    yield name, diff_text(differences, _DIFF_WIDTH, None).plain()
                     break
 
 

@@ -125,15 +125,15 @@ def find(
         )
     if mesh is not None and (program.meshes or not may_lack_mesh):
         program = on_axes(program, mesh)
-    own = tuple(jax.ShapeDtypeStruct(aval.shape, aval.dtype) for aval in program.in_avals)
+    own_types = tuple(jax.ShapeDtypeStruct(aval.shape, aval.dtype) for aval in program.in_avals)
     if args is None:
-        return ProgramEntry(program, own if kept is None else tuple(kept))
+        return ProgramEntry(program, own_types if kept is None else tuple(kept))
     from jaxprtool.sizes.buckets import fitted
 
-    given = argspec.read_args(args)
-    if symbolic and program.symbols and not symbolic_sizes(jax.tree.leaves(given)):
-        return ProgramEntry(program, own, given)
-    values = fitted(program, *given)
+    arguments = argspec.read_args(args)
+    if symbolic and program.symbols and not symbolic_sizes(jax.tree.leaves(arguments)):
+        return ProgramEntry(program, own_types, arguments)
+    values = fitted(program, *arguments)
     return ProgramEntry(program.at([getattr(value, "shape", ()) for value in values]), values)
 
 
@@ -269,8 +269,8 @@ class Traced:
             values = fitted(program, *self.after)
         except (ArgumentsError, StructureError) as error:
             takes = [
-                f"{each.name}: {each.type}" if each.type else each.name
-                for each in grouped(program_signature(program).arguments)
+                f"{argument.name}: {argument.type}" if argument.type else argument.name
+                for argument in grouped(program_signature(program).arguments)
             ]
             error.hint = error.hint or f"the arguments after the passes are {', '.join(takes)}"
             raise

@@ -160,10 +160,10 @@ def _results(
         closed = traced.jaxpr([part.element for part in parts if traced.holds(part.element)])
     outs = _evaluated(traced, closed, axis, parts, out_tree, sum_match)
     if any(map(jaxcompat.is_element, results)):
-        each = iter(outs)
+        remaining = iter(outs)
         with traced.inside():
             outs = [
-                jaxcompat.assembled(axis.data, result, spec, lambda *_: next(each))
+                jaxcompat.assembled(axis.data, result, spec, lambda *_: next(remaining))
                 for result, spec in zip(results, specs, strict=True)
             ]
     return outs, out_tree
@@ -213,11 +213,11 @@ def _evaluated(
     outs = list(compress(dims, staged))
     body, out_dims = batch_body(closed, traced.dims, axis, outs, outermost=True)
     if not sum_match:
-        found: list[Dim] = [None] * out_tree.num_leaves
+        leaf_dims: list[Dim] = [None] * out_tree.num_leaves
         for part, dim in zip(compress(parts, staged), out_dims, strict=True):
             if part.axis is None:
-                found[part.place] = dim
-        check_unmapped([None] * len(found), found, out_tree, axis.name)
+                leaf_dims[part.place] = dim
+        check_unmapped([None] * len(leaf_dims), leaf_dims, out_tree, axis.name)
     mapped = zip(jaxcompat.evaluated(body, traced.operands), out_dims, strict=True)
     values = [
         next(mapped) if flag else (part.element, None)

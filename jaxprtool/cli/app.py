@@ -158,9 +158,9 @@ _WITHIN_PARAGRAPH = re.compile(r"(?<=\S)\n(?=\S)")
 
 def _with_brackets_escaped(command: Any) -> Any:
     """Return a command with brackets escaped in its help and in that of its parameters."""
-    for each in (command, *command.params):
-        if getattr(each, "help", None):
-            each.help = _BRACKET.sub(r"\\[", each.help)
+    for element in (command, *command.params):
+        if getattr(element, "help", None):
+            element.help = _BRACKET.sub(r"\\[", element.help)
     if command.help:
         command.help = _WITHIN_PARAGRAPH.sub(" ", command.help)  # filled again by Rich
     return command

@@ -29,11 +29,11 @@ def backends(json: options.Json = False, *, on_progress: OnProgress) -> None:
     from jaxprtool.execute.running.backends import survey
     from jaxprtool.ir.backends import platforms_hint
 
-    found = survey()
+    available = survey()
     if json:
-        output.write_json(_document(found))
+        output.write_json(_document(available))
         return
-    if found.failures and (hint := platforms_hint()):
+    if available.failures and (hint := platforms_hint()):
         output.note(hint)
     rows = [
         (
@@ -43,10 +43,10 @@ def backends(json: options.Json = False, *, on_progress: OnProgress) -> None:
             ", ".join(dict.fromkeys(map(_memory, b.devices))),
             b.version,
         )
-        for b in found.backends
+        for b in available.backends
     ]
-    plugins = [(p.module, p.package or "—", p.version or "—") for p in found.plugins]
-    failures = [(failure.name, failure.reason) for failure in found.failures]
+    plugins = [(p.module, p.package or "—", p.version or "—") for p in available.plugins]
+    failures = [(failure.name, failure.reason) for failure in available.failures]
     tables = (
         (("backend", "devices", "kind", "memory", "version"), rows),
         (("plug-in", "package", "version"), plugins),
@@ -66,7 +66,7 @@ def _memory(device: Device) -> str:
     return "—" if size is None else in_bytes(size)
 
 
-def _document(found: Survey) -> BackendsDocument:
+def _document(survey: Survey) -> BackendsDocument:
     import jax
     import jaxlib
 
@@ -80,11 +80,11 @@ def _document(found: Survey) -> BackendsDocument:
             b.default,
             [documents.Device(d.id, d.device_kind, memory_of(d)) for d in b.devices],
         )
-        for b in found.backends
+        for b in survey.backends
     ]
     return documents.BackendsDocument(
         backends,
-        [documents.PjrtPlugin(p.module, p.package, p.version) for p in found.plugins],
-        [documents.BackendFailure(each.name, each.reason) for each in found.failures],
+        [documents.PjrtPlugin(p.module, p.package, p.version) for p in survey.plugins],
+        [documents.BackendFailure(failure.name, failure.reason) for failure in survey.failures],
         {"jax": jax.__version__, "jaxlib": jaxlib.__version__},
     )

@@ -130,27 +130,27 @@ def bench(
     require_device(function, backend)
     with file_to_save(save_baseline) as file:
         traced = _traced(function, targets, pipelines[0])
-        named = [(name, each.program) for name, (each, _) in zip(targets, traced, strict=True)]
+        named = [(name, trace.program) for name, (trace, _) in zip(targets, traced, strict=True)]
         plan = planned(named, Axes(pipelines, (backend,)), function.on_progress)
         # A program traced in another process has only the types of its arguments.
-        values = next((each for each, seconds in traced if seconds is not None), traced[0][0])
+        values = next((trace for trace, seconds in traced if seconds is not None), traced[0][0])
         times = [seconds for _, seconds in traced]
-        for each in plan:
-            if repeat is not None and has_effects(each.variant.program):
-                output.note(f"{each.variant.name} has effects, which each of its calls repeats")
+        for entry in plan:
+            if repeat is not None and has_effects(entry.variant.program):
+                output.note(f"{entry.variant.name} has effects, which each of its calls repeats")
         measuring = Options(Limits(repeat, precision), isolate, seed)
         with printed_by_functions(json):
-            found = benched(plan, values.given_to, times, measuring, function.on_progress)
+            result = benched(plan, values.given_to, times, measuring, function.on_progress)
         if baseline is not None:
-            found = with_baseline(found, baseline)
+            result = with_baseline(result, baseline)
         if file:
-            file.write(_document(found).encode())
+            file.write(_document(result).encode())
     if json:
-        output.write(_document(found))
+        output.write(_document(result))
     else:
-        output.write_rendered(render.table(found, output.width()))
-    _say(found)
-    _require_no_slower(found, fail_over)
+        output.write_rendered(render.table(result, output.width()))
+    _say(result)
+    _require_no_slower(result, fail_over)
 
 
 def _traced(
@@ -165,53 +165,56 @@ def _traced(
 
     places = [elsewhere(target) for target in targets]
     functions = function.each_of([place.target for place in places])
-    for each, place in zip(functions, places, strict=True):
+    for target_function, place in zip(functions, places, strict=True):
         if place.is_here:
-            each.import_module()
-    found: list[tuple[Traced, float | None]] = []
-    for each, place in zip(functions, places, strict=True):
+            target_function.import_module()
+    traced: list[tuple[Traced, float | None]] = []
+    for target_function, place in zip(functions, places, strict=True):
         if place.is_here:
-            made = each.trace(first, runs=True, symbolic=True)
-            found.append((made, None if is_file(place.target) else made.seconds))
+            trace = target_function.trace(first, runs=True, symbolic=True)
+            traced.append((trace, None if is_file(place.target) else trace.seconds))
         else:
             function.on_progress(f"tracing {place}")
-            entry = find_elsewhere(place, each.arguments())
-            found.append((each.trace_entry(entry, first), None))
-    return found
+            entry = find_elsewhere(place, target_function.arguments())
+            traced.append((target_function.trace_entry(entry, first), None))
+    return traced
 
 
-def _document(found: Bench) -> str:
+def _document(result: Bench) -> str:
     from jaxprtool.ir.documents import as_json
 
-    return json_module.dumps(as_json(found), indent=2, allow_nan=False)
+    return json_module.dumps(as_json(result), indent=2, allow_nan=False)
 
 
-def _say(found: Bench) -> None:
+def _say(result: Bench) -> None:
     """Warn about times that are less precise than wanted, or from another machine."""
-    wanted = found.wanted_precision
-    if wanted is not None and found.precision > wanted:
+    wanted = result.wanted_precision
+    if wanted is not None and result.precision > wanted:
         output.warning(
-            f"the precision of {100 * wanted:.3g}% was not reached in {found.rounds} rounds: "
-            f"it is {100 * found.precision:.3g}%"
+            f"the precision of {100 * wanted:.3g}% was not reached in {result.rounds} rounds: "
+            f"it is {100 * result.precision:.3g}%"
         )
-    if (then := found.baseline) is not None:
-        for each in then.mismatches:
-            output.warning(f"{then.file}: {each}")
+    if (then := result.baseline) is not None:
+        for mismatch in then.mismatches:
+            output.warning(f"{then.file}: {mismatch}")
         for name in then.missing:
             output.note(f"{then.file} has no variant {name}")
 
 
-def _require_no_slower(found: Bench, most: float | None) -> None:
+def _require_no_slower(result: Bench, most: float | None) -> None:
     """Raise CheckError if a variant is slower than in the baseline by more than a ratio."""
-    if found.baseline is None or most is None:
+    if result.baseline is None or most is None:
         return
-    slower = [each for each in found.baseline.ratios if each.ratio > most and each.low > 1]
+    slower = [ratio for ratio in result.baseline.ratios if ratio.ratio > most and ratio.low > 1]
     if slower:
         details = [
-            (each.of, f"{each.ratio:.3g} times (95% interval {each.low:.3g} to {each.high:.3g})")
-            for each in slower
+            (
+                ratio.of,
+                f"{ratio.ratio:.3g} times (95% interval {ratio.low:.3g} to {ratio.high:.3g})",
+            )
+            for ratio in slower
         ]
         raise CheckError(
-            f"{found.name} takes more than {most:g} times the time in {found.baseline.file}",
+            f"{result.name} takes more than {most:g} times the time in {result.baseline.file}",
             details=details,
         )

@@ -89,38 +89,42 @@ def check(
 
     path = found_file(config)
     with contextlib.chdir(path.parent):
-        found = check_config.configuration(path, names or (), on_progress)
-        results, changes = _results(found, update, on_progress)
+        configuration = check_config.configuration(path, names or (), on_progress)
+        results, changes = _results(configuration, update, on_progress)
         targets = checks.worst_first(results)
         if chosen == "json":
             output.write_json(CheckDocument(targets, changes))
         elif chosen == "text":
             output.write_rendered(checks.check_text(targets, changes, output.width()))
         else:
-            write_problems([each for target in targets for each in target.problems], chosen)
+            write_problems([problem for target in targets for problem in target.problems], chosen)
             output.say(checks.summary_text(targets, changes))
-    if not all(each.passed for each in targets):
+    if not all(target.passed for target in targets):
         raise typer.Exit(1)
 
 
 def _results(
-    found: Configuration, update: bool, on_progress: OnProgress
+    configuration: Configuration, update: bool, on_progress: OnProgress
 ) -> tuple[list[CheckedTarget], list[Change] | None]:
     """Return the checked targets, and with `update` the changes written to files."""
     from jaxprtool.cli import check_config
     from jaxprtool.cli.check_update import update_budgets
 
-    checker = _Checker(found, update)
+    checker = _Checker(configuration, update)
     results = []
-    for number, each in enumerate(found.targets, 1):
-        on_progress(f"checking {each.name} {number}/{len(found.targets)}")
-        results.append(checker.checked(each))
+    for number, target in enumerate(configuration.targets, 1):
+        on_progress(f"checking {target.name} {number}/{len(configuration.targets)}")
+        results.append(checker.checked(target))
     if not update:
         return results, None
-    changes = update_budgets(found.path, {each.name: each.measured for each in results})
-    now = check_config.configuration(found.path, [each.name for each in results], on_progress)
-    budgets = {each.name: each.expected.budgets for each in now.targets}
-    results = [each._replace(budget=budgets[each.name]) for each in results]
+    changes = update_budgets(
+        configuration.path, {result.name: result.measured for result in results}
+    )
+    now = check_config.configuration(
+        configuration.path, [result.name for result in results], on_progress
+    )
+    budgets = {target.name: target.expected.budgets for target in now.targets}
+    results = [result._replace(budget=budgets[result.name]) for result in results]
     return results, [*changes, *checker.written]
 
 
@@ -131,18 +135,18 @@ class _Checker:
         written: The snapshots that were written.
     """
 
-    def __init__(self, found: Configuration, update: bool):
+    def __init__(self, configuration: Configuration, update: bool):
         self.written: list[Change] = []
         self._update = update
         self._x64 = {"": x64_enabled()}
-        if found.host_devices is not None:
-            use_host_devices(found.host_devices)
-        elif found.virtual_devices is not None:
-            use_virtual_devices(found.virtual_devices)
-            for each in found.targets:
+        if configuration.host_devices is not None:
+            use_host_devices(configuration.host_devices)
+        elif configuration.virtual_devices is not None:
+            use_virtual_devices(configuration.virtual_devices)
+            for target in configuration.targets:
                 with contextlib.suppress(JaxprToolError):  # it is reported when it is checked
-                    self._import(each)
-            use_virtual_devices(found.virtual_devices)  # a module may set their number
+                    self._import(target)
+            use_virtual_devices(configuration.virtual_devices)  # a module may set their number
 
     def _import(self, target: ConfiguredTarget) -> None:
         """Import the module of a target, with the precision of the target or of the module."""
@@ -163,15 +167,16 @@ class _Checker:
         try:
             with target.session.applied():
                 self._import(target)
-                found = self._measured(target)
+                outcome = self._measured(target)
         except JaxprToolError as error:
-            found = Checked({}, [error_problem(target.name, error)])
+            outcome = Checked({}, [error_problem(target.name, error)])
         problems = [
-            each if each.place else each._replace(place=target.place) for each in found.problems
+            problem if problem.place else problem._replace(place=target.place)
+            for problem in outcome.problems
         ]
         budgets = target.expected.budgets
         return CheckedTarget(
-            target.name, target.session.target, budgets, found.measured, not problems, problems
+            target.name, target.session.target, budgets, outcome.measured, not problems, problems
         )
 
     def _measured(self, target: ConfiguredTarget) -> Checked:
@@ -189,9 +194,9 @@ class _Checker:
         program = only_program("check takes", session.programs(traced))
         arguments: list[object] = []
         if "collectives_bytes" in expected.budgets:
-            given = traced.given_to(program)
-            program = given.program
-            arguments = [given.values.get(name) for name in program.arg_names]
+            inputs = traced.given_to(program)
+            program = inputs.program
+            arguments = [inputs.values.get(name) for name in program.arg_names]
         if self._update and expected.snapshot is not None:
             self._write_snapshot(target.name, program, expected.snapshot)
         with traced.mesh_set():

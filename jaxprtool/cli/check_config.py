@@ -34,7 +34,7 @@ from jaxprtool.testing.checks import Expectations
 from jaxprtool.testing.places import FOLDER, snapshot_file
 
 #: The keys of budgets.
-BUDGETS: dict[str, Quantity] = {each.replace("_", "-"): each for each in QUANTITIES}
+BUDGETS: dict[str, Quantity] = {quantity.replace("_", "-"): quantity for quantity in QUANTITIES}
 
 #: The other keys of a target that are not options of the command line.
 _EXPECTED = ("no", "donated", "snapshot", "lint", "select", "ignore")
@@ -107,15 +107,15 @@ def configuration(path: Path, names: Sequence[str], on_progress: OnProgress) -> 
         ConfigurationError: With one line for each mistake.
     """
     reader = _Reader(path, on_progress)
-    found = reader.configuration(tool_table(path).get("jaxprtool"))
+    config = reader.configuration(tool_table(path).get("jaxprtool"))
     reader.require_no_mistakes()
-    known = {each.name: each for each in found.targets}
+    by_name = {target.name: target for target in config.targets}
     for name in names:
-        if name not in known:
-            hint = did_you_mean(name, known) or f"the targets are {', '.join(known)}"
+        if name not in by_name:
+            hint = did_you_mean(name, by_name) or f"the targets are {', '.join(by_name)}"
             raise ConfigurationError(f"{path.name} has no target '{name}'", hint)
-    chosen = [known[name] for name in dict.fromkeys(names)] or found.targets
-    return replace(found, targets=chosen)
+    chosen = [by_name[name] for name in dict.fromkeys(names)] or config.targets
+    return replace(config, targets=chosen)
 
 
 def lint_codes(path: Path) -> Mapping[str, Sequence[str]]:
@@ -140,23 +140,23 @@ class _Reader:
         self._snapshots: dict[Path, str] = {}
 
     def configuration(self, table: object) -> Configuration:
-        own, devices = self._table("tool.jaxprtool", table), None
-        self._known("tool.jaxprtool", own, ["targets", "lint", "host-devices"])
-        if "host-devices" in own:
-            devices = own["host-devices"]
+        section, devices = self._table("tool.jaxprtool", table), None
+        self._known("tool.jaxprtool", section, ["targets", "lint", "host-devices"])
+        if "host-devices" in section:
+            devices = section["host-devices"]
             if type(devices) is not int or devices < 1:
                 self._mistake("tool.jaxprtool.host-devices", "write a number, 1 or more")
-        defaults = self.lint_codes(own)
-        tables = self._table("tool.jaxprtool.targets", own.get("targets", {}))
+        defaults = self.lint_codes(section)
+        tables = self._table("tool.jaxprtool.targets", section.get("targets", {}))
         if not tables and not self.mistakes:
             self._mistake("tool.jaxprtool.targets", "there is no target: add a table targets.NAME")
-        found = [self._target(name, each, defaults) for name, each in tables.items()]
-        targets = [each for each in found if each is not None]
+        parsed = [self._target(name, value, defaults) for name, value in tables.items()]
+        targets = [target for target in parsed if target is not None]
         return Configuration(self._path, devices, _virtual_devices(targets), targets)
 
-    def lint_codes(self, own: Mapping[str, Any]) -> dict[str, tuple[str, ...]]:
+    def lint_codes(self, section: Mapping[str, Any]) -> dict[str, tuple[str, ...]]:
         """Return the codes of `[tool.jaxprtool.lint]`."""
-        lint = self._table("tool.jaxprtool.lint", own.get("lint", {}))
+        lint = self._table("tool.jaxprtool.lint", section.get("lint", {}))
         self._known("tool.jaxprtool.lint", lint, ["select", "ignore"])
         return self._codes("tool.jaxprtool.lint", lint)
 
@@ -179,7 +179,7 @@ class _Reader:
         return {}
 
     def _known(self, where: str, table: Mapping[str, Any], keys: Sequence[str]) -> None:
-        for key in (each for each in table if each not in keys):
+        for key in (name for name in table if name not in keys):
             near = did_you_mean(key, keys) or f"the keys are {', '.join(keys)}"
             self._mistake(f"{where}.{key}", f"unknown key; {near}")
 
@@ -187,17 +187,17 @@ class _Reader:
         self, name: str, value: object, defaults: Mapping[str, Sequence[str]]
     ) -> ConfiguredTarget | None:
         where = f"tool.jaxprtool.targets.{name}"
-        before = len(self.mistakes)
+        mistake_count = len(self.mistakes)
         table = self._table(where, value)
         options = _options()
         self._known(where, table, ["target", *options, *BUDGETS, *_EXPECTED])
-        if not isinstance(table.get("target"), str) and len(self.mistakes) == before:
+        if not isinstance(table.get("target"), str) and len(self.mistakes) == mistake_count:
             text = 'write a function, "train.py:step", or a program, "step.jaxpr"'
             self._mistake(f"{where}.target", text)
         expected = self._expectations(name, where, table, defaults)
-        given = {key: table[key] for key in options if key in table}
-        words = [word for key, each in given.items() for word in self._words(where, key, each)]
-        if len(self.mistakes) > before:
+        values = {key: table[key] for key in options if key in table}
+        words = [word for key, value in values.items() for word in self._words(where, key, value)]
+        if len(self.mistakes) > mistake_count:
             return None
         if "compiles" in table and "passes" in table:
             self._mistake(f"{where}.compiles", "cannot be combined with passes")
@@ -213,8 +213,8 @@ class _Reader:
         inside = rf"^[ \t]*(tool\.jaxprtool\.)?(targets\.)?{key}[ \t]*[.=]"
         lines = re.compile(header, re.MULTILINE), re.compile(inside, re.MULTILINE)
         start = self._text.rfind("\n", 0, self._text.find("jaxprtool")) + 1
-        found = lines[0].search(self._text) or lines[1].search(self._text, start)
-        return self._text.count("\n", 0, found.end()) + 1 if found else 1
+        match = lines[0].search(self._text) or lines[1].search(self._text, start)
+        return self._text.count("\n", 0, match.end()) + 1 if match else 1
 
     # --- checks -------------------------------------------------------------------------------
 
@@ -227,8 +227,8 @@ class _Reader:
             if key in table
         }
         no = self._texts(where, table, "no")
-        for each in no:
-            self._read(where, "no", require_bannable, each)
+        for banned in no:
+            self._read(where, "no", require_bannable, banned)
         flags = {key: self._flag(where, table, key) for key in ("donated", "lint")}
         codes = {**defaults, **self._codes(where, table)}
         if not flags["lint"]:
@@ -251,7 +251,7 @@ class _Reader:
 
     def _texts(self, where: str, table: Mapping[str, Any], key: str) -> tuple[str, ...]:
         value = table.get(key, [])
-        if isinstance(value, list) and all(isinstance(each, str) for each in value):
+        if isinstance(value, list) and all(isinstance(item, str) for item in value):
             return tuple(value)
         self._mistake(f"{where}.{key}", "write a list of strings")
         return ()
@@ -292,7 +292,7 @@ class _Reader:
             if self._flag(where, {key: value}, key):
                 yield f"--{key}"
         elif option.multiple and isinstance(value, list):
-            yield from (f"--{key}={each}" for each in self._texts(where, {key: value}, key))
+            yield from (f"--{key}={item}" for item in self._texts(where, {key: value}, key))
         elif (text := _option_text(value)) is None:
             self._mistake(f"{where}.{key}", f"write what --{key} takes, as a string")
         else:
@@ -319,7 +319,9 @@ class _Reader:
 def _virtual_devices(targets: Sequence[ConfiguredTarget]) -> int | None:
     """Return the number of devices for the meshes of all targets, checked or not."""
     sizes = [
-        each.session.function.tracing.virtual_devices for each in targets if each.needs_devices
+        target.session.function.tracing.virtual_devices
+        for target in targets
+        if target.needs_devices
     ]
     return max(sizes, default=None)
 
@@ -334,9 +336,9 @@ def _option_text(value: object) -> str | None:
         return value
     if type(value) is int:
         return str(value)
-    if isinstance(value, list) and all(type(each) in (int, str) for each in value):
+    if isinstance(value, list) and all(type(item) in (int, str) for item in value):
         return ",".join(map(str, value))
-    if isinstance(value, dict) and all(type(each) is int for each in value.values()):
+    if isinstance(value, dict) and all(type(size) is int for size in value.values()):
         return ",".join(f"{axis}={size}" for axis, size in value.items())
     return None
 
@@ -345,8 +347,8 @@ def _option_text(value: object) -> str | None:
 def _options() -> dict[str, Any]:
     """Return the options that say how a target is loaded, by name, without `--`."""
     names = {
-        next(name for name in each.opts if name.startswith("--")): each
-        for each in reader(_Loading).params
-        if each.opts[0].startswith("-")
+        next(name for name in param.opts if name.startswith("--")): param
+        for param in reader(_Loading).params
+        if param.opts[0].startswith("-")
     }
-    return {name.lstrip("-"): each for name, each in names.items() if name not in _SHOWING}
+    return {name.lstrip("-"): option for name, option in names.items() if name not in _SHOWING}

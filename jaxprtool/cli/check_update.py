@@ -57,10 +57,10 @@ def update_budgets(path: Path, measured: Mapping[str, Mapping[Quantity, float]])
 
 def _replace(table: Any, key: str, value: object) -> None:
     """Set a key, and keep the comment behind it."""
-    before = table[key].trivia
+    trivia = table[key].trivia
     item = tomlkit.item(value)
-    item.trivia.indent, item.trivia.comment_ws = before.indent, before.comment_ws
-    item.trivia.comment, item.trivia.trail = before.comment, before.trail
+    item.trivia.indent, item.trivia.comment_ws = trivia.indent, trivia.comment_ws
+    item.trivia.comment, item.trivia.trail = trivia.comment, trivia.trail
     table[key] = item
 
 
@@ -68,16 +68,16 @@ def _toml(value: object) -> str:
     return tomlkit.item(value).as_string()  # type: ignore[no-any-return]
 
 
-def budget_like(before: object, quantity: Quantity, amount: float) -> object:
+def budget_like(earlier: object, quantity: Quantity, amount: float) -> object:
     """Return the smallest budget that allows an amount, written like an earlier budget.
 
     If the earlier one is a number, return the amount. If it is text, keep its unit, or change the
     prefix of the unit to avoid many digits, and round up.
     """
-    found = _AMOUNT.fullmatch(before) if isinstance(before, str) else None
-    if found is None:
+    match = _AMOUNT.fullmatch(earlier) if isinstance(earlier, str) else None
+    if match is None:
         return math.ceil(amount)
-    _, space, prefix, binary, unit = found.groups()
+    _, space, prefix, binary, unit = match.groups()
     base = 1024 if binary else 1000
     letters = ["", *("KMGTP" if binary else "kMGTP")]
     power = " kmgtp".index(prefix.lower() or " ")

@@ -139,28 +139,30 @@ def compare(
     for target in targets:
         target.import_module()
     axes.require_backends()
-    traced = [each.trace(pipelines[0], runs=True, types=types, symbolic=True) for each in targets]
-    named = [(each.target, made.program) for each, made in zip(targets, traced, strict=True)]
+    traced = [
+        target.trace(pipelines[0], runs=True, types=types, symbolic=True) for target in targets
+    ]
+    named = [(target.target, trace.program) for target, trace in zip(targets, traced, strict=True)]
     plan = planned(named, axes, function.on_progress)
     checks = Checks(seed, trials, bisect, isolate)
     with printed_by_functions(json):
-        found = comparison(
+        result = comparison(
             plan, traced[0].given_to, Tolerance(rtol, atol), checks, function.on_progress
         )
     if out is not None:
         from jaxprtool.render.page.comparison import comparison_page
 
-        output.write_page(comparison_page(found), out)
+        output.write_page(comparison_page(result), out)
     if json:
-        output.write_json(found)
+        output.write_json(result)
     else:
-        output.write_rendered(render.comparison(found, output.width(), rows))
-    for each in found.unproven:
-        given = (
+        output.write_rendered(render.comparison(result, output.width(), rows))
+    for message in result.unproven:
+        advice = (
             "pass other values in --args"
-            if found.random
+            if result.random
             else "other values in --args would be a stronger check"
         )
-        output.warning(f"{each}, on {found.inputs}; {given}")
-    if not found.within or (strict and found.unproven):
+        output.warning(f"{message}, on {result.inputs}; {advice}")
+    if not result.within or (strict and result.unproven):
         raise typer.Exit(1)

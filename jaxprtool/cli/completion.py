@@ -49,7 +49,7 @@ def complete_target(incomplete: str) -> list[str]:
 
 def _paths(typed: str) -> list[str]:
     folder, start = os.path.split(typed)
-    found = []
+    paths = []
     try:
         entries = sorted(os.scandir(folder or "."), key=lambda entry: entry.name)
     except OSError:
@@ -58,17 +58,17 @@ def _paths(typed: str) -> list[str]:
         if not entry.name.startswith(start) or entry.name.startswith((".", "__")):
             continue
         if entry.is_dir():
-            found.append(os.path.join(folder, entry.name, ""))
+            paths.append(os.path.join(folder, entry.name, ""))
         elif entry.name.endswith(".py"):
-            found.append(os.path.join(folder, entry.name) + ":")
+            paths.append(os.path.join(folder, entry.name) + ":")
         elif entry.name.endswith(".jaxpr"):
-            found.append(os.path.join(folder, entry.name))
-    if len(found) == 1:
-        only = found[0]
+            paths.append(os.path.join(folder, entry.name))
+    if len(paths) == 1:
+        only = paths[0]
         if only.endswith(":"):
-            return [only + name for name in _functions(only[:-1])] or found
-        return (_paths(only) if only.endswith(os.sep) else []) or found
-    return found
+            return [only + name for name in _functions(only[:-1])] or paths
+        return (_paths(only) if only.endswith(os.sep) else []) or paths
+    return paths
 
 
 def _functions(path: str) -> list[str]:
@@ -139,9 +139,9 @@ def complete_backends(incomplete: str) -> list[str]:
 def complete_checks(incomplete: str) -> list[str]:
     """Return lists of checks with this prefix, with the last one completed."""
     formats = ("bf16", "f16", "f8_e5m2", "f8_e4m3fn")
-    known = ["nan", "inf", "subnormal"]
-    known += [f"{what}-{name}" for what in ("overflow", "underflow") for name in formats]
-    return _completed_last(incomplete, known)
+    checks = ["nan", "inf", "subnormal"]
+    checks += [f"{what}-{name}" for what in ("overflow", "underflow") for name in formats]
+    return _completed_last(incomplete, checks)
 
 
 _PLATFORMS = ("cpu", "cuda", "gpu", "rocm", "tpu")
@@ -149,8 +149,8 @@ _PLATFORMS = ("cpu", "cuda", "gpu", "rocm", "tpu")
 
 def _completed_last(incomplete: str, names: Iterable[str]) -> list[str]:
     """Return the lists with this prefix whose last name is one of `names`."""
-    before, comma, typed = incomplete.rpartition(",")
-    start = before + comma + typed[: len(typed) - len(typed.lstrip())]
+    earlier, comma, typed = incomplete.rpartition(",")
+    start = earlier + comma + typed[: len(typed) - len(typed.lstrip())]
     return [start + name for name in names if name.startswith(typed.strip())]
 
 
@@ -176,8 +176,8 @@ def _join_bash_words() -> bool:
     cut = re.fullmatch(r"(.*[^\s:]) :(?: (\S+))?", words)
     if cut is None:
         return False
-    before, typed = cut[1], cut[2] or ""
-    os.environ["COMP_WORDS"] = f"{before}:{typed}"
+    head, typed = cut[1], cut[2] or ""
+    os.environ["COMP_WORDS"] = f"{head}:{typed}"
     position = int(os.environ.get("COMP_CWORD", "0"))
     os.environ["COMP_CWORD"] = str(position - (2 if typed else 1))
     return True
@@ -189,14 +189,14 @@ def _join_bash_words() -> bool:
 NAME = "pyproject.toml"
 
 
-def found_file(given: str | None = None) -> Path:
+def found_file(config: str | None = None) -> Path:
     """Return the file of `--config`, or the nearest pyproject.toml with a table `[tool.jaxprtool]`.
 
     Raises:
         ConfigurationError: If there is none, or it cannot be read.
     """
-    if given is not None:
-        path = Path(os.path.abspath(given))
+    if config is not None:
+        path = Path(os.path.abspath(config))
         tool_table(path)  # report what cannot be read
         return path
     if (nearest := nearest_file()) is not None:
@@ -231,8 +231,8 @@ def tool_table(path: Path) -> Mapping[str, Any]:
 
 def target_names(path: Path) -> list[str]:
     """Return the names of the targets in a file."""
-    own = tool_table(path).get("jaxprtool", {})
-    targets = own.get("targets", {}) if isinstance(own, dict) else {}
+    section = tool_table(path).get("jaxprtool", {})
+    targets = section.get("targets", {}) if isinstance(section, dict) else {}
     return list(targets) if isinstance(targets, dict) else []
 
 
@@ -246,9 +246,9 @@ def require_package(name: str, target: str) -> None:
     if target == "-" or target.endswith(".jaxpr") or not top.isidentifier():
         return
     if top not in sys.modules and not PathFinder.find_spec(top, [os.getcwd(), *sys.path]):
-        known = {module.name for module in pkgutil.iter_modules()}
-        held = _package_of_distribution(name)
-        hint = f"write --mine {held}" if held else did_you_mean(top, known)
+        packages = {module.name for module in pkgutil.iter_modules()}
+        package = _package_of_distribution(name)
+        hint = f"write --mine {package}" if package else did_you_mean(top, packages)
         raise ArgumentsError(f"--mine: no package '{name}' is installed", hint)
 
 

@@ -96,13 +96,13 @@ def cost(
     link = None if bandwidth is None else interconnect_named(bandwidth)
     traced = session.traced()
     named = session.programs(traced)
-    programs = [each for _, each in named]
+    programs = [program for _, program in named]
     session.on_progress("counting")
-    found = [found_cost(each, by) for each in programs]
+    estimates = [found_cost(program, by) for program in programs]
     if on is not None or measure:
-        require_numbers(any(map(render.symbols_in, found)))
+        require_numbers(any(map(render.symbols_in, estimates)))
     if pprof is not None:
-        program = only_program("--pprof takes", [(each.name, each) for each in programs])
+        program = only_program("--pprof takes", [(program.name, program) for program in programs])
         with output.written_file(pprof) as file:
             file.write(_profile(program))
     split = None
@@ -115,12 +115,14 @@ def cost(
     taken = [
         _seconds(traced.given_to(p), session.on_progress) if measure else seconds for p in programs
     ]
-    found = [with_times(each, on, time) for each, time in zip(found, taken, strict=True)]
+    estimates = [
+        with_times(estimate, on, time) for estimate, time in zip(estimates, taken, strict=True)
+    ]
     if json:
         from jaxprtool.render.documents.programs import CostDocument
 
-        first = found[0]
-        output.write_json(CostDocument(first.total, first.groups, found, split))
+        first = estimates[0]
+        output.write_json(CostDocument(first.total, first.groups, estimates, split))
         return
     if split is not None:
         from jaxprtool.render.reports.shardings import device_tables
@@ -128,7 +130,9 @@ def cost(
         output.write_rendered(device_tables(split, output.width(), most))
         output.write("")
     beside = split is not None
-    output.write_each(render.cost_table(each, output.width(), most, on, beside) for each in found)
+    output.write_each(
+        render.cost_table(estimate, output.width(), most, on, beside) for estimate in estimates
+    )
 
 
 def require_numbers(is_symbolic: object) -> None:
@@ -144,20 +148,20 @@ def _profile(program: Program) -> bytes:
     from jaxprtool.formats.traces import Sample, profile
 
     sample_types = [("flops", "count"), ("transcendentals", "count"), ("bytes", "bytes")]
-    found = [
-        Sample(*each.stack, (each.work.flops, each.work.transcendentals, each.work.bytes))
-        for each in cost_by_stack(program)
+    samples = [
+        Sample(*entry.stack, (entry.work.flops, entry.work.transcendentals, entry.work.bytes))
+        for entry in cost_by_stack(program)
     ]
-    return profile(program.name, sample_types, found)
+    return profile(program.name, sample_types, samples)
 
 
-def _seconds(given: RunInputs, on_progress: OnProgress) -> float:
+def _seconds(inputs: RunInputs, on_progress: OnProgress) -> float:
     """Return the run time of a program on the device of `run`."""
     from jaxprtool.execute.running import run
 
-    prepared = ready(given, seed=0)
-    found = run.run(
+    prepared = ready(inputs, seed=0)
+    report = run.run(
         prepared.program, prepared.filled.arguments, prepared.device, on_progress=on_progress
     )
-    times = found.times
+    times = report.times
     return times.first_call if times.repeat is None else times.repeat

@@ -87,8 +87,8 @@ def determinism(
     ways = Ways(runs, threads, xla_options or {})
     lacking: list[str] = []
     if xla_options is None:
-        known, lacking = default_options()
-        ways = replace(ways, options=known)
+        defaults, lacking = default_options()
+        ways = replace(ways, options=defaults)
     not_tried = [f"{name}: this release of JAX has no such option" for name in lacking]
     if is_file(session.target) or session.target == STDIN:
         not_tried.insert(0, f"tracing again: {session.target} is a program")
@@ -100,21 +100,21 @@ def determinism(
             run_fresh=lambda environment: determinism.run_fresh(line, environment, program),
         )
     with printed_by_functions(json):
-        found = run_again(program, arguments, ways, session.on_progress)
-    found = replace(
-        found,
+        outcome = run_again(program, arguments, ways, session.on_progress)
+    outcome = replace(
+        outcome,
         inputs=prepared.filled.described(seed),
         random=prepared.filled.random,
-        not_tried=(*not_tried, *found.not_tried),
+        not_tried=(*not_tried, *outcome.not_tried),
     )
     if json:
-        output.write_json(found)
+        output.write_json(outcome)
     else:
-        output.write_rendered(render.determinism(found, output.width()))
-    for each in found.unproven:
+        output.write_rendered(render.determinism(outcome, output.width()))
+    for measure in outcome.unproven:
         output.warning(
-            f"{max(each.nonfinite):,} of {each.size:,} elements of {each.name} are not finite; "
-            f"their equal bits prove nothing"
+            f"{max(measure.nonfinite):,} of {measure.size:,} elements of {measure.name} are not "
+            f"finite; their equal bits prove nothing"
         )
-    if not found.equal:
+    if not outcome.equal:
         raise typer.Exit(1)

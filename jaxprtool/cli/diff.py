@@ -79,8 +79,8 @@ def both(option: str, values: Sequence[str] | None) -> tuple[str | None, str | N
     if len(values or ()) > 2:
         count = len(values or ())
         raise typer.BadParameter(f"{option} is given {count} times, but there are two programs")
-    given = list(values or ())
-    return (given[0], given[-1]) if given else (None, None)
+    listed = list(values or ())
+    return (listed[0], listed[-1]) if listed else (None, None)
 
 
 _Passes = Annotated[
@@ -148,25 +148,25 @@ def diff(
     from jaxprtool.render.reports import diff as render
 
     require_device(two.first, backend, device)
-    made = _programs(two, (jax_a, jax_b), passes, plugin, measure)
-    found = compare(*(program for _, program in made))
+    pairs = _programs(two, (jax_a, jax_b), passes, plugin, measure)
+    differences = compare(*(program for _, program in pairs))
     if measure:
         from jaxprtool.analysis.diff import with_times
 
         where = seed, backend, device, json, two.on_progress
         profiles = [
-            measured(traced.given_to(program), each.target, *where)
-            for each, (traced, program) in zip(two.each(), made, strict=True)
+            measured(traced.given_to(program), function.target, *where)
+            for function, (traced, program) in zip(two.each(), pairs, strict=True)
         ]
-        found = with_times(found, *profiles)
+        differences = with_times(differences, *profiles)
     two.on_progress("rendering")
     if json:
-        output.write_json(render.diff_document(found))
+        output.write_json(render.diff_document(differences))
     else:
         shown = render.diff_stat if stat else render.diff_text
         with output.paged(pager):
-            output.write_rendered(shown(found, output.width(), rows))
-    if not found.is_equivalent:
+            output.write_rendered(shown(differences, output.width(), rows))
+    if not differences.is_equivalent:
         raise typer.Exit(1)
 
 
@@ -184,14 +184,15 @@ def _programs(
 
     if two.other is None and len(passes or ()) == 1:
         passes = ["", *(passes or ())]
-    several = [len(each or ()) > 1 for each in (passes, two.args)]
+    several = [len(values or ()) > 1 for values in (passes, two.args)]
     if two.other is None and not any((*several, pythons[0] != pythons[1])):
         raise TargetError(
             f"{two.target} has no other program to be compared with",
             "name a second program, or passes: -p dce",
         )
     places = [
-        elsewhere(each.target, python) for each, python in zip(two.each(), pythons, strict=True)
+        elsewhere(function.target, python)
+        for function, python in zip(two.each(), pythons, strict=True)
     ]
     for function, place in zip(two.each(), places, strict=True):
         if place.is_here:
@@ -204,6 +205,6 @@ def _programs(
         else:
             two.on_progress(f"tracing {place}")
             traced = function.trace_entry(find_elsewhere(place, function.arguments()), steps)
-        made = pipeline_steps.run(steps, traced.program, two.on_progress)
-        programs.append((traced, only_program("diff takes", made)))
+        named = pipeline_steps.run(steps, traced.program, two.on_progress)
+        programs.append((traced, only_program("diff takes", named)))
     return programs

@@ -207,8 +207,8 @@ def _check(emission: Emission, out: str | None) -> None:
         "--backend": (emission.platform, _LOWERED),
         "--callbacks stub": (emission.callbacks == "stub", (Format.python, Format.jaxpr)),
     }
-    for name, (given, formats) in takes.items():
-        if given and to not in formats:
+    for name, (is_set, formats) in takes.items():
+        if is_set and to not in formats:
             hint = f"write --platforms {emission.platform}" if to is Format.exported else None
             raise OutputError(f"{name} applies to {', '.join(formats)}, not to {to}", hint)
     if emission.platform and to is Format.dot and emission.graph is not GraphKind.hlo:
@@ -228,12 +228,12 @@ def _check(emission: Emission, out: str | None) -> None:
         require_graphviz(out or "")
 
 
-def _check_computation(to: Format, given: dict[str, Any]) -> None:
+def _check_computation(to: Format, settings: dict[str, Any]) -> None:
     """Raise OutputError for options of `xla_computation` that do not apply to the format."""
-    for name, value in given.items():
+    for name, value in settings.items():
         if value and to not in _COMPUTED:
             raise OutputError(f"{name} applies to {', '.join(_COMPUTED)}, not to {to}")
-    if given["--tuple-args"] and to is Format.stablehlo:
+    if settings["--tuple-args"] and to is Format.stablehlo:
         raise OutputError(
             "--tuple-args applies to hlo and hlo-proto: StableHLO functions take separate arguments"
         )

@@ -187,12 +187,14 @@ def _show_frames(error: UserFunctionError) -> None:
 
     frames = frames_now([Root(*root) for root in error.roots])
     shown: list[list[str]] = []
-    for own, group in groupby(user_frames(error), lambda frame: frames.is_users(frame.filename)):
+    for is_users, group in groupby(
+        user_frames(error), lambda frame: frames.is_users(frame.filename)
+    ):
         places = [
             (f"{frames.path(frame.filename)}:{frame.lineno}, in {frame.name}", frame.line)
             for frame in group
         ]
-        if not own:
+        if not is_users:
             shown.append([f"{BEHIND.lstrip()}{places[-1][0]}"])
             continue
         for (place, line), same in groupby(places):

@@ -66,8 +66,8 @@ def explain(
     load_plugins(plugin)
     wanted = f"O{level}" if level is not None else (name or "").removeprefix("-")
     if level is not None and wanted not in levels:
-        known = ", ".join(f"-{each}" for each in levels)
-        raise PipelineError(f"'-{wanted}' is not a pipeline", f"available: {known}")
+        available = ", ".join(f"-{other}" for other in levels)
+        raise PipelineError(f"'-{wanted}' is not a pipeline", f"available: {available}")
     if level is not None and name is not None:
         raise PipelineError(
             f"explain takes one name, not '{name}' and '-{wanted}'", did_you_mean(name, levels)
@@ -125,8 +125,8 @@ def _pass_or_primitive(name: str, on_progress: OnProgress) -> _Explanation:
     try:
         return _pass(name)  # one installed since, or raises the error
     except PipelineError as error:
-        known = [*pipeline.available(), *primitives]
-        raise PipelineError(error.message, did_you_mean(name, known) or error.hint) from None
+        names = [*pipeline.available(), *primitives]
+        raise PipelineError(error.message, did_you_mean(name, names) or error.hint) from None
 
 
 def _primitive(name: str) -> PrimitiveDocument:
@@ -206,27 +206,27 @@ def write_passes(json: bool) -> None:
     from jaxprtool.render.documents.passes import PassesDocument, PassSummary
 
     pipelines = {f"-{name}": str(level) for name, level in levels.items()}
-    found = []
+    summaries = []
     for source in pipeline.available().values():
         try:
             cls = source.load()
         except PluginError as error:
             output.warning(error.message)
             continue
-        found.append(PassSummary(source.name, summary(cls), cls.group, source.origin))
+        summaries.append(PassSummary(source.name, summary(cls), cls.group, source.origin))
     if json:
-        output.write_json(PassesDocument(found, pipelines))
+        output.write_json(PassesDocument(summaries, pipelines))
         return
-    _write_groups({**_grouped(found), "pipelines": list(pipelines.items())})
+    _write_groups({**_grouped(summaries), "pipelines": list(pipelines.items())})
 
 
 def _grouped(passes: list[PassSummary]) -> dict[str, list[tuple[str, str]]]:
     """Return names and help of passes by group, with ungrouped passes last."""
     groups: dict[str, list[tuple[str, str]]] = {title: [] for title in _GROUPS}
-    for each in sorted(passes, key=lambda each: not each.group):
-        title = each.group or f"from {each.origin}"
-        origin = f" ({each.origin})" if each.group and each.origin != "jaxprtool" else ""
-        groups.setdefault(title, []).append((each.name, each.help + origin))
+    for entry in sorted(passes, key=lambda entry: not entry.group):
+        title = entry.group or f"from {entry.origin}"
+        origin = f" ({entry.origin})" if entry.group and entry.origin != "jaxprtool" else ""
+        groups.setdefault(title, []).append((entry.name, entry.help + origin))
     return groups
 
 

@@ -33,7 +33,7 @@ def write(group: Any, context: Any, panels: Mapping[str, Mapping[str, CommandInf
     for title, commands in panels.items():
         rows = [(name, command.summary) for name, command in commands.items()]
         console.print(_panel(title, rows, width))
-    options = [(", ".join(each.opts), each.help) for each in group.get_params(context)]
+    options = [(", ".join(param.opts), param.help) for param in group.get_params(context)]
     console.print(_panel("Options", options))
     console.print(Padding(Text.from_markup(group.epilog), (1, 1)))
 

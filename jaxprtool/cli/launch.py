@@ -212,14 +212,17 @@ def require_same(program: Program) -> None:
     from jaxprtool.execute.running.backends import exchanged
     from jaxprtool.render.reports.diff import diff_text
 
-    found = differing(program)
-    if found is None:
+    difference = differing(program)
+    if difference is None:
         return
-    if found.first and found.diff is not None:
-        output.write_rendered(diff_text(found.diff, output.width(sys.stderr), None), sys.stderr)
+    if difference.first and difference.diff is not None:
+        output.write_rendered(
+            diff_text(difference.diff, output.width(sys.stderr), None), sys.stderr
+        )
     exchanged(b"")  # the end of any process ends the others, and the first still writes
     raise CheckError(
-        f"processes {found.pair[0]} and {found.pair[1]} do not run the same program: {found.why}",
+        f"processes {difference.pair[0]} and {difference.pair[1]} do not run the same program: "
+        f"{difference.why}",
         "a program must not depend on jax.process_index(), the time or the machine",
     )
 
@@ -234,9 +237,9 @@ class _Shown:
         if _GLOO.match(line):
             return
         file = sys.stdout if stream == "stdout" else sys.stderr
-        own = not self._launched or (stream == "stdout" and number == 0)
+        unlabelled = not self._launched or (stream == "stdout" and number == 0)
         text = line.decode(errors="replace")
-        file.write(text if own else f"[{self._names.get(number, number)}] {text}")
+        file.write(text if unlabelled else f"[{self._names.get(number, number)}] {text}")
         file.flush()
 
 
@@ -249,8 +252,10 @@ def _reported(
         return TIMED_OUT
     name = f"process {names.get(failure.process, failure.process)}"
     if failure.signal is not None and failure.signal != signal.SIGABRT:
-        known = signal.Signals(failure.signal).name
-        output.error(f"{name} was killed by signal {failure.signal} ({known})", _hint(failure))
+        signal_name = signal.Signals(failure.signal).name
+        output.error(
+            f"{name} was killed by signal {failure.signal} ({signal_name})", _hint(failure)
+        )
         return 128 + failure.signal
     said = [line for line in failure.said if line.strip()]
     if failure.signal is not None or not said:

@@ -73,16 +73,16 @@ def lint(
     chosen_rules(select or (), ignore or ())  # report wrong codes before anything is loaded
     run = recorded_run(session.target)
     if run is not None:
-        found = _of_run(run, session, select or (), ignore or ())
+        findings = _of_run(run, session, select or (), ignore or ())
     else:
-        found = _of_programs(session, select or (), ignore or ())
+        findings = _of_programs(session, select or (), ignore or ())
     if chosen == "json":
-        output.write_json(found)
+        output.write_json(findings)
     elif chosen == "text":
-        output.write_rendered(render.findings_by_line(found, output.width(), rows))
+        output.write_rendered(render.findings_by_line(findings, output.width(), rows))
     else:
-        write_problems([finding_problem(each) for each in found.findings[:top]], chosen)
-    if found.findings:
+        write_problems([finding_problem(finding) for finding in findings.findings[:top]], chosen)
+    if findings.findings:
         raise typer.Exit(1)
 
 
@@ -113,12 +113,12 @@ def _of_run(run: str, session: Session, select: Iterable[str], ignore: Iterable[
     from jaxprtool.analysis.lint import lint_programs
     from jaxprtool.api.record import every_program
 
-    given = {
+    settings = {
         "-p": session.passes,
         "--args": session.function.args,
         "--mesh": session.function.tracing.mesh,
     }
-    for option in (option for option, value in given.items() if value):
+    for option in (option for option, value in settings.items() if value):
         hint = f"give the name of one program: {run}/NAME"
         raise ArgumentsError(f"{option} does not apply to a recorded run of programs", hint)
     failed: dict[str, JaxprToolError] = {}
@@ -128,11 +128,11 @@ def _of_run(run: str, session: Session, select: Iterable[str], ignore: Iterable[
             session.on_progress(f"looking for findings in {name}")
             yield name, program
 
-    found = lint_programs(run, programs(), select, ignore)
-    if not found.programs and not failed:
+    findings = lint_programs(run, programs(), select, ignore)
+    if not findings.programs and not failed:
         raise TargetError(f"'{run}' is a recorded run without programs: nothing was compiled")
     if failed:
         name, error = next(iter(failed.items()))
         count = plural(len(failed), "program")
         output.note(f"{count} cannot be read: {name}: {error}")
-    return found
+    return findings

@@ -92,35 +92,37 @@ def memory(
     if compiled:
         only_program("--compiled takes", programs)
     session.on_progress("counting")
-    found = [found_memory(each) for _, each in programs]
+    estimates = [found_memory(program) for _, program in programs]
     if out is not None and picture_format is not None:
         session.on_progress("drawing")
         with output.written_file(out) as file:
-            file.write(memory.picture(found[0], picture_format))
+            file.write(memory.picture(estimates[0], picture_format))
     if pprof is not None:
         with output.written_file(pprof) as file:
-            file.write(_profile(found[0]))
+            file.write(_profile(estimates[0]))
     peak = None
     if compiled:
         session.on_progress(f"compiling {programs[0][0]}")
         peak = peak_of(traced.given_to(programs[0][1]))
     if peak is None:
-        output.say_if_partitioned((each for _, each in programs), json)
-    output.say_unused_donations(each for _, each in programs)
+        output.say_if_partitioned((program for _, program in programs), json)
+    output.say_unused_donations(program for _, program in programs)
     if json:
         from jaxprtool.render.documents.programs import MemoryDocument
 
-        first = found[0]
-        output.write_json(MemoryDocument(first.peak_bytes, first.at, first.live, found, peak))
+        first = estimates[0]
+        output.write_json(MemoryDocument(first.peak_bytes, first.at, first.live, estimates, peak))
     elif peak is not None:
         output.write_rendered(compiled_table(peak, output.width(), shown))
     else:
-        output.write_each(render.memory_table(each, output.width(), shown) for each in found)
+        output.write_each(
+            render.memory_table(estimate, output.width(), shown) for estimate in estimates
+        )
     if most is not None:
-        require_within(most, [peak] if peak is not None else found)
+        require_within(most, [peak] if peak is not None else estimates)
 
 
-def _profile(found: Memory) -> bytes:
+def _profile(estimate: Memory) -> bytes:
     """Return the live values at the peak by call stack, as a profile."""
     from jaxprtool.formats.traces import Sample, profile
 
@@ -131,9 +133,9 @@ def _profile(found: Memory) -> bytes:
             f"{live.primitive or live.name or live.kind} {live.type}",
             (live.bytes, live.count),
         )
-        for live in found.live
+        for live in estimate.live
     ]
-    return profile(found.name, sample_types, alive)
+    return profile(estimate.name, sample_types, alive)
 
 
 # --- compiled memory ------------------------------------------------------------------------------
@@ -143,37 +145,37 @@ def _profile(found: Memory) -> bytes:
 _TOP = 8
 
 
-def peak_of(given: RunInputs) -> CompiledPeak:
+def peak_of(inputs: RunInputs) -> CompiledPeak:
     """Return XLA's buffers at the peak of a program, compiled for the devices of its arguments."""
     from jaxprtool.api.investigate.compiled_memory import compiled_memory
 
-    names = given.program.arg_names
-    return compiled_memory(given.program, [given.values.get(name) for name in names])
+    names = inputs.program.arg_names
+    return compiled_memory(inputs.program, [inputs.values.get(name) for name in names])
 
 
-def require_within(limit: int, found: Sequence[Memory | CompiledPeak]) -> None:
+def require_within(limit: int, peaks: Sequence[Memory | CompiledPeak]) -> None:
     """Raise CheckError for the first program that needs more than `limit` bytes."""
     from jaxprtool.analysis.memory import Memory
     from jaxprtool.analysis.memory.compiled import estimated_lines
     from jaxprtool.ir.documents import in_bytes
 
-    for each in found:
-        if each.peak_bytes <= limit:
+    for peak in peaks:
+        if peak.peak_bytes <= limit:
             continue
-        if isinstance(each, Memory):
-            lines = estimated_lines(each)
+        if isinstance(peak, Memory):
+            lines = estimated_lines(peak)
         else:
-            lines = {line.line: line.bytes for line in each.lines}
+            lines = {line.line: line.bytes for line in peak.lines}
         line = max(lines, key=lambda name: lines[name])
         raise CheckError(
-            f"{each.name} needs {in_bytes(each.peak_bytes)}, "
-            f"{in_bytes(each.peak_bytes - limit)} more than --limit {in_bytes(limit)}; "
+            f"{peak.name} needs {in_bytes(peak.peak_bytes)}, "
+            f"{in_bytes(peak.peak_bytes - limit)} more than --limit {in_bytes(limit)}; "
             f"{in_bytes(lines[line])} of it {'at' if ':' in line else 'are'} {line}"
         )
 
 
 @contextlib.contextmanager
-def buffers_shown(given: RunInputs, on_progress: OnProgress) -> Iterator[None]:
+def buffers_shown(inputs: RunInputs, on_progress: OnProgress) -> Iterator[None]:
     """Add to an OutOfMemoryError a table of the memory that the program needs.
 
     The table has XLA's buffers if the program can be compiled, and is an estimate otherwise.
@@ -182,17 +184,17 @@ def buffers_shown(given: RunInputs, on_progress: OnProgress) -> Iterator[None]:
         yield
     except OutOfMemoryError as error:
         on_progress(f"{error.message}: finding its buffers")
-        lines = [("", line) for line in _table(given).plain().splitlines()]
+        lines = [("", line) for line in _table(inputs).plain().splitlines()]
         raise OutOfMemoryError(error.message, error.hint, lines) from error.__cause__
 
 
-def _table(given: RunInputs) -> Rendering:
+def _table(inputs: RunInputs) -> Rendering:
     from jaxprtool.analysis.memory import memory
     from jaxprtool.render.reports.memory import compiled_table, memory_table
 
     width = output.width(sys.stderr) - 4
     try:
-        found = peak_of(given)
+        peak = peak_of(inputs)
     except UnsupportedError:
-        return memory_table(memory(given.program), width, _TOP, "")
-    return compiled_table(found, width, _TOP, "")
+        return memory_table(memory(inputs.program), width, _TOP, "")
+    return compiled_table(peak, width, _TOP, "")

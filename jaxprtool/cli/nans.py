@@ -44,13 +44,13 @@ def nans(
     prepared = ready(session.given("nans takes", types), seed, backend)
     session.on_progress(f"running {prepared.program.name}, equation by equation")
     with printed_by_functions(json):
-        found = find_nan(prepared.program, prepared.filled.arguments, prepared.device)
+        search = find_nan(prepared.program, prepared.filled.arguments, prepared.device)
     prepared.note_random(session.target)
     if json:
-        output.write_json(render.nans_document(found))
+        output.write_json(render.nans_document(search))
     elif top or all:
-        output.write_rendered(render.all_found(found, output.width(), rows))
+        output.write_rendered(render.all_found(search, output.width(), rows))
     else:
-        output.write_rendered(render.first_found(found, output.width()))
-    if found.found:
+        output.write_rendered(render.first_found(search, output.width()))
+    if search.found:
         raise typer.Exit(1)

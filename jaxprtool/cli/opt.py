@@ -147,7 +147,7 @@ def opt(
         print_changed,
     )
     traced = function.trace(steps, runs=verify, types=types, symbolic=True, axis_env=axis_env)
-    given = RunInputs(traced.program, traced.values)
+    inputs = RunInputs(traced.program, traced.values)
     verifier = Verifier(watcher, output.note) if verify else None
     writer = Reproducer(reproducer, plugin or ()) if reproducer else None
     try:
@@ -157,15 +157,15 @@ def opt(
     except JaxprToolError:
         if verifier is not None:
             _verify(
-                verifier, given, function.on_progress
+                verifier, inputs, function.on_progress
             )  # an earlier incorrect pass may be why a later one failed
         raise
     if traced.after is not None:
-        given = traced.given_to(only_program("--args apply to", programs))
+        inputs = traced.given_to(only_program("--args apply to", programs))
     if verifier is not None:
         if out is not None and not as_page:
             _require_writable(programs, callbacks)
-        _say_verified(_verify(verifier, given, function.on_progress), strict)
+        _say_verified(_verify(verifier, inputs, function.on_progress), strict)
     function.on_progress("rendering")
     _write_matches(users)
     pipeline_steps.write_notes(watcher.noted)
@@ -222,9 +222,9 @@ def _say_verified(verified: Verified, strict: bool) -> None:
         raise typer.Exit(1)
 
 
-def _verify(verifier: Verifier, given: RunInputs, on_progress: OnProgress) -> Verified:
+def _verify(verifier: Verifier, inputs: RunInputs, on_progress: OnProgress) -> Verified:
     with contextlib.redirect_stdout(sys.stderr):  # output of callbacks is not a result
-        return verifier.verify(given.values, given.sizes, on_progress)
+        return verifier.verify(inputs.values, inputs.sizes, on_progress)
 
 
 def _write_matches(rewrites: NamedRewrites) -> None:
@@ -248,7 +248,7 @@ def _require_writable(programs: Named, callbacks: str) -> None:
 
 def _checked(wanted: list[str] | None, pipeline: Pipeline) -> frozenset[str]:
     """Return the passes of --print-after; each must be in the pipeline."""
-    run = [type(each).name for each in pipeline.passes()]
+    run = [type(transform).name for transform in pipeline.passes()]
     for name in wanted or []:
         if name not in run:
             raise PipelineError(

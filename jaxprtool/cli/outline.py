@@ -105,8 +105,8 @@ def outline(
     from jaxprtool.render.reports import outline as render
     from jaxprtool.render.reports.outline import unrolled_lines
 
-    given = {"copies": copies, "equations": equations, "mark": mark}
-    outlining = Outline(**{name: value for name, value in given.items() if value is not None})  # type: ignore[arg-type]
+    settings = {"copies": copies, "equations": equations, "mark": mark}
+    outlining = Outline(**{name: value for name, value in settings.items() if value is not None})  # type: ignore[arg-type]
     require_device(session.function, backend)
     traced = session.traced(runs=compiles)
     start = time.perf_counter()
@@ -120,7 +120,7 @@ def outline(
         program = only_program(f"{option} takes", programs)
         to_run = ready(traced.given_to(program), seed, backend)
         to_run.note_random()
-    found = [
+    repetitions = [
         _found(outlining, old, new) for (_, old), (new, _) in zip(programs, outlined, strict=True)
     ]
     ways = _ways(session, traced, programs, outlining)
@@ -129,9 +129,9 @@ def outline(
     if to_run is not None and compile_profile:
         profile, ways = _profiled(to_run, trace_time, ways, session.on_progress)
         rolled = _without_unroll(to_run, session.on_progress) if loops else None
-    output.say_if_partitioned((each for _, each in programs), json)
+    output.say_if_partitioned((program for _, program in programs), json)
     if not json:
-        _write(found, [way for way, _ in ways], profile, most)
+        _write(repetitions, [way for way, _ in ways], profile, most)
         if loops:
             seconds = (profile.compile_cpu, rolled) if profile and rolled is not None else None
             output.write("")
@@ -143,7 +143,7 @@ def outline(
         times = trace_time, outline_time
         measured = render.measured_document(reports, to_run.filled.random, *times)
         if not json:
-            rows = render.measured_rows(reports, *times, found[0].memory)
+            rows = render.measured_rows(reports, *times, repetitions[0].memory)
             titles = ("", "as traced", "outlined", "")[: 2 if after is before else 4]
             output.write("")
             output.write_table(titles, rows, titles[1:3])
@@ -151,11 +151,11 @@ def outline(
         from jaxprtool.render.documents.programs import OutlineDocument
 
         shown = [way for way, _ in ways]
-        output.write_json(OutlineDocument(found, measured, shown, loops, profile))
+        output.write_json(OutlineDocument(repetitions, measured, shown, loops, profile))
 
 
 def _write(
-    found: Sequence[Repetition],
+    repetitions: Sequence[Repetition],
     ways: Sequence[CompileWay],
     profile: CompileProfile | None,
     top: int | None,
@@ -164,11 +164,11 @@ def _write(
     from jaxprtool.render.reports import outline
 
     width = output.width()
-    tables = [outline.repetition_table(each, width, top) for each in found]
-    if shown := outline.table(ways, found[0], width):
+    tables = [outline.repetition_table(repetition, width, top) for repetition in repetitions]
+    if shown := outline.table(ways, repetitions[0], width):
         tables.append(shown)
     if profile is not None:
-        tables.append(outline.profile_tables(profile, found[0].roots, width))
+        tables.append(outline.profile_tables(profile, repetitions[0].roots, width))
     output.write_each(tables)
 
 
@@ -222,17 +222,17 @@ def _found(outlining: Outline, before: Program, after: Program) -> Repetition:
     from jaxprtool.ir.repetition import repetition
     from jaxprtool.passes.loops.outline import LEAST, SHORTEST
 
-    found = repetition(after, before)
-    if found.bodies:
-        return replace(found, memory=outlined_memory(after))
+    repeats = repetition(after, before)
+    if repeats.bodies:
+        return replace(repeats, memory=outlined_memory(after))
     if outlining.equations is not None:
-        return found
+        return repeats
     for least in (LEAST, SHORTEST):
         small, _ = _outlined(replace(outlining, equations=least), before)
         bodies = [body for body in repetition(small, before).bodies if body.copies > 1]
         if bodies:
-            return replace(found, small=tuple(bodies))
-    return found
+            return replace(repeats, small=tuple(bodies))
+    return repeats
 
 
 def _outlined(outlining: Outline, program: Program) -> tuple[Program, float]:

@@ -72,8 +72,8 @@ def discard(descriptor: int) -> None:
 @contextmanager
 def only_python_on_stdout() -> Iterator[None]:
     """Redirect to stderr what native libraries print on stdout, since it is not a result."""
-    before = sys.stdout
-    before.flush()
+    stdout = sys.stdout
+    stdout.flush()
     copy = os.dup(STDOUT_DESCRIPTOR)
     os.dup2(STDERR_DESCRIPTOR, STDOUT_DESCRIPTOR)
     try:
@@ -81,11 +81,11 @@ def only_python_on_stdout() -> Iterator[None]:
         if not is_own:  # a caller in this process reads what Python prints
             yield
             return
-        with open(copy, "w", encoding=before.encoding, errors=before.errors, closefd=False) as own:
-            sys.stdout = own
+        with open(copy, "w", encoding=stdout.encoding, errors=stdout.errors, closefd=False) as out:
+            sys.stdout = out
             yield
     finally:
-        sys.stdout = before
+        sys.stdout = stdout
         os.dup2(copy, STDOUT_DESCRIPTOR)
         os.close(copy)
 
@@ -302,7 +302,7 @@ def check_out(
         raise OutputError(
             "--json and -o - cannot both write to stdout", "write the program to a file"
         )
-    ends = [end for end, (each, _) in SUFFIXES.items() if each in formats]
+    ends = [end for end, (kind, _) in SUFFIXES.items() if kind in formats]
     ends += [PAGE] if page else []
     suffix = suffix_of(out)
     if suffix not in ends and (suffix in SUFFIXES or is_page(out)):
@@ -377,10 +377,10 @@ def write_rendered(rendered: Rendering | Listing, stream: TextIO | None = None) 
 
 def write_each(rendered: Iterable[Rendering | Listing]) -> None:
     """Write several objects with `write_rendered`, separated by an empty line."""
-    for i, each in enumerate(rendered):
+    for i, block in enumerate(rendered):
         if i:
             write("")
-        write_rendered(each)
+        write_rendered(block)
 
 
 def write_json(document: object) -> None:

@@ -38,8 +38,8 @@ def run(
         return _each(pipeline.run(program, progress_observer, check=check))
     except Exception as error:
         if reproducer is not None and progress_observer.running is not None:
-            step, before = progress_observer.running
-            reproducer.failed(before, step, error)
+            step, failing = progress_observer.running
+            reproducer.failed(failing, step, error)
         raise
 
 
@@ -100,7 +100,7 @@ class Watcher(Observer):
     def after(
         self, step: Step, program: Program, result: Program | Programs, seconds: float
     ) -> None:
-        programs = [each for _, each in _each(result)]
+        programs = [produced for _, produced in _each(result)]
         left = sum(map(count_equations, programs))
         self.rows.append(PassRun(str(step), program.name, seconds, count_equations(program), left))
         if self._keeps:
@@ -109,22 +109,22 @@ class Watcher(Observer):
         if type(step.transform).notes is not Pass.notes:  # programs are large: keep few
             self.noted.append((step.transform, program, result))
         if self._after_all or type(step.transform).name in self._after:
-            for each in programs:
-                _dump(f"after {step}", each)
+            for produced in programs:
+                _dump(f"after {step}", produced)
 
         if self._changed and result is not program:
-            for each in programs:
-                _dump_changes(step, program, each)
+            for produced in programs:
+                _dump_changes(step, program, produced)
 
     def _keep(self, program: Program, result: Program | Programs) -> None:
         """Record the programs after a step, by the names in the pipeline."""
         programs: dict[str, Program] = {}
-        for name, each in self.states[-1].items():
-            if each is not program:
-                programs[name] = each
+        for name, current in self.states[-1].items():
+            if current is not program:
+                programs[name] = current
             elif isinstance(result, Programs):
                 prefix = f"{name}." if self._several else ""
-                programs |= {prefix + part: made for part, made in result.items()}
+                programs |= {prefix + part: part_program for part, part_program in result.items()}
             else:
                 programs[name if self._several else result.name] = result
         self._several |= isinstance(result, Programs)
@@ -135,9 +135,9 @@ def states(watcher: Watcher, programs: Sequence[tuple[str, Program]]) -> list[St
     """Return the programs as traced and after each pass."""
     from jaxprtool.render.page import State
 
-    traced, *made = watcher.states or [dict(programs)]
+    traced, *later = watcher.states or [dict(programs)]
     states = [State(traced, after=sum(map(count_equations, traced.values())))]
-    for state, row in zip(made, watcher.rows, strict=True):
+    for state, row in zip(later, watcher.rows, strict=True):
         which = f", {row.program}" if len(states[-1].programs) > 1 else ""
         counts = row.equations_before, row.equations_after
         states.append(State(state, row.step + which, row.seconds, *counts))
@@ -149,13 +149,13 @@ def write_notes(noted: Iterable[tuple[Pass, Program, Program | Programs]]) -> No
     from jaxprtool.analysis.memory import outlined_memory
     from jaxprtool.render.reports.outline import memory_line
 
-    for each, before, after in noted:
-        for note in each.notes(before, after):
+    for transform, before, after in noted:
+        for note in transform.notes(before, after):
             if isinstance(note, str):
-                output.note(f"{type(each).name}: {note}")
+                output.note(f"{type(transform).name}: {note}")
             elif memory := outlined_memory(note.program):
                 print_line = output.warning if memory.needs_warning else output.note
-                print_line(f"{type(each).name}: temporary memory is {memory_line(memory)}")
+                print_line(f"{type(transform).name}: temporary memory is {memory_line(memory)}")
 
 
 def _dump(when: str, program: Program) -> None:
@@ -168,26 +168,26 @@ def _dump_changes(step: Step, before: Program, after: Program) -> None:
     from jaxprtool.analysis.diff import diff
     from jaxprtool.render.reports.diff import diff_text
 
-    found = diff(before, after)
-    if not found.is_equivalent:
+    differences = diff(before, after)
+    if not differences.is_equivalent:
         output.say(f"# {step}")
-        output.write_rendered(diff_text(found, output.width(sys.stderr), None), sys.stderr)
+        output.write_rendered(diff_text(differences, output.width(sys.stderr), None), sys.stderr)
         output.say("")
 
 
 def merged(rows: list[PassRun]) -> list[PassRun]:
     """Merge the rows of consecutive passes that removed no equation of a program."""
     groups = groupby(rows, lambda row: (row.program, row.equations_before == row.equations_after))
-    found: list[PassRun] = []
+    merged_rows: list[PassRun] = []
     for (_, is_same), group in groups:
         several = list(group)
         if not is_same or len(several) == 1:
-            found += several
+            merged_rows += several
             continue
         step = f"{len(several)} that removed none"
         seconds = sum(row.seconds for row in several)
-        found.append(several[0]._replace(step=step, seconds=seconds))
-    return found
+        merged_rows.append(several[0]._replace(step=step, seconds=seconds))
+    return merged_rows
 
 
 def write_rows(rows: list[PassRun], equations: bool, timing: bool) -> None:

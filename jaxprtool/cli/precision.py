@@ -79,13 +79,13 @@ def precision(
 
     require_device(session.function, None)
     request = Request(dtype, by, Tolerance(rtol, atol), seed, trials)
-    given = session.given("precision takes", types)
+    inputs = session.given("precision takes", types)
     with printed_by_functions(json):
-        found = found_precision(given, request, session.on_progress)
+        result = found_precision(inputs, request, session.on_progress)
     if json:
-        output.write_json(found)
+        output.write_json(result)
     else:
-        output.write_rendered(precision_text(found, output.width(), rows))
-        output.write(f"\n{option_text(found, str(session.pipeline))}")
-    if not found.within:
+        output.write_rendered(precision_text(result, output.width(), rows))
+        output.write(f"\n{option_text(result, str(session.pipeline))}")
+    if not result.within:
         raise typer.Exit(1)

@@ -97,7 +97,7 @@ def profile(
         from jaxprtool.api.investigate.profile import profile_in
 
         _refuse_for_trace(session, types, calls)
-        found = profile_in(session.target)
+        result = profile_in(session.target)
     else:
         require_device(session.function, backend, device)
         traced = session.traced(runs=True, types=types, symbolic=True)
@@ -108,8 +108,8 @@ def profile(
         if measured is None:
             _write_estimate(prepared.program, most, json)
             return
-        found = measured
-    write(found, by, most, json, pprof, perfetto, out)
+        result = measured
+    write(result, by, most, json, pprof, perfetto, out)
 
 
 def _is_trace(target: str) -> bool:
@@ -120,8 +120,8 @@ def _is_trace(target: str) -> bool:
 
 def _refuse_for_trace(session: Session, types: str | None, calls: int | None) -> None:
     """Raise TargetError for an option that says what to run or how, if TARGET is a profile."""
-    given = {"-p": session.passes, "--types": types, "--calls": calls}
-    names = [*session.function.arguments(), *(name for name, value in given.items() if value)]
+    settings = {"-p": session.passes, "--types": types, "--calls": calls}
+    names = [*session.function.arguments(), *(name for name, value in settings.items() if value)]
     if names:
         raise TargetError(f"{names[0]} does not apply to '{session.target}', which is a profile")
 
@@ -159,17 +159,17 @@ def _write_estimate(program: Program, top: int | None, json: bool) -> None:
     from jaxprtool.analysis.cost import cost
     from jaxprtool.render.reports.cost import cost_table
 
-    found = cost(program)
+    estimate = cost(program)
     if json:
         from jaxprtool.render.documents.programs import CostDocument
 
-        output.write_json(CostDocument(found.total, found.groups, [found]))
+        output.write_json(CostDocument(estimate.total, estimate.groups, [estimate]))
     else:
-        output.write_rendered(cost_table(found, output.width(), top, None))
+        output.write_rendered(cost_table(estimate, output.width(), top, None))
 
 
 def write(
-    found: Profile,
+    result: Profile,
     by: By,
     top: int | None,
     json: bool,
@@ -182,31 +182,31 @@ def write(
 
     if pprof is not None:
         with output.written_file(pprof) as file:
-            file.write(_stacks(found))
+            file.write(_stacks(result))
     if perfetto is not None:
         from jaxprtool.formats.traces import perfetto_of_profile
 
         with output.written_file(perfetto) as file:
-            file.write(perfetto_of_profile(found).encode())
+            file.write(perfetto_of_profile(result).encode())
     if out is not None:
         from jaxprtool.render.page.profile import profile_page
 
-        output.write_page(profile_page(found), out)
+        output.write_page(profile_page(result), out)
     if json:
-        output.write_json(found)
+        output.write_json(result)
     else:
-        output.write_rendered(profile_table(found, output.width(), by, top))
-    warn_unexplained(found)
+        output.write_rendered(profile_table(result, output.width(), by, top))
+    warn_unexplained(result)
 
 
-def warn_unexplained(found: Profile) -> None:
+def warn_unexplained(result: Profile) -> None:
     """Print a warning if much of the time of a profile is not that of operations."""
     from jaxprtool.analysis.profile import TRUSTED
 
-    if found.explained < TRUSTED:
-        kinds = [each.kind for each in found.own if each.kind in UNEXPLAINED][:2]
+    if result.explained < TRUSTED:
+        kinds = [part.kind for part in result.own if part.kind in UNEXPLAINED][:2]
         output.warning(
-            f"operations ran in only {found.explained:.0%} of the time; the rest is "
+            f"operations ran in only {result.explained:.0%} of the time; the rest is "
             f"{' and '.join(kinds)}"
         )
 
@@ -215,15 +215,15 @@ def warn_unexplained(found: Profile) -> None:
 UNEXPLAINED = ("between operations", "dispatch", "compiling", "idle")
 
 
-def _stacks(found: Profile) -> bytes:
+def _stacks(result: Profile) -> bytes:
     """Return the time by call stack, as a profile."""
     from jaxprtool.formats.traces import Sample, profile
 
     samples = [
         Sample(frames, primitive, (round(seconds * 1e9),))
-        for (frames, primitive), seconds in found.stacks.items()
+        for (frames, primitive), seconds in result.stacks.items()
     ]
-    return profile(found.name, [("time", "nanoseconds")], samples)
+    return profile(result.name, [("time", "nanoseconds")], samples)
 
 
 # --- measured -------------------------------------------------------------------------------------
@@ -238,7 +238,7 @@ Measure = Annotated[
 
 
 def measured(
-    given: RunInputs,
+    inputs: RunInputs,
     target: str,
     seed: int,
     backend: str | None,
@@ -253,14 +253,14 @@ def measured(
     """
     from jaxprtool.analysis.profile import NoOperationsError
 
-    prepared = ready(given, seed, backend, device)
+    prepared = ready(inputs, seed, backend, device)
     try:
-        found = profiled(prepared, None, json, on_progress)
+        result = profiled(prepared, None, json, on_progress)
     except NoOperationsError as error:
         raise UnsupportedError(error.message, "leave out --measure") from None
     prepared.note_random(target)
-    warn_unexplained(found)
-    return found
+    warn_unexplained(result)
+    return result
 
 
 def require_measure(measure: bool, backend: str | None, device: int | None = None) -> None:

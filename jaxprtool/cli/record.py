@@ -186,7 +186,7 @@ def _note_missing(kept: Iterable[str], run: Run) -> None:
     """Warn about functions of --keep that were not called."""
     names = [function.name for function in run.functions]
     for name in kept:
-        if not any(each.kept for each in run.functions if each.name == name):
+        if not any(function.kept for function in run.functions if function.name == name):
             if name in names:
                 output.warning(f"--keep {name}: its arguments exceed --keep-bytes")
                 continue
@@ -201,13 +201,13 @@ def _say_profile(path: str, top: int | None) -> None:
     from jaxprtool.render.reports.profile import profile_table
 
     try:
-        found = profile_in(path)
+        result = profile_in(path)
     except JaxprToolError as error:
         output.warning(f"--profile: {error.message}; steps begin with a third call of a function")
         return
     output.say("")
     width, whole = output.width(sys.stderr), f"profile {path} {ALL}"
-    output.write_rendered(profile_table(found, width, "line", top, whole), sys.stderr)
+    output.write_rendered(profile_table(result, width, "line", top, whole), sys.stderr)
 
 
 def _import_reader() -> None:

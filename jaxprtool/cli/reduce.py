@@ -105,12 +105,12 @@ def reduce(
         check = f"{check} -p {shlex.quote(str(session.passes))}"
         wanted = checks.parse_check(check, seed)
         programs = [(traced.program.name, traced.program)]
-    given = traced.given_to(only_program("reduce takes", programs))
-    program, values = given.program, _arrays(given.values)
+    inputs = traced.given_to(only_program("reduce takes", programs))
+    program, values = inputs.program, _arrays(inputs.values)
     if wanted.reads_values:
-        filled = fill(program, given.values, seed)
+        filled = fill(program, inputs.values, seed)
         values = dict(zip(program.arg_names, filled.arguments, strict=True))
-    found = reduce(
+    reduction = reduce(
         program,
         check,
         values=values,
@@ -123,13 +123,13 @@ def reduce(
     )
     if out is not None:
         session.on_progress("writing")
-        _write(found, wanted, out)
+        _write(reduction, wanted, out)
     if json:
-        output.write_json(found)
+        output.write_json(reduction)
     elif out is None:
-        output.write_pages([(found.program.name, found.program)])
-    _print_summary(found)
-    if found.interrupted:
+        output.write_pages([(reduction.program.name, reduction.program)])
+    _print_summary(reduction)
+    if reduction.interrupted:
         raise typer.Exit(130)
 
 
@@ -166,15 +166,15 @@ def _script_of(out: str) -> str:
     return out.removesuffix(".jaxpr") + ".py"
 
 
-def _write(found: Reduction, check: Check, out: str) -> None:
+def _write(reduction: Reduction, check: Check, out: str) -> None:
     """Write the program and, if possible, a script next to it that shows the fault."""
     from jaxprtool.api.investigate.reduction import script
 
     emission = Emission(Format.jaxpr, callbacks="stub", on_opaque=output.note)
-    output.write_files([(found.program.name, found.program)], emission, out)
+    output.write_files([(reduction.program.name, reduction.program)], emission, out)
     beside = _script_of(out)
     try:
-        text = script(found.program, check, found.values)
+        text = script(reduction.program, check, reduction.values)
     except JaxprToolError as error:
         output.warning(f"{beside} is not written: {error.message}")
         return
@@ -182,19 +182,19 @@ def _write(found: Reduction, check: Check, out: str) -> None:
         file.write(text.encode())
 
 
-def _print_summary(found: Reduction) -> None:
+def _print_summary(reduction: Reduction) -> None:
     """Describe the result on stderr."""
-    counts = f"{found.equations_before} equations to {found.equations_after}"
-    output.note(f"reduced {counts} in {found.tries} tries and {found.seconds:.0f} s")
-    if found.seen:
-        output.note(f"first seen: {found.seen}")
-    if found.interrupted and not found.is_smaller:
+    counts = f"{reduction.equations_before} equations to {reduction.equations_after}"
+    output.note(f"reduced {counts} in {reduction.tries} tries and {reduction.seconds:.0f} s")
+    if reduction.seen:
+        output.note(f"first seen: {reduction.seen}")
+    if reduction.interrupted and not reduction.is_smaller:
         output.warning("interrupted: no smaller program was found")
-    elif found.interrupted:
+    elif reduction.interrupted:
         output.warning("interrupted: this is the smallest program so far")
-    elif not found.is_smaller:
+    elif not reduction.is_smaller:
         output.warning("the check holds for no smaller program")
-    if not found.holds:
+    if not reduction.holds:
         output.warning(
             "the check is not deterministic: it did not hold for the result a second time"
         )

@@ -75,55 +75,55 @@ def report(
     programs = session.programs(traced, watcher)
     times = None
     if measure:
-        given = traced.given_to(only_program("--measure takes", programs))
-        times = measured(given, session.target, seed, backend, device, False, session.on_progress)
+        inputs = traced.given_to(only_program("--measure takes", programs))
+        times = measured(inputs, session.target, seed, backend, device, False, session.on_progress)
     session.on_progress("counting")
-    known = Report(
+    figures = Report(
         [cost(program, by) for _, program in programs for by in _GROUPINGS],
         [_memory(program) for _, program in programs],
         _residuals(traced.program, argnums or 0),
         times,
         partitioned(session, traced, programs) if compiled else None,
     )
-    known = replace(known, summaries=_summaries(session, programs, known))
+    figures = replace(figures, summaries=_summaries(session, programs, figures))
     session.on_progress("rendering")
     shown = ShowOptions(names=True, terse=True, source=True)
-    output.write_states(pipeline_steps.states(watcher, programs), shown, out, known)
+    output.write_states(pipeline_steps.states(watcher, programs), shown, out, figures)
     if json:
         from jaxprtool.render.documents.programs import ReportDocument
 
-        output.write_json(ReportDocument(out, os.path.getsize(out), known.summaries))
+        output.write_json(ReportDocument(out, os.path.getsize(out), figures.summaries))
     elif out != output.STDOUT:
         from jaxprtool.render.reports.summary import summary
 
-        output.write_each(summary(each, output.width()) for each in known.summaries)
+        output.write_each(summary(entry, output.width()) for entry in figures.summaries)
 
 
-def _summaries(session: Session, programs: Named, known: Report) -> list[Summary]:
+def _summaries(session: Session, programs: Named, figures: Report) -> list[Summary]:
     """Return the summaries of programs; suggestions are made for a single one with a name."""
     from jaxprtool.analysis.summary import summarized
     from jaxprtool.api.investigate.summary import facts_of
     from jaxprtool.api.targets import STDIN
 
     session.on_progress("looking for findings")
-    costs = (each for each in known.costs if each.by == "line")
-    several = zip(programs, costs, known.memories, strict=True)
+    costs = (estimate for estimate in figures.costs if estimate.by == "line")
+    several = zip(programs, costs, figures.memories, strict=True)
     codes = configured_codes()
     facts = [
         facts_of(
             program,
-            each,
+            estimate,
             memory,
-            known.residuals,
-            known.profile,
-            known.shardings is not None,
+            figures.residuals,
+            figures.profile,
+            figures.shardings is not None,
             codes,
         )
-        for (_, program), each, memory in several
+        for (_, program), estimate, memory in several
     ]
     is_named = len(programs) == 1 and session.target != STDIN
     command_line = session.command_line if is_named else None
-    return [summarized(each, command_line) for each in facts]
+    return [summarized(entry, command_line) for entry in facts]
 
 
 def _memory(program: Program) -> Memory | str:

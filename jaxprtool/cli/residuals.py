@@ -58,8 +58,8 @@ def residuals(
     limit = None if budget is None else bytes_of(budget)
     program = only_program("residuals takes", session.programs())
     session.on_progress("differentiating")
-    found = found_residuals(program, limit, argnums=argnums or 0, peaks=True, compiled=compiled)
+    result = found_residuals(program, limit, argnums=argnums or 0, peaks=True, compiled=compiled)
     if json:
-        output.write_json(found)
+        output.write_json(result)
     else:
-        output.write_rendered(render.residuals_table(found, output.width(), most))
+        output.write_rendered(render.residuals_table(result, output.width(), most))

@@ -107,19 +107,19 @@ def run(
         program = only_program("run takes", programs)
         output.say_unused_donations([program])
         pass_time = time.perf_counter() - start
-        given = traced.given_to(program)
-        with buffers_shown(given, session.on_progress):
-            prepared = ready(given, seed, backend, device)
+        inputs = traced.given_to(program)
+        with buffers_shown(inputs, session.on_progress):
+            prepared = ready(inputs, seed, backend, device)
         program, arguments = prepared.program, prepared.filled.arguments
         compiling = writer.compiler(program) if writer else contextlib.nullcontext()
         launch.require_same(program)
         with printed_by_functions(json or launch.is_supervised()):
-            with compiling, buffers_shown(given, session.on_progress):
+            with compiling, buffers_shown(inputs, session.on_progress):
                 report = run.run(program, arguments, prepared.device, repeat, session.on_progress)
-            found = []
+            findings = []
             if check:
                 session.on_progress(f"checking the values of {report.name}")
-                found = checked.findings(program, arguments, check, prepared.device)
+                findings = checked.findings(program, arguments, check, prepared.device)
         backends.wait_for_all()  # a run that fails in another process has no results
         if save:
             save_results({out.name: out.value for out in report.outputs}, save, file, shows)
@@ -127,17 +127,17 @@ def run(
     if json:
         document = runs.document(report, traced.seconds, prepared.filled.random, pass_time)
         if check:
-            document = document._replace(found=found)
+            document = document._replace(found=findings)
         output.write_json(document)
     else:
         steps = runs.steps(report, traced.seconds, pass_time if session.passes else None)
         _write_report(report, steps, rows)
-    if found:
-        failed = ", ".join(dict.fromkeys(each.check for each in found))
+    if findings:
+        failed = ", ".join(dict.fromkeys(finding.check for finding in findings))
         raise CheckError(
             f"{report.name} fails --check {failed}",
             "`jaxprtool nans` finds where a NaN comes from; `jaxprtool watch` shows all values",
-            runs.finding_lines(found),
+            runs.finding_lines(findings),
         )
 
 

@@ -54,15 +54,15 @@ class Ready:
 
 
 def ready(
-    given: RunInputs, seed: int, backend: str | None = None, device: int | None = None
+    inputs: RunInputs, seed: int, backend: str | None = None, device: int | None = None
 ) -> Ready:
     """Return a program with its device, and random values for arguments given by type."""
     from jaxprtool.execute.running.arrays import fill
     from jaxprtool.execute.running.run import choose_device
 
-    filled = fill(given.program, given.values, seed)
-    chosen = choose_device(given.program, backend, device)
-    return Ready(given.program, filled, chosen, seed, given.dropped)
+    filled = fill(inputs.program, inputs.values, seed)
+    chosen = choose_device(inputs.program, backend, device)
+    return Ready(inputs.program, filled, chosen, seed, inputs.dropped)
 
 
 def require_device(function: Function, backend: str | None, index: int | None = None) -> None:
@@ -142,8 +142,8 @@ def note_random(filled: Filled, seed: int, dropped: Sequence[str] = ()) -> None:
         names, within = output.some(filled.random), filled.domains_text()
         output.note(f"{names} filled with random values (--seed {seed}){within}")
     if dropped:
-        given, do = ("values", "do") if len(dropped) > 1 else ("value", "does")
-        output.note(f"the {given} given for {output.some(dropped)} {do} not fit after the passes")
+        noun, do = ("values", "do") if len(dropped) > 1 else ("value", "does")
+        output.note(f"the {noun} given for {output.some(dropped)} {do} not fit after the passes")
 
 
 # --- partitioned ----------------------------------------------------------------------------------
@@ -193,13 +193,13 @@ def partitioned(
     """
     from jaxprtool.api.investigate.shardings import shardings
 
-    given = traced.given_to(only_program("the partitioner takes", programs))
-    session.on_progress(f"compiling {given.program.name}")
+    inputs = traced.given_to(only_program("the partitioner takes", programs))
+    session.on_progress(f"compiling {inputs.program.name}")
     if backend is not None:
-        return _on_backend(given.program, backend, propose)
-    arguments = [given.values.get(name) for name in given.program.arg_names]
+        return _on_backend(inputs.program, backend, propose)
+    arguments = [inputs.values.get(name) for name in inputs.program.arg_names]
     with traced.mesh_set():
-        return shardings(given.program, arguments, propose=propose)
+        return shardings(inputs.program, arguments, propose=propose)
 
 
 def _on_backend(program: Program, backend: str, propose: bool) -> Shardings:
@@ -214,7 +214,7 @@ def _on_backend(program: Program, backend: str, propose: bool) -> Shardings:
         raise UnsupportedError(
             f"{program.name} names no mesh to compile for '{backend}'", "name its axes: --mesh x=4"
         )
-    mesh = max(program.meshes, key=lambda each: len(each.shape))
+    mesh = max(program.meshes, key=lambda candidate: len(candidate.shape))
     count = prod(mesh.axis_sizes)
     if len(devices) < count:
         raise BackendError(

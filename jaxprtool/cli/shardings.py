@@ -88,21 +88,21 @@ def shardings(
     on = None if device is None else device_named(device)
     traced = session.traced(virtual=True)
     programs = session.programs(traced)
-    found = partitioned(session, traced, programs, backend=backend, propose=propose)
-    found = timed(found, link, on)
+    facts = partitioned(session, traced, programs, backend=backend, propose=propose)
+    facts = timed(facts, link, on)
     if json:
-        output.write_json(found)
+        output.write_json(facts)
         return
     if picture is not None:
-        output.write_rendered(pictures(_named(picture, found), output.width()))
+        output.write_rendered(pictures(_named(picture, facts), output.width()))
         return
-    output.write_rendered(shardings_tables(found, output.width(), most, replicated))
+    output.write_rendered(shardings_tables(facts, output.width(), most, replicated))
 
 
-def _named(name: str, found: Shardings) -> list[ShardedValue]:
+def _named(name: str, facts: Shardings) -> list[ShardedValue]:
     """Return the values whose names begin with `name`."""
-    names = [each.name for each in found.values]
-    if chosen := [each for each in found.values if each.name.startswith(name)]:
+    names = [value.name for value in facts.values]
+    if chosen := [value for value in facts.values if value.name.startswith(name)]:
         return chosen
     hint = did_you_mean(name, names) or f"values: {some(names, 6)}"
-    raise ArgumentsError(f"--picture: no value of {found.name} is named '{name}'", hint)
+    raise ArgumentsError(f"--picture: no value of {facts.name} is named '{name}'", hint)

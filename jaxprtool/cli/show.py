@@ -148,7 +148,7 @@ def show(
         raise OutputError("--stats and --uses cannot be combined", hint)
     session.start()
     programs = session.programs(session.traced(axis_env=axis_env))
-    output.say_unused_donations(each for _, each in programs)
+    output.say_unused_donations(program for _, program in programs)
     from jaxprtool.render.terminal.listing import ShowOptions
 
     sliced = {}
@@ -211,8 +211,8 @@ def _format(chosen: Format | None, out: str | None, others: dict[str, bool]) -> 
     output.check_out("show", out, False, (), "jaxprtool emit TARGET", page=True)
     format = chosen or ("html" if output.is_page(out) else "text")
     if format == "html":
-        for name, given in others.items():
-            if given:
+        for name, is_set in others.items():
+            if is_set:
                 raise OutputError(f"{name} and --format html cannot be combined")
     elif out is not None:
         raise OutputError(
@@ -226,9 +226,9 @@ def _slice(programs: Named, uses: str) -> dict[str, Any]:
     from jaxprtool.analysis.slices import why
     from jaxprtool.render.reports.why import slices_with_sentences
 
-    found = why(only_program("--uses takes", programs), uses)
-    each, _, others = slices_with_sentences(found)[0]
-    return {"among": each.members, "others": others.replace("it does", f"{found.what} does")}
+    answer = why(only_program("--uses takes", programs), uses)
+    body_slice, _, others = slices_with_sentences(answer)[0]
+    return {"among": body_slice.members, "others": others.replace("it does", f"{answer.what} does")}
 
 
 def _note_missing(only: Sequence[str], programs: Named) -> None:

@@ -61,30 +61,30 @@ def source(
     programs = session.programs(traced)
     times = None
     if measure:
-        given = traced.given_to(only_program("--measure takes", programs))
-        times = measured(given, session.target, seed, backend, None, json, session.on_progress)
+        inputs = traced.given_to(only_program("--measure takes", programs))
+        times = measured(inputs, session.target, seed, backend, None, json, session.on_progress)
     split = partitioned(session, traced, programs) if compiled else None
     session.on_progress("counting")
-    found = [
+    listings = [
         found_source(
-            each, residuals=residuals, argnums=argnums or 0, profile=times, shardings=split
+            program, residuals=residuals, argnums=argnums or 0, profile=times, shardings=split
         )
-        for _, each in programs
+        for _, program in programs
     ]
-    for each in found:
-        require_numbers(on is not None and is_symbolic(each.total))
-        if not each.files:
+    for listing in listings:
+        require_numbers(on is not None and is_symbolic(listing.total))
+        if not listing.files:
             raise OutputError(
-                f"the equations of {each.name} come from no known line of your files",
+                f"the equations of {listing.name} come from no known line of your files",
                 "`jaxprtool cost --by primitive` needs no lines",
             )
     if on is not None:
-        found = list(timed(tuple(found), on))
+        listings = list(timed(tuple(listings), on))
     if split is None:
-        output.say_if_partitioned((each for _, each in programs), json)
+        output.say_if_partitioned((program for _, program in programs), json)
     if json:
         from jaxprtool.render.documents.programs import SourceDocument
 
-        output.write_json(SourceDocument(found))
+        output.write_json(SourceDocument(listings))
         return
-    output.write_each(render.source_text(each, output.width(), full, on) for each in found)
+    output.write_each(render.source_text(listing, output.width(), full, on) for listing in listings)

@@ -110,9 +110,9 @@ def use_virtual_devices(count: int) -> None:
 
     _restore_at_end("jax_num_cpu_devices")
     is_flag = "xla_force_host_platform_device_count" in os.environ.get("XLA_FLAGS", "")
-    known = jax.config.values["jax_num_cpu_devices"]
+    configured = jax.config.values["jax_num_cpu_devices"]
     with contextlib.suppress(RuntimeError):  # JAX has started its devices
-        if known in (-1, count):
+        if configured in (-1, count):
             jax.config.update("jax_num_cpu_devices", -1 if is_flag else count)
 
 
@@ -148,15 +148,15 @@ def _own_frames() -> Iterator[str]:
 @contextlib.contextmanager
 def _interrupts_delayed() -> Iterator[None]:
     """Delay Ctrl-C: JAX's extension modules crash if their import is interrupted."""
-    held: list[int] = []
+    delayed: list[int] = []
     try:
-        before = signal.signal(signal.SIGINT, lambda number, frame: held.append(number))
+        handler = signal.signal(signal.SIGINT, lambda number, frame: delayed.append(number))
     except ValueError:  # only possible in the main thread; others are not interrupted
         yield
         return
     try:
         yield
     finally:
-        signal.signal(signal.SIGINT, before)
-    if held:
+        signal.signal(signal.SIGINT, handler)
+    if delayed:
         raise KeyboardInterrupt

@@ -180,12 +180,12 @@ def unzip(
 def _check_split(known: bool, auto: bool, has_keys: bool, tag: str | None) -> None:
     """Raise ArgumentsError for options that cannot be combined."""
     finds, says = "chooses the variables", "names the arguments of init"
-    for first, other, given, why in (
+    for first, other, is_set, why in (
         ("--known", "--auto", known and auto, finds),
         ("--known", "--key-args", known and has_keys, says),
         ("--known" if known else "--auto", "--tag", (known or auto) and tag is not None, finds),
     ):
-        if given:
+        if is_set:
             hint = f"{first} {why}: omit {other}"
             raise ArgumentsError(f"{first} and {other} cannot be combined", hint)
 
@@ -195,8 +195,8 @@ def _check_output(
 ) -> None:
     """Raise OutputError for unsuitable destinations, and for options that require --run."""
     wanted = {"--save": save is not None, "--backend": backend is not None, "--no-cache": no_cache}
-    for name, given in wanted.items():
-        if given and not run:
+    for name, is_set in wanted.items():
+        if is_set and not run:
             raise OutputError(f"{name} needs --run", "add --run")
     if out is not None and not (out.endswith(os.sep) or os.path.isdir(out)):
         folder = "DIR/" if out in (STDOUT, "") else f"{os.path.splitext(out)[0]}/"

@@ -177,8 +177,8 @@ def _document(
         batch.axis_size,
         batch.axis_name,
         batch.chunk,
-        [MappedArgument(*each) for each in mapped_arguments(batch, program)],
+        [MappedArgument(*fields) for fields in mapped_arguments(batch, program)],
         row.equations_before,
         row.equations_after,
-        [program_document(each) for _, each in programs],
+        [program_document(result) for _, result in programs],
     )

@@ -32,10 +32,10 @@ By = Literal["line", "scope", "equation"]
 
 def rounds(text: str) -> tuple[int | slice, ...]:
     """Return the numbers and slices of a list such as `0,10,-1` or `::100`."""
-    found: list[int | slice] = []
+    iterations: list[int | slice] = []
     for part in text.split(","):
         if re.fullmatch(r"\s*-?\d+\s*", part):
-            found.append(int(part))
+            iterations.append(int(part))
             continue
         ends = part.split(":")
         if len(ends) not in (2, 3) or not all(re.fullmatch(r"\s*(-?\d+)?\s*", e) for e in ends):
@@ -45,8 +45,8 @@ def rounds(text: str) -> tuple[int | slice, ...]:
         numbers = [int(end) if end.strip() else None for end in ends]
         if numbers[2:] == [0]:
             raise typer.BadParameter(f"'{part}' has a step of 0")
-        found.append(slice(*numbers))
-    return tuple(found)
+        iterations.append(slice(*numbers))
+    return tuple(iterations)
 
 
 _By = Annotated[
@@ -138,7 +138,7 @@ def watch(
         stops = _equations_of(program, stop, session.target) if stop else frozenset[int]()
         session.on_progress("" if stop else f"running {program.name}")
         with printed_by_functions(json):
-            found = watch(
+            watched = watch(
                 program,
                 prepared.filled.arguments,
                 by=by,
@@ -150,15 +150,15 @@ def watch(
                 stop=_prompt,
             )
         if file:
-            save_arrays(found.values, file)
+            save_arrays(watched.values, file)
     prepared.note_random(session.target)
-    for each in found.left_out:
-        output.note(f"values inside {each}, in a shard_map, are not watched")
+    for loop in watched.left_out:
+        output.note(f"values inside {loop}, in a shard_map, are not watched")
     if json:
-        output.write_json(found)
+        output.write_json(watched)
         return
     with output.paged(pager):
-        output.write_rendered(render.watched_text(found, output.width(), shown))
+        output.write_rendered(render.watched_text(watched, output.width(), shown))
 
 
 def _equations_of(program: Program, line: str, target: str) -> frozenset[int]:
@@ -175,7 +175,7 @@ def _equations_of(program: Program, line: str, target: str) -> frozenset[int]:
             )
         line = f"{file}:{line}"
     ids = point(program, f"line:{line}").start.equations.values()
-    return frozenset(each for of_body in ids for each in of_body)
+    return frozenset(eqn_id for of_body in ids for eqn_id in of_body)
 
 
 def _prompt(stopped: Stopped) -> None:
@@ -189,7 +189,7 @@ def _prompt(stopped: Stopped) -> None:
     local = {"np": np, "jnp": jnp, **named, "values": dict(stopped.values)}
     lines = [f"{name}: {getattr(x, 'aval', x)}" for name, x in stopped.values.items()]
     banner = "\n".join(
-        [about, *(f"  {each}" for each in lines), "values is a dict of all; Ctrl-D continues, "]
+        [about, *(f"  {line}" for line in lines), "values is a dict of all; Ctrl-D continues, "]
     )
     try:
         from IPython.terminal import embed  # type: ignore[import-not-found]

@@ -141,22 +141,22 @@ def why(
         return
     assert what is not None
     asked = {"forward": forward, "back": back} if forward or back else {}
-    found = found_why(program, what, **asked)
+    answer = found_why(program, what, **asked)
     if json:
-        output.write_json(found)
+        output.write_json(answer)
     elif full or format not in (None, "lines"):
-        _write_equations(program, found, format or "text")
+        _write_equations(program, answer, format or "text")
     else:
-        output.write_rendered(render.slices_by_line(found, output.width(), rows))
-    if not json and found.back is not None and not found.back.arguments:
-        for flow in zero_gradients(traced.program, program, session.pipeline, found.ends):
+        output.write_rendered(render.slices_by_line(answer, output.width(), rows))
+    if not json and answer.back is not None and not answer.back.arguments:
+        for flow in zero_gradients(traced.program, program, session.pipeline, answer.ends):
             output.write(render.gradient_sentence(flow, flow.argument))
 
 
-def _check(given: Sequence[str]) -> None:
+def _check(names: Sequence[str]) -> None:
     """Raise OutputError unless exactly one of WHAT, --path and --gradient is given."""
-    if len(given) != 1:
-        fault = f"{' and '.join(given)} cannot be combined" if given else "WHAT is missing"
+    if len(names) != 1:
+        fault = f"{' and '.join(names)} cannot be combined" if names else "WHAT is missing"
         hint = "give an argument, a result, a line or a variable; --path A B; or --gradient ARG"
         raise OutputError(fault, hint)
 
@@ -178,40 +178,44 @@ def _write_gradient(
     program = only_program("why takes", session.programs(traced))
     prepared = ready(traced.given_to(program), seed)
     with printed_by_functions(json):
-        found = why_gradient(
+        answer = why_gradient(
             prepared.program,
             argument,
             prepared.filled.arguments,
             to=to,
             on_progress=session.on_progress,
         )
-    if found.value is not None:
+    if answer.value is not None:
         prepared.note_random(session.target)
     if json:
-        output.write_json(found)
+        output.write_json(answer)
     else:
-        output.write_rendered(gradient_text(found, output.width(), options.rows(top, all, CAUSES)))
+        output.write_rendered(gradient_text(answer, output.width(), options.rows(top, all, CAUSES)))
 
 
-def _write_equations(program: Program, found: Why, format: Format) -> None:
+def _write_equations(program: Program, answer: Why, format: Format) -> None:
     """Write the equations of a slice, with a sentence for each direction."""
     from jaxprtool.formats.pictures import dot
     from jaxprtool.render.reports.why import slices_with_sentences
 
-    slices = slices_with_sentences(found)
+    slices = slices_with_sentences(answer)
     if format == "dot":
-        members = frozenset[int]().union(*(each.members for each, _, _ in slices))
-        ends = [end for each, _, _ in slices for end in (*each.arguments, *each.results)]
-        output.write(dot(program, among=members, ends={*found.ends, *ends}))
+        members = frozenset[int]().union(*(body_slice.members for body_slice, _, _ in slices))
+        ends = [
+            end
+            for body_slice, _, _ in slices
+            for end in (*body_slice.arguments, *body_slice.results)
+        ]
+        output.write(dot(program, among=members, ends={*answer.ends, *ends}))
         return
     from jaxprtool.render.terminal.listing import ShowOptions, listing
     from jaxprtool.render.terminal.tree import tree
 
-    for number, (each, sentence, others) in enumerate(slices):
+    for number, (body_slice, sentence, others) in enumerate(slices):
         shown = ShowOptions(
             width=output.width(),
             fit=sys.stdout.isatty(),
-            among=each.members,
+            among=body_slice.members,
             others=others,
             names=format == "tree",
         )

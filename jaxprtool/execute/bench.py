@@ -122,23 +122,23 @@ class TurnsHere:
                 first, outs = self._made.first_call(there)
                 if not self._once:
                     self._calibrate(self._fastest(there))
-        devices, made = devices_of(outs, device), self._made
+        devices, compilation = devices_of(outs, device), self._made
         return Start(
             devices=tuple(map(str, devices)),
-            kinds=", ".join(dict.fromkeys(each.device_kind for each in devices)),
-            lower=made.lower,
-            compile=made.compile,
+            kinds=", ".join(dict.fromkeys(device.device_kind for device in devices)),
+            lower=compilation.lower,
+            compile=compilation.compile,
             first_call=first,
-            memory=made.memory,
+            memory=compilation.memory,
             calls=self._calls,
         )
 
     def _fastest(self, there: Sequence[Any]) -> float:
         """Return the seconds of the fastest of several calls, which nothing has interrupted."""
-        found = [self._made.seconds(there)]
-        while len(found) < _MOST_TRIED and sum(found) < _TRIED:
-            found.append(self._made.seconds(there))
-        return min(found)
+        seconds = [self._made.seconds(there)]
+        while len(seconds) < _MOST_TRIED and sum(seconds) < _TRIED:
+            seconds.append(self._made.seconds(there))
+        return min(seconds)
 
     def _calibrate(self, seconds: float) -> None:
         self._calls = min(ceil(_AT_ONCE / seconds), self._made.form.most(self._arguments))
@@ -178,13 +178,13 @@ class Limits:
         """Return True if a precision is set, and all intervals have it."""
         if self.precision is None or len(times[0]) % _LOOK:
             return False
-        return all(each.precision <= self.precision for each in intervals(times))
+        return all(interval.precision <= self.precision for interval in intervals(times))
 
 
 def intervals(times: Sequence[Sequence[float]]) -> list[Interval]:
     """Return the ratios to the first variant; of a single one, its time."""
     first, *others = times
-    return [paired_ratio(each, first) for each in others] or [median_interval(first)]
+    return [paired_ratio(other, first) for other in others] or [median_interval(first)]
 
 
 def rounds(
@@ -380,8 +380,8 @@ def median_interval(values: Sequence[float], confidence: float = CONFIDENCE) -> 
     """Return the median of at least `LEAST` values, and its exact interval of the sign test."""
     from scipy.stats import quantile_test
 
-    found = quantile_test(values, p=0.5).confidence_interval(confidence)
-    return Interval(float(np.median(values)), float(found.low), float(found.high))
+    interval = quantile_test(values, p=0.5).confidence_interval(confidence)
+    return Interval(float(np.median(values)), float(interval.low), float(interval.high))
 
 
 def paired_ratio(times: Sequence[float], reference: Sequence[float]) -> Interval:
@@ -399,7 +399,7 @@ def unpaired_ratio(times: Sequence[float], reference: Sequence[float]) -> Interv
     the error, so the ratio is between the quotients of their ends. This is conservative.
     """
     apart = (1 + CONFIDENCE) / 2
-    a, b = (median_interval(each, apart) for each in (times, reference))
+    a, b = (median_interval(values, apart) for values in (times, reference))
     return Interval(a.median / b.median, a.low / b.high, a.high / b.low)
 
 
@@ -436,67 +436,69 @@ def read_baseline(path: str) -> Baseline:
     """
     try:
         with opened_plain(path) as file:
-            found = json.load(file)
+            contents = json.load(file)
     except OSError as error:
         raise ArgumentsError(f"cannot read '{path}': {error.strerror or error}", _HINT) from None
     except ValueError:
         raise ArgumentsError(f"'{path}' is not a baseline: it is not JSON", _HINT) from None
     try:
-        machine = Machine(**found["machine"])
-        seconds = {each["name"]: list(map(float, each["seconds"])) for each in found["variants"]}
-        if any(len(each) < LEAST for each in seconds.values()):
+        machine = Machine(**contents["machine"])
+        seconds = {
+            entry["name"]: list(map(float, entry["seconds"])) for entry in contents["variants"]
+        }
+        if any(len(times) < LEAST for times in seconds.values()):
             raise ArgumentsError(f"'{path}' has fewer than {LEAST} rounds", _HINT)
-        return Baseline(path, found["name"], tuple(found["arguments"]), machine, seconds)
+        return Baseline(path, contents["name"], tuple(contents["arguments"]), machine, seconds)
     except (KeyError, TypeError, ValueError):
         raise ArgumentsError(f"'{path}' is not a baseline of bench", _HINT) from None
 
 
-def with_baseline(found: Bench, baseline: Baseline) -> Bench:
+def with_baseline(bench: Bench, baseline: Baseline) -> Bench:
     """Return measured times with their ratios to an earlier run.
 
     Raises:
         ArgumentsError: If the earlier run had another program, other arguments or other variants.
     """
-    _require_same_program(found, baseline)
-    known = [each for each in found.variants if each.name in baseline.seconds]
-    if not known:
+    _require_same_program(bench, baseline)
+    common = [variant for variant in bench.variants if variant.name in baseline.seconds]
+    if not common:
         names = ", ".join(baseline.seconds)
-        ours = ", ".join(each.name for each in found.variants)
+        ours = ", ".join(variant.name for variant in bench.variants)
         raise ArgumentsError(f"'{baseline.file}' has no variant {ours}; it has {names}", _HINT)
     ratios = []
-    for each in known:
-        ratio = unpaired_ratio(each.seconds, baseline.seconds[each.name])
-        ratios.append(Ratio(each.name, each.name, ratio.median, ratio.low, ratio.high))
-    missing = tuple(each.name for each in found.variants if each not in known)
-    mismatches = tuple(_mismatches(found.machine, baseline.machine))
+    for variant in common:
+        ratio = unpaired_ratio(variant.seconds, baseline.seconds[variant.name])
+        ratios.append(Ratio(variant.name, variant.name, ratio.median, ratio.low, ratio.high))
+    missing = tuple(variant.name for variant in bench.variants if variant not in common)
+    mismatches = tuple(_mismatches(bench.machine, baseline.machine))
     return replace(
-        found, baseline=BaselineRatios(baseline.file, mismatches, missing, tuple(ratios))
+        bench, baseline=BaselineRatios(baseline.file, mismatches, missing, tuple(ratios))
     )
 
 
-def _require_same_program(found: Bench, baseline: Baseline) -> None:
+def _require_same_program(bench: Bench, baseline: Baseline) -> None:
     fault = None
-    if found.name != baseline.name:
-        fault = f"the program {baseline.name}, not {found.name}"
-    elif found.arguments != baseline.arguments:
-        longest = max(len(found.arguments), len(baseline.arguments))
+    if bench.name != baseline.name:
+        fault = f"the program {baseline.name}, not {bench.name}"
+    elif bench.arguments != baseline.arguments:
+        longest = max(len(bench.arguments), len(baseline.arguments))
         then, now = (
-            [*each, *["nothing"] * (longest - len(each))]
-            for each in (baseline.arguments, found.arguments)
+            [*arguments, *["nothing"] * (longest - len(arguments))]
+            for arguments in (baseline.arguments, bench.arguments)
         )
         old, new = next((a, b) for a, b in zip(then, now, strict=True) if a != b)
-        fault = f"other arguments: {old}, where {found.name} now takes {new}"
+        fault = f"other arguments: {old}, where {bench.name} now takes {new}"
     if fault:
         raise ArgumentsError(f"'{baseline.file}' is a baseline of {fault}", _HINT)
 
 
 def _mismatches(now: Machine, then: Machine) -> list[str]:
-    found = []
-    for each in fields(Machine):
-        old, new = getattr(then, each.name), getattr(now, each.name)
+    mismatches = []
+    for field in fields(Machine):
+        old, new = getattr(then, field.name), getattr(now, field.name)
         if old != new:
-            found.append(f"{_SAID[each.name]} was {old}, and is {new}")
-    return found
+            mismatches.append(f"{_SAID[field.name]} was {old}, and is {new}")
+    return mismatches
 
 
 _SAID = {"processor": "the processor", "devices": "the device", "jax": "the release of JAX"}

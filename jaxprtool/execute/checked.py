@@ -81,23 +81,27 @@ def findings(
     them.
     """
     require_checks(checks)
-    found: list[Finding] = []
+    collected: list[Finding] = []
     if any(name in _NOT_FINITE for name in checks):
         bad = find_nan(program, args, device).found
         names = {kind: name for name, kind in _NOT_FINITE.items()}
-        found += (_of_bad(names[each.kind], each) for each in bad if names[each.kind] in checks)
+        collected += (
+            _of_bad(names[value.kind], value) for value in bad if names[value.kind] in checks
+        )
     others = [name for name in checks if name not in _NOT_FINITE]
     if others:
         rows = watch(program, args, device=device).rows
-        found += (each for row in rows for each in _of_row(row, others))
-    return sorted(found, key=lambda each: checks.index(each.check))
+        collected += (finding for row in rows for finding in _of_row(row, others))
+    return sorted(collected, key=lambda finding: checks.index(finding.check))
 
 
 def _of_bad(check: str, bad: BadValue) -> Finding:
-    made = (bad.primitive,) if bad.primitive else ()
+    primitives = (bad.primitive,) if bad.primitive else ()
     source = bad.source or bad.argument or "a constant of the program"
     backward = bool(bad.forward)
-    return Finding(check, made, source, backward, bad.iteration, bad.count, bad.size, bad.reaches)
+    return Finding(
+        check, primitives, source, backward, bad.iteration, bad.count, bad.size, bad.reaches
+    )
 
 
 def _of_row(row: WatchedRow, checks: Sequence[str]) -> Iterator[Finding]:
@@ -138,11 +142,13 @@ def vanishing(
     Returns:
         For each result the equations, or None if it does not depend on the cotangent.
     """
-    with ready_to_step(program, tuple(arguments), None) as (there, given):
+    with ready_to_step(program, tuple(arguments), None) as (there, placed):
         top = jaxcompat.open_jaxpr(there.jaxpr)
         run = forward_slice(top, Start([(top, top.invars[-1])]))
         linear = _linear(run)
-        numbers = {id(each.jaxpr.eqns[i]): None for each in run.runs() for i in each.inside}
+        numbers = {
+            id(body_run.jaxpr.eqns[i]): None for body_run in run.runs() for i in body_run.inside
+        }
         numbered = {key: number for number, key in enumerate(numbers)}
 
         def counted(*values: Any) -> Any:
@@ -150,27 +156,27 @@ def vanishing(
             counter.results(there.jaxpr, list(map(Masked, values)))
             return counter.counts()
 
-        counts = np.asarray(jax.jit(counted)(*given))
-    found: list[tuple[Path, ...] | None] = []
+        counts = np.asarray(jax.jit(counted)(*placed))
+    paths: list[tuple[Path, ...] | None] = []
     for position in results:
         end = top.outvars[position]
         if type(end) is Literal or end not in linear:
-            found.append(None)
+            paths.append(None)
             continue
         back = _Back(numbered, linear, counts)
         back.through(top, [i == position for i in range(len(top.outvars))], ())
-        found.append(tuple(back.found.values()))
-    return found
+        paths.append(tuple(back.found.values()))
+    return paths
 
 
 def _linear(run: Run) -> set[Var]:
     """Return the variables that depend on the cotangent, at every depth."""
     linear: set[Var] = set()
-    for each in run.runs():
-        pairs = zip(each.jaxpr.invars, each.arguments, strict=True)
+    for body_run in run.runs():
+        pairs = zip(body_run.jaxpr.invars, body_run.arguments, strict=True)
         linear.update(v for v, flag in pairs if flag)
-        for i in each.inside:
-            linear.update(each.jaxpr.eqns[i].outvars)
+        for i in body_run.inside:
+            linear.update(body_run.jaxpr.eqns[i].outvars)
     return linear
 
 
@@ -211,11 +217,11 @@ class _ZeroCounter(OriginCounter):
 
 
 def _any_nonzero(values: Sequence[Masked]) -> Any:
-    found = jnp.array(False)
+    nonzero = jnp.array(False)
     for value in values:
         if has_state(value.data):
-            found |= (jnp.asarray(value.data) != 0).any()
-    return found
+            nonzero |= (jnp.asarray(value.data) != 0).any()
+    return nonzero
 
 
 class _Back:
@@ -243,20 +249,20 @@ class _Back:
         return [v in zeros for v in jaxpr.invars]
 
     def _operands(
-        self, eqn: JaxprEqn, flags: list[bool], around: Path, made: int, zero: int
+        self, eqn: JaxprEqn, flags: list[bool], around: Path, vanished: int, zero: int
     ) -> Sequence[bool]:
         """Return which operands to follow, and note the equation if it made zeros."""
         path = (*around, eqn)
-        held = regions(eqn)
-        if held is None:
-            if made:
+        nested = regions(eqn)
+        if nested is None:
+            if vanished:
                 self.found[id(eqn)] = path
-            is_zero = zero > made
+            is_zero = zero > vanished
             return [is_zero and type(v) is not Literal and v in self._linear for v in eqn.invars]
-        operands = held.backward(
-            flags, lambda number, asked: self.through(held.jaxprs[number], asked, path)
+        operands = nested.backward(
+            flags, lambda number, asked: self.through(nested.jaxprs[number], asked, path)
         )
-        inside = any(eqn in each[:-1] for each in self.found.values())
-        if made and not inside:
+        inside = any(eqn in other[:-1] for other in self.found.values())
+        if vanished and not inside:
             self.found[id(eqn)] = path
         return operands

@@ -54,15 +54,15 @@ def recorded(executables: Iterable[Any] | None = None) -> Iterator[Recorded]:
     Raises:
         UnsupportedError: If the profiler is running already.
     """
-    found = Recorded()
+    recording = Recorded()
     with tempfile.TemporaryDirectory(prefix="jaxprtool-") as folder:
         start(folder)
         try:
-            yield found
+            yield recording
         finally:
             jax.profiler.stop_trace()
-        known = live_modules() if executables is None else modules_of(executables)
-        found.trace = with_modules(read_trace(newest_trace(folder)), known)
+        modules = live_modules() if executables is None else modules_of(executables)
+        recording.trace = with_modules(read_trace(newest_trace(folder)), modules)
 
 
 def start(folder: str) -> None:
@@ -118,24 +118,24 @@ def with_modules(trace: Trace, protos: Iterable[bytes]) -> Trace:
     wanted = {trace.names[program] for program in missing}
     modules = [read_module(data, trace.since) for data in protos if module_name(data) in wanted]
     modules.sort(key=lambda module: len(module.by_name))
-    found = dict(trace.modules)
+    by_program = dict(trace.modules)
     for program, ran in missing.items():
         for module in modules:
             if module.name == trace.names[program] and ran <= module.by_name.keys():
-                found[program] = module
+                by_program[program] = module
                 break
-    return replace(trace, modules=found)
+    return replace(trace, modules=by_program)
 
 
 @contextlib.contextmanager
 def _own_lines() -> Iterator[None]:
     """Compile with the call stacks of this source: an executable in JAX's cache may have others."""
-    before = jax.config.jax_compilation_cache_include_metadata_in_key
+    setting = jax.config.jax_compilation_cache_include_metadata_in_key
     jax.config.update("jax_compilation_cache_include_metadata_in_key", True)
     try:
         yield
     finally:
-        jax.config.update("jax_compilation_cache_include_metadata_in_key", before)
+        jax.config.update("jax_compilation_cache_include_metadata_in_key", setting)
 
 
 def step() -> contextlib.AbstractContextManager[object]:
@@ -151,10 +151,10 @@ def newest_trace(path: str) -> str:
     """
     if not os.path.isdir(path):
         return path
-    found = sorted(Path(path).rglob(f"*{SUFFIX}"), key=lambda each: each.stat().st_mtime)
-    if not found:
+    traces = sorted(Path(path).rglob(f"*{SUFFIX}"), key=lambda file: file.stat().st_mtime)
+    if not traces:
         raise TargetError(f"'{path}' has no profile: no file in it ends with {SUFFIX}")
-    return str(found[-1])
+    return str(traces[-1])
 
 
 @dataclass(frozen=True)
@@ -198,14 +198,14 @@ def measure(
     harmless = all(map(jaxcompat.is_removable_effect, program.jaxpr.effects))
     with ready(program, arguments, device) as (placed, chosen):
         with _own_lines():
-            made = compiled(program, placed, on_progress)
+            compilation = compiled(program, placed, on_progress)
         on_progress(f"profiling {program.name}")
 
         def call() -> float:
-            (given,) = made.form.calls(placed, 1)
+            (args,) = compilation.form.calls(placed, 1)
             start = time.perf_counter()
             with step():
-                jax.block_until_ready(made.jitted(*given))
+                jax.block_until_ready(compilation.jitted(*args))
                 jax.effects_barrier()
             return time.perf_counter() - start
 
@@ -215,15 +215,15 @@ def measure(
             if harmless:
                 count = calls or _affordable(call)
                 plain = [call() for _ in range(count)]
-            executable = made.executable
-            own = None if executable is None else [executable.runtime_executable()]
-            with recorded(own) as found:
+            executable = compilation.executable
+            executables = None if executable is None else [executable.runtime_executable()]
+            with recorded(executables) as recording:
                 for _ in range(count):
                     call()
-    assert found.trace is not None
+    assert recording.trace is not None
     devices = [chosen] if chosen is not None else jax.devices()
-    steps = _fastest(found.trace.steps, lambda step: step[1] - step[0])
-    trace = replace(found.trace, steps=tuple(sorted(steps)))
+    steps = _fastest(recording.trace.steps, lambda step: step[1] - step[0])
+    trace = replace(recording.trace, steps=tuple(sorted(steps)))
     plain_seconds = statistics.mean(_fastest(plain, float)) if harmless else None
     return MeasuredRun(trace, plain_seconds, devices[0])
 

@@ -208,22 +208,22 @@ def call_each_in_fork(
                 if running:
                     done.update(_next_ended(running, selector))
     finally:
-        for each in running.values():
-            each.kill()
-            each.ended()
+        for fork in running.values():
+            fork.kill()
+            fork.ended()
 
 
 def _next_ended(
     running: dict[int, _Fork], selector: selectors.BaseSelector
 ) -> Iterator[tuple[int, ForkOutcome]]:
     """Wait for output or a deadline, and yield the forks that have ended."""
-    first = min(each.deadline for each in running.values())
+    first = min(fork.deadline for fork in running.values())
     for key, _ in selector.select(max(0.0, first - time.monotonic())):
         if running[key.data].read():
             selector.unregister(key.fileobj)
             yield key.data, running.pop(key.data).ended()
     now = time.monotonic()
-    for number in [n for n, each in running.items() if each.deadline <= now]:
+    for number in [n for n, fork in running.items() if fork.deadline <= now]:
         selector.unregister(running[number].result)
         yield number, running.pop(number).ended(timed_out=True)
 

@@ -101,9 +101,11 @@ class SteppingInterpreter(Interpreter):
 
     # --- hooks ------------------------------------------------------------------------------------
 
-    def frame(self, held: View, operands: list[Any]) -> Frame:
+    def frame(self, structured: View, operands: list[Any]) -> Frame:
         """Return the frame of an equation whose bodies are about to run."""
-        return Frame(held.eqn, held, held.length if isinstance(held, Scan) else None)
+        return Frame(
+            structured.eqn, structured, structured.length if isinstance(structured, Scan) else None
+        )
 
     def is_compiled(self, loop: Scan | While) -> bool:
         """Return True if the iterations of a compilable loop are to be compiled."""
@@ -113,9 +115,9 @@ class SteppingInterpreter(Interpreter):
         """Return the results of a loop with compiled iterations."""
         raise NotImplementedError
 
-    def shards(self, held: ShardMap, operands: list[Any]) -> Sequence[Any]:
+    def shards(self, shard_map: ShardMap, operands: list[Any]) -> Sequence[Any]:
         """Return the results of a `shard_map` whose shards can be inspected."""
-        return self.evaluate(held.eqn, operands)
+        return self.evaluate(shard_map.eqn, operands)
 
     # --- evaluation -------------------------------------------------------------------------------
 
@@ -127,14 +129,18 @@ class SteppingInterpreter(Interpreter):
         return self.run(body, operands)
 
     def equation(self, eqn: JaxprEqn, operands: list[Any]) -> Sequence[Any]:
-        held = view(eqn)
-        if isinstance(held, ShardMap) and can_be_checked(held):
-            return self.shards(held, operands)
-        if not isinstance(held, Scan | While | Cond | Call | CustomJVP):
+        structured = view(eqn)
+        if isinstance(structured, ShardMap) and can_be_checked(structured):
+            return self.shards(structured, operands)
+        if not isinstance(structured, Scan | While | Cond | Call | CustomJVP):
             return self.evaluate(eqn, operands)
-        self.frames.append(self.frame(held, operands))
-        if isinstance(held, Scan | While) and can_be_compiled(held) and self.is_compiled(held):
-            results: Sequence[Any] = self.compiled_loop(held, operands)
+        self.frames.append(self.frame(structured, operands))
+        if (
+            isinstance(structured, Scan | While)
+            and can_be_compiled(structured)
+            and self.is_compiled(structured)
+        ):
+            results: Sequence[Any] = self.compiled_loop(structured, operands)
         else:
             results = super().equation(eqn, operands)
         self.frames.pop()
@@ -181,19 +187,19 @@ def run_whole(body: ClosedJaxpr, arguments: list[Any]) -> list[Any]:
 
 def started(
     loop: Scan | While,
-    given: LoopOperands,
+    operands: LoopOperands,
     number: Any,
     carry: Sequence[Any],
     run: RunBody = run_whole,
 ) -> Progress:
     """Return the progress of a loop that continues from an iteration, without stacked results."""
-    return Progress(number, list(carry), [], _has_more(loop, given, number, carry, run))
+    return Progress(number, list(carry), [], _has_more(loop, operands, number, carry, run))
 
 
 def advanced(
     loop: Scan | While,
-    given: LoopOperands,
-    before: Progress,
+    operands: LoopOperands,
+    progress: Progress,
     run: RunBody = run_whole,
     row: Callable[[Any, Any], Any] = row_at,
     put: Callable[[Any, Any, Any], Any] = put_at,
@@ -202,27 +208,27 @@ def advanced(
 
     Args:
         loop: The loop.
-        given: Its operands.
-        before: Its progress before.
+        operands: Its operands.
+        progress: Its progress before.
         run: Runs a body.
         row: Returns the slice of a scanned operand at an index.
         put: Returns a stacked result with a row at an index.
     """
-    place, count = slice_number(loop, before.number), len(before.carry)
-    rows = [row(x, place) for x in given.xs]
-    outs = run(loop.body, [*given.consts, *before.carry, *rows])
-    number, carry = before.number + 1, outs[:count]
-    ys = [put(y, out, place) for y, out in zip(before.ys, outs[count:], strict=False)]
-    return Progress(number, carry, ys, _has_more(loop, given, number, carry, run))
+    place, count = slice_number(loop, progress.number), len(progress.carry)
+    rows = [row(x, place) for x in operands.xs]
+    outs = run(loop.body, [*operands.consts, *progress.carry, *rows])
+    number, carry = progress.number + 1, outs[:count]
+    ys = [put(y, out, place) for y, out in zip(progress.ys, outs[count:], strict=False)]
+    return Progress(number, carry, ys, _has_more(loop, operands, number, carry, run))
 
 
 def _has_more(
-    loop: Scan | While, given: LoopOperands, number: Any, carry: Sequence[Any], run: RunBody
+    loop: Scan | While, operands: LoopOperands, number: Any, carry: Sequence[Any], run: RunBody
 ) -> Any:
     if isinstance(loop, Scan):
         return number < loop.length
     # A value may be a pytree with additional data; a predicate is not.
-    (more,) = jax.tree.leaves(run(loop.cond, [*given.cond_consts, *carry]))
+    (more,) = jax.tree.leaves(run(loop.cond, [*operands.cond_consts, *carry]))
     return more
 
 
@@ -245,30 +251,30 @@ def can_be_compiled(loop: Scan | While) -> bool:
 # A `shard_map` compiled as a whole, with results of its equations as additional results.
 
 
-def can_be_checked(held: ShardMap) -> bool:
+def can_be_checked(shard_map: ShardMap) -> bool:
     """Return True if a `shard_map` runs on known devices and over all axes of their mesh."""
-    if not isinstance(held.mesh, Mesh) or held.eqn.effects:
+    if not isinstance(shard_map.mesh, Mesh) or shard_map.eqn.effects:
         return False
-    return held.eqn.params["newly_manual_axes"] == set(held.mesh.axis_names)
+    return shard_map.eqn.params["newly_manual_axes"] == set(shard_map.mesh.axis_names)
 
 
 def on_shards(
-    held: ShardMap, function: Callable[..., Any], with_results: bool = True
+    shard_map: ShardMap, function: Callable[..., Any], with_results: bool = True
 ) -> Callable[..., Any]:
     """Return a function of shards under a `shard_map` like an existing one.
 
     Args:
-        held: The `shard_map`.
+        shard_map: The `shard_map`.
         function: Returns its results, and values to stack along a leading device axis.
         with_results: If False, it returns only the latter.
     """
-    everywhere = PartitionSpec(held.mesh.axis_names)
+    everywhere = PartitionSpec(shard_map.mesh.axis_names)
     return jax.shard_map(
         function,
-        mesh=held.mesh,
-        in_specs=tuple(held.in_specs),
-        out_specs=(list(held.out_specs), everywhere) if with_results else everywhere,
-        check_vma=held.eqn.params["check_vma"],
+        mesh=shard_map.mesh,
+        in_specs=tuple(shard_map.in_specs),
+        out_specs=(list(shard_map.out_specs), everywhere) if with_results else everywhere,
+        check_vma=shard_map.eqn.params["check_vma"],
     )
 
 
@@ -310,9 +316,9 @@ class Event:
 
 def _action_difference(before: JaxprEqn, after: JaxprEqn) -> str | None:
     """Return how two calls differ in what they do; those in bodies are compared in order."""
-    found = action_difference(before, after)
-    if found is not None:
-        return found
+    fault = action_difference(before, after)
+    if fault is not None:
+        return fault
     inside = (
         [eqn for _, body in bodies(e) for eqn in equations(body) if has_external_effect(eqn)]
         for e in (before, after)
@@ -320,9 +326,9 @@ def _action_difference(before: JaxprEqn, after: JaxprEqn) -> str | None:
     for old, new in zip_longest(*inside):
         if old is None or new is None:
             return f"{named(old or new)} in it is {'removed' if new is None else 'added'}"
-        found = action_difference(old, new)
-        if found is not None:
-            return f"{named(new)} in it, {found}"
+        fault = action_difference(old, new)
+        if fault is not None:
+            return f"{named(new)} in it, {fault}"
     return None
 
 
@@ -345,9 +351,9 @@ class Effects:
         whole = holds_jaxpr(eqn.params.values())
         if not eqn.outvars and not whole:
             return []
-        known = self.earlier[number] if number < len(self.earlier) else None
-        if known is not None and not whole and known.difference(event) is None:
-            event.results = known.results
+        previous = self.earlier[number] if number < len(self.earlier) else None
+        if previous is not None and not whole and previous.difference(event) is None:
+            event.results = previous.results
         else:
             event.results = bind(eqn, operands)
         return event.results
@@ -531,7 +537,7 @@ class _Values:
             return True
         if not jnp.issubdtype(array.dtype, jnp.inexact):
             return False
-        return any(values_agree(known, array)[0].all() for known in self._exact.values())
+        return any(values_agree(other, array)[0].all() for other in self._exact.values())
 
 
 def first_difference(
@@ -540,14 +546,14 @@ def first_difference(
     """Return the first equations of both traces that lead to the differing results `wrong`."""
     new = _first(after, ValueIndex(before), wrong)
     old = _first(before, ValueIndex(after), wrong)
-    found = []
+    details = []
     if new is not None:
-        found.append(("first equation", f"{_shown(new)}, from the same values as before"))
+        details.append(("first equation", f"{_shown(new)}, from the same values as before"))
     if old is not None:
         label = "instead of" if new is not None else "removed"
-        found.append((label, _shown(old)))
+        details.append((label, _shown(old)))
     same = "every equation computes the same values as before, but different values are passed on"
-    return found or [("equations", same)]
+    return details or [("equations", same)]
 
 
 def _first(trace: ExecutionTrace, index: ValueIndex, wrong: Sequence[int]) -> Execution | None:

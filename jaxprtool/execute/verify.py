@@ -220,15 +220,15 @@ class Runs:
 
     def _arguments_of(self, after: Program) -> list[Any]:
         """Return the arguments for another program, which may have fewer."""
-        known = dict(zip(self.program.arg_names, self._arguments, strict=True))
+        by_name = dict(zip(self.program.arg_names, self._arguments, strict=True))
         if after.arg_names == self.program.arg_names:
             return self._arguments
         for name in after.arg_names:
-            if name not in known:
+            if name not in by_name:
                 raise CheckError(
                     f"{after.name} takes an argument '{name}' that it did not take before"
                 )
-        return [known[name] for name in after.arg_names]
+        return [by_name[name] for name in after.arg_names]
 
     def _fault(self, after: Runs, old: _Run, new: _Run) -> Difference | None:
         """Return the first difference of results that rounding does not explain."""
@@ -276,31 +276,31 @@ class _Single(Interpreter):
         return super().equation(eqn, operands)
 
 
-def random_runs(program: Program, given: Mapping[str, Any], seed: int = 0) -> Runs:
+def random_runs(program: Program, by_name: Mapping[str, Any], seed: int = 0) -> Runs:
     """Return the runs of a program on given values by name and random values otherwise.
 
     Random values are chosen so that results are finite where possible.
     """
     program = with_contents(program)
-    values, _ = refitted(program, given)
-    made: dict[int, Runs] = {}
+    values, _ = refitted(program, by_name)
+    runs_by_id: dict[int, Runs] = {}
 
     def run(arguments: Sequence[Any]) -> list[Any]:
-        runs = made[id(arguments)] = Runs(program, arguments)
+        runs = runs_by_id[id(arguments)] = Runs(program, arguments)
         return runs.results()
 
     filled = finite_fill(program, values, run, seed)
-    runs = made[id(filled.arguments)]
+    runs = runs_by_id[id(filled.arguments)]
     runs.inputs = filled.described(seed)
     if not has_effects(program):
         runs.others = [
             Runs(
                 program,
-                each.arguments,
-                f"{each.described(seed)}, negative and large integers",
+                draw.arguments,
+                f"{draw.described(seed)}, negative and large integers",
                 runs.rounding.wide,
             )
-            for each in with_wide_integers(program, filled, seed)
+            for draw in with_wide_integers(program, filled, seed)
         ]
     return runs
 

@@ -84,7 +84,7 @@ def assert_budget(
         AssertionError: If a budget is exceeded. The message has the lines that cost most.
         ArgumentsError: If no budget is given, or one cannot be read.
     """
-    given: dict[Quantity, Any] = {
+    budgets: dict[Quantity, Any] = {
         "flops": flops,
         "peak_bytes": peak_bytes,
         "equations": equations,
@@ -92,15 +92,15 @@ def assert_budget(
         "collectives_bytes": collectives_bytes,
         "compiles": compiles,
     }
-    limits = {q: amount_of(q, value) for q, value in given.items() if value is not None}
+    limits = {q: amount_of(q, value) for q, value in budgets.items() if value is not None}
     if not limits:
-        raise ArgumentsError("assert_budget needs a budget", f"write one of {', '.join(given)}")
+        raise ArgumentsError("assert_budget needs a budget", f"write one of {', '.join(budgets)}")
     # With `compiles` alone the function is not traced: it may be a whole training loop.
     traced = limits.keys() - {"compiles"}
     program = program_of(program_or_function, args) if traced else None
     call = _call(program_or_function, args) if "compiles" in limits else None
-    found = measure(program, limits, arguments=_placed(args), call=call)
-    over = [each for q, each in found.items() if each.amount > limits[q]]
+    measures = measure(program, limits, arguments=_placed(args), call=call)
+    over = [measured for q, measured in measures.items() if measured.amount > limits[q]]
     if over:
         name = function_name(program_or_function) if program is None else program.name
         raise AssertionError("\n\n".join(_over_budget(name, program, over, limits)))
@@ -111,11 +111,11 @@ def _over_budget(
 ) -> Iterator[str]:
     """Yield a message for each measure that exceeds its budget."""
     since = None if program is None else earlier(program, current_test())
-    for each in over:
+    for measured in over:
         grown: dict[str, Any] = {}
-        if since is not None and program is not None and each.quantity != "compiles":
-            grown = _grown(*since, program, each.quantity)
-        yield over_budget(name, each, limits[each.quantity], **grown)
+        if since is not None and program is not None and measured.quantity != "compiles":
+            grown = _grown(*since, program, measured.quantity)
+        yield over_budget(name, measured, limits[measured.quantity], **grown)
 
 
 def _call(function: object, args: tuple[object, ...]) -> Callable[[], object] | None:
@@ -219,9 +219,9 @@ def _nested(jaxpr: Jaxpr) -> Iterator[list[JaxprEqn]]:
     """Yield each equation, preceded by those around it; those of a shared body once."""
     seen, todo = {jaxpr}, [(jaxpr, list[JaxprEqn]())]
     while todo:
-        each, around = todo.pop()
-        inside = {id(eqn): held for eqn, held in holders(each)}
-        for eqn in each.eqns:
+        outer, around = todo.pop()
+        inside = {id(eqn): bodies for eqn, bodies in holders(outer)}
+        for eqn in outer.eqns:
             yield [*around, eqn]
             for _, body in inside.get(id(eqn), ()):
                 if body not in seen:
@@ -244,10 +244,10 @@ def assert_equivalent(p: object, q: object, /, *args: object) -> None:
         AssertionError: If they differ. The message has the differences, as `jaxprtool diff` shows
             them.
     """
-    programs = [each if isinstance(each, Program) else program_of(each, args) for each in (p, q)]
-    found = diff(*programs)
-    if not found.is_equivalent:
-        raise AssertionError(diff_text(found, _WIDTH, None).plain())
+    programs = [side if isinstance(side, Program) else program_of(side, args) for side in (p, q)]
+    differences = diff(*programs)
+    if not differences.is_equivalent:
+        raise AssertionError(diff_text(differences, _WIDTH, None).plain())
 
 
 @without_frames
@@ -270,13 +270,16 @@ def assert_donated(function: object, /, *args: object) -> None:
 
 def donation_failure(program: Program, name: str) -> str:
     """Return a message if a program donates nothing, or cannot use a donated argument, else ""."""
-    found = donations(program)
-    if not found.by_result and not found.unused:
+    donated = donations(program)
+    if not donated.by_result and not donated.unused:
         hint = "jax.jit takes donate_argnums or donate_argnames"
         return f"{name} donates no argument: {hint}"
-    if found.unused:
-        count = plural(len(found.unused), "donated argument")
-        lines = [f"  {each.argument}, {each.type}: {each.reason}" for each in found.unused]
+    if donated.unused:
+        count = plural(len(donated.unused), "donated argument")
+        lines = [
+            f"  {donation.argument}, {donation.type}: {donation.reason}"
+            for donation in donated.unused
+        ]
         return "\n".join([f"{name} cannot use {count}:", *lines])
     return ""
 
@@ -306,9 +309,9 @@ class CompileLimit:
 
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
         if kind is None:
-            found = compile_measure(self.recording.compilations[self.before :])
-            if found.amount > self.at_most:
-                raise AssertionError(over_budget("the block", found, self.at_most))
+            compiled = compile_measure(self.recording.compilations[self.before :])
+            if compiled.amount > self.at_most:
+                raise AssertionError(over_budget("the block", compiled, self.at_most))
 
 
 @dataclass(frozen=True, repr=False)

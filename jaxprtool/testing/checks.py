@@ -113,13 +113,13 @@ def checked(
     problems: list[Problem] = []
     for quantity, limit in expected.budgets.items():
         try:
-            found = measure(program, [quantity], arguments=arguments, call=call)[quantity]
+            result = measure(program, [quantity], arguments=arguments, call=call)[quantity]
         except JaxprToolError as error:  # the other budgets can still be checked
             problems.append(error_problem(name, error, _key(quantity)))
             continue
-        measured[quantity] = found.amount
-        if found.amount > limit:
-            problems.append(_over_budget(name, program, found, limit, expected.snapshot))
+        measured[quantity] = result.amount
+        if result.amount > limit:
+            problems.append(_over_budget(name, program, result, limit, expected.snapshot))
     if program is not None:
         problems += _contents(name, program, expected, width)
     return Checked(measured, problems)
@@ -131,10 +131,10 @@ def error_problem(name: str, error: JaxprToolError, code: str = "error") -> Prob
     text = ""
     if isinstance(error, UserFunctionError):
         frames = frames_now([Root(*root) for root in error.roots])
-        own = [each for each in user_frames(error) if frames.is_own(each.filename)]
-        if own and (number := own[-1].lineno) is not None:
-            where = os.path.abspath(own[-1].filename), number
-            text = f"{frames.path(own[-1].filename)}:{number}"
+        own_frames = [frame for frame in user_frames(error) if frames.is_own(frame.filename)]
+        if own_frames and (number := own_frames[-1].lineno) is not None:
+            where = os.path.abspath(own_frames[-1].filename), number
+            text = f"{frames.path(own_frames[-1].filename)}:{number}"
     details = [f"{label}: {detail}" for label, detail in error.details]
     details += [f"hint: {error.hint}"] if error.hint else []
     message = f"{name}: {text}: {error.message}" if text else f"{name}: {error.message}"
@@ -142,13 +142,13 @@ def error_problem(name: str, error: JaxprToolError, code: str = "error") -> Prob
 
 
 def _over_budget(
-    name: str, program: Program | None, found: Measure, limit: float, snapshot: Path | None
+    name: str, program: Program | None, measured: Measure, limit: float, snapshot: Path | None
 ) -> Problem:
-    since, grown = _grown(program, found.quantity, snapshot)
-    lines = over_budget(name, found, limit, since, grown).splitlines()
-    places = [*(each.where for each in grown), *(each.where for each in found.parts)]
+    since, grown = _grown(program, measured.quantity, snapshot)
+    lines = over_budget(name, measured, limit, since, grown).splitlines()
+    places = [*(part.where for part in grown), *(part.where for part in measured.parts)]
     line, place = next(_places(places, program), ("", None))
-    return Problem(_key(found.quantity), line, lines[0], lines[1:], place)
+    return Problem(_key(measured.quantity), line, lines[0], lines[1:], place)
 
 
 def _grown(
@@ -177,9 +177,9 @@ def _contents(name: str, program: Program, expected: Expectations, width: int) -
             text = f"{failure}\nhint: {_UPDATE}"
             yield _problem("snapshot", text, failure.split("\n"), program)
     if expected.lint:
-        for each in lint(program, expected.select, expected.ignore):
-            found = finding_problem(each)
-            yield found._replace(message=f"{name}: {found.message}")
+        for finding in lint(program, expected.select, expected.ignore):
+            problem = finding_problem(finding)
+            yield problem._replace(message=f"{name}: {problem.message}")
 
 
 def _problem(code: str, text: str, places: Sequence[str], program: Program) -> Problem:
@@ -196,13 +196,13 @@ def _places(texts: Sequence[str], program: Program | None) -> Iterator[tuple[str
     bases = [os.getcwd(), *(root.base for root in (() if program is None else program.roots))]
     changed = set() if program is None else _changed_files(program)
     for text in texts:
-        found = _LINE.match(text.strip())
-        if found is None or found[1] in changed:
+        match = _LINE.match(text.strip())
+        if match is None or match[1] in changed:
             continue
         for base in bases:
-            file = os.path.join(base, found[1])
+            file = os.path.join(base, match[1])
             if os.path.isfile(file):
-                yield found[0], Place(os.path.abspath(file), int(found[2]))
+                yield match[0], Place(os.path.abspath(file), int(match[2]))
                 break
 
 
@@ -242,7 +242,7 @@ def check_text(
         updated: The values that `--update` has written; None without it.
         width: The width in columns.
     """
-    blocks = [_table(targets, width), *(_problems(each, width) for each in targets)]
+    blocks = [_table(targets, width), *(_problems(target, width) for target in targets)]
     blocks.append([joined(_changes(updated or ()))])
     shown = [tokens for block in blocks for tokens in block if tokens]
     summary = [Comment(summary_text(targets, updated))]
@@ -252,7 +252,7 @@ def check_text(
 
 def summary_text(targets: Sequence[CheckedTarget], updated: Sequence[Change] | None) -> str:
     """Return how many targets passed, in one line."""
-    failed = sum(not each.passed for each in targets)
+    failed = sum(not target.passed for target in targets)
     count = plural(len(targets), "target")
     text = f"{failed} of {count} failed" if failed else f"{count} passed"
     return text if updated is None else f"{text}; {plural(len(updated), 'value')} updated"
@@ -260,7 +260,9 @@ def summary_text(targets: Sequence[CheckedTarget], updated: Sequence[Change] | N
 
 def worst_first(targets: Sequence[CheckedTarget]) -> list[CheckedTarget]:
     """Sort targets: failed ones first, and then by the largest share of a budget that they use."""
-    return sorted(targets, key=lambda each: (each.passed, -max([0.0, *_shares(each).values()])))
+    return sorted(
+        targets, key=lambda target: (target.passed, -max([0.0, *_shares(target).values()]))
+    )
 
 
 def _shares(target: CheckedTarget) -> dict[str, float]:
@@ -284,7 +286,7 @@ def _table(targets: Sequence[CheckedTarget], width: int) -> list[list[str]]:
 
 def _row(target: CheckedTarget, quantity: str, share: float) -> list[Cell]:
     budget, measured = target.budget[quantity], target.measured[quantity]
-    known = quantity_of(quantity)
+    checked_quantity = quantity_of(quantity)
     used = f"{share:.1%}" if budget else ("" if measured <= budget else "over")
     if measured > budget and used == "100.0%":  # the difference is in digits that are not shown
         used = f"+{measured - budget:,.0f}"
@@ -292,8 +294,8 @@ def _row(target: CheckedTarget, quantity: str, share: float) -> list[Cell]:
     return [
         [target.name],
         [quantity.replace("_", "-")],
-        [amount_text(known, budget)],
-        [amount_text(known, measured)],
+        [amount_text(checked_quantity, budget)],
+        [amount_text(checked_quantity, measured)],
         [is_over(used)],
     ]
 
@@ -301,9 +303,9 @@ def _row(target: CheckedTarget, quantity: str, share: float) -> list[Cell]:
 def _problems(target: CheckedTarget, width: int) -> list[list[str]]:
     """Return the problems of a target, each as a block of lines."""
     blocks = []
-    for each in target.problems:
-        lines: list[Cell] = [*_wrapped(Heading(each.message), width)]
-        for detail in each.details:
+    for problem in target.problems:
+        lines: list[Cell] = [*_wrapped(Heading(problem.message), width)]
+        for detail in problem.details:
             is_hint = detail.lstrip().startswith("hint: ")
             lines += _wrapped(Comment(detail) if is_hint else detail, width)
         blocks.append(joined(lines))
@@ -323,8 +325,8 @@ def _wrapped(text: str, width: int) -> Iterator[Cell]:
 
 
 def _changes(updated: Sequence[Change]) -> Iterator[Cell]:
-    for each in updated:
-        if each.before:
-            yield [f"{each.name}: {each.key} = {each.before} → {each.after}"]
+    for change in updated:
+        if change.before:
+            yield [f"{change.name}: {change.key} = {change.before} → {change.after}"]
         else:
-            yield [f"{each.name}: wrote {each.after}"]
+            yield [f"{change.name}: wrote {change.after}"]

@@ -54,8 +54,8 @@ _LIMITS: dict[Quantity, float] = {"flops": 1e10, "peak_bytes": 1 << 30}
 def simplified_diff(before: Program, after: Program) -> Diff:
     """Return the differences of two programs, except those that the JAX release explains."""
     simpler = Pipeline.parse(_SIMPLER)
-    programs = (simpler(_in_older_primitives(each)) for each in (before, after))
-    return diff(*(each for each in programs if isinstance(each, Program)))
+    programs = (simpler(_in_older_primitives(program)) for program in (before, after))
+    return diff(*(program for program in programs if isinstance(program, Program)))
 
 
 def _in_older_primitives(program: Program) -> Program:
@@ -96,8 +96,8 @@ def same_results(before: Program, after: Program) -> bool:
     """Run two programs, if they are small, and return True if their finite results are the same."""
     try:
         for program in (before, after):
-            found = measure(program, _LIMITS)
-            if any(found[quantity].amount > most for quantity, most in _LIMITS.items()):
+            measures = measure(program, _LIMITS)
+            if any(measures[quantity].amount > most for quantity, most in _LIMITS.items()):
                 return False
         return not random_runs(before, {}).compare(after).unproven()
     except JaxprToolError:  # they differ, or cannot be run here: then their differences are shown
@@ -165,12 +165,13 @@ def grown_text(quantity: Quantity, since: str, grown: Sequence[Growth]) -> list[
     if not grown:
         return [f"no line grew since {since}"]
     rows = []
-    for each in grown[:_MOST]:
+    for growth in grown[:_MOST]:
         more, before, after = (
-            amount_text(quantity, n) for n in (each.after - each.before, each.before, each.after)
+            amount_text(quantity, n)
+            for n in (growth.after - growth.before, growth.before, growth.after)
         )
-        change = f"{before} → {after}" if each.before else "new"
-        rows.append((each.where or "no line", f"+{more}", change))
+        change = f"{before} → {after}" if growth.before else "new"
+        rows.append((growth.where or "no line", f"+{more}", change))
     left = len(grown) - _MOST
     rest = [f"  … {plural(left, 'more line')}"] if left > 0 else []
     return [f"{_OF[quantity]} grew since {since}:", *_table(rows), *rest]
@@ -342,16 +343,16 @@ def difference(
     release = release_of(path)
     is_other = release != jax.__version__
     try:
-        before = read(path)
+        snapshot = read(path)
     except ProgramFileError as error:
         wrote = f", which JAX {release} wrote," if is_other else ""
         return f"the snapshot{wrote} cannot be read: {error.message}"
-    found = diff(before, program)
-    differences, is_same = found, found.is_equivalent
+    all_differences = diff(snapshot, program)
+    differences, is_same = all_differences, all_differences.is_equivalent
     if is_other and not is_same:
-        differences = simplified_diff(before, program)
-        is_same = differences.is_equivalent or same_results(before, program)
-    changes = [*_donation_changes(before, program)]
+        differences = simplified_diff(snapshot, program)
+        is_same = differences.is_equivalent or same_results(snapshot, program)
+    changes = [*_donation_changes(snapshot, program)]
     if is_same and not changes:
         return ""
     by = f", which JAX {release} wrote; this is JAX {jax.__version__}" if is_other else ""
@@ -359,7 +360,7 @@ def difference(
     if not is_same:
         whole = f"jaxprtool diff {shown} TARGET {ALL}"
         text = diff_text(differences, width, ROWS, whole).plain()
-        lines += ["", text, *_growth(before, program, found)]
+        lines += ["", text, *_growth(snapshot, program, all_differences)]
     return "\n".join(lines)
 
 
@@ -377,11 +378,11 @@ def _donated(program: Program) -> set[str]:
     return {option.name for option in options if option.donated}
 
 
-def _growth(before: Program, after: Program, found: Diff) -> Iterator[str]:
+def _growth(before: Program, after: Program, differences: Diff) -> Iterator[str]:
     """Yield the lines whose cost grew."""
     for quantity in _GROWING:
         try:
-            grown = grown_lines(before, after, quantity, found)
+            grown = grown_lines(before, after, quantity, differences)
         except JaxprToolError:  # sizes are symbolic: the differences say what changed
             continue
         if grown:
@@ -413,14 +414,14 @@ def earlier(program: Program, test: TestPlace | None) -> tuple[Program, str] | N
     """
     if test is None or not test.folder.is_dir():
         return None
-    own = test.snapshot(test.name)
-    for path in sorted(test.folder.glob("*.jaxpr"), key=lambda each: (each != own, each)):
+    own_path = test.snapshot(test.name)
+    for path in sorted(test.folder.glob("*.jaxpr"), key=lambda file: (file != own_path, file)):
         try:
-            found = read(path)
+            snapshot = read(path)
         except ProgramFileError:  # the test of that snapshot reports it
             continue
-        if (found.name, found.in_avals) == (program.name, program.in_avals):
-            return found, f"the snapshot {_shown(path)}"
+        if (snapshot.name, snapshot.in_avals) == (program.name, program.in_avals):
+            return snapshot, f"the snapshot {_shown(path)}"
     return None
 
 

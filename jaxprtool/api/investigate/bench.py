@@ -90,7 +90,7 @@ def bench(
     axes.require_backends()
     limits = Limits(repeat, precision)
     require_limits(limits)
-    plan = planned([(each.name, each) for each in traced], axes)
+    plan = planned([(program.name, program) for program in traced], axes)
     options = Options(limits, isolate, seed)
     return benched(plan, inputs_from(traced, args), [None] * len(traced), options)
 
@@ -139,23 +139,23 @@ def benched(
     Raises:
         ArgumentsError, PipelineError, BackendError, UnsupportedError: As `bench`.
     """
-    given = inputs(plan[0].variant.program)
-    filled = fill(given.program, given.values, options.seed)
+    run_inputs = inputs(plan[0].variant.program)
+    filled = fill(run_inputs.program, run_inputs.values, options.seed)
     shapes = [getattr(value, "shape", ()) for value in filled.arguments]
-    plan = [each.at(shapes) for each in plan]
-    variants, reference = [each.variant for each in plan], plan[0].variant.program
-    arguments = [taken_by(each, reference, filled.arguments) for each in variants]
+    plan = [entry.at(shapes) for entry in plan]
+    variants, reference = [entry.variant for entry in plan], plan[0].variant.program
+    arguments = [taken_by(variant, reference, filled.arguments) for variant in variants]
     _require_effects_wanted(variants, options.limits)
     with compiled_afresh(), _turns(variants, arguments, options.isolate, on_progress) as turns:
-        starts = [each.start() for each in turns]
+        starts = [turn.start() for turn in turns]
         times = rounds(turns, options.limits, on_progress)
     parts = [
-        _variant(each, trace_seconds[each.target], start, seconds)
-        for each, start, seconds in zip(plan, starts, times, strict=True)
+        _variant(entry, trace_seconds[entry.target], start, seconds)
+        for entry, start, seconds in zip(plan, starts, times, strict=True)
     ]
-    found = intervals(times)
+    estimates = intervals(times)
     return Bench(
-        name=given.program.name,
+        name=run_inputs.program.name,
         arguments=tuple(f"{name}: {type_of(aval)}" for name, aval in reference.arguments),
         inputs=filled.described(options.seed),
         random=filled.random,
@@ -163,12 +163,12 @@ def benched(
         machine=this_machine(starts[0].kinds),
         isolated=options.isolate,
         rounds=len(times[0]),
-        precision=max(each.precision for each in found),
+        precision=max(estimate.precision for estimate in estimates),
         wanted_precision=options.limits.precision,
         variants=tuple(parts),
         ratios=tuple(
-            Ratio(each.name, parts[0].name, ratio.median, ratio.low, ratio.high)
-            for each, ratio in zip(parts[1:], found, strict=False)
+            Ratio(part.name, parts[0].name, ratio.median, ratio.low, ratio.high)
+            for part, ratio in zip(parts[1:], estimates, strict=False)
         ),
     )
 
@@ -196,10 +196,10 @@ def _variant(
 
 def _require_effects_wanted(variants: Sequence[Variant], limits: Limits) -> None:
     """Raise UnsupportedError if a variant has effects, and no number of rounds is given."""
-    for each in variants:
-        if limits.rounds is None and has_effects(each.program):
+    for variant in variants:
+        if limits.rounds is None and has_effects(variant.program):
             raise UnsupportedError(
-                f"{each.name} has effects, which every call would repeat",
+                f"{variant.name} has effects, which every call would repeat",
                 "--repeat N calls it N times after the first call",
             )
 
@@ -214,7 +214,7 @@ def _turns(
     """Yield variants that take turns, here or each in its own process."""
     pairs = list(zip(variants, arguments, strict=True))
     if not isolate:
-        yield [TurnsHere(*each, on_progress) for each in pairs]
+        yield [TurnsHere(*pair, on_progress) for pair in pairs]
         return
     with ExitStack() as stack:
-        yield [stack.enter_context(isolated_turns(*each, on_progress)) for each in pairs]
+        yield [stack.enter_context(isolated_turns(*pair, on_progress)) for pair in pairs]

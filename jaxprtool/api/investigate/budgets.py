@@ -109,20 +109,20 @@ def measure(
         ArgumentsError: If a name is unknown, sizes are symbolic, or a required argument is missing.
         UnsupportedError: As in `memory`, `residuals` and `shardings`.
     """
-    found: dict[Quantity, Measure] = {}
+    measures: dict[Quantity, Measure] = {}
     for name in quantities:
         quantity = quantity_of(name)
         if quantity == "compiles":
             if call is None:
                 raise ArgumentsError("compiles needs a function to call, not a program")
-            found[quantity] = _compiles(call)
+            measures[quantity] = _compiles(call)
         elif program is None:
             raise ArgumentsError(f"{quantity} needs a program")
         elif quantity == "collectives_bytes":
-            found[quantity] = _collectives(program, arguments)
+            measures[quantity] = _collectives(program, arguments)
         else:
-            found[quantity] = _MEASURES[quantity](program)
-    return found
+            measures[quantity] = _MEASURES[quantity](program)
+    return measures
 
 
 def quantity_of(name: str) -> Quantity:
@@ -165,20 +165,20 @@ def amount_text(quantity: Quantity, amount: float) -> str:
 
 
 def _flops(program: Program) -> Measure:
-    found = cost(program)
+    estimate = cost(program)
     by_line: Counter[str] = Counter()
-    for group in found.groups:
+    for group in estimate.groups:
         by_line[group.name] += _number("flops", group.work.flops)
-    return _measure("flops", _number("flops", found.total.work.flops), by_line)
+    return _measure("flops", _number("flops", estimate.total.work.flops), by_line)
 
 
 def _peak_bytes(program: Program) -> Measure:
-    found = memory(program)
+    estimate = memory(program)
     by_place: Counter[str] = Counter()
-    for live in found.live:
+    for live in estimate.live:
         by_place[_own(live.source) or live.name] += live.bytes
-    measure = _measure("peak_bytes", found.peak_bytes, by_place)
-    left_out = ", ".join(found.unknown)
+    measure = _measure("peak_bytes", estimate.peak_bytes, by_place)
+    left_out = ", ".join(estimate.unknown)
     return replace(measure, notes=(f"not counted inside: {left_out}",)) if left_out else measure
 
 
@@ -193,11 +193,11 @@ def _equations(program: Program) -> Measure:
 
 
 def _residual_bytes(program: Program) -> Measure:
-    found = residuals(program)
+    kept = residuals(program)
     by_place: Counter[str] = Counter()
-    for each in found.residuals:
-        by_place[each.argument or _own(each.source)] += each.bytes or 0
-    return _measure("residual_bytes", _number("residual_bytes", found.total_bytes), by_place)
+    for residual in kept.residuals:
+        by_place[residual.argument or _own(residual.source)] += residual.bytes or 0
+    return _measure("residual_bytes", _number("residual_bytes", kept.total_bytes), by_place)
 
 
 _MEASURES: Mapping[str, Callable[[Program], Measure]] = {
@@ -209,11 +209,11 @@ _MEASURES: Mapping[str, Callable[[Program], Measure]] = {
 
 
 def _collectives(program: Program, arguments: Sequence[object]) -> Measure:
-    found = shardings(program, arguments)
+    facts = shardings(program, arguments)
     by_line: Counter[str] = Counter()
-    for each in found.collectives:
-        by_line[_own(each.line)] += each.sent_bytes
-    return _measure("collectives_bytes", found.sent_bytes, by_line)
+    for collective in facts.collectives:
+        by_line[_own(collective.line)] += collective.sent_bytes
+    return _measure("collectives_bytes", facts.sent_bytes, by_line)
 
 
 def _compiles(call: Callable[[], object]) -> Measure:
@@ -225,8 +225,10 @@ def _compiles(call: Callable[[], object]) -> Measure:
 
 def compile_measure(compilations: Iterable[Compilation]) -> Measure:
     """Return recorded compilations as a measure, without what was lowered but not compiled."""
-    compiled = [each for each in compilations if each.compile_seconds is not None]
-    by_line = Counter(each.line for each in compiled)
+    compiled = [
+        compilation for compilation in compilations if compilation.compile_seconds is not None
+    ]
+    by_line = Counter(compilation.line for compilation in compiled)
     return _measure("compiles", len(compiled), by_line, map(compilation_text, compiled))
 
 
@@ -234,7 +236,7 @@ def compilation_text(compilation: Compilation) -> str:
     """Return a line on a compilation, its reasons and remedies: `step@2 at train.py:9: x: …`."""
     at = f" at {compilation.line}" if compilation.line else ""
     why = "; ".join(map(reason_text, compilation.reasons)) or "the first one seen"
-    advice = dict.fromkeys(each.advice for each in compilation.reasons if each.advice)
+    advice = dict.fromkeys(reason.advice for reason in compilation.reasons if reason.advice)
     return "\n  advice: ".join([f"{compilation.name}{at}: {why}", *advice])
 
 
@@ -261,7 +263,7 @@ def _measure(
 
 
 def grown_lines(
-    before: Program, after: Program, quantity: Quantity, found: Diff | None = None
+    before: Program, after: Program, quantity: Quantity, differences: Diff | None = None
 ) -> tuple[Growth, ...]:
     """Return the places whose part of a quantity grew, the one that grew most first.
 
@@ -271,26 +273,26 @@ def grown_lines(
         before: The earlier program.
         after: The later program.
         quantity: The quantity to compare, except "compiles".
-        found: The diff of the two, if it is known.
+        differences: The diff of the two, if it is known.
 
     Raises:
         ArgumentsError: If sizes are symbolic.
         UnsupportedError: As in `measure` and `diff`.
     """
-    lines = _moved_lines(before, after, diff(before, after) if found is None else found)
-    old, new = (measure(each, [quantity])[quantity] for each in (before, after))
+    lines = _moved_lines(before, after, diff(before, after) if differences is None else differences)
+    old, new = (measure(program, [quantity])[quantity] for program in (before, after))
     was: Counter[str] = Counter()
     for part in old.parts:
         was[lines.get(part.where, part.where)] += part.amount  # type: ignore[assignment]
     grown = [Growth(p.where, was[p.where], p.amount) for p in new.parts if p.amount > was[p.where]]
-    return tuple(sorted(grown, key=lambda each: each.before - each.after))
+    return tuple(sorted(grown, key=lambda growth: growth.before - growth.after))
 
 
-def _moved_lines(before: Program, after: Program, found: Diff) -> dict[str, str]:
+def _moved_lines(before: Program, after: Program, differences: Diff) -> dict[str, str]:
     """Return the line in the second program of each line in the first that has one."""
     frames = frames_now(before.roots), frames_now(after.roots)
     votes: dict[str, Counter[str]] = {}
-    for body in found.bodies:
+    for body in differences.bodies:
         around = tuple([pair[which] for pair in body.path] for which in (0, 1))
         for pair in body.equations:
             old, new = (

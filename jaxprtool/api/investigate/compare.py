@@ -102,7 +102,7 @@ def compare(
         raise ArgumentsError(f"trials must be at least 1, not {trials}")
     axes = Axes(pipelines_of(passes), several(backends), several(precisions), op_by_op)
     axes.require_backends()
-    plan = planned([(each.name, each) for each in traced], axes)
+    plan = planned([(program.name, program) for program in traced], axes)
     inputs, tolerance = inputs_from(traced, args), Tolerance(rtol, atol)
     return comparison(plan, inputs, tolerance, Checks(seed, trials, bisect, isolate))
 
@@ -138,29 +138,29 @@ def comparison(
             'add -p "" -p "-O2", --backends cpu,gpu, --op-by-op, or another TARGET',
         )
     start_backends()  # otherwise the failure of each variant would be a result
-    given = inputs(plan[0].variant.program)
-    filled = fill(given.program, given.values, checks.seed)
+    run_inputs = inputs(plan[0].variant.program)
+    filled = fill(run_inputs.program, run_inputs.values, checks.seed)
     shapes = [getattr(value, "shape", ()) for value in filled.arguments]
-    variants = _Variants([each.at(shapes) for each in plan], tolerance, checks, on_progress)
+    variants = _Variants([entry.at(shapes) for entry in plan], tolerance, checks, on_progress)
     variants.require_same_types(filled.arguments)
     if filled.random:
-        filled = variants.finite_inputs(given)
+        filled = variants.finite_inputs(run_inputs)
     text = filled.described(checks.seed)
-    found = Comparison(given.program.name, plan[0].variant.name, text, filled.random, ())
+    template = Comparison(run_inputs.program.name, plan[0].variant.name, text, filled.random, ())
     if checks.trials == 1:
-        return variants.completed(found, filled.arguments)
+        return variants.completed(template, filled.arguments)
     if not filled.random:
-        message = f"several trials need random arguments, but {given.program.name} has none"
+        message = f"several trials need random arguments, but {run_inputs.program.name} has none"
         raise ArgumentsError(message, "give some arguments by type alone: f32[8,3]")
-    free = [name in filled.random for name in given.program.arg_names]
+    free = [name in filled.random for name in run_inputs.program.arg_names]
     for trial in range(checks.trials):
         on_progress(f"trial {trial + 1} of {checks.trials}")
         seed = checks.seed + trial
-        drawn = fill(given.program, given.values, seed, filled.within)
-        if trial and (wide := with_wide_integers(given.program, drawn, seed)):
+        drawn = fill(run_inputs.program, run_inputs.values, seed, filled.within)
+        if trial and (wide := with_wide_integers(run_inputs.program, drawn, seed)):
             drawn = wide[trial % len(wide)]
         arguments = scaled(drawn.arguments, free, trial)
-        tried = variants.completed(found, arguments, bisect=False)
+        tried = variants.completed(template, arguments, bisect=False)
         if not tried.within:
             return variants.smallest(tried, arguments, free, trial)
     return replace(tried, inputs=f"{checks.trials} random inputs; the last is shown")
@@ -179,51 +179,51 @@ class _Variants:
                 "--isolate cannot be combined with several trials, which run in one process"
             )
         runner = IsolatedRunner if checks.isolate else Runner
-        self._wide = {each.variant.name: WideProgram(each.variant.program) for each in plan}
-        self._runners = {each.variant.name: runner(each.variant, on_progress) for each in plan}
+        self._wide = {entry.variant.name: WideProgram(entry.variant.program) for entry in plan}
+        self._runners = {entry.variant.name: runner(entry.variant, on_progress) for entry in plan}
 
     def require_same_types(self, arguments: Sequence[Any]) -> None:
         """Raise ArgumentsError if argument or result types differ from the reference's."""
-        for each in self._others:
-            arguments_of(each.variant, self._reference.variant.program, arguments)
+        for other in self._others:
+            arguments_of(other.variant, self._reference.variant.program, arguments)
 
-    def finite_inputs(self, given: RunInputs) -> Filled:
+    def finite_inputs(self, inputs: RunInputs) -> Filled:
         """Return inputs for which the reference's results are finite where possible."""
         run = self._runners[self._reference.variant.name]
         try:
-            return finite_fill(given.program, given.values, run, self._checks.seed)
+            return finite_fill(inputs.program, inputs.values, run, self._checks.seed)
         except JaxprToolError:  # reported when `completed` runs it
-            return fill(given.program, given.values, self._checks.seed)
+            return fill(inputs.program, inputs.values, self._checks.seed)
 
     def completed(
-        self, found: Comparison, arguments: Sequence[Any], bisect: bool = True
+        self, template: Comparison, arguments: Sequence[Any], bisect: bool = True
     ) -> Comparison:
         """Return a comparison with the variants' results and, if `bisect`, divergences."""
         first = self._reference.variant
-        found = replace(found, arguments=tuple(arguments))
+        template = replace(template, arguments=tuple(arguments))
         try:
             results = self._runners[first.name](arguments)
         except JaxprToolError as error:
-            return replace(found, error=error.message)
-        variants = tuple(self._compared(each, results, arguments) for each in self._others)
+            return replace(template, error=error.message)
+        variants = tuple(self._compared(other, results, arguments) for other in self._others)
         partings: tuple[Divergence, ...] = ()
         if bisect and self._checks.bisect:
             search = Bisection(
                 self._reference, arguments, results, self._tolerance, self._on_progress
             )
             partings = tuple(
-                search.within(each, done.values)
+                search.within(other, done.values)
                 if all(result.within for result in done.results)
-                else search.of(each, done.values)
-                for each, done in zip(self._others, variants, strict=True)
-                if self._diverges(each, done)
+                else search.of(other, done.values)
+                for other, done in zip(self._others, variants, strict=True)
+                if self._diverges(other, done)
             )
-        return replace(found, variants=variants, partings=partings)
+        return replace(template, variants=variants, partings=partings)
 
     def _diverges(self, planned: Planned, done: Compared) -> bool:
         """Return True if results are beyond tolerance, or only those of another program differ."""
         others = planned.target != self._reference.target
-        agree = all(each.equal if others else each.within for each in done.results)
+        agree = all(result.equal if others else result.within for result in done.results)
         return not (done.error or agree)
 
     def _compared(
@@ -252,7 +252,7 @@ class _Variants:
         self, tried: Comparison, arguments: Sequence[Any], free: Sequence[bool], trial: int
     ) -> Comparison:
         """Return the comparison on a reduced input for which the same variant fails."""
-        bad = next((i for i, each in enumerate(tried.variants) if not each.within), None)
+        bad = next((i for i, variant in enumerate(tried.variants) if not variant.within), None)
 
         def fails(values: Sequence[Any]) -> bool:
             if bad is None:
@@ -275,8 +275,8 @@ class _Variants:
             for name, value, is_free in zip(names, values, free, strict=True)
             if is_free
         ]
-        found = replace(tried, inputs=text, smallest=tuple(said))
-        return self.completed(found, values)
+        reduced = replace(tried, inputs=text, smallest=tuple(said))
+        return self.completed(reduced, values)
 
 
 # --- bisect ---------------------------------------------------------------------------------------
@@ -331,9 +331,9 @@ class Bisection:
         moved = chain[0].variant
         same_run = _how(first) == _how(other)
         if not same_run and (len(chain) == 1 or not self._agrees(moved)):
-            known = (self._results, results) if len(chain) == 1 else None
-            found = self._divergence(first.variant, moved, known)
-            return replace(found, variant=other.variant.name)
+            result_pair = (self._results, results) if len(chain) == 1 else None
+            divergence = self._divergence(first.variant, moved, result_pair)
+            return replace(divergence, variant=other.variant.name)
         return self._by_passes(chain, other)
 
     def within(self, other: Planned, results: Sequence[Any]) -> Divergence:
@@ -350,12 +350,12 @@ class Bisection:
                 low = middle
             else:
                 high = middle
-        found = self._divergence(chain[low].variant, chain[high].variant)
-        if not found.found and low > 0:
+        divergence = self._divergence(chain[low].variant, chain[high].variant)
+        if not divergence.found and low > 0:
             from_first = self._divergence(chain[0].variant, chain[high].variant)
-            found = from_first if from_first.found else found
+            divergence = from_first if from_first.found else divergence
         return replace(
-            found,
+            divergence,
             reference=self._reference.variant.name,
             variant=other.variant.name,
             step=chain[high].step,
@@ -388,7 +388,7 @@ class Bisection:
         for i, link in enumerate(links):
             steps.append(link.step)
             if i in (0, len(links) - 1) or self._fits(link.variant):
-                redone = {f"without {each}" for each in steps}
+                redone = {f"without {step}" for step in steps}
                 yield replace(link, step=", ".join(x for x in steps if x not in redone))
                 steps = []
 
@@ -419,14 +419,14 @@ class Bisection:
         exact: bool = False,
     ) -> Divergence:
         """Return the equation at which two variants diverge."""
-        given = tuple(
-            arguments_of(each, self._program, self._arguments) for each in (first, second)
+        arguments = tuple(
+            arguments_of(variant, self._program, self._arguments) for variant in (first, second)
         )
-        places = [positions_of(each.program, self._program) for each in (first, second)]
+        places = [positions_of(variant.program, self._program) for variant in (first, second)]
         positions = [(places[0].index(p), j) for j, p in enumerate(places[1]) if p in places[0]]
 
         def searched(variants: tuple[Variant, Variant]) -> Divergence:
-            values = given[0], given[1]
+            values = arguments[0], arguments[1]
             return find_divergence(
                 variants,
                 values,
@@ -437,14 +437,14 @@ class Bisection:
                 exact,
             )
 
-        found = searched((first, second))
-        if first.program.jaxpr is second.program.jaxpr or not found.at_call:
-            return found
+        whole = searched((first, second))
+        if first.program.jaxpr is second.program.jaxpr or not whole.at_call:
+            return whole
         opened = searched((_opened(first), _opened(second)))
         if not opened.found:
-            return found
+            return whole
         # Equations inside a call lack the user's source line if JAX traced its function before.
-        return opened if opened.source else replace(opened, source=found.source, code=found.code)
+        return opened if opened.source else replace(opened, source=whole.source, code=whole.code)
 
 
 def _opened(variant: Variant) -> Variant:

@@ -42,22 +42,22 @@ def compile_ways(
         with the program that it returns. Without an estimate of the time, those with the fewest
         kernels are first. Empty if sizes are symbolic.
     """
-    given = _way(str(pipeline), result)
-    if given is None:
+    original = _way(str(pipeline), result)
+    if original is None:
         return []
-    found: list[tuple[CompileWay, Program]] = []
-    for other in _others(pipeline, outlining) if _is_slow(given.estimate) else ():
+    ways: list[tuple[CompileWay, Program]] = []
+    for other in _others(pipeline, outlining) if _is_slow(original.estimate) else ():
         try:
             program = other(traced)
         except JaxprToolError:
             continue  # a pass does not support the result of roll or outline
         if not isinstance(program, Program):
             continue
-        way = _way(str(other), program, given.estimate)
-        if way is not None and _work(way.estimate) * FACTOR < _work(given.estimate):
-            found.append((way, program))
-    found.sort(key=lambda each: _order(each[0].estimate))
-    return [(given, result), *found]
+        way = _way(str(other), program, original.estimate)
+        if way is not None and _work(way.estimate) * FACTOR < _work(original.estimate):
+            ways.append((way, program))
+    ways.sort(key=lambda pair: _order(pair[0].estimate))
+    return [(original, result), *ways]
 
 
 def without_unroll(program: Program) -> Program:
@@ -89,7 +89,7 @@ def _order(estimate: CompileEstimate) -> float:
 def _others(pipeline: Pipeline, outlining: Outline) -> Iterator[Pipeline]:
     """Yield the pipelines with `roll` or `outline` before transformations, and at the end."""
     steps = tuple(pipeline.steps)
-    preserve = [each.preserves for step in steps for each in Pipeline((step,)).passes()]
+    preserve = [transform.preserves for step in steps for transform in Pipeline((step,)).passes()]
     for inserted in (Step(Roll()), Step(outlining)):
         if not all(preserve):
             yield Pipeline((inserted, *steps))

@@ -120,11 +120,11 @@ def determinism(
             option.
         JaxprToolError: If the first run fails.
     """
-    given = inputs_from([program], args)(program)
-    filled = fill(given.program, given.values, seed)
+    inputs = inputs_from([program], args)(program)
+    filled = fill(inputs.program, inputs.values, seed)
     ways = Ways(runs, threads, xla_options or {}, trace_again)
-    found = run_again(given.program, filled.arguments, ways)
-    return replace(found, inputs=filled.described(seed), random=filled.random)
+    outcome = run_again(inputs.program, filled.arguments, ways)
+    return replace(outcome, inputs=filled.described(seed), random=filled.random)
 
 
 def run_again(
@@ -139,7 +139,7 @@ def run_again(
     """
     if ways.runs < 2:
         raise ArgumentsError(f"runs must be at least 2, not {ways.runs}")
-    if bad := [each for each in ways.threads if each < 1]:
+    if bad := [count for count in ways.threads if count < 1]:
         raise ArgumentsError(f"a number of threads must be at least 1, not {bad[0]}")
     require_options(ways.options)
     with compiled_afresh():
@@ -167,9 +167,9 @@ def _refusal(name: str, value: Any) -> str:
 def default_options() -> tuple[dict[str, Any], list[str]]:
     """Return the default options of the platform, and those that this release of JAX lacks."""
     platform = backends()[0].platform
-    known = DEFAULT_OPTIONS.get({"cuda": "gpu", "rocm": "gpu"}.get(platform, platform), {})
-    lacking = [name for name, value in known.items() if _refusal(name, value)]
-    return {k: v for k, v in known.items() if k not in lacking}, lacking
+    defaults = DEFAULT_OPTIONS.get({"cuda": "gpu", "rocm": "gpu"}.get(platform, platform), {})
+    lacking = [name for name, value in defaults.items() if _refusal(name, value)]
+    return {k: v for k, v in defaults.items() if k not in lacking}, lacking
 
 
 class _Repeated:
@@ -191,8 +191,8 @@ class _Repeated:
             self._program.name,
             "",
             (),
-            ", ".join(sorted({str(d) for each in self._results for d in _devices(each)})),
-            tuple(each for each, _ in tried),
+            ", ".join(sorted({str(d) for result in self._results for d in _devices(result)})),
+            tuple(run for run, _ in tried),
             tuple(causes),
             risks(self._program),
             tuple(self._not_tried),
@@ -201,19 +201,19 @@ class _Repeated:
     def _causes(self, tried: Sequence[tuple[Repetition, Variant | None]]) -> Iterator[Cause]:
         """Yield where runs begin to differ, once for each kind of change, option and device."""
         located = set[str]()
-        for found, variant in tried:
-            key = found.name if found.kind in ("option", "device") else found.kind
-            if not found.differing or found.other_program or variant is None or key in located:
+        for run, variant in tried:
+            key = run.name if run.kind in ("option", "device") else run.kind
+            if not run.differing or run.other_program or variant is None or key in located:
                 continue
             located.add(key)
-            yield self._cause(found.name, variant)
-            if found.kind in ("run", "compile"):  # other runs differ at least for this reason
+            yield self._cause(run.name, variant)
+            if run.kind in ("run", "compile"):  # other runs differ at least for this reason
                 return
 
     def _here(self) -> Iterator[tuple[Repetition, Variant | None]]:
         """Yield the runs of the same program in this process."""
         runs = [self._compared("run", "run again", self._run) for _ in range(self._ways.runs - 1)]
-        yield next((each for each in runs if not each.equal), runs[-1]), self._reference
+        yield next((run for run in runs if not run.equal), runs[-1]), self._reference
         again = Runner(self._reference, self._on_progress)
         yield self._compared("compile", "compiled again", again), self._reference
         if self._ways.trace_again is not None:
@@ -241,9 +241,9 @@ class _Repeated:
                 yield Repetition(name, "process", error=error.message), None
                 continue
             measures = self._measures_by_name(fresh.results)
-            found = Repetition(name, "process", measures, self._other(fresh.program))
+            repetition = Repetition(name, "process", measures, self._other(fresh.program))
             alone = self._not_isolated() is None
-            yield found, self._in_process(name, environment) if alone else None
+            yield repetition, self._in_process(name, environment) if alone else None
 
     def _elsewhere(self) -> Iterator[tuple[Repetition, Variant | None]]:
         """Yield the runs on other devices, and with other threads or options of XLA."""
@@ -280,17 +280,17 @@ class _Repeated:
             return
         # XLA has at least one thread for each virtual device.
         flags = os.environ.get("XLA_FLAGS", "").split()
-        kept = [each for each in flags if "force_host_platform_device_count" not in each]
+        kept = [flag for flag in flags if "force_host_platform_device_count" not in flag]
         one_device = {"XLA_FLAGS": " ".join(kept), "JAX_NUM_CPU_DEVICES": "1"}
         for count in self._ways.threads:
             name = plural(count, "thread")
             yield "threads", self._in_process(name, {**one_device, "NPROC": str(count)})
 
     def _with_options(self) -> Iterator[tuple[Kind, Variant]]:
-        own = self._program.jit or JitOptions()
+        jit_options = self._program.jit or JitOptions()
         for name, value in self._ways.options.items():
-            options = {**dict(own.compiler_options), name: value}
-            jit = replace(own, compiler_options=tuple(options.items()))
+            options = {**dict(jit_options.compiler_options), name: value}
+            jit = replace(jit_options, compiler_options=tuple(options.items()))
             text = str(value).lower() if isinstance(value, bool) else value
             yield "option", Variant(f"{name}={text}", self._program.replace(jit=jit))
 
@@ -316,31 +316,32 @@ class _Repeated:
 
     def _measures(self, results: Sequence[Any]) -> tuple[Measure, ...]:
         triples = zip(self._program.out_names, self._results, results, strict=True)
-        return tuple(measured(*each, _EXACT) for each in triples)
+        return tuple(measured(*triple, _EXACT) for triple in triples)
 
     def _measures_by_name(self, results: Mapping[str, Any]) -> tuple[Measure, ...]:
         """Return the differences of results by name; none if names or shapes are not the same."""
         if list(results) != list(self._program.out_names):
             return ()
         shapes = (
-            [getattr(x, "shape", ()) for x in each] for each in (self._results, results.values())
+            [getattr(x, "shape", ()) for x in values]
+            for values in (self._results, results.values())
         )
         return self._measures(list(results.values())) if len(set(map(tuple, shapes))) == 1 else ()
 
     def _other(self, text: str) -> str:
         """Return how a program, as text, differs from that of the first run; "" if it does not."""
-        found = diff(parse(_text(self._program), "<first>"), parse(text, "<again>"))
-        if found.is_equivalent:
+        differences = diff(parse(_text(self._program), "<first>"), parse(text, "<again>"))
+        if differences.is_equivalent:
             return ""
-        for each in found.border:
-            return f"{each.what} {each.name}: {each.before or 'none'}, then {each.after or 'none'}"
-        for hunk in found.hunks:
+        for edge in differences.border:
+            return f"{edge.what} {edge.name}: {edge.before or 'none'}, then {edge.after or 'none'}"
+        for hunk in differences.hunks:
             line = hunk.lines[0]
             if line.equation is None:
                 return _other_constant(self._program, hunk)
             where = f" at {line.source}" if line.source else ""
             return f"{line.equation.primitive.name}{where} {line.kind}"
-        return f"the programs are {found.verdict}"
+        return f"the programs are {differences.verdict}"
 
     def _cause(self, name: str, variant: Variant) -> Cause:
         """Return where a run begins to differ."""
@@ -352,24 +353,24 @@ class _Repeated:
     def _located(self, name: str, variant: Variant, executor: MakeExecutor) -> Cause:
         first, arguments = self._reference, self._arguments
 
-        def made(each: Variant, values: Sequence[Any]) -> Executor:
-            return (executor if each.environment else Executor)(each, values)
+        def make_executor(variant: Variant, values: Sequence[Any]) -> Executor:
+            return (executor if variant.environment else Executor)(variant, values)
 
         pair = first, variant
-        given = arguments, arguments
-        found = find_divergence(
-            pair, given, None, _EXACT, self._on_progress, exact=True, executor=made
+        inputs = arguments, arguments
+        divergence = find_divergence(
+            pair, inputs, None, _EXACT, self._on_progress, exact=True, executor=make_executor
         )
-        found = replace(found, variant=name)
-        if found.found:
-            return Cause(name, found)
-        for each in (map(_inlined, pair), pair):
-            old, new = each
-            both = made(old, arguments), made(new, arguments)
+        divergence = replace(divergence, variant=name)
+        if divergence.found:
+            return Cause(name, divergence)
+        for variants in (map(_inlined, pair), pair):
+            old, new = variants
+            both = make_executor(old, arguments), make_executor(new, arguments)
             prefix = differing_prefix(old.program, both, self._on_progress)
             if prefix is not None:
-                return Cause(name, found, prefix)
-        return Cause(name, found)
+                return Cause(name, divergence, prefix)
+        return Cause(name, divergence)
 
 
 #: Other processes compile everything, and leave the memory of a GPU to this one.
@@ -479,10 +480,12 @@ def differing(program: Program) -> Differing | None:
     if settings[0] != settings[1]:
         return Differing((0, other), " against ".join(settings), is_first(), None)
     texts = exchanged(text.encode())
-    found = None
+    differences = None
     try:
-        found = diff(parse(texts[0], "<process 0>"), parse(texts[other], f"<process {other}>"))
-        why = f"they are {found.verdict}"
+        differences = diff(
+            parse(texts[0], "<process 0>"), parse(texts[other], f"<process {other}>")
+        )
+        why = f"they are {differences.verdict}"
     except JaxprToolError as error:
         why = f"their texts differ ({error.message})"
-    return Differing((0, other), why, is_first(), found)
+    return Differing((0, other), why, is_first(), differences)

@@ -74,12 +74,12 @@ def why_gradient(
         UnsupportedError: If JAX cannot differentiate the program in reverse mode.
     """
     program = with_contents(program)
-    found = point(program, f"argument:{argument.removeprefix('argument:')}")
+    start = point(program, f"argument:{argument.removeprefix('argument:')}")
     result = differentiated_result(program, to)
     if program.symbols and args is not None:
         program = program.at(list(map(np.shape, flat_arguments(program, args))))
     loss = only_result(program, result)
-    positions = [program.arg_names.index(name) for name in found.ends]
+    positions = [program.arg_names.index(name) for name in start.ends]
     on_progress("following gradients")
     groups = [known_gradient(program, loss, position) for position in positions]
     moving = [i for i, group in enumerate(groups) if group.kind == "nonzero"]
@@ -92,7 +92,7 @@ def why_gradient(
         for i, group in zip(moving, ran.groups([groups[i] for i in moving]), strict=True):
             groups[i] = group
     name = program.out_names[result]
-    return GradientAnswer(program.name, found.name, name, value, tuple(_folded(groups)))
+    return GradientAnswer(program.name, start.name, name, value, tuple(_folded(groups)))
 
 
 def only_result(program: Program, position: int) -> Program:
@@ -113,8 +113,8 @@ def _values(program: Program, args: object) -> Sequence[Any]:
     if args is not None:
         return flat_arguments(program, args)
     avals = zip(program.arg_names, program.in_avals, strict=True)
-    given = {name: jax.ShapeDtypeStruct(aval.shape, aval.dtype) for name, aval in avals}
-    return fill(program, given).arguments
+    types = {name: jax.ShapeDtypeStruct(aval.shape, aval.dtype) for name, aval in avals}
+    return fill(program, types).arguments
 
 
 def _folded(groups: Sequence[GradientGroup]) -> Iterator[GradientGroup]:
@@ -125,19 +125,19 @@ def _folded(groups: Sequence[GradientGroup]) -> Iterator[GradientGroup]:
         if group.kind == "missing":  # the leaves of a state have different results and operations
             key = replace(key, reaches=(), causes=())
         alike.setdefault(key, []).append(group)
-    for each in alike.values():
-        norms = [group.norm for group in each if group.norm is not None]
+    for members in alike.values():
+        norms = [group.norm for group in members if group.norm is not None]
         yield replace(
-            each[0],
-            arguments=_joined(group.arguments for group in each),
-            reaches=_joined(group.reaches for group in each),
-            causes=_joined(group.causes for group in each),
+            members[0],
+            arguments=_joined(group.arguments for group in members),
+            reaches=_joined(group.reaches for group in members),
+            causes=_joined(group.causes for group in members),
             norm=float(np.sqrt(np.sum(np.square(norms)))) if norms else None,
         )
 
 
 def _joined(groups: Iterable[tuple[T, ...]]) -> tuple[T, ...]:
-    return tuple(dict.fromkeys(each for group in groups for each in group))
+    return tuple(dict.fromkeys(entry for group in groups for entry in group))
 
 
 class _Gradient:
@@ -166,12 +166,12 @@ class _Gradient:
         bad = [i for i, norm in enumerate(norms) if not np.isfinite(norm)]
         zero = [i for i, norm in enumerate(norms) if norm == 0 and self._gradients[i].size]
         if bad:
-            found = find_nan(self._program, tuple(self._values)).found
+            bad_values = find_nan(self._program, tuple(self._values)).found
             for i in bad:
-                groups[i] = self._not_finite(groups[i], i, found)
+                groups[i] = self._not_finite(groups[i], i, bad_values)
         if zero:
-            made = vanishing(self._program, self._values, [i + 1 for i in zero])
-            for i, paths in zip(zero, made, strict=True):
+            vanished = vanishing(self._program, self._values, [i + 1 for i in zero])
+            for i, paths in zip(zero, vanished, strict=True):
                 if paths is None:  # zero in JAX for all inputs
                     groups[i] = replace(groups[i], kind="zero", norm=None)
                 else:
@@ -180,11 +180,11 @@ class _Gradient:
         return groups
 
     def _not_finite(
-        self, group: GradientGroup, number: int, found: Sequence[BadValue]
+        self, group: GradientGroup, number: int, bad_values: Sequence[BadValue]
     ) -> GradientGroup:
         name = self._program.out_names[number + 1]
         is_nan = bool(np.isnan(np.asarray(self._gradients[number])).any())
-        first = next((each for each in found if name in each.reaches), None)
+        first = next((bad_value for bad_value in bad_values if name in bad_value.reaches), None)
         causes = () if first is None else (self._singular(first),)
         return replace(group, kind="NaN" if is_nan else "infinity", causes=causes)
 
@@ -193,8 +193,8 @@ class _Gradient:
         if bad.argument:
             return Cause(bad.argument, "", "", reason=f"the argument contains {_a(bad.kind)}")
         alike = self._primal_at(bad.source)
-        own = any(name == bad.primitive for name in alike)
-        forward = bad.primitive if own else next((n for n in alike if n in SINGULAR), "")
+        is_forward = any(name == bad.primitive for name in alike)
+        forward = bad.primitive if is_forward else next((n for n in alike if n in SINGULAR), "")
         reason = SINGULAR.get(forward or bad.primitive, Reason(""))
         remedy = reason.remedy and f"guard the operand, not only the result: {reason.remedy}"
         return Cause(
@@ -203,30 +203,30 @@ class _Gradient:
             bad.code,
             bad.path,
             bad.iteration,
-            "" if own else forward,
+            "" if is_forward else forward,
             reason.text,
             remedy,
         )
 
     def _vanished(self, path: Path) -> Cause:
         """Return the cause of a zero cotangent."""
-        source, own = self._frames.line_of(path), str(path[-1].primitive.name)
+        source, primitive = self._frames.line_of(path), str(path[-1].primitive.name)
         # The derivatives of several operations on a line may have the same primitive.
         alike = dict.fromkeys(
             name
             for name in self._primal_at(source)
-            if name in ZERO_DERIVATIVE and ZERO_DERIVATIVE[name].derivative == own
+            if name in ZERO_DERIVATIVE and ZERO_DERIVATIVE[name].derivative == primitive
         )
-        forward = " or ".join(alike) or own
+        forward = " or ".join(alike) or primitive
         reason = ZERO_DERIVATIVE.get(forward, Reason("its derivative is zero on these inputs"))
         around = [i for i, eqn in enumerate(path[:-1]) if _is_loop(eqn)]
         inside = ", in at least one iteration" if around else ""
         return Cause(
-            own,
+            primitive,
             source.partition(BEHIND)[0],
             self._frames.code_of(path),
             tuple(self._frames.named(path[: i + 1]) for i in around),
-            forward="" if forward == own else forward,
+            forward="" if forward == primitive else forward,
             reason=reason.text + inside,
             remedy=reason.remedy,
         )
@@ -251,10 +251,10 @@ def pullback(loss: Program, positions: Sequence[int]) -> Program:
         *values, cotangent = args
 
         def of(*chosen: Any) -> Any:
-            given = list(values)
+            arguments = list(values)
             for position, value in zip(positions, chosen, strict=True):
-                given[position] = value
-            (result,) = evaluate(*given)
+                arguments[position] = value
+            (result,) = evaluate(*arguments)
             return result
 
         result, back = jax.vjp(of, *(values[i] for i in positions))
@@ -279,8 +279,8 @@ def _norm(value: Any) -> float:
 
 
 def _is_loop(eqn: JaxprEqn) -> bool:
-    held = regions(eqn)
-    return held is not None and held.repeats
+    inside = regions(eqn)
+    return inside is not None and inside.repeats
 
 
 def _a(kind: str) -> str:
@@ -316,7 +316,7 @@ def zero_gradients(
         pipeline: The passes. Yields nothing unless they differentiate the traced program.
         results: Names of results of `gradient`.
     """
-    passes = [each for each in pipeline.passes() if not each.preserves]
+    passes = [transform for transform in pipeline.passes() if not transform.preserves]
     if len(passes) != 1 or not isinstance(passes[0], Grad | ValueAndGrad):
         return
     argnums = passes[0].argnums

@@ -78,9 +78,9 @@ class _PieceExecutor(Executor):
 
     def run(self, body: ClosedJaxpr, arguments: Sequence[Any]) -> list[Any]:
         taken = tuple(f"x{i}" for i in range(len(body.in_avals)))
-        given = tuple(f"y{i}" for i in range(len(body.out_avals)))
-        trees = jax.tree.structure((taken, {})), jax.tree.structure(given)
-        return self._runner.run(Program(self._name, body, *trees, taken, given), arguments)
+        out_names = tuple(f"y{i}" for i in range(len(body.out_avals)))
+        trees = jax.tree.structure((taken, {})), jax.tree.structure(out_names)
+        return self._runner.run(Program(self._name, body, *trees, taken, out_names), arguments)
 
 
 def main() -> None:

@@ -63,11 +63,11 @@ class IsolatedTurns:
         Raises the errors of `run`, and UnsupportedError if the process crashes.
         """
         self._on_progress(f"compiling {self._name} in its own process")
-        found = self._line()
-        if "error" in found:
-            raise getattr(errors, found["error"])(found["message"], found["hint"])
-        memory = found["memory"] and CompiledMemory(**found["memory"])
-        return Start(**{**found, "devices": tuple(found["devices"]), "memory": memory})
+        reply = self._line()
+        if "error" in reply:
+            raise getattr(errors, reply["error"])(reply["message"], reply["hint"])
+        memory = reply["memory"] and CompiledMemory(**reply["memory"])
+        return Start(**{**reply, "devices": tuple(reply["devices"]), "memory": memory})
 
     def turn(self) -> float:
         stdin = self._child.popen.stdin

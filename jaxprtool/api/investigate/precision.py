@@ -84,8 +84,8 @@ def precision(
             negative, or there are several trials of given arguments.
         PipelineError: If there is no such dtype.
     """
-    given = inputs_from([program], args)(program)
-    return found_precision(given, Request(dtype, by, Tolerance(rtol, atol), seed, trials))
+    inputs = inputs_from([program], args)(program)
+    return found_precision(inputs, Request(dtype, by, Tolerance(rtol, atol), seed, trials))
 
 
 @dataclass(frozen=True)
@@ -100,36 +100,36 @@ class Request:
 
 
 def found_precision(
-    given: RunInputs, request: Request, on_progress: OnProgress = lambda doing: None
+    inputs: RunInputs, request: Request, on_progress: OnProgress = lambda doing: None
 ) -> Precision:
     """Return the result of `precision` for a program with its inputs."""
     dtype = MixedPrecision(request.dtype).jax_dtype
     request = replace(request, tolerance=replace(request.tolerance, dtype=dtype))
-    filled = fill(given.program, given.values, request.seed)
-    program = given.program
+    filled = fill(inputs.program, inputs.values, request.seed)
+    program = inputs.program
     if program.symbols:
         program = program.at([getattr(value, "shape", ()) for value in filled.arguments])
-    given = replace(given, program=with_contents(program))
-    return _Search(given, request, on_progress).run()
+    inputs = replace(inputs, program=with_contents(program))
+    return _Search(inputs, request, on_progress).run()
 
 
 class _Search:
     """The search for places to keep."""
 
-    def __init__(self, given: RunInputs, request: Request, on_progress: OnProgress) -> None:
-        self._given, self._request, self._on_progress = given, request, on_progress
-        self._program, self._tolerance = given.program, request.tolerance
-        self._codes = narrow_places(given.program, request.dtype, request.by)
+    def __init__(self, inputs: RunInputs, request: Request, on_progress: OnProgress) -> None:
+        self._given, self._request, self._on_progress = inputs, request, on_progress
+        self._program, self._tolerance = inputs.program, request.tolerance
+        self._codes = narrow_places(inputs.program, request.dtype, request.by)
         if not self._codes:
             raise ArgumentsError(
-                f"{given.program.name} computes no floats wider than {request.dtype}"
+                f"{inputs.program.name} computes no floats wider than {request.dtype}"
                 + (f" in a known {request.by}" if request.by == "scope" else "")
             )
-        self._reference = Runner(Variant("as traced", given.program))
-        self._filled = finite_fill(given.program, given.values, self._reference, request.seed)
+        self._reference = Runner(Variant("as traced", inputs.program))
+        self._filled = finite_fill(inputs.program, inputs.values, self._reference, request.seed)
         if not self._filled.random and request.trials > 1:
             raise ArgumentsError(
-                f"several trials need random arguments, but {given.program.name} has none",
+                f"several trials need random arguments, but {inputs.program.name} has none",
                 "give some arguments by type alone: f32[8,3]",
             )
         self._inputs = [self._input(i) for i in range(request.trials)]
@@ -153,11 +153,13 @@ class _Search:
             kept = self._minimal(places)
             start = self._request.trials + search * fresh
             more = [self._input(start + i) for i in range(fresh)]
-            good = [self._compared(kept, each).within for each in more]
+            good = [self._compared(kept, trial).within for trial in more]
             if all(good):
                 break
-            self._inputs += [each for each, is_good in zip(more, good, strict=True) if not is_good]
-            more = [each for each, is_good in zip(more, good, strict=True) if is_good]
+            self._inputs += [
+                trial for trial, is_good in zip(more, good, strict=True) if not is_good
+            ]
+            more = [trial for trial, is_good in zip(more, good, strict=True) if is_good]
         return self._found(kept, more, narrow_error)
 
     def _minimal(self, places: list[str]) -> list[str]:
@@ -201,28 +203,28 @@ class _Search:
             self._runners = {key: Runner(variant)}  # executables are large: keep the last
         return self._runners[key]
 
-    def _compared(self, kept: Sequence[str], given: tuple[Sequence[Any], list[Any]]) -> Compared:
-        arguments, reference = given
+    def _compared(self, kept: Sequence[str], trial: tuple[Sequence[Any], list[Any]]) -> Compared:
+        arguments, reference = trial
         runner = self._runner(kept)
         return compared(runner.variant, reference, lambda: runner(arguments), self._tolerance)
 
-    def _ratio_on(self, kept: Sequence[str], given: tuple[Sequence[Any], list[Any]]) -> float:
-        done = self._compared(kept, given)
+    def _ratio_on(self, kept: Sequence[str], trial: tuple[Sequence[Any], list[Any]]) -> float:
+        done = self._compared(kept, trial)
         if done.error:
             return float("inf")
-        return max((each.error for each in done.results), default=0.0)
+        return max((result.error for result in done.results), default=0.0)
 
     def _ratio(self, kept: Sequence[str]) -> float:
         """Return the largest error on all inputs of the search, relative to the tolerated one."""
-        known = self._ratios.setdefault(frozenset(kept), [])
-        if len(known) < len(self._inputs):
+        ratios = self._ratios.setdefault(frozenset(kept), [])
+        if len(ratios) < len(self._inputs):
             self._on_progress(
                 f"run {len(self._ratios)}: {len(kept)} of {len(self._codes)} "
                 f"{self._request.by}s kept"
             )
-        for given in self._inputs[len(known) :]:
-            known.append(self._ratio_on(kept, given))
-        return max(known)
+        for trial in self._inputs[len(ratios) :]:
+            ratios.append(self._ratio_on(kept, trial))
+        return max(ratios)
 
     def _holds(self, kept: Sequence[str]) -> bool:
         return self._ratio(kept) <= 1
@@ -237,7 +239,7 @@ class _Search:
     ) -> Precision:
         chosen = self._pass(kept)
         inputs = [*self._inputs, *more]
-        ratios = [self._ratio_on(kept, given) for given in inputs]
+        ratios = [self._ratio_on(kept, trial) for trial in inputs]
         worst = inputs[ratios.index(max(ratios))]
         done = self._compared(kept, worst)
         return Precision(
@@ -263,36 +265,36 @@ class _Search:
 
     def _places(self, kept: Sequence[str]) -> Iterator[KeptPlace]:
         """Yield the kept places, with the largest error first."""
-        found = []
+        places = []
         for name in kept:
-            others = [each for each in self._codes if each != name]
-            rest = [each for each in kept if each != name]
+            others = [other for other in self._codes if other != name]
+            rest = [other for other in kept if other != name]
             errors = self._ratio(others), self._ratio(rest)
-            found.append(KeptPlace(name, self._codes[name], *errors))
-        yield from sorted(found, key=lambda place: (-place.error, -place.without))
+            places.append(KeptPlace(name, self._codes[name], *errors))
+        yield from sorted(places, key=lambda place: (-place.error, -place.without))
 
 
 def narrow_places(program: Program, dtype: str, by: By) -> dict[str, str]:
     """Return the places that `mixed_precision` makes narrow, in program order, with their code."""
     place, frames = places_of(program, by), frames_now(program.roots, chosen=False)
-    found: dict[str, str] = {}
+    codes: dict[str, str] = {}
 
     def note(path: EquationPath) -> bool:
         name = place(path)
-        if name and name not in found:
-            found[name] = frames.code_of(path) if by == "line" else ""
+        if name and name not in codes:
+            codes[name] = frames.code_of(path) if by == "line" else ""
         return False
 
     Narrowing(MixedPrecision(dtype).jax_dtype, note).of(program.jaxpr)
-    return found
+    return codes
 
 
 def needs(program: Program, dtype: str) -> Needs:
     """Return the estimated memory and work of a program."""
-    found = cost(program, "dtype")
+    estimate = cost(program, "dtype")
     short = jaxcompat.short_dtype_name(jnp.dtype(dtype))
-    narrow = [group for group in found.groups if group.name.split(" ")[0].rstrip(",") == short]
-    total = found.total.work
+    narrow = [group for group in estimate.groups if group.name.split(" ")[0].rstrip(",") == short]
+    total = estimate.total.work
     return Needs(
         memory(program).peak_bytes,
         total.bytes,

@@ -60,7 +60,7 @@ def profile(
     """
     require_program(program)
     values: Sequence[object] = [
-        jax.ShapeDtypeStruct(each.shape, each.dtype) for each in program.in_avals
+        jax.ShapeDtypeStruct(aval.shape, aval.dtype) for aval in program.in_avals
     ]
     if args is not None:
         values = flat_arguments(program, args)
@@ -79,9 +79,9 @@ def profile_on(
 ) -> Profile:
     """Return the profile of a program on flat arguments and a device; see `profile`."""
     measured = measure(program, arguments, device, calls, on_progress)
-    found = profile_of(measured.trace, program.name, frames_now(program.roots))
-    found = with_plain_time(found, measured.plain_seconds)
-    return with_cost(found, cost(program), peaks_of(measured.device))
+    result = profile_of(measured.trace, program.name, frames_now(program.roots))
+    result = with_plain_time(result, measured.plain_seconds)
+    return with_cost(result, cost(program), peaks_of(measured.device))
 
 
 def peaks_of(device: jax.Device) -> Peaks | None:
@@ -89,10 +89,10 @@ def peaks_of(device: jax.Device) -> Peaks | None:
     if device.platform == "cpu":
         source = "a matrix product and a negation of f32, measured here"
         return Peaks(str(device), *measured_peaks(device), source)
-    known = device_of_kind(device.device_kind)
-    if known is None:
+    hardware = device_of_kind(device.device_kind)
+    if hardware is None:
         return None
-    return Peaks(known.name, known.rate("f32"), known.bandwidth, known.source)
+    return Peaks(hardware.name, hardware.rate("f32"), hardware.bandwidth, hardware.source)
 
 
 @dataclass
@@ -119,12 +119,12 @@ def profiling() -> Iterator[Profiling]:
     Raises:
         UnsupportedError: If the profiler is running already, or records nothing.
     """
-    made = Profiling()
-    with recorded() as found, step():
-        yield made
+    block = Profiling()
+    with recorded() as recording, step():
+        yield block
         finish()
-    assert found.trace is not None
-    made._found.append(profile_of(found.trace, "the block", frames_now()))
+    assert recording.trace is not None
+    block._found.append(profile_of(recording.trace, "the block", frames_now()))
 
 
 def profile_in(path: str) -> Profile:
@@ -146,4 +146,4 @@ def profile_in(path: str) -> Profile:
 
 def _modules_in(path: str) -> Iterator[bytes]:
     """Yield the compiled modules that `record` has written in a folder."""
-    return (each.read_bytes() for each in Path(path).rglob(f"*{MODULE}"))
+    return (file.read_bytes() for file in Path(path).rglob(f"*{MODULE}"))

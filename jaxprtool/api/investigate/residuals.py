@@ -98,14 +98,14 @@ def residuals(
                 "give the loss as TARGET",
             )
         forward, backward = inside["forward"], inside["backward"]
-        found, total = analysis.residuals(forward, backward, {}), analysis.total_bytes(backward)
-        return Residuals(program.name, total, found, {}, is_inside=True)
+        saved, total = analysis.residuals(forward, backward, {}), analysis.total_bytes(backward)
+        return Residuals(program.name, total, saved, {}, is_inside=True)
     program, numbers, names = differentiated(program, argnums)
     policies = policies_of(program)
     with without_collector():
         gradient = Vjp(argnums=numbers)(program)
         forward, backward = gradient["forward"], gradient["backward"]
-        found = analysis.residuals(forward, backward, policies)
+        saved = analysis.residuals(forward, backward, policies)
         kept = bytes_by_policy(program, policies, numbers)
         total = analysis.total_bytes(backward)
         placed: tuple[Placement, ...] = ()
@@ -117,7 +117,7 @@ def residuals(
             proposed = proposal(program, numbers, gradient, limit, placed, compiled)
     placed = placed if peaks else ()
     return Residuals(
-        program.name, total, found, kept, proposed, placed, argnums=numbers, with_respect_to=names
+        program.name, total, saved, kept, proposed, placed, argnums=numbers, with_respect_to=names
     )
 
 
@@ -158,19 +158,19 @@ def bytes_by_policy(
     with reported(program, Vjp.name), jaxcompat.axes_bound(program.axis_env):
         checkpointed = jaxcompat.CheckpointedJvp(call, tangents)
         kept = {name: set(checkpointed.kept(policy)) for name, policy in policies.items()}
-    return {name: total_size(v.aval for v in each - constants) for name, each in kept.items()}
+    return {name: total_size(v.aval for v in values - constants) for name, values in kept.items()}
 
 
 def policies_of(program: Program) -> dict[str, Any]:
     """Return JAX's policies, and the one that saves named values if there are any."""
-    found = {name: POLICIES[name] for name in _NAMES}
+    policies = {name: POLICIES[name] for name in _NAMES}
     names = checkpoint_names(program)
     if names:
         listed = ", ".join(map(repr, names))
-        found[f"save_only_these_names({listed})"] = POLICY_FACTORIES["save_only_these_names"](
+        policies[f"save_only_these_names({listed})"] = POLICY_FACTORIES["save_only_these_names"](
             *names
         )
-    return found
+    return policies
 
 
 # --- budget ---------------------------------------------------------------------------------------
@@ -216,25 +216,25 @@ def proposal(
         raise ArgumentsError("a budget needs sizes that are numbers", hint)
     if kept <= budget:
         return Proposal(budget, "", (), kept, flops, flops)
-    before, *tested = rows
+    plain, *tested = rows
     choice = _Choice(program, argnums, budget)
     tested += choice.placements(compiled)
-    least = min(choice.bytes, *(each.total_bytes for each in tested))
+    least = min(choice.bytes, *(placement.total_bytes for placement in tested))
     if least > budget:
         raise ArgumentsError(
             f"no choice of values to save keeps {program.name} within {budget:,} bytes: the "
             f"minimum is {least:,}, including arguments that are read again",
             f"the minimum budget is {least}, which is {in_bytes(least)}",
         )
-    fitting = [each for each in tested if each.total_bytes <= budget]
-    lower = [each for each in fitting if peak_of(each) < peak_of(before)]
+    fitting = [placement for placement in tested if placement.total_bytes <= budget]
+    lower = [placement for placement in fitting if peak_of(placement) < peak_of(plain)]
     best = min(lower, key=_rank, default=None)
-    found = choice.policy, choice.values, choice.bytes, choice.flops
+    chosen = choice.policy, choice.values, choice.bytes, choice.flops
     if choice.bytes > budget:
-        fits = min(fitting, key=lambda each: each.flops)
-        found = fits.policy, (), fits.total_bytes, fits.flops
-    cheaper = None if best is None else _cheaper(best, before, lower)
-    return Proposal(budget, *found, flops, before, best, cheaper)
+        fits = min(fitting, key=lambda placement: placement.flops)
+        chosen = fits.policy, (), fits.total_bytes, fits.flops
+    cheaper = None if best is None else _cheaper(best, plain, lower)
+    return Proposal(budget, *chosen, flops, plain, best, cheaper)
 
 
 def _rank(placement: Placement) -> tuple[object, ...]:
@@ -244,12 +244,12 @@ def _rank(placement: Placement) -> tuple[object, ...]:
     return peak_of(placement), offloads, placement.flops, placement.total_bytes, not is_simple
 
 
-def _cheaper(best: Placement, before: Placement, lower: Sequence[Placement]) -> Placement | None:
+def _cheaper(best: Placement, plain: Placement, lower: Sequence[Placement]) -> Placement | None:
     """Return the placement of the fewest FLOPs that saves at least half as much as the best."""
-    limit = (peak_of(best) + peak_of(before)) / 2
+    limit = (peak_of(best) + peak_of(plain)) / 2
     worth = [p for p in lower if peak_of(p) <= limit and _OFFLOAD not in p.policy]
-    found = min(worth, key=lambda each: (each.flops, peak_of(each)), default=best)
-    return found if found.flops < best.flops else None
+    cheapest = min(worth, key=lambda placement: (placement.flops, peak_of(placement)), default=best)
+    return cheapest if cheapest.flops < best.flops else None
 
 
 class _Choice:
@@ -273,14 +273,17 @@ class _Choice:
         self._program, places = _with_names(program)
         labelled = Vjp(argnums=argnums)(self._program)
         jaxpr = jaxcompat.open_jaxpr(labelled["forward"].jaxpr)
-        given = checkpoint_names(program)
-        model = Saving(jaxpr, kept_values(labelled["forward"], labelled["backward"]), given)
+        existing = checkpoint_names(program)
+        model = Saving(jaxpr, kept_values(labelled["forward"], labelled["backward"]), existing)
         proven = _choose(self._program, argnums, model, budget)
         largest = sorted(proven.names, key=lambda name: -model.bytes[name])
-        new = [label for label in largest if label not in given]
+        new = [label for label in largest if label not in existing]
         # New names differ from those in the program, whose other values would be saved too.
-        called = unique([*given, *(places[label].name for label in new)])[len(given) :]
-        names = {**dict(zip(given, given, strict=True)), **dict(zip(new, called, strict=True))}
+        called = unique([*existing, *(places[label].name for label in new)])[len(existing) :]
+        names = {
+            **dict(zip(existing, existing, strict=True)),
+            **dict(zip(new, called, strict=True)),
+        }
         self.values = tuple(
             SavedValue(names[label], places[label].source, places[label].code, model.bytes[label])
             for label in largest
@@ -294,8 +297,8 @@ class _Choice:
         for only in places(self._program) if self.values else ():
             with suppress(UnsupportedError):  # it has effects
                 policy = _policy(self._labels)
-                found = measured(self._program, self._argnums, only, policy, compiled)
-                yield replace(found, policy=self.policy)
+                placement = measured(self._program, self._argnums, only, policy, compiled)
+                yield replace(placement, policy=self.policy)
 
 
 def _flops(gradient: Programs) -> Any:
@@ -326,11 +329,13 @@ def _with_names(program: Program) -> tuple[Program, dict[str, Named]]:
     for eqn in _names(program):
         name = str(eqn.params["name"])
         places.setdefault(name, Named(name, BEHIND.join(frames.texts(eqn)), ""))
-    found = nameable_values(jaxpr, frames)
+    nameable = nameable_values(jaxpr, frames)
     primitives = {v: str(e.primitive.name) for e in equations(jaxpr) for v in e.outvars}
-    new = unique([*places, *map(str, range(len(found)))])[len(places) :]
-    labels = {v: label for label, each in zip(new, found.values(), strict=True) for v in each}
-    places.update(zip(new, named(found, primitives, frames), strict=True))
+    new = unique([*places, *map(str, range(len(nameable)))])[len(places) :]
+    labels = {
+        v: label for label, values in zip(new, nameable.values(), strict=True) for v in values
+    }
+    places.update(zip(new, named(nameable, primitives, frames), strict=True))
     return name_values(program, labels), places
 
 
@@ -355,13 +360,13 @@ def _choose(program: Program, argnums: Argnums, model: Saving, budget: int) -> _
             break
         proven[names] = _prove(program, argnums, names)
         limit = budget + model.kept(names) - proven[names].bytes
-    if not any(each.bytes <= budget for each in proven.values()):
+    if not any(choice.bytes <= budget for choice in proven.values()):
         for names in ((), model.least()):
             proven.setdefault(names, _prove(program, argnums, names))
-    fitting = [each for each in proven.values() if each.bytes <= budget]
+    fitting = [choice for choice in proven.values() if choice.bytes <= budget]
     if not fitting:
-        return min(proven.values(), key=lambda each: each.bytes)
-    return min(fitting, key=lambda each: (each.flops, each.bytes))
+        return min(proven.values(), key=lambda choice: choice.bytes)
+    return min(fitting, key=lambda choice: (choice.flops, choice.bytes))
 
 
 def _prove(program: Program, argnums: Argnums, names: Sequence[str]) -> _Proven:
@@ -455,12 +460,12 @@ def measured(
     """
     gradient = Vjp(argnums=argnums)(_checkpointed(program, only, policy) if policy else program)
     whole = joined(gradient)
-    found = total_bytes(gradient["backward"])
-    assert found is not None
+    kept_bytes = total_bytes(gradient["backward"])
+    assert kept_bytes is not None
     flops = sum(cost(half).total.work.flops for _, half in gradient.items())
     stated = _compiled_bytes(whole) if compiled else None
     peak = memory(whole)
-    return Placement(only, policy, found, peak.peak_bytes, flops, stated, tuple(peak.unknown))
+    return Placement(only, policy, kept_bytes, peak.peak_bytes, flops, stated, tuple(peak.unknown))
 
 
 def _checkpointed(program: Program, only: Only, policy: str) -> Program:
@@ -518,14 +523,14 @@ def halves_inside(program: Program) -> Programs | None:
     if not eqns:
         return None
     constants = set(jaxcompat.open_jaxpr(jaxpr).constvars)
-    held = [v for v in free_variables(eqns) if v not in constants]
-    named = {f"{position:06}": 0 for position in range(len(held))}
+    free = [v for v in free_variables(eqns) if v not in constants]
+    named = {f"{position:06}": 0 for position in range(len(free))}
     outs = [v for eqn in eqns for v in eqn.outvars]
     debug = jaxcompat.open_jaxpr(jaxpr).debug_info
     consts = dict(zip(jaxpr.constvars, jaxpr.consts, strict=True))
-    backward = jaxcompat.new_jaxpr(list(consts), list(consts.values()), held, outs, eqns, debug)
+    backward = jaxcompat.new_jaxpr(list(consts), list(consts.values()), free, outs, eqns, debug)
     forward = inlined.replace(
-        jaxpr=jaxcompat.replace_jaxpr(jaxpr, outvars=held),
+        jaxpr=jaxcompat.replace_jaxpr(jaxpr, outvars=free),
         out_tree=structure(((), named)),
         out_names=tuple(named),
     )

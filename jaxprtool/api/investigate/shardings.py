@@ -80,10 +80,10 @@ def shardings(
         )
     program = with_contents(program)
     compile = partial(_shardings, arguments=arguments, devices=devices)
-    found, whole = compile(program)
+    facts, whole = compile(program)
     if not propose:
-        return found
-    return with_constraints(found, constraint_specs(whole), program, lambda p: compile(p)[0])
+        return facts
+    return with_constraints(facts, constraint_specs(whole), program, lambda p: compile(p)[0])
 
 
 def _shardings(
@@ -91,26 +91,26 @@ def _shardings(
 ) -> tuple[Shardings, ShardedModule]:
     """Return the facts of a program, and its module before the partitioner."""
     with compiled_afresh():
-        found = partitioned(program, arguments, devices)
-    axes = _axes(program, found, found.devices)
+        partition = partitioned(program, arguments, devices)
+    axes = _axes(program, partition, partition.devices)
     frames = frames_now(program.roots)
-    whole = ShardedModule(found.before, axes, frames, program.out_names)
+    whole = ShardedModule(partition.before, axes, frames, program.out_names)
     with without_collector():
-        return _described(program, found, whole, frames), whole
+        return _described(program, partition, whole, frames), whole
 
 
 def _described(
-    program: Program, found: Partitioned, whole: ShardedModule, frames: Frames
+    program: Program, partition: Partitioned, whole: ShardedModule, frames: Frames
 ) -> Shardings:
-    devices, axes = found.devices, whole.axes
-    memory = found.compiled.memory_analysis()
+    devices, axes = partition.devices, whole.axes
+    memory = partition.compiled.memory_analysis()
     memory_bytes = (
         memory.argument_size_in_bytes
         + memory.output_size_in_bytes
         + memory.temp_size_in_bytes
         - memory.alias_size_in_bytes
     )
-    parts = ShardedModule(found.after, axes, frames)
+    parts = ShardedModule(partition.after, axes, frames)
     repeated, share = repeated_work(whole, parts)
     return Shardings(
         program.name,
@@ -118,9 +118,9 @@ def _described(
         devices[0].platform,
         axes.shape,
         memory_bytes,
-        product_flops(found.final),
-        found_collectives(whole, parts, found.final),
-        found_values(whole, found.final, memory_bytes, _reduced(program)),
+        product_flops(partition.final),
+        found_collectives(whole, parts, partition.final),
+        found_values(whole, partition.final, memory_bytes, _reduced(program)),
         repeated,
         share,
     )
@@ -128,26 +128,28 @@ def _described(
 
 def _reduced(program: Program) -> dict[str, list[str]]:
     """Return the axes that the types of arguments and results name as reduced, by name."""
-    found = {}
+    reduced = {}
     for name, aval in (*program.arguments, *program.results):
         sharding: Any = getattr(aval, "sharding", None)
         if axes := getattr(getattr(sharding, "spec", None), "reduced", None):
-            found[name] = [str(axis) for axis in sharding.mesh.axis_names if axis in axes]
-    return found
+            reduced[name] = [str(axis) for axis in sharding.mesh.axis_names if axis in axes]
+    return reduced
 
 
-def _axes(program: Program, found: Partitioned, devices: Sequence[Any]) -> MeshAxes:
+def _axes(program: Program, partition: Partitioned, devices: Sequence[Any]) -> MeshAxes:
     """Return the axes of the program's mesh, the one with most axes if it names several.
 
     If no mesh is of these devices, there is one axis, "devices".
     """
     numbers = {device.id: i for i, device in enumerate(devices)}
-    placed = jax.tree.leaves((found.compiled.input_shardings, found.compiled.output_shardings))
-    given = (mesh for each in placed if (mesh := getattr(each, "mesh", None)) is not None)
+    placed = jax.tree.leaves(
+        (partition.compiled.input_shardings, partition.compiled.output_shardings)
+    )
+    meshes = (mesh for sharding in placed if (mesh := getattr(sharding, "mesh", None)) is not None)
     best: MeshAxes | None = None
-    for mesh in (*program.meshes, *given):
-        known = mesh.devices.flat if isinstance(mesh, Mesh) else devices
-        order = [numbers[each.id] for each in known if each.id in numbers]
+    for mesh in (*program.meshes, *meshes):
+        mesh_devices = mesh.devices.flat if isinstance(mesh, Mesh) else devices
+        order = [numbers[device.id] for device in mesh_devices if device.id in numbers]
         is_of_these = len(order) == prod(mesh.axis_sizes) == len(devices)
         if is_of_these and (best is None or len(mesh.shape) > len(best.shape)):
             best = MeshAxes(mesh.shape, order)
@@ -186,7 +188,7 @@ class _Candidate(NamedTuple):
 
 
 def with_constraints(
-    found: Shardings,
+    facts: Shardings,
     source: Sequence[ConstraintSpecs],
     program: Program,
     compile: Callable[[Program], Shardings],
@@ -194,7 +196,7 @@ def with_constraints(
     """Return sharding facts with the constraints that reduce communication.
 
     Args:
-        found: The facts of the program as it is.
+        facts: The facts of the program as it is.
         source: Its constraints, with the specs that their surroundings suggest.
         program: The program.
         compile: Compiles a program, and returns its facts.
@@ -203,26 +205,26 @@ def with_constraints(
         UnsupportedError: If the program names no mesh, or one with explicit axes: types state their
             shardings.
     """
-    mesh = _mesh(program, found)
+    mesh = _mesh(program, facts)
     frames = frames_now(program.roots)
     helpful, tried = [], 0
-    for each in _candidates(found, source, program, frames):
-        sharding = None if each.spec is None else NamedSharding(mesh, each.spec)
-        wanted = {eqn.outvars[0]: sharding for eqn in each.equations}
+    for candidate in _candidates(facts, source, program, frames):
+        sharding = None if candidate.spec is None else NamedSharding(mesh, candidate.spec)
+        wanted = {eqn.outvars[0]: sharding for eqn in candidate.equations}
         tried += 1
         try:
             changed = compile(constrain_values(program, wanted))
         except (JaxprToolError, ValueError):
             continue  # JAX or XLA rejects the constraint, as in a shard_map
-        if changed.sent_bytes < found.sent_bytes * (1 - _LEAST):
-            helpful.append(_constraint(each, frames, changed))
-    helpful.sort(key=lambda each: each.sent_bytes)
-    return replace(found, constraints=tuple(helpful), tried=tried)
+        if changed.sent_bytes < facts.sent_bytes * (1 - _LEAST):
+            helpful.append(_constraint(candidate, frames, changed))
+    helpful.sort(key=lambda constraint: constraint.sent_bytes)
+    return replace(facts, constraints=tuple(helpful), tried=tried)
 
 
-def _mesh(program: Program, found: Shardings) -> Mesh | AbstractMesh:
+def _mesh(program: Program, facts: Shardings) -> Mesh | AbstractMesh:
     for mesh in program.meshes:
-        if {str(axis): size for axis, size in mesh.shape.items()} == found.mesh:
+        if {str(axis): size for axis, size in mesh.shape.items()} == facts.mesh:
             if AxisType.Explicit not in mesh.axis_types:
                 return mesh
             raise UnsupportedError(
@@ -233,7 +235,7 @@ def _mesh(program: Program, found: Shardings) -> Mesh | AbstractMesh:
 
 
 def _candidates(
-    found: Shardings, source: Sequence[ConstraintSpecs], program: Program, frames: Frames
+    facts: Shardings, source: Sequence[ConstraintSpecs], program: Program, frames: Frames
 ) -> Iterator[_Candidate]:
     """Yield the constraints to try, in turns: one for each constraint and collective."""
     found_equations = list(equations(top_jaxpr(program)))
@@ -243,9 +245,13 @@ def _candidates(
         is_new = not (_is_constraint(eqn) or _is_batched(eqn))
         if is_new and frames.line_of([eqn]) not in backward:
             by_name[frames.named([eqn])].append(eqn)
-    added = [each for each in found.collectives if each.reason is not None and each.axes]
-    of_source = list(_of_source(source, found_equations, frames, found)) if added else []
-    of_values = [_of_collective(each, by_name, found) for each in added[:_COLLECTIVES]]
+    added = [
+        collective
+        for collective in facts.collectives
+        if collective.reason is not None and collective.axes
+    ]
+    of_source = list(_of_source(source, found_equations, frames, facts)) if added else []
+    of_values = [_of_collective(collective, by_name, facts) for collective in added[:_COLLECTIVES]]
     tried: dict[object, _Candidate] = {}
     for turn in zip_longest(*of_source, *of_values):
         for candidate in filter(None, turn):
@@ -257,32 +263,32 @@ def _of_source(
     source: Sequence[ConstraintSpecs],
     found_equations: Sequence[JaxprEqn],
     frames: Frames,
-    found: Shardings,
+    facts: Shardings,
 ) -> Iterator[list[_Candidate]]:
     """Yield the candidates of each constraint of the source: other specs, and none."""
     by_place = defaultdict[tuple[str, str], list[JaxprEqn]](list)
     for eqn in filter(_is_constraint, found_equations):
         by_place[frames.line_of([eqn]).partition(BEHIND)[0], _source_spec(eqn)].append(eqn)
-    suggested = {(each.line, each.spec): each.suggested for each in source}
+    suggested = {(constraint.line, constraint.spec): constraint.suggested for constraint in source}
     order = {place: i for i, place in enumerate(suggested)}
     for place in sorted(by_place, key=lambda place: order.get(place, len(order))):
         eqns = tuple(by_place[place])
         is_partial = any(_is_batched(e) or e.params["unconstrained_dims"] for e in eqns)
-        others = [] if is_partial else _others(eqns, suggested.get(place, ()), found)
+        others = [] if is_partial else _others(eqns, suggested.get(place, ()), facts)
         candidates = [_Candidate(eqns, spec) for spec in others]
         removed = _Candidate(eqns, None)
         yield [*candidates[:1], removed, *candidates[1:]]
 
 
 def _others(
-    eqns: Sequence[JaxprEqn], suggested: Sequence[str], found: Shardings
+    eqns: Sequence[JaxprEqn], suggested: Sequence[str], facts: Shardings
 ) -> list[PartitionSpec]:
     """Return specs for a constraint of the source: those suggested, and its axes elsewhere."""
     now = _entries(_source_spec(eqns[0]))
     shapes = [eqn.outvars[0].aval.shape for eqn in eqns]
     rank = min(map(len, shapes))
     axes = [axis for entry in now for axis in _without((), entry)]
-    groups = [axes] if axes else [[axis] for axis in found.mesh]
+    groups = [axes] if axes else [[axis] for axis in facts.mesh]
     moved = (spec for group in groups for spec in _specs(group, now, now, rank))
     specs = dict.fromkeys((*map(_entries, suggested), *moved))
     return [
@@ -290,7 +296,7 @@ def _others(
         for spec in specs
         if spec != now
         and len(spec) <= rank
-        and all(_divides(spec, shape, found.mesh) for shape in shapes)
+        and all(_divides(spec, shape, facts.mesh) for shape in shapes)
     ]
 
 
@@ -304,15 +310,15 @@ def _source_spec(eqn: JaxprEqn) -> str:
     spec = getattr(eqn.params["sharding"], "spec", PartitionSpec()).partitions
     free = eqn.params["unconstrained_dims"]
     added = free if _is_batched(eqn) else ()
-    kept = (() if i in free else _without((), each) for i, each in enumerate(spec))
+    kept = (() if i in free else _without((), entry) for i, entry in enumerate(spec))
     return spec_text(tuple(entry for i, entry in enumerate(kept) if i not in added))
 
 
 def _of_collective(
-    each: Collective, by_name: Mapping[str, Sequence[JaxprEqn]], found: Shardings
+    collective: Collective, by_name: Mapping[str, Sequence[JaxprEqn]], facts: Shardings
 ) -> Iterator[_Candidate]:
-    reason = each.reason
-    assert reason is not None and each.axes is not None
+    reason = collective.reason
+    assert reason is not None and collective.axes is not None
     for name in (reason.consumer, reason.operand):
         arrays = [eqn for eqn in by_name.get(name, ()) if eqn.outvars[0].aval.shape]
         if not arrays:
@@ -320,8 +326,10 @@ def _of_collective(
         shape = max((eqn.outvars[0].aval.shape for eqn in arrays), key=prod)
         alike = tuple(eqn for eqn in arrays if eqn.outvars[0].aval.shape == shape)
         now = reason.consumer_spec if name == reason.consumer else reason.operand_spec
-        for spec in _specs(each.axes, _entries(reason.operand_spec), _entries(now), len(shape)):
-            if spec != _entries(now) and _divides(spec, shape, found.mesh):
+        for spec in _specs(
+            collective.axes, _entries(reason.operand_spec), _entries(now), len(shape)
+        ):
+            if spec != _entries(now) and _divides(spec, shape, facts.mesh):
                 yield _Candidate(alike, spec)
 
 
@@ -339,8 +347,8 @@ def _specs(
 
 
 def _without(axes: Sequence[str], entry: object) -> tuple[str, ...]:
-    given = entry if isinstance(entry, tuple) else () if entry is None else (str(entry),)
-    return tuple(each for each in given if each not in axes)
+    entry_axes = entry if isinstance(entry, tuple) else () if entry is None else (str(entry),)
+    return tuple(axis for axis in entry_axes if axis not in axes)
 
 
 def _entries(spec: str) -> PartitionSpec:

@@ -65,42 +65,42 @@ def source(
             argument of `argnums`.
         UnsupportedError: If residuals are counted and `vjp` raises it.
     """
-    found = source_lines(program)
-    package = "" if found.files else called_package(program)
+    annotated = source_lines(program)
+    package = "" if annotated.files else called_package(program)
     if not package:
-        found = _with_residuals(found, program, residuals, argnums)
-        found = found if profile is None else with_times(found, profile)
-        return _with_collectives(found, program, shardings)
+        annotated = _with_residuals(annotated, program, residuals, argnums)
+        annotated = annotated if profile is None else with_times(annotated, profile)
+        return _with_collectives(annotated, program, shardings)
     with frames(current_frame_view().choice, package):
-        found = replace(source_lines(program), package=package)
-        found = _with_residuals(found, program, residuals, argnums)
+        annotated = replace(source_lines(program), package=package)
+        annotated = _with_residuals(annotated, program, residuals, argnums)
         if profile is not None and profile.trace is not None:
             lines = profile_of(profile.trace, profile.name, frames_now(program.roots)).lines
-            found = with_times(found, replace(profile, lines=lines))
-        return _with_collectives(found, program, shardings)
+            annotated = with_times(annotated, replace(profile, lines=lines))
+        return _with_collectives(annotated, program, shardings)
 
 
-def _with_collectives(found: Source, program: Program, shardings: Shardings | None) -> Source:
+def _with_collectives(annotated: Source, program: Program, shardings: Shardings | None) -> Source:
     if shardings is None:
-        return found
-    return with_collectives(found, shardings, frames_now(program.roots))
+        return annotated
+    return with_collectives(annotated, shardings, frames_now(program.roots))
 
 
 def _with_residuals(
-    found: Source, program: Program, residuals: bool | None, argnums: int | Sequence[int]
+    annotated: Source, program: Program, residuals: bool | None, argnums: int | Sequence[int]
 ) -> Source:
     is_loss = gives_one_float(program) and any(map(_is_float, program.in_avals))
-    if residuals or (residuals is None and is_loss and not found.has_backward):
+    if residuals or (residuals is None and is_loss and not annotated.has_backward):
         try:
             program, numbers, names = differentiated(program, argnums)
             gradient = Vjp(argnums=numbers)(program)
         except JaxprToolError as fault:
             if residuals:
                 raise
-            return replace(found, why_not_kept=fault.message)
+            return replace(annotated, why_not_kept=fault.message)
         kept = found_residuals(gradient["forward"], gradient["backward"], {})
-        found = with_residuals(found, kept, names)
-    return found
+        annotated = with_residuals(annotated, kept, names)
+    return annotated
 
 
 def differentiated(

@@ -62,5 +62,5 @@ def _repetition(program: Program) -> Repetition | None:
         outlined = Outline()(program)
     except JaxprToolError:
         return None
-    found = repetition(outlined, program)
-    return replace(found, memory=outlined_memory(outlined)) if found.bodies else found
+    repeats = repetition(outlined, program)
+    return replace(repeats, memory=outlined_memory(outlined)) if repeats.bodies else repeats

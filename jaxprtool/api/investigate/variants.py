@@ -96,10 +96,10 @@ class Planned:
 
 def programs_of(programs: Program | Sequence[Program]) -> list[Program]:
     """Return one or several programs as a list. Raises ArgumentsError for anything else."""
-    found: list[Any] = list(programs) if isinstance(programs, list | tuple) else [programs]
-    for each in found:
-        require_program(each)
-    return found
+    program_list: list[Any] = list(programs) if isinstance(programs, list | tuple) else [programs]
+    for program in program_list:
+        require_program(program)
+    return program_list
 
 
 def several(values: Any) -> Sequence[Any]:
@@ -109,7 +109,10 @@ def several(values: Any) -> Sequence[Any]:
 
 def pipelines_of(passes: str | Pipeline | Sequence[str | Pipeline]) -> list[Pipeline]:
     """Return pipelines from their texts."""
-    return [Pipeline.parse(each) if isinstance(each, str) else each for each in several(passes)]
+    return [
+        Pipeline.parse(pipeline) if isinstance(pipeline, str) else pipeline
+        for pipeline in several(passes)
+    ]
 
 
 def inputs_from(programs: Sequence[Program], args: object) -> Callable[[Program], RunInputs]:
@@ -122,12 +125,12 @@ def inputs_from(programs: Sequence[Program], args: object) -> Callable[[Program]
     Raises:
         ArgumentsError: If their number differs.
     """
-    given: dict[str, Any] = {}
+    arguments: dict[str, Any] = {}
     if args is not None and programs:
         values = flat_arguments(programs[0], args)
         require_count(programs[0], values)
-        given = dict(zip(programs[0].arg_names, values, strict=True))
-    return lambda program: RunInputs(program, *refitted(program, given))
+        arguments = dict(zip(programs[0].arg_names, values, strict=True))
+    return lambda program: RunInputs(program, *refitted(program, arguments))
 
 
 def planned(
@@ -143,12 +146,12 @@ def planned(
     Raises:
         PipelineError: If a pipeline returns several programs.
     """
-    found: list[Planned] = []
+    plan: list[Planned] = []
     several = len(targets) > 1, len(axes.pipelines) > 1
     for (number, (name, traced)), pipeline in product(enumerate(targets), axes.pipelines):
         ran = _states(pipeline, traced, on_progress)
         like = with_contents(traced)
-        states = [(text, with_contents(each, like)) for text, each in ran.found]
+        states = [(text, with_contents(state, like)) for text, state in ran.found]
         parts = [name] if several[0] else []
         parts += [str(pipeline) or AS_TRACED] if several[1] else []
         for precision, platform in product(axes.precisions, axes.backends):
@@ -161,22 +164,22 @@ def planned(
                 variant = Variant(
                     ", ".join(said) or str(pipeline) or name, program, platform, steps
                 )
-                found.append(
+                plan.append(
                     Planned(
                         variant, number, tuple(states), precision, ran.seconds, ran.keeps_checks
                     )
                 )
-    return _with_unique_names(found)
+    return _with_unique_names(plan)
 
 
-def _with_unique_names(found: Sequence[Planned]) -> list[Planned]:
+def _with_unique_names(plan: Sequence[Planned]) -> list[Planned]:
     """Return variants with unique names."""
-    names = [each.variant.name for each in found]
+    names = [entry.variant.name for entry in plan]
     if len(set(names)) == len(names):
-        return list(found)
+        return list(plan)
     return [
-        replace(each, variant=replace(each.variant, name=f"{each.variant.name} ({i})"))
-        for i, each in enumerate(found, 1)
+        replace(entry, variant=replace(entry.variant, name=f"{entry.variant.name} ({i})"))
+        for i, entry in enumerate(plan, 1)
     ]
 
 
@@ -302,15 +305,15 @@ class Verifier(Observer):
 
     def verify(
         self,
-        given: Mapping[str, object],
+        values: Mapping[str, object],
         sizes: Sizes = MappingProxyType({}),
         on_progress: Callable[[str], object] = lambda doing: None,
     ) -> Verified:
         """Compare the programs after the pipeline is done, and return the outcome.
 
         Args:
-            given: Arguments by name. One that is only a type, was added by a pass, or whose shape a
-                pass changed, is filled with random values.
+            values: Arguments by name. One that is only a type, was added by a pass, or whose shape
+                a pass changed, is filled with random values.
             sizes: The sizes of symbols; other symbols get small sizes.
             on_progress: Called with progress messages.
 
@@ -329,7 +332,7 @@ class Verifier(Observer):
             if runs is None:
                 require_runnable(program)
                 on_progress(f"{which} · running the program before the pass")
-                runs = random_runs(program, given)
+                runs = random_runs(program, values)
             assert isinstance(step.transform, Pass)
             try:
                 compared = runs.compare(
@@ -347,7 +350,7 @@ class Verifier(Observer):
                 )
                 message = f"pass '{step}': {error.message}"
                 raise CheckError(message, error.hint or hint, error.details) from error
-        nonfinite, elements = (sum(each[i] for each in counts.values()) for i in (0, 1))
+        nonfinite, elements = (sum(count[i] for count in counts.values()) for i in (0, 1))
         return Verified(len(self._compared), len(self._made), tuple(unproven), nonfinite, elements)
 
     def _leave(self, step: Step, why: str) -> None:

@@ -106,17 +106,17 @@ def find_divergence(
         executor: Returns an executor of the pieces of a variant.
     """
     first, second = (
-        replace(each, program=with_scalar_predicates(each.program)) for each in variants
+        replace(variant, program=with_scalar_predicates(variant.program)) for variant in variants
     )
     variants = first, second
-    executors: Any = tuple(executor(*each) for each in zip(variants, arguments, strict=True))
-    bodies: Any = tuple(each.program.jaxpr for each in variants)
-    given = executors[0].arguments, executors[1].arguments
+    executors: Any = tuple(executor(*pair) for pair in zip(variants, arguments, strict=True))
+    bodies: Any = tuple(variant.program.jaxpr for variant in variants)
+    placed = executors[0].arguments, executors[1].arguments
     names = variants[0].name, variants[1].name
     for strict in (True,) if exact else (False, True):
         comparator = Comparator(tolerance, strict, exact)
         search = DivergenceSearch(comparator, executors, on_progress)
-        found = search.find(bodies, given, results, positions=positions)
+        found = search.find(bodies, placed, results, positions=positions)
         if found is not None:
             return _Describer(variants[0], found, tolerance).divergence(
                 *names, strict and not exact
@@ -135,7 +135,7 @@ class _Describer:
     def divergence(self, reference: str, variant: str, strict: bool) -> Divergence:
         found = self._found
         old, new = found.eqns
-        path = tuple(each.eqn for each in found.path)
+        path = tuple(entered.eqn for entered in found.path)
         shown = old or new
         if not found.results:
             return Divergence(reference, variant, why=_FUSED, path=self._frames.path_of(path))
@@ -151,7 +151,9 @@ class _Describer:
             code=self._frames.code_of(around),
             scope="/".join(self._scopes.of(around)),
             path=self._frames.path_of(path),
-            iteration=tuple(each.iteration for each in found.path if each.iteration is not None),
+            iteration=tuple(
+                entered.iteration for entered in found.path if entered.iteration is not None
+            ),
             counterpart="" if same or new is None else self._frames.named((*path, new)),
             parameters=_other_parameters(old, new),
             operands=tuple(map(self._measured, found.operands)),
@@ -171,7 +173,7 @@ class _Describer:
         while not isinstance(atom, Literal):
             definition = next((eqn for eqn in body.eqns if atom in eqn.outvars), None)
             if definition is not None:
-                return self._frames.named([*(each.eqn for each in path), definition])
+                return self._frames.named([*(entered.eqn for entered in path), definition])
             if atom not in body.invars:
                 return "a constant"
             place = body.invars.index(atom)
@@ -188,8 +190,8 @@ _FUSED = (
 
 
 def _is_call(eqn: JaxprEqn | None) -> bool:
-    held = None if eqn is None else regions(eqn)
-    return held is not None and held.kind == "call"
+    inside = None if eqn is None else regions(eqn)
+    return inside is not None and inside.kind == "call"
 
 
 def _other_parameters(old: JaxprEqn | None, new: JaxprEqn | None) -> tuple[str, ...]:
@@ -274,7 +276,7 @@ class _Minimizer:
             if len(nonzero) < 2:
                 return
             parts = min(parts, len(nonzero))
-            if any(self._take(place, each) for each in _without(array, nonzero, parts)):
+            if any(self._take(place, reduced) for reduced in _without(array, nonzero, parts)):
                 parts = max(parts - 1, 2)
             elif parts == len(nonzero):
                 return
@@ -295,9 +297,9 @@ class _Minimizer:
 
 def _without(array: np.ndarray, nonzero: np.ndarray, parts: int) -> Iterator[np.ndarray]:
     for part in np.array_split(nonzero, parts):
-        made = array.copy()
-        made.reshape(-1)[part] = 0
-        yield made
+        zeroed = array.copy()
+        zeroed.reshape(-1)[part] = 0
+        yield zeroed
 
 
 def described(value: Any) -> str:
@@ -363,16 +365,16 @@ class Comparison(Printed):
     @property
     def unproven(self) -> list[str]:
         """A message for each result with mostly non-finite elements, which prove nothing."""
-        results = {each.name: each for variant in self.variants for each in variant.unproven}
+        results = {result.name: result for variant in self.variants for result in variant.unproven}
         return [
-            f"{name} is not finite in {max(each.nonfinite):,} of {each.size:,} elements"
-            for name, each in results.items()
+            f"{name} is not finite in {max(result.nonfinite):,} of {result.size:,} elements"
+            for name, result in results.items()
         ]
 
     @property
     def within(self) -> bool:
         """Whether all variants ran, and all results are within tolerance."""
-        return not self.error and all(each.within for each in self.variants)
+        return not self.error and all(variant.within for variant in self.variants)
 
 
 # --- repeated -------------------------------------------------------------------------------------
@@ -409,7 +411,7 @@ class Repetition:
     @property
     def differing(self) -> int:
         """The number of results that differ."""
-        return sum(not each.equal for each in self.results)
+        return sum(not result.equal for result in self.results)
 
 
 @dataclass(frozen=True)
@@ -457,12 +459,12 @@ class Determinism(Printed):
     @property
     def equal(self) -> bool:
         """Whether all runs gave the same bits, and all traces the same program."""
-        return all(each.equal for each in self.repetitions)
+        return all(repetition.equal for repetition in self.repetitions)
 
     @property
     def unproven(self) -> tuple[Measure, ...]:
         """The results with mostly non-finite elements, whose equal bits prove nothing."""
-        results = {m.name: m for each in self.repetitions for m in each.results if not m.is_proof}
+        results = {m.name: m for run in self.repetitions for m in run.results if not m.is_proof}
         return tuple(results.values())
 
 

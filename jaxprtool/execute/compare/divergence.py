@@ -99,8 +99,8 @@ class Matches:
         if a is b:
             return lambda var: var
         if (a, b) not in self._bodies:
-            for each in counterparts(a, b, arguments):
-                self._bodies.setdefault(each.bodies, each)
+            for match in counterparts(a, b, arguments):
+                self._bodies.setdefault(match.bodies, match)
         return self._bodies[a, b].counterpart
 
 
@@ -142,7 +142,7 @@ class DivergenceSearch:
         Returns:
             None if all results agree.
         """
-        a, b = (BodyRun(*each) for each in zip(self._executors, bodies, arguments, strict=True))
+        a, b = (BodyRun(*triple) for triple in zip(self._executors, bodies, arguments, strict=True))
         outs = list(zip(a.jaxpr.outvars, b.jaxpr.outvars, strict=True))
         if results is None:
             results = a.values(a.jaxpr.outvars), b.values(b.jaxpr.outvars)
@@ -181,22 +181,22 @@ class DivergenceSearch:
                 part = first_iteration(self._comparator, self._executors, loops, operands, results)
                 if part is None:
                     return None
-                bodies, given, number = part.bodies, part.arguments, part.number
+                bodies, arguments, number = part.bodies, part.arguments, part.number
             case Cond() as cond, Cond() as other_cond:
                 bodies = (
                     branch_of(cond, operands[0][0]),
                     branch_of(other_cond, operands[1][0]),
                 )
-                given = operands[0][1:], operands[1][1:]
+                arguments = operands[0][1:], operands[1][1:]
             case _ if a.kind == "call" and b.kind == "call":
                 bodies = a.bodies[0], b.bodies[0]
                 pairs = zip((a, b), operands, strict=True)
                 of_a, of_b = ([values[i] for i in e.regions[0].ins] for e, values in pairs)
-                given = of_a, of_b
+                arguments = of_a, of_b
             case _:
                 return None
         entered = EnteredBody(old, number, x.jaxpr, _given_to(a, bodies[0]))
-        return self.find(bodies, given, None, (*found.path, entered))
+        return self.find(bodies, arguments, None, (*found.path, entered))
 
 
 def _order(loop: Scan | While) -> tuple[int, bool] | None:
@@ -204,11 +204,11 @@ def _order(loop: Scan | While) -> tuple[int, bool] | None:
     return (loop.length, loop.reverse) if isinstance(loop, Scan) else None
 
 
-def _given_to(held: Regions, body: ClosedJaxpr) -> list[Atom]:
+def _given_to(inside: Regions, body: ClosedJaxpr) -> list[Atom]:
     """Return the operand of each argument of an equation's body."""
     opened = jaxcompat.open_jaxpr(body)
-    which = [jaxcompat.open_jaxpr(each) for each in held.bodies].index(opened)
-    return [held.eqn.invars[i] for i in held.regions[which].ins]
+    which = [jaxcompat.open_jaxpr(candidate) for candidate in inside.bodies].index(opened)
+    return [inside.eqn.invars[i] for i in inside.regions[which].ins]
 
 
 class _Level:
@@ -336,18 +336,18 @@ class _Level:
     def _found(
         self, path: Path, eqns: tuple[JaxprEqn | None, JaxprEqn | None], wrong: Sequence[Pair]
     ) -> Found:
-        known = set(self._counterparts) - {old for old, _ in wrong}
-        others = {new: old for old, new in self._counterparts.items() if old in known}
-        removed = _between(self._a, [old for old, _ in wrong], known)
+        matched = set(self._counterparts) - {old for old, _ in wrong}
+        others = {new: old for old, new in self._counterparts.items() if old in matched}
+        removed = _between(self._a, [old for old, _ in wrong], matched)
         added = _between(self._b, [new for _, new in wrong], others.keys())
-        operands = {v: None for eqn in removed for v in variables(eqn.invars) if v in known}
+        operands = {v: None for eqn in removed for v in variables(eqn.invars) if v in matched}
         operands |= {others[v]: None for eqn in added for v in variables(eqn.invars) if v in others}
         pairs: list[Pair] = [(v, self._counterparts[v]) for v in operands]
         pairs += _literals(*eqns)
         self._compute(pairs)
         between = tuple(
-            [eqn for eqn in found if eqn is not own]
-            for found, own in zip((removed, added), eqns, strict=True)
+            [eqn for eqn in unmatched if eqn is not diverging]
+            for unmatched, diverging in zip((removed, added), eqns, strict=True)
         )
         return Found((self._a, self._b), path, eqns, wrong, pairs, between)  # type: ignore[arg-type]
 
@@ -372,18 +372,18 @@ def _roots(
     eqns: Sequence[JaxprEqn], matched: dict[Var, Var]
 ) -> Iterator[tuple[Var, frozenset[Var]]]:
     """Yield each variable with its nearest ancestors (or itself) that have a counterpart."""
-    found: dict[Var, frozenset[Var]] = {}
+    roots: dict[Var, frozenset[Var]] = {}
     for eqn in eqns:
-        given = (found.get(v, frozenset()) for v in variables(eqn.invars))
-        others = frozenset().union(*given)
+        ancestors = (roots.get(v, frozenset()) for v in variables(eqn.invars))
+        others = frozenset().union(*ancestors)
         for var in eqn.outvars:
-            found[var] = frozenset([var]) if var in matched else others
-    yield from found.items()
+            roots[var] = frozenset([var]) if var in matched else others
+    yield from roots.items()
 
 
-def _between(run: BodyRun, wanted: Sequence[Atom], known: Any) -> list[JaxprEqn]:
+def _between(run: BodyRun, wanted: Sequence[Atom], matched: Any) -> list[JaxprEqn]:
     """Return the equations that compute values from those with a counterpart."""
-    return needed(run.jaxpr, variables(wanted), known)
+    return needed(run.jaxpr, variables(wanted), matched)
 
 
 # --- iterations -----------------------------------------------------------------------------------
@@ -435,17 +435,17 @@ class _Iterations:
             end = run(self.operands, np.int32(number), list(carry), np.int32(stop))
         return int(end.number), list(end.carry)
 
-    def _until(self, given: LoopOperands, number: Any, carry: list[Any], stop: Any) -> Progress:
+    def _until(self, operands: LoopOperands, number: Any, carry: list[Any], stop: Any) -> Progress:
         return jax.lax.while_loop(  # type: ignore[no-any-return]
             lambda progress: progress.more & (progress.number < stop),
-            lambda progress: advanced(self.loop, given, progress),
-            started(self.loop, given, number, carry),
+            lambda progress: advanced(self.loop, operands, progress),
+            started(self.loop, operands, number, carry),
         )
 
-    def _one_by_one(self, given: LoopOperands, number: Any, carry: Any, stop: Any) -> Progress:
-        progress = started(self.loop, given, number, carry, self._executor.run)
+    def _one_by_one(self, operands: LoopOperands, number: Any, carry: Any, stop: Any) -> Progress:
+        progress = started(self.loop, operands, number, carry, self._executor.run)
         while progress.more and progress.number < stop:
-            progress = advanced(self.loop, given, progress, self._executor.run, row_of)
+            progress = advanced(self.loop, operands, progress, self._executor.run, row_of)
         return progress
 
     def given(self, number: int, carry: Sequence[Any]) -> list[Any]:
@@ -476,33 +476,36 @@ def first_iteration(
     b = _Iterations(executors[1], loops[1], operands[1])
     runs, starts = (a, b), [a.operands.carry, b.operands.carry]
     stop = _ALL if last is None else last
-    ends = [each.run(0, start, stop) for each, start in zip(runs, starts, strict=True)]
+    ends = [iterations.run(0, start, stop) for iterations, start in zip(runs, starts, strict=True)]
     count = min(number for number, _ in ends)
     uneven = ends[0][0] != ends[1][0]
     if uneven:
-        ends = [each.run(0, start, count) for each, start in zip(runs, starts, strict=True)]
+        ends = [
+            iterations.run(0, start, count) for iterations, start in zip(runs, starts, strict=True)
+        ]
     carries = [carry for _, carry in ends]
     if not _diverge(comparator, carries):
         if last is None and not uneven:
             return None
         return _condition(count, runs, carries) if uneven else _body(count, runs, carries)
-    known, wrong, carries = 0, count, starts
-    while wrong - known > 1:
-        middle = (known + wrong) // 2
+    agreed, wrong, carries = 0, count, starts
+    while wrong - agreed > 1:
+        middle = (agreed + wrong) // 2
         middles = [
-            each.run(known, carry, middle)[1] for each, carry in zip(runs, carries, strict=True)
+            iterations.run(agreed, carry, middle)[1]
+            for iterations, carry in zip(runs, carries, strict=True)
         ]
         if _diverge(comparator, middles):
             wrong = middle
         else:
-            known, carries = middle, middles
-    return _body(known, runs, carries)
+            agreed, carries = middle, middles
+    return _body(agreed, runs, carries)
 
 
 def _body(number: int, runs: tuple[_Iterations, _Iterations], carries: Sequence[Any]) -> Iteration:
     a, b = runs
-    given = a.given(number, carries[0]), b.given(number, carries[1])
-    return Iteration(slice_number(a.loop, number), (a.loop.body, b.loop.body), given)
+    arguments = a.given(number, carries[0]), b.given(number, carries[1])
+    return Iteration(slice_number(a.loop, number), (a.loop.body, b.loop.body), arguments)
 
 
 def _condition(
@@ -510,8 +513,8 @@ def _condition(
 ) -> Iteration:
     a, b = runs
     assert isinstance(a.loop, While) and isinstance(b.loop, While)
-    given = [*a.operands.cond_consts, *carries[0]], [*b.operands.cond_consts, *carries[1]]
-    return Iteration(number, (a.loop.cond, b.loop.cond), given)
+    arguments = [*a.operands.cond_consts, *carries[0]], [*b.operands.cond_consts, *carries[1]]
+    return Iteration(number, (a.loop.cond, b.loop.cond), arguments)
 
 
 def _diverge(comparator: Comparator, carries: Sequence[Sequence[Any]]) -> bool:
@@ -525,13 +528,13 @@ def _first_row(
     if not isinstance(loop, Scan):
         return None
     count = len(loop.carry)
-    found = []
-    for pair in zip(*(each[count:] for each in results), strict=True):
+    first_rows = []
+    for pair in zip(*(outs[count:] for outs in results), strict=True):
         wrong = comparator.wrong(*pair)
         rows = np.flatnonzero(wrong.any(axis=tuple(range(1, wrong.ndim))))
         if len(rows):
-            found.append(loop.length - 1 - int(rows[-1]) if loop.reverse else int(rows[0]))
-    return min(found, default=None)
+            first_rows.append(loop.length - 1 - int(rows[-1]) if loop.reverse else int(rows[0]))
+    return min(first_rows, default=None)
 
 
 # --- prefixes -------------------------------------------------------------------------------------
@@ -588,9 +591,9 @@ def differing_prefix(
     while wrong and high - low > 1:
         middle = (low + high) // 2
         on_progress(f"comparing the first {middle:,} of {len(eqns):,} equations")
-        found = search.wrong(middle)
-        if found:
-            high, wrong = middle, found
+        measures = search.wrong(middle)
+        if measures:
+            high, wrong = middle, measures
         else:
             low = middle
     if not wrong:
@@ -628,7 +631,7 @@ class _Search:
 
     def _live(self, count: int) -> list[Var]:
         """Return the values of the first `count` equations that are read later, or are results."""
-        made = {v for eqn in self._jaxpr.eqns[:count] for v in eqn.outvars}
+        computed = {v for eqn in self._jaxpr.eqns[:count] for v in eqn.outvars}
         later = [atom for eqn in self._jaxpr.eqns[count:] for atom in eqn.invars]
         read = dict.fromkeys(variables([*later, *self._jaxpr.outvars]))
-        return [v for v in read if v in made and comparable(v)]
+        return [v for v in read if v in computed and comparable(v)]

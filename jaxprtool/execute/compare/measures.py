@@ -178,7 +178,7 @@ def measured(
         explain: Returns the errors that rounding explains.
     """
     types = type_of(jax.typeof(reference)), type_of(jax.typeof(value))
-    given = tolerance.rtol, tolerance.atol
+    limits = tolerance.rtol, tolerance.atol
     if not all(hasattr(x, "dtype") for x in (reference, value)):  # tokens have no data
         reference = value = np.zeros(0, bool)
     extended = any(is_extended(x.dtype) for x in (reference, value) if hasattr(x, "dtype"))
@@ -201,8 +201,8 @@ def measured(
         *types,
         equal=bool(same.all()) and types[0] == types[1],
         within=bool(within.all()),
-        rtol=given[0],
-        atol=given[1],
+        rtol=limits[0],
+        atol=limits[1],
         tolerated=float(tolerated.max(initial=0.0) if place is None else tolerated[place]),
         error=_error_ratio(a, b, same, within, tolerated),
         differing=int((~same).sum()),
@@ -267,8 +267,8 @@ def _errors(
     errors = np.zeros(a.shape)
     errors[finite] = np.abs(b[finite] - a[finite])
     sizes = np.abs(a)
-    known = finite & (sizes > 0)
-    relative = float((errors[known] / sizes[known]).max()) if known.any() else None
+    nonzero = finite & (sizes > 0)
+    relative = float((errors[nonzero] / sizes[nonzero]).max()) if nonzero.any() else None
     place = np.unravel_index(int(errors.argmax()), errors.shape)
     return float(errors.max()), relative, tuple(map(int, place))
 
@@ -362,14 +362,14 @@ class Comparator:
         return ~same if self.exact else ~(same | self._near(a, b))
 
     def _near(self, a: np.ndarray, b: np.ndarray) -> np.ndarray:
-        relative, given = self.tolerance.relative(a.dtype, b.dtype), self.tolerance.atol or 0.0
+        relative, atol = self.tolerance.relative(a.dtype, b.dtype), self.tolerance.atol or 0.0
         sizes = np.abs(wide(a))
         if not self.strict:
             rounding = _ROUNDINGS * max(float(jnp.finfo(x.dtype).eps) for x in (a, b))
             relative, sizes = max(relative, rounding), sizes[np.isfinite(sizes)].max(initial=0.0)
         with np.errstate(all="ignore"):
             errors = np.abs(wide(b) - wide(a))
-            return np.asarray(np.isfinite(errors) & (errors <= given + relative * sizes))
+            return np.asarray(np.isfinite(errors) & (errors <= atol + relative * sizes))
 
     def differ(self, reference: Any, value: Any) -> bool:
         """Return True if some element differs."""

@@ -90,17 +90,17 @@ class Compared:
     @property
     def within(self) -> bool:
         """Whether the variant ran, with the same effects, and every result is within tolerance."""
-        return not (self.error or self.effects) and all(each.within for each in self.results)
+        return not (self.error or self.effects) and all(result.within for result in self.results)
 
     @property
     def unproven(self) -> tuple[Measure, ...]:
         """The equal results with mostly non-finite elements, which prove nothing."""
-        return tuple(each for each in self.results if each.within and not each.is_proof)
+        return tuple(result for result in self.results if result.within and not result.is_proof)
 
     @property
     def equal(self) -> bool:
         """Whether the variant ran, with the same effects, and every result has the same bits."""
-        return not (self.error or self.effects) and all(each.equal for each in self.results)
+        return not (self.error or self.effects) and all(result.equal for result in self.results)
 
 
 class Runner:
@@ -206,7 +206,7 @@ def _others(verb: str, reference: Program, variant: Variant) -> ArgumentsError:
     first = next((i for i, (a, b) in enumerate(zip(*texts, strict=False)) if a != b), None)
     if first is None:
         first = min(map(len, texts))
-    old, new = (each[first] if first < len(each) else "nothing" for each in texts)
+    old, new = (listed[first] if first < len(listed) else "nothing" for listed in texts)
     what = "arguments" if verb == "takes" else "results"
     return ArgumentsError(
         f"{variant.name} cannot be compared, because it {verb} different {what}: {new}, where "
@@ -418,7 +418,7 @@ class Precision(Printed):
     @property
     def within(self) -> bool:
         """Whether all results are within tolerance with the pass, on all inputs."""
-        return not self.failure and all(each.within for each in self.results)
+        return not self.failure and all(result.within for result in self.results)
 
 
 # --- risks ----------------------------------------------------------------------------------------
@@ -457,11 +457,11 @@ def risks(program: Program) -> tuple[Risk, ...]:
 
     Kernels of Pallas are not searched.
     """
-    frames, found = frames_now(program.roots), dict[tuple[str, str], list[str]]()
-    _search(jaxcompat.open_jaxpr(program.jaxpr), (), frames, found)
+    frames, lines_by_risk = frames_now(program.roots), dict[tuple[str, str], list[str]]()
+    _search(jaxcompat.open_jaxpr(program.jaxpr), (), frames, lines_by_risk)
     return tuple(
         Risk(primitive, why, len(lines), tuple(dict.fromkeys(filter(None, lines))))
-        for (primitive, why), lines in found.items()
+        for (primitive, why), lines in lines_by_risk.items()
     )
 
 
@@ -469,27 +469,27 @@ def _search(
     jaxpr: Jaxpr,
     around: tuple[JaxprEqn, ...],
     frames: Frames,
-    found: dict[tuple[str, str], list[str]],
+    lines_by_risk: dict[tuple[str, str], list[str]],
 ) -> None:
     for eqn in jaxpr.eqns:
         name = str(eqn.primitive.name)
         if why := _why(eqn, name):
-            found.setdefault((name, why), []).append(frames.line_of((*around, eqn)))
+            lines_by_risk.setdefault((name, why), []).append(frames.line_of((*around, eqn)))
         if name != "pallas_call":
             for _, body in bodies(eqn):
-                _search(body, (*around, eqn), frames, found)
+                _search(body, (*around, eqn), frames, lines_by_risk)
 
 
 def _why(eqn: JaxprEqn, name: str) -> str:
     """Return why the results of an equation may differ, or ""."""
-    held = traits(eqn)
-    if held.callback:
+    eqn_traits = traits(eqn)
+    if eqn_traits.callback:
         # Prints have no results.
         return _CALLBACK if eqn.outvars else ""
     rule = _RULES.get(name)
     if rule is not None:
         return rule(eqn)
-    return _COLLECTIVE if held.collective and _sums(eqn, name) else ""
+    return _COLLECTIVE if eqn_traits.collective and _sums(eqn, name) else ""
 
 
 def _adds_in_any_order(eqn: JaxprEqn) -> str:

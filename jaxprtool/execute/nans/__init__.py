@@ -159,8 +159,10 @@ def find_nan(program: Program, args: object, device: jax.Device | None = None) -
     """
     with _searched(program, args, device) as (program, origins):
         reading = _Describer(program)
-        found = [reading.bad_value(each) for each in origins if each.reached or not each.held]
-    return NanSearch(program.name, tuple(sorted(found, key=lambda each: not each.reaches)))
+        bad_values = [
+            reading.bad_value(origin) for origin in origins if origin.reached or not origin.held
+        ]
+    return NanSearch(program.name, tuple(sorted(bad_values, key=lambda bad: not bad.reaches)))
 
 
 def nan_cone(program: Program, args: object) -> tuple[ClosedJaxpr, list[Any]] | None:
@@ -178,10 +180,10 @@ def nan_cone(program: Program, args: object) -> tuple[ClosedJaxpr, list[Any]] | 
         values. None if no equation produces a NaN that reaches a result.
     """
     with _searched(program, args, None) as (_, origins):
-        made = [each for each in origins if each.state == NAN and each.reached]
-    if not made or made[0].step is None:
+        nans = [origin for origin in origins if origin.state == NAN and origin.reached]
+    if not nans or nans[0].step is None:
         return None
-    return cone_of(made[0].step, made[0].operands)
+    return cone_of(nans[0].step, nans[0].operands)
 
 
 def origin_of(program: Program, arguments: Sequence[Any], position: int, check: FiniteCheck) -> str:
@@ -193,10 +195,10 @@ def origin_of(program: Program, arguments: Sequence[Any], position: int, check: 
         position: The position of the result.
         check: The kind of fault.
     """
-    with unchecked(), ready_to_step(program, list(arguments), None) as (program, given):
-        search = OriginSearch(program.jaxpr, given, program.arg_names, known=NAN | INF)
+    with unchecked(), ready_to_step(program, list(arguments), None) as (program, placed):
+        search = OriginSearch(program.jaxpr, placed, program.arg_names, known=NAN | INF)
     result, states = search.results[position], NAN * check.nans | INF * check.infs
-    origin = next((each for each in result.origins if each.state & states), None)
+    origin = next((origin for origin in result.origins if origin.state & states), None)
     if origin is not None and origin.step is not None:
         return named(origin.step.eqn)
     if origin is not None and origin.name:
@@ -214,8 +216,8 @@ def _searched(
     with ready_to_step(program, args, device) as (program, arguments):
         has_mesh = mesh_in_types(program) is not None
         look = None if has_mesh else screened(program.jaxpr, arguments)
-        made, clean = look or (True, set())
-        search = OriginSearch(program.jaxpr, arguments, program.arg_names, clean) if made else None
+        bad, clean = look or (True, set())
+        search = OriginSearch(program.jaxpr, arguments, program.arg_names, clean) if bad else None
         yield program, [] if search is None else search.origins
 
 
@@ -246,10 +248,10 @@ class _Describer:
             position=place,
             devices=origin.devices or tuple(_devices(value, origin.state)),
             operands=tuple(self._operands(origin, place)),
-            way=tuple(self._operand(*each) for each in origin.provenance),
+            way=tuple(self._operand(*source) for source in origin.provenance),
             reaches=tuple(names[i] for i in origin.reached),
             dropped="" if origin.reached else self._named(origin.dropped),
-            leads_to=tuple(self._named(each.step) for each in origin.led_to.values()),
+            leads_to=tuple(self._named(other.step) for other in origin.led_to.values()),
             forward=self._forward(step),
         )
 
@@ -312,8 +314,8 @@ def _range(data: Any) -> tuple[float | None, float | None, int, int]:
     array = plain(data)
     if array.dtype.kind not in "fciu" or not array.size:
         return None, None, 0, 0
-    found = statistics(array)
-    return found["min"], found["max"], found.get("nan", 0), found.get("inf", 0)
+    stats = statistics(array)
+    return stats["min"], stats["max"], stats.get("nan", 0), stats.get("inf", 0)
 
 
 def _type(origin: Origin, value: Tracked | None) -> Any:
@@ -362,17 +364,17 @@ def is_mostly_nonfinite(count: int, size: int) -> bool:
 
 def unproven(names: Sequence[str], values: Sequence[Any]) -> list[str]:
     """Return a message for each result that is not finite in most elements."""
-    found = []
+    messages = []
     for name, value in zip(names, values, strict=True):
         count, size = nonfinite(value), getattr(value, "size", 0)
         if is_mostly_nonfinite(count, size):
-            found.append(f"{name} is not finite in {count:,} of {size:,} elements")
-    return found
+            messages.append(f"{name} is not finite in {count:,} of {size:,} elements")
+    return messages
 
 
 def finite_fill(
     program: Program,
-    given: Mapping[str, Any],
+    by_name: Mapping[str, Any],
     run: Callable[[Sequence[Any]], Sequence[Any]],
     seed: int = 0,
 ) -> Filled:
@@ -384,29 +386,31 @@ def finite_fill(
 
     Args:
         program: The program.
-        given: Values by argument name; a `jax.ShapeDtypeStruct` is filled.
+        by_name: Values by argument name; a `jax.ShapeDtypeStruct` is filled.
         run: Runs the program on flat arguments.
         seed: The seed of random values.
     """
 
     def attempt(domains: Mapping[str, Domain]) -> _Attempt:
-        filled = fill(program, given, seed, domains)
+        filled = fill(program, by_name, seed, domains)
         values = run(filled.arguments)
         mostly = len(unproven(program.out_names, values))
-        nans = any(bool(np.isnan(wide(as_numpy(each))).any()) for each in values if nonfinite(each))
+        nans = any(
+            bool(np.isnan(wide(as_numpy(value))).any()) for value in values if nonfinite(value)
+        )
         return _Attempt(filled, mostly, sum(map(nonfinite, values)), nans)
 
     best = attempt({})
     for _ in range(_ORIGINS):
         if not (best.nans or best.mostly):
             break
-        before = best
-        for domains in _other_domains(program, before.filled):
-            tried = attempt({**before.filled.within, **domains})
-            best = min(best, tried, key=lambda each: (each.mostly, each.elements))
+        previous = best
+        for domains in _other_domains(program, previous.filled):
+            tried = attempt({**previous.filled.within, **domains})
+            best = min(best, tried, key=lambda candidate: (candidate.mostly, candidate.elements))
             if not best.elements:
                 return best.filled
-        if best is before:
+        if best is previous:
             break
     return best.filled
 
@@ -444,12 +448,12 @@ def _other_domains(program: Program, filled: Filled) -> Iterator[dict[str, Domai
 
 def _leading_to_nan(program: Program, filled: Filled) -> list[str]:
     """Return the arguments that lead to the first NaN or infinity in the results."""
-    found = None
+    first = None
     with suppress(UnsupportedError):
-        found = find_nan(program, filled.arguments).first
-    if found is None:
+        first = find_nan(program, filled.arguments).first
+    if first is None:
         return []
-    return [each.argument for each in (*found.operands, *found.way) if each.argument]
+    return [operand.argument for operand in (*first.operands, *first.way) if operand.argument]
 
 
 def _is_square(shape: Sequence[int]) -> bool:

@@ -140,13 +140,13 @@ def flags_of(
 
 @Contains
 def _refused(eqn: JaxprEqn) -> bool:
-    held = view(eqn)
-    if isinstance(held, While | Cond | Call | CustomJVP):
+    structured = view(eqn)
+    if isinstance(structured, While | Cond | Call | CustomJVP):
         return False
-    if isinstance(held, Scan):
-        return not isinstance(held.length, int)
+    if isinstance(structured, Scan):
+        return not isinstance(structured.length, int)
     refs = any(isinstance(v.aval, AbstractRef) for v in (*eqn.invars, *eqn.outvars))
-    return refs or isinstance(held, ShardMap) or bool(eqn.effects and eqn.outvars)
+    return refs or isinstance(structured, ShardMap) or bool(eqn.effects and eqn.outvars)
 
 
 class _Screener(Interpreter):
@@ -206,8 +206,8 @@ class _Screener(Interpreter):
             if makes:
                 if len(self._flags) > 2 * _INFINITE:
                     raise _TooMany
-                given = reduce(or_, (x.has_inf for x in operands), jnp.array(False))
-                self._flags += [jnp.isnan(data).any(), result.has_inf & ~given]
+                operand_inf = reduce(or_, (x.has_inf for x in operands), jnp.array(False))
+                self._flags += [jnp.isnan(data).any(), result.has_inf & ~operand_inf]
             return result
         if like.keeps_nonfinite:
             left = [self._unchecked.pop(id(x.data), None) is not None for x in operands]
@@ -223,17 +223,17 @@ class _Screener(Interpreter):
     # --- loops and branches -----------------------------------------------------------------------
 
     def equation(self, eqn: JaxprEqn, operands: list[Any]) -> Sequence[_Screened]:
-        match held := view(eqn):
+        match structured := view(eqn):
             case Scan() | While():
                 for value in operands:
                     self.require(value, INF)
-                loop = self._scanned if isinstance(held, Scan) else self._looped
-                results, flag = loop(held, operands)  # type: ignore[arg-type]
+                loop = self._scanned if isinstance(structured, Scan) else self._looped
+                results, flag = loop(structured, operands)  # type: ignore[arg-type]
                 self.loops.append((eqn, flag))
                 self._flags.append(flag)
                 return results
             case Cond():
-                return self._branched(held, operands)
+                return self._branched(structured, operands)
         return super().equation(eqn, operands)
 
     def _inside(
@@ -259,9 +259,11 @@ class _Screener(Interpreter):
         (carry, flag), ys = jax.lax.scan(
             one, start, data[n + k :], scan.length, scan.reverse, scan.unroll
         )
-        held = [jnp.isnan(y).any() for y, state in zip(ys, stacked, strict=True) if state & NAN]
+        nan_flags = [
+            jnp.isnan(y).any() for y, state in zip(ys, stacked, strict=True) if state & NAN
+        ]
         states = [*states[n : n + k], *(state & INF for state in stacked)]
-        return list(map(_Screened, (*carry, *ys), states)), reduce(or_, held, flag)
+        return list(map(_Screened, (*carry, *ys), states)), reduce(or_, nan_flags, flag)
 
     def _looped(self, loop: While, operands: list[_Screened]) -> tuple[list[_Screened], Any]:
         c, b = len(loop.cond_consts), len(loop.cond_consts) + len(loop.body_consts)
@@ -390,8 +392,8 @@ class OriginCounter(Interpreter):
         counts = self._zeros()
         if self._single:
             numbers = jnp.array(list(self._single))
-            made = [self._everywhere(each) for each in self._single.values()]
-            counts = counts.at[numbers].set(jnp.stack(made))
+            single_counts = [self._everywhere(count) for count in self._single.values()]
+            counts = counts.at[numbers].set(jnp.stack(single_counts))
         return sum(self._whole, counts)
 
     def _zeros(self) -> Any:
@@ -410,12 +412,12 @@ class OriginCounter(Interpreter):
 
     def evaluate(self, eqn: JaxprEqn, operands: list[Any]) -> Sequence[Masked]:
         results = self.bound(eqn, operands)
-        made = self._made(eqn, operands, results) if may_make(eqn) else None
-        if made is not None:
+        produced = self._made(eqn, operands, results) if may_make(eqn) else None
+        if produced is not None:
             number = self._numbers[id(eqn)]
-            self._single[number] = self._single.get(number, 0) + made.astype(jnp.int32)
+            self._single[number] = self._single.get(number, 0) + produced.astype(jnp.int32)
         if self._indices is not None:
-            origins = self._origins(eqn, operands, made)
+            origins = self._origins(eqn, operands, produced)
             for x in results:
                 if has_state(x.data):
                     x.mask = origins & (x.state[0] | x.state[1])
@@ -441,14 +443,14 @@ class OriginCounter(Interpreter):
             nan, inf = nan | x.state[0], inf | x.state[1]
         return nan, inf
 
-    def _origins(self, eqn: JaxprEqn, operands: Sequence[Masked], made: Any) -> Mask:
+    def _origins(self, eqn: JaxprEqn, operands: Sequence[Masked], produced: Any) -> Mask:
         """Return the combined mask of the operands and of new origins of an equation."""
         mask = any_of([x.mask for x in operands])
         if traits(eqn).collective:
             mask = self._anywhere(mask)
-        if made is not None:
+        if produced is not None:
             indices = self._indices[self._numbers[id(eqn)]][:, None]
-            mask |= ((jnp.arange(FOLLOWED) == indices) & made[:, None]).any(0)
+            mask |= ((jnp.arange(FOLLOWED) == indices) & produced[:, None]).any(0)
         return mask
 
     def _anywhere(self, flags: Any) -> Any:
@@ -497,13 +499,13 @@ class OriginCounter(Interpreter):
         return [*carry, *map(Masked, ys, masks)]
 
     def while_loop(self, loop: While, operands: list[Masked]) -> list[Masked]:
-        given = LoopOperands.of(loop, self._masked(operands))
+        by_role = LoopOperands.of(loop, self._masked(operands))
         inner = self.inner()
-        start = started(loop, given, 0, given.carry, inner.results), inner.counts()
+        start = started(loop, by_role, 0, by_role.carry, inner.results), inner.counts()
 
         def one(state: Any) -> Any:
             inner = self.inner()
-            after = advanced(loop, given, state[0], inner.results)
+            after = advanced(loop, by_role, state[0], inner.results)
             return after, state[1] + inner.counts()
 
         end, counts = jax.lax.while_loop(lambda state: state[0].more, one, start)
@@ -545,14 +547,14 @@ class OriginTable:
     """Origins by their mask index; false if there are none.
 
     Args:
-        made: The origins of equations of the body, by `id` and state.
+        by_equation: The origins of equations of the body, by `id` and state.
         values: The arguments of the body.
     """
 
-    def __init__(self, made: Mapping[tuple[int, int], Origin], values: Iterable[Tracked]):
-        origins = union([*origins_of(values), *made.values()])
+    def __init__(self, by_equation: Mapping[tuple[int, int], Origin], values: Iterable[Tracked]):
+        origins = union([*origins_of(values), *by_equation.values()])
         self._indices = {origin: min(i, FOLLOWED - 1) for i, origin in enumerate(origins)}
-        self._made = made
+        self._made = by_equation
 
     def __bool__(self) -> bool:
         return bool(self._indices)
@@ -610,8 +612,8 @@ class SearchState(NamedTuple):
 
 def body_equations(loop: Scan | While) -> list[JaxprEqn]:
     """Return the equations with counts: those in the bodies of a loop, at any depth."""
-    found = {id(e): e for body in bodies_of(loop) for e in equations(jaxcompat.open_jaxpr(body))}
-    return list(found.values())
+    eqns = {id(e): e for body in bodies_of(loop) for e in equations(jaxcompat.open_jaxpr(body))}
+    return list(eqns.values())
 
 
 def compiled_iterations(loop: Scan | While) -> Callable[..., tuple[Progress, Any]]:
@@ -623,17 +625,23 @@ def compiled_iterations(loop: Scan | While) -> Callable[..., tuple[Progress, Any
     numbers = {id(eqn): i for i, eqn in enumerate(body_equations(loop))}
 
     @jax.jit
-    def run(known: SearchState, start: Progress, given: LoopOperands) -> tuple[Progress, Any]:
+    def run(search: SearchState, start: Progress, operands: LoopOperands) -> tuple[Progress, Any]:
         def one(state: Any) -> Any:
             before, counts, _ = state
-            inner = OriginCounter(numbers, known.indices)
-            after = advanced(loop, given, before, inner.results, row_at, put_at)
-            made = inner.counts()
-            values = *given.cond_consts, *given.consts, *given.xs, *before.carry, *before.ys
+            inner = OriginCounter(numbers, search.indices)
+            after = advanced(loop, operands, before, inner.results, row_at, put_at)
+            new_counts = inner.counts()
+            values = (
+                *operands.cond_consts,
+                *operands.consts,
+                *operands.xs,
+                *before.carry,
+                *before.ys,
+            )
             new = _origins(after.carry, after.ys) & ~_origins(values)
-            stops = ((made > 0) & ~known.ignored).any() | (known.watched & new.any())
+            stops = ((new_counts > 0) & ~search.ignored).any() | (search.watched & new.any())
             # Stacked results need not be restored: the iteration rewrites its rows.
-            pair = (before._replace(ys=[]), counts), (after._replace(ys=[]), counts + made)
+            pair = (before._replace(ys=[]), counts), (after._replace(ys=[]), counts + new_counts)
             kept, counts = jax.tree.map(lambda a, b: jnp.where(stops, a, b), *pair)
             return kept._replace(ys=after.ys), counts, stops
 
@@ -703,7 +711,7 @@ class CheckedShards:
         """
         top = jaxcompat.open_jaxpr(self._view.body)
         flow = DataFlow(top)
-        jaxpr = next(body for body in flow.holders if any(each is eqn for each in body.eqns))
+        jaxpr = next(body for body in flow.holders if any(other is eqn for other in body.eqns))
         return [_source(flow, jaxpr, atom) for atom in eqn.invars]
 
     def followed(self, indices: Any, operands: Sequence[Masked]) -> list[Masked]:
@@ -741,8 +749,8 @@ class CheckedShards:
             run.run(self._view.body, list(map(Masked, shards)))
             return [jnp.asarray(x)[None] for x in run.values]
 
-        found = jax.jit(on_shards(self._view, recorded, with_results=False))(*self._operands)
-        values = [x[place] for x in found]
+        stacked = jax.jit(on_shards(self._view, recorded, with_results=False))(*self._operands)
+        values = [x[place] for x in stacked]
         devices = self._view.mesh.devices.flatten()
         names = tuple(str(device) for device, flag in zip(devices, flags, strict=True) if flag)
         return ShardOrigin(eqn, state, names, values[:count], values[count:])

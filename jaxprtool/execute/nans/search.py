@@ -111,15 +111,15 @@ class OriginSearch(SteppingInterpreter):
         self._compiled: dict[Any, Any] = {}
         # The number of iterations of each loop run equation by equation.
         self._by_hand: Counter[int] = Counter()
-        given = [self._argument(*each) for each in zip(arguments, names, strict=True)]
-        self.results: list[Tracked] = list(map(self._result, self.run(closed, given)))
+        tracked = [self._argument(*pair) for pair in zip(arguments, names, strict=True)]
+        self.results: list[Tracked] = list(map(self._result, self.run(closed, tracked)))
         for position, value in enumerate(self.results):
             for origin in value.origins:
                 origin.reached.append(position)
         #: The origins found, one per equation and state, in order of creation.
-        found = map(representative, self._by_equation.values())
-        made = sorted(found, key=lambda origin: origin.number)
-        self.origins = [*self._arguments, *made, *self._held.values()]
+        representatives = map(representative, self._by_equation.values())
+        in_order = sorted(representatives, key=lambda origin: origin.number)
+        self.origins = [*self._arguments, *in_order, *self._held.values()]
 
     def _argument(self, data: Any, name: str) -> Tracked:
         value = Tracked(data, name=name)
@@ -195,18 +195,18 @@ class OriginSearch(SteppingInterpreter):
 
     def evaluate(self, eqn: JaxprEqn, operands: list[Any]) -> list[Tracked]:
         data = [x.data for x in operands]
-        given = self.effects.results(eqn, data)
-        step, results = self.step(eqn, operands, given)
-        refs = [x for x in (*data, *given) if isinstance(jax.typeof(x), AbstractRef)]
-        before = tuple(dict.fromkeys(o for ref in refs for o in self._refs.get(id(ref), ())))
-        origins = union([*origins_of(operands), *before])
+        outs = self.effects.results(eqn, data)
+        step, results = self.step(eqn, operands, outs)
+        refs = [x for x in (*data, *outs) if isinstance(jax.typeof(x), AbstractRef)]
+        ref_origins = tuple(dict.fromkeys(o for ref in refs for o in self._refs.get(id(ref), ())))
+        origins = union([*origins_of(operands), *ref_origins])
         contents = [Tracked(ref[...]) for ref in refs]
-        if not before and (may_make(eqn) or any(map(_holds_nan, operands))):
-            made = self._made(step, operands, [*results, *contents])
-            if made is not None:
+        if not ref_origins and (may_make(eqn) or any(map(_holds_nan, operands))):
+            new_origin = self._made(step, operands, [*results, *contents])
+            if new_origin is not None:
                 for origin in origins:
-                    origin.led_to.setdefault((id(eqn), made.state), made)
-                origins = union([*origins, made])
+                    origin.led_to.setdefault((id(eqn), new_origin.state), new_origin)
+                origins = union([*origins, new_origin])
         if origins:
             for x in (*results, *contents):
                 with_origins(x, origins)
@@ -218,13 +218,13 @@ class OriginSearch(SteppingInterpreter):
         return results
 
     def step(
-        self, eqn: JaxprEqn, operands: Sequence[Tracked], given: Sequence[Any]
+        self, eqn: JaxprEqn, operands: Sequence[Tracked], outs: Sequence[Any]
     ) -> tuple[Evaluation, list[Tracked]]:
         """Return the step of an equation and its results."""
-        held = _is_held(eqn, operands)
-        step = Evaluation(eqn, self.around, self.iterations, operands, held)
-        self._retain(step, sum(getattr(x, "nbytes", 0) for x in given))
-        return step, [Tracked(x, step, position=i) for i, x in enumerate(given)]
+        is_held = _is_held(eqn, operands)
+        step = Evaluation(eqn, self.around, self.iterations, operands, is_held)
+        self._retain(step, sum(getattr(x, "nbytes", 0) for x in outs))
+        return step, [Tracked(x, step, position=i) for i, x in enumerate(outs)]
 
     def _retain(self, step: Evaluation | DataMovement, size: int) -> None:
         """Keep the operands of a step, and drop those of old steps."""
@@ -239,16 +239,16 @@ class OriginSearch(SteppingInterpreter):
         self, step: Evaluation, operands: Sequence[Tracked], results: Sequence[Tracked]
     ) -> Origin | None:
         """Return the origin if an equation made a NaN or an infinity, else None."""
-        given, new = FINITE, FINITE
+        old, new = FINITE, FINITE
         for x in results:
             new |= x.state
         if new == FINITE:
             return None
         for x in operands:
-            given |= x.state
-        if new & NAN and not given & NAN:
+            old |= x.state
+        if new & NAN and not old & NAN:
             state = NAN
-        elif new & INF and given == FINITE:
+        elif new & INF and old == FINITE:
             state = INF
         else:
             return None
@@ -258,15 +258,15 @@ class OriginSearch(SteppingInterpreter):
         self, state: int, step: Evaluation, operands: Sequence[Tracked], results: Sequence[Tracked]
     ) -> Origin:
         """Return the origin of a NaN or an infinity that an equation made."""
-        known = self._by_equation.setdefault((id(step.eqn), state), [])
-        if sum(not each.closed for each in known) >= _APART:
-            known[-1].times += 1
-            return known[-1]
+        origins = self._by_equation.setdefault((id(step.eqn), state), [])
+        if sum(not origin.closed for origin in origins) >= _APART:
+            origins[-1].times += 1
+            return origins[-1]
         # Compute it now, before the operands are dropped.
         values = provenance(step, results) if results else ()
         origin = Origin(state, step, "", results, tuple(operands), values, number=self._number)
         self._number += 1
-        known.append(origin)
+        origins.append(origin)
         self._open.append(origin)
         return origin
 
@@ -287,43 +287,43 @@ class OriginSearch(SteppingInterpreter):
         for origin in self._open[first:]:
             if origin not in live:
                 origin.closed = True
-                known = self._by_equation[id(origin.step.eqn), origin.state]  # type: ignore[union-attr]
-                before = next(each for each in known if each.closed)
-                if before is not origin:
-                    before.times += origin.times
-                    known.remove(origin)
-        self._open[first:] = [each for each in self._open[first:] if each in live]
+                of_equation = self._by_equation[id(origin.step.eqn), origin.state]  # type: ignore[union-attr]
+                earlier = next(other for other in of_equation if other.closed)
+                if earlier is not origin:
+                    earlier.times += origin.times
+                    of_equation.remove(origin)
+        self._open[first:] = [origin for origin in self._open[first:] if origin in live]
 
-    def shards(self, held: ShardMap, operands: list[Tracked]) -> list[Tracked]:
-        checked = CheckedShards(held, _data(operands))
-        step, outs = self.step(held.eqn, operands, checked.results)
-        for made in checked.made():
-            around = (*step.around, held.eqn)
-            sources = checked.sources(made.eqn)
-            given = [
-                _shard(*each, operands, around, step.iterations)
-                for each in zip(made.operands, sources, strict=False)
+    def shards(self, shard_map: ShardMap, operands: list[Tracked]) -> list[Tracked]:
+        checked = CheckedShards(shard_map, _data(operands))
+        step, outs = self.step(shard_map.eqn, operands, checked.results)
+        for shard_origin in checked.made():
+            around = (*step.around, shard_map.eqn)
+            sources = checked.sources(shard_origin.eqn)
+            shard_operands = [
+                _shard(*pair, operands, around, step.iterations)
+                for pair in zip(shard_origin.operands, sources, strict=False)
             ]
-            inner = Evaluation(made.eqn, around, step.iterations, given)
-            results = [Tracked(x, inner, position=i) for i, x in enumerate(made.results)]
-            origin = self._found(made.state, inner, inner.operands, results)
-            origin.devices = tuple(dict.fromkeys([*origin.devices, *made.devices]))
+            inner = Evaluation(shard_origin.eqn, around, step.iterations, shard_operands)
+            results = [Tracked(x, inner, position=i) for i, x in enumerate(shard_origin.results)]
+            origin = self._found(shard_origin.state, inner, inner.operands, results)
+            origin.devices = tuple(dict.fromkeys([*origin.devices, *shard_origin.devices]))
         table = OriginTable(self.last_origins_of(checked.equations), operands)
         if table and any(x.state for x in outs):
             indices = table.indices(checked.equations)
-            found = checked.followed(indices, table.traced(operands))
-            for x, traced in zip(outs, found, strict=True):
+            followed = checked.followed(indices, table.traced(operands))
+            for x, traced in zip(outs, followed, strict=True):
                 with_origins(x, table.origins(traced))
         return outs
 
     # --- loops ------------------------------------------------------------------------------------
 
     def compiled_loop(self, loop: Scan | While, operands: list[Tracked]) -> list[Tracked]:
-        given = LoopOperands.of(loop, operands)
+        by_role = LoopOperands.of(loop, operands)
         stacked = loop.ys if isinstance(loop, Scan) else ()
         ys = [Tracked(jnp.zeros(var.aval.shape, var.aval.dtype)) for var in stacked]
-        compiled = _CompiledLoop(self, loop, operands, given)
-        number, carry, more = 0, given.carry, self._has_more(loop, given, 0, given.carry)
+        compiled = _CompiledLoop(self, loop, operands, by_role)
+        number, carry, more = 0, by_role.carry, self._has_more(loop, by_role, 0, by_role.carry)
         while more:
             if self._is_compiled_by_now(loop, number, len(compiled.equations)):
                 number, carry, ys, more = compiled.run(number, carry, ys)
@@ -331,26 +331,26 @@ class OriginSearch(SteppingInterpreter):
                     break
             self.frames[-1].skip_to(number)
             place = slice_number(loop, number)
-            rows = [self.row(x, place) for x in given.xs]
-            outs = self.enter(loop.body, [*given.consts, *carry, *rows])
+            rows = [self.row(x, place) for x in by_role.xs]
+            outs = self.enter(loop.body, [*by_role.consts, *carry, *rows])
             carry, rows = outs[: len(carry)], outs[len(carry) :]
             ys = [
                 Tracked(y.data.at[place].set(row.data), None, union([*y.origins, *row.origins]))
                 for y, row in zip(ys, rows, strict=True)
             ]
             number += 1
-            more = self._has_more(loop, given, number, carry)
+            more = self._has_more(loop, by_role, number, carry)
         if isinstance(loop, While):
             return carry
         _, outs = self.step(loop.eqn, operands, _data([*carry, *ys]))
         return [*carry, *map(with_origins, outs[len(carry) :], (y.origins for y in ys))]
 
     def _has_more(
-        self, loop: Scan | While, given: LoopOperands, number: int, carry: list[Tracked]
+        self, loop: Scan | While, operands: LoopOperands, number: int, carry: list[Tracked]
     ) -> bool:
         if isinstance(loop, Scan):
             return number < loop.length
-        (more,) = self.enter(loop.cond, [*given.cond_consts, *carry])
+        (more,) = self.enter(loop.cond, [*operands.cond_consts, *carry])
         return bool(more.data)
 
     def _is_compiled_by_now(self, loop: Scan | While, number: int, equations: int) -> bool:
@@ -401,7 +401,7 @@ class _CompiledLoop:
         search: The search.
         loop: The loop.
         operands: The loop's operands.
-        given: The operands by role.
+        by_role: The operands by role.
     """
 
     def __init__(
@@ -409,10 +409,10 @@ class _CompiledLoop:
         search: OriginSearch,
         loop: Scan | While,
         operands: Sequence[Tracked],
-        given: LoopOperands,
+        by_role: LoopOperands,
     ):
         self._search, self._eqn, self._operands = search, loop.eqn, operands
-        self._fixed = given._replace(carry=[])
+        self._fixed = by_role._replace(carry=[])
         self.equations = body_equations(loop)
         self._run = search.compiled(loop)
         self._first = search.open_count
@@ -426,18 +426,18 @@ class _CompiledLoop:
         Returns the number of that iteration, or of all iterations, the carry and the stacked
         results before it, and whether the loop continues.
         """
-        made = self._search.last_origins_of(self.equations)
-        table = OriginTable(made, [*carry, *ys, *chain(*self._fixed)])
-        ignored = [[(id(e), state) in made for state in (NAN, INF)] for e in self.equations]
-        known = SearchState(
+        last_origins = self._search.last_origins_of(self.equations)
+        table = OriginTable(last_origins, [*carry, *ys, *chain(*self._fixed)])
+        ignored = [[(id(e), state) in last_origins for state in (NAN, INF)] for e in self.equations]
+        search_state = SearchState(
             jnp.array(ignored, bool).reshape(-1, 2),
             table.indices(self.equations) if table else None,
             jnp.array(self._stops < _STOPS),
         )
         start = Progress(jnp.int32(number), table.traced(carry), table.traced(ys), jnp.array(True))
-        ran, counts = self._run(known, start, LoopOperands(*map(table.traced, self._fixed)))
+        ran, counts = self._run(search_state, start, LoopOperands(*map(table.traced, self._fixed)))
         self._stops += 1
-        self._count(made, np.asarray(counts))
+        self._count(last_origins, np.asarray(counts))
         ys = [Tracked(y.data, None, table.origins(y)) for y in ran.ys]
         if int(ran.number) > number:
             _, outs = self._search.step(self._eqn, self._operands, [x.data for x in ran.carry])
@@ -445,11 +445,11 @@ class _CompiledLoop:
         self._search.close(self._first, [*carry, *ys])
         return int(ran.number), carry, ys, bool(ran.more)
 
-    def _count(self, made: Mapping[tuple[int, int], Origin], counts: np.ndarray) -> None:
+    def _count(self, last_origins: Mapping[tuple[int, int], Origin], counts: np.ndarray) -> None:
         """Add the number of times that known origins were made again."""
         for number, column in np.argwhere(counts):
             key = id(self.equations[number]), (NAN, INF)[column]
-            made[key].times += int(counts[number, column])
+            last_origins[key].times += int(counts[number, column])
 
 
 def _is_held(eqn: JaxprEqn, operands: Sequence[Tracked]) -> bool:
@@ -481,7 +481,7 @@ def provenance(step: Evaluation, results: Sequence[Tracked]) -> list[ProvenanceV
     it was computed. Elements that depend on an argument are preferred to constants; among these,
     the most suspicious one is taken. Values that were only moved are left out.
     """
-    found: list[ProvenanceValue] = []
+    trail: list[ProvenanceValue] = []
     value = next(x for x in results if x.state)
     place: Index | None = first_place(value)
     reads = source_elements(value, place) or [SourceElements(x, None) for x in step.operands]
@@ -490,16 +490,16 @@ def provenance(step: Evaluation, results: Sequence[Tracked]) -> list[ProvenanceV
         reads = [x for x in reads if not isinstance(x.value, ConstantValue)]
         reads = [x for x in reads if has_state(x.value.data)] or reads[:1]
         reads = [x for x in reads if not x.value.held] or reads
-        if not reads or len(found) == _MOST_VALUES:
+        if not reads or len(trail) == _MOST_VALUES:
             break
         one = _element(value, place)
         read = max(reads, key=lambda x: _most_suspicious(x, one)[0])
         is_known &= read.where is not None
         value, place = read.value, _most_suspicious(read, one)[1]
         if not _is_moved(value):
-            found.append(ProvenanceValue(value, place if is_known else None))
+            trail.append(ProvenanceValue(value, place if is_known else None))
         reads = source_elements(value, place)
-    return found
+    return trail
 
 
 def _is_moved(value: Tracked) -> bool:

@@ -164,11 +164,11 @@ def representative(origins: Sequence[Origin]) -> Origin:
 
     It is the first one that reaches a result, or else the first one.
     """
-    found = next((each for each in origins if each.reached), origins[0])
-    others = [each for each in origins if each is not found]
-    found.times += sum(each.times for each in others)
-    found.reached = sorted({place for each in origins for place in each.reached})
-    return found
+    first = next((origin for origin in origins if origin.reached), origins[0])
+    others = [origin for origin in origins if origin is not first]
+    first.times += sum(origin.times for origin in others)
+    first.reached = sorted({place for origin in origins for place in origin.reached})
+    return first
 
 
 def origins_of(values: Iterable[Tracked]) -> tuple[Origin, ...]:
@@ -289,9 +289,9 @@ def source_elements(value: Tracked, place: Index | None) -> list[SourceElements]
     if step is None or not step.operands:
         return []
     if place is not None and has_state(value.data) and not step.eqn.effects:
-        found = _elements(step, value, place) or _alike(step.operands, value, place)
-        if found:
-            return found
+        sources = _elements(step, value, place) or _alike(step.operands, value, place)
+        if sources:
+            return sources
     started = _start(step.eqn, value.position)
     if started is not None and not step.operands[started].held:
         return [SourceElements(step.operands[started], None)]
@@ -357,9 +357,9 @@ def _chosen(reads: Sequence[SourceElements], element: Any) -> Iterator[SourceEle
 
 def _equal(reads: Sequence[SourceElements], element: Any) -> Iterator[SourceElements]:
     """Yield the operands to which an element of a `max`, `min` or `clamp` is equal."""
-    for each in reads:
-        if np.array_equal(plain(each.value.data)[each.where], element, equal_nan=True):
-            yield each
+    for read in reads:
+        if np.array_equal(plain(read.value.data)[read.where], element, equal_nan=True):
+            yield read
 
 
 _CHOOSES: dict[str, Callable[[Sequence[SourceElements], Any], Iterator[SourceElements]]] = {
@@ -429,5 +429,5 @@ def _contracted(step: Evaluation, place: Index) -> Iterator[Index]:
 
 def _start(eqn: JaxprEqn, position: int) -> int | None:
     """Return the position of the operand with the initial value of a loop result, or None."""
-    held = regions(eqn) if holds_jaxpr(eqn.params.values()) else None
-    return None if held is None else {out: i for i, out in held.carried}.get(position)
+    inside = regions(eqn) if holds_jaxpr(eqn.params.values()) else None
+    return None if inside is None else {out: i for i, out in inside.carried}.get(position)

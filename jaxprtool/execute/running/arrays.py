@@ -60,8 +60,8 @@ class Filled:
         count, random = len(self.arguments), len(self.random)
         if not random:
             return "the given values" if count else "no inputs"
-        given = f"the given values, {random} of {count} of them random"
-        return f"{'random values' if random == count else given}, seed {seed}{self.domains_text()}"
+        text = f"the given values, {random} of {count} of them random"
+        return f"{'random values' if random == count else text}, seed {seed}{self.domains_text()}"
 
     def domains_text(self) -> str:
         """Return the restricted domains of random values: `, v positive`."""
@@ -77,7 +77,7 @@ class Filled:
 
 def fill(
     program: Program,
-    given: Mapping[str, Any],
+    values: Mapping[str, Any],
     seed: int = 0,
     domains: Mapping[str, Domain] | None = None,
 ) -> Filled:
@@ -94,11 +94,11 @@ def fill(
     arguments, random, within = [], [], {}
     names = zip(program.arg_names, program.in_avals, strict=True)
     for position, (name, aval) in enumerate(names):
-        if name not in given:
+        if name not in values:
             raise ArgumentsError(
                 f"the passes added an argument '{name}' to {program.name}, which has no value"
             )
-        value = contents(given[name])
+        value = contents(values[name])
         if isinstance(value, jax.ShapeDtypeStruct):
             sharding = value.sharding
             domain = (domains or {}).get(name) or _domain(program, position)
@@ -124,14 +124,16 @@ def fill(
     return Filled(tuple(program.checked(arguments)), tuple(random), within)
 
 
-def refitted(program: Program, given: Mapping[str, Any]) -> tuple[dict[str, Any], tuple[str, ...]]:
+def refitted(
+    program: Program, by_name: Mapping[str, Any]
+) -> tuple[dict[str, Any], tuple[str, ...]]:
     """Return values by argument name; those added or reshaped by passes are given by type.
 
     A Ref is replaced by its value. `fill` makes random values for a type: for instance, tangents of
     `jvp` are not given, and the value of one batch element does not fit a batch. Also returns the
     names of the replaced values.
     """
-    values, dropped = {name: contents(value) for name, value in given.items()}, []
+    values, dropped = {name: contents(value) for name, value in by_name.items()}, []
     for name, aval in zip(program.arg_names, program.in_avals, strict=True):
         value = values.get(name)
         if isinstance(value, jax.ShapeDtypeStruct):
@@ -190,7 +192,7 @@ def _steers_a_loop(program: Program, position: int) -> bool:
     """Return True if an argument flows into a `while` loop."""
     top = open_jaxpr(program.jaxpr)
     run = forward_slice(top, Start([(top, top.invars[position])]))
-    eqns = (each.jaxpr.eqns[i] for each in run.runs() for i in each.inside)
+    eqns = (body_run.jaxpr.eqns[i] for body_run in run.runs() for i in body_run.inside)
     return any(isinstance(view(eqn), While) for eqn in eqns)
 
 
@@ -242,9 +244,9 @@ def random_argument(
     sizes = {}
     if isinstance(bound, LengthsBound):
         sizes = {
-            each: int(random_argument(program, i, seed))
-            for i, (each, aval) in enumerate(program.arguments)
-            if isinstance(bounds.get(each), SizeBound) and aval.shape == ()
+            name: int(random_argument(program, i, seed))
+            for i, (name, aval) in enumerate(program.arguments)
+            if isinstance(bounds.get(name), SizeBound) and aval.shape == ()
         }
     rng = np.random.default_rng((seed, position))
     try:

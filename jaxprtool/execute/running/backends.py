@@ -87,9 +87,9 @@ def survey() -> Survey:
             start_backends()
         except BackendStartError as error:
             asked = {error.backend: error.reason}
-            found = _started(None) if jaxcompat.has_backends() else []
+            started = _started(None) if jaxcompat.has_backends() else []
         else:
-            asked, found = {}, _started(jax_backend.get_backend())
+            asked, started = {}, _started(jax_backend.get_backend())
     for name in not_installed():
         failed.pop(name, None)
     failed |= asked
@@ -97,14 +97,14 @@ def survey() -> Survey:
     for plugin in installed:
         if (reason := plugin.import_error) is not None:
             failed[plugin.package or plugin.module] = reason
-    names = {*failed, *(backend.platform for backend in found)}
+    names = {*failed, *(backend.platform for backend in started)}
     wants_cuda = not {"cuda", "gpu"}.isdisjoint(asked_platforms())
     if "cuda" not in names and (
         wants_cuda or any("xla_cuda" in plugin.module for plugin in installed)
     ):
         failed["cuda"] = NO_NVIDIA_GPU
     failures = [Failure(name, _first_line(reason)) for name, reason in sorted(failed.items())]
-    return Survey(found, installed, failures)
+    return Survey(started, installed, failures)
 
 
 def memory_of(device: jax.Device) -> int | None:
@@ -161,12 +161,12 @@ def backends() -> list[Backend]:
 
 def _started(default: Any) -> list[Backend]:
     """Return the backends that have started; `default` is the client of the default one."""
-    found = []
+    started = []
     for platform_name, client in jax_backend.backends().items():
         version = _first_line(client.platform_version)
         devices = tuple(client.local_devices())
-        found.append(Backend(platform_name, version, devices, client is default))
-    return sorted(found, key=lambda b: (not b.default, b.platform))
+        started.append(Backend(platform_name, version, devices, client is default))
+    return sorted(started, key=lambda b: (not b.default, b.platform))
 
 
 def device(platform: str | None = None, index: int = 0) -> jax.Device:
@@ -174,14 +174,15 @@ def device(platform: str | None = None, index: int = 0) -> jax.Device:
 
     Raises BackendError, which lists the existing ones, if the platform or device is missing.
     """
-    found = _backend(platform)
-    if not 0 <= index < len(found.devices):
-        numbers = "0" if len(found.devices) == 1 else f"0 to {len(found.devices) - 1}"
+    backend = _backend(platform)
+    if not 0 <= index < len(backend.devices):
+        numbers = "0" if len(backend.devices) == 1 else f"0 to {len(backend.devices) - 1}"
         raise BackendError(
-            f"no device {index} on backend '{found.platform}'; it has {_count(found)}: {numbers}",
-            _host_devices_hint(found, index),
+            f"no device {index} on backend '{backend.platform}'; it has {_count(backend)}: "
+            f"{numbers}",
+            _host_devices_hint(backend, index),
         )
-    return found.devices[index]
+    return backend.devices[index]
 
 
 def _backend(platform: str | None) -> Backend:
@@ -479,6 +480,6 @@ def _machine() -> str:
     instructions = platform.processor()
     with suppress(OSError):
         lines = Path("/proc/cpuinfo").read_text().splitlines()
-        known = (line for line in lines if line.startswith(("flags", "Features")))
-        instructions = next(known, instructions)
+        flag_lines = (line for line in lines if line.startswith(("flags", "Features")))
+        instructions = next(flag_lines, instructions)
     return f"{platform.machine()}-{hashlib.sha256(instructions.encode()).hexdigest()[:8]}"

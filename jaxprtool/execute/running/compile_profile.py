@@ -106,20 +106,20 @@ def compile_profile(
     program = with_contents(program)
     ready = run.ready(program, arguments, device)
     with compiled_afresh(), ready as (there, _), _events() as threads:
-        made = run.compiled(program, there, lambda doing: None)
-    if made.lower is None or made.compile is None or made.compile_cpu is None:
+        compilation = run.compiled(program, there, lambda doing: None)
+    if compilation.lower is None or compilation.compile is None or compilation.compile_cpu is None:
         raise UnsupportedError("nothing is compiled as a whole under jax_disable_jit")
-    main = next((each for each in threads if any(e.name == _WHOLE for e in each)), [])
+    main = next((thread for thread in threads if any(e.name == _WHOLE for e in thread)), [])
     kernels: list[tuple[str, float]] = []
     for thread in threads:
         kernels += _kernels(thread)
-    module = compiled_module(made.executable)
+    module = compiled_module(compilation.executable)
     return CompileProfile(
         trace_time,
-        made.lower,
-        made.compile,
-        made.compile_cpu,
-        _stages(main, made.compile),
+        compilation.lower,
+        compilation.compile,
+        compilation.compile_cpu,
+        _stages(main, compilation.compile),
         _passes(main),
         _bodies(kernels, module, frames_now(program.roots)),
     )
@@ -131,9 +131,9 @@ def compile_seconds(
     """Return the CPU time of XLA to compile a program, in seconds."""
     program = with_contents(program)
     with compiled_afresh(), run.ready(program, arguments, device) as (there, _):
-        made = run.compiled(program, there, lambda doing: None)
-    assert made.compile_cpu is not None
-    return made.compile_cpu
+        compilation = run.compiled(program, there, lambda doing: None)
+    assert compilation.compile_cpu is not None
+    return compilation.compile_cpu
 
 
 # --- events -----------------------------------------------------------------------------------
@@ -172,16 +172,16 @@ def _events() -> Iterator[list[list[_Event]]]:
     """Yield a list that holds the events of each thread after the `with` block."""
     options = jax.profiler.ProfileOptions()
     options.python_tracer_level = 0
-    found: list[list[_Event]] = []
+    threads: list[list[_Event]] = []
     with tempfile.TemporaryDirectory(prefix="jaxprtool-") as folder:
         with jax.profiler.trace(folder, profiler_options=options):
-            yield found
+            yield threads
         (file,) = Path(folder).rglob("*.xplane.pb")
         data = jax.profiler.ProfileData.from_file(str(file))
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", DeprecationWarning)  # jaxlib's types have no __module__
         for plane in data.planes:
-            found += [list(map(_event, line.events)) for line in plane.lines]
+            threads += [list(map(_event, line.events)) for line in plane.lines]
 
 
 def _event(event: jax.profiler.ProfileEvent) -> _Event:
@@ -225,18 +225,20 @@ def _passes(main: Sequence[_Event]) -> tuple[Stage, ...]:
     inside = [
         event
         for event in main
-        if any(each.start <= event.start and event.end <= each.end for each in pipelines)
+        if any(
+            pipeline.start <= event.start and event.end <= pipeline.end for pipeline in pipelines
+        )
     ]
     seconds: dict[str, float] = defaultdict(float)
-    for event, own in _self_times(inside):
-        seconds[event.name.partition(" (")[0]] += own
+    for event, self_seconds in _self_times(inside):
+        seconds[event.name.partition(" (")[0]] += self_seconds
     return _longest(seconds)[:MOST]
 
 
 def _longest(seconds: Mapping[str, float]) -> tuple[Stage, ...]:
     """Return stages, the longest first."""
-    found = (Stage(name, each) for name, each in seconds.items())
-    return tuple(sorted(found, key=lambda stage: -stage.seconds))
+    stages = (Stage(name, total) for name, total in seconds.items())
+    return tuple(sorted(stages, key=lambda stage: -stage.seconds))
 
 
 # --- kernels and bodies -----------------------------------------------------------------------
@@ -245,9 +247,9 @@ def _longest(seconds: Mapping[str, float]) -> tuple[Stage, ...]:
 def _kernels(thread: Sequence[_Event]) -> list[tuple[str, float]]:
     """Return the kernels that a thread compiled, each with its share of the thread's time."""
     kernels = [event for event in thread if event.kernel]
-    own = sum(event.seconds for event in kernels)
+    kernel_seconds = sum(event.seconds for event in kernels)
     tasks = sum(event.seconds for event in thread if event.name == _TASK)
-    scale = max(tasks / own, 1.0) if own else 0.0
+    scale = max(tasks / kernel_seconds, 1.0) if kernel_seconds else 0.0
     return [(event.kernel, scale * event.seconds) for event in kernels]
 
 
@@ -266,11 +268,11 @@ class _Body:
 def _bodies(
     kernels: Sequence[tuple[str, float]], module: Module, frames: Frames
 ) -> tuple[CompiledBody, ...]:
-    found: dict[tuple[str, str], _Body] = defaultdict(_Body)
+    by_place: dict[tuple[str, str], _Body] = defaultdict(_Body)
     for kernel, seconds in kernels:
         frame = _frame(kernel, module, frames)
         place = (frame.file, _INNER.sub("", frame.function)) if frame else ("", "")
-        body = found[place]
+        body = by_place[place]
         body.seconds.append(seconds)
         body.lines += [frame.line] if frame else []
     whole = sum(seconds for _, seconds in kernels)
@@ -282,7 +284,7 @@ def _bodies(
             sum(body.seconds) / whole,
             SourceRange(file, min(body.lines), max(body.lines)) if body.lines else None,
         )
-        for (file, function), body in found.items()
+        for (file, function), body in by_place.items()
     ]
     return tuple(sorted(bodies, key=lambda body: -body.seconds)[:MOST])
 
@@ -293,7 +295,7 @@ def _frame(kernel: str, module: Module, frames: Frames) -> UserFrame | None:
     instruction = module.by_name.get(name)
     if instruction is None:
         return None
-    for each in (instruction, *module.inside(instruction)):
-        if location := frames.location_in(module.frames(each)):
+    for candidate in (instruction, *module.inside(instruction)):
+        if location := frames.location_in(module.frames(candidate)):
             return location.frame
     return None

@@ -198,17 +198,17 @@ class Rounding:
         exact = self.values
         if exact is None:
             return None
-        found = [np.zeros(np.shape(x)) for x in exact]
+        errors = [np.zeros(np.shape(x)) for x in exact]
         for i in range(_RUNS):
             moved = self.wide.run(self._arguments, i + 1, **sizes)
             if moved is None:
                 return None
-            for error, a, b in zip(found, exact, moved, strict=True):
+            for error, a, b in zip(errors, exact, moved, strict=True):
                 if _is_inexact(a):
                     with np.errstate(all="ignore"):
                         spread = np.abs(b - a)
                     np.fmax(error, spread, out=error, where=np.isfinite(spread))
-        return found
+        return errors
 
 
 def rounding(dtype: Any) -> float:
@@ -296,11 +296,11 @@ def _distance(a: np.ndarray, b: np.ndarray) -> np.ndarray:
     return np.where(np.isfinite(difference), difference, np.inf)
 
 
-def _error(before: Rounding, place: int, a: np.ndarray, eps: float) -> np.ndarray:
+def _error(reference: Rounding, place: int, a: np.ndarray, eps: float) -> np.ndarray:
     """Return the error of each element of a result of the reference."""
     # Elements of an extended dtype are several numbers each.
-    if before.errors is not None and before.errors[place].shape == a.shape:
-        return np.asarray(before.errors[place] * (eps / rounding(a.dtype)))
+    if reference.errors is not None and reference.errors[place].shape == a.shape:
+        return np.asarray(reference.errors[place] * (eps / rounding(a.dtype)))
     sizes = np.abs(wide(a))  # the largest element stands for the terms of all
     return np.full(a.shape, 8 * eps * sizes[np.isfinite(sizes)].max(initial=0.0))
 
@@ -417,15 +417,15 @@ class _Moved(Interpreter):
         """Return the results of an equation in double precision, or else in its own dtypes."""
         try:
             params = {name: _wide_parameter(value) for name, value in eqn.params.items()}
-            found = list(bind(eqn.replace(params=params), operands))
+            results = list(bind(eqn.replace(params=params), operands))
         except Exception:  # not every primitive has every dtype
-            found = []
-        if [_type(x) for x in found] == [_wide_type(v.aval) for v in eqn.outvars]:
-            return found
+            results = []
+        if [_type(x) for x in results] == [_wide_type(v.aval) for v in eqn.outvars]:
+            return results
         if any(map(_is_inexact, operands)) and any(_is_inexact(v.aval) for v in eqn.outvars):
             self._narrow.append(eqn.primitive.name)
-        own = [_of_type(x, v.aval) for x, v in zip(operands, eqn.invars, strict=True)]
-        return [_widened(x) for x in bind(eqn, own)]
+        narrowed = [_of_type(x, v.aval) for x, v in zip(operands, eqn.invars, strict=True)]
+        return [_widened(x) for x in bind(eqn, narrowed)]
 
     def _moved(self, x: Any, aval: Aval, size: float) -> Any:
         """Return a value with random errors of some roundings of its dtype."""
@@ -553,8 +553,8 @@ def _wide_parameter(value: Any) -> Any:
     if isinstance(value, Jaxpr | ClosedJaxpr):
         closed = jaxcompat.close_jaxpr(value)
         types = [jax.ShapeDtypeStruct(*_wide_type(v.aval)) for v in closed.invars]
-        made = jax.make_jaxpr(lambda *args: Interpreter().run(closed, args))(*types)
-        return made if isinstance(value, ClosedJaxpr) else jaxcompat.open_jaxpr(made)
+        traced = jax.make_jaxpr(lambda *args: Interpreter().run(closed, args))(*types)
+        return traced if isinstance(value, ClosedJaxpr) else jaxcompat.open_jaxpr(traced)
     if isinstance(value, tuple) and holds_jaxpr(value):
         items = list(map(_wide_parameter, value))
         return type(value)(*items) if hasattr(value, "_fields") else tuple(items)

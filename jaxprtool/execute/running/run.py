@@ -130,8 +130,8 @@ def choose_device(program: Program, platform: str | None, index: int | None) -> 
     if platform is None and index is None:
         return None
     chosen = backends.device(platform, index or 0)
-    own = own_devices(program)
-    if not own:
+    devices = own_devices(program)
+    if not devices:
         mesh = mesh_in_types(program)
         if mesh is not None and index is not None and mesh.size > 1:
             raise BackendError(
@@ -140,8 +140,8 @@ def choose_device(program: Program, platform: str | None, index: int | None) -> 
                 hint="omit --device",
             )
         return chosen
-    if chosen not in own or (index is not None and len(own) > 1):
-        names = ", ".join(map(str, own[:4])) + (", …" if len(own) > 4 else "")
+    if chosen not in devices or (index is not None and len(devices) > 1):
+        names = ", ".join(map(str, devices[:4])) + (", …" if len(devices) > 4 else "")
         raise BackendError(
             f"{program.name} runs on the devices of its own mesh ({names}), so it cannot run on "
             f"{chosen}",
@@ -152,18 +152,18 @@ def choose_device(program: Program, platform: str | None, index: int | None) -> 
 
 def own_devices(program: Program) -> tuple[jax.Device, ...]:
     """Return the devices named by a program's meshes and shardings, at any depth."""
-    found: dict[jax.Device, None] = {}
+    devices: dict[jax.Device, None] = {}
     if program.jit is not None:
         options = (
             *program.jit.of_arguments(program.arguments),
             *program.jit.of_results(program.results),
         )
         for asked in options:
-            found.update(dict.fromkeys(_devices_in(asked.placement)))
+            devices.update(dict.fromkeys(_devices_in(asked.placement)))
     for eqn in equations(jaxcompat.open_jaxpr(program.jaxpr)):
         for value in eqn.params.values():
-            found.update(dict.fromkeys(_devices_in(value)))
-    return tuple(sorted(found, key=lambda d: d.id))
+            devices.update(dict.fromkeys(_devices_in(value)))
+    return tuple(sorted(devices, key=lambda d: d.id))
 
 
 def _devices_in(value: object) -> Iterator[jax.Device]:
@@ -206,19 +206,27 @@ def run(
         repeat = 0 if has_effects(program) else REPEATS
     check = FiniteCheck.from_config()
     with ready(program, arguments, device) as (arguments, device):
-        made = compiled(program, arguments, on_progress)
+        compilation = compiled(program, arguments, on_progress)
         on_progress(f"running {program.name}")
         with failures_reported(program):
-            first_time, outs = made.first_call(arguments)
+            first_time, outs = compilation.first_call(arguments)
             program.require_finite(check, arguments, outs)
             with without_collector():
-                times = [made.seconds(arguments) for _ in range(repeat)]
+                times = [compilation.seconds(arguments) for _ in range(repeat)]
     median = statistics.median(times) if times else None
     return RunReport(
         program.name,
         devices_of(outs, device),
-        Times(made.lower, made.compile, made.compile_cpu, made.cached, first_time, median, repeat),
-        made.memory,
+        Times(
+            compilation.lower,
+            compilation.compile,
+            compilation.compile_cpu,
+            compilation.cached,
+            first_time,
+            median,
+            repeat,
+        ),
+        compilation.memory,
         tuple(
             Output(name, aval.str_short(short_dtypes=True), value)
             for name, aval, value in zip(program.out_names, program.out_avals, outs, strict=True)
@@ -364,10 +372,14 @@ def compiled(
 
 def _memory(compiled: jax.stages.Compiled) -> CompiledMemory | None:
     """Return the memory of a compiled program; None if its backend does not report it."""
-    known = compiled.memory_analysis()
-    if known is None:
+    analysis = compiled.memory_analysis()
+    if analysis is None:
         return None
-    sizes = known.argument_size_in_bytes, known.output_size_in_bytes, known.temp_size_in_bytes
+    sizes = (
+        analysis.argument_size_in_bytes,
+        analysis.output_size_in_bytes,
+        analysis.temp_size_in_bytes,
+    )
     return CompiledMemory(*sizes)
 
 
@@ -424,8 +436,8 @@ def devices_of(outs: Sequence[object], device: jax.Device | None) -> tuple[jax.D
     if device is not None:
         return (device,)
     # Arrays of dtype float0 have no data and no device.
-    found = {d for out in outs if isinstance(out, jax.Array) for d in out.devices()}
-    return tuple(sorted(found, key=lambda d: d.id)) or (backends.device(),)
+    devices = {d for out in outs if isinstance(out, jax.Array) for d in out.devices()}
+    return tuple(sorted(devices, key=lambda d: d.id)) or (backends.device(),)
 
 
 def _one_line(error: BaseException) -> str:
@@ -504,7 +516,7 @@ def call_form(program: Program) -> CallForm:
     flat = jaxcompat.jaxpr_as_fun(program.jaxpr)
     keywords, effects = program.jit_keywords, bool(program.jaxpr.effects)
     donated = frozenset(keywords.get("donate_argnums", ()))
-    groups = [each for part in program.in_tree.children() for each in part.children()]
+    groups = [group for part in program.in_tree.children() for group in part.children()]
     leaves = iter(range(len(program.in_avals)))
     owned = [[i in donated for i in islice(leaves, group.num_leaves)] for group in groups]
     is_partly_donated = any(any(flags) and not all(flags) for flags in owned)
@@ -523,12 +535,12 @@ def call_form(program: Program) -> CallForm:
 
 def _suits(tree: PyTreeDef) -> bool:
     """Return True if the container classes accept placeholders of JAX instead of arrays."""
-    made = filled(tree, [object() for _ in range(tree.num_leaves)])
-    leaves = jax.tree.leaves(made, is_leaf=lambda each: isinstance(each, SubstituteNode))
-    return not any(isinstance(each, SubstituteNode) for each in leaves)
+    arguments = filled(tree, [object() for _ in range(tree.num_leaves)])
+    leaves = jax.tree.leaves(arguments, is_leaf=lambda node: isinstance(node, SubstituteNode))
+    return not any(isinstance(leaf, SubstituteNode) for leaf in leaves)
 
 
-def seconds_of(form: CallForm, call: Callable[..., Any], each: list[Sequence[Any]]) -> float:
+def seconds_of(form: CallForm, call: Callable[..., Any], arguments: list[Sequence[Any]]) -> float:
     """Return the seconds that calls take, each of which waits until its results are ready.
 
     If arguments are donated, results are kept until the end: a user's loop passes them to the next
@@ -537,15 +549,16 @@ def seconds_of(form: CallForm, call: Callable[..., Any], each: list[Sequence[Any
     Args:
         form: The form of the call.
         call: The function, with or without `jax.jit`.
-        each: The arguments of each call, from `calls`. If some are donated, the list is emptied.
+        arguments: The arguments of each call, from `calls`. If some are donated, the list is
+            emptied.
     """
     kept, ready = [], jax.block_until_ready
     start = time.perf_counter()
     if form.donated:
-        while each:
-            kept.append(ready(call(*each.pop())))
+        while arguments:
+            kept.append(ready(call(*arguments.pop())))
     else:
-        for args in each:
+        for args in arguments:
             ready(call(*args))
     if form.effects:
         jax.effects_barrier()
@@ -603,9 +616,9 @@ def at_one_size(
     else:
         before = before.specialized(example_sizes(before.name, before.in_avals))
     shapes = {name: aval.shape for name, aval in before.arguments}
-    known = [(name, aval) for name, aval in after.arguments if name in shapes]
-    found = found_sizes(after.name, known, [shapes[name] for name, _ in known])
-    return before, after.specialized(found)
+    common = [(name, aval) for name, aval in after.arguments if name in shapes]
+    sizes = found_sizes(after.name, common, [shapes[name] for name, _ in common])
+    return before, after.specialized(sizes)
 
 
 def require_runnable(program: Program) -> None:
@@ -680,13 +693,13 @@ def run_init_apply(
     filled = fill(whole, dict(zip(whole.arg_names, arguments, strict=True)), seed)
     values = dict(zip(whole.arg_names, filled.arguments, strict=True))
     device = choose_device(init, platform, None)
-    made = run(init, fill(init, values).arguments, device, 0, on_progress)
+    init_report = run(init, fill(init, values).arguments, device, 0, on_progress)
     paths = leaf_paths(init.out_tree)
-    variables = dict(zip(paths, (out.value for out in made.outputs), strict=True))
+    variables = dict(zip(paths, (out.value for out in init_report.outputs), strict=True))
     if len(variables) < len(paths):
         twice = next(path for path in paths if paths.count(path) > 1)
         raise OutputError(f"two variables have the path '{twice}'")
-    values |= {out.name: out.value for out in made.outputs}
+    values |= {out.name: out.value for out in init_report.outputs}
     device = choose_device(apply, platform, None)
-    given = run(apply, fill(apply, values).arguments, device, on_progress=on_progress)
-    return InitApplyReport(made, given, variables, filled)
+    apply_report = run(apply, fill(apply, values).arguments, device, on_progress=on_progress)
+    return InitApplyReport(init_report, apply_report, variables, filled)

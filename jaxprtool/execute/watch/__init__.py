@@ -255,10 +255,10 @@ class WatchedRun(SteppingInterpreter):
             self._leave_out(eqn)
         return super().evaluate(eqn, operands)
 
-    def frame(self, held: View, operands: list[Any]) -> Frame:
-        frame = super().frame(held, operands)
-        if isinstance(held, While) and self._on and self._selected.need_length:
-            frame.length = self._counted(held, operands)
+    def frame(self, structured: View, operands: list[Any]) -> Frame:
+        frame = super().frame(structured, operands)
+        if isinstance(structured, While) and self._on and self._selected.need_length:
+            frame.length = self._counted(structured, operands)
         return frame
 
     def is_compiled(self, loop: Scan | While) -> bool:
@@ -275,11 +275,11 @@ class WatchedRun(SteppingInterpreter):
                 "count them from the first: --rounds 0,10",
             )
 
-        def count(given: LoopOperands) -> Any:
+        def count(by_role: LoopOperands) -> Any:
             return jax.lax.while_loop(
                 lambda progress: progress.more,
-                lambda progress: advanced(loop, given, progress),
-                started(loop, given, jnp.int32(0), given.carry),
+                lambda progress: advanced(loop, by_role, progress),
+                started(loop, by_role, jnp.int32(0), by_role.carry),
             ).number
 
         run = self._made(("count", loop.eqn), lambda: jax.jit(count))
@@ -297,15 +297,15 @@ class WatchedRun(SteppingInterpreter):
         if (text := named(eqn)) not in self.left_out:
             self.left_out.append(text)
 
-    def shards(self, held: ShardMap, operands: list[Any]) -> list[Any]:
-        outs, sites, values = shard_map_values(held, self._wanted, operands)
-        for inner in equations(jaxcompat.open_jaxpr(held.body)):
+    def shards(self, shard_map: ShardMap, operands: list[Any]) -> list[Any]:
+        outs, sites, values = shard_map_values(shard_map, self._wanted, operands)
+        for inner in equations(jaxcompat.open_jaxpr(shard_map.body)):
             if isinstance(view(inner), While | ShardMap):
                 self._leave_out(inner)
         if self._on:
             values = [np.asarray(x) for x in values]
-            self.frames.append(self.frame(held, operands))
-            for device in range(held.mesh.size):
+            self.frames.append(self.frame(shard_map, operands))
+            for device in range(shard_map.mesh.size):
                 self._take_sites(sites, [x[device] for x in values])
             self.frames.pop()
         return outs
@@ -322,14 +322,14 @@ class WatchedRun(SteppingInterpreter):
                 axis.
         """
         values = list(map(on_host, values))
-        known: dict[Any, tuple[np.ndarray, np.ndarray]] = {}
+        executions: dict[Any, tuple[np.ndarray, np.ndarray]] = {}
         around = self.around
         for site in sites:
             # Sites in the same bodies run together.
             key = (*map(id, site.around), site.taken, site.offset)
-            if key not in known:
-                known[key] = self._executions(site, values, first)
-            chosen, iterations = known[key]
+            if key not in executions:
+                executions[key] = self._executions(site, values, first)
+            chosen, iterations = executions[key]
             if not len(iterations):
                 continue
             data = values[site.place]
@@ -346,7 +346,7 @@ class WatchedRun(SteppingInterpreter):
         Also returns the enclosing iteration numbers of each.
         """
         outer = list(self.iterations)
-        scans = (held for eqn in site.around if isinstance(held := view(eqn), Scan))
+        scans = (loop for eqn in site.around if isinstance(loop := view(eqn), Scan))
         lengths: list[Any] = [scan.length for scan in scans]
         numbers: list[np.ndarray] = [np.arange(length) for length in lengths]
         if first is not None:
@@ -368,15 +368,15 @@ class WatchedRun(SteppingInterpreter):
     # --- loops ------------------------------------------------------------------------------------
 
     def compiled_loop(self, loop: Scan | While, operands: list[Any]) -> list[Any]:
-        given, on = LoopOperands.of(loop, operands), self._on
-        number, carry, more = 0, given.carry, True
+        by_role, on = LoopOperands.of(loop, operands), self._on
+        number, carry, more = 0, by_role.carry, True
         if isinstance(loop, While):
-            (more,) = self.enter(loop.cond, [*given.cond_consts, *carry])
+            (more,) = self.enter(loop.cond, [*by_role.cond_consts, *carry])
         stacked: list[Any] = []
         while more:
             make: Any = CompiledScan if isinstance(loop, Scan) else CompiledWhile
-            run: Any = self._made(("run", loop.eqn), partial(make, loop, self._wanted, given))
-            ran, carry, more, ys, values = run(number, given._replace(carry=carry))
+            run: Any = self._made(("run", loop.eqn), partial(make, loop, self._wanted, by_role))
+            ran, carry, more, ys, values = run(number, by_role._replace(carry=carry))
             stacked.append(ys)
             if on:
                 numbers = slice_number(loop, np.arange(number, number + ran))
@@ -391,10 +391,10 @@ class WatchedRun(SteppingInterpreter):
 
     def _made(self, key: tuple[str, object], make: Callable[[], Any]) -> Any:
         """Return the compiled form of a piece or a loop, which the cache keeps alive."""
-        known = key[0], id(key[1])
-        if known not in self._compiled:
-            self._compiled[known] = make()
-        return self._compiled[known]
+        cache_key = key[0], id(key[1])
+        if cache_key not in self._compiled:
+            self._compiled[cache_key] = make()
+        return self._compiled[cache_key]
 
 
 def _along(values: Any, axis: int, rank: int) -> Any:
@@ -533,13 +533,13 @@ class Recorder:
 
     def values(self) -> Mapping[str, np.ndarray]:
         """Return the kept values; those in loops are in the order of iterations."""
-        found = {}
+        arrays = {}
         for name, parts in self._kept.items():
             iterations, values = map(np.concatenate, zip(*parts, strict=True))
             alone = not iterations.shape[1] and len(values) == 1
             order = np.lexsort(iterations.T[::-1]) if iterations.shape[1] else slice(None)
-            found[name] = values[0] if alone else values[order]
-        return found
+            arrays[name] = values[0] if alone else values[order]
+        return arrays
 
     def _keep(self, name: str, result: Result, iterations: np.ndarray, data: Any) -> None:
         shape = result.eqn.outvars[result.number].aval.shape
@@ -628,7 +628,7 @@ class _Scopes:
         reader, todo, seen = ScopeReader(program.roots), [root], {root}
         for jaxpr in todo:
             self._read(reader.parts(jaxpr), ())
-            inside = (body for _, held in holders(jaxpr) for _, body in held)
+            inside = (body for _, numbered in holders(jaxpr) for _, body in numbered)
             new = dict.fromkeys(body for body in inside if body not in seen)
             seen.update(new)
             todo += new
@@ -675,7 +675,7 @@ def runs_of(program: Program, stops: Collection[int]) -> tuple[set[int], set[int
         for eqn, inside in holders(body):
             for _, inner in inside:
                 if id(eqn) in kept and isinstance(view(eqn), Call | CustomJVP):
-                    kept -= {id(each) for each in (*inner.eqns, *equations(inner))}
+                    kept -= {id(inner_eqn) for inner_eqn in (*inner.eqns, *equations(inner))}
                 elif inner not in bodies:
                     bodies[inner] = None
                     todo.append(inner)
@@ -692,8 +692,8 @@ def value_names(program: Program) -> Callable[[Atom], str]:
     spaced = UserNames(root, set(), program.arg_names, program.roots).spaced
 
     def name(atom: Atom) -> str:
-        found = "" if isinstance(atom, Literal) else spaced.get(identity(atom), "")[1:]
-        return "" if found == "_" else found
+        text = "" if isinstance(atom, Literal) else spaced.get(identity(atom), "")[1:]
+        return "" if text == "_" else text
 
     return name
 
@@ -706,16 +706,16 @@ def stopping(program: Program, stop: Callable[[Stopped], None] | None) -> Stop |
 
     def call(iterations: tuple[int, ...], ran: Sequence[Ran]) -> None:
         values: dict[str, Any] = {}
-        known: set[object] = set()
+        seen: set[object] = set()
         numbers: Counter[str] = Counter()
         for eqn, operands, results in ran:
-            given = zip((*eqn.invars, *eqn.outvars), (*operands, *results), strict=True)
-            for atom, value in given:
-                if isinstance(atom, Literal) or identity(atom) in known:
+            pairs = zip((*eqn.invars, *eqn.outvars), (*operands, *results), strict=True)
+            for atom, value in pairs:
+                if isinstance(atom, Literal) or identity(atom) in seen:
                     continue
-                known.add(identity(atom))
-                made = any(atom is var for var in eqn.outvars)
-                name = name_of(atom) or (str(eqn.primitive.name) if made else "given")
+                seen.add(identity(atom))
+                is_result = any(atom is var for var in eqn.outvars)
+                name = name_of(atom) or (str(eqn.primitive.name) if is_result else "given")
                 number = numbers[name]
                 numbers[name] += 1
                 values[f"{name}_{number}" if number else name] = value
@@ -737,9 +737,9 @@ class IterationChoice:
     """
 
     def __init__(self, chosen: Sequence[int | slice] | None):
-        for each in chosen or ():
-            if not isinstance(each, int | slice):
-                raise ArgumentsError(f"an iteration must be a number or a slice, not {each!r}")
+        for iteration in chosen or ():
+            if not isinstance(iteration, int | slice):
+                raise ArgumentsError(f"an iteration must be a number or a slice, not {iteration!r}")
         self.chosen = chosen
 
     @cached_property
@@ -747,10 +747,12 @@ class IterationChoice:
         """Whether some are counted from the end."""
         numbers = [
             n
-            for each in self.chosen or ()
-            for n in ((each.start, each.stop) if isinstance(each, slice) else (each,))
+            for iteration in self.chosen or ()
+            for n in (
+                (iteration.start, iteration.stop) if isinstance(iteration, slice) else (iteration,)
+            )
         ]
-        steps = [each.step for each in self.chosen or () if isinstance(each, slice)]
+        steps = [iteration.step for iteration in self.chosen or () if isinstance(iteration, slice)]
         return any(n is not None and n < 0 for n in (*numbers, *steps))
 
     def has(self, number: int, length: int | None) -> bool:
@@ -761,14 +763,14 @@ class IterationChoice:
         """Return a mask of the selected iterations."""
         if self.chosen is None:
             return np.ones(numbers.shape, bool)
-        found = np.zeros(numbers.shape, bool)
-        for each in self.chosen:
-            if isinstance(each, slice):
+        mask = np.zeros(numbers.shape, bool)
+        for iteration in self.chosen:
+            if isinstance(iteration, slice):
                 end = int(numbers.max(initial=0)) + 1 if length is None else length
-                found |= np.isin(numbers, range(*each.indices(end)))
-            elif each >= 0 or length is not None:
-                found |= numbers == (each if each >= 0 else each + (length or 0))
-        return found
+                mask |= np.isin(numbers, range(*iteration.indices(end)))
+            elif iteration >= 0 or length is not None:
+                mask |= numbers == (iteration if iteration >= 0 else iteration + (length or 0))
+        return mask
 
 
 # --- pieces ---------------------------------------------------------------------------------------
@@ -818,17 +820,17 @@ class Pieces:
     def _cut(self, closed: ClosedJaxpr) -> list[Piece]:
         constants = set(closed.constvars)
         live = {v: None for v in closed.outvars if not isinstance(v, Literal)}
-        found = []
+        pieces = []
         for together, eqns in reversed(self._groups(closed)):
             free = free_variables(eqns)
             results = [v for eqn in eqns for v in eqn.outvars if v in live]
-            given = [v for v in free if v not in constants]
-            body = narrow(closed, given, results, eqns)
-            found.append(Piece(body, together, tuple(live)))
+            operands = [v for v in free if v not in constants]
+            body = narrow(closed, operands, results, eqns)
+            pieces.append(Piece(body, together, tuple(live)))
             for v in results:
                 del live[v]
             live.update(free)
-        return found[::-1]
+        return pieces[::-1]
 
     def _groups(self, closed: ClosedJaxpr) -> list[tuple[bool, list[JaxprEqn]]]:
         groups: list[tuple[bool, list[JaxprEqn]]] = []
@@ -845,10 +847,10 @@ class Pieces:
 
     def _size(self, eqn: JaxprEqn) -> int:
         """Return the bytes of the values collected from an equation."""
-        held = view(eqn)
+        structured = view(eqn)
         wanted = (v for i, v in enumerate(eqn.outvars) if self._wanted(eqn, i))
         size = sum(size_of(v.aval, unknown=0) for v in wanted)
-        times = held.length if isinstance(held, Scan) else 1
+        times = structured.length if isinstance(structured, Scan) else 1
         return size + times * sum(map(self._size_inside, _inside(eqn)))
 
     def _size_inside(self, body: ClosedJaxpr) -> int:
@@ -860,7 +862,7 @@ class Pieces:
 
 def _inside(eqn: JaxprEqn) -> tuple[ClosedJaxpr, ...]:
     """Return the bodies from which values are collected."""
-    held = view(eqn)
-    if isinstance(held, Cond):
-        return tuple(held.branches)
-    return (held.body,) if isinstance(held, Scan | Call | CustomJVP) else ()
+    structured = view(eqn)
+    if isinstance(structured, Cond):
+        return tuple(structured.branches)
+    return (structured.body,) if isinstance(structured, Scan | Call | CustomJVP) else ()

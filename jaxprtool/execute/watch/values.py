@@ -184,8 +184,8 @@ class Tally:
             self.mean += part * apart
         self.finite = both
         self.low, self.high = min(self.low, other.low), max(self.high, other.high)
-        for each in ("size", "zeros", "nans", "infs", "subnormals"):
-            setattr(self, each, getattr(self, each) + getattr(other, each))
+        for name in ("size", "zeros", "nans", "infs", "subnormals"):
+            setattr(self, name, getattr(self, name) + getattr(other, name))
         if other.counts is not None and self.counts is None:
             self.counts = other.counts.copy()
         elif other.counts is not None and self.counts is not None:
@@ -224,8 +224,8 @@ class Tally:
         assert self.counts is not None
         least, normal, beyond = bins.limits[name]
         ranges = (beyond, bins.infinity), (1, least), (least, normal)
-        found = [bins.between(self.counts, *each) for each in ranges]
-        return FormatLoss(*(number / max(self.size, 1) for number in found))
+        counts = [bins.between(self.counts, *span) for span in ranges]
+        return FormatLoss(*(number / max(self.size, 1) for number in counts))
 
 
 def _of_length(number: int) -> _Bins:
@@ -315,21 +315,21 @@ def _indices(xp: Any, array: Any, patterns: Any) -> Any:
     """Return the bin of each element, with separate bins for each row."""
     bins = _bins(np.dtype(array.dtype))
     patterns = patterns & bins.without_sign
-    found = (patterns >> bins.int.type(bins.shift)).astype(xp.int32)
+    indices = (patterns >> bins.int.type(bins.shift)).astype(xp.int32)
     most = patterns.max(initial=0) if xp is np else bins.cuts[-1]
     for cut in bins.cuts:
         if cut > most:
             break
-        found = found + (patterns >= bins.int.type(cut))
+        indices = indices + (patterns >= bins.int.type(cut))
     first = xp.arange(array.shape[0], dtype=xp.int32) * len(bins.starts)
-    return found + first[:, None]
+    return indices + first[:, None]
 
 
 def _tallies(dtype: DType, size: int, moments: Any, counts: Any) -> list[Tally]:
     counts = np.asarray(counts).astype(np.int64)
     bins = _of_length(counts.shape[1])
     tiny = bins.pattern(float(jnp.finfo(dtype).tiny))
-    found = []
+    row_tallies = []
     for row, low, high, mean, deviation in zip(counts, *map(np.asarray, moments), strict=True):
         zeros = int(row[0])
         nans = bins.between(row, bins.infinity + 1, 2**64)
@@ -337,7 +337,7 @@ def _tallies(dtype: DType, size: int, moments: Any, counts: Any) -> list[Tally]:
         subnormals = bins.between(row, 1, tiny)
         finite = size - nans - infs
         ends = float(low), float(high)
-        found.append(
+        row_tallies.append(
             Tally(
                 size,
                 *ends,
@@ -351,19 +351,21 @@ def _tallies(dtype: DType, size: int, moments: Any, counts: Any) -> list[Tally]:
                 row,
             )
         )
-    return found
+    return row_tallies
 
 
 def _of_integers(array: np.ndarray) -> list[Tally]:
-    found = []
+    row_tallies = []
     for row, exact in zip(array.astype(np.float64), array, strict=True):
         if not row.size:
-            found.append(Tally())
+            row_tallies.append(Tally())
             continue
         ends = float(exact.min()), float(exact.max())
         zeros = row.size - int(np.count_nonzero(exact))
-        found.append(Tally(row.size, *ends, row.size, float(row.mean()), float(row.std()), zeros))
-    return found
+        row_tallies.append(
+            Tally(row.size, *ends, row.size, float(row.mean()), float(row.std()), zeros)
+        )
+    return row_tallies
 
 
 # --- collected ------------------------------------------------------------------------------------
@@ -479,8 +481,8 @@ class Collector(Interpreter):
         avals = [closed.out_avals[len(cond.outs) :] for closed in traced]
 
         def taken(i: int) -> Callable[..., Any]:
-            def branch(*given: Any) -> Any:
-                results = jaxcompat.jaxpr_as_fun(traced[i])(*given)
+            def branch(*args: Any) -> Any:
+                results = jaxcompat.jaxpr_as_fun(traced[i])(*args)
                 outs, values = results[: len(cond.outs)], results[len(cond.outs) :]
                 others = [[_zeros(aval) for aval in of_branch] for of_branch in avals]
                 return outs, [*others[:i], values, *others[i + 1 :]]
@@ -502,8 +504,8 @@ class Collector(Interpreter):
         """
         inner = Collector(self.wanted, self.around)
 
-        def alone(*given: Any) -> list[Any]:
-            return [*inner.run(branch, given), *inner.values]
+        def alone(*args: Any) -> list[Any]:
+            return [*inner.run(branch, args), *inner.values]
 
         closed = jax.make_jaxpr(alone)(*operands)
         return inner, closed
@@ -520,18 +522,20 @@ class Collector(Interpreter):
 
 
 def _scanned(
-    run: Collector, scan: Scan, given: LoopOperands, length: int | None = None
+    run: Collector, scan: Scan, operands: LoopOperands, length: int | None = None
 ) -> tuple[list[Any], list[Any], Collector, list[Any]]:
     """Return the carry, the stacked results, the collector and the values of a scan."""
-    inner, count = Collector(run.wanted), len(given.carry)
+    inner, count = Collector(run.wanted), len(operands.carry)
 
     def one(carry: list[Any], rows: list[Any]) -> Any:
         nonlocal inner
-        outs, inner = run.inside(scan.body, [*given.consts, *carry, *rows])
+        outs, inner = run.inside(scan.body, [*operands.consts, *carry, *rows])
         return outs[:count], (outs[count:], inner.values)
 
     length, unroll = (scan.length, scan.unroll) if length is None else (length, 1)
-    carry, (ys, values) = jax.lax.scan(one, given.carry, given.xs, length, scan.reverse, unroll)
+    carry, (ys, values) = jax.lax.scan(
+        one, operands.carry, operands.xs, length, scan.reverse, unroll
+    )
     return carry, ys, inner, values
 
 
@@ -552,13 +556,13 @@ def is_stepped(eqn: JaxprEqn) -> bool:
     These are loops without a known number of iterations, and equations with refs, meshes or
     external effects.
     """
-    held = view(eqn)
-    if isinstance(held, While | ShardMap):
+    structured = view(eqn)
+    if isinstance(structured, While | ShardMap):
         return True
     avals = [atom.aval for atom in (*eqn.invars, *eqn.outvars)]
     if any(isinstance(aval, AbstractRef) or mesh_of(aval) is not None for aval in avals):
         return True
-    return held is None and has_external_effect(eqn) and not is_left_out(eqn)
+    return structured is None and has_external_effect(eqn) and not is_left_out(eqn)
 
 
 def _compiled(function: Callable[..., Any], operands: Iterable[Any], **options: Any) -> Any:
@@ -600,14 +604,14 @@ class CompiledScan:
         sites: The sites of their values.
     """
 
-    def __init__(self, scan: Scan, wanted: Wanted, given: LoopOperands):
+    def __init__(self, scan: Scan, wanted: Wanted, operands: LoopOperands):
         self._scan, self._wanted = scan, wanted
         self.sites: list[Site] = []
-        self._run = _compiled(self._iterations, chain(*given), static_argnums=(0,))
-        shapes = jax.eval_shape(lambda given: self._iterations(1, 0, given), given)
+        self._run = _compiled(self._iterations, chain(*operands), static_argnums=(0,))
+        shapes = jax.eval_shape(lambda operands: self._iterations(1, 0, operands), operands)
         self._at_a_time = _at_a_time(shapes[2], scan.length)
 
-    def __call__(self, number: int, given: LoopOperands) -> Any:
+    def __call__(self, number: int, operands: LoopOperands) -> Any:
         """Run iterations from `number` on.
 
         Returns the number of iterations run, the carry, whether there are more, their stacked
@@ -616,14 +620,14 @@ class CompiledScan:
         length = self._scan.length
         count = min(self._at_a_time, length - number)
         low = length - number - count if self._scan.reverse else number
-        carry, ys, values = self._run(count, low, given)
+        carry, ys, values = self._run(count, low, operands)
         return count, carry, number + count < length, ys, values
 
-    def _iterations(self, count: int, low: Any, given: LoopOperands) -> Any:
+    def _iterations(self, count: int, low: Any, operands: LoopOperands) -> Any:
         if count != self._scan.length:
-            xs = [jax.lax.dynamic_slice_in_dim(x, low, count) for x in given.xs]
-            given = given._replace(xs=xs)
-        carry, ys, run, values = _scanned(Collector(self._wanted), self._scan, given, count)
+            xs = [jax.lax.dynamic_slice_in_dim(x, low, count) for x in operands.xs]
+            operands = operands._replace(xs=xs)
+        carry, ys, run, values = _scanned(Collector(self._wanted), self._scan, operands, count)
         self.sites = run.sites
         return carry, ys, values
 
@@ -635,40 +639,40 @@ class CompiledWhile:
         sites: The sites of their values.
     """
 
-    def __init__(self, loop: While, wanted: Wanted, given: LoopOperands):
+    def __init__(self, loop: While, wanted: Wanted, operands: LoopOperands):
         self._loop, self._wanted = loop, wanted
         self.sites: list[Site] = []
-        self._run = _compiled(self._iterations, chain(*given))
+        self._run = _compiled(self._iterations, chain(*operands))
 
-    def __call__(self, number: int, given: LoopOperands) -> Any:
+    def __call__(self, number: int, operands: LoopOperands) -> Any:
         """Run iterations; see `CompiledScan`. There may be more values than iterations run."""
-        ran, carry, more, values = self._run(given)
+        ran, carry, more, values = self._run(operands)
         return int(ran), carry, bool(more), [], values
 
-    def _advanced(self, given: LoopOperands, before: Progress) -> tuple[Progress, list[Any]]:
+    def _advanced(self, operands: LoopOperands, progress: Progress) -> tuple[Progress, list[Any]]:
         """Return the progress after one iteration, and its values."""
         whole, self.sites = Collector(self._wanted), []
 
         def run(body: ClosedJaxpr, arguments: list[Any]) -> list[Any]:
-            inner, known = Collector(self._wanted), len(whole.sites)
+            inner, first_site = Collector(self._wanted), len(whole.sites)
             outs = inner.run(body, arguments)
             whole.add(inner, inner.values)
             offset = int(body is self._loop.cond)
-            self.sites += (replace(site, offset=offset) for site in whole.sites[known:])
+            self.sites += (replace(site, offset=offset) for site in whole.sites[first_site:])
             return outs
 
-        return advanced(self._loop, given, before, run), whole.values
+        return advanced(self._loop, operands, progress, run), whole.values
 
-    def _iterations(self, given: LoopOperands) -> Any:
-        start = Progress(jnp.int32(0), given.carry, [], jnp.array(True))
-        shapes = jax.eval_shape(self._advanced, given, start)[1]
+    def _iterations(self, operands: LoopOperands) -> Any:
+        start = Progress(jnp.int32(0), operands.carry, [], jnp.array(True))
+        shapes = jax.eval_shape(self._advanced, operands, start)[1]
         most = _at_a_time(shapes, _WHILE_ITERATIONS)
         kept = [jnp.zeros((most, *x.shape), x.dtype) for x in shapes]
 
         def one(state: Any) -> Any:
             before, kept = state
-            after, values = self._advanced(given, before)
-            return after, [put_at(*each, before.number) for each in zip(kept, values, strict=True)]
+            after, values = self._advanced(operands, before)
+            return after, [put_at(*pair, before.number) for pair in zip(kept, values, strict=True)]
 
         end, kept = jax.lax.while_loop(
             lambda state: state[0].more & (state[0].number < most), one, (start, kept)
@@ -682,7 +686,7 @@ def _at_a_time(shapes: Any, most: int) -> int:
 
 
 def shard_map_values(
-    held: ShardMap, wanted: Wanted, operands: Sequence[Any]
+    shard_map: ShardMap, wanted: Wanted, operands: Sequence[Any]
 ) -> tuple[list[Any], list[Site], list[Any]]:
     """Return the results of a `shard_map`, and the values of its equations, device by device."""
     sites: list[Site] = []
@@ -690,9 +694,9 @@ def shard_map_values(
     def collecting(*shards: Any) -> Any:
         nonlocal sites
         run = Collector(wanted)
-        results = run.run(held.body, shards)
+        results = run.run(shard_map.body, shards)
         sites = run.sites
         return results, [jnp.asarray(x)[None] for x in run.values]
 
-    outs, values = _compiled(on_shards(held, collecting), operands)(*operands)
+    outs, values = _compiled(on_shards(shard_map, collecting), operands)(*operands)
     return list(outs), sites, values

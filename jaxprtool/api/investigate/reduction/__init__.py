@@ -113,18 +113,18 @@ def reduce(
         UnsupportedError: If the program cannot be written to a file.
     """
     start = time.monotonic()
-    before = count_of(program)
-    given = dict(values or {})
+    count = count_of(program)
+    argument_values = dict(values or {})
     if isinstance(predicate, str):
-        packed = {name: checks.packed(value) for name, value in given.items()}
+        packed = {name: checks.packed(value) for name, value in argument_values.items()}
         x64 = bool(jax.config.jax_enable_x64)
         request = worker.Request(
             predicate, packed, seed, jobs, seconds, memory, tuple(plugins), x64
         )
-        found = _in_worker(program, request, on_progress)
+        reduction = _in_worker(program, request, on_progress)
     else:
-        found = _here(program, given, predicate, on_progress)
-    return replace(found, equations_before=before, seconds=time.monotonic() - start)
+        reduction = _here(program, argument_values, predicate, on_progress)
+    return replace(reduction, equations_before=count, seconds=time.monotonic() - start)
 
 
 def _here(
@@ -301,9 +301,9 @@ def _lines(check: Check) -> Sequence[str]:
 def _module(program: Program) -> tuple[str, str]:
     """Return the source of a program as a module, and the name of its function."""
     text = to_python(program, callbacks="stub", source=False)
-    found = re.match(r'"""`(\w+)`', text)
-    assert found is not None
-    return text, found[1]
+    match = re.match(r'"""`(\w+)`', text)
+    assert match is not None
+    return text, match[1]
 
 
 def _with_environment(text: str) -> str:

@@ -111,11 +111,11 @@ class Check:
 
     def arguments(self, program: Program, values: Values) -> list[Any]:
         """Return flat arguments for a program: the known values, and random ones for the rest."""
-        found = []
+        arguments = []
         for i, name in enumerate(program.arg_names):
             value = values.get(name)
-            found.append(random_argument(program, i, self.seed) if value is None else value)
-        return [unpacked(value) for value in found]
+            arguments.append(random_argument(program, i, self.seed) if value is None else value)
+        return [unpacked(value) for value in arguments]
 
     def prepared(self, program: Program) -> Program:
         """Return the program after the passes of `-p`."""
@@ -210,19 +210,19 @@ class Nan(Check):
         if not is_flat(jaxcompat.open_jaxpr(program.jaxpr)) and not _gives_nan(program, arguments):
             return None
         bad = find_nan(program, tuple(arguments)).found
-        made = [b for b in bad if b.kind == "NaN" and b.reaches and b.primitive]
-        found = [f"{b.primitive} {b.source}" for b in made]
-        return found or None
+        nans = [b for b in bad if b.kind == "NaN" and b.reaches and b.primitive]
+        places = [f"{b.primitive} {b.source}" for b in nans]
+        return places or None
 
     def guess(self, program: Program, values: Values) -> Guess | None:
         keep_kernels()
-        made = nan_cone(program, tuple(self.arguments(program, values)))
-        if made is None:
+        cone = nan_cone(program, tuple(self.arguments(program, values)))
+        if cone is None:
             return None
-        names = [f"v{i}" for i in range(len(made[1]))]
-        alone = with_body(program.replace(jit=None), made[0], names)
-        given = dict(zip(names, map(packed, made[1]), strict=True))
-        return text(alone, callbacks="stub"), {name: given[name] for name in alone.arg_names}
+        names = [f"v{i}" for i in range(len(cone[1]))]
+        alone = with_body(program.replace(jit=None), cone[0], names)
+        by_name = dict(zip(names, map(packed, cone[1]), strict=True))
+        return text(alone, callbacks="stub"), {name: by_name[name] for name in alone.arg_names}
 
     def same(self, seen: Any, first: Any) -> bool:
         return seen is not None and first[0] in seen
@@ -269,17 +269,19 @@ class Mismatch(Check):
         try:
             before, after = self.pair(program)
             if before.arg_names != program.arg_names:
-                known = dict(zip(program.arg_names, arguments, strict=True))
-                arguments = [known[name] for name in before.arg_names]
+                by_name = dict(zip(program.arg_names, arguments, strict=True))
+                arguments = [by_name[name] for name in before.arg_names]
         except (JaxprToolError, KeyError):
             return None
         keep_kernels()
-        one, other = (_ByEquation().run(each.jaxpr, arguments) for each in (before, after))
+        one, other = (_ByEquation().run(version.jaxpr, arguments) for version in (before, after))
         if difference(one, other, near) is None:
             return None
         if not is_flat(jaxcompat.open_jaxpr(before.jaxpr)):
             # XLA may round differently inside a loop: compare again, iteration by iteration.
-            one, other = (Interpreter().run(each.jaxpr, arguments) for each in (before, after))
+            one, other = (
+                Interpreter().run(version.jaxpr, arguments) for version in (before, after)
+            )
         return _mismatch((before, after), arguments, one, other)
 
     def _on(self, name: str, program: Program, arguments: Sequence[Any]) -> list[Any]:
@@ -376,9 +378,9 @@ def parse_check(text: str, seed: int = 0) -> Check:
         parser.add_argument("words", nargs="*")
         parser.add_argument("-p", "--passes", action="append", default=[])
         parser.add_argument("--backends", default="")
-        found = parser.parse_intermixed_args(words)
-        names = tuple(filter(None, found.backends.split(",")))
-        check = CHECKS[name](tuple(found.words), tuple(found.passes), names, seed)
+        parsed = parser.parse_intermixed_args(words)
+        names = tuple(filter(None, parsed.backends.split(",")))
+        check = CHECKS[name](tuple(parsed.words), tuple(parsed.passes), names, seed)
     check.validate()
     return check
 

@@ -99,11 +99,11 @@ class Search:
         while True:
             while finest is not None and finest >= count_of(self.state.program):
                 finest = next(granularities)  # this many parts would be single sites
-            before = self.state
+            previous = self.state
             for step in STEPS:
                 self._step(step, finest)
             self._plainer_values()
-            if self.state is before:
+            if self.state is previous:
                 if finest is None:
                     self._fill()
                     return self.state
@@ -155,14 +155,14 @@ class Search:
             for number, chosen in enumerate(choices):
                 if step.keeps and sites is not None:
                     gone = set(map(id, chosen))
-                    chosen = [each for each in sites if id(each) not in gone]
+                    chosen = [site for site in sites if id(site) not in gone]
                 new = self._candidate(step, chosen) if chosen else None
                 if new is not None:
                     numbers[id(new)] = number
-                    made.append(new)
+                    candidates.append(new)
                     yield new
 
-        made: list[State] = []
+        candidates: list[State] = []
         self._on_progress(self.state, step.name)
         found = self._oracle.first(states())
         if found is None:
@@ -343,8 +343,8 @@ def _variables(program: Program) -> list[Var]:
 def _values_of_variables(check: Check, program: Program, values: Values) -> list[Any]:
     keep_kernels()
     body = replace_jaxpr(program.jaxpr, outvars=_variables(program))
-    found = Interpreter().run(body, check.arguments(program, values))
-    return [packed(value) for value in found]
+    results = Interpreter().run(body, check.arguments(program, values))
+    return [packed(value) for value in results]
 
 
 def _key(state: State) -> Hashable:
@@ -427,15 +427,15 @@ def minimal_subset(items: Sequence[T], holds: Callable[[Sequence[T]], bool]) -> 
     def take(chunks: Sequence[Sequence[T]], _: Sequence[T]) -> int | None:
         nonlocal kept
         for number, chunk in enumerate(chunks):
-            rest = [each for each in kept if each not in chunk]
+            rest = [item for item in kept if item not in chunk]
             if holds(rest):
                 kept = rest
                 return number
         return None
 
-    size, before = (len(kept) + 1) // 2, None
-    while kept and kept != before:
-        before = kept
+    size, previous = (len(kept) + 1) // 2, None
+    while kept and kept != previous:
+        previous = kept
         take_chunks(lambda: kept, take, size)
         size = 1
     return kept

@@ -6,7 +6,8 @@ from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 
-from jaxprtool.analysis.cost import Group, LineReader, Sides, cost_by_side
+from jaxprtool.analysis.cost import Group, LineReader, Sides, cost_by_side, with_time
+from jaxprtool.analysis.cost.devices import Device
 from jaxprtool.analysis.cost.rules import NOTHING
 from jaxprtool.analysis.profile import Profile, TimedLine
 from jaxprtool.analysis.residuals import Residual
@@ -260,3 +261,18 @@ def with_collectives(source: Source, shardings: Shardings, frames: Frames) -> So
         files.append(replace(file, lines=tuple(lines)))
     total, devices = shardings.sent_bytes, shardings.devices
     return replace(source, files=tuple(files), sent_bytes=total, devices=devices)
+
+
+def with_device(source: Source, device: Device) -> Source:
+    """Return a source with lower bounds of the times of its lines on a device."""
+
+    def timed(line: SourceLine) -> SourceLine:
+        return replace(
+            line,
+            total=with_time(line.total, device),
+            forward=with_time(line.forward, device),
+            backward=with_time(line.backward, device),
+        )
+
+    files = (replace(file, lines=tuple(map(timed, file.lines))) for file in source.files)
+    return replace(source, total=with_time(source.total, device), files=tuple(files))

@@ -29,7 +29,7 @@ def text(program: Program) -> str:
 def summary(program: Program) -> str:
     """Return a one-line summary of a program."""
     from jaxprtool.analysis.stats import count_equations
-    from jaxprtool.render.reports.summary import program_line
+    from jaxprtool.render.reports.as_json import program_line
 
     return program_line(program, count_equations(program))
 

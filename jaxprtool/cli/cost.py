@@ -89,7 +89,8 @@ def cost(
         raise OutputError("--bandwidth times the collectives of --compiled", "add --compiled")
     session.start()
     from jaxprtool.analysis.cost import cost as found_cost
-    from jaxprtool.analysis.cost.devices import device_named, interconnect_named, with_times
+    from jaxprtool.analysis.cost import with_times
+    from jaxprtool.analysis.cost.devices import device_named, interconnect_named
     from jaxprtool.render.reports import cost as render
 
     on = None if device is None else device_named(device)

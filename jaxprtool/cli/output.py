@@ -26,7 +26,6 @@ if TYPE_CHECKING:
     from jaxprtool.errors import Details
     from jaxprtool.ir.program import Program
     from jaxprtool.render.page import State
-    from jaxprtool.render.page.report import Report
     from jaxprtool.render.terminal.listing import Listing, Rendering, ShowOptions
 
 # --- output ---------------------------------------------------------------------------------------
@@ -346,14 +345,14 @@ def write_page(page: str, out: str | None) -> None:
 
 
 def write_states(
-    states: Sequence[State], shown: ShowOptions, out: str | None, report: Report | None = None
+    states: Sequence[State], shown: ShowOptions, out: str | None, added: Any = None
 ) -> None:
     """Write a page of programs to the file of -o, with a tab for each of their states."""
     from jaxprtool.analysis.cost import work_by_equation
     from jaxprtool.analysis.stats import stats
     from jaxprtool.render.page import page
 
-    write_page(page(states, shown, stats, work_by_equation, report), out)
+    write_page(page(states, shown, stats, work_by_equation, added), out)
 
 
 def write_files(programs: Sequence[tuple[str, Program]], emission: Emission, out: str) -> None:

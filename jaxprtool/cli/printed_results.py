@@ -14,20 +14,20 @@ from jaxprtool.cli.registry import renderers
 _NOTEBOOK_WIDTH = 100
 
 
-def text(found: object) -> str:
+def text(result: object) -> str:
     """Return a result as text, at the width of the terminal."""
-    return str(_rendering(found, shutil.get_terminal_size().columns).plain())
+    return str(_rendering(result, shutil.get_terminal_size().columns).plain())
 
 
-def html(found: object) -> str:
+def html(result: object) -> str:
     """Return a result as HTML, with the colors of the terminal."""
     console = Console(file=io.StringIO(), record=True, width=_NOTEBOOK_WIDTH)
-    console.print(_rendering(found, _NOTEBOOK_WIDTH), soft_wrap=True)
+    console.print(_rendering(result, _NOTEBOOK_WIDTH), soft_wrap=True)
     # The colors of the theme are for a light page; a notebook may be dark.
     look = "overflow-x: auto; line-height: 1.3; padding: 0.5em; background: #fff; color: #111"
     pre = f'<pre style="{look}">{{code}}</pre>'
     return console.export_html(inline_styles=True, code_format=pre)
 
 
-def _rendering(found: object, width: int) -> Any:
-    return renderers()[type(found).__name__](found, width)
+def _rendering(result: object, width: int) -> Any:
+    return renderers()[type(result).__name__](result, width)

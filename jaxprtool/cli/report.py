@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import partial
 from typing import TYPE_CHECKING, Annotated, Any
 
 from jaxprtool.cli import options, output
@@ -66,7 +67,7 @@ def report(
     session.start(True if measure else None)
     from jaxprtool.analysis.cost import cost
     from jaxprtool.cli import pipeline_steps
-    from jaxprtool.render.page.report import Report
+    from jaxprtool.render.page.report import Report, report_views
     from jaxprtool.render.terminal.listing import ShowOptions
 
     watcher = pipeline_steps.Watcher(keeps=True)
@@ -88,7 +89,8 @@ def report(
     figures = replace(figures, summaries=_summaries(session, programs, figures))
     session.on_progress("rendering")
     shown = ShowOptions(names=True, terse=True, source=True)
-    output.write_states(pipeline_steps.states(watcher, programs), shown, out, figures)
+    views = partial(report_views, figures)
+    output.write_states(pipeline_steps.states(watcher, programs), shown, out, views)
     if json:
         from jaxprtool.render.documents.programs import ReportDocument
 

@@ -50,7 +50,8 @@ def source(
     """
     require_measure(measure, backend)
     session.start(True if measure else None)
-    from jaxprtool.analysis.cost.devices import device_named, timed
+    from jaxprtool.analysis.cost.devices import device_named
+    from jaxprtool.analysis.source_lines import with_device
     from jaxprtool.api.investigate.source import source as found_source
     from jaxprtool.render.reports import source as render
     from jaxprtool.render.reports.cost import is_symbolic
@@ -79,7 +80,7 @@ def source(
                 "`jaxprtool cost --by primitive` needs no lines",
             )
     if on is not None:
-        listings = list(timed(tuple(listings), on))
+        listings = [with_device(listing, on) for listing in listings]
     if split is None:
         output.say_if_partitioned((program for _, program in programs), json)
     if json:

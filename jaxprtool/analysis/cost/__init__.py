@@ -12,11 +12,12 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Literal, NamedTuple, get_args
 
 from jaxprtool.analysis.cost.bodies import Bodies, CostedBody, Item, Key, Sums, Tallies, Tally
-from jaxprtool.analysis.cost.rules import ANY_UNIT, Work, runs_of, total
+from jaxprtool.analysis.cost.devices import ANY_UNIT, Device
+from jaxprtool.analysis.cost.rules import Work, runs_of, total
 from jaxprtool.analysis.kernels import Node
 from jaxprtool.errors import ArgumentsError
 from jaxprtool.ir.dataflow import live_part
@@ -653,3 +654,27 @@ def work_by_equation(program: Program | AnyJaxpr) -> dict[int, Work]:
             for inner in item.bodies:
                 runs[inner] += runs[outer] * item.devices * runs_of(item.held)
     return {key: total(works) for key, works in by_eqn.items()}
+
+
+def with_time(group: Group, device: Device) -> Group:
+    """Return a group with a lower bound of its time on a device."""
+    bound = device.bound(group)
+    return replace(group, seconds=bound.seconds, limit=bound.limit)
+
+
+def with_times(cost: Cost, device: Device | None, seconds: float | None) -> Cost:
+    """Return a cost with the time of the program, and the times of its groups on a device.
+
+    Collectives have no time: the rates of links are not known.
+    """
+    if device is None:
+        return replace(cost, seconds=seconds)
+    return replace(
+        cost,
+        seconds=seconds,
+        utilization=None if seconds is None else device.utilization(cost.total, seconds),
+        total=with_time(cost.total, device),
+        per_device=cost.per_device and with_time(cost.per_device, device),
+        groups=tuple(with_time(group, device) for group in cost.groups),
+        dead=cost.dead and with_time(cost.dead, device),
+    )

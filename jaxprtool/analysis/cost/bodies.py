@@ -17,8 +17,8 @@ from typing import Any, Protocol, TypeAlias
 import jax
 
 from jaxprtool import jaxcompat
+from jaxprtool.analysis.cost.devices import ANY_UNIT
 from jaxprtool.analysis.cost.rules import (
-    ANY_UNIT,
     NOTHING,
     Work,
     collective,

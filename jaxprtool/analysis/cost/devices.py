@@ -12,16 +12,20 @@ from __future__ import annotations
 import re
 import tomllib
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, fields, is_dataclass, replace
-from typing import Any
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
 
-from jaxprtool.analysis.cost import Cost, Group
-from jaxprtool.analysis.cost.rules import ANY_UNIT
 from jaxprtool.errors import ArgumentsError, did_you_mean
 from jaxprtool.ir.documents import bytes_of
 
+if TYPE_CHECKING:
+    from jaxprtool.analysis.cost import Group
+
 # --- devices --------------------------------------------------------------------------------------
 # Devices, and a roofline model: a lower bound of a program's time on a device.
+
+#: The name, in place of a precision, of FLOPs that any unit of a device may compute.
+ANY_UNIT = "any unit"
 
 #: TFLOP/s, or GB/s.
 _TERA, _GIGA = 1e12, 1e9
@@ -97,29 +101,6 @@ class Bound:
 
     seconds: float
     limit: str
-
-
-def timed(value: Any, device: Device) -> Any:
-    """Return a dataclass with the times on a device of all groups of equations in it."""
-    if isinstance(value, Group):
-        bound = device.bound(value)
-        return replace(value, seconds=bound.seconds, limit=bound.limit)
-    if type(value) is tuple:
-        return tuple(timed(part, device) for part in value)
-    if is_dataclass(value) and not isinstance(value, type):
-        inner = {field.name: timed(getattr(value, field.name), device) for field in fields(value)}
-        return replace(value, **inner)
-    return value
-
-
-def with_times(cost: Cost, device: Device | None, seconds: float | None) -> Cost:
-    """Return a cost with the time of the program, and the times of its groups on a device."""
-    if device is None:
-        return replace(cost, seconds=seconds)
-    part = None if seconds is None else device.utilization(cost.total, seconds)
-    # Collectives have no time: the rates of links are not known.
-    on_device = replace(timed(cost, device), collectives=cost.collectives)
-    return replace(on_device, seconds=seconds, utilization=part)
 
 
 def _nvidia(

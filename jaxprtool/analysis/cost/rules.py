@@ -15,6 +15,7 @@ import numpy as np
 from jax import lax
 
 from jaxprtool import jaxcompat
+from jaxprtool.analysis.cost.devices import ANY_UNIT
 from jaxprtool.ir.backends import cached_method
 from jaxprtool.ir.documents import Number
 from jaxprtool.ir.equations import equations, size_in_bytes
@@ -131,10 +132,6 @@ def work_of(eqn: JaxprEqn) -> Work | None:
         return Work(flops=_results(eqn))
     flops = jaxcompat.roofline_flops(eqn)
     return None if flops is None else Work(flops=flops)
-
-
-#: The name, in place of a precision, of FLOPs that any unit of a device may compute.
-ANY_UNIT = "any unit"
 
 
 def product_of(eqn: JaxprEqn) -> str:

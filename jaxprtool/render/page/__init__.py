@@ -20,7 +20,7 @@ from functools import cache
 from itertools import groupby, pairwise, takewhile
 from operator import add
 from types import MappingProxyType
-from typing import TYPE_CHECKING, ClassVar, NamedTuple, TypeAlias
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, TypeAlias
 
 from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup, escape
@@ -47,9 +47,9 @@ from jaxprtool.ir.program import (
 from jaxprtool.ir.scopes import ScopeReader
 from jaxprtool.jaxcompat import Atom, DropVar, Jaxpr, JaxprEqn, Literal, Var
 from jaxprtool.jaxcompat.source_locations import is_installed
-from jaxprtool.render.page.report import Lines, Report, View, shardings_view, summary_views, views
+from jaxprtool.render.page.views import Lines, View
+from jaxprtool.render.reports.as_json import facts
 from jaxprtool.render.reports.runs import duration
-from jaxprtool.render.reports.summary import facts
 from jaxprtool.render.terminal.listing import OPAQUE, ShowOptions, printable
 from jaxprtool.render.terminal.tree import Reader
 
@@ -114,7 +114,7 @@ def page(
     options: ShowOptions,
     describe: Callable[[Program], Stats],
     costs: Callable[[Program], Mapping[int, Work]],
-    report: Report | None = None,
+    added: Callable[[Lines], tuple[Sequence[Any], Sequence[View]]] | None = None,
 ) -> str:
     """Return a page of programs, with a tab for the state after each pass.
 
@@ -124,21 +124,22 @@ def page(
             Nested jaxprs are initially open up to `depth`, or as far as they fit.
         describe: Returns the size of a program.
         costs: Returns the costs of the equations of a program, at every depth, by `id`.
-        report: Additional data, each part shown in a separate view.
+        added: Returns the summaries and the views of a report, given a function that finds lines.
     """
     sources = Sources(options, True, _roots(states[-1].programs))
     tabs = _tabs(states, options, sources, describe, costs)
     shown = max(i for i, tab in enumerate(tabs) if tab.listing)
     tabs = [tab if i == shown else _packed(tab) for i, tab in enumerate(tabs)]
     script = static("shared.js", "pointing.js", "page.js")
+    summaries, views = ([], []) if added is None else added(sources.line_of)
     template = environment().get_template("page.html")
     return template.render(
         title=_text(", ".join(states[-1].programs)),
         tabs=tabs,
         shown=shown,
         files=sources.files(),
-        summaries=[] if report is None else summary_views(report, sources.line_of),
-        views=[] if report is None else _views(report, sources.line_of),
+        summaries=summaries,
+        views=views,
         counts=tabs[shown].counts,
         heated=any(tab.heated for tab in tabs),
         linked=set().union(*(tab.counts for tab in tabs)),
@@ -146,12 +147,6 @@ def page(
         script=script,
         script_hash=hash_of(script),
     )
-
-
-def _views(report: Report, line_of: Lines) -> list[View]:
-    shardings = report.shardings
-    devices = [] if shardings is None else [shardings_view(shardings, line_of)]
-    return [*views(report, line_of), *devices]
 
 
 def _roots(programs: Mapping[str, Program]) -> list[Root]:

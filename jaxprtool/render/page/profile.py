@@ -7,16 +7,13 @@ from typing import TYPE_CHECKING, Any
 
 from jaxprtool.ir import source_text
 from jaxprtool.render.page import Sources, environment, hash_of, static
-from jaxprtool.render.page.report import Cell, Lines, Table
+from jaxprtool.render.page.views import Cell, Lines, Table, table
 from jaxprtool.render.reports.profile import moved_text, notes, numbers, title
 from jaxprtool.render.reports.runs import duration
 from jaxprtool.render.terminal.listing import ShowOptions
 
 if TYPE_CHECKING:
     from jaxprtool.analysis.profile import By, Profile, Timed
-
-#: The maximum number of rows of a table.
-_MOST = 500
 
 #: The criteria of the tables.
 _SHOWN: tuple[By, ...] = ("line", "scope", "function", "primitive")
@@ -49,10 +46,6 @@ def profile_page(profile: Profile) -> str:
     )
 
 
-def _table(caption: str, columns: Sequence[tuple[str, bool]], rows: list[list[Cell]]) -> Table:
-    return Table(caption, columns, rows[:_MOST], max(len(rows) - _MOST, 0))
-
-
 def _groups(profile: Profile, by: By, line_of: Lines) -> Table:
     backward = any(line.backward_seconds for line in profile.lines)
     rated = by == "line" and profile.flops_per_second is not None
@@ -63,7 +56,7 @@ def _groups(profile: Profile, by: By, line_of: Lines) -> Table:
     rows = [
         [_share(group), *_numbers(group, names), _name(group, line_of)] for group in profile.by(by)
     ]
-    return _table(f"by {by}", columns, rows)
+    return table(f"by {by}", columns, rows)
 
 
 def _numbers(group: Timed, names: Sequence[str]) -> list[Cell]:
@@ -103,7 +96,7 @@ def _operations(profile: Profile, line_of: Lines) -> Table:
         ]
         for operation in profile.operations
     ]
-    return _table("by compiled operation", columns, rows)
+    return table("by compiled operation", columns, rows)
 
 
 def _own(profile: Profile, line_of: Lines) -> Table:
@@ -121,7 +114,7 @@ def _own(profile: Profile, line_of: Lines) -> Table:
         ]
         for work in profile.own
     ]
-    return _table("XLA's own work, and idle time", columns, rows)
+    return table("XLA's own work, and idle time", columns, rows)
 
 
 def _share(row: Any) -> Cell:

@@ -28,8 +28,10 @@ from jaxprtool.render.page import (
     packed,
     static,
 )
-from jaxprtool.render.page.report import Cell, Table, View, cost_view, memory_view
-from jaxprtool.render.reports import summary
+from jaxprtool.render.page.views import Cell, Table, View
+from jaxprtool.render.reports.as_json import facts as size_facts
+from jaxprtool.render.reports.cost import cost_view
+from jaxprtool.render.reports.memory import memory_view
 from jaxprtool.render.reports.record import (
     command_text,
     count_text,
@@ -439,7 +441,7 @@ class _Page:
             at, about = f"p{number}-", program_signature(detail.program)
             rows = listing(about, _SHOWN, self._sources, at, works=detail.works)
             name = one_line(detail.program.name, _LONGEST)
-            shown = _ShownProgram(at, name, summary.facts(detail.size), (), rows)
+            shown = _ShownProgram(at, name, size_facts(detail.size), (), rows)
             html = template.render(
                 programs=[shown],
                 views=list(self._views(detail)),

@@ -1,21 +1,40 @@
-"""Programs as plain data for JSON; see `documents`."""
+"""Programs as plain data for JSON (see `documents`), in one line, and their values as a table."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import Any
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+from rich.table import Table
+from rich.text import Text
 
 from jaxprtool import jaxcompat
-from jaxprtool.ir.documents import as_json
+from jaxprtool.ir.documents import as_json, in_bytes, listed, plural
 from jaxprtool.ir.equations import bodies
 from jaxprtool.ir.frames import frames_now
 from jaxprtool.ir.notation.signatures import value_text
-from jaxprtool.ir.program import NamedValue, Program, ProgramSignature, program_signature
+from jaxprtool.ir.notation.tokens import Type
+from jaxprtool.ir.paths import Alike, alike
+from jaxprtool.ir.program import (
+    NamedValue,
+    Program,
+    ProgramSignature,
+    ValueGroup,
+    grouped,
+    program_signature,
+    size_of_values,
+)
 from jaxprtool.jaxcompat import AnyJaxpr, Atom, Jaxpr, JaxprEqn, Literal, Var
 from jaxprtool.render.documents import programs as documents
-from jaxprtool.render.terminal.listing import DEFAULTS, ShowOptions, source_line
+from jaxprtool.render.terminal import tables
+from jaxprtool.render.terminal.listing import DEFAULTS, ShowOptions, printable, source_line
+from jaxprtool.render.terminal.tables import PathText, add_more, new_table, number, split, text
 from jaxprtool.render.terminal.tree import Reader
+
+if TYPE_CHECKING:
+    from jaxprtool.analysis.stats import Stats
 
 #: Documents include source locations by default.
 _WITH_PLACES = replace(DEFAULTS, source=True, scopes=True)
@@ -115,3 +134,73 @@ class _Documents:
         if isinstance(atom, Literal):
             return {"literal": value_text(atom), "type": self.reader.type_of(atom)[1:]}
         return {"variable": self.reader.name(atom)}
+
+
+# --- lines and tables -----------------------------------------------------------------------------
+# A program in one line, its size in words, and its arguments or results as a table.
+
+#: The number of arguments or results that are named in a line.
+_MOST_LISTED = 5
+
+_some = partial(listed, most=_MOST_LISTED)
+
+
+def program_line(program: Program, equations: int) -> str:
+    """Return one line about a program: its name, its signature, its size."""
+    about = program_signature(program)
+    arguments = [f"{group.name}: {size_text(group)}" for group in grouped(about.arguments)]
+    results = [size_text(group) for group in grouped(about.outputs)]
+    signature = f"{about.name}({_some(arguments)}) -> {_some(results) or '()'}"
+    return "".join(printable([f"Program {signature}, {plural(equations, 'equation')}"]))
+
+
+def facts(counted: Stats) -> list[str]:
+    """Return the size of a program: numbers of equations, arguments and results."""
+    depth = len(counted.by_depth) - 1
+    parts = [plural(counted.equations, "equation") + (f", nested {depth} deep" if depth else "")]
+    signature = ("argument", counted.arguments), ("result", counted.outputs)
+    for what, values in (*signature, ("constant", counted.constants)):
+        parts += [size_of_values(what, values)] if values else []
+    return parts
+
+
+def size_text(group: ValueGroup) -> str:
+    """Return the type of a group of values, or their number and bytes."""
+    if group.type is not None:
+        return Type(group.type)
+    size = "" if group.bytes is None else f" of {in_bytes(group.bytes)}"
+    return plural(group.values, "array") + size
+
+
+def values_table(
+    what: str,
+    values: Sequence[NamedValue],
+    sources: Sequence[str] | None = None,
+    top: int | None = None,
+) -> Table:
+    """Return a row for each value: its name, type, bytes, and source location.
+
+    If there are more than `top`, values whose names differ only in numbers share a row, with their
+    total size, and values left out are counted. `top` is None for a row for each value.
+    """
+    columns = text(what, tables.BINDER), text("type", tables.TYPE), number("bytes")
+    grid = new_table(size_of_values(what, values), *columns)
+    if sources is not None:
+        grid.add_column("source", style=tables.COMMENT, overflow="fold")
+    rows = list(zip(values, sources or [""] * len(values), strict=True))
+    groups = [Alike(value.name, [(value, source)]) for value, source in rows]
+    if split(groups, top)[1]:
+        groups = alike(rows, lambda row: row[0].name, lambda row: (row[0].described, row[1]))
+    shown, others = split(groups, top)
+    for group in shown:
+        value, source = group.items[0]
+        count = len(group.items)
+        sizes = [value.bytes for value, _ in group.items if value.bytes is not None]
+        grid.add_row(
+            PathText(group.path),
+            Text(f"{count} x {value.described}" if count > 1 else value.described),
+            f"{sum(sizes):,}" if len(sizes) == count else "?",
+            *([] if sources is None else [Text(source)]),
+        )
+    add_more(grid, sum(len(group.items) for group in others))
+    return grid

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import reduce
 from operator import add
@@ -18,6 +18,7 @@ from jaxprtool.ir import source_text
 from jaxprtool.ir.documents import in_bytes, plural, with_prefix
 from jaxprtool.ir.frames import BEHIND
 from jaxprtool.ir.paths import alike
+from jaxprtool.render.page import views
 from jaxprtool.render.reports.runs import duration
 from jaxprtool.render.terminal import tables
 from jaxprtool.render.terminal.listing import Rendering
@@ -261,3 +262,102 @@ def is_symbolic(group: Group) -> bool:
     """Return True if any number in a group's cost is symbolic."""
     numbers: Sequence[Any] = group.work
     return any(type(number) is not int for number in numbers)
+
+
+# --- page -----------------------------------------------------------------------------------------
+# The view of a page: sortable tables, with the contents of those of the terminal.
+
+
+def cost_view(
+    costs: Sequence[Cost],
+    line_of: views.Lines,
+    times: Mapping[str, Sequence[views.Cell]] | None = None,
+    split: str | None = None,
+) -> views.View:
+    """Return the view of costs, each of a program by a grouping, with the measured time of lines.
+
+    Args:
+        costs: The costs.
+        line_of: Returns a line of a displayed file by name.
+        times: The cells of the measured time of each line, and of its share, if it was measured.
+        split: The line about the devices of the only program; None if it was not compiled.
+    """
+    several = len({program_cost.name for program_cost in costs}) > 1
+    tables = [
+        _cost_table(program_cost, line_of, several, times)
+        for program_cost in costs
+        if program_cost.groups
+    ]
+    facts = list(
+        dict.fromkeys(_cost_fact(program_cost, split is not None) for program_cost in costs)
+    )
+    return views.View("cost", [*views.partitioner_notes(costs, split), *facts], tables)
+
+
+#: The columns of the measured time.
+_MEASURED = ("measured", True), ("share", True)
+
+
+def _cost_fact(program_cost: Cost, is_split: bool) -> str:
+    total = total_text(program_cost.total, is_split and bool(program_cost.left_to_partitioner))
+    return "; ".join((f"{program_cost.name}: {total}", *notes(program_cost, None)))
+
+
+def _cost_table(
+    program_cost: Cost,
+    line_of: views.Lines,
+    several: bool,
+    times: Mapping[str, Sequence[views.Cell]] | None,
+) -> views.Table:
+    measured = times if program_cost.by == "line" else None
+    columns = (
+        *(_MEASURED if measured is not None else ()),
+        ("FLOPs", True),
+        ("share", True),
+        ("bytes", True),
+        ("share", True),
+        ("FLOPs/B", True),
+        (program_cost.by, False),
+    )
+    rows = [_cost_row(program_cost, group, line_of) for group in program_cost.groups]
+    if measured is not None:
+        rows = _with_times(program_cost, rows, measured, line_of)
+    return views.table(
+        f"{program_cost.name}, by {program_cost.by}" if several else f"by {program_cost.by}",
+        columns,
+        rows,
+    )
+
+
+def _with_times(
+    program_cost: Cost,
+    rows: Sequence[list[views.Cell]],
+    times: Mapping[str, Sequence[views.Cell]],
+    line_of: views.Lines,
+) -> list[list[views.Cell]]:
+    """Add the measured time to the rows of lines, and rows of lines without cost; sort by time."""
+    left = dict(times)
+    unknown = [views.Cell(""), views.Cell("")]
+    pairs = zip(program_cost.groups, rows, strict=True)
+    timed = [[*left.pop(group.name, unknown), *row] for group, row in pairs]
+    for name, cells in left.items():
+        line = views.Cell(name or "unknown line", link=line_of(name))
+        timed.append([*cells, *[views.Cell("")] * 5, line])
+    return sorted(timed, key=lambda row: -(row[0].number or 0.0))
+
+
+def _cost_row(program_cost: Cost, group: Group, line_of: views.Lines) -> list[views.Cell]:
+    flops, size = (n if type(n) is int else None for n in (group.work.flops, group.work.bytes))
+    intensity = flops / size if flops is not None and size else None
+    return [
+        views.Cell(number_text(group, "flops") or "0", flops),
+        views.share(weight_of(group), weight_of(program_cost.total)),
+        views.Cell(bytes_text(group.work.bytes), size),
+        views.share(size, program_cost.total.work.bytes),
+        views.Cell("" if intensity is None else f"{intensity:.1f}", intensity),
+        views.Cell(
+            "".join(name_texts(program_cost, group)),
+            link=line_of(group.name) if group.line is not None else None,
+            indent=max(len(group.path) - 1, 0),
+        ),
+    ]

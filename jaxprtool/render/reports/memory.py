@@ -5,7 +5,7 @@ from __future__ import annotations
 import importlib.util
 import io
 import os
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING
 
 from rich.console import Group, RenderableType
@@ -14,6 +14,7 @@ from rich.text import Text
 
 from jaxprtool.errors import OutputError
 from jaxprtool.ir.documents import in_bytes, plural, times
+from jaxprtool.render.page import views
 from jaxprtool.render.terminal import tables
 from jaxprtool.render.terminal.listing import Rendering
 from jaxprtool.render.terminal.tables import (
@@ -327,3 +328,76 @@ def _note(buffer: PeakBuffer, line: str) -> str:
     """Return the end of the lifetime of buffers, and the other uses of their memory."""
     until = f"until {buffer.until.removesuffix(f' at {line}')}" if buffer.until else ""
     return ", ".join(filter(None, (until, buffer.shares)))
+
+
+# --- page -----------------------------------------------------------------------------------------
+# The view of a page: sortable tables, with the contents of those of the terminal.
+
+
+#: The width and height of a curve in units of its picture.
+_SCALE = 1000
+
+
+def memory_view(
+    memories: Sequence[Memory | str], line_of: views.Lines, split: str | None = None
+) -> views.View:
+    """Return the view of the memory of programs, or why it is unknown; see `cost_view`."""
+    usages = [usage for usage in memories if not isinstance(usage, str)]
+    return views.View(
+        "memory",
+        [
+            *views.partitioner_notes(usages, split),
+            *(
+                usage if isinstance(usage, str) else _memory_fact(usage, split)
+                for usage in memories
+            ),
+        ],
+        [_memory_table(usage, line_of) for usage in usages],
+        list(map(_page_curve, usages)),
+    )
+
+
+def _memory_fact(usage: Memory, split: str | None) -> str:
+    is_whole = split is not None and usage.left_to_partitioner
+    whole = "arrays have their whole size" if is_whole else ""
+    return "; ".join(filter(None, (peak_text(usage), kinds_text(usage), whole)))
+
+
+def _memory_table(usage: Memory, line_of: views.Lines) -> views.Table:
+    columns = (
+        ("bytes", True),
+        ("share", True),
+        ("values", False),
+        ("value and last reader", False),
+    )
+    rows = [_live_row(live, usage.peak_bytes, line_of) for live in usage.live]
+    return views.table(f"live at the peak of {usage.name}", columns, rows)
+
+
+def _live_row(live: Live, peak: int, line_of: views.Lines) -> list[views.Cell]:
+    until = views.linked(live.source if live.kind == "room" else live.reader_source, line_of)
+    return [
+        views.Cell(in_bytes(live.bytes), live.bytes),
+        views.share(live.bytes, peak),
+        views.Cell(times(live.count, live.type), live.count),
+        views.Cell(
+            views.joined(what_texts(live)),
+            link=views.linked(live.source, line_of),
+            below=views.Cell(how_long_text(live), link=until),
+        ),
+    ]
+
+
+def _page_curve(usage: Memory) -> views.Curve:
+    """Return the curve of bytes over the equations in execution order."""
+    points, highest = usage.curve, max(usage.peak_bytes, 1)
+    last = points[-1].position + 1
+    ends = [*(point.position for point in points[1:]), last]
+    steps = []
+    for point, end in zip(points, ends, strict=True):
+        left, right = (round(_SCALE * at / last, 1) for at in (point.position, end))
+        top = round(_SCALE * (1 - point.bytes / highest), 1)
+        steps.append(views.Step(left, right, top, f"{in_bytes(point.bytes)} {place_text(point)}"))
+    label = f"{usage.name}: memory from the first equation to the last"
+    axis = [(round(100 * size / highest, 1), in_bytes(size)) for size in marks(highest, 4)]
+    return views.Curve(label, steps, axis)

@@ -13,13 +13,22 @@ from rich.text import Text
 from jaxprtool.ir import source_text
 from jaxprtool.ir.documents import in_bytes, plural, with_prefix
 from jaxprtool.ir.frames import BEHIND
+from jaxprtool.render.page import views
 from jaxprtool.render.reports.runs import duration
 from jaxprtool.render.terminal import tables
 from jaxprtool.render.terminal.listing import Rendering
 from jaxprtool.render.terminal.tables import ALL, add_more, new_table, number, split, text
 
 if TYPE_CHECKING:
-    from jaxprtool.analysis.profile import By, MovedValues, OwnWork, Profile, Timed, TimedOperation
+    from jaxprtool.analysis.profile import (
+        By,
+        MovedValues,
+        OwnWork,
+        Profile,
+        Timed,
+        TimedLine,
+        TimedOperation,
+    )
 
 #: The width from which all columns are shown.
 _WIDE = 110
@@ -223,3 +232,12 @@ def notes(profile: Profile) -> Iterator[str]:
     if profile.is_cut and profile.trace is not None:
         read = f"{len(profile.trace.events):,}"
         yield f"the profile is too long: only {read} of its operations are read"
+
+
+def time_cells(line: TimedLine) -> list[views.Cell]:
+    """Return the cells of the measured time of a line and its share, for a page."""
+    percent = 100 * line.share
+    return [
+        views.Cell(numbers(line)["time"], line.seconds),
+        views.Cell(f"{percent:.1f}%", percent, percent=percent),
+    ]

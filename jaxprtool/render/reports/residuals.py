@@ -15,6 +15,7 @@ from rich.text import Text
 
 from jaxprtool.ir.documents import in_bytes, plural, some, times, with_prefix
 from jaxprtool.ir.paths import common_path, without_numbers
+from jaxprtool.render.page import views
 from jaxprtool.render.reports.memory import unknown_text
 from jaxprtool.render.terminal import tables
 from jaxprtool.render.terminal.listing import Rendering
@@ -250,3 +251,79 @@ def dropped_text(saved: Residuals, policy: str) -> str:
     """Return the largest residual that a policy drops: `f32[8] tanh`; empty if none."""
     dropped = next((residual for residual in saved.residuals if policy in residual.policies), None)
     return "" if dropped is None else f"{dropped.type} {dropped.name or dropped.primitive}"
+
+
+# --- page -----------------------------------------------------------------------------------------
+# The view of a page: sortable tables, with the contents of those of the terminal.
+
+
+def residuals_view(saved: Residuals | str, line_of: views.Lines) -> views.View:
+    """Return the view of the residuals of a gradient, or why they are not shown."""
+    if isinstance(saved, str):
+        return views.View("residuals", [saved])
+    shown = [_page_residuals(saved, line_of)]
+    if saved.placements:
+        shown.append(_page_placements(saved))
+    elif saved.policies:
+        shown.append(_page_policies(saved))
+    return views.View("residuals", [total_text(saved)], shown)
+
+
+def _page_residuals(saved: Residuals, line_of: views.Lines) -> views.Table:
+    columns = (
+        ("bytes", True),
+        ("share", True),
+        ("type", False),
+        ("recompute", True),
+        ("value and readers", False),
+    )
+    groups = grouped(saved.residuals)
+    rows = [_page_row(*group, saved.total_bytes, line_of) for group in groups]
+    return views.table("residuals", columns, rows)
+
+
+def _page_row(
+    count: int, residual: Residual, total: int | None, line_of: views.Lines
+) -> list[views.Cell]:
+    reader = residual.readers[0].source if residual.readers else ""
+    return [
+        views.Cell(size_text(residual.bytes), residual.bytes),
+        views.share(residual.bytes, total),
+        views.Cell(times(count, residual.type), count),
+        views.Cell(
+            recompute_text(residual),
+            residual.recompute if type(residual.recompute) is int else None,
+        ),
+        views.Cell(
+            views.joined(what_texts(residual)),
+            link=views.linked(residual.source, line_of),
+            below=views.Cell(readers_text(residual), link=views.linked(reader, line_of)),
+        ),
+    ]
+
+
+def _page_placements(saved: Residuals) -> views.Table:
+    columns = (("bytes", True), ("peak", True), ("place", False), ("policy", False))
+    rows = [
+        [
+            views.Cell(size_text(placement.total_bytes), placement.total_bytes),
+            views.Cell(size_text(placement.peak_bytes), placement.peak_bytes),
+            views.Cell(place_text(placement)),
+            views.Cell(policy_text(placement.policy)),
+        ]
+        for placement in saved.placements
+    ]
+    return views.table(PLACEMENTS, columns, rows)
+
+
+def _page_policies(saved: Residuals) -> views.Table:
+    columns = (("bytes", True), ("policy", False), ("largest dropped residual", False))
+    rows = [
+        [
+            views.Cell(size_text(size), size),
+            views.Cell(name),
+            views.Cell(dropped_text(saved, name)),
+        ]
+        for name, size in saved.policies.items()
+    ]
+    return views.table("residuals under each policy of jax.checkpoint", columns, rows)

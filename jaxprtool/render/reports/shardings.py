@@ -16,6 +16,7 @@ from rich.text import Text
 from jaxprtool.ir.documents import in_bytes, plural, times, with_prefix
 from jaxprtool.ir.frames import BEHIND
 from jaxprtool.ir.paths import common_path, without_numbers
+from jaxprtool.render.page import views
 from jaxprtool.render.reports.runs import duration
 from jaxprtool.render.terminal import tables
 from jaxprtool.render.terminal.listing import Rendering
@@ -517,3 +518,76 @@ def _longest(texts: Iterable[str]) -> int:
 
 def _longest_word(texts: Iterable[str]) -> int:
     return _longest(word for text in texts for word in text.split(" "))
+
+
+# --- page -----------------------------------------------------------------------------------------
+# The view of a page: sortable tables, with the contents of those of the terminal.
+
+
+def shardings_view(split: Shardings, line_of: views.Lines) -> views.View:
+    """Return the view of the shardings of a program.
+
+    Args:
+        split: The shardings.
+        line_of: Returns a line of a displayed file by name.
+    """
+    shown = [_page_collectives(split, line_of), _page_values(split, line_of)]
+    if split.repeated:
+        shown.insert(1, _page_repeated(split, line_of))
+    return views.View("devices", [heading(split), *facts(split)], shown)
+
+
+def _page_collectives(split: Shardings, line_of: views.Lines) -> views.Table:
+    columns = (("sent", True), ("share", True), ("collective", False))
+    groups = alike_collectives(split.collectives)
+    rows = [_page_collective_row(alike, split.sent_bytes, line_of) for alike in groups]
+    return views.table("collectives", columns, rows)
+
+
+def _page_collective_row(
+    alike: Sequence[Collective], whole: int, line_of: views.Lines
+) -> list[views.Cell]:
+    first, sent = alike[0], sum(collective.sent_bytes for collective in alike)
+    what, why = collective_texts(alike)
+    asked = ", asked for by the program" if first.source == "program" else ""
+    line = first.line or NO_LINE
+    return [
+        views.Cell(in_bytes(sent), sent),
+        views.share(sent, whole),
+        views.Cell(
+            f"{line} {what}{asked}", link=views.linked(first.line, line_of), below=views.Cell(why)
+        ),
+    ]
+
+
+def _page_repeated(split: Shardings, line_of: views.Lines) -> views.Table:
+    columns = (("each device", True), ("its share", True), ("operation", False))
+    rows = []
+    for operation in split.repeated:
+        work, sizes = repeated_work_texts(operation)
+        what = views.Cell(operation.line or NO_LINE, link=views.linked(operation.line, line_of))
+        what = what._replace(below=views.Cell(repeated_text(operation, split.devices)))
+        rows.append(
+            [views.Cell(sizes[0], work), views.Cell(sizes[1], work / operation.times), what]
+        )
+    return views.table("computed by several devices alike", columns, rows)
+
+
+def _page_values(split: Shardings, line_of: views.Lines) -> views.Table:
+    columns = (("per device", True), ("whole", True), ("spec", False), ("value", False))
+    rows = [_page_value_row(alike, split, line_of) for alike in alike_values(split.values)]
+    return views.table("arguments, results and large values", columns, rows)
+
+
+def _page_value_row(
+    alike: Sequence[ShardedValue], split: Shardings, line_of: views.Lines
+) -> list[views.Cell]:
+    first, count = alike[0], sum(value.count for value in alike)
+    notes = value_notes(first, split)
+    sizes = first.bytes_per_device * count, first.bytes * count
+    what = f"{common_path([value.name for value in alike])} {times(count, first.type)}"
+    return [
+        *(views.Cell(in_bytes(size), size) for size in sizes),
+        views.Cell(first.spec),
+        views.Cell(", ".join((what, *notes)), link=views.linked(first.line, line_of)),
+    ]

@@ -5,7 +5,6 @@ from __future__ import annotations
 import shlex
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
-from functools import partial
 from itertools import chain, islice
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -15,7 +14,7 @@ from rich.table import Table
 from rich.text import Text
 
 from jaxprtool.ir import source_text
-from jaxprtool.ir.documents import in_bytes, listed, plural, times
+from jaxprtool.ir.documents import in_bytes, plural, times
 from jaxprtool.ir.frames import Frames, frames_now
 from jaxprtool.ir.notation.layout import Layout
 from jaxprtool.ir.notation.tokens import (
@@ -24,19 +23,15 @@ from jaxprtool.ir.notation.tokens import (
     Heading,
     PrimitiveName,
     SharedName,
-    Type,
 )
-from jaxprtool.ir.paths import Alike, alike
 from jaxprtool.ir.program import (
-    NamedValue,
     Program,
-    ValueGroup,
-    grouped,
     program_signature,
     size_of_values,
 )
 from jaxprtool.jaxcompat import AnyJaxpr
 from jaxprtool.render.reports import cost, memory, profile, residuals
+from jaxprtool.render.reports.as_json import facts, size_text, values_table
 from jaxprtool.render.terminal import tables
 from jaxprtool.render.terminal.listing import (
     GAP,
@@ -52,7 +47,6 @@ from jaxprtool.render.terminal.listing import (
     printable,
 )
 from jaxprtool.render.terminal.tables import (
-    PathText,
     add_more,
     new_table,
     number,
@@ -253,8 +247,6 @@ _SMALL, _MOST_IN_SMALL = 30, 2
 #: The minimum number of lines of the listing, also of a small page.
 _LEAST, _LEAST_IN_SMALL = 10, 5
 
-_some = partial(listed, most=_MOST_LISTED)
-
 
 def overview_page(
     program: Program | AnyJaxpr, overview: Overview, width: int, height: int
@@ -286,25 +278,6 @@ def _unbroken(text: str) -> str:
     return text.replace(" ", "\N{NO-BREAK SPACE}")
 
 
-def program_line(program: Program, equations: int) -> str:
-    """Return one line about a program: its name, its signature, its size."""
-    about = program_signature(program)
-    arguments = [f"{group.name}: {_size(group)}" for group in grouped(about.arguments)]
-    results = [_size(group) for group in grouped(about.outputs)]
-    signature = f"{about.name}({_some(arguments)}) -> {_some(results) or '()'}"
-    return "".join(printable([f"Program {signature}, {plural(equations, 'equation')}"]))
-
-
-def facts(counted: Stats) -> list[str]:
-    """Return the size of a program: numbers of equations, arguments and results."""
-    depth = len(counted.by_depth) - 1
-    parts = [plural(counted.equations, "equation") + (f", nested {depth} deep" if depth else "")]
-    signature = ("argument", counted.arguments), ("result", counted.outputs)
-    for what, values in (*signature, ("constant", counted.constants)):
-        parts += [size_of_values(what, values)] if values else []
-    return parts
-
-
 def _primitives(overview: Overview) -> list[list[Cell]]:
     """Return a row of the most frequent primitives."""
     shown = overview.stats.primitives[:_MOST_PRIMITIVES]
@@ -321,7 +294,7 @@ def _primitives(overview: Overview) -> list[list[Cell]]:
 def _facts(overview: Overview, width: int, frames: Frames, most: int) -> list[list[Cell]]:
     """Return rows of a label, a name and a description, one per line; at most `most` of a label."""
     arguments, outputs = (
-        [(BinderToken(tree.name), [_size(tree)]) for tree in group]
+        [(BinderToken(tree.name), [size_text(tree)]) for tree in group]
         for group in (overview.arguments, overview.outputs)
     )
     bodies = [(SharedName(body.name), [_held(body)]) for body in overview.bodies]
@@ -359,13 +332,6 @@ def _lines(overview: Overview, frames: Frames) -> list[tuple[str, Cell]]:
 
 def _label(text: str) -> Cell:
     return [Comment(f"{text:10}")]
-
-
-def _size(group: ValueGroup) -> str:
-    if group.type is not None:
-        return Type(group.type)
-    size = "" if group.bytes is None else f" of {in_bytes(group.bytes)}"
-    return plural(group.values, "array") + size
 
 
 def _held(body: HeldBody) -> str:
@@ -463,37 +429,3 @@ def _counts(total: int, by_depth: Sequence[int]) -> list[str]:
     shown = [*by_depth[: MOST_DEPTHS - 1], sum(by_depth[MOST_DEPTHS - 1 :])]
     depths = shown[: len(by_depth)] if len(by_depth) > 1 else []
     return [f"{total:,}", *(f"{count:,}" if count else "·" for count in depths)]
-
-
-def values_table(
-    what: str,
-    values: Sequence[NamedValue],
-    sources: Sequence[str] | None = None,
-    top: int | None = None,
-) -> Table:
-    """Return a row for each value: its name, type, bytes, and source location.
-
-    If there are more than `top`, values whose names differ only in numbers share a row, with their
-    total size, and values left out are counted. `top` is None for a row for each value.
-    """
-    columns = text(what, tables.BINDER), text("type", tables.TYPE), number("bytes")
-    grid = new_table(size_of_values(what, values), *columns)
-    if sources is not None:
-        grid.add_column("source", style=tables.COMMENT, overflow="fold")
-    rows = list(zip(values, sources or [""] * len(values), strict=True))
-    groups = [Alike(value.name, [(value, source)]) for value, source in rows]
-    if split(groups, top)[1]:
-        groups = alike(rows, lambda row: row[0].name, lambda row: (row[0].described, row[1]))
-    shown, others = split(groups, top)
-    for group in shown:
-        value, source = group.items[0]
-        count = len(group.items)
-        sizes = [value.bytes for value, _ in group.items if value.bytes is not None]
-        grid.add_row(
-            PathText(group.path),
-            Text(f"{count} x {value.described}" if count > 1 else value.described),
-            f"{sum(sizes):,}" if len(sizes) == count else "?",
-            *([] if sources is None else [Text(source)]),
-        )
-    add_more(grid, sum(len(group.items) for group in others))
-    return grid

@@ -8,7 +8,7 @@ from jaxprtool.ir.equations import size_of, type_of
 from jaxprtool.ir.frames import BEHIND, short_paths
 from jaxprtool.ir.program import NamedValue
 from jaxprtool.render.documents.programs import Variable
-from jaxprtool.render.reports.summary import values_table
+from jaxprtool.render.reports.as_json import values_table
 from jaxprtool.render.terminal.listing import Rendering, ShowOptions, SourceComments, source_line
 
 if TYPE_CHECKING:

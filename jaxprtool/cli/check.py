@@ -13,8 +13,9 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from jaxprtool.cli import completion, options, output
-from jaxprtool.cli.completion import found_file
+from jaxprtool.cli.config_file import found_file
 from jaxprtool.cli.errors import write_problems
+from jaxprtool.cli.lint import codes_about
 from jaxprtool.cli.options import Panel
 from jaxprtool.cli.output import OnProgress
 from jaxprtool.cli.session import command, only_program
@@ -58,6 +59,20 @@ _Update = Annotated[
     _CHECK.flag("--update", "Write the measured amounts as budgets, and the changed snapshots."),
 ]
 
+#: Descriptions of the checks that are not rules of `lint`.
+_CHECKS = {
+    "flops": "The program takes more FLOPs than its budget.",
+    "peak-bytes": "The program needs more memory at its peak than its budget.",
+    "equations": "The program has more equations than its budget.",
+    "residual-bytes": "The gradient keeps more between its passes than its budget.",
+    "collectives-bytes": "Each device sends more than its budget.",
+    "compiles": "The function compiles more programs than its budget.",
+    "no": "The program has a primitive or a dtype that it may not have.",
+    "donated": "Arguments are not donated, or their memory is not used.",
+    "snapshot": "The program differs from its snapshot.",
+    "error": "The program cannot be checked.",
+}
+
 
 @command
 def check(
@@ -97,7 +112,8 @@ def check(
         elif chosen == "text":
             output.write_rendered(checks.check_text(targets, changes, output.width()))
         else:
-            write_problems([problem for target in targets for problem in target.problems], chosen)
+            problems = [problem for target in targets for problem in target.problems]
+            write_problems(problems, chosen, {**_CHECKS, **codes_about()} if problems else {})
             output.say(checks.summary_text(targets, changes))
     if not all(target.passed for target in targets):
         raise typer.Exit(1)

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cache, partial
 from pathlib import Path
@@ -21,11 +21,11 @@ from typing import Any
 
 import typer
 
-from jaxprtool.analysis.lint.table import chosen_rules
 from jaxprtool.api.investigate.budgets import QUANTITIES, Quantity, amount_of
-from jaxprtool.cli.completion import tool_table
+from jaxprtool.cli.config_file import TableReader, error_text, tool_table
+from jaxprtool.cli.lint import codes_in, lint_codes
 from jaxprtool.cli.options import AxisEnv, Passes, Plugin
-from jaxprtool.cli.output import OnProgress, silent
+from jaxprtool.cli.output import OnProgress
 from jaxprtool.cli.session import Function, Session, reader
 from jaxprtool.errors import ConfigurationError, JaxprToolError, did_you_mean
 from jaxprtool.render.documents.problems import Place
@@ -118,93 +118,52 @@ def configuration(path: Path, names: Sequence[str], on_progress: OnProgress) -> 
     return replace(config, targets=chosen)
 
 
-def lint_codes(path: Path) -> Mapping[str, Sequence[str]]:
-    """Return `select` and `ignore` of the table `[tool.jaxprtool.lint]` of a file.
-
-    Raises:
-        ConfigurationError: With one line for each mistake in that table.
-    """
-    reader = _Reader(path, silent)
-    codes = reader.lint_codes(tool_table(path).get("jaxprtool", {}))
-    reader.require_no_mistakes()
-    return codes
-
-
-class _Reader:
+class _Reader(TableReader):
     """Reads the table, and collects mistakes, each with its key."""
 
     def __init__(self, path: Path, on_progress: OnProgress):
-        self.mistakes: list[tuple[str, str]] = []
-        self._path, self._on_progress = path, on_progress
+        super().__init__(path)
+        self._on_progress = on_progress
         self._text = path.read_text(encoding="utf-8")
         self._snapshots: dict[Path, str] = {}
 
     def configuration(self, table: object) -> Configuration:
-        section, devices = self._table("tool.jaxprtool", table), None
-        self._known("tool.jaxprtool", section, ["targets", "lint", "host-devices"])
+        section, devices = self.table("tool.jaxprtool", table), None
+        self.known("tool.jaxprtool", section, ["targets", "lint", "host-devices"])
         if "host-devices" in section:
             devices = section["host-devices"]
             if type(devices) is not int or devices < 1:
-                self._mistake("tool.jaxprtool.host-devices", "write a number, 1 or more")
-        defaults = self.lint_codes(section)
-        tables = self._table("tool.jaxprtool.targets", section.get("targets", {}))
+                self.mistake("tool.jaxprtool.host-devices", "write a number, 1 or more")
+        defaults = lint_codes(self, section)
+        tables = self.table("tool.jaxprtool.targets", section.get("targets", {}))
         if not tables and not self.mistakes:
-            self._mistake("tool.jaxprtool.targets", "there is no target: add a table targets.NAME")
+            self.mistake("tool.jaxprtool.targets", "there is no target: add a table targets.NAME")
         parsed = [self._target(name, value, defaults) for name, value in tables.items()]
         targets = [target for target in parsed if target is not None]
-        return Configuration(self._path, devices, _virtual_devices(targets), targets)
-
-    def lint_codes(self, section: Mapping[str, Any]) -> dict[str, tuple[str, ...]]:
-        """Return the codes of `[tool.jaxprtool.lint]`."""
-        lint = self._table("tool.jaxprtool.lint", section.get("lint", {}))
-        self._known("tool.jaxprtool.lint", lint, ["select", "ignore"])
-        return self._codes("tool.jaxprtool.lint", lint)
-
-    def require_no_mistakes(self) -> None:
-        """Raise ConfigurationError with the mistakes that were found."""
-        name = self._path.name
-        if not self.mistakes:
-            return
-        if not self.mistakes[1:]:
-            raise ConfigurationError("{}: {}: {}".format(name, *self.mistakes[0]))
-        raise ConfigurationError(f"{name} has {len(self.mistakes)} mistakes", None, self.mistakes)
-
-    def _mistake(self, key: str, text: str) -> None:
-        self.mistakes.append((key, text))
-
-    def _table(self, key: str, value: object) -> dict[str, Any]:
-        if isinstance(value, dict):
-            return value
-        self._mistake(key, "write a table")
-        return {}
-
-    def _known(self, where: str, table: Mapping[str, Any], keys: Sequence[str]) -> None:
-        for key in (name for name in table if name not in keys):
-            near = did_you_mean(key, keys) or f"the keys are {', '.join(keys)}"
-            self._mistake(f"{where}.{key}", f"unknown key; {near}")
+        return Configuration(self.path, devices, _virtual_devices(targets), targets)
 
     def _target(
         self, name: str, value: object, defaults: Mapping[str, Sequence[str]]
     ) -> ConfiguredTarget | None:
         where = f"tool.jaxprtool.targets.{name}"
         mistake_count = len(self.mistakes)
-        table = self._table(where, value)
+        table = self.table(where, value)
         options = _options()
-        self._known(where, table, ["target", *options, *BUDGETS, *_EXPECTED])
+        self.known(where, table, ["target", *options, *BUDGETS, *_EXPECTED])
         if not isinstance(table.get("target"), str) and len(self.mistakes) == mistake_count:
             text = 'write a function, "train.py:step", or a program, "step.jaxpr"'
-            self._mistake(f"{where}.target", text)
+            self.mistake(f"{where}.target", text)
         expected = self._expectations(name, where, table, defaults)
         values = {key: table[key] for key in options if key in table}
         words = [word for key, value in values.items() for word in self._words(where, key, value)]
         if len(self.mistakes) > mistake_count:
             return None
         if "compiles" in table and "passes" in table:
-            self._mistake(f"{where}.compiles", "cannot be combined with passes")
+            self.mistake(f"{where}.compiles", "cannot be combined with passes")
         loaded = self._loaded(where, [*words, "--", table["target"]])
         if loaded is None:
             return None
-        return ConfiguredTarget(name, *loaded, expected, Place(str(self._path), self._line(name)))
+        return ConfiguredTarget(name, *loaded, expected, Place(str(self.path), self._line(name)))
 
     def _line(self, name: str) -> int:
         """Return the number of the line that opens the table of a target, from 1."""
@@ -222,18 +181,18 @@ class _Reader:
         self, name: str, where: str, table: Mapping[str, Any], defaults: Mapping[str, Any]
     ) -> Expectations:
         budgets = {
-            quantity: self._read(where, key, partial(amount_of, quantity), table[key])
+            quantity: self.read(where, key, partial(amount_of, quantity), table[key])
             for key, quantity in BUDGETS.items()
             if key in table
         }
-        no = self._texts(where, table, "no")
+        no = self.texts(where, table, "no")
         for banned in no:
-            self._read(where, "no", require_bannable, banned)
-        flags = {key: self._flag(where, table, key) for key in ("donated", "lint")}
-        codes = {**defaults, **self._codes(where, table)}
+            self.read(where, "no", require_bannable, banned)
+        flags = {key: self.flag(where, table, key) for key in ("donated", "lint")}
+        codes = {**defaults, **codes_in(self, where, table)}
         if not flags["lint"]:
             for key in codes.keys() & table.keys():
-                self._mistake(f"{where}.{key}", "needs lint = true")
+                self.mistake(f"{where}.{key}", "needs lint = true")
         return Expectations(
             budgets=budgets,
             no=no,
@@ -243,44 +202,17 @@ class _Reader:
             **codes,
         )
 
-    def _read(self, where: str, key: str, read: Callable[[Any], Any], value: object) -> Any:
-        try:
-            return read(value)
-        except JaxprToolError as error:
-            self._mistake(f"{where}.{key}", _text_of(error))
-
-    def _texts(self, where: str, table: Mapping[str, Any], key: str) -> tuple[str, ...]:
-        value = table.get(key, [])
-        if isinstance(value, list) and all(isinstance(item, str) for item in value):
-            return tuple(value)
-        self._mistake(f"{where}.{key}", "write a list of strings")
-        return ()
-
-    def _flag(self, where: str, table: Mapping[str, Any], key: str) -> bool:
-        value = table.get(key, False)
-        if not isinstance(value, bool):
-            self._mistake(f"{where}.{key}", "write true or false")
-        return value is True
-
-    def _codes(self, where: str, table: Mapping[str, Any]) -> dict[str, tuple[str, ...]]:
-        codes = {}
-        for key in ("select", "ignore"):
-            if key in table:
-                codes[key] = self._texts(where, table, key)
-                self._read(where, key, chosen_rules, codes[key])
-        return codes
-
     def _snapshot(self, name: str, where: str, value: object) -> Path | None:
         if value is False:
             return None
         if value is not True and not (isinstance(value, str) and value.endswith(".jaxpr")):
-            self._mistake(f"{where}.snapshot", 'write true, or the name of a file, "step.jaxpr"')
+            self.mistake(f"{where}.snapshot", 'write true, or the name of a file, "step.jaxpr"')
             return None
         path = Path(FOLDER, snapshot_file(name)) if value is True else Path(str(value))
-        path = self._path.parent / path
+        path = self.path.parent / path
         if (other := self._snapshots.setdefault(path, name)) != name:
             shown = os.path.relpath(path)
-            self._mistake(f"{where}.snapshot", f"{shown} is the snapshot of '{other}' too")
+            self.mistake(f"{where}.snapshot", f"{shown} is the snapshot of '{other}' too")
         return path
 
     # --- how it is loaded ---------------------------------------------------------------------
@@ -289,12 +221,12 @@ class _Reader:
         """Yield an option as the words of a command line."""
         option = _options()[key]
         if option.is_flag:
-            if self._flag(where, {key: value}, key):
+            if self.flag(where, {key: value}, key):
                 yield f"--{key}"
         elif option.multiple and isinstance(value, list):
-            yield from (f"--{key}={item}" for item in self._texts(where, {key: value}, key))
+            yield from (f"--{key}={item}" for item in self.texts(where, {key: value}, key))
         elif (text := _option_text(value)) is None:
-            self._mistake(f"{where}.{key}", f"write what --{key} takes, as a string")
+            self.mistake(f"{where}.{key}", f"write what --{key} takes, as a string")
         else:
             yield f"--{key}={text}"
 
@@ -308,10 +240,10 @@ class _Reader:
             _ = session.pipeline
         except typer.BadParameter as error:
             option = getattr(error.param, "opts", ["--target"])[-1]
-            self._mistake(f"{where}.{option.lstrip('-')}", error.message)
+            self.mistake(f"{where}.{option.lstrip('-')}", error.message)
             return None
         except JaxprToolError as error:
-            self._mistake(f"{where}.passes", _text_of(error))
+            self.mistake(f"{where}.passes", error_text(error))
             return None
         return session, given.axis_env
 
@@ -324,10 +256,6 @@ def _virtual_devices(targets: Sequence[ConfiguredTarget]) -> int | None:
         if target.needs_devices
     ]
     return max(sizes, default=None)
-
-
-def _text_of(error: JaxprToolError) -> str:
-    return f"{error.message}; {error.hint}" if error.hint else error.message
 
 
 def _option_text(value: object) -> str | None:

@@ -5,10 +5,11 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Annotated, Literal
 
 from jaxprtool.cli import options, output
-from jaxprtool.cli.options import OUTPUT, Panel
+from jaxprtool.cli.options import OUTPUT, Compiled, Panel, bandwidth_option
 from jaxprtool.cli.output import OnProgress
-from jaxprtool.cli.running import Compiled, bandwidth_option, partitioned, ready
+from jaxprtool.cli.running import ready
 from jaxprtool.cli.session import Session, command, only_program
+from jaxprtool.cli.shardings import partitioned
 from jaxprtool.errors import OutputError
 
 if TYPE_CHECKING:
@@ -27,15 +28,6 @@ _By = Annotated[
         "--by",
         By,
         "Group by source line, module scope, primitive, dtype, or argument read.",
-    ),
-]
-Device = Annotated[
-    str | None,
-    _COUNTED.option(
-        "--device",
-        "NAME|FILE.toml",
-        "Show the minimum time on a device, and what limits it: h200, h100, a100, l4, tpu-v5e, "
-        "tpu-v5p, tpu-v6e, m3, or a TOML file of figures.",
     ),
 ]
 _Seconds = Annotated[
@@ -61,7 +53,7 @@ _Pprof = Annotated[
 def cost(
     session: Session,
     by: _By = "line",
-    device: Device = None,
+    device: options.ModeledDevice = None,
     seconds: _Seconds = None,
     measure: _Measure = False,
     compiled: Compiled = False,

@@ -19,9 +19,10 @@ import sys
 import traceback
 import unicodedata
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from itertools import groupby
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeGuard
 
 import typer
@@ -149,7 +150,7 @@ def _write_document(text: ErrorText, format: FormatChoice) -> None:
         output.write_json(ErrorDocument(text))
         return
     details = [f"{label} {detail}" for label, detail in text.details]
-    write_problems([], format, "\n".join([text.message, *details]))
+    write_problems([], format, failure="\n".join([text.message, *details]))
 
 
 def _error_text(error: Exception, show_traceback: bool) -> ErrorText:
@@ -240,50 +241,34 @@ def _is_of_stdout(error: Exception) -> TypeGuard[OSError]:
 
 
 def write_problems(
-    problems: Sequence[Problem], format: FormatChoice, failure: str | None = None
+    problems: Sequence[Problem],
+    format: FormatChoice,
+    about: Mapping[str, str] = MappingProxyType({}),
+    failure: str | None = None,
 ) -> None:
     """Write problems to stdout, with paths from the root of the git repository.
 
     Args:
         problems: The problems.
         format: "sarif" or "github".
+        about: The descriptions of the codes of problems.
         failure: Why the command could not look for problems; None if it did.
     """
     from jaxprtool import __version__
-    from jaxprtool.render.documents.problems import Problem
-    from jaxprtool.render.reports.lint import github_annotations, repository_root, sarif
+    from jaxprtool.render.documents.problems import (
+        Problem,
+        github_annotations,
+        repository_root,
+        sarif,
+    )
 
     root = repository_root(os.getcwd())
     if format == "sarif":
-        output.write_json(sarif(problems, __version__, root, _about(problems), failure))
+        output.write_json(sarif(problems, __version__, root, about, failure))
     elif failure is not None:
         output.write(github_annotations([Problem("error", "", failure, ())], root))
     elif problems:
         output.write(github_annotations(problems, root))
-
-
-def _about(problems: Sequence[Problem]) -> dict[str, str]:
-    """Return the descriptions of the codes of problems."""
-    if not problems:
-        return {}
-    from jaxprtool.analysis.lint.table import all_rules
-
-    return {**_CHECKS, **{rule.code: rule.about for rule in all_rules()}}
-
-
-#: Descriptions of the checks that are not rules of `lint`.
-_CHECKS = {
-    "flops": "The program takes more FLOPs than its budget.",
-    "peak-bytes": "The program needs more memory at its peak than its budget.",
-    "equations": "The program has more equations than its budget.",
-    "residual-bytes": "The gradient keeps more between its passes than its budget.",
-    "collectives-bytes": "Each device sends more than its budget.",
-    "compiles": "The function compiles more programs than its budget.",
-    "no": "The program has a primitive or a dtype that it may not have.",
-    "donated": "Arguments are not donated, or their memory is not used.",
-    "snapshot": "The program differs from its snapshot.",
-    "error": "The program cannot be checked.",
-}
 
 
 # --- signs ----------------------------------------------------------------------------------------

@@ -24,12 +24,10 @@ import typer
 from jaxprtool.cli import output
 from jaxprtool.cli.options import Panel
 from jaxprtool.cli.start import until_the_end
-from jaxprtool.errors import CheckError
 from jaxprtool.files import SUPERVISED, remove_unfinished
 
 if TYPE_CHECKING:
     from jaxprtool.cli.session import Function
-    from jaxprtool.ir.program import Program
     from jaxprtool.processes import Failure, Place, Stream
 
 #: The exit code of a run whose time was up, as of the command `timeout`.
@@ -201,30 +199,6 @@ def _unfinished_removed(save: str | None, mark: str) -> Iterator[None]:
     finally:
         if save is not None:
             remove_unfinished(save, mark)
-
-
-def require_same(program: Program) -> None:
-    """Raise CheckError, and show the differences, if processes of the cluster differ in a program.
-
-    They would otherwise wait for each other's collectives without end.
-    """
-    from jaxprtool.api.investigate.determinism import differing
-    from jaxprtool.execute.running.backends import exchanged
-    from jaxprtool.render.reports.diff import diff_text
-
-    difference = differing(program)
-    if difference is None:
-        return
-    if difference.first and difference.diff is not None:
-        output.write_rendered(
-            diff_text(difference.diff, output.width(sys.stderr), None), sys.stderr
-        )
-    exchanged(b"")  # the end of any process ends the others, and the first still writes
-    raise CheckError(
-        f"processes {difference.pair[0]} and {difference.pair[1]} do not run the same program: "
-        f"{difference.why}",
-        "a program must not depend on jax.process_index(), the time or the machine",
-    )
 
 
 class _Shown:

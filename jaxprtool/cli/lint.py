@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from jaxprtool.cli import options, output
-from jaxprtool.cli.completion import nearest_file
+from jaxprtool.cli.config_file import TableReader, nearest_file, tool_table
 from jaxprtool.cli.errors import write_problems
 from jaxprtool.cli.options import Panel
 from jaxprtool.cli.session import Session, command
@@ -81,9 +81,18 @@ def lint(
     elif chosen == "text":
         output.write_rendered(render.findings_by_line(findings, output.width(), rows))
     else:
-        write_problems([finding_problem(finding) for finding in findings.findings[:top]], chosen)
+        write_problems(
+            [finding_problem(finding) for finding in findings.findings[:top]], chosen, codes_about()
+        )
     if findings.findings:
         raise typer.Exit(1)
+
+
+def codes_about() -> dict[str, str]:
+    """Return the descriptions of the codes of findings."""
+    from jaxprtool.analysis.lint.table import all_rules
+
+    return {rule.code: rule.about for rule in all_rules()}
 
 
 def configured_codes() -> tuple[Sequence[str], Sequence[str]]:
@@ -91,10 +100,32 @@ def configured_codes() -> tuple[Sequence[str], Sequence[str]]:
     path = nearest_file()
     if path is None:
         return (), ()
-    from jaxprtool.cli.check_config import lint_codes
-
-    codes = lint_codes(path)
+    reader = TableReader(path)
+    codes = lint_codes(reader, tool_table(path).get("jaxprtool", {}))
+    reader.require_no_mistakes()
     return codes.get("select", ()), codes.get("ignore", ())
+
+
+def lint_codes(reader: TableReader, section: Mapping[str, Any]) -> dict[str, tuple[str, ...]]:
+    """Return the codes of `[tool.jaxprtool.lint]`."""
+    where = "tool.jaxprtool.lint"
+    table = reader.table(where, section.get("lint", {}))
+    reader.known(where, table, ["select", "ignore"])
+    return codes_in(reader, where, table)
+
+
+def codes_in(
+    reader: TableReader, where: str, table: Mapping[str, Any]
+) -> dict[str, tuple[str, ...]]:
+    """Return the codes to select and to ignore in a table."""
+    from jaxprtool.analysis.lint.table import chosen_rules
+
+    codes = {}
+    for key in ("select", "ignore"):
+        if key in table:
+            codes[key] = reader.texts(where, table, key)
+            reader.read(where, key, chosen_rules, codes[key])
+    return codes
 
 
 def _of_programs(session: Session, select: Iterable[str], ignore: Iterable[str]) -> Findings:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
-from jaxprtool.cli import options, output
+from jaxprtool.cli import options, output, pages
 from jaxprtool.cli.options import OUTPUT, PASSES, Panel, Reproducer, ReproducerOption
 from jaxprtool.cli.output import OnProgress
 from jaxprtool.cli.session import Function, Named, command, only_program, pipeline
@@ -133,13 +133,13 @@ def opt(
     function.start(not no_cache if verify else None)
     from jaxprtool.api.investigate.variants import Verifier
     from jaxprtool.api.targets import RunInputs
-    from jaxprtool.cli import pipeline_steps
+    from jaxprtool.cli import pipeline_steps, watched_steps
     from jaxprtool.passes.patterns import NamedRewrites
 
     users = NamedRewrites(rewrite or ())
     named = None if level is None else f"-O{level}"
     steps = users.before(pipeline(", ".join(filter(None, (passes, named))), plugin))
-    watcher = pipeline_steps.Watcher(
+    watcher = watched_steps.Watcher(
         print_before_all,
         print_after_all,
         _checked(print_after, steps),
@@ -168,12 +168,12 @@ def opt(
         _say_verified(_verify(verifier, inputs, function.on_progress), strict)
     function.on_progress("rendering")
     _write_matches(users)
-    pipeline_steps.write_notes(watcher.noted)
+    watched_steps.write_notes(watcher.noted)
     if as_page:
         from jaxprtool.render.terminal.listing import ShowOptions
 
         shown = ShowOptions(names=True, terse=True, source=source is not False)
-        output.write_states(pipeline_steps.states(watcher, programs), shown, out)
+        pages.write_states(watched_steps.states(watcher, programs), shown, out)
     elif out is not None:
         emission = Emission(Format.jaxpr, callbacks=callbacks, source=source, on_opaque=output.note)
         output.write_files(programs, emission, out)
@@ -185,25 +185,25 @@ def opt(
         output.write_json(OptDocument(documents, watcher.rows))
         return
     if out is None and not as_page and (full or pager or function.listed(source)["source"]):
-        output.write_pages_or_listings(programs, full, pager, **function.listed(source))
+        pages.write_pages_or_listings(programs, full, pager, **function.listed(source))
     elif out is None and not as_page:
         _write_pages(programs, [] if stats or timing else watcher.rows)
     if stats or timing:
         sys.stdout.flush()
-        pipeline_steps.write_rows(watcher.rows, stats, timing)
+        watched_steps.write_rows(watcher.rows, stats, timing)
 
 
 def _write_pages(programs: Named, rows: list[PassRun]) -> None:
     """Show the programs; on a terminal, below the table of passes."""
     above = 0
     if rows and sys.stdout.isatty():
-        from jaxprtool.cli import pipeline_steps
+        from jaxprtool.cli import watched_steps
 
-        shown = pipeline_steps.merged(rows)
-        pipeline_steps.write_rows(shown, equations=True, timing=True)
+        shown = watched_steps.merged(rows)
+        watched_steps.write_rows(shown, equations=True, timing=True)
         output.say("")
         above = len(shown) + 4  # the heading, a rule, the total and an empty line
-    output.write_pages(programs, above)
+    pages.write_pages(programs, above)
 
 
 def _say_verified(verified: Verified, strict: bool) -> None:

@@ -381,3 +381,37 @@ def read(folder: str) -> Reproduction:
         raise JaxprToolError(message, "opt and run write one with --reproducer") from None
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise JaxprToolError(f"'{path}' is not a reproducer: {described(error)}") from None
+
+
+#: A device that times are estimated for.
+ModeledDevice = Annotated[
+    str | None,
+    Panel("Cost").option(
+        "--device",
+        "NAME|FILE.toml",
+        "Show the minimum time on a device, and what limits it: h200, h100, a100, l4, tpu-v5e, "
+        "tpu-v5p, tpu-v6e, m3, or a TOML file of figures.",
+    ),
+]
+
+
+_DEVICES = Panel("Several devices")
+
+
+Compiled = Annotated[
+    bool,
+    _DEVICES.flag(
+        "--compiled",
+        "Compile the function for its mesh, and show what each device sends, as `shardings` does.",
+    ),
+]
+
+
+def bandwidth_option(panel: Panel = _DEVICES) -> Any:
+    """Return the declaration of `--bandwidth`."""
+    return panel.option(
+        "--bandwidth",
+        "NAME|SPEED",
+        "Show the minimum time of collectives over an interconnect: nvlink4, tpu-v5e, pcie5, "
+        "300GB/s.",
+    )

@@ -237,10 +237,10 @@ def _found(outlining: Outline, before: Program, after: Program) -> Repetition:
 
 def _outlined(outlining: Outline, program: Program) -> tuple[Program, float]:
     """Return the outlined program, and the seconds that outlining took."""
-    from jaxprtool.cli import pipeline_steps
+    from jaxprtool.cli import pipeline_steps, watched_steps
     from jaxprtool.passes.framework.pipeline import Pipeline, Step
 
-    watcher = pipeline_steps.Watcher()
+    watcher = watched_steps.Watcher()
     pipeline = Pipeline((Step(outlining),))
     ((_, result),) = pipeline_steps.run(pipeline, program, silent, watcher)
     return result, watcher.rows[0].seconds

@@ -25,8 +25,7 @@ if TYPE_CHECKING:
 
     from jaxprtool.errors import Details
     from jaxprtool.ir.program import Program
-    from jaxprtool.render.page import State
-    from jaxprtool.render.terminal.listing import Listing, Rendering, ShowOptions
+    from jaxprtool.render.terminal.listing import Listing, Rendering
 
 # --- output ---------------------------------------------------------------------------------------
 # Output: results to stdout, everything else to stderr; files are written atomically.
@@ -160,10 +159,10 @@ def console(stream: TextIO | None = None) -> Console:
 def width(stream: TextIO | None = None) -> int:
     """Return the width of the terminal, or PIPED_WIDTH without one."""
     stream = stream or sys.stdout
-    return _size(stream)[0] if stream.isatty() else PIPED_WIDTH
+    return size(stream)[0] if stream.isatty() else PIPED_WIDTH
 
 
-def _size(terminal: TextIO) -> tuple[int, int]:
+def size(terminal: TextIO) -> tuple[int, int]:
     """Return the columns and lines of a terminal, some of which report zero."""
     try:
         columns, lines = os.get_terminal_size(terminal.fileno())
@@ -241,44 +240,6 @@ def write_listings(
     write_programs(programs, lambda program: listing(program, options), stream)
 
 
-def write_pages(programs: Sequence[tuple[str, Program]], above: int = 0) -> None:
-    """Write programs to stdout: on a terminal, an overview of each that does not fit, else in full.
-
-    `above` is the number of lines above them that must stay visible.
-    """
-    if not sys.stdout.isatty():
-        write_listings(programs)
-        return
-    from jaxprtool.analysis.stats import count_equations
-    from jaxprtool.analysis.summary import overview
-    from jaxprtool.render.reports.summary import overview_page
-    from jaxprtool.render.terminal.listing import ShowOptions, listing
-
-    columns, lines = _size(sys.stdout)
-    height = lines - above - 3  # the command above and a prompt below
-
-    def page(program: Program) -> Listing:
-        if count_equations(program) < height:
-            whole = listing(program, ShowOptions(width=columns, fit=True))
-            if whole.plain().count("\n") < height:
-                return whole
-        return overview_page(program, overview(program), columns, height)
-
-    write_programs(programs, page)
-
-
-def write_pages_or_listings(
-    programs: Sequence[tuple[str, Program]], full: bool, pager: bool, **shown: Any
-) -> None:
-    """Write programs as pages, or as listings with --full, --pager or source locations."""
-    if not (full or pager or shown["source"]):
-        write_pages(programs)
-        return
-    with paged(pager):
-        fold = sys.stdout.isatty() and not (full or pager)
-        write_listings(programs, fold=fold, **shown)
-
-
 def is_page(out: str | None) -> bool:
     """Return True if a file name is that of a page."""
     return suffix_of(out) == PAGE
@@ -342,17 +303,6 @@ def write_page(page: str, out: str | None) -> None:
         return
     with written_file(out) as file:
         file.write(page.encode())
-
-
-def write_states(
-    states: Sequence[State], shown: ShowOptions, out: str | None, added: Any = None
-) -> None:
-    """Write a page of programs to the file of -o, with a tab for each of their states."""
-    from jaxprtool.analysis.cost import work_by_equation
-    from jaxprtool.analysis.stats import stats
-    from jaxprtool.render.page import page
-
-    write_page(page(states, shown, stats, work_by_equation, added), out)
 
 
 def write_files(programs: Sequence[tuple[str, Program]], emission: Emission, out: str) -> None:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from jaxprtool.cli import options, output
+from jaxprtool.cli import options, output, pages
 from jaxprtool.cli.options import OUTPUT, RUN, Panel
 from jaxprtool.cli.session import Session, command, only_program
 from jaxprtool.errors import JaxprToolError, OutputError
@@ -127,7 +127,7 @@ def reduce(
     if json:
         output.write_json(reduction)
     elif out is None:
-        output.write_pages([(reduction.program.name, reduction.program)])
+        pages.write_pages([(reduction.program.name, reduction.program)])
     _print_summary(reduction)
     if reduction.interrupted:
         raise typer.Exit(130)

@@ -8,12 +8,13 @@ from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Annotated, Any
 
-from jaxprtool.cli import options, output
+from jaxprtool.cli import options, output, pages
 from jaxprtool.cli.lint import configured_codes
-from jaxprtool.cli.options import Panel
+from jaxprtool.cli.options import Compiled, Panel
 from jaxprtool.cli.profile import Measure, measured, require_measure
-from jaxprtool.cli.running import Compiled, partitioned, require_device
+from jaxprtool.cli.running import require_device
 from jaxprtool.cli.session import Session, command, only_program
+from jaxprtool.cli.shardings import partitioned
 from jaxprtool.errors import JaxprToolError, OutputError
 
 if TYPE_CHECKING:
@@ -66,11 +67,11 @@ def report(
     require_measure(measure, backend, device)
     session.start(True if measure else None)
     from jaxprtool.analysis.cost import cost
-    from jaxprtool.cli import pipeline_steps
+    from jaxprtool.cli import watched_steps
     from jaxprtool.render.page.report import Report, report_views
     from jaxprtool.render.terminal.listing import ShowOptions
 
-    watcher = pipeline_steps.Watcher(keeps=True)
+    watcher = watched_steps.Watcher(keeps=True)
     require_device(session.function, backend, device)
     traced = session.traced(runs=measure)
     programs = session.programs(traced, watcher)
@@ -90,7 +91,7 @@ def report(
     session.on_progress("rendering")
     shown = ShowOptions(names=True, terse=True, source=True)
     views = partial(report_views, figures)
-    output.write_states(pipeline_steps.states(watcher, programs), shown, out, views)
+    pages.write_states(watched_steps.states(watcher, programs), shown, out, views)
     if json:
         from jaxprtool.render.documents.programs import ReportDocument
 
@@ -140,8 +141,7 @@ def _memory(program: Program) -> Memory | str:
 
 def _residuals(program: Program, argnums: int | Sequence[int]) -> Residuals | str:
     """Return the residuals of a loss or a training step, or the reason that there are none."""
-    from jaxprtool.api.investigate.residuals import halves_inside, residuals
-    from jaxprtool.api.investigate.source import gives_one_float
+    from jaxprtool.api.investigate.residuals import gives_one_float, halves_inside, residuals
 
     if not gives_one_float(program) and halves_inside(program) is None:
         return (

@@ -23,6 +23,7 @@ from jaxprtool.errors import CheckError
 
 if TYPE_CHECKING:
     from jaxprtool.execute.running.run import RunReport
+    from jaxprtool.ir.program import Program
 
 _Repeat = Annotated[
     int | None,
@@ -112,7 +113,7 @@ def run(
             prepared = ready(inputs, seed, backend, device)
         program, arguments = prepared.program, prepared.filled.arguments
         compiling = writer.compiler(program) if writer else contextlib.nullcontext()
-        launch.require_same(program)
+        require_same(program)
         with printed_by_functions(json or launch.is_supervised()):
             with compiling, buffers_shown(inputs, session.on_progress):
                 report = run.run(program, arguments, prepared.device, repeat, session.on_progress)
@@ -154,3 +155,27 @@ def _write_report(report: RunReport, steps: Mapping[str, str], top: int | None) 
         output.write_rendered(runs.results_table(report, output.width(), top))
     else:
         output.write(runs.outputs(report, output.width(), top))
+
+
+def require_same(program: Program) -> None:
+    """Raise CheckError, and show the differences, if processes of the cluster differ in a program.
+
+    They would otherwise wait for each other's collectives without end.
+    """
+    from jaxprtool.api.investigate.determinism import differing
+    from jaxprtool.execute.running.backends import exchanged
+    from jaxprtool.render.reports.diff import diff_text
+
+    difference = differing(program)
+    if difference is None:
+        return
+    if difference.first and difference.diff is not None:
+        output.write_rendered(
+            diff_text(difference.diff, output.width(sys.stderr), None), sys.stderr
+        )
+    exchanged(b"")  # the end of any process ends the others, and the first still writes
+    raise CheckError(
+        f"processes {difference.pair[0]} and {difference.pair[1]} do not run the same program: "
+        f"{difference.why}",
+        "a program must not depend on jax.process_index(), the time or the machine",
+    )

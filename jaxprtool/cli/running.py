@@ -6,20 +6,15 @@ import contextlib
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from math import prod
-from typing import TYPE_CHECKING, Annotated, Any, BinaryIO
+from typing import TYPE_CHECKING, BinaryIO
 
 from jaxprtool.cli import output
-from jaxprtool.cli.options import Panel
-from jaxprtool.cli.session import Session, only_program
-from jaxprtool.errors import BackendError, UnsupportedError
 from jaxprtool.files import is_stream
 
 if TYPE_CHECKING:
     import jax
 
-    from jaxprtool.analysis.shardings import Shardings
-    from jaxprtool.api.targets import RunInputs, Traced
+    from jaxprtool.api.targets import RunInputs
     from jaxprtool.cli.session import Function
     from jaxprtool.execute.running.arrays import Filled
     from jaxprtool.ir.program import Program
@@ -148,78 +143,3 @@ def note_random(filled: Filled, seed: int, dropped: Sequence[str] = ()) -> None:
 
 # --- partitioned ----------------------------------------------------------------------------------
 # How XLA partitions a program over devices, for `shardings` and for `--compiled`.
-
-_DEVICES = Panel("Several devices")
-
-Compiled = Annotated[
-    bool,
-    _DEVICES.flag(
-        "--compiled",
-        "Compile the function for its mesh, and show what each device sends, as `shardings` does.",
-    ),
-]
-
-
-def bandwidth_option(panel: Panel = _DEVICES) -> Any:
-    """Return the declaration of `--bandwidth`."""
-    return panel.option(
-        "--bandwidth",
-        "NAME|SPEED",
-        "Show the minimum time of collectives over an interconnect: nvlink4, tpu-v5e, pcie5, "
-        "300GB/s.",
-    )
-
-
-def partitioned(
-    session: Session,
-    traced: Traced,
-    programs: Sequence[tuple[str, Program]],
-    *,
-    backend: str | None = None,
-    propose: bool = False,
-) -> Shardings:
-    """Compile the only program, and return its shardings and collectives.
-
-    Args:
-        session: The options of the command.
-        traced: The traced TARGET.
-        programs: The programs after the passes.
-        backend: A backend to compile for, or a TPU that this machine lacks: `tpu:v5e:2x2`.
-        propose: Whether to try other sharding constraints.
-
-    Raises:
-        UnsupportedError: If it runs on one device.
-        BackendError: If there is no such backend, or it has too few devices.
-    """
-    from jaxprtool.api.investigate.shardings import shardings
-
-    inputs = traced.given_to(only_program("the partitioner takes", programs))
-    session.on_progress(f"compiling {inputs.program.name}")
-    if backend is not None:
-        return _on_backend(inputs.program, backend, propose)
-    arguments = [inputs.values.get(name) for name in inputs.program.arg_names]
-    with traced.mesh_set():
-        return shardings(inputs.program, arguments, propose=propose)
-
-
-def _on_backend(program: Program, backend: str, propose: bool) -> Shardings:
-    import numpy as np
-    from jax.sharding import Mesh
-
-    from jaxprtool.api.investigate.shardings import shardings
-    from jaxprtool.execute.running.backends import devices_to_compile_for
-
-    devices = devices_to_compile_for(backend)
-    if not program.meshes:
-        raise UnsupportedError(
-            f"{program.name} names no mesh to compile for '{backend}'", "name its axes: --mesh x=4"
-        )
-    mesh = max(program.meshes, key=lambda candidate: len(candidate.shape))
-    count = prod(mesh.axis_sizes)
-    if len(devices) < count:
-        raise BackendError(
-            f"{program.name} runs on a mesh of {count} devices, but '{backend}' has {len(devices)}"
-        )
-    chosen = np.array(devices[:count]).reshape(mesh.axis_sizes)
-    there = program.on_mesh(Mesh(chosen, mesh.axis_names, axis_types=mesh.axis_types))
-    return shardings(there, devices=devices[:count], propose=propose)

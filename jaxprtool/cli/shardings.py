@@ -2,18 +2,26 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from math import prod
 from typing import TYPE_CHECKING, Annotated
 
 from jaxprtool.cli import options, output
-from jaxprtool.cli.cost import Device
-from jaxprtool.cli.options import Panel
-from jaxprtool.cli.running import bandwidth_option, partitioned
-from jaxprtool.cli.session import Session, command
-from jaxprtool.errors import ArgumentsError, OutputError, did_you_mean
+from jaxprtool.cli.options import ModeledDevice, Panel, bandwidth_option
+from jaxprtool.cli.session import Session, command, only_program
+from jaxprtool.errors import (
+    ArgumentsError,
+    BackendError,
+    OutputError,
+    UnsupportedError,
+    did_you_mean,
+)
 from jaxprtool.ir.documents import some
 
 if TYPE_CHECKING:
     from jaxprtool.analysis.shardings import ShardedValue, Shardings
+    from jaxprtool.api.targets import Traced
+    from jaxprtool.ir.program import Program
 
 _SHOWN = Panel("Shardings")
 
@@ -58,7 +66,7 @@ def shardings(
     picture: _Picture = None,
     propose: _Propose = False,
     bandwidth: _Bandwidth = None,
-    device: Device = None,
+    device: ModeledDevice = None,
     backend: _Backend = None,
     top: options.TopTall = None,
     all: options.All = False,
@@ -106,3 +114,58 @@ def _named(name: str, facts: Shardings) -> list[ShardedValue]:
         return chosen
     hint = did_you_mean(name, names) or f"values: {some(names, 6)}"
     raise ArgumentsError(f"--picture: no value of {facts.name} is named '{name}'", hint)
+
+
+def partitioned(
+    session: Session,
+    traced: Traced,
+    programs: Sequence[tuple[str, Program]],
+    *,
+    backend: str | None = None,
+    propose: bool = False,
+) -> Shardings:
+    """Compile the only program, and return its shardings and collectives.
+
+    Args:
+        session: The options of the command.
+        traced: The traced TARGET.
+        programs: The programs after the passes.
+        backend: A backend to compile for, or a TPU that this machine lacks: `tpu:v5e:2x2`.
+        propose: Whether to try other sharding constraints.
+
+    Raises:
+        UnsupportedError: If it runs on one device.
+        BackendError: If there is no such backend, or it has too few devices.
+    """
+    from jaxprtool.api.investigate.shardings import shardings
+
+    inputs = traced.given_to(only_program("the partitioner takes", programs))
+    session.on_progress(f"compiling {inputs.program.name}")
+    if backend is not None:
+        return _on_backend(inputs.program, backend, propose)
+    arguments = [inputs.values.get(name) for name in inputs.program.arg_names]
+    with traced.mesh_set():
+        return shardings(inputs.program, arguments, propose=propose)
+
+
+def _on_backend(program: Program, backend: str, propose: bool) -> Shardings:
+    import numpy as np
+    from jax.sharding import Mesh
+
+    from jaxprtool.api.investigate.shardings import shardings
+    from jaxprtool.execute.running.backends import devices_to_compile_for
+
+    devices = devices_to_compile_for(backend)
+    if not program.meshes:
+        raise UnsupportedError(
+            f"{program.name} names no mesh to compile for '{backend}'", "name its axes: --mesh x=4"
+        )
+    mesh = max(program.meshes, key=lambda candidate: len(candidate.shape))
+    count = prod(mesh.axis_sizes)
+    if len(devices) < count:
+        raise BackendError(
+            f"{program.name} runs on a mesh of {count} devices, but '{backend}' has {len(devices)}"
+        )
+    chosen = np.array(devices[:count]).reshape(mesh.axis_sizes)
+    there = program.on_mesh(Mesh(chosen, mesh.axis_names, axis_types=mesh.axis_types))
+    return shardings(there, devices=devices[:count], propose=propose)

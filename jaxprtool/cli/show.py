@@ -11,7 +11,7 @@ from functools import partial
 from importlib import import_module
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
-from jaxprtool.cli import options, output
+from jaxprtool.cli import options, output, pages
 from jaxprtool.cli.options import Panel
 from jaxprtool.cli.session import Named, Session, command, only_program
 from jaxprtool.errors import OutputError, did_you_mean
@@ -176,13 +176,13 @@ def show(
     if format == "html":
         from jaxprtool.render.page import State
 
-        output.write_states([State(dict(programs))], shown, out)
+        pages.write_states([State(dict(programs))], shown, out)
         return
     if json or format == "json":
         output.write_json(_document(programs, stats, shown))
         return
     if not (full or pager or stats) and format == "text" and _plain(shown):
-        output.write_pages(programs)
+        pages.write_pages(programs)
         return
     render = partial(_stats, top=rows) if stats else _form(format)
     with output.paged(pager):

@@ -5,11 +5,12 @@ from __future__ import annotations
 from typing import Annotated, Any
 
 from jaxprtool.cli import options, output
-from jaxprtool.cli.cost import Device, require_numbers
-from jaxprtool.cli.options import OUTPUT, Panel
+from jaxprtool.cli.cost import require_numbers
+from jaxprtool.cli.options import OUTPUT, Compiled, ModeledDevice, Panel
 from jaxprtool.cli.profile import Measure, measured, require_measure
-from jaxprtool.cli.running import Compiled, partitioned, require_device
+from jaxprtool.cli.running import require_device
 from jaxprtool.cli.session import Session, command, only_program
+from jaxprtool.cli.shardings import partitioned
 from jaxprtool.errors import OutputError
 
 _Residuals = Annotated[
@@ -29,7 +30,7 @@ def source(
     session: Session,
     residuals: _Residuals = None,
     argnums: _Argnums = None,
-    device: Device = None,
+    device: ModeledDevice = None,
     compiled: Compiled = False,
     measure: Measure = False,
     backend: options.Backend = None,

@@ -6,7 +6,7 @@ import os
 import time
 from typing import TYPE_CHECKING, Annotated, Any
 
-from jaxprtool.cli import options, output
+from jaxprtool.cli import options, output, pages
 from jaxprtool.cli.options import OUTPUT, RUN, Panel
 from jaxprtool.cli.running import (
     file_to_save,
@@ -171,7 +171,7 @@ def unzip(
         _write_run(ran, split_time, rows)
     elif out is None:
         output.write("")
-        output.write_pages_or_listings(programs, full, pager, **function.listed(source))
+        pages.write_pages_or_listings(programs, full, pager, **function.listed(source))
 
 
 # --- checks of options ------------------------------------------------------------------------

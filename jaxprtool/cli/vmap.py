@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Annotated, Any
 
-from jaxprtool.cli import options, output
+from jaxprtool.cli import options, output, pages
 from jaxprtool.cli.options import Panel
 from jaxprtool.cli.session import Function, command, pipeline
 from jaxprtool.errors import ArgumentsError
@@ -124,13 +124,13 @@ def vmap(
     written = (Format.jaxpr, Format.python)
     output.check_out("vmap", out, json, written, 'jaxprtool emit TARGET -p "batch(...)"')
     function.start()
-    from jaxprtool.cli import pipeline_steps
+    from jaxprtool.cli import pipeline_steps, watched_steps
     from jaxprtool.passes.framework.pipeline import Pipeline, Step
     from jaxprtool.passes.mapping.batch import Batch
 
     batch = Batch(in_axes, out_axes, axis_size, axis_name, spmd_axis_name or None, chunk, sum_match)
     steps = Pipeline((Step(batch), *pipeline(passes, plugin).steps))
-    watcher = pipeline_steps.Watcher()
+    watcher = watched_steps.Watcher()
     program = function.trace(steps).program
     programs = pipeline_steps.run(steps, program, function.on_progress, watcher)
     row = watcher.rows[0]
@@ -145,7 +145,7 @@ def vmap(
         output.write(_summary(batch, program, row))
     if out is None and not json:
         output.write("")
-        output.write_pages_or_listings(programs, full, pager, **function.listed(source))
+        pages.write_pages_or_listings(programs, full, pager, **function.listed(source))
 
 
 def _summary(batch: Batch, program: Program, row: PassRun) -> str:

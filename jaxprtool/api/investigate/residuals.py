@@ -9,9 +9,11 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
+from itertools import groupby
 from typing import Any, NamedTuple, TypeAlias
 
 import jax
+import jax.numpy as jnp
 from jax.dtypes import float0
 
 from jaxprtool import jaxcompat
@@ -33,20 +35,25 @@ from jaxprtool.analysis.residuals import (
     total_bytes,
     total_size,
 )
-from jaxprtool.api.investigate.source import differentiated, gives_one_float
 from jaxprtool.errors import ArgumentsError, UnsupportedError
 from jaxprtool.ir.custom_rules import POLICIES, POLICY_FACTORIES
 from jaxprtool.ir.documents import bytes_of, in_bytes
-from jaxprtool.ir.equations import equations, free_variables
+from jaxprtool.ir.equations import equations, free_variables, type_of
 from jaxprtool.ir.frames import BEHIND, frames_now
 from jaxprtool.ir.paths import unique
 from jaxprtool.ir.process import without_collector
 from jaxprtool.ir.program import Program, Programs
 from jaxprtool.ir.scopes import is_backward
 from jaxprtool.ir.trees import filled, structure
-from jaxprtool.jaxcompat import ClosedJaxpr, JaxprEqn, Literal
+from jaxprtool.jaxcompat import Aval, ClosedJaxpr, JaxprEqn, Literal
 from jaxprtool.passes.cleanup.inline import Inline
-from jaxprtool.passes.framework.retrace import positional, reported
+from jaxprtool.passes.framework.retrace import (
+    chosen_argnums,
+    positional,
+    positional_roots,
+    reported,
+    root_of,
+)
 from jaxprtool.passes.transforms.calls import Checkpoint
 from jaxprtool.passes.transforms.linear import Vjp
 from jaxprtool.passes.transforms.scoped_checkpoint import checkpoint_levels, name_values
@@ -542,3 +549,66 @@ def halves_inside(program: Program) -> Programs | None:
         out_names=tuple(f"result[{i}]" for i in range(len(outs))),
     )
     return Programs({"forward": forward, "backward": late})
+
+
+def differentiated(
+    program: Program, argnums: int | Sequence[int]
+) -> tuple[Program, tuple[int, ...], tuple[str, ...]]:
+    """Return a program with the user's arguments, and which are differentiated, with their names.
+
+    Args:
+        program: The program. That of a function of a library, such as `eqx.filter_jit`, takes the
+            user's arguments in one; they are told apart by their names.
+        argnums: The positions of the user's arguments.
+
+    Raises:
+        ArgumentsError: If there is no argument at a position, or it has no floating-point array.
+    """
+    program = _with_own_arguments(program)
+    numbers = chosen_argnums(program, "residuals", argnums)
+    roots, groups = positional_roots(program), positional(program)
+    names = [root or f"argument {number}" for number, root in enumerate(roots)]
+    moving = [any(_is_inexact(program.in_avals[i]) for i in group) for group in groups]
+    for number in numbers:
+        if not moving[number]:
+            types = [type_of(program.in_avals[i]) for i in groups[number]]
+            what = f"is {types[0]}" if len(types) == 1 else "has no floating-point array"
+            floats = ", ".join(f"{i} ({names[i]})" for i, flag in enumerate(moving) if flag)
+            raise ArgumentsError(
+                f"{program.name} has no gradient with respect to argument {number}: "
+                f"{names[number]} {what}",
+                f"--argnums takes the position of another: {floats}" if floats else None,
+            )
+    return program, numbers, tuple(names[number] for number in numbers)
+
+
+def _with_own_arguments(program: Program) -> Program:
+    """Return a program with one positional argument for each of the user's.
+
+    The program changes only if one of its arguments holds several, and they are in order.
+    """
+    groups = positional(program)
+    roots = [root_of(name) for name in program.arg_names]
+    if all(len({roots[i] for i in group}) <= 1 for group in groups):
+        return program
+    flat = [i for group in groups for i in group]
+    runs = [list(run) for _, run in groupby(flat, lambda i: roots[i])]
+    if len(runs) > len({roots[i] for i in flat}):
+        return program
+    _, keywords = filled(program.in_tree, range(len(program.arg_names)))
+    return program.replace(in_tree=structure((tuple(runs), keywords)))
+
+
+def _is_inexact(aval: Aval) -> bool:
+    return jnp.issubdtype(getattr(aval, "dtype", None), jnp.inexact)
+
+
+def gives_one_float(program: Program) -> bool:
+    """Return True if a program returns a single floating-point number, such as a loss."""
+    results = program.out_avals
+    return len(results) == 1 and getattr(results[0], "shape", None) == () and is_float(results[0])
+
+
+def is_float(aval: Aval) -> bool:
+    """Return True for the type of floating-point numbers."""
+    return jnp.issubdtype(getattr(aval, "dtype", None), jnp.floating)

@@ -8,9 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
-from itertools import groupby
-
-import jax.numpy as jnp
 
 from jaxprtool.analysis.profile import Profile, profile_of
 from jaxprtool.analysis.residuals import residuals as found_residuals
@@ -23,18 +20,10 @@ from jaxprtool.analysis.source_lines import (
     with_residuals,
     with_times,
 )
-from jaxprtool.errors import ArgumentsError, JaxprToolError
-from jaxprtool.ir.equations import type_of
+from jaxprtool.api.investigate.residuals import differentiated, gives_one_float, is_float
+from jaxprtool.errors import JaxprToolError
 from jaxprtool.ir.frames import current_frame_view, frames, frames_now
 from jaxprtool.ir.program import Program
-from jaxprtool.ir.trees import filled, structure
-from jaxprtool.jaxcompat import Aval
-from jaxprtool.passes.framework.retrace import (
-    chosen_argnums,
-    positional,
-    positional_roots,
-    root_of,
-)
 from jaxprtool.passes.transforms.linear import Vjp
 
 
@@ -89,7 +78,7 @@ def _with_collectives(annotated: Source, program: Program, shardings: Shardings 
 def _with_residuals(
     annotated: Source, program: Program, residuals: bool | None, argnums: int | Sequence[int]
 ) -> Source:
-    is_loss = gives_one_float(program) and any(map(_is_float, program.in_avals))
+    is_loss = gives_one_float(program) and any(map(is_float, program.in_avals))
     if residuals or (residuals is None and is_loss and not annotated.has_backward):
         try:
             program, numbers, names = differentiated(program, argnums)
@@ -101,65 +90,3 @@ def _with_residuals(
         kept = found_residuals(gradient["forward"], gradient["backward"], {})
         annotated = with_residuals(annotated, kept, names)
     return annotated
-
-
-def differentiated(
-    program: Program, argnums: int | Sequence[int]
-) -> tuple[Program, tuple[int, ...], tuple[str, ...]]:
-    """Return a program with the user's arguments, and which are differentiated, with their names.
-
-    Args:
-        program: The program. That of a function of a library, such as `eqx.filter_jit`, takes the
-            user's arguments in one; they are told apart by their names.
-        argnums: The positions of the user's arguments.
-
-    Raises:
-        ArgumentsError: If there is no argument at a position, or it has no floating-point array.
-    """
-    program = _with_own_arguments(program)
-    numbers = chosen_argnums(program, "residuals", argnums)
-    roots, groups = positional_roots(program), positional(program)
-    names = [root or f"argument {number}" for number, root in enumerate(roots)]
-    moving = [any(_is_inexact(program.in_avals[i]) for i in group) for group in groups]
-    for number in numbers:
-        if not moving[number]:
-            types = [type_of(program.in_avals[i]) for i in groups[number]]
-            what = f"is {types[0]}" if len(types) == 1 else "has no floating-point array"
-            floats = ", ".join(f"{i} ({names[i]})" for i, flag in enumerate(moving) if flag)
-            raise ArgumentsError(
-                f"{program.name} has no gradient with respect to argument {number}: "
-                f"{names[number]} {what}",
-                f"--argnums takes the position of another: {floats}" if floats else None,
-            )
-    return program, numbers, tuple(names[number] for number in numbers)
-
-
-def _with_own_arguments(program: Program) -> Program:
-    """Return a program with one positional argument for each of the user's.
-
-    The program changes only if one of its arguments holds several, and they are in order.
-    """
-    groups = positional(program)
-    roots = [root_of(name) for name in program.arg_names]
-    if all(len({roots[i] for i in group}) <= 1 for group in groups):
-        return program
-    flat = [i for group in groups for i in group]
-    runs = [list(run) for _, run in groupby(flat, lambda i: roots[i])]
-    if len(runs) > len({roots[i] for i in flat}):
-        return program
-    _, keywords = filled(program.in_tree, range(len(program.arg_names)))
-    return program.replace(in_tree=structure((tuple(runs), keywords)))
-
-
-def _is_inexact(aval: Aval) -> bool:
-    return jnp.issubdtype(getattr(aval, "dtype", None), jnp.inexact)
-
-
-def gives_one_float(program: Program) -> bool:
-    """Return True if a program returns a single floating-point number, such as a loss."""
-    results = program.out_avals
-    return len(results) == 1 and getattr(results[0], "shape", None) == () and _is_float(results[0])
-
-
-def _is_float(aval: Aval) -> bool:
-    return jnp.issubdtype(getattr(aval, "dtype", None), jnp.floating)

@@ -10,7 +10,7 @@ from jaxprtool.analysis.lint import lint
 from jaxprtool.analysis.memory import outlined_memory
 from jaxprtool.analysis.stats import stats
 from jaxprtool.analysis.summary import Facts
-from jaxprtool.api.investigate.source import gives_one_float
+from jaxprtool.api.investigate.residuals import gives_one_float
 from jaxprtool.errors import JaxprToolError
 from jaxprtool.ir.program import Program
 from jaxprtool.ir.repetition import Repetition, repetition

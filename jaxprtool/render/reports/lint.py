@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import os
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any
-from urllib.parse import quote
 
 from jaxprtool.ir import source_text
 from jaxprtool.ir.documents import plural, some
@@ -96,107 +94,3 @@ def _summary(findings: Findings) -> str:
 # https://docs.github.com/actions/reference/workflow-commands-for-github-actions. SARIF 2.1.0 is
 # what code scanning and editors read: https://docs.oasis-
 # open.org/sarif/sarif/v2.1.0/sarif-v2.1.0.html.
-
-#: The URI of the schema of SARIF 2.1.0.
-_SCHEMA = "https://json.schemastore.org/sarif-2.1.0.json"
-
-#: The base of relative URIs: the root of the repository.
-_BASE = "%SRCROOT%"
-
-
-def repository_root(folder: str) -> str:
-    """Return the folder of the git repository that contains a folder, or else the folder itself."""
-    above = os.path.realpath(folder)
-    while not os.path.exists(os.path.join(above, ".git")):
-        if above == (above := os.path.dirname(above)):
-            return os.path.realpath(folder)
-    return above
-
-
-def github_annotations(problems: Iterable[Problem], root: str) -> str:
-    """Return a command for GitHub's log for each problem, on a separate line.
-
-    Args:
-        problems: The problems.
-        root: The folder that paths are relative to.
-    """
-    return "\n".join(_annotation(problem, root) for problem in problems)
-
-
-def _annotation(problem: Problem, root: str) -> str:
-    properties: dict[str, object] = {}
-    if problem.place is not None and (path := _relative(problem.place.file, root)):
-        properties |= {"file": path, "line": problem.place.line}
-    properties["title"] = f"jaxprtool {problem.code}"
-    parameters = ",".join(f"{name}={_property(str(value))}" for name, value in properties.items())
-    return f"::{problem.level} {parameters}::{_escaped(problem.text)}"
-
-
-def _escaped(text: str) -> str:
-    """Return a text for a command of GitHub, which ends at a line break."""
-    return text.replace("%", "%25").replace("\r", "%0D").replace("\n", "%0A")
-
-
-def _property(text: str) -> str:
-    return _escaped(text).replace(":", "%3A").replace(",", "%2C")
-
-
-def sarif(
-    problems: Sequence[Problem],
-    version: str,
-    root: str,
-    about: Mapping[str, str],
-    failure: str | None = None,
-) -> dict[str, Any]:
-    """Return problems as a log in SARIF.
-
-    Args:
-        problems: The problems.
-        version: The version of jaxprtool.
-        root: The folder that paths are relative to.
-        about: The description of each code.
-        failure: Why the command could not look for problems; None if it did.
-    """
-    codes = sorted({problem.code for problem in problems})
-    rules = [
-        {"id": code, "shortDescription": {"text": about.get(code) or f"the check '{code}'"}}
-        for code in codes
-    ]
-    invocation: dict[str, Any] = {"executionSuccessful": failure is None}
-    if failure is not None:
-        notification = {"level": "error", "message": {"text": failure}}
-        invocation["toolExecutionNotifications"] = [notification]
-    run = {
-        "tool": {"driver": {"name": "jaxprtool", "version": version, "rules": rules}},
-        "invocations": [invocation],
-        "columnKind": "unicodeCodePoints",
-        "results": [_result(problem, codes.index(problem.code), root) for problem in problems],
-    }
-    return {"$schema": _SCHEMA, "version": "2.1.0", "runs": [run]}
-
-
-def _result(problem: Problem, rule: int, root: str) -> dict[str, Any]:
-    result: dict[str, Any] = {
-        "ruleId": problem.code,
-        "ruleIndex": rule,
-        "level": problem.level,
-        "message": {"text": problem.text},
-    }
-    if problem.place is not None:
-        result["locations"] = [{"physicalLocation": _location(problem.place, root)}]
-    return result
-
-
-def _location(place: Place, root: str) -> dict[str, Any]:
-    path = _relative(place.file, root)
-    if path is None:
-        artifact = {"uri": "file://" + quote(place.file)}
-    else:
-        artifact = {"uri": quote(path), "uriBaseId": _BASE}
-    return {"artifactLocation": artifact, "region": {"startLine": place.line}}
-
-
-def _relative(file: str, root: str) -> str | None:
-    """Return the path of a file from a folder, with slashes; None if it lies elsewhere."""
-    path = os.path.relpath(os.path.realpath(file), os.path.realpath(root))
-    return None if path.split(os.sep)[0] == os.pardir else path.replace(os.sep, "/")

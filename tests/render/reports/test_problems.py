@@ -4,8 +4,13 @@ import os
 
 import pytest
 
-from jaxprtool.render.documents.problems import Place, Problem
-from jaxprtool.render.reports.lint import github_annotations, repository_root, sarif
+from jaxprtool.render.documents.problems import (
+    Place,
+    Problem,
+    github_annotations,
+    repository_root,
+    sarif,
+)
 
 
 def unescaped(text):

@@ -6,6 +6,7 @@ import importlib
 import re
 import subprocess
 import sys
+from collections import Counter
 from importlib.metadata import entry_points
 from pathlib import Path
 
@@ -353,6 +354,47 @@ def test_the_root_of_the_repository_has_no_other_files():
 def test_every_public_name_exists():
     for name in jaxprtool.__all__:
         assert getattr(jaxprtool, name) is not None
+
+
+#: Names of several classes, or of several public functions, and why. The list may only shrink.
+SHARED_NAMES = {
+    # Two public results, or documents of --json, have these names.
+    "Cause": "of a gradient that stops; of runs that begin to differ",
+    "Finding": "of lint; of a check of values",
+    "Line": "of a cost; of a diff",
+    "Operand": "of the equation that makes a NaN; of an equation in a document",
+    "Program": "the program; its document",
+    "Reader": "of a residual; of the names and texts of a program",
+    "Reason": "of a compilation; of a collective",
+    "Repetition": "of a run; of bodies",
+    "Variable": "that is sown; its document",
+    # Two modules of the public API have these names, for the same thing of two kinds.
+    "call": "an equation; a Python expression",
+    "rewrite": "a jaxpr by rules of equations; a program by a pattern",
+    "rule": "the decorator of rules; the same for the tables of `extend`",
+    "write": "a program to a file; an equation to a body",
+    # By design the same in all rooms that have it.
+    "heading": "the first line of a report",
+    "main": "the entry point of a process",
+}
+
+
+def is_overload(node):
+    return any(ast.unparse(d).split(".")[-1] == "overload" for d in node.decorator_list)
+
+
+def definitions(path):
+    """Yield the classes and public functions of a file, without the underscore of a class."""
+    for node in ast.parse(path.read_text()).body:
+        if isinstance(node, ast.ClassDef):
+            yield node.name.lstrip("_")
+        elif isinstance(node, ast.FunctionDef) and not (node.name[0] == "_" or is_overload(node)):
+            yield node.name
+
+
+def test_a_name_means_one_thing():
+    count = Counter(name for path in modules().values() for name in definitions(path))
+    assert {name for name, times in count.items() if times > 1} == SHARED_NAMES.keys()
 
 
 #: Modules of commands that import a pass, because the command runs that pass or shows its rules.

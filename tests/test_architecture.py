@@ -121,7 +121,7 @@ INNER_FLOORS = {
     "|checkpoints frames hlo keys rules source_names"
     "|backends documents dtypes paths process source_text trees",
     "passes": "loops patterns precision reduction unzip|transforms|mapping|cleanup|framework",
-    "render": "page|reports|terminal|documents",
+    "render": "page|reports|views|terminal|documents",
     "execute": "bench checked|compare verify|nans watch|profile stepping|running sandbox",
     "api": "notebook|methods program|jit vmap|investigate|record targets",
 }

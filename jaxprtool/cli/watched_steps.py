@@ -99,7 +99,7 @@ def states(watcher: Watcher, programs: Sequence[tuple[str, Program]]) -> list[St
 def write_notes(noted: Iterable[tuple[Pass, Program, Program | Programs]]) -> None:
     """Print the notes of passes on stderr."""
     from jaxprtool.analysis.memory import outlined_memory
-    from jaxprtool.render.reports.outline import memory_line
+    from jaxprtool.render.reports.memory import memory_line
 
     for transform, before, after in noted:
         for note in transform.notes(before, after):

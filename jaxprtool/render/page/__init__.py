@@ -47,11 +47,11 @@ from jaxprtool.ir.program import (
 from jaxprtool.ir.scopes import ScopeReader
 from jaxprtool.jaxcompat import Atom, DropVar, Jaxpr, JaxprEqn, Literal, Var
 from jaxprtool.jaxcompat.source_locations import is_installed
-from jaxprtool.render.page.views import Lines, View
 from jaxprtool.render.reports.as_json import facts
 from jaxprtool.render.reports.runs import duration
 from jaxprtool.render.terminal.listing import OPAQUE, ShowOptions, printable
 from jaxprtool.render.terminal.tree import Reader
+from jaxprtool.render.views import Lines, View
 
 if TYPE_CHECKING:
     from jaxprtool.analysis.cost.rules import Work

@@ -7,10 +7,10 @@ from typing import TYPE_CHECKING, Any
 
 from jaxprtool.ir import source_text
 from jaxprtool.render.page import Sources, environment, hash_of, static
-from jaxprtool.render.page.views import Cell, Lines, Table, table
 from jaxprtool.render.reports.profile import moved_text, notes, numbers, title
 from jaxprtool.render.reports.runs import duration
 from jaxprtool.render.terminal.listing import ShowOptions
+from jaxprtool.render.views import Cell, Lines, Table, table
 
 if TYPE_CHECKING:
     from jaxprtool.analysis.profile import By, Profile, Timed

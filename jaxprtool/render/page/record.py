@@ -28,7 +28,6 @@ from jaxprtool.render.page import (
     packed,
     static,
 )
-from jaxprtool.render.page.views import Cell, Table, View
 from jaxprtool.render.reports.as_json import facts as size_facts
 from jaxprtool.render.reports.cost import cost_view
 from jaxprtool.render.reports.memory import memory_view
@@ -47,6 +46,7 @@ from jaxprtool.render.reports.record import (
 from jaxprtool.render.reports.runs import duration
 from jaxprtool.render.terminal.listing import ShowOptions
 from jaxprtool.render.terminal.tables import share_text
+from jaxprtool.render.views import Cell, Table, View
 
 if TYPE_CHECKING:
     from jaxprtool.analysis.cost import Cost

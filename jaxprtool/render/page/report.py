@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, NamedTuple
 
-from jaxprtool.render.page.views import Cell, Lines, View, linked
 from jaxprtool.render.reports import cost, memory, profile, residuals, shardings, summary
+from jaxprtool.render.views import Cell, Lines, View, linked
 
 if TYPE_CHECKING:
     from jaxprtool.analysis.cost import Cost

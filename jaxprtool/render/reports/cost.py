@@ -18,7 +18,7 @@ from jaxprtool.ir import source_text
 from jaxprtool.ir.documents import in_bytes, plural, with_prefix
 from jaxprtool.ir.frames import BEHIND
 from jaxprtool.ir.paths import alike
-from jaxprtool.render.page import views
+from jaxprtool.render import views
 from jaxprtool.render.reports.runs import duration
 from jaxprtool.render.terminal import tables
 from jaxprtool.render.terminal.listing import Rendering

@@ -14,7 +14,7 @@ from rich.text import Text
 
 from jaxprtool.errors import OutputError
 from jaxprtool.ir.documents import in_bytes, plural, times
-from jaxprtool.render.page import views
+from jaxprtool.render import views
 from jaxprtool.render.terminal import tables
 from jaxprtool.render.terminal.listing import Rendering
 from jaxprtool.render.terminal.tables import (
@@ -31,6 +31,7 @@ from jaxprtool.render.terminal.tables import (
 if TYPE_CHECKING:
     from jaxprtool.analysis.memory import Live, Memory, Point
     from jaxprtool.analysis.memory.compiled import CompiledPeak, LineBytes, PeakBuffer
+    from jaxprtool.ir.repetition import TemporaryMemory
 
 # --- memory ---------------------------------------------------------------------------------------
 # The memory of a program as a curve and a table for the terminal.
@@ -401,3 +402,18 @@ def _page_curve(usage: Memory) -> views.Curve:
     label = f"{usage.name}: memory from the first equation to the last"
     axis = [(round(100 * size / highest, 1), in_bytes(size)) for size in marks(highest, 4)]
     return views.Curve(label, steps, axis)
+
+
+def memory_line(memory: TemporaryMemory) -> str:
+    """Return the estimated memory of an outlined program, and its ratio to that as traced.
+
+    It ends with a warning if the ratio is large.
+    """
+    line = f"about {in_bytes(memory.outlined)}"
+    if memory.as_traced:
+        line += f", {times_text(memory.outlined / memory.as_traced)} times as much as traced"
+    return line + (" (a large increase)" if memory.needs_warning else "")
+
+
+def times_text(number: float) -> str:
+    return f"{number:.1f}" if number < 10 else f"{number:,.0f}"

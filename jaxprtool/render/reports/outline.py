@@ -13,6 +13,7 @@ from rich.text import Text
 from jaxprtool.ir.documents import in_bytes, plural
 from jaxprtool.ir.frames import frames_now, short_paths
 from jaxprtool.render.documents.programs import Measurements
+from jaxprtool.render.reports.memory import memory_line, times_text
 from jaxprtool.render.reports.runs import duration
 from jaxprtool.render.terminal import tables
 from jaxprtool.render.terminal.listing import Rendering
@@ -87,17 +88,6 @@ def _table(
     return table
 
 
-def memory_line(memory: TemporaryMemory) -> str:
-    """Return the estimated memory of an outlined program, and its ratio to that as traced.
-
-    It ends with a warning if the ratio is large.
-    """
-    line = f"about {in_bytes(memory.outlined)}"
-    if memory.as_traced:
-        line += f", {_times(memory.outlined / memory.as_traced)} times as much as traced"
-    return line + (" (a large increase)" if memory.needs_warning else "")
-
-
 def _nested(bodies: Sequence[RepeatedBody], depth: int = 0) -> Iterator[tuple[int, RepeatedBody]]:
     for body in bodies:
         yield depth, body
@@ -162,11 +152,7 @@ def _change(old: float, new: float, *, less: str = "less") -> str:
     times = max(old / new, new / old)
     if times < 1.05:
         return ""
-    return f"{_times(times)} times {less if new < old else 'more'}"
-
-
-def _times(number: float) -> str:
-    return f"{number:.1f}" if number < 10 else f"{number:,.0f}"
+    return f"{times_text(times)} times {less if new < old else 'more'}"
 
 
 def measured_document(

@@ -15,7 +15,7 @@ from rich.text import Text
 
 from jaxprtool.ir.documents import in_bytes, plural, some, times, with_prefix
 from jaxprtool.ir.paths import common_path, without_numbers
-from jaxprtool.render.page import views
+from jaxprtool.render import views
 from jaxprtool.render.reports.memory import unknown_text
 from jaxprtool.render.terminal import tables
 from jaxprtool.render.terminal.listing import Rendering

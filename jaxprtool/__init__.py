@@ -21,12 +21,12 @@ _METHODS = {
     "apply": ("jaxprtool.api.methods", "applied"),
     "meshes_in": ("jaxprtool.ir.mesh_sizes", "meshes_in"),
     "on_mesh": ("jaxprtool.ir.mesh_sizes", "on_mesh"),
-    "origin_of": ("jaxprtool.api.methods", "origin_of"),
-    "program_html": ("jaxprtool.api.methods", "html"),
-    "program_summary": ("jaxprtool.api.methods", "summary"),
-    "program_text": ("jaxprtool.api.methods", "text"),
-    "result_html": ("jaxprtool.cli.printed_results", "html"),
-    "result_text": ("jaxprtool.cli.printed_results", "text"),
+    "origin_of": ("jaxprtool.api.methods", "result_origin"),
+    "program_html": ("jaxprtool.api.methods", "program_html"),
+    "program_summary": ("jaxprtool.api.methods", "program_summary"),
+    "program_text": ("jaxprtool.api.methods", "program_text"),
+    "result_html": ("jaxprtool.cli.printed_results", "result_html"),
+    "result_text": ("jaxprtool.cli.printed_results", "result_text"),
     "specialized": ("jaxprtool.ir.specialization", "specialized"),
 }
 
@@ -43,4 +43,4 @@ METHODS.update({method: _imported_when_called(*where) for method, where in _METH
 
 def load_ipython_extension(shell: Any) -> None:
     """Add `%%record` to a notebook; IPython calls this for `%load_ext jaxprtool`."""
-    import_module("jaxprtool.api.notebook").register(shell)
+    import_module("jaxprtool.api.notebook").register_magics(shell)

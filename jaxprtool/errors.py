@@ -175,7 +175,7 @@ def described(error: BaseException) -> str:
 _MACHINERY = ("jax", "jaxlib", "jaxprtool")
 
 
-def user_frames(error: BaseException) -> list[FrameSummary]:
+def user_traceback(error: BaseException) -> list[FrameSummary]:
     """Return the traceback frames of an exception outside of JAX, this package and importlib.
 
     Frames are outermost first. For a `UserFunctionError` they are the frames of its cause.

@@ -7,9 +7,9 @@ import pytest
 
 from jaxprtool import equivalent, errors, jit, to_python, trace, unzip, verify, write
 from jaxprtool.execute.running.arrays import summarize
-from jaxprtool.ir.equivalence import structure
+from jaxprtool.ir.equivalence import jaxpr_structure
 from jaxprtool.ir.evaluation import FiniteCheck, evaluate
-from jaxprtool.sizes.buckets import fitted
+from jaxprtool.sizes.buckets import converted_arguments
 from tests.programs.extended import (
     PairArray,
     captured,
@@ -71,7 +71,7 @@ def test_pairs_are_compared_by_their_numbers(program):
     same = program.jaxpr.replace(consts=[PairArray(jnp.arange(6.0).reshape(3, 2))])
     assert equivalent(program.jaxpr, same)
     assert not equivalent(program.jaxpr, other)
-    assert structure(program.jaxpr) is not structure(other)
+    assert jaxpr_structure(program.jaxpr) is not jaxpr_structure(other)
 
 
 def test_results_of_pairs_do_not_prevent_the_check_for_nans():
@@ -87,10 +87,10 @@ def test_pairs_are_summarized_as_their_numbers():
 
 
 def test_pairs_are_accepted_as_arguments(program):
-    assert fitted(program, (PAIRS,), {}) == (PAIRS,)
+    assert converted_arguments(program, (PAIRS,), {}) == (PAIRS,)
     for other in (np.ones((3, 2), np.float32), PairArray(jnp.ones((4, 2))), 1.0):
         with pytest.raises(errors.ArgumentsError, match=r"the program takes pair\[3\]"):
-            fitted(program, (other,), {})
+            converted_arguments(program, (other,), {})
 
 
 def test_no_random_values_of_a_foreign_dtype_are_drawn(program):

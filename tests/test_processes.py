@@ -55,30 +55,30 @@ def family(path):
 
 
 def test_a_command_returns_its_status_and_output():
-    done = processes.run(["sh", "-c", "echo out; echo err >&2; exit 3"])
+    done = processes.run_process(["sh", "-c", "echo out; echo err >&2; exit 3"])
     assert (done.status, done.signal, done.stdout, done.stderr) == (3, None, "out\n", "err\n")
     assert not done.timed_out and not done.crashed and str(done) == "exit status 3: err"
 
 
 def test_a_missing_command_is_reported():
-    done = processes.run(["./no-such-command"])
+    done = processes.run_process(["./no-such-command"])
     assert done.status == 127 and str(done).endswith("./no-such-command: No such file or directory")
 
 
 @pytest.mark.parametrize("name", ["SIGSEGV", "SIGABRT", "SIGKILL", "SIGFPE"])
 def test_a_crash_is_reported_by_its_signal(name):
-    done = processes.run(python(f"import os, signal; os.kill(os.getpid(), signal.{name})"))
+    done = processes.run_process(python(f"import os, signal; os.kill(os.getpid(), signal.{name})"))
     assert done.crashed and done.status is None and str(done) == name
 
 
 def test_a_fatal_check_of_xla_is_reported_for_a_crash():
     code = "import os, sys; print('F1 a.cc:1] Check failed: x\\n*** stack', file=sys.stderr, "
-    done = processes.run(python(code + "flush=True); os.abort()"))
+    done = processes.run_process(python(code + "flush=True); os.abort()"))
     assert str(done) == "SIGABRT: F1 a.cc:1] Check failed: x"
 
 
 def test_after_a_timeout_all_descendants_are_killed(tmp_path):
-    done = processes.run(python(FAMILY, str(tmp_path / "pids")), seconds=1)
+    done = processes.run_process(python(FAMILY, str(tmp_path / "pids")), seconds=1)
     assert done.timed_out and not done.crashed and str(done) == "timed out after 1 s"
     assert not any(map(is_alive, family(tmp_path / "pids")))
 
@@ -86,15 +86,15 @@ def test_after_a_timeout_all_descendants_are_killed(tmp_path):
 @needs("setsid")
 def test_descendants_left_by_a_command_are_killed_without_waiting(tmp_path):
     command = f"setsid sh -c 'echo $$ > {tmp_path}/pid; exec sleep 300' & echo done; sleep 0.2"
-    done = processes.run(["sh", "-c", command])
+    done = processes.run_process(["sh", "-c", command])
     assert done.status == 0 and done.stdout == "done\n" and done.seconds < 100
     assert not is_alive(int((tmp_path / "pid").read_text()))
 
 
 def test_out_of_memory_is_an_error_of_the_command():
-    done = processes.run(python("bytearray(1 << 30)"), memory=1 << 28)
+    done = processes.run_process(python("bytearray(1 << 30)"), memory=1 << 28)
     assert done.status == 1 and str(done).endswith("MemoryError")
-    assert processes.run(python("bytearray(1 << 26)"), memory=1 << 28).status == 0
+    assert processes.run_process(python("bytearray(1 << 26)"), memory=1 << 28).status == 0
 
 
 @pytest.mark.parametrize("name", ["SIGKILL", "SIGTERM", "SIGINT", "SIGSEGV"])
@@ -126,19 +126,21 @@ def test_a_command_outlives_the_thread_that_started_it():
 
 
 def test_the_end_of_endless_output_is_kept():
-    done = processes.run(python("import os\nfor _ in range(80): os.write(1, b'a' * (1 << 20))"))
+    done = processes.run_process(
+        python("import os\nfor _ in range(80): os.write(1, b'a' * (1 << 20))")
+    )
     assert set(done.stdout) == {"a"} and len(done.stdout) == 1 << 24
 
 
 def test_a_command_that_closes_its_streams_is_waited_for():
-    assert processes.run(["sh", "-c", "exec >&- 2>&-; sleep 0.2; exit 4"]).status == 4
-    assert processes.run(["sh", "-c", "exec >&- 2>&-; sleep 300"], seconds=0.3).timed_out
+    assert processes.run_process(["sh", "-c", "exec >&- 2>&-; sleep 0.2; exit 4"]).status == 4
+    assert processes.run_process(["sh", "-c", "exec >&- 2>&-; sleep 300"], seconds=0.3).timed_out
 
 
 def test_no_descriptor_is_left_open():
     before = len(os.listdir("/proc/self/fd"))
     for _ in range(3):
-        processes.run(["true"])
+        processes.run_process(["true"])
     assert len(os.listdir("/proc/self/fd")) == before
 
 

@@ -19,7 +19,7 @@ from itertools import islice
 from typing import TypeAlias
 
 from jaxprtool import jaxcompat
-from jaxprtool.analysis.kernels import Kernels, Node, UnknownSize
+from jaxprtool.analysis.kernels import KernelNode, Kernels, UnknownSize
 from jaxprtool.analysis.stats import count_equations
 from jaxprtool.ir.documents import document
 from jaxprtool.ir.equations import bodies, equations
@@ -186,7 +186,7 @@ class _Counts:
             if number in kernel_numbers and node.held is None:
                 self._add(node, used, key, min(len(inside), _LARGEST))
 
-    def _add_equation(self, node: Node, marked: bool) -> None:
+    def _add_equation(self, node: KernelNode, marked: bool) -> None:
         self.equations += 1
         self.seconds += PASSES
         for inner in node.held.jaxprs if node.held is not None else ():
@@ -200,7 +200,7 @@ class _Counts:
         if node.eqn.primitive.name == "scan":
             self._add_rows(Scan.of(node.eqn))
 
-    def _add(self, node: Node, used: Set[int], key: Hashable, size: int) -> None:
+    def _add(self, node: KernelNode, used: Set[int], key: Hashable, size: int) -> None:
         """Count a kernel; one of a library, such as a product, is not compiled."""
         like = traits(node.eqn)
         self.kernels += 1
@@ -225,12 +225,12 @@ class _Counts:
             self.seconds += KERNEL + EQUATION * size
 
 
-def _is_draw(node: Node) -> bool:
+def _is_draw(node: KernelNode) -> bool:
     like = traits(node.eqn)
     return like.draws and like.expensive
 
 
-def _kernel(node: Node, number: int, inlined: dict[int, _Inlined]) -> _Inlined:
+def _kernel(node: KernelNode, number: int, inlined: dict[int, _Inlined]) -> _Inlined:
     """Return a key, equal for equal kernels, and the numbers of the nodes in the kernel."""
     inside, operands = {number}, list[Hashable]()
     atoms = node.eqn.invars if node.kind == "equation" else [None] * len(node.places)

@@ -258,7 +258,7 @@ def diff(p: Program | AnyJaxpr, q: Program | AnyJaxpr) -> Diff:
     arguments, results = _corresponding(p, q, about)
     try:
         bodies = counterparts(_held(p), _held(q), arguments, results)
-        changes = _Found(about)
+        changes = _HunkCollector(about)
         for body in bodies:
             changes.add(body)
     except RecursionError:
@@ -356,7 +356,7 @@ def _border_changes(
 # --- equations ------------------------------------------------------------------------------------
 
 
-class _Found:
+class _HunkCollector:
     """Collects the hunks of bodies."""
 
     def __init__(self, about: tuple[ProgramSignature, ProgramSignature]) -> None:
@@ -569,7 +569,7 @@ def _removed_first(lines: Sequence[Line]) -> list[Line]:
 _Lines = tuple[set[str], set[str]]
 
 
-def with_times(comparison: Diff, before: Profile, after: Profile) -> Diff:
+def with_measured_times(comparison: Diff, before: Profile, after: Profile) -> Diff:
     """Add the measured times of two programs, and sort the hunks by how much their time changed.
 
     Args:

@@ -40,7 +40,7 @@ Kind = Literal["integer", "unused", "missing", "zero", "NaN", "infinity", "vanis
 _FEW = 5
 
 
-class Reason(NamedTuple):
+class StopReason(NamedTuple):
     """Why an operation stops a gradient, what to do, and the primitive of its derivative."""
 
     text: str
@@ -48,23 +48,23 @@ class Reason(NamedTuple):
     derivative: str = ""
 
 
-def _step(name: str) -> Reason:
+def _step(name: str) -> StopReason:
     straight = f"to pass the gradient straight through: x + stop_gradient({name}(x) - x)"
-    return Reason(f"{name} is constant between its steps", straight)
+    return StopReason(f"{name} is constant between its steps", straight)
 
 
-_COMPARISON = Reason(
+_COMPARISON = StopReason(
     "a comparison has no derivative", "use a smooth function, such as a sigmoid, instead"
 )
-_INDEX = Reason(
+_INDEX = StopReason(
     "an index has no derivative",
     "use a softmax, a straight-through estimator, or for samples their log-probability",
 )
 
 #: Why operations have no derivative, by primitive.
-NO_DERIVATIVE: Mapping[str, Reason] = {
-    "stop_gradient": Reason("the program stops the gradient here on purpose"),
-    "convert_element_type": Reason(
+NO_DERIVATIVE: Mapping[str, StopReason] = {
+    "stop_gradient": StopReason("the program stops the gradient here on purpose"),
+    "convert_element_type": StopReason(
         "a cast to integers or booleans has no derivative", "keep the value in floating point"
     ),
     "round": _step("round"),
@@ -83,42 +83,44 @@ NO_DERIVATIVE: Mapping[str, Reason] = {
 
 #: Why operations have a derivative of zero on some inputs, by primitive or custom function. Each
 #: holds for the elements whose cotangent is not zero.
-ZERO_DERIVATIVE: Mapping[str, Reason] = {
-    "relu": Reason(
+ZERO_DERIVATIVE: Mapping[str, StopReason] = {
+    "relu": StopReason(
         "no input that the gradient reaches is positive",
         "use leaky_relu, which has a gradient there",
         "select_n",
     ),
-    "relu6": Reason("no input that the gradient reaches is between 0 and 6", "", "select_n"),
-    "clamp": Reason("every input that the gradient reaches is out of bounds", "", "select_n"),
-    "select_n": Reason("it selects the other values wherever the gradient arrives", "", "select_n"),
-    "max": Reason("the other operand is larger wherever the gradient arrives", "", "mul"),
-    "min": Reason("the other operand is smaller wherever the gradient arrives", "", "mul"),
-    "abs": Reason("its input is 0 wherever the gradient arrives", "", "mul"),
-    "mul": Reason("every product is zero", "", "mul"),
-    "dot_general": Reason("every product is zero", "", "dot_general"),
-    "gather": Reason(
+    "relu6": StopReason("no input that the gradient reaches is between 0 and 6", "", "select_n"),
+    "clamp": StopReason("every input that the gradient reaches is out of bounds", "", "select_n"),
+    "select_n": StopReason(
+        "it selects the other values wherever the gradient arrives", "", "select_n"
+    ),
+    "max": StopReason("the other operand is larger wherever the gradient arrives", "", "mul"),
+    "min": StopReason("the other operand is smaller wherever the gradient arrives", "", "mul"),
+    "abs": StopReason("its input is 0 wherever the gradient arrives", "", "mul"),
+    "mul": StopReason("every product is zero", "", "mul"),
+    "dot_general": StopReason("every product is zero", "", "dot_general"),
+    "gather": StopReason(
         "every index that the gradient reaches is out of bounds, or its gradients cancel",
         "",
         "scatter-add",
     ),
-    "add_any": Reason("the gradients of several uses cancel", "", "add_any"),
-    "reduce_sum": Reason("the gradients of the elements cancel"),
-    "cond": Reason("the branch that runs does not depend on it", "", "cond"),
+    "add_any": StopReason("the gradients of several uses cancel", "", "add_any"),
+    "reduce_sum": StopReason("the gradients of the elements cancel"),
+    "cond": StopReason("the branch that runs does not depend on it", "", "cond"),
 }
 
 #: Why operations have a NaN or an infinity as derivative, by primitive.
-SINGULAR: Mapping[str, Reason] = {
-    "sqrt": Reason("the derivative of sqrt is infinite at 0", "sqrt(where(x > 0, x, 1))"),
-    "rsqrt": Reason("rsqrt and its derivative are infinite at 0", "rsqrt(where(x > 0, x, 1))"),
-    "log": Reason("log and its derivative are infinite at 0", "log(where(x > 0, x, 1))"),
-    "log1p": Reason("the derivative of log1p is infinite at -1", "log1p(where(x > -1, x, 0))"),
-    "div": Reason("it divides by 0", "x / where(y != 0, y, 1)"),
-    "pow": Reason("the derivative of a power is not finite at 0", "where(x > 0, x, 1) ** p"),
-    "acos": Reason("the derivative of arccos is infinite at -1 and 1"),
-    "asin": Reason("the derivative of arcsin is infinite at -1 and 1"),
-    "atan2": Reason("the derivative of arctan2 is NaN at the origin"),
-    "exp": Reason("exp overflows", "subtract the maximum first, as jax.nn.softmax does"),
+SINGULAR: Mapping[str, StopReason] = {
+    "sqrt": StopReason("the derivative of sqrt is infinite at 0", "sqrt(where(x > 0, x, 1))"),
+    "rsqrt": StopReason("rsqrt and its derivative are infinite at 0", "rsqrt(where(x > 0, x, 1))"),
+    "log": StopReason("log and its derivative are infinite at 0", "log(where(x > 0, x, 1))"),
+    "log1p": StopReason("the derivative of log1p is infinite at -1", "log1p(where(x > -1, x, 0))"),
+    "div": StopReason("it divides by 0", "x / where(y != 0, y, 1)"),
+    "pow": StopReason("the derivative of a power is not finite at 0", "where(x > 0, x, 1) ** p"),
+    "acos": StopReason("the derivative of arccos is infinite at -1 and 1"),
+    "asin": StopReason("the derivative of arcsin is infinite at -1 and 1"),
+    "atan2": StopReason("the derivative of arctan2 is NaN at the origin"),
+    "exp": StopReason("exp overflows", "subtract the maximum first, as jax.nn.softmax does"),
 }
 
 
@@ -278,10 +280,10 @@ def known_gradient(program: Program, loss: Program, position: int) -> GradientGr
     return GradientGroup((name,), "missing", tuple(_last(program, eqns)), reaches)
 
 
-def _no_derivative(primitive: str, has_rule: bool) -> Reason:
+def _no_derivative(primitive: str, has_rule: bool) -> StopReason:
     if has_rule:
-        return Reason("its custom rule returns zeros", "check the rule of its derivative")
-    return NO_DERIVATIVE.get(primitive, Reason("it has no derivative"))
+        return StopReason("its custom rule returns zeros", "check the rule of its derivative")
+    return NO_DERIVATIVE.get(primitive, StopReason("it has no derivative"))
 
 
 def _last(program: Program, eqns: Sequence[JaxprEqn]) -> Iterator[Cause]:

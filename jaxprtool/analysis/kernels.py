@@ -38,7 +38,7 @@ import numpy as np
 
 from jaxprtool import jaxcompat
 from jaxprtool.analysis.stats import count_equations
-from jaxprtool.ir.dataflow import Run
+from jaxprtool.ir.dataflow import BodySlice
 from jaxprtool.ir.dtypes import itemsize
 from jaxprtool.ir.equations import fuses, size_of
 from jaxprtool.ir.regions import Regions, regions
@@ -93,7 +93,7 @@ _NO_SIZES: Sizes = MappingProxyType({})
 
 
 @dataclass(slots=True)
-class Node:
+class KernelNode:
     """An equation of a body or of an opened call. Values are numbers.
 
     Attributes:
@@ -120,7 +120,7 @@ class Node:
     calls: tuple[JaxprEqn, ...] = ()
     kind: typing.Literal["equation", "barrier", "copy", "broadcast"] = "equation"
     absorbed: bool = False
-    live: Sequence[Run] | None = None
+    live: Sequence[BodySlice] | None = None
 
 
 class Kernels:
@@ -142,12 +142,12 @@ class Kernels:
         jaxpr: Jaxpr,
         opens: Opens = "inlined",
         symbols: Sizes = _NO_SIZES,
-        live: Run | None = None,
+        live: BodySlice | None = None,
     ) -> None:
         self.jaxpr = jaxpr
         self._opens: Opens = opens if count_equations(jaxpr) <= MOST_OPENED else "none"
         self._symbols = symbols
-        self.nodes: list[Node] = []
+        self.nodes: list[KernelNode] = []
         #: The bytes of each value.
         self.sizes: list[int] = []
         #: The node that computes each value; -1 for arguments and constants.
@@ -200,7 +200,7 @@ class Kernels:
             if not node.fusible or self.writes(node):
                 yield number
 
-    def writes(self, node: Node) -> bool:
+    def writes(self, node: KernelNode) -> bool:
         """Return True if any value that a node makes is written."""
         return any(self.written[out] for out in node.makes)
 
@@ -209,7 +209,7 @@ class Kernels:
         jaxpr: Jaxpr,
         env: dict[Var, int | None],
         calls: tuple[JaxprEqn, ...],
-        live: Run | None,
+        live: BodySlice | None,
     ) -> None:
         """Add the live nodes of a body, opening calls.
 
@@ -257,7 +257,7 @@ class Kernels:
                 values = tuple([v for v in reads if v is not None])
                 places = tuple(map(self._origin, reads)) if self._before else reads
                 fusible = self._is_fusible(eqn)
-                self.nodes.append(Node(eqn, control, values, makes, fusible, places, calls))
+                self.nodes.append(KernelNode(eqn, control, values, makes, fusible, places, calls))
                 if like.gives in ("cast", "layout"):
                     number = self._number(eqn.invars[0], reads[0])
                     self._numbers.update((value, number) for value in makes if number is not None)
@@ -265,7 +265,7 @@ class Kernels:
                     self._leave_out_dead(self.nodes[-1], control, reads, runs)
 
     def _leave_out_dead(
-        self, node: Node, control: Regions, reads: Places, runs: Sequence[Run]
+        self, node: KernelNode, control: Regions, reads: Places, runs: Sequence[BodySlice]
     ) -> None:
         """Leave out the dead operands and results of a loop or branch, as XLA removes them."""
         read, returned = set(control.predicates), set[int | None]()
@@ -297,7 +297,9 @@ class Kernels:
             self.defined_by.append(number)
         makes = range(start, len(self.sizes))
         self.nodes.append(
-            Node(eqn, None, tuple(dict.fromkeys(operands)), makes, False, reads, calls, "barrier")
+            KernelNode(
+                eqn, None, tuple(dict.fromkeys(operands)), makes, False, reads, calls, "barrier"
+            )
         )
         pairs = zip(reads, behind, strict=True)
         return tuple([after.get(v, v) if flag else v for v, flag in pairs])
@@ -316,7 +318,9 @@ class Kernels:
                 continue
             if (value, order) not in self._copies:
                 copy = self._value(eqn.invars[i].aval, len(self.nodes))
-                self.nodes.append(Node(eqn, None, (value,), (copy,), True, (value,), calls, "copy"))
+                self.nodes.append(
+                    KernelNode(eqn, None, (value,), (copy,), True, (value,), calls, "copy")
+                )
                 self._copies[value, order] = copy
             operands[i] = self._copies[value, order]
         return tuple(operands)
@@ -344,7 +348,7 @@ class Kernels:
                 self._counts.append(count)
                 self.defined_by.append(len(self.nodes))
                 makes = (len(self.sizes) - 1,)
-                node = Node(eqn, None, (value,), makes, True, (value,), calls, "broadcast")
+                node = KernelNode(eqn, None, (value,), makes, True, (value,), calls, "broadcast")
                 self.nodes.append(node)
             operands[i] = self._broadcasts[key]
         return tuple(operands)
@@ -567,7 +571,7 @@ class Kernels:
             value = node.reads[0]
         return False
 
-    def _absorb(self, reduction: Node, readers: list[int]) -> None:
+    def _absorb(self, reduction: KernelNode, readers: list[int]) -> None:
         """Absorb into a reduction the equations that lead to it alone."""
         counts = Counter(reduction.reads)  # how often the group reads each value
         reads, todo = list[int](), [(-self.defined_by[value], value) for value in counts]
@@ -585,7 +589,7 @@ class Kernels:
                 counts[operand] += 1
         reduction.reads = reads
 
-    def _may_absorb(self, node: Node) -> bool:
+    def _may_absorb(self, node: KernelNode) -> bool:
         like = traits(node.eqn)
         if node.kind != "equation":
             return node.kind == "broadcast"
@@ -595,7 +599,7 @@ class Kernels:
         large = like.moves or self._counts[node.makes[0]] >= _LEAST_ABSORBED
         return large and all(v.aval.dtype in _ABSORBED_DTYPES for v in atoms)
 
-    def reads_one(self, node: Node) -> bool:
+    def reads_one(self, node: KernelNode) -> bool:
         """Return True if an equation reads at most one array of its own size from memory."""
         count = self._counts[node.makes[0]]
         whole = {v for v in node.reads if self._counts[v] >= count and not self.fills(v)}
@@ -691,7 +695,7 @@ class _Paths:
             self._after_written[value] |= after_written
 
 
-def _keep_index(node: Node) -> Iterator[bool]:
+def _keep_index(node: KernelNode) -> Iterator[bool]:
     """Yield for each value that a node reads whether it reads it at the index of its result."""
     if node.kind != "equation":
         yield from (node.kind == "copy" for _ in node.reads)

@@ -52,7 +52,7 @@ _OFFERED = 3
 
 
 @dataclass(frozen=True)
-class Point:
+class NamedPoint:
     """A point of a program that a user has named.
 
     Attributes:
@@ -68,7 +68,7 @@ class Point:
     start: Start
 
 
-def point(program: Program | AnyJaxpr, what: str) -> Point:
+def point(program: Program | AnyJaxpr, what: str) -> NamedPoint:
     """Find the point of a program that a name refers to.
 
     Args:
@@ -89,7 +89,7 @@ class _Points:
         self._top = self._about.jaxpr
         self._frames = frames_now(self._about.roots)
 
-    def find(self, what: str) -> Point:
+    def find(self, what: str) -> NamedPoint:
         word, colon, rest = what.partition(":")
         kinds = _KINDS
         if colon and word in _KINDS:
@@ -103,14 +103,14 @@ class _Points:
             raise PointError(
                 f"'{what}' is both an argument and a result of {self._about.name}", hint
             )
-        found: Point | None = next((end for end in ends if end is not None), None)
+        found: NamedPoint | None = next((end for end in ends if end is not None), None)
         if found is None:
             found = self._variable_or_end(kinds, what)
         if found is None:
             raise self._missing(kinds, what)
         return found
 
-    def _variable_or_end(self, kinds: Iterable[Kind], what: str) -> Point | None:
+    def _variable_or_end(self, kinds: Iterable[Kind], what: str) -> NamedPoint | None:
         """Return the line, the variable, or the argument or result whose path ends so.
 
         A result comes before a variable: the source often has a name for it too.
@@ -136,28 +136,28 @@ class _Points:
             for name in named_by_end((value.name for value in values.get(kind, ())), what)
         ]
 
-    def _argument(self, what: str) -> Point | None:
+    def _argument(self, what: str) -> NamedPoint | None:
         names = [argument.name for argument in self._about.arguments]
         chosen = _below(names, what)
         if not chosen:
             return None
         values = [(self._top, self._top.invars[i]) for i in chosen]
         ends = tuple(names[i] for i in chosen)
-        return Point("argument", _single_quoted(what), ends, Start(values))
+        return NamedPoint("argument", _single_quoted(what), ends, Start(values))
 
-    def _result(self, what: str) -> Point | None:
+    def _result(self, what: str) -> NamedPoint | None:
         names = [output.name for output in self._about.outputs]
         for path in (what, f"result{what}", f"result['{what}']", f"result.{what}"):
             if chosen := _below(names, path):
                 atoms = [self._top.outvars[i] for i in chosen]
                 values = [(self._top, v) for v in atoms if not isinstance(v, LiteralValue)]
                 ends = tuple(names[i] for i in chosen)
-                return Point("result", _single_quoted(path), ends, Start(values))
+                return NamedPoint("result", _single_quoted(path), ends, Start(values))
         return None
 
     # --- lines ------------------------------------------------------------------------------------
 
-    def _line(self, what: str) -> Point | None:
+    def _line(self, what: str) -> NamedPoint | None:
         match = _LINE.fullmatch(what)
         if match is None:
             return None
@@ -170,7 +170,7 @@ class _Points:
             if files:
                 equations = lines[files[0]][number]
                 start = Start((), {jaxpr: frozenset(ids) for jaxpr, ids in equations.items()})
-                return Point("line", f"{self._frames.path(files[0])}:{number}", (), start)
+                return NamedPoint("line", f"{self._frames.path(files[0])}:{number}", (), start)
         return None
 
     def _files_called(self, name: str, lines: _Lines) -> list[str]:
@@ -211,18 +211,18 @@ class _Points:
 
     # --- variables --------------------------------------------------------------------------------
 
-    def _variable(self, what: str) -> Point | None:
+    def _variable(self, what: str) -> NamedPoint | None:
         if (match := _CONSTANT.fullmatch(what)) is not None:
             constants = constants_of(self._top)
             number = int(match[1])
             if number >= len(constants):
                 return None
-            return Point("variable", what, (), Start([constants[number]]))
+            return NamedPoint("variable", what, (), Start([constants[number]]))
         if not re.fullmatch(r"[^\W\d]\w*", what) or what == "_":
             return None
         # An argument of a body may have the same name as in the caller, which comes first.
         values = self._named(Notation()).get(what, [])[:1] or self._of_user(what)
-        return Point("variable", what, (), Start(values)) if values else None
+        return NamedPoint("variable", what, (), Start(values)) if values else None
 
     def _of_user(self, name: str) -> list[Value]:
         """Return the variable that has a name in the user's source."""

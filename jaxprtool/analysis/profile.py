@@ -1,7 +1,8 @@
 """The measured time of a run by the user's own lines, from a trace of JAX's profiler.
 
 Times are those of one call: `divided` (`timeline`) divides the time of a run among the operations
-that ran, and `Origins` (`origins`) leads an operation back to the lines that it comes from.
+that ran, and `OperationOrigins` (`origins`) leads an operation back to the lines that it comes
+from.
 """
 
 from __future__ import annotations
@@ -21,9 +22,9 @@ from jaxprtool.errors import UnsupportedError
 from jaxprtool.ir.backends import cached_method
 from jaxprtool.ir.documents import Printed, document
 from jaxprtool.ir.frames import Frames
-from jaxprtool.ir.hlo.module import Instruction, Module
-from jaxprtool.ir.hlo.partitions import collectives, moved_values, started
-from jaxprtool.ir.hlo.trace import Event, Trace
+from jaxprtool.ir.hlo.module import HloModule, Instruction
+from jaxprtool.ir.hlo.partitions import collectives, moved_values, started_collective
+from jaxprtool.ir.hlo.trace import Trace, TraceEvent
 from jaxprtool.ir.process import without_collector
 from jaxprtool.ir.scopes import NameScopes, compiled_scopes, function_levels, name_scopes
 from jaxprtool.jaxcompat.source_locations import UserFrame
@@ -245,21 +246,21 @@ def profile_of(trace: Trace, name: str, frames: Frames) -> Profile:
     steps = trace.steps or (
         (min(event.start for event in trace.events), max(event.end for event in trace.events)),
     )
-    runs = _Runs(trace, steps, frames)
+    runs = _OperationRuns(trace, steps, frames)
     return runs.profile(name)
 
 
-class _Part(NamedTuple):
+class _TimePart(NamedTuple):
     """A part of the time of an operation that belongs to one origin."""
 
-    origin: Origin
+    origin: OperationOrigin
     seconds: float
     calls: float
     own: bool
     split: bool
 
 
-class _Runs:
+class _OperationRuns:
     """The operations of a trace with their times; all times are per call, in seconds."""
 
     def __init__(self, trace: Trace, steps: Sequence[tuple[float, float]], frames: Frames) -> None:
@@ -270,11 +271,11 @@ class _Runs:
         for event in trace.events:
             ran[event.program].add(event.name)
         self._origins = {
-            key: Origins(module, frames, frozenset(ran[key]))
+            key: OperationOrigins(module, frames, frozenset(ran[key]))
             for key, module in trace.modules.items()
         }
         host = [
-            Span(event.start, event.end, event.kind, _RANKS[event.kind]) for event in trace.host
+            TimeSpan(event.start, event.end, event.kind, _RANKS[event.kind]) for event in trace.host
         ]
         spans = clipped([span for event in trace.events for span in self._spans(event)], steps)
         self._counts = Counter(span.key for span in spans if span.rank != HANDED_ON)
@@ -287,20 +288,20 @@ class _Runs:
         self._parts = list(self._all_parts())
         self._moved = moved_by_line(trace, steps, self._origins)
 
-    def _spans(self, event: Event) -> Iterator[Span]:
+    def _spans(self, event: TraceEvent) -> Iterator[TimeSpan]:
         key, origins = (event.program, event.name), self._origins.get(event.program)
         if origins is None:
             is_container = event.name.partition(".")[0] in CONTAINERS
         else:
             is_container = origins.is_container(event.name)
         if is_container:
-            yield Span(event.start, event.done, key, _RANKS["container"])
+            yield TimeSpan(event.start, event.done, key, _RANKS["container"])
             return
-        yield Span(event.start, event.end, key)
+        yield TimeSpan(event.start, event.end, key)
         if event.done > event.end:
-            yield Span(event.end, event.done, key, HANDED_ON)
+            yield TimeSpan(event.end, event.done, key, HANDED_ON)
 
-    def _all_parts(self) -> Iterator[_Part]:
+    def _all_parts(self) -> Iterator[_TimePart]:
         for key, seconds in self._times.items():
             program, name = key
             origins = self._origins.get(program)
@@ -309,7 +310,7 @@ class _Runs:
             of = origins.of(name)
             is_own, calls = bool(origins.own(name)), self._counts[key] / self._calls
             for origin, share in of:
-                yield _Part(origin, seconds * share, calls, is_own, len(of) > 1)
+                yield _TimePart(origin, seconds * share, calls, is_own, len(of) > 1)
 
     def profile(self, name: str) -> Profile:
         explained = sum(self._times.values())
@@ -334,7 +335,7 @@ class _Runs:
         )
 
     def _lines(self) -> Iterator[TimedLine]:
-        grouped: defaultdict[Line | None, list[_Part]] = defaultdict(list)
+        grouped: defaultdict[Line | None, list[_TimePart]] = defaultdict(list)
         for part in self._parts:
             grouped[part.origin.line].append(part)
         moved = None if self._moved is None else self._moved.lines
@@ -352,7 +353,7 @@ class _Runs:
             )
 
     def _scopes(self) -> Iterator[Timed]:
-        grouped: defaultdict[tuple[str, ...], list[_Part]] = defaultdict(list)
+        grouped: defaultdict[tuple[str, ...], list[_TimePart]] = defaultdict(list)
         for part in self._parts:
             scope = part.origin.scope
             for end in range(1, len(scope) + 1) if scope else [0]:
@@ -360,15 +361,15 @@ class _Runs:
         for path, parts in sorted(grouped.items(), key=lambda item: -_seconds(item[1])):
             yield self._timed(parts, "/".join(path), path=path)
 
-    def _grouped(self, name: Callable[[Origin], str]) -> tuple[Timed, ...]:
-        grouped: defaultdict[str, list[_Part]] = defaultdict(list)
+    def _grouped(self, name: Callable[[OperationOrigin], str]) -> tuple[Timed, ...]:
+        grouped: defaultdict[str, list[_TimePart]] = defaultdict(list)
         for part in self._parts:
             grouped[name(part.origin)].append(part)
         groups = [self._timed(parts, name) for name, parts in grouped.items()]
         return tuple(sorted(groups, key=_by_time))
 
     def _timed(
-        self, parts: Sequence[_Part], name: str, kind: type[Any] = Timed, **more: Any
+        self, parts: Sequence[_TimePart], name: str, kind: type[Any] = Timed, **more: Any
     ) -> Any:
         seconds = _seconds(parts)
         backward = _seconds(part for part in parts if part.origin.backward)
@@ -400,7 +401,7 @@ class _Runs:
                 "" if origins is None else origins.own(name),
             )
 
-    def _lines_of(self, origins: Origins, name: str) -> tuple[str, ...]:
+    def _lines_of(self, origins: OperationOrigins, name: str) -> tuple[str, ...]:
         weights: defaultdict[str, float] = defaultdict(float)
         for origin, weight in origins.of(name):
             if origin.line is not None:
@@ -440,7 +441,7 @@ def _largest(weights: Mapping[str, float]) -> tuple[str, ...]:
     return tuple(sorted(weights, key=lambda key: -weights[key]))
 
 
-def _seconds(parts: Iterable[_Part]) -> float:
+def _seconds(parts: Iterable[_TimePart]) -> float:
     return sum(part.seconds for part in parts)
 
 
@@ -497,7 +498,7 @@ def _number(value: Any) -> int | None:
 RUNNING, HANDED_ON = 0, 1
 
 
-class Span(NamedTuple):
+class TimeSpan(NamedTuple):
     """Something that ran.
 
     Attributes:
@@ -514,7 +515,7 @@ class Span(NamedTuple):
     rank: int = RUNNING
 
 
-def clipped(spans: Iterable[Span], windows: Sequence[tuple[float, float]]) -> list[Span]:
+def clipped(spans: Iterable[TimeSpan], windows: Sequence[tuple[float, float]]) -> list[TimeSpan]:
     """Return the spans that begin in windows, each up to the end of its window.
 
     XLA reports the end of some loops only during the next call. Windows are in order.
@@ -527,7 +528,7 @@ def clipped(spans: Iterable[Span], windows: Sequence[tuple[float, float]]) -> li
     return inside
 
 
-def divided(spans: Sequence[Span]) -> dict[Any, float]:
+def divided(spans: Sequence[TimeSpan]) -> dict[Any, float]:
     """Return the time of each key. The sum is the time at which any span runs."""
     times: defaultdict[Any, float] = defaultdict(float)
     edges = [(span.start, 1, i) for i, span in enumerate(spans)]
@@ -564,7 +565,7 @@ def divided(spans: Sequence[Span]) -> dict[Any, float]:
     return dict(times)
 
 
-def _most_at_once(spans: Sequence[Span], edges: Iterable[tuple[float, int, int]]) -> int:
+def _most_at_once(spans: Sequence[TimeSpan], edges: Iterable[tuple[float, int, int]]) -> int:
     """Return how many operations run at the same time at most."""
     most = running = 0
     for _, begins, i in edges:
@@ -634,7 +635,7 @@ _STRUCTURE = re.compile(
 _STEPS = 16
 
 
-class Origin(NamedTuple):
+class OperationOrigin(NamedTuple):
     """The source of an operation.
 
     Attributes:
@@ -657,7 +658,7 @@ class Origin(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Origins:
+class OperationOrigins:
     """The origins of the operations of a module.
 
     Args:
@@ -667,18 +668,18 @@ class Origins:
             them was compiled to one piece of code, and its time is that of its body.
     """
 
-    module: Module
+    module: HloModule
     frames: Frames
     ran: frozenset[str]
-    _known: dict[tuple[int, str, str], Origin] = field(default_factory=dict, repr=False)
+    _known: dict[tuple[int, str, str], OperationOrigin] = field(default_factory=dict, repr=False)
 
     @cached_method
-    def of(self, name: str) -> tuple[tuple[Origin, float], ...]:
+    def of(self, name: str) -> tuple[tuple[OperationOrigin, float], ...]:
         """Return the origins of an operation, each with its share of the time."""
         op = self.module.by_name.get(name)
         if op is None:
             return ((self._unknown(name), 1.0),)
-        weights: defaultdict[Origin, float] = defaultdict(float)
+        weights: defaultdict[OperationOrigin, float] = defaultdict(float)
         for inner in self._inside(op):
             if inner.frame_id or inner.op_name:
                 weights[self.origin(inner)] += self._work(inner)
@@ -712,7 +713,7 @@ class Origins:
 
     def _inside(self, op: Instruction) -> list[Instruction]:
         """Return the operations among which an operation's time is split."""
-        if (collective := started(self.module, op)) is not None:
+        if (collective := started_collective(self.module, op)) is not None:
             return [value for value, _ in moved_values(self.module, collective)]
         if op.opcode in CONTAINERS:
             inside = [] if self.is_container(op.name) else self._called(op)
@@ -739,7 +740,7 @@ class Origins:
             operand is None or operand.shape.layout == op.shape.layout
         )
 
-    def origin(self, op: Instruction) -> Origin:
+    def origin(self, op: Instruction) -> OperationOrigin:
         """Return the origin of an operation, by its own name and call stack."""
         # Many operations of a body have the same call stack and name.
         key = op.frame_id, op.op_name, op.opcode
@@ -747,7 +748,7 @@ class Origins:
             self._known[key] = self._read(op)
         return self._known[key]
 
-    def _read(self, op: Instruction) -> Origin:
+    def _read(self, op: Instruction) -> OperationOrigin:
         frames = _one_stack(self.module.frames(op))
         location = self.frames.location_in(frames)
         scope = self._scopes.get((op.frame_id, op.op_name), ())
@@ -755,12 +756,12 @@ class Origins:
         backward = "backward" in (*transforms, *scopes)
         primitive = _plain(op.path.rpartition("/")[2]) or op.opcode
         if location is None:
-            return Origin(None, "", "", scope, primitive, backward, ())
+            return OperationOrigin(None, "", "", scope, primitive, backward, ())
         frame, library = location.frame, location.library
         line = Line(frame.file, frame.line, self.frames.is_users(frame.file))
         behind = self.frames.text(library) if library is not None else ""
         function = f"{self.frames.path(frame.file)}:{frame.function}"
-        return Origin(line, behind, function, scope, primitive, backward, frames)
+        return OperationOrigin(line, behind, function, scope, primitive, backward, frames)
 
     @cached_property
     def _scopes(self) -> dict[tuple[int, str], tuple[str, ...]]:
@@ -775,8 +776,8 @@ class Origins:
                 rows[key] = _name_scopes(op), levels[op.frame_id]
         return compiled_scopes(rows, self.module.name.removeprefix("jit_"))
 
-    def _unknown(self, name: str) -> Origin:
-        return Origin(None, "", "", (), name.partition(".")[0], False, ())
+    def _unknown(self, name: str) -> OperationOrigin:
+        return OperationOrigin(None, "", "", (), name.partition(".")[0], False, ())
 
     def _led_back(self, op: Instruction) -> Instruction:
         """Return the operation that computes the operand of an operation without a line."""
@@ -902,7 +903,7 @@ class MovedByLine:
 
 
 def moved_by_line(
-    trace: Trace, steps: Sequence[tuple[float, float]], origins: Mapping[str, Origins]
+    trace: Trace, steps: Sequence[tuple[float, float]], origins: Mapping[str, OperationOrigins]
 ) -> MovedByLine | None:
     """Return the values that collectives move to each device in a call; None if there are none.
 
@@ -952,7 +953,7 @@ def _runs(trace: Trace, steps: Sequence[tuple[float, float]]) -> dict[str, Count
     return counts
 
 
-def _module_runs(module: Module, ran: Counter[str]) -> int:
+def _module_runs(module: HloModule, ran: Counter[str]) -> int:
     """Return how often a module ran on all devices.
 
     It is the most frequent count among the operations of its entry computation, since some devices

@@ -193,7 +193,7 @@ class Residuals(Printed):
     with_respect_to: tuple[str, ...] = ()
 
 
-def residuals(
+def passed_residuals(
     forward: Program, backward: Program, policies: Mapping[str, Callable[..., Any]]
 ) -> tuple[Residual, ...]:
     """Return the residuals that the forward half passes to the backward half, the largest first.
@@ -203,12 +203,12 @@ def residuals(
         backward: The backward half.
         policies: Policies of `jax.checkpoint` by name.
     """
-    reading = _Reading(forward, backward, policies)
+    reading = _ResidualReader(forward, backward, policies)
     listed = [reading.residual(*pair) for pair in reading.pairs]
     return tuple(sorted(listed, key=lambda residual: -(residual.bytes or 0)))
 
 
-def peak_of(placement: Placement) -> int:
+def placement_peak(placement: Placement) -> int:
     """Return the peak of a gradient in bytes: the one that XLA states, or else the estimate."""
     compiled = placement.compiled_bytes
     return placement.peak_bytes if compiled is None else compiled
@@ -238,7 +238,7 @@ def residual_count(backward: Program) -> int:
     return len(jax.tree.leaves(args[0]))
 
 
-class _Reading:
+class _ResidualReader:
     """Reads the residuals of a program from its halves."""
 
     def __init__(
@@ -346,9 +346,9 @@ class Recomputation:
     def __init__(
         self, jaxpr: Jaxpr, kept: Collection[Atom], asked: Iterable[DefiningEquation]
     ) -> None:
-        self._top = _Level(None, jaxpr, 0, frozenset(kept))
+        self._top = _PathLevel(None, jaxpr, 0, frozenset(kept))
         self._held: dict[int, tuple[Regions, dict[int, int]]] = {}
-        self._levels: dict[_Key, _Level] = {(): self._top}
+        self._levels: dict[_Key, _PathLevel] = {(): self._top}
         self._operations = Operations()
         #: By jaxpr: the requested equations, and those whose bodies have such equations.
         self._definitions = defaultdict[_Key, set[int]](set)
@@ -387,11 +387,11 @@ class Recomputation:
         return [tuple(steps[:depth]) for depth in range(len(path))]
 
     @cached_method
-    def _slices_of(self, key: _Key, level: _Level) -> _Slices:
+    def _slices_of(self, key: _Key, level: _PathLevel) -> _BackwardSlices:
         asked = self._definitions[key], self._holders[key]
-        return _Slices(level.jaxpr, level.kept, *asked, self._operations)
+        return _BackwardSlices(level.jaxpr, level.kept, *asked, self._operations)
 
-    def _level(self, eqn: JaxprEqn, key: _Key) -> _Level:
+    def _level(self, eqn: JaxprEqn, key: _Key) -> _PathLevel:
         """Return a body of an equation."""
         if key not in self._levels:
             control, number = self._regions(eqn)[0], key[-1][1]
@@ -403,7 +403,9 @@ class Recomputation:
                 for out, atom in pairs
                 if type(atom) is not Literal and out is not None and eqn.outvars[out] in around
             }
-            self._levels[key] = _Level(control, body, number, frozenset(kept - set(body.invars)))
+            self._levels[key] = _PathLevel(
+                control, body, number, frozenset(kept - set(body.invars))
+            )
         return self._levels[key]
 
     def _regions(self, eqn: JaxprEqn) -> tuple[Regions, dict[int, int]]:
@@ -416,7 +418,7 @@ class Recomputation:
         return self._held[id(eqn)]
 
 
-class _Level(NamedTuple):
+class _PathLevel(NamedTuple):
     """A jaxpr on the path to a value.
 
     Attributes:
@@ -432,7 +434,7 @@ class _Level(NamedTuple):
     kept: frozenset[Atom]
 
 
-def _begins_with(level: _Level, arguments: Sequence[int]) -> list[Atom]:
+def _begins_with(level: _PathLevel, arguments: Sequence[int]) -> list[Atom]:
     """Return the operands of the equation that arguments of its body read, without carries."""
     control = level.held
     assert control is not None
@@ -442,7 +444,7 @@ def _begins_with(level: _Level, arguments: Sequence[int]) -> list[Atom]:
     return [control.eqn.invars[place] for place in places if place not in carried]
 
 
-class _Slice(NamedTuple):
+class _BackwardSlice(NamedTuple):
     """The backward slice of some values within a jaxpr.
 
     Attributes:
@@ -454,7 +456,7 @@ class _Slice(NamedTuple):
     arguments: list[int]
 
 
-class _Slices:
+class _BackwardSlices:
     """The backward slices of values of a jaxpr, as bit sets: first its arguments, then equations.
 
     Args:
@@ -477,7 +479,7 @@ class _Slices:
         self._weights = list(_weights(jaxpr, first, operations))
         unknown = [i for i, e in enumerate(jaxpr.eqns, first) if not operations.is_known(e)]
         self._unknown = _bits(unknown) if unknown else 0
-        self._definitions: dict[int, _Slice] = {}
+        self._definitions: dict[int, _BackwardSlice] = {}
         self._values = {v: 1 << i for i, v in enumerate(jaxpr.invars) if v not in kept}
         # Drop a slice after its last reader: together they would take quadratic memory.
         last = {v: uses[-1][0] for v, uses in DefUse(jaxpr.eqns).uses.items()}
@@ -496,20 +498,20 @@ class _Slices:
                 if v in last and v not in kept:
                     self._values[v] = whole
 
-    def of_results(self, eqn: JaxprEqn) -> _Slice:
+    def of_results(self, eqn: JaxprEqn) -> _BackwardSlice:
         """Return the slice of an equation's results."""
         return self._definitions[id(eqn)]
 
-    def of_operands(self, operands: Iterable[Atom]) -> _Slice:
+    def of_operands(self, operands: Iterable[Atom]) -> _BackwardSlice:
         """Return the slice of some operands of an equation with a body."""
         masks = (self._values.get(v, 0) for v in operands if type(v) is not Literal)
         return self._slice(reduce(or_, masks, 0))
 
-    def _slice(self, bits: int) -> _Slice:
+    def _slice(self, bits: int) -> _BackwardSlice:
         work = None
         if not bits & self._unknown:
             work = sum(amount * (bits & same).bit_count() for amount, same in self._weights)
-        return _Slice(work, [i for i in range(self._count) if bits >> i & 1])
+        return _BackwardSlice(work, [i for i in range(self._count) if bits >> i & 1])
 
 
 def _weights(jaxpr: Jaxpr, first: int, operations: Operations) -> Iterator[tuple[Any, int]]:
@@ -767,7 +769,7 @@ class Named(NamedTuple):
     code: str
 
 
-def named(
+def named_values(
     expressions: Mapping[UserFrame, Sequence[Var]], primitives: Mapping[Var, str], frames: Frames
 ) -> list[Named]:
     """Return names for the values of expressions: from the source if possible, else the primitive.

@@ -15,13 +15,13 @@ from typing import TypeAlias
 
 from jaxprtool.analysis.cost import Line, LineReader
 from jaxprtool.analysis.gradients import GradientFlow, gradient_flow
-from jaxprtool.analysis.points import Kind, Point, point
+from jaxprtool.analysis.points import Kind, NamedPoint, point
 from jaxprtool.errors import UnsupportedError
 from jaxprtool.ir.backends import cached_method
 from jaxprtool.ir.dataflow import (
+    BodySlice,
     DataFlow,
     Holder,
-    Run,
     Start,
     Value,
     backward_slice,
@@ -29,7 +29,7 @@ from jaxprtool.ir.dataflow import (
     forward_slice,
 )
 from jaxprtool.ir.documents import Printed, document
-from jaxprtool.ir.equations import bodies, is_ref, type_of
+from jaxprtool.ir.equations import bodies, has_ref_type, type_of
 from jaxprtool.ir.frames import BEHIND, frames_now
 from jaxprtool.ir.program import Program, ProgramSignature, program_signature
 from jaxprtool.ir.regions import regions
@@ -144,7 +144,7 @@ def why(
     about, start = program_signature(program), point(program, what)
     if forward is None and back is None:
         forward, back = start.kind != "result", start.kind != "argument"
-    slices = _Slices(about)
+    slices = _ProgramSlices(about)
     return Why(
         about.name,
         start.name,
@@ -158,7 +158,9 @@ def why(
     )
 
 
-def _gradient(program: Program | AnyJaxpr, about: ProgramSignature, start: Point) -> GradientFlow:
+def _gradient(
+    program: Program | AnyJaxpr, about: ProgramSignature, start: NamedPoint
+) -> GradientFlow:
     names = {argument.name: i for i, argument in enumerate(about.arguments)}
     return gradient_flow(program, [names[name] for name in start.ends])
 
@@ -167,7 +169,7 @@ def _gradient(program: Program | AnyJaxpr, about: ProgramSignature, start: Point
 _Counts: TypeAlias = dict[Line | None, Counter[str]]
 
 
-class _Slices:
+class _ProgramSlices:
     """The slices of a program."""
 
     def __init__(self, about: ProgramSignature):
@@ -176,17 +178,17 @@ class _Slices:
         self._counted = EquationsByLine(LineReader(self._frames, self._frames.choice == "all"))
         self._whole = self._counted.of(everything(about.jaxpr))
 
-    def forward(self, start: Point) -> Slice:
+    def forward(self, start: NamedPoint) -> Slice:
         run = forward_slice(self._about.jaxpr, start.start)
         names = [output.name for output in self._about.outputs]
         return self._slice(run, results=_chosen(names, run.results))
 
-    def back(self, start: Point) -> Slice:
+    def back(self, start: NamedPoint) -> Slice:
         run = backward_slice(self._about.jaxpr, start.start)
         names = [argument.name for argument in self._about.arguments]
         return self._slice(run, arguments=_chosen(names, run.arguments))
 
-    def _slice(self, run: Run, **border: tuple[str, ...]) -> Slice:
+    def _slice(self, run: BodySlice, **border: tuple[str, ...]) -> Slice:
         counts = self._counted.of(run)
         lines = tuple(self._lines(counts))
         return Slice(
@@ -222,7 +224,7 @@ class EquationsByLine:
         self._lines = lines
 
     @cached_method
-    def of(self, run: Run) -> _Counts:
+    def of(self, run: BodySlice) -> _Counts:
         """Return the number of equations of a run by line, in the order of the program."""
         counts: _Counts = {}
         eqns = run.jaxpr.eqns
@@ -371,7 +373,7 @@ class _PathSearch:
                 continue
             inside = regions(eqn)
             if inside is None:
-                for out in (*eqn.outvars, *filter(is_ref, eqn.invars)):
+                for out in (*eqn.outvars, *filter(has_ref_type, eqn.invars)):
                     yield (calls, jaxpr, out), eqn
                 continue
             places = {i for i, atom in enumerate(eqn.invars) if atom is var}
@@ -397,7 +399,7 @@ class _PathSearch:
                 destinations += self._flow.controlled_results(holder) or self._flow.destinations(
                     holder, position
                 )
-            if argument is not None and is_ref(var):
+            if argument is not None and has_ref_type(var):
                 destinations += self._flow.origins(holder, argument)[:1]
             for where, value in destinations:
                 if where is holder.jaxpr:

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 
 from jaxprtool.analysis.cost import Group, LineReader, Sides, cost_by_side, with_time
-from jaxprtool.analysis.cost.devices import Device
+from jaxprtool.analysis.cost.devices import DeviceSpec
 from jaxprtool.analysis.cost.rules import NOTHING
 from jaxprtool.analysis.profile import Profile, TimedLine
 from jaxprtool.analysis.residuals import Residual
@@ -228,7 +228,7 @@ def with_residuals(
     return replace(source, files=tuple(files), kept=totals)
 
 
-def with_times(source: Source, profile: Profile) -> Source:
+def with_line_times(source: Source, profile: Profile) -> Source:
     """Add to each line its time in a profile of the program."""
     times = {line.name: line for line in profile.lines}
     files = []
@@ -263,7 +263,7 @@ def with_collectives(source: Source, shardings: Shardings, frames: Frames) -> So
     return replace(source, files=tuple(files), sent_bytes=total, devices=devices)
 
 
-def with_device(source: Source, device: Device) -> Source:
+def with_device(source: Source, device: DeviceSpec) -> Source:
     """Return a source with lower bounds of the times of its lines on a device."""
 
     def timed(line: SourceLine) -> SourceLine:

@@ -26,7 +26,7 @@ from jaxprtool.ir.program import (
     Program,
     ValueGroup,
     bytes_of_values,
-    grouped,
+    grouped_values,
     program_signature,
 )
 from jaxprtool.ir.repetition import Repetition
@@ -73,7 +73,7 @@ class ValuesSize:
     bytes: int | None
 
 
-class Facts(NamedTuple):
+class ProgramFacts(NamedTuple):
     """What is known of a program.
 
     Attributes:
@@ -136,7 +136,7 @@ class Summary:
     finding_count: int
     findings: tuple[Finding, ...]
     suggestions: tuple[Suggestion, ...]
-    facts: Facts = field(repr=False)
+    facts: ProgramFacts = field(repr=False)
 
     @property
     def residual_count(self) -> int | None:
@@ -151,7 +151,7 @@ class Summary:
         return None if isinstance(kept, str) else kept.total_bytes
 
 
-def summarized(facts: Facts, command_line: CommandLine | None) -> Summary:
+def summarized(facts: ProgramFacts, command_line: CommandLine | None) -> Summary:
     """Return the summary of a program.
 
     Args:
@@ -195,7 +195,7 @@ def _dearest(cost: Cost) -> list[Group]:
 # --- suggestions ------------------------------------------------------------------------------
 
 
-def _suggestions(facts: Facts, command: CommandLine) -> Iterator[Suggestion]:
+def _suggestions(facts: ProgramFacts, command: CommandLine) -> Iterator[Suggestion]:
     """Yield suggestions, the most urgent first."""
     yield from _about_findings(facts, command)
     yield from _about_memory(facts, command)
@@ -207,7 +207,7 @@ def _suggestions(facts: Facts, command: CommandLine) -> Iterator[Suggestion]:
         yield Suggestion(fact, command("shardings", ()))
 
 
-def _about_findings(facts: Facts, command: CommandLine) -> Iterator[Suggestion]:
+def _about_findings(facts: ProgramFacts, command: CommandLine) -> Iterator[Suggestion]:
     findings = facts.findings.findings
     if not findings:
         return
@@ -224,7 +224,7 @@ def _about_findings(facts: Facts, command: CommandLine) -> Iterator[Suggestion]:
         yield Suggestion(fact, command("nans", passes))
 
 
-def _about_memory(facts: Facts, command: CommandLine) -> Iterator[Suggestion]:
+def _about_memory(facts: ProgramFacts, command: CommandLine) -> Iterator[Suggestion]:
     """Yield what lowers the peak of a gradient, or else what the peak is made of."""
     memory, kept = facts.memory, facts.residuals
     if not isinstance(kept, str) and (fact := _residuals_fact(kept, memory)):
@@ -279,7 +279,7 @@ def _about_repetition(repetition: Repetition | None, command: CommandLine) -> It
     yield Suggestion(fact, command("outline", ()))
 
 
-def _about_time(facts: Facts, command: CommandLine) -> Iterator[Suggestion]:
+def _about_time(facts: ProgramFacts, command: CommandLine) -> Iterator[Suggestion]:
     """Yield how to measure the dearest line, or what the measured time says that FLOPs do not."""
     shares = _shares_of_flops(facts.cost)
     first = next(iter(shares), "")
@@ -360,8 +360,8 @@ def overview(program: Program | AnyJaxpr) -> Overview:
     runs = _runs(about.jaxpr)
     return Overview(
         counted,
-        grouped(counted.arguments),
-        grouped(counted.outputs),
+        grouped_values(counted.arguments),
+        grouped_values(counted.outputs),
         tuple(_bodies(runs)),
         tuple(_lines(runs, frames_now(about.roots))),
     )

@@ -132,7 +132,7 @@ _numbers = itertools.count()
 
 
 @dataclass(frozen=True)
-class _Shared:
+class _SharedReplacement:
     """The replacement that `jax.jit` traces for a function, which it does not keep alive."""
 
     fun: weakref.ref[Callable]
@@ -141,7 +141,7 @@ class _Shared:
 
 #: By function, then by passes, static arguments and buckets. JAX caches traces and executables by
 #: function: all wrappers of a function share one replacement.
-_shared_functions: WeakKeyDictionary[Callable, dict[Hashable, _Shared]] = process_cache(
+_shared_functions: WeakKeyDictionary[Callable, dict[Hashable, _SharedReplacement]] = process_cache(
     WeakKeyDictionary()
 )
 
@@ -165,7 +165,9 @@ def _shared(
     except TypeError:  # an option of a pass or a given type is not hashable
         return _rewritten(weak, transform, static, buckets)
     if entry is None or entry.fun() is not fun:
-        entry = entries[key] = _Shared(weak, _rewritten(weak, transform, static, buckets))
+        entry = entries[key] = _SharedReplacement(
+            weak, _rewritten(weak, transform, static, buckets)
+        )
     return entry.rewritten
 
 

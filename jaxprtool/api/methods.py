@@ -19,14 +19,14 @@ def applied(
     return transform(program)
 
 
-def text(program: Program) -> str:
+def program_text(program: Program) -> str:
     """Return the listing of a program."""
     from jaxprtool.render.terminal.listing import listing
 
     return listing(program).plain()
 
 
-def summary(program: Program) -> str:
+def program_summary(program: Program) -> str:
     """Return a one-line summary of a program."""
     from jaxprtool.analysis.stats import count_equations
     from jaxprtool.render.reports.as_json import program_line
@@ -34,7 +34,7 @@ def summary(program: Program) -> str:
     return program_line(program, count_equations(program))
 
 
-def html(program: Program | Programs) -> str:
+def program_html(program: Program | Programs) -> str:
     """Return the HTML of programs for notebooks."""
     from jaxprtool.analysis.stats import stats
     from jaxprtool.render.page import cell
@@ -42,7 +42,9 @@ def html(program: Program | Programs) -> str:
     return cell(program if isinstance(program, Programs) else {program.name: program}, stats)
 
 
-def origin_of(program: Program, arguments: Sequence[Any], position: int, check: FiniteCheck) -> str:
+def result_origin(
+    program: Program, arguments: Sequence[Any], position: int, check: FiniteCheck
+) -> str:
     """Return the origin of the NaN or the infinity in a result."""
     from jaxprtool.execute.nans import origin_of
 

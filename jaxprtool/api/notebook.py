@@ -82,6 +82,6 @@ def _replaced(shell: Any, name: str) -> Iterator[None]:
             setattr(shell, name, original)
 
 
-def register(shell: Any) -> None:
+def register_magics(shell: Any) -> None:
     """Register the magics in an IPython shell."""
     shell.register_magics(RecordMagics)

@@ -10,7 +10,7 @@ from typing import Any
 import jax
 
 from jaxprtool import jaxcompat
-from jaxprtool.api.targets import find
+from jaxprtool.api.targets import find_entry
 from jaxprtool.errors import ArgumentsError
 from jaxprtool.formats import lowering
 from jaxprtool.formats.lowering import XlaComputation
@@ -60,7 +60,9 @@ def load(
         JaxprToolError: If the target or an argument is invalid.
     """
     static: StaticArguments = {"static_argnums": static_argnums, "static_argnames": static_argnames}
-    return find(target, args, factory, in_specs=in_specs, out_specs=out_specs, **static).trace()
+    return find_entry(
+        target, args, factory, in_specs=in_specs, out_specs=out_specs, **static
+    ).trace()
 
 
 def unzip(

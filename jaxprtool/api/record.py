@@ -142,7 +142,7 @@ def _recorded(where: str, settings: Settings) -> Iterator[Recording]:
         "start": settings.start,
         "calls": settings.calls,
     }
-    folder.write_json(os.path.join(where, folder.RUN), about)
+    folder.write_json_file(os.path.join(where, folder.RUN), about)
     code = 1
     try:
         with Recorder(settings).recording():
@@ -150,7 +150,7 @@ def _recorded(where: str, settings: Settings) -> Iterator[Recording]:
         code = 0
     finally:
         ending = {"seconds": time.time() - settings.start, "exit_code": code, "pid": os.getpid()}
-        folder.write_json(os.path.join(where, folder.RUN), about | ending)
+        folder.write_json_file(os.path.join(where, folder.RUN), about | ending)
 
 
 def programs(run: Run) -> dict[str, Program]:
@@ -196,8 +196,8 @@ def finished(path: str) -> Run:
 
     run, about = read_run(path), read_about(path)
     files = [file for file in run.files.values() if not is_installed(file)]
-    digests = {file: source_text.digest(file, since=about["start"]) for file in files}
-    folder.write_json(os.path.join(path, folder.RUN), about | {"digests": digests})
+    digests = {file: source_text.source_digest(file, since=about["start"]) for file in files}
+    folder.write_json_file(os.path.join(path, folder.RUN), about | {"digests": digests})
     with file_written_whole(os.path.join(path, folder.TRACE)) as file:
         file.write(perfetto(run).encode())
     details = {}
@@ -207,7 +207,7 @@ def finished(path: str) -> Run:
                 read_program(path, os.path.join(path, compilation.file))
             )
     texts = dict(_sources(run, digests))
-    page = pages.page(run, details, texts, folder.TRACE, dict(_differences(run)))
+    page = pages.run_page(run, details, texts, folder.TRACE, dict(_differences(run)))
     with file_written_whole(os.path.join(path, folder.PAGE)) as file:
         file.write(page.encode())
     return run

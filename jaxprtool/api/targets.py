@@ -26,14 +26,14 @@ from jaxprtool.files import is_device, opened_plain
 from jaxprtool.ir.conversions import with_contents
 from jaxprtool.ir.equations import has_64_bit_types
 from jaxprtool.ir.meshes import NO_SPECS, Specs, on_axes
-from jaxprtool.ir.program import Program, grouped, program_signature
+from jaxprtool.ir.program import Program, grouped_values, program_signature
 from jaxprtool.ir.symbols import Sizes, found_sizes, symbolic_sizes
 from jaxprtool.ir.trees import filled
 from jaxprtool.loading import argspec
 from jaxprtool.loading import load as functions
 from jaxprtool.loading.load import Arguments, Entry
 from jaxprtool.loading.trace import BoundCall, StaticArguments
-from jaxprtool.recording.folder import split
+from jaxprtool.recording.folder import run_and_program
 
 if TYPE_CHECKING:
     from jaxprtool.loading.remote_target import RemoteTarget
@@ -78,7 +78,7 @@ class ProgramEntry:
         return BoundCall(args, {}, {}, {}).position(number)
 
 
-def find(
+def find_entry(
     target: str,
     args: str | None = None,
     factory: bool = False,
@@ -91,7 +91,7 @@ def find(
     may_lack_mesh: bool = False,
     **static: Unpack[StaticArguments],
 ) -> Entry | ProgramEntry:
-    """Return the entry that TARGET names, with the arguments of `--args`; see `load.find`.
+    """Return the entry that TARGET names, with the arguments of `--args`; see `load.find_function`.
 
     A program is put on a mesh whose axes have the sizes `mesh`. A program without a mesh is then an
     error, unless `may_lack_mesh` is True. Functions are traced on the mesh that is set.
@@ -101,7 +101,7 @@ def find(
     """
     if not is_file(target):
         specs = Specs(in_specs, out_specs)
-        return functions.find(target, args, factory, types, symbolic, specs, **static)
+        return functions.find_function(target, args, factory, types, symbolic, specs, **static)
     if in_specs is not None or out_specs is not None:
         raise TargetError(
             f"{_shown(target)} is a program, so --in-specs and --out-specs do not apply",
@@ -128,12 +128,12 @@ def find(
     own_types = tuple(jax.ShapeDtypeStruct(aval.shape, aval.dtype) for aval in program.in_avals)
     if args is None:
         return ProgramEntry(program, own_types if kept is None else tuple(kept))
-    from jaxprtool.sizes.buckets import fitted
+    from jaxprtool.sizes.buckets import converted_arguments
 
     arguments = argspec.read_args(args)
     if symbolic and program.symbols and not symbolic_sizes(jax.tree.leaves(arguments)):
         return ProgramEntry(program, own_types, arguments)
-    values = fitted(program, *arguments)
+    values = converted_arguments(program, *arguments)
     return ProgramEntry(program.at([getattr(value, "shape", ()) for value in values]), values)
 
 
@@ -154,7 +154,7 @@ def find_elsewhere(place: RemoteTarget, options: Sequence[str]) -> ProgramEntry:
     from jaxprtool.loading.remote_target import written_elsewhere
 
     with written_elsewhere(place, options) as file:
-        return find(file)  # type: ignore[return-value]
+        return find_entry(file)  # type: ignore[return-value]
 
 
 def is_file(target: str) -> bool:
@@ -163,12 +163,12 @@ def is_file(target: str) -> bool:
         return True
     if target.endswith(".py") or ":" in target:
         return False
-    return os.path.isfile(target) or split(target) is not None
+    return os.path.isfile(target) or run_and_program(target) is not None
 
 
 def _stored(target: str) -> tuple[Program, Sequence[object] | None]:
     """Return a program, and the arguments that its run keeps, if it is one of a recorded run."""
-    recorded = split(target)
+    recorded = run_and_program(target)
     if recorded is None:
         return _program(target, _data(target)), None
     from jaxprtool.recording.read import replayed
@@ -195,7 +195,7 @@ def _data(target: str) -> bytes:
 
 def _program(target: str, data: bytes) -> Program:
     # Most targets are functions; import the readers only for a file.
-    from jaxprtool.formats.jaxpr.read import is_program, parse, read
+    from jaxprtool.formats.jaxpr.read import is_program, parse_program, read
     from jaxprtool.formats.lowering import is_exported, read_exported
 
     if is_exported(data):
@@ -206,7 +206,7 @@ def _program(target: str, data: bytes) -> Program:
             "jax.export",
             _FUNCTION,
         )
-    return parse(data, "<stdin>") if target == STDIN else read(target)
+    return parse_program(data, "<stdin>") if target == STDIN else read(target)
 
 
 def _shown(target: str) -> str:
@@ -234,7 +234,7 @@ class RunInputs:
 
 
 @dataclass(frozen=True)
-class Traced:
+class TracedTarget:
     """A program as traced, and its arguments.
 
     Attributes:
@@ -263,14 +263,14 @@ class Traced:
         program = with_contents(program)
         if self.after is None:
             return RunInputs(program, *refitted(program, self.values))
-        from jaxprtool.sizes.buckets import fitted
+        from jaxprtool.sizes.buckets import converted_arguments
 
         try:
-            values = fitted(program, *self.after)
+            values = converted_arguments(program, *self.after)
         except (ArgumentsError, StructureError) as error:
             takes = [
                 f"{argument.name}: {argument.type}" if argument.type else argument.name
-                for argument in grouped(program_signature(program).arguments)
+                for argument in grouped_values(program_signature(program).arguments)
             ]
             error.hint = error.hint or f"the arguments after the passes are {', '.join(takes)}"
             raise
@@ -305,11 +305,13 @@ def axes_under(
     return (*axis_env.items(), *(axis for axis in bound if axis[0] not in axis_env))
 
 
-def traced(entry: Entry | ProgramEntry, axes: Sequence[tuple[Hashable, int]] = ()) -> Traced:
+def trace_entry(
+    entry: Entry | ProgramEntry, axes: Sequence[tuple[Hashable, int]] = ()
+) -> TracedTarget:
     """Trace an entry, with these named axes free in its program."""
     start = time.perf_counter()
     program = entry.trace(axes)
     seconds = time.perf_counter() - start
     arguments = entry.specs.placed(program, entry.arguments())
     values = dict(zip(program.arg_names, arguments, strict=True))
-    return Traced(program, values, entry.position, seconds, entry.after)
+    return TracedTarget(program, values, entry.position, seconds, entry.after)

@@ -149,7 +149,7 @@ def _results(
     A result of a registered type is first split into its parts, and assembled when they are mapped:
     its `from_elt` is called twice.
     """
-    parts: list[_Part] = []
+    parts: list[_ResultArray] = []
     with traced.inside():
         results, out_tree = apply_to_element(traced.elements(*batched))
         specs = flat_out_axes(out_tree, out_axes)
@@ -169,7 +169,7 @@ def _results(
     return outs, out_tree
 
 
-class _Part(NamedTuple):
+class _ResultArray(NamedTuple):
     """An array in a result: its place, its value for one batch element, and its mapped axis."""
 
     place: int
@@ -177,7 +177,9 @@ class _Part(NamedTuple):
     axis: Any
 
 
-def _noted(parts: list[_Part], place: int, axis: Axis | None, value: object, spec: Any) -> object:
+def _noted(
+    parts: list[_ResultArray], place: int, axis: Axis | None, value: object, spec: Any
+) -> object:
     """Record a part of a result; if there is an `axis`, return an array of its mapped type.
 
     The array is a placeholder for a registered type, without values.
@@ -185,7 +187,7 @@ def _noted(parts: list[_Part], place: int, axis: Axis | None, value: object, spe
     aval = result_type(value)
     if not (spec is None or type(spec) is int):
         raise BatchError(f"at vmap out_axes, got axis spec {spec} but output has type {aval}")
-    parts.append(_Part(place, value, spec))
+    parts.append(_ResultArray(place, value, spec))
     if axis is None or spec is None or jax.dtypes.issubdtype(aval.dtype, jax.dtypes.extended):
         return value
     aval = axis.aval(aval, spec % (aval.ndim + 1))
@@ -196,7 +198,7 @@ def _evaluated(
     traced: jaxcompat.TracedElement,
     closed: ClosedJaxpr,
     axis: Axis,
-    parts: Sequence[_Part],
+    parts: Sequence[_ResultArray],
     out_tree: PyTreeDef,
     sum_match: bool,
 ) -> list[object]:

@@ -22,9 +22,9 @@ from textual.widgets import Input, OptionList, Static
 from textual.widgets.option_list import Option
 
 from jaxprtool.browse import navigation
-from jaxprtool.browse.document import Document, State
+from jaxprtool.browse.document import Document, PassState
 from jaxprtool.browse.navigation import Navigator, Way, counterpart, way_text
-from jaxprtool.browse.outline import Kind, Node, Outline
+from jaxprtool.browse.outline import Kind, OutlineNode, ProgramOutline
 from jaxprtool.browse.panes import LinePane, ProgramPane, SourcePane, info
 from jaxprtool.errors import JaxprToolError, OutputError
 from jaxprtool.extend.analysis import Start, backward_slice, forward_slice, left_to_partitioner
@@ -97,19 +97,19 @@ class Browser(App[None]):
         Binding("escape", "clear", show=False),
     ]
 
-    def __init__(self, states: Sequence[State]):
+    def __init__(self, states: Sequence[PassState]):
         super().__init__(ansi_color=True)  # the terminal's own colors, or none
         self._states, self._names = states, True
         self.fault: Exception | None = None
         self.stopped_by: int | None = None
-        self._documents: dict[tuple[State, bool], Document] = {}
-        self._outlines: dict[tuple[State, bool], Outline] = {}
+        self._documents: dict[tuple[PassState, bool], Document] = {}
+        self._outlines: dict[tuple[PassState, bool], ProgramOutline] = {}
         self._by_scope = False
         self._matches: list[navigation.Match] = []
         self._match = -1
         #: The kind of marks, 1 for dependents of a row, 2 for its dependencies; and that row.
-        self._marked: tuple[int, Node | None] = 0, None
-        self._history: list[tuple[State, bool, Node]] = []
+        self._marked: tuple[int, OutlineNode | None] = 0, None
+        self._history: list[tuple[PassState, bool, OutlineNode]] = []
         self._here = 0
         self._sources = Sources()
         self._state = states[-1]
@@ -196,14 +196,14 @@ class Browser(App[None]):
 
     # --- display ------------------------------------------------------------------------------
 
-    def _shown(self, state: State) -> tuple[Document, Outline]:
+    def _shown(self, state: PassState) -> tuple[Document, ProgramOutline]:
         key = state, self._names
         if key not in self._documents:
             self._documents[key] = Document(state, self._names)
         document = self._documents[key]
         place = state, self._by_scope
         if place not in self._outlines:
-            self._outlines[place] = Outline(
+            self._outlines[place] = ProgramOutline(
                 document.flow, document.scopes if self._by_scope else None
             )
         return document, self._outlines[place]
@@ -212,7 +212,7 @@ class Browser(App[None]):
     def _navigator(self) -> Navigator:
         return Navigator(self.program.document, self.program.outline)
 
-    def _show(self, state: State) -> None:
+    def _show(self, state: PassState) -> None:
         """Show a state, and keep the cursor on its row if the state has it."""
         node = self.program.node
         self._state = state
@@ -271,7 +271,7 @@ class Browser(App[None]):
 
     # --- navigation ---------------------------------------------------------------------------
 
-    def _jump(self, node: Node) -> None:
+    def _jump(self, node: OutlineNode) -> None:
         """Go to a row, and add the jump to the history."""
         if self.program.node is not None:
             del self._history[self._here :]
@@ -280,7 +280,7 @@ class Browser(App[None]):
         self._say("")
         self.program.go_to_node(node)
 
-    def _place(self) -> tuple[State, bool, Node]:
+    def _place(self) -> tuple[PassState, bool, OutlineNode]:
         assert self.program.node is not None
         return self._state, self._by_scope, self.program.node
 
@@ -564,7 +564,7 @@ def _number(document: Document, match: navigation.Match) -> int:
     return document.order[where, index]
 
 
-def browse(states: Sequence[State]) -> None:
+def browse(states: Sequence[PassState]) -> None:
     """Show the states of a program on the terminal until the user quits.
 
     Raises KeyboardInterrupt for Ctrl-C, and any exception of the browser itself.
@@ -726,7 +726,7 @@ _PLACES = {
 }
 
 
-def command(file: str, line: int) -> list[str]:
+def editor_command(file: str, line: int) -> list[str]:
     """Return the command that opens a file at a line in $VISUAL or $EDITOR, or vi."""
     chosen = os.environ.get("VISUAL") or os.environ.get("EDITOR") or "vi"
     try:
@@ -741,7 +741,7 @@ def command(file: str, line: int) -> list[str]:
 
 def edit(file: str, line: int) -> None:
     """Run the editor until the user quits it. Raises OutputError if it cannot be started."""
-    argv = command(file, line)
+    argv = editor_command(file, line)
     try:
         code = subprocess.run(argv).returncode
     except OSError as error:

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from functools import cached_property
 
 from jaxprtool import Program, Programs
-from jaxprtool.browse.outline import Kind, Node
+from jaxprtool.browse.outline import Kind, OutlineNode
 from jaxprtool.extend import (
     Atom,
     Jaxpr,
@@ -54,7 +54,7 @@ class Document:
         names: Whether variables have the user's names.
     """
 
-    def __init__(self, state: State, names: bool = True):
+    def __init__(self, state: PassState, names: bool = True):
         self.state = state
         self.about = program_signature(state.program)
         self.top = self.about.jaxpr
@@ -141,7 +141,7 @@ class Document:
                     break
         return numbers
 
-    def number(self, node: Node) -> int:
+    def number(self, node: OutlineNode) -> int:
         """Return the number of the first equation at or after a row."""
         if node.kind in (Kind.results, Kind.result):
             return len(self.order)
@@ -154,7 +154,7 @@ class Document:
 
     # --- rows ---------------------------------------------------------------------------------
 
-    def row(self, node: Node, width: int | None = None) -> list[str]:
+    def row(self, node: OutlineNode, width: int | None = None) -> list[str]:
         """Return the tokens of a row, without parameters that exceed `width`."""
         tokens = printable(getattr(self, f"_{node.kind.value}")(node))
         if width is None or node.folds or sum(map(len, tokens)) <= width:
@@ -164,7 +164,7 @@ class Document:
             return tokens
         return printable(self.reader.line(eqn, True, _MOST_NAMED, parameters=False))
 
-    def _equation(self, node: Node) -> list[str]:
+    def _equation(self, node: OutlineNode) -> list[str]:
         eqn = node.jaxpr.eqns[node.index]
         if not node.folds:
             return self.reader.line(eqn, True, _MOST_NAMED)
@@ -172,17 +172,17 @@ class Document:
         tokens = [*results, *self.reader.head(eqn), " ", *self.reader.operands(eqn, _MOST_NAMED)]
         return [*tokens, *self._counted(self._selection.count_equation(eqn) - 1)]
 
-    def _body(self, node: Node) -> list[str]:
+    def _body(self, node: OutlineNode) -> list[str]:
         assert node.body is not None
         return [ParameterToken(node.label), *self._counted(self._selection.count(node.body))]
 
-    def _scope(self, node: Node) -> list[str]:
+    def _scope(self, node: OutlineNode) -> list[str]:
         return [SharedName(node.label), *self._counted(self._in_scope(node))]
 
     def _counted(self, count: int) -> list[str]:
         return ["  ", Comment(self._selection.left_out(count))]
 
-    def _in_scope(self, node: Node) -> int:
+    def _in_scope(self, node: OutlineNode) -> int:
         if id(node) not in self._counts:
             self._counts[id(node)] = sum(
                 self._in_scope(child)
@@ -197,7 +197,7 @@ class Document:
         is_argument = kind in (Kind.arguments, Kind.argument)
         return self.about.arguments if is_argument else self.about.outputs
 
-    def _ends(self, node: Node) -> list[str]:
+    def _ends(self, node: OutlineNode) -> list[str]:
         sizes = [value.bytes for value in self.ends(node.kind)]
         known_sizes = [size for size in sizes if size is not None]
         size = (
@@ -207,13 +207,13 @@ class Document:
 
     _arguments = _results = _ends
 
-    def _argument(self, node: Node) -> list[str]:
+    def _argument(self, node: OutlineNode) -> list[str]:
         value = self.about.arguments[node.index]
         name = self.reader.name(node.jaxpr.invars[node.index])
         called = [f" {name}"] if name not in (value.name, "·") else []
         return [BinderToken(value.name), Type(f":{value.type}"), *called]
 
-    def _result(self, node: Node) -> list[str]:
+    def _result(self, node: OutlineNode) -> list[str]:
         value, atom = self.about.outputs[node.index], node.jaxpr.outvars[node.index]
         return [BinderToken(value.name), Type(f":{value.type}"), " = ", self.reader.operand(atom)]
 
@@ -229,13 +229,13 @@ class Document:
         """Return the name of an operand as plain text."""
         return "".join(printable([self.reader.operand(atom)]))
 
-    def text(self, node: Node) -> str:
+    def text(self, node: OutlineNode) -> str:
         """Return a row, such as a whole equation, as plain text."""
         eqn = node.eqn
         tokens = self.row(node) if eqn is None else self.reader.line(eqn, True)
         return "".join(printable(tokens))
 
-    def slice_text(self, node: Node) -> str:
+    def slice_text(self, node: OutlineNode) -> str:
         """Return the equations on which a row's values depend, one per line, bodies indented."""
         marked = backward_slice(self.top, Start(self.values(node))).members()
         if node.eqn is not None:
@@ -257,7 +257,7 @@ class Document:
         write(self.top, 0)
         return "\n".join(lines)
 
-    def values(self, node: Node) -> list[tuple[Jaxpr, Atom]]:
+    def values(self, node: OutlineNode) -> list[tuple[Jaxpr, Atom]]:
         """Return the values that a row binds, or the value of an argument or result."""
         if (eqn := node.eqn) is not None:
             return [(node.jaxpr, var) for var in eqn.outvars]
@@ -274,7 +274,7 @@ class Document:
 
 
 @dataclass(eq=False)
-class State:
+class PassState:
     """A program between two passes.
 
     Attributes:
@@ -286,8 +286,8 @@ class State:
 
     label: str
     program: Program
-    before: State | None = None
-    after: list[State] = field(default_factory=list)
+    before: PassState | None = None
+    after: list[PassState] = field(default_factory=list)
 
     @cached_property
     def changes(self) -> Changes:
@@ -310,11 +310,11 @@ class State:
         return "marks" in vars(self)
 
 
-class Recorder(Observer):
+class StateRecorder(Observer):
     """Records the states of the programs in a pipeline, in order of creation."""
 
     def __init__(self, program: Program):
-        self.states = [State("traced", program)]
+        self.states = [PassState("traced", program)]
         self._latest = {id(program): self.states[0]}
 
     def after(
@@ -325,7 +325,7 @@ class Recorder(Observer):
             return
         several = isinstance(result, Mapping)
         for name, new_program in result.items() if isinstance(result, Mapping) else [("", result)]:
-            state = State(f"{step} {name}" if several else str(step), new_program, before)
+            state = PassState(f"{step} {name}" if several else str(step), new_program, before)
             before.after.append(state)
             self.states.append(state)
             self._latest[id(new_program)] = state

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from jaxprtool.browse.document import Document
-from jaxprtool.browse.outline import Kind, Node, Outline
+from jaxprtool.browse.outline import Kind, OutlineNode, ProgramOutline
 from jaxprtool.extend import Atom, Jaxpr, JaxprEqn, Literal, Var, bodies, type_of
 from jaxprtool.extend.analysis import Holder
 
@@ -25,7 +25,7 @@ class Way:
     """
 
     label: str
-    node: Node
+    node: OutlineNode
 
 
 class Navigator:
@@ -36,12 +36,12 @@ class Navigator:
         outline: Its rows.
     """
 
-    def __init__(self, document: Document, outline: Outline):
+    def __init__(self, document: Document, outline: ProgramOutline):
         self._document = document
         self._flow = document.flow
         self._outline = outline
 
-    def definitions(self, node: Node) -> list[Way]:
+    def definitions(self, node: OutlineNode) -> list[Way]:
         """Return the definitions of a row's operands: equations or arguments of the program.
 
         An argument of a body is defined by the operand of the call, and by the carry of a loop.
@@ -56,14 +56,14 @@ class Navigator:
             ways += self._definition(self._outline.root, node.jaxpr, node.jaxpr.outvars[node.index])
         return _distinct(ways)
 
-    def sources(self, node: Node) -> list[str]:
+    def sources(self, node: OutlineNode) -> list[str]:
         """Return a short description of the source of each operand of an equation."""
         return [
             "" if type(atom) is Literal else self._source(node, atom)
             for atom in node.jaxpr.eqns[node.index].invars
         ]
 
-    def _source(self, node: Node, var: Var) -> str:
+    def _source(self, node: OutlineNode, var: Var) -> str:
         for note, where in self._binders(node.container, node.jaxpr, var):
             if note:
                 return note.strip(", ")
@@ -71,14 +71,16 @@ class Navigator:
             return "an argument" if eqn is None else f"← {eqn.primitive.name}"
         return ""
 
-    def _definition(self, container: Node, jaxpr: Jaxpr, atom: Atom) -> Iterator[Way]:
+    def _definition(self, container: OutlineNode, jaxpr: Jaxpr, atom: Atom) -> Iterator[Way]:
         if type(atom) is Literal:
             return
         label = self._document.name(atom)
         for where, node in self._binders(container, jaxpr, atom):
             yield Way(f"{label}{where}", node)
 
-    def _binders(self, container: Node, jaxpr: Jaxpr, var: Var) -> Iterator[tuple[str, Node]]:
+    def _binders(
+        self, container: OutlineNode, jaxpr: Jaxpr, var: Var
+    ) -> Iterator[tuple[str, OutlineNode]]:
         """Yield the rows that bind a variable, with a description of each."""
         index = self._flow.definition(jaxpr, var)
         if index is not None:
@@ -106,7 +108,7 @@ class Navigator:
                 back = self._flow.definition(where, atom)
                 yield note, call if back is None else self._outline.leaf(inside, back)
 
-    def _made_inside(self, node: Node) -> Iterator[Way]:
+    def _made_inside(self, node: OutlineNode) -> Iterator[Way]:
         """Yield the rows in bodies that compute the results of a call or a loop."""
         eqn = node.jaxpr.eqns[node.index]
         for number, (_, body) in enumerate(bodies(eqn)):
@@ -122,7 +124,7 @@ class Navigator:
                         label = f"{self._document.name(var)}, computed inside"
                         yield Way(label, self._outline.leaf(inside, index))
 
-    def uses(self, node: Node) -> list[Way]:
+    def uses(self, node: OutlineNode) -> list[Way]:
         """Return the uses of the values that a row binds, including those in bodies."""
         ways: list[Way] = []
         container = self._outline.root if node.eqn is None else node.container
@@ -131,7 +133,7 @@ class Navigator:
                 ways += self._uses(container, jaxpr, atom, self._document.name(atom))
         return _distinct(ways)
 
-    def _uses(self, container: Node, jaxpr: Jaxpr, var: Var, label: str) -> Iterator[Way]:
+    def _uses(self, container: OutlineNode, jaxpr: Jaxpr, var: Var, label: str) -> Iterator[Way]:
         for index in self._flow.readers(jaxpr, var):
             leaf = self._outline.leaf(container, index)
             yield Way(label, leaf)
@@ -152,7 +154,7 @@ class Navigator:
                         for place in self._flow.results(where, value):
                             yield Way(alias, self._outline.end_row(Kind.result, place))
 
-    def _uses_inside(self, call: Node, var: Var, label: str) -> Iterator[Way]:
+    def _uses_inside(self, call: OutlineNode, var: Var, label: str) -> Iterator[Way]:
         """Yield the rows in the bodies of an equation that use an operand's argument."""
         eqn = call.jaxpr.eqns[call.index]
         for number, (_, body) in enumerate(bodies(eqn)):
@@ -166,7 +168,7 @@ class Navigator:
                     for index in readers:
                         yield Way(f"{label}, inside", self._outline.leaf(inside, index))
 
-    def _holder(self, call: Node, container: Node) -> Holder:
+    def _holder(self, call: OutlineNode, container: OutlineNode) -> Holder:
         nested = bodies(call.jaxpr.eqns[call.index])
         number = next(i for i, (_, body) in enumerate(nested) if body is container.body)
         return Holder(call.jaxpr, call.index, number)
@@ -186,7 +188,9 @@ def way_text(way: Way, document: Document) -> str:
     return text if text.startswith(f"{way.label}:") else f"{way.label}   {text}"
 
 
-def counterpart(node: Node, document: Document, outline: Outline) -> Node | None:
+def counterpart(
+    node: OutlineNode, document: Document, outline: ProgramOutline
+) -> OutlineNode | None:
     """Return the row in another state or grouping that corresponds to a row."""
     if node.kind in (Kind.argument, Kind.result):
         is_there = node.index < len(document.ends(node.kind))

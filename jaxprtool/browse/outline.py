@@ -33,7 +33,7 @@ class Kind(Enum):
     result = "result"
 
 
-class Node:
+class OutlineNode:
     """A row and its children.
 
     Attributes:
@@ -54,7 +54,7 @@ class Node:
     def __init__(
         self,
         kind: Kind,
-        parent: Node | None,
+        parent: OutlineNode | None,
         jaxpr: Jaxpr,
         index: int,
         label: str = "",
@@ -62,11 +62,11 @@ class Node:
     ):
         self.kind, self.parent, self.jaxpr, self.index = kind, parent, jaxpr, index
         self.label, self.body = label, body
-        self.leaves: list[Node] = []
+        self.leaves: list[OutlineNode] = []
         self.depth: int = -1 if parent is None else parent.depth + 1
         self.is_open = False
         self.folds = body is not None
-        self.children: list[Node] | None = None
+        self.children: list[OutlineNode] | None = None
 
     @property
     def eqn(self) -> JaxprEqn | None:
@@ -74,7 +74,7 @@ class Node:
         return self.jaxpr.eqns[self.index] if self.kind is Kind.equation else None
 
     @property
-    def container(self) -> Node:
+    def container(self) -> OutlineNode:
         """The row whose body contains this row."""
         node = self.parent
         while node is not None and node.kind is Kind.scope:
@@ -99,7 +99,7 @@ class Node:
         return above
 
 
-def _inside(container: Node) -> str:
+def _inside(container: OutlineNode) -> str:
     if container.kind is Kind.equation:
         return _parameter(bodies(container.jaxpr.eqns[container.index])[0][0])
     return ""
@@ -111,7 +111,7 @@ def _parameter(path: str) -> str:
     return f".params['{name}']{bracket}{rest}"
 
 
-class Outline:
+class ProgramOutline:
     """The rows of a program, and which of them are visible.
 
     Args:
@@ -123,7 +123,7 @@ class Outline:
     def __init__(self, flow: DataFlow, scopes: Scopes | None = None):
         self._flow = flow
         self._scopes = scopes
-        self.root = Node(Kind.program, None, flow.top, 0, body=flow.top)
+        self.root = OutlineNode(Kind.program, None, flow.top, 0, body=flow.top)
         self.root.is_open = True
         self.rows = list(self._visible(self.root))
         while len(calls := [n for n in self.rows if n.folds and n.body is not None]) == 1:
@@ -134,34 +134,37 @@ class Outline:
 
     # --- creation -----------------------------------------------------------------------------
 
-    def children(self, node: Node) -> list[Node]:
+    def children(self, node: OutlineNode) -> list[OutlineNode]:
         """Return the children of a row."""
         if node.children is None:
             node.children = self._make(node)
         return node.children
 
-    def _make(self, node: Node) -> list[Node]:
+    def _make(self, node: OutlineNode) -> list[OutlineNode]:
         if node.kind is Kind.program:
             return [*self._ends(node, True), *self._equations(node), *self._ends(node, False)]
         if node.kind in (Kind.arguments, Kind.results):
             arguments = node.kind is Kind.arguments
             kind = Kind.argument if arguments else Kind.result
             values = node.jaxpr.invars if arguments else node.jaxpr.outvars
-            return [Node(kind, node, node.jaxpr, i) for i in range(len(values))]
+            return [OutlineNode(kind, node, node.jaxpr, i) for i in range(len(values))]
         if node.kind is Kind.equation and node.body is None:
             nested = enumerate(bodies(node.jaxpr.eqns[node.index]))
-            return [Node(Kind.body, node, node.jaxpr, i, path, body) for i, (path, body) in nested]
+            return [
+                OutlineNode(Kind.body, node, node.jaxpr, i, path, body)
+                for i, (path, body) in nested
+            ]
         return self._equations(node)
 
-    def _ends(self, node: Node, arguments: bool) -> Iterator[Node]:
+    def _ends(self, node: OutlineNode, arguments: bool) -> Iterator[OutlineNode]:
         values = node.jaxpr.invars if arguments else node.jaxpr.outvars
         if values:
             kind = Kind.arguments if arguments else Kind.results
-            end = Node(kind, node, node.jaxpr, 0)
+            end = OutlineNode(kind, node, node.jaxpr, 0)
             end.folds = True
             yield end
 
-    def _equations(self, node: Node) -> list[Node]:
+    def _equations(self, node: OutlineNode) -> list[OutlineNode]:
         assert node.body is not None
         if self._scopes is not None:
             return self._by_scope(node, node.body, self._scopes(node.body))
@@ -169,11 +172,11 @@ class Outline:
         return node.leaves
 
     def _by_scope(
-        self, container: Node, body: Jaxpr, scopes: Sequence[tuple[str, ...]]
-    ) -> list[Node]:
+        self, container: OutlineNode, body: Jaxpr, scopes: Sequence[tuple[str, ...]]
+    ) -> list[OutlineNode]:
         """Return the equations of a body in order, grouped under their scopes."""
-        top: list[Node] = []
-        open_groups: list[Node] = []
+        top: list[OutlineNode] = []
+        open_groups: list[OutlineNode] = []
         runs = _runs(scopes)
         for index, groups in enumerate(runs):
             level = 0
@@ -184,7 +187,7 @@ class Outline:
             del open_groups[level:]
             for start, label in groups[len(open_groups) :]:
                 parent = open_groups[-1] if open_groups else container
-                group = Node(Kind.scope, parent, body, start, label)
+                group = OutlineNode(Kind.scope, parent, body, start, label)
                 group.folds, group.children = True, []
                 (parent.children if open_groups else top).append(group)  # type: ignore[union-attr]
                 open_groups.append(group)
@@ -196,7 +199,7 @@ class Outline:
 
     # --- folding ------------------------------------------------------------------------------
 
-    def _visible(self, node: Node) -> Iterator[Node]:
+    def _visible(self, node: OutlineNode) -> Iterator[OutlineNode]:
         for child in self.children(node):
             yield child
             if child.is_open:
@@ -245,7 +248,7 @@ class Outline:
 
     # --- lookup -------------------------------------------------------------------------------
 
-    def show(self, node: Node) -> int:
+    def show(self, node: OutlineNode) -> int:
         """Unfold the ancestors of a row, and return its number."""
         above = node.parent
         hidden = False
@@ -257,24 +260,24 @@ class Outline:
             self.rows = list(self._visible(self.root))
         return self.rows.index(node)
 
-    def leaf(self, container: Node, index: int) -> Node:
+    def leaf(self, container: OutlineNode, index: int) -> OutlineNode:
         """Return the row of an equation in the body of a row."""
         self.children(container)
         return container.leaves[index]
 
-    def inside(self, node: Node, body: Jaxpr) -> Node | None:
+    def inside(self, node: OutlineNode, body: Jaxpr) -> OutlineNode | None:
         """Return the row with this body of an equation: the row itself or a child."""
         if node.body is not None:
             return node if node.body is body else None
         return next((child for child in self.children(node) if child.body is body), None)
 
-    def end_row(self, kind: Kind, index: int) -> Node:
+    def end_row(self, kind: Kind, index: int) -> OutlineNode:
         """Return the row of an argument or a result of the program."""
         wanted = Kind.arguments if kind is Kind.argument else Kind.results
         end = next(n for n in self.children(self.root) if n.kind is wanted)
         return self.children(end)[index]
 
-    def locate(self, jaxpr: Jaxpr, index: int) -> Node:
+    def locate(self, jaxpr: Jaxpr, index: int) -> OutlineNode:
         """Return the row of an equation in the first occurrence of its body."""
         chain: list[tuple[Holder, Jaxpr]] = []
         body = jaxpr
@@ -290,8 +293,8 @@ class Outline:
         return self.leaf(container, index)
 
 
-def _leaf(parent: Node, jaxpr: Jaxpr, index: int) -> Node:
-    node = Node(Kind.equation, parent, jaxpr, index)
+def _leaf(parent: OutlineNode, jaxpr: Jaxpr, index: int) -> OutlineNode:
+    node = OutlineNode(Kind.equation, parent, jaxpr, index)
     nested = bodies(jaxpr.eqns[index])
     node.folds = bool(nested)
     if len(nested) == 1:
@@ -299,10 +302,10 @@ def _leaf(parent: Node, jaxpr: Jaxpr, index: int) -> Node:
     return node
 
 
-def _leaves(parent: Node, jaxpr: Jaxpr) -> list[Node]:
+def _leaves(parent: OutlineNode, jaxpr: Jaxpr) -> list[OutlineNode]:
     """Return a row for each equation of a jaxpr."""
     if is_flat(jaxpr):
-        return [Node(Kind.equation, parent, jaxpr, i) for i in range(len(jaxpr.eqns))]
+        return [OutlineNode(Kind.equation, parent, jaxpr, i) for i in range(len(jaxpr.eqns))]
     return [_leaf(parent, jaxpr, i) for i in range(len(jaxpr.eqns))]
 
 

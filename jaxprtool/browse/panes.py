@@ -19,7 +19,7 @@ from textual.strip import Strip
 
 from jaxprtool.browse.document import Document
 from jaxprtool.browse.navigation import Navigator
-from jaxprtool.browse.outline import Kind, Node, Outline
+from jaxprtool.browse.outline import Kind, OutlineNode, ProgramOutline
 from jaxprtool.extend import Atom, JaxprEqn, Literal, type_of
 from jaxprtool.extend.listing import (
     STYLES,
@@ -184,18 +184,18 @@ class ProgramPane(LinePane):
         Binding("minus", "close_all", show=False),
     ]
 
-    def __init__(self, document: Document, outline: Outline):
+    def __init__(self, document: Document, outline: ProgramOutline):
         super().__init__("program")
         self.show(document, outline)
 
-    def show(self, document: Document, outline: Outline) -> None:
+    def show(self, document: Document, outline: ProgramOutline) -> None:
         """Show a program."""
         self.document, self.outline = document, outline
         #: Returns True if a row is marked, as a dependent or as part of a source line.
-        self.is_marked: Callable[[Node], bool] = lambda node: False
+        self.is_marked: Callable[[OutlineNode], bool] = lambda node: False
 
     @property
-    def node(self) -> Node | None:
+    def node(self) -> OutlineNode | None:
         """The current row; None if there are no rows."""
         rows = self.outline.rows
         return rows[self.cursor] if rows else None
@@ -217,7 +217,7 @@ class ProgramPane(LinePane):
             text.stylize(STYLES[_CHANGES.get(change, ChangedToken)])
         return f"{change or ' '}{mark}", text
 
-    def go_to_node(self, node: Node) -> None:
+    def go_to_node(self, node: OutlineNode) -> None:
         """Unfold the ancestors of a row and go to it."""
         number = self.outline.show(node)
         self.show_lines()
@@ -369,7 +369,7 @@ def styled(tokens: Sequence[str]) -> Text:
     return text
 
 
-def info(document: Document, navigator: Navigator, node: Node) -> RenderableType:
+def info(document: Document, navigator: Navigator, node: OutlineNode) -> RenderableType:
     """Return the details of a row."""
     eqn = node.eqn
     if eqn is None:
@@ -388,7 +388,7 @@ def info(document: Document, navigator: Navigator, node: Node) -> RenderableType
 
 
 def _of_equation(
-    document: Document, navigator: Navigator, node: Node, eqn: JaxprEqn
+    document: Document, navigator: Navigator, node: OutlineNode, eqn: JaxprEqn
 ) -> Iterator[tuple[str, Text]]:
     frames = document.frames
     if (location := frames.location(eqn)) is not None:
@@ -408,10 +408,10 @@ def _of_equation(
     yield "path", Text(_plain(node.path), "dim")
 
 
-def _scopes(document: Document, node: Node) -> tuple[str, ...]:
+def _scopes(document: Document, node: OutlineNode) -> tuple[str, ...]:
     """Return the scopes around an equation, preceded by those whose bodies contain it."""
     path: tuple[str, ...] = ()
-    above: Node | None = node
+    above: OutlineNode | None = node
     while above is not None:
         if above.kind is Kind.equation:
             path = (*document.scopes(above.jaxpr)[above.index], *path)
@@ -434,7 +434,7 @@ def _values(
         yield "", Text(f"… {len(atoms) - _MOST_LISTED} more", "dim")
 
 
-def _of_value(document: Document, node: Node) -> Iterator[tuple[str, Text]]:
+def _of_value(document: Document, node: OutlineNode) -> Iterator[tuple[str, Text]]:
     if node.kind in (Kind.argument, Kind.result):
         size = document.ends(node.kind)[node.index].bytes
         if size is not None:

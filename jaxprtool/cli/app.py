@@ -18,7 +18,7 @@ from jaxprtool.cli import completion, errors, launch, options, output, registry,
 from jaxprtool.cli.registry import CommandInfo
 from jaxprtool.errors import OutputError
 from jaxprtool.ir import process
-from jaxprtool.render.terminal.tables import CYAN, GREEN, MAGENTA, RED, YELLOW, named
+from jaxprtool.render.terminal.tables import CYAN, GREEN, MAGENTA, RED, YELLOW, color_name
 
 PROGRAM = "jaxprtool"
 _COMPLETE = "_JAXPRTOOL_COMPLETE"
@@ -66,13 +66,13 @@ class _Commands(_OrderedHelp, TyperGroup):
     def resolve_command(self, context: Any, arguments: list[str]) -> Any:
         arguments = _with_present_names(arguments)
         if (info := registry.info(arguments[0])) is not None:
-            self.add_command(command(arguments[0], info))
+            self.add_command(load_command(arguments[0], info))
         return super().resolve_command(context, arguments)
 
     def format_help(self, context: Any, formatter: object) -> None:
         from jaxprtool.cli import group_help
 
-        group_help.write(self, context, registry.panels())
+        group_help.write_help(self, context, registry.panels())
 
 
 def _with_present_names(arguments: list[str]) -> list[str]:
@@ -92,7 +92,7 @@ def _present_name(former: str, name: str) -> str:
     return renamed or name
 
 
-def command(name: str, info: CommandInfo) -> Any:
+def load_command(name: str, info: CommandInfo) -> Any:
     """Import a command, and return its Click command.
 
     Raises:
@@ -102,7 +102,9 @@ def command(name: str, info: CommandInfo) -> Any:
         rich_markup_mode="rich", pretty_exceptions_enable=False, add_completion=False
     )
     body = registry.imported(info.run)
-    alone.command(name, cls=getattr(body, "click_class", Command), context_settings=_HELP)(body)
+    alone.command(name, cls=getattr(body, "click_class", ColoredCommand), context_settings=_HELP)(
+        body
+    )
     return _with_brackets_escaped(get_command(alone))
 
 
@@ -166,7 +168,7 @@ def _with_brackets_escaped(command: Any) -> Any:
     return command
 
 
-def answer(arguments: list[str]) -> int:
+def run_command_line(arguments: list[str]) -> int:
     """Run a command line, and return its exit code."""
     show_traceback = "--traceback" in arguments
     # JAX reads these when it is imported.
@@ -181,7 +183,7 @@ def answer(arguments: list[str]) -> int:
         errors.use_ascii_where_needed()
         group: Any = _with_brackets_escaped(get_command(app))
         if _COMPLETE in os.environ:
-            completion.answer(group, arguments, PROGRAM)
+            completion.print_completions(group, arguments, PROGRAM)
         launch.command_line.set(tuple(arguments))
         with (
             process.limit_raised(),
@@ -197,18 +199,18 @@ def answer(arguments: list[str]) -> int:
 # The help of a command: Typer's, in colors that can be read on black and on white.
 
 
-class Command(_OrderedHelp, TyperCommand):
+class ColoredCommand(_OrderedHelp, TyperCommand):
     """A command whose help has the colors of `render.terminal.tables`."""
 
     def format_help(self, ctx: Any, formatter: Any) -> None:
         """Write the help to stdout."""
         from typer import rich_utils  # slow to import
 
-        rich_utils.STYLE_OPTION = f"bold {named(CYAN)}"
-        rich_utils.STYLE_SWITCH = f"bold {named(GREEN)}"
-        rich_utils.STYLE_NEGATIVE_OPTION = f"bold {named(MAGENTA)}"
-        rich_utils.STYLE_NEGATIVE_SWITCH = f"bold {named(RED)}"
-        rich_utils.STYLE_TYPES = f"bold {named(YELLOW)}"
-        rich_utils.STYLE_USAGE = named(YELLOW)
-        rich_utils.STYLE_REQUIRED_SHORT = named(RED)
+        rich_utils.STYLE_OPTION = f"bold {color_name(CYAN)}"
+        rich_utils.STYLE_SWITCH = f"bold {color_name(GREEN)}"
+        rich_utils.STYLE_NEGATIVE_OPTION = f"bold {color_name(MAGENTA)}"
+        rich_utils.STYLE_NEGATIVE_SWITCH = f"bold {color_name(RED)}"
+        rich_utils.STYLE_TYPES = f"bold {color_name(YELLOW)}"
+        rich_utils.STYLE_USAGE = color_name(YELLOW)
+        rich_utils.STYLE_REQUIRED_SHORT = color_name(RED)
         super().format_help(ctx, formatter)

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 @command
-def backends(json: options.Json = False, *, on_progress: OnProgress) -> None:
+def backends_command(json: options.Json = False, *, on_progress: OnProgress) -> None:
     """List the backends and devices, and those that do not start.
 
     [bold]Example[/]
@@ -54,7 +54,7 @@ def backends(json: options.Json = False, *, on_progress: OnProgress) -> None:
     )
     for number, (columns, cells) in enumerate(table for table in tables if table[1]):
         if number:
-            output.write("")
+            output.write_text("")
         output.write_table(columns, cells, right=("devices",))
 
 

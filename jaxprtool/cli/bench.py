@@ -12,11 +12,11 @@ import typer
 from jaxprtool.cli import options, output
 from jaxprtool.cli.options import RUN, Panel
 from jaxprtool.cli.running import file_to_save, printed_by_functions, require_device
-from jaxprtool.cli.session import Function, command, pipeline
+from jaxprtool.cli.session import FunctionOptions, command, pipeline
 from jaxprtool.errors import CheckError, OutputError
 
 if TYPE_CHECKING:
-    from jaxprtool.api.targets import Traced
+    from jaxprtool.api.targets import TracedTarget
     from jaxprtool.execute.bench import Bench
     from jaxprtool.passes.framework.pipeline import Pipeline
 
@@ -84,8 +84,8 @@ _FailOver = Annotated[
 
 
 @command
-def bench(
-    function: Function,
+def bench_command(
+    function: FunctionOptions,
     others: _Others = None,
     passes: options.VariantPasses = None,
     plugin: options.Plugin = None,
@@ -120,7 +120,7 @@ def bench(
     function.start(cache=False)
     from jaxprtool.api.investigate.bench import Options, benched
     from jaxprtool.api.investigate.variants import Axes, planned
-    from jaxprtool.execute.bench import Limits, read_baseline, with_baseline
+    from jaxprtool.execute.bench import RoundLimits, read_baseline, with_baseline
     from jaxprtool.execute.running.run import has_effects
     from jaxprtool.render.reports import bench as render
 
@@ -138,7 +138,7 @@ def bench(
         for entry in plan:
             if repeat is not None and has_effects(entry.variant.program):
                 output.note(f"{entry.variant.name} has effects, which each of its calls repeats")
-        measuring = Options(Limits(repeat, precision), isolate, seed)
+        measuring = Options(RoundLimits(repeat, precision), isolate, seed)
         with printed_by_functions(json):
             result = benched(plan, values.given_to, times, measuring, function.on_progress)
         if baseline is not None:
@@ -146,16 +146,16 @@ def bench(
         if file:
             file.write(_document(result).encode())
     if json:
-        output.write(_document(result))
+        output.write_text(_document(result))
     else:
-        output.write_rendered(render.table(result, output.width()))
+        output.write_rendered(render.bench_table(result, output.width()))
     _say(result)
     _require_no_slower(result, fail_over)
 
 
 def _traced(
-    function: Function, targets: Sequence[str], first: Pipeline
-) -> list[tuple[Traced, float | None]]:
+    function: FunctionOptions, targets: Sequence[str], first: Pipeline
+) -> list[tuple[TracedTarget, float | None]]:
     """Return each TARGET as traced, and the seconds of tracing if it was traced here.
 
     A TARGET at a git revision is traced in another process.
@@ -168,7 +168,7 @@ def _traced(
     for target_function, place in zip(functions, places, strict=True):
         if place.is_here:
             target_function.import_module()
-    traced: list[tuple[Traced, float | None]] = []
+    traced: list[tuple[TracedTarget, float | None]] = []
     for target_function, place in zip(functions, places, strict=True):
         if place.is_here:
             trace = target_function.trace(first, runs=True, symbolic=True)

@@ -12,7 +12,7 @@ from jaxprtool.errors import OutputError
 
 
 @command
-def browse(
+def browse_command(
     session: Session,
 ) -> None:
     """Browse a jaxpr on the full screen, beside its source.
@@ -30,9 +30,9 @@ def browse(
     _require_textual()
     session.start()
     traced = session.traced()
-    from jaxprtool.browse.document import Recorder
+    from jaxprtool.browse.document import StateRecorder
 
-    recorder = Recorder(traced.program)
+    recorder = StateRecorder(traced.program)
     session.programs(traced, recorder)
     session.on_progress("")  # the terminal is the browser's
     gc.freeze()  # the program is large and stays alive

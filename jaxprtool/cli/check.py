@@ -24,7 +24,7 @@ from jaxprtool.cli.start import (
     use_host_devices,
     use_virtual_devices,
     use_x64,
-    x64_enabled,
+    uses_x64,
 )
 from jaxprtool.errors import JaxprToolError
 
@@ -75,7 +75,7 @@ _CHECKS = {
 
 
 @command
-def check(
+def check_command(
     names: _Names = None,
     config: _Config = None,
     update: _Update = False,
@@ -154,7 +154,7 @@ class _Checker:
     def __init__(self, configuration: Configuration, update: bool):
         self.written: list[Change] = []
         self._update = update
-        self._x64 = {"": x64_enabled()}
+        self._x64 = {"": uses_x64()}
         if configuration.host_devices is not None:
             use_host_devices(configuration.host_devices)
         elif configuration.virtual_devices is not None:
@@ -173,7 +173,7 @@ class _Checker:
         wanted = self._x64[""] or function.tracing.x64
         use_x64(wanted or self._x64.get(place, False))
         function.import_module()
-        self._x64.setdefault(place, x64_enabled() and not wanted)
+        self._x64.setdefault(place, uses_x64() and not wanted)
 
     def checked(self, target: ConfiguredTarget) -> CheckedTarget:
         """Check a target. An error of its tracing is reported as a problem."""

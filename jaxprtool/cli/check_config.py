@@ -26,7 +26,7 @@ from jaxprtool.cli.config_file import TableReader, error_text, tool_table
 from jaxprtool.cli.lint import codes_in, lint_codes
 from jaxprtool.cli.options import AxisEnv, Passes, Plugin
 from jaxprtool.cli.output import OnProgress
-from jaxprtool.cli.session import Function, Session, reader
+from jaxprtool.cli.session import FunctionOptions, Session, reader
 from jaxprtool.errors import ConfigurationError, JaxprToolError, did_you_mean
 from jaxprtool.render.documents.problems import Place
 from jaxprtool.testing.assertions import require_bannable
@@ -47,7 +47,7 @@ _SHOWING = ("--frames", "--host-devices", "--traceback", "--help")
 class _Loading:
     """A group of options: how a target is loaded."""
 
-    function: Function
+    function: FunctionOptions
     axis_env: AxisEnv = None
     passes: Passes = None
     plugin: Plugin = None
@@ -106,7 +106,7 @@ def configuration(path: Path, names: Sequence[str], on_progress: OnProgress) -> 
     Raises:
         ConfigurationError: With one line for each mistake.
     """
-    reader = _Reader(path, on_progress)
+    reader = _ConfigReader(path, on_progress)
     config = reader.configuration(tool_table(path).get("jaxprtool"))
     reader.require_no_mistakes()
     by_name = {target.name: target for target in config.targets}
@@ -118,7 +118,7 @@ def configuration(path: Path, names: Sequence[str], on_progress: OnProgress) -> 
     return replace(config, targets=chosen)
 
 
-class _Reader(TableReader):
+class _ConfigReader(TableReader):
     """Reads the table, and collects mistakes, each with its key."""
 
     def __init__(self, path: Path, on_progress: OnProgress):

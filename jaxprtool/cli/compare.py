@@ -9,7 +9,7 @@ import typer
 from jaxprtool.cli import completion, options, output
 from jaxprtool.cli.options import RUN, Panel, names
 from jaxprtool.cli.running import printed_by_functions
-from jaxprtool.cli.session import Function, command, pipeline
+from jaxprtool.cli.session import FunctionOptions, command, pipeline
 
 _VARIANTS = Panel("Variants")
 _TOLERANCE = Panel("Tolerances")
@@ -86,8 +86,8 @@ _Bisect = Annotated[
 
 
 @command
-def compare(
-    function: Function,
+def compare_command(
+    function: FunctionOptions,
     others: _Others = None,
     types: options.Types = None,
     passes: options.VariantPasses = None,
@@ -120,11 +120,11 @@ def compare(
       jaxprtool compare samples/transformer.py:loss -p grad -p "grad, -O2" --bisect
       jaxprtool compare samples/transformer.py:loss -p "" -p "-O2" -o compare.html
     """
-    rows = options.rows(top, all)
+    rows = options.row_limit(top, all)
     output.refuse_stdout("-o", out, "compare")
     output.check_out("compare", out, json, (), "jaxprtool emit TARGET", page=True)
     function.start(cache=True)
-    from jaxprtool.api.investigate.compare import Checks, comparison
+    from jaxprtool.api.investigate.compare import Checks, compare_planned
     from jaxprtool.api.investigate.variants import Axes, planned
     from jaxprtool.execute.compare.measures import Tolerance
     from jaxprtool.passes.patterns import NamedRewrites
@@ -146,7 +146,7 @@ def compare(
     plan = planned(named, axes, function.on_progress)
     checks = Checks(seed, trials, bisect, isolate)
     with printed_by_functions(json):
-        result = comparison(
+        result = compare_planned(
             plan, traced[0].given_to, Tolerance(rtol, atol), checks, function.on_progress
         )
     if out is not None:
@@ -156,7 +156,7 @@ def compare(
     if json:
         output.write_json(result)
     else:
-        output.write_rendered(render.comparison(result, output.width(), rows))
+        output.write_rendered(render.comparison_tables(result, output.width(), rows))
     for message in result.unproven:
         advice = (
             "pass other values in --args"

@@ -153,7 +153,7 @@ def _completed_last(incomplete: str, names: Iterable[str]) -> list[str]:
     return [start + name for name in names if name.startswith(typed.strip())]
 
 
-def answer(command: Any, arguments: Sequence[str], program: str) -> None:
+def print_completions(command: Any, arguments: Sequence[str], program: str) -> None:
     """Print the completions that the shell requests through the environment.
 
     Bash splits words at `:`: it passes `file.py:lo` as `file.py`, `:` and `lo`, and replaces only

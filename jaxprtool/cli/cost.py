@@ -50,7 +50,7 @@ _Pprof = Annotated[
 
 
 @command
-def cost(
+def cost_command(
     session: Session,
     by: _By = "line",
     device: options.ModeledDevice = None,
@@ -74,7 +74,7 @@ def cost(
       jaxprtool cost samples/transformer.py:loss --by scope --device h100
       jaxprtool cost jax.numpy:matmul --args "f32[n,d], f32[d,d]"
     """
-    most = options.rows(top, all)
+    most = options.row_limit(top, all)
     if seconds is not None and measure:
         raise OutputError("--seconds and --measure cannot be combined: both give the run time")
     if bandwidth is not None and not compiled:
@@ -100,9 +100,9 @@ def cost(
             file.write(_profile(program))
     split = None
     if compiled:
-        from jaxprtool.analysis.shardings import timed
+        from jaxprtool.analysis.shardings import with_link_times
 
-        split = timed(partitioned(session, traced, named), link, on)
+        split = with_link_times(partitioned(session, traced, named), link, on)
     else:
         output.say_if_partitioned(programs, json)
     taken = [
@@ -121,7 +121,7 @@ def cost(
         from jaxprtool.render.reports.shardings import device_tables
 
         output.write_rendered(device_tables(split, output.width(), most))
-        output.write("")
+        output.write_text("")
     beside = split is not None
     output.write_each(
         render.cost_table(estimate, output.width(), most, on, beside) for estimate in estimates
@@ -138,14 +138,14 @@ def require_numbers(is_symbolic: object) -> None:
 def _profile(program: Program) -> bytes:
     """Return the cost of a program by call stack, as a profile."""
     from jaxprtool.analysis.cost import cost_by_stack
-    from jaxprtool.formats.traces import Sample, profile
+    from jaxprtool.formats.traces import Sample, pprof_profile
 
     sample_types = [("flops", "count"), ("transcendentals", "count"), ("bytes", "bytes")]
     samples = [
         Sample(*entry.stack, (entry.work.flops, entry.work.transcendentals, entry.work.bytes))
         for entry in cost_by_stack(program)
     ]
-    return profile(program.name, sample_types, samples)
+    return pprof_profile(program.name, sample_types, samples)
 
 
 def _seconds(inputs: RunInputs, on_progress: OnProgress) -> float:

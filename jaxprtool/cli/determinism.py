@@ -10,7 +10,7 @@ from typing import Annotated, Any
 import typer
 
 from jaxprtool.cli import launch, options, output
-from jaxprtool.cli.options import Panel, numbers
+from jaxprtool.cli.options import Panel, parsed_numbers
 from jaxprtool.cli.running import printed_by_functions, ready
 from jaxprtool.cli.session import Session, command
 
@@ -37,7 +37,7 @@ _Threads = Annotated[
         "--threads",
         "N,…",
         "Numbers of threads of XLA's CPU backend, each run in its own process.",
-        parser=numbers,
+        parser=parsed_numbers,
     ),
 ]
 _Options = Annotated[
@@ -52,7 +52,7 @@ _Options = Annotated[
 
 
 @command
-def determinism(
+def determinism_command(
     session: Session,
     types: options.Types = None,
     runs: _Runs = 3,
@@ -110,7 +110,7 @@ def determinism(
     if json:
         output.write_json(outcome)
     else:
-        output.write_rendered(render.determinism(outcome, output.width()))
+        output.write_rendered(render.determinism_table(outcome, output.width()))
     for measure in outcome.unproven:
         output.warning(
             f"{max(measure.nonfinite):,} of {measure.size:,} elements of {measure.name} are not "

@@ -12,13 +12,20 @@ import typer
 from jaxprtool.cli import completion, options, output
 from jaxprtool.cli.options import FUNCTION, OUTPUT, PASSES, Panel
 from jaxprtool.cli.output import OnProgress
-from jaxprtool.cli.profile import Measure, measured, require_measure
+from jaxprtool.cli.profile import Measure, measured_profile, require_measure
 from jaxprtool.cli.running import require_device
-from jaxprtool.cli.session import Function, SourceLines, Tracing, command, only_program, pipeline
+from jaxprtool.cli.session import (
+    FunctionOptions,
+    SourceLines,
+    Tracing,
+    command,
+    only_program,
+    pipeline,
+)
 from jaxprtool.errors import TargetError
 
 if TYPE_CHECKING:
-    from jaxprtool.api.targets import Traced
+    from jaxprtool.api.targets import TracedTarget
     from jaxprtool.ir.program import Program
 
 _OTHER = Panel("Other releases of JAX")
@@ -55,15 +62,15 @@ class Two:
     on_progress: OnProgress  # not an option: set by `command`
 
     @property
-    def first(self) -> Function:
+    def first(self) -> FunctionOptions:
         """A, without its arguments."""
-        return Function(self.target, None, self.tracing, self.lines, self.on_progress)
+        return FunctionOptions(self.target, None, self.tracing, self.lines, self.on_progress)
 
     def applied(self) -> contextlib.AbstractContextManager[None]:
-        """Apply --frames and --mine in a `with` block; see `Function.applied`."""
+        """Apply --frames and --mine in a `with` block; see `FunctionOptions.applied`."""
         return self.first.applied()
 
-    def each(self) -> tuple[Function, Function]:
+    def each(self) -> tuple[FunctionOptions, FunctionOptions]:
         """Return the options of A and of B."""
         args = both("--args", self.args)
         a, b = self.first.each_of([self.target, self.other or self.target])
@@ -111,7 +118,7 @@ _JaxB = Annotated[
 
 
 @command
-def diff(
+def diff_command(
     two: Two,
     passes: _Passes = None,
     plugin: options.Plugin = None,
@@ -141,7 +148,7 @@ def diff(
       jaxprtool diff samples/rnn.py:loss -p grad -p "grad, dce" --stat
       jaxprtool diff samples/transformer.py:loss -p grad -p "grad, -O2" --measure
     """
-    rows = options.rows(top, all, None if pager else options.ROWS)
+    rows = options.row_limit(top, all, None if pager else options.ROWS)
     require_measure(measure, backend, device)
     two.first.start(True if measure else None)
     from jaxprtool.analysis.diff import diff as compare
@@ -151,14 +158,14 @@ def diff(
     pairs = _programs(two, (jax_a, jax_b), passes, plugin, measure)
     differences = compare(*(program for _, program in pairs))
     if measure:
-        from jaxprtool.analysis.diff import with_times
+        from jaxprtool.analysis.diff import with_measured_times
 
         where = seed, backend, device, json, two.on_progress
         profiles = [
-            measured(traced.given_to(program), function.target, *where)
+            measured_profile(traced.given_to(program), function.target, *where)
             for function, (traced, program) in zip(two.each(), pairs, strict=True)
         ]
-        differences = with_times(differences, *profiles)
+        differences = with_measured_times(differences, *profiles)
     two.on_progress("rendering")
     if json:
         output.write_json(render.diff_document(differences))
@@ -176,7 +183,7 @@ def _programs(
     passes: list[str] | None,
     plugin: list[str] | None,
     runs: bool,
-) -> list[tuple[Traced, Program]]:
+) -> list[tuple[TracedTarget, Program]]:
     """Find the two programs, trace them, and run the passes on them; `runs` as for `trace`."""
     from jaxprtool.api.targets import find_elsewhere
     from jaxprtool.cli import pipeline_steps
@@ -205,6 +212,6 @@ def _programs(
         else:
             two.on_progress(f"tracing {place}")
             traced = function.trace_entry(find_elsewhere(place, function.arguments()), steps)
-        named = pipeline_steps.run(steps, traced.program, two.on_progress)
+        named = pipeline_steps.run_pipeline(steps, traced.program, two.on_progress)
         programs.append((traced, only_program("diff takes", named)))
     return programs

@@ -22,7 +22,7 @@ from jaxprtool.formats.emission import (
 )
 
 if TYPE_CHECKING:
-    from jaxprtool.api.targets import Traced
+    from jaxprtool.api.targets import TracedTarget
     from jaxprtool.formats.lowering import XlaComputation
     from jaxprtool.ir.program import Program
     from jaxprtool.render.documents.programs import EmittedProgram
@@ -102,7 +102,7 @@ _Donate = Annotated[
         "--donate",
         "N,…",
         "Positions of arguments whose memory results may reuse.",
-        parser=options.numbers,
+        parser=options.parsed_numbers,
     ),
 ]
 _ReturnShape = Annotated[
@@ -118,7 +118,7 @@ _Out = Annotated[
 
 
 @command
-def emit(
+def emit_command(
     session: Session,
     axis_env: options.AxisEnv = None,
     to: _To = None,
@@ -240,7 +240,10 @@ def _check_computation(to: Format, settings: dict[str, Any]) -> None:
 
 
 def _computation(
-    parts: dict[str, str | None], tuple_args: bool, donate: Sequence[int] | None, traced: Traced
+    parts: dict[str, str | None],
+    tuple_args: bool,
+    donate: Sequence[int] | None,
+    traced: TracedTarget,
 ) -> XlaComputation:
     from jaxprtool.formats.lowering import OptionNames, XlaComputation, read_parts
 

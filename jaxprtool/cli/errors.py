@@ -35,7 +35,7 @@ from jaxprtool.errors import (
     OutOfMemoryError,
     OutputError,
     UserFunctionError,
-    user_frames,
+    user_traceback,
 )
 
 if TYPE_CHECKING:
@@ -142,7 +142,7 @@ def _failure_to_start(error: Exception) -> JaxprToolError | None:
     The user's code and plug-ins may start them too, and JAX raises exceptions of any type.
     """
     backends = sys.modules.get("jaxprtool.ir.backends")  # unless the command imports no JAX
-    return None if backends is None else backends.failure_to_start(error)
+    return None if backends is None else backends.backend_start_error(error)
 
 
 def _write_document(text: ErrorText, format: FormatChoice) -> None:
@@ -189,7 +189,7 @@ def _show_frames(error: UserFunctionError) -> None:
     frames = frames_now([Root(*root) for root in error.roots])
     shown: list[list[str]] = []
     for is_users, group in groupby(
-        user_frames(error), lambda frame: frames.is_users(frame.filename)
+        user_traceback(error), lambda frame: frames.is_users(frame.filename)
     ):
         places = [
             (f"{frames.path(frame.filename)}:{frame.lineno}, in {frame.name}", frame.line)
@@ -266,9 +266,9 @@ def write_problems(
     if format == "sarif":
         output.write_json(sarif(problems, __version__, root, about, failure))
     elif failure is not None:
-        output.write(github_annotations([Problem("error", "", failure, ())], root))
+        output.write_text(github_annotations([Problem("error", "", failure, ())], root))
     elif problems:
-        output.write(github_annotations(problems, root))
+        output.write_text(github_annotations(problems, root))
 
 
 # --- signs ----------------------------------------------------------------------------------------

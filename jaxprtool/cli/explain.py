@@ -41,7 +41,7 @@ _Level = Annotated[
 
 
 @command
-def explain(
+def explain_command(
     name: _Name = None,
     level: _Level = None,
     plugin: options.Plugin = None,
@@ -96,14 +96,16 @@ def _rendered(document: _Explanation, full: bool) -> Rendering:
 
 def _level(name: str) -> _Explanation:
     from jaxprtool.passes.framework import pipeline
-    from jaxprtool.passes.framework.base import summary
+    from jaxprtool.passes.framework.base import pass_summary
     from jaxprtool.passes.framework.pipeline import Pipeline, levels
     from jaxprtool.render.documents import passes as documents
 
     level = levels[name]
     parts = (("repeated", level.repeated), ("once, at the end", level.last))
     steps = [
-        documents.PipelineStep(str(step), when, summary(pipeline.find(step.transform.name)))
+        documents.PipelineStep(
+            str(step), when, pass_summary(pipeline.find_pass(step.transform.name))
+        )
         for when, text in parts
         for step in Pipeline.parse(text).steps
     ]
@@ -140,7 +142,7 @@ def _primitive(name: str) -> PrimitiveDocument:
         "A primitive: the operation of an equation.",
         [
             documents.Trait(trait, repr(value), text)
-            for trait, (value, text) in traits.described(name).items()
+            for trait, (value, text) in traits.described_traits(name).items()
         ],
         [table for table in extend.TABLES if extend.table_named(table).get(name) is not None],
         [
@@ -156,7 +158,7 @@ def _pass(name: str) -> PassDocument:
     from jaxprtool.passes.framework.docstrings import documentation
     from jaxprtool.render.documents import passes as documents
 
-    cls = pipeline.find(name)
+    cls = pipeline.find_pass(name)
     said = documentation(cls)
     return documents.PassDocument(
         name,
@@ -171,7 +173,7 @@ def _pass(name: str) -> PassDocument:
                 option.default_text,
                 said.parameters.get(option.name, ""),
             )
-            for option in base.options(cls)
+            for option in base.pass_options(cls)
         ],
         said.raises,
         [documents.Section(*section) for section in said.sections.items()],
@@ -201,7 +203,7 @@ _GROUPS = "clean up", "transform", "split", "schedule and compile"
 def write_passes(json: bool) -> None:
     """Write the passes by group, and the named pipelines."""
     from jaxprtool.passes.framework import pipeline
-    from jaxprtool.passes.framework.base import summary
+    from jaxprtool.passes.framework.base import pass_summary
     from jaxprtool.passes.framework.pipeline import levels
     from jaxprtool.render.documents.passes import PassesDocument, PassSummary
 
@@ -213,7 +215,7 @@ def write_passes(json: bool) -> None:
         except PluginError as error:
             output.warning(error.message)
             continue
-        summaries.append(PassSummary(source.name, summary(cls), cls.group, source.origin))
+        summaries.append(PassSummary(source.name, pass_summary(cls), cls.group, source.origin))
     if json:
         output.write_json(PassesDocument(summaries, pipelines))
         return
@@ -235,9 +237,9 @@ def _write_groups(groups: dict[str, list[tuple[str, str]]]) -> None:
     names = max(len(name) for rows in groups.values() for name, _ in rows)
     room = output.width() - names - 4 if sys.stdout.isatty() else None
     for i, (title, rows) in enumerate(groups.items()):
-        output.write(("\n" if i else "") + title)
+        output.write_text(("\n" if i else "") + title)
         for name, text in rows:
             lines = textwrap.wrap(text, room) if room else [text]
             if room and len(lines) > 1 and not name.startswith("-"):
                 lines = [textwrap.shorten(text, room, placeholder=" …")]
-            output.write(f"  {name:<{names}}  " + f"\n{'':<{names + 4}}".join(lines))
+            output.write_text(f"  {name:<{names}}  " + f"\n{'':<{names + 4}}".join(lines))

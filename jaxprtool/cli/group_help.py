@@ -18,14 +18,14 @@ from rich.text import Text
 
 from jaxprtool.cli import output
 from jaxprtool.cli.registry import CommandInfo
-from jaxprtool.render.terminal.tables import CYAN, YELLOW, named
+from jaxprtool.render.terminal.tables import CYAN, YELLOW, color_name
 
 
-def write(group: Any, context: Any, panels: Mapping[str, Mapping[str, CommandInfo]]) -> None:
+def write_help(group: Any, context: Any, panels: Mapping[str, Mapping[str, CommandInfo]]) -> None:
     """Write the help of the command group to stdout, with the commands by panel."""
     console = output.console(sys.stdout)
     usage = Text.assemble(
-        ("Usage: ", named(YELLOW)), (group.get_usage(context)[len("Usage: ") :], "bold")
+        ("Usage: ", color_name(YELLOW)), (group.get_usage(context)[len("Usage: ") :], "bold")
     )
     console.print(Padding(usage, 1))
     console.print(Padding(Text.from_markup(inspect.cleandoc(group.help)), (0, 1, 1, 1)))
@@ -40,7 +40,7 @@ def write(group: Any, context: Any, panels: Mapping[str, Mapping[str, CommandInf
 
 def _panel(title: str, rows: Iterable[tuple[str, str]], width: int | None = None) -> Panel:
     table = Table.grid(padding=(0, 2))
-    table.add_column(style=f"bold {named(CYAN)}", no_wrap=True, width=width)
+    table.add_column(style=f"bold {color_name(CYAN)}", no_wrap=True, width=width)
     table.add_column()
     for row in rows:
         table.add_row(*row)

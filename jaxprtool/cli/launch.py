@@ -27,8 +27,8 @@ from jaxprtool.cli.start import until_the_end
 from jaxprtool.files import SUPERVISED, remove_unfinished
 
 if TYPE_CHECKING:
-    from jaxprtool.cli.session import Function
-    from jaxprtool.processes import Failure, Place, Stream
+    from jaxprtool.cli.session import FunctionOptions
+    from jaxprtool.processes import ClusterPlace, Failure, Stream
 
 #: The exit code of a run whose time was up, as of the command `timeout`.
 TIMED_OUT = 124
@@ -81,7 +81,7 @@ Timeout = Annotated[
 
 
 def supervise(
-    launch: int | None, place: Place | None, timeout: float | None, save: str | None
+    launch: int | None, place: ClusterPlace | None, timeout: float | None, save: str | None
 ) -> None:
     """Run this command in child processes, if its options ask for it, and exit.
 
@@ -107,7 +107,7 @@ def supervise(
         cluster = ["--coordinator", f"127.0.0.1:{_free_port()}", "--num-processes", str(launch)]
         commands = [[*command, *cluster, "--process-id", str(i)] for i in range(launch)]
     names = {0: place.number} if place else {}
-    shown = _Shown(names, bool(launch))
+    shown = _ProcessOutput(names, bool(launch))
     # The other processes of a cluster may still write to a folder that all of them see.
     unfinished = save if place is None or place.number == 0 else None
     with ended_by_signals(), _unfinished_removed(unfinished, mark):
@@ -117,7 +117,7 @@ def supervise(
     raise typer.Exit(0)
 
 
-def place_of(coordinator: str | None, count: int | None, number: int | None) -> Place | None:
+def place_of(coordinator: str | None, count: int | None, number: int | None) -> ClusterPlace | None:
     """Return the place in the cluster that the options name, or None.
 
     Raises:
@@ -132,12 +132,12 @@ def place_of(coordinator: str | None, count: int | None, number: int | None) -> 
         raise typer.BadParameter(f"--coordinator takes HOST:PORT, not '{coordinator}'")
     if number >= count:
         raise typer.BadParameter(f"--process-id is {number}, but there are {count} processes")
-    from jaxprtool.processes import Place
+    from jaxprtool.processes import ClusterPlace
 
-    return Place(coordinator, count, number)
+    return ClusterPlace(coordinator, count, number)
 
 
-def joined(place: Place | None, function: Function) -> bool:
+def join_cluster(place: ClusterPlace | None, function: FunctionOptions) -> bool:
     """Join the cluster that the options name, or that a scheduler has started this process for.
 
     All processes compute the results, since each holds shards of them, but only the first prints
@@ -201,7 +201,7 @@ def _unfinished_removed(save: str | None, mark: str) -> Iterator[None]:
             remove_unfinished(save, mark)
 
 
-class _Shown:
+class _ProcessOutput:
     """Shows the output of processes: stdout of the first unchanged, other lines with a number."""
 
     def __init__(self, names: dict[int, int], launched: bool):

@@ -39,7 +39,7 @@ _Ignore = Annotated[
 
 
 @command
-def lint(
+def lint_command(
     session: Session,
     select: _Select = None,
     ignore: _Ignore = None,
@@ -61,7 +61,7 @@ def lint(
       jaxprtool lint samples/transformer.py:loss -p grad --select JT6,JT7
       jaxprtool lint jax.numpy:median --args "f32[4096]" --json
     """
-    chosen, rows = options.chosen_format(format, json), options.rows(top, all)
+    chosen, rows = options.chosen_format(format, json), options.row_limit(top, all)
     session.start()
     from jaxprtool.analysis.lint.table import chosen_rules
     from jaxprtool.recording.folder import recorded_run

@@ -51,7 +51,7 @@ _Limit = Annotated[
 
 
 @command
-def memory(
+def memory_command(
     session: Session,
     out: _Out = None,
     pprof: _Pprof = None,
@@ -75,9 +75,9 @@ def memory(
     from jaxprtool.ir.documents import bytes_of
     from jaxprtool.render.reports import memory
 
-    shown = options.rows(top, all, options.TALL_ROWS if compiled else options.ROWS)
+    shown = options.row_limit(top, all, options.TALL_ROWS if compiled else options.ROWS)
     most = None if limit is None else bytes_of(limit)
-    picture_format = None if out is None else memory.picture_format(out)
+    picture_format = None if out is None else memory.memory_picture_format(out)
     session.start()
     from jaxprtool.analysis.memory import memory as found_memory
     from jaxprtool.render.reports import memory as render
@@ -96,14 +96,14 @@ def memory(
     if out is not None and picture_format is not None:
         session.on_progress("drawing")
         with output.written_file(out) as file:
-            file.write(memory.picture(estimates[0], picture_format))
+            file.write(memory.memory_picture(estimates[0], picture_format))
     if pprof is not None:
         with output.written_file(pprof) as file:
             file.write(_profile(estimates[0]))
     peak = None
     if compiled:
         session.on_progress(f"compiling {programs[0][0]}")
-        peak = peak_of(traced.given_to(programs[0][1]))
+        peak = measured_peak(traced.given_to(programs[0][1]))
     if peak is None:
         output.say_if_partitioned((program for _, program in programs), json)
     output.say_unused_donations(program for _, program in programs)
@@ -124,7 +124,7 @@ def memory(
 
 def _profile(estimate: Memory) -> bytes:
     """Return the live values at the peak by call stack, as a profile."""
-    from jaxprtool.formats.traces import Sample, profile
+    from jaxprtool.formats.traces import Sample, pprof_profile
 
     sample_types = [("bytes", "bytes"), ("values", "count")]
     alive = [
@@ -135,7 +135,7 @@ def _profile(estimate: Memory) -> bytes:
         )
         for live in estimate.live
     ]
-    return profile(estimate.name, sample_types, alive)
+    return pprof_profile(estimate.name, sample_types, alive)
 
 
 # --- compiled memory ------------------------------------------------------------------------------
@@ -145,7 +145,7 @@ def _profile(estimate: Memory) -> bytes:
 _TOP = 8
 
 
-def peak_of(inputs: RunInputs) -> CompiledPeak:
+def measured_peak(inputs: RunInputs) -> CompiledPeak:
     """Return XLA's buffers at the peak of a program, compiled for the devices of its arguments."""
     from jaxprtool.api.investigate.compiled_memory import compiled_memory
 
@@ -194,7 +194,7 @@ def _table(inputs: RunInputs) -> Rendering:
 
     width = output.width(sys.stderr) - 4
     try:
-        peak = peak_of(inputs)
+        peak = measured_peak(inputs)
     except UnsupportedError:
         return memory_table(memory(inputs.program), width, _TOP, "")
     return compiled_table(peak, width, _TOP, "")

@@ -14,7 +14,7 @@ _Top = Annotated[int | None, options.top_option("only the first, in detail")]
 
 
 @command
-def nans(
+def nans_command(
     session: Session,
     types: options.Types = None,
     backend: options.Backend = None,
@@ -35,7 +35,7 @@ def nans(
       jaxprtool nans samples/transformer.py:loss -p grad
       jaxprtool nans samples/rnn.py:loss -p value_and_grad --all
     """
-    rows = options.rows(top, all)
+    rows = options.row_limit(top, all)
     session.start(cache=True)
     from jaxprtool.execute.nans import find_nan
     from jaxprtool.render.reports import nans as render

@@ -11,7 +11,7 @@ import typer
 from jaxprtool.cli import options, output, pages
 from jaxprtool.cli.options import OUTPUT, PASSES, Panel, Reproducer, ReproducerOption
 from jaxprtool.cli.output import OnProgress
-from jaxprtool.cli.session import Function, Named, command, only_program, pipeline
+from jaxprtool.cli.session import FunctionOptions, Named, command, only_program, pipeline
 from jaxprtool.errors import JaxprToolError, OutputError, PipelineError, did_you_mean
 from jaxprtool.formats.emission import STDOUT, Emission, Format
 
@@ -77,8 +77,8 @@ _Out = Annotated[
 
 
 @command
-def opt(
-    function: Function,
+def opt_command(
+    function: FunctionOptions,
     axis_env: options.AxisEnv = None,
     types: options.Types = None,
     passes: options.Passes = None,
@@ -151,7 +151,7 @@ def opt(
     verifier = Verifier(watcher, output.note) if verify else None
     writer = Reproducer(reproducer, plugin or ()) if reproducer else None
     try:
-        programs = pipeline_steps.run(
+        programs = pipeline_steps.run_pipeline(
             steps, traced.program, function.on_progress, verifier or watcher, not no_check, writer
         )
     except JaxprToolError:

@@ -80,7 +80,7 @@ def top_option(default: str = str(ROWS)) -> Any:
     return OUTPUT.option("--top", "N", help, min=1)
 
 
-def rows(top: int | None, all: bool, default: int | None = ROWS) -> int | None:
+def row_limit(top: int | None, all: bool, default: int | None = ROWS) -> int | None:
     """Return the number of rows to show of each list; None for all.
 
     Raises OutputError for both --top and --all.
@@ -113,11 +113,11 @@ def argnums_option(panel: Panel) -> Any:
         "N,…",
         "The positions of the arguments that the gradient is with respect to. Default: 0, the "
         "first.",
-        parser=numbers,
+        parser=parsed_numbers,
     )
 
 
-def numbers(text: str) -> tuple[int, ...]:
+def parsed_numbers(text: str) -> tuple[int, ...]:
     """Return the numbers of a list such as `0,2`."""
     try:
         return tuple(int(part) for part in text.split(",") if part.strip())
@@ -364,7 +364,7 @@ class Reproduction:
     x64: bool
 
 
-def read(folder: str) -> Reproduction:
+def read_reproducer(folder: str) -> Reproduction:
     """Read the folder of a reproducer.
 
     Raises:

@@ -17,7 +17,7 @@ from jaxprtool.errors import OutputError
 
 if TYPE_CHECKING:
     from jaxprtool.analysis.compile_time import CompileWay
-    from jaxprtool.api.targets import Traced
+    from jaxprtool.api.targets import TracedTarget
     from jaxprtool.cli.session import Named
     from jaxprtool.execute.running.compile_profile import CompileProfile
     from jaxprtool.execute.running.run import RunReport
@@ -73,7 +73,7 @@ _CompileProfile = Annotated[
 
 
 @command
-def outline(
+def outline_command(
     session: Session,
     copies: _Copies = None,
     equations: _Equations = None,
@@ -95,7 +95,7 @@ def outline(
       jaxprtool outline samples/layers.py:loss -p grad --compile-profile
       jaxprtool opt samples/layers.py:loss -p outline -o loss.jaxpr
     """
-    most = options.rows(top, all)
+    most = options.row_limit(top, all)
     compiles = compile or compile_profile
     if backend is not None and not compiles:
         raise OutputError("--backend needs --compile or --compile-profile")
@@ -134,7 +134,7 @@ def outline(
         _write(repetitions, [way for way, _ in ways], profile, most)
         if loops:
             seconds = (profile.compile_cpu, rolled) if profile and rolled is not None else None
-            output.write("")
+            output.write_text("")
             output.write_rendered(unrolled_lines(loops, seconds, output.width()))
     if to_run is not None and compile:
         ((_, before),), ((after, outline_time),) = programs, outlined
@@ -145,7 +145,7 @@ def outline(
         if not json:
             rows = render.measured_rows(reports, *times, repetitions[0].memory)
             titles = ("", "as traced", "outlined", "")[: 2 if after is before else 4]
-            output.write("")
+            output.write_text("")
             output.write_table(titles, rows, titles[1:3])
     if json:
         from jaxprtool.render.documents.programs import OutlineDocument
@@ -165,7 +165,7 @@ def _write(
 
     width = output.width()
     tables = [outline.repetition_table(repetition, width, top) for repetition in repetitions]
-    if shown := outline.table(ways, repetitions[0], width):
+    if shown := outline.compile_ways_table(ways, repetitions[0], width):
         tables.append(shown)
     if profile is not None:
         tables.append(outline.profile_tables(profile, repetitions[0].roots, width))
@@ -173,7 +173,7 @@ def _write(
 
 
 def _ways(
-    session: Session, traced: Traced, programs: Named, outlining: Outline
+    session: Session, traced: TracedTarget, programs: Named, outlining: Outline
 ) -> list[tuple[CompileWay, Program]]:
     """Return the given pipeline and those that shorten compilation; empty for several programs."""
     from jaxprtool.api.investigate.compile_ways import compile_ways
@@ -242,7 +242,7 @@ def _outlined(outlining: Outline, program: Program) -> tuple[Program, float]:
 
     watcher = watched_steps.Watcher()
     pipeline = Pipeline((Step(outlining),))
-    ((_, result),) = pipeline_steps.run(pipeline, program, silent, watcher)
+    ((_, result),) = pipeline_steps.run_pipeline(pipeline, program, silent, watcher)
     return result, watcher.rows[0].seconds
 
 

@@ -108,7 +108,7 @@ def note(message: str) -> None:
     _labelled("note", CYAN, message)
 
 
-def some(names: Sequence[str]) -> str:
+def names_text(names: Sequence[str]) -> str:
     """Return names as text, or their number if there are many."""
     return f"{len(names)} arguments" if len(names) > 4 else ", ".join(names)
 
@@ -171,7 +171,7 @@ def size(terminal: TextIO) -> tuple[int, int]:
     return columns or PIPED_WIDTH, lines or 24
 
 
-def write(text: str) -> None:
+def write_text(text: str) -> None:
     """Write a text result to stdout."""
     sys.stdout.write(text if text.endswith("\n") else text + "\n")
 
@@ -189,7 +189,7 @@ def write_exactly(text: str) -> None:
             f"stdout uses the encoding {encoding}, which lacks '{text[fault.start]}'",
             "write a file (-o FILE), or set PYTHONUTF8=1",
         ) from None
-    write(text)
+    write_text(text)
 
 
 def say_if_partitioned(programs: Iterable[Program], json: bool) -> None:
@@ -201,7 +201,7 @@ def say_if_partitioned(programs: Iterable[Program], json: bool) -> None:
 
     for program in programs:
         if text := partitioner_note(program.name, left_to_partitioner(program)):
-            note(text) if json else write(_filled(text, stream=sys.stdout))
+            note(text) if json else write_text(_filled(text, stream=sys.stdout))
 
 
 def say_unused_donations(programs: Iterable[Program]) -> None:
@@ -299,7 +299,7 @@ def say_written(paths: Iterable[str]) -> None:
 def write_page(page: str, out: str | None) -> None:
     """Write a page atomically to the file of -o, or to stdout without it."""
     if out in (None, STDOUT):
-        write(page)
+        write_text(page)
         return
     with written_file(out) as file:
         file.write(page.encode())
@@ -328,7 +328,7 @@ def write_each(rendered: Iterable[Rendering | Listing]) -> None:
     """Write several objects with `write_rendered`, separated by an empty line."""
     for i, block in enumerate(rendered):
         if i:
-            write("")
+            write_text("")
         write_rendered(block)
 
 
@@ -338,7 +338,7 @@ def write_json(document: object) -> None:
 
     from jaxprtool.ir.documents import as_json
 
-    write(json.dumps(as_json(document), indent=2, allow_nan=False))
+    write_text(json.dumps(as_json(document), indent=2, allow_nan=False))
     has_written_json.set(True)
 
 
@@ -441,7 +441,7 @@ def silent(doing: str) -> None:
 
 
 @contextlib.contextmanager
-def shown() -> Iterator[OnProgress]:
+def progress_shown() -> Iterator[OnProgress]:
     """Yield a function that shows progress messages."""
     if not sys.stderr.isatty() or os.environ.get("TERM", "dumb") in ("dumb", "unknown"):
         yield silent
@@ -562,7 +562,7 @@ def _watched(name: str, line: _StatusLine) -> Iterator[None]:
     if stream is None or not (stream.isatty() or (name == "stdout" and _is_pipe(stream))):
         yield
         return
-    watched = (_Input if name == "stdin" else _Output)(stream, line)
+    watched = (_Input if name == "stdin" else _TerminalOutput)(stream, line)
     setattr(sys, name, watched)
     try:
         yield
@@ -579,7 +579,7 @@ def _is_pipe(stream: TextIO) -> bool:
         return False
 
 
-class _Output:
+class _TerminalOutput:
     """An output stream to the terminal of the line."""
 
     def __init__(self, stream: TextIO, line: _StatusLine):

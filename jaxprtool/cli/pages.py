@@ -10,7 +10,7 @@ from jaxprtool.cli import output
 
 if TYPE_CHECKING:
     from jaxprtool.ir.program import Program
-    from jaxprtool.render.page import State
+    from jaxprtool.render.page import PageState
     from jaxprtool.render.terminal.listing import Listing, ShowOptions
 
 
@@ -53,11 +53,11 @@ def write_pages_or_listings(
 
 
 def write_states(
-    states: Sequence[State], shown: ShowOptions, out: str | None, added: Any = None
+    states: Sequence[PageState], shown: ShowOptions, out: str | None, added: Any = None
 ) -> None:
     """Write a page of programs to the file of -o, with a tab for each of their states."""
     from jaxprtool.analysis.cost import work_by_equation
     from jaxprtool.analysis.stats import stats
-    from jaxprtool.render.page import page
+    from jaxprtool.render.page import program_page
 
-    output.write_page(page(states, shown, stats, work_by_equation, added), out)
+    output.write_page(program_page(states, shown, stats, work_by_equation, added), out)

@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from jaxprtool.cli.options import Reproducer
 
 
-def run(
+def run_pipeline(
     pipeline: Pipeline,
     program: Program | Programs,
     on_progress: OnProgress,

@@ -45,7 +45,7 @@ _Trials = Annotated[
 
 
 @command
-def precision(
+def precision_command(
     session: Session,
     types: options.Types = None,
     dtype: _Dtype = "bfloat16",
@@ -71,14 +71,14 @@ def precision(
       jaxprtool precision samples/rnn.py:loss -p grad --dtype float16
       jaxprtool precision samples/transformer.py:loss --by scope --trials 2
     """
-    rows = options.rows(top, all)
+    rows = options.row_limit(top, all)
     session.start(cache=True)
-    from jaxprtool.api.investigate.precision import Request, found_precision
+    from jaxprtool.api.investigate.precision import PrecisionRequest, found_precision
     from jaxprtool.execute.compare.measures import Tolerance
     from jaxprtool.render.reports.precision import option_text, precision_text
 
     require_device(session.function, None)
-    request = Request(dtype, by, Tolerance(rtol, atol), seed, trials)
+    request = PrecisionRequest(dtype, by, Tolerance(rtol, atol), seed, trials)
     inputs = session.given("precision takes", types)
     with printed_by_functions(json):
         result = found_precision(inputs, request, session.on_progress)
@@ -86,6 +86,6 @@ def precision(
         output.write_json(result)
     else:
         output.write_rendered(precision_text(result, output.width(), rows))
-        output.write(f"\n{option_text(result, str(session.pipeline))}")
+        output.write_text(f"\n{option_text(result, str(session.pipeline))}")
     if not result.within:
         raise typer.Exit(1)

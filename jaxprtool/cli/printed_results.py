@@ -14,12 +14,12 @@ from jaxprtool.cli.registry import renderers
 _NOTEBOOK_WIDTH = 100
 
 
-def text(result: object) -> str:
+def result_text(result: object) -> str:
     """Return a result as text, at the width of the terminal."""
     return str(_rendering(result, shutil.get_terminal_size().columns).plain())
 
 
-def html(result: object) -> str:
+def result_html(result: object) -> str:
     """Return a result as HTML, with the colors of the terminal."""
     console = Console(file=io.StringIO(), record=True, width=_NOTEBOOK_WIDTH)
     console.print(_rendering(result, _NOTEBOOK_WIDTH), soft_wrap=True)

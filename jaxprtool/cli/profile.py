@@ -60,7 +60,7 @@ OutOption = Annotated[
 
 
 @command
-def profile(
+def profile_command(
     session: Session,
     types: options.Types = None,
     by: ByOption = "line",
@@ -87,7 +87,7 @@ def profile(
       jaxprtool profile samples/transformer.py:loss -p grad --by scope
       jaxprtool profile samples/transformer.py:loss -p grad -o time.html
     """
-    most = options.rows(top, all)
+    most = options.row_limit(top, all)
     for option, path in (("--pprof", pprof), ("--perfetto", perfetto), ("-o", out)):
         output.refuse_stdout(option, path, "profile")
     if out is not None and not output.is_page(out):
@@ -109,7 +109,7 @@ def profile(
             _write_estimate(prepared.program, most, json)
             return
         result = measured
-    write(result, by, most, json, pprof, perfetto, out)
+    write_profile(result, by, most, json, pprof, perfetto, out)
 
 
 def _is_trace(target: str) -> bool:
@@ -168,7 +168,7 @@ def _write_estimate(program: Program, top: int | None, json: bool) -> None:
         output.write_rendered(cost_table(estimate, output.width(), top, None))
 
 
-def write(
+def write_profile(
     result: Profile,
     by: By,
     top: int | None,
@@ -217,13 +217,13 @@ UNEXPLAINED = ("between operations", "dispatch", "compiling", "idle")
 
 def _stacks(result: Profile) -> bytes:
     """Return the time by call stack, as a profile."""
-    from jaxprtool.formats.traces import Sample, profile
+    from jaxprtool.formats.traces import Sample, pprof_profile
 
     samples = [
         Sample(frames, primitive, (round(seconds * 1e9),))
         for (frames, primitive), seconds in result.stacks.items()
     ]
-    return profile(result.name, [("time", "nanoseconds")], samples)
+    return pprof_profile(result.name, [("time", "nanoseconds")], samples)
 
 
 # --- measured -------------------------------------------------------------------------------------
@@ -237,7 +237,7 @@ Measure = Annotated[
 ]
 
 
-def measured(
+def measured_profile(
     inputs: RunInputs,
     target: str,
     seed: int,

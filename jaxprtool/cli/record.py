@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from jaxprtool.cli import options, output
-from jaxprtool.cli.app import Command
+from jaxprtool.cli.app import ColoredCommand
 from jaxprtool.cli.options import OUTPUT, Panel
 from jaxprtool.cli.session import command
 from jaxprtool.errors import did_you_mean
@@ -81,7 +81,7 @@ _NoConstants = Annotated[
 
 
 @command
-def record(
+def record_command(
     context: typer.Context,
     words: _Command,
     module: _Module = False,
@@ -111,7 +111,7 @@ def record(
       jaxprtool record -m samples.train --steps 20
       jaxprtool record -- python samples/train.py --steps 20
     """
-    options.rows(top, all)  # refuse both before the script runs
+    options.row_limit(top, all)  # refuse both before the script runs
     from jaxprtool.recording import folder, launch
     from jaxprtool.recording.folder import Settings, kept_calls_of, require_until
 
@@ -133,7 +133,7 @@ def record(
     # The page needs JAX, which takes long to import: meanwhile, the script runs.
     reader = threading.Thread(target=_import_reader, daemon=True)
     reader.start()
-    ended = launch.run(words, settings)
+    ended = launch.run_recorded(words, settings)
     reader.join()
     from jaxprtool.api.record import finished
 
@@ -141,7 +141,7 @@ def record(
     _note_missing(kept, run)
     _say(run, path, top, all, json)
     if profile:
-        _say_profile(path, options.rows(top, all))
+        _say_profile(path, options.row_limit(top, all))
     raise typer.Exit(ended.exit_code)
 
 
@@ -155,7 +155,7 @@ def launched(words: list[str], is_module: bool, is_command: bool) -> list[str]:
     return make(words[0], words[1:])
 
 
-class ScriptCommand(Command):
+class ScriptCommand(ColoredCommand):
     """A command that passes all arguments after a script's name to the script.
 
     Click drops a leading `--`; `behind_dashes` tells whether there was one.
@@ -179,7 +179,7 @@ def behind_dashes(context: typer.Context, command: Sequence[str]) -> bool:
     return "--" in words and words[words.index("--") + 1 :] == list(command)
 
 
-record.click_class = ScriptCommand  # type: ignore[attr-defined]
+record_command.click_class = ScriptCommand  # type: ignore[attr-defined]
 
 
 def _note_missing(kept: Iterable[str], run: Run) -> None:
@@ -223,4 +223,4 @@ def _say(run: Run, path: str, top: int | None, all: bool, json: bool) -> None:
         return
     page = os.path.join(path, PAGE)
     rows = render.count_rows(run) if all else top
-    output.write_rendered(render.summary(run, output.width(sys.stderr), page, rows), sys.stderr)
+    output.write_rendered(render.run_summary(run, output.width(sys.stderr), page, rows), sys.stderr)

@@ -55,7 +55,7 @@ _Out = Annotated[
 
 
 @command
-def reduce(
+def reduce_command(
     session: Session,
     types: options.Types = None,
     check: _CheckText = None,
@@ -78,7 +78,7 @@ def reduce(
     if out is not None:
         _check_output(out)  # before the search, which may take minutes
     if os.path.isdir(session.target):
-        failure = options.read(session.target)
+        failure = options.read_reproducer(session.target)
         function = session.function
         tracing = replace(function.tracing, x64=function.tracing.x64 or failure.x64)
         session = replace(
@@ -91,7 +91,7 @@ def reduce(
         raise JaxprToolError("--check is missing", "add --check crash, or see --help")
     session.start()
     from jaxprtool.api.investigate.reduction import checks, reduce
-    from jaxprtool.execute.running.arrays import fill
+    from jaxprtool.execute.running.arrays import fill_arguments
 
     session.function.import_module()
     wanted = checks.parse_check(check, seed)
@@ -99,7 +99,7 @@ def reduce(
     try:
         programs = session.programs(traced)
     except JaxprToolError:
-        if not isinstance(wanted, checks.Error) or wanted.pipelines:
+        if not isinstance(wanted, checks.ErrorCheck) or wanted.pipelines:
             raise
         # The passes fail: reduce the program before them.
         check = f"{check} -p {shlex.quote(str(session.passes))}"
@@ -108,7 +108,7 @@ def reduce(
     inputs = traced.given_to(only_program("reduce takes", programs))
     program, values = inputs.program, _arrays(inputs.values)
     if wanted.reads_values:
-        filled = fill(program, inputs.values, seed)
+        filled = fill_arguments(program, inputs.values, seed)
         values = dict(zip(program.arg_names, filled.arguments, strict=True))
     reduction = reduce(
         program,

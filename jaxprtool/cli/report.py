@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 from jaxprtool.cli import options, output, pages
 from jaxprtool.cli.lint import configured_codes
 from jaxprtool.cli.options import Compiled, Panel
-from jaxprtool.cli.profile import Measure, measured, require_measure
+from jaxprtool.cli.profile import Measure, measured_profile, require_measure
 from jaxprtool.cli.running import require_device
 from jaxprtool.cli.session import Session, command, only_program
 from jaxprtool.cli.shardings import partitioned
@@ -34,7 +34,7 @@ _Out = Annotated[str | None, options.out_option("Write the page to this file.", 
 
 
 @command
-def report(
+def report_command(
     session: Session,
     argnums: _Argnums = None,
     compiled: Compiled = False,
@@ -78,7 +78,9 @@ def report(
     times = None
     if measure:
         inputs = traced.given_to(only_program("--measure takes", programs))
-        times = measured(inputs, session.target, seed, backend, device, False, session.on_progress)
+        times = measured_profile(
+            inputs, session.target, seed, backend, device, False, session.on_progress
+        )
     session.on_progress("counting")
     figures = Report(
         [cost(program, by) for _, program in programs for by in _GROUPINGS],
@@ -97,9 +99,9 @@ def report(
 
         output.write_json(ReportDocument(out, os.path.getsize(out), figures.summaries))
     elif out != output.STDOUT:
-        from jaxprtool.render.reports.summary import summary
+        from jaxprtool.render.reports.summary import summary_table
 
-        output.write_each(summary(entry, output.width()) for entry in figures.summaries)
+        output.write_each(summary_table(entry, output.width()) for entry in figures.summaries)
 
 
 def _summaries(session: Session, programs: Named, figures: Report) -> list[Summary]:

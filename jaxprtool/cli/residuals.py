@@ -26,7 +26,7 @@ _Argnums = Annotated[Any, options.argnums_option(Panel("Residuals"))]
 
 
 @command
-def residuals(
+def residuals_command(
     session: Session,
     argnums: _Argnums = None,
     budget: _Budget = None,
@@ -49,7 +49,7 @@ def residuals(
       jaxprtool residuals samples/transformer.py:loss -p "checkpoint(policy='dots_saveable')"
       jaxprtool residuals samples/transformer.py:loss --budget 4MiB
     """
-    most = options.rows(top, all, options.TALL_ROWS)
+    most = options.row_limit(top, all, options.TALL_ROWS)
     session.start()
     from jaxprtool.api.investigate.residuals import residuals as found_residuals
     from jaxprtool.ir.documents import bytes_of

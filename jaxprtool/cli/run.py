@@ -58,7 +58,7 @@ _Check = Annotated[
 
 
 @command
-def run(
+def run_command(
     session: Session,
     types: options.Types = None,
     backend: options.Backend = None,
@@ -88,12 +88,12 @@ def run(
       jaxprtool run samples/solver.py:kepler --check nan,inf,overflow-f16
       jaxprtool run jax.numpy:sort --args "normal(f32[8], seed=1)" --save out.npz
     """
-    rows = options.rows(top, all)
+    rows = options.row_limit(top, all)
     output.refuse_stdout("--save", save, "run")
     place = launch.place_of(coordinator, num_processes, process_id)
     launch.supervise(launch_count, place, timeout, save)
     session.start(not no_cache)
-    shows = launch.joined(place, session.function)
+    shows = launch.join_cluster(place, session.function)
     from jaxprtool.execute import checked
     from jaxprtool.execute.running import backends, run
     from jaxprtool.render.reports import runs
@@ -126,7 +126,7 @@ def run(
             save_results({out.name: out.value for out in report.outputs}, save, file, shows)
     prepared.note_random(session.target)
     if json:
-        document = runs.document(report, traced.seconds, prepared.filled.random, pass_time)
+        document = runs.run_document(report, traced.seconds, prepared.filled.random, pass_time)
         if check:
             document = document._replace(found=findings)
         output.write_json(document)
@@ -148,13 +148,13 @@ def _write_report(report: RunReport, steps: Mapping[str, str], top: int | None) 
 
     times = "".join(f"{name:<12} {text}\n" for name, text in steps.items())
     if not sys.stdout.isatty():
-        output.write(runs.outputs(report, output.width(), top) + "\n\n" + times)
+        output.write_text(runs.outputs(report, output.width(), top) + "\n\n" + times)
         return
-    output.write(times + "\n")
+    output.write_text(times + "\n")
     if len(report.outputs) > 1:
         output.write_rendered(runs.results_table(report, output.width(), top))
     else:
-        output.write(runs.outputs(report, output.width(), top))
+        output.write_text(runs.outputs(report, output.width(), top))
 
 
 def require_same(program: Program) -> None:

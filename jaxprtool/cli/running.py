@@ -15,8 +15,8 @@ if TYPE_CHECKING:
     import jax
 
     from jaxprtool.api.targets import RunInputs
-    from jaxprtool.cli.session import Function
-    from jaxprtool.execute.running.arrays import Filled
+    from jaxprtool.cli.session import FunctionOptions
+    from jaxprtool.execute.running.arrays import FilledArguments
     from jaxprtool.ir.program import Program
 
 # --- running --------------------------------------------------------------------------------------
@@ -28,7 +28,7 @@ class Ready:
     """A program ready to run; `seed` is the seed of its random arguments."""
 
     program: Program
-    filled: Filled
+    filled: FilledArguments
     device: jax.Device | None
     seed: int
     dropped: Sequence[str]
@@ -39,10 +39,10 @@ class Ready:
         Args:
             target: TARGET. For a recorded program, a note says how to keep the script's arguments.
         """
-        from jaxprtool.recording.folder import split
+        from jaxprtool.recording.folder import run_and_program
 
         note_random(self.filled, self.seed, self.dropped)
-        recorded = split(target) if self.filled.random else None
+        recorded = run_and_program(target) if self.filled.random else None
         if recorded is not None:
             name = recorded[1].rpartition("/")[2].partition("@")[0]
             output.note(f"`record --keep {name}` keeps the arguments that the script gives")
@@ -52,15 +52,17 @@ def ready(
     inputs: RunInputs, seed: int, backend: str | None = None, device: int | None = None
 ) -> Ready:
     """Return a program with its device, and random values for arguments given by type."""
-    from jaxprtool.execute.running.arrays import fill
+    from jaxprtool.execute.running.arrays import fill_arguments
     from jaxprtool.execute.running.run import choose_device
 
-    filled = fill(inputs.program, inputs.values, seed)
+    filled = fill_arguments(inputs.program, inputs.values, seed)
     chosen = choose_device(inputs.program, backend, device)
     return Ready(inputs.program, filled, chosen, seed, inputs.dropped)
 
 
-def require_device(function: Function, backend: str | None, index: int | None = None) -> None:
+def require_device(
+    function: FunctionOptions, backend: str | None, index: int | None = None
+) -> None:
     """Raise BackendError for a missing backend or device before tracing.
 
     This starts backends, whose options the module of TARGET may set, so it is imported first.
@@ -86,10 +88,10 @@ def file_to_save(path: str | None) -> contextlib.AbstractContextManager[BinaryIO
 
 def save_arrays(arrays: Mapping[str, object], file: BinaryIO) -> None:
     """Write arrays by name, for `--save`."""
-    from jaxprtool.execute.running.arrays import plain
+    from jaxprtool.execute.running.arrays import plain_array
     from jaxprtool.formats.npz import write_npz
 
-    write_npz(file, {name: plain(array) for name, array in arrays.items()})
+    write_npz(file, {name: plain_array(array) for name, array in arrays.items()})
 
 
 def results_file(
@@ -116,7 +118,7 @@ def save_results(
     A path without an open file becomes a folder if a result is sharded over devices, and a file
     otherwise. Each process of a cluster writes its shards to a folder; the first writes a file.
     """
-    from jaxprtool.execute.running.arrays import plain
+    from jaxprtool.execute.running.arrays import plain_array
     from jaxprtool.ir.checkpoints import is_spread, write_checkpoint
 
     is_file = path.endswith(".npz") or is_stream(path)
@@ -125,20 +127,22 @@ def save_results(
         if is_first:
             output.say(f"wrote {path}")
         return
-    whole = {name: plain(array) for name, array in arrays.items()}  # from all processes
+    whole = {name: plain_array(array) for name, array in arrays.items()}  # from all processes
     if is_first:
         with contextlib.nullcontext(file) if file else output.written_file(path) as opened:
             save_arrays(whole, opened)
 
 
-def note_random(filled: Filled, seed: int, dropped: Sequence[str] = ()) -> None:
+def note_random(filled: FilledArguments, seed: int, dropped: Sequence[str] = ()) -> None:
     """Print which arguments have random values, and which of them replace given ones."""
     if filled.random:
-        names, within = output.some(filled.random), filled.domains_text()
+        names, within = output.names_text(filled.random), filled.domains_text()
         output.note(f"{names} filled with random values (--seed {seed}){within}")
     if dropped:
         noun, do = ("values", "do") if len(dropped) > 1 else ("value", "does")
-        output.note(f"the {noun} given for {output.some(dropped)} {do} not fit after the passes")
+        output.note(
+            f"the {noun} given for {output.names_text(dropped)} {do} not fit after the passes"
+        )
 
 
 # --- partitioned ----------------------------------------------------------------------------------

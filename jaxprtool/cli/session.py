@@ -3,9 +3,10 @@
 A command is a function under `@command`: its options, one call that returns programs and their
 arguments, a call of the API, and its output. A parameter annotated with a group of options
 represents all of them. A group is a dataclass, whose fields are options or other groups: a
-`Session` has a `Function`, which has the options of `Tracing` and `SourceLines`. Options that few
-commands have, such as `--types`, are parameters of these commands. `--traceback` is an option of
-every command. `on_progress` is not an option but the receiver of progress messages (`cli.output`).
+`Session` has a `FunctionOptions`, which has the options of `Tracing` and `SourceLines`. Options
+that few commands have, such as `--types`, are parameters of these commands. `--traceback` is an
+option of every command. `on_progress` is not an option but the receiver of progress messages
+(`cli.output`).
 """
 
 from __future__ import annotations
@@ -34,7 +35,7 @@ from jaxprtool.errors import ArgumentsError, MeshConflictError, PipelineError, T
 from jaxprtool.ir import source_text
 
 if TYPE_CHECKING:
-    from jaxprtool.api.targets import ProgramEntry, RunInputs, Traced
+    from jaxprtool.api.targets import ProgramEntry, RunInputs, TracedTarget
     from jaxprtool.cli.options import Reproducer
     from jaxprtool.ir.program import Program
     from jaxprtool.loading.load import Entry
@@ -74,7 +75,7 @@ class Tracing:
             "--static-argnums",
             "N,…",
             "Positions of arguments that are not traced.",
-            parser=options.numbers,
+            parser=options.parsed_numbers,
         ),
     ] = None
     static_argnames: Annotated[
@@ -167,7 +168,7 @@ class SourceLines:
 
 
 @dataclass(frozen=True)
-class Function:
+class FunctionOptions:
     """A group of options: TARGET, its arguments, and how to trace and show it."""
 
     target: Annotated[
@@ -223,7 +224,7 @@ class Function:
         """Return the options of a listing; --frames implies source lines."""
         return {"source": bool(source) or self.lines.frames is not None}
 
-    def each_of(self, targets: Sequence[str]) -> list[Function]:
+    def each_of(self, targets: Sequence[str]) -> list[FunctionOptions]:
         """Return the options for each of several TARGETs.
 
         If some are functions, a factory, static arguments and specs apply to these only, not to
@@ -274,7 +275,7 @@ class Function:
         axis_env: Mapping[str, int] | None = None,
         auto: bool = False,
         virtual: bool = False,
-    ) -> Traced:
+    ) -> TracedTarget:
         """Return the program of TARGET and its arguments.
 
         Output of its module, and of the function during tracing, is not a result.
@@ -294,7 +295,7 @@ class Function:
         """
         self.import_module()
 
-        def on_mesh(explicit: bool) -> Traced:
+        def on_mesh(explicit: bool) -> TracedTarget:
             mesh_set = self.tracing.mesh_set(explicit, virtual)
             with self._for_functions(mesh_set), contextlib.redirect_stdout(sys.stderr):
                 entry = self._entry(pipeline, types, symbolic)
@@ -319,9 +320,9 @@ class Function:
         self, pipeline: Pipeline, types: str | None = None, symbolic: bool = False
     ) -> Entry | ProgramEntry:
         """Return what TARGET names, with its arguments."""
-        from jaxprtool.api.targets import find
+        from jaxprtool.api.targets import find_entry
 
-        return find(
+        return find_entry(
             self.target,
             self.args,
             self.tracing.factory,
@@ -340,12 +341,12 @@ class Function:
         entry: Entry | ProgramEntry,
         pipeline: Pipeline,
         axis_env: Mapping[str, int] | None = None,
-    ) -> Traced:
+    ) -> TracedTarget:
         """Return the program of an entry, with named axes: those given, and bound by the passes."""
-        from jaxprtool.api.targets import axes_under, traced
+        from jaxprtool.api.targets import axes_under, trace_entry
 
         self.on_progress(f"tracing {entry.name}")
-        return traced(entry, axes_under(self.target, axis_env or {}, pipeline.bound_axes))
+        return trace_entry(entry, axes_under(self.target, axis_env or {}, pipeline.bound_axes))
 
     def caller(self) -> Callable[..., object]:
         """Return a function that calls TARGET with its arguments, which must be values.
@@ -412,7 +413,7 @@ class Function:
 class Session:
     """A group of options: TARGET, and the passes to run on its program first."""
 
-    function: Function
+    function: FunctionOptions
     passes: options.Passes = None
     plugin: options.Plugin = None
 
@@ -432,22 +433,22 @@ class Session:
         return pipeline(self.passes, self.plugin)
 
     def applied(self) -> contextlib.AbstractContextManager[None]:
-        """Apply --frames and --mine in a `with` block; see `Function.applied`."""
+        """Apply --frames and --mine in a `with` block; see `FunctionOptions.applied`."""
         return self.function.applied()
 
     def start(self, cache: bool | None = None) -> None:
-        """Import JAX, and read -p. `cache` is as for `Function.start`."""
+        """Import JAX, and read -p. `cache` is as for `FunctionOptions.start`."""
         self.function.start(cache)
         _ = self.pipeline  # report errors in -p before anything is loaded
 
-    def traced(self, runs: bool = False, **more: Any) -> Traced:
-        """Return the program of TARGET and its arguments; see `Function.trace`."""
+    def traced(self, runs: bool = False, **more: Any) -> TracedTarget:
+        """Return the program of TARGET and its arguments; see `FunctionOptions.trace`."""
         auto = self.pipeline.partitions
         return self.function.trace(self.pipeline, runs=runs, auto=auto, **more)
 
     def programs(
         self,
-        traced: Traced | None = None,
+        traced: TracedTarget | None = None,
         observer: Observer | None = None,
         reproducer: Reproducer | None = None,
     ) -> list[tuple[str, Program]]:
@@ -456,7 +457,7 @@ class Session:
 
         traced = traced or self.traced()
         with traced.mesh_set():
-            return pipeline_steps.run(
+            return pipeline_steps.run_pipeline(
                 self.pipeline, traced.program, self.on_progress, observer, reproducer=reproducer
             )
 
@@ -500,7 +501,7 @@ def command(body: Callable) -> Callable:
     @functools.wraps(body)
     def run(**given: Any) -> None:
         with contextlib.ExitStack() as stack:
-            arguments = _arguments(body, given, stack.enter_context(output.shown()))
+            arguments = _arguments(body, given, stack.enter_context(output.progress_shown()))
             for name in groups:
                 stack.enter_context(arguments[name].applied())
             stack.callback(_note_changed, stack.enter_context(source_text.citations()))

@@ -9,7 +9,7 @@ import typer
 from jaxprtool.cli import options, output
 from jaxprtool.cli.options import FUNCTION
 from jaxprtool.cli.output import OnProgress
-from jaxprtool.cli.session import Function, Tracing, command
+from jaxprtool.cli.session import FunctionOptions, Tracing, command
 
 _Target = Annotated[
     str,
@@ -38,7 +38,7 @@ _Results = Annotated[
 
 
 @command
-def shapecheck(
+def shapecheck_command(
     target: _Target,
     arguments: _Arguments,
     results: _Results,
@@ -60,7 +60,7 @@ def shapecheck(
       jaxprtool shapecheck jax.numpy:outer "f32[n], f32[m]" "f32[n,m]"
       jaxprtool shapecheck jax.numpy:cumsum "f32[n,_], axis=static(0)" "f32[n,_]"
     """
-    function = Function(
+    function = FunctionOptions(
         target, arguments, Tracing(factory=factory, x64=x64), on_progress=on_progress
     )
     function.start()
@@ -74,4 +74,4 @@ def shapecheck(
 
         output.write_json(ClaimDocument(program.name, arguments, results))
     else:
-        output.write(f"{program.name}: ({arguments}) -> {results}")
+        output.write_text(f"{program.name}: ({arguments}) -> {results}")

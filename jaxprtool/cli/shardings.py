@@ -20,7 +20,7 @@ from jaxprtool.ir.documents import some
 
 if TYPE_CHECKING:
     from jaxprtool.analysis.shardings import ShardedValue, Shardings
-    from jaxprtool.api.targets import Traced
+    from jaxprtool.api.targets import TracedTarget
     from jaxprtool.ir.program import Program
 
 _SHOWN = Panel("Shardings")
@@ -60,7 +60,7 @@ _Backend = Annotated[
 
 
 @command
-def shardings(
+def shardings_command(
     session: Session,
     replicated: _Replicated = False,
     picture: _Picture = None,
@@ -83,13 +83,13 @@ def shardings(
       jaxprtool shardings samples/sharded.py:grad_loss
       jaxprtool shardings samples/partitioned.py:step --mesh data=8 --in-specs "(P(), P('data'))"
     """
-    most = options.rows(top, all, options.TALL_ROWS)
+    most = options.row_limit(top, all, options.TALL_ROWS)
     if picture is not None and (json or replicated):
         raise OutputError("--picture cannot be combined with --json or --replicated")
     session.start()
     session.function.start_virtual_devices()
     from jaxprtool.analysis.cost.devices import device_named, interconnect_named
-    from jaxprtool.analysis.shardings import timed
+    from jaxprtool.analysis.shardings import with_link_times
     from jaxprtool.render.reports.shardings import pictures, shardings_tables
 
     link = None if bandwidth is None else interconnect_named(bandwidth)
@@ -97,7 +97,7 @@ def shardings(
     traced = session.traced(virtual=True)
     programs = session.programs(traced)
     facts = partitioned(session, traced, programs, backend=backend, propose=propose)
-    facts = timed(facts, link, on)
+    facts = with_link_times(facts, link, on)
     if json:
         output.write_json(facts)
         return
@@ -118,7 +118,7 @@ def _named(name: str, facts: Shardings) -> list[ShardedValue]:
 
 def partitioned(
     session: Session,
-    traced: Traced,
+    traced: TracedTarget,
     programs: Sequence[tuple[str, Program]],
     *,
     backend: str | None = None,

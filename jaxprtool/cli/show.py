@@ -100,7 +100,7 @@ _Stats = Annotated[
 
 
 @command
-def show(
+def show_command(
     session: Session,
     axis_env: options.AxisEnv = None,
     format: _Format = None,
@@ -134,7 +134,7 @@ def show(
       jaxprtool show samples/solver.py:kepler --format tree --pager
       jaxprtool show samples/transformer.py:loss -o loss.html
     """
-    rows = options.rows(top, all, None if full or pager else options.ROWS)
+    rows = options.row_limit(top, all, None if full or pager else options.ROWS)
     format = _format(format, out, {"--stats": stats, "--json": json, "--pager": pager})
     from jaxprtool.recording.folder import recorded_run
 
@@ -174,9 +174,9 @@ def show(
         **sliced,
     )
     if format == "html":
-        from jaxprtool.render.page import State
+        from jaxprtool.render.page import PageState
 
-        pages.write_states([State(dict(programs))], shown, out)
+        pages.write_states([PageState(dict(programs))], shown, out)
         return
     if json or format == "json":
         output.write_json(_document(programs, stats, shown))
@@ -203,7 +203,7 @@ def _show_run(path: str, session: Session, top: int | None, every: bool, json: b
     page = os.path.join(path, PAGE)
     shown = page if os.path.exists(page) else ""
     rows = render.count_rows(run) if every else top
-    output.write_rendered(render.summary(run, output.width(), shown, rows))
+    output.write_rendered(render.run_summary(run, output.width(), shown, rows))
 
 
 def _format(chosen: Format | None, out: str | None, others: dict[str, bool]) -> Format:
@@ -266,7 +266,7 @@ def _document(
 
 def _stats(program: Program, options: ShowOptions, top: int | None) -> Rendering:
     from jaxprtool.analysis.stats import stats
-    from jaxprtool.render.reports.summary import stats as tables
+    from jaxprtool.render.reports.summary import stats_tables as tables
 
     return tables(stats(program), options.width, top)
 

@@ -7,7 +7,7 @@ from typing import Annotated, Any
 from jaxprtool.cli import options, output
 from jaxprtool.cli.cost import require_numbers
 from jaxprtool.cli.options import OUTPUT, Compiled, ModeledDevice, Panel
-from jaxprtool.cli.profile import Measure, measured, require_measure
+from jaxprtool.cli.profile import Measure, measured_profile, require_measure
 from jaxprtool.cli.running import require_device
 from jaxprtool.cli.session import Session, command, only_program
 from jaxprtool.cli.shardings import partitioned
@@ -26,7 +26,7 @@ _Full = Annotated[bool, OUTPUT.flag("--full", "Show whole files, including lines
 
 
 @command
-def source(
+def source_command(
     session: Session,
     residuals: _Residuals = None,
     argnums: _Argnums = None,
@@ -64,7 +64,9 @@ def source(
     times = None
     if measure:
         inputs = traced.given_to(only_program("--measure takes", programs))
-        times = measured(inputs, session.target, seed, backend, None, json, session.on_progress)
+        times = measured_profile(
+            inputs, session.target, seed, backend, None, json, session.on_progress
+        )
     split = partitioned(session, traced, programs) if compiled else None
     session.on_progress("counting")
     listings = [

@@ -67,7 +67,7 @@ def start_jax(on_progress: OnProgress, x64: bool = False) -> None:
         output.warning(f"jaxprtool has not been tested with JAX {version}")
 
 
-def x64_enabled() -> bool:
+def uses_x64() -> bool:
     """Return whether JAX's 64-bit types are enabled."""
     from jaxprtool.ir import dtypes
 

@@ -15,7 +15,7 @@ from jaxprtool.cli.running import (
     require_device,
     save_arrays,
 )
-from jaxprtool.cli.session import Function, command, pipeline
+from jaxprtool.cli.session import FunctionOptions, command, pipeline
 from jaxprtool.errors import ArgumentsError, OutputError
 from jaxprtool.formats.emission import STDOUT, Emission, Format
 
@@ -30,7 +30,7 @@ _SPLIT = Panel("Splitting")
 
 
 def _key_args(text: str) -> tuple[int, ...]:
-    return () if text.strip() == "none" else options.numbers(text)
+    return () if text.strip() == "none" else options.parsed_numbers(text)
 
 
 _KeyArgs = Annotated[
@@ -60,7 +60,7 @@ _Known = Annotated[
         "N,…",
         "Positions of the arguments of init, instead of keys. init computes, once, all values that "
         "depend on these arguments alone.",
-        parser=options.numbers,
+        parser=options.parsed_numbers,
     ),
 ]
 _Passes = Annotated[
@@ -84,8 +84,8 @@ _Save = Annotated[
 
 
 @command
-def unzip(
-    function: Function,
+def unzip_command(
+    function: FunctionOptions,
     key_args: _KeyArgs = None,
     tag: _Tag = None,
     auto: _Auto = False,
@@ -118,14 +118,14 @@ def unzip(
       jaxprtool unzip samples/random_numbers.py:dropout --auto
       jaxprtool unzip samples/transformer.py:loss --known 0
     """
-    rows = options.rows(top, all)
+    rows = options.row_limit(top, all)
     _check_split(known is not None, auto, key_args is not None, tag)
     _check_output(run, backend, no_cache, save, out)
     function.start(not no_cache if run else None)
     from jaxprtool.cli import pipeline_steps
     from jaxprtool.execute.running.run import run_init_apply
     from jaxprtool.ir.program import Programs
-    from jaxprtool.passes.unzip import Request
+    from jaxprtool.passes.unzip import UnzipRequest
 
     steps = pipeline(passes, plugin)
     require_device(function, backend)
@@ -134,10 +134,10 @@ def unzip(
         start = time.perf_counter()
         program = traced.program
         function.on_progress(f"splitting {program.name}")
-        parts = Request(key_args, tag, auto, known).split(program, traced.position)
+        parts = UnzipRequest(key_args, tag, auto, known).split(program, traced.position)
         split_time = traced.seconds + time.perf_counter() - start
         unzipped = Programs({"init": parts.init, "apply": parts.apply})
-        programs = pipeline_steps.run(steps, unzipped, function.on_progress)
+        programs = pipeline_steps.run_pipeline(steps, unzipped, function.on_progress)
         variables, ran = parts.leaves(), None
         if run:
             with printed_by_functions(json):
@@ -166,11 +166,11 @@ def unzip(
 
         output.write_rendered(variables_table(variables, output.width(), program.roots, rows))
     else:
-        output.write("no variables")
+        output.write_text("no variables")
     if ran:
         _write_run(ran, split_time, rows)
     elif out is None:
-        output.write("")
+        output.write_text("")
         pages.write_pages_or_listings(programs, full, pager, **function.listed(source))
 
 
@@ -211,9 +211,9 @@ def _check_output(
 def _write_run(ran: InitApplyReport, split_time: float, top: int | None) -> None:
     from jaxprtool.render.reports import runs
 
-    output.write("")
-    output.write(runs.outputs(ran.apply, output.width(), top))
-    output.write("")
+    output.write_text("")
+    output.write_text(runs.outputs(ran.apply, output.width(), top))
+    output.write_text("")
     init, apply = runs.steps(ran.init, split_time), runs.steps(ran.apply)
     rows = [(step, init.get(step, ""), apply.get(step, "")) for step in init | apply]
     output.write_table(("step", "init", "apply"), rows)
@@ -236,5 +236,5 @@ def _document(
     return UnzipDocument(
         [variable_document(variable, frames) for variable in variables],
         [program_document(program) for _, program in programs],
-        [runs.document(report, split_time, random) for report in reports] or None,
+        [runs.run_document(report, split_time, random) for report in reports] or None,
     )

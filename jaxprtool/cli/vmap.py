@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from jaxprtool.cli import options, output, pages
 from jaxprtool.cli.options import Panel
-from jaxprtool.cli.session import Function, command, pipeline
+from jaxprtool.cli.session import FunctionOptions, command, pipeline
 from jaxprtool.errors import ArgumentsError
 from jaxprtool.formats.emission import STDOUT, Emission, Format
 from jaxprtool.ir.notation import expressions
@@ -30,7 +30,7 @@ def _out_axes(text: str) -> object:
 
 def _literal(text: str, option: str) -> object:
     """Return the value of a Python literal. Raises ArgumentsError."""
-    source = expressions.read(text, option, ArgumentsError)
+    source = expressions.parse_arguments(text, option, ArgumentsError)
     if len(source.args) != 1 or source.keywords:
         hint = "write an entry for each argument in parentheses: (None, 0)"
         raise ArgumentsError(f"{option} takes one value, not '{text}'", hint)
@@ -93,8 +93,8 @@ _Out = Annotated[
 
 
 @command
-def vmap(
-    function: Function,
+def vmap_command(
+    function: FunctionOptions,
     axis_size: _AxisSize,
     in_axes: _InAxes = "0",
     out_axes: _OutAxes = "0",
@@ -132,7 +132,7 @@ def vmap(
     steps = Pipeline((Step(batch), *pipeline(passes, plugin).steps))
     watcher = watched_steps.Watcher()
     program = function.trace(steps).program
-    programs = pipeline_steps.run(steps, program, function.on_progress, watcher)
+    programs = pipeline_steps.run_pipeline(steps, program, function.on_progress, watcher)
     row = watcher.rows[0]
     function.on_progress("rendering")
     if out is not None:
@@ -142,9 +142,9 @@ def vmap(
     if json:
         output.write_json(_document(batch, program, row, programs))
     elif out != STDOUT:
-        output.write(_summary(batch, program, row))
+        output.write_text(_summary(batch, program, row))
     if out is None and not json:
-        output.write("")
+        output.write_text("")
         pages.write_pages_or_listings(programs, full, pager, **function.listed(source))
 
 
@@ -158,7 +158,7 @@ def _summary(batch: Batch, program: Program, row: PassRun) -> str:
     if batch.chunk is not None:
         summary += f", {batch.chunk} at a time"
     mapped = ", ".join(
-        f"{output.some(names)} {'unmapped' if dim is None else f'at axis {dim}'}"
+        f"{output.names_text(names)} {'unmapped' if dim is None else f'at axis {dim}'}"
         for dim, names in names_by_axis(mapped_arguments(batch, program)).items()
     )
     before, after = row.equations_before, row.equations_after

@@ -30,7 +30,7 @@ _WATCHED = Panel("Values")
 By = Literal["line", "scope", "equation"]
 
 
-def rounds(text: str) -> tuple[int | slice, ...]:
+def parsed_rounds(text: str) -> tuple[int | slice, ...]:
     """Return the numbers and slices of a list such as `0,10,-1` or `::100`."""
     iterations: list[int | slice] = []
     for part in text.split(","):
@@ -73,7 +73,7 @@ _Rounds = Annotated[
         "N,…",
         "Show these loop iterations, each in its own row: 0,10,-1 or ::100. Default: all in one "
         "row.",
-        parser=rounds,
+        parser=parsed_rounds,
     ),
 ]
 _Break = Annotated[
@@ -95,7 +95,7 @@ _Save = Annotated[
 
 
 @command
-def watch(
+def watch_command(
     session: Session,
     types: options.Types = None,
     by: _By = "line",
@@ -123,7 +123,7 @@ def watch(
       jaxprtool watch samples/rnn.py:loss --by equation --only dot_general
       jaxprtool watch samples/rnn.py:loss --rounds 0,-1 --save values.npz
     """
-    shown = options.rows(top, all, None if pager else options.ROWS)
+    shown = options.row_limit(top, all, None if pager else options.ROWS)
     output.refuse_stdout("--save", save, "watch")
     session.start(cache=True)
     from jaxprtool.execute.watch import watch

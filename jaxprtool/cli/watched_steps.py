@@ -16,7 +16,7 @@ from jaxprtool.passes.framework.pipeline import Observer, Step
 from jaxprtool.render.documents.programs import PassRun
 
 if TYPE_CHECKING:
-    from jaxprtool.render.page import State
+    from jaxprtool.render.page import PageState
 
 
 class Watcher(Observer):
@@ -83,16 +83,16 @@ class Watcher(Observer):
         self.states.append(programs)
 
 
-def states(watcher: Watcher, programs: Sequence[tuple[str, Program]]) -> list[State]:
+def states(watcher: Watcher, programs: Sequence[tuple[str, Program]]) -> list[PageState]:
     """Return the programs as traced and after each pass."""
-    from jaxprtool.render.page import State
+    from jaxprtool.render.page import PageState
 
     traced, *later = watcher.states or [dict(programs)]
-    states = [State(traced, after=sum(map(count_equations, traced.values())))]
+    states = [PageState(traced, after=sum(map(count_equations, traced.values())))]
     for state, row in zip(later, watcher.rows, strict=True):
         which = f", {row.program}" if len(states[-1].programs) > 1 else ""
         counts = row.equations_before, row.equations_after
-        states.append(State(state, row.step + which, row.seconds, *counts))
+        states.append(PageState(state, row.step + which, row.seconds, *counts))
     return states
 
 

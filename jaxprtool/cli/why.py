@@ -11,7 +11,7 @@ import typer
 from jaxprtool.cli import options, output
 from jaxprtool.cli.options import OUTPUT, Panel
 from jaxprtool.cli.running import printed_by_functions, ready
-from jaxprtool.cli.session import Function, Session, command, only_program
+from jaxprtool.cli.session import FunctionOptions, Session, command, only_program
 from jaxprtool.errors import OutputError
 
 if TYPE_CHECKING:
@@ -78,8 +78,8 @@ _Full = Annotated[bool, OUTPUT.flag("--full", "Show the equations, as with --for
 
 
 @command
-def why(
-    function: Function,
+def why_command(
+    function: FunctionOptions,
     what: _What = None,
     forward: _Forward = False,
     back: _Back = False,
@@ -107,7 +107,7 @@ def why(
       jaxprtool why samples/transformer.py:loss --path tokens result
       jaxprtool why samples/transformer.py:loss --gradient params
     """
-    rows = options.rows(top, all)
+    rows = options.row_limit(top, all)
     others = {"WHAT": what, "--path": path, "--gradient": gradient}
     _check([name for name, value in others.items() if value is not None])
     if json and (format or full):
@@ -122,7 +122,7 @@ def why(
     function.start(cache=True if gradient else None)
     from jaxprtool.analysis.slices import flow_path
     from jaxprtool.analysis.slices import why as found_why
-    from jaxprtool.api.investigate.gradient import zero_gradients
+    from jaxprtool.api.investigate.gradient import zero_gradient_flows
     from jaxprtool.render.reports import why as render
 
     session = Session(function, passes, plugin)
@@ -149,8 +149,8 @@ def why(
     else:
         output.write_rendered(render.slices_by_line(answer, output.width(), rows))
     if not json and answer.back is not None and not answer.back.arguments:
-        for flow in zero_gradients(traced.program, program, session.pipeline, answer.ends):
-            output.write(render.gradient_sentence(flow, flow.argument))
+        for flow in zero_gradient_flows(traced.program, program, session.pipeline, answer.ends):
+            output.write_text(render.gradient_sentence(flow, flow.argument))
 
 
 def _check(names: Sequence[str]) -> None:
@@ -190,7 +190,9 @@ def _write_gradient(
     if json:
         output.write_json(answer)
     else:
-        output.write_rendered(gradient_text(answer, output.width(), options.rows(top, all, CAUSES)))
+        output.write_rendered(
+            gradient_text(answer, output.width(), options.row_limit(top, all, CAUSES))
+        )
 
 
 def _write_equations(program: Program, answer: Why, format: Format) -> None:
@@ -206,7 +208,7 @@ def _write_equations(program: Program, answer: Why, format: Format) -> None:
             for body_slice, _, _ in slices
             for end in (*body_slice.arguments, *body_slice.results)
         ]
-        output.write(dot(program, among=members, ends={*answer.ends, *ends}))
+        output.write_text(dot(program, among=members, ends={*answer.ends, *ends}))
         return
     from jaxprtool.render.terminal.listing import ShowOptions, listing
     from jaxprtool.render.terminal.tree import tree
@@ -219,5 +221,5 @@ def _write_equations(program: Program, answer: Why, format: Format) -> None:
             others=others,
             names=format == "tree",
         )
-        output.write(f"{chr(10) if number else ''}# {sentence}")
+        output.write_text(f"{chr(10) if number else ''}# {sentence}")
         output.write_rendered((tree if format == "tree" else listing)(program, shown))

@@ -6,5 +6,5 @@ INFO = CommandInfo(
     panel="Several devices",
     position=2,
     summary="List the backends and devices, and those that do not start.",
-    run="jaxprtool.cli.backends:backends",
+    run="jaxprtool.cli.backends:backends_command",
 )

@@ -6,5 +6,5 @@ INFO = CommandInfo(
     panel="Rewrite and export",
     position=2,
     summary="Export to Python, StableHLO, HLO, a graph or jax.export.",
-    run="jaxprtool.cli.emit:emit",
+    run="jaxprtool.cli.emit:emit_command",
 )

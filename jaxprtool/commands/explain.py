@@ -6,5 +6,5 @@ INFO = CommandInfo(
     panel="Reference",
     position=1,
     summary="List the passes; describe a pass, a pipeline or a primitive.",
-    run="jaxprtool.cli.explain:explain",
+    run="jaxprtool.cli.explain:explain_command",
 )

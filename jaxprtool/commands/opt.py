@@ -6,5 +6,5 @@ INFO = CommandInfo(
     panel="Rewrite and export",
     position=1,
     summary="Run passes over a function's jaxpr and print the result.",
-    run="jaxprtool.cli.opt:opt",
+    run="jaxprtool.cli.opt:opt_command",
 )

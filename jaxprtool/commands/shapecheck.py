@@ -6,5 +6,5 @@ INFO = CommandInfo(
     panel="Rewrite and export",
     position=5,
     summary="Check the types of results for all sizes of the arguments.",
-    run="jaxprtool.cli.shapecheck:shapecheck",
+    run="jaxprtool.cli.shapecheck:shapecheck_command",
 )

@@ -6,5 +6,5 @@ INFO = CommandInfo(
     panel="Rewrite and export",
     position=3,
     summary="Split a function into init and apply, by its variables.",
-    run="jaxprtool.cli.unzip:unzip",
+    run="jaxprtool.cli.unzip:unzip_command",
 )

@@ -6,5 +6,5 @@ INFO = CommandInfo(
     panel="Rewrite and export",
     position=4,
     summary="Map a function over an axis, as jax.vmap does.",
-    run="jaxprtool.cli.vmap:vmap",
+    run="jaxprtool.cli.vmap:vmap_command",
 )

@@ -29,12 +29,12 @@ from jaxprtool.execute.compare.variants import OnProgress, Variant
 from jaxprtool.execute.running.run import (
     Compiled,
     CompiledMemory,
+    arguments_placed,
     choose_device,
-    compiled,
+    compiled_program,
     devices_of,
     failures_reported,
     has_effects,
-    ready,
     require_runnable,
 )
 from jaxprtool.files import opened_plain
@@ -62,7 +62,7 @@ _LOOK = 10
 
 
 @dataclass(frozen=True)
-class Start:
+class VariantStart:
     """The compilation and the first call of a variant.
 
     Attributes:
@@ -87,7 +87,7 @@ class Start:
 class Turns(Protocol):
     """A variant that takes turns, in this process or in another."""
 
-    def start(self) -> Start:
+    def start(self) -> VariantStart:
         """Compile it, and call it for the first time."""
         ...
 
@@ -112,18 +112,18 @@ class TurnsHere:
         self._device = choose_device(variant.program, variant.platform, None)
         self._calls = self._times = 1
 
-    def start(self) -> Start:
+    def start(self) -> VariantStart:
         program = self._variant.program
-        with ready(program, self._arguments, self._device) as (there, device):
+        with arguments_placed(program, self._arguments, self._device) as (there, device):
             self._arguments = there
-            self._made: Compiled = compiled(program, there, self._on_progress)
+            self._made: Compiled = compiled_program(program, there, self._on_progress)
             self._on_progress(f"running {self._variant.name}")
             with failures_reported(program):
                 first, outs = self._made.first_call(there)
                 if not self._once:
                     self._calibrate(self._fastest(there))
         devices, compilation = devices_of(outs, device), self._made
-        return Start(
+        return VariantStart(
             devices=tuple(map(str, devices)),
             kinds=", ".join(dict.fromkeys(device.device_kind for device in devices)),
             lower=compilation.lower,
@@ -147,7 +147,7 @@ class TurnsHere:
     def turn(self) -> float:
         program = self._variant.program
         with (
-            ready(program, self._arguments, self._device) as (there, _),
+            arguments_placed(program, self._arguments, self._device) as (there, _),
             failures_reported(program),
             without_collector(),
         ):
@@ -158,7 +158,7 @@ class TurnsHere:
 
 
 @dataclass(frozen=True)
-class Limits:
+class RoundLimits:
     """The limits of the number of rounds.
 
     Attributes:
@@ -188,7 +188,7 @@ def intervals(times: Sequence[Sequence[float]]) -> list[Interval]:
 
 
 def rounds(
-    variants: Sequence[Turns], limits: Limits, on_progress: Callable[[str], object]
+    variants: Sequence[Turns], limits: RoundLimits, on_progress: Callable[[str], object]
 ) -> list[list[float]]:
     """Return the seconds of a call of each variant in each round."""
     order, shuffled = list(range(len(variants))), random.Random(0)

@@ -13,13 +13,13 @@ from jax import numpy as jnp
 from jaxprtool import jaxcompat
 from jaxprtool.errors import ArgumentsError, did_you_mean
 from jaxprtool.execute.nans import BadValue, find_nan
-from jaxprtool.execute.nans.compiled import Masked, OriginCounter
+from jaxprtool.execute.nans.compiled import MaskedValue, OriginCounter
 from jaxprtool.execute.nans.values import has_state
 from jaxprtool.execute.running.run import ready_to_step
 from jaxprtool.execute.stepping import has_external_effect
 from jaxprtool.execute.watch import WatchedRow, watch
 from jaxprtool.execute.watch.values import FORMATS
-from jaxprtool.ir.dataflow import Run, Start, forward_slice
+from jaxprtool.ir.dataflow import BodySlice, Start, forward_slice
 from jaxprtool.ir.program import Program
 from jaxprtool.ir.regions import regions
 from jaxprtool.jaxcompat import Jaxpr, JaxprEqn, Literal, Var
@@ -153,7 +153,7 @@ def vanishing(
 
         def counted(*values: Any) -> Any:
             counter = _ZeroCounter(numbered, linear)
-            counter.results(there.jaxpr, list(map(Masked, values)))
+            counter.results(there.jaxpr, list(map(MaskedValue, values)))
             return counter.counts()
 
         counts = np.asarray(jax.jit(counted)(*placed))
@@ -169,7 +169,7 @@ def vanishing(
     return paths
 
 
-def _linear(run: Run) -> set[Var]:
+def _linear(run: BodySlice) -> set[Var]:
     """Return the variables that depend on the cotangent, at every depth."""
     linear: set[Var] = set()
     for body_run in run.runs():
@@ -199,7 +199,7 @@ class _ZeroCounter(OriginCounter):
     def inner(self) -> _ZeroCounter:
         return _ZeroCounter(self._numbers, self._linear, self._axes, self._varying)
 
-    def evaluate(self, eqn: JaxprEqn, operands: list[Any]) -> Sequence[Masked]:
+    def evaluate(self, eqn: JaxprEqn, operands: list[Any]) -> Sequence[MaskedValue]:
         if not eqn.outvars and has_external_effect(eqn):
             return []  # a print, already done by the run of the gradient
         return self.bound(eqn, operands)
@@ -216,7 +216,7 @@ class _ZeroCounter(OriginCounter):
         return results
 
 
-def _any_nonzero(values: Sequence[Masked]) -> Any:
+def _any_nonzero(values: Sequence[MaskedValue]) -> Any:
     nonzero = jnp.array(False)
     for value in values:
         if has_state(value.data):

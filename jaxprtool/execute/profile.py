@@ -19,7 +19,7 @@ from jax.profiler import ProfileOptions, TraceAnnotation
 
 from jaxprtool import jaxcompat
 from jaxprtool.errors import TargetError, UnsupportedError
-from jaxprtool.execute.running.run import compiled, failures_reported, ready
+from jaxprtool.execute.running.run import arguments_placed, compiled_program, failures_reported
 from jaxprtool.ir.hlo.module import module_name, read_module
 from jaxprtool.ir.hlo.trace import STEP, Trace, read_trace
 from jaxprtool.ir.program import Program
@@ -173,7 +173,7 @@ class MeasuredRun:
     device: jax.Device
 
 
-def measure(
+def profiled_run(
     program: Program,
     arguments: Sequence[object],
     device: jax.Device | None = None,
@@ -196,9 +196,9 @@ def measure(
         UserFunctionError: If a user's callback or check fails.
     """
     harmless = all(map(jaxcompat.is_removable_effect, program.jaxpr.effects))
-    with ready(program, arguments, device) as (placed, chosen):
+    with arguments_placed(program, arguments, device) as (placed, chosen):
         with _own_lines():
-            compilation = compiled(program, placed, on_progress)
+            compilation = compiled_program(program, placed, on_progress)
         on_progress(f"profiling {program.name}")
 
         def call() -> float:

@@ -21,9 +21,9 @@ from jaxprtool import jaxcompat
 from jaxprtool.errors import Details
 from jaxprtool.execute.running.arrays import (
     Comparison,
-    Difference,
+    ValueDifference,
     as_numpy,
-    type_of,
+    dtype_and_shape,
     value_difference,
     values_agree,
 )
@@ -85,7 +85,7 @@ class SteppingInterpreter(Interpreter):
         frames: The running equations, outermost first.
     """
 
-    def __init__(self, earlier: Sequence[Event] = ()):
+    def __init__(self, earlier: Sequence[EquationCall] = ()):
         self.effects = Effects(earlier)
         self.frames: list[Frame] = []
 
@@ -185,7 +185,7 @@ def run_whole(body: ClosedJaxpr, arguments: list[Any]) -> list[Any]:
     return list(jaxcompat.jaxpr_as_fun(body)(*arguments))
 
 
-def started(
+def resumed_progress(
     loop: Scan | While,
     operands: LoopOperands,
     number: Any,
@@ -286,7 +286,7 @@ def on_shards(
 
 
 @dataclass(eq=False)
-class Event:
+class EquationCall:
     """One call: the equation, its operands and its results."""
 
     eqn: JaxprEqn
@@ -294,23 +294,23 @@ class Event:
     results: Sequence[object] = ()
 
     def difference(
-        self, other: Event, agree: Callable[[int], Comparison] = lambda i: values_agree
-    ) -> Difference | None:
+        self, other: EquationCall, agree: Callable[[int], Comparison] = lambda i: values_agree
+    ) -> ValueDifference | None:
         """Return the difference from another call, or None; `agree(i)` compares operand `i`."""
         if self.eqn.primitive.name != other.eqn.primitive.name:
-            return Difference(f"is {named(self.eqn)} before, {named(other.eqn)} after")
+            return ValueDifference(f"is {named(self.eqn)} before, {named(other.eqn)} after")
         other_action = _action_difference(self.eqn, other.eqn)
         if other_action is not None:
-            return Difference(f"({named(other.eqn)}) does something else: {other_action}")
+            return ValueDifference(f"({named(other.eqn)}) does something else: {other_action}")
         operands, others = (jaxcompat.numbered_errors(e.eqn, e.operands) for e in (self, other))
         different = f"({named(other.eqn)}) receives different values: "
         if len(operands) != len(others):
-            return Difference(f"{different}{len(operands)} values before, {len(others)} after")
+            return ValueDifference(f"{different}{len(operands)} values before, {len(others)} after")
         for i, (a, b) in enumerate(zip(operands, others, strict=True)):
             fault = value_difference(f"value {i}", a, b, agree(i))
             if fault is not None:
                 details = [("operand" if k == "result" else k, v) for k, v in fault.details]
-                return Difference(f"{different}{fault}", details)
+                return ValueDifference(f"{different}{fault}", details)
         return None
 
 
@@ -336,8 +336,8 @@ def _action_difference(before: JaxprEqn, after: JaxprEqn) -> str | None:
 class Effects:
     """The calls of one run, in order; `earlier` are those of a previous run."""
 
-    earlier: Sequence[Event] = ()
-    events: list[Event] = field(default_factory=list)
+    earlier: Sequence[EquationCall] = ()
+    events: list[EquationCall] = field(default_factory=list)
 
     def results(self, eqn: JaxprEqn, operands: list[Any]) -> list[Any]:
         """Return the results of an equation that may have an external effect."""
@@ -346,7 +346,7 @@ class Effects:
 
     def call(self, eqn: JaxprEqn, operands: list[Any]) -> Sequence[object]:
         """Return the results of an equation for which `has_external_effect` holds."""
-        number, event = len(self.events), Event(eqn, operands)
+        number, event = len(self.events), EquationCall(eqn, operands)
         self.events.append(event)
         whole = holds_jaxpr(eqn.params.values())
         if not eqn.outvars and not whole:
@@ -368,10 +368,10 @@ def has_external_effect(eqn: JaxprEqn) -> bool:
 
 
 def effects_differ(
-    before: Sequence[Event],
-    after: Sequence[Event],
+    before: Sequence[EquationCall],
+    after: Sequence[EquationCall],
     agree: Callable[[int, int], Comparison],
-) -> Difference | None:
+) -> ValueDifference | None:
     """Return the first call in which two runs differ; None if there is none.
 
     Args:
@@ -382,13 +382,13 @@ def effects_differ(
     for number, (old, new) in enumerate(zip_longest(before, after), 1):
         if new is None:
             of = f"effect {number} of {len(before)}"
-            return Difference(f"{named(old.eqn)} is no longer called ({of})")
+            return ValueDifference(f"{named(old.eqn)} is no longer called ({of})")
         if old is None:
             message = f"{named(new.eqn)} is called, but was not before (effect {number})"
-            return Difference(message)
+            return ValueDifference(message)
         fault = old.difference(new, partial(agree, number - 1))
         if fault is not None:
-            return Difference(f"effect {number} {fault}", fault.details)
+            return ValueDifference(f"effect {number} {fault}", fault.details)
     return None
 
 
@@ -491,10 +491,10 @@ class ValueIndex:
     """The values of an execution trace, to look up matches in."""
 
     def __init__(self, trace: ExecutionTrace):
-        self._groups: dict[Hashable, _Values] = {}
+        self._groups: dict[Hashable, _TypedArrays] = {}
         for value in trace.inputs:
             if _is_array(value):
-                self._put([(type_of(value),)], value)
+                self._put([(dtype_and_shape(value),)], value)
         for execution in trace.executions:
             for value in execution.results:
                 self._put(_keys(execution.eqn, value), value)
@@ -502,7 +502,7 @@ class ValueIndex:
     def _put(self, keys: Iterable[Hashable], value: Any) -> None:
         array = as_numpy(value)
         for key in keys:
-            self._groups.setdefault(key, _Values()).add(array)
+            self._groups.setdefault(key, _TypedArrays()).add(array)
 
     def has(self, value: Any, eqn: JaxprEqn) -> bool:
         """Return True if a value returned by an equation of another trace has a match here."""
@@ -519,11 +519,11 @@ class ValueIndex:
 
 def _keys(eqn: JaxprEqn, value: Any) -> list[Hashable]:
     """Return the keys of the groups of a value, narrowest first."""
-    line, type_text = (jaxcompat.user_frame(eqn) or ())[:2], type_of(value)
+    line, type_text = (jaxcompat.user_frame(eqn) or ())[:2], dtype_and_shape(value)
     return [(eqn.primitive.name, line, type_text), (line, type_text), (type_text,)]
 
 
-class _Values:
+class _TypedArrays:
     """Arrays of one type."""
 
     def __init__(self) -> None:
@@ -579,4 +579,4 @@ def _shown(execution: Execution) -> str:
 def _short(value: Any) -> str:
     array = as_numpy(value)
     some = ", ".join(map(str, array.ravel()[:4])) + (", …" if array.size > 4 else "")
-    return f"{type_of(value)} {f'[{some}]' if array.ndim else some}"
+    return f"{dtype_and_shape(value)} {f'[{some}]' if array.ndim else some}"

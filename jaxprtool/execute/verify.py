@@ -35,11 +35,11 @@ from jaxprtool.errors import (
     UnsupportedError,
     described,
 )
-from jaxprtool.execute.nans import finite_fill, nonfinite, unproven
+from jaxprtool.execute.nans import count_nonfinite, finite_fill, unproven
 from jaxprtool.execute.running.arrays import (
     Comparison,
-    Difference,
-    difference,
+    ValueDifference,
+    first_value_difference,
     refitted,
     values_agree,
     with_wide_integers,
@@ -61,7 +61,7 @@ from jaxprtool.execute.running.run import (
 )
 from jaxprtool.execute.stepping import (
     Effects,
-    Event,
+    EquationCall,
     ExecutionTrace,
     SteppingInterpreter,
     effects_differ,
@@ -71,7 +71,7 @@ from jaxprtool.ir.backends import start_backends
 from jaxprtool.ir.conversions import with_contents
 from jaxprtool.ir.custom_rules import is_check
 from jaxprtool.ir.equations import type_of
-from jaxprtool.ir.evaluation import Interpreter, unchecked
+from jaxprtool.ir.evaluation import Interpreter, checks_disabled
 from jaxprtool.ir.meshes import spread
 from jaxprtool.ir.program import Program
 from jaxprtool.jaxcompat import JaxprEqn
@@ -133,11 +133,11 @@ class Runs:
         start_backends()
         self.program, self.inputs = with_contents(program), inputs
         self._arguments = fitting(self.program, arguments)
-        self._run: _Run | None = None
+        self._run: _VerifiedRun | None = None
         self.rounding = Rounding(wide or WideProgram(self.program), self._arguments, reference)
         self.others: Sequence[Runs] = ()
 
-    @unchecked()
+    @checks_disabled()
     @jax.transfer_guard("allow")
     def compare(
         self,
@@ -196,9 +196,9 @@ class Runs:
     def nonfinite(self) -> tuple[int, int]:
         """Return the number of non-finite elements in the results, and the number of all."""
         values = self.results()
-        return sum(map(nonfinite, values)), sum(getattr(x, "size", 0) for x in values)
+        return sum(map(count_nonfinite, values)), sum(getattr(x, "size", 0) for x in values)
 
-    @unchecked()
+    @checks_disabled()
     @jax.transfer_guard("allow")
     def results(self) -> list[Any]:
         """Return the results, after a run if there was none."""
@@ -214,7 +214,7 @@ class Runs:
             return False
         return True
 
-    def _about(self, fault: Difference | None = None, where: Details = ()) -> Details:
+    def _about(self, fault: ValueDifference | None = None, where: Details = ()) -> Details:
         """Return further details of a fault: its place and the inputs."""
         return [*(fault.details if fault else ()), *where, ("inputs", self.inputs)]
 
@@ -230,13 +230,17 @@ class Runs:
                 )
         return [by_name[name] for name in after.arg_names]
 
-    def _fault(self, after: Runs, old: _Run, new: _Run) -> Difference | None:
+    def _fault(self, after: Runs, old: _VerifiedRun, new: _VerifiedRun) -> ValueDifference | None:
         """Return the first difference of results that rounding does not explain."""
-        if difference(old.values, new.values, near) is None:
+        if first_value_difference(old.values, new.values, near) is None:
             return None
         if not old.stepped:
             one, other = (runs._by_equation() for runs in (self, after))
-            if one is not None and other is not None and difference(one, other, near) is None:
+            if (
+                one is not None
+                and other is not None
+                and first_value_difference(one, other, near) is None
+            ):
                 return None
         return next(iter(self._faults(after, old.values, new.values).values()), None)
 
@@ -249,7 +253,7 @@ class Runs:
 
     def _faults(
         self, after: Runs, before_values: Sequence[Any], after_values: Sequence[Any]
-    ) -> dict[int, Difference]:
+    ) -> dict[int, ValueDifference]:
         """Return the differences of results that rounding does not explain, by position."""
         names = after.program.out_names
         return unexplained(self.rounding, after.rounding, before_values, after_values, names)
@@ -305,7 +309,7 @@ def random_runs(program: Program, by_name: Mapping[str, Any], seed: int = 0) -> 
     return runs
 
 
-@unchecked()
+@checks_disabled()
 @jax.transfer_guard("allow")
 def other_effects(
     programs: tuple[Program, Program],
@@ -327,7 +331,10 @@ def other_effects(
 
 
 def _operands_agree(
-    before: Rounding, after: Rounding, effects: Sequence[Event], others: Sequence[Event]
+    before: Rounding,
+    after: Rounding,
+    effects: Sequence[EquationCall],
+    others: Sequence[EquationCall],
 ) -> Callable[[int, int], Comparison]:
     """Return the function that returns the comparison of operands of effects.
 
@@ -367,17 +374,17 @@ def _same_results_declared(before: Program, after: Program) -> None:
 
 
 @dataclass
-class _Run:
+class _VerifiedRun:
     """Results and effects of a run, and whether it was done one equation at a time."""
 
     values: list[Any]
-    effects: Sequence[Event]
+    effects: Sequence[EquationCall]
     stepped: bool
 
 
 def _run(
-    program: Program, arguments: Sequence[Any], stepped: bool, earlier: Sequence[Event]
-) -> _Run:
+    program: Program, arguments: Sequence[Any], stepped: bool, earlier: Sequence[EquationCall]
+) -> _VerifiedRun:
     steps = SteppingInterpreter(earlier)
     arguments = spread(program, arguments)  # equations run without the `jax.jit` that shards them
     with failures_reported(program):
@@ -386,7 +393,7 @@ def _run(
                 values = steps.run(program.jaxpr, arguments)
             else:
                 values = jaxcompat.jaxpr_as_fun(program.jaxpr)(*arguments)
-            return _Run(jax.block_until_ready(list(values)), steps.effects.events, stepped)
+            return _VerifiedRun(jax.block_until_ready(list(values)), steps.effects.events, stepped)
         except (jax.errors.JaxRuntimeError, checkify.JaxRuntimeError):
             raise  # raised by `failures_reported`
         except Exception as error:  # primitives may raise anything when run

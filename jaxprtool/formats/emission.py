@@ -19,7 +19,7 @@ from jaxprtool.files import file_written_whole
 if TYPE_CHECKING:
     from jax import Device
 
-    from jaxprtool.formats.jaxpr.write import Opaque
+    from jaxprtool.formats.jaxpr.write import OpaqueEquations
     from jaxprtool.formats.lowering import XlaComputation
     from jaxprtool.ir.program import Program
 
@@ -230,7 +230,7 @@ class Emission:
         else:
             graph = dot(program, self.depth, self.full)
         format_name = picture_format(path)
-        return pictures.picture(graph, format_name, path) if format_name else graph
+        return pictures.graph_picture(graph, format_name, path) if format_name else graph
 
     def write(self, programs: Sequence[tuple[str, Program]], out: str) -> list[str]:
         """Write programs and their additional files to `out`: all of them, or none.
@@ -255,10 +255,10 @@ class Emission:
         return [path for _, path in paths]
 
     @property
-    def _opaque(self) -> Opaque:
-        from jaxprtool.formats.jaxpr.write import Opaque
+    def _opaque(self) -> OpaqueEquations:
+        from jaxprtool.formats.jaxpr.write import OpaqueEquations
 
-        return Opaque.none if self.on_opaque is None else Opaque.unwritable
+        return OpaqueEquations.none if self.on_opaque is None else OpaqueEquations.unwritable
 
     def _say_opaque(self, reasons: Sequence[str]) -> None:
         for reason in reasons:
@@ -267,13 +267,13 @@ class Emission:
 
     def _write_all(self, paths: list[tuple[Program, str]]) -> None:
         if self.format is Format.python:
-            from jaxprtool.formats.python.emit import write_all
+            from jaxprtool.formats.python.emit import write_modules
 
-            return write_all(paths, self.callbacks, self._source)
+            return write_modules(paths, self.callbacks, self._source)
         if self.format is Format.jaxpr:
             from jaxprtool.formats.jaxpr import write
 
-            reasons = write.write_all(paths, self.callbacks, self._source, self._opaque)
+            reasons = write.write_program_files(paths, self.callbacks, self._source, self._opaque)
             self._say_opaque(reasons)
             return
         with ExitStack() as files:

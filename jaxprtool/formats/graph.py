@@ -25,7 +25,7 @@ from jaxprtool.ir.notation.layout import Selection
 from jaxprtool.ir.notation.signatures import Notation
 from jaxprtool.ir.program import NamedValue, ProgramSignature, path_parts
 from jaxprtool.ir.regions import Regions, ShardMap, holds_jaxpr, regions
-from jaxprtool.ir.scopes import Part, Scope, ScopeReader
+from jaxprtool.ir.scopes import Part, ScopeCall, ScopeReader
 from jaxprtool.jaxcompat import AnyJaxpr, Atom, Aval, Jaxpr, JaxprEqn, Literal, Var
 from jaxprtool.primitives import sow_p
 
@@ -38,7 +38,7 @@ NodeKind: TypeAlias = Choice["argument", "constant", "result", "port", "equation
 
 
 @dataclass(eq=False)
-class Node:
+class GraphNode:
     """A node of a graph.
 
     Attributes:
@@ -61,7 +61,7 @@ class Node:
 
 
 @dataclass(eq=False)
-class Frame:
+class GraphFrame:
     """A frame around nodes and other frames, in program order.
 
     Attributes:
@@ -74,19 +74,19 @@ class Frame:
     title: str
     like: str = ""
     eqn: JaxprEqn | None = None
-    parts: list[Node | Frame] = field(default_factory=list)
+    parts: list[GraphNode | GraphFrame] = field(default_factory=list)
 
-    def nodes(self) -> Iterator[Node]:
+    def nodes(self) -> Iterator[GraphNode]:
         """Yield the nodes in it, at any depth."""
         for part in self.parts:
-            if isinstance(part, Frame):
+            if isinstance(part, GraphFrame):
                 yield from part.nodes()
             else:
                 yield part
 
-    def frames(self) -> list[Frame]:
+    def frames(self) -> list[GraphFrame]:
         """Return the frames directly in it."""
-        return [part for part in self.parts if isinstance(part, Frame)]
+        return [part for part in self.parts if isinstance(part, GraphFrame)]
 
     @property
     def equations(self) -> int:
@@ -94,13 +94,13 @@ class Frame:
         return (self.eqn is not None) + sum(part.equations for part in self.parts)
 
 
-def is_border(part: Node | Frame) -> TypeGuard[Node]:
+def is_border(part: GraphNode | GraphFrame) -> TypeGuard[GraphNode]:
     """Return True if a node is an argument, a constant or a result."""
-    return isinstance(part, Node) and part.kind in ("argument", "constant", "result")
+    return isinstance(part, GraphNode) and part.kind in ("argument", "constant", "result")
 
 
 @dataclass(frozen=True)
-class Edge:
+class GraphEdge:
     """The values that pass from one node to another.
 
     Attributes:
@@ -112,9 +112,9 @@ class Edge:
         back: Whether it leads from one iteration of a loop to the next.
     """
 
-    source: Node
+    source: GraphNode
     output: int
-    target: Node
+    target: GraphNode
     place: int = 0
     values: tuple[Aval, ...] = ()
     back: bool = False
@@ -132,13 +132,13 @@ class Graph:
     """
 
     title: str
-    root: Frame
-    edges: list[Edge] = field(default_factory=list)
-    shared: dict[Node, tuple[Jaxpr, ...]] = field(default_factory=dict)
+    root: GraphFrame
+    edges: list[GraphEdge] = field(default_factory=list)
+    shared: dict[GraphNode, tuple[Jaxpr, ...]] = field(default_factory=dict)
 
 
 #: Where a value comes from: an output of a node, or a literal.
-_Origin: TypeAlias = tuple[Node, int] | Literal
+_Origin: TypeAlias = tuple[GraphNode, int] | Literal
 #: The origins of the variables in scope.
 _Origins: TypeAlias = dict[Var, _Origin]
 
@@ -161,7 +161,7 @@ def graph_of(about: ProgramSignature, most_equations: int) -> Graph:
         most_equations: If the program has more equations, a body shared by several equations is
             drawn once. So is the shared body of calls with the XLA metadata that `outline` adds.
     """
-    builder = _Builder(about, Selection().count(about.jaxpr) > most_equations)
+    builder = _ProgramGraphBuilder(about, Selection().count(about.jaxpr) > most_equations)
     jaxpr = about.jaxpr
     origins: _Origins = {}
     for var, value in zip(jaxpr.constvars, about.constants, strict=True):
@@ -174,11 +174,11 @@ def graph_of(about: ProgramSignature, most_equations: int) -> Graph:
     return builder.graph
 
 
-class _Builder:
+class _ProgramGraphBuilder:
     """Builds a graph in one pass over the equations."""
 
     def __init__(self, about: ProgramSignature, share: bool):
-        self.graph = Graph(about.name, Frame(about.name))
+        self.graph = Graph(about.name, GraphFrame(about.name))
         self._share, self._drawn = share, set[Jaxpr]()
         self._frame = self.graph.root
         self._notation, self._scopes = Notation(), ScopeReader(about.roots)
@@ -186,23 +186,23 @@ class _Builder:
 
     # --- parts of a graph
 
-    def add(self, node: Node) -> Node:
+    def add(self, node: GraphNode) -> GraphNode:
         """Add a node to the current frame."""
         self._frame.parts.append(node)
         return node
 
-    def border(self, kind: NodeKind, value: NamedValue, aval: Aval) -> Node:
+    def border(self, kind: NodeKind, value: NamedValue, aval: Aval) -> GraphNode:
         """Add the node of an argument, a result or a constant."""
-        return self.add(Node(kind, value.name, (value.type,), (aval,)))
+        return self.add(GraphNode(kind, value.name, (value.type,), (aval,)))
 
-    def port(self, title: str, values: tuple[Aval, ...] = ()) -> Node:
+    def port(self, title: str, values: tuple[Aval, ...] = ()) -> GraphNode:
         """Add a node for a value at the boundary of a body."""
-        return self.add(Node("port", title, (), values, like=title))
+        return self.add(GraphNode("port", title, (), values, like=title))
 
     def edge(
         self,
         origin: _Origin,
-        target: Node,
+        target: GraphNode,
         place: int = 0,
         aval: Aval | None = None,
         back: bool = False,
@@ -210,16 +210,16 @@ class _Builder:
         """Add an edge from the origin of a value to its use."""
         if isinstance(origin, Literal):
             text = _literal(origin)
-            origin = self.add(Node("constant", text, (), (origin.aval,), like=text)), 0
+            origin = self.add(GraphNode("constant", text, (), (origin.aval,), like=text)), 0
         source, output = origin
         values = () if aval is None else (aval,)
-        self.graph.edges.append(Edge(source, output, target, place, values, back))
+        self.graph.edges.append(GraphEdge(source, output, target, place, values, back))
 
     @contextmanager
     def frame(self, title: str, eqn: JaxprEqn | None = None) -> Iterator[None]:
         """Collect the nodes added in the `with` block in a frame; an empty frame is dropped."""
         like = title if eqn is None else self._like(eqn)
-        frame, outer = Frame(title, like, eqn), self._frame
+        frame, outer = GraphFrame(title, like, eqn), self._frame
         outer.parts.append(frame)
         self._frame = frame
         yield
@@ -236,7 +236,7 @@ class _Builder:
 
     def _add_parts(self, parts: Sequence[Part], origins: _Origins) -> None:
         for part in parts:
-            if isinstance(part, Scope):
+            if isinstance(part, ScopeCall):
                 with self.frame(part.name):
                     self._frame.like = ""
                     self._add_parts(part.parts, origins)
@@ -266,12 +266,12 @@ class _Builder:
         constants: list[_Origin] = []
         for var in jaxpr.constvars:
             like = f"constant {id(var)}"  # its value is not compared
-            node = Node("constant", "constant", (type_of(var.aval),), (var.aval,), like=like)
+            node = GraphNode("constant", "constant", (type_of(var.aval),), (var.aval,), like=like)
             constants.append((self.add(node), 0))
         atoms = [*jaxpr.constvars, *jaxpr.invars]
         return self.jaxpr(jaxpr, dict(zip(atoms, [*constants, *inputs], strict=True)))
 
-    def equation(self, eqn: JaxprEqn, origins: _Origins, inside: Iterable[Jaxpr] = ()) -> Node:
+    def equation(self, eqn: JaxprEqn, origins: _Origins, inside: Iterable[Jaxpr] = ()) -> GraphNode:
         """Add the node of an equation with its incoming edges; literals are shown in the node.
 
         It also represents the bodies `inside`.
@@ -286,7 +286,7 @@ class _Builder:
         like = f"{self._like(eqn)} {literals} {[id(body) for body in inside]}"
         number = 1 + sum(map(self._selection.count, inside))
         types = tuple(v.aval for v in eqn.outvars)
-        node = self.add(Node("equation", title, tuple(details), types, eqn, like, number))
+        node = self.add(GraphNode("equation", title, tuple(details), types, eqn, like, number))
         for place, (atom, origin) in enumerate(zip(eqn.invars, sources, strict=True)):
             if not isinstance(origin, Literal):
                 self.edge(origin, node, place, atom.aval)
@@ -325,12 +325,12 @@ def _literal(literal: Literal) -> str:
 # --- equations with bodies --------------------------------------------------------------------
 
 
-def _regions(builder: _Builder, inside: Regions, origins: _Origins) -> list[_Origin]:
+def _regions(builder: _ProgramGraphBuilder, inside: Regions, origins: _Origins) -> list[_Origin]:
     """Draw a loop, a branch or a call as a frame with edges along the flow of its regions."""
     eqn = inside.eqn
     sources = [_origin(origins, atom) for atom in eqn.invars]
     results: dict[int, _Origin] = {}
-    ends: list[Node] = []
+    ends: list[GraphNode] = []
     with builder.frame(_title(inside), eqn):
         _ports(builder, inside, sources)
         for number, (region, body) in enumerate(zip(inside.regions, inside.bodies, strict=True)):
@@ -350,7 +350,9 @@ def _regions(builder: _Builder, inside: Regions, origins: _Origins) -> list[_Ori
                     builder.edge(origin, _port(sources[operand]), 1, back=True)
         if inside.predicates:
             types = tuple(v.aval for v in eqn.outvars)
-            chosen = builder.add(Node("equation", eqn.primitive.name, (), types, eqn, "chosen"))
+            chosen = builder.add(
+                GraphNode("equation", eqn.primitive.name, (), types, eqn, "chosen")
+            )
             results = {i: (chosen, i) for i in range(len(eqn.outvars))}
     if any(region.is_predicate for region in inside.regions):
         results.update((out, sources[i]) for i, out in inside.carried)
@@ -361,7 +363,7 @@ def _regions(builder: _Builder, inside: Regions, origins: _Origins) -> list[_Ori
     return [results[i] for i in range(len(eqn.outvars))]
 
 
-def _port(origin: _Origin) -> Node:
+def _port(origin: _Origin) -> GraphNode:
     """Return the port of a carry."""
     assert not isinstance(origin, Literal)
     return origin[0]
@@ -382,7 +384,9 @@ def _title(inside: Regions) -> str:
     return f"{eqn.primitive.name} {about}"
 
 
-def _body_frame(builder: _Builder, inside: Regions, number: int) -> AbstractContextManager[None]:
+def _body_frame(
+    builder: _ProgramGraphBuilder, inside: Regions, number: int
+) -> AbstractContextManager[None]:
     """Return the frame of one body, if there are several."""
     if len(inside.bodies) == 1 and not inside.predicates:
         return nullcontext()
@@ -391,7 +395,7 @@ def _body_frame(builder: _Builder, inside: Regions, number: int) -> AbstractCont
     return builder.frame(f"branch {number}" if inside.predicates else name)
 
 
-def _ports(builder: _Builder, inside: Regions, sources: list[_Origin]) -> None:
+def _ports(builder: _ProgramGraphBuilder, inside: Regions, sources: list[_Origin]) -> None:
     """Add a port for each carry and scanned value, with an edge from its initial value."""
     carried = [i for i, _ in inside.carried]
     rows = [i for field in inside.edges.sliced for i in inside.operands[field]]
@@ -409,14 +413,14 @@ def _ports(builder: _Builder, inside: Regions, sources: list[_Origin]) -> None:
             sources[i] = port, 0
 
 
-def _parts(builder: _Builder, eqn: JaxprEqn, origins: _Origins) -> list[_Origin]:
+def _parts(builder: _ProgramGraphBuilder, eqn: JaxprEqn, origins: _Origins) -> list[_Origin]:
     """Draw an equation of unknown semantics: its node, and each of its jaxprs separately."""
     with builder.frame(eqn.primitive.name):
         node = builder.equation(eqn, origins)
         for path, body in bodies(eqn):
             with builder.frame(path):
                 inputs: list[_Origin] = [
-                    (builder.add(Node("port", "input", (type_of(v.aval),), (v.aval,))), 0)
+                    (builder.add(GraphNode("port", "input", (type_of(v.aval),), (v.aval,))), 0)
                     for v in body.invars
                 ]
                 end = None
@@ -476,15 +480,15 @@ class _Folding:
 
     def __init__(self, graph: Graph, many: int | None = None):
         self._graph, self._many = graph, many
-        self._into: defaultdict[Node, list[Edge]] = defaultdict(list)
+        self._into: defaultdict[GraphNode, list[GraphEdge]] = defaultdict(list)
         for edge in graph.edges:
             self._into[edge.target].append(edge)
-        self._keys: dict[Frame, int] = {}
+        self._keys: dict[GraphFrame, int] = {}
         self._structures: dict[Hashable, int] = {}
 
     # --- open frames
 
-    def as_deep_as(self, depth: int) -> set[Frame]:
+    def as_deep_as(self, depth: int) -> set[GraphFrame]:
         """Return the frames up to a nesting depth."""
         opened = level = [self._graph.root]
         for _ in range(depth):
@@ -492,7 +496,7 @@ class _Folding:
             opened = opened + level
         return set(opened)
 
-    def fitting(self) -> set[Frame]:
+    def fitting(self) -> set[GraphFrame]:
         """Return the frames to open: as many as the picture has room for."""
         root = self._graph.root
         opened, level = {root}, root.frames()
@@ -500,7 +504,7 @@ class _Folding:
         room = MOST_BOXES + border - len(self._units(root, opened))
         seen = set[int]()
         while level:
-            inside: list[Frame] = []
+            inside: list[GraphFrame] = []
             large = [frame for frame in level if frame.equations >= _LEAST]
             for frame in sorted(large, key=lambda frame: -frame.equations):
                 cost = len(self._units(frame, opened)) - 1 + self._arguments(frame)
@@ -512,15 +516,17 @@ class _Folding:
             level = inside
         return opened
 
-    def _arguments(self, frame: Frame) -> int:
+    def _arguments(self, frame: GraphFrame) -> int:
         """Return the number of arguments read by the equations directly in a frame."""
-        nodes = (part for part in frame.parts if isinstance(part, Node))
+        nodes = (part for part in frame.parts if isinstance(part, GraphNode))
         read = {edge.source for node in nodes for edge in self._into[node]}
         return sum(map(is_border, read))
 
-    def _units(self, frame: Frame, opened: set[Frame]) -> list[list[Node | Frame]]:
+    def _units(
+        self, frame: GraphFrame, opened: set[GraphFrame]
+    ) -> list[list[GraphNode | GraphFrame]]:
         """Return the parts of a frame as lists; each list is drawn as one box."""
-        units: list[list[Node | Frame]] = []
+        units: list[list[GraphNode | GraphFrame]] = []
         for key, run in groupby(frame.parts, lambda part: self._closed(part, opened)):
             parts = list(run)
             if self._many is not None and key is not None and len(parts) >= self._many:
@@ -529,11 +535,11 @@ class _Folding:
                 units += ([part] for part in parts)
         return units
 
-    def _closed(self, part: Node | Frame, opened: set[Frame]) -> int | None:
+    def _closed(self, part: GraphNode | GraphFrame, opened: set[GraphFrame]) -> int | None:
         """Return the key of a frame that is drawn as a box, else None."""
-        return self.key(part) if isinstance(part, Frame) and part not in opened else None
+        return self.key(part) if isinstance(part, GraphFrame) and part not in opened else None
 
-    def key(self, frame: Frame) -> int:
+    def key(self, frame: GraphFrame) -> int:
         """Return a number that is equal for frames with equal computations."""
         if frame not in self._keys:
             inside = list(_walk(frame, 0))
@@ -541,7 +547,7 @@ class _Folding:
             entries: list[Hashable] = [frame.like]
             for part, level in inside:
                 entries.append((level, part.like))
-                for edge in self._into[part] if isinstance(part, Node) else ():
+                for edge in self._into[part] if isinstance(part, GraphNode) else ():
                     if edge.source in numbers:
                         origin = numbers[edge.source], edge.output
                     else:  # outside values are numbered by first use
@@ -553,17 +559,17 @@ class _Folding:
 
     # --- the result
 
-    def result(self, opened: set[Frame]) -> Graph:
+    def result(self, opened: set[GraphFrame]) -> Graph:
         """Return the graph with all frames folded except `opened`."""
-        first: dict[int, tuple[Frame, str, str]] = {}
+        first: dict[int, tuple[GraphFrame, str, str]] = {}
         names = Counter(frame.title for frame in _visible(self._graph.root, opened))
-        shown_by: dict[Node, Node] = {}
-        places: dict[Node, Frame] = {}
+        shown_by: dict[GraphNode, GraphNode] = {}
+        places: dict[GraphNode, GraphFrame] = {}
 
-        def copy(frame: Frame, path: str) -> Frame:
-            result = Frame(frame.title, frame.like, frame.eqn)
+        def copy(frame: GraphFrame, path: str) -> GraphFrame:
+            result = GraphFrame(frame.title, frame.like, frame.eqn)
             for part, *others in self._units(frame, opened):
-                if isinstance(part, Node):
+                if isinstance(part, GraphNode):
                     places[part] = result
                     result.parts.append(part)
                     continue
@@ -573,7 +579,7 @@ class _Folding:
                     result.parts.append(copy(part, f"{part.title}/"))
                 else:
                     same = title if other is frame else far
-                    unit = [part, *(other for other in others if isinstance(other, Frame))]
+                    unit = [part, *(other for other in others if isinstance(other, GraphFrame))]
                     box = _box(unit, "" if far == name else same)
                     result.parts.append(box)
                     for one in unit:
@@ -585,17 +591,17 @@ class _Folding:
         return Graph(self._graph.title, root, _merged(edges), self._graph.shared)
 
     def _grouped_border(
-        self, root: Frame, edges: Sequence[_Passing], places: Mapping[Node, Frame]
+        self, root: GraphFrame, edges: Sequence[_Passing], places: Mapping[GraphNode, GraphFrame]
     ) -> list[_Passing]:
         """Replace argument and result nodes by grouped boxes next to their readers and producers.
 
         Arguments read by the same box, or results of the same box, are grouped if they belong to
         one pytree.
         """
-        groups: defaultdict[Hashable, dict[Node, None]] = defaultdict(dict)
+        groups: defaultdict[Hashable, dict[GraphNode, None]] = defaultdict(dict)
         border = set(filter(is_border, root.parts))
 
-        def near(node: Node, other: Node) -> Hashable:
+        def near(node: GraphNode, other: GraphNode) -> Hashable:
             if other.kind != "folded":
                 return node, places[other]
             return node.kind, path_parts(node.title)[:1], other
@@ -626,12 +632,12 @@ class _Folding:
 class _Passing(NamedTuple):
     """An edge, and the nodes drawn for its ends."""
 
-    source: Node
-    target: Node
-    edge: Edge
+    source: GraphNode
+    target: GraphNode
+    edge: GraphEdge
 
 
-def _between(edges: Iterable[Edge], shown_by: Mapping[Node, Node]) -> list[_Passing]:
+def _between(edges: Iterable[GraphEdge], shown_by: Mapping[GraphNode, GraphNode]) -> list[_Passing]:
     """Return the edges that are not inside a box."""
     shown = []
     for edge in edges:
@@ -642,10 +648,12 @@ def _between(edges: Iterable[Edge], shown_by: Mapping[Node, Node]) -> list[_Pass
     return shown
 
 
-def _merged(edges: Iterable[_Passing]) -> list[Edge]:
+def _merged(edges: Iterable[_Passing]) -> list[GraphEdge]:
     """Return the edges, merged so that a box has one per other end."""
-    result: list[Edge] = []
-    merged: defaultdict[tuple[Node, Node, bool], dict[tuple[Node, int], Edge]] = defaultdict(dict)
+    result: list[GraphEdge] = []
+    merged: defaultdict[
+        tuple[GraphNode, GraphNode, bool], dict[tuple[GraphNode, int], GraphEdge]
+    ] = defaultdict(dict)
     for source, target, edge in edges:
         if source.kind == "folded" or target.kind == "folded":
             merged[source, target, edge.back].setdefault((edge.source, edge.output), edge)
@@ -653,27 +661,27 @@ def _merged(edges: Iterable[_Passing]) -> list[Edge]:
             result.append(replace(edge, source=source, target=target))
     for (source, target, back), several in merged.items():
         types = tuple(value for edge in several.values() for value in edge.values)
-        result.append(Edge(source, 0, target, 0, types, back))
+        result.append(GraphEdge(source, 0, target, 0, types, back))
     return result
 
 
-def _one_of(nodes: Sequence[Node]) -> Node:
+def _one_of(nodes: Sequence[GraphNode]) -> GraphNode:
     """Return a box for arguments or results of one pytree."""
     values = tuple(value for node in nodes for value in node.values)
     steps = zip(*(path_parts(node.title) for node in nodes), strict=False)
     title = "".join(step[0] for step in takewhile(lambda step: len(set(step)) == 1, steps))
-    return Node(nodes[0].kind, title, (values_text(values),), values)
+    return GraphNode(nodes[0].kind, title, (values_text(values),), values)
 
 
-def _walk(frame: Frame, level: int) -> Iterator[tuple[Node | Frame, int]]:
+def _walk(frame: GraphFrame, level: int) -> Iterator[tuple[GraphNode | GraphFrame, int]]:
     """Yield the parts of a frame with their depth, outer parts before inner ones."""
     for part in frame.parts:
         yield part, level
-        if isinstance(part, Frame):
+        if isinstance(part, GraphFrame):
             yield from _walk(part, level + 1)
 
 
-def _visible(frame: Frame, opened: set[Frame]) -> Iterator[Frame]:
+def _visible(frame: GraphFrame, opened: set[GraphFrame]) -> Iterator[GraphFrame]:
     """Yield the frames that are drawn, open or as a box."""
     for inner in frame.frames():
         yield inner
@@ -681,7 +689,7 @@ def _visible(frame: Frame, opened: set[Frame]) -> Iterator[Frame]:
             yield from _visible(inner, opened)
 
 
-def _box(frames: Sequence[Frame], same: str) -> Node:
+def _box(frames: Sequence[GraphFrame], same: str) -> GraphNode:
     """Return the box of folded equal frames; `same` is an open frame equal to them."""
     number = sum(frame.equations for frame in frames)
     title, details = frames[0].title, [plural(number, "equation")]
@@ -690,7 +698,7 @@ def _box(frames: Sequence[Frame], same: str) -> Node:
         details.append(f"{len(frames)}, all like {same}" if same else f"{len(frames)}, all alike")
     elif same:
         details.append(f"like {same}")
-    return Node("folded", title, tuple(details), equations=number)
+    return GraphNode("folded", title, tuple(details), equations=number)
 
 
 # --- slice graph ----------------------------------------------------------------------------------
@@ -709,8 +717,8 @@ def sliced(graph: Graph, among: Collection[int], ends: Collection[str]) -> Graph
     """
     nodes = list(graph.root.nodes())
     kept = {node for node in nodes if _stays(node, among, ends)}
-    after: dict[Node, list[Node]] = defaultdict(list)
-    before: dict[Node, list[Node]] = defaultdict(list)
+    after: dict[GraphNode, list[GraphNode]] = defaultdict(list)
+    before: dict[GraphNode, list[GraphNode]] = defaultdict(list)
     for edge in graph.edges:
         after[edge.source].append(edge.target)
         before[edge.target].append(edge.source)
@@ -722,15 +730,17 @@ def sliced(graph: Graph, among: Collection[int], ends: Collection[str]) -> Graph
     return replace(graph, root=_frame(graph.root, kept), edges=edges, shared=shared)
 
 
-def _stays(node: Node, among: Collection[int], ends: Collection[str]) -> bool:
+def _stays(node: GraphNode, among: Collection[int], ends: Collection[str]) -> bool:
     if node.kind in ("argument", "result"):
         return node.title in ends
     return node.eqn is not None and id(node.eqn) in among
 
 
-def _ports_from(nodes: Iterable[Node], next_to: Mapping[Node, list[Node]]) -> set[Node]:
+def _ports_from(
+    nodes: Iterable[GraphNode], next_to: Mapping[GraphNode, list[GraphNode]]
+) -> set[GraphNode]:
     """Return the ports reachable from these nodes through ports only."""
-    ports: set[Node] = set()
+    ports: set[GraphNode] = set()
     todo = list(nodes)
     while todo:
         for node in next_to.get(todo.pop(), ()):
@@ -740,11 +750,11 @@ def _ports_from(nodes: Iterable[Node], next_to: Mapping[Node, list[Node]]) -> se
     return ports
 
 
-def _frame(frame: Frame, kept: Collection[Node]) -> Frame:
+def _frame(frame: GraphFrame, kept: Collection[GraphNode]) -> GraphFrame:
     """Return a frame with only the kept nodes, without empty frames."""
-    parts: list[Node | Frame] = []
+    parts: list[GraphNode | GraphFrame] = []
     for part in frame.parts:
-        if isinstance(part, Frame):
+        if isinstance(part, GraphFrame):
             inner = _frame(part, kept)
             parts += [inner] if inner.parts else []
         elif part in kept:

@@ -34,10 +34,10 @@ from jaxprtool.errors import (
     described,
     did_you_mean,
 )
-from jaxprtool.ir.backends import failure_to_start, start_backends
+from jaxprtool.ir.backends import backend_start_error, start_backends
 from jaxprtool.ir.dtypes import is_foreign
 from jaxprtool.ir.equations import equations, named, size_of, type_of
-from jaxprtool.ir.hlo.module import Module, compiled_module, message, read_module
+from jaxprtool.ir.hlo.module import HloModule, compiled_module, message, read_module
 from jaxprtool.ir.meshes import SpecReader, concrete_mesh, is_over_devices, mesh_in_types
 from jaxprtool.ir.paths import paths
 from jaxprtool.ir.process import without_collector
@@ -69,7 +69,7 @@ def stablehlo_bytecode(program: Program, platform: str | None = None) -> bytes:
 
     Raises the errors of `stablehlo`.
     """
-    with reported(program, "written as bytecode"):
+    with compile_errors_reported(program, "written as bytecode"):
         return jaxcompat.portable_artifact(module(program, platform))
 
 
@@ -138,8 +138,8 @@ def compiled(
     if mesh is None and devices:  # JAX's default device must be one of this machine
         place, single = nullcontext(), jax.sharding.SingleDeviceSharding(devices[0])
         placed, results = [single] * len(program.in_avals), [single] * len(program.out_avals)
-    with place, reported(program, "compiled"):
-        lowered = traced(program, flat=True, placed=placed, results=results).lower()
+    with place, compile_errors_reported(program, "compiled"):
+        lowered = as_traced(program, flat=True, placed=placed, results=results).lower()
         return lowered.compile(None if compiler_options is None else dict(compiler_options))
 
 
@@ -164,7 +164,7 @@ def module(
     if not program.axis_env:
         return _lowered(program, platform, donated, keep_unused).compiler_ir("stablehlo")
     (name,) = platform_names([platform] if platform else [])
-    with reported(program, f"lowered for {name}"):
+    with compile_errors_reported(program, f"lowered for {name}"):
         return jaxcompat.module_under_axes(
             _bordered(program),
             f"jit({program.name})",
@@ -178,9 +178,9 @@ def computation(program: Program, platform: str | None = None) -> Any:
     """Return the `XlaComputation` passed to XLA. Raises the errors of `hlo`."""
     require_sizes(program)
     if program.axis_env:
-        return jaxcompat.xla_computation(module(program, platform), False, False)
+        return jaxcompat.as_xla_computation(module(program, platform), False, False)
     lowered = _lowered(program, platform)
-    with reported(program, "written as HLO"):
+    with compile_errors_reported(program, "written as HLO"):
         return lowered.compiler_ir("hlo")
 
 
@@ -209,7 +209,7 @@ def _platform(wanted: str, default: str) -> str:
 # --- JAX's input and errors -------------------------------------------------------------------
 
 
-def traced(
+def as_traced(
     program: Program,
     donated: Sequence[int] = (),
     keep_unused: bool = False,
@@ -260,14 +260,14 @@ def require_sizes(program: Program) -> None:
 
 
 @contextmanager
-def reported(program: Program, done: str) -> Iterator[None]:
+def compile_errors_reported(program: Program, done: str) -> Iterator[None]:
     """Reraise an exception of JAX or XLA as a one-line error with the equation and the cause."""
     try:
         yield
     except JaxprToolError:
         raise
     except Exception as error:  # lowering rules and plug-ins may raise anything
-        if failure := failure_to_start(error):
+        if failure := backend_start_error(error):
             raise failure from error
         text = described(error)
         meant = _is_named_in(str(error)) or _is_meant
@@ -297,8 +297,8 @@ def _lowered(
     keep_unused: bool = False,
 ) -> jax.stages.Lowered:
     platforms = platform_names([platform] if platform else [])
-    with under_mesh(program), reported(program, f"lowered for {platforms[0]}"):
-        staged = traced(program, donated, keep_unused, flat=True)
+    with under_mesh(program), compile_errors_reported(program, f"lowered for {platforms[0]}"):
+        staged = as_traced(program, donated, keep_unused, flat=True)
         return staged.lower(lowering_platforms=platforms)
 
 
@@ -343,9 +343,9 @@ class Partitioned:
 
     compiled: jax.stages.Compiled
     devices: Sequence[jax.Device]
-    before: Module
-    after: Module
-    final: Module
+    before: HloModule
+    after: HloModule
+    final: HloModule
 
 
 def partitioned(
@@ -403,7 +403,7 @@ def _devices(program: jax.stages.Compiled) -> Sequence[jax.Device]:
     return next((list(mesh.devices.flat) for mesh in meshes), list(placed[0].device_set))
 
 
-def _dumped(path: Path) -> Module:
+def _dumped(path: Path) -> HloModule:
     """Return the module in a file that XLA wrote: an `HloProto`, whose field 1 is the module."""
     return read_module(message(path.read_bytes())[1][-1])
 
@@ -427,7 +427,7 @@ def exported(program: Program, platforms: Sequence[str] = ()) -> bytes:
     """
     names = platform_names(platforms)
     _require_portable(program)
-    with under_mesh(program), reported(program, "exported"):
+    with under_mesh(program), compile_errors_reported(program, "exported"):
         artifact = export.export(_Wrapped(program), platforms=names)()
     try:
         return bytes(artifact.serialize())
@@ -466,7 +466,7 @@ class _Wrapped:
         self._program = program
 
     def trace(self, *args: object, **kwargs: object) -> jax.stages.Traced:
-        return traced(self._program, keep_unused=True)
+        return as_traced(self._program, keep_unused=True)
 
     def lower(self, *args: object, **kwargs: object) -> jax.stages.Lowered:
         return self.trace().lower()
@@ -598,16 +598,16 @@ class XlaComputation:
         require_sizes(program)
         count = len(program.in_avals)
         in_tuple = count > MOST_SEPARATE_ARGUMENTS if self.tuple_args is None else self.tuple_args
-        with reported(program, "written as HLO"):
-            return jaxcompat.xla_computation(module, in_tuple, return_tuple=True)
+        with compile_errors_reported(program, "written as HLO"):
+            return jaxcompat.as_xla_computation(module, in_tuple, return_tuple=True)
 
 
 def result_types(program: Program) -> str:
     """Return the types of the results, in their tree: `{'y': f32[3], 'total': f32[]}`."""
-    return repr(filled(program.out_tree, [_Shown(type_of(aval)) for aval in program.out_avals]))
+    return repr(filled(program.out_tree, [_Unquoted(type_of(aval)) for aval in program.out_avals]))
 
 
-class _Shown(str):
+class _Unquoted(str):
     """A text without quotes in the representation of a tree."""
 
     def __repr__(self) -> str:

@@ -161,7 +161,7 @@ _HEAD = 1 << 16
 
 
 @dataclass(frozen=True)
-class Text:
+class ProgramText:
     """The text of a file, and the arrays of its constants file by digest."""
 
     path: str
@@ -180,7 +180,7 @@ def mention(name: str) -> str:
     return repr(name)[1:-1]
 
 
-def write_texts(texts: Iterable[Text], keep_previous: bool = False) -> None:
+def write_texts(texts: Iterable[ProgramText], keep_previous: bool = False) -> None:
     """Write texts with their constants files: all of them, or none if one cannot be written.
 
     With `keep_previous`, the constants file of a replaced text is kept until the text is replaced
@@ -191,7 +191,7 @@ def write_texts(texts: Iterable[Text], keep_previous: bool = False) -> None:
         OutputError: If a file cannot be written.
     """
     texts = list(texts)
-    targets = [_Target.of(text) for text in texts if not is_stream(text.path)]
+    targets = [_Destination.of(text) for text in texts if not is_stream(text.path)]
     with ExitStack() as locks:
         for folder in sorted({target.folder for target in targets}):
             locks.enter_context(locked(folder))
@@ -209,21 +209,21 @@ def write_texts(texts: Iterable[Text], keep_previous: bool = False) -> None:
 
 
 @dataclass(frozen=True)
-class _Target:
+class _Destination:
     """The destination of a text after symbolic links; `constants` is its constants file's name."""
 
-    text: Text
+    text: ProgramText
     folder: str
     name: str
     constants: str | None
 
     @classmethod
-    def of(cls, text: Text) -> _Target:
+    def of(cls, text: ProgramText) -> _Destination:
         constants = constants_file(text.path, text.arrays) if text.arrays else None
         return cls(text, *os.path.split(os.path.realpath(text.path)), constants)
 
 
-def _remove_unused(target: _Target, replaced: bytes, keep_previous: bool) -> None:
+def _remove_unused(target: _Destination, replaced: bytes, keep_previous: bool) -> None:
     """Remove the former constants files of a text that no text in the folder names."""
     names = [n for n in os.listdir(target.folder) if _CONSTANTS.fullmatch(n)]
     was = {n for n in names if mention(n).encode() in replaced}

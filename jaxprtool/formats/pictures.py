@@ -19,10 +19,10 @@ from typing import Any
 from jaxprtool.errors import OutputError
 from jaxprtool.formats.graph import (
     MOST_BOXES,
-    Edge,
-    Frame,
     Graph,
-    Node,
+    GraphEdge,
+    GraphFrame,
+    GraphNode,
     folded,
     graph_of,
     is_border,
@@ -83,10 +83,10 @@ def dot(
         shown = folded(graph, depth)
     if any(node.kind == "folded" for node in shown.root.nodes()):
         title += f": {plural(graph.root.equations, 'equation')}, folded"
-    return _Text(graph.title, title).of(shown)
+    return _GraphText(graph.title, title).of(shown)
 
 
-class _Text:
+class _GraphText:
     """The lines of a graph."""
 
     def __init__(self, name: str, title: str):
@@ -99,7 +99,7 @@ class _Text:
             '        style="rounded,filled", margin="0.1,0.04"];',
             f'  edge [{font}, fontsize=9, fontcolor="{_QUIET}", color="{_LINE}", arrowsize=0.6];',
         ]
-        self._names: dict[Node, str] = {}
+        self._names: dict[GraphNode, str] = {}
         self._frames = 0
 
     def of(self, graph: Graph) -> str:
@@ -109,9 +109,9 @@ class _Text:
         edges = [self._edge(edge) for edge in graph.edges]
         return "\n".join([*self._lines, *edges, "}", ""])
 
-    def _parts(self, frame: Frame, depth: int) -> None:
+    def _parts(self, frame: GraphFrame, depth: int) -> None:
         for part in frame.parts:
-            if isinstance(part, Node):
+            if isinstance(part, GraphNode):
                 self._put(depth, self._node(part))
                 continue
             self._put(depth, f"subgraph cluster_{self._frames} {{")
@@ -125,7 +125,7 @@ class _Text:
             self._parts(part, depth + 1)
             self._put(depth, "}")
 
-    def _node(self, node: Node) -> str:
+    def _node(self, node: GraphNode) -> str:
         """Return a node: a title, and smaller lines below it."""
         name = self._names[node] = f"n{len(self._names)}"
         fill, line = _COLORS[node.kind]
@@ -137,7 +137,7 @@ class _Text:
         label = f'<<table border="0" cellspacing="0" cellpadding="1">{cells}</table>>'
         return f'{name} [label={label}, fillcolor="{fill}", color="{line}"];'
 
-    def _edge(self, edge: Edge) -> str:
+    def _edge(self, edge: GraphEdge) -> str:
         """Return an edge, labelled with the types of its values."""
         label = f"label={_quoted(f' {values_text(edge.values)}')}" if edge.values else ""
         style = "style=dashed, constraint=false" if edge.back else label
@@ -181,7 +181,7 @@ def require_graphviz(path: str) -> str:
     return program
 
 
-def picture(graph: str, format_name: str, path: str) -> bytes:
+def graph_picture(graph: str, format_name: str, path: str) -> bytes:
     """Return the picture of a graph as svg, png or pdf; `path` is its destination, for messages.
 
     Raises OutputError if Graphviz is missing or fails.
@@ -238,11 +238,11 @@ def model_explorer(program: Program) -> str:
                 ids[body] = f"{inside.name} ({len(ids) + 1})"
                 todo.append((inside, 0))
         name = ids.get(one.jaxpr, one.name)
-        documents.append(_Document(one, graph, ids).document(name))
+        documents.append(_GraphDrawing(one, graph, ids).document(name))
     return json.dumps({"label": about.name, "graphs": documents}, ensure_ascii=False) + "\n"
 
 
-class _Document:
+class _GraphDrawing:
     """The document of one graph."""
 
     def __init__(self, about: ProgramSignature, graph: Graph, ids: Mapping[Jaxpr, str]):
@@ -250,7 +250,7 @@ class _Document:
         self._notation, self._frames = Notation(), frames_now(about.roots)
         arguments = [value.name for value in about.arguments]
         self._names = UserNames(about.jaxpr, set(), arguments, about.roots)
-        self._layers: dict[Node, str] = {}
+        self._layers: dict[GraphNode, str] = {}
         self._groups: dict[str, dict[str, str]] = {}
         self._place(graph.root, ())
         self._place_border()
@@ -258,7 +258,7 @@ class _Document:
 
     def document(self, name: str) -> dict[str, Any]:
         """Return the document."""
-        into: defaultdict[Node, list[Edge]] = defaultdict(list)
+        into: defaultdict[GraphNode, list[GraphEdge]] = defaultdict(list)
         for edge in self._graph.edges:
             into[edge.target].append(edge)
         nodes = [self._node(node, into[node]) for node in self._layers]
@@ -266,7 +266,7 @@ class _Document:
 
     # --- layers
 
-    def _place(self, frame: Frame, path: tuple[str, ...]) -> None:
+    def _place(self, frame: GraphFrame, path: tuple[str, ...]) -> None:
         """Assign the contents of a frame to layers with unique names."""
         namespace = _SEPARATOR.join(path)
         self._groups[namespace] = {"equations": f"{frame.equations:,}"}
@@ -274,7 +274,7 @@ class _Document:
             self._groups[namespace].update(self._facts(frame.eqn))
         numbers = Counter[str]()
         for part in frame.parts:
-            if isinstance(part, Node):
+            if isinstance(part, GraphNode):
                 self._layers[part] = namespace
                 continue
             title = part.title.replace(_SEPARATOR, _STAND_IN) or "scope"
@@ -284,7 +284,7 @@ class _Document:
 
     def _place_border(self) -> None:
         """Assign arguments, constants and results that belong to a pytree to layers."""
-        readers: defaultdict[Node, list[str]] = defaultdict(list)
+        readers: defaultdict[GraphNode, list[str]] = defaultdict(list)
         for edge in self._graph.edges:
             readers[edge.source].append(self._layers[edge.target])
         border = list(filter(is_border, self._graph.root.parts))
@@ -301,7 +301,7 @@ class _Document:
 
     # --- nodes
 
-    def _node(self, node: Node, edges: Iterable[Edge]) -> dict[str, Any]:
+    def _node(self, node: GraphNode, edges: Iterable[GraphEdge]) -> dict[str, Any]:
         document: dict[str, Any] = {
             "id": self._ids[node],
             "label": node.title,
@@ -326,7 +326,7 @@ class _Document:
             document["style"] = {"backgroundColor": color}
         return document
 
-    def _outputs(self, node: Node) -> Iterator[dict[str, str]]:
+    def _outputs(self, node: GraphNode) -> Iterator[dict[str, str]]:
         """Yield the type of each value and its name in the user's source."""
         if node.kind != "result":
             for i, aval in enumerate(node.values):
@@ -336,7 +336,7 @@ class _Document:
                 named = {"__tensor_tag": name} if name.strip("_") else {}
                 yield {"tensor_shape": type_of(aval)} | named
 
-    def _attributes(self, node: Node) -> dict[str, str]:
+    def _attributes(self, node: GraphNode) -> dict[str, str]:
         if node.eqn is None:
             return {"type": type_of(node.values[0])} if node.values else {}
         operands = [detail for detail in node.details[:1] if detail.startswith("(")]

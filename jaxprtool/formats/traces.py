@@ -23,7 +23,7 @@ from jaxprtool.jaxcompat.source_locations import UserFrame
 if TYPE_CHECKING:
     from jaxprtool.analysis.profile import Profile, TimedOperation
     from jaxprtool.analysis.recorded_run import Compilation, Function, OutsideJit, Run
-    from jaxprtool.ir.hlo.trace import Event, Trace
+    from jaxprtool.ir.hlo.trace import Trace, TraceEvent
 
 # --- perfetto -------------------------------------------------------------------------------------
 # A recorded run as a trace for Perfetto and chrome://tracing: Chrome's trace-event JSON.
@@ -230,7 +230,7 @@ def _profile_events(profile: Profile, trace: Trace) -> Iterator[dict[str, Any]]:
 
 
 def _operation(
-    event: Event, timed: TimedOperation | None, thread: int, first: float
+    event: TraceEvent, timed: TimedOperation | None, thread: int, first: float
 ) -> dict[str, Any]:
     args: dict[str, Any] = {}
     if timed is not None:
@@ -278,7 +278,7 @@ class Sample(NamedTuple):
     values: Sequence[int]
 
 
-class _Numbers(dict[Any, int]):
+class _Numbering(dict[Any, int]):
     """Consecutive numbers for keys, from 1 on."""
 
     def __init__(self) -> None:
@@ -289,7 +289,9 @@ class _Numbers(dict[Any, int]):
         return self[key]
 
 
-def profile(name: str, sample_types: Sequence[tuple[str, str]], samples: Iterable[Sample]) -> bytes:
+def pprof_profile(
+    name: str, sample_types: Sequence[tuple[str, str]], samples: Iterable[Sample]
+) -> bytes:
     """Return a profile, compressed.
 
     Args:
@@ -298,7 +300,7 @@ def profile(name: str, sample_types: Sequence[tuple[str, str]], samples: Iterabl
             default.
         samples: The rows. The callee is the innermost function of each.
     """
-    strings, functions, locations = _Numbers(), _Numbers(), _Numbers()
+    strings, functions, locations = _Numbering(), _Numbering(), _Numbering()
     strings[""] = 0
     rows = []
     for sample in samples:

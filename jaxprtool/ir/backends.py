@@ -31,7 +31,7 @@ from jaxprtool.errors import (
     JaxprToolError,
     described,
     did_you_mean,
-    user_frames,
+    user_traceback,
 )
 from jaxprtool.jaxcompat import AnyJaxpr
 
@@ -62,13 +62,13 @@ def start_backends() -> None:
     try:
         jax_backend.get_backend()
     except Exception as error:  # JAX does not catch exceptions of a plug-in's import
-        failure = failure_to_start(error) or _broken_plugin(error)
+        failure = backend_start_error(error) or _broken_plugin(error)
         if failure is None:
             raise
         raise failure from error
 
 
-def failure_to_start(error: BaseException) -> BackendStartError | None:
+def backend_start_error(error: BaseException) -> BackendStartError | None:
     """Return the error to report if JAX raised an exception because a backend does not start.
 
     Args:
@@ -92,7 +92,7 @@ def failure_to_start(error: BaseException) -> BackendStartError | None:
 
 def _passed_over_all(error: AssertionError) -> bool:
     """Return True if JAX raised a bare AssertionError because it passed over all platforms."""
-    frames = user_frames(error)
+    frames = user_traceback(error)
     is_users = bool(frames) and (frames[-1].line or "").startswith("assert")
     return not (str(error) or is_users or set(asked_platforms()) != {"cuda"})
 

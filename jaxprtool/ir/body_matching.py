@@ -19,7 +19,7 @@ from jaxprtool import jaxcompat
 from jaxprtool.ir.backends import cached_method
 from jaxprtool.ir.dataflow import DefUse
 from jaxprtool.ir.equations import substitute, with_operands
-from jaxprtool.ir.equivalence import EquationKeys, MatchLevel, Origins
+from jaxprtool.ir.equivalence import EquationKeys, MatchLevel, ValueNumbering
 from jaxprtool.ir.regions import holds_jaxpr, regions
 from jaxprtool.ir.traits import traits
 from jaxprtool.jaxcompat import AnyJaxpr, Atom, Jaxpr, JaxprEqn, Literal, Var
@@ -916,9 +916,9 @@ class BodyGraph(DefUse):
         return [self._keys.equation(eqn, level) for eqn in self.eqns]
 
     @cached_method
-    def origins(self, level: MatchLevel) -> Origins:
+    def origins(self, level: MatchLevel) -> ValueNumbering:
         """Return the value numbering of the body."""
-        return Origins(self._keys, self.held, self._arguments, level)
+        return ValueNumbering(self._keys, self.held, self._arguments, level)
 
     def use_numbers(self, level: MatchLevel) -> list[int]:
         """Return a number for each equation by the values that are computed from its results.

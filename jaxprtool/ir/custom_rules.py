@@ -30,7 +30,7 @@ from jaxprtool import jaxcompat
 from jaxprtool.errors import UnsupportedError, UserFunctionError, described
 from jaxprtool.ir.backends import anchor
 from jaxprtool.ir.equations import equations, named
-from jaxprtool.ir.frames import place_text
+from jaxprtool.ir.frames import source_place
 from jaxprtool.ir.regions import holds_jaxpr, sub_jaxprs
 from jaxprtool.ir.rewrite import Memo, as_constants, map_equations, with_bodies
 from jaxprtool.ir.traits import traits
@@ -96,7 +96,7 @@ def _jvp_rule(eqn: JaxprEqn) -> JVPRule:
         return _traced(jaxcompat.custom_jvp_rule, eqn)
     except Exception as error:  # the rule is the user's, and may raise anything
         if eqn.params["symbolic_zeros"]:
-            raise unsupported(eqn, error) from error
+            raise untraceable_rule(eqn, error) from error
         name = eqn.params["jvp_jaxpr_fun"].debug_info.func_name
         zeros, everything = (False,) * len(eqn.outvars), (True,) * _num_primals(eqn)
         raised = error.raised if isinstance(error, RuleRaised) else described(error)
@@ -119,7 +119,7 @@ def _vjp_rule(eqn: JaxprEqn) -> VJPRule:
     try:
         return _traced(jaxcompat.custom_vjp_rule, eqn)
     except Exception as error:
-        raise unsupported(eqn, error) from error
+        raise untraceable_rule(eqn, error) from error
 
 
 def _rule_without_results(eqn: JaxprEqn) -> VJPRule:
@@ -143,7 +143,7 @@ def rules_followed() -> Iterator[None]:
     if _rules.get() is not None:
         yield
         return
-    token = _rules.set(_Rules())
+    token = _rules.set(_TracedRules())
     try:
         yield
     finally:
@@ -162,7 +162,7 @@ MOST_WITHIN, MOST_RULES, MOST_EQUATIONS = 40, 100, 3000
 
 
 @dataclass
-class _Rules:
+class _TracedRules:
     """The rules that have been traced, and the origin of the calls in them.
 
     `origins` has, by `_origin_key`, the number of rules around such a call, and the program's own
@@ -211,7 +211,7 @@ def _origin_key(eqn: JaxprEqn) -> Hashable:
     return getattr(_made_from(eqn), "key", None) or rule_key(eqn)
 
 
-_rules: ContextVar[_Rules | None] = ContextVar("rules", default=None)
+_rules: ContextVar[_TracedRules | None] = ContextVar("rules", default=None)
 
 
 def _followed(eqn: JaxprEqn, trace: Callable[[JaxprEqn], Any]) -> Any:
@@ -381,7 +381,7 @@ def _require(wanted: Sequence[bool], perturbed: Sequence[bool], name: str) -> No
             )
 
 
-def unsupported(eqn: JaxprEqn, error: Exception) -> UnsupportedError:
+def untraceable_rule(eqn: JaxprEqn, error: Exception) -> UnsupportedError:
     """Return the error for a rule that raises `error` when it is traced."""
     message = f"the rule of the {named(eqn)} cannot be written as a jaxpr: {described(error)}"
     return UnsupportedError(message, _WITHOUT_RULES)
@@ -412,7 +412,7 @@ def _taking(jaxpr: AnyJaxpr, memo: Memo) -> AnyJaxpr:
         new = eqn
         if eqn.params and holds_jaxpr(eqn.params.values()):
             new = with_bodies(eqn, lambda body: memo(partial(_taking, body, memo), body))
-        eqns += jaxcompat.with_closed_over(new, in_scope)
+        eqns += jaxcompat.equations_with_closed_over(new, in_scope)
         in_scope.update(eqn.outvars)
     same = len(eqns) == len(body.eqns) and all(a is b for a, b in zip(eqns, body.eqns, strict=True))
     return jaxpr if same else jaxcompat.replace_jaxpr(jaxpr, eqns=eqns)
@@ -448,7 +448,7 @@ def _rule_with_ended_tracer(jaxpr: AnyJaxpr, place: str | None) -> str | None:
         place: The source line of the equation that holds the jaxpr, for calls without one.
     """
     for eqn in jaxcompat.open_jaxpr(jaxpr).eqns:
-        at = place_text(eqn) or place
+        at = source_place(eqn) or place
         if jaxcompat.holds_ended(eqn):
             call = eqn.primitive.name + (f" at {at}" if at else "")
             return f"the rule of '{jaxcompat.custom_name(eqn)}', the {call},"

@@ -17,7 +17,7 @@ from jax import numpy as jnp
 
 from jaxprtool import jaxcompat
 from jaxprtool.ir.backends import JaxprCache, cached_method
-from jaxprtool.ir.equations import all_jaxprs, bodies, is_flat, is_ref, reachable, variables
+from jaxprtool.ir.equations import all_jaxprs, bodies, has_ref_type, is_flat, reachable, variables
 from jaxprtool.ir.regions import Region, Regions, holds_jaxpr, regions
 from jaxprtool.ir.traits import traits
 from jaxprtool.jaxcompat import AnyJaxpr, Atom, Jaxpr, JaxprEqn, Literal, Var
@@ -96,7 +96,7 @@ class Holder:
         return self.jaxpr.eqns[self.index]
 
 
-class _Body(DefUse):
+class _BodyDefUse(DefUse):
     """The arguments and results of a jaxpr, and the definitions and uses of its variables."""
 
     def __init__(self, jaxpr: Jaxpr):
@@ -190,8 +190,8 @@ class DataFlow:
         return [(holder.jaxpr, var) for var in holder.eqn.outvars]
 
     @cached_method
-    def _body(self, jaxpr: Jaxpr) -> _Body:
-        return _Body(jaxpr)
+    def _body(self, jaxpr: Jaxpr) -> _BodyDefUse:
+        return _BodyDefUse(jaxpr)
 
 
 def _region(holder: Holder) -> tuple[Regions | None, Region | None]:
@@ -328,7 +328,7 @@ _Flags: TypeAlias = tuple[bool, ...]
 
 
 @dataclass(eq=False)
-class Run:
+class BodySlice:
     """The part of a body in a slice, for one combination of flags.
 
     Attributes:
@@ -343,7 +343,7 @@ class Run:
     jaxpr: Jaxpr
     arguments: _Flags
     results: _Flags
-    inside: dict[int, tuple[Run, ...]] = field(default_factory=dict)
+    inside: dict[int, tuple[BodySlice, ...]] = field(default_factory=dict)
 
     def members(self) -> frozenset[int]:
         """Return the equations of the slice, by `id`, at every depth."""
@@ -353,7 +353,7 @@ class Run:
             ids.update(id(eqns[i]) for i in run.inside)
         return frozenset(ids)
 
-    def runs(self) -> Iterator[Run]:
+    def runs(self) -> Iterator[BodySlice]:
         """Yield this run and those inside it, each once."""
         return reachable((self,), lambda run: chain.from_iterable(run.inside.values()))
 
@@ -372,27 +372,27 @@ class Start:
     equations: Mapping[Jaxpr, frozenset[int]] = field(default_factory=dict)
 
 
-def forward_slice(top: Jaxpr, start: Start) -> Run:
+def forward_slice(top: Jaxpr, start: Start) -> BodySlice:
     """Return the part of a program that depends on values.
 
     Args:
         top: The program's open jaxpr.
         start: The values, and the equations whose results count too.
     """
-    return _Forward(start).run(top, (False,) * len(top.invars))
+    return _ForwardSlicer(start).run(top, (False,) * len(top.invars))
 
 
-def backward_slice(top: Jaxpr, start: Start) -> Run:
+def backward_slice(top: Jaxpr, start: Start) -> BodySlice:
     """Return the part of a program that values depend on.
 
     Args:
         top: The program's open jaxpr.
         start: The values, and the equations whose operands count too.
     """
-    return _Backward(start).run(top, (False,) * len(top.outvars), (False,) * len(top.invars))
+    return _BackwardSlicer(start).run(top, (False,) * len(top.outvars), (False,) * len(top.invars))
 
 
-def live_part(top: Jaxpr) -> Run:
+def live_part(top: Jaxpr) -> BodySlice:
     """Return the part of a program that its results and its effects depend on."""
     effects = dict[Jaxpr, frozenset[int]]()
     for jaxpr in all_jaxprs(top) if top.effects else ():
@@ -400,10 +400,10 @@ def live_part(top: Jaxpr) -> Run:
         lasting = (e for e in eqns if not all(map(jaxcompat.is_removable_effect, e.effects)))
         effects[jaxpr] = frozenset(map(id, lasting))
     start = Start(equations={jaxpr: ids for jaxpr, ids in effects.items() if ids})
-    return _Backward(start).run(top, (True,) * len(top.outvars), (False,) * len(top.invars))
+    return _BackwardSlicer(start).run(top, (True,) * len(top.outvars), (False,) * len(top.invars))
 
 
-def everything(top: Jaxpr) -> Run:
+def everything(top: Jaxpr) -> BodySlice:
     """Return the whole program as a slice."""
     return _Everything().run(top)
 
@@ -412,14 +412,14 @@ class _Everything:
     """All equations of bodies."""
 
     @cached_method
-    def run(self, jaxpr: Jaxpr) -> Run:
-        inside: dict[int, tuple[Run, ...]] = dict.fromkeys(range(len(jaxpr.eqns)), ())
+    def run(self, jaxpr: Jaxpr) -> BodySlice:
+        inside: dict[int, tuple[BodySlice, ...]] = dict.fromkeys(range(len(jaxpr.eqns)), ())
         if not is_flat(jaxpr):
             inside = {i: self.within(eqn) for i, eqn in enumerate(jaxpr.eqns)}
         ins, outs = (True,) * len(jaxpr.invars), (True,) * len(jaxpr.outvars)
-        return Run(jaxpr, ins, outs, inside)
+        return BodySlice(jaxpr, ins, outs, inside)
 
-    def within(self, eqn: JaxprEqn) -> tuple[Run, ...]:
+    def within(self, eqn: JaxprEqn) -> tuple[BodySlice, ...]:
         """Return the runs of all bodies of an equation."""
         if not (eqn.params and holds_jaxpr(eqn.params.values())):
             return ()
@@ -452,14 +452,14 @@ class _Slicer:
         )
 
 
-class _Forward(_Slicer):
+class _ForwardSlicer(_Slicer):
     @cached_method
-    def run(self, jaxpr: Jaxpr, flags: _Flags) -> Run:
+    def run(self, jaxpr: Jaxpr, flags: _Flags) -> BodySlice:
         """Return the part of a body that some of its arguments reach."""
         reached = {var for var, flag in zip(jaxpr.invars, flags, strict=True) if flag}
         reached |= self._values.get(jaxpr, set())
         begins = self._equations.get(jaxpr, ())
-        inside: dict[int, tuple[Run, ...]] = {}
+        inside: dict[int, tuple[BodySlice, ...]] = {}
         flat = is_flat(jaxpr)
         for i, eqn in enumerate(jaxpr.eqns):
             first = id(eqn) in begins
@@ -470,7 +470,7 @@ class _Forward(_Slicer):
                 or (eqn_regions is not None and self._starts_inside(eqn))
             ):
                 continue
-            runs: tuple[Run, ...] | None
+            runs: tuple[BodySlice, ...] | None
             if eqn_regions is None or first:
                 runs = self._everything.within(eqn)
                 reached.update(eqn.outvars, _written_refs(eqn))
@@ -478,25 +478,27 @@ class _Forward(_Slicer):
                 runs = self._through(eqn, eqn_regions, reached)
             if runs is not None:
                 inside[i] = runs
-        return Run(
+        return BodySlice(
             jaxpr,
             tuple(var in reached for var in jaxpr.invars),
             tuple(type(v) is not Literal and v in reached for v in jaxpr.outvars),
             inside,
         )
 
-    def _through(self, eqn: JaxprEqn, inside: Regions, reached: set[Var]) -> tuple[Run, ...] | None:
+    def _through(
+        self, eqn: JaxprEqn, inside: Regions, reached: set[Var]
+    ) -> tuple[BodySlice, ...] | None:
         """Add the values reached through bodies; return None if nothing in them is reached."""
         operands = [type(v) is not Literal and v in reached for v in eqn.invars]
         opened = inside.jaxprs
-        runs: dict[int, Run] = {}
+        runs: dict[int, BodySlice] = {}
 
         def through(number: int, facts: list[bool]) -> _Flags:
             run = runs[number] = self.run(opened[number], tuple(facts))
             for place, arg, flag in zip(
                 inside.regions[number].ins, opened[number].invars, run.arguments, strict=True
             ):
-                if flag and is_ref(arg):
+                if flag and has_ref_type(arg):
                     operands[place] = True
             return run.results
 
@@ -506,16 +508,18 @@ class _Forward(_Slicer):
             if operands == previous:
                 break
         reached.update(var for var, flag in zip(eqn.outvars, results, strict=True) if flag)
-        written = [v for v, flag in zip(eqn.invars, operands, strict=True) if flag and is_ref(v)]
+        written = [
+            v for v, flag in zip(eqn.invars, operands, strict=True) if flag and has_ref_type(v)
+        ]
         reached.update(v for v in written if type(v) is not Literal)
         if not (any(results) or any(run.inside for run in runs.values())):
             return None
         return tuple(runs[i] for i in range(len(opened)))
 
 
-class _Backward(_Slicer):
+class _BackwardSlicer(_Slicer):
     @cached_method
-    def run(self, jaxpr: Jaxpr, wanted: _Flags, later: _Flags) -> Run:
+    def run(self, jaxpr: Jaxpr, wanted: _Flags, later: _Flags) -> BodySlice:
         """Return the part of a body that some of its results depend on.
 
         `later` flags the arguments that are refs and are read after the body.
@@ -525,7 +529,7 @@ class _Backward(_Slicer):
         needed.update(v for v, flag in zip(jaxpr.invars, later, strict=True) if flag)
         needed |= self._values.get(jaxpr, set())
         begins = self._equations.get(jaxpr, ())
-        inside: dict[int, tuple[Run, ...]] = {}
+        inside: dict[int, tuple[BodySlice, ...]] = {}
         flat, eqns = is_flat(jaxpr), jaxpr.eqns
         for i in range(len(eqns) - 1, -1, -1):
             eqn = eqns[i]
@@ -544,19 +548,19 @@ class _Backward(_Slicer):
             else:
                 inside[i] = self._through(eqn, eqn_regions, needed, first)
         arguments = tuple(v in needed for v in jaxpr.invars)
-        return Run(jaxpr, arguments, wanted, dict(reversed(inside.items())))
+        return BodySlice(jaxpr, arguments, wanted, dict(reversed(inside.items())))
 
     def _through(
         self, eqn: JaxprEqn, inside: Regions, needed: set[Var], first: bool
-    ) -> tuple[Run, ...]:
+    ) -> tuple[BodySlice, ...]:
         """Add the parts of bodies that the needed results of an equation depend on.
 
         If `first`, the slice starts from the equation, and all its results are needed.
         """
         results = [first or v in needed for v in eqn.outvars]
-        later = [type(v) is not Literal and v in needed and is_ref(v) for v in eqn.invars]
+        later = [type(v) is not Literal and v in needed and has_ref_type(v) for v in eqn.invars]
         opened = inside.jaxprs
-        runs: dict[int, Run] = {}
+        runs: dict[int, BodySlice] = {}
 
         def through(number: int, asked: list[bool]) -> _Flags:
             refs = tuple(later[place] for place in inside.regions[number].ins)
@@ -567,7 +571,9 @@ class _Backward(_Slicer):
             previous = list(later)
             operands = inside.backward(results, through, control=True)
             if inside.repeats:  # an iteration may read what the previous one wrote
-                read = [asked and is_ref(v) for v, asked in zip(eqn.invars, operands, strict=True)]
+                read = [
+                    asked and has_ref_type(v) for v, asked in zip(eqn.invars, operands, strict=True)
+                ]
                 later = [a or b for a, b in zip(later, read, strict=True)]
             if later == previous:
                 break
@@ -623,7 +629,7 @@ def _is_nearly_positive(interval: Interval) -> bool:
     return -0.1 < low <= 0 and math.isinf(high)
 
 
-def shown(interval: Domain) -> str:
+def domain_text(interval: Domain) -> str:
     """Describe a domain in words: `positive`, `above -1`, `between -1 and 1`."""
     if interval == "positive definite":
         return interval

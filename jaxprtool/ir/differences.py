@@ -71,7 +71,7 @@ def counterparts(
     ins = _in_place(a.invars, b.invars) if arguments is None else arguments
     outs = _in_place(a.outvars, b.outvars) if results is None else results
     matches: list[MatchedBody] = []
-    todo = deque([_Bodies(before, after, ins, outs)])
+    todo = deque([_BodyPair(before, after, ins, outs)])
     seen = {(a, b)}
     while todo:
         bodies = todo.popleft()
@@ -102,7 +102,7 @@ def _with_opened(
 
 
 @dataclass(frozen=True, eq=False)
-class _Bodies:
+class _BodyPair:
     """Two bodies to match, their corresponding arguments and results, and the path to them."""
 
     before: AnyJaxpr
@@ -116,7 +116,7 @@ def _in_place(a: Sequence[object], b: Sequence[object]) -> list[tuple[int, int]]
     return [(i, i) for i in range(min(len(a), len(b)))]
 
 
-def _bodies_of_pairs(matched: MatchedBody) -> Iterator[_Bodies]:
+def _bodies_of_pairs(matched: MatchedBody) -> Iterator[_BodyPair]:
     """Yield the bodies that the counterparts in two matched bodies hold, in order."""
     for old, new in matched.equations:
         if not (holds_jaxpr(old.params.values()) and holds_jaxpr(new.params.values())):
@@ -128,7 +128,7 @@ def _bodies_of_pairs(matched: MatchedBody) -> Iterator[_Bodies]:
         for a, b in zip(*bodies, strict=False):
             edges = _edges(old, a), _edges(new, b)
             arguments = _arguments(matched, (old, new), (a, b), edges)
-            yield _Bodies(
+            yield _BodyPair(
                 a, b, arguments, _counterpart_results(matched, (old, new), (a, b), edges), path
             )
 

@@ -30,7 +30,7 @@ Number: TypeAlias = Annotated[Any, int | str]
 AnyFloat: TypeAlias = Annotated[float, float | str]
 
 
-class _Layout(NamedTuple):
+class _KeyLayout(NamedTuple):
     """How keys differ from fields: the arguments of `document`."""
 
     without: Sequence[str] = ()
@@ -57,7 +57,7 @@ def document(
         flat: Fields that are replaced by their own keys.
         optional: Fields and properties that are left out if they are None or "".
     """
-    layout = _Layout(without, names, also, flat, optional)
+    layout = _KeyLayout(without, names, also, flat, optional)
 
     def declare(cls: type[T]) -> type[T]:
         cls.__document__ = layout  # type: ignore[attr-defined]
@@ -66,7 +66,7 @@ def document(
     return declare
 
 
-class Key(NamedTuple):
+class DocumentKey(NamedTuple):
     """A key of a document, and the attribute that it shows."""
 
     name: str
@@ -76,12 +76,14 @@ class Key(NamedTuple):
 
 
 @cache
-def keys(cls: type) -> tuple[Key, ...]:
+def keys(cls: type) -> tuple[DocumentKey, ...]:
     """Return the keys of the JSON of a dataclass or a NamedTuple."""
-    layout: _Layout = getattr(cls, "__document__", _Layout())
+    layout: _KeyLayout = getattr(cls, "__document__", _KeyLayout())
     attributes = [field.name for field in fields(cls)] if is_dataclass(cls) else cls._fields  # type: ignore[attr-defined]
     return tuple(
-        Key(layout.names.get(name, name), name, name in layout.flat, name in layout.optional)
+        DocumentKey(
+            layout.names.get(name, name), name, name in layout.flat, name in layout.optional
+        )
         for name in (*attributes, *layout.also)
         if name not in layout.without
     )

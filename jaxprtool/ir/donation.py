@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 from jaxprtool.ir.dataflow import live_part
 from jaxprtool.ir.documents import document
-from jaxprtool.ir.equations import donations as donated_operands
+from jaxprtool.ir.equations import donated_operands
 from jaxprtool.ir.paths import path_steps
 from jaxprtool.ir.program import (
     JitOptions,

@@ -16,7 +16,7 @@ import numpy as np
 from jaxprtool import jaxcompat
 from jaxprtool.ir.backends import JaxprCache
 from jaxprtool.ir.dtypes import is_wide, itemsize
-from jaxprtool.ir.frames import place_text
+from jaxprtool.ir.frames import source_place
 from jaxprtool.ir.regions import holds_jaxpr, sub_jaxprs, views
 from jaxprtool.ir.traits import traits
 from jaxprtool.jaxcompat import AnyJaxpr, Atom, Aval, Jaxpr, JaxprEqn, Literal, Var
@@ -135,7 +135,7 @@ def equations(jaxpr: Jaxpr) -> Iterator[JaxprEqn]:
         yield from body.eqns
 
 
-def donations(eqns: Iterable[JaxprEqn]) -> list[tuple[Var, int]]:
+def donated_operands(eqns: Iterable[JaxprEqn]) -> list[tuple[Var, int]]:
     """Return the operands that calls donate, each with the position of the call in `eqns`."""
     return [
         (atom, i)
@@ -214,7 +214,7 @@ def is_array(aval: Aval) -> bool:
     return hasattr(aval, "dtype") and not isinstance(aval, jaxcompat.AbstractRef)
 
 
-def is_ref(atom: object) -> bool:
+def has_ref_type(atom: object) -> bool:
     """Return True if a value is a ref."""
     return isinstance(getattr(atom, "aval", None), jaxcompat.AbstractRef)
 
@@ -252,7 +252,7 @@ def fuses(eqn: JaxprEqn) -> bool:
 
 def named(eqn: JaxprEqn) -> str:
     """Describe an equation in a message by its primitive and source line: `psum at model.py:12`."""
-    place = place_text(eqn)
+    place = source_place(eqn)
     return eqn.primitive.name + (f" at {place}" if place else "")
 
 

@@ -70,17 +70,17 @@ def equivalent(p: object, q: object) -> bool:
         UnsupportedError: If the rule of a custom derivative cannot be traced, or the programs are
             too deeply nested.
     """
-    return difference(p, q) is None
+    return structural_difference(p, q) is None
 
 
-def difference(p: object, q: object) -> str | None:
+def structural_difference(p: object, q: object) -> str | None:
     """Return the first difference between two Programs, or two jaxprs; None if there is none."""
     try:
         if isinstance(p, Program) and isinstance(q, Program):
             _same_signature(p, q)
             p, q = p.jaxpr, q.jaxpr
         with rules_followed():
-            _Comparison().jaxprs(p, q)
+            _EquivalenceCheck().jaxprs(p, q)
     except _Different as error:
         return ", ".join(reversed(error.where)) + f": {error}"
     except RecursionError:
@@ -95,7 +95,7 @@ def same_rules(p: JaxprEqn, q: JaxprEqn) -> bool:
     """
     try:
         with rules_followed():
-            _Comparison().parameters(_rules(p), _rules(q))
+            _EquivalenceCheck().parameters(_rules(p), _rules(q))
     except _Different:
         return False
     return True
@@ -108,7 +108,7 @@ def same_operation(p: JaxprEqn, q: JaxprEqn) -> bool:
     """
     try:
         with rules_followed():
-            comparison = _Comparison()
+            comparison = _EquivalenceCheck()
             comparison.types(p.invars, q.invars)
             comparison.operation(p, q)
             comparison.types(p.outvars, q.outvars)
@@ -126,7 +126,7 @@ def action_difference(p: JaxprEqn, q: JaxprEqn) -> str | None:
         return f"{p.primitive.name} against {q.primitive.name}"
     try:
         with rules_followed():
-            _Comparison().operation(*(_without_bodies(eqn) for eqn in (p, q)))
+            _EquivalenceCheck().operation(*(_without_bodies(eqn) for eqn in (p, q)))
     except _Different as error:
         return ", ".join(reversed(error.where)) + f": {error}"
     return None
@@ -168,7 +168,7 @@ def _check(same: bool, p: object, q: object) -> None:
         raise _Different(p, q)
 
 
-class _Comparison:
+class _EquivalenceCheck:
     """One comparison, with the corresponding variables and the bodies found to be the same."""
 
     def __init__(self) -> None:
@@ -603,7 +603,9 @@ class EquationKeys:
         number = self._jaxprs.get(id(jaxpr))
         if number is None:
             body = jaxcompat.open_jaxpr(jaxpr)
-            origins = Origins(self, jaxpr, [("argument", i) for i in range(len(body.invars))])
+            origins = ValueNumbering(
+                self, jaxpr, [("argument", i) for i in range(len(body.invars))]
+            )
             types = tuple(self.type_number(v.aval) for v in (*body.constvars, *body.invars))
             results = tuple(map(origins.atom, body.outvars))
             counts = frozenset(Counter(origins.equations).items())
@@ -623,7 +625,7 @@ class EquationKeys:
         ]
 
 
-class Origins:
+class ValueNumbering:
     """Value numbering of a jaxpr: each value is numbered by how it is computed.
 
     With `MatchLevel.SAME`, values with the same number are equal.
@@ -685,7 +687,7 @@ class Origins:
 # --- structural key -------------------------------------------------------------------------------
 # Keys of equations and jaxprs by structure: equal for those that differ only in names.
 #
-# `structure(jaxpr)` returns one object for all jaxprs that are equal, so that two bodies are
+# `jaxpr_structure(jaxpr)` returns one object for all jaxprs that are equal, so that two bodies are
 # compared by identity; `parameters_key(eqn)` is the key of an equation without its operands. Both
 # are exact: numbers are distinguished by type and to the bit (0.0 is not -0.0, 1 is not True), and
 # arrays by content and device. Only long arrays are compared by a digest, of 256 bits. Jaxprs of
@@ -696,7 +698,7 @@ class Origins:
 
 
 @dataclass(eq=False, slots=True, weakref_slot=True)
-class Structure:
+class JaxprStructure:
     """The common structure of jaxprs that differ only in names; compared by identity.
 
     `repeatable` is True if two calls of such a jaxpr on the same operands may be merged.
@@ -710,16 +712,16 @@ class Unkeyable(Exception):
     """A parameter has no key: an equation or jaxpr with it equals only itself."""
 
 
-_structures: WeakKeyDictionary[AnyJaxpr, Structure] = process_cache(WeakKeyDictionary())
-_by_key: WeakValueDictionary[Hashable, Structure] = WeakValueDictionary()
+_structures: WeakKeyDictionary[AnyJaxpr, JaxprStructure] = process_cache(WeakKeyDictionary())
+_by_key: WeakValueDictionary[Hashable, JaxprStructure] = WeakValueDictionary()
 
 
-def structure(jaxpr: AnyJaxpr) -> Structure:
+def jaxpr_structure(jaxpr: AnyJaxpr) -> JaxprStructure:
     """Return the structure of a jaxpr, closed or open. Raises Unkeyable if it has none."""
     result = _structures.get(jaxpr)
     if result is None:
         key = _jaxpr_key(jaxpr)
-        result = _by_key.setdefault(key, Structure(*key))
+        result = _by_key.setdefault(key, JaxprStructure(*key))
         _structures[jaxpr] = result
     return result
 
@@ -754,7 +756,7 @@ def _jaxpr_key(jaxpr: AnyJaxpr) -> tuple[Hashable, bool]:
     return (borders, consts, tuple(equations), atoms(body.outvars)), may_repeat
 
 
-def parameters_key(eqn: JaxprEqn) -> tuple[Hashable, Sequence[Structure]]:
+def parameters_key(eqn: JaxprEqn) -> tuple[Hashable, Sequence[JaxprStructure]]:
     """Return a key for an equation's parameters, and the structures of the jaxprs among them.
 
     Raises Unkeyable if a parameter has no key.
@@ -762,7 +764,7 @@ def parameters_key(eqn: JaxprEqn) -> tuple[Hashable, Sequence[Structure]]:
     params = eqn.params
     if not params:
         return (), ()
-    structures: list[Structure] = []
+    structures: list[JaxprStructure] = []
     key: list[Hashable] = []
     if has_rule(eqn) or eqn.primitive.name == "reduce":  # live functions are not part of a key
         params = readable_params[eqn.primitive.name](eqn)
@@ -788,7 +790,7 @@ _PLAIN: frozenset[type] = frozenset({type(None), str, bytes, int})
 _INTEGERS: frozenset[type] = frozenset({int})
 
 
-def _key(value: Any, structures: list[Structure]) -> Hashable:
+def _key(value: Any, structures: list[JaxprStructure]) -> Hashable:
     cls = type(value)
     if cls in _PLAIN:
         return value
@@ -799,7 +801,7 @@ def _key(value: Any, structures: list[Structure]) -> Hashable:
     if isinstance(value, np.dtype):
         return np.dtype, value
     if isinstance(value, Jaxpr | ClosedJaxpr):
-        inner = structure(value)
+        inner = jaxpr_structure(value)
         structures.append(inner)
         return inner
     if isinstance(value, dict):

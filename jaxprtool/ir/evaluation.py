@@ -22,7 +22,7 @@ from jaxprtool import jaxcompat
 from jaxprtool.ir.backends import JaxprCache
 from jaxprtool.ir.dtypes import dtype_kind, is_extended, is_foreign
 from jaxprtool.ir.regions import Call, Cond, CustomJVP, Scan, While, view
-from jaxprtool.ir.traits import options
+from jaxprtool.ir.traits import nondefault_options
 from jaxprtool.jaxcompat import Atom, Aval, ClosedJaxpr, JaxprEqn, Literal, Var
 
 # --- interpret ------------------------------------------------------------------------------------
@@ -313,7 +313,7 @@ def _without_options(rule: Evaluation) -> Evaluation:
     """Return a rule that leaves equations with options to the backend."""
 
     def plain(eqn: JaxprEqn, *operands: np.ndarray) -> np.ndarray | None:
-        return None if options(eqn) else rule(eqn, *operands)
+        return None if nondefault_options(eqn) else rule(eqn, *operands)
 
     return plain
 
@@ -372,7 +372,7 @@ def evaluate_exactly(eqn: JaxprEqn, operands: Sequence[np.ndarray]) -> np.ndarra
 
 
 @contextmanager
-def unchecked() -> Iterator[None]:
+def checks_disabled() -> Iterator[None]:
     """Disable JAX's own checks, which also raise for a NaN that no result depends on."""
     with jax.debug_nans(False), jax.debug_infs(False):
         yield
@@ -399,7 +399,7 @@ class FiniteCheck:
         if not jnp.issubdtype(value.dtype, jnp.inexact):
             return None
         # Also while JAX traces a function around this.
-        with unchecked(), jax.ensure_compile_time_eval():
+        with checks_disabled(), jax.ensure_compile_time_eval():
             if self.nans and bool(jnp.isnan(value).any()):
                 return "a NaN"
             return "an infinity" if self.infs and bool(jnp.isinf(value).any()) else None

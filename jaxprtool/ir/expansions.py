@@ -19,7 +19,7 @@ from jax.extend.core import primitives
 
 from jaxprtool import jaxcompat
 from jaxprtool.errors import UnsupportedError, described
-from jaxprtool.ir.custom_rules import jvp_params, unsupported, vjp_params
+from jaxprtool.ir.custom_rules import jvp_params, untraceable_rule, vjp_params
 from jaxprtool.ir.equations import equations, fuses, named
 from jaxprtool.ir.regions import High, call, copies_of_body, holds_jaxpr, regions, sub_jaxprs
 from jaxprtool.ir.rewrite import map_equations
@@ -179,7 +179,7 @@ def without_live_objects(eqn: JaxprEqn) -> JaxprEqn:
     derivative = jaxcompat.high_derivative(eqn)
     if derivative == "body":
         return call(body, eqn.invars, eqn.outvars, eqn)
-    rule = _Rule(derivative, jaxcompat.high_key(eqn), eqn)
+    rule = _EquationRule(derivative, jaxcompat.high_key(eqn), eqn)
     if derivative == "jvp":
         # The rule gets symbolic zero tangents, and may return some.
         params = jvp_params(body, f"{rule.name}_jvp", rule, symbolic_zeros=True)
@@ -199,7 +199,7 @@ def _without_constants(high: High) -> ClosedJaxpr:
 
 
 @dataclass(frozen=True)
-class _Rule:
+class _EquationRule:
     """The rule of an equation; equal for equations whose objects follow the same rule."""
 
     derivative: str
@@ -220,4 +220,4 @@ class _Rule:
             if self.derivative == "jvp":
                 zeros, perturbed = (False,) * len(eqn.outvars), (True,) * len(eqn.invars)
                 return JVPRule(f"{self.name}_jvp", None, zeros, perturbed, described(error))
-            raise unsupported(eqn, error) from error
+            raise untraceable_rule(eqn, error) from error

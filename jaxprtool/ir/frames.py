@@ -390,6 +390,6 @@ def _above_packages(folder: str) -> str:
     return folder
 
 
-def place_text(eqn: JaxprEqn) -> str | None:
+def source_place(eqn: JaxprEqn) -> str | None:
     """Return `model.py:9 ← flax/linen/linear.py:199`, by `frames_now`; None if it is unknown."""
     return BEHIND.join(frames_now().texts(eqn)) or None

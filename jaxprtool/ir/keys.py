@@ -43,13 +43,13 @@ _OBJECTS = 500
 def parameter_key(value: Any) -> Hashable:
     """Return a key for a parameter that holds no jaxprs, trees or arrays, or None."""
     if callable(value) and not isinstance(value, type):
-        return "function", *_Reader().parts("", value)
+        return "function", *_FunctionParts().parts("", value)
     return plain_key(value)
 
 
 def function_difference(p: object, q: object) -> tuple[str, str] | None:
     """Return texts of the first part in which two callables differ; None if they are equal."""
-    readers = _Reader(), _Reader()
+    readers = _FunctionParts(), _FunctionParts()
     parts = [dict(reader.parts("", f)) for reader, f in zip(readers, (p, q), strict=True)]
     for place in dict.fromkeys([*parts[0], *parts[1]]):
         if parts[0].get(place, _NOTHING) != parts[1].get(place, _NOTHING):
@@ -65,7 +65,7 @@ def function_difference(p: object, q: object) -> tuple[str, str] | None:
 _NOTHING = object()
 
 
-class _Reader:
+class _FunctionParts:
     """Lists the parts of one function, with their texts."""
 
     def __init__(self) -> None:

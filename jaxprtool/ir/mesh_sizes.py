@@ -25,7 +25,7 @@ from jaxprtool.ir.custom_rules import has_rule, rule_key, rules_followed
 from jaxprtool.ir.equations import named, type_of
 from jaxprtool.ir.program import JitOptions, Program, type_check
 from jaxprtool.ir.regions import Call, ShardMap, view
-from jaxprtool.ir.specialization import Body, SubstitutedRule, Substitution
+from jaxprtool.ir.specialization import SubstitutedBody, SubstitutedRule, Substitution
 from jaxprtool.jaxcompat import AnyJaxpr, Aval, JaxprEqn
 
 
@@ -70,14 +70,14 @@ def meshes_in(
         options: The options of `jax.jit`, which are searched too.
         rules: Whether the rules of custom derivatives are traced and searched.
     """
-    search = _Search(rules)
+    search = _MeshSearch(rules)
     search.value(options)
     with rules_followed():
         search.jaxpr(jaxpr)
     return list(search.found)
 
 
-class _Search(Substitution):
+class _MeshSearch(Substitution):
     """A substitution that changes nothing, and collects all meshes."""
 
     def __init__(self, rules: bool) -> None:
@@ -309,10 +309,10 @@ class MeshChange(Substitution):
         return self if self.in_rules else MeshChange(self.old, self.new, True)
 
     def rewritten(self, jaxpr: AnyJaxpr) -> AnyJaxpr:
-        return _Body(self, jaxpr).made()
+        return _MeshBody(self, jaxpr).made()
 
 
-class _Body(Body):
+class _MeshBody(SubstitutedBody):
     """One body while its mesh is changed."""
 
     owner: MeshChange

@@ -125,7 +125,7 @@ def concrete_mesh(
     return Mesh(chosen, wanted.axis_names, axis_types=wanted.axis_types)
 
 
-def placed(program: Program, arguments: Sequence[Any], mesh: Mesh) -> list[Any]:
+def place_on_mesh(program: Program, arguments: Sequence[Any], mesh: Mesh) -> list[Any]:
     """Place the arguments on the devices of a mesh.
 
     A sharding in the options of `jax.jit` comes before that of the type. A value without such an
@@ -276,7 +276,7 @@ class SpecReader(WhitelistReader):
     examples: ClassVar[str]
 
     def __init__(self, text: str, what: str):
-        self.source, self.what = expressions.read(text, what, ArgumentsError), what
+        self.source, self.what = expressions.parse_arguments(text, what, ArgumentsError), what
 
     def trees(self) -> tuple[tuple[Any, ...], dict[str, Any]]:
         """Return the trees by position and by name.

@@ -27,7 +27,7 @@ from jaxprtool.errors import ArgumentsError, CheckError, StructureError
 from jaxprtool.ir.documents import METHODS, in_bytes, plural
 from jaxprtool.ir.dtypes import as_array, needs_x64, x64_enabled
 from jaxprtool.ir.equations import holders, reachable, size_of, type_of
-from jaxprtool.ir.evaluation import FiniteCheck, unchecked
+from jaxprtool.ir.evaluation import FiniteCheck, checks_disabled
 from jaxprtool.ir.frames import Root
 from jaxprtool.ir.matching import MatchedArguments, Mismatch, matched
 from jaxprtool.ir.paths import unique
@@ -119,7 +119,7 @@ class Program:
         leaves = self.checked(match.leaves)
         if not (jax.config.jax_debug_nans or jax.config.jax_debug_infs):
             return match.result(self.out_tree, self._evaluated(leaves))
-        with unchecked():
+        with checks_disabled():
             values = [x[...] if isinstance(x, jax.Ref) else x for x in leaves]
             outs = self._evaluated(leaves, donate=False)  # needed again, as in JAX
         self.require_finite(FiniteCheck.from_config(), values, outs)
@@ -660,7 +660,7 @@ def path_parts(name: str) -> tuple[str, ...]:
     return tuple(_STEPS.findall(name))
 
 
-def grouped(values: Sequence[NamedValue], most: int = 6) -> tuple[ValueGroup, ...]:
+def grouped_values(values: Sequence[NamedValue], most: int = 6) -> tuple[ValueGroup, ...]:
     """Group values by the pytrees that they belong to, in order.
 
     Values are grouped by the first step of their paths. If that yields only one group, more steps

@@ -882,7 +882,7 @@ _SEQUENCES = (tuple, list)
 _LEAF, _SEQUENCE, _HOLDER = range(3)
 
 
-class _Kinds(dict[type, int]):
+class _JaxprKinds(dict[type, int]):
     """Whether values of a type are jaxprs, may contain jaxprs, or neither."""
 
     def __missing__(self, kind: type) -> int:
@@ -891,7 +891,7 @@ class _Kinds(dict[type, int]):
         return self[kind]
 
 
-_KINDS = _Kinds()
+_KINDS = _JaxprKinds()
 
 
 def copies_of_body(eqn: JaxprEqn) -> int:

@@ -151,7 +151,7 @@ def repetition(program: Program, before: Program) -> Repetition:
 
 
 @dataclass(frozen=True)
-class _Part:
+class _UnrepeatedPart:
     """The part of a jaxpr outside of repeated bodies: its equations, and calls of these bodies."""
 
     size: int
@@ -180,7 +180,7 @@ class _CallGraph:
         self._top, self._known, self._single = top, old_bodies, single
         #: A call of each repeated body.
         self._bodies: dict[Jaxpr, JaxprEqn] = {}
-        self._parts: dict[Jaxpr, _Part] = {}
+        self._parts: dict[Jaxpr, _UnrepeatedPart] = {}
         self._part(top)
         self._callers: dict[Jaxpr, list[Jaxpr]] = {body: [] for body in self._bodies}
         for caller in (top, *self._bodies):
@@ -222,7 +222,7 @@ class _CallGraph:
             )
         return tuple(rows)
 
-    def _part(self, jaxpr: Jaxpr) -> _Part:
+    def _part(self, jaxpr: Jaxpr) -> _UnrepeatedPart:
         """Return the part of a jaxpr, and find the repeated bodies in it."""
         if jaxpr not in self._parts:
             size, calls = len(jaxpr.eqns), Counter[Jaxpr]()
@@ -235,7 +235,7 @@ class _CallGraph:
                     else:
                         size += part.size
                         calls.update(part.calls)
-            self._parts[jaxpr] = _Part(size, calls)
+            self._parts[jaxpr] = _UnrepeatedPart(size, calls)
         return self._parts[jaxpr]
 
     def _repeats(self, eqn: JaxprEqn, body: Jaxpr) -> bool:

@@ -20,7 +20,7 @@ from jax import lax
 
 from jaxprtool import jaxcompat
 from jaxprtool.ir.backends import JaxprCache, anchor
-from jaxprtool.ir.equations import donations, free_variables, is_flat
+from jaxprtool.ir.equations import donated_operands, free_variables, is_flat
 from jaxprtool.ir.regions import (
     High,
     Region,
@@ -231,7 +231,7 @@ class Writer:
         #: The written equations whose results are no longer read, by identity; removed at the end.
         self.dead: dict[int, JaxprEqn] = {}
         #: Arrays that a call donates. Under a second name, one might be read after the call.
-        self.donated = {v for v, _ in donations(jaxpr.eqns)}
+        self.donated = {v for v, _ in donated_operands(jaxpr.eqns)}
         self.constvars = list(jaxpr.constvars)
         closed = body if isinstance(body, jaxcompat.ClosedJaxpr) else None
         self.consts = list(closed.consts) if closed is not None else []
@@ -598,7 +598,7 @@ def as_constants(jaxpr: AnyJaxpr) -> AnyJaxpr:
         return jaxpr
     cached, request = _known.of(jaxpr), ("without", type(jaxpr))
     if request not in cached:
-        cached[request] = _Hoister().holding(jaxpr)
+        cached[request] = _LiteralHoister().holding(jaxpr)
     return cached[request]
 
 
@@ -635,7 +635,7 @@ def _bodies(eqn: JaxprEqn) -> Sequence[AnyJaxpr]:
     return () if inside is None else inside.bodies
 
 
-class _Hoister:
+class _LiteralHoister:
     """Turns the array literals of a jaxpr into constants; shared bodies stay shared."""
 
     def __init__(self) -> None:

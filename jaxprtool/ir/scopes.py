@@ -35,7 +35,7 @@ from jaxprtool.jaxcompat.source_locations import UserFrame
 
 
 @dataclass(frozen=True, eq=False)
-class Scope:
+class ScopeCall:
     """Equations that belong together: one call of a layer or of a function.
 
     Attributes:
@@ -48,10 +48,10 @@ class Scope:
 
 
 #: The content of a scope.
-Part: TypeAlias = Scope | JaxprEqn
+Part: TypeAlias = ScopeCall | JaxprEqn
 
 
-class _Level(NamedTuple):
+class _ScopeLevel(NamedTuple):
     """A scope that an equation is in.
 
     Attributes:
@@ -70,7 +70,7 @@ class _Level(NamedTuple):
 T = TypeVar("T")
 
 #: An equation, or a part of its description, with the scopes around it.
-_Row: TypeAlias = tuple[tuple[_Level, ...], T]
+_Row: TypeAlias = tuple[tuple[_ScopeLevel, ...], T]
 
 
 class NameScopes(NamedTuple):
@@ -89,7 +89,7 @@ class ScopeReader:
 
     def __init__(self, roots: Sequence[Root] = ()) -> None:
         self._frames, self._sources = frames_now(roots, chosen=False), SourceNames()
-        self._levels: dict[object, tuple[_Level, ...]] = {}
+        self._levels: dict[object, tuple[_ScopeLevel, ...]] = {}
         self._names: dict[str, NameScopes] = {}
 
     def parts(self, jaxpr: Jaxpr) -> tuple[Part, ...]:
@@ -107,7 +107,7 @@ class ScopeReader:
         """Return the names of the scopes around each equation of a jaxpr, the outermost first."""
         return list(_paths(self.parts(jaxpr), ()))
 
-    def _functions(self, eqn: JaxprEqn) -> tuple[_Level, ...]:
+    def _functions(self, eqn: JaxprEqn) -> tuple[_ScopeLevel, ...]:
         """Return the user's functions, and the library functions behind them."""
         traceback = eqn.source_info.traceback
         if traceback not in self._levels:
@@ -128,8 +128,8 @@ class ScopeReader:
     # --- the tree
 
     def _without_common(
-        self, paths: list[tuple[_Level, ...]], function: str
-    ) -> list[tuple[_Level, ...]]:
+        self, paths: list[tuple[_ScopeLevel, ...]], function: str
+    ) -> list[tuple[_ScopeLevel, ...]]:
         """Return paths without the functions that all equations with a known place come from.
 
         Calls of a function that is called several times are kept, but not the jaxpr's own
@@ -151,7 +151,7 @@ class ScopeReader:
             if len(path) <= depth:
                 parts.append(eqn)
             else:
-                parts.append(Scope(path[depth].name, tuple(self._tree(run, depth + 1))))
+                parts.append(ScopeCall(path[depth].name, tuple(self._tree(run, depth + 1))))
         return parts
 
     def _calls(self, rows: Iterable[_Row[T]], depth: int) -> Iterator[list[_Row[T]]]:
@@ -211,7 +211,7 @@ class ScopePaths:
 def _paths(parts: Iterable[Part], path: tuple[str, ...]) -> Iterator[tuple[str, ...]]:
     """Yield the path of each equation of a tree, in order."""
     for part in parts:
-        if isinstance(part, Scope):
+        if isinstance(part, ScopeCall):
             yield from _paths(part.parts, (*path, part.name))
         else:
             yield path
@@ -262,8 +262,8 @@ def _is_transposed(part: str) -> bool:
 
 
 def _in_scopes(
-    rows: Sequence[tuple[tuple[str, ...], tuple[_Level, ...]]],
-) -> list[tuple[_Level, ...]]:
+    rows: Sequence[tuple[tuple[str, ...], tuple[_ScopeLevel, ...]]],
+) -> list[tuple[_ScopeLevel, ...]]:
     """Return the levels of equations in one outermost scope, given their scopes and functions.
 
     The scope is inside the functions that all of them come from. It replaces the function that
@@ -278,21 +278,21 @@ def _in_scopes(
     return [
         (
             *levels[:depth],
-            _Level(scopes[0], None if opened is None else levels[opened].site),
-            *map(_Level, scopes[1:]),
+            _ScopeLevel(scopes[0], None if opened is None else levels[opened].site),
+            *map(_ScopeLevel, scopes[1:]),
         )
         for scopes, levels in rows
     ]
 
 
 def _with_name_scopes(
-    rows: Sequence[tuple[NameScopes, tuple[_Level, ...]]],
-) -> list[tuple[_Level, ...]]:
+    rows: Sequence[tuple[NameScopes, tuple[_ScopeLevel, ...]]],
+) -> list[tuple[_ScopeLevel, ...]]:
     """Return the levels of equations in order, given their name scopes and functions."""
-    paths: list[tuple[_Level, ...]] = []
+    paths: list[tuple[_ScopeLevel, ...]] = []
     for (transforms, outermost), run in groupby(rows, lambda row: (row[0][0], row[0][1][:1])):
         group = list(run)
-        around = [_Level(name) for name in transforms]
+        around = [_ScopeLevel(name) for name in transforms]
         if outermost:
             inside = _in_scopes([(scopes.scopes, levels) for scopes, levels in group])
         else:
@@ -302,7 +302,7 @@ def _with_name_scopes(
 
 
 def compiled_scopes(
-    rows: Mapping[T, tuple[NameScopes, tuple[_Level, ...]]], function: str
+    rows: Mapping[T, tuple[NameScopes, tuple[_ScopeLevel, ...]]], function: str
 ) -> dict[T, tuple[str, ...]]:
     """Return the scopes around compiled operations, as `ScopeReader` returns those of equations.
 
@@ -327,7 +327,7 @@ def compiled_scopes(
     }
 
 
-def _depth_of(function: str, common: Sequence[_Level]) -> int:
+def _depth_of(function: str, common: Sequence[_ScopeLevel]) -> int:
     """Return the number of the functions around all equations, up to the given function."""
     indices = [i for i, level in enumerate(common) if level.name.rpartition(".")[2] == function]
     return indices[-1] + 1 if indices else 0
@@ -341,7 +341,7 @@ def _plain(name: str) -> str:
 # --- functions --------------------------------------------------------------------------------
 
 
-def function_levels(frames: Sequence[UserFrame], reader: Frames) -> Iterator[_Level]:
+def function_levels(frames: Sequence[UserFrame], reader: Frames) -> Iterator[_ScopeLevel]:
     """Yield the functions of frames that are levels of their own, the outermost first."""
     indices = [i for i, frame in enumerate(frames) if reader.is_users(frame.file)]
     first = indices[0] if indices else 0
@@ -358,11 +358,11 @@ def function_levels(frames: Sequence[UserFrame], reader: Frames) -> Iterator[_Le
             name = inner if is_own else name.replace("<locals>.", "")
             private = name.startswith("_") or "._" in name
             if "<" not in inner and (is_own or not private):
-                yield _Level(name, site, position, is_own)
+                yield _ScopeLevel(name, site, position, is_own)
         site = position
 
 
-def _common(paths: Iterable[tuple[_Level, ...]]) -> list[_Level]:
+def _common(paths: Iterable[tuple[_ScopeLevel, ...]]) -> list[_ScopeLevel]:
     """Return the levels that all paths begin with, compared by name."""
     return [
         levels[0]
@@ -380,12 +380,12 @@ def _tidy(parts: Sequence[Part], backward: bool = False) -> tuple[Part, ...]:
     """Return a tree without scopes of one equation, or of only one scope, with unique names."""
     tidied: list[Part] = []
     for part in parts:
-        if isinstance(part, Scope):
+        if isinstance(part, ScopeCall):
             inside = _tidy(part.parts, backward or part.name == _BACKWARD)
-            if len(inside) == 1 and isinstance(inside[0], Scope):
-                part = Scope(_joined(part.name, inside[0].name), inside[0].parts)
+            if len(inside) == 1 and isinstance(inside[0], ScopeCall):
+                part = ScopeCall(_joined(part.name, inside[0].name), inside[0].parts)
             else:
-                part = Scope(part.name, inside) if len(inside) > 1 else inside[0]
+                part = ScopeCall(part.name, inside) if len(inside) > 1 else inside[0]
         tidied.append(part)
     return _numbered(tidied, backward)
 
@@ -395,13 +395,13 @@ def _numbered(parts: Sequence[Part], backward: bool) -> tuple[Part, ...]:
 
     A backward pass visits them in reverse, so that the last has the first number there.
     """
-    names = Counter(part.name for part in parts if isinstance(part, Scope))
+    names = Counter(part.name for part in parts if isinstance(part, ScopeCall))
     numbers = Counter[str]()
     result: list[Part] = []
     for part in reversed(parts) if backward else parts:
-        if isinstance(part, Scope) and names[part.name] > 1:
+        if isinstance(part, ScopeCall) and names[part.name] > 1:
             numbers[part.name] += 1
-            part = Scope(f"{part.name} #{numbers[part.name]}", part.parts)
+            part = ScopeCall(f"{part.name} #{numbers[part.name]}", part.parts)
         result.append(part)
     return tuple(reversed(result) if backward else result)
 

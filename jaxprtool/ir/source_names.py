@@ -41,7 +41,7 @@ def range_of(frame: UserFrame) -> Range:
 _BLOCKS = ("body", "orelse", "finalbody", "handlers", "cases")
 
 
-class _File:
+class _SourceExpressions:
     """The expressions of a file by range, calls by their end, and the parent of each node.
 
     A statement is indexed on the first look-up of something in it.
@@ -111,7 +111,7 @@ class SourceNames:
     """The names in source files, each of which is parsed once."""
 
     def __init__(self) -> None:
-        self._files: dict[str, _File] = {}
+        self._files: dict[str, _SourceExpressions] = {}
 
     def assigned(
         self,
@@ -200,7 +200,7 @@ class SourceNames:
         _, node = self._find(frame)
         if not isinstance(node, ast.expr):
             return None
-        text = ast.get_source_segment(source_text.text(frame.file), node)
+        text = ast.get_source_segment(source_text.file_text(frame.file), node)
         return None if text is None else " ".join(text.split())
 
     def target(self, frame: UserFrame) -> str | None:
@@ -222,9 +222,9 @@ class SourceNames:
                 return _target(node)
         return None
 
-    def _find(self, frame: UserFrame) -> tuple[_File, Any]:
+    def _find(self, frame: UserFrame) -> tuple[_SourceExpressions, Any]:
         if frame.file not in self._files:
-            self._files[frame.file] = _File(_parsed(frame.file))
+            self._files[frame.file] = _SourceExpressions(_parsed(frame.file))
         file = self._files[frame.file]
         return file, file.find(range_of(frame))
 
@@ -232,7 +232,7 @@ class SourceNames:
 def _parsed(name: str) -> ast.Module:
     """Return the syntax tree of a file; an empty one if the file is missing or is not Python."""
     try:
-        return ast.parse(source_text.text(name))
+        return ast.parse(source_text.file_text(name))
     except (SyntaxError, ValueError, RecursionError):
         return ast.parse("")
 
@@ -241,7 +241,9 @@ def _range(node: ast.expr | ast.stmt) -> Range:
     return node.lineno, node.col_offset, node.end_lineno or 0, node.end_col_offset or 0
 
 
-def _counterpart(file: _File, value: ast.Tuple | ast.List) -> ast.Tuple | ast.List | None:
+def _counterpart(
+    file: _SourceExpressions, value: ast.Tuple | ast.List
+) -> ast.Tuple | ast.List | None:
     """Return the targets that a display's elements are assigned to one by one, or None."""
     parent = file.parents[value]
     if not isinstance(parent, ast.Assign):

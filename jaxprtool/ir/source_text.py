@@ -46,7 +46,7 @@ def line(file: str, number: int) -> str:
     return file_lines[number - 1].strip() if 0 < number <= len(file_lines) else ""
 
 
-def text(file: str) -> str:
+def file_text(file: str) -> str:
     """Return the text of a file; "" if it is not known."""
     return "".join(lines(file))
 
@@ -57,7 +57,7 @@ def path(file: str) -> str:
     return marked["path"] if marked else file
 
 
-def digest(file: str, since: float | None = None) -> str:
+def source_digest(file: str, since: float | None = None) -> str:
     """Return a digest of the text that a file had for its program; "" if it is not known.
 
     Args:

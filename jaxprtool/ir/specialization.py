@@ -307,7 +307,7 @@ _RULES: dict[str, Callable[[JaxprEqn, _IndexEvaluator], list[JaxprEqn] | Var | N
 # stays shared.
 
 
-class Body:
+class SubstitutedBody:
     """One body while it is rewritten by the substitution `owner`.
 
     Subclasses override `equation` and `finished`.
@@ -428,7 +428,7 @@ class Substitution:
 
     def rewritten(self, jaxpr: AnyJaxpr) -> AnyJaxpr:
         """Substitute in a jaxpr that was not rewritten before."""
-        return Body(self, jaxpr).made()
+        return SubstitutedBody(self, jaxpr).made()
 
     # --- at every depth ---------------------------------------------------------------------------
 
@@ -566,10 +566,10 @@ def specialized(jaxpr: AnyJaxpr, sizes: Sizes) -> AnyJaxpr:
     Raises:
         UnsupportedError: If an equation has a negative size, or divides by zero, at these sizes.
     """
-    return _Substitution(sizes).jaxpr(jaxpr)
+    return _SizeSubstitution(sizes).jaxpr(jaxpr)
 
 
-class _Substitution(Substitution):
+class _SizeSubstitution(Substitution):
     """A substitution of sizes for symbols."""
 
     def __init__(self, sizes: Sizes) -> None:
@@ -593,7 +593,7 @@ class _Substitution(Substitution):
         return self.changes(eqn) or jaxcompat.closes_over_sizes(eqn.params)
 
     def rewritten(self, jaxpr: AnyJaxpr) -> AnyJaxpr:
-        return _Body(self, jaxpr).made()
+        return _SpecializedBody(self, jaxpr).made()
 
     # --- rules of custom derivatives ------------------------------------------------------------
 
@@ -618,10 +618,10 @@ class _Substitution(Substitution):
         """True if applying it twice is the same as once, which it is not for `n='2*n'`."""
         return all(self.value(size) == size for size in self._sizes.values())
 
-    def then(self, after: _Substitution) -> _Substitution:
+    def then(self, after: _SizeSubstitution) -> _SizeSubstitution:
         """Return the composition of this substitution and the one after it."""
         sizes = {symbol: after.value(size) for symbol, size in self._sizes.items()}
-        return _Substitution({**after._sizes, **sizes})
+        return _SizeSubstitution({**after._sizes, **sizes})
 
 
 class _SizedRule(SubstitutedRule):
@@ -633,7 +633,7 @@ class _SizedRule(SubstitutedRule):
     idempotent.
     """
 
-    def then(self, after: _Substitution) -> _SizedRule:
+    def then(self, after: _SizeSubstitution) -> _SizedRule:
         """Return the rule after another substitution."""
         return _SizedRule(self.owner.then(after), self.eqn)
 
@@ -650,10 +650,10 @@ class _SizedRule(SubstitutedRule):
         return again
 
 
-class _Body(Body):
+class _SpecializedBody(SubstitutedBody):
     """One body while sizes are substituted in."""
 
-    def __init__(self, owner: _Substitution, jaxpr: AnyJaxpr) -> None:
+    def __init__(self, owner: _SizeSubstitution, jaxpr: AnyJaxpr) -> None:
         super().__init__(owner, jaxpr)
         self._before = set(map(id, jaxcompat.open_jaxpr(jaxpr).eqns))
         #: The variables whose values Python would have computed from sizes.

@@ -40,7 +40,7 @@ _MISSING: Any = object()
 
 
 @dataclass(frozen=True)
-class Change:
+class StateChange:
     """The change of objects.
 
     Attributes:
@@ -65,7 +65,7 @@ class Changed:
 
     result: Any
     state: dict[str, Any]
-    change: Change
+    change: StateChange
 
     def applied(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
         """Change the objects among the arguments of a call, and return the result.
@@ -243,7 +243,9 @@ def call_tracked(
     keeps_shapes = before == after and all(
         jnp.shape(old) == jnp.shape(new) for old, (_, new) in zip(leaves, pairs, strict=True)
     )
-    return Changed(out, state, Change(argument_keys, before, after, tuple(sources), keeps_shapes))
+    return Changed(
+        out, state, StateChange(argument_keys, before, after, tuple(sources), keeps_shapes)
+    )
 
 
 def without_unchanged(jaxpr: AnyJaxpr, out: Changed, in_tree: PyTreeDef) -> tuple[AnyJaxpr, Any]:
@@ -262,7 +264,9 @@ def without_unchanged(jaxpr: AnyJaxpr, out: Changed, in_tree: PyTreeDef) -> tupl
     objects = [args[p] if isinstance(p, int) else kwargs[p] for p in change.argument_keys]
     leaf_of = {jaxpr.invars[arg]: i for i, arg in enumerate(jax.tree.leaves(objects))}
     first = len(jaxpr.outvars) - len(out.state)
-    origins = dict(zip(sorted(out.state), map(_Origins(jaxpr), jaxpr.outvars[first:]), strict=True))
+    origins = dict(
+        zip(sorted(out.state), map(_ArgumentOrigins(jaxpr), jaxpr.outvars[first:]), strict=True)
+    )
     same = {path: leaf_of[var] for path, var in origins.items() if var in leaf_of}
     sources = tuple(same.get(s, s) if isinstance(s, str) else s for s in change.sources)
     state = {path: value for path, value in out.state.items() if path not in same}
@@ -277,7 +281,7 @@ def without_unchanged(jaxpr: AnyJaxpr, out: Changed, in_tree: PyTreeDef) -> tupl
     return jaxpr, Changed(out.result, state, replace(change, sources=sources))
 
 
-class _Origins:
+class _ArgumentOrigins:
     """Finds the argument of a jaxpr that a variable is, through calls that forward it, or None.
 
     An argument that a call donates is deleted, so a result that forwards it is another array.
@@ -293,7 +297,7 @@ class _Origins:
             call = self._defined.equation(atom)
             if call is None or not isinstance(seen := view(call), Call):
                 return None
-            inner = _Origins(seen.body)(seen.body.outvars[call.outvars.index(atom)])
+            inner = _ArgumentOrigins(seen.body)(seen.body.outvars[call.outvars.index(atom)])
             if inner is None:
                 return None
             position = list(seen.body.invars).index(inner)

@@ -291,7 +291,7 @@ def _size(what: str, name: str, chosen: int | str, symbols: Mapping[str, Any]) -
     """Return the size that the user gave as an integer, or as the text of an expression."""
     size: Any = chosen
     if isinstance(chosen, str):
-        source = expressions.read(chosen, f"the size of {name}", ArgumentsError)
+        source = expressions.parse_arguments(chosen, f"the size of {name}", ArgumentsError)
         if len(source.args) != 1 or source.keywords:
             raise ArgumentsError(f"{what}: {name}={chosen!r} is not a size")
         try:

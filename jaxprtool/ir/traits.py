@@ -191,7 +191,7 @@ def add_traits(*primitives: str, **changes: Any) -> None:
             clear_caches()
 
 
-def options(eqn: JaxprEqn) -> frozenset[str]:
+def nondefault_options(eqn: JaxprEqn) -> frozenset[str]:
     """Return the optional parameters of an equation that are not at their defaults.
 
     A rule that knows nothing about one of them must not be applied to the equation: it may change
@@ -211,7 +211,7 @@ def _is_default(value: Any, default: Any) -> bool:
     return value is None or value is False if default is None else bool(value == default)
 
 
-def described(primitive: str) -> dict[str, tuple[Any, str]]:
+def described_traits(primitive: str) -> dict[str, tuple[Any, str]]:
     """Return the traits of a primitive that are not the defaults, each with its description."""
     text = inspect.cleandoc(Traits.__doc__ or "").partition("Attributes:\n")[2]
     descriptions = dict(re.findall(r"^ *(\w+): (.*)$", re.sub(r"\n {6,}", " ", text), re.MULTILINE))

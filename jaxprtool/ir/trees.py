@@ -268,7 +268,7 @@ def _key_texts(keys: Sequence[object]) -> tuple[str, ...]:
     return texts if are_distinct and not any(type(k) is FlattenedIndexKey for k in keys) else ()
 
 
-def build(tree: Tree) -> PyTreeDef:
+def build_tree(tree: Tree) -> PyTreeDef:
     """Return the `PyTreeDef` of a description; custom nodes are `Opaque`."""
     return jax.tree.structure(_example(tree))
 

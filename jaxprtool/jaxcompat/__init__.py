@@ -44,6 +44,7 @@ from jaxprtool.jaxcompat.custom_rules import (
     custom_name,
     custom_vjp_rule,
     custom_vjp_rule_params,
+    equations_with_closed_over,
     has_ended,
     holds_ended,
     jvp_result_dims,
@@ -54,7 +55,6 @@ from jaxprtool.jaxcompat.custom_rules import (
     retyped_rules,
     some_ended,
     vjp_result_dims,
-    with_closed_over,
     with_leading_consts,
 )
 from jaxprtool.jaxcompat.high import (
@@ -161,6 +161,7 @@ from jaxprtool.jaxcompat.jitted import (
     with_constants,
 )
 from jaxprtool.jaxcompat.lowering import (
+    as_xla_computation,
     callback_failures,
     compiles_draws_slowly,
     default_tolerance,
@@ -186,7 +187,6 @@ from jaxprtool.jaxcompat.lowering import (
     traced_jaxpr,
     traced_lowering,
     untested_version,
-    xla_computation,
 )
 from jaxprtool.jaxcompat.mapping import (
     TracedElement,

@@ -99,7 +99,7 @@ def check_jaxpr(
     Raises:
         Exception: The error of JAX's checker.
     """
-    alike = None if known is None else _Alike(known, weak_types)
+    alike = None if known is None else _FastCheck(known, weak_types)
     faults: dict[Hashable, Exception | None] = {}
 
     def once(body: ClosedJaxpr) -> None:
@@ -135,7 +135,7 @@ def _by_check_body(jaxpr: AnyJaxpr) -> None:
     _check_body.get()(jaxpr)
 
 
-class _Rules:
+class _CheckRules:
     """JAX's rules for checking equations by primitive; they check bodies by `_check_body`."""
 
     def __contains__(self, primitive: Primitive) -> bool:
@@ -156,11 +156,11 @@ _check_eqn = rebound(core.check_eqn, check_jaxpr=_by_check_body)
 _CHECKS = {"check_jaxpr": _by_check_body, "_check_call": _check_call, "check_eqn": _check_eqn}
 _check_with_jax = rebound(
     jaxs_check_jaxpr,
-    _check_jaxpr=rebound(core._check_jaxpr, custom_typechecks=_Rules(), check_eqn=_check_eqn),
+    _check_jaxpr=rebound(core._check_jaxpr, custom_typechecks=_CheckRules(), check_eqn=_check_eqn),
 )
 
 
-class _Alike:
+class _FastCheck:
     """A fast check of jaxprs that calls JAX's rules once for equations that are alike.
 
     Equations are alike if they have the same primitive, context and parameters, and the same types

@@ -136,7 +136,7 @@ class CompileTimes:
     error: BaseException | None = None
 
 
-class Observer(Protocol):
+class CompileObserver(Protocol):
     """The callbacks of `observed`. An exception in one goes to `failed`, not to the user."""
 
     def jit_made(self, fun: Any, jit: Any, result: Any) -> Around | None:
@@ -177,7 +177,7 @@ class Observer(Protocol):
 
 
 @contextlib.contextmanager
-def observed(observer: Observer) -> Iterator[None]:
+def observed(observer: CompileObserver) -> Iterator[None]:
     """Notify `observer` of all that JAX compiles in a `with` block."""
     hooks = _Hooks(observer)
     _hide_frames()
@@ -237,7 +237,7 @@ class _Leaves(list[Any]):
     origin: TransformedCall | None = None
 
 
-class _State(threading.local):
+class _ThreadState(threading.local):
     """What happens in a thread at the moment."""
 
     leaves: weakref.ref[_Leaves] | None = None
@@ -265,8 +265,8 @@ def unobserved() -> Iterator[None]:
 class _Hooks:
     """The replacements of JAX's functions. JAX's own are called with the same arguments."""
 
-    observer: Observer
-    state: _State = field(default_factory=_State)
+    observer: CompileObserver
+    state: _ThreadState = field(default_factory=_ThreadState)
     described: weakref.WeakKeyDictionary[Any, Any] = field(
         default_factory=weakref.WeakKeyDictionary
     )

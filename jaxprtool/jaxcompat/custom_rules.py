@@ -166,7 +166,7 @@ def custom_vjp_rule(eqn: JaxprEqn, perturbed: Sequence[bool]) -> VJPRule:
     fwd, bwd = params["fwd_jaxpr_thunk"], params["bwd"]
     if getattr(bwd.f, "call_with_accums", None) is not None:
         raise TypeError("its backward rule accumulates into gradient buffers")
-    with setting_of(eqn), retraced(fwd):
+    with setting_of(eqn), rule_retraced(fwd):
         forward = attach_constants(*fwd.call_wrapped(*perturbed))
         _, res_tree, forwarded_operands = params["out_trees"]()
         forwarded = [None if i is None else i - num_consts for i in forwarded_operands]
@@ -198,7 +198,7 @@ def custom_vjp_rule(eqn: JaxprEqn, perturbed: Sequence[bool]) -> VJPRule:
 
 
 @contextmanager
-def retraced(fwd: WrappedFun) -> Iterator[None]:
+def rule_retraced(fwd: WrappedFun) -> Iterator[None]:
     """Make JAX trace a forward rule again, in this context and on its next call.
 
     JAX caches the rule's jaxpr for every set of perturbed operands, but the trees of its residuals
@@ -553,7 +553,7 @@ class ClosedOver:
         in_scope = {*closed.constvars, *invars}
         eqns: list[JaxprEqn] = []
         for eqn in closed.eqns:
-            eqns += with_closed_over(with_taken(eqn), in_scope)
+            eqns += equations_with_closed_over(with_taken(eqn), in_scope)
             in_scope.update(eqn.outvars)
         return _with_parts(closed, invars, eqns)
 
@@ -607,7 +607,7 @@ _MOST_DERIVATIVES = 3
 _ended: WeakSet[Any] = WeakSet()
 
 
-def with_closed_over(eqn: JaxprEqn, in_scope: Container[Var]) -> list[JaxprEqn]:
+def equations_with_closed_over(eqn: JaxprEqn, in_scope: Container[Var]) -> list[JaxprEqn]:
     """Return the equations that replace one of a traced jaxpr.
 
     A call whose rule closes over values of the jaxpr takes them as operands. JAX runs the rule when
@@ -831,7 +831,7 @@ def vjp_result_dims(eqn: JaxprEqn, axis: MappedAxis, batch: Batch, dims: Dims) -
     Its operands are mapped at `dims`. Raises the exception of the rule.
     """
     fwd, count = eqn.params["fwd_jaxpr_thunk"], len(eqn.outvars)
-    with setting_of(eqn), retraced(fwd):
+    with setting_of(eqn), rule_retraced(fwd):
         everything, free = (True,) * len(dims), (None,) * count
         _, rule_dims = _mapped_fwd(fwd, axis, batch, dims, everything, free)
     return rule_dims[len(rule_dims) - count :]

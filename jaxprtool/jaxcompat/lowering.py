@@ -233,7 +233,7 @@ def hlo_text(computation: Any) -> str:
     return computation.as_hlo_module().to_string(options)
 
 
-def xla_computation(module: ir.Module, tuple_args: bool, return_tuple: bool) -> Any:
+def as_xla_computation(module: ir.Module, tuple_args: bool, return_tuple: bool) -> Any:
     """Return a StableHLO module as the `XlaComputation` of jaxlib."""
     code = mlir.module_to_bytecode(module)
     return _jax.mlir.mlir_module_to_xla_computation(code, tuple_args, return_tuple)

@@ -161,7 +161,7 @@ class FrameReader:
 _FILE = attrgetter("co_filename")
 
 
-class _Kinds(dict[str, int | None]):
+class _FileKinds(dict[str, int | None]):
     """The kind of each file: 0 hidden (JAX's), 1 a library's, 2 the user's; None if it traces."""
 
     def __missing__(self, file: str) -> int | None:
@@ -170,7 +170,7 @@ class _Kinds(dict[str, int | None]):
         return self[file]
 
 
-_KINDS = _Kinds()
+_KINDS = _FileKinds()
 
 
 def _kinds(codes: Sequence[CodeType]) -> list[int | None]:

@@ -82,7 +82,7 @@ def read_args(
         ArgumentsError: If the text cannot be read, with the place.
     """
     with _dtypes_hinted(text):
-        return _Reader(text, what, module, Symbols()).arguments()
+        return _ArgumentReader(text, what, module, Symbols()).arguments()
 
 
 def read_values(text: str, module: ModuleType, what: str) -> tuple[tuple[Any, ...], dict[str, Any]]:
@@ -116,7 +116,7 @@ def read_results(claim: Any, argument_symbols: Mapping[str, Any]) -> Any:
     if not _is_string(claim):
         return read_strings(claim, symbols=symbols)
     with _dtypes_hinted(claim):
-        reader = _Reader(claim, "the claimed results", None, symbols)
+        reader = _ArgumentReader(claim, "the claimed results", None, symbols)
         if reader.source.keywords:
             raise ArgumentsError("the claimed results must be types without names")
         results = tuple(map(reader.argument, reader.source.args))
@@ -177,9 +177,9 @@ def require_sequence(types: object) -> None:
         )
 
 
-def _reader_of_one(text: str, module: ModuleType | None, symbols: Symbols) -> _Reader:
+def _reader_of_one(text: str, module: ModuleType | None, symbols: Symbols) -> _ArgumentReader:
     what = f"the example argument {text[:40]!r}"
-    reader = _Reader(text, what, module, symbols)
+    reader = _ArgumentReader(text, what, module, symbols)
     if len(reader.source.args) != 1 or reader.source.keywords:
         raise ArgumentsError(f"{what} must be one value", _ONE_STRING_HINT)
     return reader
@@ -203,7 +203,7 @@ def _with_dtypes(text: str) -> str | None:
     names = re.findall(r"[^\W\d]\w*", text)
     if not re.fullmatch(r"([\w\s,()\[\]+*/-]|\.\.\.)*", text) or not (names or "..." in text):
         return None
-    if not set(names).isdisjoint({*dtypes.array_dtypes(), *_Reader._FUNCTIONS}):
+    if not set(names).isdisjoint({*dtypes.array_dtypes(), *_ArgumentReader._FUNCTIONS}):
         return None
     shapes = re.findall(r"[(\[]([^()\[\]]*)[)\]]", text) or [text]
     close = (re.sub(r"\s*([+*/-])\s*", r"\1", shape) for shape in shapes)
@@ -213,11 +213,11 @@ def _with_dtypes(text: str) -> str | None:
     return ", ".join(f"f32[{','.join(shape)}]" for shape in sizes)
 
 
-class _Reader:
+class _ArgumentReader:
     """Walks one parsed argument list; each method reads one kind of node."""
 
     def __init__(self, text: str, what: str, module: ModuleType | None, symbols: Symbols):
-        self.source = expressions.read(text, what, ArgumentsError, types=True)
+        self.source = expressions.parse_arguments(text, what, ArgumentsError, types=True)
         self.module = module
         self.symbols = symbols
         for start, end in self.source.types.items():
@@ -281,7 +281,7 @@ class _Reader:
         if "=" not in text:
             return
         try:
-            parsed = types.parse(text)
+            parsed = types.parse_type(text)
         except ValueError:  # the error is reported when the type is read
             return
         for dim in parsed.dims:
@@ -293,7 +293,7 @@ class _Reader:
     def _type(self, where: slice) -> jax.ShapeDtypeStruct:
         text, start = self.source.text[where], where.start
         try:
-            parsed = types.parse(text)
+            parsed = types.parse_type(text)
         except ValueError as error:
             raise self.source.fail_at(start, str(error), _TYPES_HINT) from None
         sizes = [self._size(start, dim) for dim in parsed.dims]
@@ -304,7 +304,7 @@ class _Reader:
             return jax.ShapeDtypeStruct(tuple(sizes), dtype)
         mesh = self._mesh(text, start, parsed)
         try:
-            aval = types.array_type(parsed, sizes, mesh)
+            aval = types.aval_of_type(parsed, sizes, mesh)
         except Exception as error:  # JAX rejects a layout with errors of several classes
             raise self.source.fail_at(start, f"{text}: {' '.join(str(error).split())}") from None
         return jax.ShapeDtypeStruct(aval.shape, aval.dtype, sharding=aval.sharding)
@@ -575,7 +575,7 @@ class _Reader:
         hint = _TYPES_HINT if isinstance(node, ast.Attribute) else None
         raise self.source.not_allowed(node, hint)
 
-    _FUNCTIONS: ClassVar[dict[str, Callable[[_Reader, ast.Call], Any]]] = {
+    _FUNCTIONS: ClassVar[dict[str, Callable[[_ArgumentReader, ast.Call], Any]]] = {
         "arange": _arange,
         "key": _key,
         "load": _load,
@@ -586,7 +586,7 @@ class _Reader:
         "static": _static,
         "zeros": _zeros,
     }
-    _VALUES: ClassVar[dict[type, Callable[[_Reader, Any], Any]]] = {
+    _VALUES: ClassVar[dict[type, Callable[[_ArgumentReader, Any], Any]]] = {
         ast.BinOp: _number,
         ast.Call: _call,
         ast.Constant: _constant,
@@ -599,24 +599,24 @@ class _Reader:
     }
 
 
-def _literal(reader: _Reader, node: ast.expr) -> Any:
+def _literal(reader: _ArgumentReader, node: ast.expr) -> Any:
     return reader.source.literal(node)
 
 
-def _any_dict(reader: _Reader, node: ast.Dict) -> dict[Hashable, Any]:
+def _any_dict(reader: _ArgumentReader, node: ast.Dict) -> dict[Hashable, Any]:
     source, pairs = reader.source, expressions.dict_items(node)
     return {source.key(key, node): reader.argument(value) for key, value in pairs}
 
 
-class _ValueReader(_Reader):
+class _ValueReader(_ArgumentReader):
     """Reads arguments that are passed to a function without tracing."""
 
-    _FUNCTIONS: ClassVar[dict[str, Callable[[_Reader, ast.Call], Any]]] = {
-        **_Reader._FUNCTIONS,
+    _FUNCTIONS: ClassVar[dict[str, Callable[[_ArgumentReader, ast.Call], Any]]] = {
+        **_ArgumentReader._FUNCTIONS,
         "static": lambda self, node: self._static(node).value,
     }
-    _VALUES: ClassVar[dict[type, Callable[[_Reader, Any], Any]]] = {
-        **_Reader._VALUES,
+    _VALUES: ClassVar[dict[type, Callable[[_ArgumentReader, Any], Any]]] = {
+        **_ArgumentReader._VALUES,
         ast.BinOp: _literal,
         ast.Constant: _literal,
         ast.Dict: _any_dict,

@@ -170,7 +170,7 @@ _NO_SIZES = (
 )
 
 
-def find(
+def find_function(
     target: str,
     args: str | None = None,
     factory: bool = False,
@@ -226,7 +226,7 @@ def _call(
     symbolic: bool,
     static: StaticArguments,
 ) -> tuple[Arguments | None, Arguments | None]:
-    """Return the arguments to `find`, if any, and those of the program after the passes."""
+    """Return the arguments of `find_function`, if any, and those of the program after passes."""
     arguments = None if args is None else argspec.read_args(args, resolved.module)
     if types is None and (arguments is None or not symbolic or _symbols(arguments)):
         return arguments or example_args, None

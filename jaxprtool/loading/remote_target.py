@@ -85,7 +85,7 @@ def written_elsewhere(place: RemoteTarget, options: Sequence[str]) -> Iterator[s
         if path:
             env["PYTHONPATH"] = os.pathsep.join([*path, *filter(None, [env.get("PYTHONPATH")])])
         command += ["--callbacks", "stub", *options]
-        outcome = processes.run(command, cwd=cwd, env=env)
+        outcome = processes.run_process(command, cwd=cwd, env=env)
         if outcome.status != 0:
             raise _fault(place, outcome)
         yield file
@@ -101,7 +101,7 @@ def _python(place: RemoteTarget) -> str:
     return os.path.abspath(interpreter)
 
 
-def _fault(place: RemoteTarget, outcome: processes.Outcome) -> JaxprToolError:
+def _fault(place: RemoteTarget, outcome: processes.CommandOutcome) -> JaxprToolError:
     """Return the error that the other process reported."""
     lines = outcome.stderr.splitlines()
     said = [line.partition(": ")[2] for line in lines if line.startswith("error: ")]
@@ -190,7 +190,7 @@ def _git(folder: str, *arguments: str) -> str:
     """Return the output of git; empty if it fails and is run quietly."""
     if shutil.which("git") is None:
         raise TargetError("git revisions need git, which is not installed")
-    outcome = processes.run(["git", "-C", folder, *arguments])
+    outcome = processes.run_process(["git", "-C", folder, *arguments])
     if outcome.status == 0 or "--quiet" in arguments:
         return outcome.stdout
     if "not a git repository" in outcome.stderr:

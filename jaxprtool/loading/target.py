@@ -32,7 +32,7 @@ from jaxprtool.errors import (
     UserFunctionError,
     described,
     did_you_mean,
-    user_frames,
+    user_traceback,
 )
 from jaxprtool.ir import process
 from jaxprtool.ir.frames import Root, target_root
@@ -215,7 +215,7 @@ def _guarded(load: Callable[[], Any], name: str, shown: str) -> Any:
             return load()
     except ModuleNotFoundError as error:
         missing = error.name or ""
-        if not user_frames(error) and (missing == name or name.startswith(f"{missing}.")):
+        if not user_traceback(error) and (missing == name or name.startswith(f"{missing}.")):
             raise TargetError(f"no module named '{missing}'", _module_hint(name, missing)) from None
         raise _raised(f"importing {_short(shown)}", error) from error
     except SyntaxError as error:
@@ -226,7 +226,7 @@ def _guarded(load: Callable[[], Any], name: str, shown: str) -> Any:
         hint = 'move the script\'s code under `if __name__ == "__main__":`'
         raise UserFunctionError(message, hint) from error
     except OSError as error:
-        if user_frames(error):
+        if user_traceback(error):
             raise _raised(f"importing {_short(shown)}", error) from error
         raise TargetError(f"cannot read '{_short(shown)}': {error.strerror or error}") from error
     except Exception as error:

@@ -20,7 +20,7 @@ from jaxprtool.ir.frames import BEHIND, frames_now
 from jaxprtool.ir.program import Program
 from jaxprtool.ir.regions import Regions, regions
 from jaxprtool.ir.scopes import ScopePaths
-from jaxprtool.ir.traits import options, traits
+from jaxprtool.ir.traits import nondefault_options, traits
 from jaxprtool.jaxcompat import (
     AnyJaxpr,
     Atom,
@@ -129,7 +129,7 @@ class Narrowing:
 
     def of(self, jaxpr: AnyJaxpr) -> ClosedJaxpr:
         """Return a jaxpr, rewritten; the same object if nothing changes."""
-        body = _Body(self, jaxpr, [False] * len(jaxcompat.open_jaxpr(jaxpr).invars), ())
+        body = _NarrowedBody(self, jaxpr, [False] * len(jaxcompat.open_jaxpr(jaxpr).invars), ())
         return body.closed([False] * len(body.jaxpr.outvars))
 
     def is_wide(self, atom: Atom) -> bool:
@@ -148,12 +148,12 @@ class Narrowing:
 class _Called:
     """An equation with bodies, while its types are chosen."""
 
-    bodies: list[_Body]
+    bodies: list[_NarrowedBody]
     #: For each operand, whether it is passed in its narrow form.
     narrow: list[bool]
 
 
-class _Body:
+class _NarrowedBody:
     """The rewriting of one body.
 
     Args:
@@ -299,7 +299,7 @@ class _Body:
     def _can_be_narrow(self, eqn: JaxprEqn) -> bool:
         if not traits(eqn).narrows or eqn.effects or _has_algorithm(eqn):
             return False
-        if "out_dtype" in options(eqn):  # it names the dtype that it computes in
+        if "out_dtype" in nondefault_options(eqn):  # it names the dtype that it computes in
             return False
         if eqn.primitive is _CAST:
             return self._is_plain_cast(eqn)
@@ -374,7 +374,7 @@ class _Body:
     def _called(self, eqn: JaxprEqn, inside: Regions, narrow: list[bool]) -> _Called:
         return _Called(
             [
-                _Body(self._to, body, [narrow[i] for i in region.ins], (*self._around, eqn))
+                _NarrowedBody(self._to, body, [narrow[i] for i in region.ins], (*self._around, eqn))
                 for body, region in zip(inside.bodies, inside.regions, strict=True)
             ],
             narrow,

@@ -99,14 +99,14 @@ def with_body(program: Program, jaxpr: Any, arg_names: Sequence[str] | None = No
     return flattened(_DCE(program.replace(jaxpr=jaxpr, arg_names=names, **_flat(jaxpr))))
 
 
-def fresh_names(program: Program, prefix: str, count: int) -> list[str]:
+def new_argument_names(program: Program, prefix: str, count: int) -> list[str]:
     """Return `count` names, `prefix` and a number each, that no argument of the program has."""
     taken = set(program.arg_names)
     names = (f"{prefix}{i}" for i in range(len(taken) + count))
     return [name for name in names if name not in taken][:count]
 
 
-def checked(candidate: Candidate, original: Program) -> bool:
+def is_well_typed(candidate: Candidate, original: Program) -> bool:
     """Return True if a candidate is well typed."""
     try:
         type_check(candidate.program, original)
@@ -115,7 +115,7 @@ def checked(candidate: Candidate, original: Program) -> bool:
     return True
 
 
-def count_of(program: Program) -> int:
+def equations_left(program: Program) -> int:
     """Return the number of equations, at every depth."""
     return sum(1 for _ in equations(jaxcompat.open_jaxpr(program.jaxpr)))
 
@@ -129,7 +129,7 @@ def _measure(program: Program) -> tuple[int, int, int]:
     jaxpr = program.jaxpr
     variables = [*jaxpr.invars, *(v for eqn in jaxpr.eqns for v in eqn.outvars)]
     return (
-        count_of(program),
+        equations_left(program),
         len(jaxpr.invars) + len(jaxpr.outvars) + len(jaxpr.constvars),
         sum(size_of(v.aval, 0) for v in variables),
     )
@@ -140,7 +140,7 @@ def is_variable(atom: Atom) -> bool:
     return type(atom) is not Literal
 
 
-def is_array(var: Any) -> bool:
+def can_be_argument(var: Any) -> bool:
     """Return True if a variable can be an argument or result of a program; a ref cannot."""
     aval = var.aval
     return hasattr(aval, "shape") and not isinstance(aval, jaxcompat.AbstractRef)
@@ -262,7 +262,7 @@ def _computed(program: Program) -> Sequence[_Site]:
     numeric = {
         eqn.outvars[0]
         for eqn in _every(program)
-        if all(is_array(v) and not is_extended(v.aval.dtype) for v in eqn.outvars)
+        if all(can_be_argument(v) and not is_extended(v.aval.dtype) for v in eqn.outvars)
     }
     return [v for v in _with_operands(program) if v in numeric]
 
@@ -328,7 +328,7 @@ def _constants_as_arguments(program: Program, chosen: Sequence[int]) -> Candidat
     jaxpr = program.jaxpr
     new = [jaxpr.constvars[i] for i in chosen]
     left = [i for i in range(len(jaxpr.constvars)) if i not in set(chosen)]
-    names = fresh_names(program, "c", len(new))
+    names = new_argument_names(program, "c", len(new))
     body = jaxcompat.replace_jaxpr(
         jaxpr,
         constvars=[jaxpr.constvars[i] for i in left],
@@ -428,14 +428,14 @@ def part(program: Program, kept: Sequence[JaxprEqn]) -> Candidate | None:
     read = {v for eqn in kept for v in eqn.invars if is_variable(v)}
     outs: list[Atom] = [v for v in jaxpr.outvars if is_variable(v) and v in defined]
     ends = [v for eqn in kept for v in eqn.outvars if type(v) is not DropVar and v not in read]
-    outs = list(dict.fromkeys([*outs, *(v for v in ends if is_array(v))]))
+    outs = list(dict.fromkeys([*outs, *(v for v in ends if can_be_argument(v))]))
     arguments = dict(zip(jaxpr.invars, program.arg_names, strict=True))
     free = free_variables(kept, outs)
     new = [v for v in free if v not in arguments and v not in set(jaxpr.constvars)]
-    if not all(map(is_array, new)):
+    if not all(map(can_be_argument, new)):
         return None
     names = [name for v, name in arguments.items() if v in free]
-    names += fresh_names(program, "v", len(new))
+    names += new_argument_names(program, "v", len(new))
     invars = [*(v for v in arguments if v in free), *new]
     body = with_body(program, narrow(jaxpr, invars, outs, kept), names)
     cut = {name: v for name, v in zip(names, invars, strict=True) if v not in arguments}
@@ -577,7 +577,7 @@ def _avals(program: Program) -> list[Aval]:
     jaxpr = jaxcompat.open_jaxpr(program.jaxpr)
     values = [*jaxpr.constvars, *jaxpr.invars]
     values += [v for eqn in equations(jaxpr) for v in eqn.outvars]
-    return [v.aval for v in values if is_array(v)]
+    return [v.aval for v in values if can_be_argument(v)]
 
 
 def _sizes(program: Program) -> Sequence[tuple[int, int, bool]]:

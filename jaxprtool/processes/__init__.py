@@ -78,7 +78,7 @@ def temporary_folder(prefix: str = "jaxprtool-") -> Iterator[str]:
 
 
 @dataclass(frozen=True)
-class Outcome:
+class CommandOutcome:
     """The outcome of a command.
 
     Attributes:
@@ -174,7 +174,7 @@ class Child:
                 self._killed = True
                 os.close(self._lifeline)
 
-    def wait(self, seconds: float | None = None) -> Outcome:
+    def wait(self, seconds: float | None = None) -> CommandOutcome:
         """Wait until the command ends, and return its outcome.
 
         Args:
@@ -194,7 +194,7 @@ class Child:
             read = [old + new for old, new in zip(read, more, strict=True)]
         code = self.popen.wait()
         stdout, stderr = (output.decode(errors="replace") for output in read)
-        return Outcome(
+        return CommandOutcome(
             status=code if code >= 0 and not self._killed else None,
             signal="SIGKILL" if self._killed else _signal_name(code),
             stdout=stdout,
@@ -251,14 +251,14 @@ def _signal_name(code: int) -> str | None:
         return f"signal {-code}"
 
 
-def run(
+def run_process(
     command: Sequence[str],
     *,
     seconds: float | None = None,
     memory: int | None = None,
     cwd: str | None = None,
     env: Mapping[str, str] | None = None,
-) -> Outcome:
+) -> CommandOutcome:
     """Run a command until it ends, or for at most `seconds`, and return its outcome.
 
     The other arguments are those of `Child`.
@@ -289,7 +289,7 @@ OnLine: TypeAlias = Callable[[int, Stream, bytes], object]
 
 
 @dataclass(frozen=True)
-class Place:
+class ClusterPlace:
     """The place of this process in a cluster.
 
     Attributes:

@@ -24,7 +24,7 @@ from jaxprtool.ir.dtypes import array_dtypes
 from jaxprtool.jaxcompat.compile_hooks import unobserved
 from jaxprtool.loading.argspec import load_arrays
 from jaxprtool.recording.folder import KEPT
-from jaxprtool.recording.libraries import result_paths
+from jaxprtool.recording.libraries import user_result_paths
 
 # --- watched calls --------------------------------------------------------------------------------
 # Wrap the calls of a function for `--calls`, `--keep` and `--until`.
@@ -115,7 +115,7 @@ class KeptCalls:
             return
         first = next(i for (i, _), is_nan in zip(floats, flags, strict=True) if is_nan)
         paths = [f"result{jax.tree_util.keystr(path)}" for path, _ in leaves]
-        result = result_paths(jitted.__wrapped__, jax.tree.structure(results), paths)[first]
+        result = user_result_paths(jitted.__wrapped__, jax.tree.structure(results), paths)[first]
         event = {"function": self._name, "call": self._count, "result": result}
         self._write({"event": "until", **event})
         raise FloatingPointError(
@@ -253,7 +253,7 @@ def _type(value: Any) -> Any:
 _FILE = re.compile(r"(.+)\.(\d{6,})\.npz")
 
 
-class Leaf(NamedTuple):
+class StoredLeaf(NamedTuple):
     """A flat argument as stored.
 
     Attributes:
@@ -304,14 +304,14 @@ def write_call(folder: str, function: str, number: int, leaves: Sequence[Any], l
         os.unlink(old)
 
 
-def _stored(leaf: Any) -> tuple[np.ndarray, Leaf]:
+def _stored(leaf: Any) -> tuple[np.ndarray, StoredLeaf]:
     """Return the values of a flat argument on the host, and its type."""
     key, weak = "", bool(getattr(leaf, "weak_type", not hasattr(leaf, "dtype")))
     shape = np.shape(leaf)
     if jax.dtypes.issubdtype(getattr(leaf, "dtype", None), jax.dtypes.prng_key):
         key, leaf = str(jax.random.key_impl(leaf)), jax.random.key_data(leaf)
     array = np.asarray(leaf)
-    return array, Leaf(str(array.dtype), shape, key, weak)
+    return array, StoredLeaf(str(array.dtype), shape, key, weak)
 
 
 def kept_calls(process: str) -> list[KeptCall]:
@@ -328,7 +328,7 @@ def kept_calls(process: str) -> list[KeptCall]:
     ]
 
 
-def kept_types(call: KeptCall) -> list[Leaf]:
+def kept_types(call: KeptCall) -> list[StoredLeaf]:
     """Return the types of the arguments of a call. Raises ProgramFileError."""
     with np.load(call.path) as file:
         return _about(file["about"])
@@ -348,11 +348,11 @@ def kept_arguments(call: KeptCall) -> list[Any]:
         raise ProgramFileError(f"'{call.path}' is damaged: {error}") from None
 
 
-def _about(data: np.ndarray) -> list[Leaf]:
-    return [Leaf(d, tuple(s), k, w) for d, s, k, w in json.loads(data.tobytes())]
+def _about(data: np.ndarray) -> list[StoredLeaf]:
+    return [StoredLeaf(d, tuple(s), k, w) for d, s, k, w in json.loads(data.tobytes())]
 
 
-def _restored(data: np.ndarray, leaf: Leaf) -> Any:
+def _restored(data: np.ndarray, leaf: StoredLeaf) -> Any:
     dtypes = {str(np.dtype(dtype)): np.dtype(dtype) for dtype in array_dtypes().values()}
     dtype = dtypes.get(leaf.dtype) or np.dtype(leaf.dtype)
     array = np.frombuffer(data.tobytes(), dtype)

@@ -1,4 +1,4 @@
-"""Describe functions, their arguments and settings: the `Key` of a compilation.
+"""Describe functions, their arguments and settings: the `CacheKey` of a compilation.
 
 This runs in the user's script, once for each compilation. It never raises, and keeps no reference
 to a value.
@@ -29,10 +29,17 @@ from jaxprtool.jaxcompat.compile_hooks import trace_settings
 from jaxprtool.jaxcompat.mapping import mapped_call
 from jaxprtool.jaxcompat.source_locations import is_installed
 from jaxprtool.recording import libraries
-from jaxprtool.recording.values import LIMIT, Numbers, Values, attributes, cell_content, is_empty
+from jaxprtool.recording.values import (
+    LIMIT,
+    ObjectNumbers,
+    ValueTexts,
+    attributes,
+    cell_content,
+    is_empty,
+)
 
 # --- describe -------------------------------------------------------------------------------------
-# Describe functions and the arguments of their calls, for the `Key` of a compilation.
+# Describe functions and the arguments of their calls, for the `CacheKey` of a compilation.
 
 #: The maximum number of variables of a closure.
 _MOST_VARIABLES = 50
@@ -52,7 +59,7 @@ class Described:
         line: The line of its definition; 0 if it is unknown.
         code: A text that is the same for functions with the same code, whatever they close over or
             bind. It differs for a function and its gradient.
-        object: Its description in a `Key`.
+        object: Its description in a `CacheKey`.
         parameters: Its parameters that are not bound.
     """
 
@@ -106,13 +113,13 @@ class Parameters:
 
 
 @dataclass(frozen=True)
-class Call:
+class DescribedCall:
     """A function and the structure of the arguments of its call, in the user's terms.
 
     Attributes:
         function: The user's function, inside the wrappers of libraries.
-        structure: As in `Key`.
-        statics: As in `Key`.
+        structure: As in `CacheKey`.
+        statics: As in `CacheKey`.
         names: The path of each flat argument in the user's call. A library may pass the arguments
             to JAX in another form.
     """
@@ -123,15 +130,15 @@ class Call:
     names: tuple[str, ...]
 
 
-def call(
+def described_call(
     fun: Callable[..., Any],
     tree: PyTreeDef | None,
     names: Sequence[str],
     statics: Mapping[str, object],
-    numbers: Numbers,
+    numbers: ObjectNumbers,
     jitted: object = None,
     jit_line: str = "",
-) -> Call:
+) -> DescribedCall:
     """Describe the call for which JAX compiles a function.
 
     Args:
@@ -143,7 +150,7 @@ def call(
         jitted: The result of `jax.jit`.
         jit_line: The user's line that called `jax.jit`, if it is known.
     """
-    values = Values(numbers)
+    values = ValueTexts(numbers)
     try:
         filtered = libraries.filtered_call(fun, statics)
         if filtered is not None:
@@ -155,9 +162,9 @@ def call(
     except Exception:
         mapped = None  # another release of JAX
     if mapped is None:
-        function = described(fun, numbers, jitted, jit_line)
+        function = described_function(fun, numbers, jitted, jit_line)
     else:  # JAX looks up the function of `pmap` at each call, where the user's line is unknown
-        function = described(mapped.fun, numbers)
+        function = described_function(mapped.fun, numbers)
         function = replace(function, object=replace(function.object, wrapper="jax.pmap"))
         statics = {function.parameters.at(i): value for i, value in mapped.statics.items()}
         tree = mapped.tree if tree is not None else None
@@ -165,22 +172,22 @@ def call(
     parameters = function.parameters
     free = tuple(name for name in parameters.positional if name not in statics)
     parameters = Parameters(free, parameters.keyword, parameters.rest, parameters.others)
-    structure = Structure(values, names if mapped is None else None)
+    structure = ArgumentStructure(values, names if mapped is None else None)
     try:
         if tree is not None:
             _arguments(structure, tree, parameters)
     except Exception:
-        structure = Structure(values, names)
+        structure = ArgumentStructure(values, names)
     paths = structure.leaves if len(structure.leaves) == len(names) else names
-    return Call(function, structure.texts, static_texts, tuple(paths))
+    return DescribedCall(function, structure.texts, static_texts, tuple(paths))
 
 
-def described(
-    fun: Callable[..., Any], numbers: Numbers, jitted: object = None, jit_line: str = ""
+def described_function(
+    fun: Callable[..., Any], numbers: ObjectNumbers, jitted: object = None, jit_line: str = ""
 ) -> Described:
-    """Describe the function that `jax.jit` was called with. The arguments are those of `call`."""
+    """Describe a function under `jax.jit`. The arguments are those of `described_call`."""
     try:
-        core = _core(fun, Values(numbers, compared=False), 0)
+        core = _core(fun, ValueTexts(numbers, compared=False), 0)
     except Exception:
         core = _Core(type(fun).__name__, "object")
     try:
@@ -223,7 +230,9 @@ class _Core:
     closure: dict[str, str] = field(default_factory=dict)
     wrappers: list[str] = field(default_factory=list)
 
-    def bind(self, args: Sequence[object], kwargs: Mapping[str, object], values: Values) -> None:
+    def bind(
+        self, args: Sequence[object], kwargs: Mapping[str, object], values: ValueTexts
+    ) -> None:
         """Add bound arguments to the closure."""
         for i, value in enumerate(args):
             self.closure[self.parameters.at(i)] = _safe(values, value)
@@ -232,7 +241,7 @@ class _Core:
         self.parameters = self.parameters.after(len(args), kwargs)
 
 
-def _core(fun: Any, values: Values, depth: int) -> _Core:
+def _core(fun: Any, values: ValueTexts, depth: int) -> _Core:
     kind = type(fun)
     if depth > _MOST_WRAPPERS:
         return _Core(kind.__name__, "object")
@@ -248,7 +257,7 @@ def _core(fun: Any, values: Values, depth: int) -> _Core:
         return core
     if kind is types.FunctionType:
         return _function(fun, values, depth)
-    wrapped = libraries.wrapped(fun)
+    wrapped = libraries.wrapped_function(fun)
     if wrapped is not None:
         return _core(wrapped, values, depth + 1)
     method = libraries.call_method(kind)
@@ -267,7 +276,7 @@ def _own_name(fun: Any) -> str:
     return name if isinstance(name, str) else type(fun).__name__
 
 
-def _function(fun: types.FunctionType, values: Values, depth: int) -> _Core:
+def _function(fun: types.FunctionType, values: ValueTexts, depth: int) -> _Core:
     """Return the core of a function, found through the `__wrapped__` of `functools.wraps`."""
     code = fun.__code__
     wrapped = attributes(fun).get("__wrapped__")
@@ -352,7 +361,7 @@ def _plain_constants(code: types.CodeType) -> list[object]:
     return [*(constant for constant in code.co_consts if isinstance(constant, plain)), *inner]
 
 
-def _safe(values: Values, value: object) -> str:
+def _safe(values: ValueTexts, value: object) -> str:
     try:
         return values(value)
     except Exception:
@@ -362,7 +371,7 @@ def _safe(values: Values, value: object) -> str:
 # --- arguments ------------------------------------------------------------------------------------
 
 
-def _arguments(structure: Structure, tree: PyTreeDef, parameters: Parameters) -> None:
+def _arguments(structure: ArgumentStructure, tree: PyTreeDef, parameters: Parameters) -> None:
     """Add the arguments `(args, kwargs)` to a structure."""
     args, kwargs = tree.children()
     shown = []
@@ -380,12 +389,12 @@ def _arguments(structure: Structure, tree: PyTreeDef, parameters: Parameters) ->
 def _filtered(
     filtered: libraries.FilteredCall,
     names: tuple[str, ...],
-    values: Values,
+    values: ValueTexts,
     jitted: object,
     jit_line: str,
-) -> Call:
+) -> DescribedCall:
     """Describe a call of `equinox.filter_jit`, which passes its arguments on in another form."""
-    function = described(filtered.fun, values.numbers, jitted, jit_line)
+    function = described_function(filtered.fun, values.numbers, jitted, jit_line)
     is_module = filtered.callee.num_nodes > 1 or not filtered.callee.num_leaves
     parameters = function.parameters.after(int(is_module), {})
     name = filtered.name or function.name
@@ -394,7 +403,7 @@ def _filtered(
         object = replace(object, kind="object" if filtered.name else "method", closure={})
     code = f"{function.code.rpartition(':')[0]}:{name}" if filtered.name else function.code
     function = replace(function, object=object, name=name, code=code, parameters=parameters)
-    structure = Structure(values)
+    structure = ArgumentStructure(values)
     paths: dict[tuple[str, int], str] = {}
     statics: dict[str, str] = {}
     structure.add(filtered.callee, "self")
@@ -424,7 +433,7 @@ def _filtered(
                 else:
                     structure.texts[path] = f"={text}"
         start = end
-    return Call(function, structure.texts, statics, libraries.renamed(names, paths))
+    return DescribedCall(function, structure.texts, statics, libraries.renamed(names, paths))
 
 
 # --- keys -----------------------------------------------------------------------------------------
@@ -465,7 +474,7 @@ class FunctionObject:
 
 
 @dataclass(frozen=True)
-class Key:
+class CacheKey:
     """The cache key of a compilation.
 
     Attributes:
@@ -505,7 +514,7 @@ class Key:
         }
 
     @classmethod
-    def from_json(cls, document: Mapping[str, Any]) -> Key:
+    def from_json(cls, document: Mapping[str, Any]) -> CacheKey:
         """Return the key that `to_json` wrote. Unknown fields of the document are ignored.
 
         Raises:
@@ -541,11 +550,11 @@ class Key:
         for path, text in self.structure.items():
             by_argument.setdefault(root(path), []).append(hash((path, text)))
         for leaf in self.arguments:
-            by_argument.setdefault(root(leaf.path), []).append(hash(comparable(leaf)))
+            by_argument.setdefault(root(leaf.path), []).append(hash(compared_parts(leaf)))
         return {name: frozenset(hashes) for name, hashes in by_argument.items()}
 
 
-def comparable(argument: Argument) -> tuple[Any, ...]:
+def compared_parts(argument: Argument) -> tuple[Any, ...]:
     """Return the path of a flat argument, and the parts of it that JAX compares."""
     leaf = argument
     return leaf.path, leaf.dtype, leaf.shape, leaf.weak, leaf.sharding, leaf.donated
@@ -564,7 +573,7 @@ _ROOT = re.compile(r"\w+")
 
 _ARGUMENT_FIELDS = [field.name for field in fields(Argument)]
 _FUNCTION_FIELDS = {field.name for field in fields(FunctionObject)}
-_KEY_FIELDS = [field.name for field in fields(Key) if field.name != "arguments"]
+_KEY_FIELDS = [field.name for field in fields(CacheKey) if field.name != "arguments"]
 
 
 # --- structures -----------------------------------------------------------------------------------
@@ -574,7 +583,7 @@ _KEY_FIELDS = [field.name for field in fields(Key) if field.name != "arguments"]
 # fields is called.
 
 
-class Structure:
+class ArgumentStructure:
     """The structure of arguments.
 
     Attributes:
@@ -582,7 +591,7 @@ class Structure:
         leaves: The paths of the leaves.
     """
 
-    def __init__(self, values: Values, names: Sequence[str] | None = None):
+    def __init__(self, values: ValueTexts, names: Sequence[str] | None = None):
         self.texts: dict[str, str] = {}
         self.leaves: list[str] = []
         self._values, self._names = values, names
@@ -627,19 +636,25 @@ class Structure:
         """Add the names of the arguments."""
         self.texts[""] = f"({', '.join(names)})"
 
-    def _node(self, kind: type, aux: Any, children: Sequence[PyTreeDef], path: str) -> _Node:
+    def _node(
+        self, kind: type, aux: Any, children: Sequence[PyTreeDef], path: str
+    ) -> _TreeNodeKind:
         """Return the description of a node: the steps to its children, its text, its statics."""
         count = len(children)
         if kind is dict:
             # Do not hash keys of other classes: that would call the user's code.
             plain = set(map(type, aux)) <= {str, int}
-            return _dict_node(tuple(aux)) if plain else _Node.of(kind, [f"[{k!r}]" for k in aux])
+            return (
+                _dict_node(tuple(aux))
+                if plain
+                else _TreeNodeKind.of(kind, [f"[{k!r}]" for k in aux])
+            )
         if issubclass(kind, dict):  # JAX puts the factory of a defaultdict before the keys
             keys = aux[1] if type(aux) is tuple and len(aux) == 2 else aux
             if isinstance(keys, tuple | list) and len(keys) == count:
-                return _Node.of(kind, [f"[{key!r}]" for key in keys])
+                return _TreeNodeKind.of(kind, [f"[{key!r}]" for key in keys])
         node = _known_node(kind, count)
-        return node or _Node.of(kind, list(self._named_steps(children, path)))
+        return node or _TreeNodeKind.of(kind, list(self._named_steps(children, path)))
 
     def _named_steps(self, children: Sequence[PyTreeDef], path: str) -> Iterator[str]:
         """Yield the steps to children, read from the names of their leaves."""
@@ -664,7 +679,7 @@ class Structure:
         self.leaves += paths if named else islice(names, tree.num_leaves)
 
 
-class _Node(NamedTuple):
+class _TreeNodeKind(NamedTuple):
     """A kind of node of JAX's trees.
 
     Attributes:
@@ -678,7 +693,7 @@ class _Node(NamedTuple):
     statics: Sequence[str] = ()
 
     @classmethod
-    def of(cls, kind: type, steps: Sequence[str]) -> _Node:
+    def of(cls, kind: type, steps: Sequence[str]) -> _TreeNodeKind:
         """Return the node of a class, with children at these steps."""
         fields = dataclasses.fields(kind) if dataclasses.is_dataclass(kind) else ()
         statics = [f".{field.name}" for field in fields if _is_static(field)]
@@ -689,21 +704,21 @@ class _Node(NamedTuple):
 
 
 @lru_cache(1000)
-def _dict_node(keys: tuple[str | int, ...]) -> _Node:
-    return _Node.of(dict, [f"[{key!r}]" for key in keys])
+def _dict_node(keys: tuple[str | int, ...]) -> _TreeNodeKind:
+    return _TreeNodeKind.of(dict, [f"[{key!r}]" for key in keys])
 
 
 @lru_cache(1000)
-def _known_node(kind: type, count: int) -> _Node | None:
+def _known_node(kind: type, count: int) -> _TreeNodeKind | None:
     """Return the node of a class whose children have known names, or None."""
     if kind is tuple or kind is list:
-        return _Node.of(kind, [f"[{i}]" for i in range(count)])
+        return _TreeNodeKind.of(kind, [f"[{i}]" for i in range(count)])
     names = list(getattr(kind, "_fields", ()))
     if not names and dataclasses.is_dataclass(kind):
         names = [field.name for field in dataclasses.fields(kind) if not _is_static(field)]
     if not names or len(names) != count:
         return None
-    return _Node.of(kind, [f".{name}" for name in names])
+    return _TreeNodeKind.of(kind, [f".{name}" for name in names])
 
 
 def _is_static(field: dataclasses.Field) -> bool:
@@ -711,7 +726,7 @@ def _is_static(field: dataclasses.Field) -> bool:
     return field.metadata.get("static") is True or field.metadata.get("pytree_node") is False
 
 
-def _statics(kind: type, aux: Any, node: _Node) -> Iterator[tuple[str, Any]]:
+def _statics(kind: type, aux: Any, node: _TreeNodeKind) -> Iterator[tuple[str, Any]]:
     """Return the static fields of a node of the tree, by their steps of a path."""
     values = libraries.static_fields(kind, aux)
     if len(node.statics) == len(values):
@@ -782,7 +797,7 @@ def context() -> dict[str, str]:
     return {name: _text(value) for name, value in trace_settings().items()}
 
 
-def jit_options(options: TracedOptions) -> dict[str, str]:
+def cache_key_options(options: TracedOptions) -> dict[str, str]:
     """Return the options of `jax.jit` that are part of its cache key, without default values."""
     values: dict[str, Any] = {
         "in_shardings": _placements(options.in_placements),

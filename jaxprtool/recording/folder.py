@@ -44,7 +44,7 @@ def is_run(path: str) -> bool:
     return os.path.isfile(os.path.join(path, RUN))
 
 
-def split(target: str) -> tuple[str, str] | None:
+def run_and_program(target: str) -> tuple[str, str] | None:
     """Return the folder of a run and the name of a program in it, for `run/step`; None for others.
 
     The name is "" for the folder itself.
@@ -63,7 +63,7 @@ def split(target: str) -> tuple[str, str] | None:
 
 def recorded_run(target: str) -> str | None:
     """Return the folder of the run if TARGET is a recorded run, else None."""
-    parts = split(target)
+    parts = run_and_program(target)
     return parts[0] if parts is not None and not parts[1] else None
 
 
@@ -133,7 +133,7 @@ def free_folder() -> str:
     return path
 
 
-def write_json(path: str, document: Mapping[str, Any]) -> None:
+def write_json_file(path: str, document: Mapping[str, Any]) -> None:
     """Write a small JSON file, whole or not at all."""
     temporary = f"{path}.{os.getpid()}.part"
     try:
@@ -163,7 +163,7 @@ class ProcessFolder:
                 break
             except FileExistsError:
                 number += 1
-        write_json(os.path.join(path, PROCESS), {"number": number, **about})
+        write_json_file(os.path.join(path, PROCESS), {"number": number, **about})
         flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND | getattr(os, "O_CLOEXEC", 0)
         self._events = os.open(os.path.join(path, EVENTS), flags, 0o666)
         self.path = path

@@ -61,7 +61,7 @@ def module_command(module: str, args: Sequence[str]) -> list[str]:
     return [sys.executable, "-m", module, *args]
 
 
-def run(command: Sequence[str], settings: Settings) -> Ended:
+def run_recorded(command: Sequence[str], settings: Settings) -> Ended:
     """Run a command, record what its Python processes compile, and return how it ended.
 
     The command inherits the standard streams, the working folder and the environment of this
@@ -78,7 +78,7 @@ def run(command: Sequence[str], settings: Settings) -> Ended:
         "calls": settings.calls,
     }
     path = os.path.join(settings.run, folder.RUN)
-    folder.write_json(path, about)
+    folder.write_json_file(path, about)
     try:
         with _signals_passed_on() as receivers:
             process = subprocess.Popen(command, env=_environment(settings))
@@ -92,7 +92,7 @@ def run(command: Sequence[str], settings: Settings) -> Ended:
     seconds = time.time() - settings.start
     code = code if code >= 0 else 128 - code
     ending = {"pid": process.pid, "seconds": seconds, "exit_code": code}
-    folder.write_json(path, about | ending)
+    folder.write_json_file(path, about | ending)
     return Ended(code, seconds)
 
 

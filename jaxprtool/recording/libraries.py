@@ -20,7 +20,7 @@ from typing import Any
 import jax
 from jax.tree_util import PyTreeDef
 
-from jaxprtool.recording.values import Numbers, Values, attributes, cut
+from jaxprtool.recording.values import ObjectNumbers, ValueTexts, attributes, shortened
 
 #: The maximum number of frames between the call of `jax.jit` and the frame of Equinox that holds
 #: the user's function.
@@ -39,7 +39,7 @@ def wrapper(fun: object) -> str:
     return "nnx.jit" if _package(type(fun)).startswith("flax.nnx") else ""
 
 
-def wrapped(fun: Any) -> Callable[..., Any] | None:
+def wrapped_function(fun: Any) -> Callable[..., Any] | None:
     """Return the function that a callable object wraps, or None."""
     kind = type(fun)
     if kind is _JITTED or (_package(kind).startswith("equinox") and hasattr(kind, "__wrapped__")):
@@ -71,7 +71,7 @@ def _package(kind: type) -> str:
     return kind.__module__ if isinstance(kind.__module__, str) else ""
 
 
-def result_paths(fun: Any, tree: PyTreeDef, paths: Sequence[str]) -> list[str]:
+def user_result_paths(fun: Any, tree: PyTreeDef, paths: Sequence[str]) -> list[str]:
     """Return the user's paths of the flat results of a function passed to `jax.jit`.
 
     Args:
@@ -202,7 +202,7 @@ def is_node_states(kind: type) -> bool:
     return kind.__name__ == "NodeStates" and _package(kind).startswith("flax.")
 
 
-def add_graph(tree: PyTreeDef, path: str, texts: dict[str, str], values: Values) -> list[str]:
+def add_graph(tree: PyTreeDef, path: str, texts: dict[str, str], values: ValueTexts) -> list[str]:
     """Add the texts of a module's submodules and static attributes, and return its variables.
 
     Args:
@@ -217,11 +217,11 @@ def add_graph(tree: PyTreeDef, path: str, texts: dict[str, str], values: Values)
     graph, states = tree.children()
     definition: Any = graph.node_data()[1]  # type: ignore[index]
     try:
-        module = _Graph(definition, values)
+        module = _ModuleGraph(definition, values)
         module.add(next(module.nodes), path)
     except Exception:
         text = repr(definition)
-        texts[f"{path}.<graph>"] = f"={cut(text)}"
+        texts[f"{path}.<graph>"] = f"={shortened(text)}"
         return []
     texts |= module.texts
     return module.leaves if len(states.children()) == 1 else []
@@ -233,7 +233,7 @@ def _graph_results(fun: Any, tree: PyTreeDef, paths: Sequence[str]) -> list[str]
     The function of NNX returns `(positional arguments, keyword arguments, result)`. The arguments
     are the modules that the user's function has changed: `updated.model.up.kernel`.
     """
-    inner = wrapped(fun)
+    inner = wrapped_function(fun)
 
     def outside(path: str) -> str:
         match = _GRAPH_RESULT.fullmatch(path)
@@ -248,7 +248,7 @@ def _graph_results(fun: Any, tree: PyTreeDef, paths: Sequence[str]) -> list[str]
         return f"{root}{match['rest']}"
 
     leaves = [outside(path) for path in paths]
-    values, start, todo = Values(Numbers()), 0, [tree]
+    values, start, todo = ValueTexts(ObjectNumbers()), 0, [tree]
     while todo:
         node = todo.pop()
         data = node.node_data()
@@ -280,10 +280,10 @@ def _parameter(fun: Any, position: int) -> str:
     return ""
 
 
-class _Graph:
+class _ModuleGraph:
     """The graph of a module: its nodes in depth-first order, and all their attributes."""
 
-    def __init__(self, definition: Any, values: Values):
+    def __init__(self, definition: Any, values: ValueTexts):
         self.nodes: Iterator[Any] = iter(definition.nodes)
         self.texts: dict[str, str] = {}
         self.leaves: list[str] = []

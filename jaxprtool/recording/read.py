@@ -32,8 +32,14 @@ from jaxprtool.ir.program import Program
 from jaxprtool.jaxcompat import Aval, open_jaxpr, replace_jaxpr
 from jaxprtool.jaxcompat.source_locations import FrameReader
 from jaxprtool.recording import folder
-from jaxprtool.recording.calls import Leaf, kept_arguments, kept_calls, kept_types, read_counters
-from jaxprtool.recording.describe import Key
+from jaxprtool.recording.calls import (
+    StoredLeaf,
+    kept_arguments,
+    kept_calls,
+    kept_types,
+    read_counters,
+)
+from jaxprtool.recording.describe import CacheKey
 from jaxprtool.recording.reasons import reasons
 
 # --- read -----------------------------------------------------------------------------------------
@@ -52,8 +58,8 @@ def read_run(path: str) -> Run:
         TargetError: If the folder holds no run.
     """
     about = read_about(path)
-    processes = [_Process.read(process_path) for process_path in folder.processes(path)]
-    shown = _Shown(about.get("folder", ""), about.get("digests", {}))
+    processes = [_ProcessEvents.read(process_path) for process_path in folder.processes(path)]
+    shown = _RelativeLines(about.get("folder", ""), about.get("digests", {}))
     for process in processes:
         process.end = _end(process, about)
     functions = tuple(_functions(processes, about["start"], shown))
@@ -167,7 +173,7 @@ def read_about(path: str) -> dict[str, Any]:
 
 
 @dataclass
-class _Process:
+class _ProcessEvents:
     """The events of a process."""
 
     path: str
@@ -179,7 +185,7 @@ class _Process:
     end: float | None = None
 
     @classmethod
-    def read(cls, path: str) -> _Process:
+    def read(cls, path: str) -> _ProcessEvents:
         try:
             with open(os.path.join(path, folder.PROCESS), encoding="utf-8") as file:
                 about = json.load(file)
@@ -203,7 +209,7 @@ class _Process:
         return (event for event in self.events if event.get("event") == kind)
 
 
-class _Shown:
+class _RelativeLines:
     """Shows lines as `train.py:24`, relative to the folder of the run.
 
     Args:
@@ -215,7 +221,7 @@ class _Shown:
         self._frames = Frames((Root(base, base),) if base else ())
         self._names = {
             file: source_text.name_read(
-                file, file, recorded, recorded != "" and recorded == source_text.digest(file)
+                file, file, recorded, recorded != "" and recorded == source_text.source_digest(file)
             )
             for file, recorded in digests.items()
         }
@@ -235,7 +241,7 @@ class _Shown:
         file, _, line = place.rpartition(":")
         return self.line((file, line)) if file else ""
 
-    def key(self, key: Key) -> Key:
+    def key(self, key: CacheKey) -> CacheKey:
         """Return a key with its lines shortened."""
         function = replace(key.function, made=self.text(key.function.made))
         return replace(
@@ -246,7 +252,9 @@ class _Shown:
         )
 
 
-def _functions(processes: list[_Process], start: float, shown: _Shown) -> Iterable[Function]:
+def _functions(
+    processes: list[_ProcessEvents], start: float, shown: _RelativeLines
+) -> Iterable[Function]:
     for process in processes:
         by_name: defaultdict[str, list[Event]] = defaultdict(list)
         for event in process.of("lowered"):
@@ -255,10 +263,10 @@ def _functions(processes: list[_Process], start: float, shown: _Shown) -> Iterab
         calls = _calls(process)
         kept = Counter(call.function for call in kept_calls(process.path))
         for name, events in by_name.items():
-            earlier: list[Key] = []
+            earlier: list[CacheKey] = []
             compilations: list[Compilation] = []
             for event in events:
-                key = shown.key(Key.from_json(event["key"]))
+                key = shown.key(CacheKey.from_json(event["key"]))
                 compilations.append(
                     _compilation(process, event, start, shown, key, earlier, compilations)
                 )
@@ -301,12 +309,12 @@ def _added(calls: Calls | None, more: Calls | None) -> Calls | None:
 
 
 def _compilation(
-    process: _Process,
+    process: _ProcessEvents,
     event: Event,
     start: float,
-    shown: _Shown,
-    key: Key,
-    earlier: list[Key],
+    shown: _RelativeLines,
+    key: CacheKey,
+    earlier: list[CacheKey],
     compilations: list[Compilation],
 ) -> Compilation:
     done = process.compiled.get(event["id"], {})
@@ -341,7 +349,7 @@ def _argument(document: Mapping[str, Any]) -> Argument:
     return Argument(**{**document, "shape": tuple(document["shape"])})
 
 
-def _calls(process: _Process) -> dict[str, Calls]:
+def _calls(process: _ProcessEvents) -> dict[str, Calls]:
     """Return the counted calls of functions."""
     counted: dict[str, Calls] = {}
     for event in process.of("counter"):
@@ -352,7 +360,9 @@ def _calls(process: _Process) -> dict[str, Calls]:
     return counted
 
 
-def _outside_jit(processes: list[_Process], start: float, shown: _Shown) -> list[OutsideJit]:
+def _outside_jit(
+    processes: list[_ProcessEvents], start: float, shown: _RelativeLines
+) -> list[OutsideJit]:
     lines: defaultdict[str, list[tuple[Event, float]]] = defaultdict(list)
     for process in processes:
         for event in process.of("lowered"):
@@ -374,7 +384,7 @@ def _outside_jit(processes: list[_Process], start: float, shown: _Shown) -> list
 
 
 def _transfers(
-    processes: list[_Process], functions: Iterable[Function], shown: _Shown
+    processes: list[_ProcessEvents], functions: Iterable[Function], shown: _RelativeLines
 ) -> list[Transfer]:
     """Return the transfers between host and device, the longest first."""
     waits: dict[str, Transfer] = {}
@@ -421,7 +431,7 @@ def _size(argument: Argument) -> int:
     return size * (int(digits) // 8 if digits.isdigit() and int(digits) >= 8 else 1)
 
 
-def _described(process: _Process, run: Mapping[str, Any]) -> Process:
+def _described(process: _ProcessEvents, run: Mapping[str, Any]) -> Process:
     about, start = process.about, run["start"]
     ended = next(iter(process.of("ended")), None)
     times = [event["start"] for event in process.of("lowered")]
@@ -445,7 +455,7 @@ def _described(process: _Process, run: Mapping[str, Any]) -> Process:
 _ENDS = {"tracing": "traced", "lowering": "lowered", "compiling": "compiled"}
 
 
-def _unfinished(process: _Process, shown: _Shown) -> Iterable[Unfinished]:
+def _unfinished(process: _ProcessEvents, shown: _RelativeLines) -> Iterable[Unfinished]:
     """Return the phases that a process was in at its end, the innermost first."""
     ended = {kind: {event["id"] for event in process.of(kind)} for kind in _ENDS.values()}
     begun = [event for event in process.events if event.get("event") in _ENDS]
@@ -456,7 +466,7 @@ def _unfinished(process: _Process, shown: _Shown) -> Iterable[Unfinished]:
             yield Unfinished(phase, event["name"], line, seconds, process.number)
 
 
-def _end(process: _Process, run: Mapping[str, Any]) -> float | None:
+def _end(process: _ProcessEvents, run: Mapping[str, Any]) -> float | None:
     """Return when a process ended: as it wrote, with the run, or now if it still runs."""
     if ended := next(iter(process.of("ended")), None):
         return float(ended["time"])
@@ -492,7 +502,7 @@ def _is_alive(pid: int) -> bool:
     return True
 
 
-def _until(processes: list[_Process], run: Mapping[str, Any]) -> float:
+def _until(processes: list[_ProcessEvents], run: Mapping[str, Any]) -> float:
     """Return the duration of a run whose end was not written, in seconds."""
     ends = [_described(process, run) for process in processes]
     return max((process.start + process.seconds for process in ends), default=0.0)
@@ -564,12 +574,12 @@ def _compilations(process: str, function: str) -> list[str]:
     return files[::-1]
 
 
-def _fits(types: Sequence[Leaf], avals: Sequence[Aval]) -> bool:
+def _fits(types: Sequence[StoredLeaf], avals: Sequence[Aval]) -> bool:
     """Return True if a program takes arguments of these types."""
     return len(types) == len(avals) and all(map(_is, types, avals))
 
 
-def _is(leaf: Leaf, aval: Aval) -> bool:
+def _is(leaf: StoredLeaf, aval: Aval) -> bool:
     if leaf.shape != aval.shape or bool(leaf.key) != is_extended(aval.dtype):
         return False
     if leaf.key:

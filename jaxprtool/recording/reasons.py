@@ -10,7 +10,7 @@ from itertools import accumulate, takewhile
 from jaxprtool.analysis.recorded_run import Argument, Reason, ReasonKind
 from jaxprtool.ir.documents import listed
 from jaxprtool.ir.paths import common_path, without_numbers
-from jaxprtool.recording.describe import STEP, Key, root
+from jaxprtool.recording.describe import STEP, CacheKey, root
 
 # --- reasons --------------------------------------------------------------------------------------
 # Find why JAX compiled a function again: the differences from its nearest earlier compilation.
@@ -28,7 +28,7 @@ LIMIT = 70
 _OBJECT_NUMBER = re.compile(r" #\d+\b")
 
 
-def reasons(key: Key, earlier: Sequence[Key]) -> tuple[int, tuple[Reason, ...]]:
+def reasons(key: CacheKey, earlier: Sequence[CacheKey]) -> tuple[int, tuple[Reason, ...]]:
     """Return why a function was compiled again.
 
     Args:
@@ -64,7 +64,7 @@ _ORDER: dict[ReasonKind, int] = {
 }
 
 
-def nearest(key: Key, earlier: Sequence[Key]) -> int:
+def nearest(key: CacheKey, earlier: Sequence[CacheKey]) -> int:
     """Return the index of the earlier key with the fewest differing parts.
 
     An argument is one part. Ties are broken by the number of differing leaves, and then by taking
@@ -79,7 +79,7 @@ def nearest(key: Key, earlier: Sequence[Key]) -> int:
     return min(reversed(tied), key=lambda i: _differing_leaves(key, earlier[i]))
 
 
-def _differing_leaves(key: Key, other: Key) -> int:
+def _differing_leaves(key: CacheKey, other: CacheKey) -> int:
     none: frozenset[int] = frozenset()
     count = 0
     for name in {part for part, _ in key.parts ^ other.parts if part.startswith("argument ")}:
@@ -92,7 +92,7 @@ def _differing_leaves(key: Key, other: Key) -> int:
 # --- the function, static arguments and settings --------------------------------------------------
 
 
-def _of_function(key: Key, old_key: Key, earlier: Sequence[Key]) -> Iterator[Reason]:
+def _of_function(key: CacheKey, old_key: CacheKey, earlier: Sequence[CacheKey]) -> Iterator[Reason]:
     function, old = key.function, old_key.function
     if function.number == old.number:
         return
@@ -105,7 +105,7 @@ def _of_function(key: Key, old_key: Key, earlier: Sequence[Key]) -> Iterator[Rea
     )
     closure = _changed(earlier_values, values)
     for name, was, now in closure:
-        say = closed_over(name, was, now, key, again)
+        say = closed_over_advice(name, was, now, key, again)
         yield Reason("closure", name, was, now, line, say)
     if not closure:
         where = f" of {old.made}" if old.made and old.made != function.made else ""
@@ -113,13 +113,13 @@ def _of_function(key: Key, old_key: Key, earlier: Sequence[Key]) -> Iterator[Rea
         yield Reason("function", "", f"the {old.kind}{where}", now, line, again)
 
 
-def _of_settings(key: Key, old_key: Key, earlier: Sequence[Key]) -> Iterator[Reason]:
+def _of_settings(key: CacheKey, old_key: CacheKey, earlier: Sequence[CacheKey]) -> Iterator[Reason]:
     """Yield the differences of static arguments, options of `jax.jit`, and the context."""
     for name, was, now in _changed(old_key.statics, key.statics):
         was, now = _given(name, was, old_key), _given(name, now, key)
         values = {other.statics[name] for other in (*earlier, key) if name in other.statics}
-        say = static(name, was, now, values, key)
-        yield Reason("static", name, *shown(was, now), key.line, say)
+        say = static_advice(name, was, now, values, key)
+        yield Reason("static", name, *difference_texts(was, now), key.line, say)
     for name, was, now in _changed(old_key.options, key.options):
         kind: ReasonKind = "sharding" if "sharding" in name else "function"
         yield Reason(kind, name, was, now, key.function.made or key.line)
@@ -127,14 +127,14 @@ def _of_settings(key: Key, old_key: Key, earlier: Sequence[Key]) -> Iterator[Rea
         yield Reason("context", name, was, now, key.line)
 
 
-def _given(name: str, text: str, key: Key) -> str:
+def _given(name: str, text: str, key: CacheKey) -> str:
     """Return the text of an argument; for one that was not given, its default."""
     of_function = key.function.kind in ("function", "lambda")  # no argument is bound
     default = key.function.closure.get(name) if of_function else None
     return f"{default} (default)" if text == NOT_GIVEN and default is not None else text
 
 
-def _of_cache(key: Key, old_key: Key) -> Reason:
+def _of_cache(key: CacheKey, old_key: CacheKey) -> Reason:
     if key.cleared != old_key.cleared:
         line = key.cleared_line or key.line
         return Reason("cache", "", "compiled", "JAX's cache was cleared", line)
@@ -150,7 +150,7 @@ def _changed(
     return [change for change in pairs if change[1] != change[2]]
 
 
-def shown(before: str, after: str) -> tuple[str, str]:
+def difference_texts(before: str, after: str) -> tuple[str, str]:
     """Return short texts of two values that show the difference where possible.
 
     The numbers of objects are omitted if the values differ without them.
@@ -179,7 +179,7 @@ def _part(text: str, start: int) -> str:
 
 
 @dataclass(frozen=True)
-class _Difference:
+class _KeyDifference:
     """A difference at one path.
 
     Attributes:
@@ -199,10 +199,10 @@ class _Difference:
     facets: tuple[str, str]
 
 
-def _of_arguments(key: Key, old_key: Key, earlier: Sequence[Key]) -> list[Reason]:
+def _of_arguments(key: CacheKey, old_key: CacheKey, earlier: Sequence[CacheKey]) -> list[Reason]:
     new, old = _Nodes.differing(key, old_key)
     differences = [*_of_structure(new, old, key, old_key), *_of_leaves(new, old, key, old_key)]
-    groups: dict[object, list[_Difference]] = {}
+    groups: dict[object, list[_KeyDifference]] = {}
     for difference in differences:
         groups.setdefault((difference.kind, root(difference.path), difference.alike), []).append(
             difference
@@ -217,7 +217,9 @@ def _of_arguments(key: Key, old_key: Key, earlier: Sequence[Key]) -> list[Reason
             say = _advice(group, reason, key, old_key, earlier)
         elif i == shape_indices[0]:
             paths = [difference.path for i in shape_indices for difference in joined[i]]
-            say = shapes(paths, listed([told[i].path for i in shape_indices], 3), key, earlier)
+            say = shape_advice(
+                paths, listed([told[i].path for i in shape_indices], 3), key, earlier
+            )
         else:
             say = ""
         result.append(replace(reason, line=key.line, advice=say))
@@ -237,14 +239,14 @@ class _Nodes:
     texts: dict[str, str]
 
     @classmethod
-    def differing(cls, key: Key, old_key: Key) -> tuple[_Nodes, _Nodes]:
+    def differing(cls, key: CacheKey, old_key: CacheKey) -> tuple[_Nodes, _Nodes]:
         """Return the arguments of the function that differ, of both keys."""
         mine, its = key.leaves, old_key.leaves
         roots = {name for name in mine.keys() | its.keys() if mine.get(name) != its.get(name)}
         return cls._of(key, roots), cls._of(old_key, roots)
 
     @classmethod
-    def _of(cls, key: Key, roots: set[str]) -> _Nodes:
+    def _of(cls, key: CacheKey, roots: set[str]) -> _Nodes:
         leaves = {leaf.path: leaf for leaf in key.arguments if root(leaf.path) in roots}
         texts = {path: text for path, text in key.structure.items() if root(path) in roots}
         return cls(leaves, texts)
@@ -255,7 +257,9 @@ class _Nodes:
         return self.texts.get(path) if leaf is None else leaf.type
 
 
-def _of_structure(new: _Nodes, old: _Nodes, key: Key, old_key: Key) -> Iterator[_Difference]:
+def _of_structure(
+    new: _Nodes, old: _Nodes, key: CacheKey, old_key: CacheKey
+) -> Iterator[_KeyDifference]:
     """Yield the differences of the structure; of nested ones, only the outermost."""
     replaced: set[str] = set()  # another class or a leaf
     inner: list[str] = []  # the same class with other children
@@ -280,20 +284,20 @@ def _of_structure(new: _Nodes, old: _Nodes, key: Key, old_key: Key) -> Iterator[
         absent = NOT_GIVEN if path == root(path) else "absent"
         was = _given(path, absent, old_key) if was is None else was.removeprefix("=")
         now = _given(path, absent, key) if now is None else now.removeprefix("=")
-        yield _Difference("structure", path, was, now, (was, now), (was, now))
+        yield _KeyDifference("structure", path, was, now, (was, now), (was, now))
     for path, text in new.texts.items():
         was = old.texts.get(path, text)
         if text != was and text[:1] == "=" == was[:1]:
-            texts = shown(was[1:], text[1:])
-            yield _Difference("static", path, *texts, texts, texts)
+            texts = difference_texts(was[1:], text[1:])
+            yield _KeyDifference("static", path, *texts, texts, texts)
     parents = {ancestor for path in told for ancestor in _ancestors(path)}
     for path in inner:
         if path not in parents and not any(ancestor in replaced for ancestor in _ancestors(path)):
             was, now = old.texts[path], new.texts[path]
-            yield _Difference("structure", path, was, now, (was, now), (was, now))
+            yield _KeyDifference("structure", path, was, now, (was, now), (was, now))
     names, others = new.texts.get(""), old.texts.get("")
     if names and others and names != others and not any(path == root(path) for path in told):
-        yield _Difference("structure", "", others, names, "", (others, names))
+        yield _KeyDifference("structure", "", others, names, "", (others, names))
 
 
 def _class(text: str) -> str:
@@ -305,7 +309,9 @@ def _ancestors(path: str) -> list[str]:
     return list(accumulate(STEP.findall(path)))[:-1]
 
 
-def _of_leaves(new: _Nodes, old: _Nodes, key: Key, old_key: Key) -> Iterator[_Difference]:
+def _of_leaves(
+    new: _Nodes, old: _Nodes, key: CacheKey, old_key: CacheKey
+) -> Iterator[_KeyDifference]:
     options_differ = key.options != old_key.options
     for path, leaf in new.leaves.items():
         was = old.leaves.get(path)
@@ -315,22 +321,22 @@ def _of_leaves(new: _Nodes, old: _Nodes, key: Key, old_key: Key) -> Iterator[_Di
         if was.dtype != leaf.dtype:
             facets = was.dtype, leaf.dtype
             texts = facets if was.shape != leaf.shape else types
-            yield _Difference("dtype", path, *texts, facets, facets)
+            yield _KeyDifference("dtype", path, *texts, facets, facets)
         elif was.weak != leaf.weak:
             facets = f"{'~' * was.weak}{was.dtype}", f"{'~' * leaf.weak}{leaf.dtype}"
             texts = facets if was.shape != leaf.shape else types
-            yield _Difference("weak_type", path, *texts, facets, facets)
+            yield _KeyDifference("weak_type", path, *texts, facets, facets)
         if was.shape != leaf.shape:
             alike = was.dtype == leaf.dtype and was.weak == leaf.weak
             texts = types if alike else _sizes(was, leaf)
             pairs = frozenset(_changed_sizes(was, leaf).values()) or texts
-            yield _Difference("shape", path, *texts, pairs, _sizes(was, leaf))
+            yield _KeyDifference("shape", path, *texts, pairs, _sizes(was, leaf))
         if was.sharding != leaf.sharding:
             texts = was.sharding or "not placed", leaf.sharding or "not placed"
-            yield _Difference("sharding", path, *texts, texts, texts)
+            yield _KeyDifference("sharding", path, *texts, texts, texts)
         if was.donated != leaf.donated and not options_differ:
             texts = ("donated", "not donated") if was.donated else ("not donated", "donated")
-            yield _Difference("function", path, *texts, texts, texts)
+            yield _KeyDifference("function", path, *texts, texts, texts)
 
 
 def _sizes(was: Argument, now: Argument) -> tuple[str, str]:
@@ -350,25 +356,25 @@ def _changed_sizes(was: Argument, now: Argument) -> dict[int, tuple[int | str, i
 # --- merging of differences -----------------------------------------------------------------------
 
 
-def _joined(groups: list[list[_Difference]]) -> list[list[_Difference]]:
+def _joined(groups: list[list[_KeyDifference]]) -> list[list[_KeyDifference]]:
     """Join groups if there are too many: first alike ones, then those of the same argument."""
     for common in (_alike, _of_argument):
         groups = _join_by(groups, common)
     return groups
 
 
-def _alike(difference: _Difference) -> object:
+def _alike(difference: _KeyDifference) -> object:
     return difference.kind, difference.alike
 
 
-def _of_argument(difference: _Difference) -> object:
+def _of_argument(difference: _KeyDifference) -> object:
     return difference.kind, root(difference.path)
 
 
 def _join_by(
-    groups: list[list[_Difference]], common: Callable[[_Difference], object]
-) -> list[list[_Difference]]:
-    by_key: dict[object, list[list[_Difference]]] = {}
+    groups: list[list[_KeyDifference]], common: Callable[[_KeyDifference], object]
+) -> list[list[_KeyDifference]]:
+    by_key: dict[object, list[list[_KeyDifference]]] = {}
     for group in groups:
         by_key.setdefault(common(group[0]), []).append(group)
     result = []
@@ -378,7 +384,7 @@ def _join_by(
     return result
 
 
-def _reason(group: list[_Difference], key: Key, new: _Nodes, old: _Nodes) -> Reason:
+def _reason(group: list[_KeyDifference], key: CacheKey, new: _Nodes, old: _Nodes) -> Reason:
     """Return one reason for several differences, without line and advice."""
     first, count = group[0], len(group)
     if count == 1:
@@ -405,7 +411,7 @@ def _reason(group: list[_Difference], key: Key, new: _Nodes, old: _Nodes) -> Rea
 _OF_LEAVES = ("shape", "dtype", "weak_type", "sharding")
 
 
-def _common_sizes(group: list[_Difference], new: _Nodes, old: _Nodes) -> tuple[str, str]:
+def _common_sizes(group: list[_KeyDifference], new: _Nodes, old: _Nodes) -> tuple[str, str]:
     """Return one text for the shapes of several arrays, `[64,…]`, or for the sizes that differ."""
     pairs = [(old.leaves[difference.path], new.leaves[difference.path]) for difference in group]
     changed = [_changed_sizes(*pair) for pair in pairs]
@@ -458,19 +464,23 @@ def common(paths: Sequence[str], known: Iterable[str]) -> str:
 
 
 def _advice(
-    group: list[_Difference], reason: Reason, key: Key, old_key: Key, earlier: Sequence[Key]
+    group: list[_KeyDifference],
+    reason: Reason,
+    key: CacheKey,
+    old_key: CacheKey,
+    earlier: Sequence[CacheKey],
 ) -> str:
     """Return advice for a difference of arguments, or ""."""
     paths = [difference.path for difference in group]
     if reason.kind == "weak_type" or reason.kind == "dtype":
-        return types(paths, reason.kind, key, old_key)
+        return weak_type_advice(paths, reason.kind, key, old_key)
     if reason.kind == "sharding" and group[0].before == "not placed" and not key.function.library:
         return f"jax.device_put before the first call places {reason.path} once"
     if reason.kind == "static":
         path = paths[0]
         values = {other.structure[path][1:] for other in (*earlier, key) if path in other.structure}
         texts = old_key.structure[path][1:], key.structure[path][1:]
-        return static(path, *texts, values, key) if len(group) == 1 else ""
+        return static_advice(path, *texts, values, key) if len(group) == 1 else ""
     return ""
 
 
@@ -495,7 +505,7 @@ _DTYPE = re.compile(r"(bf|f|i|u|c)(8|16|32|64|128)")
 _LONG = {"bf": "bfloat", "f": "float", "i": "int", "u": "uint", "c": "complex"}
 
 
-def jit_once(key: Key, earlier: Sequence[Key]) -> str:
+def jit_once(key: CacheKey, earlier: Sequence[CacheKey]) -> str:
     """Return advice for a function object that is created again for each call."""
     if key.function.library:
         return ""
@@ -509,19 +519,19 @@ def jit_once(key: Key, earlier: Sequence[Key]) -> str:
     return f"make the function and call {jit} once, and keep the result"
 
 
-def _is_loop(key: Key) -> bool:
+def _is_loop(key: CacheKey) -> bool:
     """Return True for a loop or a branch outside of `jit`."""
     return key.function.wrapper.startswith("jax.lax.")
 
 
-def closed_over(name: str, before: str, after: str, key: Key, again: str) -> str:
+def closed_over_advice(name: str, before: str, after: str, key: CacheKey, again: str) -> str:
     """Return advice for a closed-over variable whose value changed, or ""."""
     if _is_number(before) and _is_number(after) and not key.function.library:
         return f"make {name} an argument, unless a shape depends on it; {again}"
     return ""
 
 
-def static(name: str, before: str, after: str, values: set[str], key: Key) -> str:
+def static_advice(name: str, before: str, after: str, values: set[str], key: CacheKey) -> str:
     """Return advice for a static argument that has had these values, or ""."""
     if key.function.library:
         return ""
@@ -539,7 +549,7 @@ def static(name: str, before: str, after: str, values: set[str], key: Key) -> st
     return ""
 
 
-def types(paths: Sequence[str], kind: str, key: Key, old_key: Key) -> str:
+def weak_type_advice(paths: Sequence[str], kind: str, key: CacheKey, old_key: CacheKey) -> str:
     """Return advice for arguments that differ in their weak types, or ""."""
     if key.function.library:
         return ""
@@ -557,20 +567,22 @@ def types(paths: Sequence[str], kind: str, key: Key, old_key: Key) -> str:
     return f"pass jnp.asarray({name}, jnp.{dtype}) in every call"
 
 
-def _at(key: Key, place: int, path: str) -> Argument | None:
+def _at(key: CacheKey, place: int, path: str) -> Argument | None:
     """Return the flat argument with a path, or None. Look first at the position `place`."""
     if place < len(key.arguments) and key.arguments[place].path == path:
         return key.arguments[place]
     return next((leaf for leaf in key.arguments if leaf.path == path), None)
 
 
-def shapes(paths: Sequence[str], shown: str, key: Key, earlier: Sequence[Key]) -> str:
+def shape_advice(
+    paths: Sequence[str], shown: str, key: CacheKey, earlier: Sequence[CacheKey]
+) -> str:
     """Return advice to compile once for arguments that differ in their sizes, or ""."""
     if _is_loop(key) or len(paths) > _MOST_LEAVES:
         return ""
     if any(root(path) in _MODELS for path in paths):
         return ""
-    sizes = _Sizes.found(paths, key, earlier)
+    sizes = _VaryingSizes.found(paths, key, earlier)
     if sizes is None:
         return ""
     buckets = sizes.buckets()
@@ -587,7 +599,7 @@ def shapes(paths: Sequence[str], shown: str, key: Key, earlier: Sequence[Key]) -
     return f"pad {shown} to a few sizes: {', '.join(map(str, sizes_of_one))}"
 
 
-class _Sizes:
+class _VaryingSizes:
     """The sizes that differ between calls, as symbols.
 
     Attributes:
@@ -600,7 +612,9 @@ class _Sizes:
         self.seen: dict[str, set[int]] = {}
 
     @classmethod
-    def found(cls, paths: Sequence[str], key: Key, earlier: Sequence[Key]) -> _Sizes | None:
+    def found(
+        cls, paths: Sequence[str], key: CacheKey, earlier: Sequence[CacheKey]
+    ) -> _VaryingSizes | None:
         """Return the sizes of arguments that varied; None if their ranks also varied."""
         result = cls()
         wanted = set(paths)
@@ -642,7 +656,10 @@ _SYMBOLS = "nmkp"
 
 
 def _typed_call(
-    paths: Sequence[str], key: Key, sizes: _Sizes, buckets: Mapping[str, tuple[int, ...]]
+    paths: Sequence[str],
+    key: CacheKey,
+    sizes: _VaryingSizes,
+    buckets: Mapping[str, tuple[int, ...]],
 ) -> str:
     """Return `jaxprtool.jit(step, types="batch=i32[4,n]", shapes={"n": 17})`, or "" if unknown."""
     function = key.function
@@ -668,7 +685,7 @@ def _typed_call(
     return f"{call} pads and compiles{compiled}"
 
 
-def _type_text(name: str, key: Key, sizes: _Sizes) -> str:
+def _type_text(name: str, key: CacheKey, sizes: _VaryingSizes) -> str:
     """Return the type of an argument of the function with symbols, or "" if it is a large tree."""
     leaves = [leaf for leaf in key.arguments if root(leaf.path) == name]
     inside = {path: text for path, text in key.structure.items() if root(path) == name}
@@ -690,7 +707,7 @@ def _type_text(name: str, key: Key, sizes: _Sizes) -> str:
     return ""
 
 
-def _symbolic(leaf: Argument, sizes: _Sizes) -> str:
+def _symbolic(leaf: Argument, sizes: _VaryingSizes) -> str:
     shape = (sizes.symbols.get((leaf.path, axis), size) for axis, size in enumerate(leaf.shape))
     return f"{leaf.dtype}[{','.join(map(str, shape))}]"
 

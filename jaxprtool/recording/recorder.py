@@ -23,7 +23,7 @@ from jaxprtool import jaxcompat
 from jaxprtool.errors import JaxprToolError, OutputError, UnsupportedError
 from jaxprtool.execute.profile import MODULE, finish, live_modules, start, step
 from jaxprtool.files import file_written_whole
-from jaxprtool.formats.jaxpr.write import Opaque, rendered
+from jaxprtool.formats.jaxpr.write import OpaqueEquations, rendered
 from jaxprtool.formats.npz import constants_file, write_npz
 from jaxprtool.ir.custom_rules import with_closed_over
 from jaxprtool.ir.documents import as_json
@@ -47,15 +47,15 @@ from jaxprtool.jaxcompat.source_locations import is_installed, is_users_file
 from jaxprtool.recording import describe, libraries
 from jaxprtool.recording.calls import CallClock, CountedCalls, Counters, KeptCalls
 from jaxprtool.recording.describe import (
+    CacheKey,
     FunctionObject,
-    Key,
     argument,
+    cache_key_options,
     context,
     given_argument,
-    jit_options,
 )
 from jaxprtool.recording.folder import COUNTERS, ProcessFolder, Settings
-from jaxprtool.recording.values import Numbers
+from jaxprtool.recording.values import ObjectNumbers
 
 #: The functions that make loops and branches, by primitive, and parameters that are numbers.
 _LOOPS = {"while": "jax.lax.while_loop", "scan": "jax.lax.scan", "cond": "jax.lax.cond"}
@@ -63,7 +63,7 @@ _LOOP_PARAMETERS = ("length", "reverse", "unroll")
 
 
 @dataclass(frozen=True)
-class _Written:
+class _WrittenEvent:
     """A function or a program of which an event was written, with the number of the event."""
 
     number: int
@@ -77,7 +77,7 @@ class Recorder:
         self.settings = settings
         self._since = time.time()
         self._folder = ProcessFolder(settings.run)
-        self._sites = Sites()
+        self._sites = CallSites()
         self._lock = threading.RLock()
         self._on = self._stopped = False
         self._failures: set[str] = set()
@@ -85,17 +85,17 @@ class Recorder:
         self._counters: Counters | None = None
         self._clock: CallClock | None = None
         self._steps: ProfiledSteps | None = None
-        self._waits: dict[Line, int | None] = {}
+        self._waits: dict[FileLine, int | None] = {}
         self._next = 0
-        self._numbers = Numbers()
-        self._jits: dict[int, tuple[int, Site, int]] = {}
-        self._made: Counter[Line] = Counter()
+        self._numbers = ObjectNumbers()
+        self._jits: dict[int, tuple[int, CallSite, int]] = {}
+        self._made: Counter[FileLine] = Counter()
         self._names: dict[str, str] = {}
-        self._origins: dict[str, set[Line]] = {}
+        self._origins: dict[str, set[FileLine]] = {}
         self._loops: Counter[str] = Counter()
         self._compilations: Counter[str] = Counter()
         self._cleared = 0
-        self._cleared_line = Line("", 0)
+        self._cleared_line = FileLine("", 0)
 
     @contextlib.contextmanager
     def recording(
@@ -153,18 +153,18 @@ class Recorder:
             return None
         return self._around(function)
 
-    def describe(self, call: JitCall) -> Key:
+    def describe(self, call: JitCall) -> CacheKey:
         return self._key(call, self._sites.here())
 
-    def begins(self, phase: str, name: str) -> _Written:
-        written = _Written(self._number(), name)
+    def begins(self, phase: str, name: str) -> _WrittenEvent:
+        written = _WrittenEvent(self._number(), name)
         self._write_phase(phase, written)
         return written
 
-    def traced(self, begun: _Written) -> None:
+    def traced(self, begun: _WrittenEvent) -> None:
         self._write({"event": "traced", "id": begun.number})
 
-    def compiling(self, lowered: _Written) -> None:
+    def compiling(self, lowered: _WrittenEvent) -> None:
         self._write_phase("compiling", lowered)
 
     def _number(self) -> int:
@@ -172,13 +172,13 @@ class Recorder:
             self._next += 1
             return self._next
 
-    def _write_phase(self, phase: str, written: _Written) -> None:
+    def _write_phase(self, phase: str, written: _WrittenEvent) -> None:
         """Write that a phase begins, before a process may be killed in it."""
         user = self._sites.here().user
         about = {"name": written.name, "user": user, "time": time.time()}
         self._write({"event": phase, "id": written.number, **about})
 
-    def lowered(self, lowering: Lowering) -> _Written:
+    def lowered(self, lowering: Lowering) -> _WrittenEvent:
         site = self._sites.here()
         number = self._number() if lowering.begun is None else lowering.begun.number
         traced = lowering.call or lowering.origin
@@ -201,9 +201,9 @@ class Recorder:
             else:
                 event |= self._program(lowering, function, site)
             self._write(event)
-        return _Written(number, str(event.get("program", lowering.name)))
+        return _WrittenEvent(number, str(event.get("program", lowering.name)))
 
-    def compiled(self, lowered: _Written, times: CompileTimes) -> None:
+    def compiled(self, lowered: _WrittenEvent, times: CompileTimes) -> None:
         event = {
             "event": "compiled",
             "id": lowered.number,
@@ -242,7 +242,7 @@ class Recorder:
 
     # --- calls ---------------------------------------------------------------------------------
 
-    def _around(self, function: _Function) -> Around:
+    def _around(self, function: _FunctionIdentity) -> Around:
         """Return a wrapper of the calls of a function, which is active during the recording."""
         call: Around | None = None
 
@@ -256,7 +256,7 @@ class Recorder:
 
         return around
 
-    def _watched(self, function: _Function) -> Around:
+    def _watched(self, function: _FunctionIdentity) -> Around:
         """Return a wrapper that counts and keeps the calls of a function as the settings ask."""
         settings, name = self.settings, self._name(function)
         call: Around = _called
@@ -278,18 +278,18 @@ class Recorder:
 
     # --- programs ------------------------------------------------------------------------------
 
-    def _function(self, lowering: Lowering) -> _Function:
+    def _function(self, lowering: Lowering) -> _FunctionIdentity:
         """Return the function that is lowered: the user's, inside the wrappers of libraries."""
         if lowering.call is None:
             line = self._origin(lowering)
-            return _Function(lowering.name, line, f"{line} {lowering.name}")
+            return _FunctionIdentity(lowering.name, line, f"{line} {lowering.name}")
         if is_operation(lowering.call.fun):
             info = _body(lowering).debug_info if _is_loop(lowering) else None
-            line = Line("", 0) if info is None else _defined(info)
-            return _Function(lowering.name, line, f"{line} {lowering.name}")
+            line = FileLine("", 0) if info is None else _defined(info)
+            return _FunctionIdentity(lowering.name, line, f"{line} {lowering.name}")
         return self._described(lowering.call.fun, lowering.call.statics)
 
-    def _origin(self, lowering: Lowering) -> Line:
+    def _origin(self, lowering: Lowering) -> FileLine:
         """Return the line of the user's function that JAX has transformed.
 
         JAX names the function that was given to `jax.jit`, which may be a library's. Of a backward
@@ -305,11 +305,13 @@ class Recorder:
         self._origins.setdefault(info.func_src_info, set()).add(line)
         return line
 
-    def _described(self, fun: Any, statics: Mapping[str, Any]) -> _Function:
-        about = describe.call(fun, None, (), statics, self._numbers).function
-        return _Function(about.name, Line(about.file, about.line), about.code)
+    def _described(self, fun: Any, statics: Mapping[str, Any]) -> _FunctionIdentity:
+        about = describe.described_call(fun, None, (), statics, self._numbers).function
+        return _FunctionIdentity(about.name, FileLine(about.file, about.line), about.code)
 
-    def _program(self, lowering: Lowering, function: _Function, site: Site) -> dict[str, Any]:
+    def _program(
+        self, lowering: Lowering, function: _FunctionIdentity, site: CallSite
+    ) -> dict[str, Any]:
         """Write a program, and return the facts about it."""
         # Imported late: it takes long, and not every script has a program to write.
 
@@ -320,7 +322,7 @@ class Recorder:
             key = self._key_of_loop(lowering, function, site)
         else:
             key = lowering.described or self._key(call, site)
-        program = program_of(lowering, [leaf.path for leaf in key.arguments])
+        program = lowered_program(lowering, [leaf.path for leaf in key.arguments])
         if key.function.wrapper == "jax.pmap":  # JAX compiles it under another name
             program = program.replace(name=key.function.name)
         with self._lock:
@@ -360,7 +362,7 @@ class Recorder:
             return {"file": file}
         return {}
 
-    def _name(self, function: _Function) -> str:
+    def _name(self, function: _FunctionIdentity) -> str:
         """Return the name of a function in the run: Python's, with a number if it is taken."""
         group = function.code
         if group not in self._names:
@@ -372,9 +374,9 @@ class Recorder:
             self._names[group] = name
         return self._names[group]
 
-    def _key(self, call: JitCall, site: Site) -> Key:
+    def _key(self, call: JitCall, site: CallSite) -> CacheKey:
         _, jit_site, in_loop = self._jits.get(id(call.jit), (0, site, 0))
-        about = describe.call(
+        about = describe.described_call(
             call.fun,
             call.in_tree,
             call.arg_names,
@@ -383,14 +385,14 @@ class Recorder:
             call.jit,
             _text(jit_site.user),
         )
-        return Key(
+        return CacheKey(
             function=about.function.object,
             structure=about.structure,
             arguments=tuple(
                 map(given_argument, about.names, call.avals, call.flat, call.options.donated)
             ),
             statics=about.statics,
-            options=jit_options(call.options),
+            options=cache_key_options(call.options),
             context=context(),
             cleared=self._cleared,
             cleared_line=_text(self._cleared_line),
@@ -398,7 +400,9 @@ class Recorder:
             line=_text(site.user),
         )
 
-    def _key_of_loop(self, lowering: Lowering, function: _Function, site: Site) -> Key:
+    def _key_of_loop(
+        self, lowering: Lowering, function: _FunctionIdentity, site: CallSite
+    ) -> CacheKey:
         """Return the key of a loop that ran outside of `jit`.
 
         JAX knows only the jaxpr of its body. If the arguments, parameters and settings equal those
@@ -416,13 +420,13 @@ class Recorder:
         body = FunctionObject(number, 0, key.line, "function", {}, name, _LOOPS.get(name, name))
         return replace(key, function=body)
 
-    def _key_without_call(self, lowering: Lowering, site: Site) -> Key:
+    def _key_without_call(self, lowering: Lowering, site: CallSite) -> CacheKey:
         """Return the key of a program that JAX derived, as the gradient of a jitted function."""
         program_names = open_jaxpr(lowering.jaxpr).debug_info.arg_names or ()
         avals = lowering.jaxpr.in_avals
         names = list(program_names) if len(program_names) == len(avals) else [""] * len(avals)
         named = [name or f"arg[{i}]" for i, name in enumerate(names)]
-        return Key(
+        return CacheKey(
             function=FunctionObject(0, 0, "", "function", {}, lowering.name),
             structure={},
             arguments=tuple(map(argument, named, avals)),
@@ -473,11 +477,11 @@ def _called(jitted: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
 
 
 @dataclass(frozen=True)
-class _Function:
+class _FunctionIdentity:
     """A function: its name, its line, and a text that identifies its code."""
 
     name: str
-    line: Line
+    line: FileLine
     code: str
 
 
@@ -496,12 +500,12 @@ def _body(lowering: Lowering) -> Any:
     return open_jaxpr(bodies(eqn)[0][1])
 
 
-def _defined(info: Any) -> Line:
+def _defined(info: Any) -> FileLine:
     """Return the line at which the function of a jaxpr is defined, by its debug information."""
-    return Line(info.func_filename or "", info.func_lineno or 0)
+    return FileLine(info.func_filename or "", info.func_lineno or 0)
 
 
-def _is_jax(lowering: Lowering, function: _Function) -> bool:
+def _is_jax(lowering: Lowering, function: _FunctionIdentity) -> bool:
     """Return True for an operation or a function of JAX that is called outside of `jit`."""
     if lowering.call is not None and is_operation(lowering.call.fun):
         return not _is_loop(lowering)
@@ -509,7 +513,7 @@ def _is_jax(lowering: Lowering, function: _Function) -> bool:
     return bool(file) and not is_users_file(file)
 
 
-def _text(line: Line) -> str:
+def _text(line: FileLine) -> str:
     """Return a line for a key; paths are shortened when the run is read."""
     return f"{line.file}:{line.line}" if line.file else ""
 
@@ -551,7 +555,7 @@ def _in_short(error: BaseException | None) -> str:
 SMALL = 1024
 
 
-def program_of(lowering: Lowering, arguments: Sequence[str]) -> Program:
+def lowered_program(lowering: Lowering, arguments: Sequence[str]) -> Program:
     """Return the program that JAX lowers, with the trees of its call.
 
     Args:
@@ -570,7 +574,9 @@ def program_of(lowering: Lowering, arguments: Sequence[str]) -> Program:
     arg_names = _names(names, len(in_avals), "arg")
     results: Sequence[str | None] | None = debug_info.result_paths
     if call is not None and results is not None:
-        results = libraries.result_paths(call.fun, call.out_tree, [path or "" for path in results])
+        results = libraries.user_result_paths(
+            call.fun, call.out_tree, [path or "" for path in results]
+        )
     out_names = _names(results, len(out_avals), "result")
     taken = list(zip(arg_names, in_avals, strict=True))
     options = None
@@ -639,7 +645,7 @@ class ConstantsStore:
         if self._large(program) > self._left:
             program = with_constants_lifted(program)
         text, arrays = rendered(
-            program, "constants", stubs=True, opaque=Opaque.foreign, since=self._since
+            program, "constants", stubs=True, opaque=OpaqueEquations.foreign, since=self._since
         )
         if arrays:
             path = os.path.join(self._folder, constants_file("constants", arrays))
@@ -769,14 +775,14 @@ class ProfiledCalls:
 # Find the user's line that is running: the nearest frame of the user's code on the stack.
 
 
-class Line(NamedTuple):
+class FileLine(NamedTuple):
     """A line of a file. `file` is "" if no line is known."""
 
     file: str
     line: int
 
 
-class Site(NamedTuple):
+class CallSite(NamedTuple):
     """Where a call comes from.
 
     Attributes:
@@ -784,14 +790,14 @@ class Site(NamedTuple):
         library: The innermost line of a library called from there; without a file if there is none.
     """
 
-    user: Line
-    library: Line
+    user: FileLine
+    library: FileLine
 
 
-NOWHERE = Line("", 0)
+NOWHERE = FileLine("", 0)
 
 
-class Sites:
+class CallSites:
     """Reads sites from the running stack.
 
     The kind of each file is cached, so that reading a stack takes a few microseconds.
@@ -800,7 +806,7 @@ class Sites:
     def __init__(self) -> None:
         self._kinds: dict[str, int] = {}
 
-    def here(self) -> Site:
+    def here(self) -> CallSite:
         """Return the site of the caller."""
         frame: FrameType | None = sys._getframe(1)
         library = NOWHERE
@@ -810,11 +816,11 @@ class Sites:
             if kind is None:
                 kind = self._kinds[file] = _kind(file)
             if kind == 2:
-                return Site(Line(file, frame.f_lineno), library)
+                return CallSite(FileLine(file, frame.f_lineno), library)
             if kind == 1 and not library.file:
-                library = Line(file, frame.f_lineno)
+                library = FileLine(file, frame.f_lineno)
             frame = frame.f_back
-        return Site(library, NOWHERE)
+        return CallSite(library, NOWHERE)
 
 
 def _kind(file: str) -> int:

@@ -51,7 +51,7 @@ _JITTED = type(jax.jit(lambda: ()))
 _ADDRESS = re.compile(r" at 0x[0-9a-fA-F]+")
 
 
-class Numbers:
+class ObjectNumbers:
     """Numbers of objects, by identity.
 
     An object that cannot be weakly referenced may get the number of one that is gone.
@@ -79,7 +79,7 @@ class Numbers:
 
 
 @dataclasses.dataclass
-class Values:
+class ValueTexts:
     """Texts of values.
 
     Attributes:
@@ -88,7 +88,7 @@ class Values:
             functions, have numbers in the text.
     """
 
-    numbers: Numbers
+    numbers: ObjectNumbers
     compared: bool = True
 
     def __call__(self, value: object) -> str:
@@ -96,15 +96,15 @@ class Values:
         kind = type(value)
         if kind is bool or value is None or (kind is int and abs(value) < _SMALL):  # type: ignore
             return repr(value)
-        text = _Writer(self).write(value, 0)
-        return cut(text, COMPARED_LIMIT if self.compared else LIMIT)
+        text = _ValueWriter(self).write(value, 0)
+        return shortened(text, COMPARED_LIMIT if self.compared else LIMIT)
 
     def number(self, value: object, name: str) -> str:
         """Return ` #2` for the second object of a class or function, if they are compared."""
         return f" #{self.numbers(value, name)}" if self.compared else ""
 
 
-def cut(text: str, limit: int = LIMIT) -> str:
+def shortened(text: str, limit: int = LIMIT) -> str:
     """Return a text cut to a length, with a checksum of the whole; a shorter one unchanged."""
     if len(text) <= limit:
         return text
@@ -116,10 +116,10 @@ def _checksum(text: str) -> str:
     return f"{zlib.crc32(text.encode(errors='replace')):08x}"
 
 
-class _Writer:
+class _ValueWriter:
     """One text."""
 
-    def __init__(self, values: Values):
+    def __init__(self, values: ValueTexts):
         self.values = values
         self.left = _MOST
 
@@ -131,7 +131,7 @@ class _Writer:
         if kind in _PLAIN:
             return _plain(value)
         if kind is str or kind is bytes:
-            return repr(value) if len(value) < 1000 else cut(_head(value))
+            return repr(value) if len(value) < 1000 else shortened(_head(value))
         try:
             return self._of_kind(value, kind, depth)
         except Exception:
@@ -185,7 +185,7 @@ class _Writer:
         """Return the type of an array. A compared NumPy array also has a checksum."""
         if isinstance(value, np.generic):
             return repr(value)
-        text = array_type(value)
+        text = array_type_text(value)
         if self.values.compared and isinstance(value, np.ndarray) and value.nbytes <= _MOST_BYTES:
             return f"{text} ({zlib.crc32(value.tobytes()):08x})"
         return text
@@ -268,7 +268,7 @@ def attributes(value: object) -> Mapping[str, Any]:
         return {}
 
 
-def array_type(value: Any) -> str:
+def array_type_text(value: Any) -> str:
     """Return the type of an array in the notation of listings: `f32[4,17]`."""
     return f"{short_dtype_name(value.dtype)}[{','.join(map(str, value.shape))}]"
 

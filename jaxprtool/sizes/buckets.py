@@ -87,7 +87,7 @@ class Buckets:
     #: Equal for Buckets read from equal `shapes` and `types`. It may be unhashable.
     key: tuple[Any, ...]
     #: The padding of a call, by the types of its arguments.
-    calls: dict[Hashable, Call] = field(default_factory=dict)
+    calls: dict[Hashable, CallPadding] = field(default_factory=dict)
     #: The cuts of results, by their structure and the sizes of the call.
     cuts: dict[Hashable, Unpadding] = field(default_factory=dict)
 
@@ -121,8 +121,8 @@ class Buckets:
 
     def padded(
         self, args: Sequence[Any], kwargs: Mapping[str, Any]
-    ) -> tuple[tuple[Any, ...], dict[str, Any], Call]:
-        """Return the padded arguments of a call, and the `Call` for these argument types.
+    ) -> tuple[tuple[Any, ...], dict[str, Any], CallPadding]:
+        """Return the padded arguments of a call, and the `CallPadding` for these argument types.
 
         Raises:
             ArgumentsError: If an argument does not have its type, or a size is beyond the buckets.
@@ -140,7 +140,7 @@ class Buckets:
             args, kwargs = self.types.put(args, kwargs, jax.tree.unflatten(tree, leaves))
         return tuple(args), dict(kwargs), call
 
-    def _call(self, leaves: Sequence[TypedValue | None]) -> Call:
+    def _call(self, leaves: Sequence[TypedValue | None]) -> CallPadding:
         """Return the padding of a call with these arguments."""
         values = [leaf for leaf in leaves if leaf is not None]
         sizes = self._sizes(values)
@@ -154,9 +154,9 @@ class Buckets:
             for i, leaf in enumerate(leaves)
             if leaf is not None and np.shape(leaf.value) != (shape := call_sizes.padded(leaf.type))
         ]
-        return Call({k: sizes[k] for k in bounds}, call_sizes, pads)
+        return CallPadding({k: sizes[k] for k in bounds}, call_sizes, pads)
 
-    def cut(self, results: Any, call: Call) -> Any:
+    def cut(self, results: Any, call: CallPadding) -> Any:
         """Return results without their padding."""
         leaves, tree = jax.tree.flatten(results)
         key = tree, tuple(call.sizes.values())
@@ -249,7 +249,7 @@ class CallSizes:
 
 
 @dataclass(frozen=True)
-class Call:
+class CallPadding:
     """The sizes of a call, and the arguments that it pads.
 
     Attributes:
@@ -446,7 +446,7 @@ def _placed_like(value: Any, array: np.ndarray) -> Any:
 # Fitting of call arguments to a program's structure, types and symbols.
 
 
-def fitted(
+def converted_arguments(
     program: Program, args: tuple[object, ...], kwargs: dict[str, object]
 ) -> tuple[object, ...]:
     """Return the flat arguments of a call, each converted to the program's type.

@@ -28,7 +28,7 @@ from jaxprtool.extend.sizes import (
 )
 from jaxprtool.extend.tracing import CLOSED_OVER, TypedValue, with_lifted
 from jaxprtool.extend.trees import filled
-from jaxprtool.sizes.shapecheck import check_claim, traced
+from jaxprtool.sizes.shapecheck import check_claim, traced_at_types
 
 # --- mask -----------------------------------------------------------------------------------------
 # `mask`, formerly in JAX: apply a function to padded arrays of any length.
@@ -57,10 +57,10 @@ def mask(fun: Callable, in_types: Any, out_types: Any = None) -> Callable:
         `jax.ShapeDtypeStruct`. It raises ArgumentsError if arguments do not fit or a size is larger
         than the arguments, and CheckError if `out_types` are wrong.
     """
-    return _Masked(fun, in_types, out_types)
+    return _MaskedFunction(fun, in_types, out_types)
 
 
-class _Masked:
+class _MaskedFunction:
     """The function that `mask` returns, with a cache of its masked programs."""
 
     def __init__(self, fun: Callable, in_types: Any, out_types: Any):
@@ -90,7 +90,7 @@ class _Masked:
         """Return the program, and the tracers that it closes over, which are its last arguments."""
         if self._program is not None:
             return self._program, []
-        program = traced(self._fun, self._types)
+        program = traced_at_types(self._fun, self._types)
         if self._claim is not None:
             check_claim(program, self._claim)
         program, closed_over = _lifted(program)

@@ -135,7 +135,7 @@ def ragged_vmap(
         strict=True,
     )
     traced.close()
-    assembled = _Results(sizes, batches, symbols, axis)
+    assembled = _BatchResults(sizes, batches, symbols, axis)
     flat = [
         assembled.result(*next(outs), spec, path)
         if flag
@@ -303,7 +303,7 @@ def _with_a_row(values: Any) -> Any:
 
 
 @dataclass
-class _Results:
+class _BatchResults:
     """Converts arrays of the whole batch to the results of `vmap`.
 
     Attributes:

@@ -64,13 +64,13 @@ def shapecheck(in_types: Any, out_types: Any) -> Callable[[F], F]:
     """
 
     def check(fun: F) -> F:
-        check_claim(traced(fun, in_types), out_types)
+        check_claim(traced_at_types(fun, in_types), out_types)
         return fun
 
     return check
 
 
-def traced(fun: Callable, in_types: Any) -> Program:
+def traced_at_types(fun: Callable, in_types: Any) -> Program:
     """Return the program of a function for arguments of given types; see `shapecheck`."""
     kwargs: dict[str, Any] = {}
     if isinstance(in_types, str):

@@ -15,8 +15,8 @@ import numpy as np
 from jaxprtool import jaxcompat
 from jaxprtool.analysis.diff import diff
 from jaxprtool.api.investigate.budgets import (
-    Measure,
     Quantity,
+    QuantityAmount,
     amount_of,
     compile_measure,
     grown_lines,
@@ -35,7 +35,7 @@ from jaxprtool.jaxcompat import DType, Jaxpr, JaxprEqn
 from jaxprtool.loading.trace import function_name
 from jaxprtool.render.reports.diff import diff_text
 from jaxprtool.testing.places import current_test
-from jaxprtool.testing.snapshots import earlier, over_budget, program_of, without_frames
+from jaxprtool.testing.snapshots import as_program, earlier, over_budget, without_frames
 
 #: pytest leaves the frames of this module out of tracebacks.
 __tracebackhide__ = True
@@ -97,7 +97,7 @@ def assert_budget(
         raise ArgumentsError("assert_budget needs a budget", f"write one of {', '.join(budgets)}")
     # With `compiles` alone the function is not traced: it may be a whole training loop.
     traced = limits.keys() - {"compiles"}
-    program = program_of(program_or_function, args) if traced else None
+    program = as_program(program_or_function, args) if traced else None
     call = _call(program_or_function, args) if "compiles" in limits else None
     measures = measure(program, limits, arguments=_placed(args), call=call)
     over = [measured for q, measured in measures.items() if measured.amount > limits[q]]
@@ -107,7 +107,7 @@ def assert_budget(
 
 
 def _over_budget(
-    name: str, program: Program | None, over: list[Measure], limits: Mapping[Quantity, float]
+    name: str, program: Program | None, over: list[QuantityAmount], limits: Mapping[Quantity, float]
 ) -> Iterator[str]:
     """Yield a message for each measure that exceeds its budget."""
     since = None if program is None else earlier(program, current_test())
@@ -157,7 +157,7 @@ def assert_no(program_or_function: object, banned: object, /, *args: object) -> 
         ArgumentsError: If JAX knows no such primitive or dtype.
     """
     wanted = require_bannable(banned)
-    program = program_of(program_or_function, args)
+    program = as_program(program_or_function, args)
     if places := banned_places(program, wanted):
         raise AssertionError(banned_text(program.name, wanted, places))
 
@@ -244,7 +244,7 @@ def assert_equivalent(p: object, q: object, /, *args: object) -> None:
         AssertionError: If they differ. The message has the differences, as `jaxprtool diff` shows
             them.
     """
-    programs = [side if isinstance(side, Program) else program_of(side, args) for side in (p, q)]
+    programs = [side if isinstance(side, Program) else as_program(side, args) for side in (p, q)]
     differences = diff(*programs)
     if not differences.is_equivalent:
         raise AssertionError(diff_text(differences, _WIDTH, None).plain())
@@ -263,7 +263,7 @@ def assert_donated(function: object, /, *args: object) -> None:
         AssertionError: If no argument is donated, or one cannot be used. The message has its path
             and the reason.
     """
-    program = program_of(function, args)
+    program = as_program(function, args)
     if failure := donation_failure(program, program.name):
         raise AssertionError(failure)
 

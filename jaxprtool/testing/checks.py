@@ -15,14 +15,14 @@ from pathlib import Path
 from jaxprtool.analysis.lint import lint
 from jaxprtool.api.investigate.budgets import (
     Growth,
-    Measure,
     Quantity,
+    QuantityAmount,
     amount_text,
     grown_lines,
     measure,
     quantity_of,
 )
-from jaxprtool.errors import JaxprToolError, UserFunctionError, user_frames
+from jaxprtool.errors import JaxprToolError, UserFunctionError, user_traceback
 from jaxprtool.formats.jaxpr.read import read
 from jaxprtool.ir import source_text
 from jaxprtool.ir.documents import plural
@@ -34,14 +34,21 @@ from jaxprtool.jaxcompat import open_jaxpr
 from jaxprtool.jaxcompat.source_locations import FrameReader
 from jaxprtool.render.documents.problems import Change, CheckedTarget, Place, Problem
 from jaxprtool.render.reports.lint import finding_problem
-from jaxprtool.render.terminal.listing import Cell, Listing, grid, joined, printable, wrapped
+from jaxprtool.render.terminal.listing import (
+    Cell,
+    Listing,
+    grid,
+    joined_lines,
+    printable,
+    wrapped_cell,
+)
 from jaxprtool.testing.assertions import (
     banned_places,
     banned_text,
     donation_failure,
     require_bannable,
 )
-from jaxprtool.testing.snapshots import difference, over_budget
+from jaxprtool.testing.snapshots import over_budget, snapshot_difference
 
 # --- checks ---------------------------------------------------------------------------------------
 # Check a program against its expectations in pyproject.toml, without a test.
@@ -131,7 +138,7 @@ def error_problem(name: str, error: JaxprToolError, code: str = "error") -> Prob
     text = ""
     if isinstance(error, UserFunctionError):
         frames = frames_now([Root(*root) for root in error.roots])
-        own_frames = [frame for frame in user_frames(error) if frames.is_own(frame.filename)]
+        own_frames = [frame for frame in user_traceback(error) if frames.is_own(frame.filename)]
         if own_frames and (number := own_frames[-1].lineno) is not None:
             where = os.path.abspath(own_frames[-1].filename), number
             text = f"{frames.path(own_frames[-1].filename)}:{number}"
@@ -142,7 +149,11 @@ def error_problem(name: str, error: JaxprToolError, code: str = "error") -> Prob
 
 
 def _over_budget(
-    name: str, program: Program | None, measured: Measure, limit: float, snapshot: Path | None
+    name: str,
+    program: Program | None,
+    measured: QuantityAmount,
+    limit: float,
+    snapshot: Path | None,
 ) -> Problem:
     since, grown = _grown(program, measured.quantity, snapshot)
     lines = over_budget(name, measured, limit, since, grown).splitlines()
@@ -173,7 +184,7 @@ def _contents(name: str, program: Program, expected: Expectations, width: int) -
         yield _problem("donated", failure, (), program)
     if expected.snapshot is not None:
         shown = _shown(expected.snapshot)
-        if failure := difference(program, expected.snapshot, name, shown, width):
+        if failure := snapshot_difference(program, expected.snapshot, name, shown, width):
             text = f"{failure}\nhint: {_UPDATE}"
             yield _problem("snapshot", text, failure.split("\n"), program)
     if expected.lint:
@@ -243,7 +254,7 @@ def check_text(
         width: The width in columns.
     """
     blocks = [_table(targets, width), *(_problems(target, width) for target in targets)]
-    blocks.append([joined(_changes(updated or ()))])
+    blocks.append([joined_lines(_changes(updated or ()))])
     shown = [tokens for block in blocks for tokens in block if tokens]
     summary = [Comment(summary_text(targets, updated))]
     spaced = [token for tokens in shown for token in (*tokens, "\n\n")]
@@ -308,7 +319,7 @@ def _problems(target: CheckedTarget, width: int) -> list[list[str]]:
         for detail in problem.details:
             is_hint = detail.lstrip().startswith("hint: ")
             lines += _wrapped(Comment(detail) if is_hint else detail, width)
-        blocks.append(joined(lines))
+        blocks.append(joined_lines(lines))
     return blocks
 
 
@@ -319,7 +330,7 @@ def _wrapped(text: str, width: int) -> Iterator[Cell]:
         return
     bare = type(text)(text.lstrip())
     indent = " " * (len(text) - len(bare))
-    first, *others = wrapped([bare], max(width - len(indent) - len(_HANGING), 20))
+    first, *others = wrapped_cell([bare], max(width - len(indent) - len(_HANGING), 20))
     yield [indent, *first]
     yield from ([indent, _HANGING, *line] for line in others)
 

@@ -20,8 +20,8 @@ from jaxprtool import jaxcompat
 from jaxprtool.analysis.diff import Diff, diff
 from jaxprtool.api.investigate.budgets import (
     Growth,
-    Measure,
     Quantity,
+    QuantityAmount,
     amount_text,
     grown_lines,
     measure,
@@ -128,7 +128,7 @@ _WHAT: dict[Quantity, str] = {
 
 
 def over_budget(
-    name: str, measure: Measure, limit: float, since: str = "", grown: Sequence[Growth] = ()
+    name: str, measure: QuantityAmount, limit: float, since: str = "", grown: Sequence[Growth] = ()
 ) -> str:
     """Return the message that a measure exceeds its budget, with the lines that contribute most.
 
@@ -198,7 +198,7 @@ def _table(rows: Sequence[tuple[str, ...]]) -> list[str]:
     ]
 
 
-def _share(amount: float, measure: Measure) -> str:
+def _share(amount: float, measure: QuantityAmount) -> str:
     return _percent(amount / measure.amount) if measure.amount else ""
 
 
@@ -223,7 +223,7 @@ P = ParamSpec("P")
 R = TypeVar("R")
 
 
-def program_of(program_or_function: object, args: Sequence[object]) -> Program:
+def as_program(program_or_function: object, args: Sequence[object]) -> Program:
     """Return a Program as it is, or trace a function with its arguments.
 
     Raises:
@@ -305,11 +305,11 @@ class Snapshots:
             AssertionError: If they differ, with the differences, or if there is no snapshot.
             ArgumentsError: If another program of the test has this name.
         """
-        program = program_of(program_or_function, args)
+        program = as_program(program_or_function, args)
         path = self._path(name)
         if self.update:
             update_snapshot(program, path)
-        elif failure := difference(program, path):
+        elif failure := snapshot_difference(program, path):
             raise AssertionError(f"{failure}\n{_UPDATE}")
 
     def _path(self, name: str | None) -> Path:
@@ -325,7 +325,7 @@ class Snapshots:
         return path
 
 
-def difference(
+def snapshot_difference(
     program: Program, path: Path, name: str = "", shown: str = "", width: int = _WIDTH
 ) -> str:
     """Return how a program differs from a snapshot, as text; "" if it does not.
@@ -399,7 +399,11 @@ def update_snapshot(program: Program, path: Path) -> bool:
     Raises:
         OutputError: If the file cannot be written.
     """
-    if path.exists() and release_of(path) == jax.__version__ and not difference(program, path):
+    if (
+        path.exists()
+        and release_of(path) == jax.__version__
+        and not snapshot_difference(program, path)
+    ):
         return False
     path.parent.mkdir(parents=True, exist_ok=True)
     write(program, path, callbacks="stub")

@@ -5,7 +5,7 @@ import jax.numpy as jnp
 import pytest
 
 import jaxprtool
-from jaxprtool.analysis.diff import with_times
+from jaxprtool.analysis.diff import with_measured_times
 from jaxprtool.analysis.profile import Profile, TimedLine
 from jaxprtool.ir.frames import frames_now
 
@@ -35,7 +35,7 @@ def profile(program, function, times):
 def measured(before, after, times_before, times_after):
     programs = [jaxprtool.trace(each, X) for each in (before, after)]
     functions, times = (before, after), (times_before, times_after)
-    return with_times(jaxprtool.diff(*programs), *map(profile, programs, functions, times))
+    return with_measured_times(jaxprtool.diff(*programs), *map(profile, programs, functions, times))
 
 
 def plain(x):

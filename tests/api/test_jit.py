@@ -14,8 +14,8 @@ from jax.sharding import PartitionSpec as P
 
 from jaxprtool import Pipeline, trace
 from jaxprtool.api.jit import jit
-from jaxprtool.errors import PipelineError, PluginError, UnsupportedError, user_frames
-from jaxprtool.ir.equivalence import difference
+from jaxprtool.errors import PipelineError, PluginError, UnsupportedError, user_traceback
+from jaxprtool.ir.equivalence import structural_difference
 from jaxprtool.ir.program import Program
 from jaxprtool.jaxcompat import user_frame
 from jaxprtool.passes.cleanup.dce import Dce
@@ -73,7 +73,7 @@ def test_the_compiled_program_is_the_result_of_the_passes():
     made = dced(model).trace(PARAMS, X).jaxpr
     expected = trace(model, PARAMS, X).apply("dce").jaxpr
     assert len(made.eqns) < len(trace(model, PARAMS, X).jaxpr.eqns)
-    assert difference(made, expected) is None
+    assert structural_difference(made, expected) is None
 
 
 def test_equations_keep_their_source_lines_and_scopes():
@@ -360,7 +360,7 @@ def test_errors_of_the_function_are_raised_unchanged():
 
     with pytest.raises(ZeroDivisionError, match="mine") as raised:
         dced(fun)(1.0)
-    assert user_frames(raised.value)[-1].name == "fun"
+    assert user_traceback(raised.value)[-1].name == "fun"
 
 
 @pytest.mark.parametrize(

@@ -12,10 +12,10 @@ import numpy as np
 import pytest
 
 import jaxprtool
-from jaxprtool.api.targets import ProgramEntry, find
+from jaxprtool.api.targets import ProgramEntry, find_entry
 from jaxprtool.errors import ArgumentsError, TargetError
 from jaxprtool.loading import argspec
-from jaxprtool.sizes.buckets import fitted
+from jaxprtool.sizes.buckets import converted_arguments
 
 Pair = namedtuple("Pair", "first second")
 
@@ -38,7 +38,7 @@ def file(program, tmp_path):
 
 
 def test_a_program_file_is_a_target_with_its_own_argument_types(program, file):
-    entry = find(file)
+    entry = find_entry(file)
     assert isinstance(entry, ProgramEntry)
     assert jaxprtool.equivalent(entry.trace(), program)
     assert [(a.shape, a.dtype) for a in entry.arguments()] == [
@@ -51,20 +51,20 @@ def test_a_program_comes_from_stdin(file, program, monkeypatch):
     with open(file, "rb") as opened:
         data = opened.read()
     monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(data)))
-    assert jaxprtool.equivalent(find("-").trace(), program)
+    assert jaxprtool.equivalent(find_entry("-").trace(), program)
 
 
 def test_a_device_as_stdin_is_refused_at_once(monkeypatch):
     with open("/dev/zero") as zeros:
         monkeypatch.setattr(sys, "stdin", zeros)
         with pytest.raises(TargetError, match="stdin: it is a device"):
-            find("-")
+            find_entry("-")
 
 
 def test_a_program_file_is_recognized_by_its_first_line(file, program, tmp_path):
     renamed = tmp_path / "program.txt"
     (tmp_path / "scaled.jaxpr").rename(renamed)
-    assert jaxprtool.equivalent(find(str(renamed)).trace(), program)
+    assert jaxprtool.equivalent(find_entry(str(renamed)).trace(), program)
 
 
 def test_an_exported_artifact_is_a_target(program, tmp_path):
@@ -74,7 +74,7 @@ def test_an_exported_artifact_is_a_target(program, tmp_path):
     path.write_bytes(exported(program))
     args = {"w": jnp.arange(3.0)}, jnp.ones(3)
     np.testing.assert_array_equal(
-        find(str(path)).trace()(*args, factor=2.0), scaled(*args, factor=2.0)
+        find_entry(str(path)).trace()(*args, factor=2.0), scaled(*args, factor=2.0)
     )
 
 
@@ -91,7 +91,7 @@ def test_a_file_without_a_program_is_refused(name, data, message, tmp_path, monk
     if data is not None:
         (tmp_path / name).write_bytes(data)
     with pytest.raises(TargetError, match=message):
-        find(name)
+        find_entry(name)
 
 
 @pytest.mark.parametrize(
@@ -99,7 +99,7 @@ def test_a_file_without_a_program_is_refused(name, data, message, tmp_path, monk
 )
 def test_options_for_functions_are_refused_for_a_program(file, options):
     with pytest.raises(TargetError, match="--factory and static arguments do not apply"):
-        find(file, **options)
+        find_entry(file, **options)
 
 
 def test_a_program_of_64_bits_needs_x64(tmp_path):
@@ -109,9 +109,9 @@ def test_a_program_of_64_bits_needs_x64(tmp_path):
             lambda x: x.astype("float64").sum(), jax.ShapeDtypeStruct((2,), "f4")
         )
         jaxprtool.write(wide, path)
-        assert jaxprtool.equivalent(find(path).trace(), wide)
+        assert jaxprtool.equivalent(find_entry(path).trace(), wide)
     with pytest.raises(TargetError, match="has 64-bit types, which are not enabled") as caught:
-        find(path)
+        find_entry(path)
     assert "--x64" in caught.value.hint
 
 
@@ -119,7 +119,7 @@ def test_a_program_of_64_bits_needs_x64(tmp_path):
 
 
 def test_matching_arguments_are_flattened(file):
-    entry = find(file, "{'w': ones(f32[3])}, f32[3], factor=4")
+    entry = find_entry(file, "{'w': ones(f32[3])}, f32[3], factor=4")
     w, x, factor = entry.arguments()
     assert isinstance(x, jax.ShapeDtypeStruct)
     assert np.array_equal(w, np.ones(3)) and factor == np.float32(4)
@@ -143,17 +143,19 @@ def test_matching_arguments_are_flattened(file):
 )
 def test_mismatched_arguments_are_refused(file, args, message):
     with pytest.raises(ArgumentsError, match=message):
-        find(file, args)
+        find_entry(file, args)
 
 
 def test_any_container_can_replace_a_custom_type(tmp_path):
     path = str(tmp_path / "pair.jaxpr")
     jaxprtool.write(jaxprtool.trace(lambda p: p.first + p.second, Pair(1.0, 2.0)), path)
     read = jaxprtool.read(path)
-    assert fitted(read, ((1.0, 2.0),), {}) == fitted(read, ([1.0, 2.0],), {})
-    assert fitted(read, ({"second": 2.0, "first": 1.0},), {}) == (1.0, 2.0)
+    assert converted_arguments(read, ((1.0, 2.0),), {}) == converted_arguments(
+        read, ([1.0, 2.0],), {}
+    )
+    assert converted_arguments(read, ({"second": 2.0, "first": 1.0},), {}) == (1.0, 2.0)
     with pytest.raises(ArgumentsError, match="p must have 2 entries, not 3"):
-        fitted(read, ((1.0, 2.0, 3.0),), {})
+        converted_arguments(read, ((1.0, 2.0, 3.0),), {})
 
 
 @pytest.mark.parametrize(
@@ -182,9 +184,9 @@ def test_a_python_scalar_matches_its_kind_and_wider_ones(value, dtype, fits):
     program = jaxprtool.trace(lambda x: x, jax.ShapeDtypeStruct((), dtype))
     if not fits:
         with pytest.raises(ArgumentsError, match="argument 'x' is"):
-            fitted(program, (value,), {})
+            converted_arguments(program, (value,), {})
         return
-    (array,) = fitted(program, (value,), {})
+    (array,) = converted_arguments(program, (value,), {})
     assert array.dtype == dtype and array == value
 
 
@@ -231,7 +233,7 @@ CALL = "load('params.npz'), ones(f32[3]), scale={'a': {'b': 2.0}}"
 
 
 def test_arrays_of_a_file_match_a_structure_by_their_path_names(many_file, arrays):
-    entry = find(many_file, CALL)
+    entry = find_entry(many_file, CALL)
     leaves = dict(zip(entry.program.arg_names, entry.arguments(), strict=True))
     assert np.array_equal(leaves["params['first'].w"], np.ones(3))
     assert leaves["params['first'].b"] == 2
@@ -243,14 +245,14 @@ def test_arrays_of_a_file_match_a_structure_by_their_path_names(many_file, array
 
 def test_arrays_by_name_may_be_any_argument(many_file, arrays):
     np.savez("scale.npz", **{"a/b": np.float32(5)})
-    entry = find(many_file, CALL.replace("{'a': {'b': 2.0}}", "load('scale.npz')"))
+    entry = find_entry(many_file, CALL.replace("{'a': {'b': 2.0}}", "load('scale.npz')"))
     assert entry.arguments()[-1] == 5
 
 
 def test_a_flat_dict_stays_flat_if_the_function_takes_one(tmp_path):
     program = jaxprtool.trace(lambda p: p["a/b"] + p["c"], {"a/b": 1.0, "c": 2.0})
     values = {"c": np.float32(1), "a/b": np.float32(2)}
-    assert fitted(program, (values,), {}) == (2, 1)
+    assert converted_arguments(program, (values,), {}) == (2, 1)
 
 
 @pytest.mark.parametrize(
@@ -273,13 +275,13 @@ def test_arrays_with_unknown_names_are_reported(many_file, arrays, changes, mess
     changed = {name: value for name, value in (arrays | changes).items() if value is not None}
     np.savez("params.npz", **changed)
     with pytest.raises(ArgumentsError, match=message) as caught:
-        find(many_file, CALL)
+        find_entry(many_file, CALL)
     assert hint is None or caught.value.hint.startswith(hint)
 
 
 def test_arrays_of_a_function_keep_their_names(arrays, tmp_path):
     (tmp_path / "f.py").write_text("def f(params): return sorted(params)[0], params['rest/1']\n")
-    entry = find("f.py:f", "load('params.npz')")
+    entry = find_entry("f.py:f", "load('params.npz')")
     assert set(entry.args[0]) == set(NAMES)
 
 
@@ -290,7 +292,7 @@ def test_arrays_of_a_function_keep_their_names(arrays, tmp_path):
 def test_positions_in_messages_exclude_static_arguments(number, position, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "f.py").write_text("def f(x, n, y): return x * n + y\n")
-    entry = find("f.py:f", "1.0, static(2), 3.0")
+    entry = find_entry("f.py:f", "1.0, static(2), 3.0")
     assert entry.position(number) == position
     with pytest.raises(ArgumentsError, match="argument 1 is static"):
         entry.position(1)
@@ -299,7 +301,7 @@ def test_positions_in_messages_exclude_static_arguments(number, position, tmp_pa
 
 
 def test_positions_in_a_program_file(file):
-    entry = find(file)
+    entry = find_entry(file)
     assert [entry.position(n) for n in (0, 1, -1, -2)] == [0, 1, 1, 0]
     with pytest.raises(ArgumentsError, match="no positional argument 2 is given; the call has 2"):
         entry.position(2)
@@ -310,12 +312,12 @@ def test_arrays_are_converted_to_the_types_of_a_file(tmp_path):
     types = jax.random.key(0), jax.random.split(jax.random.key(0, impl="rbg"), 2)
     jaxprtool.write(jaxprtool.trace(lambda *given: given, *types, jnp.ones(2, "bfloat16")), path)
     given = "zeros(u32[2]), zeros(u32[2,4]), ones(f32[2])"
-    values = find(path, given).arguments()
+    values = find_entry(path, given).arguments()
     assert [v.dtype for v in values] == [types[0].dtype, types[1].dtype, jnp.bfloat16]
     with pytest.raises(ArgumentsError, match=r"is u32\[3\], but the program takes key<fry>"):
-        find(path, given.replace("u32[2])", "u32[3])")).arguments()
+        find_entry(path, given.replace("u32[2])", "u32[3])")).arguments()
     with pytest.raises(ArgumentsError, match=r"is f32\[2\], but the program takes bf16"):
-        find(path, given.replace("ones(f32[2])", "normal(f32[2])")).arguments()
+        find_entry(path, given.replace("ones(f32[2])", "normal(f32[2])")).arguments()
 
 
 def test_an_endless_or_invalid_target_is_refused_at_once(tmp_path, monkeypatch):
@@ -328,4 +330,4 @@ def test_an_endless_or_invalid_target_is_refused_at_once(tmp_path, monkeypatch):
         ("a\0b.jaxpr", "null byte"),
     ):
         with pytest.raises(TargetError, match=fault):
-            find(target)
+            find_entry(target)

@@ -26,9 +26,9 @@ from rich.console import Console
 from rich.table import Table
 
 import jaxprtool
-from jaxprtool.execute.bench import Limits, TurnsHere, paired_ratio, rounds
+from jaxprtool.execute.bench import RoundLimits, TurnsHere, paired_ratio, rounds
 from jaxprtool.execute.compare.variants import Variant
-from jaxprtool.execute.running.run import compiled, ready
+from jaxprtool.execute.running.run import arguments_placed, compiled_program
 from jaxprtool.ir.process import without_collector
 
 
@@ -111,15 +111,18 @@ class OfRun:
 
     def __init__(self, program: jaxprtool.Program, arguments: list[Any]):
         self._program, self._arguments = program, arguments
-        with ready(program, arguments, None) as (there, _):
-            self._made = compiled(program, there, lambda doing: None)
+        with arguments_placed(program, arguments, None) as (there, _):
+            self._made = compiled_program(program, there, lambda doing: None)
             self._made.first_call(there)
 
     def start(self) -> Any:
         raise NotImplementedError
 
     def turn(self) -> float:
-        with ready(self._program, self._arguments, None) as (there, _), without_collector():
+        with (
+            arguments_placed(self._program, self._arguments, None) as (there, _),
+            without_collector(),
+        ):
             return statistics.median(self._made.seconds(there) for _ in range(10))
 
 
@@ -129,7 +132,7 @@ def traced(case: str) -> tuple[jaxprtool.Program, list[Any]]:
 
 
 def row(name: str, ours: Any, theirs: Any, count: int) -> tuple[str, ...]:
-    mine, hand = rounds([ours, theirs], Limits(count), lambda doing: None)
+    mine, hand = rounds([ours, theirs], RoundLimits(count), lambda doing: None)
     found = paired_ratio(mine, hand)
     medians = (f"{statistics.median(each) * 1e6:.2f}" for each in (mine, hand))
     return (name, *medians, f"{found.median:.3f}", f"{found.low:.3f} to {found.high:.3f}")
@@ -156,7 +159,7 @@ def itself(trials: int) -> Table:
             pair = [TurnsHere(Variant(name, program), arguments) for name in ("a", "b")]
             for each in pair:
                 each.start()
-            found.append(paired_ratio(*rounds(pair, Limits(50), lambda doing: None)))
+            found.append(paired_ratio(*rounds(pair, RoundLimits(50), lambda doing: None)))
         hits = sum(each.low <= 1 <= each.high for each in found)
         width = statistics.median(each.precision for each in found)
         farthest = max((each.median for each in found), key=lambda ratio: abs(ratio - 1))

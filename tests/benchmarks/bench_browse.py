@@ -10,7 +10,7 @@ import jax.numpy as jnp
 
 import jaxprtool
 from jaxprtool.browse.app import Browser
-from jaxprtool.browse.document import Recorder
+from jaxprtool.browse.document import StateRecorder
 
 ROUNDS, PAGES = 5, 40
 
@@ -30,7 +30,7 @@ def program(count):
 async def measure(traced):
     """Return the seconds of the first frame, a page down, folding, and inferring names."""
     start = time.perf_counter()
-    app = Browser(Recorder(traced).states)
+    app = Browser(StateRecorder(traced).states)
     async with app.run_test(size=(160, 50)) as pilot:
         first = time.perf_counter() - start
         while not app.program.document.is_complete:

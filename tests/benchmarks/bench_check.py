@@ -51,8 +51,8 @@ import json, sys, time
 start = time.process_time()
 from jaxprtool.cli.main import main
 import jax, jaxprtool.cli.check_config, jaxprtool.testing.checks, jaxprtool.api.program
-from jaxprtool.cli.session import Function
-importing, tracing, trace = time.process_time() - start, 0.0, Function.trace
+from jaxprtool.cli.session import FunctionOptions
+importing, tracing, trace = time.process_time() - start, 0.0, FunctionOptions.trace
 
 def timed(*args, **kwargs):
     global tracing
@@ -62,7 +62,7 @@ def timed(*args, **kwargs):
     finally:
         tracing += time.process_time() - before
 
-Function.trace = timed
+FunctionOptions.trace = timed
 code = main(sys.argv[1:])
 whole = time.process_time() - start
 print(json.dumps([code, importing, tracing, whole - importing - tracing]), file=sys.stderr)

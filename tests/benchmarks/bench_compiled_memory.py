@@ -20,7 +20,7 @@ from rich.table import Table
 sys.path.insert(0, str(Path(__file__).parents[2]))
 
 from jaxprtool import memory
-from jaxprtool.analysis.memory.compiled import LineBytes, compiled_memory
+from jaxprtool.analysis.memory.compiled import LineBytes, compiled_peak
 from jaxprtool.formats.lowering import compiled
 from tests.benchmarks.bench_memory import LARGE, LEAST, programs
 
@@ -41,7 +41,7 @@ def main() -> None:
         start = time.process_time()
         executable = compiled(program)
         middle = time.process_time()
-        found = compiled_memory(program, executable, estimate)
+        found = compiled_peak(program, executable, estimate)
         end = time.process_time()
         worst = max(found.lines, key=lambda line: abs(error(line)))
         table.add_row(

@@ -111,7 +111,7 @@ def seconds(function: Callable[[], Any]) -> float:
 
 def row(name: str, size: int, rounds: int) -> Iterator[str]:
     """Return the cells of one program's row."""
-    outline = pipeline.find("outline")()
+    outline = pipeline.find_pass("outline")()
     fun, args = PROGRAMS[name](size)
     tracing, outlining = [], []
     for _ in range(rounds):

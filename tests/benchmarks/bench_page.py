@@ -30,9 +30,8 @@ from jaxprtool.analysis.cost import cost, work_by_equation
 from jaxprtool.analysis.stats import count_equations, stats
 from jaxprtool.ir.program import Program
 from jaxprtool.passes.framework.pipeline import Observer, Pipeline, Step
-from jaxprtool.render.page import State, page
-from jaxprtool.render.page.record import Details, with_listing
-from jaxprtool.render.page.record import page as run_page
+from jaxprtool.render.page import PageState, program_page
+from jaxprtool.render.page.record import Details, run_page, with_listing
 from jaxprtool.render.terminal.listing import ShowOptions
 from tests.benchmarks.models import transformer_loss, transformer_shapes
 from tests.render.browser import chromium
@@ -59,11 +58,11 @@ class Kept(Observer):
     """Keeps the program after each pass."""
 
     def __init__(self, program: Program):
-        self.states = [State({program.name: program}, after=count_equations(program))]
+        self.states = [PageState({program.name: program}, after=count_equations(program))]
 
     def after(self, step: Step, program: Program, result: Any, seconds: float) -> None:
         counts = count_equations(program), count_equations(result)
-        self.states.append(State({result.name: result}, str(step), seconds, *counts))
+        self.states.append(PageState({result.name: result}, str(step), seconds, *counts))
 
 
 def timed(driver: Any, script: str) -> float:
@@ -82,11 +81,11 @@ def opened(driver: Any, path: Path) -> float:
     return max(entry["loadEventEnd"], paint["startTime"]) / 1000
 
 
-def measured(name: str, states: Sequence[State], driver: Any, folder: Path) -> list[str]:
+def measured(name: str, states: Sequence[PageState], driver: Any, folder: Path) -> list[str]:
     start = time.perf_counter()
     shown = ShowOptions(names=True, terse=True, source=True)
     path = folder / f"{len(states)}.html"
-    path.write_text(page(states, shown, stats, work_by_equation))
+    path.write_text(program_page(states, shown, stats, work_by_equation))
     rendered = time.perf_counter() - start
     opening = min(opened(driver, path) for _ in range(3))
     times = [timed(driver, script) for script in ACTIONS.values()]

@@ -1,10 +1,10 @@
 """Compare writing and reading `.jaxpr` files with JAX's means.
 
-Each program is written with `text` and read with `parse`, alternating with `str(jaxpr)`, which only
-prints, and with the serialize and deserialize of `jax.export` of the same program. Medians are
-compared. The export itself is timed once: it lowers the program, eliminates dead code and makes the
-bytes, which serialize only puts into a container. The parsed program must be equivalent to the
-original.
+Each program is written with `program_file_text` and read with `parse_program`, alternating with
+`str(jaxpr)`, which only prints, and with the serialize and deserialize of `jax.export` of the same
+program. Medians are compared. The export itself is timed once: it lowers the program, eliminates
+dead code and makes the bytes, which serialize only puts into a container. The parsed program must
+be equivalent to the original.
 """
 
 from __future__ import annotations
@@ -26,9 +26,9 @@ from rich.table import Table
 sys.path.insert(0, str(Path(__file__).parents[2]))
 
 from jaxprtool import jaxcompat
-from jaxprtool.formats.jaxpr.read import parse
-from jaxprtool.formats.jaxpr.write import text
-from jaxprtool.ir.equivalence import difference
+from jaxprtool.formats.jaxpr.read import parse_program
+from jaxprtool.formats.jaxpr.write import program_file_text
+from jaxprtool.ir.equivalence import structural_difference
 from jaxprtool.ir.program import Program
 from tests.benchmarks.models import synthetic, transformer_gradient
 
@@ -62,16 +62,16 @@ def exported(program: Program) -> export.Exported:
 
 def measure(program: Program, repeat: int) -> list[float]:
     """Return median seconds: writing, reading, `str`, serializing, deserializing an export."""
-    written = text(program)
-    assert difference(program, parse(written, "f.jaxpr")) is None
+    written = program_file_text(program)
+    assert structural_difference(program, parse_program(written, "f.jaxpr")) is None
     jaxpr = jaxcompat.open_jaxpr(program.jaxpr)
     start = time.perf_counter()
     artifact = exported(program)
     taken = time.perf_counter() - start
     data = artifact.serialize()
     functions: list[Callable[[], Any]] = [
-        lambda: text(program),
-        lambda: parse(written, "f.jaxpr"),
+        lambda: program_file_text(program),
+        lambda: parse_program(written, "f.jaxpr"),
         lambda: str(jaxpr),
         artifact.serialize,
         lambda: export.deserialize(data),

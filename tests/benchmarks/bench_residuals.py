@@ -1,8 +1,8 @@
-"""Compare `residuals` with JAX's `print_saved_residuals`.
+"""Compare `passed_residuals` with JAX's `print_saved_residuals`.
 
 Measures gradients of a transformer, of the samples, and of programs of many equations. The table
-has CPU seconds, each measured once: tracing, `residuals` in total, and its parts, which are `vjp`,
-the analysis of the two halves, and the bytes under each policy. JAX's function traces and
+has CPU seconds, each measured once: tracing, `passed_residuals` in total, and its parts, which are
+`vjp`, the analysis of the two halves, and the bytes under each policy. JAX's function traces and
 differentiates the function itself, and does not compare policies.
 """
 
@@ -25,7 +25,7 @@ from rich.table import Table
 sys.path.insert(0, str(Path(__file__).parents[2]))
 
 import jaxprtool
-from jaxprtool.analysis.residuals import residuals
+from jaxprtool.analysis.residuals import passed_residuals
 from jaxprtool.analysis.stats import count_equations
 from jaxprtool.api.investigate.residuals import bytes_by_policy, policies_of
 from jaxprtool.passes.framework.retrace import function_of
@@ -54,7 +54,7 @@ def measure(table: Table, name: str, trace: Callable[[], jaxprtool.Program]) -> 
     _, whole = timed(jaxprtool.residuals, program)
     jax.clear_caches()
     halves, splitting = timed(program.apply, "vjp")
-    _, reading = timed(residuals, halves["forward"], halves["backward"], {})
+    _, reading = timed(passed_residuals, halves["forward"], halves["backward"], {})
     _, weighing = timed(bytes_by_policy, program, policies_of(program))
     jax.clear_caches()
     args = jax.tree.unflatten(

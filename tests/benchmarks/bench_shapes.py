@@ -52,7 +52,7 @@ from jaxprtool.ir.equations import equations
 from jaxprtool.ir.program import Program
 from jaxprtool.ir.ragged import unchecked
 from jaxprtool.passes.mapping.mask import Mask
-from jaxprtool.passes.mapping.ragged import Ragged as RaggedPass
+from jaxprtool.passes.mapping.ragged import RaggedBatch as RaggedPass
 from tests.benchmarks.length_models import MODELS, Model
 from tests.benchmarks.models import transformer_loss, transformer_shapes
 from tests.programs.masking import count_masks

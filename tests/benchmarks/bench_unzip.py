@@ -11,8 +11,8 @@ shared body once. Instructions are counted after XLA's optimization; "same" mean
 those of the version by hand, except for names. All versions must return the same output from the
 same parameters. The output and the parameters of ours must equal those by hand bit for bit.
 
-Then unzip alone is timed on synthetic programs with a variable in every few equations: `split`, and
-the whole pass, which also builds init and apply and eliminates their dead code.
+Then unzip alone is timed on synthetic programs with a variable in every few equations:
+`split_body`, and the whole pass, which also builds init and apply and eliminates their dead code.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ from jaxprtool import jaxcompat
 from jaxprtool.ir.equations import equations
 from jaxprtool.ir.program import Program
 from jaxprtool.passes.unzip import Unzip
-from jaxprtool.passes.unzip.split import EARLY, READY, Context, split
+from jaxprtool.passes.unzip.split import EARLY, READY, Context, split_body
 from tests.benchmarks.models import with_variables_inside
 
 try:
@@ -230,7 +230,7 @@ def linearity(sizes: Sequence[int]) -> Table:
 
 def splitter(program: Program) -> Callable[[], Any]:
     ins = [EARLY, READY]
-    return lambda: split(program.jaxpr, ins, Context("variable"))
+    return lambda: split_body(program.jaxpr, ins, Context("variable"))
 
 
 def main() -> None:

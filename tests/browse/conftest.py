@@ -6,9 +6,9 @@ import pytest
 
 import jaxprtool
 from jaxprtool.browse.app import Browser
-from jaxprtool.browse.document import Document, Recorder
+from jaxprtool.browse.document import Document, StateRecorder
 from jaxprtool.browse.navigation import Navigator
-from jaxprtool.browse.outline import Outline
+from jaxprtool.browse.outline import ProgramOutline
 from jaxprtool.passes.framework.pipeline import Pipeline
 
 ROOT = Path(__file__).parents[2]
@@ -31,7 +31,7 @@ def states(net):
     """`states("dce")` returns the states of `net`, or another program, before and after passes."""
 
     def make(passes="", program=None):
-        recorder = Recorder(program or net)
+        recorder = StateRecorder(program or net)
         if passes:
             Pipeline.parse(passes).run(program or net, recorder)
         return recorder.states
@@ -50,7 +50,9 @@ class Model:
 
     def __init__(self, state, by_scope=False):
         self.document = Document(state)
-        self.outline = Outline(self.document.flow, self.document.scopes if by_scope else None)
+        self.outline = ProgramOutline(
+            self.document.flow, self.document.scopes if by_scope else None
+        )
         self.navigator = Navigator(self.document, self.outline)
 
     @property

@@ -164,4 +164,4 @@ def test_bad_input_is_a_one_line_error_with_exit_code_2(cli, arguments, message)
     ],
 )
 def test_a_ratio_is_described_in_words(ratio, low, high, message):
-    assert render.verdict(bench.Ratio("a", "b", ratio, low, high)) == message
+    assert render.ratio_verdict(bench.Ratio("a", "b", ratio, low, high)) == message

@@ -157,8 +157,8 @@ def test_a_named_pipeline_is_explained_by_its_passes(cli):
 def test_rules_of_a_plug_in_are_listed(cli, folder, monkeypatch):
     monkeypatch.setattr("jaxprtool.passes.cleanup.simplify.simplify_rules", list(simplify_rules))
     (folder / "more.py").write_text(
-        "from jaxprtool.passes.cleanup.simplify import Row, simplify_rules\n"
-        "simplify_rules.append(Row('halve(double(x))', 'x'))\n"
+        "from jaxprtool.passes.cleanup.simplify import SimplifyRule, simplify_rules\n"
+        "simplify_rules.append(SimplifyRule('halve(double(x))', 'x'))\n"
     )
     assert "halve(double(x))" in cli("explain", "simplify", "--plugin", "more.py").out
 

@@ -5,7 +5,7 @@ import sys
 
 import pytest
 
-from jaxprtool.cli.app import command
+from jaxprtool.cli.app import load_command
 from jaxprtool.cli.registry import commands, info
 from tests.share import share
 
@@ -83,7 +83,7 @@ MORE = (
 
 
 def options_of(name):
-    return {option for each in command(name, info(name)).params for option in each.opts}
+    return {option for each in load_command(name, info(name)).params for option in each.opts}
 
 
 def lines_of(name):

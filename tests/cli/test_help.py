@@ -41,7 +41,7 @@ def test_the_help_names_every_command_and_exit_code(capsys):
 
 @pytest.mark.parametrize("name", ["", "cost", "record"])
 def test_the_short_name_of_the_help_option_is_first(name):
-    shown = app.command(name, info(name)) if name else app._Commands()
+    shown = app.load_command(name, info(name)) if name else app._Commands()
     context = Context(shown, help_option_names=["--help", "-h"])
     assert shown.get_help_option_names(context) == ["-h", "--help"]
 

@@ -35,7 +35,7 @@ class Terminal:
 
     @contextlib.contextmanager
     def shown(self):
-        with self.attached(), output.shown() as on_progress:
+        with self.attached(), output.progress_shown() as on_progress:
             yield on_progress
 
     def written(self):
@@ -166,7 +166,7 @@ def test_an_interrupt_leaves_a_clean_terminal(terminal):
 def test_streams_are_restored_unless_the_program_replaced_them(terminal):
     own = io.StringIO()
     with terminal.attached():
-        with output.shown():
+        with output.progress_shown():
             assert sys.stderr.isatty() and sys.stderr is not terminal.streams["stderr"]
             sys.stdout = own
         assert sys.stdout is own
@@ -181,7 +181,7 @@ def test_only_a_terminal_shows_the_line(terminal, monkeypatch, kind):
         else:
             monkeypatch.setenv("TERM", "dumb")
         streams = sys.stdin, sys.stdout, sys.stderr
-        with output.shown() as on_progress:
+        with output.progress_shown() as on_progress:
             on_progress("tracing f")
             assert (sys.stdin, sys.stdout, sys.stderr) == streams
             time.sleep(0.3)
@@ -221,7 +221,7 @@ def test_each_command_shows_its_steps(cli, monkeypatch, command, stages):
 
 def told_by(cli, monkeypatch, command, *options, target="functions.py:double"):
     told = []
-    monkeypatch.setattr(output, "shown", lambda: contextlib.nullcontext(told.append))
+    monkeypatch.setattr(output, "progress_shown", lambda: contextlib.nullcontext(told.append))
     result = cli(command, *([] if command == "backends" else [target]), *options)
     assert result.code == 0, result.err
     return told

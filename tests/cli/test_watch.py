@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from jaxprtool.cli.completion import complete_checks
-from jaxprtool.cli.watch import rounds
+from jaxprtool.cli.watch import parsed_rounds
 from jaxprtool.execute.checked import CHECKS
 
 FUNCTIONS = """
@@ -105,8 +105,8 @@ def test_an_empty_selection_is_reported(cli):
 
 
 def test_iterations_are_numbers_and_slices():
-    assert rounds("0, 10,-1") == (0, 10, -1)
-    assert rounds("::100,5:") == (slice(None, None, 100), slice(5, None))
+    assert parsed_rounds("0, 10,-1") == (0, 10, -1)
+    assert parsed_rounds("::100,5:") == (slice(None, None, 100), slice(5, None))
 
 
 def test_mistakes_are_one_line_errors(cli):

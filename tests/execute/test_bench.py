@@ -14,7 +14,7 @@ from jaxprtool.errors import ArgumentsError, BackendError, PipelineError, Unsupp
 from jaxprtool.execute.bench import (
     LEAST,
     Interval,
-    Limits,
+    RoundLimits,
     TurnsHere,
     median_interval,
     paired_ratio,
@@ -73,7 +73,7 @@ def test_drift_cancels_within_pairs_but_not_between_runs():
 
 def test_all_variants_take_a_turn_in_each_round_in_varying_order():
     turns = []
-    times = rounds([Clock(n, turns, range(1, 100)) for n in "abc"], Limits(40), silent)
+    times = rounds([Clock(n, turns, range(1, 100)) for n in "abc"], RoundLimits(40), silent)
     assert list(map(len, times)) == [40] * 3
     orders = ["".join(turns[i : i + 3]) for i in range(0, 120, 3)]
     assert set(map("".join, map(sorted, orders))) == {"abc"} and len(set(orders)) > 3
@@ -89,9 +89,9 @@ def test_rounds_end_when_all_intervals_are_precise_or_at_their_maximum():
     def count(seconds, limits):
         return len(rounds([Clock("a", [], steady()), Clock("b", [], seconds)], limits, silent)[0])
 
-    assert count(steady(), Limits(None, 0.01)) == 10
-    assert count(noisy(), Limits(25, 0.01)) == 25
-    assert count(steady(), Limits(30)) == 30 and count(steady(), Limits()) == 50
+    assert count(steady(), RoundLimits(None, 0.01)) == 10
+    assert count(noisy(), RoundLimits(25, 0.01)) == 25
+    assert count(steady(), RoundLimits(30)) == 30 and count(steady(), RoundLimits()) == 50
 
 
 def test_short_calls_are_timed_in_batches_and_long_ones_individually():

@@ -7,13 +7,13 @@ import pytest
 
 import jaxprtool
 from jaxprtool.errors import ArgumentsError
-from jaxprtool.execute.compare.bisection import described, minimized, scaled
+from jaxprtool.execute.compare.bisection import input_text, minimized, scaled
 
 
 def test_an_input_shrinks_to_the_one_element_that_matters():
     values = np.arange(1.0, 65.0, dtype=np.float32).reshape(8, 8), np.ones(3, np.float32)
     (x, y), tries = minimized(values, (True, True), lambda given: given[0][5, 2] != 0)
-    assert described(x) == "zero except [5, 2] = 1.0" and described(y) == "zero"
+    assert input_text(x) == "zero except [5, 2] = 1.0" and input_text(y) == "zero"
     assert tries < 40
 
 
@@ -22,14 +22,14 @@ def test_given_values_are_kept_and_a_necessary_value_is_rounded():
     (x, y), _ = minimized(
         values, (True, False), lambda given: given[0][1] > 3 and given[1][0] == 2.5
     )
-    assert described(x) == "zero except [1] = 4.0" and y[0] == 2.5
+    assert input_text(x) == "zero except [1] = 4.0" and y[0] == 2.5
 
 
 def test_an_input_that_fails_for_zero_is_zero():
     (x, key), _ = minimized(
         (np.ones(4, np.int32), jax.random.key(0)), (True, True), lambda given: True
     )
-    assert described(x) == "zero" and described(key) == "random"
+    assert input_text(x) == "zero" and input_text(key) == "random"
 
 
 def test_floats_of_later_trials_have_other_magnitudes():

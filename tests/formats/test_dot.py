@@ -12,7 +12,7 @@ import jaxprtool
 from jaxprtool import trace
 from jaxprtool.errors import OutputError
 from jaxprtool.formats.graph import MOST_BOXES
-from jaxprtool.formats.pictures import dot, picture
+from jaxprtool.formats.pictures import dot, graph_picture
 from tests.external import missing
 from tests.programs import harness_programs, sample_programs
 from tests.programs.corpus import prove_corpus
@@ -360,17 +360,17 @@ def graphviz(tmp_path, monkeypatch):
 
 def test_the_picture_is_the_output_of_dot(graphviz):
     graphviz('echo "$1"; cat')
-    assert picture("digraph {}", "svg", "x.svg") == b"-Tsvg\ndigraph {}"
+    assert graph_picture("digraph {}", "svg", "x.svg") == b"-Tsvg\ndigraph {}"
 
 
 def test_without_dot_the_error_explains_what_to_install(monkeypatch, tmp_path):
     monkeypatch.setenv("PATH", str(tmp_path))
     with pytest.raises(OutputError, match=r"cannot draw 'x\.png': Graphviz's program") as caught:
-        picture("digraph {}", "png", "x.png")
+        graph_picture("digraph {}", "png", "x.png")
     assert "apt-get install graphviz" in caught.value.hint
 
 
 def test_errors_of_dot_are_reported(graphviz):
     graphviz("echo 'Error: syntax error in line 1' >&2; exit 1")
     with pytest.raises(OutputError, match="dot exited with 1: Error: syntax error in line 1"):
-        picture("digraph", "pdf", "x.pdf")
+        graph_picture("digraph", "pdf", "x.pdf")

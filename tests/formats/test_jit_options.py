@@ -11,8 +11,8 @@ from jax.sharding import AxisType, NamedSharding, PartitionSpec
 
 import jaxprtool
 from jaxprtool.errors import ProgramFileError, UnsupportedError
-from jaxprtool.formats.jaxpr.read import parse
-from jaxprtool.formats.jaxpr.write import text
+from jaxprtool.formats.jaxpr.read import parse_program
+from jaxprtool.formats.jaxpr.write import program_file_text
 from jaxprtool.formats.lowering import exported
 
 X = jnp.arange(1.0, 9.0)
@@ -119,9 +119,9 @@ def call(request):
 def test_a_file_keeps_the_options(call):
     fun, args, kwargs = call
     program = jaxprtool.trace(fun, *args, **kwargs)
-    again = parse(text(program), "again.jaxpr")
+    again = parse_program(program_file_text(program), "again.jaxpr")
     assert again.jit == program.jit is not None
-    assert parse(text(program.replace(jit=None)), "again.jaxpr").jit is None
+    assert parse_program(program_file_text(program.replace(jit=None)), "again.jaxpr").jit is None
 
 
 def test_python_source_keeps_the_options(call):
@@ -169,9 +169,9 @@ def test_several_shardings_for_one_class_are_refused_in_python(what):
 )
 def test_a_faulty_entry_is_refused(old, new, message):
     fun, args, kwargs = PROGRAMS["various"]
-    written = text(jaxprtool.trace(fun, *args, **kwargs))
+    written = program_file_text(jaxprtool.trace(fun, *args, **kwargs))
     line = next(line for line in written.splitlines() if "'donated'" in line)
     changed = line.replace('("', "('k', \"", 1) if old.startswith("('k") else line
     changed = changed.replace(old, new)
     with pytest.raises(ProgramFileError, match=message):
-        parse(written.replace(line, changed), "bad.jaxpr")
+        parse_program(written.replace(line, changed), "bad.jaxpr")

@@ -11,8 +11,8 @@ import pytest
 from jax.experimental import sparse
 
 import jaxprtool
-from jaxprtool.formats.jaxpr.read import parse
-from jaxprtool.formats.jaxpr.write import text
+from jaxprtool.formats.jaxpr.read import parse_program
+from jaxprtool.formats.jaxpr.write import program_file_text
 
 x = jnp.arange(6.0).reshape(3, 2)
 
@@ -28,7 +28,7 @@ def products(x):
 @pytest.mark.usefixtures("processes")
 def test_sparse_products_are_read_from_files():
     program = jaxprtool.trace(products, x)
-    again = parse(text(program), "products")
+    again = parse_program(program_file_text(program), "products")
     assert jaxprtool.equivalent(again, program)
     for got, wanted in zip(again(x), products(x), strict=True):
         np.testing.assert_array_equal(got, wanted)
@@ -60,7 +60,7 @@ def test_sparse_matrices_are_arguments_and_results(kind):
     dense = np.array([[2, 0, 0], [0, 0, 3], [1, 0, 0]], np.float32)
     given = jax.jit(partial(kind.fromdense, nse=3))(dense), x
     program = jaxprtool.trace(function, *given)
-    again = parse(text(program), "matrices")
+    again = parse_program(program_file_text(program), "matrices")
     module = {}
     exec(jaxprtool.to_python(program), module)
     assert jaxprtool.equivalent(again, program)

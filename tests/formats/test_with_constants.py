@@ -18,7 +18,7 @@ import pytest
 
 import jaxprtool
 from jaxprtool.errors import JaxprToolError, OutputError
-from jaxprtool.formats.jaxpr.write import write_all
+from jaxprtool.formats.jaxpr.write import write_program_files
 from jaxprtool.formats.python.emit import write_python
 from jaxprtool.loading.trace import trace
 
@@ -226,7 +226,7 @@ def test_a_failed_write_of_constants_leaves_the_old_program(tmp_path, monkeypatc
 
     monkeypatch.setattr("jaxprtool.formats.npz.write_npz", full)
     with pytest.raises(OutputError, match=r"cannot write .*npz': No space left on device"):
-        write_all([(program(1), path), (program(1), tmp_path / "q.jaxpr")])
+        write_program_files([(program(1), path), (program(1), tmp_path / "q.jaxpr")])
     assert which(path) == 0 and sorted(os.listdir(tmp_path)) == ["p.jaxpr", *there]
 
 

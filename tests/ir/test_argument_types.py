@@ -9,8 +9,8 @@ import pytest
 
 import jaxprtool
 from jaxprtool.errors import StructureError
-from jaxprtool.formats.jaxpr.read import parse
-from jaxprtool.formats.jaxpr.write import text
+from jaxprtool.formats.jaxpr.read import parse_program
+from jaxprtool.formats.jaxpr.write import program_file_text
 
 x = jnp.arange(4.0)
 
@@ -23,7 +23,7 @@ def scaled(p, by):
 def program(request):
     made = jaxprtool.trace(scaled, {"w": x}, 2.0)
     if request.param == "from a file":
-        return parse(text(made), "f.jaxpr")
+        return parse_program(program_file_text(made), "f.jaxpr")
     return made if request.param == "traced" else made.apply(request.param)
 
 

@@ -10,8 +10,8 @@ import pytest
 import jaxprtool
 from jaxprtool import jaxcompat
 from jaxprtool.errors import UnsupportedError, UserFunctionError
-from jaxprtool.formats.jaxpr.read import parse
-from jaxprtool.formats.jaxpr.write import text
+from jaxprtool.formats.jaxpr.read import parse_program
+from jaxprtool.formats.jaxpr.write import program_file_text
 from jaxprtool.ir.custom_rules import jvp_params, jvp_rule, rule_key, vjp_params, vjp_rule
 from jaxprtool.loading.trace import trace
 
@@ -346,7 +346,7 @@ def endless(kind, branches):
 
 @pytest.mark.parametrize("kind", ["jvp", "vjp"])
 @pytest.mark.parametrize("branches", [1, 2])
-@pytest.mark.parametrize("write", [text, jaxprtool.to_python])
+@pytest.mark.parametrize("write", [program_file_text, jaxprtool.to_python])
 def test_endlessly_nested_rules_are_refused(kind, branches, write):
     program = trace(endless(kind, branches), jnp.float32(1.0))
     with pytest.raises(UnsupportedError, match=r"custom_.*test_custom_rules\.py.*never end"):
@@ -375,7 +375,7 @@ def test_finitely_nested_rules_are_followed():
         return power(n, *primals), n * both / 2 * tangents[0]
 
     program = trace(functools.partial(power, 20), jnp.float32(1.1))
-    text(program)
+    program_file_text(program)
     assert "power" in jaxprtool.to_python(program)
 
 
@@ -389,7 +389,7 @@ def test_a_call_that_jax_has_emptied_is_followed():
     xs = jnp.arange(6.0).reshape(2, 3)
     program = trace(jax.grad(total), xs)
     assert any(not eqn.outvars for eqn in program.jaxpr.eqns)
-    back = parse(text(program), "file")
+    back = parse_program(program_file_text(program), "file")
     namespace: dict = {}
     exec(jaxprtool.to_python(program), namespace)
     for again in (back, namespace["total"]):
@@ -433,16 +433,16 @@ def test_a_rule_with_static_and_missing_arguments_works_in_passes(fun):
     expected = jax.jit(jax.vmap(fun))(lanes)
     np.testing.assert_allclose(jax.jit(mapped)(lanes), expected, rtol=1e-5)
     after = program.apply("-O1")
-    assert jaxprtool.equivalent(parse(text(after), "test"), after)
+    assert jaxprtool.equivalent(parse_program(program_file_text(after), "test"), after)
 
 
 def test_a_program_without_its_endless_rules_is_written_as_the_hint_suggests():
     function = endless("vjp", 1)
     program = trace(function, jnp.float32(1.0))
     with pytest.raises(UnsupportedError) as refused:
-        text(program)
+        program_file_text(program)
     inline = "inline(calls=('custom_jvp', 'custom_vjp'))"
     assert inline in refused.value.hint and "run grad before it" in refused.value.hint
     for passes, wanted in (inline, function), (f"grad, {inline}", jax.grad(function)):
-        again = parse(text(program.apply(passes)), "test")
+        again = parse_program(program_file_text(program.apply(passes)), "test")
         np.testing.assert_allclose(again(2.0), wanted(2.0), rtol=1e-6)

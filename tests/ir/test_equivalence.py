@@ -11,7 +11,7 @@ from jax.experimental.xla_metadata import set_xla_metadata
 
 import jaxprtool
 from jaxprtool import jaxcompat
-from jaxprtool.ir.equivalence import difference, equivalent
+from jaxprtool.ir.equivalence import equivalent, structural_difference
 from tests.programs import harness_programs, sample_programs
 from tests.programs.samples import sample_files
 from tests.share import first_and_proofs
@@ -59,7 +59,7 @@ def test_every_sample_is_equivalent_to_itself_traced_again(file):
     for case in sample_programs(file):
         first = case.program()
         jax.clear_caches()
-        found = difference(first, case.trace())
+        found = structural_difference(first, case.trace())
         # JAX 0.12 keeps custom_root's functions in an object that is compared by identity.
         opaque = any("_prim" in eqn.params for eqn in first.jaxpr.eqns)
         assert found is None or (opaque and "parameter _prim" in found), (case.name, found)
@@ -68,7 +68,7 @@ def test_every_sample_is_equivalent_to_itself_traced_again(file):
 @pytest.mark.proof
 def test_jaxs_own_programs_are_equivalent_to_themselves_traced_again():
     for case in harness_programs(40):
-        assert difference(case.program(), case.trace()) is None, case.name
+        assert structural_difference(case.program(), case.trace()) is None, case.name
 
 
 @pytest.mark.parametrize(
@@ -108,14 +108,14 @@ def test_jaxs_own_programs_are_equivalent_to_themselves_traced_again():
     ],
 )
 def test_a_difference_is_found_and_described(p, q, message):
-    found = difference(traced(p), traced(q))
+    found = structural_difference(traced(p), traced(q))
     assert found is not None and re.search(message, found), found
     assert not equivalent(traced(p), traced(q))
 
 
 def test_weak_types_are_compared():
     weak, strong = traced(lambda x: x + 1, 2.0), traced(lambda x: x + 1, np.float32(2.0))
-    assert re.search("^arguments: .*weak_type=True.* against", difference(weak, strong))
+    assert re.search("^arguments: .*weak_type=True.* against", structural_difference(weak, strong))
 
 
 def test_constants_are_compared_by_content():
@@ -142,7 +142,7 @@ def test_contexts_are_compared():
         with set_xla_metadata(note="here"):
             return jnp.sin(x)
 
-    assert "context" in difference(traced(jnp.sin), traced(marked))
+    assert "context" in structural_difference(traced(jnp.sin), traced(marked))
 
 
 def test_names_are_ignored():
@@ -187,7 +187,7 @@ def test_a_program_under_named_axes_is_type_checked_under_them():
     assert program.axis_env == (("i", 4),)
     type_check(program)
     other = traced(lambda x: lax.psum(x, "i"), axis_env=[("i", 8)])
-    assert "axis_env" in difference(program, other)
+    assert "axis_env" in structural_difference(program, other)
 
 
 @jax.custom_jvp
@@ -204,6 +204,6 @@ def test_a_rule_that_calls_its_own_function_is_compared_to_its_end():
     first, second = jax.custom_jvp(jnp.sin), jax.custom_jvp(jnp.sin)
     first.defjvp(lambda p, t: (second(p[0]), jnp.cos(p[0]) * t[0]))
     second.defjvp(lambda p, t: (second(p[0]), jnp.cos(p[0]) * t[0]))
-    assert difference(traced(called_by_its_rule), traced(first)) is None
+    assert structural_difference(traced(called_by_its_rule), traced(first)) is None
     second.defjvp(lambda p, t: (second(p[0]), jnp.sin(p[0]) * t[0]))
-    assert "parameter jaxpr" in difference(traced(called_by_its_rule), traced(first))
+    assert "parameter jaxpr" in structural_difference(traced(called_by_its_rule), traced(first))

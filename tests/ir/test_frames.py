@@ -105,7 +105,7 @@ def test_a_removed_folder_is_not_the_users(tmp_path, monkeypatch):
     gone.mkdir()
     monkeypatch.chdir(gone)
     gone.rmdir()
-    assert frames.place_text(equation("/elsewhere/model.py")) == "model.py:1"
+    assert frames.source_place(equation("/elsewhere/model.py")) == "model.py:1"
 
 
 def test_the_caller_of_trace_is_not_among_a_functions_frames():

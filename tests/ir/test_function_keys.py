@@ -10,7 +10,7 @@ from jax import lax
 from jax.experimental import checkify, io_callback
 
 import jaxprtool
-from jaxprtool.ir.equivalence import difference
+from jaxprtool.ir.equivalence import structural_difference
 from jaxprtool.ir.keys import function_difference
 
 F32 = jax.ShapeDtypeStruct((), jnp.float32)
@@ -84,9 +84,9 @@ def calling(call, name, by):
 )
 def test_a_function_equals_that_of_another_trace_but_not_one_that_does_something_else(call, name):
     first, again, other = (calling(call, name, by) for by in (2, 2, 3))
-    assert difference(first, again) is None
+    assert structural_difference(first, again) is None
     assert jaxprtool.diff(first, again).is_equivalent
-    found = difference(first, other)
+    found = structural_difference(first, other)
     texts = found.split("parameter callback: ")[-1].split(" against ")
     assert len(texts) == 2 and texts[0] != texts[1]
     assert jaxprtool.diff(first, other).verdict == "different"

@@ -16,7 +16,7 @@ from jax import lax
 import jaxprtool
 from jaxprtool import trace
 from jaxprtool.errors import UnsupportedError
-from jaxprtool.formats.jaxpr.write import text
+from jaxprtool.formats.jaxpr.write import program_file_text
 
 X = jnp.array([3.0, -1.5, 0.25, 8.0])
 SORTED = jnp.array([0.0, 1.0, 2.0, 4.0])
@@ -263,4 +263,4 @@ def test_endlessly_nested_rules_are_refused(new_kinds):
 
     program = trace(functools.partial(function, 1), jnp.float32(1.0))
     with pytest.raises(UnsupportedError, match=r"test_high\.py.*never end"):
-        text(program)
+        program_file_text(program)

@@ -14,7 +14,7 @@ from jax.sharding import PartitionSpec as P
 import jaxprtool
 from jaxprtool.errors import ArgumentsError, TooFewDevicesError, UnsupportedError
 from jaxprtool.execute.running.run import run
-from jaxprtool.ir.equivalence import difference
+from jaxprtool.ir.equivalence import structural_difference
 from jaxprtool.ir.meshes import on_axes
 from tests.programs import sharded
 from tests.programs.sharded import SHARDED, mesh_of
@@ -40,7 +40,7 @@ def results(program: jaxprtool.Program) -> list[np.ndarray]:
 
 
 def require_same(made: jaxprtool.Program, wanted: jaxprtool.Program) -> None:
-    assert difference(made, wanted) is None
+    assert structural_difference(made, wanted) is None
     assert made.jit == wanted.jit
     for a, b in zip(results(made), results(wanted), strict=True):
         np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-5)

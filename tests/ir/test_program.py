@@ -7,8 +7,8 @@ import pytest
 
 import jaxprtool
 from jaxprtool.errors import CheckError
-from jaxprtool.formats.jaxpr.read import parse
-from jaxprtool.formats.jaxpr.write import text
+from jaxprtool.formats.jaxpr.read import parse_program
+from jaxprtool.formats.jaxpr.write import program_file_text
 from jaxprtool.ir.program import type_check
 from jaxprtool.loading.trace import trace
 
@@ -44,7 +44,7 @@ def test_results_are_jax_arrays(from_file):
         return (x, x + x, constant, np.ones(3, np.float32), 2.0, jnp.bfloat16(2), key), zero
 
     program = trace(fun, constant)
-    program = parse(text(program), "f.jaxpr") if from_file else program
+    program = parse_program(program_file_text(program), "f.jaxpr") if from_file else program
     with jax.transfer_guard("disallow"):
         results, zero = program(constant)
     expected = jax.jit(fun)(constant)[0]

@@ -9,8 +9,8 @@ import jaxprtool
 from jaxprtool import Ragged
 from jaxprtool.errors import ArgumentsError, ProgramFileError
 from jaxprtool.execute.running.arrays import random_argument
-from jaxprtool.formats.jaxpr.read import parse
-from jaxprtool.formats.jaxpr.write import text
+from jaxprtool.formats.jaxpr.read import parse_program
+from jaxprtool.formats.jaxpr.write import program_file_text
 from jaxprtool.ir.program import program_signature
 from jaxprtool.ir.symbols import LengthsBound
 from jaxprtool.loading.argspec import read_args
@@ -125,7 +125,7 @@ def test_the_minimum_length_is_shown_kept_checked_and_used_for_random_lengths():
     described = program_signature(program).arguments[1].described
     assert described == "i32[3] of N rows, each from 2 to 4"
     assert program_document(program)["arguments"][1]["at_least"] == 2
-    again = parse(text(program), "centred.jaxpr").apply("specialize(N=7)")
+    again = parse_program(program_file_text(program), "centred.jaxpr").apply("specialize(N=7)")
     assert again.bounds == (("lengths", LengthsBound(7, 4, shortest=2)),)
     drawn = [random_argument(again, 1, seed).tolist() for seed in range(9)]
     assert all(sum(each) == 7 and min(each) >= 2 for each in drawn)
@@ -136,14 +136,16 @@ def test_the_minimum_length_is_shown_kept_checked_and_used_for_random_lengths():
 
 
 def test_a_file_keeps_the_properties_of_lengths(program):
-    written = text(program)
+    written = program_file_text(program)
     assert "bounds = {'lengths': {'rows': 'N', 'longest': 4}}\n" in written
-    again = parse(written, "centred.jaxpr")
+    again = parse_program(written, "centred.jaxpr")
     np.testing.assert_allclose(again(ROWS, np.array([4, 0, 2])), expected([4, 0, 2]), atol=1e-5)
     with pytest.raises(ArgumentsError, match="'lengths' of centred adds up to 7"):
         again(ROWS, np.array([4, 1, 2]))
     fixed = program.apply("specialize(N=6)")
-    assert parse(text(fixed), "fixed.jaxpr").bounds == (("lengths", LengthsBound(6, 4)),)
+    assert parse_program(program_file_text(fixed), "fixed.jaxpr").bounds == (
+        ("lengths", LengthsBound(6, 4)),
+    )
 
 
 @pytest.mark.parametrize(
@@ -157,9 +159,9 @@ def test_a_file_keeps_the_properties_of_lengths(program):
     ],
 )
 def test_a_file_marks_a_missing_bound(program, bound, message):
-    written = text(program).replace("{'rows': 'N', 'longest': 4}", bound)
+    written = program_file_text(program).replace("{'rows': 'N', 'longest': 4}", bound)
     with pytest.raises(ProgramFileError, match=rf"centred.jaxpr:6:\d+: .*{message}"):
-        parse(written, "centred.jaxpr")
+        parse_program(written, "centred.jaxpr")
 
 
 def test_lengths_are_shown_with_their_sum(program):
@@ -178,7 +180,7 @@ def test_lengths_of_a_ragged_argument_are_recognized(rows, bound):
     program = jaxprtool.trace(lambda w, each: mean(each["batch"]) * w, 2.0, {"batch": batch})
     assert program.bounds == (("each['batch'].lengths", LengthsBound(*bound)),)
     np.testing.assert_allclose(program(2.0, {"batch": batch})[1], 2 * ROWS[4:].sum(0))
-    again = parse(text(program), "mean.jaxpr")
+    again = parse_program(program_file_text(program), "mean.jaxpr")
     assert again.bounds == program.bounds
     for wrong in ([5, 1], [4, 5], [-1, 4]):
         tampered = jax.tree.map(lambda x: x, batch)

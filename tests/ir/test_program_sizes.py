@@ -8,8 +8,8 @@ import pytest
 import jaxprtool
 from jaxprtool.errors import ArgumentsError, StructureError
 from jaxprtool.execute.running.arrays import random_argument
-from jaxprtool.formats.jaxpr.read import parse
-from jaxprtool.formats.jaxpr.write import text
+from jaxprtool.formats.jaxpr.read import parse_program
+from jaxprtool.formats.jaxpr.write import program_file_text
 from jaxprtool.ir.program import program_signature
 from jaxprtool.ir.symbols import SizeBound
 from jaxprtool.passes.cleanup.dce import Dce
@@ -98,9 +98,9 @@ def test_a_size_that_is_bound_to_a_value_is_checked_too(program):
 
 
 def test_a_file_keeps_bounds_and_can_be_read_without_them(program):
-    written = text(program)
-    assert parse(written, "total.jaxpr").bounds == (("n", SizeBound(8)),)
-    assert parse(written.replace("bounds = {'n': 8}\n", ""), "total.jaxpr").bounds == ()
+    written = program_file_text(program)
+    assert parse_program(written, "total.jaxpr").bounds == (("n", SizeBound(8)),)
+    assert parse_program(written.replace("bounds = {'n': 8}\n", ""), "total.jaxpr").bounds == ()
 
 
 def test_random_sizes_are_within_their_bounds():
@@ -122,5 +122,5 @@ def test_the_minimum_size_is_shown_kept_and_used_for_random_sizes(program):
     program = program.replace(bounds=(("n", SizeBound(8, at_least=7)),))
     assert program_signature(program).arguments[1].described == "i32[] from 7 to 8"
     assert program_document(program)["arguments"][1]["at_least"] == 7
-    assert parse(text(program), "total.jaxpr").bounds == program.bounds
+    assert parse_program(program_file_text(program), "total.jaxpr").bounds == program.bounds
     assert {int(random_argument(program, 1, seed)) for seed in range(20)} == {7, 8}

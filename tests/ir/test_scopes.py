@@ -6,7 +6,7 @@ import pytest
 
 from jaxprtool import trace
 from jaxprtool.ir.program import top_jaxpr
-from jaxprtool.ir.scopes import Scope, ScopeReader
+from jaxprtool.ir.scopes import ScopeCall, ScopeReader
 from jaxprtool.jaxcompat.source_locations import UserFrame, source_infos
 from tests.programs import sample_programs
 from tests.programs.corpus import prove_corpus
@@ -20,7 +20,7 @@ def parts(jaxpr):
 def tree(found):
     """Return the primitives of equations, and each scope as its name and contents."""
     return [
-        (part.name, tree(part.parts)) if isinstance(part, Scope) else part.primitive.name
+        (part.name, tree(part.parts)) if isinstance(part, ScopeCall) else part.primitive.name
         for part in found
     ]
 
@@ -30,7 +30,7 @@ def names(found, depth=99):
     return {
         part.name: names(part.parts, depth - 1) if depth else {}
         for part in found
-        if isinstance(part, Scope)
+        if isinstance(part, ScopeCall)
     }
 
 
@@ -159,16 +159,16 @@ def test_equations_of_one_function_or_without_a_location_have_no_scope():
 
 def flat(found):
     """Return the equations of a tree. Check that names are unique and no scope is redundant."""
-    scopes = [part for part in found if isinstance(part, Scope)]
+    scopes = [part for part in found if isinstance(part, ScopeCall)]
     assert len({scope.name for scope in scopes}) == len(scopes)
     assert not (len(found) == 1 and scopes)
     for part in found:
-        yield from flat(part.parts) if isinstance(part, Scope) else [part]
+        yield from flat(part.parts) if isinstance(part, ScopeCall) else [part]
 
 
 def check(jaxpr):
     found = parts(jaxpr)
-    if len(found) == 1 and isinstance(found[0], Scope):
+    if len(found) == 1 and isinstance(found[0], ScopeCall):
         found = found[0].parts
     assert list(map(id, flat(found))) == list(map(id, top_jaxpr(jaxpr).eqns))
 

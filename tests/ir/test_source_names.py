@@ -12,7 +12,7 @@ import jax.numpy as jnp
 import pytest
 
 from jaxprtool.ir.equations import equations
-from jaxprtool.ir.source_names import SourceNames, _File, range_of
+from jaxprtool.ir.source_names import SourceNames, _SourceExpressions, range_of
 from jaxprtool.jaxcompat.source_locations import user_frames
 
 HEADER = """
@@ -182,7 +182,7 @@ class A(base(3)):
 
 @pytest.mark.parametrize("source", [EVERYWHERE, inspect.getsource(typing)], ids=["all", "typing"])
 def test_expressions_are_found_at_any_position(source):
-    tree, file = ast.parse(source), _File(ast.parse(source))
+    tree, file = ast.parse(source), _SourceExpressions(ast.parse(source))
     texts = [node for node in ast.walk(tree) if isinstance(node, ast.JoinedStr)]
     in_texts = {node for text in texts for node in ast.walk(text)}  # their positions are unusual
     parents = {child: node for node in ast.walk(tree) for child in ast.iter_child_nodes(node)}

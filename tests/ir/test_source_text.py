@@ -110,5 +110,5 @@ def test_a_file_of_the_same_name_elsewhere_is_not_its_source(written, tmp_path, 
 def test_a_file_edited_after_it_was_read_has_no_digest(tmp_path):
     path = tmp_path / "late.py"
     path.write_text(SOURCE)
-    assert source_text.digest(str(path))
-    assert source_text.digest(str(path), since=path.stat().st_mtime - 1) == ""
+    assert source_text.source_digest(str(path))
+    assert source_text.source_digest(str(path), since=path.stat().st_mtime - 1) == ""

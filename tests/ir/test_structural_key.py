@@ -9,7 +9,7 @@ import pytest
 from jax import lax
 
 from jaxprtool import primitives
-from jaxprtool.ir.equivalence import Unkeyable, equivalent, structure, value_key
+from jaxprtool.ir.equivalence import Unkeyable, equivalent, jaxpr_structure, value_key
 
 x = jnp.arange(12.0).reshape(3, 4)
 
@@ -39,7 +39,7 @@ def scan_by(step):
 def test_two_traces_of_a_function_have_one_structure(fun):
     first, second = traced(lambda a: fun(a)), traced(lambda b: fun(b))
     assert first is not second and equivalent(first, second)
-    assert structure(first) is structure(second)
+    assert jaxpr_structure(first) is jaxpr_structure(second)
 
 
 @pytest.mark.parametrize(
@@ -58,7 +58,7 @@ def test_two_traces_of_a_function_have_one_structure(fun):
 )
 def test_a_difference_changes_the_structure(one, other):
     assert not equivalent(traced(one), traced(other))
-    assert structure(traced(one)) is not structure(traced(other))
+    assert jaxpr_structure(traced(one)) is not jaxpr_structure(traced(other))
 
 
 def test_rules_of_custom_derivatives_are_compared_by_identity():
@@ -71,8 +71,8 @@ def test_rules_of_custom_derivatives_are_compared_by_identity():
         return f
 
     f, g = make(2.0), make(3.0)
-    assert structure(traced(f)) is structure(traced(lambda a: f(a)))
-    assert structure(traced(f)) is not structure(traced(g))
+    assert jaxpr_structure(traced(f)) is jaxpr_structure(traced(lambda a: f(a)))
+    assert jaxpr_structure(traced(f)) is not jaxpr_structure(traced(g))
 
 
 @pytest.mark.parametrize(
@@ -89,7 +89,7 @@ def test_rules_of_custom_derivatives_are_compared_by_identity():
 )
 def test_repeatable_is_true_if_two_calls_can_be_merged(fun, expected):
     body = traced(lambda a: jax.jit(fun)(a))
-    assert structure(body).repeatable is expected
+    assert jaxpr_structure(body).repeatable is expected
 
 
 @pytest.mark.parametrize(
@@ -151,7 +151,7 @@ def test_a_structure_is_freed_with_its_jaxprs():
     from jaxprtool.ir import equivalence
 
     body = traced(lambda a: jnp.sin(a) * 1234.5)
-    structure(body)
+    jaxpr_structure(body)
     gc.collect()
     before = len(equivalence._by_key)
     del body

@@ -10,7 +10,7 @@ from jax import lax
 
 from jaxprtool import jaxcompat
 from jaxprtool.ir.dtypes import dtype_kind
-from jaxprtool.ir.traits import Traits, add_traits, options, primitives_with, traits
+from jaxprtool.ir.traits import Traits, add_traits, nondefault_options, primitives_with, traits
 
 #: Zeros of both signs, a subnormal number, and numbers whose products and sums are rounded.
 REALS = [0.0, -0.0, 1e-40, np.inf, -np.inf, np.nan, 0.1, 1 / 3, -7.7e5]
@@ -77,7 +77,7 @@ def test_an_option_that_is_not_at_its_default_is_named():
 
     def options_of(function):
         (eqn,) = jax.make_jaxpr(function)(x).eqns
-        return options(eqn)
+        return nondefault_options(eqn)
 
     assert options_of(lambda x: lax.cumsum(x, 1)) == set()
     assert options_of(lambda x: lax.cumsum(x, 1, reverse=True)) == {"reverse"}
@@ -89,4 +89,4 @@ def test_an_option_that_is_not_at_its_default_is_named():
 def test_an_unknown_parameter_is_an_option():
     (eqn,) = jax.make_jaxpr(lax.neg)(1.0).eqns
     for value, found in ("set", {"later"}), (0, {"later"}), (None, set()), (False, set()):
-        assert options(eqn.replace(params={"later": value})) == found
+        assert nondefault_options(eqn.replace(params={"later": value})) == found

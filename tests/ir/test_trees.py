@@ -11,12 +11,12 @@ import numpy as np
 import pytest
 
 import jaxprtool
-from jaxprtool.formats.jaxpr.read import parse
-from jaxprtool.formats.jaxpr.write import text
+from jaxprtool.formats.jaxpr.read import parse_program
+from jaxprtool.formats.jaxpr.write import program_file_text
 from jaxprtool.ir.trees import (
     LEAF,
     Opaque,
-    build,
+    build_tree,
     describe,
     filled,
     leaf_paths,
@@ -54,13 +54,13 @@ class Layer:
 )
 def test_builtin_structures_are_rebuilt(value):
     tree = jax.tree.structure(value)
-    assert build(describe(tree)) == tree
+    assert build_tree(describe(tree)) == tree
 
 
 @pytest.mark.parametrize("value", [Pair(1, 2), Layer((1, 2), 3), defaultdict(list, a=1)])
 def test_an_opaque_node_stands_for_a_type_that_is_unavailable(value):
     tree = jax.tree.structure((value, 4))
-    again = build(describe(tree))
+    again = build_tree(describe(tree))
     assert again != tree
     assert same_tree(again, tree) and same_tree(tree, again)
     assert again.num_leaves == tree.num_leaves
@@ -179,7 +179,7 @@ def test_the_fields_of_a_self_checking_dataclass_are_known():
 def test_a_program_with_a_self_checking_class_is_written_and_rewritten(cls):
     w, pairs = jnp.ones(3), cls(jnp.ones((4, 3)), jnp.arange(4.0))
     program = jaxprtool.trace(fit, w, pairs)
-    again = parse(text(program), "fit")
+    again = parse_program(program_file_text(program), "fit")
     assert jaxprtool.equivalent(again, program)
     jaxprtool.verify(program, program.apply("-O2"), (w, pairs))
     np.testing.assert_allclose(again(w, pairs), fit(w, pairs), rtol=1e-6)
@@ -188,7 +188,7 @@ def test_a_program_with_a_self_checking_class_is_written_and_rewritten(cls):
     np.testing.assert_allclose(module["fit"](w, pairs), fit(w, pairs), rtol=1e-6)
     for passes in ("jvp", "closed({0: [1., 1., 1.]})", "batch(in_axes=(0, None), axis_size=2)"):
         made = program.apply(passes)
-        assert jaxprtool.equivalent(parse(text(made), "made"), made)
+        assert jaxprtool.equivalent(parse_program(program_file_text(made), "made"), made)
     with pytest.raises(TypeError, match=f"pairs must be a {cls.__name__}"):
         program(w, w)
 
@@ -204,4 +204,4 @@ def test_a_result_may_have_a_self_checking_class(cls):
         for called in (program, program.apply("-O2"), jaxprtool.jit(fun)):
             made, total = called(pairs)
             assert type(made) is cls and made.x.sum() == 24 and total == 6
-        assert jaxprtool.equivalent(parse(text(program), "doubled"), program)
+        assert jaxprtool.equivalent(parse_program(program_file_text(program), "doubled"), program)

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from jaxprtool import jaxcompat
-from jaxprtool.ir.equivalence import EquationKeys, difference, same_operation
+from jaxprtool.ir.equivalence import EquationKeys, same_operation, structural_difference
 from jaxprtool.ir.keys import type_key
 
 (SIN,) = jax.make_jaxpr(jnp.sin)(1.0).eqns
@@ -48,7 +48,7 @@ def test_equivalence_and_numbering_agree_on_values(a, b, same):
     keys.keep([a, b])
     p, q = map(with_parameter, (a, b))
     for first, second in ((p, q), (q, p)):
-        assert (difference(first, second) is None) == same
+        assert (structural_difference(first, second) is None) == same
         assert same_operation(first.eqns[0], second.eqns[0]) == same
     assert (keys.value(a) == keys.value(b)) == same
 

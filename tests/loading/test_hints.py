@@ -6,7 +6,7 @@ import pytest
 from jaxprtool.errors import ArgumentsError, TargetError, UserFunctionError
 from jaxprtool.loading import load
 from jaxprtool.loading.argspec import read_args
-from jaxprtool.loading.load import find
+from jaxprtool.loading.load import find_function
 from jaxprtool.loading.trace import trace
 
 MODEL = """
@@ -73,7 +73,7 @@ def linked(x): raise ValueError("It is wrong. (https://example.org/errors.html#W
 @pytest.fixture
 def model(project):
     project("hints_file.py", MODEL)
-    return lambda name, *args, **options: find(f"hints_file.py:{name}", *args, **options)
+    return lambda name, *args, **options: find_function(f"hints_file.py:{name}", *args, **options)
 
 
 def said(kind, call):
@@ -123,13 +123,13 @@ def test_a_flax_module_is_called_by_its_apply(model, project):
     hint = (
         'pass a key to create its variables: linen_file.py:net.init_with_output --args "key(0), {}"'
     )
-    assert said(ArgumentsError, lambda: find("linen_file.py:net")).endswith(
+    assert said(ArgumentsError, lambda: find_function("linen_file.py:net")).endswith(
         hint.format("f32[8,128]")
     )
-    trace = find("linen_file.py:net", "f32[2,4]").trace
+    trace = find_function("linen_file.py:net", "f32[2,4]").trace
     assert said(UserFunctionError, trace).endswith(hint.format("f32[2,4]"))
-    find("linen_file.py:net.init_with_output", "key(0), f32[2,4]").trace()
-    trace = find("linen_file.py:make", factory=True).trace
+    find_function("linen_file.py:net.init_with_output", "key(0), f32[2,4]").trace()
+    trace = find_function("linen_file.py:make", factory=True).trace
     assert said(UserFunctionError, trace).endswith("(variables, x) as its arguments")
 
 

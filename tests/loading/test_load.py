@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from jaxprtool.errors import ArgumentsError, TargetError, UserFunctionError
-from jaxprtool.loading.load import find
+from jaxprtool.loading.load import find_function
 
 MODEL = """
 import functools, jax, jaxprtool, numpy as np
@@ -55,7 +55,7 @@ square = lambda x: x
 @pytest.fixture
 def model(project):
     project("model_file.py", MODEL)
-    return lambda name, *args, **options: find(f"model_file.py:{name}", *args, **options)
+    return lambda name, *args, **options: find_function(f"model_file.py:{name}", *args, **options)
 
 
 def shapes(entry):
@@ -163,7 +163,7 @@ def pairs(): return step, (), [("y", 2)]
 @pytest.fixture
 def factory(project):
     project("factory_file.py", FACTORY)
-    return lambda name, args=None: find(f"factory_file.py:{name}", args, factory=True)
+    return lambda name, args=None: find_function(f"factory_file.py:{name}", args, factory=True)
 
 
 def test_a_factory_returns_the_function_and_its_arguments(factory):

@@ -3,7 +3,7 @@ import textwrap
 import pytest
 
 from jaxprtool.errors import ArgumentsError
-from jaxprtool.loading.load import find
+from jaxprtool.loading.load import find_function
 
 EQX = """
     import equinox as eqx, jax
@@ -39,7 +39,7 @@ def hint_of(tmp_path, monkeypatch):
     def hint(name, source, function):
         (tmp_path / f"{name}.py").write_text(textwrap.dedent(source))
         with pytest.raises(ArgumentsError) as caught:
-            find(f"{name}.py:{function}")
+            find_function(f"{name}.py:{function}")
         return caught.value.hint.splitlines()
 
     return hint
@@ -57,7 +57,7 @@ def test_objects_are_made_by_a_factory_to_paste(hint_of, tmp_path):
         assert place in filled
         filled = filled.replace(place, value)
     (tmp_path / "filled_eqx.py").write_text(f"{textwrap.dedent(EQX)}\n{filled}\n")
-    assert find("filled_eqx.py:case", factory=True).trace().name == "step"
+    assert find_function("filled_eqx.py:case", factory=True).trace().name == "step"
 
 
 def test_called_parameters_are_objects_and_array_methods_are_not(hint_of):

@@ -6,7 +6,7 @@ import sys
 
 import pytest
 
-from jaxprtool.errors import TargetError, UserFunctionError, user_frames
+from jaxprtool.errors import TargetError, UserFunctionError, user_traceback
 from jaxprtool.loading.target import resolve
 
 FUNCTION = "def f(x):\n    return x\n"
@@ -179,7 +179,7 @@ def test_the_frames_of_a_module_that_raises_are_the_users(project):
     with pytest.raises(UserFunctionError) as caught:
         resolve("raiser_file.py:f")
     assert caught.value.message == "importing raiser_file.py raised ValueError: a b"
-    frames = [(os.path.basename(f.filename), f.lineno) for f in user_frames(caught.value)]
+    frames = [(os.path.basename(f.filename), f.lineno) for f in user_traceback(caught.value)]
     assert frames == [("raiser_file.py", 2), ("raiser_dep.py", 2)]
 
 

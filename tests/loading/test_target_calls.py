@@ -3,7 +3,7 @@
 import pytest
 
 from jaxprtool.errors import ArgumentsError, TargetError, UserFunctionError
-from jaxprtool.loading.load import find
+from jaxprtool.loading.load import find_function
 from jaxprtool.loading.remote_target import elsewhere
 
 TRAIN = """
@@ -36,7 +36,9 @@ class Makers:
 @pytest.fixture
 def entry(project):
     project("train_file.py", TRAIN)
-    return lambda call, args=None, **options: find(f"train_file.py:{call}", args, **options)
+    return lambda call, args=None, **options: find_function(
+        f"train_file.py:{call}", args, **options
+    )
 
 
 @pytest.mark.parametrize(

@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jaxprtool.errors import ArgumentsError, UserFunctionError, user_frames
+from jaxprtool.errors import ArgumentsError, UserFunctionError, user_traceback
 from jaxprtool.ir.paths import unique
 from jaxprtool.ir.program import type_check
 from jaxprtool.ir.rewrite import as_constants
@@ -267,6 +267,6 @@ def test_the_users_frames_are_distinguished_from_jaxs():
 
     with pytest.raises(UserFunctionError) as caught:
         trace(jax.jit(lambda x: jax.vmap(inner)(x)), jnp.ones((2, 3)))
-    frames = user_frames(caught.value)
+    frames = user_traceback(caught.value)
     assert [f.name for f in frames] == ["<lambda>", "inner"]
     assert {f.filename for f in frames} == {__file__}

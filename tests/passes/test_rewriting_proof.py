@@ -124,7 +124,7 @@ def test_every_rewriting_pass_is_tried():
     # Passes for repetition or symbols have their own programs: `test_outline_proof` and so on.
     tried |= {"outline", "roll", "specialize"}
     classes = (
-        pipeline.find(name)
+        pipeline.find_pass(name)
         for name, source in pipeline.available().items()
         if source.origin == "jaxprtool"
     )

@@ -28,7 +28,7 @@ from tests.programs.rewriting import prove_all
 from tests.programs.same import lasting_effects
 from tests.programs.sowing import sown
 from tests.programs.stepwise import evaluate
-from tests.programs.values import bits_agree, difference
+from tests.programs.values import bits_agree, first_value_difference
 from tests.programs.variables import KEY, LATE, flow
 from tests.programs.waste import WASTE, wasteful
 from tests.share import share
@@ -104,7 +104,7 @@ def prove_unzipped(case: Any, rng: random.Random) -> Counter[str]:
         # Unused variables may be removed, such as those of empty arrays.
         wanted = [values[name] for name in proof.init.out_names]
         got = evaluate(proof.init.jaxpr, keys)
-        fault = difference(wanted, got, bits_agree, proof.init.out_names)
+        fault = first_value_difference(wanted, got, bits_agree, proof.init.out_names)
         assert fault is None, fault
         return Counter({"unzipped": 1, "variables": proof.variables})
 

@@ -17,7 +17,7 @@ from jaxprtool.ir.program import Program
 from jaxprtool.loading.trace import trace
 from tests.programs.gradients import Gradients, gradients_of
 from tests.programs.mapped import Mapping, Outcome, flat, ours, prove_mapped, theirs
-from tests.programs.values import difference, values_agree
+from tests.programs.values import first_value_difference, values_agree
 
 
 def prove(
@@ -63,7 +63,7 @@ def same_derivatives(ours: Program, theirs: Program, args: Sequence[Any], order:
         if not isinstance(expected, Gradients):
             continue  # ours may support one where JAX does not
         assert isinstance(got, Gradients), f"{mode} derivative: lost: {got}"
-        fault = difference(expected.values, got.values, values_agree)
+        fault = first_value_difference(expected.values, got.values, values_agree)
         assert fault is None, f"{mode} derivative, JAX's before and ours after: {fault}"
     if order > 1:
         twice = [_derivative(p, args) for p in (ours, theirs)]

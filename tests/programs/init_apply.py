@@ -32,7 +32,7 @@ from tests.programs.gradients import (
     is_xla_fault,
 )
 from tests.programs.recorder import Event, recording
-from tests.programs.values import bits_agree, difference, on_device, values_agree
+from tests.programs.values import bits_agree, first_value_difference, on_device, values_agree
 from tests.programs.variables import KEY, LATE, Fact, Path, Reference, Site, flow
 
 Run = tuple[list[Any], list[Event]]
@@ -232,7 +232,7 @@ class _Case:
         )
         ordered = ([e.tag for e in run if e.ordered] for run in (before[1], made[1] + after[1]))
         expect("ordered callbacks", *ordered)
-        if difference(steps, before[0], values_agree) is None:
+        if first_value_difference(steps, before[0], values_agree) is None:
             agree("apply, compiled", before[0], after[0], values_agree)
 
     # --- derivatives ------------------------------------------------------------------------------
@@ -375,6 +375,6 @@ def agree(
     comparison: Callable[..., Any] = bits_agree,
 ) -> None:
     """Raise AssertionError with the first difference between two lists of values."""
-    fault = difference(expected, found, comparison)
+    fault = first_value_difference(expected, found, comparison)
     if fault is not None:
         raise AssertionError(f"{what}: {fault}")

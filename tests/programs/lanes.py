@@ -23,7 +23,7 @@ from jaxprtool.ir.program import Program, type_check
 from jaxprtool.ir.specialization import specialized
 from jaxprtool.ir.symbols import names_of, value_of
 from jaxprtool.passes.mapping.batch.axes import BatchError
-from jaxprtool.passes.mapping.ragged import Layout, Ragged, table
+from jaxprtool.passes.mapping.ragged import Layout, RaggedBatch, table
 from tests.programs.directions import function_of, places, random_direction
 from tests.programs.gradients import NO_DERIVATIVE
 from tests.programs.interpreter import evaluate
@@ -70,7 +70,7 @@ def _ragged(program: Program, name: str, layout: Layout | None) -> tuple[Program
     """
     try:
         with mock.patch.object(table, "SMALLEST_BLOCK", 2):
-            return Ragged(name, LANES, layout, max(LENGTHS))(program), layout
+            return RaggedBatch(name, LANES, layout, max(LENGTHS))(program), layout
     except UnsupportedError:
         if layout != "packed":
             raise

@@ -36,7 +36,7 @@ from jaxprtool.passes.mapping.batch.axes import Axis
 from jaxprtool.passes.mapping.batch.body import batch_body
 from tests.programs.interpreter import Cond, Scan, bodies, read
 from tests.programs.recorder import Event, Recording, recording
-from tests.programs.values import bits_agree, difference, on_device, values_agree
+from tests.programs.values import bits_agree, first_value_difference, on_device, values_agree
 
 #: The deliberate errors of `jax.vmap`. Ours must raise one of the same.
 FAMILIES = (NotImplementedError, ValueError, TypeError)
@@ -242,9 +242,9 @@ def _same_values(ours: Any, theirs: Any, args: Sequence[Any]) -> str:
         _same_events(seen, seen_by_jax)
     else:
         got, expected = jax.jit(lambda *xs: [function(*xs) for function in functions])(*args)
-    if difference(expected, got, bits_agree) is None:
+    if first_value_difference(expected, got, bits_agree) is None:
         return "the same bits"
-    fault = difference(expected, got, values_agree)
+    fault = first_value_difference(expected, got, values_agree)
     assert fault is None, f"results, JAX's before and ours after: {fault}"
     return "the same but for rounding"
 
@@ -272,7 +272,7 @@ def _same_events(ours: Recording, theirs: Recording) -> None:
         for event in sorted(each.events, key=_turn):
             seen[event.tag].append(event.value)
     for tag in values[0].keys() | values[1].keys():
-        fault = difference(values[1][tag], values[0][tag], values_agree)
+        fault = first_value_difference(values[1][tag], values[0][tag], values_agree)
         assert fault is None, f"what callback {tag} saw, JAX's before and ours after: {fault}"
     printed = [sorted(each.printed.getvalue().splitlines()) for each in (ours, theirs)]
     assert printed[0] == printed[1], f"printed: {printed[0]}, JAX's {printed[1]}"

@@ -14,7 +14,7 @@ from typing import Any
 
 from jaxprtool import jaxcompat
 from jaxprtool.ir.backends import anchor
-from jaxprtool.ir.equivalence import Unkeyable, difference, value_key
+from jaxprtool.ir.equivalence import Unkeyable, structural_difference, value_key
 from jaxprtool.ir.keys import literal_key
 from jaxprtool.ir.program import Program
 from jaxprtool.ir.regions import holds_jaxpr, sub_jaxprs
@@ -25,7 +25,7 @@ from jaxprtool.jaxcompat import Atom, JaxprEqn, Literal, Var
 def difference_but_for_order(p: Program, q: Program) -> str | None:
     """Return the first difference between two programs, except for the order of equations."""
     order = _Order()
-    return difference(*(each.replace(jaxpr=order.sorted(each.jaxpr)) for each in (p, q)))
+    return structural_difference(*(each.replace(jaxpr=order.sorted(each.jaxpr)) for each in (p, q)))
 
 
 class _Order:

@@ -13,7 +13,7 @@ from typing import Any
 from jaxprtool import jaxcompat
 from jaxprtool.errors import UnsupportedError
 from jaxprtool.ir.equations import equations
-from jaxprtool.ir.equivalence import difference
+from jaxprtool.ir.equivalence import structural_difference
 from jaxprtool.ir.program import Program, type_check
 from jaxprtool.ir.rewrite import map_equations
 from jaxprtool.jaxcompat import JaxprEqn
@@ -26,7 +26,7 @@ from tests.programs.recorder import recording
 from tests.programs.same import Original, lasting_effects
 from tests.programs.stepwise import evaluate
 from tests.programs.values import bits_agree, flushed_bits_agree, on_device
-from tests.programs.values import difference as difference_of_values
+from tests.programs.values import first_value_difference as difference_of_values
 
 #: Longer loops are not unrolled for the comparison.
 MOST_ROUNDS = 64
@@ -87,7 +87,7 @@ _UNROLL = Pipeline.parse(f"inline(force=True), unroll(max_length={MOST_ROUNDS}),
 def _unrolled(after: Program, before: Program) -> str:
     """Return how a program differs from another one with its loops unrolled."""
     programs = _UNROLL(before), _UNROLL(after)
-    if difference(*programs) is None:
+    if structural_difference(*programs) is None:
         return "equivalent"
     return "other equations" if difference_but_for_order(*programs) else "in a different order"
 
@@ -135,7 +135,7 @@ def opened(program: Program) -> Program:
 def undone(after: Program, before: Program) -> str:
     """Return how a program differs from another one with its calls inlined."""
     programs = opened(before), opened(after)
-    if difference(*programs) is None:
+    if structural_difference(*programs) is None:
         return "equivalent"
     found = difference_but_for_order(*programs)
     assert found is None, f"inlined again: {found}"
@@ -169,7 +169,7 @@ def _again(outline: Rewrite, after: Program, mark: str) -> str:
     again = outline(after)
     if again.jaxpr is after.jaxpr:
         return "nothing"
-    if difference(again, after) is None:
+    if structural_difference(again, after) is None:
         return "the same"
     # Plain calls are inlined first, so that the second run chooses anew.
     assert size(again) <= size(after if mark != "plain" else Inline()(after))

@@ -47,9 +47,9 @@ from tests.programs.recorder import Event, Recording, recording
 from tests.programs.rounding import differences_but_for_rounding
 from tests.programs.values import (
     Comparison,
-    Difference,
+    ValueDifference,
     bits_agree,
-    difference,
+    first_value_difference,
     flushed_bits_agree,
     value_difference,
     values_agree,
@@ -170,21 +170,24 @@ class Original:
             self._same_steps(after, exact=exact)  # JAX itself loses callbacks of the original
             return True
         _same_events(old[1], new[1])
-        fault = difference(old[0], new[0], bits_agree if exact else values_agree)
+        fault = first_value_difference(old[0], new[0], bits_agree if exact else values_agree)
         if not exact:
             _fail("results", fault)
         if fault is None and not (exact and old[1].events):
             return False
         self._same_steps(after)
-        fault = difference(old[0], new[0], values_agree)
-        if fault is not None and difference(old[0], self.steps[0], values_agree) is None:
+        fault = first_value_difference(old[0], new[0], values_agree)
+        if (
+            fault is not None
+            and first_value_difference(old[0], self.steps[0], values_agree) is None
+        ):
             _fail("results, compiled", fault)
         return True
 
     def _same_steps(self, after: Any, *, exact: bool = True) -> None:
         old, new = self.steps, _run(stepwise.evaluate, after, self.args)
         agree = flushed_bits_agree if exact else values_agree
-        _fail("results, step by step", difference(old[0], new[0], agree))
+        _fail("results, step by step", first_value_difference(old[0], new[0], agree))
         _same_order(old[1].events, new[1].events, agree)
         _same_declaration("text printed", old[1].printed.getvalue(), new[1].printed.getvalue())
 
@@ -198,7 +201,7 @@ class Original:
             return XLA_FAULT
         if not isinstance(new, Gradients):
             raise AssertionError(f"{old.mode} gradients: lost: {new}")
-        if difference(old.values, new.values, values_agree) is not None:
+        if first_value_difference(old.values, new.values, values_agree) is not None:
             self._same_gradient_steps(after, old.mode)
         return old.mode
 
@@ -210,7 +213,7 @@ class Original:
 
         old = evaluate(stepwise.bind)
         new = stepwise_gradients(after.jaxpr, self.args, mode)
-        if difference(old, new, values_agree) is None:
+        if first_value_difference(old, new, values_agree) is None:
             return
         for i in differences_but_for_rounding(evaluate, old, new):
             fault = value_difference(f"value {i}", old[i], new[i], values_agree)
@@ -312,7 +315,7 @@ def _compiled(closed: Any, args: Sequence[Any]) -> Run | None:
         return None
 
 
-def _fail(what: str, fault: Difference | None) -> None:
+def _fail(what: str, fault: ValueDifference | None) -> None:
     if fault is not None:
         details = "".join(f", {name} {text}" for name, text in fault.details)
         raise AssertionError(f"{what}: {fault}{details}")
@@ -336,5 +339,5 @@ def _tags(recording: Recording) -> list[int]:
 def _same_order(old: Sequence[Event], new: Sequence[Event], agree: Comparison) -> None:
     _same_declaration("callbacks in order", [e.tag for e in old], [e.tag for e in new])
     for a, b in zip(old, new, strict=True):
-        fault = difference([a.value], [b.value], agree)
+        fault = first_value_difference([a.value], [b.value], agree)
         _fail(f"what callback {a.tag} saw", fault)

@@ -14,9 +14,9 @@ import jax
 import jax.numpy as jnp
 
 from jaxprtool import jaxcompat
-from jaxprtool.execute.running.arrays import fill
+from jaxprtool.execute.running.arrays import fill_arguments
 from jaxprtool.ir.program import Program
-from jaxprtool.loading.load import Entry, find
+from jaxprtool.loading.load import Entry, find_function
 from tests.programs.case import Case
 from tests.programs.gradients import NO_DERIVATIVE
 
@@ -50,7 +50,7 @@ class Sample:
         """Return the flat concrete arguments, in the program's order."""
         program = self.program()
         given = dict(zip(program.arg_names, self.entry.arguments(), strict=True))
-        return list(fill(program, given, seed=0).arguments)
+        return list(fill_arguments(program, given, seed=0).arguments)
 
 
 def sample_files() -> list[str]:
@@ -78,7 +78,7 @@ def _samples(file: str) -> Iterator[Sample]:
     path = SAMPLES / file
     for name, value in run_path(str(path)).items():
         if not name.startswith("_") and hasattr(value, "example_args"):
-            yield Sample(f"{path.stem}.{name}", find(f"{path}:{name}"))
+            yield Sample(f"{path.stem}.{name}", find_function(f"{path}:{name}"))
 
 
 def _gradient(sample: Sample) -> Case | None:

@@ -12,7 +12,7 @@ from jax import lax
 from tests.programs import harness_programs, interpreter
 from tests.programs.recorder import recording
 from tests.programs.stepwise import RULES, in_numpy
-from tests.programs.values import bits_agree, difference
+from tests.programs.values import bits_agree, first_value_difference
 from tests.share import share
 
 X = np.array([[2, 1.5, -3], [-0.0, 7, 0]], np.float32)
@@ -29,7 +29,7 @@ def compared(jaxpr, args):
         ours = in_numpy(eqn, operands)
         if ours is not None:
             found[eqn.primitive.name] += 1
-            assert difference(results, ours, bits_agree) is None, eqn
+            assert first_value_difference(results, ours, bits_agree) is None, eqn
             assert [(x.shape, x.dtype) for x in results] == [(x.shape, x.dtype) for x in ours]
         return results
 

@@ -11,17 +11,17 @@ import numpy as np
 from jaxprtool.execute.running import arrays
 from jaxprtool.execute.running.arrays import (
     Comparison,
-    Difference,
-    difference,
+    ValueDifference,
+    first_value_difference,
     value_difference,
     values_agree,
 )
 
 __all__ = [
     "Comparison",
-    "Difference",
+    "ValueDifference",
     "bits_agree",
-    "difference",
+    "first_value_difference",
     "flushed_bits_agree",
     "on_device",
     "on_host",

@@ -26,7 +26,7 @@ from jaxprtool.loading.trace import trace
 from jaxprtool.passes.framework.pipeline import Pipeline
 from jaxprtool.passes.mapping.batch import Batch, Tile
 from jaxprtool.passes.mapping.mask import Mask
-from jaxprtool.passes.mapping.ragged import Ragged
+from jaxprtool.passes.mapping.ragged import RaggedBatch
 from jaxprtool.passes.unzip import Unzip
 from jaxprtool.sizes.mask import Specialize
 from tests.programs.case import Case
@@ -248,7 +248,7 @@ def prove_sizes(found: SymbolicProgram) -> Counter[str]:
         for name in program.symbols:
             for layout in (None, "packed", "padded"):
                 try:
-                    made = Ragged(name, LANES, layout, BOUND)(program)
+                    made = RaggedBatch(name, LANES, layout, BOUND)(program)
                 except JaxprToolError:
                     outcomes["ragged refused"] += 1
                     continue

@@ -16,13 +16,13 @@ import pytest
 
 import jaxprtool
 from jaxprtool.recording import describe
-from jaxprtool.recording.values import LIMIT, Numbers, Values
+from jaxprtool.recording.values import LIMIT, ObjectNumbers, ValueTexts
 from tests.recording.recorded import Calls
 
 
 @pytest.fixture
 def values():
-    return Values(Numbers())
+    return ValueTexts(ObjectNumbers())
 
 
 @pytest.fixture
@@ -107,7 +107,7 @@ def test_functions_that_jax_compares_by_identity_have_numbers(values):
     text = values(first)
     assert text.endswith(f"{line_of(first)} #1")
     assert values(second).endswith("#2") and values(first) == text
-    closure = Values(Numbers(), compared=False)
+    closure = ValueTexts(ObjectNumbers(), compared=False)
     other = lambda x: x  # noqa: E731
     assert closure(first) == closure(scaled(0.1)) != closure(other)
     assert closure(first) != closure(second) and "#" not in closure(first)
@@ -130,7 +130,7 @@ def test_equal_values_have_equal_texts(values):
 
 
 def test_long_values_are_truncated_and_still_differ():
-    closure = Values(Numbers(), compared=False)
+    closure = ValueTexts(ObjectNumbers(), compared=False)
     for first, second in [
         ("x" * 5000 + "a", "x" * 5000 + "b"),
         (list(range(5000)), [*range(4999), 1]),
@@ -168,7 +168,7 @@ def test_closures_are_not_printed_by_user_code():
 
         __hash__ = None
 
-    assert Values(Numbers(), compared=False)(Large()) == "Large #1"
+    assert ValueTexts(ObjectNumbers(), compared=False)(Large()) == "Large #1"
 
 
 def test_no_value_is_kept_alive(calls):
@@ -179,7 +179,7 @@ def test_no_value_is_kept_alive(calls):
         held, array = Held(), jnp.ones(3)
         fun = lambda x: (held, x + array)[1]  # noqa: E731
         calls.numbers(held)
-        describe.call(fun, None, (), {"held": held, "fun": fun}, calls.numbers)
+        describe.described_call(fun, None, (), {"held": held, "fun": fun}, calls.numbers)
         return weakref.ref(held), weakref.ref(fun)
 
     references = make()
@@ -188,7 +188,7 @@ def test_no_value_is_kept_alive(calls):
 
 
 def test_the_number_of_a_freed_object_is_not_reused():
-    numbers = Numbers()
+    numbers = ObjectNumbers()
     assert len({numbers(Plain()) for _ in range(50)}) == 50
     assert [numbers(Plain(), "other"), numbers(Plain())] == [1, 51]
 
@@ -197,7 +197,7 @@ def test_the_number_of_a_freed_object_is_not_reused():
 
 
 def of(fun, numbers=None):
-    return describe.described(fun, numbers or Numbers())
+    return describe.described_function(fun, numbers or ObjectNumbers())
 
 
 def test_a_function():
@@ -239,7 +239,7 @@ def test_a_partial_and_a_method():
         def step(self, x, rate=0.1):
             return x
 
-    trainer, numbers = Trainer(), Numbers()
+    trainer, numbers = Trainer(), ObjectNumbers()
     found = of(trainer.step, numbers)
     assert (found.name, found.object.kind, found.place) == (
         "step",
@@ -327,7 +327,9 @@ def test_nothing_raises():
     hostile = Raises()
     assert of(step).object.closure == {"x": "Hostile #1", "y": "Raises #1", "hostile": "Raises #2"}
     assert of(Hostile()).name == "Hostile"
-    found = describe.call(step, None, ("x",), {"a": Raises(), "b": Hostile()}, Numbers())
+    found = describe.described_call(
+        step, None, ("x",), {"a": Raises(), "b": Hostile()}, ObjectNumbers()
+    )
     assert found.statics == {"a": "Raises", "b": "Hostile #2"} and found.names == ("x",)
 
 
@@ -409,8 +411,8 @@ def test_static_arguments_leave_the_names_of_the_others(calls):
 
     call, _ = calls.call(fun, 1, static={"training": True, "size": 4}, y=None)
     assert call.statics == {"training": "True", "size": "4"}
-    names = describe.call(
-        fun, jax.tree.structure(((1, None), {})), ("x",), call.statics, Numbers()
+    names = describe.described_call(
+        fun, jax.tree.structure(((1, None), {})), ("x",), call.statics, ObjectNumbers()
     ).structure
     assert names == {"": "(x, y)", "y": "None"}
 
@@ -440,7 +442,9 @@ def filtered(jitted, calls, *args, **kwargs):
     names = (jaxpr if hasattr(jaxpr, "debug_info") else jaxpr.jaxpr).debug_info.arg_names
     tree = jax.tree.structure(((donated, others), {}))
     inner = jitted._cached.__wrapped__
-    return describe.call(inner, tree, names, {"static": static}, calls.numbers, jitted._cached)
+    return describe.described_call(
+        inner, tree, names, {"static": static}, calls.numbers, jitted._cached
+    )
 
 
 def test_equinox_filter_jit(calls):
@@ -512,7 +516,7 @@ def test_flax_nnx_jit(calls, monkeypatch):
     def called(self, *args, **kwargs):
         leaves, tree = jax.tree_util.tree_flatten_with_path((args, kwargs))
         names = [("model", "x")[p[1].idx] + jax.tree_util.keystr(p[2:]) for p, _ in leaves]
-        found.append(describe.call(self, tree, names, {}, calls.numbers))
+        found.append(describe.described_call(self, tree, names, {}, calls.numbers))
         return original(self, *args, **kwargs)
 
     monkeypatch.setattr(compilation.JitFn, "__call__", called)
@@ -551,7 +555,7 @@ def test_five_hundred_arrays_are_described_in_a_millisecond(calls):
 
     def seconds():
         start = time.process_time()
-        describe.call(step, tree, (*names, "batch"), {}, calls.numbers)
+        describe.described_call(step, tree, (*names, "batch"), {}, calls.numbers)
         return time.process_time() - start
 
     assert min(seconds() for _ in range(10)) < 4e-3

@@ -13,8 +13,8 @@ import pytest
 
 import jaxprtool
 from jaxprtool.analysis.recorded_run import Reason
-from jaxprtool.recording.describe import Key
-from jaxprtool.recording.reasons import nearest, reasons, shown
+from jaxprtool.recording.describe import CacheKey
+from jaxprtool.recording.reasons import difference_texts, nearest, reasons
 from tests.recording.recorded import Calls
 
 
@@ -444,13 +444,13 @@ def test_a_key_is_the_same_after_json(calls):
     key = calls.key(step, PARAMS, tokens(3), static={"training": True})
     key = replace(key, line="a.py:1", cleared=3)
     text = json.dumps(key.to_json())
-    read = Key.from_json({**json.loads(text), "of_a_later_release": 1})
+    read = CacheKey.from_json({**json.loads(text), "of_a_later_release": 1})
     assert read == key and read.parts == key.parts
 
 
 def test_long_texts_are_truncated_where_they_differ():
-    before, after = shown("f(" + "x, " * 100 + "lr=0.1)", "f(" + "x, " * 100 + "lr=0.2)")
+    before, after = difference_texts("f(" + "x, " * 100 + "lr=0.1)", "f(" + "x, " * 100 + "lr=0.2)")
     assert before.endswith("lr=0.1)") and after.endswith("lr=0.2)")
     assert max(len(before), len(after)) < 100
-    assert shown("relu #1", "gelu #1") == ("relu", "gelu")
-    assert shown("A #1", "A #2") == ("A #1", "A #2")
+    assert difference_texts("relu #1", "gelu #1") == ("relu", "gelu")
+    assert difference_texts("A #1", "A #2") == ("A #1", "A #2")

@@ -12,12 +12,12 @@ import numpy as np
 import pytest
 
 from jaxprtool.api.record import record
-from jaxprtool.api.targets import find
+from jaxprtool.api.targets import find_entry
 from jaxprtool.errors import ArgumentsError, OutputError, TargetError
 from jaxprtool.ir import source_text
 from jaxprtool.jaxcompat.source_locations import user_frame
 from jaxprtool.recording.read import read_run
-from jaxprtool.render.reports.record import summary
+from jaxprtool.render.reports.record import run_summary
 from tests.jax_state import changed, jax_state
 
 
@@ -77,7 +77,7 @@ def test_programs_can_be_read_and_compute_the_same(run):
         "all": True,
         "sum": True,
     }
-    assert find("run/lambda").trace().name == "<lambda>"
+    assert find_entry("run/lambda").trace().name == "<lambda>"
 
 
 def test_source_lines_are_shown_until_their_file_changes(run):
@@ -88,20 +88,20 @@ def test_source_lines_are_shown_until_their_file_changes(run):
     with run():
         exec(compile(module.read_text(), str(module.absolute()), "exec"), names)
         names["f"](1.0)
-    (eqn,) = find("run/f").trace().jaxpr.eqns
+    (eqn,) = find_entry("run/f").trace().jaxpr.eqns
     assert user_frame(eqn).file == str(module.absolute())
     module.touch()
     with source_text.citations() as cited:
         read_run("run")
     assert not cited
-    (eqn,) = find("run/f").trace().jaxpr.eqns
+    (eqn,) = find_entry("run/f").trace().jaxpr.eqns
     assert user_frame(eqn).file == str(module.absolute())
     module.write_text("# a comment\n" + module.read_text())
     os.utime(module, (0, 0))  # a new text with an old time
     with source_text.citations() as cited:
         assert read_run("run").functions[0].line == "module.py:4"
     assert [*cited.values()] == ["module.py"]
-    program = find("run/f").trace()
+    program = find_entry("run/f").trace()
     file = user_frame(program.jaxpr.eqns[0]).file
     assert source_text.path(file) == "module.py" and source_text.reason(file)
     assert program.jaxpr.debug_info.func_src_info == f"f at {file}:4"
@@ -397,7 +397,7 @@ def test_the_last_calls_are_saved_before_their_buffers_are_donated(run):
             state = step(state, key, 0.5 + i, mode="b")
         last = state["w"]
     assert recording.run.functions[0].kept == 2
-    entry = find("run/step")
+    entry = find_entry("run/step")
     kept_state, kept_key, rate = entry.arguments()
     assert kept_state.dtype == jnp.bfloat16
     assert np.array_equal(kept_state, before)
@@ -413,9 +413,9 @@ def test_a_saved_call_selects_its_compilation(run):
             return x + 1
 
         f(jnp.ones(3)), f(jnp.ones(4)), f(np.ones(3))
-    assert find("run/f").trace().in_avals[0].shape == (3,)
-    assert find("run/f@2").trace().in_avals[0].shape == (4,)
-    assert isinstance(find("run/f@2").arguments()[0], jax.ShapeDtypeStruct)
+    assert find_entry("run/f").trace().in_avals[0].shape == (3,)
+    assert find_entry("run/f@2").trace().in_avals[0].shape == (4,)
+    assert isinstance(find_entry("run/f@2").arguments()[0], jax.ShapeDtypeStruct)
 
 
 def test_a_run_stops_at_the_first_nan(run):
@@ -433,7 +433,7 @@ def test_a_run_stops_at_the_first_nan(run):
         while True:
             x = step(x)["next"]
     assert recording.run.functions[0].kept == 1
-    assert find("run/step").arguments()[0] == -1.0
+    assert find_entry("run/step").arguments()[0] == -1.0
 
 
 @pytest.mark.parametrize(("until", "keep"), [("inf", {"step": 1}), ("nan", {})])
@@ -474,7 +474,7 @@ def test_an_internal_exception_is_recorded_and_not_raised(tmp_path, monkeypatch)
     def broken(*args):
         raise RuntimeError("of ours")
 
-    monkeypatch.setattr("jaxprtool.recording.recorder.program_of", broken)
+    monkeypatch.setattr("jaxprtool.recording.recorder.lowered_program", broken)
     with record(tmp_path / "run") as recording:
         assert jax.jit(lambda x: x + 1)(1.0) == 2.0
     assert events(tmp_path / "run", "failed")[0]["error"] == "RuntimeError: of ours"
@@ -528,7 +528,7 @@ def test_a_process_that_is_killed_says_in_what_and_for_how_long(tmp_path, monkey
     assert (unfinished.phase, unfinished.name) == (phase, "step")
     assert "test_recorder.py:" in unfinished.line
     assert unfinished.seconds == pytest.approx(395)
-    said = " ".join(summary(found, 200).plain().split())
+    said = " ".join(run_summary(found, 200).plain().split())
     assert f"{phase} step for 395 s, not finished" in said
     if phase == "compiling":
         assert found.compilations[0].unfinished_seconds == pytest.approx(395)
@@ -560,10 +560,10 @@ def test_unknown_names_are_refused_with_similar_ones(run):
     with run():
         jax.jit(lambda x: x + 1)(1.0)
     with pytest.raises(TargetError, match="has no program 'lamda'") as refused:
-        find("run/lamda")
+        find_entry("run/lamda")
     assert refused.value.hint == "did you mean 'run/lambda'?"
     with pytest.raises(TargetError, match="is a recorded run of 1 program"):
-        find("run/")
+        find_entry("run/")
     with pytest.raises(TargetError, match="holds no recorded run"):
         read_run(".")
 

@@ -16,7 +16,7 @@ from jaxprtool.analysis.cost import work_by_equation
 from jaxprtool.analysis.stats import count_equations, stats
 from jaxprtool.ir.equations import equations
 from jaxprtool.ir.program import Programs
-from jaxprtool.render.page import State, cell, page
+from jaxprtool.render.page import PageState, cell, program_page
 from jaxprtool.render.terminal.listing import ShowOptions
 from tests.render.programs import PROGRAMS, X
 from tests.share import shared_proofs
@@ -65,7 +65,7 @@ class Reading(HTMLParser):
 
 def page_of(program, **shown):
     options = ShowOptions(**{"names": True, "terse": True, "source": True, **shown})
-    return page([State({program.name: program})], options, stats, work_by_equation)
+    return program_page([PageState({program.name: program})], options, stats, work_by_equation)
 
 
 def traced(name):
@@ -263,7 +263,10 @@ def test_programs_are_sections_of_one_page():
         return jaxprtool.variable(jax.random.normal(key, (3,)), name="w") * x
 
     programs = jaxprtool.trace(f, jax.random.key(0), X).apply("unzip")
-    for text in (page([State(programs)], SHOWN, stats, work_by_equation), programs._repr_html_()):
+    for text in (
+        program_page([PageState(programs)], SHOWN, stats, work_by_equation),
+        programs._repr_html_(),
+    ):
         read = Reading(text)
         assert [a["aria-label"] for a in read.of("article")] == ["init", "apply"]
         assert len(read.ids) == len(set(read.ids))
@@ -312,10 +315,10 @@ def wasteful(x):
 
 
 def states_of(*passes):
-    states = [State({"wasteful": jaxprtool.trace(wasteful, X)}, after=5)]
+    states = [PageState({"wasteful": jaxprtool.trace(wasteful, X)}, after=5)]
     for name in passes:
         (program,) = states[-1].programs.values()
-        states.append(State({"wasteful": program.apply(name)}, name, 0.001, 5, 4))
+        states.append(PageState({"wasteful": program.apply(name)}, name, 0.001, 5, 4))
     return states
 
 
@@ -325,7 +328,7 @@ def unpacked(text, state):
 
 
 def test_each_pass_has_a_tab_with_its_changes():
-    text = page(
+    text = program_page(
         states_of("dce", "cse", "cse"), replace(SHOWN, source=False), stats, work_by_equation
     )
     read = Reading(text)
@@ -343,7 +346,7 @@ def test_each_pass_has_a_tab_with_its_changes():
 
 
 def test_additions_of_a_pass_are_marked():
-    text = page(states_of("jvp"), SHOWN, stats, work_by_equation)
+    text = program_page(states_of("jvp"), SHOWN, stats, work_by_equation)
     assert re.search(r'class="added"><code><ins title="added">\+</ins>', text)
     assert "equations added by jvp" in text
 
@@ -353,5 +356,5 @@ def test_bodies_nested_deeper_than_a_browser_shows_are_counted():
     for _ in range(90):
         function = jax.jit(lambda x, inner=function: inner(x) * 2)
     program = jaxprtool.trace(function, X)
-    text = page([State({program.name: program})], SHOWN, stats, work_by_equation)
+    text = program_page([PageState({program.name: program})], SHOWN, stats, work_by_equation)
     assert "equations</p>" in text and text.count('class="inside"') < 60

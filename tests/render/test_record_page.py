@@ -14,7 +14,7 @@ from jaxprtool.analysis.cost import cost, work_by_equation
 from jaxprtool.analysis.memory import memory
 from jaxprtool.analysis.recorded_run import Run
 from jaxprtool.analysis.stats import stats
-from jaxprtool.render.page.record import Details, page, record_cell, with_listing
+from jaxprtool.render.page.record import Details, record_cell, run_page, with_listing
 from tests.render.recorded import HOSTILE, PROCESS, compilation, hostile, large, step, training
 from tests.render.test_page import Reading
 
@@ -42,7 +42,7 @@ def unpacked(text, prefix):
 
 def test_a_page_has_the_functions_and_their_compilations():
     run = training()
-    text = page(run, details(run), FILES, trace="trace.json")
+    text = run_page(run, details(run), FILES, trace="trace.json")
     read = Reading(text)
     assert [each["id"] for each in read.of("tbody") if "id" in each] == ["fn0", "fn1", "fn2"]
     assert "trace.json" in [each["href"] for each in read.of("a") if "download" in each]
@@ -62,13 +62,13 @@ def test_later_compilations_show_the_arguments_that_differ():
     (params, batch) = second.arguments
     shorter = replace(second, arguments=(params, replace(batch, shape=(4, 13))))
     again = replace(step(), compilations=(first, shorter))
-    html = unpacked(page(training(functions=(again,))), "part")["part0"]
+    html = unpacked(run_page(training(functions=(again,))), "part")["part0"]
     assert html.count("i32[4,17] → <i>i32[4,13]</i>") == html.count('class="differs"') == 1
     assert html.count("params[") == 1 and "1 other as in step" in html
 
 
 def test_lines_link_to_the_source_and_back():
-    text = page(training(), {}, FILES)
+    text = run_page(training(), {}, FILES)
     read = Reading(text)
     targets = {each["href"] for each in read.of("a") if "href" in each}
     ids = set(read.ids)
@@ -76,13 +76,15 @@ def test_lines_link_to_the_source_and_back():
     assert all(each[1:] in ids for each in targets if re.match(r"#(f\d|fn)", each))
     line = text[text.index('id="f0-31"') :].partition("</span>")[0]
     assert "<small>25.3 s</small>" in line  # from step, init and the lambda
-    without = Reading(page(training()))
+    without = Reading(run_page(training()))
     assert not without.of("aside") and "#f0-12" not in {e.get("href") for e in without.of("a")}
 
 
 def test_all_scripts_belong_to_the_page():
     for run in (hostile(), training(), large(20)):
-        text = page(run, details(run), {"train.py": HOSTILE, HOSTILE: HOSTILE}, trace="trace.json")
+        text = run_page(
+            run, details(run), {"train.py": HOSTILE, HOSTILE: HOSTILE}, trace="trace.json"
+        )
         read = Reading(text)
         scripts = read.of("script")
         assert [each for each in scripts if each.get("type") != "text/plain"] == [{}]
@@ -96,7 +98,7 @@ def test_all_scripts_belong_to_the_page():
 
 
 def test_differences_between_processes_are_shown():
-    text = page(training(), differences={"step": "- add a b\n+ <b>mul</b> a b"})
+    text = run_page(training(), differences={"step": "- add a b\n+ <b>mul</b> a b"})
     assert "- add a b\n+ &lt;b&gt;mul" in text and 'id="differing"' in text
 
 
@@ -109,7 +111,7 @@ def test_the_listing_of_a_written_program_leads_to_its_source(tmp_path, monkeypa
     program = jaxprtool.read("../step.jaxpr")
     run = training()
     shown = {run.functions[0].compilations[0].file: Details(program, stats(program))}
-    text = page(run, shown, {"train.py": (tmp_path / "train.py").read_text()})
+    text = run_page(run, shown, {"train.py": (tmp_path / "train.py").read_text()})
     (listing,) = unpacked(text, "program").values()
     assert '<a href="#f0-4">train.py:4</a>' in listing
 
@@ -120,7 +122,7 @@ def test_a_page_has_the_listings_of_the_most_expensive_programs():
     (first, *rest) = run.functions
     lost = replace(first, compilations=(compilation("f0", file=""),))
     assert with_listing(replace(run, functions=(lost, *rest)), 240)[0].name == "f1"
-    text = page(run, details(run, [each.file for each in with_listing(run, 360)]))
+    text = run_page(run, details(run, [each.file for each in with_listing(run, 360)]))
     assert "The listings of 7 programs are not on this page" in text
     assert len(unpacked(text, "program")) == 3
     parts = unpacked(text, "part")
@@ -131,7 +133,7 @@ def test_programs_of_the_same_name_in_processes_keep_their_listings():
     (first, second, *_) = step().compilations
     other = replace(second, name="step", process=1, file="process-1/step.jaxpr", reasons=())
     run = training(functions=(replace(step(), compilations=(first, other)),))
-    text = page(run, details(run))
+    text = run_page(run, details(run))
     assert len(unpacked(text, "program")) == 2
     lanes = [each for each in Reading(text).of("div") if each.get("class") == "lane"]
     assert len(lanes) == 2 and "process 1" in text
@@ -139,14 +141,14 @@ def test_programs_of_the_same_name_in_processes_keep_their_listings():
 
 @pytest.mark.parametrize("processes", [(), (PROCESS,), (replace(PROCESS, jax=""),)])
 def test_an_empty_run(processes):
-    text = page(Run("run", ("python", "x.py"), 0.0, None, (), (), (), processes))
+    text = run_page(Run("run", ("python", "x.py"), 0.0, None, (), (), (), processes))
     used = bool(processes and processes[0].jax)
     assert ("Nothing was compiled." in text) == used != ("JAX was not imported" in text)
     assert not Reading(text).of("figure")
 
 
 def test_a_cell_has_the_table_and_the_page():
-    whole = page(training())
+    whole = run_page(training())
     text = record_cell(training(), "run/index.html", whole)
     read = Reading(text)
     assert not read.of("script")

@@ -7,7 +7,7 @@ from selenium.webdriver.common.action_chains import ActionChains
 from selenium.webdriver.common.by import By
 from selenium.webdriver.support.ui import WebDriverWait
 
-from jaxprtool.render.page.record import page
+from jaxprtool.render.page.record import run_page
 from tests.external import needs
 from tests.render import browser
 from tests.render.recorded import hostile, large, training
@@ -20,7 +20,7 @@ pytestmark = needs("chromium", "chromedriver")
 def pages(tmp_path_factory):
     folder = tmp_path_factory.mktemp("runs")
     for name, run in (("training", training()), ("hostile", hostile()), ("large", large())):
-        text = page(run, details(run), FILES, trace="trace.json")
+        text = run_page(run, details(run), FILES, trace="trace.json")
         (folder / f"{name}.html").write_text(text)
     return folder
 

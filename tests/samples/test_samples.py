@@ -10,12 +10,12 @@ import pytest
 from jax.test_util import check_grads
 
 import jaxprtool
-from jaxprtool.execute.running.arrays import fill
+from jaxprtool.execute.running.arrays import fill_arguments
 from jaxprtool.ir.program import type_check
 from jaxprtool.ir.regions import sub_jaxprs
 from jaxprtool.jaxcompat import jaxpr_as_fun, open_jaxpr
 from jaxprtool.loading.argspec import read_strings
-from jaxprtool.loading.load import find
+from jaxprtool.loading.load import find_function
 from jaxprtool.loading.target import import_place
 from tests.share import first_and_proofs, shared_proofs
 
@@ -37,7 +37,7 @@ TARGETS = [f"{name}:{function}" for name in NAMES for function in decorated(name
 
 def entry(target):
     name, function = target.split(":")
-    return find(f"{SAMPLES / name}.py:{function}")
+    return find_function(f"{SAMPLES / name}.py:{function}")
 
 
 def sample(name):
@@ -70,7 +70,7 @@ def test_every_sample_runs_on_its_example_arguments_and_is_finite(target):
     program = loaded.trace()
     type_check(program)
     given = dict(zip(program.arg_names, loaded.arguments(), strict=True))
-    results = jax.jit(jaxpr_as_fun(program.jaxpr))(*fill(program, given).arguments)
+    results = jax.jit(jaxpr_as_fun(program.jaxpr))(*fill_arguments(program, given).arguments)
     assert results
     for result in results:
         if not jnp.issubdtype(result.dtype, jax.dtypes.prng_key):
@@ -255,7 +255,7 @@ def test_apply_of_the_variables_agrees_with_the_function_of_the_key(target):
     loaded = entry(target)
     program = loaded.trace()
     given = dict(zip(program.arg_names, loaded.arguments(), strict=True))
-    key, *others = fill(program, given).arguments
+    key, *others = fill_arguments(program, given).arguments
     init, apply = jaxprtool.unzip(loaded.fun)(key, *others)
     assert ("random_bits" in primitives(apply.jaxpr)) == ("noise_key" in apply.arg_names)
     whole = jax.tree.leaves(jax.jit(loaded.fun)(key, *others))

@@ -19,7 +19,7 @@ from hypothesis import given, settings
 from jaxprtool import jaxcompat
 from jaxprtool.errors import JaxprToolError, UnsupportedError
 from jaxprtool.ir.equations import equations
-from jaxprtool.ir.equivalence import difference
+from jaxprtool.ir.equivalence import structural_difference
 from jaxprtool.ir.program import Program, type_check
 from jaxprtool.sizes.mask import Specialize
 from tests.programs import harness_programs
@@ -50,7 +50,7 @@ def prove(found: SymbolicProgram) -> Counter[str]:
 def outcome(found: SymbolicProgram, sizes: Any, made: Program, traced: Program) -> str:
     """Return if two programs are equivalent; else why not, if they compute the same."""
     try:
-        if difference(made, traced) is None:
+        if structural_difference(made, traced) is None:
             return "equivalent"
     except UnsupportedError as error:
         assert "_DimExpr" in str(error) or "symbolic" in str(error).lower(), error

@@ -15,10 +15,18 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, S
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal, NamedTuple, get_args
 
-from jaxprtool.analysis.cost.bodies import Bodies, CostedBody, Item, Key, Sums, Tallies, Tally
-from jaxprtool.analysis.cost.devices import ANY_UNIT, Device
+from jaxprtool.analysis.cost.bodies import (
+    BodyCosts,
+    CostedBody,
+    CostTally,
+    Item,
+    Key,
+    Sums,
+    Tallies,
+)
+from jaxprtool.analysis.cost.devices import ANY_UNIT, DeviceSpec
 from jaxprtool.analysis.cost.rules import Work, runs_of, total
-from jaxprtool.analysis.kernels import Node
+from jaxprtool.analysis.kernels import KernelNode
 from jaxprtool.errors import ArgumentsError
 from jaxprtool.ir.dataflow import live_part
 from jaxprtool.ir.documents import Number, Printed, document
@@ -140,7 +148,7 @@ def cost(program: Program | AnyJaxpr, by: By = "line") -> Cost:
     """
     about = program_signature(program)
     typical = dict.fromkeys(symbols_of(about.jaxpr), TYPICAL_SIZE)
-    bodies, order = Bodies(typical), _order(typical)
+    bodies, order = BodyCosts(typical), _order(typical)
     jaxpr = about.jaxpr
     groups = _groups(by, about, bodies)
     collectives = []
@@ -159,7 +167,7 @@ def cost(program: Program | AnyJaxpr, by: By = "line") -> Cost:
     )
 
 
-def _dead(bodies: Bodies, jaxpr: Jaxpr) -> Group | None:
+def _dead(bodies: BodyCosts, jaxpr: Jaxpr) -> Group | None:
     live = live_part(jaxpr)
     if all(len(run.inside) == len(run.jaxpr.eqns) for run in live.runs()):
         return None
@@ -201,18 +209,18 @@ def cost_by_side(program: Program | AnyJaxpr) -> CostBySide:
     """Estimate the cost of a program by line, with forward and backward passes apart."""
     about = program_signature(program)
     jaxpr = about.jaxpr
-    bodies = Bodies(dict.fromkeys(symbols_of(jaxpr), TYPICAL_SIZE))
+    bodies = BodyCosts(dict.fromkeys(symbols_of(jaxpr), TYPICAL_SIZE))
     sums = Sums(bodies, BySide(frames_now(about.roots)))[jaxpr]
     sides: dict[Line | None, Sides] = {}
     for line in dict.fromkeys(line for line, _ in sums):
-        both = [sums.get((line, backward), Tally()) for backward in (False, True)]
+        both = [sums.get((line, backward), CostTally()) for backward in (False, True)]
         merged = _merged(("", tally) for tally in both)[""]
         sides[line] = Sides(*map(_group, (merged, *both)))
     return CostBySide(_total(bodies, jaxpr), sides, dict(bodies.unknown))
 
 
-def _total(bodies: Bodies, jaxpr: Jaxpr, all_devices: bool = True) -> Group:
-    return _group(Sums(bodies, Whole(), all_devices)[jaxpr].get("", Tally()))
+def _total(bodies: BodyCosts, jaxpr: Jaxpr, all_devices: bool = True) -> Group:
+    return _group(Sums(bodies, Whole(), all_devices)[jaxpr].get("", CostTally()))
 
 
 def _order(typical: Mapping[str, int]) -> Callable[[Group], Any]:
@@ -225,7 +233,7 @@ def _order(typical: Mapping[str, int]) -> Callable[[Group], Any]:
     return key
 
 
-def _groups(by: By, about: ProgramSignature, bodies: Bodies) -> list[Group]:
+def _groups(by: By, about: ProgramSignature, bodies: BodyCosts) -> list[Group]:
     jaxpr = about.jaxpr
     if by == "line":
         frames = frames_now(about.roots)
@@ -250,25 +258,25 @@ def _named(sums: Tallies, name: Callable[[Any], str]) -> list[Group]:
     ]
 
 
-def _prefixes(sums: Tallies) -> Iterator[tuple[Any, Tally]]:
+def _prefixes(sums: Tallies) -> Iterator[tuple[Any, CostTally]]:
     """Yield each group, whose key is a path, once for each prefix of the path."""
     for path, tally in sums.items():
         for end in range(1, len(path) + 1) if path else [0]:
             yield path[:end], tally
 
 
-def _merged(tallies: Iterable[tuple[Any, Tally]]) -> Tallies:
+def _merged(tallies: Iterable[tuple[Any, CostTally]]) -> Tallies:
     merged: Tallies = {}
     for key, tally in tallies:
-        merged.setdefault(key, Tally()).add(tally)
+        merged.setdefault(key, CostTally()).add(tally)
     return merged
 
 
-def _group(tally: Tally, name: str = "", **more: Any) -> Group:
+def _group(tally: CostTally, name: str = "", **more: Any) -> Group:
     return Group(name, tally.most, tally.least, tally.per_round, tally.products, **more)
 
 
-def _by_line(key: Line | None, tally: Tally, lines: LineReader, frames: Frames) -> Group:
+def _by_line(key: Line | None, tally: CostTally, lines: LineReader, frames: Frames) -> Group:
     if key is None:
         return _group(tally)
     behind = [f"{frames.path(file)}:{number}" for file, number in key.behind]
@@ -538,7 +546,7 @@ class ByArgument:
         return self._known[id(body)]
 
 
-def _operands(node: Node) -> list[int]:
+def _operands(node: KernelNode) -> list[int]:
     return [value for value in node.places if value is not None]
 
 
@@ -594,7 +602,7 @@ def cost_by_stack(program: Program | AnyJaxpr) -> list[StackCost]:
             "a profile needs sizes that are numbers",
             'write them in --args, or -p "specialize(n=512)"',
         )
-    sums = Sums(Bodies({}), _ByStack(frames_now(about.roots)))[about.jaxpr]
+    sums = Sums(BodyCosts({}), _ByStack(frames_now(about.roots)))[about.jaxpr]
     return [StackCost(stack, tally.most) for stack, tally in sums.items()]
 
 
@@ -634,7 +642,7 @@ def work_by_equation(program: Program | AnyJaxpr) -> dict[int, Work]:
         The cost by the `id` of the equation.
     """
     jaxpr = top_jaxpr(program)
-    bodies = Bodies(dict.fromkeys(symbols_of(jaxpr), _SIZE))
+    bodies = BodyCosts(dict.fromkeys(symbols_of(jaxpr), _SIZE))
     sums = Sums(bodies, Whole())
     runs = defaultdict[Jaxpr, Any](int, {jaxpr: 1})
     by_eqn: defaultdict[int, list[Work]] = defaultdict(list)
@@ -656,13 +664,13 @@ def work_by_equation(program: Program | AnyJaxpr) -> dict[int, Work]:
     return {key: total(works) for key, works in by_eqn.items()}
 
 
-def with_time(group: Group, device: Device) -> Group:
+def with_time(group: Group, device: DeviceSpec) -> Group:
     """Return a group with a lower bound of its time on a device."""
     bound = device.bound(group)
     return replace(group, seconds=bound.seconds, limit=bound.limit)
 
 
-def with_times(cost: Cost, device: Device | None, seconds: float | None) -> Cost:
+def with_times(cost: Cost, device: DeviceSpec | None, seconds: float | None) -> Cost:
     """Return a cost with the time of the program, and the times of its groups on a device.
 
     Collectives have no time: the rates of links are not known.

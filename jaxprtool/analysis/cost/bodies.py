@@ -23,14 +23,14 @@ from jaxprtool.analysis.cost.rules import (
     Work,
     collective,
     cost_rules,
-    largest,
+    maximum_work,
+    minimum_work,
     product_of,
-    smallest,
     total,
     trip_count,
     work_of,
 )
-from jaxprtool.analysis.kernels import Kernels, Node
+from jaxprtool.analysis.kernels import KernelNode, Kernels
 from jaxprtool.ir.backends import cached_method
 from jaxprtool.ir.equations import size_in_bytes
 from jaxprtool.ir.regions import Regions, ShardMap, run_jaxprs, view
@@ -54,7 +54,7 @@ class Item:
         product: The precision of a matrix product (`rules.product_of`); "" for other equations.
     """
 
-    node: Node
+    node: KernelNode
     work: Work
     bodies: tuple[Jaxpr, ...]
     devices: int
@@ -84,7 +84,7 @@ class CostedBody:
     items: tuple[Item, ...]
 
 
-class Bodies:
+class BodyCosts:
     """The bodies of a program, each visited once.
 
     Args:
@@ -112,7 +112,7 @@ class Bodies:
         return CostedBody(kernels, items)
 
     def _item(
-        self, node: Node, kernels: Kernels, sizes: Sequence[Any], read: Container[int]
+        self, node: KernelNode, kernels: Kernels, sizes: Sequence[Any], read: Container[int]
     ) -> Item:
         eqn, bodies = node.eqn, _run_bodies(node)
         devices = prod(map(self._devices, node.calls)) if node.calls else 1
@@ -144,7 +144,7 @@ class Bodies:
         return any(size > 1 for size in self._meshes.values())
 
 
-def _run_bodies(node: Node) -> tuple[Jaxpr, ...]:
+def _run_bodies(node: KernelNode) -> tuple[Jaxpr, ...]:
     """Return the bodies of an equation whose cost is that of its bodies."""
     if node.held is not None:
         return node.held.jaxprs
@@ -153,7 +153,7 @@ def _run_bodies(node: Node) -> tuple[Jaxpr, ...]:
     return tuple(jaxcompat.open_jaxpr(body) for _, body in run_jaxprs(node.eqn))
 
 
-def _with_drops(node: Node, read: Container[int]) -> JaxprEqn:
+def _with_drops(node: KernelNode, read: Container[int]) -> JaxprEqn:
     """Return the equation of a node, with a `DropVar` for each result that nothing reads."""
     eqn = node.eqn
     if len(eqn.outvars) == 1:
@@ -176,7 +176,7 @@ def _sizes(body: Jaxpr, kernels: Kernels) -> list[Any]:
     return sizes
 
 
-def _with_bytes(work: Work, node: Node, kernels: Kernels, sizes: Sequence[Any]) -> Work:
+def _with_bytes(work: Work, node: KernelNode, kernels: Kernels, sizes: Sequence[Any]) -> Work:
     """Add to the cost of an equation the bytes that it reads from memory and writes to it."""
     read, written = work.bytes_read, work.bytes_written
     if node.absorbed:
@@ -223,7 +223,7 @@ class Grouping(Protocol):
 
 
 @dataclass(slots=True)
-class Tally:
+class CostTally:
     """The cost of a group.
 
     Attributes:
@@ -239,12 +239,12 @@ class Tally:
     per_round: bool = False
     products: dict[str, Any] = field(default_factory=dict)
 
-    def times(self, count: Any) -> Tally:
+    def times(self, count: Any) -> CostTally:
         """Return the cost of `count` runs."""
         if count == 1:
             return self
         products = {of: flops * count for of, flops in self.products.items()}
-        return Tally(self.least.times(count), self.most.times(count), self.per_round, products)
+        return CostTally(self.least.times(count), self.most.times(count), self.per_round, products)
 
     def add_items(self, items: Iterable[tuple[Work, str]]) -> None:
         """Add the costs of equations, each with the precision of a product, or ""."""
@@ -255,9 +255,9 @@ class Tally:
                 flops = work.flops + (work.transcendentals if product == ANY_UNIT else 0)
                 self.products[product] = self.products.get(product, 0) + flops
         done = total(works)
-        self.add(Tally(done, done))
+        self.add(CostTally(done, done))
 
-    def add(self, other: Tally) -> None:
+    def add(self, other: CostTally) -> None:
         """Add the cost of another group."""
         same = self.least is self.most and other.least is other.most
         self.most += other.most
@@ -267,7 +267,7 @@ class Tally:
             self.products[of] = self.products.get(of, 0) + flops
 
 
-Tallies = dict[Key, Tally]
+Tallies = dict[Key, CostTally]
 
 
 class Sums:
@@ -279,7 +279,7 @@ class Sums:
         all_devices: Whether a `shard_map` counts on all its devices, or on one.
     """
 
-    def __init__(self, bodies: Bodies, grouping: Grouping, all_devices: bool = True) -> None:
+    def __init__(self, bodies: BodyCosts, grouping: Grouping, all_devices: bool = True) -> None:
         self._bodies, self._grouping, self._all_devices = bodies, grouping, all_devices
 
     @cached_method
@@ -295,7 +295,7 @@ class Sums:
                 key = self._grouping.key(item, body)
                 works[key].append((item.work.times(devices), item.product))
         for key, items in works.items():
-            sums.setdefault(key, Tally()).add_items(items)
+            sums.setdefault(key, CostTally()).add_items(items)
         return sums
 
     def inside(self, item: Item, body: CostedBody) -> Tallies:
@@ -319,7 +319,7 @@ class Sums:
         return together
 
 
-def _add(sums: Tallies, key: Key, tally: Tally) -> None:
+def _add(sums: Tallies, key: Key, tally: CostTally) -> None:
     there = sums.get(key)
     if there is None:
         sums[key] = replace(tally, products=dict(tally.products))
@@ -337,18 +337,18 @@ def _together(by_body: Iterable[Tallies]) -> Tallies:
 
 def _either(branches: list[Tallies]) -> Tallies:
     """Return the range of costs of each group, over branches of which one runs."""
-    nothing = Tally()
+    nothing = CostTally()
     ranges: Tallies = {}
     for key in dict.fromkeys(key for tallies in branches for key in tallies):
         costs = [tallies.get(key, nothing) for tallies in branches]
-        ranges[key] = Tally(
-            smallest(tally.least for tally in costs),
-            largest(tally.most for tally in costs),
+        ranges[key] = CostTally(
+            minimum_work(tally.least for tally in costs),
+            maximum_work(tally.most for tally in costs),
             any(tally.per_round for tally in costs),
             {of: _most(of, costs) for of in dict.fromkeys(of for t in costs for of in t.products)},
         )
     return ranges
 
 
-def _most(of: str, tallies: Iterable[Tally]) -> Any:
+def _most(of: str, tallies: Iterable[CostTally]) -> Any:
     return reduce(jax.core.max_dim, (tally.products.get(of, 0) for tally in tallies))

@@ -35,7 +35,7 @@ _NARROW = ("bool", "i2", "u2", "i4", "u4", "i8", "u8", "f4", "f8")
 
 
 @dataclass(frozen=True)
-class Device:
+class DeviceSpec:
     """The peak rates of a device.
 
     Attributes:
@@ -112,15 +112,15 @@ def _nvidia(
     narrow: float,
     gigabytes: float,
     source: str,
-) -> Device:
+) -> DeviceSpec:
     """Return a GPU. JAX's default precision for products of f32 is TF32 on it."""
     products = {"bf16": bf16, "f16": bf16, "f32": tf32, "f32 highest": f32, "f64": f64}
     products |= dict.fromkeys(("i8", "u8"), narrow)
     rates = {key: value * _TERA for key, value in products.items()}
-    return Device(name, rates, f32 * _TERA, gigabytes * _GIGA, source)
+    return DeviceSpec(name, rates, f32 * _TERA, gigabytes * _GIGA, source)
 
 
-def _tpu(name: str, bf16: float, int8: float, gigabytes: float, source: str) -> Device:
+def _tpu(name: str, bf16: float, int8: float, gigabytes: float, source: str) -> DeviceSpec:
     """Return a TPU.
 
     A product of f32 costs as much as one of bf16 by default, and as much as six at the highest
@@ -137,18 +137,18 @@ def _tpu(name: str, bf16: float, int8: float, gigabytes: float, source: str) -> 
         "u8": int8,
     }
     rates = {key: value * _TERA for key, value in products.items()}
-    return Device(name, rates, bf16 / 40 * _TERA, gigabytes * _GIGA, source)
+    return DeviceSpec(name, rates, bf16 / 40 * _TERA, gigabytes * _GIGA, source)
 
 
-def _with_fp8(device: Device, teraflops: float) -> Device:
+def _with_fp8(device: DeviceSpec, teraflops: float) -> DeviceSpec:
     rates = dict.fromkeys(("f8_e4m3fn", "f8_e5m2"), teraflops * _TERA)
-    return Device(
+    return DeviceSpec(
         device.name, {**device.products, **rates}, device.vector, device.bandwidth, device.source
     )
 
 
 #: Dense rates, without sparsity.
-DEVICES: dict[str, Device] = {
+DEVICES: dict[str, DeviceSpec] = {
     device.name: device
     for device in (
         _with_fp8(
@@ -164,7 +164,7 @@ DEVICES: dict[str, Device] = {
         _tpu("tpu-v5e", 197, 394, 819, "Google Cloud documentation, TPU v5e"),
         _tpu("tpu-v5p", 459, 918, 2765, "Google Cloud documentation, TPU v5p"),
         _tpu("tpu-v6e", 918, 1836, 1640, "Google Cloud documentation, TPU v6e"),
-        Device(
+        DeviceSpec(
             "m3",
             {},
             3.5 * _TERA,
@@ -175,7 +175,7 @@ DEVICES: dict[str, Device] = {
 }
 
 
-def device_of_kind(kind: str) -> Device | None:
+def device_of_kind(kind: str) -> DeviceSpec | None:
     """Return the device of a kind, as JAX names it: `NVIDIA H100 80GB HBM3`. None if unknown."""
     words = kind.lower().replace("-", " ").split()
     for part, name in _KINDS.items():
@@ -199,7 +199,7 @@ _KINDS = {
 }
 
 
-def device_named(name: str) -> Device:
+def device_named(name: str) -> DeviceSpec:
     """Return a device by its name, or read one from a file of figures, `FILE.toml`.
 
     Raises:
@@ -228,7 +228,7 @@ _EXAMPLE = (
 )
 
 
-def _read(path: str, figures: dict[str, Any]) -> Device:
+def _read(path: str, figures: dict[str, Any]) -> DeviceSpec:
     allowed = ("name", "products", "vector", "bandwidth", "source")
     for key in figures:
         if key not in allowed:
@@ -242,7 +242,7 @@ def _read(path: str, figures: dict[str, Any]) -> Device:
             raise ArgumentsError(f"{path} lacks the figure '{key}'", _EXAMPLE)
         if type(value) not in (int, float) or not value > 0:
             raise ArgumentsError(f"{path}: {key} = {value!r} is not a positive number", _EXAMPLE)
-    return Device(
+    return DeviceSpec(
         str(figures.get("name", path)),
         products,
         figures["vector"],

@@ -72,12 +72,12 @@ def total(works: Iterable[Work]) -> Work:
     return Work(*map(sum, zip(*works, strict=True)))
 
 
-def largest(works: Iterable[Work]) -> Work:
+def maximum_work(works: Iterable[Work]) -> Work:
     """Return the maximum of each quantity."""
     return _reduced(works, jax.core.max_dim)
 
 
-def smallest(works: Iterable[Work]) -> Work:
+def minimum_work(works: Iterable[Work]) -> Work:
     """Return the minimum of each quantity."""
     return _reduced(works, jax.core.min_dim)
 
@@ -94,7 +94,7 @@ def count(shape: Iterable[Any]) -> Any:
     return math.prod(shape)
 
 
-def is_number(value: Any) -> bool:
+def is_concrete_size(value: Any) -> bool:
     """Return True if a size is a number, not symbolic."""
     return not jaxcompat.is_symbolic_dimension(value)
 
@@ -265,7 +265,7 @@ def _multiplied_pairs(
 ) -> Any:
     """Return how many pairs of an element and a window position are multiplied along an axis."""
     sizes = size, window, windows, low
-    if not all(map(is_number, sizes)) or not all(sizes[:3]):
+    if not all(map(is_concrete_size, sizes)) or not all(sizes[:3]):
         return window * windows
     # `at` is the position in the dilated array of each place in each window. Count those that are
     # an element of the array, and not padding or a zero of dilation.
@@ -281,7 +281,7 @@ def _multiplied_pairs(
 @rule(cost_rules, "reduce_or", "reduce_xor", "argmax", "argmin")
 def _reduction(eqn: JaxprEqn) -> Work:
     left = count(_shape(eqn.invars[0])) - _results(eqn)
-    return Work(flops=left if not is_number(left) or left > 0 else 0)
+    return Work(flops=left if not is_concrete_size(left) or left > 0 else 0)
 
 
 @rule(cost_rules, "reduce")
@@ -326,7 +326,7 @@ def _sort(eqn: JaxprEqn) -> Work | None:
     shape = _shape(eqn.invars[0])
     axis = eqn.params.get("dimension", eqn.params.get("reduction_dimension", -1))
     length = shape[axis] if shape else 1
-    return Work(flops=count(shape) * _logarithm(length)) if is_number(length) else None
+    return Work(flops=count(shape) * _logarithm(length)) if is_concrete_size(length) else None
 
 
 def _logarithm(number: int) -> int:
@@ -391,7 +391,7 @@ def _factored(eqn: JaxprEqn, flops: Any, thirds: Any = 0) -> Work:
     number, _, _ = _matrices(eqn.invars[0])
     number *= 4 if _is_complex(eqn.invars[0]) else 1
     thirds *= number
-    return Work(flops=number * flops + (thirds + 1 if is_number(thirds) else thirds) // 3)
+    return Work(flops=number * flops + (thirds + 1 if is_concrete_size(thirds) else thirds) // 3)
 
 
 def _is_read(eqn: JaxprEqn, result: int) -> bool:
@@ -487,7 +487,7 @@ def _svd(eqn: JaxprEqn) -> Work | None:
     subset = _shape(eqn.outvars[0])[-1]
     if subset != n:
         return _factored(eqn, values[0] + 2 * m * n * subset * sum(sides), values[1])
-    of_m, of_n = sides[::-1] if is_number(rows + columns) and rows < columns else sides
+    of_m, of_n = sides[::-1] if is_concrete_size(rows + columns) and rows < columns else sides
     if not of_m or (rows == columns and not of_n):
         return _factored(eqn, 2 * m * n**2 + 11 * n**3)
     of_values = 4 * m**2 * n + 2 * n**3 if eqn.params["full_matrices"] else 6 * m * n**2
@@ -575,7 +575,7 @@ def _tridiagonal_solve(eqn: JaxprEqn) -> Work:
 def _fft(eqn: JaxprEqn) -> Work | None:
     """Count 5 n log2(n) operations for n complex elements, and half of that for real ones."""
     lengths = tuple(eqn.params["fft_lengths"])
-    if not all(map(is_number, lengths)):
+    if not all(map(is_concrete_size, lengths)):
         return None
     rank, shape = len(lengths), _shape(eqn.invars[0])
     number = count(shape[: len(shape) - rank]) * count(lengths)

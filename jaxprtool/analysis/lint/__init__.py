@@ -16,7 +16,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from typing import TypeAlias
 
-from jaxprtool.analysis.lint.graph import LintedProgram, Sources
+from jaxprtool.analysis.lint.graph import LintedProgram, SourceReader
 from jaxprtool.analysis.lint.table import (
     Finding,
     FindingCost,
@@ -101,7 +101,7 @@ def lint_programs(
         ArgumentsError: If there is no rule with a given code.
         PluginError: If a plug-in with rules cannot be imported.
     """
-    rules, sources = chosen_rules(select, ignore), Sources()
+    rules, sources = chosen_rules(select, ignore), SourceReader()
     collected = _Collected()
     for program_name, program in programs:
         collected.add(program_name, LintedProgram(program, sources), rules)

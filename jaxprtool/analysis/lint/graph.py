@@ -62,11 +62,11 @@ class LintedProgram:
         nodes: Those that run, and that a result or an effect depends on.
     """
 
-    def __init__(self, program: Program | AnyJaxpr, sources: Sources | None = None) -> None:
+    def __init__(self, program: Program | AnyJaxpr, sources: SourceReader | None = None) -> None:
         self.program = program
         self.about = program_signature(program)
         self.frames = frames_now(self.about.roots)
-        self.sources = sources or Sources()
+        self.sources = sources or SourceReader()
         sizes = dict.fromkeys(symbols_of(self.about.jaxpr), TYPICAL_SIZE)
         closed = program.jaxpr if isinstance(program, Program) else self.about.jaxpr
         self.top: Scope = GraphBuilder(sizes).program(closed)
@@ -716,7 +716,7 @@ _Function: TypeAlias = ast.FunctionDef | ast.AsyncFunctionDef
 
 
 @dataclass(frozen=True)
-class _Scope:
+class _SourceFunction:
     """A function in a file: the lines of its head, all its lines, and its local names."""
 
     first: int
@@ -737,7 +737,7 @@ class _Loop:
     parts: tuple[tuple[tuple[int, int], tuple[int, int]], ...]
 
 
-class Sources:
+class SourceReader:
     """Reads the user's files, each once."""
 
     def __init__(self) -> None:
@@ -804,7 +804,7 @@ class Sources:
         names = free or attributes
         return names[0] if len(names) == 1 else ""
 
-    def _around(self, frame: UserFrame) -> list[_Scope]:
+    def _around(self, frame: UserFrame) -> list[_SourceFunction]:
         """Return the functions that a line is in, the outermost first."""
         return [s for s in self._scopes(frame.file) if s.first <= frame.line <= s.last]
 
@@ -814,14 +814,14 @@ class Sources:
         return [_loop(node) for node in nodes if isinstance(node, _LOOPS)]
 
     @cached_method
-    def _scopes(self, file: str) -> list[_Scope]:
+    def _scopes(self, file: str) -> list[_SourceFunction]:
         functions = (n for n in ast.walk(self._tree(file)) if isinstance(n, _Function))
         return sorted(map(_scope, functions), key=lambda scope: scope.first)
 
     @cached_method
     def _tree(self, file: str) -> ast.Module:
         try:
-            return ast.parse(source_text.text(file))
+            return ast.parse(source_text.file_text(file))
         except (SyntaxError, ValueError, RecursionError):
             return ast.parse("")
 
@@ -841,7 +841,7 @@ def _range(node: Any) -> tuple[tuple[int, int], tuple[int, int]]:
     return (node.lineno, node.col_offset), (node.end_lineno, node.end_col_offset)
 
 
-def _scope(function: _Function) -> _Scope:
+def _scope(function: _Function) -> _SourceFunction:
     arguments = (n.arg for n in ast.walk(function.args) if isinstance(n, ast.arg))
     stored = (
         n.id for n in ast.walk(function) if isinstance(n, ast.Name) and type(n.ctx) is ast.Store
@@ -849,7 +849,7 @@ def _scope(function: _Function) -> _Scope:
     first = min((d.lineno for d in function.decorator_list), default=function.lineno)
     head = max(function.body[0].lineno - 1, function.lineno)
     last = function.end_lineno or function.lineno
-    return _Scope(first, function.lineno, head, last, frozenset((*arguments, *stored)))
+    return _SourceFunction(first, function.lineno, head, last, frozenset((*arguments, *stored)))
 
 
 def _dotted(tree: ast.AST) -> list[str]:

@@ -33,23 +33,23 @@ _MOST_VALUES = 24
 _MOST_ELEMENTS = 1 << 16
 
 
-class Bounds(NamedTuple):
+class ValueRange(NamedTuple):
     """The smallest and the largest number that a value may be; infinite if unknown."""
 
     low: float = -math.inf
     high: float = math.inf
 
 
-ANY, UNIT = Bounds(), Bounds(-1.0, 1.0)
+ANY, UNIT = ValueRange(), ValueRange(-1.0, 1.0)
 
 #: Returns the bounds of an operand.
-Look: TypeAlias = Callable[[Value], Bounds]
-BoundsRule: TypeAlias = Callable[[Node, Look], Bounds]
+Look: TypeAlias = Callable[[Value], ValueRange]
+BoundsRule: TypeAlias = Callable[[Node, Look], ValueRange]
 
 bounds_rules: RuleTable[BoundsRule] = RuleTable()
 
 
-def is_variable(value: Value) -> bool:
+def may_vary(value: Value) -> bool:
     """Return True unless a value is a literal or a constant."""
     return value.literal is None and value.constant is None
 
@@ -66,11 +66,11 @@ def known_numbers(value: Value) -> np.ndarray | None:
     return np.asarray(numbers, np.float64) if np.isrealobj(numbers) else None
 
 
-def bounds(value: Value) -> Bounds:
+def bounds(value: Value) -> ValueRange:
     """Return the numbers between which a value is known to be: (-30, 30) for `30 * tanh(x)`."""
-    seen = dict[Value, Bounds]()
+    seen = dict[Value, ValueRange]()
 
-    def look(value: Value, steps: int = _MOST_STEPS) -> Bounds:
+    def look(value: Value, steps: int = _MOST_STEPS) -> ValueRange:
         if value not in seen:
             seen[value] = ANY
             seen[value] = _bounds(value, lambda other: look(other, steps - 1) if steps else ANY)
@@ -79,35 +79,35 @@ def bounds(value: Value) -> Bounds:
     return look(value)
 
 
-def _bounds(value: Value, look: Look) -> Bounds:
+def _bounds(value: Value, look: Look) -> ValueRange:
     numbers, kind = known_numbers(value), getattr(value.dtype, "kind", "")
     if numbers is not None:
-        return Bounds(float(numbers.min()), float(numbers.max())) if numbers.size else UNIT
+        return ValueRange(float(numbers.min()), float(numbers.max())) if numbers.size else UNIT
     root = origin(value, MOVES)
     if root is not value:
         return look(root)
     if kind == "b":
-        return Bounds(0.0, 1.0)
+        return ValueRange(0.0, 1.0)
     rule = None if value.node is None else bounds_rules.get(value.node.name)
     if value.node is None or rule is None:
-        return Bounds(low=0.0) if kind == "u" and is_variable(value) else ANY
+        return ValueRange(low=0.0) if kind == "u" and may_vary(value) else ANY
     low, high = rule(value.node, look)
-    return ANY if math.isnan(low) or math.isnan(high) else Bounds(low, high)
+    return ANY if math.isnan(low) or math.isnan(high) else ValueRange(low, high)
 
 
 # --- bounds of functions --------------------------------------------------------------------------
 
 #: The bounds of functions whose results are bounded for all numbers.
 _IMAGES = {
-    "acos": Bounds(0.0, math.pi),
-    "asin": Bounds(-math.pi / 2, math.pi / 2),
-    "atan": Bounds(-math.pi / 2, math.pi / 2),
-    "atan2": Bounds(-math.pi, math.pi),
+    "acos": ValueRange(0.0, math.pi),
+    "asin": ValueRange(-math.pi / 2, math.pi / 2),
+    "atan": ValueRange(-math.pi / 2, math.pi / 2),
+    "atan2": ValueRange(-math.pi, math.pi),
     "cos": UNIT,
-    "cosh": Bounds(low=1.0),
+    "cosh": ValueRange(low=1.0),
     "erf": UNIT,
-    "erfc": Bounds(0.0, 2.0),
-    "logistic": Bounds(0.0, 1.0),
+    "erfc": ValueRange(0.0, 2.0),
+    "logistic": ValueRange(0.0, 1.0),
     "sign": UNIT,
     "sin": UNIT,
     "tanh": UNIT,
@@ -134,76 +134,76 @@ _GROWING: dict[str, Callable[[float], float]] = {
 
 
 @rule(bounds_rules, *_IMAGES)
-def _image(node: Node, look: Look) -> Bounds:
+def _image(node: Node, look: Look) -> ValueRange:
     return _IMAGES[node.name]
 
 
 @rule(bounds_rules, *_GROWING)
-def _growing(node: Node, look: Look) -> Bounds:
+def _growing(node: Node, look: Look) -> ValueRange:
     low, high = look(node.ins[0])
-    return Bounds(_GROWING[node.name](low), _GROWING[node.name](high))
+    return ValueRange(_GROWING[node.name](low), _GROWING[node.name](high))
 
 
 @rule(bounds_rules, "ceil", "floor", "round")
-def _rounded(node: Node, look: Look) -> Bounds:
+def _rounded(node: Node, look: Look) -> ValueRange:
     low, high = look(node.ins[0])
-    return Bounds(low - 1, high + 1)
+    return ValueRange(low - 1, high + 1)
 
 
 @rule(bounds_rules, "rsqrt")
-def _inverse_root(node: Node, look: Look) -> Bounds:
+def _inverse_root(node: Node, look: Look) -> ValueRange:
     low, _ = look(node.ins[0])
-    return Bounds(0.0, low**-0.5 if low > 0 else math.inf)
+    return ValueRange(0.0, low**-0.5 if low > 0 else math.inf)
 
 
 @rule(bounds_rules, "abs")
-def _absolute(node: Node, look: Look) -> Bounds:
+def _absolute(node: Node, look: Look) -> ValueRange:
     low, high = look(node.ins[0])
-    return Bounds(max(low, -high, 0.0), max(-low, high))
+    return ValueRange(max(low, -high, 0.0), max(-low, high))
 
 
 @rule(bounds_rules, "square")
-def _square(node: Node, look: Look) -> Bounds:
+def _square(node: Node, look: Look) -> ValueRange:
     low, high = _absolute(node, look)
-    return Bounds(low * low, high * high)
+    return ValueRange(low * low, high * high)
 
 
 @rule(bounds_rules, "integer_pow")
-def _power(node: Node, look: Look) -> Bounds:
+def _power(node: Node, look: Look) -> ValueRange:
     power, limits = node.eqn.params["y"], look(node.ins[0])
     if power <= 0:
-        return Bounds(low=0.0) if power % 2 == 0 or limits.low >= 0 else ANY
+        return ValueRange(low=0.0) if power % 2 == 0 or limits.low >= 0 else ANY
     low, high = _absolute(node, look) if power % 2 == 0 else limits
     if max(abs(low), abs(high)) > 1e30:  # of which the power is not a float
-        return Bounds(low=0.0) if low >= 0 else ANY
-    return Bounds(low**power, high**power)
+        return ValueRange(low=0.0) if low >= 0 else ANY
+    return ValueRange(low**power, high**power)
 
 
 @rule(bounds_rules, "pow")
-def _any_power(node: Node, look: Look) -> Bounds:
-    return Bounds(low=0.0) if look(node.ins[0]).low >= 0 else ANY
+def _any_power(node: Node, look: Look) -> ValueRange:
+    return ValueRange(low=0.0) if look(node.ins[0]).low >= 0 else ANY
 
 
 # --- bounds of arithmetic -------------------------------------------------------------------------
 
 
 @rule(bounds_rules, "neg")
-def _negative(node: Node, look: Look) -> Bounds:
+def _negative(node: Node, look: Look) -> ValueRange:
     low, high = look(node.ins[0])
-    return Bounds(-high, -low)
+    return ValueRange(-high, -low)
 
 
 @rule(bounds_rules, "add", "add_any")
-def _sum(node: Node, look: Look) -> Bounds:
+def _sum(node: Node, look: Look) -> ValueRange:
     one, two = map(look, node.ins)
-    return Bounds(one.low + two.low, one.high + two.high)
+    return ValueRange(one.low + two.low, one.high + two.high)
 
 
 @rule(bounds_rules, "sub")
-def _difference(node: Node, look: Look) -> Bounds:
+def _difference(node: Node, look: Look) -> ValueRange:
     one, two = map(look, node.ins)
     high = one.high - two.low
-    return Bounds(one.low - two.high, min(high, 0.0) if _has_maximum(node.ins[1]) else high)
+    return ValueRange(one.low - two.high, min(high, 0.0) if _has_maximum(node.ins[1]) else high)
 
 
 def _has_maximum(value: Value) -> bool:
@@ -213,78 +213,78 @@ def _has_maximum(value: Value) -> bool:
 
 
 @rule(bounds_rules, "mul")
-def _product(node: Node, look: Look) -> Bounds:
+def _product(node: Node, look: Look) -> ValueRange:
     one, two = node.ins
     if one is two:
         return _square(node, look)
     limit = _normalized(node.outs[0])
     if limit is not None:
-        return Bounds(-limit, limit)
+        return ValueRange(-limit, limit)
     return _times(_scale(one, two, look), _scale(two, one, look))
 
 
 @rule(bounds_rules, "div")
-def _quotient(node: Node, look: Look) -> Bounds:
+def _quotient(node: Node, look: Look) -> ValueRange:
     above, below = node.ins
     if _is_share(above, below):
-        return Bounds(0.0 if look(above).low >= 0 else -1.0, 1.0)
+        return ValueRange(0.0 if look(above).low >= 0 else -1.0, 1.0)
     limit = _normalized(node.outs[0])
     if limit is not None:
-        return Bounds(-limit, limit)
+        return ValueRange(-limit, limit)
     low, high = _scale(below, above, look)
     if low > 0 or high < 0:
-        return _times(look(above), Bounds(1 / high, 1 / low))
-    return _times(look(above), Bounds(low=0.0)) if low == 0 else ANY
+        return _times(look(above), ValueRange(1 / high, 1 / low))
+    return _times(look(above), ValueRange(low=0.0)) if low == 0 else ANY
 
 
-def _scale(value: Value, other: Value, look: Look) -> Bounds:
+def _scale(value: Value, other: Value, look: Look) -> ValueRange:
     """Return the bounds of a factor or a divisor of another value.
 
     A number that the caller passes, such as a temperature, is taken to be one: it is chosen for the
     bounds of what it scales.
     """
     limits, root = look(value), origin(value, MOVES)
-    is_number = root.node is None and is_variable(root) and root.elements == 1
-    return Bounds(1.0, 1.0) if is_number and limits == ANY and look(other) != ANY else limits
+    is_number = root.node is None and may_vary(root) and root.elements == 1
+    return ValueRange(1.0, 1.0) if is_number and limits == ANY and look(other) != ANY else limits
 
 
-def _times(one: Bounds, two: Bounds) -> Bounds:
+def _times(one: ValueRange, two: ValueRange) -> ValueRange:
     ends = [0.0 if 0.0 in (a, b) else a * b for a in one for b in two]
-    return Bounds(min(ends), max(ends))
+    return ValueRange(min(ends), max(ends))
 
 
 @rule(bounds_rules, "rem")
-def _remainder(node: Node, look: Look) -> Bounds:
+def _remainder(node: Node, look: Look) -> ValueRange:
     one, two = map(look, node.ins)
     size = max(-two.low, two.high)
-    return Bounds(-size if one.low < 0 else 0.0, size if one.high > 0 else 0.0)
+    return ValueRange(-size if one.low < 0 else 0.0, size if one.high > 0 else 0.0)
 
 
 # --- bounds of choices and reductions -------------------------------------------------------------
 
 
 @rule(bounds_rules, "max")
-def _maximum(node: Node, look: Look) -> Bounds:
+def _maximum(node: Node, look: Look) -> ValueRange:
     one, two = map(look, node.ins)
-    return Bounds(max(one.low, two.low), max(one.high, two.high))
+    return ValueRange(max(one.low, two.low), max(one.high, two.high))
 
 
 @rule(bounds_rules, "min")
-def _minimum(node: Node, look: Look) -> Bounds:
+def _minimum(node: Node, look: Look) -> ValueRange:
     one, two = map(look, node.ins)
-    return Bounds(min(one.low, two.low), min(one.high, two.high))
+    return ValueRange(min(one.low, two.low), min(one.high, two.high))
 
 
 @rule(bounds_rules, "clamp")
-def _clamped(node: Node, look: Look) -> Bounds:
+def _clamped(node: Node, look: Look) -> ValueRange:
     """Return the bounds of `clip`. The caller passes a limit that is not known, to be safe."""
     low, value, high = map(look, node.ins)
     top = 0.0 if high.high == math.inf else high.high
-    return Bounds(max(low.low, min(value.low, high.low)), max(low.low, min(value.high, top)))
+    return ValueRange(max(low.low, min(value.low, high.low)), max(low.low, min(value.high, top)))
 
 
 @rule(bounds_rules, "select_n")
-def _choice(node: Node, look: Look) -> Bounds:
+def _choice(node: Node, look: Look) -> ValueRange:
     predicate, *cases = node.ins
     if predicate.node is not None and predicate.node.name == "ne":
         one, two = predicate.node.ins
@@ -298,12 +298,12 @@ def is_nan(value: Value) -> bool:
     return numbers is not None and bool(np.isnan(numbers).all())
 
 
-def _union(cases: list[Bounds]) -> Bounds:
-    return Bounds(min(case.low for case in cases), max(case.high for case in cases))
+def _union(cases: list[ValueRange]) -> ValueRange:
+    return ValueRange(min(case.low for case in cases), max(case.high for case in cases))
 
 
 @rule(bounds_rules, "concatenate", "pad", "stack")
-def _joined(node: Node, look: Look) -> Bounds:
+def _joined(node: Node, look: Look) -> ValueRange:
     return _union([look(value) for value in node.ins])
 
 
@@ -312,23 +312,23 @@ def _joined(node: Node, look: Look) -> Bounds:
     *("cummax", "cummin", "dynamic_slice", "gather", "reduce_max", "reduce_min", "slice", "split"),
     *("top_k", "unstack"),
 )
-def _some_elements(node: Node, look: Look) -> Bounds:
+def _some_elements(node: Node, look: Look) -> ValueRange:
     return look(node.ins[0])
 
 
 @rule(bounds_rules, "cond")
-def _branches(node: Node, look: Look) -> Bounds:
+def _branches(node: Node, look: Look) -> ValueRange:
     if len(node.outs) != 1 or not node.inner:
         return ANY
     return _union([look(scope.results[0]) for scope in node.inner])
 
 
 @rule(bounds_rules, "cumsum", "dot_general", "reduce_sum")
-def _total(node: Node, look: Look) -> Bounds:
+def _total(node: Node, look: Look) -> ValueRange:
     """Return the bounds of a sum: those of its terms, as often as there are terms."""
     limit = _normalized(node.outs[0])
     if limit is not None:
-        return Bounds(-limit, limit)
+        return ValueRange(-limit, limit)
     term, axes = node.ins[0], node.eqn.params.get("axes", ())
     if node.name == "dot_general":
         ((axes, _), _) = node.eqn.params["dimension_numbers"]
@@ -337,7 +337,7 @@ def _total(node: Node, look: Look) -> Bounds:
         axes = axes or (node.eqn.params.get("axis", 0),)
         low, high = look(term)
     count = math.prod(size if isinstance(size, int) else 1 << 20 for size in _sizes(term, axes))
-    return Bounds(min(low, low * count), max(high, high * count))
+    return ValueRange(min(low, low * count), max(high, high * count))
 
 
 def _sizes(value: Value, axes: Iterable[int]) -> list[Any]:
@@ -523,7 +523,7 @@ def _product_of(
             norms += lengths
         elif numbers is not None and numbers.size and numbers.min() > 0:
             factor *= scale(float(numbers.min()))
-        elif root.node is not None or not is_variable(root) or root.elements > 1:
+        elif root.node is not None or not may_vary(root) or root.elements > 1:
             return []
     return [(vector, size * factor) for vector, size in norms]
 
@@ -551,7 +551,7 @@ def is_guarded(value: Value) -> bool:
     """Return True if the source keeps a value away from zero, or from other unsafe numbers."""
     value = origin(value, MOVES)
     if value.node is None:
-        return not is_variable(value)
+        return not may_vary(value)
     rule = guarded_rules.get(value.node.name)
     return not value.node.ins or (rule is not None and rule(value.node, _MOST_STEPS))
 
@@ -580,7 +580,7 @@ def _is_choice(node: Node, steps: int) -> bool:
     if not any(map(_has_zero, cases)):
         return True
     compared = {origin(ancestor, MOVES) for ancestor in ancestors(predicate, _MOST_VALUES)}
-    return any(origin(case, MOVES) in compared for case in cases if is_variable(case))
+    return any(origin(case, MOVES) in compared for case in cases if may_vary(case))
 
 
 def _has_zero(value: Value) -> bool:

@@ -19,11 +19,11 @@ from itertools import chain
 from typing import NamedTuple, TypeAlias
 
 from jaxprtool import jaxcompat
-from jaxprtool.analysis.kernels import Kernels, Node, UnknownSize
+from jaxprtool.analysis.kernels import KernelNode, Kernels, UnknownSize
 from jaxprtool.analysis.memory.walk import (
-    Bodies,
+    BodyMemories,
     BodyMemory,
-    Buffer,
+    LiveBuffer,
     outlined_memory,
     temporary_memory,
 )
@@ -101,7 +101,7 @@ def memory(program: Program | AnyJaxpr) -> Memory:
     lent = donations(program)
     by_result = lent.by_result
     try:
-        bodies = Bodies()
+        bodies = BodyMemories()
         body = bodies.memory(live_part(expanded(about.jaxpr)), donated=by_result)
     except UnknownSize:
         names = "=…, ".join(symbols_of(about.jaxpr))
@@ -123,7 +123,7 @@ def memory(program: Program | AnyJaxpr) -> Memory:
         body.peak,
         donated,
         max(points, key=lambda point: point.bytes),
-        grouped(_alive(about, constant_values, body, frames, by_result)),
+        grouped_live_values(_alive(about, constant_values, body, frames, by_result)),
         points,
         left_to_partitioner(program),
         lent.unused,
@@ -247,7 +247,7 @@ class Made(NamedTuple):
     frames: tuple[UserFrame, ...] = ()
 
 
-class Level(NamedTuple):
+class RunningBody(NamedTuple):
     """A body that is running, and the time in it.
 
     Attributes:
@@ -266,17 +266,17 @@ class Level(NamedTuple):
         return self.memory.schedule.kernels
 
     @property
-    def node(self) -> Node:
+    def node(self) -> KernelNode:
         """The node that runs."""
         return self.memory.node(self.time)
 
 
-def levels(memory: BodyMemory) -> tuple[Level, ...]:
+def levels(memory: BodyMemory) -> tuple[RunningBody, ...]:
     """Return the bodies that run at the peak, the outermost first."""
-    running = list[Level]()
+    running = list[RunningBody]()
     body, number = memory, 0
     while body.at is not None:
-        running.append(Level(body, body.at, number))
+        running.append(RunningBody(body, body.at, number))
         inner = body.inner.get(body.at)
         if inner is None:
             break
@@ -284,7 +284,7 @@ def levels(memory: BodyMemory) -> tuple[Level, ...]:
     return tuple(running)
 
 
-def grouped(values: Iterable[LiveValue]) -> tuple[Live, ...]:
+def grouped_live_values(values: Iterable[LiveValue]) -> tuple[Live, ...]:
     """Merge equal values, and sort the groups by their total bytes, the largest first."""
     groups = defaultdict[tuple[object, ...], list[LiveValue]](list)
     for value in values:
@@ -318,7 +318,7 @@ class LiveValues:
         self._defining_equations: dict[Jaxpr, DefiningEquations] = {}
         self._variables: dict[Jaxpr, DefUse] = {}
 
-    def of(self, levels: Sequence[Level]) -> Iterator[LiveValue]:
+    def of(self, levels: Sequence[RunningBody]) -> Iterator[LiveValue]:
         """Yield the live values at a moment, except those of the program's arguments and results.
 
         Args:
@@ -338,7 +338,7 @@ class LiveValues:
                 if _is_alive(room.buffer, levels[0].time):
                     yield self._value(room.buffer, levels[0], (), ())
 
-    def held_in_rooms(self, levels: Sequence[Level]) -> dict[int | None, int]:
+    def held_in_rooms(self, levels: Sequence[RunningBody]) -> dict[int | None, int]:
         """Return the bytes of other values in the memory of each result, by the result's value."""
         in_rooms = levels[0].memory.in_rooms if levels else ()
         return {
@@ -366,7 +366,11 @@ class LiveValues:
         return Made(definition.eqn.primitive.name, line, self._frames.stack(eqns))
 
     def _value(
-        self, buffer: Buffer, level: Level, outer: Sequence[Level], around: Sequence[JaxprEqn]
+        self,
+        buffer: LiveBuffer,
+        level: RunningBody,
+        outer: Sequence[RunningBody],
+        around: Sequence[JaxprEqn],
     ) -> LiveValue:
         kernels = level.kernels
         reader, place = self._reader(buffer, kernels, around)
@@ -383,7 +387,7 @@ class LiveValues:
         )
 
     def _reader(
-        self, buffer: Buffer, kernels: Kernels, around: Sequence[JaxprEqn]
+        self, buffer: LiveBuffer, kernels: Kernels, around: Sequence[JaxprEqn]
     ) -> tuple[str, str]:
         """Return the primitive that reads a value last, at any depth, and its line."""
         if buffer.last is None:
@@ -411,7 +415,9 @@ class LiveValues:
                 return eqn, list(eqn.invars).index(value)
         return None, None
 
-    def _origin(self, value: int, level: Level, outer: Sequence[Level]) -> tuple[str, Made]:
+    def _origin(
+        self, value: int, level: RunningBody, outer: Sequence[RunningBody]
+    ) -> tuple[str, Made]:
         """Return the name, or else the equation, of the outer value that an argument comes from."""
         while outer and level.kernels.defined_by[value] < 0:
             *outer, around = outer
@@ -427,13 +433,13 @@ class LiveValues:
         return "", self.made(level.kernels, value, _around(outer))
 
 
-def _home(kernels: Kernels, node: Node) -> Jaxpr:
+def _home(kernels: Kernels, node: KernelNode) -> Jaxpr:
     """Return the jaxpr that an equation is in: that of the opened call around it, or the body."""
     control = regions(node.calls[-1]) if node.calls else None
     return kernels.jaxpr if control is None else control.jaxprs[0]
 
 
-def _around(levels: Sequence[Level]) -> tuple[JaxprEqn, ...]:
+def _around(levels: Sequence[RunningBody]) -> tuple[JaxprEqn, ...]:
     """Return the equations that are running, the outermost first."""
     return tuple(eqn for level in levels for eqn in (*level.node.calls, level.node.eqn))
 
@@ -445,11 +451,11 @@ def _aval(kernels: Kernels, value: int) -> Aval:
     return node.eqn.outvars[node.makes.index(value)].aval
 
 
-def _is_alive(buffer: Buffer, time: int) -> bool:
+def _is_alive(buffer: LiveBuffer, time: int) -> bool:
     return buffer.start <= time <= buffer.end
 
 
-def _live_buffers(level: Level) -> list[Buffer]:
+def _live_buffers(level: RunningBody) -> list[LiveBuffer]:
     """Return the live values of a body that have memory of their own.
 
     If a kernel writes in place, its result is returned and the operand that it replaces is not.
@@ -502,8 +508,8 @@ def curve(memory: BodyMemory, base: int, frames: Frames) -> tuple[Point, ...]:
         base: The bytes of its arguments, constants and results.
         frames: Reads source lines.
     """
-    runs, needs = list[_Run](), list[int]()
-    _go(memory, base, (), runs, needs, _Sizes())
+    runs, needs = list[_KernelRun](), list[int]()
+    _go(memory, base, (), runs, needs, _PointCounts())
     stretch = -(-len(needs) // MOST_POINTS) or 1
     points = [Point(0, base, "", "")]
     for start in range(0, len(needs), stretch):
@@ -515,7 +521,7 @@ def curve(memory: BodyMemory, base: int, frames: Frames) -> tuple[Point, ...]:
     return tuple(points)
 
 
-class _Run(NamedTuple):
+class _KernelRun(NamedTuple):
     """A run of consecutive kernels of a body.
 
     Attributes:
@@ -535,9 +541,9 @@ def _go(
     memory: BodyMemory,
     base: int,
     around: tuple[JaxprEqn, ...],
-    runs: list[_Run],
+    runs: list[_KernelRun],
     needs: list[int],
-    sizes: _Sizes,
+    sizes: _PointCounts,
 ) -> None:
     """Append the curve of a body, with inner bodies in place of the equations that hold them."""
     goes_into = sizes.of(memory) <= _MOST_GONE_INTO
@@ -545,16 +551,16 @@ def _go(
     for time, inner in memory.inner.items() if goes_into else ():
         if not inner.memory.needs:
             continue
-        runs.append(_Run(len(needs), memory, start, around))
+        runs.append(_KernelRun(len(needs), memory, start, around))
         needs += [base + need for need in memory.needs[start:time]]
         node, outside = memory.node(time), base + memory.needs[time] - inner.memory.peak
         _go(inner.memory, outside, (*around, *node.calls, node.eqn), runs, needs, sizes)
         start = time + 1
-    runs.append(_Run(len(needs), memory, start, around))
+    runs.append(_KernelRun(len(needs), memory, start, around))
     needs += [base + need for need in memory.needs[start:]]
 
 
-class _Sizes:
+class _PointCounts:
     """The number of points of each body, including those of its inner bodies."""
 
     def __init__(self) -> None:

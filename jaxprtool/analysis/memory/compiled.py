@@ -21,14 +21,14 @@ from jaxprtool.ir.frames import BEHIND, Frames, frames_now
 from jaxprtool.ir.hlo.buffers import (
     CALLS,
     Allocation,
-    Assignment,
     Buffer,
+    BufferAssignment,
     LiveRanges,
-    Placed,
+    PlacedBuffer,
     Position,
     buffer_assignment,
 )
-from jaxprtool.ir.hlo.module import Instruction, Module, compiled_module
+from jaxprtool.ir.hlo.module import HloModule, Instruction, compiled_module
 from jaxprtool.ir.paths import common_path, without_numbers
 from jaxprtool.ir.program import Program
 from jaxprtool.jaxcompat.source_locations import UserFrame
@@ -145,7 +145,7 @@ class CompiledPeak(Printed):
     unknown: Mapping[str, int] = field(default_factory=dict)
 
 
-def compiled_memory(program: Program, compiled: Any, estimate: Memory) -> CompiledPeak:
+def compiled_peak(program: Program, compiled: Any, estimate: Memory) -> CompiledPeak:
     """Return the memory that XLA assigned to a program.
 
     Args:
@@ -158,7 +158,7 @@ def compiled_memory(program: Program, compiled: Any, estimate: Memory) -> Compil
     """
     module = compiled_module(compiled)
     assignment = buffer_assignment(compiled, module)
-    reader = _Reader(program, module, assignment)
+    reader = _BufferDescriber(program, module, assignment)
     counted = [allocation for allocation in assignment.allocations if not allocation.is_local]
     temporaries = [allocation for allocation in counted if allocation.is_temporary]
     time = reader.ranges.peak(temporaries)
@@ -195,14 +195,14 @@ def _size(allocations: Iterable[Allocation]) -> int:
     return sum(allocation.size for allocation in allocations)
 
 
-class _Reader:
+class _BufferDescriber:
     """Describes the buffers of a module."""
 
-    def __init__(self, program: Program, module: Module, assignment: Assignment):
+    def __init__(self, program: Program, module: HloModule, assignment: BufferAssignment):
         self._module, self._assignment = module, assignment
         self.ranges = LiveRanges(module, assignment)
         frames = frames_now(program.roots)
-        self._origins = Origins(module, assignment, self.ranges, frames)
+        self._origins = BufferOrigins(module, assignment, self.ranges, frames)
         self._places = {
             placed.buffer.id: (allocation.index, placed)
             for allocation in assignment.allocations
@@ -254,7 +254,7 @@ class _Reader:
     def _group(self, buffer: Buffer) -> int:
         return self._assignment.groups[buffer.id]
 
-    def value(self, placed: Placed, size: int) -> PeakBuffer:
+    def value(self, placed: PlacedBuffer, size: int) -> PeakBuffer:
         """Return a live value in the memory that values share."""
         buffer = placed.buffer
         shape, name = str(buffer.shape), buffer.instruction.name
@@ -267,7 +267,7 @@ class _Reader:
             size, origin.line, origin.what, "value", 1, shape, name, until, shares, origin.frames
         )
 
-    def _written_over(self, placed: Placed) -> str:
+    def _written_over(self, placed: PlacedBuffer) -> str:
         """Return the operand that the operation of a value overwrites, in words."""
         written = placed.buffer
         allocation, _ = self._places[written.id]
@@ -368,7 +368,7 @@ _LAID_OUT = frozenset({"bitcast", "tuple", "parameter", "constant"})
 
 
 @dataclass(frozen=True)
-class Origin:
+class BufferOrigin:
     """The source of a value.
 
     Attributes:
@@ -390,15 +390,15 @@ class Origin:
         return " at ".join(filter(None, (self.what, self.line.partition(BEHIND)[0])))
 
 
-class Origins:
+class BufferOrigins:
     """Finds where the buffers of a module come from."""
 
     def __init__(
-        self, module: Module, assignment: Assignment, ranges: LiveRanges, frames: Frames
+        self, module: HloModule, assignment: BufferAssignment, ranges: LiveRanges, frames: Frames
     ) -> None:
         self._module, self._ranges, self._frames = module, ranges, frames
         self._numbers = assignment.groups
-        self._known: dict[int, Origin] = {}
+        self._known: dict[int, BufferOrigin] = {}
         self._groups = defaultdict[int, list[Buffer]](list)
         for buffer in assignment.buffers():
             self._groups[assignment.groups[buffer.id]].append(buffer)
@@ -414,7 +414,7 @@ class Origins:
                 last = reader
         return "" if last is None else self.made(last).text
 
-    def of(self, buffer: Buffer) -> Origin:
+    def of(self, buffer: Buffer) -> BufferOrigin:
         """Return the source of a buffer.
 
         XLA's own instructions have no line. A value of a loop's carry gets the line of another
@@ -423,12 +423,12 @@ class Origins:
         """
         return self._of(buffer, frozenset())
 
-    def made(self, instruction: Instruction) -> Origin:
+    def made(self, instruction: Instruction) -> BufferOrigin:
         """Return the line and the primitive of an instruction."""
         op, stack = next(self._described(instruction), (instruction, ()))
         return self._origin(op, stack)
 
-    def _of(self, buffer: Buffer, seen: frozenset[int]) -> Origin:
+    def _of(self, buffer: Buffer, seen: frozenset[int]) -> BufferOrigin:
         """Return the source of a buffer, without following buffers of the groups in `seen`."""
         if buffer.id not in self._known:
             origin = self._found(buffer, seen | {self._numbers[buffer.id]})
@@ -437,10 +437,10 @@ class Origins:
             self._known[buffer.id] = origin
         return self._known[buffer.id]
 
-    def _found(self, buffer: Buffer, seen: frozenset[int]) -> Origin:
+    def _found(self, buffer: Buffer, seen: frozenset[int]) -> BufferOrigin:
         instruction, number = buffer.instruction, self._numbers[buffer.id]
         if instruction.opcode == "parameter" and self._ranges.caller(instruction) is None:
-            return Origin("", instruction.op_name or instruction.name)
+            return BufferOrigin("", instruction.op_name or instruction.name)
         around = list(dict.fromkeys(member.instruction for member in self._groups[number]))
         around.sort(key=lambda candidate: candidate is not instruction)
         computed = [candidate for candidate in around if candidate.opcode not in _HANDED_ON]
@@ -461,7 +461,7 @@ class Origins:
                 return source
         return replace(self._needed_by(instruction), what=_opcode(self._module, instruction))
 
-    def _needed_by(self, instruction: Instruction) -> Origin:
+    def _needed_by(self, instruction: Instruction) -> BufferOrigin:
         """Return the source of the first operation with a line that depends on an instruction."""
         seen, pending = {instruction.id}, [instruction]
         while pending:
@@ -474,7 +474,7 @@ class Origins:
                     return replace(origin, is_reader=True)
                 seen.add(reader.id)
                 pending.append(reader)
-        return Origin()
+        return BufferOrigin()
 
     def _written_by(self, instruction: Instruction) -> Iterator[Buffer]:
         """Yield the buffers of an instruction's result, or of the parts of a tuple."""
@@ -520,11 +520,11 @@ class Origins:
             for loop in loops
         )
 
-    def _origin(self, op: Instruction, stack: tuple[UserFrame, ...]) -> Origin:
+    def _origin(self, op: Instruction, stack: tuple[UserFrame, ...]) -> BufferOrigin:
         name = op.path.rpartition("/")[2]
         location = self._frames.location_in(stack)
         what = name or _opcode(self._module, op)
-        return Origin(self._frames.location_text(location), what, stack)
+        return BufferOrigin(self._frames.location_text(location), what, stack)
 
     def _described(
         self, instruction: Instruction
@@ -535,7 +535,7 @@ class Origins:
                 yield op, stack
 
 
-def _opcode(module: Module, instruction: Instruction) -> str:
+def _opcode(module: HloModule, instruction: Instruction) -> str:
     """Return XLA's name of an operation; of a fusion, that of the last operation in it."""
     inside = [op.opcode for op in module.inside(instruction)]
     return next(

@@ -19,9 +19,9 @@ import numpy as np
 from jax import numpy as jnp
 
 from jaxprtool import jaxcompat
-from jaxprtool.analysis.kernels import MOST_OPENED, Kernels, Node, Opens, UnknownSize
+from jaxprtool.analysis.kernels import MOST_OPENED, KernelNode, Kernels, Opens, UnknownSize
 from jaxprtool.analysis.stats import count_equations
-from jaxprtool.ir.dataflow import Run, live_part
+from jaxprtool.ir.dataflow import BodySlice, live_part
 from jaxprtool.ir.dtypes import itemsize
 from jaxprtool.ir.equations import size_in_bytes
 from jaxprtool.ir.program import Program, top_jaxpr
@@ -44,8 +44,8 @@ _NO_ROOMS: Mapping[int, int] = MappingProxyType({})
 class ValueInRoom:
     """A value in the room of a result that is computed later."""
 
-    buffer: Buffer
-    result: Buffer
+    buffer: LiveBuffer
+    result: LiveBuffer
 
 
 @dataclass(frozen=True)
@@ -71,8 +71,8 @@ class BodyMemory:
         at: The time of the peak; None if nothing is computed.
     """
 
-    schedule: Schedule
-    outside: tuple[Buffer, ...]
+    schedule: KernelSchedule
+    outside: tuple[LiveBuffer, ...]
     in_rooms: tuple[ValueInRoom, ...]
     inner: Mapping[int, Inner]
     workspaces: Mapping[int, int]
@@ -85,12 +85,12 @@ class BodyMemory:
         """The most bytes needed at a time."""
         return 0 if self.at is None else self.needs[self.at]
 
-    def node(self, time: int) -> Node:
+    def node(self, time: int) -> KernelNode:
         """Return the node that runs at a time."""
         return self.schedule.kernels.nodes[self.schedule.order[time]]
 
 
-class Bodies:
+class BodyMemories:
     """The memory of bodies. Each is walked once, since equations may share them.
 
     Args:
@@ -99,13 +99,13 @@ class Bodies:
 
     def __init__(self, opened: bool = False) -> None:
         self._opens: Opens = "all" if opened else "inlined"
-        self._known: dict[tuple[Run, LoopValues | None], BodyMemory] = {}
+        self._known: dict[tuple[BodySlice, LoopValues | None], BodyMemory] = {}
         #: The number of equations of each primitive whose own memory is unknown, or a part of it.
         self.unknown: Counter[str] = Counter()
 
     def memory(
         self,
-        live: Run,
+        live: BodySlice,
         loop_values: LoopValues | None = None,
         donated: Mapping[int, int] = _NO_ROOMS,
     ) -> BodyMemory:
@@ -118,11 +118,11 @@ class Bodies:
                 position of the result.
         """
         if (live, loop_values) not in self._known:
-            schedule = Schedule(Kernels(live.jaxpr, self._opens, live=live), loop_values)
+            schedule = KernelSchedule(Kernels(live.jaxpr, self._opens, live=live), loop_values)
             self._known[live, loop_values] = self._walked(schedule, donated)
         return self._known[live, loop_values]
 
-    def _walked(self, schedule: Schedule, donated: Mapping[int, int]) -> BodyMemory:
+    def _walked(self, schedule: KernelSchedule, donated: Mapping[int, int]) -> BodyMemory:
         free_from, late = _donated(schedule, donated)
         outside, in_rooms = _placed(schedule, [*schedule.temporaries, *late], free_from)
         allocated, freed = defaultdict[int, int](int), defaultdict[int, int](int)
@@ -160,7 +160,7 @@ class Bodies:
             at,
         )
 
-    def _workspace(self, node: Node, kernels: Kernels) -> int:
+    def _workspace(self, node: KernelNode, kernels: Kernels) -> int:
         """Return the bytes that a kernel needs besides its operands and results."""
         if node.kind != "equation":
             return 0
@@ -172,7 +172,7 @@ class Bodies:
             return 0
         return needed.bytes + (_copies(node, kernels) if needed.by_columns else 0)
 
-    def _inner(self, node: Node) -> Inner:
+    def _inner(self, node: KernelNode) -> Inner:
         assert node.held is not None and node.live is not None
         bodies = zip(node.live, node.held.regions, strict=True)
         inner = (
@@ -182,32 +182,34 @@ class Bodies:
         return max(inner, key=lambda body: body.memory.peak)
 
 
-def _copies(node: Node, kernels: Kernels) -> int:
+def _copies(node: KernelNode, kernels: Kernels) -> int:
     """Return the bytes of the copies by columns of a kernel's matrices."""
     arguments = [v for v in node.reads[:1] if kernels.defined_by[v] < 0]
     asked = [v for v in node.makes if v in kernels.results]
     return max(sum(kernels.sizes[v] for v in values) for values in (arguments, asked))
 
 
-def _donated(schedule: Schedule, donated: Mapping[int, int]) -> tuple[dict[int, int], list[Buffer]]:
+def _donated(
+    schedule: KernelSchedule, donated: Mapping[int, int]
+) -> tuple[dict[int, int], list[LiveBuffer]]:
     """Return when the memory of donated arguments is free, and copies of results computed before.
 
     A result that is computed while its donated argument is still needed lives in a copy until then.
     """
     constants, returned = len(schedule.kernels.jaxpr.constvars), schedule.kernels.given
     arguments = {returned[out]: constants + argument for out, argument in donated.items()}
-    free_from, late = dict[int, int](), list[Buffer]()
+    free_from, late = dict[int, int](), list[LiveBuffer]()
     for result in schedule.results:
         if result.value in arguments:
             last = free_from[result.value] = schedule.last_read[arguments[result.value]]
             if result.start < last or (result.start == last and not schedule.in_place(result)):
-                late.append(Buffer(result.value, result.size, result.start, last))
+                late.append(LiveBuffer(result.value, result.size, result.start, last))
     return free_from, late
 
 
 def _placed(
-    schedule: Schedule, temporaries: list[Buffer], free_from: Mapping[int, int]
-) -> tuple[list[Buffer], list[ValueInRoom]]:
+    schedule: KernelSchedule, temporaries: list[LiveBuffer], free_from: Mapping[int, int]
+) -> tuple[list[LiveBuffer], list[ValueInRoom]]:
     """Place values in the rooms of results, the largest first. Return the rest and those placed."""
     least = _SMALL * sum(buffer.size for buffer in temporaries)
     rooms = [
@@ -243,12 +245,12 @@ class _Room:
         held: The values placed there.
     """
 
-    result: Buffer
+    result: LiveBuffer
     free_from: int
     in_place: bool
-    held: list[Buffer]
+    held: list[LiveBuffer]
 
-    def takes(self, buffer: Buffer) -> bool:
+    def takes(self, buffer: LiveBuffer) -> bool:
         """Return True if the room is free during the lifetime of a value."""
         start = self.result.start
         reuses_it = self.in_place and buffer.end == start and buffer.size == self.result.size
@@ -269,8 +271,8 @@ class _Room:
 
 
 @dataclass(slots=True, eq=False)
-class Buffer:
-    """A value in memory, and its lifetime. Times are positions in `Schedule.order`.
+class LiveBuffer:
+    """A value in memory, and its lifetime. Times are positions in `KernelSchedule.order`.
 
     Attributes:
         value: The number of the value; see `Kernels`.
@@ -317,7 +319,7 @@ def loop_values_of(control: Regions, region: Region) -> LoopValues | None:
     return LoopValues(tuple(carried.items()), tuple(sliced), tuple(stacked))
 
 
-class Schedule:
+class KernelSchedule:
     """The schedule of a body's kernels, and the lifetimes of its values.
 
     Args:
@@ -343,8 +345,8 @@ class Schedule:
         self.order = sorted(levels, key=levels.__getitem__)
         self._times = {number: time for time, number in enumerate(self.order)}
         self._starts = [levels[number] for number in self.order]
-        self.temporaries: list[Buffer] = []
-        self.results: list[Buffer] = []
+        self.temporaries: list[LiveBuffer] = []
+        self.results: list[LiveBuffer] = []
         self.last_read = [-1] * len(kernels.sizes)
         self._last_node: list[int | None] = [None] * len(kernels.sizes)
         self._buffers()
@@ -352,11 +354,11 @@ class Schedule:
         if loop_values is not None:
             self._reuse_loop_values(loop_values)
 
-    def in_place(self, buffer: Buffer) -> bool:
+    def in_place(self, buffer: LiveBuffer) -> bool:
         """Return True if a value may be written to the memory of an operand that is read last."""
         return self.writes_in_place(self.kernels.nodes[self.kernels.defined_by[buffer.value]])
 
-    def writes_in_place(self, node: Node) -> bool:
+    def writes_in_place(self, node: KernelNode) -> bool:
         """Return True if a kernel may write to the memory of an operand that it reads last.
 
         It may if it is elementwise, or an update of an array, unless it inlines an array that
@@ -426,10 +428,10 @@ class Schedule:
             for value in node.makes:
                 size, last = kernels.sizes[value], self._last_node[value]
                 if value in results:
-                    self.results.append(Buffer(value, size, time, end))
+                    self.results.append(LiveBuffer(value, size, time, end))
                 else:
                     until = max(time, written[value])
-                    self.temporaries.append(Buffer(value, size, time, until, last))
+                    self.temporaries.append(LiveBuffer(value, size, time, until, last))
 
     def _begin_loops(self) -> None:
         """End the initial value of a carry when the loop starts, if only the loop reads it.
@@ -466,7 +468,7 @@ class Schedule:
         for value in self._read_from_memory(map(self._argument, loop_values.sliced)):
             last = self._last_node[value]
             size, end = kernels.sizes[value], self.last_read[value]
-            self.temporaries.append(Buffer(value, size, 0, end, last))
+            self.temporaries.append(LiveBuffer(value, size, 0, end, last))
 
     def _argument(self, position: int) -> int:
         return len(self.kernels.jaxpr.constvars) + position
@@ -476,7 +478,7 @@ class Schedule:
         value = self.kernels.given[position]
         return -1 if value is None else value
 
-    def _takes_place(self, result: Buffer, argument: int) -> bool:
+    def _takes_place(self, result: LiveBuffer, argument: int) -> bool:
         """Return True if the new value of a carry is written in place of the old one."""
         last = self.last_read[argument]
         return result.start > last or (result.start == last and self.in_place(result))
@@ -747,6 +749,6 @@ def temporary_memory(program: Program, opened: bool = False) -> int | None:
     if count_equations(program) > MOST_OPENED:
         return None
     try:
-        return Bodies(opened).memory(live_part(top_jaxpr(program))).peak
+        return BodyMemories(opened).memory(live_part(top_jaxpr(program))).peak
     except UnknownSize:
         return None

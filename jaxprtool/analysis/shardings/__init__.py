@@ -16,13 +16,13 @@ from typing import Literal, NamedTuple, TypeAlias
 
 import numpy as np
 
-from jaxprtool.analysis.cost.devices import Device, Interconnect, bytes_sent
+from jaxprtool.analysis.cost.devices import DeviceSpec, Interconnect, bytes_sent
 from jaxprtool.analysis.shardings.reasons import (
     LAYOUT,
     MAPPED,
-    Found,
+    ExplainedEdge,
     Moved,
-    Place,
+    OperationPlace,
     Reasons,
     ShardedModule,
     own_frames,
@@ -34,11 +34,11 @@ from jaxprtool.ir.hlo import partitions as hlo
 from jaxprtool.ir.hlo.buffers import CALLS
 from jaxprtool.ir.hlo.module import (
     Computation,
+    HloModule,
+    HloShape,
     Instruction,
-    Module,
-    Shape,
     executed,
-    flops_of,
+    instruction_flops,
     integer,
     integers,
 )
@@ -331,7 +331,7 @@ _NOT_MADE = frozenset(
 
 def found_values(
     whole: ShardedModule,
-    final: Module,
+    final: HloModule,
     memory_bytes: int,
     reduced: Mapping[str, Sequence[str]] = MappingProxyType({}),
 ) -> tuple[ShardedValue, ...]:
@@ -361,7 +361,7 @@ def found_values(
 
 
 def _large(
-    whole: ShardedModule, final: Module, memory_bytes: int, returned: set[int]
+    whole: ShardedModule, final: HloModule, memory_bytes: int, returned: set[int]
 ) -> Iterator[ShardedValue]:
     """Yield the large values that are not arguments or results; equal ones of a line once."""
     computed = set(_made(final, final.entry))
@@ -390,24 +390,24 @@ def _is_moved(whole: ShardedModule, instruction: Instruction) -> bool:
     return before is None or after is None or not before.is_as(after)
 
 
-def _made(module: Module, computation: Computation) -> Iterator[tuple[Place, str]]:
+def _made(module: HloModule, computation: Computation) -> Iterator[tuple[OperationPlace, str]]:
     """Yield the place and the type of each value that a compiled module computes.
 
     Values inside a fusion are left out: they are not written to memory.
     """
     for op in computation.instructions:
         if op.opcode not in _NOT_MADE:
-            place = Place(op.path, own_frames(module, op))
+            place = OperationPlace(op.path, own_frames(module, op))
             yield from ((place, str(shape)) for shape in op.shape.parts or (op.shape,))
         if op.opcode in CALLS:
             for number in op.calls:
                 yield from _made(module, module.computations[number])
 
 
-def _local(shape: Shape, tiles: DeviceTiles) -> Shape:
+def _local(shape: HloShape, tiles: DeviceTiles) -> HloShape:
     """Return the shape on a device, with padding."""
     pairs = zip(shape.sizes, tiles.parts, strict=True)
-    return Shape(shape.dtype, tuple(-(-size // parts) for size, parts in pairs))
+    return HloShape(shape.dtype, tuple(-(-size // parts) for size, parts in pairs))
 
 
 def _described(
@@ -448,15 +448,15 @@ def _described(
 _PASSED_ON = LAYOUT | {"get-tuple-element"}
 
 
-class _Part(NamedTuple):
+class _MovedPart(NamedTuple):
     """A value that a collective moves: its metadata, and its result on one device."""
 
-    place: Place
-    shape: Shape
+    place: OperationPlace
+    shape: HloShape
 
 
 def found_collectives(
-    whole: ShardedModule, parts: ShardedModule, final: Module
+    whole: ShardedModule, parts: ShardedModule, final: HloModule
 ) -> tuple[Collective, ...]:
     """Return the collectives of a partitioned module, the one that sends most first.
 
@@ -465,23 +465,23 @@ def found_collectives(
         parts: The module after it.
         final: The module that runs.
     """
-    reader = _Reader(whole, parts, final)
+    reader = _CollectiveDescriber(whole, parts, final)
     listed = [collective for one in hlo.collectives(final) for collective in reader.read(one)]
     return tuple(sorted(listed, key=lambda collective: -collective.sent_bytes))
 
 
-class _Reader:
+class _CollectiveDescriber:
     """Describes the collectives of a module."""
 
-    def __init__(self, whole: ShardedModule, parts: ShardedModule, final: Module):
+    def __init__(self, whole: ShardedModule, parts: ShardedModule, final: HloModule):
         self._whole, self._final = whole, final
         self._reasons = Reasons(whole)
         self._moves = Moves(whole, parts)
         self._independent = independent_products(final)
         # The values that the program moves, by place: `psum` of a tree moves many from one.
-        self._asked = defaultdict[Place, list[tuple[Instruction, Shape]]](list)
+        self._asked = defaultdict[OperationPlace, list[tuple[Instruction, HloShape]]](list)
         # The sums of unreduced values, by place.
-        self._sums = defaultdict[Place, list[Found]](list)
+        self._sums = defaultdict[OperationPlace, list[ExplainedEdge]](list)
         for collective in hlo.collectives(whole.module):
             if why := unreduced_sum(whole, collective.instruction):
                 self._sums[_place(whole.module, collective.instruction)].append(why)
@@ -492,7 +492,7 @@ class _Reader:
             for place in whole.places(collective.instruction):
                 self._asked[place] += moved
 
-    def read(self, collective: hlo.Collective) -> Iterator[Collective]:
+    def read(self, collective: hlo.HloCollective) -> Iterator[Collective]:
         """Yield the values that a collective moves."""
         axes, devices = self._groups(collective)
         parts = self._parts(collective)
@@ -522,7 +522,7 @@ class _Reader:
                 frames,
             )
 
-    def _asked_value(self, part: _Part) -> Instruction | None:
+    def _asked_value(self, part: _MovedPart) -> Instruction | None:
         """Return the next value that the program moves at a place; None if it moves none."""
         if part.place not in self._asked:
             return None
@@ -532,16 +532,16 @@ class _Reader:
             moved.remove(alike[0])
         return alike[0][0]
 
-    def _dimension(self, collective: hlo.Collective) -> int | None:
+    def _dimension(self, collective: hlo.HloCollective) -> int | None:
         """Return the dimension along which a collective concatenates parts."""
         if collective.kind != "all-gather":
             return None
         return next(iter(integers(collective.instruction.fields, 14)), None)
 
-    def _readers(self, collective: hlo.Collective) -> frozenset[Place]:
+    def _readers(self, collective: hlo.HloCollective) -> frozenset[OperationPlace]:
         """Return the places of the operations that read the result of a collective."""
         result = self._final.ends.get(collective.instruction.id, collective.instruction)
-        values, places = [result], set[Place]()
+        values, places = [result], set[OperationPlace]()
         while values:
             for user in self._users[values.pop().id]:
                 if user.opcode in _PASSED_ON:
@@ -560,7 +560,7 @@ class _Reader:
                 users[operand].append(instruction)
         return users
 
-    def _groups(self, collective: hlo.Collective) -> tuple[tuple[str, ...] | None, int]:
+    def _groups(self, collective: hlo.HloCollective) -> tuple[tuple[str, ...] | None, int]:
         """Return the axes that a collective is along, and the number of devices in a group."""
         axes = self._whole.axes
         if collective.kind == "collective-permute":
@@ -569,14 +569,14 @@ class _Reader:
         groups = hlo.device_groups(collective.instruction, axes.devices)
         return axes.of_groups(groups), max(map(len, groups))
 
-    def _parts(self, collective: hlo.Collective) -> list[_Part]:
+    def _parts(self, collective: hlo.HloCollective) -> list[_MovedPart]:
         """Return the values that a collective moves: several, if XLA merged operations."""
         return [
-            _Part(_place(self._final, value), shape)
+            _MovedPart(_place(self._final, value), shape)
             for value, shape in hlo.moved_values(self._final, collective.instruction)
         ]
 
-    def _value(self, why: Found | None, asked: Instruction | None, part: _Part) -> str:
+    def _value(self, why: ExplainedEdge | None, asked: Instruction | None, part: _MovedPart) -> str:
         """Return the name of the value that moves."""
         if why is not None:
             return self._whole.value_name(why.edge.operand)
@@ -584,13 +584,13 @@ class _Reader:
             return self._whole.value_name(asked)
         return part.place.path.rpartition("/")[2]
 
-    def _frames(self, why: Found) -> tuple[UserFrame, ...]:
+    def _frames(self, why: ExplainedEdge) -> tuple[UserFrame, ...]:
         """Return the call stack of a consumer, or that of its operand if XLA added the consumer."""
         edge = why.edge
         stacks = (self._whole.places(end)[0].frames for end in (edge.consumer, edge.operand))
         return next(filter(None, stacks), ())
 
-    def _reason(self, why: Found) -> Reason:
+    def _reason(self, why: ExplainedEdge) -> Reason:
         whole, edge = self._whole, why.edge
         operand = whole.value_name(edge.operand)
         consumer = whole.reader_name(edge.consumer, edge.position)
@@ -600,8 +600,8 @@ class _Reader:
         return Reason(operand, before, consumer, needed, way)
 
 
-def _place(module: Module, instruction: Instruction) -> Place:
-    return Place(instruction.path, own_frames(module, instruction))
+def _place(module: HloModule, instruction: Instruction) -> OperationPlace:
+    return OperationPlace(instruction.path, own_frames(module, instruction))
 
 
 # --- moves ----------------------------------------------------------------------------------------
@@ -627,11 +627,11 @@ class Moves:
 
     def __init__(self, whole: ShardedModule, parts: ShardedModule):
         self._whole, self._parts = whole, parts
-        self._at = defaultdict[tuple[str, Place], list[Instruction]](list)
+        self._at = defaultdict[tuple[str, OperationPlace], list[Instruction]](list)
         for collective in hlo.collectives(parts.module):
             for place in parts.places(collective.instruction):
                 self._at[collective.kind, place].append(collective.instruction)
-        self._originals = defaultdict[tuple[str, Place], set[int]](set)
+        self._originals = defaultdict[tuple[str, OperationPlace], set[int]](set)
         for instruction in whole.module.instructions.values():
             for place in whole.places(instruction):
                 self._originals[instruction.opcode, place].add(instruction.id)
@@ -678,7 +678,7 @@ class Moves:
                 return moved
         return moved
 
-    def _readers(self, collective: Instruction) -> Iterator[Place]:
+    def _readers(self, collective: Instruction) -> Iterator[OperationPlace]:
         """Yield the places of the operations that read what was moved."""
         values, seen = [collective], {collective.id}
         while values:
@@ -714,11 +714,13 @@ def _channel(collective: Instruction) -> int:
 # found = timed(shardings, interconnect, device)
 # found.collectives[0].seconds, found.compute_seconds
 
-#: The names of `Device.products` for element types that XLA names otherwise.
+#: The names of `DeviceSpec.products` for element types that XLA names otherwise.
 _NAMES = {"s8": "i8", "f8e4m3fn": "f8_e4m3fn", "f8e5m2": "f8_e5m2"}
 
 
-def timed(facts: Shardings, link: Interconnect | None, device: Device | None) -> Shardings:
+def with_link_times(
+    facts: Shardings, link: Interconnect | None, device: DeviceSpec | None
+) -> Shardings:
     """Return sharding facts with times.
 
     Args:
@@ -731,7 +733,9 @@ def timed(facts: Shardings, link: Interconnect | None, device: Device | None) ->
     return replace(facts, compute_seconds=compute, collectives=collectives)
 
 
-def _timed(collective: Collective, link: Interconnect | None, device: Device | None) -> Collective:
+def _timed(
+    collective: Collective, link: Interconnect | None, device: DeviceSpec | None
+) -> Collective:
     if link is None:
         return collective
     once = link.seconds(collective.kind, collective.bytes, collective.devices)
@@ -744,7 +748,7 @@ def _timed(collective: Collective, link: Interconnect | None, device: Device | N
     return replace(collective, seconds=once * runs, overlap_seconds=hidden * runs)
 
 
-def _seconds(products: Mapping[str, int], device: Device) -> float:
+def _seconds(products: Mapping[str, int], device: DeviceSpec) -> float:
     """Return a lower bound of the time of matrix products on a device."""
     return sum(flops / device.rate(_NAMES.get(name, name)) for name, flops in products.items())
 
@@ -757,7 +761,7 @@ def _seconds(products: Mapping[str, int], device: Device) -> float:
 # runs one operation after the other.
 
 
-def independent_products(module: Module) -> dict[str, Counter[str]]:
+def independent_products(module: HloModule) -> dict[str, Counter[str]]:
     """Return the FLOPs of the independent products of each collective.
 
     Args:
@@ -774,7 +778,7 @@ def independent_products(module: Module) -> dict[str, Counter[str]]:
     return by_name
 
 
-def _in(module: Module, computation: Computation, wanted: set[int]) -> dict[str, Counter[str]]:
+def _in(module: HloModule, computation: Computation, wanted: set[int]) -> dict[str, Counter[str]]:
     """Return the FLOPs of independent products for the collectives in one function.
 
     A set of products is an integer with a bit for each, so that unions are fast.
@@ -785,7 +789,7 @@ def _in(module: Module, computation: Computation, wanted: set[int]) -> dict[str,
         bits = 0
         for operand in instruction.operands:
             bits |= before.get(operand, 0)
-        if flops := flops_of(module, instruction):
+        if flops := instruction_flops(module, instruction):
             bits |= 1 << len(products)
             products.append((instruction.id, flops))
         before[instruction.id] = bits
@@ -838,7 +842,7 @@ _LEAST = 1.5
 
 
 @dataclass
-class _Work:
+class _OperationWork:
     """The work of the operations with the same path and call stack.
 
     Attributes:
@@ -893,14 +897,14 @@ def repeated_work(
     return tuple(listed), shares / flops if flops else 1.0
 
 
-def _works(whole: ShardedModule, parts: ShardedModule) -> list[_Work]:
+def _works(whole: ShardedModule, parts: ShardedModule) -> list[_OperationWork]:
     """Return the work of products and other large operations outside of `shard_map`."""
-    works: dict[object, _Work] = {}
+    works: dict[object, _OperationWork] = {}
     local = set()
     for instruction, _ in executed(whole.module):
         if _amount(whole, instruction):
             key = instruction.opcode, instruction.path, whole.frames(instruction)
-            works.setdefault(key, _Work(instruction)).whole += _amount(whole, instruction)
+            works.setdefault(key, _OperationWork(instruction)).whole += _amount(whole, instruction)
             tiles = device_tiles(instruction, whole.axes.devices)
             if any(array is not None and array.is_local for array in tiles):
                 local.add(key)
@@ -910,7 +914,7 @@ def _works(whole: ShardedModule, parts: ShardedModule) -> list[_Work]:
             runs = 1 if count is None else count
             work = works[key]
             work.part += amount
-            work.flops += sum(flops_of(parts.module, instruction).values()) * runs
+            work.flops += sum(instruction_flops(parts.module, instruction).values()) * runs
             work.elements += _elements(instruction.shape) * runs
     return [work for key, work in works.items() if key not in local and work.part]
 
@@ -918,7 +922,7 @@ def _works(whole: ShardedModule, parts: ShardedModule) -> list[_Work]:
 def _amount(module: ShardedModule, instruction: Instruction) -> int:
     """Return the work of an operation in FLOPs or elements; 0 if it is not a large one."""
     if instruction.opcode in _PRODUCTS:
-        return sum(flops_of(module.module, instruction).values())
+        return sum(instruction_flops(module.module, instruction).values())
     target = instruction.custom_call_target
     if instruction.opcode not in _OTHERS or target in MAPPED or "callback" in target:
         return 0
@@ -927,5 +931,5 @@ def _amount(module: ShardedModule, instruction: Instruction) -> int:
     return _elements(instruction.shape)
 
 
-def _elements(shape: Shape) -> int:
+def _elements(shape: HloShape) -> int:
     return sum(map(_elements, shape.parts)) if shape.parts else prod(shape.sizes)

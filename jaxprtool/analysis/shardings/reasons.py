@@ -18,7 +18,7 @@ from typing import NamedTuple
 
 from jaxprtool.ir.backends import cached_method
 from jaxprtool.ir.frames import BEHIND, Frames
-from jaxprtool.ir.hlo.module import Instruction, Module, Shape
+from jaxprtool.ir.hlo.module import HloModule, HloShape, Instruction
 from jaxprtool.ir.hlo.partitions import (
     REDUCTIONS,
     DeviceTiles,
@@ -83,16 +83,16 @@ class Moved:
 
     kind: str
     axes: tuple[str, ...]
-    place: Place
-    shape: Shape
+    place: OperationPlace
+    shape: HloShape
     dimension: int | None = None
-    readers: frozenset[Place] = frozenset()
+    readers: frozenset[OperationPlace] = frozenset()
     makers: frozenset[int] = frozenset()
-    made: Shape | None = None
+    made: HloShape | None = None
     gathered: frozenset[str] = frozenset()
 
 
-class Found(NamedTuple):
+class ExplainedEdge(NamedTuple):
     """An edge that explains a collective.
 
     Attributes:
@@ -124,7 +124,7 @@ class Reasons:
         self._whole = whole
         self._given: set[tuple[int, int]] = set()
 
-    def of(self, moved: Moved) -> Found | None:
+    def of(self, moved: Moved) -> ExplainedEdge | None:
         """Return the edge that explains a collective; None if none is found.
 
         If several edges fit equally, each is returned once: unrolled layers have equal names and
@@ -140,7 +140,7 @@ class Reasons:
         return self._named(self._constrained(moved, self._with_way(moved, best)))
 
     @cached_method
-    def _fitting(self, moved: Moved) -> deque[Found]:
+    def _fitting(self, moved: Moved) -> deque[ExplainedEdge]:
         """Return the edges that may explain a collective, the best first."""
         consumers = self._at[moved.place] if moved.place.path else ()
         near = [edge for consumer in consumers for edge in self._around(consumer, moved)]
@@ -157,7 +157,7 @@ class Reasons:
                 fits = returned
         return deque(self._of_makers(moved, fits))
 
-    def _of_makers(self, moved: Moved, fits: Sequence[Found]) -> Sequence[Found]:
+    def _of_makers(self, moved: Moved, fits: Sequence[ExplainedEdge]) -> Sequence[ExplainedEdge]:
         """Return, of edges that fit, those of the value that moves; else the edge of that value.
 
         The partitioner may compute an operation where its operands are, and move the result: then
@@ -175,7 +175,7 @@ class Reasons:
     def _ids(self, value: Instruction) -> set[int]:
         return {value.id, self._whole.maker(value).id}
 
-    def _result(self, moved: Moved, maker: Instruction) -> Found | None:
+    def _result(self, moved: Moved, maker: Instruction) -> ExplainedEdge | None:
         """Return the edge of a result that moves after it is computed; None if it has no spec."""
         before, needed = self._computed(maker, moved.made), self._whole.spec(maker)
         if before is None or needed is None:
@@ -188,8 +188,8 @@ class Reasons:
             needed = self._needed(edge, before) or needed
         if before == needed:  # its reader needs all of it, and computes it as a whole
             needed = _stripped(before, moved.axes)
-            return Found(edge, needed, moved.kind != "all-gather", before=before)
-        return Found(edge, needed, before=before)
+            return ExplainedEdge(edge, needed, moved.kind != "all-gather", before=before)
+        return ExplainedEdge(edge, needed, before=before)
 
     def _needed(self, edge: Edge, before: Spec) -> Spec | None:
         """Return the spec in which the consumer needs an operand, if it does not mix elements."""
@@ -197,9 +197,9 @@ class Reasons:
         how = reading(edge.consumer, max(edge.position, 0), edge.operand.shape)
         if after is None or how is None or how.crossing:
             return None
-        return _Specs(before, after, how, frozenset()).needed()
+        return _EdgeSpecs(before, after, how, frozenset()).needed()
 
-    def _computed(self, maker: Instruction, shape: Shape | None) -> Spec | None:
+    def _computed(self, maker: Instruction, shape: HloShape | None) -> Spec | None:
         """Return the spec in which an operation is computed; None if it is unknown.
 
         It is the operation's own spec, or that which follows from those of its operands, if it fits
@@ -222,7 +222,7 @@ class Reasons:
         computed = tuple(entries)
         return computed if self._local(maker.shape, computed).sizes == shape.sizes else None
 
-    def _preferred(self, moved: Moved, fits: Sequence[Found]) -> list[Found]:
+    def _preferred(self, moved: Moved, fits: Sequence[ExplainedEdge]) -> list[ExplainedEdge]:
         """Return, of edges that fit equally, those with the collective's name or readers.
 
         If an operation reads a value across devices, XLA moves the value and moves the result back,
@@ -233,10 +233,10 @@ class Reasons:
         read = [f for f in fits if moved.readers.intersection(self._places(f))]
         return named or read or list(fits)
 
-    def _places(self, fit: Found) -> tuple[Place, ...]:
+    def _places(self, fit: ExplainedEdge) -> tuple[OperationPlace, ...]:
         return self._whole.places(fit.edge.consumer)
 
-    def _in_steps(self, moved: Moved, near: Sequence[Edge]) -> list[Found]:
+    def _in_steps(self, moved: Moved, near: Sequence[Edge]) -> list[ExplainedEdge]:
         """Return the edge whose operand XLA moves in several steps, some along other axes.
 
         It counts only if the size fits a step of its operand, and of no other value.
@@ -258,9 +258,9 @@ class Reasons:
         return fits if len(values) == 1 else []
 
     @cached_property
-    def _at(self) -> dict[Place, list[Instruction]]:
+    def _at(self) -> dict[OperationPlace, list[Instruction]]:
         """The operations of each path and call stack."""
-        by_place = defaultdict[Place, list[Instruction]](list)
+        by_place = defaultdict[OperationPlace, list[Instruction]](list)
         for instruction in self._whole.module.instructions.values():
             for place in self._whole.places(instruction):
                 by_place[place].append(instruction)
@@ -305,7 +305,7 @@ class Reasons:
         if moved.kind not in REDUCTIONS:
             yield from self._readers[instruction.id]
 
-    def _best(self, moved: Moved, edges: Sequence[Edge]) -> list[Found]:
+    def _best(self, moved: Moved, edges: Sequence[Edge]) -> list[ExplainedEdge]:
         """Return the edges that fit best."""
         fits = [fit for edge in edges if (fit := self._found(edge, moved)) is not None]
         least = min((fit.misfit for fit in fits), default=0)
@@ -313,7 +313,7 @@ class Reasons:
         mixes = all(fit.mixes for fit in fits)
         return [fit for fit in fits if fit.mixes == mixes]
 
-    def _found(self, edge: Edge, moved: Moved) -> Found | None:
+    def _found(self, edge: Edge, moved: Moved) -> ExplainedEdge | None:
         """Return an edge with its fit to a collective; None if it cannot explain it."""
         before = self._whole.spec(edge.operand)
         after = self._whole.spec_for(edge.consumer, edge.position)
@@ -324,18 +324,18 @@ class Reasons:
             before = _stripped(before, moved.gathered)
         if self._whole.is_on_one_device(edge.operand):
             is_spread = moved.kind == "all-reduce" and edge.consumer.opcode != "get-tuple-element"
-            return Found(edge, after) if is_spread else None
+            return ExplainedEdge(edge, after) if is_spread else None
         how = reading(edge.consumer, edge.position, edge.operand.shape)
         if not before or how is None or not _is_of_type(edge.operand.shape, moved.shape):
             return None
-        specs = _Specs(before, after, how, frozenset(map(_axis, moved.axes)))
+        specs = _EdgeSpecs(before, after, how, frozenset(map(_axis, moved.axes)))
         if moved.kind in REDUCTIONS:
             return self._reduced(edge, moved, specs)
         find = self._shifted if moved.kind in _MOVES else self._gathered
         fit = find(edge, moved, specs)
         return fit._replace(before=before) if fit and is_part else fit
 
-    def _reduced(self, edge: Edge, moved: Moved, specs: _Specs) -> Found | None:
+    def _reduced(self, edge: Edge, moved: Moved, specs: _EdgeSpecs) -> ExplainedEdge | None:
         """Return the edge if the consumer sums over a dimension sharded along the axes."""
         summed = specs.axes_of(specs.mixed)
         if not summed & specs.axes:
@@ -349,9 +349,9 @@ class Reasons:
         misfit += 0 if specs.axes <= summed else 4
         if contracted(edge.consumer) and not specs.mixed <= self._summed(edge, specs):
             misfit += 1  # if a product adds up parts, both its operands are sharded alike
-        return Found(edge, specs.after, False, misfit)
+        return ExplainedEdge(edge, specs.after, False, misfit)
 
-    def _gathered(self, edge: Edge, moved: Moved, specs: _Specs) -> Found | None:
+    def _gathered(self, edge: Edge, moved: Moved, specs: _EdgeSpecs) -> ExplainedEdge | None:
         """Return the edge if the consumer needs all of a dimension sharded along the axes."""
         lost = specs.cut - specs.kept
         if not specs.axes <= specs.axes_of(lost | specs.mixed):
@@ -363,10 +363,12 @@ class Reasons:
         if lost and lost <= self._summed(edge, specs):
             misfit += 3  # each device adds up its part: nothing needs to be gathered
         if misfit < 2 or lost - specs.mixed:
-            return Found(edge, specs.needed(without_cut=True), not lost, misfit)
-        return Found(edge, specs.before, True, misfit)  # a value computed from each part moves
+            return ExplainedEdge(edge, specs.needed(without_cut=True), not lost, misfit)
+        return ExplainedEdge(
+            edge, specs.before, True, misfit
+        )  # a value computed from each part moves
 
-    def _summed(self, edge: Edge, specs: _Specs) -> frozenset[int]:
+    def _summed(self, edge: Edge, specs: _EdgeSpecs) -> frozenset[int]:
         """Return the dimensions along which each device can add up its part.
 
         They are the dimensions that a reduction to one result sums over, or those that a product
@@ -382,7 +384,7 @@ class Reasons:
                 dimensions.add(pair[edge.position])
         return frozenset(dimensions)
 
-    def _shifted(self, edge: Edge, moved: Moved, specs: _Specs) -> Found | None:
+    def _shifted(self, edge: Edge, moved: Moved, specs: _EdgeSpecs) -> ExplainedEdge | None:
         """Return the edge if the consumer shards other dimensions along the axes, or shifts one."""
         local = self._local(edge.operand.shape, specs.before)
         misfit = 0 if local.bytes == moved.shape.bytes else 1
@@ -390,25 +392,27 @@ class Reasons:
         ends = _axes(specs.before), _axes(needed)
         along = ends[0] | ends[1] if moved.kind == "collective-permute" else ends[0] & ends[1]
         if needed != specs.before and specs.axes <= along:
-            return Found(edge, needed, False, misfit)
+            return ExplainedEdge(edge, needed, False, misfit)
         if specs.axes <= specs.axes_of(specs.mixed) and not contracted(edge.consumer):
             shape = self._whole.result_for(edge.consumer, edge.position)
             back = self._local(shape, specs.after).bytes  # the result is moved back
-            return Found(edge, specs.before, True, 0 if back == moved.shape.bytes else misfit)
+            return ExplainedEdge(
+                edge, specs.before, True, 0 if back == moved.shape.bytes else misfit
+            )
         if specs.axes <= specs.axes_of(specs.cut - specs.kept) & _axes(specs.after):
-            return Found(edge, specs.needed(without_cut=True), False, misfit + 2)
+            return ExplainedEdge(edge, specs.needed(without_cut=True), False, misfit + 2)
         return None
 
-    def _local(self, shape: Shape, spec: Spec, gathered: Sequence[str] = ()) -> Shape:
+    def _local(self, shape: HloShape, spec: Spec, gathered: Sequence[str] = ()) -> HloShape:
         """Return the shape of an array on one device, gathered along some axes."""
         sizes = []
         for size, entry in zip(shape.sizes, spec, strict=True):
             parts = prod(map(self._whole.axes.size, entry))
             taken = prod(self._whole.axes.size(axis) for axis in entry if axis in gathered)
             sizes.append(-(-size // parts) * taken)
-        return Shape(shape.dtype, tuple(sizes))
+        return HloShape(shape.dtype, tuple(sizes))
 
-    def _constrained(self, moved: Moved, fit: Found) -> Found:
+    def _constrained(self, moved: Moved, fit: ExplainedEdge) -> ExplainedEdge:
         """Return the edge into the constraint that determines the consumer's spec, if there is one.
 
         The partitioner propagates the spec of a constraint to the elementwise operations and
@@ -436,7 +440,7 @@ class Reasons:
             consumer = following
         return fit
 
-    def _with_way(self, moved: Moved, fit: Found) -> Found:
+    def _with_way(self, moved: Moved, fit: ExplainedEdge) -> ExplainedEdge:
         """Return the edge of a gather, with the spec after it if that is more than needed."""
         operand = fit.edge.operand
         before = self._whole.spec(operand) if fit.before is None else fit.before
@@ -446,7 +450,7 @@ class Reasons:
         needed, reached = (self._local(operand.shape, spec) for spec in (fit.needed, way))
         return fit._replace(way=way) if needed.bytes < reached.bytes else fit
 
-    def _named(self, fit: Found) -> Found:
+    def _named(self, fit: ExplainedEdge) -> ExplainedEdge:
         """Return an edge into the reader if the consumer is a copy that the partitioner added."""
         consumer = fit.edge.consumer
         users = self._whole.users[consumer.id]
@@ -462,7 +466,7 @@ class Reasons:
         return is_elementwise and self._whole.spec(operand) == self._whole.spec(consumer)
 
 
-def unreduced_sum(whole: ShardedModule, collective: Instruction) -> Found | None:
+def unreduced_sum(whole: ShardedModule, collective: Instruction) -> ExplainedEdge | None:
     """Return the edge of an unreduced value to the operation that needs its sum.
 
     Shardy writes the sum as a function over all devices, with the path of the operation that
@@ -485,11 +489,11 @@ def unreduced_sum(whole: ShardedModule, collective: Instruction) -> Found | None
     operand, needed = whole.maker(next(whole.operands(collective))), whole.spec(value)
     if needed is None:
         return None
-    return Found(Edge(operand, value if user is None else user, position), needed)
+    return ExplainedEdge(Edge(operand, value if user is None else user, position), needed)
 
 
 @dataclass(frozen=True)
-class _Specs:
+class _EdgeSpecs:
     """The specs of an edge, and the axes of a collective.
 
     Attributes:
@@ -564,7 +568,7 @@ def _stripped(spec: Spec, axes: Collection[str]) -> Spec:
     return tuple(tuple(a for a in entry if a not in gone) for entry in spec)
 
 
-def _is_of_type(operand: Shape, moved: Shape) -> bool:
+def _is_of_type(operand: HloShape, moved: HloShape) -> bool:
     """Return True if a moved value may be converted from an operand: XLA converts only floats."""
     types = [(shape.parts[0] if shape.parts else shape).dtype for shape in (operand, moved)]
     return types[0] == types[1] or all(dtype.startswith(("f", "bf")) for dtype in types)
@@ -599,7 +603,7 @@ MAPPED = frozenset({"SPMDFullToShardShape", "SPMDShardToFullShape"})
 _MOST_VALUE_STEPS = 64
 
 
-class Place(NamedTuple):
+class OperationPlace(NamedTuple):
     """The path and call stack that JAX gave an operation.
 
     Attributes:
@@ -610,13 +614,13 @@ class Place(NamedTuple):
     path: str
     frames: tuple[UserFrame, ...]
 
-    def inside(self, call: Place) -> Place:
+    def inside(self, call: OperationPlace) -> OperationPlace:
         """Return the place of the operation after a call of its function is inlined."""
         path = "/".join(filter(None, (call.path, self.path)))
-        return Place(path, tuple(dict.fromkeys((*self.frames, *call.frames))))
+        return OperationPlace(path, tuple(dict.fromkeys((*self.frames, *call.frames))))
 
 
-_NOWHERE = Place("", ())
+_NOWHERE = OperationPlace("", ())
 
 
 class ShardedModule:
@@ -630,7 +634,7 @@ class ShardedModule:
     """
 
     def __init__(
-        self, module: Module, axes: MeshAxes, frames: Frames, result_names: Sequence[str] = ()
+        self, module: HloModule, axes: MeshAxes, frames: Frames, result_names: Sequence[str] = ()
     ):
         self.module, self.axes, self._frames = module, axes, frames
         self._result_names = result_names
@@ -703,7 +707,7 @@ class ShardedModule:
         is_array = instruction.shape.dtype not in ("tuple", "token")
         return is_array and self.tiles(instruction) is None
 
-    def result_for(self, consumer: Instruction, position: int) -> Shape:
+    def result_for(self, consumer: Instruction, position: int) -> HloShape:
         """Return the shape of the result; of several results, that of the one for an operand."""
         parts = consumer.shape.parts
         return parts[min(position, len(parts) - 1)] if parts else consumer.shape
@@ -748,18 +752,18 @@ class ShardedModule:
         return own_frames(self.module, instruction)
 
     @cached_method
-    def places(self, instruction: Instruction) -> tuple[Place, ...]:
+    def places(self, instruction: Instruction) -> tuple[OperationPlace, ...]:
         """Return the path and the call stack of an instruction after XLA inlined its function.
 
         There is one place for each call of the function.
         """
-        place = Place(instruction.path, self.frames(instruction))
+        place = OperationPlace(instruction.path, self.frames(instruction))
         return tuple(map(place.inside, self._around(self._computation_of[instruction.id])))
 
     @cached_method
-    def _around(self, computation: int) -> tuple[Place, ...]:
+    def _around(self, computation: int) -> tuple[OperationPlace, ...]:
         """Return the places of the calls, or of the loop, that run a computation."""
-        places: dict[Place, None] = {}
+        places: dict[OperationPlace, None] = {}
         for caller in self._callers[computation]:
             is_call = caller.opcode == "call"
             outer = self._around(self._computation_of[caller.id])
@@ -914,7 +918,7 @@ class ShardedModule:
         return (self.module.instructions[number] for number in instruction.operands)
 
 
-def own_frames(module: Module, instruction: Instruction) -> tuple[UserFrame, ...]:
+def own_frames(module: HloModule, instruction: Instruction) -> tuple[UserFrame, ...]:
     """Return the call stack of an instruction, each frame once, the innermost first.
 
     The body of a loop has the stack of the loop behind its own.

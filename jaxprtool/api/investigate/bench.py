@@ -29,18 +29,18 @@ from jaxprtool.execute.bench import (
     LEAST,
     Bench,
     BenchedVariant,
-    Limits,
     Ratio,
-    Start,
+    RoundLimits,
     Turns,
     TurnsHere,
+    VariantStart,
     intervals,
     median_interval,
     rounds,
     this_machine,
 )
 from jaxprtool.execute.compare.variants import OnProgress, Variant, taken_by
-from jaxprtool.execute.running.arrays import fill
+from jaxprtool.execute.running.arrays import fill_arguments
 from jaxprtool.execute.running.backends import compiled_afresh
 from jaxprtool.execute.running.run import has_effects
 from jaxprtool.ir.equations import type_of
@@ -88,14 +88,14 @@ def bench(
     traced = programs_of(programs)
     axes = Axes(pipelines_of(passes), (backend,))
     axes.require_backends()
-    limits = Limits(repeat, precision)
+    limits = RoundLimits(repeat, precision)
     require_limits(limits)
     plan = planned([(program.name, program) for program in traced], axes)
     options = Options(limits, isolate, seed)
     return benched(plan, inputs_from(traced, args), [None] * len(traced), options)
 
 
-def require_limits(limits: Limits) -> None:
+def require_limits(limits: RoundLimits) -> None:
     """Raise ArgumentsError for invalid limits."""
     if limits.rounds is not None and limits.rounds < LEAST:
         raise ArgumentsError(
@@ -115,7 +115,7 @@ class Options:
         seed: The seed of random inputs.
     """
 
-    limits: Limits
+    limits: RoundLimits
     isolate: bool = False
     seed: int = 0
 
@@ -140,7 +140,7 @@ def benched(
         ArgumentsError, PipelineError, BackendError, UnsupportedError: As `bench`.
     """
     run_inputs = inputs(plan[0].variant.program)
-    filled = fill(run_inputs.program, run_inputs.values, options.seed)
+    filled = fill_arguments(run_inputs.program, run_inputs.values, options.seed)
     shapes = [getattr(value, "shape", ()) for value in filled.arguments]
     plan = [entry.at(shapes) for entry in plan]
     variants, reference = [entry.variant for entry in plan], plan[0].variant.program
@@ -174,7 +174,7 @@ def benched(
 
 
 def _variant(
-    planned: Planned, trace_seconds: float | None, start: Start, seconds: Sequence[float]
+    planned: Planned, trace_seconds: float | None, start: VariantStart, seconds: Sequence[float]
 ) -> BenchedVariant:
     time = median_interval(seconds)
     return BenchedVariant(
@@ -194,7 +194,7 @@ def _variant(
     )
 
 
-def _require_effects_wanted(variants: Sequence[Variant], limits: Limits) -> None:
+def _require_effects_wanted(variants: Sequence[Variant], limits: RoundLimits) -> None:
     """Raise UnsupportedError if a variant has effects, and no number of rounds is given."""
     for variant in variants:
         if limits.rounds is None and has_effects(variant.program):

@@ -39,7 +39,7 @@ QUANTITIES: tuple[Quantity, ...] = get_args(Quantity)
 
 
 @dataclass(frozen=True)
-class Part:
+class AmountPart:
     """The part of an amount that comes from one place.
 
     Attributes:
@@ -52,7 +52,7 @@ class Part:
 
 
 @dataclass(frozen=True)
-class Measure:
+class QuantityAmount:
     """The amount of a quantity that a program takes.
 
     Attributes:
@@ -65,7 +65,7 @@ class Measure:
 
     quantity: Quantity
     amount: float
-    parts: tuple[Part, ...]
+    parts: tuple[AmountPart, ...]
     notes: tuple[str, ...] = ()
 
 
@@ -74,7 +74,7 @@ class Growth:
     """A place whose part of an amount grew from one program to another.
 
     Attributes:
-        where: The place in the second program, as in `Part`.
+        where: The place in the second program, as in `AmountPart`.
         before: Its part in the first program; 0 if it is new.
         after: Its part in the second program.
     """
@@ -90,7 +90,7 @@ def measure(
     *,
     arguments: Sequence[object] = (),
     call: Callable[[], object] | None = None,
-) -> dict[Quantity, Measure]:
+) -> dict[Quantity, QuantityAmount]:
     """Measure quantities of a program.
 
     Args:
@@ -109,7 +109,7 @@ def measure(
         ArgumentsError: If a name is unknown, sizes are symbolic, or a required argument is missing.
         UnsupportedError: As in `memory`, `residuals` and `shardings`.
     """
-    measures: dict[Quantity, Measure] = {}
+    measures: dict[Quantity, QuantityAmount] = {}
     for name in quantities:
         quantity = quantity_of(name)
         if quantity == "compiles":
@@ -164,7 +164,7 @@ def amount_text(quantity: Quantity, amount: float) -> str:
 # --- measures ---------------------------------------------------------------------------------
 
 
-def _flops(program: Program) -> Measure:
+def _flops(program: Program) -> QuantityAmount:
     estimate = cost(program)
     by_line: Counter[str] = Counter()
     for group in estimate.groups:
@@ -172,7 +172,7 @@ def _flops(program: Program) -> Measure:
     return _measure("flops", _number("flops", estimate.total.work.flops), by_line)
 
 
-def _peak_bytes(program: Program) -> Measure:
+def _peak_bytes(program: Program) -> QuantityAmount:
     estimate = memory(program)
     by_place: Counter[str] = Counter()
     for live in estimate.live:
@@ -182,7 +182,7 @@ def _peak_bytes(program: Program) -> Measure:
     return replace(measure, notes=(f"not counted inside: {left_out}",)) if left_out else measure
 
 
-def _equations(program: Program) -> Measure:
+def _equations(program: Program) -> QuantityAmount:
     about = program_signature(program)
     frames = frames_now(about.roots)
     counts = EquationsByLine(LineReader(frames)).of(everything(about.jaxpr))
@@ -192,7 +192,7 @@ def _equations(program: Program) -> Measure:
     return _measure("equations", by_line.total(), by_line)
 
 
-def _residual_bytes(program: Program) -> Measure:
+def _residual_bytes(program: Program) -> QuantityAmount:
     kept = residuals(program)
     by_place: Counter[str] = Counter()
     for residual in kept.residuals:
@@ -200,7 +200,7 @@ def _residual_bytes(program: Program) -> Measure:
     return _measure("residual_bytes", _number("residual_bytes", kept.total_bytes), by_place)
 
 
-_MEASURES: Mapping[str, Callable[[Program], Measure]] = {
+_MEASURES: Mapping[str, Callable[[Program], QuantityAmount]] = {
     "flops": _flops,
     "peak_bytes": _peak_bytes,
     "equations": _equations,
@@ -208,7 +208,7 @@ _MEASURES: Mapping[str, Callable[[Program], Measure]] = {
 }
 
 
-def _collectives(program: Program, arguments: Sequence[object]) -> Measure:
+def _collectives(program: Program, arguments: Sequence[object]) -> QuantityAmount:
     facts = shardings(program, arguments)
     by_line: Counter[str] = Counter()
     for collective in facts.collectives:
@@ -216,14 +216,14 @@ def _collectives(program: Program, arguments: Sequence[object]) -> Measure:
     return _measure("collectives_bytes", facts.sent_bytes, by_line)
 
 
-def _compiles(call: Callable[[], object]) -> Measure:
+def _compiles(call: Callable[[], object]) -> QuantityAmount:
     with tempfile.TemporaryDirectory() as folder:
         with recorded_compilations(folder) as recording:
             call()
         return compile_measure(recording.compilations)
 
 
-def compile_measure(compilations: Iterable[Compilation]) -> Measure:
+def compile_measure(compilations: Iterable[Compilation]) -> QuantityAmount:
     """Return recorded compilations as a measure, without what was lowered but not compiled."""
     compiled = [
         compilation for compilation in compilations if compilation.compile_seconds is not None
@@ -254,9 +254,9 @@ def _own(line: str) -> str:
 
 def _measure(
     quantity: Quantity, amount: float, by_place: Counter[str], notes: Iterable[str] = ()
-) -> Measure:
-    parts = (Part(where, number) for where, number in by_place.most_common() if number)
-    return Measure(quantity, amount, tuple(parts), tuple(notes))
+) -> QuantityAmount:
+    parts = (AmountPart(where, number) for where, number in by_place.most_common() if number)
+    return QuantityAmount(quantity, amount, tuple(parts), tuple(notes))
 
 
 # --- growth -----------------------------------------------------------------------------------

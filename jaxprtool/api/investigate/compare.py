@@ -30,8 +30,8 @@ from jaxprtool.execute.compare.bisection import (
     Comparison,
     Divergence,
     SmallestArgument,
-    described,
     find_divergence,
+    input_text,
     minimized,
     scaled,
 )
@@ -46,7 +46,7 @@ from jaxprtool.execute.compare.variants import (
     positions_of,
 )
 from jaxprtool.execute.nans import finite_fill
-from jaxprtool.execute.running.arrays import Filled, fill, with_wide_integers
+from jaxprtool.execute.running.arrays import FilledArguments, fill_arguments, with_wide_integers
 from jaxprtool.execute.running.rounding import Rounding, WideProgram
 from jaxprtool.execute.verify import other_effects
 from jaxprtool.ir.backends import start_backends
@@ -104,7 +104,7 @@ def compare(
     axes.require_backends()
     plan = planned([(program.name, program) for program in traced], axes)
     inputs, tolerance = inputs_from(traced, args), Tolerance(rtol, atol)
-    return comparison(plan, inputs, tolerance, Checks(seed, trials, bisect, isolate))
+    return compare_planned(plan, inputs, tolerance, Checks(seed, trials, bisect, isolate))
 
 
 @dataclass(frozen=True)
@@ -124,7 +124,7 @@ class Checks:
     isolate: bool = False
 
 
-def comparison(
+def compare_planned(
     plan: Sequence[Planned],
     inputs: Callable[[Program], RunInputs],
     tolerance: Tolerance,
@@ -139,7 +139,7 @@ def comparison(
         )
     start_backends()  # otherwise the failure of each variant would be a result
     run_inputs = inputs(plan[0].variant.program)
-    filled = fill(run_inputs.program, run_inputs.values, checks.seed)
+    filled = fill_arguments(run_inputs.program, run_inputs.values, checks.seed)
     shapes = [getattr(value, "shape", ()) for value in filled.arguments]
     variants = _Variants([entry.at(shapes) for entry in plan], tolerance, checks, on_progress)
     variants.require_same_types(filled.arguments)
@@ -156,7 +156,7 @@ def comparison(
     for trial in range(checks.trials):
         on_progress(f"trial {trial + 1} of {checks.trials}")
         seed = checks.seed + trial
-        drawn = fill(run_inputs.program, run_inputs.values, seed, filled.within)
+        drawn = fill_arguments(run_inputs.program, run_inputs.values, seed, filled.within)
         if trial and (wide := with_wide_integers(run_inputs.program, drawn, seed)):
             drawn = wide[trial % len(wide)]
         arguments = scaled(drawn.arguments, free, trial)
@@ -187,13 +187,13 @@ class _Variants:
         for other in self._others:
             arguments_of(other.variant, self._reference.variant.program, arguments)
 
-    def finite_inputs(self, inputs: RunInputs) -> Filled:
+    def finite_inputs(self, inputs: RunInputs) -> FilledArguments:
         """Return inputs for which the reference's results are finite where possible."""
         run = self._runners[self._reference.variant.name]
         try:
             return finite_fill(inputs.program, inputs.values, run, self._checks.seed)
         except JaxprToolError:  # reported when `completed` runs it
-            return fill(inputs.program, inputs.values, self._checks.seed)
+            return fill_arguments(inputs.program, inputs.values, self._checks.seed)
 
     def completed(
         self, template: Comparison, arguments: Sequence[Any], bisect: bool = True
@@ -271,7 +271,7 @@ class _Variants:
             f"{plural(count, 'run')}"
         )
         said = [
-            SmallestArgument(name, described(value))
+            SmallestArgument(name, input_text(value))
             for name, value, is_free in zip(names, values, free, strict=True)
             if is_free
         ]

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 
 from jaxprtool.analysis.memory import memory
 from jaxprtool.analysis.memory.compiled import CompiledPeak
-from jaxprtool.analysis.memory.compiled import compiled_memory as analysis
+from jaxprtool.analysis.memory.compiled import compiled_peak as analysis
 from jaxprtool.errors import ArgumentsError
 from jaxprtool.execute.running.backends import compiled_afresh
 from jaxprtool.formats.lowering import compiled

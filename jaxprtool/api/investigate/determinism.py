@@ -19,7 +19,7 @@ import jax
 
 from jaxprtool import processes
 from jaxprtool.analysis.diff import Diff, Hunk, diff
-from jaxprtool.api.investigate.isolated import IsolatedRunner, dump, load, logical
+from jaxprtool.api.investigate.isolated import IsolatedRunner, dump, load_pickled, logical
 from jaxprtool.api.investigate.isolated_pieces import piece_runner
 from jaxprtool.api.investigate.variants import inputs_from
 from jaxprtool.errors import ArgumentsError, JaxprToolError, UnsupportedError
@@ -34,11 +34,11 @@ from jaxprtool.execute.compare.bisection import (
 from jaxprtool.execute.compare.divergence import differing_prefix
 from jaxprtool.execute.compare.measures import Measure, Tolerance, measured
 from jaxprtool.execute.compare.variants import Executor, OnProgress, Runner, Variant, risks
-from jaxprtool.execute.running.arrays import as_numpy, fill
+from jaxprtool.execute.running.arrays import as_numpy, fill_arguments
 from jaxprtool.execute.running.backends import backends, compiled_afresh, exchanged, is_first
 from jaxprtool.execute.running.run import own_devices
 from jaxprtool.formats.jaxpr import write
-from jaxprtool.formats.jaxpr.read import parse
+from jaxprtool.formats.jaxpr.read import parse_program
 from jaxprtool.ir.backends import start_backends
 from jaxprtool.ir.documents import plural
 from jaxprtool.ir.equations import variables
@@ -121,7 +121,7 @@ def determinism(
         JaxprToolError: If the first run fails.
     """
     inputs = inputs_from([program], args)(program)
-    filled = fill(inputs.program, inputs.values, seed)
+    filled = fill_arguments(inputs.program, inputs.values, seed)
     ways = Ways(runs, threads, xla_options or {}, trace_again)
     outcome = run_again(inputs.program, filled.arguments, ways)
     return replace(outcome, inputs=filled.described(seed), random=filled.random)
@@ -143,7 +143,7 @@ def run_again(
         raise ArgumentsError(f"a number of threads must be at least 1, not {bad[0]}")
     require_options(ways.options)
     with compiled_afresh():
-        return _Repeated(program, arguments, ways, on_progress).found()
+        return _RepeatedRuns(program, arguments, ways, on_progress).found()
 
 
 def require_options(options: Mapping[str, Any]) -> None:
@@ -172,7 +172,7 @@ def default_options() -> tuple[dict[str, Any], list[str]]:
     return {k: v for k, v in defaults.items() if k not in lacking}, lacking
 
 
-class _Repeated:
+class _RepeatedRuns:
     """The runs of a program."""
 
     def __init__(
@@ -297,7 +297,7 @@ class _Repeated:
     def _not_isolated(self) -> str | None:
         """Return why the program cannot run in a separate process, or None."""
         try:
-            write.text(self._program, source=False)
+            write.program_file_text(self._program, source=False)
         except UnsupportedError as error:
             return error.message.partition(": ")[0]  # without the Python function
         return None
@@ -330,7 +330,9 @@ class _Repeated:
 
     def _other(self, text: str) -> str:
         """Return how a program, as text, differs from that of the first run; "" if it does not."""
-        differences = diff(parse(_text(self._program), "<first>"), parse(text, "<again>"))
+        differences = diff(
+            parse_program(_text(self._program), "<first>"), parse_program(text, "<again>")
+        )
         if differences.is_equivalent:
             return ""
         for edge in differences.border:
@@ -397,7 +399,7 @@ def _other_constant(program: Program, hunk: Hunk) -> str:
 
 
 def _text(program: Program) -> str:
-    return write.text(program, callbacks="stub")
+    return write.program_file_text(program, callbacks="stub")
 
 
 def _devices(value: Any) -> Sequence[Any]:
@@ -423,10 +425,10 @@ def run_fresh(command: Sequence[str], environment: Mapping[str, str], program: P
     if the process fails.
     """
     with processes.temporary_folder() as folder:
-        outcome = processes.run(command, env={**os.environ, **environment, FOLDER: folder})
+        outcome = processes.run_process(command, env={**os.environ, **environment, FOLDER: folder})
         if outcome.status != 0:
             raise UnsupportedError(f"the process failed: {outcome}")
-        text, results = load(os.path.join(folder, _FILE))
+        text, results = load_pickled(os.path.join(folder, _FILE))
     if list(results) == list(program.out_names):
         values = logical(list(results.values()), program.out_avals)
         results = dict(zip(results, values, strict=True))
@@ -437,7 +439,7 @@ def write_fresh(folder: str, program: Program, arguments: Sequence[Any]) -> None
     """Run a program on flat arguments, and write it and its results to the folder."""
     values = map(as_numpy, Runner(Variant(program.name, program))(arguments))
     results = dict(zip(program.out_names, values, strict=True))
-    dump((write.text(program, callbacks="stub"), results), os.path.join(folder, _FILE))
+    dump((write.program_file_text(program, callbacks="stub"), results), os.path.join(folder, _FILE))
 
 
 # --- same program ---------------------------------------------------------------------------------
@@ -471,7 +473,7 @@ def differing(program: Program) -> Differing | None:
     if jax.process_count() == 1:
         return None
     setting = f"JAX {jax.__version__} on {jax.default_backend()}, {jax.device_count()} devices"
-    text = write.text(program, callbacks="stub", source=False)
+    text = write.program_file_text(program, callbacks="stub", source=False)
     marks = exchanged(hashlib.sha256(text.encode()).digest() + setting.encode())
     other = next((i for i, mark in enumerate(marks) if mark != marks[0]), None)
     if other is None:
@@ -483,7 +485,8 @@ def differing(program: Program) -> Differing | None:
     differences = None
     try:
         differences = diff(
-            parse(texts[0], "<process 0>"), parse(texts[other], f"<process {other}>")
+            parse_program(texts[0], "<process 0>"),
+            parse_program(texts[other], f"<process {other}>"),
         )
         why = f"they are {differences.verdict}"
     except JaxprToolError as error:

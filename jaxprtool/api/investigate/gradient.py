@@ -24,7 +24,7 @@ from jaxprtool.analysis.gradients import (
     GradientAnswer,
     GradientFlow,
     GradientGroup,
-    Reason,
+    StopReason,
     differentiated_result,
     gradient_flow,
     known_gradient,
@@ -32,7 +32,7 @@ from jaxprtool.analysis.gradients import (
 from jaxprtool.analysis.points import point
 from jaxprtool.execute.checked import Path, vanishing
 from jaxprtool.execute.nans import BadValue, find_nan
-from jaxprtool.execute.running.arrays import fill
+from jaxprtool.execute.running.arrays import fill_arguments
 from jaxprtool.execute.running.run import flat_arguments, run
 from jaxprtool.ir.conversions import with_contents
 from jaxprtool.ir.frames import BEHIND, frames_now
@@ -87,7 +87,7 @@ def why_gradient(
     if moving:
         on_progress(f"running the gradient of {program.name}")
         values = _values(program, args)
-        ran = _Gradient(loss, [positions[i] for i in moving], values)
+        ran = _GradientRun(loss, [positions[i] for i in moving], values)
         value = ran.value
         for i, group in zip(moving, ran.groups([groups[i] for i in moving]), strict=True):
             groups[i] = group
@@ -114,7 +114,7 @@ def _values(program: Program, args: object) -> Sequence[Any]:
         return flat_arguments(program, args)
     avals = zip(program.arg_names, program.in_avals, strict=True)
     types = {name: jax.ShapeDtypeStruct(aval.shape, aval.dtype) for name, aval in avals}
-    return fill(program, types).arguments
+    return fill_arguments(program, types).arguments
 
 
 def _folded(groups: Sequence[GradientGroup]) -> Iterator[GradientGroup]:
@@ -140,7 +140,7 @@ def _joined(groups: Iterable[tuple[T, ...]]) -> tuple[T, ...]:
     return tuple(dict.fromkeys(entry for group in groups for entry in group))
 
 
-class _Gradient:
+class _GradientRun:
     """The gradient of a scalar, run on given inputs.
 
     Args:
@@ -195,7 +195,7 @@ class _Gradient:
         alike = self._primal_at(bad.source)
         is_forward = any(name == bad.primitive for name in alike)
         forward = bad.primitive if is_forward else next((n for n in alike if n in SINGULAR), "")
-        reason = SINGULAR.get(forward or bad.primitive, Reason(""))
+        reason = SINGULAR.get(forward or bad.primitive, StopReason(""))
         remedy = reason.remedy and f"guard the operand, not only the result: {reason.remedy}"
         return Cause(
             bad.primitive,
@@ -218,7 +218,7 @@ class _Gradient:
             if name in ZERO_DERIVATIVE and ZERO_DERIVATIVE[name].derivative == primitive
         )
         forward = " or ".join(alike) or primitive
-        reason = ZERO_DERIVATIVE.get(forward, Reason("its derivative is zero on these inputs"))
+        reason = ZERO_DERIVATIVE.get(forward, StopReason("its derivative is zero on these inputs"))
         around = [i for i, eqn in enumerate(path[:-1]) if _is_loop(eqn)]
         inside = ", in at least one iteration" if around else ""
         return Cause(
@@ -305,7 +305,7 @@ def _name(eqn: JaxprEqn) -> str:
 # Zero gradients, and the equations of the differentiated program that stop them.
 
 
-def zero_gradients(
+def zero_gradient_flows(
     traced: Program, gradient: Program, pipeline: Pipeline, results: Sequence[str]
 ) -> Iterator[GradientFlow]:
     """Yield the equations that stop the gradient for each zero result.

@@ -46,10 +46,10 @@ class IsolatedRunner:
             self._on_progress(f"running {variant.name} in its own process")
             command = [sys.executable, "-m", __name__, folder]
             env = {**os.environ, **dict(variant.environment)}
-            outcome = processes.run(command, env=env)
+            outcome = processes.run_process(command, env=env)
             if outcome.status != 0:
                 raise UnsupportedError(f"{variant.name} crashed: {outcome}")
-            return read_results(folder, program)
+            return load_results(folder, program)
 
 
 def write_request(folder: str, variant: Variant, arguments: Sequence[Any]) -> None:
@@ -66,15 +66,15 @@ def write_request(folder: str, variant: Variant, arguments: Sequence[Any]) -> No
 
 def read_request(folder: str) -> tuple[Variant, list[Any]]:
     """Return the variant and the flat arguments in a folder, and configure JAX for them."""
-    values, name, platform, op_by_op, x64 = load(os.path.join(folder, _REQUEST))
+    values, name, platform, op_by_op, x64 = load_pickled(os.path.join(folder, _REQUEST))
     jax.config.update("jax_enable_x64", x64)
     program = read(os.path.join(folder, _PROGRAM))
     return Variant(name, program, platform, op_by_op), logical(values, program.in_avals)
 
 
-def read_results(folder: str, program: Program) -> list[Any]:
+def load_results(folder: str, program: Program) -> list[Any]:
     """Return the results of a program that `main` wrote to a folder, or raise its error."""
-    error, results = load(os.path.join(folder, _RESULTS))
+    error, results = load_pickled(os.path.join(folder, _RESULTS))
     if error is not None:
         raise error
     return logical(results, program.out_avals)
@@ -96,7 +96,7 @@ def dump(value: object, path: str) -> None:
         pickle.dump(value, file)
 
 
-def load(path: str) -> Any:
+def load_pickled(path: str) -> Any:
     """Return the value pickled in a file of this process's own."""
     with open(path, "rb") as file:
         return pickle.load(file)

@@ -66,7 +66,7 @@ class PieceRunner:
             with open(os.path.join(self._folder, _STDERR), errors="replace") as file:
                 outcome = replace(outcome, stderr=file.read())
             raise UnsupportedError(f"{self._variant.name} crashed: {outcome}")
-        return isolated.read_results(self._folder, piece)
+        return isolated.load_results(self._folder, piece)
 
 
 class _PieceExecutor(Executor):

@@ -1,8 +1,8 @@
 """Time the calls of a variant in its own process.
 
 `python -m jaxprtool.api.investigate.isolated_turns FOLDER` compiles the variant in a folder (see
-`isolated`). It prints its `Start` as a line of JSON, and then, for each line that it reads, the
-seconds of a call.
+`isolated`). It prints its `VariantStart` as a line of JSON, and then, for each line that it reads,
+the seconds of a call.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from typing import Any
 from jaxprtool import errors, jaxcompat, processes
 from jaxprtool.api.investigate.isolated import read_request, write_request
 from jaxprtool.errors import JaxprToolError, UnsupportedError
-from jaxprtool.execute.bench import Start, TurnsHere
+from jaxprtool.execute.bench import TurnsHere, VariantStart
 from jaxprtool.execute.compare.variants import OnProgress, Variant
 from jaxprtool.execute.running.backends import compiled_afresh
 from jaxprtool.execute.running.run import CompiledMemory
@@ -57,7 +57,7 @@ class IsolatedTurns:
         self._name, self._child, self._stderr = name, child, stderr
         self._on_progress = on_progress
 
-    def start(self) -> Start:
+    def start(self) -> VariantStart:
         """Wait until it is compiled.
 
         Raises the errors of `run`, and UnsupportedError if the process crashes.
@@ -67,7 +67,7 @@ class IsolatedTurns:
         if "error" in reply:
             raise getattr(errors, reply["error"])(reply["message"], reply["hint"])
         memory = reply["memory"] and CompiledMemory(**reply["memory"])
-        return Start(**{**reply, "devices": tuple(reply["devices"]), "memory": memory})
+        return VariantStart(**{**reply, "devices": tuple(reply["devices"]), "memory": memory})
 
     def turn(self) -> float:
         stdin = self._child.popen.stdin

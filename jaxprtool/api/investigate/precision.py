@@ -36,7 +36,7 @@ from jaxprtool.execute.compare.variants import (
     compared,
 )
 from jaxprtool.execute.nans import finite_fill
-from jaxprtool.execute.running.arrays import fill
+from jaxprtool.execute.running.arrays import fill_arguments
 from jaxprtool.execute.watch import watch
 from jaxprtool.ir.conversions import with_contents
 from jaxprtool.ir.frames import BEHIND, frames_now
@@ -85,11 +85,11 @@ def precision(
         PipelineError: If there is no such dtype.
     """
     inputs = inputs_from([program], args)(program)
-    return found_precision(inputs, Request(dtype, by, Tolerance(rtol, atol), seed, trials))
+    return found_precision(inputs, PrecisionRequest(dtype, by, Tolerance(rtol, atol), seed, trials))
 
 
 @dataclass(frozen=True)
-class Request:
+class PrecisionRequest:
     """The arguments of `precision`."""
 
     dtype: str
@@ -100,23 +100,25 @@ class Request:
 
 
 def found_precision(
-    inputs: RunInputs, request: Request, on_progress: OnProgress = lambda doing: None
+    inputs: RunInputs, request: PrecisionRequest, on_progress: OnProgress = lambda doing: None
 ) -> Precision:
     """Return the result of `precision` for a program with its inputs."""
     dtype = MixedPrecision(request.dtype).jax_dtype
     request = replace(request, tolerance=replace(request.tolerance, dtype=dtype))
-    filled = fill(inputs.program, inputs.values, request.seed)
+    filled = fill_arguments(inputs.program, inputs.values, request.seed)
     program = inputs.program
     if program.symbols:
         program = program.at([getattr(value, "shape", ()) for value in filled.arguments])
     inputs = replace(inputs, program=with_contents(program))
-    return _Search(inputs, request, on_progress).run()
+    return _PrecisionSearch(inputs, request, on_progress).run()
 
 
-class _Search:
+class _PrecisionSearch:
     """The search for places to keep."""
 
-    def __init__(self, inputs: RunInputs, request: Request, on_progress: OnProgress) -> None:
+    def __init__(
+        self, inputs: RunInputs, request: PrecisionRequest, on_progress: OnProgress
+    ) -> None:
         self._given, self._request, self._on_progress = inputs, request, on_progress
         self._program, self._tolerance = inputs.program, request.tolerance
         self._codes = narrow_places(inputs.program, request.dtype, request.by)
@@ -141,7 +143,9 @@ class _Search:
         arguments = self._filled.arguments
         if number:
             seed = self._request.seed + number
-            arguments = fill(self._program, self._given.values, seed, self._filled.within).arguments
+            arguments = fill_arguments(
+                self._program, self._given.values, seed, self._filled.within
+            ).arguments
         return arguments, self._reference(arguments)
 
     def run(self) -> Precision:

@@ -25,14 +25,14 @@ from jaxprtool.errors import TargetError
 from jaxprtool.execute.profile import (
     MODULE,
     finish,
-    measure,
     measured_peaks,
     newest_trace,
+    profiled_run,
     recorded,
     step,
     with_modules,
 )
-from jaxprtool.execute.running.arrays import fill
+from jaxprtool.execute.running.arrays import fill_arguments
 from jaxprtool.execute.running.run import flat_arguments, require_count, require_program
 from jaxprtool.ir.frames import frames_now
 from jaxprtool.ir.hlo.trace import read_trace
@@ -66,7 +66,7 @@ def profile(
         values = flat_arguments(program, args)
         program = program.at(list(map(np.shape, values))) if program.symbols else program
     require_count(program, values)
-    filled = fill(program, dict(zip(program.arg_names, values, strict=True)), seed)
+    filled = fill_arguments(program, dict(zip(program.arg_names, values, strict=True)), seed)
     return profile_on(program, filled.arguments, None, calls)
 
 
@@ -78,7 +78,7 @@ def profile_on(
     on_progress: Callable[[str], object] = lambda doing: None,
 ) -> Profile:
     """Return the profile of a program on flat arguments and a device; see `profile`."""
-    measured = measure(program, arguments, device, calls, on_progress)
+    measured = profiled_run(program, arguments, device, calls, on_progress)
     result = profile_of(measured.trace, program.name, frames_now(program.roots))
     result = with_plain_time(result, measured.plain_seconds)
     return with_cost(result, cost(program), peaks_of(measured.device))

@@ -29,8 +29,8 @@ from jaxprtool.analysis.residuals import (
     Saving,
     kept_values,
     nameable_values,
-    named,
-    peak_of,
+    named_values,
+    placement_peak,
     residual_count,
     total_bytes,
     total_size,
@@ -51,8 +51,8 @@ from jaxprtool.passes.framework.retrace import (
     chosen_argnums,
     positional,
     positional_roots,
-    reported,
     root_of,
+    trace_errors_reported,
 )
 from jaxprtool.passes.transforms.calls import Checkpoint
 from jaxprtool.passes.transforms.linear import Vjp
@@ -105,14 +105,17 @@ def residuals(
                 "give the loss as TARGET",
             )
         forward, backward = inside["forward"], inside["backward"]
-        saved, total = analysis.residuals(forward, backward, {}), analysis.total_bytes(backward)
+        saved, total = (
+            analysis.passed_residuals(forward, backward, {}),
+            analysis.total_bytes(backward),
+        )
         return Residuals(program.name, total, saved, {}, is_inside=True)
     program, numbers, names = differentiated(program, argnums)
     policies = policies_of(program)
     with without_collector():
         gradient = Vjp(argnums=numbers)(program)
         forward, backward = gradient["forward"], gradient["backward"]
-        saved = analysis.residuals(forward, backward, policies)
+        saved = analysis.passed_residuals(forward, backward, policies)
         kept = bytes_by_policy(program, policies, numbers)
         total = analysis.total_bytes(backward)
         placed: tuple[Placement, ...] = ()
@@ -162,7 +165,7 @@ def bytes_by_policy(
     (call,) = jaxpr.eqns
     tangents = [type(v) is not Literal and v in moving for v in call.invars]
     constants = set(jaxpr.constvars)
-    with reported(program, Vjp.name), jaxcompat.axes_bound(program.axis_env):
+    with trace_errors_reported(program, Vjp.name), jaxcompat.axes_bound(program.axis_env):
         checkpointed = jaxcompat.CheckpointedJvp(call, tangents)
         kept = {name: set(checkpointed.kept(policy)) for name, policy in policies.items()}
     return {name: total_size(v.aval for v in values - constants) for name, values in kept.items()}
@@ -224,7 +227,7 @@ def proposal(
     if kept <= budget:
         return Proposal(budget, "", (), kept, flops, flops)
     plain, *tested = rows
-    choice = _Choice(program, argnums, budget)
+    choice = _SavedValueChoice(program, argnums, budget)
     tested += choice.placements(compiled)
     least = min(choice.bytes, *(placement.total_bytes for placement in tested))
     if least > budget:
@@ -234,7 +237,9 @@ def proposal(
             f"the minimum budget is {least}, which is {in_bytes(least)}",
         )
     fitting = [placement for placement in tested if placement.total_bytes <= budget]
-    lower = [placement for placement in fitting if peak_of(placement) < peak_of(plain)]
+    lower = [
+        placement for placement in fitting if placement_peak(placement) < placement_peak(plain)
+    ]
     best = min(lower, key=_rank, default=None)
     chosen = choice.policy, choice.values, choice.bytes, choice.flops
     if choice.bytes > budget:
@@ -248,18 +253,26 @@ def _rank(placement: Placement) -> tuple[object, ...]:
     """Return a sort key for placements, the best first."""
     offloads = _OFFLOAD in placement.policy  # its transfers are in no figure
     is_simple = placement.policy == _policy(())
-    return peak_of(placement), offloads, placement.flops, placement.total_bytes, not is_simple
+    return (
+        placement_peak(placement),
+        offloads,
+        placement.flops,
+        placement.total_bytes,
+        not is_simple,
+    )
 
 
 def _cheaper(best: Placement, plain: Placement, lower: Sequence[Placement]) -> Placement | None:
     """Return the placement of the fewest FLOPs that saves at least half as much as the best."""
-    limit = (peak_of(best) + peak_of(plain)) / 2
-    worth = [p for p in lower if peak_of(p) <= limit and _OFFLOAD not in p.policy]
-    cheapest = min(worth, key=lambda placement: (placement.flops, peak_of(placement)), default=best)
+    limit = (placement_peak(best) + placement_peak(plain)) / 2
+    worth = [p for p in lower if placement_peak(p) <= limit and _OFFLOAD not in p.policy]
+    cheapest = min(
+        worth, key=lambda placement: (placement.flops, placement_peak(placement)), default=best
+    )
     return cheapest if cheapest.flops < best.flops else None
 
 
-class _Choice:
+class _SavedValueChoice:
     """The named values to save within a budget, with the fewest FLOPs.
 
     Args:
@@ -304,7 +317,7 @@ class _Choice:
         for only in places(self._program) if self.values else ():
             with suppress(UnsupportedError):  # it has effects
                 policy = _policy(self._labels)
-                placement = measured(self._program, self._argnums, only, policy, compiled)
+                placement = measured_placement(self._program, self._argnums, only, policy, compiled)
                 yield replace(placement, policy=self.policy)
 
 
@@ -342,7 +355,7 @@ def _with_names(program: Program) -> tuple[Program, dict[str, Named]]:
     labels = {
         v: label for label, values in zip(new, nameable.values(), strict=True) for v in values
     }
-    places.update(zip(new, named(nameable, primitives, frames), strict=True))
+    places.update(zip(new, named_values(nameable, primitives, frames), strict=True))
     return name_values(program, labels), places
 
 
@@ -429,14 +442,14 @@ def placements(
             whole function.
         compiled: Whether to compile each gradient, for the peak that XLA states.
     """
-    plain = measured(program, argnums, (), "", compiled)
+    plain = measured_placement(program, argnums, (), "", compiled)
     yield plain
     for only in places(program):
         if only and not _drops(program, argnums, only, plain):
             continue
         for policy in policies if only == () else policies[1:]:
             try:
-                yield measured(program, argnums, only, policy, compiled)
+                yield measured_placement(program, argnums, only, policy, compiled)
             except UnsupportedError:
                 break
 
@@ -450,7 +463,7 @@ def _drops(program: Program, argnums: Argnums, only: Only, plain: Placement) -> 
     return (total_bytes(gradient["backward"]) or 0) < plain.total_bytes
 
 
-def measured(
+def measured_placement(
     program: Program, argnums: Argnums, only: Only, policy: str, compiled: bool = False
 ) -> Placement:
     """Return the memory and FLOPs of a program's gradient with `jax.checkpoint` in a place.
@@ -466,7 +479,7 @@ def measured(
         UnsupportedError: If the place has effects.
     """
     gradient = Vjp(argnums=argnums)(_checkpointed(program, only, policy) if policy else program)
-    whole = joined(gradient)
+    whole = joined_halves(gradient)
     kept_bytes = total_bytes(gradient["backward"])
     assert kept_bytes is not None
     flops = sum(cost(half).total.work.flops for _, half in gradient.items())
@@ -483,7 +496,7 @@ def _checkpointed(program: Program, only: Only, policy: str) -> Program:
     return program
 
 
-def joined(gradient: Programs) -> ClosedJaxpr:
+def joined_halves(gradient: Programs) -> ClosedJaxpr:
     """Return the halves of a gradient as one jaxpr, of arguments and cotangents."""
     forward, backward = gradient["forward"], gradient["backward"]
     main = filled(forward.out_tree, range(forward.out_tree.num_leaves))[0]

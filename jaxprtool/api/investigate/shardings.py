@@ -177,7 +177,7 @@ _COLLECTIVES, _TRIES = 4, 16
 _LEAST = 0.01
 
 
-class _Candidate(NamedTuple):
+class _ConstraintCandidate(NamedTuple):
     """A constraint to try: the equations of a line with results of one shape, and a spec.
 
     A constraint of the source is removed if the spec is None.
@@ -236,7 +236,7 @@ def _mesh(program: Program, facts: Shardings) -> Mesh | AbstractMesh:
 
 def _candidates(
     facts: Shardings, source: Sequence[ConstraintSpecs], program: Program, frames: Frames
-) -> Iterator[_Candidate]:
+) -> Iterator[_ConstraintCandidate]:
     """Yield the constraints to try, in turns: one for each constraint and collective."""
     found_equations = list(equations(top_jaxpr(program)))
     backward = {frames.line_of([eqn]) for eqn in found_equations if is_backward(eqn)}
@@ -252,7 +252,7 @@ def _candidates(
     ]
     of_source = list(_of_source(source, found_equations, frames, facts)) if added else []
     of_values = [_of_collective(collective, by_name, facts) for collective in added[:_COLLECTIVES]]
-    tried: dict[object, _Candidate] = {}
+    tried: dict[object, _ConstraintCandidate] = {}
     for turn in zip_longest(*of_source, *of_values):
         for candidate in filter(None, turn):
             tried.setdefault((candidate.equations[0].outvars[0], candidate.spec), candidate)
@@ -264,7 +264,7 @@ def _of_source(
     found_equations: Sequence[JaxprEqn],
     frames: Frames,
     facts: Shardings,
-) -> Iterator[list[_Candidate]]:
+) -> Iterator[list[_ConstraintCandidate]]:
     """Yield the candidates of each constraint of the source: other specs, and none."""
     by_place = defaultdict[tuple[str, str], list[JaxprEqn]](list)
     for eqn in filter(_is_constraint, found_equations):
@@ -275,8 +275,8 @@ def _of_source(
         eqns = tuple(by_place[place])
         is_partial = any(_is_batched(e) or e.params["unconstrained_dims"] for e in eqns)
         others = [] if is_partial else _others(eqns, suggested.get(place, ()), facts)
-        candidates = [_Candidate(eqns, spec) for spec in others]
-        removed = _Candidate(eqns, None)
+        candidates = [_ConstraintCandidate(eqns, spec) for spec in others]
+        removed = _ConstraintCandidate(eqns, None)
         yield [*candidates[:1], removed, *candidates[1:]]
 
 
@@ -316,7 +316,7 @@ def _source_spec(eqn: JaxprEqn) -> str:
 
 def _of_collective(
     collective: Collective, by_name: Mapping[str, Sequence[JaxprEqn]], facts: Shardings
-) -> Iterator[_Candidate]:
+) -> Iterator[_ConstraintCandidate]:
     reason = collective.reason
     assert reason is not None and collective.axes is not None
     for name in (reason.consumer, reason.operand):
@@ -330,7 +330,7 @@ def _of_collective(
             collective.axes, _entries(reason.operand_spec), _entries(now), len(shape)
         ):
             if spec != _entries(now) and _divides(spec, shape, facts.mesh):
-                yield _Candidate(alike, spec)
+                yield _ConstraintCandidate(alike, spec)
 
 
 def _specs(
@@ -370,7 +370,7 @@ def _is_constraint(eqn: JaxprEqn) -> bool:
     return bool(eqn.primitive.name == "sharding_constraint")
 
 
-def _constraint(candidate: _Candidate, frames: Frames, changed: Shardings) -> Constraint:
+def _constraint(candidate: _ConstraintCandidate, frames: Frames, changed: Shardings) -> Constraint:
     eqn, spec = candidate.equations[0], candidate.spec
     replaces = _is_constraint(eqn)
     return Constraint(

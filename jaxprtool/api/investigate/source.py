@@ -10,15 +10,15 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from jaxprtool.analysis.profile import Profile, profile_of
-from jaxprtool.analysis.residuals import residuals as found_residuals
+from jaxprtool.analysis.residuals import passed_residuals as found_residuals
 from jaxprtool.analysis.shardings import Shardings
 from jaxprtool.analysis.source_lines import (
     Source,
     called_package,
     source_lines,
     with_collectives,
+    with_line_times,
     with_residuals,
-    with_times,
 )
 from jaxprtool.api.investigate.residuals import differentiated, gives_one_float, is_float
 from jaxprtool.errors import JaxprToolError
@@ -58,14 +58,14 @@ def source(
     package = "" if annotated.files else called_package(program)
     if not package:
         annotated = _with_residuals(annotated, program, residuals, argnums)
-        annotated = annotated if profile is None else with_times(annotated, profile)
+        annotated = annotated if profile is None else with_line_times(annotated, profile)
         return _with_collectives(annotated, program, shardings)
     with frames(current_frame_view().choice, package):
         annotated = replace(source_lines(program), package=package)
         annotated = _with_residuals(annotated, program, residuals, argnums)
         if profile is not None and profile.trace is not None:
             lines = profile_of(profile.trace, profile.name, frames_now(program.roots)).lines
-            annotated = with_times(annotated, replace(profile, lines=lines))
+            annotated = with_line_times(annotated, replace(profile, lines=lines))
         return _with_collectives(annotated, program, shardings)
 
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from jaxprtool.analysis.lint import lint
 from jaxprtool.analysis.memory import outlined_memory
 from jaxprtool.analysis.stats import stats
-from jaxprtool.analysis.summary import Facts
+from jaxprtool.analysis.summary import ProgramFacts
 from jaxprtool.api.investigate.residuals import gives_one_float
 from jaxprtool.errors import JaxprToolError
 from jaxprtool.ir.program import Program
@@ -31,7 +31,7 @@ def facts_of(
     profile: Profile | None = None,
     is_partitioned: bool = False,
     codes: tuple[Sequence[str], Sequence[str]] = ((), ()),
-) -> Facts:
+) -> ProgramFacts:
     """Return the facts about a program, with its counts, findings of lint and repeated bodies.
 
     Args:
@@ -43,7 +43,7 @@ def facts_of(
         is_partitioned: Whether the report shows its shardings.
         codes: The codes of lint to select, and to ignore.
     """
-    return Facts(
+    return ProgramFacts(
         stats(program),
         cost,
         memory,

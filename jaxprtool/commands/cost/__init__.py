@@ -6,7 +6,7 @@ INFO = CommandInfo(
     panel="Measure",
     position=1,
     summary="Estimate FLOPs and memory traffic; --measure also times it.",
-    run="jaxprtool.cli.cost:cost",
+    run="jaxprtool.cli.cost:cost_command",
     tables={
         "Cost": "jaxprtool.render.reports.cost:cost_table",
     },

@@ -6,7 +6,7 @@ INFO = CommandInfo(
     panel="Look",
     position=4,
     summary="Show by line which equations differ between two programs.",
-    run="jaxprtool.cli.diff:diff",
+    run="jaxprtool.cli.diff:diff_command",
     tables={
         "Diff": "jaxprtool.render.reports.diff:diff_text",
     },

@@ -6,7 +6,7 @@ INFO = CommandInfo(
     panel="In your repository",
     position=2,
     summary="Find wasted memory and time, and likely mistakes.",
-    run="jaxprtool.cli.lint:lint",
+    run="jaxprtool.cli.lint:lint_command",
     tables={
         "Findings": "jaxprtool.render.reports.lint:findings_by_line",
     },

@@ -6,7 +6,7 @@ INFO = CommandInfo(
     panel="Run and debug",
     position=3,
     summary="Find the equation that produces the first NaN or infinity.",
-    run="jaxprtool.cli.nans:nans",
+    run="jaxprtool.cli.nans:nans_command",
     tables={
         "NanSearch": "jaxprtool.render.reports.nans:first_found",
     },

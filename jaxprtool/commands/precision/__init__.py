@@ -6,7 +6,7 @@ INFO = CommandInfo(
     panel="Run and debug",
     position=6,
     summary="Find the lines that have to stay in f32.",
-    run="jaxprtool.cli.precision:precision",
+    run="jaxprtool.cli.precision:precision_command",
     tables={
         "Precision": "jaxprtool.render.reports.precision:precision_text",
     },

@@ -6,7 +6,7 @@ INFO = CommandInfo(
     panel="Measure",
     position=4,
     summary="Time a compiled function by your lines, with JAX's profiler.",
-    run="jaxprtool.cli.profile:profile",
+    run="jaxprtool.cli.profile:profile_command",
     tables={
         "Profile": "jaxprtool.render.reports.profile:profile_table",
     },

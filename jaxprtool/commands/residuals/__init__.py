@@ -6,7 +6,7 @@ INFO = CommandInfo(
     panel="Measure",
     position=3,
     summary="Show the values that a gradient keeps for its backward pass.",
-    run="jaxprtool.cli.residuals:residuals",
+    run="jaxprtool.cli.residuals:residuals_command",
     tables={
         "Residuals": "jaxprtool.render.reports.residuals:residuals_table",
     },

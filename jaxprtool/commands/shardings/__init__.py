@@ -6,7 +6,7 @@ INFO = CommandInfo(
     panel="Several devices",
     position=1,
     summary="Show how XLA partitions a function over devices, by line.",
-    run="jaxprtool.cli.shardings:shardings",
+    run="jaxprtool.cli.shardings:shardings_command",
     tables={
         "Shardings": "jaxprtool.render.reports.shardings:shardings_tables",
     },

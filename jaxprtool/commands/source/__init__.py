@@ -6,7 +6,7 @@ INFO = CommandInfo(
     panel="Look",
     position=3,
     summary="Show each source line with its FLOPs, bytes and residuals.",
-    run="jaxprtool.cli.source:source",
+    run="jaxprtool.cli.source:source_command",
     tables={
         "Source": "jaxprtool.render.reports.source:source_text",
     },

@@ -6,7 +6,7 @@ INFO = CommandInfo(
     panel="Run and debug",
     position=4,
     summary="Run a function and summarize its intermediate values.",
-    run="jaxprtool.cli.watch:watch",
+    run="jaxprtool.cli.watch:watch_command",
     tables={
         "Watched": "jaxprtool.render.reports.watch:watched_text",
     },

@@ -6,7 +6,7 @@ INFO = CommandInfo(
     panel="Look",
     position=5,
     summary="Show what a value affects, and why a gradient is zero.",
-    run="jaxprtool.cli.why:why",
+    run="jaxprtool.cli.why:why_command",
     tables={
         "GradientAnswer": "jaxprtool.render.reports.why:gradient_text",
         "Path": "jaxprtool.render.reports.why:path_text",

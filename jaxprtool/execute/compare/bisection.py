@@ -11,7 +11,7 @@ import jax
 import numpy as np
 from jax import numpy as jnp
 
-from jaxprtool.execute.compare.divergence import DivergenceSearch, Found, Pair, Prefix
+from jaxprtool.execute.compare.divergence import DivergencePoint, DivergenceSearch, Pair, Prefix
 from jaxprtool.execute.compare.measures import Comparator, Measure, Tolerance, measured
 from jaxprtool.execute.compare.variants import Compared, Executor, Risk, Variant
 from jaxprtool.ir.conversions import with_scalar_predicates
@@ -118,16 +118,16 @@ def find_divergence(
         search = DivergenceSearch(comparator, executors, on_progress)
         found = search.find(bodies, placed, results, positions=positions)
         if found is not None:
-            return _Describer(variants[0], found, tolerance).divergence(
+            return _DivergenceDescriber(variants[0], found, tolerance).divergence(
                 *names, strict and not exact
             )
     return Divergence(*names, why="every result is within tolerance")
 
 
-class _Describer:
+class _DivergenceDescriber:
     """Describes a search result."""
 
-    def __init__(self, variant: Variant, found: Found, tolerance: Tolerance):
+    def __init__(self, variant: Variant, found: DivergencePoint, tolerance: Tolerance):
         self._program, self._found, self._tolerance = variant.program, found, tolerance
         self._frames = frames_now(variant.program.roots)
         self._scopes = ScopePaths(all_jaxprs(top_jaxpr(variant.program)), variant.program.roots)
@@ -302,7 +302,7 @@ def _without(array: np.ndarray, nonzero: np.ndarray, parts: int) -> Iterator[np.
         yield zeroed
 
 
-def described(value: Any) -> str:
+def input_text(value: Any) -> str:
     """Return an input in words: `zero except [2, 1] = 1.0`."""
     if not _is_number(value):
         return "random"

@@ -17,9 +17,15 @@ import jax
 import numpy as np
 
 from jaxprtool import jaxcompat
-from jaxprtool.execute.compare.measures import Comparator, Measure, Tolerance, comparable, measured
+from jaxprtool.execute.compare.measures import (
+    Comparator,
+    Measure,
+    Tolerance,
+    is_comparable,
+    measured,
+)
 from jaxprtool.execute.compare.variants import BodyRun, Executor, needed
-from jaxprtool.execute.stepping import Progress, advanced, started
+from jaxprtool.execute.stepping import Progress, advanced, resumed_progress
 from jaxprtool.ir.body_matching import MatchedBody
 from jaxprtool.ir.differences import counterparts
 from jaxprtool.ir.dtypes import as_array
@@ -63,7 +69,7 @@ Path: TypeAlias = tuple[EnteredBody, ...]
 
 
 @dataclass(frozen=True, eq=False)
-class Found:
+class DivergencePoint:
     """A point where two variants diverge.
 
     Attributes:
@@ -129,7 +135,7 @@ class DivergenceSearch:
         results: tuple[Sequence[Any], Sequence[Any]] | None = None,
         path: Path = (),
         positions: Sequence[tuple[int, int]] | None = None,
-    ) -> Found | None:
+    ) -> DivergencePoint | None:
         """Return where two bodies diverge on arguments that agree.
 
         Args:
@@ -151,10 +157,10 @@ class DivergenceSearch:
         if not wrong:
             return None
         counterpart = self._matches.of(a.jaxpr, b.jaxpr, positions)
-        level = _Level(self._comparator, a, b, counterpart, wrong)
+        level = _DivergentBodies(self._comparator, a, b, counterpart, wrong)
         return self._inward(level.cause(level.found(path, self._on_progress)))
 
-    def _inward(self, found: Found) -> Found:
+    def _inward(self, found: DivergencePoint) -> DivergencePoint:
         """Return the divergence inside the bodies of an equation, or `found` if there is none."""
         old, new = found.eqns
         if old is None or new is None or type(view(old)) is not type(view(new)):
@@ -162,7 +168,9 @@ class DivergenceSearch:
         inner = self._inside(found, old, new)
         return found if inner is None else inner
 
-    def _inside(self, found: Found, old: JaxprEqn, new: JaxprEqn) -> Found | None:
+    def _inside(
+        self, found: DivergencePoint, old: JaxprEqn, new: JaxprEqn
+    ) -> DivergencePoint | None:
         a, b = regions(old), regions(new)
         if a is None or b is None or isinstance(a.view, ShardMap):
             return None
@@ -211,7 +219,7 @@ def _given_to(inside: Regions, body: ClosedJaxpr) -> list[Atom]:
     return [inside.eqn.invars[i] for i in inside.regions[which].ins]
 
 
-class _Level:
+class _DivergentBodies:
     """Two bodies, some of whose results differ.
 
     Args:
@@ -240,7 +248,7 @@ class _Level:
             *(v for e in self._eqns for v in e.outvars),
         ]:
             other = counterpart(var)
-            if other is not None and comparable(var) and var.aval.shape == other.aval.shape:
+            if other is not None and is_comparable(var) and var.aval.shape == other.aval.shape:
                 self._counterparts[var] = other
         self._defined = {v: i for i, eqn in enumerate(self._eqns) for v in eqn.outvars}
         self._last = {v: i for i, eqn in enumerate(self._eqns) for v in variables(eqn.invars)}
@@ -253,7 +261,7 @@ class _Level:
             if any(v in self._counterparts for v in eqn.outvars)
         ]
 
-    def found(self, path: Path, on_progress: Callable[[str], object]) -> Found:
+    def found(self, path: Path, on_progress: Callable[[str], object]) -> DivergencePoint:
         """Return the first point at which corresponding values differ, or else the results."""
         low, high = -1, len(self._points)
         while high - low > 1:
@@ -268,7 +276,7 @@ class _Level:
         other = self._b.definitions.get((wrong or pairs)[0][1])
         return self._found(path, (eqn, other), wrong or pairs)
 
-    def cause(self, found: Found) -> Found:
+    def cause(self, found: DivergencePoint) -> DivergencePoint:
         """Return the first difference of the programs before a point that only passes it on.
 
         The search may miss it, since it tolerates more of intermediate values than of results.
@@ -324,18 +332,18 @@ class _Level:
     def _differ(self, pair: Pair) -> bool:
         return self._comparator.differ(self._a.value(pair[0]), self._b.value(pair[1]))
 
-    def _at_results(self, path: Path) -> Found:
+    def _at_results(self, path: Path) -> DivergencePoint:
         self._compute(self._wrong)
         wrong = [pair for pair in self._wrong if self._differ(pair)]
         if not wrong:
-            return Found((self._a, self._b), path, (None, None), [], [], ((), ()))
+            return DivergencePoint((self._a, self._b), path, (None, None), [], [], ((), ()))
         old, new = wrong[0]
         eqns = self._a.definitions.get(old), self._b.definitions.get(new)  # type: ignore[arg-type]
         return self._found(path, eqns, wrong)
 
     def _found(
         self, path: Path, eqns: tuple[JaxprEqn | None, JaxprEqn | None], wrong: Sequence[Pair]
-    ) -> Found:
+    ) -> DivergencePoint:
         matched = set(self._counterparts) - {old for old, _ in wrong}
         others = {new: old for old, new in self._counterparts.items() if old in matched}
         removed = _between(self._a, [old for old, _ in wrong], matched)
@@ -349,7 +357,7 @@ class _Level:
             [eqn for eqn in unmatched if eqn is not diverging]
             for unmatched, diverging in zip((removed, added), eqns, strict=True)
         )
-        return Found((self._a, self._b), path, eqns, wrong, pairs, between)  # type: ignore[arg-type]
+        return DivergencePoint((self._a, self._b), path, eqns, wrong, pairs, between)  # type: ignore[arg-type]
 
 
 def _is_same(old: JaxprEqn, new: JaxprEqn) -> bool:
@@ -439,11 +447,11 @@ class _Iterations:
         return jax.lax.while_loop(  # type: ignore[no-any-return]
             lambda progress: progress.more & (progress.number < stop),
             lambda progress: advanced(self.loop, operands, progress),
-            started(self.loop, operands, number, carry),
+            resumed_progress(self.loop, operands, number, carry),
         )
 
     def _one_by_one(self, operands: LoopOperands, number: Any, carry: Any, stop: Any) -> Progress:
-        progress = started(self.loop, operands, number, carry, self._executor.run)
+        progress = resumed_progress(self.loop, operands, number, carry, self._executor.run)
         while progress.more and progress.number < stop:
             progress = advanced(self.loop, operands, progress, self._executor.run, row_of)
         return progress
@@ -584,7 +592,7 @@ def differing_prefix(
     Returns:
         None if the values of the whole program are equal.
     """
-    search = _Search(program, executors)
+    search = _WrongValueSearch(program, executors)
     eqns = jaxcompat.open_jaxpr(program.jaxpr).eqns
     low, high = 0, len(eqns)
     wrong = search.wrong(high)
@@ -609,7 +617,7 @@ def differing_prefix(
     )
 
 
-class _Search:
+class _WrongValueSearch:
     def __init__(self, program: Program, executors: tuple[Executor, Executor]):
         self._program, self._executors = program, executors
         self._jaxpr = jaxcompat.open_jaxpr(program.jaxpr)
@@ -634,4 +642,4 @@ class _Search:
         computed = {v for eqn in self._jaxpr.eqns[:count] for v in eqn.outvars}
         later = [atom for eqn in self._jaxpr.eqns[count:] for atom in eqn.invars]
         read = dict.fromkeys(variables([*later, *self._jaxpr.outvars]))
-        return [v for v in read if v in computed and comparable(v)]
+        return [v for v in read if v in computed and is_comparable(v)]

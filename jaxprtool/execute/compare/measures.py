@@ -12,7 +12,7 @@ from jax import numpy as jnp
 
 from jaxprtool import jaxcompat
 from jaxprtool.errors import ArgumentsError
-from jaxprtool.execute.nans import is_mostly_nonfinite, nonfinite
+from jaxprtool.execute.nans import count_nonfinite, is_mostly_nonfinite
 from jaxprtool.execute.running.arrays import as_numpy, bits_agree, wide
 from jaxprtool.ir.documents import AnyFloat, document
 from jaxprtool.ir.dtypes import is_extended
@@ -214,7 +214,7 @@ def measured(
         ulps=None if extended else _ulps(a, b),
         cosine=None if extended else _cosine(a, b),
         nans=(_nans(a), _nans(b)),
-        nonfinite=(nonfinite(a), nonfinite(b)),
+        nonfinite=(count_nonfinite(a), count_nonfinite(b)),
     )
 
 
@@ -376,7 +376,7 @@ class Comparator:
         return bool(self.wrong(reference, value).any())
 
 
-def comparable(var: Any) -> bool:
+def is_comparable(var: Any) -> bool:
     """Return True if the values of a variable can be compared: it is an array but not a ref."""
     aval = var.aval
     return not isinstance(aval, AbstractRef) and getattr(aval, "shape", None) is not None

@@ -17,10 +17,10 @@ from jaxprtool.errors import ArgumentsError, JaxprToolError, UnsupportedError, d
 from jaxprtool.execute.compare.measures import Measure, Tolerance, measured
 from jaxprtool.execute.running.rounding import Rounding, explained
 from jaxprtool.execute.running.run import (
+    arguments_placed,
     choose_device,
-    compiled,
+    compiled_program,
     failures_reported,
-    ready,
     require_runnable,
 )
 from jaxprtool.ir.documents import AnyFloat, Printed, document
@@ -119,7 +119,10 @@ class Runner:
         run it, and UserFunctionError if a user's callback or check fails.
         """
         program = self.variant.program
-        with ready(program, arguments, self._device) as (there, _), failures_reported(program):
+        with (
+            arguments_placed(program, arguments, self._device) as (there, _),
+            failures_reported(program),
+        ):
             if self.variant.op_by_op:
                 self._on_progress(f"running {self.variant.name}")
                 try:
@@ -132,7 +135,7 @@ class Runner:
                     ) from error
             else:
                 if self._call is None:
-                    self._call = compiled(program, there, self._on_progress).call
+                    self._call = compiled_program(program, there, self._on_progress).call
                 self._on_progress(f"running {self.variant.name}")
                 outs = self._call(there)
             return list(jax.block_until_ready(list(map(as_array, outs))))
@@ -242,7 +245,7 @@ class Executor:
     @contextmanager
     def running(self) -> Iterator[Sequence[Any]]:
         """Run the block where the variant runs, and yield its arguments there."""
-        place = ready(self._program, self.arguments, self._device)
+        place = arguments_placed(self._program, self.arguments, self._device)
         with failures_reported(self._program), place as (arguments, _):
             yield arguments
 

@@ -23,14 +23,27 @@ from jax import numpy as jnp
 from jaxprtool import jaxcompat
 from jaxprtool.errors import UnsupportedError
 from jaxprtool.execute.nans.compiled import cone_of, screened
-from jaxprtool.execute.nans.search import OriginSearch, count_of, element, first_place, place_after
-from jaxprtool.execute.nans.values import INF, NAN, Evaluation, Origin, Tracked
-from jaxprtool.execute.running.arrays import Filled, as_numpy, fill, plain, statistics, wide
+from jaxprtool.execute.nans.search import (
+    OriginSearch,
+    count_in_state,
+    element,
+    first_place,
+    place_after,
+)
+from jaxprtool.execute.nans.values import INF, NAN, Evaluation, NonfiniteOrigin, Tracked
+from jaxprtool.execute.running.arrays import (
+    FilledArguments,
+    as_numpy,
+    fill_arguments,
+    plain_array,
+    statistics,
+    wide,
+)
 from jaxprtool.execute.running.run import ready_to_step
 from jaxprtool.ir.dataflow import POSITIVE, Domain
 from jaxprtool.ir.documents import Printed, document
 from jaxprtool.ir.equations import all_jaxprs, named, type_of
-from jaxprtool.ir.evaluation import FiniteCheck, unchecked
+from jaxprtool.ir.evaluation import FiniteCheck, checks_disabled
 from jaxprtool.ir.frames import frames_now
 from jaxprtool.ir.meshes import mesh_in_types
 from jaxprtool.ir.program import Program, top_jaxpr
@@ -158,7 +171,7 @@ def find_nan(program: Program, args: object, device: jax.Device | None = None) -
         UnsupportedError: If the program has free named axes.
     """
     with _searched(program, args, device) as (program, origins):
-        reading = _Describer(program)
+        reading = _OriginDescriber(program)
         bad_values = [
             reading.bad_value(origin) for origin in origins if origin.reached or not origin.held
         ]
@@ -195,7 +208,7 @@ def origin_of(program: Program, arguments: Sequence[Any], position: int, check: 
         position: The position of the result.
         check: The kind of fault.
     """
-    with unchecked(), ready_to_step(program, list(arguments), None) as (program, placed):
+    with checks_disabled(), ready_to_step(program, list(arguments), None) as (program, placed):
         search = OriginSearch(program.jaxpr, placed, program.arg_names, known=NAN | INF)
     result, states = search.results[position], NAN * check.nans | INF * check.infs
     origin = next((origin for origin in result.origins if origin.state & states), None)
@@ -211,7 +224,7 @@ def origin_of(program: Program, arguments: Sequence[Any], position: int, check: 
 @contextmanager
 def _searched(
     program: Program, args: object, device: jax.Device | None
-) -> Iterator[tuple[Program, list[Origin]]]:
+) -> Iterator[tuple[Program, list[NonfiniteOrigin]]]:
     """Search a program, and yield the result in the context of its device."""
     with ready_to_step(program, args, device) as (program, arguments):
         has_mesh = mesh_in_types(program) is not None
@@ -221,14 +234,14 @@ def _searched(
         yield program, [] if search is None else search.origins
 
 
-class _Describer:
+class _OriginDescriber:
     """Describes the origins found."""
 
     def __init__(self, program: Program) -> None:
         self._program, self._frames = program, frames_now(program.roots)
         self._scopes = ScopePaths(all_jaxprs(top_jaxpr(program)), program.roots)
 
-    def bad_value(self, origin: Origin) -> BadValue:
+    def bad_value(self, origin: NonfiniteOrigin) -> BadValue:
         step, value = origin.step, next((x for x in origin.results if x.state & origin.state), None)
         place = () if value is None else first_place(value)
         names = self._program.out_names
@@ -243,7 +256,7 @@ class _Describer:
             iteration=() if step is None else step.iterations,
             times=origin.times,
             type=type_of(_type(origin, value)),
-            count=0 if value is None else count_of(value, origin.state),
+            count=0 if value is None else count_in_state(value, origin.state),
             size=np.size(_type(origin, value)),
             position=place,
             devices=origin.devices or tuple(_devices(value, origin.state)),
@@ -261,7 +274,7 @@ class _Describer:
     def _named(self, step: Evaluation | None) -> str:
         return "" if step is None else self._frames.named(step.eqns)
 
-    def _operands(self, origin: Origin, place: tuple[int, ...]) -> Iterator[Operand]:
+    def _operands(self, origin: NonfiniteOrigin, place: tuple[int, ...]) -> Iterator[Operand]:
         if origin.step is not None:
             within = place_after(origin.step, place)
             yield from (self._operand(x, within) for x in origin.operands)
@@ -311,14 +324,14 @@ def _range(data: Any) -> tuple[float | None, float | None, int, int]:
     """Return the minimum, the maximum, and the numbers of NaNs and infinities of an array."""
     if isinstance(jax.typeof(data), jaxcompat.AbstractRef):
         return None, None, 0, 0
-    array = plain(data)
+    array = plain_array(data)
     if array.dtype.kind not in "fciu" or not array.size:
         return None, None, 0, 0
     stats = statistics(array)
     return stats["min"], stats["max"], stats.get("nan", 0), stats.get("inf", 0)
 
 
-def _type(origin: Origin, value: Tracked | None) -> Any:
+def _type(origin: NonfiniteOrigin, value: Tracked | None) -> Any:
     if value is not None:
         return jax.typeof(value.data)
     assert origin.step is not None
@@ -330,7 +343,7 @@ def _devices(value: Tracked | None, state: int) -> Iterator[str]:
     shards = [] if value is None else getattr(value.data, "addressable_shards", [])
     wrong = np.isnan if state == NAN else np.isinf
     if len(shards) > 1:
-        yield from (str(s.device) for s in shards if wrong(plain(s.data)).any())
+        yield from (str(s.device) for s in shards if wrong(plain_array(s.data)).any())
 
 
 # --- finite ---------------------------------------------------------------------------------------
@@ -350,7 +363,7 @@ _DOMAINS: tuple[Domain, ...] = (
 _ORIGINS = 4
 
 
-def nonfinite(value: Any) -> int:
+def count_nonfinite(value: Any) -> int:
     """Return the number of NaNs and infinities in a value."""
     if not hasattr(value, "dtype") or not jnp.issubdtype(value.dtype, jnp.inexact):
         return 0
@@ -366,7 +379,7 @@ def unproven(names: Sequence[str], values: Sequence[Any]) -> list[str]:
     """Return a message for each result that is not finite in most elements."""
     messages = []
     for name, value in zip(names, values, strict=True):
-        count, size = nonfinite(value), getattr(value, "size", 0)
+        count, size = count_nonfinite(value), getattr(value, "size", 0)
         if is_mostly_nonfinite(count, size):
             messages.append(f"{name} is not finite in {count:,} of {size:,} elements")
     return messages
@@ -377,8 +390,8 @@ def finite_fill(
     by_name: Mapping[str, Any],
     run: Callable[[Sequence[Any]], Sequence[Any]],
     seed: int = 0,
-) -> Filled:
-    """Return flat arguments like `fill`, chosen so that as many results as possible are finite.
+) -> FilledArguments:
+    """Return flat arguments like `fill_arguments`, chosen for as many finite results as possible.
 
     While a result contains a NaN or is not finite in most elements, other domains are tried: for
     the random arguments that the responsible equation depends on, and for all random arguments
@@ -392,13 +405,15 @@ def finite_fill(
     """
 
     def attempt(domains: Mapping[str, Domain]) -> _Attempt:
-        filled = fill(program, by_name, seed, domains)
+        filled = fill_arguments(program, by_name, seed, domains)
         values = run(filled.arguments)
         mostly = len(unproven(program.out_names, values))
         nans = any(
-            bool(np.isnan(wide(as_numpy(value))).any()) for value in values if nonfinite(value)
+            bool(np.isnan(wide(as_numpy(value))).any())
+            for value in values
+            if count_nonfinite(value)
         )
-        return _Attempt(filled, mostly, sum(map(nonfinite, values)), nans)
+        return _Attempt(filled, mostly, sum(map(count_nonfinite, values)), nans)
 
     best = attempt({})
     for _ in range(_ORIGINS):
@@ -426,13 +441,13 @@ class _Attempt:
         nans: Whether any of them is a NaN.
     """
 
-    filled: Filled
+    filled: FilledArguments
     mostly: int
     elements: int
     nans: bool
 
 
-def _other_domains(program: Program, filled: Filled) -> Iterator[dict[str, Domain]]:
+def _other_domains(program: Program, filled: FilledArguments) -> Iterator[dict[str, Domain]]:
     """Yield domains of arguments that may keep results finite, most likely first."""
     avals = dict(program.arguments)
     drawn = [name for name in filled.random if jnp.issubdtype(avals[name].dtype, jnp.floating)]
@@ -446,7 +461,7 @@ def _other_domains(program: Program, filled: Filled) -> Iterator[dict[str, Domai
                 yield dict.fromkeys(drawn_so, domain)
 
 
-def _leading_to_nan(program: Program, filled: Filled) -> list[str]:
+def _leading_to_nan(program: Program, filled: FilledArguments) -> list[str]:
     """Return the arguments that lead to the first NaN or infinity in the results."""
     first = None
     with suppress(UnsupportedError):

@@ -28,13 +28,13 @@ from jaxprtool.execute.nans.values import (
     INF,
     NAN,
     Evaluation,
-    Origin,
+    NonfiniteOrigin,
     Tracked,
+    can_be_nonfinite,
     has_state,
-    is_inexact,
     may_make,
     moves_constants,
-    nonfinite,
+    nonfinite_flags,
     origins_of,
     state_of,
     union,
@@ -45,7 +45,7 @@ from jaxprtool.execute.stepping import (
     bodies_of,
     has_external_effect,
     on_shards,
-    started,
+    resumed_progress,
 )
 from jaxprtool.ir.dataflow import DataFlow
 from jaxprtool.ir.equations import Contains, equations
@@ -322,7 +322,7 @@ Mask = Any
 
 
 @jax.tree_util.register_pytree_node_class
-class Masked:
+class MaskedValue:
     """A traced value and the mask of its origins.
 
     Its state is computed only when needed.
@@ -334,22 +334,22 @@ class Masked:
     @cached_property
     def state(self) -> tuple[Any, Any]:
         """Whether it has a NaN, and whether it has an infinity."""
-        return nonfinite(self.data)
+        return nonfinite_flags(self.data)
 
     def tree_flatten(self) -> tuple[tuple[Any, Mask], None]:
         return (self.data, self.mask), None
 
     @classmethod
-    def tree_unflatten(cls, _: None, leaves: tuple[Any, Mask]) -> Masked:
+    def tree_unflatten(cls, _: None, leaves: tuple[Any, Mask]) -> MaskedValue:
         return cls(*leaves)
 
 
-class _Written(Masked):
+class _MaskedConstant(MaskedValue):
     """A literal or a constant; a NaN in it is attributed to the equation that reads it."""
 
     @cached_property
     def state(self) -> tuple[Any, Any]:
-        return False, nonfinite(self.data)[1]
+        return False, nonfinite_flags(self.data)[1]
 
 
 class OriginCounter(Interpreter):
@@ -375,14 +375,14 @@ class OriginCounter(Interpreter):
         self._single: dict[int, Any] = {}
         self._whole: list[Any] = []
 
-    def results(self, body: ClosedJaxpr, arguments: Sequence[Masked]) -> list[Masked]:
+    def results(self, body: ClosedJaxpr, arguments: Sequence[MaskedValue]) -> list[MaskedValue]:
         """Return the results of a body with their masks."""
         return self._masked(self.run(body, arguments))
 
-    def _masked(self, values: Sequence[Masked]) -> list[Masked]:
-        return [Masked(x.data, self._mask(x)) for x in values]
+    def _masked(self, values: Sequence[MaskedValue]) -> list[MaskedValue]:
+        return [MaskedValue(x.data, self._mask(x)) for x in values]
 
-    def _mask(self, value: Masked) -> Mask:
+    def _mask(self, value: MaskedValue) -> Mask:
         if self._indices is None or not has_state(value.data):
             return None
         return self._everywhere(no_origins() if value.mask is None else value.mask)
@@ -407,10 +407,10 @@ class OriginCounter(Interpreter):
         missing = tuple(a for a in self._axes if a not in jaxcompat.varying_axes(jax.typeof(array)))
         return jax.lax.pcast(array, missing, to="varying") if missing else array
 
-    def constant(self, value: object, aval: Aval) -> Masked:
-        return _Written(value)
+    def constant(self, value: object, aval: Aval) -> MaskedValue:
+        return _MaskedConstant(value)
 
-    def evaluate(self, eqn: JaxprEqn, operands: list[Any]) -> Sequence[Masked]:
+    def evaluate(self, eqn: JaxprEqn, operands: list[Any]) -> Sequence[MaskedValue]:
         results = self.bound(eqn, operands)
         produced = self._made(eqn, operands, results) if may_make(eqn) else None
         if produced is not None:
@@ -423,11 +423,13 @@ class OriginCounter(Interpreter):
                     x.mask = origins & (x.state[0] | x.state[1])
         return results
 
-    def bound(self, eqn: JaxprEqn, operands: Sequence[Masked]) -> list[Masked]:
+    def bound(self, eqn: JaxprEqn, operands: Sequence[MaskedValue]) -> list[MaskedValue]:
         """Return the results of an equation."""
-        return list(map(Masked, bind(eqn, [x.data for x in operands])))
+        return list(map(MaskedValue, bind(eqn, [x.data for x in operands])))
 
-    def _made(self, eqn: JaxprEqn, operands: Sequence[Masked], results: Sequence[Masked]) -> Any:
+    def _made(
+        self, eqn: JaxprEqn, operands: Sequence[MaskedValue], results: Sequence[MaskedValue]
+    ) -> Any:
         """Return flags for whether an equation produces a NaN, and, if not, an infinity."""
         nan, inf = self._states(results)
         given_nan, given_inf = self._states(operands)
@@ -437,13 +439,13 @@ class OriginCounter(Interpreter):
         return jnp.stack([made_nan, inf & ~(given_nan | given_inf | made_nan)])
 
     @staticmethod
-    def _states(values: Sequence[Masked]) -> tuple[Any, Any]:
+    def _states(values: Sequence[MaskedValue]) -> tuple[Any, Any]:
         nan = inf = jnp.array(False)
         for x in values:
             nan, inf = nan | x.state[0], inf | x.state[1]
         return nan, inf
 
-    def _origins(self, eqn: JaxprEqn, operands: Sequence[Masked], produced: Any) -> Mask:
+    def _origins(self, eqn: JaxprEqn, operands: Sequence[MaskedValue], produced: Any) -> Mask:
         """Return the combined mask of the operands and of new origins of an equation."""
         mask = any_of([x.mask for x in operands])
         if traits(eqn).collective:
@@ -464,8 +466,8 @@ class OriginCounter(Interpreter):
         """Return an evaluator for the body of an equation."""
         return OriginCounter(self._numbers, self._indices, self._axes, self._varying)
 
-    def branch(self, cond: Cond, operands: list[Masked]) -> list[Masked]:
-        def taken(body: ClosedJaxpr, values: list[Masked]) -> tuple[list[Masked], Any]:
+    def branch(self, cond: Cond, operands: list[MaskedValue]) -> list[MaskedValue]:
+        def taken(body: ClosedJaxpr, values: list[MaskedValue]) -> tuple[list[MaskedValue], Any]:
             inner = self.inner()
             return inner.results(body, values), inner.counts()
 
@@ -474,21 +476,21 @@ class OriginCounter(Interpreter):
         self._whole.append(counts)
         return results  # type: ignore[no-any-return]
 
-    def scan(self, scan: Scan, operands: list[Masked]) -> list[Masked]:
+    def scan(self, scan: Scan, operands: list[MaskedValue]) -> list[MaskedValue]:
         _, consts, start, xs = LoopOperands.of(scan, self._masked(operands))
         count = len(start)
 
         def one(state: Any, rows: Any) -> Any:
             carry, masks, counts = state
             inner = self.inner()
-            slices = [Masked(row, x.mask) for row, x in zip(rows, xs, strict=True)]
+            slices = [MaskedValue(row, x.mask) for row, x in zip(rows, xs, strict=True)]
             outs = inner.results(scan.body, [*consts, *carry, *slices])
             masks = either(masks, [y.mask for y in outs[count:]])
             return (outs[:count], masks, counts + inner.counts()), [y.data for y in outs[count:]]
 
         following = self._indices is not None
         none = [
-            self._everywhere(no_origins()) if following and is_inexact(y.aval.dtype) else None
+            self._everywhere(no_origins()) if following and can_be_nonfinite(y.aval.dtype) else None
             for y in scan.ys
         ]
         rows = [x.data for x in xs]
@@ -496,12 +498,12 @@ class OriginCounter(Interpreter):
             one, (start, none, self._zeros()), rows, scan.length, scan.reverse, scan.unroll
         )
         self._whole.append(counts)
-        return [*carry, *map(Masked, ys, masks)]
+        return [*carry, *map(MaskedValue, ys, masks)]
 
-    def while_loop(self, loop: While, operands: list[Masked]) -> list[Masked]:
+    def while_loop(self, loop: While, operands: list[MaskedValue]) -> list[MaskedValue]:
         by_role = LoopOperands.of(loop, self._masked(operands))
         inner = self.inner()
-        start = started(loop, by_role, 0, by_role.carry, inner.results), inner.counts()
+        start = resumed_progress(loop, by_role, 0, by_role.carry, inner.results), inner.counts()
 
         def one(state: Any) -> Any:
             inner = self.inner()
@@ -513,15 +515,15 @@ class OriginCounter(Interpreter):
         return list(end.carry)
 
 
-def row_at(stack: Masked, i: Any) -> Masked:
+def masked_row(stack: MaskedValue, i: Any) -> MaskedValue:
     """Return the row at an index of the first axis, with the origins of the whole array."""
-    return Masked(stepping.row_at(stack.data, i), stack.mask)
+    return MaskedValue(stepping.row_at(stack.data, i), stack.mask)
 
 
-def put_at(stack: Masked, row: Masked, i: Any) -> Masked:
+def put_masked_row(stack: MaskedValue, row: MaskedValue, i: Any) -> MaskedValue:
     """Return a stack with the row at an index replaced."""
     (mask,) = either([stack.mask], [row.mask])
-    return Masked(stepping.put_at(stack.data, row.data, i), mask)
+    return MaskedValue(stepping.put_at(stack.data, row.data, i), mask)
 
 
 def no_origins() -> Mask:
@@ -551,7 +553,9 @@ class OriginTable:
         values: The arguments of the body.
     """
 
-    def __init__(self, by_equation: Mapping[tuple[int, int], Origin], values: Iterable[Tracked]):
+    def __init__(
+        self, by_equation: Mapping[tuple[int, int], NonfiniteOrigin], values: Iterable[Tracked]
+    ):
         origins = union([*origins_of(values), *by_equation.values()])
         self._indices = {origin: min(i, FOLLOWED - 1) for i, origin in enumerate(origins)}
         self._made = by_equation
@@ -568,9 +572,9 @@ class OriginTable:
         origin = self._made.get((eqn, state))
         return -1 if origin is None else self._indices[origin]
 
-    def traced(self, values: Iterable[Tracked]) -> list[Masked]:
+    def traced(self, values: Iterable[Tracked]) -> list[MaskedValue]:
         """Return values as arguments of a compiled body, with masks if any origin is followed."""
-        return [Masked(value.data, self._mask(value)) for value in values]
+        return [MaskedValue(value.data, self._mask(value)) for value in values]
 
     def _mask(self, value: Tracked) -> Mask:
         if not self or not has_state(value.data):
@@ -579,7 +583,7 @@ class OriginTable:
         mask[[self._indices[origin] for origin in value.origins]] = True
         return mask
 
-    def origins(self, value: Masked) -> tuple[Origin, ...]:
+    def origins(self, value: MaskedValue) -> tuple[NonfiniteOrigin, ...]:
         """Return the origins of a result of a compiled body."""
         if value.mask is None:
             return ()
@@ -629,7 +633,7 @@ def compiled_iterations(loop: Scan | While) -> Callable[..., tuple[Progress, Any
         def one(state: Any) -> Any:
             before, counts, _ = state
             inner = OriginCounter(numbers, search.indices)
-            after = advanced(loop, operands, before, inner.results, row_at, put_at)
+            after = advanced(loop, operands, before, inner.results, masked_row, put_masked_row)
             new_counts = inner.counts()
             values = (
                 *operands.cond_consts,
@@ -691,7 +695,7 @@ class CheckedShards:
         #: The equations inside, at any depth.
         self.equations = list(equations(jaxcompat.open_jaxpr(view.body)))
         self._numbers = {id(eqn): i for i, eqn in enumerate(self.equations)}
-        outs, counts = self._run(None, list(map(Masked, operands)))
+        outs, counts = self._run(None, list(map(MaskedValue, operands)))
         #: The results.
         self.results = [x.data for x in outs]
         self._flags = np.asarray(counts) > 0
@@ -714,7 +718,7 @@ class CheckedShards:
         jaxpr = next(body for body in flow.holders if any(other is eqn for other in body.eqns))
         return [_source(flow, jaxpr, atom) for atom in eqn.invars]
 
-    def followed(self, indices: Any, operands: Sequence[Masked]) -> list[Masked]:
+    def followed(self, indices: Any, operands: Sequence[MaskedValue]) -> list[MaskedValue]:
         """Return the results with their masks.
 
         Args:
@@ -723,7 +727,7 @@ class CheckedShards:
         """
         return self._run(indices, operands)[0]
 
-    def _run(self, indices: Any, operands: Sequence[Masked]) -> tuple[list[Masked], Any]:
+    def _run(self, indices: Any, operands: Sequence[MaskedValue]) -> tuple[list[MaskedValue], Any]:
         """Return the results and the counts on each device."""
         axes = self._view.mesh.axis_names
         varying = bool(self._view.eqn.params["check_vma"])
@@ -731,22 +735,22 @@ class CheckedShards:
 
         def checked(*shards: Any) -> Any:
             run = OriginCounter(self._numbers, indices, axes, varying)
-            outs = run.results(self._view.body, list(map(Masked, shards, masks)))
+            outs = run.results(self._view.body, list(map(MaskedValue, shards, masks)))
             noted = [x.mask for x in outs], run.counts()
             return [x.data for x in outs], jax.tree.map(lambda x: x[None], noted)
 
         run = jax.jit(on_shards(self._view, checked))
         outs, (of_devices, counts) = run(*(x.data for x in operands))
         everywhere = (None if mask is None else np.asarray(mask).any(0) for mask in of_devices)
-        return list(map(Masked, outs, everywhere)), counts
+        return list(map(MaskedValue, outs, everywhere)), counts
 
     def _recorded(self, eqn: JaxprEqn, state: int, flags: np.ndarray) -> ShardOrigin:
         """Return the NaN or infinity of an equation, with its values on the first such device."""
         place, count = int(flags.argmax()), len(eqn.invars)
 
         def recorded(*shards: Any) -> Any:
-            run = _Recorder(eqn)
-            run.run(self._view.body, list(map(Masked, shards)))
+            run = _OperandRecorder(eqn)
+            run.run(self._view.body, list(map(MaskedValue, shards)))
             return [jnp.asarray(x)[None] for x in run.values]
 
         stacked = jax.jit(on_shards(self._view, recorded, with_results=False))(*self._operands)
@@ -772,7 +776,7 @@ def _source(flow: DataFlow, jaxpr: Jaxpr, atom: Atom) -> JaxprEqn | int | None:
     return None
 
 
-class _Recorder(OriginCounter):
+class _OperandRecorder(OriginCounter):
     """Records operands and results of equations outside of loops and branches."""
 
     def __init__(self, wanted: JaxprEqn):
@@ -786,8 +790,8 @@ class _Recorder(OriginCounter):
             self.values = [x.data for x in (*operands, *results)]
         return results
 
-    def inner(self) -> _Recorder:
-        return _Recorder(self._wanted)
+    def inner(self) -> _OperandRecorder:
+        return _OperandRecorder(self._wanted)
 
 
 # --- cone -----------------------------------------------------------------------------------------

@@ -40,7 +40,7 @@ from jaxprtool.execute.nans.values import (
     DataMovement,
     Evaluation,
     Index,
-    Origin,
+    NonfiniteOrigin,
     ProvenanceValue,
     SourceElements,
     Tracked,
@@ -54,9 +54,9 @@ from jaxprtool.execute.nans.values import (
     union,
     with_origins,
 )
-from jaxprtool.execute.running.arrays import plain
+from jaxprtool.execute.running.arrays import plain_array
 from jaxprtool.execute.stepping import Progress, SteppingInterpreter, bodies_of
-from jaxprtool.ir.equivalence import Unkeyable, structure
+from jaxprtool.ir.equivalence import Unkeyable, jaxpr_structure
 from jaxprtool.ir.evaluation import LoopOperands, row_of, slice_number
 from jaxprtool.ir.regions import Scan, ShardMap, While, view
 from jaxprtool.ir.traits import traits
@@ -99,13 +99,13 @@ class OriginSearch(SteppingInterpreter):
     ):
         super().__init__()
         self._clean, self._known = clean, known
-        self._arguments: list[Origin] = []
-        self._held: dict[int, Origin] = {}
-        self._by_equation: dict[tuple[int, int], list[Origin]] = {}
+        self._arguments: list[NonfiniteOrigin] = []
+        self._held: dict[int, NonfiniteOrigin] = {}
+        self._by_equation: dict[tuple[int, int], list[NonfiniteOrigin]] = {}
         # Origins that live values may have, in order of creation.
-        self._open: list[Origin] = []
+        self._open: list[NonfiniteOrigin] = []
         self._number = 0
-        self._refs: dict[int, tuple[Origin, ...]] = {}
+        self._refs: dict[int, tuple[NonfiniteOrigin, ...]] = {}
         self._retained: deque[tuple[Evaluation | DataMovement, int]] = deque()
         self._bytes = 0
         self._compiled: dict[Any, Any] = {}
@@ -124,7 +124,7 @@ class OriginSearch(SteppingInterpreter):
     def _argument(self, data: Any, name: str) -> Tracked:
         value = Tracked(data, name=name)
         if state := value.state & self._known:
-            origin = Origin(state, None, name, [value])
+            origin = NonfiniteOrigin(state, None, name, [value])
             self._arguments.append(origin)
             value.origins = (origin,)
         return value
@@ -144,7 +144,7 @@ class OriginSearch(SteppingInterpreter):
     def _holding(self, data: Any) -> Tracked:
         """Return a value whose NaN comes from a constant."""
         value = Tracked(data)
-        origin = self._held.setdefault(id(data), Origin(NAN, None, "", [value]))
+        origin = self._held.setdefault(id(data), NonfiniteOrigin(NAN, None, "", [value]))
         value.origins = (origin,)
         return value
 
@@ -237,7 +237,7 @@ class OriginSearch(SteppingInterpreter):
 
     def _made(
         self, step: Evaluation, operands: Sequence[Tracked], results: Sequence[Tracked]
-    ) -> Origin | None:
+    ) -> NonfiniteOrigin | None:
         """Return the origin if an equation made a NaN or an infinity, else None."""
         old, new = FINITE, FINITE
         for x in results:
@@ -256,7 +256,7 @@ class OriginSearch(SteppingInterpreter):
 
     def _found(
         self, state: int, step: Evaluation, operands: Sequence[Tracked], results: Sequence[Tracked]
-    ) -> Origin:
+    ) -> NonfiniteOrigin:
         """Return the origin of a NaN or an infinity that an equation made."""
         origins = self._by_equation.setdefault((id(step.eqn), state), [])
         if sum(not origin.closed for origin in origins) >= _APART:
@@ -264,7 +264,9 @@ class OriginSearch(SteppingInterpreter):
             return origins[-1]
         # Compute it now, before the operands are dropped.
         values = provenance(step, results) if results else ()
-        origin = Origin(state, step, "", results, tuple(operands), values, number=self._number)
+        origin = NonfiniteOrigin(
+            state, step, "", results, tuple(operands), values, number=self._number
+        )
         self._number += 1
         origins.append(origin)
         self._open.append(origin)
@@ -361,7 +363,7 @@ class OriginSearch(SteppingInterpreter):
         many = self._by_hand[id(loop.eqn)] > _ITERATIONS_BY_HAND
         return number >= _EQUATIONS_BY_HAND // max(equations, 1) and many
 
-    def last_origins_of(self, eqns: Iterable[JaxprEqn]) -> dict[tuple[int, int], Origin]:
+    def last_origins_of(self, eqns: Iterable[JaxprEqn]) -> dict[tuple[int, int], NonfiniteOrigin]:
         """Return the last origin of each equation, by `id` and state."""
         keys = [(id(eqn), state) for eqn in eqns for state in (NAN, INF)]
         return {key: self._by_equation[key][-1] for key in keys if key in self._by_equation}
@@ -371,7 +373,7 @@ class OriginSearch(SteppingInterpreter):
         try:
             length = (loop.length, loop.reverse) if isinstance(loop, Scan) else None
             counts = len(loop.body.invars), len(loop.eqn.invars), len(loop.eqn.outvars)
-            key: Any = (length, counts, *map(structure, bodies_of(loop)))
+            key: Any = (length, counts, *map(jaxpr_structure, bodies_of(loop)))
         except Unkeyable:
             key = id(loop.eqn)
         if key not in self._compiled:
@@ -445,7 +447,9 @@ class _CompiledLoop:
         self._search.close(self._first, [*carry, *ys])
         return int(ran.number), carry, ys, bool(ran.more)
 
-    def _count(self, last_origins: Mapping[tuple[int, int], Origin], counts: np.ndarray) -> None:
+    def _count(
+        self, last_origins: Mapping[tuple[int, int], NonfiniteOrigin], counts: np.ndarray
+    ) -> None:
         """Add the number of times that known origins were made again."""
         for number, column in np.argwhere(counts):
             key = id(self.equations[number]), (NAN, INF)[column]
@@ -511,7 +515,7 @@ def _is_moved(value: Tracked) -> bool:
 def _element(value: Tracked, place: Index | None) -> float | complex | None:
     if place is None or not has_state(value.data):
         return None
-    return plain(value.data)[place].item()  # type: ignore[no-any-return]
+    return plain_array(value.data)[place].item()  # type: ignore[no-any-return]
 
 
 def _most_suspicious(
@@ -524,7 +528,7 @@ def _most_suspicious(
     """
     if not has_state(read.value.data) or not np.size(read.value.data):
         return (0, 0.0), None
-    array = plain(read.value.data)
+    array = plain_array(read.value.data)
     sizes = np.abs(array if read.where is None else array[read.where])
     is_finite = result is None or np.isfinite(result)
     ranks = np.where(sizes == 0, 0 if is_finite and result else 2, 1)
@@ -537,15 +541,15 @@ def _most_suspicious(
     return (rank, float(likeliest.max())), place
 
 
-def count_of(value: Tracked, state: int) -> int:
+def count_in_state(value: Tracked, state: int) -> int:
     """Return the number of elements that are NaN, or infinite."""
-    array = plain(value.data)
+    array = plain_array(value.data)
     return int((np.isnan(array) if state == NAN else np.isinf(array)).sum())
 
 
 def first_place(value: Tracked) -> tuple[int, ...]:
     """Return the position of the first NaN, or else of the first infinity."""
-    array = plain(value.data)
+    array = plain_array(value.data)
     wrong = np.isnan(array) if value.state & NAN else np.isinf(array)
     return tuple(map(int, np.unravel_index(int(wrong.argmax()), wrong.shape)))
 
@@ -559,7 +563,7 @@ def element(value: Tracked, place: Index | None) -> Any:
     """Return the element of a value at a place of a result, or None."""
     if place is None or np.shape(value.data) not in ((), _shape_holding(value, place)):
         return None
-    array = plain(value.data)  # JAX's indexing may need an output sharding
+    array = plain_array(value.data)  # JAX's indexing may need an output sharding
     return array[place if array.ndim else ()].item()
 
 

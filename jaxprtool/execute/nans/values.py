@@ -11,7 +11,7 @@ import jax
 import numpy as np
 from jax import numpy as jnp
 
-from jaxprtool.execute.running.arrays import plain
+from jaxprtool.execute.running.arrays import plain_array
 from jaxprtool.ir.dtypes import is_extended
 from jaxprtool.ir.evaluation import bind
 from jaxprtool.ir.regions import holds_jaxpr, regions
@@ -60,7 +60,7 @@ class DataMovement:
 
 
 @dataclass(eq=False)
-class Origin:
+class NonfiniteOrigin:
     """The origin of a NaN or an infinity: an equation, an argument or a constant.
 
     Attributes:
@@ -90,7 +90,7 @@ class Origin:
     reached: list[int] = field(default_factory=list)
     dropped: Evaluation | None = None
     devices: tuple[str, ...] = ()
-    led_to: dict[tuple[int, int], Origin] = field(default_factory=dict)
+    led_to: dict[tuple[int, int], NonfiniteOrigin] = field(default_factory=dict)
     closed: bool = False
 
     @property
@@ -118,7 +118,7 @@ class Tracked:
 
     data: Any
     step: Evaluation | None = None
-    origins: tuple[Origin, ...] = ()
+    origins: tuple[NonfiniteOrigin, ...] = ()
     name: str = ""
     position: int = 0
     moved: DataMovement | None = None
@@ -159,7 +159,7 @@ class ProvenanceValue(NamedTuple):
     place: tuple[int, ...] | None
 
 
-def representative(origins: Sequence[Origin]) -> Origin:
+def representative(origins: Sequence[NonfiniteOrigin]) -> NonfiniteOrigin:
     """Return the origin that represents all origins of an equation and state.
 
     It is the first one that reaches a result, or else the first one.
@@ -171,17 +171,17 @@ def representative(origins: Sequence[Origin]) -> Origin:
     return first
 
 
-def origins_of(values: Iterable[Tracked]) -> tuple[Origin, ...]:
+def origins_of(values: Iterable[Tracked]) -> tuple[NonfiniteOrigin, ...]:
     """Return the distinct origins of some values."""
     return union(origin for value in values for origin in value.origins)
 
 
-def union(origins: Iterable[Origin]) -> tuple[Origin, ...]:
+def union(origins: Iterable[NonfiniteOrigin]) -> tuple[NonfiniteOrigin, ...]:
     """Return origins without duplicates."""
     return tuple(dict.fromkeys(origins))
 
 
-def with_origins(value: Tracked, origins: Sequence[Origin]) -> Tracked:
+def with_origins(value: Tracked, origins: Sequence[NonfiniteOrigin]) -> Tracked:
     """Return a value with these origins added if it is not finite."""
     if origins and value.state != FINITE:
         value.origins = tuple(origins)
@@ -202,15 +202,15 @@ def has_state(value: Any) -> bool:
     dtype = getattr(value, "dtype", None)
     if dtype is None or isinstance(jax.typeof(value), AbstractRef):
         return False
-    return is_inexact(dtype)
+    return can_be_nonfinite(dtype)
 
 
-def is_inexact(dtype: Any) -> bool:
+def can_be_nonfinite(dtype: Any) -> bool:
     """Return True if a dtype has NaNs or infinities."""
     return not is_extended(dtype) and bool(jnp.issubdtype(dtype, jnp.inexact))
 
 
-def nonfinite(value: Any) -> tuple[Any, Any]:
+def nonfinite_flags(value: Any) -> tuple[Any, Any]:
     """Return whether an array has a NaN, and whether it has an infinity; it may be traced."""
     if not has_state(value):
         return False, False
@@ -219,7 +219,7 @@ def nonfinite(value: Any) -> tuple[Any, Any]:
 
 @jax.jit
 def _state(array: Any) -> Any:
-    nan, inf = nonfinite(array)
+    nan, inf = nonfinite_flags(array)
     return NAN * nan.astype(np.uint8) + INF * inf.astype(np.uint8)
 
 
@@ -230,7 +230,7 @@ def state_of(value: Any) -> int:
     if isinstance(value, jax.Array) and not _is_on_host(value):
         return int(_state(value))
     # NumPy reads CPU memory directly without compiling.
-    array = plain(value)
+    array = plain_array(value)
     if np.isfinite(array).all():
         return FINITE
     return NAN * bool(np.isnan(array).any()) + INF * bool(np.isinf(array).any())
@@ -316,7 +316,7 @@ def _elements(step: Evaluation, value: Tracked, place: Index) -> list[SourceElem
     if like.elementwise:
         reads = [SourceElements(x, _broadcast(np.shape(x.data), place)) for x in operands]
         chooses = _CHOOSES.get(name)
-        chosen = [] if chooses is None else list(chooses(reads, plain(value.data)[place]))
+        chosen = [] if chooses is None else list(chooses(reads, plain_array(value.data)[place]))
         # If the selected value is a constant of the program, blame the value it replaces.
         return [x for x in chosen if not x.value.held] or reads
     if is_moving(eqn):
@@ -334,10 +334,10 @@ def _elements(step: Evaluation, value: Tracked, place: Index) -> list[SourceElem
 
 def _alike(operands: Sequence[Tracked], value: Tracked, place: Index) -> list[SourceElements]:
     """Return an operand's element that was probably forwarded: equal and nonzero."""
-    element = plain(value.data)[place]
+    element = plain_array(value.data)[place]
     for x in operands:
         if element and has_state(x.data) and not x.held:
-            same = plain(x.data) == element
+            same = plain_array(x.data) == element
             if same.any():
                 there = same.shape == np.shape(value.data) and same[place]
                 return [SourceElements(x, place if there else _first(same))]
@@ -351,14 +351,14 @@ def _broadcast(shape: Sequence[int], place: Index) -> Index:
 def _chosen(reads: Sequence[SourceElements], element: Any) -> Iterator[SourceElements]:
     """Yield the selected case of a `select_n`: for an invalid integer, the nearest valid one."""
     predicate, *cases = reads
-    number = int(plain(predicate.value.data)[predicate.where])
+    number = int(plain_array(predicate.value.data)[predicate.where])
     yield cases[min(max(number, 0), len(cases) - 1)]
 
 
 def _equal(reads: Sequence[SourceElements], element: Any) -> Iterator[SourceElements]:
     """Yield the operands to which an element of a `max`, `min` or `clamp` is equal."""
     for read in reads:
-        if np.array_equal(plain(read.value.data)[read.where], element, equal_nan=True):
+        if np.array_equal(plain_array(read.value.data)[read.where], element, equal_nan=True):
             yield read
 
 
@@ -387,7 +387,7 @@ def _origin(step: Evaluation, value: Tracked, place: Index) -> list[SourceElemen
             data[i] = _like(x.data, numbers.reshape(np.shape(x.data)))
     if "fill_value" in eqn.params:
         eqn = eqn.replace(params={**eqn.params, "fill_value": -1})
-    number = int(plain(bind(eqn, data)[value.position])[place])
+    number = int(plain_array(bind(eqn, data)[value.position])[place])
     if not 0 <= number < ends[-1]:
         return []
     which = int(np.searchsorted(ends, number, side="right"))

@@ -21,9 +21,9 @@ import numpy as np
 from jax import numpy as jnp
 
 from jaxprtool.errors import ArgumentsError, Details, OutOfMemoryError
-from jaxprtool.execute.running.backends import whole
+from jaxprtool.execute.running.backends import gathered_array
 from jaxprtool.ir.conversions import contents
-from jaxprtool.ir.dataflow import POSITIVE, Domain, Start, forward_slice, input_domains, shown
+from jaxprtool.ir.dataflow import POSITIVE, Domain, Start, domain_text, forward_slice, input_domains
 from jaxprtool.ir.dtypes import is_extended, is_foreign, physical
 from jaxprtool.ir.program import Program
 from jaxprtool.ir.regions import While, view
@@ -42,7 +42,7 @@ _MANY_ELEMENTS, _WIDE_DRAWS = 8, 4
 
 
 @dataclass(frozen=True)
-class Filled:
+class FilledArguments:
     """Flat arguments for running a program.
 
     Attributes:
@@ -67,7 +67,7 @@ class Filled:
         """Return the restricted domains of random values: `, v positive`."""
         by_domain: dict[str, list[str]] = {}
         for name, domain in self.within.items():
-            by_domain.setdefault(shown(domain), []).append(name)
+            by_domain.setdefault(domain_text(domain), []).append(name)
         domains = [
             f"{', '.join(names) if len(names) <= 4 else f'{len(names)} arguments'} {domain}"
             for domain, names in by_domain.items()
@@ -75,12 +75,12 @@ class Filled:
         return f", {'; '.join(domains)}" if domains else ""
 
 
-def fill(
+def fill_arguments(
     program: Program,
     values: Mapping[str, Any],
     seed: int = 0,
     domains: Mapping[str, Domain] | None = None,
-) -> Filled:
+) -> FilledArguments:
     """Return the program's flat arguments, from values given by argument name.
 
     A `jax.ShapeDtypeStruct` is replaced by random values of the program's argument type, which a
@@ -121,7 +121,7 @@ def fill(
                 hint="give it by type alone, to fill it with random values that fit",
             )
         arguments.append(value)
-    return Filled(tuple(program.checked(arguments)), tuple(random), within)
+    return FilledArguments(tuple(program.checked(arguments)), tuple(random), within)
 
 
 def refitted(
@@ -129,9 +129,9 @@ def refitted(
 ) -> tuple[dict[str, Any], tuple[str, ...]]:
     """Return values by argument name; those added or reshaped by passes are given by type.
 
-    A Ref is replaced by its value. `fill` makes random values for a type: for instance, tangents of
-    `jvp` are not given, and the value of one batch element does not fit a batch. Also returns the
-    names of the replaced values.
+    A Ref is replaced by its value. `fill_arguments` makes random values for a type: for instance,
+    tangents of `jvp` are not given, and the value of one batch element does not fit a batch. Also
+    returns the names of the replaced values.
     """
     values, dropped = {name: contents(value) for name, value in by_name.items()}, []
     for name, aval in zip(program.arg_names, program.in_avals, strict=True):
@@ -144,7 +144,9 @@ def refitted(
     return values, tuple(dropped)
 
 
-def with_wide_integers(program: Program, filled: Filled, seed: int) -> list[Filled]:
+def with_wide_integers(
+    program: Program, filled: FilledArguments, seed: int
+) -> list[FilledArguments]:
     """Return arguments whose random integers are of both signs and any size, in several draws.
 
     Sizes, lengths, and integers that a `while` loop depends on stay as they are: the loop might
@@ -338,7 +340,7 @@ Comparison = Callable[[np.ndarray, np.ndarray], tuple[np.ndarray, np.ndarray]]
 
 
 @dataclass(frozen=True)
-class Difference:
+class ValueDifference:
     """A description of a difference, and further details."""
 
     text: str
@@ -348,19 +350,19 @@ class Difference:
         return self.text
 
 
-def difference(
+def first_value_difference(
     before: Sequence[object],
     after: Sequence[object],
     agree: Comparison,
     names: Sequence[str] | None = None,
-) -> Difference | None:
+) -> ValueDifference | None:
     """Return the first difference between two lists of values; None if there is none.
 
     `agree` compares two arrays of the same shape and dtype elementwise. The values are called
     `names`, or by their position.
     """
     if len(before) != len(after):
-        return Difference(f"{len(before)} values before, {len(after)} after")
+        return ValueDifference(f"{len(before)} values before, {len(after)} after")
     for i, pair in enumerate(zip(before, after, strict=True)):
         fault = value_difference(names[i] if names else f"value {i}", *pair, agree)
         if fault is not None:
@@ -370,12 +372,12 @@ def difference(
 
 def value_difference(
     name: str, before: object, after: object, agree: Comparison
-) -> Difference | None:
+) -> ValueDifference | None:
     """Return the difference of two values: in type, or the positions and errors."""
     # A literal among the results is a Python number with a dtype.
     a, b = (x if hasattr(x, "shape") else jnp.asarray(x) for x in (before, after))
-    if (types := (type_of(a), type_of(b)))[0] != types[1]:
-        return Difference(f"{name} is {types[0]} before, {types[1]} after")
+    if (types := (dtype_and_shape(a), dtype_and_shape(b)))[0] != types[1]:
+        return ValueDifference(f"{name} is {types[0]} before, {types[1]} after")
     a, b = as_numpy(a), as_numpy(b)
     same, tolerated = agree(a, b)
     wrong = ~same
@@ -390,7 +392,7 @@ def value_difference(
         ("after", str(b[where])),
         *_by_how_much(a, b, wrong, tolerated),
     ]
-    return Difference(f"{name} differs in {count}", details)
+    return ValueDifference(f"{name} differs in {count}", details)
 
 
 def _by_how_much(a: np.ndarray, b: np.ndarray, wrong: np.ndarray, tolerated: np.ndarray) -> Details:
@@ -436,7 +438,7 @@ def wide(x: np.ndarray) -> np.ndarray:
     return x.astype(np.complex128 if np.iscomplexobj(x) else np.float64)
 
 
-def type_of(x: Any) -> str:
+def dtype_and_shape(x: Any) -> str:
     """Return the dtype and shape of an array, as one word."""
     return f"{x.dtype}{list(x.shape)}"
 
@@ -454,7 +456,7 @@ WHOLE = 16
 
 
 @dataclass(frozen=True)
-class Summary:
+class ArraySummary:
     """The value of a small array, or the statistics of a large one.
 
     Floats have min, max (without NaNs), mean (of finite elements), and the counts nan and inf.
@@ -485,25 +487,25 @@ class Summary:
         return not (self.statistics.get("nan") or self.statistics.get("inf"))
 
 
-def summarize(array: Any) -> Summary:
+def summarize(array: Any) -> ArraySummary:
     """Return the summary of a NumPy or JAX array of any dtype."""
-    values = plain(array)
+    values = plain_array(array)
     if values.dtype == jax.dtypes.float0:
-        return Summary(None)
+        return ArraySummary(None)
     has_numbers = not is_extended(getattr(array, "dtype", values.dtype))
     if np.size(array) <= WHOLE:
-        return Summary(values)
-    return Summary(None, statistics(values) if has_numbers else {})
+        return ArraySummary(values)
+    return ArraySummary(None, statistics(values) if has_numbers else {})
 
 
 @jax.transfer_guard("allow")
-def plain(array: Any) -> np.ndarray:
+def plain_array(array: Any) -> np.ndarray:
     """Return an array in one of NumPy's own dtypes, with exactly the same values.
 
     bfloat16 and the 8-bit floats become float32, 2- and 4-bit integers int8 or uint8, PRNG keys
     their key data, and other extended dtypes their base arrays; float0 is unchanged.
     """
-    values = np.asarray(whole(physical(array)))
+    values = np.asarray(gathered_array(physical(array)))
     if values.dtype.isbuiltin == 1 or values.dtype == jax.dtypes.float0:
         return values
     if jnp.issubdtype(values.dtype, np.integer):
@@ -514,7 +516,7 @@ def plain(array: Any) -> np.ndarray:
 
 
 def statistics(values: np.ndarray) -> dict[str, Any]:
-    """Return the statistics of a `Summary` for an array in one of NumPy's own dtypes."""
+    """Return the statistics of a `ArraySummary` for an array in one of NumPy's own dtypes."""
     if values.dtype == np.bool_:
         count = int(values.sum())
         return {"true": count, "false": values.size - count}

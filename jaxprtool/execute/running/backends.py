@@ -38,14 +38,14 @@ from jaxprtool.ir.backends import (
     plugins,
     start_backends,
 )
-from jaxprtool.processes import Place
+from jaxprtool.processes import ClusterPlace
 
 # --- backends -------------------------------------------------------------------------------------
 # The devices of this machine by PJRT platform, and lookup of a device by name.
 
 
 @dataclass(frozen=True)
-class Backend:
+class StartedBackend:
     """A PJRT platform that JAX could start, with its devices in this process."""
 
     platform: str
@@ -60,7 +60,7 @@ class Backend:
 
 
 @dataclass(frozen=True)
-class Failure:
+class FailedBackend:
     """A backend or plug-in that is installed and does not start, and the reason in one line."""
 
     name: str
@@ -71,9 +71,9 @@ class Failure:
 class Survey:
     """The backends of this machine, the installed plug-ins, and those that do not start."""
 
-    backends: list[Backend]
+    backends: list[StartedBackend]
     plugins: list[Plugin]
-    failures: list[Failure]
+    failures: list[FailedBackend]
 
 
 def survey() -> Survey:
@@ -103,7 +103,7 @@ def survey() -> Survey:
         wants_cuda or any("xla_cuda" in plugin.module for plugin in installed)
     ):
         failed["cuda"] = NO_NVIDIA_GPU
-    failures = [Failure(name, _first_line(reason)) for name, reason in sorted(failed.items())]
+    failures = [FailedBackend(name, _first_line(reason)) for name, reason in sorted(failed.items())]
     return Survey(started, installed, failures)
 
 
@@ -149,7 +149,7 @@ def devices_to_compile_for(backend: str) -> Sequence[jax.Device]:
         raise absent from error
 
 
-def backends() -> list[Backend]:
+def backends() -> list[StartedBackend]:
     """Return every backend of this machine, the default one first.
 
     Raises BackendError if JAX cannot start, for instance if JAX_PLATFORMS names a missing one.
@@ -159,13 +159,13 @@ def backends() -> list[Backend]:
     return _started(jax_backend.get_backend())
 
 
-def _started(default: Any) -> list[Backend]:
+def _started(default: Any) -> list[StartedBackend]:
     """Return the backends that have started; `default` is the client of the default one."""
     started = []
     for platform_name, client in jax_backend.backends().items():
         version = _first_line(client.platform_version)
         devices = tuple(client.local_devices())
-        started.append(Backend(platform_name, version, devices, client is default))
+        started.append(StartedBackend(platform_name, version, devices, client is default))
     return sorted(started, key=lambda b: (not b.default, b.platform))
 
 
@@ -185,7 +185,7 @@ def device(platform: str | None = None, index: int = 0) -> jax.Device:
     return backend.devices[index]
 
 
-def _backend(platform: str | None) -> Backend:
+def _backend(platform: str | None) -> StartedBackend:
     there = backends()
     if platform is None:
         return there[0]
@@ -203,7 +203,7 @@ def _backend(platform: str | None) -> Backend:
     )
 
 
-def _count(backend: Backend) -> str:
+def _count(backend: StartedBackend) -> str:
     n = len(backend.devices)
     return f"{n} device{'' if n == 1 else 's'}"
 
@@ -224,7 +224,7 @@ def _why_missing(platform: str) -> str | None:
     return None
 
 
-def _host_devices_hint(backend: Backend, index: int) -> str | None:
+def _host_devices_hint(backend: StartedBackend, index: int) -> str | None:
     if backend.platform != "cpu" or index < 0:
         return None
     flag = f"--xla_force_host_platform_device_count={index + 1}"
@@ -253,7 +253,7 @@ def is_started_by_cluster(env: Mapping[str, str] = os.environ) -> bool:
     return several or ("KUBERNETES_SERVICE_HOST" in env and "JOB_COMPLETION_INDEX" in env)
 
 
-def join(place: Place | None, seconds: float = PATIENCE) -> None:
+def join(place: ClusterPlace | None, seconds: float = PATIENCE) -> None:
     """Join a cluster, before JAX starts a backend.
 
     Args:
@@ -332,7 +332,7 @@ def wait_for_all() -> None:
             multihost_utils.process_allgather(np.int32(0))
 
 
-def whole(array: Any) -> Any:
+def gathered_array(array: Any) -> Any:
     """Return an array with all of its shards; all processes of the cluster must call this."""
     if isinstance(array, jax.Array) and not array.is_fully_addressable:
         with _together():

@@ -25,7 +25,7 @@ from jaxprtool.execute.running import run
 from jaxprtool.execute.running.backends import compiled_afresh
 from jaxprtool.ir.conversions import with_contents
 from jaxprtool.ir.frames import Frames, frames_now
-from jaxprtool.ir.hlo.module import Module, compiled_module
+from jaxprtool.ir.hlo.module import HloModule, compiled_module
 from jaxprtool.ir.program import Program
 from jaxprtool.ir.repetition import SourceRange
 from jaxprtool.jaxcompat.source_locations import UserFrame
@@ -104,9 +104,9 @@ def compile_profile(
         UnsupportedError: If the program cannot be compiled, or not as a whole.
     """
     program = with_contents(program)
-    ready = run.ready(program, arguments, device)
+    ready = run.arguments_placed(program, arguments, device)
     with compiled_afresh(), ready as (there, _), _events() as threads:
-        compilation = run.compiled(program, there, lambda doing: None)
+        compilation = run.compiled_program(program, there, lambda doing: None)
     if compilation.lower is None or compilation.compile is None or compilation.compile_cpu is None:
         raise UnsupportedError("nothing is compiled as a whole under jax_disable_jit")
     main = next((thread for thread in threads if any(e.name == _WHOLE for e in thread)), [])
@@ -130,8 +130,8 @@ def compile_seconds(
 ) -> float:
     """Return the CPU time of XLA to compile a program, in seconds."""
     program = with_contents(program)
-    with compiled_afresh(), run.ready(program, arguments, device) as (there, _):
-        compilation = run.compiled(program, there, lambda doing: None)
+    with compiled_afresh(), run.arguments_placed(program, arguments, device) as (there, _):
+        compilation = run.compiled_program(program, there, lambda doing: None)
     assert compilation.compile_cpu is not None
     return compilation.compile_cpu
 
@@ -139,7 +139,7 @@ def compile_seconds(
 # --- events -----------------------------------------------------------------------------------
 
 
-class _Event(NamedTuple):
+class _ThreadEvent(NamedTuple):
     """An event of a thread: nanoseconds, and the kernel's name if it is the compilation of one."""
 
     start: float
@@ -168,11 +168,11 @@ _STAGES = {
 
 
 @contextmanager
-def _events() -> Iterator[list[list[_Event]]]:
+def _events() -> Iterator[list[list[_ThreadEvent]]]:
     """Yield a list that holds the events of each thread after the `with` block."""
     options = jax.profiler.ProfileOptions()
     options.python_tracer_level = 0
-    threads: list[list[_Event]] = []
+    threads: list[list[_ThreadEvent]] = []
     with tempfile.TemporaryDirectory(prefix="jaxprtool-") as folder:
         with jax.profiler.trace(folder, profiler_options=options):
             yield threads
@@ -184,15 +184,15 @@ def _events() -> Iterator[list[list[_Event]]]:
             threads += [list(map(_event, line.events)) for line in plane.lines]
 
 
-def _event(event: jax.profiler.ProfileEvent) -> _Event:
+def _event(event: jax.profiler.ProfileEvent) -> _ThreadEvent:
     name, start = event.name, event.start_ns
     kernel = str(dict(event.stats).get("module", "")) if name == _KERNEL else ""
-    return _Event(start, start + event.duration_ns, name, kernel)
+    return _ThreadEvent(start, start + event.duration_ns, name, kernel)
 
 
-def _self_times(events: Sequence[_Event]) -> Iterator[tuple[_Event, float]]:
+def _self_times(events: Sequence[_ThreadEvent]) -> Iterator[tuple[_ThreadEvent, float]]:
     """Yield events of one thread with their seconds, without those of nested events."""
-    stack: list[tuple[_Event, list[float]]] = []
+    stack: list[tuple[_ThreadEvent, list[float]]] = []
     for event in sorted(events, key=lambda e: (e.start, -e.end)):
         while stack and event.start >= stack[-1][0].end:
             done, inner = stack.pop()
@@ -207,7 +207,7 @@ def _self_times(events: Sequence[_Event]) -> Iterator[tuple[_Event, float]]:
 # --- stages and passes ------------------------------------------------------------------------
 
 
-def _stages(main: Sequence[_Event], whole: float) -> tuple[Stage, ...]:
+def _stages(main: Sequence[_ThreadEvent], whole: float) -> tuple[Stage, ...]:
     seconds: dict[str, float] = defaultdict(float)
     for event in main:
         for name, stage in _STAGES.items():
@@ -219,7 +219,7 @@ def _stages(main: Sequence[_Event], whole: float) -> tuple[Stage, ...]:
     return _longest(seconds)
 
 
-def _passes(main: Sequence[_Event]) -> tuple[Stage, ...]:
+def _passes(main: Sequence[_ThreadEvent]) -> tuple[Stage, ...]:
     """Return the passes on the whole program that took longest, by their own time."""
     pipelines = [event for event in main if event.name.startswith("HLO passes")]
     inside = [
@@ -244,7 +244,7 @@ def _longest(seconds: Mapping[str, float]) -> tuple[Stage, ...]:
 # --- kernels and bodies -----------------------------------------------------------------------
 
 
-def _kernels(thread: Sequence[_Event]) -> list[tuple[str, float]]:
+def _kernels(thread: Sequence[_ThreadEvent]) -> list[tuple[str, float]]:
     """Return the kernels that a thread compiled, each with its share of the thread's time."""
     kernels = [event for event in thread if event.kernel]
     kernel_seconds = sum(event.seconds for event in kernels)
@@ -258,7 +258,7 @@ _INNER = re.compile(r"(\.<locals>)?\.<\w+>$")
 
 
 @dataclass
-class _Body:
+class _FunctionKernels:
     """The kernels of one function."""
 
     seconds: list[float] = field(default_factory=list)
@@ -266,9 +266,9 @@ class _Body:
 
 
 def _bodies(
-    kernels: Sequence[tuple[str, float]], module: Module, frames: Frames
+    kernels: Sequence[tuple[str, float]], module: HloModule, frames: Frames
 ) -> tuple[CompiledBody, ...]:
-    by_place: dict[tuple[str, str], _Body] = defaultdict(_Body)
+    by_place: dict[tuple[str, str], _FunctionKernels] = defaultdict(_FunctionKernels)
     for kernel, seconds in kernels:
         frame = _frame(kernel, module, frames)
         place = (frame.file, _INNER.sub("", frame.function)) if frame else ("", "")
@@ -289,7 +289,7 @@ def _bodies(
     return tuple(sorted(bodies, key=lambda body: -body.seconds)[:MOST])
 
 
-def _frame(kernel: str, module: Module, frames: Frames) -> UserFrame | None:
+def _frame(kernel: str, module: HloModule, frames: Frames) -> UserFrame | None:
     """Return the user's frame of a kernel; None if the kernel is XLA's own."""
     name = kernel.removeprefix("__compute_module_").removesuffix("_kernel_module")
     instruction = module.by_name.get(name)

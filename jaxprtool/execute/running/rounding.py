@@ -26,7 +26,7 @@ from jax import lax
 
 from jaxprtool import jaxcompat
 from jaxprtool.execute.running.arrays import (
-    Difference,
+    ValueDifference,
     as_numpy,
     bits_agree,
     value_difference,
@@ -72,7 +72,7 @@ class WideProgram:
         self.effects: list[JaxprEqn] = []
 
         def run(errors: _Errors | None, arguments: list[Any]) -> list[Any]:
-            moved = _Moved(errors, self.narrow, np.uint32(0))
+            moved = _PerturbedInterpreter(errors, self.narrow, np.uint32(0))
             results = moved.results(program.jaxpr, arguments)
             self.effects = [eqn for eqn, _ in moved.effects]
             return [*results, *(x for _, operands in moved.effects for x in operands)]
@@ -229,7 +229,7 @@ def unexplained(
     values: Sequence[object],
     others: Sequence[object],
     names: Sequence[str],
-) -> dict[int, Difference]:
+) -> dict[int, ValueDifference]:
     """Return the differences of results that rounding does not explain, by position.
 
     Args:
@@ -367,7 +367,7 @@ class _Errors:
         return lax.reshape(lax.dynamic_slice(self._numbers, [start], [math.prod(shape)]), shape)
 
 
-class _Moved(Interpreter):
+class _PerturbedInterpreter(Interpreter):
     """Evaluates a jaxpr in double precision, and changes all values of equations at random.
 
     Values that do not depend on arguments are computed in their own dtypes: rewrites that compute
@@ -436,8 +436,8 @@ class _Moved(Interpreter):
 
     # --- bodies -------------------------------------------------------------------------------
 
-    def _inside(self, state: Any) -> _Moved:
-        return _Moved(self._errors, self._narrow, state)
+    def _inside(self, state: Any) -> _PerturbedInterpreter:
+        return _PerturbedInterpreter(self._errors, self._narrow, state)
 
     def _next(self) -> Any:
         self._count += 1

@@ -31,15 +31,20 @@ from jaxprtool.errors import (
     described,
 )
 from jaxprtool.execute.running import backends
-from jaxprtool.execute.running.arrays import Filled, Summary, fill, summarize
+from jaxprtool.execute.running.arrays import (
+    ArraySummary,
+    FilledArguments,
+    fill_arguments,
+    summarize,
+)
 from jaxprtool.execute.running.backends import hits_counted
 from jaxprtool.ir.backends import start_backends
 from jaxprtool.ir.conversions import all_contents, with_contents, with_scalar_predicates
 from jaxprtool.ir.documents import document
 from jaxprtool.ir.dtypes import as_array
 from jaxprtool.ir.equations import equations
-from jaxprtool.ir.evaluation import FiniteCheck, unchecked
-from jaxprtool.ir.meshes import concrete_mesh, mesh_in_types, placed, spread
+from jaxprtool.ir.evaluation import FiniteCheck, checks_disabled
+from jaxprtool.ir.meshes import concrete_mesh, mesh_in_types, place_on_mesh, spread
 from jaxprtool.ir.process import without_collector
 from jaxprtool.ir.program import Program
 from jaxprtool.ir.symbols import example_sizes, found_sizes
@@ -50,7 +55,7 @@ REPEATS = 10
 
 
 @dataclass(frozen=True)
-class Output:
+class RunOutput:
     """A flat result: its readable path, its type in JAX's notation, its array."""
 
     name: str
@@ -58,13 +63,13 @@ class Output:
     value: jax.Array
 
     @cached_property
-    def summary(self) -> Summary:
+    def summary(self) -> ArraySummary:
         """A summary of the array; computing it reads the whole array."""
         return summarize(self.value)
 
 
 @dataclass(frozen=True)
-class Times:
+class RunTimes:
     """The time of each step of a run, in seconds.
 
     Attributes:
@@ -116,9 +121,9 @@ class RunReport:
 
     name: str
     devices: tuple[jax.Device, ...]
-    times: Times
+    times: RunTimes
     memory: CompiledMemory | None
-    outputs: tuple[Output, ...]
+    outputs: tuple[RunOutput, ...]
 
 
 def choose_device(program: Program, platform: str | None, index: int | None) -> jax.Device | None:
@@ -205,8 +210,8 @@ def run(
     if repeat is None:
         repeat = 0 if has_effects(program) else REPEATS
     check = FiniteCheck.from_config()
-    with ready(program, arguments, device) as (arguments, device):
-        compilation = compiled(program, arguments, on_progress)
+    with arguments_placed(program, arguments, device) as (arguments, device):
+        compilation = compiled_program(program, arguments, on_progress)
         on_progress(f"running {program.name}")
         with failures_reported(program):
             first_time, outs = compilation.first_call(arguments)
@@ -217,7 +222,7 @@ def run(
     return RunReport(
         program.name,
         devices_of(outs, device),
-        Times(
+        RunTimes(
             compilation.lower,
             compilation.compile,
             compilation.compile_cpu,
@@ -228,7 +233,7 @@ def run(
         ),
         compilation.memory,
         tuple(
-            Output(name, aval.str_short(short_dtypes=True), value)
+            RunOutput(name, aval.str_short(short_dtypes=True), value)
             for name, aval, value in zip(program.out_names, program.out_avals, outs, strict=True)
         ),
     )
@@ -240,7 +245,7 @@ def has_effects(program: Program) -> bool:
 
 
 @contextmanager
-def ready(
+def arguments_placed(
     program: Program, arguments: Sequence[object], device: jax.Device | None
 ) -> Iterator[tuple[Sequence[object], jax.Device | None]]:
     """Place arguments where a program runs: on its mesh if it has one, or else on a device.
@@ -251,11 +256,11 @@ def ready(
     start_backends()
     mesh = concrete_mesh(program, arguments, device)
     if mesh is not None:
-        device, arguments = None, placed(program, arguments, mesh)
+        device, arguments = None, place_on_mesh(program, arguments, mesh)
     place = nullcontext() if device is None else jax.default_device(device)
     # Arguments and constants are transferred here, not by the user's code.
     transfers = jax.transfer_guard("allow")
-    with place, unchecked(), transfers, nullcontext() if mesh is None else jax.set_mesh(mesh):
+    with place, checks_disabled(), transfers, nullcontext() if mesh is None else jax.set_mesh(mesh):
         if device is not None:
             arguments = [jax.device_put(a, device) for a in arguments]
         elif jax.process_count() > 1:
@@ -291,7 +296,7 @@ def ready_to_step(
     program = with_contents(program)
     arguments = fitting(program, arguments)
     program = with_scalar_predicates(program)
-    with failures_reported(program), ready(program, arguments, device) as (there, _):
+    with failures_reported(program), arguments_placed(program, arguments, device) as (there, _):
         # Equations run without the `jax.jit` that would shard the arguments.
         yield program, there if device is not None else spread(program, there)
 
@@ -336,7 +341,7 @@ class Compiled:
         return seconds_of(self.form, self.jitted, self.form.calls(flat, count))
 
 
-def compiled(
+def compiled_program(
     program: Program, arguments: Sequence[object], on_progress: Callable[[str], object]
 ) -> Compiled:
     """Compile a program; under `jax_disable_jit`, its equations are compiled when they run."""
@@ -660,7 +665,7 @@ class InitApplyReport:
     init: RunReport
     apply: RunReport
     variables: dict[str, jax.Array]
-    filled: Filled
+    filled: FilledArguments
 
 
 def run_init_apply(
@@ -684,16 +689,16 @@ def run_init_apply(
     Raises:
         PipelineError: If `parts` are not init and apply.
         OutputError: If two variables have the same path.
-        ArgumentsError: As in `fill`.
+        ArgumentsError: As in `fill_arguments`.
     """
     if parts.keys() != {"init", "apply"}:
         names = ", ".join(parts)
         raise PipelineError(f"--run takes init and apply, but the passes returned {names}")
     whole, init, apply = map(with_contents, (whole, parts["init"], parts["apply"]))
-    filled = fill(whole, dict(zip(whole.arg_names, arguments, strict=True)), seed)
+    filled = fill_arguments(whole, dict(zip(whole.arg_names, arguments, strict=True)), seed)
     values = dict(zip(whole.arg_names, filled.arguments, strict=True))
     device = choose_device(init, platform, None)
-    init_report = run(init, fill(init, values).arguments, device, 0, on_progress)
+    init_report = run(init, fill_arguments(init, values).arguments, device, 0, on_progress)
     paths = leaf_paths(init.out_tree)
     variables = dict(zip(paths, (out.value for out in init_report.outputs), strict=True))
     if len(variables) < len(paths):
@@ -701,5 +706,7 @@ def run_init_apply(
         raise OutputError(f"two variables have the path '{twice}'")
     values |= {out.name: out.value for out in init_report.outputs}
     device = choose_device(apply, platform, None)
-    apply_report = run(apply, fill(apply, values).arguments, device, on_progress=on_progress)
+    apply_report = run(
+        apply, fill_arguments(apply, values).arguments, device, on_progress=on_progress
+    )
     return InitApplyReport(init_report, apply_report, variables, filled)

@@ -23,9 +23,15 @@ from jax import numpy as jnp
 
 from jaxprtool import jaxcompat
 from jaxprtool.errors import ArgumentsError, UnsupportedError
-from jaxprtool.execute.running.arrays import plain
+from jaxprtool.execute.running.arrays import plain_array
 from jaxprtool.execute.running.run import ready_to_step
-from jaxprtool.execute.stepping import Frame, SteppingInterpreter, advanced, bodies_of, started
+from jaxprtool.execute.stepping import (
+    Frame,
+    SteppingInterpreter,
+    advanced,
+    bodies_of,
+    resumed_progress,
+)
 from jaxprtool.execute.watch.values import (
     ITERATION_BYTES,
     BodyValues,
@@ -33,11 +39,11 @@ from jaxprtool.execute.watch.values import (
     CompiledWhile,
     FormatLoss,
     Numbers,
-    Site,
     Tally,
     Wanted,
+    WatchSite,
     has_numbers,
-    is_inexact,
+    is_inexact_dtype,
     is_stepped,
     on_host,
     shard_map_values,
@@ -62,7 +68,7 @@ from jaxprtool.ir.notation.names import UserNames
 from jaxprtool.ir.program import Program
 from jaxprtool.ir.regions import Call, Cond, CustomJVP, Scan, ShardMap, View, While, view
 from jaxprtool.ir.rewrite import narrow
-from jaxprtool.ir.scopes import Part, Scope, ScopeReader, is_backward
+from jaxprtool.ir.scopes import Part, ScopeCall, ScopeReader, is_backward
 from jaxprtool.ir.traits import traits
 from jaxprtool.jaxcompat import AnyJaxpr, Atom, Aval, ClosedJaxpr, Jaxpr, JaxprEqn, Literal, Var
 from jaxprtool.jaxcompat.jaxprs import identity
@@ -131,13 +137,13 @@ def watch(
     chosen = IterationChoice([rounds] if isinstance(rounds, int | slice) else rounds)
     selection = None if only is None else Selection(only=[only] if isinstance(only, str) else only)
     with ready_to_step(program, args, device) as (program, arguments):
-        recorder = Recorder(program, by, chosen, values, selection is None)
+        recorder = RowCollector(program, by, chosen, values, selection is None)
 
         def wanted(eqn: JaxprEqn, result: int) -> bool:
             asked = selection.fits(eqn) if selection is not None else not _has_steps(eqn)
             return asked and recorder.wants(eqn, result)
 
-        kept, last = runs_of(program, stops)
+        kept, last = stop_runs(program, stops)
         run = WatchedRun(wanted, chosen, recorder.take, kept, last, stopping(program, stop))
         run.run(program.jaxpr, arguments)
         return Watched(program.name, by, recorder.rows(), recorder.values(), tuple(run.left_out))
@@ -156,7 +162,7 @@ def _has_steps(eqn: JaxprEqn) -> bool:
 
 
 @dataclass(frozen=True)
-class Result:
+class WatchedResult:
     """A result of an equation.
 
     Attributes:
@@ -172,7 +178,7 @@ class Result:
 
 #: Receives a result's values in some executions: the enclosing iteration numbers, one row per
 #: execution, and all values in one array.
-Take = Callable[[Result, np.ndarray, Any], None]
+Take = Callable[[WatchedResult, np.ndarray, Any], None]
 
 #: An equation that has run, with its operands and results.
 Ran = tuple[JaxprEqn, list[Any], Sequence[Any]]
@@ -208,7 +214,7 @@ class WatchedRun(SteppingInterpreter):
         self._wanted, self._selected, self._take = wanted, iterations, take
         self._stops, self._last, self._stop = stops, last, stop
         self._kept: list[Ran] = []
-        self._pieces = Pieces(wanted, lambda eqn: id(eqn) in stops)
+        self._pieces = BodyPieces(wanted, lambda eqn: id(eqn) in stops)
         self._on = True
         self._compiled: dict[tuple[str, int], Any] = {}
 
@@ -279,7 +285,7 @@ class WatchedRun(SteppingInterpreter):
             return jax.lax.while_loop(
                 lambda progress: progress.more,
                 lambda progress: advanced(loop, by_role, progress),
-                started(loop, by_role, jnp.int32(0), by_role.carry),
+                resumed_progress(loop, by_role, jnp.int32(0), by_role.carry),
             ).number
 
         run = self._made(("count", loop.eqn), lambda: jax.jit(count))
@@ -291,7 +297,7 @@ class WatchedRun(SteppingInterpreter):
         for i, x in enumerate(results if self._on else ()):
             if self._wanted(eqn, i):
                 iterations = np.array([self.iterations], int)
-                self._take(Result(eqn, i, self.around), iterations, on_host(x))
+                self._take(WatchedResult(eqn, i, self.around), iterations, on_host(x))
 
     def _leave_out(self, eqn: JaxprEqn) -> None:
         if (text := named(eqn)) not in self.left_out:
@@ -311,7 +317,7 @@ class WatchedRun(SteppingInterpreter):
         return outs
 
     def _take_sites(
-        self, sites: Sequence[Site], values: Sequence[Any], first: np.ndarray | None = None
+        self, sites: Sequence[WatchSite], values: Sequence[Any], first: np.ndarray | None = None
     ) -> None:
         """Report the values of the running body.
 
@@ -336,10 +342,12 @@ class WatchedRun(SteppingInterpreter):
             data = data.reshape(chosen.size, *data.shape[chosen.ndim :])
             if len(iterations) < chosen.size:
                 data = data[np.flatnonzero(chosen)]
-            self._take(Result(site.eqn, site.result, (*around, *site.around)), iterations, data)
+            self._take(
+                WatchedResult(site.eqn, site.result, (*around, *site.around)), iterations, data
+            )
 
     def _executions(
-        self, site: Site, values: Sequence[Any], first: np.ndarray | None
+        self, site: WatchSite, values: Sequence[Any], first: np.ndarray | None
     ) -> tuple[np.ndarray, np.ndarray]:
         """Return the watched executions of a site, along the axes of its values.
 
@@ -442,7 +450,7 @@ class WatchedRow:
 
 
 @dataclass(eq=False)
-class _Group:
+class _RowAttributes:
     """The attributes of a row except for its numbers."""
 
     name: str
@@ -464,7 +472,7 @@ class _Group:
         return "".join((line, *self.behind)) if line and len(self.behind) == 1 else line
 
 
-class Recorder:
+class RowCollector:
     """Collects values into rows.
 
     Args:
@@ -482,9 +490,9 @@ class Recorder:
         self._keeps, self._computed = keeps, computed
         self._frames, self._names = frames_now(program.roots), value_names(program)
         self._scopes = _Scopes(program) if by == "scope" else None
-        self._groups: dict[Any, _Group] = {}
+        self._groups: dict[Any, _RowAttributes] = {}
         #: The group of each result; None if it belongs to none.
-        self._known: dict[tuple[int, ...], _Group | None] = {}
+        self._known: dict[tuple[int, ...], _RowAttributes | None] = {}
         self._results: dict[tuple[int, ...], str] = {}
         self._order, self._unique = _in_order(jaxcompat.open_jaxpr(program.jaxpr), self._names)
         self._seen: Counter[str] = Counter()
@@ -498,9 +506,9 @@ class Recorder:
     def _counts(self, eqn: JaxprEqn, aval: Aval) -> bool:
         if self._by == "equation":
             return True
-        return is_inexact(aval.dtype) and not (self._computed and _moves(eqn, aval))
+        return is_inexact_dtype(aval.dtype) and not (self._computed and _moves(eqn, aval))
 
-    def take(self, result: Result, iterations: np.ndarray, data: Any) -> None:
+    def take(self, result: WatchedResult, iterations: np.ndarray, data: Any) -> None:
         """Record the values of some executions."""
         key = (id(result.eqn), result.number, *map(id, result.around))
         if key not in self._known:
@@ -541,19 +549,19 @@ class Recorder:
             arrays[name] = values[0] if alone else values[order]
         return arrays
 
-    def _keep(self, name: str, result: Result, iterations: np.ndarray, data: Any) -> None:
+    def _keep(self, name: str, result: WatchedResult, iterations: np.ndarray, data: Any) -> None:
         shape = result.eqn.outvars[result.number].aval.shape
-        values = plain(data).reshape(len(iterations), *shape).copy()
+        values = plain_array(data).reshape(len(iterations), *shape).copy()
         self._kept.setdefault(name, []).append((iterations, values))
 
-    def _name(self, result: Result) -> str:
+    def _name(self, result: WatchedResult) -> str:
         """Return a unique name for a result of an equation."""
         name = self._unique[id(result.eqn), result.number]
         self._seen[name] += 1
         # The body of a function that is called several times.
         return name if self._seen[name] == 1 else f"{name} #{self._seen[name]}"
 
-    def _group(self, result: Result, name: str) -> _Group | None:
+    def _group(self, result: WatchedResult, name: str) -> _RowAttributes | None:
         eqn = result.eqn
         aval = eqn.outvars[result.number].aval
         if not self._counts(eqn, aval):
@@ -571,7 +579,7 @@ class Recorder:
             path = self._frames.path_of(result.around) if self._by == "equation" else ()
             code = self._frames.code_of(eqns) if source else ""
             place = self._order[id(eqn)]
-            self._groups[key] = _Group(name, source, code, backward, path, place)
+            self._groups[key] = _RowAttributes(name, source, code, backward, path, place)
         group = self._groups[key]
         group.behind[behind + library] = None
         group.place = min(group.place, self._order[id(eqn)])
@@ -635,7 +643,7 @@ class _Scopes:
 
     def _read(self, parts: Sequence[Part], path: tuple[str, ...]) -> None:
         for part in parts:
-            if isinstance(part, Scope):
+            if isinstance(part, ScopeCall):
                 self._read(part.parts, (*path, part.name))
             else:
                 self._paths[id(part)] = path
@@ -664,7 +672,7 @@ class Stopped:
     values: Mapping[str, Any]
 
 
-def runs_of(program: Program, stops: Collection[int]) -> tuple[set[int], set[int]]:
+def stop_runs(program: Program, stops: Collection[int]) -> tuple[set[int], set[int]]:
     """Return the `id`s of equations at which to stop, and of the last in each run of them.
 
     Calls are not entered: their operands and results belong to the line.
@@ -795,7 +803,7 @@ class Piece:
     live: tuple[Var, ...]
 
 
-class Pieces:
+class BodyPieces:
     """The pieces of bodies.
 
     Args:

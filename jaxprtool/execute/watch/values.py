@@ -19,7 +19,7 @@ from jax import numpy as jnp
 
 from jaxprtool import jaxcompat
 from jaxprtool.errors import UnsupportedError
-from jaxprtool.execute.running.arrays import plain
+from jaxprtool.execute.running.arrays import plain_array
 from jaxprtool.execute.stepping import Progress, advanced, has_external_effect, on_shards, put_at
 from jaxprtool.ir.documents import AnyFloat
 from jaxprtool.ir.dtypes import array_dtypes, is_extended
@@ -92,7 +92,7 @@ def has_numbers(aval: Aval) -> bool:
     return not is_extended(dtype)
 
 
-def is_inexact(dtype: DType) -> bool:
+def is_inexact_dtype(dtype: DType) -> bool:
     """Return True if a dtype is floating-point or complex."""
     return bool(jnp.issubdtype(dtype, jnp.inexact))
 
@@ -249,11 +249,11 @@ def _widened(counts: np.ndarray) -> np.ndarray:
 def tallies(values: Any, rows: int) -> list[Tally]:
     """Return a tally for each of `rows` equal parts of an array along its first axes."""
     on_device = isinstance(values, jax.Array) and len(values.devices()) == 1
-    if is_inexact(values.dtype) and on_device:
+    if is_inexact_dtype(values.dtype) and on_device:
         wide = jnp.float64 if values.dtype in (jnp.float64, jnp.complex128) else jnp.float32
         moments, counts = _on_device(values, rows, np.dtype(wide))
         return _tallies(values.dtype, np.size(values) // max(rows, 1), moments, counts)
-    array = plain(values).reshape(rows, -1)
+    array = plain_array(values).reshape(rows, -1)
     if array.dtype.kind not in "fc":
         return _of_integers(array)
     if array.dtype.kind == "c":
@@ -390,7 +390,7 @@ _CPU_OPTIONS = {
 
 
 @dataclass(frozen=True)
-class Site:
+class WatchSite:
     """A result of an equation in a compiled body, and the place of its values.
 
     Attributes:
@@ -433,7 +433,7 @@ class Collector(Interpreter):
 
     wanted: Wanted
     around: tuple[JaxprEqn, ...] = ()
-    sites: list[Site] = field(default_factory=list)
+    sites: list[WatchSite] = field(default_factory=list)
     values: list[Any] = field(default_factory=list)
 
     def evaluate(self, eqn: JaxprEqn, operands: list[Any]) -> Sequence[Any]:
@@ -444,7 +444,7 @@ class Collector(Interpreter):
     def _noted(self, eqn: JaxprEqn, results: Sequence[Any]) -> Sequence[Any]:
         for i, x in enumerate(results):
             if self.wanted(eqn, i):
-                self.sites.append(Site(eqn, i, self.around, len(self.values)))
+                self.sites.append(WatchSite(eqn, i, self.around, len(self.values)))
                 self.values.append(x)
         return results
 
@@ -583,7 +583,7 @@ class BodyValues:
 
     def __init__(self, body: ClosedJaxpr, wanted: Wanted, operands: Sequence[Any]):
         self._body, self._wanted = body, wanted
-        self.sites: list[Site] = []
+        self.sites: list[WatchSite] = []
         self._run = _compiled(self._results, operands)
 
     def __call__(self, operands: Sequence[Any]) -> Any:
@@ -606,7 +606,7 @@ class CompiledScan:
 
     def __init__(self, scan: Scan, wanted: Wanted, operands: LoopOperands):
         self._scan, self._wanted = scan, wanted
-        self.sites: list[Site] = []
+        self.sites: list[WatchSite] = []
         self._run = _compiled(self._iterations, chain(*operands), static_argnums=(0,))
         shapes = jax.eval_shape(lambda operands: self._iterations(1, 0, operands), operands)
         self._at_a_time = _at_a_time(shapes[2], scan.length)
@@ -641,7 +641,7 @@ class CompiledWhile:
 
     def __init__(self, loop: While, wanted: Wanted, operands: LoopOperands):
         self._loop, self._wanted = loop, wanted
-        self.sites: list[Site] = []
+        self.sites: list[WatchSite] = []
         self._run = _compiled(self._iterations, chain(*operands))
 
     def __call__(self, number: int, operands: LoopOperands) -> Any:
@@ -687,9 +687,9 @@ def _at_a_time(shapes: Any, most: int) -> int:
 
 def shard_map_values(
     shard_map: ShardMap, wanted: Wanted, operands: Sequence[Any]
-) -> tuple[list[Any], list[Site], list[Any]]:
+) -> tuple[list[Any], list[WatchSite], list[Any]]:
     """Return the results of a `shard_map`, and the values of its equations, device by device."""
-    sites: list[Site] = []
+    sites: list[WatchSite] = []
 
     def collecting(*shards: Any) -> Any:
         nonlocal sites

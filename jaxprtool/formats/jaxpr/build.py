@@ -27,13 +27,13 @@ from jaxprtool.formats.jaxpr.constants import Constants
 from jaxprtool.formats.jaxpr.params import OPAQUE, Params, is_whole
 from jaxprtool.formats.jaxpr.syntax import (
     MAX_DEPTH,
-    Binder,
-    Body,
-    Equation,
-    Expression,
-    File,
-    Operation,
-    Parameter,
+    BinderSyntax,
+    BodySyntax,
+    EquationSyntax,
+    ExpressionSyntax,
+    FileSyntax,
+    OperationSyntax,
+    ParameterSyntax,
 )
 from jaxprtool.formats.jaxpr.values import TypeReader
 from jaxprtool.ir.custom_rules import jvp_rule, vjp_rule
@@ -80,7 +80,7 @@ class ReadParams:
     checked: dict[tuple[object, ...], JaxprEqn] = field(default_factory=dict)
 
 
-class Builder:
+class FileBuilder:
     """Builds the jaxprs of one file.
 
     `source_infos` has the source info of each comment, and `modules` the module of each primitive
@@ -89,7 +89,7 @@ class Builder:
 
     def __init__(
         self,
-        file: File,
+        file: FileSyntax,
         types: TypeReader,
         constants: Constants,
         source_infos: Mapping[str | None, object],
@@ -104,9 +104,9 @@ class Builder:
         #: The meaning of names in all parameters.
         self.type_names: dict[str, Any] = {"aval": types, "dim": types.dimension}
         self._literals: dict[str, Literal] = {}
-        self._params: dict[tuple[Operation, Scope], ReadParams] = {}
+        self._params: dict[tuple[OperationSyntax, Scope], ReadParams] = {}
         self._shared: dict[tuple[str, Scope], ClosedJaxpr | None] = {}
-        self._rules: dict[tuple[Body, Scope], Callable[[], ClosedJaxpr]] = {}
+        self._rules: dict[tuple[BodySyntax, Scope], Callable[[], ClosedJaxpr]] = {}
         self._waiting: list[Callable[[], object]] = []
         self._depth = 0
         #: The number of opaque equations whose bodies are being built.
@@ -123,7 +123,7 @@ class Builder:
 
     # --- jaxprs -------------------------------------------------------------------------------
 
-    def jaxpr(self, tree: Body, scope: Scope, debug_info: DebugInfo) -> ClosedJaxpr:
+    def jaxpr(self, tree: BodySyntax, scope: Scope, debug_info: DebugInfo) -> ClosedJaxpr:
         """Return the closed jaxpr of a tree in the current scope, which has been entered."""
         self._depth += 1
         if self._depth > MAX_DEPTH:
@@ -152,14 +152,14 @@ class Builder:
         self._depth -= 1
         return jaxpr
 
-    def _constant(self, binder: Binder) -> object:
+    def _constant(self, binder: BinderSyntax) -> object:
         aval = self._type(binder.type, binder.position)
         if binder.value is None:
             raise self.source.fail(binder.position, f"the constant '{binder.name}' has no value")
         with self._faults_of(binder.value):
             return self.constants.array(binder.value.parse(self.source), aval)
 
-    def _bound(self, binders: Sequence[Binder], env: dict[str, Atom]) -> list[Var]:
+    def _bound(self, binders: Sequence[BinderSyntax], env: dict[str, Atom]) -> list[Var]:
         variables = []
         for binder in binders:
             variable = Var(self._type(binder.type, binder.position))
@@ -201,7 +201,7 @@ class Builder:
                 raise self.source.fail(position, f"no variable '{text}' here", hint)
             if text not in self.file.literals:
                 number, _, type_ = text.partition(":")
-                self.file.literals[text] = Expression(number, position, {}), type_
+                self.file.literals[text] = ExpressionSyntax(number, position, {}), type_
             value, type_ = self.file.literals[text]
             aval = self._type(type_, position)
             with self._faults_of(value):
@@ -216,7 +216,7 @@ class Builder:
             raise self.source.fail(position, f"bad type {text}: {_said(error)}") from error
 
     @contextmanager
-    def _faults_of(self, expression: Expression) -> Iterator[None]:
+    def _faults_of(self, expression: ExpressionSyntax) -> Iterator[None]:
         """Add the place in the file to errors about an expression."""
         try:
             yield
@@ -228,7 +228,7 @@ class Builder:
 
     # --- equations ----------------------------------------------------------------------------
 
-    def _equation(self, tree: Equation, env: dict[str, Atom], scope: Scope) -> JaxprEqn:
+    def _equation(self, tree: EquationSyntax, env: dict[str, Atom], scope: Scope) -> JaxprEqn:
         operands = self._atoms(tree.operands, env, tree.operands_at)
         read = self._params.get((tree.operation, scope))
         if read is None:
@@ -258,11 +258,11 @@ class Builder:
             self._waiting.append(partial(self._check_rules, tree, eqn))
         return eqn
 
-    def _check_rules(self, tree: Equation, eqn: JaxprEqn) -> None:
+    def _check_rules(self, tree: EquationSyntax, eqn: JaxprEqn) -> None:
         with self._faults_in(tree):
             RULE_CHECKS[eqn.primitive.name](eqn)
 
-    def _checked(self, tree: Equation, operands: list[Atom], read: ReadParams) -> JaxprEqn:
+    def _checked(self, tree: EquationSyntax, operands: list[Atom], read: ReadParams) -> JaxprEqn:
         """Return the equation with JAX's types and effects, if the file has these types."""
         declared = [
             None if text is None else self._type(text, self._result_position(tree, i))
@@ -279,7 +279,7 @@ class Builder:
         return self._real_equation(tree, operands, read, declared)
 
     def _opaque_equation(
-        self, tree: Equation, operands: list[Atom], read: ReadParams, declared: Sequence[Any]
+        self, tree: EquationSyntax, operands: list[Atom], read: ReadParams, declared: Sequence[Any]
     ) -> JaxprEqn:
         """Return an equation that is only described by the file."""
         name, types = tree.operation.primitive, [atom.aval for atom in operands]
@@ -306,7 +306,7 @@ class Builder:
         return "give the function itself as the TARGET, FILE:FUNCTION"
 
     def _real_equation(
-        self, tree: Equation, operands: list[Atom], read: ReadParams, declared: Sequence[Any]
+        self, tree: EquationSyntax, operands: list[Atom], read: ReadParams, declared: Sequence[Any]
     ) -> JaxprEqn:
         name, types = tree.operation.primitive, [atom.aval for atom in operands]
         settings = {k: v for k, v in read.settings.items() if k != OPAQUE}
@@ -322,7 +322,7 @@ class Builder:
         return eqn.replace(outvars=variables, effects=effects)
 
     @contextmanager
-    def _faults_in(self, tree: Equation) -> Iterator[None]:
+    def _faults_in(self, tree: EquationSyntax) -> Iterator[None]:
         """Add the place of an equation in the file to errors about it."""
         name = tree.operation.primitive
         try:
@@ -340,7 +340,7 @@ class Builder:
             raise self.source.fail(tree.position, f"{name}: {_said(error)}", hint) from error
 
     def _agreed(
-        self, tree: Equation, declared: Sequence[Aval | None], actual: Sequence[Aval]
+        self, tree: EquationSyntax, declared: Sequence[Aval | None], actual: Sequence[Aval]
     ) -> list[Aval]:
         """Return the types of an equation's results: as declared, if they match the actual ones."""
         name = tree.operation.primitive
@@ -354,14 +354,14 @@ class Builder:
         pairs = zip(declared, actual, strict=True)
         return [inferred if said is None else said for said, inferred in pairs]
 
-    def _result_position(self, tree: Equation, index: int) -> int:
+    def _result_position(self, tree: EquationSyntax, index: int) -> int:
         pairs = zip(tree.results[:index], tree.types[:index], strict=True)
         texts = [text or "" for pair in pairs for text in pair]
         return self._find(tree.position, *texts, tree.results[index])
 
     # --- parameters ---------------------------------------------------------------------------
 
-    def _read(self, operation: Operation, scope: Scope) -> ReadParams:
+    def _read(self, operation: OperationSyntax, scope: Scope) -> ReadParams:
         holding = [p for p in operation.parameters if self._mentions_jaxpr(p)]
         read = ReadParams({}, {}, reusable=not holding)
         for parameter in operation.parameters:
@@ -389,7 +389,7 @@ class Builder:
         self._opaque -= is_opaque
         return read
 
-    def _mentions_jaxpr(self, parameter: Parameter) -> bool:
+    def _mentions_jaxpr(self, parameter: ParameterSyntax) -> bool:
         if parameter.name[0] == "@":  # a setting; its words may equal names of jaxprs
             return False
         if parameter.value.bodies:
@@ -397,21 +397,21 @@ class Builder:
         words = _WORD.findall(parameter.value.text) if self.file.shared else ()
         return parameter.name != "name" and any(word in self.file.shared for word in words)
 
-    def _value(self, parameter: Parameter, names: Mapping[str, Any]) -> object:
+    def _value(self, parameter: ParameterSyntax, names: Mapping[str, Any]) -> object:
         with self._faults_of(parameter.value):
             return values.decode(parameter.value.parse(self.source), names)
 
     def _holder(
         self,
         primitive: str,
-        parameter: Parameter,
+        parameter: ParameterSyntax,
         scope: Scope,
         parameters: Params,
         is_opaque: bool,
     ) -> object:
         """Return the value of a parameter that contains jaxprs."""
         label = parameters.get("name")
-        names = _Names(self, parameter, scope, label if isinstance(label, str) else "")
+        names = _ParameterNames(self, parameter, scope, label if isinstance(label, str) else "")
         is_rule = parameter.name in params.RULES.get(primitive, ()) and not is_opaque
         if parameter.named is None and not is_rule:
             return self._value(parameter, names)
@@ -424,7 +424,7 @@ class Builder:
             raise self.source.fail(parameter.position, message)
         return params.NamedRule(name, self._rule(tree, scope, name))
 
-    def _rule(self, tree: Body, scope: Scope, name: str) -> Callable[[], ClosedJaxpr]:
+    def _rule(self, tree: BodySyntax, scope: Scope, name: str) -> Callable[[], ClosedJaxpr]:
         """Return a function that returns a rule's jaxpr once built; the same for equal rules."""
         if (tree, scope) not in self._rules:
 
@@ -449,7 +449,7 @@ class Builder:
 
     @contextmanager
     def _inside(
-        self, operation: Operation, scope: Scope, parameters: Params, is_opaque: bool
+        self, operation: OperationSyntax, scope: Scope, parameters: Params, is_opaque: bool
     ) -> Iterator[Scope]:
         """Enter the settings and the scope of an equation's bodies."""
         if operation.primitive != "shard_map" or is_opaque:
@@ -468,15 +468,15 @@ class Builder:
 
 
 @dataclass(frozen=True, eq=False)
-class _Names(Mapping[str, Any]):
+class _ParameterNames(Mapping[str, Any]):
     """The names in a parameter that contains jaxprs, which are built on lookup."""
 
-    builder: Builder
-    parameter: Parameter
+    builder: FileBuilder
+    parameter: ParameterSyntax
     scope: Scope
     label: str
 
-    def tree(self, name: str) -> Body | None:
+    def tree(self, name: str) -> BodySyntax | None:
         """Return the tree of the jaxpr with this name."""
         return self.parameter.value.bodies.get(name) or self.builder.file.shared.get(name)
 

@@ -25,7 +25,7 @@ import numpy as np
 
 from jaxprtool import jaxcompat
 from jaxprtool.formats.jaxpr import values
-from jaxprtool.formats.jaxpr.values import Unreadable, Unwritable, as_scalar, number
+from jaxprtool.formats.jaxpr.values import Unreadable, Unwritable, as_scalar, scalar_text
 from jaxprtool.formats.npz import NpzReader, storable
 from jaxprtool.jaxcompat import Aval, KeyType
 
@@ -67,7 +67,7 @@ def _array(data: np.ndarray, aval: Aval) -> Any:
     return jaxcompat.weakly_typed(data) if aval.weak_type and aval.shape else data
 
 
-def digest(data: np.ndarray) -> str:
+def constant_digest(data: np.ndarray) -> str:
     """Return the digest of an array."""
     data = np.ascontiguousarray(data).reshape(data.shape)
     seen = _digest_of(data.dtype, data.shape)
@@ -106,12 +106,12 @@ class ConstantWriter:
         if self.inline:
             text = base64.b64encode(np.ascontiguousarray(data).tobytes()).decode()
             return f"base64('{text}')"
-        name = digest(data)
+        name = constant_digest(data)
         self.stored[name] = data
         return f"npz({name!r})"
 
 
-def literal(value: Any, aval: Aval) -> str:
+def literal_text(value: Any, aval: Aval) -> str:
     """Return the text of a literal, without its type. Raises Unwritable."""
     if isinstance(value, float) and not isinstance(value, np.generic) and value == value:
         return repr(float(value))  # a Python number, rounded to the type
@@ -119,7 +119,7 @@ def literal(value: Any, aval: Aval) -> str:
 
 
 def _nested(data: np.ndarray) -> str:
-    return f"[{', '.join(map(_nested, data))}]" if data.shape else number(data[()])
+    return f"[{', '.join(map(_nested, data))}]" if data.shape else scalar_text(data[()])
 
 
 # --- reading --------------------------------------------------------------------------------------

@@ -31,7 +31,7 @@ from jax.tree_util import PyTreeDef
 from jaxprtool import jaxcompat
 from jaxprtool.errors import ProgramFileError, did_you_mean
 from jaxprtool.formats.jaxpr import values
-from jaxprtool.formats.jaxpr.syntax import Expression, FileText
+from jaxprtool.formats.jaxpr.syntax import ExpressionSyntax, FileText
 from jaxprtool.formats.jaxpr.values import NO_MESH, TypeReader, TypeWriter
 from jaxprtool.ir import source_text
 from jaxprtool.ir.frames import BEHIND, Root, frames_now
@@ -188,7 +188,7 @@ class Header:
     jit: Mapping[str, Any] | None = None
 
 
-def read_header(source: FileText, entries: Mapping[str, Expression]) -> Header:
+def read_header(source: FileText, entries: Mapping[str, ExpressionSyntax]) -> Header:
     """Return the header of a file. Raises ProgramFileError."""
     for name, entry in entries.items():
         if name not in _READERS:
@@ -201,7 +201,7 @@ def read_header(source: FileText, entries: Mapping[str, Expression]) -> Header:
     return Header(**{name: _read(source, entry, name) for name, entry in entries.items()})
 
 
-def _read(source: FileText, entry: Expression, name: str) -> Any:
+def _read(source: FileText, entry: ExpressionSyntax, name: str) -> Any:
     node = entry.parse(source)
     try:
         return _READERS[name](values.decode(node))
@@ -345,7 +345,7 @@ def bound_of(value: Any, types: TypeReader) -> Bound:
     return LengthsBound(**{**value, "rows": types.dimension(value["rows"])})
 
 
-def jit_options(program: Program, parts: Mapping[str, Any]) -> JitOptions:
+def parsed_jit_options(program: Program, parts: Mapping[str, Any]) -> JitOptions:
     """Return the options in the entry `jit` of a program. Raises ValueError for unknown names."""
     donated, placed, out_placed = (parts.get(name, {}) for name in ("donated", "in", "out"))
     pairs = ((*donated, *placed), program.arg_names), (tuple(out_placed), program.out_names)
@@ -484,7 +484,7 @@ _LOCATION = re.compile(
 )
 
 
-class SourceComments:
+class LocationComments:
     """The source locations of equations as comments, with their files and call stacks.
 
     Each location is looked up once; the equations must outlive this object.
@@ -518,9 +518,9 @@ class SourceComments:
         """Return a digest of each of the user's files that the comments mention.
 
         Args:
-            since: As for `source_text.digest`.
+            since: As for `source_text.source_digest`.
         """
-        return {name: source_text.digest(file, since) for name, file in self._users.items()}
+        return {name: source_text.source_digest(file, since) for name, file in self._users.items()}
 
     def comment(self, eqn: JaxprEqn) -> tuple[str, ...]:
         """Return `# file.py:12:8 (function) in scope as name`, or known parts, as one token."""
@@ -589,7 +589,7 @@ def _scope_text(scope: str) -> str:
     return f"'{scope}'" if " " in scope else scope
 
 
-def source_infos(
+def source_infos_by_comment(
     comments: Iterable[str], files: Mapping[str, str], stacks: Mapping[str, tuple[UserFrame, ...]]
 ) -> dict[str | None, object]:
     """Return the `source_info` for each comment, and for equations without one.

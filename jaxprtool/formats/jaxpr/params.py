@@ -26,7 +26,7 @@ from jax.sharding import AbstractMesh
 from jax.tree_util import PyTreeDef
 
 from jaxprtool import jaxcompat, primitives
-from jaxprtool.formats.jaxpr.values import Encode, Unwritable, add_class, call
+from jaxprtool.formats.jaxpr.values import Encode, Unwritable, add_class, call_text
 from jaxprtool.ir.custom_rules import (
     Stub,
     batching_rule,
@@ -40,7 +40,7 @@ from jaxprtool.ir.equations import Record, fields_of
 from jaxprtool.ir.regions import CALLS, NO_OPTIONS
 from jaxprtool.ir.rules import RuleTable, load_rules_of, rule
 from jaxprtool.ir.traits import traits
-from jaxprtool.ir.trees import Placeholder, StaticLeaf, build, describe, description
+from jaxprtool.ir.trees import Placeholder, StaticLeaf, build_tree, describe, description
 from jaxprtool.jaxcompat import ClosedJaxpr, JaxprEqn, JVPRule, Primitive, VJPRule
 
 
@@ -109,7 +109,7 @@ _SPARSE = ("bcoo_", "bcsr_", "coo_", "csr_")
 # --- both ways ------------------------------------------------------------------------------------
 
 
-def primitive_name(eqn: JaxprEqn) -> str:
+def stable_primitive_name(eqn: JaxprEqn) -> str:
     """Return the file's name for an equation's primitive, the same on every JAX release."""
     name = eqn.primitive.name
     return "closed_call" if name == "eval_jaxpr" else name
@@ -121,7 +121,7 @@ def encode_params(eqn: JaxprEqn) -> Params:
     A value is one that `values.encode` accepts, an open or closed jaxpr, or a `NamedRule`. Raises
     Unwritable; UnsupportedError if the rule of a custom derivative cannot be traced.
     """
-    form = forms.get(primitive_name(eqn), _PLAIN)
+    form = forms.get(stable_primitive_name(eqn), _PLAIN)
     params = form.write(eqn)
     avals = ([atom.aval for atom in atoms] for atoms in (eqn.invars, eqn.outvars))
     defaults = {**_hidden(eqn.primitive), **form.defaults(params, *avals)}
@@ -395,7 +395,7 @@ _SOW_NAMES = ("tag", "name", "mode", "tree")
 
 def _write_sow(eqn: JaxprEqn) -> Params:
     # A reader may lack the classes of a value's nodes.
-    tree = build(describe(eqn.params["tree"]))
+    tree = build_tree(describe(eqn.params["tree"]))
     return {**{name: eqn.params[name] for name in _SOW_NAMES}, "tree": tree}
 
 
@@ -558,7 +558,9 @@ def encode_opaque(value: Any, encode: Encode) -> str:
     if record is None:
         return encode(StaticLeaf(Placeholder(_described(value))))
     class_name, fields = record
-    return call("Record", repr(class_name), **{k: encode(field) for k, field in fields.items()})
+    return call_text(
+        "Record", repr(class_name), **{k: encode(field) for k, field in fields.items()}
+    )
 
 
 def _described(value: Any) -> str:

@@ -19,15 +19,15 @@ from jaxprtool import jaxcompat
 from jaxprtool.errors import ProgramFileError
 from jaxprtool.files import opened_plain
 from jaxprtool.formats.jaxpr import syntax
-from jaxprtool.formats.jaxpr.build import Builder
+from jaxprtool.formats.jaxpr.build import FileBuilder
 from jaxprtool.formats.jaxpr.constants import Constants
 from jaxprtool.formats.jaxpr.header import (
     Header,
     bound_of,
-    jit_options,
+    parsed_jit_options,
     read_header,
     read_stacks,
-    source_infos,
+    source_infos_by_comment,
 )
 from jaxprtool.formats.jaxpr.syntax import FileText
 from jaxprtool.formats.jaxpr.values import TypeReader
@@ -61,7 +61,7 @@ def read(path: str | os.PathLike[str], sources: Root | None = None) -> Program:
     data, version = _contents(name)
     while True:
         try:
-            return parse(data, name, Path(name), sources)
+            return parse_program(data, name, Path(name), sources)
         except ProgramFileError:
             old_version = version
             data, version = _contents(name)
@@ -99,7 +99,7 @@ def is_program(data: bytes) -> bool:
     return data.removeprefix(b"\xef\xbb\xbf").startswith(b"jaxprtool ")
 
 
-def parse(
+def parse_program(
     data: str | bytes, name: str, path: Path | None = None, sources: Root | None = None
 ) -> Program:
     """Return the Program in a file's text.
@@ -121,14 +121,14 @@ def parse(
 
 
 def _program(source: FileText, path: Path | None, sources: Root | None) -> Program:
-    file = syntax.parse(source)
+    file = syntax.parse_file(source)
     header = read_header(source, file.header)
     files = _files(header, path, sources)
     try:
         stacks = read_stacks(header.stacks, files)
     except ValueError as error:
         raise source.fail(file.header["stacks"].position, str(error)) from None
-    infos = source_infos((comment for _, comment in source.comments), files, stacks)
+    infos = source_infos_by_comment((comment for _, comment in source.comments), files, stacks)
     try:
         types = TypeReader(header.meshes, header.symbols, header.mesh, header.foreign)
     except ValueError as error:
@@ -137,7 +137,7 @@ def _program(source: FileText, path: Path | None, sources: Root | None) -> Progr
     _check_counts(source, file, header)
     constants = Constants(_constants_files(path, header.constants))
     with closing(constants), _precision(source), jaxcompat.axes_bound(header.axis_env):
-        builder = Builder(file, types, constants, infos, header.modules)
+        builder = FileBuilder(file, types, constants, infos, header.modules)
         jaxpr = builder.program(debug_info)
     program = Program(
         name=header.name,
@@ -153,7 +153,7 @@ def _program(source: FileText, path: Path | None, sources: Root | None) -> Progr
     if header.jit is None:
         return program
     try:
-        return program.replace(jit=jit_options(program, header.jit))
+        return program.replace(jit=parsed_jit_options(program, header.jit))
     except ValueError as error:
         raise source.fail(file.header["jit"].position, str(error)) from None
 
@@ -173,7 +173,7 @@ def _files(header: Header, path: Path | None, sources: Root | None) -> dict[str,
         if recorded is None:  # written before files had digests
             is_same = sources is not None and _is_older(file, path)
         else:
-            is_same = recorded != "" and recorded == source_text.digest(file)
+            is_same = recorded != "" and recorded == source_text.source_digest(file)
         files[name] = source_text.name_read(relative, file, recorded or "", is_same)
     return files
 
@@ -204,7 +204,7 @@ def _decoded(data: bytes, name: str) -> str:
         raise ProgramFileError(message) from None
 
 
-def _check_counts(source: FileText, file: syntax.File, header: Header) -> None:
+def _check_counts(source: FileText, file: syntax.FileSyntax, header: Header) -> None:
     counts = (
         ("arguments", header.arguments[1], file.body.arguments),
         ("results", header.results[1], file.body.results),
@@ -216,7 +216,7 @@ def _check_counts(source: FileText, file: syntax.File, header: Header) -> None:
 
 
 def _bounds(
-    source: FileText, file: syntax.File, program: Program, header: Header, types: TypeReader
+    source: FileText, file: syntax.FileSyntax, program: Program, header: Header, types: TypeReader
 ) -> tuple[tuple[str, Bound], ...]:
     avals, bounds = dict(program.arguments), []
     for name, value in header.bounds.items():

@@ -90,36 +90,36 @@ _PARENTHESIS, _BRACKET, _BRACE = _mark(")"), _mark("]"), _mark("}")
 
 
 @dataclass(slots=True)
-class Parameter:
+class ParameterSyntax:
     """A parameter as written. `named` is the text before the jaxpr in `fwd=name { ... }`."""
 
     name: str
     position: int
-    value: Expression
-    named: Expression | None = None
+    value: ExpressionSyntax
+    named: ExpressionSyntax | None = None
 
 
 @dataclass(slots=True, eq=False)
-class Operation:
+class OperationSyntax:
     """A primitive with its parameters, shared by equations with the same text."""
 
     primitive: str
     position: int
-    parameters: list[Parameter]
+    parameters: list[ParameterSyntax]
 
 
 @dataclass(slots=True)
-class Binder:
+class BinderSyntax:
     """A constant or argument of a jaxpr, with the value of a constant."""
 
     name: str
     type: str
     position: int
-    value: Expression | None = None
+    value: ExpressionSyntax | None = None
 
 
 @dataclass(slots=True, eq=False)
-class Equation:
+class EquationSyntax:
     """An equation. `results` and `types` are its outvars and their types, None if left out.
 
     `operands` are names and literals as written, literals with their types; the first one is at
@@ -127,7 +127,7 @@ class Equation:
     """
 
     position: int
-    operation: Operation
+    operation: OperationSyntax
     results: list[str]
     types: list[str | None]
     operands: list[str]
@@ -136,32 +136,32 @@ class Equation:
 
 
 @dataclass(slots=True, eq=False)
-class Body:
+class BodySyntax:
     """A jaxpr; its results begin at `results_at`."""
 
     position: int
-    constants: list[Binder]
-    arguments: list[Binder]
-    equations: list[Equation]
+    constants: list[BinderSyntax]
+    arguments: list[BinderSyntax]
+    equations: list[EquationSyntax]
     results: list[str]
     results_at: int
 
 
 @dataclass(slots=True)
-class File:
+class FileSyntax:
     """A whole file: its header, its shared jaxprs by name, and its program.
 
     `literals` has the value and the type of each literal whose text is not just `value:type`.
     """
 
     source: FileText
-    header: dict[str, Expression]
-    shared: dict[str, Body]
-    body: Body
-    literals: dict[str, tuple[Expression, str]]
+    header: dict[str, ExpressionSyntax]
+    shared: dict[str, BodySyntax]
+    body: BodySyntax
+    literals: dict[str, tuple[ExpressionSyntax, str]]
 
 
-def parse(source: FileText) -> File:
+def parse_file(source: FileText) -> FileSyntax:
     """Return the tree of a file. Raises ProgramFileError."""
     return _Parser(source).file()
 
@@ -173,15 +173,15 @@ class _Parser:
         self.source = source
         self.text = source.text
         self.at = 0
-        self.equations: list[Equation] = []
-        self.literals: dict[str, tuple[Expression, str]] = {}
-        self._operations: dict[str, Operation] = {}
+        self.equations: list[EquationSyntax] = []
+        self.literals: dict[str, tuple[ExpressionSyntax, str]] = {}
+        self._operations: dict[str, OperationSyntax] = {}
         self._open: list[int] = []
 
-    def file(self) -> File:
+    def file(self) -> FileSyntax:
         self._version()
         header = self._header()
-        shared: dict[str, Body] = {}
+        shared: dict[str, BodySyntax] = {}
         while match := _SHARED.match(self.text, self.at):
             self.at = match.end()
             if match[1] in shared:
@@ -192,7 +192,7 @@ class _Parser:
         if (end := self._next()) < len(self.text):
             raise self.source.fail(end, f"{self.source.shown(end)} after the end of the program")
         self._place_comments()
-        return File(self.source, header, shared, body, self.literals)
+        return FileSyntax(self.source, header, shared, body, self.literals)
 
     # --- small steps --------------------------------------------------------------------------
 
@@ -236,8 +236,8 @@ class _Parser:
             message = f"the file has format {first[1]}, but this jaxprtool reads format {VERSION}"
             raise self.source.fail(first.start(1), message)
 
-    def _header(self) -> dict[str, Expression]:
-        header: dict[str, Expression] = {}
+    def _header(self) -> dict[str, ExpressionSyntax]:
+        header: dict[str, ExpressionSyntax] = {}
         while match := self._take(_ENTRY):
             if match[1] in header:
                 raise self.source.fail(match.start(1), f"'{match[1]}' is given twice")
@@ -248,7 +248,7 @@ class _Parser:
 
     # --- jaxprs -------------------------------------------------------------------------------
 
-    def _jaxpr(self) -> Body:
+    def _jaxpr(self) -> BodySyntax:
         self._expect(_OPENING, "'{ lambda'")
         start = self.text.rfind("{", 0, self.at)
         if len(self._open) == MAX_DEPTH:
@@ -258,19 +258,19 @@ class _Parser:
         self._expect(_SEMICOLON, "a variable with its type, or ';'")
         arguments = self._binders()
         self._expect(_LET, "a variable with its type, or '. let'")
-        equations: list[Equation] = []
+        equations: list[EquationSyntax] = []
         while not self._take(_END_OF_EQUATIONS):
             equations.append(self._equation())
         results_at = self.at
         results = self._results()
         self._expect(_BRACE, "'}'")
         self._open.pop()
-        return Body(start, constants, arguments, equations, results, results_at)
+        return BodySyntax(start, constants, arguments, equations, results, results_at)
 
-    def _binders(self) -> list[Binder]:
-        binders: list[Binder] = []
+    def _binders(self) -> list[BinderSyntax]:
+        binders: list[BinderSyntax] = []
         while match := self._take(_BINDER):
-            binder = Binder(match[1], match[2], match.start(1))
+            binder = BinderSyntax(match[1], match[2], match.start(1))
             binders.append(binder)
             if self._take(_EQUALS):
                 self.at = self._next()
@@ -302,22 +302,22 @@ class _Parser:
 
     # --- equations ----------------------------------------------------------------------------
 
-    def _equation(self) -> Equation:
+    def _equation(self) -> EquationSyntax:
         match = _EQUATION.match(self.text, self.at)
         if match is None:
             return self._unusual_equation()
         name, type_, head = match.groups()
-        equation = Equation(match.start(1), _NO_OPERATION, [name], [type_], [], 0)
+        equation = EquationSyntax(match.start(1), _NO_OPERATION, [name], [type_], [], 0)
         self.equations.append(equation)
         operation = self._operations.get(head)
         equation.operation = operation or self._plain_operation(head, match.start(3))
         self._operands(equation, match.end())
         return equation
 
-    def _unusual_equation(self) -> Equation:
+    def _unusual_equation(self) -> EquationSyntax:
         """Parse an equation with no or several outvars, or with jaxprs or strings in it."""
         self._take(_SEPARATOR)
-        equation = Equation(self.at, _NO_OPERATION, [], [], [], 0)
+        equation = EquationSyntax(self.at, _NO_OPERATION, [], [], [], 0)
         self.equations.append(equation)
         while match := self._take(_BINDER):
             equation.results.append(match[1])
@@ -340,7 +340,7 @@ class _Parser:
         self._operands(equation, self.at)
         return equation
 
-    def _operands(self, equation: Equation, at: int) -> None:
+    def _operands(self, equation: EquationSyntax, at: int) -> None:
         """Read an equation's operands from `at` on."""
         match = _OPERANDS.match(self.text, at)
         assert match
@@ -354,13 +354,13 @@ class _Parser:
             equation.operands += more.group().split()
             self.at = more.end()
 
-    def _plain_operation(self, head: str, position: int) -> Operation:
+    def _plain_operation(self, head: str, position: int) -> OperationSyntax:
         """Return the operation of a primitive and parameters without strings and jaxprs."""
         dense = " ".join(head.split())
         operation = self._operations.get(dense)
         if operation is None:
             name, bracket, _ = head.partition("[")
-            operation = self._operations[dense] = Operation(name, position, [])
+            operation = self._operations[dense] = OperationSyntax(name, position, [])
             if bracket:
                 saved, self.at = self.at, position + len(name) + 1
                 operation.parameters = self._parameters()
@@ -368,22 +368,22 @@ class _Parser:
         self._operations[head] = operation
         return operation
 
-    def _long_operation(self) -> Operation:
+    def _long_operation(self) -> OperationSyntax:
         head = self._expect(_BARE_HEAD, "a variable with its type, a primitive, or 'in'")
         parameters = self._parameters() if head[2] else []
-        operation = Operation(head[1], head.start(1), parameters)
+        operation = OperationSyntax(head[1], head.start(1), parameters)
         if any(parameter.value.bodies for parameter in parameters):
             return operation
         return self._operations.setdefault(self.text[head.start(1) : self.at], operation)
 
-    def _parameters(self) -> list[Parameter]:
+    def _parameters(self) -> list[ParameterSyntax]:
         """Return the parameters after a '['."""
-        by_name: dict[str, Parameter] = {}
+        by_name: dict[str, ParameterSyntax] = {}
         while not self._take(_BRACKET):
             name = self._expect(_PARAMETER, "a parameter, as in axis=0, or ']'")
             if name[1] in by_name:
                 raise self.source.fail(name.start(1), f"'{name[1]}' is given twice")
-            parameter = Parameter(name[1], name.start(1), self._expression())
+            parameter = ParameterSyntax(name[1], name.start(1), self._expression())
             by_name[name[1]] = parameter
             if _TEXT.fullmatch(parameter.value.text) and self._take(_BEFORE_JAXPR):
                 parameter.named, parameter.value = parameter.value, self._expression()
@@ -391,11 +391,11 @@ class _Parser:
 
     # --- values -------------------------------------------------------------------------------
 
-    def _expression(self) -> Expression:
+    def _expression(self) -> ExpressionSyntax:
         """Return the expression at the current position, with names in place of its jaxprs."""
         text, start = self.text, self.at
         brackets: list[tuple[str, int]] = []
-        bodies: dict[str, Body] = {}
+        bodies: dict[str, BodySyntax] = {}
         pieces: list[str] = []
         at = done = start
         while at < len(text):
@@ -432,7 +432,7 @@ class _Parser:
         whole = "".join((*pieces, text[done:at]))
         if _ROW_OF_NAMES.fullmatch(whole):
             whole = _ONE_OF_ROW.sub(r"\1,", whole)
-        return Expression(whole, start, bodies)
+        return ExpressionSyntax(whole, start, bodies)
 
     # --- comments -----------------------------------------------------------------------------
 
@@ -445,7 +445,7 @@ class _Parser:
                 self.equations[index].comment = comment
 
 
-_NO_OPERATION = Operation("", 0, [])
+_NO_OPERATION = OperationSyntax("", 0, [])
 
 
 # --- source ---------------------------------------------------------------------------------------
@@ -526,7 +526,7 @@ class FileText:
 
 
 @dataclass(slots=True)
-class Expression:
+class ExpressionSyntax:
     """A Python expression in a file. `bodies` are the jaxprs in it, by their placeholder names."""
 
     text: str

@@ -142,7 +142,7 @@ def add_record(cls: Any, fields: Sequence[str] | None = None) -> None:
     names = tuple(fields)
 
     def encode_record(value: Any, encode: Encode) -> str:
-        return call(cls.__name__, **{name: encode(getattr(value, name)) for name in names})
+        return call_text(cls.__name__, **{name: encode(getattr(value, name)) for name in names})
 
     add_class(cls, encode_record, **{cls.__name__: cls})
 
@@ -154,7 +154,7 @@ def add_late_record(module: str, name: str) -> None:
     """
 
     def encode_record(value: Any, encode: Encode) -> str:
-        return call(name, **{word: encode(item) for word, item in value._asdict().items()})
+        return call_text(name, **{word: encode(item) for word, item in value._asdict().items()})
 
     def construct(**fields: Any) -> Any:
         return getattr(import_module(module), name)(**fields)
@@ -213,7 +213,7 @@ def is_bare(text: str) -> bool:
     return text.isidentifier() and text.isascii() and not is_reserved
 
 
-def call(name: str, *args: str, **keywords: str | None) -> str:
+def call_text(name: str, *args: str, **keywords: str | None) -> str:
     """Return the text of a call from the texts of its arguments, without those that are None."""
     named = (f"{word}={text}" for word, text in keywords.items() if text is not None)
     return f"{name}({', '.join((*args, *named))})"
@@ -225,7 +225,7 @@ def _inherited(cls: type) -> Encoder | None:
 
 
 def _tuple(value: tuple, encode: Encode) -> str:
-    return f"({encode(value[0])},)" if len(value) == 1 else call("", *map(encode, value))
+    return f"({encode(value[0])},)" if len(value) == 1 else call_text("", *map(encode, value))
 
 
 def _dict(value: dict, encode: Encode) -> str:
@@ -250,11 +250,13 @@ add_class(tuple, _tuple)
 add_class(list, lambda value, encode: f"[{', '.join(map(encode, value))}]")
 add_class(dict, _dict)
 add_class(
-    complex, lambda v, encode: call("complex", *map(encode, (v.real, v.imag))), complex=complex
+    complex, lambda v, encode: call_text("complex", *map(encode, (v.real, v.imag))), complex=complex
 )
 add_class(frozenset, _frozenset, frozenset=_as_frozenset)
 add_class(
-    slice, lambda v, encode: call("slice", *map(encode, (v.start, v.stop, v.step))), slice=slice
+    slice,
+    lambda v, encode: call_text("slice", *map(encode, (v.start, v.stop, v.step))),
+    slice=slice,
 )
 add_name("inf", float("inf"))
 add_name("nan", float("nan"))
@@ -282,10 +284,10 @@ def decode(node: ast.expr, names: Mapping[str, Any] | None = None) -> Any:
     names = names or {}
     if isinstance(node, ast.Name) and node.id not in NAMES and node.id not in names:
         return node.id
-    return _Reader(names).visit(node)
+    return _FileValueReader(names).visit(node)
 
 
-class _Reader(WhitelistReader):
+class _FileValueReader(WhitelistReader):
     """Reads the values of a file with these names in addition to the table's."""
 
     what = "a value"
@@ -351,7 +353,7 @@ class _Reader(WhitelistReader):
 # --- numbers and dtypes -------------------------------------------------------------------------
 
 
-def number(value: np.generic | np.ndarray) -> str:
+def scalar_text(value: np.generic | np.ndarray) -> str:
     """Return a NumPy scalar's value; its class and this text determine it bit for bit."""
     item = value.item()
     text = f"complex({item.real!r}, {item.imag!r})" if isinstance(item, complex) else repr(item)
@@ -368,7 +370,7 @@ class Bits(int):
 
 
 def as_scalar(dtype: np.dtype, value: Any) -> np.generic:
-    """Return a NumPy scalar of `dtype` from the output of `number`.
+    """Return a NumPy scalar of `dtype` from the output of `scalar_text`.
 
     Raises ValueError or OverflowError.
     """
@@ -405,7 +407,7 @@ def _scalar_class(cls: type, encode: Encode) -> str:
 
 
 add_class(np.dtype, _dtype)
-add_class(np.generic, lambda v, encode: f"np.{v.dtype.name}({number(v)})", bits=Bits)
+add_class(np.generic, lambda v, encode: f"np.{v.dtype.name}({scalar_text(v)})", bits=Bits)
 add_class(type, _scalar_class)
 for _name, _value in array_dtypes().items():
     if _value.name == _name:  # skips its short name
@@ -473,7 +475,7 @@ def _high_primitive(value: Any, encode: Encode) -> str:
     values = {"out_dtype": getattr(value.out_aval, "dtype", None), **value.params}
     named = inspect.signature(type(value)).parameters.values()
     keywords = {p.name: encode(values[p.name]) for p in named if p.kind is p.KEYWORD_ONLY}
-    return call(type(value).__name__, *map(encode, value.in_avals), **keywords)
+    return call_text(type(value).__name__, *map(encode, value.in_avals), **keywords)
 
 
 for _class in jaxcompat.HIGH_PRIMITIVES:
@@ -481,7 +483,7 @@ for _class in jaxcompat.HIGH_PRIMITIVES:
 for _mapping in (jaxcompat.FrozenDict, OrderedDict):
     add_class(
         _mapping,
-        lambda value, encode: call(type(value).__name__, encode(dict(value.items()))),
+        lambda value, encode: call_text(type(value).__name__, encode(dict(value.items()))),
         **{_mapping.__name__: _mapping},
     )
 add_singleton("UnspecifiedValue", jaxcompat.UNSPECIFIED)
@@ -536,7 +538,7 @@ def _spec(spec: PartitionSpec, encode: Encode) -> str:
         raise Unwritable(f"a partition of kind {kind}")
     axes = {word: getattr(spec, word) for word in ("unreduced", "reduced")}
     named = {word: encode(frozenset(names)) for word, names in axes.items() if names}
-    return call("P", *map(encode, spec.partitions), **named)
+    return call_text("P", *map(encode, spec.partitions), **named)
 
 
 def _mesh(mesh: Mesh | AbstractMesh, encode: Encode) -> str:
@@ -547,7 +549,7 @@ def _mesh(mesh: Mesh | AbstractMesh, encode: Encode) -> str:
         devices = list(mesh.devices.flatten())
         if len({member.platform for member in devices}) > 1:
             raise Unwritable("a mesh of devices of several platforms")
-    return call(
+    return call_text(
         type(mesh).__name__,
         encode(mesh.axis_sizes),
         encode(mesh.axis_names),
@@ -584,13 +586,13 @@ def _memory_kind(sharding: jax.sharding.Sharding, encode: Encode) -> str | None:
 
 def _named_sharding(sharding: NamedSharding, encode: Encode) -> str:
     parts = {"mesh": encode(sharding.mesh), "spec": encode(sharding.spec)}
-    return call("NamedSharding", **parts, memory_kind=_memory_kind(sharding, encode))
+    return call_text("NamedSharding", **parts, memory_kind=_memory_kind(sharding, encode))
 
 
 def _single_device(sharding: SingleDeviceSharding, encode: Encode) -> str:
     (device,) = sharding.device_set
     kind = _memory_kind(sharding, encode)
-    return call("SingleDeviceSharding", encode(device), memory_kind=kind)
+    return call_text("SingleDeviceSharding", encode(device), memory_kind=kind)
 
 
 add_class(jax.Device, lambda d, encode: f"device({d.platform!r}, {d.id})", device=_read_device)
@@ -612,12 +614,12 @@ _LEAF = Leaf()
 
 
 def _tree(tree: PyTreeDef, encode: Encode) -> str:
-    return call("tree", encode(jax.tree.unflatten(tree, [_LEAF] * tree.num_leaves)))
+    return call_text("tree", encode(jax.tree.unflatten(tree, [_LEAF] * tree.num_leaves)))
 
 
 def _opaque(node: Opaque, encode: Encode) -> str:
     children = dict(zip(node.keys, node.children, strict=True)) if node.keys else [*node.children]
-    return call("Node", *map(encode, (node.type_name, children, *filter(None, [node.aux]))))
+    return call_text("Node", *map(encode, (node.type_name, children, *filter(None, [node.aux]))))
 
 
 def _read_opaque(type_name: str, children: Any, aux: str = "") -> Opaque:
@@ -713,8 +715,8 @@ def _policy(policy: Policy, encode: Encode) -> str:
     kinds = [p.kind for p in inspect.signature(POLICY_FACTORIES[name]).parameters.values()]
     if kinds == [inspect.Parameter.VAR_POSITIONAL]:
         items = [encode(item) for names in arguments.values() for item in names]
-        return call(f"checkpoint_policies.{name}", *items)
-    return call(f"checkpoint_policies.{name}", **{k: encode(v) for k, v in arguments.items()})
+        return call_text(f"checkpoint_policies.{name}", *items)
+    return call_text(f"checkpoint_policies.{name}", **{k: encode(v) for k, v in arguments.items()})
 
 
 for _name, _value in POLICIES.items():
@@ -870,9 +872,9 @@ class TypeReader:
             space, inner = reference.groups()
             memory = self._foreign.get(space) or (space and types.memory_space_named(space))
             return jaxcompat.AbstractRef(self(inner), memory)
-        parsed = types.parse(text)
+        parsed = types.parse_type(text)
         sizes = [self.dimension(dim.size) for dim in parsed.dims]
-        return types.array_type(parsed, sizes, self._mesh(parsed), self._foreign)
+        return types.aval_of_type(parsed, sizes, self._mesh(parsed), self._foreign)
 
     def _mesh(self, parsed: types.TypeText) -> AbstractMesh | None:
         """Return the mesh that a type names, or None."""

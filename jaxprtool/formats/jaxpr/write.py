@@ -23,11 +23,11 @@ from jaxprtool.errors import UnsupportedError
 from jaxprtool.files import check_path, is_stream
 from jaxprtool.formats.jaxpr import constants, params, values
 from jaxprtool.formats.jaxpr.constants import ConstantWriter
-from jaxprtool.formats.jaxpr.header import SourceComments, header_text
+from jaxprtool.formats.jaxpr.header import LocationComments, header_text
 from jaxprtool.formats.jaxpr.params import OPAQUE, encode_opaque
 from jaxprtool.formats.jaxpr.syntax import MAX_DEPTH, VERSION
 from jaxprtool.formats.jaxpr.values import NO_MESH, Encoder, TypeWriter, Unwritable
-from jaxprtool.formats.npz import Text, constants_file, write_texts
+from jaxprtool.formats.npz import ProgramText, constants_file, write_texts
 from jaxprtool.ir.custom_rules import BATCHING_HINT, HINT, are_stubs, rules_followed, stubbed
 from jaxprtool.ir.equations import bodies, equations, named
 from jaxprtool.ir.expansions import without_live_objects
@@ -63,7 +63,7 @@ NOT_WRITABLE = "cannot be written to a file"
 _PRIMITIVE = re.compile(r"[^\W\d][\w.-]*")
 
 
-class Opaque(Enum):
+class OpaqueEquations(Enum):
     """Which equations are written as opaque ones: see `jaxcompat.opaque`.
 
     Attributes:
@@ -78,12 +78,12 @@ class Opaque(Enum):
 
     def includes(self, module: str | None) -> bool:
         """Return True for every equation of a primitive that this module defines."""
-        if module is None or self is Opaque.none:
+        if module is None or self is OpaqueEquations.none:
             return False
-        return self is Opaque.foreign or module.startswith("jax.")
+        return self is OpaqueEquations.foreign or module.startswith("jax.")
 
 
-class Names(VariableNames):
+class FileVariableNames(VariableNames):
     """Names that are unique per variable of a jaxpr and distinct from numbers.
 
     JAX names all unused results of a jit `_`, and in large jaxprs uses `inf` and `nan` as names.
@@ -106,18 +106,18 @@ class FileNotation(Notation):
     and `modules` the module of each primitive of another package.
     """
 
-    variable_names = Names
+    variable_names = FileVariableNames
 
     def __init__(
         self,
         inline: bool,
         quoted: Iterable[str] = (),
         stubs: bool = False,
-        opaque: Opaque = Opaque.none,
+        opaque: OpaqueEquations = OpaqueEquations.none,
     ):
         super().__init__()
         self._stubs, self._opaque = stubs, opaque
-        self.types = TypeWriter(opaque is not Opaque.none)
+        self.types = TypeWriter(opaque is not OpaqueEquations.none)
         self.reasons: list[tuple[JaxprEqn, str]] = []
         self.modules: dict[str, str] = {}
         self._bodies_of_opaque: set[Jaxpr] = set()
@@ -149,7 +149,7 @@ class FileNotation(Notation):
         return token
 
     def literal(self, literal: Literal) -> LiteralToken:
-        text = constants.literal(literal.val, literal.aval)
+        text = constants.literal_text(literal.val, literal.aval)
         return LiteralToken(f" {text}{self.type_of(literal.aval)}")
 
     def constant_values(self, jaxpr: Jaxpr) -> Sequence[str]:
@@ -170,7 +170,7 @@ class FileNotation(Notation):
     def context_key(self, eqn: JaxprEqn) -> tuple[Hashable, ...]:
         """Return a key of an equation's context, the mesh of its types, and if it has results."""
         atoms = eqn.outvars or eqn.invars
-        if eqn.effects and self._opaque is not Opaque.none:
+        if eqn.effects and self._opaque is not OpaqueEquations.none:
             return self._context_key(eqn, atoms), jaxcompat.effect_texts(eqn)
         return self._context_key(eqn, atoms)
 
@@ -189,7 +189,7 @@ class FileNotation(Notation):
         if type(eqn.params.get("_prim")) not in jaxcompat.HIGH_PRIMITIVES:
             eqn = without_live_objects(eqn)
         eqn = stubbed(eqn) if self._stubs else eqn
-        name = params.primitive_name(eqn)
+        name = params.stable_primitive_name(eqn)
         module = jaxcompat.defining_module(eqn.primitive)
         if module is not None and not module.startswith("jax."):
             self.modules[name] = module
@@ -199,7 +199,7 @@ class FileNotation(Notation):
             else:
                 pairs = self._pairs(eqn, name, self._opaque.includes(module))
         except UnsupportedError as error:
-            if self._opaque is Opaque.none or error.hint in (HINT, BATCHING_HINT):
+            if self._opaque is OpaqueEquations.none or error.hint in (HINT, BATCHING_HINT):
                 raise
             if not self._in_opaque:
                 reason = error.message.partition(f"{NOT_WRITABLE}: ")[2] or error.message
@@ -230,13 +230,13 @@ class FileNotation(Notation):
                 token = ParameterToken(self._noted(f"{parameter}="))
                 pairs.append((token, self._encoded(name, parameter, value)))
         except Unwritable as error:
-            raise unsupported(eqn, error, parameter) from error
+            raise unwritable_equation(eqn, error, parameter) from error
         return pairs
 
     def _opaque_pairs(self, eqn: JaxprEqn) -> list[tuple[ParameterToken, Value]]:
         """Return what `_pairs` does for an opaque equation, from which no value is left out."""
         if not _PRIMITIVE.fullmatch(eqn.primitive.name):
-            raise unsupported(eqn, Unwritable("a name that is not a word"))
+            raise unwritable_equation(eqn, Unwritable("a name that is not a word"))
         shown = {**self._settings(eqn, True), **dict(sorted(eqn.params.items()))}
         outer, self._in_opaque = self._in_opaque, True
         pairs = [
@@ -320,7 +320,7 @@ def as_word(name: str) -> str:
     return word
 
 
-def unsupported(eqn: JaxprEqn, fault: Exception, parameter: str = "") -> UnsupportedError:
+def unwritable_equation(eqn: JaxprEqn, fault: Exception, parameter: str = "") -> UnsupportedError:
     """Return the error for an equation that cannot be written, with its source line."""
     holder = f"its parameter {parameter}" if parameter else "it"
     name = eqn.primitive.name
@@ -382,14 +382,14 @@ def write(
             functions or other live objects.
         OutputError: If a file cannot be written.
     """
-    write_all([(program, path)], callbacks, source)
+    write_program_files([(program, path)], callbacks, source)
 
 
-def write_all(
+def write_program_files(
     programs: Iterable[tuple[Program, str | os.PathLike[str]]],
     callbacks: str = "refuse",
     source: bool = True,
-    opaque: Opaque = Opaque.none,
+    opaque: OpaqueEquations = OpaqueEquations.none,
 ) -> list[str]:
     """Write programs with `write`: all of them, or none if one cannot be written.
 
@@ -408,21 +408,21 @@ def write_all(
         name = check_path(path)
         beside = None if is_stream(name) else name
         content, arrays, opaque_here = _rendered(program, beside, stubs, source, opaque)
-        texts.append(Text(name, content, arrays))
+        texts.append(ProgramText(name, content, arrays))
         reasons |= opaque_here
     write_texts(texts)
     return [*reasons]
 
 
-def text(program: Program, callbacks: str = "refuse", source: bool = True) -> str:
+def program_file_text(program: Program, callbacks: str = "refuse", source: bool = True) -> str:
     """Return a program as the text of a file without a constants file. Raises UnsupportedError."""
     return _rendered(program, None, are_stubs(callbacks), source)[0]
 
 
 def text_with_opaque(
-    program: Program, callbacks: str, source: bool, opaque: Opaque
+    program: Program, callbacks: str, source: bool, opaque: OpaqueEquations
 ) -> tuple[str, list[str]]:
-    """Return what `text` does, with opaque equations, and the reasons as `write_all` does."""
+    """Return the text of `program_file_text` with opaque equations, and the reasons for these."""
     content, _, reasons = _rendered(program, None, are_stubs(callbacks), source, opaque)
     return content, [*reasons]
 
@@ -431,7 +431,7 @@ def rendered(
     program: Program,
     beside: str,
     stubs: bool = False,
-    opaque: Opaque = Opaque.none,
+    opaque: OpaqueEquations = OpaqueEquations.none,
     since: float | None = None,
 ) -> tuple[str, dict[str, np.ndarray]]:
     """Return the text of a program's file, and the arrays of its constants file by digest.
@@ -451,7 +451,7 @@ def rendered(
 
 def require_writable(program: Program, callbacks: str = "refuse") -> None:
     """Raise UnsupportedError for a program that cannot be written to a file."""
-    _rendered(program, "", are_stubs(callbacks), opaque=Opaque.unwritable)
+    _rendered(program, "", are_stubs(callbacks), opaque=OpaqueEquations.unwritable)
 
 
 @rules_followed()
@@ -460,7 +460,7 @@ def _rendered(
     path: str | None,
     stubs: bool,
     source: bool = True,
-    opaque: Opaque = Opaque.none,
+    opaque: OpaqueEquations = OpaqueEquations.none,
     since: float | None = None,
     quoted: frozenset[str] = frozenset(),
 ) -> tuple[str, dict[str, np.ndarray], dict[str, None]]:
@@ -470,7 +470,7 @@ def _rendered(
     """
     _require_shallow(program)
     notation = FileNotation(path is None, quoted, stubs, opaque)
-    comments = SourceComments(jaxcompat.open_jaxpr(program.jaxpr), source, program.roots)
+    comments = LocationComments(jaxcompat.open_jaxpr(program.jaxpr), source, program.roots)
     try:
         root = notation.hold(program.jaxpr)
         if root.eqns:
@@ -547,5 +547,5 @@ def _culprit(jaxpr: Jaxpr, notation: FileNotation) -> UnsupportedError | None:
             for atom in (*eqn.invars, *eqn.outvars):
                 notation.type_of(atom.aval)
         except Unwritable as error:
-            return unsupported(eqn, error)
+            return unwritable_equation(eqn, error)
     return None

@@ -32,7 +32,7 @@ from jaxprtool.formats.python.expressions import (
     call,
     literal,
     pieces_of,
-    plain,
+    plain_text,
     slots,
 )
 from jaxprtool.formats.python.layout import (
@@ -50,8 +50,8 @@ from jaxprtool.formats.python.layout import (
     statement,
     unpacking,
 )
-from jaxprtool.formats.python.module import Module, Origin
-from jaxprtool.formats.python.selection import Line, TextTemplate, lines
+from jaxprtool.formats.python.module import FunctionOrigin, PythonModule
+from jaxprtool.formats.python.selection import SelectedEquation, TextTemplate, selected_equations
 from jaxprtool.ir.custom_rules import stubbed
 from jaxprtool.ir.equations import type_of
 from jaxprtool.ir.program import Program
@@ -91,7 +91,7 @@ class Pending:
     pieces: Sequence[Piece]
     level: int
     parts: int
-    origin: Origin | None = None
+    origin: FunctionOrigin | None = None
 
 
 class Block:
@@ -101,7 +101,12 @@ class Block:
     """
 
     def __init__(
-        self, module: Module, jaxpr: AnyJaxpr, texts: dict[Var, str], names: LocalNames, depth: int
+        self,
+        module: PythonModule,
+        jaxpr: AnyJaxpr,
+        texts: dict[Var, str],
+        names: LocalNames,
+        depth: int,
     ):
         self.lines: list[str] = []
         self._module = module
@@ -113,7 +118,7 @@ class Block:
         self._names = names
         self._depth = depth
         self._pending: list[Pending] = []
-        self._lines = lines(self._jaxpr)
+        self._lines = selected_equations(self._jaxpr)
         mentioned = chain(self._jaxpr.outvars, *(line.operands for line in self._lines))
         self._uses = Counter(v for v in mentioned if not isinstance(v, Literal))
         self._operands: Sequence[Atom] = ()
@@ -123,7 +128,7 @@ class Block:
         self._around: tuple[str, ...] = module.settings_now
         self._entered: tuple[str, ...] = self._around
         # The user's function from which the last line comes.
-        self._origin: Origin | None = None
+        self._origin: FunctionOrigin | None = None
 
     def write(self, results: object) -> None:
         """Write all equations, and the return of `results`.
@@ -207,7 +212,7 @@ class Block:
 
     # --- equations ----------------------------------------------------------------------------
 
-    def _equation(self, line: Line) -> None:
+    def _equation(self, line: SelectedEquation) -> None:
         self._operands, outs = line.operands, line.eqn.outvars
         self._enter(self._module.settings_of(line.eqn))
         if line.expression is None:
@@ -305,7 +310,7 @@ class Block:
             self._comment(w.origin)
             self.assign(w.var, w.pieces)
 
-    def _comment(self, origin: Origin | None) -> None:
+    def _comment(self, origin: FunctionOrigin | None) -> None:
         """Write a comment with the origin of the next lines, if it changes."""
         if origin is None or origin == self._origin:
             return
@@ -417,7 +422,7 @@ def gap(depth: int) -> list[str]:
 
 
 def define(
-    module: Module,
+    module: PythonModule,
     function: PythonFunction,
     name: str,
     texts: dict[Var, str],
@@ -451,7 +456,7 @@ def define(
 
 
 def _undecorated(
-    module: Module,
+    module: PythonModule,
     function: PythonFunction,
     name: str,
     texts: dict[Var, str],
@@ -545,7 +550,7 @@ class CallSignature:
         return next(name for name in numbered(hint) if name not in taken)
 
 
-def signature(program: Program) -> CallSignature:
+def call_signature(program: Program) -> CallSignature:
     """Return the signature of the function that is emitted for a program."""
     count = program.in_tree.num_leaves
     args, kwargs = filled(program.in_tree, range(count))
@@ -573,7 +578,7 @@ def signature(program: Program) -> CallSignature:
         others = called.free("keywords")
         called.parameters.append(f"**{others}")
         called.call.append(f"**{others}")
-        roots = {key: f"{others}[{plain(key)}]" for key in kwargs}
+        roots = {key: f"{others}[{plain_text(key)}]" for key in kwargs}
     for key, arg in kwargs.items():
         called.place(arg, roots[key])
     return called
@@ -611,7 +616,7 @@ def _step(key: Any) -> str | None:
     if isinstance(key, GetAttrKey):
         return f".{key.name}" if _is_name(key.name) else None
     if isinstance(key, DictKey) and type(key.key) in (str, int, bool):
-        return f"[{plain(key.key)}]"
+        return f"[{plain_text(key.key)}]"
     return None
 
 
@@ -667,7 +672,7 @@ def _hints(place: str) -> Iterator[str]:
 def result_structure(program: Program, called: CallSignature) -> tuple[Any, str | None]:
     """Return the results as nested containers of indexes, and a note on replaced classes."""
     args, kwargs = filled(program.in_tree, range(program.in_tree.num_leaves))
-    results = _Results()
+    results = _ResultBuilder()
     roots = dict(zip(called.parameters, args, strict=False)) | kwargs
     for name, arg in roots.items():
         if name in called.parameters and not name.startswith("*"):
@@ -680,7 +685,7 @@ def result_structure(program: Program, called: CallSignature) -> tuple[Any, str 
     return structure, f"These results are named tuples of a class's fields: {names}."
 
 
-class _Results:
+class _ResultBuilder:
     """Builds results. `known` has the expressions of nodes in arguments by their structure."""
 
     def __init__(self) -> None:

@@ -22,14 +22,14 @@ import jax
 from jaxprtool import jaxcompat
 from jaxprtool.errors import UnsupportedError
 from jaxprtool.files import check_path, is_stream
-from jaxprtool.formats.npz import Text, constants_file, mention, write_texts
+from jaxprtool.formats.npz import ProgramText, constants_file, mention, write_texts
 from jaxprtool.formats.python.block import (
     Block,
     CallSignature,
+    call_signature,
     define,
     local_names,
     result_structure,
-    signature,
 )
 from jaxprtool.formats.python.expressions import (
     ROOTS,
@@ -39,10 +39,10 @@ from jaxprtool.formats.python.expressions import (
     Slot,
     call,
     pieces_of,
-    plain,
+    plain_text,
 )
 from jaxprtool.formats.python.layout import INDENT, definition, statement
-from jaxprtool.formats.python.module import Module
+from jaxprtool.formats.python.module import PythonModule
 from jaxprtool.formats.python.rules import arrays, calls, effects  # noqa: F401  (they fill the table)
 from jaxprtool.formats.python.rules.table import python_rules
 from jaxprtool.ir.custom_rules import are_stubs, rules_followed
@@ -78,7 +78,7 @@ def to_python(
             equation and its source line.
     """
     file = None if constants is None else lambda names: constants
-    return _source(Module(program, file, are_stubs(callbacks), source))
+    return _source(PythonModule(program, file, are_stubs(callbacks), source))
 
 
 def write_python(
@@ -93,10 +93,10 @@ def write_python(
     The constants are in the module if it goes to a device or a pipe. Raises the errors of
     `to_python`, and OutputError; existing files are then left unchanged.
     """
-    write_all([(program, path)], callbacks, source)
+    write_modules([(program, path)], callbacks, source)
 
 
-def write_all(
+def write_modules(
     programs: Iterable[tuple[Program, str | os.PathLike[str]]],
     callbacks: str = "refuse",
     source: bool = True,
@@ -106,8 +106,8 @@ def write_all(
     for program, path in programs:
         name = check_path(path)
         file = None if is_stream(name) else partial(constants_file, name)
-        module = Module(program, file, are_stubs(callbacks), source)
-        texts.append(Text(name, _source(module), module.arrays))
+        module = PythonModule(program, file, are_stubs(callbacks), source)
+        texts.append(ProgramText(name, _source(module), module.arrays))
     # A module reads its constants only once, some time after its import starts.
     write_texts(texts, keep_previous=True)
 
@@ -117,19 +117,19 @@ _NEEDS_X64 = "It needs 64-bit types: jax_enable_x64 must be set."
 _STORED = "STORED = np.load(Path(__file__).resolve().with_name({file}))"
 
 
-def _source(module: Module) -> str:
+def _source(module: PythonModule) -> str:
     """Return the text of a module, independent of the process's JAX configuration."""
     program = module.program
     wide = x64_enabled() or has_64_bit_types(program.jaxpr)
     settings = jaxcompat.default_settings(x64=wide)
-    called = signature(program)
+    called = call_signature(program)
     with settings, jaxcompat.axes_bound(program.axis_env), rules_followed():
         name = module.claim(program.name)
         main, notes = _main(module, name, called)
         functions = [define(module, *queued, module.names(), 0) for queued in module.queued()]
     if module.file is not None and module.arrays:
         file = module.file(module.arrays)
-        module.helpers["stored"] = [_STORED.format(file=plain(file))]
+        module.helpers["stored"] = [_STORED.format(file=plain_text(file))]
         notes.append(f"Large constants are read from {mention(file)}, in the same folder.")
     header = [
         f'"""`{name}`, written as Python from its jaxpr by jaxprtool, under JAX {jax.__version__}.',
@@ -144,7 +144,7 @@ def _source(module: Module) -> str:
     return _joined([part for part in (*parts, *functions) if part])
 
 
-def _main(module: Module, name: str, called: CallSignature) -> tuple[list[str], list[str]]:
+def _main(module: PythonModule, name: str, called: CallSignature) -> tuple[list[str], list[str]]:
     """Return the lines of the main function, and notes on it."""
     program, names = module.program, module.names()
     for parameter in called.parameters:

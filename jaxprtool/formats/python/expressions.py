@@ -79,7 +79,7 @@ ROOTS: dict[str, str] = {
 }
 
 
-class Scope(Protocol):
+class NameScope(Protocol):
     """The scope of an expression, which imports and defines the names in its text."""
 
     def mention(self, path: str) -> None:
@@ -103,7 +103,7 @@ class Expression:
 
     level: int = ATOM
 
-    def pieces(self, scope: Scope) -> list[Piece]:
+    def pieces(self, scope: NameScope) -> list[Piece]:
         """Return the expression's text."""
         raise NotImplementedError
 
@@ -114,7 +114,7 @@ class Slot(Expression):
 
     index: int
 
-    def pieces(self, scope: Scope) -> list[Piece]:
+    def pieces(self, scope: NameScope) -> list[Piece]:
         return [Hole(self.index)]
 
 
@@ -124,7 +124,7 @@ class Name(Expression):
 
     path: str
 
-    def pieces(self, scope: Scope) -> list[Piece]:
+    def pieces(self, scope: NameScope) -> list[Piece]:
         scope.mention(self.path)
         return [self.path]
 
@@ -136,7 +136,7 @@ class Attribute(Expression):
     of: Expression
     name: str
 
-    def pieces(self, scope: Scope) -> list[Piece]:
+    def pieces(self, scope: NameScope) -> list[Piece]:
         return [*_within(self.of, ATOM, scope), f".{self.name}"]
 
 
@@ -148,7 +148,7 @@ class CallExpression(Expression):
     args: tuple[object, ...] = ()
     kwargs: Mapping[str, object] = field(default_factory=dict)
 
-    def pieces(self, scope: Scope) -> list[Piece]:
+    def pieces(self, scope: NameScope) -> list[Piece]:
         function = _within(self.function, ATOM, scope)
         items = [pieces_of(a, scope) for a in self.args]
         named = {k: v for k, v in self.kwargs.items() if k.isidentifier() and not iskeyword(k)}
@@ -166,14 +166,14 @@ class Subscript(Expression):
     of: Expression
     key: tuple[object, ...]
 
-    def pieces(self, scope: Scope) -> list[Piece]:
+    def pieces(self, scope: NameScope) -> list[Piece]:
         items: list[list[Piece]] = [
             _slice(k, scope) if isinstance(k, slice) else pieces_of(k, scope) for k in self.key
         ]
         return [*_within(self.of, ATOM, scope), Bracket("[", items, "]", call=True)]
 
 
-def _slice(key: slice, scope: Scope) -> list[Piece]:
+def _slice(key: slice, scope: NameScope) -> list[Piece]:
     start, stop, step = (
         [] if n is None else pieces_of(n, scope) for n in (key.start, key.stop, key.step)
     )
@@ -188,7 +188,7 @@ class ModuleValue(Expression):
     name: str
     of: Expression
 
-    def pieces(self, scope: Scope) -> list[Piece]:
+    def pieces(self, scope: NameScope) -> list[Piece]:
         return [scope.module_value(self)]
 
 
@@ -199,7 +199,7 @@ class Assignment(Expression):
     to: Subscript
     what: object
 
-    def pieces(self, scope: Scope) -> list[Piece]:
+    def pieces(self, scope: NameScope) -> list[Piece]:
         return [*self.to.pieces(scope), " = ", *pieces_of(self.what, scope)]
 
 
@@ -259,7 +259,7 @@ class PythonFunction(Expression):
     setting: Callable[[], AbstractContextManager[object]] = nullcontext
     raises: Expression | None = None
 
-    def pieces(self, scope: Scope) -> list[Piece]:
+    def pieces(self, scope: NameScope) -> list[Piece]:
         return [scope.function(self)]
 
     def traceable(self) -> Callable[..., Any]:
@@ -298,7 +298,7 @@ class Helper(Expression):
     roots: tuple[str, ...]
     text: str
 
-    def pieces(self, scope: Scope) -> list[Piece]:
+    def pieces(self, scope: NameScope) -> list[Piece]:
         return [scope.helper(self)]
 
 
@@ -316,7 +316,7 @@ _INFIX: dict[str, int] = {
 
 
 @dataclass(frozen=True)
-class Infix(Expression):
+class BinaryOperation(Expression):
     """A binary operation: `left + right`."""
 
     symbol: str
@@ -327,7 +327,7 @@ class Infix(Expression):
     def level(self) -> int:  # type: ignore[override]
         return _INFIX[self.symbol]
 
-    def pieces(self, scope: Scope) -> list[Piece]:
+    def pieces(self, scope: NameScope) -> list[Piece]:
         level = self.level
         # Comparisons chain, and powers are written without spaces: nested ones get parentheses.
         tight = level + 1 if level != POWER else ATOM
@@ -337,14 +337,14 @@ class Infix(Expression):
 
 
 @dataclass(frozen=True)
-class Prefix(Expression):
+class UnaryOperation(Expression):
     """A unary operation: `-x`, `~x`."""
 
     symbol: str
     of: Expression
     level: int = SIGN
 
-    def pieces(self, scope: Scope) -> list[Piece]:
+    def pieces(self, scope: NameScope) -> list[Piece]:
         return [self.symbol, *_within(self.of, POWER, scope)]
 
 
@@ -394,11 +394,11 @@ def as_expression(value: Any) -> Any:
     constructed = _constructed(value)
     if constructed is not value:
         return as_expression(constructed)
-    plain(value)
+    plain_text(value)
     return value
 
 
-def pieces_of(value: Any, scope: Scope) -> list[Piece]:
+def pieces_of(value: Any, scope: NameScope) -> list[Piece]:
     """Return the text of an argument: an expression, a value, or a container of these.
 
     Raises:
@@ -415,10 +415,10 @@ def pieces_of(value: Any, scope: Scope) -> list[Piece]:
         items = [[*pieces_of(k, scope), ": ", *pieces_of(v, scope)] for k, v in value.items()]
         return [Bracket("{", items, "}")]
     constructed = _constructed(value)
-    return [plain(value)] if constructed is value else pieces_of(constructed, scope)
+    return [plain_text(value)] if constructed is value else pieces_of(constructed, scope)
 
 
-def plain(value: Any) -> str:
+def plain_text(value: Any) -> str:
     """Return the text of None, a bool, a finite number, a string or bytes; else raise TypeError."""
     cls = type(value)
     if cls is str:
@@ -431,7 +431,7 @@ def plain(value: Any) -> str:
     raise TypeError(f"a {cls.__qualname__} is not a literal")
 
 
-def _within(value: object, level: int, scope: Scope) -> list[Piece]:
+def _within(value: object, level: int, scope: NameScope) -> list[Piece]:
     """Return the text of `value`, in parentheses if its precedence is below `level`."""
     if isinstance(value, Slot):
         return [Hole(value.index, level)]
@@ -457,7 +457,7 @@ class Symbol(Expression):
 
     name: str
 
-    def pieces(self, scope: Scope) -> list[Piece]:
+    def pieces(self, scope: NameScope) -> list[Piece]:
         return [scope.symbol(self.name)]
 
 
@@ -468,12 +468,12 @@ class ArgumentSize(Expression):
     argument: str
     axis: int
 
-    def pieces(self, scope: Scope) -> list[Piece]:
+    def pieces(self, scope: NameScope) -> list[Piece]:
         return [f"{self.argument}.shape[{self.axis}]"]
 
 
 @dataclass(frozen=True)
-class Solution:
+class SizeSolution:
     """The solution for a symbol: the argument size that determines it, equal to `equation`.
 
     `exact` is True if the equation has a solution for any size.
@@ -502,7 +502,7 @@ def _plus(total: Any, terms: Iterable[tuple[int, Any]]) -> Any:
             total = _product(coefficient, factors)
         else:
             sign = "-" if coefficient < 0 else "+"
-            total = Infix(sign, total, _product(abs(coefficient), factors))
+            total = BinaryOperation(sign, total, _product(abs(coefficient), factors))
     return 0 if total is None else total
 
 
@@ -511,10 +511,10 @@ def _product(coefficient: int, factors: Iterable[tuple[Any, int]]) -> Any:
     if not parts:
         return coefficient
     if coefficient == -1:
-        parts[0] = Prefix("-", parts[0])
+        parts[0] = UnaryOperation("-", parts[0])
     elif coefficient != 1:
         parts.insert(0, coefficient)
-    return reduce(partial(Infix, "*"), parts)
+    return reduce(partial(BinaryOperation, "*"), parts)
 
 
 def _factor(factor: Any, exponent: int) -> Any:
@@ -523,13 +523,13 @@ def _factor(factor: Any, exponent: int) -> Any:
     else:
         operation, *operands = factor
         base = _OPERATIONS[operation](*map(dimension, operands))
-    return base if exponent == 1 else Infix("**", base, exponent)
+    return base if exponent == 1 else BinaryOperation("**", base, exponent)
 
 
 #: Operations of JAX's symbolic dimensions besides products and sums.
 _OPERATIONS: dict[str, Callable[[Any, Any], Any]] = {
-    "floordiv": lambda a, b: Infix("//", a, b),
-    "mod": lambda a, b: Infix("%", a, b),
+    "floordiv": lambda a, b: BinaryOperation("//", a, b),
+    "mod": lambda a, b: BinaryOperation("%", a, b),
     # Python's builtins cannot compare symbolic dimensions when the module is traced with them.
     "max": lambda a, b: call("jax.core.max_dim", a, b),
     "min": lambda a, b: call("jax.core.min_dim", a, b),
@@ -539,13 +539,13 @@ _OPERATIONS: dict[str, Callable[[Any, Any], Any]] = {
 # --- solving ----------------------------------------------------------------------------------
 
 
-def solutions(sizes: Iterable[tuple[ArgumentSize, Any]]) -> dict[str, Solution]:
+def solutions(sizes: Iterable[tuple[ArgumentSize, Any]]) -> dict[str, SizeSolution]:
     """Return the solutions of symbols from argument sizes, each based on earlier solutions.
 
     As in JAX, only equations that are linear in one unknown symbol are solved.
     """
     equations = [(size, equal) for size, equal in sizes if jaxcompat.is_symbolic_dimension(equal)]
-    solved: dict[str, Solution] = {}
+    solved: dict[str, SizeSolution] = {}
     while True:
         # A lone symbol needs no arithmetic, so such equations come first.
         todo = sorted(equations, key=lambda e: len(jaxcompat.dimension_terms(e[1])))
@@ -557,7 +557,7 @@ def solutions(sizes: Iterable[tuple[ArgumentSize, Any]]) -> dict[str, Solution]:
 
 def _solved(
     size: ArgumentSize, equation: Any, solved: dict[str, Any]
-) -> tuple[str, Solution] | None:
+) -> tuple[str, SizeSolution] | None:
     """Return the only unknown symbol of an equation and its solution, if it is linear in it."""
     terms = jaxcompat.dimension_terms(equation)
     unknown = [t for t in terms if any(names_of_factor(f) - solved.keys() for f, _ in t[1])]
@@ -568,11 +568,11 @@ def _solved(
         return None
     rest = [term for term in terms if term is not unknown[0]]
     if coefficient == -1:
-        value = Infix("-", _plus(None, rest), size)
+        value = BinaryOperation("-", _plus(None, rest), size)
     else:
         value = _plus(size, [(-k, factors) for k, factors in rest])
-        value = value if coefficient == 1 else Infix("//", value, coefficient)
-    return name, Solution(size, equation, value, coefficient in (1, -1))
+        value = value if coefficient == 1 else BinaryOperation("//", value, coefficient)
+    return name, SizeSolution(size, equation, value, coefficient in (1, -1))
 
 
 # --- functions --------------------------------------------------------------------------------
@@ -608,7 +608,10 @@ def _in_shapes(variables: Sequence[Var]) -> set[str]:
 
 
 def bindings(
-    arguments: Sequence[tuple[Var, str]], body: Sequence[str], names: dict[str, str], scope: Scope
+    arguments: Sequence[tuple[Var, str]],
+    body: Sequence[str],
+    names: dict[str, str],
+    scope: NameScope,
 ) -> list[str]:
     """Return the lines that compute a body's symbols; `names` are their variables.
 
@@ -631,10 +634,10 @@ def bindings(
     return lines
 
 
-def _binding(name: str, solution: Solution, scope: Scope) -> list[str]:
+def _binding(name: str, solution: SizeSolution, scope: NameScope) -> list[str]:
     lines = statement(f"{name} = ", pieces_of(solution.value, scope), "", 1)
     if not solution.exact:
-        whole = Infix("==", solution.size, dimension(solution.equation))
+        whole = BinaryOperation("==", solution.size, dimension(solution.equation))
         lines += statement("assert ", whole.pieces(scope), "", 1)
     return lines
 
@@ -698,7 +701,7 @@ def _float(value: float) -> object:
         if bits == np.float64(math.nan).view(np.uint64):
             return Name("jnp.nan")
         return method(method(call("np.uint64", int(bits)), "view", Name("np.float64")), "item")
-    return Name("jnp.inf") if value > 0 else Prefix("-", Name("jnp.inf"))
+    return Name("jnp.inf") if value > 0 else UnaryOperation("-", Name("jnp.inf"))
 
 
 def _enum(member: enum.Enum) -> Expression:
@@ -832,7 +835,7 @@ def nested(value: np.ndarray) -> Any:
     """Return the array's elements in nested lists, as the shortest exact numbers."""
     if value.ndim:
         return [nested(part) for part in value]
-    return number(value[()])
+    return python_number(value[()])
 
 
 _PRNG_IMPLEMENTATION = type(next(iter(jaxcompat.key_implementations().values())))
@@ -894,8 +897,8 @@ late_constructors.update(
 constructors.update(
     {
         # Before `float` and `complex`, of which f64 and c128 numbers are instances.
-        np.floating: lambda value: _typed(value, number(value)),
-        np.complexfloating: lambda value: _typed(value, number(value)),
+        np.floating: lambda value: _typed(value, python_number(value)),
+        np.complexfloating: lambda value: _typed(value, python_number(value)),
         float: _float,
         complex: lambda value: call("complex", value.real, value.imag),
         np.bool_: bool,
@@ -930,7 +933,7 @@ constructors.update(
 # --- literals ---------------------------------------------------------------------------------
 
 
-def number(value: Any) -> Any:
+def python_number(value: Any) -> Any:
     """Return the Python number with the shortest text that reproduces a NumPy scalar's bits."""
     dtype = value.dtype
     if dtype == np.bool_:
@@ -938,7 +941,7 @@ def number(value: Any) -> Any:
     if np.issubdtype(dtype, np.integer) or jax.dtypes.issubdtype(dtype, np.integer):
         return int(value)
     if np.issubdtype(dtype, np.complexfloating):
-        return complex(number(value.real), number(value.imag))
+        return complex(python_number(value.real), python_number(value.imag))
     if value != value:
         return math.nan  # whatever its bits: `_typed` and `array` compare them
     short = float(str(value))
@@ -974,7 +977,7 @@ def literal(atom: Any) -> LiteralText:
         return LiteralText(nothing, nothing, ("float0",))
     weak = bool(getattr(aval, "weak_type", False))
     scalar = np.asarray(value, aval.dtype)[()]
-    bare = number(scalar) if not weak else _python_number(value, scalar)
+    bare = python_number(scalar) if not weak else _python_number(value, scalar)
     special = bare in (0, 1) if not isinstance(bare, complex) else False
     wide = isinstance(bare, int) and not -(2**31) <= bare < 2**31
     key = (aval.dtype, weak, bare if special else None, str(bare) if wide else None)
@@ -987,7 +990,7 @@ def _python_number(value: Any, scalar: Any) -> Any:
     """Return a weakly typed literal with all digits of its Python number."""
     scalar_types: tuple[Any, ...] = (bool, int, float, complex)
     numbers = (scalar_type(value) for scalar_type in scalar_types if isinstance(value, scalar_type))
-    return next(numbers, None) if isinstance(value, scalar_types) else number(scalar)
+    return next(numbers, None) if isinstance(value, scalar_types) else python_number(scalar)
 
 
 def _typed(scalar: Any, bare: Any) -> Any:

@@ -14,7 +14,7 @@ import numpy as np
 
 from jaxprtool import jaxcompat
 from jaxprtool.errors import UnsupportedError
-from jaxprtool.formats.jaxpr.constants import digest
+from jaxprtool.formats.jaxpr.constants import constant_digest
 from jaxprtool.formats.python.expressions import (
     ATOM,
     ROOTS,
@@ -23,8 +23,8 @@ from jaxprtool.formats.python.expressions import (
     Helper,
     ModuleValue,
     Name,
+    NameScope,
     PythonFunction,
-    Scope,
     Subscript,
     array,
     bindings,
@@ -65,7 +65,7 @@ from jaxprtool.primitives import scope_of
 Setting = Callable[[], AbstractContextManager[object]]
 
 
-class Origin(NamedTuple):
+class FunctionOrigin(NamedTuple):
     """A user's function, its file, and the library functions it calls, as shown in a comment."""
 
     function: str
@@ -73,7 +73,7 @@ class Origin(NamedTuple):
     behind: str
 
 
-class Module:
+class PythonModule:
     """The imports and definitions of a module. It is the scope of shared definitions.
 
     Args:
@@ -114,7 +114,7 @@ class Module:
         self._module_values: dict[object, str] = {}
         self._constants: dict[int, str] = {}
         self._literals: dict[tuple[int, bool], tuple[str, int, Literal]] = {}
-        self._origins: dict[object, Origin | None] = {}
+        self._origins: dict[object, FunctionOrigin | None] = {}
         self._source = source
         self._frames = frames_now(program.roots)
         self._kept: list[AnyJaxpr] = []
@@ -250,7 +250,7 @@ class Module:
 
     def _stored(self, data: np.ndarray) -> Expression:
         """Return the expression that reads an array from the constants file."""
-        key = digest(data)
+        key = constant_digest(data)
         is_native = data.dtype.type.__module__ == "numpy"
         # NumPy's files support only NumPy's dtypes: others are stored as unsigned integers.
         self.arrays[key] = data if is_native else data.view(f"u{data.dtype.itemsize}")
@@ -269,7 +269,7 @@ class Module:
             self._literals[id(atom), typed] = entry
         return entry[:2]
 
-    def origin(self, eqn: JaxprEqn) -> Origin | None:
+    def origin(self, eqn: JaxprEqn) -> FunctionOrigin | None:
         """Return the user's function from which an equation comes, if comments name it."""
         traceback = eqn.source_info.traceback
         if traceback not in self._origins:
@@ -281,12 +281,12 @@ class Module:
         location = self._frames.location(eqn)
         return None if location is None else location.chosen(self._frames.choice)
 
-    def _origin(self, location: SourceLocation) -> Origin | None:
+    def _origin(self, location: SourceLocation) -> FunctionOrigin | None:
         pairs = [
             (_function(f), self._file_name(f.file)) for f in (location.frame, *location.behind)
         ]
         behind = "".join(BEHIND + ", ".join(pair) for pair in pairs[1:])
-        origin = Origin(*pairs[0], behind)
+        origin = FunctionOrigin(*pairs[0], behind)
         return origin if all(map(str.isprintable, origin)) else None  # must be one line
 
     def _file_name(self, file: str) -> str:
@@ -347,7 +347,7 @@ _MOST_ELEMENTS, MOST_BYTES = 16, 2048
 Store = Callable[[np.ndarray], Expression]
 
 
-def definition_of(name: str, value: Any, scope: Scope, store: Store | None) -> list[str]:
+def definition_of(name: str, value: Any, scope: NameScope, store: Store | None) -> list[str]:
     """Return the lines that define a constant; large ones are passed to `store`, if given."""
     if isinstance(value, jax.Ref):  # with its current value
         new_ref = call("jax.new_ref", Name(name))
@@ -383,7 +383,7 @@ def definition_of(name: str, value: Any, scope: Scope, store: Store | None) -> l
     return statement(f"{name} = ", pieces_of(expression, scope), "", 0)
 
 
-def _keys(name: str, value: Any, scope: Scope, store: Store | None) -> list[str]:
+def _keys(name: str, value: Any, scope: NameScope, store: Store | None) -> list[str]:
     words = f"{name}_DATA"
     implementation = jaxcompat.key_implementation(value.dtype).name
     scope.mention("jax.random")
@@ -393,7 +393,7 @@ def _keys(name: str, value: Any, scope: Scope, store: Store | None) -> list[str]
     ]
 
 
-def _bytes(name: str, data: np.ndarray, scope: Scope) -> list[str]:
+def _bytes(name: str, data: np.ndarray, scope: NameScope) -> list[str]:
     from_hex = scope.helper(FROM_HEX)
     text = data.tobytes().hex()
     width = WIDTH - 2 * len(INDENT)

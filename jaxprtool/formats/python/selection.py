@@ -29,8 +29,8 @@ from jaxprtool.formats.python.expressions import (
     Helper,
     ModuleValue,
     MultiResult,
+    NameScope,
     PythonFunction,
-    Scope,
     Slot,
     as_expression,
     literal,
@@ -76,7 +76,7 @@ class TextTemplates:
         symbols: The symbolic dimensions of its symbols, by name.
     """
 
-    def __init__(self, scope: Scope, symbols: Mapping[str, object]):
+    def __init__(self, scope: NameScope, symbols: Mapping[str, object]):
         self._scope = scope
         self._check = _RoundTrip(symbols)
         self._by_identity: dict[Hashable, TextTemplate] = {}
@@ -84,7 +84,7 @@ class TextTemplates:
         # Keys use object identities, so the objects must be kept alive.
         self._alive: list[JaxprEqn] = []
 
-    def of(self, eqn: JaxprEqn, scope: Scope) -> TextTemplate:
+    def of(self, eqn: JaxprEqn, scope: NameScope) -> TextTemplate:
         """Return the template of an equation.
 
         Args:
@@ -107,7 +107,7 @@ class TextTemplates:
                 self._by_identity[key] = template
         return template
 
-    def _of_content(self, eqn: JaxprEqn, scope: Scope) -> TextTemplate:
+    def _of_content(self, eqn: JaxprEqn, scope: NameScope) -> TextTemplate:
         """Return the template for equations of equal content, cached if it defines nothing."""
         key = _content(eqn)
         if key in self._by_content:
@@ -275,7 +275,7 @@ def _is_ref(var: Atom | Var) -> bool:
 
 
 @dataclass(frozen=True)
-class Line:
+class SelectedEquation:
     """An equation to write, with its operands in Python.
 
     `expression` is its expression if it is fused with another equation.
@@ -286,22 +286,22 @@ class Line:
     expression: MultiResult | None = None
 
 
-def lines(jaxpr: Jaxpr) -> list[Line]:
+def selected_equations(jaxpr: Jaxpr) -> list[SelectedEquation]:
     """Return the equations of a jaxpr, with conversions and clamps fused into branches."""
     uses = Counter(
         id(v) for atoms in (*(e.invars for e in jaxpr.eqns), jaxpr.outvars) for v in atoms
     )
-    body_lines: list[Line] = []
+    body_lines: list[SelectedEquation] = []
     for eqn in jaxpr.eqns:
         fused = None
         if eqn.primitive.name == "cond" and body_lines and uses[id(eqn.invars[0])] == 1:
             # JAX's functions bind the index directly before the branch and use it nowhere else.
             fused = _condition(eqn, body_lines[-1].eqn)
         if fused is None:
-            body_lines.append(Line(eqn, tuple(eqn.invars)))
+            body_lines.append(SelectedEquation(eqn, tuple(eqn.invars)))
         else:
             operands, expression = fused
-            body_lines[-1] = Line(eqn, (*operands, *eqn.invars[1:]), expression)
+            body_lines[-1] = SelectedEquation(eqn, (*operands, *eqn.invars[1:]), expression)
     return body_lines
 
 

@@ -24,10 +24,10 @@ from typing import Any, NamedTuple, TypeAlias
 from jaxprtool.errors import UnsupportedError
 from jaxprtool.ir.hlo.module import (
     Computation,
+    HloModule,
+    HloShape,
     Instruction,
     Message,
-    Module,
-    Shape,
     integer,
     integers,
     message,
@@ -59,7 +59,7 @@ class Buffer:
     index: tuple[int, ...]
 
     @property
-    def shape(self) -> Shape:
+    def shape(self) -> HloShape:
         """The shape of the value; that of a tuple for a table of pointers."""
         return self.instruction.shape.at(self.index)
 
@@ -70,14 +70,14 @@ class Buffer:
 
 
 @dataclass(frozen=True, eq=False, slots=True)
-class Placed:
+class PlacedBuffer:
     """A buffer at its offset in an allocation, in bytes."""
 
     buffer: Buffer
     offset: int
     size: int
 
-    def common(self, other: Placed) -> int:
+    def common(self, other: PlacedBuffer) -> int:
         """Return the number of bytes that two buffers of one allocation have in common."""
         end = min(self.offset + self.size, other.offset + other.size)
         return max(0, end - max(self.offset, other.offset))
@@ -105,7 +105,7 @@ class Allocation:
     is_result: bool
     is_constant: bool
     is_local: bool
-    placed: tuple[Placed, ...]
+    placed: tuple[PlacedBuffer, ...]
 
     @property
     def is_temporary(self) -> bool:
@@ -114,7 +114,7 @@ class Allocation:
 
 
 @dataclass(frozen=True, eq=False, slots=True)
-class Assignment:
+class BufferAssignment:
     """The memory of a module.
 
     Attributes:
@@ -132,7 +132,7 @@ class Assignment:
                 yield placed.buffer
 
 
-def buffer_assignment(compiled: Any, module: Module) -> Assignment:
+def buffer_assignment(compiled: Any, module: HloModule) -> BufferAssignment:
     """Return the memory of a `jax.stages.Compiled`, whose module is given.
 
     Raises:
@@ -146,15 +146,15 @@ def buffer_assignment(compiled: Any, module: Module) -> Assignment:
     return read_assignment(data, module)
 
 
-def read_assignment(data: bytes, module: Module) -> Assignment:
+def read_assignment(data: bytes, module: HloModule) -> BufferAssignment:
     """Return the memory of a module from a `BufferAssignmentProto`."""
     fields = message(data)
     buffers = {buffer.id: buffer for buffer in (_buffer(b, module) for b in submessages(fields, 1))}
     allocations = tuple(_allocation(entry, buffers) for entry in submessages(fields, 3))
-    return Assignment(allocations, _groups(submessages(fields, 2), buffers))
+    return BufferAssignment(allocations, _groups(submessages(fields, 2), buffers))
 
 
-def _buffer(fields: Message, module: Module) -> Buffer:
+def _buffer(fields: Message, module: HloModule) -> Buffer:
     number, index = _position(submessage(fields, 3))
     return Buffer(integer(fields, 1), integer(fields, 2), module.instructions[number], index)
 
@@ -165,7 +165,7 @@ def _position(location: Message) -> Position:
 
 def _allocation(fields: Message, buffers: dict[int, Buffer]) -> Allocation:
     placed = tuple(
-        Placed(buffers[integer(entry, 1)], integer(entry, 2), integer(entry, 3))
+        PlacedBuffer(buffers[integer(entry, 1)], integer(entry, 2), integer(entry, 3))
         for entry in submessages(fields, 9)
     )
     return Allocation(
@@ -211,7 +211,7 @@ CALLS = frozenset({"while", "conditional", "call"})
 END = sys.maxsize
 
 
-class Span(NamedTuple):
+class LiveSpan(NamedTuple):
     """The first and the last time at which a computation runs or a buffer is live."""
 
     start: int
@@ -223,19 +223,19 @@ class _Use:
     """The use of a place in an allocation by the buffers of a group, one after the other."""
 
     allocation: int
-    held: list[tuple[Span, Placed]]
+    held: list[tuple[LiveSpan, PlacedBuffer]]
 
     @cached_property
-    def span(self) -> Span:
+    def span(self) -> LiveSpan:
         """The time of the use."""
-        return Span(self.held[0][0].start, max(span.end for span, _ in self.held))
+        return LiveSpan(self.held[0][0].start, max(span.end for span, _ in self.held))
 
     @property
     def size(self) -> int:
         """The bytes of the place."""
         return self.held[0][1].size
 
-    def holds(self, time: int) -> Placed:
+    def holds(self, time: int) -> PlacedBuffer:
         """Return the last buffer that was written there at a time."""
         return next(placed for span, placed in reversed(self.held) if span.start <= time)
 
@@ -259,12 +259,12 @@ class LiveRanges:
             result of the module and for the carry of a loop.
     """
 
-    def __init__(self, module: Module, assignment: Assignment):
+    def __init__(self, module: HloModule, assignment: BufferAssignment):
         self.time: dict[int, int] = {}
         self.readers: dict[int, Instruction] = {}
         self._module, self._assignment = module, assignment
         self._defined = {buffer.position: buffer for buffer in assignment.buffers()}
-        self._spans: dict[int, Span] = {}
+        self._spans: dict[int, LiveSpan] = {}
         self._callers: dict[int, Instruction] = {}
         self._homes: dict[int, int] = {}
         self._order(module.entry, 0)
@@ -272,14 +272,14 @@ class LiveRanges:
         for number in self._spans:
             self._read(module.computations[number])
 
-    def of(self, buffer: Buffer) -> Span:
+    def of(self, buffer: Buffer) -> LiveSpan:
         """Return the time from a buffer's definition to its last use."""
         instruction = buffer.instruction
         home = self._homes.get(instruction.id)
         start = self.time.get(instruction.id, 0)
         if home is not None and instruction.opcode == "parameter":
             start = self._spans[home].start
-        return Span(start, max(start, self._ends.get(buffer.id, 0)))
+        return LiveSpan(start, max(start, self._ends.get(buffer.id, 0)))
 
     def peak(self, allocations: Sequence[Allocation]) -> int:
         """Return the time at which most bytes of the allocations are in use."""
@@ -296,7 +296,7 @@ class LiveRanges:
             live -= sum(use.size for use in ends[time])
         return at
 
-    def live(self, allocations: Sequence[Allocation], time: int) -> list[tuple[Placed, int]]:
+    def live(self, allocations: Sequence[Allocation], time: int) -> list[tuple[PlacedBuffer, int]]:
         """Return the buffers that are live at a time, with their bytes.
 
         If an instruction overwrites its operand, the shared bytes are counted for its result.
@@ -311,12 +311,12 @@ class LiveRanges:
     def _uses(self, allocations: Sequence[Allocation]) -> Iterator[_Use]:
         """Yield the uses of places. Adjacent live ranges of a group are one use."""
         for allocation in allocations:
-            groups = defaultdict[int, list[tuple[Span, Placed]]](list)
+            groups = defaultdict[int, list[tuple[LiveSpan, PlacedBuffer]]](list)
             for placed in allocation.placed:
                 number = self._assignment.groups[placed.buffer.id]
                 groups[number].append((self.of(placed.buffer), placed))
             for group in groups.values():
-                adjacent: list[tuple[Span, Placed]] = []
+                adjacent: list[tuple[LiveSpan, PlacedBuffer]] = []
                 for span, placed in sorted(group, key=lambda pair: pair[0]):
                     if adjacent and span.start > max(other.end for other, _ in adjacent):
                         yield _Use(allocation.index, adjacent)
@@ -369,7 +369,7 @@ class LiveRanges:
                     clock = self._order(self._module.computations[called], clock + 1)
             clock += 1
             self.time[number] = clock
-        self._spans[computation.id] = Span(start, clock)
+        self._spans[computation.id] = LiveSpan(start, clock)
         return clock
 
     def _read(self, computation: Computation) -> None:
@@ -418,7 +418,7 @@ def _operand(caller: Instruction, called: int, parameter: int) -> int:
     return caller.operands[parameter]
 
 
-def _indices(shape: Shape) -> Iterator[tuple[int, ...]]:
+def _indices(shape: HloShape) -> Iterator[tuple[int, ...]]:
     """Yield the index of each shape in a shape, from its own index, (), on."""
     yield ()
     for i, part in enumerate(shape.parts):

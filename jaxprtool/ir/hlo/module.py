@@ -39,7 +39,7 @@ _TUPLE = 13
 
 
 @dataclass(frozen=True)
-class Shape:
+class HloShape:
     """The shape of a value: an array, or a tuple of shapes.
 
     Attributes:
@@ -51,7 +51,7 @@ class Shape:
 
     dtype: str
     sizes: tuple[int, ...] = ()
-    parts: tuple[Shape, ...] = ()
+    parts: tuple[HloShape, ...] = ()
     layout: tuple[int, ...] = ()
 
     @property
@@ -61,7 +61,7 @@ class Shape:
             return sum(part.bytes for part in self.parts)
         return (prod(self.sizes) * _BITS.get(self.dtype, 0) + 7) // 8
 
-    def at(self, index: Sequence[int]) -> Shape:
+    def at(self, index: Sequence[int]) -> HloShape:
         """Return the shape at an index into nested tuples."""
         return self.parts[index[0]].at(index[1:]) if index else self
 
@@ -94,7 +94,7 @@ class Instruction:
     id: int
     name: str
     opcode: str
-    shape: Shape
+    shape: HloShape
     op_name: str
     frame_id: int
     operands: tuple[int, ...]
@@ -114,7 +114,7 @@ class Instruction:
     @property
     def custom_call_target(self) -> str:
         """The function that a custom call runs; "" for other instructions."""
-        return text(self.fields, 28)
+        return text_field(self.fields, 28)
 
     @property
     def parameter_number(self) -> int:
@@ -145,7 +145,7 @@ class Computation:
 
 
 @dataclass(frozen=True, eq=False)
-class Module:
+class HloModule:
     """A compiled module.
 
     Attributes:
@@ -231,7 +231,7 @@ class Module:
         return locations
 
 
-def compiled_module(compiled: Any) -> Module:
+def compiled_module(compiled: Any) -> HloModule:
     """Return the module of a `jax.stages.Compiled`, after XLA's passes.
 
     A program over several devices has one module, which every device runs.
@@ -242,10 +242,10 @@ def compiled_module(compiled: Any) -> Module:
 
 def module_name(data: bytes) -> str:
     """Return the name of a module from an `HloModuleProto`, without reading all of it."""
-    return text(message(data), 1)
+    return text_field(message(data), 1)
 
 
-def read_module(data: bytes, since: float | None = None) -> Module:
+def read_module(data: bytes, since: float | None = None) -> HloModule:
     """Return a module from an `HloModuleProto`.
 
     Args:
@@ -253,13 +253,13 @@ def read_module(data: bytes, since: float | None = None) -> Module:
         since: The time when the file that has it was written, if it was read from one.
     """
     fields = message(data)
-    shapes: dict[bytes, Shape] = {}
+    shapes: dict[bytes, HloShape] = {}
     parsed = (_computation(entry, shapes) for entry in submessages(fields, 3))
     computations = {computation.id: computation for computation in parsed}
     sequences = submessages(submessage(fields, 7), 1)
     assignment = submessage(fields, 15)  # replicas and partitions; missing before compilation
-    return Module(
-        text(fields, 1),
+    return HloModule(
+        text_field(fields, 1),
         computations,
         computations[integer(fields, 6)],
         {
@@ -272,28 +272,28 @@ def read_module(data: bytes, since: float | None = None) -> Module:
     )
 
 
-def _computation(fields: Message, shapes: dict[bytes, Shape]) -> Computation:
+def _computation(fields: Message, shapes: dict[bytes, HloShape]) -> Computation:
     """Return a function. `shapes` caches the shapes that were read: many values share few."""
     instructions = tuple(_instruction(entry, shapes) for entry in submessages(fields, 2))
     root = integer(fields, 6)
     return Computation(
         integer(fields, 5),
-        text(fields, 1),
+        text_field(fields, 1),
         instructions,
         next(op for op in instructions if op.id == root),
     )
 
 
-def _instruction(fields: Message, shapes: dict[bytes, Shape]) -> Instruction:
+def _instruction(fields: Message, shapes: dict[bytes, HloShape]) -> Instruction:
     metadata, shape = submessage(fields, 7), fields[3][-1]
     if shape not in shapes:
         shapes[shape] = _shape(shape)
     return Instruction(
         integer(fields, 35),
-        text(fields, 1),
-        text(fields, 2),
+        text_field(fields, 1),
+        text_field(fields, 2),
         shapes[shape],
-        text(metadata, 2),
+        text_field(metadata, 2),
         integer(metadata, 15),
         tuple(integers(fields, 36)),
         tuple(integers(fields, 38)),
@@ -301,14 +301,14 @@ def _instruction(fields: Message, shapes: dict[bytes, Shape]) -> Instruction:
     )
 
 
-def _shape(data: bytes) -> Shape:
+def _shape(data: bytes) -> HloShape:
     fields = message(data)
     kind = integer(fields, 2)
     if kind == _TUPLE:
-        return Shape("tuple", parts=tuple(map(_shape, fields.get(4, ()))))
+        return HloShape("tuple", parts=tuple(map(_shape, fields.get(4, ()))))
     name, _ = _ELEMENTS.get(kind, (f"type{kind}", 0))
     layout = tuple(integers(submessage(fields, 5), 1))
-    return Shape(name, tuple(integers(fields, 3)), (), layout)
+    return HloShape(name, tuple(integers(fields, 3)), (), layout)
 
 
 # --- wire -----------------------------------------------------------------------------------------
@@ -396,7 +396,7 @@ def integer(fields: Message, number: int, default: int = 0) -> int:
     return value - (1 << 64) if value >= 1 << 63 else value
 
 
-def text(fields: Message, number: int) -> str:
+def text_field(fields: Message, number: int) -> str:
     """Return a text field, "" if it is missing."""
     values = fields.get(number)
     return values[-1].decode(errors="replace") if values else ""
@@ -439,15 +439,15 @@ def submessages(fields: Message, number: int) -> list[Message]:
 _SAME = frozenset({"copy", "bitcast", "copy-start", "copy-done"})
 
 
-def trip_count(module: Module, loop: Instruction) -> int | None:
+def while_trip_count(module: HloModule, loop: Instruction) -> int | None:
     """Return the number of iterations of a `while`; None if it is unknown before the loop runs."""
-    config = text(loop.fields, 43)
+    config = text_field(loop.fields, 43)
     count = json.loads(config).get("known_trip_count", {}) if config.startswith("{") else {}
     return int(count["n"]) if "n" in count else counted_trips(module, loop)
 
 
 def executed(
-    module: Module, computation: Computation | None = None, count: int | None = 1
+    module: HloModule, computation: Computation | None = None, count: int | None = 1
 ) -> Iterator[tuple[Instruction, int | None]]:
     """Yield the instructions of a module, and how often each runs in a call of the module.
 
@@ -463,18 +463,18 @@ def executed(
         yield op, count
         inner = count
         if op.opcode == "while":
-            trips = trip_count(module, op)
+            trips = while_trip_count(module, op)
             inner = None if trips is None or count is None else count * trips
         # The end of an operation in the background names the computation that its start runs.
         for number in () if op.opcode in ("async-update", "async-done") else op.calls:
             yield from executed(module, module.computations[number], inner)
 
 
-def counted_trips(module: Module, loop: Instruction) -> int | None:
+def counted_trips(module: HloModule, loop: Instruction) -> int | None:
     """Return the iterations of a loop that counts from a constant up to a constant, or None."""
     body, condition = (module.computations[number] for number in loop.calls[:2])
     compare = condition.root
-    if compare.opcode != "compare" or text(compare.fields, 63) != "LT":
+    if compare.opcode != "compare" or text_field(compare.fields, 63) != "LT":
         return None
     counter, limit = (module.instructions[number] for number in compare.operands)
     end = _constant(module, limit)
@@ -488,12 +488,12 @@ def counted_trips(module: Module, loop: Instruction) -> int | None:
     return max(0, -(-(end - start) // step))
 
 
-def _element(module: Module, value: Instruction, index: int) -> Instruction:
+def _element(module: HloModule, value: Instruction, index: int) -> Instruction:
     """Return an element of a tuple; the value itself if it is not made as one."""
     return module.instructions[value.operands[index]] if value.opcode == "tuple" else value
 
 
-def _step(module: Module, value: Instruction, index: int) -> int | None:
+def _step(module: HloModule, value: Instruction, index: int) -> int | None:
     """Return the constant that is added to an element of a loop's carry, or None."""
     value = _passed(module, value)
     if value.opcode != "add":
@@ -505,7 +505,7 @@ def _step(module: Module, value: Instruction, index: int) -> int | None:
     return _constant(module, operands[0]) if counters == [False, True] else None
 
 
-def _carried(module: Module, value: Instruction) -> int | None:
+def _carried(module: HloModule, value: Instruction) -> int | None:
     """Return the index of a value in a loop's carry, in the body or the condition, or None."""
     if value.opcode != "get-tuple-element":
         return None
@@ -513,7 +513,7 @@ def _carried(module: Module, value: Instruction) -> int | None:
     return value.tuple_index if is_carry else None
 
 
-def _constant(module: Module, value: Instruction) -> int | None:
+def _constant(module: HloModule, value: Instruction) -> int | None:
     """Return the value of an integer constant, or None."""
     value = _passed(module, value)
     if value.opcode != "constant" or value.shape.sizes or value.shape.dtype not in ("s32", "s64"):
@@ -523,7 +523,7 @@ def _constant(module: Module, value: Instruction) -> int | None:
     return number
 
 
-def _passed(module: Module, value: Instruction) -> Instruction:
+def _passed(module: HloModule, value: Instruction) -> Instruction:
     """Return the value that a chain of copies and bitcasts starts from."""
     while value.opcode in _SAME and value.operands:
         value = module.instructions[value.operands[0]]
@@ -536,7 +536,7 @@ def _passed(module: Module, value: Instruction) -> Instruction:
 # Field numbers are those of XLA's `xla/service/hlo.proto` and `xla/xla_data.proto`.
 
 
-def product_flops(module: Module, computation: Computation | None = None) -> Counter[str]:
+def product_flops(module: HloModule, computation: Computation | None = None) -> Counter[str]:
     """Return the operations of products in a call, by the element type of the first operand.
 
     A loop with an unknown trip count is counted once; all branches are counted.
@@ -547,11 +547,11 @@ def product_flops(module: Module, computation: Computation | None = None) -> Cou
     """
     total = Counter[str]()
     for op in (computation or module.entry).instructions:
-        total += flops_of(module, op)
+        total += instruction_flops(module, op)
     return total
 
 
-def flops_of(module: Module, instruction: Instruction) -> Counter[str]:
+def instruction_flops(module: HloModule, instruction: Instruction) -> Counter[str]:
     """Return the operations of the products in an instruction, by their element type."""
     if instruction.opcode in ("dot", "convolution"):
         first, second = (module.instructions[number] for number in instruction.operands[:2])
@@ -564,7 +564,7 @@ def flops_of(module: Module, instruction: Instruction) -> Counter[str]:
         return Counter({first.shape.dtype: 2 * prod(instruction.shape.sizes) * terms})
     if instruction.opcode in ("async-update", "async-done") or not instruction.calls:
         return Counter()
-    times = (trip_count(module, instruction) or 1) if instruction.opcode == "while" else 1
+    times = (while_trip_count(module, instruction) or 1) if instruction.opcode == "while" else 1
     total = Counter[str]()
     for number in instruction.calls:
         total += product_flops(module, module.computations[number])

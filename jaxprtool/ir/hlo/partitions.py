@@ -16,10 +16,10 @@ from typing import NamedTuple, TypeAlias
 import numpy as np
 
 from jaxprtool.ir.hlo.module import (
+    HloModule,
+    HloShape,
     Instruction,
     Message,
-    Module,
-    Shape,
     executed,
     integer,
     integers,
@@ -48,7 +48,7 @@ _START, _DONE = "-start", "-done"
 
 
 @dataclass(frozen=True, eq=False)
-class Collective:
+class HloCollective:
     """A collective of a compiled module.
 
     Attributes:
@@ -67,22 +67,22 @@ class Collective:
     instruction: Instruction
 
 
-def collectives(module: Module) -> Iterator[Collective]:
+def collectives(module: HloModule) -> Iterator[HloCollective]:
     """Yield the collectives of a module, in the order of its computations."""
     for instruction, count in executed(module):
         kind = instruction.opcode.removesuffix(_START)
         if kind in KINDS:
-            yield Collective(kind, result_shape(instruction).bytes, count, instruction)
+            yield HloCollective(kind, result_shape(instruction).bytes, count, instruction)
 
 
-def started(module: Module, instruction: Instruction) -> Instruction | None:
+def started_collective(module: HloModule, instruction: Instruction) -> Instruction | None:
     """Return the collective that an instruction is or completes; None for other instructions."""
     if instruction.opcode.endswith(_DONE):
         instruction = module.instructions[instruction.operands[0]]
     return instruction if instruction.opcode.removesuffix(_START) in KINDS else None
 
 
-def moved_values(module: Module, collective: Instruction) -> list[tuple[Instruction, Shape]]:
+def moved_values(module: HloModule, collective: Instruction) -> list[tuple[Instruction, HloShape]]:
     """Return the values that a collective moves: several, if XLA merged operations.
 
     Args:
@@ -111,7 +111,7 @@ def moved_values(module: Module, collective: Instruction) -> list[tuple[Instruct
     return [(elements.get(i, collective), shape) for i, shape in enumerate(whole.parts)]
 
 
-def result_shape(instruction: Instruction) -> Shape:
+def result_shape(instruction: Instruction) -> HloShape:
     """Return the shape of a collective's result.
 
     `KIND-start` returns its operand and the result; `all-reduce-start` returns only the result.
@@ -220,7 +220,7 @@ def device_tiles(instruction: Instruction, devices: int) -> tuple[DeviceTiles | 
     return tuple(_tiles(sharding, len(shape.sizes), devices) for sharding, shape in pairs)
 
 
-def _leaves(shape: Shape) -> Iterator[Shape]:
+def _leaves(shape: HloShape) -> Iterator[HloShape]:
     if shape.dtype != "tuple":
         yield shape
     for part in shape.parts:
@@ -353,7 +353,7 @@ class Reading:
     crossing: frozenset[int]
 
 
-def reading(consumer: Instruction, position: int, operand: Shape) -> Reading | None:
+def reading(consumer: Instruction, position: int, operand: HloShape) -> Reading | None:
     """Return how an operation reads an operand.
 
     Args:
@@ -386,35 +386,35 @@ def _alike(rank: int, crossing: Iterable[int] = ()) -> Reading:
     return Reading(tuple(range(rank)), frozenset(crossing))
 
 
-def _elementwise(consumer: Instruction, position: int, operand: Shape) -> Reading:
+def _elementwise(consumer: Instruction, position: int, operand: HloShape) -> Reading:
     """Return the reading of an elementwise operation. An unknown operation mixes all dimensions."""
     if _shape(consumer, position).sizes == operand.sizes:
         return _alike(len(operand.sizes))
     return _unknown(consumer, position, operand)
 
 
-def _unknown(consumer: Instruction, position: int, operand: Shape) -> Reading:
+def _unknown(consumer: Instruction, position: int, operand: HloShape) -> Reading:
     rank = len(operand.sizes)
     is_alike = _shape(consumer, position).sizes == operand.sizes
     return Reading(tuple(range(rank)) if is_alike else (None,) * rank, frozenset(range(rank)))
 
 
-def _shape(consumer: Instruction, position: int) -> Shape:
+def _shape(consumer: Instruction, position: int) -> HloShape:
     """Return the shape of the result; if there are several, of the one for the operand."""
     parts = consumer.shape.parts
     return parts[min(position, len(parts) - 1)] if parts else consumer.shape
 
 
-def _broadcast(consumer: Instruction, position: int, operand: Shape) -> Reading:
+def _broadcast(consumer: Instruction, position: int, operand: HloShape) -> Reading:
     return Reading(tuple(integers(consumer.fields, 14)), frozenset())
 
 
-def _transpose(consumer: Instruction, position: int, operand: Shape) -> Reading:
+def _transpose(consumer: Instruction, position: int, operand: HloShape) -> Reading:
     places = integers(consumer.fields, 14)
     return Reading(tuple(map(places.index, range(len(places)))), frozenset())
 
 
-def _reshape(consumer: Instruction, position: int, operand: Shape) -> Reading:
+def _reshape(consumer: Instruction, position: int, operand: HloShape) -> Reading:
     """Return the reading of a reshape: of dimensions that merge or split, the major one stays."""
     result = consumer.shape.sizes
     dims: list[int | None] = [None] * len(operand.sizes)
@@ -432,7 +432,7 @@ def _reshape(consumer: Instruction, position: int, operand: Shape) -> Reading:
     return Reading(tuple(dims), frozenset(i for i, dim in enumerate(dims) if dim is None))
 
 
-def _reduce(consumer: Instruction, position: int, operand: Shape) -> Reading:
+def _reduce(consumer: Instruction, position: int, operand: HloShape) -> Reading:
     gone = integers(consumer.fields, 14)
     if not operand.sizes:  # the value to start from
         return _alike(0)
@@ -445,7 +445,7 @@ def _numbered(rank: int, kept: Sequence[int], crossing: Iterable[int] = ()) -> R
     return Reading(dims, frozenset(crossing) | {i for i in range(rank) if i not in kept})
 
 
-def _dot(consumer: Instruction, position: int, operand: Shape) -> Reading:
+def _dot(consumer: Instruction, position: int, operand: HloShape) -> Reading:
     numbers, rank = submessage(consumer.fields, 30), len(operand.sizes)
     contracted, batch = (integers(numbers, field + position) for field in (1, 3))
     free = [i for i in range(rank) if i not in contracted and i not in batch]
@@ -458,7 +458,7 @@ def _dot(consumer: Instruction, position: int, operand: Shape) -> Reading:
     return Reading(tuple(dims), frozenset(contracted))
 
 
-def _convolution(consumer: Instruction, position: int, operand: Shape) -> Reading:
+def _convolution(consumer: Instruction, position: int, operand: HloShape) -> Reading:
     numbers = submessage(consumer.fields, 16)
     dims: list[int | None] = [None] * len(operand.sizes)
     if position:  # the kernel
@@ -470,19 +470,19 @@ def _convolution(consumer: Instruction, position: int, operand: Shape) -> Readin
     return Reading(tuple(dims), frozenset(range(len(dims))) - {integer(numbers, 7)})
 
 
-def _window(consumer: Instruction, position: int, operand: Shape) -> Reading:
+def _window(consumer: Instruction, position: int, operand: HloShape) -> Reading:
     sizes = [integer(dimension, 1) for dimension in submessages(submessage(consumer.fields, 15), 1)]
     if len(operand.sizes) != len(sizes):  # the value to start from
         return _alike(len(operand.sizes))
     return _alike(len(sizes), (i for i, size in enumerate(sizes) if size > 1))
 
 
-def _reading_along(consumer: Instruction, position: int, operand: Shape) -> Reading:
+def _reading_along(consumer: Instruction, position: int, operand: HloShape) -> Reading:
     """Return the reading of an operation that mixes along the dimensions that it names."""
     return _alike(len(operand.sizes), integers(consumer.fields, 14))
 
 
-def _pad(consumer: Instruction, position: int, operand: Shape) -> Reading:
+def _pad(consumer: Instruction, position: int, operand: HloShape) -> Reading:
     if position:  # the value to pad with
         return _alike(0)
     edges = submessages(submessage(consumer.fields, 21), 1)
@@ -493,7 +493,7 @@ def _values(fields: Message) -> list[int]:
     return [integer(fields, number) for number in (1, 2, 3)]
 
 
-def _slice(consumer: Instruction, position: int, operand: Shape) -> Reading:
+def _slice(consumer: Instruction, position: int, operand: HloShape) -> Reading:
     """Return the reading of a slice, or of an update of a slice."""
     rank = len(operand.sizes)
     if rank != len(consumer.shape.sizes):  # an index
@@ -502,17 +502,17 @@ def _slice(consumer: Instruction, position: int, operand: Shape) -> Reading:
     return _alike(rank, (i for i, (size, other) in enumerate(sizes) if size != other))
 
 
-def _fourier(consumer: Instruction, position: int, operand: Shape) -> Reading:
+def _fourier(consumer: Instruction, position: int, operand: HloShape) -> Reading:
     rank = len(operand.sizes)
     return _alike(rank, range(rank - len(integers(consumer.fields, 32)), rank))
 
 
-def _matrices(consumer: Instruction, position: int, operand: Shape) -> Reading:
+def _matrices(consumer: Instruction, position: int, operand: HloShape) -> Reading:
     rank = len(operand.sizes)
     return _alike(rank, range(rank - 2, rank))
 
 
-def _gather(consumer: Instruction, position: int, operand: Shape) -> Reading:
+def _gather(consumer: Instruction, position: int, operand: HloShape) -> Reading:
     numbers, rank = submessage(consumer.fields, 33), len(operand.sizes)
     offsets, collapsed = integers(numbers, 1), integers(numbers, 2)
     batch = [i for i in range(len(consumer.shape.sizes)) if i not in offsets]
@@ -533,7 +533,7 @@ def _gather(consumer: Instruction, position: int, operand: Shape) -> Reading:
     return Reading(tuple(dims), frozenset(crossing))
 
 
-def _scatter(consumer: Instruction, position: int, operand: Shape) -> Reading:
+def _scatter(consumer: Instruction, position: int, operand: HloShape) -> Reading:
     """Return the reading of a scatter. It sums over updates and indices, except along windows."""
     numbers, rank = submessage(consumer.fields, 48), len(operand.sizes)
     inserted, batching = integers(numbers, 2), integers(numbers, 5)
@@ -549,7 +549,7 @@ def _scatter(consumer: Instruction, position: int, operand: Shape) -> Reading:
     return Reading(tuple(dims), frozenset(i for i, dim in enumerate(dims) if dim is None))
 
 
-_Rule = Callable[[Instruction, int, Shape], Reading]
+_Rule = Callable[[Instruction, int, HloShape], Reading]
 
 _RULES: dict[str, _Rule] = {
     "broadcast": _broadcast,

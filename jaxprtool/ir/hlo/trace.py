@@ -21,13 +21,13 @@ from typing import Any, NamedTuple
 from jax.profiler import ProfileData
 
 from jaxprtool.ir.hlo.module import (
+    HloModule,
     Message,
-    Module,
     message,
     read_module,
     submessage,
     submessages,
-    text,
+    text_field,
 )
 from jaxprtool.ir.process import without_collector
 
@@ -46,7 +46,7 @@ _RUNNING = "ThunkExecutor::Execute"
 _DISPATCHING = ("PjitFunction(", "ExecuteReplicated")
 
 
-class Event(NamedTuple):
+class TraceEvent(NamedTuple):
     """A run of an operation.
 
     Attributes:
@@ -83,16 +83,16 @@ class Trace:
         events: The operations that ran, as far as they were read.
         host: What the host did.
         steps: The start and end of each measured call; empty if none is marked.
-        modules: The compiled modules, by `Event.program`.
+        modules: The compiled modules, by `TraceEvent.program`.
         names: The names of all modules, by the same keys.
         is_cut: Whether there were more operations than are read.
         since: The time of the file that it was read from; see `read_module`.
     """
 
-    events: tuple[Event, ...]
+    events: tuple[TraceEvent, ...]
     host: tuple[HostEvent, ...]
     steps: tuple[tuple[float, float], ...]
-    modules: Mapping[str, Module]
+    modules: Mapping[str, HloModule]
     names: Mapping[str, str]
     is_cut: bool = False
     since: float | None = None
@@ -123,7 +123,7 @@ def read_trace(path: str, modules: bool = True) -> Trace:
 
 
 def _read_events(data: Any) -> Trace:
-    events: list[Event] = []
+    events: list[TraceEvent] = []
     names: dict[str, str] = {}
     host: list[HostEvent] = []
     steps: list[tuple[float, float]] = []
@@ -152,7 +152,7 @@ def _read_events(data: Any) -> Trace:
     return Trace(_with_ends(events, ends), tuple(host), tuple(sorted(steps)), {}, names, is_cut)
 
 
-def _with_ends(events: list[Event], ends: dict[str, list[float]]) -> tuple[Event, ...]:
+def _with_ends(events: list[TraceEvent], ends: dict[str, list[float]]) -> tuple[TraceEvent, ...]:
     """Return events in order, with the times at which other threads have ended their parts.
 
     The runs of an operation end in the order in which they begin.
@@ -175,7 +175,7 @@ def _host_kind(name: str) -> str | None:
     return "compiling" if name in _COMPILING else None
 
 
-def _operation(event: Any, thread: str, names: dict[str, str]) -> Event | None:
+def _operation(event: Any, thread: str, names: dict[str, str]) -> TraceEvent | None:
     """Return the operation that an event is a run of; None if it is not one.
 
     The name of its module is added to `names`.
@@ -191,19 +191,19 @@ def _operation(event: Any, thread: str, names: dict[str, str]) -> Event | None:
         if name is not None and module is not None and number is not None:
             program, start = f"{module}({number})", event.start_ns
             names[program], end = module, start + event.duration_ns
-            return Event(name, program, start, end, end, thread)
+            return TraceEvent(name, program, start, end, end, thread)
     return None
 
 
-def _modules(space: Message, used: set[str], since: float) -> dict[str, Module]:
+def _modules(space: Message, used: set[str], since: float) -> dict[str, HloModule]:
     """Return the compiled modules in a trace that its events refer to; see `read_module`."""
     modules = {}
     for plane in submessages(space, 1):
-        if text(plane, 2) != "/host:metadata":
+        if text_field(plane, 2) != "/host:metadata":
             continue
         for entry in submessages(plane, 4):
             metadata = submessage(entry, 2)
             data = [stat[6][-1] for stat in submessages(metadata, 5) if 6 in stat]
-            if data and (name := text(metadata, 2)) in used:
+            if data and (name := text_field(metadata, 2)) in used:
                 modules[name] = read_module(message(data[0])[1][-1], since)
     return modules

@@ -116,14 +116,16 @@ def is_number(value: object) -> bool:
 # --- expressions ----------------------------------------------------------------------------------
 # Python expressions typed by a user, read with `ast` and never evaluated.
 #
-# `--args` and pipelines are both the argument list of a call. `read` parses one. It refuses text
-# that could hurt the parser or a recursive reader: text that is too long or too deeply nested,
-# unbalanced brackets, NUL bytes. The error is one line and names the location. The caller
-# interprets the nodes: it walks `Source.args` and `Source.keywords`, reads literals with
-# `Source.literal`, and refuses all unknown nodes with `Source.not_allowed`.
+# `--args` and pipelines are both the argument list of a call. `parse_arguments` parses one. It
+# refuses text that could hurt the parser or a recursive reader: text that is too long or too deeply
+# nested, unbalanced brackets, NUL bytes. The error is one line and names the location. The caller
+# interprets the nodes: it walks `ParsedArguments.args` and `ParsedArguments.keywords`, reads
+# literals with `ParsedArguments.literal`, and refuses all unknown nodes with
+# `ParsedArguments.not_allowed`.
 #
 # Types as a jaxpr prints them (`f32[]`, `key<fry>[2]`, `f32[8@x]{V:i}`) are not Python. If types
-# are allowed, each is one node of the tree, and `Source.type_at` returns its location in the text.
+# are allowed, each is one node of the tree, and `ParsedArguments.type_at` returns its location in
+# the text.
 
 #: In characters; typical argument lists are a thousand times shorter.
 MAX_LENGTH = 64 * 1024
@@ -148,7 +150,7 @@ _FORMAT_PREFIX = re.compile(r"(?<!\w)(?:f|rf|fr)$", re.IGNORECASE)
 
 
 @dataclass(frozen=True)
-class Source(WhitelistReader):
+class ParsedArguments(WhitelistReader):
     """A parsed argument list, with the means to report an error in a part of it.
 
     Attributes:
@@ -278,7 +280,9 @@ class Source(WhitelistReader):
         return f"line {line}, column {column}" if "\n" in self.text else f"column {column}"
 
 
-def read(text: str, what: str, error: type[JaxprToolError], *, types: bool = False) -> Source:
+def parse_arguments(
+    text: str, what: str, error: type[JaxprToolError], *, types: bool = False
+) -> ParsedArguments:
     """Parse `text` as the contents of the parentheses of a call.
 
     With `types`, types as a jaxpr prints them are allowed.
@@ -288,7 +292,7 @@ def read(text: str, what: str, error: type[JaxprToolError], *, types: bool = Fal
         raise error(
             f"{what} is {len(text):,} characters long; the maximum is {MAX_LENGTH:,}",
         )
-    source = Source(text.replace("\r\n", "\n").replace("\r", "\n"), what, error)
+    source = ParsedArguments(text.replace("\r\n", "\n").replace("\r", "\n"), what, error)
     type_ends = _check_brackets(source)
     call = _parse(source, type_ends if types else {})
     _check_depth(call, source)
@@ -310,7 +314,7 @@ def _wrapped(text: str) -> str:
     return f"_(\n{text}\n)"
 
 
-def _check_brackets(source: Source) -> dict[int, int]:
+def _check_brackets(source: ParsedArguments) -> dict[int, int]:
     """Refuse brackets that the parser cannot handle, or would report in terms of the wrapped text.
 
     Returns the end of each type by its beginning.
@@ -354,7 +358,7 @@ def _type_start(text: str, bracket: int) -> int | None:
     return None if head is None or keyword.iskeyword(head[1]) else head.start()
 
 
-def _parse(source: Source, types: Mapping[int, int]) -> ast.Call:
+def _parse(source: ParsedArguments, types: Mapping[int, int]) -> ast.Call:
     text = list(source.text)
     for start, end in types.items():
         # Replace it by a name of the same length, on its first line, so that all positions stay.
@@ -376,7 +380,7 @@ def _parse(source: Source, types: Mapping[int, int]) -> ast.Call:
     return call
 
 
-def _syntax_error(source: Source, error: SyntaxError) -> JaxprToolError:
+def _syntax_error(source: ParsedArguments, error: SyntaxError) -> JaxprToolError:
     message, line, column = error.msg, (error.lineno or 0) - 1, error.offset or 1
     if "integer string conversion" in message:
         return source.error(f"{source.what} has an integer of more than {MAX_INTEGER_BITS} bits")
@@ -386,7 +390,7 @@ def _syntax_error(source: Source, error: SyntaxError) -> JaxprToolError:
     return source.error(f"{message} (at the end)")
 
 
-def _check_depth(call: ast.expr, source: Source) -> None:
+def _check_depth(call: ast.expr, source: ParsedArguments) -> None:
     """Refuse deep trees, so that functions that walk the nodes may recurse."""
     level: list[ast.AST] = [call]
     for _ in range(MAX_DEPTH + 2):
@@ -396,11 +400,11 @@ def _check_depth(call: ast.expr, source: Source) -> None:
     raise source.error(_too_deep(source))
 
 
-def _too_deep(source: Source) -> str:
+def _too_deep(source: ParsedArguments) -> str:
     return f"{source.what} is nested too deeply; the maximum is {MAX_DEPTH} levels"
 
 
-def _keywords(call: ast.Call, source: Source) -> tuple[tuple[str, ast.expr], ...]:
+def _keywords(call: ast.Call, source: ParsedArguments) -> tuple[tuple[str, ast.expr], ...]:
     named: dict[str, ast.expr] = {}
     for word in call.keywords:
         if word.arg is None:

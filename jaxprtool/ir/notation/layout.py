@@ -283,7 +283,7 @@ class Layout:
             self._row(binders, "", indent + 4, column + 2)
         self._put(". ")
         if self.selection.folds(depth):
-            self._put(Comment(equations(self.selection.count(jaxpr))), " }")
+            self._put(Comment(omitted_equations(self.selection.count(jaxpr))), " }")
             return
         self._put(_LET)
         self._equations(jaxpr, indent + 4, depth)
@@ -306,7 +306,7 @@ class Layout:
         constants, inputs = self._constants(jaxpr), self._binders(jaxpr.invars)
         tokens = ["{ ", _LAMBDA, *_flat_row(constants), "; ", *_flat_row(inputs), ". "]
         if folded:
-            tokens += [Comment(equations(self.selection.count(jaxpr))), " }"]
+            tokens += [Comment(omitted_equations(self.selection.count(jaxpr))), " }"]
             return tokens if self._width(tokens) <= room else None
         tokens += [_LET, " "]
         for i, (eqn, signature) in enumerate(self._rows(jaxpr)):
@@ -649,7 +649,7 @@ class Selection:
 
     def left_out(self, count: int) -> str:
         """Return `… 12 equations` for equations that are not selected."""
-        return f"{equations(count)}{self._others}"
+        return f"{omitted_equations(count)}{self._others}"
 
     def rows(self, jaxpr: Jaxpr) -> Iterator[tuple[int, JaxprEqn] | int]:
         """Yield the equations to show with their indices, and how many are left out between."""
@@ -666,7 +666,7 @@ class Selection:
             yield skipped
 
 
-def equations(count: int) -> str:
+def omitted_equations(count: int) -> str:
     """Return `… 12 equations`, for those left out."""
     return f"… {count:,} equation{'' if count == 1 else 's'}"
 

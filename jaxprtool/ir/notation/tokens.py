@@ -59,7 +59,7 @@ class Comment(Token):
     __slots__ = ()
 
 
-class SourceLine(Token):
+class SourceLineToken(Token):
     """In a comment, a line of the user's own source."""
 
     __slots__ = ()

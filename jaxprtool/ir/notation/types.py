@@ -7,8 +7,8 @@
     f32<host>[3]                               in another memory space
     ~f32[]   f32[8@x]@m0                       in `.jaxpr` files: weakly typed; the mesh's name
 
-`parse` splits a text into its parts, and `array_type` builds a type from the parts. The caller
-reads the sizes of dimensions: a file has other symbols than `--args` or a pattern.
+`parse_type` splits a text into its parts, and `aval_of_type` builds a type from the parts. The
+caller reads the sizes of dimensions: a file has other symbols than `--args` or a pattern.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from jax.sharding import AbstractMesh, AxisType, NamedSharding, PartitionSpec
 
 from jaxprtool import jaxcompat
 from jaxprtool.ir.dtypes import array_dtypes, key_dtypes
-from jaxprtool.ir.notation.expressions import MAX_INTEGER_BITS, Source
+from jaxprtool.ir.notation.expressions import MAX_INTEGER_BITS, ParsedArguments
 from jaxprtool.jaxcompat import Aval, DType
 
 
@@ -91,7 +91,7 @@ _ARRAY = re.compile(
 _AXES = {"V": "varying", "U": "unreduced", "R": "reduced"}
 
 
-def parse(text: str) -> TypeText:
+def parse_type(text: str) -> TypeText:
     """Split the text of an array's type into its parts.
 
     Raises:
@@ -197,7 +197,7 @@ def memory_space_named(name: str) -> Any:
     raise ValueError(f"unknown memory space '{name}'")
 
 
-def array_type(
+def aval_of_type(
     parsed: TypeText,
     sizes: Sequence[Any],
     mesh: AbstractMesh | None = None,
@@ -271,7 +271,7 @@ class SizeExpression:
     It may be written as JAX prints sizes (`floordiv(n, 2)`, `n^2`), or in Python (`n // 2`).
     """
 
-    source: Source
+    source: ParsedArguments
     node: ast.expr
 
     @property
@@ -313,7 +313,7 @@ class SizeExpression:
         return value
 
 
-def size_in(source: Source, start: int, dim: Dimension) -> SizeExpression:
+def size_in(source: ParsedArguments, start: int, dim: Dimension) -> SizeExpression:
     """Return the size of a dimension of a type that begins at `start` in a text."""
     at = start + dim.at
     return SizeExpression(source, source.part(slice(at, at + len(dim.size))))

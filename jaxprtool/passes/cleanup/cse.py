@@ -23,7 +23,7 @@ from typing import ClassVar
 
 from jaxprtool import jaxcompat
 from jaxprtool.ir.equations import is_flat
-from jaxprtool.ir.equivalence import Unkeyable, parameters_key, structure, value_key
+from jaxprtool.ir.equivalence import Unkeyable, jaxpr_structure, parameters_key, value_key
 from jaxprtool.ir.keys import literal_key
 from jaxprtool.ir.program import Program
 from jaxprtool.ir.rewrite import RewriteRule, Writer, rewrite, with_bodies
@@ -107,7 +107,7 @@ class _Merger:
     def _shared(self, body: AnyJaxpr) -> AnyJaxpr:
         """Return the first body that is equal to this one."""
         try:
-            return self._bodies.setdefault((structure(body), type(body)), body)
+            return self._bodies.setdefault((jaxpr_structure(body), type(body)), body)
         except Unkeyable:
             return body
 

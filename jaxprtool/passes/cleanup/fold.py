@@ -47,7 +47,7 @@ from jaxprtool.errors import PipelineError
 from jaxprtool.ir.dtypes import itemsize
 from jaxprtool.ir.equations import Contains, is_flat, size_of
 from jaxprtool.ir.equivalence import Unkeyable, parameters_key
-from jaxprtool.ir.evaluation import Interpreter, bind, branch_of, evaluate_exactly, unchecked
+from jaxprtool.ir.evaluation import Interpreter, bind, branch_of, checks_disabled, evaluate_exactly
 from jaxprtool.ir.keys import literal_key
 from jaxprtool.ir.program import Program
 from jaxprtool.ir.regions import (
@@ -142,7 +142,7 @@ class _Folder:
 
     def __init__(self, jaxpr: ClosedJaxpr, max_bytes: int) -> None:
         self._left = max_bytes - _constant_bytes(jaxpr, set())
-        self._values = Values(max(_LARGEST, 16 * max_bytes))
+        self._values = KnownValues(max(_LARGEST, 16 * max_bytes))
         #: True if control flow was replaced by equations that have not been visited.
         self.opened = False
 
@@ -293,7 +293,7 @@ Array = np.ndarray | jax.Array
 Number = tuple[int, int]
 
 
-class Values:
+class KnownValues:
     """The known values of a program, each computed on first use."""
 
     def __init__(self, largest: int) -> None:
@@ -433,7 +433,7 @@ def is_plain_type(aval: Aval) -> bool:
 @contextmanager
 def _computing() -> Iterator[None]:
     """Evaluate eagerly, even under a trace, and allow NaNs, infinities and transfers."""
-    with jax.ensure_compile_time_eval(), unchecked(), jax.transfer_guard("allow"):
+    with jax.ensure_compile_time_eval(), checks_disabled(), jax.transfer_guard("allow"):
         yield
 
 
@@ -464,10 +464,10 @@ class _Evaluator(Interpreter):
 # Replace control flow whose outcome is known by the equations that would run.
 
 #: Opens an equation: returns its results, or None if it must stay.
-Opener = Callable[[Writer, JaxprEqn, Values], Sequence[Atom] | None]
+Opener = Callable[[Writer, JaxprEqn, KnownValues], Sequence[Atom] | None]
 
 
-def _numbers(writer: Writer, atoms: Sequence[Atom], values: Values) -> list[Number | None]:
+def _numbers(writer: Writer, atoms: Sequence[Atom], values: KnownValues) -> list[Number | None]:
     """Return the numbers of the atoms that are literals, or constants of the body."""
     env = {
         v: number
@@ -478,7 +478,7 @@ def _numbers(writer: Writer, atoms: Sequence[Atom], values: Values) -> list[Numb
     return [values.of_atom(atom, env) for atom in atoms]
 
 
-def _open_cond(writer: Writer, eqn: JaxprEqn, values: Values) -> Sequence[Atom] | None:
+def _open_cond(writer: Writer, eqn: JaxprEqn, values: KnownValues) -> Sequence[Atom] | None:
     (number,) = _numbers(writer, eqn.invars[:1], values)
     if number is None:
         return None
@@ -497,7 +497,7 @@ def _lasting(effects: Iterable[Effect]) -> set[Effect]:
     return {effect for effect in effects if not jaxcompat.is_removable_effect(effect)}
 
 
-def _open_while(writer: Writer, eqn: JaxprEqn, values: Values) -> Sequence[Atom] | None:
+def _open_while(writer: Writer, eqn: JaxprEqn, values: KnownValues) -> Sequence[Atom] | None:
     if eqn.effects:
         return None
     loop = While.of(eqn)
@@ -509,7 +509,7 @@ def _open_while(writer: Writer, eqn: JaxprEqn, values: Values) -> Sequence[Atom]
     return None if goes_on is None or np.any(goes_on) else loop.carry
 
 
-def _open_scan(writer: Writer, eqn: JaxprEqn, values: Values) -> Sequence[Atom] | None:
+def _open_scan(writer: Writer, eqn: JaxprEqn, values: KnownValues) -> Sequence[Atom] | None:
     length = eqn.params["length"]
     if type(length) is not int or length > 1:
         return None

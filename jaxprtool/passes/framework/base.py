@@ -89,7 +89,7 @@ class Pass:
         """Return the pass as a pipeline text, with the options that differ from their defaults."""
         arguments = [
             f"{name}={v!r}"
-            for o in options(type(self))
+            for o in pass_options(type(self))
             if (value := getattr(self, o.name)) != o.default
             for name, v in (value if o.name == self.more_options else {o.name: value}).items()
         ]
@@ -98,7 +98,7 @@ class Pass:
 
 
 @dataclass(frozen=True)
-class Option:
+class PassOption:
     """An option of a pass: a field of its dataclass. `default` is MISSING if it is required."""
 
     name: str
@@ -124,7 +124,7 @@ class Option:
         return None if self.required else repr(self.default)
 
 
-def options(cls: type[Pass]) -> list[Option]:
+def pass_options(cls: type[Pass]) -> list[PassOption]:
     """Return the options of a pass class, in the order of their positions in a pipeline."""
     hints = _type_hints(cls)  # type: ignore[arg-type]  # mypy takes the instances' __hash__
     result = []
@@ -132,7 +132,7 @@ def options(cls: type[Pass]) -> list[Option]:
         default = field.default
         if default is MISSING and field.default_factory is not MISSING:
             default = field.default_factory()
-        result.append(Option(field.name, hints[field.name], default))
+        result.append(PassOption(field.name, hints[field.name], default))
     return result
 
 
@@ -142,19 +142,19 @@ def _type_hints(cls: type) -> dict[str, Any]:
     return typing.get_type_hints(cls)
 
 
-def summary(cls: type[Pass]) -> str:
+def pass_summary(cls: type[Pass]) -> str:
     """Return the one-line help of a pass class: the first line of its docstring."""
     lines = (cls.__doc__ or "").strip().splitlines()
     return lines[0] if lines else ""
 
 
-def build(cls: type[Pass], args: list[Any], kwargs: dict[str, Any]) -> Pass:
+def build_pass(cls: type[Pass], args: list[Any], kwargs: dict[str, Any]) -> Pass:
     """Return an instance of a pass class with the options of a pipeline.
 
     Raises PipelineError if an option is unknown, missing or given twice, or a value has the wrong
     type.
     """
-    declared = {option.name: option for option in options(cls)}
+    declared = {option.name: option for option in pass_options(cls)}
     more = declared.pop(cls.more_options, None)
     others = {name: value for name, value in kwargs.items() if more and name not in declared}
     kwargs = {name: value for name, value in kwargs.items() if name not in others}

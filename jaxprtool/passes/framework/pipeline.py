@@ -36,7 +36,7 @@ from jaxprtool.errors import (
     did_you_mean,
 )
 from jaxprtool.ir.notation import expressions
-from jaxprtool.passes.framework.base import Pass, build
+from jaxprtool.passes.framework.base import Pass, build_pass
 
 if TYPE_CHECKING:
     from jaxprtool.ir.program import Program, Programs
@@ -106,7 +106,7 @@ class Pipeline:
         Raises:
             PipelineError: If the text is malformed, or a pass or an option does not exist.
         """
-        source = expressions.read(text, "the pipeline", PipelineError)
+        source = expressions.parse_arguments(text, "the pipeline", PipelineError)
         if source.keywords:
             name, node = source.keywords[0]
             raise source.fail(node, f"option '{name}' has no pass", "write PASS(option=value)")
@@ -248,7 +248,7 @@ def _unchanged(program: Program, result: Program | Programs) -> bool:
 
 def _apply(step: Step, program: Program) -> Program | Programs:
     """Return the result of a pass. An error of a plug-in becomes a PluginError that names it."""
-    from jaxprtool.ir.backends import failure_to_start
+    from jaxprtool.ir.backends import backend_start_error
     from jaxprtool.ir.program import Program, Programs
 
     try:
@@ -256,7 +256,7 @@ def _apply(step: Step, program: Program) -> Program | Programs:
     except JaxprToolError:
         raise
     except (Exception, SystemExit) as error:
-        if failure := failure_to_start(error):
+        if failure := backend_start_error(error):
             raise failure from error
         raise PluginError(
             f"pass '{step}' failed on {program.name}: {described(error)}",
@@ -277,7 +277,7 @@ def _level(name: str) -> Pipeline:
     return Pipeline((Step(Pipeline(repeated, MAX_ITERATIONS)), *last), name=name)
 
 
-def _step(source: expressions.Source, node: ast.expr) -> Step:
+def _step(source: expressions.ParsedArguments, node: ast.expr) -> Step:
     if isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.USub):
         node = node.operand
         if not isinstance(node, ast.Name) or node.id not in levels:
@@ -295,7 +295,7 @@ def _step(source: expressions.Source, node: ast.expr) -> Step:
         )
     if name in levels and call is node:
         return Step(_level(name), only or None)
-    cls = find(name)
+    cls = find_pass(name)
     args: list[Any] = []
     kwargs: dict[str, Any] = {}
     if isinstance(node, ast.Call):
@@ -306,14 +306,14 @@ def _step(source: expressions.Source, node: ast.expr) -> Step:
             if keyword.arg in kwargs:
                 raise source.fail(node, f"option '{keyword.arg}' is given twice")
             kwargs[keyword.arg] = _option(source, keyword.arg in cls.expressions, keyword.value)
-    return Step(build(cls, args, kwargs), only or None)
+    return Step(build_pass(cls, args, kwargs), only or None)
 
 
 #: The kinds of expressions that an option may be if the pass parses its text itself.
 _EXPRESSIONS = ast.Name | ast.Attribute | ast.Call | ast.Tuple | ast.List | ast.Dict
 
 
-def _option(source: expressions.Source, is_expression: bool, node: ast.expr) -> Any:
+def _option(source: expressions.ParsedArguments, is_expression: bool, node: ast.expr) -> Any:
     """Return the value of an option: a literal, or the text that the pass parses itself."""
     if is_expression and isinstance(node, _EXPRESSIONS) and not _is_literal(node):
         return ast.unparse(node)
@@ -448,7 +448,7 @@ def _load(point: EntryPoint) -> type[Pass]:
     return cls
 
 
-def find(name: str) -> type[Pass]:
+def find_pass(name: str) -> type[Pass]:
     """Import and return the pass class of that name.
 
     Raises PipelineError, with the nearest name, for an unknown name, and PluginError if its module
@@ -522,7 +522,7 @@ MAX_ITERATIONS = 10
 
 
 @dataclass(frozen=True)
-class Level:
+class OptimizationLevel:
     """Passes to repeat until none changes anything, and passes to run once after them.
 
     `help` describes their purpose.
@@ -539,20 +539,20 @@ class Level:
 
 _EXACT = "inline, forward, fold, simplify, cse, dce"
 
-levels: dict[str, Level] = {
-    "O0": Level(help="Leave the program as it was traced."),
-    "O1": Level(
+levels: dict[str, OptimizationLevel] = {
+    "O0": OptimizationLevel(help="Leave the program as it was traced."),
+    "O1": OptimizationLevel(
         _EXACT,
         help="Remove redundant and dead computations. The number of equations never grows, and "
         "results differ at most by the rounding of XLA's compilation.",
     ),
-    "O2": Level(
+    "O2": OptimizationLevel(
         f"{_EXACT}, hoist",
         last="schedule",
         help="Run `-O1`, move loop-invariant computations out of loops, and order equations to "
         "use less memory.",
     ),
-    "O3": Level(
+    "O3": OptimizationLevel(
         f"{_EXACT}, hoist",
         last="schedule, outline",
         help="Run `-O2`, then let XLA compile repeated bodies once, such as the layers of a "

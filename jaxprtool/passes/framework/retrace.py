@@ -22,7 +22,7 @@ from jaxprtool.errors import (
     UnsupportedError,
     UserFunctionError,
     described,
-    user_frames,
+    user_traceback,
 )
 from jaxprtool.ir.custom_rules import holds_ended_tracer, refused, with_closed_over
 from jaxprtool.ir.equations import equations, named
@@ -105,7 +105,7 @@ def retraced(
         results[:] = tree, paths("result", out)
         return flat_out
 
-    with reported(program, transform, hint), jaxcompat.axes_bound(program.axis_env):
+    with trace_errors_reported(program, transform, hint), jaxcompat.axes_bound(program.axis_env):
         avals = program.in_avals if avals is None else avals
         jaxpr = with_closed_over(jaxcompat.trace_flat(flat, program.name, avals))
         if jaxcompat.some_ended() and holds_ended_tracer(jaxpr):
@@ -143,7 +143,9 @@ def _check_forward(program: Program, transform: str, jaxpr: ClosedJaxpr) -> None
 
 
 @contextmanager
-def reported(program: Program, transform: str, hint: str | None = None) -> Iterator[None]:
+def trace_errors_reported(
+    program: Program, transform: str, hint: str | None = None
+) -> Iterator[None]:
     """Report an error of JAX in a transformation as a `JaxprToolError`, in one line."""
     try:
         yield
@@ -152,7 +154,7 @@ def reported(program: Program, transform: str, hint: str | None = None) -> Itera
     except jax.errors.UnexpectedTracerError as error:
         raise refused(program.jaxpr, f"{transform} of {program.name}") from error
     except Exception as error:  # JAX's rules raise many types, and a user's rules any
-        if user_frames(error):
+        if user_traceback(error):
             raise UserFunctionError(f"{transform} of {program.name}: {described(error)}") from error
         kernel = _kernel(program, error)
         if kernel is not None:
@@ -175,7 +177,7 @@ def _kernel(program: Program, error: Exception) -> JaxprEqn | None:
 
 def _place(program: Program, error: Exception) -> str:
     """Return the source line of the equation at fault: JAX attaches its traceback to the error."""
-    frames = [] if error.__cause__ is None else user_frames(error.__cause__)  # type: ignore[arg-type]
+    frames = [] if error.__cause__ is None else user_traceback(error.__cause__)  # type: ignore[arg-type]
     source_frames = [
         UserFrame(frame.filename, frame.lineno or 0, frame.name, 0, 0, 0)
         for frame in reversed(frames)

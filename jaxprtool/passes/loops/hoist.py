@@ -85,7 +85,7 @@ class Hoist(Pass):
 
 
 @dataclass(frozen=True)
-class _SplitBody:
+class _HoistedBody:
     """A body in two: the hoisted part, which only reads the loop's constants, and the rest.
 
     `used` marks the arguments that the rest still takes; it also takes the results of `left`.
@@ -142,7 +142,7 @@ class _Hoister:
 
     def _split_body(
         self, inside: Regions, number: int, holds_constants: bool, runs: bool
-    ) -> _SplitBody | None:
+    ) -> _HoistedBody | None:
         """Return a body in two; None if nothing is hoisted.
 
         `holds_constants` is True if constants may be used outside, and `runs` if the body is known
@@ -150,7 +150,7 @@ class _Hoister:
         """
         body, region = inside.bodies[number], inside.regions[number]
 
-        def take() -> _SplitBody | None:
+        def take() -> _HoistedBody | None:
             constants = keep(body.invars, region.loop_invariant)
             if holds_constants:
                 constants = (*constants, *body.constvars)
@@ -220,7 +220,7 @@ def _at_most(size: Any, limit: Any) -> bool:
 # --- the loop without the hoisted equations -------------------------------------------------------
 
 
-def _split(inside: Regions, number: int, leaving: list[JaxprEqn]) -> _SplitBody:
+def _split(inside: Regions, number: int, leaving: list[JaxprEqn]) -> _HoistedBody:
     """Split a body into the hoisted equations and the rest."""
     body, region = inside.bodies[number], inside.regions[number]
     assert region.constants is not None
@@ -233,6 +233,6 @@ def _split(inside: Regions, number: int, leaving: list[JaxprEqn]) -> _SplitBody:
     flags = [stay.get(i, True) for i in range(len(inside.eqn.invars))]
     invars = inside.arguments(region, body.invars, {region.constants: hoisted}, flags)
     rest = narrow(body, invars, body.outvars, eqns)
-    return _SplitBody(
+    return _HoistedBody(
         narrow(body, keep(body.invars, region.loop_invariant), hoisted, leaving), used, rest
     )

@@ -27,7 +27,7 @@ from typing import ClassVar
 
 from jaxprtool import jaxcompat
 from jaxprtool.ir.dataflow import DefUse
-from jaxprtool.ir.equations import Contains, bodies, donations, is_flat, is_weak, size_of
+from jaxprtool.ir.equations import Contains, bodies, donated_operands, is_flat, is_weak, size_of
 from jaxprtool.ir.program import Program
 from jaxprtool.ir.regions import holds_jaxpr, regions
 from jaxprtool.ir.rewrite import Memo, with_bodies
@@ -193,7 +193,7 @@ def keep_order(eqns: Sequence[JaxprEqn], sows: Contains) -> list[bool]:
 def _donations(eqns: Sequence[JaxprEqn]) -> Iterator[tuple[int, int]]:
     """Yield calls that donate an operand and its other readers, as pairs with a fixed order."""
     variables = DefUse(eqns)
-    for v, i in donations(eqns):
+    for v, i in donated_operands(eqns):
         yield from ((min(i, j), max(i, j)) for j in variables.readers(v) if j != i)
 
 

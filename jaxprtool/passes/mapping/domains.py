@@ -138,7 +138,7 @@ class Domain(Generic[K]):
 
     def key(self, eqn: JaxprEqn, aval_ids: Sequence[int]) -> tuple[Hashable, ...]:
         """Return the signature of an equation, from the ids of its operands."""
-        return signature(eqn, aval_ids, self.with_floats)
+        return equation_signature(eqn, aval_ids, self.with_floats)
 
     # --- kinds ----------------------------------------------------------------------------------
 
@@ -839,7 +839,7 @@ def custom_derivative(builder: BodyBuilder[K], eqn: JaxprEqn) -> bool:
     jaxpr = domain.matched(body, kinds, outs, context).taking(domain, names)
     first, const_vars, rest = _cut(jaxpr.invars, len(names), len(names) + consts)
     jaxpr = jaxcompat.replace_jaxpr(jaxpr, invars=[*const_vars, *first, *rest])
-    rules = _Rules(domain, eqn, kinds[consts:], outs, context)
+    rules = _DerivativeRules(domain, eqn, kinds[consts:], outs, context)
     key = rule_key(eqn), tuple(rules.primals), tuple(outs), context
     of_call = rules.jvp if eqn.primitive.name in CustomJVP.primitives else rules.vjp
     rule = domain.derivatives.setdefault(key, cache(of_call))
@@ -857,7 +857,7 @@ def _cut(values: Sequence[Any], *inner: int) -> list[Sequence[Any]]:
 
 
 @dataclass(frozen=True, eq=False)
-class _Rules(Generic[K]):
+class _DerivativeRules(Generic[K]):
     """The derivative rules of a call, for the kinds of its primals and of its results."""
 
     domain: Domain[K]
@@ -1110,7 +1110,7 @@ def instantiated(
 # --- signatures -----------------------------------------------------------------------------------
 
 
-def signature(
+def equation_signature(
     eqn: JaxprEqn, aval_ids: Sequence[int], with_floats: Container[Primitive]
 ) -> tuple[Hashable, ...]:
     """Return the signature of an equation: its primitive, context, parameters, and kinds.

@@ -137,10 +137,10 @@ class Definition:
         """
         key = floats, more, symbolic, dtypes.x64_enabled()
         if key not in self._skeletons:
-            forms = self._forms(example_sizes(self.declarations), floats, more)
+            forms = self._forms(distinct_sizes(self.declarations), floats, more)
             if symbolic:
-                names = names_of(self.declarations)
-                forms += self._forms(symbolic_sizes(names), floats, more)
+                names = size_names(self.declarations)
+                forms += self._forms(symbols_by_name(names), floats, more)
             self._skeletons[key] = forms
         return self._skeletons[key]
 
@@ -154,13 +154,13 @@ class Definition:
 
     def pattern_at(
         self, avals: Sequence[Aval], like: JaxprEqn | None
-    ) -> tuple[Traced, list[Pattern]] | None:
+    ) -> tuple[TracedFunction, list[Pattern]] | None:
         """Return the pattern at these types, traced in the context of an equation, and its forms.
 
         Returns None where the pattern raises, or does not need all its arguments.
         """
         try:
-            traced = Traced(self.pattern, self.in_tree, avals, like)
+            traced = TracedFunction(self.pattern, self.in_tree, avals, like)
         except Exception:  # the user's function does not support these types
             return None
         forms = [form for form in map(Pattern, traced.forms()) if _fault(form) is None]
@@ -171,7 +171,7 @@ class Definition:
         avals: Sequence[Aval],
         like: JaxprEqn,
         match: Match,
-        pattern: Traced,
+        pattern: TracedFunction,
         results: Sequence[Aval | None],
     ) -> ClosedJaxpr:
         """Return the jaxpr of the replacement at these types, with the wanted results.
@@ -181,7 +181,7 @@ class Definition:
         assert self.replacement is not None
         what = f"the replacement of rewrite '{self.name}'"
         try:
-            traced = Traced(self.replacement, self.in_tree, avals, like, results)
+            traced = TracedFunction(self.replacement, self.in_tree, avals, like, results)
         except JaxprToolError:
             raise
         except Exception as error:
@@ -214,11 +214,11 @@ class Definition:
 
     def _check_pattern(self) -> None:
         """Raise if the function is not a valid pattern."""
-        sizes = example_sizes(self.declarations)
+        sizes = distinct_sizes(self.declarations)
         avals = [d.aval(sizes) for d in self.declarations]
         what = f"the pattern of rewrite '{self.name}'"
         try:
-            traced = Traced(self.pattern, self.in_tree, avals)
+            traced = TracedFunction(self.pattern, self.in_tree, avals)
         except Exception as error:
             shown = ", ".join(f"{name}={size}" for name, size in sizes.items())
             hint = f"it was traced with {shown}; use other sizes with f32[8,64]" if shown else None
@@ -341,19 +341,19 @@ def kind(dtype: np.dtype) -> Any:
     return next((group for group in _KINDS if jax.dtypes.issubdtype(dtype, group)), dtype)
 
 
-def names_of(declarations: Sequence[Declared]) -> list[str]:
+def size_names(declarations: Sequence[Declared]) -> list[str]:
     """Return the names of sizes in declarations, in order."""
     sizes = (dim for d in declarations for dim in d.dims if isinstance(dim, SizeExpression))
     return list(dict.fromkeys(name for size in sizes for name in size.names))
 
 
-def example_sizes(declarations: Sequence[Declared]) -> dict[str, int]:
+def distinct_sizes(declarations: Sequence[Declared]) -> dict[str, int]:
     """Return a distinct size for each name that is unlikely to occur otherwise."""
     primes = (n for n in count(11) if all(n % d for d in range(2, n)))
-    return dict(zip(names_of(declarations), primes, strict=False))
+    return dict(zip(size_names(declarations), primes, strict=False))
 
 
-def symbolic_sizes(names: Sequence[str]) -> dict[str, Any]:
+def symbols_by_name(names: Sequence[str]) -> dict[str, Any]:
     """Return a symbolic size for each name."""
     from jax import export  # seldom needed, and slow to import
 
@@ -394,7 +394,7 @@ def _size(dim: int | SizeExpression, sizes: Mapping[str, Any]) -> Any:
 
 
 def _read(text: str, what: str) -> Declared:
-    source = expressions.read(text, f"the type of {what}", ArgumentsError, types=True)
+    source = expressions.parse_arguments(text, f"the type of {what}", ArgumentsError, types=True)
     if len(source.args) != 1 or source.keywords:
         raise ArgumentsError(f"the type of {what} is '{text}', which is not a single type", _HINT)
     (node,) = source.args
@@ -402,7 +402,7 @@ def _read(text: str, what: str) -> Declared:
     if where is None:
         raise source.not_allowed(node, _HINT)
     try:
-        parsed = types.parse(source.text[where])
+        parsed = types.parse_type(source.text[where])
     except ValueError as error:
         raise source.fail(node, str(error), _HINT) from None
     if parsed.memory_space or parsed.axes:
@@ -413,12 +413,12 @@ def _read(text: str, what: str) -> Declared:
     more = bool(parsed.dims) and parsed.dims[0].size == "..."
     sizes = tuple(_dimension(source, where.start, dim) for dim in parsed.dims[more:])
     declaration = Declared(dtypes.array_dtypes()[parsed.dtype], sizes, more)
-    declaration.aval(dict.fromkeys(names_of([declaration]), 97))
+    declaration.aval(dict.fromkeys(size_names([declaration]), 97))
     return declaration
 
 
 def _dimension(
-    source: expressions.Source, start: int, dim: types.Dimension
+    source: expressions.ParsedArguments, start: int, dim: types.Dimension
 ) -> int | SizeExpression:
     size = types.size_in(source, start, dim)
     try:
@@ -440,7 +440,7 @@ PLAIN_CALLS = Inline()
 ALL_CALLS = Inline(calls=("jit", "closed_call", "custom_jvp", "custom_vjp"))
 
 
-class Traced:
+class TracedFunction:
     """A function's closed jaxpr at some types, and the structure of its results."""
 
     def __init__(

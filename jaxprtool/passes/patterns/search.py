@@ -35,7 +35,7 @@ from jaxprtool.passes.patterns.definition import (
     Definition,
     Match,
     Pattern,
-    Traced,
+    TracedFunction,
     bodies_in,
     inlined,
     known_arguments,
@@ -275,7 +275,7 @@ _MORE_DIMS = (0, 1, 2)
 
 
 @dataclass(frozen=True)
-class Found:
+class Replacement:
     """A match, and its replacement at `position`, that of its last equation.
 
     `replaced` are the positions of its equations, and of dead ones that use them. `results` are the
@@ -300,7 +300,7 @@ class Application:
     def __init__(self, rewrite: Definition, jaxpr: AnyJaxpr):
         self.matches: list[Match] = []
         self._rewrite = rewrite
-        self._traced: dict[Hashable, tuple[Traced, list[Pattern]] | None] = {}
+        self._traced: dict[Hashable, tuple[TracedFunction, list[Pattern]] | None] = {}
         self._made: dict[Hashable, ClosedJaxpr] = {}
         self.result = jaxpr
         start = inlined(jaxpr, PLAIN_CALLS)
@@ -338,7 +338,7 @@ class Application:
 
     # --- finding --------------------------------------------------------------------------------
 
-    def _plan(self, jaxpr: AnyJaxpr) -> list[Found]:
+    def _plan(self, jaxpr: AnyJaxpr) -> list[Replacement]:
         """Return the disjoint matches to replace in a body, found from the front."""
         body = DataflowGraph(jaxpr)
         skeletons = [p for p in self._skeletons(body) if p.needed <= body.by_primitive.keys()]
@@ -349,7 +349,7 @@ class Application:
         for skeleton in skeletons:
             for position in body.by_primitive.get(skeleton.eqns[skeleton.root].primitive.name, ()):
                 positions.setdefault(position, []).append(skeleton)
-        planned: list[Found] = []
+        planned: list[Replacement] = []
         taken: set[int] = set()
         for position in sorted(positions):
             matches = self._replaceable(body, taken, position, positions[position])
@@ -378,7 +378,7 @@ class Application:
 
     def _replaceable(
         self, body: DataflowGraph, taken: set[int], root: int, skeletons: Sequence[Pattern]
-    ) -> Iterator[Found]:
+    ) -> Iterator[Replacement]:
         """Yield the replaceable matches with this root that the user's check accepts."""
         rewrite, seen = self._rewrite, set()
         for avals, sizes in self._rough(body, taken, root, skeletons):
@@ -398,7 +398,7 @@ class Application:
                     operands = tuple(fit.atoms[v] for v in form.inputs)
                     results = [fit.atoms[v] for v in compress(form.outputs, form.computed)]
                     dead = body.dead_after(replaced)
-                    yield Found(
+                    yield Replacement(
                         match, max(replaced), replaced | dead, operands, jaxpr, tuple(results)
                     )
 
@@ -421,7 +421,7 @@ class Application:
 
     def _pattern(
         self, avals: tuple[Aval, ...], like: JaxprEqn
-    ) -> tuple[Traced, list[Pattern]] | None:
+    ) -> tuple[TracedFunction, list[Pattern]] | None:
         """Return the pattern at these types, in the context of an equation; None if invalid."""
         key = avals, like.ctx
         if key not in self._traced:
@@ -429,7 +429,7 @@ class Application:
         return self._traced[key]
 
     def _replacement(
-        self, form: Pattern, fit: Fit, match: Match, traced: Traced, like: JaxprEqn
+        self, form: Pattern, fit: Fit, match: Match, traced: TracedFunction, like: JaxprEqn
     ) -> ClosedJaxpr:
         """Return the replacement's jaxpr for a match, with the results the pattern computes."""
         outs = zip(form.outputs, form.computed, strict=True)

@@ -363,13 +363,13 @@ def policy_of(text: str) -> Policy:
     Those that take arguments are written as calls with literals, `save_only_these_names('a')`; the
     arguments of `save_from_both_policies` are policies. Raises PipelineError.
     """
-    source = expressions.read(text, "the policy", PipelineError)
+    source = expressions.parse_arguments(text, "the policy", PipelineError)
     if len(source.args) != 1 or source.keywords:
         raise PipelineError(f"a policy must be one of jax.checkpoint_policies, not '{text}'")
     return _policy(source, source.args[0])
 
 
-def _policy(source: expressions.Source, node: ast.expr) -> Policy:
+def _policy(source: expressions.ParsedArguments, node: ast.expr) -> Policy:
     called = isinstance(node, ast.Call)
     name_node = node.func if isinstance(node, ast.Call) else node
     name = source.segment(name_node).removeprefix("jax.").removeprefix("checkpoint_policies.")
@@ -382,7 +382,7 @@ def _policy(source: expressions.Source, node: ast.expr) -> Policy:
         raise source.fail(node, f"the policy {name} takes {'no ' if called else ''}arguments")
     if not isinstance(node, ast.Call):
         return policy
-    read = _policy if name == "save_from_both_policies" else expressions.Source.literal
+    read = _policy if name == "save_from_both_policies" else expressions.ParsedArguments.literal
     args = [read(source, arg) for arg in node.args]
     kwargs = {k.arg: read(source, k.value) for k in node.keywords if k.arg is not None}
     try:

@@ -96,7 +96,7 @@ class _Derivative(Pass):
 
 
 @dataclass(frozen=True)
-class _Reverse(_Derivative):
+class _ReverseMode(_Derivative):
     """The common options of derivatives in reverse mode.
 
     Args:
@@ -123,7 +123,7 @@ class _Reverse(_Derivative):
 
 
 @dataclass(frozen=True)
-class _Gradient(_Reverse):
+class _ScalarDerivative(_ReverseMode):
     """The common check of derivatives of a scalar.
 
     Raises:
@@ -151,7 +151,7 @@ class _Gradient(_Reverse):
 
 
 @dataclass(frozen=True)
-class Grad(_Gradient):
+class Grad(_ScalarDerivative):
     """Differentiate a scalar function: the jaxpr of grad(f).
 
     Uses reverse mode, as `jax.grad` does. Run `-O1` afterwards to remove dead code.
@@ -170,7 +170,7 @@ class Grad(_Gradient):
 
 
 @dataclass(frozen=True)
-class ValueAndGrad(_Gradient):
+class ValueAndGrad(_ScalarDerivative):
     """Compute the result and its gradient: the jaxpr of value_and_grad(f).
 
     Uses reverse mode, as `jax.value_and_grad` does.
@@ -194,7 +194,7 @@ class ValueAndGrad(_Gradient):
 
 
 @dataclass(frozen=True)
-class Jacrev(_Reverse):
+class Jacrev(_ReverseMode):
     """Compute the jacobian row by row, in reverse mode: the jaxpr of jacrev(f).
 
     Use it if the results have fewer elements than the arguments, and `jacfwd` if they have more.
@@ -209,7 +209,7 @@ class Jacrev(_Reverse):
 
 
 @dataclass(frozen=True)
-class _Forward(_Derivative):
+class _ForwardMode(_Derivative):
     """The common check of derivatives in forward mode.
 
     Raises:
@@ -226,7 +226,7 @@ class _Forward(_Derivative):
 
 
 @dataclass(frozen=True)
-class Jacfwd(_Forward):
+class Jacfwd(_ForwardMode):
     """Compute the jacobian column by column, in forward mode: the jaxpr of jacfwd(f).
 
     Use it if the results have more elements than the arguments, and `jacrev` if they have fewer.
@@ -241,7 +241,7 @@ class Jacfwd(_Forward):
 
 
 @dataclass(frozen=True)
-class Hessian(_Forward):
+class Hessian(_ForwardMode):
     """Compute second derivatives, forward over reverse: the jaxpr of hessian(f).
 
     Example:

@@ -455,24 +455,24 @@ def residual_names(
     return dict(zip(values, unique(names), strict=True))
 
 
-class _Origin(NamedTuple):
+class _ValueOrigin(NamedTuple):
     """The name of a value, and its source location with the full path; "" if not used."""
 
     name: str
     location: str = ""
 
 
-def _origin(value: Var, computed: DefiningEquations, arguments: Mapping[Var, str]) -> _Origin:
+def _origin(value: Var, computed: DefiningEquations, arguments: Mapping[Var, str]) -> _ValueOrigin:
     locations = [""]
     while value not in arguments:
         eqn, around, operand = computed.of(value)
         locations += [location for e in (*around, eqn) if (location := _location(e))]
         if not isinstance(operand, Var):
             if eqn.primitive.name == "name":
-                return _Origin(str(eqn.params["name"]))
-            return _Origin(str(eqn.primitive.name), locations[-1])
+                return _ValueOrigin(str(eqn.params["name"]))
+            return _ValueOrigin(str(eqn.primitive.name), locations[-1])
         value = operand
-    return _Origin(arguments[value])
+    return _ValueOrigin(arguments[value])
 
 
 def _location(eqn: JaxprEqn) -> str:

@@ -29,7 +29,7 @@ from jaxprtool.ir.paths import without_numbers
 from jaxprtool.ir.program import Program
 from jaxprtool.ir.regions import regions
 from jaxprtool.ir.rewrite import RewriteRule, Writer, rewrite
-from jaxprtool.ir.scopes import Part, Scope, ScopeReader
+from jaxprtool.ir.scopes import Part, ScopeCall, ScopeReader
 from jaxprtool.ir.traits import traits
 from jaxprtool.jaxcompat import Atom, Jaxpr, JaxprEqn, Var
 
@@ -65,13 +65,13 @@ def checkpoint_scopes(program: Program, only: str, checkpointed: Checkpointed) -
             did_you_mean(only, scopes) or there or "it has no scopes",
         )
     jaxpr = rewrite(
-        program.jaxpr, lambda writer: _Rule(writer, plan, checkpointed), outside_in=True
+        program.jaxpr, lambda writer: _CheckpointRule(writer, plan, checkpointed), outside_in=True
     )
     return program.replace(jaxpr=jaxpr)
 
 
 @dataclass(frozen=True)
-class Level:
+class CheckpointScopes:
     """Scopes that may be put under `jax.checkpoint`.
 
     Attributes:
@@ -85,7 +85,7 @@ class Level:
     is_loop: bool
 
 
-def checkpoint_levels(program: Program) -> tuple[Level, ...]:
+def checkpoint_levels(program: Program) -> tuple[CheckpointScopes, ...]:
     """Return the bodies of loops, and scopes and calls with products, the outermost first."""
     plan = _Plan("", program)
     plan.look_into(jaxcompat.open_jaxpr(program.jaxpr), ())
@@ -93,7 +93,7 @@ def checkpoint_levels(program: Program) -> tuple[Level, ...]:
 
 
 @dataclass(eq=False)
-class _Group:
+class _CheckpointGroup:
     """Equations of a body that become one call, identified by their first results.
 
     Attributes:
@@ -114,9 +114,9 @@ class _Plan:
         self._pattern = only.split("/")
         self._scopes = ScopeReader(program.roots)
         self._known: set[Jaxpr] = set()
-        self.groups: dict[Var, _Group] = {}
+        self.groups: dict[Var, _CheckpointGroup] = {}
         self.seen: dict[str, None] = {}
-        self.levels: dict[str, Level] = {}
+        self.levels: dict[str, CheckpointScopes] = {}
 
     def look_into(self, jaxpr: Jaxpr, path: tuple[str, ...]) -> None:
         """Add the matching scopes of a body, which is in the scopes of `path` itself."""
@@ -136,7 +136,7 @@ class _Plan:
                     continue
                 if inside != path and any(map(_has_product, _equations(part))):
                     self._add_level(inside, False)
-                if isinstance(part, Scope):
+                if isinstance(part, ScopeCall):
                     walk(part.parts, inside)
                 else:
                     self._look_inside(part, inside)
@@ -148,11 +148,11 @@ class _Plan:
 
     def _names_of(self, parts: Sequence[Part]) -> Iterator[tuple[str, ...]]:
         """Yield the scopes that each part opens: those of a scope, or a called function."""
-        calls = ["" if isinstance(part, Scope) else self._called(part) for part in parts]
+        calls = ["" if isinstance(part, ScopeCall) else self._called(part) for part in parts]
         numbers = Counter[str]()
         for part, name in zip(parts, calls, strict=True):
             numbers[name] += 1
-            if isinstance(part, Scope):
+            if isinstance(part, ScopeCall):
                 yield tuple(part.name.split("/"))
             elif name and calls.count(name) > 1:
                 yield (f"{name} #{numbers[name]}",)
@@ -181,7 +181,7 @@ class _Plan:
     def _add_level(self, path: tuple[str, ...], is_loop: bool) -> None:
         *outer, pattern = (without_numbers(glob.escape(name)) for name in path)
         around = tuple(name for name in outer if name in self.levels and self.levels[name].is_loop)
-        self.levels.setdefault(pattern, Level(pattern, around, is_loop))
+        self.levels.setdefault(pattern, CheckpointScopes(pattern, around, is_loop))
 
     def _matches(self, path: tuple[str, ...], start: int) -> bool:
         """Return True if the path of a scope, up to one of its names from `start`, matches."""
@@ -199,7 +199,7 @@ class _Plan:
                     f"checkpoint: the {named(eqn)} has an effect, which would happen again in "
                     "the backward pass"
                 )
-        group = _Group(
+        group = _CheckpointGroup(
             eqns[-1].outvars[0],
             [v for eqn in eqns for v in eqn.outvars if read.get(v, -1) > last],
         )
@@ -212,7 +212,7 @@ def _is_like(name: str, pattern: str) -> bool:
 
 
 def _equations(part: Part) -> Iterator[JaxprEqn]:
-    if isinstance(part, Scope):
+    if isinstance(part, ScopeCall):
         for child in part.parts:
             yield from _equations(child)
     else:
@@ -224,7 +224,7 @@ def _has_product(eqn: JaxprEqn) -> bool:
     return any(traits(inner).expensive for inner in (eqn, *inside))
 
 
-class _Rule:
+class _CheckpointRule:
     """The rule of one body: it collects the equations of a group and writes a call for them."""
 
     def __init__(self, writer: Writer, plan: _Plan, checkpointed: Checkpointed) -> None:
@@ -239,7 +239,7 @@ class _Rule:
             self._write(group)
         return [self._writer.env.get(v, v) for v in eqn.outvars]
 
-    def _write(self, group: _Group) -> None:
+    def _write(self, group: _CheckpointGroup) -> None:
         operands = list(free_variables(group.eqns))
         debug = jaxcompat.DebugInfo("checkpoint", "checkpoint", None, None)
         closed = jaxcompat.new_jaxpr((), (), operands, group.results, group.eqns, debug)

@@ -11,7 +11,7 @@
 Arguments named by `key_args` are keys: the first, or with `auto` all that are keys by type. A value
 that is computed from keys and constants alone, and sown under the tag, is a variable: a result of
 init and an argument of apply. No other path may lead from a key to a result. Loops stack their
-variables, scopes nest them (see `split` and `rules`).
+variables, scopes nest them (see `split_body` and `rules`).
 
 The contract is that of Oryx's `unzip` (2020-2023), on jaxprs instead of tracers, and extended
 to loops, branches and custom derivatives.
@@ -58,7 +58,7 @@ from jaxprtool.passes.unzip.split import (
     is_of,
     leaf_tree,
     replaced,
-    split,
+    split_body,
     unzip_rules,
     whole,
 )
@@ -244,9 +244,9 @@ def unzipped(program: Program, tag: str, arguments: Arguments) -> Unzipped:
 
 def _split(program: Program, early: Sequence[bool], tag: str) -> Split:
     ins = [EARLY if flag else READY for flag in early]
-    part = split(program.jaxpr, ins, Context(tag))
+    part = split_body(program.jaxpr, ins, Context(tag))
     if again := replaced(part.variables):
-        part = split(program.jaxpr, ins, Context(tag, again))
+        part = split_body(program.jaxpr, ins, Context(tag, again))
     return part
 
 
@@ -271,7 +271,7 @@ _HINT = "name the arguments that are keys with --key-args"
 
 
 @dataclass(frozen=True)
-class Request:
+class UnzipRequest:
     """The requested options; None for unspecified ones. Positions are those of the function.
 
     Attributes:

@@ -36,14 +36,22 @@ from jaxprtool.passes.unzip.flow import (
     SINK,
     SOURCE,
     CutConstraints,
-    Graph,
+    FlowGraph,
     Location,
     bits_of,
     flow_of,
     hoisted,
     parts_of,
 )
-from jaxprtool.passes.unzip.split import EARLY, READY, SEPARATOR, Context, Split, operand_of, split
+from jaxprtool.passes.unzip.split import (
+    EARLY,
+    READY,
+    SEPARATOR,
+    Context,
+    Split,
+    operand_of,
+    split_body,
+)
 from jaxprtool.primitives import scope_of, sow_p
 
 # --- auto -----------------------------------------------------------------------------------------
@@ -64,15 +72,15 @@ def sow_cut(program: Program, early: Sequence[bool], tag: str, computed_once: bo
     program = Dce()(program)
     context = Context(tag=None)
     ins = [EARLY if flag else READY for flag in early]
-    part = split(program.jaxpr, ins, context)
+    part = split_body(program.jaxpr, ins, context)
     if (body := hoisted(part, context)) is not part.body:
         program = Dce()(program.replace(jaxpr=body))
-        part = split(program.jaxpr, ins, context)
+        part = split_body(program.jaxpr, ins, context)
     chosen = _CutValues()
     for location in _cut(part, early, CutConstraints(computed_once, context)):
         chosen.add(location)
     values = list(_values(chosen, (part,), (), context))
-    names = iter(names_of(values, program.arg_names, context))
+    names = iter(unique_names(values, program.arg_names, context))
     return program.replace(jaxpr=_sown(program.jaxpr, chosen, tag, names))
 
 
@@ -96,7 +104,7 @@ def _cut(part: Split, early: Sequence[bool], constraints: CutConstraints) -> lis
         return []  # unzip then reports the values that need a key
 
 
-def _cut_off_keys(graph: Graph) -> list[int]:
+def _cut_off_keys(graph: FlowGraph) -> list[int]:
     """Return the keys that are needed late themselves, and remove keys from the choice.
 
     If they were chosen together with other values, they would be the only ones: all the rest can
@@ -212,7 +220,7 @@ class NestedValue:
     var: Var
 
 
-def names_of(
+def unique_names(
     values: Sequence[NestedValue], arg_names: Sequence[str], context: Context
 ) -> list[str]:
     """Return a unique name for each value, none of which is the scope of another.

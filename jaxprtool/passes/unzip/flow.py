@@ -1,9 +1,9 @@
 """The graph of early values, and its cheapest cut.
 
-`Graph.minimum_cut` is exact: no other set costs less, and of those with the same cost it is the one
-nearest the sink. Costs are integers of any size, or `math.inf` for nodes that cannot be chosen.
+`FlowGraph.minimum_cut` is exact: no other set costs less, and of those with the same cost it is the
+one nearest the sink. Costs are integers of any size, or `math.inf` for nodes that cannot be chosen.
 
-Graphs of programs are large and nearly trees, so most of the work is done by `Graph.reduce`, in
+Graphs of programs are large and nearly trees, so most of the work is done by `FlowGraph.reduce`, in
 time linear in the graph. For most nodes, bounds from both sides prove that other nodes cut at a
 lower cost, or nearer the sink; such nodes are merged into their neighbours. A node that is then
 alone between source and sink must be chosen. The rest, one connected part at a time, is cut by the
@@ -25,7 +25,7 @@ from jax import numpy as jnp
 from jaxprtool import jaxcompat
 from jaxprtool.errors import UnsupportedError
 from jaxprtool.ir.equations import (
-    is_ref,
+    has_ref_type,
     needed_equations,
     size_of,
     substitute,
@@ -37,7 +37,16 @@ from jaxprtool.ir.rewrite import partition
 from jaxprtool.ir.traits import traits
 from jaxprtool.jaxcompat import AbstractRef, Atom, Aval, ClosedJaxpr, JaxprEqn, Literal, Var
 from jaxprtool.passes.cleanup.dce import has_lasting_effect
-from jaxprtool.passes.unzip.split import BOTH, EARLY, Context, Split, as_scan, is_of, meet, split
+from jaxprtool.passes.unzip.split import (
+    BOTH,
+    EARLY,
+    Context,
+    Split,
+    as_scan,
+    is_of,
+    meet,
+    split_body,
+)
 
 # --- cut ------------------------------------------------------------------------------------------
 # Find the cheapest set of a graph's nodes that cuts its sink off from its source.
@@ -48,7 +57,7 @@ SOURCE, SINK = 0, 1
 _NO_CUT = "no cut: a path from the source to the sink has only nodes that cannot be chosen"
 
 
-class Graph:
+class FlowGraph:
     """A directed graph of nodes that have a cost; nodes are numbered as they are added.
 
     Edges may form cycles. Reductions work best if edges run from lower numbers to higher ones, as
@@ -78,9 +87,9 @@ class Graph:
         self.after[start].discard(end)
         self.before[end].discard(start)
 
-    def part(self, nodes: Collection[int]) -> Graph:
+    def part(self, nodes: Collection[int]) -> FlowGraph:
         """Return the subgraph of some nodes, the source and the sink."""
-        part, kept = Graph(), {SOURCE, SINK, *nodes}
+        part, kept = FlowGraph(), {SOURCE, SINK, *nodes}
         part.costs = list(self.costs)
         empty: set[int] = set()
         part.after, part.before = ([empty] * len(self.costs) for _ in range(2))
@@ -214,7 +223,7 @@ def _reached(
     return reached
 
 
-def _cut_by_flow(graph: Graph, part: Sequence[int]) -> list[int]:
+def _cut_by_flow(graph: FlowGraph, part: Sequence[int]) -> list[int]:
     """Return the cut of a part of a graph: nodes are arcs of their cost, edges have no limit."""
     import networkx  # only used here, and slow to import
 
@@ -289,7 +298,7 @@ class Flow:
     `extras` are the extra costs of the results (see `flow_of`).
     """
 
-    graph: Graph
+    graph: FlowGraph
     locations: dict[int, Location]
     ins: tuple[int | None, ...]
     outs: tuple[int | None, ...]
@@ -323,7 +332,7 @@ def parts_of(part: Split, position: int, context: Context) -> tuple[Split, ...]:
     times = [part.times[v] if isinstance(v, Var) else BOTH for v in eqn.invars]
     with context.under(meet((part.reached, *(times[i] for i in inside.predicates)))):
         return tuple(
-            split(body, [times[i] for i in region.ins], context)
+            split_body(body, [times[i] for i in region.ins], context)
             for body, region in zip(inside.bodies, inside.regions, strict=True)
         )
 
@@ -339,7 +348,7 @@ class _FlowBuilder:
         axes: tuple[ManualAxis, ...],
     ):
         self.part, self.constraints, self.axes = part, constraints, axes
-        self.graph = Graph()
+        self.graph = FlowGraph()
         self.nodes: dict[Atom, int] = {}
         self.locations: dict[int, Location] = {}
         self.extras: dict[Atom, float] = {}
@@ -437,7 +446,7 @@ class _FlowBuilder:
         if self.is_late(eqn):
             self.need(operands)
         extra = max((self.extra(atom) for atom in eqn.invars), default=0)
-        if any(map(is_ref, (*eqn.invars, *eqn.outvars))):
+        if any(map(has_ref_type, (*eqn.invars, *eqn.outvars))):
             # Effects on a ref happen in apply only. So values read from a ref are not variables,
             # and apply needs the values written to it.
             extra = math.inf

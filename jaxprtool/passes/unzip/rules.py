@@ -43,7 +43,7 @@ from jaxprtool.passes.unzip.split import (
     meet,
     no_rule,
     reordered,
-    split,
+    split_body,
     unzip_rules,
     whole,
 )
@@ -166,12 +166,12 @@ def _parts(
     def through(number: int, facts: list[BindingTime]) -> tuple[BindingTime, ...]:
         body, region = inside.bodies[number], inside.regions[number]
         if region.is_predicate:
-            predicates[:] = split(body, facts, context).outs
+            predicates[:] = split_body(body, facts, context).outs
         going = meet(predicates)
         if predicates and together and not region.is_predicate:
             facts = [meet((fact, going)) for fact in facts]
         with context.under(going):
-            splits[number] = split(body, facts, context)
+            splits[number] = split_body(body, facts, context)
         return splits[number].outs
 
     _, outs = inside.forward(times, through, lambda a, b: meet((a, b)), control=True)
@@ -415,7 +415,7 @@ def _with_shard_axes(
 def _custom(eqn: JaxprEqn, times: Sequence[BindingTime], context: Context) -> Outcome:
     if not context.sows(eqn.params["call_jaxpr"]):
         return whole(eqn, times, context)
-    part = split(jaxcompat.close_jaxpr(eqn.params["call_jaxpr"]), times, context)
+    part = split_body(jaxcompat.close_jaxpr(eqn.params["call_jaxpr"]), times, context)
     if any(v.mode != "strict" for v in part.variables):
         raise _refused(eqn, 'only mode "strict" is supported there')
     _check_independent(eqn, part)
@@ -477,7 +477,7 @@ def _substituted_params(eqn: JaxprEqn, part: Split, context: Context) -> dict[st
     return params
 
 
-class _SubstitutedRule:
+class _RuleWithVariables:
     """A jaxpr of a rule, with the function's variables substituted where it declares them too."""
 
     def __init__(
@@ -490,7 +490,7 @@ class _SubstitutedRule:
     ):
         if any(isinstance(const, jax.core.Tracer) for const in jaxpr.consts):
             raise _refused(eqn, "its rule closes over traced values")
-        self.part = split(jaxpr, ins, context)
+        self.part = split_body(jaxpr, ins, context)
         self.outs = [v.ready for v in self.part.outs]
         if self.part.stuck or self.part.early.effects:
             raise _refused(eqn, "its rule has an effect that needs a key")
@@ -529,7 +529,7 @@ def _substituted_jvp(eqn: JaxprEqn, part: Split, body: ClosedJaxpr, context: Con
     if not all(rule.perturbed):
         raise _refused(eqn, "its rule can differentiate only with respect to some of its operands")
     ins = part.ins[n:]
-    substituted = _SubstitutedRule(eqn, rule.jaxpr, [*ins, *[READY] * len(ins)], part, context)
+    substituted = _RuleWithVariables(eqn, rule.jaxpr, [*ins, *[READY] * len(ins)], part, context)
     if not all(substituted.outs):
         raise _refused(eqn, "its rule uses a key that does not pass through a variable")
     marks = [v.ready for v in part.ins]
@@ -569,11 +569,11 @@ def _substituted_vjp(eqn: JaxprEqn, part: Split, body: ClosedJaxpr, context: Con
     if not all(rule.perturbed):
         raise _refused(eqn, "its rules can differentiate only with respect to some of its operands")
     num_given, n = rule.forwarded.count(None), eqn.params["num_consts"]
-    fwd = _SubstitutedRule(eqn, rule.fwd, part.ins[n:], part, context)
+    fwd = _RuleWithVariables(eqn, rule.fwd, part.ins[n:], part, context)
     if not all(fwd.outs):
         raise _refused(eqn, "its forward rule uses a key that does not pass through a variable")
     residual_times = [READY if i is None else part.ins[n + i] for i in rule.forwarded]
-    bwd = _SubstitutedRule(
+    bwd = _RuleWithVariables(
         eqn, rule.bwd, [*residual_times, *[READY] * len(eqn.outvars)], part, context
     )
     marks, num_values = [v.ready for v in part.ins], len(part.arguments)

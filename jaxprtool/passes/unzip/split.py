@@ -166,7 +166,7 @@ unzip_rules: RuleTable[Rule] = RuleTable()
 kind_rules: RuleTable[Rule] = RuleTable()
 
 
-def rule_of(eqn: JaxprEqn) -> Rule | None:
+def unzip_rule(eqn: JaxprEqn) -> Rule | None:
     """Return the rule of an equation: that of its primitive, or that of its regions."""
     rule = unzip_rules.get(eqn.primitive.name)
     inside = open_regions(eqn) if rule is None else None
@@ -422,7 +422,7 @@ class Split:
         self._ordered |= jaxcompat.ordered_effects(ready)
 
 
-def split(body: ClosedJaxpr, ins: Sequence[BindingTime], context: Context) -> Split:
+def split_body(body: ClosedJaxpr, ins: Sequence[BindingTime], context: Context) -> Split:
     """Split a closed jaxpr by the binding times of its arguments; see `Split`.
 
     Raises UnzipError for a variable without a name, and UnsupportedError, which names the
@@ -466,7 +466,7 @@ def _is_plain(eqn: JaxprEqn) -> bool:
 
 
 def _outcome(eqn: JaxprEqn, times: Sequence[BindingTime], context: Context) -> Outcome:
-    rule = rule_of(eqn)
+    rule = unzip_rule(eqn)
     if rule is not None:
         return rule(eqn, times, context)
     if context.sows.inside(eqn):
@@ -705,9 +705,11 @@ def _key_positions(program: Program) -> set[int]:
     keys = {i for i, aval in avals.items() if is_of(aval, jax.dtypes.prng_key)}
     words = {i for i, aval in avals.items() if is_of(aval, jnp.uint32) and aval.ndim}
     if words:
-        keys |= words & _used_by(program, _Uses(lambda eqn: traits(eqn).key_words))
+        keys |= words & _used_by(program, _UseFinder(lambda eqn: traits(eqn).key_words))
     integers = {i for i, aval in avals.items() if is_of(aval, jnp.integer)}
-    return keys or (integers and integers & _used_by(program, _Uses(_makes_key, computed=True)))
+    return keys or (
+        integers and integers & _used_by(program, _UseFinder(_makes_key, computed=True))
+    )
 
 
 def is_of(aval: Aval, scalar_type: type) -> bool:
@@ -715,7 +717,7 @@ def is_of(aval: Aval, scalar_type: type) -> bool:
     return hasattr(aval, "dtype") and jnp.issubdtype(aval.dtype, scalar_type)
 
 
-def _used_by(program: Program, uses: _Uses) -> set[int]:
+def _used_by(program: Program, uses: _UseFinder) -> set[int]:
     """Return the flat arguments that are used in the way `uses` searches for."""
     flags = uses.arguments(program.jaxpr, [False] * len(program.jaxpr.outvars))
     return {i for i, flag in enumerate(flags) if flag}
@@ -725,7 +727,7 @@ def _makes_key(eqn: JaxprEqn) -> int:
     return int(eqn.primitive.name == "random_seed")
 
 
-class _Uses:
+class _UseFinder:
     """Find the values that some primitives use, backwards; visits each body once.
 
     Between an argument and its use it may change its layout or be taken in parts; if `computed`,

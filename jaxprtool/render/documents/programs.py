@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from jaxprtool.execute.nans import BadValue
     from jaxprtool.execute.nans import Operand as NanOperand
     from jaxprtool.execute.running.compile_profile import CompileProfile
-    from jaxprtool.execute.running.run import RunReport, Times
+    from jaxprtool.execute.running.run import RunReport, RunTimes
     from jaxprtool.ir.repetition import Repetition
 
 # --- programs -------------------------------------------------------------------------------------
@@ -225,7 +225,7 @@ class StepTimes(NamedTuple):
 
     trace: Annotated[float, "Tracing."]
     passes: Annotated[float | None, "All passes; null if included in the time of tracing."]
-    times: Times
+    times: RunTimes
 
 
 @document(optional=("value", "statistics"))

@@ -41,7 +41,7 @@ from jaxprtool.ir.program import (
     Program,
     ProgramSignature,
     ValueGroup,
-    grouped,
+    grouped_values,
     program_signature,
 )
 from jaxprtool.ir.scopes import ScopeReader
@@ -61,7 +61,7 @@ if TYPE_CHECKING:
 _MOST_IN_CELL = 1000
 
 
-class State(NamedTuple):
+class PageState(NamedTuple):
     """The programs after a pass.
 
     Attributes:
@@ -79,14 +79,14 @@ class State(NamedTuple):
     after: int = 0
 
 
-class _Shown(NamedTuple):
+class _ListingData(NamedTuple):
     """The data of a program for the listing template; `at` is the prefix of its element ids."""
 
     at: str
     name: str
     facts: Sequence[str]
     primitives: Sequence[PrimitiveCount]
-    listing: Listing
+    listing: ProgramRows
 
 
 class _Tab(NamedTuple):
@@ -101,7 +101,7 @@ class _Tab(NamedTuple):
         heated: Whether it shows the costs of equations.
     """
 
-    state: State
+    state: PageState
     changes: Changes
     counts: Counter[str]
     listing: Markup = Markup()
@@ -109,8 +109,8 @@ class _Tab(NamedTuple):
     heated: bool = False
 
 
-def page(
-    states: Sequence[State],
+def program_page(
+    states: Sequence[PageState],
     options: ShowOptions,
     describe: Callable[[Program], Stats],
     costs: Callable[[Program], Mapping[int, Work]],
@@ -126,11 +126,11 @@ def page(
         costs: Returns the costs of the equations of a program, at every depth, by `id`.
         added: Returns the summaries and the views of a report, given a function that finds lines.
     """
-    sources = Sources(options, True, _roots(states[-1].programs))
+    sources = PageSources(options, True, _roots(states[-1].programs))
     tabs = _tabs(states, options, sources, describe, costs)
     shown = max(i for i, tab in enumerate(tabs) if tab.listing)
     tabs = [tab if i == shown else _packed(tab) for i, tab in enumerate(tabs)]
-    script = static("shared.js", "pointing.js", "page.js")
+    script = static_files("shared.js", "pointing.js", "page.js")
     summaries, views = ([], []) if added is None else added(sources.line_of)
     template = environment().get_template("page.html")
     return template.render(
@@ -143,7 +143,7 @@ def page(
         counts=tabs[shown].counts,
         heated=any(tab.heated for tab in tabs),
         linked=set().union(*(tab.counts for tab in tabs)),
-        css=static("listing.css", "page.css"),
+        css=static_files("listing.css", "page.css"),
         script=script,
         script_hash=hash_of(script),
     )
@@ -162,15 +162,15 @@ def cell(programs: Mapping[str, Program], describe: Callable[[Program], Stats]) 
         describe: Returns the size of a program.
     """
     options = ShowOptions(names=True, terse=True, source=True)
-    sources = Sources(options, False, _roots(programs))
+    sources = PageSources(options, False, _roots(programs))
     shown = []
     for name, program in programs.items():
         size = describe(program)
         at = hashlib.sha256(f"{name} {size}".encode()).hexdigest()[:8] + "-"
         about = program_signature(program)
-        rows = listing(about, options, sources, at, titles=True, most=_MOST_IN_CELL)
-        shown.append(_Shown(at, _text(name), facts(size), (), rows))
-    css = static("listing.css")
+        rows = program_rows(about, options, sources, at, titles=True, most=_MOST_IN_CELL)
+        shown.append(_ListingData(at, _text(name), facts(size), (), rows))
+    css = static_files("listing.css")
     template, none = environment().get_template("cell.html"), (0, "")
     return template.render(programs=shown, titles=True, css=css, at="", added=none, removed=none)
 
@@ -185,9 +185,9 @@ _NONE = Changes(frozenset(), frozenset())
 
 
 def _tabs(
-    states: Sequence[State],
+    states: Sequence[PageState],
     options: ShowOptions,
-    sources: Sources,
+    sources: PageSources,
     describe: Callable[[Program], Stats],
     costs: Callable[[Program], Mapping[int, Work]],
 ) -> list[_Tab]:
@@ -210,10 +210,10 @@ def _tabs(
         for k, (name, program) in enumerate(state.programs.items()):
             inside, size = f"{at}g{k}-" if k else at, describe(program)
             works = costs(program)
-            rows = listing(
+            rows = program_rows(
                 program_signature(program), options, sources, inside, marks=marks, works=works
             )
-            shown.append(_Shown(inside, _text(name), facts(size), size.primitives, rows))
+            shown.append(_ListingData(inside, _text(name), facts(size), size.primitives, rows))
         html = template.render(
             programs=shown,
             titles=False,
@@ -227,11 +227,11 @@ def _tabs(
     return tabs
 
 
-def _differ(before: State, after: State) -> bool:
+def _differ(before: PageState, after: PageState) -> bool:
     return before.programs != after.programs
 
 
-def _changes(before: State, after: State) -> Changes:
+def _changes(before: PageState, after: PageState) -> Changes:
     """Return the changes of a pass in the programs present before and after it."""
     olds = before.programs
     if len(olds) == len(after.programs) == 1:  # it may have been renamed
@@ -249,10 +249,10 @@ def _changes(before: State, after: State) -> Changes:
 
 def _packed(tab: _Tab) -> _Tab:
     """Return a tab with its listing compressed."""
-    return tab._replace(listing=Markup(), packed=packed(tab.listing) if tab.listing else "")
+    return tab._replace(listing=Markup(), packed=compressed(tab.listing) if tab.listing else "")
 
 
-def packed(html: str) -> str:
+def compressed(html: str) -> str:
     """Return HTML compressed, as text that needs no escaping."""
     return base64.b64encode(gzip.compress(html.encode(), mtime=0)).decode()
 
@@ -281,7 +281,7 @@ def environment() -> Environment:
 
 
 @cache
-def static(*names: str) -> Markup:
+def static_files(*names: str) -> Markup:
     """Return static files in the templates' folder, one after the other."""
     loader = environment().loader
     assert loader is not None
@@ -296,9 +296,9 @@ def hash_of(script: str) -> str:
 # --- view -----------------------------------------------------------------------------------------
 # The rows of a program's page: equations with their bodies, folded by nesting and by scope.
 #
-# Equations of one scope, as `cost --by scope` groups them, are in a `Scope`; so are consecutive
-# ones of one source line if they have no scope. Those of a nested jaxpr are in a `Body`. Equations
-# have the same place as in the table: `3.0` is equation 0 in the body of equation 3.
+# Equations of one scope, as `cost --by scope` groups them, are in a `ScopeRow`; so are consecutive
+# ones of one source line if they have no scope. Those of a nested jaxpr are in a `BodyRow`.
+# Equations have the same place as in the table: `3.0` is equation 0 in the body of equation 3.
 
 #: The maximum number of rows initially visible, unless more cannot be folded.
 _IN_SIGHT = 60
@@ -311,7 +311,7 @@ _LONG = 800
 
 
 @dataclass(eq=False, slots=True)
-class Row:
+class EquationRow:
     """An equation.
 
     Attributes:
@@ -340,7 +340,7 @@ class Row:
     mark: str = ""
     repeats: bool = False
     inside: int = 0
-    bodies: list[Body | Reference] = field(default_factory=list)
+    bodies: list[BodyRow | Reference] = field(default_factory=list)
     opened: bool = False
     heat: Heat | None = None
 
@@ -354,7 +354,7 @@ class Several:
 
 
 @dataclass(frozen=True, slots=True)
-class Skipped:
+class SkippedRow:
     """Equations that are left out."""
 
     kind: ClassVar[str] = "skipped"
@@ -371,7 +371,7 @@ class Reference:
 
 
 @dataclass(eq=False, slots=True)
-class Scope:
+class ScopeRow:
     """Consecutive equations of a scope, or of a source line if they have no scope."""
 
     kind: ClassVar[str] = "scope"
@@ -385,7 +385,7 @@ class Scope:
 
 
 @dataclass(eq=False, slots=True)
-class Body:
+class BodyRow:
     """A nested jaxpr."""
 
     kind: ClassVar[str] = "body"
@@ -398,17 +398,17 @@ class Body:
     opened: bool = False
 
 
-Item: TypeAlias = Row | Scope | Skipped
+Item: TypeAlias = EquationRow | ScopeRow | SkippedRow
 
 
-class Values(NamedTuple):
+class TreeValues(NamedTuple):
     """Arguments, constants or results that belong to one pytree."""
 
     group: ValueGroup
     rows: list[tuple[Markup, NamedValue]]
 
 
-class Listing(NamedTuple):
+class ProgramRows(NamedTuple):
     """A program's rows, arguments, constants and results.
 
     Attributes:
@@ -421,23 +421,23 @@ class Listing(NamedTuple):
     """
 
     lines: Counter[str]
-    arguments: list[Values]
-    constants: list[Values]
-    results: list[Values]
+    arguments: list[TreeValues]
+    constants: list[TreeValues]
+    results: list[TreeValues]
     items: list[Item]
     hot: bool
 
 
-def listing(
+def program_rows(
     about: ProgramSignature,
     options: ShowOptions,
-    sources: Sources,
+    sources: PageSources,
     at: str,
     titles: bool = False,
     marks: Mapping[int, str] = MappingProxyType({}),
     most: int = sys.maxsize,
     works: Mapping[int, Work] = MappingProxyType({}),
-) -> Listing:
+) -> ProgramRows:
     """Return the rows of a program.
 
     Args:
@@ -450,14 +450,14 @@ def listing(
         most: The number of rows beyond which equations are only counted.
         works: The costs of equations, at every depth, by identity.
     """
-    text = Text(Reader(about, options), at, titles)
+    text = EquationText(Reader(about, options), at, titles)
     jaxpr = about.jaxpr
     heats = Heats(jaxpr, works)
-    builder = _Builder(text, options, sources, marks, most, heats, ScopeReader(about.roots))
+    builder = _RowBuilder(text, options, sources, marks, most, heats, ScopeReader(about.roots))
     items = builder.items(jaxpr, "")
     if options.depth is None:
         _open_what_fits(items)
-    return Listing(
+    return ProgramRows(
         builder.lines,
         _values(about.arguments, [text.bound([var], False) for var in jaxpr.invars]),
         _values(about.constants, [text.bound([var], False) for var in jaxpr.constvars]),
@@ -467,11 +467,11 @@ def listing(
     )
 
 
-def _values(named: Sequence[NamedValue], texts: Iterable[Markup]) -> list[Values]:
+def _values(named: Sequence[NamedValue], texts: Iterable[Markup]) -> list[TreeValues]:
     """Return arguments, constants or results grouped by pytree."""
     rows, groups, start = list(zip(texts, named, strict=True)), [], 0
-    for group in grouped(named):
-        groups.append(Values(group, rows[start : start + group.values]))
+    for group in grouped_values(named):
+        groups.append(TreeValues(group, rows[start : start + group.values]))
         start += group.values
     return groups
 
@@ -481,14 +481,14 @@ def _values(named: Sequence[NamedValue], texts: Iterable[Markup]) -> list[Values
 _DEEPEST = 48
 
 
-class _Builder:
+class _RowBuilder:
     """Builds the rows of a program."""
 
     def __init__(
         self,
-        text: Text,
+        text: EquationText,
         options: ShowOptions,
-        sources: Sources,
+        sources: PageSources,
         marks: Mapping[int, str],
         most: int,
         heats: Heats,
@@ -509,13 +509,13 @@ class _Builder:
     def items(self, jaxpr: Jaxpr, prefix: str, depth: int = 0) -> list[Item]:
         """Return the rows of the equations of a jaxpr, with their scopes around them."""
         if depth > _DEEPEST:
-            return [Skipped(self._selection.count(jaxpr))]
-        rows: list[Row | Skipped] = []
+            return [SkippedRow(self._selection.count(jaxpr))]
+        rows: list[EquationRow | SkippedRow] = []
         last, rest = None, 0
         paths = self._scopes.paths(jaxpr)
         for entry in self._selection.rows(jaxpr):
             if isinstance(entry, int):
-                rows.append(Skipped(entry))
+                rows.append(SkippedRow(entry))
             elif not self._left:
                 rest += self._selection.count_equation(entry[1])
             else:
@@ -525,19 +525,19 @@ class _Builder:
                 row.repeats = row.source is not None and row.source == last
                 last = row.source
                 rows.append(row)
-        rows += [Skipped(rest)] if rest else []
+        rows += [SkippedRow(rest)] if rest else []
         return _in_scopes(rows, self._depth is not None)
 
     def _row(
         self, index: int, eqn: JaxprEqn, around: tuple[str, ...], prefix: str, depth: int
-    ) -> Row:
+    ) -> EquationRow:
         place = f"{prefix}{index}"
         source = self._sources.location(eqn)
         scope = tuple("".join(printable([name])) for name in around)
         inside = bodies(eqn)
         text = self._text.equation(eqn, bool(inside), self._types)
         mark = self._marks.get(id(eqn), "")
-        row = Row(place, text, len(text) > _LONG, source, scope, scope, mark)
+        row = EquationRow(place, text, len(text) > _LONG, source, scope, scope, mark)
         if source is not None and source.line:
             self.lines[source.line] += 1
         if inside:
@@ -548,7 +548,7 @@ class _Builder:
                 row.bodies.append(self._body(path, body, f"{place}{which}.", depth + 1))
         return row
 
-    def _body(self, path: str, jaxpr: Jaxpr, prefix: str, depth: int) -> Body | Reference:
+    def _body(self, path: str, jaxpr: Jaxpr, prefix: str, depth: int) -> BodyRow | Reference:
         if jaxpr in self._bodies:
             return Reference(path, self._bodies[jaxpr])
         number = self._bodies[jaxpr] = len(self._bodies)
@@ -558,18 +558,18 @@ class _Builder:
         items = self.items(jaxpr, prefix, depth)
         opened = self._depth is not None and depth <= self._depth
         results = Several(self._text.read(jaxpr.outvars), len(jaxpr.outvars))
-        return Body(path, number, count, parameters, items, results, opened)
+        return BodyRow(path, number, count, parameters, items, results, opened)
 
 
 # --- folding ----------------------------------------------------------------------------------
 
 
-def _in_scopes(rows: Sequence[Row | Skipped], opened: bool) -> list[Item]:
+def _in_scopes(rows: Sequence[EquationRow | SkippedRow], opened: bool) -> list[Item]:
     """Return rows grouped by scope, and by line for those without a scope."""
     items: list[Item] = []
     for (step, line), run in groupby(rows, _step_or_line):
         together = list(run)
-        within = [row for row in together if isinstance(row, Row)]
+        within = [row for row in together if isinstance(row, EquationRow)]
         if step and len(within) > 1:
             around = _common([row.scope for row in within])
             for row in within:
@@ -582,9 +582,9 @@ def _in_scopes(rows: Sequence[Row | Skipped], opened: bool) -> list[Item]:
     return items
 
 
-def _step_or_line(row: Row | Skipped) -> tuple[str, str]:
+def _step_or_line(row: EquationRow | SkippedRow) -> tuple[str, str]:
     """Return the next part of a row's scope, or its source line if it has none."""
-    if isinstance(row, Skipped):
+    if isinstance(row, SkippedRow):
         return "", ""
     if row.scope:
         return row.scope[0], ""
@@ -592,11 +592,15 @@ def _step_or_line(row: Row | Skipped) -> tuple[str, str]:
 
 
 def _scope(
-    name: str, line: SourceLink | None, items: Sequence[Item], rows: Sequence[Row], opened: bool
-) -> Scope:
+    name: str,
+    line: SourceLink | None,
+    items: Sequence[Item],
+    rows: Sequence[EquationRow],
+    opened: bool,
+) -> ScopeRow:
     marks = Counter(mark for row in rows for mark in row.mark.split())
     heat = sum_of(row.heat for row in rows)
-    return Scope(name, line, items, sum(1 + row.inside for row in rows), marks, opened, heat)
+    return ScopeRow(name, line, items, sum(1 + row.inside for row in rows), marks, opened, heat)
 
 
 def _common(scopes: Sequence[tuple[str, ...]]) -> tuple[str, ...]:
@@ -618,7 +622,7 @@ def _open_what_fits(items: Sequence[Item]) -> None:
     while todo:
         folded = todo.popleft()
         inside = _items_of(folded)
-        fits = isinstance(folded, Scope) and folded.name and shown + len(inside) <= _IN_SIGHT
+        fits = isinstance(folded, ScopeRow) and folded.name and shown + len(inside) <= _IN_SIGHT
         alone = shown == 1
         if small or fits or alone:
             shown += len(inside) - alone
@@ -626,15 +630,15 @@ def _open_what_fits(items: Sequence[Item]) -> None:
             todo += _folded(inside)
 
 
-def _folded(items: Iterable[Item | Body]) -> Iterator[Row | Scope | Body]:
+def _folded(items: Iterable[Item | BodyRow]) -> Iterator[EquationRow | ScopeRow | BodyRow]:
     for item in items:
-        if isinstance(item, Scope | Body) or (isinstance(item, Row) and item.bodies):
+        if isinstance(item, ScopeRow | BodyRow) or (isinstance(item, EquationRow) and item.bodies):
             yield item
 
 
-def _items_of(folded: Row | Scope | Body) -> Sequence[Item | Body]:
-    if isinstance(folded, Row):
-        nested = [body for body in folded.bodies if isinstance(body, Body)]
+def _items_of(folded: EquationRow | ScopeRow | BodyRow) -> Sequence[Item | BodyRow]:
+    if isinstance(folded, EquationRow):
+        nested = [body for body in folded.bodies if isinstance(body, BodyRow)]
         return nested if len(nested) > 1 else [item for body in nested for item in body.items]
     return folded.items
 
@@ -654,7 +658,7 @@ _ELEMENTS: dict[type[str], str] = {
 }
 
 
-class Text:
+class EquationText:
     """Builds the text of a program's equations.
 
     Args:
@@ -829,7 +833,7 @@ class SourceLink:
 
 
 @dataclass(frozen=True, eq=False)
-class SourceFile:
+class PageFile:
     """A displayed file: its number on the page, its path, and its lines in HTML.
 
     A file without lines has a `fault`, the reason.
@@ -841,7 +845,7 @@ class SourceFile:
     fault: str = ""
 
 
-class Sources:
+class PageSources:
     """The source locations of equations, and their files.
 
     Args:
@@ -863,10 +867,10 @@ class Sources:
         self._frames = frames_now(roots)
         self._choice = options.frames or self._frames.choice
         self._locations: dict[object, SourceLink | None] = {}
-        self._files: dict[str, SourceFile | None] = {}
-        self._known: dict[str, SourceFile] = {}
+        self._files: dict[str, PageFile | None] = {}
+        self._known: dict[str, PageFile] = {}
         for path, text in texts.items():
-            self._known[path] = SourceFile(len(self._known), _printable(path), _colored(text))
+            self._known[path] = PageFile(len(self._known), _printable(path), _colored(text))
 
     def location(self, eqn: JaxprEqn) -> SourceLink | None:
         """Return the source location of an equation; None if unknown or not shown."""
@@ -877,7 +881,7 @@ class Sources:
             self._locations[traceback] = self._found(eqn)
         return self._locations[traceback]
 
-    def files(self) -> list[SourceFile]:
+    def files(self) -> list[PageFile]:
         """Return the displayed files in order of first use."""
         read = [file for file in self._files.values() if file is not None]
         return list(dict.fromkeys((*self._known.values(), *read)))
@@ -906,17 +910,17 @@ class Sources:
         line = f"f{file.number}-{frame.line}" if self._whole else ""
         return SourceLink(first, BEHIND.join(others), line, code)
 
-    def _read(self, file: str) -> SourceFile | None:
+    def _read(self, file: str) -> PageFile | None:
         """Return a file if its text, or the reason why it has none, is known and may be shown."""
         if source_file := self._known.get(self._frames.path(file)):
             return source_file
         shown = self._frames.is_own(file) or (self._choice != "mine" and is_installed(file))
         if not (shown and file.endswith(".py")):
             return None
-        text, path = source_text.text(file), _printable(self._frames.path(file))
+        text, path = source_text.file_text(file), _printable(self._frames.path(file))
         fault = source_text.citation_note(path) if source_text.reason(file) else ""
         lines = _colored(text) if text else ()
-        return SourceFile(len(self.files()), path, lines, fault) if text or fault else None
+        return PageFile(len(self.files()), path, lines, fault) if text or fault else None
 
 
 def _printable(path: str) -> str:

@@ -6,7 +6,13 @@ from typing import TYPE_CHECKING
 
 from jaxprtool.render.page import environment
 from jaxprtool.render.reports import compare
-from jaxprtool.render.reports.compare import COLUMNS, cells, heading, types, verdict
+from jaxprtool.render.reports.compare import (
+    COLUMNS,
+    heading,
+    measure_cells,
+    result_type_text,
+    variant_verdict,
+)
 
 if TYPE_CHECKING:
     from jaxprtool.execute.compare.bisection import Comparison
@@ -20,13 +26,13 @@ def comparison_page(comparison: Comparison) -> str:
         .render(
             found=comparison,
             heading=heading(comparison),
-            verdict=verdict,
+            verdict=variant_verdict,
             columns=COLUMNS,
-            cells=cells,
-            types=types,
+            cells=measure_cells,
+            types=result_type_text,
             unmarked=lambda results: [("", result) for result in results],
             where=compare.divergence_heading,
             known=compare.known,
-            given=compare.rows,
+            given=compare.operands_and_results,
         )
     )

@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from jaxprtool.ir import source_text
-from jaxprtool.render.page import Sources, environment, hash_of, static
-from jaxprtool.render.reports.profile import moved_text, notes, numbers, title
+from jaxprtool.render.page import PageSources, environment, hash_of, static_files
+from jaxprtool.render.reports.profile import moved_text, profile_notes, timed_numbers, title
 from jaxprtool.render.reports.runs import duration
 from jaxprtool.render.terminal.listing import ShowOptions
 from jaxprtool.render.views import Cell, Lines, Table, table
@@ -25,21 +25,21 @@ def profile_page(profile: Profile) -> str:
     for line in profile.lines:
         if line.line is not None and line.line.own:
             files.setdefault(line.name.rpartition(":")[0], line.line.file)
-    texts = {path: code for path, file in files.items() if (code := source_text.text(file))}
+    texts = {path: code for path, file in files.items() if (code := source_text.file_text(file))}
     changed = [path for path, file in files.items() if source_text.reason(file)]
-    sources = Sources(ShowOptions(), True, (), texts)
-    script = static("shared.js")
+    sources = PageSources(ShowOptions(), True, (), texts)
+    script = static_files("shared.js")
     tables = [_groups(profile, by, sources.line_of) for by in _SHOWN]
     return (
         environment()
         .get_template("profile.html")
         .render(
             title=title(profile),
-            notes=[*notes(profile), *map(source_text.citation_note, changed)],
+            notes=[*profile_notes(profile), *map(source_text.citation_note, changed)],
             tables=[*tables, _operations(profile, sources.line_of), _own(profile, sources.line_of)],
             files=sources.files(),
             times={line.name: line for line in profile.lines},
-            css=static("listing.css", "page.css"),
+            css=static_files("listing.css", "page.css"),
             script=script,
             script_hash=hash_of(script),
         )
@@ -68,7 +68,7 @@ def _numbers(group: Timed, names: Sequence[str]) -> list[Cell]:
         "FLOP/s": group.flops_per_second,
         "bytes/s": group.bytes_per_second,
     }
-    texts = numbers(group)
+    texts = timed_numbers(group)
     return [Cell(texts[name], values[name]) for name in names]
 
 

@@ -19,14 +19,14 @@ from jaxprtool.ir.documents import in_bytes, listed
 from jaxprtool.ir.frames import Root
 from jaxprtool.ir.program import Program, program_signature
 from jaxprtool.render.page import (
-    Listing,
+    PageSources,
+    ProgramRows,
     SourceLink,
-    Sources,
+    compressed,
     environment,
     hash_of,
-    listing,
-    packed,
-    static,
+    program_rows,
+    static_files,
 )
 from jaxprtool.render.reports.as_json import facts as size_facts
 from jaxprtool.render.reports.cost import cost_view
@@ -34,12 +34,12 @@ from jaxprtool.render.reports.memory import memory_view
 from jaxprtool.render.reports.record import (
     command_text,
     count_text,
-    facts,
     has_failed,
-    notes,
     one_line,
     reason_text,
     recompiled,
+    run_facts,
+    run_notes,
     times_of,
     warnings,
 )
@@ -113,7 +113,7 @@ def with_listing(run: Run, most: int = MOST_EQUATIONS) -> list[Compilation]:
     return chosen
 
 
-def page(
+def run_page(
     run: Run,
     details: Mapping[str, Details] = MappingProxyType({}),
     files: Mapping[str, str] = MappingProxyType({}),
@@ -152,11 +152,11 @@ def record_cell(run: Run, link: str = "", whole: str = "") -> str:
             share=lambda function: share_text(function.seconds, run.compile_seconds),
             again=recompiled(run.functions)[:_MOST_IN_CELL],
             command=command_text(run.command, _LONGEST),
-            facts=list(facts(run)),
-            notes=list(notes(run)),
+            facts=list(run_facts(run)),
+            notes=list(run_notes(run)),
             count=count_text,
             reason=reason_text,
-            css=static("listing.css", "record_cell.css"),
+            css=static_files("listing.css", "record_cell.css"),
             link=link,
             whole=whole,
         )
@@ -216,7 +216,7 @@ class _FunctionRow:
     searched: str
 
 
-class _Argument(NamedTuple):
+class _ArgumentRow(NamedTuple):
     """A row of the arguments of a compilation.
 
     Attributes:
@@ -250,7 +250,7 @@ class _CompilationPart:
     compilation: Compilation
     target: str
     facts: Sequence[str]
-    arguments: Sequence[_Argument]
+    arguments: Sequence[_ArgumentRow]
     left_out: int
     compared: bool
     number: int | None
@@ -264,7 +264,7 @@ class _ShownProgram(NamedTuple):
     name: str
     facts: Sequence[str]
     primitives: Sequence[str]
-    listing: Listing
+    listing: ProgramRows
 
 
 class _Page:
@@ -276,8 +276,8 @@ class _Page:
         roots: list[Root] = list(
             dict.fromkeys(root for program in programs for root in program.roots)
         )
-        self._sources = Sources(_SHOWN, True, roots, files)
-        # Making the listings adds files to `Sources`, so lines are looked up afterwards.
+        self._sources = PageSources(_SHOWN, True, roots, files)
+        # Making the listings adds files to `PageSources`, so lines are looked up afterwards.
         self._listings = dict(self._packed_listings())
         self._line_of = cache(self._sources.line_of)
         ends = (compilation.start + compilation.seconds for compilation in run.compilations)
@@ -285,7 +285,7 @@ class _Page:
         self._numbers = {file: i for i, file in enumerate(self._listings)}
 
     def render(self, differences: Mapping[str, str], trace: str) -> str:
-        run, script = self._run, static("shared.js", "pointing.js", "record.js")
+        run, script = self._run, static_files("shared.js", "pointing.js", "record.js")
         rows = [self._row(i, function) for i, function in enumerate(run.functions)]
         return (
             environment()
@@ -293,7 +293,7 @@ class _Page:
             .render(
                 run=run,
                 command=command_text(run.command, _LONGEST),
-                facts=list(facts(run)),
+                facts=list(run_facts(run)),
                 notes=list(warnings(run)),
                 end=self._end,
                 lanes=self._lanes(rows),
@@ -311,7 +311,7 @@ class _Page:
                 place=self._link,
                 differences=differences,
                 trace=trace,
-                css=static("listing.css", "page.css", "record.css"),
+                css=static_files("listing.css", "page.css", "record.css"),
                 script=script,
                 script_hash=hash_of(script),
             )
@@ -404,12 +404,12 @@ class _Page:
             reason=lambda reason: reason_text(reason, _LONGEST),
             place=self._link,
         )
-        return packed(html)
+        return compressed(html)
 
     def _compilation(
         self, compilation: Compilation, nearest: Compilation | None
     ) -> _CompilationPart:
-        arguments = list(map(_Argument, compilation.arguments))
+        arguments = list(map(_ArgumentRow, compilation.arguments))
         if nearest is not None:
             earlier = {argument.path: argument for argument in nearest.arguments}
             compared = (
@@ -439,7 +439,7 @@ class _Page:
         none = (0, "")
         for number, (file, detail) in enumerate(self._details.items()):
             at, about = f"p{number}-", program_signature(detail.program)
-            rows = listing(about, _SHOWN, self._sources, at, works=detail.works)
+            rows = program_rows(about, _SHOWN, self._sources, at, works=detail.works)
             name = one_line(detail.program.name, _LONGEST)
             shown = _ShownProgram(at, name, size_facts(detail.size), (), rows)
             html = template.render(
@@ -450,7 +450,7 @@ class _Page:
                 added=none,
                 removed=none,
             )
-            yield file, packed(html)
+            yield file, compressed(html)
 
     def _views(self, detail: Details) -> Iterator[View]:
         if detail.cost is not None:
@@ -571,13 +571,13 @@ def _seconds(seconds: float | None) -> Cell:
     return Cell(duration(seconds) if seconds else "0 s", seconds)
 
 
-def _compared(argument: Argument, earlier: Argument | None) -> _Argument:
+def _compared(argument: Argument, earlier: Argument | None) -> _ArgumentRow:
     """Return an argument, compared with the earlier one."""
     if earlier is None or earlier == argument:
-        return _Argument(argument, differs=earlier is None)
+        return _ArgumentRow(argument, differs=earlier is None)
     type = earlier.type if earlier.type != argument.type else ""
     moved = earlier.sharding != argument.sharding
-    return _Argument(argument, type, earlier.sharding or "none" if moved else "", True)
+    return _ArgumentRow(argument, type, earlier.sharding or "none" if moved else "", True)
 
 
 def _without_line(reason: Reason) -> str:

@@ -55,7 +55,7 @@ def _summary_views(report: Report, line_of: Lines) -> list[SummaryView]:
             summary.heading(program_summary),
             [
                 (part.title, part.fact, [_summary_row(row, line_of) for row in part.rows])
-                for part in summary.parts(program_summary)
+                for part in summary.summary_parts(program_summary)
             ],
             program_summary.suggestions,
         )
@@ -63,7 +63,7 @@ def _summary_views(report: Report, line_of: Lines) -> list[SummaryView]:
     ]
 
 
-def _summary_row(row: summary.Row, line_of: Lines) -> list[Cell]:
+def _summary_row(row: summary.SummaryRow, line_of: Lines) -> list[Cell]:
     link = linked(row.source, line_of)
     return [Cell(row.share), Cell(row.number), Cell(row.name, link=link, below=Cell(row.about))]
 
@@ -80,7 +80,7 @@ def report_views(report: Report, line_of: Lines) -> tuple[list[SummaryView], lis
     cells = None if times is None else {line.name: profile.time_cells(line) for line in times.lines}
     costs = cost.cost_view(report.costs, line_of, cells, devices)
     if times is not None:
-        fact = "; ".join((profile.title(times), *profile.notes(times)))
+        fact = "; ".join((profile.title(times), *profile.profile_notes(times)))
         costs = costs._replace(facts=[*costs.facts, fact])
     views = [
         costs,

@@ -22,7 +22,7 @@ from jaxprtool.ir.program import (
     Program,
     ProgramSignature,
     ValueGroup,
-    grouped,
+    grouped_values,
     program_signature,
     size_of_values,
 )
@@ -30,7 +30,14 @@ from jaxprtool.jaxcompat import AnyJaxpr, Atom, Jaxpr, JaxprEqn, Literal, Var
 from jaxprtool.render.documents import programs as documents
 from jaxprtool.render.terminal import tables
 from jaxprtool.render.terminal.listing import DEFAULTS, ShowOptions, printable, source_line
-from jaxprtool.render.terminal.tables import PathText, add_more, new_table, number, split, text
+from jaxprtool.render.terminal.tables import (
+    PathText,
+    add_more,
+    new_table,
+    number_column,
+    split_rows,
+    text_column,
+)
 from jaxprtool.render.terminal.tree import Reader
 
 if TYPE_CHECKING:
@@ -148,8 +155,8 @@ _some = partial(listed, most=_MOST_LISTED)
 def program_line(program: Program, equations: int) -> str:
     """Return one line about a program: its name, its signature, its size."""
     about = program_signature(program)
-    arguments = [f"{group.name}: {size_text(group)}" for group in grouped(about.arguments)]
-    results = [size_text(group) for group in grouped(about.outputs)]
+    arguments = [f"{group.name}: {size_text(group)}" for group in grouped_values(about.arguments)]
+    results = [size_text(group) for group in grouped_values(about.outputs)]
     signature = f"{about.name}({_some(arguments)}) -> {_some(results) or '()'}"
     return "".join(printable([f"Program {signature}, {plural(equations, 'equation')}"]))
 
@@ -183,15 +190,19 @@ def values_table(
     If there are more than `top`, values whose names differ only in numbers share a row, with their
     total size, and values left out are counted. `top` is None for a row for each value.
     """
-    columns = text(what, tables.BINDER), text("type", tables.TYPE), number("bytes")
+    columns = (
+        text_column(what, tables.BINDER),
+        text_column("type", tables.TYPE),
+        number_column("bytes"),
+    )
     grid = new_table(size_of_values(what, values), *columns)
     if sources is not None:
         grid.add_column("source", style=tables.COMMENT, overflow="fold")
     rows = list(zip(values, sources or [""] * len(values), strict=True))
     groups = [Alike(value.name, [(value, source)]) for value, source in rows]
-    if split(groups, top)[1]:
+    if split_rows(groups, top)[1]:
         groups = alike(rows, lambda row: row[0].name, lambda row: (row[0].described, row[1]))
-    shown, others = split(groups, top)
+    shown, others = split_rows(groups, top)
     for group in shown:
         value, source = group.items[0]
         count = len(group.items)

@@ -13,7 +13,7 @@ from jaxprtool.ir.documents import in_bytes, plural
 from jaxprtool.render.reports.runs import duration
 from jaxprtool.render.terminal import tables
 from jaxprtool.render.terminal.listing import Rendering
-from jaxprtool.render.terminal.tables import new_table, text
+from jaxprtool.render.terminal.tables import new_table, text_column
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from jaxprtool.execute.bench import BaselineRatios, Bench, BenchedVariant, Ratio
 
 
-def table(bench: Bench, width: int) -> Rendering:
+def bench_table(bench: Bench, width: int) -> Rendering:
     """Return the time of a call of each variant, and the one-time costs such as compilation."""
     parts: list[RenderableType] = [
         Text(heading(bench), style=tables.HEADING),
@@ -46,9 +46,9 @@ def heading(bench: Bench) -> str:
 
 
 def _calls(bench: Bench) -> Table:
-    columns = [text("variant", tables.BINDER), *map(_number, ("a call", "±"))]
+    columns = [text_column("variant", tables.BINDER), *map(_number, ("a call", "±"))]
     if bench.ratios:
-        columns += [*map(_number, ("ratio", "95% interval")), text("")]
+        columns += [*map(_number, ("ratio", "95% interval")), text_column("")]
     rows = new_table("", *columns)
     ratios = {ratio.of: ratio for ratio in bench.ratios}
     for variant in bench.variants:
@@ -66,10 +66,10 @@ def _ratio(ratio: Ratio) -> tuple[str, str, str]:
         f"{value:.3f}" if value < 10 else f"{value:,.1f}"
         for value in (ratio.ratio, ratio.low, ratio.high)
     )
-    return number, f"{low}-{high}", verdict(ratio)
+    return number, f"{low}-{high}", ratio_verdict(ratio)
 
 
-def verdict(ratio: Ratio) -> str:
+def ratio_verdict(ratio: Ratio) -> str:
     """Return the verdict of a ratio: faster, slower, or no difference."""
     if not ratio.differs:
         return "no difference seen"
@@ -101,7 +101,7 @@ _BYTES: _Numbers = {
 
 
 def _once(bench: Bench, numbers: _Numbers, shown: Callable[[float], str]) -> Table:
-    rows = new_table("", text("variant", tables.BINDER), *map(_number, numbers))
+    rows = new_table("", text_column("variant", tables.BINDER), *map(_number, numbers))
     for variant in bench.variants:
         values = [of(variant) for of in numbers.values()]
         rows.add_row(variant.name, *("" if value is None else shown(value) for value in values))
@@ -109,7 +109,7 @@ def _once(bench: Bench, numbers: _Numbers, shown: Callable[[float], str]) -> Tab
 
 
 def _baseline(baseline: BaselineRatios) -> RenderableType:
-    columns = text("variant", tables.BINDER), *map(_number, ("ratio", "95% interval"))
+    columns = text_column("variant", tables.BINDER), *map(_number, ("ratio", "95% interval"))
     rows = new_table(f"compared with {baseline.file}", *columns)
     for ratio in baseline.ratios:
         rows.add_row(ratio.of, *_ratio(ratio)[:2])

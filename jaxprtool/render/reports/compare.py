@@ -19,8 +19,8 @@ from jaxprtool.render.terminal.tables import (
     line_text,
     more,
     new_table,
-    split,
-    text,
+    split_rows,
+    text_column,
 )
 
 if TYPE_CHECKING:
@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 _WIDE = 110
 
 
-def comparison(report: Comparison, width: int, top: int | None = tables.ROWS) -> Rendering:
+def comparison_tables(report: Comparison, width: int, top: int | None = tables.ROWS) -> Rendering:
     """Return a table per variant, with a row for each of the `top` results that differ most.
 
     If there are more, results whose names differ only in numbers share a row, which has the errors
@@ -62,7 +62,7 @@ def heading(report: Comparison) -> str:
     return f"{report.name} on {report.inputs}; reference: {report.reference}"
 
 
-def verdict(variant: Compared) -> str:
+def variant_verdict(variant: Compared) -> str:
     """Return the verdict on a variant's results and effects, on one line."""
     if variant.error:
         return f"{variant.name}: {variant.error}"
@@ -98,16 +98,18 @@ def _nonfinite(variant: Compared) -> str:
 def _variant(variant: Compared, width: int, top: int | None) -> RenderableType:
     results = _worst_first(variant.results)
     groups = [Alike(result.name, [result]) for result in results]
-    if split(groups, top)[1]:
+    if split_rows(groups, top)[1]:
         # The first result of a group is its worst, and its errors are shown.
         groups = alike(results, lambda result: result.name, _kind)
-    rows, others = split(groups, top)
-    said = Text(verdict(variant), style=tables.HEADING)
+    rows, others = split_rows(groups, top)
+    said = Text(variant_verdict(variant), style=tables.HEADING)
     all_equal = all(result.equal for result in variant.results)
     if variant.error or (all_equal and not variant.unproven) or not rows:
         return said
     table = errors_of(
-        [_name(group, width) for group in rows], [cells(group.items[0]) for group in rows], width
+        [_name(group, width) for group in rows],
+        [measure_cells(group.items[0]) for group in rows],
+        width,
     )
     rest = sum(len(group.items) for group in others)
     if not rest:
@@ -120,7 +122,7 @@ def _name(group: Alike[Measure], width: int) -> Text:
     first, count = group.items[0], len(group.items)
     name = PathText(f"{count} x " if count > 1 else "").append(group.path, style=tables.BINDER)
     if width >= _WIDE or first.type != first.reference_type:
-        name.append(f" {types(first)}", style=tables.TYPE)
+        name.append(f" {result_type_text(first)}", style=tables.TYPE)
     return name
 
 
@@ -189,7 +191,7 @@ def known(parting: Divergence) -> Iterator[tuple[str, str]]:
         yield "note", "about a rounding error in size; found with a tolerance for each element"
 
 
-def rows(parting: Divergence) -> Iterator[tuple[str, Measure]]:
+def operands_and_results(parting: Divergence) -> Iterator[tuple[str, Measure]]:
     """Yield the operands and results of the equation, each with its role."""
     yield from (("operand", operand) for operand in parting.operands)
     yield from (("result", result) for result in parting.results)
@@ -198,11 +200,11 @@ def rows(parting: Divergence) -> Iterator[tuple[str, Measure]]:
 def errors(parting: Divergence) -> Table:
     """Return a table of the errors of the equation's operands and results."""
     table = errors_table("", "value")
-    for which, measure in rows(parting):
+    for which, measure in operands_and_results(parting):
         name = Text(measure.name, style=tables.PRIMITIVE).append(
-            f" {types(measure)}", style=tables.TYPE
+            f" {result_type_text(measure)}", style=tables.TYPE
         )
-        table.add_row(Text(which, style=tables.COMMENT), name, *cells(measure))
+        table.add_row(Text(which, style=tables.COMMENT), name, *measure_cells(measure))
     return table
 
 
@@ -219,7 +221,7 @@ _GAP = "   "
 def errors_table(*headings: str) -> Table:
     """Return an empty table of errors, without a title, which would be wrapped at its width."""
     errors = (Column(name, justify="right", no_wrap=True) for name in COLUMNS)
-    return new_table("", *map(text, headings), *errors)
+    return new_table("", *map(text_column, headings), *errors)
 
 
 def errors_of(names: Sequence[Text], rows: Sequence[list[str]], width: int) -> RenderableType:
@@ -227,7 +229,7 @@ def errors_of(names: Sequence[Text], rows: Sequence[list[str]], width: int) -> R
 
     Args:
         names: The name of each result.
-        rows: The `cells` of each.
+        rows: The `measure_cells` of each.
         width: The width in characters.
     """
     sizes = [max(map(len, column)) for column in zip(COLUMNS, *rows, strict=True)]
@@ -250,7 +252,7 @@ def errors_of(names: Sequence[Text], rows: Sequence[list[str]], width: int) -> R
     return Group(*parts)
 
 
-def cells(measure: Measure) -> list[str]:
+def measure_cells(measure: Measure) -> list[str]:
     """Return the cells of a result for `COLUMNS`."""
     if measure.equal:
         return ["same bits", "", "", "", _nonfinite_counts(measure)]
@@ -296,7 +298,7 @@ def _beyond(measure: Measure) -> str:
     return f"{share:.0f}%{nans}" if share >= 10 else f"{share:.2g}%{nans}"
 
 
-def types(measure: Measure) -> str:
+def result_type_text(measure: Measure) -> str:
     """Return the type of a result, and that of the reference if it differs."""
     same = measure.type == measure.reference_type
     return measure.type if same else f"{measure.type}, not {measure.reference_type}"

@@ -22,11 +22,18 @@ from jaxprtool.render import views
 from jaxprtool.render.reports.runs import duration
 from jaxprtool.render.terminal import tables
 from jaxprtool.render.terminal.listing import Rendering
-from jaxprtool.render.terminal.tables import add_more, new_table, number, share_text, split, text
+from jaxprtool.render.terminal.tables import (
+    add_more,
+    new_table,
+    number_column,
+    share_text,
+    split_rows,
+    text_column,
+)
 
 if TYPE_CHECKING:
     from jaxprtool.analysis.cost import Cost, Group
-    from jaxprtool.analysis.cost.devices import Device
+    from jaxprtool.analysis.cost.devices import DeviceSpec
     from jaxprtool.analysis.source_lines import Source
 
 #: The label of groups without a name.
@@ -55,7 +62,7 @@ def cost_table(
     cost: Cost,
     width: int,
     top: int | None = tables.ROWS,
-    device: Device | None = None,
+    device: DeviceSpec | None = None,
     beside_devices: bool = False,
 ) -> Rendering:
     """Return the cost of a program, with a row for each of the `top` most expensive groups.
@@ -69,18 +76,18 @@ def cost_table(
     """
     whole_arrays = beside_devices and bool(cost.left_to_partitioner)
     groups = cost.groups
-    if cost.by == "scope" and split(groups, top)[1]:
+    if cost.by == "scope" and split_rows(groups, top)[1]:
         groups = _merged_scopes(groups)
-    shown, rest = split(groups, top)
+    shown, rest = split_rows(groups, top)
     if cost.by == "scope":
         shown = sorted(shown, key=_in_tree(shown))
-    times = number("min time"), Column("limit", style=tables.COMMENT)
+    times = number_column("min time"), Column("limit", style=tables.COMMENT)
     table = new_table(
         f"{cost.name}: {total_text(cost.total, whole_arrays)}",
-        number("share"),
+        number_column("share"),
         *(times if cost.total.seconds is not None else ()),
-        *map(number, ("FLOPs", "bytes", "FLOPs/B")),
-        text(cost.by, tables.BINDER),
+        *map(number_column, ("FLOPs", "bytes", "FLOPs/B")),
+        text_column(cost.by, tables.BINDER),
     )
     whole = weight_of(cost.total)
     rows = [[*_cells(group, whole)] for group in shown]
@@ -90,7 +97,7 @@ def cost_table(
         table.add_row(*cells, _name(cost, group, max(width - taken, _LEAST)))
     add_more(table, len(rest), *[""] * (len(table.columns) - 1))
     parts: list[RenderableType] = [table]
-    lines = list(notes(cost, device, whole_arrays))
+    lines = list(cost_notes(cost, device, whole_arrays))
     if lines:
         parts += [Text(), *map(Text, lines)]
     return Rendering(Parts(*parts), width)
@@ -198,7 +205,7 @@ def name_texts(cost: Cost, group: Group) -> tuple[str, str]:
     return (group.path[-1] if group.path else group.name), behind
 
 
-def notes(cost: Cost, device: Device | None, whole_arrays: bool = False) -> Iterator[str]:
+def cost_notes(cost: Cost, device: DeviceSpec | None, whole_arrays: bool = False) -> Iterator[str]:
     """Yield the notes below the table; see `total_text`."""
     for field, noun in (("transcendentals", "transcendental"), ("random_numbers", "random number")):
         if number := number_text(cost.total, field):
@@ -230,7 +237,7 @@ def _dead_notes(dead: Group, total: Group) -> Iterator[str]:
             yield f"dead: {flops:.1%} of the FLOPs and {size:.1%} of the bytes; XLA leaves them out"
 
 
-def bound_note(total: Group, device: Device, whole_arrays: bool = False) -> str:
+def bound_note(total: Group, device: DeviceSpec, whole_arrays: bool = False) -> str:
     """Return the minimal time of a program on a device, and the limiting factor."""
     assert total.seconds is not None
     on = f"on one {device.name}{WHOLE}" if whole_arrays else f"on {device.name}"
@@ -300,7 +307,7 @@ _MEASURED = ("measured", True), ("share", True)
 
 def _cost_fact(program_cost: Cost, is_split: bool) -> str:
     total = total_text(program_cost.total, is_split and bool(program_cost.left_to_partitioner))
-    return "; ".join((f"{program_cost.name}: {total}", *notes(program_cost, None)))
+    return "; ".join((f"{program_cost.name}: {total}", *cost_notes(program_cost, None)))
 
 
 def _cost_table(

@@ -9,10 +9,21 @@ from rich.table import Column, Table
 from rich.text import Text
 
 from jaxprtool.ir.documents import plural, some, with_prefix
-from jaxprtool.render.reports.compare import cells, divergence, errors_table, types
+from jaxprtool.render.reports.compare import (
+    divergence,
+    errors_table,
+    measure_cells,
+    result_type_text,
+)
 from jaxprtool.render.terminal import tables
 from jaxprtool.render.terminal.listing import Rendering
-from jaxprtool.render.terminal.tables import facts_table, line_text, new_table, number, text
+from jaxprtool.render.terminal.tables import (
+    facts_table,
+    line_text,
+    new_table,
+    number_column,
+    text_column,
+)
 
 if TYPE_CHECKING:
     from jaxprtool.execute.compare.bisection import Cause, Determinism, Repetition
@@ -22,7 +33,7 @@ if TYPE_CHECKING:
 _FEW = 3
 
 
-def determinism(report: Determinism, width: int) -> Rendering:
+def determinism_table(report: Determinism, width: int) -> Rendering:
     """Return a row for each run, where runs begin to differ, and the risks."""
     parts: list[RenderableType] = [
         Text(heading(report), style=tables.HEADING),
@@ -56,7 +67,10 @@ def heading(report: Determinism) -> str:
 
 def _runs(report: Determinism) -> Table:
     table = new_table(
-        "", Column("run", no_wrap=True), text("results"), *map(number, ("ULPs", "absolute"))
+        "",
+        Column("run", no_wrap=True),
+        text_column("results"),
+        *map(number_column, ("ULPs", "absolute")),
     )
     for repetition in report.repetitions:
         table.add_row(repetition.name, *_verdict(repetition))
@@ -103,9 +117,9 @@ def _prefix(cause: Cause, prefix: Prefix) -> list[RenderableType]:
     table = errors_table("value")
     for result in prefix.results:
         name = Text(result.name, style=tables.PRIMITIVE).append(
-            f" {types(result)}", style=tables.TYPE
+            f" {result_type_text(result)}", style=tables.TYPE
         )
-        table.add_row(name, *cells(result))
+        table.add_row(name, *measure_cells(result))
     where = f"{cause.name} differs from {cause.divergence.reference} by fusion, up to "
     return [
         Text(f"{where}{prefix.primitive}", style=tables.HEADING),

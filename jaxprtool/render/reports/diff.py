@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 
 from jaxprtool.ir.documents import in_bytes, plural, with_prefix
 from jaxprtool.ir.equations import bodies, type_of, weak_marks
-from jaxprtool.ir.notation.layout import Selection, equations
+from jaxprtool.ir.notation.layout import Selection, omitted_equations
 from jaxprtool.ir.notation.tokens import (
     AddedToken,
     BinderToken,
@@ -19,7 +19,7 @@ from jaxprtool.ir.notation.tokens import (
     ParameterToken,
     PrimitiveName,
     RemovedToken,
-    SourceLine,
+    SourceLineToken,
 )
 from jaxprtool.ir.paths import Alike, alike
 from jaxprtool.jaxcompat import JaxprEqn
@@ -31,11 +31,11 @@ from jaxprtool.render.terminal.listing import (
     Listing,
     ShowOptions,
     columns,
-    joined,
+    joined_lines,
     printable,
-    wrapped,
+    wrapped_cell,
 )
-from jaxprtool.render.terminal.tables import ALL, ROWS, more, split
+from jaxprtool.render.terminal.tables import ALL, ROWS, more, split_rows
 from jaxprtool.render.terminal.tree import Reader
 
 if TYPE_CHECKING:
@@ -75,7 +75,7 @@ def diff_text(diff: Diff, width: int, top: int | None = ROWS, option: str = ALL)
     lines += _hunks(diff, width, top, option)
     if diff.retyped:
         lines += [[], [Comment(_retyped(diff))]]
-    return Listing(printable(joined(lines)))
+    return Listing(printable(joined_lines(lines)))
 
 
 def diff_stat(diff: Diff, width: int, top: int | None) -> Listing:
@@ -91,18 +91,18 @@ def diff_stat(diff: Diff, width: int, top: int | None) -> Listing:
     for line in diff.lines:
         counts.setdefault(line.source or "unknown line", Counter())[line.kind] += 1
     rows: list[Sequence[Cell]] = []
-    shown, rest = split([*counts.items()], top)
+    shown, rest = split_rows([*counts.items()], top)
     for source, kinds in shown:
         marks = [
             [type(mark)(f"{mark.strip()}{kinds[kind]:,}")] if kinds[kind] else []
             for kind, mark in _MARKS.items()
         ]
-        rows.append([[SourceLine(source)], *marks])
+        rows.append([[SourceLineToken(source)], *marks])
     if rows:
         lines += [[], [*columns(rows, width)], *_more(len(rest), ALL)]
     if diff.retyped:
         lines += [[], [Comment(_retyped(diff))]]
-    return Listing(printable(joined(lines)))
+    return Listing(printable(joined_lines(lines)))
 
 
 def _summary(diff: Diff) -> Iterator[list[str]]:
@@ -140,7 +140,7 @@ def _sizes(diff: Diff, width: int) -> Iterator[list[str]]:
     yield [*columns(rows, width)]
     if diff.times is not None:
         note = "each program was measured separately; `bench` tells a difference from noise"
-        yield from map(list, wrapped([Comment(note)], width))
+        yield from map(list, wrapped_cell([Comment(note)], width))
 
 
 #: The rows of measured times: of a call, and of its parts.
@@ -176,9 +176,9 @@ def _more(count: int, option: str) -> list[list[str]]:
 def _border(diff: Diff, width: int, top: int | None, option: str) -> Iterator[list[str]]:
     if diff.border:
         yield []
-    lines, others = split([*_border_lines(diff)], top)
+    lines, others = split_rows([*_border_lines(diff)], top)
     for mark, *rest in lines:
-        for number, tokens in enumerate(wrapped(rest, width - len(mark))):
+        for number, tokens in enumerate(wrapped_cell(rest, width - len(mark))):
             yield [mark if number == 0 else _INDENT, *tokens]
     yield from _more(len(others), option)
 
@@ -247,7 +247,7 @@ def _hunks(diff: Diff, width: int, top: int | None, option: str) -> Iterator[lis
     left, hidden = top, 0
     for hunks in alike.values():
         hunk = diff.hunks[hunks[0]]
-        rows, rest = split([[*lines] for _, lines in groupby(hunk.lines, texts.call)], left)
+        rows, rest = split_rows([[*lines] for _, lines in groupby(hunk.lines, texts.call)], left)
         hidden += len(rest)
         if not rows:
             continue
@@ -258,14 +258,14 @@ def _hunks(diff: Diff, width: int, top: int | None, option: str) -> Iterator[lis
         places = [[Comment(f"in {', in '.join(reversed(path))}")]] if path and is_new else []
         times = [[Comment(f"{len(hunks):,} times")]] if len(hunks) > 1 else []
         for tokens in (*places, *times):
-            yield from map(list, wrapped(tokens, width))
+            yield from map(list, wrapped_cell(tokens, width))
         if diff.times is not None and any(line.equation is not None for line in hunk.lines):
             yield [Comment("time of these lines: "), *_seconds(diff.times.hunks[hunks[0]])]
         source = None
         for line, *others in rows:
             if line.source != source and line.equation is not None:
                 source = line.source
-                yield from map(list, wrapped(_source(line), width))
+                yield from map(list, wrapped_cell(_source(line), width))
             yield from _broken(line, texts.line(hunk, line, 1 + len(others)), width)
     yield from [[], *_more(hidden, option)] if hidden else []
 
@@ -274,13 +274,13 @@ def _source(line: Line) -> list[str]:
     first, arrow, behind = line.source.partition(" ← ")
     if not first:
         return [Comment("unknown line")]
-    return [SourceLine(first), *([Comment(arrow + behind)] if behind else [])]
+    return [SourceLineToken(first), *([Comment(arrow + behind)] if behind else [])]
 
 
 def _broken(line: Line, tokens: list[str], width: int) -> Iterator[list[str]]:
     """Wrap the tokens of an equation, and yield its lines. The first begins with the mark."""
     room = width - len(_INDENT)
-    for number, rest in enumerate(wrapped(tokens, room)):
+    for number, rest in enumerate(wrapped_cell(tokens, room)):
         yield ["  ", _MARKS[line.kind], *rest] if number == 0 else [_INDENT, *rest]
 
 
@@ -362,7 +362,7 @@ class _Texts:
         nested = bodies(eqn)
         if not nested:
             return []
-        return [Comment(f" {{{equations(sum(self._count(body) for _, body in nested))}}}")]
+        return [Comment(f" {{{omitted_equations(sum(self._count(body) for _, body in nested))}}}")]
 
     def _of_body(self, hunk: Hunk, difference: Difference) -> list[str]:
         what = difference.part

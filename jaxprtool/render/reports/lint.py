@@ -7,10 +7,10 @@ from typing import TYPE_CHECKING, Any
 
 from jaxprtool.ir import source_text
 from jaxprtool.ir.documents import plural, some
-from jaxprtool.ir.notation.tokens import Comment, PrimitiveName, SourceLine
+from jaxprtool.ir.notation.tokens import Comment, PrimitiveName, SourceLineToken
 from jaxprtool.render.documents.problems import Level, Place, Problem
-from jaxprtool.render.terminal.listing import Listing, joined, printable, wrapped
-from jaxprtool.render.terminal.tables import ROWS, more, split
+from jaxprtool.render.terminal.listing import Listing, joined_lines, printable, wrapped_cell
+from jaxprtool.render.terminal.tables import ROWS, more, split_rows
 
 if TYPE_CHECKING:
     from jaxprtool.analysis.lint import Finding, Findings
@@ -33,12 +33,12 @@ def findings_by_line(findings: Findings, width: int, top: int | None = ROWS) -> 
         width: The width in columns.
         top: The number of findings to show; None for all.
     """
-    shown, rest = split(findings.findings, top)
+    shown, rest = split_rows(findings.findings, top)
     several = findings.programs > 1
     lines = [line for finding in _grouped(shown) for line in _finding(finding, several, width)]
     lines += [[Comment(more(len(rest)))]] if rest else []
     lines.append([Comment(_summary(findings))])
-    return Listing(printable(joined(lines)))
+    return Listing(printable(joined_lines(lines)))
 
 
 def finding_problem(finding: Finding) -> Problem:
@@ -68,13 +68,13 @@ def _grouped(findings: Sequence[Finding]) -> Iterator[Finding]:
 
 def _finding(finding: Finding, several: bool, width: int) -> Iterator[list[str]]:
     """Yield the lines of a finding; if there are several programs, name those with the finding."""
-    place = SourceLine(finding.line or "unknown line")
+    place = SourceLineToken(finding.line or "unknown line")
     yield [place, ": ", PrimitiveName(finding.code), f" {finding.message}"]
     cells: list[list[Any]] = [[f"costs {finding.cost.text}"], [Comment(f"hint: {finding.advice}")]]
     if several:
         cells.append([Comment(f"in {some(finding.programs, _MOST_PROGRAMS)}")])
     for cell in cells:
-        for line in wrapped(cell, max(width - len(_INDENT), 20)):
+        for line in wrapped_cell(cell, max(width - len(_INDENT), 20)):
             yield [_INDENT, *line]
 
 

@@ -20,12 +20,12 @@ from jaxprtool.render.terminal.listing import Rendering
 from jaxprtool.render.terminal.tables import (
     ALL,
     add_more,
-    described,
     new_table,
-    number,
+    number_column,
     share_text,
-    split,
-    text,
+    split_rows,
+    text_column,
+    value_cell,
 )
 
 if TYPE_CHECKING:
@@ -63,12 +63,12 @@ def memory_table(
     if memory.temporary_bytes:
         parts += [Text(), _curve(memory, min(width, _WIDEST))]
     if memory.live:
-        columns = number("share"), number("bytes"), text("values", tables.TYPE)
-        table = new_table("", *columns, text("value and last reader"))
-        shown, others = split(memory.live, top)
+        columns = number_column("share"), number_column("bytes"), text_column("values", tables.TYPE)
+        table = new_table("", *columns, text_column("value and last reader"))
+        shown, others = split_rows(memory.live, top)
         for live in shown:
             share = share_text(live.bytes, memory.peak_bytes)
-            what = described(*what_texts(live), how_long_text(live))
+            what = value_cell(*live_texts(live), how_long_text(live))
             table.add_row(share, in_bytes(live.bytes), times(live.count, live.type), what)
         rest = sum(live.bytes for live in others)
         cells = share_text(rest, memory.peak_bytes), in_bytes(rest), ""
@@ -82,7 +82,7 @@ def memory_table(
 
 def peak_text(memory: Memory) -> str:
     """Return the peak and its place: `loss: 1.5 MiB, peak at model.py:9 dot_general`."""
-    where, left_out = place_text(memory.at), unknown_text(memory.unknown)
+    where, left_out = point_text(memory.at), unknown_text(memory.unknown)
     if left_out:
         left_out = f", {left_out} (--compiled counts it)"
     place = f", peak at {where}" if where else ""
@@ -108,12 +108,12 @@ def kinds_text(memory: Memory) -> str:
     return text
 
 
-def place_text(point: Point) -> str:
+def point_text(point: Point) -> str:
     """Return the line and the primitive at a point; empty before the first equation."""
     return " ".join(filter(None, (point.source, point.primitive)))
 
 
-def what_texts(live: Live) -> tuple[str, str]:
+def live_texts(live: Live) -> tuple[str, str]:
     """Return the name or the line of values, and the primitive that computes them."""
     if live.kind in ("argument", "constant", "result"):
         return live.name, ""
@@ -191,7 +191,7 @@ def _steps(memory: Memory, width: int) -> Iterator[tuple[float, int]]:
 _FORMATS = (".svg", ".png")
 
 
-def picture_format(path: str) -> str:
+def memory_picture_format(path: str) -> str:
     """Return the picture format of a file name.
 
     Raises:
@@ -207,7 +207,7 @@ def picture_format(path: str) -> str:
     return file_format[1:]
 
 
-def picture(memory: Memory, file_format: str) -> bytes:
+def memory_picture(memory: Memory, file_format: str) -> bytes:
     """Return the curve of a program's memory as a picture, "svg" or "png"."""
     from matplotlib import rc_context
     from matplotlib.figure import Figure
@@ -225,7 +225,7 @@ def picture(memory: Memory, file_format: str) -> bytes:
             f"{memory.name}: {in_bytes(memory.peak_bytes)}", loc="left", parse_math=False
         )
         axes.annotate(
-            place_text(memory.at),
+            point_text(memory.at),
             (memory.at.position, memory.at.bytes),
             xytext=(0, 6),
             textcoords="offset points",
@@ -263,9 +263,9 @@ def compiled_table(
         top: The number of lines shown; None for all.
         option: The option that shows all; "" if none does.
     """
-    columns = number("share"), number("bytes"), number("estimate")
-    table = new_table("", *columns, text("line and its buffers"))
-    shown, rest = split(peak.lines, top)
+    columns = number_column("share"), number_column("bytes"), number_column("estimate")
+    table = new_table("", *columns, text_column("line and its buffers"))
+    shown, rest = split_rows(peak.lines, top)
     for line in shown:
         share = share_text(line.bytes, peak.peak_bytes)
         sizes = in_bytes(line.bytes), in_bytes(line.estimate_bytes)
@@ -277,7 +277,7 @@ def compiled_table(
     cells = share_text(size, peak.peak_bytes), in_bytes(size), in_bytes(estimate)
     add_more(table, len(rest), *cells, option=option)
     heading = Text(heading_text(peak), style=tables.HEADING)
-    return Rendering(Group(heading, *map(Text, facts(peak)), Text(), table), width)
+    return Rendering(Group(heading, *map(Text, peak_facts(peak)), Text(), table), width)
 
 
 def heading_text(peak: CompiledPeak) -> str:
@@ -289,7 +289,7 @@ def heading_text(peak: CompiledPeak) -> str:
     return f"{peak.name}: {size} compiled{where}, {estimate} estimated{whole}{left_out}"
 
 
-def facts(peak: CompiledPeak) -> Iterator[str]:
+def peak_facts(peak: CompiledPeak) -> Iterator[str]:
     """Yield lines with the place and the parts of the peak, and how values share memory."""
     kinds = {
         "arguments": peak.argument_bytes,
@@ -382,7 +382,7 @@ def _live_row(live: Live, peak: int, line_of: views.Lines) -> list[views.Cell]:
         views.share(live.bytes, peak),
         views.Cell(times(live.count, live.type), live.count),
         views.Cell(
-            views.joined(what_texts(live)),
+            views.joined(live_texts(live)),
             link=views.linked(live.source, line_of),
             below=views.Cell(how_long_text(live), link=until),
         ),
@@ -398,7 +398,7 @@ def _page_curve(usage: Memory) -> views.Curve:
     for point, end in zip(points, ends, strict=True):
         left, right = (round(_SCALE * at / last, 1) for at in (point.position, end))
         top = round(_SCALE * (1 - point.bytes / highest), 1)
-        steps.append(views.Step(left, right, top, f"{in_bytes(point.bytes)} {place_text(point)}"))
+        steps.append(views.Step(left, right, top, f"{in_bytes(point.bytes)} {point_text(point)}"))
     label = f"{usage.name}: memory from the first equation to the last"
     axis = [(round(100 * size / highest, 1), in_bytes(size)) for size in marks(highest, 4)]
     return views.Curve(label, steps, axis)
@@ -416,4 +416,5 @@ def memory_line(memory: TemporaryMemory) -> str:
 
 
 def times_text(number: float) -> str:
+    """Return a ratio as a text, with a decimal if it is small."""
     return f"{number:.1f}" if number < 10 else f"{number:,.0f}"

@@ -19,9 +19,9 @@ from jaxprtool.render.terminal.tables import (
     facts_table,
     line_text,
     new_table,
-    number,
-    split,
-    text,
+    number_column,
+    split_rows,
+    text_column,
 )
 
 if TYPE_CHECKING:
@@ -62,10 +62,10 @@ def all_found(search: NanSearch, width: int, top: int | None) -> Rendering:
     """
     if not search.found:
         return first_found(search, width)
-    maker, line = Column("from", style=tables.PRIMITIVE), text("line", tables.BINDER)
-    columns = "what", maker, line, "iteration", text("reaches")
+    maker, line = Column("from", style=tables.PRIMITIVE), text_column("line", tables.BINDER)
+    columns = "what", maker, line, "iteration", text_column("reaches")
     table = new_table(f"{search.name}: {len(search.found):,} found", *columns)
-    shown, rest = split(search.found, top)
+    shown, rest = split_rows(search.found, top)
     for value in shown:
         iterations = ", ".join(map(str, value.iteration))
         made_by = value.primitive or value.argument or "the program"
@@ -121,8 +121,8 @@ def _facts(first: BadValue) -> Iterator[tuple[str, str]]:
 
 
 def _values(heading: str, values: Sequence[Operand]) -> Table:
-    numbers = map(number, ("minimum", "maximum", "element"))
-    table = new_table(heading, text("value"), text("type", tables.TYPE), *numbers)
+    numbers = map(number_column, ("minimum", "maximum", "element"))
+    table = new_table(heading, text_column("value"), text_column("type", tables.TYPE), *numbers)
     for value in values:
         what = Text(value.argument or value.primitive or "a constant", style=tables.PRIMITIVE)
         what.append(f" {value.source}" if value.source else "", style=tables.BINDER)

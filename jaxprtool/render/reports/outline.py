@@ -17,7 +17,14 @@ from jaxprtool.render.reports.memory import memory_line, times_text
 from jaxprtool.render.reports.runs import duration
 from jaxprtool.render.terminal import tables
 from jaxprtool.render.terminal.listing import Rendering
-from jaxprtool.render.terminal.tables import add_more, new_table, number, share_text, split, text
+from jaxprtool.render.terminal.tables import (
+    add_more,
+    new_table,
+    number_column,
+    share_text,
+    split_rows,
+    text_column,
+)
 
 if TYPE_CHECKING:
     from jaxprtool.analysis.compile_time import CompileWay, UnrolledLoop
@@ -77,12 +84,16 @@ def _table(
     path: Callable[[str], str],
     top: int | None,
 ) -> Table:
-    counts = map(number, ("copies", "equations", "share"))
-    columns = text("repeated body", tables.SHARED_NAME), *counts, text("source", tables.COMMENT)
+    counts = map(number_column, ("copies", "equations", "share"))
+    columns = (
+        text_column("repeated body", tables.SHARED_NAME),
+        *counts,
+        text_column("source", tables.COMMENT),
+    )
     table = new_table(heading, *columns)
-    shown, rest = split(bodies, top)
+    shown, rest = split_rows(bodies, top)
     for depth, body in shown:
-        name, source = Text("  " * depth + body.name), Text(lines(body.source, path))
+        name, source = Text("  " * depth + body.name), Text(source_range_text(body.source, path))
         table.add_row(name, f"{body.copies:,}", f"{body.equations:,}", f"{body.share:.1%}", source)
     add_more(table, len(rest))
     return table
@@ -94,7 +105,7 @@ def _nested(bodies: Sequence[RepeatedBody], depth: int = 0) -> Iterator[tuple[in
         yield from _nested(body.bodies, depth + 1)
 
 
-def lines(source: SourceRange | None, path: Callable[[str], str]) -> str:
+def source_range_text(source: SourceRange | None, path: Callable[[str], str]) -> str:
     """Return source lines as text, `layers.py:59-61`; "" if they are unknown."""
     if source is None:
         return ""
@@ -179,7 +190,9 @@ _SHOWN = 0.01
 _LEAST_SECONDS = 0.2
 
 
-def table(ways: Sequence[CompileWay], repetition: Repetition, width: int) -> Rendering | None:
+def compile_ways_table(
+    ways: Sequence[CompileWay], repetition: Repetition, width: int
+) -> Rendering | None:
     """Return the given pipeline and those that compile faster, or a line that none does.
 
     Returns None if there is nothing to shorten: a program that compiles fast or repeats nothing.
@@ -194,7 +207,7 @@ def table(ways: Sequence[CompileWay], repetition: Repetition, width: int) -> Ren
     measured = any(way.cpu_seconds is not None for way in ways)
     compared = current.seconds is not None
     titles = ("kernels", "different", *["compile"] * compared, *["measured"] * measured, "memory")
-    rows = new_table("", text("passes", tables.SHARED_NAME), *map(number, titles))
+    rows = new_table("", text_column("passes", tables.SHARED_NAME), *map(number_column, titles))
     for way in ways:
         estimate = way.estimate
         cells = [f"{estimate.kernels:,}", f"{estimate.different:,}"]
@@ -235,7 +248,7 @@ def unrolled_lines(
 def profile_tables(profile: CompileProfile, roots: Sequence[Root], width: int) -> Rendering:
     """Return the compile time by stage, pass of XLA, and body."""
     whole = profile.trace + profile.lower + profile.compile
-    stages = new_table("", text("stage"), number("time"), number("share"))
+    stages = new_table("", text_column("stage"), number_column("time"), number_column("share"))
 
     def add(name: str, seconds: float) -> None:
         stages.add_row(name, duration(seconds), share_text(seconds, whole))
@@ -252,11 +265,13 @@ def profile_tables(profile: CompileProfile, roots: Sequence[Root], width: int) -
     if not profile.bodies:
         return Rendering(Group(stages, Text(), cpu), width)
     path = frames_now(roots).path
-    counts = map(number, ("kernels", "time", "share"))
-    bodies = new_table("", text("compiled body", tables.SHARED_NAME), *counts, text("source"))
+    counts = map(number_column, ("kernels", "time", "share"))
+    bodies = new_table(
+        "", text_column("compiled body", tables.SHARED_NAME), *counts, text_column("source")
+    )
     for body in profile.bodies:
         cells = f"{body.kernels:,}", duration(body.seconds), f"{body.share:.1%}"
-        bodies.add_row(body.name or "XLA's own", *cells, lines(body.source, path))
+        bodies.add_row(body.name or "XLA's own", *cells, source_range_text(body.source, path))
     return Rendering(Group(stages, Text(), cpu, Text(), bodies), width)
 
 

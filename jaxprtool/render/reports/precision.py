@@ -17,9 +17,9 @@ from jaxprtool.render.terminal.tables import (
     facts_table,
     line_text,
     new_table,
-    number,
-    split,
-    text,
+    number_column,
+    split_rows,
+    text_column,
 )
 
 if TYPE_CHECKING:
@@ -44,9 +44,13 @@ def precision_text(choice: Precision, width: int, top: int | None = tables.ROWS)
     """
     parts: list[RenderableType] = [Text(heading(choice), style=tables.HEADING), Text()]
     if choice.kept:
-        columns = number("alone"), number("with others"), text(f"{choice.by} to keep")
+        columns = (
+            number_column("alone"),
+            number_column("with others"),
+            text_column(f"{choice.by} to keep"),
+        )
         table = new_table(_ERRORS, *columns)
-        shown, rest = split(choice.kept, top)
+        shown, rest = split_rows(choice.kept, top)
         for place in shown:
             errors = ratio_text(place.error), ratio_text(place.without)
             table.add_row(*errors, line_text(place.name, _fitting(place, width)))

@@ -17,7 +17,14 @@ from jaxprtool.render import views
 from jaxprtool.render.reports.runs import duration
 from jaxprtool.render.terminal import tables
 from jaxprtool.render.terminal.listing import Rendering
-from jaxprtool.render.terminal.tables import ALL, add_more, new_table, number, split, text
+from jaxprtool.render.terminal.tables import (
+    ALL,
+    add_more,
+    new_table,
+    number_column,
+    split_rows,
+    text_column,
+)
 
 if TYPE_CHECKING:
     from jaxprtool.analysis.profile import (
@@ -68,10 +75,10 @@ def profile_table(
         top: The number of groups shown; None for all.
         option: The option or command that shows all.
     """
-    shown, rest = split(profile.by(by), top)
+    shown, rest = split_rows(profile.by(by), top)
     table = _operations(width) if by == "op" else _groups(profile, by, width)
     shown = _in_tree(shown) if by == "scope" else shown
-    rows = [cells(profile, by, group, width) for group in shown]
+    rows = [timed_cells(profile, by, group, width) for group in shown]
     headings = [str(column.header) for column in table.columns[:-1]]
     taken = sum(max(map(len, column)) + 3 for column in zip(headings, *rows, strict=True))
     for group, row in zip(shown, rows, strict=True):
@@ -80,7 +87,7 @@ def profile_table(
     parts: list[RenderableType] = [Text(title(profile), style=tables.HEADING), table]
     if own_work := [work for work in profile.own if work.share >= _SMALL]:
         parts += [Text(), _own_table(own_work)]
-    parts += [Text(), *map(Text, notes(profile))]
+    parts += [Text(), *map(Text, profile_notes(profile))]
     return Rendering(Parts(*parts), width)
 
 
@@ -96,7 +103,7 @@ def time_text(profile: Profile) -> str:
     return f"{duration(profile.wall_seconds)}{per_call}"
 
 
-def columns(profile: Profile, by: By, width: int) -> list[str]:
+def timed_columns(profile: Profile, by: By, width: int) -> list[str]:
     """Return the headings of a table of groups, without that of their names."""
     headings = ["share", "time"]
     if any(line.backward_seconds for line in profile.lines):
@@ -108,16 +115,16 @@ def columns(profile: Profile, by: By, width: int) -> list[str]:
     return [*headings, "calls"] if width >= _WIDE else headings
 
 
-def cells(profile: Profile, by: By, group: Any, width: int) -> list[str]:
+def timed_cells(profile: Profile, by: By, group: Any, width: int) -> list[str]:
     """Return the cells of a row, without its name."""
     if by == "op":
         calls = [f"{group.calls:,.0f}"] if width >= _WIDE else []
         return [f"{group.share:.1%}", duration(group.seconds), *calls]
-    texts = numbers(group)
-    return [texts[name] for name in columns(profile, by, width)]
+    texts = timed_numbers(group)
+    return [texts[name] for name in timed_columns(profile, by, width)]
 
 
-def numbers(group: Timed) -> dict[str, str]:
+def timed_numbers(group: Timed) -> dict[str, str]:
     """Return the numbers of a group by the heading of their column."""
     mark = SPLIT if group.is_split else ""
     return {
@@ -136,12 +143,20 @@ def _rate(value: float | None) -> str:
 
 
 def _groups(profile: Profile, by: By, width: int) -> Table:
-    return new_table("", *map(number, columns(profile, by, width)), text(by, tables.BINDER))
+    return new_table(
+        "", *map(number_column, timed_columns(profile, by, width)), text_column(by, tables.BINDER)
+    )
 
 
 def _operations(width: int) -> Table:
-    wide = [number("calls")] if width >= _WIDE else []
-    return new_table("", number("share"), number("time"), *wide, text("operation", tables.BINDER))
+    wide = [number_column("calls")] if width >= _WIDE else []
+    return new_table(
+        "",
+        number_column("share"),
+        number_column("time"),
+        *wide,
+        text_column("operation", tables.BINDER),
+    )
 
 
 def _named(group: Any, by: By, width: int) -> Text:
@@ -180,7 +195,12 @@ def _operation(operation: TimedOperation) -> Text:
 
 
 def _own_table(own_work: Sequence[OwnWork]) -> Table:
-    table = new_table("", number("share"), number("time"), text("XLA's own work, and idle time"))
+    table = new_table(
+        "",
+        number_column("share"),
+        number_column("time"),
+        text_column("XLA's own work, and idle time"),
+    )
     for work in own_work:
         what = Text(work.kind)
         if work.lines:
@@ -199,7 +219,7 @@ def _in_tree(groups: Sequence[Timed]) -> tuple[Timed, ...]:
     return tuple(sorted(groups, key=key))
 
 
-def notes(profile: Profile) -> Iterator[str]:
+def profile_notes(profile: Profile) -> Iterator[str]:
     """Yield the notes below the table."""
     if profile.calls > 1:
         yield f"the mean of {profile.calls} calls"
@@ -238,6 +258,6 @@ def time_cells(line: TimedLine) -> list[views.Cell]:
     """Return the cells of the measured time of a line and its share, for a page."""
     percent = 100 * line.share
     return [
-        views.Cell(numbers(line)["time"], line.seconds),
+        views.Cell(timed_numbers(line)["time"], line.seconds),
         views.Cell(f"{percent:.1f}%", percent, percent=percent),
     ]

@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 SCREEN = 24
 
 
-class _Rows(NamedTuple):
+class _RowLimits(NamedTuple):
     """The maximum numbers of functions, recompiled functions, reasons of each, lines of a note."""
 
     functions: int
@@ -47,9 +47,9 @@ class _Rows(NamedTuple):
 
 #: The sizes to try until the summary fits.
 _ROWS = (
-    *(_Rows(*sizes) for sizes in ((10, 5), (8, 5), (6, 5), (6, 4), (6, 3))),
-    *(_Rows(*sizes, 1) for sizes in ((6, 4), (5, 4), (5, 3), (4, 3), (4, 2), (3, 2))),
-    *(_Rows(*sizes, 1, 1) for sizes in ((4, 2), (3, 2), (3, 1), (1, 1))),
+    *(_RowLimits(*sizes) for sizes in ((10, 5), (8, 5), (6, 5), (6, 4), (6, 3))),
+    *(_RowLimits(*sizes, 1) for sizes in ((6, 4), (5, 4), (5, 3), (4, 3), (4, 2), (3, 2))),
+    *(_RowLimits(*sizes, 1, 1) for sizes in ((4, 2), (3, 2), (3, 1), (1, 1))),
 )
 
 #: The maximum number of lines and names in a sentence.
@@ -82,7 +82,7 @@ _WITHOUT_PATH = {
 }
 
 
-def summary(run: Run, width: int, page: str = "", top: int | None = None) -> Rendering:
+def run_summary(run: Run, width: int, page: str = "", top: int | None = None) -> Rendering:
     """Return the summary of a run.
 
     Args:
@@ -92,7 +92,7 @@ def summary(run: Run, width: int, page: str = "", top: int | None = None) -> Ren
         top: The number of rows of each part; None for those that fit a screen of 80 columns.
     """
     if top is not None:
-        return _summary(run, width, page, _Rows(top, top, top))
+        return _summary(run, width, page, _RowLimits(top, top, top))
     for rows in _ROWS:
         rendering = _summary(run, width, page, rows)
         if len(rendering.plain().splitlines()) <= SCREEN:
@@ -106,7 +106,7 @@ def count_rows(run: Run) -> int:
     return len(run.functions) + len(run.outside_jit) + reasons
 
 
-def _summary(run: Run, width: int, page: str, rows: _Rows) -> Rendering:
+def _summary(run: Run, width: int, page: str, rows: _RowLimits) -> Rendering:
     parts: list[RenderableType] = [Text(heading(run), style=tables.HEADING)]
     if run.functions:
         parts += [Text(), _functions_table(run, rows.functions, width)]
@@ -114,7 +114,7 @@ def _summary(run: Run, width: int, page: str, rows: _Rows) -> Rendering:
         parts += [Text(), _reasons_table(recompilations, rows, width)]
     # Lines are broken between words: a sentence of twice the width may take three.
     longest = rows.lines * (width - 8 * (rows.lines - 1))
-    sentences = [_cut_list(sentence, longest) for sentence in notes(run)]
+    sentences = [_cut_list(sentence, longest) for sentence in run_notes(run)]
     if len(run.functions) > rows.functions or _is_cut(recompilations, rows):
         # It does not run the script again, as this option of `record` would.
         sentences.append(f"all rows: jaxprtool show {one_line(run.folder, 1000)}/ {ALL}")
@@ -129,7 +129,7 @@ def _summary(run: Run, width: int, page: str, rows: _Rows) -> Rendering:
 
 def heading(run: Run) -> str:
     """Return the first line: `python train.py: 41.2 s, 70.2% of it compiling 18 programs`."""
-    return f"{command_text(run.command)}: {', '.join(facts(run))}"
+    return f"{command_text(run.command)}: {', '.join(run_facts(run))}"
 
 
 def command_text(command: Sequence[str], longest: int = _LONGEST) -> str:
@@ -139,7 +139,7 @@ def command_text(command: Sequence[str], longest: int = _LONGEST) -> str:
     return one_line(shlex.join(words), longest) or "a run"
 
 
-def facts(run: Run) -> Iterator[str]:
+def run_facts(run: Run) -> Iterator[str]:
     """Yield the time of a run, the share of compiling, and how it ended."""
     yield duration(run.seconds)
     count, small = len(run.compilations), sum(computation.count for computation in run.outside_jit)
@@ -169,7 +169,7 @@ def unfinished_text(unfinished: Unfinished) -> str:
     return f"{unfinished.phase} {one_line(unfinished.name)}{time}, not finished"
 
 
-def notes(run: Run) -> Iterator[str]:
+def run_notes(run: Run) -> Iterator[str]:
     """Yield a sentence for each kind of finding besides the functions."""
     if run.outside_jit:
         yield outside_text(run.outside_jit)
@@ -285,7 +285,7 @@ def _cut_list(text: str, longest: int) -> str:
 
 
 @dataclass(frozen=True)
-class Times:
+class CompilationTimes:
     """The total times of compilations, in seconds, also of unfinished ones.
 
     `compile` is None if nothing was compiled.
@@ -296,7 +296,7 @@ class Times:
     compile: float | None
 
 
-def times_of(compilations: Iterable[Compilation]) -> Times:
+def times_of(compilations: Iterable[Compilation]) -> CompilationTimes:
     """Return the total times of compilations."""
     every = list(compilations)
     times = [
@@ -306,7 +306,7 @@ def times_of(compilations: Iterable[Compilation]) -> Times:
         for compilation in every
     ]
     compile_times = [seconds for seconds in times if seconds is not None]
-    return Times(
+    return CompilationTimes(
         sum(compilation.trace_seconds for compilation in every),
         sum(compilation.lower_seconds for compilation in every),
         sum(compile_times) if compile_times else None,
@@ -432,7 +432,7 @@ def reason_text(reason: Reason, longest: int = _LONGEST) -> str:
     return f"{said} at {line}" if line and not said.endswith(line) else said
 
 
-def _reasons_table(recompilations: Sequence[Again], rows: _Rows, width: int) -> Group:
+def _reasons_table(recompilations: Sequence[Again], rows: _RowLimits, width: int) -> Group:
     table = Table.grid(padding=(0, 2))
     table.add_column(no_wrap=True, overflow="ellipsis")
     table.add_column(overflow="fold")
@@ -449,7 +449,7 @@ def _reasons_table(recompilations: Sequence[Again], rows: _Rows, width: int) -> 
     return Group(title, Padding(table, (0, 0, 0, 2)))
 
 
-def _is_cut(recompilations: Sequence[Again], rows: _Rows) -> bool:
+def _is_cut(recompilations: Sequence[Again], rows: _RowLimits) -> bool:
     return len(recompilations) > rows.again or any(
         len(again.reasons) > rows.reasons for again in recompilations
     )

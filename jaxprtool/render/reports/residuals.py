@@ -21,12 +21,12 @@ from jaxprtool.render.terminal import tables
 from jaxprtool.render.terminal.listing import Rendering
 from jaxprtool.render.terminal.tables import (
     add_more,
-    described,
     new_table,
-    number,
+    number_column,
     share_text,
-    split,
-    text,
+    split_rows,
+    text_column,
+    value_cell,
 )
 
 if TYPE_CHECKING:
@@ -50,10 +50,15 @@ _MOST_NAMES = 4
 
 def residuals_table(saved: Residuals, width: int, top: int | None = tables.TALL_ROWS) -> Rendering:
     """Return a row for each of the `top` largest groups (all if None), and the bytes per policy."""
-    heading = total_text(saved)
-    columns = number("share"), number("bytes"), text("type", tables.TYPE), number("cost")
-    table = new_table(heading, *columns, text("value and readers"))
-    shown, rest = split(grouped(saved.residuals), top)
+    heading = kept_total_text(saved)
+    columns = (
+        number_column("share"),
+        number_column("bytes"),
+        text_column("type", tables.TYPE),
+        number_column("cost"),
+    )
+    table = new_table(heading, *columns, text_column("value and readers"))
+    shown, rest = split_rows(grouped_residuals(saved.residuals), top)
     for count, residual in shown:
         table.add_row(*_cells(count, residual, saved.total_bytes))
     add_more(table, len(rest), "", "", "", "")
@@ -67,7 +72,7 @@ def residuals_table(saved: Residuals, width: int, top: int | None = tables.TALL_
 
 def _cells(count: int, residual: Residual, total: int | None) -> list[str | Text]:
     share = share_text(residual.bytes, total)
-    what = described(*what_texts(residual), readers_text(residual))
+    what = value_cell(*residual_texts(residual), readers_text(residual))
     type_ = times(count, residual.type)
     return [share, size_text(residual.bytes), type_, recompute_text(residual), what]
 
@@ -75,7 +80,11 @@ def _cells(count: int, residual: Residual, total: int | None) -> list[str | Text
 def _policies(saved: Residuals) -> Table:
     if saved.placements:
         return _placements(saved)
-    columns = text("policy"), number("bytes"), text("largest dropped residual", tables.COMMENT)
+    columns = (
+        text_column("policy"),
+        number_column("bytes"),
+        text_column("largest dropped residual", tables.COMMENT),
+    )
     table = new_table("residuals under each policy of jax.checkpoint", *columns)
     for name, size in saved.policies.items():
         table.add_row(name, size_text(size), dropped_text(saved, name))
@@ -85,13 +94,13 @@ def _policies(saved: Residuals) -> Table:
 def _placements(saved: Residuals) -> Table:
     """Return the bytes and the peaks under each policy, in each place."""
     compiled = saved.placements[0].compiled_bytes is not None
-    columns = [text("policy", tables.BINDER), number("bytes"), number("peak")]
-    columns += [number("XLA's peak")] if compiled else []
+    columns = [text_column("policy", tables.BINDER), number_column("bytes"), number_column("peak")]
+    columns += [number_column("XLA's peak")] if compiled else []
     table = new_table(PLACEMENTS, *columns)
     for only, group in groupby(saved.placements, key=lambda placement: placement.only):
         rows = list(group)
         if only:
-            table.add_row(place_text(rows[0]))
+            table.add_row(placement_text(rows[0]))
         for placement in rows:
             sizes = [in_bytes(placement.total_bytes), in_bytes(placement.peak_bytes)]
             sizes += [size_text(placement.compiled_bytes)] if compiled else []
@@ -99,7 +108,7 @@ def _placements(saved: Residuals) -> Table:
     return table
 
 
-def place_text(placement: Placement) -> str:
+def placement_text(placement: Placement) -> str:
     """Return the place of `jax.checkpoint`: `around layer`; empty for the whole function."""
     return f"around {' and '.join(placement.only)}" if placement.only else ""
 
@@ -133,7 +142,11 @@ def _placement(
     """Yield the names to save and their lines, the policy and where to put it, and its cost."""
     values = proposal.values if placement.policy == proposal.policy else ()
     if values:
-        columns = number("bytes"), text("line", tables.BINDER), text("saved value")
+        columns = (
+            number_column("bytes"),
+            text_column("line", tables.BINDER),
+            text_column("saved value"),
+        )
         table = new_table(f"{heading}, save {plural(len(values), 'name')}", *columns)
         for value in values:
             table.add_row(in_bytes(value.bytes), value.source, _to_write(value))
@@ -177,14 +190,14 @@ def _to_write(value: SavedValue) -> Text:
 # --- texts ------------------------------------------------------------------------------------
 
 
-def grouped(residuals: Sequence[Residual]) -> list[tuple[int, Residual]]:
+def grouped_residuals(residuals: Sequence[Residual]) -> list[tuple[int, Residual]]:
     """Return residuals grouped over the layers of a model, with the size of each group.
 
     A group has the total bytes and recomputation cost. The largest is first.
     """
     groups: defaultdict[tuple[object, ...], list[Residual]] = defaultdict(list)
     for residual in residuals:
-        what, *primitive = what_texts(residual)
+        what, *primitive = residual_texts(residual)
         alike = (
             without_numbers(what) if residual.argument else what,
             *primitive,
@@ -206,7 +219,7 @@ def _merged(group: Sequence[Residual]) -> Residual:
     )
 
 
-def total_text(saved: Residuals) -> str:
+def kept_total_text(saved: Residuals) -> str:
     """Return the total: `loss keeps 3 residuals, 1.5 MiB, with respect to params`."""
     kept = plural(len(saved.residuals), "residual")
     size = "" if saved.total_bytes is None else f", {in_bytes(saved.total_bytes)}"
@@ -230,7 +243,7 @@ def recompute_text(residual: Residual) -> str:
     return with_prefix(number) if type(number) is int else str(number)
 
 
-def what_texts(residual: Residual) -> tuple[str, str]:
+def residual_texts(residual: Residual) -> tuple[str, str]:
     """Return the argument of a residual, or its line and the primitive that computes it."""
     if residual.argument:
         return residual.argument, ""
@@ -266,7 +279,7 @@ def residuals_view(saved: Residuals | str, line_of: views.Lines) -> views.View:
         shown.append(_page_placements(saved))
     elif saved.policies:
         shown.append(_page_policies(saved))
-    return views.View("residuals", [total_text(saved)], shown)
+    return views.View("residuals", [kept_total_text(saved)], shown)
 
 
 def _page_residuals(saved: Residuals, line_of: views.Lines) -> views.Table:
@@ -277,7 +290,7 @@ def _page_residuals(saved: Residuals, line_of: views.Lines) -> views.Table:
         ("recompute", True),
         ("value and readers", False),
     )
-    groups = grouped(saved.residuals)
+    groups = grouped_residuals(saved.residuals)
     rows = [_page_row(*group, saved.total_bytes, line_of) for group in groups]
     return views.table("residuals", columns, rows)
 
@@ -295,7 +308,7 @@ def _page_row(
             residual.recompute if type(residual.recompute) is int else None,
         ),
         views.Cell(
-            views.joined(what_texts(residual)),
+            views.joined(residual_texts(residual)),
             link=views.linked(residual.source, line_of),
             below=views.Cell(readers_text(residual), link=views.linked(reader, line_of)),
         ),
@@ -308,7 +321,7 @@ def _page_placements(saved: Residuals) -> views.Table:
         [
             views.Cell(size_text(placement.total_bytes), placement.total_bytes),
             views.Cell(size_text(placement.peak_bytes), placement.peak_bytes),
-            views.Cell(place_text(placement)),
+            views.Cell(placement_text(placement)),
             views.Cell(policy_text(placement.policy)),
         ]
         for placement in saved.placements

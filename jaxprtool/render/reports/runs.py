@@ -14,12 +14,12 @@ from jaxprtool.ir.notation.tokens import BinderToken, Comment, Type
 from jaxprtool.ir.paths import Alike, alike
 from jaxprtool.render.documents import programs as documents
 from jaxprtool.render.terminal.listing import Cell, Listing, grid, printable
-from jaxprtool.render.terminal.tables import more, split
+from jaxprtool.render.terminal.tables import more, split_rows
 
 if TYPE_CHECKING:
     from jaxprtool.errors import Details
     from jaxprtool.execute.checked import Finding
-    from jaxprtool.execute.running.run import Output, RunReport
+    from jaxprtool.execute.running.run import RunOutput, RunReport
 
 
 #: The width from which a table of many results has means.
@@ -34,13 +34,13 @@ def outputs(report: RunReport, width: int, top: int | None) -> str:
         width: The width in characters.
         top: The number of results shown; None for all.
     """
-    shown, rest = split(report.outputs, top)
+    shown, rest = split_rows(report.outputs, top)
     lines = [_result(out, width) for out in shown]
     lines += [_more(rest)] if rest else []
     return "\n".join(lines) or "no results"
 
 
-def _result(out: Output, width: int) -> str:
+def _result(out: RunOutput, width: int) -> str:
     head, text = f"{out.name}: {out.type}", _described(out, width - 2)
     fits = "\n" not in text and len(head) + 1 + len(text) <= width
     return f"{head} {text}".rstrip() if fits else f"{head}\n{indent(text, '  ')}"
@@ -58,14 +58,14 @@ def results_table(report: RunReport, width: int, top: int | None) -> Listing:
         width: The width in characters.
         top: The number of rows; None for a row for each result.
     """
-    if split(report.outputs, top)[1]:
+    if split_rows(report.outputs, top)[1]:
         groups = alike(report.outputs, lambda out: out.name, _kind)
         groups.sort(
             key=lambda group: (group.path.startswith("updated."), group.items[0].value.ndim > 0)
         )
     else:
         groups = [Alike(out.name, [out]) for out in report.outputs]
-    shown, others = split(sorted(groups, key=lambda group: _is_finite(group.items[0])), top)
+    shown, others = split_rows(sorted(groups, key=lambda group: _is_finite(group.items[0])), top)
     narrow = bool(others) and width < _WIDE
     rows: list[list[Cell]] = [
         [
@@ -81,25 +81,25 @@ def results_table(report: RunReport, width: int, top: int | None) -> Listing:
     return Listing(printable(tokens))
 
 
-def _more(rest: Sequence[Output]) -> str:
+def _more(rest: Sequence[RunOutput]) -> str:
     """Return the number of results that are not shown, and how many of them are not finite."""
     bad = sum(not _is_finite(out) for out in rest)
     return more(len(rest), f", {bad:,} of them with NaN or inf" if bad else "")
 
 
-def _kind(out: Output) -> tuple[str, bool]:
+def _kind(out: RunOutput) -> tuple[str, bool]:
     return out.type, _is_finite(out)
 
 
-def _is_finite(out: Output) -> bool:
+def _is_finite(out: RunOutput) -> bool:
     return out.summary.is_finite
 
 
-def _count(group: Alike[Output]) -> list[str]:
+def _count(group: Alike[RunOutput]) -> list[str]:
     return [f"{len(group.items)} x "] if group.items[1:] else []
 
 
-def _in_short(group: Alike[Output], narrow: bool) -> str:
+def _in_short(group: Alike[RunOutput], narrow: bool) -> str:
     """Return the value of one small result, or the range, mean and non-finite counts of several.
 
     In a `narrow` table, the mean and the values of vectors are left out.
@@ -120,7 +120,7 @@ def _in_short(group: Alike[Output], narrow: bool) -> str:
     return ", ".join(parts)
 
 
-def _of_all(group: Alike[Output]) -> dict[str, Any]:
+def _of_all(group: Alike[RunOutput]) -> dict[str, Any]:
     """Return joint statistics of results of one type; none if one of them has none."""
     statistics = [out.summary.numbers for out in group.items]
     if "min" not in statistics[0]:
@@ -154,7 +154,7 @@ def steps(
     return rows
 
 
-def _described(out: Output, width: int) -> str:
+def _described(out: RunOutput, width: int) -> str:
     """Return a result's value if it is small, else its statistics."""
     summary = out.summary
     if summary.value is not None:
@@ -178,7 +178,7 @@ def duration(seconds: float) -> str:
     return f"{number:,.0f} {unit}" if number >= 100 else f"{number:.3g} {unit}"
 
 
-def document(
+def run_document(
     report: RunReport, trace_time: float, random: Sequence[str], pass_time: float | None = None
 ) -> documents.RunDocument:
     """Return the document of a run; the arguments `random` had random values."""
@@ -215,7 +215,7 @@ def _finding(finding: Finding) -> str:
     return ": ".join((parts[0], ", ".join(parts[1:])))
 
 
-def _output_document(out: Output) -> documents.Output:
+def _output_document(out: RunOutput) -> documents.Output:
     summary = out.summary
     if summary.value is None:
         return documents.Output(out.name, out.type, statistics=summary.statistics)

@@ -20,7 +20,14 @@ from jaxprtool.render import views
 from jaxprtool.render.reports.runs import duration
 from jaxprtool.render.terminal import tables
 from jaxprtool.render.terminal.listing import Rendering
-from jaxprtool.render.terminal.tables import add_more, new_table, number, share_text, split, text
+from jaxprtool.render.terminal.tables import (
+    add_more,
+    new_table,
+    number_column,
+    share_text,
+    split_rows,
+    text_column,
+)
 
 if TYPE_CHECKING:
     from jaxprtool.analysis.shardings import Collective, RepeatedWork, ShardedValue, Shardings
@@ -53,7 +60,7 @@ def shardings_tables(
         replicated: Whether to show only large values that each device holds whole.
     """
     parts: list[Text | Table] = [Text(heading(shardings), style=tables.HEADING)]
-    parts += map(Text, facts(shardings))
+    parts += map(Text, sharding_facts(shardings))
     if replicated:
         parts += [
             Text(),
@@ -71,7 +78,7 @@ def shardings_tables(
 
 def device_tables(shardings: Shardings, width: int, top: int | None) -> Rendering:
     """Return the work and the communication of each device, without the shardings of values."""
-    parts = [Text(heading(shardings), style=tables.HEADING), *map(Text, facts(shardings))]
+    parts = [Text(heading(shardings), style=tables.HEADING), *map(Text, sharding_facts(shardings))]
     return Rendering(Group(*parts, *_both_sources(shardings, top)), width)
 
 
@@ -96,7 +103,7 @@ def heading(shardings: Shardings) -> str:
     return f"{shardings.name}: {plural(shardings.devices, 'device')} ({axes}), {moved}"
 
 
-def facts(shardings: Shardings) -> Iterator[str]:
+def sharding_facts(shardings: Shardings) -> Iterator[str]:
     """Yield lines with the memory, the times, and the compiler of the program."""
     flops = with_prefix(sum(shardings.products.values()), "FLOP")
     memory = in_bytes(shardings.memory_bytes)
@@ -148,11 +155,13 @@ def _collectives(
 ) -> Table:
     """Return a table with a row for each line, and its collectives below."""
     with_time = any(collective.seconds is not None for collective in listed)
-    times = [number("time")] if with_time else []
-    table = new_table(title, number("share"), number("sent"), *times, text("line and values"))
+    times = [number_column("time")] if with_time else []
+    table = new_table(
+        title, number_column("share"), number_column("sent"), *times, text_column("line and values")
+    )
     lines = _by(listed, lambda collective: collective.line)
     by_bytes = sorted(lines.items(), key=lambda item: -_bytes(item[1]))
-    shown, others = split(by_bytes, top)
+    shown, others = split_rows(by_bytes, top)
     for line, here in shown:
         cells = share_text(_bytes(here), shardings.sent_bytes), in_bytes(_bytes(here))
         name = Text(str(line or NO_LINE), style=tables.BINDER)
@@ -235,9 +244,13 @@ def _along(collective: Collective) -> str:
 
 def _repeated(shardings: Shardings, top: int | None) -> Table:
     """Return a table of the operations of which each device computes more than its share."""
-    columns = number("each device"), number("its share"), text("line and operation")
+    columns = (
+        number_column("each device"),
+        number_column("its share"),
+        text_column("line and operation"),
+    )
     table = new_table("computed by several devices alike", *columns)
-    shown, others = split(shardings.repeated, top)
+    shown, others = split_rows(shardings.repeated, top)
     for work in shown:
         below = Text(repeated_text(work, shardings.devices), tables.COMMENT)
         _, sizes = repeated_work_texts(work)
@@ -270,7 +283,7 @@ def _constraints(shardings: Shardings) -> Iterator[Text | Table]:
         tried = plural(shardings.tried, "other constraint")
         yield Text(f"no constraint was found that reduces communication: {tried} compiled")
         return
-    columns = number("sent"), number("memory"), text("line and constraint")
+    columns = number_column("sent"), number_column("memory"), text_column("line and constraint")
     title = f"with one of these constraints, as compiled ({shardings.tried} tried)"
     table = new_table(title, *columns)
     for constraint in shardings.constraints:
@@ -295,9 +308,14 @@ def _time(here: Sequence[Collective], with_time: bool) -> list[str]:
 
 def _values(shardings: Shardings, listed: Sequence[ShardedValue], top: int | None) -> Table:
     """Return a table of values; those whose names differ only in numbers share a row."""
-    columns = number("per device"), number("whole"), text("spec"), text("value")
+    columns = (
+        number_column("per device"),
+        number_column("whole"),
+        text_column("spec"),
+        text_column("value"),
+    )
     table = new_table("arguments, results and large values", *columns)
-    shown, others = split(alike_values(listed), top)
+    shown, others = split_rows(alike_values(listed), top)
     for group in shown:
         first, count = group[0], sum(value.count for value in group)
         sizes = [first.bytes_per_device * count, first.bytes * count]
@@ -534,7 +552,7 @@ def shardings_view(split: Shardings, line_of: views.Lines) -> views.View:
     shown = [_page_collectives(split, line_of), _page_values(split, line_of)]
     if split.repeated:
         shown.insert(1, _page_repeated(split, line_of))
-    return views.View("devices", [heading(split), *facts(split)], shown)
+    return views.View("devices", [heading(split), *sharding_facts(split)], shown)
 
 
 def _page_collectives(split: Shardings, line_of: views.Lines) -> views.Table:

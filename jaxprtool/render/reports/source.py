@@ -27,7 +27,7 @@ from jaxprtool.render.terminal.tables import Sources, share_text
 
 if TYPE_CHECKING:
     from jaxprtool.analysis.cost import Group
-    from jaxprtool.analysis.cost.devices import Device
+    from jaxprtool.analysis.cost.devices import DeviceSpec
     from jaxprtool.analysis.profile import Profile
     from jaxprtool.analysis.source_lines import Source, SourceFile, SourceLine
 
@@ -50,7 +50,7 @@ _ELLIPSIS = "…"
 
 
 def source_text(
-    source: Source, width: int, full: bool = False, device: Device | None = None
+    source: Source, width: int, full: bool = False, device: DeviceSpec | None = None
 ) -> Rendering:
     """Return the relevant lines of a user's files, each preceded by its cost.
 
@@ -73,7 +73,7 @@ def source_text(
     hidden = 0
     for file in source.files:
         wanted = [line.number for line in file.lines if full or matter(line)]
-        numbered = _File(source, file, sources)
+        numbered = _AnnotatedFile(source, file, sources)
         numbers = numbered.numbers(wanted, full)
         hidden += sum(line.number not in numbers for line in file.lines)
         if wanted:
@@ -149,7 +149,7 @@ def _measured(line: SourceLine) -> str:
     """Return the time of a line and its share: `~3.87 ms  55%`."""
     if line.measured is None:
         return ""
-    return f"{profile.numbers(line.measured)['time']} {line.measured.share:>4.0%}"
+    return f"{profile.timed_numbers(line.measured)['time']} {line.measured.share:>4.0%}"
 
 
 def _flops(group: Group) -> str:
@@ -169,7 +169,7 @@ def _cut(text: str) -> str:
 # --- files ------------------------------------------------------------------------------------
 
 
-class _File:
+class _AnnotatedFile:
     """A file and the numbers before its lines."""
 
     def __init__(self, source: Source, file: SourceFile, sources: Sources):
@@ -264,7 +264,7 @@ def _row(cells: Sequence[str], widths: Sequence[int]) -> str:
 # --- notes ------------------------------------------------------------------------------------
 
 
-def _notes(source: Source, hidden: int, device: Device | None) -> Iterator[str]:
+def _notes(source: Source, hidden: int, device: DeviceSpec | None) -> Iterator[str]:
     if source.package:
         yield f"no lines are in your own files; these are from {source.package}"
     if hidden:
@@ -301,4 +301,4 @@ def _time_notes(source: Source, times: Profile) -> Iterator[str]:
     rest = times.explained * times.wall_seconds - of_lines
     if rest >= _SHARE * times.wall_seconds:
         yield f"{duration(rest)} ({rest / times.wall_seconds:.0%}) is not in these lines"
-    yield from profile.notes(times)
+    yield from profile.profile_notes(times)

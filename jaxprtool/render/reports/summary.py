@@ -42,17 +42,17 @@ from jaxprtool.render.terminal.listing import (
     ShowOptions,
     SourceComments,
     columns,
-    cut,
+    cut_line,
     lines_of,
     printable,
 )
 from jaxprtool.render.terminal.tables import (
     add_more,
     new_table,
-    number,
+    number_column,
     share_text,
-    split,
-    text,
+    split_rows,
+    text_column,
 )
 
 if TYPE_CHECKING:
@@ -77,7 +77,7 @@ NEXT = "what to do next"
 _GAP, _INDENT = 2, "    "
 
 
-class Row(NamedTuple):
+class SummaryRow(NamedTuple):
     """A row of a part: a line, a value or a finding.
 
     Attributes:
@@ -95,12 +95,12 @@ class Row(NamedTuple):
     source: str = ""
 
 
-class Part(NamedTuple):
+class SummaryPart(NamedTuple):
     """A part of a summary: its title, a fact, and rows."""
 
     title: str
     fact: str
-    rows: Sequence[Row]
+    rows: Sequence[SummaryRow]
 
 
 def heading(report: Summary) -> str:
@@ -108,75 +108,81 @@ def heading(report: Summary) -> str:
     return "; ".join((*facts(report.facts.stats), cost.total_text(report.total)))
 
 
-def parts(report: Summary) -> Iterator[Part]:
+def summary_parts(report: Summary) -> Iterator[SummaryPart]:
     """Yield the parts of a summary before the suggestions."""
     if report.measured is not None and (times := report.facts.profile) is not None:
         title = "lines by time"
-        yield Part(title, profile.time_text(times), [_timed(line) for line in report.measured])
+        yield SummaryPart(
+            title, profile.time_text(times), [_timed(line) for line in report.measured]
+        )
     if report.lines:
         unknown = "; ".join(cost.unknown_notes(report.facts.cost))
-        yield Part("lines by FLOPs", unknown, [_costly(report, group) for group in report.lines])
+        yield SummaryPart(
+            "lines by FLOPs", unknown, [_costly(report, group) for group in report.lines]
+        )
     usage = report.facts.memory
     if isinstance(usage, str):
-        yield Part("peak of memory", usage, ())
+        yield SummaryPart("peak of memory", usage, ())
     else:
-        where = memory.place_text(usage.at)
+        where = memory.point_text(usage.at)
         fact = f"{in_bytes(usage.peak_bytes)}{f' at {where}' if where else ''}"
         if left_out := memory.unknown_text(usage.unknown):
             fact = f"{fact}; {left_out}"
         rows = [_live(live, usage.peak_bytes) for live in report.live]
-        yield Part("peak of memory", fact, rows)
+        yield SummaryPart("peak of memory", fact, rows)
     kept = report.facts.residuals
     if not isinstance(kept, str):
-        groups = residuals.grouped(kept.residuals)[:_MOST]
+        groups = residuals.grouped_residuals(kept.residuals)[:_MOST]
         rows = [_kept(count, residual, kept.total_bytes) for count, residual in groups]
-        yield Part("gradient", residuals.total_text(kept), rows)
+        yield SummaryPart("gradient", residuals.kept_total_text(kept), rows)
     count = report.finding_count
     more = f", the first {len(report.findings)}" if count > len(report.findings) else ""
     fact = f"{plural(count, 'finding')}{more}" if count else "nothing found"
-    yield Part("lint", fact, list(map(_finding, report.findings)))
+    yield SummaryPart("lint", fact, list(map(_finding, report.findings)))
 
 
-def _costly(report: Summary, group: Group) -> Row:
+def _costly(report: Summary, group: Group) -> SummaryRow:
     share = share_text(cost.weight_of(group), cost.weight_of(report.total))
     line = group.line
     code = "" if line is None else source_text.line(line.file, line.line)
-    return Row(share, cost.number_text(group, "flops") or "0", group.name, code, group.name)
+    return SummaryRow(share, cost.number_text(group, "flops") or "0", group.name, code, group.name)
 
 
-def _timed(line: TimedLine) -> Row:
+def _timed(line: TimedLine) -> SummaryRow:
     code = "" if line.line is None else source_text.line(line.line.file, line.line.line)
-    time = profile.numbers(line)["time"]
-    return Row(f"{line.share:.1%}", time, line.name, code, line.name)
+    time = profile.timed_numbers(line)["time"]
+    return SummaryRow(f"{line.share:.1%}", time, line.name, code, line.name)
 
 
-def _live(live: Live, peak: int) -> Row:
+def _live(live: Live, peak: int) -> SummaryRow:
     share, size = share_text(live.bytes, peak), in_bytes(live.bytes)
-    name = " ".join(filter(None, memory.what_texts(live)))
-    return Row(share, size, name, times(live.count, live.type), live.source)
+    name = " ".join(filter(None, memory.live_texts(live)))
+    return SummaryRow(share, size, name, times(live.count, live.type), live.source)
 
 
-def _kept(count: int, residual: Residual, total: int | None) -> Row:
+def _kept(count: int, residual: Residual, total: int | None) -> SummaryRow:
     share, size = share_text(residual.bytes, total), residuals.size_text(residual.bytes)
-    name = " ".join(filter(None, residuals.what_texts(residual)))
-    return Row(share, size, name, times(count, residual.type), residual.source)
+    name = " ".join(filter(None, residuals.residual_texts(residual)))
+    return SummaryRow(share, size, name, times(count, residual.type), residual.source)
 
 
-def _finding(finding: Finding) -> Row:
-    return Row("", finding.code, finding.line or "unknown line", finding.message, finding.line)
+def _finding(finding: Finding) -> SummaryRow:
+    return SummaryRow(
+        "", finding.code, finding.line or "unknown line", finding.message, finding.line
+    )
 
 
 # --- the terminal -----------------------------------------------------------------------------
 
 
-def summary(report: Summary, width: int) -> Rendering:
+def summary_table(report: Summary, width: int) -> Rendering:
     """Return the summary of a program: its size, its most expensive parts, and what to do next.
 
     Args:
         report: The summary.
         width: The width in characters.
     """
-    shown = list(parts(report))
+    shown = list(summary_parts(report))
     title = Text(f"{report.name}: {heading(report)}", style=tables.HEADING)
     rendered: list[RenderableType] = [title]
     for part in shown:
@@ -191,12 +197,12 @@ def summary(report: Summary, width: int) -> Rendering:
     return Rendering(Parts(*rendered), width)
 
 
-def _title(part: Part) -> Text:
+def _title(part: SummaryPart) -> Text:
     title = Text(part.title, style=tables.HEADING)
     return title.append(f": {part.fact}", style="default") if part.fact else title
 
 
-def _table(rows: Sequence[Row], shown: Sequence[Part], width: int) -> Table:
+def _table(rows: Sequence[SummaryRow], shown: Sequence[SummaryPart], width: int) -> Table:
     """Return rows in columns that are as wide in all parts; code and types are cut."""
     every = [row for part in shown for row in part.rows]
     widths = [max(map(len, column)) for column in zip(*every, strict=True)][:3]
@@ -306,7 +312,7 @@ def _facts(overview: Overview, width: int, frames: Frames, most: int) -> list[li
     ]
     names = max((len("".join(name)) for _, name, _ in rows), default=0)
     room = max(width - len(_label("")[0]) - names - 2 * len(GAP), _LEAST)
-    return [[label, name, cut(text, room)] for label, name, text in rows]
+    return [[label, name, cut_line(text, room)] for label, name, text in rows]
 
 
 def _rows(
@@ -359,11 +365,11 @@ def _listing(
     )
     lines = list(islice(lines_of(layout.tokens(height + 1)), height + 1))
     fits = len(lines) <= height
-    shown = [["\n", *cut(line, width)] for line in (lines if fits else lines[: height - 1])]
+    shown = [["\n", *cut_line(line, width)] for line in (lines if fits else lines[: height - 1])]
     tokens = list(chain.from_iterable(shown))[1:]
     if not fits:
         more = f"… --full or --pager shows all {overview.stats.equations:,} equations"
-        tokens += "\n", *cut([Comment(more)], width)
+        tokens += "\n", *cut_line([Comment(more)], width)
     return tokens
 
 
@@ -384,7 +390,7 @@ def _depth(overview: Overview, height: int) -> int:
 MOST_DEPTHS = 6
 
 
-def stats(counted: Stats, width: int, top: int | None = tables.ROWS) -> Rendering:
+def stats_tables(counted: Stats, width: int, top: int | None = tables.ROWS) -> Rendering:
     """Return the tables of a program's `Stats`.
 
     Args:
@@ -408,7 +414,7 @@ def _equations(counted: Stats, top: int | None) -> Table:
     depths = len(counted.by_depth)
     columns = min(depths, MOST_DEPTHS)
     heading = f"{counted.name}: {plural(counted.equations, 'equation')}"
-    grid = new_table(heading, text("primitive", tables.PRIMITIVE), number("in all"))
+    grid = new_table(heading, text_column("primitive", tables.PRIMITIVE), number_column("in all"))
     if depths > 1:
         for depth in range(columns):
             more = depth == columns - 1 and depths > columns
@@ -416,7 +422,7 @@ def _equations(counted: Stats, top: int | None) -> Table:
                 f"depth {depth}{'+' if more else ''}" if depth in (0, columns - 1) else str(depth)
             )
             grid.add_column(label, justify="right", style=tables.COMMENT)
-    shown, rest = split(counted.primitives, top)
+    shown, rest = split_rows(counted.primitives, top)
     for primitive in shown:
         grid.add_row(primitive.name, *_counts(primitive.total, primitive.by_depth))
     add_more(grid, len(rest))

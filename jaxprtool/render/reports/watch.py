@@ -14,7 +14,7 @@ from rich.text import Text
 from jaxprtool.ir.frames import BEHIND
 from jaxprtool.render.terminal import tables
 from jaxprtool.render.terminal.listing import Rendering
-from jaxprtool.render.terminal.tables import more, split
+from jaxprtool.render.terminal.tables import more, split_rows
 
 if TYPE_CHECKING:
     from jaxprtool.execute.watch import Numbers, Watched, WatchedRow
@@ -42,7 +42,7 @@ def watched_text(watched: Watched, width: int, top: int | None = tables.ROWS) ->
         return Rendering(Text(f"{watched.name}: no selected value is computed"), width)
     low, high = _range(watched.rows)
     bars = max(_NARROW, min(_WIDE, width // 5))
-    rows, rest = split(watched.rows, top)
+    rows, rest = split_rows(watched.rows, top)
     numbered = max(len(_iteration(row)) for row in rows)
     lines = [
         Text(f"{watched.name}: values by {watched.by}", style=tables.HEADING),

@@ -15,7 +15,7 @@ from rich.text import Text
 from jaxprtool.ir import source_text
 from jaxprtool.ir.documents import listed, plural
 from jaxprtool.ir.frames import BEHIND, short_paths
-from jaxprtool.ir.notation.tokens import Comment, Heading, PrimitiveName, SourceLine, Type
+from jaxprtool.ir.notation.tokens import Comment, Heading, PrimitiveName, SourceLineToken, Type
 from jaxprtool.ir.program import covering
 from jaxprtool.render.terminal import tables
 from jaxprtool.render.terminal.listing import (
@@ -23,12 +23,12 @@ from jaxprtool.render.terminal.listing import (
     Cell,
     Listing,
     Rendering,
-    cut,
-    joined,
+    cut_line,
+    joined_lines,
     printable,
-    wrapped,
+    wrapped_cell,
 )
-from jaxprtool.render.terminal.tables import add_more, more, split
+from jaxprtool.render.terminal.tables import add_more, more, split_rows
 
 if TYPE_CHECKING:
     from jaxprtool.analysis.gradients import Cause, GradientAnswer, GradientFlow, GradientGroup
@@ -60,11 +60,11 @@ def slices_by_line(why: Why, width: int, top: int | None = tables.ROWS) -> Listi
     tokens: list[str] = []
     for part, sentence, note in slices_with_sentences(why):
         tokens += ["\n\n"] if tokens else []
-        for line in wrapped([Heading(sentence)], width):
+        for line in wrapped_cell([Heading(sentence)], width):
             tokens += [*line, "\n"]
-        tokens += joined(_rows(part, note, width, top))
+        tokens += joined_lines(_rows(part, note, width, top))
     if why.gradient is not None and (said := gradient_sentence(why.gradient, why.what)):
-        tokens += ["\n\n", *joined(wrapped([said], width))]
+        tokens += ["\n\n", *joined_lines(wrapped_cell([said], width))]
     return Listing(printable(tokens))
 
 
@@ -139,7 +139,7 @@ def _named(noun: str, chosen: Sequence[str], names: Sequence[str]) -> str:
 
 def _rows(part: Slice, note: str, width: int, top: int | None) -> list[Cell]:
     """Return a row for each line of a slice, and a note on the others."""
-    lines, rest = split(part.lines, top)
+    lines, rest = split_rows(part.lines, top)
     counts, places = _counts(lines), [line.name or "unknown line" for line in lines]
     taken = max(map(len, counts), default=0) + 2 * len(GAP)
     places, room = _fitting(places, width - taken)
@@ -147,10 +147,10 @@ def _rows(part: Slice, note: str, width: int, top: int | None) -> list[Cell]:
     indent = " " * (taken - len(GAP))
     for line, count, place in zip(lines, counts, places, strict=True):
         is_own = line.line is not None and line.line.own
-        shown = (SourceLine if is_own else Comment)(place)
+        shown = (SourceLineToken if is_own else Comment)(place)
         rows.append([count, GAP, shown, GAP, *_source(line, room)])
         if line.behind:
-            rows.append(cut([Comment(f"{indent}{BEHIND.lstrip()}{line.behind}")], width))
+            rows.append(cut_line([Comment(f"{indent}{BEHIND.lstrip()}{line.behind}")], width))
     rows += [[Comment(more(len(rest)))]] if rest else []
     left = part.of - part.equations
     if left:
@@ -184,11 +184,11 @@ def _source(line: SlicedLine, room: int) -> Cell:
     code = "" if line.line is None else source_text.line(line.line.file, line.line.line)
     text = " ".join(code.split())
     if not text:
-        return cut([Comment(primitives)], room)
+        return cut_line([Comment(primitives)], room)
     left = room - len(GAP) - len(primitives)
     if left < _LEAST_CODE:
-        return cut([text], room)
-    return [*cut([text], left), GAP, Comment(primitives)]
+        return cut_line([text], room)
+    return [*cut_line([text], left), GAP, Comment(primitives)]
 
 
 # --- paths ------------------------------------------------------------------------------------
@@ -206,7 +206,7 @@ def path_text(path: Path, width: int, top: int | None = tables.ROWS) -> Listing:
         return Listing(printable([f"{path.start} does not reach {path.end}"]))
     sentence = f"{path.start} reaches {path.end} through {plural(len(path.steps), 'equation')}"
     tokens: list[str] = [Heading(sentence)]
-    steps, rest = split(path.steps, top)
+    steps, rest = split_rows(path.steps, top)
     names = [f"{'  ' * step.depth}{step.primitive}" for step in steps]
     longest = max(map(len, names), default=0)
     types = max((len(step.type) for step in steps), default=0)
@@ -216,7 +216,7 @@ def path_text(path: Path, width: int, top: int | None = tables.ROWS) -> Listing:
         row = [PrimitiveName(f"{name:{longest}}"), GAP, Type(f"{step.type:{types}}"), GAP]
         code = "" if step.frame is None else source_text.line(step.frame.file, step.frame.line)
         if step.frame is not None:
-            row += [SourceLine(place), GAP, *cut([" ".join(code.split())], room)]
+            row += [SourceLineToken(place), GAP, *cut_line([" ".join(code.split())], room)]
         tokens += "\n", *row
     tokens += ["\n", Comment(more(len(rest)))] if rest else []
     return Listing(printable(tokens))
@@ -302,7 +302,7 @@ def _causes(group: GradientGroup, top: int | None) -> Table:
     table.add_column(style=tables.PRIMITIVE)
     table.add_column(style=tables.BINDER, overflow="fold")
     table.add_column(overflow="fold")
-    shown, rest = split(group.causes, top)
+    shown, rest = split_rows(group.causes, top)
     for cause in shown:
         for number, (line, style) in enumerate(_lines(cause)):
             first = (cause.forward or cause.primitive, cause.source or "unknown line")

@@ -26,7 +26,7 @@ from jaxprtool.ir.notation.tokens import (
     Comment,
     Heading,
     PrimitiveName,
-    SourceLine,
+    SourceLineToken,
     Type,
     with_roles,
 )
@@ -66,7 +66,7 @@ def _written_out(text: str) -> str:
     return "".join(c if c.isprintable() or c == "\n" else ascii(c)[1:-1] for c in text)
 
 
-def joined(lines: Iterable[Iterable[str]]) -> list[str]:
+def joined_lines(lines: Iterable[Iterable[str]]) -> list[str]:
     """Return the tokens of lines with newlines between them."""
     return [token for line in lines for token in ("\n", *line)][1:]
 
@@ -84,7 +84,7 @@ def lines_of(tokens: Iterable[str]) -> Iterator[list[str]]:
     yield line
 
 
-def cut(line: Sequence[str], width: int) -> list[str]:
+def cut_line(line: Sequence[str], width: int) -> list[str]:
     """Return a line's tokens, cut at the width."""
     if sum(map(len, line)) <= width:
         return list(line)
@@ -130,13 +130,13 @@ def _broken(line: list[str], width: int) -> Iterator[str]:
     line = [BinderToken(t) if bound else t for t, bound in zip(line, binders, strict=False)]
     indent = line.pop(0) if line[0].isspace() else ""
     end = len(line)
-    while end > 1 and isinstance(line[end - 1], Comment | SourceLine):
+    while end > 1 and isinstance(line[end - 1], Comment | SourceLineToken):
         end -= 1
     line, comment = line[:end], line[end:]
     if comment and line[-1].isspace():
         line.pop()
     room = width - len(indent) - _INDENT
-    for number, rest in enumerate(wrapped(line, room)):
+    for number, rest in enumerate(wrapped_cell(line, room)):
         if number:
             yield "\n"
             indent += " " * _INDENT * (number == 1)
@@ -151,19 +151,19 @@ def _broken(line: list[str], width: int) -> Iterator[str]:
         yield from comment
         return
     start = max(len(indent), min(COMMENT_COLUMN, width - length))
-    for rest in wrapped(comment, width - start):
+    for rest in wrapped_cell(comment, width - start):
         yield "\n" + " " * start
         yield from rest
 
 
-def parts(token: str) -> list[str]:
+def breakable_parts(token: str) -> list[str]:
     """Return the spaces in a token and the pieces after which it may be broken."""
-    if isinstance(token, Comment | PrimitiveName | SourceLine):
+    if isinstance(token, Comment | PrimitiveName | SourceLineToken):
         return _PATH_PARTS.findall(token)
     return (_NAME_PARTS if isinstance(token, BinderToken) else _PARTS).findall(token)
 
 
-def wrapped(cell: Cell, width: int) -> list[Cell]:
+def wrapped_cell(cell: Cell, width: int) -> list[Cell]:
     """Return the lines of a wrapped cell.
 
     It is broken between words. A word wider than a line is broken after a comma or the like, a file
@@ -197,7 +197,7 @@ def _words(cell: Cell) -> Iterator[list[str]]:
     word: list[str] = []
     for token in cell:
         role = type(token)
-        for part in parts(token):
+        for part in breakable_parts(token):
             if part[0] != " ":
                 word.append(role(part))
             elif word:
@@ -443,7 +443,7 @@ class SourceComments:
         location = location.chosen(self._options.frames or self._frames.choice)
         first, *behind = map(self._frames.text, (location.frame, *location.behind))
         is_own = self._frames.is_users(location.frame.file)
-        tokens = [SourceLine(first) if is_own else Comment(first)]
+        tokens = [SourceLineToken(first) if is_own else Comment(first)]
         return [*tokens, Comment("".join(BEHIND + text for text in behind))] if behind else tokens
 
 
@@ -488,11 +488,11 @@ def grid(
     for row, more in zip(rows, below or [()] * len(rows), strict=True):
         lines.append(_row(row, widths))
         if more:
-            lines += ([" " * indent, *line] for line in wrapped(more, max(width - indent, 1)))
-    return joined(lines)
+            lines += ([" " * indent, *line] for line in wrapped_cell(more, max(width - indent, 1)))
+    return joined_lines(lines)
 
 
-def fits(headings: Sequence[str], rows: Sequence[Sequence[Cell]], width: int) -> bool:
+def fits_width(headings: Sequence[str], rows: Sequence[Sequence[Cell]], width: int) -> bool:
     """Return True if most rows of a table fit on a line."""
     table = [[[Heading(heading)] for heading in headings], *rows]
     lengths = (
@@ -504,7 +504,7 @@ def fits(headings: Sequence[str], rows: Sequence[Sequence[Cell]], width: int) ->
 def columns(rows: Sequence[Sequence[Cell]], width: int) -> list[str]:
     """Return the tokens of rows in columns, without headings and without a final newline."""
     widths = _widths(rows, width)
-    return joined(_row(row, widths) for row in rows)
+    return joined_lines(_row(row, widths) for row in rows)
 
 
 def _widths(table: Sequence[Sequence[Cell]], width: int) -> list[int]:
@@ -553,12 +553,12 @@ def _longest_word(cell: Cell) -> int:
 
 
 def _longest_part(cell: Cell) -> int:
-    return max((len(part) for token in cell for part in parts(token)), default=0)
+    return max((len(part) for token in cell for part in breakable_parts(token)), default=0)
 
 
 def _row(row: Sequence[Cell], widths: Sequence[int]) -> Iterator[str]:
     """Yield the tokens of a row, on as many lines as its longest cell needs."""
-    cells = [wrapped(cell, width) for cell, width in zip(row, widths, strict=True)]
+    cells = [wrapped_cell(cell, width) for cell, width in zip(row, widths, strict=True)]
     for number in range(max(map(len, cells))):
         if number:
             yield "\n"

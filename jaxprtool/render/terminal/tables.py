@@ -36,7 +36,7 @@ ROWS, TALL_ROWS = 20, 10
 ALL = "--all"
 
 
-def split(rows: Sequence[T], top: int | None) -> tuple[Sequence[T], Sequence[T]]:
+def split_rows(rows: Sequence[T], top: int | None) -> tuple[Sequence[T], Sequence[T]]:
     """Return the first `top` rows of a list, or all if it is None, and the others."""
     most = len(rows) if top is None else top
     return rows[:most], rows[most:]
@@ -71,12 +71,12 @@ def new_table(heading: str, *columns: Column | str) -> Table:
     )
 
 
-def number(name: str) -> Column:
+def number_column(name: str) -> Column:
     """Return a column of numbers."""
     return Column(name, justify="right")
 
 
-def text(name: str, style: StyleType = "") -> Column:
+def text_column(name: str, style: StyleType = "") -> Column:
     """Return a column of texts, which are wrapped if too long."""
     return Column(name, style=style, overflow="fold")
 
@@ -105,7 +105,7 @@ def share_text(part: float | None, whole: float | None) -> str:
     return f"{part / whole:.1%}" if whole and part is not None else ""
 
 
-def described(name: str, primitive: str, below: str) -> Text:
+def value_cell(name: str, primitive: str, below: str) -> Text:
     """Return a cell with a value's name, the primitive that computes it, and a line below."""
     cell = PathText(name, style=BINDER)
     if primitive:
@@ -212,7 +212,7 @@ RED = 196
 YELLOW = 136
 
 
-def named(number: int) -> str:
+def color_name(number: int) -> str:
     """Return Rich's name of a color."""
     return f"color({number})"
 
@@ -225,11 +225,11 @@ _LONGEST = 5000
 
 #: The styles of source tokens, by prefix of their Pygments type.
 _TOKEN_STYLES = {
-    "Token.Keyword": Style(color=named(BLUE)),
-    "Token.Literal.String": Style(color=named(GREEN)),
-    "Token.Literal.Number": Style(color=named(MAGENTA)),
+    "Token.Keyword": Style(color=color_name(BLUE)),
+    "Token.Literal.String": Style(color=color_name(GREEN)),
+    "Token.Literal.Number": Style(color=color_name(MAGENTA)),
     "Token.Comment": Style(dim=True),
-    "Token.Name.Decorator": Style(color=named(CYAN)),
+    "Token.Name.Decorator": Style(color=color_name(CYAN)),
     "Token.Name.Function": Style(bold=True),
     "Token.Name.Class": Style(bold=True),
 }
@@ -244,7 +244,7 @@ class Sources:
     def lines(self, file: str) -> list[Text]:
         """Return the lines of a file; empty if it does not exist."""
         if file not in self._files:
-            self._files[file] = _colored(source_text.text(file).expandtabs(4))
+            self._files[file] = _colored(source_text.file_text(file).expandtabs(4))
         return self._files[file]
 
     def fault(self, file: str) -> str:
@@ -285,18 +285,18 @@ def _printable(text: str) -> str:
 # --- theme ----------------------------------------------------------------------------------------
 # The styles of the roles of tokens in listings, tables and trees.
 
-BINDER = Style(color=named(BLUE))
-TYPE = Style(color=named(MAGENTA))
+BINDER = Style(color=color_name(BLUE))
+TYPE = Style(color=color_name(MAGENTA))
 PRIMITIVE = Style(bold=True)
-PARAMETER = Style(color=named(CYAN))
-LITERAL = Style(color=named(GREEN))
-KEYWORD = Style(color=named(BLUE), bold=True)
+PARAMETER = Style(color=color_name(CYAN))
+LITERAL = Style(color=color_name(GREEN))
+KEYWORD = Style(color=color_name(BLUE), bold=True)
 COMMENT = Style(dim=True)
-SHARED_NAME = Style(color=named(RED))
+SHARED_NAME = Style(color=color_name(RED))
 HEADING = Style(bold=True)
-REMOVED = Style(color=named(RED))
-ADDED = Style(color=named(GREEN))
-CHANGED = Style(color=named(MAGENTA))
+REMOVED = Style(color=color_name(RED))
+ADDED = Style(color=color_name(GREEN))
+CHANGED = Style(color=color_name(MAGENTA))
 
 #: The style of each class of token; plain strings have none.
 STYLES: dict[type[str], Style] = {

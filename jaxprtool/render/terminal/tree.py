@@ -11,7 +11,7 @@ from typing import TypeVar
 
 from jaxprtool import jaxcompat
 from jaxprtool.ir.equations import bodies
-from jaxprtool.ir.notation.layout import Naming, Selection, equations
+from jaxprtool.ir.notation.layout import Naming, Selection, omitted_equations
 from jaxprtool.ir.notation.names import VariableNames
 from jaxprtool.ir.notation.signatures import Signature, value_text
 from jaxprtool.ir.notation.tokens import (
@@ -33,8 +33,8 @@ from jaxprtool.render.terminal.listing import (
     Listing,
     ShowOptions,
     SourceComments,
-    cut,
-    fits,
+    cut_line,
+    fits_width,
     grid,
     printable,
 )
@@ -49,9 +49,9 @@ def tree(program: Program | AnyJaxpr, options: ShowOptions = DEFAULTS) -> Listin
     """Return the tree of a program; long lines are cut at the width."""
     about = program_signature(program)
     builder = _Lines(about, options)
-    tokens = cut([SharedName(about.name), " ", *builder.first(about)], options.width)
+    tokens = cut_line([SharedName(about.name), " ", *builder.first(about)], options.width)
     for line in builder.equations(about.jaxpr, 0, ""):
-        tokens += "\n", *cut(line, options.width)
+        tokens += "\n", *cut_line(line, options.width)
     return Listing(printable(tokens))
 
 
@@ -104,7 +104,7 @@ class _Lines:
 
     def signature(self, jaxpr: Jaxpr) -> list[str]:
         """Return `(f32[3]) → f32[3]  12 equations`, and whether they are shown above."""
-        count = equations(self._selection.count(jaxpr)).removeprefix("… ")
+        count = omitted_equations(self._selection.count(jaxpr)).removeprefix("… ")
         shown = Comment(f"{count}, shown above" if jaxpr in self._unfolded else count)
         if not self._types:
             return [shown]
@@ -155,7 +155,7 @@ def table(program: Program | AnyJaxpr, options: ShowOptions = DEFAULTS) -> Listi
     for place, row in _rows(about.jaxpr, selection):
         cells: list[Cell] = [[Comment(place)]]
         if isinstance(row, int):
-            cells.append([Comment(equations(row))])
+            cells.append([Comment(omitted_equations(row))])
             rows.append(cells + [[]] * (len(headings) - len(cells)))
             continue
         outs, ins = (_some(atoms, options) for atoms in (row.outvars, row.invars))
@@ -171,7 +171,7 @@ def table(program: Program | AnyJaxpr, options: ShowOptions = DEFAULTS) -> Listi
             cells.append([Comment(jaxcompat.name_stack(row))])
         rows.append(cells)
     below = None
-    if not fits(headings, rows, options.width):
+    if not fits_width(headings, rows, options.width):
         at = headings.index("parameters")
         del headings[at]
         below = [row.pop(at) for row in rows]
@@ -196,7 +196,7 @@ def _parameters(reader: Reader, eqn: JaxprEqn, selection: Selection) -> Cell:
         space = [" "] if tokens else []
         shared = reader.shared.get(body)
         shown = (
-            [Comment(f"{{{equations(selection.count(body))}}}")]
+            [Comment(f"{{{omitted_equations(selection.count(body))}}}")]
             if shared is None
             else [SharedName(shared)]
         )

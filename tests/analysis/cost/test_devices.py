@@ -7,10 +7,10 @@ import pytest
 from jax.experimental import pallas
 
 from jaxprtool import cost, trace
-from jaxprtool.analysis.cost.devices import DEVICES, Device, device_named
+from jaxprtool.analysis.cost.devices import DEVICES, DeviceSpec, device_named
 from jaxprtool.errors import ArgumentsError
 
-SLOW = Device("slow", {"bf16": 1e9, "f32 highest": 1e6}, vector=1e6, bandwidth=1e9)
+SLOW = DeviceSpec("slow", {"bf16": 1e9, "f32 highest": 1e6}, vector=1e6, bandwidth=1e9)
 
 
 def total(fun, *args):
@@ -80,7 +80,7 @@ def test_utilization_is_of_products():
 def test_a_file_has_the_figures_of_a_device(tmp_path):
     file = tmp_path / "b7.toml"
     file.write_text("name = 'b7'\nvector = 40e12\nbandwidth = 2e12\nproducts = {bf16 = 600e12}\n")
-    assert device_named(str(file)) == Device("b7", {"bf16": 600e12}, 40e12, 2e12)
+    assert device_named(str(file)) == DeviceSpec("b7", {"bf16": 600e12}, 40e12, 2e12)
 
 
 @pytest.mark.parametrize(

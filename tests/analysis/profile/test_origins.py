@@ -6,7 +6,7 @@ import pytest
 from jax.sharding import PartitionSpec as P
 
 import jaxprtool
-from jaxprtool.analysis.profile import Origins
+from jaxprtool.analysis.profile import OperationOrigins
 from jaxprtool.execute.running.backends import compiled_afresh
 from jaxprtool.ir.frames import frames_now
 from jaxprtool.ir.hlo.module import compiled_module
@@ -38,7 +38,7 @@ def module():
 
 @pytest.fixture(scope="module")
 def origins(module):
-    return Origins(module, frames_now(), frozenset(module.by_name))
+    return OperationOrigins(module, frames_now(), frozenset(module.by_name))
 
 
 def test_the_parts_of_an_operation_add_up(module, origins):
@@ -71,7 +71,7 @@ def scoped(w, x):
 def test_scopes_are_those_of_cost():
     w, x = jnp.ones((64, 64)), jnp.ones((64, 64))
     module = compiled(scoped, w, x)
-    found = Origins(module, frames_now(), frozenset(module.by_name))
+    found = OperationOrigins(module, frames_now(), frozenset(module.by_name))
     scopes = {origin.scope for name in module.by_name for origin, _ in found.of(name)}
     cost = jaxprtool.cost(jaxprtool.trace(scoped, w, x), by="scope")
     paths = {"/".join(group.path) for group in cost.groups}
@@ -84,7 +84,7 @@ def test_scopes_are_those_of_cost():
 def test_a_loop_is_overhead_unless_it_is_compiled_to_one_operation(module, origins):
     loops = [each.name for each in module.by_name.values() if each.opcode == "while"]
     assert loops and all(origins.own(each) == "loop overhead" for each in loops)
-    whole = Origins(module, frames_now(), frozenset(loops))
+    whole = OperationOrigins(module, frames_now(), frozenset(loops))
     assert all(whole.own(each) == "" and len(whole.of(each)) > 1 for each in loops)
 
 
@@ -103,7 +103,7 @@ def test_a_collective_has_the_lines_of_the_values_it_moves():
     with compiled_afresh():  # JAX's cache keeps the lines of an earlier source
         module = compiled_module(function.lower(floats(16, 16), floats(16, 48)).compile())
     (merged,) = (each.instruction for each in collectives(module))
-    of = Origins(module, frames_now(), frozenset(module.by_name)).of(merged.name)
+    of = OperationOrigins(module, frames_now(), frozenset(module.by_name)).of(merged.name)
     assert sorted(share for _, share in of) == [0.25, 0.75]
     lines = [origin.line.line for origin, _ in sorted(of, key=lambda each: each[1])]
     assert lines[1] == lines[0] + 1

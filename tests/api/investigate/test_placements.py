@@ -6,7 +6,7 @@ import pytest
 from jax.ad_checkpoint import checkpoint_name
 
 from jaxprtool import residuals, trace
-from jaxprtool.api.investigate.residuals import measured, places
+from jaxprtool.api.investigate.residuals import measured_placement, places
 from jaxprtool.passes.transforms.calls import policy_of
 from tests.share import for_sweep_unless
 
@@ -40,7 +40,7 @@ def of(found, only, policy):
 def test_the_ranking_is_that_of_xla_and_passes_make_the_program():
     program = trace(loss, WEIGHTS, X)
     cases = [((), ""), ((), "nothing_saveable"), (("layer",), "nothing_saveable")]
-    plain, whole, body = (measured(program, (0,), *case, compiled=True) for case in cases)
+    plain, whole, body = (measured_placement(program, (0,), *case, compiled=True) for case in cases)
     for each in (plain, whole, body):
         assert each.peak_bytes == pytest.approx(each.compiled_bytes, rel=0.2)
     assert body.compiled_bytes < whole.compiled_bytes and body.peak_bytes < whole.peak_bytes
@@ -71,9 +71,10 @@ def test_offloaded_values_need_no_device_memory():
 def test_nested_loops_are_placements_separately_and_together():
     program = trace(chunks, jnp.ones((64, 64)), jnp.ones((16, 16, 32, 64)))
     assert places(program) == [(), ("chunk",), ("step",), ("chunk", "step")]
-    plain = measured(program, (0,), (), "")
+    plain = measured_placement(program, (0,), (), "")
     inner, both = (
-        measured(program, (0,), only, "nothing_saveable") for only in (("step",), ("chunk", "step"))
+        measured_placement(program, (0,), only, "nothing_saveable")
+        for only in (("step",), ("chunk", "step"))
     )
     assert both.passes.startswith("checkpoint(only='step'") and "only='chunk'" in both.passes
     assert both.peak_bytes < plain.peak_bytes and both.total_bytes < inner.total_bytes

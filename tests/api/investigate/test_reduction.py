@@ -14,9 +14,13 @@ from jax import lax
 
 import jaxprtool
 from jaxprtool.api.investigate.reduction import checks
-from jaxprtool.api.investigate.reduction.search import CallingOracle, Search, State
+from jaxprtool.api.investigate.reduction.search import (
+    CallingOracle,
+    ReductionSearch,
+    ReductionState,
+)
 from jaxprtool.errors import ArgumentsError
-from jaxprtool.formats.jaxpr.read import parse
+from jaxprtool.formats.jaxpr.read import parse_program
 from jaxprtool.ir.equations import equations
 from jaxprtool.ir.program import type_check
 from jaxprtool.jaxcompat import open_jaxpr
@@ -140,8 +144,8 @@ def test_values_made_up_by_a_check_become_zeros_or_ones():
             return super().first(s for s in states if all(v.all() for v in s.values.values()))
 
     program = jaxprtool.trace(lambda x: jnp.sort(x) + 1.0, jnp.ones((2, 3)))
-    search = Search(WithoutZeros(holds("sort")), lambda state, doing: None)
-    found = search.run(State(program))
+    search = ReductionSearch(WithoutZeros(holds("sort")), lambda state, doing: None)
+    found = search.run(ReductionState(program))
     (value,) = found.values.values()
     assert primitives(found.program) == ["sort"] and (value == 1.0).all()
 
@@ -185,7 +189,7 @@ def test_the_equation_that_makes_a_nan_is_tried_on_its_own_first(monkeypatch):
     program = jaxprtool.trace(fun, x)
     seen = check.evidence(program, {"x": x})
     text, values = check.guess(program, {"x": x})
-    alone = parse(text, "alone")
+    alone = parse_program(text, "alone")
     assert [eqn.primitive.name for eqn in alone.jaxpr.eqns] == ["sqrt"]
     assert check.same(check.evidence(alone, values), seen)
 
@@ -201,7 +205,7 @@ def test_the_infinities_that_lead_to_a_nan_are_reproduced(monkeypatch):
     )
     program = jaxprtool.trace(fun, *arguments.values())
     text, values = check.guess(program, arguments)
-    alone = parse(text, "alone")
+    alone = parse_program(text, "alone")
     assert [eqn.primitive.name for eqn in alone.jaxpr.eqns] == ["log", "mul"]
     assert check.evidence(alone, values) == check.evidence(program, arguments)
 
@@ -227,7 +231,7 @@ def test_a_mismatch_is_a_difference_that_rounding_does_not_explain(monkeypatch):
         return jaxprtool.trace(lambda x: (sum_of(x), jnp.array([1, factor * 1e-9]) * x[0]), x)
 
     def mismatch(other):
-        monkeypatch.setattr(checks.Mismatch, "pair", lambda self, program: (program, other))
+        monkeypatch.setattr(checks.MismatchCheck, "pair", lambda self, program: (program, other))
         return checks.parse_check("mismatch -p dce").evidence(before, {before.arg_names[0]: x})
 
     monkeypatch.setattr(checks, "keep_kernels", lambda: None)

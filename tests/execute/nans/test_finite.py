@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 
 import jaxprtool
-from jaxprtool.execute.nans import finite_fill, nonfinite
-from jaxprtool.execute.running.arrays import fill
+from jaxprtool.execute.nans import count_nonfinite, finite_fill
+from jaxprtool.execute.running.arrays import fill_arguments
 
 X = jax.ShapeDtypeStruct((16,), "float32")
 
@@ -50,13 +50,15 @@ def test_inputs_without_an_interval_are_drawn_as_usual():
     assert len(runs) == 1
     assert not found.within
     program = jaxprtool.trace(lambda x: jnp.sin(x), X)
-    np.testing.assert_array_equal(found.arguments[0], fill(program, {"x": X}).arguments[0])
+    np.testing.assert_array_equal(
+        found.arguments[0], fill_arguments(program, {"x": X}).arguments[0]
+    )
 
 
 def test_no_interval_is_found_for_a_function_that_is_never_finite():
     found, runs = filled(lambda x: jnp.sqrt(-1 - jnp.abs(x)))
-    assert nonfinite(runs[0]) == 16
-    assert all(nonfinite(each) == 16 for each in runs)
+    assert count_nonfinite(runs[0]) == 16
+    assert all(count_nonfinite(each) == 16 for each in runs)
     assert not found.within
 
 
@@ -72,10 +74,10 @@ def test_no_interval_is_found_for_a_function_that_is_never_finite():
 )
 def test_arguments_that_lead_to_a_nan_are_drawn_from_another_interval(function, types, within):
     found, runs = filled(function, *types)
-    assert nonfinite(runs[0])
+    assert count_nonfinite(runs[0])
     assert within in found.domains_text()
     program = jaxprtool.trace(function, *types)
-    assert not nonfinite(program(*found.arguments))
+    assert not count_nonfinite(program(*found.arguments))
 
 
 def test_an_argument_that_does_not_lead_to_the_nan_is_drawn_as_usual():
@@ -96,8 +98,8 @@ def test_each_trial_of_a_comparison_has_finite_inputs():
 
 
 def test_values_that_are_not_floats_are_finite():
-    assert nonfinite(jax.random.key(0)) == nonfinite(np.arange(3)) == 0
-    assert nonfinite(np.array([np.nan, np.inf, 1.0])) == 2
+    assert count_nonfinite(jax.random.key(0)) == count_nonfinite(np.arange(3)) == 0
+    assert count_nonfinite(np.array([np.nan, np.inf, 1.0])) == 2
 
 
 def never(m, v):

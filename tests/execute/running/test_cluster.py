@@ -6,7 +6,7 @@ import pytest
 
 from jaxprtool.errors import BackendError
 from jaxprtool.execute.running.backends import is_started_by_cluster, join
-from jaxprtool.processes import Place
+from jaxprtool.processes import ClusterPlace
 
 
 @pytest.mark.parametrize(
@@ -30,5 +30,5 @@ def test_an_unresponsive_coordinator_is_a_one_line_error():
         unused.bind(("127.0.0.1", 0))  # bound, but not listening
         address = f"127.0.0.1:{unused.getsockname()[1]}"
         with pytest.raises(BackendError, match=f"{address} did not answer within 1 s") as raised:
-            join(Place(address, 2, 1), seconds=1)
+            join(ClusterPlace(address, 2, 1), seconds=1)
     assert "--process-id 0" in raised.value.hint

@@ -5,7 +5,12 @@ import pytest
 from jax import export
 
 from jaxprtool.errors import ArgumentsError
-from jaxprtool.execute.running.arrays import fill, random_array, refitted, with_wide_integers
+from jaxprtool.execute.running.arrays import (
+    fill_arguments,
+    random_array,
+    refitted,
+    with_wide_integers,
+)
 from tests.execute.programs import program
 
 S = jax.ShapeDtypeStruct
@@ -18,7 +23,7 @@ ALL_DTYPES = """
 def filled(fun, *args, given=None, seed=0):
     traced = program(fun, *args)
     values = dict(zip(traced.arg_names, jax.tree.leaves(args), strict=True))
-    return fill(traced, {**values, **(given or {})}, seed)
+    return fill_arguments(traced, {**values, **(given or {})}, seed)
 
 
 @pytest.mark.parametrize("dtype", ALL_DTYPES.split())
@@ -79,17 +84,17 @@ def test_a_symbolic_dimension_is_refused_by_name():
 def test_values_that_no_longer_fit_after_a_pass_are_refused():
     batched = program(lambda x: x, np.ones((8, 3), np.float32))
     with pytest.raises(ArgumentsError, match=r"'a0' has shape \(3,\), but after the passes"):
-        fill(batched, {"a0": np.ones(3, np.float32)})
-    assert fill(batched, {"a0": S((3,), jnp.float32)}).arguments[0].shape == (8, 3)
+        fill_arguments(batched, {"a0": np.ones(3, np.float32)})
+    assert fill_arguments(batched, {"a0": S((3,), jnp.float32)}).arguments[0].shape == (8, 3)
     with pytest.raises(ArgumentsError, match="an argument 'a0' to"):
-        fill(batched, {})
+        fill_arguments(batched, {})
 
 
 def test_arguments_added_by_a_pass_have_only_a_type_and_float0_has_one_value():
     types = S((3,), jnp.float32), S((2,), jax.dtypes.float0)
     values, dropped = refitted(program(lambda x, y: (x, y), *types), {})
     assert values == {"a0": types[0], "a1": types[1]} and dropped == ()
-    filled = fill(program(lambda x, y: (x, y), *types), values)
+    filled = fill_arguments(program(lambda x, y: (x, y), *types), values)
     assert filled.random == ("a0",) and filled.arguments[1].dtype == jax.dtypes.float0
 
 
@@ -98,7 +103,7 @@ def test_values_that_no_longer_fit_after_a_pass_are_replaced_by_random_ones():
     w, x, y = np.ones(3, np.float32), np.ones(3, np.float32), S((3,), jnp.float32)
     values, dropped = refitted(batched, {"a0": w, "a1": x, "a2": y})
     assert values["a0"] is w and values["a2"] is y and dropped == ("a1",)
-    filled = fill(batched, values)
+    filled = fill_arguments(batched, values)
     assert filled.random == ("a1", "a2") and filled.arguments[1].shape == (8, 3)
 
 
@@ -108,7 +113,7 @@ def test_values_that_no_longer_fit_after_a_pass_are_replaced_by_random_ones():
 def wide(fun, *args, seed=0):
     traced = program(fun, *args)
     values = dict(zip(traced.arg_names, args, strict=True))
-    draws = with_wide_integers(traced, fill(traced, values, seed), seed)
+    draws = with_wide_integers(traced, fill_arguments(traced, values, seed), seed)
     return [draw.arguments for draw in draws]
 
 

@@ -10,7 +10,7 @@ from jax.sharding import PartitionSpec as P
 
 import jaxprtool
 from jaxprtool.errors import BackendError, OutOfMemoryError, UnsupportedError, UserFunctionError
-from jaxprtool.execute.running.arrays import fill, random_array, summarize
+from jaxprtool.execute.running.arrays import fill_arguments, random_array, summarize
 from jaxprtool.execute.running.run import call_form, choose_device, own_devices, run
 from tests.execute.programs import program
 
@@ -235,10 +235,13 @@ def test_arguments_are_put_where_their_types_require(kind):
     mesh = jax.make_mesh((count,), ("d",), (kind,))
     given = jax.ShapeDtypeStruct((2 * count,), np.float32, sharding=NamedSharding(mesh, P("d")))
     traced = program(lambda x: x * 2, given)
-    for arguments in (fill(traced, {"a0": given}).arguments, [np.ones(2 * count, np.float32)]):
+    for arguments in (
+        fill_arguments(traced, {"a0": given}).arguments,
+        [np.ones(2 * count, np.float32)],
+    ):
         report = run(traced, arguments)
         assert report.devices == tuple(jax.devices())
-    report = run(traced, fill(traced, {"a0": given}).arguments)
+    report = run(traced, fill_arguments(traced, {"a0": given}).arguments)
     assert report.outputs[0].value.sharding.spec == P("d")
 
 

@@ -3,7 +3,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jaxprtool.execute.running.arrays import Summary, plain, summarize
+from jaxprtool.execute.running.arrays import ArraySummary, plain_array, summarize
 
 
 def test_small_arrays_are_shown_in_full():
@@ -51,17 +51,17 @@ def test_large_integers_booleans_complex_numbers_and_keys():
     [("bfloat16", "float32"), ("float8_e5m2", "float32"), ("int4", "int8"), ("uint4", "uint8")],
 )
 def test_plain_returns_numpys_own_dtypes_with_the_same_values(dtype, numpys):
-    values = plain(jnp.array([0, 1, 2, 3], dtype))
+    values = plain_array(jnp.array([0, 1, 2, 3], dtype))
     assert values.dtype == numpys and values.tolist() == [0, 1, 2, 3]
 
 
 def test_plain_keeps_numpy_dtypes_and_unwraps_keys():
-    assert plain(np.float16(1)).dtype == np.float16
-    assert plain(jax.random.key(0)).dtype == np.uint32
+    assert plain_array(np.float16(1)).dtype == np.float16
+    assert plain_array(jax.random.key(0)).dtype == np.uint32
 
 
 def test_float0_has_no_value():
     nothing = jax.jit(lambda x: x)(np.zeros(3, jax.dtypes.float0))
-    assert plain(nothing).dtype == jax.dtypes.float0
+    assert plain_array(nothing).dtype == jax.dtypes.float0
     for shape in (), (100,):
-        assert summarize(np.zeros(shape, jax.dtypes.float0)) == Summary(None)
+        assert summarize(np.zeros(shape, jax.dtypes.float0)) == ArraySummary(None)

@@ -14,10 +14,10 @@ import jax
 
 from jaxprtool import jaxcompat
 from jaxprtool.errors import UnsupportedError
-from jaxprtool.formats.jaxpr.read import parse
-from jaxprtool.formats.jaxpr.write import text
+from jaxprtool.formats.jaxpr.read import parse_program
+from jaxprtool.formats.jaxpr.write import program_file_text
 from jaxprtool.ir.equations import equations
-from jaxprtool.ir.equivalence import difference
+from jaxprtool.ir.equivalence import structural_difference
 from jaxprtool.ir.frames import frames_now
 from jaxprtool.ir.program import Program, type_check
 from jaxprtool.ir.regions import sub_jaxprs
@@ -31,10 +31,10 @@ def round_trip(program: Program) -> Program:
     It must be equivalent, with the same listing byte for byte and the same source locations, and
     its text must be the same when written again. Raises UnsupportedError if it cannot be written.
     """
-    written = text(program)
-    back = parse(written, f"{program.name}.jaxpr")
+    written = program_file_text(program)
+    back = parse_program(written, f"{program.name}.jaxpr")
     type_check(back)
-    assert difference(program, back) is None, difference(program, back)
+    assert structural_difference(program, back) is None, structural_difference(program, back)
     assert (back.name, back.arg_names) == (program.name, program.arg_names)
     assert (back.out_names, back.axis_env) == (program.out_names, program.axis_env)
     assert back.bounds == program.bounds
@@ -43,9 +43,12 @@ def round_trip(program: Program) -> Program:
         # Either JAX has copied a jaxpr together with its variables: both copies are shown, and
         # written, with the same names, and have separate variables when read. Or there are
         # operations with their own rules, which a file represents as calls with custom derivatives.
-        written, program = text(back), parse(text(back), "again.jaxpr")
+        written, program = (
+            program_file_text(back),
+            parse_program(program_file_text(back), "again.jaxpr"),
+        )
     assert_same_listing(program, back)
-    assert text(back) == written
+    assert program_file_text(back) == written
     return back
 
 

@@ -14,8 +14,8 @@ import pytest
 from jaxprtool import jaxcompat
 from jaxprtool.errors import ProgramFileError
 from jaxprtool.formats.jaxpr.header import DEEPEST
-from jaxprtool.formats.jaxpr.read import parse
-from jaxprtool.formats.jaxpr.write import text
+from jaxprtool.formats.jaxpr.read import parse_program
+from jaxprtool.formats.jaxpr.write import program_file_text
 from jaxprtool.ir.scopes import ScopePaths
 from jaxprtool.loading.trace import trace
 
@@ -56,16 +56,16 @@ def table(written):
 def test_a_program_read_from_a_file_has_the_layers_of_the_original(f):
     program = trace(f, X)
     assert any("Linear #2" in path for path in scopes(program))
-    assert scopes(parse(text(program), "net.jaxpr")) == scopes(program)
+    assert scopes(parse_program(program_file_text(program), "net.jaxpr")) == scopes(program)
 
 
 def test_layers_in_a_loop_share_their_entries():
-    few, many = (text(trace(partial(net, depth=depth), X)) for depth in (2, 9))
+    few, many = (program_file_text(trace(partial(net, depth=depth), X)) for depth in (2, 9))
     assert table(few) == table(many) != ""
 
 
 def test_a_function_without_calls_has_no_table():
-    assert table(text(trace(lambda x: jnp.tanh(x) + 1.0, X))) == ""
+    assert table(program_file_text(trace(lambda x: jnp.tanh(x) + 1.0, X))) == ""
 
 
 def test_a_stack_that_is_too_deep_is_omitted():
@@ -73,9 +73,9 @@ def test_a_stack_that_is_too_deep_is_omitted():
         return jnp.sin(x) if depth == 0 else deep(x, depth - 1)
 
     program = trace(lambda x: deep(x, DEEPEST), X)
-    written = text(program)
+    written = program_file_text(program)
     assert "stacks = {" not in written
-    assert text(parse(written, "deep.jaxpr")) == written
+    assert program_file_text(parse_program(written, "deep.jaxpr")) == written
 
 
 FILE = """jaxprtool 1
@@ -91,7 +91,9 @@ stacks = {{{}}}
 
 
 def test_an_equation_has_the_frames_of_its_entry():
-    program = parse(FILE.format("'1': 'a.py:9:2-9:7 (g)', '2': 'a.py:3:4-3:9 (f) from 1'"), "f")
+    program = parse_program(
+        FILE.format("'1': 'a.py:9:2-9:7 (g)', '2': 'a.py:3:4-3:9 (f) from 1'"), "f"
+    )
     (eqn,) = jaxcompat.open_jaxpr(program.jaxpr).eqns
     assert [(f.function, f.line, f.column, f.end_column) for f in jaxcompat.user_frames(eqn)] == [
         ("f", 3, 3, 8),
@@ -118,14 +120,14 @@ def test_an_equation_has_the_frames_of_its_entry():
 )
 def test_an_invalid_table_of_frames_is_refused(stacks, message):
     with pytest.raises(ProgramFileError, match=r"^f:7:\d+: ") as raised:
-        parse(FILE.format(stacks), "f")
+        parse_program(FILE.format(stacks), "f")
     assert message in str(raised.value)
 
 
 SCRIPT = """
 import jax.numpy as jnp, jaxprtool
-from jaxprtool.formats.jaxpr.read import parse
-from jaxprtool.formats.jaxpr.write import text
+from jaxprtool.formats.jaxpr.read import parse_program
+from jaxprtool.formats.jaxpr.write import program_file_text
 
 def inner(x):
     return jnp.tanh(x) + 1.0
@@ -133,8 +135,8 @@ def inner(x):
 def outer(x):
     return inner(inner(x))
 
-written = text(jaxprtool.trace(outer, 1.0))
-assert "stacks = {" in written and text(parse(written, "f")) == written
+written = program_file_text(jaxprtool.trace(outer, 1.0))
+assert "stacks = {" in written and program_file_text(parse_program(written, "f")) == written
 """
 
 

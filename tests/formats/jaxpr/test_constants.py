@@ -16,10 +16,10 @@ from jaxprtool.formats.jaxpr.constants import (
     MOST_INLINE,
     Constants,
     ConstantWriter,
-    digest,
+    constant_digest,
 )
 from jaxprtool.formats.jaxpr.values import Unreadable
-from jaxprtool.formats.jaxpr.write import text
+from jaxprtool.formats.jaxpr.write import program_file_text
 from jaxprtool.formats.npz import write_npz
 from jaxprtool.ir.dtypes import array_dtypes
 from jaxprtool.loading.trace import trace
@@ -75,8 +75,12 @@ def test_equal_arrays_are_stored_once():
     write_npz(first, {"b": LARGE, "a": LARGE * 2})
     write_npz(second, {"a": LARGE * 2, "b": LARGE.copy(order="F")})
     assert first.getvalue() == second.getvalue()
-    assert digest(LARGE) == digest(np.asfortranarray(LARGE)) != digest(LARGE.reshape(256))
-    assert digest(LARGE.view(np.int32)) != digest(LARGE)
+    assert (
+        constant_digest(LARGE)
+        == constant_digest(np.asfortranarray(LARGE))
+        != constant_digest(LARGE.reshape(256))
+    )
+    assert constant_digest(LARGE.view(np.int32)) != constant_digest(LARGE)
 
 
 def program(table=LARGE):
@@ -94,9 +98,9 @@ def test_large_constants_are_in_a_separate_file_that_numpy_reads(tmp_path):
     jaxprtool.write(program(), path)
     assert f"constants = '{constants_of(path).name}'\n" in path.read_text()
     arrays = np.load(constants_of(path), allow_pickle=False)
-    assert list(arrays) == [digest(LARGE)]
-    assert np.array_equal(arrays[digest(LARGE)], LARGE)
-    assert f"=npz('{digest(LARGE)}')" in path.read_text()
+    assert list(arrays) == [constant_digest(LARGE)]
+    assert np.array_equal(arrays[constant_digest(LARGE)], LARGE)
+    assert f"=npz('{constant_digest(LARGE)}')" in path.read_text()
     assert jaxprtool.equivalent(jaxprtool.read(path), program())
 
 
@@ -104,13 +108,13 @@ def test_rewriting_a_program_removes_its_old_constants(tmp_path):
     path = tmp_path / "p.jaxpr"
     jaxprtool.write(program(), path)
     jaxprtool.write(program(LARGE + 1), path)
-    assert list(np.load(constants_of(path))) == [digest(LARGE + 1)]
+    assert list(np.load(constants_of(path))) == [constant_digest(LARGE + 1)]
     jaxprtool.write(trace(jnp.sin, 1.0), path)
     assert sorted(p.name for p in tmp_path.iterdir()) == ["p.jaxpr"]
 
 
 def test_in_a_stream_large_constants_are_in_the_text():
-    written = text(program())
+    written = program_file_text(program())
     assert "=base64('" in written and "npz" not in written
 
 
@@ -132,10 +136,10 @@ FAULTS = {
     "is missing, because the file": lambda path: path.unlink(),
     r"is missing from .*p\.jaxpr\.\w+\.npz": lambda path: np.savez(path, other=LARGE),
     "was modified": lambda path: altered(path, flipped),
-    "modified": lambda path: np.savez(path, **{digest(LARGE): LARGE.astype(np.float64)}),
+    "modified": lambda path: np.savez(path, **{constant_digest(LARGE): LARGE.astype(np.float64)}),
     " was modified": lambda path: altered(path, lambda data: bytes(data[:-4])),
     "cannot be read": lambda path: path.write_bytes(b"no archive"),
-    "npz was modified": lambda path: np.savez(path, **{digest(LARGE): np.array([{}])}),
+    "npz was modified": lambda path: np.savez(path, **{constant_digest(LARGE): np.array([{}])}),
 }
 
 
@@ -146,7 +150,7 @@ def test_a_missing_or_altered_constant_is_named(fault, tmp_path):
     FAULTS[fault](constants_of(path))
     with pytest.raises(ProgramFileError, match=fault) as caught:
         jaxprtool.read(path)
-    assert digest(LARGE) in caught.value.message
+    assert constant_digest(LARGE) in caught.value.message
     assert caught.value.message.startswith(f"{path}:")
 
 

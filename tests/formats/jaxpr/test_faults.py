@@ -7,7 +7,7 @@ import re
 import pytest
 
 from jaxprtool.errors import ProgramFileError
-from jaxprtool.formats.jaxpr.read import parse
+from jaxprtool.formats.jaxpr.read import parse_program
 
 GOOD = """\
 jaxprtool 1
@@ -34,7 +34,7 @@ GOOD = GOOD.replace("mul u 2.0:f32[]", "mul u u")
 
 
 def test_the_valid_file_is_accepted():
-    parse(GOOD, "f.jaxpr")
+    parse_program(GOOD, "f.jaxpr")
 
 
 #: The replacement in the valid file, and the location and description of the fault.
@@ -172,7 +172,7 @@ def located(error: ProgramFileError) -> tuple[str, str]:
 def test_a_fault_is_located_and_described(old, new, where, what):
     assert old in GOOD
     with pytest.raises(ProgramFileError) as caught:
-        parse(GOOD.replace(old, new, 1), "f.jaxpr")
+        parse_program(GOOD.replace(old, new, 1), "f.jaxpr")
     place, message = located(caught.value)
     assert what in message and "\n" not in message
     assert place == where, message
@@ -185,7 +185,7 @@ def test_a_mesh_without_the_devices_of_its_axes_is_refused(mesh):
     mesh = f"Mesh({mesh}, axis_types=({types},), abstract_device={device}, devices=())"
     told = f"jit = {{'in': {{'x': NamedSharding(mesh={mesh}, spec=P('d'), memory_kind='device')}}}}"
     with pytest.raises(ProgramFileError, match="0 devices do not fill a mesh of"):
-        parse(GOOD.replace("results =", f"{told}\nresults ="), "f.jaxpr")
+        parse_program(GOOD.replace("results =", f"{told}\nresults ="), "f.jaxpr")
 
 
 HEADER = """\
@@ -250,9 +250,9 @@ RULE_FAULTS = [
 
 @pytest.mark.parametrize(("good", "old", "new", "what"), RULE_FAULTS)
 def test_a_rule_that_does_not_fit_its_call_is_refused(good, old, new, what):
-    parse(HEADER + good, "f.jaxpr")
+    parse_program(HEADER + good, "f.jaxpr")
     assert old in good
     with pytest.raises(ProgramFileError) as caught:
-        parse(HEADER + good.replace(old, new, 1), "f.jaxpr")
+        parse_program(HEADER + good.replace(old, new, 1), "f.jaxpr")
     place, message = located(caught.value)
     assert what in message and int(place.partition(":")[0]) >= 8

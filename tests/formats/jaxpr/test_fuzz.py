@@ -24,7 +24,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from jaxprtool.errors import ProgramFileError
-from jaxprtool.formats.jaxpr.read import parse, read
+from jaxprtool.formats.jaxpr.read import parse_program, read
 from jaxprtool.ir.program import Program, type_check
 from tests.formats.jaxpr.golden import FOLDER
 from tests.formats.jaxpr.mutations import MUTATIONS, Step, spoiled
@@ -70,7 +70,7 @@ def outcome(text: str, path: Path | None = None) -> str:
     """Return the outcome of reading a text. Raises AssertionError if it is not allowed."""
     with limits():
         try:
-            program = parse(text, "f.jaxpr", path)
+            program = parse_program(text, "f.jaxpr", path)
         except ProgramFileError as error:
             assert error.message.isprintable()
             assert re.fullmatch(r"f\.jaxpr:\d+:\d+: \S.*", error.message), error.message
@@ -261,20 +261,20 @@ LONG_LINES = {
 def test_a_line_of_forty_megabytes_is_refused_at_once(what):
     text = HEADER + LONG_LINES[what](40_000_000)
     with limits(400_000), pytest.raises(ProgramFileError) as caught:
-        parse(text, "f.jaxpr")
+        parse_program(text, "f.jaxpr")
     assert caught.value.message == "f.jaxpr:7:1: a line is longer than 4,000,000 characters"
 
 
 def test_a_constant_in_the_text_may_exceed_the_maximum_line_length():
     words = "A" * 8_000_000
     text = f"{HEADER}{{ lambda c:u8[6000000]=base64('{words}'); a:f32[]. let in (c,) }}"
-    assert parse(text, "f.jaxpr").jaxpr.consts[0].size == 6_000_000
+    assert parse_program(text, "f.jaxpr").jaxpr.consts[0].size == 6_000_000
 
 
 def test_a_message_quotes_only_a_few_words_of_the_file():
     text = f"{HEADER}{{ lambda ; a:f32[]. let b:f32[] = {'s' * 1_000_000} a in (b,) }}"
     with limits(), pytest.raises(ProgramFileError) as caught:
-        parse(text, "f.jaxpr")
+        parse_program(text, "f.jaxpr")
     assert len(caught.value.message) < 500 and "unknown primitive 'sss" in caught.value.message
 
 

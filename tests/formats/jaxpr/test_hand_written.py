@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import pytest
 
 from jaxprtool import jaxcompat
-from jaxprtool.formats.jaxpr.read import parse, read
+from jaxprtool.formats.jaxpr.read import parse_program, read
 from jaxprtool.ir import source_text
 from jaxprtool.ir.program import type_check
 from jaxprtool.render.terminal.listing import listing
@@ -35,7 +35,7 @@ PLAIN = PLAIN.replace("g:f32[8,4] = mul f 2.0:f32[]", "g:f32[8,4] = mul f f")
 
 
 def program_of(body: str, header: str = HEADER):
-    program = parse(header + body, "hand.jaxpr")
+    program = parse_program(header + body, "hand.jaxpr")
     type_check(program)
     return program
 

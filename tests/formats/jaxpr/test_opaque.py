@@ -10,8 +10,13 @@ from jax.extend.core import Primitive
 import jaxprtool
 from jaxprtool import jaxcompat, trace
 from jaxprtool.errors import UnsupportedError
-from jaxprtool.formats.jaxpr.read import parse
-from jaxprtool.formats.jaxpr.write import Opaque, rendered, text, write_all
+from jaxprtool.formats.jaxpr.read import parse_program
+from jaxprtool.formats.jaxpr.write import (
+    OpaqueEquations,
+    program_file_text,
+    rendered,
+    write_program_files,
+)
 from jaxprtool.ir.equations import equations
 
 X = jnp.ones((8, 128))
@@ -34,8 +39,8 @@ def scaled(factor, **options):
     return function
 
 
-def again(program, opaque=Opaque.unwritable):
-    return parse(rendered(program, "", opaque=opaque)[0], "p.jaxpr")
+def again(program, opaque=OpaqueEquations.unwritable):
+    return parse_program(rendered(program, "", opaque=opaque)[0], "p.jaxpr")
 
 
 def kernel_of(program):
@@ -84,8 +89,10 @@ def test_kernels_are_compared_by_their_fields_and_bodies():
 def test_a_file_that_should_be_run_is_refused_and_the_command_line_gives_the_reason(tmp_path):
     program = trace(scaled(2.0), X)
     with pytest.raises(UnsupportedError, match=r"pallas_call at .*test_opaque\.py:\d+ cannot be"):
-        text(program)
-    [reason] = write_all([(program, tmp_path / "p.jaxpr")], opaque=Opaque.unwritable)
+        program_file_text(program)
+    [reason] = write_program_files(
+        [(program, tmp_path / "p.jaxpr")], opaque=OpaqueEquations.unwritable
+    )
     assert "pallas_call at " in reason and "which cannot be run: its parameter" in reason
 
 
@@ -129,9 +136,9 @@ thrice_p.def_abstract_eval(lambda x: x)
 
 def test_a_primitive_that_a_reader_lacks_is_opaque_in_a_recorded_program():
     program = trace(lambda x: thrice_p.bind(x).sum(), X)
-    content = rendered(program, "", opaque=Opaque.foreign)[0]
+    content = rendered(program, "", opaque=OpaqueEquations.foreign)[0]
     assert f"modules = {{'thrice': '{__name__}'}}" in content
-    unknown = parse(content, "p.jaxpr")
+    unknown = parse_program(content, "p.jaxpr")
     with pytest.raises(UnsupportedError, match="thrice at ") as caught:
         unknown(X)
     assert caught.value.hint == f"--plugin {__name__} imports the primitive"
@@ -139,5 +146,5 @@ def test_a_primitive_that_a_reader_lacks_is_opaque_in_a_recorded_program():
         jaxprtool.to_python(program)
     assert "--plugin" in caught.value.hint
     with pytest.raises(jaxprtool.errors.ProgramFileError, match="unknown primitive") as caught:
-        parse(text(program), "p.jaxpr")
+        parse_program(program_file_text(program), "p.jaxpr")
     assert caught.value.hint == f"--plugin {__name__} imports the primitive"

@@ -22,10 +22,10 @@ from jax.interpreters import mlir
 import jaxprtool
 from jaxprtool import jaxcompat, variable
 from jaxprtool.errors import OutputError, UnsupportedError
-from jaxprtool.formats.jaxpr.read import parse
+from jaxprtool.formats.jaxpr.read import parse_program
 from jaxprtool.formats.jaxpr.syntax import MAX_DEPTH
-from jaxprtool.formats.jaxpr.write import text, write, write_all
-from jaxprtool.ir.equivalence import difference
+from jaxprtool.formats.jaxpr.write import program_file_text, write, write_program_files
+from jaxprtool.ir.equivalence import structural_difference
 from jaxprtool.ir.program import Program, type_check
 from jaxprtool.loading.trace import trace
 from jaxprtool.render.terminal.listing import ShowOptions, listing
@@ -38,11 +38,11 @@ X = np.arange(3, dtype=np.float32)
 
 def back(program: Program) -> Program:
     """Return the program after writing and reading. It must be the same and be written the same."""
-    written = text(program)
-    again = parse(written, "p.jaxpr")
+    written = program_file_text(program)
+    again = parse_program(written, "p.jaxpr")
     type_check(again)
-    assert difference(program, again) is None
-    assert text(again) == written
+    assert structural_difference(program, again) is None
+    assert program_file_text(again) == written
     return again
 
 
@@ -82,7 +82,7 @@ def test_a_file_has_the_listing_that_is_shown():
     outcomes: Counter[str] = Counter()
     for case in harness_programs(10):
         program = case.program()
-        same = as_shown(text(program)) == " ".join(listing(program).plain().split())
+        same = as_shown(program_file_text(program)) == " ".join(listing(program).plain().split())
         outcomes["same" if same else case.name.split("_")[0]] += 1
     assert outcomes.pop("same") > 580
     # Enumerations that JAX shows by number, functions, devices, complex zeros, and jaxprs in
@@ -93,16 +93,16 @@ def test_a_file_has_the_listing_that_is_shown():
 
 def test_nothing_is_added_if_nothing_is_omitted():
     program = trace(lambda x, y: {"a": jnp.sin(x) @ y, "b": jax.jit(jnp.cos)(y)}, X, X)
-    assert without_comments(body(text(program))) == listing(program).plain() + "\n"
+    assert without_comments(body(program_file_text(program))) == listing(program).plain() + "\n"
 
 
 def test_variables_are_distinguished_from_numbers_and_from_each_other():
     program = trace(lambda x: x, X)
     many = program.replace(jaxpr=synthetic(9000), in_tree=program.in_tree)
-    written = text(many)
+    written = program_file_text(many)
     assert not re.search(r"\b(inf|nan):", written)
     assert " in:f32" in written  # which is not a number, and which JAX also uses
-    assert difference(many, parse(written, "p.jaxpr")) is None
+    assert structural_difference(many, parse_program(written, "p.jaxpr")) is None
     unused = trace(lambda x: jax.jit(lambda y: (y, y + 1, y * 2))(x)[0], X)
     back(unused)
 
@@ -118,7 +118,7 @@ def test_rules_are_written_once_and_may_call_their_function():
         return cube(x), 3 * jnp.sqrt(cube(x)) * t
 
     program = trace(lambda x: cube(cube(x)).sum(), X)
-    written = text(program)
+    written = program_file_text(program)
     assert written.count("sqrt") == 1
     gradients = [jax.grad(p)(X + 1) for p in (program, back(program))]
     assert jnp.array_equal(*gradients)
@@ -170,7 +170,7 @@ def test_structures_have_names_at_their_leaves():
         return {"out": [pair.left, None], "more": ((), pair.right.value)}
 
     program = trace(f, Pair(X, Scaled(X, "it's 2")), options=OrderedDict(b=1.0, a=[X]))
-    written = text(program)
+    written = program_file_text(program)
     assert "Scaled', ['pair.right[<flat index 0>]'], '\"it\\'s 2\"')" in written
     assert "OrderedDict({'b': \"options['b']\", 'a': [\"options['a'][0]\"]})" in written
     again = back(program)
@@ -187,13 +187,13 @@ def test_unusual_names_round_trip(name):
     program = trace(lambda p: {"x": p[name]}, {name: X}).replace(name=name, out_names=(name,))
     again = back(program.replace(arg_names=(f"p[{name!r}]",)))
     assert again.name == name and again.out_names == (name,)
-    assert text(program).isascii() or name == "ünï"
+    assert program_file_text(program).isascii() or name == "ünï"
 
 
 def test_long_structures_span_several_lines():
     shapes = [{"weights": X, "bias": X}] * 20
     program = trace(lambda layers: layers[3]["bias"], shapes)
-    lines = text(program).splitlines()
+    lines = program_file_text(program).splitlines()
     assert max(map(len, lines)) < 300
     assert (
         "            {'bias': \"layers[0]['bias']\", 'weights': \"layers[0]['weights']\"}," in lines
@@ -210,7 +210,7 @@ def test_source_lines_and_scopes_are_comments():
             return jnp.sin(x)
 
     line = f.__code__.co_firstlineno + 2
-    written = text(trace(f, X))
+    written = program_file_text(trace(f, X))
     function = f.__qualname__
     comment = rf"# test_write\.py:{line}:20 \({re.escape(function)}\) in 'outer/with space'"
     assert re.search(comment, written), written
@@ -227,11 +227,11 @@ def test_files_of_one_name_are_distinguished(tmp_path, monkeypatch):
         exec(compile("def f(x):\n    return jnp.sin(x)\n", str(path), "exec"), scope)
         functions.append(scope["f"])
     program = trace(lambda x: [f(x) for f in functions], X)
-    written = text(program)
+    written = program_file_text(program)
     names = re.findall(r"# (\S+):2:12 \(f\)", written)
     assert names == ["model.py", "b_c/model.py", "d_e/model.py"]
     assert "'b_c/model.py': 'b c/model.py'" in written
-    assert text(back(program)) == written
+    assert program_file_text(back(program)) == written
 
 
 def test_files_with_equal_names_are_distinguished(tmp_path):
@@ -241,9 +241,12 @@ def test_files_with_equal_names_are_distinguished(tmp_path):
         scope: dict = {"jnp": jnp}
         exec(compile("def f(x):\n    return jnp.sin(x)\n", str(path), "exec"), scope)
         functions.append(scope["f"])
-    written = text(trace(functions[0], X).replace(name="f")), text(trace(functions[1], X))
+    written = (
+        program_file_text(trace(functions[0], X).replace(name="f")),
+        program_file_text(trace(functions[1], X)),
+    )
     assert written[0] == written[1] and "files = {'model.py': 'model.py'}" in written[0]
-    both = text(trace(lambda x: functions[1](functions[0](x)), X))
+    both = program_file_text(trace(lambda x: functions[1](functions[0](x)), X))
     assert "'model.py': 'site-packages/model.py'" in both
     assert "'b/model.py': 'site-packages/b/model.py'" in both
     assert str(tmp_path) not in both
@@ -321,7 +324,9 @@ def test_a_file_may_share_jaxprs_that_would_unfold_without_bounds():
             return inner(x) + inner(2 * x)
 
     program = trace(function, jnp.float32(1.0))
-    assert difference(parse(text(program), "p.jaxpr"), program) is None
+    assert (
+        structural_difference(parse_program(program_file_text(program), "p.jaxpr"), program) is None
+    )
 
 
 REFUSED = {
@@ -349,14 +354,16 @@ def test_a_batching_rule_is_omitted_or_written_as_one_that_raises():
     function.defvjp(lambda x: (batched(x), x), lambda x, ct: (ct * x,))
     plain = trace(lambda x: batched(x), jnp.float32(1.5))
     with pytest.raises(UnsupportedError, match="the batching rule") as caught:
-        text(plain)
+        program_file_text(plain)
     hinted = re.search(r"inline\(.*?\)\)", caught.value.hint)[0]
     assert jax.vmap(back(plain.apply(hinted)))(jnp.float32([1.5])) == 3.0
     pushed = trace(lambda x: jax.jvp(batched, (x,), (x,)), jnp.float32(1.5))
     for program in (plain, pushed, trace(lambda x: function(x), jnp.float32(1.5))):
-        again = parse(text(program, "stub"), "p.jaxpr")
+        again = parse_program(program_file_text(program, "stub"), "p.jaxpr")
         assert jax.tree.leaves(again(jnp.float32(1.5)))[0] == 3.0
-        assert jaxprtool.equivalent(again, parse(text(again, "stub"), "p.jaxpr"))
+        assert jaxprtool.equivalent(
+            again, parse_program(program_file_text(again, "stub"), "p.jaxpr")
+        )
         with pytest.raises(RuntimeError, match=r"function .*<lambda> was omitted"):
             jax.vmap(lambda x, f=again: jax.jvp(f, (x,), (x,)))(jnp.float32([1.5]))
         with pytest.raises(UnsupportedError, match=r"function .*<lambda> was omitted"):
@@ -377,7 +384,7 @@ def test_a_rule_that_closes_over_a_traced_value_is_refused_with_its_equation(kin
 
     place = rf"^custom_{kind}_call at .*test_write\.py:\d+ cannot be written to a file: its"
     with pytest.raises(UnsupportedError, match=rf"{place} parameter \w+ holds a traced value"):
-        text(trace(f, X))
+        program_file_text(trace(f, X))
 
 
 def test_live_types_and_constants_are_refused():
@@ -387,10 +394,10 @@ def test_live_types_and_constants_are_refused():
     with pytest.raises(
         UnsupportedError, match=r"new_ref at .*test_write\.py:\d+ .* it holds a type"
     ):
-        text(trace(with_kind, X))
+        program_file_text(trace(with_kind, X))
     outside = jax.new_ref(jnp.asarray(X))
     with pytest.raises(UnsupportedError, match="it holds a constant of the type"):
-        text(trace(lambda: outside[...] * 2))
+        program_file_text(trace(lambda: outside[...] * 2))
 
 
 def test_refusals_are_found_fast_however_often_a_function_is_called():
@@ -400,7 +407,7 @@ def test_refusals_are_found_fast_however_often_a_function_is_called():
     for _ in range(40):
         function = jax.jit(lambda x, inner=function: inner(x) + inner(1.5 * x))
     with pytest.raises(UnsupportedError, match="it holds a type"):
-        text(trace(function, X))
+        program_file_text(trace(function, X))
 
 
 # --- files ----------------------------------------------------------------------------------------
@@ -410,7 +417,11 @@ def test_a_file_is_written_and_read_by_its_path(tmp_path):
     program = trace(jnp.sin, X)
     jaxprtool.write(program, tmp_path / "p.jaxpr")
     jaxprtool.write(program, os.path.join(tmp_path, "q.jaxpr"))
-    assert (tmp_path / "p.jaxpr").read_text() == text(program) == (tmp_path / "q.jaxpr").read_text()
+    assert (
+        (tmp_path / "p.jaxpr").read_text()
+        == program_file_text(program)
+        == (tmp_path / "q.jaxpr").read_text()
+    )
     assert jaxprtool.equivalent(jaxprtool.read(tmp_path / "p.jaxpr"), program)
 
 
@@ -435,7 +446,10 @@ class Layer(NamedTuple):
 
 def test_a_sown_value_may_have_nodes_of_classes_that_a_reader_lacks():
     program = trace(lambda x: variable({"layer": Layer(x, [x])}, name="params"), X)
-    assert "tree=tree({'layer': Node('tests.formats.jaxpr.test_write.Layer', {'.w'" in text(program)
+    assert (
+        "tree=tree({'layer': Node('tests.formats.jaxpr.test_write.Layer', {'.w'"
+        in program_file_text(program)
+    )
     again = back(program)
     assert again.jaxpr.eqns[0].params["tree"].num_leaves == 2
 
@@ -454,9 +468,9 @@ def test_several_programs_are_written_together_or_not_at_all(tmp_path):
     good = trace(lambda x: jnp.asarray(table) * x, np.float32(1))
     bad = trace(lambda x: jax.pure_callback(np.sin, x, x), np.float32(1))
     with pytest.raises(UnsupportedError):
-        write_all([(good, tmp_path / "good.jaxpr"), (bad, tmp_path / "bad.jaxpr")])
+        write_program_files([(good, tmp_path / "good.jaxpr"), (bad, tmp_path / "bad.jaxpr")])
     assert os.listdir(tmp_path) == []
-    write_all([(good, tmp_path / "a.jaxpr"), (good, tmp_path / "b.jaxpr")])
+    write_program_files([(good, tmp_path / "a.jaxpr"), (good, tmp_path / "b.jaxpr")])
     names = [re.sub(r"\.\w{16}\.npz$", ".npz", name) for name in sorted(os.listdir(tmp_path))]
     assert sorted(names) == [f"{n}.jaxpr{end}" for n in "ab" for end in ("", ".npz")]
 
@@ -480,17 +494,17 @@ def test_values_have_the_users_names_even_if_the_source_is_missing_or_changed(
     exec(compile(path.read_text(), str(path), "exec"), scope)
     program = trace(scope["f"], X)
     linecache.checkcache()
-    written, bare = text(program), text(program, source=False)
+    written, bare = program_file_text(program), program_file_text(program, source=False)
     assert "as hidden\n" in written and "(f) as low, high\n" in written
     assert "unread" not in written and " as " not in bare
     for source in (None, "\n".join(["other = g(1)", *lines])):
         path.unlink() if source is None else path.write_text(source)
         linecache.checkcache()
-        read = parse(written, "p.jaxpr")
-        assert text(read) == written
+        read = parse_program(written, "p.jaxpr")
+        assert program_file_text(read) == written
         shown = listing(read, ShowOptions(names=True)).plain()
         assert "hidden:f32[" in shown and " low:f32[1] high:f32[" in shown
-        shown = listing(parse(bare, "p.jaxpr"), ShowOptions(names=True)).plain()
+        shown = listing(parse_program(bare, "p.jaxpr"), ShowOptions(names=True)).plain()
         assert "hidden" not in shown and "low" not in shown
 
 
@@ -500,5 +514,5 @@ def test_names_survive_passes_and_another_file():
         unread = hidden + 1  # noqa: F841
         return hidden * 2
 
-    read = parse(text(trace(f, X)), "p.jaxpr")
-    assert "as hidden\n" in text(read.apply("dce, batch(axis_size=2)"))
+    read = parse_program(program_file_text(trace(f, X)), "p.jaxpr")
+    assert "as hidden\n" in program_file_text(read.apply("dce, batch(axis_size=2)"))

@@ -11,7 +11,7 @@ import pytest
 from jax import lax
 
 from jaxprtool import trace
-from jaxprtool.ir.equivalence import difference
+from jaxprtool.ir.equivalence import structural_difference
 from tests.formats.python.emitting import defined, emitted
 
 X, Y = np.arange(1.0, 4.0, dtype=np.float32), np.arange(2.0, 5.0, dtype=np.float32)
@@ -132,7 +132,7 @@ def test_the_program_round_trips(name: str) -> None:
     function, arguments, passes = EXACT[name]
     program = trace(function, *arguments).apply(passes)
     source, again = emitted(program)
-    assert difference(program, again) is None, source
+    assert structural_difference(program, again) is None, source
 
 
 @pytest.mark.parametrize("name", ["one platform for two choices", "constants of loops in loops"])

@@ -13,7 +13,7 @@ from jax.experimental.xla_metadata import set_xla_metadata
 
 from jaxprtool import jaxcompat
 from jaxprtool.formats.python.emit import to_python
-from jaxprtool.ir.equivalence import difference
+from jaxprtool.ir.equivalence import structural_difference
 from jaxprtool.loading.trace import trace
 from tests.formats.python.emitting import defined, emitted
 from tests.programs.outlined import assert_layers, layers, with_marked_calls
@@ -120,7 +120,7 @@ def test_calls_of_all_kinds_round_trip(function: Any) -> None:
     program = with_marked_calls(trace(function, x))
     source, again = emitted(program)
     assert "@mark_calls(" in source
-    assert difference(program, again) is None
+    assert structural_difference(program, again) is None
 
 
 def test_metadata_around_a_call_stays_a_with_statement() -> None:
@@ -131,7 +131,7 @@ def test_metadata_around_a_call_stays_a_with_statement() -> None:
     program = trace(colored, X)
     source, again = emitted(program)
     assert "mark_calls" not in source and 'with set_xla_metadata(color="red"):' in source
-    assert difference(program, again) is None
+    assert structural_difference(program, again) is None
 
 
 def test_one_body_with_and_without_marks_is_two_functions_of_one_name() -> None:
@@ -142,7 +142,7 @@ def test_one_body_with_and_without_marks_is_two_functions_of_one_name() -> None:
     program = program.replace(jaxpr=jaxcompat.replace_jaxpr(program.jaxpr, eqns=eqns))
     source, again = emitted(program)
     assert {"plain", "plain_2"} <= set(functions(source))
-    assert difference(program, again) is None
+    assert structural_difference(program, again) is None
 
 
 def test_a_marked_body_of_symbolic_sizes_round_trips() -> None:
@@ -155,4 +155,4 @@ def test_a_marked_body_of_symbolic_sizes_round_trips() -> None:
     program = with_marked_calls(trace(model, jax.ShapeDtypeStruct((n, m), jnp.float32)))
     source, again = emitted(program)
     assert source.count("@mark_calls(") == 1
-    assert difference(program, again) is None
+    assert structural_difference(program, again) is None

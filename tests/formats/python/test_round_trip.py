@@ -16,9 +16,9 @@ import pytest
 
 from jaxprtool import Program
 from jaxprtool.errors import JaxprToolError, UnsupportedError
-from jaxprtool.execute.running.arrays import fill
+from jaxprtool.execute.running.arrays import fill_arguments
 from jaxprtool.formats.python.emit import to_python
-from jaxprtool.ir.equivalence import difference
+from jaxprtool.ir.equivalence import structural_difference
 from jaxprtool.ir.regions import sub_jaxprs
 from tests.formats.python.emitting import defined, traced_again
 from tests.formats.python.kinds import kinds
@@ -51,7 +51,7 @@ def outcome(program: Program, arguments: Callable[[], list[Any]], gradients: boo
     except UnsupportedError:
         return "refused"
     again = traced_again(defined(source), program)
-    found = difference(program, again)
+    found = structural_difference(program, again)
     if found is None:
         return "equivalent"
     assert kinds(program), found
@@ -113,7 +113,7 @@ def random_arguments(program: Program) -> list[Any]:
     """Return random arguments."""
     types = [jax.ShapeDtypeStruct(aval.shape, aval.dtype) for aval in program.in_avals]
     given = dict(zip(program.arg_names, types, strict=True))
-    return list(fill(program, given, seed=0).arguments)
+    return list(fill_arguments(program, given, seed=0).arguments)
 
 
 def prove_after_passes(number: int, case: Any) -> Counter[str]:

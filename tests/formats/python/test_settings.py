@@ -12,7 +12,7 @@ import pytest
 from jax.experimental.xla_metadata import set_xla_metadata
 
 from jaxprtool.formats.python.emit import to_python
-from jaxprtool.ir.equivalence import difference
+from jaxprtool.ir.equivalence import structural_difference
 from jaxprtool.loading.trace import trace
 from tests.formats.python.emitting import defined, traced_again
 
@@ -49,13 +49,13 @@ def test_effects_of_jax_config_on_a_program_are_written_explicitly(setting: str)
     with SETTINGS[setting]():
         program = trace(noisy, X)
         source = to_python(program)
-    assert difference(program, traced_again(defined(source), program)) is None
+    assert structural_difference(program, traced_again(defined(source), program)) is None
 
 
 def test_a_program_of_wide_types_is_written_for_them_under_any_config() -> None:
     with jax.enable_x64(True):
         program = trace(lambda x: (x + jnp.arange(3.0), jnp.argmax(x)), jnp.ones(3))
         source = to_python(program)
-        assert difference(program, traced_again(defined(source), program)) is None
+        assert structural_difference(program, traced_again(defined(source), program)) is None
     assert to_python(program) == source
     assert "jax_enable_x64 must be set" in source

@@ -24,13 +24,13 @@ from jax.experimental.xla_metadata import set_xla_metadata
 import jaxprtool
 from jaxprtool import jaxcompat, nest, sow, variable
 from jaxprtool.errors import OutputError, UnsupportedError
-from jaxprtool.formats.jaxpr.read import parse
-from jaxprtool.formats.jaxpr.write import text
+from jaxprtool.formats.jaxpr.read import parse_program
+from jaxprtool.formats.jaxpr.write import program_file_text
 from jaxprtool.formats.python.emit import python_rules, to_python, write_python
-from jaxprtool.formats.python.expressions import call, plain
-from jaxprtool.ir.equivalence import difference
+from jaxprtool.formats.python.expressions import call, plain_text
+from jaxprtool.ir.equivalence import structural_difference
 from jaxprtool.jaxcompat import Primitive
-from jaxprtool.loading.load import find
+from jaxprtool.loading.load import find_function
 from jaxprtool.loading.trace import trace
 from jaxprtool.passes.cleanup.inline import Inline
 from tests.formats.python.emitting import defined, emitted
@@ -91,7 +91,7 @@ def test_arguments_are_extracted_from_their_trees_by_name() -> None:
             a = jnp.sum(w @ rest_0) * jnp.astype(scale, jnp.float32)  # f32[]
             return {"loss": a, "params": [b, None]}
     """)
-    assert difference(program, emitted(program)[1]) is None
+    assert structural_difference(program, emitted(program)[1]) is None
 
 
 def test_loops_and_branches_are_local_functions() -> None:
@@ -119,7 +119,7 @@ def test_loops_and_branches_are_local_functions() -> None:
             c, d = lax.scan(step, 0.0, x)  # f32[], f32[3,4]
             return c, d
     """)
-    assert difference(program, emitted(program)[1]) is None
+    assert structural_difference(program, emitted(program)[1]) is None
 
 
 def test_jit_is_a_decorator_and_a_used_name_is_kept() -> None:
@@ -150,7 +150,7 @@ def test_jit_is_a_decorator_and_a_used_name_is_kept() -> None:
             return x + x  # f32[4]
         """)
     )
-    assert difference(program, emitted(program)[1]) is None
+    assert structural_difference(program, emitted(program)[1]) is None
 
 
 def test_sown_values_are_sown_and_scopes_are_nested() -> None:
@@ -195,7 +195,7 @@ def test_sown_values_are_sown_and_scopes_are_nested() -> None:
             g = jaxprtool.sow(e, tag="seen", name="y", mode="append", key=c)  # f32[3,3]
             return g
     """)
-    assert difference(program, emitted(program)[1]) is None
+    assert structural_difference(program, emitted(program)[1]) is None
 
 
 def test_a_scope_keeps_closed_over_values_outside() -> None:
@@ -205,7 +205,7 @@ def test_a_scope_keeps_closed_over_values_outside() -> None:
         return nest(lambda y: variable(y * table, name="w") + x, scope="s")(x[0])
 
     program = trace(f, X)
-    assert difference(program, emitted(program)[1]) is None
+    assert structural_difference(program, emitted(program)[1]) is None
 
 
 def test_a_scope_with_more_options_than_nest_is_a_jit_of_its_name() -> None:
@@ -215,7 +215,7 @@ def test_a_scope_with_more_options_than_nest_is_a_jit_of_its_name() -> None:
     program = program.replace(jaxpr=jaxcompat.replace_jaxpr(program.jaxpr, eqns=[donating]))
     source, again = emitted(program)
     assert '@jax.jit(donate_argnums=0)\n@named("nest:s")\ndef nest_s(' in source
-    assert difference(program, again) is None
+    assert structural_difference(program, again) is None
 
 
 def test_a_sown_value_with_an_opaque_node_is_refused() -> None:
@@ -234,7 +234,7 @@ def test_custom_derivatives_keep_their_rules() -> None:
     source, again = emitted(program)
     assert "@jax.custom_vjp\ndef clip(" in source
     assert source.endswith("\nclip.defvjp(clip_fwd, clip_bwd)\n")
-    assert difference(program, again) is None
+    assert structural_difference(program, again) is None
     x = jnp.linspace(0.0, 2.0, 12).reshape(3, 4)
     got = jax.grad(defined(source))(x)
     np.testing.assert_array_equal(got, np.minimum(1.0, x))
@@ -253,7 +253,7 @@ def test_parameters_do_not_shadow_names_that_the_function_needs() -> None:
     source, again = emitted(program)
     assert "def lambda_(jnp_, relu):" in source
     assert '@named("relu")\ndef relu_2(' in source
-    assert difference(program, again) is None
+    assert structural_difference(program, again) is None
 
 
 def sum_with_sign(_, x):
@@ -300,7 +300,7 @@ def test_unused_results_do_not_shadow_a_variable_called_underscore(function) -> 
     x = jnp.arange(9.0).reshape(3, 3) + jnp.eye(3)
     program = trace(function, jnp.float32(3.0), x)
     source, again = emitted(program)
-    assert difference(program, again) is None
+    assert structural_difference(program, again) is None
     results = (jax.tree.leaves(jax.jit(f)(3.0, x)) for f in (defined(source), program))
     for got, expected in zip(*results, strict=True):
         np.testing.assert_allclose(got, expected, rtol=1e-6)
@@ -313,7 +313,7 @@ def test_keywords_with_the_names_of_imports_are_taken_as_a_dict() -> None:
     program = trace(f, X, P=X, k=X)
     source, again = emitted(program)
     assert "def f(x, **keywords):" in source
-    assert difference(program, again) is None
+    assert structural_difference(program, again) is None
 
 
 def test_a_checkpoint_and_its_gradient_stay_checkpoints() -> None:
@@ -324,7 +324,7 @@ def test_a_checkpoint_and_its_gradient_stay_checkpoints() -> None:
     for function in (twice, jax.grad(lambda x: twice(x).sum())):
         program = trace(function, X)
         source, again = emitted(program)
-        assert difference(program, again) is None
+        assert structural_difference(program, again) is None
     assert "primitives.remat_p.bind(" in source
 
 
@@ -333,14 +333,14 @@ def test_a_weak_argument_and_a_strong_literal_keep_their_types() -> None:
         return x * np.float32(2.0), n * 2, n + np.int32(1), jnp.where(n > 0, n, 7)
 
     program = trace(f, X, 3)
-    assert difference(program, emitted(program)[1]) is None
+    assert structural_difference(program, emitted(program)[1]) is None
 
 
 def test_a_program_of_wide_types_enables_them() -> None:
     with jax.enable_x64(True):
         program = trace(lambda x: x + jnp.arange(3.0), jnp.ones(3))
         source, again = emitted(program)
-        assert difference(program, again) is None
+        assert structural_difference(program, again) is None
     assert "It needs 64-bit types" in source
     assert "# f64[3]" in source
 
@@ -353,7 +353,7 @@ def test_special_floats_round_trip_bitwise() -> None:
         return [lax.max(x, v) for v in values]
 
     program = trace(f, X)
-    assert difference(program, emitted(program)[1]) is None
+    assert structural_difference(program, emitted(program)[1]) is None
 
 
 def nans(dtype):
@@ -384,7 +384,7 @@ def check_nans(name):
     args = jnp.zeros((), dtype), jnp.int32(4)
     program = trace(f, *args)
     source, again = emitted(program)
-    assert difference(program, again) is None
+    assert structural_difference(program, again) is None
     for old, new in zip(program.apply("")(*args)[3], defined(source)(*args)[3], strict=True):
         assert np.asarray(old).tobytes() == np.asarray(new).tobytes()
 
@@ -407,7 +407,7 @@ def test_python_nans_keep_their_bits() -> None:
 
     program = trace(f, 1.0)
     source, again = emitted(program)
-    assert difference(program, again) is None
+    assert structural_difference(program, again) is None
     assert "jnp.nan" in source and ".item()" in source
 
 
@@ -422,7 +422,7 @@ def test_config_contexts_are_written() -> None:
     program = trace(with_settings, X)
     source, again = emitted(program)
     assert 'with set_xla_metadata(color="red"):' in source
-    assert difference(program, again) is None
+    assert structural_difference(program, again) is None
     x = jnp.ones((3, 4))
     np.testing.assert_array_equal(defined(source)(x), program(x))
 
@@ -432,7 +432,7 @@ def test_named_axes_from_outside_are_documented() -> None:
     source, again = emitted(program)
     assert "It must be called where these named axes are bound: i of size 4." in source
     assert 'lax.psum(x, "i")' in source
-    assert difference(program, again) is None
+    assert structural_difference(program, again) is None
 
 
 # --- constants ----------------------------------------------------------------------------------
@@ -462,7 +462,7 @@ def test_large_constants_are_in_a_separate_file(tmp_path: Path) -> None:
     again = defined(source, str(path))
     for got, want in zip(again(jnp.ones((2, 64))), program(jnp.ones((2, 64))), strict=True):
         np.testing.assert_array_equal(got, want)
-    assert difference(program, emitted(program)[1]) is None
+    assert structural_difference(program, emitted(program)[1]) is None
 
 
 def test_a_failed_write_leaves_no_files(tmp_path: Path) -> None:
@@ -508,7 +508,7 @@ def test_a_function_with_the_name_of_a_helper_is_renamed() -> None:
     program = trace(lambda x: named(x) + jax.jit(lambda x: x * 2)(x), X)
     source, again = emitted(program)
     assert '@named("named")\ndef named_2(' in source
-    assert difference(program, again) is None
+    assert structural_difference(program, again) is None
 
 
 @pytest.mark.parametrize("mode", ["reduced", "complete", "raw", "r"])
@@ -516,7 +516,7 @@ def test_a_qr_decomposition_is_the_librarys_function(mode) -> None:
     program = trace(lambda x: jax.tree.leaves(jnp.linalg.qr(x, mode=mode)), X)
     source, again = emitted(program)
     assert "jnp.linalg.qr(x" in source and "def qr" not in source
-    assert difference(program, again) is None
+    assert structural_difference(program, again) is None
 
 
 def test_a_qr_decomposition_without_its_call_returns_the_same_values() -> None:
@@ -604,7 +604,7 @@ def test_a_branch_that_depends_on_the_platform() -> None:
     program = trace(branch, 1.0)
     source = to_python(program)
     assert "lax.platform_dependent(x, cpu=" in source
-    assert difference(program, trace(defined(source), 1.0)) is None
+    assert structural_difference(program, trace(defined(source), 1.0)) is None
 
 
 # --- plug-ins and errors --------------------------------------------------------------------------
@@ -711,7 +711,7 @@ def test_rules_that_close_over_traced_values_are_refused(captured: bool) -> None
 
 def test_loops_of_a_program_from_a_file_have_the_usual_names() -> None:
     program = trace(lambda x: lax.scan(lambda c, a: (c + a, c), x[0], x), X)
-    assert "def step(" in to_python(parse(text(program), "f.jaxpr"))
+    assert "def step(" in to_python(parse_program(program_file_text(program), "f.jaxpr"))
 
 
 def test_bodies_may_nest_deeply() -> None:
@@ -728,7 +728,7 @@ def test_bodies_may_nest_deeply() -> None:
     program = trace(nested(60), X)
     source, again = emitted(program)
     assert source.count("@jax.jit") == 60
-    assert difference(program, again) is None
+    assert structural_difference(program, again) is None
 
 
 def test_deep_bodies_are_moved_to_the_top_of_the_module(tmp_path: Path) -> None:
@@ -747,7 +747,7 @@ def test_deep_bodies_are_moved_to_the_top_of_the_module(tmp_path: Path) -> None:
     program = trace(f, 1.0, 2.0)
     source, again = emitted(program)
     assert "partial(step" in source
-    assert difference(program, again) is None
+    assert structural_difference(program, again) is None
     check_form({"deep": source}, tmp_path)
 
 
@@ -805,7 +805,7 @@ def test_all_sources_are_formatted_and_pass_ruff(tmp_path: Path) -> None:
 def test_only_public_names_are_used() -> None:
     assert jaxprtool.to_python is to_python
     assert jaxprtool.python_rules is python_rules
-    assert find(f"{SAMPLES / 'rnn.py'}:encode").trace().name == "encode"
+    assert find_function(f"{SAMPLES / 'rnn.py'}:encode").trace().name == "encode"
 
 
 SCALARS = {
@@ -840,7 +840,7 @@ def test_empty_arrays_are_written(dtype: Any, placed: bool) -> None:
     options = {"out_sharding": placement} if placed else {}
     program = trace(lambda: (lax.empty((4, 2), dtype, **options), jnp.empty((3, 2), **options)))
     source, again = emitted(program)
-    assert ".empty(" in source and difference(program, again) is None
+    assert ".empty(" in source and structural_difference(program, again) is None
 
 
 @dataclass(frozen=True, order=True)
@@ -874,7 +874,7 @@ def test_a_checkified_function_is_written() -> None:
 
 @pytest.mark.parametrize("value", ["a\\'b", "\\'", "'", "\\", 'x"y', "a'b\"c", "\n\\'\x00"])
 def test_any_string_is_escaped(value):
-    assert ast.literal_eval(plain(value)) == value
+    assert ast.literal_eval(plain_text(value)) == value
 
 
 def test_names_and_values_of_metadata_are_data():

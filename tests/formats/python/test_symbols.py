@@ -16,7 +16,7 @@ from jax.core import max_dim
 
 from jaxprtool.errors import UnsupportedError
 from jaxprtool.formats.python.emit import to_python
-from jaxprtool.ir.equivalence import difference
+from jaxprtool.ir.equivalence import structural_difference
 from jaxprtool.ir.program import Program
 from jaxprtool.loading.argspec import read_args
 from jaxprtool.loading.trace import trace
@@ -169,7 +169,7 @@ def arrays(program: Program, **sizes: int) -> Any:
 def check(program: Program, function: Callable[..., Any]) -> None:
     """Check that the source traces to the program, and agrees with the function at two sizes."""
     source, again = emitted(program)
-    assert difference(program, again) is None, source
+    assert structural_difference(program, again) is None, source
     for sizes in ({"n": 5, "m": 2, "k": 3}, {"n": 8, "m": 4, "k": 1}):
         args = arrays(program, **sizes)
         found, expected = jax.jit(defined(source))(*args), jax.jit(function)(*args)

@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import pytest
 
 import jaxprtool
-from jaxprtool.ir.dataflow import POSITIVE, input_domains, shown
+from jaxprtool.ir.dataflow import POSITIVE, domain_text, input_domains
 
 X = jax.ShapeDtypeStruct((4,), "float32")
 
@@ -63,7 +63,7 @@ def test_the_use_of_an_argument_determines_its_interval(function, expected):
 
 def test_intervals_are_described_in_words():
     ends = [(0.0, math.inf), (-math.inf, 0.0), (1.0, math.inf), (-math.inf, 2.0), (-1.0, 1.0)]
-    assert list(map(shown, ends)) == [
+    assert list(map(domain_text, ends)) == [
         "positive",
         "negative",
         "above 1",

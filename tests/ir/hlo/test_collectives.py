@@ -9,7 +9,7 @@ from jax.sharding import PartitionSpec as P
 from jaxlib._hlo import hlo_module_from_text
 
 from jaxprtool.ir.hlo.module import compiled_module, read_module
-from jaxprtool.ir.hlo.partitions import collectives, moved_values, started
+from jaxprtool.ir.hlo.partitions import collectives, moved_values, started_collective
 from tests.programs.collectives import Collective
 from tests.programs.collectives import collectives as read_from_text
 from tests.programs.sharded import MISTAKES, SHARDED, floats, mesh_of, under_jit
@@ -91,8 +91,15 @@ def test_merged_values_have_their_own_names():
     assert moved == [("jit(f)/tanh", "f32[64]"), ("jit(f)/sin", "f32[32]")]
     assert moved_values(module, again) == [(again, again.shape)]
     named = module.by_name
-    assert started(module, named["gathered"]) is started(module, gather) is gather
-    assert started(module, again) is again and started(module, named["first"]) is None
+    assert (
+        started_collective(module, named["gathered"])
+        is started_collective(module, gather)
+        is gather
+    )
+    assert (
+        started_collective(module, again) is again
+        and started_collective(module, named["first"]) is None
+    )
 
 
 ASYNC = """

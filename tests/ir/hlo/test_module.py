@@ -11,13 +11,13 @@ from jax.sharding import PartitionSpec as P
 
 from jaxprtool.execute.running.backends import compiled_afresh
 from jaxprtool.ir.hlo.module import (
+    HloShape,
     Instruction,
-    Shape,
     compiled_module,
     integer,
     integers,
     message,
-    text,
+    text_field,
 )
 
 
@@ -116,7 +116,7 @@ def test_shapes_have_the_size_of_their_arrays(dtype):
     ],
 )
 def test_merged_operations_have_the_first_path(op_name, path):
-    found = Instruction(1, "x", "add", Shape("f32"), op_name, 0, (), (), {})
+    found = Instruction(1, "x", "add", HloShape("f32"), op_name, 0, (), (), {})
     assert found.path == path
 
 
@@ -124,7 +124,7 @@ def test_messages_are_read_by_their_wire_types():
     packed = bytes([0x2A, 4, 3, 0x8E, 0x02, 5])  # field 5: 3, 270, 5
     data = bytes([0x08, 0x96, 0x01, 0x12, 2]) + b"hi" + bytes([0x1D, 1, 0, 0, 0]) + packed
     fields = message(data)
-    assert (integer(fields, 1), text(fields, 2), fields[3]) == (150, "hi", [b"\1\0\0\0"])
+    assert (integer(fields, 1), text_field(fields, 2), fields[3]) == (150, "hi", [b"\1\0\0\0"])
     assert integers(fields, 5) == [3, 270, 5] and integer(fields, 9, 7) == 7
     minus_one = message(bytes([0x08]) + b"\xff" * 9 + b"\x01")
     assert integer(minus_one, 1) == -1 and integers(minus_one, 1) == [-1]

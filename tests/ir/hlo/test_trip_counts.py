@@ -5,7 +5,7 @@ import jax.numpy as jnp
 import pytest
 from jaxlib._hlo import hlo_module_from_text
 
-from jaxprtool.ir.hlo.module import compiled_module, counted_trips, read_module, trip_count
+from jaxprtool.ir.hlo.module import compiled_module, counted_trips, read_module, while_trip_count
 from tests.programs.sharded import floats
 
 
@@ -20,7 +20,7 @@ def counted(function, *args):
     after = compiled_module(lowered.compile())
     return (
         [counted_trips(before, each) for each in loops(before)],
-        [trip_count(after, each) for each in loops(after)],
+        [while_trip_count(after, each) for each in loops(after)],
     )
 
 
@@ -90,7 +90,7 @@ ENTRY main {
 def test_a_loop_that_counts_in_steps():
     module = read_module(hlo_module_from_text(LOOP).as_serialized_hlo_module_proto())
     (loop,) = loops(module)
-    assert trip_count(module, loop) == len(range(4, 11, 2))
+    assert while_trip_count(module, loop) == len(range(4, 11, 2))
 
 
 @pytest.mark.parametrize(
@@ -102,7 +102,7 @@ def test_other_loops_are_not_counting_loops(change):
     assert text != LOOP
     module = read_module(hlo_module_from_text(text).as_serialized_hlo_module_proto())
     (loop,) = loops(module)
-    assert trip_count(module, loop) is None
+    assert while_trip_count(module, loop) is None
 
 
 #: A loop whose counter is changed by an inner loop before it is incremented.
@@ -146,4 +146,4 @@ ENTRY main {
 
 def test_a_counter_that_an_inner_loop_changes_has_no_count():
     module = read_module(hlo_module_from_text(CHANGED_INSIDE).as_serialized_hlo_module_proto())
-    assert [trip_count(module, each) for each in loops(module)] == [None, None]
+    assert [while_trip_count(module, each) for each in loops(module)] == [None, None]

@@ -8,11 +8,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from jaxprtool.errors import ArgumentsError, JaxprToolError
-from jaxprtool.ir.notation.expressions import MAX_DEPTH, MAX_LENGTH, read
+from jaxprtool.ir.notation.expressions import MAX_DEPTH, MAX_LENGTH, parse_arguments
 
 
 def source(text):
-    return read(text, "--args", ArgumentsError)
+    return parse_arguments(text, "--args", ArgumentsError)
 
 
 def literal(text):
@@ -165,7 +165,7 @@ def test_brackets_inside_strings_do_not_count():
 
 def test_types_are_parsed_where_allowed():
     text = "f32[], {'x': i8[ ]}, 'a[]', [], key<fry>[2], é, f32[8@(x,y),\n n]{V:i}, [b[1]], a.b"
-    parsed = read(text, "--args", ArgumentsError, types=True)
+    parsed = parse_arguments(text, "--args", ArgumentsError, types=True)
     scalar, nested, string, empty, key, name, mesh, row, attribute = parsed.args
 
     def typed(node):
@@ -182,7 +182,7 @@ def test_types_are_parsed_where_allowed():
 
 
 def test_a_part_of_a_text_keeps_its_positions():
-    parsed = read("'é', x[\n n-a.b]", "--args", ArgumentsError, types=True)
+    parsed = parse_arguments("'é', x[\n n-a.b]", "--args", ArgumentsError, types=True)
     where = parsed.type_at(parsed.args[1])
     node = parsed.part(slice(where.start + 2, where.stop - 1))
     with pytest.raises(ArgumentsError, match=r"attribute access .* \(line 2, column 4\)"):

@@ -11,8 +11,8 @@ import jaxprtool
 from jaxprtool import jaxcompat
 from jaxprtool.errors import CheckError, PipelineError
 from jaxprtool.passes.framework import pipeline as pipeline_module
-from jaxprtool.passes.framework.base import Pass, options, summary
-from jaxprtool.passes.framework.pipeline import Level, Observer, Pipeline, levels
+from jaxprtool.passes.framework.base import Pass, pass_options, pass_summary
+from jaxprtool.passes.framework.pipeline import Observer, OptimizationLevel, Pipeline, levels
 
 
 @dataclass(frozen=True)
@@ -158,13 +158,13 @@ def test_mistakes_are_reported(program, text, message, hint):
 
 
 def test_options_come_from_the_fields_and_help_from_the_docstring():
-    assert [(o.name, o.type_name, o.required) for o in options(Scale)] == [
+    assert [(o.name, o.type_name, o.required) for o in pass_options(Scale)] == [
         ("factor", "float", True),
         ("mode", "Literal['up', 'down']", False),
         ("axes", "tuple[int, ...] | int | None", False),
         ("extra", "Any", False),
     ]
-    assert summary(Scale) == "Rename the program; the options are there to be checked."
+    assert pass_summary(Scale) == "Rename the program; the options are there to be checked."
 
 
 # --- named pipelines ----------------------------------------------------------------------------
@@ -203,7 +203,7 @@ class Seen(Observer):
 @pytest.fixture
 def shorten(monkeypatch):
     jaxprtool.register(Shorten)
-    monkeypatch.setitem(levels, "O9", Level("shorten, dce", last="scale(2.0)"))
+    monkeypatch.setitem(levels, "O9", OptimizationLevel("shorten, dce", last="scale(2.0)"))
     return jaxprtool.trace(lambda x: jnp.sin(jnp.cos(jnp.tan(jnp.exp(x)))), jnp.ones(3))
 
 

@@ -15,7 +15,7 @@ from jaxprtool.passes.framework.base import Pass
 from jaxprtool.passes.framework.pipeline import (
     Pipeline,
     available,
-    find,
+    find_pass,
     load_plugin,
 )
 
@@ -49,7 +49,7 @@ def distribution(folder, name, entry, value):
 
 def test_our_own_passes_are_entry_points():
     assert available()["dce"].origin == "jaxprtool"
-    assert find("dce").name == "dce"
+    assert find_pass("dce").name == "dce"
 
 
 def test_a_plug_in_file_adds_its_passes(tmp_path):
@@ -57,7 +57,7 @@ def test_a_plug_in_file_adds_its_passes(tmp_path):
     path.write_text(PLUGIN.format(name="mine"))
     load_plugin(str(path))
     assert available()["mine"].origin == str(path)
-    assert find("mine").__doc__ == "Do nothing, well."
+    assert find_pass("mine").__doc__ == "Do nothing, well."
 
 
 def test_a_plug_in_module_adds_its_passes(tmp_path, monkeypatch):
@@ -97,7 +97,7 @@ def test_a_name_that_is_already_registered_is_a_warning(tmp_path):
     path.write_text(PLUGIN.format(name="dce"))
     with pytest.warns(PluginWarning, match=r"pass 'dce' of .*clash.py is ignored: jaxprtool has"):
         load_plugin(str(path))
-    assert find("dce").__module__ == "jaxprtool.passes.cleanup.dce"
+    assert find_pass("dce").__module__ == "jaxprtool.passes.cleanup.dce"
 
 
 def test_two_distributions_with_one_name_are_a_warning_and_ours_wins(tmp_path, monkeypatch):
@@ -115,16 +115,16 @@ def test_an_entry_point_is_imported_only_when_its_pass_is_named(tmp_path, monkey
     monkeypatch.syspath_prepend(tmp_path)
     assert {"lazy", "broken"} <= set(available())
     assert "lazy_plugin" not in sys.modules
-    assert find("lazy").name == "lazy"
+    assert find_pass("lazy").name == "lazy"
     with pytest.raises(PluginError, match=r"'broken' of broken-plugin cannot be .*no luck"):
-        find("broken")
+        find_pass("broken")
 
 
 def test_an_entry_point_that_is_not_a_pass_is_refused(tmp_path, monkeypatch):
     distribution(tmp_path, "odd-plugin", "odd", "math:pi")
     monkeypatch.syspath_prepend(tmp_path)
     with pytest.raises(PluginError, match=r"is not a subclass of jaxprtool.Pass"):
-        find("odd")
+        find_pass("odd")
 
 
 def test_register_again_replaces_and_refuses_other_objects():
@@ -140,14 +140,14 @@ def test_register_again_replaces_and_refuses_other_objects():
         warnings.simplefilter("error")
         jaxprtool.register(First)
         assert jaxprtool.register(Second) is Second
-    assert find("again") is Second
+    assert find_pass("again") is Second
     with pytest.raises(TypeError, match=r"subclass of jaxprtool.Pass with a name"):
         jaxprtool.register(Pass)
 
 
 def test_an_unknown_pass_gets_the_nearest_name():
     with pytest.raises(PipelineError) as caught:
-        find("dse")
+        find_pass("dse")
     assert caught.value.hint == "did you mean 'dce'?"
 
 
@@ -174,11 +174,11 @@ def test_installed_packages_are_read_once(monkeypatch):
 def test_packages_installed_and_passes_registered_later_are_found(tmp_path, monkeypatch):
     monkeypatch.syspath_prepend(tmp_path)
     with pytest.raises(PipelineError, match="unknown pass 'late'"):
-        find("late")
+        find_pass("late")
     (tmp_path / "late_plugin.py").write_text(PLUGIN.format(name="late"))
     distribution(tmp_path, "late-plugin", "late", "late_plugin:Mine")
-    assert find("late").__module__ == "late_plugin"
+    assert find_pass("late").__module__ == "late_plugin"
     (tmp_path / "file.py").write_text(PLUGIN.format(name="later"))
     load_plugin(str(tmp_path / "file.py"))
-    assert find("later").name == "later"
+    assert find_pass("later").name == "later"
     assert {"late", "later", "dce"} <= set(available())

@@ -8,10 +8,10 @@ import numpy as np
 import pytest
 
 import jaxprtool
-from jaxprtool.execute.running.arrays import fill
+from jaxprtool.execute.running.arrays import fill_arguments
 from jaxprtool.ir.program import type_check
 from jaxprtool.jaxcompat import jaxpr_as_fun
-from jaxprtool.loading.load import find
+from jaxprtool.loading.load import find_function
 from jaxprtool.passes.patterns import load_rewrites
 
 SAMPLES = Path(__file__).parents[3] / "samples"
@@ -23,10 +23,10 @@ def rewrites():
 
 
 def traced(target):
-    entry = find(f"{SAMPLES}/{target}")
+    entry = find_function(f"{SAMPLES}/{target}")
     program = entry.trace()
     given = dict(zip(program.arg_names, entry.arguments(), strict=True))
-    return program, fill(program, given, seed=0).arguments
+    return program, fill_arguments(program, given, seed=0).arguments
 
 
 def assert_close(before, after, args, tolerance=1e-5):

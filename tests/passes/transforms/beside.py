@@ -18,7 +18,7 @@ import numpy as np
 from jaxprtool import jaxcompat
 from jaxprtool.errors import JaxprToolError, UnsupportedError
 from jaxprtool.ir.equations import equations
-from jaxprtool.ir.equivalence import difference
+from jaxprtool.ir.equivalence import structural_difference
 from jaxprtool.ir.program import Program, type_check
 from jaxprtool.loading.trace import bind_arguments, trace
 from jaxprtool.passes.framework.pipeline import Pipeline
@@ -135,12 +135,12 @@ def compared(ours: Callable[[], Program], theirs: Callable[[], Program]) -> str:
         return _refused(ours, TypeError("custom_vjp has no forward mode"))
     made = ours()
     type_check(made)
-    found = difference(made, expected)
+    found = structural_difference(made, expected)
     if found is not None and "shard_map" in found:
         # JAX traces its body again when it is evaluated, and not always to the same equations.
         args = [direction(aval, i) for i, aval in enumerate(made.in_avals)]
         outs = [jaxcompat.jaxpr_as_fun(p.jaxpr)(*args) for p in (expected, made)]
-        found = values.difference(*outs, values.values_agree)
+        found = values.first_value_difference(*outs, values.values_agree)
     assert found is None, found
     return "same"
 
@@ -243,7 +243,7 @@ def _halves(
     outs = interpreter.evaluate(forward.jaxpr, args)
     late = interpreter.evaluate(backward.jaxpr, [*outs[count:], *given])
     theirs = interpreter.evaluate(expected.jaxpr, [*args, *given])
-    found = values.difference(theirs, [*outs[:count], *late], values.bits_agree)
+    found = values.first_value_difference(theirs, [*outs[:count], *late], values.bits_agree)
     assert found is None, found
     return "same"
 
@@ -270,7 +270,7 @@ def _linear_transpose(fun: Callable[..., Any], args: list[Any]) -> str:
     outs = interpreter.evaluate(parts["forward"].jaxpr, args)[program.out_tree.num_leaves :]
     ours = interpreter.evaluate(parts["backward"].jaxpr, [*outs, *given])
     theirs = interpreter.evaluate(expected.jaxpr, [*args, *given])
-    found = values.difference(theirs, ours, values.values_agree)
+    found = values.first_value_difference(theirs, ours, values.values_agree)
     assert found is None, found
     return "same"
 

@@ -12,7 +12,7 @@ from jaxprtool.analysis.memory import memory
 from jaxprtool.errors import ArgumentsError, PipelineError, UnsupportedError
 from jaxprtool.formats.lowering import stablehlo
 from jaxprtool.ir.equations import equations
-from jaxprtool.ir.equivalence import difference
+from jaxprtool.ir.equivalence import structural_difference
 from jaxprtool.ir.program import type_check
 from jaxprtool.jaxcompat import name_stack, open_jaxpr
 from jaxprtool.passes.mapping.batch.axes import BatchError
@@ -52,7 +52,7 @@ def test_checkpoint_takes_jaxs_policies_with_or_without_quotes(text, quote):
     policy = f"{quote}{text}{quote}"
     program = trace(model, X).apply(f"checkpoint(policy={policy}, prevent_cse=False)")
     direct = jax.checkpoint(model, policy=POLICIES[text], prevent_cse=False)
-    assert difference(program, trace(direct, X)) is None
+    assert structural_difference(program, trace(direct, X)) is None
 
 
 def test_checkpoint_takes_a_policy_object():
@@ -63,7 +63,7 @@ def test_checkpoint_takes_a_policy_object():
 
 def test_a_checkpointed_program_recomputes_in_its_gradient():
     program = trace(model, X).apply("checkpoint, grad")
-    assert difference(program, trace(jax.grad(jax.checkpoint(model)), X)) is None
+    assert structural_difference(program, trace(jax.grad(jax.checkpoint(model)), X)) is None
 
 
 @pytest.mark.parametrize(
@@ -98,7 +98,7 @@ def test_jit_makes_one_call_with_jaxs_options(options):
     program = Jit(**options)(trace(model, X, 3.0, scale=2.0))
     jitted = jax.jit(model, **options)
     direct = trace(lambda *args, **kwargs: jitted(*args, **kwargs), X, 3.0, scale=2.0)
-    assert difference(program.jaxpr, direct.jaxpr) is None
+    assert structural_difference(program.jaxpr, direct.jaxpr) is None
     (call,) = program.jaxpr.eqns
     assert call.params["name"] == "model"
 
@@ -120,7 +120,9 @@ def test_the_text_of_such_a_pass_has_its_given_name():
 def test_jit_is_inlined_where_jax_inlines_it():
     inlined = jax.jit(model, inline=True)
     direct = trace(lambda x: inlined(x), X)
-    assert difference(trace(model, X).apply("jit(inline=True)").jaxpr, direct.jaxpr) is None
+    assert (
+        structural_difference(trace(model, X).apply("jit(inline=True)").jaxpr, direct.jaxpr) is None
+    )
 
 
 @pytest.mark.parametrize(
@@ -166,8 +168,10 @@ def test_disable_jit_returns_what_jax_traces_without_jit():
     with jax.disable_jit():
         direct = trace(model, X, X)
     program = trace(model, X, X)
-    assert difference(program.apply("disable_jit"), direct) is None
-    assert difference(program.apply("jit(donate_argnums=0), disable_jit"), direct) is None
+    assert structural_difference(program.apply("disable_jit"), direct) is None
+    assert (
+        structural_difference(program.apply("jit(donate_argnums=0), disable_jit"), direct) is None
+    )
 
 
 def test_disable_jit_applies_inside_loops_branches_and_custom_rules():

@@ -10,7 +10,7 @@ from jax.ad_checkpoint import checkpoint_name
 
 from jaxprtool import trace
 from jaxprtool.errors import ArgumentsError, UnsupportedError
-from jaxprtool.ir.equivalence import difference
+from jaxprtool.ir.equivalence import structural_difference
 from jaxprtool.ir.program import type_check
 from jaxprtool.passes.transforms.linear import LinearTranspose, Vjp
 
@@ -176,7 +176,7 @@ def test_linear_transpose_equals_jaxs():
     program = trace(linear, *args).apply("linear_transpose")
     cotangents = {"a": jnp.ones((2, 3)), "b": jnp.ones((3, 2))}
     direct = trace(lambda cotangents: jax.linear_transpose(linear, *args)(cotangents), cotangents)
-    assert difference(program, direct) is None
+    assert structural_difference(program, direct) is None
     assert program.arg_names == ("cotangents['a']", "cotangents['b']")
 
 
@@ -187,7 +187,7 @@ def test_linear_functions_of_integers_have_a_transpose(wrap):
     program = trace(fun, *args).apply("linear_transpose")
     cotangents = jnp.arange(3), jnp.int32(1)
     direct = trace(lambda *given: jax.linear_transpose(fun, *args)(given), *cotangents)
-    assert difference(program, direct.replace(in_tree=program.in_tree)) is None
+    assert structural_difference(program, direct.replace(in_tree=program.in_tree)) is None
     pulled = program(cotangents)
     assert [x.tolist() for x in pulled] == [[0, 2, 4], [1, -2, -5]]
     assert trace(lambda x, y: 2 * x - 3 * y, 1, 1).apply("linear_transpose")(5) == (10, -15)

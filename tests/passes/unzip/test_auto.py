@@ -25,7 +25,7 @@ from tests.programs.corpus import prove_corpus
 from tests.programs.init_apply import prove_unzip
 from tests.programs.recorder import record
 from tests.programs.samples import sample_files
-from tests.programs.values import difference, values_agree
+from tests.programs.values import first_value_difference, values_agree
 from tests.share import first_and_proofs
 from tests.sweep.corpora import RandomPrograms
 from tests.sweep.parts import Part
@@ -663,4 +663,4 @@ def test_samples_split(file, once):
             others = (arg for i, arg in enumerate(given) if i not in keys)
             results = jax.tree.leaves(parts.apply(variables, *others, **kwargs))
             wanted = jax.tree.leaves(program(*given, **kwargs))
-            assert difference(wanted, results, values_agree) is None, (case.name, keys)
+            assert first_value_difference(wanted, results, values_agree) is None, (case.name, keys)

@@ -7,14 +7,14 @@ from collections.abc import Sequence
 
 import pytest
 
-from jaxprtool.passes.unzip.flow import SINK, SOURCE, Graph
+from jaxprtool.passes.unzip.flow import SINK, SOURCE, FlowGraph
 
 MANY = 1 << 80
 
 
 def graph_of(costs, edges):
     """Return a graph of nodes 2, 3, ... with these costs."""
-    graph = Graph()
+    graph = FlowGraph()
     for cost in costs:
         graph.add(cost)
     for start, end in edges:

@@ -12,13 +12,13 @@ from jaxprtool.render.reports.record import (
     count_rows,
     reason_text,
     recompiled,
-    summary,
+    run_summary,
 )
 from tests.render.recorded import HOSTILE, PROCESS, compilation, hostile, large, training
 
 
 def shown(run, width=80, page="run/index.html", top=None):
-    return summary(run, width, page, top).plain()
+    return run_summary(run, width, page, top).plain()
 
 
 def test_a_summary_of_a_training_script():

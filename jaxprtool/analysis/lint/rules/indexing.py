@@ -174,7 +174,7 @@ def undeclared_unique(program: LintedProgram) -> Iterator[Found]:
         )
 
 
-class _Column(NamedTuple):
+class _IndexColumn(NamedTuple):
     """How one of the indices of a scatter depends on its position among the updates.
 
     Attributes:
@@ -206,17 +206,17 @@ def _are_unique(program: LintedProgram, indices: Value) -> bool:
     return True
 
 
-_NOTHING = _Column(frozenset(), frozenset())
+_NOTHING = _IndexColumn(frozenset(), frozenset())
 
 
 #: Returns the column of an operand.
-_Look: TypeAlias = Callable[[Value], _Column]
+_Look: TypeAlias = Callable[[Value], _IndexColumn]
 
 #: Rules from an equation, the number of its result, and its operands' columns, to a column.
-column_rules: RuleTable[Callable[[Node, int, _Look], _Column]] = RuleTable()
+column_rules: RuleTable[Callable[[Node, int, _Look], _IndexColumn]] = RuleTable()
 
 
-def _column(program: LintedProgram, value: Value, steps: int = 24) -> _Column:
+def _column(program: LintedProgram, value: Value, steps: int = 24) -> _IndexColumn:
     """Return how integers depend on their position in an array."""
     if value.outer is not None:
         return _column(program, value.outer, steps)
@@ -230,11 +230,11 @@ def _column(program: LintedProgram, value: Value, steps: int = 24) -> _Column:
         return _column(program, node.ins[0], steps - 1)
     if rule is None:
         return _NOTHING
-    column: _Column = rule(node, value.index, lambda other: _column(program, other, steps - 1))
+    column: _IndexColumn = rule(node, value.index, lambda other: _column(program, other, steps - 1))
     return column
 
 
-def _column_of(array: np.ndarray) -> _Column:
+def _column_of(array: np.ndarray) -> _IndexColumn:
     axes = range(array.ndim)
     constant = (
         [axis for axis in axes if (array == array.take([0], axis)).all()] if array.size else []
@@ -243,29 +243,29 @@ def _column_of(array: np.ndarray) -> _Column:
     if array.size and len(np.unique(array)) != array.size:
         # Along one axis at most: rows that differ in themselves may be equal to each other.
         distinct = [axis for axis in distinct if axis not in constant][:1]
-    return _Column(frozenset(constant), frozenset(distinct))
+    return _IndexColumn(frozenset(constant), frozenset(distinct))
 
 
 @rule(column_rules, "rev", "slice")
-def _reordered(node: Node, out: int, look: _Look) -> _Column:
+def _reordered(node: Node, out: int, look: _Look) -> _IndexColumn:
     return look(node.ins[0])
 
 
 @rule(column_rules, "sort")
-def _permuted(node: Node, out: int, look: _Look) -> _Column:
+def _permuted(node: Node, out: int, look: _Look) -> _IndexColumn:
     axis = node.eqn.params["dimension"]
     is_distinct = axis in look(node.ins[out]).distinct
-    return _Column(frozenset(), frozenset([axis])) if is_distinct else _NOTHING
+    return _IndexColumn(frozenset(), frozenset([axis])) if is_distinct else _NOTHING
 
 
 @rule(column_rules, "top_k")
-def _places_of_top(node: Node, out: int, look: _Look) -> _Column:
+def _places_of_top(node: Node, out: int, look: _Look) -> _IndexColumn:
     last = frozenset([len(node.outs[out].shape) - 1])
-    return _Column(frozenset(), last) if out == 1 else _NOTHING
+    return _IndexColumn(frozenset(), last) if out == 1 else _NOTHING
 
 
 @rule(column_rules, "select_n")
-def _counted_from_the_end(node: Node, out: int, look: _Look) -> _Column:
+def _counted_from_the_end(node: Node, out: int, look: _Look) -> _IndexColumn:
     """Return the column of an index, whose negative numbers count from the end of the axis."""
     compared = node.ins[0].node
     is_sign = compared is not None and compared.name == "lt" and compared.ins[0] is node.ins[1]
@@ -273,7 +273,7 @@ def _counted_from_the_end(node: Node, out: int, look: _Look) -> _Column:
 
 
 @rule(column_rules, "add", "mul", "sub")
-def _shifted(node: Node, out: int, look: _Look) -> _Column:
+def _shifted(node: Node, out: int, look: _Look) -> _IndexColumn:
     one, two = node.ins
     for value, other in ((one, two), (two, one)):
         if other.literal is not None and (node.name != "mul" or other.literal != 0):
@@ -282,26 +282,26 @@ def _shifted(node: Node, out: int, look: _Look) -> _Column:
 
 
 @rule(column_rules, "broadcast_in_dim")
-def _broadcast(node: Node, out: int, look: _Look) -> _Column:
+def _broadcast(node: Node, out: int, look: _Look) -> _IndexColumn:
     column, before, after = look(node.ins[0]), node.ins[0].shape, node.outs[0].shape
     places = node.eqn.params["broadcast_dimensions"]
     repeated = {new for old, new in enumerate(places) if before[old] != after[new]}
     repeated |= set(range(len(after))) - set(places)
-    return _Column(
+    return _IndexColumn(
         frozenset(places[axis] for axis in column.constant) | repeated,
         frozenset(places[axis] for axis in column.distinct) - repeated,
     )
 
 
 @rule(column_rules, "transpose")
-def _transposed(node: Node, out: int, look: _Look) -> _Column:
+def _transposed(node: Node, out: int, look: _Look) -> _IndexColumn:
     order, column = node.eqn.params["permutation"], look(node.ins[0])
     constant, distinct = (frozenset(map(order.index, axes)) for axes in column)
-    return _Column(constant, distinct)
+    return _IndexColumn(constant, distinct)
 
 
 @rule(column_rules, "reshape", "squeeze")
-def _reshaped(node: Node, out: int, look: _Look) -> _Column:
+def _reshaped(node: Node, out: int, look: _Look) -> _IndexColumn:
     """Return the column after axes of size 1 are added or removed."""
     column, before, after = look(node.ins[0]), node.ins[0].shape, node.outs[0].shape
     old, new = ([axis for axis, n in enumerate(shape) if n != 1] for shape in (before, after))
@@ -309,7 +309,7 @@ def _reshaped(node: Node, out: int, look: _Look) -> _Column:
         return _NOTHING
     by_old = dict(zip(old, new, strict=True))
     constant, distinct = (frozenset(by_old[a] for a in axes if a in by_old) for axes in column)
-    return _Column(constant.union(axis for axis, n in enumerate(after) if n == 1), distinct)
+    return _IndexColumn(constant.union(axis for axis, n in enumerate(after) if n == 1), distinct)
 
 
 @lint_rule("JT403", "sort-for-top-k", bad=_BAD_SORT, good=_GOOD_SORT)

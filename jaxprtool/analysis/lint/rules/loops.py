@@ -381,7 +381,7 @@ _UNROLLED_GOOD = """
 
 
 @lint_rule("JT501", "unrolled-loop", bad=_UNROLLED_BAD, good=_UNROLLED_GOOD)
-def unrolled_loops(program: LintedProgram) -> Iterator[Found]:
+def unrolled_python_loops(program: LintedProgram) -> Iterator[Found]:
     """A Python loop is unrolled into the same equations again and again.
 
     JAX traces and lowers them once per iteration, and XLA compiles them all. The time that XLA

@@ -24,9 +24,9 @@ from jaxprtool.analysis.lint.ranges import (
     is_guarded,
     is_nan,
     is_positive_number,
-    is_variable,
     is_zero,
     known_numbers,
+    may_vary,
     squared,
 )
 from jaxprtool.analysis.lint.table import Found, lint_rule
@@ -258,7 +258,7 @@ def _is_masked_mean(node: Node) -> bool:
 
 def _varies(value: Value) -> bool:
     """Return True if a value is computed from arguments, and not from numbers alone."""
-    return any(ancestor.node is None and is_variable(ancestor) for ancestor in ancestors(value))
+    return any(ancestor.node is None and may_vary(ancestor) for ancestor in ancestors(value))
 
 
 def _depends(predicate: Value, operand: Value) -> bool:
@@ -269,7 +269,7 @@ def _depends(predicate: Value, operand: Value) -> bool:
         return True
     # A distance is guarded by the sum of squares that it is the root of, and so on.
     sources = root.node.ins if root.node is not None and root.node.traits.elementwise else ()
-    return any(origin(source, MOVES) in roots and is_variable(source) for source in sources)
+    return any(origin(source, MOVES) in roots and may_vary(source) for source in sources)
 
 
 # --- log ------------------------------------------------------------------------------------------
@@ -432,7 +432,7 @@ def _is_sum_of_differences(total: Node) -> bool:
     if difference is None or difference.node is None or difference.node.name != "sub":
         return False
     one, two = (origin(operand, MOVES) for operand in difference.node.ins)
-    return one is two and is_variable(one) and total.outs[0].elements > _points(one, difference)
+    return one is two and may_vary(one) and total.outs[0].elements > _points(one, difference)
 
 
 def _points(points: Value, difference: Value) -> int:

@@ -256,7 +256,10 @@ def reused_keys(program: LintedProgram) -> Iterator[Found]:
     into. `fold_in` of the same key with the same number gives the same key, as does `key` of the
     same seed. In a loop, a key from outside the loop gives the same numbers in each iteration.
     """
-    users, keys = defaultdict[Hashable, list[tuple[Node, Node | None]]](list), _Keys(program)
+    users, keys = (
+        defaultdict[Hashable, list[tuple[Node, Node | None]]](list),
+        _RandomKeyNames(program),
+    )
     for node in program.nodes:
         key = keys.used(node)
         if key is None:
@@ -297,7 +300,7 @@ def _folds(node: Node) -> bool:
     return node.name == "random_fold_in"
 
 
-class _Key(NamedTuple):
+class _RandomKey(NamedTuple):
     """A key that an equation uses.
 
     Attributes:
@@ -311,14 +314,14 @@ class _Key(NamedTuple):
     made: Node | None
 
 
-class _Keys:
+class _RandomKeyNames:
     """Names keys, so that equal keys have the same name."""
 
     def __init__(self, program: LintedProgram) -> None:
         self._program = program
         self._values = defaultdict[Hashable, list[Value]](list)
 
-    def used(self, node: Node) -> _Key | None:
+    def used(self, node: Node) -> _RandomKey | None:
         """Return the key that an equation draws from or splits; None for other equations."""
         words = node.traits.key_words
         if node.name == "random_split" or (node.traits.draws and words < 2):
@@ -326,11 +329,11 @@ class _Keys:
         if not node.traits.draws:
             return None
         parts = [self._number(value) for value in node.ins]  # the words, and the counts
-        return _Key(
+        return _RandomKey(
             tuple(name for name, _ in parts), [r for _, roots in parts for r in roots], None
         )
 
-    def _identity(self, key: Value) -> _Key:
+    def _identity(self, key: Value) -> _RandomKey:
         """Return the name of a key, and the values that it, or what it is a part of, comes from.
 
         Keys are unpacked from an array by static slices, wrapped from words and unwrapped again,
@@ -356,8 +359,8 @@ class _Keys:
             if _folds(node):
                 base = self._identity(node.ins[0])
                 name, roots = (base.name, name), [*base.roots, *roots]
-            return _Key((node.name, name, tuple(parts)), roots, node)
-        return _Key((self._representative(value), tuple(parts)), [value], None)
+            return _RandomKey((node.name, name, tuple(parts)), roots, node)
+        return _RandomKey((self._representative(value), tuple(parts)), [value], None)
 
     def _number(self, value: Value) -> tuple[Hashable, list[Value]]:
         """Return a name for a number, equal for equal ones, and the values it is computed from."""

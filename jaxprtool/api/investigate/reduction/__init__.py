@@ -18,8 +18,12 @@ import jax
 import numpy as np
 
 from jaxprtool.api.investigate.reduction import checks, worker
-from jaxprtool.api.investigate.reduction.checks import Check, Mismatch, Nan, Timeout
-from jaxprtool.api.investigate.reduction.search import CallingOracle, Search, State
+from jaxprtool.api.investigate.reduction.checks import Check, MismatchCheck, NanCheck, TimeoutCheck
+from jaxprtool.api.investigate.reduction.search import (
+    CallingOracle,
+    ReductionSearch,
+    ReductionState,
+)
 from jaxprtool.errors import ArgumentsError, UnsupportedError
 from jaxprtool.formats.jaxpr.read import read
 from jaxprtool.formats.jaxpr.write import write
@@ -27,7 +31,7 @@ from jaxprtool.formats.python.emit import to_python
 from jaxprtool.ir.documents import document
 from jaxprtool.ir.equations import has_64_bit_types
 from jaxprtool.ir.program import Program
-from jaxprtool.passes.reduction import count_of
+from jaxprtool.passes.reduction import equations_left
 from jaxprtool.processes import Child, stderr_tail, temporary_folder
 from jaxprtool.render.documents import programs as documents
 from jaxprtool.render.reports.as_json import program_document
@@ -113,12 +117,12 @@ def reduce(
         UnsupportedError: If the program cannot be written to a file.
     """
     start = time.monotonic()
-    count = count_of(program)
+    count = equations_left(program)
     argument_values = dict(values or {})
     if isinstance(predicate, str):
-        packed = {name: checks.packed(value) for name, value in argument_values.items()}
+        packed = {name: checks.picklable(value) for name, value in argument_values.items()}
         x64 = bool(jax.config.jax_enable_x64)
-        request = worker.Request(
+        request = worker.ReductionRequest(
             predicate, packed, seed, jobs, seconds, memory, tuple(plugins), x64
         )
         reduction = _in_worker(program, request, on_progress)
@@ -134,7 +138,7 @@ def _here(
     on_progress: _OnProgress,
 ) -> Reduction:
     """Reduce with a Python function as the predicate, called in this process."""
-    oracle, state = CallingOracle(predicate), State(program, values)
+    oracle, state = CallingOracle(predicate), ReductionState(program, values)
     if not oracle.holds(state):
         raise ArgumentsError("the predicate is False for the original program")
     if not oracle.holds(state):
@@ -144,12 +148,12 @@ def _here(
         )
     best, interrupted = [state], False
 
-    def on_improvement(state: State, doing: str) -> None:
+    def on_improvement(state: ReductionState, doing: str) -> None:
         best[0] = state
-        on_progress(_line(doing, count_of(state.program), oracle.tries))
+        on_progress(_line(doing, equations_left(state.program), oracle.tries))
 
     try:
-        best[0] = Search(oracle, on_improvement).run(state)
+        best[0] = ReductionSearch(oracle, on_improvement).run(state)
     except KeyboardInterrupt:
         interrupted = True
     return _reduction(best[0].program, dict(best[0].values), program, oracle.tries, interrupted)
@@ -158,14 +162,16 @@ def _here(
 def _reduction(
     new: Program, values: dict[str, Any], old: Program, tries: int, interrupted: bool, **more: Any
 ) -> Reduction:
-    counts = count_of(old), count_of(new)
+    counts = equations_left(old), equations_left(new)
     is_smaller = counts[1] < counts[0] or len(str(new.jaxpr)) < len(str(old.jaxpr))
     return Reduction(
         new, values, *counts, tries, 0.0, is_smaller=is_smaller, interrupted=interrupted, **more
     )
 
 
-def _in_worker(program: Program, request: worker.Request, on_progress: _OnProgress) -> Reduction:
+def _in_worker(
+    program: Program, request: worker.ReductionRequest, on_progress: _OnProgress
+) -> Reduction:
     """Reduce in a child process, which forks for each try."""
     with temporary_folder("jaxprtool-reduce-") as folder:
         write(program, os.path.join(folder, worker.ORIGINAL), callbacks="stub")
@@ -195,7 +201,7 @@ def _in_worker(program: Program, request: worker.Request, on_progress: _OnProgre
                 values = pickle.load(file)
         return _reduction(
             best,
-            {n: checks.unpacked(v) for n, v in values.items() if n in best.arg_names},
+            {n: checks.unpickled(v) for n, v in values.items() if n in best.arg_names},
             program,
             last["tries"],
             interrupted,
@@ -260,7 +266,7 @@ def script(program: Program, check: Check, values: dict[str, Any]) -> str:
         UnsupportedError: If the program cannot be written as Python.
     """
     after = None
-    if isinstance(check, Mismatch) and not check.backends:
+    if isinstance(check, MismatchCheck) and not check.backends:
         program, after = check.pair(program)
     elif check.pipelines:
         program = check.prepared(program)
@@ -272,7 +278,7 @@ def script(program: Program, check: Check, values: dict[str, Any]) -> str:
         inside = textwrap.indent(f"{inner}\nreturn {name}\n", "    ")
         parts.append(f"\n\ndef rewritten():\n{inside}")
     body = [
-        "import time\n" if isinstance(check, Timeout) else "",
+        "import time\n" if isinstance(check, TimeoutCheck) else "",
         "import jax",
         "import jax.numpy as jnp",
         "import numpy as np",
@@ -289,11 +295,11 @@ def script(program: Program, check: Check, values: dict[str, Any]) -> str:
 
 def _lines(check: Check) -> Sequence[str]:
     match check:
-        case Timeout():
+        case TimeoutCheck():
             return _TIMEOUT
-        case Nan():
+        case NanCheck():
             return _NAN
-        case Mismatch():
+        case MismatchCheck():
             return _BACKENDS if check.backends else _MISMATCH
     return _RUN
 

@@ -34,11 +34,11 @@ from jaxprtool.errors import (
 )
 from jaxprtool.execute.nans import find_nan, nan_cone
 from jaxprtool.execute.running import backends
-from jaxprtool.execute.running.arrays import difference, random_argument
+from jaxprtool.execute.running.arrays import first_value_difference, random_argument
 from jaxprtool.execute.running.rounding import Rounding, WideProgram, near, unexplained
 from jaxprtool.execute.sandbox import ForkOutcome
-from jaxprtool.formats.jaxpr.read import parse
-from jaxprtool.formats.jaxpr.write import text, write
+from jaxprtool.formats.jaxpr.read import parse_program
+from jaxprtool.formats.jaxpr.write import program_file_text, write
 from jaxprtool.ir.equations import is_flat
 from jaxprtool.ir.evaluation import Interpreter, bind
 from jaxprtool.ir.program import Program, Programs
@@ -115,7 +115,7 @@ class Check:
         for i, name in enumerate(program.arg_names):
             value = values.get(name)
             arguments.append(random_argument(program, i, self.seed) if value is None else value)
-        return [unpacked(value) for value in arguments]
+        return [unpickled(value) for value in arguments]
 
     def prepared(self, program: Program) -> Program:
         """Return the program after the passes of `-p`."""
@@ -137,13 +137,13 @@ def piped(program: Program, pipeline: str) -> Program:
     return result
 
 
-def compiled(program: Program, arguments: Sequence[Any]) -> Callable[..., Any]:
+def compiled_function(program: Program, arguments: Sequence[Any]) -> Callable[..., Any]:
     """Compile the flat function of a program."""
     fun = jaxcompat.jaxpr_as_fun(program.jaxpr)
     return jax.jit(fun, **program.jit_keywords).lower(*arguments).compile()
 
 
-class Crash(Check):
+class CrashCheck(Check):
     """Compiling or running the program dies of the same signal as the original."""
 
     usage = "crash, or crash -p PIPELINE"
@@ -153,7 +153,7 @@ class Crash(Check):
     def evidence(self, program: Program, values: Values) -> Any:
         program = self.prepared(program)
         arguments = self.arguments(program, values)
-        jax.block_until_ready(compiled(program, arguments)(*arguments))
+        jax.block_until_ready(compiled_function(program, arguments)(*arguments))
 
     def seen(self, outcome: ForkOutcome) -> Any:
         return None if outcome.timed_out else outcome.signal or None
@@ -162,7 +162,7 @@ class Crash(Check):
         return bool(seen == first)
 
 
-class Timeout(Check):
+class TimeoutCheck(Check):
     """Compiling takes longer than the given number of seconds."""
 
     usage = "timeout SECONDS, or timeout SECONDS -p PIPELINE"
@@ -190,7 +190,7 @@ class Timeout(Check):
         return f"not compiled after {self.given[0]} s" if outcome.signal == "SIGALRM" else None
 
 
-class Nan(Check):
+class NanCheck(Check):
     """The same equation makes a NaN from finite numbers, and it reaches a result."""
 
     usage = "nan"
@@ -221,8 +221,10 @@ class Nan(Check):
             return None
         names = [f"v{i}" for i in range(len(cone[1]))]
         alone = with_body(program.replace(jit=None), cone[0], names)
-        by_name = dict(zip(names, map(packed, cone[1]), strict=True))
-        return text(alone, callbacks="stub"), {name: by_name[name] for name in alone.arg_names}
+        by_name = dict(zip(names, map(picklable, cone[1]), strict=True))
+        return program_file_text(alone, callbacks="stub"), {
+            name: by_name[name] for name in alone.arg_names
+        }
 
     def same(self, seen: Any, first: Any) -> bool:
         return seen is not None and first[0] in seen
@@ -237,7 +239,7 @@ class _ByEquation(Interpreter):
         return super().equation(eqn, operands)
 
 
-class Mismatch(Check):
+class MismatchCheck(Check):
     """The results differ after passes, or on another backend, by more than the tolerance."""
 
     usage = "mismatch -p PIPELINE [-p PIPELINE], or mismatch --backends A,B"
@@ -275,7 +277,7 @@ class Mismatch(Check):
             return None
         keep_kernels()
         one, other = (_ByEquation().run(version.jaxpr, arguments) for version in (before, after))
-        if difference(one, other, near) is None:
+        if first_value_difference(one, other, near) is None:
             return None
         if not is_flat(jaxcompat.open_jaxpr(before.jaxpr)):
             # XLA may round differently inside a loop: compare again, iteration by iteration.
@@ -288,7 +290,7 @@ class Mismatch(Check):
         device = backends.device(name, 0)
         with jax.default_device(device):
             placed = [jax.device_put(value, device) for value in arguments]
-            return [np.asarray(out) for out in compiled(program, placed)(*placed)]
+            return [np.asarray(out) for out in compiled_function(program, placed)(*placed)]
 
 
 def _mismatch(
@@ -303,7 +305,7 @@ def _mismatch(
     return next(map(str, faults.values()), None)
 
 
-class Error(Check):
+class ErrorCheck(Check):
     """Rewriting, compiling or running fails with a message that contains the given text."""
 
     usage = "error TEXT, or error TEXT -p PIPELINE"
@@ -317,7 +319,7 @@ class Error(Check):
         try:
             program = self.prepared(program)
             arguments = self.arguments(program, values)
-            jax.block_until_ready(compiled(program, arguments)(*arguments))
+            jax.block_until_ready(compiled_function(program, arguments)(*arguments))
         except Exception as error:
             said = described(error)
             return said if " ".join(self.given) in said else None
@@ -328,7 +330,7 @@ class Error(Check):
         return seen is not None and seen.partition(":")[0] == first.partition(":")[0]
 
 
-class Command(Check):
+class CommandCheck(Check):
     """A shell command that is given the program's file exits with 0."""
 
     usage = "a command with {} for the program's file"
@@ -346,7 +348,7 @@ class Command(Check):
         write(program, path, callbacks="stub")
         try:
             command = self.given[0].replace("{}", shlex.quote(path))
-            done = processes.run(["sh", "-c", command])
+            done = processes.run_process(["sh", "-c", command])
         finally:
             os.unlink(path)
         print(done.stdout, done.stderr, "" if done.status == 0 else done, sep="\n", flush=True)
@@ -357,11 +359,11 @@ class Command(Check):
 FOLDER = "JAXPRTOOL_TRIES"
 
 CHECKS: dict[str, type[Check]] = {
-    "crash": Crash,
-    "timeout": Timeout,
-    "nan": Nan,
-    "mismatch": Mismatch,
-    "error": Error,
+    "crash": CrashCheck,
+    "timeout": TimeoutCheck,
+    "nan": NanCheck,
+    "mismatch": MismatchCheck,
+    "error": ErrorCheck,
 }
 
 
@@ -372,9 +374,9 @@ def parse_check(text: str, seed: int = 0) -> Check:
     except ValueError as error:
         raise ArgumentsError(f"the check {text!r} cannot be read: {error}") from None
     if name not in CHECKS:
-        check: Check = Command((text,), seed=seed)
+        check: Check = CommandCheck((text,), seed=seed)
     else:
-        parser = _Parser(add_help=False, usage=CHECKS[name].usage)
+        parser = _CheckParser(add_help=False, usage=CHECKS[name].usage)
         parser.add_argument("words", nargs="*")
         parser.add_argument("-p", "--passes", action="append", default=[])
         parser.add_argument("--backends", default="")
@@ -385,7 +387,7 @@ def parse_check(text: str, seed: int = 0) -> Check:
     return check
 
 
-class _Parser(argparse.ArgumentParser):
+class _CheckParser(argparse.ArgumentParser):
     def error(self, message: str) -> NoReturn:
         raise ArgumentsError(f"write the check as: {self.usage}")
 
@@ -406,15 +408,15 @@ class PackedKey:
     data: np.ndarray
 
 
-def packed(value: Any) -> Any:
+def picklable(value: Any) -> Any:
     """Convert the value of an argument to one that can be pickled: a NumPy array or PackedKey."""
     if isinstance(value, jax.Array) and jax.dtypes.issubdtype(value.dtype, jax.dtypes.prng_key):
         return PackedKey(str(jax.random.key_impl(value)), np.asarray(jax.random.key_data(value)))
     return np.asarray(value)
 
 
-def unpacked(value: Any) -> Any:
-    """Undo `packed`."""
+def unpickled(value: Any) -> Any:
+    """Undo `picklable`."""
     if isinstance(value, PackedKey):
         return jax.random.wrap_key_data(value.data, impl=value.implementation)
     return value
@@ -428,7 +430,7 @@ def _is_finite(value: Any) -> bool:
 
 
 def _gives_nan(program: Program, arguments: Sequence[Any]) -> bool:
-    outs = compiled(program, arguments)(*arguments)
+    outs = compiled_function(program, arguments)(*arguments)
     floats = [out for out in outs if jax.numpy.issubdtype(out.dtype, np.inexact)]
     return any(bool(jax.numpy.isnan(out).any()) for out in floats)
 
@@ -441,7 +443,7 @@ _Function: TypeAlias = Callable[[Check, Program, Values], Any]
 
 
 @dataclass(frozen=True)
-class Call:
+class CheckCall:
     """A call `function(check, program, values)`.
 
     Attributes:
@@ -463,7 +465,7 @@ class Call:
 
     def __reduce__(self) -> Any:
         x64 = bool(jax.config.jax_enable_x64)
-        program = text(self.program, callbacks="stub")
+        program = program_file_text(self.program, callbacks="stub")
         values = dict(self.values)
         return _received, (self.function, self.check, program, values, self.plugins, x64)
 
@@ -475,8 +477,8 @@ def _received(
     values: Values,
     plugins: Sequence[str],
     x64: bool,
-) -> Call:
+) -> CheckCall:
     jax.config.update("jax_enable_x64", x64)
     for plugin in plugins:
         load_plugin(plugin)
-    return Call(function, check, parse(program, "a candidate"), values, plugins)
+    return CheckCall(function, check, parse_program(program, "a candidate"), values, plugins)

@@ -14,18 +14,18 @@ from typing import Any, Protocol, TypeVar
 import numpy as np
 
 from jaxprtool.api.investigate.reduction.checks import (
-    Call,
     Check,
+    CheckCall,
     PackedKey,
     Values,
     keep_kernels,
-    packed,
+    picklable,
 )
 from jaxprtool.errors import ArgumentsError
 from jaxprtool.execute.sandbox import ForkOutcome, Limits, call_each_in_fork, call_in_fork
-from jaxprtool.formats.jaxpr.read import parse
+from jaxprtool.formats.jaxpr.read import parse_program
 from jaxprtool.ir.dtypes import is_extended
-from jaxprtool.ir.equivalence import Unkeyable, structure
+from jaxprtool.ir.equivalence import Unkeyable, jaxpr_structure
 from jaxprtool.ir.evaluation import Interpreter
 from jaxprtool.ir.program import Program
 from jaxprtool.jaxcompat import Var, open_jaxpr, replace_jaxpr
@@ -33,10 +33,10 @@ from jaxprtool.passes.reduction import (
     STEPS,
     Candidate,
     ReductionStep,
-    checked,
-    count_of,
+    can_be_argument,
+    equations_left,
     flattened,
-    is_array,
+    is_well_typed,
 )
 
 #: The maximum number of parts that sites are divided into, round by round; None for single sites.
@@ -44,7 +44,7 @@ _FINEST = (4, 16, 64, None)
 
 
 @dataclass(frozen=True)
-class State:
+class ReductionState:
     """A program, and the known values of its arguments, by name."""
 
     program: Program
@@ -59,17 +59,17 @@ class Oracle(Protocol):
     #: Whether the check runs programs on random values for arguments without a known one.
     makes_values: bool
 
-    def first(self, states: Iterator[State]) -> State | None:
+    def first(self, states: Iterator[ReductionState]) -> ReductionState | None:
         """Return the first state for which the check holds, or None."""
 
-    def guess(self, state: State) -> State | None:
+    def guess(self, state: ReductionState) -> ReductionState | None:
         """Return a small program for which the check may hold, or None."""
 
-    def values_of(self, state: State) -> dict[Var, Any]:
+    def values_of(self, state: ReductionState) -> dict[Var, Any]:
         """Return the values of top-level variables; empty if the check does not depend on them."""
 
 
-class Search:
+class ReductionSearch:
     """The reduction of one program.
 
     Args:
@@ -77,19 +77,19 @@ class Search:
         on_progress: Called with the smallest state so far and the name of the step, for progress.
     """
 
-    def __init__(self, oracle: Oracle, on_progress: Callable[[State, str], object]):
+    def __init__(self, oracle: Oracle, on_progress: Callable[[ReductionState, str], object]):
         self._oracle, self._on_progress = oracle, on_progress
         self._values: tuple[Program | None, dict[Var, Any]] = (None, {})
-        self.state: State
+        self.state: ReductionState
 
-    def run(self, state: State) -> State:
+    def run(self, state: ReductionState) -> ReductionState:
         """Return the smallest state found.
 
         Steps need a program with flat pytrees. If the check does not hold for the flattened
         program, as with a pass that takes an argument by its path, the state itself is returned.
         """
         self.state = state
-        flat = State(flattened(state.program), state.values)
+        flat = ReductionState(flattened(state.program), state.values)
         if self._oracle.first(iter((flat,))) is None:
             return state
         guess = self._oracle.guess(flat)
@@ -97,7 +97,7 @@ class Search:
         granularities = iter(_FINEST)
         finest: int | None = next(granularities)
         while True:
-            while finest is not None and finest >= count_of(self.state.program):
+            while finest is not None and finest >= equations_left(self.state.program):
                 finest = next(granularities)  # this many parts would be single sites
             previous = self.state
             for step in STEPS:
@@ -111,7 +111,7 @@ class Search:
 
     def _sites(self, step: ReductionStep) -> Sequence[Any]:
         program = self.state.program
-        if step.most is not None and count_of(program) > step.most:
+        if step.most is not None and equations_left(program) > step.most:
             return ()
         return list(step.sites(program))
 
@@ -151,7 +151,7 @@ class Search:
         """
         numbers: dict[int, int] = {}
 
-        def states() -> Iterator[State]:
+        def states() -> Iterator[ReductionState]:
             for number, chosen in enumerate(choices):
                 if step.keeps and sites is not None:
                     gone = set(map(id, chosen))
@@ -162,7 +162,7 @@ class Search:
                     candidates.append(new)
                     yield new
 
-        candidates: list[State] = []
+        candidates: list[ReductionState] = []
         self._on_progress(self.state, step.name)
         found = self._oracle.first(states())
         if found is None:
@@ -171,18 +171,18 @@ class Search:
         self._on_progress(found, step.name)
         return numbers[id(found)]
 
-    def _candidate(self, step: ReductionStep, chosen: Sequence[Any]) -> State | None:
+    def _candidate(self, step: ReductionStep, chosen: Sequence[Any]) -> ReductionState | None:
         """Apply a step to the sites chosen, and return the result if it is well typed."""
         program = self.state.program
         try:
             candidate = step.apply(program, chosen)
         except Exception:  # the step does not apply to these sites
             return None
-        if candidate is None or not checked(candidate, program):
+        if candidate is None or not is_well_typed(candidate, program):
             return None
         return self._with_values(candidate)
 
-    def _with_values(self, candidate: Candidate) -> State:
+    def _with_values(self, candidate: Candidate) -> ReductionState:
         """Return a candidate with the known values of its arguments, old and new."""
         known = self.state.values
         values = {n: known[n] for n in candidate.program.arg_names if n in known}
@@ -190,11 +190,11 @@ class Search:
             values = {n: candidate.resize(v) for n, v in values.items()}
         if candidate.origin is not None:
             if self._values[0] is not candidate.origin:
-                origin = State(candidate.origin, known)
+                origin = ReductionState(candidate.origin, known)
                 self._values = candidate.origin, self._oracle.values_of(origin)
             cut = self._values[1]
             values |= {name: cut[v] for name, v in candidate.cut.items() if v in cut}
-        return State(candidate.program, values)
+        return ReductionState(candidate.program, values)
 
     def _plainer_values(self) -> None:
         """Replace the known values of arguments by zeros, ones or rounded numbers."""
@@ -204,7 +204,7 @@ class Search:
                 continue
             old = self.state
             choices = [v for v in _plainer(value) if v.tobytes() != value.tobytes()]
-            states = [State(old.program, {**old.values, name: v}) for v in choices]
+            states = [ReductionState(old.program, {**old.values, name: v}) for v in choices]
             if found := self._oracle.first(iter(states)):
                 self.state = found
                 self._on_progress(found, "simplifying values")
@@ -219,7 +219,7 @@ class Search:
         plain = (
             {n: np.full(a.shape, number, a.dtype) for n, a in unknown.items()} for number in (0, 1)
         )
-        states = [State(self.state.program, {**values, **new}) for new in plain]
+        states = [ReductionState(self.state.program, {**values, **new}) for new in plain]
         self.state = self._oracle.first(iter(states)) or self.state
 
 
@@ -251,7 +251,7 @@ class ForkingOracle:
         self.tries, self._first, self.makes_values = 0, None, check.makes_values
         self._failed: set[Hashable] = set()
 
-    def first_look(self, state: State, seconds: float | None) -> Any:
+    def first_look(self, state: ReductionState, seconds: float | None) -> Any:
         """Try the original program twice, and return the fault that the check found.
 
         Args:
@@ -284,11 +284,11 @@ class ForkingOracle:
         """The limits of operations that take longer than a try."""
         return Limits(10 * self._limits.seconds, self._limits.memory)
 
-    def _call(self, state: State, function: Callable[..., Any] | None = None) -> Call:
+    def _call(self, state: ReductionState, function: Callable[..., Any] | None = None) -> CheckCall:
         function = function or type(self._check).evidence
-        return Call(function, self._check, state.program, state.values, self._plugins)
+        return CheckCall(function, self._check, state.program, state.values, self._plugins)
 
-    def _call_in_fork(self, state: State) -> ForkOutcome:
+    def _call_in_fork(self, state: ReductionState) -> ForkOutcome:
         self.tries += 1
         return call_in_fork(self._call(state), self._limits)
 
@@ -296,12 +296,12 @@ class ForkingOracle:
         seen = self._check.seen(outcome)
         return seen is not None and self._check.same(seen, self._first)
 
-    def holds(self, state: State) -> bool:
+    def holds(self, state: ReductionState) -> bool:
         """Return True if the check holds for a program."""
         return self._holds(self._call_in_fork(state))
 
-    def first(self, states: Iterator[State]) -> State | None:
-        drawn: list[State] = []
+    def first(self, states: Iterator[ReductionState]) -> ReductionState | None:
+        drawn: list[ReductionState] = []
 
         def functions() -> Iterator[Callable[[], Any]]:
             for state in states:
@@ -320,14 +320,14 @@ class ForkingOracle:
             running.close()  # type: ignore[attr-defined]
         return None
 
-    def guess(self, state: State) -> State | None:
+    def guess(self, state: ReductionState) -> ReductionState | None:
         outcome = call_in_fork(self._call(state, type(self._check).guess), self._slow)
         if outcome.value is None:
             return None
         program, values = outcome.value
-        return State(parse(program, "a guess"), values)
+        return ReductionState(parse_program(program, "a guess"), values)
 
-    def values_of(self, state: State) -> dict[Var, Any]:
+    def values_of(self, state: ReductionState) -> dict[Var, Any]:
         if not self._check.reads_values:
             return {}
         outcome = call_in_fork(self._call(state, _values_of_variables), self._slow)
@@ -336,7 +336,7 @@ class ForkingOracle:
 
 def _variables(program: Program) -> list[Var]:
     jaxpr = open_jaxpr(program.jaxpr)
-    variables = [v for eqn in jaxpr.eqns for v in eqn.outvars if is_array(v)]
+    variables = [v for eqn in jaxpr.eqns for v in eqn.outvars if can_be_argument(v)]
     return [*variables, *jaxpr.constvars]
 
 
@@ -344,15 +344,15 @@ def _values_of_variables(check: Check, program: Program, values: Values) -> list
     keep_kernels()
     body = replace_jaxpr(program.jaxpr, outvars=_variables(program))
     results = Interpreter().run(body, check.arguments(program, values))
-    return [packed(value) for value in results]
+    return [picklable(value) for value in results]
 
 
-def _key(state: State) -> Hashable:
+def _key(state: ReductionState) -> Hashable:
     """Return a key, equal for states with the same jaxpr and values; unique if there is none."""
     values = [state.values.get(name) for name in state.program.arg_names]
     data = tuple(v.tobytes() if isinstance(v, np.ndarray) else v is None for v in values)
     try:
-        return structure(state.program.jaxpr), data
+        return jaxpr_structure(state.program.jaxpr), data
     except (Unkeyable, TypeError):
         return object()
 
@@ -366,18 +366,18 @@ class CallingOracle:
         self._predicate = predicate
         self.tries = 0
 
-    def holds(self, state: State) -> bool:
+    def holds(self, state: ReductionState) -> bool:
         """Return True if the predicate holds for a program."""
         self.tries += 1
         return bool(self._predicate(state.program))
 
-    def first(self, states: Iterable[State]) -> State | None:
+    def first(self, states: Iterable[ReductionState]) -> ReductionState | None:
         return next(filter(self.holds, states), None)
 
-    def guess(self, state: State) -> State | None:
+    def guess(self, state: ReductionState) -> ReductionState | None:
         return None
 
-    def values_of(self, state: State) -> dict[Var, Any]:
+    def values_of(self, state: ReductionState) -> dict[Var, Any]:
         return {}
 
 

@@ -21,7 +21,7 @@ REQUEST, ORIGINAL, BEST, VALUES = "request.pickle", "original.jaxpr", "best.jaxp
 
 
 @dataclass(frozen=True)
-class Request:
+class ReductionRequest:
     """The arguments of `reduce`, as they are sent to the worker.
 
     Attributes:
@@ -48,12 +48,16 @@ class Request:
 def main(folder: str) -> None:
     """Reduce the program in a folder, and write the result there."""
     with open(os.path.join(folder, REQUEST), "rb") as file:
-        request: Request = pickle.load(file)
+        request: ReductionRequest = pickle.load(file)
     import jax
 
     jax.config.update("jax_enable_x64", request.x64)
     from jaxprtool.api.investigate.reduction import checks
-    from jaxprtool.api.investigate.reduction.search import ForkingOracle, Search, State
+    from jaxprtool.api.investigate.reduction.search import (
+        ForkingOracle,
+        ReductionSearch,
+        ReductionState,
+    )
     from jaxprtool.errors import JaxprToolError
     from jaxprtool.execute.sandbox import Limits
     from jaxprtool.files import file_written_whole
@@ -61,19 +65,19 @@ def main(folder: str) -> None:
     from jaxprtool.formats.jaxpr.write import write
     from jaxprtool.ir.program import Program
     from jaxprtool.passes.framework.pipeline import load_plugin
-    from jaxprtool.passes.reduction import count_of
+    from jaxprtool.passes.reduction import equations_left
 
     os.environ[checks.FOLDER] = folder
     program: Program = read(os.path.join(folder, ORIGINAL))
-    best = [State(program, request.values)]
+    best = [ReductionState(program, request.values)]
 
-    def on_progress(state: State, doing: str) -> None:
+    def on_progress(state: ReductionState, doing: str) -> None:
         if state is not best[0]:
             best[0] = state
             with file_written_whole(os.path.join(folder, VALUES)) as file:
                 pickle.dump(dict(state.values), file)
             write(state.program, os.path.join(folder, BEST), callbacks="stub")
-        _say(doing=doing, equations=count_of(state.program), tries=oracle.tries)
+        _say(doing=doing, equations=equations_left(state.program), tries=oracle.tries)
 
     try:
         for plugin in request.plugins:
@@ -81,10 +85,10 @@ def main(folder: str) -> None:
         check = checks.parse_check(request.check, request.seed)
         limits = Limits(request.seconds or 600.0, request.memory)
         oracle = ForkingOracle(check, request.jobs, limits, request.plugins)
-        _say(doing="trying the original program", equations=count_of(program), tries=0)
+        _say(doing="trying the original program", equations=equations_left(program), tries=0)
         seen = oracle.first_look(best[0], request.seconds)
         _say(seen=seen if isinstance(seen, str) else "")
-        state = Search(oracle, on_progress).run(best[0])
+        state = ReductionSearch(oracle, on_progress).run(best[0])
         on_progress(state, "trying the result again")
         _say(ended=True, holds=oracle.holds(state), tries=oracle.tries)
     except JaxprToolError as error:

@@ -15,20 +15,20 @@ from jax import numpy as jnp
 from jaxprtool import jaxcompat
 from jaxprtool.formats.python.expressions import (
     Attribute,
+    BinaryOperation,
     CallExpression,
-    Infix,
     MultiResult,
     Name,
-    Prefix,
     Proposal,
     PythonFunction,
     Slot,
     Subscript,
+    UnaryOperation,
     call,
     dtype_name,
     method,
 )
-from jaxprtool.formats.python.rules.table import GEQRF, options, python_rules
+from jaxprtool.formats.python.rules.table import GEQRF, nondefault_params, python_rules
 from jaxprtool.ir.rules import rule
 from jaxprtool.jaxcompat import JaxprEqn
 
@@ -48,7 +48,7 @@ def one_or_all(values: Sequence[Any]) -> Any:
     return values[0] if len(values) == 1 else values
 
 
-def placed(
+def with_out_sharding(
     expression: CallExpression, params: Mapping[str, Any], name: str = "sharding"
 ) -> Iterator[CallExpression]:
     """Yield a call as it is, and with the equation's `out_sharding`, if any.
@@ -82,7 +82,7 @@ def _broadcast_in_dim(eqn: JaxprEqn, x: Slot, *sizes: Slot) -> Iterator[Proposal
             yield call("jnp.expand_dims", x, one_or_all(tuple(new)))
     yield call("jnp.broadcast_to", x, shape)
     yield call("lax.broadcast", x, shape[: len(shape) - len(old)])
-    yield from placed(call("lax.broadcast_in_dim", x, shape, dims), eqn.params)
+    yield from with_out_sharding(call("lax.broadcast_in_dim", x, shape, dims), eqn.params)
 
 
 def _with_dots(key: tuple[object, ...]) -> tuple[object, ...]:
@@ -98,7 +98,7 @@ def _reshape(eqn: JaxprEqn, x: Slot, *sizes: Slot) -> Iterator[Proposal]:
     if eqn.invars[0].aval.shape:  # a scalar may be a Python number
         yield method(x, "reshape", *shape) if shape else method(x, "reshape", ())
     yield call("jnp.reshape", x, shape)
-    yield from placed(call("lax.reshape", x, shape), eqn.params)
+    yield from with_out_sharding(call("lax.reshape", x, shape), eqn.params)
     yield call("lax.reshape", x, shape, eqn.params["dimensions"])
 
 
@@ -191,7 +191,7 @@ def _iota(eqn: JaxprEqn, *sizes: Slot) -> Iterator[Proposal]:
         yield call("jnp.arange", shape[0])
         yield call("jnp.arange", shape[0], dtype=dtype)
         yield call("lax.iota", dtype, shape[0])
-    yield from placed(call("lax.broadcasted_iota", dtype, shape, dimension), eqn.params)
+    yield from with_out_sharding(call("lax.broadcasted_iota", dtype, shape, dimension), eqn.params)
 
 
 @rule(python_rules, "dim_as_value")
@@ -206,8 +206,8 @@ def _empty(eqn: JaxprEqn) -> Iterator[Proposal]:
     param = eqn.params["dtype"]
     exact = param if isinstance(param, str) else call("jnp.dtype", jnp.dtype(param).name)
     for argument in (dtype, exact):
-        yield from placed(call("jnp.empty", shape, argument), eqn.params, "out_sharding")
-        yield from placed(call("lax.empty", shape, argument), eqn.params, "out_sharding")
+        yield from with_out_sharding(call("jnp.empty", shape, argument), eqn.params, "out_sharding")
+        yield from with_out_sharding(call("lax.empty", shape, argument), eqn.params, "out_sharding")
 
 
 @rule(python_rules, "device_put")
@@ -241,7 +241,7 @@ def _index_options(eqn: JaxprEqn) -> dict[str, object]:
     """Return the keyword arguments common to gather and scatter."""
     mode = eqn.params["mode"]
     keywords = {"mode": _MODES.get(getattr(mode, "name", ""), mode)}
-    return keywords | options(eqn.params, indices_are_sorted=False, unique_indices=False)
+    return keywords | nondefault_params(eqn.params, indices_are_sorted=False, unique_indices=False)
 
 
 @rule(python_rules, "gather")
@@ -352,9 +352,9 @@ for _name, _path in {
 def _function(eqn: JaxprEqn, *operands: Slot) -> Iterator[Proposal]:
     name = eqn.primitive.name
     if name in _INFIX:
-        yield Infix(_INFIX[name], *operands)
+        yield BinaryOperation(_INFIX[name], *operands)
     if name in _PREFIX:
-        yield Prefix(_PREFIX[name], operands[0])
+        yield UnaryOperation(_PREFIX[name], operands[0])
     for path in _FUNCTIONS[name]:
         yield call(path, *operands)
     if extra := {k: v for k, v in eqn.params.items() if v is not None}:
@@ -363,7 +363,7 @@ def _function(eqn: JaxprEqn, *operands: Slot) -> Iterator[Proposal]:
 
 @rule(python_rules, "integer_pow")
 def _integer_pow(eqn: JaxprEqn, x: Slot) -> Iterator[Proposal]:
-    yield Infix("**", x, eqn.params["y"])
+    yield BinaryOperation("**", x, eqn.params["y"])
     yield call("lax.integer_pow", x, eqn.params["y"])
 
 
@@ -421,7 +421,7 @@ def _reduction(eqn: JaxprEqn, x: Slot) -> Iterator[Proposal]:
     whole = axes == tuple(range(len(eqn.invars[0].aval.shape)))
     if axes and name != "reduce_xor":
         yield call(f"jnp.{_REDUCTIONS[name]}", x, **({} if whole else {"axis": one_or_all(axes)}))
-    yield from placed(call(f"lax.{name}", x, axes), eqn.params, "out_sharding")
+    yield from with_out_sharding(call(f"lax.{name}", x, axes), eqn.params, "out_sharding")
 
 
 @rule(python_rules, "argmax", "argmin")
@@ -448,7 +448,7 @@ def _combined(eqn: JaxprEqn, operands: tuple[Slot, ...]) -> tuple[Any, Any, Pyth
 
 @rule(python_rules, "cumsum", "cumprod", "cummax", "cummin", "cumlogsumexp")
 def _cumulative(eqn: JaxprEqn, x: Slot) -> Iterator[Proposal]:
-    reverse = options(eqn.params, reverse=False)
+    reverse = nondefault_params(eqn.params, reverse=False)
     yield call(f"lax.{eqn.primitive.name}", x, axis=eqn.params["axis"], **reverse)
 
 
@@ -507,7 +507,7 @@ def _dilations(params: Mapping[str, Any], *names: str) -> dict[str, object]:
 
 @rule(python_rules, "sort")
 def _sort(eqn: JaxprEqn, *xs: Slot) -> Iterator[Proposal]:
-    more = options(eqn.params, is_stable=True, num_keys=1)
+    more = nondefault_params(eqn.params, is_stable=True, num_keys=1)
     yield call("lax.sort", one_or_all(xs), dimension=eqn.params["dimension"], **more)
 
 
@@ -532,17 +532,17 @@ def _dot_general(eqn: JaxprEqn, x: Slot, y: Slot) -> Iterator[Proposal]:
     p = eqn.params
     contract, batch = (tuple(map(ints, pair)) for pair in p["dimension_numbers"])
     out = p["preferred_element_type"]
-    more = options(p, precision=None)
+    more = nondefault_params(p, precision=None)
     more |= {} if out is None else {"preferred_element_type": dtype_name(out)}
     left, right = (v.aval.shape for v in eqn.invars)
-    yield Infix("@", x, y)
+    yield BinaryOperation("@", x, y)
     ranks = len(left), len(right)
     if max(ranks) <= 8:
         subscripts = _einsum(ranks, contract, batch)
         yield call("jnp.einsum", subscripts, x, y)
         yield call("jnp.einsum", subscripts, x, y, **more)
     expression = call("lax.dot_general", x, y, (contract, batch), **more)
-    yield from placed(expression, p, "out_sharding")
+    yield from with_out_sharding(expression, p, "out_sharding")
 
 
 def _einsum(
@@ -562,7 +562,7 @@ def _einsum(
 def _convolution(eqn: JaxprEqn, x: Slot, kernel: Slot) -> Iterator[Proposal]:
     p = eqn.params
     dilations = _dilations(p, "lhs_dilation", "rhs_dilation")
-    more = options(p, feature_group_count=1, batch_group_count=1, precision=None)
+    more = nondefault_params(p, feature_group_count=1, batch_group_count=1, precision=None)
     if p["preferred_element_type"] is not None:
         more["preferred_element_type"] = dtype_name(p["preferred_element_type"])
     strides = ints(p["window_strides"])

@@ -34,14 +34,14 @@ from jaxprtool.formats.python.rules.table import (
     JVP_BY,
     MARK_CALLS,
     PLATFORM_INDEX,
-    options,
+    nondefault_params,
     proposals,
     python_rules,
     unsupported,
 )
 from jaxprtool.ir.custom_rules import jvp_rule, rule_key, vjp_rule
 from jaxprtool.ir.equations import equations
-from jaxprtool.ir.equivalence import Unkeyable, structure
+from jaxprtool.ir.equivalence import Unkeyable, jaxpr_structure
 from jaxprtool.ir.expansions import LIVE, without_live_objects
 from jaxprtool.ir.regions import CALLS, Cond, Scan, ShardMap, While, sub_jaxprs
 from jaxprtool.ir.rules import rule
@@ -170,7 +170,7 @@ def _jit_decorator(p: Mapping[str, Any]) -> Expression:
     donated = tuple(i for i, flag in enumerate(p["donated_invars"]) if flag)
     if donated:
         keywords["donate_argnums"] = group(donated)
-    keywords |= options(p, keep_unused=False)
+    keywords |= nondefault_params(p, keep_unused=False)
     # A bool, or a member of `jax.Inline` in newer releases.
     if getattr(p["inline"], "name", "AUTO") != "AUTO" or p["inline"] is True:
         keywords["inline"] = p["inline"]
@@ -192,7 +192,7 @@ def _checkpoint(eqn: JaxprEqn, *operands: Slot) -> Iterator[Proposal]:
     prevent = p["prevent_cse"]
     unlike = not all(prevent) if isinstance(prevent, tuple) else not prevent
     keywords = {"prevent_cse": prevent} if unlike else {}
-    keywords |= options(p, policy=None)
+    keywords |= nondefault_params(p, policy=None)
     checkpoint = Name("jax.checkpoint")
     decorator = call("partial", checkpoint, **keywords) if keywords else checkpoint
     yield _call(eqn, p["jaxpr"], operands, decorator)
@@ -291,7 +291,7 @@ def _custom(
 
 def _structure(body: AnyJaxpr) -> object:
     try:
-        return structure(body)
+        return jaxpr_structure(body)
     except Unkeyable:
         return jaxcompat.open_jaxpr(body)
 
@@ -361,7 +361,7 @@ def _shard_map(eqn: JaxprEqn, *operands: Slot) -> Iterator[Proposal]:
     manual = frozenset(p.get("newly_manual_axes", p.get("manual_axes", ())))
     if manual != frozenset(mapped.mesh.axis_names):
         said["axis_names"] = manual
-    said |= options(p, check_vma=True)
+    said |= nondefault_params(p, check_vma=True)
     yield local_call(
         eqn,
         mapped.body,

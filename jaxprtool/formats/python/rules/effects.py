@@ -22,7 +22,7 @@ from jaxprtool.formats.python.expressions import (
 from jaxprtool.formats.python.layout import identifier
 from jaxprtool.formats.python.rules.arrays import ints, one_or_all
 from jaxprtool.formats.python.rules.calls import local_call
-from jaxprtool.formats.python.rules.table import options, python_rules, unsupported
+from jaxprtool.formats.python.rules.table import nondefault_params, python_rules, unsupported
 from jaxprtool.ir.custom_rules import BATCHING_HINT, HINT, Stub, batching_rule, callback_name
 from jaxprtool.ir.rules import rule
 from jaxprtool.ir.trees import Tree, describe
@@ -89,7 +89,7 @@ def _index(key: tuple[object, ...]) -> object:
 def _print(eqn: JaxprEqn, *values: Slot) -> Iterator[Proposal]:
     p = eqn.params
     args, kwargs = jax.tree.unflatten(p["in_tree"], values)
-    more = options(p, ordered=False, partitioned=False)
+    more = nondefault_params(p, ordered=False, partitioned=False)
     yield call("jax.debug.print", p["fmt"], *args, **more, **kwargs)
 
 
@@ -100,19 +100,19 @@ def _print(eqn: JaxprEqn, *values: Slot) -> Iterator[Proposal]:
 
 @rule(python_rules, "pure_callback")
 def _pure_callback(eqn: JaxprEqn, *operands: Slot) -> Iterator[Proposal]:
-    more = options(eqn.params, sharding=None, vmap_method=None)
+    more = nondefault_params(eqn.params, sharding=None, vmap_method=None)
     yield _with_results("jax.pure_callback", eqn, operands, more)
 
 
 @rule(python_rules, "io_callback")
 def _io_callback(eqn: JaxprEqn, *operands: Slot) -> Iterator[Proposal]:
-    more = options(eqn.params, sharding=None, ordered=False)
+    more = nondefault_params(eqn.params, sharding=None, ordered=False)
     yield _with_results("io_callback", eqn, operands, more)
 
 
 @rule(python_rules, "debug_callback")
 def _debug_callback(eqn: JaxprEqn, *operands: Slot) -> Iterator[Proposal]:
-    more = options(eqn.params, partitioned=False)
+    more = nondefault_params(eqn.params, partitioned=False)
     if eqn.params["effect"] == jaxcompat.DEBUG_EFFECTS["OrderedDebugEffect"]:
         more["ordered"] = True
     yield MultiResult(call("jax.debug.callback", _stub(eqn), *operands, **more), None)
@@ -242,7 +242,7 @@ def _uniform(eqn: JaxprEqn, low: Slot, high: Slot) -> Iterator[Proposal]:
 @rule(python_rules, "psum", "psum_invariant", "pmax", "pmin")
 def _all_reduce(eqn: JaxprEqn, *xs: Slot) -> Iterator[Proposal]:
     name = eqn.primitive.name.removesuffix("_invariant")
-    more = options(eqn.params, axis_index_groups=None)
+    more = nondefault_params(eqn.params, axis_index_groups=None)
     yield call(f"lax.{name}", one_or_all(xs), _axes(eqn.params["axes"]), **more)
 
 
@@ -268,10 +268,10 @@ def _permute(eqn: JaxprEqn, x: Slot) -> Iterator[Proposal]:
 @rule(python_rules, "all_gather")
 def _all_gather(eqn: JaxprEqn, x: Slot) -> Iterator[Proposal]:
     p = eqn.params
-    more = options(p, axis_index_groups=None)
+    more = nondefault_params(p, axis_index_groups=None)
     if p["all_gather_dimension"]:
         more["axis"] = p["all_gather_dimension"]
-    more |= options(p, tiled=False)
+    more |= nondefault_params(p, tiled=False)
     yield call("lax.all_gather", x, _axes(p["axis_name"]), **more)
 
 
@@ -285,7 +285,7 @@ def _reduce_scatter(eqn: JaxprEqn, x: Slot) -> Iterator[Proposal]:
 def _all_to_all(eqn: JaxprEqn, x: Slot) -> Iterator[Proposal]:
     p = eqn.params
     axes = _axes(p["axis_name"]), p["split_axis"], p["concat_axis"]
-    yield call("lax.all_to_all", x, *axes, **options(p, tiled=False))
+    yield call("lax.all_to_all", x, *axes, **nondefault_params(p, tiled=False))
 
 
 @rule(python_rules, "axis_index")

@@ -51,7 +51,7 @@ def unsupported(eqn: JaxprEqn, why: str) -> UnsupportedError:
     return UnsupportedError(message, hint)
 
 
-def options(params: Mapping[str, Any], **defaults: object) -> dict[str, Any]:
+def nondefault_params(params: Mapping[str, Any], **defaults: object) -> dict[str, Any]:
     """Return the parameters that differ from these defaults, in this order."""
     return {k: params[k] for k, default in defaults.items() if params.get(k, default) != default}
 

@@ -1,6 +1,6 @@
 """Simplify: algebraic rules, as rows of data, applied at every depth until none applies.
 
-A rule is a `Row`: a pattern, its replacement, and conditions, all readable:
+A rule is a `SimplifyRule`: a pattern, its replacement, and conditions, all readable:
 
     Row("add(x, neg(y))", "sub(x, y)")
 
@@ -37,8 +37,8 @@ from jaxprtool.ir.program import Program
 from jaxprtool.passes.cleanup.simplify import elementwise, layout, reductions, slicing, together
 from jaxprtool.passes.cleanup.simplify.engine import (
     Condition,
-    Row,
     RowMatch,
+    SimplifyRule,
     emit,
     equation,
     full,
@@ -46,7 +46,16 @@ from jaxprtool.passes.cleanup.simplify.engine import (
 )
 from jaxprtool.passes.framework.base import Pass
 
-__all__ = ["Condition", "Row", "RowMatch", "Simplify", "emit", "equation", "full", "simplify_rules"]
+__all__ = [
+    "Condition",
+    "RowMatch",
+    "Simplify",
+    "SimplifyRule",
+    "emit",
+    "equation",
+    "full",
+    "simplify_rules",
+]
 
 _FAMILIES = {
     "element by element": elementwise,
@@ -57,7 +66,7 @@ _FAMILIES = {
 }
 
 #: The open list: the first rule that applies to an equation is used.
-simplify_rules: list[Row] = [row for module in _FAMILIES.values() for row in module.ROWS]
+simplify_rules: list[SimplifyRule] = [row for module in _FAMILIES.values() for row in module.ROWS]
 
 
 @dataclass(frozen=True)

@@ -12,8 +12,8 @@ import numpy as np
 from jaxprtool.jaxcompat import Atom
 from jaxprtool.passes.cleanup.simplify.engine import (
     Outcome,
-    Row,
     RowMatch,
+    SimplifyRule,
     booleans,
     discrete,
     equation,
@@ -26,21 +26,21 @@ from jaxprtool.passes.cleanup.simplify.engine import (
 )
 
 ROWS = [
-    Row("mul(x, 1)", "x", (real,)),
-    Row("div(x, 1)", "x", (real,)),
-    Row("add(x, -0)", "x", (floats,)),
-    Row("add_any(x, -0)", "x", (floats,)),
-    Row("add(x, 0)", "x", exact=integers),
-    Row("add_any(x, 0)", "x", exact=False),
-    Row("sub(x, -0)", "x", exact=False),
-    Row("sub(x, 0)", "x"),
-    Row("or(x, 0)", "x"),
-    Row("xor(x, 0)", "x"),
-    Row("and(x, ~0)", "x"),
-    Row("shift_left(x, 0)", "x"),
-    Row("shift_right_arithmetic(x, 0)", "x"),
-    Row("shift_right_logical(x, 0)", "x"),
-    Row("pow(x, 1)", "x", (floats,)),
+    SimplifyRule("mul(x, 1)", "x", (real,)),
+    SimplifyRule("div(x, 1)", "x", (real,)),
+    SimplifyRule("add(x, -0)", "x", (floats,)),
+    SimplifyRule("add_any(x, -0)", "x", (floats,)),
+    SimplifyRule("add(x, 0)", "x", exact=integers),
+    SimplifyRule("add_any(x, 0)", "x", exact=False),
+    SimplifyRule("sub(x, -0)", "x", exact=False),
+    SimplifyRule("sub(x, 0)", "x"),
+    SimplifyRule("or(x, 0)", "x"),
+    SimplifyRule("xor(x, 0)", "x"),
+    SimplifyRule("and(x, ~0)", "x"),
+    SimplifyRule("shift_left(x, 0)", "x"),
+    SimplifyRule("shift_right_arithmetic(x, 0)", "x"),
+    SimplifyRule("shift_right_logical(x, 0)", "x"),
+    SimplifyRule("pow(x, 1)", "x", (floats,)),
 ]
 
 
@@ -55,9 +55,9 @@ def _even_power(match: RowMatch) -> bool:
 
 
 ROWS += [
-    Row("integer_pow(x)", "x", (_first_power,)),
-    Row("integer_pow(neg(x))", "integer_pow(x)", (_even_power, real)),
-    Row("square(neg(x))", "square(x)", (real,)),
+    SimplifyRule("integer_pow(x)", "x", (_first_power,)),
+    SimplifyRule("integer_pow(neg(x))", "integer_pow(x)", (_even_power, real)),
+    SimplifyRule("square(neg(x))", "square(x)", (real,)),
 ]
 
 
@@ -87,32 +87,32 @@ def _bounds(match: RowMatch) -> tuple[float, ...]:
 # The derivative of a maximum is shared between equal operands, and zero at NaN: for floating-point
 # numbers it would change where x is infinite, or NaN.
 ROWS += [
-    Row("max(x, C)", "x", (_least,), exact=integers),
-    Row("min(x, C)", "x", (_greatest,), exact=integers),
-    Row("clamp(C, x, D)", "x", (_no_bounds,), exact=integers),
-    Row("max(x, x)", "x", exact=discrete),
-    Row("min(x, x)", "x", exact=discrete),
+    SimplifyRule("max(x, C)", "x", (_least,), exact=integers),
+    SimplifyRule("min(x, C)", "x", (_greatest,), exact=integers),
+    SimplifyRule("clamp(C, x, D)", "x", (_no_bounds,), exact=integers),
+    SimplifyRule("max(x, x)", "x", exact=discrete),
+    SimplifyRule("min(x, x)", "x", exact=discrete),
 ]
 
 ROWS += [
-    Row("neg(neg(x))", "x", (signed,)),
-    Row("add(x, neg(y))", "sub(x, y)", (signed,)),
-    Row("add_any(x, neg(y))", "sub(x, y)", (signed,)),
-    Row("sub(x, neg(y))", "add(x, y)", (signed,)),
-    Row("mul(x, -1)", "neg(x)", (real,)),
-    Row("div(x, -1)", "neg(x)", (floats,)),
-    Row("mul(neg(x), C)", "mul(x, -C)", (real,)),
-    Row("div(neg(x), C)", "div(x, -C)", (floats,)),
-    Row("div(C, neg(x))", "div(-C, x)", (floats,)),
-    Row("neg(mul(x, C))", "mul(x, -C)", (real,)),
-    Row("neg(div(x, C))", "div(x, -C)", (floats,)),
-    Row("neg(div(C, x))", "div(-C, x)", (floats,)),
-    Row("mul(neg(x), neg(y))", "mul(x, y)", (real,)),
-    Row("div(neg(x), neg(y))", "div(x, y)", (floats,)),
-    Row("neg(sub(x, y))", "sub(y, x)", exact=integers),
-    Row("abs(neg(x))", "abs(x)", (real,)),
-    Row("abs(abs(x))", "abs(x)", (real,)),
-    Row("sign(sign(x))", "sign(x)", (real,)),
+    SimplifyRule("neg(neg(x))", "x", (signed,)),
+    SimplifyRule("add(x, neg(y))", "sub(x, y)", (signed,)),
+    SimplifyRule("add_any(x, neg(y))", "sub(x, y)", (signed,)),
+    SimplifyRule("sub(x, neg(y))", "add(x, y)", (signed,)),
+    SimplifyRule("mul(x, -1)", "neg(x)", (real,)),
+    SimplifyRule("div(x, -1)", "neg(x)", (floats,)),
+    SimplifyRule("mul(neg(x), C)", "mul(x, -C)", (real,)),
+    SimplifyRule("div(neg(x), C)", "div(x, -C)", (floats,)),
+    SimplifyRule("div(C, neg(x))", "div(-C, x)", (floats,)),
+    SimplifyRule("neg(mul(x, C))", "mul(x, -C)", (real,)),
+    SimplifyRule("neg(div(x, C))", "div(x, -C)", (floats,)),
+    SimplifyRule("neg(div(C, x))", "div(-C, x)", (floats,)),
+    SimplifyRule("mul(neg(x), neg(y))", "mul(x, y)", (real,)),
+    SimplifyRule("div(neg(x), neg(y))", "div(x, y)", (floats,)),
+    SimplifyRule("neg(sub(x, y))", "sub(y, x)", exact=integers),
+    SimplifyRule("abs(neg(x))", "abs(x)", (real,)),
+    SimplifyRule("abs(abs(x))", "abs(x)", (real,)),
+    SimplifyRule("sign(sign(x))", "sign(x)", (real,)),
 ]
 
 
@@ -127,17 +127,17 @@ def _is_complex(match: RowMatch) -> bool:
 
 
 ROWS += [
-    Row("not(not(x))", "x"),
-    Row("conj(conj(x))", "x"),
-    Row("real(complex(x, y))", "x"),
-    Row("imag(complex(y, x))", "x"),
-    Row("complex(real(x), imag(x))", "x"),
-    Row("real(conj(x))", "real(x)", (_is_complex,)),
-    Row("floor(floor(x))", "floor(x)"),
-    Row("ceil(ceil(x))", "ceil(x)"),
-    Row("round(round(x))", "round(x)", (_same_method,)),
-    Row("stop_gradient(stop_gradient(x))", "stop_gradient(x)"),
-    Row("stop_gradient(x)", "x", (discrete,)),
+    SimplifyRule("not(not(x))", "x"),
+    SimplifyRule("conj(conj(x))", "x"),
+    SimplifyRule("real(complex(x, y))", "x"),
+    SimplifyRule("imag(complex(y, x))", "x"),
+    SimplifyRule("complex(real(x), imag(x))", "x"),
+    SimplifyRule("real(conj(x))", "real(x)", (_is_complex,)),
+    SimplifyRule("floor(floor(x))", "floor(x)"),
+    SimplifyRule("ceil(ceil(x))", "ceil(x)"),
+    SimplifyRule("round(round(x))", "round(x)", (_same_method,)),
+    SimplifyRule("stop_gradient(stop_gradient(x))", "stop_gradient(x)"),
+    SimplifyRule("stop_gradient(x)", "x", (discrete,)),
 ]
 
 
@@ -146,15 +146,15 @@ def _all_bits(match: RowMatch) -> Outcome:
 
 
 ROWS += [
-    Row("and(x, x)", "x"),
-    Row("or(x, x)", "x"),
-    Row("xor(x, x)", "0"),
-    Row("and(x, 0)", "0"),
-    Row("or(x, ~0)", "~0", build=_all_bits),
-    Row("mul(x, 0)", "0", exact=integers),
-    Row("sub(x, x)", "0", exact=integers),
-    Row("rem(x, 1)", "0", (integers,)),
-    Row("div(x, x)", "1", (floats,), exact=False),
+    SimplifyRule("and(x, x)", "x"),
+    SimplifyRule("or(x, x)", "x"),
+    SimplifyRule("xor(x, x)", "0"),
+    SimplifyRule("and(x, 0)", "0"),
+    SimplifyRule("or(x, ~0)", "~0", build=_all_bits),
+    SimplifyRule("mul(x, 0)", "0", exact=integers),
+    SimplifyRule("sub(x, x)", "0", exact=integers),
+    SimplifyRule("rem(x, 1)", "0", (integers,)),
+    SimplifyRule("div(x, x)", "1", (floats,), exact=False),
 ]
 
 
@@ -164,24 +164,24 @@ def compares_discrete(match: RowMatch) -> bool:
 
 
 ROWS += [
-    Row("eq(x, x)", "1", exact=discrete),
-    Row("ge(x, x)", "1", exact=discrete),
-    Row("le(x, x)", "1", exact=discrete),
-    Row("ne(x, x)", "0", exact=discrete),
-    Row("lt(x, x)", "0", (real,)),
-    Row("gt(x, x)", "0", (real,)),
-    Row("not(eq(x, y))", "ne(x, y)"),
-    Row("not(ne(x, y))", "eq(x, y)"),
-    Row("not(lt(x, y))", "ge(x, y)", exact=compares_discrete),
-    Row("not(le(x, y))", "gt(x, y)", exact=compares_discrete),
-    Row("not(gt(x, y))", "le(x, y)", exact=compares_discrete),
-    Row("not(ge(x, y))", "lt(x, y)", exact=compares_discrete),
-    Row("eq(x, ~0)", "x", (booleans,)),
-    Row("ne(x, 0)", "x", (booleans,)),
+    SimplifyRule("eq(x, x)", "1", exact=discrete),
+    SimplifyRule("ge(x, x)", "1", exact=discrete),
+    SimplifyRule("le(x, x)", "1", exact=discrete),
+    SimplifyRule("ne(x, x)", "0", exact=discrete),
+    SimplifyRule("lt(x, x)", "0", (real,)),
+    SimplifyRule("gt(x, x)", "0", (real,)),
+    SimplifyRule("not(eq(x, y))", "ne(x, y)"),
+    SimplifyRule("not(ne(x, y))", "eq(x, y)"),
+    SimplifyRule("not(lt(x, y))", "ge(x, y)", exact=compares_discrete),
+    SimplifyRule("not(le(x, y))", "gt(x, y)", exact=compares_discrete),
+    SimplifyRule("not(gt(x, y))", "le(x, y)", exact=compares_discrete),
+    SimplifyRule("not(ge(x, y))", "lt(x, y)", exact=compares_discrete),
+    SimplifyRule("eq(x, ~0)", "x", (booleans,)),
+    SimplifyRule("ne(x, 0)", "x", (booleans,)),
 ]
 
 
-def _combined(outer: str, inner: str, sign: str, **conditions: Any) -> Row:
+def _combined(outer: str, inner: str, sign: str, **conditions: Any) -> SimplifyRule:
     """Return the row that merges two constants: `outer(inner(x, C), D)` is `inner(x, C?D)`."""
 
     def build(match: RowMatch) -> Outcome:
@@ -191,7 +191,7 @@ def _combined(outer: str, inner: str, sign: str, **conditions: Any) -> Row:
         return equation(match, inner, [match["x"], both])
 
     pattern = f"{outer}({inner}(x, C), D)"
-    return Row(pattern, f"{inner}(x, C{sign}D)", build=build, **conditions)
+    return SimplifyRule(pattern, f"{inner}(x, C{sign}D)", build=build, **conditions)
 
 
 _OPERATIONS: dict[str, Callable[[Any, Any], Any]] = {
@@ -211,17 +211,17 @@ ROWS += [
 
 ROWS += [
     *(
-        Row(pattern, "x", (real,), exact=False)
+        SimplifyRule(pattern, "x", (real,), exact=False)
         for pattern in (
             *("log(exp(x))", "exp(log(x))", "log1p(expm1(x))", "expm1(log1p(x))"),
             *("mul(sqrt(x), sqrt(x))", "square(sqrt(x))"),
         )
     ),
-    Row("sqrt(square(x))", "abs(x)", (real,), exact=False),
-    Row("mul(div(x, y), y)", "x", (floats,), exact=False),
-    Row("div(mul(x, y), y)", "x", (floats,), exact=False),
-    Row("sub(add(x, y), y)", "x", exact=integers),
-    Row("add(sub(x, y), y)", "x", exact=integers),
+    SimplifyRule("sqrt(square(x))", "abs(x)", (real,), exact=False),
+    SimplifyRule("mul(div(x, y), y)", "x", (floats,), exact=False),
+    SimplifyRule("div(mul(x, y), y)", "x", (floats,), exact=False),
+    SimplifyRule("sub(add(x, y), y)", "x", exact=integers),
+    SimplifyRule("add(sub(x, y), y)", "x", exact=integers),
 ]
 
 
@@ -265,11 +265,11 @@ def _same_predicate_type(match: RowMatch) -> bool:
 
 
 ROWS += [
-    Row("select_n(C, *xs)", "the case of xs", build=_constant_case),
-    Row("select_n(p, *xs)", "the case of xs", build=_equal_cases),
-    Row("select_n(not(p), x, y)", "select_n(p, y, x)", (_is_boolean,)),
-    Row("select_n(p, select_n(p, x, y), z)", "select_n(p, x, z)"),
-    Row("select_n(p, x, select_n(p, y, z))", "select_n(p, x, z)"),
-    Row("select_n(p, 0, 1)", "p", (_same_predicate_type,)),
-    Row("select_n(p, 1, 0)", "not(p)", (_same_predicate_type,)),
+    SimplifyRule("select_n(C, *xs)", "the case of xs", build=_constant_case),
+    SimplifyRule("select_n(p, *xs)", "the case of xs", build=_equal_cases),
+    SimplifyRule("select_n(not(p), x, y)", "select_n(p, y, x)", (_is_boolean,)),
+    SimplifyRule("select_n(p, select_n(p, x, y), z)", "select_n(p, x, z)"),
+    SimplifyRule("select_n(p, x, select_n(p, y, z))", "select_n(p, x, z)"),
+    SimplifyRule("select_n(p, 0, 1)", "p", (_same_predicate_type,)),
+    SimplifyRule("select_n(p, 1, 0)", "not(p)", (_same_predicate_type,)),
 ]

@@ -33,7 +33,7 @@ from jaxprtool import jaxcompat
 from jaxprtool.errors import PluginError
 from jaxprtool.ir.equations import named, type_of
 from jaxprtool.ir.rewrite import RewriteRule, Writer, rewrite
-from jaxprtool.ir.traits import options, primitives_with, traits
+from jaxprtool.ir.traits import nondefault_options, primitives_with, traits
 from jaxprtool.jaxcompat import AnyJaxpr, Atom, Aval, JaxprEqn, Literal, Primitive, Var, open_jaxpr
 
 # --- pattern --------------------------------------------------------------------------------------
@@ -150,7 +150,7 @@ def _node(tokens: Sequence[str], at: int) -> tuple[Node, int]:
     ), at + 1
 
 
-class Uses:
+class UseCounts:
     """The number of live uses of each variable of a body while it is rewritten.
 
     The counts are those of the rewritten body: a rule may have removed the only reader of an
@@ -207,7 +207,7 @@ class RowMatch:
 
     __slots__ = ("eqns", "names", "uses", "writer")
 
-    def __init__(self, writer: Writer, uses: Uses) -> None:
+    def __init__(self, writer: Writer, uses: UseCounts) -> None:
         self.writer = writer
         self.uses = uses
         self.eqns: list[JaxprEqn] = []
@@ -260,7 +260,7 @@ def matcher(pattern: OperationPattern) -> Matcher:
     operands = [(i, _operand_matcher(node)) for i, node in ranked]
 
     def options_known(eqn: JaxprEqn) -> bool:
-        return not eqn.params or options(eqn) <= pattern.options
+        return not eqn.params or nondefault_options(eqn) <= pattern.options
 
     def in_order(match: RowMatch, atoms: Sequence[Atom]) -> bool:
         for i, fits in operands:
@@ -339,7 +339,7 @@ Outcome: TypeAlias = Atom | JaxprEqn | None
 
 
 @dataclass(frozen=True, eq=False)
-class Row:
+class SimplifyRule:
     """One rule: an equation that matches `pattern` is replaced by `replacement` (see `pattern.py`).
 
     All conditions in `when` must hold. `params` returns the parameters of the new equation, or None
@@ -530,7 +530,7 @@ booleans = _computes_in("booleans", jnp.bool_)
 NEVER_INEXACT = frozenset({discrete, integers, booleans})
 
 
-def is_inexact(eqn: JaxprEqn) -> bool:
+def computes_inexact(eqn: JaxprEqn) -> bool:
     """Return True if an equation computes in floating-point or complex numbers."""
     dtype = getattr(eqn.invars[-1].aval, "dtype", None) if eqn.invars else None
     return _kind_of(dtype) in (jnp.floating, jnp.complexfloating, _POWERS)
@@ -555,7 +555,7 @@ MOST_STEPS = 100
 #: constant, or `_CONSTANT` for any constant; None if there is no requirement.
 _Head = str | float | None
 #: The rows of a primitive by their requirement on an operand.
-_Rows = dict[_Head, list[Row]]
+_Rows = dict[_Head, list[SimplifyRule]]
 #: The rows of each primitive: all, and those for floating-point and complex numbers.
 _Table = dict[str, tuple[_Rows, _Rows]]
 _CONSTANT = "a constant"
@@ -584,7 +584,7 @@ class ResultTypes:
         return aval
 
 
-def simplified(jaxpr: AnyJaxpr, rows: Sequence[Row], *, fast: bool) -> AnyJaxpr:
+def simplified(jaxpr: AnyJaxpr, rows: Sequence[SimplifyRule], *, fast: bool) -> AnyJaxpr:
     """Apply rows to a jaxpr at every depth; return the same object if none applies.
 
     Raises PluginError if rows undo each other endlessly.
@@ -592,14 +592,14 @@ def simplified(jaxpr: AnyJaxpr, rows: Sequence[Row], *, fast: bool) -> AnyJaxpr:
     return rewrite(jaxpr, partial(_visitor, _table_of(tuple(rows), fast), fast, ResultTypes()))
 
 
-def _may_be_inexact(row: Row, fast: bool) -> bool:
+def _may_be_inexact(row: SimplifyRule, fast: bool) -> bool:
     """Return True if a rule may apply to floating-point and complex numbers."""
     asked = row.when if fast else (*row.when, row.exact)
     return NEVER_INEXACT.isdisjoint(asked)
 
 
 @lru_cache(maxsize=16)
-def _table_of(rows: tuple[Row, ...], fast: bool) -> _Table:
+def _table_of(rows: tuple[SimplifyRule, ...], fast: bool) -> _Table:
     table: _Table = {}
     for row in (row for row in rows if fast or row.exact is not False):
         for primitive in row.tree.primitives:
@@ -625,11 +625,11 @@ def _heads(tree: OperationPattern) -> Sequence[_Head]:
 
 def _visitor(table: _Table, fast: bool, types: ResultTypes, writer: Writer) -> RewriteRule:
     definition, constants = writer.definition, writer.constant_values
-    uses = Uses(writer)
+    uses = UseCounts(writer)
 
     def rows_of(eqn: JaxprEqn) -> _Rows | None:
         rows = table.get(eqn.primitive.name)
-        return None if rows is None else rows[is_inexact(eqn)]
+        return None if rows is None else rows[computes_inexact(eqn)]
 
     def step(eqn: JaxprEqn, rows: _Rows) -> Outcome:
         """Return the outcome of the first rule that applies to an equation."""
@@ -682,7 +682,12 @@ def _constant_heads(atom: Atom, writer: Writer) -> Sequence[_Head]:
 
 
 def _apply(
-    row: Row, eqn: JaxprEqn, writer: Writer, uses: Uses, types: ResultTypes, fast: bool
+    row: SimplifyRule,
+    eqn: JaxprEqn,
+    writer: Writer,
+    uses: UseCounts,
+    types: ResultTypes,
+    fast: bool,
 ) -> Outcome:
     match = RowMatch(writer, uses)
     if not row.matches(match, eqn) or _may_strengthen(eqn):
@@ -708,10 +713,10 @@ def _may_strengthen(eqn: JaxprEqn) -> bool:
     Its gradient by JAX's transposes of `pad`, `slice` and others is strongly typed.
     """
     aval = eqn.outvars[0].aval
-    return bool(aval.shape and aval.weak_type and is_inexact(eqn))
+    return bool(aval.shape and aval.weak_type and computes_inexact(eqn))
 
 
-def _keeps_type(row: Row, eqn: JaxprEqn, computed: Aval) -> bool:
+def _keeps_type(row: SimplifyRule, eqn: JaxprEqn, computed: Aval) -> bool:
     """Return True if an equation computes the weak type that it is annotated with.
 
     Raises PluginError if it has another shape or dtype, which is an error of the row.

@@ -12,8 +12,8 @@ from jaxprtool.jaxcompat import Atom, JaxprEqn
 from jaxprtool.passes.cleanup.simplify.engine import (
     Outcome,
     Params,
-    Row,
     RowMatch,
+    SimplifyRule,
     equation,
     has_zero,
 )
@@ -51,9 +51,9 @@ def _adds_units(match: RowMatch) -> bool:
 
 
 ROWS = [
-    Row("resize(x)", "x", (same_shape,)),
-    Row("resize(resize(x))", "reshape(x)", params=_reshaped),
-    Row("resize(broadcast_in_dim(x))", "reshape(x)", (_adds_units,), params=_reshaped),
+    SimplifyRule("resize(x)", "x", (same_shape,)),
+    SimplifyRule("resize(resize(x))", "reshape(x)", params=_reshaped),
+    SimplifyRule("resize(broadcast_in_dim(x))", "reshape(x)", (_adds_units,), params=_reshaped),
 ]
 
 
@@ -77,9 +77,9 @@ def _is_many(size: object) -> bool:
 
 
 ROWS += [
-    Row("resize(unary[accuracy](layout(x)))", "unary(x)", build=_through),
-    Row("resize(elementwise2(layout(x), C))", "elementwise2(x, C)", build=_through),
-    Row("resize(elementwise2(C, layout(x)))", "elementwise2(C, x)", build=_through),
+    SimplifyRule("resize(unary[accuracy](layout(x)))", "unary(x)", build=_through),
+    SimplifyRule("resize(elementwise2(layout(x), C))", "elementwise2(x, C)", build=_through),
+    SimplifyRule("resize(elementwise2(C, layout(x)))", "elementwise2(C, x)", build=_through),
 ]
 
 
@@ -123,9 +123,13 @@ def _placed(sizes: Sequence[object], kept: Sequence[int], rank: int) -> tuple[in
 
 
 ROWS += [
-    Row("broadcast_in_dim(x)", "x", (same_shape,)),
-    Row("broadcast_in_dim(broadcast_in_dim(x))", "broadcast_in_dim(x)", params=_merged_broadcast),
-    Row("broadcast_in_dim(resize(x))", "broadcast_in_dim(x)", params=_broadcast_of_reshaped),
+    SimplifyRule("broadcast_in_dim(x)", "x", (same_shape,)),
+    SimplifyRule(
+        "broadcast_in_dim(broadcast_in_dim(x))", "broadcast_in_dim(x)", params=_merged_broadcast
+    ),
+    SimplifyRule(
+        "broadcast_in_dim(resize(x))", "broadcast_in_dim(x)", params=_broadcast_of_reshaped
+    ),
 ]
 
 
@@ -175,10 +179,12 @@ def _cover_shape(operands: Sequence[Atom], shape: Sequence[object]) -> bool:
 
 
 ROWS += [
-    Row("elementwise2(x, broadcast_in_dim(y))", "elementwise2(x, y)", build=_broadcasts_itself),
-    Row("ordered2(broadcast_in_dim(y), x)", "ordered2(y, x)", build=_broadcasts_itself),
-    Row("add_any(x, broadcast_in_dim(y))", "add(x, y)", build=_sum_broadcasts_itself),
-    Row("select_n(broadcast_in_dim(p), *xs)", "select_n(p, *xs)", (_is_scalar,)),
+    SimplifyRule(
+        "elementwise2(x, broadcast_in_dim(y))", "elementwise2(x, y)", build=_broadcasts_itself
+    ),
+    SimplifyRule("ordered2(broadcast_in_dim(y), x)", "ordered2(y, x)", build=_broadcasts_itself),
+    SimplifyRule("add_any(x, broadcast_in_dim(y))", "add(x, y)", build=_sum_broadcasts_itself),
+    SimplifyRule("select_n(broadcast_in_dim(p), *xs)", "select_n(p, *xs)", (_is_scalar,)),
 ]
 
 
@@ -216,11 +222,13 @@ def _reversed_once(match: RowMatch) -> Params | None:
 
 
 ROWS += [
-    Row("transpose(x)", "x", (_stays,)),
-    Row("transpose(transpose(x))", "transpose(x)", params=_composed),
-    Row("transpose(broadcast_in_dim(x))", "broadcast_in_dim(x)", params=_permuted_broadcast),
-    Row("rev(x)", "x", (_nothing_to_reverse,)),
-    Row("rev(rev(x))", "rev(x)", params=_reversed_once),
+    SimplifyRule("transpose(x)", "x", (_stays,)),
+    SimplifyRule("transpose(transpose(x))", "transpose(x)", params=_composed),
+    SimplifyRule(
+        "transpose(broadcast_in_dim(x))", "broadcast_in_dim(x)", params=_permuted_broadcast
+    ),
+    SimplifyRule("rev(x)", "x", (_nothing_to_reverse,)),
+    SimplifyRule("rev(rev(x))", "rev(x)", params=_reversed_once),
 ]
 
 
@@ -251,6 +259,8 @@ def _holds_all(match: RowMatch) -> bool:
 
 
 ROWS += [
-    Row("convert_element_type(x)", "x", (_same_dtype,)),
-    Row("convert_element_type(convert_element_type(x))", "convert_element_type(x)", (_holds_all,)),
+    SimplifyRule("convert_element_type(x)", "x", (_same_dtype,)),
+    SimplifyRule(
+        "convert_element_type(convert_element_type(x))", "convert_element_type(x)", (_holds_all,)
+    ),
 ]

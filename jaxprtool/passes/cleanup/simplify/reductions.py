@@ -10,8 +10,8 @@ import numpy as np
 from jaxprtool.passes.cleanup.simplify.engine import (
     Outcome,
     Params,
-    Row,
     RowMatch,
+    SimplifyRule,
     discrete,
     equation,
     integers,
@@ -62,23 +62,26 @@ _BITWISE = ("reduce_and", "reduce_or")
 # numbers it would change. For XLA, a sum of one number is that number, even -0.
 ROWS = [
     *(
-        Row(f"{name}(x)", "squeeze(x)", params=_unit_axes)
+        SimplifyRule(f"{name}(x)", "squeeze(x)", params=_unit_axes)
         for name in ("reduce_sum", "reduce_prod", *_BITWISE)
     ),
-    *(Row(f"{name}(x)", "squeeze(x)", params=_unit_axes, exact=discrete) for name in _ORDERED),
-    *(Row(f"{name}({name}(x))", f"{name}(x)", params=_merged_axes) for name in _BITWISE),
     *(
-        Row(f"{name}({name}(x))", f"{name}(x)", params=_merged_axes, exact=discrete)
+        SimplifyRule(f"{name}(x)", "squeeze(x)", params=_unit_axes, exact=discrete)
+        for name in _ORDERED
+    ),
+    *(SimplifyRule(f"{name}({name}(x))", f"{name}(x)", params=_merged_axes) for name in _BITWISE),
+    *(
+        SimplifyRule(f"{name}({name}(x))", f"{name}(x)", params=_merged_axes, exact=discrete)
         for name in ("reduce_sum", *_ORDERED)
     ),
-    Row("reduce_sum(broadcast_in_dim(x))", "mul(x, n)", build=_times_size, exact=integers),
+    SimplifyRule("reduce_sum(broadcast_in_dim(x))", "mul(x, n)", build=_times_size, exact=integers),
     # XLA combines the one number with 0, 1 or an infinity: -0 may become 0, a complex infinity NaN,
     # and a subnormal number 0.
     *(
-        Row(f"{name}[reverse](x)", "x", (_unit_axis,), exact=discrete)
+        SimplifyRule(f"{name}[reverse](x)", "x", (_unit_axis,), exact=discrete)
         for name in ("cumsum", "cumprod", "cummax", "cummin")
     ),
-    Row("cumlogsumexp[reverse](x)", "x", (_unit_axis,), exact=False),
+    SimplifyRule("cumlogsumexp[reverse](x)", "x", (_unit_axis,), exact=False),
 ]
 
 
@@ -124,7 +127,7 @@ def _swapped(match: RowMatch) -> Params | None:
 _DOT = "dot_general[precision, preferred_element_type]"
 
 ROWS += [
-    Row(f"{_DOT}(transpose(x), y)", "dot_general(x, y)", build=_absorbed, exact=discrete),
-    Row(f"{_DOT}(x, transpose(y))", "dot_general(x, y)", build=_absorbed, exact=discrete),
-    Row(f"transpose({_DOT}(x, y))", "dot_general(y, x)", params=_swapped, exact=discrete),
+    SimplifyRule(f"{_DOT}(transpose(x), y)", "dot_general(x, y)", build=_absorbed, exact=discrete),
+    SimplifyRule(f"{_DOT}(x, transpose(y))", "dot_general(x, y)", build=_absorbed, exact=discrete),
+    SimplifyRule(f"transpose({_DOT}(x, y))", "dot_general(y, x)", params=_swapped, exact=discrete),
 ]

@@ -11,8 +11,8 @@ from jaxprtool.jaxcompat import Atom, JaxprEqn, Literal
 from jaxprtool.passes.cleanup.simplify.engine import (
     Outcome,
     Params,
-    Row,
     RowMatch,
+    SimplifyRule,
     equation,
     scalar_value,
 )
@@ -115,14 +115,14 @@ def _whole_update(match: RowMatch) -> bool:
 
 
 ROWS = [
-    Row("slice(x)", "x", (same_shape,)),
-    Row("slice(slice(x))", "slice(x)", params=_slice_of_slice),
-    Row("slice(concatenate(*xs))", "slice(x)", build=_slice_of_part),
-    Row("slice(broadcast_in_dim(x))", "broadcast_in_dim(x)", params=_slice_of_broadcast),
-    Row("slice(pad(x, y))", "slice(x)", params=_slice_of_pad),
-    Row("dynamic_slice(x, *i)", "x", (same_shape,)),
-    Row("dynamic_slice(x, *i)", "slice(x)", params=_constant_start),
-    Row("dynamic_update_slice(x, y, *i)", "y", (_whole_update,)),
+    SimplifyRule("slice(x)", "x", (same_shape,)),
+    SimplifyRule("slice(slice(x))", "slice(x)", params=_slice_of_slice),
+    SimplifyRule("slice(concatenate(*xs))", "slice(x)", build=_slice_of_part),
+    SimplifyRule("slice(broadcast_in_dim(x))", "broadcast_in_dim(x)", params=_slice_of_broadcast),
+    SimplifyRule("slice(pad(x, y))", "slice(x)", params=_slice_of_pad),
+    SimplifyRule("dynamic_slice(x, *i)", "x", (same_shape,)),
+    SimplifyRule("dynamic_slice(x, *i)", "slice(x)", params=_constant_start),
+    SimplifyRule("dynamic_update_slice(x, y, *i)", "y", (_whole_update,)),
 ]
 
 
@@ -193,12 +193,12 @@ def _split_again(match: RowMatch) -> Outcome:
 
 
 ROWS += [
-    Row("concatenate(x)", "x"),
-    Row("concatenate(*xs)", "concatenate(*ys)", build=_without_empty),
-    Row("concatenate(*xs)", "concatenate(*ys)", build=_flattened),
-    Row("concatenate(*xs)", "slice(x)", build=_joined),
-    Row("concatenate(*xs)", "x", build=_split_again),
-    Row("split(x)", "x", (_one_part,)),
+    SimplifyRule("concatenate(x)", "x"),
+    SimplifyRule("concatenate(*xs)", "concatenate(*ys)", build=_without_empty),
+    SimplifyRule("concatenate(*xs)", "concatenate(*ys)", build=_flattened),
+    SimplifyRule("concatenate(*xs)", "slice(x)", build=_joined),
+    SimplifyRule("concatenate(*xs)", "x", build=_split_again),
+    SimplifyRule("split(x)", "x", (_one_part,)),
 ]
 
 
@@ -227,6 +227,6 @@ def _padded_once(match: RowMatch) -> Params | None:
 
 
 ROWS += [
-    Row("pad(x, y)", "x", (_no_padding,)),
-    Row("pad(pad(x, y), z)", "pad(x, y)", params=_padded_once),
+    SimplifyRule("pad(x, y)", "x", (_no_padding,)),
+    SimplifyRule("pad(pad(x, y), z)", "pad(x, y)", params=_padded_once),
 ]

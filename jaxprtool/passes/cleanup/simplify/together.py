@@ -9,8 +9,8 @@ from jaxprtool.jaxcompat import Var
 from jaxprtool.passes.cleanup.simplify.engine import (
     Outcome,
     Params,
-    Row,
     RowMatch,
+    SimplifyRule,
     emit,
     equation,
     floats,
@@ -65,31 +65,33 @@ def _without_sign(match: RowMatch) -> Var:
 _BINARY = "add|add_any|sub|mul|div|max|min"
 
 ROWS = [
-    Row(
+    SimplifyRule(
         f"{_BINARY}(transpose(x), transpose(y))",
         "transpose(add|…(x, y))",
         build=_same_permutation,
         once=True,
     ),
-    Row(
+    SimplifyRule(
         f"{_BINARY}(reshape(x), reshape(y))", "reshape(add|…(x, y))", build=_same_shapes, once=True
     ),
-    Row(
+    SimplifyRule(
         "mul(mul(neg(x), y), C)", "mul(mul(x, y), -C)", (real,), build=_sign_to_constant, once=True
     ),
-    Row(
+    SimplifyRule(
         "div(mul(neg(x), y), C)",
         "div(mul(x, y), -C)",
         (floats,),
         build=_sign_to_constant,
         once=True,
     ),
-    Row(
+    SimplifyRule(
         "add|add_any(z, mul(neg(x), y))",
         "sub(z, mul(x, y))",
         (real,),
         build=_sign_to_sum,
         once=True,
     ),
-    Row("sub(z, mul(neg(x), y))", "add(z, mul(x, y))", (real,), build=_sign_to_sum, once=True),
+    SimplifyRule(
+        "sub(z, mul(neg(x), y))", "add(z, mul(x, y))", (real,), build=_sign_to_sum, once=True
+    ),
 ]

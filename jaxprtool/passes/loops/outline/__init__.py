@@ -40,14 +40,14 @@ from jaxprtool.jaxcompat import Atom, DropVar, JaxprEqn, Literal, Mark, Var
 from jaxprtool.passes.cleanup.inline import Inline
 from jaxprtool.passes.framework.base import MemoryNote, Pass
 from jaxprtool.passes.loops.outline.choice import (
-    Bodies,
-    Choice,
     Costs,
     Item,
+    ItemSequence,
     OutlineBody,
-    Repeated,
+    ProgramBodies,
     Segment,
-    Text,
+    SegmentChoice,
+    SegmentCopy,
     Tokens,
     Windows,
     calls,
@@ -136,10 +136,10 @@ def with_calls(program: Program, costs: Sequence[Costs], mark: Mark) -> Program:
     Returns:
         The new program; the same object if nothing is saved.
     """
-    bodies = Bodies(Inline()(program).jaxpr)
+    bodies = ProgramBodies(Inline()(program).jaxpr)
     if not any(_may_repeat(bodies, cost) for cost in costs):
         return program
-    tokens, names = Tokens(), Names(bodies.names)
+    tokens, names = Tokens(), UsedNames(bodies.names)
     for cost in costs:
         for _ in range(MAX_ITERATIONS):
             if not _outline(bodies, tokens, names, cost):
@@ -149,7 +149,7 @@ def with_calls(program: Program, costs: Sequence[Costs], mark: Mark) -> Program:
     return program.replace(jaxpr=bodies.build(mark))
 
 
-def _may_repeat(bodies: Bodies, costs: Costs) -> bool:
+def _may_repeat(bodies: ProgramBodies, costs: Costs) -> bool:
     """Return False if a cheap check proves that nothing repeats."""
     if len(bodies.found) > 1:
         return True
@@ -157,12 +157,12 @@ def _may_repeat(bodies: Bodies, costs: Costs) -> bool:
     return any(groups for _, groups in windows.groups(costs.equations, costs.copies))
 
 
-def _outline(bodies: Bodies, tokens: Tokens, names: Names, costs: Costs) -> bool:
+def _outline(bodies: ProgramBodies, tokens: Tokens, names: UsedNames, costs: Costs) -> bool:
     """Replace the segments that save most by calls; return False if none saves anything."""
     old_bodies = list(bodies)
     text = text_of(old_bodies, tokens)
-    calls: dict[int, tuple[int, Repeated]] = {}
-    for segment in Choice(text, costs).segments():
+    calls: dict[int, tuple[int, SegmentCopy]] = {}
+    for segment in SegmentChoice(text, costs).segments():
         body, segment_calls = outlined(text, segment, names)
         bodies.shared.append(body)
         for start, call in zip(segment.starts.tolist(), segment_calls, strict=True):
@@ -174,7 +174,7 @@ def _outline(bodies: Bodies, tokens: Tokens, names: Names, costs: Costs) -> bool
 
 
 def _replaced(
-    text: Text, start: int, end: int, calls: dict[int, tuple[int, Repeated]]
+    text: ItemSequence, start: int, end: int, calls: dict[int, tuple[int, SegmentCopy]]
 ) -> list[Item]:
     """Return the items of a range of the text, with segments replaced by calls."""
     items: list[Item] = []
@@ -195,7 +195,9 @@ def _replaced(
 # read outside of some copy is a result of the body, which the calls of the other copies drop.
 
 
-def outlined(text: Text, segment: Segment, names: Names) -> tuple[OutlineBody, list[Repeated]]:
+def outlined(
+    text: ItemSequence, segment: Segment, names: UsedNames
+) -> tuple[OutlineBody, list[SegmentCopy]]:
     """Return the shared body of a segment, and the call of each copy."""
     copies = [text.copy(start, segment.length) for start in segment.starts]
     links = text.links(segment.starts[:1], segment.length)[0]
@@ -210,7 +212,7 @@ def outlined(text: Text, segment: Segment, names: Names) -> tuple[OutlineBody, l
         values = [v for item in copy for v in item.outvars]
         outs = [values[k] if used[i][k] else DropVar(values[k].aval) for k in kept]
         operands = [column[i] for column in columns]
-        calls.append(Repeated(body, operands, outs, first_equation(copy), sources[1][i]))
+        calls.append(SegmentCopy(body, operands, outs, first_equation(copy), sources[1][i]))
     return body, calls
 
 
@@ -287,7 +289,7 @@ _ENOUGH = 0.5
 _SOME = 0.25
 
 
-class Names:
+class UsedNames:
     """The names that are used in one program."""
 
     def __init__(self, taken: Iterable[str]):
@@ -295,7 +297,7 @@ class Names:
 
     def name(self, copies: Sequence[Sequence[Item]]) -> str:
         """Return a unique name for the shared body of some copies."""
-        like = [item.like if isinstance(item, Repeated) else item for item in copies[0]]
+        like = [item.like if isinstance(item, SegmentCopy) else item for item in copies[0]]
         like = like[:: max(1, len(like) // _ASKED)]
         backward = [eqn for eqn in like if "transpose(" in jaxcompat.name_stack(eqn)]
         if is_backward := len(backward) > _SOME * len(like):

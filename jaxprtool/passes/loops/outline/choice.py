@@ -105,10 +105,10 @@ class Segment:
     saved: float
 
 
-class Choice:
+class SegmentChoice:
     """One selection among the repeated segments of a text."""
 
-    def __init__(self, text: Text, costs: Costs):
+    def __init__(self, text: ItemSequence, costs: Costs):
         self._text = text
         self._costs = costs
         self._windows = Windows(text.tokens)
@@ -162,7 +162,7 @@ class Choice:
         """Return True if a period may be a segment: it is long enough, or contains a call."""
         if not self._costs.periods or self._size(start, length) >= self._costs.equations:
             return True
-        return any(isinstance(item, Repeated) for item in self._text.copy(start, length))
+        return any(isinstance(item, SegmentCopy) for item in self._text.copy(start, length))
 
     # --- one group -----------------------------------------------------------------------------
 
@@ -326,8 +326,8 @@ def _not_overlapping(starts: Positions, length: int) -> Positions:
 # The bodies of a program while its repeated segments become calls.
 #
 # An `OutlineBody` is a jaxpr, or one of the new shared bodies, as a list of items: equations, and
-# `Repeated` ones, which will be calls. Items are replaced repeatedly; the calls are written at the
-# end, from the innermost bodies outwards, since a shared body may contain calls itself by then.
+# `SegmentCopy` ones, which will be calls. Items are replaced repeatedly; the calls are written at
+# the end, from the innermost bodies outwards, since a shared body may contain calls itself by then.
 
 
 @dataclass(eq=False)
@@ -348,7 +348,7 @@ class OutlineBody:
 
 
 @dataclass(eq=False)
-class Repeated:
+class SegmentCopy:
     """One copy of a segment: a call of its shared body.
 
     Attributes:
@@ -366,11 +366,11 @@ class Repeated:
     source: Any
 
 
-Item: TypeAlias = "JaxprEqn | Repeated"
+Item: TypeAlias = "JaxprEqn | SegmentCopy"
 
 
 @dataclass(eq=False)
-class Bodies:
+class ProgramBodies:
     """All bodies of a program, from which the program is rebuilt with its calls.
 
     Attributes:
@@ -402,11 +402,11 @@ class Bodies:
         """
         self._drop_unused()
         mentions = Counter(
-            item.body for body in self for item in body.items if isinstance(item, Repeated)
+            item.body for body in self for item in body.items if isinstance(item, SegmentCopy)
         )
         removed = set()
         for body in self.shared:
-            wraps = len(body.items) == 1 and isinstance(body.items[0], Repeated)
+            wraps = len(body.items) == 1 and isinstance(body.items[0], SegmentCopy)
             if wraps:
                 body.items[0].body.name = body.name
             if wraps or mentions[body] < 2:
@@ -424,25 +424,25 @@ class Bodies:
 
     def _inside(self, body: OutlineBody) -> Iterator[OutlineBody]:
         for item in body.items:
-            if isinstance(item, Repeated):
+            if isinstance(item, SegmentCopy):
                 yield item.body
             elif item.params and holds_jaxpr(item.params.values()) and _open(item):
                 yield from (self.found[jaxpr] for _, jaxpr in bodies(item))
 
     def build(self, mark: Mark) -> AnyJaxpr:
         """Return the program with its calls written, and marked."""
-        return _Builder(self, mark).closed(self.jaxpr)
+        return _BodyRebuilder(self, mark).closed(self.jaxpr)
 
 
 def first_equation(items: Sequence[Item]) -> JaxprEqn:
     """Return the first equation among items; for a call, the first of its copy."""
     first = items[0]
-    return first.like if isinstance(first, Repeated) else first
+    return first.like if isinstance(first, SegmentCopy) else first
 
 
 def _without(removed: Collection[OutlineBody], item: Item) -> Iterator[Item]:
     """Yield an item; for a call of one of these bodies, its equations on fresh variables."""
-    if not isinstance(item, Repeated) or item.body not in removed:
+    if not isinstance(item, SegmentCopy) or item.body not in removed:
         yield item
         return
     atoms: dict[Atom, Atom] = dict(zip(item.body.invars, item.invars, strict=True))
@@ -466,14 +466,14 @@ def _fresh(var: Var) -> Var:
 
 def copied(item: Item, operands: list[Atom], outs: list[Var], source: Any) -> Item:
     """Return an item with other operands, results and source info."""
-    if isinstance(item, Repeated):
-        return Repeated(item.body, operands, outs, item.like, source)
+    if isinstance(item, SegmentCopy):
+        return SegmentCopy(item.body, operands, outs, item.like, source)
     return item.replace(invars=operands, outvars=outs, source_info=source)
 
 
 def source_of_item(item: Item) -> Any:
     """Return the `source_info` of an item."""
-    return item.source if isinstance(item, Repeated) else item.source_info
+    return item.source if isinstance(item, SegmentCopy) else item.source_info
 
 
 def _open(eqn: JaxprEqn) -> bool:
@@ -490,10 +490,10 @@ def _open_jaxprs(jaxpr: Jaxpr) -> Iterator[Jaxpr]:
     return (body for eqn, inner in holders(jaxpr) if _open(eqn) for _, body in inner)
 
 
-class _Builder:
+class _BodyRebuilder:
     """The rebuilt jaxprs of bodies with their calls, each made once."""
 
-    def __init__(self, bodies: Bodies, mark: Mark):
+    def __init__(self, bodies: ProgramBodies, mark: Mark):
         self._bodies = bodies
         self._mark = mark
         self._closed: dict[Any, AnyJaxpr] = {}
@@ -513,7 +513,7 @@ class _Builder:
         return self._closed[key]
 
     def _equation(self, item: Item) -> JaxprEqn:
-        if not isinstance(item, Repeated):
+        if not isinstance(item, SegmentCopy):
             if item.params and holds_jaxpr(item.params.values()) and _open(item):
                 return with_bodies(item, self.closed)
             return item
@@ -523,7 +523,7 @@ class _Builder:
             invars=list(item.invars), outvars=list(item.outvars), source_info=item.source
         )
 
-    def _first_call(self, item: Repeated) -> JaxprEqn:
+    def _first_call(self, item: SegmentCopy) -> JaxprEqn:
         body = item.body
         closed = _jaxpr(body, list(map(self._equation, body.items)))
         eqn = call(closed, item.invars, item.outvars, item.like)
@@ -565,7 +565,7 @@ REDUCTION_WEIGHT = 12.0
 
 
 @dataclass(frozen=True, eq=False)
-class Text:
+class ItemSequence:
     """The sequence, with facts about each position, each operand and each value.
 
     Attributes:
@@ -629,7 +629,7 @@ class Text:
         return float(self.weights[start + length] - self.weights[start])
 
 
-class Token(NamedTuple):
+class ItemToken(NamedTuple):
     """The token of an item, its weight, and its total number of equations."""
 
     number: int
@@ -646,9 +646,9 @@ class Tokens:
         self._unique_tokens = count(-1, -1)
         self._sows = Contains(lambda eqn: eqn.primitive is sow_p or scope_of(eqn) is not None)
         #: By the id of the item, which is kept alive here too.
-        self._items: dict[int, tuple[Item, Token]] = {}
+        self._items: dict[int, tuple[Item, ItemToken]] = {}
 
-    def of(self, item: Item) -> Token:
+    def of(self, item: Item) -> ItemToken:
         """Return the token, weight and size of an item."""
         entry = self._items.get(id(item))
         if entry is None:
@@ -659,9 +659,9 @@ class Tokens:
         """Return a new, unique token."""
         return next(self._unique_tokens)
 
-    def _new(self, item: Item) -> Token:
-        if isinstance(item, Repeated):
-            return Token(self._known.setdefault((item.body,), len(self._known)), 1.0, 1)
+    def _new(self, item: Item) -> ItemToken:
+        if isinstance(item, SegmentCopy):
+            return ItemToken(self._known.setdefault((item.body,), len(self._known)), 1.0, 1)
         stays = not traits(item).may_outline
         if item.effects and not jaxcompat.only_names_axes(item.effects):
             stays = True
@@ -670,7 +670,7 @@ class Tokens:
             stays = stays or any(item.params.get("donated_invars", ())) or self._sows.at(item)
         else:
             weight, size = _weight(item), 1
-        return Token(self.unique_token() if stays else self._number(item), weight, size)
+        return ItemToken(self.unique_token() if stays else self._number(item), weight, size)
 
     def _number(self, eqn: JaxprEqn) -> int:
         try:
@@ -733,7 +733,7 @@ def rough_tokens(jaxprs: Iterable[Jaxpr]) -> Positions:
     return np.array(tokens)
 
 
-def text_of(bodies: Sequence[OutlineBody], tokens: Tokens) -> Text:
+def text_of(bodies: Sequence[OutlineBody], tokens: Tokens) -> ItemSequence:
     """Return the sequence of all items of some bodies."""
     items: list[Item | None] = []
     starts: list[int] = []
@@ -755,7 +755,7 @@ def text_of(bodies: Sequence[OutlineBody], tokens: Tokens) -> Text:
             token_numbers.append(token.number)
             weights.append(token.weight)
             sizes.append(token.size)
-            fusible.append(not isinstance(item, Repeated) and fuses(item))
+            fusible.append(not isinstance(item, SegmentCopy) and fuses(item))
             for atom in item.invars:
                 value = -1 if type(atom) is Literal else numbers.get(atom, -1)
                 read.append(value)
@@ -778,7 +778,7 @@ def text_of(bodies: Sequence[OutlineBody], tokens: Tokens) -> Text:
         values.append(len(last))
     starts.append(len(items))
     positions = np.arange(len(items))
-    return Text(
+    return ItemSequence(
         items,
         starts,
         np.array(token_numbers),

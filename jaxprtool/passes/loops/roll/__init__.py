@@ -64,7 +64,7 @@ from jaxprtool.jaxcompat import AnyJaxpr, Atom, JaxprEqn
 from jaxprtool.passes.cleanup.dce import Dce
 from jaxprtool.passes.cleanup.inline import Inline, has_own_settings
 from jaxprtool.passes.framework.base import Pass
-from jaxprtool.passes.loops.outline import SHORTEST, Names, with_calls
+from jaxprtool.passes.loops.outline import SHORTEST, UsedNames, with_calls
 from jaxprtool.passes.loops.outline.choice import Costs
 from jaxprtool.passes.loops.roll.chains import FEWEST, MovingSlices, stacking, with_rounds
 from jaxprtool.passes.loops.roll.writing import Roller, Stacks, with_stacked_arguments
@@ -151,7 +151,7 @@ class Roll(Pass):
 
     def _rolled(self, program: Program, slices: MovingSlices) -> Program | Programs | None:
         """Return a program with chains of calls replaced by scans; None if it has none."""
-        bodies = _Bodies(program.jaxpr)
+        bodies = _BodyRoller(program.jaxpr)
         jaxpr, stacks = bodies.rolled(bodies.opened(program.jaxpr))
         if not bodies.any_rolled:
             return None
@@ -160,7 +160,7 @@ class Roll(Pass):
         return new if self.stack == "inside" else with_stacked_arguments(new, stacks)
 
 
-class _Bodies:
+class _BodyRoller:
     """The state of one run of the pass; a body that equations share is rolled once."""
 
     def __init__(self, jaxpr: AnyJaxpr) -> None:
@@ -169,7 +169,7 @@ class _Bodies:
         self._memo = Memo()
         self._sows = Contains(lambda eqn: eqn.primitive is sow_p)
         marked = map(jaxcompat.marked_name, equations(jaxcompat.open_jaxpr(jaxpr)))
-        self._names = Names(name for name in marked if name is not None)
+        self._names = UsedNames(name for name in marked if name is not None)
 
     def rolled(self, jaxpr: AnyJaxpr) -> tuple[AnyJaxpr, Stacks]:
         """Return a body with chains replaced by scans at every depth, and the stacked arrays.

@@ -143,7 +143,9 @@ def _alike(calls: Sequence[JaxprEqn], forwarded: Sequence[Mapping[int, int]]) ->
     pieces: list[Chain] = []
     start = 0
     for i, called in enumerate(calls[1:], 1):
-        if forwarded[i - 1] != forwarded[start] or not fits(calls[start], called, forwarded[start]):
+        if forwarded[i - 1] != forwarded[start] or not can_stack(
+            calls[start], called, forwarded[start]
+        ):
             pieces.append(Chain(calls[start:i], forwarded[start]))
             start = i
     if start < len(forwarded):
@@ -151,7 +153,7 @@ def _alike(calls: Sequence[JaxprEqn], forwarded: Sequence[Mapping[int, int]]) ->
     return pieces
 
 
-def fits(first: JaxprEqn, other: JaxprEqn, forwarded: Mapping[int, int]) -> bool:
+def can_stack(first: JaxprEqn, other: JaxprEqn, forwarded: Mapping[int, int]) -> bool:
     """Return True if the operands in which two calls differ can be stacked."""
     pairs = enumerate(zip(first.invars, other.invars, strict=True))
     return all(
@@ -174,7 +176,7 @@ def _can_be_carried(body: jaxcompat.Jaxpr, forwarded: Mapping[int, int]) -> bool
 
 
 @dataclass(frozen=True, eq=False)
-class Placement:
+class LoopPlacement:
     """The equations around a loop that replaces calls.
 
     Attributes:
@@ -188,7 +190,7 @@ class Placement:
     after: list[JaxprEqn]
 
 
-def placement(chain: Chain, window: Sequence[JaxprEqn], pinned: Sequence[bool]) -> Placement:
+def placement(chain: Chain, window: Sequence[JaxprEqn], pinned: Sequence[bool]) -> LoopPlacement:
     """Return which calls of a chain one loop can replace, from the first on.
 
     A call cannot be in the loop if it reads a value that depends on another call of the loop and is
@@ -201,7 +203,7 @@ def placement(chain: Chain, window: Sequence[JaxprEqn], pinned: Sequence[bool]) 
         pinned: For each of these, whether it must keep its order among pinned equations.
     """
     number = {id(call): i for i, call in enumerate(chain.calls)}
-    result = Placement([], [], [])
+    result = LoopPlacement([], [], [])
     dependent: set[Var] = set()
     called = behind = False  # is a pinned call in the loop; is a pinned equation after it
     for eqn, keeps_order in zip(window, pinned, strict=True):
@@ -493,7 +495,7 @@ class Range:
         return self.start == 0 and self.array.aval.shape[0] == self.stop
 
 
-class Rows:
+class KnownRows:
     """The known rows, with the arrays that they belong to."""
 
     def __init__(self) -> None:

@@ -14,7 +14,7 @@ from jax.tree_util import PyTreeDef
 from jaxprtool import jaxcompat
 from jaxprtool.errors import UnsupportedError
 from jaxprtool.ir import regions
-from jaxprtool.ir.equations import Contains, donations, named, size_of, substitute
+from jaxprtool.ir.equations import Contains, donated_operands, named, size_of, substitute
 from jaxprtool.ir.program import Program, Programs, ValueOptions
 from jaxprtool.ir.regions import call, keep
 from jaxprtool.ir.rewrite import Writer
@@ -32,16 +32,16 @@ from jaxprtool.jaxcompat import (
 )
 from jaxprtool.passes.cleanup.dce import Dce
 from jaxprtool.passes.framework.retrace import retraced
-from jaxprtool.passes.loops.outline import Names
+from jaxprtool.passes.loops.outline import UsedNames
 from jaxprtool.passes.loops.roll.chains import (
     FEWEST,
     Chain,
-    Placement,
+    KnownRows,
+    LoopPlacement,
     Range,
-    Rows,
     calls_by_body,
+    can_stack,
     chains,
-    fits,
     placement,
 )
 from jaxprtool.passes.loops.schedule import keep_order
@@ -55,7 +55,7 @@ Stacks: TypeAlias = dict[Var, tuple[Atom, ...]]
 
 
 @dataclass(frozen=True)
-class _Result:
+class _StackedResult:
     """A value of the body that a loop stacks.
 
     Attributes:
@@ -80,7 +80,7 @@ class Roller:
     """
 
     def __init__(
-        self, jaxpr: AnyJaxpr, sows: Contains, usable: Callable[[JaxprEqn], bool], names: Names
+        self, jaxpr: AnyJaxpr, sows: Contains, usable: Callable[[JaxprEqn], bool], names: UsedNames
     ) -> None:
         body = jaxcompat.open_jaxpr(jaxpr)
         self._jaxpr, self._sows, self._usable, self._names = jaxpr, sows, usable, names
@@ -95,7 +95,7 @@ class Roller:
         self._made_in: dict[Var, int] = dict.fromkeys((*body.constvars, *body.invars), -1)
         self._arguments = set(body.invars)
         self._reads = Counter(v for v in body.outvars if type(v) is not Literal)
-        self._rows = Rows()
+        self._rows = KnownRows()
         self._replaced: set[int] = set()
         #: The arrays that scans take as inputs, or return.
         self._arrays: set[Var] = set()
@@ -151,7 +151,7 @@ class Roller:
                         by_array.setdefault((position, array), {}).setdefault(number, called)
         best = max(by_array.values(), key=len, default={})
         ordered = [best[number] for number in sorted(best)]
-        ordered = [call for call in ordered if fits(ordered[0], call, {})]
+        ordered = [call for call in ordered if can_stack(ordered[0], call, {})]
         if len(ordered) < FEWEST:
             return None
         kept = set(map(id, self._placement(Chain(ordered, {})).calls))
@@ -162,15 +162,15 @@ class Roller:
         slots = [self._slot[id(call)] for call in chain.calls]
         return range(min(slots), max(slots) + 1)
 
-    def _placement(self, chain: Chain) -> Placement:
+    def _placement(self, chain: Chain) -> LoopPlacement:
         eqns = [eqn for i in self._window(chain) for eqn in self._slots[i]]
-        if donations(eqns):
-            return Placement([], [], [])
+        if donated_operands(eqns):
+            return LoopPlacement([], [], [])
         return placement(chain, eqns, keep_order(eqns, self._sows))
 
     # --- the scan ------------------------------------------------------------------------------
 
-    def _write(self, chain: Chain, placed: Placement) -> None:
+    def _write(self, chain: Chain, placed: LoopPlacement) -> None:
         """Replace all calls of a chain by a scan."""
         window, length, calls = self._window(chain), len(chain.calls), chain.calls
         columns = [chain.column(i) for i in chain.xs]
@@ -220,7 +220,7 @@ class Roller:
             outs.append(var if self._reads[var] and var not in outs else DropVar(var.aval))
         return outs
 
-    def _stacked_results(self, chain: Chain) -> Iterator[_Result]:
+    def _stacked_results(self, chain: Chain) -> Iterator[_StackedResult]:
         """Yield the results that a loop in place of a chain must stack."""
         body, positions = chain.body, {out: i for i, out in chain.forwarded.items()}
         counts = Counter(chain.forwarded.values())
@@ -234,9 +234,9 @@ class Roller:
                 continue
             start = chain.calls[0].invars[positions[out]] if out in positions else None
             if isinstance(start, Var) and self._reads[start] > chain.calls[0].invars.count(start):
-                yield _Result(body.invars[positions[out]], [None, *rows[:-1]], start)
+                yield _StackedResult(body.invars[positions[out]], [None, *rows[:-1]], start)
             else:
-                yield _Result(value, rows)
+                yield _StackedResult(value, rows)
 
     def _stacked(
         self, writer: Writer, rows: Sequence[Atom], usable: Callable[[Var], bool], like: JaxprEqn
@@ -390,7 +390,7 @@ def with_stacked_arguments(
     removed = {i for rows in groups.values() for i in rows[1:]}
     free = [i not in removed for i in range(len(numbers))]
     invars = [first.get(i, v) for i, v in enumerate(lifted.jaxpr.invars[: len(numbers)])]
-    arguments = _Arguments(program, groups, remaining(program, free))
+    arguments = _StackedArguments(program, groups, remaining(program, free))
     rolled = program.replace(
         jaxpr=jaxcompat.replace_jaxpr(lifted.jaxpr, invars=keep(invars, free)),
         in_tree=structure(arguments.after),
@@ -452,7 +452,7 @@ def _with_donations(before: Program, after: Program, groups: Groups) -> Program:
 
 
 @dataclass(frozen=True, eq=False)
-class _Arguments:
+class _StackedArguments:
     """The arguments of a program before and after some of them are stacked.
 
     Attributes:
@@ -538,10 +538,10 @@ class _Arguments:
 # --- results of the tree of an argument -------------------------------------------------------
 
 
-def _with_stacked_results(program: Program, arguments: _Arguments) -> Program:
+def _with_stacked_results(program: Program, arguments: _StackedArguments) -> Program:
     """Return the program with results stacked where they have the tree of an argument."""
     jaxpr = program.jaxpr
-    rows = Rows()
+    rows = KnownRows()
     for eqn in jaxpr.eqns:
         rows.record(eqn)
     outvars, removed = list(jaxpr.outvars), set[int]()
@@ -563,7 +563,7 @@ def _with_stacked_results(program: Program, arguments: _Arguments) -> Program:
     return Dce()(program.replace(jaxpr=new, out_tree=structure(out), out_names=names))
 
 
-def _result_groups(program: Program, arguments: _Arguments) -> Iterator[list[int]]:
+def _result_groups(program: Program, arguments: _StackedArguments) -> Iterator[list[int]]:
     """Yield each group of flat results that is stacked."""
     args, kwargs = arguments.changed
     positions: dict[PyTreeDef, list[list[int]]] = {}

@@ -54,10 +54,10 @@ from jaxprtool.jaxcompat import (
 from jaxprtool.passes.mapping.batch.axes import Axis, Dim
 from jaxprtool.passes.mapping.batch.table import (
     Operands,
+    batch_error,
     batch_rules,
     failed,
     jaxs_rule,
-    refusal,
     structured_rules,
 )
 from jaxprtool.passes.mapping.domains import (
@@ -313,7 +313,7 @@ class BatchDomain(Domain[Dim]):
         if role == "row" and is_ref:
             if bdim == 0:
                 reason = "it runs over a ref that is mapped along its leading axis"
-                raise refusal(inside.eqn, reason)
+                raise batch_error(inside.eqn, reason)
             return bdim - 1
         if role == "operand":
             stays = inside.kind == "call" or (
@@ -387,7 +387,7 @@ def domain_of(axis: Axis) -> BatchDomain:
 def _cond(builder: BatchBodyBuilder, eqn: JaxprEqn) -> bool:
     effects = set().union(*(branch.effects for branch in Cond.of(eqn).branches))
     if reason := jaxcompat.forbidden_in_branches(effects):
-        raise refusal(eqn, reason)
+        raise batch_error(eqn, reason)
     return by_edges(builder, eqn)
 
 
@@ -490,7 +490,7 @@ def _laid_out(
 ) -> Layouts:
     """Return the parameters of a jit for operands, or results, with their batch dimensions."""
     if any(layout is not None for layout in params[f"{side}_layouts"]):
-        raise refusal(eqn, "Concrete layouts are not supported for vmap(jit).")
+        raise batch_error(eqn, "Concrete layouts are not supported for vmap(jit).")
     shardings = tuple(
         sharding
         if dim is None or jaxcompat.is_unspecified(sharding)
@@ -518,11 +518,11 @@ def _while(builder: BatchBodyBuilder, eqn: JaxprEqn) -> bool:
     cond, body = inside.bodies
     effects = cond.effects | body.effects
     if reason := jaxcompat.forbidden_in_loops(effects, masked=False):
-        raise refusal(eqn, reason)
+        raise batch_error(eqn, reason)
     solution = solve(builder, inside)
     if solution is None:  # the predicate is mapped
         if reason := jaxcompat.forbidden_in_loops(effects, masked=True):
-            raise refusal(eqn, reason)
+            raise batch_error(eqn, reason)
         carried = {i for i, _ in inside.carried}
         dims = [0 if i in carried else builder.kind(atom) for i, atom in enumerate(eqn.invars)]
         outs: list[Dim] = [0] * len(carried)

@@ -65,7 +65,7 @@ def jaxs_rule(
     return rule(axis.data, tuple(operands), tuple(dims), **params)
 
 
-def refusal(
+def batch_error(
     eqn: JaxprEqn, reason: str, error_type: type[JaxprToolError] = BatchUnsupported
 ) -> JaxprToolError:
     """Return the error for an equation that cannot be batched; its message names the equation."""
@@ -79,7 +79,7 @@ def failed(eqn: JaxprEqn, error: Exception) -> JaxprToolError:
     error_type = next(
         (error_types[k] for k in error_types if isinstance(error, k)), BatchUnsupported
     )
-    return refusal(eqn, reason, error_type)
+    return batch_error(eqn, reason, error_type)
 
 
 # --- corrections ----------------------------------------------------------------------------------

@@ -40,8 +40,8 @@ from jaxprtool.passes.mapping.mask.table import (
     MaskContext,
     Padded,
     check_constraints,
+    mask_error,
     mask_rules,
-    refusal,
     with_own_constraints,
 )
 
@@ -53,9 +53,9 @@ __all__ = [
     "MaskContext",
     "MaskDomain",
     "Padded",
+    "mask_error",
     "mask_rules",
     "masked",
-    "refusal",
     "structured_mask_rules",
 ]
 

@@ -50,11 +50,11 @@ from jaxprtool.passes.mapping.mask.table import (
     MaskContext,
     Padded,
     UnboundedSize,
-    guarded,
+    guard_derivative,
     is_float,
+    mask_error,
     mask_rules,
     mixes_iterations,
-    refusal,
     result_facts,
     select_if,
 )
@@ -114,8 +114,8 @@ class MaskBodyBuilder(BodyBuilder[Facts]):
                 self.bind(var, replace(Facts.of(var, active=active), varies=varies), var)
         elif not self.structured(eqn):
             if eqn.effects:
-                raise refusal(eqn, "it has an effect on a padded value")
-            self.by_rule(eqn, rule_of(eqn), facts, tuple(v.aval.shape for v in eqn.outvars))
+                raise mask_error(eqn, "it has an effect on a padded value")
+            self.by_rule(eqn, masking_rule(eqn), facts, tuple(v.aval.shape for v in eqn.outvars))
         self._guarding = False
 
     def rule_context(self, name: str, facts: dict[Any, Any]) -> MaskContext:
@@ -153,7 +153,7 @@ class MaskBodyBuilder(BodyBuilder[Facts]):
             return super().made_fact(fact)
         # A value whose derivative is zero in iterations of the padding.
         operands = [self.extra(ITERATION), value]
-        return self.computed((what, value.aval), lambda _, *args: guarded(*args), operands)
+        return self.computed((what, value.aval), lambda _, *args: guard_derivative(*args), operands)
 
     def isolate_cotangent(self, atom: Atom, facts: Facts) -> Atom:
         """Return an argument of the program whose derivative is zero in its padding.
@@ -204,7 +204,7 @@ class MaskDomain(Domain[Facts]):
     rules = mask_rules
     structured_rules = structured_mask_rules
     facts = FACTS
-    refusal = staticmethod(refusal)
+    refusal = staticmethod(mask_error)
 
     def __init__(self, bounds: Bounds) -> None:
         super().__init__()
@@ -272,7 +272,7 @@ class MaskDomain(Domain[Facts]):
 
     def failed(self, eqn: JaxprEqn, error: Exception) -> JaxprToolError:
         if isinstance(error, UnboundedSize):
-            return refusal(eqn, error.message, error.hint)
+            return mask_error(eqn, error.message, error.hint)
         return super().failed(eqn, error)
 
 
@@ -282,7 +282,7 @@ def _active_varies(eqn: JaxprEqn, facts: Sequence[Facts]) -> tuple[bool, bool]:
     return active, any(operand.varies for operand in facts)
 
 
-def rule_of(eqn: JaxprEqn) -> Callable[..., Any]:
+def masking_rule(eqn: JaxprEqn) -> Callable[..., Any]:
     """Return the masking rule of an equation.
 
     Raises:
@@ -292,7 +292,7 @@ def rule_of(eqn: JaxprEqn) -> Callable[..., Any]:
     if rule is None and traits(eqn).elementwise:
         rule = mask_rules["elementwise"]
     if rule is None:
-        raise refusal(
+        raise mask_error(
             eqn,
             f"no masking rule for '{eqn.primitive.name}'",
             'add one with @rule("mask", …) of jaxprtool.extend',
@@ -315,7 +315,7 @@ def _scan(builder: MaskBodyBuilder, eqn: JaxprEqn) -> bool:
     if not domain.bounds.is_masked(scan.length):
         return by_edges(builder, eqn)
     if any(isinstance(v.aval, jaxcompat.AbstractRef) for v in eqn.invars) or eqn.effects:
-        raise refusal(eqn, "its iterations have effects, and their number is masked")
+        raise mask_error(eqn, "its iterations have effects, and their number is masked")
     guards = not has_while(scan.body)
     consts, carried = len(scan.consts), len(scan.carry)
     facts = [*map(builder.kind, eqn.invars)]
@@ -360,7 +360,7 @@ def _guarded_iteration(
     evaluate = jaxcompat.jaxpr_as_fun(body)
 
     def guard(flag: Any, x: Any) -> Any:
-        return guarded(flag, x) if is_float(x) else x
+        return guard_derivative(flag, x) if is_float(x) else x
 
     def step(*args: Any) -> list[Any]:
         flag, carry = args[flag_at], args[start : start + carried]
@@ -401,7 +401,7 @@ def _skipped_iteration(
 def _live(builder: MaskBodyBuilder, eqn: JaxprEqn) -> bool:
     older = without_live_objects(eqn)
     if not builder.structured(older):
-        raise refusal(eqn, "no masking rule for the operation that it computes")
+        raise mask_error(eqn, "no masking rule for the operation that it computes")
     return True
 
 

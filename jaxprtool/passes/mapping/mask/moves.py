@@ -27,9 +27,9 @@ from jaxprtool.passes.mapping.mask.table import (
     Filled,
     MaskContext,
     Padded,
+    fill_number,
+    mask_error,
     mask_rules,
-    number,
-    refusal,
 )
 
 # --- elementwise ----------------------------------------------------------------------------------
@@ -98,7 +98,7 @@ def _fill(eqn: JaxprEqn, operands: Sequence[Padded], axis: int) -> np.ndarray | 
 def _number(x: Padded, axis: int) -> np.ndarray | None:
     if x.ndim > 0:
         return x.fill(axis)
-    return None if x.facts.literal is None else number(x.facts.literal, x.dtype)
+    return None if x.facts.literal is None else fill_number(x.facts.literal, x.dtype)
 
 
 # --- layout ---------------------------------------------------------------------------------------
@@ -134,7 +134,7 @@ def _broadcast_in_dim(context: MaskContext, eqn: JaxprEqn, x: Padded, *sizes: Pa
     )
     fills = {axis: x.fill(i) for axis, i in unchanged.items()}
     if x.facts.literal is not None:
-        fills = dict.fromkeys(range(len(shape)), number(x.facts.literal, x.dtype))
+        fills = dict.fromkeys(range(len(shape)), fill_number(x.facts.literal, x.dtype))
     return Filled(result, fills)
 
 
@@ -161,14 +161,14 @@ def _squeeze(context: MaskContext, eqn: JaxprEqn, x: Padded) -> Any:
 
 
 @dataclass(frozen=True)
-class _Group:
+class _AxisGroup:
     """Axes of the operand that become axes of the result."""
 
     before: range
     after: range
 
 
-def _groups(before: Sequence[Any], after: Sequence[Any]) -> list[_Group]:
+def _groups(before: Sequence[Any], after: Sequence[Any]) -> list[_AxisGroup]:
     """Return the smallest groups of axes with the same number of elements."""
     groups = []
     i = j = 0
@@ -182,7 +182,7 @@ def _groups(before: Sequence[Any], after: Sequence[Any]) -> list[_Group]:
         if not fitting:  # JAX traces such a reshape, which is valid only at some sizes
             raise ValueError("it does not keep the number of elements at all sizes")
         m, n = fitting[0]
-        groups.append(_Group(range(i, i + m), range(j, j + n)))
+        groups.append(_AxisGroup(range(i, i + m), range(j, j + n)))
         i, j = i + m, j + n
     return groups
 
@@ -217,7 +217,9 @@ def reshaped(context: MaskContext, x: Padded, shape: Sequence[Any]) -> Any:
     return Filled(result, fills if sizes == wanted else {})
 
 
-def _is_prefix(bounds: Bounds, before: Sequence[Any], after: Sequence[Any], group: _Group) -> bool:
+def _is_prefix(
+    bounds: Bounds, before: Sequence[Any], after: Sequence[Any], group: _AxisGroup
+) -> bool:
     """Return True if the padding of a group comes last, both before and after."""
     sides = [before[i] for i in group.before], [after[i] for i in group.after]
     if not any(map(bounds.is_masked, (*sides[0], *sides[1]))):
@@ -244,7 +246,7 @@ def _looked_up(
     axis: int,
     before: Sequence[Any],
     after: Sequence[Any],
-    group: _Group,
+    group: _AxisGroup,
 ) -> Any:
     """Reshape a group by a gather: compute the old position of each element of the result.
 
@@ -359,7 +361,7 @@ def clamped(start: Any, limit: Any) -> Any:
 # --- slice, split, rev ----------------------------------------------------------------------------
 
 
-def cut(
+def sliced_value(
     context: MaskContext,
     x: Padded,
     starts: Sequence[Any],
@@ -408,7 +410,9 @@ def _slice(context: MaskContext, eqn: JaxprEqn, x: Padded) -> Any:
     params = eqn.params
     strides = params["strides"] or (1,) * x.ndim
     shape = eqn.outvars[0].aval.shape
-    return cut(context, x, params["start_indices"], params["limit_indices"], strides, shape)
+    return sliced_value(
+        context, x, params["start_indices"], params["limit_indices"], strides, shape
+    )
 
 
 @rule(mask_rules, "split")
@@ -418,7 +422,7 @@ def _split(context: MaskContext, eqn: JaxprEqn, x: Padded) -> Any:
         shape = var.aval.shape
         starts, limits = [0] * x.ndim, list(x.shape)
         starts[axis], limits[axis] = start, start + shape[axis]
-        results.append(cut(context, x, starts, limits, (1,) * x.ndim, shape))
+        results.append(sliced_value(context, x, starts, limits, (1,) * x.ndim, shape))
         start += shape[axis]
     return results
 
@@ -578,7 +582,7 @@ def _pad(context: MaskContext, eqn: JaxprEqn, x: Padded, value: Padded) -> Any:
     shape = eqn.outvars[0].aval.shape
     axes = [i for i in range(x.ndim) if any(map(bounds.is_masked, (x.shape[i], *config[i])))]
     literal = value.facts.literal
-    blank = value.array if literal is None else number(literal, value.dtype)
+    blank = value.array if literal is None else fill_number(literal, value.dtype)
     behind = [i for i in axes if not _is_number(config[i][1], at_most=0)]
     array = context.filled(x, dict.fromkeys(behind, blank))
     new, starts = list(config), [np.int32(0)] * x.ndim
@@ -664,7 +668,7 @@ def _gather(context: MaskContext, eqn: JaxprEqn, x: Padded, indices: Padded) -> 
     params, bounds = eqn.params, context.bounds
     numbers, sizes, mode = (params[k] for k in ("dimension_numbers", "slice_sizes", "mode"))
     if mode not in (_CLIP, _DROP, _PROMISE):
-        raise refusal(eqn, f"the index mode {mode} is not supported")
+        raise mask_error(eqn, f"the index mode {mode} is not supported")
     # The largest valid starts.
     ends = [x.shape[d] - sizes[d] for d in numbers.start_index_map]
     junk = context.axes(indices)
@@ -719,7 +723,7 @@ def _scatter(
 ) -> Any:
     numbers, mode = eqn.params["dimension_numbers"], eqn.params["mode"]
     if mode not in (_CLIP, _DROP, _PROMISE):
-        raise refusal(eqn, f"the index mode {mode} is not supported")
+        raise mask_error(eqn, f"the index mode {mode} is not supported")
     dropped = (*numbers.inserted_window_dims, *numbers.operand_batching_dims)
     windows = [d for d in range(x.ndim) if d not in dropped]
     axes = dict(zip(windows, numbers.update_window_dims, strict=True))

@@ -25,9 +25,9 @@ from jaxprtool.passes.mapping.mask.table import (
     MaskContext,
     MaskRule,
     Padded,
+    fill_number,
+    mask_error,
     mask_rules,
-    number,
-    refusal,
 )
 
 # --- reductions -----------------------------------------------------------------------------------
@@ -173,8 +173,10 @@ def _reduce(context: MaskContext, eqn: JaxprEqn, *operands: Padded) -> Any:
     if identity is not None:
         (x,), start = xs, inits[0].facts.literal
         fills = identities(context, x, axes, identity)
-        if start is not None and any(number(start, x.dtype) != fill for fill in fills.values()):
-            raise refusal(
+        if start is not None and any(
+            fill_number(start, x.dtype) != fill for fill in fills.values()
+        ):
+            raise mask_error(
                 eqn, "its initial value is not the neutral element, so its result is undefined"
             )
         return context.bind(eqn, context.filled(x, fills), *inits)
@@ -342,7 +344,7 @@ def _ragged_dot_general(
     numbers = eqn.params["ragged_dot_dimension_numbers"]
     contracted, _ = numbers.dot_dimension_numbers
     if context.axes(groups):
-        raise refusal(eqn, "the number of groups is masked")
+        raise mask_error(eqn, "the number of groups is masked")
     shape = eqn.outvars[0].aval.shape
     return context.apply(
         lambda a, b, sizes: context.bind(eqn, a, b, sizes),
@@ -378,7 +380,7 @@ def _over_leading_axes(context: MaskContext, eqn: JaxprEqn, x: Padded, *more: Pa
 def _check_unpadded(context: MaskContext, eqn: JaxprEqn, x: Padded, rank: int) -> None:
     """Raise UnsupportedError for an operand that is padded along one of its last `rank` axes."""
     if any(axis >= x.ndim - rank for axis in context.axes(x)):
-        raise refusal(eqn, "it mixes all elements of an axis, including padding")
+        raise mask_error(eqn, "it mixes all elements of an axis, including padding")
 
 
 # --- matrices with padding ------------------------------------------------------------------------
@@ -455,7 +457,7 @@ def _triangular_solve(context: MaskContext, eqn: JaxprEqn, a: Padded, b: Padded)
 
 
 @dataclass(frozen=True)
-class _Axis:
+class _WindowAxis:
     """The windows along one axis. All sizes are logical.
 
     Attributes:
@@ -502,7 +504,7 @@ def _dilated(size: Any, dilation: int) -> Any:
 
 
 @dataclass(frozen=True)
-class _Placed:
+class _PlacedOperand:
     """An operand whose first window starts at a known position, and its new parameters.
 
     Attributes:
@@ -516,7 +518,9 @@ class _Placed:
     dilation: list[int]
 
 
-def _placed(context: MaskContext, x: Padded, axes: Sequence[_Axis], blank: Any) -> _Placed:
+def _placed(
+    context: MaskContext, x: Padded, axes: Sequence[_WindowAxis], blank: Any
+) -> _PlacedOperand:
     """Return an operand whose padding is filled with `blank`, placed for its windows.
 
     An axis whose low padding is masked is padded and dilated here, and shifted so that the first
@@ -549,10 +553,10 @@ def _placed(context: MaskContext, x: Padded, axes: Sequence[_Axis], blank: Any) 
         strong = lax.pad(strong, lax.full_like(strong, blank, shape=()), config)
         array = as_weak_as(window_at(strong, starts, sizes), jax.typeof(array))
     facts = replace(facts, fills=(None,) * x.ndim)
-    return _Placed(Padded(array, facts), padding, dilation)
+    return _PlacedOperand(Padded(array, facts), padding, dilation)
 
 
-def _cut(placed: _Placed) -> _Placed:
+def _cut(placed: _PlacedOperand) -> _PlacedOperand:
     """Crop an operand after the last window, where its padding is negative.
 
     XLA does not allow negative padding in `select_and_scatter`, the derivative of max pooling.
@@ -561,7 +565,7 @@ def _cut(placed: _Placed) -> _Placed:
     crops = [min(0, high) if dilation == 1 else 0 for (_, high), dilation in pairs]
     array = _with_ends(placed.x.array, crops)
     padding = [(low, high - n) for (low, high), n in zip(placed.padding, crops, strict=True)]
-    return _Placed(Padded(array, placed.x.facts), padding, placed.dilation)
+    return _PlacedOperand(Padded(array, placed.x.facts), padding, placed.dilation)
 
 
 def _with_ends(array: Any, rows: Sequence[int]) -> Any:
@@ -583,7 +587,7 @@ def _convolution(context: MaskContext, eqn: JaxprEqn, x: Padded, kernel: Padded)
     of_x, of_kernel, of_result = params["dimension_numbers"]
     _check_groups(context, eqn, x.shape, kernel.shape)
     axes = [
-        _Axis(i, x.shape[i], kernel.shape[j], stride, low, high, dilation, spread, shape[k])
+        _WindowAxis(i, x.shape[i], kernel.shape[j], stride, low, high, dilation, spread, shape[k])
         for i, j, k, stride, (low, high), dilation, spread in zip(
             of_x[2:],
             of_kernel[2:],
@@ -622,7 +626,7 @@ def _check_groups(
     for name, sizes in grouped.items():
         count = eqn.params[name]
         if count != 1 and any(map(context.bounds.is_masked, (count, *sizes))):
-            raise refusal(eqn, f"{name} is {count}, and the size of a group is masked")
+            raise mask_error(eqn, f"{name} is {count}, and the size of a group is masked")
 
 
 # --- pooling --------------------------------------------------------------------------------------
@@ -630,7 +634,7 @@ def _check_groups(
 
 def _axes_of(
     context: MaskContext, eqn: JaxprEqn, shape: Sequence[Any], result: Sequence[Any]
-) -> list[_Axis]:
+) -> list[_WindowAxis]:
     """Return the windows of a reduction along each axis.
 
     Raises:
@@ -639,7 +643,7 @@ def _axes_of(
     params, rank = eqn.params, len(shape)
     ones = (1,) * rank
     axes = [
-        _Axis(i, size, window, stride, low, high, dilation, spread, count)
+        _WindowAxis(i, size, window, stride, low, high, dilation, spread, count)
         for i, size, window, stride, (low, high), dilation, spread, count in zip(
             range(rank),
             shape,
@@ -655,11 +659,11 @@ def _axes_of(
     for dim in axes:
         alone = dim.result == 1 and dim.low == 0
         if context.bounds.is_masked(dim.window) and not alone:
-            raise refusal(eqn, f"its window has the masked size {dim.window}")
+            raise mask_error(eqn, f"its window has the masked size {dim.window}")
     return axes
 
 
-def _mixed(context: MaskContext, axes: Sequence[_Axis]) -> list[int]:
+def _mixed(context: MaskContext, axes: Sequence[_WindowAxis]) -> list[int]:
     """Return the padded axes along which windows combine, drop or shift elements."""
     alone = 1, 1, 0, 0
     return [
@@ -701,10 +705,10 @@ def _reduce_window(context: MaskContext, eqn: JaxprEqn, *operands: Padded) -> An
     identity = identity_of(eqn.params["jaxpr"])
     x, init = operands[0], operands[-1]
     if identity is None:
-        raise refusal(eqn, "its reduction has no known neutral element")
+        raise mask_error(eqn, "its reduction has no known neutral element")
     blank, start = identity(x.dtype), init.facts.literal
-    if start is None or number(start, x.dtype) != blank:
-        raise refusal(eqn, "its initial value is not known to be the neutral element")
+    if start is None or fill_number(start, x.dtype) != blank:
+        raise mask_error(eqn, "its initial value is not known to be the neutral element")
     return _pooled(context, eqn, x, blank, init)
 
 
@@ -760,9 +764,9 @@ def _by_position(context: MaskContext, eqn: JaxprEqn, keys: Padded) -> Any:
     if not any(map(context.bounds.is_masked, shape)):
         return context.bind(eqn, keys)
     if jax.random.key_impl(keys.array) != "threefry2x32":
-        raise refusal(eqn, "its random bits depend on the size, because the key is not Threefry")
+        raise mask_error(eqn, "its random bits depend on the size, because the key is not Threefry")
     if not eqn.ctx.threefry_partitionable:
-        raise refusal(
+        raise mask_error(
             eqn,
             "its random bits depend on the size",
             "they do not with jax.config.update('jax_threefry_partitionable', True)",

@@ -61,8 +61,8 @@ class Facts:
         """Return the facts known from the type of an atom, and its value if it is a literal."""
         shape = getattr(atom.aval, "shape", ())
         literal = None
-        if type(atom) is Literal and shape == () and is_number(atom.aval):
-            literal = fill(atom.val, atom.aval.dtype)
+        if type(atom) is Literal and shape == () and is_numeric_type(atom.aval):
+            literal = fill_bytes(atom.val, atom.aval.dtype)
         return cls(tuple(shape), (None,) * len(shape), active and is_float(atom.aval), literal)
 
     @classmethod
@@ -82,17 +82,17 @@ class Facts:
         )
 
 
-def fill(value: Any, dtype: Any) -> bytes:
+def fill_bytes(value: Any, dtype: Any) -> bytes:
     """Return a number as a fill. As bytes, NaN is equal to itself, and 0.0 differs from -0.0."""
     return np.asarray(value, dtype).tobytes()
 
 
-def number(data: bytes, dtype: Any) -> np.ndarray:
+def fill_number(data: bytes, dtype: Any) -> np.ndarray:
     """Return the number of a fill, as an array of rank 0."""
     return np.frombuffer(data, dtype).reshape(())
 
 
-def is_number(aval: Any) -> bool:
+def is_numeric_type(aval: Any) -> bool:
     """Return True for a type with a NumPy dtype, whose padding can be filled with a number."""
     dtype = getattr(aval, "dtype", None)
     return isinstance(dtype, np.dtype) and dtype != jax.dtypes.float0
@@ -139,7 +139,7 @@ class Padded:
     def fill(self, axis: int) -> np.ndarray | None:
         """Return the number that fills the padding along an axis, or None if it is unknown."""
         data = self.facts.fills[axis]
-        return None if data is None else number(data, self.dtype)
+        return None if data is None else fill_number(data, self.dtype)
 
 
 @dataclass(frozen=True, eq=False)
@@ -165,9 +165,10 @@ def result_facts(value: Any, shape: Sequence[Any], active: bool, varies: bool) -
         varies: Whether an operand varies.
     """
     array = value.array if isinstance(value, Filled) else value
-    fills = dict(value.fills) if isinstance(value, Filled) and is_number(array) else {}
+    fills = dict(value.fills) if isinstance(value, Filled) and is_numeric_type(array) else {}
     known_fills = tuple(
-        fill(fills[i], array.dtype) if fills.get(i) is not None else None for i in range(len(shape))
+        fill_bytes(fills[i], array.dtype) if fills.get(i) is not None else None
+        for i in range(len(shape))
     )
     return array, Facts(tuple(shape), known_fills, active and is_float(array), varies=varies)
 
@@ -349,7 +350,7 @@ class MaskContext(RuleContext):
         return self.apply(lambda value: value, [x], shape, mixed=axes)
 
 
-def refusal(eqn: JaxprEqn, reason: str, hint: str | None = None) -> UnsupportedError:
+def mask_error(eqn: JaxprEqn, reason: str, hint: str | None = None) -> UnsupportedError:
     """Return the error for an equation that cannot be masked."""
     return UnsupportedError(f"{named(eqn)} cannot be masked: {reason}", hint)
 
@@ -732,7 +733,7 @@ def mixes_iterations(facts: Sequence[Facts]) -> bool:
     )
 
 
-def guarded(flag: Any, array: Any) -> Any:
+def guard_derivative(flag: Any, array: Any) -> Any:
     """Return an array whose derivative is zero if a flag is False."""
     return select_if(flag, array, lax.stop_gradient(array))
 

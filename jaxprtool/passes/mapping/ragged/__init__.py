@@ -39,12 +39,12 @@ from jaxprtool.passes.mapping.ragged.table import (
     Packed,
     Pairs,
     RaggedContext,
+    RaggedOperand,
     Shared,
     Sizes,
     Stacked,
-    Value,
+    ragged_error,
     ragged_rules,
-    refusal,
     select,
 )
 
@@ -54,21 +54,21 @@ __all__ = [
     "Layout",
     "Packed",
     "Pairs",
-    "Ragged",
+    "RaggedBatch",
     "RaggedContext",
     "RaggedJaxpr",
+    "RaggedOperand",
     "Shared",
     "Sizes",
-    "Value",
+    "ragged_error",
     "ragged_jaxpr",
     "ragged_rules",
-    "refusal",
     "structured_ragged_rules",
 ]
 
 
 @dataclass(frozen=True)
-class Ragged(Pass):
+class RaggedBatch(Pass):
     """Batch over examples of different length, without padding where possible.
 
     An argument of `f32[n,d]` becomes `f32[N,d]`, the rows of all examples one after the other, and

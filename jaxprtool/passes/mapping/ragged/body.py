@@ -40,11 +40,11 @@ from jaxprtool.passes.mapping.domains import (
     Template,
     by_edges,
     custom_derivative,
-    signature,
+    equation_signature,
     template_of_jaxpr,
 )
 from jaxprtool.passes.mapping.mask.body import MaskDomain
-from jaxprtool.passes.mapping.mask.table import Facts, fill, is_number, mask_rules
+from jaxprtool.passes.mapping.mask.table import Facts, fill_bytes, is_numeric_type, mask_rules
 from jaxprtool.passes.mapping.ragged.pairs import (
     pair_rules,
     pairs_to_stacked,
@@ -58,14 +58,14 @@ from jaxprtool.passes.mapping.ragged.table import (
     Packed,
     Pairs,
     RaggedContext,
+    RaggedOperand,
     RowsFirst,
     Shared,
     Sizes,
     Stacked,
-    Value,
     packed_to_stacked,
+    ragged_error,
     ragged_rules,
-    refusal,
     select,
     shared_to_batched,
     stacked_to_packed,
@@ -148,7 +148,7 @@ class RaggedBodyBuilder(BodyBuilder[Kind]):
 
         def compute(context: RaggedContext, value: Any) -> Any:
             # The gradient of a gather of rows by JAX's transpose is strongly typed.
-            converted = convert(context, Value(strongly_typed(value), source, shape))
+            converted = convert(context, RaggedOperand(strongly_typed(value), source, shape))
             return as_weak_as(converted, array.aval)
 
         sizes = (shape[axis] for axis in self.domain.sizes.axes(shape))
@@ -165,8 +165,8 @@ class RaggedBodyBuilder(BodyBuilder[Kind]):
         symbols = {fact: facts.pop(("extra", fact)) for fact in self.domain.extras}
         return RaggedContext(self.domain.sizes, symbols, facts)
 
-    def operand(self, array: Any, kind: Kind, shape: tuple[Any, ...]) -> Value:
-        return Value(array, kind, shape)
+    def operand(self, array: Any, kind: Kind, shape: tuple[Any, ...]) -> RaggedOperand:
+        return RaggedOperand(array, kind, shape)
 
     def result(
         self, value: Any, eqn: JaxprEqn, var: Var, kinds: Sequence[Kind]
@@ -184,13 +184,13 @@ class RaggedBodyBuilder(BodyBuilder[Kind]):
         refs = any(isinstance(v.aval, jaxcompat.AbstractRef) for v in (*eqn.invars, *eqn.outvars))
         if eqn.effects and (mentions or refs):
             on = "a ref" if refs else "the rows of examples"
-            raise refusal(eqn, f"it has an effect on {on}")
+            raise ragged_error(eqn, f"it has an effect on {on}")
         if mentions and sizes.layout != "padded" and self._packed(eqn):
             return
         shapes = [tuple(getattr(v.aval, "shape", ())) for v in (*eqn.invars, *eqn.outvars)]
         if sizes.layout == "packed" and mentions and any(map(sizes.axes, shapes)):
             reason = "it needs padding, but the layout is 'packed'"
-            raise refusal(eqn, reason, "use layout=None, which pads what cannot be packed")
+            raise ragged_error(eqn, reason, "use layout=None, which pads what cannot be packed")
         structured_ragged_rules[BY_EXAMPLE](self, eqn)
 
     def _packed(self, eqn: JaxprEqn) -> bool:
@@ -242,7 +242,7 @@ class RaggedDomain(Domain[Kind]):
     rules = ragged_rules
     structured_rules = structured_ragged_rules
     facts = FACTS
-    refusal = staticmethod(refusal)
+    refusal = staticmethod(ragged_error)
 
     def __init__(self, sizes: Sizes) -> None:
         super().__init__()
@@ -339,7 +339,7 @@ class RaggedDomain(Domain[Kind]):
     def failed(self, eqn: JaxprEqn, error: Exception) -> JaxprToolError:
         if isinstance(error.__cause__ or error, jax.errors.InconclusiveDimensionOperation):
             reason = "the largest number of rows of an example is unknown"
-            return refusal(eqn, reason, "give it with longest=512")
+            return ragged_error(eqn, reason, "give it with longest=512")
         return super().failed(eqn, error)
 
 
@@ -384,7 +384,7 @@ def _by_example(builder: RaggedBodyBuilder, eqn: JaxprEqn) -> bool:
     operands = [builder.held(atom, kind) for atom, kind in zip(eqn.invars, kinds, strict=True)]
     outs = tuple(v.aval for v in eqn.outvars)
     types = tuple(zip((a.aval for a in operands), kinds, facts, strict=True))
-    key: Hashable = ByExample, signature(eqn, (), domain.with_floats), types, outs
+    key: Hashable = ByExample, equation_signature(eqn, (), domain.with_floats), types, outs
     try:
         entry = domain.by_example.get(key)
     except TypeError:  # a parameter that is not hashable
@@ -457,7 +457,7 @@ def _operand_kind(builder: RaggedBodyBuilder, atom: Atom) -> Kind:
 def _zero_padded(atom: Atom, kind: Packed | Pairs) -> Facts:
     """Return the facts of a packed value or pairs when padded with zeros."""
     shape = tuple(atom.aval.shape)
-    zero = fill(0, atom.aval.dtype) if is_number(atom.aval) else None
+    zero = fill_bytes(0, atom.aval.dtype) if is_numeric_type(atom.aval) else None
     axes = (kind.axis,) if isinstance(kind, Packed) else kind.axes
     fills = tuple(zero if i in axes else None for i in range(len(shape)))
     return Facts(shape, fills, Facts.of(atom, active=True).active)

@@ -22,16 +22,16 @@ from jax import numpy as jnp
 from jaxprtool.ir.rules import RuleTable, rule
 from jaxprtool.jaxcompat import JaxprEqn
 from jaxprtool.passes.mapping.mask.reductions import largest, least
-from jaxprtool.passes.mapping.mask.table import is_number
+from jaxprtool.passes.mapping.mask.table import is_numeric_type
 from jaxprtool.passes.mapping.ragged.rules import segment_sum
 from jaxprtool.passes.mapping.ragged.table import (
     Band,
     Batched,
     Pairs,
     RaggedContext,
+    RaggedOperand,
     RaggedRule,
     Shared,
-    Value,
     broadcast_unsorted,
     taken,
     with_a_row,
@@ -81,7 +81,7 @@ def paired(context: RaggedContext, array: Any, kind: Pairs) -> Any:
     return lax.select(in_same_example(context, array.shape, kind), array, others)
 
 
-def pairs_of(x: Value) -> Pairs:
+def pairs_of(x: RaggedOperand) -> Pairs:
     """Return the layout of a value that is known to hold pairs."""
     assert isinstance(x.kind, Pairs)
     return x.kind
@@ -96,7 +96,7 @@ def result_kind(context: RaggedContext, eqn: JaxprEqn) -> Any:
 
 
 @rule(pair_rules, "elementwise")
-def _elementwise(context: RaggedContext, eqn: JaxprEqn, *operands: Value) -> Any:
+def _elementwise(context: RaggedContext, eqn: JaxprEqn, *operands: RaggedOperand) -> Any:
     shape, kind = tuple(eqn.outvars[0].aval.shape), result_kind(context, eqn)
     whole, (first, second) = context.sizes.shape(kind, shape), kind.axes
     arrays = []
@@ -123,7 +123,7 @@ def _iota(context: RaggedContext, eqn: JaxprEqn) -> Any:
 
 
 @rule(pair_rules, "broadcast_in_dim")
-def _broadcast_in_dim(context: RaggedContext, eqn: JaxprEqn, x: Value) -> Any:
+def _broadcast_in_dim(context: RaggedContext, eqn: JaxprEqn, x: RaggedOperand) -> Any:
     shape, dims = eqn.params["shape"], eqn.params["broadcast_dimensions"]
     kind = result_kind(context, eqn)
     whole = context.sizes.shape(kind, shape)
@@ -142,7 +142,7 @@ def _broadcast_in_dim(context: RaggedContext, eqn: JaxprEqn, x: Value) -> Any:
 
 
 @rule(pair_rules, "transpose")
-def _transpose(context: RaggedContext, eqn: JaxprEqn, x: Value) -> Any:
+def _transpose(context: RaggedContext, eqn: JaxprEqn, x: RaggedOperand) -> Any:
     kind, order = pairs_of(x), eqn.params["permutation"]
     if order.index(kind.axes[0]) < order.index(kind.axes[1]):
         return context.bind(eqn, x)
@@ -153,12 +153,12 @@ def _transpose(context: RaggedContext, eqn: JaxprEqn, x: Value) -> Any:
 
 
 @rule(pair_rules, "squeeze")
-def _squeeze(context: RaggedContext, eqn: JaxprEqn, x: Value) -> Any:
+def _squeeze(context: RaggedContext, eqn: JaxprEqn, x: RaggedOperand) -> Any:
     return context.bind(eqn, x)
 
 
 @rule(pair_rules, "reshape")
-def _reshape(context: RaggedContext, eqn: JaxprEqn, x: Value) -> Any:
+def _reshape(context: RaggedContext, eqn: JaxprEqn, x: RaggedOperand) -> Any:
     """Reshape pairs if the sizes before, between and after the two ragged axes are unchanged."""
     kind = result_kind(context, eqn)
     if not (isinstance(x.kind, Pairs) and isinstance(kind, Pairs)) or eqn.params["dimensions"]:
@@ -180,7 +180,7 @@ def _product(sizes: Any) -> Any:
 
 
 @rule(pair_rules, "gather")
-def _gather(context: RaggedContext, eqn: JaxprEqn, x: Value, indices: Value) -> Any:
+def _gather(context: RaggedContext, eqn: JaxprEqn, x: RaggedOperand, indices: RaggedOperand) -> Any:
     """Gather elements of a shared table at pairs, such as a bias for each distance."""
     if not isinstance(x.kind, Shared) or not isinstance(indices.kind, Pairs):
         return None
@@ -191,7 +191,7 @@ def _gather(context: RaggedContext, eqn: JaxprEqn, x: Value, indices: Value) -> 
 
 
 @rule(pair_rules, "reduce_sum")
-def _sum(context: RaggedContext, eqn: JaxprEqn, x: Value) -> Any:
+def _sum(context: RaggedContext, eqn: JaxprEqn, x: RaggedOperand) -> Any:
     axes, kind = eqn.params["axes"], pairs_of(x)
     over = [axis for axis in kind.axes if axis in axes]
     if not over:
@@ -213,7 +213,7 @@ def _sum(context: RaggedContext, eqn: JaxprEqn, x: Value) -> Any:
 
 
 @rule(pair_rules, "reduce_max", "reduce_min")
-def _extremes(context: RaggedContext, eqn: JaxprEqn, x: Value) -> Any:
+def _extremes(context: RaggedContext, eqn: JaxprEqn, x: RaggedOperand) -> Any:
     def reduce(array: Any, axes: tuple[int, ...], valid: Any) -> Any:
         return _extreme(eqn.primitive.name == "reduce_max", axes, array, valid)
 
@@ -221,7 +221,7 @@ def _extremes(context: RaggedContext, eqn: JaxprEqn, x: Value) -> Any:
 
 
 @rule(pair_rules, "reduce_or", "reduce_and")
-def _logical(context: RaggedContext, eqn: JaxprEqn, x: Value) -> Any:
+def _logical(context: RaggedContext, eqn: JaxprEqn, x: RaggedOperand) -> Any:
     def reduce(array: Any, axes: tuple[int, ...], valid: Any) -> Any:
         # On integers the reduction is bitwise, and -1 has all bits set.
         is_and, is_bool = eqn.primitive.name == "reduce_and", array.dtype == bool
@@ -232,7 +232,9 @@ def _logical(context: RaggedContext, eqn: JaxprEqn, x: Value) -> Any:
     return _over_one(context, eqn, x, reduce)
 
 
-def _over_one(context: RaggedContext, eqn: JaxprEqn, x: Value, reduce: Callable[..., Any]) -> Any:
+def _over_one(
+    context: RaggedContext, eqn: JaxprEqn, x: RaggedOperand, reduce: Callable[..., Any]
+) -> Any:
     """Reduce valid pairs over one of the two ragged axes; return None for a reduction over both.
 
     A reduction over the first axis exchanges the two axes, and reduces over the second.
@@ -293,7 +295,7 @@ def of_rows(context: RaggedContext, rows: Any, eqn: JaxprEqn) -> Any:
 # --- conversions --------------------------------------------------------------------------------
 
 
-def pairs_to_stacked(context: RaggedContext, x: Value) -> Any:
+def pairs_to_stacked(context: RaggedContext, x: RaggedOperand) -> Any:
     """Return pairs of rows as padded examples, with zeros in the padding."""
     first, second = context.sizes.axes(x.shape)
     size = x.shape[first]
@@ -303,7 +305,7 @@ def pairs_to_stacked(context: RaggedContext, x: Value) -> Any:
     starts = taken(context.sizes.band(size).starts(), rows)
     gathered = pairs.at[rows[:, :, None], rows[:, None] - starts[:, :, None]].get(mode="clip")
     padded = jnp.moveaxis(gathered, (1, 2), (first + 1, second + 1))
-    if not is_number(x.array):
+    if not is_numeric_type(x.array):
         return padded
     valid = numbers < context.lengths(size)[:, None]
     both = valid[:, :, None] & valid[:, None]
@@ -311,7 +313,7 @@ def pairs_to_stacked(context: RaggedContext, x: Value) -> Any:
     return lax.select(within, padded, lax.full_like(padded, 0))
 
 
-def stacked_to_pairs(context: RaggedContext, x: Value) -> Any:
+def stacked_to_pairs(context: RaggedContext, x: RaggedOperand) -> Any:
     """Return padded examples as pairs of rows, with copies in the invalid ones (see `paired`)."""
     first, second = context.sizes.axes(x.shape)
     size = x.shape[first]
@@ -334,7 +336,7 @@ def stacked_to_pairs(context: RaggedContext, x: Value) -> Any:
 
 
 @rule(pair_rules, "dot_general")
-def _dot_general(context: RaggedContext, eqn: JaxprEqn, x: Value, y: Value) -> Any:
+def _dot_general(context: RaggedContext, eqn: JaxprEqn, x: RaggedOperand, y: RaggedOperand) -> Any:
     contracted, batch = eqn.params["dimension_numbers"]
     both = (x, y)
     if any(isinstance(v.kind, Batched) for v in both):
@@ -405,7 +407,7 @@ def _in_blocks(
 def _of_pairs_and_rows(
     context: RaggedContext,
     eqn: JaxprEqn,
-    operands: Sequence[Value],
+    operands: Sequence[RaggedOperand],
     factors: Sequence[Any],
     over: Sequence[int],
 ) -> Any:
@@ -424,7 +426,7 @@ def _of_pairs_and_rows(
 
 
 def _of_two_pairs(
-    context: RaggedContext, eqn: JaxprEqn, operands: Sequence[Value], factors: Sequence[Any]
+    context: RaggedContext, eqn: JaxprEqn, operands: Sequence[RaggedOperand], factors: Sequence[Any]
 ) -> Any:
     """Return the product of pairs and pairs, computed as `[N, N]` matrices."""
     kind = result_kind(context, eqn)
@@ -435,13 +437,13 @@ def _of_two_pairs(
     return paired(context, band.cut(array, kind.axes), kind)
 
 
-def _ragged_axes(x: Value) -> tuple[int, ...]:
+def _ragged_axes(x: RaggedOperand) -> tuple[int, ...]:
     if isinstance(x.kind, Pairs):
         return x.kind.axes
     return (x.axis,) if x.is_packed else ()
 
 
-def _factor(context: RaggedContext, x: Value, over: int) -> Any:
+def _factor(context: RaggedContext, x: RaggedOperand, over: int) -> Any:
     """Return a factor of a product over a ragged axis, with zeros where the sum skips elements.
 
     Pairs are masked by zeros. But zero times infinity is NaN, so the other factor, of rows, is made
@@ -462,7 +464,7 @@ _finite.defjvp(lambda primals, tangents: (_finite(*primals), tangents[0]))
 
 
 def _not_finite(
-    context: RaggedContext, eqn: JaxprEqn, x: Value, place: int, row_axis: int, like: Any
+    context: RaggedContext, eqn: JaxprEqn, x: RaggedOperand, place: int, row_axis: int, like: Any
 ) -> Any:
     """Return NaN for the examples in which a packed factor is not finite, and 0 for the others.
 

@@ -24,13 +24,13 @@ from jaxprtool.passes.mapping.batch.body import batch_body
 from jaxprtool.passes.mapping.domains import Rewritten
 from jaxprtool.passes.mapping.mask.body import MaskDomain, has_while
 from jaxprtool.passes.mapping.mask.reductions import largest, least
-from jaxprtool.passes.mapping.mask.table import Facts, guarded, is_float, is_number
+from jaxprtool.passes.mapping.mask.table import Facts, guard_derivative, is_float, is_numeric_type
 from jaxprtool.passes.mapping.ragged.table import (
     Batched,
     Packed,
     RaggedContext,
+    RaggedOperand,
     Shared,
-    Value,
     broadcast_unsorted,
     ragged_rules,
     select,
@@ -48,7 +48,7 @@ def ragged_axis(context: RaggedContext, shape: Sequence[Any]) -> int:
 
 
 @rule(ragged_rules, "elementwise")
-def _elementwise(context: RaggedContext, eqn: JaxprEqn, *operands: Value) -> Any:
+def _elementwise(context: RaggedContext, eqn: JaxprEqn, *operands: RaggedOperand) -> Any:
     shapes = [tuple(v.aval.shape) for v in eqn.outvars]
     if not all(map(context.sizes.axes, shapes)):
         return None
@@ -79,7 +79,7 @@ def packed_shape(context: RaggedContext, shape: Sequence[Any]) -> tuple[Any, ...
 
 
 @rule(ragged_rules, "broadcast_in_dim")
-def _broadcast_in_dim(context: RaggedContext, eqn: JaxprEqn, x: Value) -> Any:
+def _broadcast_in_dim(context: RaggedContext, eqn: JaxprEqn, x: RaggedOperand) -> Any:
     if not isinstance(x.kind, Batched):
         return context.bind(eqn, x)
     shape, dims = eqn.params["shape"], eqn.params["broadcast_dimensions"]
@@ -93,7 +93,7 @@ def _broadcast_in_dim(context: RaggedContext, eqn: JaxprEqn, x: Value) -> Any:
 
 
 @rule(ragged_rules, "reshape")
-def _reshape(context: RaggedContext, eqn: JaxprEqn, x: Value) -> Any:
+def _reshape(context: RaggedContext, eqn: JaxprEqn, x: RaggedOperand) -> Any:
     """Reshape packed rows if neither their number nor the size before the ragged axis changes."""
     shape = eqn.outvars[0].aval.shape
     if not x.is_packed or not context.sizes.axes(shape) or eqn.params["dimensions"] is not None:
@@ -106,29 +106,29 @@ def _reshape(context: RaggedContext, eqn: JaxprEqn, x: Value) -> Any:
 
 
 @rule(ragged_rules, "transpose", "squeeze")
-def _moved(context: RaggedContext, eqn: JaxprEqn, x: Value) -> Any:
+def _moved(context: RaggedContext, eqn: JaxprEqn, x: RaggedOperand) -> Any:
     return context.bind(eqn, x)
 
 
 @rule(ragged_rules, "split", "unstack")
-def _split(context: RaggedContext, eqn: JaxprEqn, x: Value) -> Any:
+def _split(context: RaggedContext, eqn: JaxprEqn, x: RaggedOperand) -> Any:
     return None if eqn.params["axis"] == x.axis else context.bind(eqn, x)
 
 
 @rule(ragged_rules, "stack")
-def _stack(context: RaggedContext, eqn: JaxprEqn, *operands: Value) -> Any:
+def _stack(context: RaggedContext, eqn: JaxprEqn, *operands: RaggedOperand) -> Any:
     return context.bind(eqn, *operands)
 
 
 @rule(ragged_rules, "tile")
-def _tile(context: RaggedContext, eqn: JaxprEqn, x: Value) -> Any:
+def _tile(context: RaggedContext, eqn: JaxprEqn, x: RaggedOperand) -> Any:
     return context.bind(eqn, x) if x.is_packed and eqn.params["reps"][x.axis] == 1 else None
 
 
 # --- along the ragged axis ----------------------------------------------------------------------
 
 
-def rows_at(context: RaggedContext, x: Value, positions: Any, size: Any) -> Any:
+def rows_at(context: RaggedContext, x: RaggedOperand, positions: Any, size: Any) -> Any:
     """Return rows of a packed value by their position in the example.
 
     Args:
@@ -145,13 +145,13 @@ def rows_at(context: RaggedContext, x: Value, positions: Any, size: Any) -> Any:
     return taken(x.array, rows, x.axis)
 
 
-def shifted(context: RaggedContext, x: Value, offset: Any, size: Any) -> Any:
+def shifted(context: RaggedContext, x: RaggedOperand, offset: Any, size: Any) -> Any:
     """Return packed rows of a size, where row i of an example is row `i + offset` of `x`."""
     return rows_at(context, x, context.positions(size) + offset, size)
 
 
 @rule(ragged_rules, "rev")
-def _rev(context: RaggedContext, eqn: JaxprEqn, x: Value) -> Any:
+def _rev(context: RaggedContext, eqn: JaxprEqn, x: RaggedOperand) -> Any:
     axis, size = x.axis, x.size
     dims = eqn.params["dimensions"]
     array = x.array
@@ -162,7 +162,7 @@ def _rev(context: RaggedContext, eqn: JaxprEqn, x: Value) -> Any:
 
 
 @rule(ragged_rules, "slice")
-def _slice(context: RaggedContext, eqn: JaxprEqn, x: Value) -> Any:
+def _slice(context: RaggedContext, eqn: JaxprEqn, x: RaggedOperand) -> Any:
     if not x.is_packed:
         return None
     axis, size = x.axis, x.size
@@ -174,7 +174,7 @@ def _slice(context: RaggedContext, eqn: JaxprEqn, x: Value) -> Any:
         "start_indices": _with(start, axis, 0),
         "limit_indices": _with(limit, axis, x.array.shape[axis]),
     }
-    kept = Value(context.bind(eqn, x, **others), x.kind, x.shape)
+    kept = RaggedOperand(context.bind(eqn, x, **others), x.kind, x.shape)
     if start[axis] == 0 and limit[axis] == size:
         return kept.array
     out = eqn.outvars[0].aval.shape[axis]
@@ -187,7 +187,7 @@ def _with(values: Sequence[Any], place: int, value: Any) -> tuple[Any, ...]:
     return (*values[:place], value, *values[place + 1 :])
 
 
-def first_rows(context: RaggedContext, x: Value, start: Any, count: Any) -> Any:
+def first_rows(context: RaggedContext, x: RaggedOperand, start: Any, count: Any) -> Any:
     """Return `count` rows of each example from position `start` on: `[B, ..., count, ...]`.
 
     Args:
@@ -203,7 +203,7 @@ def first_rows(context: RaggedContext, x: Value, start: Any, count: Any) -> Any:
 
 
 @rule(ragged_rules, "concatenate")
-def _concatenate(context: RaggedContext, eqn: JaxprEqn, *operands: Value) -> Any:
+def _concatenate(context: RaggedContext, eqn: JaxprEqn, *operands: RaggedOperand) -> Any:
     """Gather each row of the result from the operand that its position falls into."""
     shape, dimension = eqn.outvars[0].aval.shape, eqn.params["dimension"]
     axis = ragged_axis(context, shape)
@@ -226,7 +226,7 @@ def _concatenate(context: RaggedContext, eqn: JaxprEqn, *operands: Value) -> Any
     return result
 
 
-def _static_rows(x: Value, positions: Any, batch_indices: Any, axis: int) -> Any:
+def _static_rows(x: RaggedOperand, positions: Any, batch_indices: Any, axis: int) -> Any:
     """Return rows, by position, of a value that is shared or batched."""
     if not isinstance(x.kind, Batched):
         return taken(x.array, positions, axis)
@@ -235,7 +235,7 @@ def _static_rows(x: Value, positions: Any, batch_indices: Any, axis: int) -> Any
 
 
 @rule(ragged_rules, "pad")
-def _pad(context: RaggedContext, eqn: JaxprEqn, x: Value, value: Value) -> Any:
+def _pad(context: RaggedContext, eqn: JaxprEqn, x: RaggedOperand, value: RaggedOperand) -> Any:
     if not x.is_packed or isinstance(value.kind, Batched):
         return None
     axis, config = x.axis, eqn.params["padding_config"]
@@ -249,7 +249,7 @@ def _pad(context: RaggedContext, eqn: JaxprEqn, x: Value, value: Value) -> Any:
     if not context.sizes.axes([size]):
         return None
     positions = context.positions(size) - low
-    rows = rows_at(context, Value(array, x.kind, x.shape), positions, size)
+    rows = rows_at(context, RaggedOperand(array, x.kind, x.shape), positions, size)
     length = context.at_rows(context.lengths(x.size), size)
     return select((positions >= 0) & (positions < length), axis, rows, value.array)
 
@@ -259,7 +259,7 @@ def _pad(context: RaggedContext, eqn: JaxprEqn, x: Value, value: Value) -> Any:
 
 
 @rule(ragged_rules, "gather")
-def _gather(context: RaggedContext, eqn: JaxprEqn, x: Value, indices: Value) -> Any:
+def _gather(context: RaggedContext, eqn: JaxprEqn, x: RaggedOperand, indices: RaggedOperand) -> Any:
     numbers = eqn.params["dimension_numbers"]
     if isinstance(x.kind, Batched):
         return None
@@ -281,7 +281,7 @@ def _gather(context: RaggedContext, eqn: JaxprEqn, x: Value, indices: Value) -> 
     return _window(context, eqn, x, indices)
 
 
-def _rows(context: RaggedContext, eqn: JaxprEqn, x: Value, indices: Value) -> Any:
+def _rows(context: RaggedContext, eqn: JaxprEqn, x: RaggedOperand, indices: RaggedOperand) -> Any:
     """Gather single rows: convert positions in an example to indices of packed rows."""
     numbers, size = eqn.params["dimension_numbers"], x.size
     if numbers.operand_batching_dims:
@@ -310,7 +310,7 @@ def _rows(context: RaggedContext, eqn: JaxprEqn, x: Value, indices: Value) -> An
     return context.bind(eqn, x, row_indices, dimension_numbers=numbers, **changes)
 
 
-def _window(context: RaggedContext, eqn: JaxprEqn, x: Value, indices: Value) -> Any:
+def _window(context: RaggedContext, eqn: JaxprEqn, x: RaggedOperand, indices: RaggedOperand) -> Any:
     """Read one window of rows, as in `x[1:]`."""
     numbers, sizes = eqn.params["dimension_numbers"], eqn.params["slice_sizes"]
     axis = x.axis
@@ -328,7 +328,9 @@ def _window(context: RaggedContext, eqn: JaxprEqn, x: Value, indices: Value) -> 
     return shifted(context, x, start, sizes[axis])
 
 
-def _shared_window(context: RaggedContext, eqn: JaxprEqn, x: Value, indices: Value) -> Any:
+def _shared_window(
+    context: RaggedContext, eqn: JaxprEqn, x: RaggedOperand, indices: RaggedOperand
+) -> Any:
     """Read a window of a shared value that is as long as the example, as in `table[:n]`."""
     numbers, sizes = eqn.params["dimension_numbers"], eqn.params["slice_sizes"]
     (axis, *others) = context.sizes.axes(sizes)
@@ -345,14 +347,16 @@ def _shared_window(context: RaggedContext, eqn: JaxprEqn, x: Value, indices: Val
     return taken(x.array, rows, axis)
 
 
-def _is_whole(x: Value, sizes: Sequence[Any], axis: int) -> bool:
+def _is_whole(x: RaggedOperand, sizes: Sequence[Any], axis: int) -> bool:
     """Return True if a slice of these sizes covers all of `x` along all axes but one."""
     pairs = zip(sizes, x.shape, strict=True)
     return all(size == n for i, (size, n) in enumerate(pairs) if i != axis)
 
 
 @rule(ragged_rules, "dynamic_slice")
-def _dynamic_slice(context: RaggedContext, eqn: JaxprEqn, x: Value, *starts: Value) -> Any:
+def _dynamic_slice(
+    context: RaggedContext, eqn: JaxprEqn, x: RaggedOperand, *starts: RaggedOperand
+) -> Any:
     if not x.is_packed or len(starts) != len(x.shape):
         return None
     axis, sizes = x.axis, eqn.params["slice_sizes"]
@@ -370,7 +374,7 @@ def _dynamic_slice(context: RaggedContext, eqn: JaxprEqn, x: Value, *starts: Val
 
 
 @rule(ragged_rules, "dot_general")
-def _dot_general(context: RaggedContext, eqn: JaxprEqn, x: Value, y: Value) -> Any:
+def _dot_general(context: RaggedContext, eqn: JaxprEqn, x: RaggedOperand, y: RaggedOperand) -> Any:
     """Compute one product for the rows of all examples, unless a factor is batched."""
     if isinstance(x.kind, Batched) or isinstance(y.kind, Batched):
         return None
@@ -380,7 +384,7 @@ def _dot_general(context: RaggedContext, eqn: JaxprEqn, x: Value, y: Value) -> A
     return context.bind(eqn, x, y)
 
 
-def _summed(context: RaggedContext, eqn: JaxprEqn, x: Value, y: Value) -> Any:
+def _summed(context: RaggedContext, eqn: JaxprEqn, x: RaggedOperand, y: RaggedOperand) -> Any:
     """Return a product that sums over rows, as a segment sum, if one factor is a vector.
 
     A product of two matrices, `x.T @ y`, takes less memory with padded examples.
@@ -436,14 +440,14 @@ def _extreme_jvp(
     return best, total(tangents[0] * is_best) / jnp.maximum(total(is_best), 1)
 
 
-def _rows_first(eqn: JaxprEqn, x: Value) -> tuple[Any, tuple[int, ...]]:
+def _rows_first(eqn: JaxprEqn, x: RaggedOperand) -> tuple[Any, tuple[int, ...]]:
     """Return an operand with its rows along axis 0, and the other axes to reduce."""
     others = tuple(axis + (axis < x.axis) for axis in eqn.params["axes"] if axis != x.axis)
     return jnp.moveaxis(x.array, x.axis, 0), others
 
 
 @rule(ragged_rules, "reduce_sum")
-def _sum(context: RaggedContext, eqn: JaxprEqn, x: Value) -> Any:
+def _sum(context: RaggedContext, eqn: JaxprEqn, x: RaggedOperand) -> Any:
     if x.axis not in eqn.params["axes"]:
         return context.bind(eqn, x)
     rows, others = _rows_first(eqn, x)
@@ -457,7 +461,7 @@ _IS_MAX = {"reduce_max": True, "reduce_min": False, **_LOGICAL}
 
 
 @rule(ragged_rules, *_IS_MAX)
-def _extremes(context: RaggedContext, eqn: JaxprEqn, x: Value) -> Any:
+def _extremes(context: RaggedContext, eqn: JaxprEqn, x: RaggedOperand) -> Any:
     if x.axis not in eqn.params["axes"]:
         return context.bind(eqn, x)
     logical, name = x.array.dtype == bool, eqn.primitive.name
@@ -472,7 +476,7 @@ def _extremes(context: RaggedContext, eqn: JaxprEqn, x: Value) -> Any:
 
 
 @rule(ragged_rules, "argmax", "argmin")
-def _arg(context: RaggedContext, eqn: JaxprEqn, x: Value) -> Any:
+def _arg(context: RaggedContext, eqn: JaxprEqn, x: RaggedOperand) -> Any:
     """Return the position of the first best row. As in JAX, NaN is better than any number."""
     axes, (axis, size) = eqn.params["axes"], (x.axis, x.size)
     if axis not in axes:
@@ -502,7 +506,7 @@ _SCANS: dict[str, tuple[Callable[[Any, Any], Any], Callable[[Any], Any]]] = {
 
 
 @rule(ragged_rules, *_SCANS)
-def _segmented_scan(context: RaggedContext, eqn: JaxprEqn, x: Value) -> Any:
+def _segmented_scan(context: RaggedContext, eqn: JaxprEqn, x: RaggedOperand) -> Any:
     """Scan all rows as one segmented scan, which restarts where an example begins."""
     axis, size, reverse = x.axis, x.size, eqn.params["reverse"]
     if eqn.params["axis"] != axis:
@@ -530,7 +534,7 @@ def _segmented_scan(context: RaggedContext, eqn: JaxprEqn, x: Value) -> Any:
 
 def _doubled(
     context: RaggedContext,
-    x: Value,
+    x: RaggedOperand,
     combine: Callable[[Any, Any], Any],
     identity: Any,
     reverse: bool,
@@ -559,7 +563,7 @@ def _doubled(
 
 
 @rule(ragged_rules, "sort")
-def _sort(context: RaggedContext, eqn: JaxprEqn, *operands: Value) -> Any:
+def _sort(context: RaggedContext, eqn: JaxprEqn, *operands: RaggedOperand) -> Any:
     """Sort the rows of all examples at once, with the example as the first key."""
     axis, size = operands[0].axis, operands[0].size
     if eqn.params["dimension"] != axis:
@@ -575,7 +579,7 @@ def _sort(context: RaggedContext, eqn: JaxprEqn, *operands: Value) -> Any:
 
 
 @rule(ragged_rules, "top_k")
-def _top_k(context: RaggedContext, eqn: JaxprEqn, x: Value) -> Any:
+def _top_k(context: RaggedContext, eqn: JaxprEqn, x: RaggedOperand) -> Any:
     along = eqn.params.get("axis", len(x.shape) - 1) % len(x.shape)
     return None if along == x.axis else context.bind(eqn, x)
 
@@ -601,7 +605,7 @@ _MAX_EXTRA = 8
 
 
 @rule(ragged_rules, "scan")
-def _packed_scan(context: RaggedContext, eqn: JaxprEqn, *operands: Value) -> Any:
+def _packed_scan(context: RaggedContext, eqn: JaxprEqn, *operands: RaggedOperand) -> Any:
     scan = Scan.of(eqn)
     batch_size = context.sizes.batch_size
     if not (isinstance(batch_size, int) and batch_size > 0 and _fits(scan, operands)):
@@ -609,7 +613,7 @@ def _packed_scan(context: RaggedContext, eqn: JaxprEqn, *operands: Value) -> Any
     return _by_slots(context, scan, operands)
 
 
-def _fits(scan: Scan, operands: Sequence[Value]) -> bool:
+def _fits(scan: Scan, operands: Sequence[RaggedOperand]) -> bool:
     """Return True for a scan of numbers that does not need too much memory.
 
     Batched operands, and the carry, are stored for every row: see `_MAX_EXTRA`.
@@ -619,7 +623,7 @@ def _fits(scan: Scan, operands: Sequence[Value]) -> bool:
     rows += [v.aval for v in scan.body.outvars[len(scan.carry) :]]
     if any(x.is_packed for x in operands[:start]) or has_while(scan.body):
         return False
-    if not all(map(is_number, (*scan.body.in_avals, *scan.body.out_avals))):
+    if not all(map(is_numeric_type, (*scan.body.in_avals, *scan.body.out_avals))):
         return False
     more = [v.aval for v, x in zip(scan.body.invars, operands, strict=True) if _is_batched(x)]
     more += [scan.body.outvars[i].aval for i in _stacked(scan)[0] if i < len(scan.carry)]
@@ -631,7 +635,7 @@ def _fits(scan: Scan, operands: Sequence[Value]) -> bool:
     )
 
 
-def _is_batched(x: Value) -> bool:
+def _is_batched(x: RaggedOperand) -> bool:
     return isinstance(x.kind, Batched)
 
 
@@ -691,7 +695,7 @@ def _slot_assignment(lengths: Any, width: int) -> _SlotAssignment:
     return _SlotAssignment(slots, starts, counts.max())
 
 
-class _Shape(NamedTuple):
+class _SlotShape(NamedTuple):
     """The shape of the scan over slots.
 
     Attributes:
@@ -705,7 +709,7 @@ class _Shape(NamedTuple):
     block: Any
 
 
-def _shape(context: RaggedContext, size: Any) -> _Shape:
+def _shape(context: RaggedContext, size: Any) -> _SlotShape:
     """Return the shape for examples of a size, with enough iterations for any lengths.
 
     By the bound in `_slot_assignment`, a slot has at most `rows / width + longest` rows.
@@ -718,11 +722,11 @@ def _shape(context: RaggedContext, size: Any) -> _Shape:
         most = min(rows, batch_size * longest)
         iterations = min(rows, longest + most // width if width < batch_size else longest)
         block = max(-(-iterations // _BLOCKS), _SHORTEST)
-        return _Shape(width, -(-iterations // block), block)
-    return _Shape(width, _BLOCKS, (longest + rows // width) // _BLOCKS + 1)
+        return _SlotShape(width, -(-iterations // block), block)
+    return _SlotShape(width, _BLOCKS, (longest + rows // width) // _BLOCKS + 1)
 
 
-def _by_slots(context: RaggedContext, scan: Scan, operands: Sequence[Value]) -> list[Any]:
+def _by_slots(context: RaggedContext, scan: Scan, operands: Sequence[RaggedOperand]) -> list[Any]:
     """Return the results of a scan, computed by slots."""
     size, count = scan.length, len(scan.carry)
     lengths, position = context.lengths(size), context.positions(size)
@@ -761,7 +765,7 @@ def _by_slots(context: RaggedContext, scan: Scan, operands: Sequence[Value]) -> 
 
 
 def _rows_of_iterations(
-    context: RaggedContext, size: Any, shape: _Shape, time: Any, slot: Any, first: Any
+    context: RaggedContext, size: Any, shape: _SlotShape, time: Any, slot: Any, first: Any
 ) -> Any:
     """Return the row of each slot in each iteration, `i32[iterations,width]`; `first` if none."""
     iterations = shape.blocks * shape.block
@@ -772,17 +776,20 @@ def _rows_of_iterations(
     return none.at[time, slot].set(numbers, mode="drop")
 
 
-def _at_rows(context: RaggedContext, x: Value, size: Any) -> Any:
+def _at_rows(context: RaggedContext, x: RaggedOperand, size: Any) -> Any:
     return context.at_rows(x.array, size) if _is_batched(x) else x.array
 
 
-def _guarded(lengths: Any, operands: Sequence[Value]) -> Sequence[Value]:
+def _guarded(lengths: Any, operands: Sequence[RaggedOperand]) -> Sequence[RaggedOperand]:
     """Return operands whose derivatives are zero if no example has a row.
 
     Then there is no real iteration to repeat, and the slots compute on arbitrary values.
     """
     some = lengths.sum() > 0
-    return [replace(x, array=guarded(some, x.array)) if is_float(x.array) else x for x in operands]
+    return [
+        replace(x, array=guard_derivative(some, x.array)) if is_float(x.array) else x
+        for x in operands
+    ]
 
 
 def _masked(context: RaggedContext, scan: Scan) -> Rewritten[Facts]:
@@ -793,7 +800,7 @@ def _masked(context: RaggedContext, scan: Scan) -> Rewritten[Facts]:
 
 def _slot_body(
     scan: Scan,
-    operands: Sequence[Value],
+    operands: Sequence[RaggedOperand],
     masked: Rewritten[Facts],
     stacked: Sequence[int],
     width: int,
@@ -831,7 +838,7 @@ def _scanned(
     step: Callable[..., Any],
     init: Sequence[Any],
     xs: Sequence[Any],
-    shape: _Shape,
+    shape: _SlotShape,
     iterations: Any,
 ) -> list[Any]:
     """Scan the iterations of slots; return the stacked results, zeros for a skipped block."""

@@ -38,7 +38,13 @@ from jaxprtool.ir.rules import RuleTable
 from jaxprtool.ir.symbols import names_of, value_of
 from jaxprtool.jaxcompat import Aval, JaxprEqn, is_symbolic_dimension
 from jaxprtool.passes.mapping.domains import RuleContext
-from jaxprtool.passes.mapping.mask.table import Bounds, Facts, UnboundedSize, computed, is_number
+from jaxprtool.passes.mapping.mask.table import (
+    Bounds,
+    Facts,
+    UnboundedSize,
+    computed,
+    is_numeric_type,
+)
 
 # --- values ---------------------------------------------------------------------------------------
 # The layouts of the values of a ragged program, and their sizes.
@@ -109,7 +115,7 @@ Kind: TypeAlias = Shared | Batched | Packed | Pairs | Stacked | RowsFirst
 
 
 @dataclass(frozen=True, eq=False)
-class Value:
+class RaggedOperand:
     """An operand as it is passed to a rule.
 
     Attributes:
@@ -334,7 +340,7 @@ class RaggedContext(RuleContext):
         sizes: The sizes of the program.
     """
 
-    operand = Value
+    operand = RaggedOperand
 
     def __init__(
         self, sizes: Sizes, symbols: Mapping[str, Any], facts: dict[tuple[str, Any], Any]
@@ -418,7 +424,7 @@ class RaggedContext(RuleContext):
         """Return the value of its example for each row: `[B, ...]` to `[N, ...]`."""
         return taken(array, self.batch_indices(size))
 
-    def along(self, x: Value, shape: tuple[Any, ...], axis: int) -> Any:
+    def along(self, x: RaggedOperand, shape: tuple[Any, ...], axis: int) -> Any:
         """Return an operand of an elementwise equation as an array that fits packed operands.
 
         Args:
@@ -469,7 +475,7 @@ def broadcast_unsorted(array: Any, shape: Sequence[Any], dims: Sequence[int]) ->
     return lax.broadcast_in_dim(jnp.transpose(array, order), shape, sorted(dims))
 
 
-def refusal(eqn: JaxprEqn, reason: str, hint: str | None = None) -> UnsupportedError:
+def ragged_error(eqn: JaxprEqn, reason: str, hint: str | None = None) -> UnsupportedError:
     """Return the error for an equation that cannot be computed for examples of several lengths."""
     return UnsupportedError(f"{named(eqn)} cannot be made ragged: {reason}", hint)
 
@@ -646,12 +652,12 @@ def _padded(array: Any, axis: int, low: int, high: Any, fill: Any) -> Any:
 # Conversions between packed rows and padded examples.
 
 
-def shared_to_batched(context: RaggedContext, x: Value) -> Any:
+def shared_to_batched(context: RaggedContext, x: RaggedOperand) -> Any:
     """Repeat a shared value for each example: `[...]` to `[B, ...]`."""
     return lax.broadcast(x.array, (context.sizes.batch_size,))
 
 
-def packed_to_stacked(context: RaggedContext, x: Value, padding: Any = 0) -> Any:
+def packed_to_stacked(context: RaggedContext, x: RaggedOperand, padding: Any = 0) -> Any:
     """Return packed rows as padded examples, with the number `padding` in the padding."""
     axis, size = x.axis, x.size
     bound = context.sizes.bounds.padded(size)
@@ -659,14 +665,14 @@ def packed_to_stacked(context: RaggedContext, x: Value, padding: Any = 0) -> Any
     rows = context.starts(size)[:, None] + numbers
     gathered = taken(x.array, rows, axis)
     padded = jnp.moveaxis(gathered, axis, 0)
-    if not is_number(x.array):
+    if not is_numeric_type(x.array):
         return padded
     valid = numbers < context.lengths(size)[:, None]
     within = lax.broadcast_in_dim(valid, padded.shape, (0, axis + 1))
     return lax.select(within, padded, lax.full_like(padded, padding))
 
 
-def stacked_to_packed(context: RaggedContext, x: Value) -> Any:
+def stacked_to_packed(context: RaggedContext, x: RaggedOperand) -> Any:
     """Return padded examples as packed rows."""
     (axis,) = context.sizes.axes(x.shape)
     size = x.shape[axis]

@@ -22,7 +22,7 @@ from tests.programs.interpreter import evaluate
 from tests.programs.same import count_equations
 from tests.programs.values import (
     bits_agree,
-    difference,
+    first_value_difference,
     flushed_bits_agree,
     special_values,
     values_agree,
@@ -110,7 +110,7 @@ def check_exact(name, dtype):
         args = arrays(EXAMPLES[name].shapes, jnp.dtype(dtype))
         program, after = apply(name, args, fast=False)
         old, new = (evaluate(p.jaxpr, args) for p in (program, after))
-    assert difference(old, new, flushed_bits_agree) is None
+    assert first_value_difference(old, new, flushed_bits_agree) is None
 
 
 @pytest.mark.parametrize(
@@ -166,10 +166,10 @@ def keeps_every_bit(name, dtype):
         if after.jaxpr is program.jaxpr:
             return False
         new = evaluate(after.jaxpr, args)
-        fault = difference(old, new, flushed_bits_agree)
-        if fault is None and difference(old, new, bits_agree) is not None:
+        fault = first_value_difference(old, new, flushed_bits_agree)
+        if fault is None and first_value_difference(old, new, bits_agree) is not None:
             old, new = (jax.jit(jaxcompat.jaxpr_as_fun(p.jaxpr))(*args) for p in (program, after))
-            fault = difference(old, new, bits_agree)
+            fault = first_value_difference(old, new, bits_agree)
         assert fault is None, f"{name} {dtype.name}: {fault}"
     return True
 
@@ -215,7 +215,7 @@ def converts_at_once(first, inner, last):
     whole = None if half is None else converted(half, last)
     if once is None or whole is None:
         return False
-    fault = difference([whole], [once], bits_agree)
+    fault = first_value_difference([whole], [once], bits_agree)
     assert fault is None, f"{first} → {inner} → {last}: {fault}"
     return True
 
@@ -270,7 +270,7 @@ def test_a_fast_rule_keeps_the_value_and_must_be_enabled(name):
     args = tame(EXAMPLES[name].shapes, jnp.float32)
     program, after = apply(name, args, fast=True)
     old, new = (evaluate(p.jaxpr, args) for p in (program, after))
-    assert difference(old, new, values_agree) is None
+    assert first_value_difference(old, new, values_agree) is None
     assert simplified(program.jaxpr, [ROWS[name]], fast=False) is program.jaxpr
 
 

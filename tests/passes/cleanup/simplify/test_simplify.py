@@ -13,7 +13,13 @@ from jaxprtool.errors import PluginError
 from jaxprtool.ir.program import type_check
 from jaxprtool.jaxcompat import Primitive
 from jaxprtool.passes.cleanup.dce import Dce
-from jaxprtool.passes.cleanup.simplify import Row, RowMatch, Simplify, equation, simplify_rules
+from jaxprtool.passes.cleanup.simplify import (
+    RowMatch,
+    Simplify,
+    SimplifyRule,
+    equation,
+    simplify_rules,
+)
 from jaxprtool.passes.cleanup.simplify.engine import simplified
 from jaxprtool.passes.framework.pipeline import Pipeline
 from tests.programs import Case, prove, sample_programs
@@ -241,7 +247,7 @@ def test_a_plug_in_adds_a_rule_of_its_own_primitive(rules):
     def fun(x, y):
         return halve_p.bind(x) + halve_p.bind(x), halve_p.bind(x) + halve_p.bind(y)
 
-    rules.append(Row("add(halve(x), halve(x))", "x"))
+    rules.append(SimplifyRule("add(halve(x), halve(x))", "x"))
     assert simple(fun, VECTOR, VECTOR) == ["halve", "halve", "add"]
 
 
@@ -250,7 +256,7 @@ def test_a_rule_may_build_its_equation(rules):
         """there are two of them"""
         return equation(match, "mul", [match["x"], match.writer.constant(2, SCALAR)])
 
-    rules.append(Row("add(x, x)", "mul(x, 2)", build=doubled))
+    rules.append(SimplifyRule("add(x, x)", "mul(x, 2)", build=doubled))
     assert simple(lambda x: x + x, VECTOR) == ["mul"]
     assert Simplify.rules()[-1] == {
         "pattern": "add(x, x)",
@@ -265,7 +271,7 @@ SCALAR = trace(lambda x: x, jax.ShapeDtypeStruct((), jnp.float32)).in_avals[0]
 
 
 def test_rules_that_undo_each_other_are_reported():
-    rows = [Row("max(x, y)", "min(y, x)"), Row("min(x, y)", "max(y, x)")]
+    rows = [SimplifyRule("max(x, y)", "min(y, x)"), SimplifyRule("min(x, y)", "max(y, x)")]
     program = trace(lambda x, y: lax.max(x, y), VECTOR, VECTOR)
     with pytest.raises(PluginError, match="endlessly on"):
         simplified(program.jaxpr, rows, fast=False)
@@ -273,7 +279,7 @@ def test_rules_that_undo_each_other_are_reported():
 
 @pytest.mark.parametrize("replacement", ["sub(x, y)", "reduce_max(x)"])
 def test_a_rule_that_returns_another_type_is_reported(replacement):
-    rows = [Row("ge(x, y)", replacement, params=lambda _: PARAMS_OF[replacement])]
+    rows = [SimplifyRule("ge(x, y)", replacement, params=lambda _: PARAMS_OF[replacement])]
     program = trace(lambda x, y: x >= y, VECTOR, VECTOR)
     message = rf"the rule ge\(x, y\) → {re.escape(replacement)} changes bool\[4\] to f32.*, with "
     with pytest.raises(PluginError, match=message):
@@ -287,12 +293,12 @@ PARAMS_OF = {"sub(x, y)": {}, "reduce_max(x)": {"axes": (0,), "out_sharding": No
 def test_a_malformed_pattern_is_reported(pattern):
     program = trace(jnp.sin, VECTOR)
     with pytest.raises(ValueError, match="pattern"):
-        simplified(program.jaxpr, [Row(pattern, "x")], fast=False)
+        simplified(program.jaxpr, [SimplifyRule(pattern, "x")], fast=False)
 
 
 def test_the_type_of_a_result_never_changes():
     program = trace(lambda x: lax.convert_element_type(x, jnp.int32), VECTOR)
-    rows = [Row("convert_element_type(x)", "x")]
+    rows = [SimplifyRule("convert_element_type(x)", "x")]
     assert simplified(program.jaxpr, rows, fast=False) is program.jaxpr
 
 

@@ -36,7 +36,7 @@ from tests.programs.mapped import (
     theirs,
 )
 from tests.programs.rewriting import prove_all
-from tests.programs.values import difference, values_agree
+from tests.programs.values import first_value_difference, values_agree
 from tests.sweep.corpora import Harnesses, RandomPrograms
 from tests.sweep.parts import Part
 
@@ -171,7 +171,7 @@ def prove_order(
         return outside
     pair = [jaxcompat.jaxpr_as_fun(p.jaxpr) for p in (outside, batched)]
     got, expected = jax.jit(lambda *xs: [f(*xs) for f in pair])(*lanes.stack(given))
-    fault = difference(expected, got, values_agree)
+    fault = first_value_difference(expected, got, values_agree)
     assert fault is None, f"{mode}, batched derivative before, derivative of batch after: {fault}"
     return "the same"
 

@@ -59,13 +59,13 @@ class _Commands(_OrderedHelp, TyperGroup):
 
     def get_command(self, context: Any, name: str) -> Any:
         found = self.commands.get(name)
-        if found is None and (info := registry.info(name)) is not None:
+        if found is None and (info := registry.command_info(name)) is not None:
             return TyperCommand(name, help=info.summary)
         return found
 
     def resolve_command(self, context: Any, arguments: list[str]) -> Any:
         arguments = _with_present_names(arguments)
-        if (info := registry.info(arguments[0])) is not None:
+        if (info := registry.command_info(arguments[0])) is not None:
             self.add_command(load_command(arguments[0], info))
         return super().resolve_command(context, arguments)
 

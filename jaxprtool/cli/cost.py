@@ -9,7 +9,7 @@ from jaxprtool.cli.options import OUTPUT, Compiled, Panel, bandwidth_option
 from jaxprtool.cli.output import OnProgress
 from jaxprtool.cli.running import ready
 from jaxprtool.cli.session import Session, command, only_program
-from jaxprtool.cli.shardings import partitioned
+from jaxprtool.cli.shardings import compiled_partition
 from jaxprtool.errors import OutputError
 
 if TYPE_CHECKING:
@@ -102,7 +102,7 @@ def cost_command(
     if compiled:
         from jaxprtool.analysis.shardings import with_link_times
 
-        split = with_link_times(partitioned(session, traced, named), link, on)
+        split = with_link_times(compiled_partition(session, traced, named), link, on)
     else:
         output.say_if_partitioned(programs, json)
     taken = [

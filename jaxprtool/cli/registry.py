@@ -56,7 +56,7 @@ def imported(path: str) -> Any:
     return getattr(import_module(module), name)
 
 
-def info(name: str) -> CommandInfo | None:
+def command_info(name: str) -> CommandInfo | None:
     """Return what is known of a command, or None if there is no such command.
 
     Raises:

@@ -14,7 +14,7 @@ from jaxprtool.cli.options import Compiled, Panel
 from jaxprtool.cli.profile import Measure, measured_profile, require_measure
 from jaxprtool.cli.running import require_device
 from jaxprtool.cli.session import Session, command, only_program
-from jaxprtool.cli.shardings import partitioned
+from jaxprtool.cli.shardings import compiled_partition
 from jaxprtool.errors import JaxprToolError, OutputError
 
 if TYPE_CHECKING:
@@ -87,7 +87,7 @@ def report_command(
         [_memory(program) for _, program in programs],
         _residuals(traced.program, argnums or 0),
         times,
-        partitioned(session, traced, programs) if compiled else None,
+        compiled_partition(session, traced, programs) if compiled else None,
     )
     figures = replace(figures, summaries=_summaries(session, programs, figures))
     session.on_progress("rendering")

@@ -96,7 +96,7 @@ def shardings_command(
     on = None if device is None else device_named(device)
     traced = session.traced(virtual=True)
     programs = session.programs(traced)
-    facts = partitioned(session, traced, programs, backend=backend, propose=propose)
+    facts = compiled_partition(session, traced, programs, backend=backend, propose=propose)
     facts = with_link_times(facts, link, on)
     if json:
         output.write_json(facts)
@@ -116,7 +116,7 @@ def _named(name: str, facts: Shardings) -> list[ShardedValue]:
     raise ArgumentsError(f"--picture: no value of {facts.name} is named '{name}'", hint)
 
 
-def partitioned(
+def compiled_partition(
     session: Session,
     traced: TracedTarget,
     programs: Sequence[tuple[str, Program]],

@@ -10,7 +10,7 @@ from jaxprtool.cli.options import OUTPUT, Compiled, ModeledDevice, Panel
 from jaxprtool.cli.profile import Measure, measured_profile, require_measure
 from jaxprtool.cli.running import require_device
 from jaxprtool.cli.session import Session, command, only_program
-from jaxprtool.cli.shardings import partitioned
+from jaxprtool.cli.shardings import compiled_partition
 from jaxprtool.errors import OutputError
 
 _Residuals = Annotated[
@@ -67,7 +67,7 @@ def source_command(
         times = measured_profile(
             inputs, session.target, seed, backend, None, json, session.on_progress
         )
-    split = partitioned(session, traced, programs) if compiled else None
+    split = compiled_partition(session, traced, programs) if compiled else None
     session.on_progress("counting")
     listings = [
         found_source(

@@ -53,7 +53,7 @@ class Table(NamedTuple):
     more: int
 
 
-class Step(NamedTuple):
+class CurveStep(NamedTuple):
     """A level part of a curve: its start, end and height, and its description."""
 
     left: float
@@ -66,11 +66,11 @@ class Curve(NamedTuple):
     """A curve: its title, its parts, and the marks of its axis with their heights."""
 
     label: str
-    steps: Sequence[Step]
+    steps: Sequence[CurveStep]
     marks: Sequence[tuple[float, str]]
 
 
-class View(NamedTuple):
+class PageView(NamedTuple):
     """A view of the page in addition to the equations.
 
     Attributes:
@@ -86,7 +86,7 @@ class View(NamedTuple):
     curves: Sequence[Curve] = ()
 
 
-def table(
+def page_table(
     caption: str, columns: Sequence[tuple[str, bool]], rows: Sequence[Sequence[Cell]]
 ) -> Table:
     """Return a table of the first rows, and the number of further ones."""

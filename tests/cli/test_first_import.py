@@ -6,7 +6,7 @@ import sys
 import pytest
 
 from jaxprtool.cli.app import load_command
-from jaxprtool.cli.registry import commands, info
+from jaxprtool.cli.registry import command_info, commands
 from tests.share import share
 
 MODULE = """
@@ -83,7 +83,9 @@ MORE = (
 
 
 def options_of(name):
-    return {option for each in load_command(name, info(name)).params for option in each.opts}
+    return {
+        option for each in load_command(name, command_info(name)).params for option in each.opts
+    }
 
 
 def lines_of(name):

@@ -13,7 +13,7 @@ from typer import Context
 import jaxprtool
 from jaxprtool.cli import app
 from jaxprtool.cli.main import main
-from jaxprtool.cli.registry import commands, imported, info
+from jaxprtool.cli.registry import command_info, commands, imported
 from tests.external import missing
 from tests.share import share
 
@@ -41,7 +41,7 @@ def test_the_help_names_every_command_and_exit_code(capsys):
 
 @pytest.mark.parametrize("name", ["", "cost", "record"])
 def test_the_short_name_of_the_help_option_is_first(name):
-    shown = app.load_command(name, info(name)) if name else app._Commands()
+    shown = app.load_command(name, command_info(name)) if name else app._Commands()
     context = Context(shown, help_option_names=["--help", "-h"])
     assert shown.get_help_option_names(context) == ["-h", "--help"]
 

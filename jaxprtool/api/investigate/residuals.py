@@ -619,9 +619,11 @@ def _is_inexact(aval: Aval) -> bool:
 def gives_one_float(program: Program) -> bool:
     """Return True if a program returns a single floating-point number, such as a loss."""
     results = program.out_avals
-    return len(results) == 1 and getattr(results[0], "shape", None) == () and is_float(results[0])
+    return (
+        len(results) == 1 and getattr(results[0], "shape", None) == () and is_float_aval(results[0])
+    )
 
 
-def is_float(aval: Aval) -> bool:
+def is_float_aval(aval: Aval) -> bool:
     """Return True for the type of floating-point numbers."""
     return jnp.issubdtype(getattr(aval, "dtype", None), jnp.floating)

@@ -20,7 +20,7 @@ from jaxprtool.analysis.source_lines import (
     with_line_times,
     with_residuals,
 )
-from jaxprtool.api.investigate.residuals import differentiated, gives_one_float, is_float
+from jaxprtool.api.investigate.residuals import differentiated, gives_one_float, is_float_aval
 from jaxprtool.errors import JaxprToolError
 from jaxprtool.ir.frames import current_frame_view, frames, frames_now
 from jaxprtool.ir.program import Program
@@ -78,7 +78,7 @@ def _with_collectives(annotated: Source, program: Program, shardings: Shardings 
 def _with_residuals(
     annotated: Source, program: Program, residuals: bool | None, argnums: int | Sequence[int]
 ) -> Source:
-    is_loss = gives_one_float(program) and any(map(is_float, program.in_avals))
+    is_loss = gives_one_float(program) and any(map(is_float_aval, program.in_avals))
     if residuals or (residuals is None and is_loss and not annotated.has_backward):
         try:
             program, numbers, names = differentiated(program, argnums)

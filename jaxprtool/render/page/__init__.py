@@ -51,7 +51,7 @@ from jaxprtool.render.reports.as_json import facts
 from jaxprtool.render.reports.runs import duration
 from jaxprtool.render.terminal.listing import OPAQUE, ShowOptions, printable
 from jaxprtool.render.terminal.tree import Reader
-from jaxprtool.render.views import Lines, View
+from jaxprtool.render.views import Lines, PageView
 
 if TYPE_CHECKING:
     from jaxprtool.analysis.cost.rules import Work
@@ -114,7 +114,7 @@ def program_page(
     options: ShowOptions,
     describe: Callable[[Program], Stats],
     costs: Callable[[Program], Mapping[int, Work]],
-    added: Callable[[Lines], tuple[Sequence[Any], Sequence[View]]] | None = None,
+    added: Callable[[Lines], tuple[Sequence[Any], Sequence[PageView]]] | None = None,
 ) -> str:
     """Return a page of programs, with a tab for the state after each pass.
 

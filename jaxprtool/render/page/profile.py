@@ -10,7 +10,7 @@ from jaxprtool.render.page import PageSources, environment, hash_of, static_file
 from jaxprtool.render.reports.profile import moved_text, profile_notes, timed_numbers, title
 from jaxprtool.render.reports.runs import duration
 from jaxprtool.render.terminal.listing import ShowOptions
-from jaxprtool.render.views import Cell, Lines, Table, table
+from jaxprtool.render.views import Cell, Lines, Table, page_table
 
 if TYPE_CHECKING:
     from jaxprtool.analysis.profile import By, Profile, Timed
@@ -56,7 +56,7 @@ def _groups(profile: Profile, by: By, line_of: Lines) -> Table:
     rows = [
         [_share(group), *_numbers(group, names), _name(group, line_of)] for group in profile.by(by)
     ]
-    return table(f"by {by}", columns, rows)
+    return page_table(f"by {by}", columns, rows)
 
 
 def _numbers(group: Timed, names: Sequence[str]) -> list[Cell]:
@@ -96,7 +96,7 @@ def _operations(profile: Profile, line_of: Lines) -> Table:
         ]
         for operation in profile.operations
     ]
-    return table("by compiled operation", columns, rows)
+    return page_table("by compiled operation", columns, rows)
 
 
 def _own(profile: Profile, line_of: Lines) -> Table:
@@ -114,7 +114,7 @@ def _own(profile: Profile, line_of: Lines) -> Table:
         ]
         for work in profile.own
     ]
-    return table("XLA's own work, and idle time", columns, rows)
+    return page_table("XLA's own work, and idle time", columns, rows)
 
 
 def _share(row: Any) -> Cell:

@@ -46,7 +46,7 @@ from jaxprtool.render.reports.record import (
 from jaxprtool.render.reports.runs import duration
 from jaxprtool.render.terminal.listing import ShowOptions
 from jaxprtool.render.terminal.tables import share_text
-from jaxprtool.render.views import Cell, Table, View
+from jaxprtool.render.views import Cell, PageView, Table
 
 if TYPE_CHECKING:
     from jaxprtool.analysis.cost import Cost
@@ -452,7 +452,7 @@ class _Page:
             )
             yield file, compressed(html)
 
-    def _views(self, detail: Details) -> Iterator[View]:
+    def _views(self, detail: Details) -> Iterator[PageView]:
         if detail.cost is not None:
             yield cost_view([detail.cost], self._sources.line_of)
         if detail.memory is not None:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, NamedTuple
 
 from jaxprtool.render.reports import cost, memory, profile, residuals, shardings, summary
-from jaxprtool.render.views import Cell, Lines, View, linked
+from jaxprtool.render.views import Cell, Lines, PageView, linked
 
 if TYPE_CHECKING:
     from jaxprtool.analysis.cost import Cost
@@ -68,7 +68,7 @@ def _summary_row(row: summary.SummaryRow, line_of: Lines) -> list[Cell]:
     return [Cell(row.share), Cell(row.number), Cell(row.name, link=link, below=Cell(row.about))]
 
 
-def report_views(report: Report, line_of: Lines) -> tuple[list[SummaryView], list[View]]:
+def report_views(report: Report, line_of: Lines) -> tuple[list[SummaryView], list[PageView]]:
     """Return the summaries and the other views of a report.
 
     Args:

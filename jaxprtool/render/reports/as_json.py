@@ -155,8 +155,10 @@ _some = partial(listed, most=_MOST_LISTED)
 def program_line(program: Program, equations: int) -> str:
     """Return one line about a program: its name, its signature, its size."""
     about = program_signature(program)
-    arguments = [f"{group.name}: {size_text(group)}" for group in grouped_values(about.arguments)]
-    results = [size_text(group) for group in grouped_values(about.outputs)]
+    arguments = [
+        f"{group.name}: {group_size_text(group)}" for group in grouped_values(about.arguments)
+    ]
+    results = [group_size_text(group) for group in grouped_values(about.outputs)]
     signature = f"{about.name}({_some(arguments)}) -> {_some(results) or '()'}"
     return "".join(printable([f"Program {signature}, {plural(equations, 'equation')}"]))
 
@@ -171,7 +173,7 @@ def facts(counted: Stats) -> list[str]:
     return parts
 
 
-def size_text(group: ValueGroup) -> str:
+def group_size_text(group: ValueGroup) -> str:
     """Return the type of a group of values, or their number and bytes."""
     if group.type is not None:
         return Type(group.type)

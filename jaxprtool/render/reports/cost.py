@@ -280,7 +280,7 @@ def cost_view(
     line_of: views.Lines,
     times: Mapping[str, Sequence[views.Cell]] | None = None,
     split: str | None = None,
-) -> views.View:
+) -> views.PageView:
     """Return the view of costs, each of a program by a grouping, with the measured time of lines.
 
     Args:
@@ -298,7 +298,7 @@ def cost_view(
     facts = list(
         dict.fromkeys(_cost_fact(program_cost, split is not None) for program_cost in costs)
     )
-    return views.View("cost", [*views.partitioner_notes(costs, split), *facts], tables)
+    return views.PageView("cost", [*views.partitioner_notes(costs, split), *facts], tables)
 
 
 #: The columns of the measured time.
@@ -329,7 +329,7 @@ def _cost_table(
     rows = [_cost_row(program_cost, group, line_of) for group in program_cost.groups]
     if measured is not None:
         rows = _with_times(program_cost, rows, measured, line_of)
-    return views.table(
+    return views.page_table(
         f"{program_cost.name}, by {program_cost.by}" if several else f"by {program_cost.by}",
         columns,
         rows,

@@ -341,10 +341,10 @@ _SCALE = 1000
 
 def memory_view(
     memories: Sequence[Memory | str], line_of: views.Lines, split: str | None = None
-) -> views.View:
+) -> views.PageView:
     """Return the view of the memory of programs, or why it is unknown; see `cost_view`."""
     usages = [usage for usage in memories if not isinstance(usage, str)]
-    return views.View(
+    return views.PageView(
         "memory",
         [
             *views.partitioner_notes(usages, split),
@@ -372,7 +372,7 @@ def _memory_table(usage: Memory, line_of: views.Lines) -> views.Table:
         ("value and last reader", False),
     )
     rows = [_live_row(live, usage.peak_bytes, line_of) for live in usage.live]
-    return views.table(f"live at the peak of {usage.name}", columns, rows)
+    return views.page_table(f"live at the peak of {usage.name}", columns, rows)
 
 
 def _live_row(live: Live, peak: int, line_of: views.Lines) -> list[views.Cell]:
@@ -398,7 +398,9 @@ def _page_curve(usage: Memory) -> views.Curve:
     for point, end in zip(points, ends, strict=True):
         left, right = (round(_SCALE * at / last, 1) for at in (point.position, end))
         top = round(_SCALE * (1 - point.bytes / highest), 1)
-        steps.append(views.Step(left, right, top, f"{in_bytes(point.bytes)} {point_text(point)}"))
+        steps.append(
+            views.CurveStep(left, right, top, f"{in_bytes(point.bytes)} {point_text(point)}")
+        )
     label = f"{usage.name}: memory from the first equation to the last"
     axis = [(round(100 * size / highest, 1), in_bytes(size)) for size in marks(highest, 4)]
     return views.Curve(label, steps, axis)
@@ -411,10 +413,10 @@ def memory_line(memory: TemporaryMemory) -> str:
     """
     line = f"about {in_bytes(memory.outlined)}"
     if memory.as_traced:
-        line += f", {times_text(memory.outlined / memory.as_traced)} times as much as traced"
+        line += f", {ratio_text(memory.outlined / memory.as_traced)} times as much as traced"
     return line + (" (a large increase)" if memory.needs_warning else "")
 
 
-def times_text(number: float) -> str:
+def ratio_text(number: float) -> str:
     """Return a ratio as a text, with a decimal if it is small."""
     return f"{number:.1f}" if number < 10 else f"{number:,.0f}"

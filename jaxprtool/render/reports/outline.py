@@ -13,7 +13,7 @@ from rich.text import Text
 from jaxprtool.ir.documents import in_bytes, plural
 from jaxprtool.ir.frames import frames_now, short_paths
 from jaxprtool.render.documents.programs import Measurements
-from jaxprtool.render.reports.memory import memory_line, times_text
+from jaxprtool.render.reports.memory import memory_line, ratio_text
 from jaxprtool.render.reports.runs import duration
 from jaxprtool.render.terminal import tables
 from jaxprtool.render.terminal.listing import Rendering
@@ -163,7 +163,7 @@ def _change(old: float, new: float, *, less: str = "less") -> str:
     times = max(old / new, new / old)
     if times < 1.05:
         return ""
-    return f"{times_text(times)} times {less if new < old else 'more'}"
+    return f"{ratio_text(times)} times {less if new < old else 'more'}"
 
 
 def measured_document(

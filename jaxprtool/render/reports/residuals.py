@@ -270,16 +270,16 @@ def dropped_text(saved: Residuals, policy: str) -> str:
 # The view of a page: sortable tables, with the contents of those of the terminal.
 
 
-def residuals_view(saved: Residuals | str, line_of: views.Lines) -> views.View:
+def residuals_view(saved: Residuals | str, line_of: views.Lines) -> views.PageView:
     """Return the view of the residuals of a gradient, or why they are not shown."""
     if isinstance(saved, str):
-        return views.View("residuals", [saved])
+        return views.PageView("residuals", [saved])
     shown = [_page_residuals(saved, line_of)]
     if saved.placements:
         shown.append(_page_placements(saved))
     elif saved.policies:
         shown.append(_page_policies(saved))
-    return views.View("residuals", [kept_total_text(saved)], shown)
+    return views.PageView("residuals", [kept_total_text(saved)], shown)
 
 
 def _page_residuals(saved: Residuals, line_of: views.Lines) -> views.Table:
@@ -292,7 +292,7 @@ def _page_residuals(saved: Residuals, line_of: views.Lines) -> views.Table:
     )
     groups = grouped_residuals(saved.residuals)
     rows = [_page_row(*group, saved.total_bytes, line_of) for group in groups]
-    return views.table("residuals", columns, rows)
+    return views.page_table("residuals", columns, rows)
 
 
 def _page_row(
@@ -326,7 +326,7 @@ def _page_placements(saved: Residuals) -> views.Table:
         ]
         for placement in saved.placements
     ]
-    return views.table(PLACEMENTS, columns, rows)
+    return views.page_table(PLACEMENTS, columns, rows)
 
 
 def _page_policies(saved: Residuals) -> views.Table:
@@ -339,4 +339,4 @@ def _page_policies(saved: Residuals) -> views.Table:
         ]
         for name, size in saved.policies.items()
     ]
-    return views.table("residuals under each policy of jax.checkpoint", columns, rows)
+    return views.page_table("residuals under each policy of jax.checkpoint", columns, rows)

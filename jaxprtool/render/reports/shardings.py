@@ -542,7 +542,7 @@ def _longest_word(texts: Iterable[str]) -> int:
 # The view of a page: sortable tables, with the contents of those of the terminal.
 
 
-def shardings_view(split: Shardings, line_of: views.Lines) -> views.View:
+def shardings_view(split: Shardings, line_of: views.Lines) -> views.PageView:
     """Return the view of the shardings of a program.
 
     Args:
@@ -552,14 +552,14 @@ def shardings_view(split: Shardings, line_of: views.Lines) -> views.View:
     shown = [_page_collectives(split, line_of), _page_values(split, line_of)]
     if split.repeated:
         shown.insert(1, _page_repeated(split, line_of))
-    return views.View("devices", [heading(split), *sharding_facts(split)], shown)
+    return views.PageView("devices", [heading(split), *sharding_facts(split)], shown)
 
 
 def _page_collectives(split: Shardings, line_of: views.Lines) -> views.Table:
     columns = (("sent", True), ("share", True), ("collective", False))
     groups = alike_collectives(split.collectives)
     rows = [_page_collective_row(alike, split.sent_bytes, line_of) for alike in groups]
-    return views.table("collectives", columns, rows)
+    return views.page_table("collectives", columns, rows)
 
 
 def _page_collective_row(
@@ -588,13 +588,13 @@ def _page_repeated(split: Shardings, line_of: views.Lines) -> views.Table:
         rows.append(
             [views.Cell(sizes[0], work), views.Cell(sizes[1], work / operation.times), what]
         )
-    return views.table("computed by several devices alike", columns, rows)
+    return views.page_table("computed by several devices alike", columns, rows)
 
 
 def _page_values(split: Shardings, line_of: views.Lines) -> views.Table:
     columns = (("per device", True), ("whole", True), ("spec", False), ("value", False))
     rows = [_page_value_row(alike, split, line_of) for alike in alike_values(split.values)]
-    return views.table("arguments, results and large values", columns, rows)
+    return views.page_table("arguments, results and large values", columns, rows)
 
 
 def _page_value_row(

@@ -31,7 +31,7 @@ from jaxprtool.ir.program import (
 )
 from jaxprtool.jaxcompat import AnyJaxpr
 from jaxprtool.render.reports import cost, memory, profile, residuals
-from jaxprtool.render.reports.as_json import facts, size_text, values_table
+from jaxprtool.render.reports.as_json import facts, group_size_text, values_table
 from jaxprtool.render.terminal import tables
 from jaxprtool.render.terminal.listing import (
     GAP,
@@ -300,7 +300,7 @@ def _primitives(overview: Overview) -> list[list[Cell]]:
 def _facts(overview: Overview, width: int, frames: Frames, most: int) -> list[list[Cell]]:
     """Return rows of a label, a name and a description, one per line; at most `most` of a label."""
     arguments, outputs = (
-        [(BinderToken(tree.name), [size_text(tree)]) for tree in group]
+        [(BinderToken(tree.name), [group_size_text(tree)]) for tree in group]
         for group in (overview.arguments, overview.outputs)
     )
     bodies = [(SharedName(body.name), [_held(body)]) for body in overview.bodies]

@@ -43,4 +43,4 @@ METHODS.update({method: _imported_when_called(*where) for method, where in _METH
 
 def load_ipython_extension(shell: Any) -> None:
     """Add `%%record` to a notebook; IPython calls this for `%load_ext jaxprtool`."""
-    import_module("jaxprtool.api.notebook").register_magics(shell)
+    import_module("jaxprtool.commands.record.record").register_magics(shell)

@@ -1,23 +1,5 @@
 """The public names of jaxprtool, each with the module that it is imported from."""
 
-from .analysis.cost import cost as cost
-from .analysis.diff import diff as diff
-from .analysis.lint import lint as lint
-from .analysis.memory import memory as memory
-from .analysis.slices import flow_path as flow_path
-from .analysis.slices import why as why
-from .api.investigate.bench import bench as bench
-from .api.investigate.compare import compare as compare
-from .api.investigate.compiled_memory import compiled_memory as compiled_memory
-from .api.investigate.determinism import determinism as determinism
-from .api.investigate.gradient import why_gradient as why_gradient
-from .api.investigate.precision import precision as precision
-from .api.investigate.profile import profile as profile
-from .api.investigate.profile import profiling as profiling
-from .api.investigate.reduction import reduce as reduce
-from .api.investigate.residuals import residuals as residuals
-from .api.investigate.shardings import shardings as shardings
-from .api.investigate.source import source as source
 from .api.jit import jit as jit
 from .api.program import (
     load as load,
@@ -34,11 +16,29 @@ from .api.program import (
 from .api.program import (
     xla_computation as xla_computation,
 )
-from .api.record import record as record
 from .api.vmap import vmap as vmap
-from .execute.nans import find_nan as find_nan
-from .execute.verify import verify as verify
-from .execute.watch import watch as watch
+from .commands.bench.bench import bench as bench
+from .commands.compare.compare import compare as compare
+from .commands.compare.verify import verify as verify
+from .commands.cost.estimate import cost as cost
+from .commands.determinism.determinism import determinism as determinism
+from .commands.diff.diff import diff as diff
+from .commands.lint.lint import lint as lint
+from .commands.memory.compiled import compiled_memory as compiled_memory
+from .commands.memory.estimate import memory as memory
+from .commands.nans.nans import find_nan as find_nan
+from .commands.precision.precision import precision as precision
+from .commands.profile.profile import profile as profile
+from .commands.profile.profile import profiling as profiling
+from .commands.record.record import record as record
+from .commands.reduce.reduction import reduce as reduce
+from .commands.residuals.policies import residuals as residuals
+from .commands.shardings.shardings import shardings as shardings
+from .commands.source.lines import source as source
+from .commands.watch.watch import watch as watch
+from .commands.why.slices import flow_path as flow_path
+from .commands.why.slices import why as why
+from .commands.why.why_gradient import why_gradient as why_gradient
 from .formats.jaxpr.read import read as read
 from .formats.jaxpr.write import write as write
 from .formats.python.emit import python_rules as python_rules

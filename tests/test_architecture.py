@@ -191,9 +191,9 @@ def test_there_are_no_circular_imports():
 
 #: Files with lists of primitive names, and their purpose.
 NAME_LISTS = {
-    "analysis/profile.py": "operations of XLA, and primitives that are copies in it",
-    "analysis/shardings/reasons.py": "primitives that state a sharding, and operations of XLA",
-    "analysis/shardings/__init__.py": "operations of XLA",
+    "commands/profile/lines.py": "operations of XLA, and primitives that are copies in it",
+    "commands/shardings/reasons.py": "primitives that state a sharding, and operations of XLA",
+    "commands/shardings/partitions.py": "operations of XLA",
     "ir/rules.py": "whose primitives they are, for the hint to install it",
     "ir/traits.py": "the table",
     "ir/hlo/buffers.py": "XLA's instructions, which are not primitives",

@@ -29,7 +29,7 @@ def program_text(program: Program) -> str:
 def program_summary(program: Program) -> str:
     """Return a one-line summary of a program."""
     from jaxprtool.analysis.stats import count_equations
-    from jaxprtool.render.reports.as_json import program_line
+    from jaxprtool.render.reports.programs import program_line
 
     return program_line(program, count_equations(program))
 
@@ -46,6 +46,6 @@ def result_origin(
     program: Program, arguments: Sequence[Any], position: int, check: FiniteCheck
 ) -> str:
     """Return the origin of the NaN or the infinity in a result."""
-    from jaxprtool.execute.nans import origin_of
+    from jaxprtool.commands.nans.nans import origin_of
 
     return origin_of(program, arguments, position, check)

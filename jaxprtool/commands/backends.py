@@ -1,10 +1,105 @@
-"""The backends and devices that JAX has here."""
+"""`jaxprtool backends`: list the backends and devices, and those that do not start."""
 
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from jaxprtool.cli import options, output
+from jaxprtool.cli.output import OnProgress
 from jaxprtool.cli.registry import CommandInfo
+from jaxprtool.cli.session import command
+from jaxprtool.cli.start import start_jax
+
+if TYPE_CHECKING:
+    from jax import Device
+
+    from jaxprtool.commands.explain.explanation import BackendsDocument
+    from jaxprtool.execute.running.backends import Survey
+
+# --- backends -------------------------------------------------------------------------------------
+# The backends and devices that JAX has here.
 
 INFO = CommandInfo(
     panel="Several devices",
     position=2,
     summary="List the backends and devices, and those that do not start.",
-    run="jaxprtool.cli.backends:backends_command",
+    run="jaxprtool.commands.backends:backends_command",
 )
+
+
+# --- backends -------------------------------------------------------------------------------------
+# `jaxprtool backends`: the backends, plug-ins and devices of this machine.
+
+
+@command
+def backends_command(json: options.Json = False, *, on_progress: OnProgress) -> None:
+    """List the backends and devices, and those that do not start.
+
+    [bold]Example[/]
+
+      jaxprtool backends
+    """
+    start_jax(on_progress)
+    on_progress("looking for devices")
+    from jaxprtool.execute.running.backends import survey
+    from jaxprtool.ir.backends import platforms_hint
+
+    available = survey()
+    if json:
+        output.write_json(_document(available))
+        return
+    if available.failures and (hint := platforms_hint()):
+        output.note(hint)
+    rows = [
+        (
+            b.platform + (" (default)" if b.default else ""),
+            str(len(b.devices)),
+            b.kinds,
+            ", ".join(dict.fromkeys(map(_memory, b.devices))),
+            b.version,
+        )
+        for b in available.backends
+    ]
+    plugins = [(p.module, p.package or "—", p.version or "—") for p in available.plugins]
+    failures = [(failure.name, failure.reason) for failure in available.failures]
+    tables = (
+        (("backend", "devices", "kind", "memory", "version"), rows),
+        (("plug-in", "package", "version"), plugins),
+        (("does not start", "reason"), failures),
+    )
+    for number, (columns, cells) in enumerate(table for table in tables if table[1]):
+        if number:
+            output.write_text("")
+        output.write_table(columns, cells, right=("devices",))
+
+
+def _memory(device: Device) -> str:
+    from jaxprtool.execute.running.backends import memory_of
+    from jaxprtool.ir.documents import in_bytes
+
+    size = memory_of(device)
+    return "—" if size is None else in_bytes(size)
+
+
+def _document(survey: Survey) -> BackendsDocument:
+    import jax
+    import jaxlib
+
+    from jaxprtool.commands.explain import explanation as documents
+    from jaxprtool.execute.running.backends import memory_of
+
+    backends = [
+        documents.Backend(
+            b.platform,
+            b.version,
+            b.default,
+            [documents.Device(d.id, d.device_kind, memory_of(d)) for d in b.devices],
+        )
+        for b in survey.backends
+    ]
+    return documents.BackendsDocument(
+        backends,
+        [documents.PjrtPlugin(p.module, p.package, p.version) for p in survey.plugins],
+        [documents.BackendFailure(failure.name, failure.reason) for failure in survey.failures],
+        {"jax": jax.__version__, "jaxlib": jaxlib.__version__},
+    )

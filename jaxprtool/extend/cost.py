@@ -4,6 +4,6 @@
 computed from the fusion of equations, unless the rule returns some.
 """
 
-from jaxprtool.analysis.cost.rules import Work
+from jaxprtool.commands.cost.rules import Work
 
 __all__ = ["Work"]

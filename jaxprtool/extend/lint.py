@@ -8,8 +8,8 @@ depth, with calls opened. The function yields a `Found` for each finding. A pack
 modules of rules in the entry-point group `jaxprtool.lint`.
 """
 
-from jaxprtool.analysis.lint.graph import LintedProgram, Node, Scope, Value, ancestors, ends, origin
-from jaxprtool.analysis.lint.table import Found, LintRule, lint_rule
+from jaxprtool.commands.lint.findings import Found, LintRule, lint_rule
+from jaxprtool.commands.lint.graph import LintedProgram, Node, Scope, Value, ancestors, ends, origin
 
 __all__ = [
     "Found",

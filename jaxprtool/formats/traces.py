@@ -21,9 +21,9 @@ from jaxprtool.ir.documents import as_json
 from jaxprtool.jaxcompat.source_locations import UserFrame
 
 if TYPE_CHECKING:
-    from jaxprtool.analysis.profile import Profile, TimedOperation
-    from jaxprtool.analysis.recorded_run import Compilation, Function, OutsideJit, Run
+    from jaxprtool.commands.profile.lines import Profile, TimedOperation
     from jaxprtool.ir.hlo.trace import Trace, TraceEvent
+    from jaxprtool.recording.recorded_run import Compilation, Function, OutsideJit, Run
 
 # --- perfetto -------------------------------------------------------------------------------------
 # A recorded run as a trace for Perfetto and chrome://tracing: Chrome's trace-event JSON.

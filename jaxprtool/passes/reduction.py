@@ -670,7 +670,7 @@ TYPES = (
 # The steps of delta debugging: ways to make a program smaller.
 #
 # A `ReductionStep` lists the sites of a program where it applies, and builds a candidate by
-# simplifying some of them. The search (`api.investigate.reduction`) keeps a candidate if the check
+# simplifying some of them. The search (`commands.reduce.reduction`) keeps a candidate if the check
 # still holds; it tries many sites at once first, and single ones at the end. Candidates are well
 # typed, but need not compute the same as the program.
 

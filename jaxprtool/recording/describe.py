@@ -23,12 +23,12 @@ from typing import Any, Literal, NamedTuple
 import jax
 from jax.tree_util import PyTreeDef
 
-from jaxprtool.analysis.recorded_run import Argument
 from jaxprtool.jaxcompat import TracedOptions
 from jaxprtool.jaxcompat.compile_hooks import trace_settings
 from jaxprtool.jaxcompat.mapping import mapped_call
 from jaxprtool.jaxcompat.source_locations import is_installed
 from jaxprtool.recording import libraries
+from jaxprtool.recording.recorded_run import Argument
 from jaxprtool.recording.values import (
     LIMIT,
     ObjectNumbers,

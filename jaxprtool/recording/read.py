@@ -11,17 +11,6 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from jaxprtool.analysis.recorded_run import (
-    Argument,
-    Calls,
-    Compilation,
-    Function,
-    OutsideJit,
-    Process,
-    Run,
-    Transfer,
-    Unfinished,
-)
 from jaxprtool.errors import TargetError, did_you_mean
 from jaxprtool.formats.jaxpr.read import read
 from jaxprtool.ir import source_text
@@ -41,6 +30,17 @@ from jaxprtool.recording.calls import (
 )
 from jaxprtool.recording.describe import CacheKey
 from jaxprtool.recording.reasons import reasons
+from jaxprtool.recording.recorded_run import (
+    Argument,
+    Calls,
+    Compilation,
+    Function,
+    OutsideJit,
+    Process,
+    Run,
+    Transfer,
+    Unfinished,
+)
 
 # --- read -----------------------------------------------------------------------------------------
 # Read the folder of a recorded run.

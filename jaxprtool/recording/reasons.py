@@ -7,10 +7,10 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import accumulate, takewhile
 
-from jaxprtool.analysis.recorded_run import Argument, Reason, ReasonKind
 from jaxprtool.ir.documents import listed
 from jaxprtool.ir.paths import common_path, without_numbers
 from jaxprtool.recording.describe import STEP, CacheKey, root
+from jaxprtool.recording.recorded_run import Argument, Reason, ReasonKind
 
 # --- reasons --------------------------------------------------------------------------------------
 # Find why JAX compiled a function again: the differences from its nearest earlier compilation.

@@ -13,16 +13,9 @@ import jax
 import numpy as np
 
 from jaxprtool import jaxcompat
-from jaxprtool.analysis.diff import diff
-from jaxprtool.api.investigate.budgets import (
-    Quantity,
-    QuantityAmount,
-    amount_of,
-    compile_measure,
-    grown_lines,
-    measure,
-)
-from jaxprtool.api.record import Recording, recorded_compilations
+from jaxprtool.commands.diff.diff import diff
+from jaxprtool.commands.diff.table import diff_text
+from jaxprtool.commands.record.record import Recording, recorded_compilations
 from jaxprtool.errors import ArgumentsError, JaxprToolError, did_you_mean
 from jaxprtool.ir.documents import plural
 from jaxprtool.ir.donation import donations
@@ -33,7 +26,14 @@ from jaxprtool.ir.program import Program, program_signature
 from jaxprtool.ir.traits import primitives_with
 from jaxprtool.jaxcompat import DType, Jaxpr, JaxprEqn
 from jaxprtool.loading.trace import function_name
-from jaxprtool.render.reports.diff import diff_text
+from jaxprtool.testing.budgets import (
+    Quantity,
+    QuantityAmount,
+    amount_of,
+    compile_measure,
+    grown_lines,
+    measure,
+)
 from jaxprtool.testing.places import current_test
 from jaxprtool.testing.snapshots import as_program, earlier, over_budget, without_frames
 

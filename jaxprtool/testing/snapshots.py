@@ -17,17 +17,10 @@ import jax
 from jax import lax
 
 from jaxprtool import jaxcompat
-from jaxprtool.analysis.diff import Diff, diff
-from jaxprtool.api.investigate.budgets import (
-    Growth,
-    Quantity,
-    QuantityAmount,
-    amount_text,
-    grown_lines,
-    measure,
-)
+from jaxprtool.commands.compare.verify import random_runs
+from jaxprtool.commands.diff.diff import Diff, diff
+from jaxprtool.commands.diff.table import diff_text
 from jaxprtool.errors import ArgumentsError, JaxprToolError, ProgramFileError
-from jaxprtool.execute.verify import random_runs
 from jaxprtool.formats.jaxpr.read import read, release_of
 from jaxprtool.formats.jaxpr.write import write
 from jaxprtool.ir.documents import plural
@@ -38,8 +31,15 @@ from jaxprtool.ir.rewrite import RewriteRule, Writer, map_equations, rewrite
 from jaxprtool.jaxcompat import Atom, JaxprEqn
 from jaxprtool.loading.trace import trace
 from jaxprtool.passes.framework.pipeline import Pipeline
-from jaxprtool.render.reports.diff import diff_text
 from jaxprtool.render.terminal.tables import ALL, ROWS
+from jaxprtool.testing.budgets import (
+    Growth,
+    Quantity,
+    QuantityAmount,
+    amount_text,
+    grown_lines,
+    measure,
+)
 from jaxprtool.testing.places import TestPlace
 
 # --- releases -------------------------------------------------------------------------------------

@@ -9,8 +9,8 @@ import time
 import jax.numpy as jnp
 
 import jaxprtool
-from jaxprtool.browse.app import Browser
-from jaxprtool.browse.document import StateRecorder
+from jaxprtool.commands.browse.app import Browser
+from jaxprtool.commands.browse.document import StateRecorder
 
 ROUNDS, PAGES = 5, 40
 

@@ -50,7 +50,7 @@ TIMED = """
 import json, sys, time
 start = time.process_time()
 from jaxprtool.cli.main import main
-import jax, jaxprtool.cli.check_config, jaxprtool.testing.checks, jaxprtool.api.program
+import jax, jaxprtool.commands.check.config, jaxprtool.commands.check.checks, jaxprtool.api.program
 from jaxprtool.cli.session import FunctionOptions
 importing, tracing, trace = time.process_time() - start, 0.0, FunctionOptions.trace
 

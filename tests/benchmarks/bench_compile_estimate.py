@@ -22,7 +22,7 @@ from rich.console import Console
 from rich.table import Table
 
 import jaxprtool
-from jaxprtool.analysis.compile_time import compile_estimate
+from jaxprtool.commands.outline.compile_time import compile_estimate
 from tests.benchmarks.outline_models import MODELS, Case
 from tests.benchmarks.outline_models.packages import zoo
 

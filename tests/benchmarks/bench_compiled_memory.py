@@ -20,7 +20,7 @@ from rich.table import Table
 sys.path.insert(0, str(Path(__file__).parents[2]))
 
 from jaxprtool import memory
-from jaxprtool.analysis.memory.compiled import LineBytes, compiled_peak
+from jaxprtool.commands.memory.compiled import LineBytes, compiled_peak
 from jaxprtool.formats.lowering import compiled
 from tests.benchmarks.bench_memory import LARGE, LEAST, programs
 

@@ -19,8 +19,8 @@ from rich.table import Table
 sys.path.insert(0, str(Path(__file__).parents[2]))
 
 from jaxprtool import lint, trace
-from jaxprtool.analysis.lint import LintedProgram, all_rules
 from jaxprtool.analysis.stats import count_equations
+from jaxprtool.commands.lint.lint import LintedProgram, all_rules
 from tests.benchmarks.bench_cost import median
 from tests.benchmarks.gradient_models import losses
 from tests.benchmarks.models import synthetic, transformer_gradient

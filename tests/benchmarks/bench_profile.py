@@ -23,8 +23,8 @@ from rich.table import Table
 sys.path.insert(0, str(Path(__file__).parents[2]))
 
 import jaxprtool
-from jaxprtool.analysis.cost import cost
-from jaxprtool.analysis.profile import profile_of
+from jaxprtool.commands.cost.estimate import cost
+from jaxprtool.commands.profile.lines import profile_of
 from jaxprtool.execute.profile import recorded, step
 from jaxprtool.ir.frames import frames_now
 from jaxprtool.ir.program import Program

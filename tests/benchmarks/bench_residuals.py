@@ -25,9 +25,9 @@ from rich.table import Table
 sys.path.insert(0, str(Path(__file__).parents[2]))
 
 import jaxprtool
-from jaxprtool.analysis.residuals import passed_residuals
 from jaxprtool.analysis.stats import count_equations
-from jaxprtool.api.investigate.residuals import bytes_by_policy, policies_of
+from jaxprtool.commands.residuals.policies import bytes_by_policy, policies_of
+from jaxprtool.commands.residuals.residuals import passed_residuals
 from jaxprtool.passes.framework.retrace import function_of
 from tests.benchmarks.models import transformer_loss, transformer_shapes
 

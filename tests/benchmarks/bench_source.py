@@ -17,7 +17,7 @@ from rich.table import Table
 sys.path.insert(0, str(Path(__file__).parents[2]))
 
 from jaxprtool import flow_path, why
-from jaxprtool.analysis.source_lines import source_lines
+from jaxprtool.commands.source.lines import source_lines
 from jaxprtool.ir.program import program_signature
 from tests.benchmarks.bench_cost import median
 from tests.benchmarks.models import synthetic

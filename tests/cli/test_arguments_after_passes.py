@@ -314,16 +314,16 @@ def test_a_program_has_its_own_types(cli, files):
 
 
 def test_opt_verifies_with_batched_arguments(cli, files, monkeypatch):
-    from jaxprtool.api.investigate import variants
+    from jaxprtool.commands.compare import requested
 
-    seen, real = [], variants.random_runs
+    seen, real = [], requested.random_runs
 
     def noted(program, given):
         runs = real(program, given)
         seen.append(runs.inputs)
         return runs
 
-    monkeypatch.setattr(variants, "random_runs", noted)
+    monkeypatch.setattr(requested, "random_runs", noted)
     found = cli(
         "opt", "train.py:loss", "-p", f"{RAGGED}, dce, simplify", "--verify", "--args", BOTH
     )

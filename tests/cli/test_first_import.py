@@ -24,11 +24,11 @@ def total(v):
 RUNS = """
 import contextlib, io, shlex, sys, traceback
 import jax, jax.extend
-import jaxprtool.browse.app, jaxprtool.cli.browse
+import jaxprtool.commands.browse.app, jaxprtool.commands.browse.command
 from jaxprtool.cli.main import main
 
-jaxprtool.browse.app.browse = print
-jaxprtool.cli.browse._require_terminal = lambda target: None
+jaxprtool.commands.browse.app.browse = print
+jaxprtool.commands.browse.command._require_terminal = lambda target: None
 for line in sys.argv[1:]:
     jax.extend.backend.clear_backends()
     jax.config.update("jax_num_cpu_devices", -1)

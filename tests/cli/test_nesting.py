@@ -104,7 +104,7 @@ def test_a_program_that_is_nested_too_deeply_is_one_line(cli, monkeypatch):
     def endless(*args, **kwargs):
         return endless(*args, **kwargs)
 
-    monkeypatch.setattr("jaxprtool.analysis.memory.memory", endless)
+    monkeypatch.setattr("jaxprtool.commands.memory.estimate.memory", endless)
     result = cli("memory", "functions.py:wasteful")
     assert result.code == 2 and result.lines[-2:] == [
         "error: the bodies of the program are nested too deeply for this command",

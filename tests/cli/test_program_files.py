@@ -106,7 +106,7 @@ def test_callbacks_are_written_as_stubs_on_request(cli, folder):
 
 
 def test_an_unsupported_program_is_refused_before_verification(cli, folder, monkeypatch):
-    monkeypatch.setattr("jaxprtool.execute.verify.Runs.compare", None)
+    monkeypatch.setattr("jaxprtool.commands.compare.verify.Runs.compare", None)
     result = cli("opt", "functions.py:callback", "-p", "-O1", "--verify", "-o", "c.jaxpr")
     assert result.code == 2 and "pure_callback" in result.lines[-2]
     assert not os.path.exists("c.jaxpr")

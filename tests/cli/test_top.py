@@ -7,9 +7,9 @@ import pytest
 import jaxprtool
 from jaxprtool.api.targets import RunInputs
 from jaxprtool.cli.main import main
-from jaxprtool.cli.memory import buffers_shown
 from jaxprtool.cli.output import silent
 from jaxprtool.cli.registry import commands
+from jaxprtool.commands.memory.command import buffers_shown
 from jaxprtool.errors import OutOfMemoryError
 from tests.share import shared_proofs
 

@@ -16,22 +16,23 @@ from functools import cache
 from pathlib import Path
 from typing import Annotated, Any, NotRequired, TypedDict, Union, get_args, get_origin
 
-from jaxprtool.analysis.gradients import GradientAnswer
-from jaxprtool.analysis.lint import Findings
-from jaxprtool.analysis.profile import Profile
-from jaxprtool.analysis.recorded_run import Run
-from jaxprtool.analysis.residuals import Residuals
-from jaxprtool.analysis.shardings import Shardings
-from jaxprtool.analysis.slices import Path as FlowPath
-from jaxprtool.analysis.slices import Why
-from jaxprtool.api.investigate.reduction import Reduction
-from jaxprtool.execute.bench import Bench
-from jaxprtool.execute.compare.bisection import Comparison, Determinism
-from jaxprtool.execute.compare.variants import Precision
-from jaxprtool.execute.watch import Watched
+from jaxprtool.commands.bench.turns import Bench
+from jaxprtool.commands.compare.bisection import Comparison, Determinism
+from jaxprtool.commands.compare.variants import Precision
+from jaxprtool.commands.explain import explanation
+from jaxprtool.commands.lint.lint import Findings
+from jaxprtool.commands.profile.lines import Profile
+from jaxprtool.commands.reduce.reduction import Reduction
+from jaxprtool.commands.residuals.residuals import Residuals
+from jaxprtool.commands.shardings.partitions import Shardings
+from jaxprtool.commands.watch.watch import Watched
+from jaxprtool.commands.why.gradients import GradientAnswer
+from jaxprtool.commands.why.slices import Path as FlowPath
+from jaxprtool.commands.why.slices import Why
 from jaxprtool.ir import documents
 from jaxprtool.passes.framework.docstrings import documentation
-from jaxprtool.render.documents import passes, problems, programs
+from jaxprtool.recording.recorded_run import Run
+from jaxprtool.render.documents import problems, programs
 
 #: The documents of each command.
 DOCUMENTS = {
@@ -63,12 +64,12 @@ DOCUMENTS = {
     "shapecheck": (programs.ClaimDocument,),
     "vmap": (programs.VmapDocument,),
     "explain": (
-        passes.PassesDocument,
-        passes.PassDocument,
-        passes.PipelineDocument,
-        passes.PrimitiveDocument,
+        explanation.PassesDocument,
+        explanation.PassDocument,
+        explanation.PipelineDocument,
+        explanation.PrimitiveDocument,
     ),
-    "backends": (passes.BackendsDocument,),
+    "backends": (explanation.BackendsDocument,),
 }
 
 

@@ -10,9 +10,9 @@ from jax.sharding import AxisType, PartitionSpec
 
 import jaxprtool
 from jaxprtool import jaxcompat
-from jaxprtool.analysis.cost import cost
-from jaxprtool.analysis.memory import memory
 from jaxprtool.analysis.stats import stats
+from jaxprtool.commands.cost.estimate import cost
+from jaxprtool.commands.memory.estimate import memory
 from jaxprtool.ir.equations import equations
 from jaxprtool.ir.regions import sub_jaxprs
 from jaxprtool.ir.rewrite import as_constants

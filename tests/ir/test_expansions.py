@@ -9,7 +9,7 @@ from jax.experimental import sparse
 from jax.extend.core import Primitive
 
 from jaxprtool import jaxcompat, memory, trace
-from jaxprtool.analysis.memory.walk import Workspace, workspace_rules
+from jaxprtool.commands.memory.walk import Workspace, workspace_rules
 from jaxprtool.ir.equations import equations
 from jaxprtool.ir.expansions import expanded, expansion_rules
 from jaxprtool.ir.rules import rule

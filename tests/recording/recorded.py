@@ -7,9 +7,9 @@ from typing import Any
 
 import jax
 
-from jaxprtool.analysis.recorded_run import Argument
 from jaxprtool.recording import describe
 from jaxprtool.recording.describe import CacheKey
+from jaxprtool.recording.recorded_run import Argument
 from jaxprtool.recording.values import ObjectNumbers, array_type_text
 
 

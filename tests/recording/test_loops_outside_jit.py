@@ -5,7 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jaxprtool.api.record import record
+from jaxprtool.commands.record.record import record
 
 
 def rolled(x, length):

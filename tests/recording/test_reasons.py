@@ -12,9 +12,9 @@ import numpy as np
 import pytest
 
 import jaxprtool
-from jaxprtool.analysis.recorded_run import Reason
 from jaxprtool.recording.describe import CacheKey
 from jaxprtool.recording.reasons import difference_texts, nearest, reasons
+from jaxprtool.recording.recorded_run import Reason
 from tests.recording.recorded import Calls
 
 

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 import jaxprtool
-from jaxprtool.api.record import record
+from jaxprtool.commands.record.record import record
 
 
 def reasons_of(recording):

@@ -11,13 +11,13 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jaxprtool.api.record import record
 from jaxprtool.api.targets import find_entry
+from jaxprtool.commands.record.record import record
+from jaxprtool.commands.record.table import run_summary
 from jaxprtool.errors import ArgumentsError, OutputError, TargetError
 from jaxprtool.ir import source_text
 from jaxprtool.jaxcompat.source_locations import user_frame
 from jaxprtool.recording.read import read_run
-from jaxprtool.render.reports.record import run_summary
 from tests.jax_state import changed, jax_state
 
 

@@ -1,6 +1,6 @@
 """Recorded runs made by hand, for the tests of summaries and pages."""
 
-from jaxprtool.analysis.recorded_run import (
+from jaxprtool.recording.recorded_run import (
     Argument,
     Calls,
     Compilation,

@@ -12,8 +12,8 @@ import jax.numpy as jnp
 import pytest
 
 import jaxprtool
-from jaxprtool.analysis.cost import work_by_equation
 from jaxprtool.analysis.stats import count_equations, stats
+from jaxprtool.commands.cost.estimate import work_by_equation
 from jaxprtool.ir.equations import equations
 from jaxprtool.ir.program import Programs
 from jaxprtool.render.page import PageState, cell, program_page

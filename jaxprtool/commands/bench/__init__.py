@@ -6,8 +6,8 @@ INFO = CommandInfo(
     panel="Measure",
     position=5,
     summary="Time variants in turns, with confidence intervals of ratios.",
-    run="jaxprtool.cli.bench:bench_command",
+    run="jaxprtool.commands.bench.command:bench_command",
     tables={
-        "Bench": "jaxprtool.render.reports.bench:bench_table",
+        "Bench": "jaxprtool.commands.bench.table:bench_table",
     },
 )

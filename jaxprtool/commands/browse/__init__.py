@@ -6,5 +6,5 @@ INFO = CommandInfo(
     panel="Look",
     position=2,
     summary="Browse a jaxpr on the full screen, beside its source.",
-    run="jaxprtool.cli.browse:browse_command",
+    run="jaxprtool.commands.browse.command:browse_command",
 )

@@ -6,5 +6,5 @@ INFO = CommandInfo(
     panel="In your repository",
     position=1,
     summary="Check the budgets in pyproject.toml.",
-    run="jaxprtool.cli.check:check_command",
+    run="jaxprtool.commands.check.command:check_command",
 )

@@ -6,8 +6,8 @@ INFO = CommandInfo(
     panel="Run and debug",
     position=5,
     summary="Measure how the results of variants of a function differ.",
-    run="jaxprtool.cli.compare:compare_command",
+    run="jaxprtool.commands.compare.command:compare_command",
     tables={
-        "Comparison": "jaxprtool.render.reports.compare:comparison_tables",
+        "Comparison": "jaxprtool.commands.compare.table:comparison_tables",
     },
 )

@@ -6,8 +6,8 @@ INFO = CommandInfo(
     panel="Measure",
     position=1,
     summary="Estimate FLOPs and memory traffic; --measure also times it.",
-    run="jaxprtool.cli.cost:cost_command",
+    run="jaxprtool.commands.cost.command:cost_command",
     tables={
-        "Cost": "jaxprtool.render.reports.cost:cost_table",
+        "Cost": "jaxprtool.commands.cost.table:cost_table",
     },
 )

@@ -6,8 +6,8 @@ INFO = CommandInfo(
     panel="Run and debug",
     position=7,
     summary="Run a function in several ways, and compare results bitwise.",
-    run="jaxprtool.cli.determinism:determinism_command",
+    run="jaxprtool.commands.determinism.command:determinism_command",
     tables={
-        "Determinism": "jaxprtool.render.reports.determinism:determinism_table",
+        "Determinism": "jaxprtool.commands.determinism.table:determinism_table",
     },
 )

@@ -6,8 +6,8 @@ INFO = CommandInfo(
     panel="Look",
     position=4,
     summary="Show by line which equations differ between two programs.",
-    run="jaxprtool.cli.diff:diff_command",
+    run="jaxprtool.commands.diff.command:diff_command",
     tables={
-        "Diff": "jaxprtool.render.reports.diff:diff_text",
+        "Diff": "jaxprtool.commands.diff.table:diff_text",
     },
 )

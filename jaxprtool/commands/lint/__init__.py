@@ -6,8 +6,8 @@ INFO = CommandInfo(
     panel="In your repository",
     position=2,
     summary="Find wasted memory and time, and likely mistakes.",
-    run="jaxprtool.cli.lint:lint_command",
+    run="jaxprtool.commands.lint.command:lint_command",
     tables={
-        "Findings": "jaxprtool.render.reports.lint:findings_by_line",
+        "Findings": "jaxprtool.commands.lint.table:findings_by_line",
     },
 )

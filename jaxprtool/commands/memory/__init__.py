@@ -6,9 +6,9 @@ INFO = CommandInfo(
     panel="Measure",
     position=2,
     summary="Estimate the peak memory, and list what is live at the peak.",
-    run="jaxprtool.cli.memory:memory_command",
+    run="jaxprtool.commands.memory.command:memory_command",
     tables={
-        "CompiledPeak": "jaxprtool.render.reports.memory:compiled_table",
-        "Memory": "jaxprtool.render.reports.memory:memory_table",
+        "CompiledPeak": "jaxprtool.commands.memory.table:compiled_table",
+        "Memory": "jaxprtool.commands.memory.table:memory_table",
     },
 )

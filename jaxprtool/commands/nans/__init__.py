@@ -6,8 +6,8 @@ INFO = CommandInfo(
     panel="Run and debug",
     position=3,
     summary="Find the equation that produces the first NaN or infinity.",
-    run="jaxprtool.cli.nans:nans_command",
+    run="jaxprtool.commands.nans.command:nans_command",
     tables={
-        "NanSearch": "jaxprtool.render.reports.nans:first_found",
+        "NanSearch": "jaxprtool.commands.nans.table:first_found",
     },
 )

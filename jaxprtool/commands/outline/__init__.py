@@ -6,5 +6,5 @@ INFO = CommandInfo(
     panel="Measure",
     position=6,
     summary="Show code that repeats, and what shortens compilation.",
-    run="jaxprtool.cli.outline:outline_command",
+    run="jaxprtool.commands.outline.command:outline_command",
 )

@@ -6,8 +6,8 @@ INFO = CommandInfo(
     panel="Run and debug",
     position=6,
     summary="Find the lines that have to stay in f32.",
-    run="jaxprtool.cli.precision:precision_command",
+    run="jaxprtool.commands.precision.command:precision_command",
     tables={
-        "Precision": "jaxprtool.render.reports.precision:precision_text",
+        "Precision": "jaxprtool.commands.precision.table:precision_text",
     },
 )

@@ -6,8 +6,8 @@ INFO = CommandInfo(
     panel="Measure",
     position=4,
     summary="Time a compiled function by your lines, with JAX's profiler.",
-    run="jaxprtool.cli.profile:profile_command",
+    run="jaxprtool.commands.profile.command:profile_command",
     tables={
-        "Profile": "jaxprtool.render.reports.profile:profile_table",
+        "Profile": "jaxprtool.commands.profile.table:profile_table",
     },
 )

@@ -6,8 +6,8 @@ INFO = CommandInfo(
     panel="Run and debug",
     position=1,
     summary="Run a script; record what JAX compiles, and why it recompiles.",
-    run="jaxprtool.cli.record:record_command",
+    run="jaxprtool.commands.record.command:record_command",
     tables={
-        "Run": "jaxprtool.render.reports.record:run_summary",
+        "Run": "jaxprtool.commands.record.table:run_summary",
     },
 )

@@ -6,5 +6,5 @@ INFO = CommandInfo(
     panel="Run and debug",
     position=8,
     summary="Shrink a function while a check holds, to reproduce a fault.",
-    run="jaxprtool.cli.reduce:reduce_command",
+    run="jaxprtool.commands.reduce.command:reduce_command",
 )

@@ -6,5 +6,5 @@ INFO = CommandInfo(
     panel="Measure",
     position=7,
     summary="Write an HTML report: each pass, cost, memory and residuals.",
-    run="jaxprtool.cli.report:report_command",
+    run="jaxprtool.commands.report.command:report_command",
 )

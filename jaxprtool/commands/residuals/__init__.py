@@ -6,8 +6,8 @@ INFO = CommandInfo(
     panel="Measure",
     position=3,
     summary="Show the values that a gradient keeps for its backward pass.",
-    run="jaxprtool.cli.residuals:residuals_command",
+    run="jaxprtool.commands.residuals.command:residuals_command",
     tables={
-        "Residuals": "jaxprtool.render.reports.residuals:residuals_table",
+        "Residuals": "jaxprtool.commands.residuals.table:residuals_table",
     },
 )

@@ -6,5 +6,5 @@ INFO = CommandInfo(
     panel="Run and debug",
     position=2,
     summary="Compile a function, run it, and show its results and times.",
-    run="jaxprtool.cli.run:run_command",
+    run="jaxprtool.commands.run.command:run_command",
 )

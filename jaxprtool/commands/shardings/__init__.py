@@ -6,8 +6,8 @@ INFO = CommandInfo(
     panel="Several devices",
     position=1,
     summary="Show how XLA partitions a function over devices, by line.",
-    run="jaxprtool.cli.shardings:shardings_command",
+    run="jaxprtool.commands.shardings.command:shardings_command",
     tables={
-        "Shardings": "jaxprtool.render.reports.shardings:shardings_tables",
+        "Shardings": "jaxprtool.commands.shardings.table:shardings_tables",
     },
 )

@@ -6,8 +6,8 @@ INFO = CommandInfo(
     panel="Look",
     position=1,
     summary="Show a function's jaxpr in JAX's own notation.",
-    run="jaxprtool.cli.show:show_command",
+    run="jaxprtool.commands.show.command:show_command",
     tables={
-        "Stats": "jaxprtool.render.reports.summary:stats_tables",
+        "Stats": "jaxprtool.commands.show.table:stats_tables",
     },
 )

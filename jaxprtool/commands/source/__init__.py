@@ -6,8 +6,8 @@ INFO = CommandInfo(
     panel="Look",
     position=3,
     summary="Show each source line with its FLOPs, bytes and residuals.",
-    run="jaxprtool.cli.source:source_command",
+    run="jaxprtool.commands.source.command:source_command",
     tables={
-        "Source": "jaxprtool.render.reports.source:source_text",
+        "Source": "jaxprtool.commands.source.table:source_text",
     },
 )

@@ -6,8 +6,8 @@ INFO = CommandInfo(
     panel="Run and debug",
     position=4,
     summary="Run a function and summarize its intermediate values.",
-    run="jaxprtool.cli.watch:watch_command",
+    run="jaxprtool.commands.watch.command:watch_command",
     tables={
-        "Watched": "jaxprtool.render.reports.watch:watched_text",
+        "Watched": "jaxprtool.commands.watch.table:watched_text",
     },
 )

@@ -6,10 +6,10 @@ INFO = CommandInfo(
     panel="Look",
     position=5,
     summary="Show what a value affects, and why a gradient is zero.",
-    run="jaxprtool.cli.why:why_command",
+    run="jaxprtool.commands.why.command:why_command",
     tables={
-        "GradientAnswer": "jaxprtool.render.reports.why:gradient_text",
-        "Path": "jaxprtool.render.reports.why:path_text",
-        "Why": "jaxprtool.render.reports.why:slices_by_line",
+        "GradientAnswer": "jaxprtool.commands.why.table:gradient_text",
+        "Path": "jaxprtool.commands.why.table:path_text",
+        "Why": "jaxprtool.commands.why.table:slices_by_line",
     },
 )

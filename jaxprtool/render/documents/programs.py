@@ -9,19 +9,19 @@ from jaxprtool.ir.documents import Number, document
 from jaxprtool.ir.program import NamedValue
 
 if TYPE_CHECKING:
-    from jaxprtool.analysis.compile_time import CompileWay, UnrolledLoop
-    from jaxprtool.analysis.cost import Cost, Group
-    from jaxprtool.analysis.diff import BorderChange, DiffTimes, Size
-    from jaxprtool.analysis.memory import Live, Memory, Point
-    from jaxprtool.analysis.memory.compiled import CompiledPeak
-    from jaxprtool.analysis.shardings import Shardings
-    from jaxprtool.analysis.source_lines import Source
     from jaxprtool.analysis.stats import Stats
-    from jaxprtool.analysis.summary import Summary
-    from jaxprtool.execute.checked import Finding
-    from jaxprtool.execute.nans import BadValue
-    from jaxprtool.execute.nans import Operand as NanOperand
-    from jaxprtool.execute.running.compile_profile import CompileProfile
+    from jaxprtool.commands.cost.estimate import Cost, Group
+    from jaxprtool.commands.diff.diff import BorderChange, DiffTimes, Size
+    from jaxprtool.commands.memory.compiled import CompiledPeak
+    from jaxprtool.commands.memory.estimate import Live, Memory, Point
+    from jaxprtool.commands.nans.nans import BadValue
+    from jaxprtool.commands.nans.nans import Operand as NanOperand
+    from jaxprtool.commands.outline.compile_profile import CompileProfile
+    from jaxprtool.commands.outline.compile_time import CompileWay, UnrolledLoop
+    from jaxprtool.commands.run.checked import Finding
+    from jaxprtool.commands.shardings.partitions import Shardings
+    from jaxprtool.commands.show.summary import Summary
+    from jaxprtool.commands.source.lines import Source
     from jaxprtool.execute.running.run import RunReport, RunTimes
     from jaxprtool.ir.repetition import Repetition
 

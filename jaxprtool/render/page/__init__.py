@@ -47,15 +47,15 @@ from jaxprtool.ir.program import (
 from jaxprtool.ir.scopes import ScopeReader
 from jaxprtool.jaxcompat import Atom, DropVar, Jaxpr, JaxprEqn, Literal, Var
 from jaxprtool.jaxcompat.source_locations import is_installed
-from jaxprtool.render.reports.as_json import facts
+from jaxprtool.render.reports.programs import facts
 from jaxprtool.render.reports.runs import duration
 from jaxprtool.render.terminal.listing import OPAQUE, ShowOptions, printable
 from jaxprtool.render.terminal.tree import Reader
 from jaxprtool.render.views import Lines, PageView
 
 if TYPE_CHECKING:
-    from jaxprtool.analysis.cost.rules import Work
     from jaxprtool.analysis.stats import PrimitiveCount, Stats
+    from jaxprtool.commands.cost.rules import Work
 
 #: The maximum number of rows of a cell, since notebooks store their output.
 _MOST_IN_CELL = 1000

@@ -17,8 +17,8 @@ from jaxprtool.render.terminal.listing import Cell, Listing, grid, printable
 from jaxprtool.render.terminal.tables import more, split_rows
 
 if TYPE_CHECKING:
+    from jaxprtool.commands.run.checked import Finding
     from jaxprtool.errors import Details
-    from jaxprtool.execute.checked import Finding
     from jaxprtool.execute.running.run import RunOutput, RunReport
 
 

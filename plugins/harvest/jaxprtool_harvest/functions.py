@@ -15,9 +15,17 @@ import jax.numpy as jnp
 
 from jaxprtool import extend
 from jaxprtool.extend import dce_body, named, type_of
-from jaxprtool_harvest.planting import plant_jaxpr
-from jaxprtool_harvest.reaping import reap_jaxpr
-from jaxprtool_harvest.sites import HarvestError, Settings, Site, Sites, as_tree, described, find
+from plugins.harvest.jaxprtool_harvest.planting import plant_jaxpr
+from plugins.harvest.jaxprtool_harvest.reaping import reap_jaxpr
+from plugins.harvest.jaxprtool_harvest.sites import (
+    HarvestError,
+    Settings,
+    Site,
+    Sites,
+    as_tree,
+    described,
+    find,
+)
 
 Names = Iterable[str] | str
 

@@ -23,7 +23,7 @@ from jaxprtool.extend import (
     named,
     replace_jaxpr,
 )
-from jaxprtool_harvest.harvester import (
+from plugins.harvest.jaxprtool_harvest.harvester import (
     Harvester,
     Work,
     fresh,
@@ -34,7 +34,7 @@ from jaxprtool_harvest.harvester import (
     shard_specs,
     zeros,
 )
-from jaxprtool_harvest.sites import (
+from plugins.harvest.jaxprtool_harvest.sites import (
     HarvestError,
     Path,
     Settings,

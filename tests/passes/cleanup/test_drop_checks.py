@@ -10,8 +10,8 @@ from jax import lax
 from jax.experimental import checkify, io_callback
 
 import jaxprtool
+from jaxprtool.commands.compare.verify import Runs
 from jaxprtool.errors import CheckError
-from jaxprtool.execute.verify import Runs
 from jaxprtool.ir.program import type_check
 from jaxprtool.ir.regions import sub_jaxprs
 

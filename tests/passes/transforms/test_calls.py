@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import pytest
 
 from jaxprtool import Pipeline, nest, trace, variable
-from jaxprtool.analysis.memory import memory
+from jaxprtool.commands.memory.estimate import memory
 from jaxprtool.errors import ArgumentsError, PipelineError, UnsupportedError
 from jaxprtool.formats.lowering import stablehlo
 from jaxprtool.ir.equations import equations

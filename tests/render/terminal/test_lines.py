@@ -4,9 +4,9 @@ import jax.numpy as jnp
 import pytest
 
 import jaxprtool
-from jaxprtool.analysis.summary import overview
+from jaxprtool.commands.show.summary import overview
+from jaxprtool.commands.show.table import overview_page
 from jaxprtool.ir.notation.tokens import BinderToken, with_roles
-from jaxprtool.render.reports.summary import overview_page
 from jaxprtool.render.terminal.listing import ShowOptions, listing
 from jaxprtool.render.terminal.tree import table, tree
 from tests.render.programs import PROGRAMS

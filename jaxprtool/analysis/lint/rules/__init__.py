@@ -1,1 +1,0 @@
-"""The lint rules, one module for each family. See `analysis.lint.table` for how to add one."""

@@ -1,1 +1,0 @@
-"""Run, compare, measure and reduce programs, and explain their gradients."""

@@ -1,0 +1,120 @@
+"""Times of variants as text."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING
+
+from rich.console import Group, RenderableType
+from rich.table import Column
+from rich.text import Text
+
+from jaxprtool.ir.documents import in_bytes, plural
+from jaxprtool.render.reports.runs import duration
+from jaxprtool.render.terminal import tables
+from jaxprtool.render.terminal.listing import Rendering
+from jaxprtool.render.terminal.tables import new_table, text_column
+
+if TYPE_CHECKING:
+    from rich.table import Table
+
+    from jaxprtool.commands.bench.turns import BaselineRatios, Bench, BenchedVariant, Ratio
+
+
+def bench_table(bench: Bench, width: int) -> Rendering:
+    """Return the time of a call of each variant, and the one-time costs such as compilation."""
+    parts: list[RenderableType] = [
+        Text(heading(bench), style=tables.HEADING),
+        Text(),
+        _calls(bench),
+        Text(),
+        _once(bench, _STEPS, duration),
+        Text(),
+        _once(bench, _BYTES, in_bytes),
+    ]
+    if bench.baseline is not None:
+        parts += [Text(), _baseline(bench.baseline)]
+    return Rendering(Group(*parts), width)
+
+
+def heading(bench: Bench) -> str:
+    """Return the program, its inputs and the number of rounds, on one line."""
+    turns = "in turns, each in its own process" if bench.isolated else "in turns"
+    how = turns if len(bench.variants) > 1 else "in its own process" if bench.isolated else ""
+    rounds = f"{plural(bench.rounds, 'round')} {how}".strip()
+    return f"{bench.name} on {', '.join(bench.devices[:4])}: {bench.inputs}; {rounds}"
+
+
+def _calls(bench: Bench) -> Table:
+    columns = [text_column("variant", tables.BINDER), *map(_number, ("a call", "±"))]
+    if bench.ratios:
+        columns += [*map(_number, ("ratio", "95% interval")), text_column("")]
+    rows = new_table("", *columns)
+    ratios = {ratio.of: ratio for ratio in bench.ratios}
+    for variant in bench.variants:
+        cells = [
+            variant.name,
+            duration(variant.median_seconds),
+            f"{variant.interval.precision:.1%}",
+        ]
+        rows.add_row(*cells, *(_ratio(ratios[variant.name]) if variant.name in ratios else ()))
+    return rows
+
+
+def _ratio(ratio: Ratio) -> tuple[str, str, str]:
+    number, low, high = (
+        f"{value:.3f}" if value < 10 else f"{value:,.1f}"
+        for value in (ratio.ratio, ratio.low, ratio.high)
+    )
+    return number, f"{low}-{high}", ratio_verdict(ratio)
+
+
+def ratio_verdict(ratio: Ratio) -> str:
+    """Return the verdict of a ratio: faster, slower, or no difference."""
+    if not ratio.differs:
+        return "no difference seen"
+    if ratio.ratio < 1:
+        return f"{_times(1 / ratio.ratio)} times faster"
+    return f"{_times(ratio.ratio)} times slower"
+
+
+def _times(ratio: float) -> str:
+    return f"{ratio:.1f}" if ratio >= 10 else f"{ratio:.2f}" if ratio >= 1.02 else f"{ratio:.3f}"
+
+
+_Numbers = Mapping[str, Callable[["BenchedVariant"], float | None]]
+
+#: The one-time measurements, by their headings.
+_STEPS: _Numbers = {
+    "trace": lambda variant: variant.trace_seconds,
+    "passes": lambda variant: variant.passes_seconds or None,
+    "lower": lambda variant: variant.lower_seconds,
+    "compile": lambda variant: variant.compile_seconds,
+    "first call": lambda variant: variant.first_call_seconds,
+}
+_BYTES: _Numbers = {
+    "arguments": lambda variant: variant.memory.arguments if variant.memory else None,
+    "results": lambda variant: variant.memory.outputs if variant.memory else None,
+    "temporary": lambda variant: variant.memory.temporary if variant.memory else None,
+    "estimate": lambda variant: variant.estimated_temporary_bytes,
+}
+
+
+def _once(bench: Bench, numbers: _Numbers, shown: Callable[[float], str]) -> Table:
+    rows = new_table("", text_column("variant", tables.BINDER), *map(_number, numbers))
+    for variant in bench.variants:
+        values = [of(variant) for of in numbers.values()]
+        rows.add_row(variant.name, *("" if value is None else shown(value) for value in values))
+    return rows
+
+
+def _baseline(baseline: BaselineRatios) -> RenderableType:
+    columns = text_column("variant", tables.BINDER), *map(_number, ("ratio", "95% interval"))
+    rows = new_table(f"compared with {baseline.file}", *columns)
+    for ratio in baseline.ratios:
+        rows.add_row(ratio.of, *_ratio(ratio)[:2])
+    return rows
+
+
+def _number(name: str) -> Column:
+    return Column(name, justify="right", no_wrap=True)

@@ -1,0 +1,446 @@
+"""The panes of the browser: the program, its source, and the details of a row."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator, Sequence
+from typing import ClassVar
+
+from rich.console import Group, RenderableType
+from rich.style import Style
+from rich.table import Table
+from rich.text import Text
+from textual import events
+from textual.binding import Binding, BindingType
+from textual.geometry import Size
+from textual.message import Message
+from textual.scroll_view import ScrollView
+from textual.strip import Strip
+
+from jaxprtool.commands.browse.document import Document
+from jaxprtool.commands.browse.navigation import Navigator
+from jaxprtool.commands.browse.outline import Kind, OutlineNode, ProgramOutline
+from jaxprtool.extend import Atom, JaxprEqn, Literal, type_of
+from jaxprtool.extend.listing import (
+    STYLES,
+    AddedToken,
+    BinderToken,
+    ChangedToken,
+    ParameterToken,
+    RemovedToken,
+    Type,
+    printable,
+    summary,
+    with_roles,
+)
+from jaxprtool.extend.sources import BEHIND, Sources, UserFrame
+
+# --- line pane ------------------------------------------------------------------------------------
+# A pane of lines with a cursor, which renders only visible lines.
+
+_CURSOR, _CURSOR_ELSEWHERE = Style(reverse=True), Style(bold=True)
+
+
+class LinePane(ScrollView, can_focus=True):
+    """A list of lines with a current one."""
+
+    BINDINGS: ClassVar[list[BindingType]] = [
+        Binding("up,k", "move(-1)", show=False),
+        Binding("down,j", "move(1)", show=False),
+        Binding("pageup,ctrl+b", "page(-1)", show=False),
+        Binding("pagedown,ctrl+f", "page(1)", show=False),
+        Binding("home,g", "go(0)", show=False),
+        Binding("end,G", "go(-1)", show=False),
+    ]
+
+    DEFAULT_CSS = """
+    LinePane { scrollbar-size: 1 1; overflow-x: hidden; overflow-y: auto; }
+    """
+
+    class Moved(Message):
+        """The cursor has moved to another line."""
+
+        def __init__(self, pane: LinePane):
+            super().__init__()
+            self.pane = pane
+
+        @property
+        def control(self) -> LinePane:
+            """The pane whose cursor it is."""
+            return self.pane
+
+    def __init__(self, id: str):
+        super().__init__(id=id)
+        self.cursor = 0
+
+    @property
+    def line_count(self) -> int:
+        """The number of lines."""
+        raise NotImplementedError
+
+    def line(self, number: int) -> tuple[str, Text]:
+        """Return the margin marks of a line, and the line."""
+        raise NotImplementedError
+
+    def show_lines(self) -> None:
+        """Refresh the lines and their number."""
+        self.virtual_size = Size(self.size.width, self.line_count)
+        self.cursor = max(min(self.cursor, self.line_count - 1), 0)
+        self.refresh()
+
+    def render_line(self, y: int) -> Strip:
+        """Return a line of the screen."""
+        width, number = self.scrollable_content_region.width, y + self.scroll_offset.y
+        if number >= self.line_count:
+            return Strip.blank(width)
+        margin, text = self.line(number)
+        is_current = number == self.cursor
+        line = Text(f"{'>' if is_current else ' '}{margin}", no_wrap=True, end="")
+        line.append_text(text)
+        line.truncate(width, overflow="ellipsis")
+        if is_current and self.has_focus:  # in one style: reversed colors are hard to read
+            line = Text(line.plain, end="")
+            line.pad_right(width - line.cell_len)
+        if is_current:
+            line.stylize(_CURSOR if self.has_focus else _CURSOR_ELSEWHERE)
+        return Strip(line.render(self.app.console)).extend_cell_length(width)
+
+    def go_to(self, number: int, center: bool = False) -> None:
+        """Move the cursor to a line, and scroll it into view."""
+        self.cursor = max(min(number, self.line_count - 1), 0)
+        self._see(center)
+        self.refresh()
+        self.post_message(self.Moved(self))
+
+    def _see(self, center: bool) -> None:
+        """Scroll as far as needed to show the cursor's line."""
+        height, top = self.size.height, self.scroll_offset.y
+        if top <= self.cursor < top + height:
+            return
+        if center or height == 0:
+            top = self.cursor - height // 3
+        else:
+            top = self.cursor if self.cursor < top else self.cursor - height + 1
+        self.scroll_to(y=max(top, 0), animate=False, immediate=True)
+
+    def action_move(self, by: int) -> None:
+        """Move down by `by` lines."""
+        self.go_to(self.cursor + by)
+
+    def action_page(self, by: int) -> None:
+        """Move down by `by` screens."""
+        height = max(self.size.height - 1, 1)
+        self.scroll_to(y=self.scroll_offset.y + by * height, animate=False, immediate=True)
+        self.go_to(self.cursor + by * height)
+
+    def action_go(self, number: int) -> None:
+        """Go to a line; negative numbers count from the end."""
+        self.go_to(number if number >= 0 else self.line_count + number)
+
+    def on_click(self, event: events.Click) -> None:
+        """Go to the clicked line."""
+        number = event.y + self.scroll_offset.y
+        if number < self.line_count:
+            self.go_to(number)
+
+    def on_focus(self) -> None:
+        """Show that this pane has the focus."""
+        self.refresh()
+
+    def on_blur(self) -> None:
+        """Show that this pane has lost the focus."""
+        self.refresh()
+
+    def on_resize(self) -> None:
+        """Keep the cursor's line in view."""
+        self.virtual_size = Size(self.size.width, self.line_count)
+        self.call_after_refresh(self._see, center=False)
+
+
+# --- program pane ---------------------------------------------------------------------------------
+# The pane with the rows of a program.
+
+#: The style of each mark of a changed equation; others are changed in place.
+_CHANGES: dict[str, type[str]] = {"+": AddedToken, "-": RemovedToken}
+
+#: The signs before a row; the Linux console lacks some characters.
+_FOLDED, _UNFOLDED = ("► ", "▼ ") if os.environ.get("TERM") == "linux" else ("▸ ", "▾ ")
+_FLAT = "  "
+
+
+class ProgramPane(LinePane):
+    """The foldable rows of a program.
+
+    Args:
+        document: The program.
+        outline: Its rows.
+    """
+
+    BINDINGS: ClassVar[list[BindingType]] = [
+        Binding("enter,space", "fold", show=False),
+        Binding("left,h", "close", show=False),
+        Binding("right,l", "open", show=False),
+        Binding("asterisk", "open_all", show=False),
+        Binding("minus", "close_all", show=False),
+    ]
+
+    def __init__(self, document: Document, outline: ProgramOutline):
+        super().__init__("program")
+        self.show(document, outline)
+
+    def show(self, document: Document, outline: ProgramOutline) -> None:
+        """Show a program."""
+        self.document, self.outline = document, outline
+        #: Returns True if a row is marked, as a dependent or as part of a source line.
+        self.is_marked: Callable[[OutlineNode], bool] = lambda node: False
+
+    @property
+    def node(self) -> OutlineNode | None:
+        """The current row; None if there are no rows."""
+        rows = self.outline.rows
+        return rows[self.cursor] if rows else None
+
+    @property
+    def line_count(self) -> int:
+        return len(self.outline.rows)
+
+    def line(self, number: int) -> tuple[str, Text]:
+        node = self.outline.rows[number]
+        eqn = node.eqn
+        change = "" if eqn is None else self.document.mark(eqn)
+        mark = "*" if self.is_marked(node) else " "
+        fold = (_UNFOLDED if node.is_open else _FOLDED) if node.folds else _FLAT
+        prefix = ["  " * node.depth, fold]
+        room = self.scrollable_content_region.width - len(f"> *{''.join(prefix)}")
+        text = styled([*prefix, *self.document.row(node, room)])
+        if change:
+            text.stylize(STYLES[_CHANGES.get(change, ChangedToken)])
+        return f"{change or ' '}{mark}", text
+
+    def go_to_node(self, node: OutlineNode) -> None:
+        """Unfold the ancestors of a row and go to it."""
+        number = self.outline.show(node)
+        self.show_lines()
+        self.go_to(number, center=True)
+
+    def action_fold(self) -> None:
+        """Fold or unfold the current row."""
+        if self.line_count:
+            self.outline.toggle(self.cursor)
+            self.show_lines()
+
+    def action_open(self) -> None:
+        """Unfold the current row; if it is unfolded, go to its first child."""
+        node = self.node
+        if node is None or not node.folds:
+            return
+        if node.is_open:
+            self.action_move(1)
+        else:
+            self.action_fold()
+
+    def action_close(self) -> None:
+        """Fold the current row; if it is folded, go to its parent."""
+        node = self.node
+        if node is None:
+            return
+        if node.folds and node.is_open:
+            self.action_fold()
+        elif node.parent is not None and node.parent.parent is not None:
+            self.go_to(self.outline.rows.index(node.parent))
+
+    def action_open_all(self) -> None:
+        """Unfold all rows."""
+        self._keeping_place(self.outline.open_all)
+
+    def action_close_all(self) -> None:
+        """Fold all rows."""
+        self._keeping_place(self.outline.close_all)
+
+    def _keeping_place(self, change: Callable[[], None]) -> None:
+        node = self.node
+        change()
+        shown = set(map(id, self.outline.rows))
+        while node is not None and id(node) not in shown:
+            node = node.parent
+        self.show_lines()
+        if node is not None:
+            self.go_to(self.outline.rows.index(node), center=True)
+
+    def on_click(self, event: events.Click) -> None:
+        super().on_click(event)
+        if event.chain == 2:
+            self.action_fold()
+
+
+# --- source pane ----------------------------------------------------------------------------------
+# The pane with the source file of the current equation.
+
+
+class SourcePane(LinePane):
+    """A source file with the line of the current equation."""
+
+    BINDINGS: ClassVar[list[BindingType]] = [Binding("enter,space", "take", show=False)]
+
+    class Taken(Message):
+        """A line was chosen, to go to its equations."""
+
+    def __init__(self, document: Document, sources: Sources):
+        super().__init__("source")
+        self.document = document
+        self._sources = sources
+        self._eqn: JaxprEqn | None = None
+        self._frames: list[UserFrame] = []
+        self._shown = 0
+        self._lines: list[Text] = []
+
+    @property
+    def frame(self) -> UserFrame | None:
+        """The frame shown; None if the current row has no source location."""
+        return self._frames[self._shown] if self._frames else None
+
+    @property
+    def place(self) -> tuple[str, int] | None:
+        """The file, and the line at the cursor."""
+        return (self.frame.file, self.cursor + 1) if self.frame is not None else None
+
+    @property
+    def line_count(self) -> int:
+        return len(self._lines)
+
+    def line(self, number: int) -> tuple[str, Text]:
+        width = len(str(self.line_count))
+        frame = self.frame
+        is_here = frame is not None and number + 1 == frame.line
+        has_equations = (
+            self.has_focus
+            and self.frame is not None
+            and ((self.frame.file, number + 1) in self.document.by_line)
+        )
+        text = Text.assemble((f"{number + 1:>{width}} ", "bold" if is_here else "dim"), end="")
+        text.append_text(self._lines[number])
+        if is_here:
+            text.stylize("bold")
+        return "=" if is_here else "*" if has_equations else " ", text
+
+    def show(self, eqn: JaxprEqn | None, number: int = 0) -> None:
+        """Show one of the frames of an equation, if it has any."""
+        self._eqn = eqn
+        self._frames = [] if eqn is None else self.document.all_frames(eqn)
+        self._shown = number % max(len(self._frames), 1)
+        frame = self.frame
+        self._lines = [] if frame is None else self._sources.lines(frame.file)
+        self.border_title = self._title().replace("[", r"\[")
+        self.show_lines()
+        if frame is not None and frame.line <= self.line_count:
+            self.cursor = frame.line - 1
+            self._see(center=True)
+
+    def _title(self) -> str:
+        frame, frames = self.frame, self.document.frames
+        if frame is None or self._eqn is None:
+            return "no source"
+        missing = "" if self._lines else f" ({self._sources.fault(frame.file)})"
+        if self._shown == 0:
+            return BEHIND.join(self.document.frames.texts(self._eqn)) + missing
+        return f"{frames.text(frame)}{missing}  frame {self._shown + 1} of {len(self._frames)}"
+
+    def show_next(self) -> None:
+        """Show the next frame."""
+        self.show(self._eqn, self._shown + 1)
+
+    def action_take(self) -> None:
+        """Go to the equations of the current line."""
+        self.post_message(self.Taken())
+
+
+# --- info -----------------------------------------------------------------------------------------
+# The details of a row in the pane below the source.
+
+#: The maximum number of operands, and results, listed.
+_MOST_LISTED = 40
+
+
+def styled(tokens: Sequence[str]) -> Text:
+    """Return tokens as text in their styles."""
+    text = Text(end="")
+    for piece, role in with_roles(tokens):
+        text.append(piece, STYLES.get(role))
+    return text
+
+
+def info(document: Document, navigator: Navigator, node: OutlineNode) -> RenderableType:
+    """Return the details of a row."""
+    eqn = node.eqn
+    if eqn is None:
+        title, rows = styled(document.row(node)), _of_value(document, node)
+    else:
+        title = Text.assemble((eqn.primitive.name, "bold"))
+        if doc := summary(eqn.primitive.name):
+            title.append(f"  {_plain(doc)}", "dim")
+        rows = _of_equation(document, navigator, node, eqn)
+    table = Table.grid(padding=(0, 2, 0, 0))
+    table.add_column(no_wrap=True, style="bold")
+    table.add_column(overflow="fold")
+    for label, value in rows:
+        table.add_row(label, value)
+    return Group(title, table)
+
+
+def _of_equation(
+    document: Document, navigator: Navigator, node: OutlineNode, eqn: JaxprEqn
+) -> Iterator[tuple[str, Text]]:
+    frames = document.frames
+    if (location := frames.location(eqn)) is not None:
+        behind = "".join(BEHIND + frames.text(frame) for frame in location.behind)
+        yield "line", Text.assemble(_plain(frames.text(location.frame)), (_plain(behind), "dim"))
+    if scope := "/".join(_scopes(document, node)):
+        yield "scope", Text(_plain(scope))
+    yield from _values(document, "gives", eqn.outvars)
+    sources = navigator.sources(node) if document.is_complete else ()  # which indexes its values
+    yield from _values(document, "reads", eqn.invars, sources)
+    pairs = document.parameters(eqn).items()
+    for number, (name, value) in enumerate(pairs):
+        yield (
+            "" if number else "with",
+            Text.assemble((name, STYLES[ParameterToken]), "=", _plain(value)),
+        )
+    yield "path", Text(_plain(node.path), "dim")
+
+
+def _scopes(document: Document, node: OutlineNode) -> tuple[str, ...]:
+    """Return the scopes around an equation, preceded by those whose bodies contain it."""
+    path: tuple[str, ...] = ()
+    above: OutlineNode | None = node
+    while above is not None:
+        if above.kind is Kind.equation:
+            path = (*document.scopes(above.jaxpr)[above.index], *path)
+        above = above.parent
+    return path
+
+
+def _values(
+    document: Document, label: str, atoms: Sequence[Atom], notes: Sequence[str] = ()
+) -> Iterator[tuple[str, Text]]:
+    for number, atom in enumerate(atoms[:_MOST_LISTED]):
+        name = document.name(atom)
+        typed = "" if isinstance(atom, Literal) else f":{type_of(atom.aval)}"
+        source = f"  {notes[number]}" if number < len(notes) and notes[number] else ""
+        text = Text.assemble(
+            (name, STYLES[BinderToken]), (typed, STYLES[Type]), (_plain(source), "dim")
+        )
+        yield "" if number else label, text
+    if len(atoms) > _MOST_LISTED:
+        yield "", Text(f"… {len(atoms) - _MOST_LISTED} more", "dim")
+
+
+def _of_value(document: Document, node: OutlineNode) -> Iterator[tuple[str, Text]]:
+    if node.kind in (Kind.argument, Kind.result):
+        size = document.ends(node.kind)[node.index].bytes
+        if size is not None:
+            yield "size", Text(f"{size:,} bytes")
+        yield "path", Text(_plain(node.path), "dim")
+
+
+def _plain(text: str) -> str:
+    return "".join(printable([text]))

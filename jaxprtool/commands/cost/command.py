@@ -1,0 +1,160 @@
+"""`jaxprtool cost`: where a function's FLOPs and bytes go, by the user's own lines."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Annotated, Literal
+
+from jaxprtool.cli import options, output
+from jaxprtool.cli.options import OUTPUT, Compiled, Panel, bandwidth_option
+from jaxprtool.cli.output import OnProgress
+from jaxprtool.cli.running import ready
+from jaxprtool.cli.session import Session, command, only_program
+from jaxprtool.commands.shardings.command import compiled_partition
+from jaxprtool.errors import OutputError
+
+if TYPE_CHECKING:
+    from jaxprtool.api.targets import RunInputs
+    from jaxprtool.ir.program import Program
+
+_COUNTED = Panel("Cost")
+
+
+#: The groupings of the cost.
+By = Literal["line", "scope", "primitive", "dtype", "argument"]
+
+_By = Annotated[
+    By,
+    _COUNTED.choice(
+        "--by",
+        By,
+        "Group by source line, module scope, primitive, dtype, or argument read.",
+    ),
+]
+_Seconds = Annotated[
+    float | None,
+    _COUNTED.option(
+        "--seconds", "S", "Measured run time, to report the FLOP rate and utilization.", min=1e-9
+    ),
+]
+_Measure = Annotated[
+    bool,
+    _COUNTED.flag("--measure", "Compile and run the function here, and use the measured time."),
+]
+_Bandwidth = Annotated[str | None, bandwidth_option()]
+_Pprof = Annotated[
+    str | None,
+    OUTPUT.option(
+        "--pprof", "FILE.pb.gz", "Also write a profile by call stack, for pprof and speedscope."
+    ),
+]
+
+
+@command
+def cost_command(
+    session: Session,
+    by: _By = "line",
+    device: options.ModeledDevice = None,
+    seconds: _Seconds = None,
+    measure: _Measure = False,
+    compiled: Compiled = False,
+    bandwidth: _Bandwidth = None,
+    pprof: _Pprof = None,
+    top: options.Top = None,
+    all: options.All = False,
+    json: options.Json = False,
+) -> None:
+    """Estimate FLOPs and memory traffic; --measure also times it.
+
+    Loops are counted once per iteration, calls once per call, and branches as a range from the
+    cheapest to the most expensive. Bytes are the memory traffic that remains after fusion.
+
+    [bold]Examples[/]
+
+      jaxprtool cost samples/transformer.py:loss -p grad
+      jaxprtool cost samples/transformer.py:loss --by scope --device h100
+      jaxprtool cost jax.numpy:matmul --args "f32[n,d], f32[d,d]"
+    """
+    most = options.row_limit(top, all)
+    if seconds is not None and measure:
+        raise OutputError("--seconds and --measure cannot be combined: both give the run time")
+    if bandwidth is not None and not compiled:
+        raise OutputError("--bandwidth times the collectives of --compiled", "add --compiled")
+    session.start()
+    from jaxprtool.analysis.devices import device_named, interconnect_named
+    from jaxprtool.commands.cost import table as render
+    from jaxprtool.commands.cost.estimate import cost as found_cost
+    from jaxprtool.commands.cost.estimate import with_times
+
+    on = None if device is None else device_named(device)
+    link = None if bandwidth is None else interconnect_named(bandwidth)
+    traced = session.traced()
+    named = session.programs(traced)
+    programs = [program for _, program in named]
+    session.on_progress("counting")
+    estimates = [found_cost(program, by) for program in programs]
+    if on is not None or measure:
+        require_numbers(any(map(render.symbols_in, estimates)))
+    if pprof is not None:
+        program = only_program("--pprof takes", [(program.name, program) for program in programs])
+        with output.written_file(pprof) as file:
+            file.write(_profile(program))
+    split = None
+    if compiled:
+        from jaxprtool.commands.shardings.partitions import with_link_times
+
+        split = with_link_times(compiled_partition(session, traced, named), link, on)
+    else:
+        output.say_if_partitioned(programs, json)
+    taken = [
+        _seconds(traced.given_to(p), session.on_progress) if measure else seconds for p in programs
+    ]
+    estimates = [
+        with_times(estimate, on, time) for estimate, time in zip(estimates, taken, strict=True)
+    ]
+    if json:
+        from jaxprtool.render.documents.programs import CostDocument
+
+        first = estimates[0]
+        output.write_json(CostDocument(first.total, first.groups, estimates, split))
+        return
+    if split is not None:
+        from jaxprtool.commands.shardings.table import device_tables
+
+        output.write_rendered(device_tables(split, output.width(), most))
+        output.write_text("")
+    beside = split is not None
+    output.write_each(
+        render.cost_table(estimate, output.width(), most, on, beside) for estimate in estimates
+    )
+
+
+def require_numbers(is_symbolic: object) -> None:
+    """Raise OutputError if a requested time depends on symbolic sizes."""
+    if is_symbolic:
+        hint = 'write them in --args, or -p "specialize(n=512)"'
+        raise OutputError("a time estimate needs sizes that are numbers", hint)
+
+
+def _profile(program: Program) -> bytes:
+    """Return the cost of a program by call stack, as a profile."""
+    from jaxprtool.commands.cost.estimate import cost_by_stack
+    from jaxprtool.formats.traces import Sample, pprof_profile
+
+    sample_types = [("flops", "count"), ("transcendentals", "count"), ("bytes", "bytes")]
+    samples = [
+        Sample(*entry.stack, (entry.work.flops, entry.work.transcendentals, entry.work.bytes))
+        for entry in cost_by_stack(program)
+    ]
+    return pprof_profile(program.name, sample_types, samples)
+
+
+def _seconds(inputs: RunInputs, on_progress: OnProgress) -> float:
+    """Return the run time of a program on the device of `run`."""
+    from jaxprtool.execute.running import run
+
+    prepared = ready(inputs, seed=0)
+    report = run.run(
+        prepared.program, prepared.filled.arguments, prepared.device, on_progress=on_progress
+    )
+    times = report.times
+    return times.first_call if times.repeat is None else times.repeat

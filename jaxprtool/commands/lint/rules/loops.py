@@ -1,0 +1,446 @@
+"""Loops that stack what nobody reads, call Python or are unrolled; branches under vmap."""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from collections.abc import Iterator
+
+from jaxprtool import jaxcompat
+from jaxprtool.commands.cost.rules import trip_count
+from jaxprtool.commands.lint.findings import Found, lint_rule
+from jaxprtool.commands.lint.graph import LintedProgram, Node, Scope, Value, ends
+from jaxprtool.ir.documents import plural
+from jaxprtool.ir.equations import type_of
+from jaxprtool.ir.regions import Regions, Scan, copies_of_body
+from jaxprtool.ir.traits import traits
+from jaxprtool.jaxcompat.source_locations import UserFrame, selects_branches
+
+# --- loops ----------------------------------------------------------------------------------------
+# Loops that stack results nobody reads or are unrolled, and branches that all run under vmap.
+
+#: Branches of fewer operations may as well both run.
+LEAST_OPERATIONS = 1000
+
+_BAD_STACK = """
+    import jax, jax.numpy as jnp
+    import jaxprtool
+
+
+    @jaxprtool.example("f32[64]", "f32[100,64]")
+    def f(start, xs):
+        def step(h, x):
+            h = jnp.tanh(h + x)
+            return h, h
+
+        _, hs = jax.lax.scan(step, start, xs)  # JT502
+        return hs[-1]
+"""
+
+_GOOD_STACK = """
+    import jax, jax.numpy as jnp
+    import jaxprtool
+
+
+    @jaxprtool.example("f32[64]", "f32[100,64]")
+    def f(start, xs):
+        def step(h, x):
+            return jnp.tanh(h + x), None
+
+        h, _ = jax.lax.scan(step, start, xs)
+        return h
+"""
+
+_BAD_BRANCH = """
+    import jax, jax.numpy as jnp
+    import jaxprtool
+
+
+    @jaxprtool.example("f32[16,64]", "f32[64,64]")
+    def f(xs, w):
+        def one(x):
+            return jax.lax.cond(x[0] > 0, lambda x: jnp.tanh(x @ w), lambda x: x, x)  # JT503
+
+        return jax.vmap(one)(xs)
+"""
+
+_GOOD_BRANCH = """
+    import jax, jax.numpy as jnp
+    import jaxprtool
+
+
+    @jaxprtool.example("f32[16,64]", "f32[64,64]")
+    def f(xs, w):
+        def one(x):
+            return jax.lax.cond(x[0] > 0, lambda x: jnp.tanh(x @ w), lambda x: x, x)
+
+        return jax.lax.map(one, xs)
+"""
+
+
+@lint_rule("JT502", "stack-for-last", bad=_BAD_STACK, good=_GOOD_STACK)
+def stacks_for_last(program: LintedProgram) -> Iterator[Found]:
+    """A scan stacks a result of every iteration, but only the last one is read."""
+    for node in program.of("scan"):
+        loop = node.held
+        if loop is None or not isinstance(loop.view, Scan) or not isinstance(loop.view.length, int):
+            continue
+        length = loop.view.length
+        last = 0 if loop.view.reverse else length - 1
+        for value in node.outs[-len(loop.view.ys) :] if loop.view.ys else ():
+            read = ends(value, ("same",))
+            if length > 1 and read and all(_is_row(reader, last) for _, reader in read):
+                yield Found(
+                    node,
+                    f"the stack {type_of(value.aval)} of {length:,} iterations is read only at the "
+                    "last one",
+                    "carry the value through the loop, and return the carry",
+                    "{bytes} of rows that nothing reads",
+                    bytes=value.bytes // length * (length - 1) * node.scope.runs,
+                )
+
+
+def _is_row(reader: Node | None, row: int) -> bool:
+    """Return True if an equation slices this one row."""
+    if reader is None or reader.name != "slice":
+        return False
+    params = reader.eqn.params
+    return (params["start_indices"][0], params["limit_indices"][0]) == (row, row + 1)
+
+
+@lint_rule("JT503", "branch-under-vmap", bad=_BAD_BRANCH, good=_GOOD_BRANCH)
+def branches_under_vmap(program: LintedProgram) -> Iterator[Found]:
+    """`vmap` turned a `cond` into a select, so that all branches run for every batch element.
+
+    It does so if the predicate differs between batch elements.
+    """
+    seen = set[Node]()
+    for node in program.of("select_n"):
+        if node.is_backward or not selects_branches(node.eqn):
+            continue
+        if not any(word in program.expression(node) for word in ("cond(", "switch(")):
+            continue  # JAX's own functions have branches inside too
+        nodes = _only_for(node) - seen
+        seen |= nodes
+        operations = sum(case_node.operations for case_node in nodes)
+        if operations >= LEAST_OPERATIONS:
+            yield Found(
+                node,
+                f"vmap turned this cond into a select: all {len(node.ins) - 1} branches run",
+                "use jax.lax.map, sort the batch by branch, or choose outside of vmap",
+                "{flops} in branches that all run",
+                flops=operations,
+            )
+
+
+def _only_for(select: Node, most: int = 10_000) -> set[Node]:
+    """Return the equations whose results only the cases of a select depend on."""
+    nodes = set[Node]()
+    todo: list[Value] = list(select.ins[1:])
+    while todo and len(nodes) < most:
+        node = todo.pop().node
+        if node is None or node in nodes:
+            continue
+        readers = [reader for out in node.outs for reader in out.live_readers]
+        within = all(
+            r in nodes or (r.name == "select_n" and r.ins[0] is select.ins[0]) for r in readers
+        )
+        if within and not any(out.is_result for out in node.outs):
+            nodes.add(node)
+            todo += node.ins
+    return nodes
+
+
+# --- unrolled scans -------------------------------------------------------------------------------
+
+#: Fewer copies of a body, or equations in all, compile fast enough.
+LEAST_COPIES, LEAST_EQUATIONS = 8, 100
+
+#: The equations for each coefficient of a polynomial, which has no body: a product and a sum.
+POLYNOMIAL = 2
+
+_BAD_UNROLL = """
+    import jax, jax.numpy as jnp
+    import jaxprtool
+
+
+    @jaxprtool.example("f32[4,32]", "f32[256,32,32]")
+    def f(x, layers):
+        def layer(x, w):
+            return jnp.tanh(x @ w) + jnp.sin(x), None
+
+        return jax.lax.scan(layer, x, layers, unroll=64)[0]  # JT504
+"""
+
+_GOOD_UNROLL = """
+    import jax, jax.numpy as jnp
+    import jaxprtool
+
+
+    @jaxprtool.example("f32[4,32]", "f32[256,32,32]")
+    def f(x, layers):
+        def layer(x, w):
+            return jnp.tanh(x @ w) + jnp.sin(x), None
+
+        return jax.lax.scan(layer, x, layers, unroll=4)[0]
+"""
+
+
+@lint_rule("JT504", "unrolled-scan", bad=_BAD_UNROLL, good=_GOOD_UNROLL)
+def unrolled_scans(program: LintedProgram) -> Iterator[Found]:
+    """The option `unroll` of a loop makes XLA compile its body again and again.
+
+    With `unroll=True`, XLA compiles it once for each iteration. `jax.lax.fori_loop` and
+    `jnp.polyval` have the option too.
+    """
+    for node in program.where(lambda node: "unroll" in node.eqn.params):
+        copies = copies_of_body(node.eqn)
+        size = sum(1 for inner in node.inner for _ in inner.walk()) or POLYNOMIAL
+        if copies >= LEAST_COPIES and copies * size >= LEAST_EQUATIONS:
+            yield Found(
+                node,
+                f"unroll={node.eqn.params['unroll']} makes XLA compile this loop's "
+                f"{plural(size, 'equation')} {copies:,} times",
+                "unroll a few iterations, or none",
+                f"{(copies - 1) * size:,} equations more to lower and compile",
+            )
+
+
+# --- callbacks ------------------------------------------------------------------------------------
+# Calls of Python functions from inside loops, and from branches under vmap.
+
+_CALLBACK_BAD = """
+    import jax, jax.numpy as jnp
+    import jaxprtool
+
+
+    @jaxprtool.example("f32[64]", "f32[100,64]")
+    def f(start, xs):
+        def step(h, x):
+            h = jnp.tanh(h + x)
+            jax.debug.print("h {}", h)  # JT601
+            return h, None
+
+        return jax.lax.scan(step, start, xs)[0]
+"""
+
+_CALLBACK_GOOD = """
+    import jax, jax.numpy as jnp
+    import jaxprtool
+
+
+    @jaxprtool.example("f32[64]", "f32[100,64]")
+    def f(start, xs):
+        def step(h, x):
+            return jnp.tanh(h + x), None
+
+        h, _ = jax.lax.scan(step, start, xs)
+        jax.debug.print("h {}", h)
+        return h
+"""
+
+
+@lint_rule("JT601", "callback-in-loop", bad=_CALLBACK_BAD, good=_CALLBACK_GOOD)
+def callbacks_in_loops(program: LintedProgram) -> Iterator[Found]:
+    """A loop prints or calls a Python function in each iteration.
+
+    In each iteration, the device sends values to the host, and may have to wait for it.
+    """
+    for node in program.where(lambda node: node.traits.callback):
+        loops, in_branch = _around(node.scope)
+        runs, is_counted = node.scope.runs, all(trip_count(loop) is not None for loop in loops)
+        if not loops or (is_counted and runs < 2):
+            continue
+        calls = f"at most {runs:,}" if in_branch else f"{runs:,}"
+        iterations = "some iterations" if in_branch else "each iteration"
+        yield Found(
+            node,
+            f"{node.name} in a loop calls the host "
+            + (f"{calls} times" if is_counted else f"in {iterations}"),
+            "call it once after the loop, on stacked values, or remove it",
+            f"{calls} calls to the host, which send it {{bytes}}"
+            if is_counted
+            else f"a call to the host in {iterations}, which sends it {{bytes}}",
+            bytes=sum(value.bytes for value in (*node.ins, *node.outs)) * runs,
+        )
+
+
+def _around(scope: Scope) -> tuple[list[Regions], bool]:
+    """Return the loops around a scope, and whether it is in a branch that may not be taken."""
+    loops, in_branch = list[Regions](), False
+    while scope.parent is not None and scope.parent.held is not None:
+        control = scope.parent.held
+        if control.kind == "loop":
+            loops.append(control)
+        in_branch |= control.kind == "branch"
+        scope = scope.parent.scope
+    return loops, in_branch
+
+
+_BAD_EFFECT = """
+    import jax, jax.numpy as jnp
+    import jaxprtool
+
+
+    @jaxprtool.example("f32[16]")
+    def f(xs):
+        def one(x):
+            warn = lambda: jax.debug.print("negative: {}", x)
+            jax.lax.cond(x < 0, warn, lambda: None)  # JT603
+            return jnp.sqrt(jnp.abs(x))
+
+        return jax.vmap(one)(xs)
+"""
+
+_GOOD_EFFECT = """
+    import jax, jax.numpy as jnp
+    import jaxprtool
+
+
+    @jaxprtool.example("f32[16]")
+    def f(xs):
+        warn = lambda: jax.debug.print("negative: {}", xs)
+        jax.lax.cond((xs < 0).any(), warn, lambda: None)
+        return jax.vmap(lambda x: jnp.sqrt(jnp.abs(x)))(xs)
+"""
+
+
+@lint_rule("JT603", "effect-under-vmap", bad=_BAD_EFFECT, good=_GOOD_EFFECT, kind="wrong")
+def effects_under_vmap(program: LintedProgram) -> Iterator[Found]:
+    """A branch of a `cond` that `vmap` turned into a select prints, or calls a Python function.
+
+    All branches run for every batch element, also those that the predicate does not choose, so the
+    call is unconditional.
+    """
+    if not any(True for _ in program.where(lambda node: node.traits.callback)):
+        return
+    for scope in program.top.inside():
+        for node, cond in _in_selected_branches(program, scope):
+            yield Found(
+                program.frame(cond),
+                f"vmap turned this cond into a select: {node.name} runs for every batch element",
+                "use jax.lax.map, or call it outside of vmap, on the whole batch",
+                "a call whether or not its branch is chosen, which sends the host {bytes}",
+                bytes=sum(value.bytes for value in node.ins) * node.scope.runs,
+            )
+
+
+def _in_selected_branches(program: LintedProgram, scope: Scope) -> Iterator[tuple[Node, Node]]:
+    """Yield the callbacks in branches that all run, each with an equation of the `cond`.
+
+    vmap computes the predicate of each branch, and then the branch. The frames of a branch end at
+    its function, while what follows the `cond` is in the function that calls it.
+    """
+    cond, callers = None, set[tuple[str, str]]()
+    for node in scope.nodes:
+        if selects_branches(node.eqn):
+            cond, callers = node, _functions(program, node)
+        elif cond is not None and not callers.isdisjoint(_functions(program, node)):
+            cond = None
+        elif cond is not None and "cond(" in program.expression(cond).replace("switch(", "cond("):
+            inside = (node, *(nested for inner in node.inner for nested in inner.walk()))
+            yield from ((callback, cond) for callback in inside if callback.traits.callback)
+
+
+def _functions(program: LintedProgram, node: Node) -> set[tuple[str, str]]:
+    return {(frame.file, frame.function) for frame in program.frames.stack(node.path)}
+
+
+# --- unrolled -------------------------------------------------------------------------------------
+# Python loops that become as many copies of their body.
+
+#: Fewer iterations, or equations in all, compile fast enough.
+LEAST_ITERATIONS, LEAST_UNROLLED_EQUATIONS = 8, 200
+
+#: The share of the equations of a loop that must repeat.
+SHARE = 0.9
+
+_UNROLLED_BAD = """
+    import jax, jax.numpy as jnp
+    import jaxprtool
+
+
+    @jaxprtool.example("f32[32,64,64]", "f32[8,64]")
+    def f(layers, x):
+        for w in layers:  # JT501
+            x = x + jax.nn.gelu(x @ w)
+        return x
+"""
+
+_UNROLLED_GOOD = """
+    import jax, jax.numpy as jnp
+    import jaxprtool
+
+
+    @jaxprtool.example("f32[32,64,64]", "f32[8,64]")
+    def f(layers, x):
+        def layer(x, w):
+            return x + jax.nn.gelu(x @ w), None
+
+        return jax.lax.scan(layer, x, layers)[0]
+"""
+
+
+@lint_rule("JT501", "unrolled-loop", bad=_UNROLLED_BAD, good=_UNROLLED_GOOD)
+def unrolled_python_loops(program: LintedProgram) -> Iterator[Found]:
+    """A Python loop is unrolled into the same equations again and again.
+
+    JAX traces and lowers them once per iteration, and XLA compiles them all. The time that XLA
+    takes often grows faster than the number of iterations.
+    """
+    for scope in program.top.inside():
+        if len(scope.nodes) >= LEAST_UNROLLED_EQUATIONS:
+            yield from _in_scope(program, scope)
+
+
+def _in_scope(program: LintedProgram, scope: Scope) -> Iterator[Found]:
+    by_loop = defaultdict[tuple[str, int], list[Node]](list)
+    for node in scope.nodes:
+        if node.is_live and not node.is_backward and not _is_outlined(node):
+            for place in _loops(program, node):
+                by_loop[place].append(node)
+    taken = set[Node]()
+    for (file, line), nodes in sorted(by_loop.items(), key=lambda item: -len(item[1])):
+        count = _iterations(nodes)
+        if not count or len(taken.intersection(nodes)) * 2 > len(nodes):
+            continue  # a loop in the iterations of another
+        taken.update(nodes)
+        per_iteration = len(nodes) // count
+        yield Found(
+            UserFrame(file, line, "", 0, line, 0),
+            f"a Python loop is unrolled: {count} iterations of {plural(per_iteration, 'equation')}",
+            "use jax.lax.scan over stacked values, or the pass roll (-p roll)",
+            f"{len(nodes) - per_iteration:,} equations more to trace, lower and compile",
+        )
+
+
+def _is_outlined(node: Node) -> bool:
+    """Return True if an equation is in a call that XLA compiles once, by the pass `outline`."""
+    calls = (eqn for eqn in node.around if traits(eqn).call == "jit")
+    return any(jaxcompat.mark_of(eqn) != "plain" for eqn in calls)
+
+
+def _loops(program: LintedProgram, node: Node) -> dict[tuple[str, int], None]:
+    """Return the loops of the user's files that lead to an equation, by file and line."""
+    frames = program.user_frames(node)
+    return {(f.file, line): None for f in frames for line in program.sources.loops(f)}
+
+
+def _iterations(nodes: list[Node]) -> int:
+    """Return how often most equations of a loop repeat; 0 if too few do, or too rarely."""
+    if len(nodes) < LEAST_UNROLLED_EQUATIONS:
+        return 0
+    counts = Counter(_key(node) for node in nodes)
+    by_count = Counter[int]()
+    for number in counts.values():
+        by_count[number] += number
+    count = max(by_count, key=lambda number: by_count[number])
+    if count < LEAST_ITERATIONS:
+        return 0
+    # The first iteration has fewer equations in a gradient, and some repeat in each iteration.
+    alike = sum(total for number, total in by_count.items() if number >= LEAST_ITERATIONS)
+    return count if alike >= SHARE * len(nodes) else 0
+
+
+def _key(node: Node) -> tuple[object, ...]:
+    types = tuple((value.shape, value.dtype) for value in node.outs)
+    return node.eqn.source_info.traceback, node.eqn.primitive, types

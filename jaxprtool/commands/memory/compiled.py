@@ -1,0 +1,581 @@
+"""The memory of a compiled program at its peak: XLA's own buffers, by the user's line.
+
+    found = compiled_memory(program, compiled, memory(program))
+    found.peak_bytes, found.lines[0].line, found.buffers[0].what
+
+Arguments, results and constants have memory from start to end. All other values share blocks of
+memory, whose live values at the peak are those that `ir.hlo.buffers` finds. The rest of such a
+block is unused then: XLA could not place the values more densely, or aligned them.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any, Literal, TypeAlias
+
+from jaxprtool.commands.memory.estimate import Memory, memory
+from jaxprtool.errors import ArgumentsError
+from jaxprtool.execute.running.backends import compiled_afresh
+from jaxprtool.formats.lowering import compiled
+from jaxprtool.ir.conversions import with_contents
+from jaxprtool.ir.documents import Printed, document, some
+from jaxprtool.ir.frames import BEHIND, Frames, frames_now
+from jaxprtool.ir.hlo.buffers import (
+    CALLS,
+    Allocation,
+    Buffer,
+    BufferAssignment,
+    LiveRanges,
+    PlacedBuffer,
+    Position,
+    buffer_assignment,
+)
+from jaxprtool.ir.hlo.module import HloModule, Instruction, compiled_module
+from jaxprtool.ir.paths import common_path, without_numbers
+from jaxprtool.ir.program import Program
+from jaxprtool.jaxcompat.source_locations import UserFrame
+
+#: The kinds of buffers. "pointers" are the tables of tuples; "unused" is memory between buffers.
+Kind: TypeAlias = Literal["argument", "result", "constant", "value", "pointers", "unused"]
+
+#: The names in `lines` of buffers without a source line, by kind.
+_LINES = {
+    "argument": "arguments",
+    "result": "results",
+    "room": "results",
+    "constant": "constants",
+    "pointers": "pointers",
+    "unused": "unused",
+}
+
+#: The name in `lines` of values that XLA computes for none of the user's lines.
+NO_LINE = "no line"
+
+
+@document(without=("frames",))
+@dataclass(frozen=True)
+class PeakBuffer:
+    """Buffers at the peak with the same kind, type and lines.
+
+    Attributes:
+        bytes: Their total bytes.
+        line: The user's line that computes them, followed by the library's; "" for arguments.
+        what: The path of an argument or a result, with `*` for numbers that differ; or the
+            primitive that computes a value, or XLA's own operation: `copy of params['w']`.
+        kind: The kind: "argument", "result", "constant", "value", "pointers" (the tables of tuples)
+            or "unused" (memory between buffers).
+        count: Their number.
+        type: Their type, as XLA writes it.
+        operation: The name of XLA's operation that computes the first of them; "" for none.
+        until: The last operation that reads them, and its line; "" if they live to the end.
+        shares: The value that shares this memory: the result that reuses a donated argument, the
+            operand that is overwritten, or a result that is written later.
+        frames: The frames of the first of them, the innermost first.
+    """
+
+    bytes: int
+    line: str
+    what: str
+    kind: Kind
+    count: int
+    type: str
+    operation: str = ""
+    until: str = ""
+    shares: str = ""
+    frames: tuple[UserFrame, ...] = ()
+
+
+@document(without=("buffers",))
+@dataclass(frozen=True)
+class LineBytes:
+    """The memory of a line at the peak.
+
+    Attributes:
+        line: The user's line; or "arguments", "results", "constants", "pointers", "unused", or "no
+            line" for values that XLA computes for none of the user's lines.
+        bytes: The bytes of XLA's buffers.
+        estimate_bytes: The bytes in the estimate without compiling.
+        buffers: XLA's buffers of the line, the largest first.
+    """
+
+    line: str
+    bytes: int
+    estimate_bytes: int
+    buffers: tuple[PeakBuffer, ...]
+
+
+@dataclass(frozen=True)
+class CompiledPeak(Printed):
+    """The memory that XLA assigned to a compiled program, on each device.
+
+    Attributes:
+        name: The name of the program.
+        devices: The number of devices that it is compiled for.
+        peak_bytes: The bytes at the peak: the sum of the next four, less `donated_bytes`.
+        argument_bytes: The bytes of its arguments.
+        result_bytes: The bytes of its results.
+        constant_bytes: The bytes of the constants in the executable.
+        temporary_bytes: The bytes of the memory that all other values share.
+        donated_bytes: The bytes of results that are written to the memory of donated arguments.
+        unused_bytes: The part of `temporary_bytes` that holds no value at the peak.
+        unshared_bytes: The bytes that the temporaries would need if none shared memory.
+        at: The line of the operation that runs at the peak, and its primitive.
+        estimate_bytes: The peak that was estimated without compiling.
+        estimate_is_whole: Whether the estimate counts the global size of arrays that are sharded
+            over several devices.
+        buffers: The buffers at the peak, the largest first; they add up to `peak_bytes`.
+        lines: The bytes by line, and the estimated ones, the largest first.
+        unknown: The number of equations of each primitive whose memory the estimate does not count,
+            besides that of their operands and results.
+    """
+
+    name: str
+    devices: int
+    peak_bytes: int
+    argument_bytes: int
+    result_bytes: int
+    constant_bytes: int
+    temporary_bytes: int
+    donated_bytes: int
+    unused_bytes: int
+    unshared_bytes: int
+    at: str
+    estimate_bytes: int
+    estimate_is_whole: bool
+    buffers: tuple[PeakBuffer, ...]
+    lines: tuple[LineBytes, ...]
+    unknown: Mapping[str, int] = field(default_factory=dict)
+
+
+def compiled_peak(program: Program, compiled: Any, estimate: Memory) -> CompiledPeak:
+    """Return the memory that XLA assigned to a program.
+
+    Args:
+        program: A program.
+        compiled: The program as a `jax.stages.Compiled`, lowered with the names of its arguments.
+        estimate: The estimate of its memory.
+
+    Raises:
+        UnsupportedError: If the backend does not describe its buffers.
+    """
+    module = compiled_module(compiled)
+    assignment = buffer_assignment(compiled, module)
+    reader = _BufferDescriber(program, module, assignment)
+    counted = [allocation for allocation in assignment.allocations if not allocation.is_local]
+    temporaries = [allocation for allocation in counted if allocation.is_temporary]
+    time = reader.ranges.peak(temporaries)
+    values = [reader.value(*live) for live in reader.ranges.live(temporaries, time)]
+    unused = _size(temporaries) - sum(value.bytes for value in values)
+    fixed = [buffer for allocation in counted for buffer in reader.fixed(allocation, time)]
+    rest = [PeakBuffer(unused, "", "between buffers", "unused", 1, "")] if unused else []
+    buffers = _grouped([*fixed, *values, *rest])
+    return CompiledPeak(
+        program.name,
+        len(compiled.runtime_executable().local_devices()),
+        _size(counted),
+        _size(allocation for allocation in counted if allocation.parameter is not None),
+        _size(allocation for allocation in counted if allocation.is_result),
+        _size(allocation for allocation in counted if allocation.is_constant),
+        _size(temporaries),
+        _size(
+            allocation
+            for allocation in counted
+            if allocation.is_result and allocation.parameter is not None
+        ),
+        unused,
+        sum(reader.unshared(allocation) for allocation in temporaries),
+        reader.at(time),
+        estimate.peak_bytes,
+        bool(estimate.left_to_partitioner),
+        buffers,
+        _lines(buffers, estimate),
+        estimate.unknown,
+    )
+
+
+def _size(allocations: Iterable[Allocation]) -> int:
+    return sum(allocation.size for allocation in allocations)
+
+
+class _BufferDescriber:
+    """Describes the buffers of a module."""
+
+    def __init__(self, program: Program, module: HloModule, assignment: BufferAssignment):
+        self._module, self._assignment = module, assignment
+        self.ranges = LiveRanges(module, assignment)
+        frames = frames_now(program.roots)
+        self._origins = BufferOrigins(module, assignment, self.ranges, frames)
+        self._places = {
+            placed.buffer.id: (allocation.index, placed)
+            for allocation in assignment.allocations
+            for placed in allocation.placed
+        }
+        self._results = self._named_results(program)
+        parameters = (op for op in module.entry.instructions if op.opcode == "parameter")
+        self._parameters = {parameter.parameter_number: parameter for parameter in parameters}
+
+    def _named_results(self, program: Program) -> dict[int, tuple[Buffer, list[str]]]:
+        """Return the buffer and the names of the results in each allocation."""
+        root = self._module.entry.root
+        parts = range(len(root.shape.parts))
+        positions: list[Position] = [(root.id, (i,)) for i in parts] or [(root.id, ())]
+        results: dict[int, tuple[Buffer, list[str]]] = {}
+        # The tokens of effects come before the results of the program.
+        first = len(positions) - len(program.out_names)
+        for name, position in zip(program.out_names, positions[first:], strict=True):
+            if (buffer := self.ranges.buffer_at(position)) is not None:
+                results.setdefault(self._places[buffer.id][0], (buffer, []))[1].append(name)
+        return results
+
+    def fixed(self, allocation: Allocation, time: int) -> Iterator[PeakBuffer]:
+        """Yield the argument, constant or result in an allocation.
+
+        Before a result is written, its memory may hold another value.
+        """
+        size = allocation.size
+        result, all_names = self._results.get(allocation.index, (None, []))
+        names = ", ".join(all_names)
+        if allocation.parameter is not None:
+            parameter = self._parameters[allocation.parameter]
+            name, shape = parameter.op_name or parameter.name, str(parameter.shape)
+            shares = f"reused for {names}" if names else ""
+            yield PeakBuffer(size, "", name, "argument", 1, shape, shares=shares)
+        elif allocation.is_constant:
+            shape = ", ".join(str(placed.buffer.shape) for placed in allocation.placed)
+            yield PeakBuffer(size, "", "constant", "constant", 1, shape)
+        elif result is not None:
+            for placed, part in self.ranges.live([allocation], time):
+                if self._group(placed.buffer) != self._group(result):
+                    size -= part
+                    yield replace(self.value(placed, part), shares=f"in the memory of {names}")
+            origin, shape = self._origins.of(result), str(result.shape)
+            yield PeakBuffer(size, origin.line, names, "result", 1, shape, frames=origin.frames)
+        elif allocation.is_result:
+            yield PeakBuffer(size, "", "table of the results", "pointers", 1, "")
+
+    def _group(self, buffer: Buffer) -> int:
+        return self._assignment.groups[buffer.id]
+
+    def value(self, placed: PlacedBuffer, size: int) -> PeakBuffer:
+        """Return a live value in the memory that values share."""
+        buffer = placed.buffer
+        shape, name = str(buffer.shape), buffer.instruction.name
+        if buffer.shape.parts:
+            return PeakBuffer(size, "", "table of a tuple", "pointers", 1, "")
+        origin = self._origins.of(buffer)
+        until = self._origins.until(buffer)
+        shares = self._written_over(placed)
+        return PeakBuffer(
+            size, origin.line, origin.what, "value", 1, shape, name, until, shares, origin.frames
+        )
+
+    def _written_over(self, placed: PlacedBuffer) -> str:
+        """Return the operand that the operation of a value overwrites, in words."""
+        written = placed.buffer
+        allocation, _ = self._places[written.id]
+        for operand in written.instruction.operands:
+            read = self.ranges.buffer_at((operand, ()))
+            if read is None or self._group(read) == self._group(written):
+                continue
+            where, other = self._places[read.id]
+            if where == allocation and placed.common(other):
+                return f"written over {self._origins.of(read).text}"
+        return ""
+
+    def unshared(self, allocation: Allocation) -> int:
+        """Return the bytes of the groups of buffers in an allocation."""
+        groups = {self._group(p.buffer): p.size for p in allocation.placed}
+        return sum(groups.values())
+
+    def at(self, time: int) -> str:
+        """Return the line of the operation that runs at a time, and its primitive."""
+        running = next((n for n, when in self.ranges.time.items() if when == time), None)
+        if running is None:
+            return ""
+        instruction = self._module.instructions[running]
+        buffer = self.ranges.buffer_at((running, (0,) if instruction.shape.parts else ()))
+        origin = self._origins.made(instruction) if buffer is None else self._origins.of(buffer)
+        return " ".join(filter(None, (origin.line, origin.what)))
+
+
+def _grouped(buffers: Iterable[PeakBuffer]) -> tuple[PeakBuffer, ...]:
+    """Merge equal buffers, and sort them by their bytes, the largest first.
+
+    Tokens, which order effects, have no bytes and are left out.
+    """
+    groups = defaultdict[tuple[object, ...], list[PeakBuffer]](list)
+    for value in filter(lambda buffer: buffer.bytes, buffers):
+        same = value.kind, value.type, value.line, without_numbers(value.what)
+        groups[*same, value.until, without_numbers(value.shares)].append(value)
+    merged = (
+        replace(
+            group[0],
+            count=len(group),
+            bytes=sum(value.bytes for value in group),
+            what=common_path([value.what for value in group]),
+            shares=common_path([value.shares for value in group]),
+        )
+        for group in groups.values()
+    )
+    return tuple(sorted(merged, key=lambda value: -value.bytes))
+
+
+def _lines(buffers: Iterable[PeakBuffer], estimate: Memory) -> tuple[LineBytes, ...]:
+    """Return the buffers of each line, and their bytes beside those of the estimate."""
+    by_line = defaultdict[str, list[PeakBuffer]](list)
+    for buffer in buffers:
+        by_line[_line(buffer.kind, buffer.line)].append(buffer)
+    estimated = estimated_lines(estimate)
+    lines = (
+        LineBytes(
+            line,
+            sum(buffer.bytes for buffer in by_line[line]),
+            estimated.get(line, 0),
+            tuple(by_line[line]),
+        )
+        for line in dict.fromkeys([*by_line, *estimated])
+    )
+    return tuple(sorted(lines, key=lambda line: (-line.bytes, -line.estimate_bytes)))
+
+
+def estimated_lines(estimate: Memory) -> dict[str, int]:
+    """Return the estimated bytes at the peak by line, under the names of `LineBytes`."""
+    sizes = defaultdict[str, int](int)
+    for live in estimate.live:
+        sizes[_line(live.kind, live.source)] += live.bytes
+    return dict(sizes)
+
+
+def _line(kind: str, line: str) -> str:
+    """Return the line of a buffer or of an estimated value in `LineBytes`."""
+    return _LINES.get(kind) or line.partition(BEHIND)[0] or NO_LINE
+
+
+# --- origins --------------------------------------------------------------------------------------
+# Find the user's lines that the buffers of a compiled module come from.
+
+#: Instructions that pass on the results of others.
+_HANDED_ON = CALLS | {"parameter", "tuple"}
+
+#: Instructions that copy an operand, or read or write rows: a prefix, and the position of the
+#: operand after which the result is named. A loop that writes rows stacks what it writes.
+_MOVES = {
+    "copy": ("copy of ", 0),
+    "dynamic-slice": ("a row of ", 0),
+    "dynamic-update-slice": ("", 1),
+}
+
+#: Instructions that do not name the fusion they are in.
+_LAID_OUT = frozenset({"bitcast", "tuple", "parameter", "constant"})
+
+
+@dataclass(frozen=True)
+class BufferOrigin:
+    """The source of a value.
+
+    Attributes:
+        line: The user's line, followed by the library's; "" if it has none.
+        what: The primitive, or XLA's own operation.
+        frames: The call stack, the innermost frame first.
+        is_reader: Whether the line is that of an operation that needs the value, since none of the
+            user's computes it.
+    """
+
+    line: str = ""
+    what: str = ""
+    frames: tuple[UserFrame, ...] = ()
+    is_reader: bool = False
+
+    @property
+    def text(self) -> str:
+        """The primitive and the user's own line: `add at model.py:9`."""
+        return " at ".join(filter(None, (self.what, self.line.partition(BEHIND)[0])))
+
+
+class BufferOrigins:
+    """Finds where the buffers of a module come from."""
+
+    def __init__(
+        self, module: HloModule, assignment: BufferAssignment, ranges: LiveRanges, frames: Frames
+    ) -> None:
+        self._module, self._ranges, self._frames = module, ranges, frames
+        self._numbers = assignment.groups
+        self._known: dict[int, BufferOrigin] = {}
+        self._groups = defaultdict[int, list[Buffer]](list)
+        for buffer in assignment.buffers():
+            self._groups[assignment.groups[buffer.id]].append(buffer)
+
+    def until(self, buffer: Buffer) -> str:
+        """Return the last operation that reads a buffer, or the carry that it becomes in a loop."""
+        last = None
+        for member in self._groups[self._numbers[buffer.id]]:
+            reader = self._ranges.readers.get(member.id)
+            if reader is not None and (
+                last is None or self._ranges.time[reader.id] > self._ranges.time[last.id]
+            ):
+                last = reader
+        return "" if last is None else self.made(last).text
+
+    def of(self, buffer: Buffer) -> BufferOrigin:
+        """Return the source of a buffer.
+
+        XLA's own instructions have no line. A value of a loop's carry gets the line of another
+        value in the same memory; a copy is named after its operand, and gets the line of its
+        reader.
+        """
+        return self._of(buffer, frozenset())
+
+    def made(self, instruction: Instruction) -> BufferOrigin:
+        """Return the line and the primitive of an instruction."""
+        op, stack = next(self._described(instruction), (instruction, ()))
+        return self._origin(op, stack)
+
+    def _of(self, buffer: Buffer, seen: frozenset[int]) -> BufferOrigin:
+        """Return the source of a buffer, without following buffers of the groups in `seen`."""
+        if buffer.id not in self._known:
+            origin = self._found(buffer, seen | {self._numbers[buffer.id]})
+            if seen:  # the result may be incomplete, as buffers in `seen` were not followed
+                return origin
+            self._known[buffer.id] = origin
+        return self._known[buffer.id]
+
+    def _found(self, buffer: Buffer, seen: frozenset[int]) -> BufferOrigin:
+        instruction, number = buffer.instruction, self._numbers[buffer.id]
+        if instruction.opcode == "parameter" and self._ranges.caller(instruction) is None:
+            return BufferOrigin("", instruction.op_name or instruction.name)
+        around = list(dict.fromkeys(member.instruction for member in self._groups[number]))
+        around.sort(key=lambda candidate: candidate is not instruction)
+        computed = [candidate for candidate in around if candidate.opcode not in _HANDED_ON]
+        for candidate in (*computed, *around):
+            for op, stack in self._described(candidate):
+                if not self._is_of_loop(op, candidate, around):
+                    return self._origin(op, stack)
+        for candidate in computed:
+            for word, moved in self._moved(candidate):
+                if self._numbers[moved.id] not in seen:
+                    origin = self._of(moved, seen)
+                    is_made = origin.line and not origin.is_reader
+                    located = origin if is_made else self._needed_by(instruction)
+                    what = origin.what.removeprefix(word)  # a copy of a copy is a copy
+                    return replace(located, what=f"{word}{what}")
+        for candidate in around:
+            if (source := self.made(candidate)).frames:
+                return source
+        return replace(self._needed_by(instruction), what=_opcode(self._module, instruction))
+
+    def _needed_by(self, instruction: Instruction) -> BufferOrigin:
+        """Return the source of the first operation with a line that depends on an instruction."""
+        seen, pending = {instruction.id}, [instruction]
+        while pending:
+            writer = pending.pop()
+            for buffer in self._written_by(writer):
+                reader = self._ranges.readers.get(buffer.id)
+                if reader is None or reader.id in seen:
+                    continue
+                if (origin := self.made(reader)).frames:
+                    return replace(origin, is_reader=True)
+                seen.add(reader.id)
+                pending.append(reader)
+        return BufferOrigin()
+
+    def _written_by(self, instruction: Instruction) -> Iterator[Buffer]:
+        """Yield the buffers of an instruction's result, or of the parts of a tuple."""
+        parts = range(len(instruction.shape.parts))
+        for index in ((i,) for i in parts) if parts else [()]:
+            if (buffer := self._ranges.buffer_at((instruction.id, index))) is not None:
+                yield buffer
+
+    def _moved(self, instruction: Instruction) -> Iterator[tuple[str, Buffer]]:
+        """Yield the prefix and buffer of each operand that an instruction moves; see `_MOVES`."""
+        for op in reversed(self._module.inside(instruction)):
+            if op.opcode not in _MOVES:
+                continue
+            word, position = _MOVES[op.opcode]
+            if (buffer := self._outside(instruction, op.operands[position])) is not None:
+                yield word, buffer
+
+    def _outside(self, instruction: Instruction, number: int) -> Buffer | None:
+        """Return the buffer that an operand of an instruction in a fusion comes from."""
+        if instruction.opcode == "fusion":
+            op = self._module.instructions[number]
+            while op.opcode != "parameter":
+                if not op.operands:
+                    return None
+                op = self._module.instructions[op.operands[0]]
+            number = instruction.operands[op.parameter_number]
+        return self._ranges.buffer_at((number, ()))
+
+    def _is_of_loop(
+        self, op: Instruction, instruction: Instruction, around: Sequence[Instruction]
+    ) -> bool:
+        """Return True if an operation, such as the slice of a row, belongs to a loop itself.
+
+        Args:
+            op: The operation.
+            instruction: The operation, or the fusion around it.
+            around: The instructions that write to the same place.
+        """
+        loops = [self._ranges.caller(instruction), *around]
+        frame = self._module.frames(op)[:1]
+        return any(
+            loop is not None and loop.opcode == "while" and self._module.frames(loop)[:1] == frame
+            for loop in loops
+        )
+
+    def _origin(self, op: Instruction, stack: tuple[UserFrame, ...]) -> BufferOrigin:
+        name = op.path.rpartition("/")[2]
+        location = self._frames.location_in(stack)
+        what = name or _opcode(self._module, op)
+        return BufferOrigin(self._frames.location_text(location), what, stack)
+
+    def _described(
+        self, instruction: Instruction
+    ) -> Iterator[tuple[Instruction, tuple[UserFrame, ...]]]:
+        """Yield the instructions with lines: itself, and those in a fusion, the last first."""
+        for op in (instruction, *reversed(self._module.inside(instruction))):
+            if stack := self._module.frames(op):
+                yield op, stack
+
+
+def _opcode(module: HloModule, instruction: Instruction) -> str:
+    """Return XLA's name of an operation; of a fusion, that of the last operation in it."""
+    inside = [op.opcode for op in module.inside(instruction)]
+    return next(
+        (opcode for opcode in reversed(inside) if opcode not in _LAID_OUT), instruction.opcode
+    )
+
+
+# --- compiled memory ------------------------------------------------------------------------------
+# `compiled_memory`: the buffers of a compiled program at its peak, by the user's line.
+#
+# found = jaxprtool.compiled_memory(program)
+# found.peak_bytes, found.estimate_bytes, found.buffers[0].line
+
+
+def compiled_memory(program: Program, arguments: Sequence[object] = ()) -> CompiledPeak:
+    """Compile a program, and return XLA's buffers at its peak beside the estimate of `memory`.
+
+    JAX's compilation cache is not used: its executables may have the lines of an earlier source.
+    Refs are arguments and results, as in `run`.
+
+    Args:
+        program: A `Program`.
+        arguments: Its flat arguments or their types, if they lie on several devices.
+
+    Raises:
+        ArgumentsError: If it was traced with arguments on several devices, and none are given.
+        UnsupportedError: For symbolic sizes or free named axes, if XLA cannot compile the program,
+            or if the backend does not describe its buffers.
+        BackendError: If there are too few devices for its mesh.
+    """
+    if program.sharded and not arguments:
+        raise ArgumentsError(
+            f"{program.name} was traced with {some(program.sharded, 3)} on several devices",
+            "also pass its flat arguments, which have the devices",
+        )
+    program = with_contents(program)
+    estimate = memory(program)
+    with compiled_afresh():
+        return compiled_peak(program, compiled(program, arguments), estimate)

@@ -1,0 +1,422 @@
+"""The memory of a program for the terminal: the estimate, XLA's buffers, and pictures."""
+
+from __future__ import annotations
+
+import importlib.util
+import io
+import os
+from collections.abc import Iterable, Iterator, Sequence
+from typing import TYPE_CHECKING
+
+from rich.console import Group, RenderableType
+from rich.padding import Padding
+from rich.text import Text
+
+from jaxprtool.errors import OutputError
+from jaxprtool.ir.documents import in_bytes, plural, times
+from jaxprtool.render import views
+from jaxprtool.render.terminal import tables
+from jaxprtool.render.terminal.listing import Rendering
+from jaxprtool.render.terminal.tables import (
+    ALL,
+    add_more,
+    new_table,
+    number_column,
+    share_text,
+    split_rows,
+    text_column,
+    value_cell,
+)
+
+if TYPE_CHECKING:
+    from jaxprtool.commands.memory.compiled import CompiledPeak, LineBytes, PeakBuffer
+    from jaxprtool.commands.memory.estimate import Live, Memory, Point
+    from jaxprtool.ir.repetition import TemporaryMemory
+
+# --- memory ---------------------------------------------------------------------------------------
+# The memory of a program as a curve and a table for the terminal.
+
+#: The number of lines of a curve, and its maximum width in columns.
+_HEIGHT, _WIDEST = 12, 120
+
+#: The characters of the curve itself.
+_BRAILLE = r"[\u2800-\u28ff]+"
+
+#: The maximum number of marks of the curve's axis.
+_MARKS = 4
+
+
+def memory_table(
+    memory: Memory, width: int, top: int | None = tables.ROWS, option: str = ALL
+) -> Rendering:
+    """Return the curve of a program, and a row for each of the `top` largest groups at its peak.
+
+    Args:
+        memory: The memory of the program.
+        width: The width in characters.
+        top: The number of groups shown; None for all.
+        option: The option that shows all; "" if none does.
+    """
+    parts: list[RenderableType] = [Text(peak_text(memory), style=tables.HEADING)]
+    if kinds := kinds_text(memory):
+        parts.append(Text(kinds))
+    if memory.temporary_bytes:
+        parts += [Text(), _curve(memory, min(width, _WIDEST))]
+    if memory.live:
+        columns = number_column("share"), number_column("bytes"), text_column("values", tables.TYPE)
+        table = new_table("", *columns, text_column("value and last reader"))
+        shown, others = split_rows(memory.live, top)
+        for live in shown:
+            share = share_text(live.bytes, memory.peak_bytes)
+            what = value_cell(*live_texts(live), how_long_text(live))
+            table.add_row(share, in_bytes(live.bytes), times(live.count, live.type), what)
+        rest = sum(live.bytes for live in others)
+        cells = share_text(rest, memory.peak_bytes), in_bytes(rest), ""
+        add_more(table, len(others), *cells, option=option)
+        parts += [Text(), table]
+    return Rendering(Group(*parts), width)
+
+
+# --- texts ------------------------------------------------------------------------------------
+
+
+def peak_text(memory: Memory) -> str:
+    """Return the peak and its place: `loss: 1.5 MiB, peak at model.py:9 dot_general`."""
+    where, left_out = point_text(memory.at), unknown_text(memory.unknown)
+    if left_out:
+        left_out = f", {left_out} (--compiled counts it)"
+    place = f", peak at {where}" if where else ""
+    return f"{memory.name}: {in_bytes(memory.peak_bytes)}{left_out}{place}"
+
+
+def unknown_text(unknown: Iterable[str]) -> str:
+    """Return the primitives inside which nothing is counted: `not counted inside: eig`; or ""."""
+    return f"not counted inside: {', '.join(unknown)}" if unknown else ""
+
+
+def kinds_text(memory: Memory) -> str:
+    """Return the parts of the peak: `arguments 1.0 MiB, temporaries 512 bytes`."""
+    kinds = {
+        "arguments": memory.argument_bytes,
+        "results": memory.result_bytes,
+        "constants": memory.constant_bytes,
+        "temporaries": memory.temporary_bytes,
+    }
+    text = ", ".join(f"{name} {in_bytes(size)}" for name, size in kinds.items() if size)
+    if memory.donated_bytes:
+        text += f"; {in_bytes(memory.donated_bytes)} of the results reuse donated arguments"
+    return text
+
+
+def point_text(point: Point) -> str:
+    """Return the line and the primitive at a point; empty before the first equation."""
+    return " ".join(filter(None, (point.source, point.primitive)))
+
+
+def live_texts(live: Live) -> tuple[str, str]:
+    """Return the name or the line of values, and the primitive that computes them."""
+    if live.kind in ("argument", "constant", "result"):
+        return live.name, ""
+    if live.kind == "room":
+        return f"buffer for {live.name}", ""
+    if live.kind == "workspace":
+        return live.source or "unknown line", f"inside {live.primitive}"
+    if live.kind == "row" and live.name:
+        return f"a row of {live.name}", ""
+    if live.name:
+        return f"{live.name}, broadcast", ""
+    note = ", a row of it" if live.kind == "row" else ""
+    return live.source or "unknown line", live.primitive + note
+
+
+def how_long_text(live: Live) -> str:
+    """Return the end or the start of values' lifetime: `until add at model.py:9`."""
+    if live.kind == "room":
+        return f"written later by {live.primitive}{_at(live.source)}"
+    where = _at("" if live.reader_source == live.source else live.reader_source)
+    return f"until {live.reader}{where}" if live.reader else ""
+
+
+def _at(source: str) -> str:
+    return f" at {source}" if source else ""
+
+
+# --- the curve --------------------------------------------------------------------------------
+
+
+def _curve(memory: Memory, width: int) -> Text:
+    """Return the curve as Braille dots, from zero bytes to slightly above the peak."""
+    import plotext
+
+    plotext.terminal.limit(False, False)  # use our width instead of the terminal's
+    figure = plotext.figure
+    figure.clear()
+    figure.plot_size(width, _HEIGHT)
+    signal = figure.signal(*zip(*_steps(memory, width), strict=True), marker="braille")
+    figure.draw(signal.fillx())
+    ticks = marks(memory.peak_bytes, _MARKS)
+    figure.ruler("y").lim(0, memory.peak_bytes).ticks(ticks, list(map(in_bytes, ticks)))
+    figure.ruler("x").ticks([memory.at.position], ["peak"])
+    figure.label("equations in execution order", "x")
+    text = figure.build().string(colorless=True)
+    drawn = Text("\n".join(line.rstrip() for line in text.splitlines()), no_wrap=True)
+    drawn.highlight_regex(_BRAILLE, tables.BINDER)
+    return drawn
+
+
+def marks(peak: int, most: int) -> list[int]:
+    """Return at most `most` multiples of a power of two up to a number of bytes."""
+    step = 1
+    while peak > most * step:
+        step *= 2
+    return list(range(0, peak + 1, step))
+
+
+def _steps(memory: Memory, width: int) -> Iterator[tuple[float, int]]:
+    """Yield points dense enough to fill the area below them: two for each column of dots."""
+    last, curve, number = memory.curve[-1].position, iter(memory.curve), 4 * width
+    point = next(curve)
+    following = next(curve, None)
+    for i in range(number + 1):
+        position, highest = i * last / number, 0
+        while following is not None and following.position <= position:
+            point, following = following, next(curve, None)
+            highest = max(highest, point.bytes)
+        yield position, max(highest, point.bytes)
+
+
+# --- memory picture -------------------------------------------------------------------------------
+# Pictures of the memory curve of a program, drawn by matplotlib.
+
+_FORMATS = (".svg", ".png")
+
+
+def memory_picture_format(path: str) -> str:
+    """Return the picture format of a file name.
+
+    Raises:
+        OutputError: If it has none, or matplotlib is not installed.
+    """
+    file_format = os.path.splitext(path)[1].lower()
+    if file_format not in _FORMATS:
+        raise OutputError(f"cannot draw '{path}': its name must end in .svg or .png")
+    if importlib.util.find_spec("matplotlib") is None:
+        raise OutputError(
+            f"cannot draw '{path}': matplotlib is not installed", 'pip install "jaxprtool[plot]"'
+        )
+    return file_format[1:]
+
+
+def memory_picture(memory: Memory, file_format: str) -> bytes:
+    """Return the curve of a program's memory as a picture, "svg" or "png"."""
+    from matplotlib import rc_context
+    from matplotlib.figure import Figure
+
+    with rc_context({"svg.fonttype": "none", "svg.hashsalt": "1"}):
+        figure = Figure(figsize=(8, 3.4), layout="constrained")
+        axes = figure.add_subplot()
+        positions = [point.position for point in memory.curve]
+        axes.fill_between(
+            positions, [point.bytes for point in memory.curve], step="post", alpha=0.4
+        )
+        axes.step(positions, [point.bytes for point in memory.curve], where="post")
+        axes.plot([memory.at.position], [memory.at.bytes], "o", markersize=4)
+        axes.set_title(
+            f"{memory.name}: {in_bytes(memory.peak_bytes)}", loc="left", parse_math=False
+        )
+        axes.annotate(
+            point_text(memory.at),
+            (memory.at.position, memory.at.bytes),
+            xytext=(0, 6),
+            textcoords="offset points",
+            ha="right" if memory.at.position > positions[-1] / 2 else "left",
+            parse_math=False,
+        )
+        axes.set_xlim(0, max(positions[-1], 1))
+        axes.set_ylim(0, 1.15 * max(memory.peak_bytes, 1))
+        axes.set_xlabel("equations in execution order")
+        ticks = marks(memory.peak_bytes, 8)
+        axes.set_yticks(ticks, list(map(in_bytes, ticks)))
+        axes.spines[["top", "right"]].set_visible(False)
+        file = io.BytesIO()
+        figure.savefig(
+            file, format=file_format, metadata={"Date": None} if file_format == "svg" else None
+        )
+    return file.getvalue()
+
+
+# --- compiled memory ------------------------------------------------------------------------------
+# XLA's buffers at the peak of a compiled program, by line, as a table for the terminal.
+
+#: The number of buffers shown for a line.
+_BUFFERS = 4
+
+
+def compiled_table(
+    peak: CompiledPeak, width: int, top: int | None = tables.TALL_ROWS, option: str = ALL
+) -> Rendering:
+    """Return the memory of a compiled program, and a row for each of the `top` largest lines.
+
+    Args:
+        peak: XLA's buffers at the peak.
+        width: The width in characters.
+        top: The number of lines shown; None for all.
+        option: The option that shows all; "" if none does.
+    """
+    columns = number_column("share"), number_column("bytes"), number_column("estimate")
+    table = new_table("", *columns, text_column("line and its buffers"))
+    shown, rest = split_rows(peak.lines, top)
+    for line in shown:
+        share = share_text(line.bytes, peak.peak_bytes)
+        sizes = in_bytes(line.bytes), in_bytes(line.estimate_bytes)
+        table.add_row(share, *sizes, Text(line.line, style=tables.BINDER))
+        for bytes_text, what in _buffers(line):
+            below = Padding(what, (0, 0, 0, 2))
+            table.add_row("", Text(bytes_text, style=tables.COMMENT), "", below)
+    size, estimate = sum(line.bytes for line in rest), sum(line.estimate_bytes for line in rest)
+    cells = share_text(size, peak.peak_bytes), in_bytes(size), in_bytes(estimate)
+    add_more(table, len(rest), *cells, option=option)
+    heading = Text(heading_text(peak), style=tables.HEADING)
+    return Rendering(Group(heading, *map(Text, peak_facts(peak)), Text(), table), width)
+
+
+def heading_text(peak: CompiledPeak) -> str:
+    """Return the peak and the estimate: `loss: 1.5 MiB compiled, 1.4 MiB estimated`."""
+    where = f" on each of {peak.devices} devices" if peak.devices > 1 else ""
+    size, estimate = in_bytes(peak.peak_bytes), in_bytes(peak.estimate_bytes)
+    whole = " with whole arrays" if peak.estimate_is_whole else ""
+    left_out = f", {more}" if (more := unknown_text(peak.unknown)) else ""
+    return f"{peak.name}: {size} compiled{where}, {estimate} estimated{whole}{left_out}"
+
+
+def peak_facts(peak: CompiledPeak) -> Iterator[str]:
+    """Yield lines with the place and the parts of the peak, and how values share memory."""
+    kinds = {
+        "arguments": peak.argument_bytes,
+        "results": peak.result_bytes,
+        "constants": peak.constant_bytes,
+        "temporaries": peak.temporary_bytes,
+    }
+    parts = ", ".join(f"{name} {in_bytes(size)}" for name, size in kinds.items() if size)
+    if peak.donated_bytes:
+        parts += f"; {in_bytes(peak.donated_bytes)} of the results reuse donated arguments"
+    if peak.at:
+        yield f"peak at {peak.at}"
+    if parts:
+        yield parts
+    if peak.temporary_bytes:
+        values, room = in_bytes(peak.unshared_bytes), in_bytes(peak.temporary_bytes)
+        unused = share_text(peak.unused_bytes, peak.temporary_bytes)
+        yield f"values of {values} share the {room} of temporaries; {unused} is unused at the peak"
+
+
+def _buffers(line: LineBytes) -> Iterator[tuple[str, Text]]:
+    """Yield the size and a description of the largest buffers of a line."""
+    for buffer in line.buffers[:_BUFFERS]:
+        cell = Text()
+        if buffer.type:
+            cell.append(f"{times(buffer.count, buffer.type)} ", style=tables.TYPE)
+        cell.append(buffer.what, style=tables.PRIMITIVE)
+        if note := _note(buffer, line.line):
+            cell.append(f", {note}", style=tables.COMMENT)
+        yield in_bytes(buffer.bytes), cell
+    if rest := line.buffers[_BUFFERS:]:
+        size = sum(buffer.bytes for buffer in rest)
+        yield in_bytes(size), Text(f"{plural(len(rest), 'other')}", style=tables.COMMENT)
+
+
+def _note(buffer: PeakBuffer, line: str) -> str:
+    """Return the end of the lifetime of buffers, and the other uses of their memory."""
+    until = f"until {buffer.until.removesuffix(f' at {line}')}" if buffer.until else ""
+    return ", ".join(filter(None, (until, buffer.shares)))
+
+
+# --- page -----------------------------------------------------------------------------------------
+# The view of a page: sortable tables, with the contents of those of the terminal.
+
+
+#: The width and height of a curve in units of its picture.
+_SCALE = 1000
+
+
+def memory_view(
+    memories: Sequence[Memory | str], line_of: views.Lines, split: str | None = None
+) -> views.PageView:
+    """Return the view of the memory of programs, or why it is unknown; see `cost_view`."""
+    usages = [usage for usage in memories if not isinstance(usage, str)]
+    return views.PageView(
+        "memory",
+        [
+            *views.partitioner_notes(usages, split),
+            *(
+                usage if isinstance(usage, str) else _memory_fact(usage, split)
+                for usage in memories
+            ),
+        ],
+        [_memory_table(usage, line_of) for usage in usages],
+        list(map(_page_curve, usages)),
+    )
+
+
+def _memory_fact(usage: Memory, split: str | None) -> str:
+    is_whole = split is not None and usage.left_to_partitioner
+    whole = "arrays have their whole size" if is_whole else ""
+    return "; ".join(filter(None, (peak_text(usage), kinds_text(usage), whole)))
+
+
+def _memory_table(usage: Memory, line_of: views.Lines) -> views.Table:
+    columns = (
+        ("bytes", True),
+        ("share", True),
+        ("values", False),
+        ("value and last reader", False),
+    )
+    rows = [_live_row(live, usage.peak_bytes, line_of) for live in usage.live]
+    return views.page_table(f"live at the peak of {usage.name}", columns, rows)
+
+
+def _live_row(live: Live, peak: int, line_of: views.Lines) -> list[views.Cell]:
+    until = views.linked(live.source if live.kind == "room" else live.reader_source, line_of)
+    return [
+        views.Cell(in_bytes(live.bytes), live.bytes),
+        views.share(live.bytes, peak),
+        views.Cell(times(live.count, live.type), live.count),
+        views.Cell(
+            views.joined(live_texts(live)),
+            link=views.linked(live.source, line_of),
+            below=views.Cell(how_long_text(live), link=until),
+        ),
+    ]
+
+
+def _page_curve(usage: Memory) -> views.Curve:
+    """Return the curve of bytes over the equations in execution order."""
+    points, highest = usage.curve, max(usage.peak_bytes, 1)
+    last = points[-1].position + 1
+    ends = [*(point.position for point in points[1:]), last]
+    steps = []
+    for point, end in zip(points, ends, strict=True):
+        left, right = (round(_SCALE * at / last, 1) for at in (point.position, end))
+        top = round(_SCALE * (1 - point.bytes / highest), 1)
+        steps.append(
+            views.CurveStep(left, right, top, f"{in_bytes(point.bytes)} {point_text(point)}")
+        )
+    label = f"{usage.name}: memory from the first equation to the last"
+    axis = [(round(100 * size / highest, 1), in_bytes(size)) for size in marks(highest, 4)]
+    return views.Curve(label, steps, axis)
+
+
+def memory_line(memory: TemporaryMemory) -> str:
+    """Return the estimated memory of an outlined program, and its ratio to that as traced.
+
+    It ends with a warning if the ratio is large.
+    """
+    line = f"about {in_bytes(memory.outlined)}"
+    if memory.as_traced:
+        line += f", {ratio_text(memory.outlined / memory.as_traced)} times as much as traced"
+    return line + (" (a large increase)" if memory.needs_warning else "")
+
+
+def ratio_text(number: float) -> str:
+    """Return a ratio as a text, with a decimal if it is small."""
+    return f"{number:.1f}" if number < 10 else f"{number:,.0f}"

@@ -1,0 +1,146 @@
+"""NaNs and infinities found, as text and as JSON."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING
+
+from rich.console import Group, RenderableType
+from rich.table import Column, Table
+from rich.text import Text
+
+from jaxprtool.ir.documents import plural, some
+from jaxprtool.render.documents.programs import NansDocument
+from jaxprtool.render.terminal import tables
+from jaxprtool.render.terminal.listing import Rendering
+from jaxprtool.render.terminal.tables import (
+    ALL,
+    add_more,
+    facts_table,
+    line_text,
+    new_table,
+    number_column,
+    split_rows,
+    text_column,
+)
+
+if TYPE_CHECKING:
+    from jaxprtool.commands.nans.nans import BadValue, NanSearch, Operand
+
+#: The maximum number of results, equations or devices named.
+_FEW = 4
+
+
+def first_found(search: NanSearch, width: int) -> Rendering:
+    """Return the details of the first one found, and the number of others."""
+    first = search.first
+    if first is None:
+        return Rendering(Text(f"{search.name}: no equation makes a NaN or an infinity"), width)
+    parts: list[RenderableType] = [Text(_heading(search, first), style=tables.HEADING), Text()]
+    if first.source:
+        parts.append(line_text(first.source, first.code))
+    parts.append(facts_table(_facts(first)))
+    if first.operands:
+        parts += [Text(), _values("operands", first.operands)]
+        if first.way and first.way != first.operands:
+            parts += [Text(), _values("earlier values, nearest first", first.way)]
+    others = len(search.found) - 1
+    if others:
+        verb = "makes" if others == 1 else "make"
+        said = f"{plural(others, 'other')} {verb} one; {ALL} shows them"
+        parts += [Text(), Text(said, style=tables.COMMENT)]
+    return Rendering(Group(*parts), width)
+
+
+def all_found(search: NanSearch, width: int, top: int | None) -> Rendering:
+    """Return a row for each value found; those that reach a result come first.
+
+    Args:
+        search: The result of the search.
+        width: The width in characters.
+        top: The number of rows; None for all.
+    """
+    if not search.found:
+        return first_found(search, width)
+    maker, line = Column("from", style=tables.PRIMITIVE), text_column("line", tables.BINDER)
+    columns = "what", maker, line, "iteration", text_column("reaches")
+    table = new_table(f"{search.name}: {len(search.found):,} found", *columns)
+    shown, rest = split_rows(search.found, top)
+    for value in shown:
+        iterations = ", ".join(map(str, value.iteration))
+        made_by = value.primitive or value.argument or "the program"
+        reached = _reached(value)
+        reached = reached if len(reached) <= width // 2 else _reached(value, 1)
+        table.add_row(value.kind, made_by, value.source, iterations, reached)
+    add_more(table, len(rest), "", "", "", "")
+    return Rendering(table, width)
+
+
+def _heading(search: NanSearch, first: BadValue) -> str:
+    a = "a NaN" if first.kind == "NaN" else "an infinity"
+    reached = f"reaches {_reached(first)}"
+    if first.argument:
+        return f"{search.name}: argument {first.argument} contains {a}, which {reached}"
+    if not first.primitive:
+        verb = "is" if len(first.reaches) == 1 else "are"
+        return f"{search.name}: {_reached(first)} {verb} NaN (a constant of the program)"
+    return f"{search.name}: {first.primitive} makes {a}, which {reached}"
+
+
+def _reached(value: BadValue, most: int = _FEW) -> str:
+    """Return the results that a value reaches, of which at most so many are named."""
+    if value.reaches:
+        return some(value.reaches, most)
+    return f"no result: {value.dropped} drops it" if value.dropped else "no result"
+
+
+def _facts(first: BadValue) -> Iterator[tuple[str, str]]:
+    kinds = "infinite" if first.kind == "infinity" else "NaN"
+    if not first.count:
+        yield "value", f"{first.type}, some {kinds}"
+    elif first.size == 1:
+        yield "value", f"{first.type}, {kinds}"
+    else:
+        which = "all" if first.count == first.size else f"{first.count:,} of {first.size:,}"
+        place = ", ".join(map(str, first.position))
+        yield "value", f"{first.type}, {which} {kinds}, the first at [{place}]"
+    if first.devices:
+        yield "on", some(first.devices, _FEW)
+    if first.path:
+        yield "in", ", ".join(first.path)
+    if first.iteration:
+        yield "iteration", ", ".join(map(str, first.iteration)) + " (counted from 0)"
+    if first.times > 1:
+        yield "times", f"{first.times:,}"
+    if first.scope:
+        yield "scope", first.scope
+    if first.forward:
+        yield "derivative of", first.forward
+    if first.leads_to:
+        yield "leads to", some([f"one made by {name}" for name in first.leads_to], _FEW)
+
+
+def _values(heading: str, values: Sequence[Operand]) -> Table:
+    numbers = map(number_column, ("minimum", "maximum", "element"))
+    table = new_table(heading, text_column("value"), text_column("type", tables.TYPE), *numbers)
+    for value in values:
+        what = Text(value.argument or value.primitive or "a constant", style=tables.PRIMITIVE)
+        what.append(f" {value.source}" if value.source else "", style=tables.BINDER)
+        wrong = [(value.nans, "NaN"), (value.infs, "infinite")]
+        bad = ", ".join(f"{count:,} {kind}" for count, kind in wrong if count)
+        what.append(f" ({bad})" if bad else "", style=tables.COMMENT)
+        table.add_row(what, value.type, *map(_number, (value.low, value.high, value.element)))
+    return table
+
+
+def _number(number: object) -> str:
+    return "" if number is None else f"{number:.6g}" if isinstance(number, float) else str(number)
+
+
+def nans_document(search: NanSearch) -> NansDocument:
+    """Return the document of the first one found and all others."""
+    first = search.first
+    if first is None:
+        return NansDocument(search.name, False)
+    of_first = first.primitive, first.source, first.path, first.iteration, first.operands
+    return NansDocument(search.name, True, *of_first, search.found)

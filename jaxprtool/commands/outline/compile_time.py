@@ -1,0 +1,351 @@
+"""The time that XLA takes to compile a program: estimated, and with other pipelines.
+
+XLA for the CPU spends most of it on kernels: it generates machine code for each of them, but only
+once for kernels that are equal. So twelve equal layers take little more than one, while the steps
+of an unrolled loop over the rows of an array take their full time each, because the position of the
+row is a constant of the kernel. The estimate counts the different kernels of the model in
+`kernels`, with the equations that XLA recomputes in them.
+
+It was compared with XLA for networks: programs of matrix products and convolutions with short
+elementwise chains between them (`docs/benchmarks.md`). Elsewhere it was wrong by factors of 0.04 to
+20, for example in gradients of stencils and of Runge-Kutta steps, and so there is no estimate.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Iterator, Set
+from dataclasses import dataclass, field
+from itertools import islice
+from typing import TypeAlias
+
+from jaxprtool import jaxcompat
+from jaxprtool.analysis.kernels import KernelNode, Kernels, UnknownSize
+from jaxprtool.analysis.stats import count_equations
+from jaxprtool.commands.memory.estimate import temporary_memory
+from jaxprtool.errors import JaxprToolError
+from jaxprtool.ir.documents import document
+from jaxprtool.ir.equations import bodies, equations
+from jaxprtool.ir.equivalence import Unkeyable, parameters_key
+from jaxprtool.ir.frames import frames_now
+from jaxprtool.ir.keys import atom_key
+from jaxprtool.ir.program import Program, top_jaxpr
+from jaxprtool.ir.regions import Scan, copies_of_body
+from jaxprtool.ir.rewrite import map_equations
+from jaxprtool.ir.traits import traits
+from jaxprtool.jaxcompat import Jaxpr, JaxprEqn, Literal
+from jaxprtool.passes.framework.pipeline import Pipeline, Step
+from jaxprtool.passes.loops.outline import Outline
+from jaxprtool.passes.loops.roll import Roll
+
+# --- compile time ---------------------------------------------------------------------------------
+# An estimate of the time that XLA takes to compile a program.
+
+#: CPU seconds for a kernel, for an equation in a kernel, and for an equation of the program, as
+#: measured on one machine. Only ratios of estimates are of use on another.
+KERNEL, EQUATION, PASSES = 0.013, 0.002, 0.000025
+
+#: The equations for each coefficient of a polynomial, which has no body: a product and a sum.
+_POLYNOMIAL = 2
+
+#: CPU seconds for a draw of random bits outside of marked bodies, in JAX releases where it is slow.
+DRAW = 0.2
+
+#: XLA does not inline more equations than this into one kernel.
+_LARGEST = 60
+
+#: The programs for which the estimate was compared with XLA: they have at most this many equations
+#: for each product, this share of kernels with this many equations, and so many products with
+#: vectors, which XLA compiles one by one, for each kernel.
+_PER_PRODUCT, _LARGE_SHARE, _LARGE, _VECTORS = 40, 0.05, 30, 3
+
+
+#: The key of a kernel, and the numbers of the nodes in it.
+_Inlined: TypeAlias = tuple[Hashable, frozenset[int]]
+
+
+@dataclass(frozen=True)
+class CompileEstimate:
+    """The equations and kernels that XLA compiles, and an estimate of the time.
+
+    Attributes:
+        equations: The number of equations, those of each body once.
+        kernels: The number of kernels of these.
+        different: The number of different kernels.
+        seconds: The CPU time to compile them; None for a kind of program for which the estimate was
+            not compared with XLA.
+    """
+
+    equations: int
+    kernels: int
+    different: int
+    seconds: float | None
+
+
+@document(flat=("estimate",), optional=("cpu_seconds",))
+@dataclass(frozen=True)
+class CompileWay:
+    """A pipeline, and the cost of compiling the program that it returns.
+
+    Attributes:
+        pipeline: The pipeline; empty for the program as traced.
+        estimate: The estimate of what XLA compiles.
+        memory: The estimated temporary memory, in bytes.
+        cpu_seconds: The measured CPU time of XLA, if the program was compiled.
+    """
+
+    pipeline: str
+    estimate: CompileEstimate
+    memory: int | None
+    cpu_seconds: float | None = None
+
+
+@dataclass(frozen=True)
+class UnrolledLoop:
+    """A loop whose body XLA compiles several times because of its option `unroll`.
+
+    Attributes:
+        source: The user's line; "" if unknown.
+        unroll: The option; the number of iterations for `unroll=True`.
+        copies: How often XLA compiles the body.
+        equations: The number of equations of the body.
+    """
+
+    source: str
+    unroll: int
+    copies: int
+    equations: int
+
+
+def unrolled_loops(program: Program) -> list[UnrolledLoop]:
+    """Return the loops of a program that `unroll` makes XLA compile several times."""
+    loops, frames = list[UnrolledLoop](), frames_now(program.roots)
+    for eqn in dict.fromkeys(equations(top_jaxpr(program))):
+        copies = copies_of_body(eqn)
+        if copies > 1:
+            location = frames.location_of((eqn,))
+            line = "" if location is None else frames.text(location.frame)
+            size = sum(count_equations(body) for _, body in bodies(eqn)) or _POLYNOMIAL
+            loops.append(UnrolledLoop(line, eqn.params["unroll"], copies, size))
+    return loops
+
+
+def compile_estimate(
+    program: Program, like: CompileEstimate | None = None
+) -> CompileEstimate | None:
+    """Estimate the cost of compiling a program. Return None if sizes are symbolic.
+
+    Args:
+        program: The program.
+        like: The estimate of the program that this one was made of by `outline` or `roll`, which
+            decides if there is an estimate of the time.
+    """
+    counts = _Counts()
+    try:
+        counts.visit(top_jaxpr(program))
+    except UnknownSize:
+        return None
+    compared = counts.was_compared() if like is None else like.seconds is not None
+    seconds = counts.seconds if compared else None
+    return CompileEstimate(counts.equations, counts.kernels, len(counts.seen), seconds)
+
+
+@dataclass
+class _Counts:
+    """The bodies of a program that have been visited, and their kernels."""
+
+    equations: int = 0
+    kernels: int = 0
+    seconds: float = 0.0
+    seen: set[Hashable] = field(default_factory=set)
+    bodies: set[Jaxpr] = field(default_factory=set)
+    products: int = 0
+    vectors: int = 0
+    large: int = 0
+    unrolled: bool = False
+
+    def was_compared(self) -> bool:
+        """Return True if the estimate of such programs was compared with XLA."""
+        different = len(self.seen)
+        return (
+            not self.unrolled
+            and self.equations <= _PER_PRODUCT * self.products
+            and self.large <= _LARGE_SHARE * different
+            and self.vectors <= _VECTORS * different
+        )
+
+    def visit(self, body: Jaxpr, marked: bool = False) -> None:
+        """Count the kernels of a body, marked to be shared or not, and those of bodies in it."""
+        if body in self.bodies:
+            return
+        self.bodies.add(body)
+        kernels = Kernels(body)
+        kernel_numbers = set(kernels.kernels())
+        used = {value for node in kernels.nodes for value in node.reads}.union(kernels.results)
+        inlined: dict[int, _Inlined] = {}
+        for number, node in enumerate(kernels.nodes):
+            if node.kind == "equation":
+                self._add_equation(node, marked)
+            key, inside = _kernel(node, number, inlined)
+            again = node.kind == "equation" and node.fusible and kernels.reads_one(node)
+            for out in node.makes:
+                if not kernels.written[out]:
+                    inlined[out] = key, inside
+                elif again and kernels.inlined[out]:
+                    inlined[out] = key, frozenset([number])
+            if number in kernel_numbers and node.held is None:
+                self._add(node, used, key, min(len(inside), _LARGEST))
+
+    def _add_equation(self, node: KernelNode, marked: bool) -> None:
+        self.equations += 1
+        self.seconds += PASSES
+        for inner in node.held.jaxprs if node.held is not None else ():
+            self.visit(inner, marked or jaxcompat.mark_of(node.eqn) != "plain")
+        if _is_draw(node) and not marked and jaxcompat.compiles_draws_slowly():
+            self.seconds += DRAW
+        self.unrolled |= copies_of_body(node.eqn) > 1
+        if traits(node.eqn).expensive and traits(node.eqn).narrows:  # a product or a convolution
+            self.products += 1
+            self.vectors += min(len(v.aval.shape) for v in node.eqn.invars) < 2
+        if node.eqn.primitive.name == "scan":
+            self._add_rows(Scan.of(node.eqn))
+
+    def _add(self, node: KernelNode, used: Set[int], key: Hashable, size: int) -> None:
+        """Count a kernel; one of a library, such as a product, is not compiled."""
+        like = traits(node.eqn)
+        self.kernels += 1
+        if node.kind == "equation" and like.expensive and like.bilinear:
+            return
+        for result, value in enumerate(node.makes):
+            if value in used:  # each of `split` and `unstack` is at another position
+                self._add_different((key, result), size)
+
+    def _add_rows(self, scan: Scan) -> None:
+        """Count the kernels by which a loop reads the rows of an array, and writes those of one."""
+        for x in scan.xs:
+            self._add_different(("row", x.aval), 1)
+        for number, y in enumerate(scan.ys):
+            self._add_different(("stack", y.aval), 1)
+            self._add_different(("write", id(scan.eqn), number), 1)
+
+    def _add_different(self, key: Hashable, size: int) -> None:
+        if key not in self.seen:
+            self.seen.add(key)
+            self.large += size >= _LARGE
+            self.seconds += KERNEL + EQUATION * size
+
+
+def _is_draw(node: KernelNode) -> bool:
+    like = traits(node.eqn)
+    return like.draws and like.expensive
+
+
+def _kernel(node: KernelNode, number: int, inlined: dict[int, _Inlined]) -> _Inlined:
+    """Return a key, equal for equal kernels, and the numbers of the nodes in the kernel."""
+    inside, operands = {number}, list[Hashable]()
+    atoms = node.eqn.invars if node.kind == "equation" else [None] * len(node.places)
+    for atom, value in zip(atoms, node.places, strict=True):
+        if value is None:
+            operands.append(atom_key(atom) if type(atom) is Literal else None)
+        elif node.fusible and value in inlined:
+            key, more = inlined[value]
+            operands.append(key)
+            inside |= more
+        else:
+            operands.append(node.places.index(value))
+    types = [v.aval for v in (*node.eqn.invars, *node.eqn.outvars)]
+    try:
+        parameters, _ = parameters_key(node.eqn)
+    except Unkeyable:
+        parameters = id(node.eqn)
+    whole = node.kind, node.eqn.primitive.name, parameters, *operands, *types
+    return hash(whole), frozenset(islice(inside, _LARGEST))
+
+
+# --- compile ways ---------------------------------------------------------------------------------
+# Find pipelines that make a program compile faster, by trying them.
+#
+# `outline` and `roll` are inserted before the first transformation of a pipeline, such as `grad`,
+# or after its last pass. Each pipeline is run, and the compile time of its result is estimated, or
+# its kernels are counted.
+
+#: A pipeline helps if it lowers the estimated compile time by this factor, and by this many seconds
+#: of CPU time. Without an estimate, the number of different kernels counts, of programs of this
+#: many equations.
+FACTOR, LEAST_SECONDS, LEAST_EQUATIONS = 1.25, 0.2, 100
+
+
+def compile_ways(
+    traced: Program, pipeline: Pipeline, result: Program, outlining: Outline
+) -> list[tuple[CompileWay, Program]]:
+    """Return the pipelines that shorten compilation, after the given one.
+
+    Args:
+        traced: The program as traced.
+        pipeline: The given pipeline.
+        result: The program that it returns.
+        outlining: The pass `outline`, with the user's options.
+
+    Returns:
+        The given pipeline and its program; then the pipelines that help, the fastest first, each
+        with the program that it returns. Without an estimate of the time, those with the fewest
+        kernels are first. Empty if sizes are symbolic.
+    """
+    original = _way(str(pipeline), result)
+    if original is None:
+        return []
+    ways: list[tuple[CompileWay, Program]] = []
+    for other in _others(pipeline, outlining) if _is_slow(original.estimate) else ():
+        try:
+            program = other(traced)
+        except JaxprToolError:
+            continue  # a pass does not support the result of roll or outline
+        if not isinstance(program, Program):
+            continue
+        way = _way(str(other), program, original.estimate)
+        if way is not None and _work(way.estimate) * FACTOR < _work(original.estimate):
+            ways.append((way, program))
+    ways.sort(key=lambda pair: _order(pair[0].estimate))
+    return [(original, result), *ways]
+
+
+def without_unroll(program: Program) -> Program:
+    """Return a program whose loops are compiled as loops, whatever their option `unroll` says."""
+
+    def loop(eqn: JaxprEqn) -> list[JaxprEqn] | None:
+        if copies_of_body(eqn) == 1:
+            return None
+        return [eqn.replace(params={**eqn.params, "unroll": 1})]
+
+    return program.replace(jaxpr=map_equations(program.jaxpr, loop))
+
+
+def _is_slow(estimate: CompileEstimate) -> bool:
+    if estimate.seconds is None:
+        return estimate.equations >= LEAST_EQUATIONS
+    return estimate.seconds > LEAST_SECONDS
+
+
+def _work(estimate: CompileEstimate) -> float:
+    """Return the seconds to compile a program, or without an estimate the different kernels."""
+    return estimate.different if estimate.seconds is None else estimate.seconds
+
+
+def _order(estimate: CompileEstimate) -> float:
+    return estimate.kernels if estimate.seconds is None else estimate.seconds
+
+
+def _others(pipeline: Pipeline, outlining: Outline) -> Iterator[Pipeline]:
+    """Yield the pipelines with `roll` or `outline` before transformations, and at the end."""
+    steps = tuple(pipeline.steps)
+    preserve = [transform.preserves for step in steps for transform in Pipeline((step,)).passes()]
+    for inserted in (Step(Roll()), Step(outlining)):
+        if not all(preserve):
+            yield Pipeline((inserted, *steps))
+        yield Pipeline((*steps, inserted))
+
+
+def _way(pipeline: str, program: Program, like: CompileEstimate | None = None) -> CompileWay | None:
+    estimate = compile_estimate(program, like)
+    if estimate is None:
+        return None
+    return CompileWay(pipeline, estimate, temporary_memory(program))

@@ -1,0 +1,116 @@
+"""Places that stay in the wide dtype, as text."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+from rich.console import Group, RenderableType
+from rich.text import Text
+
+from jaxprtool.ir.documents import in_bytes, plural
+from jaxprtool.render.terminal import tables
+from jaxprtool.render.terminal.listing import Rendering
+from jaxprtool.render.terminal.tables import (
+    add_more,
+    facts_table,
+    line_text,
+    new_table,
+    number_column,
+    split_rows,
+    text_column,
+)
+
+if TYPE_CHECKING:
+    from jaxprtool.commands.compare.variants import KeptPlace, Precision
+
+
+#: The heading of the table.
+_ERRORS = "error relative to the tolerance, if narrow"
+
+
+#: The width of the columns with errors, and of the spaces between columns.
+_ERRORS_WIDTH = 30
+
+
+def precision_text(choice: Precision, width: int, top: int | None = tables.ROWS) -> Rendering:
+    """Return the places to keep, their errors, and what the pass saves.
+
+    Args:
+        choice: The places.
+        width: The width in characters.
+        top: The number of places shown; None for all.
+    """
+    parts: list[RenderableType] = [Text(heading(choice), style=tables.HEADING), Text()]
+    if choice.kept:
+        columns = (
+            number_column("alone"),
+            number_column("with others"),
+            text_column(f"{choice.by} to keep"),
+        )
+        table = new_table(_ERRORS, *columns)
+        shown, rest = split_rows(choice.kept, top)
+        for place in shown:
+            errors = ratio_text(place.error), ratio_text(place.without)
+            table.add_row(*errors, line_text(place.name, _fitting(place, width)))
+        add_more(table, len(rest), "", "")
+        parts += [table, Text()]
+    parts.append(facts_table(_facts(choice)))
+    return Rendering(Group(*parts), width)
+
+
+def option_text(choice: Precision, passes: str) -> str:
+    """Return the option `-p` with the pass, after the passes that ran before it."""
+    return f'-p "{passes}, {choice.pipeline}"' if passes else f'-p "{choice.pipeline}"'
+
+
+def heading(choice: Precision) -> str:
+    """Return the result on one line."""
+    places = plural(choice.places, choice.by)
+    if not choice.within:
+        return f"{choice.name}: no choice of {places} to keep is within tolerance"
+    if not choice.kept:
+        return f"{choice.name}: {'all ' if choice.places > 1 else ''}{places} can be {choice.dtype}"
+    verb = "stays" if len(choice.kept) == 1 else "stay"
+    return (
+        f"{choice.name}: {len(choice.kept)} of {places} {verb} wide, "
+        f"the others can be {choice.dtype}"
+    )
+
+
+def ratio_text(ratio: float) -> str:
+    """Return an error relative to the tolerated one: `0.42x`."""
+    return "inf" if math.isinf(ratio) else f"{ratio:.2g}x"
+
+
+def _fitting(place: KeptPlace, width: int) -> str:
+    """Return the code of a place, as much of it as fits in its row."""
+    room = max(0, width - _ERRORS_WIDTH - len(place.name))
+    return place.code if len(place.code) <= room else f"{place.code[: room - 1]}…" if room else ""
+
+
+def _facts(choice: Precision) -> Iterator[tuple[str, str]]:
+    tolerance = (
+        f"{choice.rtol:g}" if choice.atol is None else f"{choice.atol:g} + {choice.rtol:g} |x|"
+    )
+    if choice.failure:
+        yield "failure", choice.failure
+    nothing = "" if not choice.kept else f"; with nothing kept {ratio_text(choice.narrow_error)}"
+    yield "error", f"{ratio_text(choice.error)} the tolerance of {tolerance}{nothing}"
+    fresh = f", checked on {choice.checked} more" if choice.checked else ""
+    searched = plural(choice.searched, "input")
+    yield (
+        "inputs",
+        f"{searched} ({choice.inputs}){fresh}; {plural(choice.runs, 'program')} tried",
+    )
+    before, after = choice.before, choice.after
+    yield "peak", _change(before.peak_bytes, after.peak_bytes)
+    yield "traffic", _change(before.bytes, after.bytes)
+    if after.flops:
+        yield "FLOPs", f"{after.narrow_flops / after.flops:.0%} in {choice.dtype}"
+
+
+def _change(before: int, after: int) -> str:
+    change = f" ({after / before - 1:+.0%})" if before else ""
+    return f"{in_bytes(before)} → {in_bytes(after)}{change}"

@@ -1,0 +1,149 @@
+"""`profile`: the measured time of each source line.
+
+found = jaxprtool.profile(program, (params, batch))
+found.lines[0].name, found.lines[0].seconds
+
+with jaxprtool.profiling() as found:
+    train()
+found.profile.lines
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import jax
+import numpy as np
+
+from jaxprtool.analysis.devices import device_of_kind
+from jaxprtool.commands.cost.estimate import cost
+from jaxprtool.commands.profile.lines import Peaks, Profile, profile_of, with_cost, with_plain_time
+from jaxprtool.errors import TargetError
+from jaxprtool.execute.profile import (
+    MODULE,
+    finish,
+    measured_peaks,
+    newest_trace,
+    profiled_run,
+    recorded,
+    step,
+    with_modules,
+)
+from jaxprtool.execute.running.arrays import fill_arguments
+from jaxprtool.execute.running.run import flat_arguments, require_count, require_program
+from jaxprtool.ir.frames import frames_now
+from jaxprtool.ir.hlo.trace import read_trace
+from jaxprtool.ir.program import Program
+
+
+def profile(
+    program: Program, args: object = None, *, calls: int | None = None, seed: int = 0
+) -> Profile:
+    """Run a compiled program under JAX's profiler, and return its time by source line.
+
+    Args:
+        program: A `Program`.
+        args: Its arguments, as a tuple, or as any pytree of the same leaves; None for random
+            values.
+        calls: The number of measured calls. By default at most 20, and fewer if these take long;
+            one if the program has effects.
+        seed: The seed of random values.
+
+    Raises:
+        ArgumentsError: If the arguments do not fit.
+        UnsupportedError: If the program cannot be compiled, or the profiler is running already, or
+            records nothing on this device.
+        UserFunctionError: If a user's callback or check fails.
+    """
+    require_program(program)
+    values: Sequence[object] = [
+        jax.ShapeDtypeStruct(aval.shape, aval.dtype) for aval in program.in_avals
+    ]
+    if args is not None:
+        values = flat_arguments(program, args)
+        program = program.at(list(map(np.shape, values))) if program.symbols else program
+    require_count(program, values)
+    filled = fill_arguments(program, dict(zip(program.arg_names, values, strict=True)), seed)
+    return profile_on(program, filled.arguments, None, calls)
+
+
+def profile_on(
+    program: Program,
+    arguments: Sequence[object],
+    device: jax.Device | None,
+    calls: int | None,
+    on_progress: Callable[[str], object] = lambda doing: None,
+) -> Profile:
+    """Return the profile of a program on flat arguments and a device; see `profile`."""
+    measured = profiled_run(program, arguments, device, calls, on_progress)
+    result = profile_of(measured.trace, program.name, frames_now(program.roots))
+    result = with_plain_time(result, measured.plain_seconds)
+    return with_cost(result, cost(program), peaks_of(measured.device))
+
+
+def peaks_of(device: jax.Device) -> Peaks | None:
+    """Return the highest rates of a device: measured on a CPU, from a table for others."""
+    if device.platform == "cpu":
+        source = "a matrix product and a negation of f32, measured here"
+        return Peaks(str(device), *measured_peaks(device), source)
+    hardware = device_of_kind(device.device_kind)
+    if hardware is None:
+        return None
+    return Peaks(hardware.name, hardware.rate("f32"), hardware.bandwidth, hardware.source)
+
+
+@dataclass
+class Profiling:
+    """A `with` block that is profiled; `profile` is set at its end."""
+
+    _found: list[Profile] = field(default_factory=list)
+
+    @property
+    def profile(self) -> Profile:
+        """The profile of the block. Raises AttributeError inside the block."""
+        if not self._found:
+            raise AttributeError("the profile is known after the block")
+        return self._found[0]
+
+
+@contextlib.contextmanager
+def profiling() -> Iterator[Profiling]:
+    """Profile a `with` block: all operations that JAX runs in it, under `jax.jit` or outside.
+
+    The block is one call: its wall time includes the user's Python and compilations. It ends when
+    all operations that it started have ended.
+
+    Raises:
+        UnsupportedError: If the profiler is running already, or records nothing.
+    """
+    block = Profiling()
+    with recorded() as recording, step():
+        yield block
+        finish()
+    assert recording.trace is not None
+    block._found.append(profile_of(recording.trace, "the block", frames_now()))
+
+
+def profile_in(path: str) -> Profile:
+    """Return the profile in a trace of `jax.profiler`: a file, or the newest one in a folder.
+
+    Raises:
+        TargetError: If there is none, or it cannot be read.
+        UnsupportedError: If it has no operations.
+    """
+    file = newest_trace(path)
+    try:
+        trace = with_modules(read_trace(file), _modules_in(path))
+    except OSError as error:
+        raise TargetError(f"cannot read '{file}': {error.strerror}") from None
+    except ValueError as error:
+        raise TargetError(f"'{file}' is not a trace of JAX's profiler: {error}") from None
+    return profile_of(trace, path, frames_now())
+
+
+def _modules_in(path: str) -> Iterator[bytes]:
+    """Yield the compiled modules that `record` has written in a folder."""
+    return (file.read_bytes() for file in Path(path).rglob(f"*{MODULE}"))

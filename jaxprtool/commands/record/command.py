@@ -1,0 +1,226 @@
+"""`jaxprtool record`: run a script unchanged, and record what JAX compiles in it."""
+
+from __future__ import annotations
+
+import os
+import sys
+import threading
+import time
+from collections.abc import Iterable, Sequence
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from jaxprtool.cli import options, output
+from jaxprtool.cli.app import ColoredCommand
+from jaxprtool.cli.options import OUTPUT, Panel
+from jaxprtool.cli.session import command
+from jaxprtool.errors import did_you_mean
+from jaxprtool.ir.documents import bytes_of
+from jaxprtool.render.terminal.tables import ALL
+
+if TYPE_CHECKING:
+    from jaxprtool.recording.recorded_run import Run
+
+_RECORDED = Panel("Recording")
+
+_Command = Annotated[
+    list[str],
+    typer.Argument(
+        metavar="SCRIPT ARGS…|-- COMMAND…",
+        help="A script and its arguments, run as `python SCRIPT ARGS…`; after --, any command that "
+        "starts Python.",
+        show_default=False,
+    ),
+]
+_Module = Annotated[bool, _RECORDED.flag("-m", "SCRIPT is a module, run as `python -m`.")]
+_Out = Annotated[
+    str | None,
+    OUTPUT.option("-o, --output", "DIR/", "Write the run here. Default: run/, run-2/, …"),
+]
+_Overwrite = Annotated[bool, OUTPUT.flag("--overwrite", "Replace the run in the folder of -o.")]
+_Calls = Annotated[
+    bool,
+    _RECORDED.flag(
+        "--calls", "Count the calls of functions, and measure the time until results are ready."
+    ),
+]
+_Keep = Annotated[
+    list[str] | None,
+    _RECORDED.option(
+        "--keep",
+        "NAME[:N],…",
+        "Keep the arguments of the last call, or of the last N calls, of these functions: `nans "
+        "run/NAME` replays them. May be repeated.",
+    ),
+]
+_KeepBytes = Annotated[
+    str, _RECORDED.option("--keep-bytes", "SIZE", "The size limit of --keep for each function.")
+]
+_Until = Annotated[
+    str | None,
+    _RECORDED.option(
+        "--until", "nan", "End the script at the first NaN in a result of a --keep function."
+    ),
+]
+_Profile = Annotated[
+    int | None,
+    _RECORDED.option(
+        "--profile",
+        "N",
+        "Profile N steps. A step is a call of the first function that is called three times. "
+        "`profile run` shows the times again.",
+        min=1,
+    ),
+]
+_Top = Annotated[int | None, options.top_option("as many as fit a screen")]
+_NoConstants = Annotated[
+    bool,
+    _RECORDED.flag("--no-constants", "Write programs without the large arrays they close over."),
+]
+
+
+@command
+def record_command(
+    context: typer.Context,
+    words: _Command,
+    module: _Module = False,
+    calls: _Calls = False,
+    keep: _Keep = None,
+    keep_bytes: _KeepBytes = "4GiB",
+    until: _Until = None,
+    profile: _Profile = None,
+    no_constants: _NoConstants = False,
+    out: _Out = None,
+    overwrite: _Overwrite = False,
+    top: _Top = None,
+    all: options.All = False,
+    json: options.Json = False,
+) -> None:
+    """Run a script; record what JAX compiles, and why it recompiles.
+
+    The script runs unchanged, and its exit code is that of this command. Each recorded program is a
+    TARGET of all commands: run/step, or run/step@2 for its second compilation. `show run/` prints
+    the summary again.
+
+    [bold]Examples[/]
+
+      jaxprtool record samples/train.py --steps 100
+      jaxprtool record --keep step --until nan samples/train.py --steps 20
+      jaxprtool record --profile 20 samples/train.py
+      jaxprtool record -m samples.train --steps 20
+      jaxprtool record -- python samples/train.py --steps 20
+    """
+    options.row_limit(top, all)  # refuse both before the script runs
+    from jaxprtool.recording import folder, launch
+    from jaxprtool.recording.folder import Settings, kept_calls_of, require_until
+
+    kept = kept_calls_of(keep or [])
+    require_until(until or "", kept)
+    words = launched(words, module, behind_dashes(context, words))
+    path = (out or folder.free_folder()).rstrip("/") or "/"
+    folder.new_run(path, overwrite)
+    settings = Settings(
+        run=os.path.abspath(path),
+        start=time.time(),
+        constants=0 if no_constants else Settings.constants,
+        calls=calls,
+        keep=tuple(kept.items()),
+        keep_bytes=bytes_of(keep_bytes),
+        until=until or "",
+        profile=profile or 0,
+    )
+    # The page needs JAX, which takes long to import: meanwhile, the script runs.
+    reader = threading.Thread(target=_import_reader, daemon=True)
+    reader.start()
+    ended = launch.run_recorded(words, settings)
+    reader.join()
+    from jaxprtool.commands.record.record import finished
+
+    run = finished(path)
+    _note_missing(kept, run)
+    _say(run, path, top, all, json)
+    if profile:
+        _say_profile(path, options.row_limit(top, all))
+    raise typer.Exit(ended.exit_code)
+
+
+def launched(words: list[str], is_module: bool, is_command: bool) -> list[str]:
+    """Return the command line to run. Raises TargetError if there is no such script."""
+    from jaxprtool.recording import launch
+
+    if is_command:
+        return words
+    make = launch.module_command if is_module else launch.script_command
+    return make(words[0], words[1:])
+
+
+class ScriptCommand(ColoredCommand):
+    """A command that passes all arguments after a script's name to the script.
+
+    Click drops a leading `--`; `behind_dashes` tells whether there was one.
+    """
+
+    def __init__(self, *args: Any, **settings: Any) -> None:
+        super().__init__(*args, **settings)
+        self.allow_interspersed_args = False
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        ctx.meta[_WORDS] = list(args)
+        return super().parse_args(ctx, args)
+
+
+_WORDS = f"{__name__}.words"
+
+
+def behind_dashes(context: typer.Context, command: Sequence[str]) -> bool:
+    """Return True if the command is preceded by `--`."""
+    words = context.meta[_WORDS]
+    return "--" in words and words[words.index("--") + 1 :] == list(command)
+
+
+record_command.click_class = ScriptCommand  # type: ignore[attr-defined]
+
+
+def _note_missing(kept: Iterable[str], run: Run) -> None:
+    """Warn about functions of --keep that were not called."""
+    names = [function.name for function in run.functions]
+    for name in kept:
+        if not any(function.kept for function in run.functions if function.name == name):
+            if name in names:
+                output.warning(f"--keep {name}: its arguments exceed --keep-bytes")
+                continue
+            near = did_you_mean(name, names) or (f"there is {names[0]}" if names else "")
+            output.warning(f"--keep {name}: no such function was called; {near}".rstrip("; "))
+
+
+def _say_profile(path: str, top: int | None) -> None:
+    """Print the times of the profiled steps on stderr, below the summary of the run."""
+    from jaxprtool.commands.profile.profile import profile_in
+    from jaxprtool.commands.profile.table import profile_table
+    from jaxprtool.errors import JaxprToolError
+
+    try:
+        result = profile_in(path)
+    except JaxprToolError as error:
+        output.warning(f"--profile: {error.message}; steps begin with a third call of a function")
+        return
+    output.say("")
+    width, whole = output.width(sys.stderr), f"profile {path} {ALL}"
+    output.write_rendered(profile_table(result, width, "line", top, whole), sys.stderr)
+
+
+def _import_reader() -> None:
+    import jaxprtool.commands.record.record  # noqa: F401
+
+
+def _say(run: Run, path: str, top: int | None, all: bool, json: bool) -> None:
+    from jaxprtool.commands.record import table as render
+    from jaxprtool.recording.folder import PAGE
+
+    if json:
+        output.write_json(run)
+        return
+    page = os.path.join(path, PAGE)
+    rows = render.count_rows(run) if all else top
+    output.write_rendered(render.run_summary(run, output.width(sys.stderr), page, rows), sys.stderr)

@@ -1,0 +1,347 @@
+"""Record what JAX compiles in a `with` block or a cell, and finish the folder of the run."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import sys
+import time
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Any
+
+from IPython.core.error import UsageError
+from IPython.core.magic import Magics, cell_magic, magics_class
+from IPython.core.magic_arguments import argument, magic_arguments, parse_argstring
+from IPython.display import HTML, display
+
+from jaxprtool.commands.record.page import record_cell
+from jaxprtool.errors import JaxprToolError
+from jaxprtool.files import file_written_whole
+from jaxprtool.ir import source_text
+from jaxprtool.ir.program import Program
+from jaxprtool.jaxcompat.source_locations import is_installed
+from jaxprtool.recording import folder
+from jaxprtool.recording.folder import PAGE, Settings, free_folder, kept_calls_of, require_until
+from jaxprtool.recording.read import definitions, read_about, read_program, read_run
+from jaxprtool.recording.recorded_run import Compilation, Reason, Run
+from jaxprtool.recording.recorder import Recorder
+
+if TYPE_CHECKING:
+    from jaxprtool.commands.memory.estimate import Memory
+    from jaxprtool.commands.record.page import Details
+
+# --- record ---------------------------------------------------------------------------------------
+# Record what JAX compiles in a `with` block, and finish the folder of a recorded run.
+
+#: The width of differences on the page of a run, in characters.
+_DIFF_WIDTH = 100
+
+
+class Recording:
+    """A recorded run, in the block that is recorded or after it. Properties read its folder.
+
+    Attributes:
+        folder: The folder of the run.
+    """
+
+    def __init__(self, path: str) -> None:
+        self.folder = path
+
+    @property
+    def run(self) -> Run:
+        """The run as recorded so far."""
+        return read_run(self.folder)
+
+    @property
+    def compilations(self) -> tuple[Compilation, ...]:
+        """The compilations of functions under `jax.jit`, in order."""
+        return self.run.compilations
+
+    @property
+    def programs(self) -> Mapping[str, Program]:
+        """The recorded programs by name: `step`, `step@2`."""
+        return programs(self.run)
+
+    @property
+    def reasons(self) -> Mapping[str, tuple[Reason, ...]]:
+        """The reasons of each recompilation, by name: `step@2`."""
+        return {
+            compilation.name: compilation.reasons
+            for compilation in self.compilations
+            if compilation.reasons
+        }
+
+    def __repr__(self) -> str:
+        run = self.run
+        return f"<recorded run in '{self.folder}': {len(run.compilations)} compilations>"
+
+
+@contextlib.contextmanager
+def record(
+    path: str | os.PathLike[str],
+    *,
+    overwrite: bool = False,
+    calls: bool = False,
+    keep: Mapping[str, int] = MappingProxyType({}),
+    keep_bytes: int = Settings.keep_bytes,
+    until: str = "",
+    constants: bool = True,
+) -> Iterator[Recording]:
+    """Record what JAX compiles in a `with` block.
+
+    Args:
+        path: The folder to write; it must not exist, or be empty.
+        overwrite: Whether to replace a run in the folder.
+        calls: Whether to count calls of functions made in the block, and the time until their
+            results are ready.
+        keep: The number of last calls whose arguments are kept, by function name. The functions
+            must be jitted in the block.
+        keep_bytes: The maximum size of the arguments kept for one function, in bytes.
+        until: "nan" to raise FloatingPointError at the first NaN in a result of those functions.
+        constants: Whether programs are written with the large arrays that they close over.
+
+    Returns:
+        The recording, which can be read in the block and after it.
+
+    Raises:
+        ArgumentsError: If `until` is unknown, or there are no functions to check.
+        OutputError: If the folder cannot be written.
+    """
+    require_until(until, keep)
+    where = os.fspath(path).rstrip("/") or "/"
+    settings = Settings(
+        run=os.path.abspath(where),
+        start=time.time(),
+        constants=Settings.constants if constants else 0,
+        calls=calls,
+        keep=tuple(keep.items()),
+        keep_bytes=keep_bytes,
+        until=until,
+    )
+    folder.new_run(where, overwrite)
+    try:
+        with _recorded(where, settings) as recording:
+            yield recording
+    finally:
+        finished(where)
+
+
+@contextlib.contextmanager
+def recorded_compilations(path: str) -> Iterator[Recording]:
+    """Record which functions JAX compiles in a `with` block, and why, but not the programs.
+
+    Args:
+        path: A folder, which must be empty.
+    """
+    settings = Settings(run=os.path.abspath(path), start=time.time(), programs=False)
+    folder.new_run(path, overwrite=False)
+    with _recorded(path, settings) as recording:
+        yield recording
+
+
+@contextlib.contextmanager
+def _recorded(where: str, settings: Settings) -> Iterator[Recording]:
+    """Record a `with` block as the settings say, into the folder of a new run."""
+    about: dict[str, Any] = {
+        "version": 1,
+        "command": [] if hasattr(sys, "ps1") else sys.argv,  # an interactive session has no script
+        "folder": os.getcwd(),
+        "start": settings.start,
+        "calls": settings.calls,
+    }
+    folder.write_json_file(os.path.join(where, folder.RUN), about)
+    code = 1
+    try:
+        with Recorder(settings).recording():
+            yield Recording(where)
+        code = 0
+    finally:
+        ending = {"seconds": time.time() - settings.start, "exit_code": code, "pid": os.getpid()}
+        folder.write_json_file(os.path.join(where, folder.RUN), about | ending)
+
+
+def programs(run: Run) -> dict[str, Program]:
+    """Return the recorded programs of a run by name, those of its first process first."""
+    by_name: dict[str, Program] = {}
+    for compilation in sorted(run.compilations, key=lambda compilation: compilation.process):
+        if compilation.file and compilation.name not in by_name:
+            by_name[compilation.name] = read_program(
+                run.folder, os.path.join(run.folder, compilation.file)
+            )
+    return by_name
+
+
+def every_program(
+    path: str, on_error: Callable[[str, JaxprToolError], None]
+) -> Iterator[tuple[str, Program]]:
+    """Yield the recorded programs of all processes of a run: `step`, `process-1/step`.
+
+    Args:
+        path: The folder of the run.
+        on_error: Receives the names of programs that cannot be read, and why not.
+    """
+    lines = dict[str, Mapping[str, str]]()
+    for compilation in read_run(path).compilations:
+        if not compilation.file:
+            continue
+        process = os.path.join(path, os.path.dirname(compilation.file))
+        if process not in lines:
+            lines[process] = definitions(process)
+        name = compilation.file.removesuffix(".jaxpr").removeprefix(f"{folder.PREFIX}0/")
+        try:
+            program = read_program(path, os.path.join(path, compilation.file), lines[process])
+        except JaxprToolError as error:
+            on_error(name, error)
+            continue
+        yield name, program
+
+
+def finished(path: str) -> Run:
+    """Write the page and the trace of a run, and return the run."""
+    from jaxprtool.commands.record import page as pages
+    from jaxprtool.formats.traces import perfetto
+
+    run, about = read_run(path), read_about(path)
+    files = [file for file in run.files.values() if not is_installed(file)]
+    digests = {file: source_text.source_digest(file, since=about["start"]) for file in files}
+    folder.write_json_file(os.path.join(path, folder.RUN), about | {"digests": digests})
+    with file_written_whole(os.path.join(path, folder.TRACE)) as file:
+        file.write(perfetto(run).encode())
+    details = {}
+    for compilation in pages.with_listing(run):
+        with contextlib.suppress(JaxprToolError):  # a plug-in of the script's is missing here
+            details[compilation.file] = _details(
+                read_program(path, os.path.join(path, compilation.file))
+            )
+    texts = dict(_sources(run, digests))
+    page = pages.run_page(run, details, texts, folder.TRACE, dict(_differences(run)))
+    with file_written_whole(os.path.join(path, folder.PAGE)) as file:
+        file.write(page.encode())
+    return run
+
+
+def _details(program: Program) -> Details:
+    """Return the facts about a program for the page."""
+    from jaxprtool.analysis.stats import stats
+    from jaxprtool.commands.cost.estimate import cost, work_by_equation
+    from jaxprtool.commands.memory.estimate import memory
+    from jaxprtool.commands.record.page import Details
+
+    needed: Memory | str
+    try:
+        needed = memory(program)
+    except JaxprToolError as error:
+        needed = str(error)
+    return Details(
+        program, stats(program), work_by_equation(program), cost(program, "line"), needed
+    )
+
+
+def _differences(run: Run) -> Iterator[tuple[str, str]]:
+    """Yield the name of each program that differs between processes, and its diff.
+
+    The diff is between the first two processes that differ.
+    """
+    from jaxprtool.commands.diff.diff import diff
+    from jaxprtool.commands.diff.table import diff_text
+
+    for name in run.differing:
+        files = [
+            compilation.file
+            for compilation in run.compilations
+            if compilation.name == name and compilation.file
+        ]
+        with contextlib.suppress(JaxprToolError):
+            first, *others = (read_program(run.folder, os.path.join(run.folder, f)) for f in files)
+            for differences in (diff(first, other) for other in others):
+                if differences.hunks or differences.border:
+                    yield name, diff_text(differences, _DIFF_WIDTH, None).plain()
+                    break
+
+
+def _sources(run: Run, digests: Mapping[str, str]) -> Iterator[tuple[str, str]]:
+    """Yield the user's files that lines of a run are in, and their texts.
+
+    A file that was edited while the script ran has no digest: its lines may be others now.
+    """
+    for path, file in run.files.items():
+        if digests.get(file):
+            with (
+                contextlib.suppress(OSError, UnicodeDecodeError),
+                open(file, encoding="utf-8") as text,
+            ):
+                yield path, text.read()
+
+
+# --- notebook -------------------------------------------------------------------------------------
+# The notebook extension: `%load_ext jaxprtool` gives the cell magic `%%record`.
+#
+#     %%record -o run/ --calls
+#     state = step(state, batch)
+#
+# runs the cell, and shows what JAX compiled in it.
+
+
+@magics_class
+class RecordMagics(Magics):
+    """The magics of jaxprtool, for an IPython shell."""
+
+    def __init__(self, shell: Any) -> None:
+        super().__init__(shell)
+        self._shell = shell
+
+    @magic_arguments()
+    @argument("-o", "--output", metavar="DIR/", help="Write the run here. Default: run/, run-2/, …")
+    @argument("--overwrite", action="store_true", help="Replace a run in that folder.")
+    @argument("--calls", action="store_true", help="Count the calls of functions.")
+    @argument("--keep", metavar="NAME[:N],…", help="Keep arguments of these functions.")
+    @argument("--until", metavar="nan", default="", help="Stop at the first NaN in their results.")
+    @argument("--no-constants", action="store_true", help="Do not write large closed-over arrays.")
+    @cell_magic("record")
+    def record(self, line: str, cell: str) -> None:
+        """Run the cell, and show what JAX compiled in it, how often, and why it recompiled."""
+        options = parse_argstring(self.record, line)
+        path = options.output or free_folder()
+        try:
+            recorder = record(
+                path,
+                overwrite=options.overwrite,
+                calls=options.calls,
+                keep=kept_calls_of([options.keep] if options.keep else []),
+                until=options.until,
+                constants=not options.no_constants,
+            )
+            with recorder as recording:
+                result = _run_cell(self._shell, cell)
+        except JaxprToolError as error:
+            raise UsageError("\nhint: ".join(filter(None, (error.message, error.hint)))) from None
+        page = Path(path, PAGE)
+        display(HTML(record_cell(recording.run, str(page), page.read_text())))
+        result.raise_error()
+
+
+def _run_cell(shell: Any, cell: str) -> Any:
+    """Run a cell whose error, if there is one, is shown by the caller."""
+    with _replaced(shell, "showtraceback"), _replaced(shell, "showsyntaxerror"):
+        return shell.run_cell(cell)
+
+
+@contextlib.contextmanager
+def _replaced(shell: Any, name: str) -> Iterator[None]:
+    """Let a method do nothing in a `with` block."""
+    original = vars(shell).get(name)
+    setattr(shell, name, lambda *args, **kwargs: None)
+    try:
+        yield
+    finally:
+        if original is None:
+            delattr(shell, name)
+        else:
+            setattr(shell, name, original)
+
+
+def register_magics(shell: Any) -> None:
+    """Register the magics in an IPython shell."""
+    shell.register_magics(RecordMagics)

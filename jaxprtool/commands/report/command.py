@@ -1,0 +1,156 @@
+"""`jaxprtool report`: a page with a program's summary, listing, cost, memory and residuals."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from dataclasses import replace
+from functools import partial
+from typing import TYPE_CHECKING, Annotated, Any
+
+from jaxprtool.cli import options, output
+from jaxprtool.cli.options import Compiled, Panel
+from jaxprtool.cli.running import require_device
+from jaxprtool.cli.session import Session, command, only_program
+from jaxprtool.commands.lint.command import configured_codes
+from jaxprtool.commands.profile.command import Measure, measured_profile, require_measure
+from jaxprtool.commands.shardings.command import compiled_partition
+from jaxprtool.commands.show import pages
+from jaxprtool.errors import JaxprToolError, OutputError
+
+if TYPE_CHECKING:
+    from jaxprtool.cli.session import Named
+    from jaxprtool.commands.cost.estimate import By
+    from jaxprtool.commands.memory.estimate import Memory
+    from jaxprtool.commands.report.page import Report
+    from jaxprtool.commands.residuals.residuals import Residuals
+    from jaxprtool.commands.show.summary import Summary
+    from jaxprtool.ir.program import Program
+
+#: The groupings of the tables of costs.
+_GROUPINGS: tuple[By, ...] = ("line", "scope", "primitive")
+
+_Argnums = Annotated[Any, options.argnums_option(Panel("Report"))]
+_Out = Annotated[str | None, options.out_option("Write the page to this file.", "FILE.html")]
+
+
+@command
+def report_command(
+    session: Session,
+    argnums: _Argnums = None,
+    compiled: Compiled = False,
+    measure: Measure = False,
+    backend: options.Backend = None,
+    device: options.Device = None,
+    seed: options.Seed = 0,
+    out: _Out = None,
+    json: options.Json = False,
+) -> None:
+    """Write an HTML report: each pass, cost, memory and residuals.
+
+    The page begins with a summary, which is also printed: the size and cost of the program, the
+    lines with the most FLOPs, the peak of memory, the residuals, findings of lint, and what to do
+    next.
+
+    Cost and memory are those of the program after the passes. Residuals are those of the gradient
+    of the function as traced, with respect to its first argument, unless --argnums has others.
+    Nothing is compiled without --measure or --compiled.
+
+    [bold]Examples[/]
+
+      jaxprtool report samples/transformer.py:loss -o report.html
+      jaxprtool report samples/transformer.py:loss -p "grad, -O2" -o report.html
+      jaxprtool report samples/transformer.py:loss -p grad --measure -o report.html
+    """
+    if out is None:
+        raise OutputError("report writes an HTML page, but -o is missing", "add -o report.html")
+    output.check_out("report", out, json, (), "jaxprtool opt TARGET", page=True)
+    require_measure(measure, backend, device)
+    session.start(True if measure else None)
+    from jaxprtool.commands.cost.estimate import cost
+    from jaxprtool.commands.opt import steps
+    from jaxprtool.commands.report.page import Report, report_views
+    from jaxprtool.render.terminal.listing import ShowOptions
+
+    watcher = steps.Watcher(keeps=True)
+    require_device(session.function, backend, device)
+    traced = session.traced(runs=measure)
+    programs = session.programs(traced, watcher)
+    times = None
+    if measure:
+        inputs = traced.given_to(only_program("--measure takes", programs))
+        times = measured_profile(
+            inputs, session.target, seed, backend, device, False, session.on_progress
+        )
+    session.on_progress("counting")
+    figures = Report(
+        [cost(program, by) for _, program in programs for by in _GROUPINGS],
+        [_memory(program) for _, program in programs],
+        _residuals(traced.program, argnums or 0),
+        times,
+        compiled_partition(session, traced, programs) if compiled else None,
+    )
+    figures = replace(figures, summaries=_summaries(session, programs, figures))
+    session.on_progress("rendering")
+    shown = ShowOptions(names=True, terse=True, source=True)
+    views = partial(report_views, figures)
+    pages.write_states(steps.states(watcher, programs), shown, out, views)
+    if json:
+        from jaxprtool.render.documents.programs import ReportDocument
+
+        output.write_json(ReportDocument(out, os.path.getsize(out), figures.summaries))
+    elif out != output.STDOUT:
+        from jaxprtool.commands.show.table import summary_table
+
+        output.write_each(summary_table(entry, output.width()) for entry in figures.summaries)
+
+
+def _summaries(session: Session, programs: Named, figures: Report) -> list[Summary]:
+    """Return the summaries of programs; suggestions are made for a single one with a name."""
+    from jaxprtool.api.targets import STDIN
+    from jaxprtool.commands.show.summary import facts_of, summarized
+
+    session.on_progress("looking for findings")
+    costs = (estimate for estimate in figures.costs if estimate.by == "line")
+    several = zip(programs, costs, figures.memories, strict=True)
+    codes = configured_codes()
+    facts = [
+        facts_of(
+            program,
+            estimate,
+            memory,
+            figures.residuals,
+            figures.profile,
+            figures.shardings is not None,
+            codes,
+        )
+        for (_, program), estimate, memory in several
+    ]
+    is_named = len(programs) == 1 and session.target != STDIN
+    command_line = session.command_line if is_named else None
+    return [summarized(entry, command_line) for entry in facts]
+
+
+def _memory(program: Program) -> Memory | str:
+    """Return the memory of a program, or the reason that it is unknown."""
+    from jaxprtool.commands.memory.estimate import memory
+
+    try:
+        return memory(program)
+    except JaxprToolError as error:
+        return str(error)
+
+
+def _residuals(program: Program, argnums: int | Sequence[int]) -> Residuals | str:
+    """Return the residuals of a loss or a training step, or the reason that there are none."""
+    from jaxprtool.commands.residuals.policies import gives_one_float, halves_inside, residuals
+
+    if not gives_one_float(program) and halves_inside(program) is None:
+        return (
+            f"{program.name} has no residuals here: its result is not one floating-point number, "
+            "and it has no gradient inside"
+        )
+    try:
+        return residuals(program, argnums=argnums, peaks=True)
+    except JaxprToolError as error:
+        return str(error)

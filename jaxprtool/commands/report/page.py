@@ -1,0 +1,101 @@
+"""The views of a report besides the listing: its summaries, cost, memory, residuals, devices."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, NamedTuple
+
+from jaxprtool.commands.cost import table
+from jaxprtool.commands.memory import table as memory_table
+from jaxprtool.commands.profile import table as profile_table
+from jaxprtool.commands.residuals import table as residuals_table
+from jaxprtool.commands.shardings import table as shardings_table
+from jaxprtool.commands.show import table as show_table
+from jaxprtool.render.views import Cell, Lines, PageView, linked
+
+if TYPE_CHECKING:
+    from jaxprtool.commands.cost.estimate import Cost
+    from jaxprtool.commands.memory.estimate import Memory
+    from jaxprtool.commands.profile.lines import Profile
+    from jaxprtool.commands.residuals.residuals import Residuals
+    from jaxprtool.commands.shardings.partitions import Shardings
+    from jaxprtool.commands.show.summary import Suggestion, Summary
+
+
+@dataclass(frozen=True)
+class Report:
+    """Analyses of programs for a report.
+
+    Attributes:
+        costs: The cost of each program, by each grouping shown.
+        memories: The memory of each program, or why it is unknown.
+        residuals: The residuals of the traced program's gradient, or why they are not shown.
+        profile: The measured time of the only program; None if it was not measured.
+        shardings: The shardings of the only program; None if it was not compiled.
+        summaries: The summary of each program.
+    """
+
+    costs: Sequence[Cost]
+    memories: Sequence[Memory | str]
+    residuals: Residuals | str
+    profile: Profile | None = None
+    shardings: Shardings | None = None
+    summaries: Sequence[Summary] = ()
+
+
+class SummaryView(NamedTuple):
+    """The summary of a program: its name, its size, its parts with rows of cells, suggestions."""
+
+    name: str
+    size: str
+    parts: Sequence[tuple[str, str, Sequence[Sequence[Cell]]]]
+    suggestions: Sequence[Suggestion]
+
+
+def _summary_views(report: Report, line_of: Lines) -> list[SummaryView]:
+    return [
+        SummaryView(
+            program_summary.name,
+            show_table.heading(program_summary),
+            [
+                (part.title, part.fact, [_summary_row(row, line_of) for row in part.rows])
+                for part in show_table.summary_parts(program_summary)
+            ],
+            program_summary.suggestions,
+        )
+        for program_summary in report.summaries
+    ]
+
+
+def _summary_row(row: show_table.SummaryRow, line_of: Lines) -> list[Cell]:
+    link = linked(row.source, line_of)
+    return [Cell(row.share), Cell(row.number), Cell(row.name, link=link, below=Cell(row.about))]
+
+
+def report_views(report: Report, line_of: Lines) -> tuple[list[SummaryView], list[PageView]]:
+    """Return the summaries and the other views of a report.
+
+    Args:
+        report: The report.
+        line_of: Returns a line of a displayed file by name: `model.py:9`.
+    """
+    times, split = report.profile, report.shardings
+    devices = None if split is None else shardings_table.heading(split)
+    cells = (
+        None
+        if times is None
+        else {line.name: profile_table.time_cells(line) for line in times.lines}
+    )
+    costs = table.cost_view(report.costs, line_of, cells, devices)
+    if times is not None:
+        fact = "; ".join((profile_table.title(times), *profile_table.profile_notes(times)))
+        costs = costs._replace(facts=[*costs.facts, fact])
+    views = [
+        costs,
+        memory_table.memory_view(report.memories, line_of, devices),
+        residuals_table.residuals_view(report.residuals, line_of),
+    ]
+    if split is not None:
+        views.append(shardings_table.shardings_view(split, line_of))
+    return _summary_views(report, line_of), views

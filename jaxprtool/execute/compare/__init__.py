@@ -1,1 +1,0 @@
-"""Comparison of arrays and of program variants, and the search for where two variants diverge."""

@@ -1,0 +1,51 @@
+"""Variants in separate processes: a crash is reported, and the others continue."""
+
+import os
+
+import jax
+import jax.numpy as jnp
+import pytest
+
+import jaxprtool
+from jaxprtool.commands.compare import isolated
+from jaxprtool.errors import UnsupportedError
+
+
+def f(key, x):
+    keys = jax.random.split(key)
+    return {"x": x.astype(jnp.bfloat16) + 1, "keys": keys, "i": x.argmax(), "none": x[:0]}
+
+
+ARGS = jax.random.key(1), jnp.arange(4.0)
+
+
+@pytest.mark.usefixtures("processes")
+def test_results_of_any_dtype_are_returned_unchanged():
+    program = jaxprtool.trace(f, *ARGS)
+    runner = isolated.IsolatedRunner(isolated.Variant("f", program))
+    here = jax.tree.leaves(f(*ARGS))
+    assert [jax.typeof(x).dtype for x in runner(ARGS)] == [x.dtype for x in here]
+
+
+@pytest.mark.usefixtures("processes")
+def test_a_crash_is_one_line_with_its_signal_and_the_others_continue(monkeypatch, tmp_path):
+    (tmp_path / "sitecustomize.py").write_text("import os, signal; os.kill(os.getpid(), 11)")
+    run, calls = isolated.processes.run_process, []
+
+    def crashing(command, env):
+        calls.append(command)
+        path = {"PYTHONPATH": str(tmp_path)} if len(calls) == 2 else {}
+        return run(command, env={**os.environ, **path})
+
+    monkeypatch.setattr(isolated.processes, "run_process", crashing)
+    program = jaxprtool.trace(lambda x: x * 2, 1.0)
+    found = jaxprtool.compare(program, (1.0,), passes=["", "dce", "cse"], isolate=True)
+    crashed, other = found.variants
+    assert crashed.error.startswith("dce crashed: SIGSEGV")
+    assert "\n" not in crashed.error and other.equal and not found.within
+
+
+def test_a_program_that_cannot_be_written_to_a_file_is_refused():
+    program = jaxprtool.trace(lambda x: jax.pure_callback(lambda v: v, x, x), 1.0)
+    with pytest.raises(UnsupportedError, match="callback"):
+        isolated.IsolatedRunner(isolated.Variant("f", program))((1.0,))

@@ -1,0 +1,93 @@
+"""Installed packages add rules by the entry-point group `jaxprtool.lint`."""
+
+import textwrap
+
+import jax.numpy as jnp
+import pytest
+
+import jaxprtool
+from jaxprtool.commands.lint import findings
+from jaxprtool.errors import ArgumentsError, PluginError
+
+RULE = """
+    from jaxprtool.extend.lint import Found, lint_rule
+
+    @lint_rule("{code}", "double-tanh", bad="", good="")
+    def double_tanh(program):
+        \"\"\"A tanh of a tanh.\"\"\"
+        for node in program.of("tanh"):
+            before = node.ins[0].node
+            if before is not None and before.name == "tanh":
+                yield Found(node, "tanh of tanh", "use it once", "{{flops}}", flops=node.operations)
+"""
+
+
+@pytest.fixture
+def install(tmp_path, monkeypatch):
+    """Install a package with a module of rules."""
+    known = {rule.code: rule for rule in findings.all_rules()}
+
+    def install(text, name):
+        (tmp_path / f"{name}.py").write_text(textwrap.dedent(text))
+        info = tmp_path / f"{name}-1.dist-info"
+        info.mkdir()
+        (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {name}\nVersion: 1\n")
+        (info / "entry_points.txt").write_text(f"[jaxprtool.lint]\nrules = {name}\n")
+        monkeypatch.syspath_prepend(str(tmp_path))
+        findings._load.cache_clear()
+
+    yield install
+    findings.lint_rules.clear()
+    findings.lint_rules.update(known)
+    findings._load.cache_clear()
+
+
+def twice(x):
+    return jnp.tanh(jnp.tanh(x))
+
+
+def test_a_rule_of_a_package_is_run_and_selected_like_ours(install):
+    install(RULE.format(code="XY101"), "lint_rules_of_xy")
+    program = jaxprtool.trace(twice, jnp.ones(8))
+    (found,) = jaxprtool.lint(program)
+    assert (found.code, found.message, found.cost.flops) == ("XY101", "tanh of tanh", 8)
+    assert found.cost.text == "8 FLOPs" and found.line.startswith("tests/analysis/lint/")
+    assert len(jaxprtool.lint(program, select=["XY"])) == 1
+    assert len(jaxprtool.lint(program, ignore=["XY1"])) == 0
+    assert len(jaxprtool.lint(program, select="JT1, XY1")) == 1
+
+
+def test_a_used_code_and_a_failing_module_are_errors_that_name_it(install):
+    install(RULE.format(code="JT101"), "lint_rules_of_clash")
+    with pytest.raises(PluginError, match=r"JT101 of lint_rules_of_clash .* of 'large-constant'"):
+        findings.all_rules()
+
+
+def test_a_module_that_cannot_be_imported_is_named(install):
+    install("import nothing_of_this_name", "lint_rules_broken")
+    with pytest.raises(PluginError, match="lint rules of lint_rules_broken cannot be imported"):
+        findings.all_rules()
+
+
+def test_a_code_without_a_rule_is_an_error_with_the_existing_ones():
+    program = jaxprtool.trace(twice, jnp.ones(8))
+    with pytest.raises(ArgumentsError, match="no lint rule has the code 'JT9'"):
+        jaxprtool.lint(program, select=["JT9"])
+
+
+def test_a_bare_jaxpr_is_linted():
+    import jax
+
+    closed = jax.make_jaxpr(lambda x: jnp.sort(x)[-3:])(jnp.ones(512))
+    assert [found.code for found in jaxprtool.lint(closed)] == ["JT403"]
+
+
+def test_symbolic_sizes_count_as_typical_sizes():
+    program = jaxprtool.load(f"{__file__}:rounded", "f32[n,64]")
+    (found,) = jaxprtool.lint(program)
+    assert found.code == "JT203" and found.cost.bytes == 512 * 64 * 4
+
+
+def rounded(x):
+    narrow = jnp.tanh(x).astype(jnp.bfloat16)
+    return narrow.astype(jnp.float32) + 1

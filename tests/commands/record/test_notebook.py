@@ -1,0 +1,82 @@
+"""`%%record` in a notebook's shell."""
+
+import re
+from pathlib import Path
+
+import pytest
+from IPython.testing.globalipapp import start_ipython
+
+from jaxprtool.recording.read import read_run
+
+CELL = """%%record -o run --overwrite
+import jax
+f = jax.jit(lambda x: x + 1)
+f(1.0), f(1)
+"""
+
+
+@pytest.fixture(scope="module")
+def shell():
+    shell = start_ipython()
+    shell.run_line_magic("load_ext", "jaxprtool")
+    return shell
+
+
+@pytest.fixture
+def shown(shell, monkeypatch, tmp_path):
+    monkeypatch.chdir(tmp_path)
+    found = []
+    monkeypatch.setattr("jaxprtool.commands.record.record.display", found.append)
+    return found
+
+
+def test_a_cell_is_run_and_its_compilations_are_shown(shell, shown):
+    shell.run_cell_magic(
+        "record", "-o here --calls", "import jax\nf = jax.jit(lambda x: x + 1)\nvalue = f(1.0)"
+    )
+    assert float(shell.user_ns["value"]) == 2.0
+    (cell,) = shown
+    assert "lambda" in cell.data
+    assert "1 program" in cell.data
+    assert Path("here/index.html").exists()
+
+
+def test_an_error_in_a_cell_is_raised_after_the_table(shell, shown):
+    with pytest.raises(ZeroDivisionError):
+        shell.run_cell_magic("record", "", "import jax\njax.jit(lambda x: x)(1.0)\n1 / 0")
+    assert len(shown) == 1
+    assert Path("run/run.json").exists()
+
+
+def test_an_error_of_a_cell_is_shown_once_and_ends_it(shell, shown, capsys):
+    result = shell.run_cell(CELL + "1 / 0\n")
+    with pytest.raises(ZeroDivisionError):
+        result.raise_error()
+    message = re.sub(r"\x1b\[[0-9;]*m", "", "".join(capsys.readouterr()))
+    assert message.count("ZeroDivisionError: ") == 1
+    assert len(read_run("run").compilations) == 2
+
+
+def test_a_recorded_cell_needs_no_command_and_ends_on_its_own(shell, shown):
+    shell.run_cell("1 / 0")
+    shell.run_cell(CELL).raise_error()
+    run = read_run("run")
+    assert (run.command, run.exit_code, run.processes[0].ending) == ((), 0, "")
+
+
+def test_a_folder_with_a_run_is_refused_in_one_line(shell, shown, capsys):
+    shell.run_cell(CELL).raise_error()
+    capsys.readouterr()
+    shell.run_cell("%%record -o run\n1")
+    message = "".join(capsys.readouterr())
+    assert "UsageError: 'run' holds a recorded run\nhint: add --overwrite" in message
+
+
+def test_lines_of_cells_have_the_number_of_the_cell(shell):
+    shell.run_cell("import jax.numpy as jnp, jaxprtool", store_history=True)
+    number = shell.execution_count
+    shell.run_cell("def f(x):\n    return jnp.sin(x).sum()", store_history=True)
+    shell.run_cell("found = jaxprtool.cost(jaxprtool.trace(f, jnp.ones(3)))", store_history=True)
+    (group,) = shell.user_ns["found"].groups
+    assert group.name == f"In [{number}]:2"
+    assert "return jnp.sin(x).sum()" in str(shell.user_ns["found"])

@@ -21,7 +21,7 @@ _METHODS = {
     "apply": ("jaxprtool.api.methods", "applied"),
     "meshes_in": ("jaxprtool.ir.mesh_sizes", "meshes_in"),
     "on_mesh": ("jaxprtool.ir.mesh_sizes", "on_mesh"),
-    "origin_of": ("jaxprtool.api.methods", "result_origin"),
+    "origin_of": ("jaxprtool.commands.nans.nans", "result_origin"),
     "program_html": ("jaxprtool.api.methods", "program_html"),
     "program_summary": ("jaxprtool.api.methods", "program_summary"),
     "program_text": ("jaxprtool.api.methods", "program_text"),
@@ -43,4 +43,4 @@ METHODS.update({method: _imported_when_called(*where) for method, where in _METH
 
 def load_ipython_extension(shell: Any) -> None:
     """Add `%%record` to a notebook; IPython calls this for `%load_ext jaxprtool`."""
-    import_module("jaxprtool.commands.record.record").register_magics(shell)
+    import_module("jaxprtool.commands.record.notebook").register_magics(shell)

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from typing import Any
+from collections.abc import Callable
 
-from jaxprtool.ir.evaluation import FiniteCheck
 from jaxprtool.ir.program import Program, Programs
 
 
@@ -40,12 +38,3 @@ def program_html(program: Program | Programs) -> str:
     from jaxprtool.render.page import cell
 
     return cell(program if isinstance(program, Programs) else {program.name: program}, stats)
-
-
-def result_origin(
-    program: Program, arguments: Sequence[Any], position: int, check: FiniteCheck
-) -> str:
-    """Return the origin of the NaN or the infinity in a result."""
-    from jaxprtool.commands.nans.nans import origin_of
-
-    return origin_of(program, arguments, position, check)

@@ -1,7 +1,7 @@
 """Run pieces of a variant, one after the other, in a process with the variant's environment.
 
-`python -m jaxprtool.commands.determinism.isolated_pieces` runs the variant in each folder whose path it
-reads (see `isolated`), and prints a line when it is done.
+`python -m jaxprtool.commands.determinism.isolated_pieces` runs the variant in each folder whose
+path it reads (see `isolated`), and prints a line when it is done.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Record what JAX compiles in a `with` block or a cell, and finish the folder of the run."""
+"""Record what JAX compiles in a `with` block, and finish the folder of a recorded run."""
 
 from __future__ import annotations
 
@@ -7,23 +7,16 @@ import os
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping
-from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
-from IPython.core.error import UsageError
-from IPython.core.magic import Magics, cell_magic, magics_class
-from IPython.core.magic_arguments import argument, magic_arguments, parse_argstring
-from IPython.display import HTML, display
-
-from jaxprtool.commands.record.page import record_cell
 from jaxprtool.errors import JaxprToolError
 from jaxprtool.files import file_written_whole
 from jaxprtool.ir import source_text
 from jaxprtool.ir.program import Program
 from jaxprtool.jaxcompat.source_locations import is_installed
 from jaxprtool.recording import folder
-from jaxprtool.recording.folder import PAGE, Settings, free_folder, kept_calls_of, require_until
+from jaxprtool.recording.folder import Settings, require_until
 from jaxprtool.recording.read import definitions, read_about, read_program, read_run
 from jaxprtool.recording.recorded_run import Compilation, Reason, Run
 from jaxprtool.recording.recorder import Recorder
@@ -273,75 +266,3 @@ def _sources(run: Run, digests: Mapping[str, str]) -> Iterator[tuple[str, str]]:
                 open(file, encoding="utf-8") as text,
             ):
                 yield path, text.read()
-
-
-# --- notebook -------------------------------------------------------------------------------------
-# The notebook extension: `%load_ext jaxprtool` gives the cell magic `%%record`.
-#
-#     %%record -o run/ --calls
-#     state = step(state, batch)
-#
-# runs the cell, and shows what JAX compiled in it.
-
-
-@magics_class
-class RecordMagics(Magics):
-    """The magics of jaxprtool, for an IPython shell."""
-
-    def __init__(self, shell: Any) -> None:
-        super().__init__(shell)
-        self._shell = shell
-
-    @magic_arguments()
-    @argument("-o", "--output", metavar="DIR/", help="Write the run here. Default: run/, run-2/, …")
-    @argument("--overwrite", action="store_true", help="Replace a run in that folder.")
-    @argument("--calls", action="store_true", help="Count the calls of functions.")
-    @argument("--keep", metavar="NAME[:N],…", help="Keep arguments of these functions.")
-    @argument("--until", metavar="nan", default="", help="Stop at the first NaN in their results.")
-    @argument("--no-constants", action="store_true", help="Do not write large closed-over arrays.")
-    @cell_magic("record")
-    def record(self, line: str, cell: str) -> None:
-        """Run the cell, and show what JAX compiled in it, how often, and why it recompiled."""
-        options = parse_argstring(self.record, line)
-        path = options.output or free_folder()
-        try:
-            recorder = record(
-                path,
-                overwrite=options.overwrite,
-                calls=options.calls,
-                keep=kept_calls_of([options.keep] if options.keep else []),
-                until=options.until,
-                constants=not options.no_constants,
-            )
-            with recorder as recording:
-                result = _run_cell(self._shell, cell)
-        except JaxprToolError as error:
-            raise UsageError("\nhint: ".join(filter(None, (error.message, error.hint)))) from None
-        page = Path(path, PAGE)
-        display(HTML(record_cell(recording.run, str(page), page.read_text())))
-        result.raise_error()
-
-
-def _run_cell(shell: Any, cell: str) -> Any:
-    """Run a cell whose error, if there is one, is shown by the caller."""
-    with _replaced(shell, "showtraceback"), _replaced(shell, "showsyntaxerror"):
-        return shell.run_cell(cell)
-
-
-@contextlib.contextmanager
-def _replaced(shell: Any, name: str) -> Iterator[None]:
-    """Let a method do nothing in a `with` block."""
-    original = vars(shell).get(name)
-    setattr(shell, name, lambda *args, **kwargs: None)
-    try:
-        yield
-    finally:
-        if original is None:
-            delattr(shell, name)
-        else:
-            setattr(shell, name, original)
-
-
-def register_magics(shell: Any) -> None:
-    """Register the magics in an IPython shell."""
-    shell.register_magics(RecordMagics)

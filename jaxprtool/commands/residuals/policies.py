@@ -186,7 +186,7 @@ def policies_of(program: Program) -> dict[str, Any]:
 # --- budget ---------------------------------------------------------------------------------------
 # Proposals of values that `jax.checkpoint` should save within a budget of bytes.
 #
-# The names to save are chosen by a model (`commands.residuals.residuals`) and verified: the program is
+# The names to save are chosen by a model (`.residuals`) and verified: the program is
 # differentiated under `jax.checkpoint` with them. If it keeps other values than predicted, the
 # model is updated and the choice repeated. Of these names and of JAX's policies, in each place
 # (`placements`), the one with the lowest peak memory is proposed.

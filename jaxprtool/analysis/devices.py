@@ -13,13 +13,10 @@ import re
 import tomllib
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from jaxprtool.errors import ArgumentsError, did_you_mean
 from jaxprtool.ir.documents import bytes_of
-
-if TYPE_CHECKING:
-    from jaxprtool.commands.cost.estimate import Group
 
 # --- devices --------------------------------------------------------------------------------------
 # Devices, and a roofline model: a lower bound of a program's time on a device.
@@ -53,7 +50,7 @@ class DeviceSpec:
     bandwidth: float
     source: str = ""
 
-    def bound(self, group: Group) -> Bound:
+    def bound(self, group: Counted) -> Bound:
         """Return a lower bound of the time of a group."""
         of_products = sum(group.products.values())
         rest = group.work.flops + group.work.transcendentals - of_products
@@ -64,7 +61,7 @@ class DeviceSpec:
         return Bound(max(compute, memory), "compute" if compute >= memory else "memory")
 
     def rate(self, product: str) -> float:
-        """Return the FLOP/s of matrix products of a precision, as in `Group.products`.
+        """Return the FLOP/s of matrix products of a precision, as in `Counted.products`.
 
         The rate of `ANY_UNIT`, and of narrow types that are not listed, is the highest.
         """
@@ -79,7 +76,7 @@ class DeviceSpec:
         """The highest of its rates, in FLOP/s."""
         return max([self.vector, *self.products.values()])
 
-    def utilization(self, group: Group, seconds: float) -> float:
+    def utilization(self, group: Counted, seconds: float) -> float:
         """Return the model FLOPs utilization: the time of the products at peak rates by `seconds`.
 
         Args:

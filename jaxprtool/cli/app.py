@@ -14,10 +14,11 @@ import typer
 from typer.core import TyperCommand, TyperGroup
 from typer.main import get_command
 
-from jaxprtool.cli import completion, errors, launch, options, output, registry, start
-from jaxprtool.cli.registry import CommandInfo
+from jaxprtool import registry
+from jaxprtool.cli import completion, errors, launch, options, output, start
 from jaxprtool.errors import OutputError
 from jaxprtool.ir import process
+from jaxprtool.registry import CommandInfo
 from jaxprtool.render.terminal.tables import CYAN, GREEN, MAGENTA, RED, YELLOW, color_name
 
 PROGRAM = "jaxprtool"

@@ -17,7 +17,7 @@ from rich.table import Table
 from rich.text import Text
 
 from jaxprtool.cli import output
-from jaxprtool.cli.registry import CommandInfo
+from jaxprtool.registry import CommandInfo
 from jaxprtool.render.terminal.tables import CYAN, YELLOW, color_name
 
 

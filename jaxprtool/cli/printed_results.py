@@ -8,7 +8,7 @@ from typing import Any
 
 from rich.console import Console
 
-from jaxprtool.cli.registry import renderers
+from jaxprtool.registry import renderers
 
 #: The width of a result in a notebook, in characters.
 _NOTEBOOK_WIDTH = 100

@@ -6,9 +6,9 @@ from typing import TYPE_CHECKING
 
 from jaxprtool.cli import options, output
 from jaxprtool.cli.output import OnProgress
-from jaxprtool.cli.registry import CommandInfo
 from jaxprtool.cli.session import command
 from jaxprtool.cli.start import start_jax
+from jaxprtool.registry import CommandInfo
 
 if TYPE_CHECKING:
     from jax import Device
@@ -24,6 +24,7 @@ INFO = CommandInfo(
     position=2,
     summary="List the backends and devices, and those that do not start.",
     run="jaxprtool.commands.backends:backends_command",
+    documents=("jaxprtool.commands.explain.explanation:BackendsDocument",),
 )
 
 

@@ -6,11 +6,10 @@ import os
 import sys
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 
 from jaxprtool.cli import options, output
 from jaxprtool.cli.options import Panel
-from jaxprtool.cli.registry import CommandInfo
 from jaxprtool.cli.session import Session, command
 from jaxprtool.errors import OutputError
 from jaxprtool.formats.emission import (
@@ -21,12 +20,13 @@ from jaxprtool.formats.emission import (
     format_of,
     picture_format,
 )
+from jaxprtool.ir.documents import document
+from jaxprtool.registry import CommandInfo
 
 if TYPE_CHECKING:
     from jaxprtool.api.targets import TracedTarget
     from jaxprtool.formats.lowering import XlaComputation
     from jaxprtool.ir.program import Program
-    from jaxprtool.render.documents.programs import EmittedProgram
 
 # --- emit -----------------------------------------------------------------------------------------
 # Programs in other formats: Python, StableHLO, HLO, graphs and `jax.export`.
@@ -36,6 +36,7 @@ INFO = CommandInfo(
     position=2,
     summary="Export to Python, StableHLO, HLO, a graph or jax.export.",
     run="jaxprtool.commands.emit:emit_command",
+    documents=("jaxprtool.commands.emit:EmitDocument",),
 )
 
 
@@ -203,8 +204,6 @@ def emit_command(
         return
     emitted = _emitted(programs, emission, out)
     if json:
-        from jaxprtool.render.documents.programs import EmitDocument
-
         output.write_json(EmitDocument(to, emitted))
 
 
@@ -294,8 +293,6 @@ def _emitted(
     programs: Sequence[tuple[str, Program]], emission: Emission, out: str | None
 ) -> list[EmittedProgram]:
     """Write programs to the files of -o; without it, return their texts."""
-    from jaxprtool.render.documents.programs import EmittedProgram
-
     if out is None:
         texts = [(name, str(emission.content(program))) for name, program in programs]
         return [EmittedProgram(name, text, None, None) for name, text in texts]
@@ -323,3 +320,32 @@ def _print(programs: list[tuple[str, Program]], emission: Emission) -> None:
             continue
         title = f"{mark} {name}\n" if len(programs) > 1 else ""
         output.write_exactly(("\n" if i else "") + title + content)
+
+
+@document(optional=("text", "path", "bytes"))
+class EmittedProgram(NamedTuple):
+    """A program in another format.
+
+    Attributes:
+        name: The name of the program.
+        text: The program in this format; None if it was written to a file.
+        path: Its file; None without -o.
+        bytes: The size of the file, in bytes; None without -o.
+    """
+
+    name: str
+    text: str | None
+    path: str | None
+    bytes: int | None
+
+
+class EmitDocument(NamedTuple):
+    """Programs in another format.
+
+    Attributes:
+        format: The format, as --to names it.
+        programs: The programs.
+    """
+
+    format: str
+    programs: Sequence[EmittedProgram]

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import Annotated, NamedTuple
 
 import typer
 
 from jaxprtool.cli import options, output
 from jaxprtool.cli.options import FUNCTION
 from jaxprtool.cli.output import OnProgress
-from jaxprtool.cli.registry import CommandInfo
 from jaxprtool.cli.session import FunctionOptions, Tracing, command
+from jaxprtool.registry import CommandInfo
 
 # --- shapecheck -----------------------------------------------------------------------------------
 # Claims about the types of results, checked for all sizes.
@@ -20,6 +20,7 @@ INFO = CommandInfo(
     position=5,
     summary="Check the types of results for all sizes of the arguments.",
     run="jaxprtool.commands.shapecheck:shapecheck_command",
+    documents=("jaxprtool.commands.shapecheck:ClaimDocument",),
 )
 
 
@@ -85,8 +86,20 @@ def shapecheck_command(
     program = function.trace(Pipeline()).program
     check_claim(program, results)
     if json:
-        from jaxprtool.render.documents.programs import ClaimDocument
-
         output.write_json(ClaimDocument(program.name, arguments, results))
     else:
         output.write_text(f"{program.name}: ({arguments}) -> {results}")
+
+
+class ClaimDocument(NamedTuple):
+    """Types of results that hold for all sizes.
+
+    Attributes:
+        function: The name of the function.
+        arguments: The types of its arguments, as given.
+        results: The types of its results, as given.
+    """
+
+    function: str
+    arguments: str
+    results: str

@@ -3,21 +3,22 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 
 from jaxprtool.cli import options, output
 from jaxprtool.cli.options import Panel
-from jaxprtool.cli.registry import CommandInfo
 from jaxprtool.cli.session import FunctionOptions, command, pipeline
 from jaxprtool.commands.show import pages
 from jaxprtool.errors import ArgumentsError
 from jaxprtool.formats.emission import STDOUT, Emission, Format
 from jaxprtool.ir.notation import expressions
+from jaxprtool.registry import CommandInfo
 
 if TYPE_CHECKING:
     from jaxprtool.ir.program import Program
     from jaxprtool.passes.mapping.batch import Batch
-    from jaxprtool.render.documents.programs import PassRun, VmapDocument
+    from jaxprtool.render.documents import programs as documents
+    from jaxprtool.render.documents.programs import PassRun
 
 # --- vmap -----------------------------------------------------------------------------------------
 # A function mapped over an axis.
@@ -27,6 +28,7 @@ INFO = CommandInfo(
     position=4,
     summary="Map a function over an axis, as jax.vmap does.",
     run="jaxprtool.commands.vmap:vmap_command",
+    documents=("jaxprtool.commands.vmap:VmapDocument",),
 )
 
 
@@ -186,7 +188,6 @@ def _document(
     batch: Batch, program: Program, row: PassRun, programs: Sequence[tuple[str, Program]]
 ) -> VmapDocument:
     from jaxprtool.passes.mapping.batch import mapped_arguments
-    from jaxprtool.render.documents.programs import MappedArgument, VmapDocument
     from jaxprtool.render.reports.programs import program_document
 
     assert batch.axis_size is not None and isinstance(batch.axis_name, str | None)
@@ -199,3 +200,22 @@ def _document(
         row.equations_after,
         [program_document(result) for _, result in programs],
     )
+
+
+class MappedArgument(NamedTuple):
+    """An argument of a program that is mapped."""
+
+    name: Annotated[str, "Its readable path."]
+    axis: Annotated[int | None, "The axis along which it is mapped; null if unmapped."]
+
+
+class VmapDocument(NamedTuple):
+    """`vmap`."""
+
+    axis_size: Annotated[int, "The number of batch elements."]
+    axis_name: Annotated[str | None, "The name by which collectives call the axis, or null."]
+    chunk: Annotated[int | None, "The number of batch elements computed at a time; null for all."]
+    arguments: Annotated[Sequence[MappedArgument], "The mapped axis of each argument."]
+    equations_before: Annotated[int, "The number of equations of the program of one batch element."]
+    equations_after: Annotated[int, "The number of equations of the mapped program."]
+    programs: Annotated[list[documents.Program], "The mapped program, after the passes."]

@@ -112,6 +112,7 @@ from jaxprtool.jaxcompat import (
 )
 from jaxprtool.passes.cleanup.dce import dce_body, has_lasting_effect
 from jaxprtool.primitives import VARIABLE, scope_of, sow_p
+from jaxprtool.registry import tables_of_rules
 
 __all__ = [
     "TABLES",
@@ -207,23 +208,31 @@ __all__ = [
 R = TypeVar("R")
 
 #: Where each table is: the module that fills it, and its name there.
-TABLES: dict[str, tuple[str, str]] = {
+_TABLES = {
     "batch": ("jaxprtool.passes.mapping.batch", "batch_rules"),
     "batch_bodies": ("jaxprtool.passes.mapping.batch", "structured_rules"),
-    "cost": ("jaxprtool.commands.cost.rules", "cost_rules"),
     "dce": ("jaxprtool.passes.cleanup.dce", "dce_rules"),
     "equivalence": ("jaxprtool.ir.equivalence", "readable_params"),
     "expand": ("jaxprtool.ir.expansions", "expansion_rules"),
     "jaxpr": ("jaxprtool.formats.jaxpr.params", "forms"),
     "mask": ("jaxprtool.passes.mapping.mask", "mask_rules"),
     "mask_bodies": ("jaxprtool.passes.mapping.mask", "structured_mask_rules"),
-    "memory": ("jaxprtool.commands.memory.walk", "workspace_rules"),
     "python": ("jaxprtool.formats.python.emit", "python_rules"),
     "ragged": ("jaxprtool.passes.mapping.ragged", "ragged_rules"),
     "ragged_bodies": ("jaxprtool.passes.mapping.ragged", "structured_ragged_rules"),
     "unzip": ("jaxprtool.passes.unzip", "unzip_rules"),
     "view": ("jaxprtool.ir.regions", "views"),
 }
+
+#: The tables by name, with those that commands have.
+TABLES: dict[str, tuple[str, ...]] = dict(
+    sorted(
+        {
+            **_TABLES,
+            **{name: tuple(path.split(":")) for name, path in tables_of_rules().items()},
+        }.items()
+    )
+)
 
 
 def table_named(name: str) -> RuleTable[Any]:

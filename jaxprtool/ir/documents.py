@@ -232,3 +232,13 @@ def _amount(text: str, pattern: re.Pattern[str], what: str) -> int:
     number, prefix, binary = read.groups()
     unit = (1024 if binary else 1000) ** (" kmgtp".index(prefix.lower()) if prefix else 0)
     return int(Decimal(number) * unit)
+
+
+def duration(seconds: float) -> str:
+    """Return a time as text: `26.5 s`, `1.2 ms`."""
+    unit, size = "µs", 1e-6
+    for larger, least in (("ms", 1e-3), ("s", 1.0)):
+        if seconds >= 0.9995 * least:  # rounds up to it with three digits
+            unit, size = larger, least
+    number = seconds / size
+    return f"{number:,.0f} {unit}" if number >= 100 else f"{number:.3g} {unit}"

@@ -26,9 +26,9 @@ import jaxprtool
 from jaxprtool.commands.cost.estimate import cost
 from jaxprtool.commands.profile.lines import profile_of
 from jaxprtool.execute.profile import recorded, step
+from jaxprtool.ir.documents import duration
 from jaxprtool.ir.frames import frames_now
 from jaxprtool.ir.program import Program
-from jaxprtool.render.reports.runs import duration
 from tests.models.zoo import equinox_vit, flax_gpt, nnx_resnet
 
 SAMPLES = Path(__file__).parents[2] / "samples"

@@ -6,7 +6,7 @@ import sys
 import pytest
 
 from jaxprtool.cli.app import load_command
-from jaxprtool.cli.registry import command_info, commands
+from jaxprtool.registry import command_info, commands
 from tests.share import share
 
 MODULE = """

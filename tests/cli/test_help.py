@@ -13,7 +13,7 @@ from typer import Context
 import jaxprtool
 from jaxprtool.cli import app
 from jaxprtool.cli.main import main
-from jaxprtool.cli.registry import command_info, commands, imported
+from jaxprtool.registry import command_info, commands, imported
 from tests.external import missing
 from tests.share import share
 
@@ -54,7 +54,7 @@ def test_each_command_is_listed_with_the_first_line_of_its_docstring():
 @pytest.mark.parametrize("arguments", [("--help",), ("show", "--help"), ("frob",)])
 def test_only_the_command_that_is_called_is_imported(arguments):
     code = (
-        "import sys; from jaxprtool.cli.registry import commands; "
+        "import sys; from jaxprtool.registry import commands; "
         "from jaxprtool.cli.main import main; main(sys.argv[1:]); "
         "print([name for name, command in commands().items() "
         "if command.run.partition(':')[0] in sys.modules])"

@@ -2,8 +2,8 @@ import jax.numpy as jnp
 import pytest
 
 import jaxprtool
-from jaxprtool.cli.registry import renderers
 from jaxprtool.ir.documents import Printed
+from jaxprtool.registry import renderers
 
 
 @pytest.fixture(scope="module")

@@ -8,9 +8,9 @@ import jaxprtool
 from jaxprtool.api.targets import RunInputs
 from jaxprtool.cli.main import main
 from jaxprtool.cli.output import silent
-from jaxprtool.cli.registry import commands
 from jaxprtool.commands.memory.command import buffers_shown
 from jaxprtool.errors import OutOfMemoryError
+from jaxprtool.registry import commands
 from tests.share import shared_proofs
 
 #: The number of values, lines, results and residuals in `long.py`.

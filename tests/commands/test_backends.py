@@ -7,7 +7,7 @@ from pathlib import Path
 import jax
 import pytest
 
-from jaxprtool.cli.registry import commands
+from jaxprtool.registry import commands
 from tests.cli.platforms import ON_DEVICES, OTHERS, WITHOUT_DEVICES, lines
 from tests.share import HALF as RELEASE
 

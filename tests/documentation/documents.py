@@ -16,60 +16,15 @@ from functools import cache
 from pathlib import Path
 from typing import Annotated, Any, NotRequired, TypedDict, Union, get_args, get_origin
 
-from jaxprtool.commands.bench.turns import Bench
-from jaxprtool.commands.compare.bisection import Comparison, Determinism
-from jaxprtool.commands.compare.variants import Precision
-from jaxprtool.commands.explain import explanation
-from jaxprtool.commands.lint.lint import Findings
-from jaxprtool.commands.profile.lines import Profile
-from jaxprtool.commands.reduce.reduction import Reduction
-from jaxprtool.commands.residuals.residuals import Residuals
-from jaxprtool.commands.shardings.partitions import Shardings
-from jaxprtool.commands.watch.watch import Watched
-from jaxprtool.commands.why.gradients import GradientAnswer
-from jaxprtool.commands.why.slices import Path as FlowPath
-from jaxprtool.commands.why.slices import Why
 from jaxprtool.ir import documents
 from jaxprtool.passes.framework.docstrings import documentation
-from jaxprtool.recording.recorded_run import Run
-from jaxprtool.render.documents import problems, programs
+from jaxprtool.registry import commands, imported
 
-#: The documents of each command.
+#: The documents of each command that has `--json`.
 DOCUMENTS = {
-    "record": (Run,),
-    "show": (programs.ShowDocument, programs.StatsDocument, Run),
-    "opt": (programs.OptDocument,),
-    "run": (programs.RunDocument,),
-    "unzip": (programs.UnzipDocument,),
-    "outline": (programs.OutlineDocument,),
-    "cost": (programs.CostDocument,),
-    "profile": (Profile, programs.CostDocument),
-    "shardings": (Shardings,),
-    "memory": (programs.MemoryDocument,),
-    "source": (programs.SourceDocument,),
-    "residuals": (Residuals,),
-    "lint": (Findings,),
-    "check": (problems.CheckDocument,),
-    "why": (Why, FlowPath, GradientAnswer),
-    "nans": (programs.NansDocument,),
-    "watch": (Watched,),
-    "compare": (Comparison,),
-    "precision": (Precision,),
-    "determinism": (Determinism,),
-    "bench": (Bench,),
-    "diff": (programs.DiffDocument,),
-    "reduce": (Reduction,),
-    "emit": (programs.EmitDocument,),
-    "report": (programs.ReportDocument,),
-    "shapecheck": (programs.ClaimDocument,),
-    "vmap": (programs.VmapDocument,),
-    "explain": (
-        explanation.PassesDocument,
-        explanation.PassDocument,
-        explanation.PipelineDocument,
-        explanation.PrimitiveDocument,
-    ),
-    "backends": (explanation.BackendsDocument,),
+    name: tuple(map(imported, command.documents))
+    for name, command in commands().items()
+    if command.documents
 }
 
 

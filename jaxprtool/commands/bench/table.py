@@ -9,8 +9,7 @@ from rich.console import Group, RenderableType
 from rich.table import Column
 from rich.text import Text
 
-from jaxprtool.ir.documents import in_bytes, plural
-from jaxprtool.render.reports.runs import duration
+from jaxprtool.ir.documents import duration, in_bytes, plural
 from jaxprtool.render.terminal import tables
 from jaxprtool.render.terminal.listing import Rendering
 from jaxprtool.render.terminal.tables import new_table, text_column

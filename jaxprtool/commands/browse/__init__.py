@@ -1,6 +1,6 @@
 """A program on the full screen, beside its source."""
 
-from jaxprtool.cli.registry import CommandInfo
+from jaxprtool.registry import CommandInfo
 
 INFO = CommandInfo(
     panel="Look",

@@ -112,7 +112,7 @@ def cost_command(
         with_times(estimate, on, time) for estimate, time in zip(estimates, taken, strict=True)
     ]
     if json:
-        from jaxprtool.render.documents.programs import CostDocument
+        from jaxprtool.commands.cost.table import CostDocument
 
         first = estimates[0]
         output.write_json(CostDocument(first.total, first.groups, estimates, split))

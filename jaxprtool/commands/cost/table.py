@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import reduce
 from operator import add
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 
 from rich.console import Group as Parts
 from rich.console import RenderableType
@@ -15,11 +15,10 @@ from rich.table import Column
 from rich.text import Text
 
 from jaxprtool.ir import source_text
-from jaxprtool.ir.documents import in_bytes, plural, with_prefix
+from jaxprtool.ir.documents import document, duration, in_bytes, plural, with_prefix
 from jaxprtool.ir.frames import BEHIND
 from jaxprtool.ir.paths import alike
 from jaxprtool.render import views
-from jaxprtool.render.reports.runs import duration
 from jaxprtool.render.terminal import tables
 from jaxprtool.render.terminal.listing import Rendering
 from jaxprtool.render.terminal.tables import (
@@ -34,6 +33,7 @@ from jaxprtool.render.terminal.tables import (
 if TYPE_CHECKING:
     from jaxprtool.analysis.devices import DeviceSpec
     from jaxprtool.commands.cost.estimate import Cost, Group
+    from jaxprtool.commands.shardings.partitions import Shardings
     from jaxprtool.commands.source.lines import Source
 
 #: The label of groups without a name.
@@ -368,3 +368,15 @@ def _cost_row(program_cost: Cost, group: Group, line_of: views.Lines) -> list[vi
             indent=max(len(group.path) - 1, 0),
         ),
     ]
+
+
+@document(optional=("compiled",))
+class CostDocument(NamedTuple):
+    """`cost`, of one program."""
+
+    total: Annotated[Group, "The cost of the whole first program."]
+    groups: Annotated[Sequence[Group], "The groups of the first program."]
+    programs: Annotated[Sequence[Cost], "Each program."]
+    compiled: Annotated[
+        Shardings | None, "With `--compiled`: the shardings of the program, and its collectives."
+    ] = None

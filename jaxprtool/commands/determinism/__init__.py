@@ -1,12 +1,13 @@
 """The differences between runs of one program."""
 
-from jaxprtool.cli.registry import CommandInfo
+from jaxprtool.registry import CommandInfo
 
 INFO = CommandInfo(
     panel="Run and debug",
     position=7,
     summary="Run a function in several ways, and compare results bitwise.",
     run="jaxprtool.commands.determinism.command:determinism_command",
+    documents=("jaxprtool.commands.compare.bisection:Determinism",),
     tables={
         "Determinism": "jaxprtool.commands.determinism.table:determinism_table",
     },

@@ -1,12 +1,13 @@
 """The differences between two programs, by line."""
 
-from jaxprtool.cli.registry import CommandInfo
+from jaxprtool.registry import CommandInfo
 
 INFO = CommandInfo(
     panel="Look",
     position=4,
     summary="Show by line which equations differ between two programs.",
     run="jaxprtool.commands.diff.command:diff_command",
+    documents=("jaxprtool.commands.diff.table:DiffDocument",),
     tables={
         "Diff": "jaxprtool.commands.diff.table:diff_text",
     },

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Hashable, Iterable, Iterator, Sequence
 from itertools import groupby
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import TYPE_CHECKING, Annotated, Any, NamedTuple, TypeAlias
 
 from jaxprtool.commands.profile.table import SPLIT
-from jaxprtool.ir.documents import in_bytes, plural, with_prefix
+from jaxprtool.ir.documents import document, duration, in_bytes, plural, with_prefix
 from jaxprtool.ir.equations import bodies, type_of, weak_marks
 from jaxprtool.ir.notation.layout import Selection, omitted_equations
 from jaxprtool.ir.notation.tokens import (
@@ -24,8 +24,6 @@ from jaxprtool.ir.notation.tokens import (
 )
 from jaxprtool.ir.paths import Alike, alike
 from jaxprtool.jaxcompat import JaxprEqn
-from jaxprtool.render.documents.programs import DiffDocument, DiffLine
-from jaxprtool.render.reports.runs import duration
 from jaxprtool.render.terminal.listing import (
     Cell,
     Listing,
@@ -39,7 +37,15 @@ from jaxprtool.render.terminal.tables import ALL, ROWS, more, split_rows
 from jaxprtool.render.terminal.tree import Reader
 
 if TYPE_CHECKING:
-    from jaxprtool.commands.diff.diff import BorderChange, Diff, Hunk, Line, Seconds
+    from jaxprtool.commands.diff.diff import (
+        BorderChange,
+        Diff,
+        DiffTimes,
+        Hunk,
+        Line,
+        Seconds,
+        Size,
+    )
     from jaxprtool.ir.differences import Difference
 
 _MARKS = {
@@ -531,3 +537,37 @@ def diff_document(diff: Diff) -> DiffDocument:
         diff.after,
         diff.times,
     )
+
+
+class DiffLine(NamedTuple):
+    """An equation that only one program has, or that differs from its counterpart."""
+
+    hunk: Annotated[int, "The number of its hunk, from 0."]
+    primitive: Annotated[str, "The primitive; empty if a body's results or constants differ."]
+    text: Annotated[str, "The equation; for a changed one, the old and the new text."]
+    source: Annotated[str, "The user's line, followed by the library's; empty if unknown."]
+    path: Annotated[Sequence[str], "The enclosing equations, the outermost first."]
+    differs_in: Annotated[
+        list[str],
+        "For a changed equation: `constant`, `dtype`, `shape`, `parameter`, `operand`, "
+        "`primitive`, `call`.",
+    ]
+
+
+@document(optional=("measured",))
+class DiffDocument(NamedTuple):
+    """`diff`: the differences between two programs."""
+
+    verdict: Annotated[
+        str, "`equivalent`, `same up to constants`, `same up to dtypes` or `different`."
+    ]
+    removed: Annotated[list[DiffLine], "The equations that only the first program has."]
+    added: Annotated[list[DiffLine], "The equations that only the second program has."]
+    changed: Annotated[list[DiffLine], "The equations that differ from their counterparts."]
+    retyped: Annotated[
+        int, "The number of equations that differ only in types, because their operands do."
+    ]
+    border: Annotated[Sequence[BorderChange], "The arguments, results and axes that differ."]
+    before: Annotated[Size, "The size of the first program."]
+    after: Annotated[Size, "The size of the second program."]
+    measured: Annotated[DiffTimes | None, "With `--measure`: the measured times."] = None

@@ -1,10 +1,16 @@
 """Descriptions of passes, pipelines and primitives."""
 
-from jaxprtool.cli.registry import CommandInfo
+from jaxprtool.registry import CommandInfo
 
 INFO = CommandInfo(
     panel="Reference",
     position=1,
     summary="List the passes; describe a pass, a pipeline or a primitive.",
     run="jaxprtool.commands.explain.command:explain_command",
+    documents=(
+        "jaxprtool.commands.explain.explanation:PassesDocument",
+        "jaxprtool.commands.explain.explanation:PassDocument",
+        "jaxprtool.commands.explain.explanation:PipelineDocument",
+        "jaxprtool.commands.explain.explanation:PrimitiveDocument",
+    ),
 )

@@ -1,12 +1,13 @@
 """What wastes time or memory in a program, and likely mistakes."""
 
-from jaxprtool.cli.registry import CommandInfo
+from jaxprtool.registry import CommandInfo
 
 INFO = CommandInfo(
     panel="In your repository",
     position=2,
     summary="Find wasted memory and time, and likely mistakes.",
     run="jaxprtool.commands.lint.command:lint_command",
+    documents=("jaxprtool.commands.lint.findings:Findings",),
     tables={
         "Findings": "jaxprtool.commands.lint.table:findings_by_line",
     },

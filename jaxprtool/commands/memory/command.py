@@ -108,7 +108,7 @@ def memory_command(
         output.say_if_partitioned((program for _, program in programs), json)
     output.say_unused_donations(program for _, program in programs)
     if json:
-        from jaxprtool.render.documents.programs import MemoryDocument
+        from jaxprtool.commands.memory.table import MemoryDocument
 
         first = estimates[0]
         output.write_json(MemoryDocument(first.peak_bytes, first.at, first.live, estimates, peak))

@@ -6,14 +6,14 @@ import importlib.util
 import io
 import os
 from collections.abc import Iterable, Iterator, Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Annotated, NamedTuple
 
 from rich.console import Group, RenderableType
 from rich.padding import Padding
 from rich.text import Text
 
 from jaxprtool.errors import OutputError
-from jaxprtool.ir.documents import in_bytes, plural, times
+from jaxprtool.ir.documents import document, in_bytes, plural, times
 from jaxprtool.render import views
 from jaxprtool.render.terminal import tables
 from jaxprtool.render.terminal.listing import Rendering
@@ -420,3 +420,14 @@ def memory_line(memory: TemporaryMemory) -> str:
 def ratio_text(number: float) -> str:
     """Return a ratio as a text, with a decimal if it is small."""
     return f"{number:.1f}" if number < 10 else f"{number:,.0f}"
+
+
+@document(optional=("compiled",))
+class MemoryDocument(NamedTuple):
+    """`memory`, of one program."""
+
+    peak_bytes: Annotated[int, "The bytes that the first program needs."]
+    at: Annotated[Point, "The peak."]
+    live: Annotated[Sequence[Live], "The values live at the peak, the largest first."]
+    programs: Annotated[Sequence[Memory], "Each program."]
+    compiled: Annotated[CompiledPeak | None, "With `--compiled`: XLA's buffers."] = None

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Annotated, NamedTuple
 
 from rich.console import Group, RenderableType
 from rich.table import Column, Table
 from rich.text import Text
 
 from jaxprtool.ir.documents import plural, some
-from jaxprtool.render.documents.programs import NansDocument
 from jaxprtool.render.terminal import tables
 from jaxprtool.render.terminal.listing import Rendering
 from jaxprtool.render.terminal.tables import (
@@ -26,6 +25,7 @@ from jaxprtool.render.terminal.tables import (
 
 if TYPE_CHECKING:
     from jaxprtool.commands.nans.nans import BadValue, NanSearch, Operand
+    from jaxprtool.commands.nans.nans import Operand as NanOperand
 
 #: The maximum number of results, equations or devices named.
 _FEW = 4
@@ -144,3 +144,19 @@ def nans_document(search: NanSearch) -> NansDocument:
         return NansDocument(search.name, False)
     of_first = first.primitive, first.source, first.path, first.iteration, first.operands
     return NansDocument(search.name, True, *of_first, search.found)
+
+
+class NansDocument(NamedTuple):
+    """`nans`: the first NaN or infinity that reaches a result, or else the first; and all others.
+
+    If it is in an argument, `primitive` and `source` are empty.
+    """
+
+    name: Annotated[str, "The name of the program."]
+    found: Annotated[bool, "Whether a NaN or an infinity was found."]
+    primitive: Annotated[str, "The primitive that computes it; empty if there is none."] = ""
+    source: Annotated[str, "The user's line, followed by the library's; empty if unknown."] = ""
+    path: Annotated[Sequence[str], "The enclosing equations, the outermost first."] = ()
+    iteration: Annotated[Sequence[int], "The iteration of each enclosing loop, from 0."] = ()
+    operands: Annotated[Sequence[NanOperand], "The operands of the equation."] = ()
+    all: Annotated[Sequence[BadValue], "All values found; those that reach a result first."] = ()

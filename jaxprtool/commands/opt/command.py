@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import sys
-from typing import TYPE_CHECKING, Annotated, Literal
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Annotated, Literal, NamedTuple
 
 import typer
 
@@ -21,6 +22,7 @@ if TYPE_CHECKING:
     from jaxprtool.commands.compare.requested import Verified, Verifier
     from jaxprtool.passes.framework.pipeline import Pipeline
     from jaxprtool.passes.patterns import NamedRewrites
+    from jaxprtool.render.documents import programs as documents
     from jaxprtool.render.documents.programs import PassRun
 
 
@@ -180,7 +182,6 @@ def opt_command(
         emission = Emission(Format.jaxpr, callbacks=callbacks, source=source, on_opaque=output.note)
         output.write_files(programs, emission, out)
     if json:
-        from jaxprtool.render.documents.programs import OptDocument
         from jaxprtool.render.reports.programs import program_document
 
         documents = [program_document(program) for _, program in programs]
@@ -258,3 +259,10 @@ def _checked(wanted: list[str] | None, pipeline: Pipeline) -> frozenset[str]:
                 did_you_mean(name, run),
             )
     return frozenset(wanted or [])
+
+
+class OptDocument(NamedTuple):
+    """`opt`."""
+
+    programs: Annotated[list[documents.Program], "The programs after the passes."]
+    passes: Annotated[Sequence[PassRun], "The effect of each pass, in the order in which they ran."]

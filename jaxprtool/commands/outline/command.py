@@ -148,7 +148,7 @@ def outline_command(
             output.write_text("")
             output.write_table(titles, rows, titles[1:3])
     if json:
-        from jaxprtool.render.documents.programs import OutlineDocument
+        from jaxprtool.commands.outline.table import OutlineDocument
 
         shown = [way for way, _ in ways]
         output.write_json(OutlineDocument(repetitions, measured, shown, loops, profile))

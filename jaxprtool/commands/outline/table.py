@@ -4,17 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Annotated, NamedTuple
 
 from rich.console import Group
 from rich.table import Table
 from rich.text import Text
 
 from jaxprtool.commands.memory.table import memory_line, ratio_text
-from jaxprtool.ir.documents import in_bytes, plural
+from jaxprtool.ir.documents import document, duration, in_bytes, plural
 from jaxprtool.ir.frames import frames_now, short_paths
-from jaxprtool.render.documents.programs import Measurements
-from jaxprtool.render.reports.runs import duration
 from jaxprtool.render.terminal import tables
 from jaxprtool.render.terminal.listing import Rendering
 from jaxprtool.render.terminal.tables import (
@@ -302,3 +300,37 @@ def _nothing_helps(way: CompileWay) -> str:
         f"{estimate.different:,} of {estimate.kernels:,} kernels are different, and XLA compiles "
         "equal ones once"
     )
+
+
+class Measurements(NamedTuple):
+    """A program measured as traced, and outlined."""
+
+    devices: Annotated[Sequence[str], "The devices that both ran on: `cpu:0`."]
+    random: Annotated[Sequence[str], "The arguments that were filled with random values."]
+    trace: Annotated[float, "The time of tracing and the passes before, in seconds."]
+    outline: Annotated[float, "The time of `outline`, in seconds."]
+    as_traced: Annotated[RunReport, "The program as it was traced."]
+    outlined: Annotated[RunReport | None, "The program outlined; null if nothing repeats."]
+
+
+@document(optional=("measured", "profile"))
+class OutlineDocument(NamedTuple):
+    """`outline`."""
+
+    programs: Annotated[
+        Sequence[Repetition], "The repetition in each program; several if a pass returned several."
+    ]
+    measured: Annotated[Measurements | None, "With `--compile`: the time and memory of both."] = (
+        None
+    )
+    ways: Annotated[
+        Sequence[CompileWay],
+        "The given pipeline, then those that compile faster; empty if the program has symbolic "
+        "sizes, or there are several.",
+    ] = ()
+    unrolled: Annotated[
+        Sequence[UnrolledLoop], "The loops that `unroll` makes XLA compile several times."
+    ] = ()
+    profile: Annotated[
+        CompileProfile | None, "With `--compile-profile`: the compile time by stage, pass and body."
+    ] = None

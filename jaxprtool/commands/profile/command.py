@@ -161,7 +161,7 @@ def _write_estimate(program: Program, top: int | None, json: bool) -> None:
 
     estimate = cost(program)
     if json:
-        from jaxprtool.render.documents.programs import CostDocument
+        from jaxprtool.commands.cost.table import CostDocument
 
         output.write_json(CostDocument(estimate.total, estimate.groups, [estimate]))
     else:
@@ -184,7 +184,7 @@ def write_profile(
         with output.written_file(pprof) as file:
             file.write(_stacks(result))
     if perfetto is not None:
-        from jaxprtool.formats.traces import perfetto_of_profile
+        from jaxprtool.commands.profile.trace import perfetto_of_profile
 
         with output.written_file(perfetto) as file:
             file.write(perfetto_of_profile(result).encode())

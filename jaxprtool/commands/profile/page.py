@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Any
 
 from jaxprtool.commands.profile.table import moved_text, profile_notes, timed_numbers, title
 from jaxprtool.ir import source_text
+from jaxprtool.ir.documents import duration
 from jaxprtool.render.page import PageSources, environment, hash_of, static_files
-from jaxprtool.render.reports.runs import duration
 from jaxprtool.render.terminal.listing import ShowOptions
 from jaxprtool.render.views import Cell, Lines, Table, page_table
 

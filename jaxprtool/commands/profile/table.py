@@ -11,10 +11,9 @@ from rich.table import Table
 from rich.text import Text
 
 from jaxprtool.ir import source_text
-from jaxprtool.ir.documents import in_bytes, plural, with_prefix
+from jaxprtool.ir.documents import duration, in_bytes, plural, with_prefix
 from jaxprtool.ir.frames import BEHIND
 from jaxprtool.render import views
-from jaxprtool.render.reports.runs import duration
 from jaxprtool.render.terminal import tables
 from jaxprtool.render.terminal.listing import Rendering
 from jaxprtool.render.terminal.tables import (

@@ -29,7 +29,7 @@ from jaxprtool.commands.record.table import (
     times_of,
     warnings,
 )
-from jaxprtool.ir.documents import in_bytes, listed
+from jaxprtool.ir.documents import duration, in_bytes, listed
 from jaxprtool.ir.frames import Root
 from jaxprtool.ir.program import Program, program_signature
 from jaxprtool.render.page import (
@@ -43,7 +43,6 @@ from jaxprtool.render.page import (
     static_files,
 )
 from jaxprtool.render.reports.programs import facts as size_facts
-from jaxprtool.render.reports.runs import duration
 from jaxprtool.render.terminal.listing import ShowOptions
 from jaxprtool.render.terminal.tables import share_text
 from jaxprtool.render.views import Cell, PageView, Table

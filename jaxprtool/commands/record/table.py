@@ -14,9 +14,8 @@ from rich.padding import Padding
 from rich.table import Column, Table
 from rich.text import Text
 
-from jaxprtool.ir.documents import in_bytes, listed, plural
+from jaxprtool.ir.documents import duration, in_bytes, listed, plural
 from jaxprtool.ir.frames import short_paths
-from jaxprtool.render.reports.runs import duration
 from jaxprtool.render.terminal import tables
 from jaxprtool.render.terminal.listing import Rendering, printable
 from jaxprtool.render.terminal.tables import ALL, add_more, more, new_table, share_text

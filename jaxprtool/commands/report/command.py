@@ -6,7 +6,7 @@ import os
 from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 
 from jaxprtool.cli import options, output
 from jaxprtool.cli.options import Compiled, Panel
@@ -96,8 +96,6 @@ def report_command(
     views = partial(report_views, figures)
     pages.write_states(steps.states(watcher, programs), shown, out, views)
     if json:
-        from jaxprtool.render.documents.programs import ReportDocument
-
         output.write_json(ReportDocument(out, os.path.getsize(out), figures.summaries))
     elif out != output.STDOUT:
         from jaxprtool.commands.show.table import summary_table
@@ -154,3 +152,17 @@ def _residuals(program: Program, argnums: int | Sequence[int]) -> Residuals | st
         return residuals(program, argnums=argnums, peaks=True)
     except JaxprToolError as error:
         return str(error)
+
+
+class ReportDocument(NamedTuple):
+    """`report`: the written page, and the summaries at its start.
+
+    Attributes:
+        path: The file of the page.
+        bytes: Its size, in bytes.
+        programs: The summary of each program.
+    """
+
+    path: str
+    bytes: int
+    programs: Sequence[Summary]

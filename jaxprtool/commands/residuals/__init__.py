@@ -1,12 +1,13 @@
 """The residuals of a gradient, and what to save instead."""
 
-from jaxprtool.cli.registry import CommandInfo
+from jaxprtool.registry import CommandInfo
 
 INFO = CommandInfo(
     panel="Measure",
     position=3,
     summary="Show the values that a gradient keeps for its backward pass.",
     run="jaxprtool.commands.residuals.command:residuals_command",
+    documents=("jaxprtool.commands.residuals.residuals:Residuals",),
     tables={
         "Residuals": "jaxprtool.commands.residuals.table:residuals_table",
     },

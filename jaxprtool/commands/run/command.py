@@ -95,8 +95,8 @@ def run_command(
     session.start(not no_cache)
     shows = launch.join_cluster(place, session.function)
     from jaxprtool.commands.run import checked
+    from jaxprtool.commands.run import table as runs
     from jaxprtool.execute.running import backends, run
-    from jaxprtool.render.reports import runs
 
     checked.require_checks(check or ())
     writer = Reproducer(reproducer, session.plugin or ()) if reproducer else None
@@ -144,7 +144,7 @@ def run_command(
 
 def _write_report(report: RunReport, steps: Mapping[str, str], top: int | None) -> None:
     """Write the results and the times: on a terminal, times come first."""
-    from jaxprtool.render.reports import runs
+    from jaxprtool.commands.run import table as runs
 
     times = "".join(f"{name:<12} {text}\n" for name, text in steps.items())
     if not sys.stdout.isatty():

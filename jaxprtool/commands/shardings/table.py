@@ -13,11 +13,10 @@ from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
-from jaxprtool.ir.documents import in_bytes, plural, times, with_prefix
+from jaxprtool.ir.documents import duration, in_bytes, plural, times, with_prefix
 from jaxprtool.ir.frames import BEHIND
 from jaxprtool.ir.paths import common_path, without_numbers
 from jaxprtool.render import views
-from jaxprtool.render.reports.runs import duration
 from jaxprtool.render.terminal import tables
 from jaxprtool.render.terminal.listing import Rendering
 from jaxprtool.render.terminal.tables import (

@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
 from importlib import import_module
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal, NamedTuple
 
 from jaxprtool.cli import options, output
 from jaxprtool.cli.options import Panel
@@ -18,8 +18,9 @@ from jaxprtool.commands.show import pages
 from jaxprtool.errors import OutputError, did_you_mean
 
 if TYPE_CHECKING:
+    from jaxprtool.analysis.stats import Stats
     from jaxprtool.ir.program import Program
-    from jaxprtool.render.documents.programs import ShowDocument, StatsDocument
+    from jaxprtool.render.documents import programs as documents
     from jaxprtool.render.terminal.listing import Listing, Rendering, ShowOptions
 
 _SHOWN = Panel("Contents")
@@ -256,7 +257,6 @@ def _document(
     programs: Named, want_stats: bool, options: ShowOptions
 ) -> ShowDocument | StatsDocument:
     from jaxprtool.analysis.stats import stats
-    from jaxprtool.render.documents.programs import ShowDocument, StatsDocument
     from jaxprtool.render.reports.programs import program_document
 
     if want_stats:
@@ -277,3 +277,17 @@ def _form(format: Format) -> Callable[..., Rendering | Listing]:
     if format == "text":
         return import_module("jaxprtool.render.terminal.listing").listing  # type: ignore[no-any-return]
     return getattr(import_module("jaxprtool.render.terminal.tree"), format)
+
+
+class ShowDocument(NamedTuple):
+    """`show`."""
+
+    programs: Annotated[
+        list[documents.Program], "The programs shown; several if a pass returned several."
+    ]
+
+
+class StatsDocument(NamedTuple):
+    """`show --stats`."""
+
+    stats: Annotated[Sequence[Stats], "The size of each program."]

@@ -87,7 +87,7 @@ def source_command(
     if split is None:
         output.say_if_partitioned((program for _, program in programs), json)
     if json:
-        from jaxprtool.render.documents.programs import SourceDocument
+        from jaxprtool.commands.source.table import SourceDocument
 
         output.write_json(SourceDocument(listings))
         return

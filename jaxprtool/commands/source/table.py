@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 
 from rich.console import Group as Parts
 from rich.text import Text
@@ -19,8 +19,7 @@ from jaxprtool.commands.cost.table import (
     weight_of,
 )
 from jaxprtool.commands.profile import table
-from jaxprtool.ir.documents import in_bytes, plural, some
-from jaxprtool.render.reports.runs import duration
+from jaxprtool.ir.documents import duration, in_bytes, plural, some
 from jaxprtool.render.terminal import tables
 from jaxprtool.render.terminal.listing import GAP, Rendering
 from jaxprtool.render.terminal.tables import Sources, share_text
@@ -302,3 +301,9 @@ def _time_notes(source: Source, times: Profile) -> Iterator[str]:
     if rest >= _SHARE * times.wall_seconds:
         yield f"{duration(rest)} ({rest / times.wall_seconds:.0%}) is not in these lines"
     yield from table.profile_notes(times)
+
+
+class SourceDocument(NamedTuple):
+    """`source`."""
+
+    programs: Annotated[Sequence[Source], "Each program."]

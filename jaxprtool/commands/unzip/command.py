@@ -21,11 +21,11 @@ from jaxprtool.errors import ArgumentsError, OutputError
 from jaxprtool.formats.emission import STDOUT, Emission, Format
 
 if TYPE_CHECKING:
+    from jaxprtool.commands.unzip.table import UnzipDocument
     from jaxprtool.execute.running.run import InitApplyReport
     from jaxprtool.ir.frames import Frames
     from jaxprtool.ir.program import Program
     from jaxprtool.passes.unzip import VariableLeaf
-    from jaxprtool.render.documents.programs import UnzipDocument
 
 _SPLIT = Panel("Splitting")
 
@@ -210,7 +210,7 @@ def _check_output(
 
 
 def _write_run(ran: InitApplyReport, split_time: float, top: int | None) -> None:
-    from jaxprtool.render.reports import runs
+    from jaxprtool.commands.run import table as runs
 
     output.write_text("")
     output.write_text(runs.outputs(ran.apply, output.width(), top))
@@ -227,9 +227,8 @@ def _document(
     split_time: float,
     frames: Frames,
 ) -> UnzipDocument:
-    from jaxprtool.commands.unzip.table import variable_document
-    from jaxprtool.render.documents.programs import UnzipDocument
-    from jaxprtool.render.reports import runs
+    from jaxprtool.commands.run import table as runs
+    from jaxprtool.commands.unzip.table import UnzipDocument, variable_document
     from jaxprtool.render.reports.programs import program_document
 
     reports = () if ran is None else (ran.init, ran.apply)

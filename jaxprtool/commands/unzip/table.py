@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Annotated, NamedTuple
 
+from jaxprtool.commands.run.table import RunDocument
+from jaxprtool.ir.documents import Number, document
 from jaxprtool.ir.equations import size_of, type_of
 from jaxprtool.ir.frames import BEHIND, short_paths
 from jaxprtool.ir.program import NamedValue
-from jaxprtool.render.documents.programs import Variable
+from jaxprtool.render.documents.programs import Program, SourcePosition
 from jaxprtool.render.reports.programs import values_table
 from jaxprtool.render.terminal.listing import Rendering, ShowOptions, SourceComments, source_line
 
@@ -55,3 +57,28 @@ def variable_document(variable: VariableLeaf, frames: Frames) -> Variable:
         source_line(frames, location.frame) if location else None,
         source_line(frames, library) if library else None,
     )
+
+
+@document(optional=("library",))
+class Variable(NamedTuple):
+    """A variable: a result of init and an argument of apply."""
+
+    name: Annotated[str, "Its path: `first/w`."]
+    type: Annotated[str, "Its type, as a jaxpr prints it."]
+    shape: Annotated[Sequence[Number], "Its dimensions; a symbolic one as text."]
+    dtype: Annotated[str, "Its dtype, as NumPy calls it."]
+    bytes: Annotated[int | None, "Its size in bytes; null if unknown."]
+    source: Annotated[SourcePosition | None, "The line that declares it; null if unknown."]
+    library: Annotated[
+        SourcePosition | None,
+        "If that line calls a library, the line of the library that declares it.",
+    ] = None
+
+
+@document(optional=("runs",))
+class UnzipDocument(NamedTuple):
+    """`unzip`."""
+
+    variables: Annotated[list[Variable], "The variables, in the order in which they are declared."]
+    programs: Annotated[list[Program], "init and apply, after the passes."]
+    runs: Annotated[list[RunDocument] | None, "With `--run`: the runs of init and apply."] = None

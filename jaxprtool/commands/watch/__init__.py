@@ -1,12 +1,13 @@
 """Statistics of the values that a program computes."""
 
-from jaxprtool.cli.registry import CommandInfo
+from jaxprtool.registry import CommandInfo
 
 INFO = CommandInfo(
     panel="Run and debug",
     position=4,
     summary="Run a function and summarize its intermediate values.",
     run="jaxprtool.commands.watch.command:watch_command",
+    documents=("jaxprtool.commands.watch.watch:Watched",),
     tables={
         "Watched": "jaxprtool.commands.watch.table:watched_text",
     },

@@ -20,7 +20,7 @@ from functools import cache
 from itertools import groupby, pairwise, takewhile
 from operator import add
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, TypeAlias
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, Protocol, TypeAlias
 
 from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup, escape
@@ -31,7 +31,7 @@ from pygments.lexers import PythonLexer
 from jaxprtool import jaxcompat
 from jaxprtool.ir import source_text
 from jaxprtool.ir.differences import Changes, changes
-from jaxprtool.ir.documents import in_bytes, plural, with_prefix
+from jaxprtool.ir.documents import duration, in_bytes, plural, with_prefix
 from jaxprtool.ir.equations import bodies
 from jaxprtool.ir.frames import BEHIND, Root, frames_now
 from jaxprtool.ir.notation import tokens
@@ -48,17 +48,23 @@ from jaxprtool.ir.scopes import ScopeReader
 from jaxprtool.jaxcompat import Atom, DropVar, Jaxpr, JaxprEqn, Literal, Var
 from jaxprtool.jaxcompat.source_locations import is_installed
 from jaxprtool.render.reports.programs import facts
-from jaxprtool.render.reports.runs import duration
 from jaxprtool.render.terminal.listing import OPAQUE, ShowOptions, printable
 from jaxprtool.render.terminal.tree import Reader
 from jaxprtool.render.views import Lines, PageView
 
 if TYPE_CHECKING:
     from jaxprtool.analysis.stats import PrimitiveCount, Stats
-    from jaxprtool.commands.cost.rules import Work
 
 #: The maximum number of rows of a cell, since notebooks store their output.
 _MOST_IN_CELL = 1000
+
+
+class HasWork(Protocol):
+    """The cost of an equation: numbers, or symbolic sizes."""
+
+    flops: Any
+    transcendentals: Any
+    bytes: Any
 
 
 class PageState(NamedTuple):
@@ -113,7 +119,7 @@ def program_page(
     states: Sequence[PageState],
     options: ShowOptions,
     describe: Callable[[Program], Stats],
-    costs: Callable[[Program], Mapping[int, Work]],
+    costs: Callable[[Program], Mapping[int, HasWork]],
     added: Callable[[Lines], tuple[Sequence[Any], Sequence[PageView]]] | None = None,
 ) -> str:
     """Return a page of programs, with a tab for the state after each pass.
@@ -189,7 +195,7 @@ def _tabs(
     options: ShowOptions,
     sources: PageSources,
     describe: Callable[[Program], Stats],
-    costs: Callable[[Program], Mapping[int, Work]],
+    costs: Callable[[Program], Mapping[int, HasWork]],
 ) -> list[_Tab]:
     """Return the tabs of states; equations that a pass removes are marked in the listing before."""
     all_changes = [_NONE, *(_changes(*pair) for pair in pairwise(states))]
@@ -436,7 +442,7 @@ def program_rows(
     titles: bool = False,
     marks: Mapping[int, str] = MappingProxyType({}),
     most: int = sys.maxsize,
-    works: Mapping[int, Work] = MappingProxyType({}),
+    works: Mapping[int, HasWork] = MappingProxyType({}),
 ) -> ProgramRows:
     """Return the rows of a program.
 
@@ -778,7 +784,7 @@ class Heats:
             left out, since they have no shares.
     """
 
-    def __init__(self, jaxpr: Jaxpr, works: Mapping[int, Work]) -> None:
+    def __init__(self, jaxpr: Jaxpr, works: Mapping[int, HasWork]) -> None:
         self._works = {key: numbers for key, work in works.items() if (numbers := _numbers(work))}
         pairs = [self._works[id(eqn)] for eqn in jaxpr.eqns if id(eqn) in self._works]
         self._flops, self._bytes = (sum(pair[i] for pair in pairs) for i in (0, 1))
@@ -802,7 +808,7 @@ def sum_of(heats: Iterable[Heat | None]) -> Heat | None:
     return Heat(*map(sum, zip(*amounts, strict=True))) if amounts else None
 
 
-def _numbers(work: Work) -> tuple[int, int] | None:
+def _numbers(work: HasWork) -> tuple[int, int] | None:
     flops, size = work.flops + work.transcendentals, work.bytes
     return (flops, size) if type(flops) is int and type(size) is int else None
 

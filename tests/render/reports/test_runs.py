@@ -2,7 +2,7 @@
 
 import pytest
 
-from jaxprtool.render.reports.runs import duration
+from jaxprtool.ir.documents import duration
 
 
 @pytest.mark.parametrize(

@@ -5,21 +5,20 @@ from __future__ import annotations
 from collections.abc import Sequence
 from itertools import groupby
 from textwrap import indent
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 
 import numpy as np
 
-from jaxprtool.ir.documents import plural
+from jaxprtool.ir.documents import document, duration, plural
 from jaxprtool.ir.notation.tokens import BinderToken, Comment, Type
 from jaxprtool.ir.paths import Alike, alike
-from jaxprtool.render.documents import programs as documents
 from jaxprtool.render.terminal.listing import Cell, Listing, grid, printable
 from jaxprtool.render.terminal.tables import more, split_rows
 
 if TYPE_CHECKING:
     from jaxprtool.commands.run.checked import Finding
     from jaxprtool.errors import Details
-    from jaxprtool.execute.running.run import RunOutput, RunReport
+    from jaxprtool.execute.running.run import RunOutput, RunReport, RunTimes
 
 
 #: The width from which a table of many results has means.
@@ -168,23 +167,13 @@ def _number(value: float) -> str:
     return str(value) if isinstance(value, int) else f"{value:.6g}"
 
 
-def duration(seconds: float) -> str:
-    """Return a time as text: `26.5 s`, `1.2 ms`."""
-    unit, size = "µs", 1e-6
-    for larger, least in (("ms", 1e-3), ("s", 1.0)):
-        if seconds >= 0.9995 * least:  # rounds up to it with three digits
-            unit, size = larger, least
-    number = seconds / size
-    return f"{number:,.0f} {unit}" if number >= 100 else f"{number:.3g} {unit}"
-
-
 def run_document(
     report: RunReport, trace_time: float, random: Sequence[str], pass_time: float | None = None
-) -> documents.RunDocument:
+) -> RunDocument:
     """Return the document of a run; the arguments `random` had random values."""
-    times = documents.StepTimes(trace_time, pass_time, report.times)
+    times = StepTimes(trace_time, pass_time, report.times)
     devices, outputs = map(str, report.devices), map(_output_document, report.outputs)
-    return documents.RunDocument(report.name, list(devices), random, times, list(outputs))
+    return RunDocument(report.name, list(devices), random, times, list(outputs))
 
 
 #: The maximum number of findings named per check.
@@ -215,8 +204,44 @@ def _finding(finding: Finding) -> str:
     return ": ".join((parts[0], ", ".join(parts[1:])))
 
 
-def _output_document(out: RunOutput) -> documents.Output:
+def _output_document(out: RunOutput) -> Output:
     summary = out.summary
     if summary.value is None:
-        return documents.Output(out.name, out.type, statistics=summary.statistics)
-    return documents.Output(out.name, out.type, summary.value.tolist())
+        return Output(out.name, out.type, statistics=summary.statistics)
+    return Output(out.name, out.type, summary.value.tolist())
+
+
+@document(flat=("times",))
+class StepTimes(NamedTuple):
+    """The time of each step of a run, in seconds."""
+
+    trace: Annotated[float, "Tracing."]
+    passes: Annotated[float | None, "All passes; null if included in the time of tracing."]
+    times: RunTimes
+
+
+@document(optional=("value", "statistics"))
+class Output(NamedTuple):
+    """A result of a run: its value if it is small, or else statistics."""
+
+    name: Annotated[str, "Its readable path."]
+    type: Annotated[str, "Its type, as a jaxpr prints it."]
+    value: Annotated[object, "The numbers, as nested lists."] = None
+    statistics: Annotated[
+        dict[str, object] | None,
+        "By name: `min`, `max`, `mean`, `nan`, `inf`, or `true` and `false`.",
+    ] = None
+
+
+@document(optional=("found",))
+class RunDocument(NamedTuple):
+    """`run`."""
+
+    name: Annotated[str, "The name of the program."]
+    devices: Annotated[list[str], "The devices that it ran on: `cpu:0`."]
+    random: Annotated[Sequence[str], "The arguments that were filled with random values."]
+    times: Annotated[StepTimes, "The time of each step."]
+    outputs: Annotated[list[Output], "The results, in order."]
+    found: Annotated[Sequence[Finding] | None, "With `--check`: the values that fail a check."] = (
+        None
+    )

@@ -7,7 +7,7 @@ A package names its commands in the entry-point group `jaxprtool.commands`; each
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
 from importlib import import_module
@@ -40,6 +40,8 @@ class CommandInfo:
         run: The function that is the command, as "module:function".
         tables: For each type of result, by its name, the function that renders it for the terminal,
             as "module:function". It takes the result and the width.
+        documents: The types of what it prints with `--json`, as "module:class".
+        rules: The tables of rules by primitive that it has, to which plug-ins add, by name.
         position: Its place in its panel; commands without one follow, by name.
     """
 
@@ -47,6 +49,8 @@ class CommandInfo:
     summary: str
     run: str
     tables: Mapping[str, str] = field(default_factory=dict)
+    documents: Sequence[str] = ()
+    rules: Mapping[str, str] = field(default_factory=dict)
     position: int = sys.maxsize
 
 
@@ -87,6 +91,12 @@ def panels() -> dict[str, dict[str, CommandInfo]]:
 def commands() -> dict[str, CommandInfo]:
     """Return all commands by name, in the order of `jaxprtool --help`."""
     return {name: each for panel in panels().values() for name, each in panel.items()}
+
+
+def tables_of_rules() -> dict[str, str]:
+    """Return the tables of rules of our own commands by name, each as "module:table"."""
+    points = _own(_path()).values()
+    return {name: path for point in points for name, path in _loaded(point).rules.items()}
 
 
 @lru_cache(maxsize=1)

@@ -13,7 +13,7 @@ import re
 import tomllib
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 
 from jaxprtool.errors import ArgumentsError, did_you_mean
 from jaxprtool.ir.documents import bytes_of
@@ -29,6 +29,20 @@ _TERA, _GIGA = 1e12, 1e9
 
 #: Types that a device may compute in any wider one.
 _NARROW = ("bool", "i2", "u2", "i4", "u4", "i8", "u8", "f4", "f8")
+
+
+class Counted(Protocol):
+    """Equations whose FLOPs and bytes are known.
+
+    Attributes:
+        work: Their work: `flops`, `transcendentals` and `bytes`.
+        products: The FLOPs of matrix products among it, by precision.
+    """
+
+    @property
+    def work(self) -> Any: ...
+    @property
+    def products(self) -> Mapping[str, Any]: ...
 
 
 @dataclass(frozen=True)

@@ -138,7 +138,7 @@ def require_numbers(is_symbolic: object) -> None:
 def _profile(program: Program) -> bytes:
     """Return the cost of a program by call stack, as a profile."""
     from jaxprtool.commands.cost.estimate import cost_by_stack
-    from jaxprtool.formats.traces import Sample, pprof_profile
+    from jaxprtool.formats.pprof import Sample, pprof_profile
 
     sample_types = [("flops", "count"), ("transcendentals", "count"), ("bytes", "bytes")]
     samples = [

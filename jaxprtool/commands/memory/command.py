@@ -124,7 +124,7 @@ def memory_command(
 
 def _profile(estimate: Memory) -> bytes:
     """Return the live values at the peak by call stack, as a profile."""
-    from jaxprtool.formats.traces import Sample, pprof_profile
+    from jaxprtool.formats.pprof import Sample, pprof_profile
 
     sample_types = [("bytes", "bytes"), ("values", "count")]
     alive = [

@@ -217,7 +217,7 @@ UNEXPLAINED = ("between operations", "dispatch", "compiling", "idle")
 
 def _stacks(result: Profile) -> bytes:
     """Return the time by call stack, as a profile."""
-    from jaxprtool.formats.traces import Sample, pprof_profile
+    from jaxprtool.formats.pprof import Sample, pprof_profile
 
     samples = [
         Sample(frames, primitive, (round(seconds * 1e9),))

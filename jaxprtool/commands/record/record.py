@@ -194,7 +194,7 @@ def every_program(
 def finished(path: str) -> Run:
     """Write the page and the trace of a run, and return the run."""
     from jaxprtool.commands.record import page as pages
-    from jaxprtool.formats.traces import perfetto
+    from jaxprtool.recording.trace import perfetto
 
     run, about = read_run(path), read_about(path)
     files = [file for file in run.files.values() if not is_installed(file)]

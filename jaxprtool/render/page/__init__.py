@@ -62,9 +62,12 @@ _MOST_IN_CELL = 1000
 class HasWork(Protocol):
     """The cost of an equation: numbers, or symbolic sizes."""
 
-    flops: Any
-    transcendentals: Any
-    bytes: Any
+    @property
+    def flops(self) -> Any: ...
+    @property
+    def transcendentals(self) -> Any: ...
+    @property
+    def bytes(self) -> Any: ...
 
 
 class PageState(NamedTuple):

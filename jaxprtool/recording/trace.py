@@ -1,4 +1,4 @@
-"""Times for programs that show them: Perfetto, chrome://tracing, pprof and speedscope.
+"""A recorded run as a trace for Perfetto and chrome://tracing: Chrome's trace-event JSON.
 
 Each process of the run is a process of the trace. Its first track has all compilations, each with
 its phases inside; each compiled function has its own track below. A compilation that
@@ -11,20 +11,13 @@ from __future__ import annotations
 import json
 import shlex
 from collections import defaultdict
-from collections.abc import Hashable, Iterable, Iterator, Sequence
-from itertools import count
-from typing import TYPE_CHECKING, Any, NamedTuple
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING, Any
 
-from jaxprtool import jaxcompat
-from jaxprtool.ir import source_text
 from jaxprtool.ir.documents import as_json
-from jaxprtool.jaxcompat.source_locations import UserFrame
 
 if TYPE_CHECKING:
     from jaxprtool.recording.recorded_run import Compilation, Function, OutsideJit, Run
-
-# --- perfetto -------------------------------------------------------------------------------------
-# A recorded run as a trace for Perfetto and chrome://tracing: Chrome's trace-event JSON.
 
 #: A trace event: an object of JSON.
 _Event = dict[str, Any]
@@ -185,72 +178,3 @@ def _metadata(process: int, kind: str, thread: int = 0, **args: Any) -> _Event:
 
 def _microseconds(seconds: float) -> float:
     return round(seconds * 1e6, 3)
-
-
-# --- pprof ----------------------------------------------------------------------------------------
-# Profiles of samples by stack, for pprof and speedscope.
-
-
-class Sample(NamedTuple):
-    """A row of a profile.
-
-    Attributes:
-        frames: The calls, innermost first.
-        name: The name of the callee.
-        values: A number per kind of sample.
-    """
-
-    frames: Sequence[UserFrame]
-    name: str
-    values: Sequence[int]
-
-
-class _Numbering(dict[Any, int]):
-    """Consecutive numbers for keys, from 1 on."""
-
-    def __init__(self) -> None:
-        self._next = count(1)
-
-    def __missing__(self, key: Hashable) -> int:
-        self[key] = next(self._next)
-        return self[key]
-
-
-def pprof_profile(
-    name: str, sample_types: Sequence[tuple[str, str]], samples: Iterable[Sample]
-) -> bytes:
-    """Return a profile, compressed.
-
-    Args:
-        name: The name of the profiled program.
-        sample_types: The sampled values with their units: `("flops", "count")`. The first is the
-            default.
-        samples: The rows. The callee is the innermost function of each.
-    """
-    strings, functions, locations = _Numbering(), _Numbering(), _Numbering()
-    strings[""] = 0
-    rows = []
-    for sample in samples:
-        innermost = functions["", sample.name]
-        places = [locations[innermost, 0]]
-        for frame in sample.frames:
-            function = functions[source_text.path(frame.file), frame.function]
-            places.append(locations[function, frame.line])
-        rows.append({"location_id": places, "value": list(map(int, sample.values))})
-    document = {
-        "sample_type": [
-            {"type": strings[label], "unit": strings[unit]} for label, unit in sample_types
-        ],
-        "sample": rows,
-        "location": [
-            {"id": number, "line": [{"function_id": function, "line": line}]}
-            for (function, line), number in locations.items()
-        ],
-        "function": [
-            {"id": number, "name": strings[called], "filename": strings[file]}
-            for (file, called), number in functions.items()
-        ],
-        "comment": [strings[name]],
-        "default_sample_type": strings[sample_types[0][0]],
-    }
-    return jaxcompat.pprof({**document, "string_table": list(strings)})

@@ -437,14 +437,14 @@ def test_a_name_means_one_thing():
 
 #: Modules of commands that import a pass, because the command runs that pass or shows its rules.
 OF_A_PASS = {
-    "explain.py": {"simplify"},
-    "outline.py": {"outline"},
-    "unzip.py": {"unzip"},
-    "vmap.py": {"batch"},
+    "explain": {"simplify"},
+    "outline": {"outline"},
+    "unzip": {"unzip"},
+    "vmap": {"batch"},
 }
 
 #: Strings in modules of commands that are also names of passes, and their meaning there.
-OTHER_MEANINGS = {"output.py": {"fold": "how Rich breaks lines"}, "why.py": {"forward": "a way"}}
+OTHER_MEANINGS = {"output": {"fold": "how Rich breaks lines"}, "why": {"forward": "a way"}}
 
 
 def test_commands_know_no_pass_by_name():
@@ -453,13 +453,19 @@ def test_commands_know_no_pass_by_name():
     ours = {p.name: p.value for p in points if p.value.startswith("jaxprtool.")}
     modules = {".".join(v.partition(":")[0].split(".")[:4]) for v in ours.values()}
     found, imported = {}, {}
-    for path in (PACKAGE / "cli").glob("*.py"):
+    chapters = PACKAGE / "commands"
+    for path in [
+        *(PACKAGE / "cli").glob("*.py"),
+        *chapters.glob("*/command.py"),
+        *chapters.glob("*.py"),
+    ]:
+        name = path.parent.name if path.stem == "command" else path.stem
         texts = {node.value for node in parsed(path) if type(node) is ast.Constant}
         if named := texts & ours.keys():
-            found[path.name] = named
+            found[name] = named
         names = list(imports(path))
         if known := {m for m in modules if any(f"{name}.".startswith(f"{m}.") for name in names)}:
-            imported[path.name] = {name.rpartition(".")[2] for name in known}
+            imported[name] = {module.rpartition(".")[2] for module in known}
     assert found == {name: texts.keys() for name, texts in OTHER_MEANINGS.items()}
     assert imported == OF_A_PASS
 

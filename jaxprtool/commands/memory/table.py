@@ -413,11 +413,11 @@ def memory_line(memory: TemporaryMemory) -> str:
     """
     line = f"about {in_bytes(memory.outlined)}"
     if memory.as_traced:
-        line += f", {ratio_text(memory.outlined / memory.as_traced)} times as much as traced"
+        line += f", {multiple_text(memory.outlined / memory.as_traced)} times as much as traced"
     return line + (" (a large increase)" if memory.needs_warning else "")
 
 
-def ratio_text(number: float) -> str:
+def multiple_text(number: float) -> str:
     """Return a ratio as a text, with a decimal if it is small."""
     return f"{number:.1f}" if number < 10 else f"{number:,.0f}"
 

@@ -10,7 +10,7 @@ from rich.console import Group
 from rich.table import Table
 from rich.text import Text
 
-from jaxprtool.commands.memory.table import memory_line, ratio_text
+from jaxprtool.commands.memory.table import memory_line, multiple_text
 from jaxprtool.ir.documents import document, duration, in_bytes, plural
 from jaxprtool.ir.frames import frames_now, short_paths
 from jaxprtool.render.terminal import tables
@@ -161,7 +161,7 @@ def _change(old: float, new: float, *, less: str = "less") -> str:
     times = max(old / new, new / old)
     if times < 1.05:
         return ""
-    return f"{ratio_text(times)} times {less if new < old else 'more'}"
+    return f"{multiple_text(times)} times {less if new < old else 'more'}"
 
 
 def measured_document(
